@@ -1,0 +1,111 @@
+// The only door to the file system. Nothing else calls open, rename, fsync and their like, so that FaultEnv
+// (tests) can fail any call and forget what was not synced. Sockets, epoll and process calls stay with the
+// runtimes that own them.
+//
+// Thread-safe. Paths are bytes; relative ones are refused. Every error carries operation, path and errno.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace holdfast {
+
+struct FileInfo {
+  uint64_t bytes = 0;
+  uint64_t inode = 0;
+  uint64_t links = 0;
+  uint32_t mode = 0;  // st_mode
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+};
+
+struct FilesystemInfo {
+  std::string type;  // "tmpfs", "ext4", "xfs", …; hex of f_type when unknown
+  uint64_t bytes_total = 0;
+  uint64_t bytes_free = 0;  // for an unprivileged user
+  uint64_t block_bytes = 0;
+  bool huge_pages = false;  // tmpfs mounted with huge=always or within_size/advise
+};
+
+enum class OpenMode { kRead, kReadWrite, kCreateExclusive };  // the last: read-write, mode 0600, O_EXCL
+
+// An open file; closed by the destructor. Descriptors are O_CLOEXEC.
+class File {
+ public:
+  virtual ~File() = default;
+  virtual int fd() const = 0;
+  virtual const std::string& path() const = 0;
+  // Whole range or an error; a short file is OutOfRange.
+  virtual absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) = 0;
+  virtual absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) = 0;
+  virtual absl::Status Allocate(uint64_t offset, uint64_t bytes) = 0;  // fallocate: extends the size
+  virtual absl::Status Truncate(uint64_t bytes) = 0;
+  virtual absl::Status SyncData() = 0;
+  virtual absl::Status Sync() = 0;
+  virtual absl::StatusOr<FileInfo> Info() = 0;
+};
+
+// A shared mapping of a file; unmapped by the destructor. Touching it may fault when the file is cut short:
+// users hold a FaultGuard (base/fault_guard.h).
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  virtual std::byte* data() const = 0;
+  virtual uint64_t bytes() const = 0;
+};
+
+// An exclusive advisory lock on a file, held until destroyed (flock; freed by the kernel with the process).
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
+class Env {
+ public:
+  virtual ~Env() = default;
+  static Env* System();
+
+  virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes, bool writable) = 0;
+  // Makes the range's pages present, in one blocking call (MADV_POPULATE_WRITE, or touching pages where the
+  // kernel lacks it), and leaves what they hold as it is. ResourceExhausted when the file system has no room,
+  // DataLoss when the file was cut short; never SIGBUS. After an error the mapping is of no more use.
+  virtual absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) = 0;
+
+  virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;  // replaces
+  virtual absl::Status RenameNoReplace(const std::string& from, const std::string& to) = 0;
+  virtual absl::Status Link(const std::string& from, const std::string& to) = 0;  // AlreadyExists if there is one
+  virtual absl::Status Unlink(const std::string& path) = 0;
+  virtual absl::Status SyncDirectory(const std::string& path) = 0;
+  // Modes are less the umask.
+  virtual absl::Status CreateDirectory(const std::string& path, uint32_t mode) = 0;  // AlreadyExists if there is one
+  // With its parents; OK if there is one. Those that it made are durable when it returns.
+  virtual absl::Status CreateDirectories(const std::string& path, uint32_t mode) = 0;
+  virtual absl::Status RemoveDirectory(const std::string& path) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;  // names, sorted
+  virtual absl::StatusOr<FileInfo> Info(const std::string& path) = 0;                       // no symlink followed
+  virtual absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) = 0;
+  // Unavailable, naming the holder's pid if known, when another process has it.
+  virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;
+};
+
+// Whole-file conveniences over any Env.
+// Text of a file of /proc or /sys, whose sizes say nothing; at most 1 MiB of it. Always the real system's.
+absl::StatusOr<std::string> ReadKernelFile(const std::string& path);
+// ResourceExhausted if the file is larger than `bytes_max`.
+absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max);
+// Atomically: `<path>.tmp` (replaced if a crash left one), data synced, renamed, directory synced.
+absl::Status WriteFileAtomically(Env& env, const std::string& path, std::string_view data);
+std::string JoinPath(std::string_view directory, std::string_view name);
+std::string ParentDirectory(const std::string& path);
+
+}  // namespace holdfast

@@ -1,0 +1,65 @@
+// A file system in memory that misbehaves on demand: for tests of every commit path.
+//
+// It keeps, per file and per directory, what is durable and what is only visible. Crash() drops everything
+// that was not synced: file data since its last Sync/SyncData, directory entries (creations, renames, links,
+// unlinks) since the directory's last SyncDirectory. Faults are told by rule.
+//
+//   FaultEnv env;
+//   env.FailCall(7, ENOSPC);          // the 7th call from now fails
+//   env.CrashAtCall(n);               // call n and all after it fail, then Crash() is the reboot
+//   for (int n = 1; n <= env.calls(); ++n) { … one run per crash point … }
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/env.h"
+
+namespace holdfast {
+
+class FaultEnv : public Env {
+ public:
+  enum class Durability {
+    kSyncedOnly,  // a disk: Crash() keeps what was synced
+    kNone,        // tmpfs across a reboot: Crash() loses all; KillProcess() keeps all
+  };
+  explicit FaultEnv(Durability durability = Durability::kSyncedOnly);
+  ~FaultEnv() override;
+
+  // Number of calls so far that could fail (opens, reads, writes, syncs, renames …).
+  int calls() const;
+  void FailCall(int nth_from_now, int error);
+  // Calls whose "operation path" contains the text fail with `error` until cleared. error 0 clears.
+  void FailMatching(const std::string& text, int error);
+  // The nth call from now and all later ones fail with EIO until Crash() or KillProcess().
+  void CrashAtCall(int nth_from_now);
+  void Crash();        // power loss: unsynced data and entries vanish, open files go stale, faults cleared
+  void KillProcess();  // the process dies, the kernel lives: all that was written stays, open files go stale
+  // Flips one bit of what a file holds, durable and visible.
+  absl::Status FlipBit(const std::string& path, uint64_t byte_offset, int bit);
+  void SetBytesTotal(uint64_t bytes);  // the file system's size: writes beyond it fail with ENOSPC
+
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes, bool writable) override;
+  absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status RenameNoReplace(const std::string& from, const std::string& to) override;
+  absl::Status Link(const std::string& from, const std::string& to) override;
+  absl::Status Unlink(const std::string& path) override;
+  absl::Status SyncDirectory(const std::string& path) override;
+  absl::Status CreateDirectory(const std::string& path, uint32_t mode) override;
+  absl::Status CreateDirectories(const std::string& path, uint32_t mode) override;
+  absl::Status RemoveDirectory(const std::string& path) override;
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override;
+  absl::StatusOr<FileInfo> Info(const std::string& path) override;
+  absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,7 @@
+// Holdfast's public C++ interface.
+#pragma once
+
+#include "holdfast/job.h"
+#include "holdfast/state.h"
+#include "holdfast/status.h"
+#include "holdfast/version.h"

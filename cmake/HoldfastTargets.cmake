@@ -1,0 +1,80 @@
+# How this tree declares its targets: one warning set, one sanitizer switch, one way to add a test.
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  find_program(LLD_PROGRAM NAMES ld.lld ld.lld-14)
+endif()
+
+add_library(holdfast_options INTERFACE)
+target_compile_options(holdfast_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror=return-type)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(holdfast_options INTERFACE -Wthread-safety -Werror=thread-safety)
+endif()
+if(HOLDFAST_SYNC_POINTS)
+  target_compile_definitions(holdfast_options INTERFACE HOLDFAST_SYNC_POINTS=1)
+endif()
+
+# Sanitizers go to every target, generated code included: one uninstrumented object hides what the others see.
+if(HOLDFAST_SANITIZER STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(HOLDFAST_SANITIZER STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=thread)
+elseif(NOT HOLDFAST_SANITIZER STREQUAL "")
+  message(FATAL_ERROR "HOLDFAST_SANITIZER must be address, thread or empty, not '${HOLDFAST_SANITIZER}'")
+endif()
+
+# holdfast_library(<name> SOURCES a.cc … DEPS x …): a static library with the project's options.
+function(holdfast_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:holdfast_options> ${ARG_PRIVATE_DEPS})
+endfunction()
+
+# holdfast_program(<name> SOURCES a.cc … DEPS x …): an executable in bin/.
+function(holdfast_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} holdfast_options)
+endfunction()
+
+# holdfast_test(<name> SOURCES a_test.cc … DEPS x … LABELS unit|integration|slow TIMEOUT s):
+# a GoogleTest program, registered with ctest under its own name. The label decides which leg runs it.
+function(holdfast_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main GTest::gtest holdfast_options)
+  target_compile_definitions(${name} PRIVATE
+    HOLDFAST_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOLDFAST_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  foreach(source ${ARG_SOURCES})
+    get_filename_component(source ${source} ABSOLUTE)
+    file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR} ${source})
+    set_property(GLOBAL APPEND PROPERTY HOLDFAST_TEST_SOURCES ${source})
+  endforeach()
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# Writes the sources of all registered tests to <build>/registered_tests.txt, for scripts/check-tests.
+function(holdfast_write_registered_tests)
+  get_property(sources GLOBAL PROPERTY HOLDFAST_TEST_SOURCES)
+  list(JOIN sources "\n" text)
+  file(WRITE ${CMAKE_BINARY_DIR}/registered_tests.txt "${text}\n")
+endfunction()

@@ -1,0 +1,37 @@
+// The whole control logic of one node: the agent (clients, ranks, slots) and, embedded, the coordinator of each of its
+// jobs with its sessions. Pure: same events, same actions.
+//
+//   NodeCore core(config, "node-a", seed);
+//   for (const Action& action : core.Handle(Started{…}, now, unix_ms)) runtime.Perform(action);
+//
+// Not thread-safe: one owner feeds it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "holdfast/v1/config.pb.h"
+#include "server/events.h"
+
+namespace holdfast {
+
+class NodeCore {
+ public:
+  // `config` complete, defaults filled in. `seed` feeds the job uuids: random in production, fixed in the simulator.
+  NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64_t seed);
+  ~NodeCore();
+  NodeCore(const NodeCore&) = delete;
+  NodeCore& operator=(const NodeCore&) = delete;
+
+  Actions Handle(const Event& event, MonotonicTime now, int64_t unix_ms);
+
+  // What the invariants are checked on, after every event (design.md §6). Empty when all hold; else which and why.
+  std::string CheckInvariants() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace holdfast

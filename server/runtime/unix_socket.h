@@ -1,0 +1,44 @@
+// Unix-domain sockets of the daemon: listening at a path that a dead daemon may have left behind, and who the peer is.
+//
+//   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open("/run/holdfast/ckptd.sock", 0666));
+//   HF_ASSIGN_OR_RETURN(const Caller caller, IdentifyPeer(fd));
+//
+// Plain values and functions; each socket has one owner.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "server/events.h"
+
+namespace holdfast {
+
+class ListeningSocket {
+ public:
+  // Non-blocking, O_CLOEXEC. A socket file where nobody listens is replaced; where somebody does: Unavailable;
+  // where something else lies: FailedPrecondition. Makes the parent directory.
+  static absl::StatusOr<ListeningSocket> Open(const std::string& path, uint32_t mode);
+  ListeningSocket() = default;
+  ~ListeningSocket();  // removes the file, if it is still this socket's
+  ListeningSocket(ListeningSocket&& other) noexcept;
+  ListeningSocket& operator=(ListeningSocket&& other) noexcept;
+
+  int fd() const { return fd_.get(); }
+  const std::string& path() const { return path_; }
+  void Close();
+
+ private:
+  UniqueFd fd_;
+  std::string path_;
+  uint64_t inode_ = 0;
+};
+
+// The process at the other end of a connected socket, from the kernel alone. NotFound when it has ended.
+absl::StatusOr<Caller> IdentifyPeer(int fd);
+
+// Longest path that a socket may have (sun_path less its end).
+inline constexpr size_t kSocketPathBytesMax = 107;
+
+}  // namespace holdfast
