@@ -5,7 +5,8 @@
 namespace holdfast {
 namespace {
 
-// CLOCK_MONOTONIC, not CLOCK_BOOTTIME: a machine that was suspended has not used up anybody's deadline.
+// CLOCK_MONOTONIC, not CLOCK_BOOTTIME: a machine that was suspended has not used up anybody's
+// deadline.
 class SystemClock : public Clock {
  public:
   MonotonicTime Now() const override {

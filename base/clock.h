@@ -20,7 +20,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual MonotonicTime Now() const = 0;
-  virtual int64_t UnixMillis() const = 0;  // wall time, for records and people; never compared for decisions
+  virtual int64_t UnixMillis()
+      const = 0;  // wall time, for records and people; never compared for decisions
   static Clock* System();
 };
 

@@ -28,7 +28,8 @@ using Field = pb::FieldDescriptor;
 constexpr size_t kShownBytesMax = 128;  // of a key or a value in a message
 
 std::string Shown(std::string_view text) {
-  return absl::StrCat(ToAbsl(text.substr(0, kShownBytesMax)), text.size() > kShownBytesMax ? "…" : "");
+  return absl::StrCat(ToAbsl(text.substr(0, kShownBytesMax)),
+                      text.size() > kShownBytesMax ? "…" : "");
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -105,7 +106,9 @@ class Reader {
       }
       const pb::OneofDescriptor* oneof = field->real_containing_oneof();
       if (oneof != nullptr && !chosen.insert(oneof).second) {
-        return Error(entry.line, field_path, absl::StrCat("only one setting of the group ", oneof->name(), " may be given"));
+        return Error(
+            entry.line, field_path,
+            absl::StrCat("only one setting of the group ", oneof->name(), " may be given"));
       }
       HF_RETURN_IF_ERROR(ReadField(entry.value, field_path, *field, message));
     }
@@ -115,26 +118,30 @@ class Reader {
  private:
   absl::Status Error(int line, std::string_view path, std::string_view what) const {
     const std::string where = path.empty() ? "" : absl::StrCat(Shown(path), ": ");
-    return absl::InvalidArgumentError(absl::StrCat(file_name_, ":", line, ": ", where, ToAbsl(what)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_name_, ":", line, ": ", where, ToAbsl(what)));
   }
 
   static std::string Below(const std::string& path, std::string_view key) {
     return path.empty() ? std::string(key) : absl::StrCat(path, ".", ToAbsl(key));
   }
 
-  absl::Status Unknown(const YamlEntry& entry, const std::string& path, const pb::Descriptor& type) const {
+  absl::Status Unknown(const YamlEntry& entry, const std::string& path,
+                       const pb::Descriptor& type) const {
     std::vector<std::string> names;
     for (int i = 0; i < type.field_count(); ++i) {
       names.push_back(type.field(i)->name());
     }
     const std::string nearest = Nearest(entry.key, names);
-    const std::string hint = nearest.empty() ? absl::StrCat("known here: ", absl::StrJoin(names, ", "))
-                                             : absl::StrCat("did you mean ", Below(path, nearest), "?");
+    const std::string hint = nearest.empty()
+                                 ? absl::StrCat("known here: ", absl::StrJoin(names, ", "))
+                                 : absl::StrCat("did you mean ", Below(path, nearest), "?");
     return Error(entry.line, Below(path, entry.key), "unknown setting; " + hint);
   }
 
   // A list or a map that the text names replaces what `message` had.
-  absl::Status ReadField(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message) {
+  absl::Status ReadField(const YamlNode& node, const std::string& path, const Field& field,
+                         pb::Message& message) {
     const pb::Reflection& reflection = *message.GetReflection();
     if (field.is_map()) {
       return ReadMap(node, path, field, message);
@@ -152,7 +159,8 @@ class Reader {
     for (size_t i = 0; i < node.items.size(); ++i) {
       const std::string item_path = absl::StrCat(path, "[", i, "]");
       if (field.cpp_type() == Field::CPPTYPE_MESSAGE) {
-        HF_RETURN_IF_ERROR(ReadMessage(node.items[i], item_path, *reflection.AddMessage(&message, &field)));
+        HF_RETURN_IF_ERROR(
+            ReadMessage(node.items[i], item_path, *reflection.AddMessage(&message, &field)));
       } else {
         HF_RETURN_IF_ERROR(ReadScalar(node.items[i], item_path, field, message));
       }
@@ -160,11 +168,13 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadMap(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message) {
+  absl::Status ReadMap(const YamlNode& node, const std::string& path, const Field& field,
+                       pb::Message& message) {
     const Field& key_field = *field.message_type()->map_key();
     const Field& value_field = *field.message_type()->map_value();
     if (key_field.cpp_type() != Field::CPPTYPE_STRING) {
-      return absl::InternalError(absl::StrCat("configuration schema: ", field.full_name(), ": map keys must be strings"));
+      return absl::InternalError(
+          absl::StrCat("configuration schema: ", field.full_name(), ": map keys must be strings"));
     }
     if (node.kind != YamlNode::Kind::kMap) {
       return Error(node.line, path, "expected a map (key: value; {} for an empty one)");
@@ -179,7 +189,8 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadScalar(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message) {
+  absl::Status ReadScalar(const YamlNode& node, const std::string& path, const Field& field,
+                          pb::Message& message) {
     if (node.kind == YamlNode::Kind::kNull) {
       return Error(node.line, path, "has no value");
     }
@@ -188,17 +199,23 @@ class Reader {
     }
     switch (field.cpp_type()) {
       case Field::CPPTYPE_INT32:
-        return ReadInteger(node, path, field, message, &pb::Reflection::SetInt32, &pb::Reflection::AddInt32);
+        return ReadInteger(node, path, field, message, &pb::Reflection::SetInt32,
+                           &pb::Reflection::AddInt32);
       case Field::CPPTYPE_INT64:
-        return ReadInteger(node, path, field, message, &pb::Reflection::SetInt64, &pb::Reflection::AddInt64);
+        return ReadInteger(node, path, field, message, &pb::Reflection::SetInt64,
+                           &pb::Reflection::AddInt64);
       case Field::CPPTYPE_UINT32:
-        return ReadInteger(node, path, field, message, &pb::Reflection::SetUInt32, &pb::Reflection::AddUInt32);
+        return ReadInteger(node, path, field, message, &pb::Reflection::SetUInt32,
+                           &pb::Reflection::AddUInt32);
       case Field::CPPTYPE_UINT64:
-        return ReadInteger(node, path, field, message, &pb::Reflection::SetUInt64, &pb::Reflection::AddUInt64);
+        return ReadInteger(node, path, field, message, &pb::Reflection::SetUInt64,
+                           &pb::Reflection::AddUInt64);
       case Field::CPPTYPE_DOUBLE:
-        return ReadReal(node, path, field, message, &pb::Reflection::SetDouble, &pb::Reflection::AddDouble);
+        return ReadReal(node, path, field, message, &pb::Reflection::SetDouble,
+                        &pb::Reflection::AddDouble);
       case Field::CPPTYPE_FLOAT:
-        return ReadReal(node, path, field, message, &pb::Reflection::SetFloat, &pb::Reflection::AddFloat);
+        return ReadReal(node, path, field, message, &pb::Reflection::SetFloat,
+                        &pb::Reflection::AddFloat);
       case Field::CPPTYPE_BOOL:
         return ReadBool(node, path, field, message);
       case Field::CPPTYPE_ENUM:
@@ -209,28 +226,34 @@ class Reader {
       case Field::CPPTYPE_MESSAGE:
         break;
     }
-    return absl::InternalError(absl::StrCat("configuration schema: ", field.full_name(), ": not a scalar"));
+    return absl::InternalError(
+        absl::StrCat("configuration schema: ", field.full_name(), ": not a scalar"));
   }
 
   template <typename Value>
   using Setter = void (pb::Reflection::*)(pb::Message*, const Field*, Value) const;
 
   template <typename Value, typename Given>
-  static void Store(pb::Message& message, const Field& field, Setter<Value> set, Setter<Value> add, Given value) {
+  static void Store(pb::Message& message, const Field& field, Setter<Value> set, Setter<Value> add,
+                    Given value) {
     const pb::Reflection& reflection = *message.GetReflection();
     (reflection.*(field.is_repeated() ? add : set))(&message, &field, static_cast<Value>(value));
   }
 
   template <typename Value>
-  absl::Status ReadInteger(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message,
-                           Setter<Value> set, Setter<Value> add) {
+  absl::Status ReadInteger(const YamlNode& node, const std::string& path, const Field& field,
+                           pb::Message& message, Setter<Value> set, Setter<Value> add) {
     const bool is_bytes = HasSuffixWord(field.name(), "bytes");
     const bool is_ms = HasSuffixWord(field.name(), "ms");
     Value value = 0;
+    if (HasSuffixWord(field.name(), "mode")) {
+      return ReadMode(node, path, field, message, set, add);
+    }
     if (is_bytes || is_ms) {
       // Plain numbers count bytes and milliseconds.
       if (!absl::SimpleAtoi(node.text, &value)) {
-        const absl::StatusOr<uint64_t> parsed = is_bytes ? ParseBytes(node.text) : ParseMillis(node.text);
+        const absl::StatusOr<uint64_t> parsed =
+            is_bytes ? ParseBytes(node.text) : ParseMillis(node.text);
         if (!parsed.ok()) {
           return Error(node.line, path, Message(parsed.status()));
         }
@@ -240,7 +263,8 @@ class Reader {
         value = static_cast<Value>(*parsed);
       }
     } else if (node.quoted || !IsIntegerText(node.text)) {
-      return Error(node.line, path, absl::StrCat("expected a whole number, not '", Shown(node.text), "'"));
+      return Error(node.line, path,
+                   absl::StrCat("expected a whole number, not '", Shown(node.text), "'"));
     } else if (!absl::SimpleAtoi(node.text, &value)) {
       return OutOfRange<Value>(node, path);
     }
@@ -252,45 +276,78 @@ class Reader {
     if (!text.empty() && (text.front() == '-' || text.front() == '+')) {
       text.remove_prefix(1);
     }
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+    // "0666" would be octal to some readers and decimal to others.
+    const bool ambiguous = text.size() > 1 && text.front() == '0';
+    return !text.empty() && !ambiguous &&
+           text.find_first_not_of("0123456789") == std::string_view::npos;
+  }
+
+  // Permission bits are octal however they are written: 0660, 0o660, 660.
+  template <typename Value>
+  absl::Status ReadMode(const YamlNode& node, const std::string& path, const Field& field,
+                        pb::Message& message, Setter<Value> set, Setter<Value> add) {
+    constexpr size_t kDigitsMax = 4;
+    std::string_view digits = node.text;
+    if (digits.starts_with("0o")) {
+      digits.remove_prefix(2);
+    }
+    if (digits.empty() || digits.size() > kDigitsMax ||
+        digits.find_first_not_of("01234567") != std::string_view::npos) {
+      return Error(node.line, path,
+                   absl::StrCat("expected permission bits in octal, as in 0660, not '",
+                                Shown(node.text), "'"));
+    }
+    uint32_t bits = 0;
+    for (const char digit : digits) {
+      bits = bits * 8 + static_cast<uint32_t>(digit - '0');
+    }
+    Store(message, field, set, add, bits);
+    return absl::OkStatus();
   }
 
   template <typename Value>
   absl::Status OutOfRange(const YamlNode& node, const std::string& path) const {
-    return Error(node.line, path,
-                 absl::StrCat("'", Shown(node.text), "' is out of range; from ", std::numeric_limits<Value>::min(),
-                              " to ", std::numeric_limits<Value>::max()));
+    return Error(
+        node.line, path,
+        absl::StrCat("'", Shown(node.text), "' is out of range; from ",
+                     std::numeric_limits<Value>::min(), " to ", std::numeric_limits<Value>::max()));
   }
 
   static absl::StatusOr<uint64_t> ParseMillis(std::string_view text) {
     HF_ASSIGN_OR_RETURN(const Duration duration, ParseDuration(text));
     constexpr int64_t kNanosPerMilli = 1'000'000;
     if (duration.count() % kNanosPerMilli != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("duration '", Shown(text), "': must be whole milliseconds"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("duration '", Shown(text), "': must be whole milliseconds"));
     }
     return static_cast<uint64_t>(duration.count() / kNanosPerMilli);
   }
 
   template <typename Value>
-  absl::Status ReadReal(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message,
-                        Setter<Value> set, Setter<Value> add) {
+  absl::Status ReadReal(const YamlNode& node, const std::string& path, const Field& field,
+                        pb::Message& message, Setter<Value> set, Setter<Value> add) {
     double value = 0;
-    if (node.quoted || !absl::SimpleAtod(node.text, &value) || !std::isfinite(static_cast<Value>(value))) {
-      return Error(node.line, path, absl::StrCat("expected a number, not '", Shown(node.text), "'"));
+    if (node.quoted || !absl::SimpleAtod(node.text, &value) ||
+        !std::isfinite(static_cast<Value>(value))) {
+      return Error(node.line, path,
+                   absl::StrCat("expected a number, not '", Shown(node.text), "'"));
     }
     Store(message, field, set, add, value);
     return absl::OkStatus();
   }
 
-  absl::Status ReadBool(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message) {
+  absl::Status ReadBool(const YamlNode& node, const std::string& path, const Field& field,
+                        pb::Message& message) {
     if (node.quoted || (node.text != "true" && node.text != "false")) {
-      return Error(node.line, path, absl::StrCat("expected true or false, not '", Shown(node.text), "'"));
+      return Error(node.line, path,
+                   absl::StrCat("expected true or false, not '", Shown(node.text), "'"));
     }
     Store(message, field, &pb::Reflection::SetBool, &pb::Reflection::AddBool, node.text == "true");
     return absl::OkStatus();
   }
 
-  absl::Status ReadEnum(const YamlNode& node, const std::string& path, const Field& field, pb::Message& message) {
+  absl::Status ReadEnum(const YamlNode& node, const std::string& path, const Field& field,
+                        pb::Message& message) {
     const pb::EnumDescriptor& type = *field.enum_type();
     const std::string prefix = EnumPrefix(type);
     std::string given = absl::AsciiStrToUpper(node.text);
@@ -304,13 +361,15 @@ class Reader {
         continue;  // what a field has that nobody set; not for setting
       }
       if (given == name || given == full) {
-        Store(message, field, &pb::Reflection::SetEnumValue, &pb::Reflection::AddEnumValue, value.number());
+        Store(message, field, &pb::Reflection::SetEnumValue, &pb::Reflection::AddEnumValue,
+              value.number());
         return absl::OkStatus();
       }
       names.push_back(absl::AsciiStrToLower(name));
     }
-    return Error(node.line, path,
-                 absl::StrCat("'", Shown(node.text), "' is not one of: ", absl::StrJoin(names, ", ")));
+    return Error(
+        node.line, path,
+        absl::StrCat("'", Shown(node.text), "' is not one of: ", absl::StrJoin(names, ", ")));
   }
 
   const std::string file_name_;
@@ -318,7 +377,8 @@ class Reader {
 
 }  // namespace
 
-absl::Status ParseConfig(std::string_view text, std::string_view file_name, google::protobuf::Message& config) {
+absl::Status ParseConfig(std::string_view text, std::string_view file_name,
+                         google::protobuf::Message& config) {
   HF_ASSIGN_OR_RETURN(const YamlNode root, ParseYaml(text, file_name));
   // Into a copy first: a text with an error changes nothing.
   const std::unique_ptr<pb::Message> parsed(config.New());

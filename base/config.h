@@ -1,6 +1,13 @@
-// YAML text → a protobuf message that is the schema. Unknown keys, wrong types and duplicate keys are errors that
-// name file, line and key ("ckptd.yaml:4: memory.byte_max: unknown setting; did you mean memory.bytes_max?").
-// Sizes and durations may be written with units where the field's name ends in _bytes/_bytes_max or _ms.
+// YAML text → a protobuf message that is the schema. Unknown keys, wrong types and duplicate keys
+// are errors that name file, line and key ("ckptd.yaml:4: memory.byte_max: unknown setting; did you
+// mean memory.bytes_max?"). By a field's name: sizes and durations may be written with units where
+// it ends in _bytes or _ms (with or without a further _max or _min), permission bits are octal
+// where it ends in mode. Enums are written by name, in any case, without the enum's prefix. A list
+// or map that the text names replaces the one in `config`. Texts of at most 1 MiB and 32 levels; no
+// anchors, aliases or tags. Nothing in `config` changes when there is an error.
+//
+//   DaemonConfig config = DefaultConfig();
+//   HF_RETURN_IF_ERROR(ParseConfig(text, "/etc/holdfast/ckptd.yaml", config));
 #pragma once
 
 #include <string>
@@ -14,7 +21,9 @@ class Message;
 
 namespace holdfast {
 
-// Fields that the text does not name keep the value they have in `config`: fill the defaults in before.
-absl::Status ParseConfig(std::string_view text, std::string_view file_name, google::protobuf::Message& config);
+// Fields that the text does not name keep the value they have in `config`: fill the defaults in
+// before.
+absl::Status ParseConfig(std::string_view text, std::string_view file_name,
+                         google::protobuf::Message& config);
 
 }  // namespace holdfast

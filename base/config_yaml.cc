@@ -16,8 +16,9 @@
 namespace holdfast {
 namespace {
 
-// Builds the tree from the parser's events. Containers are kept on a stack by value and moved into their parent
-// when they end. What is refused leaves as yaml-cpp's own exception, which ParseYaml catches.
+// Builds the tree from the parser's events. Containers are kept on a stack by value and moved into
+// their parent when they end. What is refused leaves as yaml-cpp's own exception, which ParseYaml
+// catches.
 class TreeBuilder : public YAML::EventHandler {
  public:
   YamlNode TakeRoot() { return std::move(root_); }
@@ -79,11 +80,13 @@ class TreeBuilder : public YAML::EventHandler {
     }
   }
 
-  void Begin(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
+  void Begin(YamlNode::Kind kind, const YAML::Mark& mark, const std::string& tag,
+             YAML::anchor_t anchor) {
     RefuseAnchor(mark, anchor);
     RefuseTag(mark, tag);
     if (stack_.size() >= kConfigDepthMax) {
-      throw YAML::ParserException(mark, absl::StrCat("nested deeper than ", kConfigDepthMax, " levels"));
+      throw YAML::ParserException(mark,
+                                  absl::StrCat("nested deeper than ", kConfigDepthMax, " levels"));
     }
     Frame& frame = stack_.emplace_back();
     frame.node = MakeNode(kind, mark);
@@ -119,7 +122,8 @@ class TreeBuilder : public YAML::EventHandler {
     const auto [seen, is_new] = map.lines_of_keys.emplace(node.text, node.line);
     if (!is_new) {
       throw YAML::ParserException(
-          mark, absl::StrCat(node.text.substr(0, 128), ": given twice (first in line ", seen->second, ")"));
+          mark, absl::StrCat(node.text.substr(0, 128), ": given twice (first in line ",
+                             seen->second, ")"));
     }
     map.has_key = true;
     map.key = std::move(node.text);
@@ -130,14 +134,16 @@ class TreeBuilder : public YAML::EventHandler {
   YamlNode root_;
 };
 
-// Bytes of the UTF-8 sequence at the front of `s`; 0 if there is none (RFC 3629: no overlong forms, no
-// surrogates, nothing above U+10FFFF).
+// Bytes of the UTF-8 sequence at the front of `s`; 0 if there is none (RFC 3629: no overlong forms,
+// no surrogates, nothing above U+10FFFF).
 size_t Utf8SequenceBytes(std::string_view s) {
   const auto at = [&](size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u; };
   const auto continues = [&](size_t i) { return (at(i) & 0xc0u) == 0x80u; };
   const unsigned first = at(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first <= 0xdf) return continues(1) ? 2 : 0;
+  if (first < 0x80)
+    return 1;
+  if (first >= 0xc2 && first <= 0xdf)
+    return continues(1) ? 2 : 0;
   if ((first & 0xf0u) == 0xe0u) {
     const bool overlong = first == 0xe0 && at(1) < 0xa0;
     const bool surrogate = first == 0xed && at(1) >= 0xa0;
@@ -155,13 +161,15 @@ size_t Utf8SequenceBytes(std::string_view s) {
 absl::Status CheckText(std::string_view text, std::string_view file_name) {
   if (text.size() > kConfigBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(file_name), ": ", text.size(),
-                                                   " bytes; a configuration has at most ", kConfigBytesMax));
+                                                   " bytes; a configuration has at most ",
+                                                   kConfigBytesMax));
   }
   int line = 1;
   for (size_t i = 0; i < text.size();) {
     const size_t bytes = Utf8SequenceBytes(text.substr(i));
     if (bytes == 0 || text[i] == '\0') {
-      return absl::InvalidArgumentError(absl::StrCat(ToAbsl(file_name), ":", line, ": not UTF-8 text"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(ToAbsl(file_name), ":", line, ": not UTF-8 text"));
     }
     line += text[i] == '\n' ? 1 : 0;
     i += bytes;
@@ -183,12 +191,14 @@ absl::StatusOr<YamlNode> ParseYaml(std::string_view text, std::string_view file_
     YamlNode root = builder.TakeRoot();
     TreeBuilder second;
     if (parser.HandleNextDocument(second)) {
-      return absl::InvalidArgumentError(absl::StrCat(ToAbsl(file_name), ":", second.TakeRoot().line,
-                                                     ": a second document; everything belongs into one"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(ToAbsl(file_name), ":", second.TakeRoot().line,
+                       ": a second document; everything belongs into one"));
     }
     return root;
   } catch (const YAML::Exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(file_name), ":", e.mark.line + 1, ": ", e.msg));
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(file_name), ":", e.mark.line + 1, ": ", e.msg));
   } catch (const std::exception& e) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(file_name), ": ", e.what()));
   }

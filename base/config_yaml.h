@@ -1,6 +1,6 @@
-// YAML text → a tree in which every node knows its line. Part of ParseConfig. A strict subset: one document; keys
-// are texts, each once in its map; no anchors, aliases or tags, which a file of settings does not need and which
-// make small texts expand without bound.
+// YAML text → a tree in which every node knows its line. Part of ParseConfig. A strict subset: one
+// document; keys are texts, each once in its map; no anchors, aliases or tags, which a file of
+// settings does not need and which make small texts expand without bound.
 #pragma once
 
 #include <string>

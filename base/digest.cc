@@ -1,5 +1,5 @@
-// ISA-L runs the CRC (carry-less multiplication, or tables where the CPU lacks it); putting digests together is
-// polynomial arithmetic on 64-bit words.
+// ISA-L runs the CRC (carry-less multiplication, or tables where the CPU lacks it); putting digests
+// together is polynomial arithmetic on 64-bit words.
 #include "base/digest.h"
 
 #include <isa-l/crc64.h>

@@ -1,8 +1,8 @@
-// CRC-64/XZ (reflected ECMA-182 polynomial, initial value and final xor all ones): the digest of every block.
-// Composable: the digest of A‖B follows from those of A and B and B's length.
+// CRC-64/XZ (reflected ECMA-182 polynomial, initial value and final xor all ones): the digest of
+// every block. Composable: the digest of A‖B follows from those of A and B and B's length.
 //
-// The digest of a byte range that Holdfast stores is a list: one CRC-64/XZ per kDigestBlockBytes, the last
-// block short. An empty range has no blocks.
+// The digest of a byte range that Holdfast stores is a list: one CRC-64/XZ per kDigestBlockBytes,
+// the last block short. An empty range has no blocks.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,12 @@ namespace holdfast {
 
 inline constexpr size_t kDigestBlockBytes = size_t{1} << 20;
 
-// Crc64("123456789") == 0x995dc9bbdf1939fa. `crc` is the digest of what came before (0 for nothing).
+// Crc64("123456789") == 0x995dc9bbdf1939fa. `crc` is the digest of what came before (0 for
+// nothing).
 uint64_t Crc64(const void* data, size_t bytes, uint64_t crc = 0);
-inline uint64_t Crc64(std::string_view s) { return Crc64(s.data(), s.size()); }
+inline uint64_t Crc64(std::string_view s) {
+  return Crc64(s.data(), s.size());
+}
 
 // Digest of A‖B from those of A and B.
 uint64_t Crc64Combine(uint64_t crc_a, uint64_t crc_b, uint64_t bytes_b);

@@ -13,8 +13,8 @@ absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead));
   HF_ASSIGN_OR_RETURN(const FileInfo info, file->Info());
   if (info.bytes > bytes_max) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("read '", path, "': ", info.bytes, " bytes; at most ", bytes_max, " are accepted here"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "read '", path, "': ", info.bytes, " bytes; at most ", bytes_max, " are accepted here"));
   }
   std::string data(static_cast<size_t>(info.bytes), '\0');
   HF_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span<char>(data))));

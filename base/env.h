@@ -1,8 +1,9 @@
-// The only door to the file system. Nothing else calls open, rename, fsync and their like, so that FaultEnv
-// (tests) can fail any call and forget what was not synced. Sockets, epoll and process calls stay with the
-// runtimes that own them.
+// The only door to the file system. Nothing else calls open, rename, fsync and their like, so that
+// FaultEnv (tests) can fail any call and forget what was not synced. Sockets, epoll and process
+// calls stay with the runtimes that own them.
 //
-// Thread-safe. Paths are bytes; relative ones are refused. Every error carries operation, path and errno.
+// Thread-safe. Paths are bytes; relative ones are refused. Every error carries operation, path and
+// errno.
 #pragma once
 
 #include <sys/uio.h>
@@ -36,7 +37,11 @@ struct FilesystemInfo {
   bool huge_pages = false;  // tmpfs mounted with huge=always or within_size/advise
 };
 
-enum class OpenMode { kRead, kReadWrite, kCreateExclusive };  // the last: read-write, mode 0600, O_EXCL
+enum class OpenMode {
+  kRead,
+  kReadWrite,
+  kCreateExclusive
+};  // the last: read-write, mode 0600, O_EXCL
 
 // An open file; closed by the destructor. Descriptors are O_CLOEXEC.
 class File {
@@ -47,15 +52,16 @@ class File {
   // Whole range or an error; a short file is OutOfRange.
   virtual absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) = 0;
   virtual absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) = 0;
-  virtual absl::Status Allocate(uint64_t offset, uint64_t bytes) = 0;  // fallocate: extends the size
+  virtual absl::Status Allocate(uint64_t offset,
+                                uint64_t bytes) = 0;  // fallocate: extends the size
   virtual absl::Status Truncate(uint64_t bytes) = 0;
   virtual absl::Status SyncData() = 0;
   virtual absl::Status Sync() = 0;
   virtual absl::StatusOr<FileInfo> Info() = 0;
 };
 
-// A shared mapping of a file; unmapped by the destructor. Touching it may fault when the file is cut short:
-// users hold a FaultGuard (base/fault_guard.h).
+// A shared mapping of a file; unmapped by the destructor. Touching it may fault when the file is
+// cut short: users hold a FaultGuard (base/fault_guard.h).
 class Mapping {
  public:
   virtual ~Mapping() = default;
@@ -63,7 +69,8 @@ class Mapping {
   virtual uint64_t bytes() const = 0;
 };
 
-// An exclusive advisory lock on a file, held until destroyed (flock; freed by the kernel with the process).
+// An exclusive advisory lock on a file, held until destroyed (flock; freed by the kernel with the
+// process).
 class FileLock {
  public:
   virtual ~FileLock() = default;
@@ -75,31 +82,37 @@ class Env {
   static Env* System();
 
   virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes, bool writable) = 0;
-  // Makes the range's pages present, in one blocking call (MADV_POPULATE_WRITE, or touching pages where the
-  // kernel lacks it), and leaves what they hold as it is. ResourceExhausted when the file system has no room,
-  // DataLoss when the file was cut short; never SIGBUS. After an error the mapping is of no more use.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
+                                                       bool writable) = 0;
+  // Makes the range's pages present, in one blocking call (MADV_POPULATE_WRITE, or touching pages
+  // where the kernel lacks it), and leaves what they hold as it is. ResourceExhausted when the file
+  // system has no room, DataLoss when the file was cut short; never SIGBUS. After an error the
+  // mapping is of no more use.
   virtual absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) = 0;
 
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;  // replaces
   virtual absl::Status RenameNoReplace(const std::string& from, const std::string& to) = 0;
-  virtual absl::Status Link(const std::string& from, const std::string& to) = 0;  // AlreadyExists if there is one
+  virtual absl::Status Link(const std::string& from,
+                            const std::string& to) = 0;  // AlreadyExists if there is one
   virtual absl::Status Unlink(const std::string& path) = 0;
   virtual absl::Status SyncDirectory(const std::string& path) = 0;
   // Modes are less the umask.
-  virtual absl::Status CreateDirectory(const std::string& path, uint32_t mode) = 0;  // AlreadyExists if there is one
+  virtual absl::Status CreateDirectory(const std::string& path,
+                                       uint32_t mode) = 0;  // AlreadyExists if there is one
   // With its parents; OK if there is one. Those that it made are durable when it returns.
   virtual absl::Status CreateDirectories(const std::string& path, uint32_t mode) = 0;
   virtual absl::Status RemoveDirectory(const std::string& path) = 0;
-  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;  // names, sorted
-  virtual absl::StatusOr<FileInfo> Info(const std::string& path) = 0;                       // no symlink followed
+  virtual absl::StatusOr<std::vector<std::string>> List(
+      const std::string& directory) = 0;                               // names, sorted
+  virtual absl::StatusOr<FileInfo> Info(const std::string& path) = 0;  // no symlink followed
   virtual absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) = 0;
   // Unavailable, naming the holder's pid if known, when another process has it.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;
 };
 
 // Whole-file conveniences over any Env.
-// Text of a file of /proc or /sys, whose sizes say nothing; at most 1 MiB of it. Always the real system's.
+// Text of a file of /proc or /sys, whose sizes say nothing; at most 1 MiB of it. Always the real
+// system's.
 absl::StatusOr<std::string> ReadKernelFile(const std::string& path);
 // ResourceExhausted if the file is larger than `bytes_max`.
 absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max);

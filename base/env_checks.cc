@@ -25,15 +25,19 @@ absl::Status CheckPath(std::string_view operation, const std::string& path) {
       absl::StrCat(ToAbsl(operation), " '", path.substr(0, kShownBytesMax), more, "': ", problem));
 }
 
-absl::Status CheckRange(std::string_view operation, const std::string& path, uint64_t offset, uint64_t bytes) {
+absl::Status CheckRange(std::string_view operation, const std::string& path, uint64_t offset,
+                        uint64_t bytes) {
   constexpr uint64_t kOffsetMax = INT64_MAX;
   if (offset > kOffsetMax || bytes > kOffsetMax - offset) {
-    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(operation), " '", path, "': the range of ", bytes,
-                                                   " bytes at offset ", offset, " is beyond any file"));
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(operation), " '", path,
+                                                   "': the range of ", bytes, " bytes at offset ",
+                                                   offset, " is beyond any file"));
   }
   return absl::OkStatus();
 }
 
-std::string TwoPaths(const std::string& from, const std::string& to) { return absl::StrCat(from, "' to '", to); }
+std::string TwoPaths(const std::string& from, const std::string& to) {
+  return absl::StrCat(from, "' to '", to);
+}
 
 }  // namespace holdfast

@@ -1,14 +1,10 @@
-// Env::System: thin over the system calls. What it adds is what every caller would need: whole ranges, EINTR,
-// messages, and refusing what cannot be meant.
+// Env::System: thin over the system calls. What it adds is what every caller would need: whole
+// ranges, EINTR, messages, and refusing what cannot be meant.
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
-#include <sys/sysinfo.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,9 +13,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/env.h"
 #include "base/env_checks.h"
+#include "base/filesystem.h"
 #include "base/populate.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -60,14 +56,16 @@ class PosixFile : public File {
     size_t done = 0;
     while (done < out.size()) {
       const ssize_t got = RetryInterrupted([&] {
-        return ::pread(fd_.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+        return ::pread(fd_.get(), out.data() + done, out.size() - done,
+                       static_cast<off_t>(offset + done));
       });
       if (got < 0) {
         return ErrnoStatus(errno, "read", path_);
       }
       if (got == 0) {
-        return absl::OutOfRangeError(absl::StrCat("read '", path_, "': wanted ", out.size(), " bytes at offset ",
-                                                  offset, ", the file ends after ", done));
+        return absl::OutOfRangeError(absl::StrCat("read '", path_, "': wanted ", out.size(),
+                                                  " bytes at offset ", offset,
+                                                  ", the file ends after ", done));
       }
       done += static_cast<size_t>(got);
     }
@@ -79,7 +77,8 @@ class PosixFile : public File {
     size_t done = 0;
     while (done < data.size()) {
       const ssize_t put = RetryInterrupted([&] {
-        return ::pwrite(fd_.get(), data.data() + done, data.size() - done, static_cast<off_t>(offset + done));
+        return ::pwrite(fd_.get(), data.data() + done, data.size() - done,
+                        static_cast<off_t>(offset + done));
       });
       if (put < 0) {
         return ErrnoStatus(errno, "write", path_);
@@ -94,19 +93,20 @@ class PosixFile : public File {
 
   absl::Status Allocate(uint64_t offset, uint64_t bytes) override {
     HF_RETURN_IF_ERROR(CheckRange("allocate", path_, offset, bytes));
-    // tmpfs gives back what it got when a signal comes in between, so under a profiler's timer a large request
-    // would never end: ask for less at a time whenever that happens.
+    // tmpfs gives back what it got when a signal comes in between, so under a profiler's timer a
+    // large request would never end: ask for less at a time whenever that happens.
     constexpr uint64_t kPieceBytesMin = 2 * kMiB;
     uint64_t piece = bytes;
     for (uint64_t done = 0; done < bytes;) {
       const uint64_t now = std::min(piece, bytes - done);
-      if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(now)) == 0) {
+      if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(now)) ==
+          0) {
         done += now;
       } else if (errno == EINTR) {
         piece = std::max(piece / 2, kPieceBytesMin);
       } else if (errno == EOPNOTSUPP) {
-        return absl::UnimplementedError(
-            absl::StrCat("allocate '", path_, "': this file system cannot reserve space (fallocate)"));
+        return absl::UnimplementedError(absl::StrCat(
+            "allocate '", path_, "': this file system cannot reserve space (fallocate)"));
       } else {
         return ErrnoStatus(errno, "allocate", path_);
       }
@@ -122,7 +122,8 @@ class PosixFile : public File {
     return absl::OkStatus();
   }
 
-  // Syncs are not repeated: after a failed one the kernel may have dropped the dirty pages and marked them clean.
+  // Syncs are not repeated: after a failed one the kernel may have dropped the dirty pages and
+  // marked them clean.
   absl::Status SyncData() override {
     return ::fdatasync(fd_.get()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fdatasync", path_);
   }
@@ -145,8 +146,13 @@ class PosixFile : public File {
 
 class PosixMapping : public Mapping {
  public:
-  PosixMapping(std::byte* data, uint64_t bytes, uint64_t file_offset, bool writable, std::string path)
-      : data_(data), bytes_(bytes), file_offset_(file_offset), writable_(writable), path_(std::move(path)) {}
+  PosixMapping(std::byte* data, uint64_t bytes, uint64_t file_offset, bool writable,
+               std::string path)
+      : data_(data),
+        bytes_(bytes),
+        file_offset_(file_offset),
+        writable_(writable),
+        path_(std::move(path)) {}
   ~PosixMapping() override { ::munmap(data_, static_cast<size_t>(bytes_)); }
   PosixMapping(const PosixMapping&) = delete;
   PosixMapping& operator=(const PosixMapping&) = delete;
@@ -173,87 +179,27 @@ class PosixFileLock : public FileLock {
   UniqueFd fd_;
 };
 
-std::string FilesystemType(uint64_t magic) {
-  switch (magic) {
-    case TMPFS_MAGIC:
-      return "tmpfs";
-    case RAMFS_MAGIC:
-      return "ramfs";
-    case HUGETLBFS_MAGIC:
-      return "hugetlbfs";
-    case EXT4_SUPER_MAGIC:
-      return "ext4";
-    case XFS_SUPER_MAGIC:
-      return "xfs";
-    case BTRFS_SUPER_MAGIC:
-      return "btrfs";
-    case OVERLAYFS_SUPER_MAGIC:
-      return "overlay";
-    case NFS_SUPER_MAGIC:
-      return "nfs";
-    case FUSE_SUPER_MAGIC:
-      return "fuse";
-    case V9FS_MAGIC:
-      return "9p";
-    case CEPH_SUPER_MAGIC:
-      return "ceph";
-    case 0x0BD00BD0:
-      return "lustre";
-    case 0x47504653:
-      return "gpfs";
-    case 0x2FC12FC1:
-      return "zfs";
-    default:
-      return absl::StrCat("0x", absl::Hex(magic));
-  }
-}
-
-// Whether the tmpfs with this device number gives huge pages: by its mount option, unless the machine's setting
-// forces or forbids them. mountinfo: "id parent major:minor root mountpoint options … - type source superoptions".
-bool TmpfsGivesHugePages(dev_t device) {
-  const std::string setting =
-      ReadKernelFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled").value_or("");
-  if (setting.find("[deny]") != std::string::npos) {
-    return false;
-  }
-  if (setting.find("[force]") != std::string::npos) {
-    return true;
-  }
-  const std::string number = absl::StrCat(major(device), ":", minor(device));
-  const std::string mounts = ReadKernelFile("/proc/self/mountinfo").value_or("");
-  for (const absl::string_view line : absl::StrSplit(mounts, '\n')) {
-    const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ');
-    if (fields.size() < 3 || fields[2] != number) {
-      continue;
-    }
-    for (const absl::string_view option : absl::StrSplit(fields.back(), ',')) {
-      if (option == "huge=always" || option == "huge=within_size" || option == "huge=advise") {
-        return true;
-      }
-    }
-    return false;
-  }
-  return false;
-}
-
 absl::Status LockHeld(int fd, const std::string& path) {
   char text[24] = {};
   const ssize_t got = ::pread(fd, text, sizeof(text) - 1, 0);
   int pid = 0;
   std::string holder = "another process";
-  if (got > 0 && absl::SimpleAtoi(absl::string_view(text, static_cast<size_t>(got)), &pid) && pid > 0) {
-    holder = pid == ::getpid() ? absl::StrCat("this process (pid ", pid, ")") : absl::StrCat("pid ", pid);
+  if (got > 0 && absl::SimpleAtoi(absl::string_view(text, static_cast<size_t>(got)), &pid) &&
+      pid > 0) {
+    holder = pid == ::getpid() ? absl::StrCat("this process (pid ", pid, ")")
+                               : absl::StrCat("pid ", pid);
   }
-  return absl::UnavailableError(
-      absl::StrCat("lock '", path, "': held by ", holder, "; stop it first, or use another directory"));
+  return absl::UnavailableError(absl::StrCat("lock '", path, "': held by ", holder,
+                                             "; stop it first, or use another directory"));
 }
 
-// The pid is for people and for the message above; the lock holds without it, on a full file system for example.
-// Written over the old one, whose block is there already, and cut to length after.
+// The pid is for people and for the message above; the lock holds without it, on a full file system
+// for example. Written over the old one, whose block is there already, and cut to length after.
 void WritePid(int fd) {
   const std::string pid = absl::StrCat(::getpid(), "\n");
   const bool written = ::pwrite(fd, pid.data(), pid.size(), 0) == static_cast<ssize_t>(pid.size());
-  // With neither written nor cut, an old pid may stay: then the message names a process that is gone.
+  // With neither written nor cut, an old pid may stay: then the message names a process that is
+  // gone.
   [[maybe_unused]] const int cut = ::ftruncate(fd, written ? static_cast<off_t>(pid.size()) : 0);
 }
 
@@ -261,7 +207,8 @@ class PosixEnv : public Env {
  public:
   absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
     HF_RETURN_IF_ERROR(CheckPath("open", path));
-    // O_NONBLOCK: a FIFO that somebody put there must not hang us; it means nothing for regular files.
+    // O_NONBLOCK: a FIFO that somebody put there must not hang us; it means nothing for regular
+    // files.
     int flags = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     std::string_view operation = "open";
     switch (mode) {
@@ -285,24 +232,29 @@ class PosixEnv : public Env {
       return ErrnoStatus(errno, "stat", path);
     }
     if (!S_ISREG(st.st_mode)) {
-      return absl::FailedPreconditionError(absl::StrCat(ToAbsl(operation), " '", path, "': not a regular file"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(ToAbsl(operation), " '", path, "': not a regular file"));
     }
     return std::make_unique<PosixFile>(std::move(fd), path);
   }
 
-  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes, bool writable) override {
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
+                                               bool writable) override {
     HF_RETURN_IF_ERROR(CheckRange("map", file.path(), offset, bytes));
     HF_ASSIGN_OR_RETURN(const FileInfo info, file.Info());
     if (bytes == 0 || offset > info.bytes || bytes > info.bytes - offset) {
-      return absl::OutOfRangeError(absl::StrCat("map '", file.path(), "': ", bytes, " bytes at offset ", offset,
-                                                " of a file of ", info.bytes, " bytes"));
+      return absl::OutOfRangeError(absl::StrCat("map '", file.path(), "': ", bytes,
+                                                " bytes at offset ", offset, " of a file of ",
+                                                info.bytes, " bytes"));
     }
-    void* const data = ::mmap(nullptr, static_cast<size_t>(bytes), writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                              MAP_SHARED, file.fd(), static_cast<off_t>(offset));
+    void* const data =
+        ::mmap(nullptr, static_cast<size_t>(bytes), writable ? PROT_READ | PROT_WRITE : PROT_READ,
+               MAP_SHARED, file.fd(), static_cast<off_t>(offset));
     if (data == MAP_FAILED) {
       return ErrnoStatus(errno, "map", file.path());
     }
-    return std::make_unique<PosixMapping>(static_cast<std::byte*>(data), bytes, offset, writable, file.path());
+    return std::make_unique<PosixMapping>(static_cast<std::byte*>(data), bytes, offset, writable,
+                                          file.path());
   }
 
   absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) override {
@@ -311,11 +263,12 @@ class PosixEnv : public Env {
       return absl::InvalidArgumentError("populate: the mapping is not one of this Env's");
     }
     if (offset > posix->bytes() || bytes > posix->bytes() - offset) {
-      return absl::OutOfRangeError(absl::StrCat("populate '", posix->path(), "': ", bytes, " bytes at offset ", offset,
-                                                " of a mapping of ", posix->bytes(), " bytes"));
+      return absl::OutOfRangeError(absl::StrCat("populate '", posix->path(), "': ", bytes,
+                                                " bytes at offset ", offset, " of a mapping of ",
+                                                posix->bytes(), " bytes"));
     }
-    const int error = PopulatePages(posix->data() + offset, static_cast<size_t>(bytes), posix->writable(),
-                                    PopulateMethod::kBest);
+    const int error = PopulatePages(posix->data() + offset, static_cast<size_t>(bytes),
+                                    posix->writable(), PopulateMethod::kBest);
     return error == 0 ? absl::OkStatus() : PopulateFailed(*posix, offset + bytes, error);
   }
 
@@ -335,8 +288,8 @@ class PosixEnv : public Env {
       return absl::OkStatus();
     }
     if (errno == EINVAL || errno == ENOSYS) {
-      return absl::UnimplementedError(
-          absl::StrCat("rename '", from, "' to '", to, "': this file system cannot rename without replacing"));
+      return absl::UnimplementedError(absl::StrCat(
+          "rename '", from, "' to '", to, "': this file system cannot rename without replacing"));
     }
     return ErrnoStatus(errno, "rename", TwoPaths(from, to));
   }
@@ -361,7 +314,8 @@ class PosixEnv : public Env {
 
   absl::Status SyncDirectory(const std::string& path) override {
     HF_RETURN_IF_ERROR(CheckPath("sync directory", path));
-    const UniqueFd fd(RetryInterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+    const UniqueFd fd(
+        RetryInterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (!fd.valid()) {
       return ErrnoStatus(errno, "open directory", path);
     }
@@ -370,7 +324,8 @@ class PosixEnv : public Env {
 
   absl::Status CreateDirectory(const std::string& path, uint32_t mode) override {
     HF_RETURN_IF_ERROR(CheckPath("create directory", path));
-    return ::mkdir(path.c_str(), mode) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "create directory", path);
+    return ::mkdir(path.c_str(), mode) == 0 ? absl::OkStatus()
+                                            : ErrnoStatus(errno, "create directory", path);
   }
 
   absl::Status CreateDirectories(const std::string& path, uint32_t mode) override {
@@ -385,7 +340,8 @@ class PosixEnv : public Env {
         HF_RETURN_IF_ERROR(SyncDirectory(ParentDirectory(prefix)));
         continue;
       }
-      // Whatever mkdir says about a parent (it may be read-only, or not ours to look at): that it is there is enough.
+      // Whatever mkdir says about a parent (it may be read-only, or not ours to look at): that it
+      // is there is enough.
       struct stat st = {};
       if (::stat(prefix.c_str(), &st) != 0) {
         return made;
@@ -399,7 +355,8 @@ class PosixEnv : public Env {
 
   absl::Status RemoveDirectory(const std::string& path) override {
     HF_RETURN_IF_ERROR(CheckPath("remove directory", path));
-    return ::rmdir(path.c_str()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "remove directory", path);
+    return ::rmdir(path.c_str()) == 0 ? absl::OkStatus()
+                                      : ErrnoStatus(errno, "remove directory", path);
   }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
@@ -438,46 +395,30 @@ class PosixEnv : public Env {
 
   absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) override {
     HF_RETURN_IF_ERROR(CheckPath("statfs", path));
-    struct statfs fs = {};
-    struct stat st = {};
-    if (RetryInterrupted([&] { return ::statfs(path.c_str(), &fs); }) != 0 || ::stat(path.c_str(), &st) != 0) {
-      return ErrnoStatus(errno, "statfs", path);
-    }
-    FilesystemInfo info;
-    const auto magic = static_cast<uint64_t>(static_cast<uint32_t>(fs.f_type));
-    info.type = FilesystemType(magic);
-    info.block_bytes = static_cast<uint64_t>(fs.f_bsize);
-    info.bytes_total = static_cast<uint64_t>(fs.f_blocks) * info.block_bytes;
-    info.bytes_free = static_cast<uint64_t>(fs.f_bavail) * info.block_bytes;
-    if (magic == TMPFS_MAGIC && fs.f_blocks == 0) {  // mounted without a limit: the machine's memory is the limit
-      struct sysinfo machine = {};
-      if (::sysinfo(&machine) == 0) {
-        info.bytes_total = static_cast<uint64_t>(machine.totalram) * machine.mem_unit;
-        info.bytes_free = static_cast<uint64_t>(machine.freeram) * machine.mem_unit;
-      }
-    }
-    info.huge_pages = magic == TMPFS_MAGIC && TmpfsGivesHugePages(st.st_dev);
-    return info;
+    return AskFilesystem(path);
   }
 
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override {
     HF_RETURN_IF_ERROR(CheckPath("lock", path));
     for (;;) {
-      UniqueFd fd(RetryInterrupted(
-          [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600); }));
+      UniqueFd fd(RetryInterrupted([&] {
+        return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+      }));
       if (!fd.valid()) {
         return ErrnoStatus(errno, "lock", path);
       }
       if (RetryInterrupted([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0) {
         return errno == EWOULDBLOCK ? LockHeld(fd.get(), path) : ErrnoStatus(errno, "lock", path);
       }
-      // Somebody may have removed the file between open and flock: then others lock a new one of that name.
+      // Somebody may have removed the file between open and flock: then others lock a new one of
+      // that name.
       struct stat ours = {};
       struct stat named = {};
       if (::fstat(fd.get(), &ours) != 0) {
         return ErrnoStatus(errno, "lock", path);
       }
-      if (::lstat(path.c_str(), &named) != 0 || ours.st_ino != named.st_ino || ours.st_dev != named.st_dev) {
+      if (::lstat(path.c_str(), &named) != 0 || ours.st_ino != named.st_ino ||
+          ours.st_dev != named.st_dev) {
         continue;
       }
       WritePid(fd.get());
@@ -491,23 +432,25 @@ class PosixEnv : public Env {
     const uint64_t file_end = mapping.file_offset() + end;
     struct stat st = {};
     if (error == EHWPOISON) {
-      return absl::DataLossError(absl::StrCat("populate '", mapping.path(), "': a page has a hardware memory error"));
+      return absl::DataLossError(
+          absl::StrCat("populate '", mapping.path(), "': a page has a hardware memory error"));
     }
     if (error != EFAULT && error != ENOMEM) {
       return ErrnoStatus(error, "populate", mapping.path());
     }
     if (::stat(mapping.path().c_str(), &st) == 0 && static_cast<uint64_t>(st.st_size) < file_end) {
-      return absl::DataLossError(absl::StrCat("populate '", mapping.path(), "': the file was cut short to ",
-                                              st.st_size, " bytes while it was in use; ", file_end, " are needed"));
+      return absl::DataLossError(
+          absl::StrCat("populate '", mapping.path(), "': the file was cut short to ", st.st_size,
+                       " bytes while it was in use; ", file_end, " are needed"));
     }
     const absl::StatusOr<FilesystemInfo> fs = Filesystem(ParentDirectory(mapping.path()));
     const std::string room =
         fs.ok() ? absl::StrCat("; ", fs->type, " has ", FormatBytes(fs->bytes_free), " of ",
                                FormatBytes(fs->bytes_total), " free")
                 : "";
-    return absl::ResourceExhaustedError(absl::StrCat("populate '", mapping.path(),
-                                                     "': no room for its pages on the file system or in memory", room,
-                                                     "; make it larger or lower the budget"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "populate '", mapping.path(), "': no room for its pages on the file system or in memory",
+        room, "; make it larger or lower the budget"));
   }
 };
 

@@ -1,8 +1,11 @@
 // A file system in memory that misbehaves on demand: for tests of every commit path.
 //
-// It keeps, per file and per directory, what is durable and what is only visible. Crash() drops everything
-// that was not synced: file data since its last Sync/SyncData, directory entries (creations, renames, links,
-// unlinks) since the directory's last SyncDirectory. Faults are told by rule.
+// It keeps, per file and per directory, what is durable and what is only visible. Crash() drops
+// everything that was not synced: file data since its last Sync/SyncData, directory entries
+// (creations, renames, links, unlinks) since the directory's last SyncDirectory. Faults are told by
+// rule. A write that is told to fail leaves its first half; after a sync that was told to fail,
+// later ones of that file say OK and make nothing durable, as kernels do. Only "/" exists at first.
+// Thread-safe.
 //
 //   FaultEnv env;
 //   env.FailCall(7, ENOSPC);          // the 7th call from now fails
@@ -10,14 +13,14 @@
 //   for (int n = 1; n <= env.calls(); ++n) { … one run per crash point … }
 #pragma once
 
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "base/env.h"
 
 namespace holdfast {
+
+struct FaultState;
 
 class FaultEnv : public Env {
  public:
@@ -31,18 +34,24 @@ class FaultEnv : public Env {
   // Number of calls so far that could fail (opens, reads, writes, syncs, renames …).
   int calls() const;
   void FailCall(int nth_from_now, int error);
-  // Calls whose "operation path" contains the text fail with `error` until cleared. error 0 clears.
+  // Calls whose "operation path" ("write /a/b", "rename /a/b.tmp /a/b"; the operation as in Env's
+  // errors) contains the text fail with `error` until cleared. error 0 clears.
   void FailMatching(const std::string& text, int error);
   // The nth call from now and all later ones fail with EIO until Crash() or KillProcess().
   void CrashAtCall(int nth_from_now);
-  void Crash();        // power loss: unsynced data and entries vanish, open files go stale, faults cleared
-  void KillProcess();  // the process dies, the kernel lives: all that was written stays, open files go stale
+  // Power loss: unsynced data and entries vanish, open files go stale, mappings come loose, locks
+  // are free, faults are cleared.
+  void Crash();
+  // The process dies, the kernel lives: all that was written stays, open files go stale, locks are
+  // free, faults are cleared. Mappings keep showing the file, as those of another process do.
+  void KillProcess();
   // Flips one bit of what a file holds, durable and visible.
   absl::Status FlipBit(const std::string& path, uint64_t byte_offset, int bit);
   void SetBytesTotal(uint64_t bytes);  // the file system's size: writes beyond it fail with ENOSPC
 
   absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override;
-  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes, bool writable) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
+                                               bool writable) override;
   absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status RenameNoReplace(const std::string& from, const std::string& to) override;
@@ -58,8 +67,7 @@ class FaultEnv : public Env {
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<FaultState> state_;
 };
 
 }  // namespace holdfast

@@ -13,8 +13,9 @@
 namespace holdfast {
 namespace {
 
-// One guarded range. `version` is odd while the range is valid and grows with every change, so that the handler
-// can tell a range that changed under its eyes. `claimed` belongs to the guards; the handler never looks at it.
+// One guarded range. `version` is odd while the range is valid and grows with every change, so that
+// the handler can tell a range that changed under its eyes. `claimed` belongs to the guards; the
+// handler never looks at it.
 struct Range {
   std::atomic<bool> claimed{false};
   std::atomic<bool> faulted{false};
@@ -23,10 +24,12 @@ struct Range {
   std::atomic<uintptr_t> end{0};
 };
 
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uintptr_t>::is_always_lock_free &&
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<uintptr_t>::is_always_lock_free &&
               std::atomic<bool>::is_always_lock_free);
 
-// Constant-initialised: guards may be used from static constructors, and the handler until the very end.
+// Constant-initialised: guards may be used from static constructors, and the handler until the very
+// end.
 constinit Range g_ranges[kFaultGuardsMax];
 constinit std::atomic<int> g_high_water{0};  // ranges at or above were never used
 constinit std::once_flag g_install_once;
@@ -39,13 +42,13 @@ bool ReadRange(const Range& range, uintptr_t& begin, uintptr_t& end) {
   if (version % 2 == 0) {
     return false;
   }
-  begin = range.begin.load(std::memory_order_relaxed);
-  end = range.end.load(std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_acquire);
+  begin = range.begin.load(std::memory_order_acquire);
+  end = range.end.load(std::memory_order_acquire);
   return range.version.load(std::memory_order_relaxed) == version;
 }
 
-// Where the guarded range that holds `address` ends (the farthest, if there are several); 0 if none does.
+// Where the guarded range that holds `address` ends (the farthest, if there are several); 0 if none
+// does.
 uintptr_t GuardedUntil(uintptr_t address, int count) {
   uintptr_t until = 0;
   for (int i = 0; i < count; ++i) {
@@ -58,7 +61,8 @@ uintptr_t GuardedUntil(uintptr_t address, int count) {
   return until;
 }
 
-// Replaces the pages from the one that faulted to the end of its guarded range. False if nobody guards it.
+// Replaces the pages from the one that faulted to the end of its guarded range. False if nobody
+// guards it.
 bool Survive(uintptr_t address) {
   const int count = g_high_water.load(std::memory_order_acquire);
   const uintptr_t until = GuardedUntil(address, count);
@@ -67,8 +71,8 @@ bool Survive(uintptr_t address) {
   }
   const uintptr_t first_page = address / g_page_bytes * g_page_bytes;
   const uintptr_t past_page = (until + g_page_bytes - 1) / g_page_bytes * g_page_bytes;
-  // Mark first, and everybody whose pages go: another thread may read the zeros the moment they are there, and
-  // must not find its guard silent afterwards.
+  // Mark first, and everybody whose pages go: another thread may read the zeros the moment they are
+  // there, and must not find its guard silent afterwards.
   for (int i = 0; i < count; ++i) {
     uintptr_t begin = 0;
     uintptr_t end = 0;
@@ -76,8 +80,9 @@ bool Survive(uintptr_t address) {
       g_ranges[i].faulted.store(true, std::memory_order_seq_cst);
     }
   }
-  void* const replaced = ::mmap(reinterpret_cast<void*>(first_page), past_page - first_page, PROT_READ | PROT_WRITE,
-                                MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const replaced =
+      ::mmap(reinterpret_cast<void*>(first_page), past_page - first_page, PROT_READ | PROT_WRITE,
+             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return replaced != MAP_FAILED;
 }
 
@@ -94,8 +99,9 @@ void PassOn(int signal_number, siginfo_t* info, void* context) {
     g_previous.sa_handler(signal_number);
     return;
   }
-  // The default is to die. A fault repeats itself when the handler returns, with the true address in the core
-  // file (and is fatal even where SIGBUS is ignored); a signal that was sent must be sent again.
+  // The default is to die. A fault repeats itself when the handler returns, with the true address
+  // in the core file (and is fatal even where SIGBUS is ignored); a signal that was sent must be
+  // sent again.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   ::sigaction(signal_number, &action, nullptr);
@@ -106,8 +112,8 @@ void PassOn(int signal_number, siginfo_t* info, void* context) {
 
 void OnSigbus(int signal_number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
-  const bool at_an_address =
-      info->si_code == BUS_ADRERR || info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO;
+  const bool at_an_address = info->si_code == BUS_ADRERR || info->si_code == BUS_MCEERR_AR ||
+                             info->si_code == BUS_MCEERR_AO;
   if (!at_an_address || !Survive(reinterpret_cast<uintptr_t>(info->si_addr))) {
     PassOn(signal_number, info, context);
   }
@@ -149,8 +155,8 @@ FaultGuard::FaultGuard(void* begin, size_t bytes) {
   }
   Range& range = g_ranges[index_];
   range.faulted.store(false, std::memory_order_relaxed);
-  range.begin.store(from, std::memory_order_relaxed);
-  range.end.store(from + bytes, std::memory_order_relaxed);
+  range.begin.store(from, std::memory_order_release);
+  range.end.store(from + bytes, std::memory_order_release);
   range.version.fetch_add(1, std::memory_order_release);
   int high_water = g_high_water.load(std::memory_order_relaxed);
   while (high_water <= index_ && !g_high_water.compare_exchange_weak(high_water, index_ + 1)) {

@@ -54,13 +54,16 @@ FaultContent::FaultContent(std::shared_ptr<FaultUsage> usage, std::string bytes)
   Account();
 }
 
-FaultContent::~FaultContent() { usage_->bytes -= accounted_; }
+FaultContent::~FaultContent() {
+  usage_->bytes -= accounted_;
+}
 
 uint64_t FaultContent::Size() {
   if (!fd_.valid()) {
     return bytes_.size();
   }
-  // Asked each time: whoever got the descriptor can cut the file short, as a client can cut its slot.
+  // Asked each time: whoever got the descriptor can cut the file short, as a client can cut its
+  // slot.
   struct stat st = {};
   return ::fstat(fd_.get(), &st) == 0 ? static_cast<uint64_t>(st.st_size) : 0;
 }
@@ -80,7 +83,8 @@ void FaultContent::Read(uint64_t offset, std::span<std::byte> out) {
     return;
   }
   for (size_t done = 0; done < out.size();) {
-    const ssize_t got = ::pread(fd_.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t got =
+        ::pread(fd_.get(), out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (got <= 0) {
       std::memset(out.data() + done, 0, out.size() - done);  // cut short since the size was asked
       return;
@@ -101,7 +105,8 @@ void FaultContent::Write(uint64_t offset, std::span<const std::byte> data) {
     return;
   }
   for (size_t done = 0; done < data.size();) {
-    const ssize_t put = ::pwrite(fd_.get(), data.data() + done, data.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t put = ::pwrite(fd_.get(), data.data() + done, data.size() - done,
+                                 static_cast<off_t>(offset + done));
     if (put <= 0) {
       return;
     }
@@ -139,9 +144,13 @@ int FaultContent::Fd() {
   return fd_.get();
 }
 
-bool FaultInode::is_directory() const { return S_ISDIR(mode); }
+bool FaultInode::is_directory() const {
+  return S_ISDIR(mode);
+}
 
-FaultTree::FaultTree() { LoseAll(); }
+FaultTree::FaultTree() {
+  LoseAll();
+}
 
 int FaultTree::Find(const std::string& path, std::shared_ptr<FaultInode>& inode) const {
   std::vector<std::string> components;
@@ -234,7 +243,8 @@ int FaultTree::Rename(const Place& from, const Place& to) {
 }
 
 void FaultTree::LosePower() {
-  usage_ = std::make_shared<FaultUsage>();  // stale files and mappings keep their old contents, uncounted
+  usage_ = std::make_shared<FaultUsage>();  // stale files and mappings keep their old contents,
+                                            // uncounted
   std::map<const FaultInode*, bool> visited;
   Restore(*root_, visited);
 }

@@ -1,5 +1,5 @@
-// The inodes of FaultEnv: what is visible, and what would be left after a power loss. Not thread-safe: FaultEnv
-// holds its lock around every call.
+// The inodes of FaultEnv: what is visible, and what would be left after a power loss. Not
+// thread-safe: FaultEnv holds its lock around every call.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ struct FaultUsage {
   uint64_t bytes = 0;  // sizes of all contents of the file system, unlinked but open ones included
 };
 
-// A file's visible bytes. They move into a memfd when somebody wants a descriptor or a mapping, so that reads,
-// writes and mappings share the same memory as they do in a kernel.
+// A file's visible bytes. They move into a memfd when somebody wants a descriptor or a mapping, so
+// that reads, writes and mappings share the same memory as they do in a kernel.
 class FaultContent {
  public:
   FaultContent(std::shared_ptr<FaultUsage> usage, std::string bytes);
@@ -52,8 +52,8 @@ struct FaultInode {
   uint32_t links = 0;
   uint64_t lock_epoch = 0;  // the epoch in which somebody holds the lock
 
-  // A file. After a failed sync the kernel may call the lost pages clean, so later ones report success and
-  // make nothing durable.
+  // A file. After a failed sync the kernel may call the lost pages clean, so later ones report
+  // success and make nothing durable.
   std::shared_ptr<FaultContent> content;
   std::string durable;
   bool sync_failed = false;

@@ -16,9 +16,12 @@ bool HasDashBefore(size_t byte_index) {
 }
 
 int HexValue(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  if (c >= '0' && c <= '9')
+    return c - '0';
+  if (c >= 'a' && c <= 'f')
+    return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F')
+    return c - 'A' + 10;
   return -1;
 }
 
@@ -28,19 +31,22 @@ absl::Status BadUuid(std::string_view text) {
   for (const char c : text.substr(0, 2 * kUuidTextBytes)) {
     shown.push_back(c >= 0x20 && c < 0x7f ? c : '?');
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "job uuid '", shown, text.size() > 2 * kUuidTextBytes ? "…" : "",
-      "': expected 32 hex digits in the form 8-4-4-4-12, as in 1b4e28ba-2fa1-41d2-883f-0016d3cca427"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("job uuid '", shown, text.size() > 2 * kUuidTextBytes ? "…" : "",
+                   "': expected 32 hex digits in the form 8-4-4-4-12, as in "
+                   "1b4e28ba-2fa1-41d2-883f-0016d3cca427"));
 }
 
 bool IsNameByte(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-         c == '-';
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+         c == '_' || c == '-';
 }
 
 }  // namespace
 
-bool JobUuid::IsZero() const { return *this == JobUuid{}; }
+bool JobUuid::IsZero() const {
+  return *this == JobUuid{};
+}
 
 std::string JobUuid::ToString() const {
   std::string text;
@@ -55,7 +61,9 @@ std::string JobUuid::ToString() const {
   return text;
 }
 
-std::string JobUuid::ToBytes() const { return std::string(bytes.begin(), bytes.end()); }
+std::string JobUuid::ToBytes() const {
+  return std::string(bytes.begin(), bytes.end());
+}
 
 absl::StatusOr<JobUuid> JobUuid::FromString(std::string_view text) {
   if (text.size() != kUuidTextBytes) {
@@ -81,7 +89,8 @@ absl::StatusOr<JobUuid> JobUuid::FromString(std::string_view text) {
 absl::StatusOr<JobUuid> JobUuid::FromBytes(std::string_view bytes) {
   JobUuid id;
   if (bytes.size() != id.bytes.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("job uuid: expected 16 bytes, got ", bytes.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("job uuid: expected 16 bytes, got ", bytes.size()));
   }
   std::memcpy(id.bytes.data(), bytes.data(), id.bytes.size());
   return id;
@@ -91,21 +100,23 @@ std::string ShardId::ToString() const {
   return absl::StrCat(job.ToString(), " attempt ", attempt, " step ", step, " rank ", rank);
 }
 
-std::string ProcessId::ToString() const { return absl::StrCat("pid ", pid); }
+std::string ProcessId::ToString() const {
+  return absl::StrCat("pid ", pid);
+}
 
 absl::Status CheckJobName(std::string_view name) {
   if (name.empty()) {
     return absl::InvalidArgumentError("job name: must not be empty");
   }
   if (name.size() > kJobNameBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("job name: ", name.size(), " bytes; at most ", kJobNameBytesMax, " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("job name: ", name.size(), " bytes; at most ",
+                                                   kJobNameBytesMax, " are allowed"));
   }
   for (size_t i = 0; i < name.size(); ++i) {
     if (!IsNameByte(name[i])) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("job name: byte ", i, " (0x", absl::Hex(static_cast<uint8_t>(name[i]), absl::kZeroPad2),
-                       ") is not allowed; use letters, digits, '.', '_' and '-'"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "job name: byte ", i, " (0x", absl::Hex(static_cast<uint8_t>(name[i]), absl::kZeroPad2),
+          ") is not allowed; use letters, digits, '.', '_' and '-'"));
     }
   }
   if (name.front() == '.' || name.front() == '-') {

@@ -1,4 +1,5 @@
-// The identities of docs/design.md §1 as types, so that a step is never passed where an attempt is meant.
+// The identities of docs/design.md §1 as types, so that a step is never passed where an attempt is
+// meant.
 #pragma once
 
 #include <array>
@@ -47,8 +48,8 @@ struct ShardId {
   std::string ToString() const;  // "1b4e28ba-… attempt 3 step 900 rank 0"
 };
 
-// One process on this node, not confused with a later one that got its pid: start time in clock ticks since
-// boot (field 22 of /proc/<pid>/stat). Compare only within one boot.
+// One process on this node, not confused with a later one that got its pid: start time in clock
+// ticks since boot (field 22 of /proc/<pid>/stat). Compare only within one boot.
 struct ProcessId {
   int32_t pid = 0;
   uint64_t start_ticks = 0;
@@ -56,7 +57,8 @@ struct ProcessId {
   std::string ToString() const;  // "pid 4711"
 };
 
-// A job's name: 1 to 128 bytes of [A-Za-z0-9._-], not starting with '.' or '-'. It becomes a directory name.
+// A job's name: 1 to 128 bytes of [A-Za-z0-9._-], not starting with '.' or '-'. It becomes a
+// directory name.
 absl::Status CheckJobName(std::string_view name);
 
 // Limits that every parser and every public call enforces.

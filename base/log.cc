@@ -91,12 +91,16 @@ void Log(LogLevel level, std::string_view message) {
 
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text) {
   const std::string level = absl::AsciiStrToLower(ToAbsl(text));
-  if (level == "debug") return LogLevel::kDebug;
-  if (level == "info") return LogLevel::kInfo;
-  if (level == "warning") return LogLevel::kWarning;
-  if (level == "error") return LogLevel::kError;
-  return absl::InvalidArgumentError(
-      absl::StrCat("log level '", ToAbsl(text.substr(0, 64)), "': expected debug, info, warning or error"));
+  if (level == "debug")
+    return LogLevel::kDebug;
+  if (level == "info")
+    return LogLevel::kInfo;
+  if (level == "warning")
+    return LogLevel::kWarning;
+  if (level == "error")
+    return LogLevel::kError;
+  return absl::InvalidArgumentError(absl::StrCat("log level '", ToAbsl(text.substr(0, 64)),
+                                                 "': expected debug, info, warning or error"));
 }
 
 }  // namespace holdfast

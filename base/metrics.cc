@@ -1,5 +1,7 @@
 #include "base/metrics.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
 #include <prometheus/family.h>
@@ -7,12 +9,18 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
 
+#include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "base/unique_fd.h"
 
 namespace holdfast {
 namespace {
@@ -49,6 +57,31 @@ class PrometheusHistogram : public Histogram {
 
 using Key = std::pair<std::string, Metrics::Labels>;
 
+// The server looks only every two seconds whether it should stop, unless somebody connects: so we
+// do, that a daemon that is told to end, or is replaced by a newer one, need not wait. Best effort:
+// an address other than loopback or "any" waits.
+void StopServer(std::unique_ptr<prometheus::Exposer> exposer, int port) {
+  std::atomic<bool> stopped{false};
+  std::thread visitor([&stopped, port] {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    while (!stopped.load()) {
+      const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
+              0 &&
+          errno != EINPROGRESS) {
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  exposer.reset();
+  stopped = true;
+  visitor.join();
+}
+
 }  // namespace
 
 struct Metrics::Impl {
@@ -62,9 +95,22 @@ struct Metrics::Impl {
 };
 
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
-Metrics::~Metrics() = default;
 
-Counter& Metrics::AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
+Metrics::~Metrics() {
+  std::unique_ptr<prometheus::Exposer> exposer;
+  int port = 0;
+  {
+    MutexLock lock(impl_->mutex);
+    exposer = std::move(impl_->exposer);
+    port = impl_->port;
+  }
+  if (exposer != nullptr) {
+    StopServer(std::move(exposer), port);
+  }
+}
+
+Counter& Metrics::AddCounter(const std::string& name, const std::string& help,
+                             const Labels& labels) {
   MutexLock lock(impl_->mutex);
   std::unique_ptr<PrometheusCounter>& counter = impl_->counters[{name, labels}];
   if (counter == nullptr) {
@@ -84,8 +130,8 @@ Gauge& Metrics::AddGauge(const std::string& name, const std::string& help, const
   return *gauge;
 }
 
-Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help, const std::vector<double>& buckets,
-                                 const Labels& labels) {
+Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help,
+                                 const std::vector<double>& buckets, const Labels& labels) {
   MutexLock lock(impl_->mutex);
   std::unique_ptr<PrometheusHistogram>& histogram = impl_->histograms[{name, labels}];
   if (histogram == nullptr) {
@@ -128,6 +174,8 @@ int Metrics::port() const {
   return impl_->port;
 }
 
-std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(impl_->registry->Collect()); }
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
+}
 
 }  // namespace holdfast

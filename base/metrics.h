@@ -1,8 +1,8 @@
-// Prometheus metrics beside their use: a name, a unit in the name, one line of help, where the thing happens.
-// prometheus-cpp underneath; its headers stay in metrics.cc. Thread-safe.
+// Prometheus metrics beside their use: a name, a unit in the name, one line of help, where the
+// thing happens. prometheus-cpp underneath; its headers stay in metrics.cc. Thread-safe.
 //
-//   Counter& saves = metrics.AddCounter("holdfast_saves_total", "Saves by outcome.", {{"outcome", "sealed"}});
-//   saves.Add(1);
+//   Counter& saves = metrics.AddCounter("holdfast_saves_total", "Saves by outcome.", {{"outcome",
+//   "sealed"}}); saves.Add(1);
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,11 @@ class Metrics {
   // The same name and labels give the same object. References live as long as Metrics.
   Counter& AddCounter(const std::string& name, const std::string& help, const Labels& labels = {});
   Gauge& AddGauge(const std::string& name, const std::string& help, const Labels& labels = {});
-  Histogram& AddHistogram(const std::string& name, const std::string& help, const std::vector<double>& buckets, const Labels& labels = {});
+  Histogram& AddHistogram(const std::string& name, const std::string& help,
+                          const std::vector<double>& buckets, const Labels& labels = {});
   void RemoveGauge(const std::string& name, const Labels& labels);
-  // Serves GET /metrics on host:port ("127.0.0.1:9464"; port 0 picks one). Two threads. The port, or why not.
+  // Serves GET /metrics on host:port ("127.0.0.1:9464"; port 0 picks one). Two threads. The port,
+  // or why not.
   absl::Status Serve(const std::string& address);
   int port() const;
   std::string Text() const;  // the exposition format

@@ -1,5 +1,5 @@
-// std::mutex and std::condition_variable with clang's thread-safety annotations: what a lock protects is said
-// with GUARDED_BY and checked at compile time in the clang leg.
+// std::mutex and std::condition_variable with clang's thread-safety annotations: what a lock
+// protects is said with GUARDED_BY and checked at compile time in the clang leg.
 #pragma once
 
 #include <chrono>

@@ -16,8 +16,9 @@ namespace {
 constexpr int kMadvPopulateRead = 22;
 constexpr int kMadvPopulateWrite = 23;
 
-// A page is made writable by writing the value that it has: a compare-and-swap, so that a byte which another
-// thread stores at the same moment is not lost, and volatile, so that the compiler keeps it.
+// A page is made writable by writing the value that it has: a compare-and-swap, so that a byte
+// which another thread stores at the same moment is not lost, and volatile, so that the compiler
+// keeps it.
 int TouchPages(std::byte* begin, size_t bytes, bool writable) {
   const FaultGuard guard(begin, bytes);
   if (!guard.ok()) {
@@ -50,7 +51,8 @@ int PopulatePages(std::byte* begin, size_t bytes, bool writable, PopulateMethod 
     return TouchPages(begin, bytes, writable);
   }
   const size_t page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t before = reinterpret_cast<uintptr_t>(begin) % page_bytes;  // madvise wants a page's start
+  const size_t before =
+      reinterpret_cast<uintptr_t>(begin) % page_bytes;  // madvise wants a page's start
   const int advice = writable ? kMadvPopulateWrite : kMadvPopulateRead;
   int result = 0;
   do {
@@ -59,8 +61,8 @@ int PopulatePages(std::byte* begin, size_t bytes, bool writable, PopulateMethod 
   if (result == 0) {
     return 0;
   }
-  // A kernel that does not know the advice says EINVAL before it touches anything; so does a mapping that it
-  // does not apply to. Touching works for both.
+  // A kernel that does not know the advice says EINVAL before it touches anything; so does a
+  // mapping that it does not apply to. Touching works for both.
   return errno == EINVAL ? TouchPages(begin, bytes, writable) : errno;
 }
 

@@ -14,7 +14,8 @@ absl::StatusOr<ProcessId> IdentifyProcess(int32_t pid);
 ProcessId ThisProcess();
 // A pidfd that turns readable when exactly this process ends; NotFound when it already has.
 absl::StatusOr<UniqueFd> WatchProcess(const ProcessId& process);
-// Text of /proc/sys/kernel/random/boot_id: process ids and tmpfs contents mean nothing under another one.
+// Text of /proc/sys/kernel/random/boot_id: process ids and tmpfs contents mean nothing under
+// another one.
 std::string BootId();
 
 }  // namespace holdfast

@@ -44,7 +44,8 @@ absl::StatusCode CodeOfErrno(int error) {
 }  // namespace
 
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view thing) {
-  // strerrordesc_np and strerrorname_np are thread-safe and independent of the locale; strerror is neither.
+  // strerrordesc_np and strerrorname_np are thread-safe and independent of the locale; strerror is
+  // neither.
   const char* description = ::strerrordesc_np(error);
   const char* name = ::strerrorname_np(error);
   std::string message = absl::StrCat(ToAbsl(operation), " '", ToAbsl(thing), "': ");
@@ -63,8 +64,12 @@ absl::Status Annotate(const absl::Status& status, std::string_view context) {
   return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
 }
 
-std::string ToString(const absl::Status& status) { return status.ToString(); }
+std::string ToString(const absl::Status& status) {
+  return status.ToString();
+}
 
-std::string Message(const absl::Status& status) { return std::string(status.message()); }
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
 
 }  // namespace holdfast

@@ -24,8 +24,10 @@ struct SyncPoint {
 };
 
 [[noreturn]] void Refuse(std::string_view entry) {
-  std::fprintf(stderr, "HOLDFAST_SYNC_POINT: '%.*s': expected <name>:kill or <name>:stop, with or without @<pass>\n",
-               static_cast<int>(entry.size()), entry.data());
+  std::fprintf(
+      stderr,
+      "HOLDFAST_SYNC_POINT: '%.*s': expected <name>:kill or <name>:stop, with or without @<pass>\n",
+      static_cast<int>(entry.size()), entry.data());
   std::abort();
 }
 
@@ -40,7 +42,8 @@ void ParseEntry(std::string_view entry, std::deque<SyncPoint>& points) {
   const size_t at = action.find('@');
   if (at != std::string_view::npos) {
     const std::string_view digits = action.substr(at + 1);
-    if (digits.empty() || digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string_view::npos) {
+    if (digits.empty() || digits.size() > 9 ||
+        digits.find_first_not_of("0123456789") != std::string_view::npos) {
       Refuse(entry);
     }
     point.pass = std::strtoull(std::string(digits).c_str(), nullptr, 10);
@@ -83,7 +86,8 @@ void PassSyncPoint(const char* name) {
   static std::deque<SyncPoint>* const points = ParseEnvironment();
   g_state.store(points->empty() ? kNone : kSome, std::memory_order_relaxed);
   for (SyncPoint& point : *points) {
-    if (point.name == name && point.passes.fetch_add(1, std::memory_order_relaxed) + 1 == point.pass) {
+    if (point.name == name &&
+        point.passes.fetch_add(1, std::memory_order_relaxed) + 1 == point.pass) {
       ::kill(::getpid(), point.signal_number);
     }
   }

@@ -44,9 +44,11 @@ constexpr std::array<Unit, 8> kDurationUnits = {{
     {"d", 86'400'000'000'000},
 }};
 
-constexpr size_t kTextBytesMax = 64;  // longer than any number with its unit; bounds the error messages too
+constexpr size_t kTextBytesMax =
+    64;  // longer than any number with its unit; bounds the error messages too
 
-// Wide enough for any 64-bit value times any unit. The typedef is how a compiler is told that we mean the extension.
+// Wide enough for any 64-bit value times any unit. The typedef is how a compiler is told that we
+// mean the extension.
 __extension__ typedef unsigned __int128 Wide;
 
 // digits[.digits][e[+-]digits] as an exact decimal: mantissa × 10^exponent.
@@ -55,7 +57,9 @@ struct Decimal {
   int exponent = 0;
 };
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+bool IsDigit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 // Takes a number from the front of `text`. Exact, so that "0.1GB" is 100000000 and not one less.
 std::optional<Decimal> TakeDecimal(std::string_view& text) {
@@ -112,7 +116,8 @@ std::optional<uint64_t> Scale(Decimal d, uint64_t factor) {
     return 0;
   }
   Wide value = d.mantissa;
-  // Divide before multiplying while it is exact, so that the product cannot overflow for a result that fits.
+  // Divide before multiplying while it is exact, so that the product cannot overflow for a result
+  // that fits.
   Wide rest = factor;
   for (; d.exponent < 0; ++d.exponent) {
     if (rest % 10 == 0) {
@@ -146,13 +151,16 @@ std::optional<uint64_t> Scale(Decimal d, uint64_t factor) {
 }
 
 std::string_view Trim(std::string_view s) {
-  while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
-  while (!s.empty() && s.back() == ' ') s.remove_suffix(1);
+  while (!s.empty() && s.front() == ' ')
+    s.remove_prefix(1);
+  while (!s.empty() && s.back() == ' ')
+    s.remove_suffix(1);
   return s;
 }
 
 template <size_t kCount>
-std::optional<uint64_t> ParseWithUnit(std::string_view text, const std::array<Unit, kCount>& units) {
+std::optional<uint64_t> ParseWithUnit(std::string_view text,
+                                      const std::array<Unit, kCount>& units) {
   if (text.size() > kTextBytesMax) {
     return std::nullopt;
   }
@@ -196,7 +204,8 @@ std::string FormatScaled(double value, double step, const char* const* names, si
     value /= step;
     ++i;
   }
-  return absl::StrCat(i == 0 ? absl::StrCat(static_cast<uint64_t>(value)) : OneDecimal(value), " ", names[i]);
+  return absl::StrCat(i == 0 ? absl::StrCat(static_cast<uint64_t>(value)) : OneDecimal(value), " ",
+                      names[i]);
 }
 
 }  // namespace
@@ -218,12 +227,14 @@ std::string FormatRate(uint64_t bytes, Duration took) {
 std::string FormatDuration(Duration d) {
   const bool negative = d.count() < 0;
   // Negating the most negative value would overflow; unsigned arithmetic does not.
-  const uint64_t ns = negative ? 0 - static_cast<uint64_t>(d.count()) : static_cast<uint64_t>(d.count());
+  const uint64_t ns =
+      negative ? 0 - static_cast<uint64_t>(d.count()) : static_cast<uint64_t>(d.count());
   const char* sign = negative ? "-" : "";
   constexpr uint64_t kSecond = 1'000'000'000;
   if (ns < 59'950'000'000) {
     static constexpr const char* kNames[] = {"ns", "us", "ms", "s"};
-    return absl::StrCat(sign, FormatScaled(static_cast<double>(ns), 1000, kNames, std::size(kNames)));
+    return absl::StrCat(sign,
+                        FormatScaled(static_cast<double>(ns), 1000, kNames, std::size(kNames)));
   }
   const uint64_t seconds = (ns + kSecond / 2) / kSecond;
   if (seconds < 3600) {
@@ -240,10 +251,11 @@ std::string FormatDuration(Duration d) {
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
   const std::optional<uint64_t> bytes = ParseWithUnit(text, kByteUnits);
   if (!bytes.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "size '", Shown(text),
-        "': expected a number of whole bytes below 16 EiB, with or without a unit (B, KiB, MiB, GiB, TiB, PiB, EiB, "
-        "kB, MB, GB, TB, PB), as in 512MiB"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("size '", Shown(text),
+                     "': expected a number of whole bytes below 16 EiB, with or without a unit (B, "
+                     "KiB, MiB, GiB, TiB, PiB, EiB, "
+                     "kB, MB, GB, TB, PB), as in 512MiB"));
   }
   return *bytes;
 }
@@ -256,7 +268,8 @@ absl::StatusOr<Duration> ParseDuration(std::string_view text) {
   if (!ns.has_value() || *ns > static_cast<uint64_t>(INT64_MAX)) {
     return absl::InvalidArgumentError(
         absl::StrCat("duration '", Shown(text),
-                     "': expected a number with a unit (ns, us, ms, s, min, h, d), at most 292 years, as in 250ms"));
+                     "': expected a number with a unit (ns, us, ms, s, min, h, d), at most 292 "
+                     "years, as in 250ms"));
   }
   return Duration(static_cast<int64_t>(*ns));
 }

@@ -15,7 +15,7 @@ namespace {
 
 using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
+using ProtoMessage = google::protobuf::Message;
 using google::protobuf::Reflection;
 using nlohmann::ordered_json;
 
@@ -42,7 +42,7 @@ ordered_json EnumToJson(const EnumDescriptor& type, int number) {
 }
 
 // index < 0: the field is not repeated.
-ordered_json ValueToJson(const Message& message, const FieldDescriptor& field, int index) {
+ordered_json ValueToJson(const ProtoMessage& message, const FieldDescriptor& field, int index) {
   const Reflection& r = *message.GetReflection();
   const bool one = index < 0;
   switch (field.cpp_type()) {
@@ -75,7 +75,7 @@ ordered_json ValueToJson(const Message& message, const FieldDescriptor& field, i
 
 }  // namespace
 
-ordered_json MessageToJson(const Message& message) {
+ordered_json MessageToJson(const ProtoMessage& message) {
   ordered_json json = ordered_json::object();
   const auto* type = message.GetDescriptor();
   for (int i = 0; i < type->field_count(); ++i) {

@@ -167,6 +167,7 @@ struct PopulateSlot {  // in chunks, in the background, with bounded CPU → Slo
   SlotId slot = 0;
   uint64_t bytes = 0;
 };
+// boot_id is left empty: the runtime fills it in.
 struct WriteNote {  // → NoteWritten
   SlotId slot = 0;
   uint64_t note_version = 0;

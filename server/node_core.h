@@ -1,7 +1,7 @@
 // The whole control logic of one node: the agent (clients, ranks, slots) and, embedded, the coordinator of each of its
 // jobs with its sessions. Pure: same events, same actions.
 //
-//   NodeCore core(config, "node-a", seed);
+//   NodeCore core(config, "node-a", seed, geteuid());
 //   for (const Action& action : core.Handle(Started{…}, now, unix_ms)) runtime.Perform(action);
 //
 // Not thread-safe: one owner feeds it.
@@ -19,7 +19,8 @@ namespace holdfast {
 class NodeCore {
  public:
   // `config` complete, defaults filled in. `seed` feeds the job uuids: random in production, fixed in the simulator.
-  NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64_t seed);
+  // `daemon_uid` (geteuid) and root see and touch every job, others their own.
+  NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64_t seed, uint32_t daemon_uid);
   ~NodeCore();
   NodeCore(const NodeCore&) = delete;
   NodeCore& operator=(const NodeCore&) = delete;

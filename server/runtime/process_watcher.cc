@@ -36,7 +36,7 @@ void ProcessWatcher::Watch(const ProcessId& process) {
 }
 
 void ProcessWatcher::Try(const ProcessId& process) {
-  absl::StatusOr<UniqueFd> fd = holdfast::WatchProcess(process);
+  absl::StatusOr<UniqueFd> fd = WatchProcess(process);
   absl::Status status = fd.status();
   if (status.ok()) {
     status = reactor_.Watch(fd->get(), EPOLLIN, [this, process](uint32_t) { Ended(process); });
@@ -81,5 +81,9 @@ void ProcessWatcher::RetryUnwatchable() {
     Try(process);
   }
 }
+
+bool MayBeAlive(const ProcessId& process) { return !absl::IsNotFound(WatchProcess(process).status()); }
+
+std::string CurrentBoot() { return BootId(); }
 
 }  // namespace holdfast

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "base/ids.h"
 #include "base/unique_fd.h"
@@ -45,5 +46,11 @@ class ProcessWatcher {
   // Callbacks posted after this object is gone find it expired.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
+
+// Whether it may still be running: true also when that cannot be told.
+bool MayBeAlive(const ProcessId& process);
+
+// Process ids mean nothing under another one (base/process.h).
+std::string CurrentBoot();
 
 }  // namespace holdfast

@@ -19,6 +19,7 @@ SerialExecutor::SerialExecutor() {
   for (int i = 0; i < kSlotThreads; ++i) {
     threads_.emplace_back([this] { Work(Lane::kSlots, 0); });
   }
+  threads_.emplace_back([this] { Work(Lane::kAllocate, 0); });
   threads_.emplace_back([this] { Work(Lane::kState, 0); });
   threads_.emplace_back([this] { Work(Lane::kPopulate, kPopulateNice); });
 }

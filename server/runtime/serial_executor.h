@@ -23,7 +23,8 @@ namespace holdfast {
 class SerialExecutor {
  public:
   enum class Lane : uint8_t {
-    kSlots,     // files on tmpfs: two threads
+    kSlots,     // small files on tmpfs: two threads
+    kAllocate,  // reserving and freeing slots: seconds for large ones
     kState,     // the catalog and job states, on a disk that may hang
     kPopulate,  // long, low priority
   };
@@ -40,7 +41,7 @@ class SerialExecutor {
   bool WaitIdle(Duration at_most) EXCLUDES(mutex_);
 
  private:
-  static constexpr size_t kLanes = 3;
+  static constexpr size_t kLanes = 4;
   struct Item {
     Lane lane;
     Task task;

@@ -25,6 +25,7 @@ namespace holdfast {
 namespace {
 
 constexpr int kBacklog = 512;
+constexpr char kLockSuffix[] = ".lock";
 
 sockaddr_un Address(const std::string& path) {
   sockaddr_un address = {};
@@ -100,8 +101,9 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Open(const std::string& path, u
                                                    kSocketPathBytesMax, " bytes long"));
   }
   HF_RETURN_IF_ERROR(Env::System()->CreateDirectories(ParentDirectory(path), 0755));
-  HF_RETURN_IF_ERROR(RemoveStale(path));
   ListeningSocket socket;
+  HF_ASSIGN_OR_RETURN(socket.lock_, Env::System()->Lock(path + kLockSuffix));
+  HF_RETURN_IF_ERROR(RemoveStale(path));
   socket.fd_ = NewSocket();
   if (!socket.fd_.valid()) {
     return ErrnoStatus(errno, "socket", path);
@@ -124,11 +126,12 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Open(const std::string& path, u
 }
 
 ListeningSocket::ListeningSocket(ListeningSocket&& other) noexcept
-    : fd_(std::move(other.fd_)), path_(std::exchange(other.path_, {})), inode_(other.inode_) {}
+    : lock_(std::move(other.lock_)), fd_(std::move(other.fd_)), path_(std::exchange(other.path_, {})), inode_(other.inode_) {}
 
 ListeningSocket& ListeningSocket::operator=(ListeningSocket&& other) noexcept {
   if (this != &other) {
     Close();
+    lock_ = std::move(other.lock_);
     fd_ = std::move(other.fd_);
     path_ = std::exchange(other.path_, {});
     inode_ = other.inode_;
@@ -147,9 +150,11 @@ void ListeningSocket::Close() {
     Env::System()->Unlink(path_).IgnoreError();
   }
   fd_.reset();
+  Env::System()->Unlink(path_ + kLockSuffix).IgnoreError();
+  lock_.reset();
 }
 
-absl::StatusOr<Caller> IdentifyPeer(int fd) {
+absl::StatusOr<Peer> IdentifyPeer(int fd) {
   ucred credentials = {};
   socklen_t size = sizeof(credentials);
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
@@ -160,7 +165,7 @@ absl::StatusOr<Caller> IdentifyPeer(int fd) {
   if (EndedAlready(pidfd.get())) {  // so that the start time was not that of a later process
     return absl::NotFoundError(absl::StrCat("pid ", credentials.pid, " has ended"));
   }
-  return Caller{process, credentials.uid, credentials.gid};
+  return Peer{process, credentials.uid, credentials.gid};
 }
 
 }  // namespace holdfast

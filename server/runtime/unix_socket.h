@@ -1,17 +1,19 @@
 // Unix-domain sockets of the daemon: listening at a path that a dead daemon may have left behind, and who the peer is.
 //
 //   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open("/run/holdfast/ckptd.sock", 0666));
-//   HF_ASSIGN_OR_RETURN(const Caller caller, IdentifyPeer(fd));
+//   HF_ASSIGN_OR_RETURN(const Peer peer, IdentifyPeer(fd));
 //
 // Plain values and functions; each socket has one owner.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/env.h"
+#include "base/ids.h"
 #include "base/unique_fd.h"
-#include "server/events.h"
 
 namespace holdfast {
 
@@ -30,13 +32,19 @@ class ListeningSocket {
   void Close();
 
  private:
+  std::unique_ptr<FileLock> lock_;  // `<path>.lock`: so that two daemons that start at once do not remove each other's
   UniqueFd fd_;
   std::string path_;
   uint64_t inode_ = 0;
 };
 
+struct Peer {
+  ProcessId process;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+};
 // The process at the other end of a connected socket, from the kernel alone. NotFound when it has ended.
-absl::StatusOr<Caller> IdentifyPeer(int fd);
+absl::StatusOr<Peer> IdentifyPeer(int fd);
 
 // Longest path that a socket may have (sun_path less its end).
 inline constexpr size_t kSocketPathBytesMax = 107;

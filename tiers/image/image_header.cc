@@ -11,8 +11,8 @@
 namespace holdfast::image_internal {
 namespace {
 
-// The same code runs over two sinks: one counts, so that a header over the limit is refused before anything is
-// allocated for it and the string is allocated once; the other writes.
+// The same code runs over two sinks: one counts, so that a header over the limit is refused before
+// anything is allocated for it and the string is allocated once; the other writes.
 class CountingSink {
  public:
   void Put(std::string_view text) { bytes_ += text.size(); }
@@ -46,11 +46,21 @@ void PutEscaped(Sink& sink, std::string_view text) {
     sink.Put(text.substr(plain, i - plain));
     plain = i + 1;
     switch (c) {
-      case '"': sink.Put("\\\""); break;
-      case '\\': sink.Put("\\\\"); break;
-      case '\n': sink.Put("\\n"); break;
-      case '\r': sink.Put("\\r"); break;
-      case '\t': sink.Put("\\t"); break;
+      case '"':
+        sink.Put("\\\"");
+        break;
+      case '\\':
+        sink.Put("\\\\");
+        break;
+      case '\n':
+        sink.Put("\\n");
+        break;
+      case '\r':
+        sink.Put("\\r");
+        break;
+      case '\t':
+        sink.Put("\\t");
+        break;
       default: {
         const std::array<char, 6> escape = {'\\', 'u', '0', '0', kHex[c >> 4], kHex[c & 15]};
         sink.Put(std::string_view(escape.data(), escape.size()));
@@ -103,8 +113,8 @@ void PutKey(Sink& sink, const Slice& slice, std::string_view key_prefix) {
   sink.Put("\"");
 }
 
-// Where the key's data begins in the tensor of that name: the box's place for a tensor's first slice; nothing but
-// zeros for a key of its own, which names no tensor but itself.
+// Where the key's data begins in the tensor of that name: the box's place for a tensor's first
+// slice; nothing but zeros for a key of its own, which names no tensor but itself.
 template <class Sink>
 void PutShardingInfo(Sink& sink, const std::vector<Slice>& slices, std::string_view key_prefix) {
   for (size_t i = 0; i < slices.size() && !sink.Full(); ++i) {
@@ -182,7 +192,8 @@ std::string BuildImageHeader(const std::vector<Slice>& slices, Rank rank, uint64
 namespace holdfast {
 
 std::string HeaderKey(const Slice& slice, Rank rank) {
-  return slice.key.empty() ? slice.name : image_internal::KeyPrefix(rank) + slice.key + ":" + slice.name;
+  return slice.key.empty() ? slice.name
+                           : image_internal::KeyPrefix(rank) + slice.key + ":" + slice.name;
 }
 
 }  // namespace holdfast

@@ -19,9 +19,24 @@ struct DTypeFacts {
 };
 // Indexed by the enum's numbers.
 constexpr std::array<DTypeFacts, 18> kDTypes = {{
-    {"?", 0},       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-    {"U16", 2},     {"I16", 2},  {"F16", 2}, {"BF16", 2}, {"U32", 4},     {"I32", 4},
-    {"F32", 4},     {"U64", 8},  {"I64", 8}, {"F64", 8},  {"C64", 8},     {"F8_E8M0", 1},
+    {"?", 0},
+    {"BOOL", 1},
+    {"U8", 1},
+    {"I8", 1},
+    {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
+    {"U16", 2},
+    {"I16", 2},
+    {"F16", 2},
+    {"BF16", 2},
+    {"U32", 4},
+    {"I32", 4},
+    {"F32", 4},
+    {"U64", 8},
+    {"I64", 8},
+    {"F64", 8},
+    {"C64", 8},
+    {"F8_E8M0", 1},
 }};
 
 const DTypeFacts& Facts(DType dtype) {
@@ -31,14 +46,16 @@ const DTypeFacts& Facts(DType dtype) {
 
 absl::Status CheckCounts(size_t slices, Rank rank) {
   if (slices == 0) {
-    return absl::InvalidArgumentError("the shard is empty: a save needs at least one tensor or object");
+    return absl::InvalidArgumentError(
+        "the shard is empty: a save needs at least one tensor or object");
   }
   if (slices > kSlicesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("the shard has ", slices, " slices, at most ", kSlicesMax, " are allowed"));
   }
   if (rank >= kWorldSizeMax) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not below the limit of ", kWorldSizeMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " is not below the limit of ", kWorldSizeMax));
   }
   return absl::OkStatus();
 }
@@ -64,11 +81,12 @@ absl::StatusOr<uint64_t> AssignOffsets(std::vector<Slice>& slices, uint64_t head
   uint64_t offset = header_bytes;
   for (Slice& slice : slices) {
     slice.image_offset = offset;
-    offset += slice.bytes;  // each is at most kImageBytesMax, so this cannot overflow before the check
+    offset +=
+        slice.bytes;  // each is at most kImageBytesMax, so this cannot overflow before the check
     if (offset > kImageBytesMax) {
-      return absl::InvalidArgumentError(absl::StrCat("the shard's slices exceed the limit of ", kImageBytesMax,
-                                                     " bytes for an image, first with ",
-                                                     image_internal::QuoteName(slice.name)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the shard's slices exceed the limit of ", kImageBytesMax,
+                       " bytes for an image, first with ", image_internal::QuoteName(slice.name)));
     }
   }
   return offset;
@@ -76,9 +94,13 @@ absl::StatusOr<uint64_t> AssignOffsets(std::vector<Slice>& slices, uint64_t head
 
 }  // namespace
 
-std::string_view DTypeName(DType dtype) { return Facts(dtype).name; }
+std::string_view DTypeName(DType dtype) {
+  return Facts(dtype).name;
+}
 
-uint32_t DTypeBytes(DType dtype) { return Facts(dtype).bytes; }
+uint32_t DTypeBytes(DType dtype) {
+  return Facts(dtype).bytes;
+}
 
 absl::StatusOr<DType> ParseDType(std::string_view name) {
   for (size_t i = 1; i < kDTypes.size(); ++i) {
@@ -86,9 +108,10 @@ absl::StatusOr<DType> ParseDType(std::string_view name) {
       return static_cast<DType>(i);
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat("unknown dtype ", image_internal::QuoteName(name),
-                                                 ": safetensors' names are BOOL, U8, I8, F8_E4M3, F8_E5M2, F8_E8M0, "
-                                                 "U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64 and C64"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown dtype ", image_internal::QuoteName(name),
+                   ": safetensors' names are BOOL, U8, I8, F8_E4M3, F8_E5M2, F8_E8M0, "
+                   "U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64 and C64"));
 }
 
 std::vector<uint64_t> LocalShape(const Slice& slice) {
@@ -108,7 +131,8 @@ uint64_t ElementCount(const Slice& slice) {
 }
 
 std::string ToHex(const LayoutHash& hash) {
-  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(hash.data()), hash.size()));
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(hash.data()), hash.size()));
 }
 
 absl::StatusOr<ImagePlan> PlanImage(std::vector<Slice> slices, Rank rank) {
@@ -127,9 +151,9 @@ absl::StatusOr<ImagePlan> PlanImage(std::vector<Slice> slices, Rank rank) {
   }
   const uint64_t header_bytes = image_internal::ImageHeaderBytes(slices, rank);
   if (header_bytes - sizeof(uint64_t) > kHeaderBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the header of these ", slices.size(), " slices would exceed safetensors' limit of ",
-                     kHeaderBytesMax, " bytes: save fewer tensors a rank, or give them shorter names"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the header of these ", slices.size(), " slices would exceed safetensors' limit of ",
+        kHeaderBytesMax, " bytes: save fewer tensors a rank, or give them shorter names"));
   }
 
   // 3. Offsets, header, layout.

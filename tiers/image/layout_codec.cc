@@ -17,8 +17,8 @@ namespace {
 using image_internal::WireField;
 using image_internal::WireReader;
 
-// What a slice takes in a header at the very least ("a":{"dtype":"U8",… and its sharding info): a layout cannot
-// have more slices than its header has room for, whatever it says.
+// What a slice takes in a header at the very least ("a":{"dtype":"U8",… and its sharding info): a
+// layout cannot have more slices than its header has room for, whatever it says.
 constexpr uint64_t kHeaderBytesPerSliceMin = 64;
 
 void PutUnsigned(protozero::pbf_writer& writer, uint32_t field, uint64_t value) {
@@ -39,21 +39,29 @@ void PutPacked(protozero::pbf_writer& writer, uint32_t field, const std::vector<
   }
 }
 
-// Field numbers are those of proto/holdfast/v1/record.proto, in ascending order and without defaults, as
-// protobuf's own deterministic serialisation has them.
+// Encoded apart and then added, because protozero's nested writer drops a message without fields:
+// the box of a 0-dim tensor and the flat range 0, 0 are such.
+void PutPlace(protozero::pbf_writer& writer, const Slice& slice) {
+  std::string bytes;
+  protozero::pbf_writer place(bytes);
+  if (const auto* box = std::get_if<BoxPlace>(&slice.place)) {
+    PutPacked(place, 1, box->offset);
+    PutPacked(place, 2, box->shape);
+    writer.add_message(4, bytes);
+  } else if (const auto* flat = std::get_if<FlatPlace>(&slice.place)) {
+    PutUnsigned(place, 1, flat->start);
+    PutUnsigned(place, 2, flat->length);
+    writer.add_message(5, bytes);
+  }
+}
+
+// Field numbers are those of proto/holdfast/v1/record.proto, in ascending order and without
+// defaults, as protobuf's own deterministic serialisation has them.
 void PutSlice(protozero::pbf_writer& writer, const Slice& slice) {
   PutText(writer, 1, slice.name);
   PutUnsigned(writer, 2, static_cast<uint64_t>(slice.dtype));
   PutPacked(writer, 3, slice.global_shape);
-  if (const auto* box = std::get_if<BoxPlace>(&slice.place)) {
-    protozero::pbf_writer place(writer, 4);
-    PutPacked(place, 1, box->offset);
-    PutPacked(place, 2, box->shape);
-  } else if (const auto* flat = std::get_if<FlatPlace>(&slice.place)) {
-    protozero::pbf_writer place(writer, 5);
-    PutUnsigned(place, 1, flat->start);
-    PutUnsigned(place, 2, flat->length);
-  }
+  PutPlace(writer, slice);
   PutUnsigned(writer, 6, slice.image_offset);
   PutUnsigned(writer, 7, slice.bytes);
   PutText(writer, 8, slice.key);
@@ -66,9 +74,14 @@ absl::StatusOr<BoxPlace> ReadBox(std::string_view bytes) {
   WireReader reader("Box", bytes);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
-      case 1: HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, box.offset)); break;
-      case 2: HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, box.shape)); break;
-      default: break;
+      case 1:
+        HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, box.offset));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, box.shape));
+        break;
+      default:
+        break;
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
@@ -81,9 +94,14 @@ absl::StatusOr<FlatPlace> ReadFlat(std::string_view bytes) {
   WireReader reader("FlatRange", bytes);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
-      case 1: HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, flat.start)); break;
-      case 2: HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, flat.length)); break;
-      default: break;
+      case 1:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, flat.start));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, flat.length));
+        break;
+      default:
+        break;
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
@@ -111,17 +129,36 @@ absl::StatusOr<Slice> ReadSlice(std::string_view bytes) {
   WireReader reader("Slice", bytes);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
-      case 1: HF_RETURN_IF_ERROR(reader.Bytes(field, slice.name)); break;
-      case 2: HF_RETURN_IF_ERROR(reader.Unsigned(field, 0xFF, dtype)); break;
-      case 3: HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, slice.global_shape)); break;
+      case 1:
+        HF_RETURN_IF_ERROR(reader.Bytes(field, slice.name));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, 0xFF, dtype));
+        break;
+      case 3:
+        HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kDimensionsMax, slice.global_shape));
+        break;
       case 4:
-      case 5: HF_RETURN_IF_ERROR(ReadPlace(reader, field, slice)); break;
-      case 6: HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, slice.image_offset)); break;
-      case 7: HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, slice.bytes)); break;
-      case 8: HF_RETURN_IF_ERROR(reader.Bytes(field, slice.key)); break;
-      case 9: HF_RETURN_IF_ERROR(reader.Unsigned(field, 0xFF, kind)); break;
-      case 10: HF_RETURN_IF_ERROR(reader.Bytes(field, slice.codec)); break;
-      default: break;
+      case 5:
+        HF_RETURN_IF_ERROR(ReadPlace(reader, field, slice));
+        break;
+      case 6:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, slice.image_offset));
+        break;
+      case 7:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, slice.bytes));
+        break;
+      case 8:
+        HF_RETURN_IF_ERROR(reader.Bytes(field, slice.key));
+        break;
+      case 9:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, 0xFF, kind));
+        break;
+      case 10:
+        HF_RETURN_IF_ERROR(reader.Bytes(field, slice.codec));
+        break;
+      default:
+        break;
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
@@ -129,9 +166,9 @@ absl::StatusOr<Slice> ReadSlice(std::string_view bytes) {
   slice.kind = static_cast<SliceKind>(kind);
   HF_ASSIGN_OR_RETURN(const uint64_t length, image_internal::CheckSlice(slice));
   if (length != slice.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", image_internal::QuoteName(slice.name), ": its length ",
-                                                   slice.bytes, " contradicts its shape and dtype, which make ",
-                                                   length));
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", image_internal::QuoteName(slice.name), ": its length ", slice.bytes,
+                     " contradicts its shape and dtype, which make ", length));
   }
   return slice;
 }
@@ -141,13 +178,15 @@ absl::Status CheckOrderAndOffsets(const Layout& layout) {
   for (size_t i = 0; i < layout.slices.size(); ++i) {
     const Slice& slice = layout.slices[i];
     if (i > 0 && image_internal::CompareSlices(layout.slices[i - 1], slice) >= 0) {
-      return absl::InvalidArgumentError(absl::StrCat("slice ", image_internal::QuoteName(slice.name), " (number ", i,
-                                                     "): it is out of order or there twice"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("slice ", image_internal::QuoteName(slice.name), " (number ", i,
+                       "): it is out of order or there twice"));
     }
     if (slice.image_offset != offset || slice.bytes > layout.image_bytes - offset) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "slice ", image_internal::QuoteName(slice.name), ": ", slice.bytes, " bytes at ", slice.image_offset,
-          " leave a gap, overlap or leave the image; expected at ", offset, " of ", layout.image_bytes));
+          "slice ", image_internal::QuoteName(slice.name), ": ", slice.bytes, " bytes at ",
+          slice.image_offset, " leave a gap, overlap or leave the image; expected at ", offset,
+          " of ", layout.image_bytes));
     }
     offset += slice.bytes;
   }
@@ -162,9 +201,10 @@ absl::Status CheckKeys(const Layout& layout) {
   for (size_t i = 0; i < layout.slices.size(); ++i) {
     const Slice& slice = layout.slices[i];
     if (slice.key != image_internal::KeyFor(layout.slices, i)) {
-      return absl::InvalidArgumentError(absl::StrCat("slice ", image_internal::QuoteName(slice.name), ": its key ",
-                                                     image_internal::QuoteName(slice.key), " should be '",
-                                                     image_internal::KeyFor(layout.slices, i), "'"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("slice ", image_internal::QuoteName(slice.name), ": its key ",
+                       image_internal::QuoteName(slice.key), " should be '",
+                       image_internal::KeyFor(layout.slices, i), "'"));
     }
   }
   return absl::OkStatus();
@@ -180,7 +220,8 @@ absl::Status ReadSlices(std::string_view layout_bytes, Layout& layout) {
     HF_RETURN_IF_ERROR(reader.Repeated(field, bytes));
     if (layout.slices.size() == kSlicesMax ||
         (layout.slices.size() + 1) * kHeaderBytesPerSliceMin > layout.header_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat("it has more slices than its header of ", layout.header_bytes,
+      return absl::InvalidArgumentError(absl::StrCat("it has more slices than its header of ",
+                                                     layout.header_bytes,
                                                      " bytes can hold, or more than ", kSlicesMax));
     }
     HF_ASSIGN_OR_RETURN(Slice slice, ReadSlice(bytes));
@@ -190,7 +231,8 @@ absl::Status ReadSlices(std::string_view layout_bytes, Layout& layout) {
   return layout.slices.empty() ? absl::InvalidArgumentError("it has no slices") : absl::OkStatus();
 }
 
-absl::StatusOr<Layout> ReadLayout(std::string_view layout_bytes, uint64_t header_bytes, uint64_t image_bytes) {
+absl::StatusOr<Layout> ReadLayout(std::string_view layout_bytes, uint64_t header_bytes,
+                                  uint64_t image_bytes) {
   HF_RETURN_IF_ERROR(image_internal::CheckImageLengths(header_bytes, image_bytes));
   Layout layout;
   layout.header_bytes = header_bytes;
@@ -223,7 +265,8 @@ LayoutHash HashLayout(std::string_view layout_bytes) {
   return hash;
 }
 
-absl::StatusOr<Layout> DecodeLayout(std::string_view layout_bytes, uint64_t header_bytes, uint64_t image_bytes) {
+absl::StatusOr<Layout> DecodeLayout(std::string_view layout_bytes, uint64_t header_bytes,
+                                    uint64_t image_bytes) {
   absl::StatusOr<Layout> layout = ReadLayout(layout_bytes, header_bytes, image_bytes);
   if (!layout.ok()) {
     return Annotate(layout.status(), "decode layout");

@@ -23,31 +23,36 @@ std::string ShapeText(std::span<const uint64_t> shape) {
 
 absl::Status CheckName(std::string_view name) {
   if (name.empty()) {
-    return absl::InvalidArgumentError("slice with an empty name: give every tensor and object a name");
+    return absl::InvalidArgumentError(
+        "slice with an empty name: give every tensor and object a name");
   }
   if (name.size() > kNameBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", QuoteName(name), ": the name has ", name.size(),
-                                                   " bytes, at most ", kNameBytesMax, " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("slice ", QuoteName(name), ": the name has ",
+                                                   name.size(), " bytes, at most ", kNameBytesMax,
+                                                   " are allowed"));
   }
   if (!IsValidUtf8(name)) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", QuoteName(name), ": the name is not valid UTF-8"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", QuoteName(name), ": the name is not valid UTF-8"));
   }
   if (name == kMetadataKey || name.substr(0, kReservedPrefix.size()) == kReservedPrefix) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", QuoteName(name), ": the name '", ToAbsl(kMetadataKey),
-                                                   "' and names that start with '", ToAbsl(kReservedPrefix),
-                                                   "' are reserved: choose another"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", QuoteName(name), ": the name '", ToAbsl(kMetadataKey),
+                     "' and names that start with '", ToAbsl(kReservedPrefix),
+                     "' are reserved: choose another"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckCodec(const Slice& slice) {
   if (slice.kind != SliceKind::kOpaque) {
-    return slice.codec.empty() ? absl::OkStatus()
-                               : Refuse(slice, "only opaque bytes have a codec; this is none: leave it empty");
+    return slice.codec.empty()
+               ? absl::OkStatus()
+               : Refuse(slice, "only opaque bytes have a codec; this is none: leave it empty");
   }
   const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '+' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '+' || c == '-';
   };
   if (slice.codec.empty() || slice.codec.size() > kCodecBytesMax ||
       !std::all_of(slice.codec.begin(), slice.codec.end(), allowed)) {
@@ -73,14 +78,16 @@ absl::Status CheckKind(const Slice& slice) {
 absl::Status CheckBox(const Slice& slice, const BoxPlace& box) {
   const size_t dimensions = slice.global_shape.size();
   if (box.offset.size() != dimensions || box.shape.size() != dimensions) {
-    return Refuse(slice, absl::StrCat("its box has ", box.offset.size(), " offsets and ", box.shape.size(),
-                                      " lengths, its tensor ", dimensions, " dimensions"));
+    return Refuse(slice,
+                  absl::StrCat("its box has ", box.offset.size(), " offsets and ", box.shape.size(),
+                               " lengths, its tensor ", dimensions, " dimensions"));
   }
   for (size_t d = 0; d < dimensions; ++d) {
     const uint64_t whole = slice.global_shape[d];
     if (box.shape[d] > whole || box.offset[d] > whole - box.shape[d]) {
-      return Refuse(slice, absl::StrCat("its box at ", ShapeText(box.offset), " of shape ", ShapeText(box.shape),
-                                        " leaves the global shape ", ShapeText(slice.global_shape)));
+      return Refuse(slice, absl::StrCat("its box at ", ShapeText(box.offset), " of shape ",
+                                        ShapeText(box.shape), " leaves the global shape ",
+                                        ShapeText(slice.global_shape)));
     }
   }
   return absl::OkStatus();
@@ -92,8 +99,9 @@ absl::Status CheckPlace(const Slice& slice, uint64_t global_count) {
   }
   if (const auto* flat = std::get_if<FlatPlace>(&slice.place)) {
     if (flat->length > global_count || flat->start > global_count - flat->length) {
-      return Refuse(slice, absl::StrCat("its flat range of ", flat->length, " elements from ", flat->start,
-                                        " leaves the tensor's ", global_count, " elements"));
+      return Refuse(slice,
+                    absl::StrCat("its flat range of ", flat->length, " elements from ", flat->start,
+                                 " leaves the tensor's ", global_count, " elements"));
     }
   }
   return absl::OkStatus();
@@ -118,18 +126,20 @@ std::strong_ordering ComparePlaces(const Slice& a, const Slice& b) {
 
 absl::Status CheckPair(const Slice& a, const Slice& b) {
   if (a.kind != b.kind || a.codec != b.codec) {
-    return Refuse(a, "the name is given both to a tensor and to an object, or to objects of different kinds");
+    return Refuse(
+        a, "the name is given both to a tensor and to an object, or to objects of different kinds");
   }
   if (a.dtype != b.dtype) {
-    return Refuse(a, absl::StrCat("two slices of it have different dtypes, ", ToAbsl(DTypeName(a.dtype)), " and ",
-                                  ToAbsl(DTypeName(b.dtype))));
+    return Refuse(a, absl::StrCat("two slices of it have different dtypes, ",
+                                  ToAbsl(DTypeName(a.dtype)), " and ", ToAbsl(DTypeName(b.dtype))));
   }
   if (a.global_shape != b.global_shape) {
-    return Refuse(a, absl::StrCat("two slices of it have different global shapes, ", ShapeText(a.global_shape),
-                                  " and ", ShapeText(b.global_shape)));
+    return Refuse(a, absl::StrCat("two slices of it have different global shapes, ",
+                                  ShapeText(a.global_shape), " and ", ShapeText(b.global_shape)));
   }
   if (a.place == b.place) {
-    return Refuse(a, "the same slice is given twice: every part of a tensor, and every object, only once");
+    return Refuse(
+        a, "the same slice is given twice: every part of a tensor, and every object, only once");
   }
   return absl::OkStatus();
 }
@@ -144,8 +154,8 @@ bool IsValidUtf8(std::string_view text) {
       ++p;
       continue;
     }
-    // By the table of well-formed sequences: the second byte's range excludes overlong forms, surrogates and
-    // what lies above U+10FFFF.
+    // By the table of well-formed sequences: the second byte's range excludes overlong forms,
+    // surrogates and what lies above U+10FFFF.
     const unsigned char lead = *p;
     int more = 0;
     unsigned char low = 0x80;
@@ -213,8 +223,8 @@ absl::StatusOr<uint64_t> CheckSlice(const Slice& slice) {
     return Refuse(slice, absl::StrCat("unknown dtype number ", static_cast<int>(slice.dtype)));
   }
   if (slice.global_shape.size() > kDimensionsMax) {
-    return Refuse(slice, absl::StrCat("it has ", slice.global_shape.size(), " dimensions, at most ", kDimensionsMax,
-                                      " are allowed"));
+    return Refuse(slice, absl::StrCat("it has ", slice.global_shape.size(), " dimensions, at most ",
+                                      kDimensionsMax, " are allowed"));
   }
   uint64_t global_count = 0;
   if (!CheckedElementCount(slice.global_shape, global_count)) {
@@ -225,8 +235,9 @@ absl::StatusOr<uint64_t> CheckSlice(const Slice& slice) {
   HF_RETURN_IF_ERROR(CheckPlace(slice, global_count));
   const uint64_t count = ElementCount(slice);
   if (count > kImageBytesMax / element_bytes) {
-    return Refuse(slice, absl::StrCat("its ", count, " elements of ", element_bytes, " bytes exceed the limit of ",
-                                      kImageBytesMax, " bytes for an image"));
+    return Refuse(
+        slice, absl::StrCat("its ", count, " elements of ", element_bytes,
+                            " bytes exceed the limit of ", kImageBytesMax, " bytes for an image"));
   }
   return count * element_bytes;
 }
@@ -243,11 +254,12 @@ std::strong_ordering CompareSlices(const Slice& a, const Slice& b) {
 }
 
 absl::Status CheckAgreement(const std::vector<Slice>& slices) {
-  // Slices of one name and element size are neighbours. The same name under another element size is found by
-  // sorting the first of each such run by name.
+  // Slices of one name and element size are neighbours. The same name under another element size is
+  // found by sorting the first of each such run by name.
   std::vector<const Slice*> first_of_run;
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (i > 0 && slices[i].name == slices[i - 1].name && DTypeBytes(slices[i].dtype) == DTypeBytes(slices[i - 1].dtype)) {
+    if (i > 0 && slices[i].name == slices[i - 1].name &&
+        DTypeBytes(slices[i].dtype) == DTypeBytes(slices[i - 1].dtype)) {
       HF_RETURN_IF_ERROR(CheckPair(slices[i - 1], slices[i]));
     } else {
       first_of_run.push_back(&slices[i]);
@@ -255,8 +267,9 @@ absl::Status CheckAgreement(const std::vector<Slice>& slices) {
   }
   std::sort(first_of_run.begin(), first_of_run.end(),
             [](const Slice* a, const Slice* b) { return a->name < b->name; });
-  const auto twice = std::adjacent_find(first_of_run.begin(), first_of_run.end(),
-                                        [](const Slice* a, const Slice* b) { return a->name == b->name; });
+  const auto twice =
+      std::adjacent_find(first_of_run.begin(), first_of_run.end(),
+                         [](const Slice* a, const Slice* b) { return a->name == b->name; });
   return twice == first_of_run.end() ? absl::OkStatus() : CheckPair(**twice, **(twice + 1));
 }
 
@@ -282,14 +295,14 @@ std::string KeyFor(const std::vector<Slice>& slices, size_t i) {
 absl::Status CheckImageLengths(uint64_t header_bytes, uint64_t image_bytes) {
   if (header_bytes < kImageAlignment || header_bytes % kImageAlignment != 0 ||
       header_bytes - 8 > kHeaderBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes, " is not a multiple of ",
-                                                   kImageAlignment, " within safetensors' limit of ", kHeaderBytesMax,
-                                                   " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("header length ", header_bytes, " is not a multiple of ", kImageAlignment,
+                     " within safetensors' limit of ", kHeaderBytesMax, " bytes"));
   }
   if (image_bytes < header_bytes || image_bytes > kImageBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("image length ", image_bytes, " is less than its header's ",
-                                                   header_bytes, " or more than the limit of ", kImageBytesMax,
-                                                   " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("image length ", image_bytes, " is less than its header's ", header_bytes,
+                     " or more than the limit of ", kImageBytesMax, " bytes"));
   }
   return absl::OkStatus();
 }

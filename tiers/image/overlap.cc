@@ -1,6 +1,7 @@
-// Which slices of one tensor share elements. Slices of one name are neighbours in image order, so each group is
-// looked at alone. Within a group, whole tensors and boxes are boxes, flat ranges are intervals of the row-major
-// order; candidates come from sweeping over intervals in one dimension, and each is then checked exactly.
+// Which slices of one tensor share elements. Slices of one name are neighbours in image order, so
+// each group is looked at alone. Within a group, whole tensors and boxes are boxes, flat ranges are
+// intervals of the row-major order; candidates come from sweeping over intervals in one dimension,
+// and each is then checked exactly.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -37,7 +38,8 @@ void SortByBegin(std::vector<Interval>& intervals) {
             [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
 }
 
-// Calls `meet` for every earlier interval that `next` shares a point with; forgets those that ended.
+// Calls `meet` for every earlier interval that `next` shares a point with; forgets those that
+// ended.
 template <class Meet>
 void MeetActive(std::vector<const Interval*>& active, const Interval& next, const Meet& meet) {
   size_t kept = 0;
@@ -60,7 +62,8 @@ void SweepPairs(std::span<const Interval> intervals, const Meet& meet) {
   }
 }
 
-// All pairs of one from `a` and one from `b` (each sorted by begin) that meet; meet gets the index in `a` first.
+// All pairs of one from `a` and one from `b` (each sorted by begin) that meet; meet gets the index
+// in `a` first.
 template <class Meet>
 void SweepBetween(std::span<const Interval> a, std::span<const Interval> b, const Meet& meet) {
   std::vector<const Interval*> active_a;
@@ -78,7 +81,9 @@ void SweepBetween(std::span<const Interval> a, std::span<const Interval> b, cons
   }
 }
 
-void AddPair(uint32_t a, uint32_t b, IndexPairs& out) { out.emplace_back(std::min(a, b), std::max(a, b)); }
+void AddPair(uint32_t a, uint32_t b, IndexPairs& out) {
+  out.emplace_back(std::min(a, b), std::max(a, b));
+}
 
 // How many pairs meet in this dimension; `intervals` are sorted by begin.
 uint64_t CountMeetings(std::span<const Interval> intervals) {
@@ -108,8 +113,8 @@ bool BoxesMeet(const Box& a, const Box& b) {
   return true;
 }
 
-// Boxes among themselves, swept over the dimension in which the fewest of them meet: a grid of any shape then
-// costs about what it must.
+// Boxes among themselves, swept over the dimension in which the fewest of them meet: a grid of any
+// shape then costs about what it must.
 void OverlapBoxes(const Group& group, IndexPairs& out) {
   std::vector<Interval> best;
   uint64_t best_meetings = 0;
@@ -179,7 +184,8 @@ std::optional<uint64_t> FirstInBoxFrom(const Group& group, const Box& box, uint6
       }
       ++position[reset - 1];
     }
-    std::copy(box.begin.begin() + static_cast<ptrdiff_t>(reset), box.begin.end(), position.begin() + static_cast<ptrdiff_t>(reset));
+    std::copy(box.begin.begin() + static_cast<ptrdiff_t>(reset), box.begin.end(),
+              position.begin() + static_cast<ptrdiff_t>(reset));
     break;
   }
   return LinearIndex(group.shape, std::span(position.data(), dimensions));

@@ -45,7 +45,8 @@ void PutUnsigned(protozero::pbf_writer& writer, uint32_t field, uint64_t value) 
   }
 }
 
-// Ascending field numbers, no defaults: byte for byte what protobuf's deterministic serialisation gives.
+// Ascending field numbers, no defaults: byte for byte what protobuf's deterministic serialisation
+// gives.
 std::string EncodeBody(const ShardRecord& record) {
   std::string body;
   body.reserve(record.layout_bytes.size() + record.digests.size() * sizeof(uint64_t) + 4096);
@@ -61,7 +62,8 @@ std::string EncodeBody(const ShardRecord& record) {
   PutUnsigned(writer, 7, record.generation);
   PutUnsigned(writer, 8, record.image_bytes);
   PutUnsigned(writer, 9, record.header_bytes);
-  writer.add_bytes(10, reinterpret_cast<const char*>(record.layout_hash.data()), record.layout_hash.size());
+  writer.add_bytes(10, reinterpret_cast<const char*>(record.layout_hash.data()),
+                   record.layout_hash.size());
   if (!record.layout_bytes.empty()) {
     writer.add_bytes(11, record.layout_bytes);
   }
@@ -69,10 +71,12 @@ std::string EncodeBody(const ShardRecord& record) {
     writer.add_packed_fixed64(12, record.digests.begin(), record.digests.end());
   }
   for (const Descent& descent : record.descent) {
-    protozero::pbf_writer nested(writer, 13);
+    std::string bytes;  // apart: protozero's nested writer would drop a message without fields
+    protozero::pbf_writer nested(bytes);
     PutUnsigned(nested, 1, descent.attempt);
     PutUnsigned(nested, 2, descent.parent.attempt);
     PutUnsigned(nested, 3, descent.parent.step);
+    writer.add_message(13, bytes);
   }
   PutUnsigned(writer, 14, static_cast<uint64_t>(record.sealed_unix_ms));
   return body;
@@ -83,10 +87,17 @@ absl::StatusOr<Descent> ReadDescent(std::string_view bytes) {
   WireReader reader("Descent", bytes);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
-      case 1: HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.attempt)); break;
-      case 2: HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.parent.attempt)); break;
-      case 3: HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.parent.step)); break;
-      default: break;
+      case 1:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.attempt));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.parent.attempt));
+        break;
+      case 3:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, descent.parent.step));
+        break;
+      default:
+        break;
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
@@ -104,17 +115,20 @@ absl::Status ReadHash(WireReader& reader, const WireField& field, LayoutHash& ha
   std::string_view bytes;
   HF_RETURN_IF_ERROR(reader.Bytes(field, bytes));
   if (bytes.size() != hash.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("the layout's hash has ", bytes.size(), " bytes, not 16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the layout's hash has ", bytes.size(), " bytes, not 16"));
   }
   std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(hash.data()));
   return absl::OkStatus();
 }
 
-absl::Status ReadAncestor(WireReader& reader, const WireField& field, std::vector<Descent>& descent) {
+absl::Status ReadAncestor(WireReader& reader, const WireField& field,
+                          std::vector<Descent>& descent) {
   std::string_view bytes;
   HF_RETURN_IF_ERROR(reader.Repeated(field, bytes));
   if (descent.size() == kDescentMax) {
-    return absl::InvalidArgumentError(absl::StrCat("its line of descent has more than ", kDescentMax, " attempts"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("its line of descent has more than ", kDescentMax, " attempts"));
   }
   HF_ASSIGN_OR_RETURN(const Descent ancestor, ReadDescent(bytes));
   descent.push_back(ancestor);
@@ -125,8 +139,10 @@ absl::Status ReadAncestor(WireReader& reader, const WireField& field, std::vecto
 absl::Status ReadNumber(WireReader& reader, const WireField& field, ShardRecord& record) {
   uint64_t value = 0;
   switch (field.number) {
-    case 3: return reader.Unsigned(field, kAny, record.id.attempt);
-    case 4: return reader.Unsigned(field, kAny, record.id.step);
+    case 3:
+      return reader.Unsigned(field, kAny, record.id.attempt);
+    case 4:
+      return reader.Unsigned(field, kAny, record.id.step);
     case 5:
       HF_RETURN_IF_ERROR(reader.Unsigned(field, kWorldSizeMax - 1, value));
       record.id.rank = static_cast<Rank>(value);
@@ -135,9 +151,12 @@ absl::Status ReadNumber(WireReader& reader, const WireField& field, ShardRecord&
       HF_RETURN_IF_ERROR(reader.Unsigned(field, kWorldSizeMax, value));
       record.world_size = static_cast<uint32_t>(value);
       return absl::OkStatus();
-    case 7: return reader.Unsigned(field, kAny, record.generation);
-    case 8: return reader.Unsigned(field, kImageBytesMax, record.image_bytes);
-    case 9: return reader.Unsigned(field, kHeaderBytesMax + sizeof(uint64_t), record.header_bytes);
+    case 7:
+      return reader.Unsigned(field, kAny, record.generation);
+    case 8:
+      return reader.Unsigned(field, kImageBytesMax, record.image_bytes);
+    case 9:
+      return reader.Unsigned(field, kHeaderBytesMax + sizeof(uint64_t), record.header_bytes);
     default:
       HF_RETURN_IF_ERROR(reader.Unsigned(field, kAny, value));
       record.sealed_unix_ms = static_cast<int64_t>(value);
@@ -150,12 +169,24 @@ absl::StatusOr<ShardRecord> ReadBody(std::string_view body) {
   WireReader reader("ShardRecord", body);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
-      case 1: HF_RETURN_IF_ERROR(ReadUuid(reader, field, record.id.job)); break;
-      case 2: HF_RETURN_IF_ERROR(reader.Bytes(field, record.job_name)); break;
-      case 10: HF_RETURN_IF_ERROR(ReadHash(reader, field, record.layout_hash)); break;
-      case 11: HF_RETURN_IF_ERROR(reader.Bytes(field, record.layout_bytes)); break;
-      case 12: HF_RETURN_IF_ERROR(reader.PackedFixed64(field, record.digests)); break;
-      case 13: HF_RETURN_IF_ERROR(ReadAncestor(reader, field, record.descent)); break;
+      case 1:
+        HF_RETURN_IF_ERROR(ReadUuid(reader, field, record.id.job));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(reader.Bytes(field, record.job_name));
+        break;
+      case 10:
+        HF_RETURN_IF_ERROR(ReadHash(reader, field, record.layout_hash));
+        break;
+      case 11:
+        HF_RETURN_IF_ERROR(reader.Bytes(field, record.layout_bytes));
+        break;
+      case 12:
+        HF_RETURN_IF_ERROR(reader.PackedFixed64(field, record.digests));
+        break;
+      case 13:
+        HF_RETURN_IF_ERROR(ReadAncestor(reader, field, record.descent));
+        break;
       case 3:
       case 4:
       case 5:
@@ -163,8 +194,11 @@ absl::StatusOr<ShardRecord> ReadBody(std::string_view body) {
       case 7:
       case 8:
       case 9:
-      case 14: HF_RETURN_IF_ERROR(ReadNumber(reader, field, record)); break;
-      default: break;
+      case 14:
+        HF_RETURN_IF_ERROR(ReadNumber(reader, field, record));
+        break;
+      default:
+        break;
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
@@ -177,8 +211,8 @@ absl::Status CheckIdentity(const ShardRecord& record) {
     return absl::InvalidArgumentError("it names no job uuid, or no attempt");
   }
   if (record.id.rank >= record.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", record.id.rank, " is not below its world size of ", record.world_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", record.id.rank, " is not below its world size of ", record.world_size));
   }
   return absl::OkStatus();
 }
@@ -187,10 +221,11 @@ absl::Status CheckIdentity(const ShardRecord& record) {
 absl::Status CheckDescent(const ShardRecord& record) {
   Attempt expected = record.id.attempt;
   for (const Descent& descent : record.descent) {
-    if (descent.attempt != expected || descent.attempt == 0 || descent.parent.attempt >= descent.attempt) {
-      return absl::InvalidArgumentError(absl::StrCat("its line of descent names attempt ", descent.attempt,
-                                                     " from attempt ", descent.parent.attempt, " where attempt ",
-                                                     expected, " from an older one is expected"));
+    if (descent.attempt != expected || descent.attempt == 0 ||
+        descent.parent.attempt >= descent.attempt) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "its line of descent names attempt ", descent.attempt, " from attempt ",
+          descent.parent.attempt, " where attempt ", expected, " from an older one is expected"));
     }
     expected = descent.parent.attempt;
   }
@@ -199,8 +234,8 @@ absl::Status CheckDescent(const ShardRecord& record) {
 
 absl::Status CheckLayout(const ShardRecord& record) {
   if (const LayoutHash hash = HashLayout(record.layout_bytes); hash != record.layout_hash) {
-    return absl::InvalidArgumentError(absl::StrCat("its layout's hash is ", ToHex(hash), ", the record says ",
-                                                   ToHex(record.layout_hash)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its layout's hash is ", ToHex(hash), ", the record says ", ToHex(record.layout_hash)));
   }
   HF_ASSIGN_OR_RETURN(const Layout layout,
                       DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes));
@@ -222,7 +257,8 @@ absl::StatusOr<ShardRecord> ReadAndCheckBody(std::string_view body) {
 }
 
 absl::Status Torn(const std::string& why) {
-  return absl::DataLossError(absl::StrCat("read record: ", why, "; it is torn or damaged: use another copy"));
+  return absl::DataLossError(
+      absl::StrCat("read record: ", why, "; it is torn or damaged: use another copy"));
 }
 
 }  // namespace
@@ -247,13 +283,13 @@ absl::Status CheckRecordFraming(std::string_view bytes) {
   if (bytes.substr(0, kMagic.size()) != kMagic) {
     return Torn("it does not begin with HFRECORD");
   }
-  // Magic and version stay where they are for ever; what follows may change with the version. So the version is
-  // judged before the CRC.
+  // Magic and version stay where they are for ever; what follows may change with the version. So
+  // the version is judged before the CRC.
   const uint64_t version = LittleEndianAt(bytes, kVersionAt, 4);
   if (version > kRecordFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("read record: it has format version ", version, ", this program reads up to version ",
-                     kRecordFormatVersion, ": use a newer Holdfast"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "read record: it has format version ", version, ", this program reads up to version ",
+        kRecordFormatVersion, ": use a newer Holdfast"));
   }
   const uint64_t body_bytes = LittleEndianAt(bytes, kBodyLengthAt, 8);
   if (body_bytes != bytes.size() - kBodyAt - kCrcBytes) {
@@ -264,10 +300,12 @@ absl::Status CheckRecordFraming(std::string_view bytes) {
   if (Crc64(covered) != LittleEndianAt(bytes, covered.size(), kCrcBytes)) {
     return Torn("its CRC does not match");
   }
-  if (version == 0 || LittleEndianAt(bytes, kReservedAt, 4) != 0 || bytes.size() > kRecordBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("read record: format version ", version, ", reserved field ",
-                     LittleEndianAt(bytes, kReservedAt, 4), " and ", bytes.size(), " bytes: no writer makes these"));
+  if (version == 0 || LittleEndianAt(bytes, kReservedAt, 4) != 0 ||
+      bytes.size() > kRecordBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("read record: format version ", version,
+                                                   ", reserved field ",
+                                                   LittleEndianAt(bytes, kReservedAt, 4), " and ",
+                                                   bytes.size(), " bytes: no writer makes these"));
   }
   return absl::OkStatus();
 }

@@ -1,10 +1,11 @@
-// The record beside every copy (docs/formats.md, "Record"), and verification of an image against it.
+// The record beside every copy (docs/formats.md, "Record"), and verification of an image against
+// it.
 //
 //   const std::string file = EncodeRecord(record);            // what lies beside the image
 //   HF_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(file));
 //
-// Plain functions, thread-safe; the caller owns what it gets. Encoding and decoding here use no protobuf
-// runtime; a test proves them wire-compatible with proto/holdfast/v1/record.proto.
+// Plain functions, thread-safe; the caller owns what it gets. Encoding and decoding here use no
+// protobuf runtime; a test proves them wire-compatible with proto/holdfast/v1/record.proto.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +49,8 @@ inline constexpr size_t kDescentMax = 4096;
 
 // The whole record file: magic, version, length, body, CRC.
 std::string EncodeRecord(const ShardRecord& record);
-// DataLoss: torn or damaged. FailedPrecondition: of a newer format version (the message names both versions).
-// InvalidArgument: whole, but contradicts itself (layout hash, digest count, limits).
+// DataLoss: torn or damaged. FailedPrecondition: of a newer format version (the message names both
+// versions). InvalidArgument: whole, but contradicts itself (layout hash, digest count, limits).
 absl::StatusOr<ShardRecord> DecodeRecord(std::string_view bytes);
 // Only the framing and the CRC: what a daemon checks before it publishes a client's record.
 absl::Status CheckRecordFraming(std::string_view bytes);
@@ -72,11 +73,12 @@ struct BadBlock {
   uint64_t actual = 0;
 };
 
-// Reads the image through `read` (offset, out) in pieces of at most 1 MiB and compares every digest. Returns the
-// bad blocks found, at most `bad_max`; a failing read is the error. `progress` (may be null) gets bytes done;
-// returning false cancels with CancelledError.
+// Reads the image through `read` (offset, out) in pieces of at most 1 MiB and compares every
+// digest. Returns the bad blocks found, at most `bad_max`; a failing read is the error. `progress`
+// (may be null) gets bytes done; returning false cancels with CancelledError.
 using ReadAtFunction = std::function<absl::Status(uint64_t, std::span<std::byte>)>;
-absl::StatusOr<std::vector<BadBlock>> VerifyImage(const ShardRecord& record, const Layout& layout, const ReadAtFunction& read,
-                                                  size_t bad_max, const std::function<bool(uint64_t)>& progress);
+absl::StatusOr<std::vector<BadBlock>> VerifyImage(const ShardRecord& record, const Layout& layout,
+                                                  const ReadAtFunction& read, size_t bad_max,
+                                                  const std::function<bool(uint64_t)>& progress);
 
 }  // namespace holdfast

@@ -13,8 +13,9 @@ namespace {
 
 using image_internal::QuoteName;
 
-// Takes the parser's events one by one instead of building a tree: duplicate keys show, depth is bounded by the
-// states below, and nothing is kept but the result. Each callback returns false to stop the parse, after Refuse().
+// Takes the parser's events one by one instead of building a tree: duplicate keys show, depth is
+// bounded by the states below, and nothing is kept but the result. Each callback returns false to
+// stop the parse, after Refuse().
 class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderHandler(SafetensorsHeader& header) : header_(header) {}
@@ -23,7 +24,9 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return Refuse("null has no place in a header"); }
   bool boolean(bool) override { return Refuse("a boolean has no place in a header"); }
-  bool number_integer(number_integer_t) override { return Refuse("a negative number has no place in a header"); }
+  bool number_integer(number_integer_t) override {
+    return Refuse("a negative number has no place in a header");
+  }
   bool number_float(number_float_t, const string_t&) override {
     return Refuse("a number is not a whole one, or too large");
   }
@@ -32,7 +35,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(number_unsigned_t value) override {
     if (state_ == State::kShape) {
       entry_.shape.push_back(value);
-      return entry_.shape.size() <= kDimensionsMax || Refuse(absl::StrCat("more than ", kDimensionsMax, " dimensions"));
+      return entry_.shape.size() <= kDimensionsMax ||
+             Refuse(absl::StrCat("more than ", kDimensionsMax, " dimensions"));
     }
     if (state_ == State::kOffsets && offsets_ < 2) {
       (offsets_++ == 0 ? entry_.begin : entry_.end) = value;
@@ -59,7 +63,9 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool start_object(std::size_t) override {
     switch (state_) {
-      case State::kStart: state_ = State::kTop; return true;
+      case State::kStart:
+        state_ = State::kTop;
+        return true;
       case State::kTop:
         state_ = key_ == image_internal::kMetadataKey ? State::kMetadata : State::kEntry;
         entry_ = {};
@@ -67,7 +73,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
         fields_.clear();
         offsets_ = 0;
         return true;
-      default: return Refuse("an object where none is expected");
+      default:
+        return Refuse("an object where none is expected");
     }
   }
 
@@ -120,13 +127,16 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
         if (key != "dtype" && key != "shape" && key != "data_offsets") {
           return Refuse(absl::StrCat("unknown field ", QuoteName(key)));
         }
-        return fields_.insert(key).second || Refuse(absl::StrCat("field ", QuoteName(key), " is there twice"));
-      default: return Refuse("a key where none is expected");
+        return fields_.insert(key).second ||
+               Refuse(absl::StrCat("field ", QuoteName(key), " is there twice"));
+      default:
+        return Refuse("a key where none is expected");
     }
   }
 
   // The parser's own message quotes raw bytes, which need not be UTF-8.
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
     why_ = absl::StrCat("it is not valid JSON in UTF-8 at byte ", position);
     return false;
   }
@@ -165,11 +175,13 @@ absl::StatusOr<uint64_t> JsonBytes(std::string_view prefix, uint64_t image_bytes
     json_bytes |= static_cast<uint64_t>(static_cast<unsigned char>(prefix[i])) << (8 * i);
   }
   if (json_bytes > kHeaderBytesMax) {
-    return Refuse(absl::StrCat("its length ", json_bytes, " exceeds the limit of ", kHeaderBytesMax, " bytes"));
+    return Refuse(absl::StrCat("its length ", json_bytes, " exceeds the limit of ", kHeaderBytesMax,
+                               " bytes"));
   }
-  if (json_bytes > image_bytes - sizeof(uint64_t) || json_bytes > prefix.size() - sizeof(uint64_t)) {
-    return Refuse(absl::StrCat("its length ", json_bytes, " leaves the file's ", image_bytes, " bytes or the ",
-                               prefix.size(), " that were read"));
+  if (json_bytes > image_bytes - sizeof(uint64_t) ||
+      json_bytes > prefix.size() - sizeof(uint64_t)) {
+    return Refuse(absl::StrCat("its length ", json_bytes, " leaves the file's ", image_bytes,
+                               " bytes or the ", prefix.size(), " that were read"));
   }
   return json_bytes;
 }
@@ -182,7 +194,8 @@ absl::Status CheckKeysDiffer(const std::vector<SafetensorsEntry>& entries) {
   }
   std::sort(keys.begin(), keys.end());
   const auto twice = std::adjacent_find(keys.begin(), keys.end());
-  return twice == keys.end() ? absl::OkStatus() : Refuse(absl::StrCat(QuoteName(*twice), ": it is there twice"));
+  return twice == keys.end() ? absl::OkStatus()
+                             : Refuse(absl::StrCat(QuoteName(*twice), ": it is there twice"));
 }
 
 // Sorted by begin, the entries must fill the data from 0 to its end without a hole.
@@ -191,24 +204,25 @@ absl::Status CheckOffsets(const std::vector<SafetensorsEntry>& entries, uint64_t
   for (const SafetensorsEntry& entry : entries) {
     uint64_t count = 0;
     if (!image_internal::CheckedElementCount(entry.shape, count)) {
-      return Refuse(absl::StrCat(QuoteName(entry.key), ": its shape has more than 2^63 - 1 elements"));
+      return Refuse(
+          absl::StrCat(QuoteName(entry.key), ": its shape has more than 2^63 - 1 elements"));
     }
     if (entry.begin != expected || entry.end < entry.begin || entry.end > data_bytes) {
       return Refuse(absl::StrCat(QuoteName(entry.key), ": bytes ", entry.begin, " to ", entry.end,
-                                 " leave a hole, overlap or leave the data; expected from ", expected, " within ",
-                                 data_bytes));
+                                 " leave a hole, overlap or leave the data; expected from ",
+                                 expected, " within ", data_bytes));
     }
     const uint64_t bytes = entry.end - entry.begin;
     const uint64_t element_bytes = DTypeBytes(entry.dtype);
     if (bytes % element_bytes != 0 || bytes / element_bytes != count) {
-      return Refuse(absl::StrCat(QuoteName(entry.key), ": its ", bytes, " bytes contradict ", count, " elements of ",
-                                 ToAbsl(DTypeName(entry.dtype))));
+      return Refuse(absl::StrCat(QuoteName(entry.key), ": its ", bytes, " bytes contradict ", count,
+                                 " elements of ", ToAbsl(DTypeName(entry.dtype))));
     }
     expected = entry.end;
   }
-  return expected == data_bytes
-             ? absl::OkStatus()
-             : Refuse(absl::StrCat("its entries end at byte ", expected, " of the data's ", data_bytes));
+  return expected == data_bytes ? absl::OkStatus()
+                                : Refuse(absl::StrCat("its entries end at byte ", expected,
+                                                      " of the data's ", data_bytes));
 }
 
 absl::Status ParseJson(std::string_view json, SafetensorsHeader& header) {
@@ -230,9 +244,10 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::string_view prefix, uint
   SafetensorsHeader header;
   header.header_bytes = sizeof(uint64_t) + json_bytes;
   HF_RETURN_IF_ERROR(ParseJson(prefix.substr(sizeof(uint64_t), json_bytes), header));
-  std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return std::tie(a.begin, a.end, a.key) < std::tie(b.begin, b.end, b.key);
-  });
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+              return std::tie(a.begin, a.end, a.key) < std::tie(b.begin, b.end, b.key);
+            });
   HF_RETURN_IF_ERROR(CheckKeysDiffer(header.entries));
   HF_RETURN_IF_ERROR(CheckOffsets(header.entries, image_bytes - header.header_bytes));
   return header;

@@ -1,5 +1,5 @@
-// A strict reader of safetensors headers: for images whose record is gone, for tests, for import. Trusts nothing:
-// bounds, overflow, depth, duplicate keys, holes and overlaps are errors.
+// A strict reader of safetensors headers: for images whose record is gone, for tests, for import.
+// Trusts nothing: bounds, overflow, depth, duplicate keys, holes and overlaps are errors.
 #pragma once
 
 #include <cstdint>

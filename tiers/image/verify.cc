@@ -15,9 +15,9 @@ absl::Status CheckBelongsTogether(const ShardRecord& record, const Layout& layou
   if (record.header_bytes != layout.header_bytes || record.image_bytes != layout.image_bytes ||
       record.digests.size() != digests) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "verify image of ", record.id.ToString(), ": the layout (header ", layout.header_bytes, ", image ",
-        layout.image_bytes, " bytes, ", digests, " digests) is not the record's (", record.header_bytes, ", ",
-        record.image_bytes, ", ", record.digests.size(), ")"));
+        "verify image of ", record.id.ToString(), ": the layout (header ", layout.header_bytes,
+        ", image ", layout.image_bytes, " bytes, ", digests, " digests) is not the record's (",
+        record.header_bytes, ", ", record.image_bytes, ", ", record.digests.size(), ")"));
   }
   return absl::OkStatus();
 }
@@ -30,7 +30,8 @@ std::vector<DigestedRange> DigestedRanges(const Layout& layout) {
   ranges.push_back({0, layout.header_bytes, 0});
   for (const Slice& slice : layout.slices) {
     const DigestedRange& before = ranges.back();
-    ranges.push_back({slice.image_offset, slice.bytes, before.first_digest + DigestBlockCount(before.bytes)});
+    ranges.push_back(
+        {slice.image_offset, slice.bytes, before.first_digest + DigestBlockCount(before.bytes)});
   }
   return ranges;
 }
@@ -51,20 +52,23 @@ absl::StatusOr<std::vector<BadBlock>> VerifyImage(const ShardRecord& record, con
     const DigestedRange& range = ranges[i];
     size_t digest = range.first_digest;
     for (uint64_t at = 0; at < range.bytes; at += kDigestBlockBytes, ++digest) {
-      const std::span<std::byte> block(buffer.data(), std::min<uint64_t>(kDigestBlockBytes, range.bytes - at));
+      const std::span<std::byte> block(buffer.data(),
+                                       std::min<uint64_t>(kDigestBlockBytes, range.bytes - at));
       HF_RETURN_IF_ERROR(read(range.image_offset + at, block));
       const uint64_t actual = Crc64(block.data(), block.size());
       if (actual != record.digests[digest]) {
         const std::string name = i == 0 ? "(header)" : layout.slices[i - 1].name;
-        bad.push_back({name, range.image_offset + at, block.size(), record.digests[digest], actual});
+        bad.push_back(
+            {name, range.image_offset + at, block.size(), record.digests[digest], actual});
         if (bad.size() == bad_max) {
           return bad;
         }
       }
       done += block.size();
       if (progress && !progress(done)) {
-        return absl::CancelledError(absl::StrCat("verify image of ", record.id.ToString(), ": cancelled after ", done,
-                                                 " of ", layout.image_bytes, " bytes"));
+        return absl::CancelledError(absl::StrCat("verify image of ", record.id.ToString(),
+                                                 ": cancelled after ", done, " of ",
+                                                 layout.image_bytes, " bytes"));
       }
     }
   }

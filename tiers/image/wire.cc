@@ -50,9 +50,15 @@ bool WireReader::Next(WireField& field) {
   // 2. Its value.
   bool taken = false;
   switch (field.type) {
-    case WireType::kVarint: taken = TakeVarint(rest_, field.value); break;
-    case WireType::kFixed64: taken = TakeFixed(rest_, 8, field.value); break;
-    case WireType::kFixed32: taken = TakeFixed(rest_, 4, field.value); break;
+    case WireType::kVarint:
+      taken = TakeVarint(rest_, field.value);
+      break;
+    case WireType::kFixed64:
+      taken = TakeFixed(rest_, 8, field.value);
+      break;
+    case WireType::kFixed32:
+      taken = TakeFixed(rest_, 4, field.value);
+      break;
     case WireType::kBytes: {
       uint64_t length = 0;
       taken = TakeVarint(rest_, length) && length <= rest_.size();
@@ -90,7 +96,8 @@ absl::Status WireReader::Bytes(const WireField& field, std::string& out) {
   return absl::OkStatus();
 }
 
-absl::Status WireReader::PackedUnsigned(const WireField& field, size_t count_max, std::vector<uint64_t>& out) {
+absl::Status WireReader::PackedUnsigned(const WireField& field, size_t count_max,
+                                        std::vector<uint64_t>& out) {
   HF_RETURN_IF_ERROR(Expect(field, WireType::kBytes));
   std::string_view rest = field.bytes;
   while (!rest.empty()) {

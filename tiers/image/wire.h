@@ -1,8 +1,9 @@
-// Strict reading of protobuf's wire format, field by field, over untrusted bytes. Internal to tiers/image.
+// Strict reading of protobuf's wire format, field by field, over untrusted bytes. Internal to
+// tiers/image.
 //
-// Why not protozero's own reader: it cuts field keys and lengths to 32 bits where protobuf refuses them, asserts
-// on a wire type that the caller did not expect, and throws. Here every surprise is a Status. Writing is
-// protozero's.
+// Why not protozero's own reader: it cuts field keys and lengths to 32 bits where protobuf refuses
+// them, asserts on a wire type that the caller did not expect, and throws. Here every surprise is a
+// Status. Writing is protozero's.
 //
 //   WireReader reader("Slice", bytes);
 //   for (WireField field; reader.Next(field);) {
@@ -43,7 +44,8 @@ class WireReader {
   bool Next(WireField& field);
   const absl::Status& status() const { return status_; }
 
-  // The field's value, if it has the right wire type, fits, and is the first of its number (numbers below 64).
+  // The field's value, if it has the right wire type, fits, and is the first of its number (numbers
+  // below 64).
   absl::Status Unsigned(const WireField& field, uint64_t value_max, uint64_t& out);
   absl::Status Bytes(const WireField& field, std::string_view& out);
   absl::Status Bytes(const WireField& field, std::string& out);

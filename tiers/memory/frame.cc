@@ -12,8 +12,12 @@ constexpr size_t kHeaderBytes = 24;
 constexpr size_t kCrcBytes = 8;
 static_assert(kHeaderBytes + kCrcBytes == kFrameOverheadBytes);
 
-std::string_view Magic(FrameKind kind) { return kind == FrameKind::kSlotNote ? "HFSLNOTE" : "HFJOBSTA"; }
-std::string_view Name(FrameKind kind) { return kind == FrameKind::kSlotNote ? "slot note" : "job state"; }
+std::string_view Magic(FrameKind kind) {
+  return kind == FrameKind::kSlotNote ? "HFSLNOTE" : "HFJOBSTA";
+}
+std::string_view Name(FrameKind kind) {
+  return kind == FrameKind::kSlotNote ? "slot note" : "job state";
+}
 
 void AppendLittleEndian(std::string& out, uint64_t value, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) {
@@ -50,20 +54,24 @@ absl::StatusOr<std::string_view> DecodeFrame(FrameKind kind, std::string_view by
   // The version decides what the rest means, so it comes before every other check.
   const uint64_t version = LittleEndian(bytes, 8, 4);
   if (version > kFrameFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(name, ": format version ", version, ", this program reads up to ",
-                                                      kFrameFormatVersion, "; use the newer program that wrote it"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": format version ", version, ", this program reads up to ",
+                     kFrameFormatVersion, "; use the newer program that wrote it"));
   }
   if (version == 0) {
     return absl::DataLossError(absl::StrCat(name, ": damaged: format version 0"));
   }
-  if (bytes.size() < kFrameOverheadBytes || LittleEndian(bytes, 16, 8) != bytes.size() - kFrameOverheadBytes) {
-    return absl::DataLossError(absl::StrCat(name, ": torn: its length of ", bytes.size(), " bytes is not what it says"));
+  if (bytes.size() < kFrameOverheadBytes ||
+      LittleEndian(bytes, 16, 8) != bytes.size() - kFrameOverheadBytes) {
+    return absl::DataLossError(
+        absl::StrCat(name, ": torn: its length of ", bytes.size(), " bytes is not what it says"));
   }
   const size_t crc_offset = bytes.size() - kCrcBytes;
   const uint64_t expected = LittleEndian(bytes, crc_offset, kCrcBytes);
   const uint64_t actual = Crc64(bytes.substr(0, crc_offset));
   if (expected != actual) {
-    return absl::DataLossError(absl::StrCat(name, ": damaged: CRC ", absl::Hex(actual, absl::kZeroPad16), ", it says ",
+    return absl::DataLossError(absl::StrCat(name, ": damaged: CRC ",
+                                            absl::Hex(actual, absl::kZeroPad16), ", it says ",
                                             absl::Hex(expected, absl::kZeroPad16)));
   }
   if (LittleEndian(bytes, 12, 4) != 0) {

@@ -1,5 +1,5 @@
-// The frame around notes and job states (docs/formats.md, "Memory tier directory"): what a torn, damaged, foreign or
-// newer file is told apart by before its body is looked at.
+// The frame around notes and job states (docs/formats.md, "Memory tier directory"): what a torn,
+// damaged, foreign or newer file is told apart by before its body is looked at.
 //
 //   offset  bytes
 //   0       8      magic: "HFSLNOTE" or "HFJOBSTA"
@@ -25,14 +25,15 @@ enum class FrameKind { kSlotNote, kJobState };
 
 inline constexpr uint32_t kFrameFormatVersion = 1;
 inline constexpr size_t kFrameOverheadBytes = 32;
-// Of whole files. A note holds at most a few thousand processes, a job state a few thousand attempts.
+// Of whole files. A note holds at most a few thousand processes, a job state a few thousand
+// attempts.
 inline constexpr uint64_t kNoteBytesMax = uint64_t{1} << 20;
 inline constexpr uint64_t kJobStateBytesMax = uint64_t{16} << 20;
 
 std::string EncodeFrame(FrameKind kind, std::string_view body);
 
-// The body, pointing into `bytes`. DataLoss: torn, damaged or another kind of file. FailedPrecondition: of a newer
-// format version (the message names both).
+// The body, pointing into `bytes`. DataLoss: torn, damaged or another kind of file.
+// FailedPrecondition: of a newer format version (the message names both).
 absl::StatusOr<std::string_view> DecodeFrame(FrameKind kind, std::string_view bytes);
 
 }  // namespace holdfast

@@ -25,10 +25,18 @@ bool TakeSuffix(std::string_view& name, std::string_view suffix) {
 
 }  // namespace
 
-std::string ImageName(SlotId slot) { return absl::StrCat(ToAbsl(kSlotPrefix), absl::Dec(slot, absl::kZeroPad6)); }
-std::string NoteName(SlotId slot) { return absl::StrCat(ImageName(slot), ToAbsl(kNoteSuffix)); }
-std::string RecordName(SlotId slot) { return absl::StrCat(ImageName(slot), ToAbsl(kRecordSuffix)); }
-std::string JobStateName(const JobUuid& job) { return absl::StrCat(ToAbsl(kJobPrefix), job.ToString()); }
+std::string ImageName(SlotId slot) {
+  return absl::StrCat(ToAbsl(kSlotPrefix), absl::Dec(slot, absl::kZeroPad6));
+}
+std::string NoteName(SlotId slot) {
+  return absl::StrCat(ImageName(slot), ToAbsl(kNoteSuffix));
+}
+std::string RecordName(SlotId slot) {
+  return absl::StrCat(ImageName(slot), ToAbsl(kRecordSuffix));
+}
+std::string JobStateName(const JobUuid& job) {
+  return absl::StrCat(ToAbsl(kJobPrefix), job.ToString());
+}
 
 ParsedName ParseFileName(std::string_view name) {
   if (name == kLockName) {
@@ -50,7 +58,8 @@ ParsedName ParseFileName(std::string_view name) {
     role = FileRole::kRecord;
   }
   SlotId slot = 0;
-  if (!stem.starts_with(kSlotPrefix) || !absl::SimpleAtoi(ToAbsl(stem.substr(kSlotPrefix.size())), &slot) ||
+  if (!stem.starts_with(kSlotPrefix) ||
+      !absl::SimpleAtoi(ToAbsl(stem.substr(kSlotPrefix.size())), &slot) ||
       ImageName(slot) != stem) {
     return {};
   }

@@ -1,4 +1,5 @@
-// The names in the memory tier's directory, and how a small file there is replaced. Internal to tiers/memory.
+// The names in the memory tier's directory, and how a small file there is replaced. Internal to
+// tiers/memory.
 #pragma once
 
 #include <string>
@@ -12,7 +13,8 @@ namespace holdfast {
 
 enum class FileRole { kUnknown, kLock, kImage, kNote, kRecord, kJobState, kTemporary };
 
-// What a name in the directory means. Only the exact form that is written counts: "slot-17" is unknown.
+// What a name in the directory means. Only the exact form that is written counts: "slot-17" is
+// unknown.
 struct ParsedName {
   FileRole role = FileRole::kUnknown;
   SlotId slot = 0;  // kImage, kNote, kRecord
@@ -26,9 +28,10 @@ std::string RecordName(SlotId slot);
 std::string JobStateName(const JobUuid& job);
 inline constexpr std::string_view kLockName = "lock";
 
-// Replaces `path` by `data`, whole or not at all, in two halves with a place between them for a sync point:
-// PrepareFile writes and syncs `<path>.tmp` (replacing one left by a crash), CommitFile renames it and syncs the
-// directory. Each removes the temporary file when it fails. After a failed CommitFile either content may be there.
+// Replaces `path` by `data`, whole or not at all, in two halves with a place between them for a
+// sync point: PrepareFile writes and syncs `<path>.tmp` (replacing one left by a crash), CommitFile
+// renames it and syncs the directory. Each removes the temporary file when it fails. After a failed
+// CommitFile either content may be there.
 absl::Status PrepareFile(Env& env, const std::string& path, std::string_view data);
 absl::Status CommitFile(Env& env, const std::string& path);
 // NotFound when there is none. Durable when it returns OK.

@@ -15,7 +15,13 @@ using image_internal::WireField;
 using image_internal::WireReader;
 
 // Field numbers of holdfast.v1.SlotNote, Process and JobState.
-enum NoteField : uint32_t { kBootId = 1, kGeneration = 2, kWriter = 3, kReaders = 4, kSlotBytes = 5 };
+enum NoteField : uint32_t {
+  kBootId = 1,
+  kGeneration = 2,
+  kWriter = 3,
+  kReaders = 4,
+  kSlotBytes = 5
+};
 enum ProcessField : uint32_t { kPid = 1, kStartTicks = 2 };
 enum JobField : uint32_t { kJobUuid = 1, kJobName = 2 };
 
@@ -41,7 +47,8 @@ absl::StatusOr<ProcessId> DecodeProcess(std::string_view bytes) {
         HF_RETURN_IF_ERROR(reader.Unsigned(field, std::numeric_limits<int32_t>::max(), pid));
         break;
       case kStartTicks:
-        HF_RETURN_IF_ERROR(reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), start_ticks));
+        HF_RETURN_IF_ERROR(
+            reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), start_ticks));
         break;
       default:
         break;  // of a later version
@@ -64,7 +71,8 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
         HF_RETURN_IF_ERROR(reader.Bytes(field, note.boot_id));
         break;
       case kGeneration:
-        HF_RETURN_IF_ERROR(reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), note.generation));
+        HF_RETURN_IF_ERROR(
+            reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), note.generation));
         break;
       case kWriter: {
         HF_RETURN_IF_ERROR(reader.Bytes(field, process));
@@ -74,14 +82,16 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
       case kReaders: {
         HF_RETURN_IF_ERROR(reader.Repeated(field, process));
         if (note.readers.size() == kNoteReadersMax) {
-          return absl::InvalidArgumentError(absl::StrCat("read SlotNote: more than ", kNoteReadersMax, " readers"));
+          return absl::InvalidArgumentError(
+              absl::StrCat("read SlotNote: more than ", kNoteReadersMax, " readers"));
         }
         HF_ASSIGN_OR_RETURN(ProcessId one, DecodeProcess(process));
         note.readers.push_back(one);
         break;
       }
       case kSlotBytes:
-        HF_RETURN_IF_ERROR(reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), note.slot_bytes));
+        HF_RETURN_IF_ERROR(
+            reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), note.slot_bytes));
         break;
       default:
         break;
@@ -89,7 +99,8 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
   }
   HF_RETURN_IF_ERROR(reader.status());
   if (note.boot_id.empty() || note.boot_id.size() > kBootIdBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("read SlotNote: a boot id of ", note.boot_id.size(), " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("read SlotNote: a boot id of ", note.boot_id.size(), " bytes"));
   }
   return note;
 }
@@ -98,12 +109,14 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
 
 absl::StatusOr<std::string> EncodeSlotNote(const SlotNote& note) {
   if (note.boot_id.empty() || note.boot_id.size() > kBootIdBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slot note: a boot id of ", note.boot_id.size(), " bytes; 1 to ", kBootIdBytesMax, " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("slot note: a boot id of ", note.boot_id.size(),
+                                                   " bytes; 1 to ", kBootIdBytesMax,
+                                                   " are allowed"));
   }
   if (note.readers.size() > kNoteReadersMax) {
-    return absl::ResourceExhaustedError(absl::StrCat("slot note: ", note.readers.size(), " readers; at most ",
-                                                     kNoteReadersMax, " may have one slot attached"));
+    return absl::ResourceExhaustedError(absl::StrCat("slot note: ", note.readers.size(),
+                                                     " readers; at most ", kNoteReadersMax,
+                                                     " may have one slot attached"));
   }
   std::string body;
   protozero::pbf_writer writer(body);

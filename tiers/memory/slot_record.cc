@@ -9,14 +9,16 @@ namespace {
 
 template <typename Value>
 absl::Status Differs(absl::string_view what, const Value& said, const Value& expected) {
-  return absl::InvalidArgumentError(absl::StrCat("record: its ", what, " is ", said, ", expected ", expected));
+  return absl::InvalidArgumentError(
+      absl::StrCat("record: its ", what, " is ", said, ", expected ", expected));
 }
 
 }  // namespace
 
 absl::StatusOr<ShardRecord> DecodeSlotRecord(std::string_view bytes) {
   HF_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(bytes));
-  HF_RETURN_IF_ERROR(DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes).status());
+  HF_RETURN_IF_ERROR(
+      DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes).status());
   if (record.generation == 0) {
     return absl::InvalidArgumentError("record: it has no generation, so it is not of a slot");
   }
@@ -42,8 +44,9 @@ absl::Status CheckExpectation(const ShardRecord& record, const RecordExpectation
   }
   if (record.descent != expected.descent) {
     return absl::InvalidArgumentError(
-        absl::StrCat("record: its line of descent (", record.descent.size(), " attempts) is not that of attempt ",
-                     expected.id.attempt, " (", expected.descent.size(), " attempts)"));
+        absl::StrCat("record: its line of descent (", record.descent.size(),
+                     " attempts) is not that of attempt ", expected.id.attempt, " (",
+                     expected.descent.size(), " attempts)"));
   }
   return absl::OkStatus();
 }

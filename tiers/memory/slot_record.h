@@ -10,8 +10,9 @@
 
 namespace holdfast {
 
-// Decodes a record file whole, its layout included, and returns it without layout and digests. Errors are
-// DecodeRecord's; InvalidArgument also when the layout does not fit the lengths or there is no generation.
+// Decodes a record file whole, its layout included, and returns it without layout and digests.
+// Errors are DecodeRecord's; InvalidArgument also when the layout does not fit the lengths or there
+// is no generation.
 absl::StatusOr<ShardRecord> DecodeSlotRecord(std::string_view bytes);
 
 // InvalidArgument, naming the first difference, unless the record is the one expected.

@@ -1,5 +1,6 @@
-// Reads the memory tier's directory and decides what each file there is worth: the rules of docs/formats.md, "Memory
-// tier directory". Internal to tiers/memory; the caller keeps everybody else from changing the directory meanwhile.
+// Reads the memory tier's directory and decides what each file there is worth: the rules of
+// docs/formats.md, "Memory tier directory". Internal to tiers/memory; the caller keeps everybody
+// else from changing the directory meanwhile.
 #pragma once
 
 #include <cstdint>

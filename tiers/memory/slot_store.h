@@ -6,8 +6,15 @@
 //   <dir>/slot-000017.record   present exactly while the slot holds a sealed copy
 //   <dir>/job-<uuid>           holdfast.v1.JobState, framed, CRC
 //
-// Which slot may be created, filled or removed when is the core's decision (server/); this class only does it, and
-// keeps the budget as a second line of defence. Thread-safe; calls for one slot must not overlap, except reads.
+// Which slot may be created, filled or removed when is the core's decision (server/); this class
+// only does it, and keeps the budget and the order of a refill as a second line of defence.
+// Thread-safe; calls for one slot must not overlap, except reads.
+//
+//   store->Create(17, bytes); store->Populate(17, 0, bytes);
+//   store->WriteNote(17, {.generation = 1, .writer = client, .slot_bytes = bytes});
+//   … pass store->OpenImage(17, true) to the client, which writes image and record …
+//   store->PublishRecord(17, expected, record_offset, record_bytes);     // sealed
+//   store->RemoveRecord(17); store->WriteNote(17, {.generation = 2, …});  // the next filling
 #pragma once
 
 #include <cstdint>
@@ -23,6 +30,7 @@
 #include "base/ids.h"
 #include "base/unique_fd.h"
 #include "tiers/image/record.h"
+#include "tiers/tier.h"
 
 namespace holdfast {
 
@@ -41,7 +49,8 @@ struct StoredSlot {
   SlotId slot = 0;
   uint64_t bytes = 0;
   SlotNote note;
-  std::optional<ShardRecord> record;  // without layout_bytes and digests, to bound memory; absent if there is none that is good
+  // Without layout_bytes and digests, to bound memory; absent if there is none that is good.
+  std::optional<ShardRecord> record;
 };
 
 // What the record in a slot must say to be published.
@@ -56,7 +65,9 @@ struct RecordExpectation {
 struct MemoryScan {
   std::vector<StoredSlot> slots;
   std::vector<std::string> job_states;  // encoded holdfast.v1.JobState, framing checked
-  std::vector<std::string> problems;    // files that were left alone, and why
+  // What was left alone, removed, or found cut short, and why: for people.
+  std::vector<std::string> problems;
+  std::vector<UnreadableCopy> unreadable;  // those of the problems that cost a copy
 };
 
 class SlotStore {
@@ -67,29 +78,59 @@ class SlotStore {
     uint64_t bytes_max = 0;
     std::string boot_id;
   };
-  // Creates the directory (0700) if needed, takes the lock. Fails clearly when `dir` is not on tmpfs or too small.
+  // Creates the directory (0700) if needed, takes the lock. Fails clearly when `dir` is not on
+  // tmpfs or too small.
   static absl::StatusOr<std::unique_ptr<SlotStore>> Open(const Options& options);
   ~SlotStore();
 
-  // All that is there. A record counts only with a note of this boot, the same generation and lengths that fit; a record that does
-  // not is removed (torn) or, if of a newer format version or foreign, reported and its slot left alone.
+  // All that is there. A record counts only with a note of this boot, the same generation and
+  // lengths that fit; a record that does not is removed (torn) or, if of a newer format version or
+  // foreign, reported and its slot left alone. Call it first: slots that were there when the store
+  // opened can't be used before. Later calls wait for changes under way.
   absl::StatusOr<MemoryScan> Scan();
 
-  absl::Status Create(SlotId slot, uint64_t bytes);  // multiple of 2 MiB; ResourceExhausted beyond budget or tmpfs
+  // `bytes`: a multiple of 2 MiB. ResourceExhausted beyond the budget or what the tmpfs has.
+  absl::Status Create(SlotId slot, uint64_t bytes);
   absl::Status Populate(SlotId slot, uint64_t offset, uint64_t bytes);
+  // FailedPrecondition while the slot has a record and the generation changes, or when the
+  // generation goes back; DataLoss when the slot file is not of note.slot_bytes any more. An empty
+  // boot_id means this boot.
   absl::Status WriteNote(SlotId slot, const SlotNote& note);
   absl::StatusOr<UniqueFd> OpenImage(SlotId slot, bool writable);
   absl::StatusOr<UniqueFd> OpenRecord(SlotId slot);
-  // Reads [offset, offset+bytes) of the slot, decodes it as a record, checks it (and its layout) against `expected`, publishes it.
-  absl::StatusOr<ShardRecord> PublishRecord(SlotId slot, const RecordExpectation& expected, uint64_t offset, uint64_t bytes);
+  // The same image, through Env: for those that read or write it inside the daemon.
+  absl::StatusOr<std::unique_ptr<File>> OpenImageFile(SlotId slot, bool writable);
+  // Reads [offset, offset+bytes) of the slot, decodes it as a record, checks it (and its layout)
+  // against `expected`, publishes it. InvalidArgument: torn, hostile or not the one expected.
+  // FailedPrecondition: of a newer format version, or the slot is at another generation.
+  // AlreadyExists: the slot, or another one, holds that shard. DataLoss: the slot file was cut
+  // short or deleted meanwhile. After any error but AlreadyExists the slot holds no record. The
+  // record returned is without layout_bytes and digests.
+  absl::StatusOr<ShardRecord> PublishRecord(SlotId slot, const RecordExpectation& expected,
+                                            uint64_t offset, uint64_t bytes);
+  // The same for a record that did not come through the slot: a copy that the daemon itself wrote
+  // there.
+  absl::StatusOr<ShardRecord> PublishRecordBytes(SlotId slot, const RecordExpectation& expected,
+                                                 std::string_view record_bytes);
   absl::StatusOr<std::string> ReadRecord(SlotId slot);
   absl::Status ReadAt(SlotId slot, uint64_t offset, std::span<std::byte> out);
   absl::Status RemoveRecord(SlotId slot);  // NotFound if there is none
   absl::Status Delete(SlotId slot);        // record, note, image: in this order
+  // InvalidArgument unless `encoded` is the state of that job. Calls for one job must not overlap.
   absl::Status WriteJobState(const JobUuid& job, std::string_view encoded);
   absl::Status RemoveJobState(const JobUuid& job);
 
+  // The slot that holds a sealed copy of the shard, by what this store knows (no I/O). NotFound if
+  // there is none.
+  absl::StatusOr<StoredSlot> Find(const ShardId& shard) const;
+  // OK if all that was read through `image` (from OpenImageFile) belonged to this filling, which is
+  // still sealed and whole. NotFound: removed or refilled meanwhile. DataLoss: cut short, deleted
+  // or replaced underneath.
+  absl::Status Confirm(SlotId slot, Generation generation, File& image);
+
+  // Slots, those included that the scan left alone.
   uint64_t bytes_used() const;
+  const std::string& dir() const;
 
  private:
   struct Impl;

@@ -1,0 +1,48 @@
+#include "ckptctl/commands.h"
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "base/status.h"
+#include "ckptctl/json.h"
+#include "ckptctl/text.h"
+
+namespace holdfast {
+namespace {
+
+ExitCode ExitCodeOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk:
+      return ExitCode::kOk;
+    case absl::StatusCode::kDataLoss:
+      return ExitCode::kDamaged;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return ExitCode::kUnreachable;
+    case absl::StatusCode::kCancelled:
+      return ExitCode::kInterrupted;
+    default:
+      return ExitCode::kRefused;
+  }
+}
+
+}  // namespace
+
+ExitCode ReportError(const Context& context, const absl::Status& status) {
+  const ExitCode exit_code = ExitCodeOf(status.code());
+  *context.err << "ckptctl: " << EscapeText(Message(status)) << "\n";
+  if (context.json) {
+    nlohmann::ordered_json json;
+    json["error"] = {{"code", absl::StatusCodeToString(status.code())},
+                     {"message", Message(status)},
+                     {"exit_code", static_cast<int>(exit_code)}};
+    *context.out << DumpJson(json) << "\n";
+  }
+  return exit_code;
+}
+
+absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context) {
+  return AdminClient::Connect(FindAdminSocket(context.socket), context.timeout);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,92 @@
+// ckptctl's commands: each takes what was asked for, prints its answer, and returns the program's exit code. main.cc
+// parses arguments into these; tests call them against a daemon of their own.
+//
+//   Context context{.out = &std::cout, .err = &std::cerr, …};
+//   return static_cast<int>(RunStatus(context, {.job = "llama"}));
+//
+// With context.json each prints exactly one line on `out`, a JSON object, also when it fails: {"error": …}. Errors for
+// people go to `err`. Not thread-safe: one command at a time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "ckptctl/admin_client.h"
+
+namespace holdfast {
+
+enum class ExitCode {
+  kOk = 0,
+  kDamaged = 1,      // something is wrong with the checkpoints, or will not work
+  kUsage = 2,
+  kUnreachable = 3,  // the daemon is not there, or does not answer
+  kRefused = 4,      // not found, not allowed, or failed otherwise
+  kInterrupted = 130,
+};
+
+struct Context {
+  std::ostream* out = nullptr;
+  std::ostream* err = nullptr;
+  bool json = false;
+  bool progress = false;  // err is a terminal: progress bars make sense
+  std::string socket;
+  Duration timeout = std::chrono::seconds(10);
+  Clock* clock = Clock::System();
+  const std::atomic<bool>* interrupted = nullptr;  // set by SIGINT and SIGTERM; may be null
+};
+
+struct StatusArguments {
+  std::string job;  // empty: all
+};
+struct ListArguments {
+  std::string job;
+};
+struct InspectArguments {
+  std::string job;
+  std::optional<Step> step;  // none: the newest committed
+  Attempt attempt = 0;       // 0: on the line of descent
+  Rank rank = 0;
+  bool all_slices = false;
+};
+struct VerifyArguments {
+  std::string job;  // empty: every job
+  std::optional<Step> step;
+  Attempt attempt = 0;
+  bool all = false;
+};
+struct RestoreArguments {
+  std::string job;
+  std::optional<Step> step;
+  Attempt attempt = 0;
+  bool from_scratch = false;
+  bool clear = false;
+};
+struct RemoveArguments {
+  std::string job;
+  bool yes = false;
+};
+struct DoctorArguments {
+  std::string config;  // empty: /etc/holdfast/ckptd.yaml if there is one
+};
+
+ExitCode RunStatus(const Context& context, const StatusArguments& arguments);
+ExitCode RunList(const Context& context, const ListArguments& arguments);
+ExitCode RunInspect(const Context& context, const InspectArguments& arguments);
+ExitCode RunVerify(const Context& context, const VerifyArguments& arguments);
+ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);
+ExitCode RunRemove(const Context& context, const RemoveArguments& arguments);
+ExitCode RunDoctor(const Context& context, const DoctorArguments& arguments);
+
+// Says on `err` (and as JSON) what went wrong, and gives its exit code.
+ExitCode ReportError(const Context& context, const absl::Status& status);
+
+absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context);
+
+}  // namespace holdfast

@@ -1,0 +1,115 @@
+// `ckptctl doctor` in two halves: facts about this machine, and what they mean for Holdfast. The second half is a pure
+// function, so that every machine that we do not have is a test.
+//
+//   const std::vector<Finding> findings = Evaluate(CollectFacts(context, arguments));
+//   out << RenderFindings(findings);
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptctl/commands.h"
+
+namespace holdfast {
+
+inline constexpr uint64_t kUnlimited = UINT64_MAX;
+
+struct TmpfsFacts {
+  std::string path;         // as configured; what exists of it was looked at
+  std::string mount_point;  // what a remount must name
+  absl::Status status;      // of looking
+  std::string type;         // "tmpfs"
+  uint64_t bytes_total = 0;
+  uint64_t bytes_free = 0;
+  std::string huge;  // the mount's huge= option: "never" when it has none
+};
+
+struct SocketFacts {
+  std::string what;  // "admin socket", "client socket"
+  std::string path;
+  bool exists = false;
+  bool is_socket = false;
+  bool may_connect = false;  // as far as permissions go
+  std::string directory;
+  bool directory_open_to_all = false;  // writable by everybody, not sticky: anyone can put another socket there
+};
+
+struct LimitFacts {
+  std::string of;  // "ckptd (pid 4711)", or "this shell"
+  uint64_t memlock_bytes = 0;
+  uint64_t open_files = 0;
+  bool may_lock_all = false;  // CAP_IPC_LOCK
+  std::optional<uint64_t> cgroup_memory_bytes;
+};
+
+struct DaemonFacts {
+  std::string socket;
+  absl::Status reachable;
+  absl::Status health;
+  absl::Status status_call;
+  std::string version;
+  int32_t pid = 0;
+  uint64_t memory_bytes_max = 0;
+  uint64_t memory_bytes_used = 0;
+  uint64_t memory_bytes_free_in_tmpfs = 0;
+  uint32_t slots_quarantined = 0;
+  std::vector<std::string> problems;
+};
+
+struct Facts {
+  std::string kernel_release;  // "6.1.0-18-amd64"
+  int io_uring_error = 0;      // errno of a real io_uring_setup; 0: works
+  int pidfd_error = 0;
+  int populate_error = 0;  // of MADV_POPULATE_WRITE
+  std::string copy_kernel;
+  bool x86 = false;
+  uint64_t ram_bytes = 0;
+  bool swap = false;
+  std::string shmem_huge;  // the machine's setting: "never", "advise", "deny", "force", …; empty: not known
+  std::vector<std::string> fabric_providers;
+  std::vector<std::string> rdma_devices;
+  std::string config_path;  // empty: there is none
+  absl::Status config;
+  std::vector<TmpfsFacts> tmpfs;  // /dev/shm, and memory.dir when that is elsewhere
+  std::vector<SocketFacts> sockets;
+  LimitFacts limits;
+  DaemonFacts daemon;
+};
+
+enum class Verdict { kOk, kSlow, kBroken };
+std::string_view VerdictText(Verdict verdict);  // "ok", "slow", "will not work"
+std::string_view VerdictId(Verdict verdict);    // for --json: "ok", "slow", "will_not_work"
+
+struct Finding {
+  std::string check;  // "kernel", "io_uring", …: stable
+  Verdict verdict = Verdict::kOk;
+  std::string text;
+  std::string mend;  // the command; empty when there is nothing to mend
+};
+
+Facts CollectFacts(const Context& context, const DoctorArguments& arguments);
+
+// The parts of collecting that ask the kernel by trying.
+int TryIoUring();
+int TryPidfd();
+int TryPopulate();
+std::vector<std::string> FabricProviders();
+
+std::vector<Finding> Evaluate(const Facts& facts);
+std::string RenderFindings(const std::vector<Finding>& findings);
+
+// Of two mountinfo texts' lines the one that holds `path` (the longest mount point that is a prefix).
+struct MountFacts {
+  std::string mount_point;
+  std::string huge;  // value of huge=, "never" if there is none
+};
+MountFacts FindMount(std::string_view mountinfo, const std::string& path);
+
+// The chosen word of "always within_size [never] deny": "never"; empty if there is none.
+std::string ChosenWord(std::string_view text);
+
+}  // namespace holdfast

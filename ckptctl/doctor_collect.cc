@@ -1,0 +1,263 @@
+// Gathers what doctor judges. Nothing here is fatal: what cannot be read is a fact of its own.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/config.h"
+#include "base/copy.h"
+#include "base/env.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "ckptctl/doctor.h"
+#include "holdfast/v1/admin.pb.h"
+#include "holdfast/v1/config.pb.h"
+
+namespace holdfast {
+namespace {
+
+constexpr char kDefaultConfig[] = "/etc/holdfast/ckptd.yaml";
+constexpr char kSharedMemory[] = "/dev/shm";
+constexpr uint64_t kConfigBytesMax = kMiB;
+constexpr int kCapIpcLock = 14;
+// Control groups without a limit show a number near 2^63 (version 1).
+constexpr uint64_t kCgroupNoLimit = uint64_t{1} << 60;
+
+std::string KernelText(const std::string& path) { return ReadKernelFile(path).value_or(""); }
+
+// The rest of the line that starts with `prefix`, without blanks around it; empty if there is none.
+std::string LineAfter(const std::string& text, std::string_view prefix) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::StartsWith(line, ToAbsl(prefix))) {
+      return std::string(absl::StripAsciiWhitespace(line.substr(prefix.size())));
+    }
+  }
+  return "";
+}
+
+// "Max locked memory   8388608   8388608   bytes": the soft limit.
+uint64_t SoftLimit(const std::string& limits, std::string_view name) {
+  const std::string line = LineAfter(limits, name);
+  const std::string first = line.substr(0, line.find(' '));
+  uint64_t value = 0;
+  return first == "unlimited" ? kUnlimited : absl::SimpleAtoi(first, &value) ? value : 0;
+}
+
+std::optional<uint64_t> NumberIn(const std::string& path) {
+  uint64_t value = 0;
+  const std::string text = KernelText(path);
+  if (!absl::SimpleAtoi(text, &value) || value >= kCgroupNoLimit) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+// The tightest memory limit on the way from the process's control group up to the root.
+std::optional<uint64_t> CgroupLimit(const std::string& process) {
+  std::optional<uint64_t> least;
+  const std::string groups = KernelText(process + "/cgroup");
+  for (const absl::string_view line : absl::StrSplit(groups, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3 || (!parts[1].empty() && parts[1] != "memory")) {
+      continue;
+    }
+    const bool v2 = parts[1].empty();
+    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    for (std::string group = parts[2]; !group.empty(); group = group.substr(0, group.rfind('/'))) {
+      const std::string path = group == "/" ? root : root + group;
+      const auto limit = NumberIn(path + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+      if (limit && (!least || *limit < *least)) {
+        least = limit;
+      }
+    }
+  }
+  return least;
+}
+
+LimitFacts CollectLimits(int32_t daemon_pid) {
+  LimitFacts facts;
+  std::string process = absl::StrCat("/proc/", daemon_pid);
+  facts.of = absl::StrCat("ckptd (pid ", daemon_pid, ")");
+  std::string limits = daemon_pid > 0 ? KernelText(process + "/limits") : "";
+  if (limits.empty()) {
+    process = "/proc/self";
+    facts.of = "this shell";
+    limits = KernelText(process + "/limits");
+  }
+  facts.memlock_bytes = SoftLimit(limits, "Max locked memory");
+  facts.open_files = SoftLimit(limits, "Max open files");
+  uint64_t capabilities = 0;
+  const std::string effective = LineAfter(KernelText(process + "/status"), "CapEff:");
+  facts.may_lock_all = absl::SimpleHexAtoi(effective, &capabilities) && (capabilities >> kCapIpcLock & 1) != 0;
+  facts.cgroup_memory_bytes = CgroupLimit(process);
+  return facts;
+}
+
+// The directory itself, or what exists above it.
+std::string NearestExisting(std::string path) {
+  while (path.size() > 1 && !Env::System()->Info(path).ok()) {
+    path = ParentDirectory(path);
+  }
+  return path;
+}
+
+TmpfsFacts CollectTmpfs(const std::string& path) {
+  TmpfsFacts facts;
+  facts.path = path;
+  const std::string existing = NearestExisting(path);
+  const auto info = Env::System()->Filesystem(existing);
+  facts.status = info.status();
+  if (info.ok()) {
+    facts.type = info->type;
+    facts.bytes_total = info->bytes_total;
+    facts.bytes_free = info->bytes_free;
+  }
+  const MountFacts mount = FindMount(KernelText("/proc/self/mountinfo"), existing);
+  facts.mount_point = mount.mount_point;
+  facts.huge = mount.huge;
+  return facts;
+}
+
+SocketFacts CollectSocket(std::string what, const std::string& path) {
+  SocketFacts facts;
+  facts.what = std::move(what);
+  facts.path = path;
+  facts.directory = ParentDirectory(path);
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) {
+    facts.exists = true;
+    facts.is_socket = S_ISSOCK(info.st_mode);
+    facts.may_connect = ::access(path.c_str(), W_OK) == 0;
+  }
+  if (::stat(facts.directory.c_str(), &info) == 0) {
+    facts.directory_open_to_all = (info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0;
+  }
+  return facts;
+}
+
+DaemonFacts CollectDaemon(const Context& context, std::string& memory_dir) {
+  DaemonFacts facts;
+  facts.socket = FindAdminSocket(context.socket);
+  const auto client = AdminClient::Connect(facts.socket, context.timeout);
+  facts.reachable = client.status();
+  if (!client.ok()) {
+    return facts;
+  }
+  facts.health = (*client)->CheckHealth();
+  v1::GetStatusReply reply;
+  facts.status_call = (*client)->GetStatus(v1::GetStatusRequest(), reply);
+  const v1::DaemonStatus& daemon = reply.daemon();
+  facts.version = daemon.version();
+  facts.pid = daemon.pid();
+  facts.memory_bytes_max = daemon.memory_bytes_max();
+  facts.memory_bytes_used = daemon.memory_bytes_used();
+  facts.memory_bytes_free_in_tmpfs = daemon.memory_bytes_free_in_tmpfs();
+  facts.slots_quarantined = daemon.slots_quarantined();
+  facts.problems.assign(daemon.problems().begin(), daemon.problems().end());
+  memory_dir = daemon.memory_dir();
+  return facts;
+}
+
+// The daemon's settings as its file has them; what the file does not say is found as ckptd would.
+v1::DaemonConfig CollectConfig(const DoctorArguments& arguments, Facts& facts) {
+  v1::DaemonConfig config;
+  const std::string path = arguments.config.empty() ? kDefaultConfig : arguments.config;
+  if (arguments.config.empty() && absl::IsNotFound(Env::System()->Info(path).status())) {
+    return config;
+  }
+  facts.config_path = path;
+  const auto text = ReadFile(*Env::System(), path, kConfigBytesMax);
+  facts.config = text.ok() ? ParseConfig(*text, path, config) : text.status();
+  return config;
+}
+
+std::vector<std::string> NamesIn(const std::string& directory) {
+  return Env::System()->List(directory).value_or(std::vector<std::string>());
+}
+
+}  // namespace
+
+MountFacts FindMount(std::string_view mountinfo, const std::string& path) {
+  MountFacts found;
+  for (const absl::string_view line : absl::StrSplit(ToAbsl(mountinfo), '\n')) {
+    // "36 35 98:0 /root /mount/point rw,noatime shared:1 - tmpfs tmpfs rw,size=1k,huge=always"
+    const std::vector<std::string> parts = absl::StrSplit(line, ' ');
+    const auto dash = std::find(parts.begin(), parts.end(), "-");
+    if (parts.size() < 6 || parts.end() - dash < 4) {
+      continue;
+    }
+    const std::string& mount = parts[4];
+    const bool holds = mount == "/" || path == mount || absl::StartsWith(path, mount + "/");
+    // Of two at one place the later lies on top.
+    if (!holds || mount.size() < found.mount_point.size()) {
+      continue;
+    }
+    found = {mount, "never"};
+    for (const absl::string_view option : absl::StrSplit(*(dash + 3), ',')) {
+      if (absl::StartsWith(option, "huge=")) {
+        found.huge = std::string(option.substr(5));
+      }
+    }
+  }
+  return found;
+}
+
+std::string ChosenWord(std::string_view text) {
+  const size_t begin = text.find('[');
+  const size_t end = text.find(']', begin == std::string_view::npos ? 0 : begin);
+  if (begin == std::string_view::npos || end == std::string_view::npos) {
+    return "";
+  }
+  return std::string(text.substr(begin + 1, end - begin - 1));
+}
+
+Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
+  Facts facts;
+  utsname name{};
+  if (::uname(&name) == 0) {
+    facts.kernel_release = name.release;
+    facts.x86 = absl::StartsWith(name.machine, "x86");
+  }
+  facts.io_uring_error = TryIoUring();
+  facts.pidfd_error = TryPidfd();
+  facts.populate_error = TryPopulate();
+  facts.copy_kernel = std::string(CopyKernelName());
+  const std::string total = LineAfter(KernelText("/proc/meminfo"), "MemTotal:");
+  uint64_t kib = 0;
+  if (absl::SimpleAtoi(total.substr(0, total.find(' ')), &kib)) {
+    facts.ram_bytes = kib * kKiB;
+  }
+  const std::string swaps = KernelText("/proc/swaps");  // one line of titles, then one an area
+  facts.swap = std::count(swaps.begin(), swaps.end(), '\n') > 1;
+  facts.shmem_huge = ChosenWord(KernelText("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+  facts.fabric_providers = FabricProviders();
+  facts.rdma_devices = NamesIn("/sys/class/infiniband");
+
+  const v1::DaemonConfig config = CollectConfig(arguments, facts);
+  std::string memory_dir;
+  facts.daemon = CollectDaemon(context, memory_dir);
+  if (memory_dir.empty()) {
+    memory_dir = config.memory().dir();
+  }
+  facts.tmpfs.push_back(CollectTmpfs(kSharedMemory));
+  if (!memory_dir.empty() && memory_dir.front() == '/') {
+    TmpfsFacts other = CollectTmpfs(memory_dir);
+    if (other.mount_point != facts.tmpfs.front().mount_point) {
+      facts.tmpfs.push_back(std::move(other));
+    }
+  }
+  facts.limits = CollectLimits(facts.daemon.pid);
+  facts.sockets.push_back(CollectSocket("admin socket", facts.daemon.socket));
+  facts.sockets.push_back(CollectSocket("client socket", config.socket().path().empty()
+                                                             ? JoinPath(ParentDirectory(facts.daemon.socket), "ckptd.sock")
+                                                             : config.socket().path()));
+  return facts;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,174 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "ckptctl/commands.h"
+#include "ckptctl/json.h"
+#include "ckptctl/render.h"
+#include "ckptctl/text.h"
+#include "ckptctl/views.h"
+#include "holdfast/v1/admin.pb.h"
+
+namespace holdfast {
+namespace {
+
+constexpr int kLossesShown = 5;
+constexpr int kEventsShown = 8;
+constexpr int kInFlightShown = 8;
+constexpr size_t kBudgetCells = 20;
+
+// One line of a job: what it is about, and what there is to say.
+void AddLine(Table& table, std::string_view label, std::string text) {
+  table.AddRow({std::string(label), std::move(text)});
+}
+
+std::string PhaseText(v1::JobStatus::AttemptPhase phase) {
+  switch (phase) {
+    case v1::JobStatus::ATTEMPT_PHASE_GATHERING:
+      return "gathering: ranks are joining";
+    case v1::JobStatus::ATTEMPT_PHASE_RESTORING:
+      return "restoring";
+    case v1::JobStatus::ATTEMPT_PHASE_RUNNING:
+      return "running";
+    case v1::JobStatus::ATTEMPT_PHASE_ENDED:
+      return "ended: none of its processes is alive";
+    default:
+      return absl::StrCat("phase ", static_cast<int>(phase));
+  }
+}
+
+// What each failure is called, and why nothing survives it when nothing does.
+struct FailureText {
+  std::string name;
+  std::string nothing;
+};
+FailureText TextOf(v1::Protection::FailureKind kind) {
+  switch (kind) {
+    case v1::Protection::FAILURE_KIND_PROCESS:
+      return {"if a process dies", "no step is committed"};
+    case v1::Protection::FAILURE_KIND_NODE:
+      return {"if the node dies", "no copy is kept outside this node"};
+    case v1::Protection::FAILURE_KIND_DOMAIN:
+      return {"if its failure domain dies", "no copy is kept outside this failure domain"};
+    case v1::Protection::FAILURE_KIND_ALL_NODES:
+      return {"if all nodes die", "no copy is kept on storage that outlives the nodes"};
+    default:
+      return {absl::StrCat("if failure ", static_cast<int>(kind), " happens"), "no copy is kept for it"};
+  }
+}
+
+std::string StepText(uint64_t attempt, uint64_t step) { return absl::StrCat("step ", step, " (attempt ", attempt, ")"); }
+
+std::string ProtectionText(const v1::Protection& p) {
+  if (!p.any()) {
+    return absl::StrCat("nothing would survive: ", TextOf(p.kind()).nothing);
+  }
+  return absl::StrCat("you are back at ", StepText(p.attempt(), p.step()), ", ", FormatAge(p.age_ms()), " old, from ",
+                      EscapeText(p.from()));
+}
+
+std::string JobHead(const v1::JobStatus& job) {
+  return absl::StrCat("job ", EscapeText(job.name()), ": attempt ", job.attempt(), ", ", PhaseText(job.phase()), "; ",
+                      job.ranks_alive(), " of ", Count(job.world_size(), "rank", "ranks"), " alive; holds ",
+                      FormatBytes(job.bytes_held()), "\n");
+}
+
+void AddInFlight(const v1::JobStatus& job, Table& lines) {
+  const int shown = std::min(job.in_flight_size(), kInFlightShown);
+  for (int i = 0; i < shown; ++i) {
+    const v1::StepInFlight& step = job.in_flight(i);
+    AddLine(lines, i == 0 ? "being saved" : "",
+            absl::StrCat(StepText(step.attempt(), step.step()), ": ", step.ranks_sealed(), " of ",
+                         Count(step.world_size(), "rank", "ranks"), " sealed"));
+  }
+  if (shown < job.in_flight_size()) {
+    AddLine(lines, "", absl::StrCat("and ", job.in_flight_size() - shown, " more: --json has them all"));
+  }
+}
+
+void AddLosses(const v1::JobStatus& job, int64_t now, Table& lines) {
+  const int shown = std::min(job.losses_size(), kLossesShown);
+  for (int i = 0; i < shown; ++i) {
+    const v1::StepLoss& loss = job.losses(i);
+    const std::string ago = FormatAgo(loss.unix_ms(), now);
+    AddLine(lines, i == 0 ? "given up" : "",
+            absl::StrCat(StepText(loss.attempt(), loss.step()), ", ", EscapeText(loss.why()), ago.empty() ? "" : ", ", ago));
+  }
+  if (shown < job.losses_size()) {
+    AddLine(lines, "", absl::StrCat("and ", job.losses_size() - shown, " older: --json has them all"));
+  }
+}
+
+void AddEvents(const v1::JobStatus& job, int64_t now, Table& lines) {
+  // Oldest first, so that the eye ends at the newest.
+  const int first = std::max(0, job.events_size() - kEventsShown);
+  for (int i = first; i < job.events_size(); ++i) {
+    const v1::Event& event = job.events(i);
+    const std::string ago = FormatAgo(event.unix_ms(), now);
+    AddLine(lines, i == first ? "recently" : "",
+            absl::StrCat(EscapeText(event.text()), ago.empty() ? "" : ", ", ago));
+  }
+}
+
+std::string RenderJob(const v1::JobStatus& job, int64_t now) {
+  Table lines({{"", Align::kLeft}, {"", Align::kLeft}});
+  for (const v1::Protection& p : job.protection()) {
+    AddLine(lines, TextOf(p.kind()).name, ProtectionText(p));
+  }
+  if (!job.restore_point().empty()) {
+    AddLine(lines, "next restore",
+            absl::StrCat(EscapeText(job.restore_point()), " (set by hand; --clear of ckptctl restore takes it back)"));
+  }
+  AddInFlight(job, lines);
+  AddLosses(job, now, lines);
+  AddEvents(job, now, lines);
+  return JobHead(job) + lines.RenderWithoutTitles("  ");
+}
+
+std::string RenderDaemon(const v1::DaemonStatus& d) {
+  std::string out = absl::StrCat("ckptd ", EscapeText(d.version()), " on ", EscapeText(d.node_name()), ": pid ", d.pid(),
+                                 ", up ", FormatAge(d.uptime_ms()), ", ",
+                                 Count(d.connections(), "connection", "connections"), "\n");
+  absl::StrAppend(&out, "memory ", Bar(d.memory_bytes_used(), d.memory_bytes_max(), kBudgetCells), " ",
+                  FormatBytes(d.memory_bytes_used()), " of ", FormatBytes(d.memory_bytes_max()), " in ",
+                  Count(d.slots(), "slot", "slots"), " (", d.slots_free(), " free, ", d.slots_quarantined(),
+                  " quarantined); ", EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
+                  " left\n");
+  for (const std::string& problem : d.problems()) {
+    absl::StrAppend(&out, "problem: ", EscapeText(problem), "\n");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string RenderStatus(const v1::GetStatusReply& reply) {
+  std::string out = RenderDaemon(reply.daemon());
+  for (const v1::JobStatus& job : reply.jobs()) {
+    absl::StrAppend(&out, "\n", RenderJob(job, reply.daemon().unix_ms()));
+  }
+  if (reply.jobs().empty()) {
+    absl::StrAppend(&out, "\nno jobs of yours: none has joined since their copies were last removed\n");
+  }
+  return out;
+}
+
+ExitCode RunStatus(const Context& context, const StatusArguments& arguments) {
+  const auto client = ConnectAdmin(context);
+  if (!client.ok()) {
+    return ReportError(context, client.status());
+  }
+  v1::GetStatusRequest request;
+  request.set_job(arguments.job);
+  v1::GetStatusReply reply;
+  if (const absl::Status status = (*client)->GetStatus(request, reply); !status.ok()) {
+    return ReportError(context, status);
+  }
+  *context.out << (context.json ? DumpJson(MessageToJson(reply)) + "\n" : RenderStatus(reply));
+  return ExitCode::kOk;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,42 @@
+// What the commands show to people, as text: pure functions of what the daemon said, so that tests compare them with
+// texts written by hand. Every name and text from elsewhere is escaped in here.
+//
+//   out << RenderStatus(reply);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tiers/image/record.h"
+
+namespace holdfast {
+
+namespace v1 {
+class BadShard;
+class GetStatusReply;
+class ListCheckpointsReply;
+class VerifyProgress;
+}  // namespace v1
+
+// Ages are told by the daemon's clock, as the reply gives it.
+std::string RenderStatus(const v1::GetStatusReply& reply);
+
+std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply, int64_t now_unix_ms);
+
+// `layout` is the record's, decoded; at most `slices_max` slices are listed.
+struct InspectedShard {
+  ShardRecord record;
+  Layout layout;
+  std::string location;
+};
+std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t now_unix_ms);
+
+// "step 900 (attempt 3) rank 1, /dev/shm/holdfast/slot-000002: <what>".
+std::string RenderBadShard(const v1::BadShard& bad);
+
+// One line for a terminal, without its line end: bar, share, bytes, rate and what is left at this rate.
+std::string RenderVerifyProgress(const v1::VerifyProgress& progress, int64_t elapsed_ms);
+
+}  // namespace holdfast

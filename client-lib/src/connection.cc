@@ -1,0 +1,322 @@
+#include "client-lib/src/connection.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "client-lib/src/socket.h"
+#include "holdfast/version.h"
+
+namespace holdfast::client {
+namespace {
+
+// More than any frame announces; beyond it the stream has lost its order.
+constexpr size_t kWaitingDescriptorsMax = 64;
+// How long a new request waits for the answers that are overdue.
+constexpr Milliseconds kSettleTime{100};
+
+Code FromWireCode(int32_t code) {
+  switch (code) {  // absl::StatusCode's numbers
+    case 3:
+    case 11:
+      return Code::kInvalidArgument;
+    case 4:
+      return Code::kDeadlineExceeded;
+    case 5:
+      return Code::kNotFound;
+    case 6:
+    case 7:
+    case 9:
+    case 16:
+      return Code::kRefused;
+    case 8:
+      return Code::kNoRoom;
+    case 1:
+    case 10:
+      return Code::kAbandoned;
+    case 14:
+      return Code::kUnavailable;
+    case 15:
+      return Code::kCorrupt;
+    default:
+      return Code::kInternal;
+  }
+}
+
+Code FromReason(wire::Reason reason, int32_t code) {
+  switch (reason) {
+    case wire::Reason::kNothingToRestore:
+      return Code::kNothingToRestore;
+    case wire::Reason::kSuperseded:
+      return Code::kSuperseded;
+    case wire::Reason::kShed:
+      return Code::kShed;
+    case wire::Reason::kAbandoned:
+      return Code::kAbandoned;
+    case wire::Reason::kNoRoom:
+      return Code::kNoRoom;
+    case wire::Reason::kOtherOwner:
+    case wire::Reason::kRankTaken:
+      return Code::kRefused;
+    case wire::Reason::kTopology:
+      return Code::kTopology;
+    case wire::Reason::kUnreadable:
+      return Code::kUnreadable;
+    case wire::Reason::kUnknownSession:
+      return Code::kUnavailable;
+    case wire::Reason::kUnspecified:
+      break;
+  }
+  return FromWireCode(code);
+}
+
+Status ProtocolError(std::string_view what) {
+  return Status(Code::kInternal, absl::StrCat("ckptd does not keep to the protocol: ", ToAbsl(what),
+                                              "; the connection is given up (are client and daemon of the same version?)"));
+}
+
+}  // namespace
+
+Status FromFailure(const wire::Failure& failure) {
+  return Status(FromReason(failure.reason, failure.code), failure.message);
+}
+
+Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline) {
+  HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix(path, deadline));
+  auto connection = std::make_shared<Connection>(std::move(fd));
+  HF_TRY_ASSIGN(const Answer<wire::HelloReply> hello,
+                connection->Call<wire::HelloReply>(wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING}, deadline));
+  if (hello.message.protocol != wire::kProtocol) {
+    return Status(Code::kRefused, absl::StrCat("ckptd ", ForWire(hello.message.daemon_version, 64), " at '", path, "' speaks protocol ",
+                                               hello.message.protocol, ", this library ", wire::kProtocol,
+                                               ": use a daemon and a library that belong together"));
+  }
+  return connection;
+}
+
+bool Connection::alive() {
+  const MutexLock lock(mutex_);
+  return broken_.ok();
+}
+
+void Connection::Break(const Status& why) {
+  const MutexLock lock(mutex_);
+  BreakLocked(why);
+}
+
+void Connection::BreakLocked(const Status& why) {
+  if (broken_.ok()) {
+    broken_ = why;
+    ::shutdown(fd_.get(), SHUT_RDWR);  // wakes whoever polls; closed when the last user lets go
+  }
+  changed_.NotifyAll();
+}
+
+Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadline) {
+  uint64_t id = 0;
+  std::vector<wire::Request> give_back;
+  {
+    // 1. One writer at a time: a frame must not be cut in two by another.
+    const MutexLock lock(mutex_);
+    HF_TRY(Settle(deadline));
+    while (writing_ && broken_.ok()) {
+      if (!changed_.WaitUntil(mutex_, deadline.at())) {
+        return Status(Code::kDeadlineExceeded, "send a request: ckptd does not read what others send");
+      }
+    }
+    if (!broken_.ok()) {
+      return broken_;
+    }
+    writing_ = true;
+    give_back.swap(give_back_);
+    for (size_t i = 0; i < give_back.size(); ++i) {
+      pending_[next_id_ + i].abandoned = true;
+    }
+    id = next_id_ + give_back.size();
+    next_id_ = id + 1;
+    Pending& pending = pending_[id];
+    if (const auto* begin = std::get_if<wire::BeginSave>(&request)) {
+      pending.step = begin->step;
+    }
+  }
+
+  // 2. What late replies granted goes back first.
+  Status sent;
+  for (size_t i = 0; i < give_back.size() && sent.ok(); ++i) {
+    sent = WriteFrame(give_back[i], id - give_back.size() + i, deadline);
+  }
+  if (sent.ok()) {
+    sent = WriteFrame(request, id, deadline);
+  }
+
+  // 3. After a partial frame nothing that follows could be understood.
+  const MutexLock lock(mutex_);
+  writing_ = false;
+  if (!sent.ok()) {
+    pending_.erase(id);
+    if (sent.code() != Code::kInvalidArgument) {
+      BreakLocked(sent);
+    }
+  }
+  changed_.NotifyAll();
+  if (!sent.ok()) {
+    return sent;
+  }
+  return id;
+}
+
+Status Connection::WriteFrame(const wire::Request& request, uint64_t id, Deadline deadline) {
+  HF_TRY_ASSIGN(const std::string frame, wire::EncodeFrame(id, request));
+  return SendAll(fd_.get(), frame, deadline);
+}
+
+Result<Connection::Arrived> Connection::Await(uint64_t id, Deadline deadline) {
+  const MutexLock lock(mutex_);
+  while (true) {
+    const auto mine = pending_.find(id);
+    if (mine == pending_.end()) {
+      return Status(Code::kInternal, "waited twice for one reply");
+    }
+    if (mine->second.arrived) {
+      Arrived value = std::move(mine->second.value);
+      pending_.erase(mine);
+      return value;
+    }
+    if (!broken_.ok()) {
+      pending_.erase(mine);
+      return broken_;
+    }
+    if (deadline.passed()) {
+      mine->second.abandoned = true;
+      mine->second.overdue = true;
+      ++overdue_;
+      return Status(Code::kDeadlineExceeded, "ckptd did not answer in time");
+    }
+    ReadOrWait(deadline);
+  }
+}
+
+// A daemon that let a deadline pass hangs, or was only slow: a moment's wait tells.
+Status Connection::Settle(Deadline deadline) {
+  const Deadline moment = deadline.Earlier(Deadline::In(kSettleTime));
+  while (overdue_ != 0 && broken_.ok()) {
+    if (moment.passed()) {
+      return Status(Code::kUnavailable, absl::StrCat("ckptd hangs: it has left ", overdue_, " earlier request(s) without an answer"));
+    }
+    ReadOrWait(moment);
+  }
+  return broken_;
+}
+
+// Lets the lock go while it reads or waits; something may have changed when it returns.
+void Connection::ReadOrWait(Deadline deadline) {
+  if (reading_) {
+    changed_.WaitUntil(mutex_, deadline.at());
+    return;
+  }
+  reading_ = true;
+  mutex_.Unlock();
+  std::vector<UniqueFd> descriptors;
+  const Result<size_t> got = ReceiveSome(fd_.get(), buffer_, descriptors, deadline);
+  mutex_.Lock();
+  reading_ = false;
+  Status read = got.status();
+  if (read.ok()) {
+    inbox_.append(buffer_.data(), *got);
+    std::move(descriptors.begin(), descriptors.end(), std::back_inserter(inbox_descriptors_));
+    read = ParseInbox();
+  }
+  if (!read.ok() && read.code() != Code::kDeadlineExceeded) {
+    BreakLocked(read);
+  }
+  changed_.NotifyAll();  // to those who got a reply, and to whoever reads next
+}
+
+Status Connection::ParseInbox() {
+  size_t at = 0;
+  while (inbox_.size() - at >= wire::kFrameHeaderBytes) {
+    size_t length = 0;
+    for (size_t i = 0; i < wire::kFrameHeaderBytes; ++i) {
+      length |= static_cast<size_t>(static_cast<unsigned char>(inbox_[at + i])) << (8 * i);
+    }
+    if (length == 0 || length > wire::kMessageBytesMax) {
+      return ProtocolError(absl::StrCat("a frame of ", length, " bytes"));
+    }
+    if (inbox_.size() - at - wire::kFrameHeaderBytes < length) {
+      break;
+    }
+    Result<wire::DaemonFrame> frame = wire::DecodeFrame(std::string_view(inbox_).substr(at + wire::kFrameHeaderBytes, length));
+    if (!frame.ok()) {
+      return ProtocolError(frame.status().message());
+    }
+    // Descriptors come with the first byte of their frame, so a whole frame has its own at the head of the queue.
+    const size_t wanted = wire::DescriptorCount(frame->reply);
+    if (inbox_descriptors_.size() < wanted) {
+      return ProtocolError(absl::StrCat("a frame with ", inbox_descriptors_.size(), " of its ", wanted, " descriptors"));
+    }
+    const auto end = inbox_descriptors_.begin() + static_cast<ptrdiff_t>(wanted);
+    std::vector<UniqueFd> descriptors(std::make_move_iterator(inbox_descriptors_.begin()), std::make_move_iterator(end));
+    inbox_descriptors_.erase(inbox_descriptors_.begin(), end);
+    HF_TRY(Dispatch(*std::move(frame), std::move(descriptors)));
+    at += wire::kFrameHeaderBytes + length;
+  }
+  inbox_.erase(0, at);
+  if ((inbox_.empty() && !inbox_descriptors_.empty()) || inbox_descriptors_.size() > kWaitingDescriptorsMax) {
+    return ProtocolError("descriptors that no frame announced");
+  }
+  return Status();
+}
+
+Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descriptors) {
+  const auto found = pending_.find(frame.id);
+  if (found == pending_.end() || found->second.arrived) {
+    return ProtocolError(absl::StrCat("an answer to request ", frame.id, ", which does not wait for one"));
+  }
+  if (found->second.abandoned) {
+    overdue_ -= found->second.overdue ? 1 : 0;
+    GiveBack(found->second, frame.reply);
+    pending_.erase(found);
+    return Status();
+  }
+  found->second.arrived = true;
+  found->second.value = {std::move(frame.reply), std::move(descriptors)};
+  return Status();
+}
+
+// Nobody waits any more for what this reply grants.
+void Connection::GiveBack(const Pending& pending, const wire::Reply& reply) {
+  const wire::Source* source = std::get_if<wire::Source>(&reply);
+  if (const auto* outcome = std::get_if<wire::SessionOutcome>(&reply); outcome != nullptr && outcome->source.has_value()) {
+    source = &*outcome->source;
+  }
+  if (source != nullptr) {
+    give_back_.push_back(wire::ReleaseRead{source->slot, source->generation});
+  }
+  if (const auto* grant = std::get_if<wire::Grant>(&reply)) {
+    give_back_.push_back(wire::AbortSave{pending.step, grant->slot, grant->generation, "the client had given up waiting for the slot"});
+    if (grant->descriptor) {
+      give_back_.push_back(wire::ReleaseSlots{{grant->slot}});
+    }
+  }
+  if (const auto* reserved = std::get_if<wire::ReserveReply>(&reply); reserved != nullptr && reserved->descriptor) {
+    give_back_.push_back(wire::ReleaseSlots{{reserved->slot}});
+  }
+}
+
+Status Connection::Unexpected(const wire::Reply& reply) {
+  if (const auto* failure = std::get_if<wire::Failure>(&reply)) {
+    const Status status = FromFailure(*failure);
+    if (failure->reason == wire::Reason::kUnknownSession) {
+      Break(status);  // the next call joins again
+    }
+    return status;
+  }
+  const Status error = ProtocolError("an answer of the wrong kind");
+  Break(error);
+  return error;
+}
+
+}  // namespace holdfast::client

@@ -1,0 +1,109 @@
+// One connection to ckptd: requests out, replies in, matched by id. Several threads may have requests under way; none of
+// them belongs to the library: whoever waits first reads the socket and hands the others their replies.
+//
+//   HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, Connection::Dial(path, deadline));
+//   HF_TRY_ASSIGN(Answer<wire::Grant> grant, connection->Call<wire::Grant>(wire::BeginSave{…}, deadline));
+//   Map(grant.descriptors[0]);
+//
+// Once anything is wrong with the stream (closed, garbage, descriptors missing, half a request sent) the connection is
+// broken for good: every call answers with the reason, and alive() is false. A deadline that passes breaks nothing:
+// the late reply is thrown away, and what it granted is given back; but until it has come, further requests fail at
+// once instead of waiting for a daemon that hangs. Shared by the job, its saves and its handles; the descriptor is
+// closed when the last lets go.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/unique_fd.h"
+#include "client-lib/src/deadline.h"
+#include "client-lib/src/errors.h"
+#include "client-lib/src/fork_guard.h"
+#include "client-lib/src/wire.h"
+
+namespace holdfast::client {
+
+template <typename Message>
+struct Answer {
+  Message message;
+  std::vector<UniqueFd> descriptors;
+};
+
+// A failure that the daemon answered with, as the caller will see it.
+Status FromFailure(const wire::Failure& failure);
+
+class Connection {
+ public:
+  // Connects (one attempt) and says hello.
+  static Result<std::shared_ptr<Connection>> Dial(const std::string& path, Deadline deadline);
+
+  explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Send alone, for those who do something between request and reply; then Receive with the id that it gave.
+  Result<uint64_t> Send(const wire::Request& request, Deadline deadline);
+  template <typename Message>
+  Result<Answer<Message>> Receive(uint64_t id, Deadline deadline) {
+    HF_TRY_ASSIGN(Arrived arrived, Await(id, deadline));
+    if (auto* message = std::get_if<Message>(&arrived.reply)) {
+      return Answer<Message>{std::move(*message), std::move(arrived.descriptors)};
+    }
+    return Unexpected(arrived.reply);
+  }
+  template <typename Message>
+  Result<Answer<Message>> Call(const wire::Request& request, Deadline deadline) {
+    HF_TRY_ASSIGN(const uint64_t id, Send(request, deadline));
+    return Receive<Message>(id, deadline);
+  }
+
+  bool alive();
+  // From any thread: everybody who waits on it gets `why`.
+  void Break(const Status& why);
+
+ private:
+  struct Arrived {
+    wire::Reply reply;
+    std::vector<UniqueFd> descriptors;
+  };
+  // A request that somebody waits for; or nobody any more (overdue), or never (what was given back).
+  struct Pending {
+    uint64_t step = 0;  // of BeginSave
+    bool abandoned = false;
+    bool overdue = false;
+    bool arrived = false;
+    Arrived value;
+  };
+
+  Result<Arrived> Await(uint64_t id, Deadline deadline);
+  Status Unexpected(const wire::Reply& reply);
+  Status WriteFrame(const wire::Request& request, uint64_t id, Deadline deadline) EXCLUDES(mutex_);
+  Status Settle(Deadline deadline) REQUIRES(mutex_);
+  void ReadOrWait(Deadline deadline) REQUIRES(mutex_);
+  Status ParseInbox() REQUIRES(mutex_);
+  Status Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descriptors) REQUIRES(mutex_);
+  void GiveBack(const Pending& pending, const wire::Reply& reply) REQUIRES(mutex_);
+  void BreakLocked(const Status& why) REQUIRES(mutex_);
+
+  const ForkClosedFd fd_;
+  Mutex mutex_;
+  CondVar changed_;
+  Status broken_ GUARDED_BY(mutex_);
+  bool reading_ GUARDED_BY(mutex_) = false;  // somebody is reading in ReadOrWait, without the lock
+  bool writing_ GUARDED_BY(mutex_) = false;  // somebody is in WriteFrame
+  uint64_t next_id_ GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
+  size_t overdue_ GUARDED_BY(mutex_) = 0;  // abandoned because their deadline passed
+  std::string inbox_ GUARDED_BY(mutex_);
+  std::vector<UniqueFd> inbox_descriptors_ GUARDED_BY(mutex_);
+  std::vector<wire::Request> give_back_ GUARDED_BY(mutex_);  // to be sent before the next request
+  std::array<char, 16 * 1024> buffer_;                       // of the one who is reading
+};
+
+}  // namespace holdfast::client

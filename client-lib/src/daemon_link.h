@@ -1,0 +1,67 @@
+// This rank's place in its job, over whatever connection there is: joins when it opens, and joins again, under the same
+// attempt, when the connection was lost.
+//
+//   DaemonLink link(identity);
+//   HF_TRY(link.Open(deadline));
+//   HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, link.Get(deadline, Patience::kOnce));
+//   // one operation uses one connection: when it breaks, the operation fails, and the next Get makes another
+//
+// Thread-safe. Shared by the job and its save handles; closed by the job.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/ids.h"
+#include "base/mutex.h"
+#include "client-lib/src/connection.h"
+#include "client-lib/src/deadline.h"
+
+namespace holdfast::client {
+
+struct RankIdentity {
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  std::string launch;
+  std::string socket;
+};
+
+enum class Patience { kOnce, kUntilDeadline };  // when the daemon cannot be reached
+
+class DaemonLink {
+ public:
+  explicit DaemonLink(RankIdentity identity) : identity_(std::move(identity)) {}
+  DaemonLink(const DaemonLink&) = delete;
+  DaemonLink& operator=(const DaemonLink&) = delete;
+
+  const RankIdentity& identity() const { return identity_; }
+  uint64_t attempt();
+  JobUuid job_uuid();
+
+  // Takes the rank; waits for a daemon that is not there yet.
+  Status Open(Deadline deadline);
+  // A connection on which this rank has joined.
+  Result<std::shared_ptr<Connection>> Get(Deadline deadline, Patience patience);
+  // Leaves the attempt for the next one.
+  Status NextAttempt(Deadline deadline);
+  // Nothing is to be had from it afterwards.
+  void Close();
+
+ private:
+  Result<std::shared_ptr<Connection>> Connect(uint64_t attempt, uint64_t leave_attempt, Deadline deadline, Patience patience);
+  Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt, Deadline deadline);
+  Status Accept(const wire::JoinReply& reply, uint64_t wanted_attempt) REQUIRES(mutex_);
+
+  const RankIdentity identity_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool connecting_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Connection> connection_ GUARDED_BY(mutex_);
+  uint64_t attempt_ GUARDED_BY(mutex_) = 0;
+  JobUuid job_uuid_ GUARDED_BY(mutex_);
+};
+
+}  // namespace holdfast::client

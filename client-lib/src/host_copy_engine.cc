@@ -1,0 +1,141 @@
+// Ranges are cut into tasks of some MiB at block boundaries; threads take them in order, so that all end at about the
+// same time whatever the tensors' sizes.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "base/copy.h"
+#include "base/digest.h"
+#include "base/mutex.h"
+#include "base/populate.h"
+#include "base/sync_point.h"
+#include "client-lib/src/copy_engine.h"
+#include "client-lib/src/worker_pool.h"
+
+namespace holdfast::client {
+namespace {
+
+constexpr uint64_t kTaskBytes = 4 << 20;
+// What a range costs beside its bytes: the work on 10,000 small tensors is shared as well.
+constexpr uint64_t kRangeCostBytes = 512;
+constexpr uint64_t kBytesPerThreadMin = 1 << 20;  // waking a thread for less costs more than it brings
+
+struct Position {
+  size_t range = 0;
+  uint64_t offset = 0;  // multiple of a block
+};
+
+// Task i goes from cuts[i] to cuts[i + 1].
+template <typename Range>
+std::vector<Position> CutIntoTasks(std::span<const Range> ranges, uint64_t& cost_out) {
+  std::vector<Position> cuts = {Position{}};
+  uint64_t cost = 0;
+  cost_out = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    cost += kRangeCostBytes;
+    cost_out += kRangeCostBytes + ranges[i].bytes;
+    for (uint64_t offset = 0; offset < ranges[i].bytes; offset += kDigestBlockBytes) {
+      if (cost >= kTaskBytes) {
+        cuts.push_back({i, offset});
+        cost = 0;
+      }
+      cost += std::min<uint64_t>(kDigestBlockBytes, ranges[i].bytes - offset);
+    }
+  }
+  cuts.push_back({ranges.size(), 0});
+  return cuts;
+}
+
+// Calls on(range, offset, bytes) for every block from one position to the next.
+template <typename Range, typename OnBlock>
+void ForEachBlock(std::span<const Range> ranges, Position from, Position to, const OnBlock& on) {
+  for (size_t i = from.range; i <= to.range && i < ranges.size(); ++i) {
+    const uint64_t end = i == to.range ? to.offset : ranges[i].bytes;
+    for (uint64_t offset = i == from.range ? from.offset : 0; offset < end; offset += kDigestBlockBytes) {
+      on(i, offset, std::min<uint64_t>(kDigestBlockBytes, ranges[i].bytes - offset));
+    }
+  }
+}
+
+// Ranges of a slot lie one after the other, so a task's destination is one run of pages.
+void PopulateTask(std::span<const CopyInRange> ranges, Position from, Position to) {
+  std::byte* begin = nullptr;
+  std::byte* end = nullptr;
+  ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
+    std::byte* const at = static_cast<std::byte*>(ranges[i].to) + offset;
+    begin = begin == nullptr ? at : std::min(begin, at);
+    end = std::max(end, at + bytes);
+  });
+  if (begin != nullptr) {
+    // What fails here (a file cut short) shows in the copy, under its guard.
+    PopulatePages(begin, static_cast<size_t>(end - begin), /*writable=*/true, PopulateMethod::kBest);
+  }
+}
+
+class HostCopyEngine : public CopyEngine {
+ public:
+  explicit HostCopyEngine(uint32_t threads) : pool_(threads) {}
+
+  Status CopyIn(std::span<const CopyInRange> ranges, const CopyOptions& options) override {
+    RunTasks(ranges, options, [&](Position from, Position to) {
+      if (options.populate) {
+        PopulateTask(ranges, from, to);
+      }
+      ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
+        const CopyInRange& range = ranges[i];
+        range.digests[offset / kDigestBlockBytes] =
+            CopyAndDigest(static_cast<std::byte*>(range.to) + offset, static_cast<const std::byte*>(range.from) + offset, bytes);
+      });
+    });
+    return Status();
+  }
+
+  Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges, const CopyOptions& options) override {
+    Mutex mutex;
+    std::optional<CopyMismatch> first;
+    RunTasks(ranges, options, [&](Position from, Position to) {
+      ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
+        const CopyOutRange& range = ranges[i];
+        const std::byte* const source = static_cast<const std::byte*>(range.from) + offset;
+        const uint64_t actual = range.to == nullptr ? Crc64(source, bytes)
+                                                    : CopyAndDigest(static_cast<std::byte*>(range.to) + offset, source, bytes);
+        const size_t block = offset / kDigestBlockBytes;
+        if (actual != range.digests[block]) {
+          const MutexLock lock(mutex);
+          if (!first.has_value() || i < first->range || (i == first->range && block < first->block)) {
+            first = CopyMismatch{i, block, actual};
+          }
+        }
+      });
+    });
+    return first;
+  }
+
+ private:
+  template <typename Range, typename OnTask>
+  void RunTasks(std::span<const Range> ranges, const CopyOptions& options, const OnTask& on_task) {
+    uint64_t cost = 0;
+    const std::vector<Position> cuts = CutIntoTasks(ranges, cost);
+    const size_t tasks = cuts.size() - 1;
+    std::atomic<size_t> next{0};
+    const std::function<void()> work = [&] {
+      for (size_t i = next.fetch_add(1); i < tasks; i = next.fetch_add(1)) {
+        on_task(cuts[i], cuts[i + 1]);
+        if (options.half_point != nullptr && i == tasks / 2) {
+          HF_SYNC_POINT(options.half_point);
+        }
+      }
+    };
+    pool_.Run(static_cast<uint32_t>(std::clamp<uint64_t>(std::min<uint64_t>(cost / kBytesPerThreadMin, tasks), 1, pool_.threads_max())),
+              work);
+  }
+
+  WorkerPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<CopyEngine> MakeHostCopyEngine(uint32_t threads) { return std::make_unique<HostCopyEngine>(threads); }
+
+}  // namespace holdfast::client

@@ -1,0 +1,59 @@
+// One restore (docs/protocol.md §6): enters the attempt's session, loads what it offers, verifying every block, reports, and
+// goes on with what the session offers next, until all ranks have the same step.
+//
+//   Result<Restored> restored = RestoreRun(link, engine, options, state).Run(deadline);
+//
+// Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters again.
+//
+// A state that is not what was saved (another name, type, shape or place) is the caller's mistake, and no older step would
+// mend it. It is found before a byte is copied and reported as wants_mismatch, which ends the session for all ranks with
+// kInvalidArgument, instead of making them fall back.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client-lib/src/copy_engine.h"
+#include "client-lib/src/daemon_link.h"
+#include "client-lib/src/sealed_shard.h"
+#include "holdfast/job.h"
+
+namespace holdfast::client {
+
+// Types, shapes and memory of what is to be filled.
+Status CheckWanted(const State& state, Rank rank);
+
+class RestoreRun {
+ public:
+  RestoreRun(DaemonLink& link, CopyEngine& engine, const RestoreOptions& options, State& state)
+      : link_(link), engine_(engine), options_(options), state_(state) {}
+
+  Result<Restored> Run(Deadline deadline);
+
+ private:
+  // What came of one source.
+  struct Load {
+    Status status;
+    bool mismatch = false;
+  };
+
+  Result<Answer<wire::SessionOutcome>> Exchange(Connection& connection, const wire::Request& request, Deadline deadline);
+  Result<Answer<wire::SessionOutcome>> Enter(Deadline deadline);
+  Result<Answer<wire::SessionOutcome>> LoadAndReport(const Answer<wire::SessionOutcome>& offer, Deadline deadline);
+  Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors, Deadline deadline);
+  Status Copy(const SealedShard& shard, const std::vector<size_t>& slices);
+
+  DaemonLink& link_;
+  CopyEngine& engine_;
+  const RestoreOptions& options_;
+  State& state_;
+  std::shared_ptr<Connection> connection_;
+  Restored restored_;
+  std::vector<Object> objects_;  // as they will be in the state when all is well
+  Status problem_;               // what was wrong with the last source
+  Status mismatch_;              // the caller's mistake, once one was found
+};
+
+}  // namespace holdfast::client

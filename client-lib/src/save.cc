@@ -1,0 +1,195 @@
+#include "client-lib/src/save.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/copy.h"
+#include "base/fault_guard.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "base/units.h"
+#include "client-lib/src/errors.h"
+#include "tiers/image/record.h"
+
+namespace holdfast::client {
+namespace {
+
+constexpr size_t kReasonBytesMax = 2048;
+constexpr Milliseconds kGiveUpTime{1000};  // for telling the daemon about a save that failed already
+constexpr size_t kSlotsPerRelease = 1024;
+
+}  // namespace
+
+void ReleaseDropped(Connection& connection, SlotMappings& mappings, Deadline deadline) {
+  const std::vector<uint32_t> dropped = mappings.TakeDropped();
+  for (size_t i = 0; i < dropped.size(); i += kSlotsPerRelease) {
+    wire::ReleaseSlots release;
+    release.slots.assign(dropped.begin() + static_cast<ptrdiff_t>(i),
+                         dropped.begin() + static_cast<ptrdiff_t>(std::min(i + kSlotsPerRelease, dropped.size())));
+    if (!connection.Call<wire::Done>(release, deadline).ok()) {
+      mappings.PutBackDropped(release.slots);
+    }
+  }
+}
+
+const void* SaveRun::Source(size_t input) const {
+  const size_t tensors = request_.tensors.size();
+  return input < tensors ? request_.tensors[input] : (*request_.objects)[input - tensors].bytes.data();
+}
+
+Status SaveRun::Run() {
+  // 1. What can be refused without anyone else is.
+  HF_TRY(Plan());
+  // 2. A slot.
+  HF_TRY(Begin());
+  // 3. The image into it, then the record, then the word that it is sealed.
+  Status status = Fill();
+  if (status.ok()) {
+    observer_.copied(plan_->image.layout.image_bytes);
+    status = Seal();
+  }
+  if (!status.ok()) {
+    GiveUp(status);
+  }
+  return status;
+}
+
+Status SaveRun::Plan() {
+  plan_ = request_.plan;
+  if (!FitsObjects(*plan_, *request_.objects)) {
+    HF_TRY_ASSIGN(plan_, PlanWithObjects(*plan_, *request_.objects, context_.link.identity().rank));
+    observer_.planned(plan_);
+  }
+  std::vector<const void*> sources;
+  if (!plan_->overlaps.empty()) {
+    for (size_t i = 0; i < plan_->input_bytes.size(); ++i) {
+      sources.push_back(Source(i));
+    }
+  }
+  return CompareOverlaps(*plan_, sources);
+}
+
+Status SaveRun::Begin() {
+  const Deadline deadline = Deadline::In(context_.call_deadline + request_.options.wait_for_room);
+  HF_TRY_ASSIGN(connection_, context_.link.Get(Deadline::In(context_.call_deadline), Patience::kOnce));
+  ReleaseDropped(*connection_, context_.mappings, deadline);
+  wire::BeginSave begin;
+  begin.step = request_.step;
+  begin.slot_bytes = plan_->slot_bytes;
+  begin.deadline_ms = static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
+  HF_TRY_ASSIGN(const Answer<wire::Grant> answer, connection_->Call<wire::Grant>(begin, deadline));
+  grant_ = answer.message;
+  HF_SYNC_POINT("client.save.granted");
+  observer_.granted(grant_->attempt);
+  if (grant_->slot_bytes < plan_->slot_bytes || grant_->generation == 0) {
+    const Status status(Code::kInternal, absl::StrCat("ckptd granted slot ", grant_->slot, " of ", grant_->slot_bytes, " bytes (generation ",
+                                                      grant_->generation, ") for a save of ", plan_->slot_bytes));
+    if (!answer.descriptors.empty()) {
+      context_.mappings.Drop(grant_->slot);
+    }
+    GiveUp(status);
+    return status;
+  }
+  Result<SlotMapping*> mapped = context_.mappings.Writable(grant_->slot, grant_->slot_bytes, answer.descriptors);
+  if (!mapped.ok()) {
+    GiveUp(mapped.status());
+    return mapped.status();
+  }
+  slot_ = *mapped;
+  return Status();
+}
+
+Status SaveRun::Fill() {
+  const ImagePlan& image = plan_->image;
+  const FaultGuard guard(slot_->data(), slot_->bytes());
+  if (!guard.ok()) {
+    return Status(Code::kInternal, "too many mappings are being copied at once in this process");
+  }
+  // 1. Header: the same in every save of this plan, and so are its digests.
+  StreamCopy(slot_->data(), image.header.data(), image.header.size());
+  HF_SYNC_POINT("client.save.header_written");
+
+  // 2. Slices.
+  digests_.assign(plan_->digest_count, 0);
+  std::copy(plan_->header_digests.begin(), plan_->header_digests.end(), digests_.begin());
+  std::vector<CopyInRange> ranges;
+  ranges.reserve(image.layout.slices.size());
+  for (size_t i = 0; i < image.layout.slices.size(); ++i) {
+    const DigestedRange& range = plan_->ranges[i + 1];
+    ranges.push_back({slot_->data() + range.image_offset, Source(image.from_input[i]), range.bytes, digests_.data() + range.first_digest});
+  }
+  CopyOptions options;
+  options.half_point = "client.save.half_copied";
+  options.populate = !slot_->populated(image.layout.image_bytes);
+  HF_TRY(context_.engine.CopyIn(ranges, options));
+  if (guard.faulted()) {
+    return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while step ", request_.step, " was copied into it"));
+  }
+  if (options.populate) {
+    slot_->set_populated(image.layout.image_bytes);
+  }
+  HF_SYNC_POINT("client.save.copied");
+  return Status();
+}
+
+Status SaveRun::Seal() {
+  // 1. The record, after the image.
+  const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(grant_->job_uuid);
+  if (!uuid.ok() || *uuid != context_.link.job_uuid()) {
+    return Status(Code::kInternal, "ckptd granted a slot of another job");
+  }
+  ShardRecord record;
+  record.id = {*uuid, grant_->attempt, request_.step, context_.link.identity().rank};
+  record.job_name = context_.link.identity().job;
+  record.world_size = context_.link.identity().world_size;
+  record.generation = grant_->generation;
+  record.image_bytes = plan_->image.layout.image_bytes;
+  record.header_bytes = plan_->image.layout.header_bytes;
+  record.layout_hash = plan_->image.layout_hash;
+  record.layout_bytes = plan_->image.layout_bytes;
+  record.digests = std::move(digests_);
+  record.descent = grant_->descent;
+  record.sealed_unix_ms = Clock::System()->UnixMillis();
+  const std::string encoded = EncodeRecord(record);
+  const uint64_t offset = RecordOffset(record.image_bytes);
+  if (encoded.size() > slot_->bytes() - offset) {
+    return Status(Code::kInternal, absl::StrCat("the record of ", encoded.size(), " bytes does not fit behind the image in slot ", grant_->slot));
+  }
+  {
+    const FaultGuard guard(slot_->data() + offset, encoded.size());
+    std::memcpy(slot_->data() + offset, encoded.data(), encoded.size());
+    if (!guard.ok() || guard.faulted()) {
+      return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while the record of step ", request_.step, " was written"));
+    }
+  }
+  HF_SYNC_POINT("client.save.record_written");
+
+  // 2. From here on the daemon may publish it at any moment.
+  const Deadline deadline = Deadline::In(context_.call_deadline);
+  HF_TRY_ASSIGN(const uint64_t id,
+                connection_->Send(wire::Seal{request_.step, grant_->slot, grant_->generation, offset, encoded.size()}, deadline));
+  HF_SYNC_POINT("client.save.seal_sent");
+  HF_TRY(connection_->Receive<wire::Sealed>(id, deadline).status());
+  HF_SYNC_POINT("client.save.sealed");
+  return Status();
+}
+
+void SaveRun::GiveUp(const Status& why) {
+  // After an answer that refuses this filling the slot is as good as before. In any other case nobody knows what the
+  // daemon makes of it: this process gives it up, so that it cannot write into it behind the daemon's back.
+  const bool refused = why.code() == Code::kShed || why.code() == Code::kAbandoned || why.code() == Code::kSuperseded;
+  if (slot_ != nullptr && !refused) {
+    context_.mappings.Drop(grant_->slot);
+  }
+  slot_ = nullptr;
+  if (connection_->alive()) {
+    const Deadline deadline = Deadline::In(kGiveUpTime);
+    const wire::AbortSave abort{request_.step, grant_->slot, grant_->generation, ForWire(why.message(), kReasonBytesMax)};
+    static_cast<void>(connection_->Call<wire::Done>(abort, deadline).ok());
+    ReleaseDropped(*connection_, context_.mappings, deadline);
+  }
+}
+
+}  // namespace holdfast::client

@@ -1,0 +1,75 @@
+// One save, from the checked request to the sealed copy (docs/protocol.md §4).
+//
+//   SaveRequest request = …;                          // plan and addresses, made by the caller of Save or SaveAsync
+//   Status sealed = SaveRun(context, request, observer).Run();
+//
+// Runs on the caller's thread (Save) or on the job's background thread (SaveAsync); never two at a time.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "client-lib/src/copy_engine.h"
+#include "client-lib/src/daemon_link.h"
+#include "client-lib/src/slot_mapping.h"
+#include "client-lib/src/state_plan.h"
+#include "holdfast/job.h"
+
+namespace holdfast::client {
+
+struct SaveRequest {
+  uint64_t step = 0;
+  SaveOptions options;
+  std::shared_ptr<const StatePlan> plan;  // may be of other objects: FitsObjects decides
+  std::vector<const void*> tensors;       // in the caller's order
+  const std::vector<Object>* objects = nullptr;
+  std::vector<Object> own_objects;        // what `objects` points at when the caller's will not live long enough
+};
+
+// What a save works with; the job owns it all.
+struct SaveContext {
+  DaemonLink& link;
+  SlotMappings& mappings;
+  CopyEngine& engine;
+  Milliseconds call_deadline;
+};
+
+struct SaveObserver {
+  std::function<void(std::shared_ptr<const StatePlan>)> planned;  // the plan in use, if the request's did not fit
+  std::function<void(uint64_t attempt)> granted;
+  std::function<void(uint64_t image_bytes)> copied;  // the tensors may change from now on
+};
+
+// Everything that was unmapped since the last time may go to another process.
+void ReleaseDropped(Connection& connection, SlotMappings& mappings, Deadline deadline);
+
+class SaveRun {
+ public:
+  SaveRun(const SaveContext& context, const SaveRequest& request, const SaveObserver& observer)
+      : context_(context), request_(request), observer_(observer) {}
+
+  Status Run();
+
+ private:
+  Status Plan();
+  Status Begin();
+  Status Fill();
+  Status Seal();
+  void GiveUp(const Status& why);
+  const void* Source(size_t input) const;
+
+  const SaveContext& context_;
+  const SaveRequest& request_;
+  const SaveObserver& observer_;
+  std::shared_ptr<const StatePlan> plan_;
+  std::shared_ptr<Connection> connection_;
+  std::optional<wire::Grant> grant_;
+  SlotMapping* slot_ = nullptr;
+  std::vector<uint64_t> digests_;
+  uint64_t record_bytes_ = 0;
+};
+
+}  // namespace holdfast::client

@@ -1,0 +1,58 @@
+// A sealed copy in this process: the image mapped read-only, the record read and decoded, both checked against what
+// the daemon said that they are.
+//
+//   HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard, SealedShard::Open(source, descriptors, expected));
+//   Read(shard->image() + shard->layout().slices[i].image_offset);
+//   if (shard->faulted()) …                                       // cut short meanwhile: what was read is zeros
+//
+// Image bytes are unverified until someone compares digests. Not thread-safe; the daemon holds the copy until ReleaseRead,
+// which is the owner's to send.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fault_guard.h"
+#include "client-lib/src/copy_engine.h"
+#include "client-lib/src/slot_mapping.h"
+#include "client-lib/src/wire.h"
+#include "tiers/image/record.h"
+
+namespace holdfast::client {
+
+class SealedShard {
+ public:
+  // What the caller asked for; the record must say the same.
+  struct Expected {
+    std::string job;
+    uint32_t rank = 0;
+  };
+  // kCorrupt: the copy is damaged or not what it should be. kUnreadable: of a newer format.
+  static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+                                                   const Expected& expected);
+
+  const ShardRecord& record() const { return record_; }
+  const Layout& layout() const { return layout_; }
+  const std::byte* image() const { return mapping_->data(); }
+  bool faulted() const { return guard_->faulted(); }
+
+  // Slice i, to be copied to `to` or only checked.
+  CopyOutRange SliceRange(size_t i, void* to) const;
+  // The header, which is checked as slices are, and compared with nothing else.
+  CopyOutRange HeaderRange() const;
+  // kCorrupt, naming the slice (none: the header), where, and both digests.
+  Status MismatchError(const CopyMismatch& mismatch, std::optional<size_t> slice) const;
+
+ private:
+  SealedShard() = default;
+
+  std::unique_ptr<SlotMapping> mapping_;
+  std::unique_ptr<FaultGuard> guard_;
+  ShardRecord record_;
+  Layout layout_;
+  std::vector<DigestedRange> ranges_;
+};
+
+}  // namespace holdfast::client

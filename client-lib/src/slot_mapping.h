@@ -1,0 +1,71 @@
+// Slots in this process's address space.
+//
+// SlotMapping is one mapping of one descriptor: shared, not inherited by forked children, unmapped by the destructor.
+// SlotMappings keeps the writable ones from save to save, so that a slot that comes around again needs no descriptor and
+// faults no page.
+//
+//   HF_TRY_ASSIGN(SlotMapping* mapping, mappings.Writable(grant, std::move(descriptors)));
+//   std::memcpy(mapping->data(), …);                     // under a FaultGuard: the file may be cut short at any time
+//   mappings.Drop(grant.slot);                           // something went wrong with it: unmap, and tell the daemon
+//
+// SlotMappings is not thread-safe: the job lets one operation at a time use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "client-lib/src/fork_guard.h"
+#include "client-lib/src/wire.h"
+#include "holdfast/status.h"
+
+namespace holdfast::client {
+
+class SlotMapping {
+ public:
+  enum class Access { kReadOnly, kWritable };
+
+  // kInternal when the file is not a regular file of at least `bytes`.
+  static Result<std::unique_ptr<SlotMapping>> Map(const UniqueFd& fd, uint64_t bytes, Access access);
+  ~SlotMapping();
+  SlotMapping(const SlotMapping&) = delete;
+  SlotMapping& operator=(const SlotMapping&) = delete;
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+  // Whether every page of [0, bytes) is in this process's page tables already.
+  bool populated(uint64_t bytes) const { return populated_bytes_ >= bytes; }
+  void set_populated(uint64_t bytes) { populated_bytes_ = bytes; }
+  // Makes them so ahead of time; what can't be done is left to the copy, which notices.
+  void Populate();
+
+ private:
+  SlotMapping(std::byte* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+
+  std::byte* const data_;
+  const uint64_t bytes_;
+  uint64_t populated_bytes_ = 0;
+  ForkOwner owner_;
+};
+
+class SlotMappings {
+ public:
+  // The mapping of the slot that was granted: the one there is, or a new one of the descriptor that came.
+  Result<SlotMapping*> Writable(uint32_t slot, uint64_t slot_bytes, const std::vector<UniqueFd>& descriptors);
+  // Unmaps; the slot is released with the next ReleaseSlots.
+  void Drop(uint32_t slot);
+  void DropAll();
+  // Slots that were unmapped and not released yet; the caller tells the daemon.
+  std::vector<uint32_t> TakeDropped();
+  void PutBackDropped(const std::vector<uint32_t>& slots);  // the daemon could not be told
+
+ private:
+  std::map<uint32_t, std::unique_ptr<SlotMapping>> mappings_;
+  std::vector<uint32_t> dropped_;
+};
+
+}  // namespace holdfast::client

@@ -1,0 +1,156 @@
+#include "client-lib/src/socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "client-lib/src/errors.h"
+
+namespace holdfast::client {
+namespace {
+
+constexpr size_t kDescriptorsMax = 16;  // in one read; a frame has at most two
+
+Status Gone(std::string_view doing) {
+  return Status(Code::kUnavailable, absl::StrCat(ToAbsl(doing), ": ckptd closed the connection (it was stopped or restarted, or "
+                                                                "refused what it got; see its log)"));
+}
+
+Status WaitFor(int fd, short events, Deadline deadline, std::string_view doing) {
+  while (true) {
+    struct pollfd poll_fd = {fd, events, 0};
+    const int ready = ::poll(&poll_fd, 1, deadline.PollMillis());
+    if (ready > 0) {
+      return Status();
+    }
+    if (ready == 0 && deadline.passed()) {
+      return Status(Code::kDeadlineExceeded, absl::StrCat(ToAbsl(doing), ": no answer from ckptd in time"));
+    }
+    if (ready < 0 && errno != EINTR) {
+      return SystemError(Code::kInternal, errno, doing);
+    }
+  }
+}
+
+Status ConnectError(int error, const std::string& path) {
+  const bool denied = error == EACCES || error == EPERM;
+  const std::string what = absl::StrCat("connect to ckptd at '", path, "'");
+  const Status status = SystemError(denied ? Code::kRefused : Code::kUnavailable, error, what);
+  return Status(status.code(), status.message() + (denied ? ": this user may not use that daemon's socket"
+                                                          : ": is ckptd running? Start it, or name its socket in "
+                                                            "JobOptions::socket or HOLDFAST_SOCKET"));
+}
+
+// Takes the descriptors out of a received message; false when some were cut off.
+bool TakeDescriptors(struct msghdr& message, std::vector<UniqueFd>& out) {
+  for (struct cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr; control = CMSG_NXTHDR(&message, control)) {
+    if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
+      continue;
+    }
+    const size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
+      out.emplace_back(fd);
+    }
+  }
+  return (message.msg_flags & MSG_CTRUNC) == 0;
+}
+
+}  // namespace
+
+std::string SocketPath(const std::string& wanted) {
+  if (!wanted.empty()) {
+    return wanted;
+  }
+  if (const char* path = std::getenv("HOLDFAST_SOCKET"); path != nullptr && *path != '\0') {
+    return path;
+  }
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime != '\0') {
+    std::string path = absl::StrCat(runtime, "/holdfast/ckptd.sock");
+    if (::access(path.c_str(), F_OK) == 0) {
+      return path;
+    }
+  }
+  return "/run/holdfast/ckptd.sock";
+}
+
+Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
+  struct sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path) || path.find('\0') != std::string::npos) {
+    return Status(Code::kInvalidArgument, absl::StrCat("connect to ckptd at '", path.substr(0, 256), "': a socket's path has at most ",
+                                                       sizeof(address.sun_path) - 1, " bytes and no zero byte"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) {
+    return SystemError(Code::kInternal, errno, "create a socket");
+  }
+  while (::connect(fd.get(), reinterpret_cast<const struct sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno != EAGAIN && errno != EINTR) {
+      return ConnectError(errno, path);
+    }
+    // The daemon's queue of new connections is full; there is nothing to poll for.
+    if (deadline.passed()) {
+      return Status(Code::kDeadlineExceeded, absl::StrCat("connect to ckptd at '", path, "': it does not accept connections"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return fd;
+}
+
+Status SendAll(int fd, std::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<size_t>(sent));
+    } else if (errno == EAGAIN) {
+      HF_TRY(WaitFor(fd, POLLOUT, deadline, "send a request"));
+    } else if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) {
+      return Gone("send a request");
+    } else if (errno != EINTR) {
+      return SystemError(Code::kUnavailable, errno, "send a request to ckptd");
+    }
+  }
+  return Status();
+}
+
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors, Deadline deadline) {
+  while (true) {
+    struct iovec piece = {buffer.data(), buffer.size()};
+    alignas(struct cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
+    struct msghdr message = {};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got > 0) {
+      if (!TakeDescriptors(message, descriptors)) {
+        return Status(Code::kInternal, absl::StrCat("ckptd sent more than ", kDescriptorsMax,
+                                                    " descriptors at once, or this process may open no more files (ulimit -n)"));
+      }
+      return static_cast<size_t>(got);
+    }
+    if (got == 0 || errno == ECONNRESET || errno == ENOTCONN) {
+      return Gone("wait for an answer");
+    }
+    if (errno == EAGAIN) {
+      HF_TRY(WaitFor(fd, POLLIN, deadline, "wait for an answer"));
+    } else if (errno != EINTR) {
+      return SystemError(Code::kUnavailable, errno, "receive from ckptd");
+    }
+  }
+}
+
+}  // namespace holdfast::client

@@ -1,0 +1,32 @@
+// The system calls under a connection: a unix-domain stream socket that never raises SIGPIPE and never waits past a
+// deadline. Plain functions over a descriptor that the caller owns; one thread may send while another receives.
+//
+//   HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix("/run/holdfast/ckptd.sock", deadline));
+//   HF_TRY(SendAll(fd.get(), frame, deadline));
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "client-lib/src/deadline.h"
+#include "holdfast/status.h"
+
+namespace holdfast::client {
+
+// JobOptions::socket, or where ckptd is to be found when that is empty.
+std::string SocketPath(const std::string& wanted);
+
+// One attempt. kUnavailable: nobody listens there.
+Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
+
+// kUnavailable when the peer is gone; kDeadlineExceeded when it does not read, and then part of it may have been sent.
+Status SendAll(int fd, std::string_view bytes, Deadline deadline);
+
+// At least one byte, waiting for it until the deadline; descriptors that came along are appended. kUnavailable at the end of the
+// stream, kInternal when more descriptors came than any frame has.
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors, Deadline deadline);
+
+}  // namespace holdfast::client

@@ -1,0 +1,196 @@
+// The frames of proto/holdfast/v1/client.proto, without a protobuf runtime: plain structs, one encoder, one strict
+// decoder. tests/client-lib/wire_test.cc holds them against the generated code, both ways.
+//
+//   HF_TRY_ASSIGN(std::string frame, wire::EncodeFrame(7, wire::BeginSave{.step = 12, .slot_bytes = 4 << 20}));
+//   HF_TRY_ASSIGN(wire::DaemonFrame reply, wire::DecodeFrame(message));
+//
+// Pure, thread-safe. Strings that are encoded must be valid UTF-8 (ForWire).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "holdfast/status.h"
+#include "tiers/image/record.h"
+
+namespace holdfast::client::wire {
+
+inline constexpr uint32_t kProtocol = 1;
+inline constexpr size_t kFrameHeaderBytes = 4;
+inline constexpr size_t kMessageBytesMax = 65'536;
+
+enum class Choice : uint32_t { kNewest = 0, kStep = 1 };
+enum class Stage : uint32_t { kUnspecified = 0, kSealed, kCommitted, kNvme, kRemote };
+enum class Reason : uint32_t {
+  kUnspecified = 0, kNothingToRestore, kSuperseded, kShed, kAbandoned, kNoRoom, kOtherOwner, kRankTaken, kTopology,
+  kUnreadable, kUnknownSession,
+};
+
+// ---- To the daemon ----
+
+struct Hello {
+  uint32_t protocol = kProtocol;
+  std::string client;
+};
+struct Join {
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  std::string launch;
+  uint64_t attempt = 0;
+  uint64_t leave_attempt = 0;
+  uint64_t deadline_ms = 0;
+};
+struct Reserve {
+  uint64_t slot_bytes = 0;
+  uint32_t slots = 0;
+  uint64_t deadline_ms = 0;
+};
+struct BeginSave {
+  uint64_t step = 0;
+  uint64_t slot_bytes = 0;
+  uint64_t deadline_ms = 0;
+};
+struct Seal {
+  uint64_t step = 0;
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  uint64_t record_offset = 0;
+  uint64_t record_bytes = 0;
+};
+struct AbortSave {
+  uint64_t step = 0;
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  std::string why;
+};
+struct AwaitSave {
+  uint64_t step = 0;
+  Stage stage = Stage::kUnspecified;
+  uint64_t deadline_ms = 0;
+};
+struct EnterSession {
+  Choice choice = Choice::kNewest;
+  uint64_t step = 0;
+  uint64_t attempt = 0;
+  uint64_t deadline_ms = 0;
+};
+struct ReportLoad {
+  uint64_t session = 0;
+  uint32_t round = 0;
+  bool loaded = false;
+  std::string problem;
+  bool copy_is_bad = false;
+  uint64_t deadline_ms = 0;
+  bool wants_mismatch = false;
+};
+struct Attach {
+  std::string job;
+  uint32_t rank = 0;
+  Choice choice = Choice::kNewest;
+  uint64_t step = 0;
+  uint64_t attempt = 0;
+};
+struct ConfirmRead {
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+};
+struct ReleaseRead {
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+};
+struct ReleaseSlots {
+  std::vector<uint32_t> slots;
+};
+struct Leave {};
+
+using Request = std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave, EnterSession, ReportLoad, Attach,
+                             ConfirmRead, ReleaseRead, ReleaseSlots, Leave>;
+
+// Length prefix and message. kInvalidArgument when it would exceed the limit.
+Result<std::string> EncodeFrame(uint64_t id, const Request& request);
+
+// ---- From the daemon ----
+
+struct Failure {
+  int32_t code = 0;
+  std::string message;
+  Reason reason = Reason::kUnspecified;
+};
+struct Done {};
+struct HelloReply {
+  uint32_t protocol = 0;
+  std::string daemon_version;
+  std::string boot_id;
+};
+struct JoinReply {
+  std::string job_uuid;
+  uint64_t attempt = 0;
+  std::vector<Descent> descent;
+  bool decided = false;
+  uint64_t last_step = 0;
+  bool any_step = false;
+};
+struct ReserveReply {
+  uint32_t ready = 0;
+  uint32_t wanted = 0;
+  uint64_t slot_bytes = 0;
+  bool descriptor = false;
+  uint32_t slot = 0;
+};
+struct Grant {
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  uint64_t slot_bytes = 0;
+  bool descriptor = false;
+  std::string job_uuid;
+  uint64_t attempt = 0;
+  std::vector<Descent> descent;
+};
+struct Sealed {
+  int64_t sealed_unix_ms = 0;
+};
+struct SaveProgress {
+  Stage stage = Stage::kUnspecified;
+  int64_t unix_ms = 0;
+};
+struct Source {
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  uint64_t image_bytes = 0;
+  uint64_t attempt = 0;
+  uint64_t step = 0;
+  std::string job_uuid;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+};
+struct SessionOutcome {
+  uint64_t session = 0;
+  uint32_t round = 0;
+  bool done = false;
+  uint64_t attempt = 0;
+  uint64_t step = 0;
+  std::optional<Source> source;
+  std::vector<Descent> descent;
+};
+
+using Reply =
+    std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed, SaveProgress, SessionOutcome, Source>;
+
+struct DaemonFrame {
+  uint64_t id = 0;
+  Reply reply;
+};
+
+// The message without its length. kInternal, saying what is wrong with it, for anything but exactly one reply.
+Result<DaemonFrame> DecodeFrame(std::string_view message);
+
+// How many descriptors come with a reply.
+size_t DescriptorCount(const Reply& reply);
+
+}  // namespace holdfast::client::wire

@@ -1,0 +1,53 @@
+#include "recovery/restorable.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+namespace holdfast {
+
+std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards) {
+  struct Gathered {
+    CheckpointSummary summary;
+    std::map<Rank, bool> good;
+  };
+  std::map<CheckpointId, Gathered> gathered;
+  for (const ShardPresence& shard : shards) {
+    auto [it, fresh] = gathered.try_emplace(shard.checkpoint);
+    CheckpointSummary& summary = it->second.summary;
+    if (fresh) {
+      summary.id = shard.checkpoint;
+      summary.world_size = shard.world_size;
+    }
+    if (shard.world_size != summary.world_size || shard.rank >= shard.world_size) {
+      summary.consistent = false;
+      continue;
+    }
+    bool& good = it->second.good[shard.rank];
+    good = good || !shard.bad;
+  }
+  std::vector<CheckpointSummary> result;
+  result.reserve(gathered.size());
+  for (auto& [id, entry] : gathered) {
+    for (const auto& [rank, good] : entry.good) {
+      ++(good ? entry.summary.sealed : entry.summary.bad);
+    }
+    result.push_back(entry.summary);
+  }
+  return result;
+}
+
+std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints, std::span<const Descent> line,
+                                     uint32_t world_size) {
+  std::vector<CheckpointId> result;
+  for (const CheckpointSummary& checkpoint : checkpoints) {
+    if (checkpoint.committed() && checkpoint.world_size == world_size && OnLine(line, checkpoint.id)) {
+      result.push_back(checkpoint.id);
+    }
+  }
+  // Attempts grow towards the young end of a line, so the ids' order is the line's.
+  std::sort(result.begin(), result.end(), std::greater<>());
+  return result;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,98 @@
+#include "recovery/shedding.h"
+
+#include <functional>
+
+namespace holdfast {
+namespace {
+
+using Kind = ShedChoice::Kind;
+
+// The oldest one that `wanted` accepts and that may go at all.
+std::optional<CheckpointId> Oldest(std::span<const ShedChoice> checkpoints, const std::optional<CheckpointId>& untouchable,
+                                   const std::function<bool(const ShedChoice&)>& wanted) {
+  std::optional<CheckpointId> oldest;
+  for (const ShedChoice& choice : checkpoints) {
+    if (!choice.useful || choice.held || choice.id == untouchable || !wanted(choice)) {
+      continue;
+    }
+    if (!oldest || choice.id < *oldest) {
+      oldest = choice.id;
+    }
+  }
+  return oldest;
+}
+
+// The smallest uncommitted step after `victim`, and if there is none the one being begun: whichever comes next.
+CheckpointId NextUncommitted(std::span<const ShedChoice> checkpoints, CheckpointId victim, CheckpointId begun) {
+  CheckpointId next = begun;
+  for (const ShedChoice& choice : checkpoints) {
+    if (choice.kind == Kind::kUncommitted && choice.id > victim && choice.id < next) {
+      next = choice.id;
+    }
+  }
+  return next;
+}
+
+}  // namespace
+
+std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints) {
+  std::optional<CheckpointId> on_line;
+  std::optional<CheckpointId> any;
+  for (const ShedChoice& choice : checkpoints) {
+    if (choice.kind == Kind::kOnLine && (!on_line || choice.id > *on_line)) {
+      on_line = choice.id;
+    }
+    if (choice.kind == Kind::kOffLine && (!any || choice.id > *any)) {
+      any = choice.id;
+    }
+  }
+  return on_line ? on_line : any;
+}
+
+std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints) {
+  const std::optional<CheckpointId> untouchable = Untouchable(checkpoints);
+  const auto of_kind = [](Kind kind) { return [kind](const ShedChoice& c) { return c.kind == kind && !c.pinned; }; };
+  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kDead))) {
+    return Victim{*id, ShedRule::kDead, std::nullopt};
+  }
+  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOffLine))) {
+    return Victim{*id, ShedRule::kOffLine, std::nullopt};
+  }
+  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOnLine))) {
+    return Victim{*id, ShedRule::kOlderCommitted, std::nullopt};
+  }
+  return std::nullopt;
+}
+
+std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, CheckpointId begun) {
+  if (auto spare = ChooseSpare(checkpoints)) {
+    return spare;
+  }
+  bool protected_one = false;
+  bool uncommitted_one = false;
+  for (const ShedChoice& choice : checkpoints) {
+    const bool other = choice.kind == Kind::kUncommitted && choice.id != begun;
+    protected_one = protected_one || (choice.kind == Kind::kUncommitted && choice.is_protected);
+    uncommitted_one = uncommitted_one || (other && choice.useful);
+  }
+  const std::optional<CheckpointId> untouchable = Untouchable(checkpoints);
+  if (auto id = Oldest(checkpoints, untouchable, [&](const ShedChoice& c) {
+        return c.kind == Kind::kUncommitted && !c.is_protected && c.id != begun;
+      })) {
+    Victim victim{*id, ShedRule::kUncommitted, std::nullopt};
+    if (!protected_one) {
+      victim.protect = NextUncommitted(checkpoints, *id, begun);
+    }
+    return victim;
+  }
+  // A user's restore point yields only when the job could not save at all otherwise; while another step is on its
+  // way, refusing this one costs less.
+  if (!uncommitted_one) {
+    if (auto id = Oldest(checkpoints, untouchable, [](const ShedChoice& c) { return c.pinned && c.kind != Kind::kUncommitted; })) {
+      return Victim{*id, ShedRule::kPinned, std::nullopt};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace holdfast

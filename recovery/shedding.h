@@ -1,0 +1,47 @@
+// What a job gives up when a rank has no slot for its next step (docs/protocol.md §5).
+//
+//   if (std::optional<Victim> victim = ChooseVictim(checkpoints, begun)) …  // for all ranks alike
+//
+// Pure functions, thread-safe.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "base/ids.h"
+
+namespace holdfast {
+
+struct ShedChoice {
+  CheckpointId id;
+  enum class Kind {
+    kDead,        // bad or otherwise of no use to anybody
+    kOffLine,     // committed, on no line that will be restored by itself
+    kOnLine,      // committed, on the line
+    kUncommitted  // of the current attempt, may still become whole
+  } kind = Kind::kDead;
+  bool useful = false;       // giving it up makes room where it is wanted
+  bool held = false;         // a session's candidate
+  bool pinned = false;       // the restore point that a user set
+  bool is_protected = false; // kUncommitted: its predecessor was shed, it gets its chance
+};
+
+enum class ShedRule { kDead = 1, kOffLine = 2, kOlderCommitted = 3, kUncommitted = 4, kPinned = 5 };
+
+struct Victim {
+  CheckpointId id;
+  ShedRule rule = ShedRule::kDead;
+  // kUncommitted: the step that must not be shed after this one, so that a healthy job commits again.
+  std::optional<CheckpointId> protect;
+};
+
+// `checkpoints` in any order, each id once. `begun` is the step that wants room: never given up. Absent: nothing may go.
+std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, CheckpointId begun);
+
+// For somebody else's need: only what rules 1 to 3 allow.
+std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints);
+
+// The checkpoint that is never given up: the newest committed one on the line, or, while the line has none, of the job.
+std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints);
+
+}  // namespace holdfast

@@ -1,0 +1,309 @@
+"""The demo's story: scripts/demo builds and then runs this. Standard library only.
+
+Every process is a real one; every event that the timeline shows was printed by the process that it is about. Waits are for
+those events, with a deadline; nothing sleeps.
+"""
+
+import argparse
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+JOB = "demo"
+DEADLINE_S = 120
+
+
+class Wrong(Exception):
+    """Something that the demo claims is not so."""
+
+
+def check(claim, holds, detail=""):
+    if not holds:
+        raise Wrong(f"{claim}: {detail}")
+    print(f"  \u2713 {claim}")
+
+
+class Timeline:
+    """What happened, in order, for the table at the end."""
+
+    def __init__(self):
+        self.began = time.monotonic()
+        self.rows = []
+        self.lock = threading.Lock()
+
+    def add(self, who, event, step=None, ms=None, rate=None):
+        with self.lock:
+            self.rows.append((time.monotonic() - self.began, who, event, step, ms, rate))
+
+    def print(self):
+        print(f"\n{'at':>9}  {'who':<8} {'event':<52} {'step':>5} {'ms':>9} {'speed':>11}")
+        for at, who, event, step, ms, rate in self.rows:
+            print(
+                f"{at * 1000:7.0f} ms  {who:<8} {event:<52} {'' if step is None else step:>5} "
+                f"{'' if ms is None else format(ms, '.1f'):>9} {'' if rate is None else format(rate / 1e9, '.2f') + ' GB/s':>11}"
+            )
+
+
+class RankProcess:
+    """One training process; its JSON lines arrive in a queue."""
+
+    def __init__(self, demo, rank, arguments, sync_point=""):
+        self.demo, self.rank = demo, rank
+        self.events = queue.Queue()
+        self.seen = []
+        environment = dict(os.environ)
+        environment.pop("HOLDFAST_SYNC_POINT", None)
+        if sync_point:
+            environment["HOLDFAST_SYNC_POINT"] = sync_point
+        command = [
+            demo.program("holdfast_train_example"), "--job", JOB, "--rank", str(rank), "--world", "2", "--bytes", str(demo.bytes),
+            "--socket", demo.socket, "--reserve", *arguments,
+        ]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            event = json.loads(line)
+            self._show(event)
+            self.events.put(event)
+        self.events.put({"event": "eof"})
+
+    def _show(self, event):
+        names = {
+            "open": "joined attempt {attempt}", "restore": "resumed from memory (saved by attempt {from_attempt})",
+            "scratch": "nothing to restore: a first start", "save": "saved", "committed": "committed (all ranks sealed)",
+            "reserve": "slots ready: {ready} of {wanted}", "error": "{during} failed: {code}",
+        }
+        name = names.get(event["event"])
+        if name:
+            self.demo.timeline.add(f"rank {self.rank}", name.format(**event), event.get("step"), event.get("ms"), event.get("bytes_per_s"))
+
+    def wait_for(self, wanted, **fields):
+        """The next event of this name (and with these fields), or Wrong."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                event = self.events.get(timeout=max(0.01, end - time.monotonic()))
+            except queue.Empty:
+                raise Wrong(f"rank {self.rank} did not say '{wanted}' within {DEADLINE_S} s") from None
+            self.seen.append(event)
+            if event["event"] == wanted and all(event.get(k) == v for k, v in fields.items()):
+                return event
+            if event["event"] == "eof":
+                raise Wrong(f"rank {self.rank} ended before it said '{wanted}': its last words were {self.seen[-3:]}")
+
+    def wait_killed(self):
+        code = self.process.wait(timeout=DEADLINE_S)
+        if code != -signal.SIGKILL:
+            raise Wrong(f"rank {self.rank} ended with {code}, not by SIGKILL")
+
+    def wait_for_end(self):
+        """Takes in all that it said before it ended."""
+        while self.seen[-1:] != [{"event": "eof"}]:
+            try:
+                self.seen.append(self.events.get(timeout=DEADLINE_S))
+            except queue.Empty:
+                raise Wrong(f"rank {self.rank} never ended") from None
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(timeout=DEADLINE_S)
+
+
+class Demo:
+    def __init__(self, bin_directory, state_bytes):
+        self.bin, self.bytes = os.path.abspath(bin_directory), state_bytes
+        self.timeline = Timeline()
+        self.memory = tempfile.mkdtemp(prefix="holdfast-demo-", dir="/dev/shm")
+        self.work = tempfile.mkdtemp(prefix="holdfast-demo-")
+        self.socket = os.path.join(self.work, "ckptd.sock")
+        self.admin = os.path.join(self.work, "admin.sock")
+        self.config = os.path.join(self.work, "ckptd.yaml")
+        with open(self.config, "w", encoding="utf-8") as file:
+            file.write(
+                f"state_dir: {self.work}/state\nsocket: {{path: {self.socket}}}\nadmin: {{path: {self.admin}}}\n"
+                f"metrics: {{address: 'off'}}\nlog: {{level: warning}}\n"
+                f"memory: {{dir: {self.memory}, slots_per_rank: 5, bytes_max: {(self.bytes + (8 << 20)) * 11}}}\n"
+            )
+        self.daemon = None
+        self.ranks = []
+
+    def program(self, name):
+        return os.path.join(self.bin, name)
+
+    def start_daemon(self):
+        path = os.path.join(self.work, "notify.sock")
+        if os.path.exists(path):
+            os.unlink(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+            ready.bind(path)
+            ready.settimeout(DEADLINE_S)
+            began = time.monotonic()
+            self.daemon = subprocess.Popen(
+                [self.program("ckptd"), "--config", self.config], env={**os.environ, "NOTIFY_SOCKET": path}, stdout=subprocess.DEVNULL
+            )
+            ready.recv(4096)
+        self.timeline.add("ckptd", "ready", ms=(time.monotonic() - began) * 1000)
+
+    def start_ranks(self, *arguments, sync_points=("", "")):
+        self.ranks = [RankProcess(self, rank, arguments, sync_points[rank]) for rank in range(2)]
+        return self.ranks
+
+    def kill_ranks(self):
+        for rank in self.ranks:
+            rank.kill()
+        self.timeline.add("launcher", "both ranks gone (SIGKILL)")
+
+    def ctl(self, *arguments):
+        command = [self.program("ckptctl"), *arguments, "--socket", self.admin]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+
+    def committed(self):
+        """(attempt, step, on the line) of every committed checkpoint."""
+        answer = json.loads(self.ctl("list", JOB, "--json"))
+        return {(int(c["attempt"]), int(c["step"]), bool(c["on_line"])) for c in answer["checkpoints"] if c["state"] == "committed"}
+
+    def close(self):
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                rank.kill()
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.terminate()
+            self.daemon.wait(timeout=DEADLINE_S)
+        shutil.rmtree(self.memory, ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def title(text):
+    print(f"\n== {text}")
+
+
+def saves(rank):
+    """Digest of the state by step, as this rank printed it when it had saved."""
+    return {e["step"]: e["digest"] for e in rank.seen if e["event"] == "save"}
+
+
+def same_step(ranks):
+    """Both ranks' restore events; Wrong unless verified and of one step."""
+    events = [rank.wait_for("restore") for rank in ranks]
+    check(f"both ranks resume at step {events[0]['step']}", events[0]["step"] == events[1]["step"], str(events))
+    check("every byte is what this history must have made of it", all(e["verified"] for e in events), str(events))
+    return events
+
+
+def killed_in_the_middle_of_a_save(demo):
+    title("A rank is killed in the middle of a save")
+    first = demo.start_ranks("--steps", "100000", "--await-commit", sync_points=("", "client.save.half_copied:kill@6"))
+    first[1].wait_killed()
+    demo.timeline.add("rank 1", "killed (SIGKILL) half-way through copying", 5)
+    first[0].wait_for("error", during="commit")
+    demo.kill_ranks()
+    first[1].wait_for_end()
+    before = [saves(rank) for rank in first]
+    check("five steps (0 to 4) were committed before", len(before[1]) == 5, str(before[1]))
+    title("The job starts again")
+    ranks = demo.start_ranks("--steps", "100000", "--await-commit")
+    events = same_step(ranks)
+    check("it is the last step that both had saved", events[0]["step"] == 4, str(events))
+    check(
+        "bit for bit: the digests are those printed when step 4 was saved",
+        [e["digest"] for e in events] == [b[4] for b in before],
+        f"{events} against {before}",
+    )
+    for rank in ranks:
+        rank.wait_for("committed", step=6)
+    return ranks
+
+
+def daemon_killed(demo, ranks):
+    title("ckptd is killed while the job trains, and started again")
+    demo.daemon.send_signal(signal.SIGKILL)
+    demo.daemon.wait(timeout=DEADLINE_S)
+    demo.timeline.add("ckptd", "killed (SIGKILL)")
+    demo.start_daemon()
+    known = {step for _, step, _ in demo.committed()}
+    told = {e["step"] for e in ranks[0].seen + ranks[1].seen if e["event"] == "committed"}
+    newest = max(told)
+    check(f"step {newest}, committed before, is still there", newest in known, f"{known}")
+    for rank in ranks:  # they reconnect by themselves and go on
+        rank.wait_for("committed")
+    check("both ranks saved on without being restarted", True)
+    demo.kill_ranks()
+    ranks = demo.start_ranks("--steps", "3", "--await-commit", "--wait-stdin")
+    events = same_step(ranks)
+    check("nothing sealed was lost", events[0]["step"] >= newest, str(events))
+    for rank in ranks:
+        rank.wait_for("done")
+    demo.kill_ranks()
+
+
+def rolled_back(demo):
+    title("Back to an older step, on from there, and a crash")
+    line = sorted((step, attempt) for attempt, step, on_line in demo.committed() if on_line)
+    (old, _), (newest, _) = line[-3], line[-1]
+    demo.ctl("restore", JOB, "--step", str(old))
+    demo.timeline.add("operator", f"ckptctl restore {JOB} --step {old}", old)
+    ranks = demo.start_ranks("--steps", "2", "--await-commit", "--wait-stdin")
+    events = same_step(ranks)
+    check(f"that is the step asked for, {newest - old} before the newest", events[0]["step"] == old, str(events))
+    for rank in ranks:
+        rank.wait_for("committed", step=old + 2)
+    attempt = max(attempt for attempt, _, _ in demo.committed())
+    demo.kill_ranks()
+    title("It starts once more")
+    ranks = demo.start_ranks("--steps", "0", "--wait-stdin")
+    events = same_step(ranks)
+    check(f"it goes on from the new branch: step {old + 2} of attempt {attempt}", events[0]["from_attempt"] == attempt, str(events))
+    listed = demo.committed()
+    discarded = {(a, s) for a, s, on_line in listed if not on_line}
+    check(
+        f"the discarded branch ({', '.join(f'step {s} of attempt {a}' for a, s in sorted(discarded)) or 'already gone'}) is no candidate any more",
+        all(a == attempt or s <= old for a, s, on_line in listed if on_line),
+        str(listed),
+    )
+
+
+def run(demo):
+    title("ckptd starts")
+    demo.start_daemon()
+    ranks = killed_in_the_middle_of_a_save(demo)
+    daemon_killed(demo, ranks)
+    rolled_back(demo)
+    title("What an operator sees")
+    print(demo.ctl("status", JOB))
+    print(demo.ctl("list", JOB))
+    print(demo.ctl("verify", JOB))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/demo")
+    parser.add_argument("bin")
+    parser.add_argument("--bytes", type=int, default=256 << 20, help="of state per rank")
+    arguments = parser.parse_args()
+    demo = Demo(arguments.bin, arguments.bytes)
+    try:
+        run(demo)
+        demo.timeline.print()
+        print("\nAll of it held.")
+        return 0
+    except (Wrong, subprocess.SubprocessError, OSError) as problem:
+        demo.timeline.print()
+        print(f"\nscripts/demo: FAILED: {problem}", file=sys.stderr)
+        if isinstance(problem, subprocess.CalledProcessError):
+            print(problem.stderr, file=sys.stderr)
+        return 1
+    finally:
+        demo.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

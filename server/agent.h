@@ -1,0 +1,317 @@
+// The agent knows the node: connections, processes, slots, read holds. It alone says who may touch a slot
+// (docs/protocol.md §3). What a step is worth, and what is given up, the job's coordinator says.
+//
+//   agent.Handle(event, time);             // events of clients, processes and slots
+//   agent.Take(job, message, time);        // what a coordinator said
+//   agent.actions(), agent.messages()      // what came of it, in order; the caller empties both
+//
+// Owned by NodeCore; not thread-safe; no I/O, no clock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "holdfast/v1/config.pb.h"
+#include "server/coordinator.h"
+#include "server/messages.h"
+
+namespace holdfast {
+
+inline constexpr size_t kJobsMax = 4096;             // per node
+inline constexpr size_t kReadersPerSlotMax = 256;    // a slot's note stays small
+inline constexpr size_t kLaunchBytesMax = 256;
+inline constexpr size_t kProblemBytesMax = 1024;     // of a client's text that is kept
+inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
+// How long a request that may not wait for others waits for the daemon itself: a note, a record, a state to be written.
+inline constexpr Duration kSettle = std::chrono::seconds(10);
+inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
+
+using Jobs = std::map<JobUuid, std::unique_ptr<Coordinator>>;
+
+class Agent {
+ public:
+  Agent(const v1::DaemonConfig& config, std::string node_name, uint64_t seed, uint32_t daemon_uid);
+
+  void Start(const Started& event, EventTime time);
+  void Handle(const Event& event, EventTime time);
+  void Take(const JobUuid& job, const ToAgent& message, EventTime time);
+  void Expire(EventTime time);
+  // Gives slots that came free to whoever waits for them.
+  void Settle(EventTime time);
+
+  Jobs& jobs() { return jobs_; }
+  const Jobs& jobs() const { return jobs_; }
+  std::deque<Action>& actions() { return actions_; }
+  std::deque<std::pair<JobUuid, ToCoordinator>>& messages() { return messages_; }
+  std::optional<MonotonicTime> NextDeadline() const;
+  std::string CheckInvariants() const;
+
+ private:
+  enum class SlotState { kCreating, kPopulating, kFree, kNoting, kWriting, kPublishing, kSealed, kUnpublishing, kQuarantined, kDeleting };
+
+  // A reader's descriptors wait for the note that names it.
+  struct ReadWait {
+    uint64_t note_version = 0;
+    RequestToken token = 0;
+    ProcessId process;
+    v1::DaemonFrame frame;
+  };
+  struct Slot {
+    SlotId id = 0;
+    uint64_t bytes = 0;
+    SlotState state = SlotState::kCreating;
+    bool populate = false;   // made by Reserve: its pages are wanted before the first save
+    bool populated = false;
+    bool bad = false;        // not to be filled again: its file misbehaves
+    bool foreign = false;    // found at start with a copy that is nobody's: left alone
+    // Whose it is. Unowned: found at start, nobody has claimed it.
+    bool owned = false;
+    JobUuid job;
+    Rank rank = 0;
+    uint32_t uid = 0;
+    // Who may have it mapped for writing, and the connection over which the descriptor went last.
+    std::optional<ProcessId> writer;
+    ConnectionId mapped_on = 0;
+    Generation generation = 0;
+    // The filling: from kNoting to kSealed.
+    ShardId shard;
+    uint32_t world_size = 0;
+    ConnectionId filled_by = 0;
+    RequestToken token = 0;           // the BeginSave or Seal that waits for this slot
+    std::optional<Failure> lost;      // the filling will never be sealed, and why
+    std::vector<Descent> descent;
+    SealedCopy copy;                  // kSealed
+    bool removing = false;            // kUnpublishing: the record is on its way out
+    std::map<ProcessId, uint32_t> readers;
+    std::set<AdminToken> admin_readers;
+    std::vector<ReadWait> read_waits;
+    uint64_t note_version = 0;
+    uint64_t grant_note = 0;          // kNoting: the note that names the writer
+  };
+  struct Seat {
+    JobUuid job;
+    Attempt attempt = 0;
+    Rank rank = 0;
+    uint32_t world_size = 0;
+    ProcessId process;
+    uint32_t uid = 0;
+    ConnectionId connection = 0;  // 0: its connection has gone, its process lives
+    bool superseded = false;
+  };
+  using SeatId = uint64_t;
+  struct Connection {
+    Caller caller;
+    SeatId seat = 0;
+    std::set<RequestToken> pending;
+  };
+  struct Process {
+    uint32_t references = 0;  // connections, seats, slots it writes, holds
+  };
+  enum class Limit { kNone, kRank, kBudget };
+  enum class Where { kCoordinator, kRoom, kAsking, kSlot, kSource, kReserve };
+  struct Pending {
+    ConnectionId connection = 0;
+    uint64_t frame_id = 0;
+    v1::ClientFrame::RequestCase kind = v1::ClientFrame::REQUEST_NOT_SET;
+    Where where = Where::kCoordinator;
+    std::optional<MonotonicTime> deadline;
+    JobUuid job;
+    SeatId seat = 0;
+    // Saves and reserves.
+    Step step = 0;
+    uint64_t bytes = 0;
+    uint32_t slots = 0;
+    bool may_wait = false;
+    std::vector<Descent> descent;
+    bool no_create = false;          // making a slot failed; again when memory came back
+    std::string create_problem;
+    std::set<JobUuid> asked;         // jobs that had nothing to spare
+    Limit limit = Limit::kNone;      // what it was short of when it last asked for room
+  };
+  struct Removal {
+    AdminToken token = 0;
+    uint64_t bytes = 0;
+    bool state_removed = false;
+  };
+  struct AdminWait {
+    AdminToken token = 0;
+    std::optional<MonotonicTime> deadline;
+    JobUuid job;
+  };
+  struct Allocation {
+    Slot* slot = nullptr;     // take this one
+    bool coming = false;      // one is on its way
+    Limit limit = Limit::kNone;
+  };
+
+  // agent.cc: connections, processes, requests
+  void OnConnectionOpened(const ConnectionOpened& e);
+  void OnConnectionClosed(ConnectionId id);
+  void OnProcessEnded(ProcessId process);
+  void OnRequest(const ClientRequest& e);
+  void Dispatch(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
+  RequestToken NewPending(ConnectionId connection, const v1::ClientFrame& frame, std::optional<MonotonicTime> deadline);
+  void SetDeadline(RequestToken token, std::optional<MonotonicTime> deadline);
+  Pending* FindPending(RequestToken token);
+  void ErasePending(RequestToken token);
+  void ExpireRequest(RequestToken token);
+  void Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descriptors = Descriptors::kNone, const Slot* slot = nullptr);
+  void Refuse(RequestToken token, const Failure& failure);
+  void RefuseNow(ConnectionId connection, uint64_t frame_id, const Failure& failure);
+  void ReplyDone(ConnectionId connection, const v1::ClientFrame& frame);
+  void Send(const JobUuid& job, ToCoordinator message) { messages_.emplace_back(job, std::move(message)); }
+  void Act(Action action) { actions_.push_back(std::move(action)); }
+  void Tell(Report::Kind kind, const JobUuid& job, std::string text, uint64_t bytes = 0);
+  void Ref(ProcessId process);
+  void Unref(ProcessId process);
+  MonotonicTime Deadline(uint64_t deadline_ms) const;
+  Seat* FindSeat(SeatId id);
+  void EraseSeat(SeatId id);
+  std::string JobName(const JobUuid& job) const;
+  Coordinator* FindJob(const std::string& name);
+
+  // agent_jobs.cc: joining, leaving, what coordinators say
+  void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
+  void OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
+  Coordinator* OpenJob(const std::string& name, const Caller& caller);
+  void StartJobs(const Started& event);
+  void StartSlots(const Started& event);
+  Coordinator* AdoptJob(const SealedCopy& copy);
+  JobUuid NewUuid();
+  void TakeMessage(const JobUuid& job, const Refused& m);
+  void TakeMessage(const JobUuid& job, const JoinAccepted& m);
+  void TakeMessage(const JobUuid& job, const SavePermitted& m);
+  void TakeMessage(const JobUuid& job, const RoomAnswered& m);
+  void TakeMessage(const JobUuid& job, const StageReached& m);
+  void TakeMessage(const JobUuid& job, const SourceOffered& m);
+  void TakeMessage(const JobUuid& job, const SessionEnded& m);
+  void TakeMessage(const JobUuid& job, const GiveUp& m);
+  void TakeMessage(const JobUuid& job, const Superseded& m);
+  void TakeMessage(const JobUuid& job, const CopyDoubted& m);
+  void TakeMessage(const JobUuid& job, const PersistState& m);
+  void TakeMessage(const JobUuid& job, const RestorePointSet& m);
+  void TakeMessage(const JobUuid& job, const Reported& m);
+
+  // agent_saves.cc: a filling from BeginSave to Seal
+  void OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
+  void OnAbortSave(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
+  void OnRecordPublished(const RecordPublished& e);
+  void StartFilling(Slot& slot, RequestToken token);
+  void GrantFilling(Slot& slot, const absl::Status& noted);
+  void LoseFilling(Slot& slot, const std::string& why);
+  void RefuseSave(RequestToken token, const Failure& failure);
+  Slot* FindFilling(const Seat& seat, SlotId slot, Generation generation, Step step);
+
+  // agent_slots.cc: the life of a slot
+  void OnSlotCreated(const SlotCreated& e);
+  void OnSlotPopulated(const SlotPopulated& e);
+  void OnNoteWritten(const NoteWritten& e);
+  void OnRecordRemoved(const RecordRemoved& e);
+  void OnSlotDeleted(const SlotDeleted& e);
+  void OnReleaseSlots(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
+  Slot& CreateSlotFor(const Seat& seat, uint64_t bytes, bool populate, RequestToken token);
+  void NoteSlot(Slot& slot);
+  void SetWriter(Slot& slot, std::optional<ProcessId> writer);
+  void Unpublish(Slot& slot);
+  void BecomeFree(Slot& slot);
+  void Quarantine(Slot& slot, const std::string& why);
+  void LeaveQuarantine(Slot& slot);
+  void Delete(Slot& slot);
+  void ReleaseWriter(Slot& slot, const std::string& why);
+  void Reclaim(const Seat& seat);
+  void ForgetShard(Slot& slot);
+  Slot* FindSlot(SlotId id);
+  static bool Filling(SlotState state);
+
+  // agent_room.cc: which slot a save gets
+  void Place(RequestToken token);
+  void PlaceReserve(RequestToken token);
+  Allocation Allocate(const Seat& seat, const Pending& pending, RequestToken token);
+  bool Fits(const Slot& slot, uint64_t bytes) const;
+  bool Stuck(const Slot& slot, const Seat& seat) const;
+  bool MineFree(const Slot& slot, const Seat& seat) const;
+  bool Adoptable(const Slot& slot, const Seat& seat) const;
+  bool Deletable(const Slot& slot) const;
+  bool Orphan(const Slot& slot) const;
+  uint32_t CountForRank(const Seat& seat) const;
+  bool BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const;
+  bool MakeSpace(const Seat& seat, uint64_t bytes);
+  std::vector<CheckpointId> Useful(const JobUuid& job, const Seat& seat, uint64_t bytes, Limit limit) const;
+  void AskForRoom(RequestToken token, Pending& pending, const Seat& seat);
+  void PopulateNext(const JobUuid& job, Rank rank);
+  Failure NoRoom(const Pending& pending, const Seat& seat) const;
+  std::map<JobUuid, uint64_t> BytesByJob() const;
+
+  // agent_reads.cc: sources and holds
+  void OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
+  void OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
+  void OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
+  void OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnCopyFoundBad(const CopyFoundBad& e);
+  Slot* FindSealed(const ShardId& shard);
+  void Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame);
+  void FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted);
+  void DropHold(Slot& slot, ProcessId process);
+  void AfterHold(Slot& slot);
+  void MarkBad(Slot& slot, const std::string& what);
+
+  // agent_admin.cc
+  void OnAdminRequest(const AdminRequest& e);
+  void OnAdminReadDone(const AdminReadDone& e);
+  void OnJobStateRemoved(const JobStateRemoved& e);
+  void Admin(const AdminRequest& e, const v1::GetStatusRequest& request);
+  void Admin(const AdminRequest& e, const v1::ListCheckpointsRequest& request);
+  void Admin(const AdminRequest& e, const v1::InspectShardRequest& request);
+  void Admin(const AdminRequest& e, const v1::VerifyRequest& request);
+  void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
+  void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
+  bool Visible(const Caller& caller, const Coordinator& job) const;
+  absl::StatusOr<Coordinator*> FindVisible(const Caller& caller, const std::string& name);
+  void RefuseAdmin(AdminToken token, absl::Status status);
+  void HandShards(AdminToken token, const std::vector<Slot*>& slots);
+  absl::Status WhyInUse(const Coordinator& job) const;
+  void AdvanceRemoval(const JobUuid& job);
+
+  const v1::DaemonConfig config_;
+  const std::string node_name_;
+  const uint32_t daemon_uid_;
+  uint64_t random_;
+  uint64_t bytes_max_ = 0;
+  uint64_t bytes_used_ = 0;
+  std::vector<std::string> problems_;
+  EventTime time_;  // of the event being handled
+
+  Jobs jobs_;
+  std::map<std::string, JobUuid> names_;
+  uint64_t first_session_ = 1;
+  std::map<ConnectionId, Connection> connections_;
+  std::map<ProcessId, Process> processes_;
+  std::map<SeatId, Seat> seats_;
+  SeatId next_seat_ = 1;
+  std::map<SlotId, Slot> slots_;
+  std::set<std::pair<MonotonicTime, SlotId>> deletes_again_;
+  std::map<SlotId, Generation> retired_;  // the last generation of ids that may be used again
+  std::map<ShardId, SlotId> shards_;      // fillings that are not lost, and sealed copies
+  std::map<RequestToken, Pending> pending_;
+  std::set<std::pair<MonotonicTime, RequestToken>> deadlines_;
+  RequestToken next_token_ = 1;
+  std::set<RequestToken> waiting_for_room_;  // saves and reserves, oldest first
+  bool slots_changed_ = false;
+  std::map<AdminToken, std::set<SlotId>> admin_reads_;
+  std::map<RequestToken, AdminWait> admin_waits_;
+  std::map<JobUuid, Removal> removals_;
+  std::deque<Action> actions_;
+  std::deque<std::pair<JobUuid, ToCoordinator>> messages_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,263 @@
+// Answers to ckptctl. A caller sees the jobs of its own uid; root and the daemon's user see all.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+void Agent::OnAdminRequest(const AdminRequest& e) {
+  std::visit([&](const auto& request) { Admin(e, request); }, e.request);
+}
+
+bool Agent::Visible(const Caller& caller, const Coordinator& job) const {
+  return caller.uid == job.uid() || caller.uid == 0 || caller.uid == daemon_uid_;
+}
+
+// A job of somebody else does not exist for the caller.
+absl::StatusOr<Coordinator*> Agent::FindVisible(const Caller& caller, const std::string& name) {
+  Coordinator* job = FindJob(name);
+  if (job == nullptr || !Visible(caller, *job)) {
+    return absl::NotFoundError(absl::StrCat("there is no job '", name.substr(0, kJobNameBytesMax), "' on this node (that uid ", caller.uid,
+                                            " may see); ckptctl status shows the jobs there are"));
+  }
+  return job;
+}
+
+void Agent::RefuseAdmin(AdminToken token, absl::Status status) { Act(AdminReply{token, std::move(status), std::monostate()}); }
+
+void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
+  v1::GetStatusReply reply;
+  v1::DaemonStatus& daemon = *reply.mutable_daemon();
+  daemon.set_node_name(node_name_);
+  daemon.set_unix_ms(time_.unix_ms);
+  daemon.set_memory_bytes_max(bytes_max_);
+  daemon.set_memory_bytes_used(bytes_used_);
+  daemon.set_slots(static_cast<uint32_t>(slots_.size()));
+  for (const auto& [id, slot] : slots_) {
+    daemon.set_slots_free(daemon.slots_free() + (slot.state == SlotState::kFree ? 1 : 0));
+    daemon.set_slots_quarantined(daemon.slots_quarantined() + (slot.state == SlotState::kQuarantined ? 1 : 0));
+  }
+  daemon.set_connections(static_cast<uint32_t>(connections_.size()));
+  for (const std::string& problem : problems_) {
+    daemon.add_problems(problem);
+  }
+  if (!request.job().empty()) {
+    if (const auto job = FindVisible(e.caller, request.job()); !job.ok()) {
+      return RefuseAdmin(e.token, job.status());
+    }
+  }
+  const std::map<JobUuid, uint64_t> bytes = BytesByJob();
+  for (const auto& [name, uuid] : names_) {
+    const Coordinator& job = *jobs_.at(uuid);
+    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job)) {
+      continue;
+    }
+    v1::JobStatus& status = *reply.add_jobs();
+    job.FillStatus(status, time_);
+    if (const auto held = bytes.find(uuid); held != bytes.end()) {
+      status.set_bytes_held(held->second);
+    }
+  }
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::ListCheckpointsRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  v1::ListCheckpointsReply reply;
+  (*job)->FillList(reply);
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::InspectShardRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  std::optional<CheckpointId> wanted;
+  if (!request.newest()) {
+    wanted = CheckpointId{request.attempt(), request.step()};
+  }
+  // A copy that was found bad, or one of a step that is not whole, can be looked at too, if it is named.
+  absl::StatusOr<CheckpointId> found = (*job)->FindCommitted(wanted);
+  if (!found.ok() && wanted && wanted->attempt != 0) {
+    found = *wanted;
+  }
+  Slot* slot = found.ok() ? FindSealed({(*job)->uuid(), found->attempt, found->step, request.rank()}) : nullptr;
+  if (slot == nullptr) {
+    return RefuseAdmin(e.token, found.ok() ? absl::NotFoundError(absl::StrCat("job '", (*job)->name(), "' has no sealed shard of step ", found->step,
+                                                                              " of attempt ", found->attempt, " for rank ", request.rank()))
+                                           : found.status());
+  }
+  HandShards(e.token, {slot});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  std::optional<CheckpointId> only;
+  if (!request.all_steps()) {
+    std::optional<CheckpointId> wanted;
+    if (!request.newest()) {
+      wanted = CheckpointId{request.attempt(), request.step()};
+    }
+    const absl::StatusOr<CheckpointId> found = (*job)->FindCommitted(wanted);
+    if (!found.ok()) {
+      return RefuseAdmin(e.token, found.status());
+    }
+    only = *found;
+  }
+  std::vector<Slot*> slots;
+  for (auto it = shards_.lower_bound({(*job)->uuid(), 0, 0, 0}); it != shards_.end() && it->first.job == (*job)->uuid(); ++it) {
+    Slot& slot = slots_.at(it->second);
+    if (slot.state == SlotState::kSealed && (!only || slot.shard.checkpoint() == *only)) {
+      slots.push_back(&slot);
+    }
+  }
+  if (slots.empty()) {
+    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat("job '", (*job)->name(), "' has no sealed copies to verify")));
+  }
+  HandShards(e.token, slots);
+}
+
+void Agent::HandShards(AdminToken token, const std::vector<Slot*>& slots) {
+  ReadableShards readable;
+  for (Slot* slot : slots) {
+    slot->admin_readers.insert(token);
+    admin_reads_[token].insert(slot->id);
+    readable.shards.push_back({slot->copy, slot->id});
+  }
+  Act(AdminReply{token, absl::OkStatus(), std::move(readable)});
+}
+
+void Agent::OnAdminReadDone(const AdminReadDone& e) {
+  const auto reads = admin_reads_.find(e.token);
+  if (reads == admin_reads_.end()) {
+    return;
+  }
+  const std::set<SlotId> slots = std::move(reads->second);
+  admin_reads_.erase(reads);
+  for (const SlotId id : slots) {
+    if (Slot* slot = FindSlot(id)) {
+      slot->admin_readers.erase(e.token);
+      AfterHold(*slot);
+    }
+  }
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  if (request.clear() && request.from_scratch()) {
+    return RefuseAdmin(e.token, absl::InvalidArgumentError("a restore point is either cleared or set to 'from scratch', not both"));
+  }
+  const RequestToken token = next_token_++;
+  const uint32_t timeout_ms = config_.admin().request_timeout_ms();
+  const MonotonicTime deadline = time_.now + (timeout_ms > 0 ? Duration(std::chrono::milliseconds(timeout_ms)) : Duration(kSettle));
+  admin_waits_[token] = {e.token, deadline, (*job)->uuid()};
+  deadlines_.insert({deadline, token});
+  Send((*job)->uuid(), RestorePointAsked{token, request});
+}
+
+absl::Status Agent::WhyInUse(const Coordinator& job) const {
+  std::set<ProcessId> users;
+  for (const auto& [id, seat] : seats_) {
+    if (seat.job == job.uuid()) {
+      users.insert(seat.process);
+    }
+  }
+  bool admin = false;
+  for (const auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != job.uuid()) {
+      continue;
+    }
+    if (slot.writer) {
+      users.insert(*slot.writer);
+    }
+    for (const auto& [process, holds] : slot.readers) {
+      users.insert(process);
+    }
+    admin = admin || !slot.admin_readers.empty();
+  }
+  if (users.empty() && !admin && job.Idle()) {
+    return absl::OkStatus();
+  }
+  std::string who;
+  size_t named = 0;
+  for (const ProcessId& process : users) {
+    if (++named <= 8) {
+      absl::StrAppend(&who, named == 1 ? "" : ", ", process.ToString());
+    }
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", job.name(), "' is in use by ", users.empty() ? "a verification, or a rank that is joining" : who,
+      named > 8 ? " and others" : "", "; end that first"));
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  if (removals_.count((*job)->uuid()) > 0) {
+    return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat("job '", request.job(), "' is being removed already")));
+  }
+  if (const absl::Status in_use = WhyInUse(**job); !in_use.ok()) {
+    return RefuseAdmin(e.token, in_use);
+  }
+  const JobUuid uuid = (*job)->uuid();
+  const std::map<JobUuid, uint64_t> bytes = BytesByJob();
+  const auto held = bytes.find(uuid);
+  removals_[uuid] = {e.token, held == bytes.end() ? 0 : held->second, false};
+  // Records first, then bytes, then the state that says whose they were: a crash in between leaves a smaller job.
+  Send(uuid, JobRemoved{});
+  AdvanceRemoval(uuid);
+}
+
+void Agent::AdvanceRemoval(const JobUuid& uuid) {
+  Removal& removal = removals_.at(uuid);
+  bool empty = true;
+  for (auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != uuid) {
+      continue;
+    }
+    empty = false;
+    if (Deletable(slot)) {
+      Delete(slot);
+    }
+  }
+  if (empty && !removal.state_removed && !jobs_.at(uuid)->WriteInFlight()) {
+    removal.state_removed = true;
+    Act(RemoveJobState{uuid});
+  }
+}
+
+void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
+  const auto it = removals_.find(e.job);
+  if (it == removals_.end()) {
+    return;
+  }
+  const Removal removal = it->second;
+  removals_.erase(it);
+  if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
+    Send(e.job, JobRemoved{false});
+    return RefuseAdmin(removal.token, Annotate(e.status, "the job's copies are gone, its state could not be removed; try again"));
+  }
+  const std::string name = JobName(e.job);
+  Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"), removal.bytes);
+  names_.erase(name);
+  jobs_.erase(e.job);
+  v1::RemoveJobReply reply;
+  reply.set_bytes_freed(removal.bytes);
+  Act(AdminReply{removal.token, absl::OkStatus(), std::move(reply)});
+}
+
+}  // namespace holdfast

@@ -1,0 +1,113 @@
+// What must always hold between slots, seats, requests and jobs (design.md §6).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+std::string Agent::CheckInvariants() const {
+  uint64_t bytes = 0;
+  std::map<ProcessId, uint32_t> references;
+  for (const auto& [id, slot] : slots_) {
+    const std::string where = absl::StrCat("slot ", id, ": ");
+    bytes += slot.bytes;
+    if (slot.writer) {
+      ++references[*slot.writer];
+    }
+    for (const auto& [process, holds] : slot.readers) {
+      references[process] += holds;
+    }
+    const bool filling = Filling(slot.state);
+    if (slot.state == SlotState::kWriting && !slot.writer) {
+      return where + "is being written by nobody";
+    }
+    if (slot.state == SlotState::kFree && (!slot.readers.empty() || !slot.admin_readers.empty())) {
+      return where + "is free and somebody reads it";
+    }
+    if (slot.state == SlotState::kUnpublishing && !slot.removing && slot.readers.empty() && slot.admin_readers.empty()) {
+      return where + "waits for nothing";
+    }
+    const auto indexed = shards_.find(slot.shard);
+    const bool is_indexed = indexed != shards_.end() && indexed->second == id;
+    if (((filling && !slot.lost) || slot.state == SlotState::kSealed) != is_indexed) {
+      return where + (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
+    }
+    if (slot.state == SlotState::kSealed) {
+      const auto job = jobs_.find(slot.shard.job);
+      if (job == jobs_.end()) {
+        return where + "holds a copy of no job";
+      }
+      if (slot.copy.id != slot.shard || slot.copy.generation != slot.generation) {
+        return where + "holds another copy than it says";
+      }
+    }
+    if (slot.token != 0 && slot.state != SlotState::kCreating && slot.state != SlotState::kNoting && slot.state != SlotState::kPublishing) {
+      return where + "somebody waits for it that it does not know of";
+    }
+  }
+  for (const auto& [shard, id] : shards_) {
+    const auto slot = slots_.find(id);
+    if (slot == slots_.end() || slot->second.shard != shard) {
+      return absl::StrCat(shard.ToString(), " is indexed in slot ", id, ", which does not hold it");
+    }
+  }
+  if (bytes != bytes_used_) {
+    return absl::StrCat("slots have ", bytes, " bytes, ", bytes_used_, " are counted");
+  }
+  // Every committed checkpoint has a sealed copy of every rank.
+  for (const auto& [uuid, job] : jobs_) {
+    std::map<CheckpointId, uint32_t> sealed;
+    std::map<CheckpointId, uint32_t> world;
+    for (auto it = shards_.lower_bound({uuid, 0, 0, 0}); it != shards_.end() && it->first.job == uuid; ++it) {
+      const Slot& slot = slots_.at(it->second);
+      sealed[it->first.checkpoint()] += slot.state == SlotState::kSealed ? 1 : 0;
+      world[it->first.checkpoint()] = slot.world_size;
+    }
+    for (const CheckpointId& id : job->AllCheckpoints()) {
+      if (job->IsCommitted(id) && sealed[id] != world[id]) {
+        return absl::StrCat("job '", job->name(), "' attempt ", id.attempt, " step ", id.step, " is committed with ", sealed[id], " of ", world[id],
+                            " sealed copies");
+      }
+    }
+  }
+  for (const auto& [id, connection] : connections_) {
+    ++references[connection.caller.process];
+    if (connection.seat != 0 && seats_.count(connection.seat) == 0) {
+      return absl::StrCat("connection ", id, " has a seat that is not there");
+    }
+    for (const RequestToken token : connection.pending) {
+      if (pending_.count(token) == 0) {
+        return absl::StrCat("connection ", id, " waits for a request that is not there");
+      }
+    }
+  }
+  for (const auto& [id, seat] : seats_) {
+    ++references[seat.process];
+  }
+  for (const auto& [process, known] : processes_) {
+    if (known.references != references[process] || known.references == 0) {
+      return absl::StrCat(process.ToString(), " is referred to ", references[process], " times, ", known.references, " are counted");
+    }
+  }
+  for (const auto& [process, count] : references) {
+    if (count > 0 && processes_.count(process) == 0) {
+      return absl::StrCat(process.ToString(), " is not watched");
+    }
+  }
+  for (const auto& [token, pending] : pending_) {
+    const auto connection = connections_.find(pending.connection);
+    if (connection == connections_.end() || connection->second.pending.count(token) == 0) {
+      return absl::StrCat("request ", token, " belongs to no connection");
+    }
+    if (pending.deadline && deadlines_.count({*pending.deadline, token}) == 0) {
+      return absl::StrCat("request ", token, " has a deadline that nobody watches");
+    }
+    if (!pending.deadline && pending.kind != v1::ClientFrame::kSeal) {
+      return absl::StrCat("request ", token, " has no deadline");
+    }
+  }
+  return "";
+}
+
+}  // namespace holdfast

@@ -1,0 +1,306 @@
+// Joining, leaving, and what the coordinators say.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+
+namespace holdfast {
+namespace {
+
+template <typename Repeated>
+void AddDescent(const std::vector<Descent>& descent, Repeated* out) {
+  for (const Descent& d : descent) {
+    v1::Descent& added = *out->Add();
+    added.set_attempt(d.attempt);
+    added.set_parent_attempt(d.parent.attempt);
+    added.set_parent_step(d.parent.step);
+  }
+}
+
+}  // namespace
+
+void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame) {
+  const v1::Join& join = frame.join();
+  const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
+    RefuseNow(id, frame.id(), {code, reason, absl::StrCat("join: ", why)});
+  };
+  if (const absl::Status name = CheckJobName(join.job()); !name.ok()) {
+    return refuse(name.code(), v1::Failure::REASON_UNSPECIFIED, Message(name));
+  }
+  if (join.world_size() == 0 || join.world_size() > kWorldSizeMax || join.rank() >= join.world_size()) {
+    return refuse(absl::StatusCode::kInvalidArgument, v1::Failure::REASON_TOPOLOGY,
+                  absl::StrCat("rank ", join.rank(), " of world size ", join.world_size(),
+                               ": the rank must be below the world size, which is 1 to ", kWorldSizeMax));
+  }
+  if (join.launch().size() > kLaunchBytesMax) {
+    return refuse(absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                  absl::StrCat("the launch id has ", join.launch().size(), " bytes, at most ", kLaunchBytesMax, " are allowed"));
+  }
+  Coordinator* job = FindJob(join.job());
+  if (const Seat* seat = FindSeat(connection.seat)) {
+    if (job == nullptr || seat->job != job->uuid() || seat->rank != join.rank()) {
+      return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+                    absl::StrCat("this connection is rank ", seat->rank, " of job '", JobName(seat->job), "'; open another one"));
+    }
+  }
+  if (job == nullptr && (join.attempt() != 0 || join.leave_attempt() != 0)) {
+    return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+                  absl::StrCat("this daemon knows no job '", join.job(), "': its state was lost or it was removed; start the rank anew"));
+  }
+  if (job == nullptr && jobs_.size() >= kJobsMax) {
+    return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+                  absl::StrCat("there are ", kJobsMax, " jobs already; remove one that has ended: ckptctl rm <job>"));
+  }
+  if (job != nullptr && removals_.count(job->uuid()) > 0) {
+    return refuse(absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                  absl::StrCat("job '", join.job(), "' is being removed; try again"));
+  }
+  if (job == nullptr) {
+    job = OpenJob(join.job(), connection.caller);
+  }
+  const MonotonicTime deadline = std::max(Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
+  const RequestToken token = NewPending(id, frame, deadline);
+  pending_.at(token).job = job->uuid();
+  Send(job->uuid(), JoinAsked{token, id, connection.caller, join.rank(), join.world_size(), join.launch(), join.attempt(),
+                              join.leave_attempt(), join.deadline_ms() > 0});
+}
+
+Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {
+  const JobUuid uuid = NewUuid();
+  names_[name] = uuid;
+  auto& job = jobs_[uuid] = std::make_unique<Coordinator>(
+      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, uuid, name,
+      caller.uid, caller.gid, first_session_);
+  return job.get();
+}
+
+JobUuid Agent::NewUuid() {
+  JobUuid uuid;
+  do {
+    for (size_t i = 0; i < uuid.bytes.size(); i += 8) {
+      // splitmix64
+      uint64_t z = (random_ += 0x9e3779b97f4a7c15u);
+      z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+      z ^= z >> 31;
+      for (size_t byte = 0; byte < 8; ++byte) {
+        uuid.bytes[i + byte] = static_cast<uint8_t>(z >> (8 * byte));
+      }
+    }
+    uuid.bytes[6] = static_cast<uint8_t>((uuid.bytes[6] & 0x0f) | 0x40);
+    uuid.bytes[8] = static_cast<uint8_t>((uuid.bytes[8] & 0x3f) | 0x80);
+  } while (jobs_.count(uuid) > 0);
+  return uuid;
+}
+
+void Agent::OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame) {
+  if (const Seat* found = FindSeat(connection.seat)) {
+    const Seat seat = *found;
+    for (auto& [slot_id, slot] : slots_) {
+      if (slot.owned && slot.job == seat.job && slot.rank == seat.rank && slot.writer == seat.process) {
+        ReleaseWriter(slot, absl::StrCat("rank ", seat.rank, " left"));
+        if (slot.state != SlotState::kDeleting) {
+          NoteSlot(slot);
+        }
+      }
+    }
+    Send(seat.job, SeatLost{seat.attempt, seat.rank, seat.process, id, SeatLost::How::kLeft});
+    EraseSeat(connection.seat);
+    connection.seat = 0;
+    // A rank that has left waits for nothing.
+    const std::set<RequestToken> waiting = connection.pending;
+    for (const RequestToken token : waiting) {
+      const Pending& pending = pending_.at(token);
+      if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
+        Send(pending.job, RequestCancelled{token});
+      }
+      Refuse(token, {absl::StatusCode::kCancelled, v1::Failure::REASON_UNSPECIFIED, absl::StrCat("rank ", seat.rank, " has left")});
+    }
+  }
+  ReplyDone(id, frame);
+}
+
+void Agent::Take(const JobUuid& job, const ToAgent& message, EventTime time) {
+  time_ = time;
+  std::visit([&](const auto& m) { TakeMessage(job, m); }, message);
+}
+
+void Agent::TakeMessage(const JobUuid&, const Refused& m) {
+  if (const auto wait = admin_waits_.find(m.token); wait != admin_waits_.end()) {
+    const AdminToken token = wait->second.token;
+    deadlines_.erase({*wait->second.deadline, m.token});
+    admin_waits_.erase(wait);
+    return RefuseAdmin(token, absl::Status(m.failure.code, ToAbsl(m.failure.message)));
+  }
+  Refuse(m.token, m.failure);
+}
+
+void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr) {
+    return;
+  }
+  Connection& connection = connections_.at(pending->connection);
+  const ProcessId process = connection.caller.process;
+  // The same process had the rank before, over this or a lost connection: one seat is enough.
+  std::vector<SeatId> old;
+  for (const auto& [id, seat] : seats_) {
+    if (seat.job == job && seat.rank == m.rank && seat.process == process && (seat.connection == 0 || seat.connection == pending->connection)) {
+      old.push_back(id);
+    }
+  }
+  Ref(process);
+  for (const SeatId id : old) {
+    EraseSeat(id);
+  }
+  connection.seat = next_seat_++;
+  const Seat& seat = seats_[connection.seat] = {job, m.attempt, m.rank, m.world_size, process, connection.caller.uid, pending->connection, false};
+  Reclaim(seat);
+
+  v1::DaemonFrame frame;
+  v1::JoinReply& reply = *frame.mutable_join();
+  reply.set_job_uuid(job.ToBytes());
+  reply.set_attempt(m.attempt);
+  reply.set_decided(m.decided);
+  AddDescent(m.descent, reply.mutable_descent());
+  if (m.last_step) {
+    reply.set_any_step(true);
+    reply.set_last_step(*m.last_step);
+  }
+  Reply(m.token, std::move(frame));
+}
+
+void Agent::TakeMessage(const JobUuid&, const SavePermitted& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr) {
+    return;
+  }
+  pending->descent = m.descent;
+  pending->where = Where::kRoom;
+  waiting_for_room_.insert(m.token);
+  Place(m.token);
+}
+
+void Agent::TakeMessage(const JobUuid& job, const RoomAnswered& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr || pending->where != Where::kAsking) {
+    return;
+  }
+  pending->where = Where::kRoom;
+  if (m.made) {
+    return Place(m.token);
+  }
+  pending->asked.insert(job);
+  if (const Seat* seat = FindSeat(pending->seat)) {
+    AskForRoom(m.token, *pending, *seat);
+  }
+}
+
+void Agent::TakeMessage(const JobUuid&, const StageReached& m) {
+  v1::DaemonFrame frame;
+  frame.mutable_await_save()->set_stage(m.stage);
+  frame.mutable_await_save()->set_unix_ms(m.unix_ms);
+  Reply(m.token, std::move(frame));
+}
+
+void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr) {
+    return;
+  }
+  Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank});
+  if (slot == nullptr) {
+    Send(job, LoadReported{m.token, m.attempt, m.rank, m.session, m.round, false, false, false, "its copy is gone"});
+    return;
+  }
+  v1::DaemonFrame frame;
+  v1::SessionOutcome& outcome = *frame.mutable_enter_session();
+  outcome.set_session(m.session);
+  outcome.set_round(m.round);
+  outcome.set_attempt(m.checkpoint.attempt);
+  outcome.set_step(m.checkpoint.step);
+  Offer(m.token, *slot, std::move(frame));
+}
+
+void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
+  v1::DaemonFrame frame;
+  v1::SessionOutcome& outcome = *frame.mutable_enter_session();
+  outcome.set_session(m.session);
+  outcome.set_round(m.round);
+  outcome.set_done(true);
+  outcome.set_attempt(m.checkpoint.attempt);
+  outcome.set_step(m.checkpoint.step);
+  AddDescent(m.descent, outcome.mutable_descent());
+  Reply(m.token, std::move(frame));
+}
+
+// All shards of the checkpoint go; its writers are told when they seal, at the latest.
+void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
+  const ShardId first{job, m.checkpoint.attempt, m.checkpoint.step, 0};
+  std::vector<SlotId> affected;
+  for (auto it = shards_.lower_bound(first); it != shards_.end() && it->first.job == job && it->first.checkpoint() == m.checkpoint; ++it) {
+    affected.push_back(it->second);
+  }
+  for (const SlotId id : affected) {
+    Slot& slot = slots_.at(id);
+    if (slot.state == SlotState::kSealed) {
+      Unpublish(slot);
+      continue;
+    }
+    slot.lost = m.failure;
+    ForgetShard(slot);
+    if (slot.state == SlotState::kNoting) {
+      Refuse(std::exchange(slot.token, 0), m.failure);
+    }
+  }
+  const std::set<RequestToken> waiting = waiting_for_room_;
+  for (const RequestToken token : waiting) {
+    const Pending& pending = pending_.at(token);
+    const Seat* seat = FindSeat(pending.seat);
+    if (pending.kind == v1::ClientFrame::kBeginSave && pending.job == job && pending.step == m.checkpoint.step && seat != nullptr &&
+        seat->attempt == m.checkpoint.attempt) {
+      Refuse(token, m.failure);
+    }
+  }
+}
+
+void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
+  const Failure failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
+                        absl::StrCat("job '", JobName(job), "' has a newer attempt, ", m.by, "; this process should end")};
+  for (auto& [id, seat] : seats_) {
+    seat.superseded = seat.superseded || (seat.job == job && seat.attempt < m.by);
+  }
+  const std::set<RequestToken> waiting = waiting_for_room_;
+  for (const RequestToken token : waiting) {
+    const Seat* seat = FindSeat(pending_.at(token).seat);
+    if (seat == nullptr || (seat->job == job && seat->superseded)) {
+      Refuse(token, failure);
+    }
+  }
+  slots_changed_ = true;
+}
+
+void Agent::TakeMessage(const JobUuid& job, const CopyDoubted& m) {
+  if (Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank})) {
+    slot->bad = true;
+  }
+}
+
+void Agent::TakeMessage(const JobUuid&, const PersistState& m) { Act(WriteJobState{m.state}); }
+
+void Agent::TakeMessage(const JobUuid&, const RestorePointSet& m) {
+  const auto wait = admin_waits_.find(m.token);
+  if (wait == admin_waits_.end()) {
+    return;
+  }
+  v1::SetRestorePointReply reply;
+  reply.set_text(m.text);
+  Act(AdminReply{wait->second.token, absl::OkStatus(), std::move(reply)});
+  deadlines_.erase({*wait->second.deadline, m.token});
+  admin_waits_.erase(wait);
+}
+
+void Agent::TakeMessage(const JobUuid&, const Reported& m) { Act(m.report); }
+
+}  // namespace holdfast

@@ -1,0 +1,186 @@
+// Sources and read holds: who reads a sealed copy is noted before it gets the descriptors (docs/protocol.md §3, §6).
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+Agent::Slot* Agent::FindSealed(const ShardId& shard) {
+  const auto it = shards_.find(shard);
+  if (it == shards_.end()) {
+    return nullptr;
+  }
+  Slot& slot = slots_.at(it->second);
+  return slot.state == SlotState::kSealed ? &slot : nullptr;
+}
+
+void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+  const v1::EnterSession& enter = frame.enter_session();
+  const RequestToken token = NewPending(id, frame, enter.deadline_ms() == 0 ? time_.now + kSettle : Deadline(enter.deadline_ms()));
+  Pending& pending = pending_.at(token);
+  pending.job = seat.job;
+  pending.seat = seat_id;
+  std::optional<CheckpointId> wanted;
+  if (enter.choice() == v1::EnterSession::CHOICE_STEP) {
+    wanted = CheckpointId{enter.attempt(), enter.step()};
+  }
+  Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted});
+}
+
+void Agent::OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+  const v1::ReportLoad& report = frame.report_load();
+  const RequestToken token = NewPending(id, frame, report.deadline_ms() == 0 ? time_.now + kSettle : Deadline(report.deadline_ms()));
+  Pending& pending = pending_.at(token);
+  pending.job = seat.job;
+  pending.seat = seat_id;
+  Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(), report.loaded(), report.copy_is_bad(),
+                              report.wants_mismatch(), report.problem().substr(0, kProblemBytesMax)});
+}
+
+void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
+  const v1::Attach& attach = frame.attach();
+  const Coordinator* job = FindJob(attach.job());
+  const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
+    RefuseNow(id, frame.id(), {code, reason, std::move(why)});
+  };
+  if (job == nullptr) {
+    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE, "attach: there is no such job here");
+  }
+  if (!Visible(caller, *job)) {
+    return refuse(absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER, "attach: the job belongs to another user");
+  }
+  std::optional<CheckpointId> wanted;
+  if (attach.choice() == v1::Attach::CHOICE_STEP) {
+    wanted = CheckpointId{attach.attempt(), attach.step()};
+  }
+  const absl::StatusOr<CheckpointId> found = job->FindCommitted(wanted);
+  if (!found.ok()) {
+    if (!wanted) {
+      return RefuseNow(id, frame.id(), job->NothingCommitted());
+    }
+    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED, Message(found.status()));
+  }
+  Slot* slot = FindSealed({job->uuid(), found->attempt, found->step, attach.rank()});
+  if (slot == nullptr) {
+    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
+                  absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt, " has no rank ", attach.rank()));
+  }
+  const RequestToken token = NewPending(id, frame, time_.now + kSettle);
+  pending_.at(token).job = job->uuid();
+  Offer(token, *slot, {});
+}
+
+// Notes the reader; the answer with the descriptors follows when the note is there.
+void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
+  Pending& pending = pending_.at(token);
+  const ProcessId process = connections_.at(pending.connection).caller.process;
+  const size_t holds = std::accumulate(slot.readers.begin(), slot.readers.end(), size_t{0},
+                                       [](size_t sum, const auto& reader) { return sum + reader.second; });
+  if (holds >= kReadersPerSlotMax) {
+    return Refuse(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+                          absl::StrCat("slot ", slot.id, " is read ", holds, " times already; release some of them")});
+  }
+  v1::Source& source = pending.kind == v1::ClientFrame::kAttach ? *frame.mutable_attach() : *frame.mutable_enter_session()->mutable_source();
+  source.set_slot(slot.id);
+  source.set_generation(slot.generation);
+  source.set_image_bytes(slot.copy.image_bytes);
+  source.set_attempt(slot.copy.id.attempt);
+  source.set_step(slot.copy.id.step);
+  source.set_job_uuid(slot.copy.id.job.ToBytes());
+  source.set_rank(slot.copy.id.rank);
+  source.set_world_size(slot.copy.world_size);
+  pending.where = Where::kSource;
+  ++slot.readers[process];
+  Ref(process);
+  NoteSlot(slot);
+  slot.read_waits.push_back({slot.note_version, token, process, std::move(frame)});
+}
+
+void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted) {
+  const Pending* pending = FindPending(wait.token);
+  const Seat* seat = pending == nullptr ? nullptr : FindSeat(pending->seat);
+  const bool superseded = pending != nullptr && pending->kind != v1::ClientFrame::kAttach && (seat == nullptr || seat->superseded);
+  if (pending != nullptr && noted.ok() && slot.state == SlotState::kSealed && !superseded) {
+    return Reply(wait.token, wait.frame, Descriptors::kReadOnlyImageAndRecord, &slot);
+  }
+  Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the copy was given up just now; ask again"};
+  if (superseded) {
+    failure = {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED, "a newer attempt exists; this process should end"};
+  } else if (!noted.ok()) {
+    failure = {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+               absl::StrCat("who reads slot ", slot.id, " could not be noted: ", Message(noted), "; try again")};
+  }
+  Refuse(wait.token, failure);
+  DropHold(slot, wait.process);
+}
+
+void Agent::DropHold(Slot& slot, ProcessId process) {
+  const auto reader = slot.readers.find(process);
+  if (reader == slot.readers.end()) {
+    return;  // it ended meanwhile
+  }
+  if (--reader->second == 0) {
+    slot.readers.erase(reader);
+  }
+  Unref(process);
+  if (slot.state != SlotState::kDeleting) {
+    NoteSlot(slot);
+  }
+  AfterHold(slot);
+}
+
+// A hold has ended, or the record is gone: whatever waited for both goes on.
+void Agent::AfterHold(Slot& slot) {
+  slots_changed_ = true;
+  if (!slot.readers.empty() || !slot.admin_readers.empty()) {
+    return;
+  }
+  if (slot.state == SlotState::kUnpublishing && !slot.removing) {
+    BecomeFree(slot);
+  } else if (slot.state == SlotState::kQuarantined) {
+    LeaveQuarantine(slot);
+  }
+}
+
+void Agent::OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
+  const v1::ConfirmRead& confirm = frame.confirm_read();
+  const Slot* slot = FindSlot(confirm.slot());
+  if (slot != nullptr && slot->generation == confirm.generation() && slot->readers.count(caller.process) > 0) {
+    return ReplyDone(id, frame);
+  }
+  RefuseNow(id, frame.id(), {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNSPECIFIED,
+                             absl::StrCat("slot ", confirm.slot(), " generation ", confirm.generation(),
+                                          " is not held by this process: what was read from it may belong to another step")});
+}
+
+void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
+  Slot* slot = FindSlot(frame.release_read().slot());
+  // A hold that is only being noted is not the client's yet; it cannot let go of it.
+  if (slot != nullptr && slot->generation == frame.release_read().generation()) {
+    const auto reader = slot->readers.find(caller.process);
+    const auto noting = std::count_if(slot->read_waits.begin(), slot->read_waits.end(),
+                                      [&](const ReadWait& wait) { return wait.process == caller.process; });
+    if (reader != slot->readers.end() && reader->second > static_cast<uint32_t>(noting)) {
+      DropHold(*slot, caller.process);
+    }
+  }
+  ReplyDone(id, frame);
+}
+
+void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
+  Slot* slot = FindSlot(e.slot);
+  if (slot != nullptr && slot->state == SlotState::kSealed && slot->generation == e.generation) {
+    MarkBad(*slot, e.what);
+  }
+}
+
+// The bytes stay until room is needed: whoever called them bad may be the one that is wrong.
+void Agent::MarkBad(Slot& slot, const std::string& what) {
+  slot.bad = true;
+  Send(slot.shard.job, ShardBad{slot.shard.checkpoint(), slot.shard.rank, what});
+}
+
+}  // namespace holdfast

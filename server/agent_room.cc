@@ -1,0 +1,364 @@
+// Which slot a save gets, and how room is made (docs/protocol.md §3 and §5).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+void Agent::Settle(EventTime time) {
+  time_ = time;
+  std::vector<JobUuid> removing;
+  for (const auto& [job, removal] : removals_) {
+    removing.push_back(job);
+  }
+  for (const JobUuid& job : removing) {
+    AdvanceRemoval(job);
+  }
+  if (!std::exchange(slots_changed_, false)) {
+    return;
+  }
+  const std::set<RequestToken> waiting = waiting_for_room_;
+  for (const RequestToken token : waiting) {
+    const Pending* pending = FindPending(token);
+    if (pending == nullptr) {
+      continue;
+    }
+    if (pending->where == Where::kReserve) {
+      PlaceReserve(token);
+    } else if (pending->where == Where::kRoom) {
+      pending_.at(token).asked.clear();
+      Place(token);
+    }
+  }
+}
+
+bool Agent::Fits(const Slot& slot, uint64_t bytes) const { return slot.bytes >= bytes && slot.bytes / 2 <= bytes; }
+
+// It only waits for others to end or let go. Such a slot counts for the budget, but not for its rank, which cannot help it.
+bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
+  const bool foreign_writer = slot.writer && *slot.writer != seat.process;
+  switch (slot.state) {
+    case SlotState::kQuarantined:
+    case SlotState::kDeleting:
+      return true;
+    case SlotState::kFree:
+      return foreign_writer;
+    case SlotState::kUnpublishing:
+      return foreign_writer || (!slot.removing && (!slot.readers.empty() || !slot.admin_readers.empty()));
+    case SlotState::kNoting:
+    case SlotState::kWriting:
+    case SlotState::kPublishing:
+      return foreign_writer && slot.lost.has_value();
+    default:
+      return false;
+  }
+}
+
+bool Agent::MineFree(const Slot& slot, const Seat& seat) const {
+  return slot.state == SlotState::kFree && slot.owned && slot.job == seat.job && slot.rank == seat.rank &&
+         (!slot.writer || *slot.writer == seat.process);
+}
+
+bool Agent::Orphan(const Slot& slot) const {
+  const auto job = jobs_.find(slot.job);
+  if (job == jobs_.end()) {
+    return true;
+  }
+  return std::none_of(seats_.begin(), seats_.end(), [&](const auto& s) {
+    return s.second.job == slot.job && s.second.rank == slot.rank && !s.second.superseded;
+  });
+}
+
+bool Agent::Deletable(const Slot& slot) const {
+  return slot.state == SlotState::kFree && !slot.writer && slot.readers.empty() && slot.admin_readers.empty();
+}
+
+// Bytes that were another user's are never handed on.
+bool Agent::Adoptable(const Slot& slot, const Seat& seat) const {
+  return Deletable(slot) && slot.uid == seat.uid && Orphan(slot);
+}
+
+uint32_t Agent::CountForRank(const Seat& seat) const {
+  return static_cast<uint32_t>(std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
+    const Slot& slot = s.second;
+    return slot.owned && slot.job == seat.job && slot.rank == seat.rank && !Stuck(slot, seat);
+  }));
+}
+
+// A rank's third slot and any further one is made only while every other rank of the job could still have two.
+bool Agent::BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const {
+  if (bytes_used_ + bytes > bytes_max_ || slots_.size() >= config_.memory().slots_max()) {
+    return false;
+  }
+  if (count < 2) {
+    return true;
+  }
+  std::map<Rank, uint64_t> has;
+  for (const auto& [id, slot] : slots_) {
+    if (slot.owned && slot.job == seat.job && slot.state != SlotState::kQuarantined && slot.state != SlotState::kDeleting) {
+      ++has[slot.rank];
+    }
+  }
+  uint64_t wanting = 2 * (uint64_t{seat.world_size} - 1);
+  for (const auto& [rank, slots] : has) {
+    wanting -= rank != seat.rank && rank < seat.world_size ? std::min<uint64_t>(slots, 2) : 0;
+  }
+  return wanting <= (bytes_max_ - bytes_used_ - bytes) / bytes;
+}
+
+// Deletes free slots that are of no use: the rank's own of the wrong size, then those whose rank is gone. True if memory is
+// on its way back.
+bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
+  uint64_t coming = 0;
+  for (const auto& [id, slot] : slots_) {
+    coming += slot.state == SlotState::kDeleting ? slot.bytes : 0;
+  }
+  const auto enough = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
+  std::vector<Slot*> victims;
+  for (auto& [id, slot] : slots_) {
+    const bool mine = slot.owned && slot.job == seat.job && slot.rank == seat.rank;
+    if (Deletable(slot) && (mine ? !Fits(slot, bytes) : Orphan(slot))) {
+      victims.push_back(&slot);
+    }
+  }
+  std::stable_sort(victims.begin(), victims.end(), [&](const Slot* a, const Slot* b) {
+    const bool a_mine = a->job == seat.job && a->rank == seat.rank;
+    const bool b_mine = b->job == seat.job && b->rank == seat.rank;
+    return a_mine != b_mine ? a_mine : a->bytes > b->bytes;
+  });
+  const bool over_count = CountForRank(seat) >= config_.memory().slots_per_rank();
+  bool own_deleted = false;
+  for (Slot* slot : victims) {
+    const bool mine = slot->job == seat.job && slot->rank == seat.rank;
+    if (mine ? (over_count && !own_deleted) || !enough() : !over_count && !enough()) {
+      own_deleted = own_deleted || mine;
+      coming += slot->bytes;
+      Delete(*slot);
+    }
+  }
+  return own_deleted || (!over_count && coming > 0);
+}
+
+Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, RequestToken token) {
+  // 1. A free slot of the rank's own.
+  Slot* best = nullptr;
+  for (auto& [id, slot] : slots_) {
+    if (MineFree(slot, seat) && Fits(slot, pending.bytes) &&
+        (best == nullptr || std::pair(!slot.populated, slot.bytes) < std::pair(!best->populated, best->bytes))) {
+      best = &slot;
+    }
+  }
+  if (best != nullptr) {
+    return {best, false, Limit::kNone};
+  }
+  // 2. A new one, or one that an ended rank of the same user left behind.
+  const uint32_t count = CountForRank(seat);
+  const bool may_have_more = count < config_.memory().slots_per_rank();
+  if (may_have_more && !pending.no_create && BudgetHas(seat, pending.bytes, count)) {
+    CreateSlotFor(seat, pending.bytes, false, token);
+    return {nullptr, true, Limit::kNone};
+  }
+  if (may_have_more) {
+    for (auto& [id, slot] : slots_) {
+      if (Fits(slot, pending.bytes) && Adoptable(slot, seat)) {
+        return {&slot, false, Limit::kNone};
+      }
+    }
+  }
+  // 3. One that is on its way.
+  bool coming = MakeSpace(seat, pending.bytes);
+  for (const auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !Fits(slot, pending.bytes) || Stuck(slot, seat)) {
+      continue;
+    }
+    coming = coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kUnpublishing ||
+             (slot.state == SlotState::kCreating && slot.token == 0) ||
+             ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
+  }
+  return {nullptr, coming, may_have_more ? Limit::kBudget : Limit::kRank};
+}
+
+void Agent::Place(RequestToken token) {
+  Pending& pending = pending_.at(token);
+  const Seat* seat = FindSeat(pending.seat);
+  if (seat == nullptr) {
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the rank has joined again since"});
+  }
+  const Allocation got = Allocate(*seat, pending, token);
+  if (got.slot != nullptr) {
+    return StartFilling(*got.slot, token);
+  }
+  if (got.coming) {
+    if (got.limit == Limit::kNone) {
+      pending.where = Where::kSlot;  // a slot is being made for it
+    }
+    return;
+  }
+  pending.limit = got.limit;
+  AskForRoom(token, pending, *seat);
+}
+
+// The job itself gives up first; if the node is what is full, other jobs of the same user and jobs that have ended, the
+// largest first.
+void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
+  if (pending.asked.count(seat.job) == 0) {
+    std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
+    if (!useful.empty()) {
+      pending.where = Where::kAsking;
+      return Send(seat.job, RoomAsked{token, seat.attempt, seat.rank, pending.step, std::move(useful)});
+    }
+    pending.asked.insert(seat.job);
+  }
+  if (pending.limit == Limit::kBudget) {
+    std::vector<std::pair<uint64_t, JobUuid>> others;
+    for (const auto& [job, bytes] : BytesByJob()) {
+      const auto found = jobs_.find(job);
+      if (found != jobs_.end() && pending.asked.count(job) == 0 &&
+          (found->second->uid() == seat.uid || found->second->RanksAlive() == 0)) {
+        others.emplace_back(bytes, job);
+      }
+    }
+    std::sort(others.rbegin(), others.rend());
+    for (const auto& [bytes, job] : others) {
+      std::vector<CheckpointId> useful = Useful(job, seat, pending.bytes, pending.limit);
+      if (!useful.empty()) {
+        pending.where = Where::kAsking;
+        return Send(job, SpareAsked{token, JobName(seat.job), std::move(useful)});
+      }
+      pending.asked.insert(job);
+    }
+  }
+  if (!pending.may_wait) {
+    RefuseSave(token, NoRoom(pending, seat));
+  }
+}
+
+// The checkpoints of `job` that would make room here, now, if they were given up.
+std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, uint64_t bytes, Limit limit) const {
+  std::vector<CheckpointId> useful;
+  for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job; ++it) {
+    const Slot& slot = slots_.at(it->second);
+    if (slot.state != SlotState::kSealed) {
+      continue;
+    }
+    const bool mine = slot.job == seat.job && slot.rank == seat.rank;
+    const bool unread = slot.readers.empty() && slot.admin_readers.empty();
+    const bool reusable = mine && unread && !slot.bad && (!slot.writer || *slot.writer == seat.process) && Fits(slot, bytes);
+    const bool deletable = unread && !slot.writer && (mine || slot.job != seat.job || Orphan(slot));
+    // Kept by a reader or an old process, it no longer counts for the rank: another slot can be made, if there is memory.
+    const bool another = mine && (!unread || (slot.writer && *slot.writer != seat.process)) && bytes_used_ + bytes <= bytes_max_;
+    if (reusable || deletable || (limit == Limit::kRank && another)) {
+      if (limit == Limit::kBudget || mine) {
+        useful.push_back(it->first.checkpoint());
+      }
+    }
+  }
+  useful.erase(std::unique(useful.begin(), useful.end()), useful.end());
+  return useful;
+}
+
+std::map<JobUuid, uint64_t> Agent::BytesByJob() const {
+  std::map<JobUuid, uint64_t> bytes;
+  for (const auto& [id, slot] : slots_) {
+    if (slot.owned) {
+      bytes[slot.job] += slot.bytes;
+    }
+  }
+  return bytes;
+}
+
+Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
+  uint32_t copies = 0;
+  uint32_t filling = 0;
+  uint32_t waiting = 0;
+  uint32_t held = 0;
+  for (const auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank) {
+      continue;
+    }
+    copies += slot.state == SlotState::kSealed ? 1 : 0;
+    filling += Filling(slot.state) ? 1 : 0;
+    held += slot.readers.empty() ? 0 : 1;
+    waiting += Stuck(slot, seat) ? 1 : 0;
+  }
+  std::string text = absl::StrCat("save of step ", pending.step, " by rank ", seat.rank, " needs a slot of ", FormatBytes(pending.bytes),
+                                  " and there is none: this rank has ", CountForRank(seat), " of ", config_.memory().slots_per_rank(),
+                                  " slots (memory.slots_per_rank; ", copies, " sealed, ", filling, " being written, ", held, " being read), ",
+                                  waiting, " more wait for processes to end; the node holds ", FormatBytes(bytes_used_), " of ",
+                                  FormatBytes(bytes_max_), " (memory.bytes_max)");
+  if (!pending.create_problem.empty()) {
+    absl::StrAppend(&text, "; making a slot failed: ", pending.create_problem);
+  }
+  if (pending.limit == Limit::kBudget) {
+    std::vector<std::pair<uint64_t, std::string>> holders;
+    for (const auto& [job, bytes] : BytesByJob()) {
+      if (const auto found = jobs_.find(job); found != jobs_.end() && found->second->uid() == seat.uid) {
+        holders.emplace_back(bytes, found->second->name());
+      }
+    }
+    std::sort(holders.rbegin(), holders.rend());
+    for (size_t i = 0; i < holders.size() && i < 3; ++i) {
+      absl::StrAppend(&text, i == 0 ? "; of your jobs '" : ", '", holders[i].second, "' holds ", FormatBytes(holders[i].first));
+    }
+    absl::StrAppend(&text, "; ckptctl rm <job> frees what an ended job holds");
+  }
+  return {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, std::move(text)};
+}
+
+void Agent::PlaceReserve(RequestToken token) {
+  Pending& pending = pending_.at(token);
+  const Seat* seat = FindSeat(pending.seat);
+  if (seat == nullptr) {
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the rank has joined again since"});
+  }
+  uint32_t ready = 0;
+  uint32_t coming = 0;
+  for (auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad || Stuck(slot, *seat) || !Fits(slot, pending.bytes)) {
+      continue;
+    }
+    if (slot.state == SlotState::kFree && !slot.populated) {
+      slot.populate = true;
+    }
+    const bool unready = slot.state == SlotState::kCreating || slot.state == SlotState::kPopulating || (slot.state == SlotState::kFree && slot.populate);
+    ++(unready ? coming : ready);
+  }
+  bool space_coming = false;
+  while (ready + coming < pending.slots) {
+    const uint32_t count = CountForRank(*seat);
+    const bool may_have_more = count < config_.memory().slots_per_rank();
+    if (may_have_more && !pending.no_create && BudgetHas(*seat, pending.bytes, count)) {
+      CreateSlotFor(*seat, pending.bytes, true, token);
+      ++coming;
+      continue;
+    }
+    Slot* adopted = nullptr;
+    for (auto& [id, slot] : slots_) {
+      if (may_have_more && Fits(slot, pending.bytes) && Adoptable(slot, *seat) && !MineFree(slot, *seat)) {
+        adopted = &slot;
+        break;
+      }
+    }
+    if (adopted == nullptr) {
+      space_coming = MakeSpace(*seat, pending.bytes);
+      break;
+    }
+    adopted->job = seat->job;
+    adopted->rank = seat->rank;
+    adopted->populate = !adopted->populated;
+    ++(adopted->populated ? ready : coming);
+  }
+  PopulateNext(seat->job, seat->rank);
+  if (ready < pending.slots && (coming > 0 || space_coming) && pending.may_wait) {
+    return;
+  }
+  v1::DaemonFrame frame;
+  frame.mutable_reserve()->set_ready(std::min(ready, pending.slots));
+  frame.mutable_reserve()->set_wanted(pending.slots);
+  frame.mutable_reserve()->set_slot_bytes(pending.bytes);
+  Reply(token, std::move(frame));
+}
+
+}  // namespace holdfast

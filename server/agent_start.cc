@@ -1,0 +1,140 @@
+// What the daemon found when it started becomes the agent's and the coordinators' state (docs/protocol.md §7).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+
+namespace holdfast {
+namespace {
+
+ProcessId FromProto(const v1::Process& process) { return {process.pid(), process.start_ticks()}; }
+
+}  // namespace
+
+void Agent::Start(const Started& event, EventTime time) {
+  time_ = time;
+  bytes_max_ = event.memory_bytes_max;
+  problems_ = event.problems;
+  // Sessions of an earlier life of the daemon are never taken for ours.
+  first_session_ = static_cast<uint64_t>(std::max<int64_t>(time.unix_ms, 1)) * 1024;
+  StartJobs(event);
+  StartSlots(event);
+}
+
+void Agent::StartJobs(const Started& event) {
+  std::vector<const v1::JobState*> states;
+  for (const v1::JobState& state : event.jobs) {
+    states.push_back(&state);
+  }
+  std::stable_sort(states.begin(), states.end(), [](const auto* a, const auto* b) { return a->version() > b->version(); });
+  for (const v1::JobState* state : states) {
+    const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(state->job_uuid());
+    absl::Status status = uuid.ok() ? CheckJobName(state->name()) : uuid.status();
+    if (status.ok() && (jobs_.count(*uuid) > 0 || names_.count(state->name()) > 0)) {
+      continue;  // an older version of the same
+    }
+    if (status.ok() && jobs_.size() >= kJobsMax) {
+      status = absl::ResourceExhaustedError(absl::StrCat("there are more than ", kJobsMax, " jobs"));
+    }
+    if (status.ok()) {
+      auto job = std::make_unique<Coordinator>(
+          CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, *uuid,
+          state->name(), state->uid(), state->gid(), first_session_);
+      status = job->Load(*state);
+      if (status.ok()) {
+        names_[state->name()] = *uuid;
+        jobs_[*uuid] = std::move(job);
+      }
+    }
+    if (!status.ok()) {
+      problems_.push_back(absl::StrCat("a job's state was left alone: ", Message(status)));
+    }
+  }
+}
+
+// A copy whose job's state is lost: the copy speaks for the job, and as it does not name the owner, the daemon's user is.
+Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
+  if (!CheckJobName(copy.job_name).ok() || names_.count(copy.job_name) > 0 || jobs_.size() >= kJobsMax || copy.id.job.IsZero()) {
+    return nullptr;
+  }
+  problems_.push_back(absl::StrCat("the state of job '", copy.job_name, "' was lost; rebuilt from its copies, owned by uid ", daemon_uid_));
+  auto job = std::make_unique<Coordinator>(
+      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, copy.id.job,
+      copy.job_name, daemon_uid_, 0, first_session_);
+  names_[copy.job_name] = copy.id.job;
+  return (jobs_[copy.id.job] = std::move(job)).get();
+}
+
+void Agent::StartSlots(const Started& event) {
+  std::map<JobUuid, std::vector<FoundShard>> found_by_job;
+  for (const FoundSlot& found : event.slots) {
+    if (slots_.count(found.slot) > 0) {
+      continue;
+    }
+    Slot& slot = slots_[found.slot];
+    slot.id = found.slot;
+    slot.bytes = found.bytes;
+    slot.generation = found.note.generation();
+    slot.populated = true;
+    slot.state = SlotState::kQuarantined;
+    bytes_used_ += found.bytes;
+    if (found.note.has_writer()) {
+      SetWriter(slot, FromProto(found.note.writer()));
+    }
+    for (const v1::Process& reader : found.note.readers()) {
+      ++slot.readers[FromProto(reader)];
+      Ref(FromProto(reader));
+    }
+    if (!found.sealed) {
+      continue;
+    }
+    const SealedCopy& copy = *found.sealed;
+    const auto job = jobs_.find(copy.id.job);
+    Coordinator* coordinator = job != jobs_.end() ? job->second.get() : AdoptJob(copy);
+    if (coordinator == nullptr || shards_.count(copy.id) > 0) {
+      slot.foreign = true;
+      problems_.push_back(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(), " of job '", copy.job_name, "': ",
+                                       coordinator == nullptr ? "that name belongs to another job" : "another slot has the same shard",
+                                       "; it was left alone"));
+      continue;
+    }
+    slot.state = SlotState::kSealed;
+    slot.owned = true;
+    slot.job = copy.id.job;
+    slot.rank = copy.id.rank;
+    slot.uid = coordinator->uid();
+    slot.shard = copy.id;
+    slot.world_size = copy.world_size;
+    slot.copy = copy;
+    shards_[copy.id] = slot.id;
+    Act(IndexShard{copy, slot.id});
+    found_by_job[copy.id.job].push_back({copy, slot.writer});
+  }
+  // Who still writes into a sealed slot of the newest attempt is known to be that rank, before it says so.
+  for (auto& [uuid, job] : jobs_) {
+    std::vector<ToAgent> out;
+    const std::vector<FoundShard>& shards = found_by_job[uuid];
+    job->Resume(shards, time_, out);
+    std::set<std::pair<Rank, ProcessId>> seen;
+    for (const FoundShard& found : shards) {
+      const Rank rank = found.copy.id.rank;
+      if (found.writer && found.copy.id.attempt == job->attempt() && job->IsMember(rank, *found.writer) &&
+          seen.insert({rank, *found.writer}).second) {
+        Ref(*found.writer);
+        seats_[next_seat_++] = {uuid, job->attempt(), rank, found.copy.world_size, *found.writer, job->uid(), 0, false};
+      }
+    }
+    for (const ToAgent& message : out) {
+      Take(uuid, message, time_);
+    }
+  }
+  // What holds no copy waits for those that may still touch it; what nobody can touch goes: whose bytes it had is unknown.
+  for (auto& [id, slot] : slots_) {
+    if (slot.state == SlotState::kQuarantined) {
+      LeaveQuarantine(slot);
+    }
+  }
+}
+
+}  // namespace holdfast

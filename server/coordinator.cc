@@ -1,0 +1,354 @@
+#include "server/coordinator.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace holdfast {
+
+Coordinator::Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name, uint32_t uid, uint32_t gid,
+                         uint64_t first_session)
+    : settings_(settings), uuid_(uuid), name_(std::move(name)), uid_(uid), gid_(gid), next_session_(first_session) {}
+
+absl::Status Coordinator::Load(const v1::JobState& state) {
+  const auto bad = [&](const std::string& what) {
+    return absl::DataLossError(absl::StrCat("state of job '", name_, "': ", what));
+  };
+  for (const v1::AttemptState& a : state.attempts()) {
+    if (a.attempt() == 0 || a.world_size() == 0 || a.world_size() > kWorldSizeMax || a.parent_attempt() >= a.attempt()) {
+      return bad(absl::StrCat("attempt ", a.attempt(), " (world size ", a.world_size(), ", parent ", a.parent_attempt(),
+                              ") contradicts itself"));
+    }
+    AttemptInfo info;
+    info.launch = a.launch();
+    info.world_size = a.world_size();
+    info.decided = a.decided();
+    info.parent = {a.parent_attempt(), a.parent_step()};
+    info.any_committed = a.any_committed();
+    info.last_committed_step = a.last_committed_step();
+    info.opened_unix_ms = a.opened_unix_ms();
+    if (!attempts_.emplace(a.attempt(), info).second) {
+      return bad(absl::StrCat("attempt ", a.attempt(), " is there twice"));
+    }
+    highest_attempt_ = std::max(highest_attempt_, a.attempt());
+  }
+  highest_attempt_ = std::max(highest_attempt_, state.highest_attempt());
+  highest_epoch_ = state.highest_epoch();
+  restore_point_ = state.restore_point();
+  version_ = durable_version_ = state.version();
+  needed_version_ = version_;
+  ComputeLine();
+  return absl::OkStatus();
+}
+
+void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time, std::vector<ToAgent>& out) {
+  Turn t{time, out};
+  // Every copy speaks for itself: what it says of its attempts fills gaps in a state that was lost or is old.
+  bool learned = false;
+  for (const FoundShard& found : shards) {
+    const SealedCopy& copy = found.copy;
+    for (const Descent& d : copy.descent) {
+      if (d.attempt == 0 || d.parent.attempt >= d.attempt || d.attempt > copy.id.attempt) {
+        continue;
+      }
+      auto [it, fresh] = attempts_.try_emplace(d.attempt);
+      if (fresh) {
+        it->second.world_size = copy.world_size;
+        it->second.opened_unix_ms = copy.sealed_unix_ms;
+      }
+      if (!it->second.decided) {
+        it->second.decided = true;
+        it->second.parent = d.parent;
+        learned = true;
+      }
+      learned = learned || fresh;
+    }
+    highest_attempt_ = std::max(highest_attempt_, copy.id.attempt);
+  }
+  ComputeLine();
+  for (const FoundShard& found : shards) {
+    const SealedCopy& copy = found.copy;
+    ShardSealed sealed{copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes, copy.sealed_unix_ms};
+    AddShard(copy.id.checkpoint(), sealed, t);
+    if (copy.id.attempt != attempt()) {
+      continue;
+    }
+    any_save_ = true;
+    Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
+    last = std::max(last, copy.id.step);
+    if (found.writer) {
+      members_[copy.id.rank] = {*found.writer, 0, true};
+    }
+  }
+  // Steps of older attempts that never became whole never will.
+  std::vector<CheckpointId> incomplete;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (id.attempt != attempt() && !checkpoint.committed && !checkpoint.dead) {
+      incomplete.push_back(id);
+    }
+  }
+  for (const CheckpointId& id : incomplete) {
+    LetGo(id, SupersededFailure(id.attempt), t);
+  }
+  PruneAttempts();
+  if (learned) {
+    Persist(t);
+  }
+  FlushState(t);
+}
+
+void Coordinator::Handle(const ToCoordinator& message, EventTime time, std::vector<ToAgent>& out) {
+  Turn t{time, out};
+  std::visit([&](const auto& m) { On(m, t); }, message);
+}
+
+void Coordinator::On(const StateWritten& m, Turn& t) {
+  if (m.version != in_flight_version_) {
+    return;
+  }
+  in_flight_version_ = 0;
+  if (!m.status.ok()) {
+    if (write_problem_.empty()) {
+      Tell(Report::Kind::kProtocolError, absl::StrCat("the job's state could not be written, trying again: ", Message(m.status)), 0, t);
+    }
+    write_problem_ = Message(m.status);
+    write_due_ = t.time.now + kStateRetry;
+    return;
+  }
+  write_problem_.clear();
+  durable_version_ = m.version;
+  if (durable_version_ >= held_version_) {
+    held_until_durable_.clear();
+  }
+  while (!durable_waits_.empty() && durable_waits_.front().version <= durable_version_) {
+    t.out.push_back(std::move(durable_waits_.front().message));
+    durable_waits_.pop_front();
+  }
+  FlushState(t);
+}
+
+void Coordinator::On(const WakeUp&, Turn& t) {
+  std::vector<CheckpointId> late;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (id.attempt == attempt() && !checkpoint.committed && !checkpoint.dead &&
+        checkpoint.begun + settings_.commit_deadline <= t.time.now) {
+      late.push_back(id);
+    }
+  }
+  for (const CheckpointId& id : late) {
+    Abandon(id,
+            absl::StrCat("not all ranks had sealed it ", settings_.commit_deadline / std::chrono::milliseconds(1),
+                         " ms after the first one began (save.commit_deadline_ms)"),
+            t);
+  }
+  FlushState(t);
+}
+
+void Coordinator::On(const JobRemoved& m, Turn& t) {
+  removed_ = m.removed;
+  if (!removed_) {
+    return FlushState(t);
+  }
+  const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED, absl::StrCat("job '", name_, "' was removed")};
+  for (const CheckpointId& id : AllCheckpoints()) {
+    LetGo(id, removed, t);
+  }
+}
+
+void Coordinator::On(const RequestExpired& m, Turn& t) {
+  Failure failure{absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED, "the deadline passed"};
+  for (auto it = joins_.begin(); it != joins_.end(); ++it) {
+    if (it->join.token == m.token) {
+      failure = it->at_deadline;
+      joins_.erase(it);
+      return Refuse(m.token, failure, t);
+    }
+  }
+  for (const DurableWait& wait : durable_waits_) {
+    if (wait.token == m.token) {
+      failure.code = absl::StatusCode::kUnavailable;
+      failure.message = absl::StrCat("the state of job '", name_, "' is not written yet",
+                                     write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
+      ForgetDurableWaits(m.token);
+      return Refuse(m.token, failure, t);
+    }
+  }
+  if (session_ && session_->IsWaiting(m.token)) {
+    failure.message = absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": the deadline passed while waiting for ",
+                                   session_->MissingRanks(), session_->loading() ? " to load" : " to enter");
+    return FailSession(failure, t);
+  }
+  if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
+    const auto found = checkpoints_.find({attempt(), it->second.step});
+    failure.message = absl::StrCat("step ", it->second.step, " is not there yet",
+                                   found == checkpoints_.end()
+                                       ? ""
+                                       : absl::StrCat(": ", found->second.good, " of ", found->second.world_size, " ranks have sealed it"));
+    awaits_.erase(it);
+  }
+  Refuse(m.token, failure, t);
+}
+
+void Coordinator::On(const RequestCancelled& m, Turn& t) {
+  std::erase_if(joins_, [&](const PendingJoin& p) { return p.join.token == m.token; });
+  awaits_.erase(m.token);
+  if (session_) {
+    session_->StopWaiting(m.token);
+  }
+  // A rank that was admitted but will never hear of it is not there.
+  for (const DurableWait& wait : durable_waits_) {
+    const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
+    if (wait.token == m.token && accepted != nullptr && accepted->attempt == attempt()) {
+      if (const auto member = members_.find(accepted->rank); member != members_.end()) {
+        member->second.alive = false;
+      }
+    }
+  }
+  ForgetDurableWaits(m.token);
+  RetryJoins(t);
+}
+
+void Coordinator::On(const RestorePointAsked& m, Turn& t) {
+  const v1::SetRestorePointRequest& request = m.request;
+  v1::RestorePoint point;
+  std::string text = "the next restore uses the newest step again";
+  if (request.from_scratch()) {
+    point.set_set(true);
+    point.set_from_scratch(true);
+    text = "the next restore of the job starts from scratch";
+  } else if (!request.clear()) {
+    const absl::StatusOr<CheckpointId> found = FindCommitted(CheckpointId{request.attempt(), request.step()});
+    if (!found.ok()) {
+      return Refuse(m.token, {found.status().code(), v1::Failure::REASON_UNSPECIFIED, Message(found.status())}, t);
+    }
+    point.set_set(true);
+    point.set_attempt(found->attempt);
+    point.set_step(found->step);
+    text = absl::StrCat("the next restore of the job uses step ", found->step, " of attempt ", found->attempt);
+  }
+  restore_point_ = point;
+  Persist(t);
+  AnswerWhenDurable(m.token, RestorePointSet{m.token, text}, t);
+}
+
+void Coordinator::Persist(Turn& t) {
+  ++version_;
+  needed_version_ = version_;
+  FlushState(t);
+}
+
+void Coordinator::PersistLazily(Turn& t) {
+  ++version_;
+  if (!write_due_) {
+    write_due_ = t.time.now + kStateLaziness;
+  }
+}
+
+// One write at a time: two could be performed in either order, and the older one would win.
+void Coordinator::FlushState(Turn& t) {
+  const bool due = write_due_ && *write_due_ <= t.time.now;
+  const bool repeating = !write_problem_.empty() && !due;  // wait before the next try
+  if (removed_ || in_flight_version_ != 0 || version_ == durable_version_ || repeating || (needed_version_ <= durable_version_ && !due)) {
+    return;
+  }
+  write_due_.reset();
+  in_flight_version_ = version_;
+  t.out.push_back(PersistState{State()});
+}
+
+v1::JobState Coordinator::State() const {
+  v1::JobState state;
+  state.set_job_uuid(uuid_.ToBytes());
+  state.set_name(name_);
+  state.set_uid(uid_);
+  state.set_gid(gid_);
+  state.set_version(version_);
+  state.set_highest_attempt(highest_attempt_);
+  state.set_highest_epoch(highest_epoch_);
+  if (restore_point_.set()) {
+    *state.mutable_restore_point() = restore_point_;
+  }
+  for (const auto& [number, info] : attempts_) {
+    v1::AttemptState& a = *state.add_attempts();
+    a.set_attempt(number);
+    a.set_launch(info.launch);
+    a.set_world_size(info.world_size);
+    a.set_decided(info.decided);
+    a.set_parent_attempt(info.parent.attempt);
+    a.set_parent_step(info.parent.step);
+    a.set_any_committed(info.any_committed);
+    a.set_last_committed_step(info.last_committed_step);
+    a.set_opened_unix_ms(info.opened_unix_ms);
+  }
+  return state;
+}
+
+void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t) {
+  if (needed_version_ <= durable_version_) {
+    t.out.push_back(std::move(message));
+    return;
+  }
+  durable_waits_.push_back({needed_version_, token, std::move(message)});
+}
+
+void Coordinator::ForgetDurableWaits(RequestToken token) {
+  std::erase_if(durable_waits_, [token](const DurableWait& w) { return w.token == token; });
+}
+
+void Coordinator::Refuse(RequestToken token, Failure failure, Turn& t) {
+  if (token != 0) {
+    t.out.push_back(Refused{token, std::move(failure)});
+  }
+}
+
+void Coordinator::Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t) {
+  events_.push_back({t.time.unix_ms, text});
+  if (events_.size() > kEventsMax) {
+    events_.pop_front();
+  }
+  t.out.push_back(Reported{{kind, name_, std::move(text), bytes}});
+}
+
+// Attempts that no copy and no line needs any more are forgotten, oldest first.
+void Coordinator::PruneAttempts() {
+  if (attempts_.size() <= kAttemptsMax) {
+    return;
+  }
+  std::set<Attempt> with_copies;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    with_copies.insert(id.attempt);
+  }
+  std::set<Attempt> on_line;
+  for (const Descent& d : line_) {
+    on_line.insert(d.attempt);
+  }
+  const Attempt newest_decided = line_.empty() ? 0 : line_.front().attempt;
+  const auto prune = [&](bool line_too) {
+    for (auto it = attempts_.begin(); it != attempts_.end() && attempts_.size() > kAttemptsMax;) {
+      const Attempt number = it->first;
+      const bool needed = number == attempt() || number == newest_decided || with_copies.count(number) > 0;
+      if (needed && line_too) {
+        break;  // whatever is younger connects this one to the young end
+      }
+      it = needed || (!line_too && on_line.count(number) > 0) ? std::next(it) : attempts_.erase(it);
+    }
+  };
+  prune(false);
+  prune(true);
+}
+
+std::optional<MonotonicTime> Coordinator::NextWake() const {
+  std::optional<MonotonicTime> wake = in_flight_version_ == 0 ? write_due_ : std::nullopt;
+  for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
+    if (!it->second.committed && !it->second.dead) {
+      const MonotonicTime due = it->second.begun + settings_.commit_deadline;
+      wake = wake ? std::min(*wake, due) : due;
+    }
+  }
+  return wake;
+}
+
+bool Coordinator::Idle() const { return joins_.empty() && awaits_.empty() && durable_waits_.empty() && !session_; }
+
+}  // namespace holdfast

@@ -1,0 +1,372 @@
+// Which attempt a joining rank belongs to (docs/protocol.md §2), and what opening one means for the one before.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+Failure Topology(std::string message) {
+  return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_TOPOLOGY, std::move(message)};
+}
+
+}  // namespace
+
+Failure Coordinator::SupersededFailure(Attempt old) const {
+  return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
+          absl::StrCat("attempt ", old, " of job '", name_, "' was superseded by attempt ", attempt(),
+                       "; it can change nothing any more, and this process should end")};
+}
+
+bool Coordinator::IsCurrent(Attempt asked, RequestToken token, Turn& t) {
+  if (asked == attempt()) {
+    return true;
+  }
+  Refuse(token, SupersededFailure(asked), t);
+  return false;
+}
+
+bool Coordinator::IsMember(Rank rank, const ProcessId& process) const {
+  const auto it = members_.find(rank);
+  return it != members_.end() && it->second.alive && it->second.process == process;
+}
+
+size_t Coordinator::RanksAlive() const {
+  return static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& m) { return m.second.alive; }));
+}
+
+// Another living process has the rank, or the same one through a connection that is still open.
+bool Coordinator::HeldByOther(const JoinAsked& j) const {
+  const auto it = members_.find(j.rank);
+  if (it == members_.end() || !it->second.alive) {
+    return false;
+  }
+  const Member& member = it->second;
+  return member.process != j.caller.process || (member.connection != 0 && member.connection != j.connection);
+}
+
+bool Coordinator::OthersAlive(const JoinAsked& j) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
+    const bool self = m.first == j.rank && m.second.process == j.caller.process;
+    return m.second.alive && !self;
+  });
+}
+
+// Whether the rank was in the current attempt before. After a restart of the daemon its members are known by what they
+// sealed only; but an attempt that restored something had them all.
+bool Coordinator::WasIn(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  return members_.count(j.rank) > 0 || last_begun_.count(j.rank) > 0 || (newest.decided && newest.parent.attempt != 0);
+}
+
+std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j) const {
+  if (!HeldByOther(j)) {
+    return std::nullopt;
+  }
+  const Member& member = members_.at(j.rank);
+  return Verdict{Verdict::Kind::kWait,
+                 {absl::StatusCode::kAlreadyExists, v1::Failure::REASON_RANK_TAKEN,
+                  absl::StrCat("rank ", j.rank, " of job '", name_, "' is ", member.process.ToString(),
+                               ", which is still alive; end that process first, or start this one under another job name")}};
+}
+
+// Rule 7, for a rank that would join the newest attempt as it is.
+Coordinator::Verdict Coordinator::JudgeWorld(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  if (newest.world_size == j.world_size) {
+    return {Verdict::Kind::kJoin, {}};
+  }
+  if (!OthersAlive(j)) {
+    return {Verdict::Kind::kOpenNext, {}};
+  }
+  std::string who;
+  for (const auto& [rank, member] : members_) {
+    if (member.alive) {
+      who = absl::StrCat("rank ", rank, " (", member.process.ToString(), ")");
+      break;
+    }
+  }
+  return {Verdict::Kind::kWait, Topology(absl::StrCat("rank ", j.rank, " says world size ", j.world_size, ", but attempt ", attempt(),
+                                                      " of job '", name_, "' was opened with ", newest.world_size, " and ", who,
+                                                      " of it is alive; end it first, or give all ranks the same world size"))};
+}
+
+// A client that lost its connection takes its place again.
+Coordinator::Verdict Coordinator::JudgeReturn(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  if (j.attempt < attempt()) {
+    return {Verdict::Kind::kRefuse, SupersededFailure(j.attempt)};
+  }
+  if (j.attempt > attempt()) {
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("this daemon knows no attempt ", j.attempt, " of job '", name_, "' (the newest is ", attempt(),
+                          "): its state was lost or the job was removed; start the rank anew")}};
+  }
+  if (newest.world_size != j.world_size) {
+    return {Verdict::Kind::kRefuse, Topology(absl::StrCat("rank ", j.rank, " returns with world size ", j.world_size, ", attempt ",
+                                                          j.attempt, " has ", newest.world_size))};
+  }
+  if (auto verdict = JudgeHolder(j)) {
+    return *verdict;
+  }
+  const auto member = members_.find(j.rank);
+  if (newest.decided && member != members_.end() && member->second.process != j.caller.process) {
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("attempt ", j.attempt, " of job '", name_, "' had rank ", j.rank, " in ", member->second.process.ToString(),
+                          "; another process cannot take it up again: join without an attempt")}};
+  }
+  return {Verdict::Kind::kJoin, {}};
+}
+
+// A running rank that wants to restore again.
+Coordinator::Verdict Coordinator::JudgeLeaver(const JoinAsked& j) const {
+  if (j.leave_attempt > attempt()) {
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("this daemon knows no attempt ", j.leave_attempt, " of job '", name_, "' to leave")}};
+  }
+  if (auto verdict = JudgeHolder(j)) {
+    return *verdict;
+  }
+  if (j.leave_attempt == attempt()) {
+    return {Verdict::Kind::kOpenNext, {}};
+  }
+  if (attempts_.rbegin()->second.decided) {
+    return {Verdict::Kind::kRefuse, SupersededFailure(j.leave_attempt)};
+  }
+  return JudgeWorld(j);
+}
+
+Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  if (newest.launch != j.launch) {
+    // A launch that had its attempt does not come back: two launches would supersede each other for ever.
+    for (const auto& [number, info] : attempts_) {
+      if (info.launch == j.launch) {
+        return {Verdict::Kind::kRefuse, SupersededFailure(number)};
+      }
+    }
+    return {Verdict::Kind::kOpenNext, {}};
+  }
+  if (auto verdict = JudgeHolder(j)) {
+    return *verdict;
+  }
+  const auto member = members_.find(j.rank);
+  const bool same_process = member != members_.end() && member->second.process == j.caller.process;
+  if (newest.decided && WasIn(j) && !same_process) {
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("rank ", j.rank, " of job '", name_, "' was in launch '", j.launch, "' with another process, and attempt ", attempt(),
+                          " has moved on; start all ranks again under a new launch id")}};
+  }
+  return JudgeWorld(j);
+}
+
+// No launch id: what a person at a shell, or a launcher that Holdfast does not know, does.
+Coordinator::Verdict Coordinator::JudgeFresh(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  if (auto verdict = JudgeHolder(j)) {
+    return *verdict;
+  }
+  if (!newest.decided) {
+    return JudgeWorld(j);
+  }
+  if (!OthersAlive(j)) {
+    return {Verdict::Kind::kOpenNext, {}};
+  }
+  if (newest.world_size != j.world_size) {
+    return JudgeWorld(j);
+  }
+  // It began from scratch by a save of a rank that came earlier: this one missed nothing.
+  return {WasIn(j) ? Verdict::Kind::kOpenNext : Verdict::Kind::kJoin, {}};
+}
+
+Coordinator::Verdict Coordinator::Judge(const JoinAsked& j) const {
+  if (j.caller.uid != uid_) {
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER,
+             absl::StrCat("job '", name_, "' belongs to uid ", uid_, ", not to uid ", j.caller.uid, "; choose another job name")}};
+  }
+  if (attempts_.empty()) {
+    if (j.attempt == 0 && j.leave_attempt == 0) {
+      return {Verdict::Kind::kOpenNext, {}};
+    }
+    return {Verdict::Kind::kRefuse,
+            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("this daemon knows no attempt of job '", name_, "': its state was lost or the job was removed; start the rank anew")}};
+  }
+  if (j.attempt != 0) {
+    return JudgeReturn(j);
+  }
+  if (j.leave_attempt != 0) {
+    return JudgeLeaver(j);
+  }
+  return j.launch.empty() ? JudgeFresh(j) : JudgeLaunch(j);
+}
+
+void Coordinator::On(const JoinAsked& m, Turn& t) {
+  const Verdict verdict = Judge(m);
+  if (verdict.kind == Verdict::Kind::kWait && !m.may_wait) {
+    return Refuse(m.token, verdict.failure, t);
+  }
+  if (verdict.kind == Verdict::Kind::kWait && joins_.size() >= kPendingJoinsMax) {
+    return Refuse(m.token,
+                  {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+                   absl::StrCat(joins_.size(), " ranks already wait to join job '", name_, "'; try again later")},
+                  t);
+  }
+  const Attempt before = attempt();
+  Admit(m, verdict, t);
+  if (attempt() != before) {
+    RetryJoins(t);
+  }
+}
+
+void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
+  switch (verdict.kind) {
+    case Verdict::Kind::kRefuse:
+      return Refuse(j.token, verdict.failure, t);
+    case Verdict::Kind::kWait:
+      joins_.push_back({j, verdict.failure});
+      return;
+    case Verdict::Kind::kOpenNext:
+      OpenAttempt(j, t);
+      break;
+    case Verdict::Kind::kJoin:
+      break;
+  }
+  if (session_ && !session_->Has(j.rank, j.caller.process)) {
+    // A replacement: what its predecessor had loaded is gone.
+    if (const auto old = members_.find(j.rank); old != members_.end()) {
+      DropFromSession(j.rank, old->second.process);
+    }
+  }
+  members_[j.rank] = {j.caller.process, j.connection, true};
+  const AttemptInfo& info = attempts_.rbegin()->second;
+  JoinAccepted accepted{j.token, attempt(), j.rank, info.world_size, info.decided, {}, std::nullopt};
+  if (info.decided) {
+    accepted.descent = line_;
+  }
+  if (const auto last = last_begun_.find(j.rank); last != last_begun_.end()) {
+    accepted.last_step = last->second;
+  }
+  AnswerWhenDurable(j.token, std::move(accepted), t);
+}
+
+void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
+  const Attempt before = attempt();
+  const Attempt number = ++highest_attempt_;
+  AttemptInfo info;
+  info.launch = j.launch;
+  info.world_size = j.world_size;
+  info.opened_unix_ms = t.time.unix_ms;
+  attempts_[number] = info;
+
+  // 1. The old attempt is fenced before anything of it can be told apart from the new one.
+  t.out.push_back(Superseded{number});
+  const Failure superseded = SupersededFailure(before);
+  if (session_) {
+    FailSession(superseded, t);
+  }
+  last_session_ = 0;
+  last_failure_.reset();
+  for (const auto& [token, waiter] : awaits_) {
+    Refuse(token, superseded, t);
+  }
+  awaits_.clear();
+  for (auto it = durable_waits_.begin(); it != durable_waits_.end();) {
+    // Nobody is told that it belongs to, saves in or restored into an attempt that is over.
+    const bool of_attempt = !std::holds_alternative<RestorePointSet>(it->message);
+    if (of_attempt) {
+      Refuse(it->token, superseded, t);
+    }
+    it = of_attempt ? durable_waits_.erase(it) : std::next(it);
+  }
+  std::vector<CheckpointId> incomplete;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (!checkpoint.committed && !checkpoint.dead) {
+      incomplete.push_back(id);
+    }
+  }
+  for (const CheckpointId& id : incomplete) {
+    LetGo(id, superseded, t);
+  }
+
+  // 2. The new one begins empty.
+  members_.clear();
+  last_begun_.clear();
+  fates_.clear();
+  any_save_ = false;
+  PruneAttempts();
+  Persist(t);
+  Tell(Report::Kind::kAttemptOpened,
+       absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (", j.caller.process.ToString(), "), world size ", j.world_size,
+                    j.launch.empty() ? "" : absl::StrCat(", launch ", j.launch)),
+       0, t);
+}
+
+// Any change of members or attempts may let a waiting rank in; the first that waited goes first.
+void Coordinator::RetryJoins(Turn& t) {
+  for (size_t i = 0; i < joins_.size();) {
+    const Verdict verdict = Judge(joins_[i].join);
+    if (verdict.kind == Verdict::Kind::kWait) {
+      joins_[i].at_deadline = verdict.failure;
+      ++i;
+      continue;
+    }
+    const JoinAsked join = std::move(joins_[i].join);
+    joins_.erase(joins_.begin() + static_cast<ptrdiff_t>(i));
+    const Attempt before = attempt();
+    Admit(join, verdict, t);
+    if (attempt() != before) {
+      i = 0;
+    }
+  }
+}
+
+void Coordinator::On(const SeatLost& m, Turn& t) {
+  const auto it = members_.find(m.rank);
+  if (m.attempt != attempt() || it == members_.end() || it->second.process != m.process) {
+    return;
+  }
+  Member& member = it->second;
+  if (m.how == SeatLost::How::kDisconnected) {
+    if (member.connection != m.connection) {
+      return;
+    }
+    member.connection = 0;
+  } else {
+    member.alive = false;
+    member.connection = 0;
+  }
+  DropFromSession(m.rank, m.process);
+  RetryJoins(t);
+}
+
+void Coordinator::Decide(CheckpointId parent, Turn& t) {
+  AttemptInfo& info = attempts_.rbegin()->second;
+  held_until_durable_ = CommittedOnLine();
+  info.decided = true;
+  info.parent = parent;
+  restore_point_.Clear();
+  ComputeLine();
+  Persist(t);
+  held_version_ = needed_version_;
+  Tell(Report::Kind::kSessionDecided,
+       parent.attempt == 0 ? absl::StrCat("attempt ", attempt(), " starts from scratch")
+                           : absl::StrCat("attempt ", attempt(), " descends from step ", parent.step, " of attempt ", parent.attempt),
+       0, t);
+}
+
+void Coordinator::ComputeLine() {
+  std::map<Attempt, AttemptParent> parents;
+  for (const auto& [number, info] : attempts_) {
+    parents[number] = {info.decided, info.parent};
+  }
+  line_ = LineOf(parents, NewestDecided(parents), kLineMax);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,182 @@
+// What a job shows of itself, and what must always hold in it.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "recovery/protection.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+v1::Protection::FailureKind ToProto(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kProcess:
+      return v1::Protection::FAILURE_KIND_PROCESS;
+    case FailureKind::kNode:
+      return v1::Protection::FAILURE_KIND_NODE;
+    case FailureKind::kDomain:
+      return v1::Protection::FAILURE_KIND_DOMAIN;
+    case FailureKind::kAllNodes:
+      return v1::Protection::FAILURE_KIND_ALL_NODES;
+  }
+  return v1::Protection::FAILURE_KIND_UNSPECIFIED;
+}
+
+}  // namespace
+
+std::vector<CheckpointId> Coordinator::AllCheckpoints() const {
+  std::vector<CheckpointId> all;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    all.push_back(id);
+  }
+  return all;
+}
+
+bool Coordinator::IsCommitted(CheckpointId id) const {
+  const auto it = checkpoints_.find(id);
+  return it != checkpoints_.end() && it->second.committed;
+}
+
+Failure Coordinator::NothingCommitted() const {
+  if (EverCommitted()) {
+    return Unreadable();
+  }
+  return {absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+          absl::StrCat("job '", name_, "' has no committed step on its line of descent")};
+}
+
+void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
+  status.set_name(name_);
+  status.set_uuid(uuid_.ToString());
+  status.set_uid(uid_);
+  status.set_attempt(attempt());
+  status.set_ranks_alive(static_cast<uint32_t>(RanksAlive()));
+  if (!attempts_.empty()) {
+    const AttemptInfo& info = attempts_.rbegin()->second;
+    status.set_world_size(info.world_size);
+    status.set_phase(RanksAlive() == 0               ? v1::JobStatus::ATTEMPT_PHASE_ENDED
+                     : info.decided                  ? v1::JobStatus::ATTEMPT_PHASE_RUNNING
+                     : session_ && session_->loading() ? v1::JobStatus::ATTEMPT_PHASE_RESTORING
+                                                     : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
+  }
+  std::vector<CheckpointSummary> summaries;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    CheckpointSummary summary;
+    summary.id = id;
+    summary.world_size = checkpoint.world_size;
+    summary.sealed = checkpoint.committed ? checkpoint.good : std::min(checkpoint.good, checkpoint.world_size - 1);
+    summary.consistent = !checkpoint.dead;
+    summaries.push_back(summary);
+    if (!checkpoint.committed && !checkpoint.dead) {
+      v1::StepInFlight& open = *status.add_in_flight();
+      open.set_attempt(id.attempt);
+      open.set_step(id.step);
+      open.set_ranks_sealed(checkpoint.good);
+      open.set_world_size(checkpoint.world_size);
+    }
+  }
+  for (const ProtectionLine& line : ProtectionOnOneNode(summaries, line_)) {
+    v1::Protection& protection = *status.add_protection();
+    protection.set_kind(ToProto(line.kind));
+    if (line.survives) {
+      protection.set_any(true);
+      protection.set_attempt(line.survives->attempt);
+      protection.set_step(line.survives->step);
+      protection.set_age_ms(std::max<int64_t>(0, time.unix_ms - checkpoints_.at(*line.survives).unix_ms));
+      protection.set_from("memory");
+    }
+  }
+  for (const Loss& loss : losses_) {
+    v1::StepLoss& out = *status.add_losses();
+    out.set_attempt(loss.id.attempt);
+    out.set_step(loss.id.step);
+    out.set_why(loss.why);
+    out.set_unix_ms(loss.unix_ms);
+  }
+  for (const Past& past : events_) {
+    v1::Event& out = *status.add_events();
+    out.set_unix_ms(past.unix_ms);
+    out.set_text(past.text);
+  }
+  if (restore_point_.set()) {
+    status.set_restore_point(restore_point_.from_scratch()
+                                 ? "from scratch"
+                                 : absl::StrCat("attempt ", restore_point_.attempt(), " step ", restore_point_.step()));
+  }
+}
+
+void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
+  for (const bool wanted_on_line : {true, false}) {
+    for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
+      const auto& [id, checkpoint] = *it;
+      const bool on_line = OnLine(line_, id);
+      if (on_line != wanted_on_line) {
+        continue;
+      }
+      v1::Checkpoint& out = *reply.add_checkpoints();
+      out.set_attempt(id.attempt);
+      out.set_step(id.step);
+      out.set_state(checkpoint.dead        ? v1::Checkpoint::STATE_BAD
+                    : checkpoint.committed ? v1::Checkpoint::STATE_COMMITTED
+                                           : v1::Checkpoint::STATE_INCOMPLETE);
+      out.set_on_line(on_line);
+      out.set_shards(static_cast<uint32_t>(checkpoint.shards.size()));
+      out.set_world_size(checkpoint.world_size);
+      out.set_bytes(checkpoint.bytes);
+      out.set_unix_ms(checkpoint.unix_ms);
+      out.add_tiers("memory");
+    }
+  }
+}
+
+std::string Coordinator::CheckInvariants() const {
+  const auto broken = [&](const std::string& what) { return absl::StrCat("job '", name_, "': ", what); };
+  size_t protected_steps = 0;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    const std::string where = absl::StrCat("attempt ", id.attempt, " step ", id.step);
+    uint32_t good = 0;
+    for (const auto& [rank, shard] : checkpoint.shards) {
+      good += shard.bad ? 0 : 1;
+      if (checkpoint.writing.count(rank) > 0) {
+        return broken(absl::StrCat(where, ": rank ", rank, " writes what it has sealed"));
+      }
+    }
+    if (good != checkpoint.good) {
+      return broken(absl::StrCat(where, ": counts ", checkpoint.good, " good shards, has ", good));
+    }
+    if (checkpoint.committed && (checkpoint.dead || good != checkpoint.world_size)) {
+      return broken(absl::StrCat(where, ": committed with ", good, " of ", checkpoint.world_size, " shards"));
+    }
+    if (!checkpoint.committed && !checkpoint.dead && id.attempt != attempt()) {
+      return broken(absl::StrCat(where, ": still open although the attempt was superseded"));
+    }
+    if (!checkpoint.committed && !checkpoint.dead && good == checkpoint.world_size) {
+      return broken(absl::StrCat(where, ": whole but not committed"));
+    }
+    protected_steps += checkpoint.is_protected ? 1 : 0;
+    if (id.attempt == attempt() && fates_.count(id.step) > 0) {
+      return broken(absl::StrCat(where, ": lost and still there"));
+    }
+  }
+  if (protected_steps > 1) {
+    return broken("more than one step is protected");
+  }
+  if (!attempts_.empty() && highest_attempt_ < attempt()) {
+    return broken("an attempt is above the highest");
+  }
+  if (durable_version_ > version_ || needed_version_ > version_ || in_flight_version_ > version_) {
+    return broken("the state's versions run backwards");
+  }
+  if (!durable_waits_.empty() && in_flight_version_ == 0 && !write_due_) {
+    return broken("somebody waits for a write that nobody will do");
+  }
+  if (session_ && (session_->attempt() != attempt() || attempts_.rbegin()->second.decided)) {
+    return broken("a session is open for an attempt that is over or has decided");
+  }
+  if (joins_.size() > kPendingJoinsMax || losses_.size() > kLossesMax || events_.size() > kEventsMax || fates_.size() > kFatesMax) {
+    return broken("a list is over its limit");
+  }
+  return "";
+}
+
+}  // namespace holdfast

@@ -1,0 +1,140 @@
+#include "server/runtime/admin_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "holdfast/v1/admin.grpc.pb.h"
+#include "server/runtime/found_state.h"
+#include "server/runtime/verify.h"
+
+namespace holdfast {
+namespace {
+
+constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  // The numbers are the same.
+  return status.ok() ? grpc::Status::OK : grpc::Status(static_cast<grpc::StatusCode>(status.code()), Message(status));
+}
+
+class AdminService final : public v1::Admin::Service {
+ public:
+  AdminService(AdminContext& context, const Caller& caller) : context_(context), caller_(caller) {}
+
+  grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request, v1::GetStatusReply* reply) override {
+    const grpc::Status asked = AskFor(call, *request, reply);
+    if (asked.ok()) {
+      context_.fill_daemon_status(*reply->mutable_daemon());
+    }
+    return asked;
+  }
+
+  grpc::Status ListCheckpoints(grpc::ServerContext* call, const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status SetRestorePoint(grpc::ServerContext* call, const v1::SetRestorePointRequest* request,
+                               v1::SetRestorePointReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request, v1::RemoveJobReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request, v1::InspectShardReply* reply) override {
+    ReadableShards shards;
+    absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
+    if (const grpc::Status took = Take(answer, &shards); !took.ok()) {
+      return took;
+    }
+    if (shards.shards.size() != 1) {
+      return ToGrpc(absl::NotFoundError("inspect: there is no such shard; `ckptctl list` shows what there is"));
+    }
+    absl::StatusOr<std::string> record = context_.store->ReadRecord(shards.shards[0].slot);
+    if (!record.ok()) {
+      context_.gateway->ReportBadCopy(shards.shards[0], Message(record.status()));
+      return ToGrpc(record.status());
+    }
+    reply->set_record(*std::move(record));
+    reply->set_location(SlotLocation(shards.shards[0].slot));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request, grpc::ServerWriter<v1::VerifyProgress>* writer) override {
+    struct Running {
+      std::atomic<int>& count;
+      const int before = count.fetch_add(1);
+      ~Running() { count.fetch_sub(1); }
+    } running{context_.verifies};
+    if (running.before >= kVerifiesMax) {
+      return ToGrpc(absl::ResourceExhaustedError(absl::StrCat("verify: ", kVerifiesMax, " are running already; try again when one has ended")));
+    }
+    ReadableShards shards;
+    absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
+    if (const grpc::Status took = Take(answer, &shards); !took.ok()) {
+      return took;
+    }
+    VerifyRun run(*context_.store, std::move(shards.shards),
+                  [this](const ReadableShard& shard, const std::string& what) { context_.gateway->ReportBadCopy(shard, what); });
+    for (;;) {
+      v1::VerifyProgress progress;
+      const bool done = run.WaitFor(kProgressEvery, &progress);
+      if (call->IsCancelled() || !writer->Write(progress)) {
+        return {grpc::StatusCode::CANCELLED, "verify: the caller has gone"};
+      }
+      if (done) {
+        return grpc::Status::OK;
+      }
+    }
+  }
+
+ private:
+  template <typename Request>
+  absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request) {
+    // Without a deadline gRPC's is the end of time.
+    const std::chrono::system_clock::time_point until = call->deadline();
+    const auto now = std::chrono::system_clock::now();
+    Duration at_most = context_.request_timeout;
+    if (until < now + at_most) {
+      at_most = std::max(Duration(0), std::chrono::duration_cast<Duration>(until - now));
+    }
+    return context_.gateway->Ask(request, caller_, at_most);
+  }
+
+  template <typename Reply>
+  static grpc::Status Take(absl::StatusOr<AdminAnswer>& answer, Reply* reply) {
+    if (!answer.ok()) {
+      return ToGrpc(answer.status());
+    }
+    Reply* const got = std::get_if<Reply>(&answer->reply);
+    if (got == nullptr) {
+      return {grpc::StatusCode::INTERNAL, "the daemon answered another question"};
+    }
+    *reply = std::move(*got);
+    return grpc::Status::OK;
+  }
+
+  template <typename Request, typename Reply>
+  grpc::Status AskFor(grpc::ServerContext* call, const Request& request, Reply* reply) {
+    absl::StatusOr<AdminAnswer> answer = Ask(call, request);
+    return Take(answer, reply);
+  }
+
+  AdminContext& context_;
+  const Caller caller_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller) {
+  return std::make_unique<AdminService>(context, caller);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,38 @@
+// The gRPC service Admin for the callers of one uid: translates calls into questions to the core, and reads copies for
+// InspectShard and Verify. Who may see what is the core's decision; this only tells it who asks.
+//
+//   auto service = MakeAdminService(context, caller);
+//   builder.RegisterService(service.get());
+//
+// Calls come on gRPC's threads. The context outlives the service.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "base/clock.h"
+#include "holdfast/v1/admin.pb.h"
+#include "server/runtime/admin_gateway.h"
+#include "tiers/memory/slot_store.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace holdfast {
+
+// Verify reads whole checkpoints: more of them at once would only be slower each.
+inline constexpr int kVerifiesMax = 2;
+
+struct AdminContext {
+  AdminGateway* gateway = nullptr;
+  SlotStore* store = nullptr;
+  Duration request_timeout{};
+  std::function<void(v1::DaemonStatus&)> fill_daemon_status;  // any thread: what the core does not know
+  std::atomic<int> verifies{0};
+};
+
+std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller);
+
+}  // namespace holdfast

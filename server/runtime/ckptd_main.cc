@@ -1,0 +1,81 @@
+// ckptd's command line. Exit codes: 0 clean stop, 1 cannot start or did not stop cleanly, 2 bad command line or configuration.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "base/log.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "client-lib/include/holdfast/version.h"
+#include "server/runtime/daemon.h"
+#include "server/runtime/daemon_config.h"
+
+namespace holdfast {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitBadConfig = 2;
+
+int RunDaemon(const v1::DaemonConfig& config) {
+  const absl::Status logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
+  if (!logging.ok()) {
+    std::fprintf(stderr, "ckptd: log.file: %s\n", Message(logging).c_str());
+    return kExitBadConfig;
+  }
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
+  if (!daemon.ok()) {
+    LogError("cannot start: " + Message(daemon.status()));
+    return kExitFailure;
+  }
+  const absl::Status ran = (*daemon)->Run();
+  if (absl::IsDeadlineExceeded(ran)) {
+    LogError(Message(ran));
+    ::_exit(kExitFailure);  // a worker hangs in the kernel: waiting for it could take for ever
+  }
+  if (!ran.ok()) {
+    LogError(Message(ran));
+    return kExitFailure;
+  }
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Holdfast's daemon: keeps the checkpoints of the training processes on this node.", "ckptd");
+  ConfigFlags flags;
+  bool check_only = false;
+  app.add_option("--config", flags.file, "settings (YAML); default /etc/holdfast/ckptd.yaml, for users ~/.config/holdfast/ckptd.yaml")
+      ->type_name("FILE");
+  app.add_option("--memory-dir", flags.memory_dir, "where slots lie, on tmpfs (memory.dir)")->type_name("DIR");
+  app.add_option("--state-dir", flags.state_dir, "catalog and lock (state_dir)")->type_name("DIR");
+  app.add_option("--socket", flags.socket, "the clients' socket (socket.path)")->type_name("PATH");
+  app.add_option("--admin", flags.admin, "ckptctl's socket (admin.path)")->type_name("PATH");
+  app.add_option("--memory-bytes", flags.memory_bytes, "budget for all slots, for example 64GiB (memory.bytes_max)")->type_name("SIZE");
+  app.add_flag("--check-config", check_only, "check the settings and exit");
+  app.set_version_flag("--version", std::string("ckptd ") + HOLDFAST_VERSION_STRING);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool asked = error.get_exit_code() == 0;  // --help, --version
+    app.exit(error);
+    return asked ? 0 : kExitBadConfig;
+  }
+  v1::DaemonConfig config;
+  const absl::Status loaded = LoadConfig(flags, &config);
+  if (!loaded.ok()) {
+    std::fprintf(stderr, "ckptd: %s\n", Message(loaded).c_str());
+    return kExitBadConfig;
+  }
+  if (check_only) {
+    std::printf("ok: memory.dir %s, budget %s, socket %s\n", config.memory().dir().c_str(),
+                FormatBytes(config.memory().bytes_max()).c_str(), config.socket().path().c_str());
+    return 0;
+  }
+  return RunDaemon(config);
+}
+
+}  // namespace
+}  // namespace holdfast
+
+int main(int argc, char** argv) { return holdfast::Main(argc, argv); }

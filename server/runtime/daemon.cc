@@ -1,0 +1,331 @@
+#include "server/runtime/daemon.h"
+
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "base/units.h"
+#include "client-lib/include/holdfast/version.h"
+#include "server/runtime/found_state.h"
+
+namespace holdfast {
+namespace {
+
+constexpr Duration kStopDeadline = std::chrono::seconds(10);
+constexpr Duration kMetricsEvery = std::chrono::seconds(1);
+constexpr size_t kProblemsMax = 64;
+// The token of the runtime's own question for the metrics; AdminGateway's begin at 1.
+constexpr AdminToken kMetricsToken = 0;
+
+// Connections, pidfds and descriptors on their way take more than the usual 1024.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+v1::HelloReply MakeHello() {
+  v1::HelloReply hello;
+  hello.set_protocol(kClientProtocol);
+  hello.set_daemon_version(HOLDFAST_VERSION_STRING);
+  hello.set_boot_id(CurrentBoot());
+  return hello;
+}
+
+// The crash tests die right after the client could have read the reply.
+void PassSentSyncPoints([[maybe_unused]] const v1::DaemonFrame& frame) {
+  switch (frame.reply_case()) {
+    case v1::DaemonFrame::kJoin:
+      HF_SYNC_POINT("daemon.join.replied");
+      break;
+    case v1::DaemonFrame::kBeginSave:
+      HF_SYNC_POINT("daemon.begin.granted");
+      break;
+    case v1::DaemonFrame::kSeal:
+      HF_SYNC_POINT("daemon.seal.replied");
+      break;
+    case v1::DaemonFrame::kEnterSession:
+      if (frame.enter_session().done()) {
+        HF_SYNC_POINT("daemon.session.done_sent");
+      } else {
+        HF_SYNC_POINT("daemon.session.source_sent");
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
+  RaiseDescriptorLimit();
+  ::signal(SIGPIPE, SIG_IGN);
+  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  // Before any thread: they inherit the mask, so that the signals come to the reactor alone.
+  HF_ASSIGN_OR_RETURN(daemon->reactor_, Reactor::Create(Clock::System()));
+  HF_RETURN_IF_ERROR(daemon->WatchSignals());
+  HF_RETURN_IF_ERROR(daemon->Open());
+  HF_RETURN_IF_ERROR(daemon->Listen());
+  return daemon;
+}
+
+Daemon::Daemon(const v1::DaemonConfig& config) : config_(config), env_(Env::System()), started_(Clock::System()->Now()) {}
+
+Daemon::~Daemon() {
+  if (gateway_ != nullptr) {
+    gateway_->Stop();
+  }
+  if (populator_ != nullptr) {
+    populator_->Stop();
+  }
+  admin_.reset();
+  executor_.reset();
+}
+
+absl::Status Daemon::WatchSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  if (::pthread_sigmask(SIG_BLOCK, &set, nullptr) != 0) {
+    return absl::InternalError("cannot block SIGTERM and SIGINT");
+  }
+  signals_ = UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.valid()) {
+    return ErrnoStatus(errno, "signalfd", "SIGTERM and SIGINT");
+  }
+  return reactor_->Watch(signals_.get(), EPOLLIN, [this](uint32_t) {
+    signalfd_siginfo info = {};
+    if (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+      BeginStop(::strsignal(static_cast<int>(info.ssi_signo)));
+    }
+  });
+}
+
+absl::Status Daemon::Open() {
+  // 1. Nobody else works here: state_dir's lock, then memory.dir's.
+  HF_RETURN_IF_ERROR(env_->CreateDirectories(config_.state_dir(), 0700));
+  HF_ASSIGN_OR_RETURN(state_lock_, env_->Lock(JoinPath(config_.state_dir(), "lock")));
+  HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(), config_.memory().bytes_max(), CurrentBoot()}));
+  // 2. What is there.
+  HF_ASSIGN_OR_RETURN(catalog_, Catalog::Open(env_, config_.state_dir()));
+  HF_ASSIGN_OR_RETURN(Started started, FindState(*store_, *catalog_, config_.memory().bytes_max()));
+  for (const std::string& problem : started.problems) {
+    LogWarning(problem);
+  }
+  LogInfo(absl::StrCat("found slots=", started.slots.size(), " jobs=", started.jobs.size(), " memory_dir=", config_.memory().dir()));
+  // 3. The machinery.
+  executor_ = std::make_unique<SerialExecutor>();
+  populator_ = std::make_unique<Populator>(*store_, config_.memory());
+  watcher_ = std::make_unique<ProcessWatcher>(*reactor_, [this](const ProcessId& process) { Feed(ProcessEnded{process}); });
+  core_timer_ = reactor_->AddTimer([this] { Feed(TimerFired{}); });
+  metrics_timer_ = reactor_->AddTimer([this] { RefreshMetrics(); });
+  stop_timer_ = reactor_->AddTimer([this] {
+    overdue_ = true;
+    reactor_->Stop();
+  });
+  gateway_ = std::make_unique<AdminGateway>([this](Event event) {
+    reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
+  });
+  admin_context_.gateway = gateway_.get();
+  admin_context_.store = store_.get();
+  admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
+  admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) { FillDaemonStatus(status); };
+  clients_ = std::make_unique<ClientServer>(
+      *reactor_, config_.socket(), MakeHello(),
+      ClientServer::Callbacks{
+          .opened =
+              [this](ConnectionId id, const Caller& caller) {
+                connections_.fetch_add(1, std::memory_order_relaxed);
+                Feed(ConnectionOpened{id, caller});
+              },
+          .request =
+              [this](ConnectionId id, v1::ClientFrame frame) {
+                if (frame.has_seal()) {
+                  HF_SYNC_POINT("daemon.seal.received");
+                }
+                Feed(ClientRequest{id, std::move(frame)});
+              },
+          .closed =
+              [this](ConnectionId id) {
+                connections_.fetch_sub(1, std::memory_order_relaxed);
+                Feed(ConnectionClosed{id});
+              },
+          .protocol_error = [this] { metrics_.CountProtocolError(); },
+          .sent = PassSentSyncPoints,
+      });
+  // 4. The core, with what was found.
+  core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
+  Feed(std::move(started));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Listen() {
+  HF_RETURN_IF_ERROR(clients_->Listen());
+  HF_ASSIGN_OR_RETURN(admin_, AdminServer::Start(config_.admin(), admin_context_));
+  ServeMetrics();
+  RefreshMetrics();
+  return absl::OkStatus();
+}
+
+// Nobody's training depends on it: a port that is taken is a problem in the status.
+void Daemon::ServeMetrics() {
+  const std::string& address = config_.metrics().address();
+  if (address.empty() || address == "off") {
+    return;
+  }
+  const absl::Status served = metrics_.registry().Serve(address);
+  if (!served.ok()) {
+    AddProblem(absl::StrCat("no metrics on ", address, " (metrics.address): ", Message(served)));
+  }
+}
+
+absl::Status Daemon::Run() {
+  LogInfo(absl::StrCat("ready version=", HOLDFAST_VERSION_STRING, " pid=", ::getpid(), " socket=", config_.socket().path(),
+                       " admin=", config_.admin().path(), " memory_dir=", config_.memory().dir(),
+                       " memory_bytes_max=", config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port()));
+  NotifySupervisor("READY=1");
+  reactor_->Run();
+  admin_.reset();
+  if (overdue_) {
+    return absl::DeadlineExceededError(absl::StrCat("stop: ", in_flight_, " operations on slots or disk did not end within ",
+                                                    FormatDuration(kStopDeadline), "; slots and records stay as they are"));
+  }
+  executor_.reset();
+  HF_RETURN_IF_ERROR(catalog_->Close());
+  LogInfo("stopped");
+  return absl::OkStatus();
+}
+
+void Daemon::BeginStop(const std::string& why) {
+  if (stopping_) {
+    return;
+  }
+  LogInfo(absl::StrCat("stopping: ", why));
+  NotifySupervisor("STOPPING=1");
+  stopping_ = true;
+  clients_->StopListening();
+  gateway_->Stop();
+  populator_->Stop();
+  reactor_->Arm(stop_timer_, reactor_->clock().Now() + kStopDeadline);
+  StopWhenIdle();
+}
+
+void Daemon::StopWhenIdle() {
+  if (stopping_ && in_flight_ == 0) {
+    reactor_->Stop();
+  }
+}
+
+void Daemon::Feed(Event event) {
+  events_.push_back(std::move(event));
+  if (feeding_) {
+    return;  // an action had this as its immediate consequence: it waits for its turn
+  }
+  feeding_ = true;
+  while (!events_.empty()) {
+    const Event next = std::move(events_.front());
+    events_.pop_front();
+    const Clock& clock = reactor_->clock();
+    const MonotonicTime before = clock.Now();
+    Actions actions = core_->Handle(next, before, clock.UnixMillis());
+    metrics_.CountHandled(clock.Now() - before);
+#ifndef NDEBUG
+    if (const std::string broken = core_->CheckInvariants(); !broken.empty()) {
+      LogError(absl::StrCat("invariant broken after event ", next.index(), ": ", broken));
+      std::abort();
+    }
+#endif
+    for (Action& action : actions) {
+      std::visit([this](auto& one) { Perform(std::move(one)); }, action);
+    }
+  }
+  feeding_ = false;
+  if (!metrics_due_ && !stopping_) {
+    metrics_due_ = true;
+    reactor_->Arm(metrics_timer_, reactor_->clock().Now() + kMetricsEvery);
+  }
+}
+
+void Daemon::AddProblem(const std::string& problem) {
+  LogWarning(problem);
+  MutexLock lock(problems_mutex_);
+  problems_.push_back(problem);
+  if (problems_.size() > kProblemsMax) {
+    problems_.pop_front();
+  }
+}
+
+void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
+  status.set_node_name(config_.node_name());
+  status.set_version(HOLDFAST_VERSION_STRING);
+  status.set_pid(::getpid());
+  const Clock& clock = reactor_->clock();
+  status.set_uptime_ms(std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - started_).count());
+  status.set_unix_ms(clock.UnixMillis());
+  status.set_memory_bytes_max(config_.memory().bytes_max());
+  status.set_memory_bytes_used(store_->bytes_used());
+  const absl::StatusOr<FilesystemInfo> fs = env_->Filesystem(config_.memory().dir());
+  status.set_memory_bytes_free_in_tmpfs(fs.ok() ? fs->bytes_free : 0);
+  status.set_memory_dir(config_.memory().dir());
+  status.set_connections(connections_.load(std::memory_order_relaxed));
+  MutexLock lock(problems_mutex_);
+  for (const std::string& problem : problems_) {
+    status.add_problems(problem);
+  }
+}
+
+// At most once in kMetricsEvery, and only after something happened: at rest nothing runs.
+void Daemon::RefreshMetrics() {
+  AdminRequest request;
+  request.token = kMetricsToken;
+  request.caller.uid = 0;
+  request.request = v1::GetStatusRequest();
+  Feed(std::move(request));
+  metrics_due_ = false;
+  reactor_->Disarm(metrics_timer_);
+}
+
+void NotifySupervisor(const std::string& state) {
+  const char* path = std::getenv("NOTIFY_SOCKET");
+  sockaddr_un address = {};
+  if (path == nullptr || (path[0] != '/' && path[0] != '@') || std::strlen(path) >= sizeof(address.sun_path)) {
+    return;
+  }
+  address.sun_family = AF_UNIX;
+  const size_t length = std::strlen(path);
+  std::memcpy(address.sun_path, path, length);
+  if (path[0] == '@') {
+    address.sun_path[0] = '\0';  // the abstract namespace
+  }
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // Best effort, as the protocol has it: a supervisor that is not there notices by itself.
+  ::sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+           static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
+}
+
+}  // namespace holdfast

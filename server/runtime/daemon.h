@@ -1,0 +1,129 @@
+// ckptd as an object: owns the core, performs its actions, and feeds it what happens.
+//
+//   HF_ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
+//   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM or SIGINT
+//
+// Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Slot work, disk work and populating
+// have worker threads (SerialExecutor), gRPC and /metrics their own; they reach the core through Reactor::Post alone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/env.h"
+#include "base/mutex.h"
+#include "holdfast/v1/config.pb.h"
+#include "server/events.h"
+#include "server/node_core.h"
+#include "server/runtime/admin_gateway.h"
+#include "server/runtime/admin_server.h"
+#include "server/runtime/catalog.h"
+#include "server/runtime/client_server.h"
+#include "server/runtime/daemon_metrics.h"
+#include "server/runtime/populator.h"
+#include "server/runtime/process_watcher.h"
+#include "server/runtime/reactor.h"
+#include "server/runtime/serial_executor.h"
+#include "tiers/memory/slot_store.h"
+
+namespace holdfast {
+
+class Daemon {
+ public:
+  // Takes the locks, opens what is there, listens. Every error says what to do.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // Returns after a clean stop; DeadlineExceeded when something did not end in time (then the process is to exit at once).
+  absl::Status Run();
+
+ private:
+  explicit Daemon(const v1::DaemonConfig& config);
+  absl::Status Open();
+  absl::Status Listen();
+  void ServeMetrics();
+  absl::Status WatchSignals();
+
+  // Events to the core, one at a time, in the order fed. The reactor's thread.
+  void Feed(Event event);
+  void Perform(SendReply action);
+  void Perform(CloseConnection action);
+  void Perform(WatchProcess action);
+  void Perform(UnwatchProcess action);
+  void Perform(CreateSlot action);
+  void Perform(PopulateSlot action);
+  void Perform(WriteNote action);
+  void Perform(PublishRecord action);
+  void Perform(RemoveRecord action);
+  void Perform(DeleteSlot action);
+  void Perform(WriteJobState action);
+  void Perform(RemoveJobState action);
+  void Perform(IndexShard action);
+  void Perform(UnindexShard action);
+  void Perform(SetTimer action);
+  void Perform(AdminReply action);
+  void Perform(Report action);
+  void SendWithDescriptors(SendReply action);
+
+  // Runs `work` on the lane's threads in the key's order, and what it returns on the reactor's.
+  using Completion = std::function<void()>;
+  void RunOn(SerialExecutor::Lane lane, SerialExecutor::Key key, std::function<Completion()> work);
+  // The same, when the completion is one event.
+  void RunForEvent(SerialExecutor::Lane lane, SerialExecutor::Key key, std::function<Event()> work);
+
+  void AddProblem(const std::string& problem) EXCLUDES(problems_mutex_);
+  void NoteCatalogError(const absl::Status& status);
+  void FillDaemonStatus(v1::DaemonStatus& status) EXCLUDES(problems_mutex_);
+  void RefreshMetrics();
+  void BeginStop(const std::string& why);
+  void StopWhenIdle();
+
+  const v1::DaemonConfig config_;
+  Env* const env_;
+  const MonotonicTime started_;
+  DaemonMetrics metrics_;
+  std::unique_ptr<FileLock> state_lock_;
+  std::unique_ptr<SlotStore> store_;
+  std::unique_ptr<Catalog> catalog_;
+  std::unique_ptr<Reactor> reactor_;
+  std::unique_ptr<NodeCore> core_;
+  std::unique_ptr<ProcessWatcher> watcher_;
+  std::unique_ptr<Populator> populator_;
+  std::unique_ptr<ClientServer> clients_;
+  std::unique_ptr<AdminGateway> gateway_;
+  AdminContext admin_context_;
+  std::unique_ptr<AdminServer> admin_;
+  UniqueFd signals_;
+
+  std::deque<Event> events_;
+  bool feeding_ = false;
+  uint64_t in_flight_ = 0;  // works handed to the executor whose completions have not run
+  bool stopping_ = false;
+  bool overdue_ = false;
+  bool metrics_due_ = false;
+  Reactor::TimerId core_timer_ = 0;
+  Reactor::TimerId metrics_timer_ = 0;
+  Reactor::TimerId stop_timer_ = 0;
+  std::atomic<uint32_t> connections_{0};
+
+  Mutex problems_mutex_;
+  std::deque<std::string> problems_ GUARDED_BY(problems_mutex_);
+
+  // Last: its threads use what is above, and end first.
+  std::unique_ptr<SerialExecutor> executor_;
+};
+
+// Tells whoever started the daemon (systemd's NOTIFY_SOCKET protocol); does nothing when nobody asked.
+void NotifySupervisor(const std::string& state);
+
+}  // namespace holdfast

@@ -1,0 +1,274 @@
+// How the daemon performs what the core decided: one Perform for each kind of action.
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "server/runtime/daemon.h"
+#include "server/runtime/found_state.h"
+#include "server/runtime/frames.h"
+
+namespace holdfast {
+namespace {
+
+using Lane = SerialExecutor::Lane;
+
+// One space of keys for the executor: slots, jobs, and the catalog's index.
+constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
+constexpr SerialExecutor::Key kIndexKey = uint64_t{1} << 63;
+
+SerialExecutor::Key SlotKey(SlotId slot) { return slot; }
+
+// Jobs with the same key only wait for each other.
+SerialExecutor::Key JobKey(const JobUuid& job) { return kJobKeys | (std::hash<JobUuid>()(job) >> 2); }
+
+LogLevel LevelOf(Report::Kind kind) {
+  switch (kind) {
+    case Report::Kind::kShardSealed:
+    case Report::Kind::kSlotReleased:
+      return LogLevel::kDebug;
+    case Report::Kind::kStepCommitted:
+    case Report::Kind::kAttemptOpened:
+    case Report::Kind::kSessionDecided:
+    case Report::Kind::kSessionDone:
+    case Report::Kind::kJobRemoved:
+      return LogLevel::kInfo;
+    case Report::Kind::kStepShed:
+    case Report::Kind::kStepAbandoned:
+    case Report::Kind::kSaveRefused:
+    case Report::Kind::kSessionFellBack:
+    case Report::Kind::kSessionFailed:
+    case Report::Kind::kSlotQuarantined:
+    case Report::Kind::kProtocolError:
+      return LogLevel::kWarning;
+    case Report::Kind::kCopyBad:
+    case Report::Kind::kSlotLost:
+      return LogLevel::kError;
+  }
+  return LogLevel::kInfo;
+}
+
+// Descriptors run out, or memory: the slot is as good as before. Anything else is the slot's file.
+bool IsSlotsFault(const absl::Status& status) { return !absl::IsResourceExhausted(status) && !absl::IsUnavailable(status); }
+
+struct Opened {
+  absl::Status status;
+  std::vector<UniqueFd> descriptors;
+};
+
+Opened OpenDescriptors(SlotStore& store, const SendReply& action) {
+  Opened opened;
+  const bool writable = action.descriptors == Descriptors::kWritableImage;
+  absl::StatusOr<UniqueFd> image = store.OpenImage(action.slot, writable);
+  opened.status = image.status();
+  if (!image.ok()) {
+    return opened;
+  }
+  opened.descriptors.push_back(*std::move(image));
+  if (action.descriptors == Descriptors::kReadOnlyImageAndRecord) {
+    absl::StatusOr<UniqueFd> record = store.OpenRecord(action.slot);
+    opened.status = record.status();
+    if (record.ok()) {
+      opened.descriptors.push_back(*std::move(record));
+    }
+  }
+  return opened;
+}
+
+}  // namespace
+
+void Daemon::RunOn(Lane lane, SerialExecutor::Key key, std::function<Completion()> work) {
+  ++in_flight_;
+  executor_->Submit(key, lane, [this, work = std::move(work)] {
+    reactor_->Post([this, completion = work()] {
+      --in_flight_;
+      completion();
+      StopWhenIdle();
+    });
+  });
+}
+
+void Daemon::RunForEvent(Lane lane, SerialExecutor::Key key, std::function<Event()> work) {
+  RunOn(lane, key, [this, work = std::move(work)]() -> Completion {
+    return [this, event = work()]() mutable { Feed(std::move(event)); };
+  });
+}
+
+void Daemon::Perform(SendReply action) {
+  if (action.descriptors == Descriptors::kNone) {
+    clients_->Send(action.connection, std::move(action.frame));
+  } else {
+    SendWithDescriptors(std::move(action));
+  }
+}
+
+// Opened in the slot's order, after what the core wanted done to it before; the reply keeps its place meanwhile.
+void Daemon::SendWithDescriptors(SendReply action) {
+  const uint64_t place = clients_->Reserve(action.connection);
+  if (place == 0) {
+    return;  // the client has gone
+  }
+  RunOn(Lane::kSlots, SlotKey(action.slot), [this, place, action = std::move(action)]() -> Completion {
+    auto opened = std::make_shared<Opened>(OpenDescriptors(*store_, action));
+    return [this, place, action, opened] {
+      v1::DaemonFrame frame = action.frame;
+      if (!opened->status.ok()) {
+        opened->descriptors.clear();
+        frame.Clear();
+        frame.set_id(action.frame.id());
+        SetFailure(opened->status, frame);
+      }
+      clients_->Complete(action.connection, place, std::move(frame), std::move(opened->descriptors));
+      if (!opened->status.ok() && IsSlotsFault(opened->status)) {
+        Feed(CopyFoundBad{action.slot, action.generation, Message(opened->status)});
+      }
+    };
+  });
+}
+
+void Daemon::Perform(CloseConnection action) { clients_->Close(action.connection, action.why); }
+
+void Daemon::Perform(WatchProcess action) { watcher_->Watch(action.process); }
+
+void Daemon::Perform(UnwatchProcess action) { watcher_->Unwatch(action.process); }
+
+void Daemon::Perform(CreateSlot action) {
+  RunForEvent(Lane::kAllocate, SlotKey(action.slot), [this, action]() -> Event {
+    SlotCreated created{action.slot, store_->Create(action.slot, action.bytes)};
+    HF_SYNC_POINT("daemon.slot.created");
+    return created;
+  });
+}
+
+void Daemon::Perform(PopulateSlot action) {
+  RunOn(Lane::kPopulate, SlotKey(action.slot), [this, action]() -> Completion {
+    const absl::Status status = populator_->Populate(action.slot, action.bytes);
+    HF_SYNC_POINT("daemon.slot.populated");
+    return [this, slot = action.slot, status] {
+      if (!stopping_) {  // cut off by the stop: nobody is told that it failed
+        Feed(SlotPopulated{slot, status});
+      }
+    };
+  });
+}
+
+void Daemon::Perform(WriteNote action) {
+  RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
+    NoteWritten written{action.slot, action.note_version, store_->WriteNote(action.slot, FromMessage(action.note))};
+    if (action.note.has_writer()) {
+      HF_SYNC_POINT("daemon.begin.note_written");
+    }
+    return written;
+  });
+}
+
+void Daemon::Perform(PublishRecord action) {
+  RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
+    RecordPublished published;
+    published.slot = action.slot;
+    published.generation = action.generation;
+    const RecordExpectation expected{action.expected.id, action.expected.job_name, action.expected.world_size, action.generation,
+                                     action.expected.descent};
+    const absl::StatusOr<ShardRecord> record = store_->PublishRecord(action.slot, expected, action.record_offset, action.record_bytes);
+    published.status = record.status();
+    if (record.ok()) {
+      published.copy = ToSealedCopy(*record);
+    }
+    HF_SYNC_POINT("daemon.seal.record_written");
+    return published;
+  });
+}
+
+void Daemon::Perform(RemoveRecord action) {
+  RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
+    RecordRemoved removed{action.slot, action.generation, store_->RemoveRecord(action.slot)};
+    HF_SYNC_POINT("daemon.evict.record_removed");
+    return removed;
+  });
+}
+
+void Daemon::Perform(DeleteSlot action) {
+  populator_->Cancel(action.slot);
+  RunForEvent(Lane::kAllocate, SlotKey(action.slot), [this, action]() -> Event {
+    populator_->Forget(action.slot);
+    SlotDeleted deleted{action.slot, store_->Delete(action.slot)};
+    HF_SYNC_POINT("daemon.slot.deleted");
+    return deleted;
+  });
+}
+
+void Daemon::Perform(WriteJobState action) {
+  const absl::StatusOr<JobUuid> job = JobUuid::FromBytes(action.state.job_uuid());
+  if (!job.ok()) {
+    return Feed(JobStateWritten{{}, action.state.version(), job.status()});
+  }
+  RunForEvent(Lane::kState, JobKey(*job), [this, job = *job, state = std::move(action.state)]() -> Event {
+    // memory.dir first: it is quick and outlives the daemon; the catalog outlives the node.
+    absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
+    if (status.ok()) {
+      status = catalog_->WriteJobState(state);
+      NoteCatalogError(status);
+    }
+    const bool decided = !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
+    if (decided) {
+      HF_SYNC_POINT("daemon.session.decided");
+    } else {
+      HF_SYNC_POINT("daemon.join.state_written");
+    }
+    return JobStateWritten{job, state.version(), status};
+  });
+}
+
+void Daemon::Perform(RemoveJobState action) {
+  RunForEvent(Lane::kState, JobKey(action.job), [this, job = action.job]() -> Event {
+    // The catalog first: what is left after a crash in between is found in memory.dir and comes back whole.
+    absl::Status status = catalog_->RemoveJobState(job);
+    NoteCatalogError(status);
+    if (status.ok()) {
+      status = store_->RemoveJobState(job);
+    }
+    return JobStateRemoved{job, absl::IsNotFound(status) ? absl::OkStatus() : status};
+  });
+}
+
+void Daemon::Perform(IndexShard action) {
+  RunOn(Lane::kState, kIndexKey, [this, shard = ToCatalogShard(action.copy, action.slot)]() -> Completion {
+    NoteCatalogError(catalog_->IndexShard(shard));
+    return [] {};
+  });
+}
+
+void Daemon::Perform(UnindexShard action) {
+  RunOn(Lane::kState, kIndexKey, [this, id = action.id]() -> Completion {
+    NoteCatalogError(catalog_->UnindexShard(id, kMemoryTier));
+    return [] {};
+  });
+}
+
+void Daemon::NoteCatalogError(const absl::Status& status) {
+  if (!status.ok()) {
+    metrics_.CountCatalogError();
+    AddProblem(Message(status));
+  }
+}
+
+void Daemon::Perform(SetTimer action) { reactor_->Arm(core_timer_, action.at); }
+
+void Daemon::Perform(AdminReply action) {
+  if (action.token != 0) {
+    return gateway_->Deliver(std::move(action));
+  }
+  if (auto* status = std::get_if<v1::GetStatusReply>(&action.reply)) {
+    FillDaemonStatus(*status->mutable_daemon());
+    metrics_.Set(status->daemon());
+  }
+}
+
+void Daemon::Perform(Report action) {
+  metrics_.Count(action);
+  Log(LevelOf(action.kind), absl::StrCat(absl::Utf8SafeCEscape(action.text), action.job.empty() ? "" : " job=", action.job));
+}
+
+}  // namespace holdfast

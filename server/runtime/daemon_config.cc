@@ -1,0 +1,230 @@
+#include "server/runtime/daemon_config.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/config.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "server/runtime/unix_socket.h"
+#include "tiers/memory/slot_store.h"
+
+namespace holdfast {
+namespace {
+
+constexpr uint64_t kConfigFileBytesMax = kMiB;
+constexpr char kSystemConfig[] = "/etc/holdfast/ckptd.yaml";
+
+bool IsRoot() { return ::geteuid() == 0; }
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// $XDG_…_HOME, or its default under $HOME; empty when neither is known.
+std::string XdgDirectory(const char* variable, std::string_view under_home) {
+  std::string directory = Variable(variable);
+  if (directory.empty() && !Variable("HOME").empty()) {
+    directory = JoinPath(Variable("HOME"), under_home);
+  }
+  return directory.empty() ? "" : JoinPath(directory, "holdfast");
+}
+
+std::string HostName() {
+  std::array<char, 256> name = {};
+  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "localhost";
+}
+
+absl::Status Bad(std::string_view setting, const std::string& problem) {
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(setting), ": ", problem));
+}
+
+absl::Status CheckPath(std::string_view setting, const std::string& path) {
+  if (path.empty()) {
+    return Bad(setting, "there is no default here (neither HOME nor the XDG variables are set); give a path");
+  }
+  if (path[0] != '/') {
+    return Bad(setting, absl::StrCat("'", path, "' is not an absolute path"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSocketPath(std::string_view setting, const std::string& path) {
+  HF_RETURN_IF_ERROR(CheckPath(setting, path));
+  if (path.size() > kSocketPathBytesMax) {
+    return Bad(setting, absl::StrCat("'", path, "' has ", path.size(), " bytes; a unix socket's path has at most ", kSocketPathBytesMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRange(std::string_view setting, uint64_t value, uint64_t min, uint64_t max) {
+  if (value < min || value > max) {
+    return Bad(setting, absl::StrCat(value, " is not within ", min, " to ", max));
+  }
+  return absl::OkStatus();
+}
+
+// Of the directory, or of the nearest one above it that exists.
+absl::StatusOr<FilesystemInfo> FilesystemOf(std::string path) {
+  Env& env = *Env::System();
+  while (path != "/" && absl::IsNotFound(env.Info(path).status())) {
+    path = ParentDirectory(path);
+  }
+  return env.Filesystem(path);
+}
+
+absl::Status CheckMemory(const v1::MemoryConfig& memory) {
+  HF_RETURN_IF_ERROR(CheckPath("memory.dir", memory.dir()));
+  HF_RETURN_IF_ERROR(CheckRange("memory.slots_per_rank", memory.slots_per_rank(), 2, 1024));
+  HF_RETURN_IF_ERROR(CheckRange("memory.slots_max", memory.slots_max(), memory.slots_per_rank(), 1u << 24));
+  HF_RETURN_IF_ERROR(CheckRange("memory.populate_chunk_bytes", memory.populate_chunk_bytes(), kSlotBytesMultiple, kGiB));
+  HF_RETURN_IF_ERROR(CheckRange("memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100));
+  const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
+  if (!fs.ok()) {
+    return Bad("memory.dir", Message(fs.status()));
+  }
+  if (fs->type != "tmpfs") {
+    return Bad("memory.dir", absl::StrCat("'", memory.dir(), "' lies on ", fs->type,
+                                          ", not on tmpfs; slots are shared memory: choose a directory under /dev/shm, or mount a tmpfs there"));
+  }
+  if (memory.bytes_max() < kSlotBytesMultiple) {
+    return Bad("memory.bytes_max", absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
+                                                FormatBytes(kSlotBytesMultiple), " are needed"));
+  }
+  if (memory.bytes_max() > fs->bytes_total) {
+    return Bad("memory.bytes_max",
+               absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()), ") are more than the file system of '",
+                            memory.dir(), "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
+                            "); lower the budget, or enlarge it: mount -o remount,size=<bytes>"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Complete(v1::DaemonConfig* config) {
+  if (config->admin().path().empty() && !config->socket().path().empty()) {
+    config->mutable_admin()->set_path(JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
+  }
+  if (config->memory().bytes_max() == 0 && !config->memory().dir().empty()) {
+    const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
+    if (!fs.ok()) {
+      return Bad("memory.dir", Message(fs.status()));
+    }
+    config->mutable_memory()->set_bytes_max(fs->bytes_total / 2 / kSlotBytesMultiple * kSlotBytesMultiple);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::DaemonConfig DefaultConfig() {
+  v1::DaemonConfig config;
+  config.set_node_name(HostName());
+  config.set_state_dir(IsRoot() ? "/var/lib/holdfast" : XdgDirectory("XDG_STATE_HOME", ".local/state"));
+  v1::SocketConfig* socket = config.mutable_socket();
+  const std::string runtime = Variable("XDG_RUNTIME_DIR");
+  if (IsRoot()) {
+    socket->set_path("/run/holdfast/ckptd.sock");
+  } else if (!runtime.empty()) {
+    socket->set_path(JoinPath(runtime, "holdfast/ckptd.sock"));
+  }
+  socket->set_mode(0666);
+  socket->set_connections_max(4096);
+  socket->set_connections_per_uid_max(1024);
+  socket->set_requests_per_connection_max(64);
+  socket->set_reply_backlog_bytes_max(kMiB);
+  socket->set_hello_timeout_ms(10'000);
+  config.mutable_admin()->set_request_timeout_ms(30'000);
+  v1::MemoryConfig* memory = config.mutable_memory();
+  memory->set_dir(IsRoot() ? "/dev/shm/holdfast" : absl::StrCat("/dev/shm/holdfast-", ::geteuid()));
+  memory->set_slots_per_rank(3);
+  memory->set_slots_max(65'536);
+  memory->set_populate_chunk_bytes(64 * kMiB);
+  memory->set_populate_cpu_percent(100);
+  config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
+  config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
+  config.mutable_metrics()->set_address("127.0.0.1:9464");
+  config.mutable_log()->set_level("info");
+  return config;
+}
+
+absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config) {
+  *config = DefaultConfig();
+  Env& env = *Env::System();
+  std::string file = flags.file;
+  if (file.empty()) {
+    file = IsRoot() ? kSystemConfig : JoinPath(XdgDirectory("XDG_CONFIG_HOME", ".config"), "ckptd.yaml");
+    if (file[0] != '/' || absl::IsNotFound(env.Info(file).status())) {
+      file.clear();
+    }
+  } else if (file[0] != '/') {
+    std::array<char, 4096> directory = {};
+    if (::getcwd(directory.data(), directory.size()) != nullptr) {
+      file = JoinPath(directory.data(), file);
+    }
+  }
+  if (!file.empty()) {
+    HF_ASSIGN_OR_RETURN(const std::string text, ReadFile(env, file, kConfigFileBytesMax));
+    HF_RETURN_IF_ERROR(ParseConfig(text, file, *config));
+  }
+  if (flags.memory_dir) {
+    config->mutable_memory()->set_dir(*flags.memory_dir);
+  }
+  if (flags.state_dir) {
+    config->set_state_dir(*flags.state_dir);
+  }
+  if (flags.socket) {
+    config->mutable_socket()->set_path(*flags.socket);
+  }
+  if (flags.admin) {
+    config->mutable_admin()->set_path(*flags.admin);
+  }
+  if (flags.memory_bytes) {
+    const absl::StatusOr<uint64_t> bytes = ParseBytes(*flags.memory_bytes);
+    if (!bytes.ok()) {
+      return Bad("--memory-bytes", Message(bytes.status()));
+    }
+    config->mutable_memory()->set_bytes_max(*bytes);
+  }
+  HF_RETURN_IF_ERROR(Complete(config));
+  return CheckConfig(*config);
+}
+
+absl::Status CheckConfig(const v1::DaemonConfig& config) {
+  if (config.node_name().empty() || config.node_name().size() > 255) {
+    return Bad("node_name", "1 to 255 bytes are needed");
+  }
+  HF_RETURN_IF_ERROR(CheckPath("state_dir", config.state_dir()));
+  const v1::SocketConfig& socket = config.socket();
+  HF_RETURN_IF_ERROR(CheckSocketPath("socket.path", socket.path()));
+  HF_RETURN_IF_ERROR(CheckRange("socket.mode", socket.mode(), 1, 0777));
+  HF_RETURN_IF_ERROR(CheckRange("socket.connections_max", socket.connections_max(), 1, 1u << 20));
+  HF_RETURN_IF_ERROR(CheckRange("socket.connections_per_uid_max", socket.connections_per_uid_max(), 1, 1u << 20));
+  HF_RETURN_IF_ERROR(CheckRange("socket.requests_per_connection_max", socket.requests_per_connection_max(), 1, 1u << 16));
+  HF_RETURN_IF_ERROR(CheckRange("socket.reply_backlog_bytes_max", socket.reply_backlog_bytes_max(), 64 * kKiB, kGiB));
+  HF_RETURN_IF_ERROR(CheckRange("socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, 3'600'000));
+  HF_RETURN_IF_ERROR(CheckSocketPath("admin.path", config.admin().path()));
+  if (config.admin().path() == socket.path()) {
+    return Bad("admin.path", absl::StrCat("'", socket.path(), "' is the clients' socket (socket.path); choose another"));
+  }
+  HF_RETURN_IF_ERROR(CheckRange("admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, 3'600'000));
+  HF_RETURN_IF_ERROR(CheckRange("save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, 7ull * 24 * 3600 * 1000));
+  HF_RETURN_IF_ERROR(CheckRange("session.deadline_max_ms", config.session().deadline_max_ms(), 1, 7ull * 24 * 3600 * 1000));
+  const absl::StatusOr<LogLevel> level = ParseLogLevel(config.log().level());
+  if (!level.ok()) {
+    return Bad("log.level", Message(level.status()));
+  }
+  if (!config.log().file().empty()) {
+    HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
+  }
+  return CheckMemory(config.memory());
+}
+
+}  // namespace holdfast

@@ -1,0 +1,35 @@
+// ckptd's settings: defaults, then the file, then the command line; checked as a whole before anything is touched.
+//
+//   v1::DaemonConfig config;
+//   HF_RETURN_IF_ERROR(LoadConfig(flags, &config));   // complete and sound
+//
+// Plain functions, called once at start.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "holdfast/v1/config.pb.h"
+
+namespace holdfast {
+
+struct ConfigFlags {
+  std::string file;  // empty: the default path if there is one
+  std::optional<std::string> memory_dir;
+  std::optional<std::string> state_dir;
+  std::optional<std::string> socket;
+  std::optional<std::string> admin;
+  std::optional<std::string> memory_bytes;  // with a unit
+};
+
+// System paths for root, XDG paths for users. Fields that depend on others stay empty: CompleteConfig.
+v1::DaemonConfig DefaultConfig();
+
+// Reads and merges, fills in what depends on the rest, checks. Every error names the setting and the way out.
+absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config);
+
+// Limits and contradictions, and whether memory.dir is where it can be: on a tmpfs that holds the budget.
+absl::Status CheckConfig(const v1::DaemonConfig& config);
+
+}  // namespace holdfast

@@ -1,0 +1,92 @@
+#include "server/runtime/daemon_metrics.h"
+
+#include "client-lib/include/holdfast/version.h"
+
+namespace holdfast {
+namespace {
+
+constexpr char kSaves[] = "holdfast_saves_total";
+constexpr char kSavesHelp[] = "Saves of single ranks by outcome.";
+constexpr char kSteps[] = "holdfast_steps_total";
+constexpr char kStepsHelp[] = "Steps of jobs by outcome: committed by all ranks, shed to make room, abandoned.";
+constexpr char kSessions[] = "holdfast_sessions_total";
+constexpr char kSessionsHelp[] = "Restore sessions by outcome; fell_back counts the steps that a session had to pass over.";
+constexpr char kSlots[] = "holdfast_slots";
+constexpr char kSlotsHelp[] = "Slots by state.";
+
+}  // namespace
+
+DaemonMetrics::DaemonMetrics()
+    : saves_sealed_(registry_.AddCounter(kSaves, kSavesHelp, {{"outcome", "sealed"}})),
+      saves_refused_(registry_.AddCounter(kSaves, kSavesHelp, {{"outcome", "refused"}})),
+      sealed_bytes_(registry_.AddCounter("holdfast_sealed_bytes_total", "Bytes of sealed images.")),
+      steps_committed_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "committed"}})),
+      steps_shed_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "shed"}})),
+      steps_abandoned_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "abandoned"}})),
+      attempts_(registry_.AddCounter("holdfast_attempts_total", "Attempts opened.")),
+      sessions_done_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "done"}})),
+      sessions_failed_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "failed"}})),
+      sessions_fell_back_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "fell_back"}})),
+      bad_copies_(registry_.AddCounter("holdfast_bad_copies_total", "Copies whose bytes contradict their digests, or are gone.")),
+      lost_slots_(registry_.AddCounter("holdfast_lost_slots_total", "Slots whose file was cut short or taken away.")),
+      protocol_errors_(registry_.AddCounter("holdfast_protocol_errors_total", "Client connections turned away or closed for breaking the protocol.")),
+      catalog_errors_(registry_.AddCounter("holdfast_catalog_errors_total", "Failed writes to the catalog.")),
+      slots_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "used"}})),
+      slots_free_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "free"}})),
+      slots_quarantined_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "quarantined"}})),
+      memory_used_(registry_.AddGauge("holdfast_memory_used_bytes", "Size of all slots.")),
+      memory_max_(registry_.AddGauge("holdfast_memory_max_bytes", "Budget for all slots (memory.bytes_max).")),
+      memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes", "Free in the file system of memory.dir.")),
+      connections_(registry_.AddGauge("holdfast_connections", "Client connections.")),
+      handle_(registry_.AddHistogram("holdfast_core_handle_seconds", "Time that the control logic took for one event.",
+                                     {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0})) {
+  registry_.AddGauge("holdfast_build_info", "1, with the version as a label.", {{"version", HOLDFAST_VERSION_STRING}}).Set(1);
+}
+
+void DaemonMetrics::Count(const Report& report) {
+  switch (report.kind) {
+    case Report::Kind::kShardSealed:
+      saves_sealed_.Add(1);
+      sealed_bytes_.Add(static_cast<double>(report.bytes));
+      return;
+    case Report::Kind::kSaveRefused:
+      return saves_refused_.Add(1);
+    case Report::Kind::kStepCommitted:
+      return steps_committed_.Add(1);
+    case Report::Kind::kStepShed:
+      return steps_shed_.Add(1);
+    case Report::Kind::kStepAbandoned:
+      return steps_abandoned_.Add(1);
+    case Report::Kind::kAttemptOpened:
+      return attempts_.Add(1);
+    case Report::Kind::kSessionDone:
+      return sessions_done_.Add(1);
+    case Report::Kind::kSessionFailed:
+      return sessions_failed_.Add(1);
+    case Report::Kind::kSessionFellBack:
+      return sessions_fell_back_.Add(1);
+    case Report::Kind::kCopyBad:
+      return bad_copies_.Add(1);
+    case Report::Kind::kSlotLost:
+      return lost_slots_.Add(1);
+    case Report::Kind::kProtocolError:
+      return protocol_errors_.Add(1);
+    case Report::Kind::kSessionDecided:
+    case Report::Kind::kSlotQuarantined:
+    case Report::Kind::kSlotReleased:
+    case Report::Kind::kJobRemoved:
+      return;  // in the log only; the slots' gauges show the rest
+  }
+}
+
+void DaemonMetrics::Set(const v1::DaemonStatus& status) {
+  slots_.Set(status.slots() - status.slots_free() - status.slots_quarantined());
+  slots_free_.Set(status.slots_free());
+  slots_quarantined_.Set(status.slots_quarantined());
+  memory_used_.Set(static_cast<double>(status.memory_bytes_used()));
+  memory_max_.Set(static_cast<double>(status.memory_bytes_max()));
+  memory_free_in_tmpfs_.Set(static_cast<double>(status.memory_bytes_free_in_tmpfs()));
+  connections_.Set(status.connections());
+}
+
+}  // namespace holdfast

@@ -1,0 +1,51 @@
+// Reads sealed copies through the memory tier and compares every digest: what `ckptctl verify` asks for.
+//
+//   VerifyRun run(store, std::move(shards), [&](const ReadableShard& s, const std::string& what) { … });
+//   while (!run.WaitFor(200ms, &progress)) stream << progress;
+//
+// One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor and Cancel: the owner's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "holdfast/v1/admin.pb.h"
+#include "server/events.h"
+#include "tiers/memory/slot_store.h"
+
+namespace holdfast {
+
+class VerifyRun {
+ public:
+  using BadCopy = std::function<void(const ReadableShard&, const std::string& what)>;  // from the run's thread
+  VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, BadCopy bad);
+  ~VerifyRun();  // cancels and waits
+  VerifyRun(const VerifyRun&) = delete;
+  VerifyRun& operator=(const VerifyRun&) = delete;
+
+  // Waits until done or `at_most` has passed, and gives what is new. True when done.
+  bool WaitFor(Duration at_most, v1::VerifyProgress* progress) EXCLUDES(mutex_);
+  void Cancel() EXCLUDES(mutex_);
+
+ private:
+  void Run() EXCLUDES(mutex_);
+  // What is wrong with it; empty when nothing is.
+  std::string Check(const ReadableShard& shard, uint64_t bytes_before);
+  bool Advance(uint64_t bytes_done) EXCLUDES(mutex_);
+
+  SlotStore& store_;
+  const std::vector<ReadableShard> shards_;
+  const BadCopy bad_copy_;
+  Mutex mutex_;
+  CondVar changed_;
+  v1::VerifyProgress progress_ GUARDED_BY(mutex_);
+  bool cancelled_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace holdfast

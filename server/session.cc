@@ -1,0 +1,132 @@
+#include "server/session.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace holdfast {
+namespace {
+
+std::string WantedName(const std::optional<CheckpointId>& wanted) {
+  if (!wanted) {
+    return "the newest step";
+  }
+  return wanted->attempt == 0 ? absl::StrCat("step ", wanted->step)
+                              : absl::StrCat("step ", wanted->step, " of attempt ", wanted->attempt);
+}
+
+}  // namespace
+
+bool Session::Holds(CheckpointId checkpoint) const {
+  return std::find(candidates_.begin() + static_cast<ptrdiff_t>(current_), candidates_.end(), checkpoint) != candidates_.end();
+}
+
+std::optional<std::string> Session::Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const {
+  if (wanted == wanted_) {
+    return std::nullopt;
+  }
+  for (const auto& [other, entry] : entries_) {
+    if (other != rank) {
+      return absl::StrCat("rank ", other, " asks for ", WantedName(wanted_), " and rank ", rank, " for ", WantedName(wanted),
+                          "; all ranks must ask for the same");
+    }
+  }
+  return std::nullopt;
+}
+
+RequestToken Session::Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted, RequestToken token) {
+  wanted_ = wanted;
+  Entry& entry = entries_[rank];
+  const RequestToken before = entry.waiting;
+  entry = {process, token, false};
+  return before;
+}
+
+bool Session::Has(Rank rank, ProcessId process) const {
+  const auto it = entries_.find(rank);
+  return it != entries_.end() && it->second.process == process;
+}
+
+void Session::Drop(Rank rank, ProcessId process) {
+  if (Has(rank, process)) {
+    entries_.erase(rank);
+  }
+}
+
+void Session::BeginLoading(std::vector<CheckpointId> candidates) {
+  candidates_ = std::move(candidates);
+  current_ = 0;
+  round_ = 1;
+}
+
+RequestToken Session::Report(Rank rank, RequestToken token) {
+  Entry& entry = entries_[rank];
+  const RequestToken before = entry.waiting;
+  entry.loaded = true;
+  entry.waiting = token;
+  return before;
+}
+
+bool Session::AllLoaded() const {
+  return AllEntered() && std::all_of(entries_.begin(), entries_.end(), [](const auto& e) { return e.second.loaded; });
+}
+
+bool Session::NextRound(const std::vector<CheckpointId>& usable) {
+  while (++current_ < candidates_.size()) {
+    if (std::find(usable.begin(), usable.end(), candidates_[current_]) != usable.end()) {
+      ++round_;
+      for (auto& [rank, entry] : entries_) {
+        entry.loaded = false;
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+std::vector<std::pair<Rank, RequestToken>> Session::TakeWaiting() {
+  std::vector<std::pair<Rank, RequestToken>> waiting;
+  for (auto& [rank, entry] : entries_) {
+    if (entry.waiting != 0) {
+      waiting.emplace_back(rank, std::exchange(entry.waiting, 0));
+    }
+  }
+  return waiting;
+}
+
+bool Session::StopWaiting(RequestToken token) {
+  for (auto& [rank, entry] : entries_) {
+    if (entry.waiting == token) {
+      entry.waiting = 0;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Session::IsWaiting(RequestToken token) const {
+  return std::any_of(entries_.begin(), entries_.end(), [token](const auto& e) { return e.second.waiting == token; });
+}
+
+std::string Session::MissingRanks() const {
+  constexpr size_t kNamed = 8;
+  std::string text;
+  size_t missing = 0;
+  for (Rank rank = 0; rank < world_size_; ++rank) {
+    const auto it = entries_.find(rank);
+    if (it != entries_.end() && (!loading() || it->second.loaded)) {
+      continue;
+    }
+    if (++missing <= kNamed) {
+      absl::StrAppend(&text, text.empty() ? "" : ", ", rank);
+    }
+  }
+  if (missing > kNamed) {
+    absl::StrAppend(&text, " and ", missing - kNamed, " more");
+  }
+  return absl::StrCat(missing == 1 ? "rank " : "ranks ", text.empty() ? "(none)" : text);
+}
+
+std::string Session::WantedText() const { return WantedName(wanted_); }
+
+}  // namespace holdfast

@@ -1,0 +1,79 @@
+// One restore of one attempt (docs/protocol.md §6): which ranks have entered, what they ask for, which step they are
+// loading now, who has it. It decides nothing about slots, and tells nobody anything: its coordinator asks it what
+// comes next and sends the messages.
+//
+//   session.Enter(rank, process, wanted, token);
+//   if (session.AllEntered()) session.BeginLoading(candidates);
+//   … session.Report(rank, true, token); if (session.AllLoaded()) → decide on session.checkpoint()
+//
+// Owned by a Coordinator; not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/messages.h"
+
+namespace holdfast {
+
+class Session {
+ public:
+  Session(uint64_t id, Attempt attempt, uint32_t world_size) : id_(id), attempt_(attempt), world_size_(world_size) {}
+
+  uint64_t id() const { return id_; }
+  Attempt attempt() const { return attempt_; }
+  uint32_t round() const { return round_; }
+  bool loading() const { return round_ > 0; }
+  bool empty() const { return entries_.empty(); }
+  const std::optional<CheckpointId>& wanted() const { return wanted_; }
+  // The step of this round. Only while loading.
+  CheckpointId checkpoint() const { return candidates_[current_]; }
+  // What must not be given up while the session lasts: this round's step and what it may fall back to.
+  bool Holds(CheckpointId checkpoint) const;
+
+  // Why this rank cannot take part, if another one asked for something else; names both.
+  std::optional<std::string> Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const;
+  // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is answered.
+  RequestToken Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted, RequestToken token);
+  bool Has(Rank rank, ProcessId process) const;
+  bool AllEntered() const { return entries_.size() == world_size_; }
+  // Removes the rank's entry (its process or connection ended), if that process holds it.
+  void Drop(Rank rank, ProcessId process);
+
+  // `candidates` newest first, not empty.
+  void BeginLoading(std::vector<CheckpointId> candidates);
+  // The rank has the round's step and waits; whoever waited for it before is returned.
+  RequestToken Report(Rank rank, RequestToken token);
+  bool AllLoaded() const;
+  // Moves on to the first further candidate that `usable` accepts; false if there is none.
+  bool NextRound(const std::vector<CheckpointId>& usable);
+
+  // Every rank that waits for an answer; they wait no more.
+  std::vector<std::pair<Rank, RequestToken>> TakeWaiting();
+  // The rank that waits by this token stops waiting; false if none does.
+  bool StopWaiting(RequestToken token);
+  bool IsWaiting(RequestToken token) const;
+  // "ranks 3, 7 and 12 more", of those that have not done what the session waits for.
+  std::string MissingRanks() const;
+  std::string WantedText() const;
+
+ private:
+  struct Entry {
+    ProcessId process;
+    RequestToken waiting = 0;
+    bool loaded = false;
+  };
+  uint64_t id_;
+  Attempt attempt_;
+  uint32_t world_size_;
+  uint32_t round_ = 0;
+  std::optional<CheckpointId> wanted_;
+  std::map<Rank, Entry> entries_;
+  std::vector<CheckpointId> candidates_;
+  size_t current_ = 0;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,95 @@
+#include "base/status.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+namespace holdfast {
+namespace {
+
+struct ErrnoCase {
+  int error;
+  absl::StatusCode code;
+};
+
+class ErrnoStatusTest : public ::testing::TestWithParam<ErrnoCase> {};
+
+TEST_P(ErrnoStatusTest, CodeFollowsErrno) {
+  const absl::Status status = ErrnoStatus(GetParam().error, "open", "/x");
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ErrnoStatusTest,
+                         ::testing::Values(ErrnoCase{ENOENT, absl::StatusCode::kNotFound},
+                                           ErrnoCase{EEXIST, absl::StatusCode::kAlreadyExists},
+                                           ErrnoCase{ENOSPC, absl::StatusCode::kResourceExhausted},
+                                           ErrnoCase{EDQUOT, absl::StatusCode::kResourceExhausted},
+                                           ErrnoCase{ENOMEM, absl::StatusCode::kResourceExhausted},
+                                           ErrnoCase{EMFILE, absl::StatusCode::kResourceExhausted},
+                                           ErrnoCase{ENFILE, absl::StatusCode::kResourceExhausted},
+                                           ErrnoCase{EACCES, absl::StatusCode::kPermissionDenied},
+                                           ErrnoCase{EPERM, absl::StatusCode::kPermissionDenied},
+                                           ErrnoCase{EINVAL, absl::StatusCode::kInvalidArgument},
+                                           ErrnoCase{EAGAIN, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{EINTR, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{ECONNREFUSED, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{ECONNRESET, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{ECONNABORTED, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{EPIPE, absl::StatusCode::kUnavailable},
+                                           ErrnoCase{ETIMEDOUT,
+                                                     absl::StatusCode::kDeadlineExceeded},
+                                           ErrnoCase{EIO, absl::StatusCode::kDataLoss},
+                                           ErrnoCase{ENOTDIR, absl::StatusCode::kInternal},
+                                           ErrnoCase{123456, absl::StatusCode::kInternal}));
+
+TEST(StatusTest, MessageNamesOperationThingAndCause) {
+  EXPECT_EQ(Message(ErrnoStatus(ENOSPC, "open", "/dev/shm/holdfast/slot-000003")),
+            "open '/dev/shm/holdfast/slot-000003': No space left on device (ENOSPC)");
+  EXPECT_EQ(Message(ErrnoStatus(123456, "open", "/x")), "open '/x': error 123456");
+}
+
+TEST(StatusTest, ToStringStartsWithTheCode) {
+  EXPECT_EQ(ToString(ErrnoStatus(ENOENT, "open", "/x")),
+            "NOT_FOUND: open '/x': No such file or directory (ENOENT)");
+  EXPECT_EQ(ToString(absl::OkStatus()), "OK");
+}
+
+TEST(StatusTest, AnnotateKeepsCodeAndLeavesOkAlone) {
+  const absl::Status status = Annotate(absl::NotFoundError("gone"), "slot 3");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Message(status), "slot 3: gone");
+  EXPECT_TRUE(Annotate(absl::OkStatus(), "slot 3").ok());
+}
+
+TEST(StatusTest, ViewsCrossTheBorderWithTheirZeroBytes) {
+  const std::string_view text("a\0b", 3);
+  EXPECT_EQ(FromAbsl(ToAbsl(text)), text);
+}
+
+absl::StatusOr<int> Half(int n) {
+  if (n % 2 != 0) {
+    return absl::InvalidArgumentError("odd");
+  }
+  return n / 2;
+}
+
+absl::StatusOr<int> Quarter(int n) {
+  HF_ASSIGN_OR_RETURN(const int half, Half(n));
+  HF_ASSIGN_OR_RETURN(const int quarter, Half(half));
+  return quarter;
+}
+
+absl::Status CheckQuarter(int n) {
+  HF_RETURN_IF_ERROR(Quarter(n).status());
+  return absl::OkStatus();
+}
+
+TEST(StatusTest, MacrosReturnTheFirstError) {
+  EXPECT_EQ(*Quarter(8), 2);
+  EXPECT_EQ(Message(Quarter(6).status()), "odd");
+  EXPECT_TRUE(CheckQuarter(8).ok());
+  EXPECT_EQ(CheckQuarter(7).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace holdfast

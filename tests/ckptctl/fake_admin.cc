@@ -1,0 +1,98 @@
+#include "tests/ckptctl/fake_admin.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "base/status.h"
+#include "holdfast/v1/admin.grpc.pb.h"
+
+namespace holdfast {
+namespace {
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return {static_cast<grpc::StatusCode>(status.code()), Message(status)};
+}
+
+template <typename Function, typename Request, typename Reply>
+grpc::Status Answer(const Function& function, const Request* request, Reply* reply) {
+  return function ? ToGrpc(function(*request, *reply)) : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
+}
+
+class Service final : public v1::Admin::Service {
+ public:
+  explicit Service(FakeAdmin::Answers answers) : answers_(std::move(answers)) {}
+
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest* request, v1::GetStatusReply* reply) override {
+    return Answer(answers_.get_status, request, reply);
+  }
+  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
+                               v1::ListCheckpointsReply* reply) override {
+    return Answer(answers_.list, request, reply);
+  }
+  grpc::Status InspectShard(grpc::ServerContext*, const v1::InspectShardRequest* request,
+                            v1::InspectShardReply* reply) override {
+    return Answer(answers_.inspect, request, reply);
+  }
+  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest* request,
+                      grpc::ServerWriter<v1::VerifyProgress>* writer) override {
+    if (!answers_.verify) {
+      return {grpc::StatusCode::UNIMPLEMENTED, "not set"};
+    }
+    return ToGrpc(answers_.verify(*request, [&](const v1::VerifyProgress& p) { return writer->Write(p); }));
+  }
+  grpc::Status SetRestorePoint(grpc::ServerContext*, const v1::SetRestorePointRequest* request,
+                               v1::SetRestorePointReply* reply) override {
+    return Answer(answers_.restore, request, reply);
+  }
+  grpc::Status RemoveJob(grpc::ServerContext*, const v1::RemoveJobRequest* request, v1::RemoveJobReply* reply) override {
+    return Answer(answers_.remove, request, reply);
+  }
+
+ private:
+  const FakeAdmin::Answers answers_;
+};
+
+std::string MakeDirectory() {
+  char path[] = "/tmp/holdfast-fake-admin-XXXXXX";
+  if (::mkdtemp(path) == nullptr) {
+    std::perror("mkdtemp");
+    std::abort();
+  }
+  return path;
+}
+
+}  // namespace
+
+struct FakeAdmin::Impl {
+  explicit Impl(Answers answers) : service(std::move(answers)) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
+    builder.RegisterService(&service);
+    server = builder.BuildAndStart();
+  }
+
+  std::string directory = MakeDirectory();
+  std::string socket = directory + "/admin.sock";
+  Service service;
+  std::unique_ptr<grpc::Server> server;
+};
+
+FakeAdmin::FakeAdmin(Answers answers) : impl_(std::make_unique<Impl>(std::move(answers))) {}
+
+FakeAdmin::~FakeAdmin() {
+  impl_->server->Shutdown();
+  impl_->server->Wait();
+  ::unlink(impl_->socket.c_str());
+  ::rmdir(impl_->directory.c_str());
+}
+
+const std::string& FakeAdmin::socket() const { return impl_->socket; }
+const std::string& FakeAdmin::directory() const { return impl_->directory; }
+void FakeAdmin::SetServing(bool serving) { impl_->server->GetHealthCheckService()->SetServingStatus(serving); }
+
+}  // namespace holdfast

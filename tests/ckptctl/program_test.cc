@@ -1,0 +1,272 @@
+// The program itself: its help, its arguments, its exit codes, and Ctrl-C.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "holdfast/v1/admin.pb.h"
+#include "tests/ckptctl/fake_admin.h"
+
+extern char** environ;
+
+namespace holdfast {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<std::string> kCommands = {"status", "list", "inspect", "verify", "restore", "rm", "doctor"};
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class Program {
+ public:
+  explicit Program(std::vector<std::string> arguments) : arguments_(std::move(arguments)) {
+    EXPECT_NE(::mkdtemp(directory_), nullptr);
+    arguments_.insert(arguments_.begin(), HOLDFAST_BIN_DIR "/ckptctl");
+    std::vector<char*> argv;
+    for (std::string& argument : arguments_) {
+      argv.push_back(argument.data());
+    }
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, Path("out").c_str(), O_CREAT | O_WRONLY, 0600);
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, Path("err").c_str(), O_CREAT | O_WRONLY, 0600);
+    EXPECT_EQ(::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0) << argv[0];
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Program() {
+    ::unlink(Path("out").c_str());
+    ::unlink(Path("err").c_str());
+    ::rmdir(directory_);
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  pid_t pid() const { return pid_; }
+  // Its exit code; 1000 and more when a signal ended it.
+  int Wait() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    out_ = Contents(Path("out"));
+    err_ = Contents(Path("err"));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+  const std::string& out() const { return out_; }
+  const std::string& err() const { return err_; }
+
+ private:
+  std::string Path(const std::string& name) const { return std::string(directory_) + "/" + name; }
+
+  std::vector<std::string> arguments_;
+  char directory_[32] = "/tmp/holdfast-program-XXXXXX";
+  pid_t pid_ = -1;
+  std::string out_;
+  std::string err_;
+};
+
+std::string HelpOf(const std::string& command) {
+  Program program(command.empty() ? std::vector<std::string>{"--help"} : std::vector<std::string>{command, "--help"});
+  EXPECT_EQ(program.Wait(), 0) << program.err();
+  EXPECT_EQ(program.err(), "");
+  return program.out();
+}
+
+// The line after "Example:", without "ckptctl".
+std::vector<std::string> ExampleOf(const std::string& command) {
+  const std::vector<std::string> lines = absl::StrSplit(HelpOf(command), '\n');
+  for (size_t i = 0; i + 1 < lines.size(); ++i) {
+    if (lines[i] == "Example:") {
+      std::vector<std::string> words = absl::StrSplit(lines[i + 1], ' ', absl::SkipEmpty());
+      EXPECT_EQ(words[0], "ckptctl");
+      words.erase(words.begin());
+      return words;
+    }
+  }
+  ADD_FAILURE() << command << " has no example";
+  return {};
+}
+
+// A daemon that says yes to everything.
+FakeAdmin::Answers Agreeable() {
+  return {
+      .get_status = [](const auto&, v1::GetStatusReply&) { return absl::OkStatus(); },
+      .list = [](const auto&, v1::ListCheckpointsReply&) { return absl::OkStatus(); },
+      .inspect = [](const auto&, v1::InspectShardReply&) { return absl::NotFoundError("no such shard"); },
+      .verify =
+          [](const auto&, const FakeAdmin::SendProgress& send) {
+            v1::VerifyProgress done;
+            done.set_done(true);
+            send(done);
+            return absl::OkStatus();
+          },
+      .restore = [](const auto&, v1::SetRestorePointReply&) { return absl::OkStatus(); },
+      .remove = [](const auto&, v1::RemoveJobReply&) { return absl::OkStatus(); },
+  };
+}
+
+TEST(Help, EveryExampleWorks) {
+  FakeAdmin admin(Agreeable());
+  for (const std::string& command : kCommands) {
+    std::vector<std::string> example = ExampleOf(command);
+    ASSERT_FALSE(example.empty());
+    EXPECT_EQ(example[0], command);
+    example.insert(example.end(), {"--socket", admin.socket()});
+    Program program(example);
+    const int exit_code = program.Wait();
+    // The fake has no record to inspect, and doctor judges this machine.
+    EXPECT_EQ(exit_code, command == "inspect" ? 4 : command == "doctor" ? exit_code : 0) << program.err();
+    EXPECT_NE(exit_code, 2) << program.err();
+  }
+}
+
+TEST(Help, NamesEveryCommandAndExitCode) {
+  const std::string help = HelpOf("");
+  for (const std::string& command : kCommands) {
+    EXPECT_THAT(help, HasSubstr("\n  " + command + " "));
+  }
+  for (const char* code : {"0", "1", "2", "3", "4", "130"}) {
+    EXPECT_THAT(help, testing::ContainsRegex(std::string("\n  ") + code + " +[a-z]"));
+  }
+}
+
+TEST(Help, TheManualNamesEveryCommandAndOption) {
+  const std::string manual = Contents(HOLDFAST_SOURCE_DIR "/docs/ckptctl.md");
+  for (const std::string& command : kCommands) {
+    EXPECT_THAT(manual, HasSubstr("## " + command)) << command;
+    EXPECT_THAT(manual, HasSubstr("ckptctl " + absl::StrJoin(ExampleOf(command), " ")));
+    for (const std::string& word : std::vector<std::string>(absl::StrSplit(HelpOf(command), absl::ByAnyChar(" ,\n")))) {
+      if (absl::StartsWith(word, "--") && word != "--help") {
+        EXPECT_THAT(manual, HasSubstr(word)) << command;
+      }
+    }
+  }
+}
+
+TEST(Arguments, WrongOnesAreUsageErrors) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {},
+      {"nonsense"},
+      {"status", "--step", "5"},
+      {"list"},
+      {"list", "a/b"},
+      {"list", ".."},
+      {"list", "a", "b"},
+      {"inspect", "j", "--step", "-3"},
+      {"inspect", "j", "--step", "0x10"},
+      {"inspect", "j", "--step", " 1"},
+      {"inspect", "j", "--step", "18446744073709551616"},
+      {"inspect", "j", "--step", "1", "--step", "2"},
+      {"inspect", "j", "--attempt", "2"},
+      {"inspect", "j", "--rank", "4294967296"},
+      {"verify", "--step", "3"},
+      {"verify", "j", "--step", "3", "--all"},
+      {"restore", "j"},
+      {"restore", "j", "--step", "1", "--clear"},
+      {"restore", "j", "--from-scratch", "--clear"},
+      {"restore", "j", "--from-scratch", "--attempt", "3"},
+      {"rm"},
+      {"status", "--timeout", "0s"},
+      {"status", "--timeout", "soon"},
+      {"status", "--timeout", "1000h"},
+      {"status", "list"},
+  };
+  for (const auto& arguments : wrong) {
+    Program program(arguments);
+    EXPECT_EQ(program.Wait(), 2) << absl::StrJoin(arguments, " ");
+    EXPECT_EQ(program.out(), "") << absl::StrJoin(arguments, " ");
+    EXPECT_THAT(program.err(), HasSubstr("--help")) << absl::StrJoin(arguments, " ");
+  }
+}
+
+TEST(Arguments, ReachTheDaemonAsMeant) {
+  v1::VerifyRequest verify;
+  v1::SetRestorePointRequest restore;
+  FakeAdmin::Answers answers = Agreeable();
+  answers.verify = [&](const v1::VerifyRequest& request, const auto&) {
+    verify = request;
+    return absl::NotFoundError("nothing");
+  };
+  answers.restore = [&](const v1::SetRestorePointRequest& request, auto&) {
+    restore = request;
+    return absl::OkStatus();
+  };
+  FakeAdmin admin(std::move(answers));
+  // Decimal also with a leading zero; the socket before or after the command.
+  EXPECT_EQ(Program({"--socket", admin.socket(), "verify", "j", "--step", "0010", "--attempt", "2"}).Wait(), 4);
+  EXPECT_EQ(verify.step(), 10u);
+  EXPECT_EQ(verify.attempt(), 2u);
+  EXPECT_EQ(Program({"restore", "j", "--step", "0", "--socket", admin.socket()}).Wait(), 0);
+  EXPECT_EQ(restore.step(), 0u);
+  EXPECT_FALSE(restore.from_scratch());
+  EXPECT_EQ(Program({"restore", "--from-scratch", "j", "--socket", admin.socket()}).Wait(), 0);
+  EXPECT_TRUE(restore.from_scratch());
+}
+
+TEST(Program, Version) {
+  Program program({"--version"});
+  EXPECT_EQ(program.Wait(), 0);
+  EXPECT_THAT(program.out(), testing::MatchesRegex("ckptctl [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(Program, UnreachableDaemonGivesThreeAndPureJson) {
+  Program program({"status", "--json", "--socket", "/nonexistent/admin.sock"});
+  EXPECT_EQ(program.Wait(), 3);
+  const auto json = nlohmann::json::parse(program.out(), nullptr, false);
+  EXPECT_EQ(json["error"]["exit_code"], 3);
+  // One line: gRPC's own log lines stay out of it.
+  EXPECT_EQ(std::count(program.err().begin(), program.err().end(), '\n'), 1) << program.err();
+}
+
+TEST(Program, FullDiskIsNoSuccess) {
+  FakeAdmin admin(Agreeable());
+  const std::string command = std::string(HOLDFAST_BIN_DIR "/ckptctl status --json --socket ") + admin.socket() +
+                              " >/dev/full 2>/dev/null";
+  const int status = std::system(command.c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 4);
+}
+
+TEST(Program, CtrlCStopsVerifyCleanly) {
+  std::atomic<pid_t> pid{0};
+  std::atomic<bool> told{false};
+  FakeAdmin::Answers answers = Agreeable();
+  answers.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
+    pid.wait(0);
+    ::kill(pid, SIGINT);
+    while (send(v1::VerifyProgress())) {
+    }
+    told = true;
+    return absl::OkStatus();
+  };
+  {
+    FakeAdmin admin(std::move(answers));
+    Program program({"verify", "j", "--socket", admin.socket()});
+    pid = program.pid();
+    pid.notify_all();
+    EXPECT_EQ(program.Wait(), 130);
+    EXPECT_EQ(program.err(), "ckptctl: verify j: stopped\n");
+  }
+  EXPECT_TRUE(told);
+}
+
+}  // namespace
+}  // namespace holdfast

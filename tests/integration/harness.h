@@ -1,0 +1,150 @@
+// Real processes for the integration tests: ckptd with directories and sockets of its own, and training ranks that do what
+// the test tells them, line by line (rank_program.cc).
+//
+//   Node node;
+//   ASSERT_TRUE(node.Start());
+//   Rank rank(node, {.job = "a"});
+//   EXPECT_EQ(rank.Do("open"), "ok attempt=1");
+//
+// Everything waits for events with a deadline (kPatience), nothing sleeps; every process is killed and every directory removed at
+// the end. One thread per object.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "holdfast/v1/admin.pb.h"
+#include "tests/base/temporary_directory.h"
+#include "tests/integration/raw_client.h"
+
+namespace holdfast {
+
+// A child process; killed and reaped at the end.
+class Child {
+ public:
+  struct Options {
+    std::vector<std::string> arguments;               // the first is the program
+    std::vector<std::string> environment;             // "NAME=value", added to the test's own
+    std::string error_file;                           // stderr; empty: the test's
+    bool pipes = false;                               // stdin and stdout
+    uid_t uid = 0;                                    // not 0: becomes this user (root only)
+  };
+  explicit Child(const Options& options);
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void Signal(int signal_number);
+  // How it ended: exit code, or -signal; nothing when it still runs at the deadline.
+  std::optional<int> Wait(std::chrono::milliseconds at_most = kPatience);
+  bool running() { return !Wait(std::chrono::milliseconds(0)).has_value(); }
+  void WriteLine(const std::string& line);
+  std::optional<std::string> ReadLine(std::chrono::milliseconds at_most = kPatience);
+
+ private:
+  pid_t pid_ = -1;
+  UniqueFd pidfd_;
+  UniqueFd in_;
+  UniqueFd out_;
+  std::string buffer_;
+  std::optional<int> ended_;
+};
+
+struct NodeOptions {
+  std::string memory_bytes = "256MiB";
+  std::string config;  // YAML beside what the harness sets (metrics off, directories)
+};
+
+// One ckptd, to be started, killed and started again over the same directories.
+class Node {
+ public:
+  explicit Node(const NodeOptions& options = {});
+  ~Node();
+
+  // Waits for "ready". `sync_point` as in base/sync_point.h.
+  bool Start(const std::string& sync_point = "");
+  void Kill();  // SIGKILL
+  // SIGTERM; the exit code, or nothing at the deadline.
+  std::optional<int> Stop();
+  std::optional<int> WaitExit(std::chrono::milliseconds at_most = kPatience) { return child_->Wait(at_most); }
+  bool running() { return child_ != nullptr && child_->running(); }
+  pid_t pid() const { return child_->pid(); }
+
+  std::string socket() const { return state_.Path("ckptd.sock"); }
+  std::string admin_socket() const { return state_.Path("admin.sock"); }
+  std::string memory_dir() const { return memory_.Path("m"); }
+  std::string state_dir() const { return state_.Path("state"); }
+  std::string log_file() const { return state_.Path("log"); }
+  std::string Log() const;
+  std::vector<std::string> Arguments() const;  // of ckptd, program included
+
+  // Asks the daemon; nothing when it does not answer OK (the reason is in `error`).
+  std::optional<v1::GetStatusReply> Status(std::string* error = nullptr);
+  std::optional<v1::JobStatus> Job(const std::string& name);
+  std::vector<v1::Checkpoint> List(const std::string& job);
+  struct Verified {
+    bool ok = false;
+    std::string error;
+    uint32_t shards = 0;
+    uint64_t bytes = 0;
+    std::vector<v1::BadShard> bad;
+  };
+  Verified Verify(const std::string& job);
+  std::string Remove(const std::string& job);  // "" or what went wrong
+  std::string SetRestorePoint(const v1::SetRestorePointRequest& request);
+  // Asks again, as often as the daemon can answer, until it is so.
+  bool Until(const std::function<bool(const v1::GetStatusReply&)>& so, std::chrono::milliseconds at_most = kPatience);
+
+ private:
+  const NodeOptions options_;
+  TemporaryDirectory memory_{"/dev/shm"};
+  TemporaryDirectory state_;
+  std::unique_ptr<Child> child_;
+};
+
+struct RankOptions {
+  std::string job = "job";
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  std::string launch;
+  uint64_t bytes = 1 << 20;  // of its state
+  std::string sync_point;
+  uid_t uid = 0;
+};
+
+class Rank {
+ public:
+  Rank(const Node& node, const RankOptions& options);
+  // Sends a command, and its answer: "ok …", "error CODE …"; "gone" when the process ended, "timeout".
+  std::string Do(const std::string& command);
+  void Send(const std::string& command) { child_.WriteLine(command); }
+  std::string Answer();
+  void Kill();
+  Child& child() { return child_; }
+
+ private:
+  Child child_;
+};
+
+// The same command to all, then all answers: for what ranks do together.
+std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks, const std::string& command);
+std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options, uint32_t world_size);
+
+// Files of memory.dir by their beginning ("slot-").
+std::vector<std::string> FilesIn(const std::string& directory, const std::string& prefix);
+std::string ReadText(const std::string& path);
+void WriteText(const std::string& path, const std::string& text);
+bool StartsWith(const std::string& text, const std::string& prefix);
+// The number after `key` ("step=") in an answer.
+std::optional<uint64_t> NumberAfter(const std::string& text, const std::string& key);
+
+}  // namespace holdfast

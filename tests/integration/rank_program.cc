@@ -1,0 +1,261 @@
+// A training rank that does what it is told: one command a line on stdin, one answer a line on stdout ("ok …" or "error CODE …").
+//
+//   holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]
+//
+// Its state is a function of (rank, step), so that whatever a restore brings back can be checked bit for bit.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "holdfast/holdfast.h"
+#include "tests/integration/raw_client.h"
+
+namespace {
+
+using holdfast::Milliseconds;
+using holdfast::Stage;
+
+constexpr Milliseconds kDeadline{25'000};
+
+struct Settings {
+  std::string socket;
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint64_t bytes = 0;
+  std::string launch;
+};
+
+// SplitMix64: every (rank, step, index) has a value of its own.
+uint64_t Value(uint32_t rank, uint64_t step, uint64_t index) {
+  uint64_t z = (static_cast<uint64_t>(rank) << 48) + (step << 32) + index + 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+class Trainer {
+ public:
+  explicit Trainer(Settings settings)
+      : settings_(std::move(settings)), weights_(settings_.bytes / 16 + 1), moments_(settings_.bytes / 16 + 1) {}
+
+  std::string Do(const std::string& line) {
+    std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    if (verb == "open") return Open();
+    if (verb == "reserve") return Reserve();
+    if (verb == "save") return Save(words);
+    if (verb == "begin") return Begin(words);
+    if (verb == "committed") return Committed(words);
+    if (verb == "restore") return Restore(words);
+    if (verb == "attach") return Attach();
+    if (verb == "detach") return Detach();
+    if (verb == "close") return Close();
+    if (verb == "grab") return Grab(words);
+    if (verb == "hangup") return HangUp();
+    if (verb == "scribble") return Scribble();
+    if (verb == "size") return Size(words);
+    return "error WHAT " + line;
+  }
+
+ private:
+  static std::string Failed(const holdfast::Status& status) {
+    std::string text = std::string("error ") + holdfast::CodeName(status.code()) + " " + status.message();
+    for (char& c : text) {
+      c = c == '\n' ? ' ' : c;
+    }
+    return text;
+  }
+
+  void Fill(uint64_t step) {
+    for (uint64_t i = 0; i < weights_.size(); ++i) {
+      weights_[i] = Value(settings_.rank, step, i);
+      moments_[i] = Value(settings_.rank, step, i) ^ 0x5555555555555555ull;
+    }
+  }
+  bool Matches(uint64_t step) const {
+    for (uint64_t i = 0; i < weights_.size(); ++i) {
+      if (weights_[i] != Value(settings_.rank, step, i) || moments_[i] != (Value(settings_.rank, step, i) ^ 0x5555555555555555ull)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  holdfast::State MakeState(uint64_t step) {
+    holdfast::State state;
+    state.tensors.emplace_back("layers.0.weight", holdfast::Type::kU64, std::vector<uint64_t>{weights_.size()}, weights_.data());
+    state.tensors.emplace_back("optimizer.0.moment", holdfast::Type::kI64, std::vector<uint64_t>{moments_.size()}, moments_.data());
+    state.objects.push_back({.name = "progress", .bytes = "{\"step\": " + std::to_string(step) + "}"});
+    return state;
+  }
+
+  std::string Open() {
+    job_.reset();
+    auto opened = holdfast::Job::Open({.job = settings_.job,
+                                       .rank = settings_.rank,
+                                       .world_size = settings_.world_size,
+                                       .launch = settings_.launch,
+                                       .socket = settings_.socket,
+                                       .copy_threads = 1,
+                                       .open_deadline = kDeadline,
+                                       .call_deadline = kDeadline});
+    if (!opened.ok()) {
+      return Failed(opened.status());
+    }
+    job_ = std::move(*opened);
+    return "ok attempt=" + std::to_string(job_->attempt());
+  }
+
+  std::string Reserve() {
+    const auto report = job_->Reserve(MakeState(0), kDeadline);
+    return report.ok() ? "ok ready=" + std::to_string(report->slots_ready) + " wanted=" + std::to_string(report->slots_wanted)
+                       : Failed(report.status());
+  }
+
+  std::string Save(std::istringstream& words) {
+    uint64_t step = 0;
+    words >> step;
+    Fill(step);
+    handle_ = job_->SaveAsync(step, MakeState(step));
+    const holdfast::Status sealed = handle_->Wait(Stage::kSealed, kDeadline);
+    return sealed.ok() ? "ok sealed" : Failed(sealed);
+  }
+
+  // Like save, but waits for room if there is none.
+  std::string Begin(std::istringstream& words) {
+    uint64_t step = 0;
+    words >> step;
+    Fill(step);
+    handle_ = job_->SaveAsync(step, MakeState(step), {.wait_for_room = kDeadline});
+    const holdfast::Status sealed = handle_->Wait(Stage::kSealed, kDeadline);
+    return sealed.ok() ? "ok sealed" : Failed(sealed);
+  }
+
+  std::string Committed(std::istringstream& words) {
+    uint64_t deadline_ms = static_cast<uint64_t>(kDeadline.count());
+    words >> deadline_ms;
+    const holdfast::Status committed = handle_->Wait(Stage::kCommitted, Milliseconds(deadline_ms));
+    return committed.ok() ? "ok committed" : Failed(committed);
+  }
+
+  std::string Restore(std::istringstream& words) {
+    holdfast::RestoreOptions options{.deadline = kDeadline};
+    if (uint64_t step = 0; words >> step) {
+      options.newest = false;
+      options.step = step;
+      words >> options.attempt;
+    }
+    holdfast::State state = MakeState(0);
+    state.objects[0].bytes.clear();
+    const auto restored = job_->Restore(state, options);
+    if (!restored.ok()) {
+      return Failed(restored.status());
+    }
+    if (!Matches(restored->step) || state.objects[0].bytes != "{\"step\": " + std::to_string(restored->step) + "}") {
+      return "error CONTENT step " + std::to_string(restored->step) + " came back with other bytes";
+    }
+    return "ok attempt=" + std::to_string(restored->attempt) + " step=" + std::to_string(restored->step);
+  }
+
+  std::string Attach() {
+    auto view = holdfast::Attach({.job = settings_.job, .rank = settings_.rank, .socket = settings_.socket, .deadline = kDeadline});
+    if (!view.ok()) {
+      return Failed(view.status());
+    }
+    view_ = std::move(*view);
+    const holdfast::Status verified = view_->Verify();
+    return verified.ok() ? "ok step=" + std::to_string(view_->step()) : Failed(verified);
+  }
+  std::string Detach() {
+    view_.reset();
+    return "ok";
+  }
+  std::string Close() {
+    handle_.reset();
+    job_.reset();
+    return "ok";
+  }
+
+  // Takes a slot by hand, and keeps it mapped whatever happens to the connection.
+  std::string Grab(std::istringstream& words) {
+    uint64_t step = 0;
+    words >> step;
+    raw_ = holdfast::RawClient::Greet(settings_.socket);
+    if (raw_ == nullptr) {
+      return "error CONNECT";
+    }
+    const auto joined = raw_->Join(settings_.job, settings_.rank, settings_.world_size);
+    if (!joined || !joined->frame.has_join()) {
+      return "error JOIN " + (joined ? joined->frame.failure().message() : "closed");
+    }
+    const auto granted = raw_->BeginSave(step, settings_.bytes * 2 + (1 << 20));
+    if (!granted || !granted->frame.has_begin_save() || granted->descriptors.empty()) {
+      return "error GRANT " + (granted ? granted->frame.failure().message() : "closed");
+    }
+    mapped_bytes_ = granted->frame.begin_save().slot_bytes();
+    mapped_ = static_cast<char*>(::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, granted->descriptors[0].get(), 0));
+    if (mapped_ == MAP_FAILED) {
+      return "error MAP";
+    }
+    return "ok slot=" + std::to_string(granted->frame.begin_save().slot());
+  }
+  std::string HangUp() {
+    raw_.reset();
+    return "ok";
+  }
+  std::string Scribble() {
+    for (uint64_t i = 0; i < mapped_bytes_; i += 512) {
+      mapped_[i] = static_cast<char>(0xee);
+    }
+    return "ok";
+  }
+  std::string Size(std::istringstream& words) {
+    uint64_t bytes = 0;
+    words >> bytes;
+    weights_.assign(bytes / 16 + 1, 0);
+    moments_.assign(bytes / 16 + 1, 0);
+    return "ok";
+  }
+
+  const Settings settings_;
+  std::vector<uint64_t> weights_;
+  std::vector<uint64_t> moments_;
+  std::unique_ptr<holdfast::Job> job_;
+  std::unique_ptr<holdfast::SaveHandle> handle_;
+  std::unique_ptr<holdfast::View> view_;
+  std::unique_ptr<holdfast::RawClient> raw_;
+  char* mapped_ = nullptr;
+  uint64_t mapped_bytes_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 6) {
+    std::fprintf(stderr, "usage: holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]\n");
+    return 2;
+  }
+  Trainer trainer({.socket = argv[1],
+                   .job = argv[2],
+                   .rank = static_cast<uint32_t>(std::stoul(argv[3])),
+                   .world_size = static_cast<uint32_t>(std::stoul(argv[4])),
+                   .bytes = std::stoull(argv[5]),
+                   .launch = argc > 6 ? argv[6] : ""});
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line == "exit") {
+      std::cout << "ok" << std::endl;
+      return 0;
+    }
+    std::cout << trainer.Do(line) << std::endl;
+  }
+  return 0;
+}

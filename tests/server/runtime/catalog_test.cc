@@ -1,0 +1,207 @@
+#include "server/runtime/catalog.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rocksdb/db.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/status.h"
+#include "tests/base/temporary_directory.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+JobUuid Uuid(uint8_t n) {
+  JobUuid uuid;
+  uuid.bytes[15] = n;
+  return uuid;
+}
+
+v1::JobState State(uint8_t n, uint64_t version) {
+  v1::JobState state;
+  state.set_job_uuid(Uuid(n).ToBytes());
+  state.set_name("job-" + std::to_string(n));
+  state.set_version(version);
+  return state;
+}
+
+v1::CatalogShard Shard(uint64_t step, uint32_t rank, const std::string& location = "slot-000001") {
+  v1::CatalogShard shard;
+  shard.set_job_uuid(Uuid(1).ToBytes());
+  shard.set_attempt(1);
+  shard.set_step(step);
+  shard.set_rank(rank);
+  shard.set_tier("memory");
+  shard.set_location(location);
+  return shard;
+}
+
+class CatalogTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Catalog> Open() {
+    absl::StatusOr<std::unique_ptr<Catalog>> catalog = Catalog::Open(Env::System(), dir_.path());
+    EXPECT_TRUE(catalog.ok()) << catalog.status();
+    return catalog.ok() ? *std::move(catalog) : nullptr;
+  }
+  std::vector<std::string> Names(Catalog& catalog) {
+    std::vector<std::string> problems;
+    std::vector<std::string> names;
+    for (const v1::JobState& state : *catalog.JobStates(&problems)) {
+      names.push_back(state.name() + "@" + std::to_string(state.version()));
+    }
+    EXPECT_THAT(problems, IsEmpty());
+    return names;
+  }
+  std::vector<uint64_t> Steps(Catalog& catalog) {
+    std::vector<uint64_t> steps;
+    for (const v1::CatalogShard& shard : *catalog.Shards()) {
+      steps.push_back(shard.step());
+    }
+    return steps;
+  }
+  // What a program that is not this one did to it.
+  void Put(const std::string& key, const std::string& value) {
+    rocksdb::DB* db = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir_.Path("catalog"), &db).ok());
+    ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), key, value).ok());
+    delete db;
+  }
+
+  TemporaryDirectory dir_;
+};
+
+TEST_F(CatalogTest, RemembersJobStatesAndShards) {
+  {
+    auto catalog = Open();
+    EXPECT_TRUE(catalog->created());
+    ASSERT_TRUE(catalog->WriteJobState(State(1, 1)).ok());
+    ASSERT_TRUE(catalog->WriteJobState(State(2, 1)).ok());
+    ASSERT_TRUE(catalog->WriteJobState(State(1, 5)).ok());
+    ASSERT_TRUE(catalog->IndexShard(Shard(256, 0)).ok());
+    ASSERT_TRUE(catalog->IndexShard(Shard(7, 0)).ok());
+    ASSERT_TRUE(catalog->IndexShard(Shard(8, 0)).ok());
+    ASSERT_TRUE(catalog->UnindexShard({Uuid(1), 1, 8, 0}, "memory").ok());
+  }
+  auto catalog = Open();
+  EXPECT_FALSE(catalog->created());
+  EXPECT_THAT(catalog->problems(), IsEmpty());
+  EXPECT_THAT(Names(*catalog), ElementsAre("job-1@5", "job-2@1"));
+  EXPECT_THAT(Steps(*catalog), ElementsAre(7, 256));
+  ASSERT_TRUE(catalog->RemoveJobState(Uuid(2)).ok());
+  EXPECT_THAT(Names(*catalog), ElementsAre("job-1@5"));
+}
+
+TEST_F(CatalogTest, ReplaceShardsLeavesOtherTiersAlone) {
+  auto catalog = Open();
+  v1::CatalogShard remote = Shard(1, 0);
+  remote.set_tier("remote");
+  ASSERT_TRUE(catalog->IndexShard(remote).ok());
+  ASSERT_TRUE(catalog->IndexShard(Shard(1, 0)).ok());
+  ASSERT_TRUE(catalog->IndexShard(Shard(2, 0, "old place")).ok());
+  ASSERT_TRUE(catalog->ReplaceShards("memory", {Shard(2, 0, "new place"), Shard(3, 0)}).ok());
+  std::vector<std::string> found;
+  for (const v1::CatalogShard& shard : *catalog->Shards()) {
+    found.push_back(shard.tier() + " " + std::to_string(shard.step()) + " " + shard.location());
+  }
+  EXPECT_THAT(found, ElementsAre("memory 2 new place", "memory 3 slot-000001", "remote 1 slot-000001"));
+}
+
+TEST_F(CatalogTest, ANewerVersionIsKeptAsideAndNeverRemoved) {
+  ASSERT_TRUE(Open()->WriteJobState(State(1, 1)).ok());
+  for (int i = 1; i <= 5; ++i) {
+    Put("version", "2");
+    auto catalog = Open();
+    ASSERT_EQ(catalog->problems().size(), 1u);
+    EXPECT_THAT(catalog->problems()[0], HasSubstr("version 2, this program knows versions up to 1"));
+    EXPECT_THAT(catalog->problems()[0], HasSubstr("catalog.newer-" + std::to_string(i)));
+    EXPECT_THAT(Names(*catalog), IsEmpty());
+  }
+  EXPECT_TRUE(std::filesystem::exists(dir_.Path("catalog.newer-1")));
+  // The newer program finds all that was in it.
+  std::filesystem::remove_all(dir_.Path("catalog"));
+  std::filesystem::rename(dir_.Path("catalog.newer-1"), dir_.Path("catalog"));
+  Put("version", "1");
+  EXPECT_THAT(Names(*Open()), ElementsAre("job-1@1"));
+}
+
+TEST_F(CatalogTest, DamageOfEveryKindIsMovedAsideAndAFewAreKept) {
+  const std::string path = dir_.Path("catalog");
+  int damaged = 0;
+  const auto expect_replaced = [&](const std::string& what) {
+    ++damaged;
+    auto catalog = Open();
+    ASSERT_NE(catalog, nullptr);
+    EXPECT_EQ(catalog->problems().size(), 1u) << what;
+    EXPECT_THAT(Names(*catalog), IsEmpty()) << what;
+    EXPECT_TRUE(catalog->WriteJobState(State(1, 1)).ok()) << what;
+  };
+  Open();
+  std::filesystem::remove(path + "/CURRENT");
+  expect_replaced("CURRENT gone");
+  std::ofstream(path + "/CURRENT", std::ios::trunc) << "garbage\n";
+  expect_replaced("CURRENT is garbage");
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().filename().string().starts_with("MANIFEST")) {
+      std::ofstream(entry.path(), std::ios::trunc) << std::string(500, 'x');
+    }
+  }
+  expect_replaced("MANIFEST is garbage");
+  std::filesystem::remove_all(path);
+  std::ofstream(path) << "a file where a directory should be";
+  expect_replaced("no directory");
+  Put("version", "what");
+  expect_replaced("the version is no number");
+  size_t kept = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
+    kept += entry.path().filename().string().starts_with("catalog.bad-") ? 1 : 0;
+  }
+  EXPECT_EQ(kept, kBadCatalogsKept);
+  EXPECT_TRUE(std::filesystem::exists(dir_.Path("catalog.bad-" + std::to_string(damaged))));
+}
+
+TEST_F(CatalogTest, DamagedBlocksAreFoundWhenItIsOpened) {
+  {
+    auto catalog = Open();
+    for (uint8_t n = 1; n < 100; ++n) {
+      ASSERT_TRUE(catalog->WriteJobState(State(n, 1)).ok());
+    }
+  }
+  Open();  // recovery of the log writes a table file
+  bool damaged = false;
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.Path("catalog"))) {
+    if (entry.path().extension() == ".sst") {
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(200);
+      file.write("damage damage damage", 20);
+      damaged = true;
+    }
+  }
+  ASSERT_TRUE(damaged);
+  auto catalog = Open();
+  EXPECT_EQ(catalog->problems().size(), 1u);
+  EXPECT_THAT(Names(*catalog), IsEmpty());
+}
+
+TEST_F(CatalogTest, AnEntryThatCannotBeUnderstoodIsAProblemAndNotTheEnd) {
+  ASSERT_TRUE(Open()->WriteJobState(State(1, 1)).ok());
+  Put("job/not-a-uuid", "\xff\xff");
+  auto catalog = Open();
+  std::vector<std::string> problems;
+  EXPECT_EQ(catalog->JobStates(&problems)->size(), 1u);
+  EXPECT_THAT(problems, ElementsAre(HasSubstr("job/not-a-uuid")));
+}
+
+TEST_F(CatalogTest, AfterCloseWritesAreRefused) {
+  auto catalog = Open();
+  ASSERT_TRUE(catalog->Close().ok());
+  EXPECT_EQ(catalog->WriteJobState(State(1, 1)).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace holdfast

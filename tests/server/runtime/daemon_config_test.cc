@@ -1,0 +1,98 @@
+#include "server/runtime/daemon_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/status.h"
+#include "tests/base/temporary_directory.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+
+class DaemonConfigTest : public ::testing::Test {
+ protected:
+  DaemonConfigTest() {
+    flags_.memory_dir = memory_.Path("m");
+    flags_.state_dir = dir_.Path("state");
+    flags_.socket = dir_.Path("ckptd.sock");
+    flags_.memory_bytes = "16MiB";
+    flags_.file = dir_.Path("ckptd.yaml");
+    Write("");
+  }
+  void Write(const std::string& yaml) { std::ofstream(flags_.file, std::ios::trunc) << yaml; }
+  std::string Load() {
+    const absl::Status status = LoadConfig(flags_, &config_);
+    return status.ok() ? "" : Message(status);
+  }
+
+  TemporaryDirectory memory_{"/dev/shm"};
+  TemporaryDirectory dir_;
+  ConfigFlags flags_;
+  v1::DaemonConfig config_;
+};
+
+TEST_F(DaemonConfigTest, DefaultsAreFilledInAndFlagsWinOverTheFile) {
+  Write("memory: {slots_per_rank: 4, bytes_max: 1GiB}\nsave: {commit_deadline_ms: 5min}\n");
+  ASSERT_EQ(Load(), "");
+  EXPECT_EQ(config_.memory().slots_per_rank(), 4u);
+  EXPECT_EQ(config_.memory().bytes_max(), 16u << 20);
+  EXPECT_EQ(config_.save().commit_deadline_ms(), 300'000u);
+  EXPECT_EQ(config_.admin().path(), dir_.Path("admin.sock"));
+  EXPECT_EQ(config_.socket().mode(), 0666u);
+  EXPECT_FALSE(config_.node_name().empty());
+}
+
+TEST_F(DaemonConfigTest, WithoutABudgetHalfOfTheFileSystemIsTaken) {
+  flags_.memory_bytes.reset();
+  ASSERT_EQ(Load(), "");
+  EXPECT_GT(config_.memory().bytes_max(), 0u);
+  EXPECT_EQ(config_.memory().bytes_max() % (2u << 20), 0u);
+}
+
+TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"memory: {slots_per_rank: 1}", "memory.slots_per_rank: 1 is not within 2"},
+      {"memory: {populate_cpu_percent: 0}", "memory.populate_cpu_percent"},
+      {"memory: {populate_cpu_percent: 101}", "memory.populate_cpu_percent"},
+      {"memory: {populate_chunk_bytes: 1KiB}", "memory.populate_chunk_bytes"},
+      {"socket: {connections_max: 0}", "socket.connections_max"},
+      {"socket: {reply_backlog_bytes_max: 1}", "socket.reply_backlog_bytes_max"},
+      {"socket: {hello_timeout_ms: 0}", "socket.hello_timeout_ms"},
+      {"admin: {path: relative.sock}", "admin.path: 'relative.sock' is not an absolute path"},
+      {"admin: {path: \"" + dir_.Path("ckptd.sock") + "\"}", "is the clients' socket"},
+      {"admin: {path: \"/tmp/" + std::string(120, 'x') + "\"}", "a unix socket's path has at most"},
+      {"log: {level: loud}", "log.level"},
+      {"log: {file: x.log}", "log.file"},
+      {"session: {deadline_max_ms: 0}", "session.deadline_max_ms"},
+      {"save: {commit_deadline_ms: 0}", "save.commit_deadline_ms"},
+      {"memory: {byte_max: 1}", "memory.byte_max"},
+  };
+  for (const auto& [yaml, problem] : cases) {
+    Write(yaml + "\n");
+    EXPECT_THAT(Load(), HasSubstr(problem)) << yaml;
+  }
+}
+
+TEST_F(DaemonConfigTest, MemoryMustLieOnATmpfsThatHoldsTheBudget) {
+  flags_.memory_bytes = "1000TiB";
+  EXPECT_THAT(Load(), HasSubstr("are more than the file system of"));
+  flags_.memory_bytes = "1MiB";
+  EXPECT_THAT(Load(), HasSubstr("hold no slot"));
+  flags_.memory_bytes = "lots";
+  EXPECT_THAT(Load(), HasSubstr("--memory-bytes"));
+  flags_.memory_bytes = "16MiB";
+  flags_.memory_dir = "/proc/self";
+  EXPECT_THAT(Load(), HasSubstr("not on tmpfs"));
+}
+
+TEST_F(DaemonConfigTest, AFileThatWasNamedMustBeThere) {
+  flags_.file = dir_.Path("missing.yaml");
+  EXPECT_THAT(Load(), HasSubstr("missing.yaml"));
+}
+
+}  // namespace
+}  // namespace holdfast
