@@ -57,7 +57,7 @@ void BM_PlanImage(benchmark::State& state) {
     slices[i].global_shape = {1024, 64};
   }
   for (auto _ : state) {
-    benchmark::DoNotOptimize(PlanImage(slices).ok());
+    benchmark::DoNotOptimize(PlanImage(slices, 0).ok());
   }
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * state.range(0));
 }

@@ -28,28 +28,34 @@ namespace {
 constexpr std::chrono::milliseconds kCancelPoll(100);
 // A record is the largest thing that the daemon sends; the rest of its message is small.
 constexpr int kReplyBytesMax = static_cast<int>(kRecordBytesMax + 1'000'000);
-// From the health protocol that gRPC documents: HealthCheckResponse.status is field 1, SERVING is 1.
+// From the health protocol that gRPC documents: HealthCheckResponse.status is field 1, SERVING
+// is 1.
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 constexpr int kHealthStatusField = 1;
 constexpr uint64_t kHealthServing = 1;
 
 std::chrono::system_clock::time_point DeadlineAfter(Duration timeout) {
-  return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::microseconds>(timeout);
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::microseconds>(timeout);
 }
 
 // Both libraries number the codes alike.
-absl::Status FromGrpc(const grpc::Status& status, const std::string& socket, std::string_view silence) {
+absl::Status FromGrpc(const grpc::Status& status, const std::string& socket,
+                      std::string_view silence) {
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
       return absl::OkStatus();
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return absl::DeadlineExceededError(absl::StrCat("the daemon at ", socket, " did not answer within ", ToAbsl(silence),
-                                                      ": it is busy or stuck; give it longer with --timeout"));
+      return absl::DeadlineExceededError(
+          absl::StrCat("the daemon at ", socket, " did not answer within ", ToAbsl(silence),
+                       ": it is busy or stuck; give it longer with --timeout"));
     case grpc::StatusCode::CANCELLED:  // not by us: the daemon is stopping
     case grpc::StatusCode::UNAVAILABLE:
-      return absl::UnavailableError(absl::StrCat("the daemon at ", socket, " went away: ", status.error_message()));
+      return absl::UnavailableError(
+          absl::StrCat("the daemon at ", socket, " went away: ", status.error_message()));
     default:
-      return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+      return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                          status.error_message());
   }
 }
 
@@ -92,7 +98,8 @@ absl::Status ProbeSocket(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
     return absl::InvalidArgumentError(absl::StrCat("socket path of ", path.size(), " bytes: 1 to ",
-                                                   sizeof(address.sun_path) - 1, " are possible: ", path));
+                                                   sizeof(address.sun_path) - 1,
+                                                   " are possible: ", path));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   // Not blocking: a daemon whose backlog is full must not hold us.
@@ -106,20 +113,24 @@ absl::Status ProbeSocket(const std::string& path) {
   const int error = errno;
   struct stat info;
   if (error == ECONNREFUSED && ::stat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
-    return absl::UnavailableError(absl::StrCat(path, " is not a socket: is it the right --socket?"));
+    return absl::UnavailableError(
+        absl::StrCat(path, " is not a socket: is it the right --socket?"));
   }
   switch (error) {
     case ENOENT:
       return absl::UnavailableError(absl::StrCat(
-          "no socket at ", path, ": ckptd is not running, or listens elsewhere (--socket PATH). Start it: ckptd"));
+          "no socket at ", path,
+          ": ckptd is not running, or listens elsewhere (--socket PATH). Start it: ckptd"));
     case ECONNREFUSED:
-      return absl::UnavailableError(absl::StrCat("nobody listens at ", path,
-                                                 ": ckptd has ended. Start it again: ckptd (what was sealed is kept)"));
+      return absl::UnavailableError(
+          absl::StrCat("nobody listens at ", path,
+                       ": ckptd has ended. Start it again: ckptd (what was sealed is kept)"));
     case EACCES:
       return absl::UnavailableError(
           absl::StrCat("no permission to connect to ", path, ". Grant it: sudo chmod 0666 ", path));
     case EAGAIN:
-      return absl::UnavailableError(absl::StrCat("ckptd at ", path, " accepts no connections: it is stuck. Restart it"));
+      return absl::UnavailableError(
+          absl::StrCat("ckptd at ", path, " accepts no connections: it is stuck. Restart it"));
     default:
       return absl::UnavailableError(Message(ErrnoStatus(error, "connect", path)));
   }
@@ -127,11 +138,13 @@ absl::Status ProbeSocket(const std::string& path) {
 
 struct AdminClient::Impl {
   Impl(std::string path, Duration wait) : socket(std::move(path)), timeout(wait) {
-    gpr_set_log_function(Silent);  // what went wrong is in the status; gRPC's own lines only hide it
+    gpr_set_log_function(
+        Silent);  // what went wrong is in the status; gRPC's own lines only hide it
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kReplyBytesMax);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    channel = grpc::CreateCustomChannel(SocketUri(socket), grpc::InsecureChannelCredentials(), arguments);
+    channel =
+        grpc::CreateCustomChannel(SocketUri(socket), grpc::InsecureChannelCredentials(), arguments);
     stub = v1::Admin::NewStub(channel);
   }
 
@@ -154,35 +167,43 @@ struct AdminClient::Impl {
 AdminClient::AdminClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 AdminClient::~AdminClient() = default;
 
-absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket, Duration timeout) {
+absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket,
+                                                                  Duration timeout) {
   HF_RETURN_IF_ERROR(ProbeSocket(socket));
   return std::unique_ptr<AdminClient>(new AdminClient(std::make_unique<Impl>(socket, timeout)));
 }
 
-absl::Status AdminClient::GetStatus(const v1::GetStatusRequest& request, v1::GetStatusReply& reply) {
+absl::Status AdminClient::GetStatus(const v1::GetStatusRequest& request,
+                                    v1::GetStatusReply& reply) {
   return impl_->Call(&v1::Admin::Stub::GetStatus, request, reply);
 }
-absl::Status AdminClient::ListCheckpoints(const v1::ListCheckpointsRequest& request, v1::ListCheckpointsReply& reply) {
+absl::Status AdminClient::ListCheckpoints(const v1::ListCheckpointsRequest& request,
+                                          v1::ListCheckpointsReply& reply) {
   return impl_->Call(&v1::Admin::Stub::ListCheckpoints, request, reply);
 }
-absl::Status AdminClient::InspectShard(const v1::InspectShardRequest& request, v1::InspectShardReply& reply) {
+absl::Status AdminClient::InspectShard(const v1::InspectShardRequest& request,
+                                       v1::InspectShardReply& reply) {
   return impl_->Call(&v1::Admin::Stub::InspectShard, request, reply);
 }
-absl::Status AdminClient::SetRestorePoint(const v1::SetRestorePointRequest& request, v1::SetRestorePointReply& reply) {
+absl::Status AdminClient::SetRestorePoint(const v1::SetRestorePointRequest& request,
+                                          v1::SetRestorePointReply& reply) {
   return impl_->Call(&v1::Admin::Stub::SetRestorePoint, request, reply);
 }
-absl::Status AdminClient::RemoveJob(const v1::RemoveJobRequest& request, v1::RemoveJobReply& reply) {
+absl::Status AdminClient::RemoveJob(const v1::RemoveJobRequest& request,
+                                    v1::RemoveJobReply& reply) {
   return impl_->Call(&v1::Admin::Stub::RemoveJob, request, reply);
 }
 
-absl::Status AdminClient::Verify(const v1::VerifyRequest& request, const std::atomic<bool>& cancel,
-                                 const std::function<void(const v1::VerifyProgress&)>& on_progress) {
+absl::Status AdminClient::Verify(
+    const v1::VerifyRequest& request, const std::atomic<bool>& cancel,
+    const std::function<void(const v1::VerifyProgress&)>& on_progress) {
   grpc::ClientContext context;
   grpc::CompletionQueue queue;
   grpc::Status status;
   bool silent = false;
-  // One operation is under way at a time, so any completion is its completion. Returns whether it succeeded; whoever
-  // cancels or falls silent makes it fail soon, and its completion is waited for all the same.
+  // One operation is under way at a time, so any completion is its completion. Returns whether it
+  // succeeded; whoever cancels or falls silent makes it fail soon, and its completion is waited for
+  // all the same.
   const auto wait = [&] {
     const auto silence_ends = DeadlineAfter(impl_->timeout);
     void* tag = nullptr;
@@ -198,13 +219,16 @@ absl::Status AdminClient::Verify(const v1::VerifyRequest& request, const std::at
   };
   const auto reader = impl_->stub->AsyncVerify(&context, request, &queue, nullptr);
   bool more = wait();
-  while (more) {
+  while (more && !cancel) {
     v1::VerifyProgress progress;
     reader->Read(&progress, nullptr);
     more = wait();
     if (more && !cancel) {
       on_progress(progress);
     }
+  }
+  if (cancel) {
+    context.TryCancel();  // a daemon that never stops talking gives wait() no occasion
   }
   reader->Finish(&status, nullptr);
   wait();
@@ -218,8 +242,9 @@ absl::Status AdminClient::Verify(const v1::VerifyRequest& request, const std::at
 
 absl::Status AdminClient::CheckHealth() {
   using google::protobuf::Empty;
-  // Request and reply are so small that the protocol's own file is not worth compiling: an empty request asks for the
-  // whole server, and Empty keeps the reply's field among those that it does not know.
+  // Request and reply are so small that the protocol's own file is not worth compiling: an empty
+  // request asks for the whole server, and Empty keeps the reply's field among those that it does
+  // not know.
   grpc::TemplatedGenericStub<Empty, Empty> stub(impl_->channel);
   grpc::ClientContext context;
   context.set_deadline(DeadlineAfter(impl_->timeout));
@@ -236,12 +261,14 @@ absl::Status AdminClient::CheckHealth() {
   const auto& fields = Empty::GetReflection()->GetUnknownFields(reply);
   for (int i = 0; i < fields.field_count(); ++i) {
     const auto& field = fields.field(i);
-    if (field.number() == kHealthStatusField && field.type() == google::protobuf::UnknownField::TYPE_VARINT &&
+    if (field.number() == kHealthStatusField &&
+        field.type() == google::protobuf::UnknownField::TYPE_VARINT &&
         field.varint() == kHealthServing) {
       return absl::OkStatus();
     }
   }
-  return absl::FailedPreconditionError("the daemon says that it is not serving: it is starting or stopping");
+  return absl::FailedPreconditionError(
+      "the daemon says that it is not serving: it is starting or stopping");
 }
 
 }  // namespace holdfast

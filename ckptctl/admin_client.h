@@ -1,12 +1,13 @@
-// The daemon's admin service as ckptctl sees it: gRPC on a unix socket, behind a class that shows none of it.
+// The daemon's admin service as ckptctl sees it: gRPC on a unix socket, behind a class that shows
+// none of it.
 //
 //   HF_ASSIGN_OR_RETURN(auto client, AdminClient::Connect("/run/holdfast/admin.sock", timeout));
 //   v1::GetStatusReply reply;
 //   HF_RETURN_IF_ERROR(client->GetStatus(request, reply));
 //
-// Every wait is bounded. Unavailable: nobody answers there, the message says what was found and how to start the daemon.
-// DeadlineExceeded: somebody is there and stays silent. Anything else is the daemon's own answer. One thread at
-// a time uses a client.
+// Every wait is bounded. Unavailable: nobody answers there, the message says what was found and how
+// to start the daemon. DeadlineExceeded: somebody is there and stays silent. Anything else is the
+// daemon's own answer. One thread at a time uses a client.
 #pragma once
 
 #include <atomic>
@@ -37,19 +38,22 @@ class RemoveJobReply;
 class AdminClient {
  public:
   // Tries the socket once with a plain connect, so that the reason is known exactly.
-  static absl::StatusOr<std::unique_ptr<AdminClient>> Connect(const std::string& socket, Duration timeout);
+  static absl::StatusOr<std::unique_ptr<AdminClient>> Connect(const std::string& socket,
+                                                              Duration timeout);
   ~AdminClient();
   AdminClient(const AdminClient&) = delete;
   AdminClient& operator=(const AdminClient&) = delete;
 
   absl::Status GetStatus(const v1::GetStatusRequest& request, v1::GetStatusReply& reply);
-  absl::Status ListCheckpoints(const v1::ListCheckpointsRequest& request, v1::ListCheckpointsReply& reply);
+  absl::Status ListCheckpoints(const v1::ListCheckpointsRequest& request,
+                               v1::ListCheckpointsReply& reply);
   absl::Status InspectShard(const v1::InspectShardRequest& request, v1::InspectShardReply& reply);
-  absl::Status SetRestorePoint(const v1::SetRestorePointRequest& request, v1::SetRestorePointReply& reply);
+  absl::Status SetRestorePoint(const v1::SetRestorePointRequest& request,
+                               v1::SetRestorePointReply& reply);
   absl::Status RemoveJob(const v1::RemoveJobRequest& request, v1::RemoveJobReply& reply);
 
-  // Streams until the daemon is done. The timeout bounds each silence, not the whole. Cancelled, at most a tenth of a
-  // second after `cancel` turned true: the daemon is told and stops reading.
+  // Streams until the daemon is done. The timeout bounds each silence, not the whole. Cancelled, at
+  // most a tenth of a second after `cancel` turned true: the daemon is told and stops reading.
   absl::Status Verify(const v1::VerifyRequest& request, const std::atomic<bool>& cancel,
                       const std::function<void(const v1::VerifyProgress&)>& on_progress);
 
@@ -62,8 +66,8 @@ class AdminClient {
   std::unique_ptr<Impl> impl_;
 };
 
-// Where the admin socket is: `flag`, else $HOLDFAST_ADMIN_SOCKET, else $XDG_RUNTIME_DIR/holdfast/admin.sock if there is
-// one, else /run/holdfast/admin.sock.
+// Where the admin socket is: `flag`, else $HOLDFAST_ADMIN_SOCKET, else
+// $XDG_RUNTIME_DIR/holdfast/admin.sock if there is one, else /run/holdfast/admin.sock.
 std::string FindAdminSocket(const std::string& flag);
 
 // Connects a stream socket and closes it again; the status says why not, and what to do about it.

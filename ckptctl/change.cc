@@ -26,8 +26,8 @@ absl::Status WouldRemove(AdminClient& client, const std::string& job) {
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "nothing was removed. It would forget job ", job, " with ",
-      Count(static_cast<uint64_t>(reply.checkpoints_size()), "checkpoint", "checkpoints"), ", ", FormatBytes(bytes),
-      ", for good. If that is meant: ckptctl rm ", job, " --yes"));
+      Count(static_cast<uint64_t>(reply.checkpoints_size()), "checkpoint", "checkpoints"), ", ",
+      FormatBytes(bytes), ", for good. If that is meant: ckptctl rm ", job, " --yes"));
 }
 
 }  // namespace
@@ -56,7 +56,8 @@ ExitCode RunRestore(const Context& context, const RestoreArguments& arguments) {
   }
   *context.out << EscapeText(reply.text()) << "\n";
   if (!arguments.clear) {
-    *context.out << "It takes effect when the job's ranks next restore. To take it back before: ckptctl restore "
+    *context.out << "It takes effect when the job's ranks next restore. To take it back before: "
+                    "ckptctl restore "
                  << EscapeText(arguments.job) << " --clear\n";
   }
   return ExitCode::kOk;
@@ -82,8 +83,8 @@ ExitCode RunRemove(const Context& context, const RemoveArguments& arguments) {
     json.update(MessageToJson(reply));
     *context.out << DumpJson(json) << "\n";
   } else {
-    *context.out << "job " << EscapeText(arguments.job) << " is forgotten; " << FormatBytes(reply.bytes_freed())
-                 << " are free again\n";
+    *context.out << "job " << EscapeText(arguments.job) << " is forgotten; "
+                 << FormatBytes(reply.bytes_freed()) << " are free again\n";
   }
   return ExitCode::kOk;
 }

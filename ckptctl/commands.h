@@ -1,11 +1,11 @@
-// ckptctl's commands: each takes what was asked for, prints its answer, and returns the program's exit code. main.cc
-// parses arguments into these; tests call them against a daemon of their own.
+// ckptctl's commands: each takes what was asked for, prints its answer, and returns the program's
+// exit code. main.cc parses arguments into these; tests call them against a daemon of their own.
 //
 //   Context context{.out = &std::cout, .err = &std::cerr, …};
 //   return static_cast<int>(RunStatus(context, {.job = "llama"}));
 //
-// With context.json each prints exactly one line on `out`, a JSON object, also when it fails: {"error": …}. Errors for
-// people go to `err`. Not thread-safe: one command at a time.
+// With context.json each prints exactly one line on `out`, a JSON object, also when it fails:
+// {"error": …}. Errors for people go to `err`. Not thread-safe: one command at a time.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace holdfast {
 
 enum class ExitCode {
   kOk = 0,
-  kDamaged = 1,      // something is wrong with the checkpoints, or will not work
+  kDamaged = 1,  // something is wrong with the checkpoints, or will not work
   kUsage = 2,
   kUnreachable = 3,  // the daemon is not there, or does not answer
   kRefused = 4,      // not found, not allowed, or failed otherwise

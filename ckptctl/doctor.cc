@@ -16,8 +16,8 @@ namespace {
 constexpr std::array<Verdict, 3> kVerdicts = {Verdict::kOk, Verdict::kSlow, Verdict::kBroken};
 
 size_t CountOf(const std::vector<Finding>& findings, Verdict verdict) {
-  return static_cast<size_t>(
-      std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.verdict == verdict; }));
+  return static_cast<size_t>(std::count_if(findings.begin(), findings.end(),
+                                           [&](const Finding& f) { return f.verdict == verdict; }));
 }
 
 nlohmann::ordered_json FindingsToJson(const std::vector<Finding>& findings) {
@@ -27,7 +27,10 @@ nlohmann::ordered_json FindingsToJson(const std::vector<Finding>& findings) {
   }
   json["findings"] = nlohmann::ordered_json::array();
   for (const Finding& f : findings) {
-    json["findings"].push_back({{"check", f.check}, {"verdict", VerdictId(f.verdict)}, {"text", f.text}, {"mend", f.mend}});
+    json["findings"].push_back({{"check", f.check},
+                                {"verdict", VerdictId(f.verdict)},
+                                {"text", f.text},
+                                {"mend", f.mend}});
   }
   return json;
 }
@@ -43,13 +46,14 @@ std::string RenderFindings(const std::vector<Finding>& findings) {
     }
   }
   return absl::StrCat(table.RenderWithoutTitles(""), "\n", CountOf(findings, Verdict::kOk), " ok, ",
-                      CountOf(findings, Verdict::kSlow), " slow, ", CountOf(findings, Verdict::kBroken),
-                      " will not work\n");
+                      CountOf(findings, Verdict::kSlow), " slow, ",
+                      CountOf(findings, Verdict::kBroken), " will not work\n");
 }
 
 ExitCode RunDoctor(const Context& context, const DoctorArguments& arguments) {
   const std::vector<Finding> findings = Evaluate(CollectFacts(context, arguments));
-  *context.out << (context.json ? DumpJson(FindingsToJson(findings)) + "\n" : RenderFindings(findings));
+  *context.out << (context.json ? DumpJson(FindingsToJson(findings)) + "\n"
+                                : RenderFindings(findings));
   return CountOf(findings, Verdict::kBroken) == 0 ? ExitCode::kOk : ExitCode::kDamaged;
 }
 

@@ -1,5 +1,5 @@
-// `ckptctl doctor` in two halves: facts about this machine, and what they mean for Holdfast. The second half is a pure
-// function, so that every machine that we do not have is a test.
+// `ckptctl doctor` in two halves: facts about this machine, and what they mean for Holdfast. The
+// second half is a pure function, so that every machine that we do not have is a test.
 //
 //   const std::vector<Finding> findings = Evaluate(CollectFacts(context, arguments));
 //   out << RenderFindings(findings);
@@ -35,7 +35,8 @@ struct SocketFacts {
   bool is_socket = false;
   bool may_connect = false;  // as far as permissions go
   std::string directory;
-  bool directory_open_to_all = false;  // writable by everybody, not sticky: anyone can put another socket there
+  bool directory_open_to_all =
+      false;  // writable by everybody, not sticky: anyone can put another socket there
 };
 
 struct LimitFacts {
@@ -69,7 +70,8 @@ struct Facts {
   bool x86 = false;
   uint64_t ram_bytes = 0;
   bool swap = false;
-  std::string shmem_huge;  // the machine's setting: "never", "advise", "deny", "force", …; empty: not known
+  std::string
+      shmem_huge;  // the machine's setting: "never", "advise", "deny", "force", …; empty: not known
   std::vector<std::string> fabric_providers;
   std::vector<std::string> rdma_devices;
   std::string config_path;  // empty: there is none
@@ -102,7 +104,8 @@ std::vector<std::string> FabricProviders();
 std::vector<Finding> Evaluate(const Facts& facts);
 std::string RenderFindings(const std::vector<Finding>& findings);
 
-// Of two mountinfo texts' lines the one that holds `path` (the longest mount point that is a prefix).
+// Of two mountinfo texts' lines the one that holds `path` (the longest mount point that is a
+// prefix).
 struct MountFacts {
   std::string mount_point;
   std::string huge;  // value of huge=, "never" if there is none

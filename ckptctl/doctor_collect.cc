@@ -29,7 +29,9 @@ constexpr int kCapIpcLock = 14;
 // Control groups without a limit show a number near 2^63 (version 1).
 constexpr uint64_t kCgroupNoLimit = uint64_t{1} << 60;
 
-std::string KernelText(const std::string& path) { return ReadKernelFile(path).value_or(""); }
+std::string KernelText(const std::string& path) {
+  return ReadKernelFile(path).value_or("");
+}
 
 // The rest of the line that starts with `prefix`, without blanks around it; empty if there is none.
 std::string LineAfter(const std::string& text, std::string_view prefix) {
@@ -94,7 +96,8 @@ LimitFacts CollectLimits(int32_t daemon_pid) {
   facts.open_files = SoftLimit(limits, "Max open files");
   uint64_t capabilities = 0;
   const std::string effective = LineAfter(KernelText(process + "/status"), "CapEff:");
-  facts.may_lock_all = absl::SimpleHexAtoi(effective, &capabilities) && (capabilities >> kCapIpcLock & 1) != 0;
+  facts.may_lock_all =
+      absl::SimpleHexAtoi(effective, &capabilities) && (capabilities >> kCapIpcLock & 1) != 0;
   facts.cgroup_memory_bytes = CgroupLimit(process);
   return facts;
 }
@@ -254,9 +257,10 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   }
   facts.limits = CollectLimits(facts.daemon.pid);
   facts.sockets.push_back(CollectSocket("admin socket", facts.daemon.socket));
-  facts.sockets.push_back(CollectSocket("client socket", config.socket().path().empty()
-                                                             ? JoinPath(ParentDirectory(facts.daemon.socket), "ckptd.sock")
-                                                             : config.socket().path()));
+  facts.sockets.push_back(CollectSocket(
+      "client socket", config.socket().path().empty()
+                           ? JoinPath(ParentDirectory(facts.daemon.socket), "ckptd.sock")
+                           : config.socket().path()));
   return facts;
 }
 

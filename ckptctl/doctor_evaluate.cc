@@ -20,18 +20,22 @@ using Findings = std::vector<Finding>;
 constexpr uint64_t kTmpfsUsefulMin = 256 * kMiB;  // containers get 64 MiB unless told otherwise
 constexpr uint64_t kOpenFilesMin = 8192;          // connections_max and as many again for slots
 
-void Add(Findings& findings, std::string_view check, Verdict verdict, std::string text, std::string mend = "") {
+void Add(Findings& findings, std::string_view check, Verdict verdict, std::string text,
+         std::string mend = "") {
   findings.push_back({std::string(check), verdict, std::move(text), std::move(mend)});
 }
 
 // In single quotes for a shell, when it holds anything that a shell would take.
 std::string Quote(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                             "0123456789/._-+:=@") == std::string::npos;
+  const bool plain = !word.empty() && word.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789/._-+:=@") == std::string::npos;
   return plain ? word : absl::StrCat("'", absl::StrJoin(absl::StrSplit(word, '\''), "'\\''"), "'");
 }
 
-std::string Limit(uint64_t bytes) { return bytes == kUnlimited ? "unlimited" : FormatBytes(bytes); }
+std::string Limit(uint64_t bytes) {
+  return bytes == kUnlimited ? "unlimited" : FormatBytes(bytes);
+}
 
 bool AtLeast(const std::string& release, int major, int minor) {
   int has_major = 0;
@@ -48,25 +52,30 @@ void Kernel(const Facts& facts, Findings& findings) {
     Add(findings, "kernel", Verdict::kOk, absl::StrCat("Linux ", facts.kernel_release));
   } else if (AtLeast(facts.kernel_release, 5, 3)) {
     Add(findings, "kernel", Verdict::kSlow,
-        absl::StrCat("Linux ", facts.kernel_release, " prepares memory page by page; 5.14 and newer do it in one call"),
+        absl::StrCat("Linux ", facts.kernel_release,
+                     " prepares memory page by page; 5.14 and newer do it in one call"),
         newer);
   } else {
     Add(findings, "kernel", Verdict::kBroken,
-        absl::StrCat("Linux ", facts.kernel_release, " cannot watch processes by descriptor; 5.3 or newer is needed"),
+        absl::StrCat("Linux ", facts.kernel_release,
+                     " cannot watch processes by descriptor; 5.3 or newer is needed"),
         newer);
   }
   if (facts.pidfd_error == 0) {
     Add(findings, "pidfd", Verdict::kOk, "ckptd can tell when a training process is gone");
   } else {
     Add(findings, "pidfd", Verdict::kBroken,
-        absl::StrCat("pidfd_open: ", std::strerror(facts.pidfd_error), ": ckptd cannot tell when a process is gone"),
+        absl::StrCat("pidfd_open: ", std::strerror(facts.pidfd_error),
+                     ": ckptd cannot tell when a process is gone"),
         facts.pidfd_error == EPERM ? "docker run --security-opt seccomp=unconfined …" : newer);
   }
   if (facts.populate_error == 0) {
-    Add(findings, "populate", Verdict::kOk, "memory is made ready ahead in one call (MADV_POPULATE_WRITE)");
+    Add(findings, "populate", Verdict::kOk,
+        "memory is made ready ahead in one call (MADV_POPULATE_WRITE)");
   } else {
     Add(findings, "populate", Verdict::kSlow,
-        absl::StrCat("MADV_POPULATE_WRITE: ", std::strerror(facts.populate_error), ": memory is made ready page by page"),
+        absl::StrCat("MADV_POPULATE_WRITE: ", std::strerror(facts.populate_error),
+                     ": memory is made ready page by page"),
         newer);
   }
 }
@@ -76,22 +85,27 @@ void IoUring(const Facts& facts, Findings& findings) {
     Add(findings, "io_uring", Verdict::kOk, "available");
     return;
   }
-  // EPERM: the sysctl of kernels since 6.6, or a container's filter. ENOSYS: older kernel, or such a filter.
+  // EPERM: the sysctl of kernels since 6.6, or a container's filter. ENOSYS: older kernel, or such
+  // a filter.
   const std::string mend = facts.io_uring_error == EPERM
-                               ? "sudo sysctl -w kernel.io_uring_disabled=0   (in a container: --security-opt seccomp=unconfined)"
+                               ? "sudo sysctl -w kernel.io_uring_disabled=0   (in a container: "
+                                 "--security-opt seccomp=unconfined)"
                                : "sudo apt install linux-image-amd64 && sudo reboot";
   Add(findings, "io_uring", Verdict::kSlow,
-      absl::StrCat("io_uring_setup: ", std::strerror(facts.io_uring_error), ": saves in memory do without it, disks are slower"),
+      absl::StrCat("io_uring_setup: ", std::strerror(facts.io_uring_error),
+                   ": saves in memory do without it, disks are slower"),
       mend);
 }
 
 void Copy(const Facts& facts, Findings& findings) {
   if (facts.copy_kernel != "portable") {
-    Add(findings, "copy", Verdict::kOk, absl::StrCat("copies and digests with the ", facts.copy_kernel, " kernel"));
+    Add(findings, "copy", Verdict::kOk,
+        absl::StrCat("copies and digests with the ", facts.copy_kernel, " kernel"));
     return;
   }
   Add(findings, "copy", Verdict::kSlow,
-      facts.x86 ? "the CPU shows no AVX2 with carry-less multiplication: saves copy and digest in two passes"
+      facts.x86 ? "the CPU shows no AVX2 with carry-less multiplication: saves copy and digest in "
+                  "two passes"
                 : "no kernel of its own for this CPU: saves copy and digest in two passes",
       facts.x86 ? "in a virtual machine, pass the host's CPU through: qemu … -cpu host" : "");
 }
@@ -101,7 +115,8 @@ void TmpfsSize(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
   const std::string remount = absl::StrCat("sudo mount -o remount,size=50% ", Quote(fs.mount_point),
                                            "   (in a container: docker run --shm-size=…)");
   if (!fs.status.ok()) {
-    Add(findings, check, Verdict::kBroken, Message(fs.status), "sudo mount -t tmpfs tmpfs /dev/shm");
+    Add(findings, check, Verdict::kBroken, Message(fs.status),
+        "sudo mount -t tmpfs tmpfs /dev/shm");
     return;
   }
   if (fs.type != "tmpfs") {
@@ -113,7 +128,8 @@ void TmpfsSize(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
   const std::string size =
       absl::StrCat(FormatBytes(fs.bytes_total), ", ", FormatBytes(fs.bytes_free), " of it free");
   if (fs.bytes_total < kTmpfsUsefulMin) {
-    Add(findings, check, Verdict::kBroken, absl::StrCat(size, ": too small for checkpoints"), remount);
+    Add(findings, check, Verdict::kBroken, absl::StrCat(size, ": too small for checkpoints"),
+        remount);
   } else if (facts.ram_bytes != 0 && fs.bytes_total > facts.ram_bytes) {
     Add(findings, check, Verdict::kBroken,
         absl::StrCat(size, ", but the machine has ", FormatBytes(facts.ram_bytes),
@@ -130,10 +146,12 @@ void HugePages(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
   }
   const std::string check = absl::StrCat("huge pages ", fs.path);
   const bool denied = facts.shmem_huge == "deny";
-  const bool on = facts.shmem_huge == "force" || fs.huge == "always" || fs.huge == "within_size" || fs.huge == "advise";
+  const bool on = facts.shmem_huge == "force" || fs.huge == "always" || fs.huge == "within_size" ||
+                  fs.huge == "advise";
   if (on && !denied) {
     Add(findings, check, Verdict::kOk,
-        facts.shmem_huge == "force" ? "forced by the machine's setting" : absl::StrCat("the mount has huge=", fs.huge));
+        facts.shmem_huge == "force" ? "forced by the machine's setting"
+                                    : absl::StrCat("the mount has huge=", fs.huge));
     return;
   }
   std::string mend = absl::StrCat("sudo mount -o remount,huge=within_size ", Quote(fs.mount_point));
@@ -141,14 +159,16 @@ void HugePages(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
     mend = "echo never | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled && " + mend;
   }
   Add(findings, check, Verdict::kSlow,
-      absl::StrCat(denied ? "denied by the machine's setting" : absl::StrCat("the mount has huge=", fs.huge),
-                   ": making memory ready takes several times as long"),
+      absl::StrCat(
+          denied ? "denied by the machine's setting" : absl::StrCat("the mount has huge=", fs.huge),
+          ": making memory ready takes several times as long"),
       mend);
 }
 
 void Memory(const Facts& facts, Findings& findings) {
   if (facts.swap) {
-    Add(findings, "swap", Verdict::kSlow, "swap is on: checkpoints in memory may be pushed out to it", "sudo swapoff -a");
+    Add(findings, "swap", Verdict::kSlow,
+        "swap is on: checkpoints in memory may be pushed out to it", "sudo swapoff -a");
   } else {
     Add(findings, "swap", Verdict::kOk, "off: checkpoints in memory stay there");
   }
@@ -156,9 +176,11 @@ void Memory(const Facts& facts, Findings& findings) {
   const uint64_t wanted = facts.daemon.memory_bytes_max;
   if (limits.cgroup_memory_bytes && *limits.cgroup_memory_bytes < wanted) {
     Add(findings, "memory limit", Verdict::kBroken,
-        absl::StrCat("the control group of ", limits.of, " may use ", FormatBytes(*limits.cgroup_memory_bytes),
-                     ", the budget for checkpoints is ", FormatBytes(wanted)),
-        "raise the group's limit (systemd: sudo systemctl set-property ckptd MemoryMax=infinity), or lower memory.bytes_max");
+        absl::StrCat("the control group of ", limits.of, " may use ",
+                     FormatBytes(*limits.cgroup_memory_bytes), ", the budget for checkpoints is ",
+                     FormatBytes(wanted)),
+        "raise the group's limit (systemd: sudo systemctl set-property ckptd MemoryMax=infinity), "
+        "or lower memory.bytes_max");
   }
 }
 
@@ -173,23 +195,29 @@ void Limits(const Facts& facts, Findings& findings) {
     Add(findings, "memlock", Verdict::kSlow,
         absl::StrCat(limits.of, " may lock ", Limit(limits.memlock_bytes),
                      ": slots cannot be registered with network cards and drives"),
-        "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   (systemd: "
+        "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   "
+        "(systemd: "
         "LimitMEMLOCK=infinity), then log in again");
   }
   if (limits.open_files >= kOpenFilesMin) {
     Add(findings, "open files", Verdict::kOk,
-        absl::StrCat(limits.of, " may open ", limits.open_files == kUnlimited ? "any number" : absl::StrCat(limits.open_files)));
+        absl::StrCat(
+            limits.of, " may open ",
+            limits.open_files == kUnlimited ? "any number" : absl::StrCat(limits.open_files)));
   } else {
     Add(findings, "open files", Verdict::kSlow,
-        absl::StrCat(limits.of, " may open ", limits.open_files, ": enough for a few hundred ranks only"),
-        absl::StrCat("ulimit -n ", kOpenFilesMin * 8, "   (systemd: LimitNOFILE=", kOpenFilesMin * 8, "), then start ckptd again"));
+        absl::StrCat(limits.of, " may open ", limits.open_files,
+                     ": enough for a few hundred ranks only"),
+        absl::StrCat("ulimit -n ", kOpenFilesMin * 8,
+                     "   (systemd: LimitNOFILE=", kOpenFilesMin * 8, "), then start ckptd again"));
   }
 }
 
 void Fabric(const Facts& facts, Findings& findings) {
   const auto has = [&](std::string_view part) {
-    return std::any_of(facts.fabric_providers.begin(), facts.fabric_providers.end(),
-                       [&](const std::string& name) { return name.find(part) != std::string::npos; });
+    return std::any_of(
+        facts.fabric_providers.begin(), facts.fabric_providers.end(),
+        [&](const std::string& name) { return name.find(part) != std::string::npos; });
   };
   const std::string all = absl::StrJoin(facts.fabric_providers, ", ");
   const std::string verbs = "sudo apt install rdma-core ibverbs-providers";
@@ -197,11 +225,13 @@ void Fabric(const Facts& facts, Findings& findings) {
     Add(findings, "fabric", Verdict::kOk, absl::StrCat("RDMA by verbs; libfabric offers ", all));
   } else if (!facts.rdma_devices.empty()) {
     Add(findings, "fabric", Verdict::kSlow,
-        absl::StrCat("there are RDMA devices (", absl::StrJoin(facts.rdma_devices, ", "),
-                     "), but libfabric offers no verbs: ", facts.fabric_providers.empty() ? "nothing" : all),
+        absl::StrCat(
+            "there are RDMA devices (", absl::StrJoin(facts.rdma_devices, ", "),
+            "), but libfabric offers no verbs: ", facts.fabric_providers.empty() ? "nothing" : all),
         verbs);
   } else if (has("tcp")) {
-    Add(findings, "fabric", Verdict::kOk, absl::StrCat("tcp (no RDMA device here); libfabric offers ", all));
+    Add(findings, "fabric", Verdict::kOk,
+        absl::StrCat("tcp (no RDMA device here); libfabric offers ", all));
   } else {
     Add(findings, "fabric", Verdict::kSlow,
         absl::StrCat("libfabric offers ", facts.fabric_providers.empty() ? "nothing" : all,
@@ -216,7 +246,8 @@ void Config(const Facts& facts, Findings& findings) {
   } else if (facts.config.ok()) {
     Add(findings, "config", Verdict::kOk, absl::StrCat(facts.config_path, " is understood"));
   } else {
-    Add(findings, "config", Verdict::kBroken, Message(facts.config), absl::StrCat("sudoedit ", Quote(facts.config_path)));
+    Add(findings, "config", Verdict::kBroken, Message(facts.config),
+        absl::StrCat("sudoedit ", Quote(facts.config_path)));
   }
 }
 
@@ -244,28 +275,33 @@ void Sockets(const Facts& facts, Findings& findings) {
 void Daemon(const Facts& facts, Findings& findings) {
   const DaemonFacts& d = facts.daemon;
   if (!d.reachable.ok()) {
-    Add(findings, "daemon", Verdict::kBroken, Message(d.reachable), "ckptd   (as a service: sudo systemctl start ckptd)");
+    Add(findings, "daemon", Verdict::kBroken, Message(d.reachable),
+        "ckptd   (as a service: sudo systemctl start ckptd)");
     return;
   }
   for (const absl::Status& status : {d.health, d.status_call}) {
     if (!status.ok()) {
-      Add(findings, "daemon", Verdict::kBroken, absl::StrCat("answers, but is not well: ", Message(status)),
+      Add(findings, "daemon", Verdict::kBroken,
+          absl::StrCat("answers, but is not well: ", Message(status)),
           "look into its log; then: sudo systemctl restart ckptd   (what was sealed is kept)");
       return;
     }
   }
-  Add(findings, "daemon", Verdict::kOk, absl::StrCat("ckptd ", d.version, ", pid ", d.pid, ", is serving at ", d.socket));
+  Add(findings, "daemon", Verdict::kOk,
+      absl::StrCat("ckptd ", d.version, ", pid ", d.pid, ", is serving at ", d.socket));
   const uint64_t reachable_bytes = d.memory_bytes_free_in_tmpfs > UINT64_MAX - d.memory_bytes_used
                                        ? UINT64_MAX
                                        : d.memory_bytes_used + d.memory_bytes_free_in_tmpfs;
   if (d.memory_bytes_max > reachable_bytes) {
     Add(findings, "budget", Verdict::kBroken,
-        absl::StrCat("memory.bytes_max is ", FormatBytes(d.memory_bytes_max), ", but only ", FormatBytes(reachable_bytes),
+        absl::StrCat("memory.bytes_max is ", FormatBytes(d.memory_bytes_max), ", but only ",
+                     FormatBytes(reachable_bytes),
                      " can be had: saves will be refused before the budget is used"),
         "free or enlarge the tmpfs (above), or lower memory.bytes_max in /etc/holdfast/ckptd.yaml");
   } else {
     Add(findings, "budget", Verdict::kOk,
-        absl::StrCat(FormatBytes(d.memory_bytes_max), " for checkpoints, ", FormatBytes(d.memory_bytes_used), " in use"));
+        absl::StrCat(FormatBytes(d.memory_bytes_max), " for checkpoints, ",
+                     FormatBytes(d.memory_bytes_used), " in use"));
   }
   if (d.slots_quarantined != 0) {
     Add(findings, "quarantine", Verdict::kSlow,
@@ -275,7 +311,8 @@ void Daemon(const Facts& facts, Findings& findings) {
   }
   if (!d.problems.empty()) {
     Add(findings, "problems", Verdict::kSlow,
-        absl::StrCat("the daemon reports ", Count(d.problems.size(), "problem", "problems"), ", first: ", d.problems.front()),
+        absl::StrCat("the daemon reports ", Count(d.problems.size(), "problem", "problems"),
+                     ", first: ", d.problems.front()),
         "ckptctl status");
   }
 }

@@ -22,7 +22,9 @@ constexpr size_t kSlicesShown = 20;
 constexpr size_t kDescentShown = 8;
 constexpr size_t kNameColumnsMax = 120;  // in the table; --json has the whole name
 
-std::string DigestText(uint64_t digest) { return absl::StrCat(absl::Hex(digest, absl::kZeroPad16)); }
+std::string DigestText(uint64_t digest) {
+  return absl::StrCat(absl::Hex(digest, absl::kZeroPad16));
+}
 
 std::string_view KindName(SliceKind kind) {
   switch (kind) {
@@ -69,8 +71,9 @@ std::string DescentText(const ShardRecord& record) {
   for (size_t i = 0; i < shown; ++i) {
     const CheckpointId& parent = record.descent[i].parent;
     absl::StrAppend(&text, " <- ",
-                    parent.attempt == 0 ? std::string("from scratch")
-                                        : absl::StrCat("attempt ", parent.attempt, " at step ", parent.step));
+                    parent.attempt == 0
+                        ? std::string("from scratch")
+                        : absl::StrCat("attempt ", parent.attempt, " at step ", parent.step));
   }
   if (shown < record.descent.size()) {
     absl::StrAppend(&text, " <- … (", record.descent.size() - shown, " more: --json has them all)");
@@ -84,8 +87,9 @@ std::string ContentsText(const Layout& layout) {
   for (const Slice& slice : layout.slices) {
     (slice.kind == SliceKind::kTensor ? tensors : objects).insert(slice.name);
   }
-  return absl::StrCat(Count(layout.slices.size(), "slice", "slices"), " of ", Count(tensors.size(), "tensor", "tensors"),
-                      " and ", Count(objects.size(), "object", "objects"));
+  return absl::StrCat(Count(layout.slices.size(), "slice", "slices"), " of ",
+                      Count(tensors.size(), "tensor", "tensors"), " and ",
+                      Count(objects.size(), "object", "objects"));
 }
 
 Table SliceTable(const InspectedShard& shard, size_t slices_max) {
@@ -100,11 +104,14 @@ Table SliceTable(const InspectedShard& shard, size_t slices_max) {
   for (size_t i = 0; i < shard.layout.slices.size() && i < slices_max; ++i) {
     const Slice& slice = shard.layout.slices[i];
     const std::optional<uint64_t> digest = FirstDigest(shard.record, ranges[i + 1]);
-    const std::string dtype = slice.kind == SliceKind::kTensor   ? std::string(DTypeName(slice.dtype))
-                              : slice.kind == SliceKind::kOpaque ? absl::StrCat("opaque:", EscapeText(slice.codec))
-                                                                 : "json";
-    table.AddRow({absl::StrCat(slice.image_offset), absl::StrCat(slice.bytes), dtype, NumbersText(slice.global_shape),
-                  PlaceText(slice), digest ? DigestText(*digest) : "(empty)", EscapeText(slice.name, kNameColumnsMax)});
+    const std::string dtype = slice.kind == SliceKind::kTensor ? std::string(DTypeName(slice.dtype))
+                              : slice.kind == SliceKind::kOpaque
+                                  ? absl::StrCat("opaque:", EscapeText(slice.codec))
+                                  : "json";
+    table.AddRow({absl::StrCat(slice.image_offset), absl::StrCat(slice.bytes), dtype,
+                  NumbersText(slice.global_shape), PlaceText(slice),
+                  digest ? DigestText(*digest) : "(empty)",
+                  EscapeText(slice.name, kNameColumnsMax)});
   }
   return table;
 }
@@ -126,16 +133,27 @@ nlohmann::ordered_json ShardToJson(const InspectedShard& shard) {
     const std::optional<uint64_t> digest = FirstDigest(r, range);
     return digest ? nlohmann::ordered_json(DigestText(*digest)) : nlohmann::ordered_json(nullptr);
   };
-  nlohmann::ordered_json json = {
-      {"job", r.job_name},           {"job_uuid", r.id.job.ToString()},      {"attempt", r.id.attempt},
-      {"step", r.id.step},           {"rank", r.id.rank},                    {"world_size", r.world_size},
-      {"generation", r.generation},  {"location", shard.location},           {"sealed_unix_ms", r.sealed_unix_ms},
-      {"image_bytes", r.image_bytes}, {"header_bytes", r.header_bytes},      {"layout_hash", ToHex(r.layout_hash)},
-      {"digest_blocks", r.digests.size()}, {"digest_block_bytes", kDigestBlockBytes}, {"header_first_digest", digest_json(ranges[0])},
-      {"descent", nlohmann::ordered_json::array()}, {"slices", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json json = {{"job", r.job_name},
+                                 {"job_uuid", r.id.job.ToString()},
+                                 {"attempt", r.id.attempt},
+                                 {"step", r.id.step},
+                                 {"rank", r.id.rank},
+                                 {"world_size", r.world_size},
+                                 {"generation", r.generation},
+                                 {"location", shard.location},
+                                 {"sealed_unix_ms", r.sealed_unix_ms},
+                                 {"image_bytes", r.image_bytes},
+                                 {"header_bytes", r.header_bytes},
+                                 {"layout_hash", ToHex(r.layout_hash)},
+                                 {"digest_blocks", r.digests.size()},
+                                 {"digest_block_bytes", kDigestBlockBytes},
+                                 {"header_first_digest", digest_json(ranges[0])},
+                                 {"descent", nlohmann::ordered_json::array()},
+                                 {"slices", nlohmann::ordered_json::array()}};
   for (const Descent& d : r.descent) {
-    json["descent"].push_back(
-        {{"attempt", d.attempt}, {"parent_attempt", d.parent.attempt}, {"parent_step", d.parent.step}});
+    json["descent"].push_back({{"attempt", d.attempt},
+                               {"parent_attempt", d.parent.attempt},
+                               {"parent_step", d.parent.step}});
   }
   for (size_t i = 0; i < shard.layout.slices.size(); ++i) {
     const Slice& slice = shard.layout.slices[i];
@@ -153,7 +171,8 @@ nlohmann::ordered_json ShardToJson(const InspectedShard& shard) {
   return json;
 }
 
-// Nothing of what the daemon sent is believed before record and layout have been checked against themselves.
+// Nothing of what the daemon sent is believed before record and layout have been checked against
+// themselves.
 absl::StatusOr<InspectedShard> DecodeShard(const v1::InspectShardReply& reply) {
   InspectedShard shard;
   shard.location = reply.location();
@@ -178,21 +197,27 @@ std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t 
   const ShardRecord& r = shard.record;
   const std::string ago = FormatAgo(r.sealed_unix_ms, now_unix_ms);
   Table facts({{"", Align::kLeft}, {"", Align::kLeft}});
-  facts.AddRow({"sealed", absl::StrCat(FormatTime(r.sealed_unix_ms), ago.empty() ? "" : ", ", ago)});
-  facts.AddRow({"lies in", absl::StrCat(EscapeText(shard.location), ", generation ", r.generation)});
-  facts.AddRow({"image", absl::StrCat(FormatBytes(r.image_bytes), " (", r.image_bytes, " bytes, of which ", r.header_bytes,
-                                      " are header)")});
-  facts.AddRow({"layout", absl::StrCat(ContentsText(shard.layout), ", hash ", ToHex(r.layout_hash))});
+  facts.AddRow(
+      {"sealed", absl::StrCat(FormatTime(r.sealed_unix_ms), ago.empty() ? "" : ", ", ago)});
+  facts.AddRow(
+      {"lies in", absl::StrCat(EscapeText(shard.location), ", generation ", r.generation)});
+  facts.AddRow({"image", absl::StrCat(FormatBytes(r.image_bytes), " (", r.image_bytes,
+                                      " bytes, of which ", r.header_bytes, " are header)")});
+  facts.AddRow(
+      {"layout", absl::StrCat(ContentsText(shard.layout), ", hash ", ToHex(r.layout_hash))});
   const std::optional<uint64_t> first = FirstDigest(r, DigestedRanges(shard.layout)[0]);
-  facts.AddRow({"digests", absl::StrCat("CRC-64/XZ of ", Count(r.digests.size(), "block", "blocks"), ", the header's first ",
-                                        first ? DigestText(*first) : "(none)")});
+  facts.AddRow(
+      {"digests", absl::StrCat("CRC-64/XZ of ", Count(r.digests.size(), "block", "blocks"),
+                               ", the header's first ", first ? DigestText(*first) : "(none)")});
   facts.AddRow({"descent", DescentText(r)});
   facts.AddRow({"job uuid", r.id.job.ToString()});
-  std::string out = absl::StrCat("job ", EscapeText(r.job_name), ", step ", r.id.step, " (attempt ", r.id.attempt, "), rank ",
-                                 r.id.rank, " of ", r.world_size, "\n", facts.RenderWithoutTitles("  "), "\n",
+  std::string out = absl::StrCat("job ", EscapeText(r.job_name), ", step ", r.id.step, " (attempt ",
+                                 r.id.attempt, "), rank ", r.id.rank, " of ", r.world_size, "\n",
+                                 facts.RenderWithoutTitles("  "), "\n",
                                  SliceTable(shard, slices_max).Render("  "));
   if (shard.layout.slices.size() > slices_max) {
-    absl::StrAppend(&out, "  … and ", shard.layout.slices.size() - slices_max, " more: --all-slices shows them\n");
+    absl::StrAppend(&out, "  … and ", shard.layout.slices.size() - slices_max,
+                    " more: --all-slices shows them\n");
   }
   return out;
 }
@@ -219,7 +244,8 @@ ExitCode RunInspect(const Context& context, const InspectArguments& arguments) {
   if (context.json) {
     *context.out << DumpJson(ShardToJson(*shard)) << "\n";
   } else {
-    *context.out << RenderShard(*shard, arguments.all_slices ? SIZE_MAX : kSlicesShown, context.clock->UnixMillis());
+    *context.out << RenderShard(*shard, arguments.all_slices ? SIZE_MAX : kSlicesShown,
+                                context.clock->UnixMillis());
   }
   return ExitCode::kOk;
 }

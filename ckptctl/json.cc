@@ -61,14 +61,16 @@ ordered_json ValueToJson(const ProtoMessage& message, const FieldDescriptor& fie
     case FieldDescriptor::CPPTYPE_BOOL:
       return one ? r.GetBool(message, &field) : r.GetRepeatedBool(message, &field, index);
     case FieldDescriptor::CPPTYPE_ENUM:
-      return EnumToJson(*field.enum_type(),
-                        one ? r.GetEnumValue(message, &field) : r.GetRepeatedEnumValue(message, &field, index));
+      return EnumToJson(*field.enum_type(), one ? r.GetEnumValue(message, &field)
+                                                : r.GetRepeatedEnumValue(message, &field, index));
     case FieldDescriptor::CPPTYPE_STRING: {
-      std::string text = one ? r.GetString(message, &field) : r.GetRepeatedString(message, &field, index);
+      std::string text =
+          one ? r.GetString(message, &field) : r.GetRepeatedString(message, &field, index);
       return field.type() == FieldDescriptor::TYPE_BYTES ? HexBytes(text) : text;
     }
     case FieldDescriptor::CPPTYPE_MESSAGE:
-      return MessageToJson(one ? r.GetMessage(message, &field) : r.GetRepeatedMessage(message, &field, index));
+      return MessageToJson(one ? r.GetMessage(message, &field)
+                               : r.GetRepeatedMessage(message, &field, index));
   }
   return nullptr;
 }
@@ -99,6 +101,8 @@ std::string DumpJson(const ordered_json& json) {
   return json.dump(-1, ' ', kAsciiOnly, ordered_json::error_handler_t::replace);
 }
 
-std::string HexBytes(std::string_view bytes) { return absl::BytesToHexString(ToAbsl(bytes)); }
+std::string HexBytes(std::string_view bytes) {
+  return absl::BytesToHexString(ToAbsl(bytes));
+}
 
 }  // namespace holdfast

@@ -1,6 +1,7 @@
-// Machine-readable answers. One JSON object on stdout per run, one line, ASCII only (a terminal shows it safely). Field
-// names are those of admin.proto, all present, also when empty; 64-bit numbers are numbers, bytes are
-// hex, enum values are lower case without their prefix ("running", "all_nodes"). docs/ckptctl.md names the fields.
+// Machine-readable answers. One JSON object on stdout per run, one line, ASCII only (a terminal
+// shows it safely). Field names are those of admin.proto, all present, also when empty; 64-bit
+// numbers are numbers, bytes are hex, enum values are lower case without their prefix ("running",
+// "all_nodes"). docs/ckptctl.md names the fields.
 //
 //   out << DumpJson(MessageToJson(reply)) << "\n";
 //

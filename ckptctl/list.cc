@@ -40,7 +40,8 @@ Table CheckpointTable() {
 
 void AddCheckpoint(const v1::Checkpoint& c, int64_t now, Table& table) {
   const std::string tiers = absl::StrJoin(
-      c.tiers(), ", ", [](std::string* out, const std::string& tier) { absl::StrAppend(out, EscapeText(tier)); });
+      c.tiers(), ", ",
+      [](std::string* out, const std::string& tier) { absl::StrAppend(out, EscapeText(tier)); });
   table.AddRow({absl::StrCat(c.step()), absl::StrCat(c.attempt()), StateText(c.state()),
                 absl::StrCat(c.shards(), " of ", c.world_size()), FormatBytes(c.bytes()),
                 c.unix_ms() > 0 ? FormatAge(now - c.unix_ms()) : "?", tiers});
@@ -48,7 +49,8 @@ void AddCheckpoint(const v1::Checkpoint& c, int64_t now, Table& table) {
 
 }  // namespace
 
-std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply, int64_t now_unix_ms) {
+std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply,
+                       int64_t now_unix_ms) {
   Table line = CheckpointTable();
   Table branches = CheckpointTable();
   for (const v1::Checkpoint& c : reply.checkpoints()) {
@@ -57,10 +59,12 @@ std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& rep
   if (line.empty() && branches.empty()) {
     return absl::StrCat("job ", EscapeText(job), " has no checkpoints\n");
   }
-  std::string out = absl::StrCat("job ", EscapeText(job), ", line of descent (the next restore takes the newest committed)\n",
-                                 line.empty() ? "  nothing\n" : line.Render("  "));
+  std::string out = absl::StrCat(
+      "job ", EscapeText(job), ", line of descent (the next restore takes the newest committed)\n",
+      line.empty() ? "  nothing\n" : line.Render("  "));
   if (!branches.empty()) {
-    absl::StrAppend(&out, "\nother branches (never restored unless you name step and --attempt)\n", branches.Render("  "));
+    absl::StrAppend(&out, "\nother branches (never restored unless you name step and --attempt)\n",
+                    branches.Render("  "));
   }
   return out;
 }

@@ -1,6 +1,6 @@
 // ckptctl: its arguments. What the commands do is in their own files.
-#include <CLI/CLI.hpp>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <atomic>
 #include <csignal>
@@ -20,8 +20,11 @@ namespace {
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set by a signal handler");
 
-// The first one asks the command to stop; a second one, with the default action back in place, ends the program.
-void OnInterrupt(int) { interrupted = true; }
+// The first one asks the command to stop; a second one, with the default action back in place, ends
+// the program.
+void OnInterrupt(int) {
+  interrupted = true;
+}
 
 void WatchInterrupts() {
   struct sigaction action {};
@@ -32,18 +35,22 @@ void WatchInterrupts() {
 }
 
 constexpr char kAbout[] =
-    "Looks at the checkpoints that ckptd holds on this node, checks them, and says what the next restore will use.";
+    "Looks at the checkpoints that ckptd holds on this node, checks them, and says what the next "
+    "restore will use.";
 
 constexpr char kFooter[] =
     "Start here:\n"
     "  ckptctl status            what survives if something dies now, and what went wrong lately\n"
-    "  ckptctl doctor            what will not work or will be slow on this machine, and the command that mends it\n"
+    "  ckptctl doctor            what will not work or will be slow on this machine, and the "
+    "command that mends it\n"
     "\n"
-    "Every command takes --json, --socket PATH and --timeout TIME; `ckptctl COMMAND --help` shows an example.\n"
+    "Every command takes --json, --socket PATH and --timeout TIME; `ckptctl COMMAND --help` shows "
+    "an example.\n"
     "\n"
     "Exit codes:\n"
     "  0    all is well\n"
-    "  1    something is wrong: verify found damage, a record cannot be read, doctor found what will not work\n"
+    "  1    something is wrong: verify found damage, a record cannot be read, doctor found what "
+    "will not work\n"
     "  2    wrong arguments\n"
     "  3    ckptd is not reachable, or does not answer in time\n"
     "  4    refused, not found, or failed otherwise\n"
@@ -106,10 +113,13 @@ class Arguments {
 
   void AddCommon(CLI::App& command) {
     constexpr char kGroup[] = "Options of every command";
-    command.add_flag("--json", context_.json, "Answer with one JSON object (fields: docs/ckptctl.md)")->group(kGroup);
+    command
+        .add_flag("--json", context_.json, "Answer with one JSON object (fields: docs/ckptctl.md)")
+        ->group(kGroup);
     command
         .add_option("--socket", context_.socket,
-                    "ckptd's admin socket; else $HOLDFAST_ADMIN_SOCKET, $XDG_RUNTIME_DIR/holdfast/admin.sock, "
+                    "ckptd's admin socket; else $HOLDFAST_ADMIN_SOCKET, "
+                    "$XDG_RUNTIME_DIR/holdfast/admin.sock, "
                     "/run/holdfast/admin.sock")
         ->type_name("PATH")
         ->group(kGroup);
@@ -122,14 +132,16 @@ class Arguments {
   }
   void SetTimeout(const std::string& text) {
     const auto timeout = ParseDuration(text);
-    if (!timeout.ok() || *timeout < std::chrono::milliseconds(1) || *timeout > std::chrono::hours(24)) {
-      throw CLI::ValidationError("--timeout", "'" + text + "' is not a time between 1ms and 24h (10s, 2min)");
+    if (!timeout.ok() || *timeout < std::chrono::milliseconds(1) ||
+        *timeout > std::chrono::hours(24)) {
+      throw CLI::ValidationError("--timeout",
+                                 "'" + text + "' is not a time between 1ms and 24h (10s, 2min)");
     }
     context_.timeout = *timeout;
   }
 
-  CLI::App* AddCommand(const std::string& name, const std::string& about, const std::string& example,
-                       std::function<ExitCode()> run) {
+  CLI::App* AddCommand(const std::string& name, const std::string& about,
+                       const std::string& example, std::function<ExitCode()> run) {
     CLI::App* command = app_.add_subcommand(name, about);
     command->footer("Example:\n  " + example);
     command->callback([this, run = std::move(run)] { run_ = run; });
@@ -137,77 +149,95 @@ class Arguments {
     return command;
   }
   static CLI::Option* AddJob(CLI::App* command, std::string& job, const std::string& about) {
-    return command->add_option("JOB", job, about)->type_name("")->check([](const std::string& name) {
-      return Message(CheckJobName(name));
-    });
+    return command->add_option("JOB", job, about)
+        ->type_name("")
+        ->check([](const std::string& name) { return Message(CheckJobName(name)); });
   }
   template <typename Number, typename Target>
-  static CLI::Option* AddNumber(CLI::App* command, const std::string& option, const std::string& type_name, Target& target,
+  static CLI::Option* AddNumber(CLI::App* command, const std::string& option,
+                                const std::string& type_name, Target& target,
                                 const std::string& about) {
-    const auto set = [option, &target](const std::string& text) { target = ParseNumber<Number>(option, text); };
+    const auto set = [option, &target](const std::string& text) {
+      target = ParseNumber<Number>(option, text);
+    };
     return command->add_option_function<std::string>(option, set, about)->type_name(type_name);
   }
-  static CLI::Option* AddStep(CLI::App* command, std::optional<Step>& step, const std::string& about) {
+  static CLI::Option* AddStep(CLI::App* command, std::optional<Step>& step,
+                              const std::string& about) {
     return AddNumber<Step>(command, "--step", "N", step, about);
   }
   static CLI::Option* AddAttempt(CLI::App* command, Attempt& attempt) {
-    return AddNumber<Attempt>(command, "--attempt", "A", attempt, "Of this attempt (default: on the line of descent)");
+    return AddNumber<Attempt>(command, "--attempt", "A", attempt,
+                              "Of this attempt (default: on the line of descent)");
   }
 
   void AddStatus() {
-    CLI::App* command = AddCommand("status", "What survives if something dies now; memory, jobs, what was given up and why",
-                                   "ckptctl status llama-7b", [this] { return RunStatus(context_, status_); });
+    CLI::App* command = AddCommand(
+        "status", "What survives if something dies now; memory, jobs, what was given up and why",
+        "ckptctl status llama-7b", [this] { return RunStatus(context_, status_); });
     AddJob(command, status_.job, "Only this job (default: all of yours)");
   }
   void AddList() {
-    CLI::App* command = AddCommand("list", "A job's checkpoints: the line of descent first, then discarded branches",
-                                   "ckptctl list llama-7b", [this] { return RunList(context_, list_); });
+    CLI::App* command = AddCommand(
+        "list", "A job's checkpoints: the line of descent first, then discarded branches",
+        "ckptctl list llama-7b", [this] { return RunList(context_, list_); });
     AddJob(command, list_.job, "The job")->required();
   }
   void AddInspect() {
-    CLI::App* command =
-        AddCommand("inspect", "What one rank's shard says of itself: slices, places, sizes, digests, descent",
-                   "ckptctl inspect llama-7b --step 900 --rank 1", [this] { return RunInspect(context_, inspect_); });
+    CLI::App* command = AddCommand(
+        "inspect", "What one rank's shard says of itself: slices, places, sizes, digests, descent",
+        "ckptctl inspect llama-7b --step 900 --rank 1",
+        [this] { return RunInspect(context_, inspect_); });
     AddJob(command, inspect_.job, "The job")->required();
-    CLI::Option* step = AddStep(command, inspect_.step, "Of this step (default: the newest committed)");
+    CLI::Option* step =
+        AddStep(command, inspect_.step, "Of this step (default: the newest committed)");
     AddAttempt(command, inspect_.attempt)->needs(step);
     AddNumber<Rank>(command, "--rank", "R", inspect_.rank, "Of this rank (default 0)");
     command->add_flag("--all-slices", inspect_.all_slices, "List every slice (--json always does)");
   }
   void AddVerify() {
-    CLI::App* command = AddCommand("verify", "Reads checkpoints again and compares every digest; Ctrl-C stops it",
-                                   "ckptctl verify llama-7b --all", [this] {
-                                     WatchInterrupts();
-                                     return RunVerify(context_, verify_);
-                                   });
+    CLI::App* command =
+        AddCommand("verify", "Reads checkpoints again and compares every digest; Ctrl-C stops it",
+                   "ckptctl verify llama-7b --all", [this] {
+                     WatchInterrupts();
+                     return RunVerify(context_, verify_);
+                   });
     CLI::Option* job = AddJob(command, verify_.job, "Only this job (default: all of yours)");
-    CLI::Option* step = AddStep(command, verify_.step, "This step (default: the newest committed)")->needs(job);
+    CLI::Option* step =
+        AddStep(command, verify_.step, "This step (default: the newest committed)")->needs(job);
     AddAttempt(command, verify_.attempt)->needs(step);
     command->add_flag("--all", verify_.all, "Every checkpoint")->excludes(step);
   }
   void AddRestore() {
-    CLI::App* command =
-        AddCommand("restore", "Says where the job's next restore begins: an older step, or from scratch",
-                   "ckptctl restore llama-7b --step 900", [this] { return RunRestore(context_, restore_); });
+    CLI::App* command = AddCommand(
+        "restore", "Says where the job's next restore begins: an older step, or from scratch",
+        "ckptctl restore llama-7b --step 900", [this] { return RunRestore(context_, restore_); });
     AddJob(command, restore_.job, "The job")->required();
     CLI::Option_group* what = command->add_option_group("one of");
     what->require_option(1);
-    AddStep(what, restore_.step, "At this step; later ones are discarded once the job has restored it");
-    what->add_flag("--from-scratch", restore_.from_scratch, "From nothing: all checkpoints so far are discarded");
-    what->add_flag("--clear", restore_.clear, "At the newest committed step again, as if nothing had been said");
+    AddStep(what, restore_.step,
+            "At this step; later ones are discarded once the job has restored it");
+    what->add_flag("--from-scratch", restore_.from_scratch,
+                   "From nothing: all checkpoints so far are discarded");
+    what->add_flag("--clear", restore_.clear,
+                   "At the newest committed step again, as if nothing had been said");
     AddAttempt(command, restore_.attempt)->needs(what->get_option("--step"));
   }
   void AddRemove() {
-    CLI::App* command = AddCommand("rm", "Forgets a job whose processes have ended, with all its checkpoints",
-                                   "ckptctl rm old-run --yes", [this] { return RunRemove(context_, remove_); });
+    CLI::App* command =
+        AddCommand("rm", "Forgets a job whose processes have ended, with all its checkpoints",
+                   "ckptctl rm old-run --yes", [this] { return RunRemove(context_, remove_); });
     AddJob(command, remove_.job, "The job")->required();
     command->add_flag("--yes", remove_.yes, "Do it; without this it only says what would be lost");
   }
   void AddDoctor() {
-    CLI::App* command =
-        AddCommand("doctor", "What will not work or will be slow on this machine, and the command that mends it",
-                   "ckptctl doctor", [this] { return RunDoctor(context_, doctor_); });
-    command->add_option("--config", doctor_.config, "ckptd's settings (default: /etc/holdfast/ckptd.yaml if there is one)")
+    CLI::App* command = AddCommand(
+        "doctor",
+        "What will not work or will be slow on this machine, and the command that mends it",
+        "ckptctl doctor", [this] { return RunDoctor(context_, doctor_); });
+    command
+        ->add_option("--config", doctor_.config,
+                     "ckptd's settings (default: /etc/holdfast/ckptd.yaml if there is one)")
         ->type_name("PATH");
   }
 

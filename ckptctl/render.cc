@@ -15,7 +15,8 @@ constexpr int64_t kMinute = 60 * kSecond;
 constexpr int64_t kHour = 60 * kMinute;
 constexpr int64_t kDay = 24 * kHour;
 
-std::string TwoUnits(int64_t ms, int64_t large, const char* large_name, int64_t small, const char* small_name) {
+std::string TwoUnits(int64_t ms, int64_t large, const char* large_name, int64_t small,
+                     const char* small_name) {
   const int64_t rest = ms % large / small;
   std::string text = absl::StrCat(ms / large, " ", large_name);
   return rest == 0 ? text : absl::StrCat(text, " ", rest, " ", small_name);
@@ -74,8 +75,9 @@ std::string FormatTime(int64_t unix_ms) {
   if (unix_ms <= 0 || gmtime_r(&seconds, &parts) == nullptr || parts.tm_year > kLastYear) {
     return "unknown time";
   }
-  return absl::StrFormat("%04d-%02d-%02d %02d:%02d:%02d UTC", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday,
-                         parts.tm_hour, parts.tm_min, parts.tm_sec);
+  return absl::StrFormat("%04d-%02d-%02d %02d:%02d:%02d UTC", parts.tm_year + 1900,
+                         parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min,
+                         parts.tm_sec);
 }
 
 std::string Bar(uint64_t part, uint64_t whole, size_t cells) {
@@ -96,8 +98,12 @@ void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::Render(std::string_view indent) const { return Lines(indent, true); }
-std::string Table::RenderWithoutTitles(std::string_view indent) const { return Lines(indent, false); }
+std::string Table::Render(std::string_view indent) const {
+  return Lines(indent, true);
+}
+std::string Table::RenderWithoutTitles(std::string_view indent) const {
+  return Lines(indent, false);
+}
 
 std::string Table::Lines(std::string_view indent, bool titles) const {
   std::vector<size_t> widths(columns_.size(), 0);
@@ -113,8 +119,8 @@ std::string Table::Lines(std::string_view indent, bool titles) const {
     for (size_t i = 0; i < columns_.size(); ++i) {
       const std::string& cell = cell_at(i);
       const std::string gap(widths[i] - DisplayWidth(cell), ' ');
-      absl::StrAppend(&line, i == 0 ? "" : "  ", columns_[i].align == Align::kRight ? gap : "", cell,
-                      columns_[i].align == Align::kLeft ? gap : "");
+      absl::StrAppend(&line, i == 0 ? "" : "  ", columns_[i].align == Align::kRight ? gap : "",
+                      cell, columns_[i].align == Align::kLeft ? gap : "");
     }
     line.erase(line.find_last_not_of(' ') + 1);
     absl::StrAppend(&out, line, "\n");

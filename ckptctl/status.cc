@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
@@ -23,6 +25,15 @@ constexpr size_t kBudgetCells = 20;
 // One line of a job: what it is about, and what there is to say.
 void AddLine(Table& table, std::string_view label, std::string text) {
   table.AddRow({std::string(label), std::move(text)});
+}
+
+// The parts that say something, with commas between.
+std::string Sentence(std::initializer_list<std::string> parts) {
+  std::string text;
+  for (const std::string& part : parts) {
+    absl::StrAppend(&text, text.empty() || part.empty() ? "" : ", ", part);
+  }
+  return text;
 }
 
 std::string PhaseText(v1::JobStatus::AttemptPhase phase) {
@@ -56,23 +67,27 @@ FailureText TextOf(v1::Protection::FailureKind kind) {
     case v1::Protection::FAILURE_KIND_ALL_NODES:
       return {"if all nodes die", "no copy is kept on storage that outlives the nodes"};
     default:
-      return {absl::StrCat("if failure ", static_cast<int>(kind), " happens"), "no copy is kept for it"};
+      return {absl::StrCat("if failure ", static_cast<int>(kind), " happens"),
+              "no copy is kept for it"};
   }
 }
 
-std::string StepText(uint64_t attempt, uint64_t step) { return absl::StrCat("step ", step, " (attempt ", attempt, ")"); }
+std::string StepText(uint64_t attempt, uint64_t step) {
+  return absl::StrCat("step ", step, " (attempt ", attempt, ")");
+}
 
 std::string ProtectionText(const v1::Protection& p) {
   if (!p.any()) {
     return absl::StrCat("nothing would survive: ", TextOf(p.kind()).nothing);
   }
-  return absl::StrCat("you are back at ", StepText(p.attempt(), p.step()), ", ", FormatAge(p.age_ms()), " old, from ",
-                      EscapeText(p.from()));
+  return absl::StrCat("you are back at ", StepText(p.attempt(), p.step()), ", ",
+                      FormatAge(p.age_ms()), " old, from ", EscapeText(p.from()));
 }
 
 std::string JobHead(const v1::JobStatus& job) {
-  return absl::StrCat("job ", EscapeText(job.name()), ": attempt ", job.attempt(), ", ", PhaseText(job.phase()), "; ",
-                      job.ranks_alive(), " of ", Count(job.world_size(), "rank", "ranks"), " alive; holds ",
+  return absl::StrCat("job ", EscapeText(job.name()), ": attempt ", job.attempt(), ", ",
+                      PhaseText(job.phase()), "; ", job.ranks_alive(), " of ",
+                      Count(job.world_size(), "rank", "ranks"), " alive; holds ",
                       FormatBytes(job.bytes_held()), "\n");
 }
 
@@ -80,12 +95,16 @@ void AddInFlight(const v1::JobStatus& job, Table& lines) {
   const int shown = std::min(job.in_flight_size(), kInFlightShown);
   for (int i = 0; i < shown; ++i) {
     const v1::StepInFlight& step = job.in_flight(i);
-    AddLine(lines, i == 0 ? "being saved" : "",
+    AddLine(lines,
+            i > 0                   ? ""
+            : job.ranks_alive() > 0 ? "being saved"
+                                    : "incomplete",
             absl::StrCat(StepText(step.attempt(), step.step()), ": ", step.ranks_sealed(), " of ",
                          Count(step.world_size(), "rank", "ranks"), " sealed"));
   }
   if (shown < job.in_flight_size()) {
-    AddLine(lines, "", absl::StrCat("and ", job.in_flight_size() - shown, " more: --json has them all"));
+    AddLine(lines, "",
+            absl::StrCat("and ", job.in_flight_size() - shown, " more: --json has them all"));
   }
 }
 
@@ -94,11 +113,15 @@ void AddLosses(const v1::JobStatus& job, int64_t now, Table& lines) {
   for (int i = 0; i < shown; ++i) {
     const v1::StepLoss& loss = job.losses(i);
     const std::string ago = FormatAgo(loss.unix_ms(), now);
-    AddLine(lines, i == 0 ? "given up" : "",
-            absl::StrCat(StepText(loss.attempt(), loss.step()), ", ", EscapeText(loss.why()), ago.empty() ? "" : ", ", ago));
+    // The reason may begin with the step by itself: once is enough.
+    const bool told = absl::StartsWith(loss.why(), absl::StrCat("step ", loss.step(), " "));
+    AddLine(
+        lines, i == 0 ? "given up" : "",
+        Sentence({told ? "" : StepText(loss.attempt(), loss.step()), EscapeText(loss.why()), ago}));
   }
   if (shown < job.losses_size()) {
-    AddLine(lines, "", absl::StrCat("and ", job.losses_size() - shown, " older: --json has them all"));
+    AddLine(lines, "",
+            absl::StrCat("and ", job.losses_size() - shown, " older: --json has them all"));
   }
 }
 
@@ -108,8 +131,7 @@ void AddEvents(const v1::JobStatus& job, int64_t now, Table& lines) {
   for (int i = first; i < job.events_size(); ++i) {
     const v1::Event& event = job.events(i);
     const std::string ago = FormatAgo(event.unix_ms(), now);
-    AddLine(lines, i == first ? "recently" : "",
-            absl::StrCat(EscapeText(event.text()), ago.empty() ? "" : ", ", ago));
+    AddLine(lines, i == first ? "recently" : "", Sentence({EscapeText(event.text()), ago}));
   }
 }
 
@@ -120,7 +142,8 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
   }
   if (!job.restore_point().empty()) {
     AddLine(lines, "next restore",
-            absl::StrCat(EscapeText(job.restore_point()), " (set by hand; --clear of ckptctl restore takes it back)"));
+            absl::StrCat(EscapeText(job.restore_point()),
+                         " (set by hand; --clear of ckptctl restore takes it back)"));
   }
   AddInFlight(job, lines);
   AddLosses(job, now, lines);
@@ -129,13 +152,15 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
 }
 
 std::string RenderDaemon(const v1::DaemonStatus& d) {
-  std::string out = absl::StrCat("ckptd ", EscapeText(d.version()), " on ", EscapeText(d.node_name()), ": pid ", d.pid(),
-                                 ", up ", FormatAge(d.uptime_ms()), ", ",
-                                 Count(d.connections(), "connection", "connections"), "\n");
-  absl::StrAppend(&out, "memory ", Bar(d.memory_bytes_used(), d.memory_bytes_max(), kBudgetCells), " ",
-                  FormatBytes(d.memory_bytes_used()), " of ", FormatBytes(d.memory_bytes_max()), " in ",
-                  Count(d.slots(), "slot", "slots"), " (", d.slots_free(), " free, ", d.slots_quarantined(),
-                  " quarantined); ", EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
+  std::string out =
+      absl::StrCat("ckptd ", EscapeText(d.version()), " on ", EscapeText(d.node_name()), ": pid ",
+                   d.pid(), ", up ", FormatAge(d.uptime_ms()), ", ",
+                   Count(d.connections(), "connection", "connections"), "\n");
+  absl::StrAppend(&out, "memory ", Bar(d.memory_bytes_used(), d.memory_bytes_max(), kBudgetCells),
+                  " ", FormatBytes(d.memory_bytes_used()), " of ",
+                  FormatBytes(d.memory_bytes_max()), " in ", Count(d.slots(), "slot", "slots"),
+                  " (", d.slots_free(), " free, ", d.slots_quarantined(), " quarantined); ",
+                  EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
                   " left\n");
   for (const std::string& problem : d.problems()) {
     absl::StrAppend(&out, "problem: ", EscapeText(problem), "\n");
@@ -151,7 +176,8 @@ std::string RenderStatus(const v1::GetStatusReply& reply) {
     absl::StrAppend(&out, "\n", RenderJob(job, reply.daemon().unix_ms()));
   }
   if (reply.jobs().empty()) {
-    absl::StrAppend(&out, "\nno jobs of yours: none has joined since their copies were last removed\n");
+    absl::StrAppend(&out,
+                    "\nno jobs of yours: none has joined since their copies were last removed\n");
   }
   return out;
 }

@@ -21,7 +21,9 @@ constexpr size_t kBadKeptMax = 10'000;  // for --json; the count goes on
 constexpr std::chrono::milliseconds kRedraw(100);
 constexpr char kClearLine[] = "\r\x1b[K";
 
-Duration Milliseconds(int64_t ms) { return std::chrono::milliseconds(ms); }
+Duration Milliseconds(int64_t ms) {
+  return std::chrono::milliseconds(ms);
+}
 
 // What one job's verification came to.
 struct Outcome {
@@ -48,16 +50,21 @@ class Verification {
     request.set_all_steps(arguments.all);
     request.set_newest(!arguments.all && !arguments.step.has_value());
     static const std::atomic<bool> kNever{false};
-    const std::atomic<bool>& cancel = context_.interrupted == nullptr ? kNever : *context_.interrupted;
-    outcome_.status = client_.Verify(request, cancel, [this](const v1::VerifyProgress& p) { OnProgress(p); });
+    const std::atomic<bool>& cancel =
+        context_.interrupted == nullptr ? kNever : *context_.interrupted;
+    outcome_.status =
+        client_.Verify(request, cancel, [this](const v1::VerifyProgress& p) { OnProgress(p); });
     ClearProgress();
     if (outcome_.status.ok() && !outcome_.done) {
-      outcome_.status = absl::UnavailableError("the daemon ended the verification before it was done");
+      outcome_.status =
+          absl::UnavailableError("the daemon ended the verification before it was done");
     }
     return std::move(outcome_);
   }
 
-  int64_t ElapsedMs() const { return (context_.clock->Now() - begin_) / std::chrono::milliseconds(1); }
+  int64_t ElapsedMs() const {
+    return (context_.clock->Now() - begin_) / std::chrono::milliseconds(1);
+  }
 
  private:
   void OnProgress(const v1::VerifyProgress& progress) {
@@ -68,15 +75,16 @@ class Verification {
       ++outcome_.bad_count;
       if (!context_.json) {
         ClearProgress();
-        *context_.out << "BAD: " << EscapeText(outcome_.job) << " " << RenderBadShard(bad) << std::endl;
+        *context_.out << "BAD: " << EscapeText(outcome_.job) << " " << RenderBadShard(bad)
+                      << std::endl;
       } else if (outcome_.bad.size() < kBadKeptMax) {
         outcome_.bad.push_back(bad);
       }
     }
     const MonotonicTime now = context_.clock->Now();
     if (context_.progress && (!drawn_ || now - last_drawn_ >= kRedraw)) {
-      *context_.err << kClearLine << EscapeText(outcome_.job) << " " << RenderVerifyProgress(progress, ElapsedMs())
-                    << std::flush;
+      *context_.err << kClearLine << EscapeText(outcome_.job) << " "
+                    << RenderVerifyProgress(progress, ElapsedMs()) << std::flush;
       drawn_ = true;
       last_drawn_ = now;
     }
@@ -110,9 +118,10 @@ absl::StatusOr<std::vector<std::string>> JobsToVerify(AdminClient& client, const
 }
 
 void ShowOutcome(const Context& context, const Outcome& outcome, int64_t elapsed_ms) {
-  const std::string checked = absl::StrCat(Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes),
-                                           " in ", FormatAge(elapsed_ms), " (",
-                                           FormatRate(outcome.bytes, Milliseconds(std::max<int64_t>(elapsed_ms, 1))), ")");
+  const std::string checked =
+      absl::StrCat(Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes),
+                   " in ", FormatAge(elapsed_ms), " (",
+                   FormatRate(outcome.bytes, Milliseconds(std::max<int64_t>(elapsed_ms, 1))), ")");
   *context.out << "job " << EscapeText(outcome.job) << ": ";
   if (!outcome.status.ok()) {
     *context.out << "not verified: " << EscapeText(Message(outcome.status)) << "\n";
@@ -120,7 +129,8 @@ void ShowOutcome(const Context& context, const Outcome& outcome, int64_t elapsed
     *context.out << "every digest is right: " << checked << "\n";
   } else {
     *context.out << Count(outcome.bad_count, "shard is", "shards are") << " BAD: " << checked
-                 << ". A restore will use another step; ckptctl list " << EscapeText(outcome.job) << " shows which\n";
+                 << ". A restore will use another step; ckptctl list " << EscapeText(outcome.job)
+                 << " shows which\n";
   }
 }
 
@@ -143,19 +153,20 @@ nlohmann::ordered_json OutcomeToJson(const Outcome& outcome, int64_t elapsed_ms)
 }  // namespace
 
 std::string RenderBadShard(const v1::BadShard& bad) {
-  return absl::StrCat("step ", bad.step(), " (attempt ", bad.attempt(), ") rank ", bad.rank(), ", ", EscapeText(bad.location()),
-                      ": ", EscapeText(bad.what()));
+  return absl::StrCat("step ", bad.step(), " (attempt ", bad.attempt(), ") rank ", bad.rank(), ", ",
+                      EscapeText(bad.location()), ": ", EscapeText(bad.what()));
 }
 
 std::string RenderVerifyProgress(const v1::VerifyProgress& p, int64_t elapsed_ms) {
-  std::string line = absl::StrCat(Bar(p.bytes_done(), p.bytes_total(), kProgressCells), " ",
-                                  Percent(p.bytes_done(), p.bytes_total()), "%  ", FormatBytes(p.bytes_done()), " of ",
-                                  FormatBytes(p.bytes_total()));
+  std::string line =
+      absl::StrCat(Bar(p.bytes_done(), p.bytes_total(), kProgressCells), " ",
+                   Percent(p.bytes_done(), p.bytes_total()), "%  ", FormatBytes(p.bytes_done()),
+                   " of ", FormatBytes(p.bytes_total()));
   if (elapsed_ms <= 0 || p.bytes_done() == 0 || p.bytes_done() > p.bytes_total()) {
     return line;
   }
-  const double left_ms = static_cast<double>(p.bytes_total() - p.bytes_done()) / static_cast<double>(p.bytes_done()) *
-                         static_cast<double>(elapsed_ms);
+  const double left_ms = static_cast<double>(p.bytes_total() - p.bytes_done()) /
+                         static_cast<double>(p.bytes_done()) * static_cast<double>(elapsed_ms);
   constexpr double kLeftMsMax = 100.0 * 86'400'000;  // more than 100 days is no estimate
   absl::StrAppend(&line, "  ", FormatRate(p.bytes_done(), Milliseconds(elapsed_ms)));
   if (left_ms < kLeftMsMax) {

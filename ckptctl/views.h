@@ -1,5 +1,5 @@
-// What the commands show to people, as text: pure functions of what the daemon said, so that tests compare them with
-// texts written by hand. Every name and text from elsewhere is escaped in here.
+// What the commands show to people, as text: pure functions of what the daemon said, so that tests
+// compare them with texts written by hand. Every name and text from elsewhere is escaped in here.
 //
 //   out << RenderStatus(reply);
 #pragma once
@@ -23,7 +23,8 @@ class VerifyProgress;
 // Ages are told by the daemon's clock, as the reply gives it.
 std::string RenderStatus(const v1::GetStatusReply& reply);
 
-std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply, int64_t now_unix_ms);
+std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply,
+                       int64_t now_unix_ms);
 
 // `layout` is the record's, decoded; at most `slices_max` slices are listed.
 struct InspectedShard {
@@ -36,7 +37,8 @@ std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t 
 // "step 900 (attempt 3) rank 1, /dev/shm/holdfast/slot-000002: <what>".
 std::string RenderBadShard(const v1::BadShard& bad);
 
-// One line for a terminal, without its line end: bar, share, bytes, rate and what is left at this rate.
+// One line for a terminal, without its line end: bar, share, bytes, rate and what is left at this
+// rate.
 std::string RenderVerifyProgress(const v1::VerifyProgress& progress, int64_t elapsed_ms);
 
 }  // namespace holdfast

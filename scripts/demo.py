@@ -52,6 +52,24 @@ class Timeline:
             )
 
 
+class Lockstep:
+    """What a gradient exchange does to real ranks: nobody begins a step before everybody is ready for it."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.waiting = {}
+
+    def arrive(self, rank, step):
+        with self.lock:
+            self.waiting[rank.rank] = (rank, step)
+            arrived = list(self.waiting.values())
+            if len(arrived) < 2 or len({s for _, s in arrived}) != 1:
+                return
+            self.waiting = {}
+            for other, _ in arrived:
+                other.go()
+
+
 class RankProcess:
     """One training process; its JSON lines arrive in a queue."""
 
@@ -65,7 +83,7 @@ class RankProcess:
             environment["HOLDFAST_SYNC_POINT"] = sync_point
         command = [
             demo.program("holdfast_train_example"), "--job", JOB, "--rank", str(rank), "--world", "2", "--bytes", str(demo.bytes),
-            "--socket", demo.socket, "--reserve", *arguments,
+            "--socket", demo.socket, "--reserve", "--await-commit", "--lockstep", *arguments,
         ]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         threading.Thread(target=self._read, daemon=True).start()
@@ -75,6 +93,8 @@ class RankProcess:
             event = json.loads(line)
             self._show(event)
             self.events.put(event)
+            if event["event"] == "ready":
+                self.demo.lockstep.arrive(self, event["step"])
         self.events.put({"event": "eof"})
 
     def _show(self, event):
@@ -86,6 +106,13 @@ class RankProcess:
         name = names.get(event["event"])
         if name:
             self.demo.timeline.add(f"rank {self.rank}", name.format(**event), event.get("step"), event.get("ms"), event.get("bytes_per_s"))
+
+    def go(self):
+        try:
+            self.process.stdin.write("g")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it was killed: its end is noticed elsewhere
 
     def wait_for(self, wanted, **fields):
         """The next event of this name (and with these fields), or Wrong."""
@@ -132,9 +159,11 @@ class Demo:
             file.write(
                 f"state_dir: {self.work}/state\nsocket: {{path: {self.socket}}}\nadmin: {{path: {self.admin}}}\n"
                 f"metrics: {{address: 'off'}}\nlog: {{level: warning}}\n"
-                f"memory: {{dir: {self.memory}, slots_per_rank: 5, bytes_max: {(self.bytes + (8 << 20)) * 11}}}\n"
+                f"memory: {{dir: {self.memory}, slots_per_rank: 16, bytes_max: {(self.bytes + (8 << 20)) * 33}}}\n"
             )
+        self.log = open(os.path.join(self.work, "ckptd.log"), "a+", encoding="utf-8")
         self.daemon = None
+        self.lockstep = Lockstep()
         self.ranks = []
 
     def program(self, name):
@@ -149,12 +178,14 @@ class Demo:
             ready.settimeout(DEADLINE_S)
             began = time.monotonic()
             self.daemon = subprocess.Popen(
-                [self.program("ckptd"), "--config", self.config], env={**os.environ, "NOTIFY_SOCKET": path}, stdout=subprocess.DEVNULL
+                [self.program("ckptd"), "--config", self.config], env={**os.environ, "NOTIFY_SOCKET": path},
+                stdout=subprocess.DEVNULL, stderr=self.log,
             )
             ready.recv(4096)
         self.timeline.add("ckptd", "ready", ms=(time.monotonic() - began) * 1000)
 
     def start_ranks(self, *arguments, sync_points=("", "")):
+        self.lockstep = Lockstep()
         self.ranks = [RankProcess(self, rank, arguments, sync_points[rank]) for rank in range(2)]
         return self.ranks
 
@@ -179,6 +210,7 @@ class Demo:
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.terminate()
             self.daemon.wait(timeout=DEADLINE_S)
+        self.log.close()
         shutil.rmtree(self.memory, ignore_errors=True)
         shutil.rmtree(self.work, ignore_errors=True)
 
@@ -202,7 +234,7 @@ def same_step(ranks):
 
 def killed_in_the_middle_of_a_save(demo):
     title("A rank is killed in the middle of a save")
-    first = demo.start_ranks("--steps", "100000", "--await-commit", sync_points=("", "client.save.half_copied:kill@6"))
+    first = demo.start_ranks("--steps", "100000", sync_points=("", "client.save.half_copied:kill@6"))
     first[1].wait_killed()
     demo.timeline.add("rank 1", "killed (SIGKILL) half-way through copying", 5)
     first[0].wait_for("error", during="commit")
@@ -211,7 +243,7 @@ def killed_in_the_middle_of_a_save(demo):
     before = [saves(rank) for rank in first]
     check("five steps (0 to 4) were committed before", len(before[1]) == 5, str(before[1]))
     title("The job starts again")
-    ranks = demo.start_ranks("--steps", "100000", "--await-commit")
+    ranks = demo.start_ranks("--steps", "100000")
     events = same_step(ranks)
     check("it is the last step that both had saved", events[0]["step"] == 4, str(events))
     check(
@@ -238,7 +270,7 @@ def daemon_killed(demo, ranks):
         rank.wait_for("committed")
     check("both ranks saved on without being restarted", True)
     demo.kill_ranks()
-    ranks = demo.start_ranks("--steps", "3", "--await-commit", "--wait-stdin")
+    ranks = demo.start_ranks("--steps", "3", "--wait-stdin")
     events = same_step(ranks)
     check("nothing sealed was lost", events[0]["step"] >= newest, str(events))
     for rank in ranks:
@@ -252,7 +284,7 @@ def rolled_back(demo):
     (old, _), (newest, _) = line[-3], line[-1]
     demo.ctl("restore", JOB, "--step", str(old))
     demo.timeline.add("operator", f"ckptctl restore {JOB} --step {old}", old)
-    ranks = demo.start_ranks("--steps", "2", "--await-commit", "--wait-stdin")
+    ranks = demo.start_ranks("--steps", "2", "--wait-stdin")
     events = same_step(ranks)
     check(f"that is the step asked for, {newest - old} before the newest", events[0]["step"] == old, str(events))
     for rank in ranks:
@@ -287,7 +319,7 @@ def run(demo):
 def main():
     parser = argparse.ArgumentParser(prog="scripts/demo")
     parser.add_argument("bin")
-    parser.add_argument("--bytes", type=int, default=256 << 20, help="of state per rank")
+    parser.add_argument("--bytes", type=int, default=64 << 20, help="of state per rank")
     arguments = parser.parse_args()
     demo = Demo(arguments.bin, arguments.bytes)
     try:
@@ -300,6 +332,8 @@ def main():
         print(f"\nscripts/demo: FAILED: {problem}", file=sys.stderr)
         if isinstance(problem, subprocess.CalledProcessError):
             print(problem.stderr, file=sys.stderr)
+        demo.log.seek(0)
+        print("ckptd's log:\n" + demo.log.read()[-8000:], file=sys.stderr)
         return 1
     finally:
         demo.close()

@@ -113,7 +113,8 @@ bool Agent::BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const {
 bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   uint64_t coming = 0;
   for (const auto& [id, slot] : slots_) {
-    coming += slot.state == SlotState::kDeleting ? slot.bytes : 0;
+    const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer && slot.readers.empty() && slot.admin_readers.empty();
+    coming += slot.state == SlotState::kDeleting || (emptied && Orphan(slot)) ? slot.bytes : 0;
   }
   const auto enough = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
   std::vector<Slot*> victims;
@@ -138,7 +139,7 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
       Delete(*slot);
     }
   }
-  return own_deleted || (!over_count && coming > 0);
+  return own_deleted || (!over_count && coming > 0 && enough());
 }
 
 Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, RequestToken token) {
@@ -170,7 +171,8 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
   // 3. One that is on its way.
   bool coming = MakeSpace(seat, pending.bytes);
   for (const auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !Fits(slot, pending.bytes) || Stuck(slot, seat)) {
+    const bool of_use = Fits(slot, pending.bytes) || !slot.writer;  // of the wrong size: deleted, and another one made
+    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !of_use || Stuck(slot, seat)) {
       continue;
     }
     coming = coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kUnpublishing ||
@@ -247,8 +249,9 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
     const bool unread = slot.readers.empty() && slot.admin_readers.empty();
     const bool reusable = mine && unread && !slot.bad && (!slot.writer || *slot.writer == seat.process) && Fits(slot, bytes);
     const bool deletable = unread && !slot.writer && (mine || slot.job != seat.job || Orphan(slot));
-    // Kept by a reader or an old process, it no longer counts for the rank: another slot can be made, if there is memory.
-    const bool another = mine && (!unread || (slot.writer && *slot.writer != seat.process)) && bytes_used_ + bytes <= bytes_max_;
+    // Kept by a reader, an old process or a bad file, it no longer counts for the rank: another slot can be made, if there is memory.
+    const bool stuck_then = !unread || slot.bad || (slot.writer && *slot.writer != seat.process);
+    const bool another = mine && stuck_then && bytes_used_ + bytes <= bytes_max_;
     if (reusable || deletable || (limit == Limit::kRank && another)) {
       if (limit == Limit::kBudget || mine) {
         useful.push_back(it->first.checkpoint());

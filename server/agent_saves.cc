@@ -129,7 +129,7 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
     added.set_parent_step(d.parent.step);
   }
   const bool descriptor = slot.mapped_on != slot.filled_by;
-  grant.set_descriptor(descriptor);
+  grant.set_with_descriptor(descriptor);
   slot.mapped_on = slot.filled_by;
   Reply(token, std::move(frame), descriptor ? Descriptors::kWritableImage : Descriptors::kNone, &slot);
 }

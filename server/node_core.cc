@@ -100,6 +100,11 @@ Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms)
     impl_->WakeJobs(time);
     impl_->Pump(time);
   }
+  // A deadline of 0 asks for what can be said now.
+  if (const std::optional<MonotonicTime> next = impl_->agent.NextDeadline(); next && *next <= now) {
+    impl_->agent.Expire(time);
+    impl_->Pump(time);
+  }
   impl_->SetNextTimer();
   std::deque<Action>& actions = impl_->agent.actions();
   Actions result(std::make_move_iterator(actions.begin()), std::make_move_iterator(actions.end()));

@@ -45,13 +45,14 @@ struct Args {
   bool reserve = false;     // make slots before the first save
   bool overlap = false;     // save while the next step is "computed"
   bool await_commit = false;
+  bool lockstep = false;    // before each step, say "ready" and wait for a byte on stdin: where real ranks wait for each other
   bool wait_stdin = false;  // at the end, until stdin is closed
 };
 
 const char kUsage[] =
     "usage: holdfast_train_example [--job NAME] [--rank N] [--world N] [--steps N] [--bytes N] [--launch ID] [--socket PATH]\n"
     "  [--save-every N] [--slow-ms N] [--threads N] [--deadline-ms N] [--wait-room-ms N] [--restore-step N [--restore-attempt N]]\n"
-    "  [--no-restore] [--reserve] [--overlap] [--await-commit] [--wait-stdin]\n";
+    "  [--no-restore] [--reserve] [--overlap] [--await-commit] [--lockstep] [--wait-stdin]\n";
 
 bool ParseNumber(const char* text, uint64_t& out) {
   char* end = nullptr;
@@ -70,7 +71,8 @@ bool Parse(int argc, char** argv, Args& args) {
       {"--wait-room-ms", &args.wait_room_ms}, {"--restore-step", &args.restore_step}, {"--restore-attempt", &args.restore_attempt}};
   const std::map<std::string_view, bool*> flags = {
       {"--no-restore", &args.no_restore}, {"--reserve", &args.reserve}, {"--overlap", &args.overlap},
-      {"--await-commit", &args.await_commit}, {"--wait-stdin", &args.wait_stdin}};
+      {"--await-commit", &args.await_commit}, {"--lockstep", &args.lockstep},
+      {"--wait-stdin", &args.wait_stdin}};
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     if (const auto flag = flags.find(name); flag != flags.end()) {
@@ -239,6 +241,9 @@ class Loop {
       return failed;
     }
     for (uint64_t step = first; step < first + args_.steps; ++step) {
+      if (args_.lockstep && !AwaitOthers(step)) {
+        break;
+      }
       if (args_.slow_ms != 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(args_.slow_ms));
       }
@@ -261,6 +266,13 @@ class Loop {
   void PrintError(const char* during, const holdfast::Status& status) {
     NewLine("error").Put("during", during).Put("code", CodeName(status.code())).Put("message", status.message());
     superseded_ = superseded_ || status.code() == holdfast::Code::kSuperseded;
+  }
+
+  // False when stdin was closed: whoever led the ranks is gone.
+  bool AwaitOthers(uint64_t step) {
+    NewLine("ready").Put("step", step);
+    char byte = 0;
+    return ::read(STDIN_FILENO, &byte, 1) == 1;
   }
 
   void Reserve() {

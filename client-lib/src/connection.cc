@@ -99,6 +99,9 @@ Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, De
 
 bool Connection::alive() {
   const MutexLock lock(mutex_);
+  if (broken_.ok() && HungUp(fd_.get())) {  // while nobody was waiting for anything
+    BreakLocked(Status(Code::kUnavailable, "ckptd closed the connection (it was stopped or restarted)"));
+  }
   return broken_.ok();
 }
 

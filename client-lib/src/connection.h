@@ -63,7 +63,7 @@ class Connection {
     return Receive<Message>(id, deadline);
   }
 
-  bool alive();
+  bool alive();  // looks at the socket, without waiting
   // From any thread: everybody who waits on it gets `why`.
   void Break(const Status& why);
 

@@ -153,4 +153,9 @@ Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>
   }
 }
 
+bool HungUp(int fd) {
+  struct pollfd poll_fd = {fd, POLLRDHUP, 0};
+  return ::poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 }  // namespace holdfast::client

@@ -29,4 +29,7 @@ Status SendAll(int fd, std::string_view bytes, Deadline deadline);
 // stream, kInternal when more descriptors came than any frame has.
 Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors, Deadline deadline);
 
+// Whether the peer has closed its end.
+bool HungUp(int fd);
+
 }  // namespace holdfast::client

@@ -121,8 +121,14 @@ void Daemon::SendWithDescriptors(SendReply action) {
         SetFailure(opened->status, frame);
       }
       clients_->Complete(action.connection, place, std::move(frame), std::move(opened->descriptors));
-      if (!opened->status.ok() && IsSlotsFault(opened->status)) {
+      if (opened->status.ok()) {
+        return;
+      }
+      if (IsSlotsFault(opened->status)) {
         Feed(CopyFoundBad{action.slot, action.generation, Message(opened->status)});
+      } else {
+        // The core believes that the client has them: only a new connection sets that right.
+        clients_->Close(action.connection, Message(opened->status));
       }
     };
   });

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -245,17 +246,20 @@ TEST_F(TouchTest, BothMethodsFaultTheSameWay) {
 // A byte that another thread counts up while we touch its page must not lose a count.
 TEST_F(TouchTest, WritersAreNotDisturbed) {
   Map(4096);
+  constexpr int kCounts = 10'000'000;
   auto* const counter = reinterpret_cast<uint8_t*>(data_);
-  std::thread writer([counter] {
-    for (int i = 0; i < 100'000; ++i) {
+  std::atomic<bool> done{false};
+  std::thread writer([counter, &done] {
+    for (int i = 0; i < kCounts; ++i) {
       __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
     }
+    done = true;
   });
-  for (int i = 0; i < 2'000; ++i) {
-    ASSERT_EQ(PopulatePages(data_, bytes_, true, PopulateMethod::kTouch), 0);
+  while (!done.load()) {
+    EXPECT_EQ(PopulatePages(data_, bytes_, true, PopulateMethod::kTouch), 0);
   }
   writer.join();
-  EXPECT_EQ(__atomic_load_n(counter, __ATOMIC_RELAXED), 100'000 % 256);
+  EXPECT_EQ(__atomic_load_n(counter, __ATOMIC_RELAXED), kCounts % 256);
 }
 
 }  // namespace

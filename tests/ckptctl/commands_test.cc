@@ -169,14 +169,15 @@ TEST(Timeout, ASilentDaemonIsNotWaitedForForever) {
 }
 
 TEST(List, AsksForTheJob) {
-  FakeAdmin admin({.list = [](const v1::ListCheckpointsRequest& request, v1::ListCheckpointsReply& reply) {
-    EXPECT_EQ(request.job(), "llama");
-    auto& c = *reply.add_checkpoints();
-    c.set_step(900);
-    c.set_state(v1::Checkpoint::STATE_COMMITTED);
-    c.set_on_line(true);
-    return absl::OkStatus();
-  }});
+  FakeAdmin admin(
+      {.list = [](const v1::ListCheckpointsRequest& request, v1::ListCheckpointsReply& reply) {
+        EXPECT_EQ(request.job(), "llama");
+        auto& c = *reply.add_checkpoints();
+        c.set_step(900);
+        c.set_state(v1::Checkpoint::STATE_COMMITTED);
+        c.set_on_line(true);
+        return absl::OkStatus();
+      }});
   Console people(admin.socket());
   EXPECT_EQ(RunList(people.context(), {.job = "llama"}), ExitCode::kOk);
   EXPECT_THAT(people.out(), HasSubstr("job llama, line of descent"));
@@ -245,7 +246,8 @@ TEST(Inspect, PassesWhatWasAskedFor) {
     return absl::NotFoundError("no such shard");
   }});
   Console console(admin.socket());
-  EXPECT_EQ(RunInspect(console.context(), {.job = "llama", .step = 0, .attempt = 2, .rank = 5}), ExitCode::kRefused);
+  EXPECT_EQ(RunInspect(console.context(), {.job = "llama", .step = 0, .attempt = 2, .rank = 5}),
+            ExitCode::kRefused);
   EXPECT_FALSE(got.newest());
   EXPECT_EQ(got.attempt(), 2u);
   EXPECT_EQ(got.rank(), 5u);
@@ -295,12 +297,13 @@ v1::VerifyProgress Progress(uint64_t done, uint32_t shards, bool finished) {
 
 TEST(Verify, AllGood) {
   v1::VerifyRequest got;
-  FakeAdmin admin({.verify = [&](const v1::VerifyRequest& request, const FakeAdmin::SendProgress& send) {
-    got = request;
-    send(Progress(1000, 0, false));
-    send(Progress(4000, 2, true));
-    return absl::OkStatus();
-  }});
+  FakeAdmin admin(
+      {.verify = [&](const v1::VerifyRequest& request, const FakeAdmin::SendProgress& send) {
+        got = request;
+        send(Progress(1000, 0, false));
+        send(Progress(4000, 2, true));
+        return absl::OkStatus();
+      }});
   Console people(admin.socket());
   EXPECT_EQ(RunVerify(people.context(), {.job = "llama"}), ExitCode::kOk);
   EXPECT_THAT(people.out(), HasSubstr("job llama: every digest is right: 2 shards, 3.9 KiB in "));
@@ -328,7 +331,9 @@ TEST(Verify, DrawsAndClearsItsBar) {
   Console console(admin.socket());
   console.context().progress = true;
   EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kOk);
-  EXPECT_THAT(console.err(), testing::StartsWith("\r\x1b[Kllama [######------------------] 25%  1000 B of 3.9 KiB"));
+  EXPECT_THAT(
+      console.err(),
+      testing::StartsWith("\r\x1b[Kllama [######------------------] 25%  1000 B of 3.9 KiB"));
   EXPECT_THAT(console.err(), testing::EndsWith("\r\x1b[K"));
 }
 
@@ -350,8 +355,10 @@ TEST(Verify, DamageIsNamedAndHasItsExitCode) {
   FakeAdmin admin(Damaged());
   Console people(admin.socket());
   EXPECT_EQ(RunVerify(people.context(), {.job = "llama"}), ExitCode::kDamaged);
-  EXPECT_THAT(people.out(), testing::StartsWith("BAD: llama step 900 (attempt 3) rank 1, slot-000001: slice 'w\\x1b[2J', "
-                                                "block at 4096: expected 1, found 2\n"));
+  EXPECT_THAT(
+      people.out(),
+      testing::StartsWith("BAD: llama step 900 (attempt 3) rank 1, slot-000001: slice 'w\\x1b[2J', "
+                          "block at 4096: expected 1, found 2\n"));
   EXPECT_THAT(people.out(), HasSubstr("job llama: 1 shard is BAD: 2 shards, "));
   Console machine(admin.socket());
   EXPECT_EQ(RunVerify(machine.Json(), {.job = "llama"}), ExitCode::kDamaged);
@@ -395,47 +402,86 @@ TEST(Verify, WithoutAJobEachIsVerifiedAndEmptyOnesAreNoFailure) {
   FakeAdmin admin(std::move(answers));
   Console all(admin.socket());
   EXPECT_EQ(RunVerify(all.context(), {}), ExitCode::kOk);
-  EXPECT_THAT(all.out(), HasSubstr("job llama: not verified: nothing is committed\njob mistral: every digest is right: "));
+  EXPECT_THAT(
+      all.out(),
+      HasSubstr(
+          "job llama: not verified: nothing is committed\njob mistral: every digest is right: "));
   Console one(admin.socket());
   EXPECT_EQ(RunVerify(one.context(), {.job = "llama"}), ExitCode::kRefused);
 }
 
 TEST(Verify, WithoutAnyJobs) {
-  FakeAdmin admin({.get_status = [](const v1::GetStatusRequest&, v1::GetStatusReply&) { return absl::OkStatus(); }});
+  FakeAdmin admin({.get_status = [](const v1::GetStatusRequest&, v1::GetStatusReply&) {
+    return absl::OkStatus();
+  }});
   Console console(admin.socket());
   EXPECT_EQ(RunVerify(console.context(), {}), ExitCode::kOk);
   EXPECT_EQ(console.out(), "no jobs of yours: nothing to verify\n");
 }
 
-TEST(Verify, AnInterruptReachesTheDaemon) {
+TEST(Verify, AnInterruptReachesASilentDaemon) {
   std::atomic<bool> interrupted{false};
-  Gate gone;
-  FakeAdmin admin({.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
+  std::atomic<bool> told{false};
+  Gate returned;
+  FakeAdmin::Answers answers;
+  answers.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
+    send(Progress(1000, 0, false));
     interrupted = true;
-    while (send(Progress(1000, 0, false))) {
+    returned.Wait();
+    while (send(Progress(2000, 0, false))) {
     }
-    gone.Open();
+    told = true;
     return absl::OkStatus();
-  }});
-  Console console(admin.socket());
-  console.context().interrupted = &interrupted;
-  EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
-  EXPECT_THAT(console.err(), HasSubstr("verify llama: stopped"));
-  gone.Wait();
+  };
+  {
+    FakeAdmin admin(std::move(answers));
+    Console console(admin.socket());
+    console.context().interrupted = &interrupted;
+    EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
+    EXPECT_THAT(console.err(), HasSubstr("verify llama: stopped"));
+    returned.Open();
+  }
+  EXPECT_TRUE(told);
+}
+
+TEST(Verify, AnInterruptReachesADaemonThatNeverStopsTalking) {
+  std::atomic<bool> interrupted{false};
+  std::atomic<int> sent{0};
+  constexpr int kMessages = 20'000;
+  FakeAdmin::Answers answers;
+  answers.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
+    v1::VerifyProgress large = Progress(1000, 0, false);
+    large.add_bad()->set_what(std::string(16'384, 'x'));
+    interrupted = true;
+    while (sent < kMessages && send(large)) {
+      ++sent;
+    }
+    return absl::OkStatus();
+  };
+  {
+    FakeAdmin admin(std::move(answers));
+    Console console(admin.socket());
+    console.context().interrupted = &interrupted;
+    EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
+  }
+  EXPECT_LT(sent, kMessages);  // it was told, and did not run to its end
 }
 
 TEST(Restore, SaysWhatTheDaemonSays) {
   v1::SetRestorePointRequest got;
-  FakeAdmin admin({.restore = [&](const v1::SetRestorePointRequest& request, v1::SetRestorePointReply& reply) {
-    got = request;
-    reply.set_text("the next session of llama\x1b will begin at step 800");
-    return absl::OkStatus();
-  }});
+  FakeAdmin admin(
+      {.restore = [&](const v1::SetRestorePointRequest& request, v1::SetRestorePointReply& reply) {
+        got = request;
+        reply.set_text("the next session of llama\x1b will begin at step 800");
+        return absl::OkStatus();
+      }});
   Console people(admin.socket());
-  EXPECT_EQ(RunRestore(people.context(), {.job = "llama", .step = 800, .attempt = 2}), ExitCode::kOk);
+  EXPECT_EQ(RunRestore(people.context(), {.job = "llama", .step = 800, .attempt = 2}),
+            ExitCode::kOk);
   EXPECT_EQ(people.out(),
             "the next session of llama\\x1b will begin at step 800\n"
-            "It takes effect when the job's ranks next restore. To take it back before: ckptctl restore llama --clear\n");
+            "It takes effect when the job's ranks next restore. To take it back before: ckptctl "
+            "restore llama --clear\n");
   EXPECT_EQ(got.step(), 800u);
   EXPECT_EQ(got.attempt(), 2u);
   Console machine(admin.socket());
@@ -477,7 +523,8 @@ TEST(Remove, NeedsYes) {
   EXPECT_EQ(RunRemove(careful.context(), {.job = "llama"}), ExitCode::kRefused);
   EXPECT_FALSE(removed);
   EXPECT_EQ(careful.err(),
-            "ckptctl: nothing was removed. It would forget job llama with 2 checkpoints, 2 MiB, for good. If that is meant: "
+            "ckptctl: nothing was removed. It would forget job llama with 2 checkpoints, 2 MiB, "
+            "for good. If that is meant: "
             "ckptctl rm llama --yes\n");
   Console sure(admin.socket());
   EXPECT_EQ(RunRemove(sure.context(), {.job = "llama", .yes = true}), ExitCode::kOk);
@@ -503,7 +550,8 @@ TEST(Doctor, WorksWithoutADaemon) {
   EXPECT_EQ(RunDoctor(machine.Json(), {}), ExitCode::kDamaged);
   const json doctor = machine.Parsed();
   EXPECT_EQ(VerdictOf(doctor, "daemon"), "will_not_work");
-  for (const char* check : {"kernel", "pidfd", "populate", "io_uring", "copy", "tmpfs /dev/shm", "memlock", "fabric"}) {
+  for (const char* check :
+       {"kernel", "pidfd", "populate", "io_uring", "copy", "tmpfs /dev/shm", "memlock", "fabric"}) {
     EXPECT_NE(VerdictOf(doctor, check), "") << check;
   }
   Console people("/tmp/holdfast-no-such-directory/admin.sock");

@@ -51,12 +51,14 @@ Facts GoodFacts() {
 // The finding of that check; a made-up broken one when there is none.
 Finding Find(const Facts& facts, const std::string& check) {
   const std::vector<Finding> findings = Evaluate(facts);
-  const auto it = std::find_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.check == check; });
-  return it != findings.end() ? *it : Finding{check, Verdict::kBroken, "(no such finding)", "(none)"};
+  const auto it = std::find_if(findings.begin(), findings.end(),
+                               [&](const Finding& f) { return f.check == check; });
+  return it != findings.end() ? *it
+                              : Finding{check, Verdict::kBroken, "(no such finding)", "(none)"};
 }
 
-void ExpectFinding(const Facts& facts, const std::string& check, Verdict verdict, const std::string& text,
-                   const std::string& mend) {
+void ExpectFinding(const Facts& facts, const std::string& check, Verdict verdict,
+                   const std::string& text, const std::string& mend) {
   const Finding finding = Find(facts, check);
   EXPECT_EQ(VerdictText(finding.verdict), VerdictText(verdict)) << check;
   EXPECT_EQ(finding.text, text);
@@ -79,13 +81,16 @@ TEST(Evaluate, Kernel) {
   }
   facts.kernel_release = "5.10.0-28";
   ExpectFinding(facts, "kernel", Verdict::kSlow,
-                "Linux 5.10.0-28 prepares memory page by page; 5.14 and newer do it in one call", newer);
+                "Linux 5.10.0-28 prepares memory page by page; 5.14 and newer do it in one call",
+                newer);
   facts.kernel_release = "4.18.0-553.el8";
   ExpectFinding(facts, "kernel", Verdict::kBroken,
-                "Linux 4.18.0-553.el8 cannot watch processes by descriptor; 5.3 or newer is needed", newer);
+                "Linux 4.18.0-553.el8 cannot watch processes by descriptor; 5.3 or newer is needed",
+                newer);
   facts.pidfd_error = ENOSYS;
   ExpectFinding(facts, "pidfd", Verdict::kBroken,
-                "pidfd_open: Function not implemented: ckptd cannot tell when a process is gone", newer);
+                "pidfd_open: Function not implemented: ckptd cannot tell when a process is gone",
+                newer);
   facts.pidfd_error = EPERM;
   EXPECT_EQ(Find(facts, "pidfd").mend, "docker run --security-opt seccomp=unconfined …");
   facts.populate_error = EINVAL;
@@ -96,16 +101,19 @@ TEST(Evaluate, Kernel) {
 TEST(Evaluate, IoUring) {
   Facts facts = GoodFacts();
   facts.io_uring_error = EPERM;
-  ExpectFinding(facts, "io_uring", Verdict::kSlow,
-                "io_uring_setup: Operation not permitted: saves in memory do without it, disks are slower",
-                "sudo sysctl -w kernel.io_uring_disabled=0   (in a container: --security-opt seccomp=unconfined)");
+  ExpectFinding(
+      facts, "io_uring", Verdict::kSlow,
+      "io_uring_setup: Operation not permitted: saves in memory do without it, disks are slower",
+      "sudo sysctl -w kernel.io_uring_disabled=0   (in a container: --security-opt "
+      "seccomp=unconfined)");
 }
 
 TEST(Evaluate, CopyKernel) {
   Facts facts = GoodFacts();
   facts.copy_kernel = "portable";
   EXPECT_EQ(Find(facts, "copy").verdict, Verdict::kSlow);
-  EXPECT_EQ(Find(facts, "copy").mend, "in a virtual machine, pass the host's CPU through: qemu … -cpu host");
+  EXPECT_EQ(Find(facts, "copy").mend,
+            "in a virtual machine, pass the host's CPU through: qemu … -cpu host");
   facts.x86 = false;
   EXPECT_EQ(Find(facts, "copy").mend, "");
 }
@@ -114,17 +122,21 @@ TEST(Evaluate, TmpfsTooSmall) {
   Facts facts = GoodFacts();
   facts.tmpfs[0].bytes_total = 64 << 20;
   facts.tmpfs[0].bytes_free = 64 << 20;
-  ExpectFinding(facts, "tmpfs /dev/shm", Verdict::kBroken, "64 MiB, 64 MiB of it free: too small for checkpoints",
-                "sudo mount -o remount,size=50% /dev/shm   (in a container: docker run --shm-size=…)");
+  ExpectFinding(
+      facts, "tmpfs /dev/shm", Verdict::kBroken,
+      "64 MiB, 64 MiB of it free: too small for checkpoints",
+      "sudo mount -o remount,size=50% /dev/shm   (in a container: docker run --shm-size=…)");
 }
 
 TEST(Evaluate, TmpfsLargerThanMemory) {
   Facts facts = GoodFacts();
   facts.ram_bytes = 16 * kGiB;
-  ExpectFinding(facts, "tmpfs /dev/shm", Verdict::kBroken,
-                "32 GiB, 30 GiB of it free, but the machine has 16 GiB of memory: filling it makes the kernel kill "
-                "processes",
-                "sudo mount -o remount,size=50% /dev/shm   (in a container: docker run --shm-size=…)");
+  ExpectFinding(
+      facts, "tmpfs /dev/shm", Verdict::kBroken,
+      "32 GiB, 30 GiB of it free, but the machine has 16 GiB of memory: filling it makes the "
+      "kernel kill "
+      "processes",
+      "sudo mount -o remount,size=50% /dev/shm   (in a container: docker run --shm-size=…)");
 }
 
 TEST(Evaluate, MemoryDirectoryOnADisk) {
@@ -144,7 +156,8 @@ TEST(Evaluate, CommandsAreQuotedForAShell) {
   Facts facts = GoodFacts();
   facts.tmpfs[0].mount_point = "/mnt/it's $HOME";
   facts.tmpfs[0].huge = "never";
-  EXPECT_EQ(Find(facts, "huge pages /dev/shm").mend, "sudo mount -o remount,huge=within_size '/mnt/it'\\''s $HOME'");
+  EXPECT_EQ(Find(facts, "huge pages /dev/shm").mend,
+            "sudo mount -o remount,huge=within_size '/mnt/it'\\''s $HOME'");
 }
 
 TEST(Evaluate, HugePages) {
@@ -157,19 +170,22 @@ TEST(Evaluate, HugePages) {
   EXPECT_EQ(Find(facts, "huge pages /dev/shm").verdict, Verdict::kOk);
   facts.shmem_huge = "deny";
   facts.tmpfs[0].huge = "always";
-  ExpectFinding(facts, "huge pages /dev/shm", Verdict::kSlow,
-                "denied by the machine's setting: making memory ready takes several times as long",
-                "echo never | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled && sudo mount -o "
-                "remount,huge=within_size /dev/shm");
+  ExpectFinding(
+      facts, "huge pages /dev/shm", Verdict::kSlow,
+      "denied by the machine's setting: making memory ready takes several times as long",
+      "echo never | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled && sudo mount -o "
+      "remount,huge=within_size /dev/shm");
 }
 
 TEST(Evaluate, Limits) {
   Facts facts = GoodFacts();
   facts.limits.memlock_bytes = 8 << 20;
-  ExpectFinding(facts, "memlock", Verdict::kSlow,
-                "ckptd (pid 4711) may lock 8 MiB: slots cannot be registered with network cards and drives",
-                "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   (systemd: "
-                "LimitMEMLOCK=infinity), then log in again");
+  ExpectFinding(
+      facts, "memlock", Verdict::kSlow,
+      "ckptd (pid 4711) may lock 8 MiB: slots cannot be registered with network cards and drives",
+      "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   "
+      "(systemd: "
+      "LimitMEMLOCK=infinity), then log in again");
   facts.limits.may_lock_all = true;
   EXPECT_EQ(Find(facts, "memlock").verdict, Verdict::kOk);
   facts.limits.open_files = 1024;
@@ -185,8 +201,8 @@ TEST(Evaluate, Limits) {
 TEST(Evaluate, Swap) {
   Facts facts = GoodFacts();
   facts.swap = true;
-  ExpectFinding(facts, "swap", Verdict::kSlow, "swap is on: checkpoints in memory may be pushed out to it",
-                "sudo swapoff -a");
+  ExpectFinding(facts, "swap", Verdict::kSlow,
+                "swap is on: checkpoints in memory may be pushed out to it", "sudo swapoff -a");
 }
 
 TEST(Evaluate, Fabric) {
@@ -196,7 +212,8 @@ TEST(Evaluate, Fabric) {
                 "there are RDMA devices (mlx5_0), but libfabric offers no verbs: shm, tcp",
                 "sudo apt install rdma-core ibverbs-providers");
   facts.rdma_devices.clear();
-  ExpectFinding(facts, "fabric", Verdict::kOk, "tcp (no RDMA device here); libfabric offers shm, tcp", "");
+  ExpectFinding(facts, "fabric", Verdict::kOk,
+                "tcp (no RDMA device here); libfabric offers shm, tcp", "");
   facts.fabric_providers.clear();
   ExpectFinding(facts, "fabric", Verdict::kSlow,
                 "libfabric offers nothing: one node works, copies between nodes need tcp or verbs",
@@ -215,7 +232,8 @@ TEST(Evaluate, Config) {
 TEST(Evaluate, Sockets) {
   Facts facts = GoodFacts();
   facts.sockets[0].may_connect = false;
-  ExpectFinding(facts, "admin socket", Verdict::kBroken, "you may not connect to /run/holdfast/admin.sock",
+  ExpectFinding(facts, "admin socket", Verdict::kBroken,
+                "you may not connect to /run/holdfast/admin.sock",
                 "sudo chmod 0666 /run/holdfast/admin.sock   (jobs are told apart by user)");
   facts.sockets[0].is_socket = false;
   EXPECT_EQ(Find(facts, "admin socket").text, "/run/holdfast/admin.sock is not a socket");
@@ -247,9 +265,11 @@ TEST(Evaluate, DaemonUnwell) {
 TEST(Evaluate, BudgetThatCannotBeHad) {
   Facts facts = GoodFacts();
   facts.daemon.memory_bytes_free_in_tmpfs = 4 * kGiB;
-  ExpectFinding(facts, "budget", Verdict::kBroken,
-                "memory.bytes_max is 16 GiB, but only 6 GiB can be had: saves will be refused before the budget is used",
-                "free or enlarge the tmpfs (above), or lower memory.bytes_max in /etc/holdfast/ckptd.yaml");
+  ExpectFinding(
+      facts, "budget", Verdict::kBroken,
+      "memory.bytes_max is 16 GiB, but only 6 GiB can be had: saves will be refused before the "
+      "budget is used",
+      "free or enlarge the tmpfs (above), or lower memory.bytes_max in /etc/holdfast/ckptd.yaml");
   facts.daemon.memory_bytes_used = UINT64_MAX;  // nonsense must not wrap around
   EXPECT_EQ(Find(facts, "budget").verdict, Verdict::kOk);
 }
@@ -258,8 +278,10 @@ TEST(Evaluate, QuarantineAndProblems) {
   Facts facts = GoodFacts();
   facts.daemon.slots_quarantined = 1;
   facts.daemon.problems = {"catalog was rebuilt", "another"};
-  EXPECT_EQ(Find(facts, "quarantine").text, "1 slot waits for a process that let go of its connection but still lives");
-  EXPECT_EQ(Find(facts, "problems").text, "the daemon reports 2 problems, first: catalog was rebuilt");
+  EXPECT_EQ(Find(facts, "quarantine").text,
+            "1 slot waits for a process that let go of its connection but still lives");
+  EXPECT_EQ(Find(facts, "problems").text,
+            "the daemon reports 2 problems, first: catalog was rebuilt");
 }
 
 TEST(RenderFindings, OneLineEachWithTheCommandBelow) {
@@ -288,7 +310,8 @@ TEST(FindMount, TakesTheDeepestAndTheLatest) {
   EXPECT_EQ(FindMount(mountinfo, "/dev/shm").huge, "always");
   EXPECT_EQ(FindMount(mountinfo, "/var/x").mount_point, "/");
   EXPECT_EQ(FindMount(mountinfo, "/var/x").huge, "never");
-  EXPECT_EQ(FindMount(mountinfo + "40 30 0:40 / /dev/shm rw - tmpfs tmpfs rw\n", "/dev/shm/a").huge, "never");
+  EXPECT_EQ(FindMount(mountinfo + "40 30 0:40 / /dev/shm rw - tmpfs tmpfs rw\n", "/dev/shm/a").huge,
+            "never");
   EXPECT_EQ(FindMount("", "/x").mount_point, "");
 }
 

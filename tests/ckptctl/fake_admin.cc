@@ -1,5 +1,6 @@
 #include "tests/ckptctl/fake_admin.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <stdlib.h>
@@ -19,14 +20,16 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 template <typename Function, typename Request, typename Reply>
 grpc::Status Answer(const Function& function, const Request* request, Reply* reply) {
-  return function ? ToGrpc(function(*request, *reply)) : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
+  return function ? ToGrpc(function(*request, *reply))
+                  : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
 }
 
 class Service final : public v1::Admin::Service {
  public:
   explicit Service(FakeAdmin::Answers answers) : answers_(std::move(answers)) {}
 
-  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest* request, v1::GetStatusReply* reply) override {
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest* request,
+                         v1::GetStatusReply* reply) override {
     return Answer(answers_.get_status, request, reply);
   }
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
@@ -42,13 +45,15 @@ class Service final : public v1::Admin::Service {
     if (!answers_.verify) {
       return {grpc::StatusCode::UNIMPLEMENTED, "not set"};
     }
-    return ToGrpc(answers_.verify(*request, [&](const v1::VerifyProgress& p) { return writer->Write(p); }));
+    return ToGrpc(
+        answers_.verify(*request, [&](const v1::VerifyProgress& p) { return writer->Write(p); }));
   }
   grpc::Status SetRestorePoint(grpc::ServerContext*, const v1::SetRestorePointRequest* request,
                                v1::SetRestorePointReply* reply) override {
     return Answer(answers_.restore, request, reply);
   }
-  grpc::Status RemoveJob(grpc::ServerContext*, const v1::RemoveJobRequest* request, v1::RemoveJobReply* reply) override {
+  grpc::Status RemoveJob(grpc::ServerContext*, const v1::RemoveJobRequest* request,
+                         v1::RemoveJobReply* reply) override {
     return Answer(answers_.remove, request, reply);
   }
 
@@ -69,6 +74,10 @@ std::string MakeDirectory() {
 
 struct FakeAdmin::Impl {
   explicit Impl(Answers answers) : service(std::move(answers)) {
+    // One reference for good: else the last server's end takes gRPC's polling thread down too,
+    // which waits for up to ten seconds if a write has ever found the socket full.
+    static const bool kept = (grpc_init(), true);
+    static_cast<void>(kept);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
@@ -91,8 +100,14 @@ FakeAdmin::~FakeAdmin() {
   ::rmdir(impl_->directory.c_str());
 }
 
-const std::string& FakeAdmin::socket() const { return impl_->socket; }
-const std::string& FakeAdmin::directory() const { return impl_->directory; }
-void FakeAdmin::SetServing(bool serving) { impl_->server->GetHealthCheckService()->SetServingStatus(serving); }
+const std::string& FakeAdmin::socket() const {
+  return impl_->socket;
+}
+const std::string& FakeAdmin::directory() const {
+  return impl_->directory;
+}
+void FakeAdmin::SetServing(bool serving) {
+  impl_->server->GetHealthCheckService()->SetServingStatus(serving);
+}
 
 }  // namespace holdfast

@@ -1,5 +1,5 @@
-// An admin service on a unix socket of its own, in this process, that answers as a test wants: errors, silence and
-// nonsense included. What a test does not set is answered UNIMPLEMENTED.
+// An admin service on a unix socket of its own, in this process, that answers as a test wants:
+// errors, silence and nonsense included. What a test does not set is answered UNIMPLEMENTED.
 //
 //   FakeAdmin admin({.get_status = [](const auto&, auto& reply) { … return absl::OkStatus(); }});
 //   context.socket = admin.socket();
@@ -18,13 +18,15 @@ namespace holdfast {
 
 class FakeAdmin {
  public:
-  using SendProgress = std::function<bool(const v1::VerifyProgress&)>;  // false: the caller has gone
+  using SendProgress =
+      std::function<bool(const v1::VerifyProgress&)>;  // false: the caller has gone
   struct Answers {
     std::function<absl::Status(const v1::GetStatusRequest&, v1::GetStatusReply&)> get_status;
     std::function<absl::Status(const v1::ListCheckpointsRequest&, v1::ListCheckpointsReply&)> list;
     std::function<absl::Status(const v1::InspectShardRequest&, v1::InspectShardReply&)> inspect;
     std::function<absl::Status(const v1::VerifyRequest&, const SendProgress&)> verify;
-    std::function<absl::Status(const v1::SetRestorePointRequest&, v1::SetRestorePointReply&)> restore;
+    std::function<absl::Status(const v1::SetRestorePointRequest&, v1::SetRestorePointReply&)>
+        restore;
     std::function<absl::Status(const v1::RemoveJobRequest&, v1::RemoveJobReply&)> remove;
   };
   explicit FakeAdmin(Answers answers);

@@ -16,11 +16,17 @@ TEST(EscapeText, TakesTerminalSequencesApart) {
   EXPECT_EQ(EscapeText("a\nb\tc\rd"), "a\\nb\\tc\\rd");
   EXPECT_EQ(EscapeText(std::string_view("a\0b", 3)), "a\\x00b");
   EXPECT_EQ(EscapeText("\x7f"), "\\x7f");
-  EXPECT_EQ(EscapeText("\xc2\x9b" "31m"), "\\u{9b}31m");  // CSI as one character
-  EXPECT_EQ(EscapeText("\x9b" "31m"), "\\x9b31m");        // and as a raw byte
+  EXPECT_EQ(EscapeText("\xc2\x9b"
+                       "31m"),
+            "\\u{9b}31m");  // CSI as one character
+  EXPECT_EQ(EscapeText("\x9b"
+                       "31m"),
+            "\\x9b31m");  // and as a raw byte
 }
 
-TEST(EscapeText, IsUnambiguous) { EXPECT_EQ(EscapeText("a\\nb"), "a\\\\nb"); }
+TEST(EscapeText, IsUnambiguous) {
+  EXPECT_EQ(EscapeText("a\\nb"), "a\\\\nb");
+}
 
 TEST(EscapeText, ShowsWhatIsInvisibleOrTurnsTextAround) {
   EXPECT_EQ(EscapeText("a\u202eb"), "a\\u{202e}b");
@@ -32,11 +38,11 @@ TEST(EscapeText, ShowsWhatIsInvisibleOrTurnsTextAround) {
 
 TEST(EscapeText, TellsBytesThatAreNotUtf8) {
   EXPECT_EQ(EscapeText("\xff"), "\\xff");
-  EXPECT_EQ(EscapeText("\xc0\xaf"), "\\xc0\\xaf");              // overlong '/'
-  EXPECT_EQ(EscapeText("\xe0\x80\xaf"), "\\xe0\\x80\\xaf");      // overlong in three
-  EXPECT_EQ(EscapeText("\xed\xa0\x80"), "\\xed\\xa0\\x80");      // surrogate
+  EXPECT_EQ(EscapeText("\xc0\xaf"), "\\xc0\\xaf");                    // overlong '/'
+  EXPECT_EQ(EscapeText("\xe0\x80\xaf"), "\\xe0\\x80\\xaf");           // overlong in three
+  EXPECT_EQ(EscapeText("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // surrogate
   EXPECT_EQ(EscapeText("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // above U+10FFFF
-  EXPECT_EQ(EscapeText("\xe2\x82"), "\\xe2\\x82");              // cut short
+  EXPECT_EQ(EscapeText("\xe2\x82"), "\\xe2\\x82");                    // cut short
   EXPECT_EQ(EscapeText("\xe2(a"), "\\xe2(a");
 }
 

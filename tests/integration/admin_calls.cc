@@ -1,5 +1,6 @@
 // Node's questions to the daemon's admin service.
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "tests/integration/harness.h"

@@ -1,0 +1,108 @@
+// ckptd as a program: its command line, its exit codes, the example configuration.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/integration/harness.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Ended {
+  std::optional<int> code;
+  std::string out;
+  std::string err;
+};
+
+Ended RunCkptd(std::vector<std::string> arguments) {
+  TemporaryDirectory scratch;
+  arguments.insert(arguments.begin(), std::string(HOLDFAST_BIN_DIR) + "/ckptd");
+  Child child({.arguments = std::move(arguments), .error_file = scratch.Path("err"), .pipes = true});
+  Ended ended;
+  ended.code = child.Wait();
+  for (auto line = child.ReadLine(std::chrono::milliseconds(0)); line.has_value(); line = child.ReadLine(std::chrono::milliseconds(0))) {
+    ended.out += *line + "\n";
+  }
+  ended.err = ReadText(scratch.Path("err"));
+  return ended;
+}
+
+TEST(Ckptd, TellsItsVersionAndItsOptions) {
+  const Ended version = RunCkptd({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_THAT(version.out, HasSubstr("ckptd 0."));
+  const Ended help = RunCkptd({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const std::string option : {"--config", "--memory-dir", "--state-dir", "--socket", "--admin", "--memory-bytes", "--check-config", "--version"}) {
+    EXPECT_THAT(help.out, HasSubstr(option));
+  }
+}
+
+TEST(Ckptd, TheExampleConfigurationIsSound) {
+  const Ended checked = RunCkptd({"--config", std::string(HOLDFAST_SOURCE_DIR) + "/deploy/ckptd.yaml", "--check-config"});
+  EXPECT_EQ(checked.code, 0) << checked.err;
+  EXPECT_THAT(checked.out, HasSubstr("ok: memory.dir"));
+}
+
+TEST(Ckptd, BadCommandLinesAndSettingsExitWithTwo) {
+  TemporaryDirectory dir;
+  const std::string config = dir.Path("ckptd.yaml");
+  EXPECT_EQ(RunCkptd({"--no-such-option"}).code, 2);
+  EXPECT_EQ(RunCkptd({"--memory-bytes", "plenty", "--check-config"}).code, 2);
+  const Ended missing = RunCkptd({"--config", config});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr(config));
+  WriteText(config, "memory:\n  byte_max: 1GiB\n");
+  const Ended unknown = RunCkptd({"--config", config});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("byte_max"));
+  EXPECT_THAT(unknown.err, HasSubstr(":2"));
+  WriteText(config, "memory:\n  slots_per_rank: 1\n");
+  const Ended few = RunCkptd({"--config", config});
+  EXPECT_EQ(few.code, 2);
+  EXPECT_THAT(few.err, HasSubstr("memory.slots_per_rank"));
+  const Ended disk = RunCkptd({"--memory-dir", dir.Path("m"), "--check-config"});
+  if (disk.code != 0) {  // /tmp may be a tmpfs
+    EXPECT_EQ(disk.code, 2);
+    EXPECT_THAT(disk.err, HasSubstr("not on tmpfs"));
+  }
+}
+
+TEST(Ckptd, ADirectoryThatCannotBeMadeExitsWithOne) {
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  WriteText(dir.Path("file"), "");
+  const Ended ended = RunCkptd({"--config", dir.Path("file"), "--memory-dir", memory.Path("m"), "--state-dir", dir.Path("file/state"), "--socket", dir.Path("s"),
+                           "--memory-bytes", "16MiB"});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("cannot start"));
+  EXPECT_THAT(ended.err, HasSubstr(dir.Path("file")));
+}
+
+TEST(Ckptd, SaysOnceThatItIsReadyAndStopsOnBothSignals) {
+  for (const int signal_number : {SIGTERM, SIGINT}) {
+    Node node;
+    ASSERT_TRUE(node.Start());
+    // The line is written before the supervisor is told.
+    const std::string log = node.Log();
+    EXPECT_NE(log.find("ready version="), std::string::npos);
+    EXPECT_EQ(log.find("ready version="), log.rfind("ready version="));
+    ::kill(node.pid(), signal_number);
+    EXPECT_EQ(node.WaitExit(), 0);
+  }
+}
+
+TEST(Ckptd, AtRestItNeitherRunsNorGrows) {
+  Node node;
+  ASSERT_TRUE(node.Start());
+  const std::string status = ReadText("/proc/" + std::to_string(node.pid()) + "/status");
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LE(NumberAfter(status, "VmRSS:").value_or(0), 100u * 1024);
+#endif
+  EXPECT_LE(NumberAfter(status, "Threads:").value_or(0), 64u);
+}
+
+}  // namespace
+}  // namespace holdfast

@@ -1,0 +1,73 @@
+// Ten thousand saves and restores leave no memory, descriptor, slot or byte of tmpfs behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/integration/harness.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+
+uint64_t ResidentKiB(pid_t pid) {
+  const std::string status = ReadText("/proc/" + std::to_string(pid) + "/status");
+  return NumberAfter(status, "VmRSS:").value_or(0);
+}
+
+struct Usage {
+  uint64_t daemon_kib = 0;
+  size_t daemon_fds = 0;
+  uint64_t rank_kib = 0;
+  size_t rank_fds = 0;
+  uint64_t slots = 0;
+  uint64_t memory_bytes = 0;
+  size_t files = 0;
+};
+
+Usage Measure(Node& node, Rank& rank) {
+  const auto status = node.Status();
+  const auto fds = [](pid_t pid) { return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size(); };
+  return {ResidentKiB(node.pid()),          fds(node.pid()),
+          ResidentKiB(rank.child().pid()),  fds(rank.child().pid()),
+          status->daemon().slots(),         status->daemon().memory_bytes_used(),
+          FilesIn(node.memory_dir(), "").size()};
+}
+
+TEST(Leak, TenThousandSavesAndRestoresLeaveNothingBehind) {
+  constexpr int kCycles = 10'000;
+  constexpr int kWarmUp = 1'000;
+  constexpr int kRestoreEvery = 10;
+  Node node(NodeOptions{.config = ""});
+  ASSERT_TRUE(node.Start());
+  Rank rank(node, {.bytes = 64 << 10});
+  ASSERT_EQ(rank.Do("open"), "ok attempt=1");
+  ASSERT_THAT(rank.Do("restore"), HasSubstr("NOTHING_TO_RESTORE"));
+  Usage before;
+  for (int cycle = 1; cycle <= kCycles; ++cycle) {
+    ASSERT_EQ(rank.Do("save " + std::to_string(cycle)), "ok sealed") << cycle;
+    if (cycle % kRestoreEvery == 0) {
+      ASSERT_EQ(rank.Do("attach"), "ok step=" + std::to_string(cycle)) << cycle;
+      ASSERT_EQ(rank.Do("detach"), "ok");
+      const std::string restored = rank.Do("restore");
+      ASSERT_EQ(NumberAfter(restored, "step="), static_cast<uint64_t>(cycle)) << restored;
+    }
+    if (cycle == kWarmUp) {
+      before = Measure(node, rank);
+    }
+  }
+  const Usage after = Measure(node, rank);
+  EXPECT_LE(after.daemon_kib, before.daemon_kib + 8 * 1024);
+  EXPECT_LE(after.rank_kib, before.rank_kib + 4 * 1024);
+  EXPECT_EQ(after.daemon_fds, before.daemon_fds);
+  EXPECT_EQ(after.rank_fds, before.rank_fds);
+  EXPECT_EQ(after.slots, before.slots);
+  EXPECT_EQ(after.memory_bytes, before.memory_bytes);
+  EXPECT_EQ(after.files, before.files);
+  RecordProperty("daemon_kib", static_cast<int>(after.daemon_kib));
+  EXPECT_LE(after.daemon_kib, 100u * 1024) << "design.md, section 8";
+}
+
+}  // namespace
+}  // namespace holdfast

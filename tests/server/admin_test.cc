@@ -1,0 +1,197 @@
+// What ckptctl asks, and who may ask.
+#include "tests/server/core_harness.h"
+
+namespace holdfast::testing {
+namespace {
+
+struct TwoJobs {
+  CoreHarness h;
+  TestClient a = h.Connect(100, 1000);
+  TestClient b = h.Connect(101, 2000);
+  TwoJobs() {
+    EXPECT_TRUE(a.Join("mine", 0, 1));
+    EXPECT_TRUE(b.Join("theirs", 0, 1));
+    EXPECT_TRUE(a.Save(1));
+    EXPECT_TRUE(a.Save(2));
+    EXPECT_TRUE(b.Save(1));
+  }
+  template <typename Request>
+  static Request Of(const std::string& job) {
+    Request request;
+    request.set_job(job);
+    return request;
+  }
+};
+
+TEST(AdminRequests, ACallerSeesItsOwnJobsRootAndTheDaemonsUserAll) {
+  TwoJobs t;
+  EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 1000)->jobs_size(), 1);
+  EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 1000)->jobs(0).name(), "mine");
+  EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 0)->jobs_size(), 2);
+  EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 3000)->jobs_size(), 0);
+  EXPECT_FALSE(t.h.Admin<v1::GetStatusReply>(TwoJobs::Of<v1::GetStatusRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(TwoJobs::Of<v1::InspectShardRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(TwoJobs::Of<v1::VerifyRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<v1::SetRestorePointReply>(TwoJobs::Of<v1::SetRestorePointRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("theirs"), 1000).ok());
+  // What is refused looks the same whether the job exists or not.
+  EXPECT_EQ(t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000).status().code(),
+            t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("nobodys"), 1000).status().code());
+}
+
+TEST(AdminRequests, StatusTellsPhaseProtectionAndMemory) {
+  TwoJobs t;
+  const v1::JobStatus status = t.h.Status("mine");
+  EXPECT_EQ(status.phase(), v1::JobStatus::ATTEMPT_PHASE_RUNNING);
+  EXPECT_EQ(status.ranks_alive(), 1u);
+  EXPECT_EQ(status.bytes_held(), 2 * kSlot);
+  ASSERT_EQ(status.protection_size(), 4);
+  EXPECT_TRUE(status.protection(0).any());
+  EXPECT_EQ(status.protection(0).step(), 2u);
+  EXPECT_EQ(status.protection(0).from(), "memory");
+  EXPECT_FALSE(status.protection(3).any());
+  EXPECT_GT(status.events_size(), 0);
+  const v1::DaemonStatus daemon = t.h.Daemon();
+  EXPECT_EQ(daemon.memory_bytes_used(), 3 * kSlot);
+  EXPECT_EQ(daemon.slots(), 3u);
+  EXPECT_EQ(daemon.connections(), 2u);
+  t.h.Kill(t.a);
+  EXPECT_EQ(t.h.Status("mine").phase(), v1::JobStatus::ATTEMPT_PHASE_ENDED);
+  TestClient next = t.h.Connect(300);
+  ASSERT_TRUE(next.Join("mine", 0, 1));
+  EXPECT_EQ(t.h.Status("mine").phase(), v1::JobStatus::ATTEMPT_PHASE_GATHERING);
+  next.Call(TestClient::EnterFrame());
+  EXPECT_EQ(t.h.Status("mine").phase(), v1::JobStatus::ATTEMPT_PHASE_RESTORING);
+}
+
+TEST(AdminRequests, EventsAndLossesAreBounded) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  for (Step step = 1; step < 600; ++step) {
+    ASSERT_TRUE(a.Save(step));
+  }
+  EXPECT_LE(h.Status("job").events_size(), 256);
+  EXPECT_EQ(h.Status("job").losses_size(), 64);
+}
+
+TEST(AdminRequests, InspectAndVerifyHoldWhatTheyRead) {
+  TwoJobs t;
+  v1::VerifyRequest verify = TwoJobs::Of<v1::VerifyRequest>("mine");
+  verify.set_all_steps(true);
+  const auto readable = t.h.Admin<ReadableShards>(verify);
+  ASSERT_TRUE(readable.ok());
+  ASSERT_EQ(readable->shards.size(), 2u);
+  const AdminToken token = t.h.last_token;
+  std::set<SlotId> held;
+  for (const ReadableShard& shard : readable->shards) {
+    held.insert(shard.slot);
+  }
+  for (Step step = 3; step < 9; ++step) {
+    ASSERT_TRUE(t.a.Save(step));
+    EXPECT_EQ(held.count(t.a.grant().slot()), 0u);
+  }
+  t.h.Feed(AdminReadDone{token});
+  t.h.Feed(AdminReadDone{token});
+  std::set<SlotId> used;
+  for (Step step = 9; step < 16; ++step) {
+    ASSERT_TRUE(t.a.Save(step));
+    used.insert(t.a.grant().slot());
+  }
+  EXPECT_LE(t.h.files.size(), 7u);
+  v1::InspectShardRequest inspect = TwoJobs::Of<v1::InspectShardRequest>("mine");
+  inspect.set_newest(true);
+  EXPECT_EQ(t.h.Admin<ReadableShards>(inspect)->shards[0].copy.id.step, 15u);
+  t.h.Feed(AdminReadDone{t.h.last_token});
+  inspect.set_rank(4);
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(inspect).ok());
+  inspect.set_rank(0);
+  inspect.set_newest(false);
+  inspect.set_step(1);
+  EXPECT_EQ(t.h.Admin<ReadableShards>(inspect).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(AdminRequests, ARestorePointMustBeThere) {
+  TwoJobs t;
+  v1::SetRestorePointRequest request = TwoJobs::Of<v1::SetRestorePointRequest>("mine");
+  request.set_step(7);
+  const auto missing = t.h.Admin<v1::SetRestorePointReply>(request);
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(std::string(missing.status().message()).find("2, 1"), std::string::npos);
+  request.set_step(1);
+  EXPECT_TRUE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
+  EXPECT_EQ(t.h.states.begin()->second.name() == "mine" ? t.h.states.begin()->second.restore_point().step()
+                                                        : t.h.states.rbegin()->second.restore_point().step(),
+            1u);
+  request.set_clear(true);
+  EXPECT_TRUE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
+  EXPECT_EQ(t.h.Status("mine").restore_point(), "");
+  request.set_from_scratch(true);
+  EXPECT_FALSE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
+}
+
+TEST(AdminRequests, ARestorePointThatCannotBeWrittenIsAnsweredInTime) {
+  TwoJobs t;
+  t.h.fail = [](const Action& x) { return std::holds_alternative<WriteJobState>(x) ? absl::ResourceExhaustedError("full") : absl::OkStatus(); };
+  v1::SetRestorePointRequest request = TwoJobs::Of<v1::SetRestorePointRequest>("mine");
+  request.set_step(1);
+  EXPECT_FALSE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
+  EXPECT_TRUE(t.h.admin_replies.empty());
+  t.h.Advance(std::chrono::seconds(31));
+  ASSERT_EQ(t.h.admin_replies.size(), 1u);
+  EXPECT_EQ(t.h.admin_replies.begin()->second.status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(AdminRequests, RemovingAJobFreesEverythingItHad) {
+  TwoJobs t;
+  const auto in_use = t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine"));
+  EXPECT_EQ(in_use.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(in_use.status().message()).find("pid 100"), std::string::npos);
+  t.h.Kill(t.a);
+  const auto removed = t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine"));
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_EQ(removed->bytes_freed(), 2 * kSlot);
+  EXPECT_EQ(t.h.files.size(), 1u);
+  EXPECT_EQ(t.h.states.size(), 1u);
+  EXPECT_EQ(t.h.Daemon().memory_bytes_used(), kSlot);
+  TestClient other = t.h.Connect(400, 3000);
+  ASSERT_TRUE(other.Join("mine", 0, 1)) << "the name is free";
+}
+
+TEST(AdminRequests, AJobThatIsReadIsNotRemoved) {
+  TwoJobs t;
+  TestClient reader = t.h.Connect(200);
+  v1::ClientFrame attach;
+  attach.mutable_attach()->set_job("mine");
+  const v1::Source source = reader.Call(attach).attach();
+  t.h.Kill(t.a);
+  EXPECT_FALSE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).ok());
+  reader.Release(source);
+  EXPECT_TRUE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).ok());
+}
+
+TEST(AdminRequests, ARemovalThatFailsSaysSoAndCanBeRepeated) {
+  TwoJobs t;
+  t.h.Kill(t.a);
+  t.h.fail = [](const Action& x) { return std::holds_alternative<RemoveJobState>(x) ? absl::DataLossError("EIO") : absl::OkStatus(); };
+  EXPECT_EQ(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).status().code(), absl::StatusCode::kDataLoss);
+  t.h.fail = nullptr;
+  EXPECT_TRUE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).ok());
+}
+
+TEST(AdminRequests, DeletingIsRepeatedWhenItFails) {
+  TwoJobs t;
+  t.h.Kill(t.a);
+  t.h.fail = [](const Action& x) { return std::holds_alternative<DeleteSlot>(x) ? absl::UnavailableError("EINTR") : absl::OkStatus(); };
+  const auto removed = t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine"));
+  EXPECT_FALSE(removed.ok());
+  EXPECT_EQ(t.h.Daemon().memory_bytes_used(), 3 * kSlot) << "memory counts until it is back";
+  t.h.fail = nullptr;
+  t.h.Advance(std::chrono::seconds(11));
+  EXPECT_EQ(t.h.Daemon().memory_bytes_used(), kSlot);
+  EXPECT_EQ(t.h.states.size(), 1u);
+}
+
+}  // namespace
+}  // namespace holdfast::testing

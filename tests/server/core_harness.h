@@ -1,0 +1,441 @@
+// Drives a NodeCore in tests: performs its actions at once on files that are plain values, and lets a test script clients.
+//
+//   CoreHarness h;
+//   TestClient a = h.Connect(100);                       // pid 100, uid 1000
+//   ASSERT_TRUE(a.Join("job", 0, 1));
+//   ASSERT_TRUE(a.Save(10));                             // BeginSave and Seal
+//   h.Restart();                                         // the daemon dies and starts again; files stay
+//
+// After every event the core's invariants are checked. Completions can be delayed (`delay`) or failed (`fail`).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/node_core.h"
+
+namespace holdfast::testing {
+
+inline constexpr uint64_t kSlot = 2ull << 20;
+
+struct Answer {
+  v1::DaemonFrame frame;
+  Descriptors descriptors = Descriptors::kNone;
+  SlotId slot = 0;
+};
+
+struct SlotFile {
+  uint64_t bytes = 0;
+  v1::SlotNote note;
+  std::optional<SealedCopy> record;
+};
+
+class CoreHarness;
+
+// One connection of one process. Copies refer to the same one.
+class TestClient {
+ public:
+  TestClient(CoreHarness* harness, ConnectionId connection, ProcessId process) : h_(harness), connection_(connection), process_(process) {}
+
+  uint64_t Send(v1::ClientFrame frame);
+  std::optional<Answer> Take(uint64_t id);              // its answer, if there is one by now
+  v1::DaemonFrame Call(v1::ClientFrame frame);          // fails the test when it is not answered at once
+  v1::Failure::Reason Reason(v1::ClientFrame frame) { return Call(std::move(frame)).failure().reason(); }
+
+  static v1::ClientFrame JoinFrame(const std::string& job, Rank rank, uint32_t world, uint64_t deadline_ms = 0, const std::string& launch = "",
+                                   Attempt attempt = 0, Attempt leave = 0);
+  static v1::ClientFrame BeginFrame(Step step, uint64_t bytes = kSlot, uint64_t deadline_ms = 0);
+  static v1::ClientFrame EnterFrame(uint64_t deadline_ms = 1000, std::optional<CheckpointId> wanted = std::nullopt);
+  static v1::ClientFrame ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad = false, uint64_t deadline_ms = 1000);
+  static v1::ClientFrame AwaitFrame(Step step, v1::AwaitSave::Stage stage, uint64_t deadline_ms = 0);
+  static v1::ClientFrame SealFrame(Step step, const v1::Grant& grant);
+
+  ::testing::AssertionResult Join(const std::string& job, Rank rank, uint32_t world);
+  ::testing::AssertionResult Begin(Step step, uint64_t bytes = kSlot);  // keeps the grant
+  ::testing::AssertionResult Seal(Step step);                           // of the kept grant
+  ::testing::AssertionResult Save(Step step, uint64_t bytes = kSlot);
+  bool Committed(Step step);
+  void Release(const v1::Source& source);
+
+  const v1::JoinReply& joined() const { return joined_; }
+  const v1::Grant& grant() const { return grant_; }
+  ConnectionId connection() const { return connection_; }
+  ProcessId process() const { return process_; }
+
+ private:
+  CoreHarness* h_;
+  ConnectionId connection_;
+  ProcessId process_;
+  v1::JoinReply joined_;
+  v1::Grant grant_;
+};
+
+class CoreHarness {
+ public:
+  explicit CoreHarness(std::function<void(v1::DaemonConfig&)> adjust = nullptr) {
+    config.mutable_memory()->set_slots_per_rank(3);
+    config.mutable_memory()->set_slots_max(1000);
+    config.mutable_save()->set_commit_deadline_ms(600'000);
+    config.mutable_session()->set_deadline_max_ms(3'600'000);
+    config.mutable_socket()->set_requests_per_connection_max(64);
+    config.mutable_admin()->set_request_timeout_ms(30'000);
+    if (adjust) {
+      adjust(config);
+    }
+    Start();
+  }
+
+  // ---- the world ----
+  TestClient Connect(int32_t pid, uint32_t uid = 1000) {
+    const ProcessId process{pid, 1};
+    living.insert(process);
+    const ConnectionId id = next_connection++;
+    Feed(ConnectionOpened{id, {process, uid, uid}});
+    return TestClient(this, id, process);
+  }
+  void Close(const TestClient& client) { Feed(ConnectionClosed{client.connection()}); }
+  // SIGKILL: its sockets close first, its end is noticed after.
+  void Kill(const TestClient& client) {
+    living.erase(client.process());
+    Feed(ConnectionClosed{client.connection()});
+    if (watched.count(client.process()) > 0) {
+      Feed(ProcessEnded{client.process()});
+    }
+  }
+  void Advance(Duration by) {
+    now = now + by;
+    while (timer && *timer <= now) {
+      timer.reset();
+      Feed(TimerFired{});
+    }
+  }
+  // The daemon dies and starts again: what it had told the runtime and is not done yet is lost.
+  void Restart(bool memory_lost = false) {
+    delayed.clear();
+    if (memory_lost) {
+      files.clear();
+    }
+    answers.clear();
+    admin_replies.clear();
+    Start();
+  }
+  void Feed(const Event& event) {
+    Perform(core->Handle(event, now, unix_ms()));
+    ASSERT_EQ(core->CheckInvariants(), "");
+    while (!completions.empty()) {
+      const Event completion = completions.front();
+      completions.pop_front();
+      Perform(core->Handle(completion, now, unix_ms()));
+      ASSERT_EQ(core->CheckInvariants(), "");
+    }
+  }
+  // Performs what was delayed, oldest first.
+  void PerformDelayed() {
+    delay = nullptr;
+    std::vector<Action> actions;
+    actions.swap(delayed);
+    Perform(actions);
+    while (!completions.empty()) {
+      const Event completion = completions.front();
+      completions.pop_front();
+      Feed(completion);
+    }
+  }
+  int64_t unix_ms() const { return 1'700'000'000'000 + now.ns / 1'000'000; }
+
+  // ---- admin ----
+  template <typename Reply, typename Request>
+  absl::StatusOr<Reply> Admin(Request request, uint32_t uid = 1000) {
+    const AdminToken token = next_token++;
+    Feed(AdminRequest{token, Caller{{1, 1}, uid, uid}, std::move(request)});
+    const auto found = admin_replies.find(token);
+    if (found == admin_replies.end()) {
+      return absl::UnavailableError("not answered yet");
+    }
+    last_token = token;
+    const AdminReply reply = found->second;
+    admin_replies.erase(found);
+    if (!reply.status.ok()) {
+      return reply.status;
+    }
+    return std::get<Reply>(reply.reply);
+  }
+  v1::JobStatus Status(const std::string& job) {
+    v1::GetStatusRequest request;
+    request.set_job(job);
+    const auto reply = Admin<v1::GetStatusReply>(request, 0);
+    return reply.ok() && reply->jobs_size() == 1 ? reply->jobs(0) : v1::JobStatus();
+  }
+  v1::DaemonStatus Daemon() {
+    const auto reply = Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 0);
+    return reply.ok() ? reply->daemon() : v1::DaemonStatus();
+  }
+  // Steps on the line that are committed, newest first, as "attempt:step".
+  std::vector<std::string> Committed(const std::string& job) {
+    v1::ListCheckpointsRequest request;
+    request.set_job(job);
+    const auto reply = Admin<v1::ListCheckpointsReply>(request, 0);
+    std::vector<std::string> result;
+    if (reply.ok()) {
+      for (const v1::Checkpoint& c : reply->checkpoints()) {
+        if (c.on_line() && c.state() == v1::Checkpoint::STATE_COMMITTED) {
+          result.push_back(std::to_string(c.attempt()) + ":" + std::to_string(c.step()));
+        }
+      }
+    }
+    return result;
+  }
+  size_t CountReports(Report::Kind kind) const {
+    size_t count = 0;
+    for (const Report& report : reports) {
+      count += report.kind == kind ? 1 : 0;
+    }
+    return count;
+  }
+
+  v1::DaemonConfig config;
+  uint64_t bytes_max = 1000 * kSlot;
+  MonotonicTime now{1'000'000'000};
+  std::unique_ptr<NodeCore> core;
+  std::map<SlotId, SlotFile> files;
+  std::map<std::string, v1::JobState> states;  // by uuid
+  std::set<ProcessId> living;
+  std::set<ProcessId> watched;
+  std::map<ConnectionId, std::map<uint64_t, Answer>> answers;
+  std::map<AdminToken, AdminReply> admin_replies;
+  std::vector<ConnectionId> closed;
+  std::vector<Report> reports;
+  std::optional<MonotonicTime> timer;
+  std::function<bool(const Action&)> delay;             // true: performed only by PerformDelayed
+  std::function<absl::Status(const Action&)> fail;      // what the action ends with instead of being performed
+  std::vector<Action> delayed;
+  std::deque<Event> completions;
+  ConnectionId next_connection = 1;
+  AdminToken next_token = 1;
+  AdminToken last_token = 0;
+  uint64_t starts = 0;
+
+ private:
+  void Start() {
+    core = std::make_unique<NodeCore>(config, "node", 7 + starts++, 0);
+    timer.reset();
+    watched.clear();
+    completions.clear();
+    Started started;
+    started.memory_bytes_max = bytes_max;
+    for (const auto& [id, file] : files) {
+      FoundSlot found{id, file.bytes, file.note, std::nullopt};
+      if (found.note.has_writer() && living.count({found.note.writer().pid(), found.note.writer().start_ticks()}) == 0) {
+        found.note.clear_writer();
+      }
+      found.note.clear_readers();
+      for (const v1::Process& reader : file.note.readers()) {
+        if (living.count({reader.pid(), reader.start_ticks()}) > 0) {
+          *found.note.add_readers() = reader;
+        }
+      }
+      if (file.record && file.record->generation == file.note.generation()) {
+        found.sealed = file.record;
+      }
+      started.slots.push_back(found);
+    }
+    for (const auto& [uuid, state] : states) {
+      started.jobs.push_back(state);
+    }
+    Feed(started);
+  }
+
+  void Perform(const Actions& actions) {
+    for (const Action& action : actions) {
+      if (delay && delay(action)) {
+        delayed.push_back(action);
+        continue;
+      }
+      const absl::Status status = fail ? fail(action) : absl::OkStatus();
+      std::visit([&](const auto& a) { Do(a, status); }, action);
+    }
+  }
+  void Do(const SendReply& a, const absl::Status&) { answers[a.connection][a.frame.id()] = {a.frame, a.descriptors, a.slot}; }
+  void Do(const CloseConnection& a, const absl::Status&) { closed.push_back(a.connection); }
+  void Do(const WatchProcess& a, const absl::Status&) {
+    watched.insert(a.process);
+    if (living.count(a.process) == 0) {
+      completions.push_back(ProcessEnded{a.process});
+    }
+  }
+  void Do(const UnwatchProcess& a, const absl::Status&) { watched.erase(a.process); }
+  void Do(const CreateSlot& a, const absl::Status& status) {
+    if (status.ok()) {
+      files[a.slot] = {a.bytes, {}, std::nullopt};
+    }
+    completions.push_back(SlotCreated{a.slot, status});
+  }
+  void Do(const PopulateSlot& a, const absl::Status& status) { completions.push_back(SlotPopulated{a.slot, status}); }
+  void Do(const WriteNote& a, const absl::Status& status) {
+    if (status.ok()) {
+      files.at(a.slot).note = a.note;
+    }
+    completions.push_back(NoteWritten{a.slot, a.note_version, status});
+  }
+  void Do(const PublishRecord& a, const absl::Status& status) {
+    RecordPublished published{a.slot, a.generation, status, a.expected};
+    published.copy.image_bytes = kSlot / 2;
+    published.copy.sealed_unix_ms = unix_ms();
+    if (status.ok()) {
+      files.at(a.slot).record = published.copy;
+    }
+    completions.push_back(published);
+  }
+  void Do(const RemoveRecord& a, const absl::Status& status) {
+    if (status.ok()) {
+      files.at(a.slot).record.reset();
+    }
+    completions.push_back(RecordRemoved{a.slot, a.generation, status});
+  }
+  void Do(const DeleteSlot& a, const absl::Status& status) {
+    if (status.ok()) {
+      files.erase(a.slot);
+    }
+    completions.push_back(SlotDeleted{a.slot, status});
+  }
+  void Do(const WriteJobState& a, const absl::Status& status) {
+    if (status.ok()) {
+      states[a.state.job_uuid()] = a.state;
+    }
+    completions.push_back(JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
+  }
+  void Do(const RemoveJobState& a, const absl::Status& status) {
+    if (status.ok()) {
+      states.erase(a.job.ToBytes());
+    }
+    completions.push_back(JobStateRemoved{a.job, status});
+  }
+  void Do(const IndexShard&, const absl::Status&) {}
+  void Do(const UnindexShard&, const absl::Status&) {}
+  void Do(const SetTimer& a, const absl::Status&) { timer = a.at; }
+  void Do(const AdminReply& a, const absl::Status&) { admin_replies[a.token] = a; }
+  void Do(const Report& a, const absl::Status&) { reports.push_back(a); }
+};
+
+// ---- TestClient ----
+
+inline uint64_t TestClient::Send(v1::ClientFrame frame) {
+  static uint64_t next_id = 1;
+  frame.set_id(next_id++);
+  h_->Feed(ClientRequest{connection_, frame});
+  return frame.id();
+}
+inline std::optional<Answer> TestClient::Take(uint64_t id) {
+  auto& mine = h_->answers[connection_];
+  const auto found = mine.find(id);
+  if (found == mine.end()) {
+    return std::nullopt;
+  }
+  const Answer answer = found->second;
+  mine.erase(found);
+  return answer;
+}
+inline v1::DaemonFrame TestClient::Call(v1::ClientFrame frame) {
+  const uint64_t id = Send(frame);
+  const std::optional<Answer> answer = Take(id);
+  EXPECT_TRUE(answer.has_value()) << "not answered: " << frame.ShortDebugString();
+  return answer ? answer->frame : v1::DaemonFrame();
+}
+inline v1::ClientFrame TestClient::JoinFrame(const std::string& job, Rank rank, uint32_t world, uint64_t deadline_ms, const std::string& launch,
+                                             Attempt attempt, Attempt leave) {
+  v1::ClientFrame frame;
+  frame.mutable_join()->set_job(job);
+  frame.mutable_join()->set_rank(rank);
+  frame.mutable_join()->set_world_size(world);
+  frame.mutable_join()->set_deadline_ms(deadline_ms);
+  frame.mutable_join()->set_launch(launch);
+  frame.mutable_join()->set_attempt(attempt);
+  frame.mutable_join()->set_leave_attempt(leave);
+  return frame;
+}
+inline v1::ClientFrame TestClient::BeginFrame(Step step, uint64_t bytes, uint64_t deadline_ms) {
+  v1::ClientFrame frame;
+  frame.mutable_begin_save()->set_step(step);
+  frame.mutable_begin_save()->set_slot_bytes(bytes);
+  frame.mutable_begin_save()->set_deadline_ms(deadline_ms);
+  return frame;
+}
+inline v1::ClientFrame TestClient::EnterFrame(uint64_t deadline_ms, std::optional<CheckpointId> wanted) {
+  v1::ClientFrame frame;
+  frame.mutable_enter_session()->set_deadline_ms(deadline_ms);
+  if (wanted) {
+    frame.mutable_enter_session()->set_choice(v1::EnterSession::CHOICE_STEP);
+    frame.mutable_enter_session()->set_step(wanted->step);
+    frame.mutable_enter_session()->set_attempt(wanted->attempt);
+  }
+  return frame;
+}
+inline v1::ClientFrame TestClient::ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad, uint64_t deadline_ms) {
+  v1::ClientFrame frame;
+  frame.mutable_report_load()->set_session(of.session());
+  frame.mutable_report_load()->set_round(of.round());
+  frame.mutable_report_load()->set_loaded(loaded);
+  frame.mutable_report_load()->set_copy_is_bad(bad);
+  frame.mutable_report_load()->set_problem(loaded ? "" : "digests differ");
+  frame.mutable_report_load()->set_deadline_ms(deadline_ms);
+  return frame;
+}
+inline v1::ClientFrame TestClient::AwaitFrame(Step step, v1::AwaitSave::Stage stage, uint64_t deadline_ms) {
+  v1::ClientFrame frame;
+  frame.mutable_await_save()->set_step(step);
+  frame.mutable_await_save()->set_stage(stage);
+  frame.mutable_await_save()->set_deadline_ms(deadline_ms);
+  return frame;
+}
+inline v1::ClientFrame TestClient::SealFrame(Step step, const v1::Grant& grant) {
+  v1::ClientFrame frame;
+  frame.mutable_seal()->set_step(step);
+  frame.mutable_seal()->set_slot(grant.slot());
+  frame.mutable_seal()->set_generation(grant.generation());
+  frame.mutable_seal()->set_record_offset(kSlot / 2);
+  frame.mutable_seal()->set_record_bytes(4096);
+  return frame;
+}
+inline ::testing::AssertionResult Outcome(const v1::DaemonFrame& frame) {
+  if (frame.has_failure()) {
+    return ::testing::AssertionFailure() << frame.failure().ShortDebugString();
+  }
+  return ::testing::AssertionSuccess();
+}
+inline ::testing::AssertionResult TestClient::Join(const std::string& job, Rank rank, uint32_t world) {
+  const v1::DaemonFrame frame = Call(JoinFrame(job, rank, world));
+  joined_ = frame.join();
+  return Outcome(frame);
+}
+inline ::testing::AssertionResult TestClient::Begin(Step step, uint64_t bytes) {
+  const v1::DaemonFrame frame = Call(BeginFrame(step, bytes));
+  if (!frame.has_failure()) {
+    grant_ = frame.begin_save();
+  }
+  return Outcome(frame);
+}
+inline ::testing::AssertionResult TestClient::Seal(Step step) { return Outcome(Call(SealFrame(step, grant_))); }
+inline ::testing::AssertionResult TestClient::Save(Step step, uint64_t bytes) {
+  const ::testing::AssertionResult begun = Begin(step, bytes);
+  return begun ? Seal(step) : begun;
+}
+inline bool TestClient::Committed(Step step) {
+  return Call(AwaitFrame(step, v1::AwaitSave::STAGE_COMMITTED)).await_save().stage() == v1::AwaitSave::STAGE_COMMITTED;
+}
+inline void TestClient::Release(const v1::Source& source) {
+  v1::ClientFrame frame;
+  frame.mutable_release_read()->set_slot(source.slot());
+  frame.mutable_release_read()->set_generation(source.generation());
+  Call(frame);
+}
+
+}  // namespace holdfast::testing

@@ -1,0 +1,139 @@
+// Attach, holds, and copies that turn out bad (docs/protocol.md §3).
+#include "tests/server/core_harness.h"
+
+namespace holdfast::testing {
+namespace {
+
+using v1::Failure;
+
+struct OneRank {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  OneRank() {
+    EXPECT_TRUE(a.Join("job", 0, 1));
+    EXPECT_TRUE(a.Save(1));
+    EXPECT_TRUE(a.Save(2));
+  }
+  static v1::ClientFrame AttachFrame(std::optional<CheckpointId> wanted = std::nullopt, const std::string& job = "job", Rank rank = 0) {
+    v1::ClientFrame frame;
+    frame.mutable_attach()->set_job(job);
+    frame.mutable_attach()->set_rank(rank);
+    if (wanted) {
+      frame.mutable_attach()->set_choice(v1::Attach::CHOICE_STEP);
+      frame.mutable_attach()->set_step(wanted->step);
+      frame.mutable_attach()->set_attempt(wanted->attempt);
+    }
+    return frame;
+  }
+};
+
+TEST(Reads, AttachGivesACommittedShardAndNotesTheReaderFirst) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  t.h.delay = [](const Action& action) { return std::holds_alternative<WriteNote>(action); };
+  const uint64_t id = reader.Send(OneRank::AttachFrame());
+  EXPECT_FALSE(reader.Take(id));
+  t.h.PerformDelayed();
+  const auto answer = reader.Take(id);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->frame.attach().step(), 2u);
+  EXPECT_EQ(answer->descriptors, Descriptors::kReadOnlyImageAndRecord);
+  EXPECT_EQ(t.h.files.at(answer->slot).note.readers(0).pid(), 200);
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame(CheckpointId{0, 1})).attach().step(), 1u);
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame(CheckpointId{1, 1})).attach().step(), 1u);
+  EXPECT_TRUE(reader.Call(OneRank::AttachFrame(CheckpointId{0, 7})).has_failure());
+  EXPECT_EQ(reader.Reason(OneRank::AttachFrame(std::nullopt, "job", 5)), Failure::REASON_TOPOLOGY);
+  EXPECT_TRUE(reader.Call(OneRank::AttachFrame(std::nullopt, "none")).has_failure());
+  TestClient stranger = t.h.Connect(201, 2000);
+  EXPECT_EQ(stranger.Reason(OneRank::AttachFrame()), Failure::REASON_OTHER_OWNER);
+  TestClient root = t.h.Connect(202, 0);
+  EXPECT_EQ(root.Call(OneRank::AttachFrame()).attach().step(), 2u);
+}
+
+TEST(Reads, ANoteThatCannotBeWrittenGivesNoDescriptors) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  t.h.fail = [](const Action& x) { return std::holds_alternative<WriteNote>(x) ? absl::ResourceExhaustedError("full") : absl::OkStatus(); };
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(t.a.Call(TestClient::BeginFrame(3)).failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  t.h.fail = nullptr;
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).attach().step(), 2u);
+  EXPECT_TRUE(t.a.Save(4));
+}
+
+TEST(Reads, HoldsAreCountedPerProcess) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  const v1::Source source = reader.Call(OneRank::AttachFrame()).attach();
+  reader.Call(OneRank::AttachFrame());
+  v1::ClientFrame confirm;
+  confirm.mutable_confirm_read()->set_slot(source.slot());
+  confirm.mutable_confirm_read()->set_generation(source.generation());
+  reader.Release(source);
+  EXPECT_FALSE(reader.Call(confirm).has_failure());
+  reader.Release(source);
+  EXPECT_TRUE(reader.Call(confirm).has_failure());
+  reader.Release(source);
+  TestClient other = t.h.Connect(201);
+  EXPECT_TRUE(other.Call(confirm).has_failure());
+}
+
+TEST(Reads, HoldsOutliveTheConnectionAndEndWithTheProcess) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  const v1::Source source = reader.Call(OneRank::AttachFrame()).attach();
+  t.h.Close(reader);
+  for (Step step = 3; step < 9; ++step) {
+    ASSERT_TRUE(t.a.Save(step));
+    EXPECT_NE(t.a.grant().slot(), source.slot());
+  }
+  t.h.living.erase(reader.process());
+  t.h.Feed(ProcessEnded{reader.process()});
+  std::set<uint32_t> used;
+  for (Step step = 9; step < 15; ++step) {
+    ASSERT_TRUE(t.a.Save(step));
+    used.insert(t.a.grant().slot());
+  }
+  EXPECT_EQ(used.count(source.slot()), 1u);
+}
+
+TEST(Reads, ReadersOfASlotAreLimited) {
+  CoreHarness h([](v1::DaemonConfig& config) { config.mutable_socket()->set_requests_per_connection_max(0); });
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  ASSERT_TRUE(a.Save(1));
+  TestClient reader = h.Connect(200);
+  for (int i = 0; i < 256; ++i) {
+    ASSERT_FALSE(reader.Call(OneRank::AttachFrame()).has_failure());
+  }
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+}
+
+TEST(Reads, ACopyThatAScrubFoundBadIsNotOfferedAndGoesFirst) {
+  OneRank t;
+  const uint32_t newest = t.a.grant().slot();
+  t.h.Feed(CopyFoundBad{newest, t.a.grant().generation() + 1, "of another filling"});
+  EXPECT_EQ(t.h.Committed("job").front(), "1:2");
+  t.h.Feed(CopyFoundBad{newest, t.a.grant().generation(), "block 3 differs"});
+  EXPECT_EQ(t.h.Committed("job").front(), "1:1");
+  TestClient reader = t.h.Connect(200);
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).attach().step(), 1u);
+  ASSERT_TRUE(t.a.Save(3));
+  ASSERT_TRUE(t.a.Save(4));
+  EXPECT_EQ(t.h.Committed("job"), (std::vector<std::string>{"1:4", "1:3", "1:1"}));
+}
+
+TEST(Reads, AProcessThatEndsWithItsSocketInheritedIsGone) {
+  OneRank t;
+  t.h.living.erase(t.a.process());
+  t.h.Feed(ProcessEnded{t.a.process()});  // a child keeps the socket open
+  ASSERT_EQ(t.h.closed.size(), 1u);
+  EXPECT_EQ(t.h.closed[0], t.a.connection());
+  t.h.Feed(ClientRequest{t.a.connection(), TestClient::BeginFrame(3)});
+  t.h.Feed(ConnectionClosed{t.a.connection()});
+  TestClient b = t.h.Connect(101);
+  ASSERT_TRUE(b.Join("job", 0, 1));
+}
+
+}  // namespace
+}  // namespace holdfast::testing
