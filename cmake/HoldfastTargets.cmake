@@ -48,9 +48,10 @@ function(holdfast_program name)
 endfunction()
 
 # holdfast_test(<name> SOURCES a_test.cc … DEPS x … LABELS unit|integration|slow TIMEOUT s):
-# a GoogleTest program, registered with ctest under its own name. The label decides which leg runs it.
+# a GoogleTest program, registered with ctest under its own name. The label decides which leg runs it. OPTIMIZED: as the
+# build type has it, for tests that compute a lot.
 function(holdfast_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMIZED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -60,8 +61,18 @@ function(holdfast_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main GTest::gtest holdfast_options)
-  target_compile_definitions(${name} PRIVATE
-    HOLDFAST_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOLDFAST_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
+  # Test code is compiled once and run once: optimising it costs more than it gives, but for simulations.
+  if(NOT ARG_OPTIMIZED)
+    target_compile_options(${name} PRIVATE -O0)
+  endif()
+  foreach(source ${ARG_SOURCES})
+    # Paths only where they are used, so that ccache can share the other objects between clones.
+    file(STRINGS ${source} uses_paths REGEX "HOLDFAST_(SOURCE|BIN)_DIR" LIMIT_COUNT 1)
+    if(uses_paths)
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS
+        HOLDFAST_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HOLDFAST_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
+    endif()
+  endforeach()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
   foreach(source ${ARG_SOURCES})

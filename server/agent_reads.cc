@@ -106,9 +106,22 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
   if (pending != nullptr && noted.ok() && slot.state == SlotState::kSealed && !superseded) {
     return Reply(wait.token, wait.frame, Descriptors::kReadOnlyImageAndRecord, &slot);
   }
+  const bool file_gone = noted.code() == absl::StatusCode::kDataLoss;  // cut short or taken away
+  if (file_gone && pending != nullptr && pending->kind != v1::ClientFrame::kAttach && !superseded && slot.state == SlotState::kSealed) {
+    // As if the rank had found out: the session goes on with another step, for all ranks.
+    const v1::SessionOutcome& offered = wait.frame.enter_session();
+    pending_.at(wait.token).where = Where::kCoordinator;
+    DropHold(slot, wait.process);
+    return Send(seat->job, LoadReported{wait.token, seat->attempt, seat->rank, offered.session(), offered.round(), false, true, false, Message(noted)});
+  }
   Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the copy was given up just now; ask again"};
   if (superseded) {
     failure = {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED, "a newer attempt exists; this process should end"};
+  } else if (file_gone) {
+    failure = {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE, Message(noted)};
+    if (slot.state == SlotState::kSealed) {
+      MarkBad(slot, Message(noted));
+    }
   } else if (!noted.ok()) {
     failure = {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
                absl::StrCat("who reads slot ", slot.id, " could not be noted: ", Message(noted), "; try again")};
@@ -172,8 +185,16 @@ void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::Clien
 
 void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
   Slot* slot = FindSlot(e.slot);
-  if (slot != nullptr && slot->state == SlotState::kSealed && slot->generation == e.generation) {
+  if (slot == nullptr || slot->generation != e.generation) {
+    return;
+  }
+  if (slot->state == SlotState::kSealed) {
     MarkBad(*slot, e.what);
+  } else if (slot->state == SlotState::kWriting) {  // its file is not what it was when it was granted
+    slot->bad = true;
+    Tell(Report::Kind::kSlotLost, slot->job, absl::StrCat("slot ", slot->id, ": ", e.what), slot->bytes);
+    LoseFilling(*slot, e.what);
+    BecomeFree(*slot);
   }
 }
 

@@ -109,6 +109,10 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
   if (!noted.ok() && !slot.lost) {
     LoseFilling(slot, absl::StrCat("who writes slot ", slot.id, " could not be noted: ", Message(noted)));
     RefuseSave(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED, slot.lost->message});
+    if (noted.code() == absl::StatusCode::kDataLoss) {  // its file was cut short or taken away: never filled again
+      slot.bad = true;
+      Tell(Report::Kind::kSlotLost, slot.job, absl::StrCat("slot ", slot.id, ": ", Message(noted)), slot.bytes);
+    }
   }
   if (slot.lost || pending == nullptr) {
     // Nobody got a descriptor for this filling. The writer stays noted: it may have the slot mapped from before.

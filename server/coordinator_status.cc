@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "recovery/protection.h"
 #include "server/coordinator.h"
 
@@ -90,7 +91,10 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
     v1::StepLoss& out = *status.add_losses();
     out.set_attempt(loss.id.attempt);
     out.set_step(loss.id.step);
-    out.set_why(loss.why);
+    // The message names the step for whoever hears it alone; here it stands beside it.
+    absl::string_view why = loss.why;
+    absl::ConsumePrefix(&why, absl::StrCat("step ", loss.id.step, " of attempt ", loss.id.attempt, " "));
+    out.set_why(std::string(why));
     out.set_unix_ms(loss.unix_ms);
   }
   for (const Past& past : events_) {

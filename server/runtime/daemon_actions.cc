@@ -34,8 +34,8 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionDecided:
     case Report::Kind::kSessionDone:
     case Report::Kind::kJobRemoved:
+    case Report::Kind::kStepShed:  // most often an older committed step that makes room for the next
       return LogLevel::kInfo;
-    case Report::Kind::kStepShed:
     case Report::Kind::kStepAbandoned:
     case Report::Kind::kSaveRefused:
     case Report::Kind::kSessionFellBack:
@@ -50,8 +50,8 @@ LogLevel LevelOf(Report::Kind kind) {
   return LogLevel::kInfo;
 }
 
-// Descriptors run out, or memory: the slot is as good as before. Anything else is the slot's file.
-bool IsSlotsFault(const absl::Status& status) { return !absl::IsResourceExhausted(status) && !absl::IsUnavailable(status); }
+// Descriptors may run out, and memory: then the slot is as good as before.
+bool IsSlotsFault(const absl::Status& status) { return absl::IsDataLoss(status) || absl::IsNotFound(status); }
 
 struct Opened {
   absl::Status status;

@@ -1,5 +1,6 @@
 #include "base/fault_guard.h"
 
+#include <filesystem>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -32,6 +33,8 @@ class FaultGuardTest : public ::testing::Test {
     file_ = *std::move(file);
     ASSERT_TRUE(file_->Allocate(0, kBytes).ok());
     mapping_ = *Env::System()->Map(*file_, 0, kBytes, true);
+    // Nameless from here on: a death test's child runs SetUp again and never gets to clean up.
+    std::filesystem::remove_all(dir_.path());
     for (size_t i = 0; i < kBytes; ++i) {
       data()[i] = 0x5a;
     }

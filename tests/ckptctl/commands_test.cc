@@ -10,12 +10,10 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "holdfast/v1/admin.pb.h"
-#include "tests/ckptctl/fake_admin.h"
+#include "tests/ckptctl/console.h"
 #include "tiers/image/record.h"
 
 namespace holdfast {
@@ -25,45 +23,6 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-// A context whose output the test reads.
-class Console {
- public:
-  explicit Console(std::string socket) { context_.socket = std::move(socket); }
-  Context& context() { return context_; }
-  const Context& Json() {
-    context_.json = true;
-    return context_;
-  }
-  std::string out() const { return out_.str(); }
-  std::string err() const { return err_.str(); }
-  // The one line of JSON; a parse error fails the test by what it returns.
-  json Parsed() const {
-    const std::string text = out_.str();
-    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-    return json::parse(text, nullptr, false);
-  }
-
- private:
-  std::ostringstream out_;
-  std::ostringstream err_;
-  Context context_{.out = &out_, .err = &err_};
-};
-
-FakeAdmin::Answers TwoJobs() {
-  return {.get_status = [](const v1::GetStatusRequest& request, v1::GetStatusReply& reply) {
-    if (!request.job().empty() && request.job() != "llama") {
-      return absl::NotFoundError("no job '" + request.job() + "' of yours\x1b[2J");
-    }
-    reply.mutable_daemon()->set_version("0.1.0");
-    reply.mutable_daemon()->set_memory_dir("/dev/shm");
-    reply.add_jobs()->set_name("llama");
-    if (request.job().empty()) {
-      reply.add_jobs()->set_name("mistral");
-    }
-    return absl::OkStatus();
-  }};
-}
 
 TEST(Status, ShowsAllJobsOrOne) {
   FakeAdmin admin(TwoJobs());
@@ -122,27 +81,6 @@ TEST(Unreachable, SaysWhatIsThereInsteadOfADaemon) {
   ::unlink(path.c_str());
   ::rmdir(directory);
 }
-
-// Lets an answer wait until the test has seen what it wanted.
-class Gate {
- public:
-  void Wait() {
-    MutexLock lock(mutex_);
-    while (!open_) {
-      cv_.Wait(mutex_);
-    }
-  }
-  void Open() {
-    MutexLock lock(mutex_);
-    open_ = true;
-    cv_.NotifyAll();
-  }
-
- private:
-  Mutex mutex_;
-  CondVar cv_;
-  bool open_ GUARDED_BY(mutex_) = false;
-};
 
 TEST(Timeout, ASilentDaemonIsNotWaitedForForever) {
   Gate gate;
@@ -240,19 +178,19 @@ TEST(Inspect, DecodesTheRecord) {
 }
 
 TEST(Inspect, PassesWhatWasAskedFor) {
-  v1::InspectShardRequest got;
+  Kept<v1::InspectShardRequest> got;
   FakeAdmin admin({.inspect = [&](const v1::InspectShardRequest& request, v1::InspectShardReply&) {
-    got = request;
+    got.Set(request);
     return absl::NotFoundError("no such shard");
   }});
   Console console(admin.socket());
   EXPECT_EQ(RunInspect(console.context(), {.job = "llama", .step = 0, .attempt = 2, .rank = 5}),
             ExitCode::kRefused);
-  EXPECT_FALSE(got.newest());
-  EXPECT_EQ(got.attempt(), 2u);
-  EXPECT_EQ(got.rank(), 5u);
+  EXPECT_FALSE(got.Get().newest());
+  EXPECT_EQ(got.Get().attempt(), 2u);
+  EXPECT_EQ(got.Get().rank(), 5u);
   EXPECT_EQ(RunInspect(console.context(), {.job = "llama"}), ExitCode::kRefused);
-  EXPECT_TRUE(got.newest());
+  EXPECT_TRUE(got.Get().newest());
 }
 
 TEST(Inspect, EveryDamagedRecordIsDamage) {
@@ -263,14 +201,14 @@ TEST(Inspect, EveryDamagedRecordIsDamage) {
     bad.push_back(good);
     bad.back()[at] = static_cast<char>(bad.back()[at] ^ 0x20);
   }
-  std::string current;
+  Kept<std::string> current;
   FakeAdmin admin({.inspect = [&](const v1::InspectShardRequest&, v1::InspectShardReply& reply) {
-    reply.set_record(current);
+    reply.set_record(current.Get());
     reply.set_location("slot-\x1b[2J");
     return absl::OkStatus();
   }});
   for (const std::string& bytes : bad) {
-    current = bytes;
+    current.Set(bytes);
     Console console(admin.socket());
     ASSERT_EQ(RunInspect(console.context(), {.job = "llama"}), ExitCode::kDamaged) << bytes.size();
     ASSERT_THAT(console.err(), HasSubstr("record of slot-\\x1b[2J: "));
@@ -286,192 +224,11 @@ TEST(Inspect, ARecordOfManyMegabytesArrives) {
   EXPECT_EQ(RunInspect(console.context(), {.job = "llama"}), ExitCode::kDamaged);
 }
 
-v1::VerifyProgress Progress(uint64_t done, uint32_t shards, bool finished) {
-  v1::VerifyProgress p;
-  p.set_bytes_done(done);
-  p.set_bytes_total(4000);
-  p.set_shards_checked(shards);
-  p.set_done(finished);
-  return p;
-}
-
-TEST(Verify, AllGood) {
-  v1::VerifyRequest got;
-  FakeAdmin admin(
-      {.verify = [&](const v1::VerifyRequest& request, const FakeAdmin::SendProgress& send) {
-        got = request;
-        send(Progress(1000, 0, false));
-        send(Progress(4000, 2, true));
-        return absl::OkStatus();
-      }});
-  Console people(admin.socket());
-  EXPECT_EQ(RunVerify(people.context(), {.job = "llama"}), ExitCode::kOk);
-  EXPECT_THAT(people.out(), HasSubstr("job llama: every digest is right: 2 shards, 3.9 KiB in "));
-  EXPECT_EQ(people.err(), "");  // no progress bar where nobody looks
-  EXPECT_TRUE(got.newest());
-  Console machine(admin.socket());
-  EXPECT_EQ(RunVerify(machine.Json(), {.job = "llama", .step = 7, .attempt = 2}), ExitCode::kOk);
-  EXPECT_EQ(machine.Parsed()["ok"], true);
-  EXPECT_EQ(machine.Parsed()["jobs"][0]["shards_checked"], 2);
-  EXPECT_FALSE(got.newest());
-  EXPECT_EQ(got.step(), 7u);
-  EXPECT_EQ(got.attempt(), 2u);
-  Console all(admin.socket());
-  EXPECT_EQ(RunVerify(all.context(), {.job = "llama", .all = true}), ExitCode::kOk);
-  EXPECT_TRUE(got.all_steps());
-  EXPECT_FALSE(got.newest());
-}
-
-TEST(Verify, DrawsAndClearsItsBar) {
-  FakeAdmin admin({.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    send(Progress(1000, 0, false));
-    send(Progress(4000, 2, true));
-    return absl::OkStatus();
-  }});
-  Console console(admin.socket());
-  console.context().progress = true;
-  EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kOk);
-  EXPECT_THAT(
-      console.err(),
-      testing::StartsWith("\r\x1b[Kllama [######------------------] 25%  1000 B of 3.9 KiB"));
-  EXPECT_THAT(console.err(), testing::EndsWith("\r\x1b[K"));
-}
-
-FakeAdmin::Answers Damaged() {
-  return {.verify = [](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    v1::VerifyProgress p = Progress(4000, 2, true);
-    auto& bad = *p.add_bad();
-    bad.set_attempt(3);
-    bad.set_step(900);
-    bad.set_rank(1);
-    bad.set_location("slot-000001");
-    bad.set_what("slice 'w\x1b[2J', block at 4096: expected 1, found 2");
-    send(p);
-    return absl::OkStatus();
-  }};
-}
-
-TEST(Verify, DamageIsNamedAndHasItsExitCode) {
-  FakeAdmin admin(Damaged());
-  Console people(admin.socket());
-  EXPECT_EQ(RunVerify(people.context(), {.job = "llama"}), ExitCode::kDamaged);
-  EXPECT_THAT(
-      people.out(),
-      testing::StartsWith("BAD: llama step 900 (attempt 3) rank 1, slot-000001: slice 'w\\x1b[2J', "
-                          "block at 4096: expected 1, found 2\n"));
-  EXPECT_THAT(people.out(), HasSubstr("job llama: 1 shard is BAD: 2 shards, "));
-  Console machine(admin.socket());
-  EXPECT_EQ(RunVerify(machine.Json(), {.job = "llama"}), ExitCode::kDamaged);
-  EXPECT_EQ(machine.Parsed()["ok"], false);
-  EXPECT_EQ(machine.Parsed()["jobs"][0]["bad"][0]["rank"], 1);
-}
-
-TEST(Verify, DamageFoundBeforeAFailureIsNotForgotten) {
-  FakeAdmin admin({.verify = [](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    v1::VerifyProgress p = Progress(1000, 1, false);
-    p.add_bad()->set_step(9);
-    send(p);
-    return absl::InternalError("the disk is on fire");
-  }});
-  Console console(admin.socket());
-  EXPECT_EQ(RunVerify(console.Json(), {.job = "llama"}), ExitCode::kDamaged);
-  EXPECT_EQ(console.Parsed()["jobs"][0]["verified"], false);
-  EXPECT_EQ(console.Parsed()["jobs"][0]["why_not"], "the disk is on fire");
-  EXPECT_EQ(console.Parsed()["jobs"][0]["bad_count"], 1);
-}
-
-TEST(Verify, AnEarlyEndIsNoSuccess) {
-  FakeAdmin admin({.verify = [](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    send(Progress(1000, 1, false));
-    return absl::OkStatus();
-  }});
-  Console console(admin.socket());
-  EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kUnreachable);
-  EXPECT_THAT(console.err(), HasSubstr("ended the verification before it was done"));
-}
-
-TEST(Verify, WithoutAJobEachIsVerifiedAndEmptyOnesAreNoFailure) {
-  FakeAdmin::Answers answers = TwoJobs();
-  answers.verify = [](const v1::VerifyRequest& request, const FakeAdmin::SendProgress& send) {
-    if (request.job() == "llama") {
-      return absl::NotFoundError("nothing is committed");
-    }
-    send(Progress(4000, 2, true));
-    return absl::OkStatus();
-  };
-  FakeAdmin admin(std::move(answers));
-  Console all(admin.socket());
-  EXPECT_EQ(RunVerify(all.context(), {}), ExitCode::kOk);
-  EXPECT_THAT(
-      all.out(),
-      HasSubstr(
-          "job llama: not verified: nothing is committed\njob mistral: every digest is right: "));
-  Console one(admin.socket());
-  EXPECT_EQ(RunVerify(one.context(), {.job = "llama"}), ExitCode::kRefused);
-}
-
-TEST(Verify, WithoutAnyJobs) {
-  FakeAdmin admin({.get_status = [](const v1::GetStatusRequest&, v1::GetStatusReply&) {
-    return absl::OkStatus();
-  }});
-  Console console(admin.socket());
-  EXPECT_EQ(RunVerify(console.context(), {}), ExitCode::kOk);
-  EXPECT_EQ(console.out(), "no jobs of yours: nothing to verify\n");
-}
-
-TEST(Verify, AnInterruptReachesASilentDaemon) {
-  std::atomic<bool> interrupted{false};
-  std::atomic<bool> told{false};
-  Gate returned;
-  FakeAdmin::Answers answers;
-  answers.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    send(Progress(1000, 0, false));
-    interrupted = true;
-    returned.Wait();
-    while (send(Progress(2000, 0, false))) {
-    }
-    told = true;
-    return absl::OkStatus();
-  };
-  {
-    FakeAdmin admin(std::move(answers));
-    Console console(admin.socket());
-    console.context().interrupted = &interrupted;
-    EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
-    EXPECT_THAT(console.err(), HasSubstr("verify llama: stopped"));
-    returned.Open();
-  }
-  EXPECT_TRUE(told);
-}
-
-TEST(Verify, AnInterruptReachesADaemonThatNeverStopsTalking) {
-  std::atomic<bool> interrupted{false};
-  std::atomic<int> sent{0};
-  constexpr int kMessages = 20'000;
-  FakeAdmin::Answers answers;
-  answers.verify = [&](const v1::VerifyRequest&, const FakeAdmin::SendProgress& send) {
-    v1::VerifyProgress large = Progress(1000, 0, false);
-    large.add_bad()->set_what(std::string(16'384, 'x'));
-    interrupted = true;
-    while (sent < kMessages && send(large)) {
-      ++sent;
-    }
-    return absl::OkStatus();
-  };
-  {
-    FakeAdmin admin(std::move(answers));
-    Console console(admin.socket());
-    console.context().interrupted = &interrupted;
-    EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
-  }
-  EXPECT_LT(sent, kMessages);  // it was told, and did not run to its end
-}
-
 TEST(Restore, SaysWhatTheDaemonSays) {
-  v1::SetRestorePointRequest got;
+  Kept<v1::SetRestorePointRequest> got;
   FakeAdmin admin(
       {.restore = [&](const v1::SetRestorePointRequest& request, v1::SetRestorePointReply& reply) {
-        got = request;
+        got.Set(request);
         reply.set_text("the next session of llama\x1b will begin at step 800");
         return absl::OkStatus();
       }});
@@ -482,16 +239,16 @@ TEST(Restore, SaysWhatTheDaemonSays) {
             "the next session of llama\\x1b will begin at step 800\n"
             "It takes effect when the job's ranks next restore. To take it back before: ckptctl "
             "restore llama --clear\n");
-  EXPECT_EQ(got.step(), 800u);
-  EXPECT_EQ(got.attempt(), 2u);
+  EXPECT_EQ(got.Get().step(), 800u);
+  EXPECT_EQ(got.Get().attempt(), 2u);
   Console machine(admin.socket());
   EXPECT_EQ(RunRestore(machine.Json(), {.job = "llama", .from_scratch = true}), ExitCode::kOk);
-  EXPECT_TRUE(got.from_scratch());
+  EXPECT_TRUE(got.Get().from_scratch());
   EXPECT_EQ(machine.Parsed()["job"], "llama");
   EXPECT_EQ(machine.Parsed()["text"], "the next session of llama\x1b will begin at step 800");
   Console clear(admin.socket());
   EXPECT_EQ(RunRestore(clear.context(), {.job = "llama", .clear = true}), ExitCode::kOk);
-  EXPECT_TRUE(got.clear());
+  EXPECT_TRUE(got.Get().clear());
   EXPECT_THAT(clear.out(), Not(HasSubstr("--clear")));
 }
 
@@ -505,7 +262,7 @@ TEST(Restore, Refused) {
 }
 
 TEST(Remove, NeedsYes) {
-  bool removed = false;
+  std::atomic<bool> removed{false};
   FakeAdmin admin({.list =
                        [](const v1::ListCheckpointsRequest&, v1::ListCheckpointsReply& reply) {
                          reply.add_checkpoints()->set_bytes(1 << 20);

@@ -12,9 +12,28 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
 
 namespace holdfast {
+
+// What an answer saw, kept for the test: the two run on different threads.
+template <typename T>
+class Kept {
+ public:
+  void Set(const T& value) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    value_ = value;
+  }
+  T Get() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return value_;
+  }
+
+ private:
+  Mutex mutex_;
+  T value_ GUARDED_BY(mutex_){};
+};
 
 class FakeAdmin {
  public:

@@ -206,15 +206,15 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
 }
 
 TEST(Arguments, ReachTheDaemonAsMeant) {
-  v1::VerifyRequest verify;
-  v1::SetRestorePointRequest restore;
+  Kept<v1::VerifyRequest> verify;
+  Kept<v1::SetRestorePointRequest> restore;
   FakeAdmin::Answers answers = Agreeable();
   answers.verify = [&](const v1::VerifyRequest& request, const auto&) {
-    verify = request;
+    verify.Set(request);
     return absl::NotFoundError("nothing");
   };
   answers.restore = [&](const v1::SetRestorePointRequest& request, auto&) {
-    restore = request;
+    restore.Set(request);
     return absl::OkStatus();
   };
   FakeAdmin admin(std::move(answers));
@@ -222,13 +222,13 @@ TEST(Arguments, ReachTheDaemonAsMeant) {
   EXPECT_EQ(Program({"--socket", admin.socket(), "verify", "j", "--step", "0010", "--attempt", "2"})
                 .Wait(),
             4);
-  EXPECT_EQ(verify.step(), 10u);
-  EXPECT_EQ(verify.attempt(), 2u);
+  EXPECT_EQ(verify.Get().step(), 10u);
+  EXPECT_EQ(verify.Get().attempt(), 2u);
   EXPECT_EQ(Program({"restore", "j", "--step", "0", "--socket", admin.socket()}).Wait(), 0);
-  EXPECT_EQ(restore.step(), 0u);
-  EXPECT_FALSE(restore.from_scratch());
+  EXPECT_EQ(restore.Get().step(), 0u);
+  EXPECT_FALSE(restore.Get().from_scratch());
   EXPECT_EQ(Program({"restore", "--from-scratch", "j", "--socket", admin.socket()}).Wait(), 0);
-  EXPECT_TRUE(restore.from_scratch());
+  EXPECT_TRUE(restore.Get().from_scratch());
 }
 
 TEST(Program, Version) {

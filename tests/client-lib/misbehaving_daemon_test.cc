@@ -303,6 +303,7 @@ TEST_F(MisbehavingDaemon, AnswersInAnyOrderReachThoseWhoAsked) {
       thread.join();
     }
   }
+  daemon_.Stop();  // the hook uses `kept`
 }
 
 TEST_F(MisbehavingDaemon, AVersionThatDoesNotFitIsRefused) {

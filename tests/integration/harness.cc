@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -152,11 +154,20 @@ std::optional<std::string> Child::ReadLine(std::chrono::milliseconds at_most) {
 Node::Node(const NodeOptions& options) : options_(options) {
   ::signal(SIGPIPE, SIG_IGN);
   ::chmod(state_.path().c_str(), 0755);  // another user's client reaches the socket
+  if (options_.own_tmpfs_bytes > 0) {
+    // In a mount namespace of this thread's own, so that nothing stays mounted whatever happens.
+    has_own_tmpfs_ = ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                     ::mount("tmpfs", memory_.path().c_str(), "tmpfs", 0, ("size=" + std::to_string(options_.own_tmpfs_bytes)).c_str()) == 0;
+  }
 }
 
 Node::~Node() {
   if (child_ != nullptr && ::testing::Test::HasFailure()) {
     std::fprintf(stderr, "--- log of ckptd\n%s---\n", Log().c_str());
+  }
+  if (has_own_tmpfs_) {
+    child_.reset();
+    ::umount2(memory_.path().c_str(), MNT_DETACH);
   }
 }
 

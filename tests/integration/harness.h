@@ -62,6 +62,7 @@ class Child {
 struct NodeOptions {
   std::string memory_bytes = "256MiB";
   std::string config;  // YAML beside what the harness sets (metrics off, directories)
+  uint64_t own_tmpfs_bytes = 0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
 };
 
 // One ckptd, to be started, killed and started again over the same directories.
@@ -78,6 +79,8 @@ class Node {
   std::optional<int> WaitExit(std::chrono::milliseconds at_most = kPatience) { return child_->Wait(at_most); }
   bool running() { return child_ != nullptr && child_->running(); }
   pid_t pid() const { return child_->pid(); }
+
+  bool has_own_tmpfs() const { return has_own_tmpfs_; }
 
   std::string socket() const { return state_.Path("ckptd.sock"); }
   std::string admin_socket() const { return state_.Path("admin.sock"); }
@@ -108,6 +111,7 @@ class Node {
   const NodeOptions options_;
   TemporaryDirectory memory_{"/dev/shm"};
   TemporaryDirectory state_;
+  bool has_own_tmpfs_ = false;
   std::unique_ptr<Child> child_;
 };
 

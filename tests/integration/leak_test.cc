@@ -27,12 +27,18 @@ struct Usage {
 };
 
 Usage Measure(Node& node, Rank& rank) {
-  const auto status = node.Status();
   const auto fds = [](pid_t pid) { return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size(); };
-  return {ResidentKiB(node.pid()),          fds(node.pid()),
-          ResidentKiB(rank.child().pid()),  fds(rank.child().pid()),
-          status->daemon().slots(),         status->daemon().memory_bytes_used(),
-          FilesIn(node.memory_dir(), "").size()};
+  Usage usage;
+  usage.daemon_kib = ResidentKiB(node.pid());
+  usage.daemon_fds = fds(node.pid());
+  usage.rank_kib = ResidentKiB(rank.child().pid());
+  usage.rank_fds = fds(rank.child().pid());
+  usage.files = FilesIn(node.memory_dir(), "").size();
+  // Last: it comes over a connection that is still closing when the call returns.
+  const auto status = node.Status();
+  usage.slots = status->daemon().slots();
+  usage.memory_bytes = status->daemon().memory_bytes_used();
+  return usage;
 }
 
 TEST(Leak, TenThousandSavesAndRestoresLeaveNothingBehind) {
@@ -41,6 +47,7 @@ TEST(Leak, TenThousandSavesAndRestoresLeaveNothingBehind) {
   constexpr int kRestoreEvery = 10;
   Node node(NodeOptions{.config = ""});
   ASSERT_TRUE(node.Start());
+  ASSERT_TRUE(node.Status().has_value());  // the first question makes what serves this user
   Rank rank(node, {.bytes = 64 << 10});
   ASSERT_EQ(rank.Do("open"), "ok attempt=1");
   ASSERT_THAT(rank.Do("restore"), HasSubstr("NOTHING_TO_RESTORE"));
@@ -58,15 +65,17 @@ TEST(Leak, TenThousandSavesAndRestoresLeaveNothingBehind) {
     }
   }
   const Usage after = Measure(node, rank);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep freed memory for a while
   EXPECT_LE(after.daemon_kib, before.daemon_kib + 8 * 1024);
   EXPECT_LE(after.rank_kib, before.rank_kib + 4 * 1024);
+  EXPECT_LE(after.daemon_kib, 100u * 1024) << "design.md, section 8";
+#endif
   EXPECT_EQ(after.daemon_fds, before.daemon_fds);
   EXPECT_EQ(after.rank_fds, before.rank_fds);
   EXPECT_EQ(after.slots, before.slots);
   EXPECT_EQ(after.memory_bytes, before.memory_bytes);
   EXPECT_EQ(after.files, before.files);
   RecordProperty("daemon_kib", static_cast<int>(after.daemon_kib));
-  EXPECT_LE(after.daemon_kib, 100u * 1024) << "design.md, section 8";
 }
 
 }  // namespace

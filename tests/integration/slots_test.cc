@@ -12,6 +12,7 @@
 namespace holdfast {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -104,35 +105,66 @@ TEST_F(SlotsTest, BitsThatFlipUnnoticedAreFoundByTheRestoreItself) {
   EXPECT_THAT(DoAll(ranks, "restore"), Each("ok attempt=1 step=1"));
 }
 
-TEST_F(SlotsTest, FilesCutShortOrDeletedUnderneathCostTheirSlotOnly) {
-  StartNode();
-  auto rank = Begin({.job = "victim"});
-  auto other = Begin({.job = "bystander"});
-  uint64_t step = 0;
-  ASSERT_EQ(rank->Do("reserve").substr(0, 2), "ok");
-  Commit(*rank, ++step);
-  Commit(*other, 1);
-  const auto bystanders = SlotFiles(*node_);
-  for (const std::string& path : bystanders) {
-    // All of the victim's: they are the larger number; the bystander has one.
-    if (path != bystanders.back()) {
-      ASSERT_EQ(::truncate(path.c_str(), 4096), 0);
+enum class Damage { kCutShort, kEmptied, kDeleted };
+
+class SlotDamageTest : public SlotsTest, public ::testing::WithParamInterface<Damage> {
+ protected:
+  void Harm(const std::string& path) {
+    if (GetParam() == Damage::kDeleted) {
+      std::filesystem::remove(path);
+    } else {
+      ASSERT_EQ(::truncate(path.c_str(), GetParam() == Damage::kCutShort ? 4096 : 0), 0);
     }
   }
-  EXPECT_LE(SavesUntilCommit(*rank, &step), 10) << "it gets new slots";
+};
+
+TEST_P(SlotDamageTest, FreeSlotsOfTheJobAreReplacedAndOthersNoticeNothing) {
+  StartNode();
+  auto other = Begin({.job = "bystander"});
+  Commit(*other, 1);
+  const std::vector<std::string> others = SlotFiles(*node_);
+  auto rank = Begin({.job = "victim"});
+  ASSERT_EQ(rank->Do("reserve"), "ok ready=3 wanted=3");
+  uint64_t step = 0;
+  Commit(*rank, ++step);
+  for (const std::string& path : SlotFiles(*node_)) {
+    if (std::find(others.begin(), others.end(), path) == others.end()) {
+      Harm(path);
+    }
+  }
+  EXPECT_LE(SavesUntilCommit(*rank, &step), 5) << "it gets new slots";
+  Commit(*rank, ++step);
   Commit(*other, 2);
   EXPECT_EQ(other->Do("restore"), "ok attempt=1 step=2");
-  for (const std::string& path : SlotFiles(*node_)) {
-    std::filesystem::remove(path);
-  }
-  EXPECT_THAT(other->Do("restore"), HasSubstr("error"));
-  EXPECT_TRUE(node_->running());
-  EXPECT_TRUE(node_->Status().has_value());
-  // New processes start over with new files.
+  EXPECT_EQ(rank->Do("restore"), "ok attempt=1 step=" + std::to_string(step));
   rank->Kill();
-  auto again = Begin({.job = "third"});
-  Commit(*again, 1);
+  EXPECT_TRUE(node_->Until([](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 0; }));
 }
+
+TEST_P(SlotDamageTest, ARestoreFallsBackToAnOlderStepForAllRanks) {
+  StartNode();
+  auto ranks = StartRanks(*node_, {}, 2);
+  ASSERT_THAT(DoAll(ranks, "open"), Each("ok attempt=1"));
+  ASSERT_THAT(DoAll(ranks, "restore"), Each(HasSubstr("NOTHING_TO_RESTORE")));
+  ASSERT_THAT(DoAll(ranks, "save 1"), Each("ok sealed"));
+  ASSERT_THAT(DoAll(ranks, "committed"), Each("ok committed"));
+  const std::vector<std::string> first = SlotFiles(*node_);
+  ASSERT_THAT(DoAll(ranks, "save 2"), Each("ok sealed"));
+  ASSERT_THAT(DoAll(ranks, "committed"), Each("ok committed"));
+  for (const std::string& path : SlotFiles(*node_)) {
+    if (std::find(first.begin(), first.end(), path) == first.end()) {
+      Harm(path);
+      break;
+    }
+  }
+  EXPECT_THAT(DoAll(ranks, "restore"), Each("ok attempt=1 step=1"));
+  EXPECT_THAT(DoAll(ranks, "save 3"), Each("ok sealed"));
+  EXPECT_THAT(DoAll(ranks, "committed"), Each("ok committed"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SlotDamageTest, ::testing::Values(Damage::kCutShort, Damage::kEmptied, Damage::kDeleted), [](const auto& damage) {
+  return std::string(damage.param == Damage::kCutShort ? "CutShort" : damage.param == Damage::kEmptied ? "Emptied" : "Deleted");
+});
 
 TEST_F(SlotsTest, ASaveLargerThanTheBudgetIsRefusedWithTheNumbers) {
   StartNode({.memory_bytes = "16MiB"});
@@ -143,20 +175,51 @@ TEST_F(SlotsTest, ASaveLargerThanTheBudgetIsRefusedWithTheNumbers) {
   EXPECT_TRUE(SlotFiles(*node_).empty());
 }
 
-TEST_F(SlotsTest, AFullFileSystemIsAStatusAndPasses) {
-  TemporaryDirectory memory("/dev/shm");
-  StartNode({.memory_bytes = "8MiB"});
-  // The budget is what is full here; a foreign job holds it.
-  auto hog = Begin({.job = "hog", .bytes = 2 << 20});
+TEST_F(SlotsTest, AFullBudgetIsAStatusAndPassesWhenTheOtherJobIsRemoved) {
+  StartNode({.memory_bytes = "24MiB"});
+  auto hog = Begin({.job = "hog", .bytes = 5 << 20});
   Commit(*hog, 1);
   Commit(*hog, 2);
-  auto small = Begin({.job = "small", .bytes = 2 << 20});
-  const std::string first = small->Do("save 1");
-  EXPECT_THAT(first, AnyOf(HasSubstr("ok sealed"), HasSubstr("NO_ROOM")));
-  hog->Do("close");
+  Commit(*hog, 3);
+  auto small = Begin({.job = "small", .bytes = 9 << 20});
+  const std::string refused = small->Do("save 1");
+  EXPECT_THAT(refused, HasSubstr("error NO_ROOM"));
+  EXPECT_THAT(refused, HasSubstr("hog")) << "who holds it";
+  Commit(*hog, 4);
   hog->Kill();
-  uint64_t step = 1;
-  EXPECT_LE(SavesUntilCommit(*small, &step), 10);
+  ASSERT_TRUE(node_->Until([](const v1::GetStatusReply& status) {
+    return std::any_of(status.jobs().begin(), status.jobs().end(),
+                       [](const v1::JobStatus& job) { return job.name() == "hog" && job.ranks_alive() == 0; });
+  }));
+  EXPECT_EQ(node_->Remove("hog"), "");
+  Commit(*small, 2);
+}
+
+TEST_F(SlotsTest, AFullFileSystemIsAStatusAndPasses) {
+  NodeOptions options{.memory_bytes = "32MiB"};
+  options.own_tmpfs_bytes = 33 << 20;
+  node_ = std::make_unique<Node>(options);
+  if (!node_->has_own_tmpfs()) {
+    GTEST_SKIP() << "needs root to mount a tmpfs";
+  }
+  ASSERT_TRUE(node_->Start());
+  auto rank = Begin({.bytes = 5 << 20});
+  Commit(*rank, 1);
+  // Somebody else fills the file system.
+  const std::string filler = node_->memory_dir() + "/../filler";
+  {
+    std::ofstream file(filler, std::ios::binary);
+    const std::string chunk(1 << 20, 'x');
+    while (file.write(chunk.data(), static_cast<std::streamsize>(chunk.size())).flush()) {
+    }
+  }
+  const std::string refused = rank->Do("save 2");
+  EXPECT_THAT(refused, AllOf(HasSubstr("error NO_ROOM"), HasSubstr("tmpfs"))) << "there is no second slot";
+  EXPECT_THAT(rank->Do("attach"), AnyOf("ok step=1", HasSubstr("ENOSPC"))) << "who reads must be noted, on the same file system";
+  std::filesystem::remove(filler);
+  uint64_t step = 2;
+  EXPECT_LE(SavesUntilCommit(*rank, &step), 2);
+  EXPECT_EQ(rank->Do("restore"), "ok attempt=1 step=" + std::to_string(step));
 }
 
 TEST_F(SlotsTest, WhenOlderStepsAreHeldByReadersTheJobCommitsAgain) {

@@ -451,6 +451,7 @@ TEST_P(TierCrashConformance, CrashAtEveryCall) {
     harness_->Stop();
     harness_->Crash();
     ASSERT_TRUE(harness_->Start().ok());
+    EXPECT_TRUE(harness_->problems().empty()) << harness_->problems()[0];
     CheckAgainst(ledger);
     CheckUsable(ledger);
     if (HasFailure()) {
@@ -480,6 +481,7 @@ TEST_P(TierCrashConformance, CrashAtEveryCallOfTheRecovery) {
     harness_->Stop();
     harness_->Crash();
     ASSERT_TRUE(harness_->Start().ok());
+    EXPECT_TRUE(harness_->problems().empty()) << harness_->problems()[0];
     CheckAgainst(ledger);
     CheckUsable(ledger);
     if (HasFailure()) {

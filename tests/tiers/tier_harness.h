@@ -8,6 +8,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/fault_env.h"
 #include "tiers/tier.h"
@@ -20,6 +21,8 @@ class TierHarness {
   virtual ~TierHarness() = default;
   virtual absl::Status Start() = 0;  // opens the tier over what the place holds
   virtual void Stop() = 0;  // destroys the tier, as an orderly exit or as the end of a dead process
+  // What the last Start had to report: copies lost, files damaged. A crash alone is never a reason.
+  virtual std::vector<std::string> problems() = 0;
   virtual Tier& tier() = 0;
   virtual FaultEnv* faults() = 0;  // null on a real file system
   // After Stop: the worst that the tier promises to survive (memory: the process dies; disks: power

@@ -52,7 +52,8 @@ class CatalogTest : public ::testing::Test {
   std::vector<std::string> Names(Catalog& catalog) {
     std::vector<std::string> problems;
     std::vector<std::string> names;
-    for (const v1::JobState& state : *catalog.JobStates(&problems)) {
+    const std::vector<v1::JobState> states = catalog.JobStates(&problems).value();
+    for (const v1::JobState& state : states) {
       names.push_back(state.name() + "@" + std::to_string(state.version()));
     }
     EXPECT_THAT(problems, IsEmpty());
@@ -60,7 +61,8 @@ class CatalogTest : public ::testing::Test {
   }
   std::vector<uint64_t> Steps(Catalog& catalog) {
     std::vector<uint64_t> steps;
-    for (const v1::CatalogShard& shard : *catalog.Shards()) {
+    const std::vector<v1::CatalogShard> shards = catalog.Shards().value();
+    for (const v1::CatalogShard& shard : shards) {
       steps.push_back(shard.step());
     }
     return steps;
@@ -106,7 +108,8 @@ TEST_F(CatalogTest, ReplaceShardsLeavesOtherTiersAlone) {
   ASSERT_TRUE(catalog->IndexShard(Shard(2, 0, "old place")).ok());
   ASSERT_TRUE(catalog->ReplaceShards("memory", {Shard(2, 0, "new place"), Shard(3, 0)}).ok());
   std::vector<std::string> found;
-  for (const v1::CatalogShard& shard : *catalog->Shards()) {
+  const std::vector<v1::CatalogShard> shards = catalog->Shards().value();
+  for (const v1::CatalogShard& shard : shards) {
     found.push_back(shard.tier() + " " + std::to_string(shard.step()) + " " + shard.location());
   }
   EXPECT_THAT(found, ElementsAre("memory 2 new place", "memory 3 slot-000001", "remote 1 slot-000001"));

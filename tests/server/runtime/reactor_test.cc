@@ -58,36 +58,36 @@ TEST_F(ReactorTest, TimersFireOnceAtOrAfterTheirTimeAndTheNewestArmingWins) {
 }
 
 TEST_F(ReactorTest, ACallbackMayUnwatchAnyDescriptorAndNoStaleEventArrives) {
-  auto [a, a_peer] = Pair();
-  auto [b, b_peer] = Pair();
+  const auto a = Pair();
+  const auto b = Pair();
   int calls = 0;
   // Both are readable in the same round; whichever comes first unwatches both.
   const auto callback = [&](uint32_t) {
     ++calls;
-    reactor_->Unwatch(a.get());
-    reactor_->Unwatch(b.get());
+    reactor_->Unwatch(a.first.get());
+    reactor_->Unwatch(b.first.get());
     reactor_->Stop();
   };
-  ASSERT_TRUE(reactor_->Watch(a.get(), EPOLLIN, callback).ok());
-  ASSERT_TRUE(reactor_->Watch(b.get(), EPOLLIN, callback).ok());
-  ASSERT_EQ(::send(a_peer.get(), "x", 1, 0), 1);
-  ASSERT_EQ(::send(b_peer.get(), "x", 1, 0), 1);
+  ASSERT_TRUE(reactor_->Watch(a.first.get(), EPOLLIN, callback).ok());
+  ASSERT_TRUE(reactor_->Watch(b.first.get(), EPOLLIN, callback).ok());
+  ASSERT_EQ(::send(a.second.get(), "x", 1, 0), 1);
+  ASSERT_EQ(::send(b.second.get(), "x", 1, 0), 1);
   reactor_->Run();
   EXPECT_EQ(calls, 1);
 }
 
 TEST_F(ReactorTest, ChangeTurnsEventsOffAndOn) {
-  auto [a, a_peer] = Pair();
+  const auto a = Pair();
   bool allowed = false;
-  ASSERT_TRUE(reactor_->Watch(a.get(), EPOLLIN, [&](uint32_t) {
+  ASSERT_TRUE(reactor_->Watch(a.first.get(), EPOLLIN, [&](uint32_t) {
     EXPECT_TRUE(allowed);
     reactor_->Stop();
   }).ok());
-  reactor_->Change(a.get(), 0);
-  ASSERT_EQ(::send(a_peer.get(), "x", 1, 0), 1);
+  reactor_->Change(a.first.get(), 0);
+  ASSERT_EQ(::send(a.second.get(), "x", 1, 0), 1);
   const auto timer = reactor_->AddTimer([&] {
     allowed = true;
-    reactor_->Change(a.get(), EPOLLIN);
+    reactor_->Change(a.first.get(), EPOLLIN);
   });
   reactor_->Arm(timer, Clock::System()->Now() + milliseconds(5));
   reactor_->Run();

@@ -109,9 +109,12 @@ class MemoryHarness : public TierHarness {
 
   absl::Status Start() override {
     HF_ASSIGN_OR_RETURN(store_, SlotStore::Open(StoreOptions(*env_, dir_)));
+    HF_ASSIGN_OR_RETURN(const MemoryScan scan, store_->Scan());
+    problems_ = scan.problems;
     HF_ASSIGN_OR_RETURN(tier_, MemoryTier::Start({.store = store_.get()}));
     return absl::OkStatus();
   }
+  std::vector<std::string> problems() override { return problems_; }
   void Stop() override {
     tier_.reset();
     store_.reset();
@@ -165,6 +168,7 @@ class MemoryHarness : public TierHarness {
   std::unique_ptr<FaultEnv> faults_;
   Env* env_ = nullptr;
   std::string dir_;
+  std::vector<std::string> problems_;
   std::unique_ptr<SlotStore> store_;
   std::unique_ptr<MemoryTier> tier_;
 };

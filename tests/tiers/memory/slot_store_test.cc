@@ -150,6 +150,7 @@ TEST_F(SlotStoreTest, AFullTmpfsLeavesNoHalfSlot) {
   EXPECT_FALSE(Exists("slot-000001"));
   EXPECT_EQ(store_->bytes_used(), 0u);
   // Room that goes between the question and the reservation.
+  ASSERT_TRUE(other->Truncate(kSlot).ok());
   env_.FailMatching("allocate", ENOSPC);
   EXPECT_TRUE(absl::IsResourceExhausted(store_->Create(1, kSlot)));
   EXPECT_FALSE(Exists("slot-000001"));

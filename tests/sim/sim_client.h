@@ -1,0 +1,86 @@
+// One training process: joins, restores, saves in a loop, and does what processes do: dies, lingers, loses its connection,
+// goes on writing when it should not. Or (`reader`) one that only attaches.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "tests/sim/sim_world.h"
+
+namespace holdfast::sim {
+
+class Client {
+ public:
+  Client(World* world, JobPlan* job, Rank rank, ProcessId process, bool reader);
+
+  void Start();
+  // The first half of dying: its sockets close, its threads may write on until End.
+  void Kill();
+  void End();
+  // From the world.
+  void OnReply(const SendReply& reply, const FilePtr& file);
+  void OnClosed();
+
+  bool alive() const { return alive_; }      // its process exists
+  bool running() const { return alive_ && !dying_; }
+  bool reader() const { return reader_; }
+  bool zombie() const { return zombie_; }
+  Rank rank() const { return rank_; }
+  JobPlan& job() { return *job_; }
+  ProcessId process() const { return process_; }
+  uint32_t uid() const { return job_->uid; }
+  Attempt attempt() const { return attempt_; }
+  ConnectionId connection() const { return connection_; }
+  bool saving() const { return training_; }
+  const v1::Grant* filling() const { return filling_ ? &*filling_ : nullptr; }
+
+ private:
+  using Handler = std::function<void(const v1::DaemonFrame&, const FilePtr&)>;
+  void Call(v1::ClientFrame frame, Duration deadline, Handler handler);
+  void Later(Duration delay, void (Client::*what)());
+  void Connect();
+  void Join();
+  void OnJoined(const v1::DaemonFrame& frame);
+  void Enter();
+  void OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file);
+  void Load(v1::SessionOutcome outcome, FilePtr file);
+  void OnDone(const v1::SessionOutcome& outcome);
+  void Train();
+  void Begin();
+  void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);
+  void Write(int part);
+  void Seal();
+  void Refused(const v1::Failure& failure, const char* what);
+  void Release(const v1::Source& source);
+  void Read();
+  void Quit();
+
+  World* w_;
+  JobPlan* job_;
+  const Rank rank_;
+  const ProcessId process_;
+  const bool reader_;
+  bool alive_ = true;
+  bool dying_ = false;
+  bool zombie_ = false;  // was told to stop, and writes on
+  bool training_ = false;
+  bool loaded_ = false;
+  ConnectionId connection_ = 0;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Handler> handlers_;
+  Attempt attempt_ = 0;
+  uint64_t joined_in_life_ = 0;  // of the daemon
+  uint64_t epoch_ = 0;  // grows when what was planned is void
+  Step step_ = 0;
+  std::optional<CheckpointId> loaded_from_;
+  std::map<SlotId, FilePtr> mapped_;
+  std::optional<v1::Grant> filling_;
+  FilePtr filling_file_;
+  Step filling_step_ = 0;
+  int join_failures_ = 0;
+  int saves_left_ = 0;
+};
+
+}  // namespace holdfast::sim

@@ -1,0 +1,414 @@
+// The fake runtime: performs the core's actions late and, where events.h allows it, out of order; fails some of them.
+#include <cinttypes>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/sim_client.h"
+#include "tests/sim/sim_world.h"
+
+namespace holdfast::sim {
+
+Duration World::Latency() {
+  const uint64_t kind = Below(100);
+  const uint64_t us = kind < 70 ? 50 + Below(2000) : kind < 97 || !stormy_ ? Below(50'000) : Below(2'000'000);
+  return std::chrono::microseconds(us);
+}
+
+void World::StartDaemon() {
+  if (core_) {
+    return;
+  }
+  ++life_;
+  ++restarts_;
+  Trace("daemon starts");
+  core_ = std::make_unique<NodeCore>(config_, "sim", random_(), 0);
+  watched_.clear();
+  slot_busy_until_.clear();
+  socket_busy_until_.clear();
+  admin_.clear();
+  Started started;
+  started.memory_bytes_max = bytes_max_;
+  const auto lives = [&](const v1::Process& p) {
+    for (const auto& client : clients_) {
+      if (client->alive() && client->process() == ProcessId{p.pid(), p.start_ticks()}) {
+        return true;
+      }
+    }
+    return false;
+  };
+  for (const auto& [slot, file] : files_) {
+    file->read_by.erase(ProcessId{1, 0});  // the old daemon's own readers
+    FoundSlot found{slot, file->bytes, file->note, std::nullopt};
+    if (found.note.has_writer() && !lives(found.note.writer())) {
+      found.note.clear_writer();
+    }
+    found.note.clear_readers();
+    for (const v1::Process& reader : file->note.readers()) {
+      if (lives(reader)) {
+        *found.note.add_readers() = reader;
+      }
+    }
+    if (file->record && file->record->copy.generation == file->note.generation()) {
+      found.sealed = file->record->copy;
+    }
+    started.slots.push_back(found);
+  }
+  for (const auto& [uuid, state] : states_) {
+    started.jobs.push_back(state);
+  }
+  Feed(started);
+}
+
+// SIGKILL. What it was doing and had not done yet does not happen.
+void World::KillDaemon() {
+  if (!core_) {
+    return;
+  }
+  Trace("daemon dies");
+  core_.reset();
+  ++life_;
+  requests_.clear();
+  const std::map<ConnectionId, Client*> open = std::move(connections_);
+  connections_.clear();
+  for (const auto& [id, client] : open) {
+    client->OnClosed();
+  }
+}
+
+void World::Feed(const Event& event) {
+  if (!core_) {
+    return;
+  }
+  const Actions actions = core_->Handle(event, now_, unix_ms());
+  if (const std::string broken = core_->CheckInvariants(); !broken.empty()) {
+    oracle_.Violated("invariant: " + broken);
+  }
+  Perform(actions);
+}
+
+void World::Perform(const Actions& actions) {
+  for (const Action& action : actions) {
+    std::visit([&](const auto& a) { Do(a); }, action);
+  }
+}
+
+// Actions of one slot happen one after the other, in the order given.
+void World::OnSlot(SlotId slot, std::function<void()> effect) {
+  int64_t& busy = slot_busy_until_[slot];
+  busy = std::max(busy + 1, (now_ + Latency()).ns);
+  After(MonotonicTime{busy} - now_, [this, life = life_, effect = std::move(effect)] {
+    if (InLife(life)) {
+      effect();
+      oracle_.CheckNewest(states_, files_);
+    }
+  });
+}
+
+void World::Complete(Event event) {
+  After(Latency(), [this, life = life_, event = std::move(event)] {
+    if (InLife(life)) {
+      Feed(event);
+    }
+  });
+}
+
+absl::Status World::MaybeFail(double probability) {
+  return stormy_ && Chance(probability * failure_rate_) ? absl::UnavailableError("made to fail") : absl::OkStatus();
+}
+
+void World::Do(const CreateSlot& a) {
+  OnSlot(a.slot, [this, a] {
+    if (tmpfs_full_) {
+      return Complete(SlotCreated{a.slot, absl::ResourceExhaustedError("ENOSPC")});
+    }
+    if (files_.count(a.slot) > 0) {
+      oracle_.Violated(absl::StrCat("slot ", a.slot, " is made although it is there"));
+    }
+    auto file = std::make_shared<File>();
+    file->slot = a.slot;
+    file->bytes = a.bytes;
+    files_[a.slot] = file;
+    uint64_t used = 0;
+    for (const auto& [slot, other] : files_) {
+      used += other->bytes;
+    }
+    if (used > bytes_max_) {
+      oracle_.Violated(absl::StrCat("slots take ", used, " bytes, the budget is ", bytes_max_));
+    }
+    Complete(SlotCreated{a.slot, absl::OkStatus()});
+  });
+}
+
+void World::Do(const PopulateSlot& a) {
+  OnSlot(a.slot, [this, a] { Complete(SlotPopulated{a.slot, MaybeFail(1)}); });
+}
+
+void World::Do(const WriteNote& a) {
+  OnSlot(a.slot, [this, a] {
+    const absl::Status status = MaybeFail(1);
+    if (status.ok() || Chance(0.5)) {
+      files_.at(a.slot)->note = a.note;
+    }
+    Complete(NoteWritten{a.slot, a.note_version, status});
+  });
+}
+
+void World::Do(const PublishRecord& a) {
+  OnSlot(a.slot, [this, a] {
+    const FilePtr file = files_.at(a.slot);
+    RecordPublished published{a.slot, a.generation, MaybeFail(1), a.expected};
+    const std::optional<FileRecord>& said = file->client_record;
+    if (!said || said->copy.id != a.expected.id || said->copy.generation != a.expected.generation) {
+      published.status = absl::InvalidArgumentError("the record is of another shard");
+    } else {
+      published.copy.image_bytes = kSlotBytes / 2;
+      published.copy.sealed_unix_ms = unix_ms();
+      if (published.status.ok() || Chance(0.5)) {
+        file->record = FileRecord{published.copy, said->token};
+      }
+    }
+    Complete(published);
+  });
+}
+
+void World::Do(const RemoveRecord& a) {
+  OnSlot(a.slot, [this, a] {
+    const absl::Status status = MaybeFail(0.3);
+    if (status.ok()) {
+      files_.at(a.slot)->record.reset();
+    }
+    Complete(RecordRemoved{a.slot, a.generation, status});
+  });
+}
+
+void World::Do(const DeleteSlot& a) {
+  OnSlot(a.slot, [this, a] {
+    const absl::Status status = MaybeFail(0.3);
+    if (status.ok()) {
+      const FilePtr file = files_.at(a.slot);
+      if (!file->mapped_by.empty() || !file->read_by.empty()) {
+        oracle_.Violated(absl::StrCat("slot ", a.slot, " is deleted while a process may have it mapped"));
+      }
+      files_.erase(a.slot);
+    }
+    Complete(SlotDeleted{a.slot, status});
+  });
+}
+
+void World::Do(const WriteJobState& a) {
+  After(Latency(), [this, life = life_, a] {
+    if (!InLife(life)) {
+      return;
+    }
+    const absl::Status status = MaybeFail(1);
+    v1::JobState& stored = states_[a.state.job_uuid()];
+    if (status.ok() || Chance(0.5)) {
+      // A write that failed may have happened all the same, and is repeated as it was.
+      if (stored.version() > a.state.version() ||
+          (stored.version() == a.state.version() && stored.SerializeAsString() != a.state.SerializeAsString())) {
+        oracle_.Violated("an older job state was written over a newer one");
+      }
+      const v1::JobState before = stored;
+      stored = a.state;
+      oracle_.StateDurable(before, stored, files_);
+      oracle_.CheckNewest(states_, files_);
+    } else if (stored.version() == 0) {
+      states_.erase(a.state.job_uuid());
+    }
+    Complete(JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
+  });
+}
+
+void World::Do(const RemoveJobState& a) {
+  After(Latency(), [this, life = life_, a] {
+    if (InLife(life)) {
+      const absl::Status status = MaybeFail(1);
+      if (const auto state = states_.find(a.job.ToBytes()); status.ok() && state != states_.end()) {
+        oracle_.jobs().erase(state->second.name());
+        states_.erase(state);
+      }
+      Complete(JobStateRemoved{a.job, status});
+    }
+  });
+}
+
+void World::Do(const WatchProcess& a) {
+  watched_.insert(a.process);
+  for (const auto& client : clients_) {
+    if (client->process() == a.process && client->alive()) {
+      return;
+    }
+  }
+  Complete(ProcessEnded{a.process});
+}
+
+void World::Do(const UnwatchProcess& a) { watched_.erase(a.process); }
+
+void World::Do(const CloseConnection& a) {
+  const auto it = connections_.find(a.connection);
+  if (it != connections_.end()) {
+    Client* client = it->second;
+    CloseSocket(a.connection);
+    client->OnClosed();
+  }
+}
+
+void World::Do(const SetTimer& a) {
+  const uint64_t timer = ++timer_;
+  After(std::max<Duration>(a.at - now_, Duration(0)) + std::chrono::microseconds(Below(5000)), [this, timer, life = life_] {
+    if (timer == timer_ && InLife(life)) {
+      Feed(TimerFired{});
+    }
+  });
+}
+
+void World::Do(const Report& a) {
+  Trace(absl::StrCat("  ", a.job, ": ", a.text));
+  CheckpointId id;
+  if ((a.kind == Report::Kind::kStepShed || a.kind == Report::Kind::kStepAbandoned) &&
+      std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) == 2) {
+    JobTruth& truth = oracle_.job(a.job);
+    const auto acknowledged = truth.acknowledged.find(id);
+    if (acknowledged == truth.acknowledged.end() || acknowledged->second.size() < truth.world_size) {
+      truth.given_up.insert(id);  // before it was whole: that is allowed
+    }
+  }
+}
+
+// Replies to one connection keep their order; one with descriptors takes its turn among its slot's actions, too.
+void World::Do(const SendReply& a) {
+  int64_t at = std::max(socket_busy_until_[a.connection] + 1, (now_ + Latency()).ns);
+  if (a.descriptors != Descriptors::kNone) {
+    at = std::max(at, slot_busy_until_[a.slot] + 1);
+    slot_busy_until_[a.slot] = at;
+  }
+  socket_busy_until_[a.connection] = at;
+  After(MonotonicTime{at} - now_, [this, life = life_, a] {
+    if (InLife(life)) {
+      Deliver(a, a.descriptors == Descriptors::kNone && !a.frame.has_begin_save() ? nullptr : FindFile(a.slot));
+    }
+  });
+}
+
+void World::Deliver(const SendReply& a, FilePtr file) {
+  requests_.erase({a.connection, a.frame.id()});
+  const auto it = connections_.find(a.connection);
+  if (it == connections_.end() || !it->second->running()) {
+    return;
+  }
+  Client& client = *it->second;
+  if (a.frame.has_begin_save()) {
+    CheckGrant(a, client, file);
+  }
+  if (a.descriptors == Descriptors::kReadOnlyImageAndRecord) {
+    const v1::Source& source = a.frame.has_attach() ? a.frame.attach() : a.frame.enter_session().source();
+    const ShardId id{JobUuid::FromBytes(source.job_uuid()).value(), source.attempt(), source.step(), source.rank()};
+    if (!file || !file->record || file->record->copy.id != id || file->record->copy.generation != source.generation()) {
+      oracle_.Violated(absl::StrCat("slot ", a.slot, " was offered as ", id.ToString(), " and holds no such sealed copy"));
+      return;
+    }
+    int noted = 0;
+    for (const v1::Process& reader : file->note.readers()) {
+      noted += reader.pid() == client.process().pid ? 1 : 0;
+    }
+    if (noted <= file->read_by[client.process()]) {
+      oracle_.Violated(absl::StrCat("slot ", a.slot, " was handed to a reader that is not noted"));
+    }
+    ++file->read_by[client.process()];
+  }
+  client.OnReply(a, file);
+}
+
+void World::CheckGrant(const SendReply& a, Client& client, const FilePtr& file) {
+  const v1::Grant& grant = a.frame.begin_save();
+  const std::string what = absl::StrCat("slot ", grant.slot(), " generation ", grant.generation(), " was granted to ", client.process().ToString());
+  if (!file) {
+    return oracle_.Violated(what + ", and is not there");
+  }
+  if (file->record) {
+    oracle_.Violated(what + ", and holds a sealed copy");
+  }
+  if (!file->note.has_writer() || file->note.writer().pid() != client.process().pid || file->note.generation() != grant.generation()) {
+    oracle_.Violated(what + ", and its note does not say so");
+  }
+  for (const ProcessId& other : file->mapped_by) {
+    if (other != client.process()) {
+      oracle_.Violated(absl::StrCat(what, " while ", other.ToString(), " can write into it"));
+    }
+  }
+  for (const auto& [reader, holds] : file->read_by) {
+    if (holds > 0) {
+      oracle_.Violated(absl::StrCat(what, " while ", reader.ToString(), " reads it"));
+    }
+  }
+}
+
+void World::Do(const AdminReply& a) {
+  const auto found = admin_.find(a.token);
+  const std::string what = found == admin_.end() ? "" : found->second;
+  admin_.erase(a.token);
+  Trace(absl::StrCat("admin ", what, ": ", a.status.ToString()));
+  const auto* readable = std::get_if<ReadableShards>(&a.reply);
+  if (readable == nullptr) {
+    return;
+  }
+  std::vector<std::pair<FilePtr, Generation>> files;
+  for (const ReadableShard& shard : readable->shards) {
+    if (const FilePtr file = FindFile(shard.slot)) {
+      ++file->read_by[ProcessId{1, 0}];
+      files.emplace_back(file, shard.copy.generation);
+    }
+  }
+  After(std::chrono::milliseconds(Below(5000)), [this, life = life_, token = a.token, files] {
+    for (const auto& [file, generation] : files) {
+      if (const auto reader = file->read_by.find(ProcessId{1, 0}); reader != file->read_by.end() && --reader->second <= 0) {
+        file->read_by.erase(reader);
+      }
+      if (InLife(life) && file->record && file->record->token != file->token) {
+        Feed(CopyFoundBad{file->slot, generation, "digests differ"});
+      }
+    }
+    if (InLife(life)) {
+      Feed(AdminReadDone{token});
+    }
+  });
+}
+
+void World::SendFrame(ConnectionId connection, const v1::ClientFrame& frame, Duration deadline) {
+  requests_[{connection, frame.id()}] = {now_ + deadline + kAnswerSlack, frame.ShortDebugString()};
+  After(std::chrono::microseconds(50), [this, life = life_, connection, frame] {
+    if (InLife(life) && connections_.count(connection) > 0) {
+      Feed(ClientRequest{connection, frame});
+    }
+  });
+}
+
+ConnectionId World::Open(Client* client) {
+  const ConnectionId id = next_connection_++;
+  connections_[id] = client;
+  Feed(ConnectionOpened{id, {client->process(), client->uid(), client->uid()}});
+  return id;
+}
+
+void World::CloseSocket(ConnectionId connection) {
+  if (connections_.erase(connection) == 0) {
+    return;
+  }
+  std::erase_if(requests_, [&](const auto& r) { return r.first.first == connection; });
+  Complete(ConnectionClosed{connection});
+}
+
+FilePtr World::FindFile(SlotId slot) {
+  const auto it = files_.find(slot);
+  return it == files_.end() ? nullptr : it->second;
+}
+
+void World::CheckDeadlines() {
+  for (const auto& [id, request] : requests_) {
+    if (request.due < now_) {
+      oracle_.Violated(absl::StrCat("unanswered past its deadline: ", request.what));
+    }
+  }
+}
+
+}  // namespace holdfast::sim
