@@ -22,7 +22,9 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
 }
 
 int Usage(const std::string& problem) {
-  std::fprintf(stderr, "holdfast_bench: %s\nusage: holdfast_bench CASE [--json] [--rounds N] [--threads N] [--max-gib N]\ncases:",
+  std::fprintf(stderr,
+               "holdfast_bench: %s\nusage: holdfast_bench CASE [--json] [--rounds N] [--threads N] "
+               "[--max-gib N]\ncases:",
                problem.c_str());
   for (const auto& [name, run] : Cases()) {
     std::fprintf(stderr, " %s", name.c_str());
@@ -55,7 +57,8 @@ int main(int argc, char** argv) {
     }
   }
   const auto found = Cases().find(name);
-  if (found == Cases().end() || options.rounds < 1 || options.threads < 1 || options.bytes_max == 0) {
+  if (found == Cases().end() || options.rounds < 1 || options.threads < 1 ||
+      options.bytes_max == 0) {
     return Usage(name.empty() ? "no case given" : "cannot run '" + name + "' with these arguments");
   }
   const Report report = found->second(options);

@@ -1,5 +1,5 @@
-// The rows of docs/design.md, "What it must cost", that one node in memory has. Each case measures its ceiling
-// interleaved with what it judges, several rounds, and reports medians.
+// The rows of docs/design.md, "What it must cost", that one node in memory has. Each case measures
+// its ceiling interleaved with what it judges, several rounds, and reports medians.
 #pragma once
 
 #include "bench/report.h"

@@ -17,14 +17,18 @@
 namespace holdfast::bench {
 namespace {
 
-void LibcCopy(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void LibcCopy(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
 
 #if defined(__x86_64__)
 constexpr size_t kPage = 4096;
 
-// Streams `pages` neighbouring pages side by side: more DRAM rows open at a time than one long run keeps busy.
+// Streams `pages` neighbouring pages side by side: more DRAM rows open at a time than one long run
+// keeps busy.
 template <size_t pages>
-__attribute__((target("avx512f"))) void StreamPagesAvx512(void* to, const void* from, size_t bytes) {
+__attribute__((target("avx512f"))) void StreamPagesAvx512(void* to, const void* from,
+                                                          size_t bytes) {
   auto* d = static_cast<char*>(to);
   const auto* s = static_cast<const char*>(from);
   const size_t head = std::min(bytes, (64 - reinterpret_cast<uintptr_t>(d) % 64) % 64);
@@ -161,8 +165,12 @@ size_t CeilingRounds::Best() const {
   return best;
 }
 
-const std::vector<double>& CeilingRounds::Seconds() const { return seconds_[Best()]; }
+const std::vector<double>& CeilingRounds::Seconds() const {
+  return seconds_[Best()];
+}
 
-const std::string& CeilingRounds::Name() const { return PlainCopies()[Best()].name; }
+const std::string& CeilingRounds::Name() const {
+  return PlainCopies()[Best()].name;
+}
 
 }  // namespace holdfast::bench

@@ -58,7 +58,8 @@ Daemon::Daemon(uint64_t memory_bytes, int slots_per_rank)
                         << "log: {level: warning}\n";
   const std::string notify = work_dir_ + "/notify.sock";
   const int notify_fd = BindNotifySocket(notify);
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "ckptd";
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "ckptd";
   pid_ = fork();
   if (pid_ == 0) {
     setenv("NOTIFY_SOCKET", notify.c_str(), 1);
@@ -67,7 +68,8 @@ Daemon::Daemon(uint64_t memory_bytes, int slots_per_rank)
   }
   pollfd waiting{notify_fd, POLLIN, 0};
   if (poll(&waiting, 1, kReadyDeadlineMs) != 1) {
-    std::fprintf(stderr, "holdfast_bench: ckptd was not ready within %d s\n", kReadyDeadlineMs / 1000);
+    std::fprintf(stderr, "holdfast_bench: ckptd was not ready within %d s\n",
+                 kReadyDeadlineMs / 1000);
     std::exit(1);
   }
   close(notify_fd);

@@ -1,4 +1,5 @@
-// A real ckptd of the benchmark's own: private directories on tmpfs and in /tmp, gone with the object.
+// A real ckptd of the benchmark's own: private directories on tmpfs and in /tmp, gone with the
+// object.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +11,8 @@ namespace holdfast::bench {
 
 class Daemon {
  public:
-  // Starts `<directory of this program>/ckptd` and waits until it says that it is ready. Ends the program with a message if it can't.
+  // Starts `<directory of this program>/ckptd` and waits until it says that it is ready. Ends the
+  // program with a message if it can't.
   Daemon(uint64_t memory_bytes, int slots_per_rank);
   ~Daemon();
   Daemon(const Daemon&) = delete;

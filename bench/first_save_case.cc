@@ -12,7 +12,8 @@ constexpr int kSlots = 3;
 
 }  // namespace
 
-// A fresh daemon each round: `reserve` until it says ready, then ten saves; the first over the tenth.
+// A fresh daemon each round: `reserve` until it says ready, then ten saves; the first over the
+// tenth.
 Report RunFirstSave(const CaseOptions& options) {
   Report report{"first-save", Better::kLower, {}};
   const size_t bytes = std::min(kGiB, options.bytes_max);

@@ -60,7 +60,8 @@ inline std::vector<Size> Sizes(const CaseOptions& options) {
   std::vector<Size> sizes;
   for (size_t bytes : {64 * kMiB, 256 * kMiB, kGiB, 4 * kGiB}) {
     if (bytes <= options.bytes_max) {
-      const std::string name = bytes < kGiB ? std::to_string(bytes / kMiB) + " MiB" : std::to_string(bytes / kGiB) + " GiB";
+      const std::string name = bytes < kGiB ? std::to_string(bytes / kMiB) + " MiB"
+                                            : std::to_string(bytes / kGiB) + " GiB";
       sizes.push_back({name, bytes, 16 * kMiB});
     }
   }
@@ -68,7 +69,9 @@ inline std::vector<Size> Sizes(const CaseOptions& options) {
   return sizes;
 }
 
-inline double Rate(size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds / 1e9; }
+inline double Rate(size_t bytes, double seconds) {
+  return static_cast<double>(bytes) / seconds / 1e9;
+}
 
 // A row whose value and ceiling are rates, from the seconds of each round.
 inline Row RateRow(const std::string& name, size_t bytes, const std::vector<double>& seconds,

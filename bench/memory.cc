@@ -26,7 +26,9 @@ Memory::Memory(size_t bytes, Kind kind) : bytes_(bytes) {
   }
 }
 
-Memory::~Memory() { munmap(data_, bytes_); }
+Memory::~Memory() {
+  munmap(data_, bytes_);
+}
 
 State MakeState(const Memory& memory, size_t bytes, size_t tensor_bytes) {
   State state;
@@ -34,7 +36,8 @@ State MakeState(const Memory& memory, size_t bytes, size_t tensor_bytes) {
     const size_t n = std::min(tensor_bytes, bytes - offset);
     char name[40];
     std::snprintf(name, sizeof name, "layers.%06zu.weight", offset / tensor_bytes);
-    state.tensors.emplace_back(name, Type::kBF16, std::vector<uint64_t>{n / 2}, memory.data() + offset);
+    state.tensors.emplace_back(name, Type::kBF16, std::vector<uint64_t>{n / 2},
+                               memory.data() + offset);
   }
   return state;
 }

@@ -1,5 +1,6 @@
-// The inner loops alone, for whoever tunes them: holdfast_micro_bench [--benchmark_filter=…]. Absolute figures drift
-// with the machine; what Holdfast is judged by are the ratios of scripts/bench.
+// The inner loops alone, for whoever tunes them: holdfast_micro_bench [--benchmark_filter=…].
+// Absolute figures drift with the machine; what Holdfast is judged by are the ratios of
+// scripts/bench.
 #include <benchmark/benchmark.h>
 
 #include <string>

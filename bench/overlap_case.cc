@@ -17,7 +17,8 @@ Report RunOverlap(const CaseOptions& options) {
   struct Shape {
     size_t tensors, tensor_bytes;
   };
-  const std::vector<Shape> shapes = {{64, 16 * kMiB}, {10'000, size_t{48} * 1024}, {100'000, size_t{4} * 1024}};
+  const std::vector<Shape> shapes = {
+      {64, 16 * kMiB}, {10'000, size_t{48} * 1024}, {100'000, size_t{4} * 1024}};
   Progress progress("overlap", static_cast<int>(shapes.size()) * options.rounds);
   for (const Shape& shape : shapes) {
     const size_t bytes = shape.tensors * shape.tensor_bytes;
@@ -30,7 +31,8 @@ Report RunOverlap(const CaseOptions& options) {
     std::vector<double> kept;
     for (int round = 0; round < options.rounds; ++round) {
       const Stopwatch watch;
-      const std::unique_ptr<SaveHandle> handle = job->SaveAsync(static_cast<uint64_t>(round) + 1, state);
+      const std::unique_ptr<SaveHandle> handle =
+          job->SaveAsync(static_cast<uint64_t>(round) + 1, state);
       kept.push_back(watch.Seconds() * 1e3);
       MustSucceed(handle->Wait(Stage::kCommitted, kCallDeadline), "wait until committed");
       progress.Advance(std::to_string(shape.tensors) + " tensors");

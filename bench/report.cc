@@ -10,17 +10,23 @@ namespace holdfast::bench {
 namespace {
 
 nlohmann::json ToJson(const Report& report, const Row& row) {
-  return {{"name", row.name},           {"unit", row.unit},
-          {"value", row.value},         {"ceiling", row.ceiling},
-          {"ratio", row.ratio},         {"ratio_low", row.ratio_low},
-          {"ratio_high", row.ratio_high}, {"bar", row.bar},
-          {"goal", row.goal},           {"pass", report.Passes(row)},
+  return {{"name", row.name},
+          {"unit", row.unit},
+          {"value", row.value},
+          {"ceiling", row.ceiling},
+          {"ratio", row.ratio},
+          {"ratio_low", row.ratio_low},
+          {"ratio_high", row.ratio_high},
+          {"bar", row.bar},
+          {"goal", row.goal},
+          {"pass", report.Passes(row)},
           {"note", row.note}};
 }
 
 // How far a row is from its bar; more is better.
 double Margin(const Report& report, const Row& row) {
-  return report.better == Better::kHigher ? row.ratio / row.bar : row.bar / std::max(row.ratio, 1e-12);
+  return report.better == Better::kHigher ? row.ratio / row.bar
+                                          : row.bar / std::max(row.ratio, 1e-12);
 }
 
 }  // namespace
@@ -46,8 +52,8 @@ double Median(std::vector<double> values) {
 }
 
 void Print(const Report& report, bool json) {
-  std::printf("%-40s %12s %12s %8s %8s %8s %17s  %s\n", report.name.c_str(), "value", "ceiling", "ratio",
-              "bar", "goal", "spread", "");
+  std::printf("%-40s %12s %12s %8s %8s %8s %17s  %s\n", report.name.c_str(), "value", "ceiling",
+              "ratio", "bar", "goal", "spread", "");
   for (const Row& row : report.rows) {
     char ceiling[32] = "-";
     char spread[40] = "-";
@@ -64,8 +70,8 @@ void Print(const Report& report, bool json) {
       std::snprintf(goal, sizeof goal, "%.2f", row.goal);
     }
     const char* verdict = row.bar == 0 ? "reported" : report.Passes(row) ? "pass" : "FAIL";
-    std::printf("%-40s %12.3f %12s %8.3f %8s %8s %17s  %s [%s] %s\n", row.name.c_str(), row.value, ceiling,
-                row.ratio, bar, goal, spread, verdict, row.unit.c_str(), row.note.c_str());
+    std::printf("%-40s %12.3f %12s %8.3f %8s %8s %17s  %s [%s] %s\n", row.name.c_str(), row.value,
+                ceiling, row.ratio, bar, goal, spread, verdict, row.unit.c_str(), row.note.c_str());
   }
   if (!json) {
     return;
@@ -102,7 +108,8 @@ void Progress::Draw() const {
   constexpr int kWidth = 30;
   const int filled = std::min(kWidth, done_ * kWidth / total_);
   std::fprintf(stderr, "\r%s [%.*s%*s] %d/%d %-30.30s", what_.c_str(), filled,
-               "##############################", kWidth - filled, "", done_, total_, doing_.c_str());
+               "##############################", kWidth - filled, "", done_, total_,
+               doing_.c_str());
 }
 
 Progress::~Progress() {

@@ -1,4 +1,5 @@
-// How a benchmark tells its figures: a progress bar while it runs, a table, and with --json one object on the last line.
+// How a benchmark tells its figures: a progress bar while it runs, a table, and with --json one
+// object on the last line.
 #pragma once
 
 #include <string>
@@ -32,7 +33,8 @@ struct Report {
 
 double Median(std::vector<double> values);
 
-// Prints the table; with `json`, the object as the last line (of the worst row that has a bar; all rows inside).
+// Prints the table; with `json`, the object as the last line (of the worst row that has a bar; all
+// rows inside).
 void Print(const Report& report, bool json);
 
 // A line on stderr that is redrawn, when stderr is a terminal.

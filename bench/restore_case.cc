@@ -10,8 +10,9 @@ constexpr double kGoal = 0.95;
 
 }  // namespace
 
-// In-place restore into tensors that are there, every block verified, against the fastest plain copy out of shared
-// memory into the same tensors. `Restored::copied` is what the library spent copying; the whole call is reported too.
+// In-place restore into tensors that are there, every block verified, against the fastest plain
+// copy out of shared memory into the same tensors. `Restored::copied` is what the library spent
+// copying; the whole call is reported too.
 Report RunRestore(const CaseOptions& options) {
   Report report{"restore", Better::kHigher, {}};
   const std::vector<Size> sizes = Sizes(options);
@@ -33,8 +34,10 @@ Report RunRestore(const CaseOptions& options) {
       copied.push_back(std::chrono::duration<double>(restored.copied).count());
       progress.Advance(size.name);
     }
-    report.rows.push_back(RateRow("restore in place, verified " + size.name, size.bytes, copied, ceiling.Seconds(), kBar, kGoal));
-    report.rows.push_back(RateRow("whole call " + size.name, size.bytes, whole, ceiling.Seconds(), 0, 0));
+    report.rows.push_back(RateRow("restore in place, verified " + size.name, size.bytes, copied,
+                                  ceiling.Seconds(), kBar, kGoal));
+    report.rows.push_back(
+        RateRow("whole call " + size.name, size.bytes, whole, ceiling.Seconds(), 0, 0));
   }
   return report;
 }

@@ -14,8 +14,9 @@ struct Rounds {
   CeilingRounds ceiling;
 };
 
-// One size: from the call until the bytes are in the slot with their digests ("snapshot"), and until Save has
-// returned with the shard sealed ("blocking save"), against the fastest plain copy of the same tensors.
+// One size: from the call until the bytes are in the slot with their digests ("snapshot"), and
+// until Save has returned with the shard sealed ("blocking save"), against the fastest plain copy
+// of the same tensors.
 void MeasureSize(const Size& size, const CaseOptions& options, Report& report, Progress& progress) {
   const Memory tensors(size.bytes, Memory::Kind::kPrivate);
   const Memory target(size.bytes, Memory::Kind::kShared);
@@ -38,10 +39,12 @@ void MeasureSize(const Size& size, const CaseOptions& options, Report& report, P
     rounds.save.push_back(watch.Seconds());
     progress.Advance(size.name);
   }
-  Row row = RateRow("snapshot " + size.name, size.bytes, rounds.snapshot, rounds.ceiling.Seconds(), kBar, kGoal);
+  Row row = RateRow("snapshot " + size.name, size.bytes, rounds.snapshot, rounds.ceiling.Seconds(),
+                    kBar, kGoal);
   row.note = "ceiling: " + rounds.ceiling.Name();
   report.rows.push_back(row);
-  report.rows.push_back(RateRow("blocking save, sealed " + size.name, size.bytes, rounds.save, rounds.ceiling.Seconds(), 0, 0));
+  report.rows.push_back(RateRow("blocking save, sealed " + size.name, size.bytes, rounds.save,
+                                rounds.ceiling.Seconds(), 0, 0));
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 
 namespace holdfast {
 
-std::vector<Descent> LineOf(const std::map<Attempt, AttemptParent>& attempts, Attempt attempt, size_t entries_max) {
+std::vector<Descent> LineOf(const std::map<Attempt, AttemptParent>& attempts, Attempt attempt,
+                            size_t entries_max) {
   std::vector<Descent> line;
   while (line.size() < entries_max) {
     const auto found = attempts.find(attempt);
@@ -13,7 +14,8 @@ std::vector<Descent> LineOf(const std::map<Attempt, AttemptParent>& attempts, At
     }
     const CheckpointId parent = found->second.parent;
     line.push_back({attempt, parent});
-    // Attempts are numbered upwards, so a parent that is not older is damage, and following it might never end.
+    // Attempts are numbered upwards, so a parent that is not older is damage, and following it
+    // might never end.
     if (parent.attempt == 0 || parent.attempt >= attempt) {
       break;
     }
@@ -30,12 +32,14 @@ bool OnLine(std::span<const Descent> line, CheckpointId checkpoint) {
     return true;
   }
   return std::any_of(line.begin(), line.end(), [&](const Descent& d) {
-    return d.parent.attempt == checkpoint.attempt && d.parent.attempt < d.attempt && checkpoint.step <= d.parent.step;
+    return d.parent.attempt == checkpoint.attempt && d.parent.attempt < d.attempt &&
+           checkpoint.step <= d.parent.step;
   });
 }
 
 bool LineRestoredAnything(std::span<const Descent> line) {
-  return std::any_of(line.begin(), line.end(), [](const Descent& d) { return d.parent.attempt != 0; });
+  return std::any_of(line.begin(), line.end(),
+                     [](const Descent& d) { return d.parent.attempt != 0; });
 }
 
 Attempt NewestDecided(const std::map<Attempt, AttemptParent>& attempts) {

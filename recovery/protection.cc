@@ -2,11 +2,13 @@
 
 namespace holdfast {
 
-std::vector<ProtectionLine> ProtectionOnOneNode(std::span<const CheckpointSummary> checkpoints, std::span<const Descent> line) {
+std::vector<ProtectionLine> ProtectionOnOneNode(std::span<const CheckpointSummary> checkpoints,
+                                                std::span<const Descent> line) {
   std::optional<CheckpointId> newest;
   for (const CheckpointSummary& checkpoint : checkpoints) {
     // Whatever its world size: the data survives, even if this attempt could not load it as it is.
-    if (checkpoint.committed() && OnLine(line, checkpoint.id) && (!newest || checkpoint.id > *newest)) {
+    if (checkpoint.committed() && OnLine(line, checkpoint.id) &&
+        (!newest || checkpoint.id > *newest)) {
       newest = checkpoint.id;
     }
   }

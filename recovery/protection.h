@@ -19,8 +19,9 @@ struct ProtectionLine {
   std::optional<CheckpointId> survives;  // absent: nothing would
 };
 
-// One line per kind, in the enum's order, for copies that all lie in the memory of one node: a process's death costs
-// nothing that was committed; the node's costs everything.
-std::vector<ProtectionLine> ProtectionOnOneNode(std::span<const CheckpointSummary> checkpoints, std::span<const Descent> line);
+// One line per kind, in the enum's order, for copies that all lie in the memory of one node: a
+// process's death costs nothing that was committed; the node's costs everything.
+std::vector<ProtectionLine> ProtectionOnOneNode(std::span<const CheckpointSummary> checkpoints,
+                                                std::span<const Descent> line);
 
 }  // namespace holdfast

@@ -37,11 +37,12 @@ std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards) 
   return result;
 }
 
-std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints, std::span<const Descent> line,
-                                     uint32_t world_size) {
+std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
+                                     std::span<const Descent> line, uint32_t world_size) {
   std::vector<CheckpointId> result;
   for (const CheckpointSummary& checkpoint : checkpoints) {
-    if (checkpoint.committed() && checkpoint.world_size == world_size && OnLine(line, checkpoint.id)) {
+    if (checkpoint.committed() && checkpoint.world_size == world_size &&
+        OnLine(line, checkpoint.id)) {
       result.push_back(checkpoint.id);
     }
   }

@@ -1,5 +1,5 @@
-// Which checkpoints are whole, given what copies there are. A checkpoint is committed because its sealed copies were
-// counted, never because files or names exist (design.md §6, 4).
+// Which checkpoints are whole, given what copies there are. A checkpoint is committed because its
+// sealed copies were counted, never because files or names exist (design.md §6, 4).
 //
 //   std::vector<CheckpointSummary> all = Summarize(shards);
 //   std::vector<CheckpointId> candidates = Candidates(all, line, world_size);
@@ -27,17 +27,20 @@ struct ShardPresence {
 struct CheckpointSummary {
   CheckpointId id;
   uint32_t world_size = 0;
-  uint32_t sealed = 0;      // ranks with a good copy
-  uint32_t bad = 0;         // ranks whose only copies are bad
-  bool consistent = true;   // false: its shards disagree about the world size, or a rank lies outside it
+  uint32_t sealed = 0;  // ranks with a good copy
+  uint32_t bad = 0;     // ranks whose only copies are bad
+  bool consistent =
+      true;  // false: its shards disagree about the world size, or a rank lies outside it
   bool committed() const { return consistent && world_size > 0 && sealed == world_size; }
 };
 
-// One summary per checkpoint, ordered by id. Several copies of one rank count once, and a good one outweighs bad ones.
+// One summary per checkpoint, ordered by id. Several copies of one rank count once, and a good one
+// outweighs bad ones.
 std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards);
 
-// Committed checkpoints on the line that this world size can load, newest first: what a session tries in turn.
-std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints, std::span<const Descent> line,
-                                     uint32_t world_size);
+// Committed checkpoints on the line that this world size can load, newest first: what a session
+// tries in turn.
+std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
+                                     std::span<const Descent> line, uint32_t world_size);
 
 }  // namespace holdfast

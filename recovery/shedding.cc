@@ -8,7 +8,8 @@ namespace {
 using Kind = ShedChoice::Kind;
 
 // The oldest one that `wanted` accepts and that may go at all.
-std::optional<CheckpointId> Oldest(std::span<const ShedChoice> checkpoints, const std::optional<CheckpointId>& untouchable,
+std::optional<CheckpointId> Oldest(std::span<const ShedChoice> checkpoints,
+                                   const std::optional<CheckpointId>& untouchable,
                                    const std::function<bool(const ShedChoice&)>& wanted) {
   std::optional<CheckpointId> oldest;
   for (const ShedChoice& choice : checkpoints) {
@@ -22,8 +23,10 @@ std::optional<CheckpointId> Oldest(std::span<const ShedChoice> checkpoints, cons
   return oldest;
 }
 
-// The smallest uncommitted step after `victim`, and if there is none the one being begun: whichever comes next.
-CheckpointId NextUncommitted(std::span<const ShedChoice> checkpoints, CheckpointId victim, CheckpointId begun) {
+// The smallest uncommitted step after `victim`, and if there is none the one being begun: whichever
+// comes next.
+CheckpointId NextUncommitted(std::span<const ShedChoice> checkpoints, CheckpointId victim,
+                             CheckpointId begun) {
   CheckpointId next = begun;
   for (const ShedChoice& choice : checkpoints) {
     if (choice.kind == Kind::kUncommitted && choice.id > victim && choice.id < next) {
@@ -51,7 +54,9 @@ std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints)
 
 std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints) {
   const std::optional<CheckpointId> untouchable = Untouchable(checkpoints);
-  const auto of_kind = [](Kind kind) { return [kind](const ShedChoice& c) { return c.kind == kind && !c.pinned; }; };
+  const auto of_kind = [](Kind kind) {
+    return [kind](const ShedChoice& c) { return c.kind == kind && !c.pinned; };
+  };
   if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kDead))) {
     return Victim{*id, ShedRule::kDead, std::nullopt};
   }
@@ -85,10 +90,12 @@ std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, Chec
     }
     return victim;
   }
-  // A user's restore point yields only when the job could not save at all otherwise; while another step is on its
-  // way, refusing this one costs less.
+  // A user's restore point yields only when the job could not save at all otherwise; while another
+  // step is on its way, refusing this one costs less.
   if (!uncommitted_one) {
-    if (auto id = Oldest(checkpoints, untouchable, [](const ShedChoice& c) { return c.pinned && c.kind != Kind::kUncommitted; })) {
+    if (auto id = Oldest(checkpoints, untouchable, [](const ShedChoice& c) {
+          return c.pinned && c.kind != Kind::kUncommitted;
+        })) {
       return Victim{*id, ShedRule::kPinned, std::nullopt};
     }
   }

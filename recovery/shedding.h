@@ -20,10 +20,10 @@ struct ShedChoice {
     kOnLine,      // committed, on the line
     kUncommitted  // of the current attempt, may still become whole
   } kind = Kind::kDead;
-  bool useful = false;       // giving it up makes room where it is wanted
-  bool held = false;         // a session's candidate
-  bool pinned = false;       // the restore point that a user set
-  bool is_protected = false; // kUncommitted: its predecessor was shed, it gets its chance
+  bool useful = false;        // giving it up makes room where it is wanted
+  bool held = false;          // a session's candidate
+  bool pinned = false;        // the restore point that a user set
+  bool is_protected = false;  // kUncommitted: its predecessor was shed, it gets its chance
 };
 
 enum class ShedRule { kDead = 1, kOffLine = 2, kOlderCommitted = 3, kUncommitted = 4, kPinned = 5 };
@@ -31,17 +31,20 @@ enum class ShedRule { kDead = 1, kOffLine = 2, kOlderCommitted = 3, kUncommitted
 struct Victim {
   CheckpointId id;
   ShedRule rule = ShedRule::kDead;
-  // kUncommitted: the step that must not be shed after this one, so that a healthy job commits again.
+  // kUncommitted: the step that must not be shed after this one, so that a healthy job commits
+  // again.
   std::optional<CheckpointId> protect;
 };
 
-// `checkpoints` in any order, each id once. `begun` is the step that wants room: never given up. Absent: nothing may go.
+// `checkpoints` in any order, each id once. `begun` is the step that wants room: never given up.
+// Absent: nothing may go.
 std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, CheckpointId begun);
 
 // For somebody else's need: only what rules 1 to 3 allow.
 std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints);
 
-// The checkpoint that is never given up: the newest committed one on the line, or, while the line has none, of the job.
+// The checkpoint that is never given up: the newest committed one on the line, or, while the line
+// has none, of the job.
 std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints);
 
 }  // namespace holdfast

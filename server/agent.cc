@@ -10,13 +10,15 @@ namespace holdfast {
 namespace {
 
 Failure NotJoined() {
-  return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNKNOWN_SESSION,
-          "this connection has not joined a job here (the daemon may have been restarted): join first"};
+  return {
+      absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNKNOWN_SESSION,
+      "this connection has not joined a job here (the daemon may have been restarted): join first"};
 }
 
 }  // namespace
 
-Agent::Agent(const v1::DaemonConfig& config, std::string node_name, uint64_t seed, uint32_t daemon_uid)
+Agent::Agent(const v1::DaemonConfig& config, std::string node_name, uint64_t seed,
+             uint32_t daemon_uid)
     : config_(config), node_name_(std::move(node_name)), daemon_uid_(daemon_uid), random_(seed) {}
 
 void Agent::Handle(const Event& event, EventTime time) {
@@ -71,17 +73,21 @@ void Agent::OnConnectionClosed(ConnectionId id) {
     if (pending.kind == v1::ClientFrame::kBeginSave) {
       if (const Seat* seat = FindSeat(pending.seat)) {
         Send(seat->job, SaveLost{seat->attempt, seat->rank, pending.step,
-                                 absl::StrCat("rank ", seat->rank, " (", seat->process.ToString(), ") closed its connection")});
+                                 absl::StrCat("rank ", seat->rank, " (", seat->process.ToString(),
+                                              ") closed its connection")});
       }
     }
   }
-  // 2. What it was writing is lost; the process may go on writing into the slot, so nobody else gets that.
+  // 2. What it was writing is lost; the process may go on writing into the slot, so nobody else
+  // gets that.
   for (auto& [slot_id, slot] : slots_) {
-    if (slot.filled_by != id || (slot.state != SlotState::kNoting && slot.state != SlotState::kWriting)) {
+    if (slot.filled_by != id ||
+        (slot.state != SlotState::kNoting && slot.state != SlotState::kWriting)) {
       continue;
     }
-    const std::string why = absl::StrCat("rank ", slot.shard.rank, " (", connection.caller.process.ToString(),
-                                         ") closed its connection while writing");
+    const std::string why =
+        absl::StrCat("rank ", slot.shard.rank, " (", connection.caller.process.ToString(),
+                     ") closed its connection while writing");
     LoseFilling(slot, why);
     slot.token = 0;
     if (slot.state == SlotState::kWriting) {
@@ -91,13 +97,15 @@ void Agent::OnConnectionClosed(ConnectionId id) {
   // 3. Its seat is kept for its process.
   if (Seat* seat = FindSeat(connection.seat)) {
     seat->connection = 0;
-    Send(seat->job, SeatLost{seat->attempt, seat->rank, seat->process, id, SeatLost::How::kDisconnected});
+    Send(seat->job,
+         SeatLost{seat->attempt, seat->rank, seat->process, id, SeatLost::How::kDisconnected});
   }
   Unref(connection.caller.process);
 }
 
 void Agent::OnProcessEnded(ProcessId process) {
-  // A descriptor of its connection may live on in a child; the process itself is gone, and that is what counts.
+  // A descriptor of its connection may live on in a child; the process itself is gone, and that is
+  // what counts.
   std::vector<ConnectionId> open;
   for (const auto& [id, connection] : connections_) {
     if (connection.caller.process == process) {
@@ -107,7 +115,8 @@ void Agent::OnProcessEnded(ProcessId process) {
   const std::string why = absl::StrCat(process.ToString(), " ended");
   for (auto& [id, slot] : slots_) {
     if (slot.writer == process) {
-      ReleaseWriter(slot, absl::StrCat("rank ", slot.shard.rank, " (", process.ToString(), ") ended while writing"));
+      ReleaseWriter(slot, absl::StrCat("rank ", slot.shard.rank, " (", process.ToString(),
+                                       ") ended while writing"));
     }
   }
   for (const ConnectionId id : open) {
@@ -145,9 +154,12 @@ void Agent::OnRequest(const ClientRequest& e) {
   }
   const uint32_t max = config_.socket().requests_per_connection_max();
   if (max > 0 && it->second.pending.size() >= max) {
-    return RefuseNow(e.connection, e.frame.id(),
-                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                      absl::StrCat(max, " requests of this connection are unanswered (socket.requests_per_connection_max)")});
+    return RefuseNow(
+        e.connection, e.frame.id(),
+        {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat(
+             max,
+             " requests of this connection are unanswered (socket.requests_per_connection_max)")});
   }
   Dispatch(e.connection, it->second, e.frame);
 }
@@ -170,7 +182,8 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
     case Frame::kHello:
     case Frame::REQUEST_NOT_SET:
       return RefuseNow(id, frame.id(),
-                       {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED, "the frame holds no request known here"});
+                       {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                        "the frame holds no request known here"});
     default:
       break;
   }
@@ -185,9 +198,10 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
     return OnSeal(id, *seat, frame);
   }
   if (seat->superseded) {
-    return RefuseNow(id, frame.id(), {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
-                                      absl::StrCat("attempt ", seat->attempt, " of job '", JobName(seat->job),
-                                                   "' was superseded by a newer one; this process should end")});
+    return RefuseNow(id, frame.id(),
+                     {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
+                      absl::StrCat("attempt ", seat->attempt, " of job '", JobName(seat->job),
+                                   "' was superseded by a newer one; this process should end")});
   }
   switch (frame.request_case()) {
     case Frame::kReserve:
@@ -203,12 +217,14 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
       Pending& pending = pending_.at(token);
       pending.job = seat->job;
       pending.seat = connection.seat;
-      Send(seat->job, AwaitAsked{token, seat->attempt, seat->rank, frame.await_save().step(), frame.await_save().stage()});
+      Send(seat->job, AwaitAsked{token, seat->attempt, seat->rank, frame.await_save().step(),
+                                 frame.await_save().stage()});
     }
   }
 }
 
-RequestToken Agent::NewPending(ConnectionId connection, const v1::ClientFrame& frame, std::optional<MonotonicTime> deadline) {
+RequestToken Agent::NewPending(ConnectionId connection, const v1::ClientFrame& frame,
+                               std::optional<MonotonicTime> deadline) {
   const RequestToken token = next_token_++;
   Pending pending;
   pending.connection = connection;
@@ -244,14 +260,16 @@ void Agent::ErasePending(RequestToken token) {
   if (it->second.deadline) {
     deadlines_.erase({*it->second.deadline, token});
   }
-  if (const auto connection = connections_.find(it->second.connection); connection != connections_.end()) {
+  if (const auto connection = connections_.find(it->second.connection);
+      connection != connections_.end()) {
     connection->second.pending.erase(token);
   }
   waiting_for_room_.erase(token);
   pending_.erase(it);
 }
 
-void Agent::Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descriptors, const Slot* slot) {
+void Agent::Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descriptors,
+                  const Slot* slot) {
   const Pending* pending = FindPending(token);
   if (pending == nullptr) {
     return;
@@ -314,7 +332,8 @@ void Agent::Expire(EventTime time) {
       const AdminWait wait = admin_waits_.at(token);
       admin_waits_.erase(token);
       Send(wait.job, RequestCancelled{token});
-      RefuseAdmin(wait.token, absl::UnavailableError("the job's state could not be written in time; ask again"));
+      RefuseAdmin(wait.token, absl::UnavailableError(
+                                  "the job's state could not be written in time; ask again"));
       continue;
     }
     ExpireRequest(token);
@@ -395,7 +414,9 @@ void Agent::Unref(ProcessId process) {
 
 MonotonicTime Agent::Deadline(uint64_t deadline_ms) const {
   const uint64_t max = config_.session().deadline_max_ms();
-  return time_.now + std::chrono::milliseconds(max > 0 ? std::min(deadline_ms, max) : std::min<uint64_t>(deadline_ms, 3'600'000));
+  return time_.now + std::chrono::milliseconds(max > 0
+                                                   ? std::min(deadline_ms, max)
+                                                   : std::min<uint64_t>(deadline_ms, 3'600'000));
 }
 
 Agent::Seat* Agent::FindSeat(SeatId id) {

@@ -1,5 +1,6 @@
-// The agent knows the node: connections, processes, slots, read holds. It alone says who may touch a slot
-// (docs/protocol.md §3). What a step is worth, and what is given up, the job's coordinator says.
+// The agent knows the node: connections, processes, slots, read holds. It alone says who may touch
+// a slot (docs/protocol.md §3). What a step is worth, and what is given up, the job's coordinator
+// says.
 //
 //   agent.Handle(event, time);             // events of clients, processes and slots
 //   agent.Take(job, message, time);        // what a coordinator said
@@ -24,12 +25,13 @@
 
 namespace holdfast {
 
-inline constexpr size_t kJobsMax = 4096;             // per node
-inline constexpr size_t kReadersPerSlotMax = 256;    // a slot's note stays small
+inline constexpr size_t kJobsMax = 4096;           // per node
+inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
 inline constexpr size_t kLaunchBytesMax = 256;
-inline constexpr size_t kProblemBytesMax = 1024;     // of a client's text that is kept
+inline constexpr size_t kProblemBytesMax = 1024;  // of a client's text that is kept
 inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
-// How long a request that may not wait for others waits for the daemon itself: a note, a record, a state to be written.
+// How long a request that may not wait for others waits for the daemon itself: a note, a record, a
+// state to be written.
 inline constexpr Duration kSettle = std::chrono::seconds(10);
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
 
@@ -54,7 +56,18 @@ class Agent {
   std::string CheckInvariants() const;
 
  private:
-  enum class SlotState { kCreating, kPopulating, kFree, kNoting, kWriting, kPublishing, kSealed, kUnpublishing, kQuarantined, kDeleting };
+  enum class SlotState {
+    kCreating,
+    kPopulating,
+    kFree,
+    kNoting,
+    kWriting,
+    kPublishing,
+    kSealed,
+    kUnpublishing,
+    kQuarantined,
+    kDeleting
+  };
 
   // A reader's descriptors wait for the note that names it.
   struct ReadWait {
@@ -67,10 +80,10 @@ class Agent {
     SlotId id = 0;
     uint64_t bytes = 0;
     SlotState state = SlotState::kCreating;
-    bool populate = false;   // made by Reserve: its pages are wanted before the first save
+    bool populate = false;  // made by Reserve: its pages are wanted before the first save
     bool populated = false;
-    bool bad = false;        // not to be filled again: its file misbehaves
-    bool foreign = false;    // found at start with a copy that is nobody's: left alone
+    bool bad = false;      // not to be filled again: its file misbehaves
+    bool foreign = false;  // found at start with a copy that is nobody's: left alone
     // Whose it is. Unowned: found at start, nobody has claimed it.
     bool owned = false;
     JobUuid job;
@@ -84,16 +97,16 @@ class Agent {
     ShardId shard;
     uint32_t world_size = 0;
     ConnectionId filled_by = 0;
-    RequestToken token = 0;           // the BeginSave or Seal that waits for this slot
-    std::optional<Failure> lost;      // the filling will never be sealed, and why
+    RequestToken token = 0;       // the BeginSave or Seal that waits for this slot
+    std::optional<Failure> lost;  // the filling will never be sealed, and why
     std::vector<Descent> descent;
-    SealedCopy copy;                  // kSealed
-    bool removing = false;            // kUnpublishing: the record is on its way out
+    SealedCopy copy;        // kSealed
+    bool removing = false;  // kUnpublishing: the record is on its way out
     std::map<ProcessId, uint32_t> readers;
     std::set<AdminToken> admin_readers;
     std::vector<ReadWait> read_waits;
     uint64_t note_version = 0;
-    uint64_t grant_note = 0;          // kNoting: the note that names the writer
+    uint64_t grant_note = 0;  // kNoting: the note that names the writer
   };
   struct Seat {
     JobUuid job;
@@ -130,10 +143,10 @@ class Agent {
     uint32_t slots = 0;
     bool may_wait = false;
     std::vector<Descent> descent;
-    bool no_create = false;          // making a slot failed; again when memory came back
+    bool no_create = false;  // making a slot failed; again when memory came back
     std::string create_problem;
-    std::set<JobUuid> asked;         // jobs that had nothing to spare
-    Limit limit = Limit::kNone;      // what it was short of when it last asked for room
+    std::set<JobUuid> asked;     // jobs that had nothing to spare
+    Limit limit = Limit::kNone;  // what it was short of when it last asked for room
   };
   struct Removal {
     AdminToken token = 0;
@@ -146,8 +159,8 @@ class Agent {
     JobUuid job;
   };
   struct Allocation {
-    Slot* slot = nullptr;     // take this one
-    bool coming = false;      // one is on its way
+    Slot* slot = nullptr;  // take this one
+    bool coming = false;   // one is on its way
     Limit limit = Limit::kNone;
   };
 
@@ -157,16 +170,20 @@ class Agent {
   void OnProcessEnded(ProcessId process);
   void OnRequest(const ClientRequest& e);
   void Dispatch(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
-  RequestToken NewPending(ConnectionId connection, const v1::ClientFrame& frame, std::optional<MonotonicTime> deadline);
+  RequestToken NewPending(ConnectionId connection, const v1::ClientFrame& frame,
+                          std::optional<MonotonicTime> deadline);
   void SetDeadline(RequestToken token, std::optional<MonotonicTime> deadline);
   Pending* FindPending(RequestToken token);
   void ErasePending(RequestToken token);
   void ExpireRequest(RequestToken token);
-  void Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descriptors = Descriptors::kNone, const Slot* slot = nullptr);
+  void Reply(RequestToken token, v1::DaemonFrame frame,
+             Descriptors descriptors = Descriptors::kNone, const Slot* slot = nullptr);
   void Refuse(RequestToken token, const Failure& failure);
   void RefuseNow(ConnectionId connection, uint64_t frame_id, const Failure& failure);
   void ReplyDone(ConnectionId connection, const v1::ClientFrame& frame);
-  void Send(const JobUuid& job, ToCoordinator message) { messages_.emplace_back(job, std::move(message)); }
+  void Send(const JobUuid& job, ToCoordinator message) {
+    messages_.emplace_back(job, std::move(message));
+  }
   void Act(Action action) { actions_.push_back(std::move(action)); }
   void Tell(Report::Kind kind, const JobUuid& job, std::string text, uint64_t bytes = 0);
   void Ref(ProcessId process);
@@ -244,8 +261,11 @@ class Agent {
   bool Orphan(const Slot& slot) const;
   uint32_t CountForRank(const Seat& seat) const;
   bool BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const;
+  std::map<Rank, uint64_t> SlotsByRank(const JobUuid& job) const;
+  bool OthersCanHaveTwo(const Seat& seat, uint64_t bytes, uint64_t bytes_left) const;
   bool MakeSpace(const Seat& seat, uint64_t bytes);
-  std::vector<CheckpointId> Useful(const JobUuid& job, const Seat& seat, uint64_t bytes, Limit limit) const;
+  std::vector<CheckpointId> Useful(const JobUuid& job, const Seat& seat, uint64_t bytes,
+                                   Limit limit) const;
   void AskForRoom(RequestToken token, Pending& pending, const Seat& seat);
   void PopulateNext(const JobUuid& job, Rank rank);
   Failure NoRoom(const Pending& pending, const Seat& seat) const;

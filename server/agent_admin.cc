@@ -19,13 +19,16 @@ bool Agent::Visible(const Caller& caller, const Coordinator& job) const {
 absl::StatusOr<Coordinator*> Agent::FindVisible(const Caller& caller, const std::string& name) {
   Coordinator* job = FindJob(name);
   if (job == nullptr || !Visible(caller, *job)) {
-    return absl::NotFoundError(absl::StrCat("there is no job '", name.substr(0, kJobNameBytesMax), "' on this node (that uid ", caller.uid,
+    return absl::NotFoundError(absl::StrCat("there is no job '", name.substr(0, kJobNameBytesMax),
+                                            "' on this node (that uid ", caller.uid,
                                             " may see); ckptctl status shows the jobs there are"));
   }
   return job;
 }
 
-void Agent::RefuseAdmin(AdminToken token, absl::Status status) { Act(AdminReply{token, std::move(status), std::monostate()}); }
+void Agent::RefuseAdmin(AdminToken token, absl::Status status) {
+  Act(AdminReply{token, std::move(status), std::monostate()});
+}
 
 void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
   v1::GetStatusReply reply;
@@ -37,7 +40,8 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
   daemon.set_slots(static_cast<uint32_t>(slots_.size()));
   for (const auto& [id, slot] : slots_) {
     daemon.set_slots_free(daemon.slots_free() + (slot.state == SlotState::kFree ? 1 : 0));
-    daemon.set_slots_quarantined(daemon.slots_quarantined() + (slot.state == SlotState::kQuarantined ? 1 : 0));
+    daemon.set_slots_quarantined(daemon.slots_quarantined() +
+                                 (slot.state == SlotState::kQuarantined ? 1 : 0));
   }
   daemon.set_connections(static_cast<uint32_t>(connections_.size()));
   for (const std::string& problem : problems_) {
@@ -82,16 +86,22 @@ void Agent::Admin(const AdminRequest& e, const v1::InspectShardRequest& request)
   if (!request.newest()) {
     wanted = CheckpointId{request.attempt(), request.step()};
   }
-  // A copy that was found bad, or one of a step that is not whole, can be looked at too, if it is named.
+  // A copy that was found bad, or one of a step that is not whole, can be looked at too, if it is
+  // named.
   absl::StatusOr<CheckpointId> found = (*job)->FindCommitted(wanted);
   if (!found.ok() && wanted && wanted->attempt != 0) {
     found = *wanted;
   }
-  Slot* slot = found.ok() ? FindSealed({(*job)->uuid(), found->attempt, found->step, request.rank()}) : nullptr;
+  Slot* slot = found.ok()
+                   ? FindSealed({(*job)->uuid(), found->attempt, found->step, request.rank()})
+                   : nullptr;
   if (slot == nullptr) {
-    return RefuseAdmin(e.token, found.ok() ? absl::NotFoundError(absl::StrCat("job '", (*job)->name(), "' has no sealed shard of step ", found->step,
-                                                                              " of attempt ", found->attempt, " for rank ", request.rank()))
-                                           : found.status());
+    return RefuseAdmin(
+        e.token, found.ok()
+                     ? absl::NotFoundError(absl::StrCat(
+                           "job '", (*job)->name(), "' has no sealed shard of step ", found->step,
+                           " of attempt ", found->attempt, " for rank ", request.rank()))
+                     : found.status());
   }
   HandShards(e.token, {slot});
 }
@@ -114,14 +124,16 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
     only = *found;
   }
   std::vector<Slot*> slots;
-  for (auto it = shards_.lower_bound({(*job)->uuid(), 0, 0, 0}); it != shards_.end() && it->first.job == (*job)->uuid(); ++it) {
+  for (auto it = shards_.lower_bound({(*job)->uuid(), 0, 0, 0});
+       it != shards_.end() && it->first.job == (*job)->uuid(); ++it) {
     Slot& slot = slots_.at(it->second);
     if (slot.state == SlotState::kSealed && (!only || slot.shard.checkpoint() == *only)) {
       slots.push_back(&slot);
     }
   }
   if (slots.empty()) {
-    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat("job '", (*job)->name(), "' has no sealed copies to verify")));
+    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(
+                                    "job '", (*job)->name(), "' has no sealed copies to verify")));
   }
   HandShards(e.token, slots);
 }
@@ -157,11 +169,15 @@ void Agent::Admin(const AdminRequest& e, const v1::SetRestorePointRequest& reque
     return RefuseAdmin(e.token, job.status());
   }
   if (request.clear() && request.from_scratch()) {
-    return RefuseAdmin(e.token, absl::InvalidArgumentError("a restore point is either cleared or set to 'from scratch', not both"));
+    return RefuseAdmin(e.token,
+                       absl::InvalidArgumentError(
+                           "a restore point is either cleared or set to 'from scratch', not both"));
   }
   const RequestToken token = next_token_++;
   const uint32_t timeout_ms = config_.admin().request_timeout_ms();
-  const MonotonicTime deadline = time_.now + (timeout_ms > 0 ? Duration(std::chrono::milliseconds(timeout_ms)) : Duration(kSettle));
+  const MonotonicTime deadline =
+      time_.now +
+      (timeout_ms > 0 ? Duration(std::chrono::milliseconds(timeout_ms)) : Duration(kSettle));
   admin_waits_[token] = {e.token, deadline, (*job)->uuid()};
   deadlines_.insert({deadline, token});
   Send((*job)->uuid(), RestorePointAsked{token, request});
@@ -197,9 +213,10 @@ absl::Status Agent::WhyInUse(const Coordinator& job) const {
       absl::StrAppend(&who, named == 1 ? "" : ", ", process.ToString());
     }
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job '", job.name(), "' is in use by ", users.empty() ? "a verification, or a rank that is joining" : who,
-      named > 8 ? " and others" : "", "; end that first"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", job.name(), "' is in use by ",
+                   users.empty() ? "a verification, or a rank that is joining" : who,
+                   named > 8 ? " and others" : "", "; end that first"));
 }
 
 void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
@@ -208,7 +225,8 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
     return RefuseAdmin(e.token, job.status());
   }
   if (removals_.count((*job)->uuid()) > 0) {
-    return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat("job '", request.job(), "' is being removed already")));
+    return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat(
+                                    "job '", request.job(), "' is being removed already")));
   }
   if (const absl::Status in_use = WhyInUse(**job); !in_use.ok()) {
     return RefuseAdmin(e.token, in_use);
@@ -217,7 +235,8 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   const auto held = bytes.find(uuid);
   removals_[uuid] = {e.token, held == bytes.end() ? 0 : held->second, false};
-  // Records first, then bytes, then the state that says whose they were: a crash in between leaves a smaller job.
+  // Records first, then bytes, then the state that says whose they were: a crash in between leaves
+  // a smaller job.
   Send(uuid, JobRemoved{});
   AdvanceRemoval(uuid);
 }
@@ -249,10 +268,13 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   removals_.erase(it);
   if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
     Send(e.job, JobRemoved{false});
-    return RefuseAdmin(removal.token, Annotate(e.status, "the job's copies are gone, its state could not be removed; try again"));
+    return RefuseAdmin(
+        removal.token,
+        Annotate(e.status, "the job's copies are gone, its state could not be removed; try again"));
   }
   const std::string name = JobName(e.job);
-  Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"), removal.bytes);
+  Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
+       removal.bytes);
   names_.erase(name);
   jobs_.erase(e.job);
   v1::RemoveJobReply reply;

@@ -25,13 +25,15 @@ std::string Agent::CheckInvariants() const {
     if (slot.state == SlotState::kFree && (!slot.readers.empty() || !slot.admin_readers.empty())) {
       return where + "is free and somebody reads it";
     }
-    if (slot.state == SlotState::kUnpublishing && !slot.removing && slot.readers.empty() && slot.admin_readers.empty()) {
+    if (slot.state == SlotState::kUnpublishing && !slot.removing && slot.readers.empty() &&
+        slot.admin_readers.empty()) {
       return where + "waits for nothing";
     }
     const auto indexed = shards_.find(slot.shard);
     const bool is_indexed = indexed != shards_.end() && indexed->second == id;
     if (((filling && !slot.lost) || slot.state == SlotState::kSealed) != is_indexed) {
-      return where + (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
+      return where +
+             (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
     }
     if (slot.state == SlotState::kSealed) {
       const auto job = jobs_.find(slot.shard.job);
@@ -42,7 +44,8 @@ std::string Agent::CheckInvariants() const {
         return where + "holds another copy than it says";
       }
     }
-    if (slot.token != 0 && slot.state != SlotState::kCreating && slot.state != SlotState::kNoting && slot.state != SlotState::kPublishing) {
+    if (slot.token != 0 && slot.state != SlotState::kCreating && slot.state != SlotState::kNoting &&
+        slot.state != SlotState::kPublishing) {
       return where + "somebody waits for it that it does not know of";
     }
   }
@@ -59,15 +62,16 @@ std::string Agent::CheckInvariants() const {
   for (const auto& [uuid, job] : jobs_) {
     std::map<CheckpointId, uint32_t> sealed;
     std::map<CheckpointId, uint32_t> world;
-    for (auto it = shards_.lower_bound({uuid, 0, 0, 0}); it != shards_.end() && it->first.job == uuid; ++it) {
+    for (auto it = shards_.lower_bound({uuid, 0, 0, 0});
+         it != shards_.end() && it->first.job == uuid; ++it) {
       const Slot& slot = slots_.at(it->second);
       sealed[it->first.checkpoint()] += slot.state == SlotState::kSealed ? 1 : 0;
       world[it->first.checkpoint()] = slot.world_size;
     }
     for (const CheckpointId& id : job->AllCheckpoints()) {
       if (job->IsCommitted(id) && sealed[id] != world[id]) {
-        return absl::StrCat("job '", job->name(), "' attempt ", id.attempt, " step ", id.step, " is committed with ", sealed[id], " of ", world[id],
-                            " sealed copies");
+        return absl::StrCat("job '", job->name(), "' attempt ", id.attempt, " step ", id.step,
+                            " is committed with ", sealed[id], " of ", world[id], " sealed copies");
       }
     }
   }
@@ -87,7 +91,8 @@ std::string Agent::CheckInvariants() const {
   }
   for (const auto& [process, known] : processes_) {
     if (known.references != references[process] || known.references == 0) {
-      return absl::StrCat(process.ToString(), " is referred to ", references[process], " times, ", known.references, " are counted");
+      return absl::StrCat(process.ToString(), " is referred to ", references[process], " times, ",
+                          known.references, " are counted");
     }
   }
   for (const auto& [process, count] : references) {

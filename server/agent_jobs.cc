@@ -28,29 +28,35 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (const absl::Status name = CheckJobName(join.job()); !name.ok()) {
     return refuse(name.code(), v1::Failure::REASON_UNSPECIFIED, Message(name));
   }
-  if (join.world_size() == 0 || join.world_size() > kWorldSizeMax || join.rank() >= join.world_size()) {
-    return refuse(absl::StatusCode::kInvalidArgument, v1::Failure::REASON_TOPOLOGY,
-                  absl::StrCat("rank ", join.rank(), " of world size ", join.world_size(),
-                               ": the rank must be below the world size, which is 1 to ", kWorldSizeMax));
+  if (join.world_size() == 0 || join.world_size() > kWorldSizeMax ||
+      join.rank() >= join.world_size()) {
+    return refuse(
+        absl::StatusCode::kInvalidArgument, v1::Failure::REASON_TOPOLOGY,
+        absl::StrCat("rank ", join.rank(), " of world size ", join.world_size(),
+                     ": the rank must be below the world size, which is 1 to ", kWorldSizeMax));
   }
   if (join.launch().size() > kLaunchBytesMax) {
     return refuse(absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
-                  absl::StrCat("the launch id has ", join.launch().size(), " bytes, at most ", kLaunchBytesMax, " are allowed"));
+                  absl::StrCat("the launch id has ", join.launch().size(), " bytes, at most ",
+                               kLaunchBytesMax, " are allowed"));
   }
   Coordinator* job = FindJob(join.job());
   if (const Seat* seat = FindSeat(connection.seat)) {
     if (job == nullptr || seat->job != job->uuid() || seat->rank != join.rank()) {
       return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-                    absl::StrCat("this connection is rank ", seat->rank, " of job '", JobName(seat->job), "'; open another one"));
+                    absl::StrCat("this connection is rank ", seat->rank, " of job '",
+                                 JobName(seat->job), "'; open another one"));
     }
   }
   if (job == nullptr && (join.attempt() != 0 || join.leave_attempt() != 0)) {
     return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-                  absl::StrCat("this daemon knows no job '", join.job(), "': its state was lost or it was removed; start the rank anew"));
+                  absl::StrCat("this daemon knows no job '", join.job(),
+                               "': its state was lost or it was removed; start the rank anew"));
   }
   if (job == nullptr && jobs_.size() >= kJobsMax) {
     return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                  absl::StrCat("there are ", kJobsMax, " jobs already; remove one that has ended: ckptctl rm <job>"));
+                  absl::StrCat("there are ", kJobsMax,
+                               " jobs already; remove one that has ended: ckptctl rm <job>"));
   }
   if (job != nullptr && removals_.count(job->uuid()) > 0) {
     return refuse(absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
@@ -59,19 +65,22 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (job == nullptr) {
     job = OpenJob(join.job(), connection.caller);
   }
-  const MonotonicTime deadline = std::max(Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
+  const MonotonicTime deadline = std::max(
+      Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
   const RequestToken token = NewPending(id, frame, deadline);
   pending_.at(token).job = job->uuid();
-  Send(job->uuid(), JoinAsked{token, id, connection.caller, join.rank(), join.world_size(), join.launch(), join.attempt(),
-                              join.leave_attempt(), join.deadline_ms() > 0});
+  Send(job->uuid(),
+       JoinAsked{token, id, connection.caller, join.rank(), join.world_size(), join.launch(),
+                 join.attempt(), join.leave_attempt(), join.deadline_ms() > 0});
 }
 
 Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {
   const JobUuid uuid = NewUuid();
   names_[name] = uuid;
   auto& job = jobs_[uuid] = std::make_unique<Coordinator>(
-      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, uuid, name,
-      caller.uid, caller.gid, first_session_);
+      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
+                          config_.memory().keep_committed()},
+      uuid, name, caller.uid, caller.gid, first_session_);
   return job.get();
 }
 
@@ -98,7 +107,8 @@ void Agent::OnLeave(ConnectionId id, Connection& connection, const v1::ClientFra
   if (const Seat* found = FindSeat(connection.seat)) {
     const Seat seat = *found;
     for (auto& [slot_id, slot] : slots_) {
-      if (slot.owned && slot.job == seat.job && slot.rank == seat.rank && slot.writer == seat.process) {
+      if (slot.owned && slot.job == seat.job && slot.rank == seat.rank &&
+          slot.writer == seat.process) {
         ReleaseWriter(slot, absl::StrCat("rank ", seat.rank, " left"));
         if (slot.state != SlotState::kDeleting) {
           NoteSlot(slot);
@@ -115,7 +125,8 @@ void Agent::OnLeave(ConnectionId id, Connection& connection, const v1::ClientFra
       if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
         Send(pending.job, RequestCancelled{token});
       }
-      Refuse(token, {absl::StatusCode::kCancelled, v1::Failure::REASON_UNSPECIFIED, absl::StrCat("rank ", seat.rank, " has left")});
+      Refuse(token, {absl::StatusCode::kCancelled, v1::Failure::REASON_UNSPECIFIED,
+                     absl::StrCat("rank ", seat.rank, " has left")});
     }
   }
   ReplyDone(id, frame);
@@ -146,7 +157,8 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   // The same process had the rank before, over this or a lost connection: one seat is enough.
   std::vector<SeatId> old;
   for (const auto& [id, seat] : seats_) {
-    if (seat.job == job && seat.rank == m.rank && seat.process == process && (seat.connection == 0 || seat.connection == pending->connection)) {
+    if (seat.job == job && seat.rank == m.rank && seat.process == process &&
+        (seat.connection == 0 || seat.connection == pending->connection)) {
       old.push_back(id);
     }
   }
@@ -155,7 +167,9 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
     EraseSeat(id);
   }
   connection.seat = next_seat_++;
-  const Seat& seat = seats_[connection.seat] = {job, m.attempt, m.rank, m.world_size, process, connection.caller.uid, pending->connection, false};
+  const Seat& seat = seats_[connection.seat] = {
+      job,  m.attempt, m.rank, m.world_size, process, connection.caller.uid, pending->connection,
+      false};
   Reclaim(seat);
 
   v1::DaemonFrame frame;
@@ -211,7 +225,8 @@ void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
   }
   Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank});
   if (slot == nullptr) {
-    Send(job, LoadReported{m.token, m.attempt, m.rank, m.session, m.round, false, false, false, "its copy is gone"});
+    Send(job, LoadReported{m.token, m.attempt, m.rank, m.session, m.round, false, false, false,
+                           "its copy is gone"});
     return;
   }
   v1::DaemonFrame frame;
@@ -239,7 +254,9 @@ void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
 void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
   const ShardId first{job, m.checkpoint.attempt, m.checkpoint.step, 0};
   std::vector<SlotId> affected;
-  for (auto it = shards_.lower_bound(first); it != shards_.end() && it->first.job == job && it->first.checkpoint() == m.checkpoint; ++it) {
+  for (auto it = shards_.lower_bound(first);
+       it != shards_.end() && it->first.job == job && it->first.checkpoint() == m.checkpoint;
+       ++it) {
     affected.push_back(it->second);
   }
   for (const SlotId id : affected) {
@@ -258,7 +275,8 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
   for (const RequestToken token : waiting) {
     const Pending& pending = pending_.at(token);
     const Seat* seat = FindSeat(pending.seat);
-    if (pending.kind == v1::ClientFrame::kBeginSave && pending.job == job && pending.step == m.checkpoint.step && seat != nullptr &&
+    if (pending.kind == v1::ClientFrame::kBeginSave && pending.job == job &&
+        pending.step == m.checkpoint.step && seat != nullptr &&
         seat->attempt == m.checkpoint.attempt) {
       Refuse(token, m.failure);
     }
@@ -267,7 +285,8 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
 
 void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
   const Failure failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
-                        absl::StrCat("job '", JobName(job), "' has a newer attempt, ", m.by, "; this process should end")};
+                        absl::StrCat("job '", JobName(job), "' has a newer attempt, ", m.by,
+                                     "; this process should end")};
   for (auto& [id, seat] : seats_) {
     seat.superseded = seat.superseded || (seat.job == job && seat.attempt < m.by);
   }
@@ -287,7 +306,9 @@ void Agent::TakeMessage(const JobUuid& job, const CopyDoubted& m) {
   }
 }
 
-void Agent::TakeMessage(const JobUuid&, const PersistState& m) { Act(WriteJobState{m.state}); }
+void Agent::TakeMessage(const JobUuid&, const PersistState& m) {
+  Act(WriteJobState{m.state});
+}
 
 void Agent::TakeMessage(const JobUuid&, const RestorePointSet& m) {
   const auto wait = admin_waits_.find(m.token);
@@ -301,6 +322,8 @@ void Agent::TakeMessage(const JobUuid&, const RestorePointSet& m) {
   admin_waits_.erase(wait);
 }
 
-void Agent::TakeMessage(const JobUuid&, const Reported& m) { Act(m.report); }
+void Agent::TakeMessage(const JobUuid&, const Reported& m) {
+  Act(m.report);
+}
 
 }  // namespace holdfast

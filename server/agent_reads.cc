@@ -1,4 +1,5 @@
-// Sources and read holds: who reads a sealed copy is noted before it gets the descriptors (docs/protocol.md §3, §6).
+// Sources and read holds: who reads a sealed copy is noted before it gets the descriptors
+// (docs/protocol.md §3, §6).
 #include <algorithm>
 #include <numeric>
 
@@ -17,9 +18,11 @@ Agent::Slot* Agent::FindSealed(const ShardId& shard) {
   return slot.state == SlotState::kSealed ? &slot : nullptr;
 }
 
-void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id,
+                           const v1::ClientFrame& frame) {
   const v1::EnterSession& enter = frame.enter_session();
-  const RequestToken token = NewPending(id, frame, enter.deadline_ms() == 0 ? time_.now + kSettle : Deadline(enter.deadline_ms()));
+  const RequestToken token = NewPending(
+      id, frame, enter.deadline_ms() == 0 ? time_.now + kSettle : Deadline(enter.deadline_ms()));
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
   pending.seat = seat_id;
@@ -30,14 +33,17 @@ void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1
   Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted});
 }
 
-void Agent::OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+void Agent::OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id,
+                         const v1::ClientFrame& frame) {
   const v1::ReportLoad& report = frame.report_load();
-  const RequestToken token = NewPending(id, frame, report.deadline_ms() == 0 ? time_.now + kSettle : Deadline(report.deadline_ms()));
+  const RequestToken token = NewPending(
+      id, frame, report.deadline_ms() == 0 ? time_.now + kSettle : Deadline(report.deadline_ms()));
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
   pending.seat = seat_id;
-  Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(), report.loaded(), report.copy_is_bad(),
-                              report.wants_mismatch(), report.problem().substr(0, kProblemBytesMax)});
+  Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
+                              report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
+                              report.problem().substr(0, kProblemBytesMax)});
 }
 
 void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
@@ -47,10 +53,12 @@ void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFram
     RefuseNow(id, frame.id(), {code, reason, std::move(why)});
   };
   if (job == nullptr) {
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE, "attach: there is no such job here");
+    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+                  "attach: there is no such job here");
   }
   if (!Visible(caller, *job)) {
-    return refuse(absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER, "attach: the job belongs to another user");
+    return refuse(absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER,
+                  "attach: the job belongs to another user");
   }
   std::optional<CheckpointId> wanted;
   if (attach.choice() == v1::Attach::CHOICE_STEP) {
@@ -61,12 +69,14 @@ void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFram
     if (!wanted) {
       return RefuseNow(id, frame.id(), job->NothingCommitted());
     }
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED, Message(found.status()));
+    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED,
+                  Message(found.status()));
   }
   Slot* slot = FindSealed({job->uuid(), found->attempt, found->step, attach.rank()});
   if (slot == nullptr) {
     return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
-                  absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt, " has no rank ", attach.rank()));
+                  absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt,
+                               " has no rank ", attach.rank()));
   }
   const RequestToken token = NewPending(id, frame, time_.now + kSettle);
   pending_.at(token).job = job->uuid();
@@ -77,13 +87,17 @@ void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFram
 void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
   Pending& pending = pending_.at(token);
   const ProcessId process = connections_.at(pending.connection).caller.process;
-  const size_t holds = std::accumulate(slot.readers.begin(), slot.readers.end(), size_t{0},
-                                       [](size_t sum, const auto& reader) { return sum + reader.second; });
+  const size_t holds =
+      std::accumulate(slot.readers.begin(), slot.readers.end(), size_t{0},
+                      [](size_t sum, const auto& reader) { return sum + reader.second; });
   if (holds >= kReadersPerSlotMax) {
     return Refuse(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                          absl::StrCat("slot ", slot.id, " is read ", holds, " times already; release some of them")});
+                          absl::StrCat("slot ", slot.id, " is read ", holds,
+                                       " times already; release some of them")});
   }
-  v1::Source& source = pending.kind == v1::ClientFrame::kAttach ? *frame.mutable_attach() : *frame.mutable_enter_session()->mutable_source();
+  v1::Source& source = pending.kind == v1::ClientFrame::kAttach
+                           ? *frame.mutable_attach()
+                           : *frame.mutable_enter_session()->mutable_source();
   source.set_slot(slot.id);
   source.set_generation(slot.generation);
   source.set_image_bytes(slot.copy.image_bytes);
@@ -102,21 +116,26 @@ void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
 void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted) {
   const Pending* pending = FindPending(wait.token);
   const Seat* seat = pending == nullptr ? nullptr : FindSeat(pending->seat);
-  const bool superseded = pending != nullptr && pending->kind != v1::ClientFrame::kAttach && (seat == nullptr || seat->superseded);
+  const bool superseded = pending != nullptr && pending->kind != v1::ClientFrame::kAttach &&
+                          (seat == nullptr || seat->superseded);
   if (pending != nullptr && noted.ok() && slot.state == SlotState::kSealed && !superseded) {
     return Reply(wait.token, wait.frame, Descriptors::kReadOnlyImageAndRecord, &slot);
   }
   const bool file_gone = noted.code() == absl::StatusCode::kDataLoss;  // cut short or taken away
-  if (file_gone && pending != nullptr && pending->kind != v1::ClientFrame::kAttach && !superseded && slot.state == SlotState::kSealed) {
+  if (file_gone && pending != nullptr && pending->kind != v1::ClientFrame::kAttach && !superseded &&
+      slot.state == SlotState::kSealed) {
     // As if the rank had found out: the session goes on with another step, for all ranks.
     const v1::SessionOutcome& offered = wait.frame.enter_session();
     pending_.at(wait.token).where = Where::kCoordinator;
     DropHold(slot, wait.process);
-    return Send(seat->job, LoadReported{wait.token, seat->attempt, seat->rank, offered.session(), offered.round(), false, true, false, Message(noted)});
+    return Send(seat->job, LoadReported{wait.token, seat->attempt, seat->rank, offered.session(),
+                                        offered.round(), false, true, false, Message(noted)});
   }
-  Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the copy was given up just now; ask again"};
+  Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                  "the copy was given up just now; ask again"};
   if (superseded) {
-    failure = {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED, "a newer attempt exists; this process should end"};
+    failure = {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
+               "a newer attempt exists; this process should end"};
   } else if (file_gone) {
     failure = {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE, Message(noted)};
     if (slot.state == SlotState::kSealed) {
@@ -124,7 +143,8 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
     }
   } else if (!noted.ok()) {
     failure = {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-               absl::StrCat("who reads slot ", slot.id, " could not be noted: ", Message(noted), "; try again")};
+               absl::StrCat("who reads slot ", slot.id, " could not be noted: ", Message(noted),
+                            "; try again")};
   }
   Refuse(wait.token, failure);
   DropHold(slot, wait.process);
@@ -161,12 +181,16 @@ void Agent::AfterHold(Slot& slot) {
 void Agent::OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
   const v1::ConfirmRead& confirm = frame.confirm_read();
   const Slot* slot = FindSlot(confirm.slot());
-  if (slot != nullptr && slot->generation == confirm.generation() && slot->readers.count(caller.process) > 0) {
+  if (slot != nullptr && slot->generation == confirm.generation() &&
+      slot->readers.count(caller.process) > 0) {
     return ReplyDone(id, frame);
   }
-  RefuseNow(id, frame.id(), {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNSPECIFIED,
-                             absl::StrCat("slot ", confirm.slot(), " generation ", confirm.generation(),
-                                          " is not held by this process: what was read from it may belong to another step")});
+  RefuseNow(
+      id, frame.id(),
+      {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNSPECIFIED,
+       absl::StrCat(
+           "slot ", confirm.slot(), " generation ", confirm.generation(),
+           " is not held by this process: what was read from it may belong to another step")});
 }
 
 void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
@@ -174,8 +198,9 @@ void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::Clien
   // A hold that is only being noted is not the client's yet; it cannot let go of it.
   if (slot != nullptr && slot->generation == frame.release_read().generation()) {
     const auto reader = slot->readers.find(caller.process);
-    const auto noting = std::count_if(slot->read_waits.begin(), slot->read_waits.end(),
-                                      [&](const ReadWait& wait) { return wait.process == caller.process; });
+    const auto noting =
+        std::count_if(slot->read_waits.begin(), slot->read_waits.end(),
+                      [&](const ReadWait& wait) { return wait.process == caller.process; });
     if (reader != slot->readers.end() && reader->second > static_cast<uint32_t>(noting)) {
       DropHold(*slot, caller.process);
     }
@@ -190,9 +215,11 @@ void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
   }
   if (slot->state == SlotState::kSealed) {
     MarkBad(*slot, e.what);
-  } else if (slot->state == SlotState::kWriting) {  // its file is not what it was when it was granted
+  } else if (slot->state ==
+             SlotState::kWriting) {  // its file is not what it was when it was granted
     slot->bad = true;
-    Tell(Report::Kind::kSlotLost, slot->job, absl::StrCat("slot ", slot->id, ": ", e.what), slot->bytes);
+    Tell(Report::Kind::kSlotLost, slot->job, absl::StrCat("slot ", slot->id, ": ", e.what),
+         slot->bytes);
     LoseFilling(*slot, e.what);
     BecomeFree(*slot);
   }

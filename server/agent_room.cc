@@ -34,9 +34,12 @@ void Agent::Settle(EventTime time) {
   }
 }
 
-bool Agent::Fits(const Slot& slot, uint64_t bytes) const { return slot.bytes >= bytes && slot.bytes / 2 <= bytes; }
+bool Agent::Fits(const Slot& slot, uint64_t bytes) const {
+  return slot.bytes >= bytes && slot.bytes / 2 <= bytes;
+}
 
-// It only waits for others to end or let go. Such a slot counts for the budget, but not for its rank, which cannot help it.
+// It only waits for others to end or let go. Such a slot counts for the budget, but not for its
+// rank, which cannot help it.
 bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
   const bool foreign_writer = slot.writer && *slot.writer != seat.process;
   switch (slot.state) {
@@ -46,7 +49,8 @@ bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
     case SlotState::kFree:
       return foreign_writer;
     case SlotState::kUnpublishing:
-      return foreign_writer || (!slot.removing && (!slot.readers.empty() || !slot.admin_readers.empty()));
+      return foreign_writer ||
+             (!slot.removing && (!slot.readers.empty() || !slot.admin_readers.empty()));
     case SlotState::kNoting:
     case SlotState::kWriting:
     case SlotState::kPublishing:
@@ -57,8 +61,8 @@ bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
 }
 
 bool Agent::MineFree(const Slot& slot, const Seat& seat) const {
-  return slot.state == SlotState::kFree && slot.owned && slot.job == seat.job && slot.rank == seat.rank &&
-         (!slot.writer || *slot.writer == seat.process);
+  return slot.state == SlotState::kFree && slot.owned && slot.job == seat.job &&
+         slot.rank == seat.rank && (!slot.writer || *slot.writer == seat.process);
 }
 
 bool Agent::Orphan(const Slot& slot) const {
@@ -72,7 +76,8 @@ bool Agent::Orphan(const Slot& slot) const {
 }
 
 bool Agent::Deletable(const Slot& slot) const {
-  return slot.state == SlotState::kFree && !slot.writer && slot.readers.empty() && slot.admin_readers.empty();
+  return slot.state == SlotState::kFree && !slot.writer && slot.readers.empty() &&
+         slot.admin_readers.empty();
 }
 
 // Bytes that were another user's are never handed on.
@@ -87,40 +92,60 @@ uint32_t Agent::CountForRank(const Seat& seat) const {
   }));
 }
 
-// A rank's third slot and any further one is made only while every other rank of the job could still have two.
+// The slots of each rank of the job that it can use, now or when what it holds is given up.
+std::map<Rank, uint64_t> Agent::SlotsByRank(const JobUuid& job) const {
+  const Coordinator& coordinator = *jobs_.at(job);
+  std::map<Rank, uint64_t> slots;
+  for (const auto& [id, slot] : slots_) {
+    const bool others = slot.writer && slot.state != SlotState::kSealed &&
+                        !coordinator.IsMember(slot.rank, *slot.writer);
+    if (slot.owned && slot.job == job && !others && slot.state != SlotState::kQuarantined &&
+        slot.state != SlotState::kDeleting) {
+      ++slots[slot.rank];
+    }
+  }
+  return slots;
+}
+
+bool Agent::OthersCanHaveTwo(const Seat& seat, uint64_t bytes, uint64_t bytes_left) const {
+  uint64_t wanting = 2 * (uint64_t{seat.world_size} - 1);
+  for (const auto& [rank, slots] : SlotsByRank(seat.job)) {
+    wanting -= rank != seat.rank && rank < seat.world_size ? std::min<uint64_t>(slots, 2) : 0;
+  }
+  return wanting <= bytes_left / bytes;
+}
+
+// A rank's third slot and any further one is made only while every other rank of the job could
+// still have two.
 bool Agent::BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const {
   if (bytes_used_ + bytes > bytes_max_ || slots_.size() >= config_.memory().slots_max()) {
     return false;
   }
-  if (count < 2) {
-    return true;
-  }
-  std::map<Rank, uint64_t> has;
-  for (const auto& [id, slot] : slots_) {
-    if (slot.owned && slot.job == seat.job && slot.state != SlotState::kQuarantined && slot.state != SlotState::kDeleting) {
-      ++has[slot.rank];
-    }
-  }
-  uint64_t wanting = 2 * (uint64_t{seat.world_size} - 1);
-  for (const auto& [rank, slots] : has) {
-    wanting -= rank != seat.rank && rank < seat.world_size ? std::min<uint64_t>(slots, 2) : 0;
-  }
-  return wanting <= (bytes_max_ - bytes_used_ - bytes) / bytes;
+  return count < 2 || OthersCanHaveTwo(seat, bytes, bytes_max_ - bytes_used_ - bytes);
 }
 
-// Deletes free slots that are of no use: the rank's own of the wrong size, then those whose rank is gone. True if memory is
-// on its way back.
+// Deletes free slots that are of no use: the rank's own of the wrong size, then those whose rank is
+// gone, and, for a rank that has not got two, those that others of its job have beyond two. True if
+// memory is on its way back.
 bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   uint64_t coming = 0;
   for (const auto& [id, slot] : slots_) {
-    const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer && slot.readers.empty() && slot.admin_readers.empty();
+    const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer &&
+                         slot.readers.empty() && slot.admin_readers.empty();
     coming += slot.state == SlotState::kDeleting || (emptied && Orphan(slot)) ? slot.bytes : 0;
   }
   const auto enough = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
+  std::map<Rank, uint64_t> has = SlotsByRank(seat.job);
   std::vector<Slot*> victims;
   for (auto& [id, slot] : slots_) {
     const bool mine = slot.owned && slot.job == seat.job && slot.rank == seat.rank;
-    if (Deletable(slot) && (mine ? !Fits(slot, bytes) : Orphan(slot))) {
+    if (!Deletable(slot)) {
+      continue;
+    }
+    if (mine ? !Fits(slot, bytes) : Orphan(slot)) {
+      victims.push_back(&slot);
+    } else if (!mine && slot.job == seat.job && has[seat.rank] < 2 && has[slot.rank] > 2) {
+      --has[slot.rank];
       victims.push_back(&slot);
     }
   }
@@ -143,11 +168,20 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
 }
 
 Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, RequestToken token) {
-  // 1. A free slot of the rank's own.
+  // 1. A free slot of the rank's own. Once mapped it is the process's for good, so a third one is
+  // taken as if it was made.
+  const auto mapped = std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
+    return s.second.owned && s.second.job == seat.job && s.second.rank == seat.rank &&
+           s.second.writer == seat.process;
+  });
+  const bool may_map =
+      mapped < 2 ||
+      OthersCanHaveTwo(seat, pending.bytes, bytes_max_ - std::min(bytes_max_, bytes_used_));
   Slot* best = nullptr;
   for (auto& [id, slot] : slots_) {
-    if (MineFree(slot, seat) && Fits(slot, pending.bytes) &&
-        (best == nullptr || std::pair(!slot.populated, slot.bytes) < std::pair(!best->populated, best->bytes))) {
+    if (MineFree(slot, seat) && Fits(slot, pending.bytes) && (slot.writer || may_map) &&
+        (best == nullptr ||
+         std::pair(!slot.populated, slot.bytes) < std::pair(!best->populated, best->bytes))) {
       best = &slot;
     }
   }
@@ -171,13 +205,16 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
   // 3. One that is on its way.
   bool coming = MakeSpace(seat, pending.bytes);
   for (const auto& [id, slot] : slots_) {
-    const bool of_use = Fits(slot, pending.bytes) || !slot.writer;  // of the wrong size: deleted, and another one made
-    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !of_use || Stuck(slot, seat)) {
+    const bool of_use = Fits(slot, pending.bytes) ||
+                        !slot.writer;  // of the wrong size: deleted, and another one made
+    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !of_use ||
+        Stuck(slot, seat)) {
       continue;
     }
-    coming = coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kUnpublishing ||
-             (slot.state == SlotState::kCreating && slot.token == 0) ||
-             ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
+    coming =
+        coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kUnpublishing ||
+        (slot.state == SlotState::kCreating && slot.token == 0) ||
+        ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
   }
   return {nullptr, coming, may_have_more ? Limit::kBudget : Limit::kRank};
 }
@@ -186,7 +223,8 @@ void Agent::Place(RequestToken token) {
   Pending& pending = pending_.at(token);
   const Seat* seat = FindSeat(pending.seat);
   if (seat == nullptr) {
-    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the rank has joined again since"});
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                          "the rank has joined again since"});
   }
   const Allocation got = Allocate(*seat, pending, token);
   if (got.slot != nullptr) {
@@ -202,14 +240,15 @@ void Agent::Place(RequestToken token) {
   AskForRoom(token, pending, *seat);
 }
 
-// The job itself gives up first; if the node is what is full, other jobs of the same user and jobs that have ended, the
-// largest first.
+// The job itself gives up first; if the node is what is full, other jobs of the same user and jobs
+// that have ended, the largest first.
 void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
   if (pending.asked.count(seat.job) == 0) {
     std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
     if (!useful.empty()) {
       pending.where = Where::kAsking;
-      return Send(seat.job, RoomAsked{token, seat.attempt, seat.rank, pending.step, std::move(useful)});
+      return Send(seat.job,
+                  RoomAsked{token, seat.attempt, seat.rank, pending.step, std::move(useful)});
     }
     pending.asked.insert(seat.job);
   }
@@ -238,18 +277,22 @@ void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
 }
 
 // The checkpoints of `job` that would make room here, now, if they were given up.
-std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, uint64_t bytes, Limit limit) const {
+std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, uint64_t bytes,
+                                        Limit limit) const {
   std::vector<CheckpointId> useful;
-  for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job; ++it) {
+  for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job;
+       ++it) {
     const Slot& slot = slots_.at(it->second);
     if (slot.state != SlotState::kSealed) {
       continue;
     }
     const bool mine = slot.job == seat.job && slot.rank == seat.rank;
     const bool unread = slot.readers.empty() && slot.admin_readers.empty();
-    const bool reusable = mine && unread && !slot.bad && (!slot.writer || *slot.writer == seat.process) && Fits(slot, bytes);
+    const bool reusable = mine && unread && !slot.bad &&
+                          (!slot.writer || *slot.writer == seat.process) && Fits(slot, bytes);
     const bool deletable = unread && !slot.writer && (mine || slot.job != seat.job || Orphan(slot));
-    // Kept by a reader, an old process or a bad file, it no longer counts for the rank: another slot can be made, if there is memory.
+    // Kept by a reader, an old process or a bad file, it no longer counts for the rank: another
+    // slot can be made, if there is memory.
     const bool stuck_then = !unread || slot.bad || (slot.writer && *slot.writer != seat.process);
     const bool another = mine && stuck_then && bytes_used_ + bytes <= bytes_max_;
     if (reusable || deletable || (limit == Limit::kRank && another)) {
@@ -286,24 +329,28 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
     held += slot.readers.empty() ? 0 : 1;
     waiting += Stuck(slot, seat) ? 1 : 0;
   }
-  std::string text = absl::StrCat("save of step ", pending.step, " by rank ", seat.rank, " needs a slot of ", FormatBytes(pending.bytes),
-                                  " and there is none: this rank has ", CountForRank(seat), " of ", config_.memory().slots_per_rank(),
-                                  " slots (memory.slots_per_rank; ", copies, " sealed, ", filling, " being written, ", held, " being read), ",
-                                  waiting, " more wait for processes to end; the node holds ", FormatBytes(bytes_used_), " of ",
-                                  FormatBytes(bytes_max_), " (memory.bytes_max)");
+  std::string text = absl::StrCat(
+      "save of step ", pending.step, " by rank ", seat.rank, " needs a slot of ",
+      FormatBytes(pending.bytes), " and there is none: this rank has ", CountForRank(seat), " of ",
+      config_.memory().slots_per_rank(), " slots (memory.slots_per_rank; ", copies, " sealed, ",
+      filling, " being written, ", held, " being read), ", waiting,
+      " more wait for processes to end; the node holds ", FormatBytes(bytes_used_), " of ",
+      FormatBytes(bytes_max_), " (memory.bytes_max)");
   if (!pending.create_problem.empty()) {
     absl::StrAppend(&text, "; making a slot failed: ", pending.create_problem);
   }
   if (pending.limit == Limit::kBudget) {
     std::vector<std::pair<uint64_t, std::string>> holders;
     for (const auto& [job, bytes] : BytesByJob()) {
-      if (const auto found = jobs_.find(job); found != jobs_.end() && found->second->uid() == seat.uid) {
+      if (const auto found = jobs_.find(job);
+          found != jobs_.end() && found->second->uid() == seat.uid) {
         holders.emplace_back(bytes, found->second->name());
       }
     }
     std::sort(holders.rbegin(), holders.rend());
     for (size_t i = 0; i < holders.size() && i < 3; ++i) {
-      absl::StrAppend(&text, i == 0 ? "; of your jobs '" : ", '", holders[i].second, "' holds ", FormatBytes(holders[i].first));
+      absl::StrAppend(&text, i == 0 ? "; of your jobs '" : ", '", holders[i].second, "' holds ",
+                      FormatBytes(holders[i].first));
     }
     absl::StrAppend(&text, "; ckptctl rm <job> frees what an ended job holds");
   }
@@ -314,18 +361,22 @@ void Agent::PlaceReserve(RequestToken token) {
   Pending& pending = pending_.at(token);
   const Seat* seat = FindSeat(pending.seat);
   if (seat == nullptr) {
-    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "the rank has joined again since"});
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                          "the rank has joined again since"});
   }
   uint32_t ready = 0;
   uint32_t coming = 0;
   for (auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad || Stuck(slot, *seat) || !Fits(slot, pending.bytes)) {
+    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad ||
+        Stuck(slot, *seat) || !Fits(slot, pending.bytes)) {
       continue;
     }
     if (slot.state == SlotState::kFree && !slot.populated) {
       slot.populate = true;
     }
-    const bool unready = slot.state == SlotState::kCreating || slot.state == SlotState::kPopulating || (slot.state == SlotState::kFree && slot.populate);
+    const bool unready = slot.state == SlotState::kCreating ||
+                         slot.state == SlotState::kPopulating ||
+                         (slot.state == SlotState::kFree && slot.populate);
     ++(unready ? coming : ready);
   }
   bool space_coming = false;
@@ -339,7 +390,8 @@ void Agent::PlaceReserve(RequestToken token) {
     }
     Slot* adopted = nullptr;
     for (auto& [id, slot] : slots_) {
-      if (may_have_more && Fits(slot, pending.bytes) && Adoptable(slot, *seat) && !MineFree(slot, *seat)) {
+      if (may_have_more && Fits(slot, pending.bytes) && Adoptable(slot, *seat) &&
+          !MineFree(slot, *seat)) {
         adopted = &slot;
         break;
       }

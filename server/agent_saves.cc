@@ -13,7 +13,9 @@ Failure Invalid(std::string message) {
   return {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED, std::move(message)};
 }
 
-Failure Gone(std::string message) { return {absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED, std::move(message)}; }
+Failure Gone(std::string message) {
+  return {absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED, std::move(message)};
+}
 
 }  // namespace
 
@@ -25,8 +27,9 @@ void Agent::OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::Cli
   if (reserve.slot_bytes() > bytes_max_) {
     return RefuseNow(id, frame.id(),
                      {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
-                      absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()), " is more than this node may hold, ",
-                                   FormatBytes(bytes_max_), " (memory.bytes_max)")});
+                      absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()),
+                                   " is more than this node may hold, ", FormatBytes(bytes_max_),
+                                   " (memory.bytes_max)")});
   }
   const uint32_t max = config_.memory().slots_per_rank();
   const RequestToken token = NewPending(id, frame, Deadline(reserve.deadline_ms()));
@@ -44,10 +47,12 @@ void Agent::OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::Cli
 void Agent::OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
   const v1::BeginSave& save = frame.begin_save();
   if (save.slot_bytes() == 0) {
-    return RefuseNow(id, frame.id(), Invalid(absl::StrCat("save of step ", save.step(), ": slot_bytes is 0")));
+    return RefuseNow(id, frame.id(),
+                     Invalid(absl::StrCat("save of step ", save.step(), ": slot_bytes is 0")));
   }
   const bool may_wait = save.deadline_ms() > 0;
-  const RequestToken token = NewPending(id, frame, may_wait ? Deadline(save.deadline_ms()) : time_.now + kSettle);
+  const RequestToken token =
+      NewPending(id, frame, may_wait ? Deadline(save.deadline_ms()) : time_.now + kSettle);
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
   pending.seat = seat_id;
@@ -55,9 +60,10 @@ void Agent::OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::C
   pending.may_wait = may_wait;
   if (save.slot_bytes() > bytes_max_) {
     return RefuseSave(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
-                              absl::StrCat("save of step ", save.step(), " by rank ", seat.rank, " needs ", FormatBytes(save.slot_bytes()),
-                                           ", more than all slots of this node may hold, ", FormatBytes(bytes_max_),
-                                           " (memory.bytes_max)")});
+                              absl::StrCat("save of step ", save.step(), " by rank ", seat.rank,
+                                           " needs ", FormatBytes(save.slot_bytes()),
+                                           ", more than all slots of this node may hold, ",
+                                           FormatBytes(bytes_max_), " (memory.bytes_max)")});
   }
   pending.bytes = RoundUp(save.slot_bytes(), kSlotBytesUnit);
   Send(seat.job, SaveAsked{token, seat.attempt, seat.rank, save.step()});
@@ -70,7 +76,8 @@ void Agent::RefuseSave(RequestToken token, const Failure& failure) {
     return;
   }
   if (const Seat* seat = FindSeat(pending->seat)) {
-    Send(seat->job, SaveLost{seat->attempt, seat->rank, pending->step, absl::StrCat("rank ", seat->rank, " was refused: ", failure.message)});
+    Send(seat->job, SaveLost{seat->attempt, seat->rank, pending->step,
+                             absl::StrCat("rank ", seat->rank, " was refused: ", failure.message)});
     Tell(Report::Kind::kSaveRefused, seat->job, failure.message);
   }
   Refuse(token, failure);
@@ -107,15 +114,20 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
   const RequestToken token = std::exchange(slot.token, 0);
   const Pending* pending = FindPending(token);
   if (!noted.ok() && !slot.lost) {
-    LoseFilling(slot, absl::StrCat("who writes slot ", slot.id, " could not be noted: ", Message(noted)));
-    RefuseSave(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED, slot.lost->message});
-    if (noted.code() == absl::StatusCode::kDataLoss) {  // its file was cut short or taken away: never filled again
+    LoseFilling(slot,
+                absl::StrCat("who writes slot ", slot.id, " could not be noted: ", Message(noted)));
+    RefuseSave(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                       slot.lost->message});
+    if (noted.code() ==
+        absl::StatusCode::kDataLoss) {  // its file was cut short or taken away: never filled again
       slot.bad = true;
-      Tell(Report::Kind::kSlotLost, slot.job, absl::StrCat("slot ", slot.id, ": ", Message(noted)), slot.bytes);
+      Tell(Report::Kind::kSlotLost, slot.job, absl::StrCat("slot ", slot.id, ": ", Message(noted)),
+           slot.bytes);
     }
   }
   if (slot.lost || pending == nullptr) {
-    // Nobody got a descriptor for this filling. The writer stays noted: it may have the slot mapped from before.
+    // Nobody got a descriptor for this filling. The writer stays noted: it may have the slot mapped
+    // from before.
     return BecomeFree(slot);
   }
   slot.state = SlotState::kWriting;
@@ -135,7 +147,8 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
   const bool descriptor = slot.mapped_on != slot.filled_by;
   grant.set_with_descriptor(descriptor);
   slot.mapped_on = slot.filled_by;
-  Reply(token, std::move(frame), descriptor ? Descriptors::kWritableImage : Descriptors::kNone, &slot);
+  Reply(token, std::move(frame), descriptor ? Descriptors::kWritableImage : Descriptors::kNone,
+        &slot);
 }
 
 // The filling will never be sealed, and that is this rank's doing.
@@ -143,16 +156,20 @@ void Agent::LoseFilling(Slot& slot, const std::string& why) {
   if (slot.lost) {
     return;
   }
-  slot.lost = Gone(absl::StrCat("step ", slot.shard.step, " of attempt ", slot.shard.attempt, " is lost: ", why));
+  slot.lost = Gone(absl::StrCat("step ", slot.shard.step, " of attempt ", slot.shard.attempt,
+                                " is lost: ", why));
   ForgetShard(slot);
   Send(slot.shard.job, SaveLost{slot.shard.attempt, slot.shard.rank, slot.shard.step, why});
 }
 
-// The slot in which this seat filled that generation of that step, over this connection; in whatever state.
+// The slot in which this seat filled that generation of that step, over this connection; in
+// whatever state.
 Agent::Slot* Agent::FindFilling(const Seat& seat, SlotId id, Generation generation, Step step) {
   Slot* slot = FindSlot(id);
-  const bool same = slot != nullptr && slot->writer == seat.process && slot->generation == generation && slot->shard.job == seat.job &&
-                    slot->shard.attempt == seat.attempt && slot->shard.rank == seat.rank && slot->shard.step == step;
+  const bool same = slot != nullptr && slot->writer == seat.process &&
+                    slot->generation == generation && slot->shard.job == seat.job &&
+                    slot->shard.attempt == seat.attempt && slot->shard.rank == seat.rank &&
+                    slot->shard.step == step;
   return same ? slot : nullptr;
 }
 
@@ -162,10 +179,12 @@ void Agent::OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
   const bool open = slot != nullptr && slot->state == SlotState::kWriting && slot->filled_by == id;
   if (seat.superseded || (open && slot->lost)) {
     const Failure failure =
-        seat.superseded ? Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
-                                  absl::StrCat("step ", seal.step(), " was not sealed: attempt ", seat.attempt, " of job '", JobName(seat.job),
-                                               "' was superseded by a newer one; this process should end")}
-                        : *slot->lost;
+        seat.superseded
+            ? Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
+                      absl::StrCat("step ", seal.step(), " was not sealed: attempt ", seat.attempt,
+                                   " of job '", JobName(seat.job),
+                                   "' was superseded by a newer one; this process should end")}
+            : *slot->lost;
     if (open) {
       LoseFilling(*slot, failure.message);
       BecomeFree(*slot);
@@ -179,18 +198,22 @@ void Agent::OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
     return Act(SendReply{id, std::move(reply), Descriptors::kNone, 0, 0});
   }
   if (!open) {
-    return RefuseNow(id, frame.id(),
-                     slot != nullptr && slot->state == SlotState::kPublishing
-                         ? Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-                                   absl::StrCat("step ", seal.step(), " is being sealed already")}
-                     : slot != nullptr && slot->lost
-                         ? *slot->lost
-                         : Gone(absl::StrCat("slot ", seal.slot(), " generation ", seal.generation(), " is not being filled with step ",
-                                             seal.step(), " by this rank (any more)")));
+    return RefuseNow(
+        id, frame.id(),
+        slot != nullptr && slot->state == SlotState::kPublishing
+            ? Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+                      absl::StrCat("step ", seal.step(), " is being sealed already")}
+        : slot != nullptr && slot->lost
+            ? *slot->lost
+            : Gone(absl::StrCat("slot ", seal.slot(), " generation ", seal.generation(),
+                                " is not being filled with step ", seal.step(),
+                                " by this rank (any more)")));
   }
-  if (seal.record_bytes() == 0 || seal.record_bytes() > kRecordBytesMax || seal.record_offset() > slot->bytes ||
+  if (seal.record_bytes() == 0 || seal.record_bytes() > kRecordBytesMax ||
+      seal.record_offset() > slot->bytes ||
       seal.record_bytes() > slot->bytes - seal.record_offset()) {
-    const std::string why = absl::StrCat("seal of step ", seal.step(), ": a record of ", seal.record_bytes(), " bytes at ", seal.record_offset(),
+    const std::string why = absl::StrCat("seal of step ", seal.step(), ": a record of ",
+                                         seal.record_bytes(), " bytes at ", seal.record_offset(),
                                          " is not within the slot of ", slot->bytes);
     LoseFilling(*slot, why);
     BecomeFree(*slot);
@@ -208,32 +231,39 @@ void Agent::OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
   expected.world_size = slot->world_size;
   expected.generation = slot->generation;
   expected.descent = slot->descent;
-  Act(PublishRecord{slot->id, slot->generation, seal.record_offset(), seal.record_bytes(), slot->bytes, std::move(expected)});
+  Act(PublishRecord{slot->id, slot->generation, seal.record_offset(), seal.record_bytes(),
+                    slot->bytes, std::move(expected)});
 }
 
 void Agent::OnRecordPublished(const RecordPublished& e) {
   Slot* slot = FindSlot(e.slot);
-  if (slot == nullptr || slot->state != SlotState::kPublishing || slot->generation != e.generation) {
+  if (slot == nullptr || slot->state != SlotState::kPublishing ||
+      slot->generation != e.generation) {
     return;
   }
   const RequestToken token = std::exchange(slot->token, 0);
   absl::Status status = e.status;
-  if (status.ok() && (e.copy.id != slot->shard || e.copy.generation != slot->generation || e.copy.world_size != slot->world_size ||
-                      e.copy.image_bytes > slot->bytes)) {
-    status = absl::InvalidArgumentError("the record names another shard than the one that was begun");
+  if (status.ok() && (e.copy.id != slot->shard || e.copy.generation != slot->generation ||
+                      e.copy.world_size != slot->world_size || e.copy.image_bytes > slot->bytes)) {
+    status =
+        absl::InvalidArgumentError("the record names another shard than the one that was begun");
   }
   if (!status.ok()) {
-    const Failure failure{status.code() == absl::StatusCode::kInvalidArgument ? absl::StatusCode::kInvalidArgument
-                                                                              : absl::StatusCode::kUnavailable,
+    const Failure failure{status.code() == absl::StatusCode::kInvalidArgument
+                              ? absl::StatusCode::kInvalidArgument
+                              : absl::StatusCode::kUnavailable,
                           v1::Failure::REASON_UNSPECIFIED,
-                          absl::StrCat("seal of step ", slot->shard.step, " by rank ", slot->shard.rank, ": ", Message(status))};
+                          absl::StrCat("seal of step ", slot->shard.step, " by rank ",
+                                       slot->shard.rank, ": ", Message(status))};
     LoseFilling(*slot, failure.message);
     Refuse(token, failure);
-    const bool file_gone = status.code() == absl::StatusCode::kDataLoss || status.code() == absl::StatusCode::kOutOfRange ||
+    const bool file_gone = status.code() == absl::StatusCode::kDataLoss ||
+                           status.code() == absl::StatusCode::kOutOfRange ||
                            status.code() == absl::StatusCode::kNotFound;
     if (file_gone) {
       slot->bad = true;
-      Tell(Report::Kind::kSlotLost, slot->shard.job, absl::StrCat("slot ", slot->id, ": ", Message(status)), slot->bytes);
+      Tell(Report::Kind::kSlotLost, slot->shard.job,
+           absl::StrCat("slot ", slot->id, ": ", Message(status)), slot->bytes);
     }
     return Unpublish(*slot);  // part of it may have reached the directory
   }
@@ -247,8 +277,9 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   slot->copy = e.copy;
   slots_changed_ = true;
   Act(IndexShard{slot->copy, slot->id});
-  Send(slot->shard.job, ShardSealed{slot->shard.attempt, slot->shard.rank, slot->shard.step, slot->world_size, slot->copy.image_bytes,
-                                    slot->copy.sealed_unix_ms});
+  Send(slot->shard.job,
+       ShardSealed{slot->shard.attempt, slot->shard.rank, slot->shard.step, slot->world_size,
+                   slot->copy.image_bytes, slot->copy.sealed_unix_ms});
   v1::DaemonFrame frame;
   frame.mutable_seal()->set_sealed_unix_ms(slot->copy.sealed_unix_ms);
   Reply(token, std::move(frame));
@@ -257,12 +288,16 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
 void Agent::OnAbortSave(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
   const v1::AbortSave& abort = frame.abort_save();
   Slot* slot = FindFilling(seat, abort.slot(), abort.generation(), abort.step());
-  if (slot != nullptr && (slot->state == SlotState::kSealed || slot->state == SlotState::kPublishing)) {
-    return RefuseNow(id, frame.id(), {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-                                      absl::StrCat("step ", abort.step(), " is sealed, or being sealed: it cannot be aborted")});
+  if (slot != nullptr &&
+      (slot->state == SlotState::kSealed || slot->state == SlotState::kPublishing)) {
+    return RefuseNow(
+        id, frame.id(),
+        {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat("step ", abort.step(), " is sealed, or being sealed: it cannot be aborted")});
   }
   if (slot != nullptr && slot->state == SlotState::kWriting && slot->filled_by == id) {
-    LoseFilling(*slot, absl::StrCat("rank ", seat.rank, " gave it up: ", abort.why().substr(0, kProblemBytesMax)));
+    LoseFilling(*slot, absl::StrCat("rank ", seat.rank,
+                                    " gave it up: ", abort.why().substr(0, kProblemBytesMax)));
     BecomeFree(*slot);
   }
   ReplyDone(id, frame);

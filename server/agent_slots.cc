@@ -13,10 +13,12 @@ Agent::Slot* Agent::FindSlot(SlotId id) {
 }
 
 bool Agent::Filling(SlotState state) {
-  return state == SlotState::kNoting || state == SlotState::kWriting || state == SlotState::kPublishing;
+  return state == SlotState::kNoting || state == SlotState::kWriting ||
+         state == SlotState::kPublishing;
 }
 
-Agent::Slot& Agent::CreateSlotFor(const Seat& seat, uint64_t bytes, bool populate, RequestToken token) {
+Agent::Slot& Agent::CreateSlotFor(const Seat& seat, uint64_t bytes, bool populate,
+                                  RequestToken token) {
   SlotId id = 0;
   for (const auto& [used, slot] : slots_) {  // the smallest id that is not in use
     if (used != id) {
@@ -75,7 +77,8 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
   PopulateNext(job, rank);
 }
 
-// One slot of a rank after the other, so that a save that comes early finds one that is not being populated.
+// One slot of a rank after the other, so that a save that comes early finds one that is not being
+// populated.
 void Agent::PopulateNext(const JobUuid& job, Rank rank) {
   Slot* next = nullptr;
   for (auto& [id, slot] : slots_) {
@@ -106,7 +109,9 @@ void Agent::OnSlotPopulated(const SlotPopulated& e) {
   slot->populate = false;
   if (!e.status.ok()) {
     // Usable still, only slower; unless its file is what fails, which the first filling would show.
-    Tell(Report::Kind::kProtocolError, job, absl::StrCat("slot ", slot->id, " could not be populated ahead: ", Message(e.status)), slot->bytes);
+    Tell(Report::Kind::kProtocolError, job,
+         absl::StrCat("slot ", slot->id, " could not be populated ahead: ", Message(e.status)),
+         slot->bytes);
   }
   BecomeFree(*slot);
   PopulateNext(job, rank);
@@ -173,7 +178,8 @@ void Agent::ForgetShard(Slot& slot) {
   }
 }
 
-// Record first, bytes later: from now on nobody is given this copy, and at a crash it is not found again.
+// Record first, bytes later: from now on nobody is given this copy, and at a crash it is not found
+// again.
 void Agent::Unpublish(Slot& slot) {
   if (slot.state == SlotState::kSealed) {
     Act(UnindexShard{slot.shard});
@@ -186,13 +192,16 @@ void Agent::Unpublish(Slot& slot) {
 
 void Agent::OnRecordRemoved(const RecordRemoved& e) {
   Slot* slot = FindSlot(e.slot);
-  if (slot == nullptr || slot->state != SlotState::kUnpublishing || !slot->removing || slot->generation != e.generation) {
+  if (slot == nullptr || slot->state != SlotState::kUnpublishing || !slot->removing ||
+      slot->generation != e.generation) {
     return;
   }
   slot->removing = false;
   if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
-    // Its record may still be there, so the slot is not filled again: deleting takes the record first.
-    Tell(Report::Kind::kSlotLost, slot->job, absl::StrCat("slot ", slot->id, ": its record could not be removed: ", Message(e.status)),
+    // Its record may still be there, so the slot is not filled again: deleting takes the record
+    // first.
+    Tell(Report::Kind::kSlotLost, slot->job,
+         absl::StrCat("slot ", slot->id, ": its record could not be removed: ", Message(e.status)),
          slot->bytes);
     slot->bad = true;
   }
@@ -224,15 +233,18 @@ void Agent::BecomeFree(Slot& slot) {
 void Agent::Quarantine(Slot& slot, const std::string& why) {
   slot.state = SlotState::kQuarantined;
   slots_changed_ = true;
-  Tell(Report::Kind::kSlotQuarantined, slot.job, absl::StrCat("slot ", slot.id, " waits for ",
-                                                              slot.writer ? slot.writer->ToString() : "its readers", ": ", why), slot.bytes);
+  Tell(Report::Kind::kSlotQuarantined, slot.job,
+       absl::StrCat("slot ", slot.id, " waits for ",
+                    slot.writer ? slot.writer->ToString() : "its readers", ": ", why),
+       slot.bytes);
 }
 
 void Agent::LeaveQuarantine(Slot& slot) {
   if (slot.foreign || slot.writer || !slot.readers.empty() || !slot.admin_readers.empty()) {
     return;
   }
-  Tell(Report::Kind::kSlotReleased, slot.job, absl::StrCat("slot ", slot.id, " is nobody's any more"), slot.bytes);
+  Tell(Report::Kind::kSlotReleased, slot.job,
+       absl::StrCat("slot ", slot.id, " is nobody's any more"), slot.bytes);
   // Found at start without a copy: whose bytes are in it is unknown, so nobody may get to see them.
   if (!slot.owned) {
     return Delete(slot);
@@ -295,7 +307,12 @@ void Agent::ReleaseWriter(Slot& slot, const std::string& why) {
 void Agent::OnReleaseSlots(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
   for (const uint32_t released : frame.release_slots().slots()) {
     Slot* slot = FindSlot(released);
-    if (slot != nullptr && slot->writer == caller.process && slot->state != SlotState::kNoting) {
+    if (slot == nullptr || slot->writer != caller.process) {
+      continue;
+    }
+    if (slot->state == SlotState::kNoting) {
+      slot->mapped_on = 0;  // if it is granted now, its descriptor comes again
+    } else {
       ReleaseWriter(*slot, absl::StrCat(caller.process.ToString(), " released slot ", released));
       if (slot->state != SlotState::kDeleting) {
         NoteSlot(*slot);
@@ -305,7 +322,8 @@ void Agent::OnReleaseSlots(ConnectionId id, const Caller& caller, const v1::Clie
   ReplyDone(id, frame);
 }
 
-// A process that joins again says thereby that nothing of it writes any more into what it got on an earlier connection.
+// A process that joins again says thereby that nothing of it writes any more into what it got on an
+// earlier connection.
 void Agent::Reclaim(const Seat& seat) {
   const uint32_t max = config_.memory().slots_per_rank();
   for (auto& [id, slot] : slots_) {
@@ -316,7 +334,8 @@ void Agent::Reclaim(const Seat& seat) {
     if (mine && slot.state == SlotState::kWriting && slot.lost) {
       BecomeFree(slot);
     }
-    if (slot.state != SlotState::kQuarantined || !slot.readers.empty() || !slot.admin_readers.empty()) {
+    if (slot.state != SlotState::kQuarantined || !slot.readers.empty() ||
+        !slot.admin_readers.empty()) {
       continue;
     }
     if (!slot.owned && CountForRank(seat) < max) {

@@ -1,4 +1,5 @@
-// What the daemon found when it started becomes the agent's and the coordinators' state (docs/protocol.md §7).
+// What the daemon found when it started becomes the agent's and the coordinators' state
+// (docs/protocol.md §7).
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,9 @@
 namespace holdfast {
 namespace {
 
-ProcessId FromProto(const v1::Process& process) { return {process.pid(), process.start_ticks()}; }
+ProcessId FromProto(const v1::Process& process) {
+  return {process.pid(), process.start_ticks()};
+}
 
 }  // namespace
 
@@ -27,7 +30,8 @@ void Agent::StartJobs(const Started& event) {
   for (const v1::JobState& state : event.jobs) {
     states.push_back(&state);
   }
-  std::stable_sort(states.begin(), states.end(), [](const auto* a, const auto* b) { return a->version() > b->version(); });
+  std::stable_sort(states.begin(), states.end(),
+                   [](const auto* a, const auto* b) { return a->version() > b->version(); });
   for (const v1::JobState* state : states) {
     const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(state->job_uuid());
     absl::Status status = uuid.ok() ? CheckJobName(state->name()) : uuid.status();
@@ -35,12 +39,14 @@ void Agent::StartJobs(const Started& event) {
       continue;  // an older version of the same
     }
     if (status.ok() && jobs_.size() >= kJobsMax) {
-      status = absl::ResourceExhaustedError(absl::StrCat("there are more than ", kJobsMax, " jobs"));
+      status =
+          absl::ResourceExhaustedError(absl::StrCat("there are more than ", kJobsMax, " jobs"));
     }
     if (status.ok()) {
       auto job = std::make_unique<Coordinator>(
-          CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, *uuid,
-          state->name(), state->uid(), state->gid(), first_session_);
+          CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
+                              config_.memory().keep_committed()},
+          *uuid, state->name(), state->uid(), state->gid(), first_session_);
       status = job->Load(*state);
       if (status.ok()) {
         names_[state->name()] = *uuid;
@@ -53,15 +59,20 @@ void Agent::StartJobs(const Started& event) {
   }
 }
 
-// A copy whose job's state is lost: the copy speaks for the job, and as it does not name the owner, the daemon's user is.
+// A copy whose job's state is lost: the copy speaks for the job, and as it does not name the owner,
+// the daemon's user is.
 Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
-  if (!CheckJobName(copy.job_name).ok() || names_.count(copy.job_name) > 0 || jobs_.size() >= kJobsMax || copy.id.job.IsZero()) {
+  if (!CheckJobName(copy.job_name).ok() || names_.count(copy.job_name) > 0 ||
+      jobs_.size() >= kJobsMax || copy.id.job.IsZero()) {
     return nullptr;
   }
-  problems_.push_back(absl::StrCat("the state of job '", copy.job_name, "' was lost; rebuilt from its copies, owned by uid ", daemon_uid_));
+  problems_.push_back(absl::StrCat("the state of job '", copy.job_name,
+                                   "' was lost; rebuilt from its copies, owned by uid ",
+                                   daemon_uid_));
   auto job = std::make_unique<Coordinator>(
-      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()), config_.memory().keep_committed()}, copy.id.job,
-      copy.job_name, daemon_uid_, 0, first_session_);
+      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
+                          config_.memory().keep_committed()},
+      copy.id.job, copy.job_name, daemon_uid_, 0, first_session_);
   names_[copy.job_name] = copy.id.job;
   return (jobs_[copy.id.job] = std::move(job)).get();
 }
@@ -94,8 +105,10 @@ void Agent::StartSlots(const Started& event) {
     Coordinator* coordinator = job != jobs_.end() ? job->second.get() : AdoptJob(copy);
     if (coordinator == nullptr || shards_.count(copy.id) > 0) {
       slot.foreign = true;
-      problems_.push_back(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(), " of job '", copy.job_name, "': ",
-                                       coordinator == nullptr ? "that name belongs to another job" : "another slot has the same shard",
+      problems_.push_back(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(),
+                                       " of job '", copy.job_name, "': ",
+                                       coordinator == nullptr ? "that name belongs to another job"
+                                                              : "another slot has the same shard",
                                        "; it was left alone"));
       continue;
     }
@@ -111,7 +124,8 @@ void Agent::StartSlots(const Started& event) {
     Act(IndexShard{copy, slot.id});
     found_by_job[copy.id.job].push_back({copy, slot.writer});
   }
-  // Who still writes into a sealed slot of the newest attempt is known to be that rank, before it says so.
+  // Who still writes into a sealed slot of the newest attempt is known to be that rank, before it
+  // says so.
   for (auto& [uuid, job] : jobs_) {
     std::vector<ToAgent> out;
     const std::vector<FoundShard>& shards = found_by_job[uuid];
@@ -119,17 +133,19 @@ void Agent::StartSlots(const Started& event) {
     std::set<std::pair<Rank, ProcessId>> seen;
     for (const FoundShard& found : shards) {
       const Rank rank = found.copy.id.rank;
-      if (found.writer && found.copy.id.attempt == job->attempt() && job->IsMember(rank, *found.writer) &&
-          seen.insert({rank, *found.writer}).second) {
+      if (found.writer && found.copy.id.attempt == job->attempt() &&
+          job->IsMember(rank, *found.writer) && seen.insert({rank, *found.writer}).second) {
         Ref(*found.writer);
-        seats_[next_seat_++] = {uuid, job->attempt(), rank, found.copy.world_size, *found.writer, job->uid(), 0, false};
+        seats_[next_seat_++] = {uuid,          job->attempt(), rank, found.copy.world_size,
+                                *found.writer, job->uid(),     0,    false};
       }
     }
     for (const ToAgent& message : out) {
       Take(uuid, message, time_);
     }
   }
-  // What holds no copy waits for those that may still touch it; what nobody can touch goes: whose bytes it had is unknown.
+  // What holds no copy waits for those that may still touch it; what nobody can touch goes: whose
+  // bytes it had is unknown.
   for (auto& [id, slot] : slots_) {
     if (slot.state == SlotState::kQuarantined) {
       LeaveQuarantine(slot);

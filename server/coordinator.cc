@@ -7,18 +7,24 @@
 
 namespace holdfast {
 
-Coordinator::Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name, uint32_t uid, uint32_t gid,
-                         uint64_t first_session)
-    : settings_(settings), uuid_(uuid), name_(std::move(name)), uid_(uid), gid_(gid), next_session_(first_session) {}
+Coordinator::Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name,
+                         uint32_t uid, uint32_t gid, uint64_t first_session)
+    : settings_(settings),
+      uuid_(uuid),
+      name_(std::move(name)),
+      uid_(uid),
+      gid_(gid),
+      next_session_(first_session) {}
 
 absl::Status Coordinator::Load(const v1::JobState& state) {
   const auto bad = [&](const std::string& what) {
     return absl::DataLossError(absl::StrCat("state of job '", name_, "': ", what));
   };
   for (const v1::AttemptState& a : state.attempts()) {
-    if (a.attempt() == 0 || a.world_size() == 0 || a.world_size() > kWorldSizeMax || a.parent_attempt() >= a.attempt()) {
-      return bad(absl::StrCat("attempt ", a.attempt(), " (world size ", a.world_size(), ", parent ", a.parent_attempt(),
-                              ") contradicts itself"));
+    if (a.attempt() == 0 || a.world_size() == 0 || a.world_size() > kWorldSizeMax ||
+        a.parent_attempt() >= a.attempt()) {
+      return bad(absl::StrCat("attempt ", a.attempt(), " (world size ", a.world_size(), ", parent ",
+                              a.parent_attempt(), ") contradicts itself"));
     }
     AttemptInfo info;
     info.launch = a.launch();
@@ -42,9 +48,11 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   return absl::OkStatus();
 }
 
-void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time, std::vector<ToAgent>& out) {
+void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
+                         std::vector<ToAgent>& out) {
   Turn t{time, out};
-  // Every copy speaks for itself: what it says of its attempts fills gaps in a state that was lost or is old.
+  // Every copy speaks for itself: what it says of its attempts fills gaps in a state that was lost
+  // or is old.
   bool learned = false;
   for (const FoundShard& found : shards) {
     const SealedCopy& copy = found.copy;
@@ -69,7 +77,8 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time, 
   ComputeLine();
   for (const FoundShard& found : shards) {
     const SealedCopy& copy = found.copy;
-    ShardSealed sealed{copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes, copy.sealed_unix_ms};
+    ShardSealed sealed{copy.id.attempt, copy.id.rank,     copy.id.step,
+                       copy.world_size, copy.image_bytes, copy.sealed_unix_ms};
     AddShard(copy.id.checkpoint(), sealed, t);
     if (copy.id.attempt != attempt()) {
       continue;
@@ -110,7 +119,9 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
   in_flight_version_ = 0;
   if (!m.status.ok()) {
     if (write_problem_.empty()) {
-      Tell(Report::Kind::kProtocolError, absl::StrCat("the job's state could not be written, trying again: ", Message(m.status)), 0, t);
+      Tell(Report::Kind::kProtocolError,
+           absl::StrCat("the job's state could not be written, trying again: ", Message(m.status)),
+           0, t);
     }
     write_problem_ = Message(m.status);
     write_due_ = t.time.now + kStateRetry;
@@ -138,7 +149,8 @@ void Coordinator::On(const WakeUp&, Turn& t) {
   }
   for (const CheckpointId& id : late) {
     Abandon(id,
-            absl::StrCat("not all ranks had sealed it ", settings_.commit_deadline / std::chrono::milliseconds(1),
+            absl::StrCat("not all ranks had sealed it ",
+                         settings_.commit_deadline / std::chrono::milliseconds(1),
                          " ms after the first one began (save.commit_deadline_ms)"),
             t);
   }
@@ -150,14 +162,16 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   if (!removed_) {
     return FlushState(t);
   }
-  const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED, absl::StrCat("job '", name_, "' was removed")};
+  const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                        absl::StrCat("job '", name_, "' was removed")};
   for (const CheckpointId& id : AllCheckpoints()) {
     LetGo(id, removed, t);
   }
 }
 
 void Coordinator::On(const RequestExpired& m, Turn& t) {
-  Failure failure{absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED, "the deadline passed"};
+  Failure failure{absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED,
+                  "the deadline passed"};
   for (auto it = joins_.begin(); it != joins_.end(); ++it) {
     if (it->join.token == m.token) {
       failure = it->at_deadline;
@@ -168,23 +182,28 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
   for (const DurableWait& wait : durable_waits_) {
     if (wait.token == m.token) {
       failure.code = absl::StatusCode::kUnavailable;
-      failure.message = absl::StrCat("the state of job '", name_, "' is not written yet",
-                                     write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
+      failure.message = absl::StrCat(
+          "the state of job '", name_, "' is not written yet",
+          write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
       ForgetDurableWaits(m.token);
       return Refuse(m.token, failure, t);
     }
   }
   if (session_ && session_->IsWaiting(m.token)) {
-    failure.message = absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": the deadline passed while waiting for ",
-                                   session_->MissingRanks(), session_->loading() ? " to load" : " to enter");
+    failure.message =
+        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
+                     ": the deadline passed while waiting for ", session_->MissingRanks(),
+                     session_->loading() ? " to load" : " to enter");
     return FailSession(failure, t);
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
-    failure.message = absl::StrCat("step ", it->second.step, " is not there yet",
-                                   found == checkpoints_.end()
-                                       ? ""
-                                       : absl::StrCat(": ", found->second.good, " of ", found->second.world_size, " ranks have sealed it"));
+    failure.message =
+        absl::StrCat("step ", it->second.step, " is not there yet",
+                     found == checkpoints_.end()
+                         ? ""
+                         : absl::StrCat(": ", found->second.good, " of ", found->second.world_size,
+                                        " ranks have sealed it"));
     awaits_.erase(it);
   }
   Refuse(m.token, failure, t);
@@ -218,14 +237,18 @@ void Coordinator::On(const RestorePointAsked& m, Turn& t) {
     point.set_from_scratch(true);
     text = "the next restore of the job starts from scratch";
   } else if (!request.clear()) {
-    const absl::StatusOr<CheckpointId> found = FindCommitted(CheckpointId{request.attempt(), request.step()});
+    const absl::StatusOr<CheckpointId> found =
+        FindCommitted(CheckpointId{request.attempt(), request.step()});
     if (!found.ok()) {
-      return Refuse(m.token, {found.status().code(), v1::Failure::REASON_UNSPECIFIED, Message(found.status())}, t);
+      return Refuse(
+          m.token,
+          {found.status().code(), v1::Failure::REASON_UNSPECIFIED, Message(found.status())}, t);
     }
     point.set_set(true);
     point.set_attempt(found->attempt);
     point.set_step(found->step);
-    text = absl::StrCat("the next restore of the job uses step ", found->step, " of attempt ", found->attempt);
+    text = absl::StrCat("the next restore of the job uses step ", found->step, " of attempt ",
+                        found->attempt);
   }
   restore_point_ = point;
   Persist(t);
@@ -249,7 +272,8 @@ void Coordinator::PersistLazily(Turn& t) {
 void Coordinator::FlushState(Turn& t) {
   const bool due = write_due_ && *write_due_ <= t.time.now;
   const bool repeating = !write_problem_.empty() && !due;  // wait before the next try
-  if (removed_ || in_flight_version_ != 0 || version_ == durable_version_ || repeating || (needed_version_ <= durable_version_ && !due)) {
+  if (removed_ || in_flight_version_ != 0 || version_ == durable_version_ || repeating ||
+      (needed_version_ <= durable_version_ && !due)) {
     return;
   }
   write_due_.reset();
@@ -327,7 +351,8 @@ void Coordinator::PruneAttempts() {
   const auto prune = [&](bool line_too) {
     for (auto it = attempts_.begin(); it != attempts_.end() && attempts_.size() > kAttemptsMax;) {
       const Attempt number = it->first;
-      const bool needed = number == attempt() || number == newest_decided || with_copies.count(number) > 0;
+      const bool needed =
+          number == attempt() || number == newest_decided || with_copies.count(number) > 0;
       if (needed && line_too) {
         break;  // whatever is younger connects this one to the young end
       }
@@ -349,6 +374,8 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
   return wake;
 }
 
-bool Coordinator::Idle() const { return joins_.empty() && awaits_.empty() && durable_waits_.empty() && !session_; }
+bool Coordinator::Idle() const {
+  return joins_.empty() && awaits_.empty() && durable_waits_.empty() && !session_;
+}
 
 }  // namespace holdfast

@@ -1,11 +1,13 @@
-// The coordinator of one job: attempts and their ranks, which steps are sealed by whom, which are committed, what is given
-// up, and the restore session (docs/protocol.md §2, §4 to §6). It speaks of (attempt, step, rank), never of slots.
+// The coordinator of one job: attempts and their ranks, which steps are sealed by whom, which are
+// committed, what is given up, and the restore session (docs/protocol.md §2, §4 to §6). It speaks
+// of (attempt, step, rank), never of slots.
 //
 //   std::vector<ToAgent> out;
 //   coordinator.Handle(ShardSealed{…}, time, out);   // → GiveUp, StageReached, PersistState, …
 //
-// Its durable part is a JobState. What it intends is in memory at once; whoever must not hear of it before it is durable
-// is answered when the write of that version has completed. One write is under way at a time, a failed one is repeated.
+// Its durable part is a JobState. What it intends is in memory at once; whoever must not hear of it
+// before it is durable is answered when the write of that version has completed. One write is under
+// way at a time, a failed one is repeated.
 //
 // Owned by NodeCore; not thread-safe; no I/O, no clock.
 #pragma once
@@ -32,10 +34,10 @@ namespace holdfast {
 // Limits of one job, beside the configured ones.
 inline constexpr size_t kAttemptsMax = 256;       // remembered
 inline constexpr size_t kPendingJoinsMax = 4096;  // waiting for a rank that is still ending
-inline constexpr size_t kFatesMax = 256;          // steps of the current attempt whose end is remembered
-inline constexpr size_t kLossesMax = 64;          // shown in the status
+inline constexpr size_t kFatesMax = 256;  // steps of the current attempt whose end is remembered
+inline constexpr size_t kLossesMax = 64;  // shown in the status
 inline constexpr size_t kEventsMax = 256;
-inline constexpr size_t kOpenStepsMax = 1024;     // begun, neither committed nor lost
+inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor lost
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
@@ -52,9 +54,11 @@ struct FoundShard {
 
 class Coordinator {
  public:
-  Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name, uint32_t uid, uint32_t gid, uint64_t first_session);
+  Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name, uint32_t uid,
+              uint32_t gid, uint64_t first_session);
 
-  // At start, in this order: the durable state, then the copies. Load refuses a state that contradicts itself.
+  // At start, in this order: the durable state, then the copies. Load refuses a state that
+  // contradicts itself.
   absl::Status Load(const v1::JobState& state);
   void Resume(const std::vector<FoundShard>& shards, EventTime time, std::vector<ToAgent>& out);
 
@@ -71,7 +75,8 @@ class Coordinator {
   bool WriteInFlight() const { return in_flight_version_ != 0; }
   bool Idle() const;  // no request of anybody waits here
 
-  // For Attach and the admin service. `wanted` absent: newest on the line; its attempt 0: on the line.
+  // For Attach and the admin service. `wanted` absent: newest on the line; its attempt 0: on the
+  // line.
   absl::StatusOr<CheckpointId> FindCommitted(std::optional<CheckpointId> wanted) const;
   std::vector<CheckpointId> AllCheckpoints() const;
   bool IsCommitted(CheckpointId id) const;
@@ -104,13 +109,13 @@ class Coordinator {
   struct Checkpoint {
     uint32_t world_size = 0;
     bool committed = false;
-    bool dead = false;        // a copy is bad, or its shards contradict each other
+    bool dead = false;  // a copy is bad, or its shards contradict each other
     bool is_protected = false;
-    uint32_t good = 0;        // shards that are not bad
+    uint32_t good = 0;  // shards that are not bad
     uint64_t bytes = 0;
-    int64_t unix_ms = 0;      // of the newest shard
+    int64_t unix_ms = 0;  // of the newest shard
     MonotonicTime begun;
-    std::set<Rank> writing;   // began it and have not sealed it
+    std::set<Rank> writing;  // began it and have not sealed it
     std::map<Rank, ShardState> shards;
   };
   // How a step of the current attempt ended, for those who ask late.
@@ -159,7 +164,7 @@ class Coordinator {
   void On(const RequestExpired& m, Turn& t);
   void On(const RequestCancelled& m, Turn& t);
   void On(const RestorePointAsked& m, Turn& t);
-  void Persist(Turn& t);                   // this version must become durable now
+  void Persist(Turn& t);  // this version must become durable now
   void PersistLazily(Turn& t);
   void FlushState(Turn& t);
   v1::JobState State() const;
@@ -238,10 +243,10 @@ class Coordinator {
   Attempt highest_attempt_ = 0;
   uint64_t highest_epoch_ = 0;
   v1::RestorePoint restore_point_;
-  uint64_t version_ = 0;          // intended
-  uint64_t needed_version_ = 0;   // somebody waits for this one; what is above it is written lazily
+  uint64_t version_ = 0;         // intended
+  uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;
-  uint64_t in_flight_version_ = 0;  // 0: no write under way
+  uint64_t in_flight_version_ = 0;          // 0: no write under way
   std::optional<MonotonicTime> write_due_;  // a lazy write, or the repetition of a failed one
   std::string write_problem_;
   std::deque<DurableWait> durable_waits_;
@@ -255,8 +260,8 @@ class Coordinator {
   std::map<RequestToken, AwaitWaiter> awaits_;
   std::unique_ptr<Session> session_;
   uint64_t next_session_ = 1;
-  uint64_t last_session_ = 0;             // the last one that failed or was decided
-  std::optional<Failure> last_failure_;   // absent: it was decided
+  uint64_t last_session_ = 0;            // the last one that failed or was decided
+  std::optional<Failure> last_failure_;  // absent: it was decided
   // What the last decision may still need if it turns out not to be durable.
   std::vector<CheckpointId> held_until_durable_;
   uint64_t held_version_ = 0;

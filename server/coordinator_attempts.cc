@@ -1,4 +1,5 @@
-// Which attempt a joining rank belongs to (docs/protocol.md §2), and what opening one means for the one before.
+// Which attempt a joining rank belongs to (docs/protocol.md §2), and what opening one means for the
+// one before.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -15,8 +16,8 @@ Failure Topology(std::string message) {
 
 Failure Coordinator::SupersededFailure(Attempt old) const {
   return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
-          absl::StrCat("attempt ", old, " of job '", name_, "' was superseded by attempt ", attempt(),
-                       "; it can change nothing any more, and this process should end")};
+          absl::StrCat("attempt ", old, " of job '", name_, "' was superseded by attempt ",
+                       attempt(), "; it can change nothing any more, and this process should end")};
 }
 
 bool Coordinator::IsCurrent(Attempt asked, RequestToken token, Turn& t) {
@@ -33,7 +34,8 @@ bool Coordinator::IsMember(Rank rank, const ProcessId& process) const {
 }
 
 size_t Coordinator::RanksAlive() const {
-  return static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& m) { return m.second.alive; }));
+  return static_cast<size_t>(std::count_if(members_.begin(), members_.end(),
+                                           [](const auto& m) { return m.second.alive; }));
 }
 
 // Another living process has the rank, or the same one through a connection that is still open.
@@ -43,7 +45,8 @@ bool Coordinator::HeldByOther(const JoinAsked& j) const {
     return false;
   }
   const Member& member = it->second;
-  return member.process != j.caller.process || (member.connection != 0 && member.connection != j.connection);
+  return member.process != j.caller.process ||
+         (member.connection != 0 && member.connection != j.connection);
 }
 
 bool Coordinator::OthersAlive(const JoinAsked& j) const {
@@ -53,11 +56,12 @@ bool Coordinator::OthersAlive(const JoinAsked& j) const {
   });
 }
 
-// Whether the rank was in the current attempt before. After a restart of the daemon its members are known by what they
-// sealed only; but an attempt that restored something had them all.
+// Whether the rank was in the current attempt before. After a restart of the daemon its members are
+// known by what they sealed only; but an attempt that restored something had them all.
 bool Coordinator::WasIn(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
-  return members_.count(j.rank) > 0 || last_begun_.count(j.rank) > 0 || (newest.decided && newest.parent.attempt != 0);
+  return members_.count(j.rank) > 0 || last_begun_.count(j.rank) > 0 ||
+         (newest.decided && newest.parent.attempt != 0);
 }
 
 std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j) const {
@@ -65,10 +69,12 @@ std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j)
     return std::nullopt;
   }
   const Member& member = members_.at(j.rank);
-  return Verdict{Verdict::Kind::kWait,
-                 {absl::StatusCode::kAlreadyExists, v1::Failure::REASON_RANK_TAKEN,
-                  absl::StrCat("rank ", j.rank, " of job '", name_, "' is ", member.process.ToString(),
-                               ", which is still alive; end that process first, or start this one under another job name")}};
+  return Verdict{
+      Verdict::Kind::kWait,
+      {absl::StatusCode::kAlreadyExists, v1::Failure::REASON_RANK_TAKEN,
+       absl::StrCat("rank ", j.rank, " of job '", name_, "' is ", member.process.ToString(),
+                    ", which is still alive; end that process first, or start this one under "
+                    "another job name")}};
 }
 
 // Rule 7, for a rank that would join the newest attempt as it is.
@@ -87,9 +93,11 @@ Coordinator::Verdict Coordinator::JudgeWorld(const JoinAsked& j) const {
       break;
     }
   }
-  return {Verdict::Kind::kWait, Topology(absl::StrCat("rank ", j.rank, " says world size ", j.world_size, ", but attempt ", attempt(),
-                                                      " of job '", name_, "' was opened with ", newest.world_size, " and ", who,
-                                                      " of it is alive; end it first, or give all ranks the same world size"))};
+  return {Verdict::Kind::kWait,
+          Topology(absl::StrCat(
+              "rank ", j.rank, " says world size ", j.world_size, ", but attempt ", attempt(),
+              " of job '", name_, "' was opened with ", newest.world_size, " and ", who,
+              " of it is alive; end it first, or give all ranks the same world size"))};
 }
 
 // A client that lost its connection takes its place again.
@@ -101,12 +109,14 @@ Coordinator::Verdict Coordinator::JudgeReturn(const JoinAsked& j) const {
   if (j.attempt > attempt()) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("this daemon knows no attempt ", j.attempt, " of job '", name_, "' (the newest is ", attempt(),
+             absl::StrCat("this daemon knows no attempt ", j.attempt, " of job '", name_,
+                          "' (the newest is ", attempt(),
                           "): its state was lost or the job was removed; start the rank anew")}};
   }
   if (newest.world_size != j.world_size) {
-    return {Verdict::Kind::kRefuse, Topology(absl::StrCat("rank ", j.rank, " returns with world size ", j.world_size, ", attempt ",
-                                                          j.attempt, " has ", newest.world_size))};
+    return {Verdict::Kind::kRefuse,
+            Topology(absl::StrCat("rank ", j.rank, " returns with world size ", j.world_size,
+                                  ", attempt ", j.attempt, " has ", newest.world_size))};
   }
   if (auto verdict = JudgeHolder(j)) {
     return *verdict;
@@ -115,7 +125,8 @@ Coordinator::Verdict Coordinator::JudgeReturn(const JoinAsked& j) const {
   if (newest.decided && member != members_.end() && member->second.process != j.caller.process) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("attempt ", j.attempt, " of job '", name_, "' had rank ", j.rank, " in ", member->second.process.ToString(),
+             absl::StrCat("attempt ", j.attempt, " of job '", name_, "' had rank ", j.rank, " in ",
+                          member->second.process.ToString(),
                           "; another process cannot take it up again: join without an attempt")}};
   }
   return {Verdict::Kind::kJoin, {}};
@@ -126,7 +137,8 @@ Coordinator::Verdict Coordinator::JudgeLeaver(const JoinAsked& j) const {
   if (j.leave_attempt > attempt()) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("this daemon knows no attempt ", j.leave_attempt, " of job '", name_, "' to leave")}};
+             absl::StrCat("this daemon knows no attempt ", j.leave_attempt, " of job '", name_,
+                          "' to leave")}};
   }
   if (auto verdict = JudgeHolder(j)) {
     return *verdict;
@@ -143,7 +155,8 @@ Coordinator::Verdict Coordinator::JudgeLeaver(const JoinAsked& j) const {
 Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
   if (newest.launch != j.launch) {
-    // A launch that had its attempt does not come back: two launches would supersede each other for ever.
+    // A launch that had its attempt does not come back: two launches would supersede each other for
+    // ever.
     for (const auto& [number, info] : attempts_) {
       if (info.launch == j.launch) {
         return {Verdict::Kind::kRefuse, SupersededFailure(number)};
@@ -159,7 +172,8 @@ Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
   if (newest.decided && WasIn(j) && !same_process) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("rank ", j.rank, " of job '", name_, "' was in launch '", j.launch, "' with another process, and attempt ", attempt(),
+             absl::StrCat("rank ", j.rank, " of job '", name_, "' was in launch '", j.launch,
+                          "' with another process, and attempt ", attempt(),
                           " has moved on; start all ranks again under a new launch id")}};
   }
   return JudgeWorld(j);
@@ -188,7 +202,8 @@ Coordinator::Verdict Coordinator::Judge(const JoinAsked& j) const {
   if (j.caller.uid != uid_) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER,
-             absl::StrCat("job '", name_, "' belongs to uid ", uid_, ", not to uid ", j.caller.uid, "; choose another job name")}};
+             absl::StrCat("job '", name_, "' belongs to uid ", uid_, ", not to uid ", j.caller.uid,
+                          "; choose another job name")}};
   }
   if (attempts_.empty()) {
     if (j.attempt == 0 && j.leave_attempt == 0) {
@@ -196,7 +211,8 @@ Coordinator::Verdict Coordinator::Judge(const JoinAsked& j) const {
     }
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("this daemon knows no attempt of job '", name_, "': its state was lost or the job was removed; start the rank anew")}};
+             absl::StrCat("this daemon knows no attempt of job '", name_,
+                          "': its state was lost or the job was removed; start the rank anew")}};
   }
   if (j.attempt != 0) {
     return JudgeReturn(j);
@@ -215,7 +231,8 @@ void Coordinator::On(const JoinAsked& m, Turn& t) {
   if (verdict.kind == Verdict::Kind::kWait && joins_.size() >= kPendingJoinsMax) {
     return Refuse(m.token,
                   {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                   absl::StrCat(joins_.size(), " ranks already wait to join job '", name_, "'; try again later")},
+                   absl::StrCat(joins_.size(), " ranks already wait to join job '", name_,
+                                "'; try again later")},
                   t);
   }
   const Attempt before = attempt();
@@ -246,7 +263,8 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   }
   members_[j.rank] = {j.caller.process, j.connection, true};
   const AttemptInfo& info = attempts_.rbegin()->second;
-  JoinAccepted accepted{j.token, attempt(), j.rank, info.world_size, info.decided, {}, std::nullopt};
+  JoinAccepted accepted{j.token,      attempt(), j.rank,      info.world_size,
+                        info.decided, {},        std::nullopt};
   if (info.decided) {
     accepted.descent = line_;
   }
@@ -303,7 +321,8 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   PruneAttempts();
   Persist(t);
   Tell(Report::Kind::kAttemptOpened,
-       absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (", j.caller.process.ToString(), "), world size ", j.world_size,
+       absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (",
+                    j.caller.process.ToString(), "), world size ", j.world_size,
                     j.launch.empty() ? "" : absl::StrCat(", launch ", j.launch)),
        0, t);
 }
@@ -357,7 +376,8 @@ void Coordinator::Decide(CheckpointId parent, Turn& t) {
   held_version_ = needed_version_;
   Tell(Report::Kind::kSessionDecided,
        parent.attempt == 0 ? absl::StrCat("attempt ", attempt(), " starts from scratch")
-                           : absl::StrCat("attempt ", attempt(), " descends from step ", parent.step, " of attempt ", parent.attempt),
+                           : absl::StrCat("attempt ", attempt(), " descends from step ",
+                                          parent.step, " of attempt ", parent.attempt),
        0, t);
 }
 

@@ -1,4 +1,5 @@
-// Saves: which steps are open, sealed, committed, lost; and what is given up for room (docs/protocol.md §4, §5).
+// Saves: which steps are open, sealed, committed, lost; and what is given up for room
+// (docs/protocol.md §4, §5).
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -20,29 +21,38 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   }
   const AttemptInfo& info = attempts_.rbegin()->second;
   const auto refuse = [&](absl::StatusCode code, std::string why) {
-    Refuse(m.token, {code, v1::Failure::REASON_UNSPECIFIED, absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)}, t);
+    Refuse(m.token,
+           {code, v1::Failure::REASON_UNSPECIFIED,
+            absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
+           t);
   };
   if (SessionOpen()) {
-    return refuse(absl::StatusCode::kFailedPrecondition, "a restore of this attempt is under way; wait for its outcome first");
+    return refuse(absl::StatusCode::kFailedPrecondition,
+                  "a restore of this attempt is under way; wait for its outcome first");
   }
   if (!info.decided && last_failure_ && EverCommitted()) {
-    // It would start a line of descent from nothing, and what could not be read just now would be discarded for good.
+    // It would start a line of descent from nothing, and what could not be read just now would be
+    // discarded for good.
     return refuse(absl::StatusCode::kFailedPrecondition,
                   absl::StrCat("the attempt's restore failed (", last_failure_->message,
-                               "); restore again first, or decide to begin anew: ckptctl restore ", name_, " --from-scratch"));
+                               "); restore again first, or decide to begin anew: ckptctl restore ",
+                               name_, " --from-scratch"));
   }
   const auto last = last_begun_.find(m.rank);
   if (last != last_begun_.end() && m.step <= last->second) {
     return refuse(absl::StatusCode::kInvalidArgument,
-                  absl::StrCat("the last step of this rank in attempt ", m.attempt, " was ", last->second, "; steps must grow"));
+                  absl::StrCat("the last step of this rank in attempt ", m.attempt, " was ",
+                               last->second, "; steps must grow"));
   }
   last_begun_[m.rank] = m.step;
   any_save_ = true;
   // What this rank skipped it can never seal: those steps are over for all.
   std::vector<CheckpointId> skipped;
-  for (auto it = checkpoints_.lower_bound({m.attempt, 0}); it != checkpoints_.end() && it->first.step < m.step; ++it) {
+  for (auto it = checkpoints_.lower_bound({m.attempt, 0});
+       it != checkpoints_.end() && it->first.step < m.step; ++it) {
     const Checkpoint& checkpoint = it->second;
-    if (!checkpoint.committed && !checkpoint.dead && checkpoint.shards.count(m.rank) == 0 && checkpoint.writing.count(m.rank) == 0) {
+    if (!checkpoint.committed && !checkpoint.dead && checkpoint.shards.count(m.rank) == 0 &&
+        checkpoint.writing.count(m.rank) == 0) {
       skipped.push_back(it->first);
     }
   }
@@ -55,10 +65,12 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   const CheckpointId id{m.attempt, m.step};
   auto found = checkpoints_.find(id);
   if (found == checkpoints_.end()) {
-    const auto open = std::count_if(checkpoints_.begin(), checkpoints_.end(),
-                                    [](const auto& c) { return !c.second.committed && !c.second.dead; });
+    const auto open = std::count_if(checkpoints_.begin(), checkpoints_.end(), [](const auto& c) {
+      return !c.second.committed && !c.second.dead;
+    });
     if (static_cast<size_t>(open) >= kOpenStepsMax) {
-      return refuse(absl::StatusCode::kResourceExhausted, absl::StrCat(open, " steps are begun and not committed"));
+      return refuse(absl::StatusCode::kResourceExhausted,
+                    absl::StrCat(open, " steps are begun and not committed"));
     }
     Checkpoint fresh;
     fresh.world_size = info.world_size;
@@ -88,8 +100,10 @@ void Coordinator::On(const ShardSealed& m, Turn& t) {
     t.out.push_back(GiveUp{id, fate->second.failure});
     return;
   }
-  t.out.push_back(Reported{{Report::Kind::kShardSealed, name_,
-                            absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank), m.bytes}});
+  t.out.push_back(Reported{
+      {Report::Kind::kShardSealed, name_,
+       absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank),
+       m.bytes}});
   AddShard(id, m, t);
 }
 
@@ -119,7 +133,8 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
   checkpoint.committed = true;
   checkpoint.is_protected = false;
   const auto info = attempts_.find(id.attempt);
-  if (info != attempts_.end() && (!info->second.any_committed || info->second.last_committed_step < id.step)) {
+  if (info != attempts_.end() &&
+      (!info->second.any_committed || info->second.last_committed_step < id.step)) {
     const bool first = !info->second.any_committed;
     info->second.any_committed = true;
     info->second.last_committed_step = id.step;
@@ -130,8 +145,8 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
     }
   }
   Tell(Report::Kind::kStepCommitted,
-       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " committed by ", checkpoint.world_size,
-                    checkpoint.world_size == 1 ? " rank" : " ranks"),
+       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " committed by ",
+                    checkpoint.world_size, checkpoint.world_size == 1 ? " rank" : " ranks"),
        checkpoint.bytes, t);
   Retain(t);
 }
@@ -139,8 +154,9 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
 void Coordinator::Retain(Turn& t) {
   for (const CheckpointId& id : Surplus(Choices(nullptr), settings_.keep_committed)) {
     LetGo(id,
-          Lost(v1::Failure::REASON_SHED, absl::StrCat("step ", id.step, " of attempt ", id.attempt,
-                                                      " was removed: memory.keep_committed is ", settings_.keep_committed)),
+          Lost(v1::Failure::REASON_SHED,
+               absl::StrCat("step ", id.step, " of attempt ", id.attempt,
+                            " was removed: memory.keep_committed is ", settings_.keep_committed)),
           t);
   }
 }
@@ -158,7 +174,9 @@ void Coordinator::On(const ShardBad& m, Turn& t) {
   shard->second.bad = true;
   --checkpoint.good;
   Tell(Report::Kind::kCopyBad,
-       absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ", m.rank, ": ", m.what), shard->second.bytes, t);
+       absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
+                    m.rank, ": ", m.what),
+       shard->second.bytes, t);
   if (!checkpoint.committed) {
     return Abandon(m.checkpoint, absl::StrCat("the copy of rank ", m.rank, " is bad: ", m.what), t);
   }
@@ -172,7 +190,9 @@ void Coordinator::Abandon(CheckpointId id, const std::string& why, Turn& t) {
   if (it == checkpoints_.end() || it->second.committed) {
     return;
   }
-  const Failure failure = Lost(v1::Failure::REASON_ABANDONED, absl::StrCat("step ", id.step, " of attempt ", id.attempt, " abandoned: ", why));
+  const Failure failure =
+      Lost(v1::Failure::REASON_ABANDONED,
+           absl::StrCat("step ", id.step, " of attempt ", id.attempt, " abandoned: ", why));
   Tell(Report::Kind::kStepAbandoned, failure.message, it->second.bytes, t);
   LetGo(id, failure, t);
 }
@@ -201,7 +221,8 @@ void Coordinator::LetGo(CheckpointId id, Failure failure, Turn& t) {
 
 bool Coordinator::Held(CheckpointId id) const {
   return (session_ && session_->Holds(id)) ||
-         std::find(held_until_durable_.begin(), held_until_durable_.end(), id) != held_until_durable_.end();
+         std::find(held_until_durable_.begin(), held_until_durable_.end(), id) !=
+             held_until_durable_.end();
 }
 
 std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* useful) const {
@@ -214,10 +235,11 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
                   : !checkpoint.committed ? ShedChoice::Kind::kUncommitted
                   : OnLine(line_, id)     ? ShedChoice::Kind::kOnLine
                                           : ShedChoice::Kind::kOffLine;
-    choice.useful = useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
+    choice.useful =
+        useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
     choice.held = Held(id);
-    choice.pinned = restore_point_.set() && !restore_point_.from_scratch() && restore_point_.attempt() == id.attempt &&
-                    restore_point_.step() == id.step;
+    choice.pinned = restore_point_.set() && !restore_point_.from_scratch() &&
+                    restore_point_.attempt() == id.attempt && restore_point_.step() == id.step;
     choice.is_protected = checkpoint.is_protected;
     choices.push_back(choice);
   }
@@ -255,8 +277,9 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
     checkpoints_.at(*victim->protect).is_protected = true;
   }
   const Checkpoint& checkpoint = checkpoints_.at(victim->id);
-  const Failure failure = Lost(v1::Failure::REASON_SHED, absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt,
-                                                                      " shed: ", ShedReason(*victim, m)));
+  const Failure failure = Lost(v1::Failure::REASON_SHED,
+                               absl::StrCat("step ", victim->id.step, " of attempt ",
+                                            victim->id.attempt, " shed: ", ShedReason(*victim, m)));
   Tell(Report::Kind::kStepShed, failure.message, checkpoint.bytes, t);
   LetGo(victim->id, failure, t);
   t.out.push_back(RoomAnswered{m.token, true});
@@ -268,9 +291,11 @@ void Coordinator::On(const SpareAsked& m, Turn& t) {
     t.out.push_back(RoomAnswered{m.token, false});
     return;
   }
-  const Failure failure =
-      Lost(v1::Failure::REASON_SHED, absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt, " shed: job '", m.for_job,
-                                                  "' needed the memory, and this was not the newest committed step of the job"));
+  const Failure failure = Lost(
+      v1::Failure::REASON_SHED,
+      absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt, " shed: job '",
+                   m.for_job,
+                   "' needed the memory, and this was not the newest committed step of the job"));
   Tell(Report::Kind::kStepShed, failure.message, checkpoints_.at(victim->id).bytes, t);
   LetGo(victim->id, failure, t);
   t.out.push_back(RoomAnswered{m.token, true});
@@ -285,26 +310,31 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
   };
   if (m.stage == v1::AwaitSave::STAGE_NVME || m.stage == v1::AwaitSave::STAGE_REMOTE) {
     return refuse(absl::StatusCode::kFailedPrecondition,
-                  absl::StrCat("step ", m.step, " cannot reach the ", m.stage == v1::AwaitSave::STAGE_NVME ? "nvme" : "remote",
+                  absl::StrCat("step ", m.step, " cannot reach the ",
+                               m.stage == v1::AwaitSave::STAGE_NVME ? "nvme" : "remote",
                                " tier: this daemon has none configured"));
   }
   if (m.stage != v1::AwaitSave::STAGE_SEALED && m.stage != v1::AwaitSave::STAGE_COMMITTED) {
-    return refuse(absl::StatusCode::kInvalidArgument, absl::StrCat("stage ", static_cast<int>(m.stage), " is unknown"));
+    return refuse(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("stage ", static_cast<int>(m.stage), " is unknown"));
   }
   const AwaitWaiter waiter{m.rank, m.step, m.stage};
   if (AnswerAwait(m.token, waiter, t)) {
     return;
   }
   const auto found = checkpoints_.find({m.attempt, m.step});
-  if (found == checkpoints_.end() || (found->second.writing.count(m.rank) == 0 && found->second.shards.count(m.rank) == 0)) {
+  if (found == checkpoints_.end() ||
+      (found->second.writing.count(m.rank) == 0 && found->second.shards.count(m.rank) == 0)) {
     const auto last = last_begun_.find(m.rank);
     if (last == last_begun_.end() || m.step > last->second) {
-      return refuse(absl::StatusCode::kInvalidArgument, absl::StrCat("rank ", m.rank, " has not begun step ", m.step));
+      return refuse(absl::StatusCode::kInvalidArgument,
+                    absl::StrCat("rank ", m.rank, " has not begun step ", m.step));
     }
     return Refuse(m.token,
                   Lost(v1::Failure::REASON_ABANDONED,
                        absl::StrCat("step ", m.step, " of attempt ", m.attempt,
-                                    " is not known any more: it was lost long ago, or while it was being written the daemon was restarted")),
+                                    " is not known any more: it was lost long ago, or while it was "
+                                    "being written the daemon was restarted")),
                   t);
   }
   awaits_[m.token] = waiter;
@@ -320,7 +350,10 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
       return true;
     }
     if (checkpoint.dead) {
-      Refuse(token, {absl::StatusCode::kDataLoss, v1::Failure::REASON_ABANDONED, absl::StrCat("a copy of step ", waiter.step, " is bad")}, t);
+      Refuse(token,
+             {absl::StatusCode::kDataLoss, v1::Failure::REASON_ABANDONED,
+              absl::StrCat("a copy of step ", waiter.step, " is bad")},
+             t);
       return true;
     }
     if (waiter.stage == v1::AwaitSave::STAGE_SEALED && shard != checkpoint.shards.end()) {
@@ -343,7 +376,8 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
 
 void Coordinator::AnswerAwaits(Step step, Turn& t) {
   for (auto it = awaits_.begin(); it != awaits_.end();) {
-    it = it->second.step == step && AnswerAwait(it->first, it->second, t) ? awaits_.erase(it) : std::next(it);
+    it = it->second.step == step && AnswerAwait(it->first, it->second, t) ? awaits_.erase(it)
+                                                                          : std::next(it);
   }
 }
 

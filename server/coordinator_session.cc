@@ -14,19 +14,25 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
     return EnterDecided(m, t);
   }
   if (!session_) {
-    session_ = std::make_unique<Session>(next_session_++, attempt(), attempts_.rbegin()->second.world_size);
+    session_ = std::make_unique<Session>(next_session_++, attempt(),
+                                         attempts_.rbegin()->second.world_size);
   }
   if (const auto conflict = session_->Conflict(m.rank, m.wanted)) {
-    const Failure failure{absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
-                          absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ", *conflict)};
+    const Failure failure{
+        absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ", *conflict)};
     Refuse(m.token, failure, t);
     return FailSession(failure, t);
   }
   const RequestToken before = session_->Enter(m.rank, m.process, m.wanted, m.token);
-  Refuse(before, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "this rank has entered the session again since"}, t);
+  Refuse(before,
+         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+          "this rank has entered the session again since"},
+         t);
   if (session_->loading()) {  // a replacement, or a rank that begins again: this round's source
     session_->StopWaiting(m.token);
-    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(), session_->checkpoint()});
+    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(),
+                                  session_->checkpoint()});
     return;
   }
   if (session_->AllEntered()) {
@@ -38,22 +44,28 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
 void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   const AttemptInfo& info = attempts_.rbegin()->second;
   const auto precondition = [&](std::string why) {
-    Refuse(m.token, {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-                     absl::StrCat("attempt ", m.attempt, " of job '", name_, "' ", why)}, t);
+    Refuse(m.token,
+           {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+            absl::StrCat("attempt ", m.attempt, " of job '", name_, "' ", why)},
+           t);
   };
   if (info.parent.attempt == 0 ? last_begun_.count(m.rank) > 0 : any_save_) {
-    return precondition("has saved since it began; to restore again, leave it for the next attempt");
+    return precondition(
+        "has saved since it began; to restore again, leave it for the next attempt");
   }
   if (info.parent.attempt == 0) {
-    AnswerWhenDurable(m.token,
-                      Refused{m.token,
-                              {absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
-                               absl::StrCat("attempt ", m.attempt, " of job '", name_, "' starts from scratch")}},
-                      t);
+    AnswerWhenDurable(
+        m.token,
+        Refused{m.token,
+                {absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+                 absl::StrCat("attempt ", m.attempt, " of job '", name_, "' starts from scratch")}},
+        t);
     return;
   }
-  if (m.wanted && (m.wanted->step != info.parent.step || (m.wanted->attempt != 0 && m.wanted->attempt != info.parent.attempt))) {
-    return precondition(absl::StrCat("has restored step ", info.parent.step, " of attempt ", info.parent.attempt, ", not step ", m.wanted->step,
+  if (m.wanted && (m.wanted->step != info.parent.step ||
+                   (m.wanted->attempt != 0 && m.wanted->attempt != info.parent.attempt))) {
+    return precondition(absl::StrCat("has restored step ", info.parent.step, " of attempt ",
+                                     info.parent.attempt, ", not step ", m.wanted->step,
                                      "; to restore another one, leave it for the next attempt"));
   }
   if (!IsCommitted(info.parent)) {
@@ -68,19 +80,21 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     return;
   }
   const auto member = members_.find(m.rank);
-  const bool takes_part = session_ && member != members_.end() && session_->id() == m.session && session_->loading() &&
-                          session_->Has(m.rank, member->second.process);
+  const bool takes_part = session_ && member != members_.end() && session_->id() == m.session &&
+                          session_->loading() && session_->Has(m.rank, member->second.process);
   if (!takes_part) {
     return ReportDecided(m, t);
   }
   if (m.round != session_->round()) {
-    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(), session_->checkpoint()});
+    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(),
+                                  session_->checkpoint()});
     return;
   }
   if (m.wants_mismatch && !m.loaded) {
-    const Failure failure{absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
-                          absl::StrCat("restore of job '", name_, "', step ", session_->checkpoint().step, ": rank ", m.rank,
-                                       " wants something else than was saved: ", m.problem)};
+    const Failure failure{
+        absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("restore of job '", name_, "', step ", session_->checkpoint().step, ": rank ",
+                     m.rank, " wants something else than was saved: ", m.problem)};
     Refuse(m.token, failure, t);
     return FailSession(failure, t);
   }
@@ -89,7 +103,10 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     return FallBack(m, t);
   }
   const RequestToken before = session_->Report(m.rank, m.token);
-  Refuse(before, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, "this rank has reported again since"}, t);
+  Refuse(before,
+         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+          "this rank has reported again since"},
+         t);
   if (session_->AllLoaded()) {
     FinishSession(t);
   }
@@ -108,21 +125,24 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
   if (last_session_ == 0 || m.session != last_session_) {
     return Refuse(m.token,
                   {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNKNOWN_SESSION,
-                   absl::StrCat("session ", m.session, " is not known here: enter the attempt's session again")},
+                   absl::StrCat("session ", m.session,
+                                " is not known here: enter the attempt's session again")},
                   t);
   }
   if (last_failure_ || !info.decided || info.parent.attempt == 0) {
     return Refuse(m.token,
-                  last_failure_.value_or(Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNKNOWN_SESSION,
+                  last_failure_.value_or(Failure{absl::StatusCode::kFailedPrecondition,
+                                                 v1::Failure::REASON_UNKNOWN_SESSION,
                                                  "the session is over: enter it again"}),
                   t);
   }
   if (!m.loaded) {
     Doubt(m, info.parent, t);
     Failure failure = Unreadable();
-    failure.message = absl::StrCat("step ", info.parent.step, " of attempt ", info.parent.attempt,
-                                   " was restored by the attempt and could not be loaded again by rank ", m.rank, ": ", m.problem,
-                                   "; start all ranks again to restore an older step");
+    failure.message =
+        absl::StrCat("step ", info.parent.step, " of attempt ", info.parent.attempt,
+                     " was restored by the attempt and could not be loaded again by rank ", m.rank,
+                     ": ", m.problem, "; start all ranks again to restore an older step");
     return Refuse(m.token, failure, t);
   }
   AnswerWhenDurable(m.token, SessionEnded{m.token, m.session, m.round, info.parent, line_}, t);
@@ -148,7 +168,8 @@ void Coordinator::BeginSession(Turn& t) {
   }
   session_->BeginLoading(std::move(candidates));
   for (const auto& [rank, token] : session_->TakeWaiting()) {
-    t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(), session_->checkpoint()});
+    t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(),
+                                  session_->checkpoint()});
   }
 }
 
@@ -157,8 +178,10 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
   std::optional<CheckpointId> wanted = session_->wanted();
   const bool by_restore_point = !wanted && restore_point_.set();
   if (by_restore_point && restore_point_.from_scratch()) {
-    return Failure{absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
-                   absl::StrCat("job '", name_, "' was told to start from scratch (ckptctl restore --from-scratch)")};
+    return Failure{
+        absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+        absl::StrCat("job '", name_,
+                     "' was told to start from scratch (ckptctl restore --from-scratch)")};
   }
   if (by_restore_point) {
     wanted = CheckpointId{restore_point_.attempt(), restore_point_.step()};
@@ -166,19 +189,22 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
   if (wanted) {
     const absl::StatusOr<CheckpointId> found = FindCommitted(wanted);
     if (!found.ok()) {
-      Failure failure{absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED, std::string(found.status().message())};
+      Failure failure{absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED,
+                      std::string(found.status().message())};
       if (by_restore_point) {
-        failure = {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
-                   absl::StrCat("the restore point that was set cannot be read: ", failure.message,
-                                "; set another one, or clear it (ckptctl restore ", name_, " --clear)")};
+        failure = {
+            absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+            absl::StrCat("the restore point that was set cannot be read: ", failure.message,
+                         "; set another one, or clear it (ckptctl restore ", name_, " --clear)")};
       }
       return failure;
     }
     const uint32_t saved_by = checkpoints_.at(*found).world_size;
     if (saved_by != world_size) {
       return Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_TOPOLOGY,
-                     absl::StrCat("step ", found->step, " of attempt ", found->attempt, " was saved by ", saved_by, " ranks, and attempt ",
-                                  attempt(), " has ", world_size, "; start it with ", saved_by)};
+                     absl::StrCat("step ", found->step, " of attempt ", found->attempt,
+                                  " was saved by ", saved_by, " ranks, and attempt ", attempt(),
+                                  " has ", world_size, "; start it with ", saved_by)};
     }
     candidates = {*found};
     return std::nullopt;
@@ -192,15 +218,18 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
     return std::nullopt;
   }
   if (!EverCommitted()) {
-    return Failure{absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
-                   absl::StrCat("job '", name_, "' has never committed a step on this line of descent: start from scratch")};
+    return Failure{
+        absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+        absl::StrCat("job '", name_,
+                     "' has never committed a step on this line of descent: start from scratch")};
   }
   return Unreadable();
 }
 
 void Coordinator::FallBack(const LoadReported& m, Turn& t) {
   const CheckpointId from = session_->checkpoint();
-  const std::string what = absl::StrCat("step ", from.step, " of attempt ", from.attempt, " could not be loaded by rank ", m.rank, ": ", m.problem);
+  const std::string what = absl::StrCat("step ", from.step, " of attempt ", from.attempt,
+                                        " could not be loaded by rank ", m.rank, ": ", m.problem);
   if (!session_->NextRound(CommittedOnLine())) {
     Failure failure = Unreadable();
     failure.message = absl::StrCat(what, "; ", failure.message);
@@ -208,8 +237,10 @@ void Coordinator::FallBack(const LoadReported& m, Turn& t) {
     return FailSession(failure, t);
   }
   const CheckpointId next = session_->checkpoint();
-  Tell(Report::Kind::kSessionFellBack, absl::StrCat(what, "; all ranks fall back to step ", next.step), 0, t);
-  t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(), next});
+  Tell(Report::Kind::kSessionFellBack,
+       absl::StrCat(what, "; all ranks fall back to step ", next.step), 0, t);
+  t.out.push_back(
+      SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(), next});
   for (const auto& [rank, token] : session_->TakeWaiting()) {
     t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(), next});
   }
@@ -222,9 +253,11 @@ void Coordinator::FinishSession(Turn& t) {
   last_session_ = session->id();
   last_failure_.reset();
   Decide(parent, t);
-  Tell(Report::Kind::kSessionDone, absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step), 0, t);
+  Tell(Report::Kind::kSessionDone,
+       absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step), 0, t);
   for (const auto& [rank, token] : session->TakeWaiting()) {
-    AnswerWhenDurable(token, SessionEnded{token, session->id(), session->round(), parent, line_}, t);
+    AnswerWhenDurable(token, SessionEnded{token, session->id(), session->round(), parent, line_},
+                      t);
   }
 }
 
@@ -271,25 +304,30 @@ Failure Coordinator::Unreadable() const {
   if (!line_.empty()) {
     const auto newest = attempts_.find(line_.front().attempt);
     if (newest != attempts_.end() && newest->second.any_committed) {
-      there = absl::StrCat("step ", newest->second.last_committed_step, " of attempt ", newest->first);
+      there =
+          absl::StrCat("step ", newest->second.last_committed_step, " of attempt ", newest->first);
     } else if (line_.front().parent.attempt != 0) {
-      there = absl::StrCat("step ", line_.front().parent.step, " of attempt ", line_.front().parent.attempt);
+      there = absl::StrCat("step ", line_.front().parent.step, " of attempt ",
+                           line_.front().parent.attempt);
     }
   }
-  std::string why = "its copies are gone with this node's memory (a reboot, or the memory directory was emptied)";
+  std::string why =
+      "its copies are gone with this node's memory (a reboot, or the memory directory was emptied)";
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (!OnLine(line_, id)) {
       continue;
     }
     if (checkpoint.dead) {
       why = absl::StrCat("a copy of step ", id.step, " is bad");
-    } else if (checkpoint.committed && checkpoint.world_size != attempts_.rbegin()->second.world_size) {
-      why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size, " ranks, and this attempt has ",
-                         attempts_.rbegin()->second.world_size);
+    } else if (checkpoint.committed &&
+               checkpoint.world_size != attempts_.rbegin()->second.world_size) {
+      why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
+                         " ranks, and this attempt has ", attempts_.rbegin()->second.world_size);
     }
   }
   return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
-          absl::StrCat("job '", name_, "' had committed ", there, ", and nothing of its line can be read now: ", why,
+          absl::StrCat("job '", name_, "' had committed ", there,
+                       ", and nothing of its line can be read now: ", why,
                        "; to begin anew: ckptctl restore ", name_, " --from-scratch")};
 }
 
@@ -302,7 +340,9 @@ std::string Coordinator::CommittedText() const {
       absl::StrAppend(&text, text.empty() ? "" : ", ", id.step);
     }
   }
-  return text.empty() ? "none" : count > kNamed ? absl::StrCat(text, " and ", count - kNamed, " older") : text;
+  return text.empty()     ? "none"
+         : count > kNamed ? absl::StrCat(text, " and ", count - kNamed, " older")
+                          : text;
 }
 
 absl::StatusOr<CheckpointId> Coordinator::FindCommitted(std::optional<CheckpointId> wanted) const {
@@ -321,8 +361,9 @@ absl::StatusOr<CheckpointId> Coordinator::FindCommitted(std::optional<Checkpoint
     }
   }
   return absl::NotFoundError(absl::StrCat("job '", name_, "' has no committed step ", wanted->step,
-                                          wanted->attempt == 0 ? std::string(" on its line of descent")
-                                                               : absl::StrCat(" of attempt ", wanted->attempt),
+                                          wanted->attempt == 0
+                                              ? std::string(" on its line of descent")
+                                              : absl::StrCat(" of attempt ", wanted->attempt),
                                           "; on the line there are: ", CommittedText()));
 }
 

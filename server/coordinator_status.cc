@@ -55,17 +55,18 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
   if (!attempts_.empty()) {
     const AttemptInfo& info = attempts_.rbegin()->second;
     status.set_world_size(info.world_size);
-    status.set_phase(RanksAlive() == 0               ? v1::JobStatus::ATTEMPT_PHASE_ENDED
-                     : info.decided                  ? v1::JobStatus::ATTEMPT_PHASE_RUNNING
+    status.set_phase(RanksAlive() == 0                 ? v1::JobStatus::ATTEMPT_PHASE_ENDED
+                     : info.decided                    ? v1::JobStatus::ATTEMPT_PHASE_RUNNING
                      : session_ && session_->loading() ? v1::JobStatus::ATTEMPT_PHASE_RESTORING
-                                                     : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
+                                                       : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
   }
   std::vector<CheckpointSummary> summaries;
   for (const auto& [id, checkpoint] : checkpoints_) {
     CheckpointSummary summary;
     summary.id = id;
     summary.world_size = checkpoint.world_size;
-    summary.sealed = checkpoint.committed ? checkpoint.good : std::min(checkpoint.good, checkpoint.world_size - 1);
+    summary.sealed = checkpoint.committed ? checkpoint.good
+                                          : std::min(checkpoint.good, checkpoint.world_size - 1);
     summary.consistent = !checkpoint.dead;
     summaries.push_back(summary);
     if (!checkpoint.committed && !checkpoint.dead) {
@@ -83,7 +84,8 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
       protection.set_any(true);
       protection.set_attempt(line.survives->attempt);
       protection.set_step(line.survives->step);
-      protection.set_age_ms(std::max<int64_t>(0, time.unix_ms - checkpoints_.at(*line.survives).unix_ms));
+      protection.set_age_ms(
+          std::max<int64_t>(0, time.unix_ms - checkpoints_.at(*line.survives).unix_ms));
       protection.set_from("memory");
     }
   }
@@ -93,7 +95,8 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
     out.set_step(loss.id.step);
     // The message names the step for whoever hears it alone; here it stands beside it.
     absl::string_view why = loss.why;
-    absl::ConsumePrefix(&why, absl::StrCat("step ", loss.id.step, " of attempt ", loss.id.attempt, " "));
+    absl::ConsumePrefix(&why,
+                        absl::StrCat("step ", loss.id.step, " of attempt ", loss.id.attempt, " "));
     out.set_why(std::string(why));
     out.set_unix_ms(loss.unix_ms);
   }
@@ -103,9 +106,10 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
     out.set_text(past.text);
   }
   if (restore_point_.set()) {
-    status.set_restore_point(restore_point_.from_scratch()
-                                 ? "from scratch"
-                                 : absl::StrCat("attempt ", restore_point_.attempt(), " step ", restore_point_.step()));
+    status.set_restore_point(
+        restore_point_.from_scratch()
+            ? "from scratch"
+            : absl::StrCat("attempt ", restore_point_.attempt(), " step ", restore_point_.step()));
   }
 }
 
@@ -134,7 +138,9 @@ void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
 }
 
 std::string Coordinator::CheckInvariants() const {
-  const auto broken = [&](const std::string& what) { return absl::StrCat("job '", name_, "': ", what); };
+  const auto broken = [&](const std::string& what) {
+    return absl::StrCat("job '", name_, "': ", what);
+  };
   size_t protected_steps = 0;
   for (const auto& [id, checkpoint] : checkpoints_) {
     const std::string where = absl::StrCat("attempt ", id.attempt, " step ", id.step);
@@ -149,7 +155,8 @@ std::string Coordinator::CheckInvariants() const {
       return broken(absl::StrCat(where, ": counts ", checkpoint.good, " good shards, has ", good));
     }
     if (checkpoint.committed && (checkpoint.dead || good != checkpoint.world_size)) {
-      return broken(absl::StrCat(where, ": committed with ", good, " of ", checkpoint.world_size, " shards"));
+      return broken(
+          absl::StrCat(where, ": committed with ", good, " of ", checkpoint.world_size, " shards"));
     }
     if (!checkpoint.committed && !checkpoint.dead && id.attempt != attempt()) {
       return broken(absl::StrCat(where, ": still open although the attempt was superseded"));
@@ -177,7 +184,8 @@ std::string Coordinator::CheckInvariants() const {
   if (session_ && (session_->attempt() != attempt() || attempts_.rbegin()->second.decided)) {
     return broken("a session is open for an attempt that is over or has decided");
   }
-  if (joins_.size() > kPendingJoinsMax || losses_.size() > kLossesMax || events_.size() > kEventsMax || fates_.size() > kFatesMax) {
+  if (joins_.size() > kPendingJoinsMax || losses_.size() > kLossesMax ||
+      events_.size() > kEventsMax || fates_.size() > kFatesMax) {
     return broken("a list is over its limit");
   }
   return "";

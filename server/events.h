@@ -1,11 +1,14 @@
-// What goes into the daemon's control logic and what comes out of it: `NodeCore::Handle(event, now) → actions`.
+// What goes into the daemon's control logic and what comes out of it: `NodeCore::Handle(event, now)
+// → actions`.
 //
-// The logic (agent, coordinator, session) has no I/O, threads, locks or clock. The runtime (server/runtime/) performs the
-// actions and feeds their completions back as events; so does the simulator (tests/sim), with fakes that misbehave.
+// The logic (agent, coordinator, session) has no I/O, threads, locks or clock. The runtime
+// (server/runtime/) performs the actions and feeds their completions back as events; so does the
+// simulator (tests/sim), with fakes that misbehave.
 //
-// Order: actions that name the same slot are performed in the order given, one at a time; replies to one connection are
-// sent in the order given. Everything else may complete in any order. Every action that has a completion gets
-// exactly one, also when it fails. A completion that comes for an older generation than the core's is ignored by it.
+// Order: actions that name the same slot are performed in the order given, one at a time; replies
+// to one connection are sent in the order given. Everything else may complete in any order. Every
+// action that has a completion gets exactly one, also when it fails. A completion that comes for an
+// older generation than the core's is ignored by it.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +53,9 @@ struct SealedCopy {
 struct FoundSlot {
   SlotId slot = 0;
   uint64_t bytes = 0;
-  v1::SlotNote note;                 // writer and readers already reduced to those that are alive
-  std::optional<SealedCopy> sealed;  // absent: no record, or one that is torn, foreign or of another generation
+  v1::SlotNote note;  // writer and readers already reduced to those that are alive
+  std::optional<SealedCopy>
+      sealed;  // absent: no record, or one that is torn, foreign or of another generation
 };
 
 // ---- Events ----
@@ -93,8 +97,9 @@ struct NoteWritten {
 struct RecordPublished {
   SlotId slot = 0;
   Generation generation = 0;
-  absl::Status status;  // InvalidArgument: the client's record is torn, hostile or of another identity
-  SealedCopy copy;      // when OK
+  absl::Status
+      status;       // InvalidArgument: the client's record is torn, hostile or of another identity
+  SealedCopy copy;  // when OK
 };
 struct RecordRemoved {
   SlotId slot = 0;
@@ -124,8 +129,8 @@ struct CopyFoundBad {
 struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
-  std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest, v1::VerifyRequest, v1::SetRestorePointRequest,
-               v1::RemoveJobRequest>
+  std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
+               v1::VerifyRequest, v1::SetRestorePointRequest, v1::RemoveJobRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -134,9 +139,10 @@ struct AdminReadDone {
 };
 struct TimerFired {};
 
-using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded, SlotCreated, SlotPopulated, NoteWritten,
-                           RecordPublished, RecordRemoved, SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, AdminRequest,
-                           AdminReadDone, TimerFired>;
+using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
+                           AdminRequest, AdminReadDone, TimerFired>;
 
 // ---- Actions ----
 
@@ -173,8 +179,8 @@ struct WriteNote {  // → NoteWritten
   uint64_t note_version = 0;
   v1::SlotNote note;
 };
-// Reads the client's record out of the slot, checks it against `expected` (identity, generation, lengths, descent) and
-// its own framing, and publishes it → RecordPublished.
+// Reads the client's record out of the slot, checks it against `expected` (identity, generation,
+// lengths, descent) and its own framing, and publishes it → RecordPublished.
 struct PublishRecord {
   SlotId slot = 0;
   Generation generation = 0;
@@ -217,13 +223,29 @@ struct ReadableShards {
 struct AdminReply {
   AdminToken token = 0;
   absl::Status status;
-  std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards, v1::SetRestorePointReply, v1::RemoveJobReply> reply;
+  std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
+               v1::SetRestorePointReply, v1::RemoveJobReply>
+      reply;
 };
 // Something of importance happened: log line, job event, metric.
 struct Report {
   enum class Kind {
-    kShardSealed, kStepCommitted, kStepShed, kStepAbandoned, kSaveRefused, kAttemptOpened, kSessionDecided, kSessionDone,
-    kSessionFellBack, kSessionFailed, kCopyBad, kSlotQuarantined, kSlotReleased, kSlotLost, kJobRemoved, kProtocolError,
+    kShardSealed,
+    kStepCommitted,
+    kStepShed,
+    kStepAbandoned,
+    kSaveRefused,
+    kAttemptOpened,
+    kSessionDecided,
+    kSessionDone,
+    kSessionFellBack,
+    kSessionFailed,
+    kCopyBad,
+    kSlotQuarantined,
+    kSlotReleased,
+    kSlotLost,
+    kJobRemoved,
+    kProtocolError,
   };
   Kind kind = Kind::kShardSealed;
   std::string job;
@@ -231,8 +253,10 @@ struct Report {
   uint64_t bytes = 0;
 };
 
-using Action = std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot, WriteNote, PublishRecord,
-                            RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState, IndexShard, UnindexShard, SetTimer, AdminReply, Report>;
+using Action =
+    std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
+                 WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
+                 IndexShard, UnindexShard, SetTimer, AdminReply, Report>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

@@ -1,8 +1,9 @@
-// What agent and coordinator say to each other. Every message names the attempt (and step, and rank) that it is about, so
-// that a late one is recognised as late; nothing here names a slot, a connection or a descriptor.
+// What agent and coordinator say to each other. Every message names the attempt (and step, and
+// rank) that it is about, so that a late one is recognised as late; nothing here names a slot, a
+// connection or a descriptor.
 //
-// A RequestToken names one unanswered request of a client. The agent makes them and keeps their deadlines; the coordinator
-// answers each once, or is told that it expired or was cancelled.
+// A RequestToken names one unanswered request of a client. The agent makes them and keeps their
+// deadlines; the coordinator answers each once, or is told that it expired or was cancelled.
 #pragma once
 
 #include <cstdint>
@@ -142,8 +143,10 @@ struct JobRemoved {
   bool removed = true;  // false: its state could not be removed, it stays, without copies
 };
 
-using ToCoordinator = std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed, ShardBad, AwaitAsked,
-                                   SessionAsked, LoadReported, RequestExpired, RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved>;
+using ToCoordinator =
+    std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
+                 ShardBad, AwaitAsked, SessionAsked, LoadReported, RequestExpired, RequestCancelled,
+                 RestorePointAsked, StateWritten, WakeUp, JobRemoved>;
 
 // ---- Coordinator → agent ----
 
@@ -189,7 +192,8 @@ struct SessionEnded {
   CheckpointId checkpoint;
   std::vector<Descent> descent;
 };
-// All shards of the checkpoint go, and what is still being written of it is lost. `failure` is what its writers hear.
+// All shards of the checkpoint go, and what is still being written of it is lost. `failure` is what
+// its writers hear.
 struct GiveUp {
   CheckpointId checkpoint;
   Failure failure;
@@ -214,7 +218,8 @@ struct Reported {
   Report report;
 };
 
-using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered, SessionEnded, GiveUp, Superseded,
-                             CopyDoubted, PersistState, RestorePointSet, Reported>;
+using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
+                             SourceOffered, SessionEnded, GiveUp, Superseded, CopyDoubted,
+                             PersistState, RestorePointSet, Reported>;
 
 }  // namespace holdfast

@@ -81,7 +81,8 @@ struct NodeCore::Impl {
   std::optional<MonotonicTime> timer;
 };
 
-NodeCore::NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64_t seed, uint32_t daemon_uid)
+NodeCore::NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64_t seed,
+                   uint32_t daemon_uid)
     : impl_(std::make_unique<Impl>(config, std::move(node_name), seed, daemon_uid)) {}
 
 NodeCore::~NodeCore() = default;

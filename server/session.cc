@@ -11,30 +11,34 @@ std::string WantedName(const std::optional<CheckpointId>& wanted) {
   if (!wanted) {
     return "the newest step";
   }
-  return wanted->attempt == 0 ? absl::StrCat("step ", wanted->step)
-                              : absl::StrCat("step ", wanted->step, " of attempt ", wanted->attempt);
+  return wanted->attempt == 0
+             ? absl::StrCat("step ", wanted->step)
+             : absl::StrCat("step ", wanted->step, " of attempt ", wanted->attempt);
 }
 
 }  // namespace
 
 bool Session::Holds(CheckpointId checkpoint) const {
-  return std::find(candidates_.begin() + static_cast<ptrdiff_t>(current_), candidates_.end(), checkpoint) != candidates_.end();
+  return std::find(candidates_.begin() + static_cast<ptrdiff_t>(current_), candidates_.end(),
+                   checkpoint) != candidates_.end();
 }
 
-std::optional<std::string> Session::Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const {
+std::optional<std::string> Session::Conflict(Rank rank,
+                                             const std::optional<CheckpointId>& wanted) const {
   if (wanted == wanted_) {
     return std::nullopt;
   }
   for (const auto& [other, entry] : entries_) {
     if (other != rank) {
-      return absl::StrCat("rank ", other, " asks for ", WantedName(wanted_), " and rank ", rank, " for ", WantedName(wanted),
-                          "; all ranks must ask for the same");
+      return absl::StrCat("rank ", other, " asks for ", WantedName(wanted_), " and rank ", rank,
+                          " for ", WantedName(wanted), "; all ranks must ask for the same");
     }
   }
   return std::nullopt;
 }
 
-RequestToken Session::Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted, RequestToken token) {
+RequestToken Session::Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
+                            RequestToken token) {
   wanted_ = wanted;
   Entry& entry = entries_[rank];
   const RequestToken before = entry.waiting;
@@ -68,7 +72,8 @@ RequestToken Session::Report(Rank rank, RequestToken token) {
 }
 
 bool Session::AllLoaded() const {
-  return AllEntered() && std::all_of(entries_.begin(), entries_.end(), [](const auto& e) { return e.second.loaded; });
+  return AllEntered() && std::all_of(entries_.begin(), entries_.end(),
+                                     [](const auto& e) { return e.second.loaded; });
 }
 
 bool Session::NextRound(const std::vector<CheckpointId>& usable) {
@@ -105,7 +110,8 @@ bool Session::StopWaiting(RequestToken token) {
 }
 
 bool Session::IsWaiting(RequestToken token) const {
-  return std::any_of(entries_.begin(), entries_.end(), [token](const auto& e) { return e.second.waiting == token; });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [token](const auto& e) { return e.second.waiting == token; });
 }
 
 std::string Session::MissingRanks() const {
@@ -127,6 +133,8 @@ std::string Session::MissingRanks() const {
   return absl::StrCat(missing == 1 ? "rank " : "ranks ", text.empty() ? "(none)" : text);
 }
 
-std::string Session::WantedText() const { return WantedName(wanted_); }
+std::string Session::WantedText() const {
+  return WantedName(wanted_);
+}
 
 }  // namespace holdfast

@@ -1,6 +1,6 @@
-// One restore of one attempt (docs/protocol.md §6): which ranks have entered, what they ask for, which step they are
-// loading now, who has it. It decides nothing about slots, and tells nobody anything: its coordinator asks it what
-// comes next and sends the messages.
+// One restore of one attempt (docs/protocol.md §6): which ranks have entered, what they ask for,
+// which step they are loading now, who has it. It decides nothing about slots, and tells nobody
+// anything: its coordinator asks it what comes next and sends the messages.
 //
 //   session.Enter(rank, process, wanted, token);
 //   if (session.AllEntered()) session.BeginLoading(candidates);
@@ -21,7 +21,8 @@ namespace holdfast {
 
 class Session {
  public:
-  Session(uint64_t id, Attempt attempt, uint32_t world_size) : id_(id), attempt_(attempt), world_size_(world_size) {}
+  Session(uint64_t id, Attempt attempt, uint32_t world_size)
+      : id_(id), attempt_(attempt), world_size_(world_size) {}
 
   uint64_t id() const { return id_; }
   Attempt attempt() const { return attempt_; }
@@ -31,13 +32,16 @@ class Session {
   const std::optional<CheckpointId>& wanted() const { return wanted_; }
   // The step of this round. Only while loading.
   CheckpointId checkpoint() const { return candidates_[current_]; }
-  // What must not be given up while the session lasts: this round's step and what it may fall back to.
+  // What must not be given up while the session lasts: this round's step and what it may fall back
+  // to.
   bool Holds(CheckpointId checkpoint) const;
 
   // Why this rank cannot take part, if another one asked for something else; names both.
   std::optional<std::string> Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const;
-  // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is answered.
-  RequestToken Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted, RequestToken token);
+  // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is
+  // answered.
+  RequestToken Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
+                     RequestToken token);
   bool Has(Rank rank, ProcessId process) const;
   bool AllEntered() const { return entries_.size() == world_size_; }
   // Removes the rank's entry (its process or connection ended), if that process holds it.

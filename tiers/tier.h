@@ -1,8 +1,10 @@
-// The contract that every tier fulfils; one conformance suite (tests/tiers/tier_conformance.h) runs against each.
+// The contract that every tier fulfils; one conformance suite (tests/tiers/tier_conformance.h) runs
+// against each.
 //
-// A tier holds copies. A copy appears whole (Publish is atomic: before it, nobody sees it; after it, image and record are
-// complete), never changes, and disappears whole (record first, bytes later). Nothing but sealed copies is ever
-// listed or read. Calls block on I/O and are made from worker threads; a tier is thread-safe.
+// A tier holds copies. A copy appears whole (Publish is atomic: before it, nobody sees it; after
+// it, image and record are complete), never changes, and disappears whole (record first, bytes
+// later). Nothing but sealed copies is ever listed or read. Calls block on I/O and are made from
+// worker threads; a tier is thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +28,8 @@ struct CopyInfo {
   std::string location;  // for people: slot or path
 };
 
-// An open copy. While it lives, its bytes stay; a tier that cannot promise that (the file was taken away by force)
-// makes Confirm fail.
+// An open copy. While it lives, its bytes stay; a tier that cannot promise that (the file was taken
+// away by force) makes Confirm fail.
 class CopyReader {
  public:
   virtual ~CopyReader() = default;
@@ -60,7 +62,8 @@ class Tier {
  public:
   virtual ~Tier() = default;
   virtual std::string_view kind() const = 0;  // memory, nvme, peer, remote
-  virtual absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const ShardId& id, uint64_t image_bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const ShardId& id,
+                                                             uint64_t image_bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<CopyReader>> Open(const ShardId& id) = 0;
   virtual absl::Status Remove(const ShardId& id) = 0;  // NotFound if there is none
   virtual absl::StatusOr<Inventory> Scan() = 0;

@@ -1,11 +1,13 @@
-// A training loop that does nothing but what a training loop does to a checkpointer: tensors that change with every
-// step, saves, restores. Its state after a step is a pure function of rank, step and history (which attempt made each
-// step), so that a restored state can be verified bit for bit, and a fork in history shows.
+// A training loop that does nothing but what a training loop does to a checkpointer: tensors that
+// change with every step, saves, restores. Its state after a step is a pure function of rank, step
+// and history (which attempt made each step), so that a restored state can be verified bit for bit,
+// and a fork in history shows.
 //
 //   holdfast_train_example --job demo --rank 0 --world 2 --steps 20 --bytes 67108864
 //
-// Prints one JSON object per line (events: open, reserve, restore, scratch, step, save, committed, done, error).
-// Exit status: 0 done, 1 wrong use or no daemon, 2 could not restore, 3 restored state is wrong, 4 superseded.
+// Prints one JSON object per line (events: open, reserve, restore, scratch, step, save, committed,
+// done, error). Exit status: 0 done, 1 wrong use or no daemon, 2 could not restore, 3 restored
+// state is wrong, 4 superseded.
 #include <holdfast/holdfast.h>
 #include <unistd.h>
 
@@ -45,13 +47,16 @@ struct Args {
   bool reserve = false;     // make slots before the first save
   bool overlap = false;     // save while the next step is "computed"
   bool await_commit = false;
-  bool lockstep = false;    // before each step, say "ready" and wait for a byte on stdin: where real ranks wait for each other
+  bool lockstep = false;  // before each step, say "ready" and wait for a byte on stdin: where real
+                          // ranks wait for each other
   bool wait_stdin = false;  // at the end, until stdin is closed
 };
 
 const char kUsage[] =
-    "usage: holdfast_train_example [--job NAME] [--rank N] [--world N] [--steps N] [--bytes N] [--launch ID] [--socket PATH]\n"
-    "  [--save-every N] [--slow-ms N] [--threads N] [--deadline-ms N] [--wait-room-ms N] [--restore-step N [--restore-attempt N]]\n"
+    "usage: holdfast_train_example [--job NAME] [--rank N] [--world N] [--steps N] [--bytes N] "
+    "[--launch ID] [--socket PATH]\n"
+    "  [--save-every N] [--slow-ms N] [--threads N] [--deadline-ms N] [--wait-room-ms N] "
+    "[--restore-step N [--restore-attempt N]]\n"
     "  [--no-restore] [--reserve] [--overlap] [--await-commit] [--lockstep] [--wait-stdin]\n";
 
 bool ParseNumber(const char* text, uint64_t& out) {
@@ -66,13 +71,21 @@ bool Parse(int argc, char** argv, Args& args) {
   const std::map<std::string_view, std::string*> texts = {
       {"--job", &args.job}, {"--launch", &args.launch}, {"--socket", &args.socket}};
   const std::map<std::string_view, uint64_t*> numbers = {
-      {"--rank", &rank}, {"--world", &world}, {"--steps", &args.steps}, {"--bytes", &args.bytes}, {"--save-every", &args.save_every},
-      {"--slow-ms", &args.slow_ms}, {"--threads", &args.threads}, {"--deadline-ms", &args.deadline_ms},
-      {"--wait-room-ms", &args.wait_room_ms}, {"--restore-step", &args.restore_step}, {"--restore-attempt", &args.restore_attempt}};
+      {"--rank", &rank},
+      {"--world", &world},
+      {"--steps", &args.steps},
+      {"--bytes", &args.bytes},
+      {"--save-every", &args.save_every},
+      {"--slow-ms", &args.slow_ms},
+      {"--threads", &args.threads},
+      {"--deadline-ms", &args.deadline_ms},
+      {"--wait-room-ms", &args.wait_room_ms},
+      {"--restore-step", &args.restore_step},
+      {"--restore-attempt", &args.restore_attempt}};
   const std::map<std::string_view, bool*> flags = {
-      {"--no-restore", &args.no_restore}, {"--reserve", &args.reserve}, {"--overlap", &args.overlap},
-      {"--await-commit", &args.await_commit}, {"--lockstep", &args.lockstep},
-      {"--wait-stdin", &args.wait_stdin}};
+      {"--no-restore", &args.no_restore}, {"--reserve", &args.reserve},
+      {"--overlap", &args.overlap},       {"--await-commit", &args.await_commit},
+      {"--lockstep", &args.lockstep},     {"--wait-stdin", &args.wait_stdin}};
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     if (const auto flag = flags.find(name); flag != flags.end()) {
@@ -94,7 +107,8 @@ bool Parse(int argc, char** argv, Args& args) {
   }
   args.rank = static_cast<uint32_t>(rank);
   args.world = static_cast<uint32_t>(world);
-  return rank < UINT32_MAX && world < UINT32_MAX && args.save_every > 0 && args.bytes >= 64 && args.bytes < (uint64_t{1} << 40);
+  return rank < UINT32_MAX && world < UINT32_MAX && args.save_every > 0 && args.bytes >= 64 &&
+         args.bytes < (uint64_t{1} << 40);
 }
 
 // ---- One JSON object per line ----
@@ -132,12 +146,14 @@ class Line {
   Line& Put(const char* key, std::string_view value) { return Raw(key, Quoted(value)); }
   Line& Millis(const char* key, std::chrono::nanoseconds took) {
     char number[32];
-    std::snprintf(number, sizeof(number), "%.3f", std::chrono::duration<double, std::milli>(took).count());
+    std::snprintf(number, sizeof(number), "%.3f",
+                  std::chrono::duration<double, std::milli>(took).count());
     return Raw(key, number);
   }
   Line& Bytes(uint64_t bytes, std::chrono::nanoseconds took) {
     const double seconds = std::max(1e-9, std::chrono::duration<double>(took).count());
-    return Put("bytes", bytes).Put("bytes_per_s", static_cast<uint64_t>(static_cast<double>(bytes) / seconds));
+    return Put("bytes", bytes)
+        .Put("bytes_per_s", static_cast<uint64_t>(static_cast<double>(bytes) / seconds));
   }
   Line& Raw(const char* key, const std::string& json) {
     text_ += ",\"" + std::string(key) + "\":" + json;
@@ -174,13 +190,16 @@ void ForEachWord(uint64_t chain, uint32_t rank, size_t words, const Use& use) {
 
 class Model {
  public:
-  explicit Model(const Args& args) : rank_(args.rank), words_(args.bytes / 16 * 2), memory_(words_) {
-    // Half are weights, this rank's row of a tensor that all ranks share; half are moments, its part of a flat buffer.
+  explicit Model(const Args& args)
+      : rank_(args.rank), words_(args.bytes / 16 * 2), memory_(words_) {
+    // Half are weights, this rank's row of a tensor that all ranks share; half are moments, its
+    // part of a flat buffer.
     const uint64_t half = words_ / 2;
-    state_.tensors = {
-        holdfast::Tensor::Box("weights", holdfast::Type::kF32, {args.world, half * 2}, {args.rank, 0}, {1, half * 2}, memory_.data()),
-        holdfast::Tensor::Flat("moments", holdfast::Type::kF64, {args.world * half}, args.rank * half, half, memory_.data() + half),
-        {"step", holdfast::Type::kU64, {}, &step_}};
+    state_.tensors = {holdfast::Tensor::Box("weights", holdfast::Type::kF32, {args.world, half * 2},
+                                            {args.rank, 0}, {1, half * 2}, memory_.data()),
+                      holdfast::Tensor::Flat("moments", holdfast::Type::kF64, {args.world * half},
+                                             args.rank * half, half, memory_.data() + half),
+                      {"step", holdfast::Type::kU64, {}, &step_}};
     Remember();
   }
 
@@ -202,7 +221,8 @@ class Model {
 
   // What was restored must be what this history makes of the model.
   bool Verify() {
-    if (state_.objects.size() != 1 || std::sscanf(state_.objects[0].bytes.c_str(), "{\"chain\":\"%" SCNx64 "\"}", &chain_) != 1) {
+    if (state_.objects.size() != 1 ||
+        std::sscanf(state_.objects[0].bytes.c_str(), "{\"chain\":\"%" SCNx64 "\"}", &chain_) != 1) {
       return false;
     }
     bool same = true;
@@ -215,7 +235,9 @@ class Model {
   }
 
  private:
-  void Remember() { state_.objects = {{"history", "{\"chain\":\"" + Hex(chain_) + "\"}", true, ""}}; }
+  void Remember() {
+    state_.objects = {{"history", "{\"chain\":\"" + Hex(chain_) + "\"}", true, ""}};
+  }
 
   const uint32_t rank_;
   const size_t words_;
@@ -230,7 +252,8 @@ class Model {
 
 class Loop {
  public:
-  Loop(const Args& args, std::unique_ptr<holdfast::Job> job) : args_(args), job_(std::move(job)), model_(args) {}
+  Loop(const Args& args, std::unique_ptr<holdfast::Job> job)
+      : args_(args), job_(std::move(job)), model_(args) {}
 
   int Run() {
     uint64_t first = 0;
@@ -249,7 +272,10 @@ class Loop {
       }
       FinishOverlapped();  // the tensors change now
       model_.Train(step, job_->attempt());
-      NewLine("step").Put("step", step).Put("chain", Hex(model_.chain())).Put("digest", Hex(model_.digest()));
+      NewLine("step")
+          .Put("step", step)
+          .Put("chain", Hex(model_.chain()))
+          .Put("digest", Hex(model_.digest()));
       if ((step + 1) % args_.save_every == 0 && !Save(step)) {
         return 4;
       }
@@ -264,7 +290,10 @@ class Loop {
  private:
   Line NewLine(const char* event) { return Line(event, args_.rank, job_->attempt()); }
   void PrintError(const char* during, const holdfast::Status& status) {
-    NewLine("error").Put("during", during).Put("code", CodeName(status.code())).Put("message", status.message());
+    NewLine("error")
+        .Put("during", during)
+        .Put("code", CodeName(status.code()))
+        .Put("message", status.message());
     superseded_ = superseded_ || status.code() == holdfast::Code::kSuperseded;
   }
 
@@ -281,7 +310,10 @@ class Loop {
     if (!reserved.ok()) {
       return PrintError("reserve", reserved.status());
     }
-    NewLine("reserve").Put("ready", reserved->slots_ready).Put("wanted", reserved->slots_wanted).Put("slot_bytes", reserved->slot_bytes)
+    NewLine("reserve")
+        .Put("ready", reserved->slots_ready)
+        .Put("wanted", reserved->slots_wanted)
+        .Put("slot_bytes", reserved->slot_bytes)
         .Millis("ms", Clock::now() - began);
   }
 
@@ -311,14 +343,23 @@ class Loop {
     for (const std::string& note : restored->notes) {
       notes += (notes.size() > 1 ? "," : "") + Quoted(note);
     }
-    NewLine("restore").Put("from_attempt", restored->attempt).Put("step", restored->step).Put("source", restored->source).Millis("ms", took)
-        .Millis("waited_ms", restored->waited).Bytes(restored->bytes, restored->copied).Put("chain", Hex(model_.chain()))
-        .Put("digest", Hex(model_.digest())).Raw("verified", verified ? "true" : "false").Raw("notes", notes + "]");
+    NewLine("restore")
+        .Put("from_attempt", restored->attempt)
+        .Put("step", restored->step)
+        .Put("source", restored->source)
+        .Millis("ms", took)
+        .Millis("waited_ms", restored->waited)
+        .Bytes(restored->bytes, restored->copied)
+        .Put("chain", Hex(model_.chain()))
+        .Put("digest", Hex(model_.digest()))
+        .Raw("verified", verified ? "true" : "false")
+        .Raw("notes", notes + "]");
     first = restored->step + 1;
     return verified ? 0 : 3;
   }
 
-  // False when this process has no place in the job any more. Any other failure is reported, and training goes on.
+  // False when this process has no place in the job any more. Any other failure is reported, and
+  // training goes on.
   bool Save(uint64_t step) {
     const holdfast::SaveOptions options{holdfast::Milliseconds(args_.wait_room_ms)};
     const Clock::time_point began = Clock::now();
@@ -338,7 +379,11 @@ class Loop {
       return !superseded_;
     }
     const std::chrono::nanoseconds took = Clock::now() - began;
-    NewLine("save").Put("step", step).Millis("ms", took).Bytes(args_.bytes, took).Put("digest", Hex(model_.digest()));
+    NewLine("save")
+        .Put("step", step)
+        .Millis("ms", took)
+        .Bytes(args_.bytes, took)
+        .Put("digest", Hex(model_.digest()));
     return true;
   }
 
@@ -355,7 +400,11 @@ class Loop {
     if (!status.ok()) {
       PrintError("save", status);
     } else {
-      NewLine("save").Put("step", model_.step()).Millis("ms", times.snapshot).Millis("kept_ms", kept_).Bytes(times.bytes, times.snapshot)
+      NewLine("save")
+          .Put("step", model_.step())
+          .Millis("ms", times.snapshot)
+          .Millis("kept_ms", kept_)
+          .Bytes(times.bytes, times.snapshot)
           .Put("digest", Hex(model_.digest()));
       AwaitCommit(deadline);
     }
@@ -401,9 +450,14 @@ int main(int argc, char** argv) {
   const Clock::time_point began = Clock::now();
   auto job = holdfast::Job::Open(options);
   if (!job.ok()) {
-    Line("error", args.rank, 0).Put("during", "open").Put("code", CodeName(job.status().code())).Put("message", job.status().message());
+    Line("error", args.rank, 0)
+        .Put("during", "open")
+        .Put("code", CodeName(job.status().code()))
+        .Put("message", job.status().message());
     return job.status().code() == holdfast::Code::kSuperseded ? 4 : 1;
   }
-  Line("open", args.rank, (*job)->attempt()).Put("pid", static_cast<uint64_t>(::getpid())).Millis("ms", Clock::now() - began);
+  Line("open", args.rank, (*job)->attempt())
+      .Put("pid", static_cast<uint64_t>(::getpid()))
+      .Millis("ms", Clock::now() - began);
   return Loop(args, *std::move(job)).Run();
 }

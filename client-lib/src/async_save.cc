@@ -37,7 +37,9 @@ void SaveProgress::WaitUntilTensorsAreFree() {
 }
 
 Status SaveProgress::NotYet(Stage stage) const {
-  return Status(Code::kDeadlineExceeded, absl::StrCat("step ", step_, " has not reached the stage '", StageName(stage), "' yet"));
+  return Status(
+      Code::kDeadlineExceeded,
+      absl::StrCat("step ", step_, " has not reached the stage '", StageName(stage), "' yet"));
 }
 
 Status SaveProgress::WaitSnapshot(Milliseconds wait) {
@@ -79,19 +81,24 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
   wire::AwaitSave await;
   await.step = step_;
   await.stage = static_cast<wire::Stage>(static_cast<uint32_t>(stage) - 1);
-  static_assert(static_cast<uint32_t>(Stage::kSealed) - 1 == static_cast<uint32_t>(wire::Stage::kSealed) &&
-                static_cast<uint32_t>(Stage::kRemote) - 1 == static_cast<uint32_t>(wire::Stage::kRemote));
+  static_assert(
+      static_cast<uint32_t>(Stage::kSealed) - 1 == static_cast<uint32_t>(wire::Stage::kSealed) &&
+      static_cast<uint32_t>(Stage::kRemote) - 1 == static_cast<uint32_t>(wire::Stage::kRemote));
   while (true) {
-    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection, link_->Get(deadline, Patience::kUntilDeadline));
+    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
+                  link_->Get(deadline, Patience::kUntilDeadline));
     if (link_->attempt() != attempt) {
-      return Status(Code::kSuperseded, absl::StrCat("step ", step_, " belongs to attempt ", attempt, "; this rank has gone on to attempt ",
-                                                    link_->attempt()));
+      return Status(Code::kSuperseded,
+                    absl::StrCat("step ", step_, " belongs to attempt ", attempt,
+                                 "; this rank has gone on to attempt ", link_->attempt()));
     }
     await.deadline_ms = deadline.DaemonMillis();
     const Status reached = connection->Call<wire::SaveProgress>(await, deadline).status();
     // A daemon that was restarted in between knows the step from its record.
     if (reached.code() != Code::kUnavailable || connection->alive() || deadline.passed()) {
-      return reached.ok() ? reached : WithContext(reached, absl::StrCat("step ", step_, " waits to be ", StageName(stage)));
+      return reached.ok() ? reached
+                          : WithContext(reached, absl::StrCat("step ", step_, " waits to be ",
+                                                              StageName(stage)));
     }
   }
 }
@@ -105,11 +112,13 @@ namespace {
 
 class SharedSaveHandle : public SaveHandle {
  public:
-  explicit SharedSaveHandle(std::shared_ptr<SaveProgress> progress) : progress_(std::move(progress)) {}
+  explicit SharedSaveHandle(std::shared_ptr<SaveProgress> progress)
+      : progress_(std::move(progress)) {}
 
   ~SharedSaveHandle() override {
     if (progress_->forked()) {
-      new std::shared_ptr<SaveProgress>(std::move(progress_));  // its locks may be held by threads that are not here
+      new std::shared_ptr<SaveProgress>(
+          std::move(progress_));  // its locks may be held by threads that are not here
       return;
     }
     progress_->WaitUntilTensorsAreFree();
@@ -121,7 +130,9 @@ class SharedSaveHandle : public SaveHandle {
     }
     return NoThrow([&]() -> Status { return progress_->Wait(stage, deadline); });
   }
-  StageTimes times() const override { return progress_->forked() ? StageTimes() : progress_->times(); }
+  StageTimes times() const override {
+    return progress_->forked() ? StageTimes() : progress_->times();
+  }
 
  private:
   std::shared_ptr<SaveProgress> progress_;

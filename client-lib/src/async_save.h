@@ -19,7 +19,8 @@ namespace holdfast::client {
 
 class SaveProgress {
  public:
-  SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step) : link_(std::move(link)), step_(step) {}
+  SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step)
+      : link_(std::move(link)), step_(step) {}
 
   // By the one who saves.
   void Granted(uint64_t attempt);

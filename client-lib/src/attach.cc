@@ -1,12 +1,12 @@
-// Attach: a committed shard as read-only tensors, straight in its slot. Nothing is copied, populated or digested before
-// Verify, so that it takes the same time for any size.
+// Attach: a committed shard as read-only tensors, straight in its slot. Nothing is copied,
+// populated or digested before Verify, so that it takes the same time for any size.
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "client-lib/src/copy_engine.h"
 #include "client-lib/src/connection.h"
+#include "client-lib/src/copy_engine.h"
 #include "client-lib/src/fork_guard.h"
 #include "client-lib/src/sealed_shard.h"
 #include "client-lib/src/socket.h"
@@ -45,7 +45,8 @@ class SlotView : public View {
       const std::byte* const bytes = shard_->image() + slice.image_offset;
       if (slice.kind == SliceKind::kTensor) {
         tensors_.push_back(ToTensor(slice));
-        tensors_.back().data = const_cast<std::byte*>(bytes);  // read-only memory, as the header says
+        tensors_.back().data =
+            const_cast<std::byte*>(bytes);  // read-only memory, as the header says
       } else {
         objects_.push_back(ToObject(slice));
         objects_.back().bytes.assign(reinterpret_cast<const char*>(bytes), slice.bytes);
@@ -68,14 +69,20 @@ class SlotView : public View {
       for (size_t i = 0; i < shard_->layout().slices.size(); ++i) {
         ranges.push_back(shard_->SliceRange(i, nullptr));
       }
-      HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, MakeHostCopyEngine(1)->CopyOut(ranges, {}));
+      HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch,
+                    MakeHostCopyEngine(1)->CopyOut(ranges, {}));
       if (shard_->faulted()) {
-        return Status(Code::kCorrupt, absl::StrCat("verify: the slot of attempt ", source_.attempt, " step ", source_.step,
-                                                   " was cut short; its tensors read as zeros from there on"));
+        return Status(
+            Code::kCorrupt,
+            absl::StrCat("verify: the slot of attempt ", source_.attempt, " step ", source_.step,
+                         " was cut short; its tensors read as zeros from there on"));
       }
       if (mismatch.has_value()) {
-        return WithContext(shard_->MismatchError(*mismatch, mismatch->range == 0 ? std::nullopt : std::optional<size_t>(mismatch->range - 1)),
-                           "verify");
+        return WithContext(
+            shard_->MismatchError(*mismatch, mismatch->range == 0
+                                                 ? std::nullopt
+                                                 : std::optional<size_t>(mismatch->range - 1)),
+            "verify");
       }
       HF_TRY(CheckObjectCopies());
       verified_ = true;
@@ -90,15 +97,19 @@ class SlotView : public View {
     for (const Slice& slice : shard_->layout().slices) {
       if (slice.kind != SliceKind::kTensor) {
         const std::string& copy = objects_[next++].bytes;
-        if (copy != std::string_view(reinterpret_cast<const char*>(shard_->image() + slice.image_offset), slice.bytes)) {
-          return Status(Code::kCorrupt, absl::StrCat("verify: object ", slice.name, " changed in the slot after it was attached"));
+        if (copy !=
+            std::string_view(reinterpret_cast<const char*>(shard_->image() + slice.image_offset),
+                             slice.bytes)) {
+          return Status(Code::kCorrupt, absl::StrCat("verify: object ", slice.name,
+                                                     " changed in the slot after it was attached"));
         }
       }
     }
     return Status();
   }
 
-  // The hold ends with the process anyway; a daemon that was restarted in between still has it in its notes.
+  // The hold ends with the process anyway; a daemon that was restarted in between still has it in
+  // its notes.
   void Release() {
     const Deadline deadline = Deadline::In(kReleaseTime);
     if (!connection_->alive()) {
@@ -108,7 +119,9 @@ class SlotView : public View {
       }
       connection_ = *fresh;
     }
-    static_cast<void>(connection_->Call<wire::Done>(wire::ReleaseRead{source_.slot, source_.generation}, deadline).ok());
+    static_cast<void>(
+        connection_->Call<wire::Done>(wire::ReleaseRead{source_.slot, source_.generation}, deadline)
+            .ok());
   }
 
   const ForkOwner owner_;
@@ -139,11 +152,14 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
 
   // From here on the view lets go of the copy, whatever happens.
   auto view = std::make_unique<SlotView>(socket, *connection, source->message);
-  Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(source->message, source->descriptors, {options.job, options.rank});
+  Result<std::unique_ptr<SealedShard>> shard =
+      SealedShard::Open(source->message, source->descriptors, {options.job, options.rank});
   HF_TRY(WithContext(shard.status(), context));
   view->Fill(*std::move(shard));
   Result<Answer<wire::Done>> confirmed =
-      (*connection)->Call<wire::Done>(wire::ConfirmRead{source->message.slot, source->message.generation}, deadline);
+      (*connection)
+          ->Call<wire::Done>(wire::ConfirmRead{source->message.slot, source->message.generation},
+                             deadline);
   HF_TRY(WithContext(confirmed.status(), context));
   return std::unique_ptr<View>(std::move(view));
 }
@@ -152,7 +168,8 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
 }  // namespace client
 
 Result<std::unique_ptr<View>> Attach(const AttachOptions& options) {
-  return client::NoThrow([&]() -> Result<std::unique_ptr<View>> { return client::AttachShard(options); });
+  return client::NoThrow(
+      [&]() -> Result<std::unique_ptr<View>> { return client::AttachShard(options); });
 }
 
 }  // namespace holdfast

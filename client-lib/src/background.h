@@ -1,5 +1,5 @@
-// One thread that does one piece of work at a time, made at the first Submit and parked in between. Where the system
-// gives no thread, Submit does the work itself.
+// One thread that does one piece of work at a time, made at the first Submit and parked in between.
+// Where the system gives no thread, Submit does the work itself.
 //
 //   Background background;
 //   background.WaitIdle();

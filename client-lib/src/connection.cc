@@ -74,8 +74,10 @@ Code FromReason(wire::Reason reason, int32_t code) {
 }
 
 Status ProtocolError(std::string_view what) {
-  return Status(Code::kInternal, absl::StrCat("ckptd does not keep to the protocol: ", ToAbsl(what),
-                                              "; the connection is given up (are client and daemon of the same version?)"));
+  return Status(
+      Code::kInternal,
+      absl::StrCat("ckptd does not keep to the protocol: ", ToAbsl(what),
+                   "; the connection is given up (are client and daemon of the same version?)"));
 }
 
 }  // namespace
@@ -87,12 +89,16 @@ Status FromFailure(const wire::Failure& failure) {
 Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline) {
   HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix(path, deadline));
   auto connection = std::make_shared<Connection>(std::move(fd));
-  HF_TRY_ASSIGN(const Answer<wire::HelloReply> hello,
-                connection->Call<wire::HelloReply>(wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING}, deadline));
+  HF_TRY_ASSIGN(
+      const Answer<wire::HelloReply> hello,
+      connection->Call<wire::HelloReply>(
+          wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING}, deadline));
   if (hello.message.protocol != wire::kProtocol) {
-    return Status(Code::kRefused, absl::StrCat("ckptd ", ForWire(hello.message.daemon_version, 64), " at '", path, "' speaks protocol ",
-                                               hello.message.protocol, ", this library ", wire::kProtocol,
-                                               ": use a daemon and a library that belong together"));
+    return Status(
+        Code::kRefused,
+        absl::StrCat("ckptd ", ForWire(hello.message.daemon_version, 64), " at '", path,
+                     "' speaks protocol ", hello.message.protocol, ", this library ",
+                     wire::kProtocol, ": use a daemon and a library that belong together"));
   }
   return connection;
 }
@@ -100,7 +106,8 @@ Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, De
 bool Connection::alive() {
   const MutexLock lock(mutex_);
   if (broken_.ok() && HungUp(fd_.get())) {  // while nobody was waiting for anything
-    BreakLocked(Status(Code::kUnavailable, "ckptd closed the connection (it was stopped or restarted)"));
+    BreakLocked(
+        Status(Code::kUnavailable, "ckptd closed the connection (it was stopped or restarted)"));
   }
   return broken_.ok();
 }
@@ -127,7 +134,8 @@ Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadlin
     HF_TRY(Settle(deadline));
     while (writing_ && broken_.ok()) {
       if (!changed_.WaitUntil(mutex_, deadline.at())) {
-        return Status(Code::kDeadlineExceeded, "send a request: ckptd does not read what others send");
+        return Status(Code::kDeadlineExceeded,
+                      "send a request: ckptd does not read what others send");
       }
     }
     if (!broken_.ok()) {
@@ -207,7 +215,8 @@ Status Connection::Settle(Deadline deadline) {
   const Deadline moment = deadline.Earlier(Deadline::In(kSettleTime));
   while (overdue_ != 0 && broken_.ok()) {
     if (moment.passed()) {
-      return Status(Code::kUnavailable, absl::StrCat("ckptd hangs: it has left ", overdue_, " earlier request(s) without an answer"));
+      return Status(Code::kUnavailable, absl::StrCat("ckptd hangs: it has left ", overdue_,
+                                                     " earlier request(s) without an answer"));
     }
     ReadOrWait(moment);
   }
@@ -251,23 +260,28 @@ Status Connection::ParseInbox() {
     if (inbox_.size() - at - wire::kFrameHeaderBytes < length) {
       break;
     }
-    Result<wire::DaemonFrame> frame = wire::DecodeFrame(std::string_view(inbox_).substr(at + wire::kFrameHeaderBytes, length));
+    Result<wire::DaemonFrame> frame =
+        wire::DecodeFrame(std::string_view(inbox_).substr(at + wire::kFrameHeaderBytes, length));
     if (!frame.ok()) {
       return ProtocolError(frame.status().message());
     }
-    // Descriptors come with the first byte of their frame, so a whole frame has its own at the head of the queue.
+    // Descriptors come with the first byte of their frame, so a whole frame has its own at the head
+    // of the queue.
     const size_t wanted = wire::DescriptorCount(frame->reply);
     if (inbox_descriptors_.size() < wanted) {
-      return ProtocolError(absl::StrCat("a frame with ", inbox_descriptors_.size(), " of its ", wanted, " descriptors"));
+      return ProtocolError(absl::StrCat("a frame with ", inbox_descriptors_.size(), " of its ",
+                                        wanted, " descriptors"));
     }
     const auto end = inbox_descriptors_.begin() + static_cast<ptrdiff_t>(wanted);
-    std::vector<UniqueFd> descriptors(std::make_move_iterator(inbox_descriptors_.begin()), std::make_move_iterator(end));
+    std::vector<UniqueFd> descriptors(std::make_move_iterator(inbox_descriptors_.begin()),
+                                      std::make_move_iterator(end));
     inbox_descriptors_.erase(inbox_descriptors_.begin(), end);
     HF_TRY(Dispatch(*std::move(frame), std::move(descriptors)));
     at += wire::kFrameHeaderBytes + length;
   }
   inbox_.erase(0, at);
-  if ((inbox_.empty() && !inbox_descriptors_.empty()) || inbox_descriptors_.size() > kWaitingDescriptorsMax) {
+  if ((inbox_.empty() && !inbox_descriptors_.empty()) ||
+      inbox_descriptors_.size() > kWaitingDescriptorsMax) {
     return ProtocolError("descriptors that no frame announced");
   }
   return Status();
@@ -276,7 +290,8 @@ Status Connection::ParseInbox() {
 Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descriptors) {
   const auto found = pending_.find(frame.id);
   if (found == pending_.end() || found->second.arrived) {
-    return ProtocolError(absl::StrCat("an answer to request ", frame.id, ", which does not wait for one"));
+    return ProtocolError(
+        absl::StrCat("an answer to request ", frame.id, ", which does not wait for one"));
   }
   if (found->second.abandoned) {
     overdue_ -= found->second.overdue ? 1 : 0;
@@ -292,19 +307,22 @@ Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descr
 // Nobody waits any more for what this reply grants.
 void Connection::GiveBack(const Pending& pending, const wire::Reply& reply) {
   const wire::Source* source = std::get_if<wire::Source>(&reply);
-  if (const auto* outcome = std::get_if<wire::SessionOutcome>(&reply); outcome != nullptr && outcome->source.has_value()) {
+  if (const auto* outcome = std::get_if<wire::SessionOutcome>(&reply);
+      outcome != nullptr && outcome->source.has_value()) {
     source = &*outcome->source;
   }
   if (source != nullptr) {
     give_back_.push_back(wire::ReleaseRead{source->slot, source->generation});
   }
   if (const auto* grant = std::get_if<wire::Grant>(&reply)) {
-    give_back_.push_back(wire::AbortSave{pending.step, grant->slot, grant->generation, "the client had given up waiting for the slot"});
+    give_back_.push_back(wire::AbortSave{pending.step, grant->slot, grant->generation,
+                                         "the client had given up waiting for the slot"});
     if (grant->descriptor) {
       give_back_.push_back(wire::ReleaseSlots{{grant->slot}});
     }
   }
-  if (const auto* reserved = std::get_if<wire::ReserveReply>(&reply); reserved != nullptr && reserved->descriptor) {
+  if (const auto* reserved = std::get_if<wire::ReserveReply>(&reply);
+      reserved != nullptr && reserved->descriptor) {
     give_back_.push_back(wire::ReleaseSlots{{reserved->slot}});
   }
 }

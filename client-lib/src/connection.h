@@ -1,15 +1,17 @@
-// One connection to ckptd: requests out, replies in, matched by id. Several threads may have requests under way; none of
-// them belongs to the library: whoever waits first reads the socket and hands the others their replies.
+// One connection to ckptd: requests out, replies in, matched by id. Several threads may have
+// requests under way; none of them belongs to the library: whoever waits first reads the socket and
+// hands the others their replies.
 //
 //   HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, Connection::Dial(path, deadline));
-//   HF_TRY_ASSIGN(Answer<wire::Grant> grant, connection->Call<wire::Grant>(wire::BeginSave{…}, deadline));
-//   Map(grant.descriptors[0]);
+//   HF_TRY_ASSIGN(Answer<wire::Grant> grant, connection->Call<wire::Grant>(wire::BeginSave{…},
+//   deadline)); Map(grant.descriptors[0]);
 //
-// Once anything is wrong with the stream (closed, garbage, descriptors missing, half a request sent) the connection is
-// broken for good: every call answers with the reason, and alive() is false. A deadline that passes breaks nothing:
-// the late reply is thrown away, and what it granted is given back; but until it has come, further requests fail at
-// once instead of waiting for a daemon that hangs. Shared by the job, its saves and its handles; the descriptor is
-// closed when the last lets go.
+// Once anything is wrong with the stream (closed, garbage, descriptors missing, half a request
+// sent) the connection is broken for good: every call answers with the reason, and alive() is
+// false. A deadline that passes breaks nothing: the late reply is thrown away, and what it granted
+// is given back; but until it has come, further requests fail at once instead of waiting for a
+// daemon that hangs. Shared by the job, its saves and its handles; the descriptor is closed when
+// the last lets go.
 #pragma once
 
 #include <array>
@@ -47,7 +49,8 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Send alone, for those who do something between request and reply; then Receive with the id that it gave.
+  // Send alone, for those who do something between request and reply; then Receive with the id that
+  // it gave.
   Result<uint64_t> Send(const wire::Request& request, Deadline deadline);
   template <typename Message>
   Result<Answer<Message>> Receive(uint64_t id, Deadline deadline) {
@@ -72,7 +75,8 @@ class Connection {
     wire::Reply reply;
     std::vector<UniqueFd> descriptors;
   };
-  // A request that somebody waits for; or nobody any more (overdue), or never (what was given back).
+  // A request that somebody waits for; or nobody any more (overdue), or never (what was given
+  // back).
   struct Pending {
     uint64_t step = 0;  // of BeginSave
     bool abandoned = false;

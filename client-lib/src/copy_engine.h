@@ -1,12 +1,13 @@
-// How a tensor's bytes get into a slot and out of it, digested on the way. The interface behind which memory that is
-// not the host's comes (a device's copy queues, slots registered as pinned memory once); HostCopyEngine serves memory
-// that this process can read.
+// How a tensor's bytes get into a slot and out of it, digested on the way. The interface behind
+// which memory that is not the host's comes (a device's copy queues, slots registered as pinned
+// memory once); HostCopyEngine serves memory that this process can read.
 //
 //   std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(4);
 //   HF_TRY(engine->CopyIn(ranges, {.half_point = "client.save.half_copied"}));
 //   HF_TRY_ASSIGN(std::optional<CopyMismatch> bad, engine->CopyOut(ranges, {}));
 //
-// Called by one thread at a time. The caller guards slot memory with a FaultGuard and asks it afterwards.
+// Called by one thread at a time. The caller guards slot memory with a FaultGuard and asks it
+// afterwards.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,8 @@
 
 namespace holdfast::client {
 
-// One run of bytes; digests of its 1 MiB blocks (base/digest.h) are written by CopyIn. May be empty.
+// One run of bytes; digests of its 1 MiB blocks (base/digest.h) are written by CopyIn. May be
+// empty.
 struct CopyInRange {
   void* to = nullptr;  // in the slot
   const void* from = nullptr;
@@ -52,7 +54,8 @@ class CopyEngine {
   virtual ~CopyEngine() = default;
   virtual Status CopyIn(std::span<const CopyInRange> ranges, const CopyOptions& options) = 0;
   // Goes through everything, also after a mismatch.
-  virtual Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges, const CopyOptions& options) = 0;
+  virtual Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges,
+                                                      const CopyOptions& options) = 0;
 };
 
 // Uses up to `threads` threads, the caller's among them; the others are made when first needed.

@@ -25,7 +25,9 @@ JobUuid DaemonLink::job_uuid() {
   return job_uuid_;
 }
 
-Status DaemonLink::Open(Deadline deadline) { return Get(deadline, Patience::kUntilDeadline).status(); }
+Status DaemonLink::Open(Deadline deadline) {
+  return Get(deadline, Patience::kUntilDeadline).status();
+}
 
 Result<std::shared_ptr<Connection>> DaemonLink::Get(Deadline deadline, Patience patience) {
   uint64_t attempt = 0;
@@ -49,7 +51,8 @@ Result<std::shared_ptr<Connection>> DaemonLink::Get(Deadline deadline, Patience 
 }
 
 Status DaemonLink::NextAttempt(Deadline deadline) {
-  // The join itself may be cut off by a restart of the daemon; asking again is harmless (docs/protocol.md §2).
+  // The join itself may be cut off by a restart of the daemon; asking again is harmless
+  // (docs/protocol.md §2).
   uint64_t leaving = 0;
   {
     const MutexLock lock(mutex_);
@@ -65,8 +68,8 @@ Status DaemonLink::NextAttempt(Deadline deadline) {
 }
 
 // Whoever has set connecting_ comes here; it is reset on every way out.
-Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64_t leave_attempt, Deadline deadline,
-                                                        Patience patience) {
+Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64_t leave_attempt,
+                                                        Deadline deadline, Patience patience) {
   std::shared_ptr<Connection> connection;
   {
     const MutexLock lock(mutex_);
@@ -82,8 +85,10 @@ Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64
       connection = fresh.ok() ? *fresh : nullptr;
     }
     // 2. The rank's place.
-    joined = dialled.ok() ? JoinOn(*connection, attempt, leave_attempt, deadline) : Result<wire::JoinReply>(dialled);
-    if (joined.ok() || joined.status().code() != Code::kUnavailable || patience == Patience::kOnce || deadline.passed()) {
+    joined = dialled.ok() ? JoinOn(*connection, attempt, leave_attempt, deadline)
+                          : Result<wire::JoinReply>(dialled);
+    if (joined.ok() || joined.status().code() != Code::kUnavailable ||
+        patience == Patience::kOnce || deadline.passed()) {
       break;
     }
     std::this_thread::sleep_for(std::min(pause, deadline.left()));
@@ -97,13 +102,15 @@ Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64
     status = Accept(*joined, attempt);
   }
   if (!status.ok()) {
-    return WithContext(status, absl::StrCat("join job '", identity_.job, "' as rank ", identity_.rank, " of ", identity_.world_size));
+    return WithContext(status, absl::StrCat("join job '", identity_.job, "' as rank ",
+                                            identity_.rank, " of ", identity_.world_size));
   }
   connection_ = connection;
   return connection;
 }
 
-Result<wire::JoinReply> DaemonLink::JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt, Deadline deadline) {
+Result<wire::JoinReply> DaemonLink::JoinOn(Connection& connection, uint64_t attempt,
+                                           uint64_t leave_attempt, Deadline deadline) {
   wire::Join join;
   join.job = identity_.job;
   join.rank = identity_.rank;
@@ -124,11 +131,14 @@ Status DaemonLink::Accept(const wire::JoinReply& reply, uint64_t wanted_attempt)
     return FromAbslStatus(uuid.status(), "ckptd answered with a job id that is none");
   }
   if (reply.attempt == 0 || (wanted_attempt != 0 && reply.attempt != wanted_attempt)) {
-    return Status(Code::kInternal, absl::StrCat("ckptd answered with attempt ", reply.attempt, " to a rank of attempt ", wanted_attempt));
+    return Status(Code::kInternal, absl::StrCat("ckptd answered with attempt ", reply.attempt,
+                                                " to a rank of attempt ", wanted_attempt));
   }
   if (!job_uuid_.IsZero() && *uuid != job_uuid_) {
-    return Status(Code::kSuperseded, absl::StrCat("the job was removed, and there is another of its name now (", uuid->ToString(),
-                                                  " instead of ", job_uuid_.ToString(), "): end this process"));
+    return Status(Code::kSuperseded,
+                  absl::StrCat("the job was removed, and there is another of its name now (",
+                               uuid->ToString(), " instead of ", job_uuid_.ToString(),
+                               "): end this process"));
   }
   job_uuid_ = *uuid;
   attempt_ = reply.attempt;

@@ -1,10 +1,11 @@
-// This rank's place in its job, over whatever connection there is: joins when it opens, and joins again, under the same
-// attempt, when the connection was lost.
+// This rank's place in its job, over whatever connection there is: joins when it opens, and joins
+// again, under the same attempt, when the connection was lost.
 //
 //   DaemonLink link(identity);
 //   HF_TRY(link.Open(deadline));
 //   HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, link.Get(deadline, Patience::kOnce));
-//   // one operation uses one connection: when it breaks, the operation fails, and the next Get makes another
+//   // one operation uses one connection: when it breaks, the operation fails, and the next Get
+//   makes another
 //
 // Thread-safe. Shared by the job and its save handles; closed by the job.
 #pragma once
@@ -50,8 +51,10 @@ class DaemonLink {
   void Close();
 
  private:
-  Result<std::shared_ptr<Connection>> Connect(uint64_t attempt, uint64_t leave_attempt, Deadline deadline, Patience patience);
-  Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt, Deadline deadline);
+  Result<std::shared_ptr<Connection>> Connect(uint64_t attempt, uint64_t leave_attempt,
+                                              Deadline deadline, Patience patience);
+  Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt,
+                                 Deadline deadline);
   Status Accept(const wire::JoinReply& reply, uint64_t wanted_attempt) REQUIRES(mutex_);
 
   const RankIdentity identity_;

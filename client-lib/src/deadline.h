@@ -31,7 +31,8 @@ class Deadline {
   // For poll(): at least 1 as long as it has not passed.
   int PollMillis() const { return static_cast<int>(std::min<int64_t>(left().count(), 1 << 30)); }
 
-  // What to tell the daemon: a little less, so that its answer, which knows the reason, comes before this side gives up.
+  // What to tell the daemon: a little less, so that its answer, which knows the reason, comes
+  // before this side gives up.
   uint64_t DaemonMillis() const {
     const int64_t all = left().count();
     return static_cast<uint64_t>(std::max<int64_t>(1, all - std::min<int64_t>(all / 8, 250)));

@@ -49,7 +49,8 @@ Status FromAbslStatus(const absl::Status& status, std::string_view context) {
 }
 
 Status WithContext(const Status& status, std::string_view context) {
-  return status.ok() ? status : Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+  return status.ok() ? status
+                     : Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
 }
 
 Status SystemError(Code code, int error, std::string_view what) {
@@ -63,7 +64,9 @@ Status SystemError(Code code, int error, std::string_view what) {
 std::string ForWire(std::string_view text, size_t bytes_max) {
   std::string_view cut = text.substr(0, bytes_max);
   // A character that the cut went through has at most three bytes left.
-  for (int i = 0; i < 3 && cut.size() < text.size() && !cut.empty() && !image_internal::IsValidUtf8(cut); ++i) {
+  for (int i = 0;
+       i < 3 && cut.size() < text.size() && !cut.empty() && !image_internal::IsValidUtf8(cut);
+       ++i) {
     cut.remove_suffix(1);
   }
   std::string out(cut);
@@ -79,7 +82,8 @@ std::string ForWire(std::string_view text, size_t bytes_max) {
 
 Status ForkedError() {
   return Status(Code::kForked,
-                "this process was forked from the one that opened the job and has no part in it: open a job of its own, "
+                "this process was forked from the one that opened the job and has no part in it: "
+                "open a job of its own, "
                 "or leave checkpoints to the parent");
 }
 

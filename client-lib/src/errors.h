@@ -1,4 +1,5 @@
-// How errors travel inside the client library: as the public holdfast::Status, whose codes the caller will see.
+// How errors travel inside the client library: as the public holdfast::Status, whose codes the
+// caller will see.
 //
 //   HF_TRY(mapping.Check());
 //   HF_TRY_ASSIGN(Grant grant, Begin(step));
@@ -15,11 +16,11 @@
 #include "absl/status/status.h"
 #include "holdfast/status.h"
 
-#define HF_TRY(expr)                                             \
-  do {                                                           \
-    if (::holdfast::Status hf_try_ = (expr); !hf_try_.ok()) {    \
-      return hf_try_;                                            \
-    }                                                            \
+#define HF_TRY(expr)                                          \
+  do {                                                        \
+    if (::holdfast::Status hf_try_ = (expr); !hf_try_.ok()) { \
+      return hf_try_;                                         \
+    }                                                         \
   } while (false)
 
 #define HF_TRY_CONCAT_INNER_(a, b) a##b
@@ -47,7 +48,8 @@ std::string ForWire(std::string_view text, size_t bytes_max);
 
 Status ForkedError();
 
-// Runs `call` at the public boundary: nothing that it throws (memory that ran out, in the main) gets past it.
+// Runs `call` at the public boundary: nothing that it throws (memory that ran out, in the main)
+// gets past it.
 template <typename Call>
 auto NoThrow(const Call& call) noexcept -> decltype(call()) {
   try {

@@ -27,8 +27,12 @@ Registry& GetRegistry() {
 }
 
 // Held across the fork, so that the child finds the list whole.
-void BeforeFork() NO_THREAD_SAFETY_ANALYSIS { GetRegistry().mutex.Lock(); }
-void AfterForkInParent() NO_THREAD_SAFETY_ANALYSIS { GetRegistry().mutex.Unlock(); }
+void BeforeFork() NO_THREAD_SAFETY_ANALYSIS {
+  GetRegistry().mutex.Lock();
+}
+void AfterForkInParent() NO_THREAD_SAFETY_ANALYSIS {
+  GetRegistry().mutex.Unlock();
+}
 void AfterForkInChild() NO_THREAD_SAFETY_ANALYSIS {
   g_generation.fetch_add(1, std::memory_order_relaxed);
   Registry& registry = GetRegistry();
@@ -46,9 +50,12 @@ void InstallOnce() {
 
 }  // namespace
 
-ForkOwner::ForkOwner() : generation_((InstallOnce(), g_generation.load(std::memory_order_relaxed))) {}
+ForkOwner::ForkOwner()
+    : generation_((InstallOnce(), g_generation.load(std::memory_order_relaxed))) {}
 
-bool ForkOwner::forked() const { return g_generation.load(std::memory_order_relaxed) != generation_; }
+bool ForkOwner::forked() const {
+  return g_generation.load(std::memory_order_relaxed) != generation_;
+}
 
 ForkClosedFd::ForkClosedFd(UniqueFd fd) : fd_(std::move(fd)) {
   InstallOnce();

@@ -1,11 +1,13 @@
-// What a forked child must not have. fork() copies the library's objects into the child, where their threads, their
-// place in the job and their slots do not exist; so every object remembers in which process it was made, and the
-// sockets are closed in the child at once (a child that kept one would look like a living rank).
+// What a forked child must not have. fork() copies the library's objects into the child, where
+// their threads, their place in the job and their slots do not exist; so every object remembers in
+// which process it was made, and the sockets are closed in the child at once (a child that kept one
+// would look like a living rank).
 //
 //   class Connection { … ForkOwner owner_; ForkClosedFd fd_; };
 //   if (owner_.forked()) return ForkedError();
 //
-// Thread-safe. An object that is destroyed in a child must leave alone what it cannot have: it leaks on purpose.
+// Thread-safe. An object that is destroyed in a child must leave alone what it cannot have: it
+// leaks on purpose.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Ranges are cut into tasks of some MiB at block boundaries; threads take them in order, so that all end at about the
-// same time whatever the tensors' sizes.
+// Ranges are cut into tasks of some MiB at block boundaries; threads take them in order, so that
+// all end at about the same time whatever the tensors' sizes.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -19,7 +19,8 @@ namespace {
 constexpr uint64_t kTaskBytes = 4 << 20;
 // What a range costs beside its bytes: the work on 10,000 small tensors is shared as well.
 constexpr uint64_t kRangeCostBytes = 512;
-constexpr uint64_t kBytesPerThreadMin = 1 << 20;  // waking a thread for less costs more than it brings
+constexpr uint64_t kBytesPerThreadMin =
+    1 << 20;  // waking a thread for less costs more than it brings
 
 struct Position {
   size_t range = 0;
@@ -52,7 +53,8 @@ template <typename Range, typename OnBlock>
 void ForEachBlock(std::span<const Range> ranges, Position from, Position to, const OnBlock& on) {
   for (size_t i = from.range; i <= to.range && i < ranges.size(); ++i) {
     const uint64_t end = i == to.range ? to.offset : ranges[i].bytes;
-    for (uint64_t offset = i == from.range ? from.offset : 0; offset < end; offset += kDigestBlockBytes) {
+    for (uint64_t offset = i == from.range ? from.offset : 0; offset < end;
+         offset += kDigestBlockBytes) {
       on(i, offset, std::min<uint64_t>(kDigestBlockBytes, ranges[i].bytes - offset));
     }
   }
@@ -69,7 +71,8 @@ void PopulateTask(std::span<const CopyInRange> ranges, Position from, Position t
   });
   if (begin != nullptr) {
     // What fails here (a file cut short) shows in the copy, under its guard.
-    PopulatePages(begin, static_cast<size_t>(end - begin), /*writable=*/true, PopulateMethod::kBest);
+    PopulatePages(begin, static_cast<size_t>(end - begin), /*writable=*/true,
+                  PopulateMethod::kBest);
   }
 }
 
@@ -85,25 +88,30 @@ class HostCopyEngine : public CopyEngine {
       ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
         const CopyInRange& range = ranges[i];
         range.digests[offset / kDigestBlockBytes] =
-            CopyAndDigest(static_cast<std::byte*>(range.to) + offset, static_cast<const std::byte*>(range.from) + offset, bytes);
+            CopyAndDigest(static_cast<std::byte*>(range.to) + offset,
+                          static_cast<const std::byte*>(range.from) + offset, bytes);
       });
     });
     return Status();
   }
 
-  Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges, const CopyOptions& options) override {
+  Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges,
+                                              const CopyOptions& options) override {
     Mutex mutex;
     std::optional<CopyMismatch> first;
     RunTasks(ranges, options, [&](Position from, Position to) {
       ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
         const CopyOutRange& range = ranges[i];
         const std::byte* const source = static_cast<const std::byte*>(range.from) + offset;
-        const uint64_t actual = range.to == nullptr ? Crc64(source, bytes)
-                                                    : CopyAndDigest(static_cast<std::byte*>(range.to) + offset, source, bytes);
+        const uint64_t actual =
+            range.to == nullptr
+                ? Crc64(source, bytes)
+                : CopyAndDigest(static_cast<std::byte*>(range.to) + offset, source, bytes);
         const size_t block = offset / kDigestBlockBytes;
         if (actual != range.digests[block]) {
           const MutexLock lock(mutex);
-          if (!first.has_value() || i < first->range || (i == first->range && block < first->block)) {
+          if (!first.has_value() || i < first->range ||
+              (i == first->range && block < first->block)) {
             first = CopyMismatch{i, block, actual};
           }
         }
@@ -127,7 +135,8 @@ class HostCopyEngine : public CopyEngine {
         }
       }
     };
-    pool_.Run(static_cast<uint32_t>(std::clamp<uint64_t>(std::min<uint64_t>(cost / kBytesPerThreadMin, tasks), 1, pool_.threads_max())),
+    pool_.Run(static_cast<uint32_t>(std::clamp<uint64_t>(
+                  std::min<uint64_t>(cost / kBytesPerThreadMin, tasks), 1, pool_.threads_max())),
               work);
   }
 
@@ -136,6 +145,8 @@ class HostCopyEngine : public CopyEngine {
 
 }  // namespace
 
-std::unique_ptr<CopyEngine> MakeHostCopyEngine(uint32_t threads) { return std::make_unique<HostCopyEngine>(threads); }
+std::unique_ptr<CopyEngine> MakeHostCopyEngine(uint32_t threads) {
+  return std::make_unique<HostCopyEngine>(threads);
+}
 
 }  // namespace holdfast::client

@@ -1,5 +1,6 @@
-// Job: who may do what when. One operation at a time uses the slots and the copy engine; an overlapped save is one
-// operation, on the background thread, and every other one waits for it first.
+// Job: who may do what when. One operation at a time uses the slots and the copy engine; an
+// overlapped save is one operation, on the background thread, and every other one waits for it
+// first.
 #include "holdfast/job.h"
 
 #include <atomic>
@@ -32,11 +33,13 @@ constexpr uint32_t kReservedSlotsMax = 1024;
 class JobImpl : public Job {
  public:
   JobImpl(RankIdentity identity, const JobOptions& options)
-      : call_deadline_(options.call_deadline), core_(std::make_unique<Core>(std::move(identity), options)) {}
+      : call_deadline_(options.call_deadline),
+        core_(std::make_unique<Core>(std::move(identity), options)) {}
 
   ~JobImpl() override {
     if (owner_.forked()) {
-      static_cast<void>(core_.release());  // threads, locks and mappings that this process does not have
+      static_cast<void>(
+          core_.release());  // threads, locks and mappings that this process does not have
       return;
     }
     static_cast<void>(NoThrow([this]() -> Status { return Leave(); }));
@@ -71,7 +74,8 @@ class JobImpl : public Job {
     return Noted(step, status);
   }
 
-  std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state, const SaveOptions& options) override {
+  std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state,
+                                        const SaveOptions& options) override {
     auto progress = std::make_shared<SaveProgress>(owner_.forked() ? nullptr : core_->link, step);
     if (owner_.forked()) {
       progress->Finished(ForkedError());
@@ -113,7 +117,8 @@ class JobImpl : public Job {
       if (restored.ok()) {
         return restored;
       }
-      return WithContext(restored.status(), options.newest ? "restore" : absl::StrCat("restore step ", options.step));
+      return WithContext(restored.status(),
+                         options.newest ? "restore" : absl::StrCat("restore step ", options.step));
     });
   }
 
@@ -121,21 +126,24 @@ class JobImpl : public Job {
   // All that a forked child must leave alone.
   struct Core {
     Core(RankIdentity identity, const JobOptions& options)
-        : plans(identity.rank), engine(MakeHostCopyEngine(CopyThreads(options.copy_threads))),
+        : plans(identity.rank),
+          engine(MakeHostCopyEngine(CopyThreads(options.copy_threads))),
           link(std::make_shared<DaemonLink>(std::move(identity))) {}
 
     PlanCache plans;
     SlotMappings mappings;
     std::unique_ptr<CopyEngine> engine;
     std::shared_ptr<DaemonLink> link;
-    std::atomic<bool> took_part{false};  // in the link's attempt: it restored, or was granted a save
+    std::atomic<bool> took_part{
+        false};  // in the link's attempt: it restored, or was granted a save
     mutable Mutex failure_mutex;
     Status last_failure GUARDED_BY(failure_mutex);
     Background background;  // last: its thread uses the rest
   };
 
   // Everything of a save that happens before anybody is asked, but for reading the tensors.
-  Status Prepare(uint64_t step, const State& state, const SaveOptions& options, SaveRequest& request) {
+  Status Prepare(uint64_t step, const State& state, const SaveOptions& options,
+                 SaveRequest& request) {
     request.step = step;
     request.options = options;
     HF_TRY_ASSIGN(request.plan, core_->plans.Get(state));
@@ -149,7 +157,9 @@ class JobImpl : public Job {
   Status RunSave(const SaveRequest& request, SaveProgress& progress) {
     const SaveContext context{*core_->link, core_->mappings, *core_->engine, call_deadline_};
     SaveObserver observer;
-    observer.planned = [this](std::shared_ptr<const StatePlan> plan) { core_->plans.Keep(std::move(plan)); };
+    observer.planned = [this](std::shared_ptr<const StatePlan> plan) {
+      core_->plans.Keep(std::move(plan));
+    };
     observer.granted = [this, &progress](uint64_t attempt) {
       core_->took_part = true;
       progress.Granted(attempt);
@@ -177,22 +187,26 @@ class JobImpl : public Job {
       HF_TRY_ASSIGN(plan, PlanWithObjects(*plan, state.objects, core_->link->identity().rank));
       core_->plans.Keep(plan);
     }
-    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection, core_->link->Get(deadline, Patience::kUntilDeadline));
+    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
+                  core_->link->Get(deadline, Patience::kUntilDeadline));
     ReleaseDropped(*connection, core_->mappings, deadline);
     // Each answer brings at most one slot that is not mapped here yet; the last one brings none.
     wire::Reserve reserve;
     reserve.slot_bytes = plan->slot_bytes;
     for (uint32_t i = 0; i < kReservedSlotsMax; ++i) {
       reserve.deadline_ms = deadline.DaemonMillis();
-      HF_TRY_ASSIGN(const Answer<wire::ReserveReply> answer, connection->Call<wire::ReserveReply>(reserve, deadline));
+      HF_TRY_ASSIGN(const Answer<wire::ReserveReply> answer,
+                    connection->Call<wire::ReserveReply>(reserve, deadline));
       const wire::ReserveReply& reply = answer.message;
       if (!reply.descriptor || deadline.passed()) {
         return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
       }
-      HF_TRY_ASSIGN(SlotMapping* const mapping, core_->mappings.Writable(reply.slot, reply.slot_bytes, answer.descriptors));
+      HF_TRY_ASSIGN(SlotMapping* const mapping,
+                    core_->mappings.Writable(reply.slot, reply.slot_bytes, answer.descriptors));
       mapping->Populate();
     }
-    return Status(Code::kInternal, absl::StrCat("ckptd went on to send slots after ", kReservedSlotsMax));
+    return Status(Code::kInternal,
+                  absl::StrCat("ckptd went on to send slots after ", kReservedSlotsMax));
   }
 
   Result<Restored> RestoreState(State& state, const RestoreOptions& options, Deadline deadline) {
@@ -204,7 +218,8 @@ class JobImpl : public Job {
       HF_TRY(core_->link->NextAttempt(deadline));
       core_->took_part = false;
     }
-    Result<Restored> restored = RestoreRun(*core_->link, *core_->engine, options, state).Run(deadline);
+    Result<Restored> restored =
+        RestoreRun(*core_->link, *core_->engine, options, state).Run(deadline);
     // "From scratch" is a decision of the attempt, too.
     core_->took_part = restored.ok() || restored.status().code() == Code::kNothingToRestore;
     return restored;
@@ -234,12 +249,17 @@ class JobImpl : public Job {
 
 Status CheckOptions(const JobOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "open"));
-  if (options.world_size == 0 || options.world_size > kWorldSizeMax || options.rank >= options.world_size) {
-    return Status(Code::kInvalidArgument, absl::StrCat("open job '", options.job, "': rank ", options.rank, " of ", options.world_size,
-                                                       ": world_size must be 1 to ", kWorldSizeMax, " and rank less than it"));
+  if (options.world_size == 0 || options.world_size > kWorldSizeMax ||
+      options.rank >= options.world_size) {
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat("open job '", options.job, "': rank ", options.rank, " of ",
+                               options.world_size, ": world_size must be 1 to ", kWorldSizeMax,
+                               " and rank less than it"));
   }
   if (options.launch.size() > kLaunchBytesMax || !image_internal::IsValidUtf8(options.launch)) {
-    return Status(Code::kInvalidArgument, absl::StrCat("open job '", options.job, "': a launch id is UTF-8 text of at most ", kLaunchBytesMax, " bytes"));
+    return Status(Code::kInvalidArgument, absl::StrCat("open job '", options.job,
+                                                       "': a launch id is UTF-8 text of at most ",
+                                                       kLaunchBytesMax, " bytes"));
   }
   return Status();
 }
@@ -251,7 +271,9 @@ Result<std::unique_ptr<Job>> Job::Open(const JobOptions& options) {
   return client::NoThrow([&]() -> Result<std::unique_ptr<Job>> {
     HF_TRY(client::CheckOptions(options));
     auto job = std::make_unique<client::JobImpl>(
-        client::RankIdentity{options.job, options.rank, options.world_size, options.launch, client::SocketPath(options.socket)}, options);
+        client::RankIdentity{options.job, options.rank, options.world_size, options.launch,
+                             client::SocketPath(options.socket)},
+        options);
     HF_TRY(job->Open(client::Deadline::In(options.open_deadline)));
     return std::unique_ptr<Job>(std::move(job));
   });

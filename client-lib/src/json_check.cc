@@ -33,13 +33,16 @@ class Checker {
     if (expected == nullptr && at_ != text_.size()) {
       expected = "the end";
     }
-    return expected == nullptr ? Status()
-                               : Status(Code::kInvalidArgument, absl::StrCat("this is not JSON: at byte ", at_, " ", expected, " was expected"));
+    return expected == nullptr
+               ? Status()
+               : Status(Code::kInvalidArgument, absl::StrCat("this is not JSON: at byte ", at_, " ",
+                                                             expected, " was expected"));
   }
 
  private:
   void SkipSpace() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r')) {
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r')) {
       ++at_;
     }
   }
@@ -58,7 +61,8 @@ class Checker {
     return at_ > before;
   }
 
-  // A whole value; or, for an object or array that is not empty, all up to its first member's value, which may be one again.
+  // A whole value; or, for an object or array that is not empty, all up to its first member's
+  // value, which may be one again.
   const char* ReadValue(std::bitset<kJsonDepthMax>& is_object, int& depth) {
     while (true) {
       SkipSpace();
@@ -134,7 +138,8 @@ class Checker {
       return std::string_view("\"\\/bfnrt").find(c) != std::string_view::npos;
     }
     for (int i = 0; i < 4; ++i, ++at_) {
-      if (at_ == text_.size() || std::string_view("0123456789abcdefABCDEF").find(text_[at_]) == std::string_view::npos) {
+      if (at_ == text_.size() ||
+          std::string_view("0123456789abcdefABCDEF").find(text_[at_]) == std::string_view::npos) {
         return false;
       }
     }

@@ -1,5 +1,5 @@
-// Whether a text is JSON (RFC 8259): so that an object that says so is read back by every reader. Pure, thread-safe, without
-// recursion; nothing is kept of what was read.
+// Whether a text is JSON (RFC 8259): so that an object that says so is read back by every reader.
+// Pure, thread-safe, without recursion; nothing is kept of what was read.
 //
 //   HF_TRY(CheckJson(object.bytes));   // "byte 17: expected ',' or '}'"
 #pragma once

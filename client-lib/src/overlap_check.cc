@@ -1,5 +1,6 @@
-// Slices of one tensor that share elements must have the same bytes there: otherwise what comes back would depend on
-// which of them is read. The shared elements are walked in runs that are contiguous in both.
+// Slices of one tensor that share elements must have the same bytes there: otherwise what comes
+// back would depend on which of them is read. The shared elements are walked in runs that are
+// contiguous in both.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -21,7 +22,8 @@ struct Box {
 };
 
 Box ToBox(const Slice& slice, const void* bytes) {
-  Box box{std::vector<uint64_t>(slice.global_shape.size(), 0), slice.global_shape, static_cast<const std::byte*>(bytes)};
+  Box box{std::vector<uint64_t>(slice.global_shape.size(), 0), slice.global_shape,
+          static_cast<const std::byte*>(bytes)};
   if (const auto* place = std::get_if<BoxPlace>(&slice.place)) {
     box.begin = place->offset;
     for (size_t d = 0; d < box.end.size(); ++d) {
@@ -48,9 +50,11 @@ uint64_t GlobalIndex(std::span<const uint64_t> shape, std::span<const uint64_t> 
   return index;
 }
 
-// Calls on(position, length) for each innermost row of [begin, end), until it returns false. Not empty, at least one dimension.
+// Calls on(position, length) for each innermost row of [begin, end), until it returns false. Not
+// empty, at least one dimension.
 template <typename OnRow>
-bool ForEachRow(const std::vector<uint64_t>& begin, const std::vector<uint64_t>& end, const OnRow& on) {
+bool ForEachRow(const std::vector<uint64_t>& begin, const std::vector<uint64_t>& end,
+                const OnRow& on) {
   std::vector<uint64_t> position = begin;
   const size_t last = begin.size() - 1;
   while (true) {
@@ -74,7 +78,9 @@ bool ForEachRow(const std::vector<uint64_t>& begin, const std::vector<uint64_t>&
   }
 }
 
-bool SameBytes(const std::byte* a, const std::byte* b, uint64_t bytes) { return a == b || std::memcmp(a, b, bytes) == 0; }
+bool SameBytes(const std::byte* a, const std::byte* b, uint64_t bytes) {
+  return a == b || std::memcmp(a, b, bytes) == 0;
+}
 
 bool BoxesAgree(const Box& a, const Box& b, uint64_t element_bytes) {
   std::vector<uint64_t> begin(a.begin.size());
@@ -84,27 +90,32 @@ bool BoxesAgree(const Box& a, const Box& b, uint64_t element_bytes) {
     end[d] = std::min(a.end[d], b.end[d]);
   }
   return ForEachRow(begin, end, [&](const std::vector<uint64_t>& position, uint64_t length) {
-    return SameBytes(a.bytes + IndexIn(a, position) * element_bytes, b.bytes + IndexIn(b, position) * element_bytes,
-                     length * element_bytes);
+    return SameBytes(a.bytes + IndexIn(a, position) * element_bytes,
+                     b.bytes + IndexIn(b, position) * element_bytes, length * element_bytes);
   });
 }
 
-bool BoxAndFlatAgree(const Box& box, std::span<const uint64_t> shape, const FlatPlace& flat, const std::byte* flat_bytes,
-                     uint64_t element_bytes) {
-  return ForEachRow(box.begin, box.end, [&](const std::vector<uint64_t>& position, uint64_t length) {
-    const uint64_t row = GlobalIndex(shape, position);
-    const uint64_t from = std::max(row, flat.start);
-    const uint64_t to = std::min(row + length, flat.start + flat.length);
-    return from >= to || SameBytes(box.bytes + (IndexIn(box, position) + (from - row)) * element_bytes,
-                                   flat_bytes + (from - flat.start) * element_bytes, (to - from) * element_bytes);
-  });
+bool BoxAndFlatAgree(const Box& box, std::span<const uint64_t> shape, const FlatPlace& flat,
+                     const std::byte* flat_bytes, uint64_t element_bytes) {
+  return ForEachRow(
+      box.begin, box.end, [&](const std::vector<uint64_t>& position, uint64_t length) {
+        const uint64_t row = GlobalIndex(shape, position);
+        const uint64_t from = std::max(row, flat.start);
+        const uint64_t to = std::min(row + length, flat.start + flat.length);
+        return from >= to ||
+               SameBytes(box.bytes + (IndexIn(box, position) + (from - row)) * element_bytes,
+                         flat_bytes + (from - flat.start) * element_bytes,
+                         (to - from) * element_bytes);
+      });
 }
 
-bool FlatsAgree(const FlatPlace& a, const std::byte* a_bytes, const FlatPlace& b, const std::byte* b_bytes, uint64_t element_bytes) {
+bool FlatsAgree(const FlatPlace& a, const std::byte* a_bytes, const FlatPlace& b,
+                const std::byte* b_bytes, uint64_t element_bytes) {
   const uint64_t from = std::max(a.start, b.start);
   const uint64_t to = std::min(a.start + a.length, b.start + b.length);
-  return from >= to || SameBytes(a_bytes + (from - a.start) * element_bytes, b_bytes + (from - b.start) * element_bytes,
-                                 (to - from) * element_bytes);
+  return from >= to ||
+         SameBytes(a_bytes + (from - a.start) * element_bytes,
+                   b_bytes + (from - b.start) * element_bytes, (to - from) * element_bytes);
 }
 
 bool Agree(const Slice& a, const void* a_data, const Slice& b, const void* b_data) {
@@ -133,10 +144,13 @@ bool Agree(const Slice& a, const void* a_data, const Slice& b, const void* b_dat
 Status CompareOverlaps(const StatePlan& plan, const std::vector<const void*>& sources) {
   const std::vector<Slice>& slices = plan.image.layout.slices;
   for (const auto& [first, second] : plan.overlaps) {
-    if (!Agree(slices[first], sources[plan.image.from_input[first]], slices[second], sources[plan.image.from_input[second]])) {
-      return Status(Code::kInvalidArgument,
-                    absl::StrCat("tensor ", image_internal::QuoteName(slices[first].name), ": its slices ", Describe(slices[first]), " and ",
-                                 Describe(slices[second]), " share elements and have different bytes there: which are right?"));
+    if (!Agree(slices[first], sources[plan.image.from_input[first]], slices[second],
+               sources[plan.image.from_input[second]])) {
+      return Status(
+          Code::kInvalidArgument,
+          absl::StrCat("tensor ", image_internal::QuoteName(slices[first].name), ": its slices ",
+                       Describe(slices[first]), " and ", Describe(slices[second]),
+                       " share elements and have different bytes there: which are right?"));
     }
   }
   return Status();

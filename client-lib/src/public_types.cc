@@ -7,8 +7,8 @@
 namespace holdfast {
 
 static_assert(static_cast<int>(Type::kBool) == static_cast<int>(DType::kBool) &&
-              static_cast<int>(Type::kBF16) == static_cast<int>(DType::kBF16) &&
-              static_cast<int>(Type::kF8E8M0) == static_cast<int>(DType::kF8E8M0),
+                  static_cast<int>(Type::kBF16) == static_cast<int>(DType::kBF16) &&
+                  static_cast<int>(Type::kF8E8M0) == static_cast<int>(DType::kF8E8M0),
               "Type and DType have the same numbers");
 
 const char* CodeName(Code code) {
@@ -53,12 +53,16 @@ std::string Status::ToString() const {
   return ok() ? std::string("OK") : std::string(CodeName(code_)) + ": " + message_;
 }
 
-uint32_t TypeBytes(Type type) { return DTypeBytes(static_cast<DType>(type)); }
+uint32_t TypeBytes(Type type) {
+  return DTypeBytes(static_cast<DType>(type));
+}
 
-const char* TypeName(Type type) { return DTypeName(static_cast<DType>(type)).data(); }  // of string literals
+const char* TypeName(Type type) {
+  return DTypeName(static_cast<DType>(type)).data();
+}  // of string literals
 
-Tensor Tensor::Box(std::string name, Type type, std::vector<uint64_t> global_shape, std::vector<uint64_t> offset,
-                   std::vector<uint64_t> shape, void* data) {
+Tensor Tensor::Box(std::string name, Type type, std::vector<uint64_t> global_shape,
+                   std::vector<uint64_t> offset, std::vector<uint64_t> shape, void* data) {
   Tensor tensor(std::move(name), type, std::move(global_shape), data);
   tensor.place = Place::kBox;
   tensor.box_offset = std::move(offset);
@@ -66,8 +70,8 @@ Tensor Tensor::Box(std::string name, Type type, std::vector<uint64_t> global_sha
   return tensor;
 }
 
-Tensor Tensor::Flat(std::string name, Type type, std::vector<uint64_t> global_shape, uint64_t start, uint64_t length,
-                    void* data) {
+Tensor Tensor::Flat(std::string name, Type type, std::vector<uint64_t> global_shape, uint64_t start,
+                    uint64_t length, void* data) {
   Tensor tensor(std::move(name), type, std::move(global_shape), data);
   tensor.place = Place::kFlat;
   tensor.flat_start = start;

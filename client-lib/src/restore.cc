@@ -35,13 +35,17 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
   while (outcome.ok() && !outcome->message.done) {
     const wire::Source offered = *outcome->message.source;
     Result<Answer<wire::SessionOutcome>> next = LoadAndReport(*outcome, deadline);
-    if (!next.ok() && next.status().code() == Code::kUnavailable && mismatch_.ok() && !deadline.passed()) {
-      next = Enter(deadline);  // the daemon was restarted: it knows what was decided, or we decide again
+    if (!next.ok() && next.status().code() == Code::kUnavailable && mismatch_.ok() &&
+        !deadline.passed()) {
+      next = Enter(
+          deadline);  // the daemon was restarted: it knows what was decided, or we decide again
     }
-    const bool moved_on = next.ok() && (next->message.attempt != offered.attempt || next->message.step != offered.step);
+    const bool moved_on = next.ok() && (next->message.attempt != offered.attempt ||
+                                        next->message.step != offered.step);
     if (moved_on && restored_.notes.size() < kNotesMax) {
-      restored_.notes.push_back(absl::StrCat("attempt ", offered.attempt, " step ", offered.step, " was passed over: ",
-                                             problem_.ok() ? "another rank could not load it" : problem_.message()));
+      restored_.notes.push_back(
+          absl::StrCat("attempt ", offered.attempt, " step ", offered.step, " was passed over: ",
+                       problem_.ok() ? "another rank could not load it" : problem_.message()));
     }
     outcome = std::move(next);
   }
@@ -65,20 +69,25 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
     Result<Answer<wire::SessionOutcome>> outcome = Exchange(*connection_, enter, deadline);
-    if (outcome.ok() || outcome.status().code() != Code::kUnavailable || connection_->alive() || deadline.passed()) {
+    if (outcome.ok() || outcome.status().code() != Code::kUnavailable || connection_->alive() ||
+        deadline.passed()) {
       return outcome;
     }
   }
 }
 
-Result<Answer<wire::SessionOutcome>> RestoreRun::Exchange(Connection& connection, const wire::Request& request, Deadline deadline) {
+Result<Answer<wire::SessionOutcome>> RestoreRun::Exchange(Connection& connection,
+                                                          const wire::Request& request,
+                                                          Deadline deadline) {
   const Clock::time_point began = Clock::now();
-  Result<Answer<wire::SessionOutcome>> outcome = connection.Call<wire::SessionOutcome>(request, deadline);
+  Result<Answer<wire::SessionOutcome>> outcome =
+      connection.Call<wire::SessionOutcome>(request, deadline);
   restored_.waited += Clock::now() - began;
   return outcome;
 }
 
-Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(const Answer<wire::SessionOutcome>& offer, Deadline deadline) {
+Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
+    const Answer<wire::SessionOutcome>& offer, Deadline deadline) {
   const wire::Source& source = *offer.message.source;
   const Clock::time_point began = Clock::now();
   const Load load = LoadSource(source, offer.descriptors, deadline);
@@ -94,21 +103,27 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(const Answer<wire
   report.deadline_ms = deadline.DaemonMillis();
   problem_ = load.status;
   if (load.mismatch) {
-    mismatch_ = WithContext(load.status, absl::StrCat("attempt ", source.attempt, " step ", source.step));
+    mismatch_ =
+        WithContext(load.status, absl::StrCat("attempt ", source.attempt, " step ", source.step));
   }
 
   // The copy's pages are unmapped; it may go as soon as the session lets it.
   const Deadline release = Deadline::In(kReleaseTime).Earlier(deadline);
-  static_cast<void>(connection_->Call<wire::Done>(wire::ReleaseRead{source.slot, source.generation}, release).ok());
+  static_cast<void>(
+      connection_->Call<wire::Done>(wire::ReleaseRead{source.slot, source.generation}, release)
+          .ok());
   const Clock::time_point reported = Clock::now();
   HF_TRY_ASSIGN(const uint64_t id, connection_->Send(report, deadline));
   HF_SYNC_POINT("client.restore.reported");
-  Result<Answer<wire::SessionOutcome>> outcome = connection_->Receive<wire::SessionOutcome>(id, deadline);
+  Result<Answer<wire::SessionOutcome>> outcome =
+      connection_->Receive<wire::SessionOutcome>(id, deadline);
   restored_.waited += Clock::now() - reported;
   return outcome;
 }
 
-RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors, Deadline deadline) {
+RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
+                                        const std::vector<UniqueFd>& descriptors,
+                                        Deadline deadline) {
   // 1. The copy, and what of it is wanted.
   const SealedShard::Expected expected{link_.identity().job, link_.identity().rank};
   Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(source, descriptors, expected);
@@ -127,7 +142,8 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source, const std::v
     return {std::move(copied)};
   }
   // 3. Were they of this filling to the last?
-  return {connection_->Call<wire::Done>(wire::ConfirmRead{source.slot, source.generation}, deadline).status()};
+  return {connection_->Call<wire::Done>(wire::ConfirmRead{source.slot, source.generation}, deadline)
+              .status()};
 }
 
 Status RestoreRun::Copy(const SealedShard& shard, const std::vector<size_t>& slices) {
@@ -156,7 +172,9 @@ Status RestoreRun::Copy(const SealedShard& shard, const std::vector<size_t>& sli
     return Status(Code::kCorrupt, "the slot was cut short while it was being read");
   }
   if (mismatch.has_value()) {
-    return shard.MismatchError(*mismatch, mismatch->range == 0 ? std::nullopt : std::optional<size_t>(slices[mismatch->range - 1]));
+    return shard.MismatchError(*mismatch, mismatch->range == 0
+                                              ? std::nullopt
+                                              : std::optional<size_t>(slices[mismatch->range - 1]));
   }
   return Status();
 }

@@ -1,13 +1,16 @@
-// One restore (docs/protocol.md §6): enters the attempt's session, loads what it offers, verifying every block, reports, and
-// goes on with what the session offers next, until all ranks have the same step.
+// One restore (docs/protocol.md §6): enters the attempt's session, loads what it offers, verifying
+// every block, reports, and goes on with what the session offers next, until all ranks have the
+// same step.
 //
 //   Result<Restored> restored = RestoreRun(link, engine, options, state).Run(deadline);
 //
-// Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters again.
+// Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters
+// again.
 //
-// A state that is not what was saved (another name, type, shape or place) is the caller's mistake, and no older step would
-// mend it. It is found before a byte is copied and reported as wants_mismatch, which ends the session for all ranks with
-// kInvalidArgument, instead of making them fall back.
+// A state that is not what was saved (another name, type, shape or place) is the caller's mistake,
+// and no older step would mend it. It is found before a byte is copied and reported as
+// wants_mismatch, which ends the session for all ranks with kInvalidArgument, instead of making
+// them fall back.
 #pragma once
 
 #include <chrono>
@@ -39,10 +42,13 @@ class RestoreRun {
     bool mismatch = false;
   };
 
-  Result<Answer<wire::SessionOutcome>> Exchange(Connection& connection, const wire::Request& request, Deadline deadline);
+  Result<Answer<wire::SessionOutcome>> Exchange(Connection& connection,
+                                                const wire::Request& request, Deadline deadline);
   Result<Answer<wire::SessionOutcome>> Enter(Deadline deadline);
-  Result<Answer<wire::SessionOutcome>> LoadAndReport(const Answer<wire::SessionOutcome>& offer, Deadline deadline);
-  Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors, Deadline deadline);
+  Result<Answer<wire::SessionOutcome>> LoadAndReport(const Answer<wire::SessionOutcome>& offer,
+                                                     Deadline deadline);
+  Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+                  Deadline deadline);
   Status Copy(const SealedShard& shard, const std::vector<size_t>& slices);
 
   DaemonLink& link_;

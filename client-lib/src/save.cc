@@ -17,7 +17,8 @@ namespace holdfast::client {
 namespace {
 
 constexpr size_t kReasonBytesMax = 2048;
-constexpr Milliseconds kGiveUpTime{1000};  // for telling the daemon about a save that failed already
+constexpr Milliseconds kGiveUpTime{
+    1000};  // for telling the daemon about a save that failed already
 constexpr size_t kSlotsPerRelease = 1024;
 
 }  // namespace
@@ -26,8 +27,9 @@ void ReleaseDropped(Connection& connection, SlotMappings& mappings, Deadline dea
   const std::vector<uint32_t> dropped = mappings.TakeDropped();
   for (size_t i = 0; i < dropped.size(); i += kSlotsPerRelease) {
     wire::ReleaseSlots release;
-    release.slots.assign(dropped.begin() + static_cast<ptrdiff_t>(i),
-                         dropped.begin() + static_cast<ptrdiff_t>(std::min(i + kSlotsPerRelease, dropped.size())));
+    release.slots.assign(
+        dropped.begin() + static_cast<ptrdiff_t>(i),
+        dropped.begin() + static_cast<ptrdiff_t>(std::min(i + kSlotsPerRelease, dropped.size())));
     if (!connection.Call<wire::Done>(release, deadline).ok()) {
       mappings.PutBackDropped(release.slots);
     }
@@ -36,7 +38,8 @@ void ReleaseDropped(Connection& connection, SlotMappings& mappings, Deadline dea
 
 const void* SaveRun::Source(size_t input) const {
   const size_t tensors = request_.tensors.size();
-  return input < tensors ? request_.tensors[input] : (*request_.objects)[input - tensors].bytes.data();
+  return input < tensors ? request_.tensors[input]
+                         : (*request_.objects)[input - tensors].bytes.data();
 }
 
 Status SaveRun::Run() {
@@ -73,26 +76,31 @@ Status SaveRun::Plan() {
 
 Status SaveRun::Begin() {
   const Deadline deadline = Deadline::In(context_.call_deadline + request_.options.wait_for_room);
-  HF_TRY_ASSIGN(connection_, context_.link.Get(Deadline::In(context_.call_deadline), Patience::kOnce));
+  HF_TRY_ASSIGN(connection_,
+                context_.link.Get(Deadline::In(context_.call_deadline), Patience::kOnce));
   ReleaseDropped(*connection_, context_.mappings, deadline);
   wire::BeginSave begin;
   begin.step = request_.step;
   begin.slot_bytes = plan_->slot_bytes;
-  begin.deadline_ms = static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
+  begin.deadline_ms =
+      static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
   HF_TRY_ASSIGN(const Answer<wire::Grant> answer, connection_->Call<wire::Grant>(begin, deadline));
   grant_ = answer.message;
   HF_SYNC_POINT("client.save.granted");
   observer_.granted(grant_->attempt);
   if (grant_->slot_bytes < plan_->slot_bytes || grant_->generation == 0) {
-    const Status status(Code::kInternal, absl::StrCat("ckptd granted slot ", grant_->slot, " of ", grant_->slot_bytes, " bytes (generation ",
-                                                      grant_->generation, ") for a save of ", plan_->slot_bytes));
+    const Status status(Code::kInternal,
+                        absl::StrCat("ckptd granted slot ", grant_->slot, " of ",
+                                     grant_->slot_bytes, " bytes (generation ", grant_->generation,
+                                     ") for a save of ", plan_->slot_bytes));
     if (!answer.descriptors.empty()) {
       context_.mappings.Drop(grant_->slot);
     }
     GiveUp(status);
     return status;
   }
-  Result<SlotMapping*> mapped = context_.mappings.Writable(grant_->slot, grant_->slot_bytes, answer.descriptors);
+  Result<SlotMapping*> mapped =
+      context_.mappings.Writable(grant_->slot, grant_->slot_bytes, answer.descriptors);
   if (!mapped.ok()) {
     GiveUp(mapped.status());
     return mapped.status();
@@ -118,14 +126,16 @@ Status SaveRun::Fill() {
   ranges.reserve(image.layout.slices.size());
   for (size_t i = 0; i < image.layout.slices.size(); ++i) {
     const DigestedRange& range = plan_->ranges[i + 1];
-    ranges.push_back({slot_->data() + range.image_offset, Source(image.from_input[i]), range.bytes, digests_.data() + range.first_digest});
+    ranges.push_back({slot_->data() + range.image_offset, Source(image.from_input[i]), range.bytes,
+                      digests_.data() + range.first_digest});
   }
   CopyOptions options;
   options.half_point = "client.save.half_copied";
   options.populate = !slot_->populated(image.layout.image_bytes);
   HF_TRY(context_.engine.CopyIn(ranges, options));
   if (guard.faulted()) {
-    return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while step ", request_.step, " was copied into it"));
+    return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while step ",
+                                               request_.step, " was copied into it"));
   }
   if (options.populate) {
     slot_->set_populated(image.layout.image_bytes);
@@ -155,13 +165,17 @@ Status SaveRun::Seal() {
   const std::string encoded = EncodeRecord(record);
   const uint64_t offset = RecordOffset(record.image_bytes);
   if (encoded.size() > slot_->bytes() - offset) {
-    return Status(Code::kInternal, absl::StrCat("the record of ", encoded.size(), " bytes does not fit behind the image in slot ", grant_->slot));
+    return Status(Code::kInternal,
+                  absl::StrCat("the record of ", encoded.size(),
+                               " bytes does not fit behind the image in slot ", grant_->slot));
   }
   {
     const FaultGuard guard(slot_->data() + offset, encoded.size());
     std::memcpy(slot_->data() + offset, encoded.data(), encoded.size());
     if (!guard.ok() || guard.faulted()) {
-      return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while the record of step ", request_.step, " was written"));
+      return Status(Code::kCorrupt,
+                    absl::StrCat("slot ", grant_->slot, " was cut short while the record of step ",
+                                 request_.step, " was written"));
     }
   }
   HF_SYNC_POINT("client.save.record_written");
@@ -169,7 +183,9 @@ Status SaveRun::Seal() {
   // 2. From here on the daemon may publish it at any moment.
   const Deadline deadline = Deadline::In(context_.call_deadline);
   HF_TRY_ASSIGN(const uint64_t id,
-                connection_->Send(wire::Seal{request_.step, grant_->slot, grant_->generation, offset, encoded.size()}, deadline));
+                connection_->Send(wire::Seal{request_.step, grant_->slot, grant_->generation,
+                                             offset, encoded.size()},
+                                  deadline));
   HF_SYNC_POINT("client.save.seal_sent");
   HF_TRY(connection_->Receive<wire::Sealed>(id, deadline).status());
   HF_SYNC_POINT("client.save.sealed");
@@ -177,16 +193,19 @@ Status SaveRun::Seal() {
 }
 
 void SaveRun::GiveUp(const Status& why) {
-  // After an answer that refuses this filling the slot is as good as before. In any other case nobody knows what the
-  // daemon makes of it: this process gives it up, so that it cannot write into it behind the daemon's back.
-  const bool refused = why.code() == Code::kShed || why.code() == Code::kAbandoned || why.code() == Code::kSuperseded;
+  // After an answer that refuses this filling the slot is as good as before. In any other case
+  // nobody knows what the daemon makes of it: this process gives it up, so that it cannot write
+  // into it behind the daemon's back.
+  const bool refused = why.code() == Code::kShed || why.code() == Code::kAbandoned ||
+                       why.code() == Code::kSuperseded;
   if (slot_ != nullptr && !refused) {
     context_.mappings.Drop(grant_->slot);
   }
   slot_ = nullptr;
   if (connection_->alive()) {
     const Deadline deadline = Deadline::In(kGiveUpTime);
-    const wire::AbortSave abort{request_.step, grant_->slot, grant_->generation, ForWire(why.message(), kReasonBytesMax)};
+    const wire::AbortSave abort{request_.step, grant_->slot, grant_->generation,
+                                ForWire(why.message(), kReasonBytesMax)};
     static_cast<void>(connection_->Call<wire::Done>(abort, deadline).ok());
     ReleaseDropped(*connection_, context_.mappings, deadline);
   }

@@ -1,9 +1,10 @@
 // One save, from the checked request to the sealed copy (docs/protocol.md §4).
 //
-//   SaveRequest request = …;                          // plan and addresses, made by the caller of Save or SaveAsync
-//   Status sealed = SaveRun(context, request, observer).Run();
+//   SaveRequest request = …;                          // plan and addresses, made by the caller of
+//   Save or SaveAsync Status sealed = SaveRun(context, request, observer).Run();
 //
-// Runs on the caller's thread (Save) or on the job's background thread (SaveAsync); never two at a time.
+// Runs on the caller's thread (Save) or on the job's background thread (SaveAsync); never two at a
+// time.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,8 @@ struct SaveRequest {
   std::shared_ptr<const StatePlan> plan;  // may be of other objects: FitsObjects decides
   std::vector<const void*> tensors;       // in the caller's order
   const std::vector<Object>* objects = nullptr;
-  std::vector<Object> own_objects;        // what `objects` points at when the caller's will not live long enough
+  std::vector<Object>
+      own_objects;  // what `objects` points at when the caller's will not live long enough
 };
 
 // What a save works with; the job owns it all.
@@ -38,7 +40,8 @@ struct SaveContext {
 };
 
 struct SaveObserver {
-  std::function<void(std::shared_ptr<const StatePlan>)> planned;  // the plan in use, if the request's did not fit
+  std::function<void(std::shared_ptr<const StatePlan>)>
+      planned;  // the plan in use, if the request's did not fit
   std::function<void(uint64_t attempt)> granted;
   std::function<void(uint64_t image_bytes)> copied;  // the tensors may change from now on
 };

@@ -1,12 +1,13 @@
-// A sealed copy in this process: the image mapped read-only, the record read and decoded, both checked against what
-// the daemon said that they are.
+// A sealed copy in this process: the image mapped read-only, the record read and decoded, both
+// checked against what the daemon said that they are.
 //
-//   HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard, SealedShard::Open(source, descriptors, expected));
-//   Read(shard->image() + shard->layout().slices[i].image_offset);
-//   if (shard->faulted()) …                                       // cut short meanwhile: what was read is zeros
+//   HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard, SealedShard::Open(source, descriptors,
+//   expected)); Read(shard->image() + shard->layout().slices[i].image_offset); if
+//   (shard->faulted()) …                                       // cut short meanwhile: what was
+//   read is zeros
 //
-// Image bytes are unverified until someone compares digests. Not thread-safe; the daemon holds the copy until ReleaseRead,
-// which is the owner's to send.
+// Image bytes are unverified until someone compares digests. Not thread-safe; the daemon holds the
+// copy until ReleaseRead, which is the owner's to send.
 #pragma once
 
 #include <memory>
@@ -30,7 +31,8 @@ class SealedShard {
     uint32_t rank = 0;
   };
   // kCorrupt: the copy is damaged or not what it should be. kUnreadable: of a newer format.
-  static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+  static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source,
+                                                   const std::vector<UniqueFd>& descriptors,
                                                    const Expected& expected);
 
   const ShardRecord& record() const { return record_; }

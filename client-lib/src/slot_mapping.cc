@@ -12,21 +12,24 @@
 
 namespace holdfast::client {
 
-Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64_t bytes, Access access) {
+Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64_t bytes,
+                                                      Access access) {
   struct stat st = {};
   if (::fstat(fd.get(), &st) != 0) {
     return SystemError(Code::kInternal, errno, "look at the slot that ckptd sent");
   }
   if (!S_ISREG(st.st_mode) || bytes == 0 || static_cast<uint64_t>(st.st_size) < bytes) {
-    return Status(Code::kCorrupt, absl::StrCat("the slot that ckptd sent is not what it should be: a file of ", st.st_size, " bytes instead of ",
-                                               bytes, " (was it cut short?)"));
+    return Status(Code::kCorrupt,
+                  absl::StrCat("the slot that ckptd sent is not what it should be: a file of ",
+                               st.st_size, " bytes instead of ", bytes, " (was it cut short?)"));
   }
   const int protection = access == Access::kWritable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* const address = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED) {
     return SystemError(Code::kInternal, errno, absl::StrCat("map a slot of ", bytes, " bytes"));
   }
-  // A data loader's child must not write into a slot; a kernel that can't promise it is none that we run on.
+  // A data loader's child must not write into a slot; a kernel that can't promise it is none that
+  // we run on.
   if (::madvise(address, bytes, MADV_DONTFORK) != 0) {
     const int error = errno;
     ::munmap(address, bytes);
@@ -42,25 +45,30 @@ SlotMapping::~SlotMapping() {
 }
 
 void SlotMapping::Populate() {
-  if (!populated(bytes_) && PopulatePages(data_, bytes_, /*writable=*/true, PopulateMethod::kBest) == 0) {
+  if (!populated(bytes_) &&
+      PopulatePages(data_, bytes_, /*writable=*/true, PopulateMethod::kBest) == 0) {
     populated_bytes_ = bytes_;
   }
 }
 
-Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes, const std::vector<UniqueFd>& descriptors) {
+Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes,
+                                            const std::vector<UniqueFd>& descriptors) {
   const auto known = mappings_.find(slot);
   if (descriptors.empty()) {
     if (known == mappings_.end() || known->second->bytes() < slot_bytes) {
       Drop(slot);  // so that the next grant brings a descriptor
-      return Status(Code::kInternal, absl::StrCat("ckptd granted slot ", slot, " without a descriptor, and this process has no mapping of ",
-                                                  slot_bytes, " bytes of it"));
+      return Status(Code::kInternal,
+                    absl::StrCat("ckptd granted slot ", slot,
+                                 " without a descriptor, and this process has no mapping of ",
+                                 slot_bytes, " bytes of it"));
     }
     return known->second.get();
   }
   if (known != mappings_.end()) {
     mappings_.erase(known);  // of an earlier file, or of another size
   }
-  Result<std::unique_ptr<SlotMapping>> mapping = SlotMapping::Map(descriptors.front(), slot_bytes, SlotMapping::Access::kWritable);
+  Result<std::unique_ptr<SlotMapping>> mapping =
+      SlotMapping::Map(descriptors.front(), slot_bytes, SlotMapping::Access::kWritable);
   if (!mapping.ok()) {
     Drop(slot);
     return WithContext(mapping.status(), absl::StrCat("slot ", slot));
@@ -80,8 +88,12 @@ void SlotMappings::DropAll() {
   mappings_.clear();
 }
 
-std::vector<uint32_t> SlotMappings::TakeDropped() { return std::exchange(dropped_, {}); }
+std::vector<uint32_t> SlotMappings::TakeDropped() {
+  return std::exchange(dropped_, {});
+}
 
-void SlotMappings::PutBackDropped(const std::vector<uint32_t>& slots) { dropped_.insert(dropped_.end(), slots.begin(), slots.end()); }
+void SlotMappings::PutBackDropped(const std::vector<uint32_t>& slots) {
+  dropped_.insert(dropped_.end(), slots.begin(), slots.end());
+}
 
 }  // namespace holdfast::client

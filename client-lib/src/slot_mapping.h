@@ -1,12 +1,13 @@
 // Slots in this process's address space.
 //
-// SlotMapping is one mapping of one descriptor: shared, not inherited by forked children, unmapped by the destructor.
-// SlotMappings keeps the writable ones from save to save, so that a slot that comes around again needs no descriptor and
-// faults no page.
+// SlotMapping is one mapping of one descriptor: shared, not inherited by forked children, unmapped
+// by the destructor. SlotMappings keeps the writable ones from save to save, so that a slot that
+// comes around again needs no descriptor and faults no page.
 //
 //   HF_TRY_ASSIGN(SlotMapping* mapping, mappings.Writable(grant, std::move(descriptors)));
-//   std::memcpy(mapping->data(), …);                     // under a FaultGuard: the file may be cut short at any time
-//   mappings.Drop(grant.slot);                           // something went wrong with it: unmap, and tell the daemon
+//   std::memcpy(mapping->data(), …);                     // under a FaultGuard: the file may be cut
+//   short at any time mappings.Drop(grant.slot);                           // something went wrong
+//   with it: unmap, and tell the daemon
 //
 // SlotMappings is not thread-safe: the job lets one operation at a time use it.
 #pragma once
@@ -29,7 +30,8 @@ class SlotMapping {
   enum class Access { kReadOnly, kWritable };
 
   // kInternal when the file is not a regular file of at least `bytes`.
-  static Result<std::unique_ptr<SlotMapping>> Map(const UniqueFd& fd, uint64_t bytes, Access access);
+  static Result<std::unique_ptr<SlotMapping>> Map(const UniqueFd& fd, uint64_t bytes,
+                                                  Access access);
   ~SlotMapping();
   SlotMapping(const SlotMapping&) = delete;
   SlotMapping& operator=(const SlotMapping&) = delete;
@@ -54,8 +56,10 @@ class SlotMapping {
 
 class SlotMappings {
  public:
-  // The mapping of the slot that was granted: the one there is, or a new one of the descriptor that came.
-  Result<SlotMapping*> Writable(uint32_t slot, uint64_t slot_bytes, const std::vector<UniqueFd>& descriptors);
+  // The mapping of the slot that was granted: the one there is, or a new one of the descriptor that
+  // came.
+  Result<SlotMapping*> Writable(uint32_t slot, uint64_t slot_bytes,
+                                const std::vector<UniqueFd>& descriptors);
   // Unmaps; the slot is released with the next ReleaseSlots.
   void Drop(uint32_t slot);
   void DropAll();

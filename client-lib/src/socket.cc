@@ -21,8 +21,10 @@ namespace {
 constexpr size_t kDescriptorsMax = 16;  // in one read; a frame has at most two
 
 Status Gone(std::string_view doing) {
-  return Status(Code::kUnavailable, absl::StrCat(ToAbsl(doing), ": ckptd closed the connection (it was stopped or restarted, or "
-                                                                "refused what it got; see its log)"));
+  return Status(Code::kUnavailable,
+                absl::StrCat(ToAbsl(doing),
+                             ": ckptd closed the connection (it was stopped or restarted, or "
+                             "refused what it got; see its log)"));
 }
 
 Status WaitFor(int fd, short events, Deadline deadline, std::string_view doing) {
@@ -33,7 +35,8 @@ Status WaitFor(int fd, short events, Deadline deadline, std::string_view doing) 
       return Status();
     }
     if (ready == 0 && deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, absl::StrCat(ToAbsl(doing), ": no answer from ckptd in time"));
+      return Status(Code::kDeadlineExceeded,
+                    absl::StrCat(ToAbsl(doing), ": no answer from ckptd in time"));
     }
     if (ready < 0 && errno != EINTR) {
       return SystemError(Code::kInternal, errno, doing);
@@ -45,14 +48,16 @@ Status ConnectError(int error, const std::string& path) {
   const bool denied = error == EACCES || error == EPERM;
   const std::string what = absl::StrCat("connect to ckptd at '", path, "'");
   const Status status = SystemError(denied ? Code::kRefused : Code::kUnavailable, error, what);
-  return Status(status.code(), status.message() + (denied ? ": this user may not use that daemon's socket"
-                                                          : ": is ckptd running? Start it, or name its socket in "
-                                                            "JobOptions::socket or HOLDFAST_SOCKET"));
+  return Status(status.code(),
+                status.message() + (denied ? ": this user may not use that daemon's socket"
+                                           : ": is ckptd running? Start it, or name its socket in "
+                                             "JobOptions::socket or HOLDFAST_SOCKET"));
 }
 
 // Takes the descriptors out of a received message; false when some were cut off.
 bool TakeDescriptors(struct msghdr& message, std::vector<UniqueFd>& out) {
-  for (struct cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr; control = CMSG_NXTHDR(&message, control)) {
+  for (struct cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
+       control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
       continue;
     }
@@ -75,7 +80,8 @@ std::string SocketPath(const std::string& wanted) {
   if (const char* path = std::getenv("HOLDFAST_SOCKET"); path != nullptr && *path != '\0') {
     return path;
   }
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime != '\0') {
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+      runtime != nullptr && *runtime != '\0') {
     std::string path = absl::StrCat(runtime, "/holdfast/ckptd.sock");
     if (::access(path.c_str(), F_OK) == 0) {
       return path;
@@ -88,21 +94,25 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
   struct sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path) || path.find('\0') != std::string::npos) {
-    return Status(Code::kInvalidArgument, absl::StrCat("connect to ckptd at '", path.substr(0, 256), "': a socket's path has at most ",
-                                                       sizeof(address.sun_path) - 1, " bytes and no zero byte"));
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat("connect to ckptd at '", path.substr(0, 256),
+                               "': a socket's path has at most ", sizeof(address.sun_path) - 1,
+                               " bytes and no zero byte"));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) {
     return SystemError(Code::kInternal, errno, "create a socket");
   }
-  while (::connect(fd.get(), reinterpret_cast<const struct sockaddr*>(&address), sizeof(address)) != 0) {
+  while (::connect(fd.get(), reinterpret_cast<const struct sockaddr*>(&address), sizeof(address)) !=
+         0) {
     if (errno != EAGAIN && errno != EINTR) {
       return ConnectError(errno, path);
     }
     // The daemon's queue of new connections is full; there is nothing to poll for.
     if (deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, absl::StrCat("connect to ckptd at '", path, "': it does not accept connections"));
+      return Status(Code::kDeadlineExceeded, absl::StrCat("connect to ckptd at '", path,
+                                                          "': it does not accept connections"));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -125,7 +135,8 @@ Status SendAll(int fd, std::string_view bytes, Deadline deadline) {
   return Status();
 }
 
-Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors, Deadline deadline) {
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,
+                           Deadline deadline) {
   while (true) {
     struct iovec piece = {buffer.data(), buffer.size()};
     alignas(struct cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
@@ -137,8 +148,11 @@ Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>
     const ssize_t got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got > 0) {
       if (!TakeDescriptors(message, descriptors)) {
-        return Status(Code::kInternal, absl::StrCat("ckptd sent more than ", kDescriptorsMax,
-                                                    " descriptors at once, or this process may open no more files (ulimit -n)"));
+        return Status(
+            Code::kInternal,
+            absl::StrCat(
+                "ckptd sent more than ", kDescriptorsMax,
+                " descriptors at once, or this process may open no more files (ulimit -n)"));
       }
       return static_cast<size_t>(got);
     }

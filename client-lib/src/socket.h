@@ -1,5 +1,6 @@
-// The system calls under a connection: a unix-domain stream socket that never raises SIGPIPE and never waits past a
-// deadline. Plain functions over a descriptor that the caller owns; one thread may send while another receives.
+// The system calls under a connection: a unix-domain stream socket that never raises SIGPIPE and
+// never waits past a deadline. Plain functions over a descriptor that the caller owns; one thread
+// may send while another receives.
 //
 //   HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix("/run/holdfast/ckptd.sock", deadline));
 //   HF_TRY(SendAll(fd.get(), frame, deadline));
@@ -22,12 +23,14 @@ std::string SocketPath(const std::string& wanted);
 // One attempt. kUnavailable: nobody listens there.
 Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 
-// kUnavailable when the peer is gone; kDeadlineExceeded when it does not read, and then part of it may have been sent.
+// kUnavailable when the peer is gone; kDeadlineExceeded when it does not read, and then part of it
+// may have been sent.
 Status SendAll(int fd, std::string_view bytes, Deadline deadline);
 
-// At least one byte, waiting for it until the deadline; descriptors that came along are appended. kUnavailable at the end of the
-// stream, kInternal when more descriptors came than any frame has.
-Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors, Deadline deadline);
+// At least one byte, waiting for it until the deadline; descriptors that came along are appended.
+// kUnavailable at the end of the stream, kInternal when more descriptors came than any frame has.
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,
+                           Deadline deadline);
 
 // Whether the peer has closed its end.
 bool HungUp(int fd);

@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kNamesShown = 5;
 
-// Slices by name: [first, second) of layout.slices is one run of a name, which is one group, as all slices of a tensor have one type.
+// Slices by name: [first, second) of layout.slices is one run of a name, which is one group, as all
+// slices of a tensor have one type.
 using Groups = std::unordered_map<std::string_view, std::pair<size_t, size_t>>;
 
 Groups GroupByName(const Layout& layout) {
@@ -49,15 +50,18 @@ Result<size_t> FindTensor(const Tensor& tensor, const Layout& layout, const Grou
   const auto [begin, end] = group->second;
   for (size_t i = begin; i < end; ++i) {
     const Slice& saved = layout.slices[i];
-    if (saved.kind == SliceKind::kTensor && saved.dtype == wanted.dtype && saved.global_shape == wanted.global_shape &&
-        saved.place == wanted.place) {
+    if (saved.kind == SliceKind::kTensor && saved.dtype == wanted.dtype &&
+        saved.global_shape == wanted.global_shape && saved.place == wanted.place) {
       return i;
     }
   }
   const Slice& saved = layout.slices[begin];
-  return Status(Code::kInvalidArgument,
-                absl::StrCat(NameOf(tensor), " was saved as ", saved.kind == SliceKind::kTensor ? Describe(saved) : "an object",
-                             end - begin > 1 ? absl::StrCat(" and ", end - begin - 1, " other slice(s)") : "", ", wanted is ", Describe(wanted)));
+  return Status(
+      Code::kInvalidArgument,
+      absl::StrCat(NameOf(tensor), " was saved as ",
+                   saved.kind == SliceKind::kTensor ? Describe(saved) : "an object",
+                   end - begin > 1 ? absl::StrCat(" and ", end - begin - 1, " other slice(s)") : "",
+                   ", wanted is ", Describe(wanted)));
 }
 
 Result<size_t> FindObject(const Object& object, const Layout& layout, const Groups& groups) {
@@ -67,12 +71,16 @@ Result<size_t> FindObject(const Object& object, const Layout& layout, const Grou
   }
   const Slice& saved = layout.slices[group->second.first];
   if (saved.kind == SliceKind::kTensor) {
-    return Status(Code::kInvalidArgument, absl::StrCat(NameOf(object), " was saved as a tensor: ", Describe(saved)));
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat(NameOf(object), " was saved as a tensor: ", Describe(saved)));
   }
   if (!object.json && !object.codec.empty() && object.codec != saved.codec) {
-    return Status(Code::kInvalidArgument,
-                  absl::StrCat(NameOf(object), " was saved as ", saved.kind == SliceKind::kJson ? "JSON" : absl::StrCat("codec '", saved.codec, "'"),
-                               ", wanted is codec '", ForWire(object.codec, kCodecBytesMax), "'"));
+    return Status(
+        Code::kInvalidArgument,
+        absl::StrCat(
+            NameOf(object), " was saved as ",
+            saved.kind == SliceKind::kJson ? "JSON" : absl::StrCat("codec '", saved.codec, "'"),
+            ", wanted is codec '", ForWire(object.codec, kCodecBytesMax), "'"));
   }
   return group->second.first;
 }

@@ -1,7 +1,8 @@
 // Which saved slices a state wants: exactly equal in name, type, global shape and place.
 //
-//   HF_TRY_ASSIGN(StateMatch match, MatchState(state, layout));   // kInvalidArgument names expected and found
-//   for (size_t i = 0; i < state.tensors.size(); ++i) Copy(layout.slices[match.tensors[i]], state.tensors[i]);
+//   HF_TRY_ASSIGN(StateMatch match, MatchState(state, layout));   // kInvalidArgument names
+//   expected and found for (size_t i = 0; i < state.tensors.size(); ++i)
+//   Copy(layout.slices[match.tensors[i]], state.tensors[i]);
 //
 // Pure, thread-safe.
 #pragma once

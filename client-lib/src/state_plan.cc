@@ -29,7 +29,8 @@ void AppendNumbers(std::string& out, const std::vector<uint64_t>& values) {
   out.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(uint64_t));
 }
 
-// Two tensors with the same signature are the same slice. Every part says its length, so none can pass for another.
+// Two tensors with the same signature are the same slice. Every part says its length, so none can
+// pass for another.
 void AppendSignature(std::string& out, const Tensor& tensor) {
   AppendNumber(out, tensor.name.size());
   out.append(tensor.name);
@@ -59,17 +60,20 @@ Slice ObjectSlice(const Object& object) {
 
 Status CheckMemory(const Tensor& tensor, uint64_t bytes) {
   if (tensor.bytes != 0 && tensor.bytes != bytes) {
-    return Status(Code::kInvalidArgument, absl::StrCat(NameOf(tensor), " is said to have ", tensor.bytes, " bytes, but ", Describe(ToSlice(tensor)),
-                                                       " has ", bytes));
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat(NameOf(tensor), " is said to have ", tensor.bytes, " bytes, but ",
+                               Describe(ToSlice(tensor)), " has ", bytes));
   }
   if (tensor.data == nullptr && bytes != 0) {
-    return Status(Code::kInvalidArgument, absl::StrCat(NameOf(tensor), " has ", bytes, " bytes and no memory (data is null)"));
+    return Status(Code::kInvalidArgument, absl::StrCat(NameOf(tensor), " has ", bytes,
+                                                       " bytes and no memory (data is null)"));
   }
   return Status();
 }
 
 // What follows from the image's plan.
-Result<std::shared_ptr<const StatePlan>> Complete(StatePlan plan, std::vector<Slice> slices, Rank rank) {
+Result<std::shared_ptr<const StatePlan>> Complete(StatePlan plan, std::vector<Slice> slices,
+                                                  Rank rank) {
   absl::StatusOr<ImagePlan> image = PlanImage(std::move(slices), rank);
   if (!image.ok()) {
     return FromAbslStatus(image.status(), "the state");
@@ -84,10 +88,12 @@ Result<std::shared_ptr<const StatePlan>> Complete(StatePlan plan, std::vector<Sl
   for (size_t i = 0; i < layout.slices.size(); ++i) {
     plan.input_bytes[plan.image.from_input[i]] = layout.slices[i].bytes;
   }
-  const uint64_t record_bytes_max = plan.image.layout_bytes.size() + plan.digest_count * sizeof(uint64_t) + kRecordExtraBytes;
+  const uint64_t record_bytes_max =
+      plan.image.layout_bytes.size() + plan.digest_count * sizeof(uint64_t) + kRecordExtraBytes;
   if (record_bytes_max > kRecordBytesMax) {
-    return Status(Code::kInvalidArgument, absl::StrCat("the state: its record would exceed the limit of ", kRecordBytesMax,
-                                                       " bytes: save fewer tensors a rank"));
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat("the state: its record would exceed the limit of ", kRecordBytesMax,
+                               " bytes: save fewer tensors a rank"));
   }
   plan.slot_bytes = RoundUp(RecordOffset(layout.image_bytes) + record_bytes_max, kSlotMultiple);
   return std::make_shared<const StatePlan>(std::move(plan));
@@ -95,7 +101,9 @@ Result<std::shared_ptr<const StatePlan>> Complete(StatePlan plan, std::vector<Sl
 
 }  // namespace
 
-uint64_t RecordOffset(uint64_t image_bytes) { return RoundUp(image_bytes, kImageAlignment); }
+uint64_t RecordOffset(uint64_t image_bytes) {
+  return RoundUp(image_bytes, kImageAlignment);
+}
 
 Slice ToSlice(const Tensor& tensor) {
   Slice slice;
@@ -110,13 +118,19 @@ Slice ToSlice(const Tensor& tensor) {
   return slice;
 }
 
-std::string NameOf(const Tensor& tensor) { return absl::StrCat("tensor ", image_internal::QuoteName(tensor.name)); }
-std::string NameOf(const Object& object) { return absl::StrCat("object ", image_internal::QuoteName(object.name)); }
+std::string NameOf(const Tensor& tensor) {
+  return absl::StrCat("tensor ", image_internal::QuoteName(tensor.name));
+}
+std::string NameOf(const Object& object) {
+  return absl::StrCat("object ", image_internal::QuoteName(object.name));
+}
 
 std::string Describe(const Slice& slice) {
-  std::string text = absl::StrCat(ToAbsl(DTypeName(slice.dtype)), " [", absl::StrJoin(slice.global_shape, ", "), "]");
+  std::string text = absl::StrCat(ToAbsl(DTypeName(slice.dtype)), " [",
+                                  absl::StrJoin(slice.global_shape, ", "), "]");
   if (const auto* box = std::get_if<BoxPlace>(&slice.place)) {
-    absl::StrAppend(&text, " box at [", absl::StrJoin(box->offset, ", "), "] of shape [", absl::StrJoin(box->shape, ", "), "]");
+    absl::StrAppend(&text, " box at [", absl::StrJoin(box->offset, ", "), "] of shape [",
+                    absl::StrJoin(box->shape, ", "), "]");
   } else if (const auto* flat = std::get_if<FlatPlace>(&slice.place)) {
     absl::StrAppend(&text, " elements ", flat->start, " to ", flat->start + flat->length);
   }
@@ -144,14 +158,17 @@ Result<std::shared_ptr<const StatePlan>> PlanState(const State& state, Rank rank
   for (const Object& object : state.objects) {
     slices.push_back(ObjectSlice(object));
   }
-  HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> complete, Complete(std::move(plan), std::move(slices), rank));
+  HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> complete,
+                Complete(std::move(plan), std::move(slices), rank));
   for (size_t i = 0; i < state.tensors.size(); ++i) {
     HF_TRY(CheckMemory(state.tensors[i], complete->input_bytes[i]));
   }
   return complete;
 }
 
-Result<std::shared_ptr<const StatePlan>> PlanWithObjects(const StatePlan& plan, const std::vector<Object>& objects, Rank rank) {
+Result<std::shared_ptr<const StatePlan>> PlanWithObjects(const StatePlan& plan,
+                                                         const std::vector<Object>& objects,
+                                                         Rank rank) {
   // The tensors' slices, back in the caller's order.
   size_t tensors = 0;
   for (const Slice& slice : plan.image.layout.slices) {
@@ -186,7 +203,8 @@ bool FitsObjects(const StatePlan& plan, const std::vector<Object>& objects) {
     }
     const Object& object = objects[input - tensors];
     if (object.name != slices[i].name || object.json != (slices[i].kind == SliceKind::kJson) ||
-        object.bytes.size() != slices[i].bytes || (!object.json && object.codec != slices[i].codec)) {
+        object.bytes.size() != slices[i].bytes ||
+        (!object.json && object.codec != slices[i].codec)) {
       return false;
     }
     ++found;
@@ -204,7 +222,8 @@ Result<std::shared_ptr<const StatePlan>> PlanCache::Get(const State& state) {
     for (; i < state.tensors.size() && i < plan_->input_bytes.size(); ++i) {
       scratch_.clear();
       AppendSignature(scratch_, state.tensors[i]);
-      if (signature.size() - at < scratch_.size() || std::memcmp(signature.data() + at, scratch_.data(), scratch_.size()) != 0) {
+      if (signature.size() - at < scratch_.size() ||
+          std::memcmp(signature.data() + at, scratch_.data(), scratch_.size()) != 0) {
         break;
       }
       at += scratch_.size();

@@ -1,10 +1,12 @@
-// From what the user hands over to what lies in a slot: checks, layout, header, and where each tensor's bytes go.
+// From what the user hands over to what lies in a slot: checks, layout, header, and where each
+// tensor's bytes go.
 //
 //   PlanCache cache(rank);
-//   HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> plan, cache.Get(state));   // < 1 µs a tensor when it is like the last one
-//   HF_TRY(CheckSources(*plan, sources));
+//   HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> plan, cache.Get(state));   // < 1 µs a tensor
+//   when it is like the last one HF_TRY(CheckSources(*plan, sources));
 //
-// A plan never changes and may be kept as long as one likes; a PlanCache belongs to one thread at a time.
+// A plan never changes and may be kept as long as one likes; a PlanCache belongs to one thread at a
+// time.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,7 @@
 namespace holdfast::client {
 
 struct StatePlan {
-  std::string signature;              // of the tensors, in the caller's order: all but their addresses
+  std::string signature;  // of the tensors, in the caller's order: all but their addresses
   std::vector<uint64_t> input_bytes;  // of each tensor, then each object, in the caller's order
   ImagePlan image;
   std::vector<DigestedRange> ranges;  // of image.layout: header, then slices
@@ -50,14 +52,16 @@ Status CheckObjects(const std::vector<Object>& objects);
 Result<std::shared_ptr<const StatePlan>> PlanState(const State& state, Rank rank);
 
 // The same tensors with other objects.
-Result<std::shared_ptr<const StatePlan>> PlanWithObjects(const StatePlan& plan, const std::vector<Object>& objects, Rank rank);
+Result<std::shared_ptr<const StatePlan>> PlanWithObjects(const StatePlan& plan,
+                                                         const std::vector<Object>& objects,
+                                                         Rank rank);
 
 class PlanCache {
  public:
   explicit PlanCache(Rank rank) : rank_(rank) {}
 
-  // The last plan, when it fits the tensors; whether it fits the objects too is FitsObjects. Otherwise a new one. Objects and addresses are
-  // checked in any case.
+  // The last plan, when it fits the tensors; whether it fits the objects too is FitsObjects.
+  // Otherwise a new one. Objects and addresses are checked in any case.
   Result<std::shared_ptr<const StatePlan>> Get(const State& state);
   void Keep(std::shared_ptr<const StatePlan> plan) { plan_ = std::move(plan); }
 

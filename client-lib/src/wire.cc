@@ -1,5 +1,5 @@
-// Writing is protozero's; reading goes through the strict reader that images and records use too: protozero's own
-// asserts on, and throws at, what a misbehaving daemon may send.
+// Writing is protozero's; reading goes through the strict reader that images and records use too:
+// protozero's own asserts on, and throws at, what a misbehaving daemon may send.
 #include "client-lib/src/wire.h"
 
 #include <protozero/pbf_writer.hpp>
@@ -33,7 +33,9 @@ class Writer {
       writer_.add_bytes(field, text.data(), text.size());
     }
   }
-  void PutMessage(uint32_t field, const std::string& message) { writer_.add_message(field, message); }
+  void PutMessage(uint32_t field, const std::string& message) {
+    writer_.add_message(field, message);
+  }
   void PutPacked(uint32_t field, const std::vector<uint32_t>& values) {
     writer_.add_packed_uint32(field, values.begin(), values.end());
   }
@@ -144,12 +146,15 @@ struct Encode {
 
 // ---- Reading ----
 
-// One message's fields, by number; what is not asked for is skipped, as fields of later versions must be.
+// One message's fields, by number; what is not asked for is skipped, as fields of later versions
+// must be.
 class Fields {
  public:
   explicit Fields(WireReader& reader) : reader_(reader) {}
 
-  absl::Status Get(const WireField& field, uint64_t& out) { return reader_.Unsigned(field, UINT64_MAX, out); }
+  absl::Status Get(const WireField& field, uint64_t& out) {
+    return reader_.Unsigned(field, UINT64_MAX, out);
+  }
   absl::Status Get(const WireField& field, int64_t& out) {
     uint64_t value = 0;
     HF_RETURN_IF_ERROR(Get(field, value));
@@ -212,7 +217,8 @@ absl::Status AppendDescent(const WireField& field, std::vector<Descent>& out) {
     return absl::InvalidArgumentError("a descent that is no message");
   }
   if (out.size() == kDescentMax) {
-    return absl::InvalidArgumentError(absl::StrCat("more than ", kDescentMax, " entries of descent"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("more than ", kDescentMax, " entries of descent"));
   }
   return Read(field.bytes, out.emplace_back());
 }
@@ -241,58 +247,61 @@ absl::Status Read(std::string_view bytes, Done&) {
 }
 
 absl::Status Read(std::string_view bytes, HelloReply& out) {
-  return ReadMessage("HelloReply", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return fields.Get(field, out.protocol);
-      case 2:
-        return fields.Get(field, out.daemon_version);
-      case 3:
-        return fields.Get(field, out.boot_id);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  return ReadMessage("HelloReply", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.protocol);
+                         case 2:
+                           return fields.Get(field, out.daemon_version);
+                         case 3:
+                           return fields.Get(field, out.boot_id);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
 }
 
 absl::Status Read(std::string_view bytes, JoinReply& out) {
-  return ReadMessage("JoinReply", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return fields.Get(field, out.job_uuid);
-      case 2:
-        return fields.Get(field, out.attempt);
-      case 3:
-        return AppendDescent(field, out.descent);
-      case 4:
-        return fields.Get(field, out.decided);
-      case 5:
-        return fields.Get(field, out.last_step);
-      case 6:
-        return fields.Get(field, out.any_step);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  return ReadMessage("JoinReply", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.job_uuid);
+                         case 2:
+                           return fields.Get(field, out.attempt);
+                         case 3:
+                           return AppendDescent(field, out.descent);
+                         case 4:
+                           return fields.Get(field, out.decided);
+                         case 5:
+                           return fields.Get(field, out.last_step);
+                         case 6:
+                           return fields.Get(field, out.any_step);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
 }
 
 absl::Status Read(std::string_view bytes, ReserveReply& out) {
-  return ReadMessage("ReserveReply", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return fields.Get(field, out.ready);
-      case 2:
-        return fields.Get(field, out.wanted);
-      case 3:
-        return fields.Get(field, out.slot_bytes);
-      case 4:
-        return fields.Get(field, out.descriptor);
-      case 5:
-        return fields.Get(field, out.slot);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  return ReadMessage("ReserveReply", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.ready);
+                         case 2:
+                           return fields.Get(field, out.wanted);
+                         case 3:
+                           return fields.Get(field, out.slot_bytes);
+                         case 4:
+                           return fields.Get(field, out.descriptor);
+                         case 5:
+                           return fields.Get(field, out.slot);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
 }
 
 absl::Status Read(std::string_view bytes, Grant& out) {
@@ -325,16 +334,17 @@ absl::Status Read(std::string_view bytes, Sealed& out) {
 }
 
 absl::Status Read(std::string_view bytes, SaveProgress& out) {
-  return ReadMessage("SaveProgress", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return fields.GetEnum(field, out.stage);
-      case 2:
-        return fields.Get(field, out.unix_ms);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  return ReadMessage("SaveProgress", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.GetEnum(field, out.stage);
+                         case 2:
+                           return fields.Get(field, out.unix_ms);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
 }
 
 absl::Status Read(std::string_view bytes, Source& out) {
@@ -363,29 +373,30 @@ absl::Status Read(std::string_view bytes, Source& out) {
 }
 
 absl::Status Read(std::string_view bytes, SessionOutcome& out) {
-  const absl::Status read = ReadMessage("SessionOutcome", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
-    switch (field.number) {
-      case 1:
-        return fields.Get(field, out.session);
-      case 2:
-        return fields.Get(field, out.round);
-      case 3:
-        return fields.Get(field, out.done);
-      case 4:
-        return fields.Get(field, out.attempt);
-      case 5:
-        return fields.Get(field, out.step);
-      case 6: {
-        std::string source;
-        HF_RETURN_IF_ERROR(fields.Get(field, source));
-        return Read(source, out.source.emplace());
-      }
-      case 7:
-        return AppendDescent(field, out.descent);
-      default:
-        return absl::OkStatus();
-    }
-  });
+  const absl::Status read = ReadMessage(
+      "SessionOutcome", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
+        switch (field.number) {
+          case 1:
+            return fields.Get(field, out.session);
+          case 2:
+            return fields.Get(field, out.round);
+          case 3:
+            return fields.Get(field, out.done);
+          case 4:
+            return fields.Get(field, out.attempt);
+          case 5:
+            return fields.Get(field, out.step);
+          case 6: {
+            std::string source;
+            HF_RETURN_IF_ERROR(fields.Get(field, source));
+            return Read(source, out.source.emplace());
+          }
+          case 7:
+            return AppendDescent(field, out.descent);
+          default:
+            return absl::OkStatus();
+        }
+      });
   HF_RETURN_IF_ERROR(read);
   if (!out.done && !out.source.has_value()) {
     return absl::InvalidArgumentError("a session that goes on, without a source");
@@ -434,8 +445,9 @@ Result<std::string> EncodeFrame(uint64_t id, const Request& request) {
   message.PutMessage(body.field, body.bytes);
   const std::string bytes = message.Take();
   if (bytes.size() > kMessageBytesMax) {
-    return Status(Code::kInvalidArgument, absl::StrCat("a request of ", bytes.size(), " bytes exceeds the protocol's limit of ",
-                                                       kMessageBytesMax));
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat("a request of ", bytes.size(),
+                               " bytes exceeds the protocol's limit of ", kMessageBytesMax));
   }
   std::string frame;
   frame.reserve(kFrameHeaderBytes + bytes.size());
@@ -449,8 +461,8 @@ Result<std::string> EncodeFrame(uint64_t id, const Request& request) {
 Result<DaemonFrame> DecodeFrame(std::string_view message) {
   DaemonFrame frame;
   int replies = 0;
-  const absl::Status read =
-      ReadMessage("DaemonFrame", message, [&](const WireField& field, Fields& fields) -> absl::Status {
+  const absl::Status read = ReadMessage(
+      "DaemonFrame", message, [&](const WireField& field, Fields& fields) -> absl::Status {
         if (field.number == 1) {
           return fields.Get(field, frame.id);
         }
@@ -464,7 +476,8 @@ Result<DaemonFrame> DecodeFrame(std::string_view message) {
     return Status(Code::kInternal, Message(read));
   }
   if (replies != 1) {
-    return Status(Code::kInternal, absl::StrCat("a frame with ", replies, " replies instead of one"));
+    return Status(Code::kInternal,
+                  absl::StrCat("a frame with ", replies, " replies instead of one"));
   }
   return frame;
 }

@@ -1,8 +1,9 @@
-// The frames of proto/holdfast/v1/client.proto, without a protobuf runtime: plain structs, one encoder, one strict
-// decoder. tests/client-lib/wire_test.cc holds them against the generated code, both ways.
+// The frames of proto/holdfast/v1/client.proto, without a protobuf runtime: plain structs, one
+// encoder, one strict decoder. tests/client-lib/wire_test.cc holds them against the generated code,
+// both ways.
 //
-//   HF_TRY_ASSIGN(std::string frame, wire::EncodeFrame(7, wire::BeginSave{.step = 12, .slot_bytes = 4 << 20}));
-//   HF_TRY_ASSIGN(wire::DaemonFrame reply, wire::DecodeFrame(message));
+//   HF_TRY_ASSIGN(std::string frame, wire::EncodeFrame(7, wire::BeginSave{.step = 12, .slot_bytes =
+//   4 << 20})); HF_TRY_ASSIGN(wire::DaemonFrame reply, wire::DecodeFrame(message));
 //
 // Pure, thread-safe. Strings that are encoded must be valid UTF-8 (ForWire).
 #pragma once
@@ -27,8 +28,17 @@ inline constexpr size_t kMessageBytesMax = 65'536;
 enum class Choice : uint32_t { kNewest = 0, kStep = 1 };
 enum class Stage : uint32_t { kUnspecified = 0, kSealed, kCommitted, kNvme, kRemote };
 enum class Reason : uint32_t {
-  kUnspecified = 0, kNothingToRestore, kSuperseded, kShed, kAbandoned, kNoRoom, kOtherOwner, kRankTaken, kTopology,
-  kUnreadable, kUnknownSession,
+  kUnspecified = 0,
+  kNothingToRestore,
+  kSuperseded,
+  kShed,
+  kAbandoned,
+  kNoRoom,
+  kOtherOwner,
+  kRankTaken,
+  kTopology,
+  kUnreadable,
+  kUnknownSession,
 };
 
 // ---- To the daemon ----
@@ -109,8 +119,9 @@ struct ReleaseSlots {
 };
 struct Leave {};
 
-using Request = std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave, EnterSession, ReportLoad, Attach,
-                             ConfirmRead, ReleaseRead, ReleaseSlots, Leave>;
+using Request =
+    std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave, EnterSession,
+                 ReportLoad, Attach, ConfirmRead, ReleaseRead, ReleaseSlots, Leave>;
 
 // Length prefix and message. kInvalidArgument when it would exceed the limit.
 Result<std::string> EncodeFrame(uint64_t id, const Request& request);
@@ -179,15 +190,16 @@ struct SessionOutcome {
   std::vector<Descent> descent;
 };
 
-using Reply =
-    std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed, SaveProgress, SessionOutcome, Source>;
+using Reply = std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed,
+                           SaveProgress, SessionOutcome, Source>;
 
 struct DaemonFrame {
   uint64_t id = 0;
   Reply reply;
 };
 
-// The message without its length. kInternal, saying what is wrong with it, for anything but exactly one reply.
+// The message without its length. kInternal, saying what is wrong with it, for anything but exactly
+// one reply.
 Result<DaemonFrame> DecodeFrame(std::string_view message);
 
 // How many descriptors come with a reply.

@@ -23,7 +23,8 @@ std::thread StartQuietThread(std::function<void()> body) {
     ::sigdelset(&quiet, fault);
   }
   sigset_t before;
-  ::pthread_sigmask(SIG_BLOCK, &quiet, &before);  // a thread inherits the mask of the one that makes it
+  ::pthread_sigmask(SIG_BLOCK, &quiet,
+                    &before);  // a thread inherits the mask of the one that makes it
   std::thread thread;
   try {
     thread = std::thread(std::move(body));
@@ -40,8 +41,9 @@ uint32_t CopyThreads(uint32_t wanted) {
   }
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  const int cpus = ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed)
-                                                                          : static_cast<int>(std::thread::hardware_concurrency());
+  const int cpus = ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                       ? CPU_COUNT(&allowed)
+                       : static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp<uint32_t>(static_cast<uint32_t>(std::max(cpus, 1)), 1, kDefaultThreadsMax);
 }
 

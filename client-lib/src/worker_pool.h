@@ -1,11 +1,11 @@
-// A few parked threads that help the caller with one piece of work at a time. Threads are made at the first Run that
-// wants them; where the system gives none, the caller works alone.
+// A few parked threads that help the caller with one piece of work at a time. Threads are made at
+// the first Run that wants them; where the system gives none, the caller works alone.
 //
 //   WorkerPool pool(4);                       // the caller and three more
 //   pool.Run(4, [&] { while (TakeTask()) … });  // returns when all have returned
 //
-// One Run at a time; the destructor joins. All signals but those of faults are blocked in the threads: they belong to
-// the training program.
+// One Run at a time; the destructor joins. All signals but those of faults are blocked in the
+// threads: they belong to the training program.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 
 namespace holdfast {
 
-absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) request, const Caller& caller, Duration at_most) {
+absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) request,
+                                              const Caller& caller, Duration at_most) {
   const auto until = std::chrono::steady_clock::now() + at_most;
   AdminRequest event;
   event.caller = caller;
@@ -36,7 +37,9 @@ absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) re
   if (!answered) {
     return stopped_ ? absl::UnavailableError("the daemon is stopping")
                     : absl::DeadlineExceededError(absl::StrCat(
-                          "the daemon did not answer within ", std::chrono::duration_cast<std::chrono::milliseconds>(at_most).count(), " ms"));
+                          "the daemon did not answer within ",
+                          std::chrono::duration_cast<std::chrono::milliseconds>(at_most).count(),
+                          " ms"));
   }
   if (!reply.status.ok()) {
     return reply.status;

@@ -1,4 +1,5 @@
-// The way from gRPC's threads to the core on the reactor's thread, and back: one question, one answer, one deadline.
+// The way from gRPC's threads to the core on the reactor's thread, and back: one question, one
+// answer, one deadline.
 //
 //   HF_ASSIGN_OR_RETURN(AdminAnswer answer, gateway.Ask(request, caller, deadline));
 //   // answer.lease ends the hold on the shards that the core let us read
@@ -42,7 +43,8 @@ class AdminGateway {
 
   explicit AdminGateway(PostEvent post) : post_(std::move(post)) {}
 
-  absl::StatusOr<AdminAnswer> Ask(decltype(AdminRequest::request) request, const Caller& caller, Duration at_most) EXCLUDES(mutex_);
+  absl::StatusOr<AdminAnswer> Ask(decltype(AdminRequest::request) request, const Caller& caller,
+                                  Duration at_most) EXCLUDES(mutex_);
   void ReportBadCopy(const ReadableShard& shard, const std::string& what);
   void Deliver(AdminReply reply) EXCLUDES(mutex_);
   // Whoever waits is told that the daemon stops; so is whoever asks later.

@@ -88,7 +88,9 @@ struct AdminServer::Impl {
       return;
     }
     const absl::StatusOr<Peer> peer = IdentifyPeer(fd.get());
-    const absl::Status admitted = peer.ok() ? Admit(std::move(fd), Caller{peer->process, peer->uid, peer->gid}) : peer.status();
+    const absl::Status admitted =
+        peer.ok() ? Admit(std::move(fd), Caller{peer->process, peer->uid, peer->gid})
+                  : peer.status();
     if (!admitted.ok()) {
       LogWarning(absl::StrCat("admin connection turned away: ", Message(admitted)));
     }
@@ -96,19 +98,23 @@ struct AdminServer::Impl {
 
   absl::Status Admit(UniqueFd fd, const Caller& caller) {
     if (watched.size() >= kConnectionsMax) {
-      return absl::ResourceExhaustedError(absl::StrCat(kConnectionsMax, " admin connections are open"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kConnectionsMax, " admin connections are open"));
     }
     HF_ASSIGN_OR_RETURN(UidServer * server, ServerFor(caller));
     if (server->connections >= kConnectionsPerUidMax) {
-      return absl::ResourceExhaustedError(absl::StrCat("uid ", caller.uid, " has ", kConnectionsPerUidMax, " admin connections"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("uid ", caller.uid, " has ", kConnectionsPerUidMax, " admin connections"));
     }
-    // gRPC owns the descriptor from now on; a second one tells us when the connection ends, whoever ends it.
+    // gRPC owns the descriptor from now on; a second one tells us when the connection ends, whoever
+    // ends it.
     UniqueFd watch(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!watch.valid()) {
       return ErrnoStatus(errno, "dup", "admin connection");
     }
     const int number = watch.get();
-    HF_RETURN_IF_ERROR(reactor->Watch(number, EPOLLRDHUP, [this, number, uid = caller.uid](uint32_t) { Ended(number, uid); }));
+    HF_RETURN_IF_ERROR(reactor->Watch(
+        number, EPOLLRDHUP, [this, number, uid = caller.uid](uint32_t) { Ended(number, uid); }));
     watched.emplace(number, std::move(watch));
     ++server->connections;
     grpc::AddInsecureChannelFromFd(server->server.get(), fd.release());
@@ -131,12 +137,14 @@ struct AdminServer::Impl {
   absl::Status MakeRoom() {
     auto oldest = servers.end();
     for (auto it = servers.begin(); it != servers.end(); ++it) {
-      if (it->second.connections == 0 && (oldest == servers.end() || it->second.last_used < oldest->second.last_used)) {
+      if (it->second.connections == 0 &&
+          (oldest == servers.end() || it->second.last_used < oldest->second.last_used)) {
         oldest = it;
       }
     }
     if (oldest == servers.end()) {
-      return absl::ResourceExhaustedError(absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket"));
     }
     ShutDown(oldest->second);
     servers.erase(oldest);
@@ -159,7 +167,8 @@ struct AdminServer::Impl {
   std::thread thread;
 };
 
-absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const v1::AdminConfig& config, AdminContext& context) {
+absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const v1::AdminConfig& config,
+                                                                AdminContext& context) {
   static std::once_flag plugins;
   std::call_once(plugins, [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -169,7 +178,8 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const v1::AdminC
   // Answers are filtered by the caller's uid: everybody may ask.
   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open(config.path(), 0666));
   auto impl = std::make_unique<Impl>(context, std::move(socket), std::move(reactor));
-  HF_RETURN_IF_ERROR(impl->reactor->Watch(impl->listening.fd(), EPOLLIN, [i = impl.get()](uint32_t) { i->Accept(); }));
+  HF_RETURN_IF_ERROR(impl->reactor->Watch(impl->listening.fd(), EPOLLIN,
+                                          [i = impl.get()](uint32_t) { i->Accept(); }));
   impl->thread = std::thread([i = impl.get()] { i->reactor->Run(); });
   return std::unique_ptr<AdminServer>(new AdminServer(std::move(impl)));
 }

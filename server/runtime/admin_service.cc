@@ -19,14 +19,16 @@ constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The numbers are the same.
-  return status.ok() ? grpc::Status::OK : grpc::Status(static_cast<grpc::StatusCode>(status.code()), Message(status));
+  return status.ok() ? grpc::Status::OK
+                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()), Message(status));
 }
 
 class AdminService final : public v1::Admin::Service {
  public:
   AdminService(AdminContext& context, const Caller& caller) : context_(context), caller_(caller) {}
 
-  grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request, v1::GetStatusReply* reply) override {
+  grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request,
+                         v1::GetStatusReply* reply) override {
     const grpc::Status asked = AskFor(call, *request, reply);
     if (asked.ok()) {
       context_.fill_daemon_status(*reply->mutable_daemon());
@@ -44,18 +46,21 @@ class AdminService final : public v1::Admin::Service {
     return AskFor(call, *request, reply);
   }
 
-  grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request, v1::RemoveJobReply* reply) override {
+  grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request,
+                         v1::RemoveJobReply* reply) override {
     return AskFor(call, *request, reply);
   }
 
-  grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request, v1::InspectShardReply* reply) override {
+  grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request,
+                            v1::InspectShardReply* reply) override {
     ReadableShards shards;
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
     if (const grpc::Status took = Take(answer, &shards); !took.ok()) {
       return took;
     }
     if (shards.shards.size() != 1) {
-      return ToGrpc(absl::NotFoundError("inspect: there is no such shard; `ckptctl list` shows what there is"));
+      return ToGrpc(absl::NotFoundError(
+          "inspect: there is no such shard; `ckptctl list` shows what there is"));
     }
     absl::StatusOr<std::string> record = context_.store->ReadRecord(shards.shards[0].slot);
     if (!record.ok()) {
@@ -67,14 +72,16 @@ class AdminService final : public v1::Admin::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request, grpc::ServerWriter<v1::VerifyProgress>* writer) override {
+  grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
+                      grpc::ServerWriter<v1::VerifyProgress>* writer) override {
     struct Running {
       std::atomic<int>& count;
       const int before = count.fetch_add(1);
       ~Running() { count.fetch_sub(1); }
     } running{context_.verifies};
     if (running.before >= kVerifiesMax) {
-      return ToGrpc(absl::ResourceExhaustedError(absl::StrCat("verify: ", kVerifiesMax, " are running already; try again when one has ended")));
+      return ToGrpc(absl::ResourceExhaustedError(absl::StrCat(
+          "verify: ", kVerifiesMax, " are running already; try again when one has ended")));
     }
     ReadableShards shards;
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
@@ -82,7 +89,9 @@ class AdminService final : public v1::Admin::Service {
       return took;
     }
     VerifyRun run(*context_.store, std::move(shards.shards),
-                  [this](const ReadableShard& shard, const std::string& what) { context_.gateway->ReportBadCopy(shard, what); });
+                  [this](const ReadableShard& shard, const std::string& what) {
+                    context_.gateway->ReportBadCopy(shard, what);
+                  });
     for (;;) {
       v1::VerifyProgress progress;
       const bool done = run.WaitFor(kProgressEvery, &progress);

@@ -1,5 +1,6 @@
-// The gRPC service Admin for the callers of one uid: translates calls into questions to the core, and reads copies for
-// InspectShard and Verify. Who may see what is the core's decision; this only tells it who asks.
+// The gRPC service Admin for the callers of one uid: translates calls into questions to the core,
+// and reads copies for InspectShard and Verify. Who may see what is the core's decision; this only
+// tells it who asks.
 //
 //   auto service = MakeAdminService(context, caller);
 //   builder.RegisterService(service.get());
@@ -29,7 +30,8 @@ struct AdminContext {
   AdminGateway* gateway = nullptr;
   SlotStore* store = nullptr;
   Duration request_timeout{};
-  std::function<void(v1::DaemonStatus&)> fill_daemon_status;  // any thread: what the core does not know
+  std::function<void(v1::DaemonStatus&)>
+      fill_daemon_status;  // any thread: what the core does not know
   std::atomic<int> verifies{0};
 };
 

@@ -18,19 +18,24 @@
 namespace holdfast {
 namespace {
 
-// Keys: "version", "job/<uuid>", "shard/<tier>/<uuid>/<attempt>/<step>/<rank>" with numbers as big-endian hex, so that a
-// scan comes in order.
+// Keys: "version", "job/<uuid>", "shard/<tier>/<uuid>/<attempt>/<step>/<rank>" with numbers as
+// big-endian hex, so that a scan comes in order.
 constexpr char kVersionKey[] = "version";
 constexpr char kJobPrefix[] = "job/";
 constexpr char kShardPrefix[] = "shard/";
 
-std::string JobKey(std::string_view uuid_text) { return absl::StrCat(kJobPrefix, ToAbsl(uuid_text)); }
+std::string JobKey(std::string_view uuid_text) {
+  return absl::StrCat(kJobPrefix, ToAbsl(uuid_text));
+}
 
-std::string TierPrefix(std::string_view tier) { return absl::StrCat(kShardPrefix, ToAbsl(tier), "/"); }
+std::string TierPrefix(std::string_view tier) {
+  return absl::StrCat(kShardPrefix, ToAbsl(tier), "/");
+}
 
 std::string ShardKey(const ShardId& id, std::string_view tier) {
-  return absl::StrCat(TierPrefix(tier), id.job.ToString(), "/", absl::Hex(id.attempt, absl::kZeroPad16), "/",
-                      absl::Hex(id.step, absl::kZeroPad16), "/", absl::Hex(id.rank, absl::kZeroPad8));
+  return absl::StrCat(
+      TierPrefix(tier), id.job.ToString(), "/", absl::Hex(id.attempt, absl::kZeroPad16), "/",
+      absl::Hex(id.step, absl::kZeroPad16), "/", absl::Hex(id.rank, absl::kZeroPad8));
 }
 
 absl::StatusOr<std::string> KeyOf(const v1::CatalogShard& shard) {
@@ -38,15 +43,18 @@ absl::StatusOr<std::string> KeyOf(const v1::CatalogShard& shard) {
   return ShardKey({job, shard.attempt(), shard.step(), shard.rank()}, shard.tier());
 }
 
-absl::Status FromRocks(const rocksdb::Status& status, std::string_view operation, const std::string& path) {
+absl::Status FromRocks(const rocksdb::Status& status, std::string_view operation,
+                       const std::string& path) {
   if (status.ok()) {
     return absl::OkStatus();
   }
-  const std::string text = absl::StrCat(ToAbsl(operation), " catalog '", path, "': ", status.ToString());
+  const std::string text =
+      absl::StrCat(ToAbsl(operation), " catalog '", path, "': ", status.ToString());
   return status.IsCorruption() ? absl::DataLossError(text) : absl::UnavailableError(text);
 }
 
-// Small: the catalog holds a few thousand short entries, and the daemon at rest is to cost next to nothing.
+// Small: the catalog holds a few thousand short entries, and the daemon at rest is to cost next to
+// nothing.
 rocksdb::Options SmallOptions() {
   rocksdb::Options options;
   options.create_if_missing = true;
@@ -75,7 +83,8 @@ rocksdb::Options SmallOptions() {
 absl::Status RemoveTree(Env& env, const std::string& path) {
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(path));
   for (const std::string& name : names) {
-    HF_RETURN_IF_ERROR(env.Unlink(JoinPath(path, name)));  // a catalog has no directories of its own
+    HF_RETURN_IF_ERROR(
+        env.Unlink(JoinPath(path, name)));  // a catalog has no directories of its own
   }
   return env.RemoveDirectory(path);
 }
@@ -85,7 +94,9 @@ absl::Status RemoveTree(Env& env, const std::string& path) {
 Catalog::Catalog(Env* env, std::string state_dir)
     : env_(env), state_dir_(std::move(state_dir)), path_(JoinPath(state_dir_, "catalog")) {}
 
-Catalog::~Catalog() { Close().IgnoreError(); }
+Catalog::~Catalog() {
+  Close().IgnoreError();
+}
 
 absl::StatusOr<std::unique_ptr<Catalog>> Catalog::Open(Env* env, const std::string& state_dir) {
   std::unique_ptr<Catalog> catalog(new Catalog(env, state_dir));
@@ -142,7 +153,8 @@ absl::Status Catalog::CheckVersion() {
     std::unique_ptr<rocksdb::Iterator> first(db_->NewIterator(rocksdb::ReadOptions()));
     first->SeekToFirst();
     if (first->Valid() || !first->status().ok()) {
-      return absl::DataLossError(absl::StrCat("open catalog '", path_, "': it has entries but no version"));
+      return absl::DataLossError(
+          absl::StrCat("open catalog '", path_, "': it has entries but no version"));
     }
     rocksdb::WriteBatch batch;
     batch.Put(kVersionKey, absl::StrCat(kCatalogVersion));
@@ -151,11 +163,13 @@ absl::Status Catalog::CheckVersion() {
   HF_RETURN_IF_ERROR(FromRocks(got, "read the version of", path_));
   uint32_t version = 0;
   if (!absl::SimpleAtoi(text, &version) || version == 0) {
-    return absl::DataLossError(absl::StrCat("open catalog '", path_, "': its version cannot be understood"));
+    return absl::DataLossError(
+        absl::StrCat("open catalog '", path_, "': its version cannot be understood"));
   }
   if (version > kCatalogVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("open catalog '", path_, "': it is of version ", version,
-                                                      ", this program knows versions up to ", kCatalogVersion));
+    return absl::FailedPreconditionError(
+        absl::StrCat("open catalog '", path_, "': it is of version ", version,
+                     ", this program knows versions up to ", kCatalogVersion));
   }
   return absl::OkStatus();
 }
@@ -186,9 +200,12 @@ absl::Status Catalog::MoveAside(std::string_view suffix, const std::string& why)
   const std::string aside = JoinPath(state_dir_, absl::StrCat(prefix, next));
   HF_RETURN_IF_ERROR(env_->Rename(path_, aside));
   HF_RETURN_IF_ERROR(env_->SyncDirectory(state_dir_));
-  std::string problem = absl::StrCat(why, "; moved to '", aside, "' and made anew from what memory holds");
+  std::string problem =
+      absl::StrCat(why, "; moved to '", aside, "' and made anew from what memory holds");
   if (suffix == "newer") {
-    absl::StrAppend(&problem, "; to go back to it, stop this daemon, rename it to 'catalog' and start the newer ckptd");
+    absl::StrAppend(
+        &problem,
+        "; to go back to it, stop this daemon, rename it to 'catalog' and start the newer ckptd");
   }
   problems_.push_back(std::move(problem));
   while (suffix == "bad" && kept.size() >= kBadCatalogsKept) {
@@ -212,7 +229,8 @@ absl::StatusOr<std::vector<v1::JobState>> Catalog::JobStates(std::vector<std::st
             ? JobUuid::FromBytes(state.job_uuid())
             : absl::StatusOr<JobUuid>(absl::DataLossError("undecodable"));
     if (!uuid.ok() || it->key() != JobKey(uuid->ToString())) {
-      problems->push_back(absl::StrCat("catalog '", path_, "': entry '", it->key().ToString(), "' cannot be understood; left out"));
+      problems->push_back(absl::StrCat("catalog '", path_, "': entry '", it->key().ToString(),
+                                       "' cannot be understood; left out"));
       continue;
     }
     states.push_back(std::move(state));
@@ -242,7 +260,8 @@ absl::Status Catalog::Write(rocksdb::WriteBatch& batch, Sync sync) {
   if (failed_) {
     db_.reset();
     rocksdb::DB* db = nullptr;
-    const absl::Status opened = FromRocks(rocksdb::DB::Open(SmallOptions(), path_, &db), "open again", path_);
+    const absl::Status opened =
+        FromRocks(rocksdb::DB::Open(SmallOptions(), path_, &db), "open again", path_);
     db_.reset(db);
     HF_RETURN_IF_ERROR(opened);
     failed_ = false;
@@ -284,7 +303,8 @@ absl::Status Catalog::UnindexShard(const ShardId& id, std::string_view tier) {
   return Write(batch, Sync::kNo);
 }
 
-absl::Status Catalog::ReplaceShards(std::string_view tier, const std::vector<v1::CatalogShard>& shards) {
+absl::Status Catalog::ReplaceShards(std::string_view tier,
+                                    const std::vector<v1::CatalogShard>& shards) {
   std::map<std::string, std::string> wanted;
   for (const v1::CatalogShard& shard : shards) {
     HF_ASSIGN_OR_RETURN(const std::string key, KeyOf(shard));

@@ -1,6 +1,6 @@
-// The catalog: job states (durable) and an index of shards, in RocksDB under <state_dir>/catalog. It is an index over what the
-// tiers hold: when it is missing, damaged or of a newer version it is moved aside and made anew from them, and the
-// daemon starts all the same.
+// The catalog: job states (durable) and an index of shards, in RocksDB under <state_dir>/catalog.
+// It is an index over what the tiers hold: when it is missing, damaged or of a newer version it is
+// moved aside and made anew from them, and the daemon starts all the same.
 //
 //   HF_ASSIGN_OR_RETURN(auto catalog, Catalog::Open(Env::System(), "/var/lib/holdfast"));
 //   for (const std::string& problem : catalog->problems()) …
@@ -28,8 +28,8 @@ class WriteBatch;
 namespace holdfast {
 
 inline constexpr uint32_t kCatalogVersion = 1;
-// How many catalogs that could not be read are kept for a look: catalog.bad-<n>, the newest. Those of newer versions
-// (catalog.newer-<n>) are never removed: the newer program can use them.
+// How many catalogs that could not be read are kept for a look: catalog.bad-<n>, the newest. Those
+// of newer versions (catalog.newer-<n>) are never removed: the newer program can use them.
 inline constexpr size_t kBadCatalogsKept = 3;
 
 class Catalog {
@@ -44,7 +44,8 @@ class Catalog {
   bool created() const { return created_; }
 
   // Those that can be decoded; the rest are problems.
-  absl::StatusOr<std::vector<v1::JobState>> JobStates(std::vector<std::string>* problems) EXCLUDES(mutex_);
+  absl::StatusOr<std::vector<v1::JobState>> JobStates(std::vector<std::string>* problems)
+      EXCLUDES(mutex_);
   absl::StatusOr<std::vector<v1::CatalogShard>> Shards() EXCLUDES(mutex_);
 
   absl::Status WriteJobState(const v1::JobState& state) EXCLUDES(mutex_);
@@ -54,7 +55,8 @@ class Catalog {
   absl::Status IndexShard(const v1::CatalogShard& shard) EXCLUDES(mutex_);
   absl::Status UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
   // Makes the index of `tier` say exactly this.
-  absl::Status ReplaceShards(std::string_view tier, const std::vector<v1::CatalogShard>& shards) EXCLUDES(mutex_);
+  absl::Status ReplaceShards(std::string_view tier, const std::vector<v1::CatalogShard>& shards)
+      EXCLUDES(mutex_);
 
   // Everything on disk; no more calls after it.
   absl::Status Close() EXCLUDES(mutex_);

@@ -1,4 +1,5 @@
-// ckptd's command line. Exit codes: 0 clean stop, 1 cannot start or did not stop cleanly, 2 bad command line or configuration.
+// ckptd's command line. Exit codes: 0 clean stop, 1 cannot start or did not stop cleanly, 2 bad
+// command line or configuration.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -42,16 +43,22 @@ int RunDaemon(const v1::DaemonConfig& config) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Holdfast's daemon: keeps the checkpoints of the training processes on this node.", "ckptd");
+  CLI::App app("Holdfast's daemon: keeps the checkpoints of the training processes on this node.",
+               "ckptd");
   ConfigFlags flags;
   bool check_only = false;
-  app.add_option("--config", flags.file, "settings (YAML); default /etc/holdfast/ckptd.yaml, for users ~/.config/holdfast/ckptd.yaml")
+  app.add_option("--config", flags.file,
+                 "settings (YAML); default /etc/holdfast/ckptd.yaml, for users "
+                 "~/.config/holdfast/ckptd.yaml")
       ->type_name("FILE");
-  app.add_option("--memory-dir", flags.memory_dir, "where slots lie, on tmpfs (memory.dir)")->type_name("DIR");
+  app.add_option("--memory-dir", flags.memory_dir, "where slots lie, on tmpfs (memory.dir)")
+      ->type_name("DIR");
   app.add_option("--state-dir", flags.state_dir, "catalog and lock (state_dir)")->type_name("DIR");
   app.add_option("--socket", flags.socket, "the clients' socket (socket.path)")->type_name("PATH");
   app.add_option("--admin", flags.admin, "ckptctl's socket (admin.path)")->type_name("PATH");
-  app.add_option("--memory-bytes", flags.memory_bytes, "budget for all slots, for example 64GiB (memory.bytes_max)")->type_name("SIZE");
+  app.add_option("--memory-bytes", flags.memory_bytes,
+                 "budget for all slots, for example 64GiB (memory.bytes_max)")
+      ->type_name("SIZE");
   app.add_flag("--check-config", check_only, "check the settings and exit");
   app.set_version_flag("--version", std::string("ckptd ") + HOLDFAST_VERSION_STRING);
   try {
@@ -78,4 +85,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace holdfast
 
-int main(int argc, char** argv) { return holdfast::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return holdfast::Main(argc, argv);
+}

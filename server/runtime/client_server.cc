@@ -55,7 +55,8 @@ struct ClientServer::Connection {
   uint64_t backlog_bytes = 0;
 };
 
-ClientServer::ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1::HelloReply hello, Callbacks callbacks)
+ClientServer::ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1::HelloReply hello,
+                           Callbacks callbacks)
     : reactor_(reactor),
       config_(config),
       hello_(std::move(hello)),
@@ -125,26 +126,31 @@ void ClientServer::Admit(UniqueFd fd) {
   }
   std::string refused;
   if (connections_.size() >= config_.connections_max()) {
-    refused = absl::StrCat("the daemon has ", connections_.size(), " connections (socket.connections_max)");
+    refused = absl::StrCat("the daemon has ", connections_.size(),
+                           " connections (socket.connections_max)");
   } else if (const auto uid = per_uid_.find(peer->uid);
              uid != per_uid_.end() && uid->second >= config_.connections_per_uid_max()) {
-    refused = absl::StrCat("uid ", peer->uid, " has ", uid->second, " connections (socket.connections_per_uid_max)");
+    refused = absl::StrCat("uid ", peer->uid, " has ", uid->second,
+                           " connections (socket.connections_per_uid_max)");
   }
   if (!refused.empty()) {
-    LogProtocolError(absl::StrCat("client turned away: ", peer->process.ToString(), " uid=", peer->uid, ": ", refused));
+    LogProtocolError(absl::StrCat("client turned away: ", peer->process.ToString(),
+                                  " uid=", peer->uid, ": ", refused));
     // Best effort: the frame fits into a fresh socket's buffer. Id 1 is what a client's Hello has.
     v1::DaemonFrame frame;
     frame.set_id(1);
     SetFailure(absl::ResourceExhaustedError(refused), frame);
     const std::string bytes = EncodeFrame(frame);
-    [[maybe_unused]] const ssize_t sent = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    [[maybe_unused]] const ssize_t sent =
+        ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return;
   }
   auto connection = std::make_unique<Connection>();
   const ConnectionId id = next_id_++;
   connection->id = id;
   connection->caller = Caller{peer->process, peer->uid, peer->gid};
-  const absl::Status watched = reactor_.Watch(fd.get(), EPOLLIN, [this, id](uint32_t events) { OnEvents(id, events); });
+  const absl::Status watched =
+      reactor_.Watch(fd.get(), EPOLLIN, [this, id](uint32_t events) { OnEvents(id, events); });
   if (!watched.ok()) {
     LogWarning(absl::StrCat("client turned away: ", Message(watched)));
     return;
@@ -204,7 +210,8 @@ void ClientServer::Read(ConnectionId id) {
     v1::ClientFrame frame;
     if (!frame.ParseFromArray((*bytes)->data(), static_cast<int>((*bytes)->size())) ||
         frame.request_case() == v1::ClientFrame::REQUEST_NOT_SET) {
-      return Break(id, absl::StrCat("a frame of ", (*bytes)->size(), " bytes is no request of protocol ", kClientProtocol));
+      return Break(id, absl::StrCat("a frame of ", (*bytes)->size(),
+                                    " bytes is no request of protocol ", kClientProtocol));
     }
     Dispatch(id, std::move(frame));
   }
@@ -213,7 +220,8 @@ void ClientServer::Read(ConnectionId id) {
 void ClientServer::Dispatch(ConnectionId id, v1::ClientFrame frame) {
   Connection& connection = *Find(id);
   if (frame.id() <= connection.last_request) {
-    return Break(id, absl::StrCat("request id ", frame.id(), " after ", connection.last_request, "; ids must grow"));
+    return Break(id, absl::StrCat("request id ", frame.id(), " after ", connection.last_request,
+                                  "; ids must grow"));
   }
   connection.last_request = frame.id();
   if (frame.has_hello() == connection.opened) {
@@ -225,9 +233,11 @@ void ClientServer::Dispatch(ConnectionId id, v1::ClientFrame frame) {
   if (connection.unanswered >= config_.requests_per_connection_max()) {
     v1::DaemonFrame refusal;
     refusal.set_id(frame.id());
-    SetFailure(absl::ResourceExhaustedError(absl::StrCat(
-                   connection.unanswered, " requests of this connection are unanswered (socket.requests_per_connection_max)")),
-               refusal);
+    SetFailure(
+        absl::ResourceExhaustedError(absl::StrCat(
+            connection.unanswered,
+            " requests of this connection are unanswered (socket.requests_per_connection_max)")),
+        refusal);
     return Complete(id, AddReply(connection, Counted::kNo), std::move(refusal), {});
   }
   ++connection.unanswered;
@@ -240,9 +250,10 @@ void ClientServer::AnswerHello(Connection& connection, const v1::ClientFrame& fr
   v1::DaemonFrame reply;
   reply.set_id(frame.id());
   if (frame.hello().protocol() != kClientProtocol) {
-    const std::string why = absl::StrCat("the client (", client, ") speaks protocol ", frame.hello().protocol(), ", this daemon (ckptd ",
-                                         hello_.daemon_version(), ") speaks protocol ", kClientProtocol,
-                                         "; install the same version on both sides");
+    const std::string why =
+        absl::StrCat("the client (", client, ") speaks protocol ", frame.hello().protocol(),
+                     ", this daemon (ckptd ", hello_.daemon_version(), ") speaks protocol ",
+                     kClientProtocol, "; install the same version on both sides");
     SetFailure(absl::FailedPreconditionError(why), reply);
     callbacks_.protocol_error();
     Complete(id, AddReply(connection, Counted::kNo), std::move(reply), {});
@@ -250,7 +261,8 @@ void ClientServer::AnswerHello(Connection& connection, const v1::ClientFrame& fr
   }
   connection.opened = true;
   connection.has_deadline = false;
-  LogDebug(absl::StrCat("client connected ", connection.caller.process.ToString(), " uid=", connection.caller.uid, " client=", client));
+  LogDebug(absl::StrCat("client connected ", connection.caller.process.ToString(),
+                        " uid=", connection.caller.uid, " client=", client));
   *reply.mutable_hello() = hello_;
   Complete(id, AddReply(connection, Counted::kNo), std::move(reply), {});
   if (const Connection* still = Find(id); still != nullptr) {
@@ -273,7 +285,8 @@ uint64_t ClientServer::AddReply(Connection& connection, Counted counted) {
   return reply.place;
 }
 
-void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame frame, std::vector<UniqueFd> descriptors) {
+void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame frame,
+                            std::vector<UniqueFd> descriptors) {
   Connection* connection = Find(id);
   if (connection == nullptr) {
     return;
@@ -287,7 +300,9 @@ void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame fra
         const uint64_t request = frame.id();
         frame.Clear();
         frame.set_id(request);
-        SetFailure(absl::ResourceExhaustedError(absl::StrCat("the reply has ", bytes, " bytes; a frame holds ", kFrameBytesMax)), frame);
+        SetFailure(absl::ResourceExhaustedError(absl::StrCat(
+                       "the reply has ", bytes, " bytes; a frame holds ", kFrameBytesMax)),
+                   frame);
         descriptors.clear();
         reply.bytes = EncodeFrame(frame);
       }
@@ -300,7 +315,8 @@ void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame fra
   Flush(id);
   connection = Find(id);
   if (connection != nullptr && connection->backlog_bytes > config_.reply_backlog_bytes_max()) {
-    Break(id, absl::StrCat("it does not read its replies: ", connection->backlog_bytes, " bytes are waiting (socket.reply_backlog_bytes_max)"));
+    Break(id, absl::StrCat("it does not read its replies: ", connection->backlog_bytes,
+                           " bytes are waiting (socket.reply_backlog_bytes_max)"));
   }
 }
 
@@ -348,7 +364,8 @@ ClientServer::Written ClientServer::WriteFront(Connection& connection) {
 
 void ClientServer::Flush(ConnectionId id) {
   Connection* connection = Find(id);
-  while (connection != nullptr && !connection->replies.empty() && connection->replies.front().ready) {
+  while (connection != nullptr && !connection->replies.empty() &&
+         connection->replies.front().ready) {
     const Written written = WriteFront(*connection);
     if (written == Written::kSocketFull) {
       break;
@@ -391,7 +408,8 @@ void ClientServer::Close(ConnectionId id, const std::string& why) {
 
 void ClientServer::Break(ConnectionId id, const std::string& why) {
   const Connection& connection = *Find(id);
-  LogProtocolError(absl::StrCat("client connection closed: ", connection.caller.process.ToString(), " uid=", connection.caller.uid, ": ", why));
+  LogProtocolError(absl::StrCat("client connection closed: ", connection.caller.process.ToString(),
+                                " uid=", connection.caller.uid, ": ", why));
   Drop(id, why);
 }
 
@@ -411,7 +429,8 @@ void ClientServer::Drop(ConnectionId id, const std::string& why) {
 
 void ClientServer::SetDeadline(Connection& connection) {
   connection.has_deadline = true;
-  const MonotonicTime at = reactor_.clock().Now() + std::chrono::milliseconds(config_.hello_timeout_ms());
+  const MonotonicTime at =
+      reactor_.clock().Now() + std::chrono::milliseconds(config_.hello_timeout_ms());
   deadlines_.emplace_back(at, connection.id);
   if (deadlines_.size() == 1) {
     reactor_.Arm(deadline_timer_, at);
@@ -431,7 +450,8 @@ void ClientServer::CloseOverdue() {
     if (awaited && connection->closing) {
       Drop(id, connection->why);
     } else if (awaited) {
-      Break(id, absl::StrCat("no Hello within ", config_.hello_timeout_ms(), " ms (socket.hello_timeout_ms)"));
+      Break(id, absl::StrCat("no Hello within ", config_.hello_timeout_ms(),
+                             " ms (socket.hello_timeout_ms)"));
     }
   }
 }
@@ -441,7 +461,8 @@ void ClientServer::LogProtocolError(const std::string& line) {
   const MonotonicTime now = reactor_.clock().Now();
   if (now - error_window_start_ >= kErrorWindow) {
     if (errors_in_window_ > kErrorsPerWindowMax) {
-      LogWarning(absl::StrCat(errors_in_window_ - kErrorsPerWindowMax, " more such lines left out"));
+      LogWarning(
+          absl::StrCat(errors_in_window_ - kErrorsPerWindowMax, " more such lines left out"));
     }
     error_window_start_ = now;
     errors_in_window_ = 0;

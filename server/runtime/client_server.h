@@ -1,12 +1,13 @@
-// The clients' socket: accepts, checks who connects, cuts the stream into frames, answers Hello, and sends replies with
-// their descriptors in order. What the frames mean is the core's business.
+// The clients' socket: accepts, checks who connects, cuts the stream into frames, answers Hello,
+// and sends replies with their descriptors in order. What the frames mean is the core's business.
 //
 //   ClientServer server(reactor, config.socket(), hello, callbacks);
 //   HF_RETURN_IF_ERROR(server.Listen());
 //   server.Send(connection, frame, {});
 //
-// Every client is hostile until proven otherwise: whatever breaks the protocol closes the connection with a log line, and every
-// queue has a limit from the config. Owner: the Daemon; the reactor's thread only.
+// Every client is hostile until proven otherwise: whatever breaks the protocol closes the
+// connection with a log line, and every queue has a limit from the config. Owner: the Daemon; the
+// reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ class ClientServer {
     std::function<void(const v1::DaemonFrame&)> sent;  // written to the socket whole
   };
 
-  ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1::HelloReply hello, Callbacks callbacks);
+  ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1::HelloReply hello,
+               Callbacks callbacks);
   ~ClientServer();
   ClientServer(const ClientServer&) = delete;
   ClientServer& operator=(const ClientServer&) = delete;
@@ -50,10 +52,11 @@ class ClientServer {
   // No new connections, no further requests; replies still go out.
   void StopListening();
 
-  // Replies of one connection leave in the order of Reserve. A reply whose descriptors are still being opened has its place
-  // already. Complete and Send do nothing when the connection is gone.
+  // Replies of one connection leave in the order of Reserve. A reply whose descriptors are still
+  // being opened has its place already. Complete and Send do nothing when the connection is gone.
   uint64_t Reserve(ConnectionId connection);
-  void Complete(ConnectionId connection, uint64_t place, v1::DaemonFrame frame, std::vector<UniqueFd> descriptors);
+  void Complete(ConnectionId connection, uint64_t place, v1::DaemonFrame frame,
+                std::vector<UniqueFd> descriptors);
   void Send(ConnectionId connection, v1::DaemonFrame frame);
   // After what is queued has been sent, or could not be for a while.
   void Close(ConnectionId connection, const std::string& why);
@@ -94,7 +97,8 @@ class ClientServer {
   ConnectionId next_id_ = 1;
   std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
   std::unordered_map<uint32_t, uint32_t> per_uid_;
-  // (when, which), in order: every deadline is the same time ahead. Entries of connections that met theirs are skipped.
+  // (when, which), in order: every deadline is the same time ahead. Entries of connections that met
+  // theirs are skipped.
   std::deque<std::pair<MonotonicTime, ConnectionId>> deadlines_;
   MonotonicTime error_window_start_;
   uint32_t errors_in_window_ = 0;

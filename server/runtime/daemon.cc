@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
   return daemon;
 }
 
-Daemon::Daemon(const v1::DaemonConfig& config) : config_(config), env_(Env::System()), started_(Clock::System()->Now()) {}
+Daemon::Daemon(const v1::DaemonConfig& config)
+    : config_(config), env_(Env::System()), started_(Clock::System()->Now()) {}
 
 Daemon::~Daemon() {
   if (gateway_ != nullptr) {
@@ -130,18 +131,21 @@ absl::Status Daemon::Open() {
   // 1. Nobody else works here: state_dir's lock, then memory.dir's.
   HF_RETURN_IF_ERROR(env_->CreateDirectories(config_.state_dir(), 0700));
   HF_ASSIGN_OR_RETURN(state_lock_, env_->Lock(JoinPath(config_.state_dir(), "lock")));
-  HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(), config_.memory().bytes_max(), CurrentBoot()}));
+  HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(),
+                                               config_.memory().bytes_max(), CurrentBoot()}));
   // 2. What is there.
   HF_ASSIGN_OR_RETURN(catalog_, Catalog::Open(env_, config_.state_dir()));
   HF_ASSIGN_OR_RETURN(Started started, FindState(*store_, *catalog_, config_.memory().bytes_max()));
   for (const std::string& problem : started.problems) {
     LogWarning(problem);
   }
-  LogInfo(absl::StrCat("found slots=", started.slots.size(), " jobs=", started.jobs.size(), " memory_dir=", config_.memory().dir()));
+  LogInfo(absl::StrCat("found slots=", started.slots.size(), " jobs=", started.jobs.size(),
+                       " memory_dir=", config_.memory().dir()));
   // 3. The machinery.
   executor_ = std::make_unique<SerialExecutor>();
   populator_ = std::make_unique<Populator>(*store_, config_.memory());
-  watcher_ = std::make_unique<ProcessWatcher>(*reactor_, [this](const ProcessId& process) { Feed(ProcessEnded{process}); });
+  watcher_ = std::make_unique<ProcessWatcher>(
+      *reactor_, [this](const ProcessId& process) { Feed(ProcessEnded{process}); });
   core_timer_ = reactor_->AddTimer([this] { Feed(TimerFired{}); });
   metrics_timer_ = reactor_->AddTimer([this] { RefreshMetrics(); });
   stop_timer_ = reactor_->AddTimer([this] {
@@ -154,7 +158,9 @@ absl::Status Daemon::Open() {
   admin_context_.gateway = gateway_.get();
   admin_context_.store = store_.get();
   admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
-  admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) { FillDaemonStatus(status); };
+  admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) {
+    FillDaemonStatus(status);
+  };
   clients_ = std::make_unique<ClientServer>(
       *reactor_, config_.socket(), MakeHello(),
       ClientServer::Callbacks{
@@ -205,15 +211,17 @@ void Daemon::ServeMetrics() {
 }
 
 absl::Status Daemon::Run() {
-  LogInfo(absl::StrCat("ready version=", HOLDFAST_VERSION_STRING, " pid=", ::getpid(), " socket=", config_.socket().path(),
-                       " admin=", config_.admin().path(), " memory_dir=", config_.memory().dir(),
-                       " memory_bytes_max=", config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port()));
+  LogInfo(absl::StrCat("ready version=", HOLDFAST_VERSION_STRING, " pid=", ::getpid(),
+                       " socket=", config_.socket().path(), " admin=", config_.admin().path(),
+                       " memory_dir=", config_.memory().dir(), " memory_bytes_max=",
+                       config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port()));
   NotifySupervisor("READY=1");
   reactor_->Run();
   admin_.reset();
   if (overdue_) {
-    return absl::DeadlineExceededError(absl::StrCat("stop: ", in_flight_, " operations on slots or disk did not end within ",
-                                                    FormatDuration(kStopDeadline), "; slots and records stay as they are"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("stop: ", in_flight_, " operations on slots or disk did not end within ",
+                     FormatDuration(kStopDeadline), "; slots and records stay as they are"));
   }
   executor_.reset();
   HF_RETURN_IF_ERROR(catalog_->Close());
@@ -285,7 +293,8 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   status.set_version(HOLDFAST_VERSION_STRING);
   status.set_pid(::getpid());
   const Clock& clock = reactor_->clock();
-  status.set_uptime_ms(std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - started_).count());
+  status.set_uptime_ms(
+      std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - started_).count());
   status.set_unix_ms(clock.UnixMillis());
   status.set_memory_bytes_max(config_.memory().bytes_max());
   status.set_memory_bytes_used(store_->bytes_used());
@@ -313,7 +322,8 @@ void Daemon::RefreshMetrics() {
 void NotifySupervisor(const std::string& state) {
   const char* path = std::getenv("NOTIFY_SOCKET");
   sockaddr_un address = {};
-  if (path == nullptr || (path[0] != '/' && path[0] != '@') || std::strlen(path) >= sizeof(address.sun_path)) {
+  if (path == nullptr || (path[0] != '/' && path[0] != '@') ||
+      std::strlen(path) >= sizeof(address.sun_path)) {
     return;
   }
   address.sun_family = AF_UNIX;
@@ -324,7 +334,8 @@ void NotifySupervisor(const std::string& state) {
   }
   const UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   // Best effort, as the protocol has it: a supervisor that is not there notices by itself.
-  ::sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL, reinterpret_cast<const sockaddr*>(&address),
+  ::sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL,
+           reinterpret_cast<const sockaddr*>(&address),
            static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 

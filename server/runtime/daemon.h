@@ -3,8 +3,9 @@
 //   HF_ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
 //   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM or SIGINT
 //
-// Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Slot work, disk work and populating
-// have worker threads (SerialExecutor), gRPC and /metrics their own; they reach the core through Reactor::Post alone.
+// Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Slot work, disk
+// work and populating have worker threads (SerialExecutor), gRPC and /metrics their own; they reach
+// the core through Reactor::Post alone.
 #pragma once
 
 #include <sys/types.h>
@@ -44,7 +45,8 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  // Returns after a clean stop; DeadlineExceeded when something did not end in time (then the process is to exit at once).
+  // Returns after a clean stop; DeadlineExceeded when something did not end in time (then the
+  // process is to exit at once).
   absl::Status Run();
 
  private:
@@ -123,7 +125,8 @@ class Daemon {
   std::unique_ptr<SerialExecutor> executor_;
 };
 
-// Tells whoever started the daemon (systemd's NOTIFY_SOCKET protocol); does nothing when nobody asked.
+// Tells whoever started the daemon (systemd's NOTIFY_SOCKET protocol); does nothing when nobody
+// asked.
 void NotifySupervisor(const std::string& state);
 
 }  // namespace holdfast

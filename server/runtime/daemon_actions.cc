@@ -19,10 +19,14 @@ using Lane = SerialExecutor::Lane;
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
 constexpr SerialExecutor::Key kIndexKey = uint64_t{1} << 63;
 
-SerialExecutor::Key SlotKey(SlotId slot) { return slot; }
+SerialExecutor::Key SlotKey(SlotId slot) {
+  return slot;
+}
 
 // Jobs with the same key only wait for each other.
-SerialExecutor::Key JobKey(const JobUuid& job) { return kJobKeys | (std::hash<JobUuid>()(job) >> 2); }
+SerialExecutor::Key JobKey(const JobUuid& job) {
+  return kJobKeys | (std::hash<JobUuid>()(job) >> 2);
+}
 
 LogLevel LevelOf(Report::Kind kind) {
   switch (kind) {
@@ -34,7 +38,8 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionDecided:
     case Report::Kind::kSessionDone:
     case Report::Kind::kJobRemoved:
-    case Report::Kind::kStepShed:  // most often an older committed step that makes room for the next
+    case Report::Kind::kStepShed:  // most often an older committed step that makes room for the
+                                   // next
       return LogLevel::kInfo;
     case Report::Kind::kStepAbandoned:
     case Report::Kind::kSaveRefused:
@@ -51,7 +56,9 @@ LogLevel LevelOf(Report::Kind kind) {
 }
 
 // Descriptors may run out, and memory: then the slot is as good as before.
-bool IsSlotsFault(const absl::Status& status) { return absl::IsDataLoss(status) || absl::IsNotFound(status); }
+bool IsSlotsFault(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
 
 struct Opened {
   absl::Status status;
@@ -104,41 +111,50 @@ void Daemon::Perform(SendReply action) {
   }
 }
 
-// Opened in the slot's order, after what the core wanted done to it before; the reply keeps its place meanwhile.
+// Opened in the slot's order, after what the core wanted done to it before; the reply keeps its
+// place meanwhile.
 void Daemon::SendWithDescriptors(SendReply action) {
   const uint64_t place = clients_->Reserve(action.connection);
   if (place == 0) {
     return;  // the client has gone
   }
-  RunOn(Lane::kSlots, SlotKey(action.slot), [this, place, action = std::move(action)]() -> Completion {
-    auto opened = std::make_shared<Opened>(OpenDescriptors(*store_, action));
-    return [this, place, action, opened] {
-      v1::DaemonFrame frame = action.frame;
-      if (!opened->status.ok()) {
-        opened->descriptors.clear();
-        frame.Clear();
-        frame.set_id(action.frame.id());
-        SetFailure(opened->status, frame);
-      }
-      clients_->Complete(action.connection, place, std::move(frame), std::move(opened->descriptors));
-      if (opened->status.ok()) {
-        return;
-      }
-      if (IsSlotsFault(opened->status)) {
-        Feed(CopyFoundBad{action.slot, action.generation, Message(opened->status)});
-      } else {
-        // The core believes that the client has them: only a new connection sets that right.
-        clients_->Close(action.connection, Message(opened->status));
-      }
-    };
-  });
+  RunOn(Lane::kSlots, SlotKey(action.slot),
+        [this, place, action = std::move(action)]() -> Completion {
+          auto opened = std::make_shared<Opened>(OpenDescriptors(*store_, action));
+          return [this, place, action, opened] {
+            v1::DaemonFrame frame = action.frame;
+            if (!opened->status.ok()) {
+              opened->descriptors.clear();
+              frame.Clear();
+              frame.set_id(action.frame.id());
+              SetFailure(opened->status, frame);
+            }
+            clients_->Complete(action.connection, place, std::move(frame),
+                               std::move(opened->descriptors));
+            if (opened->status.ok()) {
+              return;
+            }
+            if (IsSlotsFault(opened->status)) {
+              Feed(CopyFoundBad{action.slot, action.generation, Message(opened->status)});
+            } else {
+              // The core believes that the client has them: only a new connection sets that right.
+              clients_->Close(action.connection, Message(opened->status));
+            }
+          };
+        });
 }
 
-void Daemon::Perform(CloseConnection action) { clients_->Close(action.connection, action.why); }
+void Daemon::Perform(CloseConnection action) {
+  clients_->Close(action.connection, action.why);
+}
 
-void Daemon::Perform(WatchProcess action) { watcher_->Watch(action.process); }
+void Daemon::Perform(WatchProcess action) {
+  watcher_->Watch(action.process);
+}
 
-void Daemon::Perform(UnwatchProcess action) { watcher_->Unwatch(action.process); }
+void Daemon::Perform(UnwatchProcess action) {
+  watcher_->Unwatch(action.process);
+}
 
 void Daemon::Perform(CreateSlot action) {
   RunForEvent(Lane::kAllocate, SlotKey(action.slot), [this, action]() -> Event {
@@ -162,7 +178,8 @@ void Daemon::Perform(PopulateSlot action) {
 
 void Daemon::Perform(WriteNote action) {
   RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
-    NoteWritten written{action.slot, action.note_version, store_->WriteNote(action.slot, FromMessage(action.note))};
+    NoteWritten written{action.slot, action.note_version,
+                        store_->WriteNote(action.slot, FromMessage(action.note))};
     if (action.note.has_writer()) {
       HF_SYNC_POINT("daemon.begin.note_written");
     }
@@ -175,9 +192,11 @@ void Daemon::Perform(PublishRecord action) {
     RecordPublished published;
     published.slot = action.slot;
     published.generation = action.generation;
-    const RecordExpectation expected{action.expected.id, action.expected.job_name, action.expected.world_size, action.generation,
+    const RecordExpectation expected{action.expected.id, action.expected.job_name,
+                                     action.expected.world_size, action.generation,
                                      action.expected.descent};
-    const absl::StatusOr<ShardRecord> record = store_->PublishRecord(action.slot, expected, action.record_offset, action.record_bytes);
+    const absl::StatusOr<ShardRecord> record =
+        store_->PublishRecord(action.slot, expected, action.record_offset, action.record_bytes);
     published.status = record.status();
     if (record.ok()) {
       published.copy = ToSealedCopy(*record);
@@ -210,26 +229,29 @@ void Daemon::Perform(WriteJobState action) {
   if (!job.ok()) {
     return Feed(JobStateWritten{{}, action.state.version(), job.status()});
   }
-  RunForEvent(Lane::kState, JobKey(*job), [this, job = *job, state = std::move(action.state)]() -> Event {
-    // memory.dir first: it is quick and outlives the daemon; the catalog outlives the node.
-    absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
-    if (status.ok()) {
-      status = catalog_->WriteJobState(state);
-      NoteCatalogError(status);
-    }
-    const bool decided = !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
-    if (decided) {
-      HF_SYNC_POINT("daemon.session.decided");
-    } else {
-      HF_SYNC_POINT("daemon.join.state_written");
-    }
-    return JobStateWritten{job, state.version(), status};
-  });
+  RunForEvent(
+      Lane::kState, JobKey(*job), [this, job = *job, state = std::move(action.state)]() -> Event {
+        // memory.dir first: it is quick and outlives the daemon; the catalog outlives the node.
+        absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
+        if (status.ok()) {
+          status = catalog_->WriteJobState(state);
+          NoteCatalogError(status);
+        }
+        const bool decided =
+            !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
+        if (decided) {
+          HF_SYNC_POINT("daemon.session.decided");
+        } else {
+          HF_SYNC_POINT("daemon.join.state_written");
+        }
+        return JobStateWritten{job, state.version(), status};
+      });
 }
 
 void Daemon::Perform(RemoveJobState action) {
   RunForEvent(Lane::kState, JobKey(action.job), [this, job = action.job]() -> Event {
-    // The catalog first: what is left after a crash in between is found in memory.dir and comes back whole.
+    // The catalog first: what is left after a crash in between is found in memory.dir and comes
+    // back whole.
     absl::Status status = catalog_->RemoveJobState(job);
     NoteCatalogError(status);
     if (status.ok()) {
@@ -240,10 +262,11 @@ void Daemon::Perform(RemoveJobState action) {
 }
 
 void Daemon::Perform(IndexShard action) {
-  RunOn(Lane::kState, kIndexKey, [this, shard = ToCatalogShard(action.copy, action.slot)]() -> Completion {
-    NoteCatalogError(catalog_->IndexShard(shard));
-    return [] {};
-  });
+  RunOn(Lane::kState, kIndexKey,
+        [this, shard = ToCatalogShard(action.copy, action.slot)]() -> Completion {
+          NoteCatalogError(catalog_->IndexShard(shard));
+          return [] {};
+        });
 }
 
 void Daemon::Perform(UnindexShard action) {
@@ -260,7 +283,9 @@ void Daemon::NoteCatalogError(const absl::Status& status) {
   }
 }
 
-void Daemon::Perform(SetTimer action) { reactor_->Arm(core_timer_, action.at); }
+void Daemon::Perform(SetTimer action) {
+  reactor_->Arm(core_timer_, action.at);
+}
 
 void Daemon::Perform(AdminReply action) {
   if (action.token != 0) {
@@ -274,7 +299,8 @@ void Daemon::Perform(AdminReply action) {
 
 void Daemon::Perform(Report action) {
   metrics_.Count(action);
-  Log(LevelOf(action.kind), absl::StrCat(absl::Utf8SafeCEscape(action.text), action.job.empty() ? "" : " job=", action.job));
+  Log(LevelOf(action.kind), absl::StrCat(absl::Utf8SafeCEscape(action.text),
+                                         action.job.empty() ? "" : " job=", action.job));
 }
 
 }  // namespace holdfast

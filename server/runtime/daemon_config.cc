@@ -22,7 +22,9 @@ namespace {
 constexpr uint64_t kConfigFileBytesMax = kMiB;
 constexpr char kSystemConfig[] = "/etc/holdfast/ckptd.yaml";
 
-bool IsRoot() { return ::geteuid() == 0; }
+bool IsRoot() {
+  return ::geteuid() == 0;
+}
 
 std::string Variable(const char* name) {
   const char* value = std::getenv(name);
@@ -40,7 +42,8 @@ std::string XdgDirectory(const char* variable, std::string_view under_home) {
 
 std::string HostName() {
   std::array<char, 256> name = {};
-  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "localhost";
+  return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data()
+                                                                             : "localhost";
 }
 
 absl::Status Bad(std::string_view setting, const std::string& problem) {
@@ -49,7 +52,9 @@ absl::Status Bad(std::string_view setting, const std::string& problem) {
 
 absl::Status CheckPath(std::string_view setting, const std::string& path) {
   if (path.empty()) {
-    return Bad(setting, "there is no default here (neither HOME nor the XDG variables are set); give a path");
+    return Bad(
+        setting,
+        "there is no default here (neither HOME nor the XDG variables are set); give a path");
   }
   if (path[0] != '/') {
     return Bad(setting, absl::StrCat("'", path, "' is not an absolute path"));
@@ -60,7 +65,9 @@ absl::Status CheckPath(std::string_view setting, const std::string& path) {
 absl::Status CheckSocketPath(std::string_view setting, const std::string& path) {
   HF_RETURN_IF_ERROR(CheckPath(setting, path));
   if (path.size() > kSocketPathBytesMax) {
-    return Bad(setting, absl::StrCat("'", path, "' has ", path.size(), " bytes; a unix socket's path has at most ", kSocketPathBytesMax));
+    return Bad(setting,
+               absl::StrCat("'", path, "' has ", path.size(),
+                            " bytes; a unix socket's path has at most ", kSocketPathBytesMax));
   }
   return absl::OkStatus();
 }
@@ -84,25 +91,31 @@ absl::StatusOr<FilesystemInfo> FilesystemOf(std::string path) {
 absl::Status CheckMemory(const v1::MemoryConfig& memory) {
   HF_RETURN_IF_ERROR(CheckPath("memory.dir", memory.dir()));
   HF_RETURN_IF_ERROR(CheckRange("memory.slots_per_rank", memory.slots_per_rank(), 2, 1024));
-  HF_RETURN_IF_ERROR(CheckRange("memory.slots_max", memory.slots_max(), memory.slots_per_rank(), 1u << 24));
-  HF_RETURN_IF_ERROR(CheckRange("memory.populate_chunk_bytes", memory.populate_chunk_bytes(), kSlotBytesMultiple, kGiB));
-  HF_RETURN_IF_ERROR(CheckRange("memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100));
+  HF_RETURN_IF_ERROR(
+      CheckRange("memory.slots_max", memory.slots_max(), memory.slots_per_rank(), 1u << 24));
+  HF_RETURN_IF_ERROR(CheckRange("memory.populate_chunk_bytes", memory.populate_chunk_bytes(),
+                                kSlotBytesMultiple, kGiB));
+  HF_RETURN_IF_ERROR(
+      CheckRange("memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100));
   const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
   if (!fs.ok()) {
     return Bad("memory.dir", Message(fs.status()));
   }
   if (fs->type != "tmpfs") {
     return Bad("memory.dir", absl::StrCat("'", memory.dir(), "' lies on ", fs->type,
-                                          ", not on tmpfs; slots are shared memory: choose a directory under /dev/shm, or mount a tmpfs there"));
+                                          ", not on tmpfs; slots are shared memory: choose a "
+                                          "directory under /dev/shm, or mount a tmpfs there"));
   }
   if (memory.bytes_max() < kSlotBytesMultiple) {
-    return Bad("memory.bytes_max", absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
-                                                FormatBytes(kSlotBytesMultiple), " are needed"));
+    return Bad("memory.bytes_max",
+               absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
+                            FormatBytes(kSlotBytesMultiple), " are needed"));
   }
   if (memory.bytes_max() > fs->bytes_total) {
     return Bad("memory.bytes_max",
-               absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()), ") are more than the file system of '",
-                            memory.dir(), "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
+               absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()),
+                            ") are more than the file system of '", memory.dir(),
+                            "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
                             "); lower the budget, or enlarge it: mount -o remount,size=<bytes>"));
   }
   return absl::OkStatus();
@@ -110,14 +123,16 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
 
 absl::Status Complete(v1::DaemonConfig* config) {
   if (config->admin().path().empty() && !config->socket().path().empty()) {
-    config->mutable_admin()->set_path(JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
+    config->mutable_admin()->set_path(
+        JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
   }
   if (config->memory().bytes_max() == 0 && !config->memory().dir().empty()) {
     const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
     if (!fs.ok()) {
       return Bad("memory.dir", Message(fs.status()));
     }
-    config->mutable_memory()->set_bytes_max(fs->bytes_total / 2 / kSlotBytesMultiple * kSlotBytesMultiple);
+    config->mutable_memory()->set_bytes_max(fs->bytes_total / 2 / kSlotBytesMultiple *
+                                            kSlotBytesMultiple);
   }
   return absl::OkStatus();
 }
@@ -127,7 +142,8 @@ absl::Status Complete(v1::DaemonConfig* config) {
 v1::DaemonConfig DefaultConfig() {
   v1::DaemonConfig config;
   config.set_node_name(HostName());
-  config.set_state_dir(IsRoot() ? "/var/lib/holdfast" : XdgDirectory("XDG_STATE_HOME", ".local/state"));
+  config.set_state_dir(IsRoot() ? "/var/lib/holdfast"
+                                : XdgDirectory("XDG_STATE_HOME", ".local/state"));
   v1::SocketConfig* socket = config.mutable_socket();
   const std::string runtime = Variable("XDG_RUNTIME_DIR");
   if (IsRoot()) {
@@ -160,7 +176,8 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config) {
   Env& env = *Env::System();
   std::string file = flags.file;
   if (file.empty()) {
-    file = IsRoot() ? kSystemConfig : JoinPath(XdgDirectory("XDG_CONFIG_HOME", ".config"), "ckptd.yaml");
+    file = IsRoot() ? kSystemConfig
+                    : JoinPath(XdgDirectory("XDG_CONFIG_HOME", ".config"), "ckptd.yaml");
     if (file[0] != '/' || absl::IsNotFound(env.Info(file).status())) {
       file.clear();
     }
@@ -206,17 +223,26 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   HF_RETURN_IF_ERROR(CheckSocketPath("socket.path", socket.path()));
   HF_RETURN_IF_ERROR(CheckRange("socket.mode", socket.mode(), 1, 0777));
   HF_RETURN_IF_ERROR(CheckRange("socket.connections_max", socket.connections_max(), 1, 1u << 20));
-  HF_RETURN_IF_ERROR(CheckRange("socket.connections_per_uid_max", socket.connections_per_uid_max(), 1, 1u << 20));
-  HF_RETURN_IF_ERROR(CheckRange("socket.requests_per_connection_max", socket.requests_per_connection_max(), 1, 1u << 16));
-  HF_RETURN_IF_ERROR(CheckRange("socket.reply_backlog_bytes_max", socket.reply_backlog_bytes_max(), 64 * kKiB, kGiB));
-  HF_RETURN_IF_ERROR(CheckRange("socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, 3'600'000));
+  HF_RETURN_IF_ERROR(
+      CheckRange("socket.connections_per_uid_max", socket.connections_per_uid_max(), 1, 1u << 20));
+  HF_RETURN_IF_ERROR(CheckRange("socket.requests_per_connection_max",
+                                socket.requests_per_connection_max(), 1, 1u << 16));
+  HF_RETURN_IF_ERROR(CheckRange("socket.reply_backlog_bytes_max", socket.reply_backlog_bytes_max(),
+                                64 * kKiB, kGiB));
+  HF_RETURN_IF_ERROR(
+      CheckRange("socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, 3'600'000));
   HF_RETURN_IF_ERROR(CheckSocketPath("admin.path", config.admin().path()));
   if (config.admin().path() == socket.path()) {
-    return Bad("admin.path", absl::StrCat("'", socket.path(), "' is the clients' socket (socket.path); choose another"));
+    return Bad(
+        "admin.path",
+        absl::StrCat("'", socket.path(), "' is the clients' socket (socket.path); choose another"));
   }
-  HF_RETURN_IF_ERROR(CheckRange("admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, 3'600'000));
-  HF_RETURN_IF_ERROR(CheckRange("save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, 7ull * 24 * 3600 * 1000));
-  HF_RETURN_IF_ERROR(CheckRange("session.deadline_max_ms", config.session().deadline_max_ms(), 1, 7ull * 24 * 3600 * 1000));
+  HF_RETURN_IF_ERROR(
+      CheckRange("admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, 3'600'000));
+  HF_RETURN_IF_ERROR(CheckRange("save.commit_deadline_ms", config.save().commit_deadline_ms(), 1,
+                                7ull * 24 * 3600 * 1000));
+  HF_RETURN_IF_ERROR(CheckRange("session.deadline_max_ms", config.session().deadline_max_ms(), 1,
+                                7ull * 24 * 3600 * 1000));
   const absl::StatusOr<LogLevel> level = ParseLogLevel(config.log().level());
   if (!level.ok()) {
     return Bad("log.level", Message(level.status()));

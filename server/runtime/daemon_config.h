@@ -1,4 +1,5 @@
-// ckptd's settings: defaults, then the file, then the command line; checked as a whole before anything is touched.
+// ckptd's settings: defaults, then the file, then the command line; checked as a whole before
+// anything is touched.
 //
 //   v1::DaemonConfig config;
 //   HF_RETURN_IF_ERROR(LoadConfig(flags, &config));   // complete and sound
@@ -23,13 +24,16 @@ struct ConfigFlags {
   std::optional<std::string> memory_bytes;  // with a unit
 };
 
-// System paths for root, XDG paths for users. Fields that depend on others stay empty: CompleteConfig.
+// System paths for root, XDG paths for users. Fields that depend on others stay empty:
+// CompleteConfig.
 v1::DaemonConfig DefaultConfig();
 
-// Reads and merges, fills in what depends on the rest, checks. Every error names the setting and the way out.
+// Reads and merges, fills in what depends on the rest, checks. Every error names the setting and
+// the way out.
 absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config);
 
-// Limits and contradictions, and whether memory.dir is where it can be: on a tmpfs that holds the budget.
+// Limits and contradictions, and whether memory.dir is where it can be: on a tmpfs that holds the
+// budget.
 absl::Status CheckConfig(const v1::DaemonConfig& config);
 
 }  // namespace holdfast

@@ -8,9 +8,11 @@ namespace {
 constexpr char kSaves[] = "holdfast_saves_total";
 constexpr char kSavesHelp[] = "Saves of single ranks by outcome.";
 constexpr char kSteps[] = "holdfast_steps_total";
-constexpr char kStepsHelp[] = "Steps of jobs by outcome: committed by all ranks, shed to make room, abandoned.";
+constexpr char kStepsHelp[] =
+    "Steps of jobs by outcome: committed by all ranks, shed to make room, abandoned.";
 constexpr char kSessions[] = "holdfast_sessions_total";
-constexpr char kSessionsHelp[] = "Restore sessions by outcome; fell_back counts the steps that a session had to pass over.";
+constexpr char kSessionsHelp[] =
+    "Restore sessions by outcome; fell_back counts the steps that a session had to pass over.";
 constexpr char kSlots[] = "holdfast_slots";
 constexpr char kSlotsHelp[] = "Slots by state.";
 
@@ -26,21 +28,34 @@ DaemonMetrics::DaemonMetrics()
       attempts_(registry_.AddCounter("holdfast_attempts_total", "Attempts opened.")),
       sessions_done_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "done"}})),
       sessions_failed_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "failed"}})),
-      sessions_fell_back_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "fell_back"}})),
-      bad_copies_(registry_.AddCounter("holdfast_bad_copies_total", "Copies whose bytes contradict their digests, or are gone.")),
-      lost_slots_(registry_.AddCounter("holdfast_lost_slots_total", "Slots whose file was cut short or taken away.")),
-      protocol_errors_(registry_.AddCounter("holdfast_protocol_errors_total", "Client connections turned away or closed for breaking the protocol.")),
-      catalog_errors_(registry_.AddCounter("holdfast_catalog_errors_total", "Failed writes to the catalog.")),
+      sessions_fell_back_(
+          registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "fell_back"}})),
+      bad_copies_(
+          registry_.AddCounter("holdfast_bad_copies_total",
+                               "Copies whose bytes contradict their digests, or are gone.")),
+      lost_slots_(registry_.AddCounter("holdfast_lost_slots_total",
+                                       "Slots whose file was cut short or taken away.")),
+      protocol_errors_(registry_.AddCounter(
+          "holdfast_protocol_errors_total",
+          "Client connections turned away or closed for breaking the protocol.")),
+      catalog_errors_(
+          registry_.AddCounter("holdfast_catalog_errors_total", "Failed writes to the catalog.")),
       slots_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "used"}})),
       slots_free_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "free"}})),
       slots_quarantined_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "quarantined"}})),
       memory_used_(registry_.AddGauge("holdfast_memory_used_bytes", "Size of all slots.")),
-      memory_max_(registry_.AddGauge("holdfast_memory_max_bytes", "Budget for all slots (memory.bytes_max).")),
-      memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes", "Free in the file system of memory.dir.")),
+      memory_max_(registry_.AddGauge("holdfast_memory_max_bytes",
+                                     "Budget for all slots (memory.bytes_max).")),
+      memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes",
+                                               "Free in the file system of memory.dir.")),
       connections_(registry_.AddGauge("holdfast_connections", "Client connections.")),
-      handle_(registry_.AddHistogram("holdfast_core_handle_seconds", "Time that the control logic took for one event.",
+      handle_(registry_.AddHistogram("holdfast_core_handle_seconds",
+                                     "Time that the control logic took for one event.",
                                      {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0})) {
-  registry_.AddGauge("holdfast_build_info", "1, with the version as a label.", {{"version", HOLDFAST_VERSION_STRING}}).Set(1);
+  registry_
+      .AddGauge("holdfast_build_info", "1, with the version as a label.",
+                {{"version", HOLDFAST_VERSION_STRING}})
+      .Set(1);
 }
 
 void DaemonMetrics::Count(const Report& report) {

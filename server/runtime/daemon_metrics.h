@@ -1,4 +1,5 @@
-// What /metrics says of the daemon: names, units and help in one place, fed from the core's reports and the runtime.
+// What /metrics says of the daemon: names, units and help in one place, fed from the core's reports
+// and the runtime.
 //
 //   DaemonMetrics metrics;
 //   metrics.Count(report);

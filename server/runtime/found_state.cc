@@ -18,7 +18,9 @@ v1::Process ToMessage(const ProcessId& process) {
   return message;
 }
 
-ProcessId FromMessage(const v1::Process& message) { return {message.pid(), message.start_ticks()}; }
+ProcessId FromMessage(const v1::Process& message) {
+  return {message.pid(), message.start_ticks()};
+}
 
 struct MergedState {
   v1::JobState state;
@@ -26,7 +28,8 @@ struct MergedState {
   bool in_memory = false;
 };
 
-void Merge(v1::JobState state, bool MergedState::*place, std::map<std::string, MergedState>& merged) {
+void Merge(v1::JobState state, bool MergedState::*place,
+           std::map<std::string, MergedState>& merged) {
   MergedState& entry = merged[state.job_uuid()];
   const bool empty = !entry.in_catalog && !entry.in_memory;
   if (empty || state.version() > entry.state.version()) {
@@ -38,7 +41,8 @@ void Merge(v1::JobState state, bool MergedState::*place, std::map<std::string, M
   }
 }
 
-absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& catalog, Started& started) {
+absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& catalog,
+                            Started& started) {
   std::map<std::string, MergedState> merged;
   HF_ASSIGN_OR_RETURN(std::vector<v1::JobState> known, catalog.JobStates(&started.problems));
   for (v1::JobState& state : known) {
@@ -65,8 +69,9 @@ absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& c
     started.jobs.push_back(std::move(entry.state));
   }
   if (catalog.created() && added > 0) {
-    started.problems.push_back(absl::StrCat("the catalog was missing or unreadable; it was made anew with ", added,
-                                            " job(s) found in memory"));
+    started.problems.push_back(
+        absl::StrCat("the catalog was missing or unreadable; it was made anew with ", added,
+                     " job(s) found in memory"));
   }
   return absl::OkStatus();
 }
@@ -91,7 +96,8 @@ FoundSlot ToFoundSlot(const StoredSlot& stored, AliveProcesses& known) {
   if (note.writer.has_value() && (!this_boot || !IsAlive(*note.writer, known))) {
     note.writer.reset();
   }
-  std::erase_if(note.readers, [&](const ProcessId& reader) { return !this_boot || !IsAlive(reader, known); });
+  std::erase_if(note.readers,
+                [&](const ProcessId& reader) { return !this_boot || !IsAlive(reader, known); });
   found.note = holdfast::ToMessage(note);
   if (stored.record.has_value()) {
     found.sealed = ToSealedCopy(*stored.record);
@@ -177,6 +183,8 @@ v1::CatalogShard ToCatalogShard(const SealedCopy& copy, SlotId slot) {
   return shard;
 }
 
-std::string SlotLocation(SlotId slot) { return absl::StrFormat("slot-%06d", slot); }
+std::string SlotLocation(SlotId slot) {
+  return absl::StrFormat("slot-%06d", slot);
+}
 
 }  // namespace holdfast

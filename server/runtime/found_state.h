@@ -1,5 +1,5 @@
-// What the daemon finds when it starts, as the core's first event; and the small translations between what the memory
-// tier stores and what the core speaks of.
+// What the daemon finds when it starts, as the core's first event; and the small translations
+// between what the memory tier stores and what the core speaks of.
 //
 //   HF_ASSIGN_OR_RETURN(Started started, FindState(*store, *catalog, config.memory().bytes_max()));
 //
@@ -22,8 +22,9 @@ namespace holdfast {
 
 inline constexpr std::string_view kMemoryTier = "memory";
 
-// Scans memory.dir, merges the job states found there with the catalog's (of two, the larger version wins, and the place that had
-// less is brought up to it), and makes the catalog's index say what is there.
+// Scans memory.dir, merges the job states found there with the catalog's (of two, the larger
+// version wins, and the place that had less is brought up to it), and makes the catalog's index say
+// what is there.
 absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t memory_bytes_max);
 
 SealedCopy ToSealedCopy(const ShardRecord& record);

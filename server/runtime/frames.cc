@@ -10,8 +10,8 @@ constexpr size_t kLengthBytes = 4;
 
 uint32_t ReadLength(const char* at) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(at);
-  return static_cast<uint32_t>(bytes[0]) | static_cast<uint32_t>(bytes[1]) << 8 | static_cast<uint32_t>(bytes[2]) << 16 |
-         static_cast<uint32_t>(bytes[3]) << 24;
+  return static_cast<uint32_t>(bytes[0]) | static_cast<uint32_t>(bytes[1]) << 8 |
+         static_cast<uint32_t>(bytes[2]) << 16 | static_cast<uint32_t>(bytes[3]) << 24;
 }
 
 }  // namespace
@@ -29,7 +29,8 @@ absl::StatusOr<std::optional<std::string_view>> FrameReader::Next() {
   }
   const uint32_t length = ReadLength(buffer_.data() + begin_);
   if (length == 0 || length > bytes_max_) {
-    return absl::InvalidArgumentError(absl::StrCat("a frame of ", length, " bytes; 1 to ", bytes_max_, " are allowed"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame of ", length, " bytes; 1 to ", bytes_max_, " are allowed"));
   }
   if (there - kLengthBytes < length) {
     return std::nullopt;

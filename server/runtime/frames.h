@@ -1,4 +1,5 @@
-// The framing of the client socket: u32 little-endian length, then a protobuf message (proto/holdfast/v1/client.proto).
+// The framing of the client socket: u32 little-endian length, then a protobuf message
+// (proto/holdfast/v1/client.proto).
 //
 //   reader.Append(bytes);
 //   while (auto frame = reader.Next(); frame.ok() && frame->has_value()) Parse(**frame);
@@ -20,8 +21,8 @@ class FrameReader {
  public:
   explicit FrameReader(uint32_t bytes_max) : bytes_max_(bytes_max) {}
   void Append(std::string_view bytes);
-  // The next whole frame, valid until the next call; nothing if it is not there yet; InvalidArgument for a length of 0 or
-  // beyond the limit.
+  // The next whole frame, valid until the next call; nothing if it is not there yet;
+  // InvalidArgument for a length of 0 or beyond the limit.
   absl::StatusOr<std::optional<std::string_view>> Next();
 
  private:

@@ -28,7 +28,8 @@ absl::Status Populator::Populate(SlotId slot, uint64_t bytes) {
     const Duration before = ThreadCpu();
     HF_RETURN_IF_ERROR(store_.Populate(slot, offset, std::min(chunk_bytes_, bytes - offset)));
     if (!Rest(slot, ThreadCpu() - before)) {
-      return absl::CancelledError(absl::StrCat("populate slot ", slot, ": cancelled at ", offset, " of ", bytes, " bytes"));
+      return absl::CancelledError(
+          absl::StrCat("populate slot ", slot, ": cancelled at ", offset, " of ", bytes, " bytes"));
     }
   }
   return absl::OkStatus();

@@ -1,7 +1,9 @@
-// Populates slots ahead of their first save: chunk by chunk, with a bounded share of one core, until cancelled.
+// Populates slots ahead of their first save: chunk by chunk, with a bounded share of one core,
+// until cancelled.
 //
 //   Populator populator(store, config.memory());
-//   const absl::Status status = populator.Populate(slot, bytes);   // on the low-priority worker; minutes for large slots
+//   const absl::Status status = populator.Populate(slot, bytes);   // on the low-priority worker;
+//   minutes for large slots
 //
 // Owner: the Daemon. Populate is called from one thread, the rest from any.
 #pragma once
@@ -23,7 +25,8 @@ class Populator {
   Populator(SlotStore& store, const v1::MemoryConfig& config);
   // Cancelled when Cancel or Stop came before its last chunk.
   absl::Status Populate(SlotId slot, uint64_t bytes) EXCLUDES(mutex_);
-  // Somebody waits to delete this slot: its pages are of no use any more. Until Populate of it returns, or Forget.
+  // Somebody waits to delete this slot: its pages are of no use any more. Until Populate of it
+  // returns, or Forget.
   void Cancel(SlotId slot) EXCLUDES(mutex_);
   void Forget(SlotId slot) EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);

@@ -19,7 +19,9 @@ constexpr Duration kRetryAfter = std::chrono::seconds(1);
 }  // namespace
 
 ProcessWatcher::ProcessWatcher(Reactor& reactor, EndedCallback ended)
-    : reactor_(reactor), ended_(std::move(ended)), retry_timer_(reactor.AddTimer([this] { RetryUnwatchable(); })) {}
+    : reactor_(reactor),
+      ended_(std::move(ended)),
+      retry_timer_(reactor.AddTimer([this] { RetryUnwatchable(); })) {}
 
 ProcessWatcher::~ProcessWatcher() {
   for (const auto& [process, fd] : watched_) {
@@ -82,8 +84,12 @@ void ProcessWatcher::RetryUnwatchable() {
   }
 }
 
-bool MayBeAlive(const ProcessId& process) { return !absl::IsNotFound(WatchProcess(process).status()); }
+bool MayBeAlive(const ProcessId& process) {
+  return !absl::IsNotFound(WatchProcess(process).status());
+}
 
-std::string CurrentBoot() { return BootId(); }
+std::string CurrentBoot() {
+  return BootId();
+}
 
 }  // namespace holdfast

@@ -1,7 +1,8 @@
 // Tells when processes end, by pidfds in the reactor.
 //
 //   ProcessWatcher watcher(reactor, [&](const ProcessId& p) { Feed(ProcessEnded{p}); });
-//   watcher.Watch(process);     // the callback comes from the loop, never from within Watch, also if it is already gone
+//   watcher.Watch(process);     // the callback comes from the loop, never from within Watch, also
+//   if it is already gone
 //
 // Owner: the Daemon; the reactor's thread only.
 #pragma once
@@ -39,8 +40,8 @@ class ProcessWatcher {
   Reactor& reactor_;
   const EndedCallback ended_;
   std::map<ProcessId, UniqueFd> watched_;
-  // For which the system gave no pidfd (descriptors exhausted): tried again until it does. Not knowing is never
-  // taken for the process's end.
+  // For which the system gave no pidfd (descriptors exhausted): tried again until it does. Not
+  // knowing is never taken for the process's end.
   std::set<ProcessId> unwatchable_;
   Reactor::TimerId retry_timer_;
   // Callbacks posted after this object is gone find it expired.

@@ -16,7 +16,9 @@ namespace holdfast {
 namespace {
 
 // epoll's 64 bits of user data: the descriptor, and the low half of its serial.
-uint64_t Tag(int fd, uint64_t serial) { return (serial << 32) | static_cast<uint32_t>(fd); }
+uint64_t Tag(int fd, uint64_t serial) {
+  return (serial << 32) | static_cast<uint32_t>(fd);
+}
 
 }  // namespace
 
@@ -33,15 +35,20 @@ absl::StatusOr<std::unique_ptr<Reactor>> Reactor::Create(const Clock* clock) {
   if (!timer.valid()) {
     return ErrnoStatus(errno, "timerfd_create", "reactor");
   }
-  std::unique_ptr<Reactor> reactor(new Reactor(clock, std::move(epoll), std::move(wake), std::move(timer)));
-  HF_RETURN_IF_ERROR(reactor->Watch(reactor->wake_.get(), EPOLLIN, [r = reactor.get()](uint32_t) { r->RunPosted(); }));
-  HF_RETURN_IF_ERROR(
-      reactor->Watch(reactor->timer_fd_.get(), EPOLLIN, [r = reactor.get()](uint32_t) { r->RunTimers(); }));
+  std::unique_ptr<Reactor> reactor(
+      new Reactor(clock, std::move(epoll), std::move(wake), std::move(timer)));
+  HF_RETURN_IF_ERROR(reactor->Watch(reactor->wake_.get(), EPOLLIN,
+                                    [r = reactor.get()](uint32_t) { r->RunPosted(); }));
+  HF_RETURN_IF_ERROR(reactor->Watch(reactor->timer_fd_.get(), EPOLLIN,
+                                    [r = reactor.get()](uint32_t) { r->RunTimers(); }));
   return reactor;
 }
 
 Reactor::Reactor(const Clock* clock, UniqueFd epoll, UniqueFd wake, UniqueFd timer)
-    : clock_(clock), epoll_(std::move(epoll)), wake_(std::move(wake)), timer_fd_(std::move(timer)) {}
+    : clock_(clock),
+      epoll_(std::move(epoll)),
+      wake_(std::move(wake)),
+      timer_fd_(std::move(timer)) {}
 
 absl::Status Reactor::Watch(int fd, uint32_t events, FdCallback callback) {
   const uint64_t serial = next_serial_++;

@@ -1,12 +1,14 @@
-// One thread's epoll loop: descriptors, timers and closures posted from other threads. Everything that the daemon
-// decides happens in its callbacks, one at a time; so what they touch needs no locks.
+// One thread's epoll loop: descriptors, timers and closures posted from other threads. Everything
+// that the daemon decides happens in its callbacks, one at a time; so what they touch needs no
+// locks.
 //
 //   HF_ASSIGN_OR_RETURN(auto reactor, Reactor::Create(Clock::System()));
 //   HF_RETURN_IF_ERROR(reactor->Watch(fd, EPOLLIN, [&](uint32_t events) { … }));
 //   reactor->Run();                       // until Stop()
 //   reactor->Post([&] { … });             // from any thread: runs on the loop's
 //
-// Owner: the Daemon. Only Post and Stop may be called from other threads. A callback may unwatch any descriptor, its own included.
+// Owner: the Daemon. Only Post and Stop may be called from other threads. A callback may unwatch
+// any descriptor, its own included.
 #pragma once
 
 #include <cstdint>

@@ -68,7 +68,8 @@ bool SerialExecutor::WaitIdle(Duration at_most) {
 
 void SerialExecutor::Work(Lane lane, int nice) {
   if (nice != 0) {
-    // Of this thread alone: Linux keeps niceness per thread. Without it the work is only less polite.
+    // Of this thread alone: Linux keeps niceness per thread. Without it the work is only less
+    // polite.
     ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), nice);
   }
   const size_t index = static_cast<size_t>(lane);

@@ -1,6 +1,7 @@
-// The daemon's worker threads. Tasks with the same key run one after another, in the order submitted; tasks with different
-// keys in parallel. Each task names the lane (a small group of threads) that runs it, so that a long populate or a
-// slow disk never stands in the way of slot work.
+// The daemon's worker threads. Tasks with the same key run one after another, in the order
+// submitted; tasks with different keys in parallel. Each task names the lane (a small group of
+// threads) that runs it, so that a long populate or a slow disk never stands in the way of slot
+// work.
 //
 //   executor.Submit(SlotKey(slot), Lane::kSlots, [this] { …; reactor.Post(…); });
 //

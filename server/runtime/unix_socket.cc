@@ -17,7 +17,8 @@
 #include "base/status.h"
 
 // Since Linux 6.5; the number is that of asm-generic, which all but a few old architectures use.
-#if !defined(SO_PEERPIDFD) && (defined(__x86_64__) || defined(__aarch64__) || defined(__riscv) || defined(__powerpc64__))
+#if !defined(SO_PEERPIDFD) && \
+    (defined(__x86_64__) || defined(__aarch64__) || defined(__riscv) || defined(__powerpc64__))
 #define SO_PEERPIDFD 77
 #endif
 
@@ -34,7 +35,9 @@ sockaddr_un Address(const std::string& path) {
   return address;
 }
 
-UniqueFd NewSocket() { return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+UniqueFd NewSocket() {
+  return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
 
 // OK when nothing is at `path`, or was and is gone now.
 absl::Status RemoveStale(const std::string& path) {
@@ -45,17 +48,20 @@ absl::Status RemoveStale(const std::string& path) {
   }
   HF_RETURN_IF_ERROR(info.status());
   if (!S_ISSOCK(info->mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("listen on '", path, "': something that is not a socket lies there; remove it or choose another path"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "listen on '", path,
+        "': something that is not a socket lies there; remove it or choose another path"));
   }
   const UniqueFd probe = NewSocket();
   if (!probe.valid()) {
     return ErrnoStatus(errno, "socket", path);
   }
   const sockaddr_un address = Address(path);
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 || errno == EAGAIN) {
-    return absl::UnavailableError(
-        absl::StrCat("listen on '", path, "': another process already listens there; stop it first, or choose another path"));
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
+      errno == EAGAIN) {
+    return absl::UnavailableError(absl::StrCat(
+        "listen on '", path,
+        "': another process already listens there; stop it first, or choose another path"));
   }
   if (errno != ECONNREFUSED) {
     return ErrnoStatus(errno, "probe who listens on", path);
@@ -69,8 +75,9 @@ bool EndedAlready(int pidfd) {
   return ::poll(&ended, 1, 0) != 0;
 }
 
-// A descriptor of the very process that connected, where the kernel keeps one for us; else of whoever has its
-// number now, which is somebody else only if the peer is gone: then the socket has hung up too.
+// A descriptor of the very process that connected, where the kernel keeps one for us; else of
+// whoever has its number now, which is somebody else only if the peer is gone: then the socket has
+// hung up too.
 absl::StatusOr<UniqueFd> OpenPeer(int fd, int32_t pid) {
 #ifdef SO_PEERPIDFD
   int pidfd = -1;
@@ -97,7 +104,8 @@ absl::StatusOr<UniqueFd> OpenPeer(int fd, int32_t pid) {
 
 absl::StatusOr<ListeningSocket> ListeningSocket::Open(const std::string& path, uint32_t mode) {
   if (path.empty() || path[0] != '/' || path.size() > kSocketPathBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("listen on '", path, "': the path must be absolute and at most ",
+    return absl::InvalidArgumentError(absl::StrCat("listen on '", path,
+                                                   "': the path must be absolute and at most ",
                                                    kSocketPathBytesMax, " bytes long"));
   }
   HF_RETURN_IF_ERROR(Env::System()->CreateDirectories(ParentDirectory(path), 0755));
@@ -126,7 +134,10 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Open(const std::string& path, u
 }
 
 ListeningSocket::ListeningSocket(ListeningSocket&& other) noexcept
-    : lock_(std::move(other.lock_)), fd_(std::move(other.fd_)), path_(std::exchange(other.path_, {})), inode_(other.inode_) {}
+    : lock_(std::move(other.lock_)),
+      fd_(std::move(other.fd_)),
+      path_(std::exchange(other.path_, {})),
+      inode_(other.inode_) {}
 
 ListeningSocket& ListeningSocket::operator=(ListeningSocket&& other) noexcept {
   if (this != &other) {
@@ -139,7 +150,9 @@ ListeningSocket& ListeningSocket::operator=(ListeningSocket&& other) noexcept {
   return *this;
 }
 
-ListeningSocket::~ListeningSocket() { Close(); }
+ListeningSocket::~ListeningSocket() {
+  Close();
+}
 
 void ListeningSocket::Close() {
   if (!fd_.valid()) {

@@ -1,7 +1,8 @@
-// Unix-domain sockets of the daemon: listening at a path that a dead daemon may have left behind, and who the peer is.
+// Unix-domain sockets of the daemon: listening at a path that a dead daemon may have left behind,
+// and who the peer is.
 //
-//   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open("/run/holdfast/ckptd.sock", 0666));
-//   HF_ASSIGN_OR_RETURN(const Peer peer, IdentifyPeer(fd));
+//   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open("/run/holdfast/ckptd.sock",
+//   0666)); HF_ASSIGN_OR_RETURN(const Peer peer, IdentifyPeer(fd));
 //
 // Plain values and functions; each socket has one owner.
 #pragma once
@@ -19,8 +20,8 @@ namespace holdfast {
 
 class ListeningSocket {
  public:
-  // Non-blocking, O_CLOEXEC. A socket file where nobody listens is replaced; where somebody does: Unavailable;
-  // where something else lies: FailedPrecondition. Makes the parent directory.
+  // Non-blocking, O_CLOEXEC. A socket file where nobody listens is replaced; where somebody does:
+  // Unavailable; where something else lies: FailedPrecondition. Makes the parent directory.
   static absl::StatusOr<ListeningSocket> Open(const std::string& path, uint32_t mode);
   ListeningSocket() = default;
   ~ListeningSocket();  // removes the file, if it is still this socket's
@@ -32,7 +33,8 @@ class ListeningSocket {
   void Close();
 
  private:
-  std::unique_ptr<FileLock> lock_;  // `<path>.lock`: so that two daemons that start at once do not remove each other's
+  std::unique_ptr<FileLock>
+      lock_;  // `<path>.lock`: so that two daemons that start at once do not remove each other's
   UniqueFd fd_;
   std::string path_;
   uint64_t inode_ = 0;
@@ -43,7 +45,8 @@ struct Peer {
   uint32_t uid = 0;
   uint32_t gid = 0;
 };
-// The process at the other end of a connected socket, from the kernel alone. NotFound when it has ended.
+// The process at the other end of a connected socket, from the kernel alone. NotFound when it has
+// ended.
 absl::StatusOr<Peer> IdentifyPeer(int fd);
 
 // Longest path that a socket may have (sun_path less its end).

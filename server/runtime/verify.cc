@@ -21,9 +21,11 @@ constexpr size_t kBadBlocksMax = 8;
 
 std::string Describe(const std::vector<BadBlock>& blocks) {
   const BadBlock& first = blocks.front();
-  return absl::StrCat("slice '", first.slice, "': the block at image offset ", first.image_offset, " (", first.bytes, " bytes) has digest ",
-                      absl::Hex(first.actual, absl::kZeroPad16), ", the record says ", absl::Hex(first.expected, absl::kZeroPad16),
-                      blocks.size() > 1 ? absl::StrCat("; ", blocks.size() - 1, " more such blocks") : "");
+  return absl::StrCat(
+      "slice '", first.slice, "': the block at image offset ", first.image_offset, " (",
+      first.bytes, " bytes) has digest ", absl::Hex(first.actual, absl::kZeroPad16),
+      ", the record says ", absl::Hex(first.expected, absl::kZeroPad16),
+      blocks.size() > 1 ? absl::StrCat("; ", blocks.size() - 1, " more such blocks") : "");
 }
 
 }  // namespace
@@ -79,13 +81,17 @@ std::string VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) 
   if (record->id != shard.copy.id || record->generation != shard.copy.generation) {
     return absl::StrCat("its record is that of ", record->id.ToString());
   }
-  const absl::StatusOr<Layout> layout = DecodeLayout(record->layout_bytes, record->header_bytes, record->image_bytes);
+  const absl::StatusOr<Layout> layout =
+      DecodeLayout(record->layout_bytes, record->header_bytes, record->image_bytes);
   if (!layout.ok()) {
     return Message(layout.status());
   }
-  const absl::StatusOr<std::vector<BadBlock>> blocks =
-      VerifyImage(*record, *layout, [&](uint64_t offset, std::span<std::byte> out) { return store_.ReadAt(shard.slot, offset, out); },
-                  kBadBlocksMax, [&](uint64_t done) { return Advance(bytes_before + done); });
+  const absl::StatusOr<std::vector<BadBlock>> blocks = VerifyImage(
+      *record, *layout,
+      [&](uint64_t offset, std::span<std::byte> out) {
+        return store_.ReadAt(shard.slot, offset, out);
+      },
+      kBadBlocksMax, [&](uint64_t done) { return Advance(bytes_before + done); });
   if (absl::IsCancelled(blocks.status())) {
     return "";
   }
@@ -96,7 +102,8 @@ std::string VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) 
 }
 
 void VerifyRun::Run() {
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // of this thread alone
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)),
+                kNice);  // of this thread alone
   uint64_t bytes_done = 0;
   for (const ReadableShard& shard : shards_) {
     const std::string what = Check(shard, bytes_done);

@@ -1,9 +1,11 @@
-// Reads sealed copies through the memory tier and compares every digest: what `ckptctl verify` asks for.
+// Reads sealed copies through the memory tier and compares every digest: what `ckptctl verify` asks
+// for.
 //
-//   VerifyRun run(store, std::move(shards), [&](const ReadableShard& s, const std::string& what) { … });
-//   while (!run.WaitFor(200ms, &progress)) stream << progress;
+//   VerifyRun run(store, std::move(shards), [&](const ReadableShard& s, const std::string& what) {
+//   … }); while (!run.WaitFor(200ms, &progress)) stream << progress;
 //
-// One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor and Cancel: the owner's thread.
+// One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor
+// and Cancel: the owner's thread.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,8 @@ namespace holdfast {
 
 class VerifyRun {
  public:
-  using BadCopy = std::function<void(const ReadableShard&, const std::string& what)>;  // from the run's thread
+  using BadCopy =
+      std::function<void(const ReadableShard&, const std::string& what)>;  // from the run's thread
   VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, BadCopy bad);
   ~VerifyRun();  // cancels and waits
   VerifyRun(const VerifyRun&) = delete;

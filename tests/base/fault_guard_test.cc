@@ -1,11 +1,11 @@
 #include "base/fault_guard.h"
 
-#include <filesystem>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <filesystem>
 
 #include <atomic>
 #include <cstdint>

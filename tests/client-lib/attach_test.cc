@@ -17,7 +17,8 @@ class AttachTest : public testing::Test {
     Result<std::unique_ptr<Job>> job = Job::Open(daemon_.Options());
     EXPECT_TRUE(job.ok());
     job_ = *std::move(job);
-    const State state{{{"w", Type::kU32, {w_.size()}, w_.data()}, Tensor::Flat("f", Type::kU32, {100}, 7, 3, w_.data())},
+    const State state{{{"w", Type::kU32, {w_.size()}, w_.data()},
+                       Tensor::Flat("f", Type::kU32, {100}, 7, 3, w_.data())},
                       {{"o", "{}", true, ""}}};
     EXPECT_TRUE(job_->Save(1, state).ok());
     EXPECT_TRUE(job_->Save(2, state).ok());
@@ -64,7 +65,8 @@ TEST_F(AttachTest, TheMemoryIsReadOnly) {
     uintptr_t begin = 0;
     uintptr_t end = 0;
     char text[5] = {};
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, text) == 3 && begin <= address && address < end) {
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, text) == 3 && begin <= address &&
+        address < end) {
       permissions = text;
     }
   }

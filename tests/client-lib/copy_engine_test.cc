@@ -72,7 +72,8 @@ TEST_P(CopyEngineTest, CopiesAndDigestsEveryBlock) {
     std::vector<uint64_t> expected;
     size_t at = 0;
     for (const std::vector<unsigned char>& from : tensors.source) {
-      ASSERT_TRUE(std::equal(from.begin(), from.end(), tensors.slot.begin() + static_cast<ptrdiff_t>(at)));
+      ASSERT_TRUE(
+          std::equal(from.begin(), from.end(), tensors.slot.begin() + static_cast<ptrdiff_t>(at)));
       AppendBlockDigests(std::as_bytes(std::span(from)), expected);
       at += from.size();
     }

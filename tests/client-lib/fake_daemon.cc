@@ -24,7 +24,8 @@ UniqueFd MakeMemfd(uint64_t bytes) {
 }
 
 UniqueFd ReadOnly(const UniqueFd& fd) {
-  return UniqueFd(::open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  return UniqueFd(
+      ::open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), O_RDONLY | O_CLOEXEC));
 }
 
 std::string ReadAll(const UniqueFd& fd, uint64_t offset, uint64_t bytes) {
@@ -36,7 +37,8 @@ std::string ReadAll(const UniqueFd& fd, uint64_t offset, uint64_t bytes) {
 
 UniqueFd RecordFile(const std::string& record) {
   UniqueFd fd = MakeMemfd(0);
-  EXPECT_EQ(::pwrite(fd.get(), record.data(), record.size(), 0), static_cast<ssize_t>(record.size()));
+  EXPECT_EQ(::pwrite(fd.get(), record.data(), record.size(), 0),
+            static_cast<ssize_t>(record.size()));
   return fd;
 }
 
@@ -73,12 +75,15 @@ void FakeDaemon::Peer::SendRaw(const std::string& bytes, const std::vector<int>&
   }
   ssize_t sent = ::sendmsg(fd_, &message, MSG_NOSIGNAL);
   while (sent >= 0 && static_cast<size_t>(sent) < bytes.size()) {
-    const ssize_t more = ::send(fd_, bytes.data() + sent, bytes.size() - static_cast<size_t>(sent), MSG_NOSIGNAL);
+    const ssize_t more =
+        ::send(fd_, bytes.data() + sent, bytes.size() - static_cast<size_t>(sent), MSG_NOSIGNAL);
     sent = more < 0 ? -1 : sent + more;
   }
 }
 
-void FakeDaemon::Peer::Close() { ::shutdown(fd_, SHUT_RDWR); }
+void FakeDaemon::Peer::Close() {
+  ::shutdown(fd_, SHUT_RDWR);
+}
 
 FakeDaemon::FakeDaemon() {
   std::string directory = "/tmp/holdfast-fake-XXXXXX";
@@ -202,11 +207,13 @@ FakeDaemon::Slot* FakeDaemon::Newest() {
   return newest;
 }
 
-void FakeDaemon::Grant(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<int>& descriptors) {
+void FakeDaemon::Grant(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
+                       std::vector<int>& descriptors) {
   const v1::BeginSave& begin = frame.begin_save();
   if (last_step_.has_value() && begin.step() <= *last_step_) {
     reply.mutable_failure()->set_code(9);
-    reply.mutable_failure()->set_message("step " + std::to_string(begin.step()) + " is not greater than " + std::to_string(*last_step_));
+    reply.mutable_failure()->set_message("step " + std::to_string(begin.step()) +
+                                         " is not greater than " + std::to_string(*last_step_));
     return;
   }
   // Three slots; the oldest sealed one goes first when all are taken.
@@ -255,11 +262,13 @@ void FakeDaemon::Seal(const v1::ClientFrame& frame) {
   slot.writing = false;
 }
 
-bool FakeDaemon::Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply, std::vector<UniqueFd>& descriptors) {
+bool FakeDaemon::Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply,
+                       std::vector<UniqueFd>& descriptors) {
   Slot* best = nullptr;
   uint32_t best_id = 0;
   for (auto& [id, slot] : slots_) {
-    const bool candidate = slot.sealed && (!step.has_value() || slot.step == *step) && (!passed_over_.has_value() || slot.step < *passed_over_);
+    const bool candidate = slot.sealed && (!step.has_value() || slot.step == *step) &&
+                           (!passed_over_.has_value() || slot.step < *passed_over_);
     if (candidate && (best == nullptr || slot.step > best->step)) {
       best = &slot;
       best_id = id;
@@ -288,7 +297,8 @@ bool FakeDaemon::Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply, std
   return true;
 }
 
-void FakeDaemon::AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<int>& descriptors) {
+void FakeDaemon::AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
+                               std::vector<int>& descriptors) {
   v1::ReserveReply* reserved = reply.mutable_reserve();
   reserved->set_ready(3);
   reserved->set_wanted(3);
@@ -309,7 +319,8 @@ void FakeDaemon::AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& re
   }
 }
 
-void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<UniqueFd>& descriptors) {
+void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
+                               std::vector<UniqueFd>& descriptors) {
   if (frame.has_report_load() && frame.report_load().loaded()) {
     v1::SessionOutcome* outcome = reply.mutable_enter_session();
     outcome->set_done(true);
@@ -332,7 +343,9 @@ void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& re
     reply.mutable_failure()->set_code(5);
     reply.mutable_failure()->set_message("there is nothing that could be offered");
     if (!step.has_value()) {
-      reply.mutable_failure()->set_reason(frame.has_report_load() ? v1::Failure::REASON_UNREADABLE : v1::Failure::REASON_NOTHING_TO_RESTORE);
+      reply.mutable_failure()->set_reason(frame.has_report_load()
+                                              ? v1::Failure::REASON_UNREADABLE
+                                              : v1::Failure::REASON_NOTHING_TO_RESTORE);
     }
   }
 }
@@ -381,7 +394,10 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
       AnswerSession(frame, reply, owned);
       break;
     case v1::ClientFrame::kAttach:
-      if (Offer(frame.attach().choice() == v1::Attach::CHOICE_STEP ? std::optional(frame.attach().step()) : std::nullopt, reply, owned)) {
+      if (Offer(frame.attach().choice() == v1::Attach::CHOICE_STEP
+                    ? std::optional(frame.attach().step())
+                    : std::nullopt,
+                reply, owned)) {
         const v1::Source source = reply.enter_session().source();
         *reply.mutable_attach() = source;
       } else {
@@ -419,7 +435,9 @@ void FakeDaemon::SetHook(Hook hook) {
   hook_ = std::make_shared<const Hook>(std::move(hook));
 }
 
-int FakeDaemon::Count(const std::string& request) { return static_cast<int>(Frames(request).size()); }
+int FakeDaemon::Count(const std::string& request) {
+  return static_cast<int>(Frames(request).size());
+}
 
 std::vector<v1::ClientFrame> FakeDaemon::Frames(const std::string& request) {
   const MutexLock lock(mutex_);
@@ -435,7 +453,9 @@ std::vector<v1::ClientFrame> FakeDaemon::Frames(const std::string& request) {
 bool FakeDaemon::WaitForCount(const std::string& request, int count) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   const MutexLock lock(mutex_);
-  while (std::count_if(frames_.begin(), frames_.end(), [&](const v1::ClientFrame& f) { return RequestName(f) == request; }) < count) {
+  while (std::count_if(frames_.begin(), frames_.end(), [&](const v1::ClientFrame& f) {
+           return RequestName(f) == request;
+         }) < count) {
     if (!changed_.WaitUntil(mutex_, until)) {
       return false;
     }

@@ -1,5 +1,6 @@
-// A daemon for tests of the client library: one thread, a unix socket in a directory of its own, slots in memfds. By default it
-// does what docs/protocol.md says, for one rank and one attempt after another; a hook lets a test misbehave at any request.
+// A daemon for tests of the client library: one thread, a unix socket in a directory of its own,
+// slots in memfds. By default it does what docs/protocol.md says, for one rank and one attempt
+// after another; a hook lets a test misbehave at any request.
 //
 //   FakeDaemon daemon;
 //   daemon.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
@@ -9,8 +10,8 @@
 //   });
 //   auto job = Job::Open(daemon.Options());
 //
-// The hook runs on the daemon's thread. Everything else may be called from any thread. The wire side is protobuf's generated
-// code, which shares nothing with the client's codec.
+// The hook runs on the daemon's thread. Everything else may be called from any thread. The wire
+// side is protobuf's generated code, which shares nothing with the client's codec.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,8 @@ class FakeDaemon {
    private:
     int fd_;
   };
-  using Hook = std::function<bool(const v1::ClientFrame&, Peer&)>;  // true: the hook has dealt with it
+  using Hook =
+      std::function<bool(const v1::ClientFrame&, Peer&)>;  // true: the hook has dealt with it
 
   struct Slot {
     UniqueFd image;
@@ -66,7 +68,8 @@ class FakeDaemon {
   const std::string& socket() const { return socket_; }
 
   void SetHook(Hook hook) EXCLUDES(mutex_);
-  // Closes the listener and every connection; slots stay. Start: a new one at the same path, with the same slots.
+  // Closes the listener and every connection; slots stay. Start: a new one at the same path, with
+  // the same slots.
   void Stop();
   void Start();
 
@@ -91,12 +94,16 @@ class FakeDaemon {
   void Serve(int listener);
   bool ServeOne(int fd);
   void Answer(const v1::ClientFrame& frame, Peer& peer) EXCLUDES(mutex_);
-  void Grant(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<int>& descriptors) REQUIRES(mutex_);
+  void Grant(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<int>& descriptors)
+      REQUIRES(mutex_);
   void Seal(const v1::ClientFrame& frame) REQUIRES(mutex_);
   // The step that was asked for, or the newest that was not passed over.
-  bool Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply, std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
-  void AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<int>& descriptors) REQUIRES(mutex_);
-  void AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& reply, std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
+  bool Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply,
+             std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
+  void AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
+                     std::vector<int>& descriptors) REQUIRES(mutex_);
+  void AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
+                     std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
   Slot* Newest() REQUIRES(mutex_);
 
   std::string directory_;
@@ -113,7 +120,8 @@ class FakeDaemon {
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
   std::optional<uint64_t> last_step_ GUARDED_BY(mutex_);
   std::optional<v1::SessionOutcome> offered_ GUARDED_BY(mutex_);
-  std::optional<uint64_t> passed_over_ GUARDED_BY(mutex_);  // step whose copy turned out bad in this session
+  std::optional<uint64_t> passed_over_
+      GUARDED_BY(mutex_);  // step whose copy turned out bad in this session
   uint32_t round_ GUARDED_BY(mutex_) = 0;
 };
 

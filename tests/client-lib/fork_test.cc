@@ -1,5 +1,5 @@
-// A forked child (a data loader, say) has no part in the job: clear errors, no socket, no slot, and nothing that it does or
-// destroys touches the parent's.
+// A forked child (a data loader, say) has no part in the job: clear errors, no socket, no slot, and
+// nothing that it does or destroys touches the parent's.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -68,10 +68,13 @@ TEST_F(ForkTest, EveryCallAnswersForkedAndTheParentGoesOn) {
   const int joins = daemon_.Count("join");
   EXPECT_TRUE(InChild([&] {
     State target = state_;
-    return job_->Save(3, state_).code() == Code::kForked && job_->SaveAsync(3, state_)->WaitSnapshot(kLong).code() == Code::kForked &&
-           job_->Restore(target).status().code() == Code::kForked && job_->Reserve(state_, kLong).status().code() == Code::kForked &&
-           handle->Wait(Stage::kCommitted, kLong).code() == Code::kForked && job_->last_failure().code() == Code::kForked &&
-           job_->attempt() == 0 && handle->times().bytes == 0;
+    return job_->Save(3, state_).code() == Code::kForked &&
+           job_->SaveAsync(3, state_)->WaitSnapshot(kLong).code() == Code::kForked &&
+           job_->Restore(target).status().code() == Code::kForked &&
+           job_->Reserve(state_, kLong).status().code() == Code::kForked &&
+           handle->Wait(Stage::kCommitted, kLong).code() == Code::kForked &&
+           job_->last_failure().code() == Code::kForked && job_->attempt() == 0 &&
+           handle->times().bytes == 0;
   }));
   EXPECT_TRUE(handle->Wait(Stage::kCommitted, kLong).ok());
   EXPECT_TRUE(job_->Save(4, state_).ok());

@@ -1,5 +1,6 @@
-// A daemon that dies, hangs or sends nonsense costs the training process one failed, reported save, never more: no crash,
-// no hang, no leaked descriptor, and everything works again with the next daemon.
+// A daemon that dies, hangs or sends nonsense costs the training process one failed, reported save,
+// never more: no crash, no hang, no leaked descriptor, and everything works again with the next
+// daemon.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -30,7 +31,9 @@ int OpenDescriptors() {
 
 class MisbehavingDaemon : public testing::Test {
  protected:
-  MisbehavingDaemon() : w_(3 << 20, 1), state_{{{"w", Type::kU8, {w_.size()}, w_.data()}}, {{"o", "1", true, ""}}} {}
+  MisbehavingDaemon()
+      : w_(3 << 20, 1),
+        state_{{{"w", Type::kU8, {w_.size()}, w_.data()}}, {{"o", "1", true, ""}}} {}
 
   void Open(Milliseconds call_deadline = Milliseconds(20'000)) {
     JobOptions options = daemon_.Options();
@@ -40,8 +43,10 @@ class MisbehavingDaemon : public testing::Test {
     job_ = *std::move(job);
   }
   // The first request of that name is answered by `answer`.
-  void Once(const std::string& request, std::function<void(const v1::ClientFrame&, FakeDaemon::Peer&)> answer) {
-    daemon_.SetHook([request, answer, done = false](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) mutable {
+  void Once(const std::string& request,
+            std::function<void(const v1::ClientFrame&, FakeDaemon::Peer&)> answer) {
+    daemon_.SetHook([request, answer, done = false](const v1::ClientFrame& frame,
+                                                    FakeDaemon::Peer& peer) mutable {
       if (done || RequestName(frame) != request) {
         return false;
       }
@@ -132,28 +137,38 @@ TEST_F(MisbehavingDaemon, NonsenseOnTheSocketCostsOneSaveEach) {
   v1::DaemonFrame stranger;
   stranger.set_id(999'999);
   stranger.mutable_seal()->set_sealed_unix_ms(1);
-  const auto with_id = [](const v1::ClientFrame& frame, const std::function<void(v1::DaemonFrame&)>& fill) {
+  const auto with_id = [](const v1::ClientFrame& frame,
+                          const std::function<void(v1::DaemonFrame&)>& fill) {
     v1::DaemonFrame reply;
     reply.set_id(frame.id());
     fill(reply);
     return reply;
   };
   const std::vector<std::function<void(const v1::ClientFrame&, FakeDaemon::Peer&)>> nonsense = {
-      [](const auto&, auto& peer) { peer.SendRaw(std::string("\xff\xff\xff\xff", 4) + std::string(100, 'x')); },  // 4 GiB
-      [](const auto&, auto& peer) { peer.SendRaw(std::string("\x01\x00\x01\x00", 4)); },                        // one byte over
-      [](const auto&, auto& peer) { peer.SendRaw(std::string(4, '\0')); },                                      // nothing
+      [](const auto&, auto& peer) {
+        peer.SendRaw(std::string("\xff\xff\xff\xff", 4) + std::string(100, 'x'));
+      },  // 4 GiB
+      [](const auto&, auto& peer) {
+        peer.SendRaw(std::string("\x01\x00\x01\x00", 4));
+      },                                                                    // one byte over
+      [](const auto&, auto& peer) { peer.SendRaw(std::string(4, '\0')); },  // nothing
       [](const auto&, auto& peer) { peer.SendRaw(Framed(std::string(1000, '\xff'))); },
       [](const auto&, auto& peer) { peer.SendRaw(Framed(std::string(65'536, '\0'))); },
       [&](const auto&, auto& peer) { peer.Send(stranger); },
-      [&](const auto& frame, auto& peer) { peer.Send(with_id(frame, [](auto& r) { r.mutable_seal(); })); },  // the wrong kind
+      [&](const auto& frame, auto& peer) {
+        peer.Send(with_id(frame, [](auto& r) { r.mutable_seal(); }));
+      },                                    // the wrong kind
       [&](const auto& frame, auto& peer) {  // its descriptor is missing
-        peer.Send(with_id(frame, [](auto& r) { r.mutable_begin_save()->set_with_descriptor(true); }));
+        peer.Send(
+            with_id(frame, [](auto& r) { r.mutable_begin_save()->set_with_descriptor(true); }));
       },
       [&](const auto& frame, auto& peer) {  // a descriptor that nobody announced
         peer.Send(with_id(frame, [](auto& r) { r.mutable_failure()->set_code(8); }), {0});
       },
       [&](const auto& frame, auto& peer) {  // many
-        peer.Send(with_id(frame, [](auto& r) { r.mutable_begin_save()->set_with_descriptor(true); }), std::vector<int>(200, 0));
+        peer.Send(
+            with_id(frame, [](auto& r) { r.mutable_begin_save()->set_with_descriptor(true); }),
+            std::vector<int>(200, 0));
       },
       [&](const auto& frame, auto& peer) {  // answered twice
         const auto reply = with_id(frame, [](auto& r) { r.mutable_failure()->set_code(8); });
@@ -167,7 +182,8 @@ TEST_F(MisbehavingDaemon, NonsenseOnTheSocketCostsOneSaveEach) {
     const Status status = Save();
     EXPECT_FALSE(status.ok()) << i;
     daemon_.SetHook(nullptr);
-    for (int tries = 0; tries < 2 && !Save().ok(); ++tries) {  // the last kind breaks the connection only when it is read next
+    for (int tries = 0; tries < 2 && !Save().ok();
+         ++tries) {  // the last kind breaks the connection only when it is read next
     }
     const Status next = Save();
     EXPECT_TRUE(next.ok()) << i << ": " << next.ToString();
@@ -191,7 +207,8 @@ TEST_F(MisbehavingDaemon, SlotsThatAreNotWhatTheyShouldBe) {
     made->set_job_uuid("0123456789abcdef");
     return reply;
   };
-  // 1. Too small by its own word. 2. A file that is shorter than it says. 3. No file. 4. No descriptor and no mapping from before.
+  // 1. Too small by its own word. 2. A file that is shorter than it says. 3. No file. 4. No
+  // descriptor and no mapping from before.
   // 5. A length that no address space has.
   UniqueFd pipe_ends[2];
   int ends[2];
@@ -200,16 +217,21 @@ TEST_F(MisbehavingDaemon, SlotsThatAreNotWhatTheyShouldBe) {
   pipe_ends[1] = UniqueFd(ends[1]);
   const std::vector<std::function<void(const v1::ClientFrame&, FakeDaemon::Peer&)>> bad = {
       [&](const auto& frame, auto& peer) { peer.Send(grant(frame, 4096, true), {small.get()}); },
-      [&](const auto& frame, auto& peer) { peer.Send(grant(frame, 64 << 20, true), {small.get()}); },
+      [&](const auto& frame, auto& peer) {
+        peer.Send(grant(frame, 64 << 20, true), {small.get()});
+      },
       [&](const auto& frame, auto& peer) { peer.Send(grant(frame, 64 << 20, true), {ends[0]}); },
       [&](const auto& frame, auto& peer) { peer.Send(grant(frame, 64 << 20, false)); },
-      [&](const auto& frame, auto& peer) { peer.Send(grant(frame, UINT64_MAX, true), {small.get()}); },
+      [&](const auto& frame, auto& peer) {
+        peer.Send(grant(frame, UINT64_MAX, true), {small.get()});
+      },
   };
   for (size_t i = 0; i < bad.size(); ++i) {
     Once("begin_save", bad[i]);
     const int aborts = daemon_.Count("abort_save");
     const Status status = Save();
-    EXPECT_TRUE(status.code() == Code::kInternal || status.code() == Code::kCorrupt) << i << ": " << status.ToString();
+    EXPECT_TRUE(status.code() == Code::kInternal || status.code() == Code::kCorrupt)
+        << i << ": " << status.ToString();
     EXPECT_EQ(daemon_.Count("abort_save"), aborts + 1) << i;
     EXPECT_FALSE(daemon_.Frames("abort_save").back().abort_save().why().empty());
     EXPECT_TRUE(Save().ok()) << i;
@@ -231,7 +253,8 @@ TEST_F(MisbehavingDaemon, ASlotTruncatedUnderTheCopyFailsThatSaveOnly) {
 
 TEST_F(MisbehavingDaemon, SilenceEndsAtTheDeadlineAndIsNotWaitedForTwice) {
   Open(Milliseconds(50));
-  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
+  daemon_.SetHook(
+      [](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
   EXPECT_EQ(Save().code(), Code::kDeadlineExceeded);
   const Status second = Save();
   EXPECT_EQ(second.code(), Code::kUnavailable);
@@ -240,7 +263,8 @@ TEST_F(MisbehavingDaemon, SilenceEndsAtTheDeadlineAndIsNotWaitedForTwice) {
 }
 
 TEST_F(MisbehavingDaemon, TheSameDaemonIsUsedAgainOnceItsLateAnswerHasCome) {
-  const Result<std::shared_ptr<client::Connection>> dialled = client::Connection::Dial(daemon_.socket(), client::Deadline::In(kLong));
+  const Result<std::shared_ptr<client::Connection>> dialled =
+      client::Connection::Dial(daemon_.socket(), client::Deadline::In(kLong));
   ASSERT_TRUE(dialled.ok());
   client::Connection& connection = **dialled;
   const auto later = client::Deadline::In(kLong);
@@ -263,7 +287,10 @@ TEST_F(MisbehavingDaemon, TheSameDaemonIsUsedAgainOnceItsLateAnswerHasCome) {
   const Result<uint64_t> begin = connection.Send(client::wire::BeginSave{.step = 12}, later);
   const Result<uint64_t> leave = connection.Send(client::wire::Leave{}, later);
   ASSERT_TRUE(begin.ok() && leave.ok());
-  EXPECT_EQ(connection.Receive<client::wire::Grant>(*begin, client::Deadline::In(Milliseconds(0))).status().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(connection.Receive<client::wire::Grant>(*begin, client::Deadline::In(Milliseconds(0)))
+                .status()
+                .code(),
+            Code::kDeadlineExceeded);
   ASSERT_TRUE(connection.Receive<client::wire::Done>(*leave, later).ok());
   ASSERT_TRUE(connection.Call<client::wire::Done>(client::wire::ConfirmRead{1, 1}, later).ok());
   ASSERT_EQ(daemon_.Count("abort_save"), 1);
@@ -274,7 +301,8 @@ TEST_F(MisbehavingDaemon, TheSameDaemonIsUsedAgainOnceItsLateAnswerHasCome) {
 }
 
 TEST_F(MisbehavingDaemon, AnswersInAnyOrderReachThoseWhoAsked) {
-  const Result<std::shared_ptr<client::Connection>> dialled = client::Connection::Dial(daemon_.socket(), client::Deadline::In(kLong));
+  const Result<std::shared_ptr<client::Connection>> dialled =
+      client::Connection::Dial(daemon_.socket(), client::Deadline::In(kLong));
   ASSERT_TRUE(dialled.ok());
   // Answers are kept until eight have come, and sent in the opposite order.
   std::vector<v1::DaemonFrame> kept;
@@ -295,7 +323,8 @@ TEST_F(MisbehavingDaemon, AnswersInAnyOrderReachThoseWhoAsked) {
     std::vector<std::thread> threads;
     for (uint64_t i = 0; i < 8; ++i) {
       threads.emplace_back([&, i] {
-        const auto answer = (*dialled)->Call<client::wire::SaveProgress>(client::wire::AwaitSave{.step = i}, client::Deadline::In(kLong));
+        const auto answer = (*dialled)->Call<client::wire::SaveProgress>(
+            client::wire::AwaitSave{.step = i}, client::Deadline::In(kLong));
         EXPECT_TRUE(answer.ok() && answer->message.unix_ms == static_cast<int64_t>(i));
       });
     }
@@ -322,10 +351,14 @@ TEST_F(MisbehavingDaemon, AVersionThatDoesNotFitIsRefused) {
 TEST_F(MisbehavingDaemon, ReasonsBecomeCodes) {
   Open();
   const std::vector<std::pair<v1::Failure::Reason, Code>> reasons = {
-      {v1::Failure::REASON_SUPERSEDED, Code::kSuperseded}, {v1::Failure::REASON_SHED, Code::kShed},
-      {v1::Failure::REASON_ABANDONED, Code::kAbandoned},   {v1::Failure::REASON_NO_ROOM, Code::kNoRoom},
-      {v1::Failure::REASON_OTHER_OWNER, Code::kRefused},   {v1::Failure::REASON_RANK_TAKEN, Code::kRefused},
-      {v1::Failure::REASON_TOPOLOGY, Code::kTopology},     {v1::Failure::REASON_UNREADABLE, Code::kUnreadable},
+      {v1::Failure::REASON_SUPERSEDED, Code::kSuperseded},
+      {v1::Failure::REASON_SHED, Code::kShed},
+      {v1::Failure::REASON_ABANDONED, Code::kAbandoned},
+      {v1::Failure::REASON_NO_ROOM, Code::kNoRoom},
+      {v1::Failure::REASON_OTHER_OWNER, Code::kRefused},
+      {v1::Failure::REASON_RANK_TAKEN, Code::kRefused},
+      {v1::Failure::REASON_TOPOLOGY, Code::kTopology},
+      {v1::Failure::REASON_UNREADABLE, Code::kUnreadable},
       {v1::Failure::REASON_UNSPECIFIED, Code::kRefused}};
   for (const auto& [reason, code] : reasons) {
     Once("begin_save", [reason = reason](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {

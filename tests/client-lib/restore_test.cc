@@ -23,7 +23,8 @@ class Restore : public testing::Test {
     ASSERT_TRUE(job.ok()) << job.status().ToString();
     job_ = *std::move(job);
   }
-  static State MakeState(std::vector<float>& weights, std::vector<int64_t>& rows, std::vector<int16_t>& flat) {
+  static State MakeState(std::vector<float>& weights, std::vector<int64_t>& rows,
+                         std::vector<int16_t>& flat) {
     return {{{"weights", Type::kF32, {700, 1000}, weights.data()},
              Tensor::Box("rows", Type::kI64, {8, 4}, {2, 0}, {3, 4}, rows.data()),
              Tensor::Flat("flat", Type::kI16, {10, 10}, 42, 9, flat.data()),
@@ -48,7 +49,9 @@ class Restore : public testing::Test {
     got_ = MakeState(got_weights_, got_rows_, got_flat_);
     return job_->Restore(got_, options);
   }
-  bool TensorsAreBack() const { return got_weights_ == weights_ && got_rows_ == rows_ && got_flat_ == flat_; }
+  bool TensorsAreBack() const {
+    return got_weights_ == weights_ && got_rows_ == rows_ && got_flat_ == flat_;
+  }
 
   FakeDaemon daemon_;
   std::unique_ptr<Job> job_;
@@ -95,7 +98,8 @@ TEST_F(Restore, TakesOnlyWhatIsNamed) {
   Save(1);
   Reopen();
   std::vector<int16_t> flat(9);
-  State some{{Tensor::Flat("flat", Type::kI16, {10, 10}, 42, 9, flat.data())}, {{"epoch", "", true, ""}}};
+  State some{{Tensor::Flat("flat", Type::kI16, {10, 10}, 42, 9, flat.data())},
+             {{"epoch", "", true, ""}}};
   const Result<Restored> restored = job_->Restore(some);
   ASSERT_TRUE(restored.ok()) << restored.status().ToString();
   EXPECT_EQ(flat, flat_);
@@ -226,7 +230,8 @@ TEST_F(Restore, AMismatchIsTheCallersAndTouchesNothing) {
   State wrong{{{"weights", Type::kF32, {1000, 700}, weights.data()}}, {}};
   const Result<Restored> restored = job_->Restore(wrong);
   EXPECT_EQ(restored.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(restored.status().message().find("[700, 1000]"), std::string::npos) << restored.status().message();
+  EXPECT_NE(restored.status().message().find("[700, 1000]"), std::string::npos)
+      << restored.status().message();
   EXPECT_NE(restored.status().message().find("[1000, 700]"), std::string::npos);
   EXPECT_EQ(weights, std::vector<float>(700'000, -1));
   ASSERT_EQ(daemon_.Count("report_load"), 1);  // no older step was tried

@@ -1,4 +1,5 @@
-// Saves through the public interface against a scripted daemon: what lies in the slot is what the formats say.
+// Saves through the public interface against a scripted daemon: what lies in the slot is what the
+// formats say.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,7 +24,8 @@ std::unique_ptr<Job> Open(FakeDaemon& daemon) {
 std::map<std::string, std::string> SavedBytes(FakeDaemon& daemon) {
   const ShardRecord record = daemon.LastRecord();
   const std::string image = daemon.LastImage();
-  absl::StatusOr<Layout> layout = DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes);
+  absl::StatusOr<Layout> layout =
+      DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes);
   EXPECT_TRUE(layout.ok()) << layout.status();
   if (!layout.ok()) {
     return {};
@@ -36,7 +38,8 @@ std::map<std::string, std::string> SavedBytes(FakeDaemon& daemon) {
       },
       10, nullptr);
   EXPECT_TRUE(bad.ok() && bad->empty());
-  EXPECT_TRUE(ParseSafetensors(std::string_view(image).substr(0, record.header_bytes), image.size()).ok());
+  EXPECT_TRUE(
+      ParseSafetensors(std::string_view(image).substr(0, record.header_bytes), image.size()).ok());
   std::map<std::string, std::string> slices;
   for (const Slice& slice : layout->slices) {
     slices[slice.name + slice.key] = image.substr(slice.image_offset, slice.bytes);
@@ -50,8 +53,9 @@ TEST(Save, ImageAndRecordAreWhatTheFormatsSay) {
   std::vector<float> w(300'001);
   std::iota(w.begin(), w.end(), 0.f);
   std::vector<uint8_t> b = {1, 2, 3};
-  const State state{{{"w", Type::kF32, {300'001}, w.data()}, {"b", Type::kU8, {3}, b.data()}},
-                    {{"epoch", "{\"n\": 3}", true, ""}, {"rng", std::string("\0\1\2", 3), false, "test.rng"}}};
+  const State state{
+      {{"w", Type::kF32, {300'001}, w.data()}, {"b", Type::kU8, {3}, b.data()}},
+      {{"epoch", "{\"n\": 3}", true, ""}, {"rng", std::string("\0\1\2", 3), false, "test.rng"}}};
   ASSERT_TRUE(job->Save(5, state).ok());
 
   const ShardRecord record = daemon.LastRecord();
@@ -79,7 +83,8 @@ TEST(Save, EveryType) {
   for (int i = static_cast<int>(Type::kBool); i <= static_cast<int>(Type::kF8E8M0); ++i) {
     const auto type = static_cast<Type>(i);
     memory.emplace_back(5 * TypeBytes(type), static_cast<uint8_t>(i));
-    state.tensors.emplace_back(TypeName(type), type, std::vector<uint64_t>{5}, memory.back().data());
+    state.tensors.emplace_back(TypeName(type), type, std::vector<uint64_t>{5},
+                               memory.back().data());
   }
   EXPECT_EQ(state.tensors.size(), 17u);
   ASSERT_TRUE(job->Save(1, state).ok());
@@ -94,7 +99,8 @@ TEST(Save, ScalarsEmptyTensorsAndStrangeNames) {
   const auto job = Open(daemon);
   double scalar = 2.5;
   uint8_t byte = 7;
-  const std::vector<std::string> names = {"new\nline", "quote\"s\\", std::string(10'000, 'n'), "\xe6\x97\xa5\xe6\x9c\xac", "tab\tand\x01"};
+  const std::vector<std::string> names = {"new\nline", "quote\"s\\", std::string(10'000, 'n'),
+                                          "\xe6\x97\xa5\xe6\x9c\xac", "tab\tand\x01"};
   State state;
   state.tensors = {{"scalar", Type::kF64, {}, &scalar}, {"empty", Type::kF32, {0, 5}, nullptr}};
   for (const std::string& name : names) {
@@ -116,7 +122,8 @@ TEST(Save, AHundredThousandTensors) {
   std::iota(memory.begin(), memory.end(), 0u);
   State state;
   for (size_t i = 0; i < memory.size(); ++i) {
-    state.tensors.emplace_back("layer." + std::to_string(i) + ".w", Type::kU32, std::vector<uint64_t>{1}, &memory[i]);
+    state.tensors.emplace_back("layer." + std::to_string(i) + ".w", Type::kU32,
+                               std::vector<uint64_t>{1}, &memory[i]);
   }
   ASSERT_TRUE(job->Save(1, state).ok());
   ASSERT_TRUE(job->Save(2, state).ok());
@@ -134,7 +141,9 @@ TEST(Save, OverlapsThatAgreeAreSavedAndOthersRefusedBeforeASlotIsAskedFor) {
   const auto job = Open(daemon);
   std::vector<int32_t> whole = {0, 1, 2, 3};
   std::vector<int32_t> part = {2, 3};
-  const State state{{{"w", Type::kI32, {4}, whole.data()}, Tensor::Box("w", Type::kI32, {4}, {2}, {2}, part.data())}, {}};
+  const State state{{{"w", Type::kI32, {4}, whole.data()},
+                     Tensor::Box("w", Type::kI32, {4}, {2}, {2}, part.data())},
+                    {}};
   EXPECT_TRUE(job->Save(1, state).ok());
   part[1] = 4;
   const Status status = job->Save(2, state);
@@ -153,8 +162,10 @@ TEST(Save, InvalidStatesNeverReachTheDaemon) {
   FakeDaemon daemon;
   const auto job = Open(daemon);
   float w[2] = {};
-  for (const State& state : {State{}, State{{{"w", Type::kF32, {2}, nullptr}}, {}}, State{{{"w\xff", Type::kF32, {2}, w}}, {}},
-                             State{{{"w", Type::kF32, {2}, w}, {"w", Type::kF32, {2}, w}}, {}}, State{{}, {{"o", "{]", true, ""}}}}) {
+  for (const State& state : {State{}, State{{{"w", Type::kF32, {2}, nullptr}}, {}},
+                             State{{{"w\xff", Type::kF32, {2}, w}}, {}},
+                             State{{{"w", Type::kF32, {2}, w}, {"w", Type::kF32, {2}, w}}, {}},
+                             State{{}, {{"o", "{]", true, ""}}}}) {
     EXPECT_EQ(job->Save(1, state).code(), Code::kInvalidArgument);
     const auto handle = job->SaveAsync(1, state);
     EXPECT_EQ(handle->WaitSnapshot(kLong).code(), Code::kInvalidArgument);
@@ -172,7 +183,9 @@ TEST(Save, SlotsThatComeAroundAgainNeedNoDescriptor) {
   for (uint64_t step = 1; step <= 10; ++step) {
     std::fill(w.begin(), w.end(), step);
     ASSERT_TRUE(job->Save(step, state).ok());
-    EXPECT_EQ(SavedBytes(daemon).at("w"), std::string(reinterpret_cast<char*>(w.data()), w.size() * 8)) << step;
+    EXPECT_EQ(SavedBytes(daemon).at("w"),
+              std::string(reinterpret_cast<char*>(w.data()), w.size() * 8))
+        << step;
   }
   EXPECT_EQ(daemon.LastRecord().id.step, 10u);
 }
@@ -293,9 +306,14 @@ TEST(Open, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(code([](JobOptions& o) { o.rank = 1; }), Code::kInvalidArgument);
   EXPECT_EQ(code([](JobOptions& o) { o.launch = std::string(1000, 'x'); }), Code::kInvalidArgument);
   EXPECT_EQ(code([](JobOptions& o) { o.launch = "\xff"; }), Code::kInvalidArgument);
-  EXPECT_EQ(code([](JobOptions& o) { o.socket = "/" + std::string(500, 's'); }), Code::kInvalidArgument);
+  EXPECT_EQ(code([](JobOptions& o) { o.socket = "/" + std::string(500, 's'); }),
+            Code::kInvalidArgument);
   EXPECT_EQ(daemon.Count("join"), 0);
-  EXPECT_EQ(code([](JobOptions& o) { o.socket = "/nonexistent/s"; o.open_deadline = Milliseconds(1); }), Code::kUnavailable);
+  EXPECT_EQ(code([](JobOptions& o) {
+              o.socket = "/nonexistent/s";
+              o.open_deadline = Milliseconds(1);
+            }),
+            Code::kUnavailable);
 }
 
 }  // namespace

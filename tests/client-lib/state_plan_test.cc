@@ -12,7 +12,9 @@
 namespace holdfast::client {
 namespace {
 
-State TwoTensors(float* a, float* b) { return {{{"a", Type::kF32, {2, 3}, a}, {"b", Type::kF32, {4}, b}}, {{"o", "[1]", true, ""}}}; }
+State TwoTensors(float* a, float* b) {
+  return {{{"a", Type::kF32, {2, 3}, a}, {"b", Type::kF32, {4}, b}}, {{"o", "[1]", true, ""}}};
+}
 
 TEST(PlanCache, TheSameStateGetsTheSamePlan) {
   float a[6] = {};
@@ -37,10 +39,14 @@ TEST(PlanCache, AnyDifferenceOfTheTensorsIsSeen) {
   const auto changes = std::vector<std::function<void(State&)>>{
       [](State& s) { s.tensors[0].name = "aa"; },
       [](State& s) { s.tensors[0].type = Type::kI32; },
-      [](State& s) { s.tensors[0].global_shape = {3, 2}; },
+      [](State& s) {
+        s.tensors[0].global_shape = {3, 2};
+      },
       [](State& s) { s.tensors[0].global_shape = {6}; },
       [](State& s) { s.tensors[1] = Tensor::Flat("b", Type::kF32, {8}, 4, 4, s.tensors[1].data); },
-      [](State& s) { s.tensors[1] = Tensor::Box("b", Type::kF32, {4}, {0}, {4}, s.tensors[1].data); },
+      [](State& s) {
+        s.tensors[1] = Tensor::Box("b", Type::kF32, {4}, {0}, {4}, s.tensors[1].data);
+      },
       [](State& s) { std::swap(s.tensors[0], s.tensors[1]); },
       [](State& s) { s.tensors.pop_back(); },
       [&](State& s) { s.tensors.emplace_back("c", Type::kF32, std::vector<uint64_t>{1}, a); },
@@ -74,7 +80,8 @@ TEST(PlanCache, ObjectsOfAnotherLengthMakeAnotherPlanOfTheSameTensors) {
   EXPECT_TRUE(FitsObjects(**replanned, state.objects));
 
   for (const auto& change : std::vector<std::function<void(Object&)>>{
-           [](Object& o) { o.name = "p"; }, [](Object& o) { o.json = false, o.codec = "c"; }, [](Object& o) { o.bytes += " "; }}) {
+           [](Object& o) { o.name = "p"; }, [](Object& o) { o.json = false, o.codec = "c"; },
+           [](Object& o) { o.bytes += " "; }}) {
     std::vector<Object> objects = state.objects;
     change(objects[0]);
     EXPECT_FALSE(FitsObjects(**replanned, objects));
@@ -82,7 +89,9 @@ TEST(PlanCache, ObjectsOfAnotherLengthMakeAnotherPlanOfTheSameTensors) {
   EXPECT_FALSE(FitsObjects(**replanned, {}));
 }
 
-Code CodeOf(const State& state) { return PlanState(state, 0).status().code(); }
+Code CodeOf(const State& state) {
+  return PlanState(state, 0).status().code();
+}
 
 TEST(PlanState, RefusesWhatContradictsItself) {
   float w[8] = {};
@@ -91,11 +100,13 @@ TEST(PlanState, RefusesWhatContradictsItself) {
   EXPECT_EQ(CodeOf({{{"", Type::kF32, {8}, w}}, {}}), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{{"\xff", Type::kF32, {8}, w}}, {}}), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{{"w", static_cast<Type>(99), {8}, w}}, {}}), Code::kInvalidArgument);
-  EXPECT_EQ(CodeOf({{{"w", Type::kF32, {8}, w}, {"w", Type::kF32, {8}, w}}, {}}), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf({{{"w", Type::kF32, {8}, w}, {"w", Type::kF32, {8}, w}}, {}}),
+            Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{{"w", Type::kF32, {8}, w}}, {{"w", "1", true, ""}}}), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{{"w", Type::kF32, {1ull << 40, 1ull << 40}, w}}, {}}), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{Tensor::Box("w", Type::kF32, {8}, {4}, {5}, w)}, {}}), Code::kInvalidArgument);
-  EXPECT_EQ(CodeOf({{Tensor::Flat("w", Type::kF32, {8}, 4, UINT64_MAX, w)}, {}}), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf({{Tensor::Flat("w", Type::kF32, {8}, 4, UINT64_MAX, w)}, {}}),
+            Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{}, {{"o", "{", true, ""}}}), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf({{}, {{"o", "x", false, ""}}}), Code::kInvalidArgument);
 
@@ -130,7 +141,8 @@ TEST(PlanState, RoomForImageAndTheLongestRecord) {
   record.digests.assign((*plan)->digest_count, UINT64_MAX);
   record.descent.assign(kDescentMax, Descent{UINT64_MAX, {UINT64_MAX, UINT64_MAX}});
   record.id = {{}, UINT64_MAX, UINT64_MAX, UINT32_MAX};
-  EXPECT_LE(RecordOffset((*plan)->image.layout.image_bytes) + EncodeRecord(record).size(), (*plan)->slot_bytes);
+  EXPECT_LE(RecordOffset((*plan)->image.layout.image_bytes) + EncodeRecord(record).size(),
+            (*plan)->slot_bytes);
 }
 
 // ---- Overlaps: one 4 x 6 tensor, elements numbered, cut in all ways ----
@@ -172,25 +184,31 @@ class Overlaps : public testing::Test {
 
 TEST_F(Overlaps, EveryChangeOfASharedElementIsFoundAndNoOther) {
   const std::vector<std::pair<Tensor, Tensor>> pairs = {
-      {Whole(), Box(1, 2, 2, 3)}, {Whole(), Flat(5, 9)},        {Box(0, 0, 3, 4), Box(1, 2, 3, 4)},
-      {Box(1, 1, 2, 4), Flat(3, 12)}, {Flat(2, 10), Flat(8, 12)}, {Box(2, 0, 1, 6), Flat(0, 24)}};
+      {Whole(), Box(1, 2, 2, 3)},         {Whole(), Flat(5, 9)},
+      {Box(0, 0, 3, 4), Box(1, 2, 3, 4)}, {Box(1, 1, 2, 4), Flat(3, 12)},
+      {Flat(2, 10), Flat(8, 12)},         {Box(2, 0, 1, 6), Flat(0, 24)}};
   for (size_t p = 0; p < pairs.size(); ++p) {
     const auto& [a, b] = pairs[p];
     EXPECT_TRUE(Compare({a, b}).ok()) << p;
     const auto elements = [](const Tensor& t) -> uint64_t {
-      return t.place == Tensor::Place::kBox ? t.box_shape[0] * t.box_shape[1] : t.place == Tensor::Place::kFlat ? t.flat_length : 24;
+      return t.place == Tensor::Place::kBox    ? t.box_shape[0] * t.box_shape[1]
+             : t.place == Tensor::Place::kFlat ? t.flat_length
+                                               : 24;
     };
     const auto holds = [&](const Tensor& t, int value) {
-      return std::find(static_cast<const int*>(t.data), static_cast<const int*>(t.data) + elements(t), value) !=
-             static_cast<const int*>(t.data) + elements(t);
+      return std::find(static_cast<const int*>(t.data),
+                       static_cast<const int*>(t.data) + elements(t),
+                       value) != static_cast<const int*>(t.data) + elements(t);
     };
     for (uint64_t i = 0; i < elements(b); ++i) {
       int& element = static_cast<int*>(b.data)[i];
       const int value = element;
       const bool shared = holds(a, value);
       element = 1000;
-      EXPECT_EQ(Compare({a, b}).code(), shared ? Code::kInvalidArgument : Code::kOk) << "pair " << p << " element " << i;
-      EXPECT_EQ(Compare({b, a}).code(), shared ? Code::kInvalidArgument : Code::kOk) << "pair " << p << " element " << i;
+      EXPECT_EQ(Compare({a, b}).code(), shared ? Code::kInvalidArgument : Code::kOk)
+          << "pair " << p << " element " << i;
+      EXPECT_EQ(Compare({b, a}).code(), shared ? Code::kInvalidArgument : Code::kOk)
+          << "pair " << p << " element " << i;
       element = value;
     }
   }
@@ -212,22 +230,27 @@ Layout LayoutOf(const State& state) {
 
 TEST(MatchState, FindsExactlyEqualSlicesOnly) {
   float w[8] = {};
-  const State saved{{{"a", Type::kF32, {2, 4}, w}, Tensor::Box("b", Type::kF32, {4, 4}, {0, 0}, {2, 4}, w),
-                     Tensor::Box("b", Type::kF32, {4, 4}, {2, 0}, {2, 4}, w), Tensor::Flat("c", Type::kF32, {100}, 10, 8, w)},
+  const State saved{{{"a", Type::kF32, {2, 4}, w},
+                     Tensor::Box("b", Type::kF32, {4, 4}, {0, 0}, {2, 4}, w),
+                     Tensor::Box("b", Type::kF32, {4, 4}, {2, 0}, {2, 4}, w),
+                     Tensor::Flat("c", Type::kF32, {100}, 10, 8, w)},
                     {{"o", "1", true, ""}, {"p", "raw", false, "codec/1"}}};
   // Codecs have no '/' in them.
   State good = saved;
   good.objects[1].codec = "codec.1";
   const Layout layout = LayoutOf(good);
 
-  State wanted{{Tensor::Box("b", Type::kF32, {4, 4}, {2, 0}, {2, 4}, w), {"a", Type::kF32, {2, 4}, w}}, {}};
+  State wanted{
+      {Tensor::Box("b", Type::kF32, {4, 4}, {2, 0}, {2, 4}, w), {"a", Type::kF32, {2, 4}, w}}, {}};
   const Result<StateMatch> match = MatchState(wanted, layout);
   ASSERT_TRUE(match.ok());
-  EXPECT_EQ(std::get<BoxPlace>(layout.slices[match->tensors[0]].place).offset, (std::vector<uint64_t>{2, 0}));
+  EXPECT_EQ(std::get<BoxPlace>(layout.slices[match->tensors[0]].place).offset,
+            (std::vector<uint64_t>{2, 0}));
   EXPECT_EQ(layout.slices[match->tensors[1]].name, "a");
   EXPECT_EQ(match->objects.size(), 2u);  // all
 
-  const auto refused = [&](const Tensor& tensor, const std::string& expected, const std::string& found) {
+  const auto refused = [&](const Tensor& tensor, const std::string& expected,
+                           const std::string& found) {
     const Status status = MatchState({{tensor}, {}}, layout).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.message().find(expected), std::string::npos) << status.message();
@@ -235,15 +258,19 @@ TEST(MatchState, FindsExactlyEqualSlicesOnly) {
   };
   refused({"a", Type::kI32, {2, 4}, w}, "I32 [2, 4]", "F32 [2, 4]");
   refused({"a", Type::kF32, {4, 2}, w}, "F32 [4, 2]", "F32 [2, 4]");
-  refused(Tensor::Box("b", Type::kF32, {4, 4}, {1, 0}, {2, 4}, w), "box at [1, 0]", "box at [0, 0]");
+  refused(Tensor::Box("b", Type::kF32, {4, 4}, {1, 0}, {2, 4}, w), "box at [1, 0]",
+          "box at [0, 0]");
   refused(Tensor::Flat("c", Type::kF32, {100}, 11, 8, w), "elements 11 to 19", "elements 10 to 18");
   refused({"zz", Type::kF32, {2, 4}, w}, "'zz'", "'a'");
   refused({"o", Type::kU8, {1}, w}, "'o'", "object");
 
   EXPECT_EQ(MatchState({{}, {{"p", "", true, ""}}}, layout)->objects.size(), 1u);
-  EXPECT_EQ(MatchState({{}, {{"p", "", false, "other"}}}, layout).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(MatchState({{}, {{"a", "", true, ""}}}, layout).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(MatchState({{}, {{"q", "", true, ""}}}, layout).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(MatchState({{}, {{"p", "", false, "other"}}}, layout).status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(MatchState({{}, {{"a", "", true, ""}}}, layout).status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(MatchState({{}, {{"q", "", true, ""}}}, layout).status().code(),
+            Code::kInvalidArgument);
 }
 
 }  // namespace

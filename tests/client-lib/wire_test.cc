@@ -1,4 +1,5 @@
-// The client's codec against protobuf's generated code, both ways: what one writes, the other reads as the same.
+// The client's codec against protobuf's generated code, both ways: what one writes, the other reads
+// as the same.
 #include "client-lib/src/wire.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,8 @@ namespace {
 v1::ClientFrame Parse(uint64_t id, const Request& request) {
   Result<std::string> frame = EncodeFrame(id, request);
   EXPECT_TRUE(frame.ok());
-  const uint32_t length = static_cast<unsigned char>((*frame)[0]) | static_cast<unsigned char>((*frame)[1]) << 8 |
+  const uint32_t length = static_cast<unsigned char>((*frame)[0]) |
+                          static_cast<unsigned char>((*frame)[1]) << 8 |
                           static_cast<unsigned char>((*frame)[2]) << 16;
   EXPECT_EQ(length + 4, frame->size());
   v1::ClientFrame parsed;
@@ -98,7 +100,8 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(release.release_read().generation(), 2u);
 
   const v1::ClientFrame slots = Parse(13, ReleaseSlots{{0, 7, UINT32_MAX}});
-  EXPECT_EQ(std::vector<uint32_t>(slots.release_slots().slots().begin(), slots.release_slots().slots().end()),
+  EXPECT_EQ(std::vector<uint32_t>(slots.release_slots().slots().begin(),
+                                  slots.release_slots().slots().end()),
             (std::vector<uint32_t>{0, 7, UINT32_MAX}));
   EXPECT_TRUE(Parse(14, Leave{}).has_leave());
 }
@@ -111,7 +114,8 @@ TEST(Wire, DefaultsAreRequestsToo) {
 }
 
 TEST(Wire, ARequestOverTheLimitIsRefused) {
-  EXPECT_EQ(EncodeFrame(1, AbortSave{1, 2, 3, std::string(kMessageBytesMax, 'x')}).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(EncodeFrame(1, AbortSave{1, 2, 3, std::string(kMessageBytesMax, 'x')}).status().code(),
+            Code::kInvalidArgument);
 }
 
 template <typename Message>
@@ -278,7 +282,8 @@ TEST(Wire, NoReplyOrTwoOrHalfOneIsRefused) {
   one.mutable_seal()->set_sealed_unix_ms(5);
   v1::DaemonFrame other;
   other.mutable_leave();
-  EXPECT_EQ(DecodeFrame(one.SerializeAsString() + other.SerializeAsString()).status().code(), Code::kInternal);
+  EXPECT_EQ(DecodeFrame(one.SerializeAsString() + other.SerializeAsString()).status().code(),
+            Code::kInternal);
 
   v1::DaemonFrame session;
   session.mutable_enter_session()->set_session(1);  // goes on, without a source

@@ -10,11 +10,15 @@ namespace {
 
 std::unique_ptr<v1::Admin::Stub> StubOf(const std::string& socket) {
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a daemon that was restarted is a new one
-  return v1::Admin::NewStub(grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments));
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
+                   1);  // a daemon that was restarted is a new one
+  return v1::Admin::NewStub(
+      grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments));
 }
 
-void SetDeadline(grpc::ClientContext& context) { context.set_deadline(std::chrono::system_clock::now() + kPatience); }
+void SetDeadline(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+}
 
 }  // namespace
 
@@ -22,7 +26,8 @@ std::optional<v1::GetStatusReply> Node::Status(std::string* error) {
   grpc::ClientContext context;
   SetDeadline(context);
   v1::GetStatusReply reply;
-  const grpc::Status status = StubOf(admin_socket())->GetStatus(&context, v1::GetStatusRequest(), &reply);
+  const grpc::Status status =
+      StubOf(admin_socket())->GetStatus(&context, v1::GetStatusRequest(), &reply);
   if (!status.ok()) {
     if (error != nullptr) {
       *error = status.error_message();
@@ -64,7 +69,8 @@ Node::Verified Node::Verify(const std::string& job) {
   request.set_job(job);
   request.set_all_steps(true);
   const std::unique_ptr<v1::Admin::Stub> stub = StubOf(admin_socket());
-  const std::unique_ptr<grpc::ClientReader<v1::VerifyProgress>> reader = stub->Verify(&context, request);
+  const std::unique_ptr<grpc::ClientReader<v1::VerifyProgress>> reader =
+      stub->Verify(&context, request);
   Verified verified;
   v1::VerifyProgress progress;
   while (reader->Read(&progress)) {
@@ -96,7 +102,8 @@ std::string Node::SetRestorePoint(const v1::SetRestorePointRequest& request) {
   return status.ok() ? "" : status.error_message() + " ";
 }
 
-bool Node::Until(const std::function<bool(const v1::GetStatusReply&)>& so, std::chrono::milliseconds at_most) {
+bool Node::Until(const std::function<bool(const v1::GetStatusReply&)>& so,
+                 std::chrono::milliseconds at_most) {
   const auto until = std::chrono::steady_clock::now() + at_most;
   const std::unique_ptr<v1::Admin::Stub> stub = StubOf(admin_socket());
   while (std::chrono::steady_clock::now() < until) {

@@ -34,8 +34,10 @@ std::string Fetch(uint16_t port, const std::string& path) {
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return "cannot connect";
   }
-  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  const std::string request =
+      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
   std::string answer;
   char buffer[4096];
   for (ssize_t got = 0; (got = ::recv(fd.get(), buffer, sizeof(buffer), 0)) > 0;) {
@@ -64,19 +66,24 @@ TEST(Admin, StatusTellsWhatTheDaemonIs) {
 TEST(Admin, TheHealthServiceAnswers) {
   Node node;
   ASSERT_TRUE(node.Start());
-  const auto channel = grpc::CreateChannel("unix:" + node.admin_socket(), grpc::InsecureChannelCredentials());
-  // By its wire form, so that no generated code is needed: an empty HealthCheckRequest, and SERVING as the answer.
+  const auto channel =
+      grpc::CreateChannel("unix:" + node.admin_socket(), grpc::InsecureChannelCredentials());
+  // By its wire form, so that no generated code is needed: an empty HealthCheckRequest, and SERVING
+  // as the answer.
   const grpc::Slice empty;
   const grpc::ByteBuffer request(&empty, 1);
   grpc::ByteBuffer reply;
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  const grpc::internal::RpcMethod method("/grpc.health.v1.Health/Check", grpc::internal::RpcMethod::NORMAL_RPC);
-  const grpc::Status status = grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(channel.get(), method, &context, request, &reply);
+  const grpc::internal::RpcMethod method("/grpc.health.v1.Health/Check",
+                                         grpc::internal::RpcMethod::NORMAL_RPC);
+  const grpc::Status status = grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer>(
+      channel.get(), method, &context, request, &reply);
   EXPECT_TRUE(status.ok()) << status.error_message();
   grpc::Slice bytes;
   ASSERT_TRUE(reply.DumpToSingleSlice(&bytes).ok());
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.begin()), bytes.size()), std::string("\x08\x01", 2));
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.begin()), bytes.size()),
+            std::string("\x08\x01", 2));
 }
 
 TEST(Admin, UnknownJobsAndShardsAreNamed) {
@@ -110,7 +117,8 @@ TEST(Admin, InspectGivesTheRecordsBytes) {
   ASSERT_THAT(rank.Do("restore"), HasSubstr("NOTHING_TO_RESTORE"));
   ASSERT_EQ(rank.Do("save 7"), "ok sealed");
   ASSERT_EQ(rank.Do("committed"), "ok committed");
-  const auto stub = v1::Admin::NewStub(grpc::CreateChannel("unix:" + node.admin_socket(), grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Admin::NewStub(
+      grpc::CreateChannel("unix:" + node.admin_socket(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
   v1::InspectShardRequest request;

@@ -19,10 +19,12 @@ struct Ended {
 Ended RunCkptd(std::vector<std::string> arguments) {
   TemporaryDirectory scratch;
   arguments.insert(arguments.begin(), std::string(HOLDFAST_BIN_DIR) + "/ckptd");
-  Child child({.arguments = std::move(arguments), .error_file = scratch.Path("err"), .pipes = true});
+  Child child(
+      {.arguments = std::move(arguments), .error_file = scratch.Path("err"), .pipes = true});
   Ended ended;
   ended.code = child.Wait();
-  for (auto line = child.ReadLine(std::chrono::milliseconds(0)); line.has_value(); line = child.ReadLine(std::chrono::milliseconds(0))) {
+  for (auto line = child.ReadLine(std::chrono::milliseconds(0)); line.has_value();
+       line = child.ReadLine(std::chrono::milliseconds(0))) {
     ended.out += *line + "\n";
   }
   ended.err = ReadText(scratch.Path("err"));
@@ -35,13 +37,15 @@ TEST(Ckptd, TellsItsVersionAndItsOptions) {
   EXPECT_THAT(version.out, HasSubstr("ckptd 0."));
   const Ended help = RunCkptd({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const std::string option : {"--config", "--memory-dir", "--state-dir", "--socket", "--admin", "--memory-bytes", "--check-config", "--version"}) {
+  for (const std::string option : {"--config", "--memory-dir", "--state-dir", "--socket", "--admin",
+                                   "--memory-bytes", "--check-config", "--version"}) {
     EXPECT_THAT(help.out, HasSubstr(option));
   }
 }
 
 TEST(Ckptd, TheExampleConfigurationIsSound) {
-  const Ended checked = RunCkptd({"--config", std::string(HOLDFAST_SOURCE_DIR) + "/deploy/ckptd.yaml", "--check-config"});
+  const Ended checked = RunCkptd(
+      {"--config", std::string(HOLDFAST_SOURCE_DIR) + "/deploy/ckptd.yaml", "--check-config"});
   EXPECT_EQ(checked.code, 0) << checked.err;
   EXPECT_THAT(checked.out, HasSubstr("ok: memory.dir"));
 }
@@ -74,8 +78,9 @@ TEST(Ckptd, ADirectoryThatCannotBeMadeExitsWithOne) {
   TemporaryDirectory memory("/dev/shm");
   TemporaryDirectory dir;
   WriteText(dir.Path("file"), "");
-  const Ended ended = RunCkptd({"--config", dir.Path("file"), "--memory-dir", memory.Path("m"), "--state-dir", dir.Path("file/state"), "--socket", dir.Path("s"),
-                           "--memory-bytes", "16MiB"});
+  const Ended ended =
+      RunCkptd({"--config", dir.Path("file"), "--memory-dir", memory.Path("m"), "--state-dir",
+                dir.Path("file/state"), "--socket", dir.Path("s"), "--memory-bytes", "16MiB"});
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.err, HasSubstr("cannot start"));
   EXPECT_THAT(ended.err, HasSubstr(dir.Path("file")));

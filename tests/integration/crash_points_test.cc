@@ -1,5 +1,6 @@
-// SIGKILL at every named sync point (tests/sync_points.txt), of the daemon and of a rank, then restart: what was
-// acknowledged as sealed by all ranks is there bit for bit, all ranks agree on one step, what was not is gone, and its memory is free again.
+// SIGKILL at every named sync point (tests/sync_points.txt), of the daemon and of a rank, then
+// restart: what was acknowledged as sealed by all ranks is there bit for bit, all ranks agree on
+// one step, what was not is gone, and its memory is free again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -27,10 +28,12 @@ std::vector<std::string> SyncPoints() {
   return points;
 }
 
-// The run of a job with two ranks: steps are saved, the job is started anew, more steps. Something dies once on the way.
+// The run of a job with two ranks: steps are saved, the job is started anew, more steps. Something
+// dies once on the way.
 class CrashRun {
  public:
-  CrashRun(const std::string& daemon_point, std::string client_point) : client_point_(std::move(client_point)) {
+  CrashRun(const std::string& daemon_point, std::string client_point)
+      : client_point_(std::move(client_point)) {
     EXPECT_TRUE(node_.Start(daemon_point));
   }
 
@@ -67,7 +70,8 @@ class CrashRun {
     ranks_.clear();
     // No record without a slot that the daemon knows, nothing half made.
     EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& status) {
-      return status.daemon().slots_quarantined() == 0 && status.jobs_size() == 1 && status.jobs(0).ranks_alive() == 0;
+      return status.daemon().slots_quarantined() == 0 && status.jobs_size() == 1 &&
+             status.jobs(0).ranks_alive() == 0;
     }));
     const auto status = node_.Status();
     ASSERT_TRUE(status.has_value());
@@ -80,8 +84,11 @@ class CrashRun {
       Recover();  // it died while it removed: asked again, it finds the rest
       EXPECT_EQ(node_.Remove("job"), "");
     }
-    EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& reply) { return reply.daemon().memory_bytes_used() == 0 && reply.daemon().slots() == 0; }));
-    EXPECT_TRUE(FilesIn(node_.memory_dir(), "slot-").empty()) << ::testing::PrintToString(FilesIn(node_.memory_dir(), ""));
+    EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& reply) {
+      return reply.daemon().memory_bytes_used() == 0 && reply.daemon().slots() == 0;
+    }));
+    EXPECT_TRUE(FilesIn(node_.memory_dir(), "slot-").empty())
+        << ::testing::PrintToString(FilesIn(node_.memory_dir(), ""));
     EXPECT_TRUE(FilesIn(node_.memory_dir(), "job-").empty());
     EXPECT_EQ(node_.Stop(), 0);
   }
@@ -97,10 +104,12 @@ class CrashRun {
   }
 
   bool Interrupted() {
-    return !node_.running() || std::any_of(ranks_.begin(), ranks_.end(), [](auto& rank) { return !rank->child().running(); });
+    return !node_.running() || std::any_of(ranks_.begin(), ranks_.end(),
+                                           [](auto& rank) { return !rank->child().running(); });
   }
 
-  // Sends to all. When a process dies on the way, the others are not waited for: they may wait for it.
+  // Sends to all. When a process dies on the way, the others are not waited for: they may wait for
+  // it.
   std::vector<std::string> Ask(const std::string& command) {
     for (auto& rank : ranks_) {
       rank->Send(command);
@@ -111,7 +120,8 @@ class CrashRun {
     while (missing > 0 && std::chrono::steady_clock::now() < until) {
       for (size_t i = 0; i < ranks_.size(); ++i) {
         if (answers[i].empty()) {
-          const std::optional<std::string> line = ranks_[i]->child().ReadLine(std::chrono::milliseconds(20));
+          const std::optional<std::string> line =
+              ranks_[i]->child().ReadLine(std::chrono::milliseconds(20));
           if (line.has_value()) {
             answers[i] = *line;
             --missing;
@@ -129,7 +139,9 @@ class CrashRun {
       }
     }
     // Its socket closes a moment before the daemon counts as ended.
-    if (std::any_of(answers.begin(), answers.end(), [](const std::string& answer) { return StartsWith(answer, "error UNAVAILABLE"); })) {
+    if (std::any_of(answers.begin(), answers.end(), [](const std::string& answer) {
+          return StartsWith(answer, "error UNAVAILABLE");
+        })) {
       EXPECT_TRUE(node_.WaitExit().has_value()) << ::testing::PrintToString(answers);
     }
     return answers;
@@ -137,7 +149,9 @@ class CrashRun {
 
   bool Together(const std::string& command, const std::string& wanted) {
     const std::vector<std::string> answers = Ask(command);
-    const bool all = std::all_of(answers.begin(), answers.end(), [&](const std::string& answer) { return StartsWith(answer, wanted); });
+    const bool all = std::all_of(answers.begin(), answers.end(), [&](const std::string& answer) {
+      return StartsWith(answer, wanted);
+    });
     if (!all && !Interrupted()) {
       ADD_FAILURE() << command << ": " << ::testing::PrintToString(answers);
     }
@@ -173,7 +187,9 @@ class CrashRun {
 
   void Save(uint64_t step) {
     const std::vector<std::string> sealed = Ask("save " + std::to_string(step));
-    const auto ok = [](const std::string& wanted) { return [wanted](const std::string& answer) { return answer == wanted; }; };
+    const auto ok = [](const std::string& wanted) {
+      return [wanted](const std::string& answer) { return answer == wanted; };
+    };
     if (std::all_of(sealed.begin(), sealed.end(), ok("ok sealed"))) {
       sealed_by_all_ = step;
     } else if (!Interrupted()) {
@@ -198,7 +214,8 @@ TEST_P(CrashPoints, NothingAcknowledgedIsLostAndNothingElseStays) {
   const std::string point = GetParam();
   const bool of_client = StartsWith(point, "client.");
   bool passed = false;
-  // The first pass, and one in the middle of the run. A point that is not passed so often never kills.
+  // The first pass, and one in the middle of the run. A point that is not passed so often never
+  // kills.
   for (const std::string when : {":kill", ":kill@4"}) {
     SCOPED_TRACE(point + when);
     CrashRun run(of_client ? "" : point + when, of_client ? point + when : "");
@@ -220,11 +237,12 @@ TEST_P(CrashPoints, NothingAcknowledgedIsLostAndNothingElseStays) {
   EXPECT_TRUE(passed) << point << " was never passed";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CrashPoints, ::testing::ValuesIn(SyncPoints()), [](const auto& point) {
-  std::string name = point.param;
-  std::replace(name.begin(), name.end(), '.', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(All, CrashPoints, ::testing::ValuesIn(SyncPoints()),
+                         [](const auto& point) {
+                           std::string name = point.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace holdfast

@@ -28,7 +28,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 int MillisUntil(SteadyClock::time_point until) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - SteadyClock::now()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(until - SteadyClock::now()).count();
   return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
@@ -41,8 +42,8 @@ std::pair<UniqueFd, UniqueFd> Pipe() {
 }
 
 // In the child, between fork and exec: system calls only.
-[[noreturn]] void BecomeProgram(const Child::Options& options, std::vector<char*>& arguments, std::vector<char*>& environment, int in, int out,
-                                int err) {
+[[noreturn]] void BecomeProgram(const Child::Options& options, std::vector<char*>& arguments,
+                                std::vector<char*>& environment, int in, int out, int err) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // no test leaves a daemon behind
   if (in >= 0) {
     ::dup2(in, STDIN_FILENO);
@@ -51,7 +52,8 @@ std::pair<UniqueFd, UniqueFd> Pipe() {
   if (err >= 0) {
     ::dup2(err, STDERR_FILENO);
   }
-  if (options.uid != 0 && (::setresgid(options.uid, options.uid, options.uid) != 0 || ::setresuid(options.uid, options.uid, options.uid) != 0)) {
+  if (options.uid != 0 && (::setresgid(options.uid, options.uid, options.uid) != 0 ||
+                           ::setresuid(options.uid, options.uid, options.uid) != 0)) {
     ::_exit(126);
   }
   ::execve(arguments[0], arguments.data(), environment.data());
@@ -84,7 +86,8 @@ Child::Child(const Options& options) {
   }
   UniqueFd err;
   if (!options.error_file.empty()) {
-    err = UniqueFd(::open(options.error_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    err = UniqueFd(
+        ::open(options.error_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   }
   pid_ = ::fork();
   if (pid_ == 0) {
@@ -156,8 +159,10 @@ Node::Node(const NodeOptions& options) : options_(options) {
   ::chmod(state_.path().c_str(), 0755);  // another user's client reaches the socket
   if (options_.own_tmpfs_bytes > 0) {
     // In a mount namespace of this thread's own, so that nothing stays mounted whatever happens.
-    has_own_tmpfs_ = ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                     ::mount("tmpfs", memory_.path().c_str(), "tmpfs", 0, ("size=" + std::to_string(options_.own_tmpfs_bytes)).c_str()) == 0;
+    has_own_tmpfs_ = ::unshare(CLONE_NEWNS) == 0 &&
+                     ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                     ::mount("tmpfs", memory_.path().c_str(), "tmpfs", 0,
+                             ("size=" + std::to_string(options_.own_tmpfs_bytes)).c_str()) == 0;
   }
 }
 
@@ -172,12 +177,24 @@ Node::~Node() {
 }
 
 std::vector<std::string> Node::Arguments() const {
-  return {std::string(HOLDFAST_BIN_DIR) + "/ckptd", "--config", state_.Path("ckptd.yaml"), "--memory-dir", memory_dir(), "--state-dir",
-          state_dir(), "--socket", socket(), "--admin", admin_socket(), "--memory-bytes", options_.memory_bytes};
+  return {std::string(HOLDFAST_BIN_DIR) + "/ckptd",
+          "--config",
+          state_.Path("ckptd.yaml"),
+          "--memory-dir",
+          memory_dir(),
+          "--state-dir",
+          state_dir(),
+          "--socket",
+          socket(),
+          "--admin",
+          admin_socket(),
+          "--memory-bytes",
+          options_.memory_bytes};
 }
 
 bool Node::Start(const std::string& sync_point) {
-  const std::string config = options_.config.find("metrics:") == std::string::npos ? "metrics: {address: \"off\"}\n" : "";
+  const std::string config =
+      options_.config.find("metrics:") == std::string::npos ? "metrics: {address: \"off\"}\n" : "";
   WriteText(state_.Path("ckptd.yaml"), config + "log: {level: debug}\n" + options_.config);
   // The daemon says that it is ready as it says it to systemd.
   const std::string notify_path = state_.Path("notify");
@@ -203,7 +220,9 @@ bool Node::Start(const std::string& sync_point) {
       continue;
     }
     std::array<char, 64> text = {};
-    if ((ready[0].revents & POLLIN) != 0 && ::recv(notify.get(), text.data(), text.size() - 1, 0) > 0 && std::string(text.data()) == "READY=1") {
+    if ((ready[0].revents & POLLIN) != 0 &&
+        ::recv(notify.get(), text.data(), text.size() - 1, 0) > 0 &&
+        std::string(text.data()) == "READY=1") {
       return true;
     }
     if (ready[1].revents != 0) {
@@ -223,11 +242,15 @@ std::optional<int> Node::Stop() {
   return child_->Wait();
 }
 
-std::string Node::Log() const { return ReadText(log_file()); }
+std::string Node::Log() const {
+  return ReadText(log_file());
+}
 
 Rank::Rank(const Node& node, const RankOptions& options)
-    : child_({.arguments = {std::string(HOLDFAST_BIN_DIR) + "/holdfast_test_rank", node.socket(), options.job, std::to_string(options.rank),
-                            std::to_string(options.world_size), std::to_string(options.bytes), options.launch},
+    : child_({.arguments = {std::string(HOLDFAST_BIN_DIR) + "/holdfast_test_rank", node.socket(),
+                            options.job, std::to_string(options.rank),
+                            std::to_string(options.world_size), std::to_string(options.bytes),
+                            options.launch},
               .environment = {"HOLDFAST_SYNC_POINT=" + options.sync_point},
               .error_file = "",
               .pipes = true,
@@ -251,7 +274,8 @@ void Rank::Kill() {
   child_.Wait();
 }
 
-std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks, const std::string& command) {
+std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks,
+                               const std::string& command) {
   for (const std::unique_ptr<Rank>& rank : ranks) {
     rank->Send(command);
   }
@@ -262,7 +286,8 @@ std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks, const 
   return answers;
 }
 
-std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options, uint32_t world_size) {
+std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options,
+                                              uint32_t world_size) {
   std::vector<std::unique_ptr<Rank>> ranks;
   options.world_size = world_size;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
@@ -292,13 +317,19 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-void WriteText(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary | std::ios::trunc) << text; }
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
 
-bool StartsWith(const std::string& text, const std::string& prefix) { return text.compare(0, prefix.size(), prefix) == 0; }
+bool StartsWith(const std::string& text, const std::string& prefix) {
+  return text.compare(0, prefix.size(), prefix) == 0;
+}
 
 std::optional<uint64_t> NumberAfter(const std::string& text, const std::string& key) {
   const size_t at = text.find(key);
-  return at == std::string::npos ? std::nullopt : std::optional<uint64_t>(std::strtoull(text.c_str() + at + key.size(), nullptr, 10));
+  return at == std::string::npos
+             ? std::nullopt
+             : std::optional<uint64_t>(std::strtoull(text.c_str() + at + key.size(), nullptr, 10));
 }
 
 }  // namespace holdfast

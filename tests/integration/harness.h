@@ -1,13 +1,13 @@
-// Real processes for the integration tests: ckptd with directories and sockets of its own, and training ranks that do what
-// the test tells them, line by line (rank_program.cc).
+// Real processes for the integration tests: ckptd with directories and sockets of its own, and
+// training ranks that do what the test tells them, line by line (rank_program.cc).
 //
 //   Node node;
 //   ASSERT_TRUE(node.Start());
 //   Rank rank(node, {.job = "a"});
 //   EXPECT_EQ(rank.Do("open"), "ok attempt=1");
 //
-// Everything waits for events with a deadline (kPatience), nothing sleeps; every process is killed and every directory removed at
-// the end. One thread per object.
+// Everything waits for events with a deadline (kPatience), nothing sleeps; every process is killed
+// and every directory removed at the end. One thread per object.
 #pragma once
 
 #include <sys/types.h>
@@ -31,11 +31,11 @@ namespace holdfast {
 class Child {
  public:
   struct Options {
-    std::vector<std::string> arguments;               // the first is the program
-    std::vector<std::string> environment;             // "NAME=value", added to the test's own
-    std::string error_file;                           // stderr; empty: the test's
-    bool pipes = false;                               // stdin and stdout
-    uid_t uid = 0;                                    // not 0: becomes this user (root only)
+    std::vector<std::string> arguments;    // the first is the program
+    std::vector<std::string> environment;  // "NAME=value", added to the test's own
+    std::string error_file;                // stderr; empty: the test's
+    bool pipes = false;                    // stdin and stdout
+    uid_t uid = 0;                         // not 0: becomes this user (root only)
   };
   explicit Child(const Options& options);
   ~Child();
@@ -62,7 +62,8 @@ class Child {
 struct NodeOptions {
   std::string memory_bytes = "256MiB";
   std::string config;  // YAML beside what the harness sets (metrics off, directories)
-  uint64_t own_tmpfs_bytes = 0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
+  uint64_t own_tmpfs_bytes =
+      0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
 };
 
 // One ckptd, to be started, killed and started again over the same directories.
@@ -76,7 +77,9 @@ class Node {
   void Kill();  // SIGKILL
   // SIGTERM; the exit code, or nothing at the deadline.
   std::optional<int> Stop();
-  std::optional<int> WaitExit(std::chrono::milliseconds at_most = kPatience) { return child_->Wait(at_most); }
+  std::optional<int> WaitExit(std::chrono::milliseconds at_most = kPatience) {
+    return child_->Wait(at_most);
+  }
   bool running() { return child_ != nullptr && child_->running(); }
   pid_t pid() const { return child_->pid(); }
 
@@ -105,7 +108,8 @@ class Node {
   std::string Remove(const std::string& job);  // "" or what went wrong
   std::string SetRestorePoint(const v1::SetRestorePointRequest& request);
   // Asks again, as often as the daemon can answer, until it is so.
-  bool Until(const std::function<bool(const v1::GetStatusReply&)>& so, std::chrono::milliseconds at_most = kPatience);
+  bool Until(const std::function<bool(const v1::GetStatusReply&)>& so,
+             std::chrono::milliseconds at_most = kPatience);
 
  private:
   const NodeOptions options_;
@@ -128,7 +132,8 @@ struct RankOptions {
 class Rank {
  public:
   Rank(const Node& node, const RankOptions& options);
-  // Sends a command, and its answer: "ok …", "error CODE …"; "gone" when the process ended, "timeout".
+  // Sends a command, and its answer: "ok …", "error CODE …"; "gone" when the process ended,
+  // "timeout".
   std::string Do(const std::string& command);
   void Send(const std::string& command) { child_.WriteLine(command); }
   std::string Answer();
@@ -140,8 +145,10 @@ class Rank {
 };
 
 // The same command to all, then all answers: for what ranks do together.
-std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks, const std::string& command);
-std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options, uint32_t world_size);
+std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks,
+                               const std::string& command);
+std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options,
+                                              uint32_t world_size);
 
 // Files of memory.dir by their beginning ("slot-").
 std::vector<std::string> FilesIn(const std::string& directory, const std::string& prefix);

@@ -1,4 +1,5 @@
-// Clients that break the protocol, against the real daemon: each loses its own connection, and nobody else notices.
+// Clients that break the protocol, against the real daemon: each loses its own connection, and
+// nobody else notices.
 #include <dirent.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,12 +12,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-size_t OpenDescriptors(pid_t pid) { return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size(); }
+size_t OpenDescriptors(pid_t pid) {
+  return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size();
+}
 
 class HostileSocketTest : public ::testing::Test {
  protected:
   void StartNode(const std::string& socket_settings = "") {
-    node_ = std::make_unique<Node>(NodeOptions{.config = socket_settings.empty() ? "" : "socket: {" + socket_settings + "}\n"});
+    node_ = std::make_unique<Node>(NodeOptions{
+        .config = socket_settings.empty() ? "" : "socket: {" + socket_settings + "}\n"});
     ASSERT_TRUE(node_->Start());
   }
   // A well-behaved job still works.
@@ -24,7 +28,8 @@ class HostileSocketTest : public ::testing::Test {
     Rank rank(*node_, {.job = "healthy"});
     EXPECT_EQ(rank.Do("open").substr(0, 2), "ok");
     const std::string restored = rank.Do("restore");
-    EXPECT_TRUE(StartsWith(restored, "ok") || StartsWith(restored, "error NOTHING_TO_RESTORE")) << restored;
+    EXPECT_TRUE(StartsWith(restored, "ok") || StartsWith(restored, "error NOTHING_TO_RESTORE"))
+        << restored;
     EXPECT_EQ(rank.Do("save " + std::to_string(++step_)), "ok sealed");
     EXPECT_EQ(rank.Do("committed"), "ok committed");
   }

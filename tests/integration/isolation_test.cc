@@ -31,11 +31,13 @@ int JobsSeenBy(uid_t uid, const std::string& socket) {
     if (::setresuid(uid, uid, uid) != 0) {
       ::_exit(100);
     }
-    const auto stub = v1::Admin::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+    const auto stub = v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
     v1::GetStatusReply reply;
-    ::_exit(stub->GetStatus(&context, v1::GetStatusRequest(), &reply).ok() ? reply.jobs_size() : 101);
+    ::_exit(stub->GetStatus(&context, v1::GetStatusRequest(), &reply).ok() ? reply.jobs_size()
+                                                                           : 101);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -49,7 +51,9 @@ TEST_F(IsolationTest, SeveralJobsOfSeveralUsersSaveAndRestoreAtOnce) {
   std::vector<std::unique_ptr<Rank>> ranks;
   for (const uid_t uid : {uid_t{0}, kNobody, kSomebody}) {
     for (const std::string name : {"x", "y"}) {
-      for (auto& rank : StartRanks(node_, {.job = name + std::to_string(uid), .bytes = 100'000 + 7 * uid, .uid = uid}, 2)) {
+      for (auto& rank : StartRanks(
+               node_, {.job = name + std::to_string(uid), .bytes = 100'000 + 7 * uid, .uid = uid},
+               2)) {
         ranks.push_back(std::move(rank));
       }
     }
@@ -111,12 +115,14 @@ TEST_F(IsolationTest, RanksThatDisagreeAboutTheWorldSizeAreTold) {
 }
 
 TEST_F(IsolationTest, AnOldAttemptIsRefusedOnceThereIsANewerOne) {
-  std::vector<std::unique_ptr<Rank>> old = StartRanks(node_, {.job = "zombie", .launch = "first"}, 2);
+  std::vector<std::unique_ptr<Rank>> old =
+      StartRanks(node_, {.job = "zombie", .launch = "first"}, 2);
   ASSERT_THAT(DoAll(old, "open"), Each("ok attempt=1"));
   ASSERT_THAT(DoAll(old, "restore"), Each(HasSubstr("NOTHING_TO_RESTORE")));
   ASSERT_THAT(DoAll(old, "save 1"), Each("ok sealed"));
   ASSERT_THAT(DoAll(old, "committed"), Each("ok committed"));
-  std::vector<std::unique_ptr<Rank>> fresh = StartRanks(node_, {.job = "zombie", .launch = "second"}, 2);
+  std::vector<std::unique_ptr<Rank>> fresh =
+      StartRanks(node_, {.job = "zombie", .launch = "second"}, 2);
   for (auto& rank : fresh) {
     rank->Send("open");
   }
@@ -136,7 +142,8 @@ TEST_F(IsolationTest, AWriterThatClosedItsSocketKeepsItsSlotUntilItEnds) {
   Rank writer(node_, {.job = "scribbler"});
   ASSERT_THAT(writer.Do("grab 1"), HasSubstr("ok slot="));
   ASSERT_EQ(writer.Do("hangup"), "ok");
-  ASSERT_TRUE(node_.Until([](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 1; }));
+  ASSERT_TRUE(node_.Until(
+      [](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 1; }));
   // Another job fills slots while it scribbles on.
   Rank other(node_, {.job = "other"});
   ASSERT_EQ(other.Do("open"), "ok attempt=1");
@@ -152,10 +159,12 @@ TEST_F(IsolationTest, AWriterThatClosedItsSocketKeepsItsSlotUntilItEnds) {
   // A daemon that was restarted knows it still.
   node_.Kill();
   ASSERT_TRUE(node_.Start());
-  EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() >= 1; }));
+  EXPECT_TRUE(node_.Until(
+      [](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() >= 1; }));
   ASSERT_EQ(writer.Do("scribble"), "ok");
   writer.Kill();
-  EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 0; }));
+  EXPECT_TRUE(node_.Until(
+      [](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 0; }));
   EXPECT_EQ(other.Do("restore"), "ok attempt=1 step=3");
 }
 

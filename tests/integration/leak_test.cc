@@ -27,7 +27,9 @@ struct Usage {
 };
 
 Usage Measure(Node& node, Rank& rank) {
-  const auto fds = [](pid_t pid) { return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size(); };
+  const auto fds = [](pid_t pid) {
+    return FilesIn("/proc/" + std::to_string(pid) + "/fd", "").size();
+  };
   Usage usage;
   usage.daemon_kib = ResidentKiB(node.pid());
   usage.daemon_fds = fds(node.pid());
@@ -65,7 +67,8 @@ TEST(Leak, TenThousandSavesAndRestoresLeaveNothingBehind) {
     }
   }
   const Usage after = Measure(node, rank);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep freed memory for a while
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they keep freed memory for a while
   EXPECT_LE(after.daemon_kib, before.daemon_kib + 8 * 1024);
   EXPECT_LE(after.rank_kib, before.rank_kib + 4 * 1024);
   EXPECT_LE(after.daemon_kib, 100u * 1024) << "design.md, section 8";

@@ -1,8 +1,10 @@
-// A training rank that does what it is told: one command a line on stdin, one answer a line on stdout ("ok …" or "error CODE …").
+// A training rank that does what it is told: one command a line on stdin, one answer a line on
+// stdout ("ok …" or "error CODE …").
 //
 //   holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]
 //
-// Its state is a function of (rank, step), so that whatever a restore brings back can be checked bit for bit.
+// Its state is a function of (rank, step), so that whatever a restore brings back can be checked
+// bit for bit.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -45,31 +47,47 @@ uint64_t Value(uint32_t rank, uint64_t step, uint64_t index) {
 class Trainer {
  public:
   explicit Trainer(Settings settings)
-      : settings_(std::move(settings)), weights_(settings_.bytes / 16 + 1), moments_(settings_.bytes / 16 + 1) {}
+      : settings_(std::move(settings)),
+        weights_(settings_.bytes / 16 + 1),
+        moments_(settings_.bytes / 16 + 1) {}
 
   std::string Do(const std::string& line) {
     std::istringstream words(line);
     std::string verb;
     words >> verb;
-    if (verb == "open") return Open();
-    if (verb == "reserve") return Reserve();
-    if (verb == "save") return Save(words);
-    if (verb == "begin") return Begin(words);
-    if (verb == "committed") return Committed(words);
-    if (verb == "restore") return Restore(words);
-    if (verb == "attach") return Attach();
-    if (verb == "detach") return Detach();
-    if (verb == "close") return Close();
-    if (verb == "grab") return Grab(words);
-    if (verb == "hangup") return HangUp();
-    if (verb == "scribble") return Scribble();
-    if (verb == "size") return Size(words);
+    if (verb == "open")
+      return Open();
+    if (verb == "reserve")
+      return Reserve();
+    if (verb == "save")
+      return Save(words);
+    if (verb == "begin")
+      return Begin(words);
+    if (verb == "committed")
+      return Committed(words);
+    if (verb == "restore")
+      return Restore(words);
+    if (verb == "attach")
+      return Attach();
+    if (verb == "detach")
+      return Detach();
+    if (verb == "close")
+      return Close();
+    if (verb == "grab")
+      return Grab(words);
+    if (verb == "hangup")
+      return HangUp();
+    if (verb == "scribble")
+      return Scribble();
+    if (verb == "size")
+      return Size(words);
     return "error WHAT " + line;
   }
 
  private:
   static std::string Failed(const holdfast::Status& status) {
-    std::string text = std::string("error ") + holdfast::CodeName(status.code()) + " " + status.message();
+    std::string text =
+        std::string("error ") + holdfast::CodeName(status.code()) + " " + status.message();
     for (char& c : text) {
       c = c == '\n' ? ' ' : c;
     }
@@ -84,7 +102,8 @@ class Trainer {
   }
   bool Matches(uint64_t step) const {
     for (uint64_t i = 0; i < weights_.size(); ++i) {
-      if (weights_[i] != Value(settings_.rank, step, i) || moments_[i] != (Value(settings_.rank, step, i) ^ 0x5555555555555555ull)) {
+      if (weights_[i] != Value(settings_.rank, step, i) ||
+          moments_[i] != (Value(settings_.rank, step, i) ^ 0x5555555555555555ull)) {
         return false;
       }
     }
@@ -92,9 +111,12 @@ class Trainer {
   }
   holdfast::State MakeState(uint64_t step) {
     holdfast::State state;
-    state.tensors.emplace_back("layers.0.weight", holdfast::Type::kU64, std::vector<uint64_t>{weights_.size()}, weights_.data());
-    state.tensors.emplace_back("optimizer.0.moment", holdfast::Type::kI64, std::vector<uint64_t>{moments_.size()}, moments_.data());
-    state.objects.push_back({.name = "progress", .bytes = "{\"step\": " + std::to_string(step) + "}"});
+    state.tensors.emplace_back("layers.0.weight", holdfast::Type::kU64,
+                               std::vector<uint64_t>{weights_.size()}, weights_.data());
+    state.tensors.emplace_back("optimizer.0.moment", holdfast::Type::kI64,
+                               std::vector<uint64_t>{moments_.size()}, moments_.data());
+    state.objects.push_back(
+        {.name = "progress", .bytes = "{\"step\": " + std::to_string(step) + "}"});
     return state;
   }
 
@@ -117,7 +139,8 @@ class Trainer {
 
   std::string Reserve() {
     const auto report = job_->Reserve(MakeState(0), kDeadline);
-    return report.ok() ? "ok ready=" + std::to_string(report->slots_ready) + " wanted=" + std::to_string(report->slots_wanted)
+    return report.ok() ? "ok ready=" + std::to_string(report->slots_ready) +
+                             " wanted=" + std::to_string(report->slots_wanted)
                        : Failed(report.status());
   }
 
@@ -160,14 +183,19 @@ class Trainer {
     if (!restored.ok()) {
       return Failed(restored.status());
     }
-    if (!Matches(restored->step) || state.objects[0].bytes != "{\"step\": " + std::to_string(restored->step) + "}") {
+    if (!Matches(restored->step) ||
+        state.objects[0].bytes != "{\"step\": " + std::to_string(restored->step) + "}") {
       return "error CONTENT step " + std::to_string(restored->step) + " came back with other bytes";
     }
-    return "ok attempt=" + std::to_string(restored->attempt) + " step=" + std::to_string(restored->step);
+    return "ok attempt=" + std::to_string(restored->attempt) +
+           " step=" + std::to_string(restored->step);
   }
 
   std::string Attach() {
-    auto view = holdfast::Attach({.job = settings_.job, .rank = settings_.rank, .socket = settings_.socket, .deadline = kDeadline});
+    auto view = holdfast::Attach({.job = settings_.job,
+                                  .rank = settings_.rank,
+                                  .socket = settings_.socket,
+                                  .deadline = kDeadline});
     if (!view.ok()) {
       return Failed(view.status());
     }
@@ -202,7 +230,8 @@ class Trainer {
       return "error GRANT " + (granted ? granted->frame.failure().message() : "closed");
     }
     mapped_bytes_ = granted->frame.begin_save().slot_bytes();
-    mapped_ = static_cast<char*>(::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, granted->descriptors[0].get(), 0));
+    mapped_ = static_cast<char*>(::mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                        granted->descriptors[0].get(), 0));
     if (mapped_ == MAP_FAILED) {
       return "error MAP";
     }
@@ -241,7 +270,8 @@ class Trainer {
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    std::fprintf(stderr, "usage: holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]\n");
+    std::fprintf(stderr,
+                 "usage: holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]\n");
     return 2;
   }
   Trainer trainer({.socket = argv[1],

@@ -15,7 +15,8 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 int MillisUntil(SteadyClock::time_point until) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - SteadyClock::now()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(until - SteadyClock::now()).count();
   return static_cast<int>(std::max<int64_t>(left, 0)) + 1;
 }
 
@@ -108,7 +109,8 @@ RawClient::Fill RawClient::FillBuffer(SteadyClock::time_point until) {
   if (got <= 0) {
     return got < 0 && errno == EINTR ? Fill::kMore : Fill::kClosed;
   }
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
     std::vector<int> fds((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
     std::memcpy(fds.data(), CMSG_DATA(header), fds.size() * sizeof(int));
     for (const int fd : fds) {
@@ -127,9 +129,11 @@ std::optional<RawReply> RawClient::Receive(std::chrono::milliseconds at_most) {
       std::memcpy(&length, buffer_.data(), 4);
       if (buffer_.size() - 4 >= length) {
         RawReply reply;
-        const bool parsed = reply.frame.ParseFromArray(buffer_.data() + 4, static_cast<int>(length));
+        const bool parsed =
+            reply.frame.ParseFromArray(buffer_.data() + 4, static_cast<int>(length));
         buffer_.erase(0, 4 + length);
-        // The kernel ends a read after the frame that descriptors came with, so they are this one's.
+        // The kernel ends a read after the frame that descriptors came with, so they are this
+        // one's.
         reply.descriptors = std::exchange(received_, {});
         return parsed ? std::optional<RawReply>(std::move(reply)) : std::nullopt;
       }
@@ -158,7 +162,8 @@ bool RawClient::WaitClosed(std::chrono::milliseconds at_most) {
   return fill == Fill::kClosed;
 }
 
-std::optional<RawReply> RawClient::Join(const std::string& job, uint32_t rank, uint32_t world_size, uint64_t deadline_ms) {
+std::optional<RawReply> RawClient::Join(const std::string& job, uint32_t rank, uint32_t world_size,
+                                        uint64_t deadline_ms) {
   v1::ClientFrame frame;
   frame.mutable_join()->set_job(job);
   frame.mutable_join()->set_rank(rank);
@@ -167,7 +172,8 @@ std::optional<RawReply> RawClient::Join(const std::string& job, uint32_t rank, u
   return Call(std::move(frame));
 }
 
-std::optional<RawReply> RawClient::BeginSave(uint64_t step, uint64_t slot_bytes, uint64_t deadline_ms) {
+std::optional<RawReply> RawClient::BeginSave(uint64_t step, uint64_t slot_bytes,
+                                             uint64_t deadline_ms) {
   v1::ClientFrame frame;
   frame.mutable_begin_save()->set_step(step);
   frame.mutable_begin_save()->set_slot_bytes(slot_bytes);

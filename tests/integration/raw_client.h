@@ -1,11 +1,12 @@
-// The client protocol by hand: frames and descriptors as they go over the socket, well-formed or not. For tests that do
-// what the client library never would.
+// The client protocol by hand: frames and descriptors as they go over the socket, well-formed or
+// not. For tests that do what the client library never would.
 //
 //   auto client = RawClient::Connect(ckptd.socket());
 //   v1::ClientFrame frame; frame.mutable_join()->set_job("job");
 //   const std::optional<RawReply> reply = client->Call(frame);
 //
-// One thread. Every wait has a deadline: an empty result says that it passed, or that the daemon closed the connection.
+// One thread. Every wait has a deadline: an empty result says that it passed, or that the daemon
+// closed the connection.
 #pragma once
 
 #include <chrono>
@@ -34,16 +35,18 @@ class RawClient {
   // Connected, and Hello said.
   static std::unique_ptr<RawClient> Greet(const std::string& socket);
 
-  bool SendBytes(std::string_view bytes);  // false: the connection is closed
+  bool SendBytes(std::string_view bytes);             // false: the connection is closed
   bool SendDescriptors(const std::vector<int>& fds);  // with one byte
   // Sets the id if there is none.
   uint64_t Send(v1::ClientFrame frame);
   std::optional<RawReply> Receive(std::chrono::milliseconds at_most = kPatience);
-  std::optional<RawReply> Call(v1::ClientFrame frame, std::chrono::milliseconds at_most = kPatience);
+  std::optional<RawReply> Call(v1::ClientFrame frame,
+                               std::chrono::milliseconds at_most = kPatience);
   // Reads until the daemon closes; false at the deadline.
   bool WaitClosed(std::chrono::milliseconds at_most = kPatience);
 
-  std::optional<RawReply> Join(const std::string& job, uint32_t rank, uint32_t world_size, uint64_t deadline_ms = 20'000);
+  std::optional<RawReply> Join(const std::string& job, uint32_t rank, uint32_t world_size,
+                               uint64_t deadline_ms = 20'000);
   std::optional<RawReply> BeginSave(uint64_t step, uint64_t slot_bytes, uint64_t deadline_ms = 0);
 
   int fd() const { return fd_.get(); }

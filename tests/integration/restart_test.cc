@@ -1,4 +1,5 @@
-// The daemon dies, is stopped, started twice, finds its files changed: what was sealed is there, what is wrong is said.
+// The daemon dies, is stopped, started twice, finds its files changed: what was sealed is there,
+// what is wrong is said.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
@@ -55,7 +56,8 @@ TEST_F(RestartTest, KilledWhileIdleItFindsAllAndClientsGoOnByThemselves) {
   node_.Kill();
   ASSERT_TRUE(node_.Start());
   // One failed save at most, and that is reported.
-  EXPECT_THAT(DoAll(ranks, "save 4"), Each(::testing::AnyOf("ok sealed", HasSubstr("error UNAVAILABLE"))));
+  EXPECT_THAT(DoAll(ranks, "save 4"),
+              Each(::testing::AnyOf("ok sealed", HasSubstr("error UNAVAILABLE"))));
   Train(ranks, 5, 7);
   ranks.clear();
   ExpectRestored(7);
@@ -72,7 +74,8 @@ TEST_F(RestartTest, KilledWhileRanksSaveTheyLoseOneSaveAtMost) {
     node_.Kill();
     ASSERT_TRUE(node_.Start());
     for (auto& rank : ranks) {
-      EXPECT_THAT(rank->Answer(), ::testing::AnyOf("ok sealed", HasSubstr("error UNAVAILABLE"), HasSubstr("error ABANDONED")));
+      EXPECT_THAT(rank->Answer(), ::testing::AnyOf("ok sealed", HasSubstr("error UNAVAILABLE"),
+                                                   HasSubstr("error ABANDONED")));
     }
     ++step;
     Train(ranks, step, step);
@@ -85,7 +88,8 @@ TEST_F(RestartTest, StoppedCleanlyItKeepsTheSlots) {
   auto ranks = Begin(2);
   EXPECT_EQ(node_.Stop(), 0);
   EXPECT_THAT(node_.Log(), HasSubstr("stopped"));
-  EXPECT_TRUE(FilesIn(node_.state_dir() + "/..", "ckptd.sock").empty()) << "the socket files are removed";
+  EXPECT_TRUE(FilesIn(node_.state_dir() + "/..", "ckptd.sock").empty())
+      << "the socket files are removed";
   ranks.clear();
   ASSERT_TRUE(node_.Start());
   EXPECT_EQ(Problems(), "");
@@ -143,7 +147,8 @@ TEST_F(RestartTest, TwoDaemonsNeverShareADirectory) {
   TemporaryDirectory other;
   std::vector<std::string> own_state = arguments;
   own_state[6] = other.Path("state");
-  EXPECT_THAT(refused(own_state), HasSubstr("held by pid " + std::to_string(node_.pid()))) << "memory.dir has a lock of its own";
+  EXPECT_THAT(refused(own_state), HasSubstr("held by pid " + std::to_string(node_.pid())))
+      << "memory.dir has a lock of its own";
   TemporaryDirectory memory("/dev/shm");
   std::vector<std::string> own_memory = own_state;
   own_memory[4] = memory.Path("m");
@@ -168,7 +173,8 @@ TEST_F(RestartTest, RecordsThatAreTornOrNewerAreNotUsed) {
   std::filesystem::file_time_type when{};
   for (const std::string& name : FilesIn(node_.memory_dir(), "slot-")) {
     const std::string path = node_.memory_dir() + "/" + name;
-    if (name.ends_with(".record") && (newest.empty() || std::filesystem::last_write_time(path) > when)) {
+    if (name.ends_with(".record") &&
+        (newest.empty() || std::filesystem::last_write_time(path) > when)) {
       newest = path;
       when = std::filesystem::last_write_time(path);
     }

@@ -1,4 +1,5 @@
-// Slots that misbehave or run out: a slot at a time is lost, never the daemon, and a healthy job commits again.
+// Slots that misbehave or run out: a slot at a time is lost, never the daemon, and a healthy job
+// commits again.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,7 +47,8 @@ class SlotsTest : public ::testing::Test {
   // Saves until one commits: how many it took.
   int SavesUntilCommit(Rank& rank, uint64_t* step) {
     for (int saves = 1; saves <= 10; ++saves) {
-      if (rank.Do("save " + std::to_string(++*step)) == "ok sealed" && rank.Do("committed") == "ok committed") {
+      if (rank.Do("save " + std::to_string(++*step)) == "ok sealed" &&
+          rank.Do("committed") == "ok committed") {
         return saves;
       }
     }
@@ -63,7 +65,9 @@ TEST_F(SlotsTest, BitsThatFlipAreFoundByVerifyAndAnOlderStepIsRestored) {
   const std::vector<std::string> first = SlotFiles(*node_);
   Commit(*rank, 2);
   std::vector<std::string> second = SlotFiles(*node_);
-  std::erase_if(second, [&](const std::string& name) { return std::find(first.begin(), first.end(), name) != first.end(); });
+  std::erase_if(second, [&](const std::string& name) {
+    return std::find(first.begin(), first.end(), name) != first.end();
+  });
   ASSERT_EQ(second.size(), 1u);
   EXPECT_EQ(node_->Verify("job").bad.size(), 0u);
   {
@@ -80,7 +84,9 @@ TEST_F(SlotsTest, BitsThatFlipAreFoundByVerifyAndAnOlderStepIsRestored) {
   EXPECT_EQ(verified.shards, 2u);
   EXPECT_THAT(verified.bad[0].what(), HasSubstr("digest"));
   const auto list = node_->List("job");
-  EXPECT_TRUE(std::any_of(list.begin(), list.end(), [](const v1::Checkpoint& c) { return c.step() == 2 && c.state() == v1::Checkpoint::STATE_BAD; }));
+  EXPECT_TRUE(std::any_of(list.begin(), list.end(), [](const v1::Checkpoint& c) {
+    return c.step() == 2 && c.state() == v1::Checkpoint::STATE_BAD;
+  }));
   EXPECT_EQ(rank->Do("restore"), "ok attempt=1 step=1");
 }
 
@@ -138,7 +144,8 @@ TEST_P(SlotDamageTest, FreeSlotsOfTheJobAreReplacedAndOthersNoticeNothing) {
   EXPECT_EQ(other->Do("restore"), "ok attempt=1 step=2");
   EXPECT_EQ(rank->Do("restore"), "ok attempt=1 step=" + std::to_string(step));
   rank->Kill();
-  EXPECT_TRUE(node_->Until([](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 0; }));
+  EXPECT_TRUE(node_->Until(
+      [](const v1::GetStatusReply& status) { return status.daemon().slots_quarantined() == 0; }));
 }
 
 TEST_P(SlotDamageTest, ARestoreFallsBackToAnOlderStepForAllRanks) {
@@ -162,9 +169,13 @@ TEST_P(SlotDamageTest, ARestoreFallsBackToAnOlderStepForAllRanks) {
   EXPECT_THAT(DoAll(ranks, "committed"), Each("ok committed"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SlotDamageTest, ::testing::Values(Damage::kCutShort, Damage::kEmptied, Damage::kDeleted), [](const auto& damage) {
-  return std::string(damage.param == Damage::kCutShort ? "CutShort" : damage.param == Damage::kEmptied ? "Emptied" : "Deleted");
-});
+INSTANTIATE_TEST_SUITE_P(All, SlotDamageTest,
+                         ::testing::Values(Damage::kCutShort, Damage::kEmptied, Damage::kDeleted),
+                         [](const auto& damage) {
+                           return std::string(damage.param == Damage::kCutShort  ? "CutShort"
+                                              : damage.param == Damage::kEmptied ? "Emptied"
+                                                                                 : "Deleted");
+                         });
 
 TEST_F(SlotsTest, ASaveLargerThanTheBudgetIsRefusedWithTheNumbers) {
   StartNode({.memory_bytes = "16MiB"});
@@ -188,8 +199,9 @@ TEST_F(SlotsTest, AFullBudgetIsAStatusAndPassesWhenTheOtherJobIsRemoved) {
   Commit(*hog, 4);
   hog->Kill();
   ASSERT_TRUE(node_->Until([](const v1::GetStatusReply& status) {
-    return std::any_of(status.jobs().begin(), status.jobs().end(),
-                       [](const v1::JobStatus& job) { return job.name() == "hog" && job.ranks_alive() == 0; });
+    return std::any_of(status.jobs().begin(), status.jobs().end(), [](const v1::JobStatus& job) {
+      return job.name() == "hog" && job.ranks_alive() == 0;
+    });
   }));
   EXPECT_EQ(node_->Remove("hog"), "");
   Commit(*small, 2);
@@ -214,8 +226,10 @@ TEST_F(SlotsTest, AFullFileSystemIsAStatusAndPasses) {
     }
   }
   const std::string refused = rank->Do("save 2");
-  EXPECT_THAT(refused, AllOf(HasSubstr("error NO_ROOM"), HasSubstr("tmpfs"))) << "there is no second slot";
-  EXPECT_THAT(rank->Do("attach"), AnyOf("ok step=1", HasSubstr("ENOSPC"))) << "who reads must be noted, on the same file system";
+  EXPECT_THAT(refused, AllOf(HasSubstr("error NO_ROOM"), HasSubstr("tmpfs")))
+      << "there is no second slot";
+  EXPECT_THAT(rank->Do("attach"), AnyOf("ok step=1", HasSubstr("ENOSPC")))
+      << "who reads must be noted, on the same file system";
   std::filesystem::remove(filler);
   uint64_t step = 2;
   EXPECT_LE(SavesUntilCommit(*rank, &step), 2);
@@ -252,7 +266,9 @@ TEST_F(SlotsTest, ASlowRankShedsStepsButTheJobCommitsAgain) {
   ASSERT_THAT(DoAll(ranks, "committed"), Each("ok committed"));
   // Rank 0 runs ahead of rank 1 by more steps than there are slots.
   for (uint64_t step = 2; step <= 8; ++step) {
-    EXPECT_THAT(ranks[0]->Do("save " + std::to_string(step)), AnyOf("ok sealed", HasSubstr("error"))) << step;
+    EXPECT_THAT(ranks[0]->Do("save " + std::to_string(step)),
+                AnyOf("ok sealed", HasSubstr("error")))
+        << step;
   }
   int committed = 0;
   for (uint64_t step = 9; step <= 12; ++step) {

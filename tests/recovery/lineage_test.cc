@@ -43,7 +43,8 @@ TEST(Lineage, UndecidedAttemptsLeaveNoTrace) {
 }
 
 TEST(Lineage, DamagedParentsEndTheLine) {
-  const Attempts attempts{{2, {true, {3, 1}}}, {3, {true, {2, 1}}}, {4, {true, {4, 1}}}, {5, {true, {1, 7}}}};
+  const Attempts attempts{
+      {2, {true, {3, 1}}}, {3, {true, {2, 1}}}, {4, {true, {4, 1}}}, {5, {true, {1, 7}}}};
   EXPECT_EQ(LineOf(attempts, 3, kLineMax).size(), 2u);
   EXPECT_FALSE(OnLine(LineOf(attempts, 2, kLineMax), {3, 1}));
   EXPECT_EQ(LineOf(attempts, 4, kLineMax).size(), 1u);
@@ -61,7 +62,8 @@ TEST(Lineage, LengthIsBounded) {
   static_assert(kLineMax <= kDescentMax);
 }
 
-// The definition, word by word: A's steps; then, if A restored (P, s), P's steps up to s; and so on.
+// The definition, word by word: A's steps; then, if A restored (P, s), P's steps up to s; and so
+// on.
 bool OnLineByDefinition(const Attempts& attempts, Attempt a, CheckpointId c) {
   const AttemptParent& info = attempts.at(a);
   if (c.attempt == a) {
@@ -89,7 +91,8 @@ TEST(Lineage, AgreesWithTheDefinitionOnRandomHistories) {
       const auto line = LineOf(attempts, a, kLineMax);
       for (Attempt c = 1; c <= count; ++c) {
         for (Step s = 0; s < 6; ++s) {
-          EXPECT_EQ(OnLine(line, {c, s}), OnLineByDefinition(attempts, a, {c, s})) << "round " << round << " line of " << a;
+          EXPECT_EQ(OnLine(line, {c, s}), OnLineByDefinition(attempts, a, {c, s}))
+              << "round " << round << " line of " << a;
         }
       }
     }

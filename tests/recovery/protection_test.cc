@@ -7,8 +7,10 @@ namespace {
 
 TEST(Protection, MemoryOfOneNodeSurvivesProcessesOnly) {
   const std::vector<Descent> line{{2, {1, 10}}, {1, {}}};
-  const std::vector<CheckpointSummary> all{
-      {{1, 9}, 2, 2, 0, true}, {{1, 10}, 2, 2, 0, true}, {{1, 99}, 2, 2, 0, true}, {{2, 11}, 2, 1, 0, true}};
+  const std::vector<CheckpointSummary> all{{{1, 9}, 2, 2, 0, true},
+                                           {{1, 10}, 2, 2, 0, true},
+                                           {{1, 99}, 2, 2, 0, true},
+                                           {{2, 11}, 2, 1, 0, true}};
   const auto table = ProtectionOnOneNode(all, line);
   ASSERT_EQ(table.size(), 4u);
   EXPECT_EQ(table[0].kind, FailureKind::kProcess);

@@ -10,7 +10,8 @@ namespace holdfast {
 namespace {
 
 TEST(Restorable, CountsEachRankOnce) {
-  const std::vector<ShardPresence> shards{{{1, 5}, 0, 2, false}, {{1, 5}, 0, 2, false}, {{1, 5}, 1, 2, true}};
+  const std::vector<ShardPresence> shards{
+      {{1, 5}, 0, 2, false}, {{1, 5}, 0, 2, false}, {{1, 5}, 1, 2, true}};
   const auto all = Summarize(shards);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].sealed, 1u);
@@ -26,8 +27,12 @@ TEST(Restorable, AGoodCopyOutweighsABadOne) {
 }
 
 TEST(Restorable, DisagreementAboutTheWorldFailsClosed) {
-  EXPECT_FALSE(Summarize(std::vector<ShardPresence>{{{1, 5}, 0, 2, false}, {{1, 5}, 1, 3, false}, {{1, 5}, 1, 2, false}})[0].committed());
-  EXPECT_FALSE(Summarize(std::vector<ShardPresence>{{{1, 5}, 0, 1, false}, {{1, 5}, 1, 1, false}})[0].committed());
+  EXPECT_FALSE(Summarize(std::vector<ShardPresence>{
+      {{1, 5}, 0, 2, false}, {{1, 5}, 1, 3, false}, {{1, 5}, 1, 2, false}})[0]
+                   .committed());
+  EXPECT_FALSE(
+      Summarize(std::vector<ShardPresence>{{{1, 5}, 0, 1, false}, {{1, 5}, 1, 1, false}})[0]
+          .committed());
   EXPECT_FALSE(Summarize(std::vector<ShardPresence>{{{1, 5}, 0, 0, false}})[0].committed());
   EXPECT_TRUE(Summarize({}).empty());
 }
@@ -51,7 +56,8 @@ TEST(Restorable, AgreesWithCountingOnRandomInventories) {
     std::vector<ShardPresence> shards;
     const uint32_t world = 1 + random() % 4;
     for (size_t i = random() % 20; i > 0; --i) {
-      shards.push_back({{1, random() % 4}, static_cast<Rank>(random() % world), world, random() % 4 == 0});
+      shards.push_back(
+          {{1, random() % 4}, static_cast<Rank>(random() % world), world, random() % 4 == 0});
     }
     for (const CheckpointSummary& summary : Summarize(shards)) {
       bool whole = true;

@@ -11,8 +11,11 @@ namespace {
 using Kind = ShedChoice::Kind;
 
 TEST(Retention, OtherBranchesFirstThenOldest) {
-  const std::vector<ShedChoice> all{{{1, 1}, Kind::kOnLine}, {{1, 2}, Kind::kOnLine},  {{1, 8}, Kind::kOffLine},
-                                    {{2, 3}, Kind::kOnLine}, {{2, 4}, Kind::kUncommitted}};
+  const std::vector<ShedChoice> all{{{1, 1}, Kind::kOnLine},
+                                    {{1, 2}, Kind::kOnLine},
+                                    {{1, 8}, Kind::kOffLine},
+                                    {{2, 3}, Kind::kOnLine},
+                                    {{2, 4}, Kind::kUncommitted}};
   EXPECT_TRUE(Surplus(all, 0).empty());
   EXPECT_TRUE(Surplus(all, 4).empty());
   EXPECT_EQ(Surplus(all, 3), (std::vector<CheckpointId>{{1, 8}}));
@@ -36,7 +39,8 @@ TEST(Retention, NeverLowersProtectionOrTakesWhatIsHeld) {
       const bool gone = std::count(surplus.begin(), surplus.end(), choice.id) > 0;
       const bool is_committed = choice.kind == Kind::kOnLine || choice.kind == Kind::kOffLine;
       committed += is_committed && !gone ? 1 : 0;
-      EXPECT_FALSE(gone && (choice.held || choice.pinned || !is_committed || choice.id == Untouchable(all)));
+      EXPECT_FALSE(
+          gone && (choice.held || choice.pinned || !is_committed || choice.id == Untouchable(all)));
     }
     EXPECT_TRUE(surplus.empty() || committed >= keep);
     EXPECT_TRUE(keep > 0 || surplus.empty());

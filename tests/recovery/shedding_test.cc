@@ -22,8 +22,10 @@ ShedChoice Choice(CheckpointId id, Kind kind, bool useful = true) {
 }
 
 TEST(Shedding, OrderOfTheRules) {
-  std::vector<ShedChoice> all{Choice({1, 1}, Kind::kOnLine), Choice({1, 2}, Kind::kOnLine), Choice({1, 9}, Kind::kOffLine),
-                              Choice({2, 3}, Kind::kDead), Choice({2, 4}, Kind::kUncommitted), Choice({2, 5}, Kind::kUncommitted)};
+  std::vector<ShedChoice> all{
+      Choice({1, 1}, Kind::kOnLine),      Choice({1, 2}, Kind::kOnLine),
+      Choice({1, 9}, Kind::kOffLine),     Choice({2, 3}, Kind::kDead),
+      Choice({2, 4}, Kind::kUncommitted), Choice({2, 5}, Kind::kUncommitted)};
   const CheckpointId begun{2, 6};
   std::vector<CheckpointId> order;
   while (auto victim = ChooseVictim(all, begun)) {
@@ -40,7 +42,9 @@ TEST(Shedding, OrderOfTheRules) {
 }
 
 TEST(Shedding, OnlyWhatMakesRoom) {
-  EXPECT_FALSE(ChooseVictim(std::vector<ShedChoice>{Choice({1, 1}, Kind::kUncommitted, false), Choice({1, 0}, Kind::kDead, false)}, {1, 2}));
+  EXPECT_FALSE(ChooseVictim(std::vector<ShedChoice>{Choice({1, 1}, Kind::kUncommitted, false),
+                                                    Choice({1, 0}, Kind::kDead, false)},
+                            {1, 2}));
 }
 
 TEST(Shedding, TheStepBegunIsNeverGivenUp) {
@@ -83,7 +87,8 @@ TEST(Shedding, NeverTheNewestCommittedNorAnythingHeld) {
     if (!victim) {
       continue;
     }
-    const auto chosen = std::find_if(all.begin(), all.end(), [&](const ShedChoice& c) { return c.id == victim->id; });
+    const auto chosen = std::find_if(all.begin(), all.end(),
+                                     [&](const ShedChoice& c) { return c.id == victim->id; });
     ASSERT_NE(chosen, all.end());
     EXPECT_TRUE(chosen->useful);
     EXPECT_FALSE(chosen->held);
@@ -92,15 +97,18 @@ TEST(Shedding, NeverTheNewestCommittedNorAnythingHeld) {
     EXPECT_FALSE(chosen->kind == Kind::kUncommitted && chosen->id == begun);
     // Nothing of a gentler rule could have gone instead.
     for (const ShedChoice& other : all) {
-      const bool could = other.useful && !other.held && !other.pinned && other.id != Untouchable(all);
+      const bool could =
+          other.useful && !other.held && !other.pinned && other.id != Untouchable(all);
       EXPECT_FALSE(could && other.kind < chosen->kind) << "round " << round;
-      EXPECT_FALSE(could && other.kind == chosen->kind && !other.is_protected && other.id < chosen->id && other.id != begun && !chosen->pinned);
+      EXPECT_FALSE(could && other.kind == chosen->kind && !other.is_protected &&
+                   other.id < chosen->id && other.id != begun && !chosen->pinned);
     }
   }
 }
 
-// A job whose ranks all live, of which one is `lag` steps behind the others, each with `slots` slots: whatever the order
-// of their saves, it commits within a bounded number of them (invariant 13).
+// A job whose ranks all live, of which one is `lag` steps behind the others, each with `slots`
+// slots: whatever the order of their saves, it commits within a bounded number of them (invariant
+// 13).
 TEST(Shedding, AHealthyJobCommitsWithinABoundedNumberOfSaves) {
   for (const size_t slots : {2u, 3u, 4u}) {
     for (const int ranks : {2, 3, 5}) {
@@ -126,12 +134,15 @@ TEST(Shedding, AHealthyJobCommitsWithinABoundedNumberOfSaves) {
           }
           const Step saving = step++;
           since_commit = rank == 0 ? since_commit + 1 : since_commit;
-          ASSERT_LT(since_commit, 3 * (lag + 4)) << slots << " slots, " << ranks << " ranks, lag " << lag;
+          ASSERT_LT(since_commit, 3 * (lag + 4))
+              << slots << " slots, " << ranks << " ranks, lag " << lag;
           if (lost.count(saving) > 0) {
             continue;
           }
           open[saving];
-          const auto holds = [&](Step s) { return committed.count(s) > 0 || open[s].count(rank) > 0; };
+          const auto holds = [&](Step s) {
+            return committed.count(s) > 0 || open[s].count(rank) > 0;
+          };
           bool room = false;
           while (!room) {
             size_t held = committed.size();

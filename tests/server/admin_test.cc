@@ -29,15 +29,27 @@ TEST(AdminRequests, ACallerSeesItsOwnJobsRootAndTheDaemonsUserAll) {
   EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 1000)->jobs(0).name(), "mine");
   EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 0)->jobs_size(), 2);
   EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 3000)->jobs_size(), 0);
-  EXPECT_FALSE(t.h.Admin<v1::GetStatusReply>(TwoJobs::Of<v1::GetStatusRequest>("theirs"), 1000).ok());
-  EXPECT_FALSE(t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000).ok());
-  EXPECT_FALSE(t.h.Admin<ReadableShards>(TwoJobs::Of<v1::InspectShardRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(
+      t.h.Admin<v1::GetStatusReply>(TwoJobs::Of<v1::GetStatusRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(
+      t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000)
+          .ok());
+  EXPECT_FALSE(
+      t.h.Admin<ReadableShards>(TwoJobs::Of<v1::InspectShardRequest>("theirs"), 1000).ok());
   EXPECT_FALSE(t.h.Admin<ReadableShards>(TwoJobs::Of<v1::VerifyRequest>("theirs"), 1000).ok());
-  EXPECT_FALSE(t.h.Admin<v1::SetRestorePointReply>(TwoJobs::Of<v1::SetRestorePointRequest>("theirs"), 1000).ok());
-  EXPECT_FALSE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(
+      t.h.Admin<v1::SetRestorePointReply>(TwoJobs::Of<v1::SetRestorePointRequest>("theirs"), 1000)
+          .ok());
+  EXPECT_FALSE(
+      t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("theirs"), 1000).ok());
   // What is refused looks the same whether the job exists or not.
-  EXPECT_EQ(t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000).status().code(),
-            t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("nobodys"), 1000).status().code());
+  EXPECT_EQ(
+      t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("theirs"), 1000)
+          .status()
+          .code(),
+      t.h.Admin<v1::ListCheckpointsReply>(TwoJobs::Of<v1::ListCheckpointsRequest>("nobodys"), 1000)
+          .status()
+          .code());
 }
 
 TEST(AdminRequests, StatusTellsPhaseProtectionAndMemory) {
@@ -121,8 +133,9 @@ TEST(AdminRequests, ARestorePointMustBeThere) {
   EXPECT_NE(std::string(missing.status().message()).find("2, 1"), std::string::npos);
   request.set_step(1);
   EXPECT_TRUE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
-  EXPECT_EQ(t.h.states.begin()->second.name() == "mine" ? t.h.states.begin()->second.restore_point().step()
-                                                        : t.h.states.rbegin()->second.restore_point().step(),
+  EXPECT_EQ(t.h.states.begin()->second.name() == "mine"
+                ? t.h.states.begin()->second.restore_point().step()
+                : t.h.states.rbegin()->second.restore_point().step(),
             1u);
   request.set_clear(true);
   EXPECT_TRUE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
@@ -133,7 +146,10 @@ TEST(AdminRequests, ARestorePointMustBeThere) {
 
 TEST(AdminRequests, ARestorePointThatCannotBeWrittenIsAnsweredInTime) {
   TwoJobs t;
-  t.h.fail = [](const Action& x) { return std::holds_alternative<WriteJobState>(x) ? absl::ResourceExhaustedError("full") : absl::OkStatus(); };
+  t.h.fail = [](const Action& x) {
+    return std::holds_alternative<WriteJobState>(x) ? absl::ResourceExhaustedError("full")
+                                                    : absl::OkStatus();
+  };
   v1::SetRestorePointRequest request = TwoJobs::Of<v1::SetRestorePointRequest>("mine");
   request.set_step(1);
   EXPECT_FALSE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
@@ -174,8 +190,13 @@ TEST(AdminRequests, AJobThatIsReadIsNotRemoved) {
 TEST(AdminRequests, ARemovalThatFailsSaysSoAndCanBeRepeated) {
   TwoJobs t;
   t.h.Kill(t.a);
-  t.h.fail = [](const Action& x) { return std::holds_alternative<RemoveJobState>(x) ? absl::DataLossError("EIO") : absl::OkStatus(); };
-  EXPECT_EQ(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).status().code(), absl::StatusCode::kDataLoss);
+  t.h.fail = [](const Action& x) {
+    return std::holds_alternative<RemoveJobState>(x) ? absl::DataLossError("EIO")
+                                                     : absl::OkStatus();
+  };
+  EXPECT_EQ(
+      t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).status().code(),
+      absl::StatusCode::kDataLoss);
   t.h.fail = nullptr;
   EXPECT_TRUE(t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine")).ok());
 }
@@ -183,7 +204,10 @@ TEST(AdminRequests, ARemovalThatFailsSaysSoAndCanBeRepeated) {
 TEST(AdminRequests, DeletingIsRepeatedWhenItFails) {
   TwoJobs t;
   t.h.Kill(t.a);
-  t.h.fail = [](const Action& x) { return std::holds_alternative<DeleteSlot>(x) ? absl::UnavailableError("EINTR") : absl::OkStatus(); };
+  t.h.fail = [](const Action& x) {
+    return std::holds_alternative<DeleteSlot>(x) ? absl::UnavailableError("EINTR")
+                                                 : absl::OkStatus();
+  };
   const auto removed = t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine"));
   EXPECT_FALSE(removed.ok());
   EXPECT_EQ(t.h.Daemon().memory_bytes_used(), 3 * kSlot) << "memory counts until it is back";

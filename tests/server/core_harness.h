@@ -1,12 +1,15 @@
-// Drives a NodeCore in tests: performs its actions at once on files that are plain values, and lets a test script clients.
+// Drives a NodeCore in tests: performs its actions at once on files that are plain values, and lets
+// a test script clients.
 //
 //   CoreHarness h;
 //   TestClient a = h.Connect(100);                       // pid 100, uid 1000
 //   ASSERT_TRUE(a.Join("job", 0, 1));
 //   ASSERT_TRUE(a.Save(10));                             // BeginSave and Seal
-//   h.Restart();                                         // the daemon dies and starts again; files stay
+//   h.Restart();                                         // the daemon dies and starts again; files
+//   stay
 //
-// After every event the core's invariants are checked. Completions can be delayed (`delay`) or failed (`fail`).
+// After every event the core's invariants are checked. Completions can be delayed (`delay`) or
+// failed (`fail`).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,19 +47,26 @@ class CoreHarness;
 // One connection of one process. Copies refer to the same one.
 class TestClient {
  public:
-  TestClient(CoreHarness* harness, ConnectionId connection, ProcessId process) : h_(harness), connection_(connection), process_(process) {}
+  TestClient(CoreHarness* harness, ConnectionId connection, ProcessId process)
+      : h_(harness), connection_(connection), process_(process) {}
 
   uint64_t Send(v1::ClientFrame frame);
-  std::optional<Answer> Take(uint64_t id);              // its answer, if there is one by now
-  v1::DaemonFrame Call(v1::ClientFrame frame);          // fails the test when it is not answered at once
-  v1::Failure::Reason Reason(v1::ClientFrame frame) { return Call(std::move(frame)).failure().reason(); }
+  std::optional<Answer> Take(uint64_t id);      // its answer, if there is one by now
+  v1::DaemonFrame Call(v1::ClientFrame frame);  // fails the test when it is not answered at once
+  v1::Failure::Reason Reason(v1::ClientFrame frame) {
+    return Call(std::move(frame)).failure().reason();
+  }
 
-  static v1::ClientFrame JoinFrame(const std::string& job, Rank rank, uint32_t world, uint64_t deadline_ms = 0, const std::string& launch = "",
+  static v1::ClientFrame JoinFrame(const std::string& job, Rank rank, uint32_t world,
+                                   uint64_t deadline_ms = 0, const std::string& launch = "",
                                    Attempt attempt = 0, Attempt leave = 0);
   static v1::ClientFrame BeginFrame(Step step, uint64_t bytes = kSlot, uint64_t deadline_ms = 0);
-  static v1::ClientFrame EnterFrame(uint64_t deadline_ms = 1000, std::optional<CheckpointId> wanted = std::nullopt);
-  static v1::ClientFrame ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad = false, uint64_t deadline_ms = 1000);
-  static v1::ClientFrame AwaitFrame(Step step, v1::AwaitSave::Stage stage, uint64_t deadline_ms = 0);
+  static v1::ClientFrame EnterFrame(uint64_t deadline_ms = 1000,
+                                    std::optional<CheckpointId> wanted = std::nullopt);
+  static v1::ClientFrame ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad = false,
+                                     uint64_t deadline_ms = 1000);
+  static v1::ClientFrame AwaitFrame(Step step, v1::AwaitSave::Stage stage,
+                                    uint64_t deadline_ms = 0);
   static v1::ClientFrame SealFrame(Step step, const v1::Grant& grant);
 
   ::testing::AssertionResult Join(const std::string& job, Rank rank, uint32_t world);
@@ -215,8 +225,9 @@ class CoreHarness {
   std::vector<ConnectionId> closed;
   std::vector<Report> reports;
   std::optional<MonotonicTime> timer;
-  std::function<bool(const Action&)> delay;             // true: performed only by PerformDelayed
-  std::function<absl::Status(const Action&)> fail;      // what the action ends with instead of being performed
+  std::function<bool(const Action&)> delay;  // true: performed only by PerformDelayed
+  std::function<absl::Status(const Action&)>
+      fail;  // what the action ends with instead of being performed
   std::vector<Action> delayed;
   std::deque<Event> completions;
   ConnectionId next_connection = 1;
@@ -234,7 +245,8 @@ class CoreHarness {
     started.memory_bytes_max = bytes_max;
     for (const auto& [id, file] : files) {
       FoundSlot found{id, file.bytes, file.note, std::nullopt};
-      if (found.note.has_writer() && living.count({found.note.writer().pid(), found.note.writer().start_ticks()}) == 0) {
+      if (found.note.has_writer() &&
+          living.count({found.note.writer().pid(), found.note.writer().start_ticks()}) == 0) {
         found.note.clear_writer();
       }
       found.note.clear_readers();
@@ -264,7 +276,9 @@ class CoreHarness {
       std::visit([&](const auto& a) { Do(a, status); }, action);
     }
   }
-  void Do(const SendReply& a, const absl::Status&) { answers[a.connection][a.frame.id()] = {a.frame, a.descriptors, a.slot}; }
+  void Do(const SendReply& a, const absl::Status&) {
+    answers[a.connection][a.frame.id()] = {a.frame, a.descriptors, a.slot};
+  }
   void Do(const CloseConnection& a, const absl::Status&) { closed.push_back(a.connection); }
   void Do(const WatchProcess& a, const absl::Status&) {
     watched.insert(a.process);
@@ -279,7 +293,9 @@ class CoreHarness {
     }
     completions.push_back(SlotCreated{a.slot, status});
   }
-  void Do(const PopulateSlot& a, const absl::Status& status) { completions.push_back(SlotPopulated{a.slot, status}); }
+  void Do(const PopulateSlot& a, const absl::Status& status) {
+    completions.push_back(SlotPopulated{a.slot, status});
+  }
   void Do(const WriteNote& a, const absl::Status& status) {
     if (status.ok()) {
       files.at(a.slot).note = a.note;
@@ -311,7 +327,8 @@ class CoreHarness {
     if (status.ok()) {
       states[a.state.job_uuid()] = a.state;
     }
-    completions.push_back(JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
+    completions.push_back(
+        JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
   }
   void Do(const RemoveJobState& a, const absl::Status& status) {
     if (status.ok()) {
@@ -350,7 +367,8 @@ inline v1::DaemonFrame TestClient::Call(v1::ClientFrame frame) {
   EXPECT_TRUE(answer.has_value()) << "not answered: " << frame.ShortDebugString();
   return answer ? answer->frame : v1::DaemonFrame();
 }
-inline v1::ClientFrame TestClient::JoinFrame(const std::string& job, Rank rank, uint32_t world, uint64_t deadline_ms, const std::string& launch,
+inline v1::ClientFrame TestClient::JoinFrame(const std::string& job, Rank rank, uint32_t world,
+                                             uint64_t deadline_ms, const std::string& launch,
                                              Attempt attempt, Attempt leave) {
   v1::ClientFrame frame;
   frame.mutable_join()->set_job(job);
@@ -369,7 +387,8 @@ inline v1::ClientFrame TestClient::BeginFrame(Step step, uint64_t bytes, uint64_
   frame.mutable_begin_save()->set_deadline_ms(deadline_ms);
   return frame;
 }
-inline v1::ClientFrame TestClient::EnterFrame(uint64_t deadline_ms, std::optional<CheckpointId> wanted) {
+inline v1::ClientFrame TestClient::EnterFrame(uint64_t deadline_ms,
+                                              std::optional<CheckpointId> wanted) {
   v1::ClientFrame frame;
   frame.mutable_enter_session()->set_deadline_ms(deadline_ms);
   if (wanted) {
@@ -379,7 +398,8 @@ inline v1::ClientFrame TestClient::EnterFrame(uint64_t deadline_ms, std::optiona
   }
   return frame;
 }
-inline v1::ClientFrame TestClient::ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad, uint64_t deadline_ms) {
+inline v1::ClientFrame TestClient::ReportFrame(const v1::SessionOutcome& of, bool loaded, bool bad,
+                                               uint64_t deadline_ms) {
   v1::ClientFrame frame;
   frame.mutable_report_load()->set_session(of.session());
   frame.mutable_report_load()->set_round(of.round());
@@ -389,7 +409,8 @@ inline v1::ClientFrame TestClient::ReportFrame(const v1::SessionOutcome& of, boo
   frame.mutable_report_load()->set_deadline_ms(deadline_ms);
   return frame;
 }
-inline v1::ClientFrame TestClient::AwaitFrame(Step step, v1::AwaitSave::Stage stage, uint64_t deadline_ms) {
+inline v1::ClientFrame TestClient::AwaitFrame(Step step, v1::AwaitSave::Stage stage,
+                                              uint64_t deadline_ms) {
   v1::ClientFrame frame;
   frame.mutable_await_save()->set_step(step);
   frame.mutable_await_save()->set_stage(stage);
@@ -411,7 +432,8 @@ inline ::testing::AssertionResult Outcome(const v1::DaemonFrame& frame) {
   }
   return ::testing::AssertionSuccess();
 }
-inline ::testing::AssertionResult TestClient::Join(const std::string& job, Rank rank, uint32_t world) {
+inline ::testing::AssertionResult TestClient::Join(const std::string& job, Rank rank,
+                                                   uint32_t world) {
   const v1::DaemonFrame frame = Call(JoinFrame(job, rank, world));
   joined_ = frame.join();
   return Outcome(frame);
@@ -423,13 +445,16 @@ inline ::testing::AssertionResult TestClient::Begin(Step step, uint64_t bytes) {
   }
   return Outcome(frame);
 }
-inline ::testing::AssertionResult TestClient::Seal(Step step) { return Outcome(Call(SealFrame(step, grant_))); }
+inline ::testing::AssertionResult TestClient::Seal(Step step) {
+  return Outcome(Call(SealFrame(step, grant_)));
+}
 inline ::testing::AssertionResult TestClient::Save(Step step, uint64_t bytes) {
   const ::testing::AssertionResult begun = Begin(step, bytes);
   return begun ? Seal(step) : begun;
 }
 inline bool TestClient::Committed(Step step) {
-  return Call(AwaitFrame(step, v1::AwaitSave::STAGE_COMMITTED)).await_save().stage() == v1::AwaitSave::STAGE_COMMITTED;
+  return Call(AwaitFrame(step, v1::AwaitSave::STAGE_COMMITTED)).await_save().stage() ==
+         v1::AwaitSave::STAGE_COMMITTED;
 }
 inline void TestClient::Release(const v1::Source& source) {
   v1::ClientFrame frame;

@@ -37,7 +37,10 @@ TEST(Joins, FirstJoinOpensAttemptOneDurably) {
 
 TEST(Joins, AFailedWriteIsRepeatedAndNobodyHangs) {
   CoreHarness h;
-  h.fail = [](const Action& a) { return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("disk full") : absl::OkStatus(); };
+  h.fail = [](const Action& a) {
+    return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("disk full")
+                                                    : absl::OkStatus();
+  };
   TestClient a = h.Connect(100);
   TestClient b = h.Connect(101);
   const uint64_t first = a.Send(TestClient::JoinFrame("job", 0, 2, 500));
@@ -61,7 +64,9 @@ TEST(Joins, HostileArgumentsAreRefused) {
   EXPECT_EQ(a.Reason(TestClient::JoinFrame("job", 0, 0)), Failure::REASON_TOPOLOGY);
   EXPECT_EQ(a.Reason(TestClient::JoinFrame("job", 0, kWorldSizeMax + 1)), Failure::REASON_TOPOLOGY);
   for (const std::string name : {"", "a/b", "..", "-x", "a\nb"}) {
-    EXPECT_EQ(a.Call(TestClient::JoinFrame(name, 0, 1)).failure().code(), static_cast<int>(absl::StatusCode::kInvalidArgument)) << name;
+    EXPECT_EQ(a.Call(TestClient::JoinFrame(name, 0, 1)).failure().code(),
+              static_cast<int>(absl::StatusCode::kInvalidArgument))
+        << name;
   }
   EXPECT_TRUE(a.Call(TestClient::JoinFrame("job", 0, 1, 0, std::string(1000, 'x'))).has_failure());
   EXPECT_TRUE(a.Call(TestClient::JoinFrame("job", 0, 1, 0, "", 3)).has_failure());
@@ -130,7 +135,8 @@ TEST(Joins, OneIsKilledTheOtherLingersRestartInAnyOrder) {
       ASSERT_TRUE(b.Join("job", 1, 2)) << "the attempt that its predecessor holds is over";
     } else {
       waiting = b.Send(TestClient::JoinFrame("job", 1, 2, 5000));
-      EXPECT_FALSE(b.Take(waiting)) << "its predecessor lives, and nothing says that the run is over";
+      EXPECT_FALSE(b.Take(waiting))
+          << "its predecessor lives, and nothing says that the run is over";
       join_a();
       const auto joined = b.Take(waiting);
       ASSERT_TRUE(joined);
@@ -202,7 +208,8 @@ TEST(Joins, ALaptopJobIsRestartedOverAndOver) {
       EXPECT_EQ(entered.failure().reason(), Failure::REASON_NOTHING_TO_RESTORE);
     } else {
       EXPECT_EQ(entered.enter_session().step(), static_cast<uint64_t>(i - 1));
-      ASSERT_TRUE(a.Call(TestClient::ReportFrame(entered.enter_session(), true)).enter_session().done());
+      ASSERT_TRUE(
+          a.Call(TestClient::ReportFrame(entered.enter_session(), true)).enter_session().done());
     }
     ASSERT_TRUE(a.Save(static_cast<Step>(i)));
     h.Kill(a);
@@ -244,7 +251,8 @@ TEST(Joins, AnAttemptIsTakenUpByItsOwnProcessOnly) {
   TestClient other = t.h.Connect(300);
   EXPECT_EQ(other.Reason(TestClient::JoinFrame("job", 0, 2, 0, "", 1)), Failure::REASON_RANK_TAKEN);
   t.h.Kill(t.a);
-  EXPECT_EQ(other.Call(TestClient::JoinFrame("job", 0, 2, 0, "", 1)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(other.Call(TestClient::JoinFrame("job", 0, 2, 0, "", 1)).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
   EXPECT_EQ(other.Reason(TestClient::JoinFrame("job", 0, 3, 0, "", 1)), Failure::REASON_TOPOLOGY);
   EXPECT_TRUE(other.Call(TestClient::JoinFrame("job", 0, 2, 0, "", 7)).has_failure());
   ASSERT_TRUE(other.Join("job", 0, 2));
@@ -287,11 +295,13 @@ TEST(Joins, TheSameLaunchDoesNotComeBackOnceItHasMovedOn) {
   b.Call(TestClient::JoinFrame("job", 1, 2, 0, "one"));
   h.Kill(a);
   TestClient a2 = h.Connect(200);
-  EXPECT_EQ(a2.Call(TestClient::JoinFrame("job", 0, 2, 0, "one")).join().attempt(), 1u) << "nothing was decided yet";
+  EXPECT_EQ(a2.Call(TestClient::JoinFrame("job", 0, 2, 0, "one")).join().attempt(), 1u)
+      << "nothing was decided yet";
   ASSERT_TRUE(a2.Save(1));
   h.Kill(a2);
   TestClient a3 = h.Connect(201);
-  EXPECT_EQ(a3.Call(TestClient::JoinFrame("job", 0, 2, 0, "one")).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(a3.Call(TestClient::JoinFrame("job", 0, 2, 0, "one")).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST(Joins, AnotherWorldSizeWaitsForTheLivingAndThenOpensTheNext) {
@@ -347,20 +357,25 @@ TEST(Joins, TwoRanksOfOneProcessRestartTogether) {
 
 TEST(Joins, OneConnectionIsOneRank) {
   TwoRanks t;
-  EXPECT_EQ(t.a.Call(TestClient::JoinFrame("other", 0, 1)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-  EXPECT_EQ(t.a.Call(TestClient::JoinFrame("job", 1, 2)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(t.a.Call(TestClient::JoinFrame("other", 0, 1)).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(t.a.Call(TestClient::JoinFrame("job", 1, 2)).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST(Joins, RequestsOfAConnectionAreLimited) {
-  CoreHarness h([](v1::DaemonConfig& config) { config.mutable_socket()->set_requests_per_connection_max(3); });
+  CoreHarness h([](v1::DaemonConfig& config) {
+    config.mutable_socket()->set_requests_per_connection_max(3);
+  });
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 2));
   ASSERT_TRUE(a.Save(1));
   for (int i = 0; i < 3; ++i) {
     a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 1000));
   }
-  EXPECT_EQ(a.Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 1000)).failure().code(),
-            static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(
+      a.Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 1000)).failure().code(),
+      static_cast<int>(absl::StatusCode::kResourceExhausted));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ struct OneRank {
     EXPECT_TRUE(a.Save(1));
     EXPECT_TRUE(a.Save(2));
   }
-  static v1::ClientFrame AttachFrame(std::optional<CheckpointId> wanted = std::nullopt, const std::string& job = "job", Rank rank = 0) {
+  static v1::ClientFrame AttachFrame(std::optional<CheckpointId> wanted = std::nullopt,
+                                     const std::string& job = "job", Rank rank = 0) {
     v1::ClientFrame frame;
     frame.mutable_attach()->set_job(job);
     frame.mutable_attach()->set_rank(rank);
@@ -53,9 +54,14 @@ TEST(Reads, AttachGivesACommittedShardAndNotesTheReaderFirst) {
 TEST(Reads, ANoteThatCannotBeWrittenGivesNoDescriptors) {
   OneRank t;
   TestClient reader = t.h.Connect(200);
-  t.h.fail = [](const Action& x) { return std::holds_alternative<WriteNote>(x) ? absl::ResourceExhaustedError("full") : absl::OkStatus(); };
-  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
-  EXPECT_EQ(t.a.Call(TestClient::BeginFrame(3)).failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  t.h.fail = [](const Action& x) {
+    return std::holds_alternative<WriteNote>(x) ? absl::ResourceExhaustedError("full")
+                                                : absl::OkStatus();
+  };
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(t.a.Call(TestClient::BeginFrame(3)).failure().code(),
+            static_cast<int>(absl::StatusCode::kUnavailable));
   t.h.fail = nullptr;
   EXPECT_EQ(reader.Call(OneRank::AttachFrame()).attach().step(), 2u);
   EXPECT_TRUE(t.a.Save(4));
@@ -98,7 +104,9 @@ TEST(Reads, HoldsOutliveTheConnectionAndEndWithTheProcess) {
 }
 
 TEST(Reads, ReadersOfASlotAreLimited) {
-  CoreHarness h([](v1::DaemonConfig& config) { config.mutable_socket()->set_requests_per_connection_max(0); });
+  CoreHarness h([](v1::DaemonConfig& config) {
+    config.mutable_socket()->set_requests_per_connection_max(0);
+  });
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 1));
   ASSERT_TRUE(a.Save(1));
@@ -106,7 +114,8 @@ TEST(Reads, ReadersOfASlotAreLimited) {
   for (int i = 0; i < 256; ++i) {
     ASSERT_FALSE(reader.Call(OneRank::AttachFrame()).has_failure());
   }
-  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(Reads, ACopyThatAScrubFoundBadIsNotOfferedAndGoesFirst) {

@@ -95,7 +95,8 @@ TEST(Restart, ASupersededAttemptStaysSuperseded) {
   a.Call(TestClient::JoinFrame("job", 0, 2, 0, "launch"));
   t.h.Restart();
   TestClient zombie = t.h.Connect(100);
-  EXPECT_EQ(zombie.Reason(TestClient::JoinFrame("job", 0, 2, 0, "", 1)), Failure::REASON_SUPERSEDED);
+  EXPECT_EQ(zombie.Reason(TestClient::JoinFrame("job", 0, 2, 0, "", 1)),
+            Failure::REASON_SUPERSEDED);
 }
 
 TEST(Restart, ADecidedAttemptAnswersWithItsDecisionUntilItSaves) {
@@ -125,7 +126,8 @@ TEST(Restart, ADecidedAttemptAnswersWithItsDecisionUntilItSaves) {
   EXPECT_FALSE(again.done());
   EXPECT_TRUE(t.a.Call(TestClient::ReportFrame(again, true)).enter_session().done());
   ASSERT_TRUE(t.b.Save(11));
-  EXPECT_EQ(t.a.Call(TestClient::EnterFrame()).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(t.a.Call(TestClient::EnterFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST(Restart, ReadHoldsAreKnownAgain) {
@@ -157,7 +159,8 @@ TEST(Restart, CopiesSpeakForAJobWhoseStateIsLost) {
   t.h.states.clear();
   t.h.Restart();
   EXPECT_EQ(t.h.Committed("job"), std::vector<std::string>{"1:10"});
-  EXPECT_EQ(t.h.Status("job").uid(), 0u) << "the daemon's user owns it: the copies do not say whose it was";
+  EXPECT_EQ(t.h.Status("job").uid(), 0u)
+      << "the daemon's user owns it: the copies do not say whose it was";
   EXPECT_EQ(t.h.Daemon().problems_size(), 1);
   TestClient root = t.h.Connect(400, 0);
   ASSERT_TRUE(root.Join("job", 0, 2));

@@ -60,7 +60,8 @@ TEST(Room, ReserveBeyondTheBudgetSaysSoAtOnce) {
   ASSERT_TRUE(a.Join("job", 0, 1));
   EXPECT_EQ(a.Reason(ReserveFrame(1001 * kSlot, 1, 5000)), Failure::REASON_NO_ROOM);
   EXPECT_EQ(a.Reason(ReserveFrame(UINT64_MAX, 1, 5000)), Failure::REASON_NO_ROOM);
-  EXPECT_EQ(a.Call(ReserveFrame(0, 1, 5000)).failure().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(a.Call(ReserveFrame(0, 1, 5000)).failure().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(a.Call(ReserveFrame(400 * kSlot, 3, 5000)).reserve().ready(), 2u);
 }
 
@@ -68,7 +69,10 @@ TEST(Room, ReserveReportsWhenTheFileSystemIsFull) {
   CoreHarness h;
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 1));
-  h.fail = [](const Action& x) { return std::holds_alternative<CreateSlot>(x) ? absl::ResourceExhaustedError("ENOSPC") : absl::OkStatus(); };
+  h.fail = [](const Action& x) {
+    return std::holds_alternative<CreateSlot>(x) ? absl::ResourceExhaustedError("ENOSPC")
+                                                 : absl::OkStatus();
+  };
   EXPECT_EQ(a.Call(ReserveFrame(kSlot, 3, 5000)).reserve().ready(), 0u);
   const v1::DaemonFrame refused = a.Call(TestClient::BeginFrame(1));
   EXPECT_EQ(refused.failure().reason(), Failure::REASON_NO_ROOM);
@@ -84,7 +88,8 @@ TEST(Room, ASaveLargerThanTheBudgetIsRefusedWithTheNumbers) {
   ASSERT_TRUE(a.Join("job", 0, 1));
   const v1::DaemonFrame refused = a.Call(TestClient::BeginFrame(1, 1001 * kSlot));
   EXPECT_EQ(refused.failure().reason(), Failure::REASON_NO_ROOM);
-  EXPECT_NE(refused.failure().message().find("2 GiB"), std::string::npos) << refused.failure().message();
+  EXPECT_NE(refused.failure().message().find("2 GiB"), std::string::npos)
+      << refused.failure().message();
   EXPECT_TRUE(h.files.empty());
 }
 
@@ -133,7 +138,8 @@ TEST(Room, AFastRankShedsAndTheSlowOneCommitsTheProtectedStep) {
   EXPECT_EQ(h.Committed("job").front(), "1:3");
 }
 
-// Whatever the skew and the number of slots, a healthy job commits within a bounded number of saves.
+// Whatever the skew and the number of slots, a healthy job commits within a bounded number of
+// saves.
 TEST(Room, SkewedRanksCommitWithinABound) {
   for (const uint32_t slots : {2u, 3u}) {
     for (const Step lag : {1u, 4u, 9u}) {
@@ -305,7 +311,8 @@ TEST(Room, AnotherJobsOlderStepsMakeRoomItsNewestNever) {
   for (Step step = 1; step <= 6; ++step) {
     ASSERT_TRUE(b.Save(step)) << step;
   }
-  EXPECT_EQ(h.Committed("old"), (std::vector<std::string>{"1:3", "1:2"})) << "two slots are enough for the new job";
+  EXPECT_EQ(h.Committed("old"), (std::vector<std::string>{"1:3", "1:2"}))
+      << "two slots are enough for the new job";
   TestClient c = h.Connect(102, 2000);
   ASSERT_TRUE(c.Join("third", 0, 1));
   ASSERT_TRUE(c.Save(1));  // of "new", which is alive: the same user's older steps
@@ -327,7 +334,8 @@ TEST(Room, ALivingJobOfAnotherUserIsNotTouched) {
   ASSERT_TRUE(b.Join("mine", 0, 1));
   const v1::DaemonFrame refused = b.Call(TestClient::BeginFrame(1));
   EXPECT_EQ(refused.failure().reason(), Failure::REASON_NO_ROOM);
-  EXPECT_EQ(refused.failure().message().find("theirs"), std::string::npos) << "another user's job is named";
+  EXPECT_EQ(refused.failure().message().find("theirs"), std::string::npos)
+      << "another user's job is named";
   EXPECT_EQ(h.Committed("theirs").size(), 3u);
 }
 

@@ -20,8 +20,10 @@ TEST(Saves, AStepIsCommittedWhenEveryRankHasSealedIt) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Save(1));
   EXPECT_FALSE(t.a.Committed(1));
-  EXPECT_EQ(t.a.Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_SEALED)).await_save().stage(), v1::AwaitSave::STAGE_SEALED);
-  const uint64_t waiting = t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
+  EXPECT_EQ(t.a.Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_SEALED)).await_save().stage(),
+            v1::AwaitSave::STAGE_SEALED);
+  const uint64_t waiting =
+      t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
   EXPECT_FALSE(t.a.Take(waiting));
   ASSERT_TRUE(t.b.Save(1));
   EXPECT_EQ(t.a.Take(waiting)->frame.await_save().stage(), v1::AwaitSave::STAGE_COMMITTED);
@@ -87,7 +89,8 @@ TEST(Saves, StepsMustGrow) {
 TEST(Saves, ASkippedStepIsAbandonedForAll) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Save(1));
-  const uint64_t waiting = t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
+  const uint64_t waiting =
+      t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
   ASSERT_TRUE(t.b.Save(2));
   EXPECT_EQ(t.a.Take(waiting)->frame.failure().reason(), Failure::REASON_ABANDONED);
   ASSERT_TRUE(t.a.Save(2));
@@ -105,7 +108,8 @@ TEST(Saves, AnAbortedStepIsAbandonedForAll) {
   abort.mutable_abort_save()->set_generation(t.a.grant().generation());
   abort.mutable_abort_save()->set_why("out of patience");
   EXPECT_FALSE(t.a.Call(abort).has_failure());
-  EXPECT_EQ(t.b.Reason(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 100)), Failure::REASON_ABANDONED);
+  EXPECT_EQ(t.b.Reason(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 100)),
+            Failure::REASON_ABANDONED);
   EXPECT_EQ(t.a.Reason(TestClient::SealFrame(1, t.a.grant())), Failure::REASON_ABANDONED);
   for (const auto& [id, file] : t.h.files) {
     EXPECT_FALSE(file.record) << "a shard of an abandoned step stayed";
@@ -122,7 +126,8 @@ TEST(Saves, SealingIsIdempotentAndKnowsItsGeneration) {
   wrong.set_slot(77);
   EXPECT_TRUE(t.a.Call(TestClient::SealFrame(1, wrong)).has_failure());
   EXPECT_TRUE(t.a.Call(TestClient::SealFrame(2, t.a.grant())).has_failure());
-  EXPECT_TRUE(t.b.Call(TestClient::SealFrame(1, t.a.grant())).has_failure()) << "another process's slot";
+  EXPECT_TRUE(t.b.Call(TestClient::SealFrame(1, t.a.grant())).has_failure())
+      << "another process's slot";
   EXPECT_TRUE(t.a.Seal(1));
   EXPECT_TRUE(t.a.Seal(1));
   const v1::Grant old = t.a.grant();
@@ -135,13 +140,15 @@ TEST(Saves, SealingIsIdempotentAndKnowsItsGeneration) {
 }
 
 TEST(Saves, ARecordOutsideTheSlotIsRefused) {
-  for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, uint64_t>>{{0, 0}, {kSlot, 1}, {UINT64_MAX, 8}, {8, UINT64_MAX}, {0, kSlot + 1}}) {
+  for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {0, 0}, {kSlot, 1}, {UINT64_MAX, 8}, {8, UINT64_MAX}, {0, kSlot + 1}}) {
     TwoRanks t;
     ASSERT_TRUE(t.a.Begin(1));
     v1::ClientFrame seal = TestClient::SealFrame(1, t.a.grant());
     seal.mutable_seal()->set_record_offset(offset);
     seal.mutable_seal()->set_record_bytes(bytes);
-    EXPECT_EQ(t.a.Call(seal).failure().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+    EXPECT_EQ(t.a.Call(seal).failure().code(),
+              static_cast<int>(absl::StatusCode::kInvalidArgument));
     EXPECT_EQ(t.b.Reason(TestClient::BeginFrame(1)), Failure::REASON_ABANDONED);
     EXPECT_TRUE(t.a.Save(2));
   }
@@ -149,7 +156,10 @@ TEST(Saves, ARecordOutsideTheSlotIsRefused) {
 
 TEST(Saves, ATornRecordLosesTheStepForAll) {
   TwoRanks t;
-  t.h.fail = [](const Action& a) { return std::holds_alternative<PublishRecord>(a) ? absl::InvalidArgumentError("torn") : absl::OkStatus(); };
+  t.h.fail = [](const Action& a) {
+    return std::holds_alternative<PublishRecord>(a) ? absl::InvalidArgumentError("torn")
+                                                    : absl::OkStatus();
+  };
   ASSERT_TRUE(t.a.Begin(1));
   const v1::DaemonFrame refused = t.a.Call(TestClient::SealFrame(1, t.a.grant()));
   EXPECT_EQ(refused.failure().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
@@ -178,7 +188,10 @@ TEST(Saves, AStepLostWhileItsRecordIsPublishedDoesNotStay) {
 TEST(Saves, ASlotWhoseFileIsGoneIsLostAndReplaced) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Begin(1));
-  t.h.fail = [](const Action& a) { return std::holds_alternative<PublishRecord>(a) ? absl::DataLossError("truncated") : absl::OkStatus(); };
+  t.h.fail = [](const Action& a) {
+    return std::holds_alternative<PublishRecord>(a) ? absl::DataLossError("truncated")
+                                                    : absl::OkStatus();
+  };
   EXPECT_TRUE(t.a.Call(TestClient::SealFrame(1, t.a.grant())).has_failure());
   t.h.fail = nullptr;
   const uint32_t bad = t.a.grant().slot();
@@ -195,7 +208,8 @@ TEST(Saves, ADeadProcessEndsTheStepAtOnce) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Begin(1));
   ASSERT_TRUE(t.b.Save(1));
-  const uint64_t waiting = t.b.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
+  const uint64_t waiting =
+      t.b.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
   t.h.Kill(t.a);
   const auto answer = t.b.Take(waiting);
   EXPECT_EQ(answer->frame.failure().reason(), Failure::REASON_ABANDONED);
@@ -260,7 +274,8 @@ TEST(Saves, ARejoiningProcessGetsItsSlotsBackWithFreshDescriptors) {
 TEST(Saves, TheCommitDeadlineEndsAStep) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Save(1));
-  const uint64_t waiting = t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 3'000'000));
+  const uint64_t waiting =
+      t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 3'000'000));
   t.h.Advance(std::chrono::minutes(9));
   EXPECT_FALSE(t.a.Take(waiting));
   t.h.Advance(std::chrono::minutes(2));
@@ -279,7 +294,8 @@ TEST(Saves, AwaitingHasADeadlineAndStagesThatAreNotThere) {
   EXPECT_EQ(answer->frame.failure().code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
   EXPECT_NE(answer->frame.failure().message().find("1 of 2"), std::string::npos);
   for (const auto stage : {v1::AwaitSave::STAGE_NVME, v1::AwaitSave::STAGE_REMOTE}) {
-    EXPECT_EQ(t.a.Call(TestClient::AwaitFrame(1, stage)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_EQ(t.a.Call(TestClient::AwaitFrame(1, stage)).failure().code(),
+              static_cast<int>(absl::StatusCode::kFailedPrecondition));
   }
 }
 
@@ -287,7 +303,8 @@ TEST(Saves, ASupersededRankCanNeitherBeginNorSealNorWait) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Save(1));
   ASSERT_TRUE(t.b.Begin(1));
-  const uint64_t waiting = t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
+  const uint64_t waiting =
+      t.a.Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED, 5000));
   TestClient next = t.h.Connect(200);
   EXPECT_EQ(next.Call(TestClient::JoinFrame("job", 0, 2, 0, "new launch")).join().attempt(), 2u);
   EXPECT_EQ(t.a.Take(waiting)->frame.failure().reason(), Failure::REASON_SUPERSEDED);
@@ -321,7 +338,8 @@ TEST(Saves, AnUnjoinedConnectionIsToldToJoin) {
   TestClient a = h.Connect(100);
   EXPECT_EQ(a.Reason(TestClient::BeginFrame(1)), Failure::REASON_UNKNOWN_SESSION);
   EXPECT_EQ(a.Reason(TestClient::EnterFrame()), Failure::REASON_UNKNOWN_SESSION);
-  EXPECT_EQ(a.Call(v1::ClientFrame()).failure().code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(a.Call(v1::ClientFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
 }
 
 }  // namespace

@@ -35,16 +35,20 @@ struct Restarted {
     Connect(ranks[0].process().pid + 10);
   }
   // Both enter; what each is told.
-  std::pair<v1::DaemonFrame, v1::DaemonFrame> Enter(std::optional<CheckpointId> wanted = std::nullopt) {
+  std::pair<v1::DaemonFrame, v1::DaemonFrame> Enter(
+      std::optional<CheckpointId> wanted = std::nullopt) {
     const uint64_t id = ranks[0].Send(TestClient::EnterFrame(1000, wanted));
     const v1::DaemonFrame second = ranks[1].Call(TestClient::EnterFrame(1000, wanted));
     const auto first = ranks[0].Take(id);
     EXPECT_TRUE(first);
     return {first ? first->frame : v1::DaemonFrame(), second};
   }
-  std::pair<v1::DaemonFrame, v1::DaemonFrame> Report(const v1::DaemonFrame& a, bool a_loaded, const v1::DaemonFrame& b, bool b_loaded) {
-    const uint64_t id = ranks[0].Send(TestClient::ReportFrame(a.enter_session(), a_loaded, !a_loaded));
-    const v1::DaemonFrame second = ranks[1].Call(TestClient::ReportFrame(b.enter_session(), b_loaded, !b_loaded));
+  std::pair<v1::DaemonFrame, v1::DaemonFrame> Report(const v1::DaemonFrame& a, bool a_loaded,
+                                                     const v1::DaemonFrame& b, bool b_loaded) {
+    const uint64_t id =
+        ranks[0].Send(TestClient::ReportFrame(a.enter_session(), a_loaded, !a_loaded));
+    const v1::DaemonFrame second =
+        ranks[1].Call(TestClient::ReportFrame(b.enter_session(), b_loaded, !b_loaded));
     const auto first = ranks[0].Take(id);
     EXPECT_TRUE(first);
     return {first ? first->frame : v1::DaemonFrame(), second};
@@ -95,17 +99,22 @@ TEST(Sessions, NobodyHearsDoneBeforeTheDecisionIsDurable) {
 TEST(Sessions, ADecisionThatCannotBeWrittenIsToldToNobodyAndAskedForAgain) {
   Restarted t;
   const auto [a, b] = t.Enter();
-  t.h.fail = [](const Action& x) { return std::holds_alternative<WriteJobState>(x) ? absl::ResourceExhaustedError("full") : absl::OkStatus(); };
+  t.h.fail = [](const Action& x) {
+    return std::holds_alternative<WriteJobState>(x) ? absl::ResourceExhaustedError("full")
+                                                    : absl::OkStatus();
+  };
   const uint64_t first = t.ranks[0].Send(TestClient::ReportFrame(a.enter_session(), true));
   const uint64_t second = t.ranks[1].Send(TestClient::ReportFrame(b.enter_session(), true));
   t.h.Advance(std::chrono::milliseconds(1100));
-  EXPECT_EQ(t.ranks[0].Take(first)->frame.failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(t.ranks[0].Take(first)->frame.failure().code(),
+            static_cast<int>(absl::StatusCode::kUnavailable));
   EXPECT_TRUE(t.ranks[1].Take(second)->frame.has_failure());
   t.h.fail = nullptr;
   t.h.Advance(std::chrono::seconds(2));
   const v1::DaemonFrame again = t.ranks[0].Call(TestClient::EnterFrame());
   EXPECT_EQ(again.enter_session().step(), 30u);
-  EXPECT_TRUE(t.ranks[0].Call(TestClient::ReportFrame(again.enter_session(), true)).enter_session().done());
+  EXPECT_TRUE(
+      t.ranks[0].Call(TestClient::ReportFrame(again.enter_session(), true)).enter_session().done());
 }
 
 TEST(Sessions, AnExplicitStepOnTheLine) {
@@ -197,7 +206,8 @@ TEST(Sessions, ABadCopySendsAllRanksBackTogether) {
 TEST(Sessions, AReportOfAnEarlierRoundGetsTheCurrentSource) {
   Restarted t;
   const auto [a, b] = t.Enter();
-  const v1::DaemonFrame moved = t.ranks[1].Call(TestClient::ReportFrame(b.enter_session(), false, true));
+  const v1::DaemonFrame moved =
+      t.ranks[1].Call(TestClient::ReportFrame(b.enter_session(), false, true));
   EXPECT_EQ(moved.enter_session().step(), 20u);
   const v1::DaemonFrame late = t.ranks[0].Call(TestClient::ReportFrame(a.enter_session(), true));
   EXPECT_EQ(late.enter_session().step(), 20u);
@@ -211,11 +221,13 @@ TEST(Sessions, NothingLeftIsUnreadableAndStartsNobodyFromScratch) {
     std::tie(a, b) = t.Report(a, true, b, false);
   }
   const uint64_t id = t.ranks[0].Send(TestClient::ReportFrame(a.enter_session(), true));
-  const v1::DaemonFrame last = t.ranks[1].Call(TestClient::ReportFrame(b.enter_session(), false, true));
+  const v1::DaemonFrame last =
+      t.ranks[1].Call(TestClient::ReportFrame(b.enter_session(), false, true));
   EXPECT_EQ(last.failure().reason(), Failure::REASON_UNREADABLE);
   EXPECT_EQ(t.ranks[0].Take(id)->frame.failure().reason(), Failure::REASON_UNREADABLE);
   // A save now would discard the line for good: it must be asked for.
-  EXPECT_EQ(t.ranks[0].Call(TestClient::BeginFrame(1)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(t.ranks[0].Call(TestClient::BeginFrame(1)).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
   EXPECT_EQ(t.Enter().first.failure().reason(), Failure::REASON_UNREADABLE);
   v1::SetRestorePointRequest request;
   request.set_job("job");
@@ -249,7 +261,8 @@ TEST(Sessions, TheFirstStartHasNothingToRestore) {
   EXPECT_TRUE(h.states.begin()->second.attempts(0).decided());
   EXPECT_EQ(a.Reason(TestClient::EnterFrame()), Failure::REASON_NOTHING_TO_RESTORE);
   EXPECT_TRUE(a.Save(1));
-  EXPECT_EQ(a.Call(TestClient::EnterFrame()).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(a.Call(TestClient::EnterFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST(Sessions, MemoryGoneIsUnreadableNotNothing) {
@@ -272,7 +285,8 @@ TEST(Sessions, AnotherWorldSizeIsSaidSo) {
   const v1::DaemonFrame newest = alone.Call(TestClient::EnterFrame());
   EXPECT_EQ(newest.failure().reason(), Failure::REASON_UNREADABLE);
   EXPECT_NE(newest.failure().message().find("2 ranks"), std::string::npos);
-  EXPECT_EQ(alone.Reason(TestClient::EnterFrame(1000, CheckpointId{0, 20})), Failure::REASON_TOPOLOGY);
+  EXPECT_EQ(alone.Reason(TestClient::EnterFrame(1000, CheckpointId{0, 20})),
+            Failure::REASON_TOPOLOGY);
 }
 
 TEST(Sessions, ARankThatDiesWhileLoadingIsReplacedInTheSameRound) {
@@ -287,7 +301,9 @@ TEST(Sessions, ARankThatDiesWhileLoadingIsReplacedInTheSameRound) {
   const v1::DaemonFrame source = replacement.Call(TestClient::EnterFrame());
   EXPECT_EQ(source.enter_session().step(), 30u);
   EXPECT_EQ(source.enter_session().session(), a.enter_session().session());
-  EXPECT_TRUE(replacement.Call(TestClient::ReportFrame(source.enter_session(), true)).enter_session().done());
+  EXPECT_TRUE(replacement.Call(TestClient::ReportFrame(source.enter_session(), true))
+                  .enter_session()
+                  .done());
   EXPECT_TRUE(t.ranks[0].Take(id)->frame.enter_session().done());
 }
 
@@ -296,19 +312,23 @@ TEST(Sessions, ARankThatDiesAfterLoadingDoesNotCount) {
   const auto [a, b] = t.Enter();
   t.ranks[0].Send(TestClient::ReportFrame(a.enter_session(), true));
   t.h.Kill(t.ranks[0]);
-  const uint64_t waiting = t.ranks[1].Send(TestClient::ReportFrame(b.enter_session(), true, false, 5000));
+  const uint64_t waiting =
+      t.ranks[1].Send(TestClient::ReportFrame(b.enter_session(), true, false, 5000));
   EXPECT_FALSE(t.ranks[1].Take(waiting)) << "its replacement has not loaded anything";
   TestClient replacement = t.h.Connect(300);
   ASSERT_TRUE(replacement.Join("job", 0, 2));
   const v1::DaemonFrame source = replacement.Call(TestClient::EnterFrame());
-  EXPECT_TRUE(replacement.Call(TestClient::ReportFrame(source.enter_session(), true)).enter_session().done());
+  EXPECT_TRUE(replacement.Call(TestClient::ReportFrame(source.enter_session(), true))
+                  .enter_session()
+                  .done());
   EXPECT_TRUE(t.ranks[1].Take(waiting)->frame.enter_session().done());
 }
 
 TEST(Sessions, NoSaveWhileASessionIsOpen) {
   Restarted t;
   t.ranks[0].Send(TestClient::EnterFrame());
-  EXPECT_EQ(t.ranks[1].Call(TestClient::BeginFrame(31)).failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(t.ranks[1].Call(TestClient::BeginFrame(31)).failure().code(),
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST(Sessions, TheRestorePointIsUsedOnceAndClearedWithTheDecision) {
@@ -373,7 +393,8 @@ TEST(Sessions, AnUnknownSessionIsSaidSo) {
   v1::SessionOutcome made_up;
   made_up.set_session(4711);
   made_up.set_round(1);
-  EXPECT_EQ(t.ranks[0].Reason(TestClient::ReportFrame(made_up, true)), Failure::REASON_UNKNOWN_SESSION);
+  EXPECT_EQ(t.ranks[0].Reason(TestClient::ReportFrame(made_up, true)),
+            Failure::REASON_UNKNOWN_SESSION);
 }
 
 }  // namespace

@@ -11,14 +11,23 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using v1::Failure;
 
-uint64_t Millis(Duration d) { return static_cast<uint64_t>(d / milliseconds(1)); }
+uint64_t Millis(Duration d) {
+  return static_cast<uint64_t>(d / milliseconds(1));
+}
 
 }  // namespace
 
 Client::Client(World* world, JobPlan* job, Rank rank, ProcessId process, bool reader)
-    : w_(world), job_(job), rank_(rank), process_(process), reader_(reader), saves_left_(static_cast<int>(20 + world->Below(200))) {}
+    : w_(world),
+      job_(job),
+      rank_(rank),
+      process_(process),
+      reader_(reader),
+      saves_left_(static_cast<int>(20 + world->Below(200))) {}
 
-void Client::Start() { Connect(); }
+void Client::Start() {
+  Connect();
+}
 
 void Client::Call(v1::ClientFrame frame, Duration deadline, Handler handler) {
   if (connection_ == 0) {
@@ -41,7 +50,8 @@ void Client::Later(Duration delay, void (Client::*what)()) {
 void Client::OnReply(const SendReply& reply, const FilePtr& file) {
   const auto it = handlers_.find(reply.frame.id());
   if (it == handlers_.end()) {
-    w_->oracle().Violated(absl::StrCat("a second or unasked answer: ", reply.frame.ShortDebugString()));
+    w_->oracle().Violated(
+        absl::StrCat("a second or unasked answer: ", reply.frame.ShortDebugString()));
     return;
   }
   const Handler handler = std::move(it->second);
@@ -79,7 +89,9 @@ void Client::End() {
   w_->Ended(this);
 }
 
-void Client::Quit() { End(); }
+void Client::Quit() {
+  End();
+}
 
 void Client::Connect() {
   if (!w_->DaemonUp()) {
@@ -121,9 +133,11 @@ void Client::OnJoined(const v1::DaemonFrame& frame) {
   joined_in_life_ = w_->life();
   // (A daemon that was restarted knows its ranks by what they sealed, or when they come back.)
   for (const auto& other : w_->clients()) {
-    if (other.get() != this && other->alive() && !other->reader() && other->job_ == job_ && other->rank_ == rank_ && other->attempt_ == attempt_ &&
+    if (other.get() != this && other->alive() && !other->reader() && other->job_ == job_ &&
+        other->rank_ == rank_ && other->attempt_ == attempt_ &&
         other->joined_in_life_ == joined_in_life_) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " rank ", rank_, " is ", process_.ToString(), " and ",
+      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " rank ", rank_,
+                                         " is ", process_.ToString(), " and ",
                                          other->process_.ToString()));
     }
   }
@@ -161,19 +175,23 @@ void Client::Enter() {
   }
   const Duration deadline = milliseconds(2000 + w_->Below(20'000));
   enter.set_deadline_ms(Millis(deadline));
-  Call(frame, deadline, [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnOutcome(reply, file); });
+  Call(frame, deadline,
+       [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnOutcome(reply, file); });
 }
 
 void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (!frame.has_failure()) {
-    return frame.enter_session().done() ? OnDone(frame.enter_session()) : Load(frame.enter_session(), file);
+    return frame.enter_session().done() ? OnDone(frame.enter_session())
+                                        : Load(frame.enter_session(), file);
   }
   const Failure& failure = frame.failure();
   if (failure.reason() == Failure::REASON_NOTHING_TO_RESTORE) {
     CheckpointId parent;
-    const v1::JobState* state = w_->StateOf(job_->name);
-    if (state == nullptr || !Oracle::Decided(*state, attempt_, parent) || parent.attempt != 0) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " starts from scratch before that was decided: ", failure.message()));
+    const v1::JobState* now = w_->StateOf(job_->name);
+    if (now == nullptr || !Oracle::Decided(*now, attempt_, parent) || parent.attempt != 0) {
+      w_->oracle().Violated(
+          absl::StrCat("job ", job_->name, " rank ", rank_,
+                       " starts from scratch before that was decided: ", failure.message()));
     }
     training_ = true;
     return Train();
@@ -181,10 +199,17 @@ void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (static_cast<absl::StatusCode>(failure.code()) == absl::StatusCode::kNotFound) {
     job_->choice.reset();
   }
-  if (failure.reason() == Failure::REASON_UNREADABLE && w_->oracle().NewestCommitted(*w_->StateOf(job_->name), w_->files()) && !w_->stormy()) {
-    w_->oracle().Violated(absl::StrCat("job ", job_->name, ": ", failure.message(), ", although a committed step is there"));
+  const v1::JobState* state = w_->StateOf(job_->name);
+  if (failure.reason() == Failure::REASON_UNREADABLE && state != nullptr &&
+      state->restore_point().set()) {
+    w_->ClearRestorePoint(*job_);  // what a person set is gone; a person takes it back
+  } else if (failure.reason() == Failure::REASON_UNREADABLE &&
+             w_->oracle().NewestCommitted(*w_->StateOf(job_->name), w_->files()) && !w_->stormy()) {
+    w_->oracle().Violated(absl::StrCat("job ", job_->name, ": ", failure.message(),
+                                       ", although a committed step is there"));
   }
-  if (failure.reason() == Failure::REASON_SUPERSEDED || static_cast<absl::StatusCode>(failure.code()) == absl::StatusCode::kFailedPrecondition) {
+  if (failure.reason() == Failure::REASON_SUPERSEDED ||
+      static_cast<absl::StatusCode>(failure.code()) == absl::StatusCode::kFailedPrecondition) {
     return Refused(failure, "restore");
   }
   Later(milliseconds(500), &Client::Enter);
@@ -208,11 +233,14 @@ void Client::Load(v1::SessionOutcome outcome, FilePtr file) {
       report.set_copy_is_bad(true);
       report.set_problem("digests differ");
       if (truth.damaged.insert(id).second && file->content != ShardId{}) {
-        w_->oracle().Violated(absl::StrCat(record.copy.id.ToString(), " changed after it was sealed"));
+        w_->oracle().Violated(
+            absl::StrCat(record.copy.id.ToString(), " changed after it was sealed"));
       }
-    } else if (file->content != record.copy.id || record.copy.id.rank != rank_ || record.copy.id.step != outcome.step() ||
+    } else if (file->content != record.copy.id || record.copy.id.rank != rank_ ||
+               record.copy.id.step != outcome.step() ||
                record.copy.id.attempt != outcome.attempt() || record.copy.job_name != job_->name) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " was given ", file->content.ToString(), " for step ", outcome.step()));
+      w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " was given ",
+                                         file->content.ToString(), " for step ", outcome.step()));
     } else if (w_->stormy() && w_->Chance(0.02)) {
       report.set_loaded(false);
       report.set_problem("cannot map it");
@@ -224,9 +252,11 @@ void Client::Load(v1::SessionOutcome outcome, FilePtr file) {
     loaded_from_ = report.loaded() ? std::optional(id) : std::nullopt;
     const Duration deadline = milliseconds(2000 + w_->Below(20'000));
     report.set_deadline_ms(Millis(deadline));
-    Call(frame, deadline, [this](const v1::DaemonFrame& reply, const FilePtr& next) { OnOutcome(reply, next); });
-    // Views may be kept for a while; most callers copy out and let go.
-    if (w_->Chance(0.8)) {
+    Call(frame, deadline,
+         [this](const v1::DaemonFrame& reply, const FilePtr& next) { OnOutcome(reply, next); });
+    // Views may be kept for a while, where there is a slot to spare for it; most callers copy out
+    // and let go.
+    if (w_->Chance(0.8) || !(w_->stormy() || w_->roomy())) {
       Release(outcome.source());
     } else {
       w_->After(seconds(w_->Below(20)), [this, source = outcome.source()] { Release(source); });
@@ -239,11 +269,13 @@ void Client::OnDone(const v1::SessionOutcome& outcome) {
   CheckpointId durable;
   const v1::JobState* state = w_->StateOf(job_->name);
   if (state == nullptr || !Oracle::Decided(*state, attempt_, durable) || durable != parent) {
-    w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " rank ", rank_, " was told that it restored step ", parent.step,
+    w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " rank ", rank_,
+                                       " was told that it restored step ", parent.step,
                                        ", which is not what was decided durably"));
   }
   if (loaded_from_ != parent) {
-    w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " trains on with another step than was agreed"));
+    w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_,
+                                       " trains on with another step than was agreed"));
   }
   ++w_->restores_;
   step_ = parent.step;
@@ -252,12 +284,15 @@ void Client::OnDone(const v1::SessionOutcome& outcome) {
   Train();
 }
 
-void Client::Train() { Later(milliseconds(1 + w_->Below(static_cast<uint64_t>(2 * job_->pace_ms))), &Client::Begin); }
+void Client::Train() {
+  Later(milliseconds(1 + w_->Below(static_cast<uint64_t>(2 * job_->pace_ms))), &Client::Begin);
+}
 
 void Client::Begin() {
   // Ranks of a training run wait for each other now and then.
   for (const Client* other : job_->ranks) {
-    if (other != nullptr && other->running() && other->training_ && other->attempt_ == attempt_ && other->step_ + 6 < step_) {
+    if (other != nullptr && other->running() && other->training_ && other->attempt_ == attempt_ &&
+        other->step_ + 6 < step_) {
       return Train();
     }
   }
@@ -279,11 +314,13 @@ void Client::Begin() {
     join.set_world_size(job_->world_size);
     join.set_leave_attempt(attempt_);
     join.set_deadline_ms(5000);
-    return Call(frame, seconds(5), [this](const v1::DaemonFrame& reply, const FilePtr&) { OnJoined(reply); });
+    return Call(frame, seconds(5),
+                [this](const v1::DaemonFrame& reply, const FilePtr&) { OnJoined(reply); });
   }
   step_ += w_->stormy() && w_->Chance(0.03) ? 2 : 1;
   v1::ClientFrame frame;
-  if (std::any_of(mapped_.begin(), mapped_.end(), [&](const auto& m) { return m.second->bytes != job_->slot_bytes; })) {
+  if (std::any_of(mapped_.begin(), mapped_.end(),
+                  [&](const auto& m) { return m.second->bytes != job_->slot_bytes; })) {
     v1::ClientFrame release;
     for (const auto& [slot, file] : std::exchange(mapped_, {})) {
       file->mapped_by.erase(process_);
@@ -304,7 +341,11 @@ void Client::Begin() {
   frame.mutable_begin_save()->set_slot_bytes(job_->slot_bytes);
   frame.mutable_begin_save()->set_deadline_ms(Millis(deadline));
   ++job_->saves[rank_];
-  Call(frame, deadline, [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnGrant(reply, file); });
+  if (w_->Chance(0.05)) {
+    Later(milliseconds(w_->Below(500)), &Client::Replay);
+  }
+  Call(frame, deadline,
+       [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnGrant(reply, file); });
 }
 
 void Client::OnGrant(const v1::DaemonFrame& frame, const FilePtr& file) {
@@ -319,7 +360,9 @@ void Client::OnGrant(const v1::DaemonFrame& frame, const FilePtr& file) {
     mapped_[grant.slot()] = file;
     file->mapped_by.insert(process_);
   } else if (mapped_[grant.slot()] != file) {
-    w_->oracle().Violated(absl::StrCat("slot ", grant.slot(), " was granted without a descriptor to a process that has another file mapped"));
+    w_->oracle().Violated(absl::StrCat(
+        "slot ", grant.slot(),
+        " was granted without a descriptor to a process that has another file mapped"));
     return;
   }
   filling_ = grant;
@@ -333,12 +376,16 @@ void Client::Write(int part) {
   const FilePtr file = filling_file_;
   const v1::Grant grant = *filling_;
   const Step step = filling_step_;
-  w_->After(milliseconds(1 + w_->Below(static_cast<uint64_t>(job_->pace_ms))), [this, file, grant, step, part, epoch = epoch_] {
-    if (!alive_ || filling_file_ != file || !filling_ || filling_->generation() != grant.generation()) {
+  w_->After(milliseconds(1 + w_->Below(static_cast<uint64_t>(job_->pace_ms))), [this, file, grant,
+                                                                                step, part,
+                                                                                epoch = epoch_] {
+    if (!alive_ || filling_file_ != file || !filling_ ||
+        filling_->generation() != grant.generation()) {
       return;
     }
     if (file->record) {
-      w_->oracle().Violated(absl::StrCat(process_.ToString(), " wrote into slot ", file->slot, ", which holds the sealed ",
+      w_->oracle().Violated(absl::StrCat(process_.ToString(), " wrote into slot ", file->slot,
+                                         ", which holds the sealed ",
                                          file->record->copy.id.ToString()));
       return;
     }
@@ -375,6 +422,7 @@ void Client::Seal() {
   frame.mutable_seal()->set_generation(grant.generation());
   frame.mutable_seal()->set_record_offset(kSlotBytes / 2);
   frame.mutable_seal()->set_record_bytes(100);
+  stale_ = frame;
   const v1::JobState* state = w_->StateOf(job_->name);
   const bool over = state != nullptr && state->highest_attempt() > attempt_;
   Call(frame, seconds(10), [this, step, over](const v1::DaemonFrame& reply, const FilePtr&) {
@@ -382,7 +430,8 @@ void Client::Seal() {
       return Refused(reply.failure(), "seal");
     }
     if (over) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " sealed step ", step, " after it was superseded"));
+      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " sealed step ",
+                                         step, " after it was superseded"));
     }
     JobTruth& truth = w_->oracle().job(job_->name);
     std::set<Rank>& ranks = truth.acknowledged[{attempt_, step}];
@@ -402,7 +451,8 @@ void Client::Seal() {
 }
 
 void Client::Refused(const v1::Failure& failure, const char* what) {
-  w_->Trace(absl::StrCat(job_->name, " rank ", rank_, " ", process_.ToString(), " ", what, ": ", failure.message()));
+  w_->Trace(absl::StrCat(job_->name, " rank ", rank_, " ", process_.ToString(), " ", what, ": ",
+                         failure.message()));
   switch (failure.reason()) {
     case Failure::REASON_SUPERSEDED:
       if (w_->stormy() && w_->Chance(0.3)) {
@@ -449,10 +499,21 @@ void Client::Release(const v1::Source& source) {
   v1::ClientFrame frame;
   frame.mutable_release_read()->set_slot(source.slot());
   frame.mutable_release_read()->set_generation(source.generation());
+  stale_ = frame;
   Call(frame, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
 }
 
-// Attaches, looks for a while, lets go or dies with it.
+// Says again what it said long ago: of a filling or a hold that is over.
+void Client::Replay() {
+  const FilePtr file =
+      stale_ && stale_->has_release_read() ? w_->FindFile(stale_->release_read().slot()) : nullptr;
+  const bool still_true = file && file->note.generation() == stale_->release_read().generation();
+  if (stale_ && !still_true) {
+    Call(*stale_, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
+  }
+}
+
+// Attaches, looks for a while, lets go or dies with it; several times.
 void Client::Read() {
   v1::ClientFrame frame;
   frame.mutable_attach()->set_job(job_->name);
@@ -464,15 +525,19 @@ void Client::Read() {
     const v1::Source source = reply.attach();
     const ShardId id = file->record->copy.id;
     const uint64_t token = file->record->token;
+    Later(seconds(w_->Below(10)), &Client::Replay);
     w_->After(seconds(w_->Below(20)), [this, source, file, id, token] {
       if (!running()) {
         return;
       }
-      if (file->token != token && w_->oracle().job(job_->name).damaged.count(id.checkpoint()) == 0) {
+      if (file->token != token &&
+          w_->oracle().job(job_->name).damaged.count(id.checkpoint()) == 0) {
         w_->oracle().Violated(absl::StrCat(id.ToString(), " changed under its reader"));
       }
+      Replay();
       Release(source);
-      w_->After(seconds(1), [this] { Quit(); });
+      saves_left_ -= 40;
+      saves_left_ < 0 ? Quit() : Later(milliseconds(w_->Below(3000)), &Client::Read);
     });
   });
 }

@@ -1,5 +1,6 @@
-// One training process: joins, restores, saves in a loop, and does what processes do: dies, lingers, loses its connection,
-// goes on writing when it should not. Or (`reader`) one that only attaches.
+// One training process: joins, restores, saves in a loop, and does what processes do: dies,
+// lingers, loses its connection, goes on writing when it should not. Or (`reader`) one that only
+// attaches.
 #pragma once
 
 #include <functional>
@@ -23,7 +24,7 @@ class Client {
   void OnReply(const SendReply& reply, const FilePtr& file);
   void OnClosed();
 
-  bool alive() const { return alive_; }      // its process exists
+  bool alive() const { return alive_; }  // its process exists
   bool running() const { return alive_ && !dying_; }
   bool reader() const { return reader_; }
   bool zombie() const { return zombie_; }
@@ -55,6 +56,7 @@ class Client {
   void Refused(const v1::Failure& failure, const char* what);
   void Release(const v1::Source& source);
   void Read();
+  void Replay();
   void Quit();
 
   World* w_;
@@ -72,7 +74,7 @@ class Client {
   std::map<uint64_t, Handler> handlers_;
   Attempt attempt_ = 0;
   uint64_t joined_in_life_ = 0;  // of the daemon
-  uint64_t epoch_ = 0;  // grows when what was planned is void
+  uint64_t epoch_ = 0;           // grows when what was planned is void
   Step step_ = 0;
   std::optional<CheckpointId> loaded_from_;
   std::map<SlotId, FilePtr> mapped_;
@@ -81,6 +83,8 @@ class Client {
   Step filling_step_ = 0;
   int join_failures_ = 0;
   int saves_left_ = 0;
+  std::optional<v1::ClientFrame>
+      stale_;  // a frame of an earlier filling or hold, that may be sent again
 };
 
 }  // namespace holdfast::sim

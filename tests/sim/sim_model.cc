@@ -5,7 +5,9 @@
 namespace holdfast::sim {
 namespace {
 
-std::string Name(CheckpointId id) { return absl::StrCat("attempt ", id.attempt, " step ", id.step); }
+std::string Name(CheckpointId id) {
+  return absl::StrCat("attempt ", id.attempt, " step ", id.step);
+}
 
 const v1::AttemptState* FindAttempt(const v1::JobState& state, Attempt attempt) {
   for (const v1::AttemptState& a : state.attempts()) {
@@ -58,31 +60,35 @@ std::optional<CheckpointId> Oracle::NewestPromised(const v1::JobState& state) co
     return std::nullopt;
   }
   for (auto it = job->second.acknowledged.rbegin(); it != job->second.acknowledged.rend(); ++it) {
-    if (it->second.size() == job->second.world_size && job->second.given_up.count(it->first) == 0 && OnLine(state, it->first)) {
+    if (it->second.size() == job->second.world_size && job->second.given_up.count(it->first) == 0 &&
+        OnLine(state, it->first)) {
       return it->first;
     }
   }
   return std::nullopt;
 }
 
-std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state, const std::map<SlotId, FilePtr>& files) const {
+std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state,
+                                                    const std::map<SlotId, FilePtr>& files) const {
   const auto job = jobs_.find(state.name());
   if (job == jobs_.end()) {
     return std::nullopt;
   }
   for (auto it = job->second.acknowledged.rbegin(); it != job->second.acknowledged.rend(); ++it) {
-    if (it->second.size() == job->second.world_size && job->second.damaged.count(it->first) == 0 && OnLine(state, it->first) &&
-        Whole(state.name(), it->first, files)) {
+    if (it->second.size() == job->second.world_size && job->second.damaged.count(it->first) == 0 &&
+        OnLine(state, it->first) && Whole(state.name(), it->first, files)) {
       return it->first;
     }
   }
   return std::nullopt;
 }
 
-bool Oracle::Whole(const std::string& job, CheckpointId checkpoint, const std::map<SlotId, FilePtr>& files, bool flipped_too) const {
+bool Oracle::Whole(const std::string& job, CheckpointId checkpoint,
+                   const std::map<SlotId, FilePtr>& files, bool flipped_too) const {
   std::set<Rank> there;
   for (const auto& [slot, file] : files) {
-    if (file->record && file->record->copy.job_name == job && file->record->copy.id.checkpoint() == checkpoint &&
+    if (file->record && file->record->copy.job_name == job &&
+        file->record->copy.id.checkpoint() == checkpoint &&
         (flipped_too || file->record->token == file->token)) {
       there.insert(file->record->copy.id.rank);
     }
@@ -91,17 +97,20 @@ bool Oracle::Whole(const std::string& job, CheckpointId checkpoint, const std::m
   return truth != jobs_.end() && there.size() == truth->second.world_size;
 }
 
-void Oracle::CheckNewest(const std::map<std::string, v1::JobState>& states, const std::map<SlotId, FilePtr>& files) {
+void Oracle::CheckNewest(const std::map<std::string, v1::JobState>& states,
+                         const std::map<SlotId, FilePtr>& files) {
   for (const auto& [uuid, state] : states) {
     const std::optional<CheckpointId> newest = NewestPromised(state);
-    if (!newest || jobs_[state.name()].damaged.count(*newest) > 0 || Whole(state.name(), *newest, files)) {
+    if (!newest || jobs_[state.name()].damaged.count(*newest) > 0 ||
+        Whole(state.name(), *newest, files)) {
       continue;
     }
-    // A newer one may be whole while its last acknowledgement is on the way: from now on that one counts. (That a bit of it has
-    // flipped nobody knows yet.)
+    // A newer one may be whole while its last acknowledgement is on the way: from now on that one
+    // counts. (That a bit of it has flipped nobody knows yet.)
     bool newer = false;
     for (const auto& [slot, file] : files) {
-      const bool candidate = file->record && file->record->copy.job_name == state.name() && file->record->copy.id.checkpoint() > *newest;
+      const bool candidate = file->record && file->record->copy.job_name == state.name() &&
+                             file->record->copy.id.checkpoint() > *newest;
       if (candidate && OnLine(state, file->record->copy.id.checkpoint()) &&
           Whole(state.name(), file->record->copy.id.checkpoint(), files, /*flipped_too=*/true)) {
         newer = true;
@@ -111,18 +120,22 @@ void Oracle::CheckNewest(const std::map<std::string, v1::JobState>& states, cons
       }
     }
     if (!newer) {
-      Violated(absl::StrCat("job ", state.name(), ": the newest committed step of its line, ", Name(*newest), ", is not whole any more"));
+      Violated(absl::StrCat("job ", state.name(), ": the newest committed step of its line, ",
+                            Name(*newest), ", is not whole any more"));
     }
   }
 }
 
-void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after, const std::map<SlotId, FilePtr>& files) {
+void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after,
+                          const std::map<SlotId, FilePtr>& files) {
   JobTruth& truth = jobs_[after.name()];
   for (const v1::AttemptState& a : before.attempts()) {
     CheckpointId parent;
     if (a.decided() && FindAttempt(after, a.attempt()) != nullptr &&
-        (!Decided(after, a.attempt(), parent) || parent != CheckpointId{a.parent_attempt(), a.parent_step()})) {
-      Violated(absl::StrCat("job ", after.name(), ": the decision of attempt ", a.attempt(), " was changed"));
+        (!Decided(after, a.attempt(), parent) ||
+         parent != CheckpointId{a.parent_attempt(), a.parent_step()})) {
+      Violated(absl::StrCat("job ", after.name(), ": the decision of attempt ", a.attempt(),
+                            " was changed"));
     }
   }
   if (after.highest_attempt() < before.highest_attempt()) {
@@ -137,20 +150,25 @@ void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after,
     const std::optional<CheckpointId> newest = NewestCommitted(before, files);
     const std::set<CheckpointId>& passed = truth.passed_over[a.attempt()];
     if (parent.attempt == 0) {
-      if (newest && passed.count(*newest) == 0 && !truth.from_scratch_asked && truth.saved_unrestored.count(a.attempt()) == 0) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " starts from scratch although ", Name(*newest), " is committed"));
+      if (newest && passed.count(*newest) == 0 && !truth.from_scratch_asked &&
+          truth.saved_unrestored.count(a.attempt()) == 0) {
+        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(),
+                              " starts from scratch although ", Name(*newest), " is committed"));
       }
     } else if (truth.asked_for.count(parent) == 0) {
       if (!OnLine(before, parent)) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ", Name(parent), ", a branch that was discarded"));
+        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
+                              Name(parent), ", a branch that was discarded"));
       }
       if (newest && *newest > parent && passed.count(*newest) == 0) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ", Name(parent), " although ", Name(*newest),
-                              " is committed"));
+        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
+                              Name(parent), " although ", Name(*newest), " is committed"));
       }
     }
-    if (parent.attempt != 0 && truth.damaged.count(parent) == 0 && !Whole(after.name(), parent, files)) {
-      Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ", Name(parent), ", which is not whole"));
+    if (parent.attempt != 0 && truth.damaged.count(parent) == 0 &&
+        !Whole(after.name(), parent, files)) {
+      Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
+                            Name(parent), ", which is not whole"));
     }
     truth.from_scratch_asked = false;
     truth.asked_for.clear();

@@ -1,4 +1,5 @@
-// The fake runtime: performs the core's actions late and, where events.h allows it, out of order; fails some of them.
+// The fake runtime: performs the core's actions late and, where events.h allows it, out of order;
+// fails some of them.
 #include <cinttypes>
 #include <cstdio>
 
@@ -10,7 +11,9 @@ namespace holdfast::sim {
 
 Duration World::Latency() {
   const uint64_t kind = Below(100);
-  const uint64_t us = kind < 70 ? 50 + Below(2000) : kind < 97 || !stormy_ ? Below(50'000) : Below(2'000'000);
+  const uint64_t us = kind < 70               ? 50 + Below(2000)
+                      : kind < 97 || !stormy_ ? Below(50'000)
+                                              : Below(2'000'000);
   return std::chrono::microseconds(us);
 }
 
@@ -113,7 +116,8 @@ void World::Complete(Event event) {
 }
 
 absl::Status World::MaybeFail(double probability) {
-  return stormy_ && Chance(probability * failure_rate_) ? absl::UnavailableError("made to fail") : absl::OkStatus();
+  return stormy_ && Chance(probability * failure_rate_) ? absl::UnavailableError("made to fail")
+                                                        : absl::OkStatus();
 }
 
 void World::Do(const CreateSlot& a) {
@@ -187,7 +191,8 @@ void World::Do(const DeleteSlot& a) {
     if (status.ok()) {
       const FilePtr file = files_.at(a.slot);
       if (!file->mapped_by.empty() || !file->read_by.empty()) {
-        oracle_.Violated(absl::StrCat("slot ", a.slot, " is deleted while a process may have it mapped"));
+        oracle_.Violated(
+            absl::StrCat("slot ", a.slot, " is deleted while a process may have it mapped"));
       }
       files_.erase(a.slot);
     }
@@ -205,7 +210,8 @@ void World::Do(const WriteJobState& a) {
     if (status.ok() || Chance(0.5)) {
       // A write that failed may have happened all the same, and is repeated as it was.
       if (stored.version() > a.state.version() ||
-          (stored.version() == a.state.version() && stored.SerializeAsString() != a.state.SerializeAsString())) {
+          (stored.version() == a.state.version() &&
+           stored.SerializeAsString() != a.state.SerializeAsString())) {
         oracle_.Violated("an older job state was written over a newer one");
       }
       const v1::JobState before = stored;
@@ -215,7 +221,8 @@ void World::Do(const WriteJobState& a) {
     } else if (stored.version() == 0) {
       states_.erase(a.state.job_uuid());
     }
-    Complete(JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
+    Complete(
+        JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
   });
 }
 
@@ -242,7 +249,9 @@ void World::Do(const WatchProcess& a) {
   Complete(ProcessEnded{a.process});
 }
 
-void World::Do(const UnwatchProcess& a) { watched_.erase(a.process); }
+void World::Do(const UnwatchProcess& a) {
+  watched_.erase(a.process);
+}
 
 void World::Do(const CloseConnection& a) {
   const auto it = connections_.find(a.connection);
@@ -255,27 +264,31 @@ void World::Do(const CloseConnection& a) {
 
 void World::Do(const SetTimer& a) {
   const uint64_t timer = ++timer_;
-  After(std::max<Duration>(a.at - now_, Duration(0)) + std::chrono::microseconds(Below(5000)), [this, timer, life = life_] {
-    if (timer == timer_ && InLife(life)) {
-      Feed(TimerFired{});
-    }
-  });
+  After(std::max<Duration>(a.at - now_, Duration(0)) + std::chrono::microseconds(Below(5000)),
+        [this, timer, life = life_] {
+          if (timer == timer_ && InLife(life)) {
+            Feed(TimerFired{});
+          }
+        });
 }
 
 void World::Do(const Report& a) {
   Trace(absl::StrCat("  ", a.job, ": ", a.text));
   CheckpointId id;
   if ((a.kind == Report::Kind::kStepShed || a.kind == Report::Kind::kStepAbandoned) &&
-      std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) == 2) {
+      std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) ==
+          2) {
     JobTruth& truth = oracle_.job(a.job);
     const auto acknowledged = truth.acknowledged.find(id);
-    if (acknowledged == truth.acknowledged.end() || acknowledged->second.size() < truth.world_size) {
+    if (acknowledged == truth.acknowledged.end() ||
+        acknowledged->second.size() < truth.world_size) {
       truth.given_up.insert(id);  // before it was whole: that is allowed
     }
   }
 }
 
-// Replies to one connection keep their order; one with descriptors takes its turn among its slot's actions, too.
+// Replies to one connection keep their order; one with descriptors takes its turn among its slot's
+// actions, too.
 void World::Do(const SendReply& a) {
   int64_t at = std::max(socket_busy_until_[a.connection] + 1, (now_ + Latency()).ns);
   if (a.descriptors != Descriptors::kNone) {
@@ -285,7 +298,9 @@ void World::Do(const SendReply& a) {
   socket_busy_until_[a.connection] = at;
   After(MonotonicTime{at} - now_, [this, life = life_, a] {
     if (InLife(life)) {
-      Deliver(a, a.descriptors == Descriptors::kNone && !a.frame.has_begin_save() ? nullptr : FindFile(a.slot));
+      Deliver(a, a.descriptors == Descriptors::kNone && !a.frame.has_begin_save()
+                     ? nullptr
+                     : FindFile(a.slot));
     }
   });
 }
@@ -301,10 +316,14 @@ void World::Deliver(const SendReply& a, FilePtr file) {
     CheckGrant(a, client, file);
   }
   if (a.descriptors == Descriptors::kReadOnlyImageAndRecord) {
-    const v1::Source& source = a.frame.has_attach() ? a.frame.attach() : a.frame.enter_session().source();
-    const ShardId id{JobUuid::FromBytes(source.job_uuid()).value(), source.attempt(), source.step(), source.rank()};
-    if (!file || !file->record || file->record->copy.id != id || file->record->copy.generation != source.generation()) {
-      oracle_.Violated(absl::StrCat("slot ", a.slot, " was offered as ", id.ToString(), " and holds no such sealed copy"));
+    const v1::Source& source =
+        a.frame.has_attach() ? a.frame.attach() : a.frame.enter_session().source();
+    const ShardId id{JobUuid::FromBytes(source.job_uuid()).value(), source.attempt(), source.step(),
+                     source.rank()};
+    if (!file || !file->record || file->record->copy.id != id ||
+        file->record->copy.generation != source.generation()) {
+      oracle_.Violated(absl::StrCat("slot ", a.slot, " was offered as ", id.ToString(),
+                                    " and holds no such sealed copy"));
       return;
     }
     int noted = 0;
@@ -321,14 +340,16 @@ void World::Deliver(const SendReply& a, FilePtr file) {
 
 void World::CheckGrant(const SendReply& a, Client& client, const FilePtr& file) {
   const v1::Grant& grant = a.frame.begin_save();
-  const std::string what = absl::StrCat("slot ", grant.slot(), " generation ", grant.generation(), " was granted to ", client.process().ToString());
+  const std::string what = absl::StrCat("slot ", grant.slot(), " generation ", grant.generation(),
+                                        " was granted to ", client.process().ToString());
   if (!file) {
     return oracle_.Violated(what + ", and is not there");
   }
   if (file->record) {
     oracle_.Violated(what + ", and holds a sealed copy");
   }
-  if (!file->note.has_writer() || file->note.writer().pid() != client.process().pid || file->note.generation() != grant.generation()) {
+  if (!file->note.has_writer() || file->note.writer().pid() != client.process().pid ||
+      file->note.generation() != grant.generation()) {
     oracle_.Violated(what + ", and its note does not say so");
   }
   for (const ProcessId& other : file->mapped_by) {
@@ -361,7 +382,8 @@ void World::Do(const AdminReply& a) {
   }
   After(std::chrono::milliseconds(Below(5000)), [this, life = life_, token = a.token, files] {
     for (const auto& [file, generation] : files) {
-      if (const auto reader = file->read_by.find(ProcessId{1, 0}); reader != file->read_by.end() && --reader->second <= 0) {
+      if (const auto reader = file->read_by.find(ProcessId{1, 0});
+          reader != file->read_by.end() && --reader->second <= 0) {
         file->read_by.erase(reader);
       }
       if (InLife(life) && file->record && file->record->token != file->token) {

@@ -14,7 +14,8 @@ using std::chrono::seconds;
 World::World(uint64_t seed, WorldOptions options) : options_(options), random_(seed) {
   config_.mutable_memory()->set_slots_per_rank(2 + static_cast<uint32_t>(Below(3)));
   config_.mutable_memory()->set_slots_max(1000);
-  config_.mutable_memory()->set_keep_committed(Chance(0.3) ? 1 + static_cast<uint32_t>(Below(3)) : 0);
+  config_.mutable_memory()->set_keep_committed(Chance(0.3) ? 1 + static_cast<uint32_t>(Below(3))
+                                                           : 0);
   config_.mutable_save()->set_commit_deadline_ms(5000 + Below(30'000));
   config_.mutable_session()->set_deadline_max_ms(60'000);
   config_.mutable_socket()->set_requests_per_connection_max(64);
@@ -92,7 +93,8 @@ void World::Run() {
     for (const JobPlan& job : jobs_) {
       for (const auto& [rank, saves] : job.saves) {
         if (saves > 60 && HasEnough()) {
-          oracle_.Violated(absl::StrCat(job.name, " rank ", rank, " has saved ", saves, " times, and nothing was committed"));
+          oracle_.Violated(absl::StrCat(job.name, " rank ", rank, " has saved ", saves,
+                                        " times, and nothing was committed"));
         }
       }
     }
@@ -103,12 +105,16 @@ void World::Run() {
 }
 
 std::string World::Summary() const {
-  return absl::StrCat(jobs_.size(), " jobs, ", events_, " events, ", commits_, " commits, ", restores_, " ranks restored, ", kills_,
-                      " processes killed, ", restarts_, " daemon starts");
+  return absl::StrCat(jobs_.size(), " jobs, ", events_, " events, ", commits_, " commits, ",
+                      restores_, " ranks restored, ", kills_, " processes killed, ", restarts_,
+                      " daemon starts");
 }
 
-// A job that lives has its slots mapped, so others cannot have them: several jobs need room for all that they may take.
-bool World::HasEnough() const { return roomy_ || jobs_.size() == 1; }
+// A job that lives has its slots mapped, so others cannot have them: several jobs need room for all
+// that they may take.
+bool World::HasEnough() const {
+  return roomy_ || jobs_.size() == 1;
+}
 
 void World::CountCommit(const std::string& name) {
   ++commits_;
@@ -122,7 +128,8 @@ void World::CountCommit(const std::string& name) {
 // ---- processes ----
 
 void World::Launch(JobPlan& job, Rank rank) {
-  const int32_t pid = Chance(0.1) && next_pid_ > 1010 ? next_pid_ - 1 - static_cast<int32_t>(Below(5)) : next_pid_;
+  const int32_t pid =
+      Chance(0.1) && next_pid_ > 1010 ? next_pid_ - 1 - static_cast<int32_t>(Below(5)) : next_pid_;
   const ProcessId process{pid, next_event_};  // pids come again; the start time tells them apart
   ++next_pid_;
   clients_.push_back(std::make_unique<Client>(this, &job, rank, process, false));
@@ -195,7 +202,8 @@ void World::RestartJob(JobPlan& job, bool all) {
 }
 
 void World::StartReader(JobPlan& job) {
-  clients_.push_back(std::make_unique<Client>(this, &job, static_cast<Rank>(Below(job.world_size)), ProcessId{next_pid_++, next_event_}, true));
+  clients_.push_back(std::make_unique<Client>(this, &job, static_cast<Rank>(Below(job.world_size)),
+                                              ProcessId{next_pid_++, next_event_}, true));
   clients_.back()->Start();
 }
 
@@ -228,10 +236,12 @@ void World::Trouble() {
     case 7: {
       // Somebody starts the job, or one rank of it, a second time.
       if (client != nullptr && client->running() && !job.launch_ids) {
-        clients_.push_back(std::make_unique<Client>(this, &job, client->rank(), ProcessId{next_pid_++, next_event_}, false));
+        clients_.push_back(std::make_unique<Client>(this, &job, client->rank(),
+                                                    ProcessId{next_pid_++, next_event_}, false));
         Client* second = clients_.back().get();
         second->Start();
-        After(seconds(20 + Below(20)), [this, second] { KillClient(second, milliseconds(Below(2000))); });
+        After(seconds(20 + Below(20)),
+              [this, second] { KillClient(second, milliseconds(Below(2000))); });
       }
       return;
     }
@@ -338,6 +348,13 @@ void World::AdminSomething() {
   Feed(request);
 }
 
+void World::ClearRestorePoint(const JobPlan& job) {
+  v1::SetRestorePointRequest set;
+  set.set_job(job.name);
+  set.set_clear(true);
+  Feed(AdminRequest{next_admin_++, Caller{{1, 1}, job.uid, job.uid}, set});
+}
+
 void World::RemoveJob(const JobPlan& job) {
   v1::RemoveJobRequest remove;
   remove.set_job(job.name);
@@ -386,7 +403,8 @@ void World::Calm() {
 
 void World::CheckTheEnd() {
   if (HasEnough() && commits_ < 3 * jobs_.size()) {
-    return oracle_.Violated(absl::StrCat("only ", commits_, " commits of ", jobs_.size(), " healthy jobs"));
+    return oracle_.Violated(
+        absl::StrCat("only ", commits_, " commits of ", jobs_.size(), " healthy jobs"));
   }
   for (JobPlan& job : jobs_) {
     job.ended = true;
@@ -395,7 +413,8 @@ void World::CheckTheEnd() {
     clients_[i]->End();
   }
   const auto settle = [this] {
-    for (const MonotonicTime until = now_ + seconds(60); now_ < until && violation().empty() && !queue_.empty();) {
+    for (const MonotonicTime until = now_ + seconds(60);
+         now_ < until && violation().empty() && !queue_.empty();) {
       Step();
     }
   };
@@ -409,7 +428,8 @@ void World::CheckTheEnd() {
   }
   settle();
   if (!files_.empty()) {
-    oracle_.Violated(absl::StrCat(files_.size(), " slots of ", bytes, " bytes leaked: slot ", files_.begin()->first, " is still there"));
+    oracle_.Violated(absl::StrCat(files_.size(), " slots of ", bytes, " bytes leaked: slot ",
+                                  files_.begin()->first, " is still there"));
   }
   if (!states_.empty()) {
     oracle_.Violated("a job's state is still there after the job was removed");

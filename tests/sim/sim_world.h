@@ -1,6 +1,6 @@
-// A simulated node: one NodeCore under a runtime that completes its actions late, out of order and sometimes not at all,
-// clients that train, save, restore and die, launchers that restart them, an administrator, and a daemon that is killed.
-// Everything follows from one seed.
+// A simulated node: one NodeCore under a runtime that completes its actions late, out of order and
+// sometimes not at all, clients that train, save, restore and die, launchers that restart them, an
+// administrator, and a daemon that is killed. Everything follows from one seed.
 //
 //   World world(seed, WorldOptions{});
 //   world.Run();
@@ -21,12 +21,13 @@
 namespace holdfast::sim {
 
 inline constexpr uint64_t kSlotBytes = 2ull << 20;
-// How late an answer may be: what the core waits for the runtime (10 s), and the runtime's own lateness.
+// How late an answer may be: what the core waits for the runtime (10 s), and the runtime's own
+// lateness.
 inline constexpr Duration kAnswerSlack = std::chrono::seconds(25);
 
 struct WorldOptions {
   Duration stormy = std::chrono::minutes(4);  // with faults
-  Duration calm = std::chrono::minutes(2);    // without: jobs must commit again, and nothing may leak
+  Duration calm = std::chrono::minutes(2);  // without: jobs must commit again, and nothing may leak
   bool trace = false;
 };
 
@@ -43,8 +44,8 @@ struct JobPlan {
   std::optional<CheckpointId> choice;  // what its ranks ask for when they restore
   int64_t pace_ms = 200;
   uint64_t slot_bytes = kSlotBytes;
-  std::vector<Client*> ranks;  // the process that the launcher takes for each rank
-  std::map<Rank, uint64_t> saves;       // begun since the last commit that a client saw; per rank
+  std::vector<Client*> ranks;      // the process that the launcher takes for each rank
+  std::map<Rank, uint64_t> saves;  // begun since the last commit that a client saw; per rank
   bool ended = false;
 };
 
@@ -57,7 +58,9 @@ class World {
   std::string Summary() const;
 
   // ---- chance and time ----
-  bool Chance(double probability) { return std::uniform_real_distribution<>(0, 1)(random_) < probability; }
+  bool Chance(double probability) {
+    return std::uniform_real_distribution<>(0, 1)(random_) < probability;
+  }
   uint64_t Below(uint64_t limit) { return limit == 0 ? 0 : random_() % limit; }
   Duration Latency();
   MonotonicTime now() const { return now_; }
@@ -65,6 +68,7 @@ class World {
   void After(Duration delay, std::function<void()> what);
   void Trace(const std::string& text);
   bool stormy() const { return stormy_; }
+  bool roomy() const { return roomy_; }
   uint64_t life() const { return life_; }
 
   // ---- for clients ----
@@ -80,6 +84,7 @@ class World {
   std::map<std::string, v1::JobState>& states() { return states_; }
   const v1::JobState* StateOf(const std::string& job) const;
   void CountCommit(const std::string& job);
+  void ClearRestorePoint(const JobPlan& job);
   std::vector<std::unique_ptr<Client>>& clients() { return clients_; }
   void Launch(JobPlan& job, Rank rank);
 

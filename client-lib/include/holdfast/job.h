@@ -5,12 +5,14 @@
 //   auto last = (*job)->Restore(state);                   // newest step that every rank can load
 //   for (uint64_t step = last.ok() ? last->step + 1 : 0; step < n; ++step) {
 //     Train(w);
-//     holdfast::Status saved = (*job)->Save(step, state);  // one memory copy; a failure never stops the loop
+//     holdfast::Status saved = (*job)->Save(step, state);  // one memory copy; a failure never
+//     stops the loop
 //   }
 //
-// Threads: one at a time per Job, except that a SaveHandle may be waited on from any thread. The library makes no thread of its own
-// but those that JobOptions::copy_threads and SaveAsync ask for. Nothing throws; nothing waits longer than its deadline. A child made by
-// fork() has no part in the job: every call answers kForked, and no slot is mapped in it.
+// Threads: one at a time per Job, except that a SaveHandle may be waited on from any thread. The
+// library makes no thread of its own but those that JobOptions::copy_threads and SaveAsync ask for.
+// Nothing throws; nothing waits longer than its deadline. A child made by fork() has no part in the
+// job: every call answers kForked, and no slot is mapped in it.
 #pragma once
 
 #include <chrono>
@@ -28,14 +30,18 @@ namespace holdfast {
 using Milliseconds = std::chrono::milliseconds;
 
 struct JobOptions {
-  std::string job;           // [A-Za-z0-9._-], at most 128
+  std::string job;  // [A-Za-z0-9._-], at most 128
   uint32_t rank = 0;
   uint32_t world_size = 1;
-  std::string launch;        // the launcher's id of this start, the same for all ranks, new at every restart; "" if unknown
-  std::string socket;        // of ckptd; "": $HOLDFAST_SOCKET, then $XDG_RUNTIME_DIR/holdfast/ckptd.sock, then /run/holdfast/ckptd.sock
-  uint32_t copy_threads = 0; // for copying and verifying; 0: up to 4, as the CPUs allowed to this process permit
+  std::string launch;  // the launcher's id of this start, the same for all ranks, new at every
+                       // restart; "" if unknown
+  std::string socket;  // of ckptd; "": $HOLDFAST_SOCKET, then $XDG_RUNTIME_DIR/holdfast/ckptd.sock,
+                       // then /run/holdfast/ckptd.sock
+  uint32_t copy_threads =
+      0;  // for copying and verifying; 0: up to 4, as the CPUs allowed to this process permit
   Milliseconds open_deadline{60'000};
-  Milliseconds call_deadline{30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
+  Milliseconds call_deadline{
+      30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
 };
 
 // How far a save has come. Each stage includes those before it.
@@ -48,7 +54,8 @@ struct StageTimes {  // since the call of Save or SaveAsync; negative: not reach
   uint64_t bytes = 0;  // of the image
 };
 
-// A save under way. Destroying the handle waits for the snapshot (the tensors may be freed afterwards), not for more.
+// A save under way. Destroying the handle waits for the snapshot (the tensors may be freed
+// afterwards), not for more.
 class SaveHandle {
  public:
   virtual ~SaveHandle() = default;
@@ -64,28 +71,30 @@ struct SaveOptions {
 };
 
 struct RestoreOptions {
-  bool newest = true;          // on the line of descent; or what `ckptctl restore` has set
-  uint64_t step = 0;           // with newest == false
-  uint64_t attempt = 0;        // with newest == false: 0 means on the line of descent
+  bool newest = true;              // on the line of descent; or what `ckptctl restore` has set
+  uint64_t step = 0;               // with newest == false
+  uint64_t attempt = 0;            // with newest == false: 0 means on the line of descent
   Milliseconds deadline{600'000};  // for all ranks to come, choose and load
 };
 struct Restored {
   uint64_t attempt = 0;  // that the step was saved by
   uint64_t step = 0;
   uint64_t bytes = 0;
-  std::string source;    // "memory"
+  std::string source;                  // "memory"
   std::chrono::nanoseconds waited{0};  // for other ranks and the choice
   std::chrono::nanoseconds copied{0};
-  std::vector<std::string> notes;      // newer steps that were passed over, and why
+  std::vector<std::string> notes;  // newer steps that were passed over, and why
 };
 
-// Read-only tensors straight in the slot, without a copy. Unverified until Verify says OK. The memory stays as long as the object lives.
+// Read-only tensors straight in the slot, without a copy. Unverified until Verify says OK. The
+// memory stays as long as the object lives.
 class View {
  public:
   virtual ~View() = default;
   virtual uint64_t attempt() const = 0;
   virtual uint64_t step() const = 0;
-  virtual const std::vector<Tensor>& tensors() const = 0;  // `data` is read-only memory: writing to it faults
+  virtual const std::vector<Tensor>& tensors()
+      const = 0;  // `data` is read-only memory: writing to it faults
   virtual const std::vector<Object>& objects() const = 0;
   virtual Status Verify() = 0;  // reads and digests everything; kCorrupt names the slice
   virtual bool verified() const = 0;
@@ -111,26 +120,31 @@ struct ReserveReport {
 class Job {
  public:
   static Result<std::unique_ptr<Job>> Open(const JobOptions& options);
-  virtual ~Job() = default;  // leaves in good order: waits for a snapshot under way, unmaps, says so to the daemon
+  virtual ~Job() = default;  // leaves in good order: waits for a snapshot under way, unmaps, says
+                             // so to the daemon
 
   virtual uint64_t attempt() const = 0;
 
-  // Makes and populates slots for states like this one and maps them, so that the first save is as fast as the next.
-  // Returns at the deadline with what is ready by then.
+  // Makes and populates slots for states like this one and maps them, so that the first save is as
+  // fast as the next. Returns at the deadline with what is ready by then.
   virtual Result<ReserveReport> Reserve(const State& state, Milliseconds deadline) = 0;
 
   // Copies the state and seals it. `step` must grow within an attempt.
   virtual Status Save(uint64_t step, const State& state, const SaveOptions& options = {}) = 0;
-  // Returns as soon as the copy has begun; a background thread copies and seals. Tensors must stay alive and unchanged until
-  // WaitSnapshot; objects are copied before it returns. A save that is begun while another is copying waits for that copy.
-  virtual std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state, const SaveOptions& options = {}) = 0;
+  // Returns as soon as the copy has begun; a background thread copies and seals. Tensors must stay
+  // alive and unchanged until WaitSnapshot; objects are copied before it returns. A save that is
+  // begun while another is copying waits for that copy.
+  virtual std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state,
+                                                const SaveOptions& options = {}) = 0;
   // Saves that failed since Open, and why the last one did.
   virtual uint64_t failed_saves() const = 0;
   virtual Status last_failure() const = 0;
 
-  // Fills the state from the newest step that every rank can load. kNothingToRestore: a first start. kUnreadable, kCorrupt: there is
-  // something that cannot be read. Tensors are matched by name, type, global shape and place; what was saved and is not named here is left out. A failed restore may have written
-  // into the tensors. In a running attempt it begins the next one: all ranks must call it.
+  // Fills the state from the newest step that every rank can load. kNothingToRestore: a first
+  // start. kUnreadable, kCorrupt: there is something that cannot be read. Tensors are matched by
+  // name, type, global shape and place; what was saved and is not named here is left out. A failed
+  // restore may have written into the tensors. In a running attempt it begins the next one: all
+  // ranks must call it.
   virtual Result<Restored> Restore(State& state, const RestoreOptions& options = {}) = 0;
 };
 

@@ -10,18 +10,35 @@ namespace holdfast {
 
 // safetensors' types.
 enum class Type : uint8_t {
-  kBool = 1, kU8, kI8, kF8E4M3, kF8E5M2, kU16, kI16, kF16, kBF16, kU32, kI32, kF32, kU64, kI64, kF64, kC64, kF8E8M0,
+  kBool = 1,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kU16,
+  kI16,
+  kF16,
+  kBF16,
+  kU32,
+  kI32,
+  kF32,
+  kU64,
+  kI64,
+  kF64,
+  kC64,
+  kF8E8M0,
 };
 // Bytes of one element; "BF16" and so on.
 uint32_t TypeBytes(Type type);
 const char* TypeName(Type type);
 
-// A tensor in this process's memory: contiguous, row-major. `data` is read by Save and written by Restore; it stays
-// the caller's.
+// A tensor in this process's memory: contiguous, row-major. `data` is read by Save and written by
+// Restore; it stays the caller's.
 //
 //   Whole tensor:          {"layers.0.w", Type::kF32, {4096, 1024}, data}
-//   Rows 0 to 511 of it:   Tensor::Box("layers.0.w", Type::kF32, {4096, 1024}, {0, 0}, {512, 1024}, data)
-//   Elements 100 to 199 of its row-major flattening: Tensor::Flat("layers.0.w", Type::kF32, {4096, 1024}, 100, 100, data)
+//   Rows 0 to 511 of it:   Tensor::Box("layers.0.w", Type::kF32, {4096, 1024}, {0, 0}, {512, 1024},
+//   data) Elements 100 to 199 of its row-major flattening: Tensor::Flat("layers.0.w", Type::kF32,
+//   {4096, 1024}, 100, 100, data)
 struct Tensor {
   enum class Place : uint8_t { kWhole, kBox, kFlat };
 
@@ -38,13 +55,18 @@ struct Tensor {
 
   Tensor() = default;
   Tensor(std::string tensor_name, Type element_type, std::vector<uint64_t> shape, void* memory)
-      : name(std::move(tensor_name)), type(element_type), global_shape(std::move(shape)), data(memory) {}
-  static Tensor Box(std::string name, Type type, std::vector<uint64_t> global_shape, std::vector<uint64_t> offset,
-                    std::vector<uint64_t> shape, void* data);
-  static Tensor Flat(std::string name, Type type, std::vector<uint64_t> global_shape, uint64_t start, uint64_t length, void* data);
+      : name(std::move(tensor_name)),
+        type(element_type),
+        global_shape(std::move(shape)),
+        data(memory) {}
+  static Tensor Box(std::string name, Type type, std::vector<uint64_t> global_shape,
+                    std::vector<uint64_t> offset, std::vector<uint64_t> shape, void* data);
+  static Tensor Flat(std::string name, Type type, std::vector<uint64_t> global_shape,
+                     uint64_t start, uint64_t length, void* data);
 };
 
-// Anything that is not a tensor: JSON text, or bytes whose meaning `codec` names ("numpy.random.state/1").
+// Anything that is not a tensor: JSON text, or bytes whose meaning `codec` names
+// ("numpy.random.state/1").
 struct Object {
   std::string name;
   std::string bytes;  // JSON: UTF-8 text
@@ -54,7 +76,8 @@ struct Object {
 
 struct State {
   std::vector<Tensor> tensors;
-  std::vector<Object> objects;  // Restore fills in the bytes of those named; an empty list means: all that were saved
+  std::vector<Object> objects;  // Restore fills in the bytes of those named; an empty list means:
+                                // all that were saved
 };
 
 }  // namespace holdfast

@@ -5,7 +5,10 @@
 int main() {
   float w[4] = {};
   const auto tensor = holdfast::Tensor::Box("w", holdfast::Type::kF32, {8}, {4}, {4}, w);
-  const auto job = holdfast::Job::Open({.job = "outside", .socket = "/nonexistent/ckptd.sock", .open_deadline = holdfast::Milliseconds(1)});
-  std::printf("%s %s %s\n", HOLDFAST_VERSION_STRING, holdfast::TypeName(tensor.type), job.status().ToString().c_str());
+  const auto job = holdfast::Job::Open({.job = "outside",
+                                        .socket = "/nonexistent/ckptd.sock",
+                                        .open_deadline = holdfast::Milliseconds(1)});
+  std::printf("%s %s %s\n", HOLDFAST_VERSION_STRING, holdfast::TypeName(tensor.type),
+              job.status().ToString().c_str());
   return job.status().code() == holdfast::Code::kUnavailable ? 0 : 1;
 }

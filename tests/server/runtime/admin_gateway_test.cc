@@ -43,7 +43,9 @@ class Posted {
 class AdminGatewayTest : public ::testing::Test {
  protected:
   std::future<absl::StatusOr<AdminAnswer>> AskInBackground(Duration at_most) {
-    return std::async(std::launch::async, [this, at_most] { return gateway_.Ask(v1::InspectShardRequest(), Caller{{}, 7, 8}, at_most); });
+    return std::async(std::launch::async, [this, at_most] {
+      return gateway_.Ask(v1::InspectShardRequest(), Caller{{}, 7, 8}, at_most);
+    });
   }
   AdminReply Shards(AdminToken token) {
     AdminReply reply;
@@ -69,7 +71,8 @@ TEST_F(AdminGatewayTest, AnAnswerFindsItsQuestionAndTheLeaseEndsTheHold) {
 }
 
 TEST_F(AdminGatewayTest, AnAnswerThatComesTooLateGivesItsHoldBack) {
-  const absl::StatusOr<AdminAnswer> answer = gateway_.Ask(v1::InspectShardRequest(), {}, milliseconds(1));
+  const absl::StatusOr<AdminAnswer> answer =
+      gateway_.Ask(v1::InspectShardRequest(), {}, milliseconds(1));
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded);
   const AdminRequest request = std::get<AdminRequest>(posted_.Take());
   gateway_.Deliver(Shards(request.token));
@@ -90,7 +93,8 @@ TEST_F(AdminGatewayTest, StopWakesWhoeverWaitsAndRefusesLaterQuestions) {
   posted_.Take();
   gateway_.Stop();
   EXPECT_EQ(asking.get().status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(gateway_.Ask(v1::GetStatusRequest(), {}, kPatience).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(gateway_.Ask(v1::GetStatusRequest(), {}, kPatience).status().code(),
+            absl::StatusCode::kUnavailable);
 }
 
 }  // namespace

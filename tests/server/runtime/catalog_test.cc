@@ -112,7 +112,8 @@ TEST_F(CatalogTest, ReplaceShardsLeavesOtherTiersAlone) {
   for (const v1::CatalogShard& shard : shards) {
     found.push_back(shard.tier() + " " + std::to_string(shard.step()) + " " + shard.location());
   }
-  EXPECT_THAT(found, ElementsAre("memory 2 new place", "memory 3 slot-000001", "remote 1 slot-000001"));
+  EXPECT_THAT(found,
+              ElementsAre("memory 2 new place", "memory 3 slot-000001", "remote 1 slot-000001"));
 }
 
 TEST_F(CatalogTest, ANewerVersionIsKeptAsideAndNeverRemoved) {
@@ -121,7 +122,8 @@ TEST_F(CatalogTest, ANewerVersionIsKeptAsideAndNeverRemoved) {
     Put("version", "2");
     auto catalog = Open();
     ASSERT_EQ(catalog->problems().size(), 1u);
-    EXPECT_THAT(catalog->problems()[0], HasSubstr("version 2, this program knows versions up to 1"));
+    EXPECT_THAT(catalog->problems()[0],
+                HasSubstr("version 2, this program knows versions up to 1"));
     EXPECT_THAT(catalog->problems()[0], HasSubstr("catalog.newer-" + std::to_string(i)));
     EXPECT_THAT(Names(*catalog), IsEmpty());
   }

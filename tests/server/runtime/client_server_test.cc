@@ -15,7 +15,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A server on a thread of its own; its "core" answers Leave at once, keeps Reserve waiting, and answers Attach with a pile of text.
+// A server on a thread of its own; its "core" answers Leave at once, keeps Reserve waiting, and
+// answers Attach with a pile of text.
 class ClientServerTest : public ::testing::Test {
  protected:
   void Serve(const std::function<void(v1::SocketConfig&)>& change = [](v1::SocketConfig&) {}) {
@@ -25,14 +26,15 @@ class ClientServerTest : public ::testing::Test {
     v1::HelloReply hello;
     hello.set_protocol(kClientProtocol);
     hello.set_daemon_version("0.0.1-test");
-    server_ = std::make_unique<ClientServer>(*reactor_, config, hello,
-                                             ClientServer::Callbacks{
-                                                 .opened = [this](ConnectionId, const Caller&) { ++opened_; },
-                                                 .request = [this](ConnectionId id, v1::ClientFrame frame) { Answer(id, frame); },
-                                                 .closed = [this](ConnectionId) { ++closed_; },
-                                                 .protocol_error = [this] { ++errors_; },
-                                                 .sent = [](const v1::DaemonFrame&) {},
-                                             });
+    server_ = std::make_unique<ClientServer>(
+        *reactor_, config, hello,
+        ClientServer::Callbacks{
+            .opened = [this](ConnectionId, const Caller&) { ++opened_; },
+            .request = [this](ConnectionId id, v1::ClientFrame frame) { Answer(id, frame); },
+            .closed = [this](ConnectionId) { ++closed_; },
+            .protocol_error = [this] { ++errors_; },
+            .sent = [](const v1::DaemonFrame&) {},
+        });
     ASSERT_TRUE(server_->Listen().ok());
     thread_ = std::thread([this] { reactor_->Run(); });
   }
@@ -175,7 +177,8 @@ TEST_F(ClientServerTest, TooManyUnansweredRequestsAreRefusedOneByOne) {
   }
   const auto refused = client->Call(waiting);
   ASSERT_TRUE(refused.has_value());
-  EXPECT_EQ(refused->frame.failure().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(refused->frame.failure().code(),
+            static_cast<int>(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(refused->frame.failure().message(), HasSubstr("socket.requests_per_connection_max"));
 }
 

@@ -24,7 +24,8 @@ TEST(FrameReader, GivesWholeFramesWhateverThePieces) {
         frames.emplace_back(**frame);
       }
     }
-    EXPECT_EQ(frames, (std::vector<std::string>{"first", "second one", "3"})) << "pieces of " << piece;
+    EXPECT_EQ(frames, (std::vector<std::string>{"first", "second one", "3"}))
+        << "pieces of " << piece;
   }
 }
 

@@ -46,7 +46,8 @@ TEST_F(PopulatorTest, CancelAndStopEndIt) {
 TEST_F(PopulatorTest, ARestIsInterrupted) {
   config_.set_populate_cpu_percent(1);
   Populator populator(*store_, config_);
-  auto populating = std::async(std::launch::async, [&] { return populator.Populate(1, 16 * kMiBytes); });
+  auto populating =
+      std::async(std::launch::async, [&] { return populator.Populate(1, 16 * kMiBytes); });
   populator.Stop();
   ASSERT_EQ(populating.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   EXPECT_EQ(populating.get().code(), absl::StatusCode::kCancelled);

@@ -79,10 +79,13 @@ TEST_F(ReactorTest, ACallbackMayUnwatchAnyDescriptorAndNoStaleEventArrives) {
 TEST_F(ReactorTest, ChangeTurnsEventsOffAndOn) {
   const auto a = Pair();
   bool allowed = false;
-  ASSERT_TRUE(reactor_->Watch(a.first.get(), EPOLLIN, [&](uint32_t) {
-    EXPECT_TRUE(allowed);
-    reactor_->Stop();
-  }).ok());
+  ASSERT_TRUE(reactor_
+                  ->Watch(a.first.get(), EPOLLIN,
+                          [&](uint32_t) {
+                            EXPECT_TRUE(allowed);
+                            reactor_->Stop();
+                          })
+                  .ok());
   reactor_->Change(a.first.get(), 0);
   ASSERT_EQ(::send(a.second.get(), "x", 1, 0), 1);
   const auto timer = reactor_->AddTimer([&] {

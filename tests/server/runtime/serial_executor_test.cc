@@ -14,7 +14,8 @@ constexpr std::chrono::seconds kPatience{30};
 
 TEST(SerialExecutor, TasksOfOneKeyRunInOrderAndNeverTogetherAcrossLanes) {
   SerialExecutor executor;
-  std::map<uint64_t, std::vector<int>> order;  // each vector is touched by its key's tasks alone: TSan would tell
+  std::map<uint64_t, std::vector<int>>
+      order;  // each vector is touched by its key's tasks alone: TSan would tell
   for (uint64_t key = 0; key < 8; ++key) {
     order[key];
   }

@@ -93,8 +93,10 @@ TEST_F(UnixSocketTest, DoesNotRemoveAFileThatIsNoLongerItsOwn) {
 }
 
 TEST_F(UnixSocketTest, PathsOutsideTheLimitsAreRefused) {
-  EXPECT_EQ(ListeningSocket::Open("relative", 0600).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(ListeningSocket::Open("/tmp/" + std::string(110, 'x'), 0600).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ListeningSocket::Open("relative", 0600).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ListeningSocket::Open("/tmp/" + std::string(110, 'x'), 0600).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(UnixSocketTest, KnowsWhoConnected) {
