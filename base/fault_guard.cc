@@ -1,5 +1,6 @@
 #include "base/fault_guard.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -120,7 +121,18 @@ void OnSigbus(int signal_number, siginfo_t* info, void* context) {
   errno = saved_errno;
 }
 
+// In a forked child the guarded slots are not mapped (MADV_DONTFORK): what lies there is somebody
+// else's.
+void ForgetRangesInChild() {
+  const int count = g_high_water.load(std::memory_order_relaxed);
+  for (int i = 0; i < count; ++i) {
+    g_ranges[i].begin.store(0, std::memory_order_relaxed);
+    g_ranges[i].end.store(0, std::memory_order_relaxed);
+  }
+}
+
 void InstallHandler() {
+  ::pthread_atfork(nullptr, nullptr, ForgetRangesInChild);
   g_page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   ::sigaction(SIGBUS, nullptr, &g_previous);
   struct sigaction action = {};

@@ -8,8 +8,8 @@
 //   written");
 //
 // The first guard installs a SIGBUS handler that passes every other fault on to the handler that
-// was there. Handler and table are async-signal-safe. At most kFaultGuardsMax ranges at a time:
-// ok() says whether it got one.
+// was there. Handler and table are async-signal-safe. A forked child inherits no guarded range. At
+// most kFaultGuardsMax ranges at a time: ok() says whether it got one.
 #pragma once
 
 #include <cstddef>

@@ -47,6 +47,16 @@ struct LimitFacts {
   std::optional<uint64_t> cgroup_memory_bytes;
 };
 
+// systemd-logind removes a user's files below /dev/shm when the last session ends, unless told
+// otherwise.
+struct LogoutFacts {
+  bool logind = false;       // this machine was started by systemd
+  bool removes_ipc = false;  // logind's RemoveIPC=
+  uint32_t uid = 0;          // whom the daemon runs as, or would if started now
+  std::string user;
+  bool lingers = false;
+};
+
 struct DaemonFacts {
   std::string socket;
   absl::Status reachable;
@@ -78,7 +88,9 @@ struct Facts {
   absl::Status config;
   std::vector<TmpfsFacts> tmpfs;  // /dev/shm, and memory.dir when that is elsewhere
   std::vector<SocketFacts> sockets;
+  std::string memory_dir;  // empty: ckptd's default
   LimitFacts limits;
+  LogoutFacts logout;
   DaemonFacts daemon;
 };
 
@@ -114,5 +126,9 @@ MountFacts FindMount(std::string_view mountinfo, const std::string& path);
 
 // The chosen word of "always within_size [never] deny": "never"; empty if there is none.
 std::string ChosenWord(std::string_view text);
+
+// RemoveIPC= as logind takes it from its settings' texts, of which the later wins; it is on unless
+// they say no.
+bool RemovesIpc(const std::vector<std::string>& settings);
 
 }  // namespace holdfast

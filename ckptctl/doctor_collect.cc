@@ -1,11 +1,16 @@
 // Gathers what doctor judges. Nothing here is fatal: what cannot be read is a fact of its own.
+#include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -144,6 +149,51 @@ SocketFacts CollectSocket(std::string what, const std::string& path) {
   return facts;
 }
 
+std::vector<std::string> NamesIn(const std::string& directory) {
+  return Env::System()->List(directory).value_or(std::vector<std::string>());
+}
+
+// The texts of logind's settings in the order in which it reads them: its file, then the drop-ins
+// by name, of which one in /etc stands for its namesakes in /run and /usr.
+std::vector<std::string> LogindSettings() {
+  std::map<std::string, std::string> drop_ins;
+  for (const char* base : {"/usr/lib/systemd", "/run/systemd", "/etc/systemd"}) {
+    const std::string directory = JoinPath(base, "logind.conf.d");
+    for (const std::string& name : NamesIn(directory)) {
+      if (absl::EndsWith(name, ".conf")) {
+        drop_ins[name] = JoinPath(directory, name);
+      }
+    }
+  }
+  std::vector<std::string> texts = {KernelText("/etc/systemd/logind.conf")};
+  for (const auto& [name, path] : drop_ins) {
+    texts.push_back(KernelText(path));
+  }
+  return texts;
+}
+
+LogoutFacts CollectLogout(int32_t daemon_pid) {
+  LogoutFacts facts;
+  facts.logind = Env::System()->Info("/run/systemd/system").ok();
+  facts.removes_ipc = RemovesIpc(LogindSettings());
+  facts.uid = ::geteuid();
+  if (daemon_pid > 0) {
+    const auto process = Env::System()->Info(absl::StrCat("/proc/", daemon_pid));
+    facts.uid = process.ok() ? process->uid : facts.uid;
+  }
+  std::array<char, 16 << 10> buffer;
+  struct passwd entry;
+  struct passwd* found = nullptr;
+  if (::getpwuid_r(facts.uid, &entry, buffer.data(), buffer.size(), &found) == 0 &&
+      found != nullptr) {
+    facts.user = found->pw_name;
+    facts.lingers = Env::System()->Info(JoinPath("/var/lib/systemd/linger", facts.user)).ok();
+  } else {
+    facts.user = absl::StrCat(facts.uid);  // loginctl takes numbers as well
+  }
+  return facts;
+}
+
 DaemonFacts CollectDaemon(const Context& context, std::string& memory_dir) {
   DaemonFacts facts;
   facts.socket = FindAdminSocket(context.socket);
@@ -178,10 +228,6 @@ v1::DaemonConfig CollectConfig(const DoctorArguments& arguments, Facts& facts) {
   const auto text = ReadFile(*Env::System(), path, kConfigBytesMax);
   facts.config = text.ok() ? ParseConfig(*text, path, config) : text.status();
   return config;
-}
-
-std::vector<std::string> NamesIn(const std::string& directory) {
-  return Env::System()->List(directory).value_or(std::vector<std::string>());
 }
 
 }  // namespace
@@ -220,6 +266,33 @@ std::string ChosenWord(std::string_view text) {
   return std::string(text.substr(begin + 1, end - begin - 1));
 }
 
+bool RemovesIpc(const std::vector<std::string>& settings) {
+  bool removes = true;
+  for (const std::string& text : settings) {
+    bool login = false;
+    for (const absl::string_view raw : absl::StrSplit(text, '\n')) {
+      const absl::string_view line = absl::StripAsciiWhitespace(raw);
+      if (absl::StartsWith(line, "[")) {
+        login = line == "[Login]";
+        continue;
+      }
+      const std::pair<std::string, std::string> setting =
+          absl::StrSplit(line, absl::MaxSplits('=', 1));
+      if (!login || absl::StripAsciiWhitespace(setting.first) != "RemoveIPC") {
+        continue;
+      }
+      const std::string value = absl::AsciiStrToLower(absl::StripAsciiWhitespace(setting.second));
+      for (const char* no : {"no", "n", "false", "f", "off", "0"}) {
+        removes = removes && value != no;
+      }
+      for (const char* yes : {"yes", "y", "true", "t", "on", "1"}) {
+        removes = removes || value == yes;
+      }
+    }
+  }
+  return removes;
+}
+
 Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   Facts facts;
   utsname name{};
@@ -255,7 +328,9 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
       facts.tmpfs.push_back(std::move(other));
     }
   }
+  facts.memory_dir = memory_dir;
   facts.limits = CollectLimits(facts.daemon.pid);
+  facts.logout = CollectLogout(facts.daemon.pid);
   facts.sockets.push_back(CollectSocket("admin socket", facts.daemon.socket));
   facts.sockets.push_back(CollectSocket(
       "client socket", config.socket().path().empty()

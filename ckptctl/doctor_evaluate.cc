@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +20,8 @@ using Findings = std::vector<Finding>;
 
 constexpr uint64_t kTmpfsUsefulMin = 256 * kMiB;  // containers get 64 MiB unless told otherwise
 constexpr uint64_t kOpenFilesMin = 8192;          // connections_max and as many again for slots
+constexpr char kSharedMemory[] = "/dev/shm";
+constexpr uint32_t kFirstUserUid = 1000;  // those below are the system's
 
 void Add(Findings& findings, std::string_view check, Verdict verdict, std::string text,
          std::string mend = "") {
@@ -213,6 +216,26 @@ void Limits(const Facts& facts, Findings& findings) {
   }
 }
 
+void Logout(const Facts& facts, Findings& findings) {
+  const LogoutFacts& logout = facts.logout;
+  const bool shared = facts.memory_dir.empty() || facts.memory_dir == kSharedMemory ||
+                      absl::StartsWith(facts.memory_dir, absl::StrCat(kSharedMemory, "/"));
+  if (!logout.logind || !shared || logout.uid < kFirstUserUid) {
+    return;  // system users keep their files
+  }
+  if (logout.removes_ipc && !logout.lingers) {
+    Add(findings, "logout", Verdict::kBroken,
+        absl::StrCat("when the last session of ", logout.user,
+                     " ends, systemd-logind removes the checkpoints (RemoveIPC=yes)"),
+        absl::StrCat("loginctl enable-linger ", Quote(logout.user)));
+  } else {
+    Add(findings, "logout", Verdict::kOk,
+        logout.lingers
+            ? absl::StrCat("checkpoints stay when ", logout.user, " logs out (lingering)")
+            : "checkpoints stay when you log out (RemoveIPC=no)");
+  }
+}
+
 void Fabric(const Facts& facts, Findings& findings) {
   const auto has = [&](std::string_view part) {
     return std::any_of(
@@ -338,6 +361,7 @@ std::vector<Finding> Evaluate(const Facts& facts) {
   }
   Memory(facts, findings);
   Limits(facts, findings);
+  Logout(facts, findings);
   Fabric(facts, findings);
   Config(facts, findings);
   Sockets(facts, findings);

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import queue
+import select
 import shutil
 import signal
 import socket
@@ -19,6 +20,21 @@ import time
 
 JOB = "demo"
 DEADLINE_S = 120
+SLOTS_PER_RANK = 16
+
+
+def room_for(state_bytes):
+    """Of all slots of both ranks."""
+    return (state_bytes + (8 << 20)) * (2 * SLOTS_PER_RANK + 1)
+
+
+def fitting_bytes(wanted):
+    """`wanted`, or what half of the free shared memory has room for; None if that is too little for anything."""
+    shm = os.statvfs("/dev/shm")
+    free = shm.f_bavail * shm.f_frsize // 2
+    while wanted >= 1 << 20 and room_for(wanted) > free:
+        wanted //= 2
+    return wanted if wanted >= 1 << 20 else None
 
 
 class Wrong(Exception):
@@ -159,7 +175,7 @@ class Demo:
             file.write(
                 f"state_dir: {self.work}/state\nsocket: {{path: {self.socket}}}\nadmin: {{path: {self.admin}}}\n"
                 f"metrics: {{address: 'off'}}\nlog: {{level: warning}}\n"
-                f"memory: {{dir: {self.memory}, slots_per_rank: 16, bytes_max: {(self.bytes + (8 << 20)) * 33}}}\n"
+                f"memory: {{dir: {self.memory}, slots_per_rank: {SLOTS_PER_RANK}, bytes_max: {room_for(self.bytes)}}}\n"
             )
         self.log = open(os.path.join(self.work, "ckptd.log"), "a+", encoding="utf-8")
         self.daemon = None
@@ -175,14 +191,23 @@ class Demo:
             os.unlink(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.bind(path)
-            ready.settimeout(DEADLINE_S)
             began = time.monotonic()
             self.daemon = subprocess.Popen(
                 [self.program("ckptd"), "--config", self.config], env={**os.environ, "NOTIFY_SOCKET": path},
                 stdout=subprocess.DEVNULL, stderr=self.log,
             )
-            ready.recv(4096)
+            self._await_ready(ready)
         self.timeline.add("ckptd", "ready", ms=(time.monotonic() - began) * 1000)
+
+    def _await_ready(self, ready):
+        """Until the daemon says so, or has ended."""
+        end = os.pidfd_open(self.daemon.pid)
+        try:
+            readable, _, _ = select.select([ready, end], [], [], DEADLINE_S)
+        finally:
+            os.close(end)
+        if ready not in readable:
+            raise Wrong(f"ckptd {'ended' if readable else 'was not ready'} within {DEADLINE_S} s")
 
     def start_ranks(self, *arguments, sync_points=("", "")):
         self.lockstep = Lockstep()
@@ -321,7 +346,11 @@ def main():
     parser.add_argument("bin")
     parser.add_argument("--bytes", type=int, default=64 << 20, help="of state per rank")
     arguments = parser.parse_args()
-    demo = Demo(arguments.bin, arguments.bytes)
+    state_bytes = fitting_bytes(arguments.bytes)
+    if state_bytes is None:
+        print("scripts/demo: /dev/shm has too little room; as root: mount -o remount,size=2G /dev/shm", file=sys.stderr)
+        return 1
+    demo = Demo(arguments.bin, state_bytes)
     try:
         run(demo)
         demo.timeline.print()

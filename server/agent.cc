@@ -378,7 +378,10 @@ void Agent::ExpireRequest(RequestToken token) {
       return Refuse(token, late);  // the hold goes when the note has been written
     case Where::kReserve:
       pending.may_wait = false;
+      pending.expired = true;
       return PlaceReserve(token);
+    case Where::kHanding:
+      return AnswerReserve(token, nullptr);  // the slot is free again when its note has been written
   }
 }
 

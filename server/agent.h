@@ -61,6 +61,7 @@ class Agent {
     kPopulating,
     kFree,
     kNoting,
+    kHanding,
     kWriting,
     kPublishing,
     kSealed,
@@ -128,7 +129,7 @@ class Agent {
     uint32_t references = 0;  // connections, seats, slots it writes, holds
   };
   enum class Limit { kNone, kRank, kBudget };
-  enum class Where { kCoordinator, kRoom, kAsking, kSlot, kSource, kReserve };
+  enum class Where { kCoordinator, kRoom, kAsking, kSlot, kSource, kReserve, kHanding };
   struct Pending {
     ConnectionId connection = 0;
     uint64_t frame_id = 0;
@@ -141,6 +142,8 @@ class Agent {
     Step step = 0;
     uint64_t bytes = 0;
     uint32_t slots = 0;
+    uint32_t ready = 0;
+    bool expired = false;
     bool may_wait = false;
     std::vector<Descent> descent;
     bool no_create = false;  // making a slot failed; again when memory came back
@@ -217,7 +220,6 @@ class Agent {
   void TakeMessage(const JobUuid& job, const Reported& m);
 
   // agent_saves.cc: a filling from BeginSave to Seal
-  void OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
   void OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
   void OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
   void OnAbortSave(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
@@ -227,6 +229,13 @@ class Agent {
   void LoseFilling(Slot& slot, const std::string& why);
   void RefuseSave(RequestToken token, const Failure& failure);
   Slot* FindFilling(const Seat& seat, SlotId slot, Generation generation, Step step);
+
+  // agent_reserve.cc: slots ahead of the first save
+  void OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void PlaceReserve(RequestToken token);
+  void HandOver(RequestToken token, uint32_t ready);
+  void AnswerReserve(RequestToken token, const Slot* handed);
+  void FinishHanding(Slot& slot, const absl::Status& noted);
 
   // agent_slots.cc: the life of a slot
   void OnSlotCreated(const SlotCreated& e);
@@ -251,11 +260,11 @@ class Agent {
 
   // agent_room.cc: which slot a save gets
   void Place(RequestToken token);
-  void PlaceReserve(RequestToken token);
   Allocation Allocate(const Seat& seat, const Pending& pending, RequestToken token);
   bool Fits(const Slot& slot, uint64_t bytes) const;
   bool Stuck(const Slot& slot, const Seat& seat) const;
   bool MineFree(const Slot& slot, const Seat& seat) const;
+  bool MayMap(const Seat& seat, uint64_t bytes) const;
   bool Adoptable(const Slot& slot, const Seat& seat) const;
   bool Deletable(const Slot& slot) const;
   bool Orphan(const Slot& slot) const;

@@ -167,16 +167,20 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   return own_deleted || (!over_count && coming > 0 && enough());
 }
 
-Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, RequestToken token) {
-  // 1. A free slot of the rank's own. Once mapped it is the process's for good, so a third one is
-  // taken as if it was made.
+// Once mapped, a slot is the process's for good: so a third one is taken only as if it was made.
+bool Agent::MayMap(const Seat& seat, uint64_t bytes) const {
   const auto mapped = std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
-    return s.second.owned && s.second.job == seat.job && s.second.rank == seat.rank &&
-           s.second.writer == seat.process;
+    const Slot& slot = s.second;
+    return slot.owned && slot.job == seat.job && slot.rank == seat.rank &&
+           slot.writer == seat.process;
   });
-  const bool may_map =
-      mapped < 2 ||
-      OthersCanHaveTwo(seat, pending.bytes, bytes_max_ - std::min(bytes_max_, bytes_used_));
+  return mapped < 2 ||
+         OthersCanHaveTwo(seat, bytes, bytes_max_ - std::min(bytes_max_, bytes_used_));
+}
+
+Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, RequestToken token) {
+  // 1. A free slot of the rank's own.
+  const bool may_map = MayMap(seat, pending.bytes);
   Slot* best = nullptr;
   for (auto& [id, slot] : slots_) {
     if (MineFree(slot, seat) && Fits(slot, pending.bytes) && (slot.writer || may_map) &&
@@ -212,7 +216,8 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
       continue;
     }
     coming =
-        coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kUnpublishing ||
+        coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kHanding ||
+             slot.state == SlotState::kUnpublishing ||
         (slot.state == SlotState::kCreating && slot.token == 0) ||
         ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
   }
@@ -355,65 +360,6 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
     absl::StrAppend(&text, "; ckptctl rm <job> frees what an ended job holds");
   }
   return {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, std::move(text)};
-}
-
-void Agent::PlaceReserve(RequestToken token) {
-  Pending& pending = pending_.at(token);
-  const Seat* seat = FindSeat(pending.seat);
-  if (seat == nullptr) {
-    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
-                          "the rank has joined again since"});
-  }
-  uint32_t ready = 0;
-  uint32_t coming = 0;
-  for (auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad ||
-        Stuck(slot, *seat) || !Fits(slot, pending.bytes)) {
-      continue;
-    }
-    if (slot.state == SlotState::kFree && !slot.populated) {
-      slot.populate = true;
-    }
-    const bool unready = slot.state == SlotState::kCreating ||
-                         slot.state == SlotState::kPopulating ||
-                         (slot.state == SlotState::kFree && slot.populate);
-    ++(unready ? coming : ready);
-  }
-  bool space_coming = false;
-  while (ready + coming < pending.slots) {
-    const uint32_t count = CountForRank(*seat);
-    const bool may_have_more = count < config_.memory().slots_per_rank();
-    if (may_have_more && !pending.no_create && BudgetHas(*seat, pending.bytes, count)) {
-      CreateSlotFor(*seat, pending.bytes, true, token);
-      ++coming;
-      continue;
-    }
-    Slot* adopted = nullptr;
-    for (auto& [id, slot] : slots_) {
-      if (may_have_more && Fits(slot, pending.bytes) && Adoptable(slot, *seat) &&
-          !MineFree(slot, *seat)) {
-        adopted = &slot;
-        break;
-      }
-    }
-    if (adopted == nullptr) {
-      space_coming = MakeSpace(*seat, pending.bytes);
-      break;
-    }
-    adopted->job = seat->job;
-    adopted->rank = seat->rank;
-    adopted->populate = !adopted->populated;
-    ++(adopted->populated ? ready : coming);
-  }
-  PopulateNext(seat->job, seat->rank);
-  if (ready < pending.slots && (coming > 0 || space_coming) && pending.may_wait) {
-    return;
-  }
-  v1::DaemonFrame frame;
-  frame.mutable_reserve()->set_ready(std::min(ready, pending.slots));
-  frame.mutable_reserve()->set_wanted(pending.slots);
-  frame.mutable_reserve()->set_slot_bytes(pending.bytes);
-  Reply(token, std::move(frame));
 }
 
 }  // namespace holdfast

@@ -19,31 +19,6 @@ Failure Gone(std::string message) {
 
 }  // namespace
 
-void Agent::OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
-  const v1::Reserve& reserve = frame.reserve();
-  if (reserve.slot_bytes() == 0) {
-    return RefuseNow(id, frame.id(), Invalid("reserve: slot_bytes is 0"));
-  }
-  if (reserve.slot_bytes() > bytes_max_) {
-    return RefuseNow(id, frame.id(),
-                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
-                      absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()),
-                                   " is more than this node may hold, ", FormatBytes(bytes_max_),
-                                   " (memory.bytes_max)")});
-  }
-  const uint32_t max = config_.memory().slots_per_rank();
-  const RequestToken token = NewPending(id, frame, Deadline(reserve.deadline_ms()));
-  Pending& pending = pending_.at(token);
-  pending.where = Where::kReserve;
-  pending.job = seat.job;
-  pending.seat = seat_id;
-  pending.bytes = RoundUp(reserve.slot_bytes(), kSlotBytesUnit);
-  pending.slots = reserve.slots() == 0 ? max : std::min(reserve.slots(), max);
-  pending.may_wait = reserve.deadline_ms() > 0;
-  waiting_for_room_.insert(token);
-  PlaceReserve(token);
-}
-
 void Agent::OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
   const v1::BeginSave& save = frame.begin_save();
   if (save.slot_bytes() == 0) {

@@ -143,6 +143,9 @@ void Agent::OnNoteWritten(const NoteWritten& e) {
   if (slot->state == SlotState::kNoting && slot->grant_note == e.note_version) {
     GrantFilling(*slot, e.status);
   }
+  if (slot->state == SlotState::kHanding && slot->grant_note == e.note_version) {
+    FinishHanding(*slot, e.status);
+  }
   std::vector<ReadWait> ready;
   for (size_t i = 0; i < slot->read_waits.size();) {
     if (slot->read_waits[i].note_version == e.note_version) {
@@ -310,7 +313,7 @@ void Agent::OnReleaseSlots(ConnectionId id, const Caller& caller, const v1::Clie
     if (slot == nullptr || slot->writer != caller.process) {
       continue;
     }
-    if (slot->state == SlotState::kNoting) {
+    if (slot->state == SlotState::kNoting || slot->state == SlotState::kHanding) {
       slot->mapped_on = 0;  // if it is granted now, its descriptor comes again
     } else {
       ReleaseWriter(*slot, absl::StrCat(caller.process.ToString(), " released slot ", released));

@@ -124,7 +124,9 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
            0, t);
     }
     write_problem_ = Message(m.status);
-    write_due_ = t.time.now + kStateRetry;
+    if (!removed_) {
+      write_due_ = t.time.now + kStateRetry;
+    }
     return;
   }
   write_problem_.clear();
@@ -160,13 +162,23 @@ void Coordinator::On(const WakeUp&, Turn& t) {
 void Coordinator::On(const JobRemoved& m, Turn& t) {
   removed_ = m.removed;
   if (!removed_) {
+    // It stays: what was not written for its sake is written now.
+    if (version_ != durable_version_) {
+      write_due_ = t.time.now;
+    }
     return FlushState(t);
   }
+  // Nothing is written any more: no write may be due, and nobody may wait for one.
+  write_due_.reset();
   const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
                         absl::StrCat("job '", name_, "' was removed")};
   for (const CheckpointId& id : AllCheckpoints()) {
     LetGo(id, removed, t);
   }
+  for (const DurableWait& wait : durable_waits_) {
+    Refuse(wait.token, removed, t);
+  }
+  durable_waits_.clear();
 }
 
 void Coordinator::On(const RequestExpired& m, Turn& t) {
@@ -186,7 +198,8 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
           "the state of job '", name_, "' is not written yet",
           write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
       ForgetDurableWaits(m.token);
-      return Refuse(m.token, failure, t);
+      Refuse(m.token, failure, t);
+      return RetryJoins(t);
     }
   }
   if (session_ && session_->IsWaiting(m.token)) {
@@ -215,20 +228,18 @@ void Coordinator::On(const RequestCancelled& m, Turn& t) {
   if (session_) {
     session_->StopWaiting(m.token);
   }
-  // A rank that was admitted but will never hear of it is not there.
-  for (const DurableWait& wait : durable_waits_) {
-    const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
-    if (wait.token == m.token && accepted != nullptr && accepted->attempt == attempt()) {
-      if (const auto member = members_.find(accepted->rank); member != members_.end()) {
-        member->second.alive = false;
-      }
-    }
-  }
   ForgetDurableWaits(m.token);
   RetryJoins(t);
 }
 
 void Coordinator::On(const RestorePointAsked& m, Turn& t) {
+  if (removed_) {
+    return Refuse(
+        m.token,
+        {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat("job '", name_, "' is being removed: it restores nothing any more")},
+        t);
+  }
   const v1::SetRestorePointRequest& request = m.request;
   v1::RestorePoint point;
   std::string text = "the next restore uses the newest step again";
@@ -251,6 +262,7 @@ void Coordinator::On(const RestorePointAsked& m, Turn& t) {
                         found->attempt);
   }
   restore_point_ = point;
+  ++restore_point_changes_;
   Persist(t);
   AnswerWhenDurable(m.token, RestorePointSet{m.token, text}, t);
 }
@@ -263,7 +275,7 @@ void Coordinator::Persist(Turn& t) {
 
 void Coordinator::PersistLazily(Turn& t) {
   ++version_;
-  if (!write_due_) {
+  if (!write_due_ && !removed_) {
     write_due_ = t.time.now + kStateLaziness;
   }
 }
@@ -317,6 +329,16 @@ void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t
 }
 
 void Coordinator::ForgetDurableWaits(RequestToken token) {
+  // A rank that was admitted but will never hear of it is not there: nobody would ever say that its
+  // seat was lost.
+  for (const DurableWait& wait : durable_waits_) {
+    const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
+    if (wait.token == token && accepted != nullptr && accepted->attempt == attempt()) {
+      if (const auto member = members_.find(accepted->rank); member != members_.end()) {
+        member->second.alive = false;
+      }
+    }
+  }
   std::erase_if(durable_waits_, [token](const DurableWait& w) { return w.token == token; });
 }
 

@@ -192,7 +192,7 @@ class Coordinator {
   void RetryJoins(Turn& t);
   Failure SupersededFailure(Attempt attempt) const;
   bool IsCurrent(Attempt attempt, RequestToken token, Turn& t);
-  void Decide(CheckpointId parent, Turn& t);
+  void Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t);
   void ComputeLine();
 
   // coordinator_saves.cc
@@ -206,6 +206,7 @@ class Coordinator {
   void AddShard(CheckpointId id, const ShardSealed& m, Turn& t);
   void Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t);
   void Abandon(CheckpointId id, const std::string& why, Turn& t);
+  void AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why, Turn& t);
   void LetGo(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);
   void AnswerAwaits(Step step, Turn& t);
@@ -243,7 +244,8 @@ class Coordinator {
   Attempt highest_attempt_ = 0;
   uint64_t highest_epoch_ = 0;
   v1::RestorePoint restore_point_;
-  uint64_t version_ = 0;         // intended
+  uint64_t restore_point_changes_ = 0;  // tells two restore points apart; not durable itself
+  uint64_t version_ = 0;                // intended
   uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;
   uint64_t in_flight_version_ = 0;          // 0: no write under way

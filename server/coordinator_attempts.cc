@@ -1,6 +1,7 @@
 // Which attempt a joining rank belongs to (docs/protocol.md §2), and what opening one means for the
 // one before.
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "server/coordinator.h"
@@ -360,17 +361,26 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
   } else {
     member.alive = false;
     member.connection = 0;
+    AbandonWithout(
+        m.rank, std::nullopt,
+        absl::StrCat("rank ", m.rank, " (", m.process.ToString(), ") ",
+                     m.how == SeatLost::How::kLeft ? "left" : "ended", " without having begun it"),
+        t);
   }
   DropFromSession(m.rank, m.process);
   RetryJoins(t);
 }
 
-void Coordinator::Decide(CheckpointId parent, Turn& t) {
+// `restore_point_change`: which restore point the decision was made by. One that was set since is
+// for the next attempt.
+void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t) {
   AttemptInfo& info = attempts_.rbegin()->second;
   held_until_durable_ = CommittedOnLine();
   info.decided = true;
   info.parent = parent;
-  restore_point_.Clear();
+  if (restore_point_change == restore_point_changes_) {
+    restore_point_.Clear();
+  }
   ComputeLine();
   Persist(t);
   held_version_ = needed_version_;

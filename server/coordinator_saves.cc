@@ -47,18 +47,8 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   last_begun_[m.rank] = m.step;
   any_save_ = true;
   // What this rank skipped it can never seal: those steps are over for all.
-  std::vector<CheckpointId> skipped;
-  for (auto it = checkpoints_.lower_bound({m.attempt, 0});
-       it != checkpoints_.end() && it->first.step < m.step; ++it) {
-    const Checkpoint& checkpoint = it->second;
-    if (!checkpoint.committed && !checkpoint.dead && checkpoint.shards.count(m.rank) == 0 &&
-        checkpoint.writing.count(m.rank) == 0) {
-      skipped.push_back(it->first);
-    }
-  }
-  for (const CheckpointId& id : skipped) {
-    Abandon(id, absl::StrCat("rank ", m.rank, " went on to step ", m.step, " without it"), t);
-  }
+  AbandonWithout(m.rank, m.step,
+                 absl::StrCat("rank ", m.rank, " went on to step ", m.step, " without it"), t);
   if (const auto fate = fates_.find(m.step); fate != fates_.end()) {
     return Refuse(m.token, fate->second.failure, t);
   }
@@ -79,7 +69,7 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   }
   found->second.writing.insert(m.rank);
   if (!info.decided) {
-    Decide({}, t);
+    Decide({}, restore_point_changes_, t);
   }
   AnswerWhenDurable(m.token, SavePermitted{m.token, line_}, t);
 }
@@ -195,6 +185,24 @@ void Coordinator::Abandon(CheckpointId id, const std::string& why, Turn& t) {
            absl::StrCat("step ", id.step, " of attempt ", id.attempt, " abandoned: ", why));
   Tell(Report::Kind::kStepAbandoned, failure.message, it->second.bytes, t);
   LetGo(id, failure, t);
+}
+
+// The rank will never begin the open steps (below `below`, if given) that it has not begun. Those
+// that it has begun end by its seal, or by what its agent says of them.
+void Coordinator::AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why,
+                                 Turn& t) {
+  std::vector<CheckpointId> without;
+  for (auto it = checkpoints_.lower_bound({attempt(), 0});
+       it != checkpoints_.end() && (!below || it->first.step < *below); ++it) {
+    const Checkpoint& checkpoint = it->second;
+    if (!checkpoint.committed && !checkpoint.dead && checkpoint.shards.count(rank) == 0 &&
+        checkpoint.writing.count(rank) == 0) {
+      without.push_back(it->first);
+    }
+  }
+  for (const CheckpointId& id : without) {
+    Abandon(id, why, t);
+  }
 }
 
 void Coordinator::LetGo(CheckpointId id, Failure failure, Turn& t) {

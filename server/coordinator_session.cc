@@ -13,6 +13,15 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
+  if (session_ && session_->AsksAnew(m.rank, m.wanted)) {
+    FailSession(
+        {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": rank ", m.rank,
+                      " began another restore while step ", session_->checkpoint().step,
+                      " was being loaded (asked for: ", session_->WantedText(),
+                      "); enter again, all ranks with the same request")},
+        t);
+  }
   if (!session_) {
     session_ = std::make_unique<Session>(next_session_++, attempt(),
                                          attempts_.rbegin()->second.world_size);
@@ -98,6 +107,18 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     Refuse(m.token, failure, t);
     return FailSession(failure, t);
   }
+  if (!m.loaded && !m.copy_is_bad) {
+    // The copy is good: something else failed, here and now. To fall back would discard the newer
+    // steps for good, for what may be gone at the next try.
+    const CheckpointId of = session_->checkpoint();
+    const Failure failure{
+        absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("restore of job '", name_, "': rank ", m.rank, " could not load step ",
+                     of.step, " of attempt ", of.attempt,
+                     ", whose copy is not known to be bad: ", m.problem, "; restore again")};
+    Refuse(m.token, failure, t);
+    return FailSession(failure, t);
+  }
   if (!m.loaded) {
     Doubt(m, session_->checkpoint(), t);
     return FallBack(m, t);
@@ -157,7 +178,7 @@ void Coordinator::BeginSession(Turn& t) {
     last_session_ = session_->id();
     last_failure_ = failure;
     session_.reset();
-    Decide({}, t);
+    Decide({}, restore_point_changes_, t);
     for (const auto& [rank, token] : waiting) {
       AnswerWhenDurable(token, Refused{token, *failure}, t);
     }
@@ -166,7 +187,7 @@ void Coordinator::BeginSession(Turn& t) {
   if (failure) {
     return FailSession(*failure, t);
   }
-  session_->BeginLoading(std::move(candidates));
+  session_->BeginLoading(std::move(candidates), restore_point_changes_);
   for (const auto& [rank, token] : session_->TakeWaiting()) {
     t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(),
                                   session_->checkpoint()});
@@ -252,7 +273,7 @@ void Coordinator::FinishSession(Turn& t) {
   const CheckpointId parent = session->checkpoint();
   last_session_ = session->id();
   last_failure_.reset();
-  Decide(parent, t);
+  Decide(parent, session->restore_point_change(), t);
   Tell(Report::Kind::kSessionDone,
        absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step), 0, t);
   for (const auto& [rank, token] : session->TakeWaiting()) {

@@ -37,6 +37,10 @@ std::optional<std::string> Session::Conflict(Rank rank,
   return std::nullopt;
 }
 
+bool Session::AsksAnew(Rank rank, const std::optional<CheckpointId>& wanted) const {
+  return loading() && entries_.count(rank) > 0 && wanted != wanted_;
+}
+
 RequestToken Session::Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
                             RequestToken token) {
   wanted_ = wanted;
@@ -57,8 +61,9 @@ void Session::Drop(Rank rank, ProcessId process) {
   }
 }
 
-void Session::BeginLoading(std::vector<CheckpointId> candidates) {
+void Session::BeginLoading(std::vector<CheckpointId> candidates, uint64_t restore_point_change) {
   candidates_ = std::move(candidates);
+  restore_point_change_ = restore_point_change;
   current_ = 0;
   round_ = 1;
 }

@@ -38,6 +38,9 @@ class Session {
 
   // Why this rank cannot take part, if another one asked for something else; names both.
   std::optional<std::string> Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const;
+  // Whether this rank is in the session, its step is chosen, and the rank now asks for something
+  // else: what it asks for cannot be answered from here.
+  bool AsksAnew(Rank rank, const std::optional<CheckpointId>& wanted) const;
   // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is
   // answered.
   RequestToken Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
@@ -47,8 +50,9 @@ class Session {
   // Removes the rank's entry (its process or connection ended), if that process holds it.
   void Drop(Rank rank, ProcessId process);
 
-  // `candidates` newest first, not empty.
-  void BeginLoading(std::vector<CheckpointId> candidates);
+  // `candidates` newest first, not empty; chosen under the job's restore point as of this change.
+  void BeginLoading(std::vector<CheckpointId> candidates, uint64_t restore_point_change);
+  uint64_t restore_point_change() const { return restore_point_change_; }
   // The rank has the round's step and waits; whoever waited for it before is returned.
   RequestToken Report(Rank rank, RequestToken token);
   bool AllLoaded() const;
@@ -78,6 +82,7 @@ class Session {
   std::map<Rank, Entry> entries_;
   std::vector<CheckpointId> candidates_;
   size_t current_ = 0;
+  uint64_t restore_point_change_ = 0;
 };
 
 }  // namespace holdfast

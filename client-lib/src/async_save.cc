@@ -5,6 +5,11 @@
 #include "absl/strings/str_cat.h"
 
 namespace holdfast::client {
+namespace {
+
+constexpr Milliseconds kAnswerTime{100};
+
+}  // namespace
 
 void SaveProgress::Granted(uint64_t attempt) {
   const MutexLock lock(mutex_);
@@ -93,7 +98,10 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
                                  "; this rank has gone on to attempt ", link_->attempt()));
     }
     await.deadline_ms = deadline.DaemonMillis();
-    const Status reached = connection->Call<wire::SaveProgress>(await, deadline).status();
+    // The daemon answers by the caller's deadline; a moment more for the answer's way, so that even
+    // a wait of nothing learns how things stand, and leaves no request behind.
+    const Deadline exchange = Deadline::In(deadline.left() + kAnswerTime);
+    const Status reached = connection->Call<wire::SaveProgress>(await, exchange).status();
     // A daemon that was restarted in between knows the step from its record.
     if (reached.code() != Code::kUnavailable || connection->alive() || deadline.passed()) {
       return reached.ok() ? reached

@@ -152,8 +152,8 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
 
   // From here on the view lets go of the copy, whatever happens.
   auto view = std::make_unique<SlotView>(socket, *connection, source->message);
-  Result<std::unique_ptr<SealedShard>> shard =
-      SealedShard::Open(source->message, source->descriptors, {options.job, options.rank});
+  Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(
+      source->message, source->descriptors, {options.job, options.rank}, /*mine=*/nullptr);
   HF_TRY(WithContext(shard.status(), context));
   view->Fill(*std::move(shard));
   Result<Answer<wire::Done>> confirmed =

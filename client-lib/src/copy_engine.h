@@ -39,7 +39,7 @@ struct CopyOutRange {
 
 struct CopyOptions {
   const char* half_point = nullptr;  // sync point to pass when half is done
-  bool populate = false;             // CopyIn: the slot's pages are not in the page tables yet
+  bool populate = false;             // the slot's pages are not in the page tables yet
 };
 
 // The first block, in the order of the ranges, whose bytes contradict their digest.

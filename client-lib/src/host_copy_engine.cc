@@ -60,20 +60,35 @@ void ForEachBlock(std::span<const Range> ranges, Position from, Position to, con
   }
 }
 
-// Ranges of a slot lie one after the other, so a task's destination is one run of pages.
-void PopulateTask(std::span<const CopyInRange> ranges, Position from, Position to) {
+std::byte* InSlot(const CopyInRange& range) {
+  return static_cast<std::byte*>(range.to);
+}
+std::byte* InSlot(const CopyOutRange& range) {
+  return const_cast<std::byte*>(
+      static_cast<const std::byte*>(range.from));  // for madvise, which does not write
+}
+
+// Runs of neighbouring ranges are populated at once. By reading, as SlotMapping::Populate.
+template <typename Range>
+void PopulateTask(std::span<const Range> ranges, Position from, Position to) {
   std::byte* begin = nullptr;
   std::byte* end = nullptr;
+  const auto populate = [&] {
+    if (begin != end) {
+      // What fails here (a file cut short) shows in the copy, under its guard.
+      PopulatePages(begin, static_cast<size_t>(end - begin), /*writable=*/false,
+                    PopulateMethod::kBest);
+    }
+  };
   ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
-    std::byte* const at = static_cast<std::byte*>(ranges[i].to) + offset;
-    begin = begin == nullptr ? at : std::min(begin, at);
-    end = std::max(end, at + bytes);
+    std::byte* const at = InSlot(ranges[i]) + offset;
+    if (at != end) {
+      populate();
+      begin = at;
+    }
+    end = at + bytes;
   });
-  if (begin != nullptr) {
-    // What fails here (a file cut short) shows in the copy, under its guard.
-    PopulatePages(begin, static_cast<size_t>(end - begin), /*writable=*/true,
-                  PopulateMethod::kBest);
-  }
+  populate();
 }
 
 class HostCopyEngine : public CopyEngine {
@@ -100,6 +115,9 @@ class HostCopyEngine : public CopyEngine {
     Mutex mutex;
     std::optional<CopyMismatch> first;
     RunTasks(ranges, options, [&](Position from, Position to) {
+      if (options.populate) {
+        PopulateTask(ranges, from, to);
+      }
       ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
         const CopyOutRange& range = ranges[i];
         const std::byte* const source = static_cast<const std::byte*>(range.from) + offset;

@@ -198,11 +198,15 @@ class JobImpl : public Job {
       HF_TRY_ASSIGN(const Answer<wire::ReserveReply> answer,
                     connection->Call<wire::ReserveReply>(reserve, deadline));
       const wire::ReserveReply& reply = answer.message;
-      if (!reply.descriptor || deadline.passed()) {
+      if (!reply.descriptor) {
         return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
       }
+      // Mapped in any case: the daemon will not send this slot's descriptor again.
       HF_TRY_ASSIGN(SlotMapping* const mapping,
                     core_->mappings.Writable(reply.slot, reply.slot_bytes, answer.descriptors));
+      if (deadline.passed()) {
+        return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
+      }
       mapping->Populate();
     }
     return Status(Code::kInternal,
@@ -219,7 +223,7 @@ class JobImpl : public Job {
       core_->took_part = false;
     }
     Result<Restored> restored =
-        RestoreRun(*core_->link, *core_->engine, options, state).Run(deadline);
+        RestoreRun(*core_->link, core_->mappings, *core_->engine, options, state).Run(deadline);
     // "From scratch" is a decision of the attempt, too.
     core_->took_part = restored.ok() || restored.status().code() == Code::kNothingToRestore;
     return restored;

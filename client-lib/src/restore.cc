@@ -16,7 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kProblemBytesMax = 4096;
 constexpr size_t kNotesMax = 256;
-constexpr Milliseconds kReleaseTime{1000};
 
 }  // namespace
 
@@ -35,10 +34,10 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
   while (outcome.ok() && !outcome->message.done) {
     const wire::Source offered = *outcome->message.source;
     Result<Answer<wire::SessionOutcome>> next = LoadAndReport(*outcome, deadline);
-    if (!next.ok() && next.status().code() == Code::kUnavailable && mismatch_.ok() &&
-        !deadline.passed()) {
-      next = Enter(
-          deadline);  // the daemon was restarted: it knows what was decided, or we decide again
+    if (!next.ok() && !connection_->alive() && next.status().code() == Code::kUnavailable &&
+        mismatch_.ok() && !deadline.passed()) {
+      // The daemon was restarted: it knows what was decided, or we decide again.
+      next = Enter(deadline);
     }
     const bool moved_on = next.ok() && (next->message.attempt != offered.attempt ||
                                         next->message.step != offered.step);
@@ -53,6 +52,12 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
     return mismatch_;
   }
   HF_TRY(outcome.status());
+  if (loaded_ != CheckpointId{outcome->message.attempt, outcome->message.step}) {
+    return Status(
+        Code::kInternal,
+        absl::StrCat("ckptd says that attempt ", outcome->message.attempt, " step ",
+                     outcome->message.step, " is restored, which this rank has not loaded"));
+  }
   HF_SYNC_POINT("client.restore.done");
   restored_.attempt = outcome->message.attempt;
   restored_.step = outcome->message.step;
@@ -90,7 +95,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
     const Answer<wire::SessionOutcome>& offer, Deadline deadline) {
   const wire::Source& source = *offer.message.source;
   const Clock::time_point began = Clock::now();
-  const Load load = LoadSource(source, offer.descriptors, deadline);
+  Load load = LoadSource(source, offer.descriptors, deadline);
   restored_.copied += Clock::now() - began;
 
   wire::ReportLoad report;
@@ -102,19 +107,26 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
   report.wants_mismatch = load.mismatch;
   report.deadline_ms = deadline.DaemonMillis();
   problem_ = load.status;
+  loaded_ = load.status.ok() ? CheckpointId{source.attempt, source.step} : CheckpointId{};
   if (load.mismatch) {
     mismatch_ =
         WithContext(load.status, absl::StrCat("attempt ", source.attempt, " step ", source.step));
   }
 
-  // The copy's pages are unmapped; it may go as soon as the session lets it.
-  const Deadline release = Deadline::In(kReleaseTime).Earlier(deadline);
-  static_cast<void>(
-      connection_->Call<wire::Done>(wire::ReleaseRead{source.slot, source.generation}, release)
-          .ok());
   const Clock::time_point reported = Clock::now();
   HF_TRY_ASSIGN(const uint64_t id, connection_->Send(report, deadline));
   HF_SYNC_POINT("client.restore.reported");
+  // While the others load: unmapping takes its time, and then the copy may go as soon as the
+  // session lets it. A daemon that is slow to answer must not cost this rank its place in the
+  // session.
+  if (load.shard != nullptr && load.shard->faulted()) {
+    mappings_.Drop(
+        source.slot);  // if it was read through that mapping: its pages are no longer the slot's
+  }
+  load.shard.reset();
+  static_cast<void>(
+      connection_->Call<wire::Done>(wire::ReleaseRead{source.slot, source.generation}, deadline)
+          .ok());
   Result<Answer<wire::SessionOutcome>> outcome =
       connection_->Receive<wire::SessionOutcome>(id, deadline);
   restored_.waited += Clock::now() - reported;
@@ -126,24 +138,29 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
                                         Deadline deadline) {
   // 1. The copy, and what of it is wanted.
   const SealedShard::Expected expected{link_.identity().job, link_.identity().rank};
-  Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(source, descriptors, expected);
-  if (!shard.ok()) {
-    return {shard.status()};
+  Result<std::unique_ptr<SealedShard>> opened =
+      SealedShard::Open(source, descriptors, expected,
+                        mappings_.Find(source.slot, source.image_bytes, descriptors[0]));
+  if (!opened.ok()) {
+    return {opened.status()};
   }
+  std::unique_ptr<SealedShard> shard = *std::move(opened);
   HF_SYNC_POINT("client.restore.source_mapped");
-  const Result<StateMatch> match = MatchState(state_, (*shard)->layout());
+  const Result<StateMatch> match = MatchState(state_, shard->layout());
   if (!match.ok()) {
-    return {match.status(), /*mismatch=*/true};
+    return {match.status(), /*mismatch=*/true, std::move(shard)};
   }
   // 2. The bytes.
   std::vector<size_t> slices = match->tensors;
   slices.insert(slices.end(), match->objects.begin(), match->objects.end());
-  if (Status copied = Copy(**shard, slices); !copied.ok()) {
-    return {std::move(copied)};
+  if (Status copied = Copy(*shard, slices); !copied.ok()) {
+    return {std::move(copied), /*mismatch=*/false, std::move(shard)};
   }
   // 3. Were they of this filling to the last?
-  return {connection_->Call<wire::Done>(wire::ConfirmRead{source.slot, source.generation}, deadline)
-              .status()};
+  const Status confirmed =
+      connection_->Call<wire::Done>(wire::ConfirmRead{source.slot, source.generation}, deadline)
+          .status();
+  return {confirmed, /*mismatch=*/false, std::move(shard)};
 }
 
 Status RestoreRun::Copy(const SealedShard& shard, const std::vector<size_t>& slices) {
@@ -167,6 +184,7 @@ Status RestoreRun::Copy(const SealedShard& shard, const std::vector<size_t>& sli
   }
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
+  options.populate = !shard.populated();
   HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_.CopyOut(ranges, options));
   if (shard.faulted()) {
     return Status(Code::kCorrupt, "the slot was cut short while it was being read");

@@ -2,7 +2,7 @@
 // every block, reports, and goes on with what the session offers next, until all ranks have the
 // same step.
 //
-//   Result<Restored> restored = RestoreRun(link, engine, options, state).Run(deadline);
+//   Result<Restored> restored = RestoreRun(link, mappings, engine, options, state).Run(deadline);
 //
 // Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters
 // again.
@@ -30,8 +30,9 @@ Status CheckWanted(const State& state, Rank rank);
 
 class RestoreRun {
  public:
-  RestoreRun(DaemonLink& link, CopyEngine& engine, const RestoreOptions& options, State& state)
-      : link_(link), engine_(engine), options_(options), state_(state) {}
+  RestoreRun(DaemonLink& link, SlotMappings& mappings, CopyEngine& engine,
+             const RestoreOptions& options, State& state)
+      : link_(link), mappings_(mappings), engine_(engine), options_(options), state_(state) {}
 
   Result<Restored> Run(Deadline deadline);
 
@@ -40,6 +41,7 @@ class RestoreRun {
   struct Load {
     Status status;
     bool mismatch = false;
+    std::unique_ptr<SealedShard> shard;  // to be unmapped when nobody waits for it
   };
 
   Result<Answer<wire::SessionOutcome>> Exchange(Connection& connection,
@@ -52,12 +54,14 @@ class RestoreRun {
   Status Copy(const SealedShard& shard, const std::vector<size_t>& slices);
 
   DaemonLink& link_;
+  SlotMappings& mappings_;  // a slot that this process filled itself is read where it lies
   CopyEngine& engine_;
   const RestoreOptions& options_;
   State& state_;
   std::shared_ptr<Connection> connection_;
   Restored restored_;
   std::vector<Object> objects_;  // as they will be in the state when all is well
+  CheckpointId loaded_;          // what is in the tensors now; attempt 0: nothing whole
   Status problem_;               // what was wrong with the last source
   Status mismatch_;              // the caller's mistake, once one was found
 };

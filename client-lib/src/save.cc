@@ -171,8 +171,12 @@ Status SaveRun::Seal() {
   }
   {
     const FaultGuard guard(slot_->data() + offset, encoded.size());
+    if (!guard.ok()) {
+      return Status(Code::kInternal, absl::StrCat("save step ", request_.step, ": more than ",
+                                                  kFaultGuardsMax, " guarded ranges at a time"));
+    }
     std::memcpy(slot_->data() + offset, encoded.data(), encoded.size());
-    if (!guard.ok() || guard.faulted()) {
+    if (guard.faulted()) {
       return Status(Code::kCorrupt,
                     absl::StrCat("slot ", grant_->slot, " was cut short while the record of step ",
                                  request_.step, " was written"));

@@ -70,7 +70,8 @@ Status CheckIdentity(const ShardRecord& record, const wire::Source& source,
 
 Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& source,
                                                        const std::vector<UniqueFd>& descriptors,
-                                                       const Expected& expected) {
+                                                       const Expected& expected,
+                                                       const SlotMapping* mine) {
   std::unique_ptr<SealedShard> shard(new SealedShard());
   // 1. The record.
   HF_TRY_ASSIGN(const std::string bytes, ReadRecordFile(descriptors[1].get()));
@@ -96,9 +97,13 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
                                                last.first_digest + DigestBlockCount(last.bytes)));
   }
   // 3. The image.
-  HF_TRY_ASSIGN(shard->mapping_, SlotMapping::Map(descriptors[0], source.image_bytes,
-                                                  SlotMapping::Access::kReadOnly));
-  shard->guard_ = std::make_unique<FaultGuard>(shard->mapping_->data(), shard->mapping_->bytes());
+  if (mine == nullptr) {
+    HF_TRY_ASSIGN(shard->mapping_, SlotMapping::Map(descriptors[0], source.image_bytes,
+                                                    SlotMapping::Access::kReadOnly));
+  }
+  shard->image_ = mine != nullptr ? mine->data() : shard->mapping_->data();
+  shard->populated_ = mine != nullptr && mine->populated(source.image_bytes);
+  shard->guard_ = std::make_unique<FaultGuard>(shard->image_, source.image_bytes);
   if (!shard->guard_->ok()) {
     return Status(Code::kInternal,
                   absl::StrCat("more than ", kFaultGuardsMax, " slots are mapped in this process"));

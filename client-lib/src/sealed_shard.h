@@ -31,13 +31,17 @@ class SealedShard {
     uint32_t rank = 0;
   };
   // kCorrupt: the copy is damaged or not what it should be. kUnreadable: of a newer format.
+  // `mine`: a mapping that this process has of that slot already, to be read through; it must
+  // outlive the shard. Null: a new one.
   static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source,
                                                    const std::vector<UniqueFd>& descriptors,
-                                                   const Expected& expected);
+                                                   const Expected& expected,
+                                                   const SlotMapping* mine);
 
   const ShardRecord& record() const { return record_; }
   const Layout& layout() const { return layout_; }
-  const std::byte* image() const { return mapping_->data(); }
+  const std::byte* image() const { return image_; }
+  bool populated() const { return populated_; }  // no page of it will fault
   bool faulted() const { return guard_->faulted(); }
 
   // Slice i, to be copied to `to` or only checked.
@@ -50,7 +54,9 @@ class SealedShard {
  private:
   SealedShard() = default;
 
-  std::unique_ptr<SlotMapping> mapping_;
+  std::unique_ptr<SlotMapping> mapping_;  // unless it is somebody else's
+  std::byte* image_ = nullptr;
+  bool populated_ = false;
   std::unique_ptr<FaultGuard> guard_;
   ShardRecord record_;
   Layout layout_;

@@ -35,7 +35,8 @@ Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64
     ::munmap(address, bytes);
     return SystemError(Code::kInternal, error, "keep a slot from forked children (MADV_DONTFORK)");
   }
-  return std::unique_ptr<SlotMapping>(new SlotMapping(static_cast<std::byte*>(address), bytes));
+  return std::unique_ptr<SlotMapping>(
+      new SlotMapping(static_cast<std::byte*>(address), bytes, st.st_dev, st.st_ino));
 }
 
 SlotMapping::~SlotMapping() {
@@ -44,9 +45,16 @@ SlotMapping::~SlotMapping() {
   }
 }
 
+bool SlotMapping::SameFile(const UniqueFd& fd) const {
+  struct stat st = {};
+  return ::fstat(fd.get(), &st) == 0 && st.st_dev == device_ && st.st_ino == inode_;
+}
+
+// By reading: pages of a shared mapping that the file system does not track writes to become
+// writable as well, and reads are mapped many at a time, which takes less than half as long.
 void SlotMapping::Populate() {
   if (!populated(bytes_) &&
-      PopulatePages(data_, bytes_, /*writable=*/true, PopulateMethod::kBest) == 0) {
+      PopulatePages(data_, bytes_, /*writable=*/false, PopulateMethod::kBest) == 0) {
     populated_bytes_ = bytes_;
   }
 }
@@ -74,6 +82,13 @@ Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes,
     return WithContext(mapping.status(), absl::StrCat("slot ", slot));
   }
   return (mappings_[slot] = *std::move(mapping)).get();
+}
+
+SlotMapping* SlotMappings::Find(uint32_t slot, uint64_t bytes, const UniqueFd& fd) const {
+  const auto known = mappings_.find(slot);
+  const bool usable =
+      known != mappings_.end() && known->second->bytes() >= bytes && known->second->SameFile(fd);
+  return usable ? known->second.get() : nullptr;
 }
 
 void SlotMappings::Drop(uint32_t slot) {

@@ -38,6 +38,8 @@ class SlotMapping {
 
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  // Of the very file behind this descriptor?
+  bool SameFile(const UniqueFd& fd) const;
 
   // Whether every page of [0, bytes) is in this process's page tables already.
   bool populated(uint64_t bytes) const { return populated_bytes_ >= bytes; }
@@ -46,10 +48,13 @@ class SlotMapping {
   void Populate();
 
  private:
-  SlotMapping(std::byte* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
+  SlotMapping(std::byte* data, uint64_t bytes, uint64_t device, uint64_t inode)
+      : data_(data), bytes_(bytes), device_(device), inode_(inode) {}
 
   std::byte* const data_;
   const uint64_t bytes_;
+  const uint64_t device_;
+  const uint64_t inode_;
   uint64_t populated_bytes_ = 0;
   ForkOwner owner_;
 };
@@ -60,6 +65,9 @@ class SlotMappings {
   // came.
   Result<SlotMapping*> Writable(uint32_t slot, uint64_t slot_bytes,
                                 const std::vector<UniqueFd>& descriptors);
+  // What this process has mapped of the file behind `fd` from saving into it; null if nothing, or
+  // less than `bytes`.
+  SlotMapping* Find(uint32_t slot, uint64_t bytes, const UniqueFd& fd) const;
   // Unmaps; the slot is released with the next ReleaseSlots.
   void Drop(uint32_t slot);
   void DropAll();

@@ -64,7 +64,9 @@ class AdminService final : public v1::Admin::Service {
     }
     absl::StatusOr<std::string> record = context_.store->ReadRecord(shards.shards[0].slot);
     if (!record.ok()) {
-      context_.gateway->ReportBadCopy(shards.shards[0], Message(record.status()));
+      if (IsBadCopy(record.status())) {
+        context_.gateway->ReportBadCopy(shards.shards[0], Message(record.status()));
+      }
       return ToGrpc(record.status());
     }
     reply->set_record(*std::move(record));
@@ -95,11 +97,13 @@ class AdminService final : public v1::Admin::Service {
     for (;;) {
       v1::VerifyProgress progress;
       const bool done = run.WaitFor(kProgressEvery, &progress);
+      const absl::Status result = done ? run.result() : absl::OkStatus();
+      progress.set_done(done && result.ok());  // to the caller, done means that all was read
       if (call->IsCancelled() || !writer->Write(progress)) {
         return {grpc::StatusCode::CANCELLED, "verify: the caller has gone"};
       }
       if (done) {
-        return grpc::Status::OK;
+        return ToGrpc(result);
       }
     }
   }

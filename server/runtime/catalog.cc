@@ -5,6 +5,7 @@
 #include <rocksdb/env.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -50,7 +51,9 @@ absl::Status FromRocks(const rocksdb::Status& status, std::string_view operation
   }
   const std::string text =
       absl::StrCat(ToAbsl(operation), " catalog '", path, "': ", status.ToString());
-  return status.IsCorruption() ? absl::DataLossError(text) : absl::UnavailableError(text);
+  // Files that it names and that are gone are damage as well.
+  return status.IsCorruption() || status.IsPathNotFound() ? absl::DataLossError(text)
+                                                          : absl::UnavailableError(text);
 }
 
 // Small: the catalog holds a few thousand short entries, and the daemon at rest is to cost next to
@@ -98,10 +101,20 @@ Catalog::~Catalog() {
   Close().IgnoreError();
 }
 
-absl::StatusOr<std::unique_ptr<Catalog>> Catalog::Open(Env* env, const std::string& state_dir) {
+std::unique_ptr<Catalog> Catalog::Open(Env* env, const std::string& state_dir) {
   std::unique_ptr<Catalog> catalog(new Catalog(env, state_dir));
-  HF_RETURN_IF_ERROR(catalog->OpenOrReplace());
+  const absl::Status opened = catalog->OpenOrReplace();
+  if (!opened.ok()) {
+    catalog->created_ = false;
+    catalog->problems_.push_back(
+        absl::StrCat(Message(opened), "; left as it is, each write tries to open it again"));
+  }
   return catalog;
+}
+
+bool Catalog::is_open() {
+  MutexLock lock(mutex_);
+  return db_ != nullptr;
 }
 
 absl::Status Catalog::OpenOrReplace() {
@@ -110,55 +123,70 @@ absl::Status Catalog::OpenOrReplace() {
     return there.status();
   }
   created_ = !there.ok();
-  absl::Status opened = OpenDatabase();
+  absl::Status opened =
+      created_ || S_ISDIR(there->mode)
+          ? absl::OkStatus()
+          : absl::DataLossError(absl::StrCat("open catalog '", path_, "': it is no directory"));
+  MutexLock lock(mutex_);
   if (opened.ok()) {
-    opened = CheckVersion();
-  }
-  if (opened.ok()) {
-    opened = CheckReadable();
-  }
-  if (opened.ok() || created_) {
-    return opened;  // one that cannot even be created is the directory's fault
-  }
-  {
-    MutexLock lock(mutex_);
-    db_.reset();
+    opened = OpenAndCheck();
   }
   const bool newer = absl::IsFailedPrecondition(opened);
+  // A disk that is full or a descriptor that is missing says nothing against the catalog.
+  if (opened.ok() || created_ || (!newer && !absl::IsDataLoss(opened))) {
+    return opened;
+  }
   HF_RETURN_IF_ERROR(MoveAside(newer ? "newer" : "bad", Message(opened)));
   created_ = true;
-  HF_RETURN_IF_ERROR(OpenDatabase());
-  return CheckVersion();
+  return OpenAndCheck();
 }
 
-absl::Status Catalog::OpenDatabase() {
-  MutexLock lock(mutex_);
+absl::Status Catalog::OpenAndCheck() {
   rocksdb::DB* db = nullptr;
   rocksdb::Options options = SmallOptions();
   // Threads of RocksDB are the process's: one is enough.
   options.env->SetBackgroundThreads(1, rocksdb::Env::Priority::LOW);
   options.env->SetBackgroundThreads(1, rocksdb::Env::Priority::HIGH);
+  db_.reset();  // before it is opened again: it holds the lock
   HF_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(options, path_, &db), "open", path_));
   db_.reset(db);
   failed_ = false;
-  return absl::OkStatus();
+  absl::Status checked = CheckVersion();
+  if (checked.ok()) {
+    checked = CheckReadable();
+  }
+  if (!checked.ok()) {
+    db_.reset();
+  }
+  return checked;
 }
 
-// FailedPrecondition: of a newer version.
+absl::Status Catalog::EnsureOpen() {
+  if (closed_) {
+    return absl::FailedPreconditionError(absl::StrCat("write catalog '", path_, "': it is closed"));
+  }
+  return db_ == nullptr || failed_ ? OpenAndCheck() : absl::OkStatus();
+}
+
+absl::Status Catalog::NotOpen() const {
+  return absl::UnavailableError(absl::StrCat("read catalog '", path_, "': it is not open"));
+}
+
 absl::Status Catalog::CheckVersion() {
-  MutexLock lock(mutex_);
   std::string text;
   const rocksdb::Status got = db_->Get(rocksdb::ReadOptions(), kVersionKey, &text);
   if (got.IsNotFound()) {
     std::unique_ptr<rocksdb::Iterator> first(db_->NewIterator(rocksdb::ReadOptions()));
     first->SeekToFirst();
-    if (first->Valid() || !first->status().ok()) {
+    HF_RETURN_IF_ERROR(FromRocks(first->status(), "read", path_));
+    if (first->Valid()) {
       return absl::DataLossError(
           absl::StrCat("open catalog '", path_, "': it has entries but no version"));
     }
-    rocksdb::WriteBatch batch;
-    batch.Put(kVersionKey, absl::StrCat(kCatalogVersion));
-    return Write(batch, Sync::kYes);
+    rocksdb::WriteOptions synced;
+    synced.sync = true;
+    return FromRocks(db_->Put(synced, kVersionKey, absl::StrCat(kCatalogVersion)),
+                     "write the version of", path_);
   }
   HF_RETURN_IF_ERROR(FromRocks(got, "read the version of", path_));
   uint32_t version = 0;
@@ -176,7 +204,6 @@ absl::Status Catalog::CheckVersion() {
 
 // Every block once, with its checksum: damage is to be found now, while it can be replaced.
 absl::Status Catalog::CheckReadable() {
-  MutexLock lock(mutex_);
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
   it->SeekToFirst();
   while (it->Valid()) {
@@ -220,6 +247,9 @@ absl::Status Catalog::MoveAside(std::string_view suffix, const std::string& why)
 
 absl::StatusOr<std::vector<v1::JobState>> Catalog::JobStates(std::vector<std::string>* problems) {
   MutexLock lock(mutex_);
+  if (db_ == nullptr) {
+    return NotOpen();
+  }
   std::vector<v1::JobState> states;
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
   for (it->Seek(kJobPrefix); it->Valid() && it->key().starts_with(kJobPrefix); it->Next()) {
@@ -241,6 +271,9 @@ absl::StatusOr<std::vector<v1::JobState>> Catalog::JobStates(std::vector<std::st
 
 absl::StatusOr<std::vector<v1::CatalogShard>> Catalog::Shards() {
   MutexLock lock(mutex_);
+  if (db_ == nullptr) {
+    return NotOpen();
+  }
   std::vector<v1::CatalogShard> shards;
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
   for (it->Seek(kShardPrefix); it->Valid() && it->key().starts_with(kShardPrefix); it->Next()) {
@@ -254,18 +287,7 @@ absl::StatusOr<std::vector<v1::CatalogShard>> Catalog::Shards() {
 }
 
 absl::Status Catalog::Write(rocksdb::WriteBatch& batch, Sync sync) {
-  if (closed_) {
-    return absl::FailedPreconditionError(absl::StrCat("write catalog '", path_, "': it is closed"));
-  }
-  if (failed_) {
-    db_.reset();
-    rocksdb::DB* db = nullptr;
-    const absl::Status opened =
-        FromRocks(rocksdb::DB::Open(SmallOptions(), path_, &db), "open again", path_);
-    db_.reset(db);
-    HF_RETURN_IF_ERROR(opened);
-    failed_ = false;
-  }
+  HF_RETURN_IF_ERROR(EnsureOpen());
   rocksdb::WriteOptions options;
   options.sync = sync == Sync::kYes;
   const rocksdb::Status written = db_->Write(options, &batch);
@@ -311,6 +333,7 @@ absl::Status Catalog::ReplaceShards(std::string_view tier,
     wanted[key] = shard.SerializeAsString();
   }
   MutexLock lock(mutex_);
+  HF_RETURN_IF_ERROR(EnsureOpen());
   rocksdb::WriteBatch batch;
   const std::string prefix = TierPrefix(tier);
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));

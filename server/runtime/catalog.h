@@ -1,8 +1,10 @@
 // The catalog: job states (durable) and an index of shards, in RocksDB under <state_dir>/catalog.
 // It is an index over what the tiers hold: when it is missing, damaged or of a newer version it is
-// moved aside and made anew from them, and the daemon starts all the same.
+// moved aside and made anew from them. When it cannot be opened for another reason (a full disk,
+// too many open files) its files stay as they are, and each later write tries again. The daemon
+// starts all the same.
 //
-//   HF_ASSIGN_OR_RETURN(auto catalog, Catalog::Open(Env::System(), "/var/lib/holdfast"));
+//   const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), "/var/lib/holdfast");
 //   for (const std::string& problem : catalog->problems()) …
 //   HF_RETURN_IF_ERROR(catalog->WriteJobState(state));        // on disk when it returns
 //
@@ -34,7 +36,7 @@ inline constexpr size_t kBadCatalogsKept = 3;
 
 class Catalog {
  public:
-  static absl::StatusOr<std::unique_ptr<Catalog>> Open(Env* env, const std::string& state_dir);
+  static std::unique_ptr<Catalog> Open(Env* env, const std::string& state_dir);
   ~Catalog();
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
@@ -42,6 +44,8 @@ class Catalog {
   // What was found and done about it, for log and status.
   const std::vector<std::string>& problems() const { return problems_; }
   bool created() const { return created_; }
+  // False: it could not be opened so far (a problem says why). Reads fail, writes try again.
+  bool is_open() EXCLUDES(mutex_);
 
   // Those that can be decoded; the rest are problems.
   absl::StatusOr<std::vector<v1::JobState>> JobStates(std::vector<std::string>* problems)
@@ -64,10 +68,15 @@ class Catalog {
  private:
   enum class Sync : uint8_t { kNo, kYes };
   Catalog(Env* env, std::string state_dir);
-  absl::Status OpenOrReplace();
-  absl::Status OpenDatabase();
-  absl::Status CheckVersion();
-  absl::Status CheckReadable();
+  absl::Status OpenOrReplace() EXCLUDES(mutex_);
+  // DataLoss: damaged. FailedPrecondition: of a newer version. Anything else says nothing about
+  // what is in the files. Unless OK there is no database open afterwards.
+  absl::Status OpenAndCheck() REQUIRES(mutex_);
+  absl::Status CheckVersion() REQUIRES(mutex_);
+  absl::Status CheckReadable() REQUIRES(mutex_);
+  // Opens it (again) when it is not open, or a write failed.
+  absl::Status EnsureOpen() REQUIRES(mutex_);
+  absl::Status NotOpen() const;
   absl::Status MoveAside(std::string_view suffix, const std::string& why);
   absl::Status Write(rocksdb::WriteBatch& batch, Sync sync) REQUIRES(mutex_);
 
@@ -77,7 +86,7 @@ class Catalog {
   std::vector<std::string> problems_;
   bool created_ = false;
   Mutex mutex_;
-  std::unique_ptr<rocksdb::DB> db_ GUARDED_BY(mutex_);
+  std::unique_ptr<rocksdb::DB> db_ GUARDED_BY(mutex_);  // null: not open
   // A failed write leaves RocksDB read-only: the next one opens it again.
   bool failed_ GUARDED_BY(mutex_) = false;
   bool closed_ GUARDED_BY(mutex_) = false;

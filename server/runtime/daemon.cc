@@ -134,7 +134,7 @@ absl::Status Daemon::Open() {
   HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(),
                                                config_.memory().bytes_max(), CurrentBoot()}));
   // 2. What is there.
-  HF_ASSIGN_OR_RETURN(catalog_, Catalog::Open(env_, config_.state_dir()));
+  catalog_ = Catalog::Open(env_, config_.state_dir());
   HF_ASSIGN_OR_RETURN(Started started, FindState(*store_, *catalog_, config_.memory().bytes_max()));
   for (const std::string& problem : started.problems) {
     LogWarning(problem);

@@ -41,12 +41,26 @@ void Merge(v1::JobState state, bool MergedState::*place,
   }
 }
 
+// The catalog never stops the daemon: its failure is a problem in the status. False if it failed.
+bool NoteFailure(const absl::Status& status, Started& started) {
+  if (!status.ok()) {
+    started.problems.push_back(Message(status));
+  }
+  return status.ok();
+}
+
 absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& catalog,
                             Started& started) {
   std::map<std::string, MergedState> merged;
-  HF_ASSIGN_OR_RETURN(std::vector<v1::JobState> known, catalog.JobStates(&started.problems));
-  for (v1::JobState& state : known) {
-    Merge(std::move(state), &MergedState::in_catalog, merged);
+  bool usable = catalog.is_open();  // if not, its own problem says why
+  if (usable) {
+    absl::StatusOr<std::vector<v1::JobState>> known = catalog.JobStates(&started.problems);
+    usable = NoteFailure(known.status(), started);
+    if (usable) {
+      for (v1::JobState& state : *known) {
+        Merge(std::move(state), &MergedState::in_catalog, merged);
+      }
+    }
   }
   for (const std::string& encoded : scan.job_states) {
     v1::JobState state;
@@ -59,9 +73,9 @@ absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& c
   uint64_t added = 0;
   for (auto& [uuid_bytes, entry] : merged) {
     HF_ASSIGN_OR_RETURN(const JobUuid uuid, JobUuid::FromBytes(uuid_bytes));
-    if (!entry.in_catalog) {
-      HF_RETURN_IF_ERROR(catalog.WriteJobState(entry.state));
-      ++added;
+    if (!entry.in_catalog && usable) {
+      usable = NoteFailure(catalog.WriteJobState(entry.state), started);
+      added += usable ? 1 : 0;
     }
     if (!entry.in_memory) {
       HF_RETURN_IF_ERROR(store.WriteJobState(uuid, entry.state.SerializeAsString()));
@@ -122,7 +136,9 @@ absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t m
     }
   }
   HF_RETURN_IF_ERROR(MergeJobStates(scan, store, catalog, started));
-  HF_RETURN_IF_ERROR(catalog.ReplaceShards(kMemoryTier, shards));
+  if (catalog.is_open()) {
+    NoteFailure(catalog.ReplaceShards(kMemoryTier, shards), started);
+  }
   return started;
 }
 

@@ -28,7 +28,23 @@ std::string Describe(const std::vector<BadBlock>& blocks) {
       blocks.size() > 1 ? absl::StrCat("; ", blocks.size() - 1, " more such blocks") : "");
 }
 
+// Of an error of reading: what is wrong with the copy, or why it cannot be known.
+absl::StatusOr<std::string> AfterReading(const absl::Status& status) {
+  return IsBadCopy(status) ? absl::StatusOr<std::string>(Message(status)) : status;
+}
+
+// Of an error of decoding: a record of a newer version is not damaged.
+absl::StatusOr<std::string> AfterDecoding(const absl::Status& status) {
+  return IsBadCopy(status) || absl::IsInvalidArgument(status)
+             ? absl::StatusOr<std::string>(Message(status))
+             : status;
+}
+
 }  // namespace
+
+bool IsBadCopy(const absl::Status& read) {
+  return absl::IsDataLoss(read) || absl::IsNotFound(read) || absl::IsOutOfRange(read);
+}
 
 VerifyRun::VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, BadCopy bad)
     : store_(store), shards_(std::move(shards)), bad_copy_(std::move(bad)) {
@@ -63,20 +79,25 @@ bool VerifyRun::WaitFor(Duration at_most, v1::VerifyProgress* progress) {
   return progress->done();
 }
 
+absl::Status VerifyRun::result() {
+  MutexLock lock(mutex_);
+  return result_;
+}
+
 bool VerifyRun::Advance(uint64_t bytes_done) {
   MutexLock lock(mutex_);
   progress_.set_bytes_done(bytes_done);
   return !cancelled_;
 }
 
-std::string VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) {
+absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) {
   const absl::StatusOr<std::string> bytes = store_.ReadRecord(shard.slot);
   if (!bytes.ok()) {
-    return Message(bytes.status());
+    return AfterReading(bytes.status());
   }
   const absl::StatusOr<ShardRecord> record = DecodeRecord(*bytes);
   if (!record.ok()) {
-    return Message(record.status());
+    return AfterDecoding(record.status());
   }
   if (record->id != shard.copy.id || record->generation != shard.copy.generation) {
     return absl::StrCat("its record is that of ", record->id.ToString());
@@ -84,19 +105,21 @@ std::string VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) 
   const absl::StatusOr<Layout> layout =
       DecodeLayout(record->layout_bytes, record->header_bytes, record->image_bytes);
   if (!layout.ok()) {
-    return Message(layout.status());
+    return AfterDecoding(layout.status());
   }
+  absl::Status read;
   const absl::StatusOr<std::vector<BadBlock>> blocks = VerifyImage(
       *record, *layout,
       [&](uint64_t offset, std::span<std::byte> out) {
-        return store_.ReadAt(shard.slot, offset, out);
+        read = store_.ReadAt(shard.slot, offset, out);
+        return read;
       },
       kBadBlocksMax, [&](uint64_t done) { return Advance(bytes_before + done); });
   if (absl::IsCancelled(blocks.status())) {
     return "";
   }
   if (!blocks.ok()) {
-    return Message(blocks.status());
+    return read.ok() ? AfterDecoding(blocks.status()) : AfterReading(read);
   }
   return blocks->empty() ? "" : Describe(*blocks);
 }
@@ -106,7 +129,15 @@ void VerifyRun::Run() {
                 kNice);  // of this thread alone
   uint64_t bytes_done = 0;
   for (const ReadableShard& shard : shards_) {
-    const std::string what = Check(shard, bytes_done);
+    const absl::StatusOr<std::string> checked = Check(shard, bytes_done);
+    if (!checked.ok()) {
+      MutexLock lock(mutex_);
+      result_ = Annotate(checked.status(),
+                         absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
+                                      SlotLocation(shard.slot), ": it could not be read"));
+      break;
+    }
+    const std::string& what = *checked;
     bytes_done += shard.copy.image_bytes;
     if (!what.empty()) {
       bad_copy_(shard, what);

@@ -3,6 +3,10 @@
 //
 //   VerifyRun run(store, std::move(shards), [&](const ReadableShard& s, const std::string& what) {
 //   … }); while (!run.WaitFor(200ms, &progress)) stream << progress;
+//   return run.result();
+//
+// What keeps it from reading a copy (too many open files, say) says nothing about the copy: it ends
+// the run, and is its result.
 //
 // One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor
 // and Cancel: the owner's thread.
@@ -14,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
@@ -21,6 +26,9 @@
 #include "tiers/memory/slot_store.h"
 
 namespace holdfast {
+
+// Of an error of reading a sealed copy's files: whether the copy is what is wrong.
+bool IsBadCopy(const absl::Status& read);
 
 class VerifyRun {
  public:
@@ -34,11 +42,13 @@ class VerifyRun {
   // Waits until done or `at_most` has passed, and gives what is new. True when done.
   bool WaitFor(Duration at_most, v1::VerifyProgress* progress) EXCLUDES(mutex_);
   void Cancel() EXCLUDES(mutex_);
+  // Once done: OK when every copy was looked at, good or bad.
+  absl::Status result() EXCLUDES(mutex_);
 
  private:
   void Run() EXCLUDES(mutex_);
-  // What is wrong with it; empty when nothing is.
-  std::string Check(const ReadableShard& shard, uint64_t bytes_before);
+  // What is wrong with it; empty when nothing is. An error: it could not be looked at.
+  absl::StatusOr<std::string> Check(const ReadableShard& shard, uint64_t bytes_before);
   bool Advance(uint64_t bytes_done) EXCLUDES(mutex_);
 
   SlotStore& store_;
@@ -47,6 +57,7 @@ class VerifyRun {
   Mutex mutex_;
   CondVar changed_;
   v1::VerifyProgress progress_ GUARDED_BY(mutex_);
+  absl::Status result_ GUARDED_BY(mutex_);
   bool cancelled_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -269,5 +269,19 @@ TEST_F(PassOnDeathTest, ASignalThatWasSentAndIsIgnoredStaysIgnored) {
       ::testing::ExitedWithCode(0), "");
 }
 
+TEST_F(FaultGuardTest, AForkedChildInheritsNoRange) {
+  const FaultGuard guard(mapping_->data(), kBytes);
+  ASSERT_TRUE(guard.ok());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static_cast<void>(file_->Truncate(0));
+    const uint8_t value = data()[0];
+    ::_exit(value == 0 ? 10 : 11);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS) << status;
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -198,6 +198,48 @@ TEST(Evaluate, Limits) {
   EXPECT_EQ(Find(facts, "memory limit").verdict, Verdict::kBroken);
 }
 
+TEST(Evaluate, Logout) {
+  Facts facts = GoodFacts();
+  EXPECT_EQ(Find(facts, "logout").text, "(no such finding)");
+  facts.logout = {.logind = true, .removes_ipc = true, .uid = 1000, .user = "o'neill"};
+  ExpectFinding(facts, "logout", Verdict::kBroken,
+                "when the last session of o'neill ends, systemd-logind removes the checkpoints "
+                "(RemoveIPC=yes)",
+                "loginctl enable-linger 'o'\\''neill'");
+  facts.memory_dir = "/dev/shm/holdfast-1000";
+  EXPECT_EQ(Find(facts, "logout").verdict, Verdict::kBroken);
+  for (const char* elsewhere : {"/mnt/slots", "/dev/shmoo/slots"}) {
+    facts.memory_dir = elsewhere;
+    EXPECT_EQ(Find(facts, "logout").text, "(no such finding)") << elsewhere;
+  }
+  facts.memory_dir = "/dev/shm";
+  facts.logout.lingers = true;
+  ExpectFinding(facts, "logout", Verdict::kOk, "checkpoints stay when o'neill logs out (lingering)",
+                "");
+  facts.logout.lingers = false;
+  facts.logout.removes_ipc = false;
+  ExpectFinding(facts, "logout", Verdict::kOk, "checkpoints stay when you log out (RemoveIPC=no)",
+                "");
+  facts.logout.removes_ipc = true;
+  facts.logout.uid = 999;
+  EXPECT_EQ(Find(facts, "logout").text, "(no such finding)");
+  facts.logout.uid = 1000;
+  facts.logout.logind = false;
+  EXPECT_EQ(Find(facts, "logout").text, "(no such finding)");
+}
+
+TEST(RemovesIpc, IsOnUnlessTheLastWordIsNo) {
+  EXPECT_TRUE(RemovesIpc({}));
+  EXPECT_TRUE(RemovesIpc({"", "[Login]\n#RemoveIPC=no\n;RemoveIPC=no\n"}));
+  EXPECT_FALSE(RemovesIpc({"[Login]\nRemoveIPC=no\n"}));
+  EXPECT_FALSE(RemovesIpc({"[Login]\n RemoveIPC = Off \n[Other]\nRemoveIPC=yes"}));
+  EXPECT_TRUE(RemovesIpc({"[Other]\nRemoveIPC=no\n"}));
+  EXPECT_TRUE(RemovesIpc({"RemoveIPC=no\n"}));
+  EXPECT_TRUE(RemovesIpc({"[Login]\nRemoveIPC=no\n", "[Login]\nRemoveIPC=yes\n"}));
+  EXPECT_FALSE(RemovesIpc({"[Login]\nRemoveIPC=yes\n", "[Login]\nRemoveIPC=0\n"}));
+  EXPECT_TRUE(RemovesIpc({"[Login]\nRemoveIPC\nRemoveIPC=\nRemoveIPC=perhaps"}));
+}
+
 TEST(Evaluate, Swap) {
   Facts facts = GoodFacts();
   facts.swap = true;

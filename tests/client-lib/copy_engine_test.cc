@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -17,8 +20,9 @@ struct Tensors {
     std::mt19937_64 random(7);
     for (const size_t size : sizes) {
       std::vector<unsigned char>& from = source.emplace_back(size);
-      for (unsigned char& byte : from) {
-        byte = static_cast<unsigned char>(random());
+      for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+        const uint64_t word = random();
+        std::memcpy(from.data() + i, &word, std::min(sizeof(word), size - i));
       }
       total += size;
     }

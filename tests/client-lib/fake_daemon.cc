@@ -333,6 +333,12 @@ void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& re
     reply.mutable_failure()->set_message("rank 0 wants something else");
     return;
   }
+  if (frame.has_report_load() && !frame.report_load().copy_is_bad()) {
+    reply.mutable_failure()->set_code(14);
+    reply.mutable_failure()->set_message("rank 0 could not load it: " +
+                                         frame.report_load().problem());
+    return;
+  }
   std::optional<uint64_t> step;
   if (frame.has_report_load()) {
     passed_over_ = offered_->step();

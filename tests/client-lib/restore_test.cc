@@ -198,28 +198,66 @@ TEST_F(Restore, ATruncatedSlotIsABadCopyAndNoCrash) {
   EXPECT_EQ(restored->step, 1u);
 }
 
-TEST_F(Restore, ASlotTruncatedWhileItIsReadIsABadCopy) {
+TEST_F(Restore, ARefillThatTheDaemonNoticedEndsTheSessionForNow) {
   Save(1);
   Save(2);
   Reopen();
-  // The length is right when the slot is mapped; it is cut when the client says that it has read.
-  const ShardRecord record = daemon_.LastRecord();
-  daemon_.SetHook([&, cut = false](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) mutable {
-    if (frame.has_confirm_read() && !cut) {
-      cut = true;
-      v1::DaemonFrame refuse;
-      refuse.set_id(frame.id());
-      refuse.mutable_failure()->set_code(5);
-      refuse.mutable_failure()->set_message("the slot was refilled");
-      peer.Send(refuse);
-      return true;
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_confirm_read()) {
+      return false;
+    }
+    v1::DaemonFrame refuse;
+    refuse.set_id(frame.id());
+    refuse.mutable_failure()->set_code(5);
+    refuse.mutable_failure()->set_message("the slot was refilled");
+    peer.Send(refuse);
+    return true;
+  });
+  const Status status = Load().status();
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_NE(status.message().find("refilled"), std::string::npos) << status.message();
+  ASSERT_EQ(daemon_.Count("report_load"), 1);  // not asked again, and again
+  EXPECT_FALSE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+  daemon_.SetHook(nullptr);
+  EXPECT_TRUE(Load().ok());
+}
+
+TEST_F(Restore, ASlotOfItsOwnIsReadWhereItLiesAndAsStrictly) {
+  Save(1);
+  Save(2);
+  EXPECT_TRUE(Load().ok());
+  EXPECT_TRUE(TensorsAreBack());
+  // Cut short while it is mapped here: the copy is bad, and the mapping is given up.
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+    if (frame.has_enter_session()) {
+      daemon_.TruncateImage(8192);
     }
     return false;
   });
   const Result<Restored> restored = Load();
   ASSERT_TRUE(restored.ok()) << restored.status().ToString();
   EXPECT_EQ(restored->step, 1u);
-  EXPECT_FALSE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+  daemon_.SetHook(nullptr);
+  Save(3);
+  EXPECT_EQ(daemon_.Count("release_slots"), 1);
+}
+
+TEST_F(Restore, ADaemonThatSaysDoneBeforeAnythingWasLoadedIsNotBelieved) {
+  Save(1);
+  Reopen();
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_enter_session()) {
+      return false;
+    }
+    v1::DaemonFrame reply;
+    reply.set_id(frame.id());
+    reply.mutable_enter_session()->set_done(true);
+    reply.mutable_enter_session()->set_attempt(1);
+    reply.mutable_enter_session()->set_step(1);
+    peer.Send(reply);
+    return true;
+  });
+  EXPECT_EQ(Load().status().code(), Code::kInternal);
 }
 
 TEST_F(Restore, AMismatchIsTheCallersAndTouchesNothing) {

@@ -41,6 +41,59 @@ TEST(Room, ReserveMakesAndPopulatesTheRanksSlots) {
   EXPECT_EQ(h.files.size(), 3u);
 }
 
+TEST(Room, ReserveHandsOutOneDescriptorAnAnswerUntilAllAreMapped) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  std::set<SlotId> handed;
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t id = a.Send(ReserveFrame(kSlot, 0, 5000));
+    const auto answer = a.Take(id);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->frame.reserve().ready(), 3u);
+    EXPECT_TRUE(answer->frame.reserve().with_descriptor());
+    EXPECT_EQ(answer->descriptors, Descriptors::kWritableImage);
+    EXPECT_EQ(h.files.at(answer->frame.reserve().slot()).note.writer().pid(), 100) << "noted first";
+    handed.insert(answer->frame.reserve().slot());
+  }
+  EXPECT_EQ(handed.size(), 3u);
+  EXPECT_FALSE(a.Call(ReserveFrame(kSlot, 0, 5000)).reserve().with_descriptor());
+  for (Step step = 1; step <= 5; ++step) {
+    ASSERT_TRUE(a.Save(step));
+    EXPECT_FALSE(a.grant().with_descriptor()) << "it has them all mapped";
+  }
+}
+
+TEST(Room, ASlotWhoseNoteFailsIsNotHandedOut) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  h.fail = [](const Action& x) {
+    return std::holds_alternative<WriteNote>(x) ? absl::ResourceExhaustedError("full")
+                                                : absl::OkStatus();
+  };
+  const v1::DaemonFrame answer = a.Call(ReserveFrame(kSlot, 0, 5000));
+  EXPECT_EQ(answer.reserve().ready(), 3u);
+  EXPECT_FALSE(answer.reserve().with_descriptor());
+  h.fail = nullptr;
+  ASSERT_TRUE(a.Save(1));
+  EXPECT_TRUE(a.grant().with_descriptor());
+}
+
+TEST(Room, AProcessThatDiesWhileItsSlotIsHandedOutLeavesItFree) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  h.delay = [](const Action& action) { return std::holds_alternative<WriteNote>(action); };
+  a.Send(ReserveFrame(kSlot, 0, 5000));
+  h.Kill(a);
+  h.PerformDelayed();
+  EXPECT_EQ(h.Daemon().slots_free(), 3u);
+  TestClient b = h.Connect(101);
+  ASSERT_TRUE(b.Join("job", 0, 1));
+  EXPECT_TRUE(b.Call(ReserveFrame(kSlot, 0, 5000)).reserve().with_descriptor());
+}
+
 TEST(Room, ReserveAnswersAtItsDeadlineWithWhatIsReady) {
   CoreHarness h;
   TestClient a = h.Connect(100);

@@ -329,12 +329,8 @@ void Client::Begin() {
     Call(release, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
   }
   if (w_->Chance(0.02)) {
-    frame.mutable_reserve()->set_slot_bytes(job_->slot_bytes);
-    frame.mutable_reserve()->set_deadline_ms(3000);
     --step_;
-    return Call(frame, seconds(3), [this](const v1::DaemonFrame& reply, const FilePtr&) {
-      reply.has_failure() ? Refused(reply.failure(), "reserve") : Train();
-    });
+    return Reserve();
   }
   const Duration deadline = w_->Chance(0.7) ? Duration(0) : milliseconds(w_->Below(4000));
   frame.mutable_begin_save()->set_step(step_);
@@ -348,17 +344,38 @@ void Client::Begin() {
        [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnGrant(reply, file); });
 }
 
+// Asks again until no descriptor comes.
+void Client::Reserve() {
+  v1::ClientFrame frame;
+  frame.mutable_reserve()->set_slot_bytes(job_->slot_bytes);
+  frame.mutable_reserve()->set_deadline_ms(w_->Chance(0.3) ? 0 : 3000);
+  Call(frame, seconds(3), [this](const v1::DaemonFrame& reply, const FilePtr& file) {
+    if (reply.has_failure()) {
+      return Refused(reply.failure(), "reserve");
+    }
+    if (!reply.reserve().with_descriptor()) {
+      return Train();
+    }
+    Map(reply.reserve().slot(), file);
+    Reserve();
+  });
+}
+
+void Client::Map(SlotId slot, const FilePtr& file) {
+  if (const auto old = mapped_.find(slot); old != mapped_.end()) {
+    old->second->mapped_by.erase(process_);
+  }
+  mapped_[slot] = file;
+  file->mapped_by.insert(process_);
+}
+
 void Client::OnGrant(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (frame.has_failure()) {
     return Refused(frame.failure(), "save");
   }
   const v1::Grant& grant = frame.begin_save();
   if (grant.with_descriptor()) {
-    if (const auto old = mapped_.find(grant.slot()); old != mapped_.end()) {
-      old->second->mapped_by.erase(process_);
-    }
-    mapped_[grant.slot()] = file;
-    file->mapped_by.insert(process_);
+    Map(grant.slot(), file);
   } else if (mapped_[grant.slot()] != file) {
     w_->oracle().Violated(absl::StrCat(
         "slot ", grant.slot(),

@@ -50,6 +50,8 @@ class Client {
   void OnDone(const v1::SessionOutcome& outcome);
   void Train();
   void Begin();
+  void Reserve();
+  void Map(SlotId slot, const FilePtr& file);
   void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);
   void Write(int part);
   void Seal();

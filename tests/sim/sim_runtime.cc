@@ -312,7 +312,7 @@ void World::Deliver(const SendReply& a, FilePtr file) {
     return;
   }
   Client& client = *it->second;
-  if (a.frame.has_begin_save()) {
+  if (a.frame.has_begin_save() || a.descriptors == Descriptors::kWritableImage) {
     CheckGrant(a, client, file);
   }
   if (a.descriptors == Descriptors::kReadOnlyImageAndRecord) {
@@ -339,8 +339,7 @@ void World::Deliver(const SendReply& a, FilePtr file) {
 }
 
 void World::CheckGrant(const SendReply& a, Client& client, const FilePtr& file) {
-  const v1::Grant& grant = a.frame.begin_save();
-  const std::string what = absl::StrCat("slot ", grant.slot(), " generation ", grant.generation(),
+  const std::string what = absl::StrCat("slot ", a.slot, " generation ", a.generation,
                                         " was granted to ", client.process().ToString());
   if (!file) {
     return oracle_.Violated(what + ", and is not there");
@@ -349,7 +348,7 @@ void World::CheckGrant(const SendReply& a, Client& client, const FilePtr& file) 
     oracle_.Violated(what + ", and holds a sealed copy");
   }
   if (!file->note.has_writer() || file->note.writer().pid() != client.process().pid ||
-      file->note.generation() != grant.generation()) {
+      file->note.generation() != a.generation) {
     oracle_.Violated(what + ", and its note does not say so");
   }
   for (const ProcessId& other : file->mapped_by) {

@@ -45,9 +45,9 @@ v1::CatalogShard Shard(uint64_t step, uint32_t rank, const std::string& location
 class CatalogTest : public ::testing::Test {
  protected:
   std::unique_ptr<Catalog> Open() {
-    absl::StatusOr<std::unique_ptr<Catalog>> catalog = Catalog::Open(Env::System(), dir_.path());
-    EXPECT_TRUE(catalog.ok()) << catalog.status();
-    return catalog.ok() ? *std::move(catalog) : nullptr;
+    std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path());
+    EXPECT_TRUE(catalog->is_open()) << ::testing::PrintToString(catalog->problems());
+    return catalog;
   }
   std::vector<std::string> Names(Catalog& catalog) {
     std::vector<std::string> problems;
@@ -141,7 +141,6 @@ TEST_F(CatalogTest, DamageOfEveryKindIsMovedAsideAndAFewAreKept) {
   const auto expect_replaced = [&](const std::string& what) {
     ++damaged;
     auto catalog = Open();
-    ASSERT_NE(catalog, nullptr);
     EXPECT_EQ(catalog->problems().size(), 1u) << what;
     EXPECT_THAT(Names(*catalog), IsEmpty()) << what;
     EXPECT_TRUE(catalog->WriteJobState(State(1, 1)).ok()) << what;
@@ -168,6 +167,41 @@ TEST_F(CatalogTest, DamageOfEveryKindIsMovedAsideAndAFewAreKept) {
   }
   EXPECT_EQ(kept, kBadCatalogsKept);
   EXPECT_TRUE(std::filesystem::exists(dir_.Path("catalog.bad-" + std::to_string(damaged))));
+}
+
+TEST_F(CatalogTest, OneThatCannotBeOpenedForAnotherReasonStaysAndIsOpenedByALaterWrite) {
+  ASSERT_TRUE(Open()->WriteJobState(State(1, 1)).ok());
+  rocksdb::DB* db = nullptr;  // holds the catalog's LOCK: an I/O error for everybody else
+  ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir_.Path("catalog"), &db).ok());
+  const std::unique_ptr<rocksdb::DB> holder(db);
+  const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path());
+  EXPECT_FALSE(catalog->is_open());
+  EXPECT_FALSE(catalog->created());
+  EXPECT_THAT(catalog->problems(), ElementsAre(HasSubstr("left as it is")));
+  std::vector<std::string> problems;
+  EXPECT_EQ(catalog->JobStates(&problems).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog->Shards().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog->WriteJobState(State(2, 1)).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(catalog->ReplaceShards("memory", {Shard(1, 0)}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(std::filesystem::exists(dir_.Path("catalog.bad-1")));
+  ASSERT_TRUE(holder->Close().ok());
+  ASSERT_TRUE(catalog->WriteJobState(State(2, 1)).ok());
+  EXPECT_TRUE(catalog->is_open());
+  EXPECT_THAT(Names(*catalog), ElementsAre("job-1@1", "job-2@1"));
+}
+
+TEST_F(CatalogTest, OneThatIsFirstMadeByALaterWriteHasItsVersion) {
+  // No RocksDB can be made below a directory that is not there.
+  const std::string state_dir = dir_.Path("later");
+  {
+    const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), state_dir + "/state");
+    EXPECT_FALSE(catalog->is_open());
+    std::filesystem::create_directories(state_dir + "/state");
+    ASSERT_TRUE(catalog->WriteJobState(State(1, 1)).ok());
+  }
+  const std::unique_ptr<Catalog> again = Catalog::Open(Env::System(), state_dir + "/state");
+  EXPECT_THAT(again->problems(), IsEmpty());
+  EXPECT_THAT(Names(*again), ElementsAre("job-1@1"));
 }
 
 TEST_F(CatalogTest, DamagedBlocksAreFoundWhenItIsOpened) {
