@@ -381,7 +381,8 @@ void Agent::ExpireRequest(RequestToken token) {
       pending.expired = true;
       return PlaceReserve(token);
     case Where::kHanding:
-      return AnswerReserve(token, nullptr);  // the slot is free again when its note has been written
+      return AnswerReserve(token,
+                           nullptr);  // the slot is free again when its note has been written
   }
 }
 

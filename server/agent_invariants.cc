@@ -44,8 +44,8 @@ std::string Agent::CheckInvariants() const {
         return where + "holds another copy than it says";
       }
     }
-    if (slot.token != 0 && slot.state != SlotState::kCreating && slot.state != SlotState::kNoting && slot.state != SlotState::kHanding &&
-        slot.state != SlotState::kPublishing) {
+    if (slot.token != 0 && slot.state != SlotState::kCreating && slot.state != SlotState::kNoting &&
+        slot.state != SlotState::kHanding && slot.state != SlotState::kPublishing) {
       return where + "somebody waits for it that it does not know of";
     }
   }

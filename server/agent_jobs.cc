@@ -162,6 +162,19 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
       old.push_back(id);
     }
   }
+  // What waits for a slot in the old seat's name would find nobody to give it to.
+  std::vector<RequestToken> orphaned;
+  for (const auto& [token, waiting] : pending_) {
+    const bool for_a_slot = waiting.where == Where::kSlot || waiting.where == Where::kRoom ||
+                            waiting.where == Where::kAsking;
+    if (for_a_slot && std::find(old.begin(), old.end(), waiting.seat) != old.end()) {
+      orphaned.push_back(token);
+    }
+  }
+  for (const RequestToken token : orphaned) {
+    RefuseSave(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                       "the rank has joined again since"});
+  }
   Ref(process);
   for (const SeatId id : old) {
     EraseSeat(id);

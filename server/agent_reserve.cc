@@ -1,4 +1,5 @@
-// Slots ahead of the first save: made, populated, and mapped by their process (docs/protocol.md §3).
+// Slots ahead of the first save: made, populated, and mapped by their process (docs/protocol.md
+// §3).
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,9 @@ namespace holdfast {
 void Agent::OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
   const v1::Reserve& reserve = frame.reserve();
   if (reserve.slot_bytes() == 0) {
-    return RefuseNow(id, frame.id(), {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED, "reserve: slot_bytes is 0"});
+    return RefuseNow(id, frame.id(),
+                     {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                      "reserve: slot_bytes is 0"});
   }
   if (reserve.slot_bytes() > bytes_max_) {
     return RefuseNow(id, frame.id(),
@@ -89,7 +92,8 @@ void Agent::PlaceReserve(RequestToken token) {
   HandOver(token, std::min(ready, pending.slots));
 }
 
-// Answers, with the descriptor of one free slot that the process has not mapped. It becomes the slot's writer: noted first.
+// Answers, with the descriptor of one free slot that the process has not mapped. It becomes the
+// slot's writer: noted first.
 void Agent::HandOver(RequestToken token, uint32_t ready) {
   Pending& pending = pending_.at(token);
   const Seat& seat = *FindSeat(pending.seat);
@@ -132,8 +136,8 @@ void Agent::FinishHanding(Slot& slot, const absl::Status& noted) {
   const RequestToken token = std::exchange(slot.token, 0);
   const Pending* pending = FindPending(token);
   const Seat* seat = pending == nullptr ? nullptr : FindSeat(pending->seat);
-  const bool hand = seat != nullptr && !seat->superseded && noted.ok() &&
-                    slot.writer == seat->process;
+  const bool hand =
+      seat != nullptr && !seat->superseded && noted.ok() && slot.writer == seat->process;
   if (hand) {
     slot.mapped_on = pending->connection;
     AnswerReserve(token, &slot);

@@ -217,7 +217,7 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
     }
     coming =
         coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kHanding ||
-             slot.state == SlotState::kUnpublishing ||
+        slot.state == SlotState::kUnpublishing ||
         (slot.state == SlotState::kCreating && slot.token == 0) ||
         ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
   }

@@ -62,14 +62,17 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
       if (pending->where == Where::kReserve) {
         return PlaceReserve(token);
       }
-      pending->where = Where::kRoom;
-      Place(token);
+      if (pending->where == Where::kSlot) {
+        pending->where = Where::kRoom;
+        waiting_for_room_.insert(token);
+        Place(token);
+      }
     }
     return;
   }
   const JobUuid job = slot->job;
   const Rank rank = slot->rank;
-  if (pending != nullptr && pending->where == Where::kSlot) {
+  if (pending != nullptr && pending->where == Where::kSlot && FindSeat(pending->seat) != nullptr) {
     StartFilling(*slot, token);
   } else {
     BecomeFree(*slot);
@@ -105,10 +108,14 @@ void Agent::OnSlotPopulated(const SlotPopulated& e) {
   }
   const JobUuid job = slot->job;
   const Rank rank = slot->rank;
-  slot->populated = e.status.ok();
+  // Not tried again: a failure that repeats itself must not keep the node busy.
+  slot->populated = true;
   slot->populate = false;
   if (!e.status.ok()) {
-    // Usable still, only slower; unless its file is what fails, which the first filling would show.
+    // Usable still, only slower; unless its file is what fails.
+    slot->bad = e.status.code() == absl::StatusCode::kDataLoss ||
+                e.status.code() == absl::StatusCode::kNotFound ||
+                e.status.code() == absl::StatusCode::kOutOfRange;
     Tell(Report::Kind::kProtocolError, job,
          absl::StrCat("slot ", slot->id, " could not be populated ahead: ", Message(e.status)),
          slot->bytes);

@@ -78,6 +78,14 @@ Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
 }
 
 void Agent::StartSlots(const Started& event) {
+  for (const LeftAloneSlot& left : event.left_alone) {
+    Slot& slot = slots_[left.slot];
+    slot.id = left.slot;
+    slot.bytes = left.bytes;
+    slot.state = SlotState::kQuarantined;
+    slot.foreign = true;
+    bytes_used_ += left.bytes;
+  }
   std::map<JobUuid, std::vector<FoundShard>> found_by_job;
   for (const FoundSlot& found : event.slots) {
     if (slots_.count(found.slot) > 0) {

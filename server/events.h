@@ -58,11 +58,19 @@ struct FoundSlot {
       sealed;  // absent: no record, or one that is torn, foreign or of another generation
 };
 
+// A slot file that the daemon must not touch (a newer version's, another boot's, unreadable): its
+// number is taken, and its bytes count.
+struct LeftAloneSlot {
+  SlotId slot = 0;
+  uint64_t bytes = 0;
+};
+
 // ---- Events ----
 
 // Always the first event: what the daemon found when it started.
 struct Started {
   std::vector<FoundSlot> slots;
+  std::vector<LeftAloneSlot> left_alone;
   std::vector<v1::JobState> jobs;  // catalog and memory.dir merged: the larger version wins
   uint64_t memory_bytes_max = 0;
   std::vector<std::string> problems;  // for the status

@@ -135,6 +135,9 @@ absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t m
       shards.push_back(ToCatalogShard(*sealed, stored.slot));
     }
   }
+  for (const auto& [slot, bytes] : scan.left_alone) {
+    started.left_alone.push_back({slot, bytes});
+  }
   HF_RETURN_IF_ERROR(MergeJobStates(scan, store, catalog, started));
   if (catalog.is_open()) {
     NoteFailure(catalog.ReplaceShards(kMemoryTier, shards), started);

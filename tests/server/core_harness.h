@@ -216,6 +216,7 @@ class CoreHarness {
   uint64_t bytes_max = 1000 * kSlot;
   MonotonicTime now{1'000'000'000};
   std::unique_ptr<NodeCore> core;
+  std::vector<LeftAloneSlot> left_alone;  // for the next Start
   std::map<SlotId, SlotFile> files;
   std::map<std::string, v1::JobState> states;  // by uuid
   std::set<ProcessId> living;
@@ -260,6 +261,7 @@ class CoreHarness {
       }
       started.slots.push_back(found);
     }
+    started.left_alone = left_alone;
     for (const auto& [uuid, state] : states) {
       started.jobs.push_back(state);
     }

@@ -431,5 +431,62 @@ TEST(Room, AModelThatGrowsGetsLargerSlots) {
   }
 }
 
+// Found in review: the slot came for a seat that was no more.
+TEST(Room, ASlotThatComesAfterTheRankJoinedAgainIsNobodys) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  h.delay = [](const Action& action) { return std::holds_alternative<CreateSlot>(action); };
+  v1::ClientFrame begin;
+  begin.mutable_begin_save()->set_step(1);
+  begin.mutable_begin_save()->set_slot_bytes(kSlot);
+  const uint64_t save = a.Send(begin);
+  EXPECT_FALSE(a.Take(save));
+  v1::ClientFrame again;
+  again.mutable_join()->set_job("job");
+  again.mutable_join()->set_rank(0);
+  again.mutable_join()->set_world_size(1);
+  again.mutable_join()->set_attempt(1);
+  EXPECT_FALSE(a.Call(again).has_failure());
+  const auto refused = a.Take(save);
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(refused->frame.has_failure());
+  h.delay = nullptr;
+  h.PerformDelayed();
+  EXPECT_TRUE(a.Save(2));
+}
+
+// Found in review: slot 0 was asked for again and again, and nobody could save.
+TEST(Room, ANumberThatALeftAloneSlotHasIsNotUsed) {
+  CoreHarness h;
+  h.left_alone = {{0, kSlot}};
+  h.Restart();
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  EXPECT_TRUE(a.Save(1));
+  EXPECT_EQ(h.files.count(0), 0u);
+  EXPECT_EQ(h.Daemon().slots_quarantined(), 1u);
+}
+
+// Found in review: a slot that could not be populated was tried again at once, for ever.
+TEST(Room, PopulatingThatFailsIsNotRepeated) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  int tries = 0;
+  h.fail = [&tries](const Action& action) {
+    if (!std::holds_alternative<PopulateSlot>(action)) {
+      return absl::OkStatus();
+    }
+    EXPECT_LT(++tries, 100);
+    return tries < 100 ? absl::ResourceExhaustedError("no memory") : absl::OkStatus();
+  };
+  v1::ClientFrame reserve;
+  reserve.mutable_reserve()->set_slot_bytes(kSlot);
+  reserve.mutable_reserve()->set_deadline_ms(60'000);
+  EXPECT_FALSE(a.Call(reserve).has_failure());
+  EXPECT_LE(tries, 3);
+}
+
 }  // namespace
 }  // namespace holdfast::testing

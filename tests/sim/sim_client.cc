@@ -200,8 +200,8 @@ void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
     job_->choice.reset();
   }
   const v1::JobState* state = w_->StateOf(job_->name);
-  if (failure.reason() == Failure::REASON_UNREADABLE && state != nullptr &&
-      state->restore_point().set()) {
+  if (failure.reason() == Failure::REASON_UNREADABLE &&
+      failure.message().find("the restore point that was set") != std::string::npos) {
     w_->ClearRestorePoint(*job_);  // what a person set is gone; a person takes it back
   } else if (failure.reason() == Failure::REASON_UNREADABLE &&
              w_->oracle().NewestCommitted(*w_->StateOf(job_->name), w_->files()) && !w_->stormy()) {

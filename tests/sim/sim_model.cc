@@ -105,24 +105,8 @@ void Oracle::CheckNewest(const std::map<std::string, v1::JobState>& states,
         Whole(state.name(), *newest, files)) {
       continue;
     }
-    // A newer one may be whole while its last acknowledgement is on the way: from now on that one
-    // counts. (That a bit of it has flipped nobody knows yet.)
-    bool newer = false;
-    for (const auto& [slot, file] : files) {
-      const bool candidate = file->record && file->record->copy.job_name == state.name() &&
-                             file->record->copy.id.checkpoint() > *newest;
-      if (candidate && OnLine(state, file->record->copy.id.checkpoint()) &&
-          Whole(state.name(), file->record->copy.id.checkpoint(), files, /*flipped_too=*/true)) {
-        newer = true;
-        for (Rank rank = 0; rank < jobs_[state.name()].world_size; ++rank) {
-          jobs_[state.name()].acknowledged[file->record->copy.id.checkpoint()].insert(rank);
-        }
-      }
-    }
-    if (!newer) {
-      Violated(absl::StrCat("job ", state.name(), ": the newest committed step of its line, ",
-                            Name(*newest), ", is not whole any more"));
-    }
+    Violated(absl::StrCat("job ", state.name(), ": the newest committed step of its line, ",
+                          Name(*newest), ", is not whole any more"));
   }
 }
 

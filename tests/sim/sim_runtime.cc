@@ -275,10 +275,24 @@ void World::Do(const SetTimer& a) {
 void World::Do(const Report& a) {
   Trace(absl::StrCat("  ", a.job, ": ", a.text));
   CheckpointId id;
-  if ((a.kind == Report::Kind::kStepShed || a.kind == Report::Kind::kStepAbandoned) &&
-      std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) ==
-          2) {
-    JobTruth& truth = oracle_.job(a.job);
+  if (std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) !=
+      2) {
+    return;
+  }
+  JobTruth& truth = oracle_.job(a.job);
+  if (a.kind == Report::Kind::kStepCommitted) {
+    // What the daemon calls committed is a promise, whether or not every rank has heard of its
+    // seal.
+    if (!oracle_.Whole(a.job, id, files_, /*flipped_too=*/true)) {
+      oracle_.Violated(
+          absl::StrCat("job ", a.job, ": called committed, and is not whole: ", a.text));
+    }
+    for (Rank rank = 0; rank < truth.world_size; ++rank) {
+      truth.acknowledged[id].insert(rank);
+    }
+    truth.given_up.erase(id);  // (shed, and found again whole after a restart)
+  }
+  if (a.kind == Report::Kind::kStepShed || a.kind == Report::Kind::kStepAbandoned) {
     const auto acknowledged = truth.acknowledged.find(id);
     if (acknowledged == truth.acknowledged.end() ||
         acknowledged->second.size() < truth.world_size) {

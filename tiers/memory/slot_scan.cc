@@ -285,7 +285,7 @@ class Scanner {
     } else {
       UnreadableCopyAt(slot, why);
     }
-    out_.left_alone[slot] = image.value.bytes;
+    out_.scan.left_alone[slot] = image.value.bytes;
   }
 
   // Removes a slot without a good record: record, note, image, so that an interruption leaves what

@@ -24,7 +24,6 @@ struct SlotScanInput {
 
 struct SlotScanResult {
   MemoryScan scan;
-  std::map<SlotId, uint64_t> left_alone;  // image bytes: they count against the budget
 };
 
 absl::StatusOr<SlotScanResult> ScanSlots(const SlotScanInput& input);

@@ -131,7 +131,7 @@ absl::StatusOr<MemoryScan> SlotStore::Scan() {
     entry.note = slot.note;
     entry.record = slot.record;
   }
-  for (const auto& [slot, bytes] : found.left_alone) {
+  for (const auto& [slot, bytes] : found.scan.left_alone) {
     SlotEntry& entry = entries[slot];
     entry.state = SlotEntry::State::kNotOurs;
     entry.bytes = bytes;

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,6 +69,8 @@ struct MemoryScan {
   // What was left alone, removed, or found cut short, and why: for people.
   std::vector<std::string> problems;
   std::vector<UnreadableCopy> unreadable;  // those of the problems that cost a copy
+  // Image bytes of the slots that were left alone: their numbers are taken, and they count.
+  std::map<SlotId, uint64_t> left_alone;
 };
 
 class SlotStore {
