@@ -25,7 +25,10 @@
 
 namespace holdfast {
 
-inline constexpr size_t kJobsMax = 4096;           // per node
+inline constexpr size_t kJobsMax = 4096;        // per node
+inline constexpr size_t kJobsPerUidMax = 1024;  // so that one user cannot shut the others out
+inline constexpr size_t kSeatsMax = 65'536;     // ranks on this node, of jobs that live or linger
+inline constexpr size_t kProblemsMax = 256;     // of the start, shown in the status
 inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
 inline constexpr size_t kLaunchBytesMax = 256;
 inline constexpr size_t kProblemBytesMax = 1024;  // of a client's text that is kept
@@ -200,6 +203,8 @@ class Agent {
   // agent_jobs.cc: joining, leaving, what coordinators say
   void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
   void OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
+  void AddProblem(std::string problem);
+  bool MayOpenJob(uint32_t uid) const;
   Coordinator* OpenJob(const std::string& name, const Caller& caller);
   void StartJobs(const Started& event);
   void StartSlots(const Started& event);

@@ -44,8 +44,11 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
                                  (slot.state == SlotState::kQuarantined ? 1 : 0));
   }
   daemon.set_connections(static_cast<uint32_t>(connections_.size()));
-  for (const std::string& problem : problems_) {
-    daemon.add_problems(problem);
+  // They name jobs of all users.
+  if (e.caller.uid == 0 || e.caller.uid == daemon_uid_) {
+    for (const std::string& problem : problems_) {
+      daemon.add_problems(problem);
+    }
   }
   if (!request.job().empty()) {
     if (const auto job = FindVisible(e.caller, request.job()); !job.ok()) {

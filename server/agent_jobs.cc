@@ -53,10 +53,15 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                   absl::StrCat("this daemon knows no job '", join.job(),
                                "': its state was lost or it was removed; start the rank anew"));
   }
-  if (job == nullptr && jobs_.size() >= kJobsMax) {
+  if (job == nullptr && !MayOpenJob(connection.caller.uid)) {
+    return refuse(
+        absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("there are too many jobs already (", kJobsMax, " a node, ", kJobsPerUidMax,
+                     " a user); remove one that has ended: ckptctl rm <job>"));
+  }
+  if (seats_.size() >= kSeatsMax) {
     return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                  absl::StrCat("there are ", kJobsMax,
-                               " jobs already; remove one that has ended: ckptctl rm <job>"));
+                  absl::StrCat("this node has ", kSeatsMax, " ranks already"));
   }
   if (job != nullptr && removals_.count(job->uuid()) > 0) {
     return refuse(absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
@@ -72,6 +77,12 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   Send(job->uuid(),
        JoinAsked{token, id, connection.caller, join.rank(), join.world_size(), join.launch(),
                  join.attempt(), join.leave_attempt(), join.deadline_ms() > 0});
+}
+
+bool Agent::MayOpenJob(uint32_t uid) const {
+  const auto of_user = std::count_if(jobs_.begin(), jobs_.end(),
+                                     [uid](const auto& j) { return j.second->uid() == uid; });
+  return jobs_.size() < kJobsMax && static_cast<size_t>(of_user) < kJobsPerUidMax;
 }
 
 Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {

@@ -18,11 +18,22 @@ ProcessId FromProto(const v1::Process& process) {
 void Agent::Start(const Started& event, EventTime time) {
   time_ = time;
   bytes_max_ = event.memory_bytes_max;
-  problems_ = event.problems;
+  problems_.clear();
+  for (const std::string& problem : event.problems) {
+    AddProblem(problem);
+  }
   // Sessions of an earlier life of the daemon are never taken for ours.
   first_session_ = static_cast<uint64_t>(std::max<int64_t>(time.unix_ms, 1)) * 1024;
   StartJobs(event);
   StartSlots(event);
+}
+
+void Agent::AddProblem(std::string problem) {
+  if (problems_.size() < kProblemsMax) {
+    problems_.push_back(std::move(problem));
+  } else {
+    problems_.back() = "there are more problems than are shown";
+  }
 }
 
 void Agent::StartJobs(const Started& event) {
@@ -54,7 +65,7 @@ void Agent::StartJobs(const Started& event) {
       }
     }
     if (!status.ok()) {
-      problems_.push_back(absl::StrCat("a job's state was left alone: ", Message(status)));
+      AddProblem(absl::StrCat("a job's state was left alone: ", Message(status)));
     }
   }
 }
@@ -66,9 +77,8 @@ Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
       jobs_.size() >= kJobsMax || copy.id.job.IsZero()) {
     return nullptr;
   }
-  problems_.push_back(absl::StrCat("the state of job '", copy.job_name,
-                                   "' was lost; rebuilt from its copies, owned by uid ",
-                                   daemon_uid_));
+  AddProblem(absl::StrCat("the state of job '", copy.job_name,
+                          "' was lost; rebuilt from its copies, owned by uid ", daemon_uid_));
   auto job = std::make_unique<Coordinator>(
       CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
                           config_.memory().keep_committed()},
@@ -113,11 +123,11 @@ void Agent::StartSlots(const Started& event) {
     Coordinator* coordinator = job != jobs_.end() ? job->second.get() : AdoptJob(copy);
     if (coordinator == nullptr || shards_.count(copy.id) > 0) {
       slot.foreign = true;
-      problems_.push_back(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(),
-                                       " of job '", copy.job_name, "': ",
-                                       coordinator == nullptr ? "that name belongs to another job"
-                                                              : "another slot has the same shard",
-                                       "; it was left alone"));
+      AddProblem(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(), " of job '",
+                              copy.job_name, "': ",
+                              coordinator == nullptr ? "that name belongs to another job"
+                                                     : "another slot has the same shard",
+                              "; it was left alone"));
       continue;
     }
     slot.state = SlotState::kSealed;

@@ -355,6 +355,21 @@ TEST(Joins, TwoRanksOfOneProcessRestartTogether) {
   }
 }
 
+TEST(Joins, OneUserCannotTakeAllTheJobsThereMayBe) {
+  CoreHarness h;
+  for (size_t i = 0; i < 1024; ++i) {
+    TestClient a = h.Connect(static_cast<int32_t>(100 + i), 1000);
+    ASSERT_TRUE(a.Join("job" + std::to_string(i), 0, 1));
+    h.Kill(a);
+  }
+  TestClient greedy = h.Connect(5000, 1000);
+  EXPECT_EQ(greedy.Call(TestClient::JoinFrame("one-more", 0, 1)).failure().code(),
+            static_cast<int>(absl::StatusCode::kResourceExhausted));
+  ASSERT_TRUE(greedy.Join("job7", 0, 1)) << "its own jobs are there";
+  TestClient other = h.Connect(5001, 2000);
+  EXPECT_TRUE(other.Join("one-more", 0, 1));
+}
+
 TEST(Joins, OneConnectionIsOneRank) {
   TwoRanks t;
   EXPECT_EQ(t.a.Call(TestClient::JoinFrame("other", 0, 1)).failure().code(),

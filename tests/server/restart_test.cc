@@ -183,6 +183,9 @@ TEST(Restart, DamagedStatesAreLeftAloneAndReported) {
   t.h.states["short"] = short_uuid;
   t.h.Restart();
   EXPECT_EQ(t.h.Daemon().problems_size(), 3);
+  EXPECT_EQ(t.h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 1000)->daemon().problems_size(),
+            0)
+      << "they name jobs of other users";
   EXPECT_EQ(t.h.Committed("job"), std::vector<std::string>{"1:10"});
 }
 

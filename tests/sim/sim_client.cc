@@ -169,7 +169,7 @@ void Client::Enter() {
     enter.set_step(job_->choice->step);
     for (Attempt a = 1; a <= attempt_; ++a) {
       if (job_->choice->attempt == 0 || job_->choice->attempt == a) {
-        truth.asked_for.insert({a, job_->choice->step});
+        truth.asked_since.insert({a, job_->choice->step});
       }
     }
   }
@@ -199,7 +199,6 @@ void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (static_cast<absl::StatusCode>(failure.code()) == absl::StatusCode::kNotFound) {
     job_->choice.reset();
   }
-  const v1::JobState* state = w_->StateOf(job_->name);
   if (failure.reason() == Failure::REASON_UNREADABLE &&
       failure.message().find("the restore point that was set") != std::string::npos) {
     w_->ClearRestorePoint(*job_);  // what a person set is gone; a person takes it back

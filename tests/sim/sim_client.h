@@ -70,7 +70,6 @@ class Client {
   bool dying_ = false;
   bool zombie_ = false;  // was told to stop, and writes on
   bool training_ = false;
-  bool loaded_ = false;
   ConnectionId connection_ = 0;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Handler> handlers_;

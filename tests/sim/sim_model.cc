@@ -1,5 +1,7 @@
 #include "tests/sim/sim_model.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace holdfast::sim {
@@ -139,7 +141,7 @@ void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after,
         Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(),
                               " starts from scratch although ", Name(*newest), " is committed"));
       }
-    } else if (truth.asked_for.count(parent) == 0) {
+    } else if (truth.asked_for.count(parent) + truth.asked_since.count(parent) == 0) {
       if (!OnLine(before, parent)) {
         Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
                               Name(parent), ", a branch that was discarded"));
@@ -155,7 +157,11 @@ void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after,
                             Name(parent), ", which is not whole"));
     }
     truth.from_scratch_asked = false;
-    truth.asked_for.clear();
+    // What was asked for before the last decision has had its chance, unless it is set still.
+    truth.asked_for = std::exchange(truth.asked_since, {});
+    if (after.restore_point().set()) {
+      truth.asked_for.insert({after.restore_point().attempt(), after.restore_point().step()});
+    }
   }
 }
 

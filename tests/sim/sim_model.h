@@ -40,8 +40,9 @@ struct JobTruth {
   uint32_t world_size = 0;
   std::map<CheckpointId, std::set<Rank>> acknowledged;  // seals whose answer a client got
   std::set<CheckpointId> given_up;                      // shed or abandoned, as the daemon reported
-  std::set<CheckpointId> damaged;    // flipped, or reported unreadable: may be passed over
-  std::set<CheckpointId> asked_for;  // restore points and explicit choices: may be parents
+  std::set<CheckpointId> damaged;      // flipped, or reported unreadable: may be passed over
+  std::set<CheckpointId> asked_since;  // the same, since the last decision
+  std::set<CheckpointId> asked_for;    // restore points and explicit choices: may be parents
   bool from_scratch_asked = false;
   std::set<Attempt> saved_unrestored;                     // a rank saved in it before any restore
   std::map<Attempt, std::set<CheckpointId>> passed_over;  // what ranks of an attempt could not load

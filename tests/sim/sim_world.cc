@@ -171,18 +171,25 @@ void World::KillClient(Client* client, Duration linger) {
   After(linger, [client] { client->End(); });
 }
 
+// A step of the job of which there is something; an older one as likely as the newest.
+std::optional<CheckpointId> World::PickCopy(const JobPlan& job) {
+  std::vector<CheckpointId> there;
+  for (const auto& [slot, file] : files_) {
+    if (file->record && file->record->copy.job_name == job.name) {
+      there.push_back(file->record->copy.id.checkpoint());
+    }
+  }
+  return there.empty() ? std::nullopt : std::optional(there[Below(there.size())]);
+}
+
 void World::RestartJob(JobPlan& job, bool all) {
   if (job.launch_ids) {
     job.launch = absl::StrCat(job.name, "-", ++job.launches);
   }
   job.choice.reset();
-  const v1::JobState* state = StateOf(job.name);
-  if (state != nullptr && stormy_ && Chance(0.15)) {
-    const auto& acknowledged = oracle_.job(job.name).acknowledged;
-    if (!acknowledged.empty()) {
-      auto it = acknowledged.begin();
-      std::advance(it, static_cast<ptrdiff_t>(Below(acknowledged.size())));
-      job.choice = CheckpointId{Chance(0.5) ? 0 : it->first.attempt, it->first.step};
+  if (stormy_ && Chance(0.25)) {
+    if (const std::optional<CheckpointId> id = PickCopy(job)) {
+      job.choice = CheckpointId{Chance(0.5) ? 0 : id->attempt, id->step};
     }
   }
   for (Rank rank = 0; rank < job.world_size; ++rank) {
@@ -306,12 +313,11 @@ void World::AdminSomething() {
       v1::SetRestorePointRequest set;
       set.set_job(job.name);
       set.set_clear(Chance(0.2));
-      if (!set.clear() && !truth.acknowledged.empty()) {
-        auto it = truth.acknowledged.begin();
-        std::advance(it, static_cast<ptrdiff_t>(Below(truth.acknowledged.size())));
-        set.set_attempt(it->first.attempt);
-        set.set_step(it->first.step);
-        truth.asked_for.insert(it->first);
+      const std::optional<CheckpointId> id = PickCopy(job);
+      if (!set.clear() && id) {
+        set.set_attempt(id->attempt);
+        set.set_step(id->step);
+        truth.asked_since.insert(*id);
       }
       request.request = set;
       break;

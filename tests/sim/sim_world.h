@@ -132,6 +132,7 @@ class World {
   void FlipABit();
   void Reboot();
   void AdminSomething();
+  std::optional<CheckpointId> PickCopy(const JobPlan& job);
   void RemoveJob(const JobPlan& job);
   void StartReader(JobPlan& job);
   void Calm();
