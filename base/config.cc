@@ -139,12 +139,13 @@ class Reader {
     return Error(entry.line, Below(path, entry.key), "unknown setting; " + hint);
   }
 
-  // A list or a map that the text names replaces what `message` had.
+  // A list that the text names replaces what `message` had.
   absl::Status ReadField(const YamlNode& node, const std::string& path, const Field& field,
                          pb::Message& message) {
     const pb::Reflection& reflection = *message.GetReflection();
     if (field.is_map()) {
-      return ReadMap(node, path, field, message);
+      return absl::InternalError(absl::StrCat("configuration schema: ", field.full_name(),
+                                              ": map fields are not supported: use a list"));
     }
     if (!field.is_repeated()) {
       if (field.cpp_type() == Field::CPPTYPE_MESSAGE) {
@@ -164,27 +165,6 @@ class Reader {
       } else {
         HF_RETURN_IF_ERROR(ReadScalar(node.items[i], item_path, field, message));
       }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadMap(const YamlNode& node, const std::string& path, const Field& field,
-                       pb::Message& message) {
-    const Field& key_field = *field.message_type()->map_key();
-    const Field& value_field = *field.message_type()->map_value();
-    if (key_field.cpp_type() != Field::CPPTYPE_STRING) {
-      return absl::InternalError(
-          absl::StrCat("configuration schema: ", field.full_name(), ": map keys must be strings"));
-    }
-    if (node.kind != YamlNode::Kind::kMap) {
-      return Error(node.line, path, "expected a map (key: value; {} for an empty one)");
-    }
-    const pb::Reflection& reflection = *message.GetReflection();
-    reflection.ClearField(&message, &field);
-    for (const YamlEntry& entry : node.entries) {
-      pb::Message& pair = *reflection.AddMessage(&message, &field);
-      pair.GetReflection()->SetString(&pair, &key_field, entry.key);
-      HF_RETURN_IF_ERROR(ReadField(entry.value, Below(path, entry.key), value_field, pair));
     }
     return absl::OkStatus();
   }

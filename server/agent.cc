@@ -43,6 +43,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
     void operator()(const CopyFoundBad& e) { agent.OnCopyFoundBad(e); }
+    void operator()(const HandOverFailed& e) { agent.OnHandOverFailed(e); }
     void operator()(const AdminRequest& e) { agent.OnAdminRequest(e); }
     void operator()(const AdminReadDone& e) { agent.OnAdminReadDone(e); }
     void operator()(const TimerFired&) { agent.Expire(agent.time_); }
@@ -279,6 +280,7 @@ void Agent::Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descrip
   if (slot != nullptr) {
     reply.slot = slot->id;
     reply.generation = slot->generation;
+    reply.reader = connections_.at(pending->connection).caller.process;
   }
   Act(std::move(reply));
   ErasePending(token);

@@ -270,6 +270,7 @@ class Agent {
   bool Stuck(const Slot& slot, const Seat& seat) const;
   bool MineFree(const Slot& slot, const Seat& seat) const;
   bool MayMap(const Seat& seat, uint64_t bytes) const;
+  bool Dispensable(const Slot& slot, const Seat& seat, uint64_t bytes) const;
   bool Adoptable(const Slot& slot, const Seat& seat) const;
   bool Deletable(const Slot& slot) const;
   bool Orphan(const Slot& slot) const;
@@ -292,6 +293,8 @@ class Agent {
   void OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
   void OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
   void OnCopyFoundBad(const CopyFoundBad& e);
+  void OnHandOverFailed(const HandOverFailed& e);
+  void ReadingFailed(const SendReply& reply, const absl::Status& status);
   Slot* FindSealed(const ShardId& shard);
   void Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame);
   void FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted);

@@ -8,6 +8,14 @@
 #include "server/agent.h"
 
 namespace holdfast {
+namespace {
+
+// Cut short or taken away. Whatever else fails leaves the slot as good as it was.
+bool IsFilesFault(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+}  // namespace
 
 Agent::Slot* Agent::FindSealed(const ShardId& shard) {
   const auto it = shards_.find(shard);
@@ -222,6 +230,62 @@ void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
          slot->bytes);
     LoseFilling(*slot, e.what);
     BecomeFree(*slot);
+  }
+}
+
+// What was to be passed could not be: neither may the core believe that the client has it, nor the
+// client wait for it.
+void Agent::OnHandOverFailed(const HandOverFailed& e) {
+  const SendReply& reply = e.reply;
+  if (reply.descriptors == Descriptors::kReadOnlyImageAndRecord) {
+    return ReadingFailed(reply, e.status);
+  }
+  if (connections_.count(reply.connection) == 0) {
+    return;  // what it was writing was lost with the connection
+  }
+  if (IsFilesFault(e.status)) {
+    RefuseNow(reply.connection, reply.frame.id(),
+              {e.status.code(), v1::Failure::REASON_UNSPECIFIED, Message(e.status)});
+    return OnCopyFoundBad({reply.slot, reply.generation, Message(e.status)});
+  }
+  // The slot is as good as before and noted as the client's: only a new connection sets that right.
+  Act(CloseConnection{reply.connection, Message(e.status)});
+  OnConnectionClosed(reply.connection);
+}
+
+void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
+  Slot* slot = FindSlot(reply.slot);
+  const bool there = slot != nullptr && slot->generation == reply.generation;
+  if (there) {
+    DropHold(*slot, reply.reader);
+  }
+  const auto connection = connections_.find(reply.connection);
+  const Seat* seat = connection == connections_.end() ? nullptr : FindSeat(connection->second.seat);
+  if (connection != connections_.end() && reply.frame.has_enter_session() && seat != nullptr &&
+      !seat->superseded) {
+    // As if the rank had found out: the session goes on with another step, or ends, for all ranks.
+    const v1::SessionOutcome& offered = reply.frame.enter_session();
+    v1::ClientFrame asked;
+    asked.set_id(reply.frame.id());
+    asked.mutable_enter_session();
+    const RequestToken token = NewPending(reply.connection, asked, time_.now + kSettle);
+    pending_.at(token).job = seat->job;
+    pending_.at(token).seat = connection->second.seat;
+    return Send(seat->job,
+                LoadReported{token, seat->attempt, seat->rank, offered.session(), offered.round(),
+                             false, IsFilesFault(status), false, Message(status)});
+  }
+  if (there && IsFilesFault(status) && slot->state == SlotState::kSealed) {
+    MarkBad(*slot, Message(status));
+  }
+  if (connection != connections_.end()) {
+    RefuseNow(
+        reply.connection, reply.frame.id(),
+        IsFilesFault(status)
+            ? Failure{absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE, Message(status)}
+            : Failure{absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                      absl::StrCat("slot ", reply.slot, " could not be passed: ", Message(status),
+                                   "; try again")});
   }
 }
 

@@ -80,6 +80,14 @@ bool Agent::Deletable(const Slot& slot) const {
          slot.admin_readers.empty();
 }
 
+// Whether the slot, once it is empty and nobody has it mapped, is deleted when this seat is short
+// of memory: those that the rank itself cannot use, and those whose rank is gone. What a living
+// rank of any job has it will fill again.
+bool Agent::Dispensable(const Slot& slot, const Seat& seat, uint64_t bytes) const {
+  const bool mine = slot.owned && slot.job == seat.job && slot.rank == seat.rank;
+  return mine ? !Fits(slot, bytes) : Orphan(slot);
+}
+
 // Bytes that were another user's are never handed on.
 bool Agent::Adoptable(const Slot& slot, const Seat& seat) const {
   return Deletable(slot) && slot.uid == seat.uid && Orphan(slot);
@@ -142,7 +150,7 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
     if (!Deletable(slot)) {
       continue;
     }
-    if (mine ? !Fits(slot, bytes) : Orphan(slot)) {
+    if (Dispensable(slot, seat, bytes)) {
       victims.push_back(&slot);
     } else if (!mine && slot.job == seat.job && has[seat.rank] < 2 && has[slot.rank] > 2) {
       --has[slot.rank];
@@ -295,7 +303,7 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
     const bool unread = slot.readers.empty() && slot.admin_readers.empty();
     const bool reusable = mine && unread && !slot.bad &&
                           (!slot.writer || *slot.writer == seat.process) && Fits(slot, bytes);
-    const bool deletable = unread && !slot.writer && (mine || slot.job != seat.job || Orphan(slot));
+    const bool deletable = unread && !slot.writer && Dispensable(slot, seat, bytes);
     // Kept by a reader, an old process or a bad file, it no longer counts for the rank: another
     // slot can be made, if there is memory.
     const bool stuck_then = !unread || slot.bad || (slot.writer && *slot.writer != seat.process);

@@ -142,21 +142,14 @@ void Agent::StartSlots(const Started& event) {
     Act(IndexShard{copy, slot.id});
     found_by_job[copy.id.job].push_back({copy, slot.writer});
   }
-  // Who still writes into a sealed slot of the newest attempt is known to be that rank, before it
-  // says so.
+  // The ranks of the newest attempt are known before they say a word.
   for (auto& [uuid, job] : jobs_) {
     std::vector<ToAgent> out;
-    const std::vector<FoundShard>& shards = found_by_job[uuid];
-    job->Resume(shards, time_, out);
-    std::set<std::pair<Rank, ProcessId>> seen;
-    for (const FoundShard& found : shards) {
-      const Rank rank = found.copy.id.rank;
-      if (found.writer && found.copy.id.attempt == job->attempt() &&
-          job->IsMember(rank, *found.writer) && seen.insert({rank, *found.writer}).second) {
-        Ref(*found.writer);
-        seats_[next_seat_++] = {uuid,          job->attempt(), rank, found.copy.world_size,
-                                *found.writer, job->uid(),     0,    false};
-      }
+    job->Resume(found_by_job[uuid], time_, out);
+    for (const auto& [rank, process] : job->LivingMembers()) {
+      Ref(process);  // reported at once if it ended meanwhile
+      seats_[next_seat_++] = {uuid,    job->attempt(), rank, job->world_size(),
+                              process, job->uid(),     0,    false};
     }
     for (const ToAgent& message : out) {
       Take(uuid, message, time_);

@@ -34,6 +34,7 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
     info.any_committed = a.any_committed();
     info.last_committed_step = a.last_committed_step();
     info.opened_unix_ms = a.opened_unix_ms();
+    info.restore_begun = a.restore_begun();
     if (!attempts_.emplace(a.attempt(), info).second) {
       return bad(absl::StrCat("attempt ", a.attempt(), " is there twice"));
     }
@@ -44,8 +45,20 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   restore_point_ = state.restore_point();
   version_ = durable_version_ = state.version();
   needed_version_ = version_;
+  LoadMembers(state);
   ComputeLine();
   return absl::OkStatus();
+}
+
+// Those whose process lives are taken to be there still, silent as they may be; the agent watches
+// them.
+void Coordinator::LoadMembers(const v1::JobState& state) {
+  for (const v1::MemberState& m : state.members()) {
+    if (m.rank() < world_size()) {
+      const ProcessId process{m.process().pid(), m.process().start_ticks()};
+      members_[m.rank()] = {process, 0, !m.gone()};
+    }
+  }
 }
 
 void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
@@ -86,8 +99,8 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
     any_save_ = true;
     Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
     last = std::max(last, copy.id.step);
-    if (found.writer) {
-      members_[copy.id.rank] = {*found.writer, 0, true};
+    if (found.writer) {  // says who the rank is when the state that said so was lost
+      members_.try_emplace(copy.id.rank, Member{*found.writer, 0, true});
     }
   }
   // Steps of older attempts that never became whole never will.
@@ -191,6 +204,14 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
       return Refuse(m.token, failure, t);
     }
   }
+  const bool in_session = session_ && session_->IsWaiting(m.token);
+  if (in_session) {
+    failure.message =
+        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
+                     ": the deadline passed while waiting for ", session_->MissingRanks(),
+                     session_->loading() ? " to load" : " to enter");
+    FailSession(failure, t);
+  }
   for (const DurableWait& wait : durable_waits_) {
     if (wait.token == m.token) {
       failure.code = absl::StatusCode::kUnavailable;
@@ -202,12 +223,8 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
       return RetryJoins(t);
     }
   }
-  if (session_ && session_->IsWaiting(m.token)) {
-    failure.message =
-        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
-                     ": the deadline passed while waiting for ", session_->MissingRanks(),
-                     session_->loading() ? " to load" : " to enter");
-    return FailSession(failure, t);
+  if (in_session) {
+    return;  // answered with the others
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
@@ -316,6 +333,14 @@ v1::JobState Coordinator::State() const {
     a.set_any_committed(info.any_committed);
     a.set_last_committed_step(info.last_committed_step);
     a.set_opened_unix_ms(info.opened_unix_ms);
+    a.set_restore_begun(info.restore_begun);
+  }
+  for (const auto& [rank, member] : members_) {
+    v1::MemberState& m = *state.add_members();
+    m.set_rank(rank);
+    m.mutable_process()->set_pid(member.process.pid);
+    m.mutable_process()->set_start_ticks(member.process.start_ticks);
+    m.set_gone(!member.alive);
   }
   return state;
 }

@@ -71,6 +71,8 @@ class Coordinator {
   uint32_t uid() const { return uid_; }
   Attempt attempt() const { return attempts_.empty() ? 0 : attempts_.rbegin()->first; }
   bool IsMember(Rank rank, const ProcessId& process) const;
+  std::vector<std::pair<Rank, ProcessId>> LivingMembers() const;
+  uint32_t world_size() const;  // of the newest attempt; 0: there is none
   size_t RanksAlive() const;
   bool WriteInFlight() const { return in_flight_version_ != 0; }
   bool Idle() const;  // no request of anybody waits here
@@ -95,6 +97,7 @@ class Coordinator {
     bool any_committed = false;
     Step last_committed_step = 0;
     int64_t opened_unix_ms = 0;
+    bool restore_begun = false;
   };
   struct Member {
     ProcessId process;
@@ -173,6 +176,7 @@ class Coordinator {
   void Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t);
   void PruneAttempts();
   void ForgetDurableWaits(RequestToken token);
+  void LoadMembers(const v1::JobState& state);
 
   // coordinator_attempts.cc
   void On(const JoinAsked& m, Turn& t);
@@ -191,6 +195,7 @@ class Coordinator {
   void OpenAttempt(const JoinAsked& j, Turn& t);
   void RetryJoins(Turn& t);
   Failure SupersededFailure(Attempt attempt) const;
+  std::optional<Rank> RankLostFor(CheckpointId id) const;
   bool IsCurrent(Attempt attempt, RequestToken token, Turn& t);
   void Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t);
   void ComputeLine();
@@ -208,6 +213,7 @@ class Coordinator {
   void Abandon(CheckpointId id, const std::string& why, Turn& t);
   void AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why, Turn& t);
   void LetGo(CheckpointId id, Failure failure, Turn& t);
+  void Retire(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);
   void AnswerAwaits(Step step, Turn& t);
   bool AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t);
@@ -225,7 +231,7 @@ class Coordinator {
   void Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t);
   void FallBack(const LoadReported& m, Turn& t);
   void FinishSession(Turn& t);
-  void FailSession(const Failure& failure, Turn& t);
+  void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
   void DropFromSession(Rank rank, ProcessId process);
   bool SessionOpen() const { return session_ != nullptr; }
   std::vector<CheckpointId> CommittedOnLine() const;
@@ -255,7 +261,7 @@ class Coordinator {
   bool removed_ = false;  // nothing is written any more
 
   // Of the current (newest) attempt.
-  std::map<Rank, Member> members_;
+  std::map<Rank, Member> members_;  // durable, but for their connections
   std::map<Rank, Step> last_begun_;
   bool any_save_ = false;
   std::map<Step, Fate> fates_;
@@ -271,7 +277,7 @@ class Coordinator {
   std::vector<Descent> line_;  // of the newest decided attempt
   std::map<CheckpointId, Checkpoint> checkpoints_;
   std::deque<PendingJoin> joins_;
-  std::deque<Loss> losses_;
+  std::deque<Loss> losses_;  // newest first; not what was merely retired
   std::deque<Past> events_;
 };
 

@@ -39,6 +39,32 @@ size_t Coordinator::RanksAlive() const {
                                            [](const auto& m) { return m.second.alive; }));
 }
 
+std::vector<std::pair<Rank, ProcessId>> Coordinator::LivingMembers() const {
+  std::vector<std::pair<Rank, ProcessId>> living;
+  for (const auto& [rank, member] : members_) {
+    if (member.alive) {
+      living.emplace_back(rank, member.process);
+    }
+  }
+  return living;
+}
+
+uint32_t Coordinator::world_size() const {
+  return attempts_.empty() ? 0 : attempts_.rbegin()->second.world_size;
+}
+
+// A rank that ended or left without having sealed the step. A decided attempt takes no replacement
+// for it, so the step can never become whole.
+std::optional<Rank> Coordinator::RankLostFor(CheckpointId id) const {
+  const auto found = checkpoints_.find(id);
+  for (const auto& [rank, member] : members_) {
+    if (!member.alive && (found == checkpoints_.end() || found->second.shards.count(rank) == 0)) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
 // Another living process has the rank, or the same one through a connection that is still open.
 bool Coordinator::HeldByOther(const JoinAsked& j) const {
   const auto it = members_.find(j.rank);
@@ -57,8 +83,9 @@ bool Coordinator::OthersAlive(const JoinAsked& j) const {
   });
 }
 
-// Whether the rank was in the current attempt before. After a restart of the daemon its members are
-// known by what they sealed only; but an attempt that restored something had them all.
+// Whether the rank was in the current attempt before. Should the state that names its members have
+// been lost, those that sealed something are known by that; and an attempt that restored something
+// had them all.
 bool Coordinator::WasIn(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
   return members_.count(j.rank) > 0 || last_begun_.count(j.rank) > 0 ||
@@ -262,7 +289,12 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
       DropFromSession(j.rank, old->second.process);
     }
   }
-  members_[j.rank] = {j.caller.process, j.connection, true};
+  Member& member = members_[j.rank];
+  const bool known = member.alive && member.process == j.caller.process;
+  member = {j.caller.process, j.connection, true};
+  if (!known) {
+    Persist(t);  // so that a restarted daemon knows that the rank lives, however silent it is
+  }
   const AttemptInfo& info = attempts_.rbegin()->second;
   JoinAccepted accepted{j.token,      attempt(), j.rank,      info.world_size,
                         info.decided, {},        std::nullopt};
@@ -320,7 +352,6 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   fates_.clear();
   any_save_ = false;
   PruneAttempts();
-  Persist(t);
   Tell(Report::Kind::kAttemptOpened,
        absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (",
                     j.caller.process.ToString(), "), world size ", j.world_size,
@@ -361,6 +392,9 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
   } else {
     member.alive = false;
     member.connection = 0;
+    if (m.how == SeatLost::How::kLeft) {
+      Persist(t);  // its process lives on: nothing else would tell a restarted daemon
+    }
     AbandonWithout(
         m.rank, std::nullopt,
         absl::StrCat("rank ", m.rank, " (", m.process.ToString(), ") ",

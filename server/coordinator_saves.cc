@@ -30,12 +30,14 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     return refuse(absl::StatusCode::kFailedPrecondition,
                   "a restore of this attempt is under way; wait for its outcome first");
   }
-  if (!info.decided && last_failure_ && EverCommitted()) {
+  if (!info.decided && info.restore_begun && EverCommitted()) {
     // It would start a line of descent from nothing, and what could not be read just now would be
     // discarded for good.
     return refuse(absl::StatusCode::kFailedPrecondition,
-                  absl::StrCat("the attempt's restore failed (", last_failure_->message,
-                               "); restore again first, or decide to begin anew: ckptctl restore ",
+                  absl::StrCat("the attempt's restore ",
+                               last_failure_ ? absl::StrCat("failed (", last_failure_->message, ")")
+                                             : "was begun and not finished",
+                               "; restore again first, or decide to begin anew: ckptctl restore ",
                                name_, " --from-scratch"));
   }
   const auto last = last_begun_.find(m.rank);
@@ -43,6 +45,15 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     return refuse(absl::StatusCode::kInvalidArgument,
                   absl::StrCat("the last step of this rank in attempt ", m.attempt, " was ",
                                last->second, "; steps must grow"));
+  }
+  if (const auto lost = RankLostFor({m.attempt, m.step}); info.decided && lost) {
+    return Refuse(m.token,
+                  Lost(v1::Failure::REASON_ABANDONED,
+                       absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost,
+                                    " (", members_.at(*lost).process.ToString(),
+                                    ") ended or left without it, so attempt ", m.attempt,
+                                    " commits nothing any more; start all ranks again")),
+                  t);
   }
   last_begun_[m.rank] = m.step;
   any_save_ = true;
@@ -143,11 +154,11 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
 
 void Coordinator::Retain(Turn& t) {
   for (const CheckpointId& id : Surplus(Choices(nullptr), settings_.keep_committed)) {
-    LetGo(id,
-          Lost(v1::Failure::REASON_SHED,
-               absl::StrCat("step ", id.step, " of attempt ", id.attempt,
-                            " was removed: memory.keep_committed is ", settings_.keep_committed)),
-          t);
+    Retire(id,
+           Lost(v1::Failure::REASON_SHED,
+                absl::StrCat("step ", id.step, " of attempt ", id.attempt,
+                             " retired: memory.keep_committed is ", settings_.keep_committed)),
+           t);
   }
 }
 
@@ -205,7 +216,19 @@ void Coordinator::AbandonWithout(Rank rank, std::optional<Step> below, const std
   }
 }
 
+// Before its time: somebody may ask where it went.
 void Coordinator::LetGo(CheckpointId id, Failure failure, Turn& t) {
+  if (checkpoints_.count(id) > 0) {
+    losses_.push_front({id, failure.message, t.time.unix_ms});
+    if (losses_.size() > kLossesMax) {
+      losses_.pop_back();
+    }
+  }
+  Retire(id, std::move(failure), t);
+}
+
+// All its shards go.
+void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
   const auto it = checkpoints_.find(id);
   if (it == checkpoints_.end()) {
     return;
@@ -215,10 +238,6 @@ void Coordinator::LetGo(CheckpointId id, Failure failure, Turn& t) {
     if (fates_.size() > kFatesMax) {
       fates_.erase(fates_.begin());
     }
-  }
-  losses_.push_front({id, failure.message, t.time.unix_ms});
-  if (losses_.size() > kLossesMax) {
-    losses_.pop_back();
   }
   checkpoints_.erase(it);
   t.out.push_back(GiveUp{id, std::move(failure)});
@@ -284,12 +303,20 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
   if (victim->protect) {
     checkpoints_.at(*victim->protect).is_protected = true;
   }
-  const Checkpoint& checkpoint = checkpoints_.at(victim->id);
-  const Failure failure = Lost(v1::Failure::REASON_SHED,
-                               absl::StrCat("step ", victim->id.step, " of attempt ",
-                                            victim->id.attempt, " shed: ", ShedReason(*victim, m)));
-  Tell(Report::Kind::kStepShed, failure.message, checkpoint.bytes, t);
-  LetGo(victim->id, failure, t);
+  const uint64_t bytes = checkpoints_.at(victim->id).bytes;
+  const bool retired =
+      victim->rule == ShedRule::kOffLine || victim->rule == ShedRule::kOlderCommitted;
+  const Failure failure =
+      Lost(v1::Failure::REASON_SHED,
+           absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt,
+                        retired ? " retired: " : " shed: ", ShedReason(*victim, m)));
+  if (retired) {
+    Tell(Report::Kind::kStepRetired, failure.message, bytes, t);
+    Retire(victim->id, failure, t);
+  } else {
+    Tell(Report::Kind::kStepShed, failure.message, bytes, t);
+    LetGo(victim->id, failure, t);
+  }
   t.out.push_back(RoomAnswered{m.token, true});
 }
 

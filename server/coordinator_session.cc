@@ -13,6 +13,10 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
+  if (AttemptInfo& info = attempts_.rbegin()->second; !info.restore_begun) {
+    info.restore_begun = true;
+    Persist(t);
+  }
   if (session_ && session_->AsksAnew(m.rank, m.wanted)) {
     FailSession(
         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
@@ -30,8 +34,7 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
     const Failure failure{
         absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
         absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ", *conflict)};
-    Refuse(m.token, failure, t);
-    return FailSession(failure, t);
+    return FailSession(failure, t, m.token);
   }
   const RequestToken before = session_->Enter(m.rank, m.process, m.wanted, m.token);
   Refuse(before,
@@ -104,8 +107,7 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
         absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
         absl::StrCat("restore of job '", name_, "', step ", session_->checkpoint().step, ": rank ",
                      m.rank, " wants something else than was saved: ", m.problem)};
-    Refuse(m.token, failure, t);
-    return FailSession(failure, t);
+    return FailSession(failure, t, m.token);
   }
   if (!m.loaded && !m.copy_is_bad) {
     // The copy is good: something else failed, here and now. To fall back would discard the newer
@@ -116,8 +118,7 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
         absl::StrCat("restore of job '", name_, "': rank ", m.rank, " could not load step ",
                      of.step, " of attempt ", of.attempt,
                      ", whose copy is not known to be bad: ", m.problem, "; restore again")};
-    Refuse(m.token, failure, t);
-    return FailSession(failure, t);
+    return FailSession(failure, t, m.token);
   }
   if (!m.loaded) {
     Doubt(m, session_->checkpoint(), t);
@@ -254,8 +255,7 @@ void Coordinator::FallBack(const LoadReported& m, Turn& t) {
   if (!session_->NextRound(CommittedOnLine())) {
     Failure failure = Unreadable();
     failure.message = absl::StrCat(what, "; ", failure.message);
-    Refuse(m.token, failure, t);
-    return FailSession(failure, t);
+    return FailSession(failure, t, m.token);
   }
   const CheckpointId next = session_->checkpoint();
   Tell(Report::Kind::kSessionFellBack,
@@ -282,13 +282,22 @@ void Coordinator::FinishSession(Turn& t) {
   }
 }
 
-void Coordinator::FailSession(const Failure& failure, Turn& t) {
+// Nobody hears of it before it is durable that a restore was begun: else, after a restart of the
+// daemon, the next save would take the attempt for a fresh one.
+void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {
   const std::unique_ptr<Session> session = std::move(session_);
   last_session_ = session->id();
   last_failure_ = failure;
   Tell(Report::Kind::kSessionFailed, failure.message, 0, t);
+  std::vector<RequestToken> waiting;
   for (const auto& [rank, token] : session->TakeWaiting()) {
-    Refuse(token, failure, t);
+    waiting.push_back(token);
+  }
+  if (asker != 0) {
+    waiting.push_back(asker);
+  }
+  for (const RequestToken token : waiting) {
+    AnswerWhenDurable(token, Refused{token, failure}, t);
   }
 }
 

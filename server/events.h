@@ -7,7 +7,8 @@
 //
 // Order: actions that name the same slot are performed in the order given, one at a time; replies
 // to one connection are sent in the order given. Everything else may complete in any order. Every
-// action that has a completion gets exactly one, also when it fails. A completion that comes for an
+// action that has a completion gets exactly one, also when it fails (SendReply has one only when it
+// fails). A completion that comes for an
 // older generation than the core's is ignored by it.
 #pragma once
 
@@ -63,6 +64,19 @@ struct FoundSlot {
 struct LeftAloneSlot {
   SlotId slot = 0;
   uint64_t bytes = 0;
+};
+
+// ---- Replies ----
+
+enum class Descriptors { kNone, kWritableImage, kReadOnlyImageAndRecord };
+
+struct SendReply {  // → HandOverFailed, if it has descriptors and they could not be had
+  ConnectionId connection = 0;
+  v1::DaemonFrame frame;
+  Descriptors descriptors = Descriptors::kNone;
+  SlotId slot = 0;  // whose descriptors
+  Generation generation = 0;
+  ProcessId reader{};  // kReadOnlyImageAndRecord: who holds the slot for them
 };
 
 // ---- Events ----
@@ -133,6 +147,12 @@ struct CopyFoundBad {
   Generation generation = 0;
   std::string what;
 };
+// The client has heard nothing. DataLoss, NotFound: the slot's file is at fault; Cancelled: the
+// client has gone.
+struct HandOverFailed {
+  SendReply reply;
+  absl::Status status;
+};
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {
   AdminToken token = 0;
@@ -150,19 +170,10 @@ struct TimerFired {};
 using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
                            SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
                            SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
-                           AdminRequest, AdminReadDone, TimerFired>;
+                           HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
 
 // ---- Actions ----
 
-enum class Descriptors { kNone, kWritableImage, kReadOnlyImageAndRecord };
-
-struct SendReply {
-  ConnectionId connection = 0;
-  v1::DaemonFrame frame;
-  Descriptors descriptors = Descriptors::kNone;
-  SlotId slot = 0;  // whose descriptors
-  Generation generation = 0;
-};
 struct CloseConnection {
   ConnectionId connection = 0;
   std::string why;
@@ -204,7 +215,8 @@ struct RemoveRecord {  // → RecordRemoved
 struct DeleteSlot {  // record, note, image → SlotDeleted
   SlotId slot = 0;
 };
-struct WriteJobState {  // durably, into catalog and memory.dir → JobStateWritten
+// Durably, into catalog and memory.dir → JobStateWritten. boot_id is left empty here, too.
+struct WriteJobState {
   v1::JobState state;
 };
 struct RemoveJobState {  // → JobStateRemoved
@@ -240,7 +252,8 @@ struct Report {
   enum class Kind {
     kShardSealed,
     kStepCommitted,
-    kStepShed,
+    kStepShed,     // given up for room before its time
+    kStepRetired,  // given up for room when a newer step was committed, as every step is one day
     kStepAbandoned,
     kSaveRefused,
     kAttemptOpened,

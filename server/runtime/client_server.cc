@@ -320,6 +320,15 @@ void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame fra
   }
 }
 
+void ClientServer::GiveUp(ConnectionId id, uint64_t place) {
+  Connection* connection = Find(id);
+  if (connection == nullptr) {
+    return;
+  }
+  std::erase_if(connection->replies, [place](const Reply& reply) { return reply.place == place; });
+  Flush(id);  // what stood behind it may go
+}
+
 void ClientServer::Send(ConnectionId id, v1::DaemonFrame frame) {
   const uint64_t place = Reserve(id);
   if (place != 0) {

@@ -57,6 +57,8 @@ class ClientServer {
   uint64_t Reserve(ConnectionId connection);
   void Complete(ConnectionId connection, uint64_t place, v1::DaemonFrame frame,
                 std::vector<UniqueFd> descriptors);
+  // The request of that place is answered later, by another reply.
+  void GiveUp(ConnectionId connection, uint64_t place);
   void Send(ConnectionId connection, v1::DaemonFrame frame);
   // After what is queued has been sent, or could not be for a while.
   void Close(ConnectionId connection, const std::string& why);

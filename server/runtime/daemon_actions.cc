@@ -32,15 +32,15 @@ LogLevel LevelOf(Report::Kind kind) {
   switch (kind) {
     case Report::Kind::kShardSealed:
     case Report::Kind::kSlotReleased:
+    case Report::Kind::kStepRetired:
       return LogLevel::kDebug;
     case Report::Kind::kStepCommitted:
     case Report::Kind::kAttemptOpened:
     case Report::Kind::kSessionDecided:
     case Report::Kind::kSessionDone:
     case Report::Kind::kJobRemoved:
-    case Report::Kind::kStepShed:  // most often an older committed step that makes room for the
-                                   // next
       return LogLevel::kInfo;
+    case Report::Kind::kStepShed:
     case Report::Kind::kStepAbandoned:
     case Report::Kind::kSaveRefused:
     case Report::Kind::kSessionFellBack:
@@ -53,11 +53,6 @@ LogLevel LevelOf(Report::Kind kind) {
       return LogLevel::kError;
   }
   return LogLevel::kInfo;
-}
-
-// Descriptors may run out, and memory: then the slot is as good as before.
-bool IsSlotsFault(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
 
 struct Opened {
@@ -116,29 +111,20 @@ void Daemon::Perform(SendReply action) {
 void Daemon::SendWithDescriptors(SendReply action) {
   const uint64_t place = clients_->Reserve(action.connection);
   if (place == 0) {
-    return;  // the client has gone
+    return reactor_->Post([this, action = std::move(action)] {
+      Feed(HandOverFailed{action, absl::CancelledError("the client has gone")});
+    });
   }
   RunOn(Lane::kSlots, SlotKey(action.slot),
         [this, place, action = std::move(action)]() -> Completion {
           auto opened = std::make_shared<Opened>(OpenDescriptors(*store_, action));
           return [this, place, action, opened] {
-            v1::DaemonFrame frame = action.frame;
-            if (!opened->status.ok()) {
-              opened->descriptors.clear();
-              frame.Clear();
-              frame.set_id(action.frame.id());
-              SetFailure(opened->status, frame);
-            }
-            clients_->Complete(action.connection, place, std::move(frame),
-                               std::move(opened->descriptors));
             if (opened->status.ok()) {
-              return;
-            }
-            if (IsSlotsFault(opened->status)) {
-              Feed(CopyFoundBad{action.slot, action.generation, Message(opened->status)});
+              clients_->Complete(action.connection, place, action.frame,
+                                 std::move(opened->descriptors));
             } else {
-              // The core believes that the client has them: only a new connection sets that right.
-              clients_->Close(action.connection, Message(opened->status));
+              clients_->GiveUp(action.connection, place);
+              Feed(HandOverFailed{action, opened->status});
             }
           };
         });
@@ -229,6 +215,7 @@ void Daemon::Perform(WriteJobState action) {
   if (!job.ok()) {
     return Feed(JobStateWritten{{}, action.state.version(), job.status()});
   }
+  action.state.set_boot_id(CurrentBoot());
   RunForEvent(
       Lane::kState, JobKey(*job), [this, job = *job, state = std::move(action.state)]() -> Event {
         // memory.dir first: it is quick and outlives the daemon; the catalog outlives the node.

@@ -9,7 +9,9 @@ constexpr char kSaves[] = "holdfast_saves_total";
 constexpr char kSavesHelp[] = "Saves of single ranks by outcome.";
 constexpr char kSteps[] = "holdfast_steps_total";
 constexpr char kStepsHelp[] =
-    "Steps of jobs by outcome: committed by all ranks, shed to make room, abandoned.";
+    "Steps of jobs by outcome: committed by all ranks, retired when a newer one was committed, "
+    "shed "
+    "to make room, abandoned.";
 constexpr char kSessions[] = "holdfast_sessions_total";
 constexpr char kSessionsHelp[] =
     "Restore sessions by outcome; fell_back counts the steps that a session had to pass over.";
@@ -24,6 +26,7 @@ DaemonMetrics::DaemonMetrics()
       sealed_bytes_(registry_.AddCounter("holdfast_sealed_bytes_total", "Bytes of sealed images.")),
       steps_committed_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "committed"}})),
       steps_shed_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "shed"}})),
+      steps_retired_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "retired"}})),
       steps_abandoned_(registry_.AddCounter(kSteps, kStepsHelp, {{"outcome", "abandoned"}})),
       attempts_(registry_.AddCounter("holdfast_attempts_total", "Attempts opened.")),
       sessions_done_(registry_.AddCounter(kSessions, kSessionsHelp, {{"outcome", "done"}})),
@@ -70,6 +73,8 @@ void DaemonMetrics::Count(const Report& report) {
       return steps_committed_.Add(1);
     case Report::Kind::kStepShed:
       return steps_shed_.Add(1);
+    case Report::Kind::kStepRetired:
+      return steps_retired_.Add(1);
     case Report::Kind::kStepAbandoned:
       return steps_abandoned_.Add(1);
     case Report::Kind::kAttemptOpened:

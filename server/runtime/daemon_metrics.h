@@ -34,6 +34,7 @@ class DaemonMetrics {
   Counter& sealed_bytes_;
   Counter& steps_committed_;
   Counter& steps_shed_;
+  Counter& steps_retired_;
   Counter& steps_abandoned_;
   Counter& attempts_;
   Counter& sessions_done_;

@@ -80,6 +80,11 @@ absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& c
     if (!entry.in_memory) {
       HF_RETURN_IF_ERROR(store.WriteJobState(uuid, entry.state.SerializeAsString()));
     }
+    if (entry.state.boot_id() != CurrentBoot()) {
+      for (v1::MemberState& member : *entry.state.mutable_members()) {
+        member.set_gone(true);  // its number means another process now
+      }
+    }
     started.jobs.push_back(std::move(entry.state));
   }
   if (catalog.created() && added > 0) {

@@ -43,11 +43,6 @@ peers:
   - {address: "10.0.0.2", port: 7001}
 names: [a, "b c", 'null']
 numbers: [-5, 0, 9223372036854775807]
-labels:
-  rack: r1
-  "zone": 7
-peers_by_name:
-  one: {address: x}
 tier: nvme_local
 tiers: [MEMORY, Tier_Kind_Nvme_Local, nvme-local]
 enabled: true
@@ -72,9 +67,6 @@ socket_mode: 0660
   EXPECT_EQ(config.peers(1).port(), 7001u);
   EXPECT_THAT(config.names(), ElementsAre("a", "b c", "null"));
   EXPECT_THAT(config.numbers(), ElementsAre(-5, 0, INT64_MAX));
-  EXPECT_EQ(config.labels().at("rack"), "r1");
-  EXPECT_EQ(config.labels().at("zone"), "7");
-  EXPECT_EQ(config.peers_by_name().at("one").address(), "x");
   EXPECT_EQ(config.tier(), config_test::TIER_KIND_NVME_LOCAL);
   EXPECT_THAT(config.tiers(),
               ElementsAre(config_test::TIER_KIND_MEMORY, config_test::TIER_KIND_NVME_LOCAL,
@@ -111,13 +103,10 @@ TEST(ConfigTest, DefaultsStayWhereTheTextIsSilentAndListsAreReplaced) {
   config.mutable_memory()->set_dir("/default");
   config.mutable_memory()->set_slots_min(2);
   config.add_names("default");
-  (*config.mutable_labels())["a"] = "default";
-  ASSERT_TRUE(
-      ParseConfig("memory: {slots_min: 5}\nnames: [x, y]\nlabels: {b: c}", "f", config).ok());
+  ASSERT_TRUE(ParseConfig("memory: {slots_min: 5}\nnames: [x, y]", "f", config).ok());
   EXPECT_EQ(config.memory().dir(), "/default");
   EXPECT_EQ(config.memory().slots_min(), 5u);
   EXPECT_THAT(config.names(), ElementsAre("x", "y"));
-  EXPECT_EQ(config.labels_size(), 1);
   ASSERT_TRUE(ParseConfig("names: []", "f", config).ok());
   EXPECT_EQ(config.names_size(), 0);
 }
@@ -136,7 +125,8 @@ TEST(ConfigTest, UnknownKeysNameLineAndNeighbour) {
 TEST(ConfigTest, DuplicateKeys) {
   EXPECT_EQ(ErrorOf("name: a\ncount: 1\nname: a\n"),
             "ckptd.yaml:3: name: given twice (first in line 1)");
-  EXPECT_EQ(ErrorOf("labels: {a: x, a: y}"), "ckptd.yaml:1: a: given twice (first in line 1)");
+  EXPECT_EQ(ErrorOf("memory: {dir: x, dir: y}"),
+            "ckptd.yaml:1: dir: given twice (first in line 1)");
 }
 
 TEST(ConfigTest, OneofMembersExcludeEachOther) {
@@ -156,9 +146,6 @@ TEST(ConfigTest, WrongTypes) {
   EXPECT_EQ(ErrorOf("memory: [a]"), "ckptd.yaml:1: memory: expected settings (key: value)");
   EXPECT_EQ(ErrorOf("names: x"), "ckptd.yaml:1: names: expected a list ([] for an empty one)");
   EXPECT_EQ(ErrorOf("names: {a: b}"), "ckptd.yaml:1: names: expected a list ([] for an empty one)");
-  EXPECT_EQ(ErrorOf("labels: [a]"),
-            "ckptd.yaml:1: labels: expected a map (key: value; {} for an empty one)");
-  EXPECT_EQ(ErrorOf("labels: {a: {b: c}}"), "ckptd.yaml:1: labels.a: expected a single value");
   EXPECT_EQ(ErrorOf("enabled: yes"), "ckptd.yaml:1: enabled: expected true or false, not 'yes'");
   EXPECT_EQ(ErrorOf("ratio: fast"), "ckptd.yaml:1: ratio: expected a number, not 'fast'");
   EXPECT_EQ(ErrorOf("ratio: nan"), "ckptd.yaml:1: ratio: expected a number, not 'nan'");

@@ -278,7 +278,11 @@ class CoreHarness {
       std::visit([&](const auto& a) { Do(a, status); }, action);
     }
   }
-  void Do(const SendReply& a, const absl::Status&) {
+  void Do(const SendReply& a, const absl::Status& status) {
+    if (!status.ok()) {
+      completions.push_back(HandOverFailed{a, status});
+      return;
+    }
     answers[a.connection][a.frame.id()] = {a.frame, a.descriptors, a.slot};
   }
   void Do(const CloseConnection& a, const absl::Status&) { closed.push_back(a.connection); }

@@ -247,6 +247,15 @@ TEST(RanksThatGo, ARankThatGoesAfterItSealedHarmsNothing) {
   EXPECT_TRUE(t.b.Committed(3));
 }
 
+// Nobody takes the rank's place in an attempt that has moved on: to wait for it would be in vain.
+TEST(RanksThatGo, ASaveThatLacksARankForEverIsRefusedAtOnce) {
+  OpenStep t;
+  t.h.Kill(t.b);
+  const v1::DaemonFrame refused = t.a.Call(TestClient::BeginFrame(50));
+  EXPECT_EQ(refused.failure().reason(), Failure::REASON_ABANDONED);
+  EXPECT_NE(refused.failure().message().find("rank 1"), std::string::npos);
+}
+
 // ---- a job that is being removed ----
 
 struct Removing {

@@ -51,6 +51,65 @@ TEST(Reads, AttachGivesACommittedShardAndNotesTheReaderFirst) {
   EXPECT_EQ(root.Call(OneRank::AttachFrame()).attach().step(), 2u);
 }
 
+absl::Status FailReading(const Action& action, const absl::Status& with) {
+  const auto* reply = std::get_if<SendReply>(&action);
+  return reply != nullptr && reply->descriptors == Descriptors::kReadOnlyImageAndRecord
+             ? with
+             : absl::OkStatus();
+}
+
+TEST(Reads, DescriptorsThatCannotBeHadLeaveNoHold) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  t.h.fail = [](const Action& x) { return FailReading(x, absl::ResourceExhaustedError("fds")); };
+  v1::DaemonFrame refused = reader.Call(OneRank::AttachFrame());
+  EXPECT_EQ(refused.failure().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(t.h.Committed("job").front(), "1:2") << "the copy is as good as before";
+  t.h.fail = [](const Action& x) { return FailReading(x, absl::CancelledError("gone")); };
+  reader.Send(OneRank::AttachFrame());
+  for (const auto& [id, file] : t.h.files) {
+    EXPECT_EQ(file.note.readers_size(), 0);
+  }
+  t.h.fail = [](const Action& x) { return FailReading(x, absl::DataLossError("cut short")); };
+  refused = reader.Call(OneRank::AttachFrame());
+  EXPECT_EQ(refused.failure().reason(), Failure::REASON_UNREADABLE);
+  t.h.fail = nullptr;
+  EXPECT_EQ(reader.Call(OneRank::AttachFrame()).attach().step(), 1u) << "step 2 is known to be bad";
+}
+
+TEST(Reads, ASessionFallsBackAtOnceWhenAFileCannotBeOpened) {
+  OneRank t;
+  t.h.Kill(t.a);
+  TestClient a = t.h.Connect(110);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  std::optional<SlotId> gone;
+  t.h.fail = [&](const Action& x) {
+    const auto* reply = std::get_if<SendReply>(&x);
+    if (reply == nullptr || reply->descriptors != Descriptors::kReadOnlyImageAndRecord) {
+      return absl::OkStatus();
+    }
+    gone = gone.value_or(reply->slot);
+    return reply->slot == *gone ? absl::NotFoundError("no such file") : absl::OkStatus();
+  };
+  const v1::DaemonFrame offered = a.Call(TestClient::EnterFrame());
+  EXPECT_EQ(offered.enter_session().step(), 1u);
+  EXPECT_TRUE(
+      a.Call(TestClient::ReportFrame(offered.enter_session(), true)).enter_session().done());
+  EXPECT_EQ(t.h.files.at(*gone).note.readers_size(), 0);
+}
+
+TEST(Reads, ASessionEndsAtOnceWhenDescriptorsRunOutAndTheNextOneHasTheStep) {
+  OneRank t;
+  t.h.Kill(t.a);
+  TestClient a = t.h.Connect(110);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  t.h.fail = [](const Action& x) { return FailReading(x, absl::ResourceExhaustedError("fds")); };
+  EXPECT_EQ(a.Call(TestClient::EnterFrame()).failure().code(),
+            static_cast<int>(absl::StatusCode::kUnavailable));
+  t.h.fail = nullptr;
+  EXPECT_EQ(a.Call(TestClient::EnterFrame()).enter_session().step(), 2u);
+}
+
 TEST(Reads, ANoteThatCannotBeWrittenGivesNoDescriptors) {
   OneRank t;
   TestClient reader = t.h.Connect(200);

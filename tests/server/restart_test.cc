@@ -47,6 +47,92 @@ TEST(Restart, ASecondRunDoesNotTakeOverWhileTheFirstIsSilent) {
   EXPECT_TRUE(t.a.Save(11));
 }
 
+// Ranks that restored and have sealed nothing yet hold no slot that would speak for them.
+TEST(Restart, ASecondRunDoesNotTakeOverFromRanksThatHaveNotSavedYet) {
+  TwoRanks t;
+  t.h.Kill(t.a);
+  t.h.Kill(t.b);
+  t.a = t.h.Connect(110);
+  t.b = t.h.Connect(111);
+  ASSERT_TRUE(t.a.Join("job", 0, 2));
+  ASSERT_TRUE(t.b.Join("job", 1, 2));
+  t.h.Restart();
+  TestClient second = t.h.Connect(200);
+  EXPECT_EQ(second.Reason(TestClient::JoinFrame("job", 0, 2)), Failure::REASON_RANK_TAKEN);
+  EXPECT_EQ(second.Reason(TestClient::JoinFrame("job", 3, 4)), Failure::REASON_TOPOLOGY);
+  t.h.living.erase(t.a.process());
+  t.h.living.erase(t.b.process());
+  t.h.Restart();
+  TestClient third = t.h.Connect(300);
+  EXPECT_TRUE(third.Join("job", 0, 2));
+}
+
+TEST(Restart, WhoLeftIsNotTakenToBeThereStill) {
+  TwoRanks t;
+  for (TestClient* client : {&t.a, &t.b}) {
+    v1::ClientFrame leave;
+    leave.mutable_leave();
+    client->Call(leave);
+  }
+  t.h.Restart();  // both processes live on
+  TestClient second = t.h.Connect(200);
+  ASSERT_TRUE(second.Join("job", 0, 2));
+  EXPECT_EQ(second.joined().attempt(), 2u);
+}
+
+TEST(Restart, ASaveAfterARestoreThatFailedStillDoesNotBeginAnew) {
+  TwoRanks t;
+  t.h.Kill(t.a);
+  t.h.Kill(t.b);
+  t.a = t.h.Connect(110);
+  t.b = t.h.Connect(111);
+  ASSERT_TRUE(t.a.Join("job", 0, 2));
+  ASSERT_TRUE(t.b.Join("job", 1, 2));
+  const uint64_t id = t.a.Send(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
+  t.b.Call(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
+  ASSERT_TRUE(t.a.Take(id)->frame.has_failure());  // there is no step 77
+  t.h.Restart();
+  t.a = t.h.Connect(110);
+  t.b = t.h.Connect(111);
+  ASSERT_FALSE(t.a.Call(TestClient::JoinFrame("job", 0, 2, 0, "", 2)).has_failure());
+  ASSERT_FALSE(t.b.Call(TestClient::JoinFrame("job", 1, 2, 0, "", 2)).has_failure());
+  const v1::DaemonFrame refused = t.a.Call(TestClient::BeginFrame(1));
+  EXPECT_EQ(refused.failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_NE(refused.failure().message().find("--from-scratch"), std::string::npos);
+  EXPECT_EQ(t.h.Committed("job").front(), "1:10");
+}
+
+TEST(Restart, NobodyHearsOfAFailedRestoreBeforeItIsDurableThatThereWasOne) {
+  TwoRanks t;
+  t.h.Kill(t.a);
+  t.h.Kill(t.b);
+  t.a = t.h.Connect(110);
+  t.b = t.h.Connect(111);
+  ASSERT_TRUE(t.a.Join("job", 0, 2));
+  ASSERT_TRUE(t.b.Join("job", 1, 2));
+  t.h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
+  const uint64_t a = t.a.Send(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
+  const uint64_t b = t.b.Send(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
+  EXPECT_FALSE(t.a.Take(a));
+  EXPECT_FALSE(t.b.Take(b));
+  t.h.PerformDelayed();
+  EXPECT_TRUE(t.a.Take(a)->frame.has_failure());
+  EXPECT_TRUE(t.b.Take(b)->frame.has_failure());
+}
+
+TEST(Restart, ARestoreWhoseBeginningCannotBeWrittenIsAnsweredInTime) {
+  TwoRanks t;
+  t.h.Kill(t.a);
+  t.h.Kill(t.b);
+  t.a = t.h.Connect(110);
+  ASSERT_TRUE(t.a.Join("job", 0, 2));
+  t.h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
+  const uint64_t id = t.a.Send(TestClient::EnterFrame(1000));  // rank 1 never comes
+  t.h.Advance(std::chrono::milliseconds(1001));
+  ASSERT_TRUE(t.a.Take(id));
+  t.h.PerformDelayed();
+}
+
 TEST(Restart, WhoDiedMeanwhileIsKnownToBeGone) {
   TwoRanks t;
   t.h.living.clear();

@@ -158,7 +158,11 @@ TEST(Room, OlderCommittedStepsGoFirst) {
   ASSERT_TRUE(a.Begin(21));
   EXPECT_EQ(h.Committed("job"), (std::vector<std::string>{"1:20", "1:19"}));
   EXPECT_EQ(h.files.size(), 3u);
-  EXPECT_NE(h.Status("job").losses(0).why().find("step 21"), std::string::npos);
+  const v1::JobStatus status = h.Status("job");
+  const std::string last = status.events(status.events_size() - 1).text();
+  EXPECT_EQ(last,
+            "step 18 of attempt 1 retired: rank 0 needed a slot for step 21, and a newer "
+            "step is committed");
 }
 
 TEST(Room, KeepCommittedCapsEvenWhenThereIsRoom) {
@@ -372,6 +376,41 @@ TEST(Room, AnotherJobsOlderStepsMakeRoomItsNewestNever) {
   EXPECT_EQ(c.Reason(TestClient::BeginFrame(2, 3 * kSlot)), Failure::REASON_NO_ROOM);
   EXPECT_EQ(h.Committed("old").front(), "1:3");
   EXPECT_EQ(h.Committed("new").front(), "1:6");
+}
+
+// What a living rank has let go of for a moment it will fill again: nobody gets it, so nothing in
+// it may be given up for the sake of another job.
+TEST(Room, ALivingJobKeepsItsStepsAlsoInSlotsThatItReleased) {
+  CoreHarness h(Slots(3));
+  h.bytes_max = 3 * kSlot;
+  h.Restart();
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("living", 0, 1));
+  v1::ClientFrame release;
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(a.Save(step));
+    release.mutable_release_slots()->add_slots(a.grant().slot());
+  }
+  a.Call(release);
+  TestClient b = h.Connect(101);  // the same user's
+  ASSERT_TRUE(b.Join("hungry", 0, 1));
+  EXPECT_EQ(b.Reason(TestClient::BeginFrame(1)), Failure::REASON_NO_ROOM);
+  EXPECT_EQ(h.Committed("living"), (std::vector<std::string>{"1:3", "1:2", "1:1"}));
+  h.Kill(a);  // now its slots are of use to others
+  EXPECT_TRUE(b.Save(2));
+  EXPECT_EQ(h.Committed("living").front(), "1:3");
+}
+
+TEST(Room, WhatANewerStepReplacedIsNoLoss) {
+  CoreHarness h(Slots(3));
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  for (Step step = 1; step <= 5; ++step) {
+    ASSERT_TRUE(a.Save(step));
+  }
+  EXPECT_EQ(h.CountReports(Report::Kind::kStepRetired), 2u);
+  EXPECT_EQ(h.CountReports(Report::Kind::kStepShed), 0u);
+  EXPECT_EQ(h.Status("job").losses_size(), 0);
 }
 
 TEST(Room, ALivingJobOfAnotherUserIsNotTouched) {
