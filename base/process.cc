@@ -79,7 +79,7 @@ ProcessId ThisProcess() {
   return id.ok() ? *id : ProcessId{pid, 0};
 }
 
-absl::StatusOr<UniqueFd> WatchProcess(const ProcessId& process) {
+absl::StatusOr<UniqueFd> OpenPidfd(const ProcessId& process) {
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
   if (!fd.valid()) {
     return errno == ESRCH ? Gone(process.pid)

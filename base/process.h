@@ -13,7 +13,7 @@ namespace holdfast {
 absl::StatusOr<ProcessId> IdentifyProcess(int32_t pid);
 ProcessId ThisProcess();
 // A pidfd that turns readable when exactly this process ends; NotFound when it already has.
-absl::StatusOr<UniqueFd> WatchProcess(const ProcessId& process);
+absl::StatusOr<UniqueFd> OpenPidfd(const ProcessId& process);
 // Text of /proc/sys/kernel/random/boot_id: process ids and tmpfs contents mean nothing under
 // another one.
 std::string BootId();

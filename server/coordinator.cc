@@ -113,6 +113,15 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
   for (const CheckpointId& id : incomplete) {
     LetGo(id, SupersededFailure(id.attempt), t);
   }
+  // Nor will those of the newest one that lack a rank which is known to be gone.
+  for (const auto& [rank, member] : members_) {
+    if (!member.alive) {
+      AbandonWithout(rank, std::nullopt,
+                     absl::StrCat("rank ", rank, " (", member.process.ToString(),
+                                  ") ended or left without having sealed it"),
+                     t);
+    }
+  }
   PruneAttempts();
   if (learned) {
     Persist(t);

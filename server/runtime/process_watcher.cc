@@ -38,7 +38,7 @@ void ProcessWatcher::Watch(const ProcessId& process) {
 }
 
 void ProcessWatcher::Try(const ProcessId& process) {
-  absl::StatusOr<UniqueFd> fd = WatchProcess(process);
+  absl::StatusOr<UniqueFd> fd = OpenPidfd(process);
   absl::Status status = fd.status();
   if (status.ok()) {
     status = reactor_.Watch(fd->get(), EPOLLIN, [this, process](uint32_t) { Ended(process); });
@@ -85,7 +85,7 @@ void ProcessWatcher::RetryUnwatchable() {
 }
 
 bool MayBeAlive(const ProcessId& process) {
-  return !absl::IsNotFound(WatchProcess(process).status());
+  return !absl::IsNotFound(OpenPidfd(process).status());
 }
 
 std::string CurrentBoot() {

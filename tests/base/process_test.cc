@@ -100,15 +100,15 @@ TEST(ProcessTest, ZombiesAndTheReapedAreGone) {
   const ProcessId id = *IdentifyProcess(child.pid());
   child.BecomeZombie();
   EXPECT_EQ(IdentifyProcess(child.pid()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(WatchProcess(id).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OpenPidfd(id).status().code(), absl::StatusCode::kNotFound);
   child.Reap();
   EXPECT_EQ(IdentifyProcess(child.pid()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(WatchProcess(id).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OpenPidfd(id).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(ProcessTest, WatchTellsTheEnd) {
   Child child;
-  const absl::StatusOr<UniqueFd> watch = WatchProcess(*IdentifyProcess(child.pid()));
+  const absl::StatusOr<UniqueFd> watch = OpenPidfd(*IdentifyProcess(child.pid()));
   ASSERT_TRUE(watch.ok()) << watch.status();
   EXPECT_FALSE(Readable(*watch, 0));
   child.BecomeZombie();
@@ -119,7 +119,7 @@ TEST(ProcessTest, ALaterProcessOfThatPidIsNotMeant) {
   const Child child;
   ProcessId id = *IdentifyProcess(child.pid());
   id.start_ticks -= 1;
-  EXPECT_EQ(WatchProcess(id).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OpenPidfd(id).status().code(), absl::StatusCode::kNotFound);
 }
 
 // The leader's entry says zombie, but another thread still has the memory, and may be writing into
@@ -158,7 +158,7 @@ TEST(ProcessTest, AnEndedLeaderWithLivingThreadsIsNotGone) {
   ::close(ready[0]);
   const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
   EXPECT_TRUE(id.ok()) << id.status();
-  const absl::StatusOr<UniqueFd> watch = WatchProcess(id.value_or(ProcessId{}));
+  const absl::StatusOr<UniqueFd> watch = OpenPidfd(id.value_or(ProcessId{}));
   EXPECT_TRUE(watch.ok()) << watch.status();
   ::kill(pid, SIGKILL);
   if (watch.ok()) {

@@ -152,6 +152,20 @@ TEST(Restart, AnIncompleteStepCommitsIfItsRanksSealIt) {
   EXPECT_EQ(t.h.Committed("job").front(), "1:11");
 }
 
+TEST(Restart, AStepThatLacksARankWhichEndedIsOver) {
+  TwoRanks t;
+  ASSERT_TRUE(t.a.Save(11));
+  // Rank 1 ends; the daemon hears of it and dies before it has emptied anything.
+  t.h.delay = [](const Action& x) { return !std::holds_alternative<WriteJobState>(x); };
+  v1::ClientFrame leave;
+  leave.mutable_leave();
+  t.b.Send(leave);
+  t.h.delay = nullptr;
+  t.h.Restart();
+  EXPECT_EQ(t.h.Status("job").in_flight_size(), 0);
+  EXPECT_EQ(t.h.Committed("job").front(), "1:10");
+}
+
 TEST(Restart, WhatWasBeingWrittenIsGoneAndItsSlotComesBack) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Begin(11));
