@@ -96,8 +96,8 @@ void Agent::OnConnectionClosed(ConnectionId id) {
     }
   }
   // 3. Its seat is kept for its process.
-  if (Seat* seat = FindSeat(connection.seat)) {
-    seat->connection = 0;
+  if (const Seat* seat = FindSeat(connection.seat)) {
+    seats_.Disconnect(connection.seat);
     Send(seat->job,
          SeatLost{seat->attempt, seat->rank, seat->process, id, SeatLost::How::kDisconnected});
   }
@@ -124,14 +124,9 @@ void Agent::OnProcessEnded(ProcessId process) {
     Act(CloseConnection{id, why});
     OnConnectionClosed(id);
   }
-  std::vector<SeatId> seats;
-  for (const auto& [id, seat] : seats_) {
-    if (seat.process == process) {
-      seats.push_back(id);
-    }
-  }
+  const std::set<SeatId> seats = seats_.OfProcess(process);
   for (const SeatId id : seats) {
-    const Seat seat = seats_.at(id);
+    const Seat seat = *seats_.Find(id);
     Send(seat.job, SeatLost{seat.attempt, seat.rank, process, 0, SeatLost::How::kProcessEnded});
     EraseSeat(id);
   }
@@ -188,7 +183,7 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
     default:
       break;
   }
-  Seat* seat = FindSeat(connection.seat);
+  const Seat* seat = FindSeat(connection.seat);
   if (seat == nullptr) {
     return RefuseNow(id, frame.id(), NotJoined());
   }
@@ -425,17 +420,9 @@ MonotonicTime Agent::Deadline(uint64_t deadline_ms) const {
                                                    : std::min<uint64_t>(deadline_ms, 3'600'000));
 }
 
-Agent::Seat* Agent::FindSeat(SeatId id) {
-  const auto it = seats_.find(id);
-  return it == seats_.end() ? nullptr : &it->second;
-}
-
 void Agent::EraseSeat(SeatId id) {
-  const auto it = seats_.find(id);
-  if (it != seats_.end()) {
-    const ProcessId process = it->second.process;
-    seats_.erase(it);
-    Unref(process);
+  if (const std::optional<Seat> seat = seats_.Erase(id)) {
+    Unref(seat->process);
   }
 }
 

@@ -22,13 +22,18 @@
 #include "holdfast/v1/config.pb.h"
 #include "server/coordinator.h"
 #include "server/messages.h"
+#include "server/seats.h"
 
 namespace holdfast {
 
 inline constexpr size_t kJobsMax = 4096;        // per node
 inline constexpr size_t kJobsPerUidMax = 1024;  // so that one user cannot shut the others out
-inline constexpr size_t kSeatsMax = 65'536;     // ranks on this node, of jobs that live or linger
-inline constexpr size_t kProblemsMax = 256;     // of the start, shown in the status
+// Ranks on this node, of jobs that live or linger: of all, of one user, of one process. One user or
+// process cannot shut the others out.
+inline constexpr size_t kSeatsMax = 65'536;
+inline constexpr size_t kSeatsPerUidMax = 16'384;
+inline constexpr size_t kSeatsPerProcessMax = 1024;
+inline constexpr size_t kProblemsMax = 256;        // of the start, shown in the status
 inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
 inline constexpr size_t kLaunchBytesMax = 256;
 inline constexpr size_t kProblemBytesMax = 1024;  // of a client's text that is kept
@@ -112,17 +117,6 @@ class Agent {
     uint64_t note_version = 0;
     uint64_t grant_note = 0;  // kNoting: the note that names the writer
   };
-  struct Seat {
-    JobUuid job;
-    Attempt attempt = 0;
-    Rank rank = 0;
-    uint32_t world_size = 0;
-    ProcessId process;
-    uint32_t uid = 0;
-    ConnectionId connection = 0;  // 0: its connection has gone, its process lives
-    bool superseded = false;
-  };
-  using SeatId = uint64_t;
   struct Connection {
     Caller caller;
     SeatId seat = 0;
@@ -195,7 +189,7 @@ class Agent {
   void Ref(ProcessId process);
   void Unref(ProcessId process);
   MonotonicTime Deadline(uint64_t deadline_ms) const;
-  Seat* FindSeat(SeatId id);
+  const Seat* FindSeat(SeatId id) const { return seats_.Find(id); }
   void EraseSeat(SeatId id);
   std::string JobName(const JobUuid& job) const;
   Coordinator* FindJob(const std::string& name);
@@ -205,6 +199,8 @@ class Agent {
   void OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
   void AddProblem(std::string problem);
   bool MayOpenJob(uint32_t uid) const;
+  bool ForgetAJob(uint32_t uid);
+  absl::Status MaySit(const Caller& caller) const;
   Coordinator* OpenJob(const std::string& name, const Caller& caller);
   void StartJobs(const Started& event);
   void StartSlots(const Started& event);
@@ -225,9 +221,9 @@ class Agent {
   void TakeMessage(const JobUuid& job, const Reported& m);
 
   // agent_saves.cc: a filling from BeginSave to Seal
-  void OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
-  void OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
-  void OnAbortSave(ConnectionId id, Seat& seat, const v1::ClientFrame& frame);
+  void OnBeginSave(ConnectionId id, const Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnSeal(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame);
+  void OnAbortSave(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame);
   void OnRecordPublished(const RecordPublished& e);
   void StartFilling(Slot& slot, RequestToken token);
   void GrantFilling(Slot& slot, const absl::Status& noted);
@@ -236,7 +232,7 @@ class Agent {
   Slot* FindFilling(const Seat& seat, SlotId slot, Generation generation, Step step);
 
   // agent_reserve.cc: slots ahead of the first save
-  void OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnReserve(ConnectionId id, const Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
   void PlaceReserve(RequestToken token);
   void HandOver(RequestToken token, uint32_t ready);
   void AnswerReserve(RequestToken token, const Slot* handed);
@@ -290,8 +286,10 @@ class Agent {
   void OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
   void OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
   void OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
-  void OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
-  void OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
+                      const v1::ClientFrame& frame);
+  void OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
+                    const v1::ClientFrame& frame);
   void OnCopyFoundBad(const CopyFoundBad& e);
   void OnHandOverFailed(const HandOverFailed& e);
   void ReadingFailed(const SendReply& reply, const absl::Status& status);
@@ -317,6 +315,7 @@ class Agent {
   void RefuseAdmin(AdminToken token, absl::Status status);
   void HandShards(AdminToken token, const std::vector<Slot*>& slots);
   absl::Status WhyInUse(const Coordinator& job) const;
+  void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
 
   const v1::DaemonConfig config_;
@@ -333,8 +332,7 @@ class Agent {
   uint64_t first_session_ = 1;
   std::map<ConnectionId, Connection> connections_;
   std::map<ProcessId, Process> processes_;
-  std::map<SeatId, Seat> seats_;
-  SeatId next_seat_ = 1;
+  SeatTable seats_;
   std::map<SlotId, Slot> slots_;
   std::set<std::pair<MonotonicTime, SlotId>> deletes_again_;
   std::map<SlotId, Generation> retired_;  // the last generation of ids that may be used again

@@ -188,7 +188,7 @@ void Agent::Admin(const AdminRequest& e, const v1::SetRestorePointRequest& reque
 
 absl::Status Agent::WhyInUse(const Coordinator& job) const {
   std::set<ProcessId> users;
-  for (const auto& [id, seat] : seats_) {
+  for (const auto& [id, seat] : seats_.all()) {
     if (seat.job == job.uuid()) {
       users.insert(seat.process);
     }
@@ -234,10 +234,14 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
   if (const absl::Status in_use = WhyInUse(**job); !in_use.ok()) {
     return RefuseAdmin(e.token, in_use);
   }
-  const JobUuid uuid = (*job)->uuid();
+  RemoveJob((*job)->uuid(), e.token);
+}
+
+// `token` 0: nobody waits for the end.
+void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   const auto held = bytes.find(uuid);
-  removals_[uuid] = {e.token, held == bytes.end() ? 0 : held->second, false};
+  removals_[uuid] = {token, held == bytes.end() ? 0 : held->second, false};
   // Records first, then bytes, then the state that says whose they were: a crash in between leaves
   // a smaller job.
   Send(uuid, JobRemoved{});

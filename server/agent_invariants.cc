@@ -77,7 +77,7 @@ std::string Agent::CheckInvariants() const {
   }
   for (const auto& [id, connection] : connections_) {
     ++references[connection.caller.process];
-    if (connection.seat != 0 && seats_.count(connection.seat) == 0) {
+    if (connection.seat != 0 && FindSeat(connection.seat) == nullptr) {
       return absl::StrCat("connection ", id, " has a seat that is not there");
     }
     for (const RequestToken token : connection.pending) {
@@ -86,7 +86,7 @@ std::string Agent::CheckInvariants() const {
       }
     }
   }
-  for (const auto& [id, seat] : seats_) {
+  for (const auto& [id, seat] : seats_.all()) {
     ++references[seat.process];
   }
   for (const auto& [process, known] : processes_) {

@@ -1,5 +1,6 @@
 // Joining, leaving, and what the coordinators say.
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -53,15 +54,14 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                   absl::StrCat("this daemon knows no job '", join.job(),
                                "': its state was lost or it was removed; start the rank anew"));
   }
-  if (job == nullptr && !MayOpenJob(connection.caller.uid)) {
-    return refuse(
-        absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-        absl::StrCat("there are too many jobs already (", kJobsMax, " a node, ", kJobsPerUidMax,
-                     " a user); remove one that has ended: ckptctl rm <job>"));
-  }
-  if (seats_.size() >= kSeatsMax) {
+  if (job == nullptr && !MayOpenJob(connection.caller.uid) && !ForgetAJob(connection.caller.uid)) {
     return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                  absl::StrCat("this node has ", kSeatsMax, " ranks already"));
+                  absl::StrCat("there are too many jobs already that run or have copies (",
+                               kJobsMax, " a node, ", kJobsPerUidMax,
+                               " a user); remove one that has ended: ckptctl rm <job>"));
+  }
+  if (const absl::Status sits = MaySit(connection.caller); !sits.ok()) {
+    return refuse(sits.code(), v1::Failure::REASON_UNSPECIFIED, Message(sits));
   }
   if (job != nullptr && removals_.count(job->uuid()) > 0) {
     return refuse(absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
@@ -79,10 +79,52 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                  join.attempt(), join.leave_attempt(), join.deadline_ms() > 0});
 }
 
+absl::Status Agent::MaySit(const Caller& caller) const {
+  const auto full = [](std::string_view whose, size_t max, std::string_view way_out) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(ToAbsl(whose), " ", max, " ranks on this node already; ", ToAbsl(way_out)));
+  };
+  if (seats_.OfProcess(caller.process).size() >= kSeatsPerProcessMax) {
+    return full(absl::StrCat(caller.process.ToString(), " has"), kSeatsPerProcessMax,
+                "close jobs that it is done with");
+  }
+  if (seats_.CountOfUid(caller.uid) >= kSeatsPerUidMax) {
+    return full(absl::StrCat("uid ", caller.uid, " has"), kSeatsPerUidMax,
+                "end processes that are done");
+  }
+  if (seats_.size() >= kSeatsMax) {
+    return full("all users together have", kSeatsMax, "wait until others have ended");
+  }
+  return absl::OkStatus();
+}
+
+// Those that are being removed are as good as gone.
 bool Agent::MayOpenJob(uint32_t uid) const {
-  const auto of_user = std::count_if(jobs_.begin(), jobs_.end(),
-                                     [uid](const auto& j) { return j.second->uid() == uid; });
-  return jobs_.size() < kJobsMax && static_cast<size_t>(of_user) < kJobsPerUidMax;
+  const auto of_user = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& j) {
+    return j.second->uid() == uid && removals_.count(j.first) == 0;
+  });
+  return jobs_.size() - removals_.size() < kJobsMax &&
+         static_cast<size_t>(of_user) < kJobsPerUidMax;
+}
+
+// Names of jobs that ended and left no copy are kept until their number is needed: of the user's,
+// first those that never committed anything, then the longest ended.
+bool Agent::ForgetAJob(uint32_t uid) {
+  const std::map<JobUuid, uint64_t> bytes = BytesByJob();
+  std::optional<std::tuple<bool, int64_t, JobUuid>> oldest;
+  for (const auto& [uuid, job] : jobs_) {
+    if (job->uid() != uid || removals_.count(uuid) > 0 || bytes.count(uuid) > 0 ||
+        seats_.AnyOf(uuid) || !job->Idle()) {
+      continue;
+    }
+    const std::tuple candidate(job->AnythingCommitted(), job->LastOpenedUnixMs(), uuid);
+    oldest = oldest ? std::min(*oldest, candidate) : candidate;
+  }
+  if (!oldest) {
+    return false;
+  }
+  RemoveJob(std::get<JobUuid>(*oldest), 0);
+  return true;
 }
 
 Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {
@@ -167,8 +209,9 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   const ProcessId process = connection.caller.process;
   // The same process had the rank before, over this or a lost connection: one seat is enough.
   std::vector<SeatId> old;
-  for (const auto& [id, seat] : seats_) {
-    if (seat.job == job && seat.rank == m.rank && seat.process == process &&
+  for (const SeatId id : seats_.OfRank(job, m.rank)) {
+    const Seat& seat = *seats_.Find(id);
+    if (seat.process == process &&
         (seat.connection == 0 || seat.connection == pending->connection)) {
       old.push_back(id);
     }
@@ -176,6 +219,9 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   // What waits for a slot in the old seat's name would find nobody to give it to.
   std::vector<RequestToken> orphaned;
   for (const auto& [token, waiting] : pending_) {
+    if (old.empty()) {
+      break;
+    }
     const bool for_a_slot = waiting.where == Where::kSlot || waiting.where == Where::kRoom ||
                             waiting.where == Where::kAsking;
     if (for_a_slot && std::find(old.begin(), old.end(), waiting.seat) != old.end()) {
@@ -190,11 +236,9 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   for (const SeatId id : old) {
     EraseSeat(id);
   }
-  connection.seat = next_seat_++;
-  const Seat& seat = seats_[connection.seat] = {
-      job,  m.attempt, m.rank, m.world_size, process, connection.caller.uid, pending->connection,
-      false};
-  Reclaim(seat);
+  connection.seat = seats_.Add({job, m.attempt, m.rank, m.world_size, process,
+                                connection.caller.uid, pending->connection, false});
+  Reclaim(*FindSeat(connection.seat));
 
   v1::DaemonFrame frame;
   v1::JoinReply& reply = *frame.mutable_join();
@@ -311,9 +355,7 @@ void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
   const Failure failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_SUPERSEDED,
                         absl::StrCat("job '", JobName(job), "' has a newer attempt, ", m.by,
                                      "; this process should end")};
-  for (auto& [id, seat] : seats_) {
-    seat.superseded = seat.superseded || (seat.job == job && seat.attempt < m.by);
-  }
+  seats_.Supersede(job, m.by);
   const std::set<RequestToken> waiting = waiting_for_room_;
   for (const RequestToken token : waiting) {
     const Seat* seat = FindSeat(pending_.at(token).seat);

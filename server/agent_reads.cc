@@ -26,7 +26,7 @@ Agent::Slot* Agent::FindSealed(const ShardId& shard) {
   return slot.state == SlotState::kSealed ? &slot : nullptr;
 }
 
-void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id,
+void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
                            const v1::ClientFrame& frame) {
   const v1::EnterSession& enter = frame.enter_session();
   const RequestToken token = NewPending(
@@ -41,7 +41,7 @@ void Agent::OnEnterSession(ConnectionId id, Seat& seat, SeatId seat_id,
   Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted});
 }
 
-void Agent::OnReportLoad(ConnectionId id, Seat& seat, SeatId seat_id,
+void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
                          const v1::ClientFrame& frame) {
   const v1::ReportLoad& report = frame.report_load();
   const RequestToken token = NewPending(

@@ -8,7 +8,8 @@
 
 namespace holdfast {
 
-void Agent::OnReserve(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+void Agent::OnReserve(ConnectionId id, const Seat& seat, SeatId seat_id,
+                      const v1::ClientFrame& frame) {
   const v1::Reserve& reserve = frame.reserve();
   if (reserve.slot_bytes() == 0) {
     return RefuseNow(id, frame.id(),

@@ -70,9 +70,9 @@ bool Agent::Orphan(const Slot& slot) const {
   if (job == jobs_.end()) {
     return true;
   }
-  return std::none_of(seats_.begin(), seats_.end(), [&](const auto& s) {
-    return s.second.job == slot.job && s.second.rank == slot.rank && !s.second.superseded;
-  });
+  const std::set<SeatId>& seats = seats_.OfRank(slot.job, slot.rank);
+  return std::all_of(seats.begin(), seats.end(),
+                     [&](SeatId id) { return seats_.Find(id)->superseded; });
 }
 
 bool Agent::Deletable(const Slot& slot) const {

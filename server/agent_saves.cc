@@ -19,7 +19,8 @@ Failure Gone(std::string message) {
 
 }  // namespace
 
-void Agent::OnBeginSave(ConnectionId id, Seat& seat, SeatId seat_id, const v1::ClientFrame& frame) {
+void Agent::OnBeginSave(ConnectionId id, const Seat& seat, SeatId seat_id,
+                        const v1::ClientFrame& frame) {
   const v1::BeginSave& save = frame.begin_save();
   if (save.slot_bytes() == 0) {
     return RefuseNow(id, frame.id(),
@@ -148,7 +149,7 @@ Agent::Slot* Agent::FindFilling(const Seat& seat, SlotId id, Generation generati
   return same ? slot : nullptr;
 }
 
-void Agent::OnSeal(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
+void Agent::OnSeal(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame) {
   const v1::Seal& seal = frame.seal();
   Slot* slot = FindFilling(seat, seal.slot(), seal.generation(), seal.step());
   const bool open = slot != nullptr && slot->state == SlotState::kWriting && slot->filled_by == id;
@@ -260,7 +261,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   Reply(token, std::move(frame));
 }
 
-void Agent::OnAbortSave(ConnectionId id, Seat& seat, const v1::ClientFrame& frame) {
+void Agent::OnAbortSave(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame) {
   const v1::AbortSave& abort = frame.abort_save();
   Slot* slot = FindFilling(seat, abort.slot(), abort.generation(), abort.step());
   if (slot != nullptr &&

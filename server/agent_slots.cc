@@ -116,7 +116,7 @@ void Agent::OnSlotPopulated(const SlotPopulated& e) {
     slot->bad = e.status.code() == absl::StatusCode::kDataLoss ||
                 e.status.code() == absl::StatusCode::kNotFound ||
                 e.status.code() == absl::StatusCode::kOutOfRange;
-    Tell(Report::Kind::kProtocolError, job,
+    Tell(Report::Kind::kTrouble, job,
          absl::StrCat("slot ", slot->id, " could not be populated ahead: ", Message(e.status)),
          slot->bytes);
   }

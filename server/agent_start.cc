@@ -148,8 +148,7 @@ void Agent::StartSlots(const Started& event) {
     job->Resume(found_by_job[uuid], time_, out);
     for (const auto& [rank, process] : job->LivingMembers()) {
       Ref(process);  // reported at once if it ended meanwhile
-      seats_[next_seat_++] = {uuid,    job->attempt(), rank, job->world_size(),
-                              process, job->uid(),     0,    false};
+      seats_.Add({uuid, job->attempt(), rank, job->world_size(), process, job->uid(), 0, false});
     }
     for (const ToAgent& message : out) {
       Take(uuid, message, time_);

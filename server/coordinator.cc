@@ -34,7 +34,6 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
     info.any_committed = a.any_committed();
     info.last_committed_step = a.last_committed_step();
     info.opened_unix_ms = a.opened_unix_ms();
-    info.restore_begun = a.restore_begun();
     if (!attempts_.emplace(a.attempt(), info).second) {
       return bad(absl::StrCat("attempt ", a.attempt(), " is there twice"));
     }
@@ -141,7 +140,7 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
   in_flight_version_ = 0;
   if (!m.status.ok()) {
     if (write_problem_.empty()) {
-      Tell(Report::Kind::kProtocolError,
+      Tell(Report::Kind::kTrouble,
            absl::StrCat("the job's state could not be written, trying again: ", Message(m.status)),
            0, t);
     }
@@ -153,7 +152,7 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
   }
   write_problem_.clear();
   durable_version_ = m.version;
-  if (durable_version_ >= held_version_) {
+  if (durable_version_ >= decision_version_) {
     held_until_durable_.clear();
   }
   while (!durable_waits_.empty() && durable_waits_.front().version <= durable_version_) {
@@ -213,27 +212,23 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
       return Refuse(m.token, failure, t);
     }
   }
-  const bool in_session = session_ && session_->IsWaiting(m.token);
-  if (in_session) {
-    failure.message =
-        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
-                     ": the deadline passed while waiting for ", session_->MissingRanks(),
-                     session_->loading() ? " to load" : " to enter");
-    FailSession(failure, t);
-  }
   for (const DurableWait& wait : durable_waits_) {
     if (wait.token == m.token) {
       failure.code = absl::StatusCode::kUnavailable;
       failure.message = absl::StrCat(
           "the state of job '", name_, "' is not written yet",
           write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
-      ForgetDurableWaits(m.token);
+      ForgetDurableWaits(m.token, t);
       Refuse(m.token, failure, t);
       return RetryJoins(t);
     }
   }
-  if (in_session) {
-    return;  // answered with the others
+  if (session_ && session_->IsWaiting(m.token)) {
+    failure.message =
+        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
+                     ": the deadline passed while waiting for ", session_->MissingRanks(),
+                     session_->loading() ? " to load" : " to enter");
+    return FailSession(failure, t);
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
@@ -254,7 +249,7 @@ void Coordinator::On(const RequestCancelled& m, Turn& t) {
   if (session_) {
     session_->StopWaiting(m.token);
   }
-  ForgetDurableWaits(m.token);
+  ForgetDurableWaits(m.token, t);
   RetryJoins(t);
 }
 
@@ -342,7 +337,6 @@ v1::JobState Coordinator::State() const {
     a.set_any_committed(info.any_committed);
     a.set_last_committed_step(info.last_committed_step);
     a.set_opened_unix_ms(info.opened_unix_ms);
-    a.set_restore_begun(info.restore_begun);
   }
   for (const auto& [rank, member] : members_) {
     v1::MemberState& m = *state.add_members();
@@ -354,15 +348,20 @@ v1::JobState Coordinator::State() const {
   return state;
 }
 
-void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t) {
-  if (needed_version_ <= durable_version_) {
+void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
+                                    std::optional<uint64_t> version) {
+  const uint64_t needed = version.value_or(needed_version_);
+  if (needed <= durable_version_) {
     t.out.push_back(std::move(message));
     return;
   }
-  durable_waits_.push_back({needed_version_, token, std::move(message)});
+  const auto behind =
+      std::find_if(durable_waits_.begin(), durable_waits_.end(),
+                   [needed](const DurableWait& wait) { return wait.version > needed; });
+  durable_waits_.insert(behind, {needed, token, std::move(message)});
 }
 
-void Coordinator::ForgetDurableWaits(RequestToken token) {
+void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
   // A rank that was admitted but will never hear of it is not there: nobody would ever say that its
   // seat was lost.
   for (const DurableWait& wait : durable_waits_) {
@@ -370,6 +369,7 @@ void Coordinator::ForgetDurableWaits(RequestToken token) {
     if (wait.token == token && accepted != nullptr && accepted->attempt == attempt()) {
       if (const auto member = members_.find(accepted->rank); member != members_.end()) {
         member->second.alive = false;
+        PersistLazily(t);
       }
     }
   }

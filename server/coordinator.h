@@ -72,7 +72,9 @@ class Coordinator {
   Attempt attempt() const { return attempts_.empty() ? 0 : attempts_.rbegin()->first; }
   bool IsMember(Rank rank, const ProcessId& process) const;
   std::vector<std::pair<Rank, ProcessId>> LivingMembers() const;
-  uint32_t world_size() const;  // of the newest attempt; 0: there is none
+  int64_t LastOpenedUnixMs() const;  // its newest attempt
+  bool AnythingCommitted() const;    // ever, whether it is still there or not
+  uint32_t world_size() const;       // of the newest attempt; 0: there is none
   size_t RanksAlive() const;
   bool WriteInFlight() const { return in_flight_version_ != 0; }
   bool Idle() const;  // no request of anybody waits here
@@ -97,7 +99,6 @@ class Coordinator {
     bool any_committed = false;
     Step last_committed_step = 0;
     int64_t opened_unix_ms = 0;
-    bool restore_begun = false;
   };
   struct Member {
     ProcessId process;
@@ -171,11 +172,13 @@ class Coordinator {
   void PersistLazily(Turn& t);
   void FlushState(Turn& t);
   v1::JobState State() const;
-  void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t);
+  // When everything intended so far is durable; or, if given, when that version is.
+  void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
+                         std::optional<uint64_t> version = std::nullopt);
   void Refuse(RequestToken token, Failure failure, Turn& t);
   void Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t);
   void PruneAttempts();
-  void ForgetDurableWaits(RequestToken token);
+  void ForgetDurableWaits(RequestToken token, Turn& t);
   void LoadMembers(const v1::JobState& state);
 
   // coordinator_attempts.cc
@@ -272,7 +275,7 @@ class Coordinator {
   std::optional<Failure> last_failure_;  // absent: it was decided
   // What the last decision may still need if it turns out not to be durable.
   std::vector<CheckpointId> held_until_durable_;
-  uint64_t held_version_ = 0;
+  uint64_t decision_version_ = 0;  // the state that first said it
 
   std::vector<Descent> line_;  // of the newest decided attempt
   std::map<CheckpointId, Checkpoint> checkpoints_;

@@ -49,6 +49,15 @@ std::vector<std::pair<Rank, ProcessId>> Coordinator::LivingMembers() const {
   return living;
 }
 
+int64_t Coordinator::LastOpenedUnixMs() const {
+  return attempts_.empty() ? 0 : attempts_.rbegin()->second.opened_unix_ms;
+}
+
+bool Coordinator::AnythingCommitted() const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const auto& a) { return a.second.any_committed; });
+}
+
 uint32_t Coordinator::world_size() const {
   return attempts_.empty() ? 0 : attempts_.rbegin()->second.world_size;
 }
@@ -394,6 +403,8 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
     member.connection = 0;
     if (m.how == SeatLost::How::kLeft) {
       Persist(t);  // its process lives on: nothing else would tell a restarted daemon
+    } else {
+      PersistLazily(t);
     }
     AbandonWithout(
         m.rank, std::nullopt,
@@ -417,7 +428,7 @@ void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Tur
   }
   ComputeLine();
   Persist(t);
-  held_version_ = needed_version_;
+  decision_version_ = needed_version_;
   Tell(Report::Kind::kSessionDecided,
        parent.attempt == 0 ? absl::StrCat("attempt ", attempt(), " starts from scratch")
                            : absl::StrCat("attempt ", attempt(), " descends from step ",

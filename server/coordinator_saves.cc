@@ -30,15 +30,18 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     return refuse(absl::StatusCode::kFailedPrecondition,
                   "a restore of this attempt is under way; wait for its outcome first");
   }
-  if (!info.decided && info.restore_begun && EverCommitted()) {
-    // It would start a line of descent from nothing, and what could not be read just now would be
-    // discarded for good.
-    return refuse(absl::StatusCode::kFailedPrecondition,
-                  absl::StrCat("the attempt's restore ",
-                               last_failure_ ? absl::StrCat("failed (", last_failure_->message, ")")
-                                             : "was begun and not finished",
-                               "; restore again first, or decide to begin anew: ckptctl restore ",
-                               name_, " --from-scratch"));
+  const bool from_scratch = restore_point_.set() && restore_point_.from_scratch();
+  if (!info.decided && (EverCommitted() || restore_point_.set()) && !from_scratch) {
+    // It would start a line of descent from nothing, and discard for good what is there.
+    return refuse(
+        absl::StatusCode::kFailedPrecondition,
+        absl::StrCat("attempt ", m.attempt, " has not restored anything, and job '", name_, "' ",
+                     restore_point_.set() ? "has a restore point" : "has committed steps",
+                     last_failure_
+                         ? absl::StrCat(" (its restore failed: ", last_failure_->message, ")")
+                         : "",
+                     "; restore first, or decide to begin anew: ckptctl restore ", name_,
+                     " --from-scratch"));
   }
   const auto last = last_begun_.find(m.rank);
   if (last != last_begun_.end() && m.step <= last->second) {
@@ -82,7 +85,8 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   if (!info.decided) {
     Decide({}, restore_point_changes_, t);
   }
-  AnswerWhenDurable(m.token, SavePermitted{m.token, line_}, t);
+  // Whatever else is being written, a save waits for the attempt's decision alone.
+  AnswerWhenDurable(m.token, SavePermitted{m.token, line_}, t, decision_version_);
 }
 
 void Coordinator::On(const SaveLost& m, Turn& t) {

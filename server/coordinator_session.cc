@@ -13,10 +13,6 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
-  if (AttemptInfo& info = attempts_.rbegin()->second; !info.restore_begun) {
-    info.restore_begun = true;
-    Persist(t);
-  }
   if (session_ && session_->AsksAnew(m.rank, m.wanted)) {
     FailSession(
         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
@@ -282,8 +278,6 @@ void Coordinator::FinishSession(Turn& t) {
   }
 }
 
-// Nobody hears of it before it is durable that a restore was begun: else, after a restart of the
-// daemon, the next save would take the attempt for a fresh one.
 void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {
   const std::unique_ptr<Session> session = std::move(session_);
   last_session_ = session->id();
@@ -297,7 +291,7 @@ void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken aske
     waiting.push_back(asker);
   }
   for (const RequestToken token : waiting) {
-    AnswerWhenDurable(token, Refused{token, failure}, t);
+    Refuse(token, failure, t);
   }
 }
 

@@ -215,7 +215,8 @@ struct RemoveRecord {  // → RecordRemoved
 struct DeleteSlot {  // record, note, image → SlotDeleted
   SlotId slot = 0;
 };
-// Durably, into catalog and memory.dir → JobStateWritten. boot_id is left empty here, too.
+// Into memory.dir, from where the catalog follows (or into the catalog, where memory.dir cannot be
+// written) → JobStateWritten. boot_id is left empty here, too.
 struct WriteJobState {
   v1::JobState state;
 };
@@ -266,7 +267,8 @@ struct Report {
     kSlotReleased,
     kSlotLost,
     kJobRemoved,
-    kProtocolError,
+    kProtocolError,  // a client's doing
+    kTrouble,        // the machine's: a disk, memory
   };
   Kind kind = Kind::kShardSealed;
   std::string job;

@@ -359,15 +359,46 @@ TEST(Joins, OneUserCannotTakeAllTheJobsThereMayBe) {
   CoreHarness h;
   for (size_t i = 0; i < 1024; ++i) {
     TestClient a = h.Connect(static_cast<int32_t>(100 + i), 1000);
-    ASSERT_TRUE(a.Join("job" + std::to_string(i), 0, 1));
-    h.Kill(a);
+    ASSERT_TRUE(a.Join("job" + std::to_string(i), 0, 1));  // and stays
   }
   TestClient greedy = h.Connect(5000, 1000);
   EXPECT_EQ(greedy.Call(TestClient::JoinFrame("one-more", 0, 1)).failure().code(),
             static_cast<int>(absl::StatusCode::kResourceExhausted));
-  ASSERT_TRUE(greedy.Join("job7", 0, 1)) << "its own jobs are there";
   TestClient other = h.Connect(5001, 2000);
   EXPECT_TRUE(other.Join("one-more", 0, 1));
+}
+
+TEST(Joins, NamesOfJobsThatLeftNothingMakeRoomForNewOnes) {
+  CoreHarness h;
+  for (size_t i = 0; i < 1024; ++i) {
+    TestClient a = h.Connect(static_cast<int32_t>(100 + i), 1000);
+    ASSERT_TRUE(a.Join("job" + std::to_string(i), 0, 1));
+    if (i == 0) {
+      ASSERT_TRUE(a.Save(1));
+    }
+    h.Kill(a);
+    h.Advance(std::chrono::seconds(1));
+  }
+  TestClient next = h.Connect(5000, 1000);
+  ASSERT_TRUE(next.Join("one-more", 0, 1));
+  EXPECT_EQ(h.Committed("job0"), std::vector<std::string>{"1:1"}) << "it has a copy";
+  EXPECT_EQ(h.Status("job1").name(), "") << "the one that ended first is forgotten";
+  EXPECT_EQ(h.Status("job2").name(), "job2");
+  EXPECT_EQ(h.states.size(), 1024u);
+}
+
+TEST(Joins, OneProcessCannotTakeAllTheSeats) {
+  CoreHarness h;
+  for (Rank rank = 0; rank < 1024; ++rank) {
+    TestClient a = h.Connect(100);
+    ASSERT_TRUE(a.Join("wide", rank, 5000));
+    h.Close(a);
+  }
+  TestClient more = h.Connect(100);
+  EXPECT_EQ(more.Call(TestClient::JoinFrame("wide", 1024, 5000)).failure().code(),
+            static_cast<int>(absl::StatusCode::kResourceExhausted));
+  TestClient other = h.Connect(200);
+  EXPECT_TRUE(other.Join("wide", 1024, 5000));
 }
 
 TEST(Joins, OneConnectionIsOneRank) {

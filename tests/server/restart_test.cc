@@ -102,37 +102,6 @@ TEST(Restart, ASaveAfterARestoreThatFailedStillDoesNotBeginAnew) {
   EXPECT_EQ(t.h.Committed("job").front(), "1:10");
 }
 
-TEST(Restart, NobodyHearsOfAFailedRestoreBeforeItIsDurableThatThereWasOne) {
-  TwoRanks t;
-  t.h.Kill(t.a);
-  t.h.Kill(t.b);
-  t.a = t.h.Connect(110);
-  t.b = t.h.Connect(111);
-  ASSERT_TRUE(t.a.Join("job", 0, 2));
-  ASSERT_TRUE(t.b.Join("job", 1, 2));
-  t.h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
-  const uint64_t a = t.a.Send(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
-  const uint64_t b = t.b.Send(TestClient::EnterFrame(1000, CheckpointId{0, 77}));
-  EXPECT_FALSE(t.a.Take(a));
-  EXPECT_FALSE(t.b.Take(b));
-  t.h.PerformDelayed();
-  EXPECT_TRUE(t.a.Take(a)->frame.has_failure());
-  EXPECT_TRUE(t.b.Take(b)->frame.has_failure());
-}
-
-TEST(Restart, ARestoreWhoseBeginningCannotBeWrittenIsAnsweredInTime) {
-  TwoRanks t;
-  t.h.Kill(t.a);
-  t.h.Kill(t.b);
-  t.a = t.h.Connect(110);
-  ASSERT_TRUE(t.a.Join("job", 0, 2));
-  t.h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
-  const uint64_t id = t.a.Send(TestClient::EnterFrame(1000));  // rank 1 never comes
-  t.h.Advance(std::chrono::milliseconds(1001));
-  ASSERT_TRUE(t.a.Take(id));
-  t.h.PerformDelayed();
-}
-
 TEST(Restart, WhoDiedMeanwhileIsKnownToBeGone) {
   TwoRanks t;
   t.h.living.clear();

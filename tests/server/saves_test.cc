@@ -86,6 +86,27 @@ TEST(Saves, StepsMustGrow) {
   EXPECT_TRUE(t.b.Committed(5));
 }
 
+// The disk under the job's state may hang: a running job's loop does not notice.
+TEST(Saves, ARunningJobNeverWaitsForItsState) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  ASSERT_TRUE(a.Begin(1));
+  h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
+  ASSERT_TRUE(a.Seal(1));  // the first commit is to be written at once, and is not
+  for (Step step = 2; step <= 5; ++step) {
+    ASSERT_TRUE(a.Save(step));
+    EXPECT_TRUE(a.Committed(step));
+  }
+  v1::SetRestorePointRequest request;
+  request.set_job("job");
+  request.set_step(4);
+  EXPECT_FALSE(h.Admin<v1::SetRestorePointReply>(request).ok());  // waits for its own write
+  ASSERT_TRUE(a.Save(6));
+  EXPECT_FALSE(h.delayed.empty());
+  h.PerformDelayed();
+}
+
 TEST(Saves, ASkippedStepIsAbandonedForAll) {
   TwoRanks t;
   ASSERT_TRUE(t.a.Save(1));

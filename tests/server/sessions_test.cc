@@ -237,6 +237,28 @@ TEST(Sessions, NothingLeftIsUnreadableAndStartsNobodyFromScratch) {
   EXPECT_TRUE(t.ranks[0].Save(1));
 }
 
+// Forgetting to restore, or not being able to, must not cost a job its history.
+TEST(Sessions, ASaveWithoutARestoreIsRefusedWhileThereIsSomethingToRestore) {
+  Restarted t;
+  const v1::DaemonFrame refused = t.ranks[1].Call(TestClient::BeginFrame(1));
+  EXPECT_EQ(refused.failure().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_NE(refused.failure().message().find("ckptctl restore job --from-scratch"),
+            std::string::npos);
+  EXPECT_TRUE(t.RestoreNewest()) << "the other ranks' restore is not disturbed";
+  EXPECT_TRUE(t.ranks[1].Save(31));
+}
+
+TEST(Sessions, ASaveBeginsAnewWhenThatWasAskedFor) {
+  Restarted t;
+  v1::SetRestorePointRequest request;
+  request.set_job("job");
+  request.set_from_scratch(true);
+  ASSERT_TRUE(t.h.Admin<v1::SetRestorePointReply>(request).ok());
+  EXPECT_TRUE(t.ranks[0].Save(1));
+  EXPECT_TRUE(t.ranks[1].Save(1));
+  EXPECT_EQ(t.h.Committed("job"), std::vector<std::string>{"2:1"});
+}
+
 TEST(Sessions, WhatTheCallerWantsWronglyEndsTheSessionForAllAndHarmsNothing) {
   Restarted t;
   const auto [a, b] = t.Enter();
