@@ -38,6 +38,31 @@ std::string FilesystemType(uint64_t magic) {
       return "fuse";
     case V9FS_MAGIC:
       return "9p";
+    case EFIVARFS_MAGIC:
+      return "efivarfs";
+    case PROC_SUPER_MAGIC:
+      return "proc";
+    case SYSFS_MAGIC:
+      return "sysfs";
+    case CGROUP_SUPER_MAGIC:
+    case CGROUP2_SUPER_MAGIC:
+      return "cgroup";
+    case DEVPTS_SUPER_MAGIC:
+      return "devpts";
+    case DEBUGFS_MAGIC:
+      return "debugfs";
+    case TRACEFS_MAGIC:
+      return "tracefs";
+    case SECURITYFS_MAGIC:
+      return "securityfs";
+    case BPF_FS_MAGIC:
+      return "bpf";
+    case SQUASHFS_MAGIC:
+      return "squashfs";
+    case MSDOS_SUPER_MAGIC:
+      return "vfat";
+    case F2FS_SUPER_MAGIC:
+      return "f2fs";
     case CEPH_SUPER_MAGIC:
       return "ceph";
     case 0x0BD00BD0:

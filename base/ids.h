@@ -57,6 +57,14 @@ struct ProcessId {
   std::string ToString() const;  // "pid 4711"
 };
 
+// One hold of a sealed copy by a reader. The id is the reader's own choice, unique among its
+// process's, so that it can let go also of what it never heard that it got.
+struct ReadHold {
+  ProcessId process;
+  uint64_t id = 0;
+  auto operator<=>(const ReadHold&) const = default;
+};
+
 // A job's name: 1 to 128 bytes of [A-Za-z0-9._-], not starting with '.' or '-'. It becomes a
 // directory name.
 absl::Status CheckJobName(std::string_view name);

@@ -157,7 +157,10 @@ absl::Status Metrics::Serve(const std::string& address) {
     return absl::FailedPreconditionError("serve metrics: already serving");
   }
   try {
-    auto exposer = std::make_unique<prometheus::Exposer>(address, 2);
+    // Requests that are never finished hold a thread each until their time is over.
+    const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "4",
+                                              "request_timeout_ms", "500"};
+    auto exposer = std::make_unique<prometheus::Exposer>(options);
     exposer->RegisterCollectable(impl_->registry);
     const std::vector<int> ports = exposer->GetListeningPorts();
     impl_->port = ports.empty() ? 0 : ports.front();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bench/cases.h"
+#include "bench/fresh_restore.h"
 
 namespace {
 
@@ -36,6 +37,9 @@ int Usage(const std::string& problem) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], holdfast::bench::kFreshRestoreChild) == 0) {
+    return holdfast::bench::RunFreshRestoreChild(argc, argv);
+  }
   CaseOptions options;
   std::string name;
   bool json = false;

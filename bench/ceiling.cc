@@ -149,9 +149,17 @@ double TimePlainCopy(const PlainCopy& copy, const std::vector<Piece>& pieces, in
 }
 
 void CeilingRounds::Measure(const std::vector<Piece>& pieces, int threads) {
+  std::vector<double> seconds;
+  for (const PlainCopy& copy : PlainCopies()) {
+    seconds.push_back(TimePlainCopy(copy, pieces, threads));
+  }
+  Add(seconds);
+}
+
+void CeilingRounds::Add(const std::vector<double>& seconds) {
   seconds_.resize(PlainCopies().size());
   for (size_t i = 0; i < seconds_.size(); ++i) {
-    seconds_[i].push_back(TimePlainCopy(PlainCopies()[i], pieces, threads));
+    seconds_[i].push_back(seconds[i]);
   }
 }
 

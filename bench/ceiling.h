@@ -29,6 +29,8 @@ double TimePlainCopy(const PlainCopy& copy, const std::vector<Piece>& pieces, in
 class CeilingRounds {
  public:
   void Measure(const std::vector<Piece>& pieces, int threads);
+  // A round that was measured elsewhere: the seconds of each of PlainCopies.
+  void Add(const std::vector<double>& seconds);
   const std::vector<double>& Seconds() const;  // one per round, of the best copy
   const std::string& Name() const;
 

@@ -9,6 +9,7 @@
 #include "base/copy.h"
 #include "base/digest.h"
 #include "tiers/image/layout.h"
+#include "tiers/image/record.h"
 
 namespace holdfast {
 namespace {
@@ -50,19 +51,45 @@ void BM_CopyAndDigest(benchmark::State& state) {
 }
 BENCHMARK(BM_CopyAndDigest)->Arg(4096)->Arg(64 << 10)->Arg(1 << 20);
 
-void BM_PlanImage(benchmark::State& state) {
-  std::vector<Slice> slices(static_cast<size_t>(state.range(0)));
+std::vector<Slice> NamedSlices(int64_t count) {
+  std::vector<Slice> slices(static_cast<size_t>(count));
   for (size_t i = 0; i < slices.size(); ++i) {
     slices[i].name = "model.layers." + std::to_string(i) + ".weight";
     slices[i].dtype = DType::kBF16;
     slices[i].global_shape = {1024, 64};
   }
+  return slices;
+}
+
+void BM_PlanImage(benchmark::State& state) {
+  const std::vector<Slice> slices = NamedSlices(state.range(0));
   for (auto _ : state) {
     benchmark::DoNotOptimize(PlanImage(slices, 0).ok());
   }
   state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * state.range(0));
 }
 BENCHMARK(BM_PlanImage)->Arg(100)->Arg(10'000)->Arg(100'000)->Unit(benchmark::kMillisecond);
+
+// What a restore or a view does before it touches the image.
+void BM_DecodeRecord(benchmark::State& state) {
+  const ImagePlan plan = *PlanImage(NamedSlices(state.range(0)), 0);
+  ShardRecord record;
+  record.id = {*JobUuid::FromBytes("0123456789abcdef"), 1, 1, 0};
+  record.job_name = "bench";
+  record.world_size = 1;
+  record.generation = 1;
+  record.image_bytes = plan.layout.image_bytes;
+  record.header_bytes = plan.layout.header_bytes;
+  record.layout_hash = plan.layout_hash;
+  record.layout_bytes = plan.layout_bytes;
+  record.digests.resize(DigestCount(plan.layout));
+  const std::string file = EncodeRecord(record);
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(DecodeRecordAndLayout(file).ok());
+  }
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations()) * state.range(0));
+}
+BENCHMARK(BM_DecodeRecord)->Arg(100)->Arg(10'000)->Arg(100'000)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace holdfast

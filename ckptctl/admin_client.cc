@@ -3,22 +3,23 @@
 #include <google/protobuf/empty.pb.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <grpc/support/log.h>
-#include <grpcpp/create_channel.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
+#include <sys/resource.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/env.h"
+#include "base/program.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "ckptctl/sockets.h"
+#include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "tiers/image/record.h"
 
@@ -26,6 +27,9 @@ namespace holdfast {
 namespace {
 
 constexpr std::chrono::milliseconds kCancelPoll(100);
+constexpr std::chrono::seconds kClientSocketWait(1);
+constexpr int kThreadsNeeded = 8;
+constexpr rlim_t kFilesNeeded = 32;
 // A record is the largest thing that the daemon sends; the rest of its message is small.
 constexpr int kReplyBytesMax = static_cast<int>(kRecordBytesMax + 1'000'000);
 // From the health protocol that gRPC documents: HealthCheckResponse.status is field 1, SERVING
@@ -39,123 +43,84 @@ std::chrono::system_clock::time_point DeadlineAfter(Duration timeout) {
          std::chrono::duration_cast<std::chrono::microseconds>(timeout);
 }
 
-// Both libraries number the codes alike.
-absl::Status FromGrpc(const grpc::Status& status, const std::string& socket,
-                      std::string_view silence) {
-  switch (status.error_code()) {
-    case grpc::StatusCode::OK:
-      return absl::OkStatus();
-    case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return absl::DeadlineExceededError(
-          absl::StrCat("the daemon at ", socket, " did not answer within ", ToAbsl(silence),
-                       ": it is busy or stuck; give it longer with --timeout"));
-    case grpc::StatusCode::CANCELLED:  // not by us: the daemon is stopping
-    case grpc::StatusCode::UNAVAILABLE:
-      return absl::UnavailableError(
-          absl::StrCat("the daemon at ", socket, " went away: ", status.error_message()));
-    default:
-      return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                          status.error_message());
+void Silent(gpr_log_func_args*) {}
+
+// What a connection that ended before its time may mean.
+absl::Status WhyGone(const std::string& socket, const std::string& what) {
+  const absl::Status there = ConnectSocket(socket).status();
+  if (!there.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("the daemon at ", socket, " went away: ", Message(there)));
   }
+  if (IsClientSocket(socket, kClientSocketWait)) {
+    return absl::UnavailableError(absl::StrCat(
+        socket,
+        " is the socket of the training processes (socket.path); ckptctl needs the admin "
+        "socket (admin.path), usually --socket ",
+        JoinPath(ParentDirectory(socket), "admin.sock")));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "the daemon at ", socket, " closed the connection: ", what,
+      ". It still listens; if it was not restarted just now, there may be too many users or "
+      "connections at the admin socket: the daemon's log says so (\"admin connection turned "
+      "away\")"));
 }
 
-// gRPC reads the path as part of a URI.
-std::string SocketUri(const std::string& path) {
-  std::string uri = "unix:";
-  for (const char c : path) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || std::strchr("/._-", c) != nullptr) {
-      uri += c;
-    } else {
-      absl::StrAppend(&uri, "%", absl::Hex(static_cast<uint8_t>(c), absl::kZeroPad2));
+// What gRPC needs, beside what everybody has: threads (it waits for ever without them) and
+// descriptors.
+absl::Status CheckLimits() {
+  HF_RETURN_IF_ERROR(CheckThreads(kThreadsNeeded));
+  rlimit files = {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kFilesNeeded) {
+    files.rlim_cur = std::min<rlim_t>(kFilesNeeded, files.rlim_max);
+    ::setrlimit(RLIMIT_NOFILE, &files);
+    if (files.rlim_cur < kFilesNeeded) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("only ", files.rlim_cur, " files may be open, ", kFilesNeeded,
+                       " are needed; raise the limit: ulimit -n ", kFilesNeeded));
     }
   }
-  return uri;
+  return absl::OkStatus();
 }
-
-void Silent(gpr_log_func_args*) {}
 
 }  // namespace
 
-std::string FindAdminSocket(const std::string& flag) {
-  if (!flag.empty()) {
-    return flag;
-  }
-  if (const char* set = std::getenv("HOLDFAST_ADMIN_SOCKET"); set != nullptr && *set != '\0') {
-    return set;
-  }
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
-    std::string path = absl::StrCat(runtime, "/holdfast/admin.sock");
-    struct stat info;
-    if (::stat(path.c_str(), &info) == 0) {
-      return path;
-    }
-  }
-  return "/run/holdfast/admin.sock";
-}
-
-absl::Status ProbeSocket(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path of ", path.size(), " bytes: 1 to ",
-                                                   sizeof(address.sun_path) - 1,
-                                                   " are possible: ", path));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  // Not blocking: a daemon whose backlog is full must not hold us.
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) {
-    return ErrnoStatus(errno, "socket", path);
-  }
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-    return absl::OkStatus();
-  }
-  const int error = errno;
-  struct stat info;
-  if (error == ECONNREFUSED && ::stat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
-    return absl::UnavailableError(
-        absl::StrCat(path, " is not a socket: is it the right --socket?"));
-  }
-  switch (error) {
-    case ENOENT:
-      return absl::UnavailableError(absl::StrCat(
-          "no socket at ", path,
-          ": ckptd is not running, or listens elsewhere (--socket PATH). Start it: ckptd"));
-    case ECONNREFUSED:
-      return absl::UnavailableError(
-          absl::StrCat("nobody listens at ", path,
-                       ": ckptd has ended. Start it again: ckptd (what was sealed is kept)"));
-    case EACCES:
-      return absl::UnavailableError(
-          absl::StrCat("no permission to connect to ", path, ". Grant it: sudo chmod 0666 ", path));
-    case EAGAIN:
-      return absl::UnavailableError(
-          absl::StrCat("ckptd at ", path, " accepts no connections: it is stuck. Restart it"));
-    default:
-      return absl::UnavailableError(Message(ErrnoStatus(error, "connect", path)));
-  }
-}
-
 struct AdminClient::Impl {
-  Impl(std::string path, Duration wait) : socket(std::move(path)), timeout(wait) {
+  // On a connection of our own: gRPC would try again and again where the daemon turns us away.
+  Impl(std::string path, Duration wait, UniqueFd fd) : socket(std::move(path)), timeout(wait) {
     gpr_set_log_function(
         Silent);  // what went wrong is in the status; gRPC's own lines only hide it
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kReplyBytesMax);
-    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    channel =
-        grpc::CreateCustomChannel(SocketUri(socket), grpc::InsecureChannelCredentials(), arguments);
+    channel = grpc::CreateCustomInsecureChannelFromFd("localhost", fd.release(), arguments);
     stub = v1::Admin::NewStub(channel);
+  }
+
+  // Both libraries number the codes alike.
+  absl::Status Convert(const grpc::Status& status) const {
+    switch (status.error_code()) {
+      case grpc::StatusCode::OK:
+        return absl::OkStatus();
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+        return absl::DeadlineExceededError(
+            absl::StrCat("the daemon at ", socket, " did not answer within ",
+                         std::chrono::duration<double>(timeout).count(),
+                         " s: it is busy or stuck; give it longer with --timeout"));
+      case grpc::StatusCode::CANCELLED:  // not by us: the daemon is stopping
+      case grpc::StatusCode::UNAVAILABLE:
+        return WhyGone(socket, status.error_message());
+      default:
+        return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                            status.error_message());
+    }
   }
 
   template <typename Method, typename Request, typename Reply>
   absl::Status Call(Method method, const Request& request, Reply& reply) {
     grpc::ClientContext context;
     context.set_deadline(DeadlineAfter(timeout));
-    return FromGrpc((stub.get()->*method)(&context, request, &reply), socket, TimeoutText());
-  }
-  std::string TimeoutText() const {
-    return absl::StrCat(std::chrono::duration<double>(timeout).count(), " s");
+    const Watchdog watchdog(timeout, socket);
+    return Convert((stub.get()->*method)(&context, request, &reply));
   }
 
   const std::string socket;
@@ -165,12 +130,23 @@ struct AdminClient::Impl {
 };
 
 AdminClient::AdminClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-AdminClient::~AdminClient() = default;
+
+// The end of gRPC's last channel ends its threads, and waits for ever for those that it could not
+// start. The program ends right after, and the kernel does the rest.
+AdminClient::~AdminClient() {
+  if (WatchdogEnabled()) {
+    static auto* const kept = new std::vector<std::unique_ptr<Impl>>;
+    kept->push_back(std::move(impl_));
+  }
+}
 
 absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket,
                                                                   Duration timeout) {
-  HF_RETURN_IF_ERROR(ProbeSocket(socket));
-  return std::unique_ptr<AdminClient>(new AdminClient(std::make_unique<Impl>(socket, timeout)));
+  HF_RETURN_IF_ERROR(CheckLimits());
+  HF_ASSIGN_OR_RETURN(UniqueFd fd, ConnectSocket(socket));
+  const Watchdog watchdog(timeout, socket);
+  return std::unique_ptr<AdminClient>(
+      new AdminClient(std::make_unique<Impl>(socket, timeout, std::move(fd))));
 }
 
 absl::Status AdminClient::GetStatus(const v1::GetStatusRequest& request,
@@ -205,6 +181,7 @@ absl::Status AdminClient::Verify(
   // succeeded; whoever cancels or falls silent makes it fail soon, and its completion is waited for
   // all the same.
   const auto wait = [&] {
+    const Watchdog watchdog(impl_->timeout, impl_->socket);
     const auto silence_ends = DeadlineAfter(impl_->timeout);
     void* tag = nullptr;
     bool ok = false;
@@ -237,7 +214,7 @@ absl::Status AdminClient::Verify(
   } else if (cancel) {
     return absl::CancelledError("stopped");
   }
-  return FromGrpc(status, impl_->socket, impl_->TimeoutText());
+  return impl_->Convert(status);
 }
 
 absl::Status AdminClient::CheckHealth() {
@@ -256,8 +233,9 @@ absl::Status AdminClient::CheckHealth() {
   call->Finish(&reply, &status, nullptr);
   void* tag = nullptr;
   bool ok = false;
+  const Watchdog watchdog(impl_->timeout, impl_->socket);
   queue.Next(&tag, &ok);  // bounded by the call's deadline
-  HF_RETURN_IF_ERROR(FromGrpc(status, impl_->socket, impl_->TimeoutText()));
+  HF_RETURN_IF_ERROR(impl_->Convert(status));
   const auto& fields = Empty::GetReflection()->GetUnknownFields(reply);
   for (int i = 0; i < fields.field_count(); ++i) {
     const auto& field = fields.field(i);

@@ -37,7 +37,7 @@ class RemoveJobReply;
 
 class AdminClient {
  public:
-  // Tries the socket once with a plain connect, so that the reason is known exactly.
+  // Connects by itself, so that the reason is known exactly when nobody answers.
   static absl::StatusOr<std::unique_ptr<AdminClient>> Connect(const std::string& socket,
                                                               Duration timeout);
   ~AdminClient();
@@ -65,12 +65,5 @@ class AdminClient {
   explicit AdminClient(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
-
-// Where the admin socket is: `flag`, else $HOLDFAST_ADMIN_SOCKET, else
-// $XDG_RUNTIME_DIR/holdfast/admin.sock if there is one, else /run/holdfast/admin.sock.
-std::string FindAdminSocket(const std::string& flag);
-
-// Connects a stream socket and closes it again; the status says why not, and what to do about it.
-absl::Status ProbeSocket(const std::string& path);
 
 }  // namespace holdfast

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "ckptctl/json.h"
+#include "ckptctl/sockets.h"
 #include "ckptctl/text.h"
 
 namespace holdfast {

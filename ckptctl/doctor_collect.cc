@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/doctor.h"
+#include "ckptctl/sockets.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/config.pb.h"
 

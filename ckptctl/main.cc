@@ -2,17 +2,23 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <functional>
 #include <iostream>
+#include <new>
+#include <system_error>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/program.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/text.h"
+#include "ckptctl/watchdog.h"
 
 namespace holdfast {
 namespace {
@@ -33,6 +39,8 @@ void WatchInterrupts() {
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
 }
+
+constexpr size_t kWordShown = 64;
 
 constexpr char kAbout[] =
     "Looks at the checkpoints that ckptd holds on this node, checks them, and says what the next "
@@ -88,6 +96,11 @@ class Arguments {
       std::cerr << app_.help();
       return static_cast<int>(ExitCode::kUsage);
     }
+    // Before CLI11 looks: it would only say that a subcommand is required.
+    if (const std::string word = argv[1]; word[0] != '-' && !IsCommand(word)) {
+      return Usage(absl::StrCat("no command '", word.substr(0, kWordShown),
+                                "'; commands: ", absl::StrJoin(CommandNames(), ", ")));
+    }
     try {
       app_.parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
@@ -100,10 +113,30 @@ class Arguments {
     } catch (const CLI::Error& error) {
       return Usage(error.what());
     }
-    return static_cast<int>(run_());
+    EnableWatchdog(context_.json);
+    try {
+      return static_cast<int>(run_());
+    } catch (const std::bad_alloc&) {
+      return static_cast<int>(
+          ReportError(context_, absl::ResourceExhaustedError(
+                                    "out of memory; raise the limit (ulimit -v), or free some")));
+    } catch (const std::system_error& error) {
+      return static_cast<int>(ReportError(context_, ThreadError(error, "of ckptctl")));
+    }
   }
 
  private:
+  std::vector<std::string> CommandNames() const {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(command->get_name());
+    }
+    return names;
+  }
+  bool IsCommand(const std::string& word) const {
+    const std::vector<std::string> names = CommandNames();
+    return std::find(names.begin(), names.end(), word) != names.end();
+  }
   int Usage(const std::string& what) {
     const auto chosen = app_.get_subcommands();
     std::cerr << "ckptctl: " << EscapeText(what) << "\nSee: ckptctl "
@@ -260,6 +293,7 @@ class Arguments {
 }  // namespace holdfast
 
 int main(int argc, char** argv) {
+  holdfast::OpenStandardDescriptors();
   holdfast::Arguments arguments;
   const int exit_code = arguments.Run(argc, argv);
   if (!std::cout.flush()) {

@@ -31,6 +31,7 @@ struct Outcome {
   absl::Status status;  // NotFound: there is nothing to verify
   uint64_t bytes = 0;
   uint32_t shards = 0;
+  uint32_t skipped = 0;
   uint64_t bad_count = 0;
   std::vector<v1::BadShard> bad;
   bool done = false;
@@ -70,6 +71,7 @@ class Verification {
   void OnProgress(const v1::VerifyProgress& progress) {
     outcome_.bytes = progress.bytes_done();
     outcome_.shards = progress.shards_checked();
+    outcome_.skipped = progress.shards_skipped();
     outcome_.done = progress.done();
     for (const v1::BadShard& bad : progress.bad()) {
       ++outcome_.bad_count;
@@ -118,10 +120,13 @@ absl::StatusOr<std::vector<std::string>> JobsToVerify(AdminClient& client, const
 }
 
 void ShowOutcome(const Context& context, const Outcome& outcome, int64_t elapsed_ms) {
-  const std::string checked =
-      absl::StrCat(Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes),
-                   " in ", FormatAge(elapsed_ms), " (",
-                   FormatRate(outcome.bytes, Milliseconds(std::max<int64_t>(elapsed_ms, 1))), ")");
+  const std::string checked = absl::StrCat(
+      Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes), " in ",
+      FormatAge(elapsed_ms), " (",
+      FormatRate(outcome.bytes, Milliseconds(std::max<int64_t>(elapsed_ms, 1))), ")",
+      outcome.skipped == 0 ? ""
+                           : absl::StrCat("; ", Count(outcome.skipped, "more was", "more were"),
+                                          " given up for newer steps meanwhile"));
   *context.out << "job " << EscapeText(outcome.job) << ": ";
   if (!outcome.status.ok()) {
     *context.out << "not verified: " << EscapeText(Message(outcome.status)) << "\n";
@@ -140,6 +145,7 @@ nlohmann::ordered_json OutcomeToJson(const Outcome& outcome, int64_t elapsed_ms)
   json["verified"] = outcome.status.ok();
   json["why_not"] = outcome.status.ok() ? "" : Message(outcome.status);
   json["shards_checked"] = outcome.shards;
+  json["shards_skipped"] = outcome.skipped;
   json["bytes_checked"] = outcome.bytes;
   json["elapsed_ms"] = elapsed_ms;
   json["bad_count"] = outcome.bad_count;

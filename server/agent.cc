@@ -43,6 +43,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
     void operator()(const CopyFoundBad& e) { agent.OnCopyFoundBad(e); }
+    void operator()(const CopyFoundGood& e) { agent.OnCopyFoundGood(e); }
     void operator()(const HandOverFailed& e) { agent.OnHandOverFailed(e); }
     void operator()(const AdminRequest& e) { agent.OnAdminRequest(e); }
     void operator()(const AdminReadDone& e) { agent.OnAdminReadDone(e); }
@@ -131,12 +132,12 @@ void Agent::OnProcessEnded(ProcessId process) {
     EraseSeat(id);
   }
   for (auto& [id, slot] : slots_) {
-    if (const auto reader = slot.readers.find(process); reader != slot.readers.end()) {
-      const uint32_t holds = reader->second;
-      slot.readers.erase(reader);
-      for (uint32_t i = 0; i < holds; ++i) {
-        Unref(process);
-      }
+    const size_t ended =
+        std::erase_if(slot.readers, [&](const ReadHold& hold) { return hold.process == process; });
+    for (size_t i = 0; i < ended; ++i) {
+      Unref(process);
+    }
+    if (ended > 0) {
       AfterHold(slot);
     }
   }
@@ -275,7 +276,7 @@ void Agent::Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descrip
   if (slot != nullptr) {
     reply.slot = slot->id;
     reply.generation = slot->generation;
-    reply.reader = connections_.at(pending->connection).caller.process;
+    reply.hold = {connections_.at(pending->connection).caller.process, pending->hold};
   }
   Act(std::move(reply));
   ErasePending(token);

@@ -36,11 +36,14 @@ inline constexpr size_t kSeatsPerProcessMax = 1024;
 inline constexpr size_t kProblemsMax = 256;        // of the start, shown in the status
 inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
 inline constexpr size_t kLaunchBytesMax = 256;
-inline constexpr size_t kProblemBytesMax = 1024;  // of a client's text that is kept
+// Of a client's text that is kept: why it could not load, why it gave a save up.
+inline constexpr size_t kProblemBytesMax = 512;
+inline constexpr size_t kWhyBytesMax = 128;
 inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
 // How long a request that may not wait for others waits for the daemon itself: a note, a record, a
 // state to be written.
 inline constexpr Duration kSettle = std::chrono::seconds(10);
+inline constexpr uint32_t kSlotFailuresMax = 2;  // in a row; then it is not filled again
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
 
 using Jobs = std::map<JobUuid, std::unique_ptr<Coordinator>>;
@@ -82,7 +85,7 @@ class Agent {
   struct ReadWait {
     uint64_t note_version = 0;
     RequestToken token = 0;
-    ProcessId process;
+    ReadHold hold;
     v1::DaemonFrame frame;
   };
   struct Slot {
@@ -91,8 +94,9 @@ class Agent {
     SlotState state = SlotState::kCreating;
     bool populate = false;  // made by Reserve: its pages are wanted before the first save
     bool populated = false;
-    bool bad = false;      // not to be filled again: its file misbehaves
-    bool foreign = false;  // found at start with a copy that is nobody's: left alone
+    bool bad = false;       // not to be filled again: its file misbehaves
+    uint32_t failures = 0;  // fillings in a row that its files would not take
+    bool foreign = false;   // found at start with a copy that is nobody's: left alone
     // Whose it is. Unowned: found at start, nobody has claimed it.
     bool owned = false;
     JobUuid job;
@@ -111,7 +115,7 @@ class Agent {
     std::vector<Descent> descent;
     SealedCopy copy;        // kSealed
     bool removing = false;  // kUnpublishing: the record is on its way out
-    std::map<ProcessId, uint32_t> readers;
+    std::set<ReadHold> readers;
     std::set<AdminToken> admin_readers;
     std::vector<ReadWait> read_waits;
     uint64_t note_version = 0;
@@ -135,6 +139,7 @@ class Agent {
     std::optional<MonotonicTime> deadline;
     JobUuid job;
     SeatId seat = 0;
+    uint64_t hold = 0;  // reads: what the client calls it
     // Saves and reserves.
     Step step = 0;
     uint64_t bytes = 0;
@@ -228,6 +233,7 @@ class Agent {
   void StartFilling(Slot& slot, RequestToken token);
   void GrantFilling(Slot& slot, const absl::Status& noted);
   void LoseFilling(Slot& slot, const std::string& why);
+  void CountFailure(Slot& slot, const absl::Status& status);
   void RefuseSave(RequestToken token, const Failure& failure);
   Slot* FindFilling(const Seat& seat, SlotId slot, Generation generation, Step step);
 
@@ -291,12 +297,14 @@ class Agent {
   void OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
                     const v1::ClientFrame& frame);
   void OnCopyFoundBad(const CopyFoundBad& e);
+  void OnCopyFoundGood(const CopyFoundGood& e);
   void OnHandOverFailed(const HandOverFailed& e);
   void ReadingFailed(const SendReply& reply, const absl::Status& status);
   Slot* FindSealed(const ShardId& shard);
   void Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame);
   void FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted);
-  void DropHold(Slot& slot, ProcessId process);
+  void DropHold(Slot& slot, ReadHold hold);
+  Slot* FindHeld(const ReadHold& hold);
   void AfterHold(Slot& slot);
   void MarkBad(Slot& slot, const std::string& what);
 
@@ -308,12 +316,13 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::ListCheckpointsRequest& request);
   void Admin(const AdminRequest& e, const v1::InspectShardRequest& request);
   void Admin(const AdminRequest& e, const v1::VerifyRequest& request);
+  void Admin(const AdminRequest& e, const HoldShard& request);
   void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
   void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
   bool Visible(const Caller& caller, const Coordinator& job) const;
   absl::StatusOr<Coordinator*> FindVisible(const Caller& caller, const std::string& name);
   void RefuseAdmin(AdminToken token, absl::Status status);
-  void HandShards(AdminToken token, const std::vector<Slot*>& slots);
+  void HandShard(AdminToken token, Slot& slot);
   absl::Status WhyInUse(const Coordinator& job) const;
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);

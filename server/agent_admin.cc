@@ -62,7 +62,9 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
       continue;
     }
     v1::JobStatus& status = *reply.add_jobs();
-    job.FillStatus(status, time_);
+    job.FillStatus(
+        status, time_,
+        request.job().empty() ? Coordinator::Detail::kOverview : Coordinator::Detail::kWhole);
     if (const auto held = bytes.find(uuid); held != bytes.end()) {
       status.set_bytes_held(held->second);
     }
@@ -106,7 +108,7 @@ void Agent::Admin(const AdminRequest& e, const v1::InspectShardRequest& request)
                            " of attempt ", found->attempt, " for rank ", request.rank()))
                      : found.status());
   }
-  HandShards(e.token, {slot});
+  HandShard(e.token, *slot);
 }
 
 void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
@@ -126,29 +128,38 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
     }
     only = *found;
   }
-  std::vector<Slot*> slots;
+  ListedShards listed;
   for (auto it = shards_.lower_bound({(*job)->uuid(), 0, 0, 0});
        it != shards_.end() && it->first.job == (*job)->uuid(); ++it) {
-    Slot& slot = slots_.at(it->second);
+    const Slot& slot = slots_.at(it->second);
     if (slot.state == SlotState::kSealed && (!only || slot.shard.checkpoint() == *only)) {
-      slots.push_back(&slot);
+      listed.shards.push_back({slot.copy, slot.id});
     }
   }
-  if (slots.empty()) {
+  if (listed.shards.empty()) {
     return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(
                                     "job '", (*job)->name(), "' has no sealed copies to verify")));
   }
-  HandShards(e.token, slots);
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(listed)});
 }
 
-void Agent::HandShards(AdminToken token, const std::vector<Slot*>& slots) {
-  ReadableShards readable;
-  for (Slot* slot : slots) {
-    slot->admin_readers.insert(token);
-    admin_reads_[token].insert(slot->id);
-    readable.shards.push_back({slot->copy, slot->id});
+void Agent::Admin(const AdminRequest& e, const HoldShard& request) {
+  const auto job = FindVisible(e.caller, request.job);
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
   }
-  Act(AdminReply{token, absl::OkStatus(), std::move(readable)});
+  Slot* slot = request.id.job == (*job)->uuid() ? FindSealed(request.id) : nullptr;
+  if (slot == nullptr || slot->generation != request.generation) {
+    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(request.id.ToString(),
+                                                                 " was given up for newer steps")));
+  }
+  HandShard(e.token, *slot);
+}
+
+void Agent::HandShard(AdminToken token, Slot& slot) {
+  slot.admin_readers.insert(token);
+  admin_reads_[token].insert(slot.id);
+  Act(AdminReply{token, absl::OkStatus(), ReadableShards{{{slot.copy, slot.id}}}});
 }
 
 void Agent::OnAdminReadDone(const AdminReadDone& e) {
@@ -201,8 +212,8 @@ absl::Status Agent::WhyInUse(const Coordinator& job) const {
     if (slot.writer) {
       users.insert(*slot.writer);
     }
-    for (const auto& [process, holds] : slot.readers) {
-      users.insert(process);
+    for (const ReadHold& hold : slot.readers) {
+      users.insert(hold.process);
     }
     admin = admin || !slot.admin_readers.empty();
   }

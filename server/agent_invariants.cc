@@ -15,8 +15,8 @@ std::string Agent::CheckInvariants() const {
     if (slot.writer) {
       ++references[*slot.writer];
     }
-    for (const auto& [process, holds] : slot.readers) {
-      references[process] += holds;
+    for (const ReadHold& hold : slot.readers) {
+      ++references[hold.process];
     }
     const bool filling = Filling(slot.state);
     if (slot.state == SlotState::kWriting && !slot.writer) {

@@ -1,7 +1,6 @@
 // Sources and read holds: who reads a sealed copy is noted before it gets the descriptors
 // (docs/protocol.md §3, §6).
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -13,6 +12,12 @@ namespace {
 // Cut short or taken away. Whatever else fails leaves the slot as good as it was.
 bool IsFilesFault(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+Failure UnknownChoice(std::string_view operation, int choice) {
+  return {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+          absl::StrCat(ToAbsl(operation), ": choice ", choice,
+                       " is unknown; a newer client library may be talking to an older ckptd")};
 }
 
 }  // namespace
@@ -29,16 +34,21 @@ Agent::Slot* Agent::FindSealed(const ShardId& shard) {
 void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
                            const v1::ClientFrame& frame) {
   const v1::EnterSession& enter = frame.enter_session();
+  if (!v1::EnterSession::Choice_IsValid(enter.choice())) {
+    return RefuseNow(id, frame.id(), UnknownChoice("restore", enter.choice()));
+  }
   const RequestToken token = NewPending(
       id, frame, enter.deadline_ms() == 0 ? time_.now + kSettle : Deadline(enter.deadline_ms()));
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
   pending.seat = seat_id;
+  pending.hold = enter.hold();
   std::optional<CheckpointId> wanted;
   if (enter.choice() == v1::EnterSession::CHOICE_STEP) {
     wanted = CheckpointId{enter.attempt(), enter.step()};
   }
-  Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted});
+  Send(seat.job,
+       SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0});
 }
 
 void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
@@ -49,6 +59,7 @@ void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
   pending.seat = seat_id;
+  pending.hold = report.hold();
   Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
                               report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
                               report.problem().substr(0, kProblemBytesMax)});
@@ -56,6 +67,9 @@ void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
 
 void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
   const v1::Attach& attach = frame.attach();
+  if (!v1::Attach::Choice_IsValid(attach.choice())) {
+    return RefuseNow(id, frame.id(), UnknownChoice("attach", attach.choice()));
+  }
   const Coordinator* job = FindJob(attach.job());
   const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
     RefuseNow(id, frame.id(), {code, reason, std::move(why)});
@@ -88,19 +102,24 @@ void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFram
   }
   const RequestToken token = NewPending(id, frame, time_.now + kSettle);
   pending_.at(token).job = job->uuid();
+  pending_.at(token).hold = attach.hold();
   Offer(token, *slot, {});
 }
 
 // Notes the reader; the answer with the descriptors follows when the note is there.
 void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
   Pending& pending = pending_.at(token);
-  const ProcessId process = connections_.at(pending.connection).caller.process;
-  const size_t holds =
-      std::accumulate(slot.readers.begin(), slot.readers.end(), size_t{0},
-                      [](size_t sum, const auto& reader) { return sum + reader.second; });
-  if (holds >= kReadersPerSlotMax) {
+  const ReadHold hold{connections_.at(pending.connection).caller.process, pending.hold};
+  if (hold.id == 0 || FindHeld(hold) != nullptr) {
+    return Refuse(token,
+                  {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                   absl::StrCat("hold ", hold.id, " of ", hold.process.ToString(),
+                                hold.id == 0 ? " is no name for one"
+                                             : " is taken: each needs a number of its own")});
+  }
+  if (slot.readers.size() >= kReadersPerSlotMax) {
     return Refuse(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                          absl::StrCat("slot ", slot.id, " is read ", holds,
+                          absl::StrCat("slot ", slot.id, " is read ", slot.readers.size(),
                                        " times already; release some of them")});
   }
   v1::Source& source = pending.kind == v1::ClientFrame::kAttach
@@ -114,11 +133,12 @@ void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
   source.set_job_uuid(slot.copy.id.job.ToBytes());
   source.set_rank(slot.copy.id.rank);
   source.set_world_size(slot.copy.world_size);
+  source.set_hold(hold.id);
   pending.where = Where::kSource;
-  ++slot.readers[process];
-  Ref(process);
+  slot.readers.insert(hold);
+  Ref(hold.process);
   NoteSlot(slot);
-  slot.read_waits.push_back({slot.note_version, token, process, std::move(frame)});
+  slot.read_waits.push_back({slot.note_version, token, hold, std::move(frame)});
 }
 
 void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted) {
@@ -135,7 +155,7 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
     // As if the rank had found out: the session goes on with another step, for all ranks.
     const v1::SessionOutcome& offered = wait.frame.enter_session();
     pending_.at(wait.token).where = Where::kCoordinator;
-    DropHold(slot, wait.process);
+    DropHold(slot, wait.hold);
     return Send(seat->job, LoadReported{wait.token, seat->attempt, seat->rank, offered.session(),
                                         offered.round(), false, true, false, Message(noted)});
   }
@@ -155,18 +175,20 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
                             "; try again")};
   }
   Refuse(wait.token, failure);
-  DropHold(slot, wait.process);
+  DropHold(slot, wait.hold);
 }
 
-void Agent::DropHold(Slot& slot, ProcessId process) {
-  const auto reader = slot.readers.find(process);
-  if (reader == slot.readers.end()) {
-    return;  // it ended meanwhile
+Agent::Slot* Agent::FindHeld(const ReadHold& hold) {
+  const auto held = std::find_if(slots_.begin(), slots_.end(),
+                                 [&](const auto& s) { return s.second.readers.count(hold) > 0; });
+  return held == slots_.end() ? nullptr : &held->second;
+}
+
+void Agent::DropHold(Slot& slot, ReadHold hold) {
+  if (slot.readers.erase(hold) == 0) {
+    return;  // its process ended meanwhile
   }
-  if (--reader->second == 0) {
-    slot.readers.erase(reader);
-  }
-  Unref(process);
+  Unref(hold.process);
   if (slot.state != SlotState::kDeleting) {
     NoteSlot(slot);
   }
@@ -189,8 +211,9 @@ void Agent::AfterHold(Slot& slot) {
 void Agent::OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
   const v1::ConfirmRead& confirm = frame.confirm_read();
   const Slot* slot = FindSlot(confirm.slot());
+  const auto of_process = [&](const ReadHold& hold) { return hold.process == caller.process; };
   if (slot != nullptr && slot->generation == confirm.generation() &&
-      slot->readers.count(caller.process) > 0) {
+      std::any_of(slot->readers.begin(), slot->readers.end(), of_process)) {
     return ReplyDone(id, frame);
   }
   RefuseNow(
@@ -202,16 +225,14 @@ void Agent::OnConfirmRead(ConnectionId id, const Caller& caller, const v1::Clien
 }
 
 void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
-  Slot* slot = FindSlot(frame.release_read().slot());
+  const ReadHold hold{caller.process, frame.release_read().hold()};
+  Slot* slot = FindHeld(hold);
   // A hold that is only being noted is not the client's yet; it cannot let go of it.
-  if (slot != nullptr && slot->generation == frame.release_read().generation()) {
-    const auto reader = slot->readers.find(caller.process);
-    const auto noting =
-        std::count_if(slot->read_waits.begin(), slot->read_waits.end(),
-                      [&](const ReadWait& wait) { return wait.process == caller.process; });
-    if (reader != slot->readers.end() && reader->second > static_cast<uint32_t>(noting)) {
-      DropHold(*slot, caller.process);
-    }
+  const bool noting =
+      slot != nullptr && std::any_of(slot->read_waits.begin(), slot->read_waits.end(),
+                                     [&](const ReadWait& wait) { return wait.hold == hold; });
+  if (slot != nullptr && !noting) {
+    DropHold(*slot, hold);
   }
   ReplyDone(id, frame);
 }
@@ -230,6 +251,21 @@ void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
          slot->bytes);
     LoseFilling(*slot, e.what);
     BecomeFree(*slot);
+  } else if (slot->state == SlotState::kFree) {  // handed out by a Reserve, or was to be
+    slot->bad = true;
+    Tell(Report::Kind::kSlotLost, slot->job, absl::StrCat("slot ", slot->id, ": ", e.what),
+         slot->bytes);
+    BecomeFree(*slot);
+  }
+}
+
+// Whoever called it bad was wrong, or read through bad memory of its own.
+void Agent::OnCopyFoundGood(const CopyFoundGood& e) {
+  Slot* slot = FindSlot(e.slot);
+  if (slot != nullptr && slot->generation == e.generation && slot->state == SlotState::kSealed &&
+      slot->bad) {
+    slot->bad = false;
+    Send(slot->shard.job, ShardGood{slot->shard.checkpoint(), slot->shard.rank});
   }
 }
 
@@ -257,7 +293,7 @@ void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
   Slot* slot = FindSlot(reply.slot);
   const bool there = slot != nullptr && slot->generation == reply.generation;
   if (there) {
-    DropHold(*slot, reply.reader);
+    DropHold(*slot, reply.hold);
   }
   const auto connection = connections_.find(reply.connection);
   const Seat* seat = connection == connections_.end() ? nullptr : FindSeat(connection->second.seat);
@@ -271,6 +307,7 @@ void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
     const RequestToken token = NewPending(reply.connection, asked, time_.now + kSettle);
     pending_.at(token).job = seat->job;
     pending_.at(token).seat = connection->second.seat;
+    pending_.at(token).hold = reply.hold.id;
     return Send(seat->job,
                 LoadReported{token, seat->attempt, seat->rank, offered.session(), offered.round(),
                              false, IsFilesFault(status), false, Message(status)});

@@ -1,5 +1,6 @@
 // Which slot a save gets, and how room is made (docs/protocol.md §3 and §5).
 #include <algorithm>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
@@ -85,7 +86,7 @@ bool Agent::Deletable(const Slot& slot) const {
 // rank of any job has it will fill again.
 bool Agent::Dispensable(const Slot& slot, const Seat& seat, uint64_t bytes) const {
   const bool mine = slot.owned && slot.job == seat.job && slot.rank == seat.rank;
-  return mine ? !Fits(slot, bytes) : Orphan(slot);
+  return mine ? slot.bad || !Fits(slot, bytes) : Orphan(slot);
 }
 
 // Bytes that were another user's are never handed on.
@@ -93,11 +94,17 @@ bool Agent::Adoptable(const Slot& slot, const Seat& seat) const {
   return Deletable(slot) && slot.uid == seat.uid && Orphan(slot);
 }
 
+// Slots that wait for others are made up for by as many again as a rank may have: without that
+// limit, whoever reads one copy after the other would draw the whole budget into one rank.
 uint32_t Agent::CountForRank(const Seat& seat) const {
-  return static_cast<uint32_t>(std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
-    const Slot& slot = s.second;
-    return slot.owned && slot.job == seat.job && slot.rank == seat.rank && !Stuck(slot, seat);
-  }));
+  uint32_t usable = 0;
+  uint32_t stuck = 0;
+  for (const auto& [id, slot] : slots_) {
+    if (slot.owned && slot.job == seat.job && slot.rank == seat.rank) {
+      ++(Stuck(slot, seat) ? stuck : usable);
+    }
+  }
+  return usable + stuck - std::min(stuck, config_.memory().slots_per_rank());
 }
 
 // The slots of each rank of the job that it can use, now or when what it holds is given up.
@@ -192,8 +199,8 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
   Slot* best = nullptr;
   for (auto& [id, slot] : slots_) {
     if (MineFree(slot, seat) && Fits(slot, pending.bytes) && (slot.writer || may_map) &&
-        (best == nullptr ||
-         std::pair(!slot.populated, slot.bytes) < std::pair(!best->populated, best->bytes))) {
+        (best == nullptr || std::tuple(slot.failures, !slot.populated, slot.bytes) <
+                                std::tuple(best->failures, !best->populated, best->bytes))) {
       best = &slot;
     }
   }
@@ -328,25 +335,50 @@ std::map<JobUuid, uint64_t> Agent::BytesByJob() const {
   return bytes;
 }
 
+namespace {
+
+// " by pid 4711, pid 4712 and others"
+std::string NameSome(const std::set<std::string>& names) {
+  constexpr size_t kNamedMax = 3;
+  std::string text;
+  size_t named = 0;
+  for (const std::string& name : names) {
+    if (++named > kNamedMax) {
+      return text + " and others";
+    }
+    absl::StrAppend(&text, named == 1 ? " by " : ", ", name);
+  }
+  return text;
+}
+
+}  // namespace
+
 Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
   uint32_t copies = 0;
   uint32_t filling = 0;
   uint32_t waiting = 0;
   uint32_t held = 0;
+  std::set<std::string> readers;
   for (const auto& [id, slot] : slots_) {
     if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank) {
       continue;
     }
+    for (const ReadHold& hold : slot.readers) {
+      readers.insert(hold.process.ToString());
+    }
+    if (!slot.admin_readers.empty()) {
+      readers.insert("a verification");
+    }
     copies += slot.state == SlotState::kSealed ? 1 : 0;
     filling += Filling(slot.state) ? 1 : 0;
-    held += slot.readers.empty() ? 0 : 1;
+    held += slot.readers.empty() && slot.admin_readers.empty() ? 0 : 1;
     waiting += Stuck(slot, seat) ? 1 : 0;
   }
   std::string text = absl::StrCat(
       "save of step ", pending.step, " by rank ", seat.rank, " needs a slot of ",
       FormatBytes(pending.bytes), " and there is none: this rank has ", CountForRank(seat), " of ",
       config_.memory().slots_per_rank(), " slots (memory.slots_per_rank; ", copies, " sealed, ",
-      filling, " being written, ", held, " being read), ", waiting,
+      filling, " being written, ", held, " being read", NameSome(readers), "), ", waiting,
       " more wait for processes to end; the node holds ", FormatBytes(bytes_used_), " of ",
       FormatBytes(bytes_max_), " (memory.bytes_max)");
   if (!pending.create_problem.empty()) {
@@ -361,9 +393,18 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
       }
     }
     std::sort(holders.rbegin(), holders.rend());
+    uint64_t own = 0;
+    for (const auto& [bytes, name] : holders) {
+      own += bytes;
+    }
     for (size_t i = 0; i < holders.size() && i < 3; ++i) {
       absl::StrAppend(&text, i == 0 ? "; of your jobs '" : ", '", holders[i].second, "' holds ",
                       FormatBytes(holders[i].first));
+    }
+    if (bytes_used_ > own) {
+      absl::StrAppend(
+          &text, holders.empty() ? "; jobs of other users hold " : ", jobs of other users hold ",
+          FormatBytes(bytes_used_ - own));
     }
     absl::StrAppend(&text, "; ckptctl rm <job> frees what an ended job holds");
   }

@@ -94,14 +94,10 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
                 absl::StrCat("who writes slot ", slot.id, " could not be noted: ", Message(noted)));
     RefuseSave(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
                        slot.lost->message});
-    if (noted.code() ==
-        absl::StatusCode::kDataLoss) {  // its file was cut short or taken away: never filled again
-      slot.bad = true;
-      Tell(Report::Kind::kSlotLost, slot.job, absl::StrCat("slot ", slot.id, ": ", Message(noted)),
-           slot.bytes);
-    }
+    CountFailure(slot, noted);
   }
   if (slot.lost || pending == nullptr) {
+    ForgetShard(slot);
     // Nobody got a descriptor for this filling. The writer stays noted: it may have the slot mapped
     // from before.
     return BecomeFree(slot);
@@ -125,6 +121,23 @@ void Agent::GrantFilling(Slot& slot, const absl::Status& noted) {
   slot.mapped_on = slot.filled_by;
   Reply(token, std::move(frame), descriptor ? Descriptors::kWritableImage : Descriptors::kNone,
         &slot);
+}
+
+// A file that was cut short or taken away is never filled again, nor is one that fails time after
+// time while others may be healthy. A full file system is nobody's fault in particular.
+void Agent::CountFailure(Slot& slot, const absl::Status& status) {
+  const absl::StatusCode code = status.code();
+  if (code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kResourceExhausted) {
+    return;  // the client's record; a full file system
+  }
+  const bool file_gone = code == absl::StatusCode::kDataLoss ||
+                         code == absl::StatusCode::kOutOfRange ||
+                         code == absl::StatusCode::kNotFound;
+  if (file_gone || ++slot.failures >= kSlotFailuresMax) {
+    slot.bad = true;
+    Tell(Report::Kind::kSlotLost, slot.job, absl::StrCat("slot ", slot.id, ": ", Message(status)),
+         slot.bytes);
+  }
 }
 
 // The filling will never be sealed, and that is this rank's doing.
@@ -233,14 +246,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
                                        slot->shard.rank, ": ", Message(status))};
     LoseFilling(*slot, failure.message);
     Refuse(token, failure);
-    const bool file_gone = status.code() == absl::StatusCode::kDataLoss ||
-                           status.code() == absl::StatusCode::kOutOfRange ||
-                           status.code() == absl::StatusCode::kNotFound;
-    if (file_gone) {
-      slot->bad = true;
-      Tell(Report::Kind::kSlotLost, slot->shard.job,
-           absl::StrCat("slot ", slot->id, ": ", Message(status)), slot->bytes);
-    }
+    CountFailure(*slot, status);
     return Unpublish(*slot);  // part of it may have reached the directory
   }
   if (slot->lost) {
@@ -250,6 +256,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   }
   slot->state = SlotState::kSealed;
   slot->populated = true;
+  slot->failures = 0;
   slot->copy = e.copy;
   slots_changed_ = true;
   Act(IndexShard{slot->copy, slot->id});
@@ -273,7 +280,7 @@ void Agent::OnAbortSave(ConnectionId id, const Seat& seat, const v1::ClientFrame
   }
   if (slot != nullptr && slot->state == SlotState::kWriting && slot->filled_by == id) {
     LoseFilling(*slot, absl::StrCat("rank ", seat.rank,
-                                    " gave it up: ", abort.why().substr(0, kProblemBytesMax)));
+                                    " gave it up: ", abort.why().substr(0, kWhyBytesMax)));
     BecomeFree(*slot);
   }
   ReplyDone(id, frame);

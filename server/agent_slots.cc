@@ -132,12 +132,11 @@ void Agent::NoteSlot(Slot& slot) {
     note.mutable_writer()->set_pid(slot.writer->pid);
     note.mutable_writer()->set_start_ticks(slot.writer->start_ticks);
   }
-  for (const auto& [process, holds] : slot.readers) {
-    for (uint32_t i = 0; i < holds; ++i) {
-      v1::Process& reader = *note.add_readers();
-      reader.set_pid(process.pid);
-      reader.set_start_ticks(process.start_ticks);
-    }
+  for (const ReadHold& hold : slot.readers) {
+    v1::Reader& reader = *note.add_readers();
+    reader.set_pid(hold.process.pid);
+    reader.set_start_ticks(hold.process.start_ticks);
+    reader.set_hold(hold.id);
   }
   Act(WriteNote{slot.id, ++slot.note_version, std::move(note)});
 }

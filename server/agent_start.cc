@@ -111,9 +111,11 @@ void Agent::StartSlots(const Started& event) {
     if (found.note.has_writer()) {
       SetWriter(slot, FromProto(found.note.writer()));
     }
-    for (const v1::Process& reader : found.note.readers()) {
-      ++slot.readers[FromProto(reader)];
-      Ref(FromProto(reader));
+    for (const v1::Reader& reader : found.note.readers()) {
+      const ReadHold hold{{reader.pid(), reader.start_ticks()}, reader.hold()};
+      if (slot.readers.insert(hold).second) {
+        Ref(hold.process);
+      }
     }
     if (!found.sealed) {
       continue;

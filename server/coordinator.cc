@@ -55,7 +55,7 @@ void Coordinator::LoadMembers(const v1::JobState& state) {
   for (const v1::MemberState& m : state.members()) {
     if (m.rank() < world_size()) {
       const ProcessId process{m.process().pid(), m.process().start_ticks()};
-      members_[m.rank()] = {process, 0, !m.gone()};
+      members_[m.rank()] = {process, 0, !m.gone(), true};
     }
   }
 }
@@ -99,7 +99,7 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
     Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
     last = std::max(last, copy.id.step);
     if (found.writer) {  // says who the rank is when the state that said so was lost
-      members_.try_emplace(copy.id.rank, Member{*found.writer, 0, true});
+      members_.try_emplace(copy.id.rank, Member{*found.writer, 0, true, true});
     }
   }
   // Steps of older attempts that never became whole never will.
@@ -156,7 +156,7 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
     held_until_durable_.clear();
   }
   while (!durable_waits_.empty() && durable_waits_.front().version <= durable_version_) {
-    t.out.push_back(std::move(durable_waits_.front().message));
+    Answer(std::move(durable_waits_.front().message), t);
     durable_waits_.pop_front();
   }
   FlushState(t);
@@ -348,12 +348,19 @@ v1::JobState Coordinator::State() const {
   return state;
 }
 
+void Coordinator::Answer(ToAgent message, Turn& t) {
+  if (const auto* accepted = std::get_if<JoinAccepted>(&message);
+      accepted != nullptr && accepted->attempt == attempt()) {
+    members_.at(accepted->rank).told = true;
+  }
+  t.out.push_back(std::move(message));
+}
+
 void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
                                     std::optional<uint64_t> version) {
   const uint64_t needed = version.value_or(needed_version_);
   if (needed <= durable_version_) {
-    t.out.push_back(std::move(message));
-    return;
+    return Answer(std::move(message), t);
   }
   const auto behind =
       std::find_if(durable_waits_.begin(), durable_waits_.end(),
@@ -367,7 +374,8 @@ void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
   for (const DurableWait& wait : durable_waits_) {
     const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
     if (wait.token == token && accepted != nullptr && accepted->attempt == attempt()) {
-      if (const auto member = members_.find(accepted->rank); member != members_.end()) {
+      if (const auto member = members_.find(accepted->rank);
+          member != members_.end() && !member->second.told) {
         member->second.alive = false;
         PersistLazily(t);
       }

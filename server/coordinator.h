@@ -34,9 +34,11 @@ namespace holdfast {
 // Limits of one job, beside the configured ones.
 inline constexpr size_t kAttemptsMax = 256;       // remembered
 inline constexpr size_t kPendingJoinsMax = 4096;  // waiting for a rank that is still ending
-inline constexpr size_t kFatesMax = 256;  // steps of the current attempt whose end is remembered
-inline constexpr size_t kLossesMax = 64;  // shown in the status
-inline constexpr size_t kEventsMax = 256;
+inline constexpr size_t kFatesMax = 128;  // steps of the current attempt whose end is remembered
+inline constexpr size_t kLossesMax = 32;  // shown in the status of the job; of all jobs: the newest
+inline constexpr size_t kEventsMax = 64;
+inline constexpr size_t kLossesInOverview = 4;
+inline constexpr size_t kEventsInOverview = 8;
 inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor lost
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
@@ -85,7 +87,8 @@ class Coordinator {
   std::vector<CheckpointId> AllCheckpoints() const;
   bool IsCommitted(CheckpointId id) const;
   Failure NothingCommitted() const;
-  void FillStatus(v1::JobStatus& status, EventTime time) const;
+  enum class Detail { kOverview, kWhole };
+  void FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const;
   void FillList(v1::ListCheckpointsReply& reply) const;
 
   std::string CheckInvariants() const;
@@ -104,6 +107,7 @@ class Coordinator {
     ProcessId process;
     ConnectionId connection = 0;  // 0: its connection has gone
     bool alive = false;
+    bool told = false;  // it knows that it is a member: only its end makes it none
   };
   struct ShardState {
     uint64_t bytes = 0;
@@ -113,7 +117,8 @@ class Coordinator {
   struct Checkpoint {
     uint32_t world_size = 0;
     bool committed = false;
-    bool dead = false;  // a copy is bad, or its shards contradict each other
+    bool dead = false;           // a copy is bad, or its shards contradict each other
+    bool contradictory = false;  // the latter: that does not mend
     bool is_protected = false;
     uint32_t good = 0;  // shards that are not bad
     uint64_t bytes = 0;
@@ -173,6 +178,7 @@ class Coordinator {
   void FlushState(Turn& t);
   v1::JobState State() const;
   // When everything intended so far is durable; or, if given, when that version is.
+  void Answer(ToAgent message, Turn& t);
   void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
                          std::optional<uint64_t> version = std::nullopt);
   void Refuse(RequestToken token, Failure failure, Turn& t);
@@ -210,6 +216,7 @@ class Coordinator {
   void On(const SaveLost& m, Turn& t);
   void On(const ShardSealed& m, Turn& t);
   void On(const ShardBad& m, Turn& t);
+  void On(const ShardGood& m, Turn& t);
   void On(const AwaitAsked& m, Turn& t);
   void AddShard(CheckpointId id, const ShardSealed& m, Turn& t);
   void Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t);
@@ -239,6 +246,7 @@ class Coordinator {
   bool SessionOpen() const { return session_ != nullptr; }
   std::vector<CheckpointId> CommittedOnLine() const;
   std::string CommittedText() const;
+  std::string DoubtedText() const;
   Failure Unreadable() const;
   bool EverCommitted() const;
 

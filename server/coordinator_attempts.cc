@@ -300,7 +300,7 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   }
   Member& member = members_[j.rank];
   const bool known = member.alive && member.process == j.caller.process;
-  member = {j.caller.process, j.connection, true};
+  member = {j.caller.process, j.connection, true, known && member.told};
   if (!known) {
     Persist(t);  // so that a restarted daemon knows that the rank lives, however silent it is
   }

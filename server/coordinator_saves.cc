@@ -120,7 +120,7 @@ void Coordinator::AddShard(CheckpointId id, const ShardSealed& m, Turn& t) {
     checkpoint.begun = t.time.now;
   }
   if (m.world_size != checkpoint.world_size || m.rank >= checkpoint.world_size) {
-    checkpoint.dead = true;  // its shards contradict each other: fail closed
+    checkpoint.dead = checkpoint.contradictory = true;  // fail closed
   }
   checkpoint.writing.erase(m.rank);
   if (checkpoint.shards.try_emplace(m.rank, ShardState{m.bytes, m.unix_ms, false}).second) {
@@ -187,6 +187,30 @@ void Coordinator::On(const ShardBad& m, Turn& t) {
   }
   checkpoint.committed = false;
   checkpoint.dead = true;
+}
+
+void Coordinator::On(const ShardGood& m, Turn& t) {
+  const auto it = checkpoints_.find(m.checkpoint);
+  if (it == checkpoints_.end()) {
+    return;
+  }
+  Checkpoint& checkpoint = it->second;
+  const auto shard = checkpoint.shards.find(m.rank);
+  if (shard == checkpoint.shards.end() || !shard->second.bad) {
+    return;
+  }
+  shard->second.bad = false;
+  ++checkpoint.good;
+  const bool whole = !checkpoint.contradictory && checkpoint.good == checkpoint.world_size;
+  if (whole) {
+    checkpoint.dead = false;
+    checkpoint.committed = true;
+  }
+  Tell(Report::Kind::kCopyGood,
+       absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
+                    m.rank, ": every digest of its copy is right",
+                    whole ? "; the step can be restored again" : ""),
+       shard->second.bytes, t);
 }
 
 // The step will never become whole: all its shards go.

@@ -44,7 +44,14 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
     return;
   }
   if (session_->AllEntered()) {
-    BeginSession(t);
+    return BeginSession(t);
+  }
+  if (!m.may_wait) {
+    FailSession({absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED,
+                 absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ",
+                              session_->MissingRanks(), " has not entered, and rank ", m.rank,
+                              " does not wait (its deadline is 0)")},
+                t);
   }
 }
 
@@ -351,8 +358,18 @@ Failure Coordinator::Unreadable() const {
   }
   return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
           absl::StrCat("job '", name_, "' had committed ", there,
-                       ", and nothing of its line can be read now: ", why,
+                       ", and nothing of its line can be read now: ", why, DoubtedText(),
                        "; to begin anew: ckptctl restore ", name_, " --from-scratch")};
+}
+
+// Copies that were called bad are still there: the way back to them.
+std::string Coordinator::DoubtedText() const {
+  const bool any = std::any_of(checkpoints_.begin(), checkpoints_.end(), [](const auto& c) {
+    return c.second.dead && !c.second.contradictory;
+  });
+  return any ? absl::StrCat("; to read the bad copies again, and use them if their digests prove ",
+                            "right: ckptctl verify ", name_, " --all")
+             : "";
 }
 
 std::string Coordinator::CommittedText() const {
@@ -384,11 +401,11 @@ absl::StatusOr<CheckpointId> Coordinator::FindCommitted(std::optional<Checkpoint
       return id;
     }
   }
-  return absl::NotFoundError(absl::StrCat("job '", name_, "' has no committed step ", wanted->step,
-                                          wanted->attempt == 0
-                                              ? std::string(" on its line of descent")
-                                              : absl::StrCat(" of attempt ", wanted->attempt),
-                                          "; on the line there are: ", CommittedText()));
+  return absl::NotFoundError(
+      absl::StrCat("job '", name_, "' has no committed step ", wanted->step,
+                   wanted->attempt == 0 ? std::string(" on its line of descent")
+                                        : absl::StrCat(" of attempt ", wanted->attempt),
+                   "; on the line there are: ", CommittedText(), DoubtedText()));
 }
 
 }  // namespace holdfast

@@ -46,7 +46,7 @@ Failure Coordinator::NothingCommitted() const {
           absl::StrCat("job '", name_, "' has no committed step on its line of descent")};
 }
 
-void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
+void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const {
   status.set_name(name_);
   status.set_uuid(uuid_.ToString());
   status.set_uid(uid_);
@@ -89,7 +89,11 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
       protection.set_from("memory");
     }
   }
+  const bool whole = detail == Detail::kWhole;
   for (const Loss& loss : losses_) {
+    if (!whole && static_cast<size_t>(status.losses_size()) >= kLossesInOverview) {
+      break;
+    }
     v1::StepLoss& out = *status.add_losses();
     out.set_attempt(loss.id.attempt);
     out.set_step(loss.id.step);
@@ -100,7 +104,9 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time) const {
     out.set_why(std::string(why));
     out.set_unix_ms(loss.unix_ms);
   }
-  for (const Past& past : events_) {
+  const size_t events = whole ? events_.size() : std::min(events_.size(), kEventsInOverview);
+  for (auto it = events_.end() - static_cast<ptrdiff_t>(events); it != events_.end(); ++it) {
+    const Past& past = *it;
     v1::Event& out = *status.add_events();
     out.set_unix_ms(past.unix_ms);
     out.set_text(past.text);

@@ -76,7 +76,7 @@ struct SendReply {  // → HandOverFailed, if it has descriptors and they could 
   Descriptors descriptors = Descriptors::kNone;
   SlotId slot = 0;  // whose descriptors
   Generation generation = 0;
-  ProcessId reader{};  // kReadOnlyImageAndRecord: who holds the slot for them
+  ReadHold hold{};  // kReadOnlyImageAndRecord: by which the slot is held for them
 };
 
 // ---- Events ----
@@ -147,18 +147,30 @@ struct CopyFoundBad {
   Generation generation = 0;
   std::string what;
 };
+// A verification read every byte of it, and all digests are right.
+struct CopyFoundGood {
+  SlotId slot = 0;
+  Generation generation = 0;
+};
 // The client has heard nothing. DataLoss, NotFound: the slot's file is at fault; Cancelled: the
 // client has gone.
 struct HandOverFailed {
   SendReply reply;
   absl::Status status;
 };
+// The runtime wants to read one of the shards that VerifyRequest was answered with. →
+// ReadableShards with this one, or NotFound: it went meanwhile.
+struct HoldShard {
+  std::string job;
+  ShardId id;
+  Generation generation = 0;
+};
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
   std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
-               v1::VerifyRequest, v1::SetRestorePointRequest, v1::RemoveJobRequest>
+               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -170,7 +182,7 @@ struct TimerFired {};
 using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
                            SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
                            SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
-                           HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
+                           CopyFoundGood, HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
 
 // ---- Actions ----
 
@@ -241,11 +253,15 @@ struct ReadableShard {
 struct ReadableShards {
   std::vector<ReadableShard> shards;
 };
+// What there is to verify. Not held: saves go on, and what is in their way goes.
+struct ListedShards {
+  std::vector<ReadableShard> shards;
+};
 struct AdminReply {
   AdminToken token = 0;
   absl::Status status;
   std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
-               v1::SetRestorePointReply, v1::RemoveJobReply>
+               ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply>
       reply;
 };
 // Something of importance happened: log line, job event, metric.
@@ -263,6 +279,7 @@ struct Report {
     kSessionFellBack,
     kSessionFailed,
     kCopyBad,
+    kCopyGood,  // it was called bad, and is not
     kSlotQuarantined,
     kSlotReleased,
     kSlotLost,

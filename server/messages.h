@@ -93,6 +93,10 @@ struct ShardSealed {
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
 };
+struct ShardGood {
+  CheckpointId checkpoint;
+  Rank rank = 0;
+};
 struct ShardBad {
   CheckpointId checkpoint;
   Rank rank = 0;
@@ -111,6 +115,7 @@ struct SessionAsked {
   Rank rank = 0;
   ProcessId process;
   std::optional<CheckpointId> wanted;  // absent: newest; attempt 0: on the line
+  bool may_wait = false;               // for the other ranks
 };
 struct LoadReported {
   RequestToken token = 0;
@@ -145,8 +150,8 @@ struct JobRemoved {
 
 using ToCoordinator =
     std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
-                 ShardBad, AwaitAsked, SessionAsked, LoadReported, RequestExpired, RequestCancelled,
-                 RestorePointAsked, StateWritten, WakeUp, JobRemoved>;
+                 ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, RequestExpired,
+                 RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved>;
 
 // ---- Coordinator → agent ----
 

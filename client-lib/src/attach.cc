@@ -8,6 +8,7 @@
 #include "client-lib/src/connection.h"
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/fork_guard.h"
+#include "client-lib/src/read_ticket.h"
 #include "client-lib/src/sealed_shard.h"
 #include "client-lib/src/socket.h"
 #include "client-lib/src/state_match.h"
@@ -21,8 +22,12 @@ constexpr Milliseconds kReleaseTime{1000};
 
 class SlotView : public View {
  public:
-  SlotView(std::string socket, std::shared_ptr<Connection> connection, const wire::Source& source)
-      : socket_(std::move(socket)), connection_(std::move(connection)), source_(source) {}
+  SlotView(std::string socket, std::shared_ptr<Connection> connection, const wire::Source& source,
+           std::unique_ptr<ReadTicket> ticket)
+      : socket_(std::move(socket)),
+        connection_(std::move(connection)),
+        source_(source),
+        ticket_(std::move(ticket)) {}
 
   ~SlotView() override {
     if (owner_.forked()) {
@@ -108,8 +113,8 @@ class SlotView : public View {
     return Status();
   }
 
-  // The hold ends with the process anyway; a daemon that was restarted in between still has it in
-  // its notes.
+  // A daemon that was restarted in between still has the hold in its notes. If there is none now,
+  // the next connection of this process lets it go.
   void Release() {
     const Deadline deadline = Deadline::In(kReleaseTime);
     if (!connection_->alive()) {
@@ -119,15 +124,16 @@ class SlotView : public View {
       }
       connection_ = *fresh;
     }
-    static_cast<void>(
-        connection_->Call<wire::Done>(wire::ReleaseRead{source_.slot, source_.generation}, deadline)
-            .ok());
+    if (connection_->Call<wire::Done>(wire::ReleaseRead{ticket_->id()}, deadline).ok()) {
+      ticket_->Settle();
+    }
   }
 
   const ForkOwner owner_;
   const std::string socket_;
   std::shared_ptr<Connection> connection_;
   const wire::Source source_;
+  const std::unique_ptr<ReadTicket> ticket_;
   std::unique_ptr<SealedShard> shard_;
   std::vector<Tensor> tensors_;
   std::vector<Object> objects_;
@@ -147,11 +153,16 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   attach.choice = options.newest ? wire::Choice::kNewest : wire::Choice::kStep;
   attach.step = options.newest ? 0 : options.step;
   attach.attempt = options.newest ? 0 : options.attempt;
+  auto ticket = std::make_unique<ReadTicket>(socket);
+  attach.hold = ticket->id();
   Result<Answer<wire::Source>> source = (*connection)->Call<wire::Source>(attach, deadline);
+  if (!source.ok() && (*connection)->alive() && source.status().code() != Code::kDeadlineExceeded) {
+    ticket->Settle();  // refused
+  }
   HF_TRY(WithContext(source.status(), context));
 
   // From here on the view lets go of the copy, whatever happens.
-  auto view = std::make_unique<SlotView>(socket, *connection, source->message);
+  auto view = std::make_unique<SlotView>(socket, *connection, source->message, std::move(ticket));
   Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(
       source->message, source->descriptors, {options.job, options.rank}, /*mine=*/nullptr);
   HF_TRY(WithContext(shard.status(), context));

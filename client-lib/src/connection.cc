@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "client-lib/src/read_ticket.h"
 #include "client-lib/src/socket.h"
 #include "holdfast/version.h"
 
@@ -100,7 +101,21 @@ Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, De
                      "' speaks protocol ", hello.message.protocol, ", this library ",
                      wire::kProtocol, ": use a daemon and a library that belong together"));
   }
+  HF_TRY(connection->ReleaseAbandoned(path, deadline));
   return connection;
+}
+
+Status Connection::ReleaseAbandoned(const std::string& path, Deadline deadline) {
+  for (const uint64_t hold : AbandonedTickets(path)) {
+    HF_TRY(Call<wire::Done>(wire::ReleaseRead{hold}, deadline).status());
+    SettleAbandoned(hold);
+  }
+  return Status();
+}
+
+void Connection::ReleaseLater(uint64_t hold) {
+  const MutexLock lock(mutex_);
+  give_back_.push_back(wire::ReleaseRead{hold});
 }
 
 bool Connection::alive() {
@@ -210,6 +225,21 @@ Result<Connection::Arrived> Connection::Await(uint64_t id, Deadline deadline) {
   }
 }
 
+void Connection::Forget(uint64_t id) {
+  const MutexLock lock(mutex_);
+  const auto found = pending_.find(id);
+  if (found == pending_.end()) {
+    return;
+  }
+  if (found->second.arrived) {
+    pending_.erase(found);
+    return;
+  }
+  overdue_ -= found->second.overdue ? 1 : 0;
+  found->second.overdue = false;
+  found->second.abandoned = true;
+}
+
 // A daemon that let a deadline pass hangs, or was only slow: a moment's wait tells.
 Status Connection::Settle(Deadline deadline) {
   const Deadline moment = deadline.Earlier(Deadline::In(kSettleTime));
@@ -312,7 +342,7 @@ void Connection::GiveBack(const Pending& pending, const wire::Reply& reply) {
     source = &*outcome->source;
   }
   if (source != nullptr) {
-    give_back_.push_back(wire::ReleaseRead{source->slot, source->generation});
+    give_back_.push_back(wire::ReleaseRead{source->hold});
   }
   if (const auto* grant = std::get_if<wire::Grant>(&reply)) {
     give_back_.push_back(wire::AbortSave{pending.step, grant->slot, grant->generation,

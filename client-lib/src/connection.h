@@ -60,17 +60,24 @@ class Connection {
     }
     return Unexpected(arrived.reply);
   }
+  // Nobody waits for that reply any more, and a daemon that leaves it out does not hang for that.
+  void Forget(uint64_t id);
   template <typename Message>
   Result<Answer<Message>> Call(const wire::Request& request, Deadline deadline) {
     HF_TRY_ASSIGN(const uint64_t id, Send(request, deadline));
     return Receive<Message>(id, deadline);
   }
 
+  // Lets go of a copy when the next request is sent, without waiting for the answer.
+  void ReleaseLater(uint64_t hold);
   bool alive();  // looks at the socket, without waiting
   // From any thread: everybody who waits on it gets `why`.
   void Break(const Status& why);
 
  private:
+  // What this process may still hold for reading at that daemon, by an earlier connection, and
+  // nobody wants any more.
+  Status ReleaseAbandoned(const std::string& path, Deadline deadline);
   struct Arrived {
     wire::Reply reply;
     std::vector<UniqueFd> descriptors;

@@ -67,15 +67,26 @@ Status DaemonLink::NextAttempt(Deadline deadline) {
   return Connect(0, leaving, deadline, Patience::kUntilDeadline).status();
 }
 
+struct DaemonLink::ConnectingEnds {
+  DaemonLink& link;
+  ~ConnectingEnds() {
+    const MutexLock lock(link.mutex_);
+    link.connecting_ = false;
+    link.changed_.NotifyAll();
+  }
+};
+
 // Whoever has set connecting_ comes here; it is reset on every way out.
 Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64_t leave_attempt,
                                                         Deadline deadline, Patience patience) {
+  const ConnectingEnds ends{*this};
   std::shared_ptr<Connection> connection;
   {
     const MutexLock lock(mutex_);
     connection = connection_;
   }
   Result<wire::JoinReply> joined = Status();
+  Status cause;  // what the daemon itself said last: more telling than that time ran out
   for (Milliseconds pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     // 1. A connection: the one there is, if it lives.
     Status dialled;
@@ -91,13 +102,16 @@ Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64
         patience == Patience::kOnce || deadline.passed()) {
       break;
     }
+    cause = joined.status();
     std::this_thread::sleep_for(std::min(pause, deadline.left()));
   }
 
   const MutexLock lock(mutex_);
-  connecting_ = false;
-  changed_.NotifyAll();
   Status status = joined.status();
+  if (status.code() == Code::kDeadlineExceeded && !cause.ok()) {
+    status =
+        Status(status.code(), absl::StrCat(status.message(), "; before that: ", cause.message()));
+  }
   if (status.ok()) {
     status = Accept(*joined, attempt);
   }

@@ -51,6 +51,7 @@ class DaemonLink {
   void Close();
 
  private:
+  struct ConnectingEnds;
   Result<std::shared_ptr<Connection>> Connect(uint64_t attempt, uint64_t leave_attempt,
                                               Deadline deadline, Patience patience);
   Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt,

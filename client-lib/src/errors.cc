@@ -1,5 +1,6 @@
 #include "client-lib/src/errors.h"
 
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,22 @@ Status SystemError(Code code, int error, std::string_view what) {
   return Status(code, description != nullptr && name != nullptr
                           ? absl::StrCat(ToAbsl(what), ": ", description, " (", name, ")")
                           : absl::StrCat(ToAbsl(what), ": error ", error));
+}
+
+Code CodeOfFileError(int error) {
+  switch (error) {
+    case EIO:
+    case ENXIO:
+    case ENODEV:
+    case EISDIR:
+    case ESTALE:
+    case EBADMSG:
+    case EUCLEAN:
+    case EHWPOISON:
+      return Code::kCorrupt;
+    default:
+      return Code::kInternal;
+  }
 }
 
 std::string ForWire(std::string_view text, size_t bytes_max) {

@@ -43,6 +43,10 @@ Status WithContext(const Status& status, std::string_view context);
 // "save 'w': No space left on device (ENOSPC)"; always `code`.
 Status SystemError(Code code, int error, std::string_view what);
 
+// What a failed call on a file that the daemon passed says: kCorrupt if the file itself can't be
+// read, whoever tries; kInternal if this process lacks something.
+Code CodeOfFileError(int error);
+
 // Well-formed UTF-8 of at most `bytes_max` bytes: what a protobuf string field may hold.
 std::string ForWire(std::string_view text, size_t bytes_max);
 

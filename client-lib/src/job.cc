@@ -190,7 +190,8 @@ class JobImpl : public Job {
     HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
                   core_->link->Get(deadline, Patience::kUntilDeadline));
     ReleaseDropped(*connection, core_->mappings, deadline);
-    // Each answer brings at most one slot that is not mapped here yet; the last one brings none.
+    // 1. Each answer brings at most one slot that is not mapped here yet; the last one brings none.
+    std::vector<SlotMapping*> fresh;
     wire::Reserve reserve;
     reserve.slot_bytes = plan->slot_bytes;
     for (uint32_t i = 0; i < kReservedSlotsMax; ++i) {
@@ -199,6 +200,11 @@ class JobImpl : public Job {
                     connection->Call<wire::ReserveReply>(reserve, deadline));
       const wire::ReserveReply& reply = answer.message;
       if (!reply.descriptor) {
+        // 2. With all of them ready, what makes later mappings cheap.
+        for (size_t slot = 0; slot < fresh.size() && !deadline.passed(); ++slot) {
+          fresh[slot]->UseHugePages(deadline);
+          fresh[slot]->Populate();
+        }
         return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
       }
       // Mapped in any case: the daemon will not send this slot's descriptor again.
@@ -208,13 +214,16 @@ class JobImpl : public Job {
         return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
       }
       mapping->Populate();
+      fresh.push_back(mapping);
     }
     return Status(Code::kInternal,
                   absl::StrCat("ckptd went on to send slots after ", kReservedSlotsMax));
   }
 
   Result<Restored> RestoreState(State& state, const RestoreOptions& options, Deadline deadline) {
-    HF_TRY(CheckWanted(state, core_->link->identity().rank));
+    if (!state.tensors.empty()) {
+      HF_TRY(core_->plans.GetForTensors(state.tensors).status());
+    }
     if (!core_->background.WaitIdleUntil(deadline)) {
       return Status(Code::kDeadlineExceeded, "a save was still under way");
     }

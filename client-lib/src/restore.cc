@@ -7,7 +7,6 @@
 #include "base/sync_point.h"
 #include "client-lib/src/errors.h"
 #include "client-lib/src/state_match.h"
-#include "client-lib/src/state_plan.h"
 
 namespace holdfast::client {
 namespace {
@@ -16,22 +15,18 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kProblemBytesMax = 4096;
 constexpr size_t kNotesMax = 256;
+constexpr Milliseconds kReleaseTime{100};
 
 }  // namespace
-
-Status CheckWanted(const State& state, Rank rank) {
-  if (state.tensors.empty()) {
-    return Status();
-  }
-  State tensors;
-  tensors.tensors = state.tensors;
-  return PlanState(tensors, rank).status();
-}
 
 Result<Restored> RestoreRun::Run(Deadline deadline) {
   restored_.source = "memory";
   Result<Answer<wire::SessionOutcome>> outcome = Enter(deadline);
   while (outcome.ok() && !outcome->message.done) {
+    if (const Status chosen = CheckChoice(outcome->message); !chosen.ok()) {
+      Decline(outcome->message, chosen, deadline);
+      return chosen;
+    }
     const wire::Source offered = *outcome->message.source;
     Result<Answer<wire::SessionOutcome>> next = LoadAndReport(*outcome, deadline);
     if (!next.ok() && !connection_->alive() && next.status().code() == Code::kUnavailable &&
@@ -52,6 +47,7 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
     return mismatch_;
   }
   HF_TRY(outcome.status());
+  HF_TRY(CheckChoice(outcome->message));
   if (loaded_ != CheckpointId{outcome->message.attempt, outcome->message.step}) {
     return Status(
         Code::kInternal,
@@ -73,7 +69,13 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   while (true) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
-    Result<Answer<wire::SessionOutcome>> outcome = Exchange(*connection_, enter, deadline);
+    auto ticket = std::make_unique<ReadTicket>(link_.identity().socket);
+    enter.hold = ticket->id();
+    const Clock::time_point began = Clock::now();
+    Result<Answer<wire::SessionOutcome>> outcome =
+        connection_->Call<wire::SessionOutcome>(enter, deadline);
+    restored_.waited += Clock::now() - began;
+    Keep(std::move(ticket), outcome);
     if (outcome.ok() || outcome.status().code() != Code::kUnavailable || connection_->alive() ||
         deadline.passed()) {
       return outcome;
@@ -81,29 +83,64 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   }
 }
 
-Result<Answer<wire::SessionOutcome>> RestoreRun::Exchange(Connection& connection,
-                                                          const wire::Request& request,
-                                                          Deadline deadline) {
-  const Clock::time_point began = Clock::now();
-  Result<Answer<wire::SessionOutcome>> outcome =
-      connection.Call<wire::SessionOutcome>(request, deadline);
-  restored_.waited += Clock::now() - began;
-  return outcome;
+void RestoreRun::Keep(std::unique_ptr<ReadTicket> ticket,
+                      const Result<Answer<wire::SessionOutcome>>& answer) {
+  if (answer.ok() && answer->message.source.has_value()) {
+    held_ = std::move(ticket);
+    return;
+  }
+  // Without an answer the ticket goes unsettled: there may be a hold, or come one.
+  const bool answered =
+      answer.ok() || (connection_->alive() && answer.status().code() != Code::kDeadlineExceeded);
+  if (answered) {
+    ticket->Settle();
+  }
+}
+
+Status RestoreRun::CheckChoice(const wire::SessionOutcome& outcome) const {
+  const auto other = [this](uint64_t attempt, uint64_t step) {
+    return step != options_.step || (options_.attempt != 0 && attempt != options_.attempt);
+  };
+  const bool refused =
+      !options_.newest &&
+      (other(outcome.attempt, outcome.step) ||
+       (outcome.source.has_value() && other(outcome.source->attempt, outcome.source->step)));
+  if (!refused) {
+    return Status();
+  }
+  return Status(
+      Code::kInternal,
+      absl::StrCat("ckptd offers attempt ", outcome.attempt, " step ", outcome.step,
+                   ", asked for was step ", options_.step,
+                   options_.attempt == 0 ? "" : absl::StrCat(" of attempt ", options_.attempt),
+                   "; nothing was loaded"));
+}
+
+// The session ends for the other ranks too, instead of waiting for this one until its deadline.
+void RestoreRun::Decline(const wire::SessionOutcome& offer, const Status& why, Deadline deadline) {
+  wire::ReportLoad report;
+  report.session = offer.session;
+  report.round = offer.round;
+  report.problem = ForWire(why.message(), kProblemBytesMax);
+  report.deadline_ms = deadline.DaemonMillis();
+  static_cast<void>(ReportAndRelease(report, *offer.source, nullptr, deadline).ok());
 }
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
     const Answer<wire::SessionOutcome>& offer, Deadline deadline) {
   const wire::Source& source = *offer.message.source;
   const Clock::time_point began = Clock::now();
-  Load load = LoadSource(source, offer.descriptors, deadline);
-  restored_.copied += Clock::now() - began;
+  const std::chrono::nanoseconds waited_before = restored_.waited;
+  // Also when memory runs out in between the session must hear of it, and the copy be let go.
+  Load load = NoThrow([&] { return LoadSource(source, offer.descriptors, deadline); });
+  restored_.copied += Clock::now() - began - (restored_.waited - waited_before);
 
   wire::ReportLoad report;
   report.session = offer.message.session;
   report.round = offer.message.round;
   report.loaded = load.status.ok();
   report.problem = ForWire(load.status.message(), kProblemBytesMax);
-  report.copy_is_bad = load.status.code() == Code::kCorrupt;
+  report.copy_is_bad = !load.mismatch && CopyIsBad(load.status);
   report.wants_mismatch = load.mismatch;
   report.deadline_ms = deadline.DaemonMillis();
   problem_ = load.status;
@@ -113,22 +150,45 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
         WithContext(load.status, absl::StrCat("attempt ", source.attempt, " step ", source.step));
   }
 
+  return ReportAndRelease(report, source, std::move(load.shard), deadline);
+}
+
+Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
+    wire::ReportLoad report, const wire::Source& source, std::unique_ptr<SealedShard> shard,
+    Deadline deadline) {
+  const std::unique_ptr<ReadTicket> held = std::move(held_);
+  auto next = std::make_unique<ReadTicket>(link_.identity().socket);
+  report.hold = next->id();
   const Clock::time_point reported = Clock::now();
-  HF_TRY_ASSIGN(const uint64_t id, connection_->Send(report, deadline));
+  const Result<uint64_t> id = connection_->Send(report, deadline);
+  if (!id.ok()) {
+    connection_->ReleaseLater(held->id());
+    return id.status();
+  }
   HF_SYNC_POINT("client.restore.reported");
   // While the others load: unmapping takes its time, and then the copy may go as soon as the
-  // session lets it. A daemon that is slow to answer must not cost this rank its place in the
-  // session.
-  if (load.shard != nullptr && load.shard->faulted()) {
+  // session lets it.
+  if (shard != nullptr && shard->faulted()) {
     mappings_.Drop(
         source.slot);  // if it was read through that mapping: its pages are no longer the slot's
   }
-  load.shard.reset();
-  static_cast<void>(
-      connection_->Call<wire::Done>(wire::ReleaseRead{source.slot, source.generation}, deadline)
-          .ok());
+  shard.reset();
+  const Result<uint64_t> release = connection_->Send(wire::ReleaseRead{held->id()}, deadline);
   Result<Answer<wire::SessionOutcome>> outcome =
-      connection_->Receive<wire::SessionOutcome>(id, deadline);
+      connection_->Receive<wire::SessionOutcome>(*id, deadline);
+  Keep(std::move(next), outcome);
+  // Mostly it is answered by now. Nothing depends on it, so a slow daemon keeps nobody.
+  if (release.ok()) {
+    const Result<Answer<wire::Done>> released =
+        connection_->Receive<wire::Done>(*release, deadline.Earlier(Deadline::In(kReleaseTime)));
+    if (released.ok()) {
+      held->Settle();
+    } else if (released.status().code() == Code::kDeadlineExceeded) {
+      connection_->Forget(*release);
+    }
+  } else {
+    connection_->ReleaseLater(held->id());
+  }
   restored_.waited += Clock::now() - reported;
   return outcome;
 }
@@ -142,7 +202,7 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
       SealedShard::Open(source, descriptors, expected,
                         mappings_.Find(source.slot, source.image_bytes, descriptors[0]));
   if (!opened.ok()) {
-    return {opened.status()};
+    return opened.status();
   }
   std::unique_ptr<SealedShard> shard = *std::move(opened);
   HF_SYNC_POINT("client.restore.source_mapped");
@@ -157,9 +217,11 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
     return {std::move(copied), /*mismatch=*/false, std::move(shard)};
   }
   // 3. Were they of this filling to the last?
+  const Clock::time_point asked = Clock::now();
   const Status confirmed =
       connection_->Call<wire::Done>(wire::ConfirmRead{source.slot, source.generation}, deadline)
           .status();
+  restored_.waited += Clock::now() - asked;
   return {confirmed, /*mismatch=*/false, std::move(shard)};
 }
 

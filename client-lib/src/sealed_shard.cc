@@ -17,7 +17,7 @@ namespace {
 Result<std::string> ReadRecordFile(int fd) {
   struct stat st = {};
   if (::fstat(fd, &st) != 0) {
-    return SystemError(Code::kInternal, errno, "look at the record that ckptd sent");
+    return SystemError(CodeOfFileError(errno), errno, "look at the record that ckptd sent");
   }
   if (!S_ISREG(st.st_mode) || st.st_size <= 0 ||
       static_cast<uint64_t>(st.st_size) > kRecordBytesMax) {
@@ -31,7 +31,7 @@ Result<std::string> ReadRecordFile(int fd) {
     const ssize_t got =
         ::pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno != EINTR) {
-      return SystemError(Code::kUnreadable, errno, "read the record");
+      return SystemError(CodeOfFileError(errno), errno, "read the record");
     }
     if (got == 0) {
       return Status(Code::kCorrupt, absl::StrCat("the record was cut short after ", done, " of ",
@@ -68,6 +68,10 @@ Status CheckIdentity(const ShardRecord& record, const wire::Source& source,
 
 }  // namespace
 
+bool CopyIsBad(const Status& load) {
+  return load.code() == Code::kCorrupt || load.code() == Code::kUnreadable;
+}
+
 Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& source,
                                                        const std::vector<UniqueFd>& descriptors,
                                                        const Expected& expected,
@@ -75,28 +79,16 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
   std::unique_ptr<SealedShard> shard(new SealedShard());
   // 1. The record.
   HF_TRY_ASSIGN(const std::string bytes, ReadRecordFile(descriptors[1].get()));
-  absl::StatusOr<ShardRecord> record = DecodeRecord(bytes);
-  if (!record.ok()) {
-    const bool newer = record.status().code() == absl::StatusCode::kFailedPrecondition;
-    return Status(newer ? Code::kUnreadable : Code::kCorrupt, Message(record.status()));
+  absl::StatusOr<RecordAndLayout> read = DecodeRecordAndLayout(bytes);
+  if (!read.ok()) {
+    const bool newer = read.status().code() == absl::StatusCode::kFailedPrecondition;
+    return Status(newer ? Code::kUnreadable : Code::kCorrupt, Message(read.status()));
   }
-  shard->record_ = *std::move(record);
-  HF_TRY(CheckIdentity(shard->record_, source, expected));
-  // 2. The layout in it.
-  absl::StatusOr<Layout> layout = DecodeLayout(
-      shard->record_.layout_bytes, shard->record_.header_bytes, shard->record_.image_bytes);
-  if (!layout.ok()) {
-    return Status(Code::kCorrupt, absl::StrCat("the record's layout: ", layout.status().message()));
-  }
-  shard->layout_ = *std::move(layout);
+  shard->record_ = std::move(read->record);
+  shard->layout_ = std::move(read->layout);
   shard->ranges_ = DigestedRanges(shard->layout_);
-  const DigestedRange& last = shard->ranges_.back();
-  if (shard->record_.digests.size() != last.first_digest + DigestBlockCount(last.bytes)) {
-    return Status(Code::kCorrupt, absl::StrCat("the record has ", shard->record_.digests.size(),
-                                               " digests, its layout wants ",
-                                               last.first_digest + DigestBlockCount(last.bytes)));
-  }
-  // 3. The image.
+  HF_TRY(CheckIdentity(shard->record_, source, expected));
+  // 2. The image.
   if (mine == nullptr) {
     HF_TRY_ASSIGN(shard->mapping_, SlotMapping::Map(descriptors[0], source.image_bytes,
                                                     SlotMapping::Access::kReadOnly));

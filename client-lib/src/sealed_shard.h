@@ -23,6 +23,12 @@
 
 namespace holdfast::client {
 
+// Whether what went wrong while a copy was loaded lies in the copy: damaged, cut short, not what it
+// should be, unreadable whoever tries, or of a format that this library does not know. Then another
+// copy, or an older step, is the way out. Everything else (no memory, no address space) is this
+// process's own trouble and says nothing about the copy.
+bool CopyIsBad(const Status& load);
+
 class SealedShard {
  public:
   // What the caller asked for; the record must say the same.
@@ -30,7 +36,8 @@ class SealedShard {
     std::string job;
     uint32_t rank = 0;
   };
-  // kCorrupt: the copy is damaged or not what it should be. kUnreadable: of a newer format.
+  // kCorrupt: the copy is damaged or not what it should be. kUnreadable: of a newer format. Another
+  // code: this process lacks something.
   // `mine`: a mapping that this process has of that slot already, to be read through; it must
   // outlive the shard. Null: a new one.
   static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source,

@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,12 +13,52 @@
 #include "client-lib/src/errors.h"
 
 namespace holdfast::client {
+namespace {
+
+constexpr uintptr_t kHugePageBytes = 2 << 20;
+constexpr int kMadvCollapse = 25;  // since Linux 6.1; older headers lack the name
+
+// A mapping that begins where huge pages can: the kernel does that by itself only where they are
+// the mount's own choice. MAP_FAILED, and errno, as mmap says it.
+void* MapAligned(int fd, uint64_t bytes, int protection) {
+  if (bytes > SIZE_MAX - kHugePageBytes) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  const size_t reserved_bytes = bytes + kHugePageBytes;
+  void* const reserved = ::mmap(nullptr, reserved_bytes, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return MAP_FAILED;
+  }
+  const size_t lead = -reinterpret_cast<uintptr_t>(reserved) % kHugePageBytes;
+  std::byte* const begin = static_cast<std::byte*>(reserved) + lead;
+  void* const mapped = ::mmap(begin, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(reserved, reserved_bytes);
+    errno = error;
+    return MAP_FAILED;
+  }
+  // What is left of the reservation, in front and behind, in whole pages.
+  const size_t page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t end = (lead + bytes + page_bytes - 1) / page_bytes * page_bytes;
+  if (lead != 0) {
+    ::munmap(reserved, lead);
+  }
+  if (end < reserved_bytes) {
+    ::munmap(static_cast<std::byte*>(reserved) + end, reserved_bytes - end);
+  }
+  return mapped;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64_t bytes,
                                                       Access access) {
   struct stat st = {};
   if (::fstat(fd.get(), &st) != 0) {
-    return SystemError(Code::kInternal, errno, "look at the slot that ckptd sent");
+    return SystemError(CodeOfFileError(errno), errno, "look at the slot that ckptd sent");
   }
   if (!S_ISREG(st.st_mode) || bytes == 0 || static_cast<uint64_t>(st.st_size) < bytes) {
     return Status(Code::kCorrupt,
@@ -24,9 +66,10 @@ Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64
                                st.st_size, " bytes instead of ", bytes, " (was it cut short?)"));
   }
   const int protection = access == Access::kWritable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* const address = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
+  void* const address = MapAligned(fd.get(), bytes, protection);
   if (address == MAP_FAILED) {
-    return SystemError(Code::kInternal, errno, absl::StrCat("map a slot of ", bytes, " bytes"));
+    return SystemError(CodeOfFileError(errno), errno,
+                       absl::StrCat("map a slot of ", bytes, " bytes"));
   }
   // A data loader's child must not write into a slot; a kernel that can't promise it is none that
   // we run on.
@@ -56,6 +99,17 @@ void SlotMapping::Populate() {
   if (!populated(bytes_) &&
       PopulatePages(data_, bytes_, /*writable=*/false, PopulateMethod::kBest) == 0) {
     populated_bytes_ = bytes_;
+  }
+}
+
+void SlotMapping::UseHugePages(Deadline deadline) {
+  populated_bytes_ = 0;  // the page tables are emptied where it works
+  for (uint64_t at = 0; bytes_ - at >= kHugePageBytes && !deadline.passed(); at += kHugePageBytes) {
+    const int result = ::madvise(data_ + at, kHugePageBytes, kMadvCollapse);
+    // EAGAIN, EBUSY: somebody else has one of these pages just now; the others may still be had.
+    if (result != 0 && errno != EAGAIN && errno != EBUSY) {
+      return;
+    }
   }
 }
 

@@ -1,8 +1,8 @@
 // Slots in this process's address space.
 //
-// SlotMapping is one mapping of one descriptor: shared, not inherited by forked children, unmapped
-// by the destructor. SlotMappings keeps the writable ones from save to save, so that a slot that
-// comes around again needs no descriptor and faults no page.
+// SlotMapping is one mapping of one descriptor: shared, not inherited by forked children, where
+// huge pages fit, unmapped by the destructor. SlotMappings keeps the writable ones from save to
+// save, so that a slot that comes around again needs no descriptor and faults no page.
 //
 //   HF_TRY_ASSIGN(SlotMapping* mapping, mappings.Writable(grant, std::move(descriptors)));
 //   std::memcpy(mapping->data(), …);                     // under a FaultGuard: the file may be cut
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "client-lib/src/deadline.h"
 #include "client-lib/src/fork_guard.h"
 #include "client-lib/src/wire.h"
 #include "holdfast/status.h"
@@ -29,7 +30,8 @@ class SlotMapping {
  public:
   enum class Access { kReadOnly, kWritable };
 
-  // kInternal when the file is not a regular file of at least `bytes`.
+  // kCorrupt: the file is not a regular one of at least `bytes`. kInternal: it can't be mapped
+  // here.
   static Result<std::unique_ptr<SlotMapping>> Map(const UniqueFd& fd, uint64_t bytes,
                                                   Access access);
   ~SlotMapping();
@@ -46,6 +48,10 @@ class SlotMapping {
   void set_populated(uint64_t bytes) { populated_bytes_ = bytes; }
   // Makes them so ahead of time; what can't be done is left to the copy, which notices.
   void Populate();
+  // Has the kernel put the slot on huge pages, which stay with the file: whoever maps it later, a
+  // process that restores above all, takes one fault instead of 512. Copies the slot once. Where
+  // there are none to be had, it stays as it is.
+  void UseHugePages(Deadline deadline);
 
  private:
   SlotMapping(std::byte* data, uint64_t bytes, uint64_t device, uint64_t inode)

@@ -14,20 +14,63 @@ namespace {
 
 constexpr size_t kNamesShown = 5;
 
-// Slices by name: [first, second) of layout.slices is one run of a name, which is one group, as all
-// slices of a tensor have one type.
-using Groups = std::unordered_map<std::string_view, std::pair<size_t, size_t>>;
+// Slices by name: all of one name are one run of layout.slices, as those of a tensor have one type.
+// States mostly name them in the image's order: then the next run is the one that is wanted, and no
+// index is needed.
+class Runs {
+ public:
+  explicit Runs(const std::vector<Slice>& slices) : slices_(slices) {}
 
-Groups GroupByName(const Layout& layout) {
-  Groups groups;
-  groups.reserve(layout.slices.size());
-  for (size_t i = 0; i < layout.slices.size(); ++i) {
-    auto [at, fresh] = groups.try_emplace(layout.slices[i].name, i, i + 1);
-    if (!fresh) {
-      at->second.second = i + 1;
+  // [first, second) of the slices; empty when there is none of that name.
+  std::pair<size_t, size_t> Find(const std::string& name) {
+    size_t begin = next_;
+    if (begin == slices_.size() || slices_[begin].name != name) {
+      begin = Lookup(name);
     }
+    next_ = begin;
+    while (next_ < slices_.size() && slices_[next_].name == name) {
+      ++next_;
+    }
+    return {begin, next_};
   }
-  return groups;
+
+ private:
+  size_t Lookup(const std::string& name) {
+    if (first_.empty()) {
+      first_.reserve(slices_.size());
+      for (size_t i = 0; i < slices_.size(); ++i) {
+        first_.try_emplace(slices_[i].name, i);
+      }
+    }
+    const auto found = first_.find(name);
+    return found == first_.end() ? slices_.size() : found->second;
+  }
+
+  const std::vector<Slice>& slices_;
+  size_t next_ = 0;
+  std::unordered_map<std::string_view, size_t> first_;  // filled when first needed
+};
+
+// As ToSlice would say it, without the copies.
+bool IsSlice(const Tensor& tensor, const Slice& slice) {
+  if (slice.kind != SliceKind::kTensor || slice.dtype != static_cast<DType>(tensor.type) ||
+      slice.global_shape != tensor.global_shape) {
+    return false;
+  }
+  switch (tensor.place) {
+    case Tensor::Place::kBox: {
+      const auto* box = std::get_if<BoxPlace>(&slice.place);
+      return box != nullptr && box->offset == tensor.box_offset && box->shape == tensor.box_shape;
+    }
+    case Tensor::Place::kFlat: {
+      const auto* flat = std::get_if<FlatPlace>(&slice.place);
+      return flat != nullptr && flat->start == tensor.flat_start &&
+             flat->length == tensor.flat_length;
+    }
+    case Tensor::Place::kWhole:
+      break;
+  }
+  return std::holds_alternative<std::monostate>(slice.place);
 }
 
 Status NotSaved(const std::string& wanted, const Layout& layout) {
@@ -41,17 +84,13 @@ Status NotSaved(const std::string& wanted, const Layout& layout) {
   return Status(Code::kInvalidArgument, message);
 }
 
-Result<size_t> FindTensor(const Tensor& tensor, const Layout& layout, const Groups& groups) {
-  const Slice wanted = ToSlice(tensor);
-  const auto group = groups.find(wanted.name);
-  if (group == groups.end()) {
+Result<size_t> FindTensor(const Tensor& tensor, const Layout& layout, Runs& runs) {
+  const auto [begin, end] = runs.Find(tensor.name);
+  if (begin == end) {
     return NotSaved(NameOf(tensor), layout);
   }
-  const auto [begin, end] = group->second;
   for (size_t i = begin; i < end; ++i) {
-    const Slice& saved = layout.slices[i];
-    if (saved.kind == SliceKind::kTensor && saved.dtype == wanted.dtype &&
-        saved.global_shape == wanted.global_shape && saved.place == wanted.place) {
+    if (IsSlice(tensor, layout.slices[i])) {
       return i;
     }
   }
@@ -61,15 +100,15 @@ Result<size_t> FindTensor(const Tensor& tensor, const Layout& layout, const Grou
       absl::StrCat(NameOf(tensor), " was saved as ",
                    saved.kind == SliceKind::kTensor ? Describe(saved) : "an object",
                    end - begin > 1 ? absl::StrCat(" and ", end - begin - 1, " other slice(s)") : "",
-                   ", wanted is ", Describe(wanted)));
+                   ", wanted is ", Describe(ToSlice(tensor))));
 }
 
-Result<size_t> FindObject(const Object& object, const Layout& layout, const Groups& groups) {
-  const auto group = groups.find(object.name);
-  if (group == groups.end()) {
+Result<size_t> FindObject(const Object& object, const Layout& layout, Runs& runs) {
+  const auto [begin, end] = runs.Find(object.name);
+  if (begin == end) {
     return NotSaved(NameOf(object), layout);
   }
-  const Slice& saved = layout.slices[group->second.first];
+  const Slice& saved = layout.slices[begin];
   if (saved.kind == SliceKind::kTensor) {
     return Status(Code::kInvalidArgument,
                   absl::StrCat(NameOf(object), " was saved as a tensor: ", Describe(saved)));
@@ -82,21 +121,21 @@ Result<size_t> FindObject(const Object& object, const Layout& layout, const Grou
             saved.kind == SliceKind::kJson ? "JSON" : absl::StrCat("codec '", saved.codec, "'"),
             ", wanted is codec '", ForWire(object.codec, kCodecBytesMax), "'"));
   }
-  return group->second.first;
+  return begin;
 }
 
 }  // namespace
 
 Result<StateMatch> MatchState(const State& state, const Layout& layout) {
-  const Groups groups = GroupByName(layout);
+  Runs runs(layout.slices);
   StateMatch match;
   match.tensors.reserve(state.tensors.size());
   for (const Tensor& tensor : state.tensors) {
-    HF_TRY_ASSIGN(const size_t slice, FindTensor(tensor, layout, groups));
+    HF_TRY_ASSIGN(const size_t slice, FindTensor(tensor, layout, runs));
     match.tensors.push_back(slice);
   }
   for (const Object& object : state.objects) {
-    HF_TRY_ASSIGN(const size_t slice, FindObject(object, layout, groups));
+    HF_TRY_ASSIGN(const size_t slice, FindObject(object, layout, runs));
     match.objects.push_back(slice);
   }
   if (state.objects.empty()) {

@@ -99,6 +99,26 @@ Result<std::shared_ptr<const StatePlan>> Complete(StatePlan plan, std::vector<Sl
   return std::make_shared<const StatePlan>(std::move(plan));
 }
 
+Result<std::shared_ptr<const StatePlan>> PlanSlices(const std::vector<Tensor>& tensors,
+                                                    const std::vector<Object>& objects, Rank rank) {
+  StatePlan plan;
+  std::vector<Slice> slices;
+  slices.reserve(tensors.size() + objects.size());
+  for (const Tensor& tensor : tensors) {
+    AppendSignature(plan.signature, tensor);
+    slices.push_back(ToSlice(tensor));
+  }
+  for (const Object& object : objects) {
+    slices.push_back(ObjectSlice(object));
+  }
+  HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> complete,
+                Complete(std::move(plan), std::move(slices), rank));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    HF_TRY(CheckMemory(tensors[i], complete->input_bytes[i]));
+  }
+  return complete;
+}
+
 }  // namespace
 
 uint64_t RecordOffset(uint64_t image_bytes) {
@@ -148,22 +168,7 @@ Status CheckObjects(const std::vector<Object>& objects) {
 
 Result<std::shared_ptr<const StatePlan>> PlanState(const State& state, Rank rank) {
   HF_TRY(CheckObjects(state.objects));
-  StatePlan plan;
-  std::vector<Slice> slices;
-  slices.reserve(state.tensors.size() + state.objects.size());
-  for (const Tensor& tensor : state.tensors) {
-    AppendSignature(plan.signature, tensor);
-    slices.push_back(ToSlice(tensor));
-  }
-  for (const Object& object : state.objects) {
-    slices.push_back(ObjectSlice(object));
-  }
-  HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> complete,
-                Complete(std::move(plan), std::move(slices), rank));
-  for (size_t i = 0; i < state.tensors.size(); ++i) {
-    HF_TRY(CheckMemory(state.tensors[i], complete->input_bytes[i]));
-  }
-  return complete;
+  return PlanSlices(state.tensors, state.objects, rank);
 }
 
 Result<std::shared_ptr<const StatePlan>> PlanWithObjects(const StatePlan& plan,
@@ -213,27 +218,37 @@ bool FitsObjects(const StatePlan& plan, const std::vector<Object>& objects) {
 }
 
 Result<std::shared_ptr<const StatePlan>> PlanCache::Get(const State& state) {
+  HF_TRY(CheckObjects(state.objects));
+  return Get(state.tensors, state.objects);
+}
+
+Result<std::shared_ptr<const StatePlan>> PlanCache::GetForTensors(
+    const std::vector<Tensor>& tensors) {
+  return Get(tensors, {});
+}
+
+Result<std::shared_ptr<const StatePlan>> PlanCache::Get(const std::vector<Tensor>& tensors,
+                                                        const std::vector<Object>& objects) {
   if (plan_ != nullptr) {
-    HF_TRY(CheckObjects(state.objects));
     // One pass over the tensors; the signature is read in order, which keeps it in cache.
     const std::string& signature = plan_->signature;
     size_t at = 0;
     size_t i = 0;
-    for (; i < state.tensors.size() && i < plan_->input_bytes.size(); ++i) {
+    for (; i < tensors.size() && i < plan_->input_bytes.size(); ++i) {
       scratch_.clear();
-      AppendSignature(scratch_, state.tensors[i]);
+      AppendSignature(scratch_, tensors[i]);
       if (signature.size() - at < scratch_.size() ||
           std::memcmp(signature.data() + at, scratch_.data(), scratch_.size()) != 0) {
         break;
       }
       at += scratch_.size();
-      HF_TRY(CheckMemory(state.tensors[i], plan_->input_bytes[i]));
+      HF_TRY(CheckMemory(tensors[i], plan_->input_bytes[i]));
     }
-    if (i == state.tensors.size() && at == signature.size()) {
+    if (i == tensors.size() && at == signature.size()) {
       return plan_;
     }
   }
-  HF_TRY_ASSIGN(plan_, PlanState(state, rank_));
+  HF_TRY_ASSIGN(plan_, PlanSlices(tensors, objects, rank_));
   return plan_;
 }
 

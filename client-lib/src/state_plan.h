@@ -63,9 +63,14 @@ class PlanCache {
   // The last plan, when it fits the tensors; whether it fits the objects too is FitsObjects.
   // Otherwise a new one. Objects and addresses are checked in any case.
   Result<std::shared_ptr<const StatePlan>> Get(const State& state);
+  // The same where objects are not known yet; a new plan has none. At least one tensor.
+  Result<std::shared_ptr<const StatePlan>> GetForTensors(const std::vector<Tensor>& tensors);
   void Keep(std::shared_ptr<const StatePlan> plan) { plan_ = std::move(plan); }
 
  private:
+  Result<std::shared_ptr<const StatePlan>> Get(const std::vector<Tensor>& tensors,
+                                               const std::vector<Object>& objects);
+
   const Rank rank_;
   std::shared_ptr<const StatePlan> plan_;
   std::string scratch_;

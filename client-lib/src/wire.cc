@@ -107,6 +107,7 @@ struct Encode {
     w.Put(2, m.step);
     w.Put(3, m.attempt);
     w.Put(4, m.deadline_ms);
+    w.Put(5, m.hold);
     return {9, w.Take()};
   }
   Body operator()(const ReportLoad& m) {
@@ -117,6 +118,7 @@ struct Encode {
     w.Put(5, m.copy_is_bad ? 1 : 0);
     w.Put(6, m.deadline_ms);
     w.Put(7, m.wants_mismatch ? 1 : 0);
+    w.Put(8, m.hold);
     return {10, w.Take()};
   }
   Body operator()(const Attach& m) {
@@ -125,6 +127,7 @@ struct Encode {
     w.Put(3, static_cast<uint32_t>(m.choice));
     w.Put(4, m.step);
     w.Put(5, m.attempt);
+    w.Put(6, m.hold);
     return {11, w.Take()};
   }
   Body operator()(const ConfirmRead& m) {
@@ -133,8 +136,7 @@ struct Encode {
     return {12, w.Take()};
   }
   Body operator()(const ReleaseRead& m) {
-    w.Put(1, m.slot);
-    w.Put(2, m.generation);
+    w.Put(1, m.hold);
     return {13, w.Take()};
   }
   Body operator()(const ReleaseSlots& m) {
@@ -366,6 +368,8 @@ absl::Status Read(std::string_view bytes, Source& out) {
         return fields.Get(field, out.rank);
       case 8:
         return fields.Get(field, out.world_size);
+      case 9:
+        return fields.Get(field, out.hold);
       default:
         return absl::OkStatus();
     }

@@ -89,6 +89,7 @@ struct EnterSession {
   uint64_t step = 0;
   uint64_t attempt = 0;
   uint64_t deadline_ms = 0;
+  uint64_t hold = 0;
 };
 struct ReportLoad {
   uint64_t session = 0;
@@ -98,6 +99,7 @@ struct ReportLoad {
   bool copy_is_bad = false;
   uint64_t deadline_ms = 0;
   bool wants_mismatch = false;
+  uint64_t hold = 0;
 };
 struct Attach {
   std::string job;
@@ -105,14 +107,14 @@ struct Attach {
   Choice choice = Choice::kNewest;
   uint64_t step = 0;
   uint64_t attempt = 0;
+  uint64_t hold = 0;
 };
 struct ConfirmRead {
   uint32_t slot = 0;
   uint64_t generation = 0;
 };
 struct ReleaseRead {
-  uint32_t slot = 0;
-  uint64_t generation = 0;
+  uint64_t hold = 0;
 };
 struct ReleaseSlots {
   std::vector<uint32_t> slots;
@@ -179,6 +181,7 @@ struct Source {
   std::string job_uuid;
   uint32_t rank = 0;
   uint32_t world_size = 0;
+  uint64_t hold = 0;
 };
 struct SessionOutcome {
   uint64_t session = 0;

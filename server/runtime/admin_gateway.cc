@@ -60,6 +60,10 @@ void AdminGateway::ReportBadCopy(const ReadableShard& shard, const std::string& 
   post_(CopyFoundBad{shard.slot, shard.copy.generation, what});
 }
 
+void AdminGateway::ReportGoodCopy(const ReadableShard& shard) {
+  post_(CopyFoundGood{shard.slot, shard.copy.generation});
+}
+
 void AdminGateway::Deliver(AdminReply reply) {
   MutexLock lock(mutex_);
   const auto found = waiting_.find(reply.token);

@@ -46,6 +46,7 @@ class AdminGateway {
   absl::StatusOr<AdminAnswer> Ask(decltype(AdminRequest::request) request, const Caller& caller,
                                   Duration at_most) EXCLUDES(mutex_);
   void ReportBadCopy(const ReadableShard& shard, const std::string& what);
+  void ReportGoodCopy(const ReadableShard& shard);
   void Deliver(AdminReply reply) EXCLUDES(mutex_);
   // Whoever waits is told that the daemon stops; so is whoever asks later.
   void Stop() EXCLUDES(mutex_);

@@ -1,24 +1,33 @@
 #include "server/runtime/admin_server.h"
 
 #include <fcntl.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/server_posix.h>
+#include <grpcpp/support/server_interceptor.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/program.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "server/runtime/reactor.h"
@@ -29,20 +38,68 @@ namespace {
 
 constexpr int kRequestBytesMax = 64 << 10;
 constexpr int kThreadsPerUidMax = 8;
+// What gRPC cannot do without when a server starts, and a few for its calls.
+constexpr int kThreadsPerServer = 4;
 constexpr size_t kMemoryPerUidBytes = 32u << 20;
 constexpr int kStreamsPerConnectionMax = 16;
-constexpr int kIdleMs = 10 * 60 * 1000;
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::chrono::seconds kShutdownGrace{2};
+
+// RFC 9113: what a client sends first, and what it is told who is not wanted.
+constexpr std::string_view kGreeting = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr char kSettingsFrame[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
+constexpr char kGoawayType = 7;
+constexpr char kEnhanceYourCalm = 0xb;
+constexpr size_t kGoawayTextMax = 200;
+
+// The calls of one user under way, and when the last one ended.
+struct Calls {
+  std::atomic<int> running{0};
+  std::atomic<int64_t> ended_at_ns{Clock::System()->Now().ns};
+};
+
+class CallCounter final : public grpc::experimental::Interceptor {
+ public:
+  explicit CallCounter(std::shared_ptr<Calls> calls) : calls_(std::move(calls)) {
+    ++calls_->running;
+  }
+  ~CallCounter() override {
+    calls_->ended_at_ns = Clock::System()->Now().ns;
+    --calls_->running;
+  }
+  CallCounter(const CallCounter&) = delete;
+  CallCounter& operator=(const CallCounter&) = delete;
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    methods->Proceed();
+  }
+
+ private:
+  const std::shared_ptr<Calls> calls_;
+};
+
+class CallCounterFactory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CallCounterFactory(std::shared_ptr<Calls> calls) : calls_(std::move(calls)) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo*) override {
+    return new CallCounter(calls_);
+  }
+
+ private:
+  const std::shared_ptr<Calls> calls_;
+};
 
 struct UidServer {
   std::unique_ptr<grpc::Service> service;  // outlives the server
   std::unique_ptr<grpc::Server> server;
-  size_t connections = 0;
+  std::shared_ptr<Calls> calls = std::make_shared<Calls>();
+  std::map<int, UniqueFd> connections;  // a second descriptor of each, by its number
   uint64_t last_used = 0;
 };
 
-absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& caller) {
+absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& caller, Duration idle) {
+  // gRPC aborts when it cannot have a thread.
+  HF_RETURN_IF_ERROR(CheckThreads(kThreadsPerServer));
   UidServer built;
   built.service = MakeAdminService(context, caller);
   grpc::ServerBuilder builder;
@@ -56,7 +113,12 @@ absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& calle
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+      static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(idle).count()));
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(std::make_unique<CallCounterFactory>(built.calls));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   built.server = builder.BuildAndStart();
   if (built.server == nullptr) {
     return absl::InternalError("gRPC could not start a server");
@@ -64,19 +126,52 @@ absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& calle
   return built;
 }
 
-void ShutDown(UidServer& server) {
-  server.server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+void ShutDown(UidServer& server, std::chrono::seconds grace) {
+  server.server->Shutdown(std::chrono::system_clock::now() + grace);
   server.server->Wait();
+}
+
+// The daemon's operators: they get in however many others there are.
+bool IsOperator(uint32_t uid) {
+  return uid == 0 || uid == ::geteuid();
+}
+
+// Best effort, as all of HTTP/2's farewells; closes the connection.
+void TurnAway(UniqueFd fd, std::string_view why) {
+  const std::string text(why.substr(0, kGoawayTextMax));
+  std::string frames(kSettingsFrame, sizeof(kSettingsFrame));
+  frames += {0, 0, static_cast<char>(8 + text.size()), kGoawayType, 0, 0, 0, 0, 0};
+  frames += {0, 0, 0, 0, 0, 0, 0, kEnhanceYourCalm};
+  frames += text;
+  static_cast<void>(::send(fd.get(), frames.data(), frames.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
+}
+
+// gRPC's own lines: to stderr they would wait for whoever reads it.
+void LogForGrpc(gpr_log_func_args* args) {
+  LogFrom(args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug, "gRPC",
+          absl::StrCat("gRPC: ", args->message));
 }
 
 }  // namespace
 
 struct AdminServer::Impl {
-  Impl(AdminContext& admin_context, ListeningSocket socket, std::unique_ptr<Reactor> loop)
+  Impl(AdminContext& admin_context, const Times& limits, ListeningSocket socket,
+       std::unique_ptr<Reactor> loop)
       : context(admin_context),
+        times(limits),
         listening(std::move(socket)),
         reactor(std::move(loop)),
-        accept_timer(reactor->AddTimer([this] { reactor->Change(listening.fd(), EPOLLIN); })) {}
+        accept_timer(reactor->AddTimer([this] { reactor->Change(listening.fd(), EPOLLIN); })),
+        door_timer(reactor->AddTimer([this] { CloseTheSilent(); })) {}
+
+  // ---- At the door ----
+
+  struct Visitor {
+    UniqueFd fd;
+    Caller caller;
+    MonotonicTime until;
+  };
+  using Visit = uint64_t;  // increasing: the first has waited longest
 
   void Accept() {
     UniqueFd fd(::accept4(listening.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -88,23 +183,91 @@ struct AdminServer::Impl {
       return;
     }
     const absl::StatusOr<Peer> peer = IdentifyPeer(fd.get());
-    const absl::Status admitted =
-        peer.ok() ? Admit(std::move(fd), Caller{peer->process, peer->uid, peer->gid})
-                  : peer.status();
-    if (!admitted.ok()) {
-      LogWarning(absl::StrCat("admin connection turned away: ", Message(admitted)));
+    if (!peer.ok()) {  // it is gone already
+      return LogFrom(LogLevel::kDebug, "admin connections",
+                     absl::StrCat("admin connection lost: ", Message(peer.status())));
+    }
+    const Visit visit = next_visit++;
+    // Edge-triggered: what lies there unread must not wake us again and again.
+    const absl::Status watched = reactor->Watch(fd.get(), EPOLLIN | EPOLLRDHUP | EPOLLET,
+                                                [this, visit](uint32_t) { Listen(visit); });
+    const Caller caller{peer->process, peer->uid, peer->gid};
+    if (!watched.ok()) {
+      return Refuse(std::move(fd), caller, watched);
+    }
+    const MonotonicTime until = reactor->clock().Now() + times.greeting;
+    door.emplace(visit, Visitor{std::move(fd), caller, until});
+    if (door.size() == 1) {
+      reactor->Arm(door_timer, until);
+    }
+    if (door.size() > kAtTheDoorMax) {
+      // Whoever is in earnest speaks at once: the one that has been silent longest leaves.
+      Visitor silent = LeaveDoor(door.begin());
+      Refuse(std::move(silent.fd), silent.caller,
+             absl::ResourceExhaustedError("too many silent connections"));
     }
   }
 
-  absl::Status Admit(UniqueFd fd, const Caller& caller) {
-    if (watched.size() >= kConnectionsMax) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(kConnectionsMax, " admin connections are open"));
+  Visitor LeaveDoor(std::map<Visit, Visitor>::iterator it) {
+    Visitor visitor = std::move(it->second);
+    door.erase(it);
+    reactor->Unwatch(visitor.fd.get());
+    return visitor;
+  }
+
+  void Listen(Visit visit) {
+    const auto found = door.find(visit);
+    if (found == door.end()) {
+      return;
     }
+    std::array<char, kGreeting.size()> said = {};
+    const ssize_t size =
+        ::recv(found->second.fd.get(), said.data(), said.size(), MSG_PEEK | MSG_DONTWAIT);
+    if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+      return;
+    }
+    const std::string_view heard(said.data(), std::max<ssize_t>(size, 0));
+    if (size <= 0 || heard != kGreeting.substr(0, heard.size())) {
+      LeaveDoor(found);  // has gone, or speaks something else
+      return;
+    }
+    if (heard.size() < kGreeting.size()) {
+      return;
+    }
+    Visitor visitor = LeaveDoor(found);
+    const absl::Status admitted = Admit(visitor.fd, visitor.caller);
+    if (!admitted.ok()) {
+      Refuse(std::move(visitor.fd), visitor.caller, admitted);
+    }
+  }
+
+  void CloseTheSilent() {
+    const MonotonicTime now = reactor->clock().Now();
+    while (!door.empty() && door.begin()->second.until <= now) {
+      const Visitor visitor = LeaveDoor(door.begin());
+      LogFrom(LogLevel::kDebug, absl::StrCat("admin connections of uid ", visitor.caller.uid),
+              absl::StrCat("admin connection closed: ", visitor.caller.process.ToString(),
+                           " said nothing"));
+    }
+    if (!door.empty()) {
+      reactor->Arm(door_timer, door.begin()->second.until);
+    }
+  }
+
+  static void Refuse(UniqueFd fd, const Caller& caller, const absl::Status& why) {
+    LogFrom(LogLevel::kWarning, absl::StrCat("admin connections of uid ", caller.uid),
+            absl::StrCat("admin connection turned away: ", caller.process.ToString(), " of uid ",
+                         caller.uid, ": ", Message(why)));
+    TurnAway(std::move(fd), Message(why));
+  }
+
+  // ---- Inside ----
+
+  absl::Status Admit(UniqueFd& fd, const Caller& caller) {
     HF_ASSIGN_OR_RETURN(UidServer * server, ServerFor(caller));
-    if (server->connections >= kConnectionsPerUidMax) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("uid ", caller.uid, " has ", kConnectionsPerUidMax, " admin connections"));
+    if (server->connections.size() >= kConnectionsPerUidMax) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "uid ", caller.uid, " has ", kConnectionsPerUidMax, " connections to the admin socket"));
     }
     // gRPC owns the descriptor from now on; a second one tells us when the connection ends, whoever
     // ends it.
@@ -115,8 +278,7 @@ struct AdminServer::Impl {
     const int number = watch.get();
     HF_RETURN_IF_ERROR(reactor->Watch(
         number, EPOLLRDHUP, [this, number, uid = caller.uid](uint32_t) { Ended(number, uid); }));
-    watched.emplace(number, std::move(watch));
-    ++server->connections;
+    server->connections.emplace(number, std::move(watch));
     grpc::AddInsecureChannelFromFd(server->server.get(), fd.release());
     return absl::OkStatus();
   }
@@ -124,21 +286,27 @@ struct AdminServer::Impl {
   absl::StatusOr<UidServer*> ServerFor(const Caller& caller) {
     auto found = servers.find(caller.uid);
     if (found == servers.end()) {
-      if (servers.size() >= kUidsMax) {
+      if (servers.size() >= kUidsMax + operators) {
         HF_RETURN_IF_ERROR(MakeRoom());
       }
-      HF_ASSIGN_OR_RETURN(UidServer built, BuildServer(context, caller));
+      HF_ASSIGN_OR_RETURN(UidServer built, BuildServer(context, caller, times.idle));
       found = servers.emplace(caller.uid, std::move(built)).first;
     }
     found->second.last_used = ++uses;
     return &found->second;
   }
 
+  // Of the users who ask nothing, the one who came longest ago leaves.
   absl::Status MakeRoom() {
+    const MonotonicTime now = reactor->clock().Now();
     auto oldest = servers.end();
     for (auto it = servers.begin(); it != servers.end(); ++it) {
-      if (it->second.connections == 0 &&
-          (oldest == servers.end() || it->second.last_used < oldest->second.last_used)) {
+      const UidServer& server = it->second;
+      const MonotonicTime ended{server.calls->ended_at_ns};
+      const bool quiet =
+          server.calls->running == 0 && (server.connections.empty() || ended + times.quiet <= now);
+      if (!IsOperator(it->first) && quiet &&
+          (oldest == servers.end() || server.last_used < oldest->second.last_used)) {
         oldest = it;
       }
     }
@@ -146,38 +314,56 @@ struct AdminServer::Impl {
       return absl::ResourceExhaustedError(
           absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket"));
     }
-    ShutDown(oldest->second);
+    for (const auto& [number, fd] : oldest->second.connections) {
+      reactor->Unwatch(number);
+    }
+    ShutDown(oldest->second, std::chrono::seconds(0));
     servers.erase(oldest);
     return absl::OkStatus();
   }
 
   void Ended(int number, uint32_t uid) {
     reactor->Unwatch(number);
-    watched.erase(number);
-    --servers.at(uid).connections;
+    servers.at(uid).connections.erase(number);
+  }
+
+  // With their threads, which may not be there to be had later.
+  absl::Status AddOperators() {
+    for (const uint32_t uid : {uint32_t{0}, static_cast<uint32_t>(::geteuid())}) {
+      HF_RETURN_IF_ERROR(ServerFor(Caller{{}, uid, 0}).status());
+    }
+    operators = servers.size();
+    return absl::OkStatus();
   }
 
   AdminContext& context;
+  const Times times;
   ListeningSocket listening;
   std::unique_ptr<Reactor> reactor;
   const Reactor::TimerId accept_timer;
-  std::map<int, UniqueFd> watched;
+  const Reactor::TimerId door_timer;
+  std::map<Visit, Visitor> door;
+  Visit next_visit = 1;
   std::map<uint32_t, UidServer> servers;
+  size_t operators = 0;
   uint64_t uses = 0;
   std::thread thread;
 };
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const v1::AdminConfig& config,
-                                                                AdminContext& context) {
+                                                                AdminContext& context,
+                                                                const Times& times) {
   static std::once_flag plugins;
   std::call_once(plugins, [] {
+    gpr_set_log_function(LogForGrpc);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
   HF_ASSIGN_OR_RETURN(std::unique_ptr<Reactor> reactor, Reactor::Create(Clock::System()));
   // Answers are filtered by the caller's uid: everybody may ask.
   HF_ASSIGN_OR_RETURN(ListeningSocket socket, ListeningSocket::Open(config.path(), 0666));
-  auto impl = std::make_unique<Impl>(context, std::move(socket), std::move(reactor));
+  auto impl = std::make_unique<Impl>(context, times, std::move(socket), std::move(reactor));
+  HF_RETURN_IF_ERROR(impl->AddOperators());
   HF_RETURN_IF_ERROR(impl->reactor->Watch(impl->listening.fd(), EPOLLIN,
                                           [i = impl.get()](uint32_t) { i->Accept(); }));
   impl->thread = std::thread([i = impl.get()] { i->reactor->Run(); });
@@ -191,7 +377,7 @@ AdminServer::~AdminServer() {
   impl_->thread.join();
   impl_->listening.Close();
   for (auto& [uid, server] : impl_->servers) {
-    ShutDown(server);
+    ShutDown(server, kShutdownGrace);
   }
 }
 

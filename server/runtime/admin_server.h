@@ -6,14 +6,20 @@
 //   HF_ASSIGN_OR_RETURN(auto admin, AdminServer::Start(config.admin(), context));
 //   admin.reset();   // ends all calls
 //
-// A thread of its own accepts and counts; gRPC's threads run the calls. Limits: kUidsMax servers
-// (the one without connections that was used least recently makes room), kConnectionsMax
-// connections, kConnectionsPerUidMax for one uid.
+// A connection waits at the door until it has sent what every HTTP/2 client sends first, and is
+// closed when it does not soon: who is silent costs a descriptor, and no place. Limits then:
+// servers for kUidsMax users, kConnectionsPerUidMax connections of each. Where all servers are
+// taken, that of a user who asks nothing makes room. Root and the daemon's own user have servers
+// from the start and always get in. Whoever is turned away is told why (GOAWAY), and so is the log.
+//
+// A thread of its own accepts and counts; gRPC's threads run the calls.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/runtime/admin_service.h"
 
@@ -22,11 +28,21 @@ namespace holdfast {
 class AdminServer {
  public:
   static constexpr size_t kUidsMax = 16;
-  static constexpr size_t kConnectionsMax = 256;
-  static constexpr size_t kConnectionsPerUidMax = 64;
+  static constexpr size_t kConnectionsPerUidMax = 16;
+  static constexpr size_t kAtTheDoorMax = 256;
 
+  struct Times {
+    Duration greeting = std::chrono::seconds(5);  // until the client's first bytes are there
+    Duration idle = std::chrono::seconds(60);     // a connection without calls is closed
+    Duration quiet = std::chrono::seconds(5);     // a user without calls has to make room
+  };
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const v1::AdminConfig& config,
-                                                            AdminContext& context);
+                                                            AdminContext& context,
+                                                            const Times& times);
+  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const v1::AdminConfig& config,
+                                                            AdminContext& context) {
+    return Start(config, context, Times());
+  }
   ~AdminServer();
   AdminServer(const AdminServer&) = delete;
   AdminServer& operator=(const AdminServer&) = delete;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "holdfast/v1/admin.grpc.pb.h"
@@ -76,24 +77,22 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
                       grpc::ServerWriter<v1::VerifyProgress>* writer) override {
-    struct Running {
-      std::atomic<int>& count;
-      const int before = count.fetch_add(1);
-      ~Running() { count.fetch_sub(1); }
-    } running{context_.verifies};
-    if (running.before >= kVerifiesMax) {
-      return ToGrpc(absl::ResourceExhaustedError(absl::StrCat(
-          "verify: ", kVerifiesMax, " are running already; try again when one has ended")));
+    if (const absl::Status seat = context_.verify_seats.Take(caller_.uid); !seat.ok()) {
+      return ToGrpc(seat);
     }
-    ReadableShards shards;
+    const absl::Cleanup leave = [this] { context_.verify_seats.Leave(caller_.uid); };
+    ListedShards listed;
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
-    if (const grpc::Status took = Take(answer, &shards); !took.ok()) {
+    if (const grpc::Status took = Take(answer, &listed); !took.ok()) {
       return took;
     }
-    VerifyRun run(*context_.store, std::move(shards.shards),
-                  [this](const ReadableShard& shard, const std::string& what) {
-                    context_.gateway->ReportBadCopy(shard, what);
-                  });
+    VerifyRun run(
+        *context_.store, std::move(listed.shards),
+        {.hold = [this,
+                  request](const ReadableShard& shard) { return Hold(request->job(), shard); },
+         .bad = [this](const ReadableShard& shard,
+                       const std::string& what) { context_.gateway->ReportBadCopy(shard, what); },
+         .good = [this](const ReadableShard& shard) { context_.gateway->ReportGoodCopy(shard); }});
     for (;;) {
       v1::VerifyProgress progress;
       const bool done = run.WaitFor(kProgressEvery, &progress);
@@ -109,6 +108,17 @@ class AdminService final : public v1::Admin::Service {
   }
 
  private:
+  absl::StatusOr<std::unique_ptr<ReadLease>> Hold(const std::string& job,
+                                                  const ReadableShard& shard) {
+    HF_ASSIGN_OR_RETURN(AdminAnswer answer,
+                        context_.gateway->Ask(HoldShard{job, shard.copy.id, shard.copy.generation},
+                                              caller_, context_.request_timeout));
+    if (answer.lease == nullptr) {
+      return absl::InternalError("the daemon answered another question");
+    }
+    return std::move(answer.lease);
+  }
+
   template <typename Request>
   absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request) {
     // Without a deadline gRPC's is the end of time.
@@ -145,6 +155,25 @@ class AdminService final : public v1::Admin::Service {
 };
 
 }  // namespace
+
+absl::Status VerifySeats::Take(uint32_t uid) {
+  MutexLock lock(mutex_);
+  if (taken_.contains(uid)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("verify: uid ", uid, " has one running already; try again when it has ended"));
+  }
+  if (taken_.size() >= kMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "verify: those of ", kMax, " users are running already; try again when one has ended"));
+  }
+  taken_.insert(uid);
+  return absl::OkStatus();
+}
+
+void VerifySeats::Leave(uint32_t uid) {
+  MutexLock lock(mutex_);
+  taken_.erase(uid);
+}
 
 std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller) {
   return std::make_unique<AdminService>(context, caller);

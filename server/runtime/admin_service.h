@@ -8,11 +8,14 @@
 // Calls come on gRPC's threads. The context outlives the service.
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 
+#include "absl/status/status.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
 #include "server/runtime/admin_gateway.h"
 #include "tiers/memory/slot_store.h"
@@ -23,8 +26,19 @@ class Service;
 
 namespace holdfast {
 
-// Verify reads whole checkpoints: more of them at once would only be slower each.
-inline constexpr int kVerifiesMax = 2;
+// Verify reads whole checkpoints: more of them at once would only be slower each. One user's are
+// not to keep others from theirs, so each has one.
+class VerifySeats {
+ public:
+  static constexpr size_t kMax = 4;  // of all users
+
+  absl::Status Take(uint32_t uid) EXCLUDES(mutex_);
+  void Leave(uint32_t uid) EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  std::set<uint32_t> taken_ GUARDED_BY(mutex_);
+};
 
 struct AdminContext {
   AdminGateway* gateway = nullptr;
@@ -32,7 +46,7 @@ struct AdminContext {
   Duration request_timeout{};
   std::function<void(v1::DaemonStatus&)>
       fill_daemon_status;  // any thread: what the core does not know
-  std::atomic<int> verifies{0};
+  VerifySeats verify_seats;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller);

@@ -5,15 +5,21 @@
 #include <rocksdb/env.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
 #include <map>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/log.h"
 #include "base/status.h"
 
 namespace holdfast {
@@ -56,6 +62,21 @@ absl::Status FromRocks(const rocksdb::Status& status, std::string_view operation
                                                           : absl::UnavailableError(text);
 }
 
+// Without one, RocksDB keeps a file LOG in the catalog, and a disk that is full ends the process:
+// its own logger asserts that the line after a failed one was written. Every failure that counts
+// comes back as a status; what RocksDB has to say besides is for whoever turns debug on.
+class InfoLog : public rocksdb::Logger {
+ public:
+  InfoLog() : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {
+    std::array<char, 1024> line = {};
+    if (std::vsnprintf(line.data(), line.size(), format, arguments) > 0) {
+      LogDebug(absl::StrCat("RocksDB: ", line.data()));
+    }
+  }
+};
+
 // Small: the catalog holds a few thousand short entries, and the daemon at rest is to cost next to
 // nothing.
 rocksdb::Options SmallOptions() {
@@ -68,9 +89,8 @@ rocksdb::Options SmallOptions() {
   options.max_subcompactions = 1;
   options.max_open_files = 64;
   options.max_total_wal_size = 4 << 20;
-  options.keep_log_file_num = 2;
-  options.max_log_file_size = 1 << 20;
   options.max_manifest_file_size = 1 << 20;
+  options.info_log = std::make_shared<InfoLog>();
   options.info_log_level = rocksdb::WARN_LEVEL;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
@@ -101,20 +121,57 @@ Catalog::~Catalog() {
   Close().IgnoreError();
 }
 
-std::unique_ptr<Catalog> Catalog::Open(Env* env, const std::string& state_dir) {
+absl::StatusOr<std::unique_ptr<Catalog>> Catalog::Open(Env* env, const std::string& state_dir) {
   std::unique_ptr<Catalog> catalog(new Catalog(env, state_dir));
-  const absl::Status opened = catalog->OpenOrReplace();
-  if (!opened.ok()) {
-    catalog->created_ = false;
-    catalog->problems_.push_back(
-        absl::StrCat(Message(opened), "; left as it is, each write tries to open it again"));
+  MutexLock lock(catalog->mutex_);
+  const absl::Status locked = catalog->LockDirectory();
+  if (absl::IsUnavailable(locked)) {
+    return locked;
   }
+  catalog->open_status_ = locked.ok() ? catalog->OpenOrReplace() : locked;
   return catalog;
 }
 
-bool Catalog::is_open() {
+std::vector<std::string> Catalog::TakeProblems() {
   MutexLock lock(mutex_);
-  return db_ != nullptr;
+  return std::exchange(problems_, {});
+}
+
+bool Catalog::created() {
+  MutexLock lock(mutex_);
+  return created_;
+}
+
+absl::Status Catalog::open_status() {
+  MutexLock lock(mutex_);
+  return open_status_;
+}
+
+absl::Status Catalog::LockDirectory() {
+  if (lock_ != nullptr) {
+    return absl::OkStatus();
+  }
+  const absl::Status made = env_->CreateDirectories(state_dir_, 0700);
+  const std::string path = JoinPath(state_dir_, "lock");
+  read_lock_.reset();  // it would keep us out as well
+  absl::StatusOr<std::unique_ptr<FileLock>> locked = env_->Lock(path);
+  if (locked.ok()) {
+    lock_ = *std::move(locked);
+    return absl::OkStatus();
+  }
+  if (absl::IsUnavailable(locked.status())) {
+    return locked.status();
+  }
+  // Nothing can be written there, but somebody may have been at work since before that was so.
+  absl::StatusOr<std::unique_ptr<File>> file = env_->Open(path, OpenMode::kRead);
+  if (file.ok()) {
+    if (::flock((*file)->fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      return absl::UnavailableError(absl::StrCat(
+          "lock '", path, "': held by another process; stop it first, or use another directory"));
+    }
+    read_lock_ = *std::move(file);
+  }
+  return Annotate(made.ok() ? locked.status() : made, "no catalog");
 }
 
 absl::Status Catalog::OpenOrReplace() {
@@ -122,23 +179,24 @@ absl::Status Catalog::OpenOrReplace() {
   if (!there.ok() && !absl::IsNotFound(there.status())) {
     return there.status();
   }
-  created_ = !there.ok();
+  const bool missing = !there.ok();
   absl::Status opened =
-      created_ || S_ISDIR(there->mode)
+      missing || S_ISDIR(there->mode)
           ? absl::OkStatus()
           : absl::DataLossError(absl::StrCat("open catalog '", path_, "': it is no directory"));
-  MutexLock lock(mutex_);
   if (opened.ok()) {
     opened = OpenAndCheck();
   }
   const bool newer = absl::IsFailedPrecondition(opened);
   // A disk that is full or a descriptor that is missing says nothing against the catalog.
-  if (opened.ok() || created_ || (!newer && !absl::IsDataLoss(opened))) {
+  if (!opened.ok() && !missing && (newer || absl::IsDataLoss(opened))) {
+    HF_RETURN_IF_ERROR(MoveAside(newer ? "newer" : "bad", Message(opened)));
+    opened = OpenAndCheck();
+    created_ = opened.ok();
     return opened;
   }
-  HF_RETURN_IF_ERROR(MoveAside(newer ? "newer" : "bad", Message(opened)));
-  created_ = true;
-  return OpenAndCheck();
+  created_ = missing && opened.ok();
+  return opened;
 }
 
 absl::Status Catalog::OpenAndCheck() {
@@ -165,7 +223,14 @@ absl::Status Catalog::EnsureOpen() {
   if (closed_) {
     return absl::FailedPreconditionError(absl::StrCat("write catalog '", path_, "': it is closed"));
   }
-  return db_ == nullptr || failed_ ? OpenAndCheck() : absl::OkStatus();
+  if (db_ != nullptr && !failed_) {
+    return absl::OkStatus();
+  }
+  open_status_ = LockDirectory();
+  if (open_status_.ok()) {
+    open_status_ = OpenOrReplace();
+  }
+  return open_status_;
 }
 
 absl::Status Catalog::NotOpen() const {
@@ -310,17 +375,17 @@ absl::Status Catalog::RemoveJobState(const JobUuid& job) {
   return Write(batch, Sync::kYes);
 }
 
-absl::Status Catalog::IndexShard(const v1::CatalogShard& shard) {
-  HF_ASSIGN_OR_RETURN(const std::string key, KeyOf(shard));
+absl::Status Catalog::UpdateShards(std::string_view tier,
+                                   const std::vector<v1::CatalogShard>& added,
+                                   const std::vector<ShardId>& removed) {
   rocksdb::WriteBatch batch;
-  batch.Put(key, shard.SerializeAsString());
-  MutexLock lock(mutex_);
-  return Write(batch, Sync::kNo);
-}
-
-absl::Status Catalog::UnindexShard(const ShardId& id, std::string_view tier) {
-  rocksdb::WriteBatch batch;
-  batch.Delete(ShardKey(id, tier));
+  for (const ShardId& id : removed) {
+    batch.Delete(ShardKey(id, tier));
+  }
+  for (const v1::CatalogShard& shard : added) {
+    HF_ASSIGN_OR_RETURN(const std::string key, KeyOf(shard));
+    batch.Put(key, shard.SerializeAsString());
+  }
   MutexLock lock(mutex_);
   return Write(batch, Sync::kNo);
 }
@@ -358,6 +423,11 @@ absl::Status Catalog::Close() {
   closed_ = true;
   if (db_ == nullptr) {
     return absl::OkStatus();
+  }
+  if (failed_) {  // it would only fail again, in ways that RocksDB does not expect
+    db_.reset();
+    return absl::UnavailableError(
+        absl::StrCat("close catalog '", path_, "': its last write failed"));
   }
   const rocksdb::Status synced = db_->SyncWAL();
   const rocksdb::Status closed = db_->Close();

@@ -1,14 +1,15 @@
 // The catalog: job states (durable) and an index of shards, in RocksDB under <state_dir>/catalog.
 // It is an index over what the tiers hold: when it is missing, damaged or of a newer version it is
 // moved aside and made anew from them. When it cannot be opened for another reason (a full disk,
-// too many open files) its files stay as they are, and each later write tries again. The daemon
-// starts all the same.
+// a state_dir that cannot be written) its files stay as they are, and each later write tries again.
+// The daemon starts all the same; only another daemon at work in state_dir is an error.
 //
-//   const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), "/var/lib/holdfast");
-//   for (const std::string& problem : catalog->problems()) …
+//   HF_ASSIGN_OR_RETURN(auto catalog, Catalog::Open(Env::System(), "/var/lib/holdfast"));
+//   for (const std::string& problem : catalog->TakeProblems()) …
 //   HF_RETURN_IF_ERROR(catalog->WriteJobState(state));        // on disk when it returns
 //
-// Thread-safe; calls block on the disk and are made from a worker.
+// Thread-safe; calls block on the disk, which may hang: CatalogWriter makes them from a thread of
+// its own.
 #pragma once
 
 #include <memory>
@@ -36,16 +37,17 @@ inline constexpr size_t kBadCatalogsKept = 3;
 
 class Catalog {
  public:
-  static std::unique_ptr<Catalog> Open(Env* env, const std::string& state_dir);
+  // Unavailable: another process has <state_dir>/lock. No other failure is an error.
+  static absl::StatusOr<std::unique_ptr<Catalog>> Open(Env* env, const std::string& state_dir);
   ~Catalog();
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
-  // What was found and done about it, for log and status.
-  const std::vector<std::string>& problems() const { return problems_; }
-  bool created() const { return created_; }
-  // False: it could not be opened so far (a problem says why). Reads fail, writes try again.
-  bool is_open() EXCLUDES(mutex_);
+  // What was found and done about it since the last call, for log and status.
+  std::vector<std::string> TakeProblems() EXCLUDES(mutex_);
+  bool created() EXCLUDES(mutex_);
+  // Why it is not open; then reads fail, writes try again. OK: it is.
+  absl::Status open_status() EXCLUDES(mutex_);
 
   // Those that can be decoded; the rest are problems.
   absl::StatusOr<std::vector<v1::JobState>> JobStates(std::vector<std::string>* problems)
@@ -56,8 +58,8 @@ class Catalog {
   absl::Status RemoveJobState(const JobUuid& job) EXCLUDES(mutex_);
 
   // Not synced: rebuilt at every start.
-  absl::Status IndexShard(const v1::CatalogShard& shard) EXCLUDES(mutex_);
-  absl::Status UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
+  absl::Status UpdateShards(std::string_view tier, const std::vector<v1::CatalogShard>& added,
+                            const std::vector<ShardId>& removed) EXCLUDES(mutex_);
   // Makes the index of `tier` say exactly this.
   absl::Status ReplaceShards(std::string_view tier, const std::vector<v1::CatalogShard>& shards)
       EXCLUDES(mutex_);
@@ -68,7 +70,9 @@ class Catalog {
  private:
   enum class Sync : uint8_t { kNo, kYes };
   Catalog(Env* env, std::string state_dir);
-  absl::Status OpenOrReplace() EXCLUDES(mutex_);
+  // Takes <state_dir>/lock unless it is ours already.
+  absl::Status LockDirectory() REQUIRES(mutex_);
+  absl::Status OpenOrReplace() REQUIRES(mutex_);
   // DataLoss: damaged. FailedPrecondition: of a newer version. Anything else says nothing about
   // what is in the files. Unless OK there is no database open afterwards.
   absl::Status OpenAndCheck() REQUIRES(mutex_);
@@ -77,15 +81,19 @@ class Catalog {
   // Opens it (again) when it is not open, or a write failed.
   absl::Status EnsureOpen() REQUIRES(mutex_);
   absl::Status NotOpen() const;
-  absl::Status MoveAside(std::string_view suffix, const std::string& why);
+  absl::Status MoveAside(std::string_view suffix, const std::string& why) REQUIRES(mutex_);
   absl::Status Write(rocksdb::WriteBatch& batch, Sync sync) REQUIRES(mutex_);
 
   Env* const env_;
   const std::string state_dir_;
   const std::string path_;
-  std::vector<std::string> problems_;
-  bool created_ = false;
   Mutex mutex_;
+  std::unique_ptr<FileLock> lock_ GUARDED_BY(mutex_);
+  // Where no lock file can be written: the one that is there, opened for reading.
+  std::unique_ptr<File> read_lock_ GUARDED_BY(mutex_);
+  std::vector<std::string> problems_ GUARDED_BY(mutex_);
+  absl::Status open_status_ GUARDED_BY(mutex_);
+  bool created_ GUARDED_BY(mutex_) = false;
   std::unique_ptr<rocksdb::DB> db_ GUARDED_BY(mutex_);  // null: not open
   // A failed write leaves RocksDB read-only: the next one opens it again.
   bool failed_ GUARDED_BY(mutex_) = false;

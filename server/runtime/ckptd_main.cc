@@ -3,10 +3,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
+#include <new>
 #include <string>
+#include <system_error>
 
 #include "base/log.h"
+#include "base/program.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "client-lib/include/holdfast/version.h"
@@ -18,14 +22,21 @@ namespace {
 
 constexpr int kExitFailure = 1;
 constexpr int kExitBadConfig = 2;
+// What the daemon, RocksDB, gRPC and the metrics start, and what calls on the admin socket take.
+constexpr int kThreadsNeeded = 32;
+// As long as the last lines of the log may take.
+constexpr Duration kLogStop = std::chrono::seconds(1);
 
-int RunDaemon(const v1::DaemonConfig& config) {
-  const absl::Status logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
-  if (!logging.ok()) {
-    std::fprintf(stderr, "ckptd: log.file: %s\n", Message(logging).c_str());
-    return kExitBadConfig;
+int Serve(const v1::DaemonConfig& config) {
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = absl::UnknownError("not started");
+  try {
+    daemon = Daemon::Start(config);
+  } catch (const std::system_error& error) {
+    daemon = ThreadError(error, "of the daemon");
+  } catch (const std::bad_alloc&) {
+    daemon = absl::ResourceExhaustedError(
+        "there is no memory to start with; raise the limit (ulimit -v, MemoryMax=)");
   }
-  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     LogError("cannot start: " + Message(daemon.status()));
     return kExitFailure;
@@ -33,6 +44,7 @@ int RunDaemon(const v1::DaemonConfig& config) {
   const absl::Status ran = (*daemon)->Run();
   if (absl::IsDeadlineExceeded(ran)) {
     LogError(Message(ran));
+    StopLog(kLogStop);
     ::_exit(kExitFailure);  // a worker hangs in the kernel: waiting for it could take for ever
   }
   if (!ran.ok()) {
@@ -40,6 +52,26 @@ int RunDaemon(const v1::DaemonConfig& config) {
     return kExitFailure;
   }
   return 0;
+}
+
+int RunDaemon(const v1::DaemonConfig& config) {
+  absl::Status logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
+  if (!logging.ok()) {
+    std::fprintf(stderr, "ckptd: log.file: %s\n", Message(logging).c_str());
+    return kExitBadConfig;
+  }
+  // Now, while it can be told: gRPC aborts when it cannot have a thread.
+  const absl::Status threads = CheckThreads(kThreadsNeeded);
+  logging = threads.ok() ? StartLogThreads() : threads;
+  if (!logging.ok()) {
+    LogError("cannot start: " + Message(logging));
+    return kExitFailure;
+  }
+  const int exit_code = Serve(config);
+  if (!StopLog(kLogStop)) {
+    ::_exit(exit_code);  // the log's reader hangs: exit() would wait for its lock
+  }
+  return exit_code;
 }
 
 int Main(int argc, char** argv) {
@@ -75,6 +107,11 @@ int Main(int argc, char** argv) {
     return kExitBadConfig;
   }
   if (check_only) {
+    const absl::Status places = CheckPlaces(config);
+    if (!places.ok()) {
+      std::fprintf(stderr, "ckptd: %s\n", Message(places).c_str());
+      return kExitBadConfig;
+    }
     std::printf("ok: memory.dir %s, budget %s, socket %s\n", config.memory().dir().c_str(),
                 FormatBytes(config.memory().bytes_max()).c_str(), config.socket().path().c_str());
     return 0;
@@ -86,5 +123,6 @@ int Main(int argc, char** argv) {
 }  // namespace holdfast
 
 int main(int argc, char** argv) {
+  holdfast::OpenStandardDescriptors();
   return holdfast::Main(argc, argv);
 }

@@ -29,6 +29,7 @@ namespace {
 
 constexpr Duration kStopDeadline = std::chrono::seconds(10);
 constexpr Duration kMetricsEvery = std::chrono::seconds(1);
+constexpr Duration kLogFlush = std::chrono::milliseconds(500);
 constexpr size_t kProblemsMax = 64;
 // The token of the runtime's own question for the metrics; AdminGateway's begin at 1.
 constexpr AdminToken kMetricsToken = 0;
@@ -84,6 +85,7 @@ void PassSentSyncPoints([[maybe_unused]] const v1::DaemonFrame& frame) {
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
   RaiseDescriptorLimit();
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of that write (EFBIG), no death
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   // Before any thread: they inherit the mask, so that the signals come to the reactor alone.
   HF_ASSIGN_OR_RETURN(daemon->reactor_, Reactor::Create(Clock::System()));
@@ -105,6 +107,7 @@ Daemon::~Daemon() {
   }
   admin_.reset();
   executor_.reset();
+  catalog_writer_.reset();
 }
 
 absl::Status Daemon::WatchSignals() {
@@ -112,12 +115,13 @@ absl::Status Daemon::WatchSignals() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);  // the terminal is gone: there is nothing to read again
   if (::pthread_sigmask(SIG_BLOCK, &set, nullptr) != 0) {
-    return absl::InternalError("cannot block SIGTERM and SIGINT");
+    return absl::InternalError("cannot block SIGTERM, SIGINT and SIGHUP");
   }
   signals_ = UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.valid()) {
-    return ErrnoStatus(errno, "signalfd", "SIGTERM and SIGINT");
+    return ErrnoStatus(errno, "signalfd", "SIGTERM, SIGINT and SIGHUP");
   }
   return reactor_->Watch(signals_.get(), EPOLLIN, [this](uint32_t) {
     signalfd_siginfo info = {};
@@ -129,12 +133,10 @@ absl::Status Daemon::WatchSignals() {
 
 absl::Status Daemon::Open() {
   // 1. Nobody else works here: state_dir's lock, then memory.dir's.
-  HF_RETURN_IF_ERROR(env_->CreateDirectories(config_.state_dir(), 0700));
-  HF_ASSIGN_OR_RETURN(state_lock_, env_->Lock(JoinPath(config_.state_dir(), "lock")));
+  HF_ASSIGN_OR_RETURN(catalog_, Catalog::Open(env_, config_.state_dir()));
   HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(),
                                                config_.memory().bytes_max(), CurrentBoot()}));
   // 2. What is there.
-  catalog_ = Catalog::Open(env_, config_.state_dir());
   HF_ASSIGN_OR_RETURN(Started started, FindState(*store_, *catalog_, config_.memory().bytes_max()));
   for (const std::string& problem : started.problems) {
     LogWarning(problem);
@@ -143,11 +145,15 @@ absl::Status Daemon::Open() {
                        " memory_dir=", config_.memory().dir()));
   // 3. The machinery.
   executor_ = std::make_unique<SerialExecutor>();
+  catalog_writer_ = std::make_unique<CatalogWriter>(
+      *catalog_, *store_,
+      CatalogWriter::Options{.failed = [this] { metrics_.CountCatalogError(); }});
   populator_ = std::make_unique<Populator>(*store_, config_.memory());
   watcher_ = std::make_unique<ProcessWatcher>(
       *reactor_, [this](const ProcessId& process) { Feed(ProcessEnded{process}); });
   core_timer_ = reactor_->AddTimer([this] { Feed(TimerFired{}); });
   metrics_timer_ = reactor_->AddTimer([this] { RefreshMetrics(); });
+  catalog_timer_ = reactor_->AddTimer([this] { EndOverdueCatalogWaits(); });
   stop_timer_ = reactor_->AddTimer([this] {
     overdue_ = true;
     reactor_->Stop();
@@ -215,16 +221,18 @@ absl::Status Daemon::Run() {
                        " socket=", config_.socket().path(), " admin=", config_.admin().path(),
                        " memory_dir=", config_.memory().dir(), " memory_bytes_max=",
                        config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port()));
+  FlushLog(kLogFlush);  // before the supervisor is told; best effort
   NotifySupervisor("READY=1");
   reactor_->Run();
   admin_.reset();
   if (overdue_) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("stop: ", in_flight_, " operations on slots or disk did not end within ",
-                     FormatDuration(kStopDeadline), "; slots and records stay as they are"));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "stop: ", in_flight_, " operations on slots",
+        catalog_stopping_ ? " and the last write to the catalog" : "", " did not end within ",
+        FormatDuration(kStopDeadline), "; slots and records stay as they are"));
   }
   executor_.reset();
-  HF_RETURN_IF_ERROR(catalog_->Close());
+  catalog_writer_.reset();
   LogInfo("stopped");
   return absl::OkStatus();
 }
@@ -244,9 +252,17 @@ void Daemon::BeginStop(const std::string& why) {
 }
 
 void Daemon::StopWhenIdle() {
-  if (stopping_ && in_flight_ == 0) {
-    reactor_->Stop();
+  if (!stopping_ || in_flight_ > 0 || catalog_stopping_) {
+    return;
   }
+  catalog_stopping_ = true;
+  catalog_writer_->Stop([this](const absl::Status& status) {
+    if (!status.ok()) {
+      LogWarning(absl::StrCat("the catalog is not up to date: ", Message(status),
+                              "; memory.dir has what it lacks"));
+    }
+    reactor_->Stop();
+  });
 }
 
 void Daemon::Feed(Event event) {
@@ -265,6 +281,7 @@ void Daemon::Feed(Event event) {
 #ifndef NDEBUG
     if (const std::string broken = core_->CheckInvariants(); !broken.empty()) {
       LogError(absl::StrCat("invariant broken after event ", next.index(), ": ", broken));
+      FlushLog(kLogFlush);
       std::abort();
     }
 #endif
@@ -302,6 +319,9 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   status.set_memory_bytes_free_in_tmpfs(fs.ok() ? fs->bytes_free : 0);
   status.set_memory_dir(config_.memory().dir());
   status.set_connections(connections_.load(std::memory_order_relaxed));
+  if (std::string problem = catalog_writer_->problem(); !problem.empty()) {
+    status.add_problems(std::move(problem));
+  }
   MutexLock lock(problems_mutex_);
   for (const std::string& problem : problems_) {
     status.add_problems(problem);
@@ -310,6 +330,7 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
 
 // At most once in kMetricsEvery, and only after something happened: at rest nothing runs.
 void Daemon::RefreshMetrics() {
+  LogLeftOut();
   AdminRequest request;
   request.token = kMetricsToken;
   request.caller.uid = 0;

@@ -1,11 +1,12 @@
 // ckptd as an object: owns the core, performs its actions, and feeds it what happens.
 //
 //   HF_ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
-//   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM or SIGINT
+//   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM, SIGINT or SIGHUP
 //
-// Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Slot work, disk
-// work and populating have worker threads (SerialExecutor), gRPC and /metrics their own; they reach
-// the core through Reactor::Post alone.
+// Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Work in
+// memory.dir and populating have worker threads (SerialExecutor), the disk under state_dir one of
+// its own (CatalogWriter), gRPC and /metrics theirs; they reach the core through Reactor::Post
+// alone.
 #pragma once
 
 #include <sys/types.h>
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +29,7 @@
 #include "server/runtime/admin_gateway.h"
 #include "server/runtime/admin_server.h"
 #include "server/runtime/catalog.h"
+#include "server/runtime/catalog_writer.h"
 #include "server/runtime/client_server.h"
 #include "server/runtime/daemon_metrics.h"
 #include "server/runtime/populator.h"
@@ -76,6 +79,7 @@ class Daemon {
   void Perform(AdminReply action);
   void Perform(Report action);
   void SendWithDescriptors(SendReply action);
+  void JobStateTried(const JobUuid& job, const v1::JobState& state, const absl::Status& status);
 
   // Runs `work` on the lane's threads in the key's order, and what it returns on the reactor's.
   using Completion = std::function<void()>;
@@ -83,8 +87,13 @@ class Daemon {
   // The same, when the completion is one event.
   void RunForEvent(SerialExecutor::Lane lane, SerialExecutor::Key key, std::function<Event()> work);
 
+  // What waits for the catalog alone: `event` is fed with what it answered, or that it did not.
+  using CatalogEvent = std::function<Event(const absl::Status&)>;
+  void AwaitCatalog(const std::function<void(CatalogWriter::Done)>& ask, CatalogEvent event);
+  void EndCatalogWait(uint64_t wait, const absl::Status& status);
+  void EndOverdueCatalogWaits();
+
   void AddProblem(const std::string& problem) EXCLUDES(problems_mutex_);
-  void NoteCatalogError(const absl::Status& status);
   void FillDaemonStatus(v1::DaemonStatus& status) EXCLUDES(problems_mutex_);
   void RefreshMetrics();
   void BeginStop(const std::string& why);
@@ -94,9 +103,9 @@ class Daemon {
   Env* const env_;
   const MonotonicTime started_;
   DaemonMetrics metrics_;
-  std::unique_ptr<FileLock> state_lock_;
   std::unique_ptr<SlotStore> store_;
   std::unique_ptr<Catalog> catalog_;
+  std::unique_ptr<CatalogWriter> catalog_writer_;
   std::unique_ptr<Reactor> reactor_;
   std::unique_ptr<NodeCore> core_;
   std::unique_ptr<ProcessWatcher> watcher_;
@@ -110,12 +119,20 @@ class Daemon {
   std::deque<Event> events_;
   bool feeding_ = false;
   uint64_t in_flight_ = 0;  // works handed to the executor whose completions have not run
+  struct CatalogWait {
+    MonotonicTime until;
+    CatalogEvent event;
+  };
+  std::map<uint64_t, CatalogWait> catalog_waits_;  // in the order begun, so also of their ends
+  uint64_t next_catalog_wait_ = 1;
   bool stopping_ = false;
+  bool catalog_stopping_ = false;
   bool overdue_ = false;
   bool metrics_due_ = false;
   Reactor::TimerId core_timer_ = 0;
   Reactor::TimerId metrics_timer_ = 0;
   Reactor::TimerId stop_timer_ = 0;
+  Reactor::TimerId catalog_timer_ = 0;
   std::atomic<uint32_t> connections_{0};
 
   Mutex problems_mutex_;

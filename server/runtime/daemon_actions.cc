@@ -1,4 +1,5 @@
 // How the daemon performs what the core decided: one Perform for each kind of action.
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -6,6 +7,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/sync_point.h"
+#include "base/units.h"
 #include "server/runtime/daemon.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/frames.h"
@@ -15,9 +17,12 @@ namespace {
 
 using Lane = SerialExecutor::Lane;
 
-// One space of keys for the executor: slots, jobs, and the catalog's index.
+// One space of keys for the executor: slots and jobs.
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
-constexpr SerialExecutor::Key kIndexKey = uint64_t{1} << 63;
+
+// Where only the catalog can do what is asked: a disk that hangs for longer is an error, which the
+// core tells, or tries again.
+constexpr Duration kCatalogWait = std::chrono::seconds(5);
 
 SerialExecutor::Key SlotKey(SlotId slot) {
   return slot;
@@ -39,6 +44,7 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionDecided:
     case Report::Kind::kSessionDone:
     case Report::Kind::kJobRemoved:
+    case Report::Kind::kCopyGood:
       return LogLevel::kInfo;
     case Report::Kind::kStepShed:
     case Report::Kind::kStepAbandoned:
@@ -47,6 +53,7 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionFailed:
     case Report::Kind::kSlotQuarantined:
     case Report::Kind::kProtocolError:
+    case Report::Kind::kTrouble:
       return LogLevel::kWarning;
     case Report::Kind::kCopyBad:
     case Report::Kind::kSlotLost:
@@ -216,58 +223,95 @@ void Daemon::Perform(WriteJobState action) {
     return Feed(JobStateWritten{{}, action.state.version(), job.status()});
   }
   action.state.set_boot_id(CurrentBoot());
-  RunForEvent(
-      Lane::kState, JobKey(*job), [this, job = *job, state = std::move(action.state)]() -> Event {
-        // memory.dir first: it is quick and outlives the daemon; the catalog outlives the node.
-        absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
-        if (status.ok()) {
-          status = catalog_->WriteJobState(state);
-          NoteCatalogError(status);
-        }
-        const bool decided =
-            !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
-        if (decided) {
-          HF_SYNC_POINT("daemon.session.decided");
-        } else {
-          HF_SYNC_POINT("daemon.join.state_written");
-        }
-        return JobStateWritten{job, state.version(), status};
+  RunOn(Lane::kState, JobKey(*job),
+        [this, job = *job, state = std::move(action.state)]() -> Completion {
+          const absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
+          [[maybe_unused]] const bool decided =
+              !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
+          if (decided) {
+            HF_SYNC_POINT("daemon.session.decided");
+          } else {
+            HF_SYNC_POINT("daemon.join.state_written");
+          }
+          return [this, job, state, status] { JobStateTried(job, state, status); };
+        });
+}
+
+// In memory.dir it outlives the daemon, and what could be restored lies nowhere else: that is
+// enough, and the catalog, which outlives the node, follows. Where memory.dir is full, the catalog
+// stands in.
+void Daemon::JobStateTried(const JobUuid& job, const v1::JobState& state,
+                           const absl::Status& status) {
+  if (status.ok()) {
+    catalog_writer_->WriteJobState(state);
+    return Feed(JobStateWritten{job, state.version(), status});
+  }
+  AwaitCatalog(
+      [&](CatalogWriter::Done done) { catalog_writer_->WriteJobState(state, std::move(done)); },
+      [job, version = state.version(), status](const absl::Status& in_catalog) -> Event {
+        return JobStateWritten{
+            job, version,
+            in_catalog.ok()
+                ? absl::OkStatus()
+                : Annotate(status, absl::StrCat("neither in the catalog (", in_catalog.message(),
+                                                ") nor in memory.dir"))};
       });
 }
 
 void Daemon::Perform(RemoveJobState action) {
-  RunForEvent(Lane::kState, JobKey(action.job), [this, job = action.job]() -> Event {
-    // The catalog first: what is left after a crash in between is found in memory.dir and comes
-    // back whole.
-    absl::Status status = catalog_->RemoveJobState(job);
-    NoteCatalogError(status);
-    if (status.ok()) {
-      status = store_->RemoveJobState(job);
-    }
-    return JobStateRemoved{job, absl::IsNotFound(status) ? absl::OkStatus() : status};
+  AwaitCatalog(
+      [&](CatalogWriter::Done done) {
+        catalog_writer_->RemoveJobState(action.job, std::move(done));
+      },
+      [job = action.job](const absl::Status& status) -> Event {
+        return JobStateRemoved{job, status};
+      });
+}
+
+void Daemon::AwaitCatalog(const std::function<void(CatalogWriter::Done)>& ask, CatalogEvent event) {
+  ++in_flight_;
+  const uint64_t wait = next_catalog_wait_++;
+  const MonotonicTime until = reactor_->clock().Now() + kCatalogWait;
+  if (catalog_waits_.empty()) {
+    reactor_->Arm(catalog_timer_, until);
+  }
+  catalog_waits_[wait] = {until, std::move(event)};
+  ask([this, wait](const absl::Status& status) {
+    reactor_->Post([this, wait, status] { EndCatalogWait(wait, status); });
   });
+}
+
+void Daemon::EndCatalogWait(uint64_t wait, const absl::Status& status) {
+  const auto found = catalog_waits_.find(wait);
+  if (found == catalog_waits_.end()) {
+    return;  // it took too long
+  }
+  const CatalogEvent event = std::move(found->second.event);
+  catalog_waits_.erase(found);
+  --in_flight_;
+  Feed(event(status));
+  StopWhenIdle();
+}
+
+void Daemon::EndOverdueCatalogWaits() {
+  const MonotonicTime now = reactor_->clock().Now();
+  while (!catalog_waits_.empty() && catalog_waits_.begin()->second.until <= now) {
+    EndCatalogWait(catalog_waits_.begin()->first,
+                   absl::DeadlineExceededError(absl::StrCat(
+                       "the catalog did not answer within ", FormatDuration(kCatalogWait),
+                       "; does the disk under state_dir hang?")));
+  }
+  if (!catalog_waits_.empty()) {
+    reactor_->Arm(catalog_timer_, catalog_waits_.begin()->second.until);
+  }
 }
 
 void Daemon::Perform(IndexShard action) {
-  RunOn(Lane::kState, kIndexKey,
-        [this, shard = ToCatalogShard(action.copy, action.slot)]() -> Completion {
-          NoteCatalogError(catalog_->IndexShard(shard));
-          return [] {};
-        });
+  catalog_writer_->IndexShard(ToCatalogShard(action.copy, action.slot));
 }
 
 void Daemon::Perform(UnindexShard action) {
-  RunOn(Lane::kState, kIndexKey, [this, id = action.id]() -> Completion {
-    NoteCatalogError(catalog_->UnindexShard(id, kMemoryTier));
-    return [] {};
-  });
-}
-
-void Daemon::NoteCatalogError(const absl::Status& status) {
-  if (!status.ok()) {
-    metrics_.CountCatalogError();
-    AddProblem(Message(status));
-  }
+  catalog_writer_->UnindexShard(action.id);
 }
 
 void Daemon::Perform(SetTimer action) {
@@ -286,8 +330,10 @@ void Daemon::Perform(AdminReply action) {
 
 void Daemon::Perform(Report action) {
   metrics_.Count(action);
-  Log(LevelOf(action.kind), absl::StrCat(absl::Utf8SafeCEscape(action.text),
-                                         action.job.empty() ? "" : " job=", action.job));
+  // Jobs cause these, with names and reasons of their own.
+  LogFrom(LevelOf(action.kind), action.job.empty() ? "no job" : absl::StrCat("job=", action.job),
+          absl::StrCat(absl::Utf8SafeCEscape(action.text),
+                       action.job.empty() ? "" : " job=", action.job));
 }
 
 }  // namespace holdfast

@@ -1,12 +1,19 @@
 #include "server/runtime/daemon_config.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
 #include "base/env.h"
@@ -88,6 +95,70 @@ absl::StatusOr<FilesystemInfo> FilesystemOf(std::string path) {
   return env.Filesystem(path);
 }
 
+enum class Missing { kIsMade, kIsAnError };
+
+// A directory that exists is to be writable; one that does not, to have a parent where it can be
+// made.
+absl::Status CheckDirectory(std::string_view setting, const std::string& directory,
+                            Missing missing) {
+  std::string there = directory;
+  struct stat info = {};
+  while (::stat(there.c_str(), &info) != 0) {
+    const int error = errno;
+    if (error != ENOENT || there == "/" || missing == Missing::kIsAnError) {
+      return Bad(setting, Message(ErrnoStatus(error, "look at the directory", there)));
+    }
+    there = ParentDirectory(there);
+  }
+  if (!S_ISDIR(info.st_mode)) {
+    return Bad(setting, absl::StrCat("'", there, "' is not a directory"));
+  }
+  if (::access(there.c_str(), W_OK | X_OK) != 0) {
+    return Bad(setting,
+               Message(ErrnoStatus(errno,
+                                   there == directory ? "write in the directory"
+                                                      : absl::StrCat("make '", directory, "' in"),
+                                   there)));
+  }
+  const absl::StatusOr<FilesystemInfo> fs = Env::System()->Filesystem(there);
+  if (fs.ok() && (fs->type == "proc" || fs->type == "sysfs")) {
+    return Bad(setting, absl::StrCat("'", there, "' lies on ", fs->type, ", which takes no files"));
+  }
+  return absl::OkStatus();
+}
+
+// host:port, as civetweb takes it; whether the port is free shows when it is opened.
+absl::Status CheckMetricsAddress(const std::string& address) {
+  if (address.empty() || address == "off") {
+    return absl::OkStatus();
+  }
+  const size_t colon = address.rfind(':');
+  const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
+  const std::string port = colon == std::string::npos ? address : address.substr(colon + 1);
+  uint32_t number = 0;
+  if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
+      !absl::SimpleAtoi(port, &number) || number > 65'535) {
+    return Bad("metrics.address",
+               absl::StrCat("'", address.substr(0, 64),
+                            "': expected HOST:PORT with a port of 0 to 65535, or off"));
+  }
+  std::array<char, sizeof(in6_addr)> parsed = {};
+  const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  const bool good =
+      v6 ? ::inet_pton(AF_INET6, host.substr(1, host.size() - 2).c_str(), parsed.data()) == 1
+         : std::all_of(host.begin(), host.end(), [](const char c) {
+             return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-';
+           });
+  if (!good) {
+    return Bad(
+        "metrics.address",
+        absl::StrCat(
+            "'", address.substr(0, 64),
+            "': the host is neither a name nor an address such as 127.0.0.1, 0.0.0.0 or [::1]"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckMemory(const v1::MemoryConfig& memory) {
   HF_RETURN_IF_ERROR(CheckPath("memory.dir", memory.dir()));
   HF_RETURN_IF_ERROR(CheckRange("memory.slots_per_rank", memory.slots_per_rank(), 2, 1024));
@@ -127,6 +198,7 @@ absl::Status Complete(v1::DaemonConfig* config) {
         JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
   }
   if (config->memory().bytes_max() == 0 && !config->memory().dir().empty()) {
+    HF_RETURN_IF_ERROR(CheckPath("memory.dir", config->memory().dir()));
     const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
     if (!fs.ok()) {
       return Bad("memory.dir", Message(fs.status()));
@@ -250,7 +322,29 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   if (!config.log().file().empty()) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
   }
+  HF_RETURN_IF_ERROR(CheckMetricsAddress(config.metrics().address()));
   return CheckMemory(config.memory());
+}
+
+absl::Status CheckPlaces(const v1::DaemonConfig& config) {
+  HF_RETURN_IF_ERROR(CheckDirectory("state_dir", config.state_dir(), Missing::kIsMade));
+  HF_RETURN_IF_ERROR(CheckDirectory("memory.dir", config.memory().dir(), Missing::kIsMade));
+  HF_RETURN_IF_ERROR(
+      CheckDirectory("socket.path", ParentDirectory(config.socket().path()), Missing::kIsMade));
+  HF_RETURN_IF_ERROR(
+      CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
+  const std::string& log = config.log().file();
+  if (log.empty()) {
+    return absl::OkStatus();
+  }
+  HF_RETURN_IF_ERROR(CheckDirectory("log.file", ParentDirectory(log), Missing::kIsAnError));
+  struct stat info = {};
+  if (::stat(log.c_str(), &info) == 0 &&
+      (S_ISDIR(info.st_mode) || ::access(log.c_str(), W_OK) != 0)) {
+    return Bad("log.file", absl::StrCat("'", log, "' cannot be written: it is ",
+                                        S_ISDIR(info.st_mode) ? "a directory" : "not ours"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace holdfast

@@ -36,4 +36,8 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config);
 // budget.
 absl::Status CheckConfig(const v1::DaemonConfig& config);
 
+// What the start would find at the places that the settings name, as far as that can be told
+// without changing anything: directories that can be made and written.
+absl::Status CheckPlaces(const v1::DaemonConfig& config);
+
 }  // namespace holdfast

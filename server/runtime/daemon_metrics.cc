@@ -41,6 +41,9 @@ DaemonMetrics::DaemonMetrics()
       protocol_errors_(registry_.AddCounter(
           "holdfast_protocol_errors_total",
           "Client connections turned away or closed for breaking the protocol.")),
+      troubles_(registry_.AddCounter(
+          "holdfast_troubles_total",
+          "Times that the node's memory or disk kept ckptd from what it was about to do.")),
       catalog_errors_(
           registry_.AddCounter("holdfast_catalog_errors_total", "Failed writes to the catalog.")),
       slots_(registry_.AddGauge(kSlots, kSlotsHelp, {{"state", "used"}})),
@@ -91,10 +94,13 @@ void DaemonMetrics::Count(const Report& report) {
       return lost_slots_.Add(1);
     case Report::Kind::kProtocolError:
       return protocol_errors_.Add(1);
+    case Report::Kind::kTrouble:
+      return troubles_.Add(1);
     case Report::Kind::kSessionDecided:
     case Report::Kind::kSlotQuarantined:
     case Report::Kind::kSlotReleased:
     case Report::Kind::kJobRemoved:
+    case Report::Kind::kCopyGood:
       return;  // in the log only; the slots' gauges show the rest
   }
 }

@@ -43,6 +43,7 @@ class DaemonMetrics {
   Counter& bad_copies_;
   Counter& lost_slots_;
   Counter& protocol_errors_;
+  Counter& troubles_;
   Counter& catalog_errors_;
   Gauge& slots_;
   Gauge& slots_free_;

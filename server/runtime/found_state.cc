@@ -41,7 +41,7 @@ void Merge(v1::JobState state, bool MergedState::*place,
   }
 }
 
-// The catalog never stops the daemon: its failure is a problem in the status. False if it failed.
+// It does not stop the daemon: it is a problem in the status. False if it failed.
 bool NoteFailure(const absl::Status& status, Started& started) {
   if (!status.ok()) {
     started.problems.push_back(Message(status));
@@ -52,11 +52,9 @@ bool NoteFailure(const absl::Status& status, Started& started) {
 absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& catalog,
                             Started& started) {
   std::map<std::string, MergedState> merged;
-  bool usable = catalog.is_open();  // if not, its own problem says why
-  if (usable) {
+  if (catalog.open_status().ok()) {  // if not, its writer tells
     absl::StatusOr<std::vector<v1::JobState>> known = catalog.JobStates(&started.problems);
-    usable = NoteFailure(known.status(), started);
-    if (usable) {
+    if (NoteFailure(known.status(), started)) {
       for (v1::JobState& state : *known) {
         Merge(std::move(state), &MergedState::in_catalog, merged);
       }
@@ -73,12 +71,9 @@ absl::Status MergeJobStates(const MemoryScan& scan, SlotStore& store, Catalog& c
   uint64_t added = 0;
   for (auto& [uuid_bytes, entry] : merged) {
     HF_ASSIGN_OR_RETURN(const JobUuid uuid, JobUuid::FromBytes(uuid_bytes));
-    if (!entry.in_catalog && usable) {
-      usable = NoteFailure(catalog.WriteJobState(entry.state), started);
-      added += usable ? 1 : 0;
-    }
+    added += entry.in_catalog ? 0 : 1;
     if (!entry.in_memory) {
-      HF_RETURN_IF_ERROR(store.WriteJobState(uuid, entry.state.SerializeAsString()));
+      NoteFailure(store.WriteJobState(uuid, entry.state.SerializeAsString()), started);
     }
     if (entry.state.boot_id() != CurrentBoot()) {
       for (v1::MemberState& member : *entry.state.mutable_members()) {
@@ -116,7 +111,7 @@ FoundSlot ToFoundSlot(const StoredSlot& stored, AliveProcesses& known) {
     note.writer.reset();
   }
   std::erase_if(note.readers,
-                [&](const ProcessId& reader) { return !this_boot || !IsAlive(reader, known); });
+                [&](const ReadHold& hold) { return !this_boot || !IsAlive(hold.process, known); });
   found.note = holdfast::ToMessage(note);
   if (stored.record.has_value()) {
     found.sealed = ToSealedCopy(*stored.record);
@@ -129,24 +124,17 @@ FoundSlot ToFoundSlot(const StoredSlot& stored, AliveProcesses& known) {
 absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t memory_bytes_max) {
   Started started;
   started.memory_bytes_max = memory_bytes_max;
-  started.problems = catalog.problems();
+  started.problems = catalog.TakeProblems();
   HF_ASSIGN_OR_RETURN(const MemoryScan scan, store.Scan());
   started.problems.insert(started.problems.end(), scan.problems.begin(), scan.problems.end());
-  std::vector<v1::CatalogShard> shards;
   AliveProcesses known;
   for (const StoredSlot& stored : scan.slots) {
     started.slots.push_back(ToFoundSlot(stored, known));
-    if (const auto& sealed = started.slots.back().sealed; sealed.has_value()) {
-      shards.push_back(ToCatalogShard(*sealed, stored.slot));
-    }
   }
   for (const auto& [slot, bytes] : scan.left_alone) {
     started.left_alone.push_back({slot, bytes});
   }
   HF_RETURN_IF_ERROR(MergeJobStates(scan, store, catalog, started));
-  if (catalog.is_open()) {
-    NoteFailure(catalog.ReplaceShards(kMemoryTier, shards), started);
-  }
   return started;
 }
 
@@ -170,8 +158,11 @@ v1::SlotNote ToMessage(const SlotNote& note) {
   if (note.writer.has_value()) {
     *message.mutable_writer() = ToMessage(*note.writer);
   }
-  for (const ProcessId& reader : note.readers) {
-    *message.add_readers() = ToMessage(reader);
+  for (const ReadHold& hold : note.readers) {
+    v1::Reader& reader = *message.add_readers();
+    reader.set_pid(hold.process.pid);
+    reader.set_start_ticks(hold.process.start_ticks);
+    reader.set_hold(hold.id);
   }
   message.set_slot_bytes(note.slot_bytes);
   return message;
@@ -184,8 +175,8 @@ SlotNote FromMessage(const v1::SlotNote& message) {
   if (message.has_writer()) {
     note.writer = FromMessage(message.writer());
   }
-  for (const v1::Process& reader : message.readers()) {
-    note.readers.push_back(FromMessage(reader));
+  for (const v1::Reader& reader : message.readers()) {
+    note.readers.push_back({{reader.pid(), reader.start_ticks()}, reader.hold()});
   }
   note.slot_bytes = message.slot_bytes();
   return note;

@@ -22,9 +22,10 @@ namespace holdfast {
 
 inline constexpr std::string_view kMemoryTier = "memory";
 
-// Scans memory.dir, merges the job states found there with the catalog's (of two, the larger
-// version wins, and the place that had less is brought up to it), and makes the catalog's index say
-// what is there. A catalog that fails is a problem, and what lies in memory is served all the same.
+// Scans memory.dir, and merges the job states found there with the catalog's: of two, the larger
+// version wins, and memory.dir is brought up to it. (The catalog is brought up by its writer, which
+// begins with that.) What fails of this is a problem, and what lies in memory is served all the
+// same.
 absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t memory_bytes_max);
 
 SealedCopy ToSealedCopy(const ShardRecord& record);

@@ -1,7 +1,7 @@
 // The daemon's worker threads. Tasks with the same key run one after another, in the order
 // submitted; tasks with different keys in parallel. Each task names the lane (a small group of
-// threads) that runs it, so that a long populate or a slow disk never stands in the way of slot
-// work.
+// threads) that runs it, so that a long populate never stands in the way of slot work. None
+// of them waits for a disk.
 //
 //   executor.Submit(SlotKey(slot), Lane::kSlots, [this] { …; reactor.Post(…); });
 //
@@ -26,7 +26,7 @@ class SerialExecutor {
   enum class Lane : uint8_t {
     kSlots,     // small files on tmpfs: two threads
     kAllocate,  // reserving and freeing slots: seconds for large ones
-    kState,     // the catalog and job states, on a disk that may hang
+    kState,     // job states, small files on tmpfs
     kPopulate,  // long, low priority
   };
   using Key = uint64_t;

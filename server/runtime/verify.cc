@@ -46,8 +46,8 @@ bool IsBadCopy(const absl::Status& read) {
   return absl::IsDataLoss(read) || absl::IsNotFound(read) || absl::IsOutOfRange(read);
 }
 
-VerifyRun::VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, BadCopy bad)
-    : store_(store), shards_(std::move(shards)), bad_copy_(std::move(bad)) {
+VerifyRun::VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks)
+    : store_(store), shards_(std::move(shards)), callbacks_(std::move(callbacks)) {
   uint64_t total = 0;
   for (const ReadableShard& shard : shards_) {
     total += shard.copy.image_bytes;
@@ -84,13 +84,18 @@ absl::Status VerifyRun::result() {
   return result_;
 }
 
-bool VerifyRun::Advance(uint64_t bytes_done) {
+bool VerifyRun::Advance(uint64_t bytes_of_shard) {
   MutexLock lock(mutex_);
-  progress_.set_bytes_done(bytes_done);
+  progress_.set_bytes_done(bytes_before_ + bytes_of_shard);
   return !cancelled_;
 }
 
-absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard, uint64_t bytes_before) {
+bool VerifyRun::cancelled() {
+  MutexLock lock(mutex_);
+  return cancelled_;
+}
+
+absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard) {
   const absl::StatusOr<std::string> bytes = store_.ReadRecord(shard.slot);
   if (!bytes.ok()) {
     return AfterReading(bytes.status());
@@ -114,7 +119,7 @@ absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard, uint64_
         read = store_.ReadAt(shard.slot, offset, out);
         return read;
       },
-      kBadBlocksMax, [&](uint64_t done) { return Advance(bytes_before + done); });
+      kBadBlocksMax, [&](uint64_t done) { return Advance(done); });
   if (absl::IsCancelled(blocks.status())) {
     return "";
   }
@@ -124,40 +129,60 @@ absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard, uint64_
   return blocks->empty() ? "" : Describe(*blocks);
 }
 
+void VerifyRun::Count(const ReadableShard& shard, const std::string& what) {
+  MutexLock lock(mutex_);
+  bytes_before_ += shard.copy.image_bytes;
+  progress_.set_bytes_done(bytes_before_);
+  progress_.set_shards_checked(progress_.shards_checked() + 1);
+  if (!what.empty()) {
+    v1::BadShard* bad = progress_.add_bad();
+    bad->set_attempt(shard.copy.id.attempt);
+    bad->set_step(shard.copy.id.step);
+    bad->set_rank(shard.copy.id.rank);
+    bad->set_location(SlotLocation(shard.slot));
+    bad->set_what(what);
+  }
+}
+
+void VerifyRun::Skip(const ReadableShard& shard) {
+  MutexLock lock(mutex_);
+  progress_.set_bytes_total(progress_.bytes_total() - shard.copy.image_bytes);
+  progress_.set_shards_skipped(progress_.shards_skipped() + 1);
+}
+
+absl::Status VerifyRun::VerifyAll() {
+  for (const ReadableShard& shard : shards_) {
+    const absl::StatusOr<std::unique_ptr<ReadLease>> held = callbacks_.hold(shard);
+    if (absl::IsNotFound(held.status())) {
+      Skip(shard);
+      continue;
+    }
+    HF_RETURN_IF_ERROR(held.status());
+    const absl::StatusOr<std::string> what = Check(shard);
+    if (cancelled()) {
+      return absl::OkStatus();  // nobody asks any more
+    }
+    if (!what.ok()) {
+      return Annotate(what.status(),
+                      absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
+                                   SlotLocation(shard.slot), ": it could not be read"));
+    }
+    if (what->empty()) {
+      callbacks_.good(shard);
+    } else {
+      callbacks_.bad(shard, *what);
+    }
+    Count(shard, *what);
+  }
+  return absl::OkStatus();
+}
+
 void VerifyRun::Run() {
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)),
                 kNice);  // of this thread alone
-  uint64_t bytes_done = 0;
-  for (const ReadableShard& shard : shards_) {
-    const absl::StatusOr<std::string> checked = Check(shard, bytes_done);
-    if (!checked.ok()) {
-      MutexLock lock(mutex_);
-      result_ = Annotate(checked.status(),
-                         absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
-                                      SlotLocation(shard.slot), ": it could not be read"));
-      break;
-    }
-    const std::string& what = *checked;
-    bytes_done += shard.copy.image_bytes;
-    if (!what.empty()) {
-      bad_copy_(shard, what);
-    }
-    MutexLock lock(mutex_);
-    if (cancelled_) {
-      break;
-    }
-    progress_.set_bytes_done(bytes_done);
-    progress_.set_shards_checked(progress_.shards_checked() + 1);
-    if (!what.empty()) {
-      v1::BadShard* bad = progress_.add_bad();
-      bad->set_attempt(shard.copy.id.attempt);
-      bad->set_step(shard.copy.id.step);
-      bad->set_rank(shard.copy.id.rank);
-      bad->set_location(SlotLocation(shard.slot));
-      bad->set_what(what);
-    }
-  }
+  const absl::Status result = VerifyAll();
   MutexLock lock(mutex_);
+  result_ = result;
   progress_.set_done(true);
   changed_.NotifyAll();
 }

@@ -1,12 +1,13 @@
 // Reads sealed copies through the memory tier and compares every digest: what `ckptctl verify` asks
 // for.
 //
-//   VerifyRun run(store, std::move(shards), [&](const ReadableShard& s, const std::string& what) {
-//   … }); while (!run.WaitFor(200ms, &progress)) stream << progress;
+//   VerifyRun run(store, std::move(shards), {.hold = …, .bad = …, .good = …});
+//   while (!run.WaitFor(200ms, &progress)) stream << progress;
 //   return run.result();
 //
-// What keeps it from reading a copy (too many open files, say) says nothing about the copy: it ends
-// the run, and is its result.
+// Each copy is held while it is read and no longer, so that saves find room; one that has made room
+// before its turn came is skipped. What keeps it from reading a copy (too many open files, say)
+// says nothing about the copy: it ends the run, and is its result.
 //
 // One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor
 // and Cancel: the owner's thread.
@@ -14,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
 #include "server/events.h"
+#include "server/runtime/admin_gateway.h"
 #include "tiers/memory/slot_store.h"
 
 namespace holdfast {
@@ -32,9 +35,14 @@ bool IsBadCopy(const absl::Status& read);
 
 class VerifyRun {
  public:
-  using BadCopy =
-      std::function<void(const ReadableShard&, const std::string& what)>;  // from the run's thread
-  VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, BadCopy bad);
+  // All from the run's thread.
+  struct Callbacks {
+    // Keeps a copy until the lease goes. NotFound: it is gone.
+    std::function<absl::StatusOr<std::unique_ptr<ReadLease>>(const ReadableShard&)> hold;
+    std::function<void(const ReadableShard&, const std::string& what)> bad;
+    std::function<void(const ReadableShard&)> good;
+  };
+  VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks);
   ~VerifyRun();  // cancels and waits
   VerifyRun(const VerifyRun&) = delete;
   VerifyRun& operator=(const VerifyRun&) = delete;
@@ -42,21 +50,26 @@ class VerifyRun {
   // Waits until done or `at_most` has passed, and gives what is new. True when done.
   bool WaitFor(Duration at_most, v1::VerifyProgress* progress) EXCLUDES(mutex_);
   void Cancel() EXCLUDES(mutex_);
-  // Once done: OK when every copy was looked at, good or bad.
+  // Once done: OK when every copy was looked at, good or bad, or skipped.
   absl::Status result() EXCLUDES(mutex_);
 
  private:
   void Run() EXCLUDES(mutex_);
+  absl::Status VerifyAll() EXCLUDES(mutex_);
+  void Count(const ReadableShard& shard, const std::string& what) EXCLUDES(mutex_);
+  void Skip(const ReadableShard& shard) EXCLUDES(mutex_);
+  bool cancelled() EXCLUDES(mutex_);
   // What is wrong with it; empty when nothing is. An error: it could not be looked at.
-  absl::StatusOr<std::string> Check(const ReadableShard& shard, uint64_t bytes_before);
-  bool Advance(uint64_t bytes_done) EXCLUDES(mutex_);
+  absl::StatusOr<std::string> Check(const ReadableShard& shard);
+  bool Advance(uint64_t bytes_of_shard) EXCLUDES(mutex_);
 
   SlotStore& store_;
   const std::vector<ReadableShard> shards_;
-  const BadCopy bad_copy_;
+  const Callbacks callbacks_;
   Mutex mutex_;
   CondVar changed_;
   v1::VerifyProgress progress_ GUARDED_BY(mutex_);
+  uint64_t bytes_before_ GUARDED_BY(mutex_) = 0;  // of the shards before this one
   absl::Status result_ GUARDED_BY(mutex_);
   bool cancelled_ GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -66,13 +66,23 @@ TEST(MetricsTest, ThreadsCountTogether) {
   EXPECT_THAT(metrics.Text(), HasSubstr("n_total 2000\n"));
 }
 
-std::string Get(int port) {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+UniqueFd Connect(int port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    socket.reset();
+  }
+  return socket;
+}
+
+std::string Get(int port) {
+  const UniqueFd socket = Connect(port);
+  const timeval patience = {60, 0};
+  if (!socket.valid() ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) != 0) {
     return "cannot connect";
   }
   const std::string request = "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";
@@ -95,6 +105,18 @@ TEST(MetricsTest, ServesOnAPortOfItsChoice) {
   ASSERT_GT(metrics.port(), 0);
   EXPECT_THAT(Get(metrics.port()), HasSubstr("holdfast_slots 7\n"));
   EXPECT_EQ(metrics.Serve("127.0.0.1:0").code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(MetricsTest, RequestsThatAreNeverFinishedDoNotBlindIt) {
+  Metrics metrics;
+  metrics.AddGauge("holdfast_slots", "Slots.").Set(7);
+  ASSERT_TRUE(metrics.Serve("127.0.0.1:0").ok());
+  std::vector<UniqueFd> half_open;
+  for (int i = 0; i < 12; ++i) {
+    half_open.push_back(Connect(metrics.port()));
+    ASSERT_EQ(::send(half_open.back().get(), "GET /met", 8, 0), 8);
+  }
+  EXPECT_THAT(Get(metrics.port()), HasSubstr("holdfast_slots 7\n"));
 }
 
 TEST(MetricsTest, ATakenPortAndNonsenseAreStatuses) {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/unique_fd.h"
+#include "ckptctl/sockets.h"
 #include "holdfast/v1/admin.pb.h"
 #include "tests/ckptctl/console.h"
 #include "tiers/image/record.h"

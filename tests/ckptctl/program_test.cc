@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.pb.h"
 #include "tests/ckptctl/fake_admin.h"
 
@@ -38,9 +39,15 @@ std::string Contents(const std::string& path) {
 
 class Program {
  public:
-  explicit Program(std::vector<std::string> arguments) : arguments_(std::move(arguments)) {
+  explicit Program(std::vector<std::string> arguments) : Program("", std::move(arguments)) {}
+  // Under a shell: `script` runs "$0" with "$@".
+  Program(const std::string& script, std::vector<std::string> arguments)
+      : arguments_(std::move(arguments)) {
     EXPECT_NE(::mkdtemp(directory_), nullptr);
     arguments_.insert(arguments_.begin(), HOLDFAST_BIN_DIR "/ckptctl");
+    if (!script.empty()) {
+      arguments_.insert(arguments_.begin(), {"/bin/sh", "-c", script});
+    }
     std::vector<char*> argv;
     for (std::string& argument : arguments_) {
       argv.push_back(argument.data());
@@ -244,6 +251,63 @@ TEST(Program, UnreachableDaemonGivesThreeAndPureJson) {
   EXPECT_EQ(json["error"]["exit_code"], 3);
   // One line: gRPC's own log lines stay out of it.
   EXPECT_EQ(std::count(program.err().begin(), program.err().end(), '\n'), 1) << program.err();
+}
+
+// Where gRPC cannot have its threads it neither answers nor notices its deadlines. Whatever the
+// limit, the program ends, in time, and has said why when it has no answer.
+TEST(Program, NeverHangsWhenMemoryOrThreadsAreLimited) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more address space than there is";
+#endif
+  FakeAdmin admin(Agreeable());
+  for (const int kib : {60'000, 100'000, 120'000, 150'000, 200'000, 250'000}) {
+    Program program("ulimit -v " + std::to_string(kib) + "; exec \"$0\" \"$@\"",
+                    {"status", "--timeout", "1s", "--socket", admin.socket()});
+    const int exit_code = program.Wait();
+    // Below some limit the loader, or a library, ends the program by itself.
+    if (exit_code != 0 && exit_code != 127 && exit_code < 1000) {
+      EXPECT_THAT(exit_code, testing::AnyOf(3, 4)) << kib << ": " << program.err();
+      EXPECT_THAT(program.err(), HasSubstr("ulimit -v")) << kib;
+    }
+  }
+}
+
+TEST(Program, SaysThatTooFewFilesMayBeOpen) {
+  FakeAdmin admin(Agreeable());
+  Program program("ulimit -n 8; exec \"$0\" \"$@\"", {"status", "--socket", admin.socket()});
+  EXPECT_EQ(program.Wait(), 4);
+  EXPECT_EQ(program.err(),
+            "ckptctl: only 8 files may be open, 32 are needed; raise the limit: ulimit -n 32\n");
+}
+
+TEST(Program, AClosedStdoutIsNoSuccess) {
+  FakeAdmin admin(Agreeable());
+  Program program("exec \"$0\" \"$@\" <&- >&-", {"status", "--socket", admin.socket()});
+  EXPECT_EQ(program.Wait(), 4);
+  EXPECT_THAT(program.err(), HasSubstr("writing the answer failed"));
+}
+
+TEST(Program, UnknownCommandsAreNamed) {
+  for (const std::string word : {"help", "bogus"}) {
+    Program program({word});
+    EXPECT_EQ(program.Wait(), 2);
+    EXPECT_THAT(program.err(), HasSubstr("no command '" + word +
+                                         "'; commands: " + absl::StrJoin(kCommands, ", ")));
+  }
+}
+
+// Everything about a wait that ends by itself is tested elsewhere; this is the one that does not.
+TEST(WatchdogDeathTest, EndsTheProgramSoonAfterTheTimeout) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto hang = [] {
+    EnableWatchdog(false);
+    const Watchdog watchdog(std::chrono::milliseconds(1), "/run/a.sock");
+    for (;;) {
+      ::pause();
+    }
+  };
+  EXPECT_EXIT(hang(), testing::ExitedWithCode(3),
+              "ckptctl: no answer from the daemon at /run/a.sock within 0.001 s.*ulimit");
 }
 
 TEST(Program, FullDiskIsNoSuccess) {

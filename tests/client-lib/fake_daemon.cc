@@ -262,7 +262,7 @@ void FakeDaemon::Seal(const v1::ClientFrame& frame) {
   slot.writing = false;
 }
 
-bool FakeDaemon::Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply,
+bool FakeDaemon::Offer(std::optional<uint64_t> step, uint64_t hold, v1::DaemonFrame& reply,
                        std::vector<UniqueFd>& descriptors) {
   Slot* best = nullptr;
   uint32_t best_id = 0;
@@ -291,6 +291,9 @@ bool FakeDaemon::Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply,
   source->set_step(best->step);
   source->set_job_uuid(kUuid);
   source->set_world_size(1);
+  source->set_hold(hold);
+  EXPECT_NE(hold, 0u);
+  EXPECT_TRUE(holds_.insert(hold).second) << "a hold of that name is there already";
   descriptors.push_back(ReadOnly(best->image));
   descriptors.push_back(RecordFile(best->record));
   offered_ = *outcome;
@@ -342,10 +345,12 @@ void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& re
   std::optional<uint64_t> step;
   if (frame.has_report_load()) {
     passed_over_ = offered_->step();
-  } else if (frame.enter_session().choice() == v1::EnterSession::CHOICE_STEP) {
+  } else if (frame.enter_session().choice() == v1::EnterSession::CHOICE_STEP && !newest_always_) {
     step = frame.enter_session().step();
   }
-  if (!Offer(step, reply, descriptors)) {
+  const uint64_t hold =
+      frame.has_report_load() ? frame.report_load().hold() : frame.enter_session().hold();
+  if (!Offer(step, hold, reply, descriptors)) {
     reply.mutable_failure()->set_code(5);
     reply.mutable_failure()->set_message("there is nothing that could be offered");
     if (!step.has_value()) {
@@ -403,7 +408,7 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
       if (Offer(frame.attach().choice() == v1::Attach::CHOICE_STEP
                     ? std::optional(frame.attach().step())
                     : std::nullopt,
-                reply, owned)) {
+                frame.attach().hold(), reply, owned)) {
         const v1::Source source = reply.enter_session().source();
         *reply.mutable_attach() = source;
       } else {
@@ -415,6 +420,7 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
       reply.mutable_confirm_read();
       break;
     case v1::ClientFrame::kReleaseRead:
+      holds_.erase(frame.release_read().hold());
       reply.mutable_release_read();
       break;
     case v1::ClientFrame::kReleaseSlots:
@@ -439,6 +445,16 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
 void FakeDaemon::SetHook(Hook hook) {
   const MutexLock lock(mutex_);
   hook_ = std::make_shared<const Hook>(std::move(hook));
+}
+
+void FakeDaemon::OfferTheNewestAlways() {
+  const MutexLock lock(mutex_);
+  newest_always_ = true;
+}
+
+size_t FakeDaemon::Holds() {
+  const MutexLock lock(mutex_);
+  return holds_.size();
 }
 
 int FakeDaemon::Count(const std::string& request) {

@@ -68,6 +68,10 @@ class FakeDaemon {
   const std::string& socket() const { return socket_; }
 
   void SetHook(Hook hook) EXCLUDES(mutex_);
+  // The usual answer, for a request that a hook has kept.
+  void AnswerLate(const v1::ClientFrame& frame, Peer& peer) { Answer(frame, peer); }
+  // From now on sessions offer the newest step, whatever was asked for.
+  void OfferTheNewestAlways() EXCLUDES(mutex_);
   // Closes the listener and every connection; slots stay. Start: a new one at the same path, with
   // the same slots.
   void Stop();
@@ -76,6 +80,8 @@ class FakeDaemon {
   // What has come, by the request's name in the protocol ("begin_save"), and every frame whole.
   int Count(const std::string& request) EXCLUDES(mutex_);
   std::vector<v1::ClientFrame> Frames(const std::string& request) EXCLUDES(mutex_);
+  // Copies that readers hold, as far as this daemon knows.
+  size_t Holds() EXCLUDES(mutex_);
   // Waits until that many of them have come.
   bool WaitForCount(const std::string& request, int count) EXCLUDES(mutex_);
 
@@ -98,7 +104,7 @@ class FakeDaemon {
       REQUIRES(mutex_);
   void Seal(const v1::ClientFrame& frame) REQUIRES(mutex_);
   // The step that was asked for, or the newest that was not passed over.
-  bool Offer(std::optional<uint64_t> step, v1::DaemonFrame& reply,
+  bool Offer(std::optional<uint64_t> step, uint64_t hold, v1::DaemonFrame& reply,
              std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
   void AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
                      std::vector<int>& descriptors) REQUIRES(mutex_);
@@ -119,10 +125,12 @@ class FakeDaemon {
   std::map<uint32_t, Slot> slots_ GUARDED_BY(mutex_);
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
   std::optional<uint64_t> last_step_ GUARDED_BY(mutex_);
+  std::set<uint64_t> holds_ GUARDED_BY(mutex_);
   std::optional<v1::SessionOutcome> offered_ GUARDED_BY(mutex_);
   std::optional<uint64_t> passed_over_
       GUARDED_BY(mutex_);  // step whose copy turned out bad in this session
   uint32_t round_ GUARDED_BY(mutex_) = 0;
+  bool newest_always_ GUARDED_BY(mutex_) = false;
 };
 
 // "begin_save" and so on.

@@ -121,6 +121,51 @@ TEST_F(ForkTest, ForkingWhileCopyingIsSafe) {
   }
 }
 
+// The threads and locks of a save under way do not exist in the child, whatever it does with what
+// it inherited.
+TEST_F(ForkTest, AHandleOfASaveUnderWayIsRefusedInTheChild) {
+  daemon_.SetHook([held = false](const v1::ClientFrame& frame, FakeDaemon::Peer&) mutable {
+    const bool hold = frame.has_seal() && !held;  // never answered: the save is under way
+    held = held || hold;
+    return hold;
+  });
+  auto handle = job_->SaveAsync(1, state_);
+  ASSERT_TRUE(daemon_.WaitForCount("seal", 1));
+  EXPECT_TRUE(InChild([&] {
+    ::alarm(60);  // a lock of the parent's would never be let go
+    const bool refused = handle->WaitSnapshot(kLong).code() == Code::kForked &&
+                         handle->Wait(Stage::kSealed, kLong).code() == Code::kForked &&
+                         handle->times().bytes == 0 &&
+                         job_->Save(2, state_).code() == Code::kForked && job_->failed_saves() == 0;
+    handle.reset();
+    job_.reset();
+    return refused;
+  }));
+  EXPECT_EQ(daemon_.Count("begin_save"), 1);
+  EXPECT_EQ(daemon_.Count("leave"), 0);
+  daemon_.SetHook(nullptr);
+  daemon_.Stop();  // ends the seal's wait
+  EXPECT_EQ(handle->Wait(Stage::kSealed, kLong).code(), Code::kUnavailable);
+  daemon_.Start();
+  EXPECT_TRUE(job_->Save(3, state_).ok());
+}
+
+TEST_F(ForkTest, AChildOfACopyUnderWayMayDestroyEverything) {
+  std::vector<uint8_t> big(64 << 20, 5);
+  const State state{{{"big", Type::kU8, {big.size()}, big.data()}}, {}};
+  for (uint64_t step = 1; step <= 5; ++step) {
+    auto handle = job_->SaveAsync(step, state);
+    EXPECT_TRUE(InChild([&] {
+      ::alarm(60);
+      const bool refused = handle->WaitSnapshot(kLong).code() == Code::kForked;
+      handle.reset();
+      job_.reset();
+      return refused;
+    }));
+    EXPECT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  }
+}
+
 TEST_F(ForkTest, AChildMayOpenAJobOfItsOwn) {
   ASSERT_TRUE(job_->Save(1, state_).ok());
   EXPECT_TRUE(InChild([&] {

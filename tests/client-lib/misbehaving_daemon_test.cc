@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "client-lib/src/connection.h"
 #include "tests/client-lib/fake_daemon.h"
@@ -103,6 +106,103 @@ TEST_F(MisbehavingDaemon, NoDaemonAtAllFailsAtOnceAndComesBack) {
   }
   daemon_.Start();
   EXPECT_TRUE(Save().ok());
+}
+
+// Nobody waits on the socket between two saves, so nobody is told: the save looks before it sends.
+TEST_F(MisbehavingDaemon, ARestartBetweenTwoSavesCostsNone) {
+  Open();
+  ASSERT_TRUE(Save().ok());
+  for (int restarts = 1; restarts <= 3; ++restarts) {
+    const int begun = daemon_.Count("begin_save");
+    daemon_.Stop();
+    daemon_.Start();
+    const Status status =
+        restarts == 2 ? job_->SaveAsync(++step_, state_)->Wait(Stage::kSealed, kLong) : Save();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(daemon_.Count("begin_save"), begun + 1);  // never sent twice
+    EXPECT_EQ(daemon_.Count("join"), 1 + restarts);
+    EXPECT_EQ(daemon_.Frames("join").back().join().attempt(), 1u);
+  }
+  EXPECT_EQ(job_->failed_saves(), 0u);
+}
+
+// It might have begun: only the caller can say whether that step is still wanted.
+TEST_F(MisbehavingDaemon, ASaveThatMayHaveBegunIsNotSentAgain) {
+  Open();
+  ASSERT_TRUE(Save().ok());
+  const int begun = daemon_.Count("begin_save");
+  Once("begin_save", [](const v1::ClientFrame&, FakeDaemon::Peer& peer) { peer.Close(); });
+  EXPECT_EQ(Save().code(), Code::kUnavailable);
+  EXPECT_EQ(daemon_.Count("begin_save"), begun + 1);
+}
+
+// Whenever the answer comes, before the deadline, at it or after: the slot that it brought is
+// either mapped or given back, as the daemon will not send its descriptor again.
+TEST_F(MisbehavingDaemon, AReserveAtItsDeadlineLosesNoSlot) {
+  Open();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Save().ok());  // all slots are there, and this process is the daemon, too
+  }
+  job_.reset();
+  daemon_.Stop();  // which closes its connections' ends
+  const int descriptors = OpenDescriptors();
+  daemon_.Start();
+  constexpr int kRounds = 120;
+  for (int round = 0; round < kRounds; ++round) {
+    Open();
+    const auto wait = std::chrono::milliseconds(4);
+    // The answer is sent at about the deadline: a little later in every round.
+    daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+      if (frame.has_reserve()) {
+        const auto until = std::chrono::steady_clock::now() + wait +
+                           std::chrono::microseconds((round - kRounds / 2) * 10);
+        while (std::chrono::steady_clock::now() < until) {
+        }
+      }
+      return false;
+    });
+    const Result<ReserveReport> report = job_->Reserve(state_, wait);
+    EXPECT_TRUE(report.ok() || report.status().code() == Code::kDeadlineExceeded ||
+                report.status().code() == Code::kUnavailable)
+        << report.status().ToString();
+    daemon_.SetHook(nullptr);
+    for (int i = 0; i < 3; ++i) {
+      const Status status = Save();
+      EXPECT_TRUE(status.ok()) << round << ": " << status.ToString();
+    }
+    job_.reset();
+  }
+  daemon_.Stop();
+  EXPECT_EQ(OpenDescriptors(), descriptors);
+}
+
+TEST_F(MisbehavingDaemon, AReserveThatIsAnsweredTooLateGivesTheSlotBack) {
+  Open();
+  std::mutex mutex;
+  std::optional<std::pair<v1::ClientFrame, FakeDaemon::Peer>> kept;
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!frame.has_reserve() || kept.has_value()) {
+      return false;
+    }
+    kept.emplace(frame, peer);
+    return true;
+  });
+  EXPECT_EQ(job_->Reserve(state_, Milliseconds(20)).status().code(), Code::kDeadlineExceeded);
+  ASSERT_TRUE(daemon_.WaitForCount("reserve", 1));
+  const int descriptors = OpenDescriptors();
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    daemon_.AnswerLate(kept->first, kept->second);
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Status status = Save();
+    EXPECT_TRUE(status.ok()) << status.ToString();
+  }
+  ASSERT_EQ(daemon_.Count("release_slots"), 1);
+  EXPECT_EQ(daemon_.Frames("release_slots")[0].release_slots().slots_size(), 1);
+  daemon_.SetHook(nullptr);
+  EXPECT_LE(OpenDescriptors(), descriptors + 3);  // this process is the daemon, too: its slots
 }
 
 TEST_F(MisbehavingDaemon, AWaitForACommitSurvivesARestart) {

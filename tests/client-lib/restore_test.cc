@@ -1,7 +1,15 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <mutex>
 #include <numeric>
+#include <optional>
+#include <utility>
 
+#include "base/fault_guard.h"
 #include "tests/client-lib/fake_daemon.h"
 
 namespace holdfast {
@@ -107,6 +115,30 @@ TEST_F(Restore, TakesOnlyWhatIsNamed) {
   EXPECT_EQ(some.objects[0].bytes, "3");
 }
 
+TEST_F(Restore, PartsOfOneTensorInAnyOrder) {
+  std::vector<uint16_t> w(40);
+  std::iota(w.begin(), w.end(), 1);
+  const auto parts = [](uint16_t* data, const std::vector<uint64_t>& order) {
+    State state;
+    for (const uint64_t i : order) {
+      state.tensors.push_back(
+          i < 4 ? Tensor::Box("w", Type::kU16, {4, 8}, {i, 0}, {1, 8}, data + 8 * i)
+                : Tensor("v", Type::kU16, {8}, data + 32));
+    }
+    return state;
+  };
+  ASSERT_TRUE(job_->Save(1, parts(w.data(), {0, 1, 2, 3, 4})).ok());
+  for (const std::vector<uint64_t>& order : std::vector<std::vector<uint64_t>>{
+           {0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 4, 0, 3, 1}, {4, 0, 1, 2, 3}}) {
+    std::vector<uint16_t> got(40);
+    Reopen();
+    State state = parts(got.data(), order);
+    const Result<Restored> restored = job_->Restore(state);
+    ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+    EXPECT_EQ(got, w);
+  }
+}
+
 TEST_F(Restore, AnExplicitStep) {
   Save(1);
   Save(2);
@@ -118,6 +150,51 @@ TEST_F(Restore, AnExplicitStep) {
   EXPECT_TRUE(TensorsAreBack());
   Reopen();
   EXPECT_EQ(Load({.newest = false, .step = 77}).status().code(), Code::kNotFound);
+}
+
+TEST_F(Restore, AnExplicitStepIsNeverAnsweredWithAnother) {
+  Save(1);
+  Save(2);
+  daemon_.OfferTheNewestAlways();
+  Reopen();
+  for (const RestoreOptions& options : {RestoreOptions{.newest = false, .step = 1},
+                                        RestoreOptions{.newest = false, .step = 2, .attempt = 9}}) {
+    const int reports = daemon_.Count("report_load");
+    const Status status = Load(options).status();
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_NE(status.message().find("step 2"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("asked for was step"), std::string::npos) << status.message();
+    EXPECT_EQ(got_weights_, std::vector<float>(weights_.size(), -1));  // untouched
+    ASSERT_EQ(daemon_.Count("report_load"), reports + 1);  // the session ends for the others, too
+    const v1::ReportLoad report = daemon_.Frames("report_load").back().report_load();
+    EXPECT_FALSE(report.loaded());
+    EXPECT_FALSE(report.copy_is_bad());
+    ASSERT_EQ(daemon_.Count("release_read"), reports + 1);
+    EXPECT_GT(daemon_.Frames("release_read").back().release_read().hold(), 0u);
+  }
+  EXPECT_TRUE(Load({.newest = false, .step = 2, .attempt = 1}).ok());
+  EXPECT_TRUE(TensorsAreBack());
+}
+
+TEST_F(Restore, AnExplicitStepIsNeverSaidToBeAnotherOne) {
+  Save(1);
+  Save(2);
+  Reopen();
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_report_load()) {
+      return false;
+    }
+    v1::DaemonFrame reply;
+    reply.set_id(frame.id());
+    reply.mutable_enter_session()->set_done(true);
+    reply.mutable_enter_session()->set_attempt(1);
+    reply.mutable_enter_session()->set_step(2);
+    peer.Send(reply);
+    return true;
+  });
+  const Status status = Load({.newest = false, .step = 1}).status();
+  EXPECT_EQ(status.code(), Code::kInternal);
+  EXPECT_NE(status.message().find("asked for was step 1"), std::string::npos) << status.message();
 }
 
 TEST_F(Restore, ABadBlockIsReportedAndTheNextStepTaken) {
@@ -186,6 +263,16 @@ TEST_F(Restore, TornForeignAndNewerRecordsArePassedOver) {
   ShardRecord other_generation = good;
   other_generation.generation += 1;
   offers(EncodeRecord(other_generation));
+  ShardRecord other_length = good;  // whole, but not what the daemon named
+  other_length.image_bytes += 4096;
+  offers(EncodeRecord(other_length));
+  std::string newer = whole;
+  newer[8] = 2;  // the format's version
+  offers(newer);
+  for (const v1::ClientFrame& frame : daemon_.Frames("report_load")) {
+    const v1::ReportLoad& report = frame.report_load();
+    EXPECT_TRUE(report.loaded() || report.copy_is_bad()) << report.problem();
+  }
 }
 
 TEST_F(Restore, ATruncatedSlotIsABadCopyAndNoCrash) {
@@ -196,6 +283,86 @@ TEST_F(Restore, ATruncatedSlotIsABadCopyAndNoCrash) {
   const Result<Restored> restored = Load();
   ASSERT_TRUE(restored.ok()) << restored.status().ToString();
   EXPECT_EQ(restored->step, 1u);
+  EXPECT_TRUE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+}
+
+TEST_F(Restore, WhatThisProcessLacksIsNotTheCopysFault) {
+  Save(1);
+  Save(2);
+  Reopen();
+  char memory = 0;
+  std::vector<std::unique_ptr<FaultGuard>> all;
+  while (all.empty() || all.back()->ok()) {
+    all.push_back(std::make_unique<FaultGuard>(&memory, 1));
+  }
+  const Status status = Load().status();
+  EXPECT_EQ(status.code(), Code::kUnavailable) << status.ToString();
+  ASSERT_EQ(daemon_.Count("report_load"), 1);
+  EXPECT_FALSE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+  EXPECT_EQ(daemon_.Count("release_read"), 1);
+  all.clear();
+  const Result<Restored> restored = Load();  // the newest step is still the one
+  ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+  EXPECT_EQ(restored->step, 2u);
+}
+
+TEST_F(Restore, MemoryThatRunsOutIsReportedAndIsNotTheCopysFault) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers end the program when memory runs out";
+#endif
+  Save(1);
+  Save(2);
+  // An object larger than this process may have memory, as a record may say; its file has no bytes,
+  // only that length.
+  constexpr uint64_t kHuge = uint64_t{1} << 36;
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_DATA, &before), 0);
+  const struct rlimit less = {std::min<rlim_t>(before.rlim_max, kHuge / 2), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_DATA, &less), 0);
+  ShardRecord record = daemon_.LastRecord();
+  Slice huge;
+  huge.name = "huge";
+  huge.kind = SliceKind::kJson;
+  huge.global_shape = {kHuge};
+  Reopen();
+  absl::StatusOr<ImagePlan> plan = PlanImage({huge}, 0);
+  ASSERT_TRUE(plan.ok());
+  record.layout_bytes = plan->layout_bytes;
+  record.layout_hash = plan->layout_hash;
+  record.image_bytes = plan->layout.image_bytes;
+  record.header_bytes = plan->layout.header_bytes;
+  record.digests.assign(DigestCount(plan->layout), 0);
+  daemon_.ReplaceRecord(EncodeRecord(record));
+  daemon_.TruncateImage(record.image_bytes);
+  State nothing;
+  const Status status = job_->Restore(nothing).status();
+  EXPECT_EQ(::setrlimit(RLIMIT_DATA, &before), 0);
+  EXPECT_EQ(status.code(), Code::kUnavailable) << status.ToString();
+  ASSERT_EQ(daemon_.Count("report_load"), 1);
+  EXPECT_FALSE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+  EXPECT_EQ(daemon_.Count("release_read"), 1);
+}
+
+TEST_F(Restore, ARefillThatTheDaemonNoticedMakesTheCopyBadWhenItSaysSo) {
+  Save(1);
+  Save(2);
+  Reopen();
+  std::atomic<bool> refused{false};
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_confirm_read() || refused.exchange(true)) {
+      return false;
+    }
+    v1::DaemonFrame refuse;
+    refuse.set_id(frame.id());
+    refuse.mutable_failure()->set_code(15);  // DATA_LOSS, as ckptd answers
+    refuse.mutable_failure()->set_message("not held by this process");
+    peer.Send(refuse);
+    return true;
+  });
+  const Result<Restored> restored = Load();
+  ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+  EXPECT_EQ(restored->step, 1u);
+  EXPECT_TRUE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
 }
 
 TEST_F(Restore, ARefillThatTheDaemonNoticedEndsTheSessionForNow) {
@@ -237,9 +404,44 @@ TEST_F(Restore, ASlotOfItsOwnIsReadWhereItLiesAndAsStrictly) {
   const Result<Restored> restored = Load();
   ASSERT_TRUE(restored.ok()) << restored.status().ToString();
   EXPECT_EQ(restored->step, 1u);
+  EXPECT_TRUE(daemon_.Frames("report_load")[1].report_load().copy_is_bad());
   daemon_.SetHook(nullptr);
   Save(3);
   EXPECT_EQ(daemon_.Count("release_slots"), 1);
+}
+
+// The hold is the daemon's to end; whether it has said so keeps nobody waiting.
+TEST_F(Restore, ADaemonThatIsSlowToEndTheReadKeepsNobody) {
+  Save(1);
+  Reopen();
+  std::mutex mutex;
+  std::optional<std::pair<v1::ClientFrame, FakeDaemon::Peer>> kept;
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_release_read()) {
+      return false;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    kept.emplace(frame, peer);
+    return true;
+  });
+  // Were it waited for, this would take until the restore's deadline.
+  auto restoring =
+      std::async(std::launch::async, [&] { return Load({.deadline = 2 * kLong}).status(); });
+  ASSERT_EQ(restoring.wait_for(kLong), std::future_status::ready);
+  EXPECT_TRUE(restoring.get().ok());
+  EXPECT_TRUE(TensorsAreBack());
+  // Asked for once, and the daemon does not count as one that hangs; its answer may come late.
+  ASSERT_TRUE(daemon_.WaitForCount("release_read", 1));
+  EXPECT_GT(daemon_.Frames("release_read")[0].release_read().hold(), 0u);
+  Save(2);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    daemon_.AnswerLate(kept->first, kept->second);
+  }
+  daemon_.SetHook(nullptr);
+  Save(3);
+  EXPECT_EQ(daemon_.Count("release_read"), 1);
+  EXPECT_EQ(daemon_.Count("join"), 2);  // the same connection all the time
 }
 
 TEST_F(Restore, ADaemonThatSaysDoneBeforeAnythingWasLoadedIsNotBelieved) {
@@ -323,6 +525,35 @@ TEST_F(Restore, SurvivesARestartOfTheDaemonAtEveryExchange) {
     EXPECT_TRUE(restored->notes.empty()) << restored->notes[0];
     EXPECT_TRUE(TensorsAreBack());
     daemon_.SetHook(nullptr);
+  }
+}
+
+// The daemon has noted the reader and dies, or the connection does, before the reader hears of it.
+TEST_F(Restore, NoHoldOutlivesAConnectionThatBroke) {
+  Save(1);
+  Save(2);
+  for (const std::string at :
+       {"enter_session", "report_load", "release_read", "confirm_read", "attach"}) {
+    Reopen();
+    std::atomic<bool> closed{false};
+    daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+      if (RequestName(frame) != at || closed.exchange(true)) {
+        return false;
+      }
+      peer.Close();
+      daemon_.AnswerLate(frame, peer);  // done, and its answer lost
+      return true;
+    });
+    if (at == "attach") {
+      const Result<std::unique_ptr<View>> lost =
+          Attach({.job = "job", .rank = 0, .socket = daemon_.socket()});
+      EXPECT_EQ(lost.status().code(), Code::kUnavailable);
+      EXPECT_EQ(daemon_.Holds(), 1u);
+    }
+    ASSERT_TRUE(Load({.deadline = kLong}).ok()) << at;
+    daemon_.SetHook(nullptr);
+    Reopen();  // the next connection, at the latest
+    EXPECT_EQ(daemon_.Holds(), 0u) << at;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/fault_guard.h"
 #include "client-lib/src/worker_pool.h"
 #include "tests/client-lib/fake_daemon.h"
 #include "tiers/image/safetensors.h"
@@ -274,6 +275,55 @@ TEST(SaveAsync, WaitingFromManyThreads) {
   for (std::thread& thread : threads) {
     thread.join();
   }
+}
+
+TEST(SaveAsync, AWaitOfNothingSaysWhatIsSoNow) {
+  FakeDaemon daemon;
+  const auto job = Open(daemon);
+  float w = 1;
+  const State state{{{"w", Type::kF32, {1}, &w}}, {}};
+  auto handle = job->SaveAsync(1, state);
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  const Milliseconds nothing(0);
+  EXPECT_TRUE(handle->Wait(Stage::kSnapshot, nothing).ok());
+  EXPECT_TRUE(handle->Wait(Stage::kSealed, nothing).ok());
+  EXPECT_TRUE(handle->Wait(Stage::kCommitted, nothing).ok());
+  // Not yet; and the daemon's own words for it.
+  daemon.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_await_save()) {
+      return false;
+    }
+    v1::DaemonFrame reply;
+    reply.set_id(frame.id());
+    reply.mutable_failure()->set_code(4);
+    reply.mutable_failure()->set_message("1 of 2 ranks have sealed it");
+    peer.Send(reply);
+    return true;
+  });
+  const Status not_yet = handle->Wait(Stage::kCommitted, nothing);
+  EXPECT_EQ(not_yet.code(), Code::kDeadlineExceeded);
+  EXPECT_NE(not_yet.message().find("1 of 2 ranks"), std::string::npos) << not_yet.message();
+  daemon.SetHook(nullptr);
+  EXPECT_TRUE(handle->Wait(Stage::kCommitted, nothing).ok());
+  EXPECT_TRUE(job->Save(2, state).ok());  // nothing was left behind on the connection
+  EXPECT_EQ(daemon.Count("join"), 1);
+}
+
+TEST(Save, WithoutAGuardForItsSlotItFailsAndSaysSo) {
+  FakeDaemon daemon;
+  const auto job = Open(daemon);
+  float w = 1;
+  const State state{{{"w", Type::kF32, {1}, &w}}, {}};
+  char memory = 0;
+  std::vector<std::unique_ptr<FaultGuard>> all;
+  while (all.empty() || all.back()->ok()) {
+    all.push_back(std::make_unique<FaultGuard>(&memory, 1));
+  }
+  EXPECT_EQ(job->Save(1, state).code(), Code::kInternal);
+  EXPECT_EQ(daemon.Count("seal"), 0);
+  EXPECT_EQ(daemon.Count("abort_save"), 1);
+  all.clear();
+  EXPECT_TRUE(job->Save(2, state).ok());
 }
 
 TEST(Reserve, MapsEverySlotAheadOfTheFirstSave) {

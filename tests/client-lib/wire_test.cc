@@ -85,19 +85,19 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(report.report_load().deadline_ms(), 6u);
   EXPECT_TRUE(report.report_load().wants_mismatch());
 
-  const v1::ClientFrame attach = Parse(10, Attach{"job", 1, Choice::kStep, 2, 3});
+  const v1::ClientFrame attach = Parse(10, Attach{"job", 1, Choice::kStep, 2, 3, 4});
   EXPECT_EQ(attach.attach().job(), "job");
   EXPECT_EQ(attach.attach().rank(), 1u);
   EXPECT_EQ(attach.attach().choice(), v1::Attach::CHOICE_STEP);
   EXPECT_EQ(attach.attach().step(), 2u);
   EXPECT_EQ(attach.attach().attempt(), 3u);
+  EXPECT_EQ(attach.attach().hold(), 4u);
 
   const v1::ClientFrame confirm = Parse(11, ConfirmRead{1, 2});
   EXPECT_EQ(confirm.confirm_read().slot(), 1u);
   EXPECT_EQ(confirm.confirm_read().generation(), 2u);
-  const v1::ClientFrame release = Parse(12, ReleaseRead{1, 2});
-  EXPECT_EQ(release.release_read().slot(), 1u);
-  EXPECT_EQ(release.release_read().generation(), 2u);
+  const v1::ClientFrame release = Parse(12, ReleaseRead{7});
+  EXPECT_EQ(release.release_read().hold(), 7u);
 
   const v1::ClientFrame slots = Parse(13, ReleaseSlots{{0, 7, UINT32_MAX}});
   EXPECT_EQ(std::vector<uint32_t>(slots.release_slots().slots().begin(),

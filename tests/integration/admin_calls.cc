@@ -75,6 +75,7 @@ Node::Verified Node::Verify(const std::string& job) {
   v1::VerifyProgress progress;
   while (reader->Read(&progress)) {
     verified.shards = progress.shards_checked();
+    verified.skipped = progress.shards_skipped();
     verified.bytes = progress.bytes_done();
     verified.bad.insert(verified.bad.end(), progress.bad().begin(), progress.bad().end());
   }

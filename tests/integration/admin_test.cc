@@ -8,6 +8,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <atomic>
+#include <thread>
+
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "tests/integration/harness.h"
 
@@ -128,6 +131,41 @@ TEST(Admin, InspectGivesTheRecordsBytes) {
   const grpc::Status status = stub->InspectShard(&context, request, &reply);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(reply.record(), ReadText(node.memory_dir() + "/" + reply.location() + ".record"));
+}
+
+TEST(Admin, SavesGoOnWhileEverythingIsVerifiedAgainAndAgain) {
+  Node node({.memory_bytes = "30MiB"});  // three slots, and no room to spare
+  ASSERT_TRUE(node.Start());
+  Rank rank(node, {.bytes = 9 << 20});
+  ASSERT_EQ(rank.Do("open"), "ok attempt=1");
+  ASSERT_THAT(rank.Do("restore"), HasSubstr("NOTHING_TO_RESTORE"));
+  uint64_t step = 0;
+  const auto save = [&] {
+    ASSERT_EQ(rank.Do("save " + std::to_string(++step)), "ok sealed");
+    ASSERT_EQ(rank.Do("committed"), "ok committed");
+  };
+  save();
+  std::atomic<bool> enough{false};
+  uint64_t runs = 0;
+  uint64_t shards = 0;
+  std::string problems;
+  std::thread verifying([&] {
+    while (!enough) {
+      const Node::Verified verified = node.Verify("job");
+      ++runs;
+      shards += verified.shards;
+      if (!verified.ok || !verified.bad.empty()) {
+        problems += verified.error + "; ";
+      }
+    }
+  });
+  for (int i = 0; i < 40 && !::testing::Test::HasFailure(); ++i) {
+    save();
+  }
+  enough = true;
+  verifying.join();
+  EXPECT_EQ(problems, "");
+  EXPECT_GT(shards, 0u) << "in " << runs << " runs";
 }
 
 TEST(Metrics, CountWhatHappened) {

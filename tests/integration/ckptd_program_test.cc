@@ -1,7 +1,10 @@
 // ckptd as a program: its command line, its exit codes, the example configuration.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/integration/harness.h"
 
@@ -16,9 +19,13 @@ struct Ended {
   std::string err;
 };
 
-Ended RunCkptd(std::vector<std::string> arguments) {
+// With `limits`, a shell sets those before.
+Ended RunCkptd(std::vector<std::string> arguments, const std::string& limits = "") {
   TemporaryDirectory scratch;
   arguments.insert(arguments.begin(), std::string(HOLDFAST_BIN_DIR) + "/ckptd");
+  if (!limits.empty()) {
+    arguments.insert(arguments.begin(), {"/bin/sh", "-c", limits + "; exec \"$0\" \"$@\""});
+  }
   Child child(
       {.arguments = std::move(arguments), .error_file = scratch.Path("err"), .pipes = true});
   Ended ended;
@@ -80,14 +87,79 @@ TEST(Ckptd, ADirectoryThatCannotBeMadeExitsWithOne) {
   WriteText(dir.Path("file"), "");
   const Ended ended =
       RunCkptd({"--config", dir.Path("file"), "--memory-dir", memory.Path("m"), "--state-dir",
-                dir.Path("file/state"), "--socket", dir.Path("s"), "--memory-bytes", "16MiB"});
+                dir.Path("state"), "--socket", dir.Path("file/s"), "--memory-bytes", "16MiB"});
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.err, HasSubstr("cannot start"));
   EXPECT_THAT(ended.err, HasSubstr(dir.Path("file")));
 }
 
-TEST(Ckptd, SaysOnceThatItIsReadyAndStopsOnBothSignals) {
-  for (const int signal_number : {SIGTERM, SIGINT}) {
+// Its own directories, and all that it needs to start.
+std::vector<std::string> ArgumentsIn(const TemporaryDirectory& memory,
+                                     const TemporaryDirectory& dir) {
+  WriteText(dir.Path("ckptd.yaml"), "metrics: {address: \"off\"}\n");
+  return {"--config",    dir.Path("ckptd.yaml"), "--memory-dir",   memory.Path("m"),
+          "--state-dir", dir.Path("state"),      "--memory-bytes", "16MiB",
+          "--socket",    dir.Path("s")};
+}
+
+TEST(Ckptd, ThreadsThatItCannotHaveAreAnErrorAtStart) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more address space than there is";
+#endif
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  const Ended ended = RunCkptd(ArgumentsIn(memory, dir), "ulimit -v 260000");
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("cannot start: start a thread ("));
+  EXPECT_THAT(ended.err, HasSubstr("ulimit -u"));
+}
+
+// A limit on file sizes (ulimit -f), or a reader of the log who leaves, is an error of that write.
+TEST(Ckptd, SignalsAboutWritesDoNotEndIt) {
+  Node node;
+  ASSERT_TRUE(node.Start());
+  const std::string status = ReadText("/proc/" + std::to_string(node.pid()) + "/status");
+  const size_t ignored = status.find("SigIgn:");
+  ASSERT_NE(ignored, std::string::npos);
+  const uint64_t mask = std::stoull(status.substr(ignored + 7), nullptr, 16);
+  for (const int signal_number : {SIGXFSZ, SIGPIPE}) {
+    EXPECT_NE(mask >> (signal_number - 1) & 1, 0u) << signal_number;
+  }
+}
+
+TEST(Ckptd, CheckConfigLooksAtThePlacesToo) {
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  std::vector<std::string> arguments = ArgumentsIn(memory, dir);
+  arguments.push_back("--check-config");
+  EXPECT_EQ(RunCkptd(arguments).code, 0);
+  WriteText(dir.Path("ckptd.yaml"), "log: {file: \"" + dir.Path("none/log") + "\"}\n");
+  const Ended ended = RunCkptd(arguments);
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("log.file"));
+}
+
+// stderr is a pipe that is full: nobody reads what the daemon says, and it serves all the same.
+TEST(Ckptd, ALogThatNobodyReadsHoldsNobody) {
+  Node node;
+  ASSERT_EQ(::mkfifo(node.log_file().c_str(), 0600), 0);
+  const UniqueFd pipe(::open(node.log_file().c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(pipe.valid());
+  const std::string filling(4096, '\n');
+  while (::write(pipe.get(), filling.data(), filling.size()) > 0) {
+  }
+  ASSERT_TRUE(node.Start());
+  Rank rank(node, {.job = "a"});
+  EXPECT_TRUE(StartsWith(rank.Do("open"), "ok"));
+  rank.Do("restore");
+  EXPECT_EQ(rank.Do("save 1"), "ok sealed");
+  EXPECT_EQ(rank.Do("committed"), "ok committed");
+  EXPECT_TRUE(node.Status().has_value());
+  EXPECT_EQ(node.Stop(), 0);
+}
+
+TEST(Ckptd, SaysOnceThatItIsReadyAndStopsCleanlyOnSignals) {
+  for (const int signal_number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node;
     ASSERT_TRUE(node.Start());
     // The line is written before the supervisor is told.
@@ -96,6 +168,7 @@ TEST(Ckptd, SaysOnceThatItIsReadyAndStopsOnBothSignals) {
     EXPECT_EQ(log.find("ready version="), log.rfind("ready version="));
     ::kill(node.pid(), signal_number);
     EXPECT_EQ(node.WaitExit(), 0);
+    EXPECT_THAT(node.Log(), HasSubstr("stopped"));
   }
 }
 

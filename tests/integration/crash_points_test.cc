@@ -6,7 +6,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "tests/integration/harness.h"
 
@@ -16,17 +15,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint32_t kWorldSize = 2;
-
-std::vector<std::string> SyncPoints() {
-  std::vector<std::string> points;
-  std::ifstream file(std::string(HOLDFAST_SOURCE_DIR) + "/tests/sync_points.txt");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line[0] != '#') {
-      points.push_back(line);
-    }
-  }
-  return points;
-}
 
 // The run of a job with two ranks: steps are saved, the job is started anew, more steps. Something
 // dies once on the way.

@@ -60,6 +60,13 @@ std::pair<UniqueFd, UniqueFd> Pipe() {
   ::_exit(127);
 }
 
+// In a mount namespace of this thread's own, so that nothing stays mounted whatever happens.
+bool MountOwn(const std::string& path, uint64_t bytes) {
+  return ::unshare(CLONE_NEWNS) == 0 &&
+         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("tmpfs", path.c_str(), "tmpfs", 0, ("size=" + std::to_string(bytes)).c_str()) == 0;
+}
+
 }  // namespace
 
 Child::Child(const Options& options) {
@@ -158,11 +165,11 @@ Node::Node(const NodeOptions& options) : options_(options) {
   ::signal(SIGPIPE, SIG_IGN);
   ::chmod(state_.path().c_str(), 0755);  // another user's client reaches the socket
   if (options_.own_tmpfs_bytes > 0) {
-    // In a mount namespace of this thread's own, so that nothing stays mounted whatever happens.
-    has_own_tmpfs_ = ::unshare(CLONE_NEWNS) == 0 &&
-                     ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                     ::mount("tmpfs", memory_.path().c_str(), "tmpfs", 0,
-                             ("size=" + std::to_string(options_.own_tmpfs_bytes)).c_str()) == 0;
+    has_own_tmpfs_ = MountOwn(memory_.path(), options_.own_tmpfs_bytes);
+  }
+  if (options_.own_state_bytes > 0) {
+    std::filesystem::create_directory(state_dir());
+    has_own_state_ = MountOwn(state_dir(), options_.own_state_bytes);
   }
 }
 
@@ -170,9 +177,12 @@ Node::~Node() {
   if (child_ != nullptr && ::testing::Test::HasFailure()) {
     std::fprintf(stderr, "--- log of ckptd\n%s---\n", Log().c_str());
   }
+  child_.reset();
   if (has_own_tmpfs_) {
-    child_.reset();
     ::umount2(memory_.path().c_str(), MNT_DETACH);
+  }
+  if (has_own_state_) {
+    ::umount2(state_dir().c_str(), MNT_DETACH);
   }
 }
 
@@ -295,6 +305,39 @@ std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions opti
     ranks.push_back(std::make_unique<Rank>(node, options));
   }
   return ranks;
+}
+
+std::vector<std::string> SyncPoints() {
+  std::vector<std::string> points;
+  std::ifstream file(std::string(HOLDFAST_SOURCE_DIR) + "/tests/sync_points.txt");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') {
+      points.push_back(line);
+    }
+  }
+  return points;
+}
+
+FullDisk::FullDisk(const std::string& directory)
+    : path_(directory + "/taken"),
+      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)) {
+  TakeTheRest();
+}
+
+FullDisk::~FullDisk() {
+  ::unlink(path_.c_str());
+}
+
+void FullDisk::TakeTheRest() {
+  const std::vector<char> block(1 << 20, 'x');
+  for (size_t piece = block.size(); piece > 0;) {
+    const ssize_t wrote = ::pwrite(file_.get(), block.data(), piece, static_cast<off_t>(bytes_));
+    if (wrote > 0) {
+      bytes_ += static_cast<uint64_t>(wrote);
+    } else {
+      piece /= 2;
+    }
+  }
 }
 
 std::vector<std::string> FilesIn(const std::string& directory, const std::string& prefix) {

@@ -64,6 +64,7 @@ struct NodeOptions {
   std::string config;  // YAML beside what the harness sets (metrics off, directories)
   uint64_t own_tmpfs_bytes =
       0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
+  uint64_t own_state_bytes = 0;  // the same for state_dir
 };
 
 // One ckptd, to be started, killed and started again over the same directories.
@@ -84,6 +85,7 @@ class Node {
   pid_t pid() const { return child_->pid(); }
 
   bool has_own_tmpfs() const { return has_own_tmpfs_; }
+  bool has_own_state() const { return has_own_state_; }
 
   std::string socket() const { return state_.Path("ckptd.sock"); }
   std::string admin_socket() const { return state_.Path("admin.sock"); }
@@ -101,6 +103,7 @@ class Node {
     bool ok = false;
     std::string error;
     uint32_t shards = 0;
+    uint32_t skipped = 0;
     uint64_t bytes = 0;
     std::vector<v1::BadShard> bad;
   };
@@ -116,6 +119,7 @@ class Node {
   TemporaryDirectory memory_{"/dev/shm"};
   TemporaryDirectory state_;
   bool has_own_tmpfs_ = false;
+  bool has_own_state_ = false;
   std::unique_ptr<Child> child_;
 };
 
@@ -149,6 +153,23 @@ std::vector<std::string> DoAll(std::vector<std::unique_ptr<Rank>>& ranks,
                                const std::string& command);
 std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions options,
                                               uint32_t world_size);
+
+// All that is left of a file system, taken by a file; given back at the end.
+class FullDisk {
+ public:
+  explicit FullDisk(const std::string& directory);
+  ~FullDisk();
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+  void TakeTheRest();  // what somebody else has freed since
+
+ private:
+  const std::string path_;
+  UniqueFd file_;
+  uint64_t bytes_ = 0;
+};
+
+std::vector<std::string> SyncPoints();  // tests/sync_points.txt
 
 // Files of memory.dir by their beginning ("slot-").
 std::vector<std::string> FilesIn(const std::string& directory, const std::string& prefix);

@@ -36,7 +36,7 @@ TEST(AdminRequests, ACallerSeesItsOwnJobsRootAndTheDaemonsUserAll) {
           .ok());
   EXPECT_FALSE(
       t.h.Admin<ReadableShards>(TwoJobs::Of<v1::InspectShardRequest>("theirs"), 1000).ok());
-  EXPECT_FALSE(t.h.Admin<ReadableShards>(TwoJobs::Of<v1::VerifyRequest>("theirs"), 1000).ok());
+  EXPECT_FALSE(t.h.Admin<ListedShards>(TwoJobs::Of<v1::VerifyRequest>("theirs"), 1000).ok());
   EXPECT_FALSE(
       t.h.Admin<v1::SetRestorePointReply>(TwoJobs::Of<v1::SetRestorePointRequest>("theirs"), 1000)
           .ok());
@@ -89,26 +89,44 @@ TEST(AdminRequests, EventsAndLossesAreBounded) {
     abort.mutable_abort_save()->set_step(step);
     a.Call(abort);
   }
-  EXPECT_LE(h.Status("job").events_size(), 256);
-  EXPECT_EQ(h.Status("job").losses_size(), 64);
+  EXPECT_EQ(h.Status("job").events_size(), 64);
+  EXPECT_EQ(h.Status("job").losses_size(), 32);
+  const auto overview = h.Admin<v1::GetStatusReply>(v1::GetStatusRequest(), 0);
+  ASSERT_TRUE(overview.ok());
+  EXPECT_EQ(overview->jobs(0).events_size(), 8);
+  EXPECT_EQ(overview->jobs(0).losses_size(), 4);
+  EXPECT_EQ(overview->jobs(0).losses(0).step(), 599u) << "the newest";
 }
 
-TEST(AdminRequests, InspectAndVerifyHoldWhatTheyRead) {
+HoldShard Hold(const std::string& job, const ReadableShard& shard) {
+  return {job, shard.copy.id, shard.copy.generation};
+}
+
+TEST(AdminRequests, VerifyListsShardsAndHoldsTheOneItReads) {
   TwoJobs t;
   v1::VerifyRequest verify = TwoJobs::Of<v1::VerifyRequest>("mine");
   verify.set_all_steps(true);
-  const auto readable = t.h.Admin<ReadableShards>(verify);
-  ASSERT_TRUE(readable.ok());
-  ASSERT_EQ(readable->shards.size(), 2u);
+  const auto listed = t.h.Admin<ListedShards>(verify);
+  ASSERT_TRUE(listed.ok());
+  ASSERT_EQ(listed->shards.size(), 2u);
+  // Another user's, another job's, another filling's: as if it were not there.
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(Hold("mine", listed->shards[0]), 2000).ok());
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(Hold("theirs", listed->shards[0]), 0).ok());
+  HoldShard earlier = Hold("mine", listed->shards[0]);
+  --earlier.generation;
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(earlier).ok());
+  const auto held = t.h.Admin<ReadableShards>(Hold("mine", listed->shards[0]));
+  ASSERT_TRUE(held.ok()) << held.status();
+  ASSERT_EQ(held->shards.size(), 1u);
+  EXPECT_EQ(held->shards[0].slot, listed->shards[0].slot);
   const AdminToken token = t.h.last_token;
-  std::set<SlotId> held;
-  for (const ReadableShard& shard : readable->shards) {
-    held.insert(shard.slot);
-  }
   for (Step step = 3; step < 9; ++step) {
     ASSERT_TRUE(t.a.Save(step));
-    EXPECT_EQ(held.count(t.a.grant().slot()), 0u);
+    EXPECT_NE(t.a.grant().slot(), held->shards[0].slot);
   }
+  // The other one made room.
+  EXPECT_EQ(t.h.Admin<ReadableShards>(Hold("mine", listed->shards[1])).status().code(),
+            absl::StatusCode::kNotFound);
   t.h.Feed(AdminReadDone{token});
   t.h.Feed(AdminReadDone{token});
   std::set<SlotId> used;
@@ -116,7 +134,7 @@ TEST(AdminRequests, InspectAndVerifyHoldWhatTheyRead) {
     ASSERT_TRUE(t.a.Save(step));
     used.insert(t.a.grant().slot());
   }
-  EXPECT_LE(t.h.files.size(), 7u);
+  EXPECT_EQ(used.count(held->shards[0].slot), 1u) << "let go of, it is used again";
   v1::InspectShardRequest inspect = TwoJobs::Of<v1::InspectShardRequest>("mine");
   inspect.set_newest(true);
   EXPECT_EQ(t.h.Admin<ReadableShards>(inspect)->shards[0].copy.id.step, 15u);
@@ -127,6 +145,50 @@ TEST(AdminRequests, InspectAndVerifyHoldWhatTheyRead) {
   inspect.set_newest(false);
   inspect.set_step(1);
   EXPECT_EQ(t.h.Admin<ReadableShards>(inspect).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(AdminRequests, SavesGoOnWhileAllIsVerifiedAndARefusalNamesWhoReads) {
+  CoreHarness h;
+  h.config.mutable_memory()->set_slots_per_rank(3);
+  h.bytes_max = 3 * kSlot;
+  h.Restart();
+  TestClient a = h.Connect(100, 1000);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  ASSERT_TRUE(a.Save(1));
+  ASSERT_TRUE(a.Save(2));
+  Step step = 2;
+  for (int run = 0; run < 3; ++run) {
+    v1::VerifyRequest verify = TwoJobs::Of<v1::VerifyRequest>("job");
+    verify.set_all_steps(true);
+    const auto listed = h.Admin<ListedShards>(verify);
+    ASSERT_TRUE(listed.ok());
+    for (const ReadableShard& shard : listed->shards) {
+      const bool held = h.Admin<ReadableShards>(Hold("job", shard)).ok();
+      const AdminToken token = h.last_token;
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(a.Save(++step)) << "step " << step;
+      }
+      if (held) {
+        h.Feed(AdminReadDone{token});
+      }
+    }
+  }
+  // Held at once, all of it: then there is no room, and the answer says why.
+  TestClient reader = h.Connect(200);
+  v1::ClientFrame attach;
+  attach.mutable_attach()->set_job("job");
+  ASSERT_TRUE(reader.Call(attach).has_attach());
+  v1::VerifyRequest verify = TwoJobs::Of<v1::VerifyRequest>("job");
+  verify.set_all_steps(true);
+  do {
+    const auto listed = h.Admin<ListedShards>(verify);
+    ASSERT_TRUE(listed.ok());
+    for (const ReadableShard& shard : listed->shards) {
+      EXPECT_TRUE(h.Admin<ReadableShards>(Hold("job", shard)).ok());
+    }
+  } while (a.Save(++step));
+  const std::string refused = a.Call(TestClient::BeginFrame(++step)).failure().message();
+  EXPECT_NE(refused.find("being read by a verification, pid 200"), std::string::npos) << refused;
 }
 
 TEST(AdminRequests, ARestorePointMustBeThere) {

@@ -251,7 +251,7 @@ class CoreHarness {
         found.note.clear_writer();
       }
       found.note.clear_readers();
-      for (const v1::Process& reader : file.note.readers()) {
+      for (const v1::Reader& reader : file.note.readers()) {
         if (living.count({reader.pid(), reader.start_ticks()}) > 0) {
           *found.note.add_readers() = reader;
         }
@@ -354,6 +354,14 @@ class CoreHarness {
 inline uint64_t TestClient::Send(v1::ClientFrame frame) {
   static uint64_t next_id = 1;
   frame.set_id(next_id++);
+  // Every read under a name of its own.
+  if (frame.has_enter_session()) {
+    frame.mutable_enter_session()->set_hold(frame.id());
+  } else if (frame.has_report_load()) {
+    frame.mutable_report_load()->set_hold(frame.id());
+  } else if (frame.has_attach()) {
+    frame.mutable_attach()->set_hold(frame.id());
+  }
   h_->Feed(ClientRequest{connection_, frame});
   return frame.id();
 }
@@ -464,8 +472,7 @@ inline bool TestClient::Committed(Step step) {
 }
 inline void TestClient::Release(const v1::Source& source) {
   v1::ClientFrame frame;
-  frame.mutable_release_read()->set_slot(source.slot());
-  frame.mutable_release_read()->set_generation(source.generation());
+  frame.mutable_release_read()->set_hold(source.hold());
   Call(frame);
 }
 

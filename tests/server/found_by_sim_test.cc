@@ -1,4 +1,4 @@
-// What tests/sim found, in small. A test that is DISABLED_ waits for its fix.
+// What tests/sim found, in small.
 #include "tests/server/core_harness.h"
 
 namespace holdfast::testing {
@@ -8,7 +8,7 @@ constexpr uint64_t kLong = 60'000;
 
 // A rank that was told that it belongs to the attempt joins again over the same connection, and its
 // deadline passes before the job's state is durable. It keeps its place: its seat is still there.
-TEST(FoundBySim, DISABLED_JoinThatExpiresDoesNotFreeTheRanksPlace) {
+TEST(FoundBySim, JoinThatExpiresDoesNotFreeTheRanksPlace) {
   CoreHarness h;
   TestClient a = h.Connect(100);
   TestClient b = h.Connect(101);
@@ -32,7 +32,7 @@ TEST(FoundBySim, DISABLED_JoinThatExpiresDoesNotFreeTheRanksPlace) {
 // The descriptor that a Reserve brings cannot be opened, because the file is gone: the client hears
 // a failure and has nothing mapped, the core hears CopyFoundBad. It must not grant that slot as if
 // the client had it.
-TEST(FoundBySim, DISABLED_ReservedSlotWhoseFileIsGoneIsNotGrantedAsMapped) {
+TEST(FoundBySim, ReservedSlotWhoseFileIsGoneIsNotGrantedAsMapped) {
   CoreHarness h;
   TestClient a = h.Connect(100);
   ASSERT_TRUE(a.Join("job", 0, 1));
@@ -71,18 +71,41 @@ void OneSlotFails(const std::function<bool(const Action&, SlotId)>& concerns) {
   EXPECT_TRUE(a.Save(++step) || a.Save(++step) || a.Save(++step));
 }
 
-TEST(FoundBySim, DISABLED_SlotThatCannotBeNotedDoesNotStopTheJob) {
+TEST(FoundBySim, SlotThatCannotBeNotedDoesNotStopTheJob) {
   OneSlotFails([](const Action& action, SlotId bad) {
     const auto* note = std::get_if<WriteNote>(&action);
     return note != nullptr && note->slot == bad;
   });
 }
 
-TEST(FoundBySim, DISABLED_SlotWhoseRecordCannotBeWrittenDoesNotStopTheJob) {
+TEST(FoundBySim, SlotWhoseRecordCannotBeWrittenDoesNotStopTheJob) {
   OneSlotFails([](const Action& action, SlotId bad) {
     const auto* publish = std::get_if<PublishRecord>(&action);
     return publish != nullptr && publish->slot == bad;
   });
+}
+
+// A copy of the rank's own was found bad, and the budget is all used: that copy is what must go.
+TEST(FoundBySim, BadCopyMakesRoomInATightBudget) {
+  CoreHarness h([](v1::DaemonConfig& config) { config.mutable_memory()->set_slots_per_rank(2); });
+  h.bytes_max = 2 * kSlot;
+  h.Restart();
+  TestClient a = h.Connect(100);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  ASSERT_TRUE(a.Save(1));
+  const SlotId first = a.grant().slot();
+  const Generation generation = a.grant().generation();
+  ASSERT_TRUE(a.Save(2));
+  h.Kill(a);
+  h.Feed(CopyFoundBad{first, generation, "digests differ"});
+  TestClient b = h.Connect(101);
+  ASSERT_TRUE(b.Join("job", 0, 1));
+  const Answer offered = *b.Take(b.Send(TestClient::EnterFrame()));
+  const v1::SessionOutcome& outcome = offered.frame.enter_session();
+  ASSERT_TRUE(outcome.has_source());
+  ASSERT_FALSE(b.Call(TestClient::ReportFrame(outcome, true)).has_failure());
+  b.Release(outcome.source());
+  EXPECT_TRUE(b.Save(3) || b.Save(4) || b.Save(5)) << "the bad copy keeps its slot for ever";
 }
 
 }  // namespace

@@ -77,6 +77,65 @@ TEST(Reads, DescriptorsThatCannotBeHadLeaveNoHold) {
   EXPECT_EQ(reader.Call(OneRank::AttachFrame()).attach().step(), 1u) << "step 2 is known to be bad";
 }
 
+// The daemon died before the descriptors were passed, or the client never heard that they were: it
+// names the hold that it may have.
+TEST(Reads, AHoldIsLetGoByItsNameAlsoAfterARestart) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  const v1::Source source = reader.Call(OneRank::AttachFrame()).attach();
+  ASSERT_EQ(t.h.files.at(source.slot()).note.readers(0).hold(), source.hold());
+  t.h.Restart();
+  TestClient again = t.h.Connect(200);
+  v1::Source other = source;
+  other.set_hold(source.hold() + 1000);
+  again.Release(other);
+  EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 1) << "that is another one";
+  TestClient stranger = t.h.Connect(201);
+  stranger.Release(source);
+  EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 1) << "of another process";
+  again.Release(source);
+  EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 0);
+}
+
+TEST(Reads, AHoldNeedsANameOfItsOwn) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  v1::ClientFrame nameless = OneRank::AttachFrame();
+  nameless.set_id(900);
+  t.h.Feed(ClientRequest{reader.connection(), nameless});
+  EXPECT_EQ(reader.Take(900)->frame.failure().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
+  v1::ClientFrame taken = OneRank::AttachFrame();
+  taken.set_id(901);
+  taken.mutable_attach()->set_hold(reader.Call(OneRank::AttachFrame()).attach().hold());
+  t.h.Feed(ClientRequest{reader.connection(), taken});
+  EXPECT_EQ(reader.Take(901)->frame.failure().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
+}
+
+// Whoever called a copy bad may be the one that is wrong: a verification tells.
+TEST(Reads, ACopyThatProvesRightIsUsedAgain) {
+  OneRank t;
+  t.h.Kill(t.a);
+  TestClient a = t.h.Connect(110);
+  ASSERT_TRUE(a.Join("job", 0, 1));
+  v1::DaemonFrame offered = a.Call(TestClient::EnterFrame());
+  const v1::Source newest = offered.enter_session().source();
+  ASSERT_EQ(newest.step(), 2u);
+  offered = a.Call(TestClient::ReportFrame(offered.enter_session(), false, true));
+  const v1::Source older = offered.enter_session().source();
+  ASSERT_EQ(older.step(), 1u);
+  const v1::DaemonFrame last =
+      a.Call(TestClient::ReportFrame(offered.enter_session(), false, true));
+  EXPECT_EQ(last.failure().reason(), Failure::REASON_UNREADABLE);
+  EXPECT_NE(last.failure().message().find("ckptctl verify job --all"), std::string::npos);
+  t.h.Feed(CopyFoundGood{newest.slot(), newest.generation() + 1});  // of another filling
+  EXPECT_TRUE(t.h.Committed("job").empty());
+  t.h.Feed(CopyFoundGood{newest.slot(), newest.generation()});
+  EXPECT_EQ(t.h.Committed("job"), std::vector<std::string>{"1:2"});
+  EXPECT_EQ(a.Call(TestClient::EnterFrame()).enter_session().step(), 2u);
+}
+
 TEST(Reads, ASessionFallsBackAtOnceWhenAFileCannotBeOpened) {
   OneRank t;
   t.h.Kill(t.a);
@@ -130,15 +189,15 @@ TEST(Reads, HoldsAreCountedPerProcess) {
   OneRank t;
   TestClient reader = t.h.Connect(200);
   const v1::Source source = reader.Call(OneRank::AttachFrame()).attach();
-  reader.Call(OneRank::AttachFrame());
+  const v1::Source again = reader.Call(OneRank::AttachFrame()).attach();
   v1::ClientFrame confirm;
   confirm.mutable_confirm_read()->set_slot(source.slot());
   confirm.mutable_confirm_read()->set_generation(source.generation());
   reader.Release(source);
+  reader.Release(source);  // once is enough, and twice no more
   EXPECT_FALSE(reader.Call(confirm).has_failure());
-  reader.Release(source);
+  reader.Release(again);
   EXPECT_TRUE(reader.Call(confirm).has_failure());
-  reader.Release(source);
   TestClient other = t.h.Connect(201);
   EXPECT_TRUE(other.Call(confirm).has_failure());
 }

@@ -160,6 +160,17 @@ TEST(Sessions, RanksThatDisagreeAreBothNamed) {
   EXPECT_TRUE(t.RestoreNewest());
 }
 
+TEST(Sessions, WhoDoesNotWaitIsToldAtOnceWhoIsMissing) {
+  Restarted t;
+  const v1::DaemonFrame answer = t.ranks[0].Call(TestClient::EnterFrame(0));
+  EXPECT_EQ(answer.failure().code(), static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_NE(answer.failure().message().find("rank 1"), std::string::npos);
+  v1::ClientFrame odd = TestClient::EnterFrame();
+  odd.mutable_enter_session()->set_choice(static_cast<v1::EnterSession::Choice>(99));
+  EXPECT_EQ(t.ranks[0].Call(odd).failure().code(),
+            static_cast<int>(absl::StatusCode::kInvalidArgument));
+}
+
 TEST(Sessions, AMissingRankIsNamedAtTheDeadline) {
   Restarted t;
   const uint64_t id = t.ranks[0].Send(TestClient::EnterFrame(500));

@@ -18,10 +18,10 @@ uint64_t Millis(Duration d) {
 }  // namespace
 
 Client::Client(World* world, JobPlan* job, Rank rank, ProcessId process, bool reader)
-    : w_(world),
+    : Peer(process, job->uid),
+      w_(world),
       job_(job),
       rank_(rank),
-      process_(process),
       reader_(reader),
       saves_left_(static_cast<int>(20 + world->Below(200))) {}
 
@@ -34,6 +34,9 @@ void Client::Call(v1::ClientFrame frame, Duration deadline, Handler handler) {
     return;
   }
   frame.set_id(next_id_++);
+  if (const uint64_t hold = NameHold(frame, w_->NextHold()); hold != 0) {
+    unanswered_holds_[frame.id()] = hold;
+  }
   handlers_[frame.id()] = std::move(handler);
   w_->SendFrame(connection_, frame, deadline);
 }
@@ -48,6 +51,7 @@ void Client::Later(Duration delay, void (Client::*what)()) {
 }
 
 void Client::OnReply(const SendReply& reply, const FilePtr& file) {
+  unanswered_holds_.erase(reply.frame.id());
   const auto it = handlers_.find(reply.frame.id());
   if (it == handlers_.end()) {
     w_->oracle().Violated(
@@ -59,8 +63,11 @@ void Client::OnReply(const SendReply& reply, const FilePtr& file) {
   handler(reply.frame, file);
 }
 
-void Client::OnClosed() {
+void Client::OnClosed(ConnectionId) {
   connection_ = 0;
+  for (const auto& [id, hold] : std::exchange(unanswered_holds_, {})) {
+    doubtful_holds_.push_back(hold);
+  }
   handlers_.clear();
   ++epoch_;
   if (!running() || zombie_) {
@@ -87,6 +94,7 @@ void Client::End() {
   Kill();
   alive_ = false;
   w_->Ended(this);
+  w_->RankEnded(this);
 }
 
 void Client::Quit() {
@@ -98,6 +106,12 @@ void Client::Connect() {
     return Later(milliseconds(300), &Client::Connect);
   }
   connection_ = w_->Open(this);
+  // What it may hold without ever having heard of it.
+  for (const uint64_t hold : std::exchange(doubtful_holds_, {})) {
+    v1::ClientFrame frame;
+    frame.mutable_release_read()->set_hold(hold);
+    Call(frame, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
+  }
   reader_ ? Read() : Join();
 }
 
@@ -130,19 +144,8 @@ void Client::OnJoined(const v1::DaemonFrame& frame) {
   }
   const bool back = attempt_ != 0 && attempt_ == frame.join().attempt();
   attempt_ = frame.join().attempt();
-  joined_in_life_ = w_->life();
-  // (A daemon that was restarted knows its ranks by what they sealed, or when they come back.)
-  for (const auto& other : w_->clients()) {
-    if (other.get() != this && other->alive() && !other->reader() && other->job_ == job_ &&
-        other->rank_ == rank_ && other->attempt_ == attempt_ &&
-        other->joined_in_life_ == joined_in_life_) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " rank ", rank_,
-                                         " is ", process_.ToString(), " and ",
-                                         other->process_.ToString()));
-    }
-  }
+  w_->Seated(this, job_->name, attempt_, rank_);
   JobTruth& truth = w_->oracle().job(job_->name);
-  truth.world_size = job_->world_size;
   if (frame.join().any_step()) {
     step_ = std::max(step_, frame.join().last_step());
   }
@@ -151,7 +154,6 @@ void Client::OnJoined(const v1::DaemonFrame& frame) {
   }
   training_ = false;
   if (!frame.join().decided() && truth.acknowledged.empty() && w_->Chance(0.2)) {
-    truth.saved_unrestored.insert(attempt_);
     training_ = true;
     return Train();
   }
@@ -163,7 +165,9 @@ void Client::Enter() {
   v1::ClientFrame frame;
   v1::EnterSession& enter = *frame.mutable_enter_session();
   JobTruth& truth = w_->oracle().job(job_->name);
+  asked_ = job_->choice;
   if (job_->choice) {
+    truth.chosen.insert(attempt_);
     enter.set_choice(v1::EnterSession::CHOICE_STEP);
     enter.set_attempt(job_->choice->attempt);
     enter.set_step(job_->choice->step);
@@ -202,8 +206,8 @@ void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (failure.reason() == Failure::REASON_UNREADABLE &&
       failure.message().find("the restore point that was set") != std::string::npos) {
     w_->ClearRestorePoint(*job_);  // what a person set is gone; a person takes it back
-  } else if (failure.reason() == Failure::REASON_UNREADABLE &&
-             w_->oracle().NewestCommitted(*w_->StateOf(job_->name), w_->files()) && !w_->stormy()) {
+  } else if (failure.reason() == Failure::REASON_UNREADABLE && !w_->stormy() &&
+             !w_->StateOf(job_->name)->restore_point().set() && w_->CanRestore(*job_)) {
     w_->oracle().Violated(absl::StrCat("job ", job_->name, ": ", failure.message(),
                                        ", although a committed step is there"));
   }
@@ -211,7 +215,22 @@ void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
       static_cast<absl::StatusCode>(failure.code()) == absl::StatusCode::kFailedPrecondition) {
     return Refused(failure, "restore");
   }
-  Later(milliseconds(500), &Client::Enter);
+  Later(milliseconds(500),
+        w_->stormy() && w_->Chance(0.1) ? &Client::TryToSaveInstead : &Client::Enter);
+}
+
+// Its restore failed, and it saves all the same. What it saves must not push aside what there was.
+void Client::TryToSaveInstead() {
+  v1::ClientFrame frame;
+  frame.mutable_begin_save()->set_step(++step_);
+  frame.mutable_begin_save()->set_slot_bytes(job_->slot_bytes);
+  Call(frame, Duration(0), [this](const v1::DaemonFrame& reply, const FilePtr& file) {
+    if (reply.has_failure()) {
+      return Refused(reply.failure(), "save");
+    }
+    training_ = true;
+    OnGrant(reply, file);
+  });
 }
 
 void Client::Load(v1::SessionOutcome outcome, FilePtr file) {
@@ -240,6 +259,10 @@ void Client::Load(v1::SessionOutcome outcome, FilePtr file) {
                record.copy.id.attempt != outcome.attempt() || record.copy.job_name != job_->name) {
       w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " was given ",
                                          file->content.ToString(), " for step ", outcome.step()));
+    } else if (asked_ && (asked_->step != id.step ||
+                          (asked_->attempt != 0 && asked_->attempt != id.attempt))) {
+      w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " asked for step ",
+                                         asked_->step, " and was given step ", id.step));
     } else if (w_->stormy() && w_->Chance(0.02)) {
       report.set_loaded(false);
       report.set_problem("cannot map it");
@@ -248,11 +271,15 @@ void Client::Load(v1::SessionOutcome outcome, FilePtr file) {
     if (!report.loaded()) {
       truth.passed_over[attempt_].insert(id);
     }
+    if (report.loaded()) {
+      truth.loaded[{attempt_, id}].insert(rank_);
+    }
     loaded_from_ = report.loaded() ? std::optional(id) : std::nullopt;
     const Duration deadline = milliseconds(2000 + w_->Below(20'000));
     report.set_deadline_ms(Millis(deadline));
     Call(frame, deadline,
          [this](const v1::DaemonFrame& reply, const FilePtr& next) { OnOutcome(reply, next); });
+    Confirm(outcome.source());
     // Views may be kept for a while, where there is a slot to spare for it; most callers copy out
     // and let go.
     if (w_->Chance(0.8) || !(w_->stormy() || w_->roomy())) {
@@ -281,281 +308,6 @@ void Client::OnDone(const v1::SessionOutcome& outcome) {
   training_ = true;
   job_->choice.reset();
   Train();
-}
-
-void Client::Train() {
-  Later(milliseconds(1 + w_->Below(static_cast<uint64_t>(2 * job_->pace_ms))), &Client::Begin);
-}
-
-void Client::Begin() {
-  // Ranks of a training run wait for each other now and then.
-  for (const Client* other : job_->ranks) {
-    if (other != nullptr && other->running() && other->training_ && other->attempt_ == attempt_ &&
-        other->step_ + 6 < step_) {
-      return Train();
-    }
-  }
-  if (w_->stormy() && --saves_left_ < 0) {
-    // Some runs end in good order; some go back and restore again.
-    saves_left_ = static_cast<int>(20 + w_->Below(200));
-    v1::ClientFrame frame;
-    if (w_->Chance(0.5)) {
-      frame.mutable_leave();
-      for (const auto& [slot, file] : std::exchange(mapped_, {})) {
-        file->mapped_by.erase(process_);
-      }
-      attempt_ = 0;
-      return Call(frame, Duration(0), [this](const v1::DaemonFrame&, const FilePtr&) { Quit(); });
-    }
-    v1::Join& join = *frame.mutable_join();
-    join.set_job(job_->name);
-    join.set_rank(rank_);
-    join.set_world_size(job_->world_size);
-    join.set_leave_attempt(attempt_);
-    join.set_deadline_ms(5000);
-    return Call(frame, seconds(5),
-                [this](const v1::DaemonFrame& reply, const FilePtr&) { OnJoined(reply); });
-  }
-  step_ += w_->stormy() && w_->Chance(0.03) ? 2 : 1;
-  v1::ClientFrame frame;
-  if (std::any_of(mapped_.begin(), mapped_.end(),
-                  [&](const auto& m) { return m.second->bytes != job_->slot_bytes; })) {
-    v1::ClientFrame release;
-    for (const auto& [slot, file] : std::exchange(mapped_, {})) {
-      file->mapped_by.erase(process_);
-      release.mutable_release_slots()->add_slots(slot);
-    }
-    Call(release, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
-  }
-  if (w_->Chance(0.02)) {
-    --step_;
-    return Reserve();
-  }
-  const Duration deadline = w_->Chance(0.7) ? Duration(0) : milliseconds(w_->Below(4000));
-  frame.mutable_begin_save()->set_step(step_);
-  frame.mutable_begin_save()->set_slot_bytes(job_->slot_bytes);
-  frame.mutable_begin_save()->set_deadline_ms(Millis(deadline));
-  ++job_->saves[rank_];
-  if (w_->Chance(0.05)) {
-    Later(milliseconds(w_->Below(500)), &Client::Replay);
-  }
-  Call(frame, deadline,
-       [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnGrant(reply, file); });
-}
-
-// Asks again until no descriptor comes.
-void Client::Reserve() {
-  v1::ClientFrame frame;
-  frame.mutable_reserve()->set_slot_bytes(job_->slot_bytes);
-  frame.mutable_reserve()->set_deadline_ms(w_->Chance(0.3) ? 0 : 3000);
-  Call(frame, seconds(3), [this](const v1::DaemonFrame& reply, const FilePtr& file) {
-    if (reply.has_failure()) {
-      return Refused(reply.failure(), "reserve");
-    }
-    if (!reply.reserve().with_descriptor()) {
-      return Train();
-    }
-    Map(reply.reserve().slot(), file);
-    Reserve();
-  });
-}
-
-void Client::Map(SlotId slot, const FilePtr& file) {
-  if (const auto old = mapped_.find(slot); old != mapped_.end()) {
-    old->second->mapped_by.erase(process_);
-  }
-  mapped_[slot] = file;
-  file->mapped_by.insert(process_);
-}
-
-void Client::OnGrant(const v1::DaemonFrame& frame, const FilePtr& file) {
-  if (frame.has_failure()) {
-    return Refused(frame.failure(), "save");
-  }
-  const v1::Grant& grant = frame.begin_save();
-  if (grant.with_descriptor()) {
-    Map(grant.slot(), file);
-  } else if (mapped_[grant.slot()] != file) {
-    w_->oracle().Violated(absl::StrCat(
-        "slot ", grant.slot(),
-        " was granted without a descriptor to a process that has another file mapped"));
-    return;
-  }
-  filling_ = grant;
-  filling_file_ = file;
-  filling_step_ = step_;
-  Write(0);
-}
-
-// Threads of a dying or superseded process may go on writing for as long as it exists.
-void Client::Write(int part) {
-  const FilePtr file = filling_file_;
-  const v1::Grant grant = *filling_;
-  const Step step = filling_step_;
-  w_->After(milliseconds(1 + w_->Below(static_cast<uint64_t>(job_->pace_ms))), [this, file, grant,
-                                                                                step, part,
-                                                                                epoch = epoch_] {
-    if (!alive_ || filling_file_ != file || !filling_ ||
-        filling_->generation() != grant.generation()) {
-      return;
-    }
-    if (file->record) {
-      w_->oracle().Violated(absl::StrCat(process_.ToString(), " wrote into slot ", file->slot,
-                                         ", which holds the sealed ",
-                                         file->record->copy.id.ToString()));
-      return;
-    }
-    file->token = w_->NewToken();
-    file->content = {};
-    if (part < 2) {
-      return Write(part + 1);
-    }
-    const ShardId id{JobUuid::FromBytes(grant.job_uuid()).value(), grant.attempt(), step, rank_};
-    file->content = id;
-    SealedCopy copy;
-    copy.id = id;
-    copy.generation = grant.generation();
-    file->client_record = FileRecord{copy, file->token};
-    if (running() && epoch == epoch_) {
-      Seal();
-    }
-  });
-}
-
-void Client::Seal() {
-  v1::ClientFrame frame;
-  const v1::Grant grant = *std::exchange(filling_, std::nullopt);
-  filling_file_ = nullptr;
-  const Step step = filling_step_;
-  if (w_->stormy() && w_->Chance(0.03)) {
-    frame.mutable_abort_save()->set_step(step);
-    frame.mutable_abort_save()->set_slot(grant.slot());
-    frame.mutable_abort_save()->set_generation(grant.generation());
-    return Call(frame, Duration(0), [this](const v1::DaemonFrame&, const FilePtr&) { Train(); });
-  }
-  frame.mutable_seal()->set_step(step);
-  frame.mutable_seal()->set_slot(grant.slot());
-  frame.mutable_seal()->set_generation(grant.generation());
-  frame.mutable_seal()->set_record_offset(kSlotBytes / 2);
-  frame.mutable_seal()->set_record_bytes(100);
-  stale_ = frame;
-  const v1::JobState* state = w_->StateOf(job_->name);
-  const bool over = state != nullptr && state->highest_attempt() > attempt_;
-  Call(frame, seconds(10), [this, step, over](const v1::DaemonFrame& reply, const FilePtr&) {
-    if (reply.has_failure()) {
-      return Refused(reply.failure(), "seal");
-    }
-    if (over) {
-      w_->oracle().Violated(absl::StrCat("job ", job_->name, " attempt ", attempt_, " sealed step ",
-                                         step, " after it was superseded"));
-    }
-    JobTruth& truth = w_->oracle().job(job_->name);
-    std::set<Rank>& ranks = truth.acknowledged[{attempt_, step}];
-    ranks.insert(rank_);
-    if (ranks.size() == job_->world_size) {
-      w_->CountCommit(job_->name);
-    }
-    if (w_->Chance(0.2)) {
-      v1::ClientFrame await;
-      await.mutable_await_save()->set_step(step);
-      await.mutable_await_save()->set_stage(v1::AwaitSave::STAGE_COMMITTED);
-      await.mutable_await_save()->set_deadline_ms(w_->Below(5000));
-      Call(await, seconds(5), [](const v1::DaemonFrame&, const FilePtr&) {});
-    }
-    Train();
-  });
-}
-
-void Client::Refused(const v1::Failure& failure, const char* what) {
-  w_->Trace(absl::StrCat(job_->name, " rank ", rank_, " ", process_.ToString(), " ", what, ": ",
-                         failure.message()));
-  switch (failure.reason()) {
-    case Failure::REASON_SUPERSEDED:
-      if (w_->stormy() && w_->Chance(0.3)) {
-        // It does not listen: it lingers, with whatever it has mapped, until somebody ends it.
-        zombie_ = true;
-        w_->After(seconds(w_->Below(30)), [this] { Quit(); });
-        return Train();
-      }
-      return Quit();
-    case Failure::REASON_UNKNOWN_SESSION:
-      return Later(milliseconds(100), &Client::Join);
-    case Failure::REASON_SHED:
-    case Failure::REASON_ABANDONED:
-    case Failure::REASON_NO_ROOM:
-      return Train();
-    default:
-      break;
-  }
-  if (std::string(what) == "join") {
-    return Quit();
-  }
-  const auto code = static_cast<absl::StatusCode>(failure.code());
-  if (code == absl::StatusCode::kFailedPrecondition) {
-    // A session is open or failed, or the attempt has moved on without this rank.
-    return ++join_failures_ > 5 ? Quit() : Later(milliseconds(500), &Client::Enter);
-  }
-  if (code == absl::StatusCode::kInvalidArgument && std::string(what) == "save") {
-    return Train();  // its last step was counted although the answer was lost
-  }
-  Train();
-}
-
-void Client::Release(const v1::Source& source) {
-  if (!running()) {
-    return;
-  }
-  const FilePtr file = w_->FindFile(source.slot());
-  if (!file || connection_ == 0 || file->read_by.count(process_) == 0) {
-    return;
-  }
-  if (--file->read_by[process_] == 0) {
-    file->read_by.erase(process_);
-  }
-  v1::ClientFrame frame;
-  frame.mutable_release_read()->set_slot(source.slot());
-  frame.mutable_release_read()->set_generation(source.generation());
-  stale_ = frame;
-  Call(frame, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
-}
-
-// Says again what it said long ago: of a filling or a hold that is over.
-void Client::Replay() {
-  const FilePtr file =
-      stale_ && stale_->has_release_read() ? w_->FindFile(stale_->release_read().slot()) : nullptr;
-  const bool still_true = file && file->note.generation() == stale_->release_read().generation();
-  if (stale_ && !still_true) {
-    Call(*stale_, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
-  }
-}
-
-// Attaches, looks for a while, lets go or dies with it; several times.
-void Client::Read() {
-  v1::ClientFrame frame;
-  frame.mutable_attach()->set_job(job_->name);
-  frame.mutable_attach()->set_rank(rank_);
-  Call(frame, Duration(0), [this](const v1::DaemonFrame& reply, const FilePtr& file) {
-    if (reply.has_failure()) {
-      return Quit();
-    }
-    const v1::Source source = reply.attach();
-    const ShardId id = file->record->copy.id;
-    const uint64_t token = file->record->token;
-    Later(seconds(w_->Below(10)), &Client::Replay);
-    w_->After(seconds(w_->Below(20)), [this, source, file, id, token] {
-      if (!running()) {
-        return;
-      }
-      if (file->token != token &&
-          w_->oracle().job(job_->name).damaged.count(id.checkpoint()) == 0) {
-        w_->oracle().Violated(absl::StrCat(id.ToString(), " changed under its reader"));
-      }
-      Replay();
-      Release(source);
-      saves_left_ -= 40;
-      saves_left_ < 0 ? Quit() : Later(milliseconds(w_->Below(3000)), &Client::Read);
-    });
-  });
 }
 
 }  // namespace holdfast::sim

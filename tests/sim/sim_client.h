@@ -6,13 +6,14 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "tests/sim/sim_world.h"
 
 namespace holdfast::sim {
 
-class Client {
+class Client : public Peer {
  public:
   Client(World* world, JobPlan* job, Rank rank, ProcessId process, bool reader);
 
@@ -21,21 +22,13 @@ class Client {
   void Kill();
   void End();
   // From the world.
-  void OnReply(const SendReply& reply, const FilePtr& file);
-  void OnClosed();
+  void OnReply(const SendReply& reply, const FilePtr& file) override;
+  void OnClosed(ConnectionId connection) override;
 
-  bool alive() const { return alive_; }  // its process exists
-  bool running() const { return alive_ && !dying_; }
   bool reader() const { return reader_; }
-  bool zombie() const { return zombie_; }
   Rank rank() const { return rank_; }
   JobPlan& job() { return *job_; }
-  ProcessId process() const { return process_; }
-  uint32_t uid() const { return job_->uid; }
-  Attempt attempt() const { return attempt_; }
   ConnectionId connection() const { return connection_; }
-  bool saving() const { return training_; }
-  const v1::Grant* filling() const { return filling_ ? &*filling_ : nullptr; }
 
  private:
   using Handler = std::function<void(const v1::DaemonFrame&, const FilePtr&)>;
@@ -49,6 +42,8 @@ class Client {
   void Load(v1::SessionOutcome outcome, FilePtr file);
   void OnDone(const v1::SessionOutcome& outcome);
   void Train();
+  void TryToSaveInstead();
+  void LeaveOrRestoreAgain();
   void Begin();
   void Reserve();
   void Map(SlotId slot, const FilePtr& file);
@@ -59,31 +54,33 @@ class Client {
   void Release(const v1::Source& source);
   void Read();
   void Replay();
+  void Confirm(const v1::Source& source);
+  void ConfirmOld(const v1::Source& held);
   void Quit();
 
   World* w_;
   JobPlan* job_;
   const Rank rank_;
-  const ProcessId process_;
   const bool reader_;
-  bool alive_ = true;
-  bool dying_ = false;
   bool zombie_ = false;  // was told to stop, and writes on
   bool training_ = false;
   ConnectionId connection_ = 0;
   uint64_t next_id_ = 1;
   std::map<uint64_t, Handler> handlers_;
   Attempt attempt_ = 0;
-  uint64_t joined_in_life_ = 0;  // of the daemon
-  uint64_t epoch_ = 0;           // grows when what was planned is void
+  uint64_t epoch_ = 0;  // grows when what was planned is void
   Step step_ = 0;
   std::optional<CheckpointId> loaded_from_;
+  std::optional<CheckpointId> asked_;                 // for its restore
+  std::set<std::pair<SlotId, Generation>> released_;  // what it read once
   std::map<SlotId, FilePtr> mapped_;
   std::optional<v1::Grant> filling_;
   FilePtr filling_file_;
   Step filling_step_ = 0;
   int join_failures_ = 0;
   int saves_left_ = 0;
+  std::map<uint64_t, uint64_t> unanswered_holds_;  // by request
+  std::vector<uint64_t> doubtful_holds_;           // of connections that broke
   std::optional<v1::ClientFrame>
       stale_;  // a frame of an earlier filling or hold, that may be sent again
 };

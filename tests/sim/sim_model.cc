@@ -1,5 +1,6 @@
 #include "tests/sim/sim_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,6 +40,11 @@ bool Oracle::Decided(const v1::JobState& state, Attempt attempt, CheckpointId& p
   return true;
 }
 
+bool Oracle::AnyCommitted(const v1::JobState& state, Attempt attempt) {
+  const v1::AttemptState* a = FindAttempt(state, attempt);
+  return a != nullptr && a->any_committed();
+}
+
 bool Oracle::OnLine(const v1::JobState& state, CheckpointId checkpoint) {
   Attempt attempt = NewestDecidedAttempt(state);
   Step limit = UINT64_MAX;
@@ -62,8 +68,8 @@ std::optional<CheckpointId> Oracle::NewestPromised(const v1::JobState& state) co
     return std::nullopt;
   }
   for (auto it = job->second.acknowledged.rbegin(); it != job->second.acknowledged.rend(); ++it) {
-    if (it->second.size() == job->second.world_size && job->second.given_up.count(it->first) == 0 &&
-        OnLine(state, it->first)) {
+    if (it->second.size() == job->second.World(it->first.attempt) &&
+        job->second.given_up.count(it->first) == 0 && OnLine(state, it->first)) {
       return it->first;
     }
   }
@@ -71,14 +77,16 @@ std::optional<CheckpointId> Oracle::NewestPromised(const v1::JobState& state) co
 }
 
 std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state,
-                                                    const std::map<SlotId, FilePtr>& files) const {
+                                                    const std::map<SlotId, FilePtr>& files,
+                                                    uint32_t world_size) const {
   const auto job = jobs_.find(state.name());
   if (job == jobs_.end()) {
     return std::nullopt;
   }
   for (auto it = job->second.acknowledged.rbegin(); it != job->second.acknowledged.rend(); ++it) {
-    if (it->second.size() == job->second.world_size && job->second.damaged.count(it->first) == 0 &&
-        OnLine(state, it->first) && Whole(state.name(), it->first, files)) {
+    if (job->second.World(it->first.attempt) == world_size && it->second.size() == world_size &&
+        job->second.damaged.count(it->first) == 0 && OnLine(state, it->first) &&
+        Whole(state.name(), it->first, files)) {
       return it->first;
     }
   }
@@ -89,14 +97,24 @@ bool Oracle::Whole(const std::string& job, CheckpointId checkpoint,
                    const std::map<SlotId, FilePtr>& files, bool flipped_too) const {
   std::set<Rank> there;
   for (const auto& [slot, file] : files) {
-    if (file->record && file->record->copy.job_name == job &&
+    if (file->record && !file->foreign && file->record->copy.job_name == job &&
         file->record->copy.id.checkpoint() == checkpoint &&
         (flipped_too || file->record->token == file->token)) {
       there.insert(file->record->copy.id.rank);
     }
   }
   const auto truth = jobs_.find(job);
-  return truth != jobs_.end() && there.size() == truth->second.world_size;
+  return truth != jobs_.end() && there.size() == truth->second.World(checkpoint.attempt);
+}
+
+bool Oracle::EverPromised(const v1::JobState& state) const {
+  const auto job = jobs_.find(state.name());
+  return job != jobs_.end() &&
+         std::any_of(job->second.acknowledged.begin(), job->second.acknowledged.end(),
+                     [&](const auto& a) {
+                       return a.second.size() == job->second.World(a.first.attempt) &&
+                              job->second.given_up.count(a.first) == 0 && OnLine(state, a.first);
+                     });
 }
 
 void Oracle::CheckNewest(const std::map<std::string, v1::JobState>& states,
@@ -128,40 +146,60 @@ void Oracle::StateDurable(const v1::JobState& before, const v1::JobState& after,
     Violated(absl::StrCat("job ", after.name(), ": attempts run backwards"));
   }
   for (const v1::AttemptState& a : after.attempts()) {
+    truth.worlds[a.attempt()] = a.world_size();
     CheckpointId old_parent;
     if (!a.decided() || Decided(before, a.attempt(), old_parent)) {
       continue;
     }
-    const CheckpointId parent{a.parent_attempt(), a.parent_step()};
-    const std::optional<CheckpointId> newest = NewestCommitted(before, files);
-    const std::set<CheckpointId>& passed = truth.passed_over[a.attempt()];
-    if (parent.attempt == 0) {
-      if (newest && passed.count(*newest) == 0 && !truth.from_scratch_asked &&
-          truth.saved_unrestored.count(a.attempt()) == 0) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(),
-                              " starts from scratch although ", Name(*newest), " is committed"));
-      }
-    } else if (truth.asked_for.count(parent) + truth.asked_since.count(parent) == 0) {
-      if (!OnLine(before, parent)) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
-                              Name(parent), ", a branch that was discarded"));
-      }
-      if (newest && *newest > parent && passed.count(*newest) == 0) {
-        Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
-                              Name(parent), " although ", Name(*newest), " is committed"));
-      }
-    }
-    if (parent.attempt != 0 && truth.damaged.count(parent) == 0 &&
-        !Whole(after.name(), parent, files)) {
-      Violated(absl::StrCat("job ", after.name(), ": attempt ", a.attempt(), " descends from ",
-                            Name(parent), ", which is not whole"));
-    }
-    truth.from_scratch_asked = false;
+    JudgeDecision(before, after, a, files);
+    truth.from_scratch_asked =
+        std::exchange(truth.from_scratch_since, false) || after.restore_point().from_scratch();
+    truth.cleared = false;
     // What was asked for before the last decision has had its chance, unless it is set still.
     truth.asked_for = std::exchange(truth.asked_since, {});
     if (after.restore_point().set()) {
       truth.asked_for.insert({after.restore_point().attempt(), after.restore_point().step()});
     }
+  }
+}
+
+// An attempt has just become durable as decided.
+void Oracle::JudgeDecision(const v1::JobState& before, const v1::JobState& after,
+                           const v1::AttemptState& a, const std::map<SlotId, FilePtr>& files) {
+  JobTruth& truth = jobs_[after.name()];
+  const CheckpointId parent{a.parent_attempt(), a.parent_step()};
+  const std::string what = absl::StrCat("job ", after.name(), ": attempt ", a.attempt());
+  if (parent.attempt == 0) {
+    if (!truth.from_scratch_asked && !truth.from_scratch_since && EverPromised(before)) {
+      Violated(what + " starts from scratch although something was committed on its line");
+    }
+    return;
+  }
+  const bool asked = truth.asked_for.count(parent) + truth.asked_since.count(parent) > 0;
+  const std::set<CheckpointId>& passed = truth.passed_over[a.attempt()];
+  if (!asked) {
+    if (!OnLine(before, parent)) {
+      Violated(
+          absl::StrCat(what, " descends from ", Name(parent), ", a branch that was discarded"));
+    }
+    const std::optional<CheckpointId> newest = NewestCommitted(before, files, a.world_size());
+    if (newest && *newest > parent && passed.count(*newest) == 0) {
+      Violated(absl::StrCat(what, " descends from ", Name(parent), " although ", Name(*newest),
+                            " is committed"));
+    }
+    if (before.restore_point().set() && !after.restore_point().set() && !truth.cleared &&
+        truth.chosen.count(a.attempt()) == 0) {
+      Violated(absl::StrCat(what, " descends from ", Name(parent),
+                            ", which is not the restore point that was set"));
+    }
+  }
+  if (truth.damaged.count(parent) == 0 && !Whole(after.name(), parent, files)) {
+    Violated(absl::StrCat(what, " descends from ", Name(parent), ", which is not whole"));
+  }
+  if (truth.loaded[{a.attempt(), parent}].size() != a.world_size()) {
+    Violated(absl::StrCat(what, " descends from ", Name(parent), ", which only ",
+                          truth.loaded[{a.attempt(), parent}].size(), " of ", a.world_size(),
+                          " ranks have loaded"));
   }
 }
 

@@ -17,6 +17,9 @@
 
 namespace holdfast::sim {
 
+// What goes wrong with a slot's file from some moment on, every time that it is tried.
+enum class Fault { kPopulate, kNote, kPublish, kRemoveRecord, kDelete, kOpen };
+
 struct FileRecord {
   SealedCopy copy;
   uint64_t token = 0;
@@ -33,19 +36,33 @@ struct File {
   std::optional<FileRecord> client_record;  // what a client laid into it, to be sealed
   std::set<ProcessId> mapped_by;            // living processes that can write into it
   std::map<ProcessId, int> read_by;  // living processes that were given it to read, and how often
+  std::optional<uint32_t> uid;       // of the last process that could write into it
+  Generation granted = 0;            // the last filling
+  std::map<Fault, absl::Status> faults;
+  bool foreign = false;     // nobody's copy: another job's, a second one of a shard
+  bool left_alone = false;  // of another version, say: the daemon knows its number and size only
 };
 using FilePtr = std::shared_ptr<File>;
 
 struct JobTruth {
-  uint32_t world_size = 0;
+  std::map<Attempt, uint32_t> worlds;                   // sizes, as they became durable
   std::map<CheckpointId, std::set<Rank>> acknowledged;  // seals whose answer a client got
   std::set<CheckpointId> given_up;                      // shed or abandoned, as the daemon reported
   std::set<CheckpointId> damaged;      // flipped, or reported unreadable: may be passed over
   std::set<CheckpointId> asked_since;  // the same, since the last decision
   std::set<CheckpointId> asked_for;    // restore points and explicit choices: may be parents
   bool from_scratch_asked = false;
-  std::set<Attempt> saved_unrestored;                     // a rank saved in it before any restore
+  bool from_scratch_since = false;                        // the same, since the last decision
   std::map<Attempt, std::set<CheckpointId>> passed_over;  // what ranks of an attempt could not load
+  std::map<std::pair<Attempt, CheckpointId>, std::set<Rank>> loaded;  // reported so by ranks
+  std::set<Attempt> chosen;  // attempts whose ranks asked for a step by name
+  Attempt opened = 0;        // the newest, as the daemon reported
+  bool being_removed = false;
+  bool cleared = false;  // somebody took a restore point back since the last decision
+  uint32_t World(Attempt attempt) const {
+    const auto it = worlds.find(attempt);
+    return it == worlds.end() ? 0 : it->second;
+  }
 };
 
 class Oracle {
@@ -66,12 +83,16 @@ class Oracle {
                    const std::map<SlotId, FilePtr>& files);
 
   static bool Decided(const v1::JobState& state, Attempt attempt, CheckpointId& parent);
+  static bool AnyCommitted(const v1::JobState& state, Attempt attempt);
   static bool OnLine(const v1::JobState& state, CheckpointId checkpoint);
   // The newest step on the line whose seals were all acknowledged, whatever became of it since.
   std::optional<CheckpointId> NewestPromised(const v1::JobState& state) const;
-  // The newest of them that is there and undamaged.
+  // The newest of them that is there, undamaged, and of that world size.
   std::optional<CheckpointId> NewestCommitted(const v1::JobState& state,
-                                              const std::map<SlotId, FilePtr>& files) const;
+                                              const std::map<SlotId, FilePtr>& files,
+                                              uint32_t world_size) const;
+  // Whether the line has ever held a whole step, as far as clients and reports told.
+  bool EverPromised(const v1::JobState& state) const;
   bool Whole(const std::string& job, CheckpointId checkpoint,
              const std::map<SlotId, FilePtr>& files, bool flipped_too = false) const;
 
@@ -79,6 +100,9 @@ class Oracle {
   std::map<std::string, JobTruth>& jobs() { return jobs_; }
 
  private:
+  void JudgeDecision(const v1::JobState& before, const v1::JobState& after,
+                     const v1::AttemptState& a, const std::map<SlotId, FilePtr>& files);
+
   std::string violation_;
   std::map<std::string, JobTruth> jobs_;
 };

@@ -1,10 +1,10 @@
 // The fake runtime: performs the core's actions late and, where events.h allows it, out of order;
 // fails some of them.
-#include <cinttypes>
-#include <cstdio>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/sim_client.h"
+#include "tests/sim/sim_rude.h"
 #include "tests/sim/sim_world.h"
 
 namespace holdfast::sim {
@@ -29,24 +29,25 @@ void World::StartDaemon() {
   slot_busy_until_.clear();
   socket_busy_until_.clear();
   admin_.clear();
+  const auto lives = [&](const auto& p) { return Lives({p.pid(), p.start_ticks()}); };
+  seats_.clear();
+  granted_.clear();
+  PlantSlots();
+  MarkForeign();
   Started started;
   started.memory_bytes_max = bytes_max_;
-  const auto lives = [&](const v1::Process& p) {
-    for (const auto& client : clients_) {
-      if (client->alive() && client->process() == ProcessId{p.pid(), p.start_ticks()}) {
-        return true;
-      }
-    }
-    return false;
-  };
   for (const auto& [slot, file] : files_) {
     file->read_by.erase(ProcessId{1, 0});  // the old daemon's own readers
+    if (file->left_alone) {
+      started.left_alone.push_back({slot, file->bytes});
+      continue;
+    }
     FoundSlot found{slot, file->bytes, file->note, std::nullopt};
     if (found.note.has_writer() && !lives(found.note.writer())) {
       found.note.clear_writer();
     }
     found.note.clear_readers();
-    for (const v1::Process& reader : file->note.readers()) {
+    for (const v1::Reader& reader : file->note.readers()) {
       if (lives(reader)) {
         *found.note.add_readers() = reader;
       }
@@ -56,8 +57,12 @@ void World::StartDaemon() {
     }
     started.slots.push_back(found);
   }
+  for (auto& [name, truth] : oracle_.jobs()) {
+    truth.opened = 0;  // of what was opened and did not become durable nobody knows
+  }
   for (const auto& [uuid, state] : states_) {
     started.jobs.push_back(state);
+    oracle_.job(state.name()).opened = state.highest_attempt();
   }
   Feed(started);
 }
@@ -71,11 +76,17 @@ void World::KillDaemon() {
   core_.reset();
   ++life_;
   requests_.clear();
-  const std::map<ConnectionId, Client*> open = std::move(connections_);
+  const std::map<ConnectionId, Peer*> open = std::move(connections_);
   connections_.clear();
-  for (const auto& [id, client] : open) {
-    client->OnClosed();
+  for (const auto& [id, peer] : open) {
+    peer->OnClosed(id);
   }
+}
+
+bool World::Lives(const ProcessId& process) const {
+  const auto is = [&](const auto& peer) { return peer->alive() && peer->process() == process; };
+  return std::any_of(clients_.begin(), clients_.end(), is) ||
+         std::any_of(rudes_.begin(), rudes_.end(), is);
 }
 
 void World::Feed(const Event& event) {
@@ -120,6 +131,18 @@ absl::Status World::MaybeFail(double probability) {
                                                         : absl::OkStatus();
 }
 
+// What trying this with that file ends with: for good, if its fault has come, or now and then.
+absl::Status World::FaultOf(File& file, Fault fault, double probability) {
+  const auto found = file.faults.find(fault);
+  if (found == file.faults.end()) {
+    return MaybeFail(probability);
+  }
+  if (absl::IsDataLoss(found->second) && file.record) {
+    oracle_.job(file.record->copy.job_name).damaged.insert(file.record->copy.id.checkpoint());
+  }
+  return found->second;
+}
+
 void World::Do(const CreateSlot& a) {
   OnSlot(a.slot, [this, a] {
     if (tmpfs_full_) {
@@ -144,14 +167,20 @@ void World::Do(const CreateSlot& a) {
 }
 
 void World::Do(const PopulateSlot& a) {
-  OnSlot(a.slot, [this, a] { Complete(SlotPopulated{a.slot, MaybeFail(1)}); });
+  OnSlot(a.slot, [this, a] {
+    CheckForeign(a.slot, "populated");
+    Complete(SlotPopulated{a.slot, FaultOf(*files_.at(a.slot), Fault::kPopulate, 1)});
+  });
 }
 
 void World::Do(const WriteNote& a) {
   OnSlot(a.slot, [this, a] {
-    const absl::Status status = MaybeFail(1);
-    if (status.ok() || Chance(0.5)) {
-      files_.at(a.slot)->note = a.note;
+    CheckForeign(a.slot, "noted");
+    File& file = *files_.at(a.slot);
+    const bool for_good = file.faults.count(Fault::kNote) > 0;
+    const absl::Status status = FaultOf(file, Fault::kNote, 1);
+    if (status.ok() || (!for_good && Chance(0.5))) {
+      file.note = a.note;
     }
     Complete(NoteWritten{a.slot, a.note_version, status});
   });
@@ -159,15 +188,17 @@ void World::Do(const WriteNote& a) {
 
 void World::Do(const PublishRecord& a) {
   OnSlot(a.slot, [this, a] {
+    CheckForeign(a.slot, "published");
     const FilePtr file = files_.at(a.slot);
-    RecordPublished published{a.slot, a.generation, MaybeFail(1), a.expected};
+    const bool for_good = file->faults.count(Fault::kPublish) > 0;
+    RecordPublished published{a.slot, a.generation, FaultOf(*file, Fault::kPublish, 1), a.expected};
     const std::optional<FileRecord>& said = file->client_record;
     if (!said || said->copy.id != a.expected.id || said->copy.generation != a.expected.generation) {
       published.status = absl::InvalidArgumentError("the record is of another shard");
     } else {
       published.copy.image_bytes = kSlotBytes / 2;
       published.copy.sealed_unix_ms = unix_ms();
-      if (published.status.ok() || Chance(0.5)) {
+      if (published.status.ok() || (!for_good && Chance(0.5))) {
         file->record = FileRecord{published.copy, said->token};
       }
     }
@@ -177,7 +208,8 @@ void World::Do(const PublishRecord& a) {
 
 void World::Do(const RemoveRecord& a) {
   OnSlot(a.slot, [this, a] {
-    const absl::Status status = MaybeFail(0.3);
+    CheckForeign(a.slot, "emptied");
+    const absl::Status status = FaultOf(*files_.at(a.slot), Fault::kRemoveRecord, 0.3);
     if (status.ok()) {
       files_.at(a.slot)->record.reset();
     }
@@ -187,9 +219,10 @@ void World::Do(const RemoveRecord& a) {
 
 void World::Do(const DeleteSlot& a) {
   OnSlot(a.slot, [this, a] {
-    const absl::Status status = MaybeFail(0.3);
+    CheckForeign(a.slot, "deleted");
+    const FilePtr file = files_.at(a.slot);
+    const absl::Status status = FaultOf(*file, Fault::kDelete, 0.3);
     if (status.ok()) {
-      const FilePtr file = files_.at(a.slot);
       if (!file->mapped_by.empty() || !file->read_by.empty()) {
         oracle_.Violated(
             absl::StrCat("slot ", a.slot, " is deleted while a process may have it mapped"));
@@ -241,10 +274,8 @@ void World::Do(const RemoveJobState& a) {
 
 void World::Do(const WatchProcess& a) {
   watched_.insert(a.process);
-  for (const auto& client : clients_) {
-    if (client->process() == a.process && client->alive()) {
-      return;
-    }
+  if (Lives(a.process)) {
+    return;
   }
   Complete(ProcessEnded{a.process});
 }
@@ -256,9 +287,9 @@ void World::Do(const UnwatchProcess& a) {
 void World::Do(const CloseConnection& a) {
   const auto it = connections_.find(a.connection);
   if (it != connections_.end()) {
-    Client* client = it->second;
+    Peer* peer = it->second;
     CloseSocket(a.connection);
-    client->OnClosed();
+    peer->OnClosed(a.connection);
   }
 }
 
@@ -272,38 +303,15 @@ void World::Do(const SetTimer& a) {
         });
 }
 
-void World::Do(const Report& a) {
-  Trace(absl::StrCat("  ", a.job, ": ", a.text));
-  CheckpointId id;
-  if (std::sscanf(a.text.c_str(), "step %" SCNu64 " of attempt %" SCNu64, &id.step, &id.attempt) !=
-      2) {
-    return;
-  }
-  JobTruth& truth = oracle_.job(a.job);
-  if (a.kind == Report::Kind::kStepCommitted) {
-    // What the daemon calls committed is a promise, whether or not every rank has heard of its
-    // seal.
-    if (!oracle_.Whole(a.job, id, files_, /*flipped_too=*/true)) {
-      oracle_.Violated(
-          absl::StrCat("job ", a.job, ": called committed, and is not whole: ", a.text));
-    }
-    for (Rank rank = 0; rank < truth.world_size; ++rank) {
-      truth.acknowledged[id].insert(rank);
-    }
-    truth.given_up.erase(id);  // (shed, and found again whole after a restart)
-  }
-  if (a.kind == Report::Kind::kStepShed || a.kind == Report::Kind::kStepAbandoned) {
-    const auto acknowledged = truth.acknowledged.find(id);
-    if (acknowledged == truth.acknowledged.end() ||
-        acknowledged->second.size() < truth.world_size) {
-      truth.given_up.insert(id);  // before it was whole: that is allowed
-    }
-  }
-}
-
 // Replies to one connection keep their order; one with descriptors takes its turn among its slot's
 // actions, too.
 void World::Do(const SendReply& a) {
+  if (a.frame.has_join()) {
+    CheckAttempt(JobUuid::FromBytes(a.frame.join().job_uuid()).value(), a.frame.join().attempt());
+  } else if (a.frame.has_begin_save()) {
+    const v1::Grant& grant = a.frame.begin_save();
+    CheckAttempt(JobUuid::FromBytes(grant.job_uuid()).value(), grant.attempt());
+  }
   int64_t at = std::max(socket_busy_until_[a.connection] + 1, (now_ + Latency()).ns);
   if (a.descriptors != Descriptors::kNone) {
     at = std::max(at, slot_busy_until_[a.slot] + 1);
@@ -325,56 +333,51 @@ void World::Deliver(const SendReply& a, FilePtr file) {
   if (it == connections_.end() || !it->second->running()) {
     return;
   }
-  Client& client = *it->second;
-  if (a.frame.has_begin_save() || a.descriptors == Descriptors::kWritableImage) {
-    CheckGrant(a, client, file);
+  Peer& peer = *it->second;
+  const bool judge = !peer.Forsook(a);
+  if (judge && a.descriptors != Descriptors::kNone && OpenFails(a, file)) {
+    return;
+  }
+  if (judge && (a.frame.has_begin_save() || a.descriptors == Descriptors::kWritableImage)) {
+    CheckGrant(a, peer, file);
   }
   if (a.descriptors == Descriptors::kReadOnlyImageAndRecord) {
     const v1::Source& source =
         a.frame.has_attach() ? a.frame.attach() : a.frame.enter_session().source();
     const ShardId id{JobUuid::FromBytes(source.job_uuid()).value(), source.attempt(), source.step(),
                      source.rank()};
-    if (!file || !file->record || file->record->copy.id != id ||
+    if (!file || !file->record || file->foreign || file->record->copy.id != id ||
         file->record->copy.generation != source.generation()) {
       oracle_.Violated(absl::StrCat("slot ", a.slot, " was offered as ", id.ToString(),
                                     " and holds no such sealed copy"));
       return;
     }
-    int noted = 0;
-    for (const v1::Process& reader : file->note.readers()) {
-      noted += reader.pid() == client.process().pid ? 1 : 0;
+    if (file->uid != peer.uid()) {
+      oracle_.Violated(absl::StrCat("slot ", a.slot, " was handed to a reader of uid ", peer.uid(),
+                                    " and holds another user's bytes"));
     }
-    if (noted <= file->read_by[client.process()]) {
+    int noted = 0;
+    for (const v1::Reader& reader : file->note.readers()) {
+      noted +=
+          reader.pid() == peer.process().pid && reader.start_ticks() == peer.process().start_ticks
+              ? 1
+              : 0;
+    }
+    if (noted <= file->read_by[peer.process()]) {
       oracle_.Violated(absl::StrCat("slot ", a.slot, " was handed to a reader that is not noted"));
     }
-    ++file->read_by[client.process()];
+    ++file->read_by[peer.process()];
   }
-  client.OnReply(a, file);
+  peer.OnReply(a, file);
 }
 
-void World::CheckGrant(const SendReply& a, Client& client, const FilePtr& file) {
-  const std::string what = absl::StrCat("slot ", a.slot, " generation ", a.generation,
-                                        " was granted to ", client.process().ToString());
-  if (!file) {
-    return oracle_.Violated(what + ", and is not there");
+// As the runtime does it: the core says what the client hears.
+bool World::OpenFails(const SendReply& a, const FilePtr& file) {
+  if (!file || file->faults.count(Fault::kOpen) == 0) {
+    return false;
   }
-  if (file->record) {
-    oracle_.Violated(what + ", and holds a sealed copy");
-  }
-  if (!file->note.has_writer() || file->note.writer().pid() != client.process().pid ||
-      file->note.generation() != a.generation) {
-    oracle_.Violated(what + ", and its note does not say so");
-  }
-  for (const ProcessId& other : file->mapped_by) {
-    if (other != client.process()) {
-      oracle_.Violated(absl::StrCat(what, " while ", other.ToString(), " can write into it"));
-    }
-  }
-  for (const auto& [reader, holds] : file->read_by) {
-    if (holds > 0) {
-      oracle_.Violated(absl::StrCat(what, " while ", reader.ToString(), " reads it"));
-    }
-  }
+  Feed(HandOverFailed{a, FaultOf(*file, Fault::kOpen, 0)});
+  return true;
 }
 
 void World::Do(const AdminReply& a) {
@@ -409,6 +412,19 @@ void World::Do(const AdminReply& a) {
   });
 }
 
+uint64_t NameHold(v1::ClientFrame& frame, uint64_t hold) {
+  if (frame.has_enter_session()) {
+    frame.mutable_enter_session()->set_hold(hold);
+  } else if (frame.has_report_load()) {
+    frame.mutable_report_load()->set_hold(hold);
+  } else if (frame.has_attach()) {
+    frame.mutable_attach()->set_hold(hold);
+  } else {
+    return 0;
+  }
+  return hold;
+}
+
 void World::SendFrame(ConnectionId connection, const v1::ClientFrame& frame, Duration deadline) {
   requests_[{connection, frame.id()}] = {now_ + deadline + kAnswerSlack, frame.ShortDebugString()};
   After(std::chrono::microseconds(50), [this, life = life_, connection, frame] {
@@ -418,10 +434,10 @@ void World::SendFrame(ConnectionId connection, const v1::ClientFrame& frame, Dur
   });
 }
 
-ConnectionId World::Open(Client* client) {
+ConnectionId World::Open(Peer* peer) {
   const ConnectionId id = next_connection_++;
-  connections_[id] = client;
-  Feed(ConnectionOpened{id, {client->process(), client->uid(), client->uid()}});
+  connections_[id] = peer;
+  Feed(ConnectionOpened{id, {peer->process(), peer->uid(), peer->uid()}});
   return id;
 }
 
@@ -436,14 +452,6 @@ void World::CloseSocket(ConnectionId connection) {
 FilePtr World::FindFile(SlotId slot) {
   const auto it = files_.find(slot);
   return it == files_.end() ? nullptr : it->second;
-}
-
-void World::CheckDeadlines() {
-  for (const auto& [id, request] : requests_) {
-    if (request.due < now_) {
-      oracle_.Violated(absl::StrCat("unanswered past its deadline: ", request.what));
-    }
-  }
 }
 
 }  // namespace holdfast::sim

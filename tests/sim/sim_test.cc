@@ -17,8 +17,7 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-void RunSeeds(uint64_t first, uint64_t count) {
-  WorldOptions options;
+void RunSeeds(uint64_t first, uint64_t count, WorldOptions options) {
   options.trace = std::getenv("HOLDFAST_SIM_TRACE") != nullptr;
   const uint64_t only = FromEnvironment("HOLDFAST_SIM_SEED", 0);
   for (uint64_t seed = only != 0 ? only : first; seed < (only != 0 ? only + 1 : first + count);
@@ -38,7 +37,7 @@ void RunSeeds(uint64_t first, uint64_t count) {
 }
 
 TEST(Simulation, Seeds) {
-  RunSeeds(1, FromEnvironment("HOLDFAST_SIM_SEEDS", HOLDFAST_SIM_SEEDS_DEFAULT));
+  RunSeeds(1, FromEnvironment("HOLDFAST_SIM_SEEDS", HOLDFAST_SIM_SEEDS_DEFAULT), {});
 }
 
 }  // namespace

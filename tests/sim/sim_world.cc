@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/sim_client.h"
+#include "tests/sim/sim_rude.h"
 
 namespace holdfast::sim {
 
@@ -36,13 +37,17 @@ void World::MakeJobs() {
     job.world_size = 1 + static_cast<uint32_t>(Below(4));
     job.launch_ids = Chance(0.4);
     job.pace_ms = static_cast<int64_t>(20 + Below(300));
+    job.uneven = Chance(0.5) &&
+                 80 * static_cast<uint64_t>(job.pace_ms) < config_.save().commit_deadline_ms();
     job.ranks.resize(job.world_size);
     slots += job.world_size;
     jobs_.push_back(job);
   }
   // Sometimes tight: two slots for each rank, and hardly more.
   roomy_ = Chance(0.5);
-  bytes_max_ = (2 * slots + (roomy_ ? 10 * slots : Below(3))) * kSlotBytes;
+  rude_ = Chance(0.5);
+  bytes_max_ =
+      (2 * slots + (roomy_ ? 10 * slots + (rude_ ? kRudeSlots : 0) : Below(3))) * kSlotBytes;
 }
 
 void World::After(Duration delay, std::function<void()> what) {
@@ -62,6 +67,11 @@ const v1::JobState* World::StateOf(const std::string& job) const {
     }
   }
   return nullptr;
+}
+
+bool World::CanRestore(const JobPlan& job) const {
+  const v1::JobState* state = StateOf(job.name);
+  return state != nullptr && oracle_.NewestCommitted(*state, files_, job.world_size).has_value();
 }
 
 void World::Step() {
@@ -113,7 +123,27 @@ std::string World::Summary() const {
 // A job that lives has its slots mapped, so others cannot have them: several jobs need room for all
 // that they may take.
 bool World::HasEnough() const {
-  return roomy_ || jobs_.size() == 1;
+  return roomy_ || (jobs_.size() == 1 && !rude_);
+}
+
+// A step that was begun must end: committed, or given up at its deadline at the latest.
+void World::Began(const std::string& job, CheckpointId id) {
+  const v1::JobState* state = StateOf(job);
+  if (state == nullptr || !begun_.insert({state->job_uuid(), id, life_}).second) {
+    return;
+  }
+  const Duration by = milliseconds(config_.save().commit_deadline_ms()) + seconds(1);
+  After(by, [this, job, id, uuid = state->job_uuid(), life = life_] {
+    const JobTruth& truth = oracle_.job(job);
+    const auto sealed = truth.acknowledged.find(id);
+    const bool over = !InLife(life) || states_.count(uuid) == 0 || truth.opened != id.attempt ||
+                      truth.being_removed || truth.given_up.count(id) > 0;
+    if (!over &&
+        (sealed == truth.acknowledged.end() || sealed->second.size() < truth.World(id.attempt))) {
+      oracle_.Violated(absl::StrCat("job ", job, " attempt ", id.attempt, " step ", id.step,
+                                    " was begun and never ended"));
+    }
+  });
 }
 
 void World::CountCommit(const std::string& name) {
@@ -137,19 +167,22 @@ void World::Launch(JobPlan& job, Rank rank) {
   clients_.back()->Start();
 }
 
-void World::Ended(Client* client) {
+void World::Ended(Peer* peer) {
   ++kills_;
   for (const auto& [slot, file] : files_) {
-    file->mapped_by.erase(client->process());
-    file->read_by.erase(client->process());
+    file->mapped_by.erase(peer->process());
+    file->read_by.erase(peer->process());
   }
-  if (watched_.count(client->process()) > 0) {
-    After(Latency(), [this, process = client->process()] {
+  if (watched_.count(peer->process()) > 0) {
+    After(Latency(), [this, process = peer->process()] {
       if (watched_.count(process) > 0) {
         Feed(ProcessEnded{process});
       }
     });
   }
+}
+
+void World::RankEnded(Client* client) {
   JobPlan& job = client->job();
   if (client->reader() || job.ended || job.ranks[client->rank()] != client) {
     return;
@@ -169,17 +202,6 @@ void World::KillClient(Client* client, Duration linger) {
   }
   client->Kill();
   After(linger, [client] { client->End(); });
-}
-
-// A step of the job of which there is something; an older one as likely as the newest.
-std::optional<CheckpointId> World::PickCopy(const JobPlan& job) {
-  std::vector<CheckpointId> there;
-  for (const auto& [slot, file] : files_) {
-    if (file->record && file->record->copy.job_name == job.name) {
-      there.push_back(file->record->copy.id.checkpoint());
-    }
-  }
-  return there.empty() ? std::nullopt : std::optional(there[Below(there.size())]);
 }
 
 void World::RestartJob(JobPlan& job, bool all) {
@@ -214,161 +236,23 @@ void World::StartReader(JobPlan& job) {
   clients_.back()->Start();
 }
 
-// ---- trouble ----
-
-void World::Trouble() {
-  if (!stormy_) {
+void World::StartRude() {
+  const auto running =
+      std::count_if(rudes_.begin(), rudes_.end(), [](const auto& rude) { return rude->alive(); });
+  if (!rude_ || running >= 2) {
     return;
   }
-  After(milliseconds(200 + Below(6000)), [this] { Trouble(); });
-  JobPlan& job = jobs_[Below(jobs_.size())];
-  Client* client = job.ranks[Below(job.world_size)];
-  switch (Below(16)) {
-    case 0:
-    case 1:
-    case 2:
-      return KillClient(client, milliseconds(Below(4000)));
-    case 3:
-      return RestartJob(job, true);
-    case 4:
-    case 5:
-      KillDaemon();
-      return After(milliseconds(Below(3000)), [this] { StartDaemon(); });
-    case 6:
-      if (client != nullptr && client->running() && client->connection() != 0) {
-        CloseSocket(client->connection());
-        client->OnClosed();
-      }
-      return;
-    case 7: {
-      // Somebody starts the job, or one rank of it, a second time.
-      if (client != nullptr && client->running() && !job.launch_ids) {
-        clients_.push_back(std::make_unique<Client>(this, &job, client->rank(),
-                                                    ProcessId{next_pid_++, next_event_}, false));
-        Client* second = clients_.back().get();
-        second->Start();
-        After(seconds(20 + Below(20)),
-              [this, second] { KillClient(second, milliseconds(Below(2000))); });
-      }
-      return;
-    }
-    case 8:
-      return FlipABit();
-    case 9:
-    case 10:
-      return AdminSomething();
-    case 11:
-      return StartReader(job);
-    case 12:
-      tmpfs_full_ = Chance(0.3);
-      return;
-    case 13:
-      job.slot_bytes = kSlotBytes * (roomy_ ? 1 + Below(2) : 1);
-      return;
-    case 14:
-      if (Chance(0.1)) {
-        Reboot();
-      }
-      return;
-    default:
-      failure_rate_ = Chance(0.5) ? 0 : 0.02 * static_cast<double>(Below(5));
-  }
+  rudes_.push_back(std::make_unique<Rude>(this, ProcessId{next_pid_++, next_event_},
+                                          1000 + static_cast<uint32_t>(Below(2))));
+  rudes_.back()->Start();
 }
 
-void World::FlipABit() {
-  if (files_.empty()) {
-    return;
-  }
-  auto it = files_.begin();
-  std::advance(it, static_cast<ptrdiff_t>(Below(files_.size())));
-  File& file = *it->second;
-  if (file.record) {
-    Trace(absl::StrCat("a bit flips in slot ", file.slot));
-    file.token = NewToken();
-    oracle_.job(file.record->copy.job_name).damaged.insert(file.record->copy.id.checkpoint());
-  }
-}
-
-void World::Reboot() {
-  Trace("the node is rebooted");
-  KillDaemon();
+void World::EndAll() {
   for (size_t i = 0; i < clients_.size(); ++i) {
     clients_[i]->End();
   }
-  files_.clear();
-  for (auto& [name, truth] : oracle_.jobs()) {
-    for (const auto& [id, ranks] : truth.acknowledged) {
-      truth.damaged.insert(id);
-    }
-  }
-  After(seconds(3), [this] { StartDaemon(); });
-}
-
-void World::AdminSomething() {
-  JobPlan& job = jobs_[Below(jobs_.size())];
-  JobTruth& truth = oracle_.job(job.name);
-  AdminRequest request{next_admin_++, Caller{{1, 1}, job.uid, job.uid}, v1::GetStatusRequest()};
-  switch (Below(5)) {
-    case 0: {
-      v1::SetRestorePointRequest set;
-      set.set_job(job.name);
-      set.set_clear(Chance(0.2));
-      const std::optional<CheckpointId> id = PickCopy(job);
-      if (!set.clear() && id) {
-        set.set_attempt(id->attempt);
-        set.set_step(id->step);
-        truth.asked_since.insert(*id);
-      }
-      request.request = set;
-      break;
-    }
-    case 1: {
-      v1::VerifyRequest verify;
-      verify.set_job(job.name);
-      verify.set_all_steps(true);
-      request.request = verify;
-      break;
-    }
-    case 2: {
-      v1::ListCheckpointsRequest list;
-      list.set_job(job.name);
-      request.request = list;
-      break;
-    }
-    case 3: {
-      // When nothing can be read, a person decides to begin anew.
-      const v1::JobState* state = StateOf(job.name);
-      if (state != nullptr && !oracle_.NewestCommitted(*state, files_)) {
-        v1::SetRestorePointRequest set;
-        set.set_job(job.name);
-        set.set_from_scratch(true);
-        truth.from_scratch_asked = true;
-        request.request = set;
-      }
-      break;
-    }
-    default:
-      return RemoveJob(job);
-  }
-  admin_[request.token] = absl::StrCat("request ", request.request.index(), " for ", job.name);
-  Feed(request);
-}
-
-void World::ClearRestorePoint(const JobPlan& job) {
-  v1::SetRestorePointRequest set;
-  set.set_job(job.name);
-  set.set_clear(true);
-  Feed(AdminRequest{next_admin_++, Caller{{1, 1}, job.uid, job.uid}, set});
-}
-
-void World::RemoveJob(const JobPlan& job) {
-  v1::RemoveJobRequest remove;
-  remove.set_job(job.name);
-  const AdminToken token = next_admin_++;
-  admin_[token] = "removal of " + job.name;
-  Feed(AdminRequest{token, Caller{{1, 1}, job.uid, job.uid}, remove});
-  if (admin_.count(token) > 0) {  // not refused: what it had committed is given up
-    oracle_.job(job.name).acknowledged.clear();
+  for (const auto& rude : rudes_) {
+    rude->End();
   }
 }
 
@@ -384,27 +268,46 @@ void World::Calm() {
     job.ended = true;
     job.saves.clear();
   }
-  for (size_t i = 0; i < clients_.size(); ++i) {
-    clients_[i]->End();
+  for (const auto& [slot, file] : files_) {
+    file->faults.clear();
   }
+  EndAll();
   StartDaemon();
+  After(seconds(15), [this] {
+    for (const JobPlan& job : jobs_) {  // its name was free for a moment, and another user took it
+      if (const v1::JobState* state = StateOf(job.name);
+          state != nullptr && state->uid() != job.uid) {
+        RemoveJob(job.name, state->uid());
+      }
+    }
+  });
   After(seconds(20), [this] {
     for (JobPlan& job : jobs_) {
       job.ended = false;
       job.slot_bytes = kSlotBytes;
       job.saves.clear();
-      const v1::JobState* state = StateOf(job.name);
-      if (state != nullptr && !oracle_.NewestCommitted(*state, files_)) {
+      if (StateOf(job.name) != nullptr && !CanRestore(job)) {
         v1::SetRestorePointRequest set;
         set.set_job(job.name);
         set.set_from_scratch(true);
-        oracle_.job(job.name).from_scratch_asked = true;
+        oracle_.job(job.name).from_scratch_since = true;
         Feed(AdminRequest{next_admin_++, Caller{{1, 1}, job.uid, job.uid}, set});
       }
       RestartJob(job, true);
     }
     commits_ = 0;
+    StartRude();
+    AdminInCalm();
+    After(seconds(20), [this] { BreakInCalm(); });
   });
+}
+
+void World::AdminInCalm() {
+  if (over_) {
+    return;
+  }
+  AdminSomething();
+  After(seconds(3 + Below(10)), [this] { AdminInCalm(); });
 }
 
 void World::CheckTheEnd() {
@@ -415,8 +318,10 @@ void World::CheckTheEnd() {
   for (JobPlan& job : jobs_) {
     job.ended = true;
   }
-  for (size_t i = 0; i < clients_.size(); ++i) {
-    clients_[i]->End();
+  over_ = true;
+  EndAll();
+  for (const auto& [slot, file] : files_) {
+    file->faults.clear();
   }
   const auto settle = [this] {
     for (const MonotonicTime until = now_ + seconds(60);
@@ -425,17 +330,15 @@ void World::CheckTheEnd() {
     }
   };
   settle();
-  uint64_t bytes = 0;
-  for (const auto& [slot, file] : files_) {
-    bytes += file->bytes;
-  }
-  for (const JobPlan& job : jobs_) {
-    RemoveJob(job);
+  const std::map<std::string, v1::JobState> states = states_;
+  for (const auto& [uuid, state] : states) {
+    RemoveJob(state.name(), state.uid());
   }
   settle();
+  std::erase_if(files_, [](const auto& f) { return f.second->foreign || f.second->left_alone; });
   if (!files_.empty()) {
-    oracle_.Violated(absl::StrCat(files_.size(), " slots of ", bytes, " bytes leaked: slot ",
-                                  files_.begin()->first, " is still there"));
+    oracle_.Violated(absl::StrCat(files_.size(), " slots leaked: slot ", files_.begin()->first,
+                                  " is still there"));
   }
   if (!states_.empty()) {
     oracle_.Violated("a job's state is still there after the job was removed");

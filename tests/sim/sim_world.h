@@ -1,6 +1,7 @@
 // A simulated node: one NodeCore under a runtime that completes its actions late, out of order and
-// sometimes not at all, clients that train, save, restore and die, launchers that restart them, an
-// administrator, and a daemon that is killed. Everything follows from one seed.
+// sometimes not at all, clients that train, save, restore and die, launchers that restart them,
+// processes that keep to no rule, an administrator, slots whose files fail for good, and a daemon
+// that is killed. Everything follows from one seed.
 //
 //   World world(seed, WorldOptions{});
 //   world.Run();
@@ -14,6 +15,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/sim/sim_model.h"
@@ -21,6 +23,8 @@
 namespace holdfast::sim {
 
 inline constexpr uint64_t kSlotBytes = 2ull << 20;
+// What two rude processes may have mapped: two ranks each, in attempts that supersede each other.
+inline constexpr uint64_t kRudeSlots = 40;
 // How late an answer may be: what the core waits for the runtime (10 s), and the runtime's own
 // lateness.
 inline constexpr Duration kAnswerSlack = std::chrono::seconds(25);
@@ -28,10 +32,36 @@ inline constexpr Duration kAnswerSlack = std::chrono::seconds(25);
 struct WorldOptions {
   Duration stormy = std::chrono::minutes(4);  // with faults
   Duration calm = std::chrono::minutes(2);  // without: jobs must commit again, and nothing may leak
+  // What the core does not stand yet (tests/server/found_by_sim_test.cc).
   bool trace = false;
 };
 
 class Client;
+class Rude;
+
+// A process with connections to the daemon.
+class Peer {
+ public:
+  Peer(ProcessId process, uint32_t uid) : process_(process), uid_(uid) {}
+  virtual ~Peer() = default;
+  virtual void OnReply(const SendReply& reply, const FilePtr& file) = 0;
+  virtual void OnClosed(ConnectionId connection) = 0;
+  // Whether the process has itself made this answer void (it let go of the slot meanwhile): what
+  // comes with it is not to be judged.
+  virtual bool Forsook(const SendReply&) const { return false; }
+  bool alive() const { return alive_; }  // its process exists
+  bool running() const { return alive_ && !dying_; }
+  ProcessId process() const { return process_; }
+  uint32_t uid() const { return uid_; }
+
+ protected:
+  bool alive_ = true;
+  bool dying_ = false;  // its sockets are closed, its threads may write on
+
+ private:
+  const ProcessId process_;
+  const uint32_t uid_;
+};
 
 // One job as its user runs it.
 struct JobPlan {
@@ -43,11 +73,15 @@ struct JobPlan {
   int launches = 0;
   std::optional<CheckpointId> choice;  // what its ranks ask for when they restore
   int64_t pace_ms = 200;
+  bool uneven = false;  // its rank 0 is the slowest by far
   uint64_t slot_bytes = kSlotBytes;
   std::vector<Client*> ranks;      // the process that the launcher takes for each rank
   std::map<Rank, uint64_t> saves;  // begun since the last commit that a client saw; per rank
   bool ended = false;
 };
+
+// Requests that may bring a hold name it; 0 for the others.
+uint64_t NameHold(v1::ClientFrame& frame, uint64_t hold);
 
 class World {
  public:
@@ -69,23 +103,32 @@ class World {
   void Trace(const std::string& text);
   bool stormy() const { return stormy_; }
   bool roomy() const { return roomy_; }
+  const WorldOptions& options() const { return options_; }
+  uint64_t NextHold() { return next_hold_++; }
   uint64_t life() const { return life_; }
 
   // ---- for clients ----
-  ConnectionId Open(Client* client);
+  ConnectionId Open(Peer* peer);
   void CloseSocket(ConnectionId connection);
   void SendFrame(ConnectionId connection, const v1::ClientFrame& frame, Duration deadline);
   bool DaemonUp() const { return core_ != nullptr; }
   uint64_t NewToken() { return next_token_++; }
   FilePtr FindFile(SlotId slot);
-  void Ended(Client* client);  // its process is gone for good
+  void Ended(Peer* peer);          // its process is gone for good
+  void RankEnded(Client* client);  // …and its launcher notices
   Oracle& oracle() { return oracle_; }
   const std::map<SlotId, FilePtr>& files() const { return files_; }
   std::map<std::string, v1::JobState>& states() { return states_; }
   const v1::JobState* StateOf(const std::string& job) const;
+  // The newest step of the job that a rank of it can load now, as the oracle sees it.
+  bool CanRestore(const JobPlan& job) const;
+  void Began(const std::string& job, CheckpointId id);
   void CountCommit(const std::string& job);
   void ClearRestorePoint(const JobPlan& job);
-  std::vector<std::unique_ptr<Client>>& clients() { return clients_; }
+  std::vector<JobPlan>& jobs() { return jobs_; }
+  // A peer was told that it is this rank: nobody else may be it, in this life of the daemon.
+  void Seated(const Peer* peer, const std::string& job, Attempt attempt, Rank rank);
+  void Unseated(const Peer* peer);  // it left
   void Launch(JobPlan& job, Rank rank);
 
  private:
@@ -93,7 +136,7 @@ class World {
     MonotonicTime due;
     std::string what;
   };
-  // sim_runtime.cc: the fake runtime
+  // sim_runtime.cc: the fake runtime; sim_checks.cc: Check…, and what is told
   void StartDaemon();
   void KillDaemon();
   void Feed(const Event& event);
@@ -119,25 +162,43 @@ class World {
   void Do(const AdminReply& a);
   void Do(const Report& a);
   void Deliver(const SendReply& a, FilePtr file);
-  void CheckGrant(const SendReply& a, Client& client, const FilePtr& file);
+  bool OpenFails(const SendReply& a, const FilePtr& file);
+  absl::Status FaultOf(File& file, Fault fault, double probability);
+  void CheckGrant(const SendReply& a, Peer& peer, const FilePtr& file);
+  void AttemptOpened(const Report& a);
+  void CheckAttempt(const JobUuid& job, Attempt attempt);
+  void CheckForeign(SlotId slot, const char* what);
   void CheckDeadlines();
   bool InLife(uint64_t life) const { return core_ != nullptr && life == life_; }
+  bool Lives(const ProcessId& process) const;
 
   // sim_world.cc: the world around
   void Step();
   void MakeJobs();
-  void Trouble();
   void RestartJob(JobPlan& job, bool all);
   void KillClient(Client* client, Duration linger);
+  void StartReader(JobPlan& job);
+  void StartRude();
+  void Calm();
+  void AdminInCalm();
+  void CheckTheEnd();
+  void EndAll();
+  bool HasEnough() const;
+
+  // sim_trouble.cc: what goes wrong
+  void Trouble();
+  bool MayDamage() const;
   void FlipABit();
+  void FlipNewest(JobPlan& job);
+  void GoBack(JobPlan& job);
+  void BreakASlot();
+  void BreakInCalm();
+  void PlantSlots();
+  void MarkForeign();
   void Reboot();
   void AdminSomething();
   std::optional<CheckpointId> PickCopy(const JobPlan& job);
-  void RemoveJob(const JobPlan& job);
-  void StartReader(JobPlan& job);
-  void Calm();
-  void CheckTheEnd();
-  bool HasEnough() const;
+  void RemoveJob(const std::string& name, uint32_t uid);
 
   const WorldOptions options_;
   std::mt19937_64 random_;
@@ -157,11 +218,13 @@ class World {
   std::map<SlotId, FilePtr> files_;
   std::map<std::string, v1::JobState> states_;
   std::set<ProcessId> watched_;
+  std::map<SlotId, Generation> granted_;  // the last filling by that number, in this life
   std::map<SlotId, int64_t> slot_busy_until_;
   std::map<ConnectionId, int64_t> socket_busy_until_;
-  std::map<ConnectionId, Client*> connections_;
+  std::map<ConnectionId, Peer*> connections_;
   std::map<std::pair<ConnectionId, uint64_t>, Request> requests_;
   ConnectionId next_connection_ = 1;
+  uint64_t next_hold_ = 1;
   AdminToken next_admin_ = 1;
   std::map<AdminToken, std::string> admin_;
   uint64_t next_token_ = 1;
@@ -169,6 +232,13 @@ class World {
 
   std::vector<JobPlan> jobs_;
   std::vector<std::unique_ptr<Client>> clients_;
+  std::vector<std::unique_ptr<Rude>> rudes_;
+  bool rude_ = false;  // there are processes that keep to no rule
+  int planted_ = 0;
+  // Who was told so, in this life of the daemon.
+  std::map<std::tuple<std::string, Attempt, Rank>, std::set<const Peer*>> seats_;
+  std::set<std::tuple<std::string, CheckpointId, uint64_t>> begun_;  // by job and life
+  bool over_ = false;
   Oracle oracle_;
   uint64_t events_ = 0;
   uint64_t commits_ = 0;
@@ -177,6 +247,7 @@ class World {
   uint64_t restarts_ = 0;
 
   friend class Client;
+  friend class Rude;
 };
 
 }  // namespace holdfast::sim

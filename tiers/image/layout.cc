@@ -125,8 +125,12 @@ std::vector<uint64_t> LocalShape(const Slice& slice) {
 }
 
 uint64_t ElementCount(const Slice& slice) {
+  if (const auto* flat = std::get_if<FlatPlace>(&slice.place)) {
+    return flat->length;
+  }
+  const auto* box = std::get_if<BoxPlace>(&slice.place);
   uint64_t count = 0;
-  image_internal::CheckedElementCount(LocalShape(slice), count);
+  image_internal::CheckedElementCount(box != nullptr ? box->shape : slice.global_shape, count);
   return count;
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <protozero/pbf_writer.hpp>
@@ -122,8 +123,7 @@ absl::Status ReadPlace(WireReader& reader, const WireField& field, Slice& slice)
   return absl::OkStatus();
 }
 
-absl::StatusOr<Slice> ReadSlice(std::string_view bytes) {
-  Slice slice;
+absl::Status ReadSlice(std::string_view bytes, Slice& slice) {
   uint64_t dtype = 0;
   uint64_t kind = 0;
   WireReader reader("Slice", bytes);
@@ -170,7 +170,18 @@ absl::StatusOr<Slice> ReadSlice(std::string_view bytes) {
         absl::StrCat("slice ", image_internal::QuoteName(slice.name), ": its length ", slice.bytes,
                      " contradicts its shape and dtype, which make ", length));
   }
-  return slice;
+  return absl::OkStatus();
+}
+
+// So that the slices are not moved again and again while they are read. What is malformed is found
+// then.
+size_t CountSlices(std::string_view layout_bytes) {
+  size_t count = 0;
+  WireReader reader("Layout", layout_bytes);
+  for (WireField field; reader.Next(field);) {
+    count += field.number == 1 ? 1 : 0;
+  }
+  return count;
 }
 
 absl::Status CheckOrderAndOffsets(const Layout& layout) {
@@ -211,6 +222,9 @@ absl::Status CheckKeys(const Layout& layout) {
 }
 
 absl::Status ReadSlices(std::string_view layout_bytes, Layout& layout) {
+  const size_t slices_max =
+      std::min<uint64_t>(kSlicesMax, layout.header_bytes / kHeaderBytesPerSliceMin);
+  layout.slices.reserve(std::min(slices_max, CountSlices(layout_bytes)));
   WireReader reader("Layout", layout_bytes);
   for (WireField field; reader.Next(field);) {
     if (field.number != 1) {
@@ -218,14 +232,12 @@ absl::Status ReadSlices(std::string_view layout_bytes, Layout& layout) {
     }
     std::string_view bytes;
     HF_RETURN_IF_ERROR(reader.Repeated(field, bytes));
-    if (layout.slices.size() == kSlicesMax ||
-        (layout.slices.size() + 1) * kHeaderBytesPerSliceMin > layout.header_bytes) {
+    if (layout.slices.size() == slices_max) {
       return absl::InvalidArgumentError(absl::StrCat("it has more slices than its header of ",
                                                      layout.header_bytes,
                                                      " bytes can hold, or more than ", kSlicesMax));
     }
-    HF_ASSIGN_OR_RETURN(Slice slice, ReadSlice(bytes));
-    layout.slices.push_back(std::move(slice));
+    HF_RETURN_IF_ERROR(ReadSlice(bytes, layout.slices.emplace_back()));
   }
   HF_RETURN_IF_ERROR(reader.status());
   return layout.slices.empty() ? absl::InvalidArgumentError("it has no slices") : absl::OkStatus();

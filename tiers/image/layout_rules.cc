@@ -1,6 +1,7 @@
 #include "tiers/image/layout_rules.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "absl/strings/escaping.h"
@@ -150,6 +151,13 @@ bool IsValidUtf8(std::string_view text) {
   const auto* p = reinterpret_cast<const unsigned char*>(text.data());
   const auto* const end = p + text.size();
   while (p < end) {
+    if (uint64_t eight = 0; end - p >= 8) {
+      std::memcpy(&eight, p, 8);
+      if ((eight & 0x8080808080808080) == 0) {
+        p += 8;
+        continue;
+      }
+    }
     if (*p < 0x80) {
       ++p;
       continue;
@@ -254,23 +262,37 @@ std::strong_ordering CompareSlices(const Slice& a, const Slice& b) {
 }
 
 absl::Status CheckAgreement(const std::vector<Slice>& slices) {
-  // Slices of one name and element size are neighbours. The same name under another element size is
-  // found by sorting the first of each such run by name.
-  std::vector<const Slice*> first_of_run;
+  // 1. Slices of one name and element size are neighbours.
+  std::vector<size_t> sizes_begin;  // where the slices of each element size begin
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (i > 0 && slices[i].name == slices[i - 1].name &&
-        DTypeBytes(slices[i].dtype) == DTypeBytes(slices[i - 1].dtype)) {
+    if (i == 0 || DTypeBytes(slices[i].dtype) != DTypeBytes(slices[i - 1].dtype)) {
+      sizes_begin.push_back(i);
+    } else if (slices[i].name == slices[i - 1].name) {
       HF_RETURN_IF_ERROR(CheckPair(slices[i - 1], slices[i]));
-    } else {
-      first_of_run.push_back(&slices[i]);
     }
   }
-  std::sort(first_of_run.begin(), first_of_run.end(),
-            [](const Slice* a, const Slice* b) { return a->name < b->name; });
-  const auto twice =
-      std::adjacent_find(first_of_run.begin(), first_of_run.end(),
-                         [](const Slice* a, const Slice* b) { return a->name == b->name; });
-  return twice == first_of_run.end() ? absl::OkStatus() : CheckPair(**twice, **(twice + 1));
+  if (sizes_begin.size() < 2) {
+    return absl::OkStatus();
+  }
+  // 2. The same name under another element size: those of one size are in the order of their names,
+  // so merging brings such slices together.
+  const auto by_name = [](const Slice* a, const Slice* b) { return a->name < b->name; };
+  std::vector<const Slice*> merged;
+  merged.reserve(slices.size());
+  for (size_t size = 0; size < sizes_begin.size(); ++size) {
+    const size_t end = size + 1 < sizes_begin.size() ? sizes_begin[size + 1] : slices.size();
+    const auto before = static_cast<ptrdiff_t>(merged.size());
+    for (size_t i = sizes_begin[size]; i < end; ++i) {
+      merged.push_back(&slices[i]);
+    }
+    std::inplace_merge(merged.begin(), merged.begin() + before, merged.end(), by_name);
+  }
+  const auto contradict =
+      std::adjacent_find(merged.begin(), merged.end(), [](const Slice* a, const Slice* b) {
+        return a->name == b->name && DTypeBytes(a->dtype) != DTypeBytes(b->dtype);
+      });
+  return contradict == merged.end() ? absl::OkStatus()
+                                    : CheckPair(**contradict, **(contradict + 1));
 }
 
 std::string KeyFor(const std::vector<Slice>& slices, size_t i) {

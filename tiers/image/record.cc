@@ -232,28 +232,27 @@ absl::Status CheckDescent(const ShardRecord& record) {
   return absl::OkStatus();
 }
 
-absl::Status CheckLayout(const ShardRecord& record) {
+absl::StatusOr<Layout> CheckLayout(const ShardRecord& record) {
   if (const LayoutHash hash = HashLayout(record.layout_bytes); hash != record.layout_hash) {
     return absl::InvalidArgumentError(absl::StrCat(
         "its layout's hash is ", ToHex(hash), ", the record says ", ToHex(record.layout_hash)));
   }
-  HF_ASSIGN_OR_RETURN(const Layout layout,
-                      DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes));
-  const DigestedRange last = DigestedRanges(layout).back();
-  const size_t digests = last.first_digest + DigestBlockCount(last.bytes);
-  if (record.digests.size() != digests) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it has ", record.digests.size(), " digests, its layout needs ", digests));
+  absl::StatusOr<Layout> layout =
+      DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes);
+  if (layout.ok() && record.digests.size() != DigestCount(*layout)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has ", record.digests.size(), " digests, its layout needs ", DigestCount(*layout)));
   }
-  return absl::OkStatus();
+  return layout;
 }
 
-absl::StatusOr<ShardRecord> ReadAndCheckBody(std::string_view body) {
-  HF_ASSIGN_OR_RETURN(ShardRecord record, ReadBody(body));
-  HF_RETURN_IF_ERROR(CheckIdentity(record));
-  HF_RETURN_IF_ERROR(CheckDescent(record));
-  HF_RETURN_IF_ERROR(CheckLayout(record));
-  return record;
+absl::StatusOr<RecordAndLayout> ReadAndCheckBody(std::string_view body) {
+  RecordAndLayout read;
+  HF_ASSIGN_OR_RETURN(read.record, ReadBody(body));
+  HF_RETURN_IF_ERROR(CheckIdentity(read.record));
+  HF_RETURN_IF_ERROR(CheckDescent(read.record));
+  HF_ASSIGN_OR_RETURN(read.layout, CheckLayout(read.record));
+  return read;
 }
 
 absl::Status Torn(const std::string& why) {
@@ -310,14 +309,19 @@ absl::Status CheckRecordFraming(std::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardRecord> DecodeRecord(std::string_view bytes) {
+absl::StatusOr<RecordAndLayout> DecodeRecordAndLayout(std::string_view bytes) {
   HF_RETURN_IF_ERROR(CheckRecordFraming(bytes));
-  absl::StatusOr<ShardRecord> record =
+  absl::StatusOr<RecordAndLayout> read =
       ReadAndCheckBody(bytes.substr(kBodyAt, bytes.size() - kBodyAt - kCrcBytes));
-  if (!record.ok()) {
-    return Annotate(record.status(), "read record");
+  if (!read.ok()) {
+    return Annotate(read.status(), "read record");
   }
-  return record;
+  return read;
+}
+
+absl::StatusOr<ShardRecord> DecodeRecord(std::string_view bytes) {
+  HF_ASSIGN_OR_RETURN(RecordAndLayout read, DecodeRecordAndLayout(bytes));
+  return std::move(read.record);
 }
 
 }  // namespace holdfast

@@ -52,6 +52,12 @@ std::string EncodeRecord(const ShardRecord& record);
 // DataLoss: torn or damaged. FailedPrecondition: of a newer format version (the message names both
 // versions). InvalidArgument: whole, but contradicts itself (layout hash, digest count, limits).
 absl::StatusOr<ShardRecord> DecodeRecord(std::string_view bytes);
+// The same with the layout, which is decoded to be checked in any case.
+struct RecordAndLayout {
+  ShardRecord record;
+  Layout layout;
+};
+absl::StatusOr<RecordAndLayout> DecodeRecordAndLayout(std::string_view bytes);
 // Only the framing and the CRC: what a daemon checks before it publishes a client's record.
 absl::Status CheckRecordFraming(std::string_view bytes);
 
@@ -63,6 +69,8 @@ struct DigestedRange {
 };
 // Range 0 is the header, range i+1 is layout.slices[i].
 std::vector<DigestedRange> DigestedRanges(const Layout& layout);
+// How many digests they have together.
+size_t DigestCount(const Layout& layout);
 
 // Where an image differs from its record.
 struct BadBlock {

@@ -8,10 +8,8 @@
 namespace holdfast {
 namespace {
 
-absl::Status CheckBelongsTogether(const ShardRecord& record, const Layout& layout,
-                                  const std::vector<DigestedRange>& ranges) {
-  const DigestedRange& last = ranges.back();
-  const size_t digests = last.first_digest + DigestBlockCount(last.bytes);
+absl::Status CheckBelongsTogether(const ShardRecord& record, const Layout& layout) {
+  const size_t digests = DigestCount(layout);
   if (record.header_bytes != layout.header_bytes || record.image_bytes != layout.image_bytes ||
       record.digests.size() != digests) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -36,11 +34,19 @@ std::vector<DigestedRange> DigestedRanges(const Layout& layout) {
   return ranges;
 }
 
+size_t DigestCount(const Layout& layout) {
+  size_t count = DigestBlockCount(layout.header_bytes);
+  for (const Slice& slice : layout.slices) {
+    count += DigestBlockCount(slice.bytes);
+  }
+  return count;
+}
+
 absl::StatusOr<std::vector<BadBlock>> VerifyImage(const ShardRecord& record, const Layout& layout,
                                                   const ReadAtFunction& read, size_t bad_max,
                                                   const std::function<bool(uint64_t)>& progress) {
   const std::vector<DigestedRange> ranges = DigestedRanges(layout);
-  HF_RETURN_IF_ERROR(CheckBelongsTogether(record, layout, ranges));
+  HF_RETURN_IF_ERROR(CheckBelongsTogether(record, layout));
   if (bad_max == 0) {
     // Otherwise the empty answer could not be told from "intact".
     return absl::InvalidArgumentError("verify image: at least one bad block must be asked for");

@@ -1,5 +1,6 @@
 #include "tiers/image/wire.h"
 
+#include <algorithm>
 #include <limits>
 #include <protozero/exception.hpp>
 #include <protozero/varint.hpp>
@@ -11,6 +12,11 @@ namespace holdfast::image_internal {
 namespace {
 
 bool TakeVarint(std::string_view& rest, uint64_t& out) {
+  if (!rest.empty() && static_cast<unsigned char>(rest.front()) < 0x80) {  // nearly all are
+    out = static_cast<unsigned char>(rest.front());
+    rest.remove_prefix(1);
+    return true;
+  }
   const char* p = rest.data();
   try {
     out = protozero::decode_varint(&p, rest.data() + rest.size());
@@ -100,6 +106,9 @@ absl::Status WireReader::PackedUnsigned(const WireField& field, size_t count_max
                                         std::vector<uint64_t>& out) {
   HF_RETURN_IF_ERROR(Expect(field, WireType::kBytes));
   std::string_view rest = field.bytes;
+  const auto numbers = std::count_if(rest.begin(), rest.end(),
+                                     [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  out.reserve(std::min(count_max, out.size() + static_cast<size_t>(numbers)));
   while (!rest.empty()) {
     uint64_t value = 0;
     if (out.size() == count_max) {

@@ -1,5 +1,6 @@
-// Strict reading of protobuf's wire format, field by field, over untrusted bytes. Internal to
-// tiers/image.
+// Strict reading of protobuf's wire format, field by field, over untrusted bytes. For Holdfast's
+// own code without a protobuf runtime: tiers/image (records, layouts), tiers/memory (slot notes)
+// and client-lib (answers of the daemon).
 //
 // Why not protozero's own reader: it cuts field keys and lengths to 32 bits where protobuf refuses
 // them, asserts on a wire type that the caller did not expect, and throws. Here every surprise is a

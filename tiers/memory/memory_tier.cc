@@ -32,7 +32,8 @@ bool HeldByAnother(const ProcessId& process) {
 
 bool NobodyHolds(const SlotNote& note) {
   return !(note.writer.has_value() && HeldByAnother(*note.writer)) &&
-         std::none_of(note.readers.begin(), note.readers.end(), HeldByAnother);
+         std::none_of(note.readers.begin(), note.readers.end(),
+                      [](const ReadHold& hold) { return HeldByAnother(hold.process); });
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ ParsedName ParseFileName(std::string_view name) {
   if (name == kLockName) {
     return {FileRole::kLock, 0, {}};
   }
+  if (name == kReserveName) {
+    return {FileRole::kReserve, 0, {}};
+  }
   std::string_view stem = name;
   const bool temporary = TakeSuffix(stem, kTemporarySuffix);
   if (stem.starts_with(kJobPrefix)) {

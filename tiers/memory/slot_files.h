@@ -11,7 +11,7 @@
 
 namespace holdfast {
 
-enum class FileRole { kUnknown, kLock, kImage, kNote, kRecord, kJobState, kTemporary };
+enum class FileRole { kUnknown, kLock, kReserve, kImage, kNote, kRecord, kJobState, kTemporary };
 
 // What a name in the directory means. Only the exact form that is written counts: "slot-17" is
 // unknown.
@@ -27,6 +27,7 @@ std::string NoteName(SlotId slot);
 std::string RecordName(SlotId slot);
 std::string JobStateName(const JobUuid& job);
 inline constexpr std::string_view kLockName = "lock";
+inline constexpr std::string_view kReserveName = "reserve";
 
 // Replaces `path` by `data`, whole or not at all, in two halves with a place between them for a
 // sync point: PrepareFile writes and syncs `<path>.tmp` (replacing one left by a crash), CommitFile

@@ -14,7 +14,7 @@ namespace {
 using image_internal::WireField;
 using image_internal::WireReader;
 
-// Field numbers of holdfast.v1.SlotNote, Process and JobState.
+// Field numbers of holdfast.v1.SlotNote, Process, Reader (a Process with a hold) and JobState.
 enum NoteField : uint32_t {
   kBootId = 1,
   kGeneration = 2,
@@ -22,10 +22,10 @@ enum NoteField : uint32_t {
   kReaders = 4,
   kSlotBytes = 5
 };
-enum ProcessField : uint32_t { kPid = 1, kStartTicks = 2 };
+enum ProcessField : uint32_t { kPid = 1, kStartTicks = 2, kHold = 3 };
 enum JobField : uint32_t { kJobUuid = 1, kJobName = 2 };
 
-std::string EncodeProcess(const ProcessId& process) {
+std::string EncodeProcess(const ProcessId& process, uint64_t hold = 0) {
   std::string out;
   protozero::pbf_writer writer(out);
   if (process.pid != 0) {
@@ -34,12 +34,16 @@ std::string EncodeProcess(const ProcessId& process) {
   if (process.start_ticks != 0) {
     writer.add_uint64(kStartTicks, process.start_ticks);
   }
+  if (hold != 0) {
+    writer.add_uint64(kHold, hold);
+  }
   return out;
 }
 
-absl::StatusOr<ProcessId> DecodeProcess(std::string_view bytes) {
+absl::StatusOr<ReadHold> DecodeReader(std::string_view bytes) {
   uint64_t pid = 0;
   uint64_t start_ticks = 0;
+  uint64_t hold = 0;
   WireReader reader("Process", bytes);
   for (WireField field; reader.Next(field);) {
     switch (field.number) {
@@ -50,6 +54,9 @@ absl::StatusOr<ProcessId> DecodeProcess(std::string_view bytes) {
         HF_RETURN_IF_ERROR(
             reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), start_ticks));
         break;
+      case kHold:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), hold));
+        break;
       default:
         break;  // of a later version
     }
@@ -58,7 +65,7 @@ absl::StatusOr<ProcessId> DecodeProcess(std::string_view bytes) {
   if (pid == 0) {
     return absl::InvalidArgumentError("read Process: it has no pid");
   }
-  return ProcessId{static_cast<int32_t>(pid), start_ticks};
+  return ReadHold{{static_cast<int32_t>(pid), start_ticks}, hold};
 }
 
 absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
@@ -76,7 +83,8 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
         break;
       case kWriter: {
         HF_RETURN_IF_ERROR(reader.Bytes(field, process));
-        HF_ASSIGN_OR_RETURN(note.writer, DecodeProcess(process));
+        HF_ASSIGN_OR_RETURN(const ReadHold one, DecodeReader(process));
+        note.writer = one.process;
         break;
       }
       case kReaders: {
@@ -85,7 +93,7 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
           return absl::InvalidArgumentError(
               absl::StrCat("read SlotNote: more than ", kNoteReadersMax, " readers"));
         }
-        HF_ASSIGN_OR_RETURN(ProcessId one, DecodeProcess(process));
+        HF_ASSIGN_OR_RETURN(const ReadHold one, DecodeReader(process));
         note.readers.push_back(one);
         break;
       }
@@ -127,8 +135,8 @@ absl::StatusOr<std::string> EncodeSlotNote(const SlotNote& note) {
   if (note.writer.has_value()) {
     writer.add_message(kWriter, EncodeProcess(*note.writer));
   }
-  for (const ProcessId& reader : note.readers) {
-    writer.add_message(kReaders, EncodeProcess(reader));
+  for (const ReadHold& reader : note.readers) {
+    writer.add_message(kReaders, EncodeProcess(reader.process, reader.id));
   }
   if (note.slot_bytes != 0) {
     writer.add_uint64(kSlotBytes, note.slot_bytes);

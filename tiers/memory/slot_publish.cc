@@ -95,7 +95,7 @@ absl::Status SlotStore::Impl::PublishFile(SlotId slot, std::string_view bytes, u
                                           File& image) {
   const std::string path = RecordPath(slot);
   HF_SYNC_POINT("memory.publish.before_write");
-  HF_RETURN_IF_ERROR(PrepareFile(env, path, bytes));
+  HF_RETURN_IF_ERROR(PrepareSmallFile(path, bytes));
   HF_SYNC_POINT("memory.publish.before_rename");
   absl::Status status = CommitFile(env, path);
   HF_SYNC_POINT("memory.publish.after_rename");

@@ -38,6 +38,7 @@ class Scanner {
       const ParsedName parsed = ParseFileName(name);
       switch (parsed.role) {
         case FileRole::kLock:
+        case FileRole::kReserve:
           break;
         case FileRole::kImage:
         case FileRole::kNote:

@@ -88,6 +88,7 @@ absl::StatusOr<std::unique_ptr<SlotStore>> SlotStore::Open(const Options& option
   HF_RETURN_IF_ERROR(CheckFilesystem(impl->env, options.dir, options.bytes_max));
   HF_ASSIGN_OR_RETURN(impl->lock, impl->env.Lock(JoinPath(options.dir, kLockName)));
   HF_RETURN_IF_ERROR(impl->CountWhatIsThere());
+  impl->reserve.Refill();
   return std::unique_ptr<SlotStore>(new SlotStore(std::move(impl)));
 }
 
@@ -336,7 +337,7 @@ absl::Status SlotStore::WriteNote(SlotId slot, const SlotNote& note) {
                                             ", its file has ", image->bytes));
   }
   HF_ASSIGN_OR_RETURN(const std::string bytes, EncodeSlotNote(complete));
-  HF_RETURN_IF_ERROR(PrepareFile(m.env, m.NotePath(slot), bytes));
+  HF_RETURN_IF_ERROR(m.PrepareSmallFile(m.NotePath(slot), bytes));
   HF_SYNC_POINT("memory.note.before_rename");
   HF_RETURN_IF_ERROR(CommitFile(m.env, m.NotePath(slot)));
   HF_SYNC_POINT("memory.note.after_rename");
@@ -394,31 +395,6 @@ absl::Status SlotStore::Delete(SlotId slot) {
   return m.env.SyncDirectory(m.options.dir);
 }
 
-// ---- Job states ----
-
-absl::Status SlotStore::WriteJobState(const JobUuid& job, std::string_view encoded) {
-  Impl& m = *impl_;
-  const std::string path = JoinPath(m.options.dir, JobStateName(job));
-  if (encoded.size() > kJobStateBytesMax - kFrameOverheadBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("write '", path, "': a job state of ",
-                                                     encoded.size(), " bytes; at most ",
-                                                     kJobStateBytesMax - kFrameOverheadBytes));
-  }
-  HF_ASSIGN_OR_RETURN(const JobIdentity identity, DecodeJobIdentity(encoded));
-  if (identity.job != job) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("write '", path, "': the state is of job ", identity.job.ToString()));
-  }
-  const std::shared_lock<std::shared_mutex> changing(m.directory_mutex);
-  HF_RETURN_IF_ERROR(PrepareFile(m.env, path, EncodeFrame(FrameKind::kJobState, encoded)));
-  return CommitFile(m.env, path);
-}
-
-absl::Status SlotStore::RemoveJobState(const JobUuid& job) {
-  const std::shared_lock<std::shared_mutex> changing(impl_->directory_mutex);
-  return RemoveFile(impl_->env, JoinPath(impl_->options.dir, JobStateName(job)));
-}
-
 // ---- Reading ----
 
 absl::StatusOr<UniqueFd> SlotStore::OpenImage(SlotId slot, bool writable) {
@@ -458,6 +434,17 @@ absl::StatusOr<StoredSlot> SlotStore::Find(const ShardId& shard) const {
   }
   return absl::NotFoundError(
       absl::StrCat("memory tier '", impl_->options.dir, "': no copy of ", shard.ToString()));
+}
+
+std::vector<StoredSlot> SlotStore::Sealed() const {
+  MutexLock hold(impl_->mutex);
+  std::vector<StoredSlot> sealed;
+  for (const auto& [slot, entry] : impl_->entries) {
+    if (entry.record.has_value()) {
+      sealed.push_back({slot, entry.bytes, entry.note, entry.record});
+    }
+  }
+  return sealed;
 }
 
 absl::Status SlotStore::Confirm(SlotId slot, Generation generation, File& image) {

@@ -1,6 +1,7 @@
 // Slots on tmpfs: the thin I/O under the memory tier (docs/formats.md, "Memory tier directory").
 //
 //   <dir>/lock                 one daemon at a time
+//   <dir>/reserve              1 MiB, given up for the small files when others filled the tmpfs
 //   <dir>/slot-000017          the image, a multiple of 2 MiB, reserved by fallocate, mode 0600
 //   <dir>/slot-000017.note     who may touch it (holdfast.v1.SlotNote, framed, CRC)
 //   <dir>/slot-000017.record   present exactly while the slot holds a sealed copy
@@ -42,7 +43,7 @@ struct SlotNote {
   std::string boot_id;
   Generation generation = 0;
   std::optional<ProcessId> writer;
-  std::vector<ProcessId> readers;
+  std::vector<ReadHold> readers;
   uint64_t slot_bytes = 0;
 };
 
@@ -122,10 +123,13 @@ class SlotStore {
   // InvalidArgument unless `encoded` is the state of that job. Calls for one job must not overlap.
   absl::Status WriteJobState(const JobUuid& job, std::string_view encoded);
   absl::Status RemoveJobState(const JobUuid& job);
+  // All that are there and read (encoded holdfast.v1.JobState), as Scan gives them.
+  absl::StatusOr<std::vector<std::string>> JobStates();
 
   // The slot that holds a sealed copy of the shard, by what this store knows (no I/O). NotFound if
   // there is none.
   absl::StatusOr<StoredSlot> Find(const ShardId& shard) const;
+  std::vector<StoredSlot> Sealed() const;  // all of them, as Find
   // OK if all that was read through `image` (from OpenImageFile) belonged to this filling, which is
   // still sealed and whole. NotFound: removed or refilled meanwhile. DataLoss: cut short, deleted
   // or replaced underneath.

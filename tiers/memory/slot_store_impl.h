@@ -14,6 +14,7 @@
 #include "base/env.h"
 #include "base/mutex.h"
 #include "tiers/memory/slot_files.h"
+#include "tiers/memory/slot_reserve.h"
 #include "tiers/memory/slot_store.h"
 
 namespace holdfast {
@@ -33,11 +34,12 @@ struct SlotEntry {
 };
 
 struct SlotStore::Impl {
-  explicit Impl(const Options& o) : options(o), env(*o.env) {}
+  explicit Impl(const Options& o) : options(o), env(*o.env), reserve(env, options.dir) {}
 
   const Options options;
   Env& env;
   std::unique_ptr<FileLock> lock;
+  SlotReserve reserve;
 
   // Shared by calls that change the directory, exclusive for Scan: what it sees is then never half
   // of a change.
@@ -62,6 +64,10 @@ struct SlotStore::Impl {
   // What is known of a slot that may be used; NotFound or FailedPrecondition.
   absl::StatusOr<SlotEntry> Ready(SlotId slot) EXCLUDES(mutex);
   absl::Status CountWhatIsThere() EXCLUDES(mutex);
+  // PrepareFile for what must be written even when others filled the tmpfs.
+  absl::Status PrepareSmallFile(const std::string& path, std::string_view data) {
+    return reserve.Write(data.size(), [&] { return PrepareFile(env, path, data); });
+  }
   absl::Status ReserveBudget(SlotId slot, uint64_t bytes) EXCLUDES(mutex);
   uint64_t RecordRoom() EXCLUDES(mutex);
   absl::Status MakeImage(SlotId slot, uint64_t bytes);

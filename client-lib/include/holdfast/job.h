@@ -3,6 +3,9 @@
 //   auto job = holdfast::Job::Open({.job = "llama-70b", .rank = 0, .world_size = 2});
 //   holdfast::State state{.tensors = {{"w", holdfast::Type::kF32, {4096, 4096}, w.data()}}};
 //   auto last = (*job)->Restore(state);                   // newest step that every rank can load
+//   if (!last.ok() && last.status().code() != holdfast::Code::kNothingToRestore) {
+//     return 1;  // something is there and could not be read: never "start from scratch"
+//   }
 //   for (uint64_t step = last.ok() ? last->step + 1 : 0; step < n; ++step) {
 //     Train(w);
 //     holdfast::Status saved = (*job)->Save(step, state);  // one memory copy; a failure never
@@ -126,7 +129,9 @@ class Job {
   virtual uint64_t attempt() const = 0;
 
   // Makes and populates slots for states like this one and maps them, so that the first save is as
-  // fast as the next. Returns at the deadline with what is ready by then.
+  // fast as the next; on huge pages where the kernel has them, so that a process that restores
+  // after a crash is as fast as this one would be. Returns at the deadline with what is ready by
+  // then.
   virtual Result<ReserveReport> Reserve(const State& state, Milliseconds deadline) = 0;
 
   // Copies the state and seals it. `step` must grow within an attempt.

@@ -45,8 +45,8 @@ v1::CatalogShard Shard(uint64_t step, uint32_t rank, const std::string& location
 class CatalogTest : public ::testing::Test {
  protected:
   std::unique_ptr<Catalog> Open() {
-    std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path());
-    EXPECT_TRUE(catalog->is_open()) << ::testing::PrintToString(catalog->problems());
+    std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path()).value();
+    EXPECT_TRUE(catalog->open_status().ok()) << catalog->open_status();
     return catalog;
   }
   std::vector<std::string> Names(Catalog& catalog) {
@@ -85,14 +85,13 @@ TEST_F(CatalogTest, RemembersJobStatesAndShards) {
     ASSERT_TRUE(catalog->WriteJobState(State(1, 1)).ok());
     ASSERT_TRUE(catalog->WriteJobState(State(2, 1)).ok());
     ASSERT_TRUE(catalog->WriteJobState(State(1, 5)).ok());
-    ASSERT_TRUE(catalog->IndexShard(Shard(256, 0)).ok());
-    ASSERT_TRUE(catalog->IndexShard(Shard(7, 0)).ok());
-    ASSERT_TRUE(catalog->IndexShard(Shard(8, 0)).ok());
-    ASSERT_TRUE(catalog->UnindexShard({Uuid(1), 1, 8, 0}, "memory").ok());
+    ASSERT_TRUE(
+        catalog->UpdateShards("memory", {Shard(256, 0), Shard(7, 0), Shard(8, 0)}, {}).ok());
+    ASSERT_TRUE(catalog->UpdateShards("memory", {}, {{Uuid(1), 1, 8, 0}}).ok());
   }
   auto catalog = Open();
   EXPECT_FALSE(catalog->created());
-  EXPECT_THAT(catalog->problems(), IsEmpty());
+  EXPECT_THAT(catalog->TakeProblems(), IsEmpty());
   EXPECT_THAT(Names(*catalog), ElementsAre("job-1@5", "job-2@1"));
   EXPECT_THAT(Steps(*catalog), ElementsAre(7, 256));
   ASSERT_TRUE(catalog->RemoveJobState(Uuid(2)).ok());
@@ -103,9 +102,8 @@ TEST_F(CatalogTest, ReplaceShardsLeavesOtherTiersAlone) {
   auto catalog = Open();
   v1::CatalogShard remote = Shard(1, 0);
   remote.set_tier("remote");
-  ASSERT_TRUE(catalog->IndexShard(remote).ok());
-  ASSERT_TRUE(catalog->IndexShard(Shard(1, 0)).ok());
-  ASSERT_TRUE(catalog->IndexShard(Shard(2, 0, "old place")).ok());
+  ASSERT_TRUE(catalog->UpdateShards("remote", {remote}, {}).ok());
+  ASSERT_TRUE(catalog->UpdateShards("memory", {Shard(1, 0), Shard(2, 0, "old place")}, {}).ok());
   ASSERT_TRUE(catalog->ReplaceShards("memory", {Shard(2, 0, "new place"), Shard(3, 0)}).ok());
   std::vector<std::string> found;
   const std::vector<v1::CatalogShard> shards = catalog->Shards().value();
@@ -121,10 +119,10 @@ TEST_F(CatalogTest, ANewerVersionIsKeptAsideAndNeverRemoved) {
   for (int i = 1; i <= 5; ++i) {
     Put("version", "2");
     auto catalog = Open();
-    ASSERT_EQ(catalog->problems().size(), 1u);
-    EXPECT_THAT(catalog->problems()[0],
-                HasSubstr("version 2, this program knows versions up to 1"));
-    EXPECT_THAT(catalog->problems()[0], HasSubstr("catalog.newer-" + std::to_string(i)));
+    const std::vector<std::string> problems = catalog->TakeProblems();
+    ASSERT_EQ(problems.size(), 1u);
+    EXPECT_THAT(problems[0], HasSubstr("version 2, this program knows versions up to 1"));
+    EXPECT_THAT(problems[0], HasSubstr("catalog.newer-" + std::to_string(i)));
     EXPECT_THAT(Names(*catalog), IsEmpty());
   }
   EXPECT_TRUE(std::filesystem::exists(dir_.Path("catalog.newer-1")));
@@ -141,7 +139,7 @@ TEST_F(CatalogTest, DamageOfEveryKindIsMovedAsideAndAFewAreKept) {
   const auto expect_replaced = [&](const std::string& what) {
     ++damaged;
     auto catalog = Open();
-    EXPECT_EQ(catalog->problems().size(), 1u) << what;
+    EXPECT_EQ(catalog->TakeProblems().size(), 1u) << what;
     EXPECT_THAT(Names(*catalog), IsEmpty()) << what;
     EXPECT_TRUE(catalog->WriteJobState(State(1, 1)).ok()) << what;
   };
@@ -174,10 +172,10 @@ TEST_F(CatalogTest, OneThatCannotBeOpenedForAnotherReasonStaysAndIsOpenedByALate
   rocksdb::DB* db = nullptr;  // holds the catalog's LOCK: an I/O error for everybody else
   ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir_.Path("catalog"), &db).ok());
   const std::unique_ptr<rocksdb::DB> holder(db);
-  const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path());
-  EXPECT_FALSE(catalog->is_open());
+  const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path()).value();
+  EXPECT_EQ(catalog->open_status().code(), absl::StatusCode::kUnavailable);
   EXPECT_FALSE(catalog->created());
-  EXPECT_THAT(catalog->problems(), ElementsAre(HasSubstr("left as it is")));
+  EXPECT_THAT(catalog->TakeProblems(), IsEmpty());
   std::vector<std::string> problems;
   EXPECT_EQ(catalog->JobStates(&problems).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(catalog->Shards().status().code(), absl::StatusCode::kUnavailable);
@@ -186,22 +184,53 @@ TEST_F(CatalogTest, OneThatCannotBeOpenedForAnotherReasonStaysAndIsOpenedByALate
   EXPECT_FALSE(std::filesystem::exists(dir_.Path("catalog.bad-1")));
   ASSERT_TRUE(holder->Close().ok());
   ASSERT_TRUE(catalog->WriteJobState(State(2, 1)).ok());
-  EXPECT_TRUE(catalog->is_open());
+  EXPECT_TRUE(catalog->open_status().ok());
   EXPECT_THAT(Names(*catalog), ElementsAre("job-1@1", "job-2@1"));
 }
 
 TEST_F(CatalogTest, OneThatIsFirstMadeByALaterWriteHasItsVersion) {
-  // No RocksDB can be made below a directory that is not there.
-  const std::string state_dir = dir_.Path("later");
+  std::ofstream(dir_.Path("state")) << "a file where a directory should be";
   {
-    const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), state_dir + "/state");
-    EXPECT_FALSE(catalog->is_open());
-    std::filesystem::create_directories(state_dir + "/state");
+    const std::unique_ptr<Catalog> catalog =
+        Catalog::Open(Env::System(), dir_.Path("state")).value();
+    EXPECT_FALSE(catalog->open_status().ok());
+    EXPECT_FALSE(catalog->WriteJobState(State(1, 1)).ok());
+    std::filesystem::remove(dir_.Path("state"));
     ASSERT_TRUE(catalog->WriteJobState(State(1, 1)).ok());
+    EXPECT_TRUE(absl::IsUnavailable(Catalog::Open(Env::System(), dir_.Path("state")).status()))
+        << "from then on it is ours";
   }
-  const std::unique_ptr<Catalog> again = Catalog::Open(Env::System(), state_dir + "/state");
-  EXPECT_THAT(again->problems(), IsEmpty());
+  const std::unique_ptr<Catalog> again = Catalog::Open(Env::System(), dir_.Path("state")).value();
+  EXPECT_THAT(again->TakeProblems(), IsEmpty());
   EXPECT_THAT(Names(*again), ElementsAre("job-1@1"));
+}
+
+TEST_F(CatalogTest, NobodyElseWorksThere) {
+  const auto catalog = Open();
+  const auto second = Catalog::Open(Env::System(), dir_.path());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(second.status()), HasSubstr("held by"));
+}
+
+TEST_F(CatalogTest, DamageThatIsFoundLaterIsMovedAsideAsWell) {
+  rocksdb::DB* db = nullptr;
+  ASSERT_TRUE(Open()->WriteJobState(State(1, 1)).ok());
+  ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir_.Path("catalog"), &db).ok());
+  std::unique_ptr<rocksdb::DB> holder(db);
+  const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path()).value();
+  EXPECT_FALSE(catalog->WriteJobState(State(2, 1)).ok());
+  holder.reset();
+  std::ofstream(dir_.Path("catalog/CURRENT"), std::ios::trunc) << "garbage\n";
+  ASSERT_TRUE(catalog->WriteJobState(State(2, 1)).ok());
+  EXPECT_THAT(catalog->TakeProblems(), ElementsAre(HasSubstr("catalog.bad-1")));
+  EXPECT_THAT(Names(*catalog), ElementsAre("job-2@1"));
+}
+
+TEST_F(CatalogTest, RocksDbKeepsNoLogFile) {
+  ASSERT_TRUE(Open()->WriteJobState(State(1, 1)).ok());
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.Path("catalog"))) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("LOG")) << entry.path();
+  }
 }
 
 TEST_F(CatalogTest, DamagedBlocksAreFoundWhenItIsOpened) {
@@ -223,7 +252,7 @@ TEST_F(CatalogTest, DamagedBlocksAreFoundWhenItIsOpened) {
   }
   ASSERT_TRUE(damaged);
   auto catalog = Open();
-  EXPECT_EQ(catalog->problems().size(), 1u);
+  EXPECT_EQ(catalog->TakeProblems().size(), 1u);
   EXPECT_THAT(Names(*catalog), IsEmpty());
 }
 

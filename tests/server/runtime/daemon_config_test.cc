@@ -70,6 +70,11 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
       {"session: {deadline_max_ms: 0}", "session.deadline_max_ms"},
       {"save: {commit_deadline_ms: 0}", "save.commit_deadline_ms"},
       {"memory: {byte_max: 1}", "memory.byte_max"},
+      {"metrics: foo", "metrics"},
+      {"metrics: {address: foo}", "metrics.address: 'foo': expected HOST:PORT"},
+      {"metrics: {address: \"127.0.0.1:99999\"}", "metrics.address: '127.0.0.1:99999': expected"},
+      {"metrics: {address: \"127.0.0.1:\"}", "metrics.address"},
+      {"metrics: {address: \"no where:1\"}", "metrics.address: 'no where:1': the host is neither"},
   };
   for (const auto& [yaml, problem] : cases) {
     Write(yaml + "\n");
@@ -87,6 +92,48 @@ TEST_F(DaemonConfigTest, MemoryMustLieOnATmpfsThatHoldsTheBudget) {
   flags_.memory_bytes = "16MiB";
   flags_.memory_dir = "/proc/self";
   EXPECT_THAT(Load(), HasSubstr("not on tmpfs"));
+}
+
+TEST_F(DaemonConfigTest, MetricsAddressesOfEveryKind) {
+  for (const std::string address :
+       {"off", "127.0.0.1:0", "0.0.0.0:9464", "[::1]:65535", "localhost:1", "9464"}) {
+    Write("metrics: {address: \"" + address + "\"}\n");
+    EXPECT_EQ(Load(), "") << address;
+  }
+}
+
+TEST_F(DaemonConfigTest, MemoryDirIsRefusedInWordsThatHelp) {
+  flags_.memory_dir = "/proc/x";
+  EXPECT_THAT(Load(), HasSubstr("'/proc/x' lies on proc, not on tmpfs"));
+  flags_.memory_bytes.reset();
+  flags_.memory_dir = "x";
+  EXPECT_EQ(Load(), "memory.dir: 'x' is not an absolute path");
+}
+
+TEST_F(DaemonConfigTest, PlacesAreLookedAtWithoutTouchingThem) {
+  const auto problem = [this] {
+    EXPECT_EQ(Load(), "");
+    const absl::Status status = CheckPlaces(config_);
+    return status.ok() ? "" : Message(status);
+  };
+  flags_.state_dir = dir_.Path("a/b/c");
+  EXPECT_EQ(problem(), "");
+  EXPECT_FALSE(std::ifstream(dir_.Path("a")).good());
+  std::ofstream(dir_.Path("file")) << "x";
+  flags_.state_dir = dir_.Path("file/state");
+  EXPECT_THAT(problem(), HasSubstr("state_dir: "));
+  flags_.state_dir = "/proc/state";
+  EXPECT_THAT(problem(), HasSubstr("state_dir: "));
+  flags_.state_dir = dir_.Path("state");
+  flags_.admin = dir_.Path("file/admin.sock");
+  EXPECT_THAT(problem(), HasSubstr("admin.path: "));
+  flags_.admin.reset();
+  Write("log: {file: \"" + dir_.Path("none/log") + "\"}\n");
+  EXPECT_THAT(problem(), HasSubstr("log.file: "));
+  Write("log: {file: \"" + dir_.path() + "\"}\n");
+  EXPECT_THAT(problem(), HasSubstr("log.file: "));
+  Write("log: {file: \"" + dir_.Path("log") + "\"}\n");
+  EXPECT_EQ(problem(), "");
 }
 
 TEST_F(DaemonConfigTest, AFileThatWasNamedMustBeThere) {

@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "base/status.h"
+#include "server/runtime/admin_service.h"
 #include "server/runtime/found_state.h"
 #include "tests/tiers/memory/memory_harness.h"
 
@@ -50,8 +52,19 @@ class VerifyTest : public ::testing::Test {
   Verified Verify(std::vector<ReadableShard> shards) {
     Verified verified;
     std::vector<std::string> reported;
-    VerifyRun run(*store_, std::move(shards),
-                  [&](const ReadableShard&, const std::string& what) { reported.push_back(what); });
+    size_t good = 0;
+    VerifyRun run(
+        *store_, std::move(shards),
+        {.hold = [&](const ReadableShard& shard) -> absl::StatusOr<std::unique_ptr<ReadLease>> {
+           EXPECT_EQ(held_, 0) << "one at a time";
+           if (gone_.contains(shard.slot)) {
+             return absl::NotFoundError("gone");
+           }
+           ++held_;
+           return std::make_unique<ReadLease>([this] { --held_; });
+         },
+         .bad = [&](const ReadableShard&, const std::string& what) { reported.push_back(what); },
+         .good = [&](const ReadableShard&) { ++good; }});
     bool done = false;
     while (!done) {
       done = run.WaitFor(std::chrono::seconds(1), &verified.progress);
@@ -61,9 +74,13 @@ class VerifyTest : public ::testing::Test {
     }
     verified.result = run.result();
     EXPECT_EQ(reported, verified.bad);
+    EXPECT_EQ(good + reported.size(), verified.progress.shards_checked());
+    EXPECT_EQ(held_, 0);
     return verified;
   }
 
+  int held_ = 0;
+  std::set<SlotId> gone_;  // before their turn
   FaultEnv env_{FaultEnv::Durability::kNone};
   std::unique_ptr<SlotStore> store_;
 };
@@ -73,6 +90,27 @@ TEST_F(VerifyTest, GoodCopiesAreGood) {
   EXPECT_TRUE(verified.result.ok()) << verified.result;
   EXPECT_THAT(verified.bad, IsEmpty());
   EXPECT_EQ(verified.progress.shards_checked(), 2u);
+}
+
+TEST_F(VerifyTest, WhatIsGoneWhenItsTurnComesIsSkippedAndSaidSo) {
+  gone_ = {1};
+  const Verified verified = Verify();
+  EXPECT_TRUE(verified.result.ok()) << verified.result;
+  EXPECT_EQ(verified.progress.shards_checked(), 1u);
+  EXPECT_EQ(verified.progress.shards_skipped(), 1u);
+  EXPECT_EQ(verified.progress.bytes_done(), verified.progress.bytes_total());
+}
+
+TEST(VerifySeats, AUserHasOneAndTheNodeAFew) {
+  VerifySeats seats;
+  EXPECT_TRUE(seats.Take(1000).ok());
+  EXPECT_EQ(seats.Take(1000).code(), absl::StatusCode::kResourceExhausted);
+  for (uint32_t uid = 1; uid < VerifySeats::kMax; ++uid) {
+    EXPECT_TRUE(seats.Take(uid).ok());
+  }
+  EXPECT_EQ(seats.Take(77).code(), absl::StatusCode::kResourceExhausted);
+  seats.Leave(1000);
+  EXPECT_TRUE(seats.Take(77).ok());
 }
 
 TEST_F(VerifyTest, DamageIsReportedAndTheRestIsLookedAt) {

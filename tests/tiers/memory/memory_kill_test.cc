@@ -170,7 +170,8 @@ void CheckWhatIsLeft(const std::string& place) {
   for (const StoredSlot& slot : scan.slots) {
     EXPECT_TRUE((*store)->Delete(slot.slot).ok());
   }
-  EXPECT_EQ(Env::System()->List(DirOf(place)).value(), std::vector<std::string>{"lock"});
+  EXPECT_EQ(Env::System()->List(DirOf(place)).value(),
+            (std::vector<std::string>{"lock", "reserve"}));
 }
 
 TEST(MemoryKillTest, AtEverySyncPoint) {

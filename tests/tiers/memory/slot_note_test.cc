@@ -15,7 +15,7 @@ SlotNote SampleNote() {
   note.boot_id = "5f3c1a52-0000-4000-8000-000000000001";
   note.generation = 300;
   note.writer = ProcessId{4711, 123456789};
-  note.readers = {{1, 2}, {2147483647, UINT64_MAX}};
+  note.readers = {{{1, 2}, 3}, {{2147483647, UINT64_MAX}, UINT64_MAX}};
   note.slot_bytes = uint64_t{6} << 20;
   return note;
 }
@@ -26,12 +26,14 @@ v1::SlotNote SampleProto() {
   note.set_generation(300);
   note.mutable_writer()->set_pid(4711);
   note.mutable_writer()->set_start_ticks(123456789);
-  v1::Process* reader = note.add_readers();
+  v1::Reader* reader = note.add_readers();
   reader->set_pid(1);
   reader->set_start_ticks(2);
+  reader->set_hold(3);
   reader = note.add_readers();
   reader->set_pid(2147483647);
   reader->set_start_ticks(UINT64_MAX);
+  reader->set_hold(UINT64_MAX);
   note.set_slot_bytes(uint64_t{6} << 20);
   return note;
 }
@@ -100,14 +102,14 @@ TEST(SlotNote, RefusesHostileBodies) {
 
 TEST(SlotNote, LimitsReaders) {
   SlotNote note = SampleNote();
-  note.readers.assign(kNoteReadersMax, ProcessId{1, 1});
+  note.readers.assign(kNoteReadersMax, ReadHold{{1, 1}, 1});
   const absl::StatusOr<std::string> most = EncodeSlotNote(note);
   ASSERT_TRUE(most.ok());
   EXPECT_LE(most->size(), kNoteBytesMax);
   EXPECT_TRUE(DecodeSlotNote(*most).ok());
-  note.readers.assign(kNoteReadersMax, ProcessId{INT32_MAX, UINT64_MAX});
+  note.readers.assign(kNoteReadersMax, ReadHold{{INT32_MAX, UINT64_MAX}, UINT64_MAX});
   EXPECT_LE(EncodeSlotNote(note).value().size(), kNoteBytesMax);
-  note.readers.push_back({1, 1});
+  note.readers.push_back({{1, 1}, 1});
   EXPECT_TRUE(absl::IsResourceExhausted(EncodeSlotNote(note).status()));
   note = SampleNote();
   note.boot_id.clear();
@@ -192,6 +194,7 @@ TEST(FileNames, OnlyTheExactFormCounts) {
   EXPECT_EQ(ParseFileName("slot-000017.note.tmp").role, FileRole::kTemporary);
   EXPECT_EQ(ParseFileName("slot-000017.record.tmp").role, FileRole::kTemporary);
   EXPECT_EQ(ParseFileName("lock").role, FileRole::kLock);
+  EXPECT_EQ(ParseFileName("reserve").role, FileRole::kReserve);
   JobUuid job;
   job.bytes[3] = 0xab;
   EXPECT_EQ(ParseFileName(JobStateName(job)).role, FileRole::kJobState);

@@ -73,8 +73,8 @@ class SlotScanTest : public testing::Test {
   // Slot 2 was removed whole, and that was told.
   void ExpectDiscarded(const MemoryScan& scan, const std::string& why) {
     EXPECT_EQ(SlotOf(scan, 2), nullptr);
-    EXPECT_THAT(Names(),
-                ElementsAre("lock", "slot-000001", "slot-000001.note", "slot-000001.record"));
+    EXPECT_THAT(Names(), ElementsAre("lock", "reserve", "slot-000001", "slot-000001.note",
+                                     "slot-000001.record"));
     EXPECT_EQ(store_->bytes_used(), kSlot);
     if (!why.empty()) {
       EXPECT_THAT(scan.problems, ElementsAre(HasSubstr(why)));
@@ -106,7 +106,7 @@ class SlotScanTest : public testing::Test {
 TEST_F(SlotScanTest, FindsSealedWritingAndFreeSlots) {
   SlotNote note = NoteOf(7, 2 * kSlot);
   note.writer = ProcessId{4711, 99};
-  note.readers = {{4712, 100}};
+  note.readers = {{{4712, 100}, 7}};
   ASSERT_TRUE(store_->Create(2, 2 * kSlot).ok());
   ASSERT_TRUE(store_->WriteNote(2, note).ok());
   const MemoryScan scan = Restart();
@@ -138,8 +138,9 @@ TEST_F(SlotScanTest, SweepsInterruptedWritesOnly) {
   ASSERT_TRUE(OverwriteFile(env_, Path("slot-000001.record~"), "mine").ok());
   ASSERT_TRUE(env_.CreateDirectory(Path("folder"), 0700).ok());
   const MemoryScan scan = Restart();
-  EXPECT_THAT(Names(), ElementsAre("folder", "lock", "notes.tmp", "slot-000001", "slot-000001.note",
-                                   "slot-000001.record", "slot-000001.record~"));
+  EXPECT_THAT(Names(),
+              ElementsAre("folder", "lock", "notes.tmp", "reserve", "slot-000001",
+                          "slot-000001.note", "slot-000001.record", "slot-000001.record~"));
   EXPECT_THAT(scan.problems,
               ElementsAre(HasSubstr("/folder: not a name"), HasSubstr("/notes.tmp: not a name"),
                           HasSubstr("/slot-000001.record~: not a name")));
@@ -379,7 +380,7 @@ TEST_F(SlotScanTest, BadJobStatesAreReportedAndLeftAlone) {
     EXPECT_THAT(scan.job_states, ElementsAre(state.SerializeAsString()));
     EXPECT_THAT(scan.problems, ElementsAre(HasSubstr("torn"), HasSubstr("state of another job"),
                                            HasSubstr("version 9")));
-    EXPECT_THAT(Names(), SizeIs(4 + 4));
+    EXPECT_THAT(Names(), SizeIs(4 + 5));
   }
 }
 

@@ -184,7 +184,7 @@ TEST_F(SlotStoreTest, ARefillRemovesTheRecordFirst) {
   EXPECT_TRUE(absl::IsFailedPrecondition(early));
   EXPECT_THAT(Message(early), HasSubstr("record"));
   SlotNote readers = NoteOf(1, kSlot);
-  readers.readers = {{4711, 1}};
+  readers.readers = {{{4711, 1}, 7}};
   EXPECT_TRUE(store_->WriteNote(1, readers).ok()) << "who reads may change while it is sealed";
   ASSERT_TRUE(store_->RemoveRecord(1).ok());
   EXPECT_TRUE(absl::IsNotFound(store_->RemoveRecord(1)));

@@ -241,6 +241,11 @@ class SmallTmpfsTest : public testing::Test {
     filler_ = Env::System()->Open(mount_ + "/filler", OpenMode::kCreateExclusive).value();
     ASSERT_TRUE(filler_->Allocate(0, free - left).ok());
   }
+  // What is kept back for small files has been used up.
+  void LoseTheReserve() {
+    ASSERT_TRUE(
+        Env::System()->Open(dir() + "/reserve", OpenMode::kReadWrite).value()->Truncate(0).ok());
+  }
   void MakeRoom() { ASSERT_TRUE(filler_->Truncate(0).ok()); }
 
   std::string mount_;
@@ -278,11 +283,24 @@ TEST_F(SmallTmpfsTest, ImagesLeaveRoomForTheirRecords) {
   EXPECT_TRUE(SealSlot(*store_, 1, MakeSlotContent(1, 1)).ok());
 }
 
+TEST_F(SmallTmpfsTest, FilledUpByOthersItStillTakesNotesAndRecords) {
+  ASSERT_TRUE(store_->Create(1, kSlot).ok());
+  FillUp(0);
+  for (Generation generation = 1; generation <= 20; ++generation) {
+    const SlotContent content = MakeSlotContent(generation, generation);
+    ASSERT_TRUE(store_->WriteNote(1, NoteOf(generation, kSlot)).ok());
+    ASSERT_TRUE(FillSlot(*store_, 1, content).ok());
+    ASSERT_TRUE(PublishSlot(*store_, 1, content).ok());
+    ASSERT_TRUE(store_->RemoveRecord(1).ok());
+  }
+}
+
 TEST_F(SmallTmpfsTest, WithoutRoomForItARecordIsRefusedAndLaterPublished) {
   const SlotContent content = MakeSlotContent(1, 1);
   ASSERT_TRUE(store_->Create(1, kSlot).ok());
   ASSERT_TRUE(store_->WriteNote(1, NoteOf(1, kSlot)).ok());
   ASSERT_TRUE(FillSlot(*store_, 1, content).ok());
+  LoseTheReserve();
   FillUp(0);
   const absl::Status status = PublishSlot(*store_, 1, content).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << ToString(status);

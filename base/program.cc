@@ -1,0 +1,56 @@
+#include "base/program.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <latch>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace holdfast {
+
+void OpenStandardDescriptors() {
+  // open() gives the lowest number that is free. To be read only: who writes an answer to a closed
+  // stdout is to notice it.
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDONLY);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO) {
+    ::close(fd);
+  }
+}
+
+absl::Status CheckThreads(int count) {
+  std::vector<std::thread> threads;
+  std::latch all_asked(1);
+  absl::Status status;
+  try {
+    threads.reserve(count);
+    for (int i = 0; i < count; ++i) {
+      threads.emplace_back([&all_asked] { all_asked.wait(); });
+    }
+  } catch (const std::system_error& error) {
+    status = ThreadError(error, absl::StrCat(count, " are needed, ", threads.size(), " started"));
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError(
+        "start a thread: no memory for it; raise the limit on memory (ulimit -v)");
+  }
+  all_asked.count_down();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return status;
+}
+
+absl::Status ThreadError(const std::system_error& error, const std::string& what) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "start a thread (", what, "): ", error.code().message(),
+      "; raise the limit on the user's processes and threads (ulimit -u), the service's or "
+      "container's (TasksMax=, pids.max), or on memory (ulimit -v)"));
+}
+
+}  // namespace holdfast

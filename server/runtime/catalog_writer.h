@@ -1,0 +1,112 @@
+// Keeps the catalog up with what the daemon does, on a thread of its own: nobody waits for the disk
+// under state_dir but those who ask to be told (`done`). One write is under way at a time. What
+// waits is coalesced (of a job its newest state, of a shard its last change) and bounded; when more
+// than kChangesMax wait, or a write failed, they are forgotten, and once it works again the catalog
+// is made to say what memory.dir holds (Resync). A failed write is tried again after a delay.
+//
+//   CatalogWriter writer(*catalog, *store, {});
+//   writer.WriteJobState(state);                          // as soon as it can
+//   writer.WriteJobState(state, [&](absl::Status s) { … });  // the same, and says when it is on
+//   disk std::string problem = writer.problem();               // "" when all is well
+//   writer.Stop([&](absl::Status last) { … });            // writes what waits, closes the catalog
+//
+// Owner: the Daemon. Thread-safe; nothing but the destructor blocks. `done` is called on the
+// writer's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/mutex.h"
+#include "holdfast/v1/state.pb.h"
+#include "server/runtime/catalog.h"
+#include "tiers/memory/slot_store.h"
+
+namespace holdfast {
+
+class CatalogWriter {
+ public:
+  static constexpr size_t kChangesMax = 1024;  // shards and jobs that wait
+  // What waits for longer is a problem in the status: the disk hangs.
+  static constexpr Duration kHangsAfter = std::chrono::seconds(5);
+  // Between two lines in the log about the same trouble.
+  static constexpr Duration kLogEvery = std::chrono::minutes(1);
+
+  using Done = std::function<void(absl::Status)>;
+  struct Options {
+    Duration retry_after = std::chrono::seconds(1);  // doubles with each failure
+    Duration retry_after_max = std::chrono::seconds(10);
+    std::function<void()> failed = [] {};  // a write has failed; the writer's thread
+  };
+
+  // Begins with a resync. `catalog` may be closed so far: then it is opened as soon as it can be.
+  CatalogWriter(Catalog& catalog, SlotStore& store, Options options);
+  // Waits for the write under way; what waits is lost unless Stop came before.
+  ~CatalogWriter();
+  CatalogWriter(const CatalogWriter&) = delete;
+  CatalogWriter& operator=(const CatalogWriter&) = delete;
+
+  // Without `done` memory.dir has this state already. With it the state is nowhere yet: it is
+  // written at once, also between the retries of others, and a failure is told and not repeated.
+  void WriteJobState(v1::JobState state, Done done = nullptr) EXCLUDES(mutex_);
+  // From the catalog, and when that is done from memory.dir. A failure is told and not repeated.
+  void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);
+  void IndexShard(v1::CatalogShard shard) EXCLUDES(mutex_);
+  void UnindexShard(const ShardId& id) EXCLUDES(mutex_);
+
+  // What keeps the catalog from being written, for people; empty when nothing does.
+  std::string problem() EXCLUDES(mutex_);
+  // What waits is written, without repeats, the catalog closed, and `done` told how that went.
+  void Stop(Done done) EXCLUDES(mutex_);
+
+ private:
+  struct JobChange {
+    std::optional<v1::JobState> state;  // none: to be removed
+    std::vector<Done> done;
+  };
+  struct Changes {
+    bool resync = false;
+    std::map<JobUuid, JobChange> jobs;
+    std::map<ShardId, std::optional<v1::CatalogShard>> shards;
+    bool empty() const { return !resync && jobs.empty() && shards.empty(); }
+  };
+
+  void Run() EXCLUDES(mutex_);
+  // Waits until something is to be done, and takes it. Nothing: it is time to end.
+  std::optional<Changes> Take() EXCLUDES(mutex_);
+  absl::Status Write(Changes& changes);
+  absl::Status WriteJob(const JobUuid& job, const JobChange& change);
+  absl::Status Resync();
+  void After(const absl::Status& status) EXCLUDES(mutex_);
+  void Change(const JobUuid& job, std::optional<v1::JobState> state, Done done) EXCLUDES(mutex_);
+  void Added() REQUIRES(mutex_);
+
+  Catalog& catalog_;
+  SlotStore& store_;
+  const Options options_;
+  Mutex mutex_;
+  CondVar changed_;
+  Changes waiting_ GUARDED_BY(mutex_);
+  bool urgent_ GUARDED_BY(mutex_) = false;  // somebody is to be told: no waiting for a retry's time
+  bool ending_ GUARDED_BY(mutex_) = false;
+  bool last_try_ GUARDED_BY(mutex_) = false;  // since the end began, something was tried
+  Done stopped_ GUARDED_BY(mutex_);
+  // Since when something is to be written and is not.
+  std::optional<MonotonicTime> behind_since_ GUARDED_BY(mutex_);
+  std::string problem_ GUARDED_BY(mutex_);
+  uint64_t failures_ GUARDED_BY(mutex_) = 0;  // in a row
+  uint64_t unlogged_ GUARDED_BY(mutex_) = 0;  // failures since the last line in the log
+  MonotonicTime logged_at_ GUARDED_BY(mutex_);
+  MonotonicTime retry_at_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,195 @@
+// What can be wrong with a copy that the daemon passed, and whose fault it is: a copy that is bad
+// makes all ranks fall back to another, what this process lacks does not.
+#include "client-lib/src/sealed_shard.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fault_guard.h"
+#include "client-lib/src/errors.h"
+#include "tests/tiers/image/sample_image.h"
+
+namespace holdfast::client {
+namespace {
+
+UniqueFd FileOf(const std::string& bytes) {
+  UniqueFd fd(::memfd_create("slot", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  return fd;
+}
+
+UniqueFd Again(const UniqueFd& fd, int flags) {
+  return UniqueFd(::open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), flags | O_CLOEXEC));
+}
+
+// A whole copy; every test spoils one thing.
+struct Copy {
+  Copy() {
+    descriptors.push_back(FileOf(sample.image));
+    descriptors.push_back(FileOf(sample.record_file));
+    const ShardRecord& record = sample.record;
+    source.slot = 1;
+    source.generation = record.generation;
+    source.image_bytes = record.image_bytes;
+    source.attempt = record.id.attempt;
+    source.step = record.id.step;
+    source.rank = record.id.rank;
+    source.world_size = record.world_size;
+    source.job_uuid = record.id.job.ToBytes();
+    expected = {record.job_name, record.id.rank};
+  }
+  Result<std::unique_ptr<SealedShard>> Open() const {
+    return SealedShard::Open(source, descriptors, expected, nullptr);
+  }
+  const SampleImage sample = MakeSampleImage(VariedSlices(), SampleRecord());
+  wire::Source source;
+  std::vector<UniqueFd> descriptors;
+  SealedShard::Expected expected;
+};
+
+using Spoil = std::function<void(Copy&)>;
+
+TEST(SealedShard, AWholeCopyOpens) {
+  const Copy copy;
+  const auto shard = copy.Open();
+  ASSERT_TRUE(shard.ok()) << shard.status().ToString();
+  EXPECT_EQ((*shard)->layout(), copy.sample.layout);
+  EXPECT_EQ((*shard)->record(), copy.sample.record);
+}
+
+TEST(SealedShard, WhatIsWrongWithTheCopyMakesItBad) {
+  const std::vector<std::pair<std::string, Spoil>> cases = {
+      {"another job's uuid", [](Copy& c) { c.source.job_uuid = "fedcba9876543210"; }},
+      {"another attempt", [](Copy& c) { c.source.attempt += 1; }},
+      {"another step", [](Copy& c) { c.source.step += 1; }},
+      {"another rank", [](Copy& c) { c.source.rank += 1; }},
+      {"another world size", [](Copy& c) { c.source.world_size += 1; }},
+      {"another generation", [](Copy& c) { c.source.generation += 1; }},
+      {"another length", [](Copy& c) { c.source.image_bytes -= 1; }},
+      {"another job's name", [](Copy& c) { c.expected.job = "other"; }},
+      {"another rank's", [](Copy& c) { c.expected.rank += 1; }},
+      {"no record", [](Copy& c) { c.descriptors[1] = FileOf(""); }},
+      {"a torn record",
+       [](Copy& c) { c.descriptors[1] = FileOf(c.sample.record_file.substr(0, 100)); }},
+      {"a flipped bit",
+       [](Copy& c) {
+         std::string record = c.sample.record_file;
+         record[record.size() / 2] ^= 1;
+         c.descriptors[1] = FileOf(record);
+       }},
+      {"a newer version",
+       [](Copy& c) {
+         std::string record = c.sample.record_file;
+         record[8] = 2;
+         c.descriptors[1] = FileOf(record);
+       }},
+      {"a record too large to be one",
+       [](Copy& c) {
+         ASSERT_EQ(::ftruncate(c.descriptors[1].get(), static_cast<off_t>(kRecordBytesMax + 1)), 0);
+       }},
+      {"a directory for the record",
+       [](Copy& c) { c.descriptors[1] = UniqueFd(::open("/", O_RDONLY | O_CLOEXEC)); }},
+      {"a directory for the image",
+       [](Copy& c) { c.descriptors[0] = UniqueFd(::open("/", O_RDONLY | O_CLOEXEC)); }},
+      {"an image cut short",
+       [](Copy& c) {
+         ASSERT_EQ(
+             ::ftruncate(c.descriptors[0].get(), static_cast<off_t>(c.source.image_bytes - 1)), 0);
+       }},
+  };
+  for (const auto& [what, spoil] : cases) {
+    Copy copy;
+    spoil(copy);
+    const Status status = copy.Open().status();
+    EXPECT_FALSE(status.ok()) << what;
+    EXPECT_TRUE(CopyIsBad(status)) << what << ": " << status.ToString();
+  }
+}
+
+TEST(SealedShard, WhatThisProcessLacksSaysNothingAboutTheCopy) {
+  const std::vector<std::pair<std::string, Spoil>> cases = {
+      {"may not read the record",
+       [](Copy& c) { c.descriptors[1] = Again(c.descriptors[1], O_WRONLY); }},
+      {"may not map the image",
+       [](Copy& c) { c.descriptors[0] = Again(c.descriptors[0], O_WRONLY); }},
+  };
+  for (const auto& [what, spoil] : cases) {
+    Copy copy;
+    spoil(copy);
+    const Status status = copy.Open().status();
+    EXPECT_FALSE(status.ok()) << what;
+    EXPECT_FALSE(CopyIsBad(status)) << what << ": " << status.ToString();
+  }
+  char memory = 0;
+  std::vector<std::unique_ptr<FaultGuard>> all;
+  while (all.empty() || all.back()->ok()) {
+    all.push_back(std::make_unique<FaultGuard>(&memory, 1));
+  }
+  const Status no_guard = Copy().Open().status();
+  EXPECT_FALSE(no_guard.ok());
+  EXPECT_FALSE(CopyIsBad(no_guard)) << no_guard.ToString();
+}
+
+TEST(SealedShard, AFileThatNobodyCanReadIsBad) {
+  for (const int error : {EIO, ENXIO, ESTALE, EUCLEAN, EHWPOISON}) {
+    EXPECT_TRUE(CopyIsBad(SystemError(CodeOfFileError(error), error, "read"))) << error;
+  }
+  for (const int error : {ENOMEM, EMFILE, ENFILE, EAGAIN, EPERM, EACCES, EBADF, EFAULT}) {
+    EXPECT_FALSE(CopyIsBad(SystemError(CodeOfFileError(error), error, "read"))) << error;
+  }
+}
+
+TEST(SealedShard, CutShortWhileItIsReadIsNoticed) {
+  const Copy copy;
+  const auto shard = copy.Open();
+  ASSERT_TRUE(shard.ok());
+  ASSERT_EQ(::ftruncate(copy.descriptors[0].get(), 0), 0);
+  const volatile std::byte* const image = (*shard)->image();
+  const std::byte first = image[0];
+  EXPECT_EQ(first, std::byte{0});
+  EXPECT_TRUE((*shard)->faulted());
+}
+
+// Huge pages need it, and the kernel does it by itself only where they are the mount's choice.
+TEST(SlotMapping, BeginsWhereHugePagesCan) {
+  constexpr uintptr_t kHugePageBytes = 2 << 20;
+  const UniqueFd fd = FileOf(std::string((4 << 20) + 5000, 'x'));
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{5000}, uint64_t{2} << 20, uint64_t{4} << 20}) {
+    const auto mapping = SlotMapping::Map(fd, bytes, SlotMapping::Access::kReadOnly);
+    ASSERT_TRUE(mapping.ok()) << mapping.status().ToString();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>((*mapping)->data()) % kHugePageBytes, 0u) << bytes;
+    EXPECT_EQ((*mapping)->data()[bytes - 1], std::byte{'x'});
+  }
+  EXPECT_FALSE(SlotMapping::Map(fd, UINT64_MAX, SlotMapping::Access::kReadOnly).ok());
+}
+
+TEST(SlotMapping, HugePagesChangeNoByte) {
+  std::string bytes(6 << 20, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<char>(i * 2654435761 >> 13);
+  }
+  const UniqueFd fd = FileOf(bytes);
+  const auto mapping = SlotMapping::Map(fd, bytes.size(), SlotMapping::Access::kWritable);
+  ASSERT_TRUE(mapping.ok());
+  (*mapping)->UseHugePages(Deadline::In(Milliseconds(60'000)));
+  (*mapping)->Populate();
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>((*mapping)->data()), bytes.size()), bytes);
+  (*mapping)->data()[3 << 20] = std::byte{'!'};
+  char byte = 0;
+  EXPECT_EQ(::pread(fd.get(), &byte, 1, 3 << 20), 1);
+  EXPECT_EQ(byte, '!');
+  // Cut short it is an error, not a crash, and the next slot is unharmed.
+  ASSERT_EQ(::ftruncate(fd.get(), 4096), 0);
+  (*mapping)->UseHugePages(Deadline::In(Milliseconds(60'000)));
+}
+
+}  // namespace
+}  // namespace holdfast::client

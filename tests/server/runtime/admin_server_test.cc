@@ -1,0 +1,195 @@
+// The door of the admin socket: who gets in, who is turned away, and that silence locks nobody out.
+#include "server/runtime/admin_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "ckptctl/admin_client.h"
+#include "tests/base/temporary_directory.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr std::chrono::seconds kPatience(30);
+// The least that an HTTP/2 client says: its greeting, and settings.
+const std::string kHello =
+    std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
+
+class AdminServerTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(::chmod(dir_.path().c_str(), 0755), 0); }
+
+  void Start(const AdminServer::Times& times) {
+    v1::AdminConfig config;
+    config.set_path(dir_.Path("admin.sock"));
+    auto started = AdminServer::Start(config, context_, times);
+    ASSERT_TRUE(started.ok()) << started.status();
+    server_ = *std::move(started);
+  }
+
+  // The kernel notes the uid that the connecting thread has at that moment.
+  UniqueFd ConnectAs(uint32_t uid, const std::string& say) const {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    std::thread([&] {
+      if (uid != ::geteuid()) {  // the system call, as that changes this thread alone
+        EXPECT_EQ(::syscall(SYS_setresuid, uid, uid, uid), 0);
+      }
+      sockaddr_un address = {};
+      address.sun_family = AF_UNIX;
+      std::strcpy(address.sun_path, dir_.Path("admin.sock").c_str());
+      EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+                0);
+    }).join();
+    EXPECT_EQ(::send(fd.get(), say.data(), say.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(say.size()));
+    return fd;
+  }
+  // What comes next; "closed" at the end, "silence" when nothing comes.
+  static std::string Hear(const UniqueFd& fd, std::chrono::milliseconds at_most = kPatience) {
+    pollfd wait = {fd.get(), POLLIN, 0};
+    if (::poll(&wait, 1, static_cast<int>(at_most.count())) == 0) {
+      return "silence";
+    }
+    char bytes[4096];
+    const ssize_t size = ::recv(fd.get(), bytes, sizeof(bytes), 0);
+    return size <= 0 ? "closed" : std::string(bytes, size);
+  }
+  // Everything until the end.
+  static std::string HearAll(const UniqueFd& fd) {
+    std::string all;
+    for (;;) {
+      const std::string some = Hear(fd);
+      all += some;
+      if (some == "closed" || some == "silence") {
+        return all;
+      }
+    }
+  }
+  absl::Status CallAsOneself() const {
+    auto client = AdminClient::Connect(dir_.Path("admin.sock"), kPatience);
+    return client.ok() ? (*client)->CheckHealth() : client.status();
+  }
+  static void NeedRoot() {
+    if (::geteuid() != 0) {
+      GTEST_SKIP() << "only root can be several users";
+    }
+  }
+
+  TemporaryDirectory dir_;
+  AdminContext context_;
+  std::unique_ptr<AdminServer> server_;
+};
+
+TEST_F(AdminServerTest, AnswersItsOwnUser) {
+  Start({});
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, WhoSaysNothingIsClosedSoon) {
+  Start({.greeting = std::chrono::milliseconds(1)});
+  EXPECT_EQ(Hear(ConnectAs(::geteuid(), "")), "closed");
+  EXPECT_EQ(Hear(ConnectAs(::geteuid(), "PRI *")), "closed");
+}
+
+TEST_F(AdminServerTest, WhoSpeaksSomethingElseIsClosedAtOnce) {
+  Start({.greeting = std::chrono::hours(1)});
+  EXPECT_EQ(Hear(ConnectAs(::geteuid(), "GET / HTTP/1.1\r\n\r\n")), "closed");
+  EXPECT_EQ(Hear(ConnectAs(::geteuid(), "PRI * HTTP/2.1")), "closed");
+}
+
+TEST_F(AdminServerTest, AGreetingInPiecesIsOne) {
+  Start({.greeting = std::chrono::hours(1)});
+  const UniqueFd fd = ConnectAs(::geteuid(), "");
+  for (const char c : kHello) {
+    ASSERT_EQ(::send(fd.get(), &c, 1, MSG_NOSIGNAL), 1);
+  }
+  EXPECT_THAT(Hear(fd), testing::AllOf(Not("closed"), Not("silence")));
+}
+
+TEST_F(AdminServerTest, ConnectionsWithoutCallsEnd) {
+  Start({.idle = std::chrono::milliseconds(1)});
+  EXPECT_THAT(HearAll(ConnectAs(::geteuid(), kHello)), testing::EndsWith("closed"));
+}
+
+TEST_F(AdminServerTest, WhoIsTurnedAwayIsToldWhy) {
+  Start({});
+  std::vector<UniqueFd> held;
+  for (size_t i = 0; i < AdminServer::kConnectionsPerUidMax; ++i) {
+    held.push_back(ConnectAs(::geteuid(), kHello));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("connections")));
+  }
+  EXPECT_THAT(HearAll(ConnectAs(::geteuid(), kHello)),
+              HasSubstr("has 16 connections to the admin socket"));
+  EXPECT_THAT(CallAsOneself().ToString(), HasSubstr("too many"));
+  // Whoever leaves makes room, as soon as it is noticed.
+  held.clear();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!CallAsOneself().ok() && std::chrono::steady_clock::now() < until) {
+  }
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, TheSilentLockNobodyOut) {
+  NeedRoot();
+  if (IsSkipped()) {
+    return;
+  }
+  Start({.greeting = std::chrono::hours(1), .quiet = std::chrono::hours(1)});
+  std::vector<UniqueFd> held;
+  for (uint32_t i = 0; i < 2 * AdminServer::kAtTheDoorMax; ++i) {
+    held.push_back(ConnectAs(2000 + i % 40, ""));
+  }
+  EXPECT_THAT(Hear(ConnectAs(1999, kHello)), Not(HasSubstr("uids")));
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, ManyUsersDoNotLockOutTheOperators) {
+  NeedRoot();
+  if (IsSkipped()) {
+    return;
+  }
+  Start({.quiet = std::chrono::hours(1)});
+  std::vector<UniqueFd> held;
+  for (uint32_t uid = 0; uid < AdminServer::kUidsMax; ++uid) {
+    held.push_back(ConnectAs(2000 + uid, kHello));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("uids")));
+  }
+  EXPECT_THAT(HearAll(ConnectAs(3000, kHello)),
+              HasSubstr("users of 16 uids are connected to the admin socket"));
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, WhoAsksNothingMakesRoom) {
+  NeedRoot();
+  if (IsSkipped()) {
+    return;
+  }
+  Start({.quiet = std::chrono::milliseconds(0)});
+  std::vector<UniqueFd> held;
+  for (uint32_t uid = 0; uid < 2 * AdminServer::kUidsMax; ++uid) {
+    held.push_back(ConnectAs(2000 + uid, kHello));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("uids")));
+  }
+  EXPECT_THAT(HearAll(held.front()), testing::EndsWith("closed"));
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace holdfast
