@@ -118,6 +118,8 @@ class Agent {
     std::set<ReadHold> readers;
     std::set<AdminToken> admin_readers;
     std::vector<ReadWait> read_waits;
+    // ReleaseReads that are answered when a note of that version no longer names the reader.
+    std::vector<std::pair<uint64_t, RequestToken>> release_waits;
     uint64_t note_version = 0;
     uint64_t grant_note = 0;  // kNoting: the note that names the writer
   };
@@ -302,6 +304,7 @@ class Agent {
   void ReadingFailed(const SendReply& reply, const absl::Status& status);
   Slot* FindSealed(const ShardId& shard);
   void Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame);
+  void FinishReleases(Slot& slot, const NoteWritten& e);
   void FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& noted);
   void DropHold(Slot& slot, ReadHold hold);
   Slot* FindHeld(const ReadHold& hold);

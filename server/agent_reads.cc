@@ -231,10 +231,36 @@ void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::Clien
   const bool noting =
       slot != nullptr && std::any_of(slot->read_waits.begin(), slot->read_waits.end(),
                                      [&](const ReadWait& wait) { return wait.hold == hold; });
-  if (slot != nullptr && !noting) {
-    DropHold(*slot, hold);
+  if (slot == nullptr || noting || slot->state == SlotState::kDeleting) {
+    return ReplyDone(id, frame);
   }
-  ReplyDone(id, frame);
+  // The client forgets the hold when it is answered: a daemon that is started again must not find
+  // it in the note any more.
+  const RequestToken token = NewPending(id, frame, time_.now + kSettle);
+  pending_.at(token).where = Where::kSource;
+  slot->release_waits.emplace_back(slot->note_version + 1, token);
+  DropHold(*slot, hold);
+}
+
+void Agent::FinishReleases(Slot& slot, const NoteWritten& e) {
+  for (auto& [version, token] : slot.release_waits) {
+    const Pending* pending = FindPending(token);
+    if (version > e.note_version || pending == nullptr) {
+      continue;
+    }
+    if (e.status.ok()) {
+      v1::DaemonFrame done;
+      done.mutable_release_read();
+      Reply(token, std::move(done));
+    } else {
+      Refuse(token,
+             {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+              absl::StrCat("that slot ", slot.id,
+                           " is not read any more could not be noted: ", Message(e.status))});
+    }
+  }
+  std::erase_if(slot.release_waits,
+                [&](const auto& wait) { return FindPending(wait.second) == nullptr; });
 }
 
 void Agent::OnCopyFoundBad(const CopyFoundBad& e) {

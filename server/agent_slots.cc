@@ -161,6 +161,7 @@ void Agent::OnNoteWritten(const NoteWritten& e) {
       ++i;
     }
   }
+  FinishReleases(*slot, e);
   for (const ReadWait& wait : ready) {
     FinishOffer(*slot, wait, e.status);
   }

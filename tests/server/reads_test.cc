@@ -97,6 +97,20 @@ TEST(Reads, AHoldIsLetGoByItsNameAlsoAfterARestart) {
   EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 0);
 }
 
+TEST(Reads, NobodyForgetsAHoldThatTheNoteStillNames) {
+  OneRank t;
+  TestClient reader = t.h.Connect(200);
+  const v1::Source source = reader.Call(OneRank::AttachFrame()).attach();
+  t.h.delay = [](const Action& action) { return std::holds_alternative<WriteNote>(action); };
+  v1::ClientFrame release;
+  release.mutable_release_read()->set_hold(source.hold());
+  const uint64_t id = reader.Send(release);
+  EXPECT_FALSE(reader.Take(id));
+  t.h.PerformDelayed();
+  EXPECT_FALSE(reader.Take(id)->frame.has_failure());
+  EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 0);
+}
+
 TEST(Reads, AHoldNeedsANameOfItsOwn) {
   OneRank t;
   TestClient reader = t.h.Connect(200);
