@@ -43,6 +43,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
     void operator()(const CopyFoundBad& e) { agent.OnCopyFoundBad(e); }
+    void operator()(const SlotFileGone& e) { agent.OnSlotFileGone(e); }
     void operator()(const CopyFoundGood& e) { agent.OnCopyFoundGood(e); }
     void operator()(const HandOverFailed& e) { agent.OnHandOverFailed(e); }
     void operator()(const AdminRequest& e) { agent.OnAdminRequest(e); }

@@ -299,6 +299,7 @@ class Agent {
   void OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
                     const v1::ClientFrame& frame);
   void OnCopyFoundBad(const CopyFoundBad& e);
+  void OnSlotFileGone(const SlotFileGone& e);
   void OnCopyFoundGood(const CopyFoundGood& e);
   void OnHandOverFailed(const HandOverFailed& e);
   void ReadingFailed(const SendReply& reply, const absl::Status& status);

@@ -285,6 +285,16 @@ void Agent::OnCopyFoundBad(const CopyFoundBad& e) {
   }
 }
 
+void Agent::OnSlotFileGone(const SlotFileGone& e) {
+  Slot* slot = FindSlot(e.slot);
+  if (slot == nullptr || slot->state == SlotState::kCreating ||
+      slot->state == SlotState::kDeleting || slot->bad) {
+    return;
+  }
+  slot->bad = true;  // whatever is being done with it just now, it is not filled again
+  OnCopyFoundBad({slot->id, slot->generation, "its file was deleted or moved away"});
+}
+
 // Whoever called it bad was wrong, or read through bad memory of its own.
 void Agent::OnCopyFoundGood(const CopyFoundGood& e) {
   Slot* slot = FindSlot(e.slot);

@@ -147,6 +147,10 @@ struct CopyFoundBad {
   Generation generation = 0;
   std::string what;
 };
+// The slot's image is not in memory.dir. Of a slot that is being made or deleted it means nothing.
+struct SlotFileGone {
+  SlotId slot = 0;
+};
 // A verification read every byte of it, and all digests are right.
 struct CopyFoundGood {
   SlotId slot = 0;
@@ -179,10 +183,11 @@ struct AdminReadDone {
 };
 struct TimerFired {};
 
-using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
-                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
-                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
-                           CopyFoundGood, HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
+using Event =
+    std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                 SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                 SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
+                 SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
 
 // ---- Actions ----
 

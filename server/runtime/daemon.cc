@@ -192,6 +192,7 @@ absl::Status Daemon::Open() {
       });
   // 4. The core, with what was found.
   core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
+  WatchMemory();
   Feed(std::move(started));
   return absl::OkStatus();
 }
@@ -234,7 +235,28 @@ absl::Status Daemon::Run() {
   executor_.reset();
   catalog_writer_.reset();
   LogInfo("stopped");
-  return absl::OkStatus();
+  return failure_;
+}
+
+void Daemon::WatchMemory() {
+  absl::StatusOr<std::unique_ptr<MemoryWatch>> watch = MemoryWatch::Start(
+      *reactor_, config_.memory().dir(),
+      {.image_gone = [this](SlotId slot) { Feed(SlotFileGone{slot}); },
+       .lost =
+           [this](const std::string& what) {
+             if (failure_.ok()) {
+               failure_ = absl::DataLossError(
+                   absl::StrCat("memory.dir: ", what,
+                                ", and what was sealed in it is gone; start ckptd again "
+                                "(it makes the directory anew), and keep cleaners away from it"));
+               BeginStop(Message(failure_));
+             }
+           }});
+  if (!watch.ok()) {
+    return AddProblem(absl::StrCat("files that others remove are not noticed at once: ",
+                                   Message(watch.status())));
+  }
+  memory_watch_ = *std::move(watch);
 }
 
 void Daemon::BeginStop(const std::string& why) {

@@ -32,6 +32,7 @@
 #include "server/runtime/catalog_writer.h"
 #include "server/runtime/client_server.h"
 #include "server/runtime/daemon_metrics.h"
+#include "server/runtime/memory_watch.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
 #include "server/runtime/reactor.h"
@@ -96,6 +97,7 @@ class Daemon {
   void AddProblem(const std::string& problem) EXCLUDES(problems_mutex_);
   void FillDaemonStatus(v1::DaemonStatus& status) EXCLUDES(problems_mutex_);
   void RefreshMetrics();
+  void WatchMemory();
   void BeginStop(const std::string& why);
   void StopWhenIdle();
 
@@ -109,6 +111,7 @@ class Daemon {
   std::unique_ptr<Reactor> reactor_;
   std::unique_ptr<NodeCore> core_;
   std::unique_ptr<ProcessWatcher> watcher_;
+  std::unique_ptr<MemoryWatch> memory_watch_;
   std::unique_ptr<Populator> populator_;
   std::unique_ptr<ClientServer> clients_;
   std::unique_ptr<AdminGateway> gateway_;
@@ -128,6 +131,7 @@ class Daemon {
   bool stopping_ = false;
   bool catalog_stopping_ = false;
   bool overdue_ = false;
+  absl::Status failure_;  // why it stopped by itself
   bool metrics_due_ = false;
   Reactor::TimerId core_timer_ = 0;
   Reactor::TimerId metrics_timer_ = 0;

@@ -5,6 +5,7 @@
 #include <rocksdb/db.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "tests/integration/harness.h"
@@ -183,6 +184,37 @@ TEST_F(RestartTest, RecordsThatAreTornOrNewerAreNotUsed) {
   std::filesystem::resize_file(newest, std::filesystem::file_size(newest) / 2);
   ASSERT_TRUE(node_.Start());
   ExpectRestored(2);
+}
+
+// A cleaner of /dev/shm, a logout: what it took is not promised any more, and the job goes on.
+TEST_F(RestartTest, FilesThatOthersRemoveAreNotPromisedAnyMore) {
+  auto ranks = Begin(2);
+  for (const std::string& name : FilesIn(node_.memory_dir(), "slot-")) {
+    if (name.find('.') == std::string::npos) {
+      ASSERT_TRUE(std::filesystem::remove(node_.memory_dir() + "/" + name)) << name;
+    }
+  }
+  EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& status) {
+    return status.jobs_size() == 1 && status.jobs(0).protection_size() > 0 &&
+           !status.jobs(0).protection(0).any();
+  }));
+  bool committed = false;
+  for (uint64_t step = 3; step < 9 && !committed; ++step) {
+    const std::vector<std::string> saved = DoAll(ranks, "save " + std::to_string(step));
+    committed = saved == std::vector<std::string>(2, "ok sealed") &&
+                DoAll(ranks, "committed") == std::vector<std::string>(2, "ok committed");
+  }
+  EXPECT_TRUE(committed);
+}
+
+TEST_F(RestartTest, WithoutItsDirectoryTheDaemonEndsAndSaysWhy) {
+  auto ranks = Begin(1);
+  std::filesystem::remove_all(node_.memory_dir());
+  EXPECT_EQ(node_.WaitExit(), 1);
+  EXPECT_THAT(node_.Log(), HasSubstr("memory.dir: "));
+  ASSERT_TRUE(node_.Start());
+  const std::vector<std::string> saved = DoAll(ranks, "save 2");
+  EXPECT_THAT(DoAll(ranks, "save 3"), Each("ok sealed")) << saved[0];
 }
 
 }  // namespace

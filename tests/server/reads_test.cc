@@ -111,6 +111,19 @@ TEST(Reads, NobodyForgetsAHoldThatTheNoteStillNames) {
   EXPECT_EQ(t.h.files.at(source.slot()).note.readers_size(), 0);
 }
 
+TEST(Reads, ACopyWhoseFileIsGoneIsNotPromised) {
+  OneRank t;
+  const SlotId slot = t.a.grant().slot();
+  t.h.Feed(SlotFileGone{slot + 100});
+  EXPECT_EQ(t.h.Committed("job").front(), "1:2");
+  t.h.Feed(SlotFileGone{slot});
+  EXPECT_EQ(t.h.Committed("job"), std::vector<std::string>{"1:1"});
+  for (Step step = 3; step < 8; ++step) {
+    ASSERT_TRUE(t.a.Save(step));
+    EXPECT_NE(t.a.grant().slot(), slot) << "it is not filled again";
+  }
+}
+
 TEST(Reads, AHoldNeedsANameOfItsOwn) {
   OneRank t;
   TestClient reader = t.h.Connect(200);

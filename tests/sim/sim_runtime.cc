@@ -380,11 +380,30 @@ bool World::OpenFails(const SendReply& a, const FilePtr& file) {
   return true;
 }
 
+// A verification reads one shard after the other.
+void World::HoldListed(const ListedShards& listed) {
+  Duration when{};
+  for (const ReadableShard& shard : listed.shards) {
+    when += std::chrono::milliseconds(Below(3000));
+    After(when, [this, life = life_, copy = shard.copy] {
+      if (InLife(life)) {
+        const AdminToken token = next_admin_++;
+        admin_[token] = "hold of " + copy.id.ToString();
+        Feed(AdminRequest{token, Caller{{1, 1}, 0, 0},
+                          HoldShard{copy.job_name, copy.id, copy.generation}});
+      }
+    });
+  }
+}
+
 void World::Do(const AdminReply& a) {
   const auto found = admin_.find(a.token);
   const std::string what = found == admin_.end() ? "" : found->second;
   admin_.erase(a.token);
   Trace(absl::StrCat("admin ", what, ": ", a.status.ToString()));
+  if (const auto* listed = std::get_if<ListedShards>(&a.reply)) {
+    HoldListed(*listed);
+  }
   const auto* readable = std::get_if<ReadableShards>(&a.reply);
   if (readable == nullptr) {
     return;
@@ -404,6 +423,8 @@ void World::Do(const AdminReply& a) {
       }
       if (InLife(life) && file->record && file->record->token != file->token) {
         Feed(CopyFoundBad{file->slot, generation, "digests differ"});
+      } else if (InLife(life) && file->record) {
+        Feed(CopyFoundGood{file->slot, generation});
       }
     }
     if (InLife(life)) {

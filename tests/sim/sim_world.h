@@ -160,6 +160,7 @@ class World {
   void Do(const UnindexShard&) {}
   void Do(const SetTimer& a);
   void Do(const AdminReply& a);
+  void HoldListed(const ListedShards& listed);
   void Do(const Report& a);
   void Deliver(const SendReply& a, FilePtr file);
   bool OpenFails(const SendReply& a, const FilePtr& file);

@@ -1,5 +1,5 @@
-// The names in the memory tier's directory, and how a small file there is replaced. Internal to
-// tiers/memory.
+// The names in the memory tier's directory, and how a small file there is replaced. For
+// tiers/memory, and for the daemon's watch over the directory.
 #pragma once
 
 #include <string>
