@@ -244,6 +244,7 @@ class Coordinator {
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
   void DropFromSession(Rank rank, ProcessId process);
   bool SessionOpen() const { return session_ != nullptr; }
+  std::vector<CheckpointSummary> Summaries() const;
   std::vector<CheckpointId> CommittedOnLine() const;
   std::string CommittedText() const;
   std::string DoubtedText() const;

@@ -234,11 +234,7 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
     candidates = {*found};
     return std::nullopt;
   }
-  for (const CheckpointId& id : CommittedOnLine()) {
-    if (checkpoints_.at(id).world_size == world_size) {
-      candidates.push_back(id);
-    }
-  }
+  candidates = Candidates(Summaries(), line_, world_size);
   if (!candidates.empty()) {
     return std::nullopt;
   }
@@ -310,6 +306,16 @@ void Coordinator::DropFromSession(Rank rank, ProcessId process) {
   if (session_->empty()) {
     session_.reset();
   }
+}
+
+std::vector<CheckpointSummary> Coordinator::Summaries() const {
+  std::vector<CheckpointSummary> summaries;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    summaries.push_back({id, checkpoint.world_size, checkpoint.good,
+                         static_cast<uint32_t>(checkpoint.shards.size()) - checkpoint.good,
+                         !checkpoint.contradictory});
+  }
+  return summaries;
 }
 
 std::vector<CheckpointId> Coordinator::CommittedOnLine() const {

@@ -60,15 +60,7 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
                      : session_ && session_->loading() ? v1::JobStatus::ATTEMPT_PHASE_RESTORING
                                                        : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
   }
-  std::vector<CheckpointSummary> summaries;
   for (const auto& [id, checkpoint] : checkpoints_) {
-    CheckpointSummary summary;
-    summary.id = id;
-    summary.world_size = checkpoint.world_size;
-    summary.sealed = checkpoint.committed ? checkpoint.good
-                                          : std::min(checkpoint.good, checkpoint.world_size - 1);
-    summary.consistent = !checkpoint.dead;
-    summaries.push_back(summary);
     if (!checkpoint.committed && !checkpoint.dead) {
       v1::StepInFlight& open = *status.add_in_flight();
       open.set_attempt(id.attempt);
@@ -77,7 +69,7 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
       open.set_world_size(checkpoint.world_size);
     }
   }
-  for (const ProtectionLine& line : ProtectionOnOneNode(summaries, line_)) {
+  for (const ProtectionLine& line : ProtectionOnOneNode(Summaries(), line_)) {
     v1::Protection& protection = *status.add_protection();
     protection.set_kind(ToProto(line.kind));
     if (line.survives) {

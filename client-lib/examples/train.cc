@@ -406,17 +406,20 @@ class Loop {
           .Millis("kept_ms", kept_)
           .Bytes(times.bytes, times.snapshot)
           .Put("digest", Hex(model_.digest()));
-      AwaitCommit(deadline);
+      AwaitCommit();
     }
     handle_ = nullptr;
   }
 
-  void AwaitCommit(holdfast::Milliseconds deadline) {
+  // Whether the others come along is not for a loop to wait long for: if their save failed, this
+  // step never becomes whole.
+  void AwaitCommit() {
+    constexpr holdfast::Milliseconds kPatience{3000};
     if (!args_.await_commit) {
       return;
     }
     const Clock::time_point began = Clock::now();
-    const holdfast::Status status = handle_->Wait(holdfast::Stage::kCommitted, deadline);
+    const holdfast::Status status = handle_->Wait(holdfast::Stage::kCommitted, kPatience);
     if (!status.ok()) {
       return PrintError("commit", status);
     }
