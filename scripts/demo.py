@@ -262,7 +262,7 @@ def killed_in_the_middle_of_a_save(demo):
     first = demo.start_ranks("--steps", "100000", sync_points=("", "client.save.half_copied:kill@6"))
     first[1].wait_killed()
     demo.timeline.add("rank 1", "killed (SIGKILL) half-way through copying", 5)
-    first[0].wait_for("error", during="commit")
+    first[0].wait_for("error")  # of its save, or of the commit that it waits for
     demo.kill_ranks()
     first[1].wait_for_end()
     before = [saves(rank) for rank in first]

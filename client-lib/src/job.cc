@@ -201,8 +201,9 @@ class JobImpl : public Job {
       const wire::ReserveReply& reply = answer.message;
       if (!reply.descriptor) {
         // 2. With all of them ready, what makes later mappings cheap.
+        bool huge_pages = true;
         for (size_t slot = 0; slot < fresh.size() && !deadline.passed(); ++slot) {
-          fresh[slot]->UseHugePages(deadline);
+          huge_pages = huge_pages && fresh[slot]->UseHugePages(deadline);
           fresh[slot]->Populate();
         }
         return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -16,6 +17,10 @@ namespace holdfast::client {
 namespace {
 
 constexpr uintptr_t kHugePageBytes = 2 << 20;
+// Where huge pages cost more than this apiece (memory that is scarce, fragmented, or must come from
+// the host first), nobody is to wait for them.
+constexpr std::chrono::milliseconds kHugePageTime{10};
+constexpr uint64_t kPagesBetweenLooks = 8;
 constexpr int kMadvCollapse = 25;  // since Linux 6.1; older headers lack the name
 
 // A mapping that begins where huge pages can: the kernel does that by itself only where they are
@@ -102,15 +107,22 @@ void SlotMapping::Populate() {
   }
 }
 
-void SlotMapping::UseHugePages(Deadline deadline) {
+bool SlotMapping::UseHugePages(Deadline deadline) {
+  using Clock = std::chrono::steady_clock;
   populated_bytes_ = 0;  // the page tables are emptied where it works
+  const Clock::time_point began = Clock::now();
+  uint64_t pages = 0;
   for (uint64_t at = 0; bytes_ - at >= kHugePageBytes && !deadline.passed(); at += kHugePageBytes) {
     const int result = ::madvise(data_ + at, kHugePageBytes, kMadvCollapse);
     // EAGAIN, EBUSY: somebody else has one of these pages just now; the others may still be had.
     if (result != 0 && errno != EAGAIN && errno != EBUSY) {
-      return;
+      return false;
+    }
+    if (++pages % kPagesBetweenLooks == 0 && Clock::now() - began > pages * kHugePageTime) {
+      return false;
     }
   }
+  return true;
 }
 
 Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes,

@@ -50,8 +50,8 @@ class SlotMapping {
   void Populate();
   // Has the kernel put the slot on huge pages, which stay with the file: whoever maps it later, a
   // process that restores above all, takes one fault instead of 512. Copies the slot once. Where
-  // there are none to be had, it stays as it is.
-  void UseHugePages(Deadline deadline);
+  // there are none to be had, it stays as it is; false: or where they are to be had only slowly.
+  bool UseHugePages(Deadline deadline);
 
  private:
   SlotMapping(std::byte* data, uint64_t bytes, uint64_t device, uint64_t inode)

@@ -42,7 +42,11 @@ void Rude::End() {
 
 void Rude::OnClosed(ConnectionId id) {
   if (const auto it = connections_.find(id); it != connections_.end()) {
-    if (it->second.filling) {
+    // (With a join under way it has promised already that it writes no more.)
+    const bool promised = std::any_of(asked_.begin(), asked_.end(), [id](const auto& a) {
+      return a.first.first != id && a.second.frame.has_join();
+    });
+    if (it->second.filling && !promised) {
       lost_.push_back(*it->second.filling);
     }
     connections_.erase(it);
