@@ -369,19 +369,28 @@ void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t
 }
 
 void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
-  // A rank that was admitted but will never hear of it is not there: nobody would ever say that its
-  // seat was lost.
-  for (const DurableWait& wait : durable_waits_) {
+  std::set<Rank> forgotten;
+  std::erase_if(durable_waits_, [&](const DurableWait& wait) {
     const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
     if (wait.token == token && accepted != nullptr && accepted->attempt == attempt()) {
-      if (const auto member = members_.find(accepted->rank);
-          member != members_.end() && !member->second.told) {
-        member->second.alive = false;
-        PersistLazily(t);
-      }
+      forgotten.insert(accepted->rank);
+    }
+    return wait.token == token;
+  });
+  // It may have asked twice, and hear of the other one.
+  for (const DurableWait& wait : durable_waits_) {
+    if (const auto* accepted = std::get_if<JoinAccepted>(&wait.message)) {
+      forgotten.erase(accepted->rank);
     }
   }
-  std::erase_if(durable_waits_, [token](const DurableWait& w) { return w.token == token; });
+  // A rank that was admitted but will never hear of it is not there: nobody would ever say that its
+  // seat was lost.
+  for (const Rank rank : forgotten) {
+    if (const auto member = members_.find(rank); member != members_.end() && !member->second.told) {
+      member->second.alive = false;
+      PersistLazily(t);
+    }
+  }
 }
 
 void Coordinator::Refuse(RequestToken token, Failure failure, Turn& t) {

@@ -29,6 +29,25 @@ TEST(FoundBySim, JoinThatExpiresDoesNotFreeTheRanksPlace) {
       << "pid 100 lives, and was told that it is rank 0";
 }
 
+// It asks twice, and the first question's deadline passes before the job's state is durable: it
+// hears of its place by the second.
+TEST(FoundBySim, OfTwoJoinsTheOneThatIsAnsweredCounts) {
+  CoreHarness h;
+  TestClient other = h.Connect(100);
+  ASSERT_TRUE(other.Join("job", 1, 2));
+  TestClient a = h.Connect(101);
+  h.delay = [](const Action& action) { return std::holds_alternative<WriteJobState>(action); };
+  const uint64_t first = a.Send(TestClient::JoinFrame("job", 0, 2, 5));
+  const uint64_t second = a.Send(TestClient::JoinFrame("job", 0, 2, kLong));
+  h.Advance(std::chrono::milliseconds(20));
+  ASSERT_TRUE(a.Take(first) && !a.Take(second));
+  h.PerformDelayed();
+  const std::optional<Answer> answer = a.Take(second);
+  ASSERT_TRUE(answer && answer->frame.has_join());
+  TestClient late = h.Connect(102);
+  EXPECT_EQ(late.Reason(TestClient::JoinFrame("job", 0, 2)), v1::Failure::REASON_RANK_TAKEN);
+}
+
 // The descriptor that a Reserve brings cannot be opened, because the file is gone: the client hears
 // a failure and has nothing mapped, the core hears CopyFoundBad. It must not grant that slot as if
 // the client had it.
