@@ -9,8 +9,9 @@
 
 namespace holdfast {
 
-absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max) {
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead));
+absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max,
+                                     OpenOptions options) {
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, env.Open(path, OpenMode::kRead, options));
   HF_ASSIGN_OR_RETURN(const FileInfo info, file->Info());
   if (info.bytes > bytes_max) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -24,7 +24,8 @@ struct FileInfo {
   uint64_t bytes = 0;
   uint64_t inode = 0;
   uint64_t links = 0;
-  uint32_t mode = 0;  // st_mode
+  uint64_t device = 0;  // another one than before: another file system lies there
+  uint32_t mode = 0;    // st_mode
   uint32_t uid = 0;
   uint32_t gid = 0;
 };
@@ -43,6 +44,29 @@ enum class OpenMode {
   kCreateExclusive
 };  // the last: read-write, mode 0600, O_EXCL
 
+struct OpenOptions {
+  // O_DIRECT: data goes past the page cache, in ranges and buffers aligned as File::Alignment says.
+  // Unimplemented where the file system has no such thing.
+  bool direct = false;
+  // FailedPrecondition when the name itself is a symbolic link (directories on the way may be).
+  bool no_symlink = false;
+};
+
+// What direct reads and writes must be multiples of.
+struct DirectAlignment {
+  uint32_t memory_bytes = 0;  // the buffer's address
+  uint32_t offset_bytes = 0;  // offset and length
+};
+
+// How a parallel file system (Lustre) spreads new files over its servers.
+struct Striping {
+  int32_t count = -1;  // -1: all of them
+  uint32_t bytes = 0;  // a multiple of 64 KiB
+};
+
+inline constexpr uint32_t kKeepOwner = UINT32_MAX;
+inline constexpr size_t kListNamesMax = size_t{1} << 20;
+
 // An open file; closed by the destructor. Descriptors are O_CLOEXEC.
 class File {
  public:
@@ -58,6 +82,16 @@ class File {
   virtual absl::Status SyncData() = 0;
   virtual absl::Status Sync() = 0;
   virtual absl::StatusOr<FileInfo> Info() = 0;
+  // kKeepOwner leaves one as it is.
+  virtual absl::Status SetOwner(uint32_t uid, uint32_t gid) = 0;
+  virtual absl::Status SetMode(uint32_t mode) = 0;
+  // Asked of the system for a file that was opened with `direct`; Unimplemented for others. Where
+  // the kernel is too old to say (before 6.1): 4096, or the file system's block if that is larger.
+  virtual absl::StatusOr<DirectAlignment> Alignment() = 0;
+  // Whether nobody but this File has the file open or mapped, in any process: a write lease
+  // (F_SETLEASE) was granted and given back. False also where leases are not to be had. Says
+  // nothing about hard links, nor about who opens it next.
+  virtual absl::StatusOr<bool> NobodyElseHasIt() = 0;
 };
 
 // A shared mapping of a file; unmapped by the destructor. Touching it may fault when the file is
@@ -81,7 +115,11 @@ class Env {
   virtual ~Env() = default;
   static Env* System();
 
-  virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) = 0;
+  virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode,
+                                                     OpenOptions options) = 0;
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) {
+    return Open(path, mode, OpenOptions{});
+  }
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
                                                        bool writable) = 0;
   // Makes the range's pages present, in one blocking call (MADV_POPULATE_WRITE, or touching pages
@@ -102,8 +140,17 @@ class Env {
   // With its parents; OK if there is one. Those that it made are durable when it returns.
   virtual absl::Status CreateDirectories(const std::string& path, uint32_t mode) = 0;
   virtual absl::Status RemoveDirectory(const std::string& path) = 0;
-  virtual absl::StatusOr<std::vector<std::string>> List(
-      const std::string& directory) = 0;                               // names, sorted
+  // Owner and mode (07777) of a directory; no symlink followed. kKeepOwner leaves one as it is.
+  virtual absl::Status SetDirectoryAccess(const std::string& path, uint32_t uid, uint32_t gid,
+                                          uint32_t mode) = 0;
+  // How files that are made in the directory from now on are spread. Unimplemented but on Lustre.
+  virtual absl::Status SetStriping(const std::string& directory, const Striping& striping) = 0;
+  // Names, sorted. ResourceExhausted when there are more than `names_max`.
+  virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory,
+                                                        size_t names_max) = 0;
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) {
+    return List(directory, kListNamesMax);
+  }
   virtual absl::StatusOr<FileInfo> Info(const std::string& path) = 0;  // no symlink followed
   virtual absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) = 0;
   // Unavailable, naming the holder's pid if known, when another process has it.
@@ -115,7 +162,8 @@ class Env {
 // system's.
 absl::StatusOr<std::string> ReadKernelFile(const std::string& path);
 // ResourceExhausted if the file is larger than `bytes_max`.
-absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max);
+absl::StatusOr<std::string> ReadFile(Env& env, const std::string& path, uint64_t bytes_max,
+                                     OpenOptions options = {});
 // Atomically: `<path>.tmp` (replaced if a crash left one), data synced, renamed, directory synced.
 absl::Status WriteFileAtomically(Env& env, const std::string& path, std::string_view data);
 std::string JoinPath(std::string_view directory, std::string_view name);

@@ -40,4 +40,37 @@ std::string TwoPaths(const std::string& from, const std::string& to) {
   return absl::StrCat(from, "' to '", to);
 }
 
+absl::Status NoDirect(std::string_view operation, const std::string& path) {
+  return absl::UnimplementedError(absl::StrCat(ToAbsl(operation), " '", path,
+                                               "': this file system has no direct I/O (O_DIRECT)"));
+}
+
+absl::Status IsSymlink(std::string_view operation, const std::string& path) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToAbsl(operation), " '", path, "': a symbolic link; none is followed here"));
+}
+
+absl::Status TooManyNames(const std::string& directory, size_t names_max) {
+  return absl::ResourceExhaustedError(absl::StrCat("list '", directory, "': more than ", names_max,
+                                                   " names; move some of them elsewhere"));
+}
+
+std::string EncodeLustreStriping(const Striping& striping) {
+  constexpr uint32_t kMagicV1 = 0x0BD10BD0;
+  constexpr uint32_t kRaid0 = 1;
+  std::string out;
+  const auto append = [&out](uint64_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) {
+      out.push_back(i < sizeof(value) ? static_cast<char>((value >> (8 * i)) & 0xff) : '\0');
+    }
+  };
+  append(kMagicV1, 4);
+  append(kRaid0, 4);
+  append(0, 16);  // the object's id: the servers'
+  append(striping.bytes, 4);
+  append(static_cast<uint16_t>(striping.count), 2);  // 0xffff: all servers
+  append(0xffff, 2);                                 // the first one: any
+  return out;
+}
+
 }  // namespace holdfast

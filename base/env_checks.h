@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/env.h"
 
 namespace holdfast {
 
@@ -16,5 +17,14 @@ absl::Status CheckRange(std::string_view operation, const std::string& path, uin
                         uint64_t bytes);
 // "a' to 'b", the thing of an error about two paths.
 std::string TwoPaths(const std::string& from, const std::string& to);
+
+// Refusals that both Envs word alike.
+absl::Status NoDirect(std::string_view operation, const std::string& path);
+absl::Status IsSymlink(std::string_view operation, const std::string& path);
+absl::Status TooManyNames(const std::string& directory, size_t names_max);
+
+// The value of Lustre's extended attribute "lustre.lov" that sets the striping: lov_user_md_v1 of
+// lustre_user.h, little-endian.
+std::string EncodeLustreStriping(const Striping& striping);
 
 }  // namespace holdfast

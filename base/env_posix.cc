@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,132 +18,13 @@
 #include "base/env_checks.h"
 #include "base/filesystem.h"
 #include "base/populate.h"
+#include "base/posix_file.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
 
 namespace holdfast {
 namespace {
-
-template <typename Call>
-auto RetryInterrupted(Call call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
-FileInfo ToFileInfo(const struct stat& st) {
-  FileInfo info;
-  info.bytes = static_cast<uint64_t>(st.st_size);
-  info.inode = st.st_ino;
-  info.links = st.st_nlink;
-  info.mode = st.st_mode;
-  info.uid = st.st_uid;
-  info.gid = st.st_gid;
-  return info;
-}
-
-class PosixFile : public File {
- public:
-  PosixFile(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
-
-  int fd() const override { return fd_.get(); }
-  const std::string& path() const override { return path_; }
-
-  absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) override {
-    HF_RETURN_IF_ERROR(CheckRange("read", path_, offset, out.size()));
-    size_t done = 0;
-    while (done < out.size()) {
-      const ssize_t got = RetryInterrupted([&] {
-        return ::pread(fd_.get(), out.data() + done, out.size() - done,
-                       static_cast<off_t>(offset + done));
-      });
-      if (got < 0) {
-        return ErrnoStatus(errno, "read", path_);
-      }
-      if (got == 0) {
-        return absl::OutOfRangeError(absl::StrCat("read '", path_, "': wanted ", out.size(),
-                                                  " bytes at offset ", offset,
-                                                  ", the file ends after ", done));
-      }
-      done += static_cast<size_t>(got);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override {
-    HF_RETURN_IF_ERROR(CheckRange("write", path_, offset, data.size()));
-    size_t done = 0;
-    while (done < data.size()) {
-      const ssize_t put = RetryInterrupted([&] {
-        return ::pwrite(fd_.get(), data.data() + done, data.size() - done,
-                        static_cast<off_t>(offset + done));
-      });
-      if (put < 0) {
-        return ErrnoStatus(errno, "write", path_);
-      }
-      if (put == 0) {
-        return ErrnoStatus(EIO, "write", path_);
-      }
-      done += static_cast<size_t>(put);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Allocate(uint64_t offset, uint64_t bytes) override {
-    HF_RETURN_IF_ERROR(CheckRange("allocate", path_, offset, bytes));
-    // tmpfs gives back what it got when a signal comes in between, so under a profiler's timer a
-    // large request would never end: ask for less at a time whenever that happens.
-    constexpr uint64_t kPieceBytesMin = 2 * kMiB;
-    uint64_t piece = bytes;
-    for (uint64_t done = 0; done < bytes;) {
-      const uint64_t now = std::min(piece, bytes - done);
-      if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset + done), static_cast<off_t>(now)) ==
-          0) {
-        done += now;
-      } else if (errno == EINTR) {
-        piece = std::max(piece / 2, kPieceBytesMin);
-      } else if (errno == EOPNOTSUPP) {
-        return absl::UnimplementedError(absl::StrCat(
-            "allocate '", path_, "': this file system cannot reserve space (fallocate)"));
-      } else {
-        return ErrnoStatus(errno, "allocate", path_);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Truncate(uint64_t bytes) override {
-    HF_RETURN_IF_ERROR(CheckRange("truncate", path_, bytes, 0));
-    if (RetryInterrupted([&] { return ::ftruncate(fd_.get(), static_cast<off_t>(bytes)); }) != 0) {
-      return ErrnoStatus(errno, "truncate", path_);
-    }
-    return absl::OkStatus();
-  }
-
-  // Syncs are not repeated: after a failed one the kernel may have dropped the dirty pages and
-  // marked them clean.
-  absl::Status SyncData() override {
-    return ::fdatasync(fd_.get()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fdatasync", path_);
-  }
-  absl::Status Sync() override {
-    return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "fsync", path_);
-  }
-
-  absl::StatusOr<FileInfo> Info() override {
-    struct stat st = {};
-    if (::fstat(fd_.get(), &st) != 0) {
-      return ErrnoStatus(errno, "stat", path_);
-    }
-    return ToFileInfo(st);
-  }
-
- private:
-  UniqueFd fd_;
-  std::string path_;
-};
 
 class PosixMapping : public Mapping {
  public:
@@ -205,7 +87,11 @@ void WritePid(int fd) {
 
 class PosixEnv : public Env {
  public:
-  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override {
+  using Env::List;
+  using Env::Open;
+
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode,
+                                             OpenOptions options) override {
     HF_RETURN_IF_ERROR(CheckPath("open", path));
     // O_NONBLOCK: a FIFO that somebody put there must not hang us; it means nothing for regular
     // files.
@@ -223,7 +109,18 @@ class PosixEnv : public Env {
         operation = "create";
         break;
     }
+    flags |= (options.direct ? O_DIRECT : 0) | (options.no_symlink ? O_NOFOLLOW : 0);
     UniqueFd fd(RetryInterrupted([&] { return ::open(path.c_str(), flags, 0600); }));
+    if (!fd.valid() && errno == EINVAL && options.direct) {
+      // Some file systems refuse the flag only after they made the file.
+      if (mode == OpenMode::kCreateExclusive) {
+        ::unlink(path.c_str());
+      }
+      return NoDirect(operation, path);
+    }
+    if (!fd.valid() && errno == ELOOP && options.no_symlink) {
+      return IsSymlink(operation, path);
+    }
     if (!fd.valid()) {
       return ErrnoStatus(errno, operation, path);
     }
@@ -235,7 +132,7 @@ class PosixEnv : public Env {
       return absl::FailedPreconditionError(
           absl::StrCat(ToAbsl(operation), " '", path, "': not a regular file"));
     }
-    return std::make_unique<PosixFile>(std::move(fd), path);
+    return NewPosixFile(std::move(fd), path, options.direct);
   }
 
   absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
@@ -359,7 +256,33 @@ class PosixEnv : public Env {
                                       : ErrnoStatus(errno, "remove directory", path);
   }
 
-  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {
+  absl::Status SetDirectoryAccess(const std::string& path, uint32_t uid, uint32_t gid,
+                                  uint32_t mode) override {
+    HF_RETURN_IF_ERROR(CheckPath("set access", path));
+    const UniqueFd fd(RetryInterrupted(
+        [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }));
+    if (!fd.valid()) {
+      return ErrnoStatus(errno, "open directory", path);
+    }
+    if ((uid != kKeepOwner || gid != kKeepOwner) && ::fchown(fd.get(), uid, gid) != 0) {
+      return ErrnoStatus(errno, "set owner", path);
+    }
+    return ::fchmod(fd.get(), mode) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "set mode", path);
+  }
+
+  absl::Status SetStriping(const std::string& directory, const Striping& striping) override {
+    HF_RETURN_IF_ERROR(CheckPath("set striping", directory));
+    const std::string value = EncodeLustreStriping(striping);
+    if (::setxattr(directory.c_str(), "lustre.lov", value.data(), value.size(), 0) == 0) {
+      return absl::OkStatus();
+    }
+    return errno == EOPNOTSUPP ? absl::UnimplementedError(absl::StrCat(
+                                     "set striping '", directory, "': not a Lustre file system"))
+                               : ErrnoStatus(errno, "set striping", directory);
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory,
+                                                size_t names_max) override {
     HF_RETURN_IF_ERROR(CheckPath("list", directory));
     const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), ::closedir);
     if (dir == nullptr) {
@@ -373,9 +296,13 @@ class PosixEnv : public Env {
         break;
       }
       const std::string_view name = entry->d_name;
-      if (name != "." && name != "..") {
-        names.emplace_back(name);
+      if (name == "." || name == "..") {
+        continue;
       }
+      if (names.size() == names_max) {
+        return TooManyNames(directory, names_max);
+      }
+      names.emplace_back(name);
     }
     if (errno != 0) {
       return ErrnoStatus(errno, "list", directory);

@@ -22,6 +22,10 @@ constexpr uint64_t kBlockBytes = 4096;
 absl::Status RenameIn(FaultState& state, const std::string& from, const std::string& to,
                       bool replace) REQUIRES(state.mutex) {
   HF_RETURN_IF_ERROR(state.BeginTwo("rename", from, to));
+  if (!replace && !state.rename_no_replace) {
+    return absl::UnimplementedError(absl::StrCat(
+        "rename '", from, "' to '", to, "': this file system cannot rename without replacing"));
+  }
   FaultTree::Place source;
   FaultTree::Place target;
   int error = state.tree.FindPlace(from, source);
@@ -39,128 +43,8 @@ absl::Status RenameIn(FaultState& state, const std::string& from, const std::str
 
 }  // namespace
 
-int FaultState::Count(const std::string& call) {
-  ++calls;
-  if (crash_at != 0 && calls >= crash_at) {
-    return EIO;
-  }
-  if (const auto found = fail_at.find(calls); found != fail_at.end()) {
-    return found->second;
-  }
-  for (const auto& [text, error] : fail_text) {
-    if (call.find(text) != std::string::npos) {
-      return error;
-    }
-  }
-  return 0;
-}
-
-absl::Status FaultState::Begin(std::string_view operation, const std::string& path) {
-  const int error = Count(absl::StrCat(ToAbsl(operation), " ", path));
-  return error != 0 ? ErrnoStatus(error, operation, path) : CheckPath(operation, path);
-}
-
-absl::Status FaultState::BeginTwo(std::string_view operation, const std::string& from,
-                                  const std::string& to) {
-  const int error = Count(absl::StrCat(ToAbsl(operation), " ", from, " ", to));
-  if (error != 0) {
-    return ErrnoStatus(error, operation, TwoPaths(from, to));
-  }
-  HF_RETURN_IF_ERROR(CheckPath(operation, from));
-  return CheckPath(operation, to);
-}
-
-int FaultState::CheckRoom(FaultContent& content, uint64_t bytes) {
-  const uint64_t now = content.Size();
-  if (bytes <= now) {
-    return 0;
-  }
-  if (bytes > kFaultFileBytesMax) {
-    return EFBIG;
-  }
-  const uint64_t used = tree.usage().bytes;
-  return used > bytes_total || bytes - now > bytes_total - used ? ENOSPC : 0;
-}
-
-void FaultState::EndProcess() {
-  ++epoch;
-  crash_at = 0;
-  fail_at.clear();
-  fail_text.clear();
-}
-
-FaultEnv::FaultEnv(Durability durability) : state_(std::make_shared<FaultState>(durability)) {}
-FaultEnv::~FaultEnv() = default;
-
-int FaultEnv::calls() const {
-  MutexLock lock(state_->mutex);
-  return state_->calls;
-}
-
-void FaultEnv::FailCall(int nth_from_now, int error) {
-  MutexLock lock(state_->mutex);
-  state_->fail_at[state_->calls + nth_from_now] = error;
-}
-
-void FaultEnv::FailMatching(const std::string& text, int error) {
-  MutexLock lock(state_->mutex);
-  if (error == 0) {
-    state_->fail_text.erase(text);
-  } else {
-    state_->fail_text[text] = error;
-  }
-}
-
-void FaultEnv::CrashAtCall(int nth_from_now) {
-  MutexLock lock(state_->mutex);
-  state_->crash_at = state_->calls + nth_from_now;
-}
-
-void FaultEnv::Crash() {
-  MutexLock lock(state_->mutex);
-  state_->EndProcess();
-  if (state_->durability == Durability::kNone) {
-    state_->tree.LoseAll();
-  } else {
-    state_->tree.LosePower();
-  }
-}
-
-void FaultEnv::KillProcess() {
-  MutexLock lock(state_->mutex);
-  state_->EndProcess();
-}
-
-absl::Status FaultEnv::FlipBit(const std::string& path, uint64_t byte_offset, int bit) {
-  MutexLock lock(state_->mutex);
-  std::shared_ptr<FaultInode> inode;
-  int error = state_->tree.Find(path, inode);
-  if (error == 0 && inode->is_directory()) {
-    error = EISDIR;
-  }
-  if (error != 0) {
-    return ErrnoStatus(error, "flip bit", path);
-  }
-  if (bit < 0 || bit > 7 || byte_offset >= inode->content->Size()) {
-    return absl::OutOfRangeError(absl::StrCat("flip bit '", path, "': bit ", bit, " of byte ",
-                                              byte_offset, " of ", inode->content->Size()));
-  }
-  std::byte byte{};
-  inode->content->Read(byte_offset, {&byte, 1});
-  byte ^= static_cast<std::byte>(1 << bit);
-  inode->content->Write(byte_offset, {&byte, 1});
-  if (byte_offset < inode->durable.size()) {
-    inode->durable[byte_offset] = static_cast<char>(inode->durable[byte_offset] ^ (1 << bit));
-  }
-  return absl::OkStatus();
-}
-
-void FaultEnv::SetBytesTotal(uint64_t bytes) {
-  MutexLock lock(state_->mutex);
-  state_->bytes_total = bytes;
-}
-
-absl::StatusOr<std::unique_ptr<File>> FaultEnv::Open(const std::string& path, OpenMode mode) {
+absl::StatusOr<std::unique_ptr<File>> FaultEnv::Open(const std::string& path, OpenMode mode,
+                                                     OpenOptions options) {
   MutexLock lock(state_->mutex);
   const bool create = mode == OpenMode::kCreateExclusive;
   const std::string_view operation = create ? "create" : "open";
@@ -175,13 +59,17 @@ absl::StatusOr<std::unique_ptr<File>> FaultEnv::Open(const std::string& path, Op
   if (error != 0) {
     return ErrnoStatus(error, operation, path);
   }
+  if (options.direct && state_->direct_alignment == 0) {
+    return NoDirect(operation, path);
+  }
   if (create) {
     state_->tree.CreateFile(place);
   } else if (place.inode->is_directory()) {
     return absl::FailedPreconditionError(absl::StrCat("open '", path, "': not a regular file"));
   }
   return std::make_unique<FaultFile>(state_, place.inode, path, state_->epoch,
-                                     mode != OpenMode::kRead);
+                                     mode != OpenMode::kRead,
+                                     options.direct ? state_->direct_alignment : 0);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> FaultEnv::Map(File& file, uint64_t offset, uint64_t bytes,
@@ -215,6 +103,9 @@ absl::Status FaultEnv::RenameNoReplace(const std::string& from, const std::strin
 absl::Status FaultEnv::Link(const std::string& from, const std::string& to) {
   MutexLock lock(state_->mutex);
   HF_RETURN_IF_ERROR(state_->BeginTwo("link", from, to));
+  if (!state_->hard_links) {
+    return ErrnoStatus(EPERM, "link", TwoPaths(from, to));  // as vfat and many a FUSE say it
+  }
   std::shared_ptr<FaultInode> inode;
   FaultTree::Place target;
   int error = state_->tree.Find(from, inode);
@@ -325,7 +216,35 @@ absl::Status FaultEnv::RemoveDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::string>> FaultEnv::List(const std::string& directory) {
+absl::Status FaultEnv::SetDirectoryAccess(const std::string& path, uint32_t uid, uint32_t gid,
+                                          uint32_t mode) {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(state_->Begin("set access", path));
+  std::shared_ptr<FaultInode> inode;
+  int error = state_->tree.Find(path, inode);
+  if (error == 0 && !inode->is_directory()) {
+    error = ENOTDIR;
+  }
+  if (error != 0) {
+    return ErrnoStatus(error, "set access", path);
+  }
+  inode->SetAccess(uid, gid, mode);
+  return absl::OkStatus();
+}
+
+absl::Status FaultEnv::SetStriping(const std::string& directory, const Striping& striping) {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(state_->Begin("set striping", directory));
+  if (state_->type != "lustre") {
+    return absl::UnimplementedError(
+        absl::StrCat("set striping '", directory, "': not a Lustre file system"));
+  }
+  state_->stripings.emplace_back(directory, striping);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> FaultEnv::List(const std::string& directory,
+                                                        size_t names_max) {
   MutexLock lock(state_->mutex);
   HF_RETURN_IF_ERROR(state_->Begin("list", directory));
   std::shared_ptr<FaultInode> inode;
@@ -335,6 +254,9 @@ absl::StatusOr<std::vector<std::string>> FaultEnv::List(const std::string& direc
   }
   if (error != 0) {
     return ErrnoStatus(error, "list", directory);
+  }
+  if (inode->entries.size() > names_max) {
+    return TooManyNames(directory, names_max);
   }
   std::vector<std::string> names;
   for (const auto& [name, entry] : inode->entries) {
@@ -350,7 +272,7 @@ absl::StatusOr<FileInfo> FaultEnv::Info(const std::string& path) {
   if (const int error = state_->tree.Find(path, inode); error != 0) {
     return ErrnoStatus(error, "stat", path);
   }
-  return FaultInfo(*inode);
+  return FaultInfo(*inode, state_->DeviceOf(path));
 }
 
 absl::StatusOr<FilesystemInfo> FaultEnv::Filesystem(const std::string& path) {
@@ -362,7 +284,7 @@ absl::StatusOr<FilesystemInfo> FaultEnv::Filesystem(const std::string& path) {
   }
   const uint64_t used = state_->tree.usage().bytes;
   FilesystemInfo info;
-  info.type = state_->durability == Durability::kNone ? "tmpfs" : "ext4";
+  info.type = state_->type;
   info.bytes_total = state_->bytes_total;
   info.bytes_free = state_->bytes_total - std::min(used, state_->bytes_total);
   info.block_bytes = kBlockBytes;

@@ -13,8 +13,11 @@
 //   for (int n = 1; n <= env.calls(); ++n) { … one run per crash point … }
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/env.h"
 
@@ -33,10 +36,19 @@ class FaultEnv : public Env {
 
   // Number of calls so far that could fail (opens, reads, writes, syncs, renames …).
   int calls() const;
+  // "operation path" of every call since, in order: what a test of an order compares.
+  void RecordCalls();
+  std::vector<std::string> TakeCalls();
   void FailCall(int nth_from_now, int error);
   // Calls whose "operation path" ("write /a/b", "rename /a/b.tmp /a/b"; the operation as in Env's
   // errors) contains the text fail with `error` until cleared. error 0 clears.
   void FailMatching(const std::string& text, int error);
+  // Calls whose "operation path" contains the text do not return until they are released (or the
+  // process ends): a mount that hangs. Other calls go on.
+  void StallMatching(const std::string& text);
+  void ReleaseStalled(const std::string& text);
+  // Waits until that many calls are stalled; false if they are not within the time.
+  bool WaitForStalled(int calls, std::chrono::milliseconds at_most);
   // The nth call from now and all later ones fail with EIO until Crash() or KillProcess().
   void CrashAtCall(int nth_from_now);
   // Power loss: unsynced data and entries vanish, open files go stale, mappings come loose, locks
@@ -49,7 +61,22 @@ class FaultEnv : public Env {
   absl::Status FlipBit(const std::string& path, uint64_t byte_offset, int bit);
   void SetBytesTotal(uint64_t bytes);  // the file system's size: writes beyond it fail with ENOSPC
 
-  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode) override;
+  // What the file system can do. At first: hard links, renames without replacing, leases, direct
+  // I/O with an alignment of 512; "ext4" (or "tmpfs") on device 1.
+  void SetHardLinks(bool has);
+  void SetRenameNoReplace(bool has);
+  void SetLeases(bool has);
+  void SetDirectAlignment(uint32_t bytes);  // 0: no direct I/O
+  void SetFilesystemType(const std::string& type);
+  // As if something else were mounted there; "": everywhere.
+  void SetDevice(uint64_t device, const std::string& below = "");
+  // What SetStriping was called with, when the type is "lustre".
+  std::vector<std::pair<std::string, Striping>> stripings() const;
+
+  using Env::List;
+  using Env::Open;
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode,
+                                             OpenOptions options) override;
   absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
                                                bool writable) override;
   absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) override;
@@ -61,7 +88,11 @@ class FaultEnv : public Env {
   absl::Status CreateDirectory(const std::string& path, uint32_t mode) override;
   absl::Status CreateDirectories(const std::string& path, uint32_t mode) override;
   absl::Status RemoveDirectory(const std::string& path) override;
-  absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override;
+  absl::Status SetDirectoryAccess(const std::string& path, uint32_t uid, uint32_t gid,
+                                  uint32_t mode) override;
+  absl::Status SetStriping(const std::string& directory, const Striping& striping) override;
+  absl::StatusOr<std::vector<std::string>> List(const std::string& directory,
+                                                size_t names_max) override;
   absl::StatusOr<FileInfo> Info(const std::string& path) override;
   absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;

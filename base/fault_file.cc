@@ -12,24 +12,35 @@
 
 namespace holdfast {
 
-FileInfo FaultInfo(FaultInode& inode) {
+FileInfo FaultInfo(FaultInode& inode, uint64_t device) {
   FileInfo info;
   info.bytes = inode.is_directory() ? 0 : inode.content->Size();
   info.inode = inode.number;
   info.links = inode.links;
+  info.device = device;
   info.mode = inode.mode;
-  info.uid = ::getuid();
-  info.gid = ::getgid();
+  info.uid = inode.uid;
+  info.gid = inode.gid;
   return info;
 }
 
 FaultFile::FaultFile(std::shared_ptr<FaultState> state, std::shared_ptr<FaultInode> inode,
-                     std::string path, uint64_t epoch, bool writable)
+                     std::string path, uint64_t epoch, bool writable, uint32_t direct_alignment)
     : state_(std::move(state)),
       inode_(std::move(inode)),
       path_(std::move(path)),
       epoch_(epoch),
-      writable_(writable) {}
+      writable_(writable),
+      direct_alignment_(direct_alignment) {
+  // Called by FaultEnv::Open, which holds the mutex.
+  inode_->opens = inode_->opens_epoch == epoch_ ? inode_->opens + 1 : 1;
+  inode_->opens_epoch = epoch_;
+}
+
+FaultFile::~FaultFile() {
+  MutexLock lock(state_->mutex);
+  inode_->opens -= inode_->opens_epoch == epoch_ ? 1 : 0;
+}
 
 int FaultFile::fd() const {
   MutexLock lock(state_->mutex);
@@ -40,6 +51,7 @@ absl::Status FaultFile::ReadAt(uint64_t offset, std::span<std::byte> out) {
   MutexLock lock(state_->mutex);
   HF_RETURN_IF_ERROR(Begin("read", false));
   HF_RETURN_IF_ERROR(CheckRange("read", path_, offset, out.size()));
+  HF_RETURN_IF_ERROR(CheckAligned("read", offset, out));
   const uint64_t size = inode_->content->Size();
   if (!out.empty() && (offset > size || out.size() > size - offset)) {
     return absl::OutOfRangeError(absl::StrCat("read '", path_, "': wanted ", out.size(),
@@ -57,6 +69,7 @@ absl::Status FaultFile::WriteAt(uint64_t offset, std::span<const std::byte> data
     return begun;
   }
   HF_RETURN_IF_ERROR(CheckRange("write", path_, offset, data.size()));
+  HF_RETURN_IF_ERROR(CheckAligned("write", offset, data));
   // A write that is told to fail is torn: half of it is there.
   const std::span<const std::byte> done = begun.ok() ? data : data.first(data.size() / 2);
   const int error = done.empty() ? 0 : state_->CheckRoom(*inode_->content, offset + done.size());
@@ -97,7 +110,48 @@ absl::Status FaultFile::Truncate(uint64_t bytes) {
 absl::StatusOr<FileInfo> FaultFile::Info() {
   MutexLock lock(state_->mutex);
   HF_RETURN_IF_ERROR(Begin("stat", false));
-  return FaultInfo(*inode_);
+  return FaultInfo(*inode_, state_->DeviceOf(path_));
+}
+
+absl::Status FaultFile::SetOwner(uint32_t uid, uint32_t gid) {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(Begin("set owner", false));
+  inode_->SetAccess(uid, gid, inode_->mode);
+  return absl::OkStatus();
+}
+
+absl::Status FaultFile::SetMode(uint32_t mode) {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(Begin("set mode", false));
+  inode_->SetAccess(kKeepOwner, kKeepOwner, mode);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DirectAlignment> FaultFile::Alignment() {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(Begin("statx", false));
+  if (direct_alignment_ == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("alignment of '", path_, "': it was not opened for direct I/O"));
+  }
+  return DirectAlignment{direct_alignment_, direct_alignment_};
+}
+
+absl::StatusOr<bool> FaultFile::NobodyElseHasIt() {
+  MutexLock lock(state_->mutex);
+  HF_RETURN_IF_ERROR(Begin("lease", false));
+  return state_->leases && inode_->opens == 1 && inode_->mappings == 0;
+}
+
+absl::Status FaultFile::CheckAligned(std::string_view operation, uint64_t offset,
+                                     std::span<const std::byte> buffer) const {
+  if (direct_alignment_ == 0) {
+    return absl::OkStatus();
+  }
+  const auto address = reinterpret_cast<uintptr_t>(buffer.data());
+  const bool aligned = offset % direct_alignment_ == 0 && buffer.size() % direct_alignment_ == 0 &&
+                       address % direct_alignment_ == 0;
+  return aligned ? absl::OkStatus() : ErrnoStatus(EINVAL, operation, path_);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> FaultFile::Map(uint64_t offset, uint64_t bytes,
@@ -121,7 +175,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> FaultFile::Map(uint64_t offset, uint64_
   if (data == MAP_FAILED) {
     return ErrnoStatus(errno, "map", path_);
   }
-  return std::make_unique<FaultMapping>(state_, content, path_, static_cast<std::byte*>(data),
+  return std::make_unique<FaultMapping>(state_, inode_, path_, static_cast<std::byte*>(data),
                                         offset, bytes);
 }
 
@@ -150,16 +204,23 @@ absl::Status FaultFile::SyncAs(std::string_view operation) {
   return absl::OkStatus();
 }
 
-FaultMapping::FaultMapping(std::shared_ptr<FaultState> state, std::shared_ptr<FaultContent> content,
+FaultMapping::FaultMapping(std::shared_ptr<FaultState> state, std::shared_ptr<FaultInode> inode,
                            std::string path, std::byte* data, uint64_t offset, uint64_t bytes)
     : state_(std::move(state)),
-      content_(std::move(content)),
+      inode_(std::move(inode)),
+      content_(inode_->content),
       path_(std::move(path)),
       data_(data),
       file_offset_(offset),
-      bytes_(bytes) {}
+      bytes_(bytes) {
+  ++inode_->mappings;  // called by FaultFile::Map, which holds the mutex
+}
 
 FaultMapping::~FaultMapping() {
+  {
+    MutexLock lock(state_->mutex);
+    inode_->mappings -= inode_->content == content_ ? 1 : 0;  // else it came loose in a crash
+  }
   ::munmap(data_, static_cast<size_t>(bytes_));
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "base/env.h"
 
 namespace holdfast {
 namespace {
@@ -22,6 +23,8 @@ std::shared_ptr<FaultInode> NewDirectory(uint64_t number, uint32_t mode) {
   inode->number = number;
   inode->mode = S_IFDIR | (mode & 07777);
   inode->links = 2;
+  inode->uid = ::getuid();
+  inode->gid = ::getgid();
   return inode;
 }
 
@@ -148,6 +151,12 @@ bool FaultInode::is_directory() const {
   return S_ISDIR(mode);
 }
 
+void FaultInode::SetAccess(uint32_t new_uid, uint32_t new_gid, uint32_t new_mode) {
+  uid = new_uid == kKeepOwner ? uid : new_uid;
+  gid = new_gid == kKeepOwner ? gid : new_gid;
+  mode = (mode & S_IFMT) | (new_mode & 07777);
+}
+
 FaultTree::FaultTree() {
   LoseAll();
 }
@@ -204,6 +213,8 @@ void FaultTree::CreateFile(Place& place) {
   inode->number = next_number_++;
   inode->mode = S_IFREG | 0600;
   inode->links = 1;
+  inode->uid = ::getuid();
+  inode->gid = ::getgid();
   inode->content = std::make_shared<FaultContent>(usage_, "");
   place.inode = inode;
   place.directory->entries[place.name] = std::move(inode);
@@ -254,6 +265,7 @@ void FaultTree::Restore(FaultInode& inode, std::map<const FaultInode*, bool>& vi
   inode.sync_failed = false;
   if (!inode.is_directory()) {
     inode.links = 0;
+    inode.mappings = 0;
     inode.content = std::make_shared<FaultContent>(usage_, inode.durable);
     return;
   }

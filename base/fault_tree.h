@@ -51,6 +51,12 @@ struct FaultInode {
   uint32_t mode = 0;
   uint32_t links = 0;
   uint64_t lock_epoch = 0;  // the epoch in which somebody holds the lock
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  // Who has it open, in the epoch that they opened it in; and mapped, whichever process.
+  uint64_t opens_epoch = 0;
+  int opens = 0;
+  int mappings = 0;
 
   // A file. After a failed sync the kernel may call the lost pages clean, so later ones report
   // success and make nothing durable.
@@ -63,6 +69,7 @@ struct FaultInode {
   Entries durable_entries;
 
   bool is_directory() const;
+  void SetAccess(uint32_t new_uid, uint32_t new_gid, uint32_t new_mode);
 };
 
 // The file system below a root: lookups give errno values, 0 for success.

@@ -44,6 +44,18 @@ bool IsNameByte(char c) {
 
 }  // namespace
 
+std::string_view TierName(TierKind tier) {
+  switch (tier) {
+    case TierKind::kMemory:
+      return "memory";
+    case TierKind::kNvme:
+      return "nvme";
+    case TierKind::kRemote:
+      return "remote";
+  }
+  return "unknown";
+}
+
 bool JobUuid::IsZero() const {
   return *this == JobUuid{};
 }

@@ -30,6 +30,13 @@ using Rank = uint32_t;
 using Generation = uint64_t;  // of a slot's filling; 0 means never filled
 using SlotId = uint32_t;
 
+// The kinds of places where copies lie, nearest first.
+enum class TierKind : uint8_t { kMemory, kNvme, kRemote };
+inline constexpr size_t kTierKinds = 3;
+inline constexpr std::array<TierKind, kTierKinds> kAllTiers = {TierKind::kMemory, TierKind::kNvme,
+                                                               TierKind::kRemote};
+std::string_view TierName(TierKind tier);  // "memory", "nvme", "remote"
+
 // One checkpoint within a job: what a line of descent is made of. Ordered by attempt, then step.
 struct CheckpointId {
   Attempt attempt = 0;

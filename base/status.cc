@@ -3,10 +3,14 @@
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 
 namespace holdfast {
 namespace {
+
+constexpr absl::string_view kErrnoPayload = "holdfast/errno";
 
 absl::StatusCode CodeOfErrno(int error) {
   switch (error) {
@@ -25,6 +29,8 @@ absl::StatusCode CodeOfErrno(int error) {
       return absl::StatusCode::kPermissionDenied;
     case EINVAL:
       return absl::StatusCode::kInvalidArgument;
+    case ENOTEMPTY:
+      return absl::StatusCode::kFailedPrecondition;
     case EAGAIN:
     case EINTR:
     case ECONNREFUSED:
@@ -54,18 +60,36 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
   } else {
     absl::StrAppend(&message, "error ", error);
   }
-  return absl::Status(CodeOfErrno(error), message);
+  absl::Status status(CodeOfErrno(error), message);
+  status.SetPayload(kErrnoPayload, absl::Cord(absl::StrCat(error)));
+  return status;
+}
+
+bool IsErrno(const absl::Status& status) {
+  return status.GetPayload(kErrnoPayload).has_value();
+}
+
+bool IsNoSpace(const absl::Status& status) {
+  const auto error = status.GetPayload(kErrnoPayload);
+  return error && (*error == absl::StrCat(ENOSPC) || *error == absl::StrCat(EDQUOT));
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) {
     return status;
   }
-  return absl::Status(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+  absl::Status annotated(status.code(), absl::StrCat(ToAbsl(context), ": ", status.message()));
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    annotated.SetPayload(type, payload);
+  });
+  return annotated;
 }
 
 std::string ToString(const absl::Status& status) {
-  return status.ToString();
+  // Not what Abseil makes of it, which shows payloads.
+  return status.ok()
+             ? "OK"
+             : absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
 }
 
 std::string Message(const absl::Status& status) {

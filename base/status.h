@@ -18,8 +18,9 @@ namespace holdfast {
 
 // Status for a failed system call. The code follows errno: ENOENT → NotFound, EEXIST →
 // AlreadyExists, ENOSPC/EDQUOT/ENOMEM/EMFILE/ENFILE → ResourceExhausted, EACCES/EPERM →
-// PermissionDenied, EINVAL → InvalidArgument, EAGAIN/EINTR/ECONN*/EPIPE → Unavailable, ETIMEDOUT →
-// DeadlineExceeded, EIO → DataLoss, otherwise Internal.
+// PermissionDenied, EINVAL → InvalidArgument, ENOTEMPTY → FailedPrecondition,
+// EAGAIN/EINTR/ECONN*/EPIPE → Unavailable, ETIMEDOUT → DeadlineExceeded, EIO → DataLoss, otherwise
+// Internal.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view thing);
 
 // The same status with "<context>: " before its message; OK stays OK.

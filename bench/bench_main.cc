@@ -1,4 +1,6 @@
-// holdfast_bench CASE [--json] [--rounds N] [--threads N] [--max-bytes GIB]: see scripts/bench.
+// holdfast_bench CASE [--json] [--rounds N] [--threads N] [--max-gib N] [--dir PATH]
+// [--piece-kib N] [--depth N]: see scripts/bench.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +20,8 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
       {"snapshot", holdfast::bench::RunSnapshot}, {"first-save", holdfast::bench::RunFirstSave},
       {"overlap", holdfast::bench::RunOverlap},   {"attach", holdfast::bench::RunAttach},
       {"restore", holdfast::bench::RunRestore},   {"idle", holdfast::bench::RunIdle},
+      {"flush", holdfast::bench::RunFlush},       {"load", holdfast::bench::RunLoad},
+      {"remote", holdfast::bench::RunRemote},     {"drain-cost", holdfast::bench::RunDrainCost},
   };
   return cases;
 }
@@ -25,7 +29,7 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
 int Usage(const std::string& problem) {
   std::fprintf(stderr,
                "holdfast_bench: %s\nusage: holdfast_bench CASE [--json] [--rounds N] [--threads N] "
-               "[--max-gib N]\ncases:",
+               "[--max-gib N] [--dir PATH] [--piece-kib N] [--depth N]\ncases:",
                problem.c_str());
   for (const auto& [name, run] : Cases()) {
     std::fprintf(stderr, " %s", name.c_str());
@@ -54,6 +58,12 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[++i]);
     } else if (argument == "--max-gib" && has_value) {
       options.bytes_max = static_cast<size_t>(std::atoi(argv[++i])) << 30;
+    } else if (argument == "--dir" && has_value) {
+      options.dir = argv[++i];
+    } else if (argument == "--piece-kib" && has_value) {
+      options.piece_bytes = static_cast<size_t>(std::atoi(argv[++i])) << 10;
+    } else if (argument == "--depth" && has_value) {
+      options.depth = static_cast<size_t>(std::atoi(argv[++i]));
     } else if (name.empty() && argument[0] != '-') {
       name = argument;
     } else {
@@ -62,9 +72,10 @@ int main(int argc, char** argv) {
   }
   const auto found = Cases().find(name);
   if (found == Cases().end() || options.rounds < 1 || options.threads < 1 ||
-      options.bytes_max == 0) {
+      options.bytes_max == 0 || options.piece_bytes == 0) {
     return Usage(name.empty() ? "no case given" : "cannot run '" + name + "' with these arguments");
   }
+  options.bytes = std::min(options.bytes, options.bytes_max);
   const Report report = found->second(options);
   holdfast::bench::Print(report, json);
   return report.Passes() ? 0 : 1;

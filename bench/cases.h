@@ -1,6 +1,8 @@
-// The rows of docs/design.md, "What it must cost", that one node in memory has. Each case measures
+// The rows of docs/design.md, "What it must cost", that one node has. Each case measures
 // its ceiling interleaved with what it judges, several rounds, and reports medians.
 #pragma once
+
+#include <string>
 
 #include "bench/report.h"
 
@@ -10,6 +12,11 @@ struct CaseOptions {
   int rounds = 7;
   int threads = 2;
   size_t bytes_max = size_t{4} << 30;
+  // Of the cases about durable tiers: size of the shard, where its files go, how they are moved.
+  size_t bytes = size_t{2} << 30;
+  std::string dir = "/var/tmp";
+  size_t piece_bytes = size_t{4} << 20;
+  size_t depth = 4;
 };
 
 Report RunSnapshot(const CaseOptions& options);
@@ -18,5 +25,9 @@ Report RunOverlap(const CaseOptions& options);
 Report RunAttach(const CaseOptions& options);
 Report RunRestore(const CaseOptions& options);
 Report RunIdle(const CaseOptions& options);
+Report RunFlush(const CaseOptions& options);
+Report RunLoad(const CaseOptions& options);
+Report RunRemote(const CaseOptions& options);
+Report RunDrainCost(const CaseOptions& options);
 
 }  // namespace holdfast::bench

@@ -25,8 +25,9 @@ nlohmann::json ToJson(const Report& report, const Row& row) {
 
 // How far a row is from its bar; more is better.
 double Margin(const Report& report, const Row& row) {
-  return report.better == Better::kHigher ? row.ratio / row.bar
-                                          : row.bar / std::max(row.ratio, 1e-12);
+  return row.better.value_or(report.better) == Better::kHigher
+             ? row.ratio / row.bar
+             : row.bar / std::max(row.ratio, 1e-12);
 }
 
 }  // namespace
@@ -35,7 +36,8 @@ bool Report::Passes(const Row& row) const {
   if (row.bar == 0) {
     return true;
   }
-  return better == Better::kHigher ? row.ratio >= row.bar : row.ratio <= row.bar;
+  return row.better.value_or(better) == Better::kHigher ? row.ratio >= row.bar
+                                                        : row.ratio <= row.bar;
 }
 
 bool Report::Passes() const {

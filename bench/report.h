@@ -2,6 +2,7 @@
 // object on the last line.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Row {
   double ratio_low = 0;  // the worst and best round's ratio: the spread
   double ratio_high = 0;
   std::string note{};
+  std::optional<Better> better{};  // unless it is the report's
 };
 
 struct Report {

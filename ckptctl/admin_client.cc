@@ -169,6 +169,33 @@ absl::Status AdminClient::RemoveJob(const v1::RemoveJobRequest& request,
                                     v1::RemoveJobReply& reply) {
   return impl_->Call(&v1::Admin::Stub::RemoveJob, request, reply);
 }
+absl::Status AdminClient::Where(const v1::WhereRequest& request, v1::WhereReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Where, request, reply);
+}
+absl::Status AdminClient::Explain(const v1::ExplainRequest& request, v1::ExplainReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Explain, request, reply);
+}
+absl::Status AdminClient::Timeline(const v1::TimelineRequest& request, v1::TimelineReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Timeline, request, reply);
+}
+absl::Status AdminClient::CollectGarbage(const v1::CollectGarbageRequest& request,
+                                         v1::CollectGarbageReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::CollectGarbage, request, reply);
+}
+absl::Status AdminClient::Pin(const v1::PinRequest& request, v1::PinReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Pin, request, reply);
+}
+absl::Status AdminClient::RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
+                                           v1::RemoveCheckpointReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::RemoveCheckpoint, request, reply);
+}
+absl::Status AdminClient::Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Rebuild, request, reply);
+}
+absl::Status AdminClient::SetOptions(const v1::SetOptionsRequest& request,
+                                     v1::SetOptionsReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::SetOptions, request, reply);
+}
 
 absl::Status AdminClient::Verify(
     const v1::VerifyRequest& request, const std::atomic<bool>& cancel,

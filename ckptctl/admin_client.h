@@ -33,6 +33,22 @@ class SetRestorePointRequest;
 class SetRestorePointReply;
 class RemoveJobRequest;
 class RemoveJobReply;
+class WhereRequest;
+class WhereReply;
+class ExplainRequest;
+class ExplainReply;
+class TimelineRequest;
+class TimelineReply;
+class CollectGarbageRequest;
+class CollectGarbageReply;
+class PinRequest;
+class PinReply;
+class RemoveCheckpointRequest;
+class RemoveCheckpointReply;
+class RebuildRequest;
+class RebuildReply;
+class SetOptionsRequest;
+class SetOptionsReply;
 }  // namespace v1
 
 class AdminClient {
@@ -51,6 +67,16 @@ class AdminClient {
   absl::Status SetRestorePoint(const v1::SetRestorePointRequest& request,
                                v1::SetRestorePointReply& reply);
   absl::Status RemoveJob(const v1::RemoveJobRequest& request, v1::RemoveJobReply& reply);
+  absl::Status Where(const v1::WhereRequest& request, v1::WhereReply& reply);
+  absl::Status Explain(const v1::ExplainRequest& request, v1::ExplainReply& reply);
+  absl::Status Timeline(const v1::TimelineRequest& request, v1::TimelineReply& reply);
+  absl::Status CollectGarbage(const v1::CollectGarbageRequest& request,
+                              v1::CollectGarbageReply& reply);
+  absl::Status Pin(const v1::PinRequest& request, v1::PinReply& reply);
+  absl::Status RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
+                                v1::RemoveCheckpointReply& reply);
+  absl::Status Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply);
+  absl::Status SetOptions(const v1::SetOptionsRequest& request, v1::SetOptionsReply& reply);
 
   // Streams until the daemon is done. The timeout bounds each silence, not the whole. Cancelled, at
   // most a tenth of a second after `cancel` turned true: the daemon is told and stops reading.

@@ -9,6 +9,7 @@
 #include "ckptctl/json.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
+#include "ckptctl/upkeep.h"
 #include "holdfast/v1/admin.pb.h"
 
 namespace holdfast {
@@ -64,6 +65,9 @@ ExitCode RunRestore(const Context& context, const RestoreArguments& arguments) {
 }
 
 ExitCode RunRemove(const Context& context, const RemoveArguments& arguments) {
+  if (arguments.step) {
+    return RunRemoveStep(context, arguments);
+  }
   const auto client = ConnectAdmin(context);
   if (!client.ok()) {
     return ReportError(context, client.status());

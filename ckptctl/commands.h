@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
@@ -60,6 +61,40 @@ struct VerifyArguments {
   std::optional<Step> step;
   Attempt attempt = 0;
   bool all = false;
+  std::string tier;  // empty: wherever copies lie
+};
+struct WhereArguments {
+  std::string job;
+  std::optional<Step> step;  // none: all of them
+  Attempt attempt = 0;
+};
+struct ExplainArguments {
+  std::string job;
+  std::optional<Step> step;  // none: all of them
+  Attempt attempt = 0;
+};
+struct TimelineArguments {
+  std::string job;
+  uint32_t steps_max = 0;  // 0: all that are remembered
+  std::string trace;       // a file to write Chrome's trace format to; empty: none
+};
+struct GarbageArguments {
+  std::string job;  // empty: all
+  bool dry_run = false;
+};
+struct PinArguments {
+  std::string job;
+  Step step = 0;
+  Attempt attempt = 0;
+  bool unpin = false;
+};
+struct RebuildArguments {
+  std::string tier;  // empty: all
+};
+struct SetArguments {
+  // As on the command line: a job (or none: the daemon itself), then name=value.
+  std::vector<std::string> words;
+  bool clear = false;
 };
 struct RestoreArguments {
   std::string job;
@@ -70,7 +105,11 @@ struct RestoreArguments {
 };
 struct RemoveArguments {
   std::string job;
-  bool yes = false;
+  bool yes = false;          // of a whole job
+  std::optional<Step> step;  // none: the whole job
+  Attempt attempt = 0;
+  std::string tier;  // of a step: empty: everywhere
+  bool force = false;
 };
 struct DoctorArguments {
   std::string config;  // empty: /etc/holdfast/ckptd.yaml if there is one
@@ -80,6 +119,13 @@ ExitCode RunStatus(const Context& context, const StatusArguments& arguments);
 ExitCode RunList(const Context& context, const ListArguments& arguments);
 ExitCode RunInspect(const Context& context, const InspectArguments& arguments);
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments);
+ExitCode RunWhere(const Context& context, const WhereArguments& arguments);
+ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
+ExitCode RunTimeline(const Context& context, const TimelineArguments& arguments);
+ExitCode RunGarbage(const Context& context, const GarbageArguments& arguments);
+ExitCode RunPin(const Context& context, const PinArguments& arguments);
+ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
+ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);
 ExitCode RunRemove(const Context& context, const RemoveArguments& arguments);
 ExitCode RunDoctor(const Context& context, const DoctorArguments& arguments);

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "ckptctl/commands.h"
+#include "ckptctl/tier_probe.h"
 
 namespace holdfast {
 
@@ -57,6 +58,24 @@ struct LogoutFacts {
   bool lingers = false;
 };
 
+// A directory of a durable tier.
+struct TierDirFacts {
+  std::string tier;  // "nvme", "remote"
+  DirectoryProbe probe;
+  std::string fs_type;      // as mounted; what exists of it was looked at
+  std::string mount_point;  // likewise
+};
+
+// What the daemon says of a durable tier.
+struct TierWord {
+  std::string tier;
+  std::string state;
+  bool healthy = false;
+  std::string engine;
+  uint32_t stalled = 0;
+  std::vector<std::string> notes;  // what its file system cannot do
+};
+
 struct DaemonFacts {
   std::string socket;
   absl::Status reachable;
@@ -69,6 +88,7 @@ struct DaemonFacts {
   uint64_t memory_bytes_free_in_tmpfs = 0;
   uint32_t slots_quarantined = 0;
   std::vector<std::string> problems;
+  std::vector<TierWord> tiers;
 };
 
 struct Facts {
@@ -92,6 +112,8 @@ struct Facts {
   LimitFacts limits;
   LogoutFacts logout;
   DaemonFacts daemon;
+  std::vector<TierDirFacts> tier_dirs;
+  bool is_daemons_user = true;  // whoever asks may do what the daemon may
 };
 
 enum class Verdict { kOk, kSlow, kBroken };
@@ -114,6 +136,9 @@ int TryPopulate();
 std::vector<std::string> FabricProviders();
 
 std::vector<Finding> Evaluate(const Facts& facts);
+void EvaluateTiers(const Facts& facts, std::vector<Finding>& findings);  // part of it
+// In single quotes for a shell, when it holds anything that a shell would take.
+std::string QuoteForShell(const std::string& word);
 std::string RenderFindings(const std::vector<Finding>& findings);
 
 // Of two mountinfo texts' lines the one that holds `path` (the longest mount point that is a
@@ -121,6 +146,7 @@ std::string RenderFindings(const std::vector<Finding>& findings);
 struct MountFacts {
   std::string mount_point;
   std::string huge;  // value of huge=, "never" if there is none
+  std::string type;  // "ext4", "lustre", "fuse.ceph-fuse", …
 };
 MountFacts FindMount(std::string_view mountinfo, const std::string& path);
 

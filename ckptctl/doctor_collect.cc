@@ -32,6 +32,7 @@ constexpr char kDefaultConfig[] = "/etc/holdfast/ckptd.yaml";
 constexpr char kSharedMemory[] = "/dev/shm";
 constexpr uint64_t kConfigBytesMax = kMiB;
 constexpr int kCapIpcLock = 14;
+constexpr std::chrono::seconds kProbeTimeout(3);
 // Control groups without a limit show a number near 2^63 (version 1).
 constexpr uint64_t kCgroupNoLimit = uint64_t{1} << 60;
 
@@ -195,7 +196,8 @@ LogoutFacts CollectLogout(int32_t daemon_pid) {
   return facts;
 }
 
-DaemonFacts CollectDaemon(const Context& context, std::string& memory_dir) {
+DaemonFacts CollectDaemon(const Context& context, std::string& memory_dir,
+                          std::vector<TierDirFacts>& tier_dirs) {
   DaemonFacts facts;
   facts.socket = FindAdminSocket(context.socket);
   const auto client = AdminClient::Connect(facts.socket, context.timeout);
@@ -214,8 +216,41 @@ DaemonFacts CollectDaemon(const Context& context, std::string& memory_dir) {
   facts.memory_bytes_free_in_tmpfs = daemon.memory_bytes_free_in_tmpfs();
   facts.slots_quarantined = daemon.slots_quarantined();
   facts.problems.assign(daemon.problems().begin(), daemon.problems().end());
+  for (const v1::TierStatus& tier : daemon.tiers()) {
+    facts.tiers.push_back({tier.tier(), tier.state(), tier.healthy(), tier.engine(), tier.stalled(),
+                           std::vector<std::string>(tier.notes().begin(), tier.notes().end())});
+    for (const std::string& dir : tier.dirs()) {
+      tier_dirs.push_back({.tier = tier.tier(), .probe = {.dir = dir}});
+    }
+  }
   memory_dir = daemon.memory_dir();
   return facts;
+}
+
+// Where the durable tiers would be if the daemon were started now.
+void ConfiguredDirs(const v1::DaemonConfig& config, std::vector<TierDirFacts>& tier_dirs) {
+  for (const std::string& dir : config.nvme().dirs()) {
+    tier_dirs.push_back({.tier = "nvme", .probe = {.dir = dir}});
+  }
+  if (!config.remote().dir().empty()) {
+    tier_dirs.push_back({.tier = "remote", .probe = {.dir = config.remote().dir()}});
+  }
+}
+
+// Nothing here touches the directories themselves but the probes, which may hang.
+void CollectTierDirs(std::vector<TierDirFacts>& tier_dirs) {
+  std::vector<std::string> dirs;
+  for (const TierDirFacts& dir : tier_dirs) {
+    dirs.push_back(dir.probe.dir);
+  }
+  const std::vector<DirectoryProbe> probes = ProbeDirectories(dirs, kProbeTimeout);
+  const std::string mountinfo = KernelText("/proc/self/mountinfo");
+  for (size_t i = 0; i < tier_dirs.size(); ++i) {
+    const MountFacts mount = FindMount(mountinfo, dirs[i]);
+    tier_dirs[i].probe = probes[i];
+    tier_dirs[i].fs_type = mount.type;
+    tier_dirs[i].mount_point = mount.mount_point;
+  }
 }
 
 // The daemon's settings as its file has them; what the file does not say is found as ckptd would.
@@ -248,7 +283,7 @@ MountFacts FindMount(std::string_view mountinfo, const std::string& path) {
     if (!holds || mount.size() < found.mount_point.size()) {
       continue;
     }
-    found = {mount, "never"};
+    found = {mount, "never", *(dash + 1)};
     for (const absl::string_view option : absl::StrSplit(*(dash + 3), ',')) {
       if (absl::StartsWith(option, "huge=")) {
         found.huge = std::string(option.substr(5));
@@ -318,7 +353,10 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
 
   const v1::DaemonConfig config = CollectConfig(arguments, facts);
   std::string memory_dir;
-  facts.daemon = CollectDaemon(context, memory_dir);
+  facts.daemon = CollectDaemon(context, memory_dir, facts.tier_dirs);
+  if (!facts.daemon.reachable.ok() || !facts.daemon.status_call.ok()) {
+    ConfiguredDirs(config, facts.tier_dirs);
+  }
   if (memory_dir.empty()) {
     memory_dir = config.memory().dir();
   }
@@ -332,6 +370,8 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   facts.memory_dir = memory_dir;
   facts.limits = CollectLimits(facts.daemon.pid);
   facts.logout = CollectLogout(facts.daemon.pid);
+  facts.is_daemons_user = ::geteuid() == 0 || ::geteuid() == facts.logout.uid;
+  CollectTierDirs(facts.tier_dirs);
   facts.sockets.push_back(CollectSocket("admin socket", facts.daemon.socket));
   facts.sockets.push_back(CollectSocket(
       "client socket", config.socket().path().empty()

@@ -28,14 +28,6 @@ void Add(Findings& findings, std::string_view check, Verdict verdict, std::strin
   findings.push_back({std::string(check), verdict, std::move(text), std::move(mend)});
 }
 
-// In single quotes for a shell, when it holds anything that a shell would take.
-std::string Quote(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of(
-                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                          "0123456789/._-+:=@") == std::string::npos;
-  return plain ? word : absl::StrCat("'", absl::StrJoin(absl::StrSplit(word, '\''), "'\\''"), "'");
-}
-
 std::string Limit(uint64_t bytes) {
   return bytes == kUnlimited ? "unlimited" : FormatBytes(bytes);
 }
@@ -96,7 +88,7 @@ void IoUring(const Facts& facts, Findings& findings) {
                                : "sudo apt install linux-image-amd64 && sudo reboot";
   Add(findings, "io_uring", Verdict::kSlow,
       absl::StrCat("io_uring_setup: ", std::strerror(facts.io_uring_error),
-                   ": saves in memory do without it, disks are slower"),
+                   ": drives are written by threads, which costs more of the CPU"),
       mend);
 }
 
@@ -115,8 +107,9 @@ void Copy(const Facts& facts, Findings& findings) {
 
 void TmpfsSize(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
   const std::string check = absl::StrCat("tmpfs ", fs.path);
-  const std::string remount = absl::StrCat("sudo mount -o remount,size=50% ", Quote(fs.mount_point),
-                                           "   (in a container: docker run --shm-size=…)");
+  const std::string remount =
+      absl::StrCat("sudo mount -o remount,size=50% ", QuoteForShell(fs.mount_point),
+                   "   (in a container: docker run --shm-size=…)");
   if (!fs.status.ok()) {
     Add(findings, check, Verdict::kBroken, Message(fs.status),
         "sudo mount -t tmpfs tmpfs /dev/shm");
@@ -157,7 +150,8 @@ void HugePages(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
                                     : absl::StrCat("the mount has huge=", fs.huge));
     return;
   }
-  std::string mend = absl::StrCat("sudo mount -o remount,huge=within_size ", Quote(fs.mount_point));
+  std::string mend =
+      absl::StrCat("sudo mount -o remount,huge=within_size ", QuoteForShell(fs.mount_point));
   if (denied) {
     mend = "echo never | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled && " + mend;
   }
@@ -227,7 +221,7 @@ void Logout(const Facts& facts, Findings& findings) {
     Add(findings, "logout", Verdict::kBroken,
         absl::StrCat("when the last session of ", logout.user,
                      " ends, systemd-logind removes the checkpoints (RemoveIPC=yes)"),
-        absl::StrCat("loginctl enable-linger ", Quote(logout.user)));
+        absl::StrCat("loginctl enable-linger ", QuoteForShell(logout.user)));
   } else {
     Add(findings, "logout", Verdict::kOk,
         logout.lingers
@@ -270,7 +264,7 @@ void Config(const Facts& facts, Findings& findings) {
     Add(findings, "config", Verdict::kOk, absl::StrCat(facts.config_path, " is understood"));
   } else {
     Add(findings, "config", Verdict::kBroken, Message(facts.config),
-        absl::StrCat("sudoedit ", Quote(facts.config_path)));
+        absl::StrCat("sudoedit ", QuoteForShell(facts.config_path)));
   }
 }
 
@@ -282,13 +276,14 @@ void Sockets(const Facts& facts, Findings& findings) {
     if (s.directory_open_to_all) {
       Add(findings, s.what, Verdict::kBroken,
           absl::StrCat("anybody may replace ", s.path, ": everyone may write to its directory"),
-          absl::StrCat("sudo chmod o-w ", Quote(s.directory)));
+          absl::StrCat("sudo chmod o-w ", QuoteForShell(s.directory)));
     } else if (!s.is_socket) {
       Add(findings, s.what, Verdict::kBroken, absl::StrCat(s.path, " is not a socket"),
-          absl::StrCat("sudo rm ", Quote(s.path), ", then start ckptd again"));
+          absl::StrCat("sudo rm ", QuoteForShell(s.path), ", then start ckptd again"));
     } else if (!s.may_connect) {
       Add(findings, s.what, Verdict::kBroken, absl::StrCat("you may not connect to ", s.path),
-          absl::StrCat("sudo chmod 0666 ", Quote(s.path), "   (jobs are told apart by user)"));
+          absl::StrCat("sudo chmod 0666 ", QuoteForShell(s.path),
+                       "   (jobs are told apart by user)"));
     } else {
       Add(findings, s.what, Verdict::kOk, s.path);
     }
@@ -350,6 +345,13 @@ std::string_view VerdictId(Verdict verdict) {
   return verdict == Verdict::kOk ? "ok" : verdict == Verdict::kSlow ? "slow" : "will_not_work";
 }
 
+std::string QuoteForShell(const std::string& word) {
+  const bool plain = !word.empty() && word.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789/._-+:=@") == std::string::npos;
+  return plain ? word : absl::StrCat("'", absl::StrJoin(absl::StrSplit(word, '\''), "'\\''"), "'");
+}
+
 std::vector<Finding> Evaluate(const Facts& facts) {
   Findings findings;
   Kernel(facts, findings);
@@ -359,6 +361,7 @@ std::vector<Finding> Evaluate(const Facts& facts) {
     TmpfsSize(fs, facts, findings);
     HugePages(fs, facts, findings);
   }
+  EvaluateTiers(facts, findings);
   Memory(facts, findings);
   Limits(facts, findings);
   Logout(facts, findings);

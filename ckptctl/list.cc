@@ -42,7 +42,8 @@ void AddCheckpoint(const v1::Checkpoint& c, int64_t now, Table& table) {
   const std::string tiers = absl::StrJoin(
       c.tiers(), ", ",
       [](std::string* out, const std::string& tier) { absl::StrAppend(out, EscapeText(tier)); });
-  table.AddRow({absl::StrCat(c.step()), absl::StrCat(c.attempt()), StateText(c.state()),
+  table.AddRow({absl::StrCat(c.step()), absl::StrCat(c.attempt()),
+                absl::StrCat(StateText(c.state()), c.pinned() ? ", pinned" : ""),
                 absl::StrCat(c.shards(), " of ", c.world_size()), FormatBytes(c.bytes()),
                 c.unix_ms() > 0 ? FormatAge(now - c.unix_ms()) : "?", tiers});
 }

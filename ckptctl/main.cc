@@ -18,6 +18,7 @@
 #include "base/units.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/text.h"
+#include "ckptctl/upkeep.h"
 #include "ckptctl/watchdog.h"
 
 namespace holdfast {
@@ -87,7 +88,15 @@ class Arguments {
     AddInspect();
     AddVerify();
     AddRestore();
+    AddWhere();
+    AddExplain();
+    AddTimeline();
+    AddGarbage();
+    AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
+    AddPin(unpin_, "unpin", "Takes a pin back: retention decides about the step again");
     AddRemove();
+    AddRebuild();
+    AddSet();
     AddDoctor();
   }
 
@@ -204,6 +213,12 @@ class Arguments {
                               "Of this attempt (default: on the line of descent)");
   }
 
+  static CLI::Option* AddTier(CLI::App* command, std::string& tier, const std::string& about) {
+    return command->add_option("--tier", tier, about)
+        ->type_name("TIER")
+        ->check(CLI::IsMember({"memory", "nvme", "remote"}));
+  }
+
   void AddStatus() {
     CLI::App* command = AddCommand(
         "status", "What survives if something dies now; memory, jobs, what was given up and why",
@@ -240,6 +255,7 @@ class Arguments {
         AddStep(command, verify_.step, "This step (default: the newest committed)")->needs(job);
     AddAttempt(command, verify_.attempt)->needs(step);
     command->add_flag("--all", verify_.all, "Every checkpoint")->excludes(step);
+    AddTier(command, verify_.tier, "Only copies in this tier (default: wherever they lie)");
   }
   void AddRestore() {
     CLI::App* command = AddCommand(
@@ -256,12 +272,101 @@ class Arguments {
                    "At the newest committed step again, as if nothing had been said");
     AddAttempt(command, restore_.attempt)->needs(what->get_option("--step"));
   }
-  void AddRemove() {
+  void AddWhere() {
+    CLI::App* command = AddCommand(
+        "where", "Every copy of every shard: tier, node, place, and whether it is good",
+        "ckptctl where llama-7b --step 900", [this] { return RunWhere(context_, where_); });
+    AddJob(command, where_.job, "The job")->required();
+    CLI::Option* step = AddStep(command, where_.step, "Of this step (default: of all)");
+    AddAttempt(command, where_.attempt)->needs(step);
+  }
+  void AddExplain() {
+    CLI::App* command = AddCommand(
+        "explain", "What the next restore would take, and why each step can or cannot be restored",
+        "ckptctl explain llama-7b", [this] { return RunExplain(context_, explain_); });
+    AddJob(command, explain_.job, "The job")->required();
+    CLI::Option* step = AddStep(command, explain_.step, "Only this step (default: all)");
+    AddAttempt(command, explain_.attempt)->needs(step);
+  }
+  void AddTimeline() {
+    CLI::App* command = AddCommand(
+        "timeline", "How long each save took: written, committed, in each tier; what failed",
+        "ckptctl timeline llama-7b --trace saves.json",
+        [this] { return RunTimeline(context_, timeline_); });
+    AddJob(command, timeline_.job, "The job")->required();
+    AddNumber<uint32_t>(command, "--steps", "N", timeline_.steps_max,
+                        "The newest N (default: all that ckptd remembers)");
+    command
+        ->add_option("--trace", timeline_.trace,
+                     "Also write them to FILE, for ui.perfetto.dev or chrome://tracing")
+        ->type_name("FILE")
+        ->check([](const std::string& file) {
+          return std::string(file.empty() ? "a file name is needed" : "");
+        });
+  }
+  void AddGarbage() {
     CLI::App* command =
-        AddCommand("rm", "Forgets a job whose processes have ended, with all its checkpoints",
-                   "ckptctl rm old-run --yes", [this] { return RunRemove(context_, remove_); });
+        AddCommand("gc",
+                   "Removes now what no policy keeps, and says why each of the others stays; never "
+                   "what protects a job",
+                   "ckptctl gc --dry-run", [this] { return RunGarbage(context_, garbage_); });
+    AddJob(command, garbage_.job, "Only this job (default: all of yours)");
+    command->add_flag("--dry-run", garbage_.dry_run, "Only say what would go");
+  }
+  void AddPin(PinArguments& pin, const std::string& name, const std::string& about) {
+    pin.unpin = name == "unpin";
+    CLI::App* command = AddCommand(name, about, "ckptctl " + name + " llama-7b --step 900",
+                                   [this, &pin] { return RunPin(context_, pin); });
+    AddJob(command, pin.job, "The job")->required();
+    AddNumber<Step>(command, "--step", "N", pin.step, "This step")->required();
+    AddAttempt(command, pin.attempt);
+  }
+  void AddRemove() {
+    CLI::App* command = AddCommand(
+        "rm", "Removes one step, or forgets a job whose processes have ended, with all of them",
+        "ckptctl rm old-run --yes", [this] { return RunRemove(context_, remove_); });
     AddJob(command, remove_.job, "The job")->required();
-    command->add_flag("--yes", remove_.yes, "Do it; without this it only says what would be lost");
+    command->add_flag("--yes", remove_.yes,
+                      "Forget the whole job; without this it only says what would be lost");
+    CLI::Option* step =
+        AddStep(command, remove_.step, "Only this step, at once (default: the whole job)");
+    AddAttempt(command, remove_.attempt)->needs(step);
+    AddTier(command, remove_.tier, "Only its copies in this tier (default: everywhere)")
+        ->needs(step);
+    command
+        ->add_flag("--force", remove_.force,
+                   "Also when something would then survive less than before")
+        ->needs(step);
+  }
+  void AddRebuild() {
+    CLI::App* command = AddCommand(
+        "rebuild", "Reads the tiers again and writes the catalog anew; nothing is removed",
+        "ckptctl rebuild --timeout 10min", [this] { return RunRebuild(context_, rebuild_); });
+    AddTier(command, rebuild_.tier, "Only this tier (default: all)");
+  }
+  void AddSet() {
+    CLI::App* command = AddCommand(
+        "set",
+        "Changes a job's policy until it is cleared, or the daemon's limits until it is restarted",
+        "ckptctl set llama-7b nvme.every_steps=10 remote.keep_last=5",
+        [this] { return RunSet(context_, set_); });
+    command
+        ->add_option("WORDS", set_.words,
+                     "[JOB] name=value…; names as in ckptd's settings (docs/operations.md): "
+                     "with a JOB nvme. and remote. every_steps, every_ms, keep_last, "
+                     "keep_every_steps, bytes_max, verify; without one nvme. and remote. "
+                     "bandwidth_bytes_per_s_max, io_priority, nice")
+        ->type_name("")
+        ->required();
+    command->add_flag("--clear", set_.clear, "Forget what was set for the JOB");
+    command->callback([this] { CheckSet(); });
+  }
+  // Words are wrong arguments, found before the daemon is asked.
+  void CheckSet() {
+    if (const absl::Status words = CheckSetWords(set_); !words.ok()) {
+      throw CLI::ValidationError("set", Message(words));
+    }
+    run_ = [this] { return RunSet(context_, set_); };
   }
   void AddDoctor() {
     CLI::App* command = AddCommand(
@@ -284,6 +389,14 @@ class Arguments {
   InspectArguments inspect_;
   VerifyArguments verify_;
   RestoreArguments restore_;
+  WhereArguments where_;
+  ExplainArguments explain_;
+  TimelineArguments timeline_;
+  GarbageArguments garbage_;
+  PinArguments pin_;
+  PinArguments unpin_;
+  RebuildArguments rebuild_;
+  SetArguments set_;
   RemoveArguments remove_;
   DoctorArguments doctor_;
   std::function<ExitCode()> run_;

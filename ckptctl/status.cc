@@ -10,6 +10,7 @@
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
 #include "ckptctl/render.h"
+#include "ckptctl/status_tiers.h"
 #include "ckptctl/text.h"
 #include "ckptctl/views.h"
 #include "holdfast/v1/admin.pb.h"
@@ -60,6 +61,8 @@ FailureText TextOf(v1::Protection::FailureKind kind) {
   switch (kind) {
     case v1::Protection::FAILURE_KIND_PROCESS:
       return {"if a process dies", "no step is committed"};
+    case v1::Protection::FAILURE_KIND_REBOOT:
+      return {"if the node reboots", "no copy is kept on its drives, nor outside this node"};
     case v1::Protection::FAILURE_KIND_NODE:
       return {"if the node dies", "no copy is kept outside this node"};
     case v1::Protection::FAILURE_KIND_DOMAIN:
@@ -145,6 +148,7 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
             absl::StrCat(EscapeText(job.restore_point()),
                          " (set by hand; --clear of ckptctl restore takes it back)"));
   }
+  AddTierLines(job, now, lines);
   AddInFlight(job, lines);
   AddLosses(job, now, lines);
   AddEvents(job, now, lines);
@@ -162,6 +166,7 @@ std::string RenderDaemon(const v1::DaemonStatus& d) {
                   " (", d.slots_free(), " free, ", d.slots_quarantined(), " quarantined); ",
                   EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
                   " left\n");
+  absl::StrAppend(&out, RenderTiers(d));
   for (const std::string& problem : d.problems()) {
     absl::StrAppend(&out, "problem: ", EscapeText(problem), "\n");
   }

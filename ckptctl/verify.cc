@@ -49,6 +49,7 @@ class Verification {
     request.set_step(arguments.step.value_or(0));
     request.set_attempt(arguments.attempt);
     request.set_all_steps(arguments.all);
+    request.set_tier(arguments.tier);
     request.set_newest(!arguments.all && !arguments.step.has_value());
     static const std::atomic<bool> kNever{false};
     const std::atomic<bool>& cancel =

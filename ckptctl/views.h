@@ -15,9 +15,14 @@ namespace holdfast {
 
 namespace v1 {
 class BadShard;
+class CollectGarbageReply;
+class ExplainReply;
 class GetStatusReply;
 class ListCheckpointsReply;
+class RebuildReply;
+class TimelineReply;
 class VerifyProgress;
+class WhereReply;
 }  // namespace v1
 
 // Ages are told by the daemon's clock, as the reply gives it.
@@ -33,6 +38,17 @@ struct InspectedShard {
   std::string location;
 };
 std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t now_unix_ms);
+
+std::string RenderWhere(std::string_view job, const v1::WhereReply& reply);
+std::string RenderExplain(std::string_view job, const v1::ExplainReply& reply);
+std::string RenderTimeline(std::string_view job, const v1::TimelineReply& reply);
+std::string RenderGarbage(const v1::CollectGarbageReply& reply, bool dry_run);
+std::string RenderRebuild(const v1::RebuildReply& reply);
+
+// The timeline in the format that chrome://tracing and ui.perfetto.dev open: a process for each
+// stage, in it a track for each rank (a further one where a rank's times overlap), true times in
+// microseconds since 1970.
+std::string TimelineTrace(std::string_view job, const v1::TimelineReply& reply);
 
 // "step 900 (attempt 3) rank 1, /dev/shm/holdfast/slot-000002: <what>".
 std::string RenderBadShard(const v1::BadShard& bad);

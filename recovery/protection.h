@@ -1,27 +1,50 @@
 // The protection table: per kind of failure, the newest step that would survive it.
 //
-// Pure function, thread-safe.
+//   for (const ProtectionLine& line : ProtectionTable(views, line, kEveryTier)) …
+//
+// Pure functions, thread-safe.
 #pragma once
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/ids.h"
-#include "recovery/restorable.h"
+#include "recovery/checkpoint_view.h"
+#include "recovery/lineage.h"
 
 namespace holdfast {
 
-enum class FailureKind { kProcess, kNode, kDomain, kAllNodes };
+enum class FailureKind {
+  kProcess,
+  kReboot,  // the node comes back with its drives, without its memory
+  kNode,
+  kDomain,
+  kAllNodes
+};
+inline constexpr size_t kFailureKinds = 5;
+
+// The tiers whose copies are still there after it, as one node has them.
+TierSet SurvivingTiers(FailureKind kind);
 
 struct ProtectionLine {
   FailureKind kind = FailureKind::kProcess;
   std::optional<CheckpointId> survives;  // absent: nothing would
+  // Where it would come from: the nearest tier that has all of it, or the tiers that have it
+  // together, nearest first: "memory", "nvme", "remote", "memory+nvme", … Empty: nothing would
+  // survive.
+  std::string from;
 };
 
-// One line per kind, in the enum's order, for copies that all lie in the memory of one node: a
-// process's death costs nothing that was committed; the node's costs everything.
-std::vector<ProtectionLine> ProtectionOnOneNode(std::span<const CheckpointSummary> checkpoints,
-                                                std::span<const Descent> line);
+// One line per kind, in the enum's order: the newest step on the line of which every rank has a
+// good copy in a tier that outlives the failure. Whatever its world size: the data survives, even
+// if this attempt could not load it as it is. Copies in tiers outside `configured` do not count.
+std::vector<ProtectionLine> ProtectionTable(std::span<const CheckpointView> checkpoints,
+                                            std::span<const Descent> line, TierSet configured);
+
+// The smallest set out of `allowed` that has every rank of it, nearest tiers first; 0: none has.
+TierSet NearestWhole(const CheckpointView& checkpoint, TierSet allowed);
+std::string TierNames(TierSet tiers);  // "memory+nvme"
 
 }  // namespace holdfast

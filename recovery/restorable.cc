@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <utility>
 
 namespace holdfast {
 
@@ -37,6 +38,16 @@ std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards) 
   return result;
 }
 
+namespace {
+
+std::vector<CheckpointId> NewestFirst(std::vector<CheckpointId> ids) {
+  // Attempts grow towards the young end of a line, so the ids' order is the line's.
+  std::sort(ids.begin(), ids.end(), std::greater<>());
+  return ids;
+}
+
+}  // namespace
+
 std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
                                      std::span<const Descent> line, uint32_t world_size) {
   std::vector<CheckpointId> result;
@@ -46,9 +57,19 @@ std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoi
       result.push_back(checkpoint.id);
     }
   }
-  // Attempts grow towards the young end of a line, so the ids' order is the line's.
-  std::sort(result.begin(), result.end(), std::greater<>());
-  return result;
+  return NewestFirst(std::move(result));
+}
+
+std::vector<CheckpointId> Candidates(std::span<const CheckpointView> checkpoints,
+                                     std::span<const Descent> line, uint32_t world_size) {
+  std::vector<CheckpointId> result;
+  for (const CheckpointView& checkpoint : checkpoints) {
+    if (checkpoint.Restorable() && checkpoint.world_size == world_size &&
+        OnLine(line, checkpoint.id)) {
+      result.push_back(checkpoint.id);
+    }
+  }
+  return NewestFirst(std::move(result));
 }
 
 }  // namespace holdfast

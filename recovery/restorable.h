@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "recovery/checkpoint_view.h"
 #include "recovery/lineage.h"
 
 namespace holdfast {
@@ -41,6 +42,9 @@ std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards);
 // Committed checkpoints on the line that this world size can load, newest first: what a session
 // tries in turn.
 std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
+                                     std::span<const Descent> line, uint32_t world_size);
+// The same where copies lie in several tiers: those that are whole in all of them together.
+std::vector<CheckpointId> Candidates(std::span<const CheckpointView> checkpoints,
                                      std::span<const Descent> line, uint32_t world_size);
 
 }  // namespace holdfast

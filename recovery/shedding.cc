@@ -54,17 +54,22 @@ std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints)
 
 std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints) {
   const std::optional<CheckpointId> untouchable = Untouchable(checkpoints);
-  const auto of_kind = [](Kind kind) {
-    return [kind](const ShedChoice& c) { return c.kind == kind && !c.pinned; };
+  const auto of_kind = [](Kind kind, ShedChoice::Drain drain) {
+    return [kind, drain](const ShedChoice& c) {
+      return c.kind == kind && !c.pinned && c.drain == drain;
+    };
   };
-  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kDead))) {
+  if (auto id = Oldest(checkpoints, untouchable,
+                       [](const ShedChoice& c) { return c.kind == Kind::kDead && !c.pinned; })) {
     return Victim{*id, ShedRule::kDead, std::nullopt};
   }
-  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOffLine))) {
-    return Victim{*id, ShedRule::kOffLine, std::nullopt};
-  }
-  if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOnLine))) {
-    return Victim{*id, ShedRule::kOlderCommitted, std::nullopt};
+  for (const ShedChoice::Drain drain : {ShedChoice::Drain::kNone, ShedChoice::Drain::kOther}) {
+    if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOffLine, drain))) {
+      return Victim{*id, ShedRule::kOffLine, std::nullopt};
+    }
+    if (auto id = Oldest(checkpoints, untouchable, of_kind(Kind::kOnLine, drain))) {
+      return Victim{*id, ShedRule::kOlderCommitted, std::nullopt};
+    }
   }
   return std::nullopt;
 }
@@ -90,9 +95,16 @@ std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, Chec
     }
     return victim;
   }
-  // A user's restore point yields only when the job could not save at all otherwise; while another
-  // step is on its way, refusing this one costs less.
+  // What is let finish on its way into a durable tier, and a user's restore point, yield only when
+  // the job could not save at all otherwise; while another step is on its way, refusing this one
+  // costs less.
   if (!uncommitted_one) {
+    if (auto id = Oldest(checkpoints, untouchable, [](const ShedChoice& c) {
+          return c.drain == ShedChoice::Drain::kFirst && !c.pinned &&
+                 (c.kind == Kind::kOnLine || c.kind == Kind::kOffLine);
+        })) {
+      return Victim{*id, ShedRule::kDraining, std::nullopt};
+    }
     if (auto id = Oldest(checkpoints, untouchable, [](const ShedChoice& c) {
           return c.pinned && c.kind != Kind::kUncommitted;
         })) {

@@ -24,9 +24,22 @@ struct ShedChoice {
   bool held = false;          // a session's candidate
   bool pinned = false;        // the restore point that a user set
   bool is_protected = false;  // kUncommitted: its predecessor was shed, it gets its chance
+  // Its copies in memory are needed to bring it into a durable tier.
+  enum class Drain {
+    kNone,
+    kOther,  // given up after those that nobody needs
+    kFirst   // the one that is let finish: given up only if the job could not save at all otherwise
+  } drain = Drain::kNone;
 };
 
-enum class ShedRule { kDead = 1, kOffLine = 2, kOlderCommitted = 3, kUncommitted = 4, kPinned = 5 };
+enum class ShedRule {
+  kDead = 1,
+  kOffLine = 2,
+  kOlderCommitted = 3,
+  kUncommitted = 4,
+  kPinned = 5,
+  kDraining = 6
+};
 
 struct Victim {
   CheckpointId id;

@@ -1,7 +1,8 @@
 """The demo's story: scripts/demo builds and then runs this. Standard library only.
 
 Every process is a real one; every event that the timeline shows was printed by the process that it is about. Waits are for
-those events, with a deadline; nothing sleeps.
+those events, with a deadline; nothing sleeps. Where the demo plays fate (memory, drives, a bit) it does it to files, while
+the daemon is down.
 """
 
 import argparse
@@ -115,7 +116,7 @@ class RankProcess:
 
     def _show(self, event):
         names = {
-            "open": "joined attempt {attempt}", "restore": "resumed from memory (saved by attempt {from_attempt})",
+            "open": "joined attempt {attempt}", "restore": "resumed from {source} (saved by attempt {from_attempt})", "whole": "whole in {tier}",
             "scratch": "nothing to restore: a first start", "save": "saved", "committed": "committed (all ranks sealed)",
             "reserve": "slots ready: {ready} of {wanted}", "error": "{during} failed: {code}",
         }
@@ -168,6 +169,10 @@ class Demo:
         self.timeline = Timeline()
         self.memory = tempfile.mkdtemp(prefix="holdfast-demo-", dir="/dev/shm")
         self.work = tempfile.mkdtemp(prefix="holdfast-demo-")
+        self.nvme = [os.path.join(self.work, f"nvme{i}") for i in range(2)]
+        self.remote = os.path.join(self.work, "remote")
+        for directory in [*self.nvme, self.remote]:
+            os.mkdir(directory)
         self.socket = os.path.join(self.work, "ckptd.sock")
         self.admin = os.path.join(self.work, "admin.sock")
         self.config = os.path.join(self.work, "ckptd.yaml")
@@ -176,6 +181,9 @@ class Demo:
                 f"state_dir: {self.work}/state\nsocket: {{path: {self.socket}}}\nadmin: {{path: {self.admin}}}\n"
                 f"metrics: {{address: 'off'}}\nlog: {{level: warning}}\n"
                 f"memory: {{dir: {self.memory}, slots_per_rank: {SLOTS_PER_RANK}, bytes_max: {room_for(self.bytes)}}}\n"
+                f"nvme: {{dirs: [{', '.join(self.nvme)}], bytes_max: {room_for(self.bytes)}}}\n"
+                f"remote: {{dir: {self.remote}}}\n"
+                "policy: {nvme: {every_steps: 1, keep_last: 2}, remote: {every_steps: 2, every_ms: 0, keep_last: 2}}\n"
             )
         self.log = open(os.path.join(self.work, "ckptd.log"), "a+", encoding="utf-8")
         self.daemon = None
@@ -329,12 +337,105 @@ def rolled_back(demo):
     )
 
 
+def stop_daemon(demo, why):
+    demo.kill_ranks()
+    demo.daemon.send_signal(signal.SIGKILL)
+    demo.daemon.wait(timeout=DEADLINE_S)
+    demo.timeline.add("fate", why)
+
+
+def empty(directory):
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def resume(demo, tier, steps="0"):
+    """Both ranks' restore events, which must name the tier."""
+    ranks = demo.start_ranks("--steps", steps, "--wait-stdin")
+    events = same_step(ranks)
+    for event in events:
+        print(f"    restored step {event['step']} from {event['source']}: {event['why']}")
+    check(f"from {tier}", all(e["source"] == tier for e in events), str(events))
+    return events
+
+
+def memory_lost(demo):
+    title("Two more steps, as far as the remote tier; then the node's memory is gone")
+    demo.kill_ranks()
+    ranks = demo.start_ranks("--steps", "2", "--await-tier", "nvme", "--wait-stdin")
+    same_step(ranks)
+    newest = [rank.wait_for("done") and max(saves(rank)) for rank in ranks][0]
+    digests = [saves(rank)[newest] for rank in ranks]
+    print(demo.ctl("status", JOB))
+    stop_daemon(demo, "power cut: memory is gone, the drives stay")
+    empty(demo.memory)
+    demo.start_daemon()
+    events = resume(demo, "nvme")
+    check(f"nothing was lost: step {newest}", events[0]["step"] == newest, str(events))
+    check("bit for bit", [e["digest"] for e in events] == digests, f"{events} against {digests}")
+
+
+def drives_lost(demo):
+    title("Memory and drives are gone, and all that the daemon knew")
+    demo.kill_ranks()
+    ranks = demo.start_ranks("--steps", "2", "--await-tier", "nvme", "--wait-stdin")
+    same_step(ranks)
+    for rank in ranks:
+        rank.wait_for("done")
+    demo.kill_ranks()
+    ranks = demo.start_ranks("--steps", "1", "--await-tier", "remote", "--wait-stdin")
+    same_step(ranks)
+    for rank in ranks:
+        rank.wait_for("done")
+    told = {e["step"] for rank in ranks for e in rank.seen if e["event"] == "whole"}
+    before = json.loads(demo.ctl("status", JOB, "--json"))
+    there = {p["kind"]: int(p["step"]) for p in before["jobs"][0]["protection"] if p.get("any", True) and "step" in p}
+    stop_daemon(demo, "another machine: only the remote directory is left")
+    for directory in [demo.memory, *demo.nvme, os.path.join(demo.work, "state")]:
+        empty(directory)
+    demo.start_daemon()
+    events = resume(demo, "remote")
+    check("that is the step that the table had promised for the loss of all nodes", events[0]["step"] == there["all_nodes"], f"{events} {there} {told}")
+
+
+def bit_flipped(demo):
+    title("One bit flips in the newest copy on a drive")
+    demo.kill_ranks()
+    ranks = demo.start_ranks("--steps", "2", "--await-tier", "nvme", "--wait-stdin")
+    same_step(ranks)
+    newest = [rank.wait_for("done") and max(saves(rank)) for rank in ranks][0]
+    copies = json.loads(demo.ctl("where", JOB, "--step", str(newest), "--json"))["copies"]
+    victim = next(c["location"] for c in copies if c["tier"] == "nvme" and int(c["rank"]) == 1)
+    stop_daemon(demo, "power cut, and one bit flips on a drive")
+    empty(demo.memory)
+    with open(victim, "r+b") as file:
+        file.seek(os.path.getsize(victim) // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    demo.start_daemon()
+    ranks = demo.start_ranks("--steps", "0", "--wait-stdin")
+    events = same_step(ranks)
+    for event in events:
+        print(f"    restored step {event['step']} from {event['source']}: {event['why']}")
+    status = json.loads(demo.ctl("status", JOB, "--json"))
+    found = [e["text"] for e in status["jobs"][0]["events"] if "digest" in e["text"]]
+    check("it was found", bool(found), str(status["jobs"][0]["events"]))
+    print(f"    {found[0]}")
+    skipped = events[0]["step"] < newest or any(e["source"] == "remote" for e in events)
+    check("and skipped: another copy, or the newest step that all ranks can load", skipped, str(events))
+
+
 def run(demo):
     title("ckptd starts")
     demo.start_daemon()
     ranks = killed_in_the_middle_of_a_save(demo)
     daemon_killed(demo, ranks)
     rolled_back(demo)
+    memory_lost(demo)
+    drives_lost(demo)
+    bit_flipped(demo)
     title("What an operator sees")
     print(demo.ctl("status", JOB))
     print(demo.ctl("list", JOB))

@@ -43,11 +43,27 @@ void Agent::Handle(const Event& event, EventTime time) {
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
     void operator()(const CopyFoundBad& e) { agent.OnCopyFoundBad(e); }
+    void operator()(const DurableCopyJudged& e) {
+      if (agent.jobs_.count(e.id.job) == 0) {
+        return;
+      }
+      if (e.what.empty()) {
+        agent.Send(e.id.job, ShardGood{e.id.checkpoint(), e.id.rank, e.tier});
+      } else {
+        agent.Send(e.id.job, ShardBad{e.id.checkpoint(), e.id.rank, e.what, e.tier});
+      }
+    }
     void operator()(const SlotFileGone& e) { agent.OnSlotFileGone(e); }
     void operator()(const CopyFoundGood& e) { agent.OnCopyFoundGood(e); }
     void operator()(const HandOverFailed& e) { agent.OnHandOverFailed(e); }
     void operator()(const AdminRequest& e) { agent.OnAdminRequest(e); }
     void operator()(const AdminReadDone& e) { agent.OnAdminReadDone(e); }
+    void operator()(const FlushEnded& e) { agent.OnFlushEnded(e); }
+    void operator()(const FetchEnded& e) { agent.OnFetchEnded(e); }
+    void operator()(const DrainStalled& e) { agent.OnDrainStalled(e); }
+    void operator()(const ManifestPublished& e) { agent.OnManifestPublished(e); }
+    void operator()(const CopiesRemoved& e) { agent.OnCopiesRemoved(e); }
+    void operator()(const TierScanned& e) { agent.OnTierScanned(e); }
     void operator()(const TimerFired&) { agent.Expire(agent.time_); }
   };
   std::visit(Visitor{*this}, event);
@@ -341,6 +357,30 @@ void Agent::Expire(EventTime time) {
     Act(DeleteSlot{deletes_again_.begin()->second});
     deletes_again_.erase(deletes_again_.begin());
   }
+  if (drives_again_ && *drives_again_ <= time.now) {
+    drives_again_.reset();
+    std::vector<std::string> failed;
+    for (const auto& [dir, drive] : drives_) {
+      if (!drive.problem.empty()) {
+        failed.push_back(dir);
+      }
+    }
+    if (!failed.empty()) {
+      ScanDrives(std::move(failed));
+    }
+  }
+  std::vector<std::string> rescans;
+  for (const auto& [name, at] : rescan_at_) {
+    if (at <= time.now) {
+      rescans.push_back(name);
+    }
+  }
+  for (const std::string& name : rescans) {
+    rescan_at_.erase(name);
+    if (FindJob(name) != nullptr) {
+      ScanRemoteFor(name);
+    }
+  }
 }
 
 void Agent::ExpireRequest(RequestToken token) {
@@ -357,13 +397,30 @@ void Agent::ExpireRequest(RequestToken token) {
       }
       Send(pending.job, RequestExpired{token});
       return;
+    case Where::kLookup:
+      late.message =
+          "join: the durable tiers, which may know the job, have not been read yet; try again";
+      return Refuse(token, late);
+    case Where::kFetch:
+      for (auto& [shard, fetch] : fetches_) {
+        fetch.waiting.erase(token);  // it goes on: whoever asks again finds it in memory
+      }
+      late.message = "the shard is still being brought into memory; restore again";
+      return Refuse(token, late);
     case Where::kRoom:
     case Where::kAsking:
+      if (pending.fetch) {
+        return Refuse(token, late);
+      }
       if (const Seat* seat = FindSeat(pending.seat)) {
         return RefuseSave(token, NoRoom(pending, *seat));
       }
       return Refuse(token, late);
     case Where::kSlot:
+      if (pending.fetch) {
+        late.message = "no slot could be had in time to bring the shard into memory; restore again";
+        return Refuse(token, late);
+      }
       for (auto& [id, slot] : slots_) {
         if (slot.token == token) {
           slot.token = 0;
@@ -393,6 +450,12 @@ std::optional<MonotonicTime> Agent::NextDeadline() const {
   if (!deletes_again_.empty()) {
     const MonotonicTime again = deletes_again_.begin()->first;
     next = next ? std::min(*next, again) : again;
+  }
+  for (const auto& [name, at] : rescan_at_) {
+    next = next ? std::min(*next, at) : at;
+  }
+  if (drives_again_) {
+    next = next ? std::min(*next, *drives_again_) : *drives_again_;
   }
   return next;
 }

@@ -45,8 +45,26 @@ inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
 inline constexpr Duration kSettle = std::chrono::seconds(10);
 inline constexpr uint32_t kSlotFailuresMax = 2;  // in a row; then it is not filled again
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
+inline constexpr Duration kRescan =
+    std::chrono::seconds(30);                     // of a remote tier that did not answer
+inline constexpr size_t kUnknownFilesMax = 1024;  // shown
+inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
+inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
 
 using Jobs = std::map<JobUuid, std::unique_ptr<Coordinator>>;
+
+// A rebuild of what the daemon knows (ckptctl rebuild) that is under way.
+struct RebuildRun {
+  AdminToken token = 0;
+  MonotonicTime since{};
+  std::set<std::string> drives;  // that have not answered
+  DrainId nvme_scan = 0;         // theirs
+  bool nvme_read = false;        // they were asked, and those that answered could be read
+  DrainId remote = 0;            // 0: answered, or not asked
+  bool told = false;             // the coordinators have been; answered when they have heard it
+  std::map<JobUuid, CopiesFound> nvme;
+  v1::RebuildReply reply;
+};
 
 class Agent {
  public:
@@ -75,6 +93,7 @@ class Agent {
     kHanding,
     kWriting,
     kPublishing,
+    kFetching,
     kSealed,
     kUnpublishing,
     kQuarantined,
@@ -117,6 +136,8 @@ class Agent {
     bool removing = false;  // kUnpublishing: the record is on its way out
     std::set<ReadHold> readers;
     std::set<AdminToken> admin_readers;
+    std::set<DrainId> drains;  // flushes that read it
+    bool fetch = false;        // kNoting, kFetching: it is filled from another tier
     std::vector<ReadWait> read_waits;
     // ReleaseReads that are answered when a note of that version no longer names the reader.
     std::vector<std::pair<uint64_t, RequestToken>> release_waits;
@@ -132,7 +153,17 @@ class Agent {
     uint32_t references = 0;  // connections, seats, slots it writes, holds
   };
   enum class Limit { kNone, kRank, kBudget };
-  enum class Where { kCoordinator, kRoom, kAsking, kSlot, kSource, kReserve, kHanding };
+  enum class Where {
+    kCoordinator,
+    kLookup,
+    kRoom,
+    kAsking,
+    kSlot,
+    kFetch,
+    kSource,
+    kReserve,
+    kHanding
+  };
   struct Pending {
     ConnectionId connection = 0;
     uint64_t frame_id = 0;
@@ -152,13 +183,54 @@ class Agent {
     std::vector<Descent> descent;
     bool no_create = false;  // making a slot failed; again when memory came back
     std::string create_problem;
-    std::set<JobUuid> asked;     // jobs that had nothing to spare
-    Limit limit = Limit::kNone;  // what it was short of when it last asked for room
+    std::set<JobUuid> asked;             // jobs that had nothing to spare
+    Limit limit = Limit::kNone;          // what it was short of when it last asked for room
+    std::optional<SourceOffered> fetch;  // the source that is to be brought into memory for it
+    TierKind source_tier = TierKind::kMemory;  // where the source that it gets lay
+    std::string source_why;
+    std::shared_ptr<const v1::ClientFrame> join;  // kLookup: what was asked
+  };
+  // One operation of a durable tier that is under way.
+  struct DrainOp {
+    enum class Kind { kFlush, kFetch, kManifest, kRemove, kRemoveJob, kScan } kind = Kind::kFlush;
+    JobUuid job;
+    CheckpointId checkpoint;
+    Rank rank = 0;
+    TierKind tier = TierKind::kNvme;    // where it writes, or what it reads for a fetch
+    TierKind from = TierKind::kMemory;  // flushes
+    std::optional<SlotId> slot;         // that it reads or fills
+    std::optional<SlotId> replaces;     // a fetch: whose record it removes when it is done
+    uint64_t bytes = 0;
+    std::string stalled;
+    bool source_hangs = false;  // flushes: cancelled because it hung where it reads from
+    std::string job_name;       // scans
+    MonotonicTime begun{};
+  };
+  // A slot that is being filled from another tier, and who waits for that.
+  struct Fetch {
+    DrainId drain = 0;  // 0: its note is being written
+    SlotId slot = 0;
+    TierKind from = TierKind::kNvme;
+    std::set<RequestToken> waiting;
+  };
+  // Joins of a job that is not known here: whether a durable tier knows it.
+  struct Lookup {
+    DrainId scan = 0;  // 0: the remote tier has answered, or there is none
+    std::vector<RequestToken> waiting;
+    std::string failure;
+  };
+  struct Drive {
+    bool answered = false;
+    std::string problem;
+    DrainId first_scan = 0;  // what older ones tell is past
   };
   struct Removal {
     AdminToken token = 0;
     uint64_t bytes = 0;
     bool state_removed = false;
+    bool tiers_begun = false;
+    std::set<DrainId> tiers;  // removals in the durable tiers that are under way
+    absl::Status failure;
   };
   struct AdminWait {
     AdminToken token = 0;
@@ -202,7 +274,8 @@ class Agent {
   Coordinator* FindJob(const std::string& name);
 
   // agent_jobs.cc: joining, leaving, what coordinators say
-  void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
+  void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame,
+              bool looked_up = false);
   void OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
   void AddProblem(std::string problem);
   bool MayOpenJob(uint32_t uid) const;
@@ -213,6 +286,7 @@ class Agent {
   void StartSlots(const Started& event);
   Coordinator* AdoptJob(const SealedCopy& copy);
   JobUuid NewUuid();
+  uint64_t NewOpening();
   void TakeMessage(const JobUuid& job, const Refused& m);
   void TakeMessage(const JobUuid& job, const JoinAccepted& m);
   void TakeMessage(const JobUuid& job, const SavePermitted& m);
@@ -312,6 +386,66 @@ class Agent {
   void AfterHold(Slot& slot);
   void MarkBad(Slot& slot, const std::string& what);
 
+  // agent_drains.cc: flushes, manifests, removals, what the durable tiers hold
+  void OnFlushEnded(const FlushEnded& e);
+  void OnManifestPublished(const ManifestPublished& e);
+  void OnCopiesRemoved(const CopiesRemoved& e);
+  void OnDrainStalled(const DrainStalled& e);
+  void OnTierScanned(const TierScanned& e);
+  void OnDriveScanned(const TierScanned& e);
+  void OnRemoteScanned(const TierScanned& e);
+  void TakeMessage(const JobUuid& job, const FlushWanted& m);
+  void TakeMessage(const JobUuid& job, const FlushUnwanted& m);
+  void TakeMessage(const JobUuid& job, const ManifestWanted& m);
+  void TakeMessage(const JobUuid& job, const RemovalWanted& m);
+  void TakeMessage(const JobUuid& job, const AdminAnswered& m);
+  bool HasTier(TierKind tier) const;
+  CoordinatorSettings Settings() const;
+  uint64_t TierBytesUsed(TierKind tier) const;
+  void AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes);
+  void CheckWatermark(const JobUuid& job);
+  DrainId BeginDrain(DrainOp op);
+  std::optional<DrainOp> EndDrain(DrainId id);
+  void CancelDrainsOf(Slot& slot);
+  void TellStalled(const DrainOp& of);
+  void ScanDrives(std::vector<std::string> dirs = {});
+  MonotonicTime DriveScanBegan(DrainId scan) const;
+  Coordinator* AdoptFound(const FoundJob& found, MonotonicTime began);
+  void TellInventory(const JobUuid& job, TierKind tier);
+  void ScanRemoteFor(const std::string& name);
+  void LookUp(ConnectionId id, const v1::ClientFrame& frame);
+  void AdvanceLookups();
+  bool HeldByAnybody(const Slot& slot) const {
+    return !slot.readers.empty() || !slot.admin_readers.empty() || !slot.drains.empty();
+  }
+
+  // agent_fetch.cc: copies brought into memory for a restore
+  void FetchSource(RequestToken token, const SourceOffered& m);
+  bool JoinFetch(RequestToken token, const ShardId& id);
+  void PlaceFetch(RequestToken token);
+  void StartFetch(Slot& slot, RequestToken token);
+  void FetchNoted(Slot& slot, const absl::Status& noted);
+  void OnFetchEnded(const FetchEnded& e);
+  Fetch TakeFetch(Slot& slot);
+  void GiveUpFetch(const DrainOp& op, DrainId drain, const std::string& why);
+  void OfferSession(RequestToken token, Slot& slot);
+  void FailFetch(RequestToken token, TierKind from, const absl::Status& status, bool source_bad);
+  void AskForFetchRoom(RequestToken token, const Seat& seat);
+
+  // agent_tier_admin.cc
+  void Admin(const AdminRequest& e, const v1::WhereRequest& request);
+  void Admin(const AdminRequest& e, const v1::ExplainRequest& request);
+  void Admin(const AdminRequest& e, const v1::TimelineRequest& request);
+  void Admin(const AdminRequest& e, const v1::CollectGarbageRequest& request);
+  void Admin(const AdminRequest& e, const v1::PinRequest& request);
+  void Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request);
+  void Admin(const AdminRequest& e, const v1::RebuildRequest& request);
+  void Admin(const AdminRequest& e, const v1::SetOptionsRequest& request);
+  void FillTierStatus(v1::DaemonStatus& daemon) const;
+  RequestToken AwaitJob(AdminToken token, const JobUuid& job);
+  void AdvanceRebuild();
+  void AnswerRebuild();
+
   // agent_admin.cc
   void OnAdminRequest(const AdminRequest& e);
   void OnAdminReadDone(const AdminReadDone& e);
@@ -330,8 +464,9 @@ class Agent {
   absl::Status WhyInUse(const Coordinator& job) const;
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
+  void KeepJob(const JobUuid& job);
 
-  const v1::DaemonConfig config_;
+  v1::DaemonConfig config_;  // as it is now: ckptctl set changes limits
   const std::string node_name_;
   const uint32_t daemon_uid_;
   uint64_t random_;
@@ -358,6 +493,23 @@ class Agent {
   std::map<AdminToken, std::set<SlotId>> admin_reads_;
   std::map<RequestToken, AdminWait> admin_waits_;
   std::map<JobUuid, Removal> removals_;
+  // Durable tiers.
+  std::map<DrainId, DrainOp> drains_;
+  DrainId next_drain_ = 1;
+  uint64_t nvme_bytes_max_ = 0;
+  std::string boot_id_;
+  std::map<std::string, Drive> drives_;
+  std::optional<MonotonicTime> drives_again_;  // when those that failed are read again
+  MonotonicTime started_{};
+  std::map<DrainId, MonotonicTime> drive_scans_;    // when they began: the newest ones
+  std::map<JobUuid, MonotonicTime> removed_jobs_;   // a scan that began before may show them
+  std::map<JobUuid, std::string> remote_problems_;  // of jobs whose remote copies are not known
+  std::set<JobUuid> remote_known_;
+  std::map<std::string, MonotonicTime> rescan_at_;  // by job name
+  std::map<std::string, Lookup> lookups_;           // by job name
+  std::map<ShardId, Fetch> fetches_;
+  std::set<std::string> unknown_files_;
+  std::optional<RebuildRun> rebuild_;
   std::deque<Action> actions_;
   std::deque<std::pair<JobUuid, ToCoordinator>> messages_;
 };

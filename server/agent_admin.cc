@@ -44,6 +44,7 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
                                  (slot.state == SlotState::kQuarantined ? 1 : 0));
   }
   daemon.set_connections(static_cast<uint32_t>(connections_.size()));
+  FillTierStatus(daemon);
   // They name jobs of all users.
   if (e.caller.uid == 0 || e.caller.uid == daemon_uid_) {
     for (const std::string& problem : problems_) {
@@ -128,17 +129,46 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
     }
     only = *found;
   }
+  const bool in_memory = request.tier().empty() || request.tier() == TierName(TierKind::kMemory);
+  if (!in_memory && request.tier() != TierName(TierKind::kNvme) &&
+      request.tier() != TierName(TierKind::kRemote)) {
+    return RefuseAdmin(e.token, absl::InvalidArgumentError(absl::StrCat(
+                                    "verify: there is no tier '", request.tier().substr(0, 32),
+                                    "'; there are memory, nvme and remote")));
+  }
   ListedShards listed;
   for (auto it = shards_.lower_bound({(*job)->uuid(), 0, 0, 0});
        it != shards_.end() && it->first.job == (*job)->uuid(); ++it) {
     const Slot& slot = slots_.at(it->second);
-    if (slot.state == SlotState::kSealed && (!only || slot.shard.checkpoint() == *only)) {
-      listed.shards.push_back({slot.copy, slot.id});
+    if (slot.state == SlotState::kSealed && (!only || slot.shard.checkpoint() == *only) &&
+        in_memory) {
+      listed.shards.push_back({slot.copy, slot.id, TierKind::kMemory, ""});
+    }
+  }
+  v1::WhereReply where;
+  (*job)->FillWhere(only, where);
+  for (const v1::ShardCopy& copy : where.copies()) {
+    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+      if (copy.tier() != TierName(tier) || copy.state() == "writing" ||
+          (!request.tier().empty() && request.tier() != copy.tier())) {
+        continue;
+      }
+      ReadableShard shard;
+      shard.copy.id = {(*job)->uuid(), copy.attempt(), copy.step(), copy.rank()};
+      shard.copy.job_name = (*job)->name();
+      shard.copy.world_size = copy.world_size();
+      shard.copy.image_bytes = copy.bytes();
+      shard.tier = tier;
+      shard.location = copy.location();
+      listed.shards.push_back(std::move(shard));
     }
   }
   if (listed.shards.empty()) {
-    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(
-                                    "job '", (*job)->name(), "' has no sealed copies to verify")));
+    return RefuseAdmin(
+        e.token,
+        absl::NotFoundError(absl::StrCat(
+            "job '", (*job)->name(), "' has no sealed copies ",
+            request.tier().empty() ? "" : absl::StrCat("in ", request.tier(), " "), "to verify")));
   }
   Act(AdminReply{e.token, absl::OkStatus(), std::move(listed)});
 }
@@ -159,7 +189,8 @@ void Agent::Admin(const AdminRequest& e, const HoldShard& request) {
 void Agent::HandShard(AdminToken token, Slot& slot) {
   slot.admin_readers.insert(token);
   admin_reads_[token].insert(slot.id);
-  Act(AdminReply{token, absl::OkStatus(), ReadableShards{{{slot.copy, slot.id}}}});
+  Act(AdminReply{token, absl::OkStatus(),
+                 ReadableShards{{{slot.copy, slot.id, TierKind::kMemory, ""}}}});
 }
 
 void Agent::OnAdminReadDone(const AdminReadDone& e) {
@@ -252,7 +283,12 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
 void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   const auto held = bytes.find(uuid);
-  removals_[uuid] = {token, held == bytes.end() ? 0 : held->second, false};
+  Removal& removal = removals_[uuid];
+  removal.token = token;
+  removal.bytes = held == bytes.end() ? 0 : held->second;
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    removal.bytes += jobs_.at(uuid)->BytesAt(tier);
+  }
   // Records first, then bytes, then the state that says whose they were: a crash in between leaves
   // a smaller job.
   Send(uuid, JobRemoved{});
@@ -271,9 +307,59 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
       Delete(slot);
     }
   }
-  if (empty && !removal.state_removed && !jobs_.at(uuid)->WriteInFlight()) {
-    removal.state_removed = true;
-    Act(RemoveJobState{uuid});
+  // (A scan that began before would bring back what is being removed.)
+  const std::string name = JobName(uuid);
+  const bool busy = std::any_of(drains_.begin(), drains_.end(), [&](const auto& d) {
+    return d.second.job == uuid ||
+           (d.second.kind == DrainOp::Kind::kScan && d.second.job_name == name);
+  });
+  if (!empty || busy || removal.state_removed || jobs_.at(uuid)->WriteInFlight()) {
+    return;
+  }
+  // A job whose name is merely forgotten has no copies, and what nobody asked for is not removed.
+  if (!removal.tiers_begun && removal.token != 0) {
+    removal.tiers_begun = true;
+    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+      if (HasTier(tier)) {
+        DrainOp op;
+        op.kind = DrainOp::Kind::kRemoveJob;
+        op.job = uuid;
+        op.tier = tier;
+        const DrainId id = BeginDrain(std::move(op));
+        removal.tiers.insert(id);
+        Act(RemoveJobCopies{id, tier, uuid, name});
+      }
+    }
+    if (!removal.tiers.empty()) {
+      return;
+    }
+  }
+  if (!removal.failure.ok()) {
+    const AdminToken token = removal.token;
+    const absl::Status failure = removal.failure;
+    removals_.erase(uuid);
+    KeepJob(uuid);
+    return RefuseAdmin(token,
+                       Annotate(failure, "not all copies of the job could be removed; try again"));
+  }
+  removal.state_removed = true;
+  Act(RemoveJobState{uuid});
+}
+
+// A removal failed halfway. What is left of the job only its tiers can tell.
+void Agent::KeepJob(const JobUuid& uuid) {
+  Send(uuid, JobRemoved{false});
+  if (HasTier(TierKind::kNvme)) {
+    for (auto& [dir, drive] : drives_) {
+      drive.answered = false;
+      drive.first_scan = next_drain_;
+    }
+    ScanDrives();
+  }
+  if (HasTier(TierKind::kRemote)) {
+    remote_known_.erase(uuid);
+    remote_problems_.erase(uuid);
+    ScanRemoteFor(JobName(uuid));
   }
 }
 
@@ -285,16 +371,24 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   const Removal removal = it->second;
   removals_.erase(it);
   if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
-    Send(e.job, JobRemoved{false});
+    KeepJob(e.job);
     return RefuseAdmin(
         removal.token,
         Annotate(e.status, "the job's copies are gone, its state could not be removed; try again"));
   }
   const std::string name = JobName(e.job);
+  removed_jobs_[e.job] = time_.now;
+  if (removed_jobs_.size() > kJobsMax) {
+    removed_jobs_.erase(
+        std::min_element(removed_jobs_.begin(), removed_jobs_.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; }));
+  }
   Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
        removal.bytes);
   names_.erase(name);
   jobs_.erase(e.job);
+  remote_known_.erase(e.job);
+  remote_problems_.erase(e.job);
   v1::RemoveJobReply reply;
   reply.set_bytes_freed(removal.bytes);
   Act(AdminReply{removal.token, absl::OkStatus(), std::move(reply)});

@@ -22,16 +22,16 @@ std::string Agent::CheckInvariants() const {
     if (slot.state == SlotState::kWriting && !slot.writer) {
       return where + "is being written by nobody";
     }
-    if (slot.state == SlotState::kFree && (!slot.readers.empty() || !slot.admin_readers.empty())) {
+    if (slot.state == SlotState::kFree && HeldByAnybody(slot)) {
       return where + "is free and somebody reads it";
     }
-    if (slot.state == SlotState::kUnpublishing && !slot.removing && slot.readers.empty() &&
-        slot.admin_readers.empty()) {
+    if (slot.state == SlotState::kUnpublishing && !slot.removing && !HeldByAnybody(slot)) {
       return where + "waits for nothing";
     }
     const auto indexed = shards_.find(slot.shard);
     const bool is_indexed = indexed != shards_.end() && indexed->second == id;
-    if (((filling && !slot.lost) || slot.state == SlotState::kSealed) != is_indexed) {
+    if (((filling && !slot.lost && !slot.fetch) || slot.state == SlotState::kSealed) !=
+        is_indexed) {
       return where +
              (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
     }
@@ -69,10 +69,22 @@ std::string Agent::CheckInvariants() const {
       world[it->first.checkpoint()] = slot.world_size;
     }
     for (const CheckpointId& id : job->AllCheckpoints()) {
-      if (job->IsCommitted(id) && sealed[id] != world[id]) {
+      if (job->IsCommittedIn(TierKind::kMemory, id) && sealed[id] != world[id]) {
         return absl::StrCat("job '", job->name(), "' attempt ", id.attempt, " step ", id.step,
                             " is committed with ", sealed[id], " of ", world[id], " sealed copies");
       }
+    }
+  }
+  for (const auto& [id, op] : drains_) {
+    if (op.slot && (slots_.count(*op.slot) == 0 || slots_.at(*op.slot).drains.count(id) == 0)) {
+      return absl::StrCat("drain ", id, " reads slot ", *op.slot, ", which does not know of it");
+    }
+  }
+  for (const auto& [shard, fetch] : fetches_) {
+    const auto slot = slots_.find(fetch.slot);
+    if (slot == slots_.end() || !slot->second.fetch || slot->second.shard != shard) {
+      return absl::StrCat(shard.ToString(), " is being fetched into slot ", fetch.slot,
+                          ", which does not know of it");
     }
   }
   for (const auto& [id, connection] : connections_) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "recovery/policy.h"
 #include "server/agent.h"
 
 namespace holdfast {
@@ -21,7 +22,8 @@ void AddDescent(const std::vector<Descent>& descent, Repeated* out) {
 
 }  // namespace
 
-void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame) {
+void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame,
+                   bool looked_up) {
   const v1::Join& join = frame.join();
   const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
     RefuseNow(id, frame.id(), {code, reason, absl::StrCat("join: ", why)});
@@ -41,6 +43,9 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                   absl::StrCat("the launch id has ", join.launch().size(), " bytes, at most ",
                                kLaunchBytesMax, " are allowed"));
   }
+  if (const absl::Status policy = CheckPolicy(join.policy()); !policy.ok()) {
+    return refuse(policy.code(), v1::Failure::REASON_UNSPECIFIED, Message(policy));
+  }
   Coordinator* job = FindJob(join.job());
   if (const Seat* seat = FindSeat(connection.seat)) {
     if (job == nullptr || seat->job != job->uuid() || seat->rank != join.rank()) {
@@ -53,6 +58,10 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
     return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
                   absl::StrCat("this daemon knows no job '", join.job(),
                                "': its state was lost or it was removed; start the rank anew"));
+  }
+  const bool tiers_asked = looked_up || (!HasTier(TierKind::kNvme) && !HasTier(TierKind::kRemote));
+  if (job == nullptr && !tiers_asked) {
+    return LookUp(id, frame);
   }
   if (job == nullptr && !MayOpenJob(connection.caller.uid) && !ForgetAJob(connection.caller.uid)) {
     return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
@@ -74,9 +83,18 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
       Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
   const RequestToken token = NewPending(id, frame, deadline);
   pending_.at(token).job = job->uuid();
-  Send(job->uuid(),
-       JoinAsked{token, id, connection.caller, join.rank(), join.world_size(), join.launch(),
-                 join.attempt(), join.leave_attempt(), join.deadline_ms() > 0});
+  Send(job->uuid(), JoinAsked{token, id, connection.caller, join.rank(), join.world_size(),
+                              join.launch(), join.attempt(), join.leave_attempt(),
+                              join.deadline_ms() > 0, join.policy(), NewOpening()});
+}
+
+uint64_t Agent::NewOpening() {
+  const JobUuid random = NewUuid();
+  uint64_t opening = 0;
+  for (const uint8_t byte : random.bytes) {
+    opening = opening << 8 | byte;
+  }
+  return opening | 1;
 }
 
 absl::Status Agent::MaySit(const Caller& caller) const {
@@ -114,7 +132,7 @@ bool Agent::ForgetAJob(uint32_t uid) {
   std::optional<std::tuple<bool, int64_t, JobUuid>> oldest;
   for (const auto& [uuid, job] : jobs_) {
     if (job->uid() != uid || removals_.count(uuid) > 0 || bytes.count(uuid) > 0 ||
-        seats_.AnyOf(uuid) || !job->Idle()) {
+        seats_.AnyOf(uuid) || !job->Idle() || job->AnyDurable() || !job->AllInventoriesKnown()) {
       continue;
     }
     const std::tuple candidate(job->AnythingCommitted(), job->LastOpenedUnixMs(), uuid);
@@ -130,10 +148,13 @@ bool Agent::ForgetAJob(uint32_t uid) {
 Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {
   const JobUuid uuid = NewUuid();
   names_[name] = uuid;
-  auto& job = jobs_[uuid] = std::make_unique<Coordinator>(
-      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
-                          config_.memory().keep_committed()},
-      uuid, name, caller.uid, caller.gid, first_session_);
+  auto& job = jobs_[uuid] =
+      std::make_unique<Coordinator>(Settings(), uuid, name, caller.uid, caller.gid, first_session_);
+  // Nothing of it lies anywhere: its name was looked up before.
+  job->SetOpenedHere();
+  remote_known_.insert(uuid);
+  TellInventory(uuid, TierKind::kNvme);
+  TellInventory(uuid, TierKind::kRemote);
   return job.get();
 }
 
@@ -229,8 +250,10 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
     }
   }
   for (const RequestToken token : orphaned) {
-    RefuseSave(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
-                       "the rank has joined again since"});
+    const Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                          "the rank has joined again since"};
+    pending_.at(token).kind == v1::ClientFrame::kBeginSave ? RefuseSave(token, failure)
+                                                           : Refuse(token, failure);
   }
   Ref(process);
   for (const SeatId id : old) {
@@ -271,10 +294,12 @@ void Agent::TakeMessage(const JobUuid& job, const RoomAnswered& m) {
   }
   pending->where = Where::kRoom;
   if (m.made) {
-    return Place(m.token);
+    return pending->fetch ? PlaceFetch(m.token) : Place(m.token);
   }
   pending->asked.insert(job);
-  if (const Seat* seat = FindSeat(pending->seat)) {
+  if (const Seat* seat = FindSeat(pending->seat); seat != nullptr && pending->fetch) {
+    AskForFetchRoom(m.token, *seat);
+  } else if (seat != nullptr) {
     AskForRoom(m.token, *pending, *seat);
   }
 }
@@ -292,18 +317,32 @@ void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
     return;
   }
   Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank});
+  pending->fetch.reset();
+  pending->source_tier = TierKind::kMemory;
+  pending->source_why = m.why;
+  if (m.from != TierKind::kMemory && (slot == nullptr || slot->bad)) {
+    pending->source_tier = m.from;
+    return FetchSource(m.token, m);
+  }
   if (slot == nullptr) {
     Send(job, LoadReported{m.token, m.attempt, m.rank, m.session, m.round, false, false, false,
                            "its copy is gone"});
     return;
   }
+  pending->fetch = m;
+  OfferSession(m.token, *slot);
+}
+
+// The slot holds the source that the request's session named.
+void Agent::OfferSession(RequestToken token, Slot& slot) {
+  const SourceOffered source = *std::exchange(pending_.at(token).fetch, std::nullopt);
   v1::DaemonFrame frame;
   v1::SessionOutcome& outcome = *frame.mutable_enter_session();
-  outcome.set_session(m.session);
-  outcome.set_round(m.round);
-  outcome.set_attempt(m.checkpoint.attempt);
-  outcome.set_step(m.checkpoint.step);
-  Offer(m.token, *slot, std::move(frame));
+  outcome.set_session(source.session);
+  outcome.set_round(source.round);
+  outcome.set_attempt(source.checkpoint.attempt);
+  outcome.set_step(source.checkpoint.step);
+  Offer(token, slot, std::move(frame));
 }
 
 void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
@@ -330,6 +369,7 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
   for (const SlotId id : affected) {
     Slot& slot = slots_.at(id);
     if (slot.state == SlotState::kSealed) {
+      CancelDrainsOf(slot);
       Unpublish(slot);
       continue;
     }
@@ -337,6 +377,15 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
     ForgetShard(slot);
     if (slot.state == SlotState::kNoting) {
       Refuse(std::exchange(slot.token, 0), m.failure);
+    }
+  }
+  // What is being brought into memory of it is of no use any more.
+  for (auto& [shard, fetch] : fetches_) {
+    if (shard.job == job && shard.checkpoint() == m.checkpoint) {
+      slots_.at(fetch.slot).lost = m.failure;
+      if (fetch.drain != 0) {
+        Act(CancelDrain{fetch.drain});
+      }
     }
   }
   const std::set<RequestToken> waiting = waiting_for_room_;

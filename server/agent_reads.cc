@@ -96,9 +96,11 @@ void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFram
   }
   Slot* slot = FindSealed({job->uuid(), found->attempt, found->step, attach.rank()});
   if (slot == nullptr) {
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
-                  absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt,
-                               " has no rank ", attach.rank()));
+    return refuse(
+        absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
+        absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt, " has no rank ",
+                     attach.rank(), " in memory; ckptctl where ", attach.job(),
+                     " shows where its copies lie, and a restore brings them back"));
   }
   const RequestToken token = NewPending(id, frame, time_.now + kSettle);
   pending_.at(token).job = job->uuid();
@@ -134,6 +136,8 @@ void Agent::Offer(RequestToken token, Slot& slot, v1::DaemonFrame frame) {
   source.set_rank(slot.copy.id.rank);
   source.set_world_size(slot.copy.world_size);
   source.set_hold(hold.id);
+  source.set_tier(std::string(TierName(pending.source_tier)));
+  source.set_why(pending.source_why);
   pending.where = Where::kSource;
   slot.readers.insert(hold);
   Ref(hold.process);
@@ -198,7 +202,7 @@ void Agent::DropHold(Slot& slot, ReadHold hold) {
 // A hold has ended, or the record is gone: whatever waited for both goes on.
 void Agent::AfterHold(Slot& slot) {
   slots_changed_ = true;
-  if (!slot.readers.empty() || !slot.admin_readers.empty()) {
+  if (HeldByAnybody(slot)) {
     return;
   }
   if (slot.state == SlotState::kUnpublishing && !slot.removing) {

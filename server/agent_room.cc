@@ -17,6 +17,9 @@ void Agent::Settle(EventTime time) {
   for (const JobUuid& job : removing) {
     AdvanceRemoval(job);
   }
+  if (rebuild_ && rebuild_->told && messages_.empty()) {
+    AnswerRebuild();
+  }
   if (!std::exchange(slots_changed_, false)) {
     return;
   }
@@ -30,7 +33,7 @@ void Agent::Settle(EventTime time) {
       PlaceReserve(token);
     } else if (pending->where == Where::kRoom) {
       pending_.at(token).asked.clear();
-      Place(token);
+      pending->fetch ? PlaceFetch(token) : Place(token);
     }
   }
 }
@@ -56,6 +59,8 @@ bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
     case SlotState::kWriting:
     case SlotState::kPublishing:
       return foreign_writer && slot.lost.has_value();
+    case SlotState::kFetching:
+      return slot.lost.has_value();
     default:
       return false;
   }
@@ -77,8 +82,7 @@ bool Agent::Orphan(const Slot& slot) const {
 }
 
 bool Agent::Deletable(const Slot& slot) const {
-  return slot.state == SlotState::kFree && !slot.writer && slot.readers.empty() &&
-         slot.admin_readers.empty();
+  return slot.state == SlotState::kFree && !slot.writer && !HeldByAnybody(slot);
 }
 
 // Whether the slot, once it is empty and nobody has it mapped, is deleted when this seat is short
@@ -375,10 +379,12 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
     waiting += Stuck(slot, seat) ? 1 : 0;
   }
   std::string text = absl::StrCat(
-      "save of step ", pending.step, " by rank ", seat.rank, " needs a slot of ",
-      FormatBytes(pending.bytes), " and there is none: this rank has ", CountForRank(seat), " of ",
-      config_.memory().slots_per_rank(), " slots (memory.slots_per_rank; ", copies, " sealed, ",
-      filling, " being written, ", held, " being read", NameSome(readers), "), ", waiting,
+      pending.fetch ? "restore of step " : "save of step ",
+      pending.fetch ? pending.fetch->checkpoint.step : pending.step, " by rank ", seat.rank,
+      " needs a slot of ", FormatBytes(pending.bytes), " and there is none: this rank has ",
+      CountForRank(seat), " of ", config_.memory().slots_per_rank(),
+      " slots (memory.slots_per_rank; ", copies, " sealed, ", filling, " being written, ", held,
+      " being read", NameSome(readers), "), ", waiting,
       " more wait for processes to end; the node holds ", FormatBytes(bytes_used_), " of ",
       FormatBytes(bytes_max_), " (memory.bytes_max)");
   if (!pending.create_problem.empty()) {

@@ -259,7 +259,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   slot->failures = 0;
   slot->copy = e.copy;
   slots_changed_ = true;
-  Act(IndexShard{slot->copy, slot->id});
+  Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
   Send(slot->shard.job,
        ShardSealed{slot->shard.attempt, slot->shard.rank, slot->shard.step, slot->world_size,
                    slot->copy.image_bytes, slot->copy.sealed_unix_ms});

@@ -65,7 +65,7 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
       if (pending->where == Where::kSlot) {
         pending->where = Where::kRoom;
         waiting_for_room_.insert(token);
-        Place(token);
+        pending->fetch ? PlaceFetch(token) : Place(token);
       }
     }
     return;
@@ -73,7 +73,7 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
   const JobUuid job = slot->job;
   const Rank rank = slot->rank;
   if (pending != nullptr && pending->where == Where::kSlot && FindSeat(pending->seat) != nullptr) {
-    StartFilling(*slot, token);
+    pending->fetch ? StartFetch(*slot, token) : StartFilling(*slot, token);
   } else {
     BecomeFree(*slot);
   }
@@ -147,7 +147,7 @@ void Agent::OnNoteWritten(const NoteWritten& e) {
     return;
   }
   if (slot->state == SlotState::kNoting && slot->grant_note == e.note_version) {
-    GrantFilling(*slot, e.status);
+    slot->fetch ? FetchNoted(*slot, e.status) : GrantFilling(*slot, e.status);
   }
   if (slot->state == SlotState::kHanding && slot->grant_note == e.note_version) {
     FinishHanding(*slot, e.status);
@@ -250,7 +250,7 @@ void Agent::Quarantine(Slot& slot, const std::string& why) {
 }
 
 void Agent::LeaveQuarantine(Slot& slot) {
-  if (slot.foreign || slot.writer || !slot.readers.empty() || !slot.admin_readers.empty()) {
+  if (slot.foreign || slot.writer || HeldByAnybody(slot)) {
     return;
   }
   Tell(Report::Kind::kSlotReleased, slot.job,
@@ -295,7 +295,9 @@ void Agent::ReleaseWriter(Slot& slot, const std::string& why) {
   slots_changed_ = true;
   switch (slot.state) {
     case SlotState::kNoting:
-      LoseFilling(slot, why);  // it becomes free when the note has been written
+      if (!slot.fetch) {
+        LoseFilling(slot, why);  // it becomes free when the note has been written
+      }
       break;
     case SlotState::kWriting:
       LoseFilling(slot, why);
@@ -344,8 +346,7 @@ void Agent::Reclaim(const Seat& seat) {
     if (mine && slot.state == SlotState::kWriting && slot.lost) {
       BecomeFree(slot);
     }
-    if (slot.state != SlotState::kQuarantined || !slot.readers.empty() ||
-        !slot.admin_readers.empty()) {
+    if (slot.state != SlotState::kQuarantined || HeldByAnybody(slot)) {
       continue;
     }
     if (!slot.owned && CountForRank(seat) < max) {

@@ -18,6 +18,12 @@ ProcessId FromProto(const v1::Process& process) {
 void Agent::Start(const Started& event, EventTime time) {
   time_ = time;
   bytes_max_ = event.memory_bytes_max;
+  nvme_bytes_max_ = event.nvme_bytes_max;
+  boot_id_ = event.boot_id;
+  started_ = time.now;
+  for (const std::string& dir : config_.nvme().dirs()) {
+    drives_[dir];  // each is scanned by the runtime, which tells
+  }
   problems_.clear();
   for (const std::string& problem : event.problems) {
     AddProblem(problem);
@@ -29,6 +35,9 @@ void Agent::Start(const Started& event, EventTime time) {
 }
 
 void Agent::AddProblem(std::string problem) {
+  if (std::find(problems_.begin(), problems_.end(), problem) != problems_.end()) {
+    return;  // a scan that was repeated
+  }
   if (problems_.size() < kProblemsMax) {
     problems_.push_back(std::move(problem));
   } else {
@@ -54,11 +63,12 @@ void Agent::StartJobs(const Started& event) {
           absl::ResourceExhaustedError(absl::StrCat("there are more than ", kJobsMax, " jobs"));
     }
     if (status.ok()) {
-      auto job = std::make_unique<Coordinator>(
-          CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
-                              config_.memory().keep_committed()},
-          *uuid, state->name(), state->uid(), state->gid(), first_session_);
+      auto job = std::make_unique<Coordinator>(Settings(), *uuid, state->name(), state->uid(),
+                                               state->gid(), first_session_);
       status = job->Load(*state);
+      if (status.ok() && !boot_id_.empty() && state->boot_id() != boot_id_) {
+        job->SetRebooted();
+      }
       if (status.ok()) {
         names_[state->name()] = *uuid;
         jobs_[*uuid] = std::move(job);
@@ -79,10 +89,8 @@ Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
   }
   AddProblem(absl::StrCat("the state of job '", copy.job_name,
                           "' was lost; rebuilt from its copies, owned by uid ", daemon_uid_));
-  auto job = std::make_unique<Coordinator>(
-      CoordinatorSettings{std::chrono::milliseconds(config_.save().commit_deadline_ms()),
-                          config_.memory().keep_committed()},
-      copy.id.job, copy.job_name, daemon_uid_, 0, first_session_);
+  auto job = std::make_unique<Coordinator>(Settings(), copy.id.job, copy.job_name, daemon_uid_, 0,
+                                           first_session_);
   names_[copy.job_name] = copy.id.job;
   return (jobs_[copy.id.job] = std::move(job)).get();
 }
@@ -141,7 +149,7 @@ void Agent::StartSlots(const Started& event) {
     slot.world_size = copy.world_size;
     slot.copy = copy;
     shards_[copy.id] = slot.id;
-    Act(IndexShard{copy, slot.id});
+    Act(IndexShard{copy, TierKind::kMemory, slot.id, ""});
     found_by_job[copy.id.job].push_back({copy, slot.writer});
   }
   // The ranks of the newest attempt are known before they say a word.
@@ -154,6 +162,9 @@ void Agent::StartSlots(const Started& event) {
     }
     for (const ToAgent& message : out) {
       Take(uuid, message, time_);
+    }
+    if (HasTier(TierKind::kRemote)) {
+      ScanRemoteFor(job->name());
     }
   }
   // What holds no copy waits for those that may still touch it; what nobody can touch goes: whose

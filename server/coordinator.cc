@@ -34,6 +34,13 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
     info.any_committed = a.any_committed();
     info.last_committed_step = a.last_committed_step();
     info.opened_unix_ms = a.opened_unix_ms();
+    info.opening = a.opening();
+    if (a.has_last_nvme_step()) {
+      info.last_nvme_step = a.last_nvme_step();
+    }
+    if (a.has_last_remote_step()) {
+      info.last_remote_step = a.last_remote_step();
+    }
     if (!attempts_.emplace(a.attempt(), info).second) {
       return bad(absl::StrCat("attempt ", a.attempt(), " is there twice"));
     }
@@ -42,6 +49,12 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   highest_attempt_ = std::max(highest_attempt_, state.highest_attempt());
   highest_epoch_ = state.highest_epoch();
   restore_point_ = state.restore_point();
+  policy_ = state.policy();
+  policy_set_ = state.policy_set();
+  for (const v1::Pin& pin : state.pins()) {
+    pins_.insert({pin.attempt(), pin.step()});
+  }
+  history_known_ = !state.history_unknown();
   version_ = durable_version_ = state.version();
   needed_version_ = version_;
   LoadMembers(state);
@@ -63,35 +76,16 @@ void Coordinator::LoadMembers(const v1::JobState& state) {
 void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
                          std::vector<ToAgent>& out) {
   Turn t{time, out};
-  // Every copy speaks for itself: what it says of its attempts fills gaps in a state that was lost
-  // or is old.
   bool learned = false;
   for (const FoundShard& found : shards) {
-    const SealedCopy& copy = found.copy;
-    for (const Descent& d : copy.descent) {
-      if (d.attempt == 0 || d.parent.attempt >= d.attempt || d.attempt > copy.id.attempt) {
-        continue;
-      }
-      auto [it, fresh] = attempts_.try_emplace(d.attempt);
-      if (fresh) {
-        it->second.world_size = copy.world_size;
-        it->second.opened_unix_ms = copy.sealed_unix_ms;
-      }
-      if (!it->second.decided) {
-        it->second.decided = true;
-        it->second.parent = d.parent;
-        learned = true;
-      }
-      learned = learned || fresh;
-    }
-    highest_attempt_ = std::max(highest_attempt_, copy.id.attempt);
+    Learn(found.copy, learned);
   }
   ComputeLine();
   for (const FoundShard& found : shards) {
     const SealedCopy& copy = found.copy;
     ShardSealed sealed{copy.id.attempt, copy.id.rank,     copy.id.step,
                        copy.world_size, copy.image_bytes, copy.sealed_unix_ms};
-    AddShard(copy.id.checkpoint(), sealed, t);
+    AddShard(sealed, TierKind::kMemory, {}, t);
     if (copy.id.attempt != attempt()) {
       continue;
     }
@@ -102,16 +96,7 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
       members_.try_emplace(copy.id.rank, Member{*found.writer, 0, true, true});
     }
   }
-  // Steps of older attempts that never became whole never will.
-  std::vector<CheckpointId> incomplete;
-  for (const auto& [id, checkpoint] : checkpoints_) {
-    if (id.attempt != attempt() && !checkpoint.committed && !checkpoint.dead) {
-      incomplete.push_back(id);
-    }
-  }
-  for (const CheckpointId& id : incomplete) {
-    LetGo(id, SupersededFailure(id.attempt), t);
-  }
+  PruneIncomplete(t);
   // Nor will those of the newest one that lack a rank which is known to be gone.
   for (const auto& [rank, member] : members_) {
     if (!member.alive) {
@@ -126,6 +111,28 @@ void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
     Persist(t);
   }
   FlushState(t);
+}
+
+// Every copy speaks for itself: what it says of its attempts fills gaps in a state that was lost or
+// is old.
+void Coordinator::Learn(const SealedCopy& copy, bool& learned) {
+  for (const Descent& d : copy.descent) {
+    if (d.attempt == 0 || d.parent.attempt >= d.attempt || d.attempt > copy.id.attempt) {
+      continue;
+    }
+    auto [it, fresh] = attempts_.try_emplace(d.attempt);
+    if (fresh) {
+      it->second.world_size = copy.world_size;
+      it->second.opened_unix_ms = copy.sealed_unix_ms;
+    }
+    if (!it->second.decided) {
+      it->second.decided = true;
+      it->second.parent = d.parent;
+      learned = true;
+    }
+    learned = learned || fresh;
+  }
+  highest_attempt_ = std::max(highest_attempt_, copy.id.attempt);
 }
 
 void Coordinator::Handle(const ToCoordinator& message, EventTime time, std::vector<ToAgent>& out) {
@@ -159,6 +166,10 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
     Answer(std::move(durable_waits_.front().message), t);
     durable_waits_.pop_front();
   }
+  const auto durable = [&](const auto& u) { return u.second <= durable_version_; };
+  if (std::erase_if(unpinned_, durable) > 0) {
+    On(CollectGarbageAsked{}, t);
+  }
   FlushState(t);
 }
 
@@ -166,7 +177,7 @@ void Coordinator::On(const WakeUp&, Turn& t) {
   std::vector<CheckpointId> late;
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (id.attempt == attempt() && !checkpoint.committed && !checkpoint.dead &&
-        checkpoint.begun + settings_.commit_deadline <= t.time.now) {
+        !MayBeFound(checkpoint) && checkpoint.begun + settings_.commit_deadline <= t.time.now) {
       late.push_back(id);
     }
   }
@@ -177,12 +188,15 @@ void Coordinator::On(const WakeUp&, Turn& t) {
                          " ms after the first one began (save.commit_deadline_ms)"),
             t);
   }
+  RetainDurable(t);
+  PumpDrains(t);
   FlushState(t);
 }
 
 void Coordinator::On(const JobRemoved& m, Turn& t) {
   removed_ = m.removed;
   if (!removed_) {
+    ForgetDurable(t);
     // It stays: what was not written for its sake is written now.
     if (version_ != durable_version_) {
       write_due_ = t.time.now;
@@ -194,6 +208,10 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
                         absl::StrCat("job '", name_, "' was removed")};
   for (const CheckpointId& id : AllCheckpoints()) {
+    checkpoints_.at(id).given_up = true;
+    for (const TierKind tier : kAllTiers) {
+      Unwant(id, tier, "the job was removed", t);
+    }
     LetGo(id, removed, t);
   }
   for (const DurableWait& wait : durable_waits_) {
@@ -224,10 +242,12 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
     }
   }
   if (session_ && session_->IsWaiting(m.token)) {
-    failure.message =
-        absl::StrCat("restore of job '", name_, "', attempt ", attempt(),
-                     ": the deadline passed while waiting for ", session_->MissingRanks(),
-                     session_->loading() ? " to load" : " to enter");
+    failure.message = absl::StrCat(
+        "restore of job '", name_, "', attempt ", attempt(),
+        ": the deadline passed while waiting for ",
+        waits_for_inventory_ ? std::string("the durable tiers to be read")
+                             : absl::StrCat(session_->MissingRanks(),
+                                            session_->loading() ? " to load" : " to enter"));
     return FailSession(failure, t);
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
@@ -326,6 +346,14 @@ v1::JobState Coordinator::State() const {
   if (restore_point_.set()) {
     *state.mutable_restore_point() = restore_point_;
   }
+  state.set_history_unknown(!history_known_);
+  *state.mutable_policy() = policy_;
+  *state.mutable_policy_set() = policy_set_;
+  for (const CheckpointId& pinned : pins_) {
+    v1::Pin& pin = *state.add_pins();
+    pin.set_attempt(pinned.attempt);
+    pin.set_step(pinned.step);
+  }
   for (const auto& [number, info] : attempts_) {
     v1::AttemptState& a = *state.add_attempts();
     a.set_attempt(number);
@@ -337,6 +365,13 @@ v1::JobState Coordinator::State() const {
     a.set_any_committed(info.any_committed);
     a.set_last_committed_step(info.last_committed_step);
     a.set_opened_unix_ms(info.opened_unix_ms);
+    a.set_opening(info.opening);
+    if (info.last_nvme_step) {
+      a.set_last_nvme_step(*info.last_nvme_step);
+    }
+    if (info.last_remote_step) {
+      a.set_last_remote_step(*info.last_remote_step);
+    }
   }
   for (const auto& [rank, member] : members_) {
     v1::MemberState& m = *state.add_members();
@@ -399,12 +434,13 @@ void Coordinator::Refuse(RequestToken token, Failure failure, Turn& t) {
   }
 }
 
-void Coordinator::Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t) {
+void Coordinator::Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t,
+                       TierKind tier) {
   events_.push_back({t.time.unix_ms, text});
   if (events_.size() > kEventsMax) {
     events_.pop_front();
   }
-  t.out.push_back(Reported{{kind, name_, std::move(text), bytes}});
+  t.out.push_back(Reported{{kind, name_, std::move(text), bytes, tier}});
 }
 
 // Attempts that no copy and no line needs any more are forgotten, oldest first.
@@ -439,9 +475,24 @@ void Coordinator::PruneAttempts() {
 std::optional<MonotonicTime> Coordinator::NextWake() const {
   std::optional<MonotonicTime> wake = in_flight_version_ == 0 ? write_due_ : std::nullopt;
   for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
-    if (!it->second.committed && !it->second.dead) {
+    if (!it->second.committed && !it->second.dead && !MayBeFound(it->second)) {
       const MonotonicTime due = it->second.begun + settings_.commit_deadline;
       wake = wake ? std::min(*wake, due) : due;
+    }
+  }
+  const auto also = [&wake](MonotonicTime due) { wake = wake ? std::min(*wake, due) : due; };
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    for (const Drain& drain : checkpoint.drains) {
+      if (drain.phase == Drain::Phase::kWanted && drain.retry_at != MonotonicTime{} && !removed_) {
+        also(drain.retry_at);
+      }
+    }
+  }
+  for (const TierKind tier : kAllTiers) {
+    const Removals& removals = RemovalsOf(tier);
+    if (removals.not_before != MonotonicTime{} && !removed_ &&
+        Inventory(tier).kind == InventoryState::Kind::kKnown) {
+      also(removals.not_before);
     }
   }
   return wake;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,9 +24,13 @@
 
 #include "absl/status/statusor.h"
 #include "holdfast/v1/admin.pb.h"
+#include "recovery/drain_schedule.h"
 #include "recovery/lineage.h"
+#include "recovery/protection.h"
 #include "recovery/restorable.h"
+#include "recovery/retention.h"
 #include "recovery/shedding.h"
+#include "server/checkpoint.h"
 #include "server/messages.h"
 #include "server/session.h"
 
@@ -43,9 +48,25 @@ inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor l
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
+inline constexpr size_t kTimelineMax = 256;
+inline constexpr size_t kPinsMax = 1024;
+inline constexpr size_t kDrainsMax =
+    2;  // checkpoints of a job on their way into one tier at a time, but for those that hang
+inline constexpr size_t kDrainsOpenMax = 8;  // and with them
+inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
+inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
+inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
+inline constexpr size_t kRemovedMax = 256;       // removals that are remembered
+inline constexpr size_t kRemovalsStuckMax = 64;  // that hang; the next one is waited for
+
 struct CoordinatorSettings {
   Duration commit_deadline{};
   uint32_t keep_committed = 0;
+  uint32_t slots_per_rank = 3;
+  bool nvme = false;  // is there such a tier
+  bool remote = false;
+  v1::Policy policy;  // of jobs that say nothing; every field set
+  std::string node_name;
 };
 
 // A sealed copy found at start, and who may still write into its slot.
@@ -71,6 +92,7 @@ class Coordinator {
   const JobUuid& uuid() const { return uuid_; }
   const std::string& name() const { return name_; }
   uint32_t uid() const { return uid_; }
+  uint32_t gid() const { return gid_; }
   Attempt attempt() const { return attempts_.empty() ? 0 : attempts_.rbegin()->first; }
   bool IsMember(Rank rank, const ProcessId& process) const;
   std::vector<std::pair<Rank, ProcessId>> LivingMembers() const;
@@ -86,12 +108,30 @@ class Coordinator {
   absl::StatusOr<CheckpointId> FindCommitted(std::optional<CheckpointId> wanted) const;
   std::vector<CheckpointId> AllCheckpoints() const;
   bool IsCommitted(CheckpointId id) const;
+  bool IsCommittedIn(TierKind tier, CheckpointId id) const;
   Failure NothingCommitted() const;
   enum class Detail { kOverview, kWhole };
   void FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const;
   void FillList(v1::ListCheckpointsReply& reply) const;
 
   std::string CheckInvariants() const;
+
+  // Whether its memory is known to be gone with an earlier boot. Before Resume.
+  void SetRebooted() { rebooted_ = true; }
+  // Nothing of it can lie in any tier that this daemon does not know of: it was opened here.
+  void SetOpenedHere() { history_known_ = true; }
+  uint64_t BytesAt(TierKind tier) const;  // copies there
+  bool AnyDurable() const;                // copies in a durable tier, or on their way
+  bool AllInventoriesKnown() const;       // of the durable tiers
+  v1::Policy EffectivePolicy() const;
+  const v1::Policy& policy_set() const { return policy_set_; }
+  // For ckptctl (coordinator_views.cc).
+  void FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply) const;
+  void FillExplain(const v1::ExplainRequest& request, v1::ExplainReply& reply) const;
+  void FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) const;
+  void FillGarbage(v1::CollectGarbageReply& reply) const;
+  // The step that is named on the line (attempt 0) or anywhere, whether it is whole or not.
+  absl::StatusOr<CheckpointId> FindKnown(Attempt attempt, Step step) const;
 
  private:
   struct AttemptInfo {
@@ -102,30 +142,15 @@ class Coordinator {
     bool any_committed = false;
     Step last_committed_step = 0;
     int64_t opened_unix_ms = 0;
+    uint64_t opening = 0;
+    std::optional<Step> last_nvme_step;
+    std::optional<Step> last_remote_step;
   };
   struct Member {
     ProcessId process;
     ConnectionId connection = 0;  // 0: its connection has gone
     bool alive = false;
     bool told = false;  // it knows that it is a member: only its end makes it none
-  };
-  struct ShardState {
-    uint64_t bytes = 0;
-    int64_t unix_ms = 0;
-    bool bad = false;
-  };
-  struct Checkpoint {
-    uint32_t world_size = 0;
-    bool committed = false;
-    bool dead = false;           // a copy is bad, or its shards contradict each other
-    bool contradictory = false;  // the latter: that does not mend
-    bool is_protected = false;
-    uint32_t good = 0;  // shards that are not bad
-    uint64_t bytes = 0;
-    int64_t unix_ms = 0;  // of the newest shard
-    MonotonicTime begun;
-    std::set<Rank> writing;  // began it and have not sealed it
-    std::map<Rank, ShardState> shards;
   };
   // How a step of the current attempt ended, for those who ask late.
   struct Fate {
@@ -160,6 +185,24 @@ class Coordinator {
     int64_t unix_ms = 0;
     std::string text;
   };
+  // What goes from a tier. It counts as gone for every decision from the beginning, and its bytes
+  // as used to the end.
+  struct Going {
+    CheckpointId id;
+    uint64_t bytes = 0;
+    std::string stalled;  // what hangs
+  };
+  struct Removals {
+    std::optional<Going> current;
+    std::vector<Going> stuck;    // begun, and hang: others go meanwhile
+    std::deque<Going> asked;     // by `ckptctl rm`, after the current one
+    MonotonicTime not_before{};  // the current one failed: when it is tried again
+    std::string problem;
+    // What was removed lately, and when: a scan that began before may still have seen it.
+    std::map<CheckpointId, MonotonicTime> ended;
+    uint64_t pressure = 0;  // bytes that the tier's budget is short of
+    bool collect = true;    // something changed since nothing was left to remove
+  };
   // One Handle call's surroundings.
   struct Turn {
     EventTime time;
@@ -170,6 +213,7 @@ class Coordinator {
   void On(const StateWritten& m, Turn& t);
   void On(const WakeUp& m, Turn& t);
   void On(const JobRemoved& m, Turn& t);
+  void ForgetDurable(Turn& t);
   void On(const RequestExpired& m, Turn& t);
   void On(const RequestCancelled& m, Turn& t);
   void On(const RestorePointAsked& m, Turn& t);
@@ -182,7 +226,8 @@ class Coordinator {
   void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
                          std::optional<uint64_t> version = std::nullopt);
   void Refuse(RequestToken token, Failure failure, Turn& t);
-  void Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t);
+  void Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t,
+            TierKind tier = TierKind::kMemory);
   void PruneAttempts();
   void ForgetDurableWaits(RequestToken token, Turn& t);
   void LoadMembers(const v1::JobState& state);
@@ -191,6 +236,7 @@ class Coordinator {
   void On(const JoinAsked& m, Turn& t);
   void On(const SeatLost& m, Turn& t);
   Verdict Judge(const JoinAsked& j) const;
+  Verdict JudgeByWhatIsKnown(const JoinAsked& j) const;
   Verdict JudgeReturn(const JoinAsked& j) const;
   Verdict JudgeLeaver(const JoinAsked& j) const;
   Verdict JudgeLaunch(const JoinAsked& j) const;
@@ -202,6 +248,7 @@ class Coordinator {
   bool WasIn(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);
+  void EndAttempt(Attempt number, const Failure& superseded, Turn& t);
   void RetryJoins(Turn& t);
   Failure SupersededFailure(Attempt attempt) const;
   std::optional<Rank> RankLostFor(CheckpointId id) const;
@@ -218,7 +265,12 @@ class Coordinator {
   void On(const ShardBad& m, Turn& t);
   void On(const ShardGood& m, Turn& t);
   void On(const AwaitAsked& m, Turn& t);
-  void AddShard(CheckpointId id, const ShardSealed& m, Turn& t);
+  void AddShard(const ShardSealed& m, TierKind tier, CopyDetail detail, Turn& t);
+  void Recheck(CheckpointId id, Turn& t);
+  void Erase(CheckpointId id, Failure failure, Turn& t);
+  static bool DrainsFromMemory(const Checkpoint& checkpoint);
+  static bool WaitsForMemory(const Checkpoint& checkpoint);
+  void EraseIfGone(CheckpointId id, const Failure& failure, Turn& t);
   void Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t);
   void Abandon(CheckpointId id, const std::string& why, Turn& t);
   void AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why, Turn& t);
@@ -227,6 +279,8 @@ class Coordinator {
   void Retain(Turn& t);
   void AnswerAwaits(Step step, Turn& t);
   bool AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t);
+  bool AnswerDurableAwait(RequestToken token, const AwaitWaiter& waiter,
+                          const Checkpoint& checkpoint, Turn& t);
   std::vector<ShedChoice> Choices(const std::vector<CheckpointId>* useful) const;
   bool Held(CheckpointId id) const;
   std::string ShedReason(const Victim& victim, const RoomAsked& m) const;
@@ -239,7 +293,25 @@ class Coordinator {
   void BeginSession(Turn& t);
   std::optional<Failure> ChooseCandidates(std::vector<CheckpointId>& candidates) const;
   void Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t);
+  void OfferSource(RequestToken token, Rank rank, uint64_t session, uint32_t round, CheckpointId id,
+                   Turn& t);
+  void NextSource(const FetchFailed& m, Turn& t);
+  std::set<TierKind> SourcesSpent(Rank rank, const std::string& problem);
+  std::string WhyNotNearer(const Checkpoint& checkpoint, Rank rank, TierKind chosen) const;
+  std::optional<Failure> WaitForInventory(const std::vector<CheckpointId>& candidates) const;
+  bool InventoryPending() const;
+  bool ManifestMissing(const Checkpoint& checkpoint) const;
+  bool ManifestComing(const std::vector<CheckpointId>& candidates) const;
+  std::optional<CheckpointId> NewestOnLine(
+      const std::function<std::optional<Step>(const AttemptInfo&)>& last_of) const;
+  std::optional<CheckpointId> NewestIn(TierKind tier) const;
+  bool MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& candidates) const;
+  void GoOnWithSession(Turn& t);
+  void On(const FetchFailed& m, Turn& t);
   void FallBack(const LoadReported& m, Turn& t);
+  void GoOnWithFallBack(bool read_since, Turn& t);
+  bool TurnToNewer(Turn& t);
+  void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
   void DropFromSession(Rank rank, ProcessId process);
@@ -250,6 +322,66 @@ class Coordinator {
   std::string DoubtedText() const;
   Failure Unreadable() const;
   bool EverCommitted() const;
+
+  // coordinator_tiers.cc: the way into the durable tiers
+  void On(const InventoryState& m, Turn& t);
+  void On(const CopiesFound& m, Turn& t);
+  void On(const ShardDrained& m, Turn& t);
+  void On(const FlushStalled& m, Turn& t);
+  void On(const ManifestDone& m, Turn& t);
+  void On(const MemoryCopyGained& m, Turn& t);
+  bool Configured(TierKind tier) const;
+  const InventoryState& Inventory(TierKind tier) const {
+    return inventory_[static_cast<size_t>(tier)];
+  }
+  void Learn(const SealedCopy& copy, bool& learned);
+  void GiveWay(const CopiesFound& m, Turn& t);
+  bool MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t);
+  void PruneIncomplete(Turn& t);
+  bool MayBeFound(const Checkpoint& checkpoint) const;
+  bool NoteThere(CheckpointId id, TierKind tier);
+  void ChooseTiers(CheckpointId id, Turn& t);
+  bool MayGiveWay(CheckpointId id, TierKind tier) const;
+  void ChooseForMissing(TierKind tier, Turn& t);
+  void Want(CheckpointId id, TierKind tier, Turn& t);
+  void Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
+  void PumpDrains(Turn& t);
+  bool StartDrain(CheckpointId id, TierKind tier, Turn& t);
+  bool NvmeMoves() const;
+  void EndDrainRound(CheckpointId id, TierKind tier, Turn& t);
+  void EndUnwanted(CheckpointId id, TierKind tier, Turn& t);
+  void LoseDrain(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
+  void BeginManifest(CheckpointId id, Turn& t);
+  void TierCommitted(CheckpointId id, TierKind tier, Turn& t);
+  void DrainFailed(CheckpointId id, TierKind tier, const absl::Status& status, Turn& t);
+  std::optional<TierKind> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to) const;
+  const v1::TierPolicy& TierPolicyOf(const v1::Policy& policy, TierKind tier) const;
+  void NoteStage(CheckpointId id, const std::string& stage, int64_t begin_ms, int64_t end_ms,
+                 const std::string& outcome, uint64_t bytes);
+  void FillTiers(v1::JobStatus& status, EventTime time) const;
+  std::string PolicyText(TierKind tier) const;  // "every 10th step and every 10 min"
+
+  // coordinator_retention.cc: what goes from the durable tiers
+  void On(const RemovalDone& m, Turn& t);
+  void On(const RemovalStalled& m, Turn& t);
+  void On(const DurableRoomAsked& m, Turn& t);
+  void On(const FetchRoomAsked& m, Turn& t);
+  void On(const PinAsked& m, Turn& t);
+  void On(const RemoveCheckpointAsked& m, Turn& t);
+  void On(const SetPolicyAsked& m, Turn& t);
+  void On(const CollectGarbageAsked& m, Turn& t);
+  std::vector<CheckpointView> Views() const;
+  std::vector<RetentionVerdict> Verdicts(TierKind tier, const std::vector<CheckpointView>& views,
+                                         uint64_t bytes_wanted) const;
+  void RetainDurable(Turn& t);
+  void BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
+  uint64_t TakeFrom(CheckpointId id, TierKind tier, Turn& t);
+  bool IsGoing(CheckpointId id, TierKind tier) const;
+  uint64_t BytesGoing(TierKind tier) const;
+  bool Removing(CheckpointId id) const;
+  Removals& RemovalsOf(TierKind tier) { return removals_[static_cast<size_t>(tier)]; }
+  const Removals& RemovalsOf(TierKind tier) const { return removals_[static_cast<size_t>(tier)]; }
+  bool Pinned(CheckpointId id) const;
 
   const CoordinatorSettings settings_;
   const JobUuid uuid_;
@@ -288,6 +420,39 @@ class Coordinator {
 
   std::vector<Descent> line_;  // of the newest decided attempt
   std::map<CheckpointId, Checkpoint> checkpoints_;
+
+  // Durable tiers.
+  v1::Policy policy_;            // durable: as the job said
+  v1::Policy policy_set_;        // durable: by `ckptctl set`
+  std::set<CheckpointId> pins_;  // durable
+  // Taken back by the state of that version: they count until that is durable, or a crash would
+  // leave pins of steps that are gone.
+  std::map<CheckpointId, uint64_t> unpinned_;
+  std::array<InventoryState, kTierKinds> inventory_;
+  std::array<LastDrained, kTierKinds> last_drained_;
+  std::array<Removals, kTierKinds> removals_;
+  MonotonicTime forgotten_at_{};  // what scans that began before tell of the tiers is past
+  bool rebooted_ = false;
+  // What its attempts brought into the durable tiers is known, also while those cannot be read.
+  bool history_known_ = false;
+  // Sources that failed a rank in this session, though nothing says that they are bad.
+  std::map<Rank, std::map<TierKind, std::string>> failed_sources_;
+  std::map<Rank, TierKind> offered_from_;  // where each rank's last source lay
+  bool waits_for_inventory_ = false;       // the session does, to begin or to fall back
+  struct Stage {
+    std::string name;
+    int64_t begin_unix_ms = 0;
+    int64_t end_unix_ms = 0;  // 0: not ended
+    std::string outcome;
+    uint64_t bytes = 0;
+  };
+  struct Times {
+    uint64_t bytes = 0;
+    uint32_t world_size = 0;
+    std::string fate;
+    std::vector<Stage> stages;
+  };
+  std::map<CheckpointId, Times> times_;  // the newest ones
   std::deque<PendingJoin> joins_;
   std::deque<Loss> losses_;  // newest first; not what was merely retired
   std::deque<Past> events_;

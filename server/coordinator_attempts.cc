@@ -236,6 +236,19 @@ Coordinator::Verdict Coordinator::JudgeFresh(const JoinAsked& j) const {
 }
 
 Coordinator::Verdict Coordinator::Judge(const JoinAsked& j) const {
+  const Verdict verdict = JudgeByWhatIsKnown(j);
+  if (verdict.kind == Verdict::Kind::kOpenNext && !history_known_ && InventoryPending()) {
+    // A tier may know of attempts whose numbers would be given a second time.
+    return {Verdict::Kind::kWait,
+            {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+             absl::StrCat("join: the state of job '", name_,
+                          "' was lost, and the durable tiers, which may know its attempts, are "
+                          "still being read; try again")}};
+  }
+  return verdict;
+}
+
+Coordinator::Verdict Coordinator::JudgeByWhatIsKnown(const JoinAsked& j) const {
   if (j.caller.uid != uid_) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER,
@@ -323,11 +336,23 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   info.launch = j.launch;
   info.world_size = j.world_size;
   info.opened_unix_ms = t.time.unix_ms;
+  info.opening = j.opening;
   attempts_[number] = info;
+  policy_ = j.policy;
 
-  // 1. The old attempt is fenced before anything of it can be told apart from the new one.
+  EndAttempt(number, SupersededFailure(before), t);
+  PruneAttempts();
+  Tell(Report::Kind::kAttemptOpened,
+       absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (",
+                    j.caller.process.ToString(), "), world size ", j.world_size,
+                    j.launch.empty() ? "" : absl::StrCat(", launch ", j.launch)),
+       0, t);
+}
+
+// Nothing of any attempt below `number` counts from now on, and the next one begins empty.
+void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t) {
+  // 1. It is fenced before anything of it can be told apart from the new one.
   t.out.push_back(Superseded{number});
-  const Failure superseded = SupersededFailure(before);
   if (session_) {
     FailSession(superseded, t);
   }
@@ -347,7 +372,9 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   }
   std::vector<CheckpointId> incomplete;
   for (const auto& [id, checkpoint] : checkpoints_) {
-    if (!checkpoint.committed && !checkpoint.dead) {
+    // (A durable tier that has not been read may have the rest of what nobody writes now.)
+    if (!checkpoint.committed && !checkpoint.dead &&
+        (AllInventoriesKnown() || !checkpoint.writing.empty())) {
       incomplete.push_back(id);
     }
   }
@@ -360,12 +387,6 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   last_begun_.clear();
   fates_.clear();
   any_save_ = false;
-  PruneAttempts();
-  Tell(Report::Kind::kAttemptOpened,
-       absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (",
-                    j.caller.process.ToString(), "), world size ", j.world_size,
-                    j.launch.empty() ? "" : absl::StrCat(", launch ", j.launch)),
-       0, t);
 }
 
 // Any change of members or attempts may let a waiting rank in; the first that waited goes first.
@@ -421,6 +442,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
 void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t) {
   AttemptInfo& info = attempts_.rbegin()->second;
   held_until_durable_ = CommittedOnLine();
+  history_known_ = history_known_ || parent.attempt == 0;  // of a line that begins here
   info.decided = true;
   info.parent = parent;
   if (restore_point_change == restore_point_changes_) {

@@ -1,8 +1,9 @@
-// Saves: which steps are open, sealed, committed, lost; and what is given up for room
-// (docs/protocol.md §4, §5).
+// Saves: which steps are open, sealed, committed, lost; and who waits for that (docs/protocol.md
+// §4).
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "recovery/retention.h"
 #include "server/coordinator.h"
 
@@ -11,6 +12,10 @@ namespace {
 
 Failure Lost(v1::Failure::Reason reason, std::string message) {
   return {absl::StatusCode::kAborted, reason, std::move(message)};
+}
+
+TierKind TierOf(v1::AwaitSave::Stage stage) {
+  return stage == v1::AwaitSave::STAGE_NVME ? TierKind::kNvme : TierKind::kRemote;
 }
 
 }  // namespace
@@ -31,6 +36,12 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                   "a restore of this attempt is under way; wait for its outcome first");
   }
   const bool from_scratch = restore_point_.set() && restore_point_.from_scratch();
+  if (!info.decided && !history_known_ && !from_scratch) {
+    return refuse(absl::StatusCode::kUnavailable,
+                  absl::StrCat("what job '", name_,
+                               "' has in the durable tiers is not known yet, "
+                               "and it may have to restore that; restore first"));
+  }
   if (!info.decided && (EverCommitted() || restore_point_.set()) && !from_scratch) {
     // It would start a line of descent from nothing, and discard for good what is there.
     return refuse(
@@ -79,6 +90,7 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     Checkpoint fresh;
     fresh.world_size = info.world_size;
     fresh.begun = t.time.now;
+    fresh.begun_unix_ms = t.time.unix_ms;
     found = checkpoints_.emplace(id, fresh).first;
   }
   found->second.writing.insert(m.rank);
@@ -109,29 +121,47 @@ void Coordinator::On(const ShardSealed& m, Turn& t) {
       {Report::Kind::kShardSealed, name_,
        absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank),
        m.bytes}});
-  AddShard(id, m, t);
+  AddShard(m, TierKind::kMemory, {}, t);
 }
 
-void Coordinator::AddShard(CheckpointId id, const ShardSealed& m, Turn& t) {
+// A copy of the shard is in that tier: sealed just now, found there, or copied there.
+void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detail, Turn& t) {
+  const CheckpointId id{m.attempt, m.step};
   auto [it, fresh] = checkpoints_.try_emplace(id);
   Checkpoint& checkpoint = it->second;
   if (fresh) {
     checkpoint.world_size = m.world_size;
     checkpoint.begun = t.time.now;
+    checkpoint.begun_unix_ms = m.unix_ms;
+    if (id.attempt == attempt()) {
+      fates_.erase(id.step);  // given up in memory before a durable tier was known to have it
+    }
   }
   if (m.world_size != checkpoint.world_size || m.rank >= checkpoint.world_size) {
     checkpoint.dead = checkpoint.contradictory = true;  // fail closed
   }
   checkpoint.writing.erase(m.rank);
-  if (checkpoint.shards.try_emplace(m.rank, ShardState{m.bytes, m.unix_ms, false}).second) {
-    ++checkpoint.good;
-    checkpoint.bytes += m.bytes;
-  }
-  checkpoint.unix_ms = std::max(checkpoint.unix_ms, m.unix_ms);
-  if (!checkpoint.committed && !checkpoint.dead && checkpoint.good == checkpoint.world_size) {
-    Commit(id, checkpoint, t);
-  }
+  checkpoint.AddShard(m.rank, m.bytes, m.unix_ms, m.time_sure);
+  checkpoint.SetGood(m.rank, tier, std::move(detail));
+  Recheck(id, t);
   AnswerAwaits(id.step, t);
+}
+
+// After any change of its copies: whether every rank has one now.
+void Coordinator::Recheck(CheckpointId id, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  const bool whole = checkpoint.Whole() && !checkpoint.given_up;
+  for (Removals& removals : removals_) {
+    removals.collect = true;
+  }
+  checkpoint.dead = checkpoint.dead || checkpoint.contradictory || checkpoint.given_up;
+  if (checkpoint.committed && !whole) {
+    checkpoint.committed = false;
+    checkpoint.dead = true;
+  } else if (!checkpoint.committed && whole) {
+    checkpoint.dead = false;
+    Commit(id, checkpoint, t);  // it may be retired at once: nothing of it is touched after that
+  }
 }
 
 void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
@@ -153,11 +183,18 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
        absl::StrCat("step ", id.step, " of attempt ", id.attempt, " committed by ",
                     checkpoint.world_size, checkpoint.world_size == 1 ? " rank" : " ranks"),
        checkpoint.bytes, t);
+  NoteStage(id, "write", checkpoint.begun_unix_ms, checkpoint.unix_ms, "done", checkpoint.bytes);
+  NoteStage(id, "commit", t.time.unix_ms, t.time.unix_ms, "done", 0);
+  ChooseTiers(id, t);
   Retain(t);
 }
 
 void Coordinator::Retain(Turn& t) {
-  for (const CheckpointId& id : Surplus(Choices(nullptr), settings_.keep_committed)) {
+  std::vector<ShedChoice> choices = Choices(nullptr);
+  for (ShedChoice& choice : choices) {
+    choice.held = choice.held || choice.drain != ShedChoice::Drain::kNone;
+  }
+  for (const CheckpointId& id : Surplus(choices, settings_.keep_committed)) {
     Retire(id,
            Lost(v1::Failure::REASON_SHED,
                 absl::StrCat("step ", id.step, " of attempt ", id.attempt,
@@ -168,25 +205,18 @@ void Coordinator::Retain(Turn& t) {
 
 void Coordinator::On(const ShardBad& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
-  if (it == checkpoints_.end()) {
+  if (it == checkpoints_.end() || !it->second.SetBad(m.rank, m.tier, m.what)) {
     return;
   }
   Checkpoint& checkpoint = it->second;
-  const auto shard = checkpoint.shards.find(m.rank);
-  if (shard == checkpoint.shards.end() || shard->second.bad) {
-    return;
-  }
-  shard->second.bad = true;
-  --checkpoint.good;
   Tell(Report::Kind::kCopyBad,
        absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
-                    m.rank, ": ", m.what),
-       shard->second.bytes, t);
-  if (!checkpoint.committed) {
+                    m.rank, ": its ", ToAbsl(TierName(m.tier)), " copy: ", m.what),
+       checkpoint.shards.at(m.rank).bytes, t);
+  if (!checkpoint.committed && !checkpoint.dead) {
     return Abandon(m.checkpoint, absl::StrCat("the copy of rank ", m.rank, " is bad: ", m.what), t);
   }
-  checkpoint.committed = false;
-  checkpoint.dead = true;
+  Recheck(m.checkpoint, t);
 }
 
 void Coordinator::On(const ShardGood& m, Turn& t) {
@@ -196,21 +226,18 @@ void Coordinator::On(const ShardGood& m, Turn& t) {
   }
   Checkpoint& checkpoint = it->second;
   const auto shard = checkpoint.shards.find(m.rank);
-  if (shard == checkpoint.shards.end() || !shard->second.bad) {
+  if (shard == checkpoint.shards.end() || shard->second.at(m.tier).kind != CopyState::Kind::kBad) {
     return;
   }
-  shard->second.bad = false;
-  ++checkpoint.good;
-  const bool whole = !checkpoint.contradictory && checkpoint.good == checkpoint.world_size;
-  if (whole) {
-    checkpoint.dead = false;
-    checkpoint.committed = true;
-  }
+  checkpoint.SetGood(m.rank, m.tier, shard->second.at(m.tier).detail);
+  const bool was = checkpoint.committed;
+  const uint64_t bytes = shard->second.bytes;
+  Recheck(m.checkpoint, t);
   Tell(Report::Kind::kCopyGood,
        absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
-                    m.rank, ": every digest of its copy is right",
-                    whole ? "; the step can be restored again" : ""),
-       shard->second.bytes, t);
+                    m.rank, ": every digest of its ", ToAbsl(TierName(m.tier)), " copy is right",
+                    IsCommitted(m.checkpoint) && !was ? "; the step can be restored again" : ""),
+       bytes, t);
 }
 
 // The step will never become whole: all its shards go.
@@ -255,113 +282,69 @@ void Coordinator::LetGo(CheckpointId id, Failure failure, Turn& t) {
   Retire(id, std::move(failure), t);
 }
 
-// All its shards go.
+// All its shards in memory go. What lies in durable tiers, or is on its way there from there,
+// stays.
 void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
   const auto it = checkpoints_.find(id);
   if (it == checkpoints_.end()) {
     return;
   }
-  if (id.attempt == attempt()) {
-    fates_[id.step] = {it->second.committed, it->second.unix_ms, failure};
-    if (fates_.size() > kFatesMax) {
-      fates_.erase(fates_.begin());
+  Checkpoint& checkpoint = it->second;
+  t.out.push_back(GiveUp{id, failure});
+  if (!checkpoint.AnythingDurable()) {
+    return Erase(id, std::move(failure), t);
+  }
+  const bool open = !checkpoint.committed && !checkpoint.dead;
+  // It will never become whole, unless a tier that has not been read yet has the rest.
+  checkpoint.given_up = checkpoint.given_up || (open && AllInventoriesKnown());
+  checkpoint.writing.clear();
+  checkpoint.is_protected = false;
+  checkpoint.Clear(TierKind::kMemory);
+  for (const TierKind tier : kAllTiers) {
+    const bool lost =
+        std::any_of(checkpoint.shards.begin(), checkpoint.shards.end(), [&](const auto& shard) {
+          return shard.second.at(tier).kind != CopyState::Kind::kGood &&
+                 !FlushSource(checkpoint, shard.first, tier);
+        });
+    if (checkpoint.drain(tier).phase == Drain::Phase::kWanted && lost) {
+      Unwant(id, tier, "its memory was needed for newer steps", t);
     }
   }
-  checkpoints_.erase(it);
-  t.out.push_back(GiveUp{id, std::move(failure)});
+  Recheck(id, t);
   if (id.attempt == attempt()) {
     AnswerAwaits(id.step, t);
   }
 }
 
-bool Coordinator::Held(CheckpointId id) const {
-  return (session_ && session_->Holds(id)) ||
-         std::find(held_until_durable_.begin(), held_until_durable_.end(), id) !=
-             held_until_durable_.end();
+void Coordinator::Erase(CheckpointId id, Failure failure, Turn& t) {
+  const auto it = checkpoints_.find(id);
+  if (const auto times = times_.find(id); times != times_.end()) {
+    times->second.fate = failure.message;
+  }
+  for (const TierKind tier : kAllTiers) {
+    Unwant(id, tier, failure.message, t);
+  }
+  if (id.attempt == attempt()) {
+    fates_[id.step] = {it->second.committed || it->second.Complete(), it->second.unix_ms,
+                       std::move(failure)};
+    if (fates_.size() > kFatesMax) {
+      fates_.erase(fates_.begin());
+    }
+  }
+  checkpoints_.erase(it);
+  if (id.attempt == attempt()) {
+    AnswerAwaits(id.step, t);
+  }
 }
 
-std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* useful) const {
-  std::vector<ShedChoice> choices;
-  choices.reserve(checkpoints_.size());
-  for (const auto& [id, checkpoint] : checkpoints_) {
-    ShedChoice choice;
-    choice.id = id;
-    choice.kind = checkpoint.dead         ? ShedChoice::Kind::kDead
-                  : !checkpoint.committed ? ShedChoice::Kind::kUncommitted
-                  : OnLine(line_, id)     ? ShedChoice::Kind::kOnLine
-                                          : ShedChoice::Kind::kOffLine;
-    choice.useful =
-        useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
-    choice.held = Held(id);
-    choice.pinned = restore_point_.set() && !restore_point_.from_scratch() &&
-                    restore_point_.attempt() == id.attempt && restore_point_.step() == id.step;
-    choice.is_protected = checkpoint.is_protected;
-    choices.push_back(choice);
-  }
-  return choices;
-}
-
-std::string Coordinator::ShedReason(const Victim& victim, const RoomAsked& m) const {
-  const std::string need = absl::StrCat("rank ", m.rank, " needed a slot for step ", m.step);
-  switch (victim.rule) {
-    case ShedRule::kDead:
-      return absl::StrCat(need, ", and a copy of this one is bad");
-    case ShedRule::kOffLine:
-      return absl::StrCat(need, ", and this one is on a branch that was left");
-    case ShedRule::kOlderCommitted:
-      return absl::StrCat(need, ", and a newer step is committed");
-    case ShedRule::kPinned:
-      return absl::StrCat(need, ", and nothing but this restore point was left to give up");
-    case ShedRule::kUncommitted:
-      break;
-  }
-  return absl::StrCat(need, ", and this one was not committed yet");
-}
-
-void Coordinator::On(const RoomAsked& m, Turn& t) {
-  const CheckpointId begun{m.attempt, m.step};
-  std::optional<Victim> victim;
-  if (m.attempt == attempt() && checkpoints_.count(begun) > 0) {
-    victim = ChooseVictim(Choices(&m.useful), begun);
-  }
-  if (!victim) {
-    t.out.push_back(RoomAnswered{m.token, false});
+// When the last copy of it is gone, wherever it lay.
+void Coordinator::EraseIfGone(CheckpointId id, const Failure& failure, Turn& t) {
+  const auto it = checkpoints_.find(id);
+  if (it == checkpoints_.end() || it->second.AnythingDurable() ||
+      it->second.AnyAt(TierKind::kMemory) || !it->second.writing.empty()) {
     return;
   }
-  if (victim->protect) {
-    checkpoints_.at(*victim->protect).is_protected = true;
-  }
-  const uint64_t bytes = checkpoints_.at(victim->id).bytes;
-  const bool retired =
-      victim->rule == ShedRule::kOffLine || victim->rule == ShedRule::kOlderCommitted;
-  const Failure failure =
-      Lost(v1::Failure::REASON_SHED,
-           absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt,
-                        retired ? " retired: " : " shed: ", ShedReason(*victim, m)));
-  if (retired) {
-    Tell(Report::Kind::kStepRetired, failure.message, bytes, t);
-    Retire(victim->id, failure, t);
-  } else {
-    Tell(Report::Kind::kStepShed, failure.message, bytes, t);
-    LetGo(victim->id, failure, t);
-  }
-  t.out.push_back(RoomAnswered{m.token, true});
-}
-
-void Coordinator::On(const SpareAsked& m, Turn& t) {
-  const std::optional<Victim> victim = ChooseSpare(Choices(&m.useful));
-  if (!victim) {
-    t.out.push_back(RoomAnswered{m.token, false});
-    return;
-  }
-  const Failure failure = Lost(
-      v1::Failure::REASON_SHED,
-      absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt, " shed: job '",
-                   m.for_job,
-                   "' needed the memory, and this was not the newest committed step of the job"));
-  Tell(Report::Kind::kStepShed, failure.message, checkpoints_.at(victim->id).bytes, t);
-  LetGo(victim->id, failure, t);
-  t.out.push_back(RoomAnswered{m.token, true});
+  Erase(id, failure, t);
 }
 
 void Coordinator::On(const AwaitAsked& m, Turn& t) {
@@ -371,13 +354,16 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
   const auto refuse = [&](absl::StatusCode code, std::string why) {
     Refuse(m.token, {code, v1::Failure::REASON_UNSPECIFIED, std::move(why)}, t);
   };
-  if (m.stage == v1::AwaitSave::STAGE_NVME || m.stage == v1::AwaitSave::STAGE_REMOTE) {
-    return refuse(absl::StatusCode::kFailedPrecondition,
-                  absl::StrCat("step ", m.step, " cannot reach the ",
-                               m.stage == v1::AwaitSave::STAGE_NVME ? "nvme" : "remote",
-                               " tier: this daemon has none configured"));
+  const bool durable =
+      m.stage == v1::AwaitSave::STAGE_NVME || m.stage == v1::AwaitSave::STAGE_REMOTE;
+  if (durable && !Configured(TierOf(m.stage))) {
+    return refuse(
+        absl::StatusCode::kFailedPrecondition,
+        absl::StrCat("step ", m.step, " cannot reach the ", ToAbsl(TierName(TierOf(m.stage))),
+                     " tier: this daemon has none configured"));
   }
-  if (m.stage != v1::AwaitSave::STAGE_SEALED && m.stage != v1::AwaitSave::STAGE_COMMITTED) {
+  if (!durable && m.stage != v1::AwaitSave::STAGE_SEALED &&
+      m.stage != v1::AwaitSave::STAGE_COMMITTED) {
     return refuse(absl::StatusCode::kInvalidArgument,
                   absl::StrCat("stage ", static_cast<int>(m.stage), " is unknown"));
   }
@@ -408,7 +394,12 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
   if (found != checkpoints_.end()) {
     const Checkpoint& checkpoint = found->second;
     const auto shard = checkpoint.shards.find(waiter.rank);
-    if (checkpoint.committed) {
+    const bool durable =
+        waiter.stage == v1::AwaitSave::STAGE_NVME || waiter.stage == v1::AwaitSave::STAGE_REMOTE;
+    if (durable && AnswerDurableAwait(token, waiter, checkpoint, t)) {
+      return true;
+    }
+    if (checkpoint.committed && !durable) {
       t.out.push_back(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, checkpoint.unix_ms});
       return true;
     }
@@ -429,10 +420,39 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
   if (fate == fates_.end()) {
     return false;
   }
-  if (fate->second.committed) {
+  if (fate->second.committed && (waiter.stage == v1::AwaitSave::STAGE_SEALED ||
+                                 waiter.stage == v1::AwaitSave::STAGE_COMMITTED)) {
     t.out.push_back(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, fate->second.unix_ms});
   } else {
     Refuse(token, fate->second.failure, t);
+  }
+  return true;
+}
+
+// Of a step whose way into the tier is decided.
+bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& waiter,
+                                     const Checkpoint& checkpoint, Turn& t) {
+  const TierKind tier = TierOf(waiter.stage);
+  if (checkpoint.CommittedAt(tier)) {
+    t.out.push_back(StageReached{token, waiter.stage, t.time.unix_ms});
+    return true;
+  }
+  const Drain& drain = checkpoint.drain(tier);
+  if (!checkpoint.committed || !drain.decided || drain.phase != Drain::Phase::kNone) {
+    return false;
+  }
+  if (!drain.shed.empty()) {
+    Refuse(token,
+           Lost(v1::Failure::REASON_SHED, absl::StrCat("step ", waiter.step, " does not go to ",
+                                                       ToAbsl(TierName(tier)), ": ", drain.shed)),
+           t);
+  } else {
+    Refuse(token,
+           {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+            absl::StrCat("step ", waiter.step, " does not go to ", ToAbsl(TierName(tier)),
+                         ": the job's policy sends ", PolicyText(tier), "; ckptctl set ", name_,
+                         " changes that")},
+           t);
   }
   return true;
 }

@@ -2,9 +2,18 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "server/coordinator.h"
 
 namespace holdfast {
+namespace {
+
+Failure ReportedAgain() {
+  return {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+          "this rank has reported again since"};
+}
+
+}  // namespace
 
 void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (!IsCurrent(m.attempt, m.token, t)) {
@@ -39,9 +48,9 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
          t);
   if (session_->loading()) {  // a replacement, or a rank that begins again: this round's source
     session_->StopWaiting(m.token);
-    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(),
-                                  session_->checkpoint()});
-    return;
+    failed_sources_.erase(m.rank);
+    return OfferSource(m.token, m.rank, session_->id(), session_->round(), session_->checkpoint(),
+                       t);
   }
   if (session_->AllEntered()) {
     return BeginSession(t);
@@ -87,7 +96,15 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
     return Refuse(m.token, Unreadable(), t);
   }
   const uint64_t session = last_session_ != 0 ? last_session_ : (last_session_ = next_session_++);
-  AnswerWhenDurable(m.token, SourceOffered{m.token, attempt(), m.rank, session, 1, info.parent}, t);
+  SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
+  const Checkpoint& parent = checkpoints_.at(info.parent);
+  failed_sources_.erase(m.rank);
+  if (const auto shard = parent.shards.find(m.rank); shard != parent.shards.end()) {
+    offer.from = parent.Nearest(m.rank, {}).value_or(TierKind::kMemory);
+    offer.why = WhyNotNearer(parent, m.rank, offer.from);
+    offer.bytes = shard->second.bytes;
+  }
+  AnswerWhenDurable(m.token, std::move(offer), t);
 }
 
 void Coordinator::On(const LoadReported& m, Turn& t) {
@@ -101,9 +118,8 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     return ReportDecided(m, t);
   }
   if (m.round != session_->round()) {
-    t.out.push_back(SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(),
-                                  session_->checkpoint()});
-    return;
+    return OfferSource(m.token, m.rank, session_->id(), session_->round(), session_->checkpoint(),
+                       t);
   }
   if (m.wants_mismatch && !m.loaded) {
     const Failure failure{
@@ -124,16 +140,53 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     return FailSession(failure, t, m.token);
   }
   if (!m.loaded) {
-    Doubt(m, session_->checkpoint(), t);
+    const CheckpointId of = session_->checkpoint();
+    Doubt(m, of, t);
+    const auto it = checkpoints_.find(of);
+    const std::set<TierKind> spent = SourcesSpent(m.rank, m.problem);
+    if (it != checkpoints_.end() && it->second.committed && it->second.Nearest(m.rank, spent)) {
+      Tell(Report::Kind::kSessionFellBack,
+           absl::StrCat("step ", of.step, ": the memory copy of rank ", m.rank,
+                        " is bad: ", m.problem, "; its next copy is used"),
+           0, t);
+      return OfferSource(m.token, m.rank, session_->id(), session_->round(), of, t);
+    }
     return FallBack(m, t);
   }
-  const RequestToken before = session_->Report(m.rank, m.token);
-  Refuse(before,
-         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
-          "this rank has reported again since"},
-         t);
+  Refuse(session_->Report(m.rank, m.token), ReportedAgain(), t);
   if (session_->AllLoaded()) {
-    FinishSession(t);
+    if (!TurnToNewer(t)) {
+      FinishSession(t);
+    }
+  }
+}
+
+// While the ranks were loading a newer step has become whole: a tier has answered, a manifest has
+// been published. To decide for the older one now would discard it.
+bool Coordinator::TurnToNewer(Turn& t) {
+  if (session_->only_these()) {
+    return false;
+  }
+  std::vector<CheckpointId> candidates =
+      Candidates(Summaries(), line_, attempts_.rbegin()->second.world_size);
+  if (candidates.empty() || !(session_->checkpoint() < candidates.front()) ||
+      session_->Tried(candidates.front())) {
+    return false;
+  }
+  Tell(Report::Kind::kSessionFellBack,
+       absl::StrCat("step ", candidates.front().step, " has become whole while step ",
+                    session_->checkpoint().step, " was being loaded; all ranks go on with it"),
+       0, t);
+  NextRound(std::move(candidates), t);
+  return true;
+}
+
+void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
+  session_->NextRound(std::move(candidates));
+  waits_for_inventory_ = false;
+  failed_sources_.clear();
+  for (const auto& [rank, token] : session_->TakeWaiting()) {
+    OfferSource(token, rank, session_->id(), session_->round(), session_->checkpoint(), t);
   }
 }
 
@@ -163,6 +216,11 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
   }
   if (!m.loaded) {
     Doubt(m, info.parent, t);
+    if (const auto it = checkpoints_.find(info.parent);
+        m.copy_is_bad && it != checkpoints_.end() &&
+        it->second.Nearest(m.rank, SourcesSpent(m.rank, m.problem))) {
+      return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
+    }
     Failure failure = Unreadable();
     failure.message =
         absl::StrCat("step ", info.parent.step, " of attempt ", info.parent.attempt,
@@ -176,7 +234,22 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
 // All ranks have entered: what can they all load?
 void Coordinator::BeginSession(Turn& t) {
   std::vector<CheckpointId> candidates;
-  const std::optional<Failure> failure = ChooseCandidates(candidates);
+  waits_for_inventory_ = false;
+  std::optional<Failure> failure = ChooseCandidates(candidates);
+  // What was asked for and found is what it is.
+  const bool chosen = (!failure && (session_->wanted() || restore_point_.set())) ||
+                      (!session_->wanted() && restore_point_.from_scratch());
+  if (const auto wait = chosen ? std::nullopt : WaitForInventory(candidates)) {
+    if (InventoryPending()) {
+      waits_for_inventory_ = true;
+      return;
+    }
+    failure = *wait;
+  }
+  if (!chosen && ManifestComing(candidates)) {
+    waits_for_inventory_ = true;
+    return;
+  }
   if (failure && failure->reason == v1::Failure::REASON_NOTHING_TO_RESTORE) {
     const auto waiting = session_->TakeWaiting();
     last_session_ = session_->id();
@@ -191,10 +264,10 @@ void Coordinator::BeginSession(Turn& t) {
   if (failure) {
     return FailSession(*failure, t);
   }
-  session_->BeginLoading(std::move(candidates), restore_point_changes_);
+  failed_sources_.clear();
+  session_->BeginLoading(std::move(candidates), chosen, restore_point_changes_);
   for (const auto& [rank, token] : session_->TakeWaiting()) {
-    t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(),
-                                  session_->checkpoint()});
+    OfferSource(token, rank, session_->id(), session_->round(), session_->checkpoint(), t);
   }
 }
 
@@ -248,22 +321,40 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
 }
 
 void Coordinator::FallBack(const LoadReported& m, Turn& t) {
+  Refuse(session_->Fail(m.rank, m.token, m.problem), ReportedAgain(), t);
+  GoOnWithFallBack(false, t);
+}
+
+// All ranks together, to the newest step that can be read: an older one, or the same if a tier that
+// was `read_since` has it too. The rank that failed waits with the others.
+void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
   const CheckpointId from = session_->checkpoint();
   const std::string what = absl::StrCat("step ", from.step, " of attempt ", from.attempt,
-                                        " could not be loaded by rank ", m.rank, ": ", m.problem);
-  if (!session_->NextRound(CommittedOnLine())) {
+                                        " could not be loaded by rank ", session_->failed()->rank,
+                                        ": ", session_->failed()->problem);
+  std::vector<CheckpointId> left;  // what was asked for, and nothing else, has no next
+  if (!session_->only_these()) {
+    left = Candidates(Summaries(), line_, attempts_.rbegin()->second.world_size);
+    std::erase_if(left,
+                  [&](const CheckpointId& id) { return from < id || (id == from && !read_since); });
+    // A durable tier may have something in between.
+    if (std::optional<Failure> failure = WaitForInventory(left)) {
+      if (InventoryPending()) {
+        waits_for_inventory_ = true;
+        return;
+      }
+      failure->message = absl::StrCat(what, "; ", failure->message);
+      return FailSession(*failure, t);
+    }
+  }
+  if (left.empty()) {
     Failure failure = Unreadable();
     failure.message = absl::StrCat(what, "; ", failure.message);
-    return FailSession(failure, t, m.token);
+    return FailSession(failure, t);
   }
-  const CheckpointId next = session_->checkpoint();
   Tell(Report::Kind::kSessionFellBack,
-       absl::StrCat(what, "; all ranks fall back to step ", next.step), 0, t);
-  t.out.push_back(
-      SourceOffered{m.token, attempt(), m.rank, session_->id(), session_->round(), next});
-  for (const auto& [rank, token] : session_->TakeWaiting()) {
-    t.out.push_back(SourceOffered{token, attempt(), rank, session_->id(), session_->round(), next});
-  }
+       absl::StrCat(what, "; all ranks go on with step ", left.front().step), 0, t);
+  NextRound(std::move(left), t);
 }
 
 // Every rank has the step. It becomes the attempt's parent, and only then do they hear of it.
@@ -283,6 +374,7 @@ void Coordinator::FinishSession(Turn& t) {
 
 void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {
   const std::unique_ptr<Session> session = std::move(session_);
+  waits_for_inventory_ = false;
   last_session_ = session->id();
   last_failure_ = failure;
   Tell(Report::Kind::kSessionFailed, failure.message, 0, t);
@@ -311,9 +403,11 @@ void Coordinator::DropFromSession(Rank rank, ProcessId process) {
 std::vector<CheckpointSummary> Coordinator::Summaries() const {
   std::vector<CheckpointSummary> summaries;
   for (const auto& [id, checkpoint] : checkpoints_) {
-    summaries.push_back({id, checkpoint.world_size, checkpoint.good,
-                         static_cast<uint32_t>(checkpoint.shards.size()) - checkpoint.good,
-                         !checkpoint.contradictory});
+    if (!checkpoint.given_up) {
+      summaries.push_back({id, checkpoint.world_size, checkpoint.good,
+                           static_cast<uint32_t>(checkpoint.shards.size()) - checkpoint.good,
+                           !checkpoint.contradictory});
+    }
   }
   return summaries;
 }

@@ -13,6 +13,8 @@ v1::Protection::FailureKind ToProto(FailureKind kind) {
   switch (kind) {
     case FailureKind::kProcess:
       return v1::Protection::FAILURE_KIND_PROCESS;
+    case FailureKind::kReboot:
+      return v1::Protection::FAILURE_KIND_REBOOT;
     case FailureKind::kNode:
       return v1::Protection::FAILURE_KIND_NODE;
     case FailureKind::kDomain:
@@ -36,6 +38,11 @@ std::vector<CheckpointId> Coordinator::AllCheckpoints() const {
 bool Coordinator::IsCommitted(CheckpointId id) const {
   const auto it = checkpoints_.find(id);
   return it != checkpoints_.end() && it->second.committed;
+}
+
+bool Coordinator::IsCommittedIn(TierKind tier, CheckpointId id) const {
+  const auto it = checkpoints_.find(id);
+  return it != checkpoints_.end() && it->second.CommittedAt(tier);
 }
 
 Failure Coordinator::NothingCommitted() const {
@@ -65,11 +72,15 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
       v1::StepInFlight& open = *status.add_in_flight();
       open.set_attempt(id.attempt);
       open.set_step(id.step);
-      open.set_ranks_sealed(checkpoint.good);
+      open.set_ranks_sealed(static_cast<uint32_t>(checkpoint.shards.size()));
       open.set_world_size(checkpoint.world_size);
     }
   }
-  for (const ProtectionLine& line : ProtectionOnOneNode(Summaries(), line_)) {
+  TierSet configured = 0;
+  for (const TierKind tier : kAllTiers) {
+    configured |= Configured(tier) ? SetOf(tier) : TierSet{0};
+  }
+  for (const ProtectionLine& line : ProtectionTable(Views(), line_, configured)) {
     v1::Protection& protection = *status.add_protection();
     protection.set_kind(ToProto(line.kind));
     if (line.survives) {
@@ -78,9 +89,10 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
       protection.set_step(line.survives->step);
       protection.set_age_ms(
           std::max<int64_t>(0, time.unix_ms - checkpoints_.at(*line.survives).unix_ms));
-      protection.set_from("memory");
+      protection.set_from(line.from);
     }
   }
+  FillTiers(status, time);
   const bool whole = detail == Detail::kWhole;
   for (const Loss& loss : losses_) {
     if (!whole && static_cast<size_t>(status.losses_size()) >= kLossesInOverview) {
@@ -130,7 +142,12 @@ void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
       out.set_world_size(checkpoint.world_size);
       out.set_bytes(checkpoint.bytes);
       out.set_unix_ms(checkpoint.unix_ms);
-      out.add_tiers("memory");
+      out.set_pinned(Pinned(id));
+      for (const TierKind tier : kAllTiers) {
+        if (checkpoint.AnyAt(tier)) {
+          out.add_tiers(std::string(TierName(tier)));
+        }
+      }
     }
   }
 }
@@ -142,25 +159,31 @@ std::string Coordinator::CheckInvariants() const {
   size_t protected_steps = 0;
   for (const auto& [id, checkpoint] : checkpoints_) {
     const std::string where = absl::StrCat("attempt ", id.attempt, " step ", id.step);
-    uint32_t good = 0;
-    for (const auto& [rank, shard] : checkpoint.shards) {
-      good += shard.bad ? 0 : 1;
-      if (checkpoint.writing.count(rank) > 0) {
-        return broken(absl::StrCat(where, ": rank ", rank, " writes what it has sealed"));
-      }
+    if (const std::string counts = checkpoint.CheckCounts(); !counts.empty()) {
+      return broken(absl::StrCat(where, ": ", counts));
     }
-    if (good != checkpoint.good) {
-      return broken(absl::StrCat(where, ": counts ", checkpoint.good, " good shards, has ", good));
+    if (checkpoint.committed && (checkpoint.dead || !checkpoint.Whole())) {
+      return broken(absl::StrCat(where, ": committed with ", checkpoint.good, " of ",
+                                 checkpoint.world_size, " shards"));
     }
-    if (checkpoint.committed && (checkpoint.dead || good != checkpoint.world_size)) {
-      return broken(
-          absl::StrCat(where, ": committed with ", good, " of ", checkpoint.world_size, " shards"));
-    }
-    if (!checkpoint.committed && !checkpoint.dead && id.attempt != attempt()) {
+    const bool open = !checkpoint.committed && !checkpoint.dead;
+    if (open && id.attempt != attempt() && AllInventoriesKnown()) {
       return broken(absl::StrCat(where, ": still open although the attempt was superseded"));
     }
-    if (!checkpoint.committed && !checkpoint.dead && good == checkpoint.world_size) {
+    if (open && checkpoint.Whole()) {
       return broken(absl::StrCat(where, ": whole but not committed"));
+    }
+    for (const Drain& drain : checkpoint.drains) {
+      if (!drain.waiting.empty() && drain.phase != Drain::Phase::kRunning) {
+        return broken(absl::StrCat(where, ": flushes are under way that nobody counts"));
+      }
+    }
+    if (Removing(id) != checkpoint.removing) {
+      return broken(absl::StrCat(where, ": its removal is miscounted"));
+    }
+    if (!checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty() &&
+        !checkpoint.AnythingDurable()) {
+      return broken(absl::StrCat(where, ": nothing of it is anywhere"));
     }
     protected_steps += checkpoint.is_protected ? 1 : 0;
     if (id.attempt == attempt() && fates_.count(id.step) > 0) {

@@ -23,6 +23,7 @@
 #include "base/ids.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/client.pb.h"
+#include "holdfast/v1/config.pb.h"
 #include "holdfast/v1/state.pb.h"
 #include "tiers/image/record.h"
 
@@ -59,6 +60,36 @@ struct FoundSlot {
       sealed;  // absent: no record, or one that is torn, foreign or of another generation
 };
 
+// ---- Durable tiers (nvme, remote) ----
+
+using DrainId =
+    uint64_t;  // names one flush, fetch, removal or scan; never reused in a daemon's life
+
+// Which copy, and whose: what a durable tier needs to name and find it.
+struct CopyKey {
+  ShardId id;
+  std::string job_name;
+  uint32_t world_size = 0;
+};
+// One copy as its tier describes it.
+struct DurableCopy {
+  SealedCopy copy;  // generation 0
+  uint64_t record_bytes = 0;
+  uint64_t record_crc = 0;     // RecordCrcOf (tiers/durable/manifest.h): what a manifest says of it
+  bool from_manifest = false;  // its record was not read: the time of sealing is the commit's
+  std::string location;        // for people
+};
+// What a scan found of one job.
+struct FoundJob {
+  JobUuid uuid;
+  std::string name;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  std::vector<DurableCopy> copies;
+  std::vector<CheckpointId> manifests;  // remote: those that have one
+  Attempt highest_claim = 0;            // remote: attempts up to this one were opened by somebody
+};
+
 // A slot file that the daemon must not touch (a newer version's, another boot's, unreadable): its
 // number is taken, and its bytes count.
 struct LeftAloneSlot {
@@ -87,7 +118,9 @@ struct Started {
   std::vector<LeftAloneSlot> left_alone;
   std::vector<v1::JobState> jobs;  // catalog and memory.dir merged: the larger version wins
   uint64_t memory_bytes_max = 0;
+  uint64_t nvme_bytes_max = 0;
   std::vector<std::string> problems;  // for the status
+  std::string boot_id;  // of this boot: a job's state of another one tells that its memory is gone
 };
 struct ConnectionOpened {
   ConnectionId connection = 0;
@@ -156,6 +189,12 @@ struct CopyFoundGood {
   SlotId slot = 0;
   Generation generation = 0;
 };
+// A verification read a copy in a durable tier: every digest is right, or what is wrong.
+struct DurableCopyJudged {
+  TierKind tier = TierKind::kNvme;
+  ShardId id;
+  std::string what;  // empty: it is good
+};
 // The client has heard nothing. DataLoss, NotFound: the slot's file is at fault; Cancelled: the
 // client has gone.
 struct HandOverFailed {
@@ -174,20 +213,69 @@ struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
   std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
-               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest>
+               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
+               v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
+               v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
+               v1::SetOptionsRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
 struct AdminReadDone {
   AdminToken token = 0;
 };
+// A copy was written and published, or not. AlreadyExists counts as an error: the core knows what
+// there is.
+struct FlushEnded {
+  DrainId drain = 0;
+  absl::Status status;      // Cancelled: as asked
+  bool source_bad = false;  // what was read contradicts its digests: the copy there is bad
+  DurableCopy copy;         // when OK
+};
+// A slot was filled from another tier, verified, and its record published.
+struct FetchEnded {
+  DrainId drain = 0;
+  SlotId slot = 0;
+  Generation generation = 0;
+  absl::Status status;
+  bool source_bad = false;
+  SealedCopy copy;  // when OK
+};
+// It has got nowhere for a while (the tier's stall_timeout_ms), or does again. It is still under
+// way.
+struct DrainStalled {
+  DrainId drain = 0;
+  bool stalled = false;
+  std::string what;     // "no progress for 60 s: write '/mnt/…'"
+  bool source = false;  // a flush: it hangs where it reads from
+};
+struct ManifestPublished {
+  DrainId drain = 0;
+  absl::Status status;  // AlreadyExists: there is one that says something else
+};
+struct CopiesRemoved {
+  DrainId drain = 0;
+  absl::Status status;  // NotFound counts as OK for the core
+};
+// What lies in a tier. nvme: one event for each drive, for all jobs; remote: one for each
+// ScanRemoteJob. A tier that does not answer is an error first and may come again when it does.
+struct TierScanned {
+  TierKind tier = TierKind::kNvme;
+  std::string dir;       // nvme: which drive
+  DrainId drain = 0;     // the scan that asked; 0: the runtime by itself
+  std::string job_name;  // remote
+  absl::Status status;
+  std::vector<FoundJob> jobs;  // remote: at most one
+  std::vector<std::string> problems;
+  std::vector<std::string> unknown_files;
+};
 struct TimerFired {};
 
-using Event =
-    std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
-                 SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
-                 SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
-                 SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone, TimerFired>;
+using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
+                           CopyFoundGood, DurableCopyJudged, SlotFileGone, HandOverFailed,
+                           AdminRequest, AdminReadDone, FlushEnded, FetchEnded, DrainStalled,
+                           ManifestPublished, CopiesRemoved, TierScanned, TimerFired>;
 
 // ---- Actions ----
 
@@ -242,17 +330,98 @@ struct RemoveJobState {  // → JobStateRemoved
 };
 struct IndexShard {  // the catalog: an index, written lazily, no completion
   SealedCopy copy;
-  SlotId slot = 0;
+  TierKind tier = TierKind::kMemory;
+  SlotId slot = 0;       // memory
+  std::string location;  // other tiers
 };
 struct UnindexShard {
   ShardId id;
+  TierKind tier = TierKind::kMemory;
+};
+// Writes a sealed shard into a tier, straight from its slot or from its copy in another tier,
+// checking digests on the way → FlushEnded. A slot that it reads is held by the core until then.
+struct FlushShard {
+  DrainId drain = 0;
+  TierKind to = TierKind::kNvme;
+  CopyKey key;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  uint64_t image_bytes = 0;
+  TierKind from = TierKind::kMemory;
+  SlotId slot = 0;  // from memory
+  Generation generation = 0;
+  uint64_t opening = 0;  // remote: the attempt's, by which it is claimed
+  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+};
+// It ends soon as Cancelled, unless it is done already; nobody touches its slot any more when its
+// end is told. One that is stuck in a call lets go of its slot all the same.
+struct CancelDrain {
+  DrainId drain = 0;
+};
+// Fills a slot from a durable copy, verifies, publishes its record → FetchEnded.
+struct FetchShard {
+  DrainId drain = 0;
+  TierKind from = TierKind::kNvme;
+  CopyKey key;
+  SlotId slot = 0;
+  Generation generation = 0;
+  uint64_t slot_bytes = 0;
+  // A slot that holds a bad copy of the same shard: its record goes when the good one has been
+  // verified, just before that is published.
+  std::optional<SlotId> replaces;
+};
+// The remote commit → ManifestPublished.
+struct PublishManifest {
+  DrainId drain = 0;
+  JobUuid job;
+  std::string job_name;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  uint64_t opening = 0;
+  std::vector<Descent> descent;
+  std::vector<DurableCopy> shards;  // by rank
+};
+// Every copy of a checkpoint that lies in that tier (nvme: on this node) → CopiesRemoved.
+struct RemoveCopies {
+  DrainId drain = 0;
+  TierKind tier = TierKind::kNvme;
+  JobUuid job;
+  std::string job_name;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+};
+// All that a tier has of a job, its identity included (`ckptctl rm <job>`) → CopiesRemoved.
+struct RemoveJobCopies {
+  DrainId drain = 0;
+  TierKind tier = TierKind::kNvme;
+  JobUuid job;
+  std::string job_name;
+};
+// → TierScanned, also when there is no such job. An empty name: all jobs, one event for all.
+struct ScanRemote {
+  DrainId drain = 0;
+  std::string job_name;
+};
+// Drives anew → TierScanned for each: all (ckptctl rebuild), or those that could not be read.
+struct ScanNvme {
+  DrainId drain = 0;
+  std::vector<std::string> dirs;  // empty: all
+};
+// Limits changed while running (`ckptctl set`): the values of the whole configuration as it now is.
+struct ApplyLimits {
+  v1::NvmeConfig nvme;
+  v1::RemoteConfig remote;
 };
 struct SetTimer {  // one timer; the newest setting wins → TimerFired at or after `at`
   MonotonicTime at;
 };
 struct ReadableShard {
   SealedCopy copy;
-  SlotId slot = 0;
+  SlotId slot = 0;  // memory
+  TierKind tier = TierKind::kMemory;
+  std::string location;  // other tiers
 };
 // Shards held for the runtime to read until AdminReadDone.
 struct ReadableShards {
@@ -266,7 +435,9 @@ struct AdminReply {
   AdminToken token = 0;
   absl::Status status;
   std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
-               ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply>
+               ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
+               v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
+               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply>
       reply;
 };
 // Something of importance happened: log line, job event, metric.
@@ -289,6 +460,11 @@ struct Report {
     kSlotReleased,
     kSlotLost,
     kJobRemoved,
+    kTierCommitted,  // a step is whole in a durable tier
+    kTierShed,       // a step that was due there is not written: a newer one takes its place
+    kTierTrouble,    // a durable tier fails, stalls, is full
+    kTierWell,       // what was stalled there gets on again
+    kTierRemoved,    // retention
     kProtocolError,  // a client's doing
     kTrouble,        // the machine's: a disk, memory
   };
@@ -296,12 +472,14 @@ struct Report {
   std::string job;
   std::string text;
   uint64_t bytes = 0;
+  TierKind tier = TierKind::kMemory;  // kTier…: which
 };
 
-using Action =
-    std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
-                 WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
-                 IndexShard, UnindexShard, SetTimer, AdminReply, Report>;
+using Action = std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot,
+                            PopulateSlot, WriteNote, PublishRecord, RemoveRecord, DeleteSlot,
+                            WriteJobState, RemoveJobState, IndexShard, UnindexShard, FlushShard,
+                            CancelDrain, FetchShard, PublishManifest, RemoveCopies, RemoveJobCopies,
+                            ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, Report>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

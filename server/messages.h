@@ -48,6 +48,8 @@ struct JoinAsked {
   Attempt attempt = 0;
   Attempt leave_attempt = 0;
   bool may_wait = false;  // for a rank that is still ending
+  v1::Policy policy;
+  uint64_t opening = 0;  // random: the attempt's, if this join opens one
 };
 // A rank that had been told that it belongs to the attempt.
 struct SeatLost {
@@ -92,16 +94,111 @@ struct ShardSealed {
   uint32_t world_size = 0;
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
+  bool time_sure = true;
 };
 struct ShardGood {
   CheckpointId checkpoint;
   Rank rank = 0;
+  TierKind tier = TierKind::kMemory;
 };
 struct ShardBad {
   CheckpointId checkpoint;
   Rank rank = 0;
   std::string what;
+  TierKind tier = TierKind::kMemory;
 };
+// What the node knows of a tier. Until it knows it, something newer than what is seen may lie
+// there.
+struct InventoryState {
+  enum class Kind { kNotConfigured, kPending, kKnown, kFailed };
+  TierKind tier = TierKind::kNvme;
+  Kind kind = Kind::kPending;
+  std::string why;  // kFailed
+};
+// What a scan of a tier that began at `began` found of the job. What the coordinator believed to be
+// there before `as_of`, if that is set, and is not among these is gone.
+struct CopiesFound {
+  TierKind tier = TierKind::kNvme;
+  MonotonicTime began{};
+  MonotonicTime as_of{};
+  std::vector<DurableCopy> copies;
+  std::vector<CheckpointId> manifests;
+  Attempt highest_claim = 0;
+};
+// A flush of one shard has ended.
+struct ShardDrained {
+  CheckpointId checkpoint;
+  Rank rank = 0;
+  TierKind to = TierKind::kNvme;
+  TierKind from = TierKind::kMemory;
+  absl::Status status;
+  bool source_bad = false;
+  DurableCopy copy;
+};
+struct FlushStalled {
+  CheckpointId checkpoint;
+  TierKind to = TierKind::kNvme;
+  bool stalled = false;
+  std::string what;
+};
+struct ManifestDone {
+  CheckpointId checkpoint;
+  absl::Status status;
+};
+struct RemovalDone {
+  CheckpointId checkpoint;
+  TierKind tier = TierKind::kNvme;
+  absl::Status status;
+};
+struct RemovalStalled {
+  CheckpointId checkpoint;
+  TierKind tier = TierKind::kNvme;
+  std::string what;
+};
+// A slot was filled from another tier.
+struct MemoryCopyGained {
+  CheckpointId checkpoint;
+  Rank rank = 0;
+  uint64_t bytes = 0;
+  int64_t unix_ms = 0;
+};
+// The rank's shard could not be brought into memory.
+struct FetchFailed {
+  RequestToken token = 0;
+  Attempt attempt = 0;
+  Rank rank = 0;
+  uint64_t session = 0;
+  uint32_t round = 0;
+  CheckpointId checkpoint;
+  TierKind from = TierKind::kNvme;
+  absl::Status status;
+  bool source_bad = false;
+};
+// The tier's budget is short: what its own rules do not hold may go.
+struct DurableRoomAsked {
+  TierKind tier = TierKind::kNvme;
+  uint64_t bytes = 0;
+};
+// What a memory copy is needed for is a fetch, not a save.
+struct FetchRoomAsked {
+  RequestToken token = 0;
+  CheckpointId fetched;
+  std::vector<CheckpointId> useful;
+};
+struct PinAsked {
+  RequestToken token = 0;
+  v1::PinRequest request;
+};
+struct RemoveCheckpointAsked {
+  RequestToken token = 0;
+  v1::RemoveCheckpointRequest request;
+};
+struct SetPolicyAsked {
+  RequestToken token = 0;
+  v1::Policy policy;
+  std::string text;
+};
+struct CollectGarbageAsked {};
 struct AwaitAsked {
   RequestToken token = 0;
   Attempt attempt = 0;
@@ -145,13 +242,16 @@ struct StateWritten {
 struct WakeUp {};
 // The job is being removed: all its copies go.
 struct JobRemoved {
-  bool removed = true;  // false: its state could not be removed, it stays, without copies
+  bool removed = true;  // false: it stays, with whatever its tiers are found to have
 };
 
 using ToCoordinator =
     std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
                  ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, RequestExpired,
-                 RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved>;
+                 RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved,
+                 InventoryState, CopiesFound, ShardDrained, FlushStalled, ManifestDone, RemovalDone,
+                 RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked,
+                 PinAsked, RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked>;
 
 // ---- Coordinator → agent ----
 
@@ -189,6 +289,9 @@ struct SourceOffered {
   uint64_t session = 0;
   uint32_t round = 0;
   CheckpointId checkpoint;
+  TierKind from = TierKind::kMemory;
+  std::string why;  // not from memory: what became of the nearer copies
+  uint64_t bytes = 0;
 };
 struct SessionEnded {
   RequestToken token = 0;
@@ -222,9 +325,46 @@ struct RestorePointSet {
 struct Reported {
   Report report;
 };
+// Copies of these shards are to be written into the tier → a ShardDrained for each.
+struct FlushWanted {
+  struct Shard {
+    Rank rank = 0;
+    TierKind from = TierKind::kMemory;
+    uint64_t bytes = 0;
+  };
+  CheckpointId checkpoint;
+  TierKind to = TierKind::kNvme;
+  uint32_t world_size = 0;
+  std::vector<Shard> shards;
+  uint64_t opening = 0;
+  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+};
+struct FlushUnwanted {
+  CheckpointId checkpoint;
+  TierKind to = TierKind::kNvme;
+};
+// → ManifestDone
+struct ManifestWanted {
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  uint64_t opening = 0;
+  std::vector<Descent> descent;
+  std::vector<DurableCopy> shards;
+};
+// → RemovalDone
+struct RemovalWanted {
+  CheckpointId checkpoint;
+  TierKind tier = TierKind::kNvme;
+  uint32_t world_size = 0;
+};
+struct AdminAnswered {
+  RequestToken token = 0;
+  std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply> reply;
+};
 
 using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
                              SourceOffered, SessionEnded, GiveUp, Superseded, CopyDoubted,
-                             PersistState, RestorePointSet, Reported>;
+                             PersistState, RestorePointSet, Reported, FlushWanted, FlushUnwanted,
+                             ManifestWanted, RemovalWanted, AdminAnswered>;
 
 }  // namespace holdfast

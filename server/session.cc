@@ -19,8 +19,7 @@ std::string WantedName(const std::optional<CheckpointId>& wanted) {
 }  // namespace
 
 bool Session::Holds(CheckpointId checkpoint) const {
-  return std::find(candidates_.begin() + static_cast<ptrdiff_t>(current_), candidates_.end(),
-                   checkpoint) != candidates_.end();
+  return std::find(candidates_.begin(), candidates_.end(), checkpoint) != candidates_.end();
 }
 
 std::optional<std::string> Session::Conflict(Rank rank,
@@ -61,10 +60,11 @@ void Session::Drop(Rank rank, ProcessId process) {
   }
 }
 
-void Session::BeginLoading(std::vector<CheckpointId> candidates, uint64_t restore_point_change) {
+void Session::BeginLoading(std::vector<CheckpointId> candidates, bool only_these,
+                           uint64_t restore_point_change) {
   candidates_ = std::move(candidates);
+  only_these_ = only_these;
   restore_point_change_ = restore_point_change;
-  current_ = 0;
   round_ = 1;
 }
 
@@ -81,17 +81,23 @@ bool Session::AllLoaded() const {
                                      [](const auto& e) { return e.second.loaded; });
 }
 
-bool Session::NextRound(const std::vector<CheckpointId>& usable) {
-  while (++current_ < candidates_.size()) {
-    if (std::find(usable.begin(), usable.end(), candidates_[current_]) != usable.end()) {
-      ++round_;
-      for (auto& [rank, entry] : entries_) {
-        entry.loaded = false;
-      }
-      return true;
-    }
+RequestToken Session::Fail(Rank rank, RequestToken token, std::string problem) {
+  Entry& entry = entries_[rank];
+  const RequestToken before = entry.waiting;
+  entry.loaded = false;
+  entry.waiting = token;
+  failed_ = {rank, std::move(problem)};
+  return before == token ? 0 : before;
+}
+
+void Session::NextRound(std::vector<CheckpointId> candidates) {
+  tried_.insert(candidates_.front());
+  candidates_ = std::move(candidates);
+  ++round_;
+  failed_.reset();
+  for (auto& [rank, entry] : entries_) {
+    entry.loaded = false;
   }
-  return false;
 }
 
 std::vector<std::pair<Rank, RequestToken>> Session::TakeWaiting() {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ class Session {
   bool empty() const { return entries_.empty(); }
   const std::optional<CheckpointId>& wanted() const { return wanted_; }
   // The step of this round. Only while loading.
-  CheckpointId checkpoint() const { return candidates_[current_]; }
+  CheckpointId checkpoint() const { return candidates_.front(); }
   // What must not be given up while the session lasts: this round's step and what it may fall back
   // to.
   bool Holds(CheckpointId checkpoint) const;
@@ -50,14 +51,28 @@ class Session {
   // Removes the rank's entry (its process or connection ended), if that process holds it.
   void Drop(Rank rank, ProcessId process);
 
-  // `candidates` newest first, not empty; chosen under the job's restore point as of this change.
-  void BeginLoading(std::vector<CheckpointId> candidates, uint64_t restore_point_change);
+  // `candidates` newest first, not empty; `only_these` if somebody chose them and nothing else will
+  // do; chosen under the job's restore point as of this change.
+  void BeginLoading(std::vector<CheckpointId> candidates, bool only_these,
+                    uint64_t restore_point_change);
+  bool only_these() const { return only_these_; }
   uint64_t restore_point_change() const { return restore_point_change_; }
   // The rank has the round's step and waits; whoever waited for it before is returned.
   RequestToken Report(Rank rank, RequestToken token);
   bool AllLoaded() const;
-  // Moves on to the first further candidate that `usable` accepts; false if there is none.
-  bool NextRound(const std::vector<CheckpointId>& usable);
+  // No copy of the rank's shard can be read: it waits for the next round. Whoever waited for it
+  // before is returned.
+  RequestToken Fail(Rank rank, RequestToken token, std::string problem);
+  // Who keeps this round from ending, and why, until the next one begins.
+  struct Failed {
+    Rank rank = 0;
+    std::string problem;
+  };
+  const std::optional<Failed>& failed() const { return failed_; }
+  // All ranks load again: the first of these (newest first, not empty).
+  void NextRound(std::vector<CheckpointId> candidates);
+  // Whether an earlier round was about it.
+  bool Tried(CheckpointId checkpoint) const { return tried_.count(checkpoint) > 0; }
 
   // Every rank that waits for an answer; they wait no more.
   std::vector<std::pair<Rank, RequestToken>> TakeWaiting();
@@ -81,7 +96,9 @@ class Session {
   std::optional<CheckpointId> wanted_;
   std::map<Rank, Entry> entries_;
   std::vector<CheckpointId> candidates_;
-  size_t current_ = 0;
+  bool only_these_ = false;
+  std::optional<Failed> failed_;
+  std::set<CheckpointId> tried_;
   uint64_t restore_point_change_ = 0;
 };
 

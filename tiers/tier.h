@@ -20,6 +20,25 @@
 
 namespace holdfast {
 
+// One training run, and whose files its copies are.
+struct JobIdentity {
+  JobUuid job;
+  std::string name;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  bool operator==(const JobIdentity&) const = default;
+};
+
+// A copy to be made.
+struct NewCopy {
+  ShardId id;
+  std::string job_name;
+  uint32_t world_size = 0;
+  uint64_t image_bytes = 0;
+  uint32_t uid = 0;  // the job's owner, for tiers whose files people look at
+  uint32_t gid = 0;
+};
+
 struct CopyInfo {
   ShardId id;
   uint32_t world_size = 0;
@@ -62,8 +81,8 @@ class Tier {
  public:
   virtual ~Tier() = default;
   virtual std::string_view kind() const = 0;  // memory, nvme, peer, remote
-  virtual absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const ShardId& id,
-                                                             uint64_t image_bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const NewCopy& copy) = 0;
+  // NotFound if there is none; DataLoss or FailedPrecondition if what is there cannot be read.
   virtual absl::StatusOr<std::unique_ptr<CopyReader>> Open(const ShardId& id) = 0;
   virtual absl::Status Remove(const ShardId& id) = 0;  // NotFound if there is none
   virtual absl::StatusOr<Inventory> Scan() = 0;

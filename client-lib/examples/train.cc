@@ -47,8 +47,9 @@ struct Args {
   bool reserve = false;     // make slots before the first save
   bool overlap = false;     // save while the next step is "computed"
   bool await_commit = false;
-  bool lockstep = false;  // before each step, say "ready" and wait for a byte on stdin: where real
-                          // ranks wait for each other
+  std::string await_tier;  // nvme or remote: each save waits until its step is whole there
+  bool lockstep = false;   // before each step, say "ready" and wait for a byte on stdin: where real
+                           // ranks wait for each other
   bool wait_stdin = false;  // at the end, until stdin is closed
 };
 
@@ -57,7 +58,8 @@ const char kUsage[] =
     "[--launch ID] [--socket PATH]\n"
     "  [--save-every N] [--slow-ms N] [--threads N] [--deadline-ms N] [--wait-room-ms N] "
     "[--restore-step N [--restore-attempt N]]\n"
-    "  [--no-restore] [--reserve] [--overlap] [--await-commit] [--lockstep] [--wait-stdin]\n";
+    "  [--no-restore] [--reserve] [--overlap] [--await-commit] [--await-tier nvme|remote] "
+    "[--lockstep] [--wait-stdin]\n";
 
 bool ParseNumber(const char* text, uint64_t& out) {
   char* end = nullptr;
@@ -68,8 +70,10 @@ bool ParseNumber(const char* text, uint64_t& out) {
 bool Parse(int argc, char** argv, Args& args) {
   uint64_t rank = 0;
   uint64_t world = 1;
-  const std::map<std::string_view, std::string*> texts = {
-      {"--job", &args.job}, {"--launch", &args.launch}, {"--socket", &args.socket}};
+  const std::map<std::string_view, std::string*> texts = {{"--job", &args.job},
+                                                          {"--launch", &args.launch},
+                                                          {"--socket", &args.socket},
+                                                          {"--await-tier", &args.await_tier}};
   const std::map<std::string_view, uint64_t*> numbers = {
       {"--rank", &rank},
       {"--world", &world},
@@ -107,7 +111,9 @@ bool Parse(int argc, char** argv, Args& args) {
   }
   args.rank = static_cast<uint32_t>(rank);
   args.world = static_cast<uint32_t>(world);
-  return rank < UINT32_MAX && world < UINT32_MAX && args.save_every > 0 && args.bytes >= 64 &&
+  args.await_commit = args.await_commit || !args.await_tier.empty();
+  return (args.await_tier.empty() || args.await_tier == "nvme" || args.await_tier == "remote") &&
+         rank < UINT32_MAX && world < UINT32_MAX && args.save_every > 0 && args.bytes >= 64 &&
          args.bytes < (uint64_t{1} << 40);
 }
 
@@ -347,6 +353,7 @@ class Loop {
         .Put("from_attempt", restored->attempt)
         .Put("step", restored->step)
         .Put("source", restored->source)
+        .Put("why", restored->why)
         .Millis("ms", took)
         .Millis("waited_ms", restored->waited)
         .Bytes(restored->bytes, restored->copied)
@@ -424,6 +431,24 @@ class Loop {
       return PrintError("commit", status);
     }
     NewLine("committed").Put("step", model_.step()).Millis("ms", Clock::now() - began);
+    AwaitTier();
+  }
+
+  void AwaitTier() {
+    if (args_.await_tier.empty()) {
+      return;
+    }
+    const Clock::time_point began = Clock::now();
+    const holdfast::Status status = handle_->Wait(
+        args_.await_tier == "nvme" ? holdfast::Stage::kNvme : holdfast::Stage::kRemote,
+        holdfast::Milliseconds(args_.deadline_ms));
+    if (!status.ok()) {
+      return PrintError(args_.await_tier.c_str(), status);
+    }
+    NewLine("whole")
+        .Put("tier", args_.await_tier)
+        .Put("step", model_.step())
+        .Millis("ms", Clock::now() - began);
   }
 
   const Args& args_;

@@ -130,6 +130,7 @@ Result<wire::JoinReply> DaemonLink::JoinOn(Connection& connection, uint64_t atte
   join.rank = identity_.rank;
   join.world_size = identity_.world_size;
   join.launch = identity_.launch;
+  join.policy = identity_.policy;
   join.attempt = attempt;
   join.leave_attempt = leave_attempt;
   join.deadline_ms = deadline.DaemonMillis();

@@ -27,6 +27,7 @@ struct RankIdentity {
   uint32_t world_size = 1;
   std::string launch;
   std::string socket;
+  std::string policy = {};  // encoded, for the Join
 };
 
 enum class Patience { kOnce, kUntilDeadline };  // when the daemon cannot be reached

@@ -3,6 +3,7 @@
 // first.
 #include "holdfast/job.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <utility>
@@ -261,6 +262,20 @@ class JobImpl : public Job {
   std::unique_ptr<Core> core_;
 };
 
+wire::TierPolicy ToWire(const TierPolicy& policy) {
+  wire::TierPolicy out;
+  out.every_steps = policy.every_steps;
+  if (policy.every) {
+    out.every_ms = static_cast<uint64_t>(std::max<int64_t>(0, policy.every->count()));
+  }
+  if (policy.keep_last) {
+    out.keep_last = *policy.keep_last;
+  }
+  out.keep_every_steps = policy.keep_every_steps;
+  out.bytes_max = policy.bytes_max;
+  return out;
+}
+
 Status CheckOptions(const JobOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "open"));
   if (options.world_size == 0 || options.world_size > kWorldSizeMax ||
@@ -275,6 +290,15 @@ Status CheckOptions(const JobOptions& options) {
                                                        "': a launch id is UTF-8 text of at most ",
                                                        kLaunchBytesMax, " bytes"));
   }
+  for (const TierPolicy* tier : {&options.policy.nvme, &options.policy.remote}) {
+    if ((tier->keep_last && *tier->keep_last == 0) || (tier->every && tier->every->count() < 0)) {
+      return Status(Code::kInvalidArgument,
+                    absl::StrCat("open job '", options.job,
+                                 "': policy: ", tier == &options.policy.nvme ? "nvme" : "remote",
+                                 ": keep_last is at least 1 (the newest always stays), and no time "
+                                 "is below 0"));
+    }
+  }
   return Status();
 }
 
@@ -286,7 +310,9 @@ Result<std::unique_ptr<Job>> Job::Open(const JobOptions& options) {
     HF_TRY(client::CheckOptions(options));
     auto job = std::make_unique<client::JobImpl>(
         client::RankIdentity{options.job, options.rank, options.world_size, options.launch,
-                             client::SocketPath(options.socket)},
+                             client::SocketPath(options.socket),
+                             client::wire::EncodePolicy(client::ToWire(options.policy.nvme),
+                                                        client::ToWire(options.policy.remote))},
         options);
     HF_TRY(job->Open(client::Deadline::In(options.open_deadline)));
     return std::unique_ptr<Job>(std::move(job));

@@ -129,6 +129,8 @@ void RestoreRun::Decline(const wire::SessionOutcome& offer, const Status& why, D
 Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
     const Answer<wire::SessionOutcome>& offer, Deadline deadline) {
   const wire::Source& source = *offer.message.source;
+  restored_.source = source.tier.empty() ? "memory" : source.tier;
+  restored_.why = source.why;
   const Clock::time_point began = Clock::now();
   const std::chrono::nanoseconds waited_before = restored_.waited;
   // Also when memory runs out in between the session must hear of it, and the copy be let go.

@@ -46,6 +46,23 @@ class Writer {
   protozero::pbf_writer writer_{out_};
 };
 
+std::string EncodeTierPolicy(const TierPolicy& policy) {
+  std::string out;
+  protozero::pbf_writer writer{out};
+  // Present also when 0: a wish for none is not the lack of a wish.
+  const auto put = [&](uint32_t field, const std::optional<uint64_t>& value) {
+    if (value) {
+      writer.add_uint64(field, *value);
+    }
+  };
+  put(1, policy.every_steps);
+  put(2, policy.every_ms);
+  put(3, policy.keep_last);
+  put(4, policy.keep_every_steps);
+  put(5, policy.bytes_max);
+  return out;
+}
+
 struct Body {
   uint32_t field;
   std::string bytes;
@@ -67,6 +84,9 @@ struct Encode {
     w.Put(5, m.attempt);
     w.Put(6, m.leave_attempt);
     w.Put(7, m.deadline_ms);
+    if (!m.policy.empty()) {
+      w.PutMessage(8, m.policy);
+    }
     return {3, w.Take()};
   }
   Body operator()(const Reserve& m) {
@@ -370,6 +390,10 @@ absl::Status Read(std::string_view bytes, Source& out) {
         return fields.Get(field, out.world_size);
       case 9:
         return fields.Get(field, out.hold);
+      case 10:
+        return fields.Get(field, out.tier);
+      case 11:
+        return fields.Get(field, out.why);
       default:
         return absl::OkStatus();
     }
@@ -441,6 +465,20 @@ absl::Status ReadReplyField(const WireField& field, Fields& fields, Reply& out) 
 }
 
 }  // namespace
+
+std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote) {
+  std::string out;
+  protozero::pbf_writer writer{out};
+  const std::string first = EncodeTierPolicy(nvme);
+  const std::string second = EncodeTierPolicy(remote);
+  if (!first.empty()) {
+    writer.add_message(1, first);
+  }
+  if (!second.empty()) {
+    writer.add_message(2, second);
+  }
+  return out;
+}
 
 Result<std::string> EncodeFrame(uint64_t id, const Request& request) {
   const Body body = std::visit(Encode{}, request);

@@ -55,7 +55,17 @@ struct Join {
   uint64_t attempt = 0;
   uint64_t leave_attempt = 0;
   uint64_t deadline_ms = 0;
+  std::string policy;  // encoded holdfast.v1.Policy; EncodePolicy makes it
 };
+// One tier's part of a policy: what is absent is not sent.
+struct TierPolicy {
+  std::optional<uint64_t> every_steps;
+  std::optional<uint64_t> every_ms;
+  std::optional<uint64_t> keep_last;
+  std::optional<uint64_t> keep_every_steps;
+  std::optional<uint64_t> bytes_max;
+};
+std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote);
 struct Reserve {
   uint64_t slot_bytes = 0;
   uint32_t slots = 0;
@@ -182,6 +192,8 @@ struct Source {
   uint32_t rank = 0;
   uint32_t world_size = 0;
   uint64_t hold = 0;
+  std::string tier;  // empty: a daemon that knows memory only
+  std::string why;
 };
 struct SessionOutcome {
   uint64_t session = 0;

@@ -57,10 +57,16 @@ std::unique_ptr<ReadLease> AdminGateway::Lease(AdminToken token) {
 }
 
 void AdminGateway::ReportBadCopy(const ReadableShard& shard, const std::string& what) {
+  if (shard.tier != TierKind::kMemory) {
+    return post_(DurableCopyJudged{shard.tier, shard.copy.id, what});
+  }
   post_(CopyFoundBad{shard.slot, shard.copy.generation, what});
 }
 
 void AdminGateway::ReportGoodCopy(const ReadableShard& shard) {
+  if (shard.tier != TierKind::kMemory) {
+    return post_(DurableCopyJudged{shard.tier, shard.copy.id, ""});
+  }
   post_(CopyFoundGood{shard.slot, shard.copy.generation});
 }
 

@@ -17,6 +17,7 @@ namespace holdfast {
 namespace {
 
 constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
+constexpr Duration kRebuildMax = std::chrono::hours(1);  // it reads all drives and mounts
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The numbers are the same.
@@ -49,6 +50,48 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request,
                          v1::RemoveJobReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status Where(grpc::ServerContext* call, const v1::WhereRequest* request,
+                     v1::WhereReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status Explain(grpc::ServerContext* call, const v1::ExplainRequest* request,
+                       v1::ExplainReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status Timeline(grpc::ServerContext* call, const v1::TimelineRequest* request,
+                        v1::TimelineReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status CollectGarbage(grpc::ServerContext* call, const v1::CollectGarbageRequest* request,
+                              v1::CollectGarbageReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status Pin(grpc::ServerContext* call, const v1::PinRequest* request,
+                   v1::PinReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
+                                const v1::RemoveCheckpointRequest* request,
+                                v1::RemoveCheckpointReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
+  grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
+                       v1::RebuildReply* reply) override {
+    absl::StatusOr<AdminAnswer> answer = Ask(call, *request, kRebuildMax);
+    return Take(answer, reply);
+  }
+
+  grpc::Status SetOptions(grpc::ServerContext* call, const v1::SetOptionsRequest* request,
+                          v1::SetOptionsReply* reply) override {
     return AskFor(call, *request, reply);
   }
 
@@ -92,7 +135,8 @@ class AdminService final : public v1::Admin::Service {
                   request](const ReadableShard& shard) { return Hold(request->job(), shard); },
          .bad = [this](const ReadableShard& shard,
                        const std::string& what) { context_.gateway->ReportBadCopy(shard, what); },
-         .good = [this](const ReadableShard& shard) { context_.gateway->ReportGoodCopy(shard); }});
+         .good = [this](const ReadableShard& shard) { context_.gateway->ReportGoodCopy(shard); },
+         .durable = context_.verify_durable});
     for (;;) {
       v1::VerifyProgress progress;
       const bool done = run.WaitFor(kProgressEvery, &progress);
@@ -121,10 +165,16 @@ class AdminService final : public v1::Admin::Service {
 
   template <typename Request>
   absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request) {
+    return Ask(call, request, context_.request_timeout);
+  }
+
+  // As long as the caller says, and no longer than `at_most`.
+  template <typename Request>
+  absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request,
+                                  Duration at_most) {
     // Without a deadline gRPC's is the end of time.
     const std::chrono::system_clock::time_point until = call->deadline();
     const auto now = std::chrono::system_clock::now();
-    Duration at_most = context_.request_timeout;
     if (until < now + at_most) {
       at_most = std::max(Duration(0), std::chrono::duration_cast<Duration>(until - now));
     }

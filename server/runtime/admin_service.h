@@ -14,6 +14,7 @@
 #include <set>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
@@ -46,6 +47,10 @@ struct AdminContext {
   Duration request_timeout{};
   std::function<void(v1::DaemonStatus&)>
       fill_daemon_status;  // any thread: what the core does not know
+  // Any thread: as VerifyRun::Callbacks::durable.
+  std::function<absl::StatusOr<std::string>(const ReadableShard&,
+                                            const std::function<bool(uint64_t)>&)>
+      verify_durable;
   VerifySeats verify_seats;
 };
 

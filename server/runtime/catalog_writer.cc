@@ -75,14 +75,27 @@ void CatalogWriter::IndexShard(v1::CatalogShard shard) {
     return;  // it has no name to be found by
   }
   const ShardId id{*job, shard.attempt(), shard.step(), shard.rank()};
-  MutexLock lock(mutex_);
-  waiting_.shards[id] = std::move(shard);
-  Added();
+  std::string tier = shard.tier();
+  ChangeShard(std::move(tier), id, std::move(shard));
 }
 
-void CatalogWriter::UnindexShard(const ShardId& id) {
+void CatalogWriter::UnindexShard(const ShardId& id, std::string_view tier) {
+  ChangeShard(std::string(tier), id, std::nullopt);
+}
+
+void CatalogWriter::ChangeShard(std::string tier, const ShardId& id,
+                                std::optional<v1::CatalogShard> shard) {
   MutexLock lock(mutex_);
-  waiting_.shards[id] = std::nullopt;
+  const std::pair<std::string, ShardId> key{std::move(tier), id};
+  if (key.first == kMemoryTier) {
+    waiting_.shards[key] = std::move(shard);
+  } else if (waiting_.durable.size() < kDurableChangesMax || waiting_.durable.count(key) > 0) {
+    waiting_.durable[key] = std::move(shard);
+  } else if (!std::exchange(forgot_durable_, true)) {
+    LogWarning(absl::StrCat("more than ", kDurableChangesMax, " changes of nvme and remote wait ",
+                            "for the catalog; it does not take in more of them: when it is written "
+                            "again, `ckptctl rebuild` adds what is missing"));
+  }
   Added();
 }
 
@@ -125,6 +138,9 @@ void CatalogWriter::Run() {
   absl::Status last;
   while (std::optional<Changes> changes = Take()) {
     last = Write(*changes);
+    if (!last.ok()) {
+      PutBack(*changes);
+    }
     After(last);
   }
   Done stopped;
@@ -181,17 +197,36 @@ absl::Status CatalogWriter::Write(Changes& changes) {
     HF_RETURN_IF_ERROR(Resync());
   }
   // 3. Shards.
-  std::vector<v1::CatalogShard> added;
-  std::vector<ShardId> removed;
-  for (auto& [id, shard] : changes.shards) {
-    if (shard.has_value()) {
-      added.push_back(*std::move(shard));
-    } else {
-      removed.push_back(id);
+  HF_RETURN_IF_ERROR(WriteShards(changes.shards));
+  return WriteShards(changes.durable);
+}
+
+absl::Status CatalogWriter::WriteShards(const Changes::Shards& shards) {
+  for (auto it = shards.begin(); it != shards.end();) {
+    const std::string& tier = it->first.first;
+    std::vector<v1::CatalogShard> added;
+    std::vector<ShardId> removed;
+    for (; it != shards.end() && it->first.first == tier; ++it) {
+      if (it->second.has_value()) {
+        added.push_back(*it->second);
+      } else {
+        removed.push_back(it->first.second);
+      }
+    }
+    HF_RETURN_IF_ERROR(catalog_.UpdateShards(tier, added, removed));
+  }
+  return absl::OkStatus();
+}
+
+// What lies in memory is written anew from memory.dir; of the other tiers nothing else remembers
+// what changed.
+void CatalogWriter::PutBack(const Changes& changes) {
+  MutexLock lock(mutex_);
+  for (const auto& [key, shard] : changes.durable) {
+    if (waiting_.durable.size() < kDurableChangesMax) {
+      waiting_.durable.try_emplace(key, shard);
     }
   }
-  return changes.shards.empty() ? absl::OkStatus()
-                                : catalog_.UpdateShards(kMemoryTier, added, removed);
 }
 
 absl::Status CatalogWriter::WriteJob(const JobUuid& job, const JobChange& change) {
@@ -245,6 +280,7 @@ void CatalogWriter::After(const absl::Status& status) {
     if (failures_ > 0 && !waiting_.resync) {
       LogInfo(absl::StrCat("the catalog is written again, after ", failures_, " failures"));
       failures_ = 0;
+      forgot_durable_ = false;
       problem_.clear();
     }
     retry_at_ = {};

@@ -19,7 +19,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,7 +36,9 @@ namespace holdfast {
 
 class CatalogWriter {
  public:
-  static constexpr size_t kChangesMax = 1024;  // shards and jobs that wait
+  static constexpr size_t kChangesMax = 1024;  // shards in memory and jobs that wait
+  // Shards of the other tiers: nothing else here remembers them, and a scan tells of many at once.
+  static constexpr size_t kDurableChangesMax = 65'536;
   // What waits for longer is a problem in the status: the disk hangs.
   static constexpr Duration kHangsAfter = std::chrono::seconds(5);
   // Between two lines in the log about the same trouble.
@@ -60,7 +64,7 @@ class CatalogWriter {
   // From the catalog, and when that is done from memory.dir. A failure is told and not repeated.
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);
   void IndexShard(v1::CatalogShard shard) EXCLUDES(mutex_);
-  void UnindexShard(const ShardId& id) EXCLUDES(mutex_);
+  void UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
 
   // What keeps the catalog from being written, for people; empty when nothing does.
   std::string problem() EXCLUDES(mutex_);
@@ -75,14 +79,21 @@ class CatalogWriter {
   struct Changes {
     bool resync = false;
     std::map<JobUuid, JobChange> jobs;
-    std::map<ShardId, std::optional<v1::CatalogShard>> shards;
-    bool empty() const { return !resync && jobs.empty() && shards.empty(); }
+    // By tier and shard.
+    using Shards = std::map<std::pair<std::string, ShardId>, std::optional<v1::CatalogShard>>;
+    Shards shards;   // in memory
+    Shards durable;  // in the other tiers
+    bool empty() const { return !resync && jobs.empty() && shards.empty() && durable.empty(); }
   };
 
   void Run() EXCLUDES(mutex_);
   // Waits until something is to be done, and takes it. Nothing: it is time to end.
   std::optional<Changes> Take() EXCLUDES(mutex_);
   absl::Status Write(Changes& changes);
+  absl::Status WriteShards(const Changes::Shards& shards);
+  void ChangeShard(std::string tier, const ShardId& id, std::optional<v1::CatalogShard> shard)
+      EXCLUDES(mutex_);
+  void PutBack(const Changes& changes) EXCLUDES(mutex_);
   absl::Status WriteJob(const JobUuid& job, const JobChange& change);
   absl::Status Resync();
   void After(const absl::Status& status) EXCLUDES(mutex_);
@@ -102,8 +113,9 @@ class CatalogWriter {
   // Since when something is to be written and is not.
   std::optional<MonotonicTime> behind_since_ GUARDED_BY(mutex_);
   std::string problem_ GUARDED_BY(mutex_);
-  uint64_t failures_ GUARDED_BY(mutex_) = 0;  // in a row
-  uint64_t unlogged_ GUARDED_BY(mutex_) = 0;  // failures since the last line in the log
+  uint64_t failures_ GUARDED_BY(mutex_) = 0;        // in a row
+  bool forgot_durable_ GUARDED_BY(mutex_) = false;  // said once
+  uint64_t unlogged_ GUARDED_BY(mutex_) = 0;        // failures since the last line in the log
   MonotonicTime logged_at_ GUARDED_BY(mutex_);
   MonotonicTime retry_at_ GUARDED_BY(mutex_);
   std::thread thread_;

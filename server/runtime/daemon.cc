@@ -85,6 +85,7 @@ void PassSentSyncPoints([[maybe_unused]] const v1::DaemonFrame& frame) {
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
   RaiseDescriptorLimit();
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGIO, SIG_IGN);    // somebody opens a file while we have its lease, for a moment
   ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of that write (EFBIG), no death
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   // Before any thread: they inherit the mask, so that the signals come to the reactor alone.
@@ -106,6 +107,7 @@ Daemon::~Daemon() {
     populator_->Stop();
   }
   admin_.reset();
+  tiers_.reset();
   executor_.reset();
   catalog_writer_.reset();
 }
@@ -138,6 +140,10 @@ absl::Status Daemon::Open() {
                                                config_.memory().bytes_max(), CurrentBoot()}));
   // 2. What is there.
   HF_ASSIGN_OR_RETURN(Started started, FindState(*store_, *catalog_, config_.memory().bytes_max()));
+  const NvmeBudget budget = AskNvmeBudget(*env_, config_.nvme());
+  started.nvme_bytes_max = budget.bytes_max;
+  started.problems.insert(started.problems.end(), budget.problems.begin(), budget.problems.end());
+  started.boot_id = CurrentBoot();
   for (const std::string& problem : started.problems) {
     LogWarning(problem);
   }
@@ -158,12 +164,24 @@ absl::Status Daemon::Open() {
     overdue_ = true;
     reactor_->Stop();
   });
-  gateway_ = std::make_unique<AdminGateway>([this](Event event) {
+  const auto post = [this](Event event) {
     reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
-  });
+  };
+  tiers_timer_ = reactor_->AddTimer([this] { CheckTiers(); });
+  DurableTiers::Options tiers;
+  tiers.config = config_;
+  tiers.env = env_;
+  tiers.slots = store_;
+  tiers.post = post;
+  HF_ASSIGN_OR_RETURN(tiers_, DurableTiers::Create(std::move(tiers)));
+  gateway_ = std::make_unique<AdminGateway>(post);
   admin_context_.gateway = gateway_.get();
   admin_context_.store = store_.get();
   admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
+  admin_context_.verify_durable = [this](const ReadableShard& shard,
+                                         const std::function<bool(uint64_t)>& advance) {
+    return tiers_->Verify(shard, advance);
+  };
   admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) {
     FillDaemonStatus(status);
   };
@@ -194,6 +212,7 @@ absl::Status Daemon::Open() {
   core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
   WatchMemory();
   Feed(std::move(started));
+  Perform(ScanNvme{});
   return absl::OkStatus();
 }
 
@@ -269,6 +288,7 @@ void Daemon::BeginStop(const std::string& why) {
   clients_->StopListening();
   gateway_->Stop();
   populator_->Stop();
+  tiers_->Cancel();
   reactor_->Arm(stop_timer_, reactor_->clock().Now() + kStopDeadline);
   StopWhenIdle();
 }
@@ -344,6 +364,7 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   if (std::string problem = catalog_writer_->problem(); !problem.empty()) {
     status.add_problems(std::move(problem));
   }
+  tiers_->FillStatus(status);
   MutexLock lock(problems_mutex_);
   for (const std::string& problem : problems_) {
     status.add_problems(problem);

@@ -37,6 +37,7 @@
 #include "server/runtime/process_watcher.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/serial_executor.h"
+#include "server/runtime/tiers/durable_tiers.h"
 #include "tiers/memory/slot_store.h"
 
 namespace holdfast {
@@ -76,6 +77,17 @@ class Daemon {
   void Perform(RemoveJobState action);
   void Perform(IndexShard action);
   void Perform(UnindexShard action);
+  void Perform(FlushShard action);
+  void Perform(CancelDrain action);
+  void Perform(FetchShard action);
+  void Perform(PublishManifest action);
+  void Perform(RemoveCopies action);
+  void Perform(RemoveJobCopies action);
+  void Perform(ScanRemote action);
+  void Perform(ScanNvme action);
+  void Perform(ApplyLimits action);
+  void CheckTiers();
+  void WatchTiers();
   void Perform(SetTimer action);
   void Perform(AdminReply action);
   void Perform(Report action);
@@ -105,7 +117,7 @@ class Daemon {
   Env* const env_;
   const MonotonicTime started_;
   DaemonMetrics metrics_;
-  std::unique_ptr<SlotStore> store_;
+  std::shared_ptr<SlotStore> store_;
   std::unique_ptr<Catalog> catalog_;
   std::unique_ptr<CatalogWriter> catalog_writer_;
   std::unique_ptr<Reactor> reactor_;
@@ -114,6 +126,7 @@ class Daemon {
   std::unique_ptr<MemoryWatch> memory_watch_;
   std::unique_ptr<Populator> populator_;
   std::unique_ptr<ClientServer> clients_;
+  std::unique_ptr<DurableTiers> tiers_;
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
@@ -137,6 +150,8 @@ class Daemon {
   Reactor::TimerId metrics_timer_ = 0;
   Reactor::TimerId stop_timer_ = 0;
   Reactor::TimerId catalog_timer_ = 0;
+  Reactor::TimerId tiers_timer_ = 0;
+  bool tiers_watched_ = false;
   std::atomic<uint32_t> connections_{0};
 
   Mutex problems_mutex_;

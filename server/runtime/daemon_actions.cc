@@ -18,6 +18,7 @@ namespace {
 using Lane = SerialExecutor::Lane;
 
 // One space of keys for the executor: slots and jobs.
+constexpr Duration kTiersEvery = std::chrono::seconds(1);  // while they have something to do
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
 
 // Where only the catalog can do what is asked: a disk that hangs for longer is an error, which the
@@ -45,6 +46,9 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionDone:
     case Report::Kind::kJobRemoved:
     case Report::Kind::kCopyGood:
+    case Report::Kind::kTierCommitted:
+    case Report::Kind::kTierRemoved:
+    case Report::Kind::kTierWell:
       return LogLevel::kInfo;
     case Report::Kind::kStepShed:
     case Report::Kind::kStepAbandoned:
@@ -53,6 +57,8 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kSessionFailed:
     case Report::Kind::kSlotQuarantined:
     case Report::Kind::kProtocolError:
+    case Report::Kind::kTierShed:
+    case Report::Kind::kTierTrouble:
     case Report::Kind::kTrouble:
       return LogLevel::kWarning;
     case Report::Kind::kCopyBad:
@@ -307,11 +313,93 @@ void Daemon::EndOverdueCatalogWaits() {
 }
 
 void Daemon::Perform(IndexShard action) {
-  catalog_writer_->IndexShard(ToCatalogShard(action.copy, action.slot));
+  v1::CatalogShard shard = ToCatalogShard(action.copy, action.slot);
+  if (action.tier != TierKind::kMemory) {
+    shard.set_tier(std::string(TierName(action.tier)));
+    shard.set_location(action.location);
+  }
+  catalog_writer_->IndexShard(shard);
 }
 
 void Daemon::Perform(UnindexShard action) {
-  catalog_writer_->UnindexShard(action.id);
+  catalog_writer_->UnindexShard(action.id, TierName(action.tier));
+}
+
+// While anything is under way there, somebody looks whether it gets on.
+void Daemon::CheckTiers() {
+  tiers_->CheckStalls(reactor_->clock().Now());
+  tiers_watched_ = !tiers_->idle();
+  if (tiers_watched_) {
+    reactor_->Arm(tiers_timer_, reactor_->clock().Now() + kTiersEvery);
+  }
+}
+
+void Daemon::Perform(FlushShard action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(std::move(action));
+  WatchTiers();
+}
+
+void Daemon::Perform(CancelDrain action) {
+  tiers_->Perform(action);
+}
+
+void Daemon::Perform(FetchShard action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(std::move(action));
+  WatchTiers();
+}
+
+void Daemon::Perform(PublishManifest action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(std::move(action));
+  WatchTiers();
+}
+
+void Daemon::Perform(RemoveCopies action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(action);
+  WatchTiers();
+}
+
+void Daemon::Perform(RemoveJobCopies action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(action);
+  WatchTiers();
+}
+
+void Daemon::Perform(ScanRemote action) {
+  if (stopping_) {
+    return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(action);
+  WatchTiers();
+}
+
+void Daemon::Perform(ScanNvme action) {
+  tiers_->ScanDrives(action);
+  WatchTiers();
+}
+
+void Daemon::Perform(ApplyLimits action) {
+  tiers_->Perform(action);
+}
+
+void Daemon::WatchTiers() {
+  if (!tiers_watched_) {
+    tiers_watched_ = true;
+    reactor_->Arm(tiers_timer_, reactor_->clock().Now() + kTiersEvery);
+  }
 }
 
 void Daemon::Perform(SetTimer action) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -17,9 +18,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
 #include "base/env.h"
+#include "base/ids.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "recovery/policy.h"
 #include "server/runtime/unix_socket.h"
 #include "tiers/memory/slot_store.h"
 
@@ -192,6 +195,48 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDurable(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote) {
+  std::set<std::string> dirs;
+  for (const std::string& dir : nvme.dirs()) {
+    HF_RETURN_IF_ERROR(CheckPath("nvme.dirs", dir));
+    if (!dirs.insert(dir).second) {
+      return Bad("nvme.dirs", absl::StrCat("'", dir, "' is named twice"));
+    }
+  }
+  HF_RETURN_IF_ERROR(CheckRange("nvme.dirs", dirs.size(), 0, 64));
+  HF_RETURN_IF_ERROR(
+      CheckRange("nvme.high_watermark_percent", nvme.high_watermark_percent(), 1, 100));
+  HF_RETURN_IF_ERROR(CheckRange("nvme.low_watermark_percent", nvme.low_watermark_percent(), 1,
+                                nvme.high_watermark_percent()));
+  HF_RETURN_IF_ERROR(CheckRange("nvme.piece_bytes", nvme.piece_bytes(), kMiB, 4 * kMiB));
+  HF_RETURN_IF_ERROR(CheckRange("nvme.depth", nvme.depth(), 4, 32));
+  HF_RETURN_IF_ERROR(CheckRange("nvme.io_priority", nvme.io_priority(), 0, 8));
+  HF_RETURN_IF_ERROR(CheckRange("nvme.nice", nvme.nice(), 0, 19));
+  HF_RETURN_IF_ERROR(
+      CheckRange("nvme.stall_timeout_ms", nvme.stall_timeout_ms(), 10, 24 * 3'600'000));
+  if (nvme.piece_bytes() % 4096 != 0) {
+    return Bad("nvme.piece_bytes", "a multiple of 4096 is needed");
+  }
+  if (!remote.dir().empty()) {
+    HF_RETURN_IF_ERROR(CheckPath("remote.dir", remote.dir()));
+    if (dirs.count(remote.dir()) > 0) {
+      return Bad("remote.dir", absl::StrCat("'", remote.dir(), "' is one of nvme.dirs"));
+    }
+  }
+  HF_RETURN_IF_ERROR(CheckRange("remote.writers", remote.writers(), 1, 64));
+  HF_RETURN_IF_ERROR(CheckRange("remote.piece_bytes", remote.piece_bytes(), kMiB, 16 * kMiB));
+  HF_RETURN_IF_ERROR(CheckRange("remote.io_priority", remote.io_priority(), 0, 8));
+  HF_RETURN_IF_ERROR(CheckRange("remote.nice", remote.nice(), 0, 19));
+  HF_RETURN_IF_ERROR(
+      CheckRange("remote.stall_timeout_ms", remote.stall_timeout_ms(), 10, 24 * 3'600'000));
+  HF_RETURN_IF_ERROR(CheckRange("remote.stripe_count", remote.stripe_count(), 0, 2000));
+  HF_RETURN_IF_ERROR(CheckRange("remote.stripe_bytes", remote.stripe_bytes(), 0, kGiB));
+  if (remote.stripe_bytes() % (64 * kKiB) != 0) {
+    return Bad("remote.stripe_bytes", "a multiple of 64KiB is needed");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Complete(v1::DaemonConfig* config) {
   if (config->admin().path().empty() && !config->socket().path().empty()) {
     config->mutable_admin()->set_path(
@@ -240,6 +285,33 @@ v1::DaemonConfig DefaultConfig() {
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
   config.mutable_log()->set_level("info");
+  v1::NvmeConfig* nvme = config.mutable_nvme();
+  nvme->set_high_watermark_percent(90);
+  nvme->set_low_watermark_percent(80);
+  nvme->set_piece_bytes(4 * kMiB);
+  nvme->set_depth(4);
+  nvme->set_io_priority(6);
+  nvme->set_nice(10);
+  nvme->set_stall_timeout_ms(30'000);
+  v1::RemoteConfig* remote = config.mutable_remote();
+  remote->set_writers(4);
+  remote->set_piece_bytes(4 * kMiB);
+  remote->set_io_priority(6);
+  remote->set_nice(10);
+  remote->set_stall_timeout_ms(60'000);
+  v1::TierPolicy* to_nvme = config.mutable_policy()->mutable_nvme();
+  to_nvme->set_every_steps(1);
+  to_nvme->set_every_ms(0);
+  to_nvme->set_keep_last(2);
+  v1::TierPolicy* to_remote = config.mutable_policy()->mutable_remote();
+  to_remote->set_every_steps(0);
+  to_remote->set_every_ms(10 * 60 * 1000);
+  to_remote->set_keep_last(3);
+  for (v1::TierPolicy* tier : {to_nvme, to_remote}) {
+    tier->set_keep_every_steps(0);
+    tier->set_bytes_max(0);
+    tier->set_verify(v1::TierPolicy::VERIFY_NONE);
+  }
   return config;
 }
 
@@ -290,6 +362,12 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   if (config.node_name().empty() || config.node_name().size() > 255) {
     return Bad("node_name", "1 to 255 bytes are needed");
   }
+  if (const absl::Status name = CheckJobName(config.node_name());
+      !config.remote().dir().empty() && !name.ok()) {
+    return Bad("node_name", absl::StrCat("with remote.dir it names files there, so it must be as a "
+                                         "job's name: ",
+                                         Message(name)));
+  }
   HF_RETURN_IF_ERROR(CheckPath("state_dir", config.state_dir()));
   const v1::SocketConfig& socket = config.socket();
   HF_RETURN_IF_ERROR(CheckSocketPath("socket.path", socket.path()));
@@ -323,6 +401,8 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
   }
   HF_RETURN_IF_ERROR(CheckMetricsAddress(config.metrics().address()));
+  HF_RETURN_IF_ERROR(CheckDurable(config.nvme(), config.remote()));
+  HF_RETURN_IF_ERROR(CheckPolicy(config.policy()));
   return CheckMemory(config.memory());
 }
 

@@ -55,6 +55,8 @@ DaemonMetrics::DaemonMetrics()
       memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes",
                                                "Free in the file system of memory.dir.")),
       connections_(registry_.AddGauge("holdfast_connections", "Client connections.")),
+      nvme_(AddTierCounters(TierKind::kNvme)),
+      remote_(AddTierCounters(TierKind::kRemote)),
       handle_(registry_.AddHistogram("holdfast_core_handle_seconds",
                                      "Time that the control logic took for one event.",
                                      {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0})) {
@@ -92,6 +94,14 @@ void DaemonMetrics::Count(const Report& report) {
       return bad_copies_.Add(1);
     case Report::Kind::kSlotLost:
       return lost_slots_.Add(1);
+    case Report::Kind::kTierCommitted:
+      return CountersOf(report.tier).commits.Add(1);
+    case Report::Kind::kTierShed:
+      return CountersOf(report.tier).shed.Add(1);
+    case Report::Kind::kTierTrouble:
+      return CountersOf(report.tier).troubles.Add(1);
+    case Report::Kind::kTierRemoved:
+      return CountersOf(report.tier).removals.Add(1);
     case Report::Kind::kProtocolError:
       return protocol_errors_.Add(1);
     case Report::Kind::kTrouble:
@@ -101,6 +111,7 @@ void DaemonMetrics::Count(const Report& report) {
     case Report::Kind::kSlotReleased:
     case Report::Kind::kJobRemoved:
     case Report::Kind::kCopyGood:
+    case Report::Kind::kTierWell:
       return;  // in the log only; the slots' gauges show the rest
   }
 }
@@ -113,6 +124,47 @@ void DaemonMetrics::Set(const v1::DaemonStatus& status) {
   memory_max_.Set(static_cast<double>(status.memory_bytes_max()));
   memory_free_in_tmpfs_.Set(static_cast<double>(status.memory_bytes_free_in_tmpfs()));
   connections_.Set(status.connections());
+  for (const v1::TierStatus& tier : status.tiers()) {
+    SetTier(tier);
+  }
+}
+
+DaemonMetrics::TierCounters DaemonMetrics::AddTierCounters(TierKind tier) {
+  const auto add = [&](const char* name, const char* help) -> Counter& {
+    return registry_.AddCounter(name, help, {{"tier", std::string(TierName(tier))}});
+  };
+  return {add("holdfast_tier_commits_total", "Steps that became whole in a durable tier."),
+          add("holdfast_tier_shed_total",
+              "Steps that were due in a durable tier and gave way to newer ones."),
+          add("holdfast_tier_troubles_total",
+              "Times that a durable tier failed, was full, or stalled; flushes try again by "
+              "themselves."),
+          add("holdfast_tier_removals_total", "Steps that retention took out of a durable tier.")};
+}
+
+void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
+  TierGauges& gauges = tiers_[tier.tier()];
+  if (gauges.used == nullptr) {
+    const auto add = [&](const char* name, const char* help) {
+      return &registry_.AddGauge(name, help, {{"tier", tier.tier()}});
+    };
+    gauges.used = add("holdfast_tier_used_bytes", "Copies in the tier, and what is being written.");
+    gauges.max = add("holdfast_tier_max_bytes", "The tier's budget; 0: none of ours.");
+    gauges.free = add("holdfast_tier_free_bytes", "Free in the tier's file systems, as last seen.");
+    gauges.flushes = add("holdfast_tier_flushes", "Shards on their way into the tier.");
+    gauges.stalled = add("holdfast_tier_stalled", "Operations that have got nowhere for a while.");
+    gauges.healthy = add("holdfast_tier_healthy", "1 when the tier's last operations went well.");
+    gauges.written = add("holdfast_tier_written_bytes", "Written since the daemon started.");
+    gauges.read = add("holdfast_tier_read_bytes", "Read since the daemon started.");
+  }
+  gauges.used->Set(static_cast<double>(tier.bytes_used()));
+  gauges.max->Set(static_cast<double>(tier.bytes_max()));
+  gauges.free->Set(static_cast<double>(tier.bytes_free()));
+  gauges.flushes->Set(tier.flushes());
+  gauges.stalled->Set(tier.stalled());
+  gauges.healthy->Set(tier.healthy() ? 1 : 0);
+  gauges.written->Set(static_cast<double>(tier.bytes_written()));
+  gauges.read->Set(static_cast<double>(tier.bytes_read()));
 }
 
 }  // namespace holdfast

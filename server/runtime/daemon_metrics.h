@@ -9,6 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "base/clock.h"
 #include "base/metrics.h"
@@ -28,6 +30,8 @@ class DaemonMetrics {
   Metrics& registry() { return registry_; }
 
  private:
+  void SetTier(const v1::TierStatus& tier);
+
   Metrics registry_;
   Counter& saves_sealed_;
   Counter& saves_refused_;
@@ -52,6 +56,28 @@ class DaemonMetrics {
   Gauge& memory_max_;
   Gauge& memory_free_in_tmpfs_;
   Gauge& connections_;
+  struct TierCounters {
+    Counter& commits;
+    Counter& shed;
+    Counter& troubles;
+    Counter& removals;
+  };
+  TierCounters AddTierCounters(TierKind tier);
+  TierCounters& CountersOf(TierKind tier) { return tier == TierKind::kNvme ? nvme_ : remote_; }
+
+  TierCounters nvme_;
+  TierCounters remote_;
+  struct TierGauges {
+    Gauge* used = nullptr;
+    Gauge* max = nullptr;
+    Gauge* free = nullptr;
+    Gauge* flushes = nullptr;
+    Gauge* stalled = nullptr;
+    Gauge* healthy = nullptr;
+    Gauge* written = nullptr;
+    Gauge* read = nullptr;
+  };
+  std::map<std::string, TierGauges> tiers_;  // made with the first status that has them
   Histogram& handle_;
 };
 

@@ -28,6 +28,10 @@ std::string Describe(const std::vector<BadBlock>& blocks) {
       blocks.size() > 1 ? absl::StrCat("; ", blocks.size() - 1, " more such blocks") : "");
 }
 
+std::string LocationOf(const ReadableShard& shard) {
+  return shard.tier == TierKind::kMemory ? SlotLocation(shard.slot) : shard.location;
+}
+
 // Of an error of reading: what is wrong with the copy, or why it cannot be known.
 absl::StatusOr<std::string> AfterReading(const absl::Status& status) {
   return IsBadCopy(status) ? absl::StatusOr<std::string>(Message(status)) : status;
@@ -96,6 +100,9 @@ bool VerifyRun::cancelled() {
 }
 
 absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard) {
+  if (shard.tier != TierKind::kMemory) {
+    return callbacks_.durable(shard, [this](uint64_t done) { return Advance(done); });
+  }
   const absl::StatusOr<std::string> bytes = store_.ReadRecord(shard.slot);
   if (!bytes.ok()) {
     return AfterReading(bytes.status());
@@ -139,7 +146,7 @@ void VerifyRun::Count(const ReadableShard& shard, const std::string& what) {
     bad->set_attempt(shard.copy.id.attempt);
     bad->set_step(shard.copy.id.step);
     bad->set_rank(shard.copy.id.rank);
-    bad->set_location(SlotLocation(shard.slot));
+    bad->set_location(LocationOf(shard));
     bad->set_what(what);
   }
 }
@@ -152,20 +159,27 @@ void VerifyRun::Skip(const ReadableShard& shard) {
 
 absl::Status VerifyRun::VerifyAll() {
   for (const ReadableShard& shard : shards_) {
-    const absl::StatusOr<std::unique_ptr<ReadLease>> held = callbacks_.hold(shard);
-    if (absl::IsNotFound(held.status())) {
-      Skip(shard);
+    std::unique_ptr<ReadLease> held;
+    if (shard.tier == TierKind::kMemory) {
+      absl::StatusOr<std::unique_ptr<ReadLease>> hold = callbacks_.hold(shard);
+      if (absl::IsNotFound(hold.status())) {
+        Skip(shard);
+        continue;
+      }
+      HF_RETURN_IF_ERROR(hold.status());
+      held = *std::move(hold);
+    }
+    const absl::StatusOr<std::string> what = Check(shard);
+    if (shard.tier != TierKind::kMemory && absl::IsNotFound(what.status())) {
+      Skip(shard);  // files are not held: retention took it
       continue;
     }
-    HF_RETURN_IF_ERROR(held.status());
-    const absl::StatusOr<std::string> what = Check(shard);
     if (cancelled()) {
       return absl::OkStatus();  // nobody asks any more
     }
     if (!what.ok()) {
-      return Annotate(what.status(),
-                      absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
-                                   SlotLocation(shard.slot), ": it could not be read"));
+      return Annotate(what.status(), absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
+                                                  LocationOf(shard), ": it could not be read"));
     }
     if (what->empty()) {
       callbacks_.good(shard);

@@ -1,5 +1,5 @@
-// Reads sealed copies through the memory tier and compares every digest: what `ckptctl verify` asks
-// for.
+// Reads sealed copies, in memory itself and in the durable tiers through their workers, and
+// compares every digest: what `ckptctl verify` asks for.
 //
 //   VerifyRun run(store, std::move(shards), {.hold = …, .bad = …, .good = …});
 //   while (!run.WaitFor(200ms, &progress)) stream << progress;
@@ -41,6 +41,11 @@ class VerifyRun {
     std::function<absl::StatusOr<std::unique_ptr<ReadLease>>(const ReadableShard&)> hold;
     std::function<void(const ReadableShard&, const std::string& what)> bad;
     std::function<void(const ReadableShard&)> good;
+    // Of a copy in a durable tier: what is wrong with it, empty when nothing is; NotFound: it is
+    // gone. `advance` is told how far it is, and answers false when nobody asks any more.
+    std::function<absl::StatusOr<std::string>(const ReadableShard&,
+                                              const std::function<bool(uint64_t)>& advance)>
+        durable;
   };
   VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks);
   ~VerifyRun();  // cancels and waits

@@ -1,8 +1,11 @@
 #include "base/status.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
+
+#include "base/errno_status.h"
 
 namespace holdfast {
 namespace {
@@ -59,6 +62,17 @@ TEST(StatusTest, AnnotateKeepsCodeAndLeavesOkAlone) {
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Message(status), "slot 3: gone");
   EXPECT_TRUE(Annotate(absl::OkStatus(), "slot 3").ok());
+}
+
+TEST(StatusTest, WhatTheSystemSaidIsToldFromWhatWasRead) {
+  const absl::Status system = ErrnoStatus(EIO, "read", "/a");
+  EXPECT_TRUE(absl::IsDataLoss(system));
+  EXPECT_TRUE(IsErrno(system));
+  EXPECT_TRUE(IsErrno(Annotate(system, "copy")));
+  EXPECT_THAT(ToString(system), ::testing::EndsWith("(EIO)"));
+  EXPECT_FALSE(IsErrno(absl::DataLossError("digest differs")));
+  EXPECT_FALSE(IsErrno(Annotate(absl::DataLossError("digest differs"), "copy")));
+  EXPECT_FALSE(IsErrno(absl::OkStatus()));
 }
 
 TEST(StatusTest, ViewsCrossTheBorderWithTheirZeroBytes) {

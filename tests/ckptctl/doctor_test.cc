@@ -103,7 +103,8 @@ TEST(Evaluate, IoUring) {
   facts.io_uring_error = EPERM;
   ExpectFinding(
       facts, "io_uring", Verdict::kSlow,
-      "io_uring_setup: Operation not permitted: saves in memory do without it, disks are slower",
+      "io_uring_setup: Operation not permitted: drives are written by threads, which costs more of "
+      "the CPU",
       "sudo sysctl -w kernel.io_uring_disabled=0   (in a container: --security-opt "
       "seccomp=unconfined)");
 }

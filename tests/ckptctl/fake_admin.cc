@@ -56,6 +56,38 @@ class Service final : public v1::Admin::Service {
                          v1::RemoveJobReply* reply) override {
     return Answer(answers_.remove, request, reply);
   }
+  grpc::Status Where(grpc::ServerContext*, const v1::WhereRequest* request,
+                     v1::WhereReply* reply) override {
+    return Answer(answers_.where, request, reply);
+  }
+  grpc::Status Explain(grpc::ServerContext*, const v1::ExplainRequest* request,
+                       v1::ExplainReply* reply) override {
+    return Answer(answers_.explain, request, reply);
+  }
+  grpc::Status Timeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+                        v1::TimelineReply* reply) override {
+    return Answer(answers_.timeline, request, reply);
+  }
+  grpc::Status CollectGarbage(grpc::ServerContext*, const v1::CollectGarbageRequest* request,
+                              v1::CollectGarbageReply* reply) override {
+    return Answer(answers_.collect_garbage, request, reply);
+  }
+  grpc::Status Pin(grpc::ServerContext*, const v1::PinRequest* request,
+                   v1::PinReply* reply) override {
+    return Answer(answers_.pin, request, reply);
+  }
+  grpc::Status RemoveCheckpoint(grpc::ServerContext*, const v1::RemoveCheckpointRequest* request,
+                                v1::RemoveCheckpointReply* reply) override {
+    return Answer(answers_.remove_checkpoint, request, reply);
+  }
+  grpc::Status Rebuild(grpc::ServerContext*, const v1::RebuildRequest* request,
+                       v1::RebuildReply* reply) override {
+    return Answer(answers_.rebuild, request, reply);
+  }
+  grpc::Status SetOptions(grpc::ServerContext*, const v1::SetOptionsRequest* request,
+                          v1::SetOptionsReply* reply) override {
+    return Answer(answers_.set_options, request, reply);
+  }
 
  private:
   const FakeAdmin::Answers answers_;

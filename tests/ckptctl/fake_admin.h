@@ -47,6 +47,16 @@ class FakeAdmin {
     std::function<absl::Status(const v1::SetRestorePointRequest&, v1::SetRestorePointReply&)>
         restore;
     std::function<absl::Status(const v1::RemoveJobRequest&, v1::RemoveJobReply&)> remove;
+    std::function<absl::Status(const v1::WhereRequest&, v1::WhereReply&)> where;
+    std::function<absl::Status(const v1::ExplainRequest&, v1::ExplainReply&)> explain;
+    std::function<absl::Status(const v1::TimelineRequest&, v1::TimelineReply&)> timeline;
+    std::function<absl::Status(const v1::CollectGarbageRequest&, v1::CollectGarbageReply&)>
+        collect_garbage;
+    std::function<absl::Status(const v1::PinRequest&, v1::PinReply&)> pin;
+    std::function<absl::Status(const v1::RemoveCheckpointRequest&, v1::RemoveCheckpointReply&)>
+        remove_checkpoint;
+    std::function<absl::Status(const v1::RebuildRequest&, v1::RebuildReply&)> rebuild;
+    std::function<absl::Status(const v1::SetOptionsRequest&, v1::SetOptionsReply&)> set_options;
   };
   explicit FakeAdmin(Answers answers);
   ~FakeAdmin();

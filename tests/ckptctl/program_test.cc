@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -27,8 +28,9 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"status",  "list", "inspect", "verify",
-                                            "restore", "rm",   "doctor"};
+const std::vector<std::string> kCommands = {"status", "list",    "inspect",  "verify", "restore",
+                                            "where",  "explain", "timeline", "gc",     "pin",
+                                            "unpin",  "rm",      "rebuild",  "set",    "doctor"};
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path);
@@ -132,15 +134,25 @@ FakeAdmin::Answers Agreeable() {
           },
       .restore = [](const auto&, v1::SetRestorePointReply&) { return absl::OkStatus(); },
       .remove = [](const auto&, v1::RemoveJobReply&) { return absl::OkStatus(); },
+      .where = [](const auto&, v1::WhereReply&) { return absl::OkStatus(); },
+      .explain = [](const auto&, v1::ExplainReply&) { return absl::OkStatus(); },
+      .timeline = [](const auto&, v1::TimelineReply&) { return absl::OkStatus(); },
+      .collect_garbage = [](const auto&, v1::CollectGarbageReply&) { return absl::OkStatus(); },
+      .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
+      .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
+      .rebuild = [](const auto&, v1::RebuildReply&) { return absl::OkStatus(); },
+      .set_options = [](const auto&, v1::SetOptionsReply&) { return absl::OkStatus(); },
   };
 }
 
 TEST(Help, EveryExampleWorks) {
   FakeAdmin admin(Agreeable());
+  const std::string trace = admin.directory() + "/saves.json";
   for (const std::string& command : kCommands) {
     std::vector<std::string> example = ExampleOf(command);
     ASSERT_FALSE(example.empty());
     EXPECT_EQ(example[0], command);
+    std::replace(example.begin(), example.end(), std::string("saves.json"), trace);
     example.insert(example.end(), {"--socket", admin.socket()});
     Program program(example);
     const int exit_code = program.Wait();
@@ -151,6 +163,7 @@ TEST(Help, EveryExampleWorks) {
         << program.err();
     EXPECT_NE(exit_code, 2) << program.err();
   }
+  EXPECT_EQ(::unlink(trace.c_str()), 0) << "no trace was written";
 }
 
 TEST(Help, NamesEveryCommandAndExitCode) {
@@ -200,6 +213,24 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"restore", "j", "--from-scratch", "--clear"},
       {"restore", "j", "--from-scratch", "--attempt", "3"},
       {"rm"},
+      {"rm", "j", "--tier", "nvme"},
+      {"rm", "j", "--force"},
+      {"rm", "j", "--step", "1", "--tier", "disk"},
+      {"verify", "j", "--tier", "NVMe"},
+      {"where"},
+      {"where", "j", "--attempt", "1"},
+      {"explain"},
+      {"timeline", "j", "--steps", "-1"},
+      {"timeline", "j", "--trace", ""},
+      {"gc", "a", "b"},
+      {"pin", "j"},
+      {"unpin", "--step", "1"},
+      {"rebuild", "--tier", "peer"},
+      {"set"},
+      {"set", "j"},
+      {"set", "--clear"},
+      {"set", "j", "k", "a=1"},
+      {"set", "j", "a=1", "--clear"},
       {"status", "--timeout", "0s"},
       {"status", "--timeout", "soon"},
       {"status", "--timeout", "1000h"},
@@ -236,6 +267,65 @@ TEST(Arguments, ReachTheDaemonAsMeant) {
   EXPECT_FALSE(restore.Get().from_scratch());
   EXPECT_EQ(Program({"restore", "--from-scratch", "j", "--socket", admin.socket()}).Wait(), 0);
   EXPECT_TRUE(restore.Get().from_scratch());
+}
+
+TEST(Arguments, OfTiersReachTheDaemonAsMeant) {
+  Kept<v1::RemoveCheckpointRequest> removed;
+  Kept<v1::SetOptionsRequest> set;
+  Kept<v1::PinRequest> pin;
+  Kept<v1::VerifyRequest> verify;
+  FakeAdmin::Answers answers = Agreeable();
+  answers.remove = [](const auto&, auto&) {
+    ADD_FAILURE() << "the whole job was removed";
+    return absl::OkStatus();
+  };
+  answers.remove_checkpoint = [&](const v1::RemoveCheckpointRequest& request, auto&) {
+    removed.Set(request);
+    return absl::OkStatus();
+  };
+  answers.set_options = [&](const v1::SetOptionsRequest& request, auto&) {
+    set.Set(request);
+    return absl::OkStatus();
+  };
+  answers.pin = [&](const v1::PinRequest& request, auto&) {
+    pin.Set(request);
+    return absl::OkStatus();
+  };
+  answers.verify = [&](const v1::VerifyRequest& request, const auto&) {
+    verify.Set(request);
+    return absl::NotFoundError("nothing");
+  };
+  FakeAdmin admin(std::move(answers));
+  const auto run = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--socket", admin.socket()});
+    return Program(arguments).Wait();
+  };
+  EXPECT_EQ(run({"rm", "j", "--step", "0", "--tier", "remote", "--force"}), 0);
+  EXPECT_EQ(removed.Get().step(), 0u);
+  EXPECT_EQ(removed.Get().tier(), "remote");
+  EXPECT_TRUE(removed.Get().force());
+  EXPECT_EQ(run({"set", "j", "--clear"}), 0);
+  EXPECT_EQ(set.Get().job(), "j");
+  EXPECT_TRUE(set.Get().clear());
+  EXPECT_EQ(run({"set", "nvme.nice=19"}), 0);
+  EXPECT_EQ(set.Get().job(), "");
+  EXPECT_EQ(run({"unpin", "j", "--step", "5", "--attempt", "2"}), 0);
+  EXPECT_TRUE(pin.Get().unpin());
+  EXPECT_EQ(pin.Get().attempt(), 2u);
+  EXPECT_EQ(run({"pin", "j", "--step", "5"}), 0);
+  EXPECT_FALSE(pin.Get().unpin());
+  EXPECT_EQ(run({"verify", "j", "--tier", "nvme"}), 4);
+  EXPECT_EQ(verify.Get().tier(), "nvme");
+}
+
+TEST(Arguments, ATraceFileIsNamedFromWhereOneIs) {
+  FakeAdmin admin(Agreeable());
+  Program program("cd '" + admin.directory() + "' && exec \"$0\" \"$@\"",
+                  {"timeline", "j", "--trace", "saves.json", "--socket", admin.socket()});
+  EXPECT_EQ(program.Wait(), 0) << program.err();
+  const std::string trace = admin.directory() + "/saves.json";
+  EXPECT_THAT(Contents(trace), HasSubstr("traceEvents"));
+  EXPECT_EQ(::unlink(trace.c_str()), 0);
 }
 
 TEST(Program, Version) {

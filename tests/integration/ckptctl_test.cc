@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
+#include "tests/integration/ctl.h"
 #include "tests/integration/harness.h"
 
 namespace holdfast {
@@ -13,28 +12,6 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
-
-struct Answer {
-  int exit_code = -1;
-  std::string text;  // stdout
-  std::string errors;
-  json parsed;
-};
-
-Answer Ctl(const Node& node, std::vector<std::string> arguments) {
-  const TemporaryDirectory directory;
-  arguments.insert(arguments.begin(), HOLDFAST_BIN_DIR "/ckptctl");
-  arguments.insert(arguments.end(), {"--socket", node.admin_socket()});
-  Child child({.arguments = arguments, .error_file = directory.Path("errors"), .pipes = true});
-  Answer answer;
-  while (const auto line = child.ReadLine()) {
-    answer.text += *line + "\n";
-  }
-  answer.exit_code = child.Wait().value_or(-1000);
-  answer.errors = ReadText(directory.Path("errors"));
-  answer.parsed = json::parse(answer.text, nullptr, false);
-  return answer;
-}
 
 // A job of two ranks that has committed steps 10 and 20.
 class CkptctlTest : public ::testing::Test {
@@ -68,7 +45,7 @@ class CkptctlTest : public ::testing::Test {
 };
 
 TEST_F(CkptctlTest, StatusListAndInspectAgree) {
-  const Answer status = Ctl(node_, {"status", "llama", "--json"});
+  const CtlAnswer status = Ctl(node_, {"status", "llama", "--json"});
   ASSERT_EQ(status.exit_code, 0) << status.errors;
   const json& job = status.parsed["jobs"][0];
   EXPECT_EQ(job["phase"], "running");
@@ -77,12 +54,12 @@ TEST_F(CkptctlTest, StatusListAndInspectAgree) {
     EXPECT_EQ(line["any"], line["kind"] == "process") << line;
     EXPECT_EQ(line["step"], line["kind"] == "process" ? 20 : 0) << line;
   }
-  const Answer list = Ctl(node_, {"list", "llama", "--json"});
+  const CtlAnswer list = Ctl(node_, {"list", "llama", "--json"});
   ASSERT_EQ(list.exit_code, 0) << list.errors;
   ASSERT_EQ(list.parsed["checkpoints"].size(), 2u);
   EXPECT_EQ(list.parsed["checkpoints"][0]["step"], 20);
   EXPECT_EQ(list.parsed["checkpoints"][1]["state"], "committed");
-  const Answer shard = Ctl(node_, {"inspect", "llama", "--step", "10", "--rank", "1", "--json"});
+  const CtlAnswer shard = Ctl(node_, {"inspect", "llama", "--step", "10", "--rank", "1", "--json"});
   ASSERT_EQ(shard.exit_code, 0) << shard.errors;
   EXPECT_EQ(shard.parsed["step"], 10);
   EXPECT_EQ(shard.parsed["rank"], 1);
@@ -93,10 +70,10 @@ TEST_F(CkptctlTest, StatusListAndInspectAgree) {
 }
 
 TEST_F(CkptctlTest, VerifyFindsAFlippedByteAndTheStepIsNotOfferedAgain) {
-  const Answer good = Ctl(node_, {"verify", "llama", "--all", "--json"});
+  const CtlAnswer good = Ctl(node_, {"verify", "llama", "--all", "--json"});
   EXPECT_EQ(good.exit_code, 0) << good.errors;
   EXPECT_EQ(good.parsed["jobs"][0]["shards_checked"], 4);
-  const Answer shard = Ctl(node_, {"inspect", "llama", "--step", "20", "--rank", "1", "--json"});
+  const CtlAnswer shard = Ctl(node_, {"inspect", "llama", "--step", "20", "--rank", "1", "--json"});
   ASSERT_EQ(shard.exit_code, 0) << shard.errors;
   const std::string image = node_.memory_dir() + "/" + shard.parsed["location"].get<std::string>();
   const auto offset = static_cast<off_t>(shard.parsed["slices"][0]["image_offset"].get<uint64_t>());
@@ -107,7 +84,7 @@ TEST_F(CkptctlTest, VerifyFindsAFlippedByteAndTheStepIsNotOfferedAgain) {
   byte = static_cast<char>(byte ^ 1);
   ASSERT_EQ(::pwrite(fd.get(), &byte, 1, offset), 1);
 
-  const Answer bad = Ctl(node_, {"verify", "--json"});
+  const CtlAnswer bad = Ctl(node_, {"verify", "--json"});
   EXPECT_EQ(bad.exit_code, 1) << bad.text << bad.errors;
   ASSERT_EQ(bad.parsed["jobs"][0]["bad"].size(), 1u) << bad.text;
   EXPECT_EQ(bad.parsed["jobs"][0]["bad"][0]["step"], 20);
@@ -127,7 +104,7 @@ TEST_F(CkptctlTest, RestoreDecidesTheNextSession) {
   KillRanks();
   Launch();
   EXPECT_THAT(DoAll(ranks_, "restore"), ::testing::Each(HasSubstr("step=10")));
-  const Answer list = Ctl(node_, {"list", "llama", "--json"});
+  const CtlAnswer list = Ctl(node_, {"list", "llama", "--json"});
   for (const json& checkpoint : list.parsed["checkpoints"]) {
     EXPECT_EQ(checkpoint["on_line"], checkpoint["step"] == 10)
         << checkpoint;  // the later step was left
@@ -138,16 +115,16 @@ TEST_F(CkptctlTest, RestoreDecidesTheNextSession) {
 }
 
 TEST_F(CkptctlTest, RemoveWaitsForTheProcessesToEnd) {
-  const Answer asked = Ctl(node_, {"rm", "llama"});
+  const CtlAnswer asked = Ctl(node_, {"rm", "llama"});
   EXPECT_EQ(asked.exit_code, 4);
   EXPECT_THAT(asked.errors, HasSubstr("nothing was removed"));
-  const Answer refused = Ctl(node_, {"rm", "llama", "--yes"});
+  const CtlAnswer refused = Ctl(node_, {"rm", "llama", "--yes"});
   EXPECT_EQ(refused.exit_code, 4);
   EXPECT_THAT(refused.errors, HasSubstr("is in use"));
   KillRanks();
   ASSERT_TRUE(node_.Until(
       [](const v1::GetStatusReply& reply) { return reply.jobs(0).ranks_alive() == 0; }));
-  const Answer removed = Ctl(node_, {"rm", "llama", "--yes", "--json"});
+  const CtlAnswer removed = Ctl(node_, {"rm", "llama", "--yes", "--json"});
   EXPECT_EQ(removed.exit_code, 0) << removed.errors;
   EXPECT_GT(removed.parsed["bytes_freed"], 0);
   EXPECT_EQ(Ctl(node_, {"list", "llama"}).exit_code, 4);
@@ -162,7 +139,7 @@ TEST_F(CkptctlTest, DoctorAndAKilledDaemon) {
     }
   }
   node_.Kill();
-  const Answer gone = Ctl(node_, {"status"});
+  const CtlAnswer gone = Ctl(node_, {"status"});
   EXPECT_EQ(gone.exit_code, 3);
   EXPECT_THAT(gone.errors, HasSubstr("what was sealed is kept"));
   EXPECT_EQ(Ctl(node_, {"doctor"}).exit_code, 1);

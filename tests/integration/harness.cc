@@ -167,6 +167,15 @@ Node::Node(const NodeOptions& options) : options_(options) {
   if (options_.own_tmpfs_bytes > 0) {
     has_own_tmpfs_ = MountOwn(memory_.path(), options_.own_tmpfs_bytes);
   }
+  if (options_.drives > 0 || options_.remote) {
+    durable_ = std::make_unique<TemporaryDirectory>(HOLDFAST_BIN_DIR);
+    for (uint32_t drive = 0; drive < options_.drives; ++drive) {
+      std::filesystem::create_directory(nvme_dir(drive));
+    }
+    if (options_.remote) {
+      std::filesystem::create_directory(remote_dir());
+    }
+  }
   if (options_.own_state_bytes > 0) {
     std::filesystem::create_directory(state_dir());
     has_own_state_ = MountOwn(state_dir(), options_.own_state_bytes);
@@ -184,6 +193,30 @@ Node::~Node() {
   if (has_own_state_) {
     ::umount2(state_dir().c_str(), MNT_DETACH);
   }
+}
+
+size_t Node::drives() const {
+  return options_.nvme_dirs.empty() ? options_.drives : options_.nvme_dirs.size();
+}
+
+std::string Node::nvme_dir(uint32_t drive) const {
+  return options_.nvme_dirs.empty() ? durable_->Path("nvme-" + std::to_string(drive))
+                                    : options_.nvme_dirs.at(drive);
+}
+
+std::string Node::remote_dir() const {
+  return options_.remote ? durable_->Path("remote") : options_.remote_dir;
+}
+
+std::string Node::TierSettings() const {
+  std::string text;
+  for (uint32_t drive = 0; drive < drives(); ++drive) {
+    text += (drive == 0 ? "nvme: {" + options_.nvme + "dirs: [" : ", ") + nvme_dir(drive);
+  }
+  text += text.empty() ? "" : "]}\n";
+  const std::string remote = remote_dir();
+  return remote.empty() ? text
+                        : text + "remote: {" + options_.remote_options + "dir: " + remote + "}\n";
 }
 
 std::vector<std::string> Node::Arguments() const {
@@ -205,7 +238,8 @@ std::vector<std::string> Node::Arguments() const {
 bool Node::Start(const std::string& sync_point) {
   const std::string config =
       options_.config.find("metrics:") == std::string::npos ? "metrics: {address: \"off\"}\n" : "";
-  WriteText(state_.Path("ckptd.yaml"), config + "log: {level: debug}\n" + options_.config);
+  WriteText(state_.Path("ckptd.yaml"),
+            config + "log: {level: debug}\n" + TierSettings() + options_.config);
   // The daemon says that it is ready as it says it to systemd.
   const std::string notify_path = state_.Path("notify");
   ::unlink(notify_path.c_str());
@@ -260,7 +294,7 @@ Rank::Rank(const Node& node, const RankOptions& options)
     : child_({.arguments = {std::string(HOLDFAST_BIN_DIR) + "/holdfast_test_rank", node.socket(),
                             options.job, std::to_string(options.rank),
                             std::to_string(options.world_size), std::to_string(options.bytes),
-                            options.launch},
+                            options.launch, options.policy},
               .environment = {"HOLDFAST_SYNC_POINT=" + options.sync_point},
               .error_file = "",
               .pipes = true,
@@ -305,6 +339,12 @@ std::vector<std::unique_ptr<Rank>> StartRanks(const Node& node, RankOptions opti
     ranks.push_back(std::make_unique<Rank>(node, options));
   }
   return ranks;
+}
+
+void EmptyDirectory(const std::string& directory) {
+  for (const std::string& name : FilesIn(directory, "")) {
+    std::filesystem::remove_all(directory + "/" + name);
+  }
 }
 
 std::vector<std::string> SyncPoints() {

@@ -65,6 +65,13 @@ struct NodeOptions {
   uint64_t own_tmpfs_bytes =
       0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
   uint64_t own_state_bytes = 0;  // the same for state_dir
+  // Durable tiers, with directories of this test's own beside its programs: a real disk, as a rule.
+  uint32_t drives = 0;         // directories in nvme.dirs
+  std::string nvme;            // YAML of section nvme, beside the directories: "bytes_max: 1GiB, "
+  bool remote = false;         // a directory as remote.dir
+  std::string remote_options;  // YAML of section remote, likewise
+  std::vector<std::string> nvme_dirs;  // instead of directories of the harness's
+  std::string remote_dir;
 };
 
 // One ckptd, to be started, killed and started again over the same directories.
@@ -75,7 +82,8 @@ class Node {
 
   // Waits for "ready". `sync_point` as in base/sync_point.h.
   bool Start(const std::string& sync_point = "");
-  void Kill();  // SIGKILL
+  void Kill();                              // SIGKILL
+  void Terminate() { child_->Signal(15); }  // SIGTERM, without waiting for the end
   // SIGTERM; the exit code, or nothing at the deadline.
   std::optional<int> Stop();
   std::optional<int> WaitExit(std::chrono::milliseconds at_most = kPatience) {
@@ -90,6 +98,9 @@ class Node {
   std::string socket() const { return state_.Path("ckptd.sock"); }
   std::string admin_socket() const { return state_.Path("admin.sock"); }
   std::string memory_dir() const { return memory_.Path("m"); }
+  std::string nvme_dir(uint32_t drive) const;
+  std::string remote_dir() const;
+  size_t drives() const;
   std::string state_dir() const { return state_.Path("state"); }
   std::string log_file() const { return state_.Path("log"); }
   std::string Log() const;
@@ -115,9 +126,12 @@ class Node {
              std::chrono::milliseconds at_most = kPatience);
 
  private:
+  std::string TierSettings() const;
+
   const NodeOptions options_;
   TemporaryDirectory memory_{"/dev/shm"};
   TemporaryDirectory state_;
+  std::unique_ptr<TemporaryDirectory> durable_;  // nvme-<n>, remote
   bool has_own_tmpfs_ = false;
   bool has_own_state_ = false;
   std::unique_ptr<Child> child_;
@@ -131,6 +145,7 @@ struct RankOptions {
   uint64_t bytes = 1 << 20;  // of its state
   std::string sync_point;
   uid_t uid = 0;
+  std::string policy;  // "nvme.every_steps=2 remote.keep_last=1"; of the job, as it opens
 };
 
 class Rank {
@@ -168,6 +183,9 @@ class FullDisk {
   UniqueFd file_;
   uint64_t bytes_ = 0;
 };
+
+// Whatever lies in a directory goes, the directory stays: a loss that fate would bring.
+void EmptyDirectory(const std::string& directory);
 
 std::vector<std::string> SyncPoints();  // tests/sync_points.txt
 

@@ -1,7 +1,7 @@
 // A training rank that does what it is told: one command a line on stdin, one answer a line on
 // stdout ("ok …" or "error CODE …").
 //
-//   holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]
+//   holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch [policy]]
 //
 // Its state is a function of (rank, step), so that whatever a restore brings back can be checked
 // bit for bit.
@@ -34,7 +34,32 @@ struct Settings {
   uint32_t world_size = 1;
   uint64_t bytes = 0;
   std::string launch;
+  std::string policy;  // "nvme.every_steps=2 remote.keep_last=1"
 };
+
+holdfast::Policy ParsePolicy(const std::string& text) {
+  holdfast::Policy policy;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const size_t dot = word.find('.');
+    const size_t equals = word.find('=');
+    holdfast::TierPolicy& tier = word.substr(0, dot) == "nvme" ? policy.nvme : policy.remote;
+    const std::string name = word.substr(dot + 1, equals - dot - 1);
+    const uint64_t value = std::stoull(word.substr(equals + 1));
+    if (name == "every_steps") {
+      tier.every_steps = value;
+    } else if (name == "every_ms") {
+      tier.every = Milliseconds(value);
+    } else if (name == "keep_last") {
+      tier.keep_last = static_cast<uint32_t>(value);
+    } else if (name == "keep_every_steps") {
+      tier.keep_every_steps = value;
+    } else if (name == "bytes_max") {
+      tier.bytes_max = value;
+    }
+  }
+  return policy;
+}
 
 // SplitMix64: every (rank, step, index) has a value of its own.
 uint64_t Value(uint32_t rank, uint64_t step, uint64_t index) {
@@ -65,6 +90,8 @@ class Trainer {
       return Begin(words);
     if (verb == "committed")
       return Committed(words);
+    if (verb == "tier")
+      return AwaitTier(words);
     if (verb == "restore")
       return Restore(words);
     if (verb == "attach")
@@ -128,6 +155,7 @@ class Trainer {
                                        .launch = settings_.launch,
                                        .socket = settings_.socket,
                                        .copy_threads = 1,
+                                       .policy = ParsePolicy(settings_.policy),
                                        .open_deadline = kDeadline,
                                        .call_deadline = kDeadline});
     if (!opened.ok()) {
@@ -170,6 +198,16 @@ class Trainer {
     return committed.ok() ? "ok committed" : Failed(committed);
   }
 
+  // Until the last save is whole in nvme or remote.
+  std::string AwaitTier(std::istringstream& words) {
+    std::string tier;
+    uint64_t deadline_ms = static_cast<uint64_t>(kDeadline.count());
+    words >> tier >> deadline_ms;
+    const holdfast::Status whole =
+        handle_->Wait(tier == "nvme" ? Stage::kNvme : Stage::kRemote, Milliseconds(deadline_ms));
+    return whole.ok() ? "ok " + tier : Failed(whole);
+  }
+
   std::string Restore(std::istringstream& words) {
     holdfast::RestoreOptions options{.deadline = kDeadline};
     if (uint64_t step = 0; words >> step) {
@@ -187,8 +225,10 @@ class Trainer {
         state.objects[0].bytes != "{\"step\": " + std::to_string(restored->step) + "}") {
       return "error CONTENT step " + std::to_string(restored->step) + " came back with other bytes";
     }
+    const std::string from =
+        restored->source == "memory" ? "" : " source=" + restored->source + " why=" + restored->why;
     return "ok attempt=" + std::to_string(restored->attempt) +
-           " step=" + std::to_string(restored->step);
+           " step=" + std::to_string(restored->step) + from;
   }
 
   std::string Attach() {
@@ -270,8 +310,9 @@ class Trainer {
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    std::fprintf(stderr,
-                 "usage: holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch]\n");
+    std::fprintf(
+        stderr,
+        "usage: holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch [policy]]\n");
     return 2;
   }
   Trainer trainer({.socket = argv[1],
@@ -279,7 +320,8 @@ int main(int argc, char** argv) {
                    .rank = static_cast<uint32_t>(std::stoul(argv[3])),
                    .world_size = static_cast<uint32_t>(std::stoul(argv[4])),
                    .bytes = std::stoull(argv[5]),
-                   .launch = argc > 6 ? argv[6] : ""});
+                   .launch = argc > 6 ? argv[6] : "",
+                   .policy = argc > 7 ? argv[7] : ""});
   for (std::string line; std::getline(std::cin, line);) {
     if (line == "exit") {
       std::cout << "ok" << std::endl;

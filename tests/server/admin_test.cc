@@ -58,11 +58,13 @@ TEST(AdminRequests, StatusTellsPhaseProtectionAndMemory) {
   EXPECT_EQ(status.phase(), v1::JobStatus::ATTEMPT_PHASE_RUNNING);
   EXPECT_EQ(status.ranks_alive(), 1u);
   EXPECT_EQ(status.bytes_held(), 2 * kSlot);
-  ASSERT_EQ(status.protection_size(), 4);
+  ASSERT_EQ(status.protection_size(), 5);
   EXPECT_TRUE(status.protection(0).any());
   EXPECT_EQ(status.protection(0).step(), 2u);
   EXPECT_EQ(status.protection(0).from(), "memory");
-  EXPECT_FALSE(status.protection(3).any());
+  EXPECT_EQ(status.protection(1).kind(), v1::Protection::FAILURE_KIND_REBOOT);
+  EXPECT_FALSE(status.protection(1).any());
+  EXPECT_FALSE(status.protection(4).any());
   EXPECT_GT(status.events_size(), 0);
   const v1::DaemonStatus daemon = t.h.Daemon();
   EXPECT_EQ(daemon.memory_bytes_used(), 3 * kSlot);

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "server/node_core.h"
+#include "tests/server/fake_tiers.h"
 
 namespace holdfast::testing {
 
@@ -98,6 +99,17 @@ class CoreHarness {
     config.mutable_session()->set_deadline_max_ms(3'600'000);
     config.mutable_socket()->set_requests_per_connection_max(64);
     config.mutable_admin()->set_request_timeout_ms(30'000);
+    for (v1::TierPolicy* tier :
+         {config.mutable_policy()->mutable_nvme(), config.mutable_policy()->mutable_remote()}) {
+      tier->set_every_steps(1);
+      tier->set_every_ms(0);
+      tier->set_keep_last(2);
+      tier->set_keep_every_steps(0);
+      tier->set_bytes_max(0);
+      tier->set_verify(v1::TierPolicy::VERIFY_NONE);
+    }
+    config.mutable_nvme()->set_high_watermark_percent(90);
+    config.mutable_nvme()->set_low_watermark_percent(80);
     if (adjust) {
       adjust(config);
     }
@@ -133,6 +145,7 @@ class CoreHarness {
     delayed.clear();
     if (memory_lost) {
       files.clear();
+      boot_id += "+1";
     }
     answers.clear();
     admin_replies.clear();
@@ -154,6 +167,15 @@ class CoreHarness {
     std::vector<Action> actions;
     actions.swap(delayed);
     Perform(actions);
+    while (!completions.empty()) {
+      const Event completion = completions.front();
+      completions.pop_front();
+      Feed(completion);
+    }
+  }
+  // What the runtime does by itself after a start; `late_drives` leaves it to the test.
+  void AnswerDrives() {
+    Do(ScanNvme{}, absl::OkStatus());
     while (!completions.empty()) {
       const Event completion = completions.front();
       completions.pop_front();
@@ -214,10 +236,19 @@ class CoreHarness {
 
   v1::DaemonConfig config;
   uint64_t bytes_max = 1000 * kSlot;
+  uint64_t nvme_bytes_max = 0;
+  bool late_drives = false;
+  bool fetches_hang = false;  // in the kernel: a fetch that is delayed answers no cancel
   MonotonicTime now{1'000'000'000};
   std::unique_ptr<NodeCore> core;
   std::vector<LeftAloneSlot> left_alone;  // for the next Start
   std::map<SlotId, SlotFile> files;
+  FakeTier nvme;
+  FakeTier remote;
+  std::string failing_drive;               // its scans fail
+  std::vector<std::string> drives_read;    // scans of drives so far
+  std::vector<std::string> unknown_files;  // what a scan of the first drive finds besides
+  std::string boot_id = "boot-1";
   std::map<std::string, v1::JobState> states;  // by uuid
   std::set<ProcessId> living;
   std::set<ProcessId> watched;
@@ -235,6 +266,7 @@ class CoreHarness {
   AdminToken next_token = 1;
   AdminToken last_token = 0;
   uint64_t starts = 0;
+  std::optional<ApplyLimits> limits;
 
  private:
   void Start() {
@@ -244,6 +276,7 @@ class CoreHarness {
     completions.clear();
     Started started;
     started.memory_bytes_max = bytes_max;
+    started.nvme_bytes_max = nvme_bytes_max;
     for (const auto& [id, file] : files) {
       FoundSlot found{id, file.bytes, file.note, std::nullopt};
       if (found.note.has_writer() &&
@@ -262,10 +295,14 @@ class CoreHarness {
       started.slots.push_back(found);
     }
     started.left_alone = left_alone;
+    started.boot_id = boot_id;
     for (const auto& [uuid, state] : states) {
       started.jobs.push_back(state);
     }
     Feed(started);
+    if (!late_drives) {
+      AnswerDrives();
+    }
   }
 
   void Perform(const Actions& actions) {
@@ -332,6 +369,7 @@ class CoreHarness {
   void Do(const WriteJobState& a, const absl::Status& status) {
     if (status.ok()) {
       states[a.state.job_uuid()] = a.state;
+      states[a.state.job_uuid()].set_boot_id(boot_id);
     }
     completions.push_back(
         JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
@@ -342,6 +380,131 @@ class CoreHarness {
     }
     completions.push_back(JobStateRemoved{a.job, status});
   }
+  FakeTier& TierOf(TierKind tier) { return tier == TierKind::kNvme ? nvme : remote; }
+  void Do(const FlushShard& a, const absl::Status& status) {
+    FlushEnded ended{a.drain, status, false, {}};
+    DurableCopy copy;
+    if (status.ok() && a.from == TierKind::kMemory) {
+      copy.copy = *files.at(a.slot).record;
+    } else if (status.ok()) {
+      const auto source = nvme.copies.find(a.key.id);
+      if (source == nvme.copies.end()) {
+        ended.status = absl::NotFoundError("no such copy in nvme");
+      } else if (nvme.damaged.count(a.key.id) > 0) {
+        ended.status = absl::DataLossError("digests differ");
+        ended.source_bad = true;
+      } else {
+        copy = source->second;
+      }
+    }
+    if (ended.status.ok()) {
+      copy.copy.generation = 0;
+      copy.record_bytes = 100;
+      copy.record_crc = 1000 + a.key.id.step * 10 + a.key.id.rank;
+      copy.location = std::string(TierName(a.to)) + "/" + a.key.id.ToString();
+      TierOf(a.to).copies[a.key.id] = copy;
+      TierOf(a.to).jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
+      ended.copy = copy;
+    }
+    completions.push_back(ended);
+  }
+  void Do(const CancelDrain& a, const absl::Status&) {
+    for (size_t i = 0; i < delayed.size(); ++i) {
+      if (const auto* flush = std::get_if<FlushShard>(&delayed[i]);
+          flush != nullptr && flush->drain == a.drain) {
+        delayed.erase(delayed.begin() + static_cast<ptrdiff_t>(i));
+        completions.push_back(FlushEnded{a.drain, absl::CancelledError("as asked"), false, {}});
+        return;
+      }
+      if (const auto* fetch = std::get_if<FetchShard>(&delayed[i]);
+          fetch != nullptr && fetch->drain == a.drain && !fetches_hang) {
+        completions.push_back(FetchEnded{
+            a.drain, fetch->slot, fetch->generation, absl::CancelledError("as asked"), false, {}});
+        delayed.erase(delayed.begin() + static_cast<ptrdiff_t>(i));
+        return;
+      }
+    }
+  }
+  void Do(const FetchShard& a, const absl::Status& status) {
+    FetchEnded ended{a.drain, a.slot, a.generation, status, false, {}};
+    FakeTier& from = TierOf(a.from);
+    const auto source = from.copies.find(a.key.id);
+    if (status.ok() && source == from.copies.end()) {
+      ended.status = absl::NotFoundError("no such copy");
+    } else if (status.ok() && from.damaged.count(a.key.id) > 0) {
+      ended.status = absl::DataLossError("digests differ");
+      ended.source_bad = true;
+    } else if (status.ok() && from.unreadable.count(a.key.id) > 0) {
+      ended.status = absl::UnavailableError("input/output error");
+    } else if (status.ok()) {
+      ended.copy = source->second.copy;
+      ended.copy.generation = a.generation;
+      if (a.replaces) {
+        files.at(*a.replaces).record.reset();
+      }
+      files.at(a.slot).record = ended.copy;
+    }
+    completions.push_back(ended);
+  }
+  void Do(const PublishManifest& a, const absl::Status& status) {
+    if (status.ok()) {
+      EXPECT_EQ(a.shards.size(), a.world_size);
+      for (const DurableCopy& shard : a.shards) {
+        EXPECT_EQ(remote.copies.at(shard.copy.id).record_crc, shard.record_crc);
+      }
+      remote.manifests.insert({a.job, a.checkpoint});
+    }
+    completions.push_back(ManifestPublished{a.drain, status});
+  }
+  void Do(const RemoveCopies& a, const absl::Status& status) {
+    if (status.ok()) {
+      FakeTier& tier = TierOf(a.tier);
+      tier.manifests.erase({a.job, a.checkpoint});
+      std::erase_if(tier.copies, [&](const auto& c) {
+        return c.first.job == a.job && c.first.checkpoint() == a.checkpoint;
+      });
+    }
+    completions.push_back(CopiesRemoved{a.drain, status});
+  }
+  void Do(const RemoveJobCopies& a, const absl::Status& status) {
+    if (status.ok()) {
+      FakeTier& tier = TierOf(a.tier);
+      std::erase_if(tier.manifests, [&](const auto& m) { return m.first == a.job; });
+      std::erase_if(tier.copies, [&](const auto& c) { return c.first.job == a.job; });
+      tier.jobs.erase(a.job);
+    }
+    completions.push_back(CopiesRemoved{a.drain, status});
+  }
+  void Do(const ScanRemote& a, const absl::Status&) {
+    TierScanned scanned;
+    scanned.tier = TierKind::kRemote;
+    scanned.drain = a.drain;
+    scanned.job_name = a.job_name;
+    scanned.status = remote.scan;
+    if (remote.scan.ok()) {
+      scanned.jobs = remote.Find(a.job_name);
+    }
+    completions.push_back(scanned);
+  }
+  void Do(const ScanNvme& a, const absl::Status&) {
+    for (const std::string& dir : config.nvme().dirs()) {
+      if (!a.dirs.empty() && std::count(a.dirs.begin(), a.dirs.end(), dir) == 0) {
+        continue;
+      }
+      drives_read.push_back(dir);
+      TierScanned scanned;
+      scanned.tier = TierKind::kNvme;
+      scanned.drain = a.drain;
+      scanned.dir = dir;
+      scanned.status = dir == failing_drive ? absl::DataLossError("EIO") : nvme.scan;
+      if (scanned.status.ok() && dir == config.nvme().dirs(0)) {
+        scanned.jobs = nvme.Find("");
+        scanned.unknown_files = unknown_files;
+      }
+      completions.push_back(scanned);
+    }
+  }
+  void Do(const ApplyLimits& a, const absl::Status&) { limits = a; }
   void Do(const IndexShard&, const absl::Status&) {}
   void Do(const UnindexShard&, const absl::Status&) {}
   void Do(const SetTimer& a, const absl::Status&) { timer = a.at; }

@@ -401,6 +401,20 @@ TEST(Joins, OneProcessCannotTakeAllTheSeats) {
   EXPECT_TRUE(other.Join("wide", 1024, 5000));
 }
 
+TEST(Joins, APolicyThatCannotBeIsRefused) {
+  CoreHarness h;
+  TestClient a = h.Connect(100);
+  v1::ClientFrame join = TestClient::JoinFrame("job", 0, 1);
+  join.mutable_join()->mutable_policy()->mutable_remote()->set_keep_last(0);
+  const v1::Failure failure = a.Call(join).failure();
+  EXPECT_EQ(failure.code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_NE(failure.message().find("remote.keep_last: 0 is not within 1 to"), std::string::npos)
+      << failure.message();
+  EXPECT_TRUE(h.states.empty()) << "no job was opened";
+  join.mutable_join()->mutable_policy()->mutable_remote()->set_keep_last(1);
+  EXPECT_FALSE(a.Call(join).has_failure());
+}
+
 TEST(Joins, OneConnectionIsOneRank) {
   TwoRanks t;
   EXPECT_EQ(t.a.Call(TestClient::JoinFrame("other", 0, 1)).failure().code(),

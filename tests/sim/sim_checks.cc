@@ -43,6 +43,9 @@ void World::Do(const Report& a) {
     return;
   }
   JobTruth& truth = oracle_.job(a.job);
+  if (a.kind == Report::Kind::kTierCommitted) {
+    return JudgeTierCommitted(a, id);
+  }
   if (a.kind == Report::Kind::kStepCommitted) {
     // What the daemon calls committed is a promise, whether or not every rank has heard of its
     // seal.

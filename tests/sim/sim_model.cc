@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/sim_tiers.h"
 
 namespace holdfast::sim {
 namespace {
@@ -101,6 +102,18 @@ bool Oracle::Whole(const std::string& job, CheckpointId checkpoint,
         file->record->copy.id.checkpoint() == checkpoint &&
         (flipped_too || file->record->token == file->token)) {
       there.insert(file->record->copy.id.rank);
+    }
+  }
+  for (const auto& [tier, copies] :
+       {std::pair(TierKind::kNvme, nvme_), std::pair(TierKind::kRemote, remote_)}) {
+    if (copies == nullptr) {
+      continue;
+    }
+    for (const auto& [id, copy] : copies->copies) {
+      if (copy.copy.copy.job_name == job && id.checkpoint() == checkpoint &&
+          copies->Has(tier, id, flipped_too)) {
+        there.insert(id.rank);
+      }
     }
   }
   const auto truth = jobs_.find(job);

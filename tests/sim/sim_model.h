@@ -65,8 +65,15 @@ struct JobTruth {
   }
 };
 
+struct SimTier;
+
 class Oracle {
  public:
+  // If there are any.
+  void SetTiers(const SimTier* nvme, const SimTier* remote) {
+    nvme_ = nvme;
+    remote_ = remote;
+  }
   // A broken promise, the first one; empty while all hold.
   const std::string& violation() const { return violation_; }
   void Violated(const std::string& what) {
@@ -105,6 +112,8 @@ class Oracle {
 
   std::string violation_;
   std::map<std::string, JobTruth> jobs_;
+  const SimTier* nvme_ = nullptr;
+  const SimTier* remote_ = nullptr;
 };
 
 }  // namespace holdfast::sim

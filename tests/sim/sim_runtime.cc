@@ -36,6 +36,8 @@ void World::StartDaemon() {
   MarkForeign();
   Started started;
   started.memory_bytes_max = bytes_max_;
+  started.nvme_bytes_max = nvme_bytes_max_;
+  started.boot_id = absl::StrCat("boot-", boots_);
   for (const auto& [slot, file] : files_) {
     file->read_by.erase(ProcessId{1, 0});  // the old daemon's own readers
     if (file->left_alone) {
@@ -65,6 +67,9 @@ void World::StartDaemon() {
     oracle_.job(state.name()).opened = state.highest_attempt();
   }
   Feed(started);
+  if (tiers_) {
+    Do(ScanNvme{});
+  }
 }
 
 // SIGKILL. What it was doing and had not done yet does not happen.
@@ -75,6 +80,7 @@ void World::KillDaemon() {
   Trace("daemon dies");
   core_.reset();
   ++life_;
+  DropDrains();
   requests_.clear();
   const std::map<ConnectionId, Peer*> open = std::move(connections_);
   connections_.clear();
@@ -233,6 +239,15 @@ void World::Do(const DeleteSlot& a) {
   });
 }
 
+namespace {
+
+std::string WithoutBoot(v1::JobState state) {
+  state.clear_boot_id();
+  return state.SerializeAsString();
+}
+
+}  // namespace
+
 void World::Do(const WriteJobState& a) {
   After(Latency(), [this, life = life_, a] {
     if (!InLife(life)) {
@@ -243,12 +258,12 @@ void World::Do(const WriteJobState& a) {
     if (status.ok() || Chance(0.5)) {
       // A write that failed may have happened all the same, and is repeated as it was.
       if (stored.version() > a.state.version() ||
-          (stored.version() == a.state.version() &&
-           stored.SerializeAsString() != a.state.SerializeAsString())) {
+          (stored.version() == a.state.version() && WithoutBoot(stored) != WithoutBoot(a.state))) {
         oracle_.Violated("an older job state was written over a newer one");
       }
       const v1::JobState before = stored;
       stored = a.state;
+      stored.set_boot_id(absl::StrCat("boot-", boots_));
       oracle_.StateDurable(before, stored, files_);
       oracle_.CheckNewest(states_, files_);
     } else if (stored.version() == 0) {
@@ -401,6 +416,7 @@ void World::Do(const AdminReply& a) {
   const std::string what = found == admin_.end() ? "" : found->second;
   admin_.erase(a.token);
   Trace(absl::StrCat("admin ", what, ": ", a.status.ToString()));
+  RemovalAnswered(a.token, a.status.ok());
   if (const auto* listed = std::get_if<ListedShards>(&a.reply)) {
     HoldListed(*listed);
   }

@@ -267,11 +267,10 @@ void World::Reboot() {
   KillDaemon();
   EndAll();
   files_.clear();
+  ++boots_;
+  CopiesLost();
   for (auto& [name, truth] : oracle_.jobs()) {
     const v1::JobState* state = StateOf(name);
-    for (const auto& [id, ranks] : truth.acknowledged) {
-      truth.damaged.insert(id);
-    }
     // What was committed a moment ago and is not noted anywhere else is forgotten with the memory.
     std::erase_if(truth.acknowledged, [&](const auto& a) {
       return state == nullptr || !Oracle::AnyCommitted(*state, a.first.attempt);

@@ -12,7 +12,8 @@ namespace holdfast::sim {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-World::World(uint64_t seed, WorldOptions options) : options_(options), random_(seed) {
+World::World(uint64_t seed, WorldOptions options)
+    : options_(options), random_(seed), tier_random_(seed * 0x9e3779b97f4a7c15u + 1) {
   config_.mutable_memory()->set_slots_per_rank(2 + static_cast<uint32_t>(Below(3)));
   config_.mutable_memory()->set_slots_max(1000);
   config_.mutable_memory()->set_keep_committed(Chance(0.3) ? 1 + static_cast<uint32_t>(Below(3))
@@ -23,6 +24,7 @@ World::World(uint64_t seed, WorldOptions options) : options_(options), random_(s
   config_.mutable_admin()->set_request_timeout_ms(5000);
   failure_rate_ = Chance(0.5) ? 0.03 : 0;
   MakeJobs();
+  MakeTiers();
 }
 
 World::~World() = default;
@@ -90,6 +92,9 @@ void World::Run() {
     RestartJob(job, true);
   }
   After(milliseconds(500), [this] { Trouble(); });
+  if (tiers_) {
+    After(milliseconds(500), [this] { TierTrouble(); });
+  }
   const MonotonicTime storm_ends = now_ + options_.stormy;
   while (now_ < storm_ends && violation().empty()) {
     Step();
@@ -264,6 +269,7 @@ void World::Calm() {
   stormy_ = false;
   failure_rate_ = 0;
   tmpfs_full_ = false;
+  CalmTiers();
   for (JobPlan& job : jobs_) {
     job.ended = true;
     job.saves.clear();
@@ -296,6 +302,7 @@ void World::Calm() {
       RestartJob(job, true);
     }
     commits_ = 0;
+    nvme_.committed = remote_.committed = 0;
     StartRude();
     AdminInCalm();
     After(seconds(20), [this] { BreakInCalm(); });
@@ -315,6 +322,7 @@ void World::CheckTheEnd() {
     return oracle_.Violated(
         absl::StrCat("only ", commits_, " commits of ", jobs_.size(), " healthy jobs"));
   }
+  CheckTiersInCalm();
   for (JobPlan& job : jobs_) {
     job.ended = true;
   }
@@ -340,6 +348,7 @@ void World::CheckTheEnd() {
     oracle_.Violated(absl::StrCat(files_.size(), " slots leaked: slot ", files_.begin()->first,
                                   " is still there"));
   }
+  CheckTiersAtTheEnd();
   if (!states_.empty()) {
     oracle_.Violated("a job's state is still there after the job was removed");
   }

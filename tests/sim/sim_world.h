@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tests/sim/sim_model.h"
+#include "tests/sim/sim_tiers.h"
 
 namespace holdfast::sim {
 
@@ -159,6 +160,37 @@ class World {
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
   void Do(const SetTimer& a);
+  // sim_tiers.cc
+  void Do(const FlushShard& a);
+  void Do(const FetchShard& a);
+  void Do(const CancelDrain& a);
+  void Do(const PublishManifest& a);
+  void Do(const RemoveCopies& a);
+  void Do(const RemoveJobCopies& a);
+  void Do(const ScanRemote& a);
+  void Do(const ScanNvme& a);
+  void Do(const ApplyLimits&) {}
+  void MakeTiers();
+  bool TierChance(double probability);
+  uint64_t TierBelow(uint64_t limit);
+  Duration TierLatency(TierKind tier);
+  SimTier& TierOf(TierKind tier);
+  absl::Status TierFault(TierKind kind);
+  void RunDrain(DrainId id, SimDrain drain);
+  void TryDrain(DrainId id, uint64_t life);
+  FlushEnded FlushNow(const FlushShard& a, const FilePtr& file,
+                      const std::optional<FileRecord>& record, bool cancelled);
+  FoundJob FoundIn(const SimTier& tier, const JobUuid& uuid) const;
+  void DropDrains();
+  void JudgeRemoval(const RemoveCopies& a);
+  void JudgeTierCommitted(const Report& a, CheckpointId id);
+  void CopiesLost();
+  void TierTrouble();
+  void TierAdmin(SimTier& tier);
+  void RemovalAnswered(AdminToken token, bool done);
+  void CalmTiers();
+  void CheckTiersInCalm();
+  void CheckTiersAtTheEnd();
   void Do(const AdminReply& a);
   void HoldListed(const ListedShards& listed);
   void Do(const Report& a);
@@ -211,6 +243,20 @@ class World {
   bool tmpfs_full_ = false;
   bool roomy_ = false;
 
+  std::mt19937_64 tier_random_;
+  bool tiers_ = false;
+  SimTier nvme_;
+  SimTier remote_;
+  std::map<DrainId, SimDrain> drains_;
+  // Removals that have begun: what is pinned after that goes all the same.
+  std::set<std::tuple<JobUuid, CheckpointId, TierKind>> removals_;
+  std::map<AdminToken, std::pair<std::string, CheckpointId>> rm_asked_;
+  std::set<std::pair<std::string, CheckpointId>> forced_;
+  std::set<std::pair<std::string, CheckpointId>> removed_by_hand_;
+  std::set<std::tuple<JobUuid, CheckpointId, TierKind>> told_whole_;
+  uint64_t nvme_bytes_max_ = 0;
+  int boots_ = 1;
+  int pins_ = 0;
   v1::DaemonConfig config_;
   uint64_t bytes_max_ = 0;
   std::unique_ptr<NodeCore> core_;

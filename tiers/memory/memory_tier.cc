@@ -269,9 +269,10 @@ class MemoryTier::Writer : public CopyWriter {
   bool published_ = false;
 };
 
-absl::StatusOr<std::unique_ptr<CopyWriter>> MemoryTier::Create(const ShardId& id,
-                                                               uint64_t image_bytes) {
+absl::StatusOr<std::unique_ptr<CopyWriter>> MemoryTier::Create(const NewCopy& copy) {
   Impl& m = *impl_;
+  const ShardId& id = copy.id;
+  const uint64_t image_bytes = copy.image_bytes;
   if (image_bytes == 0 || image_bytes > kImageBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("create a copy of ", id.ToString(),
                                                    ": an image of ", image_bytes, " bytes; 1 to ",

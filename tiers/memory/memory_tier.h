@@ -7,7 +7,7 @@
 // next copy of the same rounded size.
 //
 //   HF_ASSIGN_OR_RETURN(auto tier, MemoryTier::Start({.store = store.get()}));
-//   HF_ASSIGN_OR_RETURN(auto writer, tier->Create(id, image_bytes));
+//   HF_ASSIGN_OR_RETURN(auto writer, tier->Create({.id = id, .image_bytes = …}));
 //   writer->WriteAt(…); writer->Publish(EncodeRecord(record));
 //
 // Publish stamps the slot's generation into the record: apart from that field (and the CRC)
@@ -41,8 +41,7 @@ class MemoryTier : public Tier {
   std::string_view kind() const override { return "memory"; }
   // AlreadyExists if there is a copy of the shard. ResourceExhausted when neither budget nor tmpfs
   // has room.
-  absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const ShardId& id,
-                                                     uint64_t image_bytes) override;
+  absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const NewCopy& copy) override;
   absl::StatusOr<std::unique_ptr<CopyReader>> Open(const ShardId& id) override;
   // FailedPrecondition while a reader of this tier holds the copy, or when its slot is outside the
   // range.

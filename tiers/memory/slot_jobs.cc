@@ -1,7 +1,7 @@
 // Job states: what each job's history is, beside its copies.
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "tiers/memory/frame.h"
+#include "tiers/image/frame.h"
 #include "tiers/memory/slot_note.h"
 #include "tiers/memory/slot_store_impl.h"
 

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "tiers/image/frame.h"
 #include "tiers/image/wire.h"
-#include "tiers/memory/frame.h"
 
 namespace holdfast {
 namespace {

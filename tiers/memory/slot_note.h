@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "tiers/memory/slot_store.h"
+#include "tiers/tier.h"
 
 namespace holdfast {
 
@@ -20,11 +21,7 @@ absl::StatusOr<std::string> EncodeSlotNote(const SlotNote& note);
 // version.
 absl::StatusOr<SlotNote> DecodeSlotNote(std::string_view bytes);
 
-// Whose history a job state is.
-struct JobIdentity {
-  JobUuid job;
-  std::string name;
-};
+// Whose history a job state is: uuid and name.
 absl::StatusOr<JobIdentity> DecodeJobIdentity(std::string_view job_state);
 
 }  // namespace holdfast

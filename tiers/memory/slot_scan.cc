@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "tiers/memory/frame.h"
+#include "tiers/image/frame.h"
 #include "tiers/memory/slot_files.h"
 #include "tiers/memory/slot_note.h"
 #include "tiers/memory/slot_record.h"

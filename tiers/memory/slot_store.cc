@@ -11,7 +11,7 @@
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "base/units.h"
-#include "tiers/memory/frame.h"
+#include "tiers/image/frame.h"
 #include "tiers/memory/slot_note.h"
 #include "tiers/memory/slot_scan.h"
 #include "tiers/memory/slot_store_impl.h"

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,21 @@
 namespace holdfast {
 
 using Milliseconds = std::chrono::milliseconds;
+
+// Which steps of the job go to a tier, and how long they stay there. What is left out holds as
+// ckptd's configuration says; the rank that opens an attempt says it for all, and `ckptctl set`
+// changes it while the job runs.
+struct TierPolicy {
+  std::optional<uint64_t> every_steps;       // the first of each so many steps; 0: never by count
+  std::optional<Milliseconds> every;         // one when so much time has passed; 0: never by time
+  std::optional<uint32_t> keep_last;         // committed steps that stay, at least 1
+  std::optional<uint64_t> keep_every_steps;  // steps that it divides stay for ever; 0: none
+  std::optional<uint64_t> bytes_max;         // of the job in this tier; 0: no limit of its own
+};
+struct Policy {
+  TierPolicy nvme;
+  TierPolicy remote;
+};
 
 struct JobOptions {
   std::string job;  // [A-Za-z0-9._-], at most 128
@@ -42,6 +58,7 @@ struct JobOptions {
                        // then /run/holdfast/ckptd.sock
   uint32_t copy_threads =
       0;  // for copying and verifying; 0: up to 4, as the CPUs allowed to this process permit
+  Policy policy;
   Milliseconds open_deadline{60'000};
   Milliseconds call_deadline{
       30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
@@ -83,7 +100,8 @@ struct Restored {
   uint64_t attempt = 0;  // that the step was saved by
   uint64_t step = 0;
   uint64_t bytes = 0;
-  std::string source;                  // "memory"
+  std::string source;                  // where the bytes came from: memory, nvme, remote
+  std::string why;                     // not from memory: what became of the nearer copies
   std::chrono::nanoseconds waited{0};  // for other ranks and the choice
   std::chrono::nanoseconds copied{0};
   std::vector<std::string> notes;  // newer steps that were passed over, and why

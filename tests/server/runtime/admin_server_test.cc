@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -100,6 +101,38 @@ TEST_F(AdminServerTest, AnswersItsOwnUser) {
   Start({});
   EXPECT_EQ(CallAsOneself(), absl::OkStatus());
   EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, ARebuildMayTakeAsLongAsItsCallerSays) {
+  std::promise<AdminToken> asked;
+  AdminGateway gateway([&](Event event) {
+    const auto* request = std::get_if<AdminRequest>(&event);
+    if (request != nullptr && std::holds_alternative<v1::RebuildRequest>(request->request)) {
+      asked.set_value(request->token);
+    }
+  });
+  context_.gateway = &gateway;
+  context_.request_timeout = std::chrono::milliseconds(1);
+  Start({});
+  v1::RebuildReply reply;
+  absl::Status rebuilt;
+  std::thread caller([&] {
+    auto client = AdminClient::Connect(dir_.Path("admin.sock"), kPatience);
+    rebuilt = client.ok() ? (*client)->Rebuild({}, reply) : client.status();
+  });
+  const AdminToken token = asked.get_future().get();
+  // What is asked after it has ended long before.
+  auto other = AdminClient::Connect(dir_.Path("admin.sock"), kPatience);
+  ASSERT_TRUE(other.ok()) << other.status();
+  v1::GetStatusReply status;
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*other)->GetStatus({}, status)));
+  v1::RebuildReply answer;
+  answer.set_jobs(3);
+  gateway.Deliver(AdminReply{token, absl::OkStatus(), answer});
+  caller.join();
+  EXPECT_EQ(rebuilt, absl::OkStatus());
+  EXPECT_EQ(reply.jobs(), 3u);
+  server_.reset();
 }
 
 TEST_F(AdminServerTest, WhoSaysNothingIsClosedSoon) {

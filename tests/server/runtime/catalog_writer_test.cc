@@ -99,7 +99,7 @@ TEST_F(CatalogWriterTest, WritesTheNewestOfEachAndAllOfItBeforeItStops) {
     writer->WriteJobState(State(job_, version));
     writer->IndexShard(Shard({job_, 1, version, 0}));
     if (version > 2) {
-      writer->UnindexShard({job_, 1, version - 2, 0});
+      writer->UnindexShard({job_, 1, version - 2, 0}, kMemoryTier);
     }
   }
   EXPECT_TRUE(Stop(*writer).ok());
@@ -157,12 +157,30 @@ TEST_F(CatalogWriterTest, MoreThanItKeepsIsForgottenAndTakenFromMemory) {
   writer->WriteJobState(State(job_, 7));
   for (uint64_t step = 1000; step < 1000 + 3 * CatalogWriter::kChangesMax; ++step) {
     writer->IndexShard(Shard({job_, 1, step, 0}));
-    writer->UnindexShard({job_, 1, step, 0});
+    writer->UnindexShard({job_, 1, step, 0}, kMemoryTier);
   }
   blocked.reset();
   EXPECT_TRUE(Stop(*writer).ok());
   EXPECT_THAT(Versions(), ElementsAre(7));
   EXPECT_THAT(Steps(), ElementsAre(5));
+}
+
+// Nothing else remembers what lies in the other tiers.
+TEST_F(CatalogWriterTest, WhatAScanOfATierFindsIsKeptUntilItIsWritten) {
+  auto blocked = Block();
+  const auto writer = Start();
+  const size_t count = 3 * CatalogWriter::kChangesMax;
+  for (uint64_t step = 1; step <= count; ++step) {
+    v1::CatalogShard shard = Shard({job_, 1, step, 0});
+    shard.set_tier("nvme");
+    writer->IndexShard(std::move(shard));
+    writer->IndexShard(Shard({job_, 1, step, 0}));
+    writer->UnindexShard({job_, 1, step, 0}, kMemoryTier);
+  }
+  blocked.reset();
+  EXPECT_TRUE(Stop(*writer).ok());
+  EXPECT_THAT(Versions(), IsEmpty());
+  EXPECT_EQ(Steps().size(), count) << "of nvme; memory has none";
 }
 
 TEST_F(CatalogWriterTest, AStopDoesNotWaitForADiskThatFails) {

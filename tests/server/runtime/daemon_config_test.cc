@@ -46,6 +46,16 @@ TEST_F(DaemonConfigTest, DefaultsAreFilledInAndFlagsWinOverTheFile) {
   EXPECT_FALSE(config_.node_name().empty());
 }
 
+TEST_F(DaemonConfigTest, ThePoolOfRecycledFilesCanBeSwitchedOff) {
+  Write("nvme: {recycle_bytes_max: 0}");
+  ASSERT_EQ(Load(), "");
+  EXPECT_TRUE(config_.nvme().has_recycle_bytes_max());
+  EXPECT_EQ(config_.nvme().recycle_bytes_max(), 0u);
+  Write("node_name: 'gpu 17'\nnvme: {bytes_max: 1GiB}\nremote: {stripe_bytes: 128KiB}");
+  ASSERT_EQ(Load(), "") << "nothing is named after the node without a remote directory";
+  EXPECT_FALSE(config_.nvme().has_recycle_bytes_max());
+}
+
 TEST_F(DaemonConfigTest, WithoutABudgetHalfOfTheFileSystemIsTaken) {
   flags_.memory_bytes.reset();
   ASSERT_EQ(Load(), "");
@@ -55,6 +65,9 @@ TEST_F(DaemonConfigTest, WithoutABudgetHalfOfTheFileSystemIsTaken) {
 
 TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
   const std::vector<std::pair<std::string, std::string>> cases = {
+      {"node_name: 'gpu 17'\nremote: {dir: /mnt/r}", "node_name: with remote.dir it names files"},
+      {"remote: {dir: /mnt/r, stripe_bytes: 100KiB}",
+       "remote.stripe_bytes: a multiple of 64KiB is needed"},
       {"memory: {slots_per_rank: 1}", "memory.slots_per_rank: 1 is not within 2"},
       {"memory: {populate_cpu_percent: 0}", "memory.populate_cpu_percent"},
       {"memory: {populate_cpu_percent: 101}", "memory.populate_cpu_percent"},

@@ -36,8 +36,9 @@ class MemoryTierTest : public testing::Test {
   // A copy whose slot has `slots` times 2 MiB.
   absl::Status Publish(Step step, uint64_t slots = 1) {
     const SlotContent content = Content(step, slots);
-    HF_ASSIGN_OR_RETURN(const std::unique_ptr<CopyWriter> writer,
-                        tier_->Create(content.expected.id, content.sample.image.size()));
+    HF_ASSIGN_OR_RETURN(
+        const std::unique_ptr<CopyWriter> writer,
+        tier_->Create({.id = content.expected.id, .image_bytes = content.sample.image.size()}));
     HF_RETURN_IF_ERROR(
         writer->WriteAt(0, std::as_bytes(std::span<const char>(content.sample.image))));
     return writer->Publish(content.sample.record_file);
@@ -183,7 +184,8 @@ TEST_F(MemoryTierTest, AReusedPidHoldsNothing) {
 TEST_F(MemoryTierTest, AScanWhileACopyIsWrittenKeepsItsSlot) {
   const SlotContent content = Content(1);
   const std::unique_ptr<CopyWriter> writer =
-      tier_->Create(content.expected.id, content.sample.image.size()).value();
+      tier_->Create({.id = content.expected.id, .image_bytes = content.sample.image.size()})
+          .value();
   ASSERT_TRUE(writer->WriteAt(0, std::as_bytes(std::span<const char>(content.sample.image))).ok());
   ASSERT_TRUE(tier_->Scan().ok());
   EXPECT_EQ(tier_->bytes_free_slots(), 0u);

@@ -3,7 +3,7 @@
 
 #include "base/status.h"
 #include "holdfast/v1/state.pb.h"
-#include "tiers/memory/frame.h"
+#include "tiers/image/frame.h"
 #include "tiers/memory/slot_files.h"
 #include "tiers/memory/slot_note.h"
 

@@ -96,7 +96,8 @@ TEST_F(TmpfsTest, TheTierRefillsTheSlotThatFits) {
   const auto publish = [&](Step step, uint64_t elements) {
     const SlotContent content = MakeSlotContent(step, 1, elements);
     const std::unique_ptr<CopyWriter> writer =
-        tier->Create(content.expected.id, content.sample.image.size()).value();
+        tier->Create({.id = content.expected.id, .image_bytes = content.sample.image.size()})
+            .value();
     EXPECT_TRUE(
         writer->WriteAt(0, std::as_bytes(std::span<const char>(content.sample.image))).ok());
     EXPECT_TRUE(writer->Publish(content.sample.record_file).ok());

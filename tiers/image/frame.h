@@ -1,8 +1,8 @@
-// The frame around notes and job states (docs/formats.md, "Memory tier directory"): what a torn,
-// damaged, foreign or newer file is told apart by before its body is looked at.
+// The frame around small files (docs/formats.md, "Frame of small files"): what a torn, damaged,
+// foreign or newer file is told apart by before its body is looked at.
 //
 //   offset  bytes
-//   0       8      magic: "HFSLNOTE" or "HFJOBSTA"
+//   0       8      magic: what kind of file it is
 //   8       4      format version, little-endian
 //   12      4      zero
 //   16      8      body length n, little-endian
@@ -21,7 +21,14 @@
 
 namespace holdfast {
 
-enum class FrameKind { kSlotNote, kJobState };
+enum class FrameKind {
+  kSlotNote,      // "HFSLNOTE"
+  kJobState,      // "HFJOBSTA"
+  kIntent,        // "HFINTENT"
+  kJobIdentity,   // "HFJOBIDN"
+  kAttemptClaim,  // "HFATCLAI"
+  kManifest,      // "HFMANIFE"
+};
 
 inline constexpr uint32_t kFrameFormatVersion = 1;
 inline constexpr size_t kFrameOverheadBytes = 32;

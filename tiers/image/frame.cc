@@ -1,4 +1,4 @@
-#include "tiers/memory/frame.h"
+#include "tiers/image/frame.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
@@ -12,11 +12,26 @@ constexpr size_t kHeaderBytes = 24;
 constexpr size_t kCrcBytes = 8;
 static_assert(kHeaderBytes + kCrcBytes == kFrameOverheadBytes);
 
-std::string_view Magic(FrameKind kind) {
-  return kind == FrameKind::kSlotNote ? "HFSLNOTE" : "HFJOBSTA";
-}
-std::string_view Name(FrameKind kind) {
-  return kind == FrameKind::kSlotNote ? "slot note" : "job state";
+struct Kind {
+  std::string_view magic;
+  std::string_view name;
+};
+Kind Describe(FrameKind kind) {
+  switch (kind) {
+    case FrameKind::kSlotNote:
+      return {"HFSLNOTE", "slot note"};
+    case FrameKind::kJobState:
+      return {"HFJOBSTA", "job state"};
+    case FrameKind::kIntent:
+      return {"HFINTENT", "intent"};
+    case FrameKind::kJobIdentity:
+      return {"HFJOBIDN", "job identity"};
+    case FrameKind::kAttemptClaim:
+      return {"HFATCLAI", "attempt claim"};
+    case FrameKind::kManifest:
+      return {"HFMANIFE", "manifest"};
+  }
+  return {};
 }
 
 void AppendLittleEndian(std::string& out, uint64_t value, size_t bytes) {
@@ -36,7 +51,7 @@ uint64_t LittleEndian(std::string_view in, size_t offset, size_t bytes) {
 }  // namespace
 
 std::string EncodeFrame(FrameKind kind, std::string_view body) {
-  std::string out(Magic(kind));
+  std::string out(Describe(kind).magic);
   out.reserve(kFrameOverheadBytes + body.size());
   AppendLittleEndian(out, kFrameFormatVersion, 4);
   AppendLittleEndian(out, 0, 4);
@@ -47,8 +62,8 @@ std::string EncodeFrame(FrameKind kind, std::string_view body) {
 }
 
 absl::StatusOr<std::string_view> DecodeFrame(FrameKind kind, std::string_view bytes) {
-  const absl::string_view name = ToAbsl(Name(kind));
-  if (bytes.size() < kMagicBytes + 4 || bytes.substr(0, kMagicBytes) != Magic(kind)) {
+  const absl::string_view name = ToAbsl(Describe(kind).name);
+  if (bytes.size() < kMagicBytes + 4 || bytes.substr(0, kMagicBytes) != Describe(kind).magic) {
     return absl::DataLossError(absl::StrCat(name, ": torn or damaged: it does not begin as one"));
   }
   // The version decides what the rest means, so it comes before every other check.

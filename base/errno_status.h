@@ -1,0 +1,16 @@
+// Who said it: the system, or somebody who looked at what was read. EIO and a wrong digest are both
+// DataLoss; only the second says something about the file for sure.
+#pragma once
+
+#include "absl/status/status.h"
+
+namespace holdfast {
+
+// Whether the status came out of ErrnoStatus (base/status.h), annotated or not.
+bool IsErrno(const absl::Status& status);
+
+// ENOSPC or EDQUOT: the file system, or a quota on it, is full. (The code alone says less:
+// descriptors and memory run out under the same one.)
+bool IsNoSpace(const absl::Status& status);
+
+}  // namespace holdfast

@@ -1,0 +1,28 @@
+// What Env::System is made of: files, and the odds and ends of system calls. For base/ only.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/env.h"
+#include "base/unique_fd.h"
+
+namespace holdfast {
+
+template <typename Call>
+auto RetryInterrupted(Call call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+FileInfo ToFileInfo(const struct stat& st);
+std::unique_ptr<File> NewPosixFile(UniqueFd fd, std::string path, bool direct);
+
+}  // namespace holdfast

@@ -1,0 +1,332 @@
+// Flushes, manifests and removals in the durable tiers (docs/protocol.md §10 and §11). The
+// coordinators say what is to happen to which checkpoint; here it becomes operations, each with an
+// end, and a slot that one of them reads is held by it.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+bool Agent::HasTier(TierKind tier) const {
+  return tier == TierKind::kMemory || (tier == TierKind::kNvme ? config_.nvme().dirs_size() > 0
+                                                               : !config_.remote().dir().empty());
+}
+
+CoordinatorSettings Agent::Settings() const {
+  CoordinatorSettings settings;
+  settings.commit_deadline = std::chrono::milliseconds(config_.save().commit_deadline_ms());
+  settings.keep_committed = config_.memory().keep_committed();
+  settings.slots_per_rank = config_.memory().slots_per_rank();
+  settings.nvme = HasTier(TierKind::kNvme);
+  settings.remote = HasTier(TierKind::kRemote);
+  settings.policy = config_.policy();
+  settings.node_name = node_name_;
+  return settings;
+}
+
+DrainId Agent::BeginDrain(DrainOp op) {
+  const DrainId id = next_drain_++;
+  op.begun = time_.now;
+  if (op.slot) {
+    slots_.at(*op.slot).drains.insert(id);
+  }
+  drains_.emplace(id, std::move(op));
+  return id;
+}
+
+std::optional<Agent::DrainOp> Agent::EndDrain(DrainId id) {
+  const auto it = drains_.find(id);
+  if (it == drains_.end()) {
+    return std::nullopt;
+  }
+  const DrainOp op = std::move(it->second);
+  drains_.erase(it);
+  for (const std::optional<SlotId>& held : {op.slot, op.replaces}) {
+    if (Slot* slot = held ? FindSlot(*held) : nullptr) {
+      slot->drains.erase(id);
+      AfterHold(*slot);
+    }
+  }
+  return op;
+}
+
+// They end soon, and the slot with them.
+void Agent::CancelDrainsOf(Slot& slot) {
+  for (const DrainId id : slot.drains) {
+    Act(CancelDrain{id});
+  }
+}
+
+// Copies, and what is on its way there.
+uint64_t Agent::TierBytesUsed(TierKind tier) const {
+  uint64_t bytes = 0;
+  for (const auto& [uuid, job] : jobs_) {
+    bytes += job->BytesAt(tier);
+  }
+  for (const auto& [id, op] : drains_) {
+    bytes += op.kind == DrainOp::Kind::kFlush && op.tier == tier ? op.bytes : 0;
+  }
+  return bytes;
+}
+
+// Of the job itself, then of others of the same user.
+void Agent::AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes) {
+  Send(job, DurableRoomAsked{tier, bytes});
+  const uint32_t uid = jobs_.at(job)->uid();
+  for (const auto& [other, coordinator] : jobs_) {
+    if (other != job && coordinator->uid() == uid && coordinator->RanksAlive() == 0) {
+      Send(other, DurableRoomAsked{tier, bytes});
+    }
+  }
+}
+
+void Agent::CheckWatermark(const JobUuid& job) {
+  const uint64_t used = TierBytesUsed(TierKind::kNvme);
+  const uint64_t high = nvme_bytes_max_ / 100 * config_.nvme().high_watermark_percent();
+  const uint64_t low = nvme_bytes_max_ / 100 * config_.nvme().low_watermark_percent();
+  if (nvme_bytes_max_ > 0 && used > high) {
+    AskDurableRoom(job, TierKind::kNvme, used - low);
+  }
+}
+
+void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
+  const Coordinator& coordinator = *jobs_.at(job);
+  const auto refuse = [&](const FlushWanted::Shard& shard, absl::Status status) {
+    ShardDrained ended;
+    ended.checkpoint = m.checkpoint;
+    ended.rank = shard.rank;
+    ended.to = m.to;
+    ended.from = shard.from;
+    ended.status = std::move(status);
+    Send(job, std::move(ended));
+  };
+  // Reserved before the first byte is written.
+  uint64_t bytes = 0;
+  for (const FlushWanted::Shard& shard : m.shards) {
+    bytes += shard.bytes;
+  }
+  const uint64_t max = m.to == TierKind::kNvme ? nvme_bytes_max_ : config_.remote().bytes_max();
+  const uint64_t used = TierBytesUsed(m.to);
+  if (max > 0 && used + bytes > max) {
+    AskDurableRoom(job, m.to, used + bytes - max);
+    const absl::Status full = absl::ResourceExhaustedError(
+        absl::StrCat(ToAbsl(TierName(m.to)), " holds ", FormatBytes(used), " of ", FormatBytes(max),
+                     " (", ToAbsl(TierName(m.to)), ".bytes_max), and the step takes ",
+                     FormatBytes(bytes), "; raise it, or let the job keep less there: ckptctl set ",
+                     coordinator.name(), " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
+    for (const FlushWanted::Shard& shard : m.shards) {
+      refuse(shard, full);
+    }
+    return;
+  }
+  for (const FlushWanted::Shard& shard : m.shards) {
+    const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, shard.rank};
+    Slot* slot = shard.from == TierKind::kMemory ? FindSealed(id) : nullptr;
+    if (shard.from == TierKind::kMemory && (slot == nullptr || slot->bad)) {
+      refuse(shard, absl::NotFoundError("its copy in memory is gone, or bad"));
+      continue;
+    }
+    DrainOp op;
+    op.kind = DrainOp::Kind::kFlush;
+    op.job = job;
+    op.checkpoint = m.checkpoint;
+    op.rank = shard.rank;
+    op.tier = m.to;
+    op.from = shard.from;
+    op.bytes = shard.bytes;
+    if (slot != nullptr) {
+      op.slot = slot->id;
+    }
+    FlushShard flush;
+    flush.drain = BeginDrain(std::move(op));
+    flush.to = m.to;
+    flush.key = {id, coordinator.name(), m.world_size};
+    flush.uid = coordinator.uid();
+    flush.gid = coordinator.gid();
+    flush.image_bytes = shard.bytes;
+    flush.from = shard.from;
+    if (slot != nullptr) {
+      flush.slot = slot->id;
+      flush.generation = slot->generation;
+    }
+    flush.opening = m.opening;
+    flush.verify = m.verify;
+    Act(std::move(flush));
+  }
+}
+
+void Agent::OnFlushEnded(const FlushEnded& e) {
+  const std::optional<DrainOp> op = EndDrain(e.drain);
+  if (!op && e.status.ok() && jobs_.count(e.copy.copy.id.job) > 0) {
+    // Answered as cancelled while it hung in remote, and published all the same (what is written
+    // from memory to nvme is never answered before its end).
+    CopiesFound late;
+    late.tier = TierKind::kRemote;
+    late.copies.push_back(e.copy);
+    Act(IndexShard{e.copy.copy, TierKind::kRemote, 0, e.copy.location});
+    Send(e.copy.copy.id.job, std::move(late));
+    return;
+  }
+  if (!op || jobs_.count(op->job) == 0) {
+    return;
+  }
+  ShardDrained ended;
+  ended.checkpoint = op->checkpoint;
+  ended.rank = op->rank;
+  ended.to = op->tier;
+  ended.from = op->from;
+  // (Cancelled because it hung where it read from: that is why it goes another way now.)
+  ended.status = op->source_hangs && absl::IsCancelled(e.status)
+                     ? absl::UnavailableError(op->stalled)
+                     : e.status;
+  ended.source_bad = e.source_bad;
+  ended.copy = e.copy;
+  if (e.source_bad && op->from == TierKind::kMemory) {
+    if (Slot* slot = FindSealed({op->job, op->checkpoint.attempt, op->checkpoint.step, op->rank});
+        slot != nullptr && op->slot == slot->id) {
+      slot->bad = true;
+    }
+  }
+  if (e.status.ok()) {
+    Act(IndexShard{e.copy.copy, op->tier, 0, e.copy.location});
+  }
+  if (!op->stalled.empty()) {
+    TellStalled(*op);
+  }
+  Send(op->job, std::move(ended));
+  if (e.status.ok() && op->tier == TierKind::kNvme) {
+    CheckWatermark(op->job);
+  } else if (op->tier == TierKind::kNvme && IsNoSpace(e.status)) {
+    // The drive is full before the budget is. (Remote is not ours alone: what others fill is not
+    // emptied at the cost of this job's older steps.)
+    AskDurableRoom(op->job, op->tier, op->bytes);
+  }
+}
+
+void Agent::TakeMessage(const JobUuid& job, const FlushUnwanted& m) {
+  for (const auto& [id, op] : drains_) {
+    const bool on_the_way = op.kind == DrainOp::Kind::kFlush || op.kind == DrainOp::Kind::kManifest;
+    if (on_the_way && op.job == job && op.checkpoint == m.checkpoint && op.tier == m.to) {
+      Act(CancelDrain{id});
+    }
+  }
+}
+
+void Agent::TakeMessage(const JobUuid& job, const ManifestWanted& m) {
+  const Coordinator& coordinator = *jobs_.at(job);
+  DrainOp op;
+  op.kind = DrainOp::Kind::kManifest;
+  op.job = job;
+  op.checkpoint = m.checkpoint;
+  op.tier = TierKind::kRemote;
+  PublishManifest publish;
+  publish.drain = BeginDrain(std::move(op));
+  publish.job = job;
+  publish.job_name = coordinator.name();
+  publish.uid = coordinator.uid();
+  publish.gid = coordinator.gid();
+  publish.checkpoint = m.checkpoint;
+  publish.world_size = m.world_size;
+  publish.opening = m.opening;
+  publish.descent = m.descent;
+  publish.shards = m.shards;
+  Act(std::move(publish));
+}
+
+void Agent::OnManifestPublished(const ManifestPublished& e) {
+  const std::optional<DrainOp> op = EndDrain(e.drain);
+  if (op && jobs_.count(op->job) > 0) {
+    Send(op->job, ManifestDone{op->checkpoint, e.status});
+  }
+}
+
+void Agent::TakeMessage(const JobUuid& job, const RemovalWanted& m) {
+  DrainOp op;
+  op.kind = DrainOp::Kind::kRemove;
+  op.job = job;
+  op.checkpoint = m.checkpoint;
+  op.tier = m.tier;
+  for (Rank rank = 0; rank < m.world_size; ++rank) {
+    Act(UnindexShard{{job, m.checkpoint.attempt, m.checkpoint.step, rank}, m.tier});
+  }
+  const DrainId id = BeginDrain(std::move(op));
+  Act(RemoveCopies{id, m.tier, job, JobName(job), m.checkpoint, m.world_size});
+}
+
+void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
+  const std::optional<DrainOp> op = EndDrain(e.drain);
+  if (!op) {
+    return;
+  }
+  if (op->kind == DrainOp::Kind::kRemoveJob) {
+    if (const auto removal = removals_.find(op->job); removal != removals_.end()) {
+      removal->second.tiers.erase(e.drain);
+      if (!e.status.ok() && !absl::IsNotFound(e.status)) {
+        removal->second.failure = e.status;
+      }
+      AdvanceRemoval(op->job);
+    }
+    return;
+  }
+  if (jobs_.count(op->job) > 0) {
+    Send(op->job, RemovalDone{op->checkpoint, op->tier, e.status});
+  }
+}
+
+// A checkpoint is stalled on its way as long as the flush of one of its shards is.
+void Agent::TellStalled(const DrainOp& of) {
+  FlushStalled stalled;
+  stalled.checkpoint = of.checkpoint;
+  stalled.to = of.tier;
+  for (const auto& [id, op] : drains_) {
+    const bool on_the_way = op.kind == DrainOp::Kind::kFlush || op.kind == DrainOp::Kind::kManifest;
+    if (on_the_way && op.job == of.job && op.checkpoint == of.checkpoint && op.tier == of.tier &&
+        !op.stalled.empty()) {
+      stalled.stalled = true;
+      stalled.what = op.stalled;
+    }
+  }
+  Send(of.job, std::move(stalled));
+}
+
+void Agent::OnDrainStalled(const DrainStalled& e) {
+  const auto it = drains_.find(e.drain);
+  if (it == drains_.end() || jobs_.count(it->second.job) == 0) {
+    return;
+  }
+  DrainOp& op = it->second;
+  op.stalled = e.stalled ? e.what : "";
+  if (op.kind == DrainOp::Kind::kFlush && e.stalled && e.source && op.from == TierKind::kNvme) {
+    const Slot* slot = FindSealed({op.job, op.checkpoint.attempt, op.checkpoint.step, op.rank});
+    if (slot != nullptr && !slot->bad) {
+      op.source_hangs = true;  // tried again from memory
+      Act(CancelDrain{e.drain});
+    }
+  }
+  if (op.kind == DrainOp::Kind::kRemoveJob && e.stalled) {
+    // Nobody waits for calls that hang. The removal goes on, and ends when they return.
+    const auto removal = removals_.find(op.job);
+    if (removal != removals_.end() && removal->second.token != 0) {
+      RefuseAdmin(std::exchange(removal->second.token, 0),
+                  absl::UnavailableError(absl::StrCat(
+                      "job '", JobName(op.job), "' is being removed, and that hangs in ",
+                      ToAbsl(TierName(op.tier)), ": ", e.what,
+                      "; it goes on by itself when that answers again")));
+    }
+  }
+  if (op.kind == DrainOp::Kind::kFlush || op.kind == DrainOp::Kind::kManifest) {
+    TellStalled(op);
+  }
+  if (op.kind == DrainOp::Kind::kRemove && e.stalled) {
+    Send(op.job, RemovalStalled{op.checkpoint, op.tier, e.what});
+  }
+  if (op.kind == DrainOp::Kind::kFetch && e.stalled) {
+    GiveUpFetch(op, e.drain, e.what);
+  }
+}
+
+}  // namespace holdfast

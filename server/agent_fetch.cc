@@ -1,0 +1,279 @@
+// Copies brought into memory for a restore (docs/protocol.md §10): the rank gets a slot as for a
+// save, the runtime fills it from another tier and verifies it, and then it is a sealed copy like
+// any other.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+void Agent::FetchSource(RequestToken token, const SourceOffered& m) {
+  Pending& pending = pending_.at(token);
+  const ShardId id{pending.job, m.checkpoint.attempt, m.checkpoint.step, m.rank};
+  pending.fetch = m;
+  if (JoinFetch(token, id)) {
+    return;
+  }
+  if (m.bytes > bytes_max_) {
+    return FailFetch(
+        token, m.from,
+        absl::ResourceExhaustedError(absl::StrCat("the shard has ", FormatBytes(m.bytes),
+                                                  ", more than all slots of this node may hold, ",
+                                                  FormatBytes(bytes_max_), " (memory.bytes_max)")),
+        false);
+  }
+  pending.bytes = std::max(RoundUp(m.bytes, kSlotBytesUnit), kSlotBytesUnit);
+  pending.where = Where::kRoom;
+  pending.asked.clear();
+  waiting_for_room_.insert(token);
+  PlaceFetch(token);
+}
+
+// The shard is on its way for somebody else already, or has come meanwhile.
+bool Agent::JoinFetch(RequestToken token, const ShardId& id) {
+  Pending& pending = pending_.at(token);
+  if (const auto fetch = fetches_.find(id); fetch != fetches_.end()) {
+    pending.where = Where::kFetch;
+    waiting_for_room_.erase(token);
+    fetch->second.waiting.insert(token);
+    return true;
+  }
+  if (Slot* slot = FindSealed(id); slot != nullptr && !slot->bad) {
+    waiting_for_room_.erase(token);
+    OfferSession(token, *slot);
+    return true;
+  }
+  return false;
+}
+
+void Agent::PlaceFetch(RequestToken token) {
+  Pending& pending = pending_.at(token);
+  const SourceOffered& wanted = *pending.fetch;
+  if (JoinFetch(token,
+                {pending.job, wanted.checkpoint.attempt, wanted.checkpoint.step, wanted.rank})) {
+    return;
+  }
+  const Seat* seat = FindSeat(pending.seat);
+  if (seat == nullptr || seat->superseded) {
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                          "the rank has joined again since"});
+  }
+  const Allocation got = Allocate(*seat, pending, token);
+  if (got.slot != nullptr) {
+    return StartFetch(*got.slot, token);
+  }
+  if (got.coming) {
+    if (got.limit == Limit::kNone) {
+      pending.where = Where::kSlot;  // a slot is being made for it
+    }
+    return;
+  }
+  pending.limit = got.limit;
+  AskForFetchRoom(token, *seat);
+}
+
+// What the restore does not need: of the job itself, then of others of the same user or that ended.
+void Agent::AskForFetchRoom(RequestToken token, const Seat& seat) {
+  Pending& pending = pending_.at(token);
+  if (pending.asked.insert(seat.job).second) {
+    std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
+    if (!useful.empty()) {
+      pending.where = Where::kAsking;
+      return Send(seat.job, FetchRoomAsked{token, pending.fetch->checkpoint, std::move(useful)});
+    }
+  }
+  if (pending.limit == Limit::kBudget) {
+    for (const auto& [job, bytes] : BytesByJob()) {
+      const auto found = jobs_.find(job);
+      const bool may = found != jobs_.end() &&
+                       (found->second->uid() == seat.uid || found->second->RanksAlive() == 0);
+      if (!may || !pending.asked.insert(job).second) {
+        continue;
+      }
+      std::vector<CheckpointId> useful = Useful(job, seat, pending.bytes, pending.limit);
+      if (!useful.empty()) {
+        pending.where = Where::kAsking;
+        return Send(job, SpareAsked{token, JobName(seat.job), std::move(useful)});
+      }
+    }
+  }
+  const TierKind from = pending.fetch->from;
+  const Failure failure = NoRoom(pending, seat);
+  waiting_for_room_.erase(token);
+  FailFetch(token, from, absl::ResourceExhaustedError(ToAbsl(failure.message)), false);
+}
+
+// The slot is free, and nobody but the rank's own process can have it mapped.
+void Agent::StartFetch(Slot& slot, RequestToken token) {
+  Pending& pending = pending_.at(token);
+  const Seat& seat = *FindSeat(pending.seat);
+  const SourceOffered& source = *pending.fetch;
+  if (JoinFetch(token,
+                {seat.job, source.checkpoint.attempt, source.checkpoint.step, source.rank})) {
+    return BecomeFree(slot);
+  }
+  slot.state = SlotState::kNoting;
+  slot.fetch = true;
+  slot.owned = true;
+  slot.job = seat.job;
+  slot.rank = seat.rank;
+  slot.uid = seat.uid;
+  ++slot.generation;
+  slot.shard = {seat.job, source.checkpoint.attempt, source.checkpoint.step, source.rank};
+  slot.world_size = seat.world_size;
+  slot.filled_by = 0;
+  slot.token = 0;
+  slot.lost.reset();
+  if (slot.writer && *slot.writer != seat.process) {
+    SetWriter(slot, std::nullopt);
+  }
+  Fetch& fetch = fetches_[slot.shard];
+  fetch.slot = slot.id;
+  fetch.from = source.from;
+  fetch.waiting.insert(token);
+  pending.where = Where::kFetch;
+  waiting_for_room_.erase(token);
+  NoteSlot(slot);
+  slot.grant_note = slot.note_version;
+}
+
+void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
+  if (!noted.ok() || slot.lost) {
+    const absl::Status why =
+        noted.ok() ? absl::AbortedError(ToAbsl(slot.lost->message))
+                   : Annotate(noted, absl::StrCat("slot ", slot.id, " could not be noted"));
+    if (!noted.ok()) {
+      CountFailure(slot, noted);
+    }
+    const Fetch fetch = TakeFetch(slot);
+    BecomeFree(slot);
+    for (const RequestToken token : fetch.waiting) {
+      FailFetch(token, fetch.from, why, false);
+    }
+    return;
+  }
+  slot.state = SlotState::kFetching;
+  Fetch& fetch = fetches_.at(slot.shard);
+  const Slot* before = FindSealed(slot.shard);
+  DrainOp op;
+  op.kind = DrainOp::Kind::kFetch;
+  op.job = slot.shard.job;
+  op.checkpoint = slot.shard.checkpoint();
+  op.rank = slot.shard.rank;
+  op.tier = fetch.from;
+  op.bytes = slot.bytes;
+  fetch.drain = BeginDrain(std::move(op));
+  FetchShard action;
+  action.drain = fetch.drain;
+  action.from = fetch.from;
+  action.key = {slot.shard, JobName(slot.shard.job), slot.world_size};
+  action.slot = slot.id;
+  action.generation = slot.generation;
+  action.slot_bytes = slot.bytes;
+  if (before != nullptr) {
+    action.replaces = before->id;
+    slots_.at(before->id).drains.insert(fetch.drain);  // it stays what it is until then
+    drains_.at(fetch.drain).replaces = before->id;
+  }
+  Act(std::move(action));
+}
+
+// It has ended, one way or the other.
+Agent::Fetch Agent::TakeFetch(Slot& slot) {
+  slot.fetch = false;
+  const auto it = fetches_.find(slot.shard);
+  if (it == fetches_.end() || it->second.slot != slot.id) {
+    return {};  // given up before: another one may be under way
+  }
+  Fetch fetch = std::move(it->second);
+  fetches_.erase(it);
+  return fetch;
+}
+
+// Its tier does not answer. Who waits for it tries the next source, with another slot; this one is
+// let go of when the tier does.
+void Agent::GiveUpFetch(const DrainOp& op, DrainId drain, const std::string& why) {
+  const auto it = fetches_.find({op.job, op.checkpoint.attempt, op.checkpoint.step, op.rank});
+  if (it == fetches_.end() || it->second.drain != drain) {
+    return;
+  }
+  const Fetch fetch = std::move(it->second);
+  fetches_.erase(it);
+  slots_.at(fetch.slot).lost =
+      Failure{absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED, why};
+  Act(CancelDrain{drain});
+  for (const RequestToken token : fetch.waiting) {
+    FailFetch(token, fetch.from, absl::UnavailableError(why), false);
+  }
+}
+
+void Agent::OnFetchEnded(const FetchEnded& e) {
+  const std::optional<DrainOp> op = EndDrain(e.drain);
+  Slot* slot = FindSlot(e.slot);
+  if (!op || slot == nullptr || slot->state != SlotState::kFetching ||
+      slot->generation != e.generation) {
+    return;
+  }
+  absl::Status status = e.status;
+  if (status.ok() && (e.copy.id != slot->shard || e.copy.generation != slot->generation)) {
+    status = absl::InternalError("another shard was fetched than was asked for");
+  }
+  if (status.ok() && slot->lost) {
+    status = absl::AbortedError(ToAbsl(slot->lost->message));
+  }
+  const Fetch fetch = TakeFetch(*slot);
+  if (!status.ok()) {
+    Unpublish(*slot);  // part of it may have reached the directory
+    const bool heard =
+        std::any_of(fetch.waiting.begin(), fetch.waiting.end(),
+                    [&](RequestToken token) { return FindPending(token) != nullptr; });
+    for (const RequestToken token : fetch.waiting) {
+      FailFetch(token, fetch.from, status, e.source_bad);
+    }
+    if (!heard && e.source_bad) {
+      Send(op->job, ShardBad{op->checkpoint, op->rank, Message(status), op->tier});
+    }
+    return;
+  }
+  if (Slot* before = FindSealed(slot->shard); before != nullptr && before != slot) {
+    // The bad copy that it replaces: its record is gone already.
+    ForgetShard(*before);
+    before->state = SlotState::kUnpublishing;
+    before->removing = false;
+    CancelDrainsOf(*before);
+    AfterHold(*before);
+  }
+  slot->state = SlotState::kSealed;
+  slot->populated = true;
+  slot->failures = 0;
+  slot->copy = e.copy;
+  shards_[slot->shard] = slot->id;
+  slots_changed_ = true;
+  Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
+  Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
+                                 slot->copy.sealed_unix_ms});
+  for (const RequestToken token : fetch.waiting) {
+    if (FindPending(token) != nullptr) {
+      OfferSession(token, *slot);
+    }
+  }
+}
+
+// The coordinator knows the next source, or ends it for all.
+void Agent::FailFetch(RequestToken token, TierKind from, const absl::Status& status,
+                      bool source_bad) {
+  Pending* pending = FindPending(token);
+  if (pending == nullptr || !pending->fetch) {
+    return;
+  }
+  pending->where = Where::kCoordinator;
+  const SourceOffered source = *pending->fetch;
+  pending->fetch.reset();
+  Send(pending->job, FetchFailed{token, source.attempt, source.rank, source.session, source.round,
+                                 source.checkpoint, from, status, source_bad});
+}
+
+}  // namespace holdfast

@@ -1,0 +1,302 @@
+// What is found in the durable tiers, and joins of jobs that only such a tier may know
+// (docs/protocol.md §10).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+
+namespace holdfast {
+
+void Agent::OnTierScanned(const TierScanned& e) {
+  for (const std::string& problem : e.problems) {
+    const size_t known = problems_.size();
+    AddProblem(problem);
+    if (problems_.size() > known) {
+      Tell(Report::Kind::kTierTrouble, {}, problem, 0);
+    }
+  }
+  for (const std::string& file : e.unknown_files) {
+    if (unknown_files_.size() < kUnknownFilesMax) {
+      unknown_files_.insert(file);  // a scan that was repeated tells of it again
+    }
+  }
+  if (e.tier == TierKind::kNvme) {
+    OnDriveScanned(e);
+  } else {
+    OnRemoteScanned(e);
+  }
+  AdvanceRebuild();
+}
+
+// Anew. What was asked for before and is told later is known by its number.
+void Agent::ScanDrives(std::vector<std::string> dirs) {
+  const DrainId scan = next_drain_++;
+  drive_scans_[scan] = time_.now;
+  if (drive_scans_.size() > kDriveScansMax) {
+    drive_scans_.erase(drive_scans_.begin());
+  }
+  Act(ScanNvme{scan, std::move(dirs)});
+}
+
+// Of one that is not remembered, or that the runtime did by itself at the start: at the earliest.
+MonotonicTime Agent::DriveScanBegan(DrainId scan) const {
+  const auto found = drive_scans_.find(scan);
+  return found == drive_scans_.end() ? started_ : found->second;
+}
+
+void Agent::OnDriveScanned(const TierScanned& e) {
+  Drive& drive = drives_[e.dir];
+  if (e.drain < drive.first_scan) {
+    return;
+  }
+  const MonotonicTime began = DriveScanBegan(e.drain);
+  drive.answered = true;
+  drive.problem = e.status.ok() ? "" : Message(e.status);
+  if (!e.status.ok()) {
+    drives_again_ = time_.now + kRescan;
+  }
+  const bool again =
+      rebuild_ && e.drain >= rebuild_->nvme_scan && rebuild_->drives.erase(e.dir) > 0;
+  if (again && !e.status.ok()) {
+    rebuild_->nvme_read = false;
+  }
+  for (const FoundJob& found : e.jobs) {
+    Coordinator* job = AdoptFound(found, began);
+    if (job == nullptr) {
+      continue;
+    }
+    for (const DurableCopy& copy : found.copies) {
+      Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
+    }
+    CopiesFound copies;
+    copies.tier = TierKind::kNvme;
+    copies.began = began;
+    copies.copies = found.copies;
+    if (again) {
+      // (What is gone is judged when all drives have answered.)
+      std::vector<DurableCopy>& all = rebuild_->nvme[found.uuid].copies;
+      all.insert(all.end(), found.copies.begin(), found.copies.end());
+    }
+    Send(found.uuid, std::move(copies));
+  }
+  for (const auto& [uuid, job] : jobs_) {
+    TellInventory(uuid, TierKind::kNvme);
+  }
+  AdvanceLookups();
+}
+
+void Agent::OnRemoteScanned(const TierScanned& e) {
+  const std::optional<DrainOp> op = EndDrain(e.drain);
+  if (!op) {
+    return;  // it hung, and has been answered; whoever wants to know has asked again since
+  }
+  bool all = false;  // that lies there, of all jobs
+  if (rebuild_ && rebuild_->remote == e.drain) {
+    rebuild_->remote = 0;
+    all = e.status.ok();
+    if (!all) {
+      rebuild_->reply.add_problems(Message(e.status));
+    }
+  }
+  std::set<JobUuid> there;
+  for (const FoundJob& found : e.jobs) {
+    there.insert(found.uuid);
+    Coordinator* job = AdoptFound(found, op->begun);
+    if (job == nullptr) {
+      continue;
+    }
+    CopiesFound copies;
+    copies.tier = TierKind::kRemote;
+    copies.copies = found.copies;
+    copies.manifests = found.manifests;
+    copies.highest_claim = found.highest_claim;
+    copies.began = op->begun;
+    if (all) {
+      copies.as_of = op->begun;
+    }
+    for (const DurableCopy& copy : found.copies) {
+      Act(IndexShard{copy.copy, TierKind::kRemote, 0, copy.location});
+    }
+    Send(found.uuid, std::move(copies));
+  }
+  for (const auto& [uuid, job] : jobs_) {
+    if (all && there.count(uuid) == 0) {
+      CopiesFound none;
+      none.tier = TierKind::kRemote;
+      none.began = none.as_of = op->begun;
+      Send(uuid, std::move(none));
+    }
+  }
+  if (e.job_name.empty()) {
+    return;  // all jobs, for a rebuild
+  }
+  if (Coordinator* job = FindJob(e.job_name)) {
+    const JobUuid uuid = job->uuid();
+    if (e.status.ok()) {
+      remote_known_.insert(uuid);
+      remote_problems_.erase(uuid);
+      rescan_at_.erase(e.job_name);
+    } else if (remote_known_.count(uuid) == 0) {
+      remote_problems_[uuid] = Message(e.status);
+      rescan_at_[e.job_name] = time_.now + kRescan;
+    }
+    TellInventory(uuid, TierKind::kRemote);
+  }
+  if (const auto lookup = lookups_.find(e.job_name);
+      lookup != lookups_.end() && lookup->second.scan == e.drain) {
+    lookup->second.scan = 0;
+    lookup->second.failure = e.status.ok() ? "" : Message(e.status);
+  }
+  AdvanceLookups();
+}
+
+// The job as its tier knows it, here too from now on. Null: its name is another job's here.
+Coordinator* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
+  if (const auto removed = removed_jobs_.find(found.uuid);
+      removed != removed_jobs_.end() && !(removed->second < began)) {
+    return nullptr;
+  }
+  if (const auto job = jobs_.find(found.uuid); job != jobs_.end()) {
+    if (removals_.count(found.uuid) > 0) {
+      return nullptr;
+    }
+    // A directory's user may write what they like into it: it adds nothing to another's job.
+    if (job->second->name() != found.name || job->second->uid() != found.uid) {
+      AddProblem(absl::StrCat("the directory of a job '", found.name, "' of uid ", found.uid,
+                              " says that it is job '", job->second->name(), "' of uid ",
+                              job->second->uid(), ": its copies were left alone"));
+      return nullptr;
+    }
+    return job->second.get();
+  }
+  if (!CheckJobName(found.name).ok() || found.uuid.IsZero() || jobs_.size() >= kJobsMax) {
+    return nullptr;
+  }
+  if (const Coordinator* other = FindJob(found.name)) {
+    AddProblem(absl::StrCat("copies of a job '", found.name, "' with uuid ", found.uuid.ToString(),
+                            " were left alone: the job of that name is ", other->uuid().ToString(),
+                            " here"));
+    return nullptr;
+  }
+  names_[found.name] = found.uuid;
+  auto& job = jobs_[found.uuid] = std::make_unique<Coordinator>(
+      Settings(), found.uuid, found.name, found.uid, found.gid, first_session_);
+  std::vector<ToAgent> out;
+  job->Resume({}, time_, out);
+  for (const ToAgent& message : out) {
+    Take(found.uuid, message, time_);
+  }
+  TellInventory(found.uuid, TierKind::kNvme);
+  const auto lookup = lookups_.find(found.name);
+  if (HasTier(TierKind::kRemote) && (lookup == lookups_.end() || lookup->second.scan == 0)) {
+    ScanRemoteFor(found.name);
+  }
+  return job.get();
+}
+
+void Agent::TellInventory(const JobUuid& job, TierKind tier) {
+  if (!HasTier(tier) || jobs_.count(job) == 0) {
+    return;
+  }
+  InventoryState state{tier, InventoryState::Kind::kKnown, ""};
+  if (tier == TierKind::kNvme) {
+    for (const auto& [dir, drive] : drives_) {
+      if (!drive.answered || (rebuild_ && rebuild_->drives.count(dir) > 0)) {
+        return;  // still to come
+      }
+      if (!drive.problem.empty()) {
+        state.kind = InventoryState::Kind::kFailed;
+        state.why = drive.problem;
+      }
+    }
+  } else if (const auto problem = remote_problems_.find(job); problem != remote_problems_.end()) {
+    state.kind = InventoryState::Kind::kFailed;
+    state.why = problem->second;
+  } else if (remote_known_.count(job) == 0) {
+    return;
+  }
+  Send(job, std::move(state));
+}
+
+void Agent::ScanRemoteFor(const std::string& name) {
+  DrainOp op;
+  op.kind = DrainOp::Kind::kScan;
+  op.tier = TierKind::kRemote;
+  op.job_name = name;
+  const DrainId id = BeginDrain(std::move(op));
+  if (const auto lookup = lookups_.find(name); lookup != lookups_.end()) {
+    lookup->second.scan = id;
+  }
+  Act(ScanRemote{id, name});
+}
+
+// ---- Joins of jobs that only a durable tier may know ----
+
+void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame) {
+  const std::string& name = frame.join().job();
+  if (lookups_.size() >= kLookupsMax && lookups_.count(name) == 0) {
+    return RefuseNow(id, frame.id(),
+                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+                      absl::StrCat("join: ", kLookupsMax,
+                                   " jobs are being looked for in the durable tiers; try again")});
+  }
+  const auto [lookup, fresh] = lookups_.try_emplace(name);
+  std::erase_if(lookup->second.waiting,
+                [&](RequestToken gone) { return FindPending(gone) == nullptr; });
+  const MonotonicTime deadline =
+      std::max(Deadline(frame.join().deadline_ms()), time_.now + kSettle);
+  const RequestToken token = NewPending(id, frame, deadline);
+  Pending& pending = pending_.at(token);
+  pending.where = Where::kLookup;
+  pending.join = std::make_shared<const v1::ClientFrame>(frame);
+  lookup->second.waiting.push_back(token);
+  if (fresh && HasTier(TierKind::kRemote)) {
+    ScanRemoteFor(name);
+  }
+  AdvanceLookups();  // the drives may have answered long ago
+}
+
+// Those whose tiers have all answered join now: the job that was found, or a new one.
+void Agent::AdvanceLookups() {
+  const bool drives =
+      std::all_of(drives_.begin(), drives_.end(), [](const auto& d) { return d.second.answered; });
+  for (auto it = lookups_.begin(); it != lookups_.end();) {
+    if (!drives || it->second.scan != 0) {
+      ++it;
+      continue;
+    }
+    const std::string name = it->first;
+    Lookup lookup = std::move(it->second);
+    it = lookups_.erase(it);
+    if (!lookup.failure.empty()) {
+      lookup.failure = absl::StrCat(config_.remote().dir(), ": ", lookup.failure);
+    }
+    for (const auto& [dir, drive] : drives_) {
+      if (!drive.problem.empty()) {
+        lookup.failure = absl::StrCat(dir, ": ", drive.problem);
+      }
+    }
+    for (const RequestToken token : lookup.waiting) {
+      const Pending* pending = FindPending(token);
+      if (pending == nullptr) {
+        continue;
+      }
+      if (!lookup.failure.empty() && FindJob(name) == nullptr) {
+        Refuse(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                       absl::StrCat("join: whether there are checkpoints of a job '", name,
+                                    "', which this daemon does not know, cannot be told now: ",
+                                    lookup.failure,
+                                    "; try again when it can be read, or take the directory out of "
+                                    "the configuration")});
+        continue;
+      }
+      const std::shared_ptr<const v1::ClientFrame> frame = pending->join;
+      const ConnectionId connection = pending->connection;
+      ErasePending(token);
+      OnJoin(connection, connections_.at(connection), *frame, true);
+    }
+  }
+}
+
+}  // namespace holdfast

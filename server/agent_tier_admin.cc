@@ -1,0 +1,385 @@
+// What ckptctl asks of copies in every tier: where, explain, timeline, gc, pin, rm of a step,
+// rebuild, set (proto/holdfast/v1/admin.proto).
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/config.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "recovery/policy.h"
+#include "server/agent.h"
+
+namespace holdfast {
+namespace {
+
+constexpr size_t kOptionsMax = 64;
+constexpr size_t kOptionBytesMax = 128;
+
+// What may be set while the daemon runs; the rest needs a restart.
+constexpr std::array<absl::string_view, 6> kLimits = {
+    "nvme.bandwidth_bytes_per_s_max",   "nvme.io_priority",   "nvme.nice",
+    "remote.bandwidth_bytes_per_s_max", "remote.io_priority", "remote.nice"};
+
+// As the configuration file would say it, so that names, units and ranges are judged alike.
+absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
+  if (request.options().empty() || static_cast<size_t>(request.options_size()) > kOptionsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("set: 1 to ", kOptionsMax, " settings are needed, as in nvme.keep_last=3"));
+  }
+  std::map<std::string, std::string> by_section;
+  for (const v1::SetOptionsRequest::Option& option : request.options()) {
+    const std::vector<std::string> path = absl::StrSplit(option.name(), '.');
+    const bool plain = std::all_of(option.value().begin(), option.value().end(), [](char c) {
+      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == ' ';
+    });
+    const bool named = std::all_of(option.name().begin(), option.name().end(), [](char c) {
+      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_';
+    });
+    if (path.size() != 2 || path[0].empty() || path[1].empty() || !named || !plain ||
+        option.value().empty() || option.name().size() + option.value().size() > kOptionBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "set: '", option.name().substr(0, 64), "=", option.value().substr(0, 64),
+          "': expected TIER.SETTING=VALUE, as in remote.every_ms=10min or nvme.keep_last=3"));
+    }
+    absl::StrAppend(&by_section[path[0]], "  ", path[1], ": ", option.value(), "\n");
+  }
+  std::string yaml;
+  for (const auto& [section, lines] : by_section) {
+    absl::StrAppend(&yaml, section, ":\n", lines);
+  }
+  return yaml;
+}
+
+std::string OptionsText(const v1::SetOptionsRequest& request) {
+  std::string text;
+  for (const v1::SetOptionsRequest::Option& option : request.options()) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", option.name(), "=", option.value());
+  }
+  return text;
+}
+
+}  // namespace
+
+void Agent::Admin(const AdminRequest& e, const v1::WhereRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  std::optional<CheckpointId> only;
+  if (!request.all_steps()) {
+    const absl::StatusOr<CheckpointId> found = (*job)->FindKnown(request.attempt(), request.step());
+    if (!found.ok()) {
+      return RefuseAdmin(e.token, found.status());
+    }
+    only = *found;
+  }
+  v1::WhereReply reply;
+  (*job)->FillWhere(only, reply);
+  for (v1::ShardCopy& copy : *reply.mutable_copies()) {
+    const auto slot = shards_.find({(*job)->uuid(), copy.attempt(), copy.step(), copy.rank()});
+    if (copy.tier() == TierName(TierKind::kMemory) && slot != shards_.end()) {
+      copy.set_location(
+          absl::StrCat(config_.memory().dir(), "/slot-", absl::Dec(slot->second, absl::kZeroPad6)));
+    }
+  }
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::ExplainRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  v1::ExplainReply reply;
+  (*job)->FillExplain(request, reply);
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::TimelineRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  v1::TimelineReply reply;
+  (*job)->FillTimeline(request.steps_max(), reply);
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::CollectGarbageRequest& request) {
+  if (!request.job().empty()) {
+    if (const auto job = FindVisible(e.caller, request.job()); !job.ok()) {
+      return RefuseAdmin(e.token, job.status());
+    }
+  }
+  v1::CollectGarbageReply reply;
+  for (const auto& [name, uuid] : names_) {
+    const Coordinator& job = *jobs_.at(uuid);
+    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job)) {
+      continue;
+    }
+    job.FillGarbage(reply);
+    if (!request.dry_run()) {
+      Send(uuid, CollectGarbageAsked{});
+    }
+  }
+  if (e.caller.uid == 0 || e.caller.uid == daemon_uid_) {
+    for (const std::string& file : unknown_files_) {
+      reply.add_unknown_files(file);
+    }
+  }
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+// The job's coordinator answers, when what it decides is durable.
+RequestToken Agent::AwaitJob(AdminToken admin, const JobUuid& job) {
+  const RequestToken token = next_token_++;
+  const uint32_t timeout_ms = config_.admin().request_timeout_ms();
+  const MonotonicTime deadline =
+      time_.now +
+      (timeout_ms > 0 ? Duration(std::chrono::milliseconds(timeout_ms)) : Duration(kSettle));
+  admin_waits_[token] = {admin, deadline, job};
+  deadlines_.insert({deadline, token});
+  return token;
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::PinRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  Send((*job)->uuid(), PinAsked{AwaitJob(e.token, (*job)->uuid()), request});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  Send((*job)->uuid(), RemoveCheckpointAsked{AwaitJob(e.token, (*job)->uuid()), request});
+}
+
+void Agent::TakeMessage(const JobUuid&, const AdminAnswered& m) {
+  const auto wait = admin_waits_.find(m.token);
+  if (wait == admin_waits_.end()) {
+    return;
+  }
+  AdminReply reply{wait->second.token, absl::OkStatus(), std::monostate()};
+  std::visit([&](const auto& answer) { reply.reply = answer; }, m.reply);
+  Act(std::move(reply));
+  deadlines_.erase({*wait->second.deadline, m.token});
+  admin_waits_.erase(wait);
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
+  const bool of_job = !request.job().empty();
+  if (request.clear() && of_job && request.options().empty()) {
+    const auto job = FindVisible(e.caller, request.job());
+    if (!job.ok()) {
+      return RefuseAdmin(e.token, job.status());
+    }
+    return Send((*job)->uuid(),
+                SetPolicyAsked{AwaitJob(e.token, (*job)->uuid()), {}, "what was set is forgotten"});
+  }
+  const absl::StatusOr<std::string> yaml = AsYaml(request);
+  if (!yaml.ok()) {
+    return RefuseAdmin(e.token, yaml.status());
+  }
+  if (of_job) {
+    const auto job = FindVisible(e.caller, request.job());
+    if (!job.ok()) {
+      return RefuseAdmin(e.token, job.status());
+    }
+    v1::Policy policy = request.clear() ? v1::Policy() : (*job)->policy_set();
+    absl::Status parsed = ParseConfig(*yaml, "set", policy);
+    if (parsed.ok()) {
+      parsed = CheckPolicy(policy);
+    }
+    if (!parsed.ok()) {
+      return RefuseAdmin(e.token, parsed);
+    }
+    return Send((*job)->uuid(),
+                SetPolicyAsked{AwaitJob(e.token, (*job)->uuid()), policy,
+                               absl::StrCat("job '", request.job(), "': ", OptionsText(request))});
+  }
+  if (e.caller.uid != 0 && e.caller.uid != daemon_uid_) {
+    return RefuseAdmin(e.token, absl::PermissionDeniedError(
+                                    "the daemon's limits are root's and its own user's to set; "
+                                    "name a job of yours to set its policy"));
+  }
+  for (const v1::SetOptionsRequest::Option& option : request.options()) {
+    if (std::find(kLimits.begin(), kLimits.end(), absl::string_view(option.name())) ==
+        kLimits.end()) {
+      return RefuseAdmin(
+          e.token,
+          absl::InvalidArgumentError(absl::StrCat(
+              "set: '", option.name().substr(0, 64),
+              "' cannot be changed while ckptd runs; these can: ", absl::StrJoin(kLimits, ", "))));
+    }
+  }
+  v1::DaemonConfig changed = config_;
+  absl::Status parsed = ParseConfig(*yaml, "set", changed);
+  if (parsed.ok() && (changed.nvme().io_priority() > 8 || changed.remote().io_priority() > 8 ||
+                      changed.nvme().nice() > 19 || changed.remote().nice() > 19)) {
+    parsed = absl::InvalidArgumentError("set: io_priority is 0 to 8, nice 0 to 19");
+  }
+  if (!parsed.ok()) {
+    return RefuseAdmin(e.token, parsed);
+  }
+  *config_.mutable_nvme() = changed.nvme();
+  *config_.mutable_remote() = changed.remote();
+  Act(ApplyLimits{config_.nvme(), config_.remote()});
+  v1::SetOptionsReply reply;
+  const bool priority = std::any_of(request.options().begin(), request.options().end(),
+                                    [](const v1::SetOptionsRequest::Option& option) {
+                                      return absl::StrContains(option.name(), "io_priority") ||
+                                             absl::StrContains(option.name(), ".nice");
+                                    });
+  reply.set_text(absl::StrCat(
+      "until ckptd is restarted: ", OptionsText(request),
+      priority ? "; the kernel lets only root raise a priority: if it refuses, ckptd's log says so"
+               : ""));
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+// ---- Rebuild ----
+
+void Agent::Admin(const AdminRequest& e, const v1::RebuildRequest& request) {
+  if (e.caller.uid != 0 && e.caller.uid != daemon_uid_) {
+    return RefuseAdmin(
+        e.token, absl::PermissionDeniedError("rebuild: root's and the daemon's own user's to do"));
+  }
+  if (rebuild_) {
+    return RefuseAdmin(e.token, absl::AlreadyExistsError("rebuild: one is under way already"));
+  }
+  const auto asked = [&](TierKind tier) {
+    return HasTier(tier) && (request.tier().empty() || request.tier() == TierName(tier));
+  };
+  if (!request.tier().empty() && request.tier() != TierName(TierKind::kMemory) &&
+      !asked(TierKind::kNvme) && !asked(TierKind::kRemote)) {
+    return RefuseAdmin(e.token, absl::InvalidArgumentError(absl::StrCat(
+                                    "rebuild: there is no tier '", request.tier(), "' here")));
+  }
+  rebuild_ = RebuildRun();
+  rebuild_->token = e.token;
+  rebuild_->since = time_.now;
+  unknown_files_.clear();
+  if (asked(TierKind::kNvme)) {
+    for (const auto& [dir, drive] : drives_) {
+      rebuild_->drives.insert(dir);
+    }
+    rebuild_->nvme_read = true;
+    // Of a step whose shards lie on several drives nothing is judged by those that answer first.
+    for (const auto& [uuid, job] : jobs_) {
+      Send(uuid, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
+    }
+    rebuild_->nvme_scan = next_drain_;
+    ScanDrives();
+  }
+  if (asked(TierKind::kRemote)) {
+    DrainOp op;
+    op.kind = DrainOp::Kind::kScan;
+    op.tier = TierKind::kRemote;
+    rebuild_->remote = BeginDrain(std::move(op));
+    Act(ScanRemote{rebuild_->remote, ""});
+  }
+  AdvanceRebuild();
+}
+
+// When all tiers have answered: what is not there any more is forgotten, of jobs that have nothing
+// left, too.
+void Agent::AdvanceRebuild() {
+  if (!rebuild_ || rebuild_->told || !rebuild_->drives.empty() || rebuild_->remote != 0) {
+    return;
+  }
+  rebuild_->told = true;
+  for (const auto& [uuid, job] : jobs_) {
+    if (rebuild_->nvme_read) {
+      CopiesFound all = std::move(rebuild_->nvme[uuid]);
+      all.tier = TierKind::kNvme;
+      all.began = all.as_of = rebuild_->since;
+      Send(uuid, std::move(all));
+    }
+  }
+}
+
+// The coordinators have heard all that was found. The index is written anew.
+void Agent::AnswerRebuild() {
+  RebuildRun run = *std::exchange(rebuild_, std::nullopt);
+  for (const auto& [dir, drive] : drives_) {
+    if (!drive.problem.empty()) {
+      run.reply.add_problems(drive.problem);
+    }
+  }
+  for (const auto& [uuid, job] : jobs_) {
+    run.reply.set_jobs(run.reply.jobs() + 1);
+    run.reply.set_checkpoints(run.reply.checkpoints() +
+                              static_cast<uint32_t>(job->AllCheckpoints().size()));
+    v1::WhereReply where;
+    job->FillWhere(std::nullopt, where);
+    run.reply.set_shards(run.reply.shards() + static_cast<uint32_t>(where.copies_size()));
+  }
+  for (const auto& [shard, slot] : shards_) {
+    if (slots_.at(slot).state == SlotState::kSealed) {
+      Act(IndexShard{slots_.at(slot).copy, TierKind::kMemory, slot, ""});
+    }
+  }
+  for (const std::string& problem : problems_) {
+    run.reply.add_problems(problem);
+  }
+  for (const std::string& file : unknown_files_) {
+    run.reply.add_unknown_files(file);
+  }
+  Act(AdminReply{run.token, absl::OkStatus(), std::move(run.reply)});
+}
+
+// What the core knows of the tiers; the runtime adds what its drives and mounts say.
+void Agent::FillTierStatus(v1::DaemonStatus& daemon) const {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    if (!HasTier(tier)) {
+      continue;
+    }
+    v1::TierStatus& status = *daemon.add_tiers();
+    status.set_tier(std::string(TierName(tier)));
+    status.set_bytes_used(TierBytesUsed(tier));
+    status.set_healthy(true);
+    status.set_state("ok");
+    if (tier == TierKind::kNvme) {
+      status.set_bytes_max(nvme_bytes_max_);
+      *status.mutable_dirs() = config_.nvme().dirs();
+      status.set_bandwidth_bytes_per_s_max(config_.nvme().bandwidth_bytes_per_s_max());
+      for (const auto& [dir, drive] : drives_) {
+        if (!drive.answered) {
+          status.set_state(absl::StrCat("what lies in ", dir, " is still being read"));
+        }
+        if (!drive.problem.empty()) {
+          status.set_healthy(false);
+          status.set_state(drive.problem);
+        }
+      }
+    } else {
+      status.set_bytes_max(config_.remote().bytes_max());
+      status.add_dirs(config_.remote().dir());
+      status.set_bandwidth_bytes_per_s_max(config_.remote().bandwidth_bytes_per_s_max());
+      if (!remote_problems_.empty()) {
+        status.set_healthy(false);
+        status.set_state(remote_problems_.begin()->second);
+      }
+    }
+    for (const auto& [id, op] : drains_) {
+      const bool flush = op.kind == DrainOp::Kind::kFlush && op.tier == tier;
+      status.set_flushes(status.flushes() + (flush ? 1 : 0));
+      if (op.tier == tier && !op.stalled.empty()) {
+        status.set_stalled(status.stalled() + 1);
+        status.set_healthy(false);
+        status.set_state(op.stalled);
+      }
+    }
+  }
+}
+
+}  // namespace holdfast

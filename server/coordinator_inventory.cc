@@ -1,0 +1,343 @@
+// What lies in the durable tiers, as their scans tell it, and what cannot be decided before that is
+// known (docs/protocol.md §10).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
+
+std::string Name(TierKind tier) {
+  return std::string(TierName(tier));
+}
+
+CopyDetail DetailOf(const DurableCopy& copy) {
+  return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
+}
+
+}  // namespace
+
+bool Coordinator::InventoryPending() const {
+  return std::any_of(std::begin(kDurable), std::end(kDurable), [&](TierKind tier) {
+    return Configured(tier) && Inventory(tier).kind == InventoryState::Kind::kPending;
+  });
+}
+
+void Coordinator::On(const InventoryState& m, Turn& t) {
+  const auto before = Inventory(m.tier).kind;
+  inventory_[static_cast<size_t>(m.tier)] = m;
+  if (m.kind == InventoryState::Kind::kPending) {
+    return;
+  }
+  if (m.kind == InventoryState::Kind::kFailed && before != m.kind) {
+    Tell(Report::Kind::kTierTrouble,
+         absl::StrCat("what lies in ", Name(m.tier), " could not be read: ", m.why), 0, t, m.tier);
+  }
+  if (AllInventoriesKnown() && !history_known_) {
+    history_known_ = true;
+    Persist(t);
+  }
+  PruneIncomplete(t);
+  ChooseForMissing(m.tier, t);
+  PumpDrains(t);
+  GoOnWithSession(t);
+  RetainDurable(t);
+  RetryJoins(t);
+}
+
+// What the ranks waited for may be known now.
+void Coordinator::GoOnWithSession(Turn& t) {
+  if (!session_ || !waits_for_inventory_) {
+    return;
+  }
+  if (session_->loading() && session_->failed()) {
+    GoOnWithFallBack(!InventoryPending(), t);
+  } else if (!session_->loading() && session_->AllEntered()) {
+    BeginSession(t);
+  }
+}
+
+// All its copies are in the remote tier, and it is not committed there yet.
+bool Coordinator::ManifestMissing(const Checkpoint& checkpoint) const {
+  return Inventory(TierKind::kRemote).kind == InventoryState::Kind::kKnown &&
+         !checkpoint.manifest && !checkpoint.given_up && checkpoint.Complete() &&
+         checkpoint.GoodAt(TierKind::kRemote) == checkpoint.world_size;
+}
+
+// A manifest that is about to be published makes a step whole that is newer than the candidates.
+bool Coordinator::ManifestComing(const std::vector<CheckpointId>& candidates) const {
+  return std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
+    const auto& [id, checkpoint] = c;
+    const Drain& drain = checkpoint.drain(TierKind::kRemote);
+    return !checkpoint.committed && OnLine(line_, id) && ManifestMissing(checkpoint) &&
+           (candidates.empty() || candidates.front() < id) && drain.phase != Drain::Phase::kNone &&
+           drain.problem.empty() && drain.stalled.empty();
+  });
+}
+
+// The newest step of the line among those that `last_of` names per attempt.
+std::optional<CheckpointId> Coordinator::NewestOnLine(
+    const std::function<std::optional<Step>(const AttemptInfo&)>& last_of) const {
+  std::optional<CheckpointId> newest;
+  std::optional<Step> limit;  // of an attempt that a younger one descends from
+  for (const Descent& d : line_) {
+    if (const auto info = attempts_.find(d.attempt); info != attempts_.end()) {
+      if (const std::optional<Step> last = last_of(info->second)) {
+        const CheckpointId there{d.attempt, std::min(*last, limit.value_or(*last))};
+        newest = newest ? std::max(*newest, there) : there;
+      }
+    }
+    limit = d.parent.step;
+  }
+  return newest;
+}
+
+// The newest step on the line that may lie there, whether the tier can be read or not.
+std::optional<CheckpointId> Coordinator::NewestIn(TierKind tier) const {
+  return NewestOnLine([tier](const AttemptInfo& info) {
+    return tier == TierKind::kNvme ? info.last_nvme_step : info.last_remote_step;
+  });
+}
+
+// Whether the tier may have something newer than all candidates.
+bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& candidates) const {
+  const auto newer = [&](const std::optional<CheckpointId>& there) {
+    return there && (candidates.empty() || candidates.front() < *there);
+  };
+  if (!history_known_ || newer(NewestIn(tier))) {
+    return true;
+  }
+  // What the node published just before it went down, it may not have noted. As long as the tier
+  // is going to be read, that is waited for: on the drives for anything, at the remote tier for
+  // what is known to have been committed.
+  if (!rebooted_ || Inventory(tier).kind != InventoryState::Kind::kPending) {
+    return false;
+  }
+  return tier == TierKind::kNvme || newer(NewestOnLine([](const AttemptInfo& info) {
+           return info.any_committed ? std::optional(info.last_committed_step) : std::nullopt;
+         }));
+}
+
+// What runs here was opened without knowing of an attempt that a tier turns out to have: its state
+// was lost, and the tier could not be read. It is over, and its ranks start again above that one.
+void Coordinator::GiveWay(const CopiesFound& m, Turn& t) {
+  Attempt newest = 0;
+  for (const DurableCopy& found : m.copies) {
+    newest = std::max(newest, found.copy.id.attempt);
+  }
+  if (members_.empty() || newest < attempt() ||
+      (newest == attempt() && attempts_.rbegin()->second.decided)) {
+    return;
+  }
+  Failure over = SupersededFailure(attempt());
+  over.message =
+      absl::StrCat("attempt ", attempt(), " of job '", name_, "' was opened while ", Name(m.tier),
+                   ", which has attempt ", newest, ", could not be read; start all ranks again");
+  if (newest == attempt()) {
+    attempts_.erase(newest);  // the one that is learned now bears the number
+  }
+  highest_attempt_ = std::max(highest_attempt_, newest);
+  EndAttempt(highest_attempt_ + 1, over, t);
+  Persist(t);
+}
+
+// Whether a copy that was found is one of the step that is known by its name.
+bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t) {
+  const SealedCopy& copy = found.copy;
+  const CheckpointId id = copy.id.checkpoint();
+  // A scan may have seen what was removed while it went on.
+  const auto& ended = RemovalsOf(m.tier).ended;
+  const auto removed = ended.find(id);
+  if (IsGoing(id, m.tier) || (removed != ended.end() && !(removed->second < m.began))) {
+    return false;
+  }
+  const auto known = checkpoints_.find(id);
+  if (known == checkpoints_.end() || known->second.shards.count(copy.id.rank) == 0) {
+    return true;
+  }
+  const ShardState& shard = known->second.shards.at(copy.id.rank);
+  const bool other_time =
+      shard.time_sure && !found.from_manifest && shard.unix_ms != copy.sealed_unix_ms;
+  if (other_time || shard.bytes != copy.image_bytes) {
+    // Of an attempt that had this number before the job's state was lost.
+    Tell(Report::Kind::kTierTrouble,
+         absl::StrCat("step ", id.step, " of attempt ", id.attempt, " rank ", copy.id.rank,
+                      ": what lies in ", Name(m.tier), " (", found.location,
+                      ") is another save than the one that is known by this name; left alone"),
+         0, t, m.tier);
+    return false;
+  }
+  // What was found bad is not good again because it still lies there.
+  return shard.at(m.tier).kind != CopyState::Kind::kBad;
+}
+
+void Coordinator::On(const CopiesFound& m, Turn& t) {
+  if (removed_ || m.began < forgotten_at_) {
+    return;
+  }
+  GiveWay(m, t);
+  bool learned = m.highest_claim > highest_attempt_;
+  highest_attempt_ = std::max(highest_attempt_, m.highest_claim);
+  std::set<std::pair<CheckpointId, Rank>> there;
+  for (const DurableCopy& found : m.copies) {
+    Learn(found.copy, learned);
+  }
+  ComputeLine();
+  for (const DurableCopy& found : m.copies) {
+    const SealedCopy& copy = found.copy;
+    const CheckpointId id = copy.id.checkpoint();
+    there.insert({id, copy.id.rank});
+    if (!MayCount(m, found, t)) {
+      continue;
+    }
+    if (copy.id.attempt == attempt()) {
+      any_save_ = true;
+      Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
+      last = std::max(last, copy.id.step);
+    }
+    AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
+              copy.sealed_unix_ms, !found.from_manifest},
+             m.tier, DetailOf(found), t);
+  }
+  for (const CheckpointId& id : m.manifests) {
+    if (const auto it = checkpoints_.find(id);
+        it != checkpoints_.end() && it->second.AnyAt(m.tier)) {
+      it->second.SetManifest(true);
+      Recheck(id, t);
+    }
+  }
+  for (const CheckpointId& id : AllCheckpoints()) {
+    Checkpoint& checkpoint = checkpoints_.at(id);
+    bool gone = false;
+    for (auto& [rank, shard] : checkpoint.shards) {
+      const CopyState& copy = shard.at(m.tier);
+      if (copy.kind != CopyState::Kind::kNone && copy.detail.since < m.as_of &&
+          there.count({id, rank}) == 0) {
+        checkpoint.SetNone(rank, m.tier);
+        gone = true;
+      }
+    }
+    if (gone) {
+      Tell(Report::Kind::kCopyBad,
+           absl::StrCat("copies of step ", id.step, " of attempt ", id.attempt, " are not in ",
+                        Name(m.tier), " any more: somebody else removed them"),
+           0, t);
+      Recheck(id, t);
+      EraseIfGone(id,
+                  {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                   absl::StrCat("the copies of step ", id.step, " were removed from outside")},
+                  t);
+    }
+  }
+  for (const TierKind tier : kDurable) {
+    LastDrained& last = last_drained_[static_cast<size_t>(tier)];
+    for (const auto& [id, checkpoint] : checkpoints_) {
+      if (!checkpoint.CommittedAt(tier)) {
+        continue;
+      }
+      if (OnLine(line_, id) && (!last.id || *last.id < id)) {
+        last = {id, checkpoint.unix_ms};
+      }
+      learned = NoteThere(id, tier) || learned;
+    }
+  }
+  PruneIncomplete(t);
+  PruneAttempts();
+  if (learned) {
+    Persist(t);
+  }
+}
+
+// A removal of everything has ended halfway: what is left is what the tiers' next scans find.
+void Coordinator::ForgetDurable(Turn& t) {
+  forgotten_at_ = t.time.now;
+  for (const TierKind tier : kDurable) {
+    Removals fresh;
+    fresh.ended = std::move(RemovalsOf(tier).ended);
+    RemovalsOf(tier) = std::move(fresh);
+    if (Configured(tier)) {
+      inventory_[static_cast<size_t>(tier)] = {tier, InventoryState::Kind::kPending, ""};
+    }
+  }
+  for (const CheckpointId& id : AllCheckpoints()) {
+    Checkpoint& checkpoint = checkpoints_.at(id);
+    checkpoint.removing = checkpoint.given_up = false;
+    for (const TierKind tier : kDurable) {
+      checkpoint.Clear(tier);
+    }
+    Recheck(id, t);
+    EraseIfGone(id,
+                {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                 absl::StrCat("step ", id.step, " of attempt ", id.attempt,
+                              " went when the job was to be removed")},
+                t);
+  }
+}
+
+// Steps of older attempts that never became whole never will. As long as a tier has not been read,
+// be it that it cannot be read now, it may have what is missing.
+void Coordinator::PruneIncomplete(Turn& t) {
+  if (!AllInventoriesKnown()) {
+    return;
+  }
+  std::vector<CheckpointId> incomplete;
+  for (auto& [id, checkpoint] : checkpoints_) {
+    const bool open = !checkpoint.committed && !checkpoint.dead;
+    // Of the current attempt: what lies in a durable tier alone was whole in memory once.
+    const bool left_over = !checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty();
+    if (open && left_over && OnLine(line_, id) && ManifestMissing(checkpoint)) {
+      checkpoint.dead = true;  // until its manifest is there
+    } else if (open && (id.attempt != attempt() || left_over)) {
+      incomplete.push_back(id);
+    }
+  }
+  for (const CheckpointId& id : incomplete) {
+    LetGo(id,
+          id.attempt == attempt()
+              ? Failure{absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED,
+                        absl::StrCat("only parts of step ", id.step, " of attempt ", id.attempt,
+                                     " were found")}
+              : SupersededFailure(id.attempt),
+          t);
+  }
+}
+
+// Nobody writes it, and what it lacks may be in a tier that has not been read.
+bool Coordinator::MayBeFound(const Checkpoint& checkpoint) const {
+  return !AllInventoriesKnown() && checkpoint.writing.empty() &&
+         !checkpoint.AnyAt(TierKind::kMemory);
+}
+
+// A durable tier that cannot be read (yet) may have something newer than what is seen.
+std::optional<Failure> Coordinator::WaitForInventory(
+    const std::vector<CheckpointId>& candidates) const {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const InventoryState& inventory = Inventory(tier);
+    if (!Configured(tier) || inventory.kind == InventoryState::Kind::kKnown) {
+      continue;
+    }
+    if (!MayHoldNewer(tier, candidates)) {
+      continue;  // what is here is as new as anything there
+    }
+    return Failure{
+        absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("restore of job '", name_, "': ", ToAbsl(TierName(tier)),
+                     inventory.kind == InventoryState::Kind::kPending
+                         ? " is still being read"
+                         : absl::StrCat(" cannot be read now (", inventory.why, ")"),
+                     ", and may hold a newer step than ",
+                     candidates.empty()
+                         ? "none, which is what there is elsewhere"
+                         : absl::StrCat("step ", candidates.front().step, ", the newest elsewhere"),
+                     "; restore again when it can be read, or choose what there is: ckptctl "
+                     "restore ",
+                     name_, candidates.empty() ? " --from-scratch" : " --step N")};
+  }
+  return std::nullopt;
+}
+
+}  // namespace holdfast

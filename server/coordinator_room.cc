@@ -1,0 +1,138 @@
+// What is given up for room in memory (docs/protocol.md §5).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "recovery/shedding.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+Failure Shed(std::string message) {
+  return {absl::StatusCode::kAborted, v1::Failure::REASON_SHED, std::move(message)};
+}
+
+}  // namespace
+
+bool Coordinator::Held(CheckpointId id) const {
+  return (session_ && session_->Holds(id)) ||
+         std::find(held_until_durable_.begin(), held_until_durable_.end(), id) !=
+             held_until_durable_.end();
+}
+
+std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* useful) const {
+  std::vector<ShedChoice> choices;
+  choices.reserve(checkpoints_.size());
+  std::optional<CheckpointId> first_drain;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (!first_drain && DrainsFromMemory(checkpoint)) {
+      first_drain = id;
+    }
+  }
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (!checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty()) {
+      continue;  // it has nothing here to give
+    }
+    ShedChoice choice;
+    choice.id = id;
+    choice.kind = checkpoint.dead         ? ShedChoice::Kind::kDead
+                  : !checkpoint.committed ? ShedChoice::Kind::kUncommitted
+                  : OnLine(line_, id)     ? ShedChoice::Kind::kOnLine
+                                          : ShedChoice::Kind::kOffLine;
+    choice.useful =
+        useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
+    choice.held = Held(id);
+    // What a pin keeps is the step; its memory is free when it is whole without that.
+    choice.pinned = Pinned(id) && !checkpoint.View(id).Without(TierKind::kMemory).Restorable();
+    choice.is_protected = checkpoint.is_protected;
+    if (DrainsFromMemory(checkpoint) || WaitsForMemory(checkpoint)) {
+      // One step at a time is let finish on its way, where the ranks have a slot to spare for that.
+      choice.drain = id == first_drain && settings_.slots_per_rank > 2 ? ShedChoice::Drain::kFirst
+                                                                       : ShedChoice::Drain::kOther;
+    }
+    choices.push_back(choice);
+  }
+  return choices;
+}
+
+// Its copies in memory are being read for another tier.
+bool Coordinator::DrainsFromMemory(const Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(), [](const Drain& drain) {
+    return std::any_of(drain.waiting.begin(), drain.waiting.end(),
+                       [](const auto& w) { return w.second == TierKind::kMemory; });
+  });
+}
+
+// It is to go to a tier, and could not without them.
+bool Coordinator::WaitsForMemory(const Checkpoint& checkpoint) {
+  return checkpoint.drain(TierKind::kNvme).phase == Drain::Phase::kWanted ||
+         (checkpoint.drain(TierKind::kRemote).phase == Drain::Phase::kWanted &&
+          !checkpoint.CommittedAt(TierKind::kNvme));
+}
+
+std::string Coordinator::ShedReason(const Victim& victim, const RoomAsked& m) const {
+  const std::string need = absl::StrCat("rank ", m.rank, " needed a slot for step ", m.step);
+  switch (victim.rule) {
+    case ShedRule::kDead:
+      return absl::StrCat(need, ", and a copy of this one is bad");
+    case ShedRule::kOffLine:
+      return absl::StrCat(need, ", and this one is on a branch that was left");
+    case ShedRule::kOlderCommitted:
+      return absl::StrCat(need, ", and a newer step is committed");
+    case ShedRule::kDraining:
+      return absl::StrCat(need,
+                          ", and nothing but this one, which was on its way to another tier, ",
+                          "was left to give up");
+    case ShedRule::kPinned:
+      return absl::StrCat(need, ", and nothing but this restore point was left to give up");
+    case ShedRule::kUncommitted:
+      break;
+  }
+  return absl::StrCat(need, ", and this one was not committed yet");
+}
+
+void Coordinator::On(const RoomAsked& m, Turn& t) {
+  const CheckpointId begun{m.attempt, m.step};
+  std::optional<Victim> victim;
+  if (m.attempt == attempt() && checkpoints_.count(begun) > 0) {
+    victim = ChooseVictim(Choices(&m.useful), begun);
+  }
+  if (!victim) {
+    t.out.push_back(RoomAnswered{m.token, false});
+    return;
+  }
+  if (victim->protect) {
+    checkpoints_.at(*victim->protect).is_protected = true;
+  }
+  const uint64_t bytes = checkpoints_.at(victim->id).bytes;
+  const bool retired = victim->rule == ShedRule::kOffLine ||
+                       victim->rule == ShedRule::kOlderCommitted ||
+                       victim->rule == ShedRule::kDraining;
+  const Failure failure =
+      Shed(absl::StrCat("step ", victim->id.step, " of attempt ", victim->id.attempt,
+                        retired ? " retired: " : " shed: ", ShedReason(*victim, m)));
+  if (retired) {
+    Tell(Report::Kind::kStepRetired, failure.message, bytes, t);
+    Retire(victim->id, failure, t);
+  } else {
+    Tell(Report::Kind::kStepShed, failure.message, bytes, t);
+    LetGo(victim->id, failure, t);
+  }
+  t.out.push_back(RoomAnswered{m.token, true});
+}
+
+void Coordinator::On(const SpareAsked& m, Turn& t) {
+  const std::optional<Victim> victim = ChooseSpare(Choices(&m.useful));
+  if (!victim) {
+    t.out.push_back(RoomAnswered{m.token, false});
+    return;
+  }
+  const Failure failure = Shed(absl::StrCat(
+      "step ", victim->id.step, " of attempt ", victim->id.attempt, " shed: job '", m.for_job,
+      "' needed the memory, and this was not the newest committed step of the job"));
+  Tell(Report::Kind::kStepShed, failure.message, checkpoints_.at(victim->id).bytes, t);
+  LetGo(victim->id, failure, t);
+  t.out.push_back(RoomAnswered{m.token, true});
+}
+
+}  // namespace holdfast

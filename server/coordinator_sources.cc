@@ -1,0 +1,136 @@
+// Where the ranks of a restore get their shards from: the nearest tier that has a good copy, the
+// next one when that fails (docs/protocol.md §6 and §10).
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+
+// From the nearest tier that has it; the caller has made sure that there is one, or the rank hears
+// that its copy is gone.
+void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, uint32_t round,
+                              CheckpointId id, Turn& t) {
+  SourceOffered offer{token, attempt(), rank, session, round, id};
+  if (const auto it = checkpoints_.find(id);
+      it != checkpoints_.end() && it->second.shards.count(rank) > 0) {
+    std::set<TierKind> without;
+    for (const auto& [tier, why] : failed_sources_[rank]) {
+      without.insert(tier);
+    }
+    offer.from = it->second.Nearest(rank, without).value_or(TierKind::kMemory);
+    offer.why = WhyNotNearer(it->second, rank, offer.from);
+    offer.bytes = it->second.shards.at(rank).bytes;
+  }
+  offered_from_[rank] = offer.from;
+  t.out.push_back(std::move(offer));
+}
+
+// "memory copy absent (node rebooted), nvme copy bad: …"
+std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank,
+                                      TierKind chosen) const {
+  std::string text;
+  const auto failed = failed_sources_.find(rank);
+  for (const TierKind tier : kAllTiers) {
+    if (tier == chosen) {
+      break;
+    }
+    if (!Configured(tier)) {
+      continue;
+    }
+    const CopyState& copy = checkpoint.shards.at(rank).at(tier);
+    absl::StrAppend(&text, text.empty() ? "" : ", ", ToAbsl(TierName(tier)), " copy ");
+    if (copy.kind == CopyState::Kind::kBad) {
+      absl::StrAppend(&text, "bad: ", copy.why);
+    } else if (failed != failed_sources_.end() && failed->second.count(tier) > 0) {
+      absl::StrAppend(&text, "not readable now: ", failed->second.at(tier));
+    } else if (tier == TierKind::kMemory) {
+      absl::StrAppend(&text, rebooted_ ? "absent (node rebooted)"
+                                       : "absent (given up, or the memory was emptied)");
+    } else if (Inventory(tier).kind != InventoryState::Kind::kKnown) {
+      absl::StrAppend(
+          &text, "not known: ",
+          Inventory(tier).why.empty() ? "the tier is still being read" : Inventory(tier).why);
+    } else {
+      absl::StrAppend(&text, "absent");
+    }
+  }
+  return text;
+}
+
+void Coordinator::On(const FetchFailed& m, Turn& t) {
+  const bool stale = session_ && session_->loading() &&
+                     (session_->id() != m.session || session_->round() != m.round);
+  if (m.source_bad || absl::IsNotFound(m.status)) {
+    On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
+  } else if (!stale) {  // not what an earlier round heard late
+    failed_sources_[m.rank][m.from] = Message(m.status);
+  }
+  if (m.token == 0 || !IsCurrent(m.attempt, m.token, t)) {
+    return;
+  }
+  NextSource(m, t);
+}
+
+// A rank says that what it was offered is bad. If that was brought from another tier, where it
+// verified clean, this rank does not get it from there again: it would go round for ever.
+std::set<TierKind> Coordinator::SourcesSpent(Rank rank, const std::string& problem) {
+  if (const auto offered = offered_from_.find(rank);
+      offered != offered_from_.end() && offered->second != TierKind::kMemory) {
+    failed_sources_[rank][offered->second] = problem;
+  }
+  std::set<TierKind> spent;
+  for (const auto& [tier, why] : failed_sources_[rank]) {
+    spent.insert(tier);
+  }
+  return spent;
+}
+
+// Another source of the same step; else the session falls back, or ends, for all ranks.
+void Coordinator::NextSource(const FetchFailed& m, Turn& t) {
+  const std::string what =
+      absl::StrCat(ToAbsl(TierName(m.from)), " copy of rank ", m.rank, ": ", Message(m.status));
+  std::set<TierKind> without;
+  for (const auto& [tier, why] : failed_sources_[m.rank]) {
+    without.insert(tier);
+  }
+  const auto it = checkpoints_.find(m.checkpoint);
+  const bool more = it != checkpoints_.end() && it->second.Nearest(m.rank, without).has_value();
+  const auto member = members_.find(m.rank);
+  const bool takes_part = session_ && member != members_.end() && session_->id() == m.session &&
+                          session_->loading() && session_->Has(m.rank, member->second.process);
+  if (takes_part && (m.round != session_->round() || session_->checkpoint() != m.checkpoint)) {
+    return OfferSource(m.token, m.rank, session_->id(), session_->round(), session_->checkpoint(),
+                       t);
+  }
+  if (session_ && session_->loading() &&
+      (session_->id() != m.session || session_->round() != m.round)) {
+    return Refuse(m.token,
+                  {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                   absl::StrCat(what, "; the restore went on without this rank: enter it again")},
+                  t);
+  }
+  if (more) {
+    Tell(Report::Kind::kSessionFellBack,
+         absl::StrCat("step ", m.checkpoint.step, ": ", what, "; its next copy is used"), 0, t);
+    return OfferSource(m.token, m.rank, m.session, m.round, m.checkpoint, t);
+  }
+  const bool readable_later = !without.empty();
+  if (readable_later) {
+    const Failure failure{
+        absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+        absl::StrCat("restore of job '", name_, "': step ", m.checkpoint.step, " of attempt ",
+                     m.checkpoint.attempt, " cannot be read now: ", what,
+                     "; restore again, or choose another step: ckptctl restore ", name_,
+                     " --step N")};
+    failed_sources_.erase(m.rank);
+    return takes_part ? FailSession(failure, t, m.token) : Refuse(m.token, failure, t);
+  }
+  const LoadReported report{m.token, m.attempt, m.rank, m.session, m.round,
+                            false,   true,      false,  what};
+  if (takes_part) {
+    return FallBack(report, t);
+  }
+  return ReportDecided(report, t);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,504 @@
+// The way of a checkpoint into the durable tiers: which steps go there, flushes, the manifest, what
+// is found there (docs/protocol.md §10).
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
+
+std::string Name(TierKind tier) {
+  return std::string(TierName(tier));
+}
+
+CopyDetail DetailOf(const DurableCopy& copy) {
+  return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
+}
+
+}  // namespace
+
+bool Coordinator::Configured(TierKind tier) const {
+  return tier == TierKind::kMemory || (tier == TierKind::kNvme ? settings_.nvme : settings_.remote);
+}
+
+v1::Policy Coordinator::EffectivePolicy() const {
+  v1::Policy policy = settings_.policy;
+  policy.MergeFrom(policy_);
+  policy.MergeFrom(policy_set_);
+  return policy;
+}
+
+const v1::TierPolicy& Coordinator::TierPolicyOf(const v1::Policy& policy, TierKind tier) const {
+  return tier == TierKind::kNvme ? policy.nvme() : policy.remote();
+}
+
+std::string Coordinator::PolicyText(TierKind tier) const {
+  const v1::Policy policy = EffectivePolicy();
+  const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
+  std::string text;
+  if (rules.every_steps() == 1) {
+    text = "every step";
+  } else if (rules.every_steps() > 1) {
+    text = absl::StrCat("the first of each ", rules.every_steps(), " steps");
+  }
+  if (rules.every_ms() > 0) {
+    absl::StrAppend(&text, text.empty() ? "" : " and ", "one every ",
+                    FormatDuration(std::chrono::milliseconds(rules.every_ms())));
+  }
+  return text.empty() ? "none" : text;
+}
+
+// ---- Which steps go there ----
+
+void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
+  const v1::Policy policy = EffectivePolicy();
+  for (const TierKind tier : kDurable) {
+    Checkpoint& checkpoint = checkpoints_.at(id);
+    Drain& drain = checkpoint.drain(tier);
+    // Before it is known what lies there nothing can be chosen; ChooseForMissing does it then.
+    if (!Configured(tier) || drain.decided || checkpoint.CommittedAt(tier) || !OnLine(line_, id) ||
+        Inventory(tier).kind == InventoryState::Kind::kPending) {
+      continue;
+    }
+    const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
+    const LastDrained& last = last_drained_[static_cast<size_t>(tier)];
+    const bool older = last.id && id < *last.id;  // found in another tier, after a restart
+    drain.decided = true;
+    if (!older && IsDue({rules.every_steps(), rules.every_ms()}, last, id, t.time.unix_ms)) {
+      Want(id, tier, t);
+    }
+  }
+  PumpDrains(t);
+}
+
+// Of what was committed before the tier was known: in order, as if it was committed now. What is
+// there but for its manifest gets that.
+void Coordinator::ChooseForMissing(TierKind tier, Turn& t) {
+  if (tier == TierKind::kRemote) {
+    for (auto& [id, checkpoint] : checkpoints_) {
+      if (ManifestMissing(checkpoint) && OnLine(line_, id) &&
+          checkpoint.drain(tier).phase == Drain::Phase::kNone) {
+        checkpoint.drain(tier).decided = true;
+        checkpoint.drain(tier).phase = Drain::Phase::kWanted;
+        LastDrained& last = last_drained_[static_cast<size_t>(tier)];
+        if (!last.id || *last.id < id) {
+          last = {id, checkpoint.unix_ms};  // nothing older is wanted beside it
+        }
+      }
+    }
+  }
+  for (const CheckpointId& id : AllCheckpoints()) {
+    if (checkpoints_.at(id).committed) {
+      ChooseTiers(id, t);
+    }
+  }
+}
+
+// It waits for its turn, and has more to write than its manifest.
+bool Coordinator::MayGiveWay(CheckpointId id, TierKind tier) const {
+  const Checkpoint& checkpoint = checkpoints_.at(id);
+  return checkpoint.drain(tier).phase == Drain::Phase::kWanted &&
+         checkpoint.GoodAt(tier) < checkpoint.world_size;
+}
+
+// One step waits at a time: a newer one takes its place, so that a tier that is slower than the
+// saves gets the newest there is whenever it is ready for one.
+void Coordinator::Want(CheckpointId id, TierKind tier, Turn& t) {
+  for (const CheckpointId& other : AllCheckpoints()) {
+    if (other < id && MayGiveWay(other, tier)) {
+      const std::string& problem = checkpoints_.at(other).drain(tier).problem;
+      Unwant(other, tier,
+             absl::StrCat("step ", id.step, " takes its place",
+                          problem.empty() ? ", since the tier is slower than the saves"
+                                          : absl::StrCat(" (", problem, ")")),
+             t);
+    }
+  }
+  last_drained_[static_cast<size_t>(tier)] = {id, t.time.unix_ms};
+  Drain& drain = checkpoints_.at(id).drain(tier);
+  drain.phase = Drain::Phase::kWanted;
+  drain.retry_at = {};
+  drain.backoff = {};
+  drain.problem.clear();
+  drain.not_from_nvme.clear();
+}
+
+// It does not get there: what is under way is stopped, and what comes of it all the same is nothing
+// that counts.
+void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  Drain& drain = checkpoint.drain(tier);
+  if (drain.Busy()) {
+    drain.unwanted = why;
+    t.out.push_back(FlushUnwanted{id, tier});
+  }
+  if (drain.phase != Drain::Phase::kWanted) {
+    return;
+  }
+  drain.phase = Drain::Phase::kNone;
+  drain.shed = why;
+  NoteStage(id, Name(tier), t.time.unix_ms, t.time.unix_ms, absl::StrCat("shed: ", why), 0);
+  Tell(Report::Kind::kTierShed,
+       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " does not go to ", Name(tier),
+                    ": ", why),
+       checkpoint.bytes, t, tier);
+  AnswerAwaits(id.step, t);
+}
+
+// ---- Flushes ----
+
+std::optional<TierKind> Coordinator::FlushSource(const Checkpoint& checkpoint, Rank rank,
+                                                 TierKind to) const {
+  const bool memory = checkpoint.Readable(rank, TierKind::kMemory);
+  // From nvme, so that the slot is free again; but not while something hangs there.
+  const bool avoid_nvme =
+      memory && (checkpoint.drain(to).not_from_nvme.count(rank) > 0 || !NvmeMoves());
+  if (to == TierKind::kRemote && !avoid_nvme && checkpoint.Readable(rank, TierKind::kNvme)) {
+    return TierKind::kNvme;
+  }
+  return memory ? std::optional(TierKind::kMemory) : std::nullopt;
+}
+
+// Starts what may start: oldest first, a few at a time.
+void Coordinator::PumpDrains(Turn& t) {
+  for (const TierKind tier : kDurable) {
+    if (!Configured(tier) || removed_) {
+      continue;
+    }
+    size_t busy = 0;
+    size_t open = 0;
+    std::vector<CheckpointId> wanted;
+    const bool nvme_moves = NvmeMoves();
+    for (auto& [id, checkpoint] : checkpoints_) {
+      Drain& drain = checkpoint.drain(tier);
+      open += drain.Busy() ? 1 : 0;
+      busy += drain.Busy() && drain.stalled.empty() ? 1 : 0;
+      const Drain& before = checkpoint.drain(TierKind::kNvme);
+      // From nvme, if it is on its way there.
+      const bool behind = tier == TierKind::kRemote && before.phase != Drain::Phase::kNone &&
+                          before.problem.empty() && before.stalled.empty() && nvme_moves;
+      if (drain.phase == Drain::Phase::kWanted && drain.retry_at <= t.time.now) {
+        drain.retry_at = {};  // from now on it waits for others, not for the time
+        if (!behind && !checkpoint.removing) {
+          wanted.push_back(id);
+        }
+      }
+    }
+    for (const CheckpointId& id : wanted) {
+      if (busy < kDrainsMax && open < kDrainsOpenMax && StartDrain(id, tier, t)) {
+        ++busy;
+        ++open;
+      }
+    }
+  }
+}
+
+// Whether what is on its way to nvme can be waited for: not while anything hangs there.
+bool Coordinator::NvmeMoves() const {
+  return std::all_of(checkpoints_.begin(), checkpoints_.end(),
+                     [](const auto& c) { return c.second.drain(TierKind::kNvme).stalled.empty(); });
+}
+
+// True if it is under way now.
+bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  Drain& drain = checkpoint.drain(tier);
+  FlushWanted flush;
+  flush.checkpoint = id;
+  flush.to = tier;
+  flush.world_size = checkpoint.world_size;
+  const v1::Policy policy = EffectivePolicy();
+  flush.verify = TierPolicyOf(policy, tier).verify();
+  if (const auto info = attempts_.find(id.attempt); info != attempts_.end()) {
+    flush.opening = info->second.opening;
+  }
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    if (shard.at(tier).kind == CopyState::Kind::kGood) {
+      continue;
+    }
+    const std::optional<TierKind> from = FlushSource(checkpoint, rank, tier);
+    if (!from) {
+      LoseDrain(id, tier, absl::StrCat("rank ", rank, " has no copy to take it from any more"), t);
+      return false;
+    }
+    flush.shards.push_back({rank, *from, shard.bytes});
+  }
+  drain.retry_at = {};
+  drain.failure = absl::OkStatus();
+  if (drain.begun_unix_ms == 0) {
+    drain.begun_unix_ms = t.time.unix_ms;
+  }
+  if (flush.shards.empty()) {
+    drain.phase = Drain::Phase::kRunning;
+    EndDrainRound(id, tier, t);
+    return drain.Busy();
+  }
+  drain.phase = Drain::Phase::kRunning;
+  for (const FlushWanted::Shard& shard : flush.shards) {
+    drain.waiting[shard.rank] = shard.from;
+  }
+  t.out.push_back(std::move(flush));
+  return true;
+}
+
+void Coordinator::On(const ShardDrained& m, Turn& t) {
+  const auto it = checkpoints_.find(m.checkpoint);
+  if (it == checkpoints_.end() || it->second.drain(m.to).waiting.erase(m.rank) == 0) {
+    return;
+  }
+  Checkpoint& checkpoint = it->second;
+  Drain& drain = checkpoint.drain(m.to);
+  if (!m.status.ok() && m.from == TierKind::kNvme) {
+    drain.not_from_nvme.insert(m.rank);
+  }
+  if (m.status.ok() && !drain.unwanted.empty()) {
+    // It goes again with the rest of the step; until then it takes its room.
+    for (auto& going : RemovalsOf(m.to).asked) {
+      going.bytes += going.id == m.checkpoint ? checkpoint.shards.at(m.rank).bytes : 0;
+    }
+  } else if (m.status.ok()) {
+    CopyDetail detail = DetailOf(m.copy);
+    detail.since = t.time.now;
+    checkpoint.SetGood(m.rank, m.to, std::move(detail));
+  } else {
+    if (drain.failure.ok() || absl::IsCancelled(drain.failure)) {
+      drain.failure = m.status;
+    }
+    if (m.source_bad) {
+      On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
+    }
+  }
+  if (checkpoints_.count(m.checkpoint) == 0) {
+    return;
+  }
+  if (drain.waiting.empty()) {
+    EndDrainRound(m.checkpoint, m.to, t);
+  }
+  if (checkpoints_.count(m.checkpoint) > 0) {
+    Recheck(m.checkpoint, t);
+  }
+  RetainDurable(t);
+  PumpDrains(t);
+}
+
+// All flushes of this try have ended.
+void Coordinator::EndDrainRound(CheckpointId id, TierKind tier, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  Drain& drain = checkpoint.drain(tier);
+  drain.stalled.clear();
+  if (!drain.unwanted.empty()) {
+    return EndUnwanted(id, tier, t);
+  }
+  if (checkpoint.given_up || removed_) {
+    drain.phase = Drain::Phase::kNone;
+    return EraseIfGone(id,
+                       {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                        absl::StrCat("step ", id.step, " was given up")},
+                       t);
+  }
+  if (checkpoint.GoodAt(tier) == checkpoint.world_size) {
+    return tier == TierKind::kRemote && !checkpoint.manifest ? BeginManifest(id, t)
+                                                             : TierCommitted(id, tier, t);
+  }
+  DrainFailed(id, tier, drain.failure, t);
+}
+
+// Nothing is left that it could be taken from; perhaps nothing of it at all.
+void Coordinator::LoseDrain(CheckpointId id, TierKind tier, const std::string& why, Turn& t) {
+  Unwant(id, tier, why, t);
+  EraseIfGone(id,
+              {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+               absl::StrCat("step ", id.step, " of attempt ", id.attempt, " left memory before it ",
+                            "was whole anywhere else: ", why)},
+              t);
+}
+
+// What was under way has ended, and is not wanted any more.
+void Coordinator::EndUnwanted(CheckpointId id, TierKind tier, Turn& t) {
+  Drain& drain = checkpoints_.at(id).drain(tier);
+  drain.phase = Drain::Phase::kNone;
+  drain.shed = std::exchange(drain.unwanted, "");
+  AnswerAwaits(id.step, t);
+  EraseIfGone(id,
+              {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+               absl::StrCat("step ", id.step, " of attempt ", id.attempt, ": ", drain.shed)},
+              t);
+}
+
+void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status& status, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  Drain& drain = checkpoint.drain(tier);
+  drain.phase = Drain::Phase::kWanted;
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    if (shard.at(tier).kind != CopyState::Kind::kGood && !FlushSource(checkpoint, rank, tier)) {
+      return LoseDrain(id, tier,
+                       absl::IsCancelled(status)
+                           ? absl::StrCat("its memory was needed for newer steps")
+                           : absl::StrCat("rank ", rank, " has no copy to take it from any more (",
+                                          Message(status), ")"),
+                       t);
+    }
+  }
+  drain.backoff = std::clamp(drain.backoff * 2, kDrainRetryMin, kDrainRetryMax);
+  drain.retry_at = t.time.now + drain.backoff;
+  const std::string problem = Message(status);
+  if (drain.problem != problem) {
+    Tell(Report::Kind::kTierTrouble,
+         absl::StrCat("step ", id.step, " of attempt ", id.attempt, " could not be written to ",
+                      Name(tier), " yet, trying again: ", problem),
+         checkpoint.bytes, t, tier);
+  }
+  drain.problem = problem;
+  // A newer step that waits takes its place, as it would have when this one waited for its turn.
+  for (const CheckpointId& other : AllCheckpoints()) {
+    if (id < other && MayGiveWay(id, tier) &&
+        checkpoints_.at(other).drain(tier).phase == Drain::Phase::kWanted) {
+      return Unwant(id, tier, absl::StrCat("step ", other.step, " takes its place (", problem, ")"),
+                    t);
+    }
+  }
+}
+
+void Coordinator::On(const FlushStalled& m, Turn& t) {
+  const auto it = checkpoints_.find(m.checkpoint);
+  if (it == checkpoints_.end() || !it->second.drain(m.to).Busy()) {
+    return;
+  }
+  Drain& drain = it->second.drain(m.to);
+  const bool was = !drain.stalled.empty();
+  drain.stalled = m.stalled ? m.what : "";
+  if (was != m.stalled) {
+    Tell(m.stalled ? Report::Kind::kTierTrouble : Report::Kind::kTierWell,
+         m.stalled ? absl::StrCat("step ", m.checkpoint.step, " on its way to ", Name(m.to),
+                                  " is stalled: ", m.what)
+                   : absl::StrCat("step ", m.checkpoint.step, " on its way to ", Name(m.to),
+                                  " gets on again"),
+         it->second.bytes, t, m.to);
+  }
+  PumpDrains(t);
+  GoOnWithSession(t);
+}
+
+void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
+  const auto it = checkpoints_.find(m.checkpoint);
+  if (it == checkpoints_.end() || it->second.shards.count(m.rank) == 0) {
+    t.out.push_back(GiveUp{
+        m.checkpoint,
+        {absl::StatusCode::kAborted, v1::Failure::REASON_SHED, "the step was given up meanwhile"}});
+    return;
+  }
+  it->second.SetGood(m.rank, TierKind::kMemory, {});
+  Recheck(m.checkpoint, t);
+}
+
+// ---- The remote commit ----
+
+void Coordinator::BeginManifest(CheckpointId id, Turn& t) {
+  const Checkpoint& checkpoint = checkpoints_.at(id);
+  checkpoints_.at(id).drain(TierKind::kRemote).phase = Drain::Phase::kManifest;
+  checkpoints_.at(id).drain(TierKind::kRemote).manifest_begun_unix_ms = t.time.unix_ms;
+  ManifestWanted manifest;
+  manifest.checkpoint = id;
+  manifest.world_size = checkpoint.world_size;
+  if (const auto info = attempts_.find(id.attempt); info != attempts_.end()) {
+    manifest.opening = info->second.opening;
+  }
+  std::map<Attempt, AttemptParent> parents;
+  for (const auto& [number, info] : attempts_) {
+    parents[number] = {info.decided, info.parent};
+  }
+  manifest.descent = LineOf(parents, id.attempt, kLineMax);
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    DurableCopy copy;
+    copy.copy.id = {uuid_, id.attempt, id.step, rank};
+    copy.copy.job_name = name_;
+    copy.copy.world_size = checkpoint.world_size;
+    copy.copy.image_bytes = shard.bytes;
+    copy.copy.sealed_unix_ms = shard.unix_ms;
+    const CopyDetail& detail = shard.at(TierKind::kRemote).detail;
+    copy.copy.layout_hash = detail.layout_hash;
+    copy.record_bytes = detail.record_bytes;
+    copy.record_crc = detail.record_crc;
+    manifest.shards.push_back(std::move(copy));
+  }
+  t.out.push_back(std::move(manifest));
+}
+
+void Coordinator::On(const ManifestDone& m, Turn& t) {
+  const auto it = checkpoints_.find(m.checkpoint);
+  if (it == checkpoints_.end() ||
+      it->second.drain(TierKind::kRemote).phase != Drain::Phase::kManifest) {
+    return;
+  }
+  Drain& drain = it->second.drain(TierKind::kRemote);
+  drain.stalled.clear();
+  if (!drain.unwanted.empty()) {
+    EndUnwanted(m.checkpoint, TierKind::kRemote, t);
+  } else if (m.status.ok()) {
+    it->second.SetManifest(true);
+    Recheck(m.checkpoint, t);
+    NoteStage(m.checkpoint, "manifest", drain.manifest_begun_unix_ms, t.time.unix_ms, "done", 0);
+    TierCommitted(m.checkpoint, TierKind::kRemote, t);
+  } else {
+    DrainFailed(m.checkpoint, TierKind::kRemote, m.status, t);
+  }
+  GoOnWithSession(t);
+  RetainDurable(t);
+  PumpDrains(t);
+}
+
+// True if it is newer than what the job's state says of that tier.
+bool Coordinator::NoteThere(CheckpointId id, TierKind tier) {
+  const auto info = attempts_.find(id.attempt);
+  if (info == attempts_.end()) {
+    return false;
+  }
+  std::optional<Step>& last =
+      tier == TierKind::kNvme ? info->second.last_nvme_step : info->second.last_remote_step;
+  if (last && *last >= id.step) {
+    return false;
+  }
+  last = id.step;
+  return true;
+}
+
+void Coordinator::TierCommitted(CheckpointId id, TierKind tier, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  Drain& drain = checkpoint.drain(tier);
+  drain.phase = Drain::Phase::kNone;
+  drain.problem.clear();
+  drain.shed.clear();
+  drain.not_from_nvme.clear();
+  if (NoteThere(id, tier)) {
+    Persist(t);  // that there is something must be known even while the tier cannot be read
+  }
+  NoteStage(id, Name(tier), drain.begun_unix_ms, t.time.unix_ms, "done", checkpoint.bytes);
+  Tell(Report::Kind::kTierCommitted,
+       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " is whole in ", Name(tier)),
+       checkpoint.bytes, t, tier);
+  removals_[static_cast<size_t>(tier)].collect = true;
+  AnswerAwaits(id.step, t);
+}
+
+// ---- Times ----
+
+void Coordinator::NoteStage(CheckpointId id, const std::string& stage, int64_t begin_ms,
+                            int64_t end_ms, const std::string& outcome, uint64_t bytes) {
+  const auto checkpoint = checkpoints_.find(id);
+  Times& times = times_[id];
+  if (checkpoint != checkpoints_.end()) {
+    times.bytes = checkpoint->second.bytes;
+    times.world_size = checkpoint->second.world_size;
+  }
+  times.stages.push_back({stage, begin_ms, end_ms, outcome, bytes});
+  if (times_.size() > kTimelineMax) {
+    times_.erase(times_.begin());
+  }
+}
+
+}  // namespace holdfast

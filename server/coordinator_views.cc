@@ -1,0 +1,259 @@
+// What a job shows of its copies: where they lie, why a step can be restored, how long each save
+// took, what retention does (ckptctl where, explain, timeline, gc; the tiers in the status).
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "recovery/explain.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
+constexpr int64_t kMicros = 1000;  // of a millisecond
+
+}  // namespace
+
+void Coordinator::FillTiers(v1::JobStatus& status, EventTime time) const {
+  *status.mutable_policy() = EffectivePolicy();
+  for (const TierKind tier : kDurable) {
+    if (!Configured(tier)) {
+      continue;
+    }
+    v1::TierProgress& progress = *status.add_tiers();
+    progress.set_tier(std::string(TierName(tier)));
+    for (const auto& [id, checkpoint] : checkpoints_) {
+      progress.set_bytes(progress.bytes() + checkpoint.BytesAt(tier));
+      if (checkpoint.CommittedAt(tier)) {
+        progress.set_checkpoints(progress.checkpoints() + 1);
+        if (OnLine(line_, id)) {
+          progress.set_any(true);
+          progress.set_attempt(id.attempt);
+          progress.set_step(id.step);
+          progress.set_age_ms(std::max<int64_t>(0, time.unix_ms - checkpoint.unix_ms));
+        }
+      }
+      const Drain& drain = checkpoint.drain(tier);
+      if (drain.Busy()) {
+        v1::FlushInFlight& flush = *progress.add_flushing();
+        flush.set_attempt(id.attempt);
+        flush.set_step(id.step);
+        flush.set_ranks_done(checkpoint.GoodAt(tier));
+        flush.set_world_size(checkpoint.world_size);
+        flush.set_stalled(!drain.stalled.empty());
+        flush.set_since_unix_ms(drain.begun_unix_ms);
+        if (!drain.stalled.empty()) {
+          progress.set_problem(drain.stalled);
+        }
+      } else if (drain.phase == Drain::Phase::kWanted) {
+        progress.set_waiting(true);
+        progress.set_waiting_attempt(id.attempt);
+        progress.set_waiting_step(id.step);
+        if (!drain.problem.empty()) {
+          progress.set_problem(absl::StrCat(drain.problem, "; tried again by itself"));
+        }
+      }
+    }
+    const InventoryState& inventory = Inventory(tier);
+    if (inventory.kind == InventoryState::Kind::kFailed) {
+      progress.set_problem(inventory.why);
+    } else if (inventory.kind == InventoryState::Kind::kPending) {
+      progress.set_problem("what lies there is still being read");
+    }
+    const Removals& removals = RemovalsOf(tier);
+    if (progress.problem().empty() && !removals.stuck.empty()) {
+      progress.set_problem(absl::StrCat("removal of step ", removals.stuck.front().id.step, ": ",
+                                        removals.stuck.front().stalled));
+    } else if (progress.problem().empty() && !removals.problem.empty()) {
+      progress.set_problem(absl::StrCat("removal: ", removals.problem));
+    }
+  }
+}
+
+void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply) const {
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    if (only && id != *only) {
+      continue;
+    }
+    for (const auto& [rank, shard] : checkpoint.shards) {
+      for (const TierKind tier : kAllTiers) {
+        const CopyState& copy = shard.at(tier);
+        const bool writing = checkpoint.drain(tier).waiting.count(rank) > 0;
+        if (copy.kind == CopyState::Kind::kNone && !writing) {
+          continue;
+        }
+        v1::ShardCopy& out = *reply.add_copies();
+        out.set_attempt(id.attempt);
+        out.set_step(id.step);
+        out.set_rank(rank);
+        out.set_world_size(checkpoint.world_size);
+        out.set_node(tier == TierKind::kRemote ? "" : settings_.node_name);
+        out.set_tier(std::string(TierName(tier)));
+        out.set_location(copy.detail.location);
+        out.set_bytes(shard.bytes);
+        out.set_unix_ms(shard.unix_ms);
+        const bool unlisted = tier == TierKind::kRemote && !checkpoint.manifest;
+        out.set_state(writing                              ? "writing"
+                      : copy.kind == CopyState::Kind::kBad ? absl::StrCat("bad: ", copy.why)
+                      : unlisted                           ? "good, not in a manifest yet"
+                                                           : "good");
+      }
+    }
+  }
+}
+
+void Coordinator::FillExplain(const v1::ExplainRequest& request, v1::ExplainReply& reply) const {
+  TierSet configured = 0;
+  for (const TierKind tier : kAllTiers) {
+    configured |= Configured(tier) ? SetOf(tier) : TierSet{0};
+  }
+  RestoreContext context;
+  context.line = line_;
+  context.world_size = world_size();
+  context.configured = configured;
+  if (restore_point_.set() && restore_point_.from_scratch()) {
+    context.from_scratch = true;
+  } else if (restore_point_.set()) {
+    context.restore_point = CheckpointId{restore_point_.attempt(), restore_point_.step()};
+  }
+  const std::vector<CheckpointView> views = Views();
+  std::string choice = ExplainChoice(views, context);
+  for (const TierKind tier : kDurable) {
+    if (Configured(tier) && Inventory(tier).kind != InventoryState::Kind::kKnown) {
+      absl::StrAppend(&choice, "; ", TierName(tier) == "nvme" ? "nvme" : "remote",
+                      Inventory(tier).why.empty()
+                          ? " is still being read"
+                          : absl::StrCat(" cannot be read: ", Inventory(tier).why));
+    }
+  }
+  reply.set_next_restore(choice);
+  for (auto view = views.rbegin(); view != views.rend(); ++view) {
+    const bool named =
+        request.all_steps() || (view->id.step == request.step() &&
+                                (request.attempt() == 0 || view->id.attempt == request.attempt()));
+    if (!named) {
+      continue;
+    }
+    const StepReasons reasons = ExplainStep(*view, context);
+    v1::StepExplanation& out = *reply.add_steps();
+    out.set_attempt(view->id.attempt);
+    out.set_step(view->id.step);
+    out.set_restorable(reasons.restorable);
+    out.set_on_line(reasons.on_line);
+    for (const std::string& reason : reasons.reasons) {
+      out.add_reasons(reason);
+    }
+  }
+  // A step whose copies are all gone: what became of it.
+  if (!request.all_steps() && reply.steps().empty()) {
+    for (const auto& [id, times] : times_) {
+      if (id.step == request.step() && !times.fate.empty() &&
+          (request.attempt() == 0 || id.attempt == request.attempt())) {
+        v1::StepExplanation& out = *reply.add_steps();
+        out.set_attempt(id.attempt);
+        out.set_step(id.step);
+        out.set_on_line(OnLine(line_, id));
+        out.add_reasons(absl::StrCat("none of its copies is left: ", times.fate));
+      }
+    }
+  }
+}
+
+void Coordinator::FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) const {
+  size_t skip = steps_max == 0 || times_.size() <= steps_max ? 0 : times_.size() - steps_max;
+  for (const auto& [id, times] : times_) {
+    if (skip > 0) {
+      --skip;
+      continue;
+    }
+    const auto found = checkpoints_.find(id);
+    v1::StepTimeline& out = *reply.add_steps();
+    out.set_attempt(id.attempt);
+    out.set_step(id.step);
+    out.set_bytes(times.bytes);
+    out.set_world_size(times.world_size);
+    out.set_fate(found == checkpoints_.end() ? times.fate
+                 : found->second.committed   ? "committed"
+                 : found->second.dead        ? "bad"
+                                             : "in flight");
+    const auto add = [&](const std::string& name, int64_t begin, int64_t end,
+                         const std::string& outcome, uint64_t bytes) {
+      v1::StageTime& stage = *out.add_stages();
+      stage.set_stage(name);
+      stage.set_begin_unix_us(begin * kMicros);
+      stage.set_end_unix_us(end * kMicros);
+      stage.set_outcome(outcome);
+      stage.set_bytes(bytes);
+      stage.set_rank(-1);
+    };
+    for (const Stage& stage : times.stages) {
+      add(stage.name, stage.begin_unix_ms, stage.end_unix_ms, stage.outcome, stage.bytes);
+    }
+    if (found == checkpoints_.end()) {
+      continue;
+    }
+    for (const TierKind tier : kDurable) {
+      const Drain& drain = found->second.drain(tier);
+      if (drain.Busy()) {
+        add(std::string(TierName(tier)), drain.begun_unix_ms, 0,
+            drain.stalled.empty() ? "under way" : absl::StrCat("stalled: ", drain.stalled),
+            found->second.BytesAt(tier));
+      }
+    }
+  }
+}
+
+// What goes, as retention goes about it: one at a time, in each tier in turn, each judged by what
+// is left; then what stays.
+void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
+  std::vector<CheckpointView> views = Views();
+  std::array<std::vector<RetentionVerdict>, kTierKinds> going;
+  const auto add = [&](TierKind tier, const RetentionVerdict& verdict, bool goes,
+                       std::string_view why) {
+    v1::RetentionVerdict& out = *reply.add_verdicts();
+    out.set_job(name_);
+    out.set_tier(std::string(TierName(tier)));
+    out.set_attempt(verdict.id.attempt);
+    out.set_step(verdict.id.step);
+    out.set_goes(goes);
+    out.set_why(std::string(why));
+    out.set_bytes(verdict.bytes);
+    reply.set_bytes_to_free(reply.bytes_to_free() + (goes ? verdict.bytes : 0));
+  };
+  std::array<uint64_t, kTierKinds> pressure{};
+  for (const TierKind tier : kDurable) {
+    pressure[static_cast<size_t>(tier)] = RemovalsOf(tier).pressure;
+  }
+  for (bool more = AllInventoriesKnown(); more;) {
+    more = false;
+    for (const TierKind tier : kDurable) {
+      uint64_t& wanted = pressure[static_cast<size_t>(tier)];
+      const std::vector<RetentionVerdict> verdicts = Verdicts(tier, views, wanted);
+      if (!Configured(tier) || verdicts.empty() || !verdicts.front().goes) {
+        continue;
+      }
+      const RetentionVerdict& first = verdicts.front();
+      going[static_cast<size_t>(tier)].push_back(first);
+      wanted -= std::min(wanted, first.bytes);
+      for (CheckpointView& view : views) {
+        view = view.id == first.id ? view.Without(tier) : view;
+      }
+      more = true;
+    }
+  }
+  for (const TierKind tier : kDurable) {
+    for (const RetentionVerdict& verdict : going[static_cast<size_t>(tier)]) {
+      add(tier, verdict, true, verdict.why);
+    }
+    for (const RetentionVerdict& verdict : Verdicts(tier, views, 0)) {
+      if (Configured(tier)) {
+        add(tier, verdict, false,
+            verdict.goes ? "not all tiers have been read yet: nothing goes before that"
+                         : std::string_view(verdict.why));
+      }
+    }
+  }
+}
+
+}  // namespace holdfast

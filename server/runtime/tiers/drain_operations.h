@@ -1,0 +1,96 @@
+// What the workers of the durable tiers do, one function for each kind of operation. They block on
+// I/O, on mounts that hang for ever; what they use they hold by shared_ptr.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/mutex.h"
+#include "holdfast/v1/config.pb.h"
+#include "server/events.h"
+#include "server/runtime/tiers/operation.h"
+#include "server/runtime/tiers/tier_place.h"
+#include "tiers/memory/slot_store.h"
+#include "tiers/transfer/block_io.h"
+#include "tiers/transfer/buffered_copy.h"
+#include "tiers/transfer/pacer.h"
+#include "tiers/transfer/thread_priority.h"
+
+namespace holdfast {
+
+// Which drive has which copy. Thread-safe.
+class DriveIndex {
+ public:
+  void Put(const ShardId& id, size_t drive) EXCLUDES(mutex_);
+  void Erase(const ShardId& id) EXCLUDES(mutex_);
+  std::optional<size_t> Find(const ShardId& id) EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  std::map<ShardId, size_t> drives_ GUARDED_BY(mutex_);
+};
+
+// What a drive's threads are to run with now. Thread-safe.
+class WantedPriority {
+ public:
+  void Set(const ThreadPriority& priority) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    priority_ = priority;
+  }
+  ThreadPriority Get() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return priority_;
+  }
+
+ private:
+  Mutex mutex_;
+  ThreadPriority priority_ GUARDED_BY(mutex_);
+};
+
+struct DrainContext {
+  Env* env = nullptr;
+  std::shared_ptr<SlotStore> slots;
+  v1::NvmeConfig nvme;
+  std::shared_ptr<Pacer> nvme_pacer = std::make_shared<Pacer>();
+  std::shared_ptr<Pacer> remote_pacer = std::make_shared<Pacer>();
+  std::vector<std::shared_ptr<TierPlace>> drives;
+  std::shared_ptr<TierPlace> remote;
+  std::shared_ptr<CopyPool> pool;  // the remote tier's
+  // By drive: for what goes from there to the remote tier, so that a drive that hangs holds threads
+  // of its own only.
+  std::vector<std::shared_ptr<CopyPool>> relays;
+  WantedPriority nvme_priority;
+  DriveIndex index;
+};
+
+using Context = std::shared_ptr<DrainContext>;
+
+FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& action,
+                        Operation& operation);
+// `drive`: the source's, if that is one.
+FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
+                         const FlushShard& action, Operation& operation);
+FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard& action,
+                          Operation& operation);
+FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation);
+ManifestPublished PublishRemoteManifest(const Context& context,
+                                        const holdfast::PublishManifest& action,
+                                        Operation& operation);
+// What is wrong with the copy; empty when nothing is.
+absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
+                                       const ReadableShard& shard, Operation& operation);
+absl::Status RemoveFrom(const Context& context, TierPlace& place, const RemoveCopies& action,
+                        Operation& operation);
+absl::Status RemoveJobFrom(const Context& context, TierPlace& place, const RemoveJobCopies& action,
+                           Operation& operation);
+TierScanned ScanDrive(const Context& context, size_t drive, Operation& operation);
+// `only_job` empty: all.
+TierScanned ScanMount(const Context& context, DrainId drain, const std::string& only_job,
+                      Operation& operation);
+
+}  // namespace holdfast

@@ -1,0 +1,102 @@
+// Everything that ckptd does with NVMe drives and the remote mount: a thread with a ring of its own
+// for each drive, a pool of threads for the mount. Performs the core's actions on durable tiers and
+// answers each with its event.
+//
+//   HF_ASSIGN_OR_RETURN(auto tiers, DurableTiers::Create(config, slots, post));
+//   tiers->Perform(FlushShard{…});        // → post(FlushEnded{…}), from another thread
+//   tiers->CheckStalls(now);              // now and then
+//
+// Owner: the Daemon; its calls come from the reactor's thread. Nothing here waits for a disk.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "holdfast/v1/admin.pb.h"
+#include "holdfast/v1/config.pb.h"
+#include "server/events.h"
+#include "server/runtime/tiers/live_operations.h"
+#include "server/runtime/tiers/tier_place.h"
+#include "server/runtime/tiers/worker_group.h"
+#include "tiers/memory/slot_store.h"
+#include "tiers/transfer/buffered_copy.h"
+
+namespace holdfast {
+
+class BlockIo;
+
+class DurableTiers {
+ public:
+  struct Options {
+    v1::DaemonConfig config;
+    Env* env = nullptr;
+    std::shared_ptr<SlotStore> slots;
+    std::function<void(Event)> post;  // any thread
+  };
+  static absl::StatusOr<std::unique_ptr<DurableTiers>> Create(Options options);
+  ~DurableTiers();
+
+  // Reads the drives that it names, or every one; one TierScanned for each.
+  void ScanDrives(const ScanNvme& action);
+  void Perform(FlushShard action);
+  void Perform(const CancelDrain& action);
+  void Perform(FetchShard action);
+  void Perform(PublishManifest action);
+  void Perform(const RemoveCopies& action);
+  void Perform(const RemoveJobCopies& action);
+  void Perform(const ScanRemote& action);
+  void Perform(const ApplyLimits& action);
+
+  // Reads a copy whole, in its drive's or the mount's threads; any thread may wait here. What is
+  // wrong with it, empty when nothing is. NotFound: it is gone. Cancelled when `advance`, which is
+  // asked some times a second, answers false: then it does not wait for calls that hang.
+  absl::StatusOr<std::string> Verify(const ReadableShard& shard,
+                                     const std::function<bool(uint64_t)>& advance);
+
+  void CheckStalls(MonotonicTime now);
+  bool configured() const { return !drives_.empty() || remote_ != nullptr; }
+  bool idle() const;
+  void Cancel();  // the daemon stops: nothing is begun any more, what runs ends soon
+  void FillStatus(v1::DaemonStatus& status);
+
+ private:
+  struct Drive;
+  struct Shared;  // what operations use that may outlive this object
+
+  explicit DurableTiers(Options options);
+  absl::Status Open();
+  Drive* DriveOf(const ShardId& shard);
+  Drive& DriveFor(const FlushShard& action);
+  std::shared_ptr<Operation> MakeOperation(DrainId drain, LiveOperations::Key key,
+                                           std::function<Event(Operation&)> work,
+                                           std::function<Event()> cancelled);
+  void Start(WorkerGroup& group, std::shared_ptr<Operation> operation, bool urgent);
+
+  const Options options_;
+  const std::shared_ptr<EventOutlet> outlet_;
+  std::shared_ptr<Shared> shared_;
+  std::vector<std::unique_ptr<Drive>> drives_;
+  std::unique_ptr<WorkerGroup> remote_;
+  // Names operations that the core did not ask for; above all of its own.
+  std::atomic<DrainId> next_own_{DrainId{1} << 63};
+};
+
+// The budget of all drives together as configured, or 80 % of their size; with what the files kept
+// for reuse may take of it. Asks the drives, each for a few seconds at most: one that does not
+// answer counts for nothing, and is a problem.
+struct NvmeBudget {
+  uint64_t bytes_max = 0;   // for copies
+  uint64_t pool_bytes = 0;  // for files kept, per drive
+  std::vector<std::string> problems;
+};
+NvmeBudget AskNvmeBudget(Env& env, const v1::NvmeConfig& config);
+
+}  // namespace holdfast

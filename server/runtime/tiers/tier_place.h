@@ -1,0 +1,62 @@
+// One drive or the remote mount: its store, opened by the first operation that needs it and again
+// when that failed, and how it fares. Shared by the operations that use it, which may outlive the
+// daemon's own objects. What lies at that path is taken for the drive or the mount once: when the
+// store is opened again, in this process or the next, it must be the same, or one that may well
+// have been put there on purpose (CopyStore::Options::same_as).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "tiers/durable/copy_store.h"
+#include "tiers/transfer/pacer.h"
+
+namespace holdfast {
+
+class TierPlace {
+ public:
+  // `memory_dir`: what is known of the directory is kept there across restarts; "": nowhere.
+  explicit TierPlace(CopyStore::Options options, std::string memory_dir = "");
+
+  const std::string& dir() const { return options_.dir; }
+  // Blocks on I/O. What the sweep of its first opening had to tell comes with `told`.
+  absl::StatusOr<std::shared_ptr<CopyStore>> Store(std::vector<std::string>* told)
+      EXCLUDES(mutex_, opening_);
+  // The one that is open, if one is; no I/O.
+  std::shared_ptr<CopyStore> OpenStore() EXCLUDES(mutex_);
+
+  // How it fares, for the status; no I/O but in Note.
+  struct Health {
+    std::string problem;  // of the last operation
+    uint64_t bytes_free = 0;
+    uint64_t device = 0;  // of the file system that has them; 0: not known
+    uint64_t bytes_written = 0;
+    uint64_t bytes_read = 0;
+    std::string engine;
+  };
+  void Note(const absl::Status& status) EXCLUDES(mutex_);
+  void CountWritten(uint64_t bytes) EXCLUDES(mutex_);
+  void CountRead(uint64_t bytes) EXCLUDES(mutex_);
+  void SetEngine(std::string engine) EXCLUDES(mutex_);
+  Health health() EXCLUDES(mutex_);
+
+ private:
+  absl::StatusOr<std::shared_ptr<CopyStore>> Open() REQUIRES(opening_) EXCLUDES(mutex_);
+  void Remember(const KnownDirectory& known) REQUIRES(opening_);
+
+  const CopyStore::Options options_;
+  const std::string memory_path_;
+  Mutex opening_;  // held while the store is being opened, and nothing else
+  Mutex mutex_;
+  std::shared_ptr<CopyStore> store_ GUARDED_BY(mutex_);
+  std::optional<KnownDirectory> known_ GUARDED_BY(mutex_);  // what the last store had
+  Health health_ GUARDED_BY(mutex_);
+};
+
+}  // namespace holdfast

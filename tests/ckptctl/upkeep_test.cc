@@ -1,0 +1,239 @@
+// The commands about tiers, against a daemon of the test's own.
+#include "ckptctl/upkeep.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "holdfast/v1/admin.pb.h"
+#include "tests/ckptctl/console.h"
+
+namespace holdfast {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Where, AsksForOneStepOrAll) {
+  Kept<v1::WhereRequest> got;
+  FakeAdmin admin({.where = [&](const v1::WhereRequest& request, v1::WhereReply& reply) {
+    got.Set(request);
+    v1::ShardCopy& copy = *reply.add_copies();
+    copy.set_step(900);
+    copy.set_tier("nvme");
+    copy.set_state("good");
+    copy.set_location("/mnt/nvme0/x");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunWhere(people.context(), {.job = "llama", .step = 900, .attempt = 2}), ExitCode::kOk);
+  EXPECT_THAT(people.out(), HasSubstr("/mnt/nvme0/x"));
+  EXPECT_EQ(got.Get().step(), 900u);
+  EXPECT_EQ(got.Get().attempt(), 2u);
+  EXPECT_FALSE(got.Get().all_steps());
+  Console machine(admin.socket());
+  EXPECT_EQ(RunWhere(machine.Json(), {.job = "llama"}), ExitCode::kOk);
+  EXPECT_TRUE(got.Get().all_steps());
+  EXPECT_EQ(machine.Parsed()["job"], "llama");
+  EXPECT_EQ(machine.Parsed()["copies"][0]["tier"], "nvme");
+}
+
+TEST(Explain, AsksForOneStepOrAll) {
+  Kept<v1::ExplainRequest> got;
+  FakeAdmin admin({.explain = [&](const v1::ExplainRequest& request, v1::ExplainReply& reply) {
+    got.Set(request);
+    reply.set_next_restore("step 900 of attempt 2: nvme for 2 ranks");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunExplain(people.context(), {.job = "llama"}), ExitCode::kOk);
+  EXPECT_EQ(people.out(),
+            "the next restore of job llama: step 900 of attempt 2: nvme for 2 ranks\n");
+  EXPECT_TRUE(got.Get().all_steps());
+  Console machine(admin.socket());
+  EXPECT_EQ(RunExplain(machine.Json(), {.job = "llama", .step = 0}), ExitCode::kOk);
+  EXPECT_FALSE(got.Get().all_steps()) << "step 0 is a step";
+  EXPECT_EQ(machine.Parsed()["next_restore"], "step 900 of attempt 2: nvme for 2 ranks");
+}
+
+FakeAdmin::Answers WithTimeline(Kept<v1::TimelineRequest>& got) {
+  return {.timeline = [&got](const v1::TimelineRequest& request, v1::TimelineReply& reply) {
+    got.Set(request);
+    v1::StepTimeline& step = *reply.add_steps();
+    step.set_step(900);
+    v1::StageTime& time = *step.add_stages();
+    time.set_stage("write");
+    time.set_begin_unix_us(1'000'000);
+    time.set_end_unix_us(3'000'000);
+    time.set_outcome("done");
+    time.set_rank(-1);
+    return absl::OkStatus();
+  }};
+}
+
+TEST(Timeline, WritesATraceFile) {
+  char directory[] = "/tmp/holdfast-timeline-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory), nullptr);
+  const std::string file = std::string(directory) + "/saves.json";
+  Kept<v1::TimelineRequest> got;
+  FakeAdmin admin(WithTimeline(got));
+  Console people(admin.socket());
+  EXPECT_EQ(RunTimeline(people.context(), {.job = "llama", .steps_max = 7, .trace = file}),
+            ExitCode::kOk)
+      << people.err();
+  EXPECT_EQ(got.Get().steps_max(), 7u);
+  EXPECT_THAT(people.out(), HasSubstr("written to " + file + "; open it with"));
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  const auto trace = nlohmann::json::parse(text.str(), nullptr, false);
+  EXPECT_EQ(trace["traceEvents"].back()["dur"], 2'000'000);
+  // Once more over what is there, and beside it in JSON.
+  Console machine(admin.socket());
+  EXPECT_EQ(RunTimeline(machine.Json(), {.job = "llama", .trace = file}), ExitCode::kOk);
+  EXPECT_EQ(machine.Parsed()["steps"][0]["stages"][0]["rank"], -1);
+  // Where it cannot be written, nothing is answered but that.
+  Console refused(admin.socket());
+  EXPECT_EQ(RunTimeline(refused.context(), {.job = "llama", .trace = "/nonexistent/x.json"}),
+            ExitCode::kRefused);
+  EXPECT_EQ(refused.out(), "");
+  EXPECT_THAT(refused.err(), HasSubstr("/nonexistent/x.json"));
+  EXPECT_EQ(::unlink(file.c_str()), 0);
+  EXPECT_EQ(::rmdir(directory), 0) << "nothing else is left there";
+}
+
+TEST(Garbage, DryRunIsTold) {
+  Kept<v1::CollectGarbageRequest> got;
+  FakeAdmin admin({.collect_garbage = [&](const v1::CollectGarbageRequest& request,
+                                          v1::CollectGarbageReply& reply) {
+    got.Set(request);
+    reply.add_verdicts()->set_why("pinned");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunGarbage(people.context(), {.job = "llama", .dry_run = true}), ExitCode::kOk);
+  EXPECT_TRUE(got.Get().dry_run());
+  EXPECT_EQ(got.Get().job(), "llama");
+  EXPECT_THAT(people.out(), HasSubstr("nothing was removed: --dry-run"));
+  Console machine(admin.socket());
+  EXPECT_EQ(RunGarbage(machine.Json(), {}), ExitCode::kOk);
+  EXPECT_FALSE(got.Get().dry_run());
+  EXPECT_EQ(machine.Parsed()["verdicts"][0]["why"], "pinned");
+}
+
+TEST(Pin, AndUnpin) {
+  Kept<v1::PinRequest> got;
+  FakeAdmin admin({.pin = [&](const v1::PinRequest& request, v1::PinReply& reply) {
+    got.Set(request);
+    reply.set_text("step 900 of attempt 2 is pinned\x1b");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunPin(people.context(), {.job = "llama", .step = 900, .attempt = 2}), ExitCode::kOk);
+  EXPECT_EQ(people.out(), "step 900 of attempt 2 is pinned\\x1b\n");
+  EXPECT_EQ(got.Get().step(), 900u);
+  EXPECT_EQ(got.Get().attempt(), 2u);
+  EXPECT_FALSE(got.Get().unpin());
+  Console machine(admin.socket());
+  EXPECT_EQ(RunPin(machine.Json(), {.job = "llama", .step = 900, .unpin = true}), ExitCode::kOk);
+  EXPECT_TRUE(got.Get().unpin());
+  EXPECT_EQ(machine.Parsed()["job"], "llama");
+}
+
+TEST(Remove, AStepAndNotTheJob) {
+  Kept<v1::RemoveCheckpointRequest> got;
+  FakeAdmin admin(
+      {.remove =
+           [](const v1::RemoveJobRequest&, v1::RemoveJobReply&) {
+             ADD_FAILURE() << "the whole job was removed";
+             return absl::OkStatus();
+           },
+       .remove_checkpoint =
+           [&](const v1::RemoveCheckpointRequest& request, v1::RemoveCheckpointReply& reply) {
+             got.Set(request);
+             if (!request.force()) {
+               return absl::FailedPreconditionError("it is what a reboot leaves");
+             }
+             reply.set_text("step 900 of attempt 2 goes: 2 MiB\x1b");
+             reply.set_bytes_freed(2 << 20);
+             return absl::OkStatus();
+           }});
+  Console careful(admin.socket());
+  EXPECT_EQ(RunRemove(careful.context(), {.job = "llama", .yes = true, .step = 0}),
+            ExitCode::kRefused);
+  EXPECT_EQ(careful.err(), "ckptctl: it is what a reboot leaves\n");
+  Console sure(admin.socket());
+  EXPECT_EQ(RunRemove(sure.context(),
+                      {.job = "llama", .step = 900, .attempt = 2, .tier = "nvme", .force = true}),
+            ExitCode::kOk);
+  EXPECT_EQ(sure.out(), "step 900 of attempt 2 goes: 2 MiB\\x1b\n");
+  EXPECT_EQ(got.Get().job(), "llama");
+  EXPECT_EQ(got.Get().step(), 900u);
+  EXPECT_EQ(got.Get().attempt(), 2u);
+  EXPECT_EQ(got.Get().tier(), "nvme");
+}
+
+TEST(Rebuild, ProblemsAreNoSuccess) {
+  FakeAdmin admin({.rebuild = [](const v1::RebuildRequest& request, v1::RebuildReply& reply) {
+    reply.set_shards(4);
+    if (request.tier() == "nvme") {
+      reply.add_problems("0.record is torn");
+    }
+    return absl::OkStatus();
+  }});
+  Console good(admin.socket());
+  EXPECT_EQ(RunRebuild(good.context(), {}), ExitCode::kOk);
+  EXPECT_THAT(good.out(), HasSubstr("found 4 copies"));
+  Console bad(admin.socket());
+  EXPECT_EQ(RunRebuild(bad.Json(), {.tier = "nvme"}), ExitCode::kDamaged);
+  EXPECT_EQ(bad.Parsed()["problems"][0], "0.record is torn");
+}
+
+TEST(Set, AJobsPolicyOrTheDaemonsLimits) {
+  Kept<v1::SetOptionsRequest> got;
+  FakeAdmin admin(
+      {.set_options = [&](const v1::SetOptionsRequest& request, v1::SetOptionsReply& reply) {
+        got.Set(request);
+        reply.set_text("set");
+        return absl::OkStatus();
+      }});
+  Console job(admin.socket());
+  EXPECT_EQ(
+      RunSet(job.context(), {.words = {"llama", "nvme.every_steps=10", "remote.every_ms=1h"}}),
+      ExitCode::kOk);
+  EXPECT_EQ(job.out(), "set\n");
+  EXPECT_EQ(got.Get().job(), "llama");
+  ASSERT_EQ(got.Get().options_size(), 2);
+  EXPECT_EQ(got.Get().options(1).name(), "remote.every_ms");
+  EXPECT_EQ(got.Get().options(1).value(), "1h");
+  Console daemon(admin.socket());
+  EXPECT_EQ(RunSet(daemon.Json(), {.words = {"remote.nice=19"}}), ExitCode::kOk);
+  EXPECT_EQ(got.Get().job(), "");
+  EXPECT_EQ(daemon.Parsed()["text"], "set");
+  Console clear(admin.socket());
+  EXPECT_EQ(RunSet(clear.context(), {.words = {"llama"}, .clear = true}), ExitCode::kOk);
+  EXPECT_TRUE(got.Get().clear());
+  EXPECT_EQ(got.Get().options_size(), 0);
+}
+
+TEST(Set, WrongWords) {
+  EXPECT_TRUE(CheckSetWords({.words = {"a=1"}}).ok());
+  EXPECT_TRUE(CheckSetWords({.words = {"j", "a=b=c"}}).ok()) << "a value may hold a =";
+  EXPECT_TRUE(CheckSetWords({.words = {"j"}, .clear = true}).ok());
+  for (const SetArguments& wrong :
+       {SetArguments{.words = {}}, SetArguments{.words = {"j"}},
+        SetArguments{.words = {"a=1", "j"}}, SetArguments{.words = {"j", "k", "a=1"}},
+        SetArguments{.words = {"=1"}}, SetArguments{.words = {"j", "a="}},
+        SetArguments{.words = {"../j", "a=1"}}, SetArguments{.words = {"A B=1"}},
+        SetArguments{.words = {}, .clear = true},
+        SetArguments{.words = {"j", "a=1"}, .clear = true}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckSetWords(wrong)));
+  }
+}
+
+}  // namespace
+}  // namespace holdfast

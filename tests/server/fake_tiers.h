@@ -1,0 +1,70 @@
+// Durable tiers as plain values, for tests that drive a NodeCore: what a flush has published is
+// there at once and outlives the daemon, until a test wipes it.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/events.h"
+
+namespace holdfast::testing {
+
+struct FakeTier {
+  struct Job {
+    std::string name;
+    uint32_t uid = 0;
+    uint32_t gid = 0;
+  };
+  std::map<ShardId, DurableCopy> copies;
+  std::set<std::pair<JobUuid, CheckpointId>> manifests;
+  std::map<JobUuid, Job> jobs;
+  absl::Status scan;             // what a scan ends with
+  std::set<ShardId> damaged;     // digests disagree: found by whoever reads them
+  std::set<ShardId> unreadable;  // reading fails, and may go well later
+
+  void Wipe() {
+    copies.clear();
+    manifests.clear();
+    jobs.clear();
+  }
+  std::vector<FoundJob> Find(const std::string& only_job) const {
+    std::vector<FoundJob> found;
+    for (const auto& [uuid, job] : jobs) {
+      if (!only_job.empty() && job.name != only_job) {
+        continue;
+      }
+      FoundJob one{uuid, job.name, job.uid, job.gid, {}, {}};
+      for (const auto& [id, copy] : copies) {
+        if (id.job == uuid) {
+          one.copies.push_back(copy);
+        }
+      }
+      for (const auto& [owner, checkpoint] : manifests) {
+        if (owner == uuid) {
+          one.manifests.push_back(checkpoint);
+        }
+      }
+      found.push_back(std::move(one));
+    }
+    return found;
+  }
+  // Steps of which there is a copy of every rank.
+  std::vector<Step> Whole(uint32_t world_size) const {
+    std::map<CheckpointId, uint32_t> counts;
+    for (const auto& [id, copy] : copies) {
+      ++counts[id.checkpoint()];
+    }
+    std::vector<Step> steps;
+    for (const auto& [id, count] : counts) {
+      if (count == world_size) {
+        steps.push_back(id.step);
+      }
+    }
+    return steps;
+  }
+};
+
+}  // namespace holdfast::testing

@@ -1,0 +1,142 @@
+// Tiers that answer late, or not at first, and jobs whose state was lost meanwhile.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/server/tier_world.h"
+
+namespace holdfast::testing {
+namespace {
+
+using std::chrono::seconds;
+using Steps = std::vector<Step>;
+
+void NoRemote(v1::DaemonConfig& config) {
+  config.clear_remote();
+}
+
+// Two attempts, of which the drives know only the older.
+void LoseTheState(TierWorld& w) {
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_EQ(w.Restore().step, 1u);
+  ASSERT_TRUE(w.Save(2));
+  ASSERT_EQ(w.h.remote.copies.count(w.Shard(2, 0, 2)), 1u);
+  w.h.nvme.copies.erase(w.Shard(2, 0, 2));
+  ASSERT_EQ(w.h.nvme.copies.count(w.Shard(1)), 1u);
+  w.EndAll();
+  w.h.states.clear();
+}
+
+void KeepThree(v1::DaemonConfig& config) {
+  config.mutable_policy()->mutable_nvme()->set_keep_last(3);
+  config.mutable_policy()->mutable_remote()->set_keep_last(3);
+  config.mutable_save()->set_commit_deadline_ms(1000);
+}
+
+TEST(LostState, ADaemonWithoutARemoteTierTakesNewJobsAtAnyTime) {
+  TierWorld w(1, NoRemote);
+  ASSERT_TRUE(w.joined) << w.join_failure.message();
+  ASSERT_TRUE(w.Save(1));
+  EXPECT_EQ(w.Nvme(), Steps{1});
+}
+
+TEST(LostState, ADriveThatCannotBeReadIsNotTakenForAnEmptyOne) {
+  TierWorld w(1, NoRemote);
+  ASSERT_TRUE(w.Save(1));
+  w.EndAll();
+  w.h.states.clear();
+  w.h.nvme.scan = absl::UnavailableError("EIO");
+  w.h.Restart(true);
+  w.Launch();
+  w.Join();
+  EXPECT_FALSE(w.joined);
+  EXPECT_EQ(w.join_failure.code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_NE(w.join_failure.message().find("/nvme0: EIO"), std::string::npos)
+      << w.join_failure.message();
+  w.h.nvme.scan = absl::OkStatus();
+  w.h.Advance(seconds(31));
+  EXPECT_EQ(w.Restore().step, 1u);
+}
+
+TEST(LostState, WhatATierHadNotAnsweredForBecomesWholeWhenItDoes) {
+  TierWorld w(2, KeepThree);
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  w.h.nvme.copies.erase(w.Shard(2, 1));
+  w.EndAll();
+  w.h.remote.scan = absl::UnavailableError("ESTALE");
+  w.h.Restart(true);
+  w.h.Advance(seconds(5));  // past the commit deadline
+  EXPECT_EQ(w.h.Committed("job").front(), "1:1") << "of step 2 only one shard is known";
+  w.h.remote.scan = absl::OkStatus();
+  w.h.Advance(seconds(31));
+  EXPECT_EQ(w.h.Committed("job").front(), "1:2");
+  EXPECT_EQ(w.Restore().step, 2u);
+}
+
+TEST(LostState, AJoinWaitsUntilItIsKnownWhichAttemptsThereWere) {
+  TierWorld w(1, KeepThree);
+  LoseTheState(w);
+  w.h.delay = [](const Action& a) { return std::holds_alternative<ScanRemote>(a); };
+  w.h.Restart(true);
+  w.Launch();
+  const uint64_t id = w.ranks[0].Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  EXPECT_FALSE(w.ranks[0].Take(id)) << "remote may know attempts that nobody else does";
+  w.h.PerformDelayed();
+  const auto answer = w.ranks[0].Take(id);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->frame.join().attempt(), 3u) << answer->frame.failure().message();
+  const Restored got = w.Enter();
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 2u);
+}
+
+TEST(LostState, AnAttemptThatWasOpenedUnderATakenNumberGivesWay) {
+  TierWorld w(1, KeepThree);
+  LoseTheState(w);
+  w.h.remote.scan = absl::UnavailableError("ESTALE");
+  w.h.Restart(true);
+  w.Launch();
+  w.Join();
+  ASSERT_TRUE(w.joined) << w.join_failure.message();
+  const Restored refused = w.Enter();
+  EXPECT_FALSE(refused.done) << "remote may have something newer";
+  w.h.remote.scan = absl::OkStatus();
+  w.h.Advance(seconds(31));
+  const Restored got = w.Restore();
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 2u);
+  ASSERT_TRUE(w.Save(3));
+  EXPECT_EQ(w.h.Committed("job").front(), "3:3");
+  w.Reboot();
+  EXPECT_EQ(w.Restore().step, 3u) << "the state that was written does not contradict itself";
+}
+
+// A manifest tells when a step was committed, not when its shards were sealed.
+TEST(LostState, WhatAManifestTellsIsTheSameSave) {
+  TierWorld w(2, KeepThree);
+  ASSERT_TRUE(w.Save(1));
+  for (auto& [id, copy] : w.h.remote.copies) {
+    copy.from_manifest = true;
+    copy.copy.sealed_unix_ms += 1234;
+  }
+  w.h.nvme.damaged.insert(w.Shard(1, 1));
+  w.Reboot();
+  const Restored got = w.Restore();
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.tiers, (std::vector<std::string>{"nvme", "remote"}));
+}
+
+TEST(LostState, AnotherSaveByTheSameNameIsLeftAlone) {
+  TierWorld w(1, KeepThree);
+  ASSERT_TRUE(w.Save(1));
+  w.h.remote.copies.at(w.Shard(1)).copy.sealed_unix_ms += 1234;
+  w.Reboot();
+  EXPECT_TRUE(std::any_of(w.h.reports.begin(), w.h.reports.end(), [](const Report& report) {
+    return report.text.find("is another save than the one that is known") != std::string::npos;
+  }));
+}
+
+}  // namespace
+}  // namespace holdfast::testing

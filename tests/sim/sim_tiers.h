@@ -1,0 +1,65 @@
+// Durable tiers of the simulated node: what is published outlives the daemon, what is on its way
+// does not. They are slow, full, failing, hung for minutes; copies rot, drives are wiped.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/sim/sim_model.h"
+
+namespace holdfast::sim {
+
+struct TierCopy {
+  DurableCopy copy;
+  uint64_t token = 0;  // what its record says
+  uint64_t bytes = 0;  // what its bytes are: another token once they have rotted
+  ShardId content;     // whose bytes they were
+};
+
+struct SimTier {
+  struct Job {
+    std::string name;
+    uint32_t uid = 0;
+    uint32_t gid = 0;
+  };
+  std::map<ShardId, TierCopy> copies;
+  std::set<std::pair<JobUuid, CheckpointId>> manifests;
+  std::map<JobUuid, Job> jobs;
+  // What is wrong with it now.
+  double fails = 0;
+  bool full = false;
+  bool unreadable = false;
+  MonotonicTime hung_until{};
+  uint64_t committed = 0;  // reported since the calm began
+
+  uint64_t BytesUsed() const {
+    uint64_t bytes = 0;
+    for (const auto& [id, copy] : copies) {
+      bytes += copy.copy.copy.image_bytes;
+    }
+    return bytes;
+  }
+  bool Has(TierKind kind, const ShardId& id, bool rotten_too) const {
+    const auto it = copies.find(id);
+    return it != copies.end() && (rotten_too || it->second.token == it->second.bytes) &&
+           (kind != TierKind::kRemote || manifests.count({id.job, id.checkpoint()}) > 0);
+  }
+};
+
+// A flush or a fetch that is under way.
+struct SimDrain {
+  TierKind tier = TierKind::kNvme;  // that it writes, or a fetch reads
+  std::optional<TierKind> reads;    // a flush: where from
+  ShardId id;
+  uint64_t bytes = 0;
+  bool cancelled = false;
+  bool stalled = false;
+  std::function<void(bool cancelled)> end;  // performs it, and says so
+};
+
+}  // namespace holdfast::sim

@@ -1,0 +1,659 @@
+// What CopyStore does when all is well, and when somebody else was there first.
+#include "tiers/durable/copy_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tests/tiers/durable/durable_harness.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+JobUuid OtherUuid() {
+  return JobUuid::FromString("99999999-4455-4677-8899-aabbccddeeff").value();
+}
+
+class CopyStoreTest : public testing::TestWithParam<DurableKind> {
+ protected:
+  CopyStoreTest() : CopyStoreTest(DurablePlace{.kind = GetParam()}) {}
+  explicit CopyStoreTest(const DurablePlace& place) : harness_(place) { Start(); }
+
+  void Start() {
+    const absl::Status status = harness_.Start();
+    ASSERT_TRUE(status.ok()) << ToString(status);
+  }
+  void Restart() {
+    harness_.Stop();
+    Start();
+  }
+  bool remote() const { return GetParam() == DurableKind::kRemote; }
+  CopyStore& store() { return harness_.store(); }
+  FaultEnv& env() { return *harness_.faults(); }
+
+  void Publish(const SampleImage& sample) {
+    const auto copy = PublishShard(store(), sample);
+    ASSERT_TRUE(copy.ok()) << ToString(copy.status());
+  }
+  DurableScan Scan() {
+    auto scan = store().ScanAll();
+    EXPECT_TRUE(scan.ok()) << ToString(scan.status());
+    return scan.ok() ? *std::move(scan) : DurableScan();
+  }
+
+  DurableHarness harness_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CopyStoreTest,
+                         testing::Values(DurableKind::kNvme, DurableKind::kRemote),
+                         [](const testing::TestParamInfo<DurableKind>& kind) {
+                           return kind.param == DurableKind::kNvme ? "Nvme" : "Remote";
+                         });
+
+TEST_P(CopyStoreTest, NamesAreThoseOfTheFormat) {
+  Publish(SampleShard(900, 1, 4));
+  const std::string stem = remote() ? "demo/900-a3/shard-00001-of-00004" : "demo/900-a3/1";
+  EXPECT_THAT(harness_.Files(), testing::IsSupersetOf({std::string("demo/JOB"),
+                                                       stem + ".safetensors", stem + ".record"}));
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  EXPECT_EQ(env().Info(harness_.dir() + "/" + stem + ".record")->mode & 0777, 0640u);
+  EXPECT_EQ(env().Info(harness_.dir() + "/demo/900-a3")->mode & 0777, 0750u);
+  EXPECT_EQ(env().Info(harness_.dir() + "/.holdfast")->mode & 0777, 0700u);
+}
+
+TEST_P(CopyStoreTest, PublishTellsWhatTheManifestWillSay) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const absl::StatusOr<PublishedCopy> copy = PublishShard(store(), sample);
+  ASSERT_TRUE(copy.ok()) << ToString(copy.status());
+  const auto reading = store().OpenCopy(NameOf(sample), {});
+  ASSERT_TRUE(reading.ok());
+  EXPECT_EQ(copy->record_bytes, (*reading)->record_file().size());
+  EXPECT_EQ(copy->image_bytes, sample.image.size());
+  EXPECT_EQ(copy->layout_hash, sample.record.layout_hash);
+  EXPECT_EQ((*reading)->record().generation, 0u) << "that of the slot stays in memory";
+  const DurableScan scan = Scan();
+  ASSERT_THAT(scan.jobs, SizeIs(1));
+  ASSERT_THAT(scan.jobs[0].checkpoints, SizeIs(1));
+  const CheckpointScan& step = scan.jobs[0].checkpoints[0];
+  EXPECT_EQ(step.id, (CheckpointId{3, 900}));
+  EXPECT_EQ(step.world_size, 4u);
+  EXPECT_EQ(step.descent, sample.record.descent);
+  EXPECT_FALSE(step.has_manifest);
+  ASSERT_THAT(step.copies, SizeIs(1));
+  EXPECT_EQ(step.copies[0], (CopyEntry{1, copy->image_bytes, copy->record_bytes, copy->record_crc,
+                                       sample.record.sealed_unix_ms, copy->layout_hash}));
+}
+
+TEST_P(CopyStoreTest, ADirectoryOfAnotherRunIsNeverWritten) {
+  Publish(SampleShard(900, 1, 4));
+  JobIdentity other = SampleJob();
+  other.job = OtherUuid();
+  for (int round = 0; round < 2; ++round) {
+    const absl::Status status = store().OpenJob(other);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status));
+    EXPECT_THAT(Message(status), HasSubstr(other.job.ToString()));
+    EXPECT_THAT(Message(status), HasSubstr(SampleJob().job.ToString()));
+    Restart();
+  }
+  SampleImage foreign = SampleShard(901, 1, 4);
+  foreign.record.id.job = OtherUuid();
+  EXPECT_FALSE(PublishShard(store(), foreign).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(store().RemoveJob(OtherUuid(), "demo").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      store().RemoveCheckpoint({OtherUuid(), "demo", {3, 900}}).status()));
+  EXPECT_TRUE(CheckShard(store(), SampleShard(900, 1, 4)).ok());
+  EXPECT_EQ(store().FindJob("demo")->job, SampleJob().job);
+  EXPECT_TRUE(absl::IsNotFound(store().FindJob("other").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(store().FindJob("../demo").status()));
+}
+
+TEST_P(CopyStoreTest, RefusesWhatCannotBeAShard) {
+  const NewCopy good = NewCopyOfShard(SampleShard(1, 0, 2));
+  std::vector<NewCopy> bad(6, good);
+  bad[0].job_name = "../x";
+  bad[1].world_size = 0;
+  bad[2].id.rank = 2;
+  bad[3].image_bytes = 0;
+  bad[4].id.attempt = 0;
+  bad[5].id.job = {};
+  for (const NewCopy& copy : bad) {
+    EXPECT_TRUE(absl::IsInvalidArgument(store().Begin(copy).status()));
+  }
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+}
+
+TEST_P(CopyStoreTest, OwnersAreSetBeforeAnybodySeesTheFile) {
+  harness_.Stop();
+  harness_.options().set_owner = true;
+  Start();
+  const SampleImage sample = SampleShard(900, 1, 4);
+  NewCopy copy = NewCopyOfShard(sample);
+  copy.id.job = OtherUuid();
+  copy.job_name = "theirs";
+  copy.uid = 1234;
+  copy.gid = 567;
+  if (remote()) {
+    ASSERT_TRUE(store().ClaimAttempt({copy.id.job, "theirs", 1234, 567}, 3, "o").ok());
+  }
+  auto writing = store().Begin(copy);
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  const std::string directory = harness_.dir() + "/theirs/900-a3";
+  EXPECT_EQ(env().Info(directory)->gid, 567u);
+  EXPECT_NE(env().Info(directory)->uid, 1234u) << "nobody puts names into it but the daemon";
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  ShardRecord record = sample.record;
+  record.id.job = copy.id.job;
+  record.job_name = copy.job_name;
+  ASSERT_TRUE((*writing)->Publish(EncodeRecord(record)).ok());
+  const std::string image = store().ImagePath({copy.id, "theirs", 4});
+  for (const std::string& path : {image, harness_.dir() + "/theirs/JOB"}) {
+    EXPECT_EQ(env().Info(path)->uid, 1234u) << path;
+    EXPECT_EQ(env().Info(path)->gid, 567u) << path;
+  }
+  // Where owners cannot be set, that is told, and nothing fails.
+  writing->reset();
+  harness_.Stop();
+  env().FailMatching("set owner", EPERM);
+  env().FailMatching("set access", EPERM);
+  Start();
+  EXPECT_TRUE(PublishShard(store(), SampleShard(901, 1, 4)).ok());
+  EXPECT_THAT(store().capabilities().notes, testing::Contains(HasSubstr("cannot be given")));
+}
+
+TEST_P(CopyStoreTest, RemovalTakesRecordAndImageAndReportsBytes) {
+  const SampleImage kept = SampleShard(900, 0, 2);
+  const SampleImage gone = SampleShard(900, 1, 2);
+  Publish(kept);
+  Publish(gone);
+  const auto report = store().RemoveCopy(NameOf(gone));
+  ASSERT_TRUE(report.ok()) << ToString(report.status());
+  EXPECT_EQ(report->copies, 1u);
+  EXPECT_EQ(report->bytes_freed + report->bytes_recycled, gone.image.size());
+  EXPECT_EQ(store().pool_bytes(), remote() ? 0 : gone.image.size());
+  EXPECT_TRUE(absl::IsNotFound(store().RemoveCopy(NameOf(gone)).status()));
+  EXPECT_TRUE(CheckShard(store(), kept).ok());
+  ASSERT_TRUE(store().RemoveCheckpoint(CheckpointOf(kept)).ok());
+  EXPECT_TRUE(absl::IsNotFound(store().RemoveCheckpoint(CheckpointOf(kept)).status()));
+  EXPECT_TRUE(absl::IsNotFound(env().Info(harness_.dir() + "/demo/900-a3").status()));
+  EXPECT_TRUE(env().Info(harness_.dir() + "/demo/JOB").ok()) << "the job is still there";
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+}
+
+TEST_P(CopyStoreTest, RemovingAJobLeavesNothingOfIt) {
+  for (const Step step : {1, 2, 3}) {
+    Publish(SampleShard(step, 0, 2));
+    Publish(SampleShard(step, 1, 2));
+  }
+  const auto report = store().RemoveJob(SampleJob().job, "demo");
+  ASSERT_TRUE(report.ok()) << ToString(report.status());
+  EXPECT_EQ(report->copies, 6u);
+  EXPECT_THAT(report->left_alone, IsEmpty());
+  EXPECT_TRUE(absl::IsNotFound(env().Info(harness_.dir() + "/demo").status()));
+  EXPECT_TRUE(absl::IsNotFound(store().ScanJob("demo").status()));
+  // The name is free for another run.
+  JobIdentity other = SampleJob();
+  other.job = OtherUuid();
+  EXPECT_TRUE(store().OpenJob(other).ok());
+}
+
+TEST_P(CopyStoreTest, UnknownFilesSurviveEverythingAndAreReported) {
+  Publish(SampleShard(900, 0, 2));
+  const std::vector<std::string> paths = {
+      harness_.dir() + "/notes.txt~",          harness_.dir() + "/demo/notes.txt",
+      harness_.dir() + "/demo/900-a3/notes",   harness_.dir() + "/demo/900-a3/01.record",
+      harness_.dir() + "/demo/900-a3/.x.tmp",  harness_.dir() + "/demo/0900-a3",
+      harness_.dir() + "/.holdfast/something", harness_.dir() + "/demo/attempt-03"};
+  for (const std::string& path : paths) {
+    ASSERT_TRUE(Overwrite(env(), path, "mine").ok());
+  }
+  ASSERT_TRUE(env().CreateDirectories(harness_.dir() + "/no-job-of-ours", 0700).ok());
+  ASSERT_TRUE(Overwrite(env(), harness_.dir() + "/no-job-of-ours/JOB~", "mine").ok());
+  Restart();
+  EXPECT_GE(Scan().unknown_count, paths.size());
+  const auto report = store().RemoveCheckpoint(CheckpointOf(SampleShard(900, 0, 2)));
+  ASSERT_TRUE(report.ok());
+  EXPECT_THAT(report->left_alone, SizeIs(3));
+  ASSERT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+  ASSERT_TRUE(store().TrimPool(0).ok());
+  Restart();
+  for (const std::string& path : paths) {
+    EXPECT_EQ(ReadFile(env(), path, 100).value_or(""), "mine") << path;
+  }
+  EXPECT_TRUE(env().Info(harness_.dir() + "/no-job-of-ours/JOB~").ok());
+}
+
+TEST_P(CopyStoreTest, TemporariesWithoutAnIntentAreReportedAndLeft) {
+  Publish(SampleShard(900, 0, 2));
+  const std::string path =
+      harness_.dir() + "/demo/900-a3/.7.safetensors.00112233445566778899aabbccddeeff.tmp";
+  ASSERT_TRUE(Overwrite(env(), path, "whose?").ok());
+  const auto writing = store().Begin(NewCopyOfShard(SampleShard(901, 0, 2)));
+  ASSERT_TRUE(writing.ok());
+  const DurableScan scan = Scan();
+  ASSERT_THAT(scan.unknown, SizeIs(1)) << "the one that is being written is not unknown";
+  EXPECT_EQ(scan.unknown[0].path, path);
+  ASSERT_TRUE(store().Sweep().ok());
+  EXPECT_TRUE(env().Info(path).ok());
+}
+
+TEST_P(CopyStoreTest, ASweepLeavesWhatIsBeingWritten) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const auto writing = store().Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok());
+  const auto swept = store().Sweep();
+  ASSERT_TRUE(swept.ok());
+  EXPECT_THAT(swept->done, IsEmpty());
+  EXPECT_THAT(swept->left_alone, IsEmpty());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  const auto copy = (*writing)->Publish(sample.record_file);
+  ASSERT_TRUE(copy.ok()) << ToString(copy.status());
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+}
+
+TEST_P(CopyStoreTest, ARecordOfAnythingElseIsRefusedAndSpoilsNothing) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const auto writing = store().Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  std::vector<ShardRecord> others(4, sample.record);
+  others[0].id.step = 901;
+  others[1].id.rank = 2;
+  others[2].job_name = "other";
+  others[3].world_size = 8;
+  for (const ShardRecord& other : others) {
+    EXPECT_TRUE(absl::IsInvalidArgument((*writing)->Publish(EncodeRecord(other)).status()));
+  }
+  EXPECT_TRUE((*writing)->Publish(sample.record_file).ok());
+}
+
+TEST_P(CopyStoreTest, AnImageThatIsReplacedWhileItIsPublishedIsNoCopy) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const auto writing = store().Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  env().StallMatching(".record");
+  absl::Status published;
+  std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+  ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  ASSERT_TRUE(Overwrite(env(), store().ImagePath(NameOf(sample)), sample.image).ok());
+  env().ReleaseStalled(".record");
+  publisher.join();
+  EXPECT_TRUE(absl::IsDataLoss(published)) << ToString(published);
+  EXPECT_FALSE(store().OpenCopy(NameOf(sample), {}).ok());
+}
+
+TEST_P(CopyStoreTest, DirectImagesAreWrittenInWholeUnitsAndCutToLength) {
+  harness_.Stop();
+  harness_.options().direct = true;
+  Start();
+  const SampleImage sample = SampleShard(900, 1, 4);
+  ASSERT_NE(sample.image.size() % 512, 0u);
+  auto writing = store().Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  EXPECT_TRUE((*writing)->direct());
+  EXPECT_EQ((*writing)->alignment(), 512u);
+  EXPECT_EQ((*writing)->image().Info()->bytes, (sample.image.size() + 511) / 512 * 512);
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  ASSERT_TRUE((*writing)->Publish(sample.record_file).ok());
+  EXPECT_EQ(env().Info(store().ImagePath(NameOf(sample)))->bytes, sample.image.size());
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  auto reading = store().OpenCopy(NameOf(sample), {.direct = true, .manifest = nullptr});
+  ASSERT_TRUE(reading.ok());
+  EXPECT_TRUE((*reading)->direct());
+  reading->reset();
+  writing->reset();
+  // A file system that has no such thing is found out, and done without.
+  harness_.Stop();
+  env().SetDirectAlignment(0);
+  Start();
+  EXPECT_TRUE(PublishShard(store(), SampleShard(901, 1, 4)).ok());
+  EXPECT_FALSE(store().capabilities().direct);
+  EXPECT_FALSE(
+      (*store().OpenCopy(NameOf(sample), {.direct = true, .manifest = nullptr}))->direct());
+}
+
+TEST_P(CopyStoreTest, NothingIsWrittenWhenTheMountIsAnotherThanAtTheStart) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const auto begun = store().Begin(NewCopyOfShard(SampleShard(901, 1, 4)));
+  ASSERT_TRUE(begun.ok());
+  Publish(sample);
+  env().SetDevice(7);
+  EXPECT_TRUE(absl::IsUnavailable(PublishShard(store(), SampleShard(902, 1, 4)).status()));
+  EXPECT_TRUE(absl::IsUnavailable((*begun)->Publish(SampleShard(901, 1, 4).record_file).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().RemoveCopy(NameOf(sample)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().Space().status()));
+  env().SetDevice(1);
+  EXPECT_TRUE(PublishShard(store(), SampleShard(902, 1, 4)).ok());
+  EXPECT_TRUE(store().Space().ok());
+}
+
+// Of a directory that is not there nobody knows what is in it.
+TEST_P(CopyStoreTest, AMissingDirectorySaysNothingAboutItsCopies) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  env().FailMatching(harness_.dir(), ENOENT);
+  EXPECT_TRUE(absl::IsUnavailable(store().OpenCopy(NameOf(sample), {}).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().FindJob("demo").status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().RemoveCopy(NameOf(sample)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().RemoveCheckpoint(CheckpointOf(sample)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().RemoveJob(SampleJob().job, "demo").status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().ScanAll().status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().ScanJob("demo").status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().Space().status()));
+  EXPECT_TRUE(absl::IsUnavailable(CopyStore::Open(harness_.options()).status()));
+  env().FailMatching(harness_.dir(), 0);
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+}
+
+// Something else lies there, and has no such copy.
+TEST_P(CopyStoreTest, AMountThatWentAwaySaysNothingAboutItsCopies) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  env().SetDevice(7);
+  env().FailMatching(harness_.dir() + "/demo", ENOENT);
+  EXPECT_TRUE(absl::IsUnavailable(store().OpenCopy(NameOf(sample), {}).status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().FindJob("demo").status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().ScanAll().status()));
+  EXPECT_TRUE(absl::IsUnavailable(store().ScanJob("demo").status()));
+  env().SetDevice(1);
+  EXPECT_TRUE(absl::IsNotFound(store().OpenCopy(NameOf(sample), {}).status()));
+}
+
+// An intent that is not found because its mount went away is not settled.
+TEST_P(CopyStoreTest, WhatAVanishedMountHoldsIsPutRightWhenItIsBack) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  auto writing = store().Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok());
+  env().SetDevice(7);
+  env().FailMatching(harness_.dir() + "/.holdfast", ENOENT);
+  EXPECT_TRUE(absl::IsUnavailable((*writing)->Publish(sample.record_file).status()));
+  writing->reset();
+  env().SetDevice(1);
+  env().FailMatching(harness_.dir() + "/.holdfast", 0);
+  Publish(SampleShard(901, 1, 4));  // whatever is written next tidies up
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+}
+
+// As long as another writes there, JOB says whose it is.
+TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
+  CopyStore::Options options = harness_.options();
+  options.node_name = "node-2";
+  std::unique_ptr<CopyStore> other;
+  CopyStore* writer = &store();
+  if (remote()) {
+    auto opened = CopyStore::Open(options);
+    ASSERT_TRUE(opened.ok());
+    other = *std::move(opened);
+    writer = other.get();
+    ASSERT_TRUE(writer->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  }
+  Publish(SampleShard(900, 0, 2));
+  const SampleImage sample = SampleShard(900, 1, 2);
+  auto writing = writer->Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
+  EXPECT_TRUE(absl::IsUnavailable(removed)) << ToString(removed);
+  EXPECT_THAT(Message(removed), HasSubstr("/demo/900-a3/."));
+  ASSERT_TRUE(store().FindJob("demo").ok());
+  EXPECT_EQ(store().FindJob("demo")->job, SampleJob().job);
+  ASSERT_TRUE((*writing)->Publish(sample.record_file).ok());
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+  EXPECT_TRUE(absl::IsNotFound(store().FindJob("demo").status()));
+  // A temporary that no intent names will never be anything: it holds up nobody.
+  writing->reset();
+  other.reset();
+  Restart();
+  Publish(SampleShard(900, 0, 2));
+  ASSERT_TRUE(
+      Overwrite(env(),
+                harness_.dir() + "/demo/900-a3/.7.safetensors.00112233445566778899aabbccddeeff.tmp",
+                "whose?")
+          .ok());
+  EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+}
+
+TEST_P(CopyStoreTest, WhatADoctorLeftIsNothingUnknown) {
+  Publish(SampleShard(900, 1, 4));
+  ASSERT_TRUE(Overwrite(env(), harness_.dir() + "/.holdfast-doctor-17-0", "x").ok());
+  EXPECT_THAT(Scan().unknown, IsEmpty());
+  ASSERT_TRUE(Overwrite(env(), harness_.dir() + "/.holdfast-doctors", "x").ok());
+  EXPECT_THAT(Scan().unknown, SizeIs(1));
+}
+
+// ---- The same directory as before ----
+
+TEST_P(CopyStoreTest, WhatLiesUnderTheMountPointIsNotTakenForTheMount) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const KnownDirectory known = store().place();
+  EXPECT_TRUE(known.id.size() == 32 && known.device == 1) << known.id;
+  harness_.Stop();
+  harness_.options().same_as = known;
+  Start();  // as it is
+  harness_.Stop();
+  // The mount is gone; its mount point is an empty directory of the disk below.
+  env().SetDevice(7);
+  env().FailMatching(harness_.dir() + "/.holdfast/id", ENOENT);
+  env().RecordCalls();
+  const auto opened = CopyStore::Open(harness_.options());
+  EXPECT_TRUE(absl::IsUnavailable(opened.status())) << ToString(opened.status());
+  EXPECT_THAT(Message(opened.status()), HasSubstr("mount it again"));
+  EXPECT_THAT(env().TakeCalls(), testing::Not(testing::Contains(testing::AnyOf(
+                                     HasSubstr("create"), HasSubstr("lock"), HasSubstr("write")))))
+      << "nothing is made there";
+  // Mounted again, with another number; and again as it was.
+  env().FailMatching(harness_.dir() + "/.holdfast/id", 0);
+  Start();
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  EXPECT_EQ(store().place().id, known.id);
+  EXPECT_EQ(store().place().device, 7u);
+}
+
+// Another process knew the directory: device numbers say nothing any more, but that a mount is
+// none.
+TEST_P(CopyStoreTest, AfterARestartAMountThatIsMissingIsNoticed) {
+  harness_.Stop();
+  env().SetDevice(7, harness_.dir());
+  Start();
+  KnownDirectory known = store().place();
+  EXPECT_TRUE(known.own_mount);
+  known.device = 0;
+  harness_.Stop();
+  harness_.options().same_as = known;
+  env().SetDevice(8, harness_.dir());
+  env().FailMatching(harness_.dir() + "/.holdfast/id", ENOENT);
+  EXPECT_TRUE(CopyStore::Open(harness_.options()).ok()) << "a drive that was put in its place";
+  env().SetDevice(1);
+  EXPECT_TRUE(absl::IsUnavailable(CopyStore::Open(harness_.options()).status()));
+  harness_.options().same_as->own_mount = false;
+  EXPECT_TRUE(CopyStore::Open(harness_.options()).ok());
+}
+
+TEST_P(CopyStoreTest, ADirectoryWithoutIdGetsOne) {
+  const std::string path = harness_.dir() + "/.holdfast/id";
+  harness_.Stop();
+  ASSERT_TRUE(env().Unlink(path).ok());  // made by an earlier version
+  Start();
+  EXPECT_EQ(store().place().id + "\n", ReadFile(env(), path, 100).value());
+  harness_.Stop();
+  ASSERT_TRUE(Overwrite(env(), path, "nonsense").ok());
+  Start();
+  EXPECT_EQ(store().place().id, "");
+  EXPECT_THAT(store().capabilities().notes, testing::Contains(HasSubstr("not an id")));
+  Publish(SampleShard(900, 1, 4));
+}
+
+TEST_P(CopyStoreTest, AReadOnlyDirectoryCanBeRead) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  harness_.Stop();
+  for (const char* call : {"create", "lock", "rename", "link", "unlink", "write"}) {
+    env().FailMatching(call, EROFS);
+  }
+  auto opened = CopyStore::Open(harness_.options());
+  ASSERT_TRUE(opened.ok()) << ToString(opened.status());
+  EXPECT_TRUE(CheckShard(**opened, sample).ok());
+  EXPECT_THAT((*opened)->ScanAll()->jobs, SizeIs(1));
+  EXPECT_FALSE(PublishShard(**opened, SampleShard(901, 1, 4)).ok());
+  EXPECT_FALSE((*opened)->RemoveCopy(NameOf(sample)).ok());
+  for (const char* call : {"create", "lock", "rename", "link", "unlink", "write"}) {
+    env().FailMatching(call, 0);
+  }
+  if (remote()) {
+    ASSERT_TRUE((*opened)->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  }
+  EXPECT_TRUE(PublishShard(**opened, SampleShard(901, 1, 4)).ok()) << "it heals by itself";
+}
+
+// ---- Whose name it is ----
+
+class NodeNameTest : public CopyStoreTest {
+ protected:
+  static NodeOwner Owner(const std::string& state, const std::string& machine) {
+    return {state, machine, "boot of " + machine};
+  }
+  void StartAs(const NodeOwner& owner) {
+    harness_.Stop();
+    harness_.options().owner = owner;
+    Start();
+  }
+  // Opens, reads what is there, and writes nothing.
+  void ExpectRefused(const NodeOwner& owner, const std::string& why) {
+    CopyStore::Options options = harness_.options();
+    options.owner = owner;
+    const auto opened = CopyStore::Open(options);
+    ASSERT_TRUE(opened.ok()) << ToString(opened.status());
+    EXPECT_TRUE((*opened)->ScanAll().ok());
+    EXPECT_EQ((*opened)->refusal(), "");
+    const absl::Status swept = (*opened)->Sweep().status();
+    EXPECT_TRUE(absl::IsUnavailable(swept)) << ToString(swept);
+    EXPECT_THAT(Message(swept), HasSubstr(why));
+    EXPECT_EQ((*opened)->refusal(), Message(swept));
+    EXPECT_TRUE(absl::IsUnavailable(PublishShard(**opened, SampleShard(901, 1, 4)).status()));
+    EXPECT_TRUE(absl::IsUnavailable((*opened)->RemoveJob(SampleJob().job, "demo").status()));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NodeNameTest, testing::Values(DurableKind::kRemote),
+                         [](const auto&) { return "Remote"; });
+
+TEST_P(NodeNameTest, TwoDaemonsOfOneNameDoNotUndoEachOthersWork) {
+  StartAs(Owner("s1", "m1"));
+  auto begun = store().Begin(NewCopyOfShard(SampleShard(900, 1, 4)));  // under way, with an intent
+  ASSERT_TRUE(begun.ok());
+  ASSERT_TRUE(WriteShard(**begun, SampleShard(900, 1, 4)).ok());
+  ExpectRefused(Owner("s2", "m2"), "node_name");
+  ExpectRefused(Owner("s2", "m1"), "node_name");
+  // Where locks are not to be had, or do not reach the other node, the file says it.
+  env().FailMatching("lock ", ENOSYS);
+  ExpectRefused(Owner("s2", "m2"), "rm '");
+  ExpectRefused(Owner("s2", "m1"), "rm '");
+  ExpectRefused(Owner("s1", "m2"), "rm '");
+  env().FailMatching("lock ", 0);
+  ASSERT_TRUE((*begun)->Publish(SampleShard(900, 1, 4).record_file).ok());
+  EXPECT_TRUE(CheckShard(store(), SampleShard(900, 1, 4)).ok());
+}
+
+TEST_P(NodeNameTest, ANodeThatWasInstalledAnewTakesItsNameWithOneCommand) {
+  StartAs(Owner("s1", "m1"));
+  Publish(SampleShard(900, 1, 4));
+  harness_.Stop();
+  ExpectRefused(Owner("s2", "m2"), harness_.dir() + "/.holdfast/nodes/node-1/owner");
+  ASSERT_TRUE(env().Unlink(harness_.dir() + "/.holdfast/nodes/node-1/owner").ok());
+  StartAs(Owner("s2", "m2"));
+  EXPECT_EQ(store().refusal(), "");
+  Publish(SampleShard(901, 1, 4));
+}
+
+TEST_P(NodeNameTest, TheSameNodeGoesOnAfterARebootOrWithoutItsState) {
+  StartAs(Owner("s1", "m1"));
+  StartAs({"s1", "m1", "another boot"});
+  StartAs({"s2", "m1", "a third boot"});  // its state_dir was lost
+  StartAs({"s3", "", "a third boot"});    // a container without a machine-id, likewise
+  StartAs({"s3", "", "a fourth boot"});
+  StartAs({"s3", "m1", "a fifth boot"});
+  Publish(SampleShard(900, 1, 4));
+}
+
+TEST_P(NodeNameTest, AnOwnerFileOfNobodyIsRefused) {
+  StartAs(Owner("s1", "m1"));
+  harness_.Stop();
+  ASSERT_TRUE(Overwrite(env(), harness_.dir() + "/.holdfast/nodes/node-1/owner", "nonsense").ok());
+  ExpectRefused(Owner("s1", "m1"), "rm '");
+}
+
+// A full file system can be emptied, and goes on by itself.
+TEST_P(CopyStoreTest, AFullDirectoryIsAStatusAndCanBeEmptied) {
+  Publish(SampleShard(1, 0, 2));
+  env().SetBytesTotal(0);
+  EXPECT_TRUE(absl::IsResourceExhausted(PublishShard(store(), SampleShard(2, 0, 2)).status()));
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  // As full as can be: the last byte is taken, by what is there and the reserve.
+  uint64_t used = 0;
+  for (const std::string& file : harness_.Files()) {
+    used += env().Info(harness_.dir() + "/" + file)->bytes;
+  }
+  env().SetBytesTotal(used);
+  EXPECT_TRUE(absl::IsResourceExhausted(PublishShard(store(), SampleShard(2, 0, 2)).status()));
+  const auto removed = store().RemoveCheckpoint(CheckpointOf(SampleShard(1, 0, 2)));
+  EXPECT_TRUE(removed.ok()) << ToString(removed.status());
+  env().SetBytesTotal(uint64_t{1} << 30);
+  EXPECT_TRUE(PublishShard(store(), SampleShard(2, 0, 2)).ok());
+}
+
+TEST_P(CopyStoreTest, AFailedSyncKillsThatCopy) {
+  for (const char* sync : {"fdatasync", "fsync", "sync directory"}) {
+    const SampleImage sample = SampleShard(900, 1, 4);
+    auto writing = store().Begin(NewCopyOfShard(sample));
+    ASSERT_TRUE(writing.ok());
+    ASSERT_TRUE(WriteShard(**writing, sample).ok());
+    env().FailMatching(sync, EIO);
+    EXPECT_FALSE((*writing)->Publish(sample.record_file).ok()) << sync;
+    env().FailMatching(sync, 0);
+    EXPECT_FALSE((*writing)->Publish(sample.record_file).ok()) << "never the same file again";
+    writing->reset();
+    ASSERT_TRUE(store().Sweep().ok());
+    EXPECT_TRUE(absl::IsNotFound(store().OpenCopy(NameOf(sample), {}).status())) << sync;
+    EXPECT_THAT(harness_.Leftovers(), IsEmpty()) << sync;
+    Publish(sample);
+    EXPECT_TRUE(CheckShard(store(), sample).ok());
+    ASSERT_TRUE(store().RemoveCopy(NameOf(sample)).ok());
+  }
+}
+
+// A mount that hangs holds up the calls that are in it, and no others.
+TEST_P(CopyStoreTest, ACallThatHangsHoldsUpNoOther) {
+  const SampleImage stuck = SampleShard(900, 1, 4);
+  auto writing = store().Begin(NewCopyOfShard(stuck));
+  ASSERT_TRUE(writing.ok());
+  ASSERT_TRUE(WriteShard(**writing, stuck).ok());
+  env().StallMatching("fdatasync");
+  absl::Status published = absl::UnknownError("");
+  std::thread publisher([&] { published = (*writing)->Publish(stuck.record_file).status(); });
+  ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  EXPECT_EQ(store().pool_bytes(), 0u);
+  EXPECT_TRUE(store().capabilities().known);
+  EXPECT_TRUE(store().ScanAll().ok());
+  EXPECT_TRUE(store().Sweep().ok());
+  EXPECT_TRUE(absl::IsNotFound(store().OpenCopy(NameOf(stuck), {}).status()));
+  EXPECT_TRUE(store().Begin(NewCopyOfShard(SampleShard(901, 1, 4))).ok());
+  env().ReleaseStalled("fdatasync");
+  publisher.join();
+  EXPECT_TRUE(published.ok()) << ToString(published);
+  EXPECT_TRUE(CheckShard(store(), stuck).ok());
+}
+
+}  // namespace
+}  // namespace holdfast

@@ -1,0 +1,411 @@
+// A crash (power loss, and the death of the process) at every call of every path that changes a
+// durable tier, and at every call of putting right what such a crash left. Afterwards nothing
+// acknowledged is missing, nothing partial is visible, nothing leaks.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tests/tiers/durable/durable_harness.h"
+
+namespace holdfast {
+namespace {
+
+struct Paths {
+  const char* name;
+  DurablePlace place;
+  std::vector<int> errors;  // with which calls fail, one at a time
+};
+
+// One story: what is there before, what is done, what may be there afterwards.
+class DurableCrashTest : public testing::TestWithParam<Paths> {
+ protected:
+  using Check = std::function<void(bool acknowledged)>;
+
+  bool remote() const { return GetParam().place.kind == DurableKind::kRemote; }
+  CopyStore& store() { return harness_->store(); }
+  Env& env() { return harness_->env(); }
+
+  void Fresh() {
+    harness_ = std::make_unique<DurableHarness>(GetParam().place);
+    ASSERT_TRUE(harness_->Start().ok());
+  }
+  bool StepIsThere(Step step) {
+    return env().Info(absl::StrCat(harness_->dir(), "/demo/", step, "-a3")).ok();
+  }
+  void CheckTidy() {
+    for (const std::string& problem : harness_->problems()) {
+      ADD_FAILURE() << problem;
+    }
+    for (const std::string& leftover : harness_->Leftovers()) {
+      ADD_FAILURE() << "left over: " << leftover;
+    }
+    const auto scan = store().ScanAll();
+    ASSERT_TRUE(scan.ok());
+    EXPECT_EQ(scan->unreadable_count, 0u);
+    EXPECT_EQ(scan->unknown_count, 0u);
+    if (!remote()) {  // what is in the pool is accounted for, and nowhere else
+      uint64_t bytes = 0;
+      const std::string pool = harness_->dir() + "/.holdfast/pool";
+      const std::vector<std::string> names = env().List(pool).value();
+      for (const std::string& name : names) {
+        bytes += env().Info(JoinPath(pool, name))->bytes;
+      }
+      EXPECT_EQ(store().pool_bytes(), bytes);
+    }
+  }
+
+  // Crashes at call 1, 2, … of `act` until it has no more calls; then puts right, with a crash amid
+  // that as well.
+  void CrashEverywhere(const std::function<void()>& prepare,
+                       const std::function<absl::Status()>& act, const Check& check) {
+    int sweep_calls = 1;
+    bool reached = true;
+    for (int n = 1; reached; ++n) {
+      for (const bool twice : {false, true}) {
+        SCOPED_TRACE(absl::StrCat("crash at call ", n, twice ? ", and when putting it right" : ""));
+        Fresh();
+        prepare();
+        FaultEnv& faults = *harness_->faults();
+        int before = faults.calls();
+        faults.CrashAtCall(n);
+        const bool acknowledged = act().ok();
+        reached = faults.calls() - before >= n;
+        harness_->Stop();
+        harness_->Crash();
+        if (twice) {
+          before = faults.calls();
+          faults.CrashAtCall(n * 7 % sweep_calls + 1);
+          harness_->Start().IgnoreError();
+          sweep_calls = std::max(sweep_calls, faults.calls() - before);
+          harness_->Stop();
+          harness_->Crash();
+        }
+        const absl::Status started = harness_->Start();
+        ASSERT_TRUE(started.ok()) << ToString(started);
+        CheckTidy();
+        check(acknowledged);
+        if (HasFailure()) {
+          return;
+        }
+        ++crashes_;
+      }
+    }
+    EXPECT_GT(crashes_, 2) << "a story of no calls";
+  }
+
+  // The same with one call failing and the process living on: the error is told, and what it left
+  // is put right by the next sweep.
+  void FailEverywhere(const std::function<void()>& prepare,
+                      const std::function<absl::Status()>& act, const Check& check) {
+    for (const int error : GetParam().errors) {
+      for (int n = 1;; ++n) {
+        SCOPED_TRACE(absl::StrCat("call ", n, " fails with error ", error));
+        Fresh();
+        prepare();
+        FaultEnv& faults = *harness_->faults();
+        const int before = faults.calls();
+        faults.FailCall(n, error);
+        const bool acknowledged = act().ok();
+        if (faults.calls() - before < n) {
+          break;
+        }
+        ASSERT_TRUE(store().Sweep().ok());
+        CheckTidy();
+        check(acknowledged);
+        harness_->Stop();
+        ASSERT_TRUE(harness_->Start().ok());
+        CheckTidy();
+        check(acknowledged);
+        if (HasFailure()) {
+          return;
+        }
+      }
+    }
+  }
+  void Everywhere(const std::function<void()>& prepare, const std::function<absl::Status()>& act,
+                  const Check& check) {
+    CrashEverywhere(prepare, act, check);
+    if (!HasFailure()) {
+      FailEverywhere(prepare, act, check);
+    }
+  }
+
+  std::vector<SampleImage> Shards(Step step) {
+    return {SampleShard(step, 0, 3), SampleShard(step, 1, 3), SampleShard(step, 2, 3)};
+  }
+  void PublishAll(Step step, bool with_manifest) {
+    std::vector<PublishedCopy> copies;
+    for (const SampleImage& sample : Shards(step)) {
+      const auto copy = PublishShard(store(), sample);
+      ASSERT_TRUE(copy.ok()) << ToString(copy.status());
+      copies.push_back(*copy);
+    }
+    manifest_ = ManifestOf(Shards(step), copies);
+    if (with_manifest && remote()) {
+      const absl::Status status = store().PublishManifest(manifest_);
+      ASSERT_TRUE(status.ok()) << ToString(status);
+    }
+  }
+  int GoodCopies(Step step) {
+    int good = 0;
+    for (const SampleImage& sample : Shards(step)) {
+      const absl::Status status = CheckShard(store(), sample);
+      EXPECT_TRUE(status.ok() || absl::IsNotFound(status)) << ToString(status);
+      good += status.ok() ? 1 : 0;
+    }
+    return good;
+  }
+
+  std::unique_ptr<DurableHarness> harness_;
+  int crashes_ = 0;
+  Manifest manifest_;
+};
+
+constexpr DurablePlace kNvme = {.kind = DurableKind::kNvme, .direct = true};
+constexpr DurablePlace kNvmeKilled = {
+    .kind = DurableKind::kNvme, .direct = true, .power_loss = false};
+constexpr DurablePlace kRemote = {.kind = DurableKind::kRemote};
+constexpr DurablePlace kRemoteKilled = {.kind = DurableKind::kRemote, .power_loss = false};
+constexpr DurablePlace kLinksOnly = {.kind = DurableKind::kRemote, .rename_no_replace = false};
+constexpr DurablePlace kRenameOnly = {.kind = DurableKind::kRemote, .hard_links = false};
+constexpr DurablePlace kNeither = {
+    .kind = DurableKind::kRemote, .hard_links = false, .rename_no_replace = false};
+
+INSTANTIATE_TEST_SUITE_P(Places, DurableCrashTest,
+                         testing::Values(Paths{"Nvme", kNvme}, Paths{"NvmeKilled", kNvmeKilled},
+                                         Paths{"Remote", kRemote},
+                                         Paths{"RemoteKilled", kRemoteKilled},
+                                         Paths{"RemoteWithLinksOnly", kLinksOnly},
+                                         Paths{"RemoteWithRenameOnly", kRenameOnly},
+                                         Paths{"RemoteWithNeither", kNeither}),
+                         [](const testing::TestParamInfo<Paths>& paths) {
+                           return paths.param.name;
+                         });
+
+TEST_P(DurableCrashTest, Publishing) {
+  Everywhere([&] { PublishAll(1, true); },
+             [&] { return PublishShard(store(), SampleShard(2, 0, 3)).status(); },
+             [&](bool acknowledged) {
+               EXPECT_EQ(GoodCopies(1), 3);
+               EXPECT_TRUE(!acknowledged || GoodCopies(2) == 1);
+               if (GoodCopies(2) == 0) {
+                 EXPECT_FALSE(StepIsThere(2));
+                 EXPECT_TRUE(PublishShard(store(), SampleShard(2, 0, 3)).ok()) << "it can be again";
+               }
+             });
+}
+
+// What a process that was killed made visible is not durable; whoever builds on it must see to
+// that.
+TEST_P(DurableCrashTest, WhatFollowsAKillSurvivesAPowerLoss) {
+  bool reached = true;
+  for (int n = 1; reached; ++n) {
+    SCOPED_TRACE(absl::StrCat("killed at call ", n));
+    Fresh();
+    FaultEnv& faults = *harness_->faults();
+    if (remote()) {
+      ASSERT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+    }
+    const auto publish = [&](Rank rank) -> absl::Status {
+      HF_RETURN_IF_ERROR(store().ClaimAttempt(SampleJob(), 3, "opening 1"));
+      return PublishShard(store(), SampleShard(1, rank, 3)).status();
+    };
+    const int before = faults.calls();
+    faults.CrashAtCall(n);
+    publish(0).IgnoreError();
+    reached = faults.calls() - before >= n;
+    harness_->Stop();
+    faults.KillProcess();
+    ASSERT_TRUE(harness_->Start().ok());
+    const absl::Status acknowledged = publish(1);
+    ASSERT_TRUE(acknowledged.ok()) << ToString(acknowledged);
+    harness_->Stop();
+    faults.Crash();
+    ASSERT_TRUE(harness_->Start().ok());
+    CheckTidy();
+    const absl::Status found = CheckShard(store(), SampleShard(1, 1, 3));
+    ASSERT_TRUE(found.ok()) << ToString(found);
+  }
+}
+
+TEST_P(DurableCrashTest, PublishingOverARecycledFile) {
+  if (remote()) {
+    return;
+  }
+  Everywhere(
+      [&] {
+        PublishAll(7, false);
+        PublishAll(14, false);
+        ASSERT_TRUE(store().RemoveCheckpoint(CheckpointOf(SampleShard(7, 0, 3))).ok());
+        ASSERT_GT(store().pool_bytes(), 0u);
+      },
+      [&]() -> absl::Status {
+        HF_ASSIGN_OR_RETURN(const auto writing,
+                            store().Begin(NewCopyOfShard(SampleShard(21, 1, 3))));
+        EXPECT_TRUE(writing->recycled());
+        HF_RETURN_IF_ERROR(WriteShard(*writing, SampleShard(21, 1, 3)));
+        return writing->Publish(SampleShard(21, 1, 3).record_file).status();
+      },
+      [&](bool acknowledged) {
+        EXPECT_EQ(GoodCopies(7), 0);
+        EXPECT_EQ(GoodCopies(14), 3);
+        EXPECT_TRUE(!acknowledged || GoodCopies(21) == 1);
+      });
+}
+
+TEST_P(DurableCrashTest, GivingUpHalfWay) {
+  Everywhere([&] { PublishAll(1, true); },
+             [&]() -> absl::Status {
+               HF_ASSIGN_OR_RETURN(const auto writing,
+                                   store().Begin(NewCopyOfShard(SampleShard(2, 0, 3))));
+               return absl::OkStatus();
+             },
+             [&](bool) {
+               EXPECT_EQ(GoodCopies(1), 3);
+               EXPECT_FALSE(StepIsThere(2));
+             });
+}
+
+TEST_P(DurableCrashTest, RemovingACopy) {
+  Everywhere([&] { PublishAll(1, false); },
+             [&] { return store().RemoveCopy(NameOf(SampleShard(1, 1, 3))).status(); },
+             [&](bool acknowledged) {
+               const int good = GoodCopies(1);
+               EXPECT_TRUE(good == 2 || (good == 3 && !acknowledged)) << good;
+             });
+}
+
+TEST_P(DurableCrashTest, RemovingAndPublishingAgain) {
+  bool removed = false;
+  bool published = false;
+  Everywhere([&] { PublishAll(1, false); },
+             [&]() -> absl::Status {
+               removed = published = false;
+               HF_RETURN_IF_ERROR(store().RemoveCopy(NameOf(SampleShard(1, 1, 3))).status());
+               removed = true;
+               HF_RETURN_IF_ERROR(PublishShard(store(), SampleShard(1, 1, 3)).status());
+               published = true;
+               return absl::OkStatus();
+             },
+             [&](bool) {
+               const int good = GoodCopies(1);
+               EXPECT_TRUE(good == 3 || (good == 2 && !published)) << good;
+               EXPECT_GE(good, 2);
+             });
+}
+
+TEST_P(DurableCrashTest, RemovingACommittedStep) {
+  Everywhere(
+      [&] {
+        PublishAll(1, true);
+        PublishAll(2, true);
+      },
+      [&] { return store().RemoveCheckpoint(CheckpointOf(SampleShard(1, 0, 3))).status(); },
+      [&](bool acknowledged) {
+        EXPECT_EQ(GoodCopies(2), 3);
+        const int good = GoodCopies(1);
+        if (acknowledged) {
+          EXPECT_EQ(good, 0);
+        }
+        if (remote()) {
+          const auto manifest = store().ReadManifest(CheckpointOf(SampleShard(1, 0, 3)));
+          EXPECT_EQ(manifest.ok(), good == 3) << "all, or nothing: " << good;
+          EXPECT_TRUE(good == 0 || good == 3) << good;
+        }
+        EXPECT_EQ(StepIsThere(1), good != 0) << "no empty directory stays";
+      });
+}
+
+TEST_P(DurableCrashTest, RemovingAnUncommittedStep) {
+  Everywhere([&] { PublishAll(1, false); },
+             [&] { return store().RemoveCheckpoint(CheckpointOf(SampleShard(1, 0, 3))).status(); },
+             [&](bool acknowledged) {
+               const int good = GoodCopies(1);
+               EXPECT_TRUE(!acknowledged || good == 0);
+               EXPECT_EQ(StepIsThere(1), good != 0);
+               if (good > 0) {
+                 EXPECT_TRUE(store().RemoveCheckpoint(CheckpointOf(SampleShard(1, 0, 3))).ok());
+                 EXPECT_EQ(GoodCopies(1), 0);
+               }
+             });
+}
+
+TEST_P(DurableCrashTest, OpeningAndRemovingAJob) {
+  JobIdentity other = SampleJob();
+  other.name = "other";
+  other.job.bytes[0] = 0x77;
+  Everywhere([&] { PublishAll(1, true); },
+             [&]() -> absl::Status {
+               HF_RETURN_IF_ERROR(store().OpenJob(other));
+               HF_RETURN_IF_ERROR(store().ClaimAttempt(other, 1, "mine"));
+               return store().RemoveJob(other.job, "other").status();
+             },
+             [&](bool acknowledged) {
+               EXPECT_EQ(GoodCopies(1), 3);
+               const absl::StatusOr<JobIdentity> there = store().FindJob("other");
+               EXPECT_TRUE(absl::IsNotFound(there.status()) || (!acknowledged && *there == other));
+               EXPECT_EQ(env().Info(harness_->dir() + "/other").ok(), there.ok())
+                   << "no empty directory";
+               if (there.ok()) {
+                 EXPECT_TRUE(store().RemoveJob(other.job, "other").ok());
+               }
+             });
+}
+
+TEST_P(DurableCrashTest, RemovingAJobWithItsSteps) {
+  Everywhere(
+      [&] {
+        PublishAll(1, true);
+        PublishAll(2, false);
+      },
+      [&] { return store().RemoveJob(SampleJob().job, "demo").status(); },
+      [&](bool acknowledged) {
+        const int good = GoodCopies(1) + GoodCopies(2);
+        EXPECT_TRUE(!acknowledged || good == 0);
+        if (store().FindJob("demo").ok()) {
+          EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+        }
+        EXPECT_FALSE(env().Info(harness_->dir() + "/demo").ok());
+      });
+}
+
+TEST_P(DurableCrashTest, ClaimingAnAttempt) {
+  if (!remote()) {
+    return;
+  }
+  Everywhere([&] { PublishAll(1, true); },
+             [&] { return store().ClaimAttempt(SampleJob(), 4, "opening 4"); },
+             [&](bool acknowledged) {
+               const absl::Status other = store().ClaimAttempt(SampleJob(), 4, "another one");
+               if (acknowledged) {
+                 EXPECT_TRUE(absl::IsFailedPrecondition(other)) << ToString(other);
+               }
+               EXPECT_EQ(GoodCopies(1), 3);
+             });
+}
+
+TEST_P(DurableCrashTest, Committing) {
+  if (!remote()) {
+    return;
+  }
+  Everywhere([&] { PublishAll(1, false); }, [&] { return store().PublishManifest(manifest_); },
+             [&](bool acknowledged) {
+               EXPECT_EQ(GoodCopies(1), 3);
+               const auto there = store().ReadManifest(CheckpointOf(SampleShard(1, 0, 3)));
+               if (there.ok()) {
+                 EXPECT_EQ(*there, manifest_);
+               } else {
+                 EXPECT_FALSE(acknowledged);
+                 EXPECT_TRUE(absl::IsNotFound(there.status())) << ToString(there.status());
+               }
+               bool adopted = false;
+               EXPECT_TRUE(store().PublishManifest(manifest_, &adopted).ok());
+               EXPECT_EQ(adopted, there.ok());
+             });
+}
+
+}  // namespace
+}  // namespace holdfast

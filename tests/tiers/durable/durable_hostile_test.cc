@@ -1,0 +1,277 @@
+// Files that somebody cut, extended, swapped, replaced, or that a newer program wrote: told apart,
+// reported, left alone, and of no harm to what lies beside them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tests/tiers/durable/hostile_fixture.h"
+#include "tiers/durable/names.h"
+#include "tiers/durable/small_files.h"
+#include "tiers/image/frame.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+class HostileCopyTest : public HostileTest, public testing::WithParamInterface<DurableKind> {
+ protected:
+  HostileCopyTest() : HostileTest(DurablePlace{.kind = GetParam()}) {}
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, HostileCopyTest,
+                         testing::Values(DurableKind::kNvme, DurableKind::kRemote),
+                         [](const testing::TestParamInfo<DurableKind>& kind) {
+                           return kind.param == DurableKind::kNvme ? "Nvme" : "Remote";
+                         });
+
+class SymlinkTest : public HostileTest, public testing::WithParamInterface<DurableKind> {
+ protected:
+  SymlinkTest() : HostileTest(DurablePlace{.kind = GetParam(), .real = true}) {}
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, SymlinkTest,
+                         testing::Values(DurableKind::kNvme, DurableKind::kRemote));
+
+TEST_P(HostileCopyTest, CutAndExtendedFiles) {
+  const SampleImage good = SampleShard(900, 0, 4);
+  const SampleImage bad = SampleShard(900, 1, 4);
+  Publish(good);
+  Publish(bad);
+  const std::string image = Read(ImageOf(bad));
+  const std::string record = Read(RecordOf(bad));
+  const struct {
+    const char* what;
+    std::string path;
+    std::string bytes;
+  } kinds[] = {
+      {"image cut", ImageOf(bad), image.substr(0, image.size() - 1)},
+      {"image empty", ImageOf(bad), ""},
+      {"image extended", ImageOf(bad), image + "x"},
+      {"record cut", RecordOf(bad), record.substr(0, record.size() - 1)},
+      {"record empty", RecordOf(bad), ""},
+      {"record extended", RecordOf(bad), record + "x"},
+  };
+  for (const auto& kind : kinds) {
+    const std::string before = Read(kind.path);
+    Write(kind.path, kind.bytes);
+    ExpectRefused(bad, absl::StatusCode::kDataLoss, kind.what);
+    EXPECT_TRUE(CheckShard(store(), good).ok());
+    EXPECT_EQ(Read(kind.path), kind.bytes) << "left alone";
+    Write(kind.path, before);
+    EXPECT_TRUE(CheckShard(store(), bad).ok()) << kind.what;
+  }
+  ASSERT_TRUE(env().Unlink(ImageOf(bad)).ok());
+  ExpectRefused(bad, absl::StatusCode::kDataLoss, "image gone");
+}
+
+TEST_P(HostileCopyTest, EveryByteOfTheRecordCounts) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const std::string record = Read(RecordOf(sample));
+  for (size_t at = 0; at < record.size(); ++at) {
+    std::string bad = record;
+    bad[at] = static_cast<char>(bad[at] ^ 0x10);
+    Write(RecordOf(sample), bad);
+    const absl::StatusCode code = Opens(sample).code();
+    const bool version = at >= 8 && at < 12;
+    EXPECT_EQ(code, version ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kDataLoss)
+        << "byte " << at << ": " << ToString(Opens(sample));
+  }
+}
+
+TEST_P(HostileCopyTest, RecordsOfANewerVersionAreLeftAlone) {
+  const SampleImage newer = SampleShard(900, 1, 4);
+  Publish(newer);
+  Write(RecordOf(newer), FrameRecordBody("of the future", kRecordFormatVersion + 1));
+  ExpectRefused(newer, absl::StatusCode::kFailedPrecondition, "newer");
+  EXPECT_TRUE(absl::IsAlreadyExists(PublishShard(store(), newer).status()));
+  harness_.Stop();
+  ASSERT_TRUE(harness_.Start().ok());
+  EXPECT_TRUE(env().Info(RecordOf(newer)).ok());
+  EXPECT_TRUE(env().Info(ImageOf(newer)).ok());
+}
+
+// Whole and valid, but of another rank, step, attempt, job or world.
+TEST_P(HostileCopyTest, SwappedCopies) {
+  const SampleImage here = SampleShard(900, 1, 4);
+  Publish(here);
+  if (GetParam() == DurableKind::kRemote) {
+    ASSERT_TRUE(store().ClaimAttempt(SampleJob(), 5, "o").ok());
+  }
+  SampleImage other_job = here;
+  other_job.record.id.job = OtherUuid();
+  SampleImage other_name = here;
+  other_name.record.job_name = "demo2";
+  SampleImage other_world = here;
+  other_world.record.world_size = 8;
+  SampleImage in_memory = here;  // the generation is that of a slot: never published here
+  const SampleImage others[] = {SampleShard(900, 2, 4),
+                                SampleShard(901, 1, 4),
+                                SampleShard(900, 1, 4, 5),
+                                other_job,
+                                other_name,
+                                other_world,
+                                in_memory};
+  const std::string image = Read(ImageOf(here));
+  const std::string record = Read(RecordOf(here));
+  for (const SampleImage& other : others) {
+    ShardRecord theirs = other.record;
+    theirs.generation = &other == &others[6] ? 5 : 0;
+    Write(ImageOf(here), other.image);
+    Write(RecordOf(here), EncodeRecord(theirs));
+    const std::string what =
+        absl::StrCat("swapped with ", theirs.id.ToString(), " of ", theirs.world_size);
+    if (GetParam() == DurableKind::kNvme && theirs.world_size != 4) {
+      // Names on NVMe have no world size: whoever opens it says what it is to be.
+      EXPECT_TRUE(absl::IsDataLoss(Opens(here))) << what;
+      continue;
+    }
+    ExpectRefused(here, absl::StatusCode::kDataLoss, what);
+  }
+  Write(ImageOf(here), image);
+  Write(RecordOf(here), record);
+  EXPECT_TRUE(CheckShard(store(), here).ok());
+}
+
+TEST_P(HostileCopyTest, CopiesThatContradictTheirNeighbours) {
+  const SampleImage first = SampleShard(900, 0, 4);
+  SampleImage second = SampleShard(900, 1, 4);
+  Publish(first);
+  Publish(second);
+  second.record.generation = 0;
+  second.record.descent = {{3, {2, 7}}, {2, {0, 0}}};
+  Write(RecordOf(second), EncodeRecord(second.record));
+  const auto scan = store().ScanAll();
+  ASSERT_TRUE(scan.ok());
+  EXPECT_THAT(scan->jobs.at(0).checkpoints.at(0).copies, SizeIs(1));
+  ASSERT_THAT(scan->unreadable, SizeIs(1));
+  EXPECT_THAT(Message(scan->unreadable[0].why), HasSubstr("line of descent"));
+}
+
+TEST_P(HostileCopyTest, JobFiles) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const std::string good = Read(Path("demo/JOB"));
+  std::string newer = good;
+  newer[8] = 2;
+  JobIdentity renamed = SampleJob();
+  renamed.name = "other";
+  const struct {
+    const char* what;
+    std::string bytes;
+    absl::StatusCode code;
+  } kinds[] = {
+      {"empty", "", absl::StatusCode::kDataLoss},
+      {"torn", good.substr(0, good.size() - 3), absl::StatusCode::kDataLoss},
+      {"newer", newer, absl::StatusCode::kFailedPrecondition},
+      {"of another name", EncodeJobFile(renamed), absl::StatusCode::kDataLoss},
+      {"another kind of file", EncodeFrame(FrameKind::kIntent, "x"), absl::StatusCode::kDataLoss},
+      {"huge", std::string(10'000, 'x'), absl::StatusCode::kResourceExhausted},
+  };
+  for (const auto& kind : kinds) {
+    Write(Path("demo/JOB"), kind.bytes);
+    harness_.Stop();
+    EXPECT_EQ(harness_.Start().ok(), GetParam() == DurableKind::kNvme) << kind.what;
+    EXPECT_EQ(store().FindJob("demo").status().code(), kind.code) << kind.what;
+    EXPECT_EQ(store().OpenJob(SampleJob()).code(), kind.code) << kind.what;
+    EXPECT_FALSE(store().RemoveJob(SampleJob().job, "demo").ok()) << kind.what;
+    const auto scan = store().ScanAll();
+    ASSERT_TRUE(scan.ok());
+    EXPECT_THAT(scan->unreadable, SizeIs(1)) << kind.what;
+    EXPECT_EQ(Read(Path("demo/JOB")), kind.bytes) << kind.what;
+  }
+  Write(Path("demo/JOB"), good);
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+}
+
+TEST_P(HostileCopyTest, IntentsThatCannotBeBelievedAreLeftAlone) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const std::string intents = GetParam() == DurableKind::kNvme
+                                  ? Path(".holdfast/intents/")
+                                  : Path(".holdfast/nodes/node-1/intents/");
+  const std::string unique(32, 'a');
+  Intent intent;
+  intent.kind = IntentKind::kRemove;
+  intent.unique = unique;
+  intent.job = SampleJob().job;
+  intent.job_name = "demo";
+  intent.checkpoint = {3, 900};
+  intent.world_size = 4;
+  intent.ranks = {1};
+  const std::string good = EncodeIntent(intent);
+  std::string newer = good;
+  newer[8] = 7;
+  const std::vector<std::pair<std::string, std::string>> files = {
+      {unique + ".intent", good.substr(0, 20)},
+      {unique + ".intent", newer},
+      {std::string(32, 'b') + ".intent", good},  // under another name
+      {"x.intent", good},
+      {unique, good},
+      {std::string(32, 'A') + ".intent", good},
+  };
+  for (const auto& [name, bytes] : files) {
+    Write(intents + name, bytes);
+    const auto swept = store().Sweep();
+    ASSERT_TRUE(swept.ok());
+    EXPECT_THAT(swept->left_alone, SizeIs(1)) << name;
+    EXPECT_TRUE(CheckShard(store(), sample).ok());
+    EXPECT_EQ(Read(intents + name), bytes);
+    ASSERT_TRUE(env().Unlink(intents + name).ok());
+  }
+  // A true one, of a removal that was not begun: the copy stays.
+  Write(intents + unique + ".intent", good);
+  EXPECT_THAT(store().Sweep()->done, SizeIs(1));
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  // The removal of a step that is not there does no harm.
+  intent.checkpoint.step = 17;
+  Write(intents + unique + ".intent", EncodeIntent(intent));
+  EXPECT_THAT(store().Sweep()->done, SizeIs(1));
+  EXPECT_THAT(harness_.Leftovers(), SizeIs(0));
+}
+
+// ---- Names that lead elsewhere ----
+
+TEST_P(SymlinkTest, AreNeverFollowed) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  TemporaryDirectory outside;
+  const auto link = [](const std::string& to, const std::string& at) {
+    ASSERT_EQ(::symlink(to.c_str(), at.c_str()), 0) << at;
+  };
+  // A record, an image, JOB.
+  for (const std::string& path : {RecordOf(sample), ImageOf(sample), Path("demo/JOB")}) {
+    ASSERT_TRUE(env().Rename(path, outside.Path("there")).ok());
+    link(outside.Path("there"), path);
+    harness_.Stop();
+    harness_.Start().IgnoreError();
+    if (path == Path("demo/JOB")) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(store().FindJob("demo").status()));
+    } else {
+      EXPECT_TRUE(absl::IsFailedPrecondition(Opens(sample))) << ToString(Opens(sample));
+    }
+    EXPECT_GE(store().ScanAll()->unreadable_count, 1u) << path;
+    ASSERT_TRUE(env().Unlink(path).ok());
+    ASSERT_TRUE(env().Rename(outside.Path("there"), path).ok());
+  }
+  harness_.Stop();
+  ASSERT_TRUE(harness_.Start().ok());
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  // A step's directory, a job's.
+  link(outside.path(), Path("demo/901-a3"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(PublishShard(store(), SampleShard(901, 1, 4)).status()));
+  link(outside.path(), Path("other"));
+  JobIdentity other = SampleJob();
+  other.name = "other";
+  EXPECT_FALSE(store().OpenJob(other).ok());
+  EXPECT_EQ(store().ScanAll()->unknown_count, 2u);
+  ASSERT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+  EXPECT_EQ(env().List(outside.path())->size(), 0u) << "nothing was written there";
+  EXPECT_TRUE(env().Info(Path("demo/901-a3")).ok()) << "left alone";
+}
+
+}  // namespace
+}  // namespace holdfast

@@ -1,0 +1,265 @@
+// Images through a CopyPool: from and to memory and files, good ones, bad ones, over file systems
+// that fail.
+#include "tiers/transfer/buffered_copy.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <thread>
+
+#include "base/fault_env.h"
+#include "base/units.h"
+#include "tests/base/temporary_directory.h"
+#include "tests/tiers/transfer/transfer_harness.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::shared_ptr<RevocableMemory> MemoryOf(TestSlot& slot) {
+  return std::make_shared<RevocableMemory>(slot.data(), slot.span().size());
+}
+
+class BufferedCopyTest : public ::testing::TestWithParam<size_t> {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(env_.CreateDirectory("/r", 0750).ok());
+    pool_ = ValueOf(CopyPool::Start({.threads = 3, .piece_bytes = GetParam()}));
+    image_->record = sample_.record;
+    image_->layout = sample_.layout;
+    spec_.image = image_;
+  }
+
+  std::shared_ptr<File> Open(const std::string& path, OpenMode mode) {
+    return ValueOf(env_.Open(path, mode));
+  }
+  std::string Content(const std::string& path) { return ValueOf(ReadFile(env_, path, kGiB)); }
+  void Publish(const std::string& path) {
+    ASSERT_TRUE(WriteFileAtomically(env_, path, sample_.image).ok());
+  }
+
+  FaultEnv env_;
+  const SampleImage sample_ = MakeTransferImage();
+  const std::shared_ptr<RecordAndLayout> image_ = std::make_shared<RecordAndLayout>();
+  std::unique_ptr<CopyPool> pool_;
+  BufferedCopySpec spec_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Pieces, BufferedCopyTest,
+                         ::testing::Values(64 * kKiB, kMiB + 4096, 4 * kMiB),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(BufferedCopyTest, MemoryToFileToMemory) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  spec_.control = std::make_shared<TransferControl>();
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = Open("/r/image", OpenMode::kCreateExclusive);
+  TransferResult result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_EQ(result.bytes, sample_.image.size());
+  EXPECT_EQ(spec_.control->bytes_done(), sample_.image.size());
+  EXPECT_GT(result.cpu_seconds, 0);
+  EXPECT_TRUE(Content("/r/image") == sample_.image);
+
+  TestSlot target(sample_.image.size());
+  spec_.from_memory = nullptr;
+  spec_.from_file = Open("/r/image", OpenMode::kRead);
+  spec_.to_file = nullptr;
+  spec_.to_memory = MemoryOf(target);
+  result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_TRUE(target.text(sample_.image.size()) == sample_.image);
+  EXPECT_TRUE(target.RestIsUntouched(sample_.image.size()));
+}
+
+TEST_P(BufferedCopyTest, FileToFile) {
+  Publish("/r/source");
+  spec_.from_file = Open("/r/source", OpenMode::kRead);
+  spec_.to_file = Open("/r/image", OpenMode::kCreateExclusive);
+  const TransferResult result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_TRUE(Content("/r/image") == sample_.image);
+}
+
+TEST_P(BufferedCopyTest, DirectFiles) {
+  const TemporaryDirectory dir("/var/tmp");
+  TestSlot slot(sample_.image.size(), sample_.image);
+  const std::shared_ptr<File> file =
+      ValueOf(Env::System()->Open(dir.Path("image"), OpenMode::kCreateExclusive, {.direct = true}));
+  const DirectAlignment alignment = ValueOf(file->Alignment());
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = file;
+  spec_.to_alignment = std::max(alignment.memory_bytes, alignment.offset_bytes);
+  TransferResult result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  const std::string written = ContentOf(dir.Path("image"));
+  EXPECT_TRUE(written.substr(0, sample_.image.size()) == sample_.image);
+  EXPECT_EQ(written.find_first_not_of('\0', sample_.image.size()), std::string::npos);
+  ASSERT_TRUE(file->Truncate(sample_.image.size()).ok());
+
+  BufferedCopySpec back;
+  back.image = image_;
+  back.from_file = file;
+  back.from_alignment = spec_.to_alignment;
+  back.to_file = Open("/r/image", OpenMode::kCreateExclusive);
+  result = pool_->Copy(back);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_TRUE(Content("/r/image") == sample_.image);
+}
+
+TEST_P(BufferedCopyTest, FlippedBitsAreTheSources) {
+  for (const uint64_t place : {uint64_t{3}, 2 * kMiB + 1, sample_.image.size() - 1}) {
+    TestSlot slot(sample_.image.size(), sample_.image);
+    slot.data()[place] ^= std::byte{2};
+    BufferedCopySpec spec = spec_;
+    spec.from_memory = MemoryOf(slot);
+    spec.to_file = Open("/r/" + std::to_string(place), OpenMode::kCreateExclusive);
+    TransferResult result = pool_->Copy(spec);
+    EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kSource);
+    ASSERT_TRUE(result.bad_block.has_value());
+    EXPECT_LE(result.bad_block->image_offset, place);
+    EXPECT_GT(result.bad_block->image_offset + result.bad_block->bytes, place);
+
+    const std::string path = "/r/bad" + std::to_string(place);
+    Publish(path);
+    ASSERT_TRUE(env_.FlipBit(path, place, 1).ok());
+    for (const bool to_memory : {false, true}) {
+      TestSlot target(sample_.image.size());
+      spec = spec_;
+      spec.from_file = Open(path, OpenMode::kRead);
+      if (to_memory) {
+        spec.to_memory = MemoryOf(target);
+      } else {
+        spec.to_file = Open(path + ".copy", OpenMode::kCreateExclusive);
+      }
+      result = pool_->Copy(spec);
+      EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+      EXPECT_EQ(result.faulty, FaultySide::kSource);
+      EXPECT_THAT(Message(result.status), HasSubstr(path));
+    }
+  }
+}
+
+TEST_P(BufferedCopyTest, EveryCallThatFails) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  spec_.from_memory = MemoryOf(slot);
+  int failed = 0;
+  for (int n = 1;; ++n) {
+    const std::string path = "/r/" + std::to_string(n);
+    spec_.to_file = Open(path, OpenMode::kCreateExclusive);
+    const int before = env_.calls();
+    env_.FailCall(n, ENOSPC);
+    const TransferResult result = pool_->Copy(spec_);
+    if (env_.calls() - before < n) {
+      EXPECT_TRUE(result.ok()) << ToString(result.status);
+      break;
+    }
+    ++failed;
+    EXPECT_TRUE(absl::IsResourceExhausted(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kDestination);
+    ASSERT_TRUE(env_.Unlink(path).ok());
+  }
+  EXPECT_GE(failed, 2);
+}
+
+TEST_P(BufferedCopyTest, ReadsThatFail) {
+  Publish("/r/source");
+  TestSlot target(sample_.image.size());
+  spec_.to_memory = MemoryOf(target);
+  spec_.from_file = Open("/r/source", OpenMode::kRead);
+  for (int n = 1; n <= 3; ++n) {
+    env_.FailCall(n, ESTALE);
+    const TransferResult result = pool_->Copy(spec_);
+    EXPECT_FALSE(result.ok());
+    EXPECT_EQ(result.faulty, FaultySide::kSource);
+  }
+}
+
+TEST_P(BufferedCopyTest, FilesOfAnotherLengthAreRefused) {
+  TestSlot target(sample_.image.size());
+  spec_.to_memory = MemoryOf(target);
+  for (const std::string& content : {sample_.image + "x", sample_.image.substr(1)}) {
+    ASSERT_TRUE(WriteFileAtomically(env_, "/r/image", content).ok());
+    spec_.from_file = Open("/r/image", OpenMode::kRead);
+    const TransferResult result = pool_->Copy(spec_);
+    EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kSource);
+  }
+}
+
+TEST_P(BufferedCopyTest, SlotCutShortIsAnErrorAndNoSignal) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  slot.Cut(kMiB);
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = Open("/r/image", OpenMode::kCreateExclusive);
+  TransferResult result = pool_->Copy(spec_);
+  EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+  EXPECT_THAT(Message(result.status), HasSubstr("cut short"));
+  EXPECT_EQ(result.faulty, FaultySide::kSource);
+
+  Publish("/r/source");
+  TestSlot target(sample_.image.size());
+  target.Cut(kMiB);
+  spec_ = {};
+  spec_.image = image_;
+  spec_.from_file = Open("/r/source", OpenMode::kRead);
+  spec_.to_memory = MemoryOf(target);
+  result = pool_->Copy(spec_);
+  EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+  EXPECT_EQ(result.faulty, FaultySide::kDestination);
+}
+
+TEST_P(BufferedCopyTest, SeveralAtATime) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&, i] {
+      TestSlot slot(sample_.image.size(), sample_.image);
+      const std::string path = "/r/" + std::to_string(i);
+      BufferedCopySpec spec;
+      spec.image = image_;
+      spec.from_memory = MemoryOf(slot);
+      spec.to_file = Open(path, OpenMode::kCreateExclusive);
+      const TransferResult result = pool_->Copy(spec);
+      EXPECT_TRUE(result.ok()) << ToString(result.status);
+      EXPECT_TRUE(Content(path) == sample_.image);
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST_P(BufferedCopyTest, WhatCannotBeMeantIsRefused) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec_).status));
+  spec_.from_memory = MemoryOf(slot);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec_).status));
+  spec_.to_memory = MemoryOf(slot);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec_).status));
+  spec_.to_memory = nullptr;
+  spec_.to_file = Open("/r/image", OpenMode::kCreateExclusive);
+  spec_.from_memory = std::make_shared<RevocableMemory>(slot.data(), sample_.image.size() - 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec_).status));
+  EXPECT_FALSE(CopyPool::Start({.threads = 0}).ok());
+  EXPECT_FALSE(CopyPool::Start({.piece_bytes = 100'000}).ok());
+}
+
+TEST_P(BufferedCopyTest, NothingLeaks) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  const size_t threads = CountThreads();
+  const size_t descriptors = CountDescriptors();
+  for (int i = 0; i < 20; ++i) {
+    auto pool = ValueOf(CopyPool::Start({.threads = 8}));
+    BufferedCopySpec spec = spec_;
+    spec.from_memory = MemoryOf(slot);
+    spec.to_file = Open("/r/" + std::to_string(i), OpenMode::kCreateExclusive);
+    EXPECT_TRUE(pool->Copy(std::move(spec)).ok());
+  }
+  EXPECT_EQ(CountThreads(), threads);
+  EXPECT_EQ(CountDescriptors(), descriptors);
+}
+
+}  // namespace
+}  // namespace holdfast

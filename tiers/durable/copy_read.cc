@@ -1,0 +1,162 @@
+// Reading: the record is believed only where it fits the name that it was found under, its image,
+// and the manifest.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tiers/durable/copy_store_impl.h"
+#include "tiers/durable/record_check.h"
+
+namespace holdfast {
+namespace {
+
+class ReadingCopy : public CopyStore::Reading {
+ public:
+  ReadingCopy(CopyStore::Impl& store, std::string path, ShardRecord record, std::string record_file)
+      : store_(store),
+        info_{record.id, record.world_size, record.image_bytes, record.sealed_unix_ms,
+              std::move(path)},
+        record_(std::move(record)),
+        record_file_(std::move(record_file)) {}
+
+  absl::Status OpenImage(bool direct) {
+    absl::StatusOr<std::unique_ptr<File>> file = absl::UnimplementedError("");
+    if (direct) {
+      file = store_.env.Open(info_.location, OpenMode::kRead, {.direct = true, .no_symlink = true});
+      absl::StatusOr<DirectAlignment> alignment = file.ok() ? (*file)->Alignment() : file.status();
+      if (alignment.ok()) {
+        alignment_ = std::max(alignment->memory_bytes, alignment->offset_bytes);
+      } else if (absl::IsUnimplemented(alignment.status())) {
+        file = alignment.status();
+      } else {
+        return alignment.status();
+      }
+    }
+    if (absl::IsUnimplemented(file.status())) {
+      file = store_.env.Open(info_.location, OpenMode::kRead, {.no_symlink = true});
+    }
+    if (absl::IsNotFound(file.status())) {
+      HF_RETURN_IF_ERROR(store_.CheckMount());
+      return absl::DataLossError(
+          absl::StrCat("'", info_.location, "': the image is gone, its record is there"));
+    }
+    HF_RETURN_IF_ERROR(file.status());
+    image_ = *std::move(file);
+    HF_ASSIGN_OR_RETURN(opened_, image_->Info());
+    return CheckImageLength(info_.location, opened_.bytes, info_.image_bytes);
+  }
+
+  const CopyInfo& info() const override { return info_; }
+  const ShardRecord& record() const override { return record_; }
+  const std::string& record_file() const override { return record_file_; }
+  File& image() override { return *image_; }
+  uint32_t alignment() const override { return alignment_; }
+  bool direct() const override { return alignment_ != 1; }
+
+  absl::Status Confirm() override {
+    HF_ASSIGN_OR_RETURN(const FileInfo now, image_->Info());
+    return CheckImageLength(info_.location, now.bytes, info_.image_bytes);
+  }
+
+ private:
+  CopyStore::Impl& store_;
+  const CopyInfo info_;
+  const ShardRecord record_;
+  const std::string record_file_;
+  std::unique_ptr<File> image_;
+  FileInfo opened_;
+  uint32_t alignment_ = 1;
+};
+
+}  // namespace
+
+absl::Status CheckImageLength(const std::string& path, uint64_t actual, uint64_t expected) {
+  if (actual == expected) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat("'", path, "': the image was ",
+                                          actual < expected ? "cut" : "extended", " to ", actual,
+                                          " bytes, its record says ", expected));
+}
+
+absl::StatusOr<ShardRecord> CheckRecordFile(const std::string& path, std::string_view bytes,
+                                            const CopyName& name) {
+  absl::StatusOr<ShardRecord> record = DecodeRecord(bytes);
+  if (absl::IsFailedPrecondition(record.status())) {  // newer
+    return Annotate(record.status(), absl::StrCat("'", path, "'"));
+  }
+  if (!record.ok()) {
+    return absl::DataLossError(absl::StrCat("'", path, "': ", record.status().message()));
+  }
+  const bool world_fits = name.world_size == 0 || record->world_size == name.world_size;
+  if (record->id != name.id || record->job_name != name.job_name || !world_fits ||
+      record->generation != 0) {
+    return absl::DataLossError(absl::StrCat(
+        "'", path, "': the record is of ", record->id.ToString(), " of ", record->world_size,
+        " of job '", record->job_name, "', which is not what its name says"));
+  }
+  return record;
+}
+
+absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
+    const CopyName& wanted, const ReadOptions& read_options) {
+  HF_RETURN_IF_ERROR(CheckJobName(wanted.job_name));
+  // 1. Its names. NVMe's have no world size in them; what the caller expects is compared all the
+  // same.
+  HF_ASSIGN_OR_RETURN(const CopyName named, FindWorldSize(wanted));
+  const std::string record_path = RecordPath(named);
+  const std::string directory = StepDirectory(named.job_name, named.id.checkpoint());
+  for (const std::string& path : {JobDirectory(named.job_name), directory}) {
+    HF_RETURN_IF_ERROR(CheckDirectory(path));
+  }
+  // 2. The record.
+  HF_ASSIGN_OR_RETURN(std::string bytes, ReadSmallFile(record_path, kRecordBytesMax));
+  CopyName expected = named;
+  expected.world_size = remote() ? named.world_size : wanted.world_size;
+  HF_ASSIGN_OR_RETURN(ShardRecord record, CheckRecordFile(record_path, bytes, expected));
+  // 3. The manifest, if the step is committed.
+  if (remote()) {
+    std::shared_ptr<const Manifest> manifest = read_options.manifest;
+    if (manifest == nullptr) {
+      absl::StatusOr<Manifest> there =
+          ReadManifest({named.id.job, named.job_name, named.id.checkpoint()});
+      if (there.ok()) {
+        manifest = std::make_shared<const Manifest>(*std::move(there));
+      } else if (!absl::IsNotFound(there.status())) {
+        return there.status();
+      }
+    }
+    if (manifest != nullptr) {
+      const bool fits = manifest->job == named.id.job &&
+                        manifest->checkpoint == named.id.checkpoint() &&
+                        named.id.rank < manifest->shards.size();
+      const ManifestShard* shard = fits ? &manifest->shards[named.id.rank] : nullptr;
+      if (shard == nullptr || shard->record_bytes != bytes.size() ||
+          shard->record_crc != RecordCrcOf(bytes) || shard->image_bytes != record.image_bytes) {
+        return absl::DataLossError(
+            absl::StrCat("'", record_path, "': not the record that the step's manifest names"));
+      }
+    }
+  }
+  // 4. The image.
+  auto reading =
+      std::make_unique<ReadingCopy>(*this, ImagePath(named), std::move(record), std::move(bytes));
+  HF_RETURN_IF_ERROR(reading->OpenImage(read_options.direct));
+  return reading;
+}
+
+absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::OpenCopy(
+    const CopyName& name, const ReadOptions& options) {
+  ReadOptions effective = options;
+  effective.direct = options.direct && impl_->options.direct;
+  absl::StatusOr<std::unique_ptr<Reading>> reading = impl_->OpenCopy(name, effective);
+  if (reading.ok()) {
+    return reading;
+  }
+  return impl_->SinceMounted(reading.status());
+}
+
+}  // namespace holdfast

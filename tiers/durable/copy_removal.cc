@@ -1,0 +1,277 @@
+// Removal: manifest, records, bytes, each durably gone before the next goes.
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tiers/durable/copy_store_impl.h"
+
+namespace holdfast {
+namespace {
+
+void Add(const RemovalReport& part, RemovalReport& sum) {
+  sum.copies += part.copies;
+  sum.bytes_freed += part.bytes_freed;
+  sum.bytes_recycled += part.bytes_recycled;
+  if (sum.unfinished.empty()) {
+    sum.unfinished = part.unfinished;
+  }
+  sum.left_alone.insert(sum.left_alone.end(), part.left_alone.begin(), part.left_alone.end());
+}
+
+}  // namespace
+
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName& name,
+                                                           uint32_t world_size,
+                                                           std::vector<Rank> ranks, bool manifest) {
+  const std::string directory = StepDirectory(name.job_name, name.id);
+  const BusyShards shards(*this, name.job, name.id, ranks);
+  if (!shards.taken()) {
+    return absl::UnavailableError(
+        absl::StrCat("remove from '", directory, "': another call is busy with these copies"));
+  }
+  // 1. The intent names what goes, before anything does.
+  Intent intent;
+  intent.kind = IntentKind::kRemove;
+  intent.unique = NewUnique();
+  intent.job = name.job;
+  intent.job_name = name.job_name;
+  intent.checkpoint = name.id;
+  intent.world_size = world_size;
+  intent.ranks = std::move(ranks);
+  intent.manifest_first = manifest;
+  LiveIntent live_intent(*this, intent);
+  HF_RETURN_IF_ERROR(live_intent.Write());
+  // 2. The manifest, or the records. What is done about the bytes follows from which records are
+  // gone: that is the same after a crash, and after an error here.
+  const auto begin = [&]() -> absl::Status {
+    if (manifest) {
+      return RemoveIfThere(JoinPath(directory, kManifestName));
+    }
+    for (const Rank rank : intent.ranks) {
+      HF_RETURN_IF_ERROR(RemoveIfThere(
+          JoinPath(directory, RecordFileName(options.kind, rank, intent.world_size))));
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status begun = begin();
+  // 3. The rest.
+  RemovalReport report;
+  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown, report);
+  HF_RETURN_IF_ERROR(begun);
+  HF_RETURN_IF_ERROR(resolved);
+  bool refill = false;
+  {
+    MutexLock hold(mutex);
+    refill = reserve_given_up;
+  }
+  if (refill) {
+    FillReserve().IgnoreError();
+  }
+  return report;
+}
+
+// Whether an intent of any node names the temporary file: else nobody will ever remove it.
+absl::StatusOr<bool> CopyStore::Impl::HasIntent(std::string_view temporary_name) {
+  constexpr size_t kTailBytes = 32 + 4;  // "<unique>.tmp"
+  const std::string_view unique = temporary_name.substr(temporary_name.size() - kTailBytes, 32);
+  std::vector<std::string> directories = {intents_dir};
+  if (remote()) {
+    const std::string nodes = ParentDirectory(home);
+    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(nodes, kDirectoryNamesMax));
+    for (const std::string& node : names) {
+      directories.push_back(JoinPath(JoinPath(nodes, node), "intents"));
+    }
+  }
+  for (const std::string& directory : directories) {
+    HF_ASSIGN_OR_RETURN(const bool there, Exists(JoinPath(directory, IntentFileName(unique))));
+    if (there) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::StatusOr<CopyName> CopyStore::Impl::FindWorldSize(const CopyName& name) {
+  if (!remote() || name.world_size != 0) {
+    CopyName known = name;
+    known.world_size = remote() ? name.world_size : std::max(name.world_size, name.id.rank + 1);
+    return known;
+  }
+  const std::string directory = StepDirectory(name.job_name, name.id.checkpoint());
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(directory, kStepNamesMax));
+  for (const std::string& file_name : names) {
+    const StepFile file = ParseStepFileName(options.kind, file_name);
+    if (file.role == StepFileRole::kRecord && file.rank == name.id.rank) {
+      CopyName found = name;
+      found.world_size = file.world_size;
+      return found;
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("'", directory, "' has no record of rank ", name.id.rank));
+}
+
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCopy(const CopyName& copy) {
+  HF_RETURN_IF_ERROR(CheckJobName(copy.job_name));
+  HF_RETURN_IF_ERROR(Prepare());
+  HF_RETURN_IF_ERROR(CheckMount());
+  SweepIfNeeded();
+  HF_RETURN_IF_ERROR(CheckJobIs(copy.id.job, copy.job_name).status());
+  HF_ASSIGN_OR_RETURN(const CopyName name, FindWorldSize(copy));
+  HF_ASSIGN_OR_RETURN(const bool there, Exists(RecordPath(name)));
+  if (!there) {
+    return absl::NotFoundError(
+        absl::StrCat("remove ", name.id.ToString(), ": there is no '", RecordPath(name), "'"));
+  }
+  const std::string directory = StepDirectory(name.job_name, name.id.checkpoint());
+  if (remote()) {
+    HF_ASSIGN_OR_RETURN(const bool committed, Exists(JoinPath(directory, kManifestName)));
+    if (committed) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "remove ", name.id.ToString(), ": its step has a manifest; remove the whole step"));
+    }
+  }
+  return RemoveRanks({name.id.job, name.job_name, name.id.checkpoint()}, name.world_size,
+                     {name.id.rank}, false);
+}
+
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const CheckpointName& name) {
+  HF_RETURN_IF_ERROR(CheckJobName(name.job_name));
+  HF_RETURN_IF_ERROR(Prepare());
+  HF_RETURN_IF_ERROR(CheckMount());
+  SweepIfNeeded();
+  HF_RETURN_IF_ERROR(CheckJobIs(name.job, name.job_name).status());
+  const std::string directory = StepDirectory(name.job_name, name.id);
+  HF_RETURN_IF_ERROR(CheckDirectory(directory));
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(directory, kStepNamesMax));
+
+  // 1. What is ours, by its name: whole or damaged. World sizes: one, unless somebody meddled.
+  std::map<uint32_t, std::vector<Rank>> ranks;
+  bool manifest = false;
+  bool json = false;
+  for (const std::string& file_name : names) {
+    const StepFile file = ParseStepFileName(options.kind, file_name);
+    manifest = manifest || file.role == StepFileRole::kManifest;
+    json = json || file.role == StepFileRole::kManifestJson;
+    if (file.role == StepFileRole::kRecord || file.role == StepFileRole::kImage) {
+      ranks[remote() ? file.world_size : kWorldSizeMax].push_back(file.rank);
+    }
+  }
+  if (manifest && ranks.empty()) {
+    ranks[1] = {};
+  }
+  // 2. The manifest goes with the first; without it the others are copies of no committed step.
+  RemovalReport report;
+  for (auto& [world_size, list] : ranks) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    HF_ASSIGN_OR_RETURN(const RemovalReport part,
+                        RemoveRanks(name, world_size, std::move(list), manifest));
+    manifest = false;
+    Add(part, report);
+  }
+  if (json) {
+    HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, kManifestJsonName)));
+  }
+  HF_RETURN_IF_ERROR(RemoveIfEmpty(directory));
+  // 3. What keeps the directory.
+  const auto left = env.List(directory, kStepNamesMax);
+  if (!left.ok() && !absl::IsNotFound(left.status())) {
+    return left.status();
+  }
+  if (left.ok()) {
+    for (const std::string& file_name : *left) {
+      const std::string path = JoinPath(directory, file_name);
+      const bool unfinished =
+          ParseStepFileName(options.kind, file_name).role == StepFileRole::kTemporary;
+      if (unfinished && report.unfinished.empty()) {
+        HF_ASSIGN_OR_RETURN(const bool somebodys, HasIntent(file_name));
+        report.unfinished = somebodys ? path : "";
+      }
+      if (report.left_alone.size() < kScanProblemsMax) {
+        report.left_alone.push_back(
+            {path, unfinished ? "a copy that is being written, or an intent's of another node"
+                              : "not a name of ours"});
+      }
+    }
+  }
+  return report;
+}
+
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
+                                                         const std::string& job_name) {
+  HF_RETURN_IF_ERROR(CheckJobName(job_name));
+  HF_RETURN_IF_ERROR(Prepare());
+  HF_RETURN_IF_ERROR(CheckMount());
+  SweepIfNeeded();
+  HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+  const std::string directory = JobDirectory(job_name);
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                      env.List(directory, kDirectoryNamesMax));
+  // 1. The steps.
+  RemovalReport report;
+  std::vector<std::string> claim_names;
+  for (const std::string& name : names) {
+    if (const auto id = ParseStepDirectoryName(name)) {
+      const auto part = RemoveCheckpoint({job, job_name, *id});
+      if (part.ok()) {
+        Add(*part, report);
+      } else if (absl::IsFailedPrecondition(part.status())) {
+        report.left_alone.push_back({JoinPath(directory, name), Message(part.status())});
+      } else if (!absl::IsNotFound(part.status())) {
+        return part.status();
+      }
+    } else if (remote() && ParseClaimName(name).has_value()) {
+      claim_names.push_back(name);
+    } else if (name != kJobFileName) {
+      report.left_alone.push_back({JoinPath(directory, name), "not a name of ours"});
+    }
+  }
+  // 2. Of what is ours somebody must be able to say whose it is.
+  if (!report.unfinished.empty()) {
+    return absl::UnavailableError(absl::StrCat(
+        "remove '", directory, "': '", report.unfinished,
+        "' is still being written, or was left by another node, which removes it when it starts; "
+        "try again, or remove it by hand if that node is gone for good"));
+  }
+  // 3. Claims, then JOB, then the directory; JOB says for how long it is this job's.
+  Intent intent;
+  intent.kind = IntentKind::kRemoveJob;
+  intent.unique = NewUnique();
+  intent.job = job;
+  intent.job_name = job_name;
+  LiveIntent live_intent(*this, intent);
+  HF_RETURN_IF_ERROR(live_intent.Write());
+  ForgetJob(job_name);
+  const auto finish = [&]() -> absl::Status {
+    for (const std::string& claim : claim_names) {
+      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, claim)));
+    }
+    HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
+    return RemoveIfThere(JoinPath(directory, kJobFileName));
+  };
+  const absl::Status status = finish();
+  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  HF_RETURN_IF_ERROR(status);
+  HF_RETURN_IF_ERROR(resolved);
+  return report;
+}
+
+absl::StatusOr<RemovalReport> CopyStore::RemoveCopy(const CopyName& copy) {
+  absl::StatusOr<RemovalReport> report = impl_->RemoveCopy(copy);
+  return report.ok() ? report : impl_->SinceMounted(report.status());
+}
+
+absl::StatusOr<RemovalReport> CopyStore::RemoveCheckpoint(const CheckpointName& name) {
+  absl::StatusOr<RemovalReport> report = impl_->RemoveCheckpoint(name);
+  return report.ok() ? report : impl_->SinceMounted(report.status());
+}
+
+absl::StatusOr<RemovalReport> CopyStore::RemoveJob(const JobUuid& job,
+                                                   const std::string& job_name) {
+  absl::StatusOr<RemovalReport> report = impl_->RemoveJob(job, job_name);
+  return report.ok() ? report : impl_->SinceMounted(report.status());
+}
+
+}  // namespace holdfast

@@ -1,0 +1,63 @@
+// What lies in a durable tier's directory, as CopyStore::ScanAll and ScanJob find it. Small per
+// copy: layouts, digests and paths are left out, so that a directory of thousands of steps by
+// thousands of ranks fits in memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tiers/durable/manifest.h"
+#include "tiers/tier.h"
+
+namespace holdfast {
+
+struct CopyEntry {
+  Rank rank = 0;
+  uint64_t image_bytes = 0;
+  uint64_t record_bytes = 0;
+  uint64_t record_crc = 0;     // RecordCrcOf (manifest.h)
+  int64_t sealed_unix_ms = 0;  // 0 when no record was read (a manifest told)
+  LayoutHash layout_hash{};
+  bool operator==(const CopyEntry&) const = default;
+};
+
+struct CheckpointScan {
+  CheckpointId id;
+  uint32_t world_size = 0;
+  std::vector<Descent> descent;
+  // Remote only: there is a manifest, so the step is committed. Its entries are `copies`, but for
+  // those whose files are missing or of another length.
+  bool has_manifest = false;
+  // There is one that could not be read: `copies` are as their records say, whether the step is
+  // committed is not known, and nothing here is to be removed because of what a scan says.
+  bool manifest_unreadable = false;
+  int64_t committed_unix_ms = 0;
+  std::vector<CopyEntry> copies;  // image and record there, lengths right; by rank
+};
+
+struct JobScan {
+  JobIdentity job;
+  std::vector<Attempt> claims;  // remote only: attempts that were claimed
+  std::vector<CheckpointScan> checkpoints;
+};
+
+// A name that is none of ours, or that nothing of ours explains. Left alone.
+struct UnknownFile {
+  std::string path;
+  std::string why;
+};
+
+struct DurableScan {
+  std::vector<JobScan> jobs;               // by name
+  std::vector<UnreadableCopy> unreadable;  // copies, manifests, JOB files; at most kScanProblemsMax
+  std::vector<UnknownFile> unknown;        // at most kScanProblemsMax
+  // How many there were of both, also beyond what is listed.
+  uint64_t unreadable_count = 0;
+  uint64_t unknown_count = 0;
+};
+
+inline constexpr size_t kScanProblemsMax = 1000;
+
+}  // namespace holdfast

@@ -1,0 +1,260 @@
+// One directory tree of durable copies: an NVMe drive's, or a remote mount's (docs/formats.md,
+// "NVMe directory", "Remote directory"). It makes names, publishes, removes, recycles, sweeps,
+// lists: all metadata, all through Env. Bytes of images are moved by others, through the File that
+// Begin and OpenCopy give (tiers/transfer).
+//
+//   HF_ASSIGN_OR_RETURN(auto store, CopyStore::Open({.env = env, .kind = DurableKind::kNvme,
+//                                                    .dir = "/mnt/nvme0/holdfast"}));
+//   store->Sweep();                                            // once, before anything else
+//   HF_RETURN_IF_ERROR(store->OpenJob({uuid, "demo", uid, gid}));
+//   HF_ASSIGN_OR_RETURN(auto writing, store->Begin({.id = id, .job_name = "demo", …}));
+//   … write [0, image_bytes) to writing->image(), in multiples of writing->alignment() …
+//   HF_ASSIGN_OR_RETURN(PublishedCopy copy, writing->Publish(record_file));
+//
+// Thread-safe, without a thread of its own. Every call blocks on I/O, for ever on a mount that
+// hangs; no lock is held meanwhile, so that a call that hangs holds up no other. The store outlives
+// the Writings and Readings that it gave.
+//
+// Errors: NotFound, AlreadyExists, ResourceExhausted (no space, quota), as everywhere. DataLoss:
+// what is there is torn, damaged, or not what its name says. FailedPrecondition: of a newer format
+// version; or the directory belongs to another run (job uuid, opening of the attempt). Unavailable:
+// the mount went away, or another daemon has the directory. After an error of Publish or Remove the
+// caller may try again from the start; what was half done is named by an intent and is put right by
+// the next call that writes, or by Sweep.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/env.h"
+#include "tiers/durable/copy_scan.h"
+#include "tiers/durable/manifest.h"
+#include "tiers/tier.h"
+
+namespace holdfast {
+
+enum class DurableKind { kNvme, kRemote };
+
+// Whose shard, and in which job's directory.
+struct CopyName {
+  ShardId id;
+  std::string job_name;
+  uint32_t world_size = 0;  // 0: not known; the remote tier then lists the step's directory
+};
+struct CheckpointName {
+  JobUuid job;
+  std::string job_name;
+  CheckpointId id;
+};
+
+// What the file system under the directory can do; asked when the store first writes.
+struct DurableCapabilities {
+  bool known = false;
+  std::string filesystem;          // "ext4", "lustre", …
+  bool hard_links = false;         // link() publishes what may exist only once
+  bool rename_no_replace = false;  // renameat2(RENAME_NOREPLACE)
+  bool direct = false;             // O_DIRECT
+  // Neither of the first two: two nodes that publish the same name could replace each other's, so
+  // the directory may serve one node only.
+  bool one_node_only() const { return known && !hard_links && !rename_no_replace; }
+  std::vector<std::string> notes;  // what was tried and refused, for people
+};
+
+// Which directory a store had, to be told from one that lies in its place since: its mount point,
+// another mount.
+struct KnownDirectory {
+  uint64_t device = 0;     // 0: another process knew it, and numbers may have changed
+  std::string id;          // of .holdfast/id; empty: not known (nothing could be written there)
+  bool own_mount = false;  // it was not on the system's own disk
+};
+
+// Who writes in a remote directory under a node's name.
+struct NodeOwner {
+  std::string state;    // of the daemon's state_dir; empty: not checked
+  std::string machine;  // /etc/machine-id
+  std::string boot;     // of the kernel
+  bool operator==(const NodeOwner&) const = default;
+};
+
+struct PublishedCopy {
+  std::string location;  // path of the image
+  uint64_t image_bytes = 0;
+  uint64_t record_bytes = 0;
+  uint64_t record_crc = 0;
+  LayoutHash layout_hash{};
+};
+
+struct RemovalReport {
+  uint64_t copies = 0;
+  uint64_t bytes_freed = 0;             // of images, given back to the file system
+  uint64_t bytes_recycled = 0;          // of images, now in the pool
+  std::vector<UnknownFile> left_alone;  // why a directory is still there
+  std::string unfinished;               // one of them that a node still writes; empty: none
+};
+
+struct SweepReport {
+  std::vector<std::string> done;        // "removed the unfinished …", for the log
+  std::vector<UnknownFile> left_alone;  // intents that could not be read or carried out, and why
+};
+
+class CopyStore : public Tier {
+ public:
+  struct Options {
+    Env* env = nullptr;
+    DurableKind kind = DurableKind::kNvme;
+    // NVMe: made if it is not there. Remote: must exist, so that a mount that is missing is not
+    // mistaken for an empty one.
+    std::string dir;
+    std::string node_name;        // remote: names this node's intents; as a job's name
+    uint64_t pool_bytes_max = 0;  // NVMe: files of removed copies that are kept for reuse
+    bool direct = false;          // images are opened with O_DIRECT where that is possible
+    bool set_owner = false;       // files get the job's uid and gid: the daemon is root
+    // Remote on Lustre: asked for when it is given; else what the directory has holds.
+    std::optional<Striping> striping;
+    // The directory is to be this one; Open says Unavailable, and makes nothing, if it is not.
+    std::optional<KnownDirectory> same_as;
+    NodeOwner owner;  // remote: two of them under one name undo each other's work
+  };
+
+  // Reads only, but for NVMe's lock. Unavailable: another daemon has it. A directory that cannot be
+  // written (read-only, full) is opened all the same: reading works, and whatever writes tries
+  // again and says why not.
+  static absl::StatusOr<std::unique_ptr<CopyStore>> Open(const Options& options);
+  ~CopyStore() override;
+
+  const std::string& dir() const;
+  // As known so far; no I/O.
+  DurableCapabilities capabilities() const;
+  KnownDirectory place() const;
+  // Why nothing is written here, though it could be read: another daemon has this node's name.
+  // Empty: no such reason. As known so far; no I/O.
+  std::string refusal() const;
+  uint64_t pool_bytes() const;
+  // Whether the mount is still the one of Open (Unavailable if not), and its room.
+  absl::StatusOr<FilesystemInfo> Space();
+
+  // Completes or undoes what this node's intents name, but for what this process is doing at the
+  // moment. An error only when the intents cannot be listed.
+  absl::StatusOr<SweepReport> Sweep();
+
+  // ---- Jobs and attempts ----
+
+  // Makes the job's directory, or checks that it is this job's: FailedPrecondition, naming both,
+  // when another run has it.
+  absl::Status OpenJob(const JobIdentity& job);
+  // NotFound if there is none.
+  absl::StatusOr<JobIdentity> FindJob(const std::string& job_name);
+  // Remote only. Once per attempt, before its first Begin or PublishManifest here: the attempt is
+  // this `opening`'s (bytes that no other opening of it has). FailedPrecondition when another
+  // opening claimed it: then this one may write nothing here.
+  absl::Status ClaimAttempt(const JobIdentity& job, Attempt attempt, std::string_view opening);
+
+  // ---- Writing ----
+
+  class Writing;
+  // Room for a copy, and its image under a temporary name. Opens the job by itself, as `NewCopy`
+  // says. AlreadyExists if there is such a copy. Remote: FailedPrecondition without a claim.
+  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy);
+
+  // ---- Reading ----
+
+  class Reading;
+  struct ReadOptions {
+    bool direct = false;  // O_DIRECT if Options wants it and the file system has it
+    // Remote: what the copy is checked against. Null: the step's manifest is read, if there is one.
+    std::shared_ptr<const Manifest> manifest;
+  };
+  absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
+                                                    const ReadOptions& options);
+
+  // ---- Removing ----
+
+  // NotFound if there is none. Remote: FailedPrecondition while its step has a manifest.
+  absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& name);
+  // All copies of the step that lie here, whole or damaged, with its manifest; NotFound if the step
+  // has no directory. Files that are not ours stay, and the directory with them.
+  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
+  // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Unavailable
+  // when something there is still being written: claims and JOB stay, for the next try.
+  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
+  // Deletes recycled files until at most `bytes` are left.
+  absl::Status TrimPool(uint64_t bytes);
+
+  // ---- Manifests (remote only) ----
+
+  // The commit: all copies that it names must be there. OK also if another published the same
+  // before (`adopted` then says so); AlreadyExists, naming the difference, if another published
+  // something else.
+  absl::Status PublishManifest(const Manifest& manifest, bool* adopted = nullptr);
+  // NotFound: not committed. Checked against the name that it was found under.
+  absl::StatusOr<Manifest> ReadManifest(const CheckpointName& name);
+
+  // ---- Listing ----
+
+  // Reads every record, but for remote steps with a manifest: there file names and lengths are
+  // compared with its entries. What is being written at the moment is not listed. An error only
+  // when the directory itself cannot be listed.
+  absl::StatusOr<DurableScan> ScanAll();
+  // NotFound if there is no such job.
+  absl::StatusOr<DurableScan> ScanJob(const std::string& job_name);
+
+  // Path of an image; of its record with ".record" for ".safetensors". `world_size` is needed for
+  // remote.
+  std::string ImagePath(const CopyName& name) const;
+
+  // ---- The contract of all tiers, over the above: buffered, jobs found by their uuid ----
+
+  std::string_view kind() const override;
+  absl::StatusOr<std::unique_ptr<CopyWriter>> Create(const NewCopy& copy) override;
+  absl::StatusOr<std::unique_ptr<CopyReader>> Open(const ShardId& id) override;
+  absl::Status Remove(const ShardId& id) override;
+  absl::StatusOr<Inventory> Scan() override;
+
+  struct Impl;  // internal to tiers/durable
+
+ private:
+  explicit CopyStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// A copy that is not yet one. Destroyed without a Publish that went well, it leaves nothing behind.
+// For one thread at a time.
+class CopyStore::Writing {
+ public:
+  virtual ~Writing() = default;
+  virtual const NewCopy& copy() const = 0;
+  // As long as image_bytes rounded up to alignment(), with room reserved where the file system can.
+  virtual File& image() = 0;
+  // For writes to image(): 1 when it is buffered. Bytes behind image_bytes are cut off by Publish.
+  virtual uint32_t alignment() const = 0;
+  virtual bool direct() const = 0;
+  virtual bool recycled() const = 0;
+  // Everything was written. The record is checked against the copy (InvalidArgument: it may be
+  // tried again with the right one), gets generation 0, and makes the copy visible. Any other error
+  // is the end of this copy: it is not there. AlreadyExists: another was published meanwhile.
+  virtual absl::StatusOr<PublishedCopy> Publish(std::string_view record_file) = 0;
+};
+
+// An open copy. Its bytes stay while it lives, also when the copy is removed. For one thread at a
+// time, but for image(), which is as thread-safe as File.
+class CopyStore::Reading {
+ public:
+  virtual ~Reading() = default;
+  virtual const CopyInfo& info() const = 0;
+  virtual const ShardRecord& record() const = 0;
+  virtual const std::string& record_file() const = 0;
+  virtual File& image() = 0;
+  virtual uint32_t alignment() const = 0;  // for reads of image(); 1 when it is buffered
+  virtual bool direct() const = 0;
+  // After the last byte: DataLoss if the file was cut or extended meanwhile. What is overwritten in
+  // place fails its digests; a file that is removed or replaced keeps its bytes for this Reading.
+  virtual absl::Status Confirm() = 0;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,207 @@
+// What the parts of CopyStore share. Internal to tiers/durable.
+//
+// Nothing here holds `mutex` during I/O. Two things keep this process's own calls apart: `live`
+// names the intents that a call is busy with, which Sweep leaves alone; `busy` the shards whose
+// files a call is putting in place, taking away or putting right.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "tiers/durable/copy_store.h"
+#include "tiers/durable/names.h"
+#include "tiers/durable/small_files.h"
+
+namespace holdfast {
+
+inline constexpr uint32_t kFileMode = 0640;
+inline constexpr uint32_t kDirectoryMode = 0750;
+// Of names in one directory: two files for every rank and some more; jobs, steps and claims.
+inline constexpr size_t kStepNamesMax = 4 * size_t{kWorldSizeMax};
+inline constexpr size_t kDirectoryNamesMax = size_t{1} << 20;
+
+// Whether the answer means "not to be had here" rather than "failed".
+bool MeansNotHere(const absl::Status& status);
+
+// How far a publication came, for whoever undoes it.
+enum class Standing {
+  kTemporaries,    // only those can be there
+  kImageInPlace,   // the image has its final name
+  kRecordInPlace,  // the record too; it is taken back
+  kUnknown,        // as a crash left it: a record that is there stays
+};
+
+struct CopyStore::Impl {
+  explicit Impl(const Options& o);
+
+  const Options options;
+  Env& env;
+  const std::string home;         // this node's part of <dir>/.holdfast
+  const std::string intents_dir;  // in it
+  const std::string pool_dir;     // in it
+  uint64_t device = 0;            // of `dir` when the store was opened
+
+  Mutex preparing;  // held during the I/O of the first preparation, and nothing else
+  std::unique_ptr<FileLock> lock GUARDED_BY(preparing);
+
+  mutable Mutex mutex;
+  DurableCapabilities capabilities GUARDED_BY(mutex);
+  std::map<std::string, uint64_t> pool GUARDED_BY(mutex);  // name → bytes
+  uint64_t pool_bytes GUARDED_BY(mutex) = 0;
+  std::set<std::string> live GUARDED_BY(mutex);  // unique parts of intents
+  std::set<ShardId> busy GUARDED_BY(mutex);
+  bool unswept GUARDED_BY(mutex) = false;  // an intent of this process was left behind
+  bool reserve_given_up GUARDED_BY(mutex) = false;
+  std::string directory_id GUARDED_BY(mutex);
+  bool own_mount GUARDED_BY(mutex) = false;
+  std::string refusal GUARDED_BY(mutex);
+  std::map<std::string, JobIdentity> jobs GUARDED_BY(mutex);  // opened, by name
+  std::map<std::pair<JobUuid, Attempt>, std::string> claims GUARDED_BY(mutex);
+
+  // ---- copy_store.cc: paths, small steps that all share ----
+
+  bool remote() const { return options.kind == DurableKind::kRemote; }
+  std::string JobDirectory(std::string_view job_name) const;
+  std::string StepDirectory(std::string_view job_name, const CheckpointId& id) const;
+  std::string ImagePath(const CopyName& name) const;
+  std::string RecordPath(const CopyName& name) const;
+
+  void Note(const std::string& note);
+
+  absl::StatusOr<bool> Exists(const std::string& path);
+  absl::Status CheckDirectory(const std::string& path);      // one, and no symbolic link
+  absl::Status RemoveIfThere(const std::string& path);       // of a file
+  absl::Status RemoveIfEmpty(const std::string& directory);  // and durably; OK if it is not empty
+  absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t bytes_max);
+  absl::Status GiveToOwner(File& file, uint32_t uid, uint32_t gid);
+  absl::Status GiveDirectoryToOwner(const std::string& path, uint32_t gid);
+  absl::Status WriteNewFile(const std::string& path, std::string_view bytes, uint32_t uid,
+                            uint32_t gid);
+  // By whatever the file system has. AlreadyExists if `to` is there.
+  absl::Status MoveWithoutReplacing(const std::string& from, const std::string& to);
+  // A file that may exist once: written aside, then given its name. False: there is one already.
+  // Durable either way.
+  absl::StatusOr<bool> PublishOnce(const std::string& directory, std::string_view name,
+                                   std::string_view unique, std::string_view bytes,
+                                   const JobIdentity& owner);
+
+  // ---- durable_home.cc: the directory itself ----
+
+  absl::Status TakeLock() REQUIRES(preparing);
+  absl::Status Prepare();  // once; what every call that writes begins with
+  absl::Status Probe(DurableCapabilities& found);
+  absl::Status CheckMount();
+  absl::StatusOr<FileInfo> InfoOfDirectory();
+  // NotFound only while the mount is there: else it says nothing about the copy.
+  absl::Status SinceMounted(absl::Status status);
+  std::string IdPath() const;
+  absl::StatusOr<std::string> ReadId();
+  absl::Status MakeId();
+  absl::StatusOr<bool> IsOwnMount(uint64_t its_device);
+  absl::Status CheckSame(const KnownDirectory& before);
+  absl::Status LockName() REQUIRES(preparing);
+  absl::Status CheckOwner() REQUIRES(preparing);
+  absl::StatusOr<bool> PublishInHome(const std::string& path, std::string_view text);
+
+  // ---- durable_sweep.cc: intents ----
+
+  absl::Status WriteIntent(const Intent& intent);
+  // A few blocks for intents, so that a full file system can still be emptied.
+  absl::Status FillReserve();
+  void GiveUpReserve();
+  // Does what remains to be done for an intent and deletes it. Idempotent.
+  absl::Status Resolve(const Intent& intent, Standing standing, RemovalReport& report);
+  absl::Status ResolvePublish(const Intent& intent, Standing standing);
+  absl::Status ResolveRemove(const Intent& intent, RemovalReport& report);
+  absl::Status ResolveSmallFiles(const Intent& intent);
+  absl::StatusOr<SweepReport> SweepAll();
+  void SweepOne(const std::string& name, SweepReport& report);
+  void SweepIfNeeded();
+
+  // ---- durable_jobs.cc ----
+
+  absl::Status OpenJob(const JobIdentity& job);
+  absl::StatusOr<JobIdentity> ReadJobFile(const std::string& job_name);
+  absl::Status CreateJob(const JobIdentity& job);
+  absl::StatusOr<JobIdentity> CheckJobIs(const JobUuid& job, const std::string& job_name);
+  absl::StatusOr<std::string> NameOf(const JobUuid& job);
+  void ForgetJob(const std::string& job_name);
+  absl::Status CheckClaimed(const JobUuid& job, Attempt attempt) const;
+  absl::Status EnsureStepDirectory(const JobIdentity& job, const CheckpointId& id);
+
+  // ---- durable_pool.cc ----
+
+  absl::Status LoadPool();
+  bool MakeRoomInPool(uint64_t bytes);
+  // Moves or deletes the file; the caller syncs its directory.
+  absl::Status Recycle(const std::string& path, uint64_t bytes, RemovalReport& report);
+  // A recycled file under the temporary name, ready to be overwritten; null if there is none.
+  absl::StatusOr<std::unique_ptr<File>> TakeFromPool(const std::string& path, uint64_t bytes,
+                                                     bool direct);
+  absl::Status TrimPool(uint64_t bytes);
+
+  // ---- copy_write.cc, copy_read.cc, copy_removal.cc, durable_manifests.cc, copy_scan.cc ----
+
+  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy, bool direct);
+  // Makes the file that long, with room for all of it; the pool makes room when there is none.
+  absl::Status Reserve(File& file, uint64_t bytes);
+  absl::StatusOr<CopyName> FindWorldSize(const CopyName& name);
+  absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
+                                                    const ReadOptions& options);
+  absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& copy);
+  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
+  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
+  absl::StatusOr<bool> HasIntent(std::string_view temporary_name);
+  absl::StatusOr<RemovalReport> RemoveRanks(const CheckpointName& name, uint32_t world_size,
+                                            std::vector<Rank> ranks, bool manifest);
+  absl::StatusOr<Manifest> ReadManifest(const CheckpointName& name);
+};
+
+// An intent of this process from before it is written until it is gone from the disk. Destroyed
+// with the intent still there, it leaves it to the next sweep.
+class LiveIntent {
+ public:
+  LiveIntent(CopyStore::Impl& store, Intent intent);
+  ~LiveIntent();
+  LiveIntent(const LiveIntent&) = delete;
+  LiveIntent& operator=(const LiveIntent&) = delete;
+
+  const Intent& intent() const { return intent_; }
+  absl::Status Write();
+  // All is done: deletes the intent. If that fails, the next sweep does it.
+  void Finish();
+  absl::Status Resolve(Standing standing, RemovalReport& report);
+  absl::Status Resolve(Standing standing);
+
+ private:
+  absl::Status MakeRoom();
+  void DiscardTemporary();
+
+  CopyStore::Impl& store_;
+  const Intent intent_;
+  bool written_ = false;
+};
+
+// Shards whose files one call changes. Empty-handed if another has one of them.
+class BusyShards {
+ public:
+  BusyShards(CopyStore::Impl& store, const JobUuid& job, const CheckpointId& id,
+             const std::vector<Rank>& ranks);
+  ~BusyShards();
+  BusyShards(const BusyShards&) = delete;
+  BusyShards& operator=(const BusyShards&) = delete;
+  bool taken() const { return taken_; }
+
+ private:
+  CopyStore::Impl& store_;
+  std::vector<ShardId> shards_;
+  bool taken_ = false;
+};
+
+}  // namespace holdfast

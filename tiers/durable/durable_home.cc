@@ -1,0 +1,333 @@
+// What the directory has beside copies: <dir>/.holdfast. The first preparation of a store makes it,
+// finds out what the file system can do, and makes sure that the directory is the one it is taken
+// for, and this node's part of it this daemon's.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "tiers/durable/copy_store_impl.h"
+
+namespace holdfast {
+namespace {
+
+constexpr uint32_t kHomeMode = 0700;
+constexpr std::string_view kProbePrefix = "probe-";
+constexpr std::string_view kIdName = "id";
+constexpr std::string_view kOwnerName = "owner";
+constexpr uint64_t kTextBytesMax = 4096;
+
+// "state <id>\nmachine <id>\n…"; what is not known is not there.
+std::string EncodeOwner(const NodeOwner& owner) {
+  std::string text = absl::StrCat("state ", owner.state, "\n");
+  for (const auto& [key, value] : {std::pair("machine ", owner.machine), {"boot ", owner.boot}}) {
+    if (!value.empty()) {
+      absl::StrAppend(&text, key, value, "\n");
+    }
+  }
+  return text;
+}
+
+NodeOwner DecodeOwner(const std::string& text) {
+  NodeOwner owner;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (absl::ConsumePrefix(&line, "state ")) {
+      owner.state = std::string(line);
+    } else if (absl::ConsumePrefix(&line, "machine ")) {
+      owner.machine = std::string(line);
+    } else if (absl::ConsumePrefix(&line, "boot ")) {
+      owner.boot = std::string(line);
+    }
+  }
+  return owner;
+}
+
+bool SameAndKnown(const std::string& a, const std::string& b) {
+  return !a.empty() && a == b;
+}
+
+}  // namespace
+
+absl::Status CopyStore::Impl::TakeLock() {
+  if (remote() || lock != nullptr) {
+    return absl::OkStatus();
+  }
+  HF_RETURN_IF_ERROR(env.CreateDirectories(options.dir, kHomeMode));
+  HF_RETURN_IF_ERROR(env.CreateDirectories(home, kHomeMode));
+  HF_ASSIGN_OR_RETURN(lock, env.Lock(JoinPath(home, "lock")));
+  return absl::OkStatus();
+}
+
+absl::Status CopyStore::Impl::Prepare() {
+  const auto prepared = [this] {
+    MutexLock hold(mutex);
+    return capabilities.known;
+  };
+  if (prepared()) {
+    return absl::OkStatus();
+  }
+  MutexLock prepare(preparing);
+  if (prepared()) {
+    return absl::OkStatus();  // by another call meanwhile
+  }
+  HF_RETURN_IF_ERROR(CheckMount());
+  HF_RETURN_IF_ERROR(TakeLock());
+  HF_RETURN_IF_ERROR(env.CreateDirectories(intents_dir, kHomeMode));
+  if (!remote()) {
+    HF_RETURN_IF_ERROR(env.CreateDirectories(pool_dir, kHomeMode));
+    HF_RETURN_IF_ERROR(LoadPool());
+    HF_RETURN_IF_ERROR(TrimPool(options.pool_bytes_max));  // it may have been more
+  }
+  DurableCapabilities found;
+  absl::Status ours = remote() ? LockName() : absl::OkStatus();
+  if (ours.ok()) {
+    HF_RETURN_IF_ERROR(Probe(found));
+    MutexLock hold(mutex);
+    capabilities.hard_links = found.hard_links;
+    capabilities.rename_no_replace = found.rename_no_replace;
+  }
+  if (ours.ok() && remote()) {
+    ours = CheckOwner();
+  }
+  {
+    MutexLock hold(mutex);
+    refusal = absl::IsUnavailable(ours) ? Message(ours) : "";
+  }
+  HF_RETURN_IF_ERROR(ours);
+  HF_RETURN_IF_ERROR(FillReserve());
+  HF_RETURN_IF_ERROR(MakeId());
+  MutexLock hold(mutex);
+  found.known = true;
+  for (std::string& note : capabilities.notes) {
+    found.notes.push_back(std::move(note));
+  }
+  capabilities = std::move(found);
+  return absl::OkStatus();
+}
+
+// Tries each thing once, on files of its own.
+absl::Status CopyStore::Impl::Probe(DurableCapabilities& found) {
+  HF_ASSIGN_OR_RETURN(const FilesystemInfo filesystem, env.Filesystem(options.dir));
+  found.filesystem = filesystem.type;
+  // 1. What an earlier probe left that was interrupted.
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(home, kDirectoryNamesMax));
+  for (const std::string& name : names) {
+    if (name.starts_with(kProbePrefix)) {
+      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(home, name)));
+    }
+  }
+  // 2. A file, a second name for it, and a name that is taken.
+  const std::string first = JoinPath(home, absl::StrCat(ToAbsl(kProbePrefix), NewUnique()));
+  const std::string second = absl::StrCat(first, "-2");
+  HF_RETURN_IF_ERROR(env.Open(first, OpenMode::kCreateExclusive, {.no_symlink = true}).status());
+  const absl::Status linked = env.Link(first, second);
+  found.hard_links = linked.ok();
+  if (!linked.ok() && !MeansNotHere(linked)) {
+    return linked;
+  }
+  if (found.hard_links) {
+    HF_RETURN_IF_ERROR(env.Unlink(second));
+  } else {
+    found.notes.push_back(Message(linked));
+  }
+  const absl::Status renamed = env.RenameNoReplace(first, second);
+  found.rename_no_replace = renamed.ok();
+  if (!renamed.ok() && !MeansNotHere(renamed)) {
+    return renamed;
+  }
+  if (!renamed.ok()) {
+    found.notes.push_back(Message(renamed));
+    HF_RETURN_IF_ERROR(env.Rename(first, second));
+  }
+  // 3. Direct I/O, with an alignment that it tells.
+  if (options.direct) {
+    absl::Status direct;
+    if (const auto file = env.Open(second, OpenMode::kReadWrite, {true, true}); file.ok()) {
+      direct = (*file)->Alignment().status();
+    } else {
+      direct = file.status();
+    }
+    if (!direct.ok() && !MeansNotHere(direct)) {
+      return direct;
+    }
+    found.direct = direct.ok();
+    if (!direct.ok()) {
+      found.notes.push_back(Message(direct));
+    }
+  }
+  return env.Unlink(second);
+}
+
+// NotFound is what a copy is that is not there; that nothing can be said about copies is
+// Unavailable.
+absl::StatusOr<FileInfo> CopyStore::Impl::InfoOfDirectory() {
+  // "/.": `dir` itself may be a symbolic link, and what counts is where it leads.
+  absl::StatusOr<FileInfo> info = env.Info(JoinPath(options.dir, "."));
+  if (absl::IsNotFound(info.status())) {
+    return absl::UnavailableError(absl::StrCat("'", options.dir, "' is not there (",
+                                               info.status().message(),
+                                               "): mount it again, or make it"));
+  }
+  return info;
+}
+
+absl::Status CopyStore::Impl::SinceMounted(absl::Status status) {
+  if (absl::IsNotFound(status)) {
+    HF_RETURN_IF_ERROR(CheckMount());
+  }
+  return status;
+}
+
+absl::Status CopyStore::Impl::CheckMount() {
+  HF_ASSIGN_OR_RETURN(const FileInfo info, InfoOfDirectory());
+  if (info.device != device) {
+    return absl::UnavailableError(absl::StrCat(
+        "'", options.dir, "' is on another file system than when the daemon started: its mount ",
+        "went away, or another one lies over it; mount it again"));
+  }
+  return absl::OkStatus();
+}
+
+// ---- Whether it is the directory that it is taken for ----
+
+std::string CopyStore::Impl::IdPath() const {
+  return JoinPath(JoinPath(options.dir, kHomeName), kIdName);
+}
+
+absl::StatusOr<std::string> CopyStore::Impl::ReadId() {
+  HF_ASSIGN_OR_RETURN(std::string text, ReadSmallFile(IdPath(), kTextBytesMax));
+  if (text.empty() || text.back() != '\n' ||
+      !IsUnique(std::string_view(text).substr(0, text.size() - 1))) {
+    return absl::DataLossError(absl::StrCat(
+        "'", IdPath(), "': not an id; remove it, and a new one is made at the next start"));
+  }
+  text.pop_back();
+  return text;
+}
+
+// Whether a directory lies apart from the system's own disk: on a mount, that can be missing.
+absl::StatusOr<bool> CopyStore::Impl::IsOwnMount(uint64_t its_device) {
+  HF_ASSIGN_OR_RETURN(const FileInfo root, env.Info("/"));
+  return root.device != its_device;
+}
+
+absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
+  // 1. Its file system, or that in which it would be made.
+  std::string there = options.dir;
+  absl::StatusOr<FileInfo> info = env.Info(JoinPath(there, "."));
+  while (absl::IsNotFound(info.status()) && there != "/") {
+    there = ParentDirectory(there);
+    info = env.Info(there);
+  }
+  HF_RETURN_IF_ERROR(info.status());
+  HF_ASSIGN_OR_RETURN(const bool own_mount_now, IsOwnMount(info->device));
+  // 2. The same, or, if it was another process that knew it, perhaps another on purpose: a new
+  // drive is a mount, too. A directory on the system's disk where a mount was is none.
+  const bool plausible =
+      before.device != 0 ? info->device == before.device : !before.own_mount || own_mount_now;
+  if (plausible) {
+    return absl::OkStatus();
+  }
+  // 3. A network file system may come back with another device number.
+  const absl::StatusOr<std::string> now = ReadId();
+  if (now.ok() && *now == before.id) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "'", options.dir, "' is not the directory that it was: its mount went away, or another one ",
+      "lies over it (", now.ok() ? "another id" : Message(now.status()), "); mount it again"));
+}
+
+// Made aside, in a name that the next probe would remove. False: there is one already.
+absl::StatusOr<bool> CopyStore::Impl::PublishInHome(const std::string& path,
+                                                    std::string_view text) {
+  const std::string aside = JoinPath(home, absl::StrCat(ToAbsl(kProbePrefix), NewUnique()));
+  {
+    HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                        env.Open(aside, OpenMode::kCreateExclusive, {.no_symlink = true}));
+    HF_RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span<const char>(text))));
+    HF_RETURN_IF_ERROR(file->Sync());
+  }
+  const absl::Status moved = MoveWithoutReplacing(aside, path);
+  if (!moved.ok() && !absl::IsAlreadyExists(moved)) {
+    return moved;
+  }
+  HF_RETURN_IF_ERROR(RemoveIfThere(aside));
+  HF_RETURN_IF_ERROR(env.SyncDirectory(ParentDirectory(path)));
+  return moved.ok();
+}
+
+absl::Status CopyStore::Impl::MakeId() {
+  absl::StatusOr<std::string> there = ReadId();
+  if (absl::IsNotFound(there.status())) {
+    HF_RETURN_IF_ERROR(PublishInHome(IdPath(), absl::StrCat(NewUnique(), "\n")).status());
+    there = ReadId();
+  }
+  HF_ASSIGN_OR_RETURN(const bool apart, IsOwnMount(device));
+  if (!there.ok()) {
+    Note(Message(there.status()));  // less is known when the mount goes away; that is all
+  }
+  MutexLock hold(mutex);
+  directory_id = there.value_or("");
+  own_mount = apart;
+  return absl::OkStatus();
+}
+
+// ---- Whose part of the remote directory it is ----
+
+// Where there are locks. This process may have it itself, for a mount that hung.
+absl::Status CopyStore::Impl::LockName() {
+  if (options.owner.state.empty() || lock != nullptr) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<FileLock>> locked = env.Lock(JoinPath(home, "lock"));
+  const bool first = !options.same_as || options.same_as->device == 0;
+  if (absl::IsUnavailable(locked.status()) && first) {
+    return absl::UnavailableError(
+        absl::StrCat(Message(locked.status()), "; two daemons called '", options.node_name,
+                     "' would undo each other's work: give one of them another node_name"));
+  }
+  lock = locked.ok() ? *std::move(locked) : nullptr;
+  return absl::OkStatus();
+}
+
+// Intents of two daemons in one directory would be undone by each other.
+absl::Status CopyStore::Impl::CheckOwner() {
+  const NodeOwner& us = options.owner;
+  if (us.state.empty()) {
+    return absl::OkStatus();
+  }
+  const std::string path = JoinPath(home, kOwnerName);
+  // 1. Who had it last.
+  absl::StatusOr<std::string> text = ReadSmallFile(path, kTextBytesMax);
+  if (absl::IsNotFound(text.status())) {
+    HF_RETURN_IF_ERROR(PublishInHome(path, EncodeOwner(us)).status());
+    text = ReadSmallFile(path, kTextBytesMax);
+  }
+  HF_RETURN_IF_ERROR(text.status());
+  const NodeOwner owner = DecodeOwner(*text);
+  if (owner == us) {
+    return absl::OkStatus();
+  }
+  // 2. The same daemon after a reboot, or after its state_dir was lost: then nobody else of this
+  // machine may have the lock.
+  const bool machine_known = !owner.machine.empty() && !us.machine.empty();
+  const bool same_machine =
+      SameAndKnown(owner.machine, us.machine) || SameAndKnown(owner.boot, us.boot);
+  const bool same_state = owner.state == us.state;
+  if (same_state ? same_machine || !machine_known : same_machine && lock != nullptr) {
+    return WriteFileAtomically(env, path, EncodeOwner(us));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "'", home, "' belongs to another daemon called '", options.node_name, "' (machine ",
+      owner.machine.empty() ? "unknown" : owner.machine, ", this one is ",
+      us.machine.empty() ? "unknown" : us.machine,
+      "): give one of them another node_name; if the other is gone for good (this node was ",
+      "installed anew), rm '", path, "'"));
+}
+
+}  // namespace holdfast

@@ -1,0 +1,255 @@
+// Whose directory a job's name is, which attempts may write there, and the directories of steps.
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "tiers/durable/copy_store_impl.h"
+
+namespace holdfast {
+namespace {
+
+// Another node may remove an empty directory just when this one is about to use it.
+constexpr int kTriesMax = 4;
+
+}  // namespace
+
+absl::StatusOr<JobIdentity> CopyStore::Impl::ReadJobFile(const std::string& job_name) {
+  HF_RETURN_IF_ERROR(CheckJobName(job_name));
+  const std::string directory = JobDirectory(job_name);
+  HF_RETURN_IF_ERROR(CheckDirectory(directory));
+  const std::string path = JoinPath(directory, kJobFileName);
+  HF_ASSIGN_OR_RETURN(const std::string bytes, ReadSmallFile(path, kJobFileBytesMax));
+  absl::StatusOr<JobIdentity> job = DecodeJobFile(bytes);
+  if (!job.ok()) {
+    return Annotate(job.status(), absl::StrCat("'", path, "'"));
+  }
+  if (job->name != job_name) {
+    return absl::DataLossError(
+        absl::StrCat("'", path, "': it is of job '", job->name, "': put here by hand"));
+  }
+  return job;
+}
+
+absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
+  Intent intent;
+  intent.kind = IntentKind::kCreateJob;
+  intent.unique = NewUnique();
+  intent.job = job.job;
+  intent.job_name = job.name;
+  LiveIntent live_intent(*this, intent);
+  HF_RETURN_IF_ERROR(live_intent.Write());
+  const std::string directory = JobDirectory(job.name);
+  const auto make = [&]() -> absl::Status {
+    const absl::Status made = env.CreateDirectory(directory, kDirectoryMode);
+    if (!made.ok() && !absl::IsAlreadyExists(made)) {
+      return made;
+    }
+    HF_RETURN_IF_ERROR(CheckDirectory(directory));
+    HF_RETURN_IF_ERROR(GiveDirectoryToOwner(directory, job.gid));
+    return PublishOnce(directory, kJobFileName, intent.unique, EncodeJobFile(job), job).status();
+  };
+  const absl::Status status = make();
+  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  return status.ok() ? resolved : status;
+}
+
+absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
+  HF_RETURN_IF_ERROR(CheckJob(job));
+  const auto another = [&](const JobUuid& theirs) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", JobDirectory(job.name), "' belongs to another run of job '", job.name,
+                     "', ", theirs.ToString(), "; this one is ", job.job.ToString(),
+                     ": give it another name, or remove the other (ckptctl rm)"));
+  };
+  {
+    MutexLock hold(mutex);
+    const auto known = jobs.find(job.name);
+    if (known != jobs.end()) {
+      return known->second.job == job.job ? absl::OkStatus() : another(known->second.job);
+    }
+  }
+  for (int tries = 0;; ++tries) {
+    const absl::StatusOr<JobIdentity> there = ReadJobFile(job.name);
+    if (there.ok()) {
+      if (there->job != job.job) {
+        return another(there->job);
+      }
+      // Whoever made it, a moment ago or long ago, may not have come so far as to make it durable.
+      HF_RETURN_IF_ERROR(env.SyncDirectory(JobDirectory(job.name)));
+      HF_RETURN_IF_ERROR(env.SyncDirectory(options.dir));
+      MutexLock hold(mutex);
+      jobs[job.name] = *there;
+      return absl::OkStatus();
+    }
+    if (!absl::IsNotFound(there.status())) {
+      return there.status();
+    }
+    const absl::Status made = CreateJob(job);
+    if (!made.ok() && !(absl::IsNotFound(made) && tries < kTriesMax)) {
+      return made;
+    }
+    if (tries >= kTriesMax) {
+      return absl::UnavailableError(
+          absl::StrCat("'", JobDirectory(job.name), "' vanishes as often as it is made"));
+    }
+  }
+}
+
+void CopyStore::Impl::ForgetJob(const std::string& job_name) {
+  MutexLock hold(mutex);
+  const auto known = jobs.find(job_name);
+  if (known == jobs.end()) {
+    return;
+  }
+  std::erase_if(claims, [&](const auto& claim) { return claim.first.first == known->second.job; });
+  jobs.erase(known);
+}
+
+absl::StatusOr<JobIdentity> CopyStore::Impl::CheckJobIs(const JobUuid& job,
+                                                        const std::string& job_name) {
+  HF_ASSIGN_OR_RETURN(JobIdentity there, ReadJobFile(job_name));
+  if (there.job != job) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", JobDirectory(job_name), "' belongs to run ", there.job.ToString(),
+                     " of job '", job_name, "', not to ", job.ToString()));
+  }
+  return there;
+}
+
+absl::StatusOr<std::string> CopyStore::Impl::NameOf(const JobUuid& job) {
+  {
+    MutexLock hold(mutex);
+    for (const auto& [name, identity] : jobs) {
+      if (identity.job == job) {
+        return name;
+      }
+    }
+  }
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                      env.List(options.dir, kDirectoryNamesMax));
+  for (const std::string& name : names) {
+    if (CheckJobName(name).ok()) {
+      const absl::StatusOr<JobIdentity> there = ReadJobFile(name);
+      if (there.ok() && there->job == job) {
+        return name;
+      }
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("'", options.dir, "' has no directory of job ", job.ToString()));
+}
+
+absl::Status CopyStore::Impl::CheckClaimed(const JobUuid& job, Attempt attempt) const {
+  if (!remote()) {
+    return absl::OkStatus();
+  }
+  MutexLock hold(mutex);
+  return claims.contains({job, attempt})
+             ? absl::OkStatus()
+             : absl::FailedPreconditionError(absl::StrCat("write to '", options.dir, "': attempt ",
+                                                          attempt, " of job ", job.ToString(),
+                                                          " has not claimed its place there"));
+}
+
+absl::Status CopyStore::Impl::EnsureStepDirectory(const JobIdentity& job, const CheckpointId& id) {
+  const std::string directory = StepDirectory(job.name, id);
+  const absl::Status made = env.CreateDirectory(directory, kDirectoryMode);
+  if (!made.ok() && !absl::IsAlreadyExists(made)) {
+    return made;
+  }
+  HF_ASSIGN_OR_RETURN(const FileInfo info, env.Info(directory));
+  if (!S_ISDIR(info.mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", directory, "': not a directory; move it elsewhere"));
+  }
+  if ((info.mode & 07777) != kDirectoryMode || (options.set_owner && info.gid != job.gid)) {
+    HF_RETURN_IF_ERROR(GiveDirectoryToOwner(directory, job.gid));
+  }
+  if (made.ok() && remote()) {
+    bool lustre = false;
+    {
+      MutexLock hold(mutex);
+      lustre = capabilities.filesystem == "lustre";
+    }
+    if (lustre && options.striping) {
+      if (absl::Status status = env.SetStriping(directory, *options.striping); !status.ok()) {
+        Note(Message(status));  // slower, and as good
+      }
+    }
+  }
+  // Also when it was there: whoever made it may have died before it was durable.
+  return env.SyncDirectory(JobDirectory(job.name));
+}
+
+absl::Status CopyStore::OpenJob(const JobIdentity& job) {
+  HF_RETURN_IF_ERROR(impl_->Prepare());
+  HF_RETURN_IF_ERROR(impl_->CheckMount());
+  return impl_->OpenJob(job);
+}
+
+absl::StatusOr<JobIdentity> CopyStore::FindJob(const std::string& job_name) {
+  absl::StatusOr<JobIdentity> job = impl_->ReadJobFile(job_name);
+  if (job.ok()) {
+    return job;
+  }
+  return impl_->SinceMounted(job.status());
+}
+
+absl::Status CopyStore::ClaimAttempt(const JobIdentity& job, Attempt attempt,
+                                     std::string_view opening) {
+  Impl& m = *impl_;
+  if (!m.remote()) {
+    return absl::OkStatus();
+  }
+  const AttemptClaim claim{job.job, attempt, std::string(opening)};
+  HF_RETURN_IF_ERROR(CheckClaim(claim));
+  {
+    MutexLock hold(m.mutex);
+    const auto known = m.claims.find({job.job, attempt});
+    if (known != m.claims.end() && known->second == opening) {
+      return absl::OkStatus();
+    }
+  }
+  HF_RETURN_IF_ERROR(OpenJob(job));
+  const std::string directory = m.JobDirectory(job.name);
+  const std::string name = ClaimName(attempt);
+  const std::string path = JoinPath(directory, name);
+  absl::StatusOr<std::string> bytes = m.ReadSmallFile(path, kClaimBytesMax);
+  if (absl::IsNotFound(bytes.status())) {
+    Intent intent;
+    intent.kind = IntentKind::kClaim;
+    intent.unique = NewUnique();
+    intent.job = job.job;
+    intent.job_name = job.name;
+    intent.checkpoint.attempt = attempt;
+    LiveIntent live_intent(m, intent);
+    HF_RETURN_IF_ERROR(live_intent.Write());
+    const absl::Status status =
+        m.PublishOnce(directory, name, intent.unique, EncodeClaim(claim), job).status();
+    const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+    if (absl::IsNotFound(status)) {
+      m.ForgetJob(job.name);  // the directory went away: the caller may try again
+    }
+    HF_RETURN_IF_ERROR(status);
+    HF_RETURN_IF_ERROR(resolved);
+    bytes = m.ReadSmallFile(path, kClaimBytesMax);
+  } else if (bytes.ok()) {
+    HF_RETURN_IF_ERROR(m.env.SyncDirectory(directory));
+  }
+  HF_RETURN_IF_ERROR(bytes.status());
+  const absl::StatusOr<AttemptClaim> there = DecodeClaim(*bytes);
+  if (!there.ok()) {
+    return Annotate(there.status(), absl::StrCat("'", path, "'"));
+  }
+  if (*there != claim) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", path, "': attempt ", attempt, " of job '", job.name,
+        "' was claimed by another opening of it, on another node or before its daemon lost its "
+        "state; this one may write nothing there. Start a new attempt"));
+  }
+  MutexLock hold(m.mutex);
+  m.claims[{job.job, attempt}] = claim.opening;
+  return absl::OkStatus();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,45 @@
+// The names in a durable tier's directory (docs/formats.md, "NVMe directory", "Remote directory").
+// Only the exact form that is written counts: "007.record" is nobody's. Pure functions.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/ids.h"
+#include "tiers/durable/copy_store.h"
+
+namespace holdfast {
+
+inline constexpr std::string_view kHomeName = ".holdfast";
+inline constexpr std::string_view kDoctorPrefix = ".holdfast-doctor-";
+inline constexpr std::string_view kJobFileName = "JOB";
+inline constexpr std::string_view kManifestName = "MANIFEST";
+inline constexpr std::string_view kManifestJsonName = "manifest.json";
+
+enum class StepFileRole { kUnknown, kImage, kRecord, kManifest, kManifestJson, kTemporary };
+struct StepFile {
+  StepFileRole role = StepFileRole::kUnknown;
+  Rank rank = 0;            // kImage, kRecord
+  uint32_t world_size = 0;  // the same, in the remote tier
+};
+
+std::string StepDirectoryName(const CheckpointId& id);  // "900-a3"
+std::optional<CheckpointId> ParseStepDirectoryName(std::string_view name);
+std::string ClaimName(Attempt attempt);  // "attempt-3"
+std::optional<Attempt> ParseClaimName(std::string_view name);
+
+// NVMe: "1.safetensors". Remote: "shard-00001-of-00004.safetensors".
+std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size);
+std::string RecordFileName(DurableKind kind, Rank rank, uint32_t world_size);
+StepFile ParseStepFileName(DurableKind kind, std::string_view name);
+
+// 32 hex digits that nobody has had before.
+std::string NewUnique();
+bool IsUnique(std::string_view text);
+std::string TemporaryName(std::string_view final_name, std::string_view unique);
+// The final name of a temporary, or nothing if it is not one.
+std::optional<std::string_view> ParseTemporaryName(std::string_view name);
+std::string IntentFileName(std::string_view unique);  // "<unique>.intent"
+
+}  // namespace holdfast

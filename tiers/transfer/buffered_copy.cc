@@ -1,0 +1,297 @@
+// How a piece is copied through a buffer: CopyOperation.
+#include "tiers/transfer/buffered_copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/copy.h"
+#include "base/digest.h"
+#include "base/fault_guard.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "tiers/transfer/copy_operation.h"
+
+namespace holdfast {
+namespace {
+
+// Copied and then digested from the first-level cache; streaming past the caches, as base/copy.h
+// does, would make the write that follows fetch it all again.
+constexpr size_t kCachedBytes = 16 * 1024;
+
+uint64_t CopyCachedAndDigest(std::byte* to, const std::byte* from, size_t bytes, uint64_t crc) {
+  for (size_t at = 0; at < bytes; at += kCachedBytes) {
+    const size_t now = std::min(kCachedBytes, bytes - at);
+    std::memcpy(to + at, from + at, now);
+    crc = Crc64(to + at, now, crc);
+  }
+  return crc;
+}
+
+bool IsPowerOfTwo(uint32_t value) {
+  return value != 0 && (value & (value - 1)) == 0;
+}
+
+}  // namespace
+
+// The digests of one piece's bytes, which come in order: blocks within the piece are compared here,
+// those that its edges cut are put together with the neighbours' parts.
+class CopyOperation::PieceDigests {
+ public:
+  PieceDigests(CopyOperation& operation, const Piece& piece)
+      : operation_(operation),
+        block_(piece.first_block),
+        piece_end_(piece.offset + piece.bytes),
+        run_begin_(piece.offset) {}
+
+  // `digest(at, n, crc)`: of n bytes, `at` bytes into this part, after others with digest `crc`.
+  template <typename Digest>
+  void Feed(uint64_t offset, size_t bytes, Digest digest) {
+    const uint64_t end = offset + bytes;
+    for (uint64_t at = offset; at < end;) {
+      const uint64_t run_end = std::min(block_.end(), piece_end_);
+      const uint64_t now = std::min(run_end, end) - at;
+      run_crc_ = digest(static_cast<size_t>(at - offset), static_cast<size_t>(now), run_crc_);
+      at += now;
+      if (at == run_end) {
+        EndRun(run_end);
+      }
+    }
+  }
+
+ private:
+  void EndRun(uint64_t run_end) {
+    const auto run_bytes = static_cast<size_t>(run_end - run_begin_);
+    if (run_bytes == block_.bytes()) {
+      operation_.BlockDone(block_, run_crc_);
+    } else if (const std::optional<uint64_t> whole =
+                   operation_.split_blocks_.Add(block_, run_begin_, run_bytes, run_crc_)) {
+      operation_.BlockDone(block_, *whole);
+    }
+    run_begin_ = run_end;
+    run_crc_ = 0;
+    if (run_end == block_.end()) {
+      block_.Next();
+    }
+  }
+
+  CopyOperation& operation_;
+  DigestBlocks block_;
+  const uint64_t piece_end_;
+  uint64_t run_begin_;  // of the bytes of block_ that were seen
+  uint64_t run_crc_ = 0;
+};
+
+CopyOperation::CopyOperation(BufferedCopySpec spec, size_t piece_bytes)
+    : spec_(std::move(spec)),
+      image_bytes_(spec_.image->record.image_bytes),
+      piece_bytes_(piece_bytes),
+      next_block_(spec_.image->layout) {}
+
+absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_bytes) {
+  if ((spec.from_memory != nullptr) == (spec.from_file != nullptr) ||
+      (spec.to_memory != nullptr) == (spec.to_file != nullptr) ||
+      (spec.from_memory != nullptr && spec.to_memory != nullptr) || spec.image == nullptr) {
+    return absl::InvalidArgumentError(
+        "copy: wants one source, one destination, one of them a "
+        "file, and an image");
+  }
+  const ShardRecord& record = spec.image->record;
+  HF_RETURN_IF_ERROR(CheckIsLayoutOf(record, spec.image->layout));
+  for (const RevocableMemory* memory : {spec.from_memory.get(), spec.to_memory.get()}) {
+    if (memory != nullptr && memory->bytes() < record.image_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("copy of ", record.id.ToString(), ": ", memory->bytes(),
+                       " bytes of memory for an image of ", record.image_bytes));
+    }
+  }
+  for (const uint32_t alignment : {spec.from_alignment, spec.to_alignment}) {
+    if (!IsPowerOfTwo(alignment) || alignment > kBufferedAlignmentMax ||
+        piece_bytes % alignment != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("copy: an alignment of ", alignment,
+                                                     " for pieces of ", piece_bytes, " bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+CopyOperation::Piece CopyOperation::TakePiece() {
+  Piece piece{next_offset_, std::min<uint64_t>(piece_bytes_, image_bytes_ - next_offset_),
+              next_block_};
+  next_offset_ += piece.bytes;
+  while (!next_block_.done() && next_block_.end() <= next_offset_) {
+    next_block_.Next();
+  }
+  return piece;
+}
+
+void CopyOperation::CopyPiece(const Piece& piece, AlignedBuffer& bounce, CallWatcher& watcher) {
+  const double cpu_before = ThreadCpuSeconds();
+  PieceDigests digests(*this, piece);
+  uint64_t done = 0;
+  while (done < piece.bytes && !Over()) {
+    const auto chunk = static_cast<size_t>(std::min<uint64_t>(kChunkBytes, piece.bytes - done));
+    if (!CopyChunk(piece.offset + done, chunk, bounce, watcher, digests)) {
+      break;
+    }
+    done += chunk;
+    if (spec_.control != nullptr) {
+      spec_.control->Advance(chunk);
+    }
+  }
+  MutexLock lock(mutex_);
+  result_.bytes += done;
+  result_.cpu_seconds += ThreadCpuSeconds() - cpu_before;
+}
+
+bool CopyOperation::CopyChunk(uint64_t offset, size_t bytes, AlignedBuffer& bounce,
+                              CallWatcher& watcher, PieceDigests& digests) {
+  if (spec_.pacer != nullptr && !spec_.pacer->Acquire(bytes, spec_.control.get())) {
+    return false;  // cancelled: Over says so
+  }
+  std::byte* const buffer = bounce.data();
+  if (spec_.from_memory != nullptr) {
+    return FillFromMemory(offset, bytes, buffer, digests) &&
+           DrainToFile(offset, bytes, buffer, watcher);
+  }
+  if (!FillFromFile(offset, bytes, buffer, watcher)) {
+    return false;
+  }
+  if (spec_.to_memory != nullptr) {
+    return DrainToMemory(offset, bytes, buffer, digests);
+  }
+  digests.Feed(offset, bytes,
+               [buffer](size_t at, size_t n, uint64_t crc) { return Crc64(buffer + at, n, crc); });
+  return !Over() && DrainToFile(offset, bytes, buffer, watcher);
+}
+
+bool CopyOperation::FillFromMemory(uint64_t offset, size_t bytes, std::byte* bounce,
+                                   PieceDigests& digests) {
+  return WithMemory(*spec_.from_memory, FaultySide::kSource, offset, bytes,
+                    [&](const std::byte* memory) {
+                      digests.Feed(offset, bytes, [&](size_t at, size_t n, uint64_t crc) {
+                        return CopyCachedAndDigest(bounce + at, memory + at, n, crc);
+                      });
+                    }) &&
+         !Over();
+}
+
+bool CopyOperation::FillFromFile(uint64_t offset, size_t bytes, std::byte* bounce,
+                                 CallWatcher& watcher) {
+  File& file = *spec_.from_file;
+  const auto aligned = static_cast<size_t>(RoundUp(bytes, spec_.from_alignment));
+  watcher.Begin("read", file.path());
+  absl::Status read = ReadAtLeast(file, offset, {bounce, aligned}, aligned == bytes ? 0 : bytes);
+  watcher.End();
+  if (!read.ok()) {
+    Fail(std::move(read), FaultySide::kSource);
+    return false;
+  }
+  return true;
+}
+
+bool CopyOperation::DrainToMemory(uint64_t offset, size_t bytes, const std::byte* bounce,
+                                  PieceDigests& digests) {
+  return WithMemory(*spec_.to_memory, FaultySide::kDestination, offset, bytes,
+                    [&](std::byte* memory) {
+                      digests.Feed(offset, bytes, [&](size_t at, size_t n, uint64_t crc) {
+                        const uint64_t part = CopyAndDigest(memory + at, bounce + at, n);
+                        return crc == 0 ? part : Crc64Combine(crc, part, n);
+                      });
+                    }) &&
+         !Over();
+}
+
+bool CopyOperation::DrainToFile(uint64_t offset, size_t bytes, std::byte* bounce,
+                                CallWatcher& watcher) {
+  File& file = *spec_.to_file;
+  const auto aligned = static_cast<size_t>(RoundUp(bytes, spec_.to_alignment));
+  std::memset(bounce + bytes, 0, aligned - bytes);
+  watcher.Begin("write", file.path());
+  absl::Status written = file.WriteAt(offset, {bounce, aligned});
+  watcher.End();
+  if (!written.ok()) {
+    Fail(std::move(written), FaultySide::kDestination);
+    return false;
+  }
+  return true;
+}
+
+bool CopyOperation::WithMemory(RevocableMemory& memory, FaultySide side, uint64_t offset,
+                               size_t bytes, const std::function<void(std::byte*)>& copy) {
+  const RevocableMemory::Access access = memory.Enter();
+  if (!access) {
+    Fail(absl::CancelledError(absl::StrCat("copy of ", spec_.image->record.id.ToString(),
+                                           ": its slot was taken back")),
+         FaultySide::kNone);
+    return false;
+  }
+  std::byte* const data = access.data() + offset;
+  const FaultGuard guard(data, bytes);
+  if (!guard.ok()) {
+    Fail(absl::ResourceExhaustedError("copy: too many guarded mappings"), FaultySide::kNone);
+    return false;
+  }
+  copy(data);
+  if (guard.faulted()) {
+    FailCutShort(side);
+    return false;
+  }
+  return true;
+}
+
+// Said also when the zeros in place of what is gone were already found to be wrong.
+void CopyOperation::FailCutShort(FaultySide side) {
+  MutexLock lock(mutex_);
+  if (result_.status.ok() || result_.bad_block.has_value()) {
+    result_.status = absl::DataLossError(absl::StrCat("copy of ", spec_.image->record.id.ToString(),
+                                                      ": its slot was cut short while it was in "
+                                                      "use"));
+    result_.faulty = side;
+    result_.bad_block.reset();
+  }
+  over_.store(true, std::memory_order_release);
+}
+
+void CopyOperation::BlockDone(const DigestBlocks& block, uint64_t digest) {
+  const ShardRecord& record = spec_.image->record;
+  std::optional<BadBlock> bad = CompareBlock(record, block, digest);
+  if (!bad.has_value()) {
+    return;
+  }
+  const std::string source =
+      spec_.from_file != nullptr ? absl::StrCat("'", spec_.from_file->path(), "'") : "memory";
+  MutexLock lock(mutex_);
+  if (result_.status.ok()) {
+    result_.status = BadBlockError(record, *bad, source);
+    result_.faulty = FaultySide::kSource;
+    result_.bad_block = std::move(bad);
+  }
+  over_.store(true, std::memory_order_release);
+}
+
+bool CopyOperation::Over() {
+  if (spec_.control != nullptr && spec_.control->cancelled()) {
+    Fail(absl::CancelledError(
+             absl::StrCat("copy of ", spec_.image->record.id.ToString(), ": cancelled")),
+         FaultySide::kNone);
+  }
+  return over_.load(std::memory_order_acquire);
+}
+
+// Only the first failure counts.
+void CopyOperation::Fail(absl::Status status, FaultySide faulty) {
+  MutexLock lock(mutex_);
+  if (result_.status.ok()) {
+    result_.status = std::move(status);
+    result_.faulty = faulty;
+  }
+  over_.store(true, std::memory_order_release);
+}
+
+TransferResult CopyOperation::result() const {
+  MutexLock lock(mutex_);
+  return result_;
+}
+
+}  // namespace holdfast

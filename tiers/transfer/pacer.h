@@ -1,0 +1,52 @@
+// Limits what transfers take: a bucket of bytes that fills at so many a second, for all who share
+// it.
+//
+//   Pacer pacer(500 * kMiB);                       // 0: no limit
+//   if (!pacer.Acquire(piece.size(), control)) …   // cancelled
+//   pacer.SetRate(0);                              // at any time; whoever waits goes on
+//
+// Served in the order of arrival, so that users who ask for one piece after the other get equal
+// shares, whatever the sizes. A piece may be larger than the bucket (a tenth of a
+// second's bytes): it goes when there is anything in it and is paid for afterwards. Thread-safe;
+// outlives its users.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <set>
+
+#include "base/mutex.h"
+
+namespace holdfast {
+
+class TransferControl;
+
+class Pacer {
+ public:
+  explicit Pacer(uint64_t bytes_per_second = 0);
+  Pacer(const Pacer&) = delete;
+  Pacer& operator=(const Pacer&) = delete;
+
+  // Waits until `bytes` may be moved. False, and nothing is taken, when `control` (may be null) is
+  // cancelled, at the latest 20 ms after that. Waiting for one's turn is no stall: it touches
+  // `control`.
+  bool Acquire(uint64_t bytes, TransferControl* control) EXCLUDES(mutex_);
+
+  void SetRate(uint64_t bytes_per_second) EXCLUDES(mutex_);
+  uint64_t rate() const EXCLUDES(mutex_);
+
+ private:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  void Fill(TimePoint now) REQUIRES(mutex_);
+
+  mutable Mutex mutex_;
+  CondVar changed_cv_;
+  uint64_t bytes_per_second_ GUARDED_BY(mutex_);
+  double bytes_ GUARDED_BY(mutex_) = 0;  // in the bucket; below zero while a piece is paid for
+  TimePoint filled_at_ GUARDED_BY(mutex_);
+  uint64_t next_ticket_ GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> waiting_ GUARDED_BY(mutex_);  // tickets: the first is served next
+};
+
+}  // namespace holdfast

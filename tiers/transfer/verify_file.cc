@@ -1,0 +1,185 @@
+// VerifyFile: blocks of a file against the record, through buffers.
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "tiers/transfer/digest_blocks.h"
+#include "tiers/transfer/direct_copy.h"
+#include "tiers/transfer/direct_copy_checks.h"
+#include "tiers/transfer/file_pieces.h"
+
+namespace holdfast {
+namespace {
+
+constexpr size_t kBuffersBytesMax = size_t{32} << 20;
+
+// splitmix64's finalizer.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// Which blocks are looked at.
+class Selection {
+ public:
+  Selection(ReadBack how, const DirectCopyOptions& options, size_t digests)
+      : all_(how == ReadBack::kAll),
+        every_(options.sample_every),
+        seed_(Mix(options.sample_seed)),
+        always_(digests == 0 ? 0 : seed_ % digests) {}
+  bool Has(size_t digest) const {
+    return all_ || digest == always_ || Mix(seed_ ^ digest) % every_ == 0;
+  }
+
+ private:
+  const bool all_;
+  const uint32_t every_;
+  const uint64_t seed_;
+  const size_t always_;
+};
+
+class FileCheck {
+ public:
+  FileCheck(BlockIo& io, File& file, const ShardRecord& record, const Layout& layout, ReadBack how,
+            const DirectCopyOptions& options)
+      : io_(io),
+        file_(file),
+        record_(record),
+        options_(options),
+        selection_(how, options, record.digests.size()),
+        next_(layout),
+        read_bytes_max_(std::max(options.piece_bytes, kDigestBlockBytes)) {
+    SkipUnselected(next_);
+    // A read begins and ends at blocks of the file system, not of the image.
+    const size_t buffer_bytes = read_bytes_max_ + 2 * size_t{options.alignment};
+    const size_t count = std::clamp<size_t>(kBuffersBytesMax / buffer_bytes, 1, io.depth());
+    for (size_t i = 0; i < count && !(next_.done() && i > 0); ++i) {
+      reads_.push_back({AlignedBuffer(buffer_bytes), next_, 0, 0});
+    }
+  }
+
+  TransferResult Run() {
+    const double cpu_before = ThreadCpuSeconds();
+    const TransferControl::Call call(options_.control, "read", file_.path());
+    const bool registered = options_.register_file && io_.RegisterFile(file_);
+    std::vector<size_t> idle;
+    for (size_t i = 0; i < reads_.size(); ++i) {
+      idle.push_back(i);
+    }
+    while (result_.ok() && (!next_.done() || io_.in_flight() > 0)) {
+      if (options_.control != nullptr && options_.control->cancelled()) {
+        result_.status = absl::CancelledError(absl::StrCat(
+            "read '", file_.path(), "': cancelled after ", result_.bytes, " bytes were verified"));
+        break;
+      }
+      while (result_.ok() && !next_.done() && !idle.empty()) {
+        Begin(idle.back());
+        idle.pop_back();
+      }
+      if (result_.ok() && io_.in_flight() > 0) {
+        const BlockCompletion done = io_.Wait();
+        result_.cpu_seconds += done.cpu_seconds;
+        if (!done.status.ok()) {
+          Fail(done.status);
+          break;
+        }
+        Verify(reads_[done.tag]);
+        idle.push_back(static_cast<size_t>(done.tag));
+      }
+    }
+    io_.Drain();
+    if (registered) {
+      io_.UnregisterFile(file_);
+    }
+    result_.cpu_seconds += ThreadCpuSeconds() - cpu_before;
+    return std::move(result_);
+  }
+
+ private:
+  // A run of selected blocks, in one buffer.
+  struct Read {
+    AlignedBuffer buffer;
+    DigestBlocks first;
+    uint64_t begin;  // in the file
+    uint64_t end;    // of its last block
+  };
+
+  void SkipUnselected(DigestBlocks& block) const {
+    while (!block.done() && !selection_.Has(block.digest())) {
+      block.Next();
+    }
+  }
+
+  void Fail(absl::Status status) {
+    result_.status = std::move(status);
+    result_.faulty = FaultySide::kSource;
+  }
+
+  void Begin(size_t index) {
+    Read& read = reads_[index];
+    read.first = next_;
+    read.begin = next_.offset() / options_.alignment * options_.alignment;
+    do {
+      read.end = next_.end();
+      next_.Next();
+    } while (!next_.done() && next_.offset() == read.end && selection_.Has(next_.digest()) &&
+             next_.end() - read.first.offset() <= read_bytes_max_);
+    SkipUnselected(next_);
+    const auto wanted = static_cast<size_t>(read.end - read.begin);
+    const auto bytes = static_cast<size_t>(RoundUp(wanted, options_.alignment));
+    if (options_.pacer != nullptr && !options_.pacer->Acquire(bytes, options_.control)) {
+      result_.status = absl::CancelledError(absl::StrCat("read '", file_.path(), "': cancelled"));
+      return;
+    }
+    absl::Status submitted = io_.Submit({BlockOp::kRead, &file_, read.begin, read.buffer.data(),
+                                         bytes, index, bytes == wanted ? 0 : wanted});
+    if (!submitted.ok()) {
+      Fail(std::move(submitted));
+    }
+  }
+
+  void Verify(const Read& read) {
+    for (DigestBlocks block = read.first; !block.done() && block.end() <= read.end; block.Next()) {
+      const uint64_t digest =
+          Crc64(read.buffer.data() + (block.offset() - read.begin), block.bytes());
+      if (std::optional<BadBlock> bad = CompareBlock(record_, block, digest)) {
+        Fail(BadBlockError(record_, *bad, absl::StrCat("'", file_.path(), "'")));
+        result_.bad_block = std::move(bad);
+        return;
+      }
+      result_.bytes += block.bytes();
+    }
+    if (options_.control != nullptr) {
+      options_.control->Advance(read.end - read.first.offset());
+    }
+  }
+
+  BlockIo& io_;
+  File& file_;
+  const ShardRecord& record_;
+  const DirectCopyOptions& options_;
+  const Selection selection_;
+  DigestBlocks next_;
+  const size_t read_bytes_max_;
+  std::vector<Read> reads_;
+  TransferResult result_;
+};
+
+}  // namespace
+
+TransferResult VerifyFile(BlockIo& io, File& file, const ShardRecord& record, const Layout& layout,
+                          ReadBack how, const DirectCopyOptions& options) {
+  TransferResult result;
+  result.status = CheckDirectCopy(record, layout, options);
+  if (!result.ok() || how == ReadBack::kNone) {
+    return result;
+  }
+  return FileCheck(io, file, record, layout, how, options).Run();
+}
+
+}  // namespace holdfast
