@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace holdfast {
 namespace {
@@ -133,29 +134,6 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<Frame> stack_;
   YamlNode root_;
 };
-
-// Bytes of the UTF-8 sequence at the front of `s`; 0 if there is none (RFC 3629: no overlong forms,
-// no surrogates, nothing above U+10FFFF).
-size_t Utf8SequenceBytes(std::string_view s) {
-  const auto at = [&](size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u; };
-  const auto continues = [&](size_t i) { return (at(i) & 0xc0u) == 0x80u; };
-  const unsigned first = at(0);
-  if (first < 0x80)
-    return 1;
-  if (first >= 0xc2 && first <= 0xdf)
-    return continues(1) ? 2 : 0;
-  if ((first & 0xf0u) == 0xe0u) {
-    const bool overlong = first == 0xe0 && at(1) < 0xa0;
-    const bool surrogate = first == 0xed && at(1) >= 0xa0;
-    return continues(1) && continues(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first >= 0xf0 && first <= 0xf4) {
-    const bool overlong = first == 0xf0 && at(1) < 0x90;
-    const bool too_large = first == 0xf4 && at(1) >= 0x90;
-    return continues(1) && continues(2) && continues(3) && !overlong && !too_large ? 4 : 0;
-  }
-  return 0;
-}
 
 // The parser would quietly read other encodings, and put replacement characters for what is none.
 absl::Status CheckText(std::string_view text, std::string_view file_name) {

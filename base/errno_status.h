@@ -13,4 +13,7 @@ bool IsErrno(const absl::Status& status);
 // descriptors and memory run out under the same one.)
 bool IsNoSpace(const absl::Status& status);
 
+// ENOTDIR: a file lies where a directory is needed.
+bool IsNotADirectory(const absl::Status& status);
+
 }  // namespace holdfast

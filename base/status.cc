@@ -74,6 +74,11 @@ bool IsNoSpace(const absl::Status& status) {
   return error && (*error == absl::StrCat(ENOSPC) || *error == absl::StrCat(EDQUOT));
 }
 
+bool IsNotADirectory(const absl::Status& status) {
+  const auto error = status.GetPayload(kErrnoPayload);
+  return error && *error == absl::StrCat(ENOTDIR);
+}
+
 absl::Status Annotate(const absl::Status& status, std::string_view context) {
   if (status.ok()) {
     return status;

@@ -27,7 +27,7 @@ double TimeFio(const FioRun& run) {
   const uint64_t bytes = run.bytes / run.block_bytes * run.block_bytes;
   const std::string output = OutputOf(
       "fio --name=ceiling --thread --ioengine=io_uring --direct=1 --allow_file_create=0 "
-      "--scramble_buffers=0 --output-format=json --filename='" +
+      "--scramble_buffers=0 --fixedbufs=1 --registerfiles=1 --output-format=json --filename='" +
       run.path + "' --rw=" + (run.write ? "write" : "read") +
       " --bs=" + std::to_string(run.block_bytes) + " --iodepth=" + std::to_string(run.depth) +
       " --size=" + std::to_string(bytes));

@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "base/admin_mark.h"
 #include "base/env.h"
 #include "base/program.h"
 #include "base/status.h"
@@ -26,6 +28,7 @@
 namespace holdfast {
 namespace {
 
+constexpr char kAnswered[] = "holdfast/answered";  // a status's payload
 constexpr std::chrono::milliseconds kCancelPoll(100);
 constexpr std::chrono::seconds kClientSocketWait(1);
 constexpr int kThreadsNeeded = 8;
@@ -85,6 +88,10 @@ absl::Status CheckLimits() {
 
 }  // namespace
 
+bool IsDaemonsAnswer(const absl::Status& status) {
+  return status.GetPayload(kAnswered).has_value();
+}
+
 struct AdminClient::Impl {
   // On a connection of our own: gRPC would try again and again where the daemon turns us away.
   Impl(std::string path, Duration wait, UniqueFd fd) : socket(std::move(path)), timeout(wait) {
@@ -97,7 +104,18 @@ struct AdminClient::Impl {
   }
 
   // Both libraries number the codes alike.
-  absl::Status Convert(const grpc::Status& status) const {
+  absl::Status Convert(const grpc::ClientContext& context, const grpc::Status& status) const {
+    if (!status.ok() && context.GetServerTrailingMetadata().count(kAnswerMark) > 0) {
+      absl::Status answer(static_cast<absl::StatusCode>(status.error_code()),
+                          status.error_message());
+      answer.SetPayload(kAnswered, absl::Cord());
+      return answer;
+    }
+    return Unmarked(status);
+  }
+
+  // gRPC's own, or one of a daemon that marks nothing.
+  absl::Status Unmarked(const grpc::Status& status) const {
     switch (status.error_code()) {
       case grpc::StatusCode::OK:
         return absl::OkStatus();
@@ -120,7 +138,8 @@ struct AdminClient::Impl {
     grpc::ClientContext context;
     context.set_deadline(DeadlineAfter(timeout));
     const Watchdog watchdog(timeout, socket);
-    return Convert((stub.get()->*method)(&context, request, &reply));
+    const grpc::Status status = (stub.get()->*method)(&context, request, &reply);
+    return Convert(context, status);
   }
 
   const std::string socket;
@@ -237,11 +256,12 @@ absl::Status AdminClient::Verify(
   reader->Finish(&status, nullptr);
   wait();
   if (silent) {
-    status = grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
-  } else if (cancel) {
+    return impl_->Unmarked({grpc::StatusCode::DEADLINE_EXCEEDED, ""});
+  }
+  if (cancel) {
     return absl::CancelledError("stopped");
   }
-  return impl_->Convert(status);
+  return impl_->Convert(context, status);
 }
 
 absl::Status AdminClient::CheckHealth() {
@@ -262,7 +282,7 @@ absl::Status AdminClient::CheckHealth() {
   bool ok = false;
   const Watchdog watchdog(impl_->timeout, impl_->socket);
   queue.Next(&tag, &ok);  // bounded by the call's deadline
-  HF_RETURN_IF_ERROR(impl_->Convert(status));
+  HF_RETURN_IF_ERROR(impl_->Convert(context, status));
   const auto& fields = Empty::GetReflection()->GetUnknownFields(reply);
   for (int i = 0; i < fields.field_count(); ++i) {
     const auto& field = fields.field(i);

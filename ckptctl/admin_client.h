@@ -6,8 +6,9 @@
 //   HF_RETURN_IF_ERROR(client->GetStatus(request, reply));
 //
 // Every wait is bounded. Unavailable: nobody answers there, the message says what was found and how
-// to start the daemon. DeadlineExceeded: somebody is there and stays silent. Anything else is the
-// daemon's own answer. One thread at a time uses a client.
+// to start the daemon. DeadlineExceeded: somebody is there and stays silent. Either may be the
+// daemon's own answer, too (a tier that is away, an operation that hangs): IsDaemonsAnswer tells
+// them apart. Anything else is the daemon's. One thread at a time uses a client.
 #pragma once
 
 #include <atomic>
@@ -50,6 +51,10 @@ class RebuildReply;
 class SetOptionsRequest;
 class SetOptionsReply;
 }  // namespace v1
+
+// Whether the daemon itself answered with this error. Of daemons that do not mark their answers:
+// false.
+bool IsDaemonsAnswer(const absl::Status& status);
 
 class AdminClient {
  public:

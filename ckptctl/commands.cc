@@ -11,17 +11,22 @@
 namespace holdfast {
 namespace {
 
-ExitCode ExitCodeOf(absl::StatusCode code) {
-  switch (code) {
+// What the daemon itself answers is no lost connection, and no interrupt; what it calls invalid was
+// asked for in that way.
+ExitCode ExitCodeOf(const absl::Status& status) {
+  const bool answered = IsDaemonsAnswer(status);
+  switch (status.code()) {
     case absl::StatusCode::kOk:
       return ExitCode::kOk;
     case absl::StatusCode::kDataLoss:
       return ExitCode::kDamaged;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
-      return ExitCode::kUnreachable;
+      return answered ? ExitCode::kRefused : ExitCode::kUnreachable;
+    case absl::StatusCode::kInvalidArgument:
+      return answered ? ExitCode::kUsage : ExitCode::kRefused;
     case absl::StatusCode::kCancelled:
-      return ExitCode::kInterrupted;
+      return answered ? ExitCode::kRefused : ExitCode::kInterrupted;
     default:
       return ExitCode::kRefused;
   }
@@ -30,7 +35,7 @@ ExitCode ExitCodeOf(absl::StatusCode code) {
 }  // namespace
 
 ExitCode ReportError(const Context& context, const absl::Status& status) {
-  const ExitCode exit_code = ExitCodeOf(status.code());
+  const ExitCode exit_code = ExitCodeOf(status);
   *context.err << "ckptctl: " << EscapeText(Message(status)) << "\n";
   if (context.json) {
     nlohmann::ordered_json json;

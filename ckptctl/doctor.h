@@ -129,6 +129,10 @@ struct Finding {
 
 Facts CollectFacts(const Context& context, const DoctorArguments& arguments);
 
+// The file that ckptd reads when it is not told which, whoever starts it: a user's own if there is
+// one, else root's; empty if there is neither.
+std::string DefaultConfigPath(bool root);
+
 // The parts of collecting that ask the kernel by trying.
 int TryIoUring();
 int TryPidfd();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -256,8 +257,9 @@ void CollectTierDirs(std::vector<TierDirFacts>& tier_dirs) {
 // The daemon's settings as its file has them; what the file does not say is found as ckptd would.
 v1::DaemonConfig CollectConfig(const DoctorArguments& arguments, Facts& facts) {
   v1::DaemonConfig config;
-  const std::string path = arguments.config.empty() ? kDefaultConfig : arguments.config;
-  if (arguments.config.empty() && absl::IsNotFound(Env::System()->Info(path).status())) {
+  const std::string path =
+      arguments.config.empty() ? DefaultConfigPath(::geteuid() == 0) : arguments.config;
+  if (path.empty()) {
     return config;
   }
   facts.config_path = path;
@@ -267,6 +269,23 @@ v1::DaemonConfig CollectConfig(const DoctorArguments& arguments, Facts& facts) {
 }
 
 }  // namespace
+
+std::string DefaultConfigPath(bool root) {
+  std::vector<std::string> paths = {kDefaultConfig};
+  const char* xdg = std::getenv("XDG_CONFIG_HOME");
+  const char* home = std::getenv("HOME");
+  if (!root && xdg != nullptr && *xdg != '\0') {
+    paths.insert(paths.begin(), JoinPath(xdg, "holdfast/ckptd.yaml"));
+  } else if (!root && home != nullptr && *home != '\0') {
+    paths.insert(paths.begin(), JoinPath(home, ".config/holdfast/ckptd.yaml"));
+  }
+  for (const std::string& path : paths) {
+    if (path[0] == '/' && !absl::IsNotFound(Env::System()->Info(path).status())) {
+      return path;
+    }
+  }
+  return "";
+}
 
 MountFacts FindMount(std::string_view mountinfo, const std::string& path) {
   MountFacts found;

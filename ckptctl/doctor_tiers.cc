@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/doctor.h"
 #include "ckptctl/render.h"
@@ -33,6 +34,21 @@ std::string Lies(const TierDirFacts& dir) {
 
 std::string SettingOf(const TierDirFacts& dir) {
   return dir.tier == "nvme" ? "nvme.dirs" : "remote.dir";
+}
+
+bool TakesNoFiles(const std::string& type) {
+  constexpr std::array<const char*, 6> kPseudo = {"proc",    "sysfs",  "cgroup",
+                                                  "cgroup2", "devpts", "debugfs"};
+  return std::any_of(kPseudo.begin(), kPseudo.end(),
+                     [&](const char* pseudo) { return type == pseudo; });
+}
+
+// "set remote.dir in /etc/holdfast/ckptd.yaml to …".
+std::string SetTo(const TierDirFacts& dir, const Facts& facts, std::string_view what) {
+  return absl::StrCat(
+      "set ", SettingOf(dir), " in ",
+      facts.config_path.empty() ? "/etc/holdfast/ckptd.yaml" : QuoteForShell(facts.config_path),
+      " to ", ToAbsl(what));
 }
 
 Finding NotThere(const TierDirFacts& dir, std::string check) {
@@ -76,6 +92,15 @@ Finding NotWritable(const TierDirFacts& dir, const Facts& facts, std::string che
 Finding Judge(const TierDirFacts& dir, const Facts& facts) {
   const DirectoryProbe& probe = dir.probe;
   const std::string check = absl::StrCat(dir.tier, " ", probe.dir);
+  if (probe.dir.empty() || probe.dir[0] != '/') {
+    return {check, Verdict::kBroken, "is not an absolute path: ckptd does not start with it",
+            SetTo(dir, facts, "one, which begins with a slash")};
+  }
+  if (TakesNoFiles(dir.fs_type)) {
+    return {check, Verdict::kBroken,
+            absl::StrCat("lies on ", dir.fs_type, ", which takes no files"),
+            SetTo(dir, facts, "a directory on a drive or a shared file system")};
+  }
   if (probe.start_error != 0) {
     return {check, Verdict::kSlow,
             absl::StrCat("not looked at: fork: ", std::strerror(probe.start_error)),
@@ -90,6 +115,15 @@ Finding Judge(const TierDirFacts& dir, const Facts& facts) {
   if (probe.look_error == ENOENT) {
     return NotThere(dir, check);
   }
+  if (probe.look_error == ENOTDIR) {
+    return {check, Verdict::kBroken, "cannot be: a file lies on the way to it",
+            SetTo(dir, facts, "a directory, or move the file away")};
+  }
+  if (probe.look_error == EACCES && facts.is_daemons_user) {
+    return {check, Verdict::kBroken, "cannot be looked at: Permission denied",
+            absl::StrCat("namei -l ", QuoteForShell(probe.dir),
+                         "   (who may enter the directories on the way)")};
+  }
   if (probe.look_error != 0) {
     const bool may = facts.is_daemons_user || probe.look_error != EACCES;
     return {check, may ? Verdict::kBroken : Verdict::kOk,
@@ -98,14 +132,12 @@ Finding Judge(const TierDirFacts& dir, const Facts& facts) {
             may ? "dmesg | tail   (is the file system's server up, is the network?)" : ""};
   }
   if (!probe.is_directory) {
-    return {check, Verdict::kBroken, "is not a directory",
-            absl::StrCat("set ", SettingOf(dir), " in /etc/holdfast/ckptd.yaml to one")};
+    return {check, Verdict::kBroken, "is not a directory", SetTo(dir, facts, "one")};
   }
   if (InMemory(dir.fs_type)) {
     return {check, Verdict::kBroken,
             absl::StrCat("lies on ", dir.fs_type, ": what is there is gone after a reboot"),
-            absl::StrCat("set ", SettingOf(dir),
-                         " in /etc/holdfast/ckptd.yaml to a directory on a drive")};
+            SetTo(dir, facts, "a directory on a drive")};
   }
   if (probe.write_error != 0) {
     return NotWritable(dir, facts, check);
@@ -113,17 +145,24 @@ Finding Judge(const TierDirFacts& dir, const Facts& facts) {
   const std::string space = absl::StrCat(Lies(dir), ", ", FormatBytes(probe.bytes_free), " of ",
                                          FormatBytes(probe.bytes_total), " free");
   if (dir.tier == "nvme" && probe.direct_error != 0) {
-    return {
-        check, Verdict::kSlow,
-        absl::StrCat(space, "; no O_DIRECT (", std::strerror(probe.direct_error),
-                     "): each byte goes through the page cache"),
-        absl::StrCat("set nvme.dirs in /etc/holdfast/ckptd.yaml to directories on ext4 or xfs")};
+    return {check, Verdict::kSlow,
+            absl::StrCat(space, "; no O_DIRECT (", std::strerror(probe.direct_error),
+                         "): each byte goes through the page cache"),
+            SetTo(dir, facts, "directories on ext4 or xfs")};
   }
   if (dir.tier == "remote" && probe.link_error != 0) {
     return {check, Verdict::kSlow,
             absl::StrCat(space, "; no hard links (", std::strerror(probe.link_error),
                          "): without renameat2 either it serves one node only"),
             "ckptctl status   (says whether it does)"};
+  }
+  if (dir.tier == "remote" && dir.mount_point == "/" && DiesWithTheNode(dir.fs_type)) {
+    // As its empty mount point looks, too.
+    return {check, Verdict::kSlow,
+            absl::StrCat(space, "; the system's own disk: its mount is missing, or it dies with ",
+                         "the node"),
+            absl::StrCat("mount the file system that belongs there, or ",
+                         SetTo(dir, facts, "a directory on one that other nodes mount"))};
   }
   return {check, Verdict::kOk,
           absl::StrCat(space, dir.tier == "nvme" ? ", O_DIRECT works" : ", hard links work",

@@ -374,8 +374,10 @@ class Arguments {
         "What will not work or will be slow on this machine, and the command that mends it",
         "ckptctl doctor", [this] { return RunDoctor(context_, doctor_); });
     command
-        ->add_option("--config", doctor_.config,
-                     "ckptd's settings (default: /etc/holdfast/ckptd.yaml if there is one)")
+        ->add_option(
+            "--config", doctor_.config,
+            "ckptd's settings (default: /etc/holdfast/ckptd.yaml if there is one; for users "
+            "their own, ~/.config/holdfast/ckptd.yaml, before it)")
         ->type_name("PATH");
   }
 

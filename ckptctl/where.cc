@@ -30,6 +30,9 @@ Table CopyTable() {
                 {"LIES IN", Align::kLeft}});
 }
 
+// What is wrong with a copy may be long: below the table it makes no column wider.
+constexpr std::string_view kBad = "bad: ";
+
 // "memory 2 of 2, nvme 1 of 2": good copies, of how many ranks.
 std::string Totals(const std::map<std::string, std::set<uint32_t>>& good, uint32_t world_size) {
   return absl::StrJoin(good, ", ", [&](std::string* out, const auto& tier) {
@@ -49,6 +52,7 @@ std::string RenderWhere(std::string_view job, const v1::WhereReply& reply) {
     const v1::ShardCopy& first = reply.copies(i);
     Table table = CopyTable();
     std::map<std::string, std::set<uint32_t>> good;
+    std::string problems;
     for (; i < reply.copies_size() && reply.copies(i).attempt() == first.attempt() &&
            reply.copies(i).step() == first.step();
          ++i) {
@@ -58,15 +62,20 @@ std::string RenderWhere(std::string_view job, const v1::WhereReply& reply) {
         ranks.insert(copy.rank());
       }
       if (shown++ < kCopiesShown) {
-        table.AddRow({absl::StrCat(copy.rank()), EscapeText(copy.tier()), EscapeText(copy.state()),
-                      FormatBytes(copy.bytes()),
+        const bool bad = copy.state().rfind(kBad, 0) == 0;
+        if (bad) {
+          absl::StrAppend(&problems, "  rank ", copy.rank(), ", ", EscapeText(copy.tier()), ": ",
+                          EscapeText(copy.state()), "\n");
+        }
+        table.AddRow({absl::StrCat(copy.rank()), EscapeText(copy.tier()),
+                      bad ? "bad" : EscapeText(copy.state()), FormatBytes(copy.bytes()),
                       copy.node().empty() ? "any" : EscapeText(copy.node()),
                       EscapeText(copy.location())});
       }
     }
     absl::StrAppend(&out, "\n", StepHead(first.attempt(), first.step()), ": good copies in ",
-                    Totals(good, first.world_size()), "\n",
-                    table.empty() ? "" : table.Render("  "));
+                    Totals(good, first.world_size()), "\n", table.empty() ? "" : table.Render("  "),
+                    problems);
   }
   if (shown > kCopiesShown) {
     absl::StrAppend(&out, "\n… and ", shown - kCopiesShown, " more copies: --json has them all\n");

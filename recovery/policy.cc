@@ -8,7 +8,7 @@
 namespace holdfast {
 namespace {
 
-constexpr uint64_t kEveryMsMax = uint64_t{365} * 24 * 3600 * 1000;
+constexpr uint64_t kEveryMsMax = uint64_t{365} * 24 * 3600 * 1000;  // a year
 constexpr uint32_t kKeepMax = 1'000'000;
 
 absl::Status Check(std::string_view tier, const v1::TierPolicy& policy) {
@@ -21,7 +21,8 @@ absl::Status Check(std::string_view tier, const v1::TierPolicy& policy) {
                                          ": the newest one always stays"));
   }
   if (policy.every_ms() > kEveryMsMax) {
-    return bad("every_ms", "more than a year");
+    return bad("every_ms", absl::StrCat(policy.every_ms(), " ms is not within 0 to ", kEveryMsMax,
+                                        " ms, a year; 0: never by time"));
   }
   if (policy.has_verify() && !v1::TierPolicy::Verify_IsValid(policy.verify())) {
     return bad("verify", "expected none, sample or all");

@@ -23,6 +23,7 @@ struct RetentionRules {
   uint32_t keep_last = 1;         // committed here, on the line; 0 counts as 1
   uint64_t keep_every_steps = 0;  // steps that it divides stay for ever; 0: none do
   uint64_t bytes_max = 0;         // of this job in this tier; 0: no limit
+  bool parts_stay = false;        // a directory cannot be read, and may have what parts here lack
 };
 
 struct RetentionVerdict {
@@ -50,9 +51,10 @@ struct RetentionVerdict {
 // and no more than needed.
 //
 // `checkpoints` are all that is known of the job, each id once, in any order; it must not be called
-// while a tier is still being scanned, since what lies there would not count. Removals that have
-// begun must show in them already (CheckpointView::Without), those in other tiers too: two tiers
-// planned from the same views could each rely on the other's copy.
+// while a tier is still being scanned, since what lies there would not count; with `parts_stay`, in
+// which case only what is whole goes, it may be called while some of it cannot be read. Removals
+// that have begun must show in them already (CheckpointView::Without), those in other tiers too:
+// two tiers planned from the same views could each rely on the other's copy.
 std::vector<RetentionVerdict> PlanRetention(TierKind tier,
                                             std::span<const CheckpointView> checkpoints,
                                             std::span<const Descent> line,

@@ -174,6 +174,10 @@ class Planner {
 
   // Some shards lie here, not all.
   void JudgeParts(Judged& judged) const {
+    if (rules_.parts_stay) {
+      judged.why = "the rest of it may lie where nothing can be read now";
+      return;
+    }
     const CheckpointView& checkpoint = *judged.checkpoint;
     const TierPresence& here = checkpoint.at(tier_);
     const uint32_t listed_nowhere = checkpoint.at(TierKind::kRemote).unlisted;

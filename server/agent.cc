@@ -63,6 +63,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const DrainStalled& e) { agent.OnDrainStalled(e); }
     void operator()(const ManifestPublished& e) { agent.OnManifestPublished(e); }
     void operator()(const CopiesRemoved& e) { agent.OnCopiesRemoved(e); }
+    void operator()(const TierAway& e) { agent.OnTierAway(e); }
     void operator()(const TierScanned& e) { agent.OnTierScanned(e); }
     void operator()(const TimerFired&) { agent.Expire(agent.time_); }
   };

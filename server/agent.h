@@ -46,7 +46,7 @@ inline constexpr Duration kSettle = std::chrono::seconds(10);
 inline constexpr uint32_t kSlotFailuresMax = 2;  // in a row; then it is not filled again
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
 inline constexpr Duration kRescan =
-    std::chrono::seconds(30);                     // of a remote tier that did not answer
+    std::chrono::seconds(10);                     // of what could not be read, or is away
 inline constexpr size_t kUnknownFilesMax = 1024;  // shown
 inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
@@ -61,8 +61,13 @@ struct RebuildRun {
   DrainId nvme_scan = 0;         // theirs
   bool nvme_read = false;        // they were asked, and those that answered could be read
   DrainId remote = 0;            // 0: answered, or not asked
-  bool told = false;             // the coordinators have been; answered when they have heard it
+  bool remote_asked = false;
+  bool remote_read = false;  // it answered, and could be read
+  bool told = false;         // the coordinators have been; answered when they have heard it
+  // Told when all have answered: of a step whose shards lie in several places nothing is judged by
+  // those that answer first.
   std::map<JobUuid, CopiesFound> nvme;
+  std::map<JobUuid, CopiesFound> in_remote;
   v1::RebuildReply reply;
 };
 
@@ -221,8 +226,10 @@ class Agent {
   };
   struct Drive {
     bool answered = false;
+    bool was_read = false;  // by this daemon, at some time: what is not known of now is not there
     std::string problem;
-    DrainId first_scan = 0;  // what older ones tell is past
+    DrainId first_scan = 0;   // what older ones tell is past
+    uint64_t away_bytes = 0;  // of copies there that are out of reach: they take their room still
   };
   struct Removal {
     AdminToken token = 0;
@@ -392,6 +399,8 @@ class Agent {
   void OnCopiesRemoved(const CopiesRemoved& e);
   void OnDrainStalled(const DrainStalled& e);
   void OnTierScanned(const TierScanned& e);
+  void OnTierAway(const TierAway& e);
+  void TakeRemoteScan(const TierScanned& e, const DrainOp& op);
   void OnDriveScanned(const TierScanned& e);
   void OnRemoteScanned(const TierScanned& e);
   void TakeMessage(const JobUuid& job, const FlushWanted& m);
@@ -505,6 +514,8 @@ class Agent {
   std::map<JobUuid, MonotonicTime> removed_jobs_;   // a scan that began before may show them
   std::map<JobUuid, std::string> remote_problems_;  // of jobs whose remote copies are not known
   std::set<JobUuid> remote_known_;
+  std::map<JobUuid, uint64_t> remote_away_bytes_;   // likewise
+  DrainId remote_first_scan_ = 0;                   // likewise
   std::map<std::string, MonotonicTime> rescan_at_;  // by job name
   std::map<std::string, Lookup> lookups_;           // by job name
   std::map<ShardId, Fetch> fetches_;

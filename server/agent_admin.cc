@@ -112,6 +112,24 @@ void Agent::Admin(const AdminRequest& e, const v1::InspectShardRequest& request)
   HandShard(e.token, *slot);
 }
 
+namespace {
+
+// The newest committed step of the line that has copies in the tier.
+std::optional<CheckpointId> NewestThere(const Coordinator& job, const std::string& tier) {
+  v1::ListCheckpointsReply list;
+  job.FillList(list);  // the line first, its newest first
+  for (const v1::Checkpoint& checkpoint : list.checkpoints()) {
+    const auto& tiers = checkpoint.tiers();
+    if (checkpoint.on_line() && checkpoint.state() == v1::Checkpoint::STATE_COMMITTED &&
+        std::find(tiers.begin(), tiers.end(), tier) != tiers.end()) {
+      return CheckpointId{checkpoint.attempt(), checkpoint.step()};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
   const auto job = FindVisible(e.caller, request.job());
   if (!job.ok()) {
@@ -122,8 +140,13 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
     std::optional<CheckpointId> wanted;
     if (!request.newest()) {
       wanted = CheckpointId{request.attempt(), request.step()};
+    } else if (!request.tier().empty()) {
+      wanted = NewestThere(**job, request.tier());  // of a tier that has none the answer says so
     }
-    const absl::StatusOr<CheckpointId> found = (*job)->FindCommitted(wanted);
+    absl::StatusOr<CheckpointId> found = (*job)->FindCommitted(wanted);
+    if (!found.ok() && wanted && wanted->attempt != 0) {
+      found = (*job)->FindKnown(wanted->attempt, wanted->step);  // as InspectShard
+    }
     if (!found.ok()) {
       return RefuseAdmin(e.token, found.status());
     }
@@ -161,6 +184,18 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
       shard.tier = tier;
       shard.location = copy.location();
       listed.shards.push_back(std::move(shard));
+    }
+  }
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const bool asked = request.tier().empty() || request.tier() == TierName(tier);
+    // (What is still being read may be told as far as it is known, if that is not asked for alone.)
+    const bool told = (*job)->Inventory(tier).kind == InventoryState::Kind::kPending &&
+                      request.tier().empty() && !listed.shards.empty();
+    if (const std::string why = (*job)->WhyUnread(tier); asked && !told && !why.empty()) {
+      return RefuseAdmin(
+          e.token,
+          absl::UnavailableError(absl::StrCat(
+              why, request.tier().empty() ? "; the other tiers by themselves: --tier" : "")));
     }
   }
   if (listed.shards.empty()) {
@@ -359,6 +394,7 @@ void Agent::KeepJob(const JobUuid& uuid) {
   if (HasTier(TierKind::kRemote)) {
     remote_known_.erase(uuid);
     remote_problems_.erase(uuid);
+    remote_away_bytes_.erase(uuid);
     ScanRemoteFor(JobName(uuid));
   }
 }
@@ -389,6 +425,7 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   jobs_.erase(e.job);
   remote_known_.erase(e.job);
   remote_problems_.erase(e.job);
+  remote_away_bytes_.erase(e.job);
   v1::RemoveJobReply reply;
   reply.set_bytes_freed(removal.bytes);
   Act(AdminReply{removal.token, absl::OkStatus(), std::move(reply)});

@@ -61,11 +61,17 @@ void Agent::CancelDrainsOf(Slot& slot) {
   }
 }
 
-// Copies, and what is on its way there.
+// Copies, also those out of reach, and what is on its way there.
 uint64_t Agent::TierBytesUsed(TierKind tier) const {
   uint64_t bytes = 0;
   for (const auto& [uuid, job] : jobs_) {
     bytes += job->BytesAt(tier);
+  }
+  for (const auto& [dir, drive] : drives_) {
+    bytes += tier == TierKind::kNvme ? drive.away_bytes : 0;
+  }
+  for (const auto& [uuid, away] : remote_away_bytes_) {
+    bytes += tier == TierKind::kRemote ? away : 0;
   }
   for (const auto& [id, op] : drains_) {
     bytes += op.kind == DrainOp::Kind::kFlush && op.tier == tier ? op.bytes : 0;
@@ -273,7 +279,7 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
     return;
   }
   if (jobs_.count(op->job) > 0) {
-    Send(op->job, RemovalDone{op->checkpoint, op->tier, e.status});
+    Send(op->job, RemovalDone{op->checkpoint, op->tier, e.status, e.ranks_left});
   }
 }
 

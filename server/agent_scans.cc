@@ -52,6 +52,8 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   }
   const MonotonicTime began = DriveScanBegan(e.drain);
   drive.answered = true;
+  drive.was_read = drive.was_read || e.status.ok();
+  drive.away_bytes = e.status.ok() ? 0 : drive.away_bytes;
   drive.problem = e.status.ok() ? "" : Message(e.status);
   if (!e.status.ok()) {
     drives_again_ = time_.now + kRescan;
@@ -86,23 +88,64 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   AdvanceLookups();
 }
 
+// Told as often as it is noticed. It is looked for again as what could not be read is; what scans
+// tell that began before is past.
+void Agent::OnTierAway(const TierAway& e) {
+  const std::string why = Message(e.status);
+  if (e.tier == TierKind::kNvme) {
+    Drive& drive = drives_[e.dir];
+    drive.answered = true;
+    drive.problem = why;
+    drive.first_scan = next_drain_;
+    drives_again_ = std::min(drives_again_.value_or(time_.now + kRescan), time_.now + kRescan);
+    if (rebuild_ && rebuild_->nvme_scan != 0) {
+      rebuild_->drives.erase(e.dir);
+      rebuild_->nvme_read = false;
+    }
+  } else {
+    remote_first_scan_ = next_drain_;
+  }
+  for (const auto& [uuid, job] : jobs_) {
+    if (e.tier == TierKind::kRemote && remote_known_.erase(uuid) > 0) {
+      remote_problems_[uuid] = why;
+      rescan_at_[job->name()] = time_.now + kRescan;
+    }
+    (e.tier == TierKind::kNvme ? drives_[e.dir].away_bytes : remote_away_bytes_[uuid]) +=
+        job->BytesBelow(e.tier, e.dir);
+    Send(uuid, CopiesAway{e.tier, e.dir});
+    TellInventory(uuid, e.tier);
+  }
+  AdvanceLookups();
+  AdvanceRebuild();
+}
+
 void Agent::OnRemoteScanned(const TierScanned& e) {
   const std::optional<DrainOp> op = EndDrain(e.drain);
   if (!op) {
     return;  // it hung, and has been answered; whoever wants to know has asked again since
   }
+  if (e.status.ok() && e.drain < remote_first_scan_) {
+    TierScanned past;
+    past.tier = TierKind::kRemote;
+    past.drain = e.drain;
+    past.job_name = e.job_name;
+    past.status = absl::UnavailableError("the directory went away while it was being read");
+    return TakeRemoteScan(past, *op);
+  }
+  TakeRemoteScan(e, *op);
+}
+
+void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   bool all = false;  // that lies there, of all jobs
   if (rebuild_ && rebuild_->remote == e.drain) {
     rebuild_->remote = 0;
-    all = e.status.ok();
+    all = rebuild_->remote_read = e.status.ok();
     if (!all) {
       rebuild_->reply.add_problems(Message(e.status));
     }
   }
-  std::set<JobUuid> there;
   for (const FoundJob& found : e.jobs) {
-    there.insert(found.uuid);
-    Coordinator* job = AdoptFound(found, op->begun);
+    Coordinator* job = AdoptFound(found, op.begun);
     if (job == nullptr) {
       continue;
     }
@@ -111,22 +154,14 @@ void Agent::OnRemoteScanned(const TierScanned& e) {
     copies.copies = found.copies;
     copies.manifests = found.manifests;
     copies.highest_claim = found.highest_claim;
-    copies.began = op->begun;
-    if (all) {
-      copies.as_of = op->begun;
-    }
+    copies.began = op.begun;
     for (const DurableCopy& copy : found.copies) {
       Act(IndexShard{copy.copy, TierKind::kRemote, 0, copy.location});
     }
-    Send(found.uuid, std::move(copies));
-  }
-  for (const auto& [uuid, job] : jobs_) {
-    if (all && there.count(uuid) == 0) {
-      CopiesFound none;
-      none.tier = TierKind::kRemote;
-      none.began = none.as_of = op->begun;
-      Send(uuid, std::move(none));
+    if (all) {
+      rebuild_->in_remote[found.uuid] = copies;
     }
+    Send(found.uuid, std::move(copies));
   }
   if (e.job_name.empty()) {
     return;  // all jobs, for a rebuild
@@ -136,6 +171,7 @@ void Agent::OnRemoteScanned(const TierScanned& e) {
     if (e.status.ok()) {
       remote_known_.insert(uuid);
       remote_problems_.erase(uuid);
+      remote_away_bytes_.erase(uuid);
       rescan_at_.erase(e.job_name);
     } else if (remote_known_.count(uuid) == 0) {
       remote_problems_[uuid] = Message(e.status);
@@ -199,10 +235,15 @@ void Agent::TellInventory(const JobUuid& job, TierKind tier) {
   if (!HasTier(tier) || jobs_.count(job) == 0) {
     return;
   }
+  const bool asked =
+      rebuild_ && (tier == TierKind::kNvme ? rebuild_->nvme_scan != 0 : rebuild_->remote_asked);
+  if (asked && !rebuild_->told) {
+    return;  // when all of it has been read
+  }
   InventoryState state{tier, InventoryState::Kind::kKnown, ""};
   if (tier == TierKind::kNvme) {
     for (const auto& [dir, drive] : drives_) {
-      if (!drive.answered || (rebuild_ && rebuild_->drives.count(dir) > 0)) {
+      if (!drive.answered) {
         return;  // still to come
       }
       if (!drive.problem.empty()) {
@@ -273,7 +314,7 @@ void Agent::AdvanceLookups() {
       lookup.failure = absl::StrCat(config_.remote().dir(), ": ", lookup.failure);
     }
     for (const auto& [dir, drive] : drives_) {
-      if (!drive.problem.empty()) {
+      if (!drive.problem.empty() && !drive.was_read) {
         lookup.failure = absl::StrCat(dir, ": ", drive.problem);
       }
     }

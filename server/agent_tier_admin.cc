@@ -8,11 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/config.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "recovery/policy.h"
 #include "server/agent.h"
+#include "server/tier_limits.h"
 
 namespace holdfast {
 namespace {
@@ -53,6 +55,17 @@ absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
     absl::StrAppend(&yaml, section, ":\n", lines);
   }
   return yaml;
+}
+
+// As whoever typed it knows the setting: without its line in the text that AsYaml made.
+absl::Status SetError(const absl::Status& parsed) {
+  absl::string_view what = parsed.message();
+  if (absl::ConsumePrefix(&what, "set:")) {
+    what.remove_prefix(std::min(what.find_first_not_of("0123456789: "), what.size()));
+  } else {
+    absl::ConsumePrefix(&what, "policy: ");
+  }
+  return absl::Status(parsed.code(), absl::StrCat("set: ", what));
 }
 
 std::string OptionsText(const v1::SetOptionsRequest& request) {
@@ -97,6 +110,14 @@ void Agent::Admin(const AdminRequest& e, const v1::ExplainRequest& request) {
   }
   v1::ExplainReply reply;
   (*job)->FillExplain(request, reply);
+  if (!request.all_steps() && reply.steps().empty()) {
+    return RefuseAdmin(
+        e.token, absl::NotFoundError(absl::StrCat(
+                     "explain: job '", (*job)->name(), "' has no step ", request.step(),
+                     request.attempt() == 0 ? "" : absl::StrCat(" of attempt ", request.attempt()),
+                     ", and what became of one is not remembered; ckptctl list ", (*job)->name(),
+                     " shows what there is")));
+  }
   Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
 }
 
@@ -200,7 +221,7 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
       parsed = CheckPolicy(policy);
     }
     if (!parsed.ok()) {
-      return RefuseAdmin(e.token, parsed);
+      return RefuseAdmin(e.token, SetError(parsed));
     }
     return Send((*job)->uuid(),
                 SetPolicyAsked{AwaitJob(e.token, (*job)->uuid()), policy,
@@ -223,12 +244,15 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
   }
   v1::DaemonConfig changed = config_;
   absl::Status parsed = ParseConfig(*yaml, "set", changed);
-  if (parsed.ok() && (changed.nvme().io_priority() > 8 || changed.remote().io_priority() > 8 ||
-                      changed.nvme().nice() > 19 || changed.remote().nice() > 19)) {
-    parsed = absl::InvalidArgumentError("set: io_priority is 0 to 8, nice 0 to 19");
+  for (const SettingRange& range : TierRanges(changed.nvme(), changed.remote())) {
+    const bool may_change =
+        std::find(kLimits.begin(), kLimits.end(), ToAbsl(range.setting)) != kLimits.end();
+    if (parsed.ok() && may_change) {
+      parsed = Annotate(CheckRange(range), "set");
+    }
   }
   if (!parsed.ok()) {
-    return RefuseAdmin(e.token, parsed);
+    return RefuseAdmin(e.token, SetError(parsed));
   }
   *config_.mutable_nvme() = changed.nvme();
   *config_.mutable_remote() = changed.remote();
@@ -273,7 +297,6 @@ void Agent::Admin(const AdminRequest& e, const v1::RebuildRequest& request) {
       rebuild_->drives.insert(dir);
     }
     rebuild_->nvme_read = true;
-    // Of a step whose shards lie on several drives nothing is judged by those that answer first.
     for (const auto& [uuid, job] : jobs_) {
       Send(uuid, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
     }
@@ -281,9 +304,13 @@ void Agent::Admin(const AdminRequest& e, const v1::RebuildRequest& request) {
     ScanDrives();
   }
   if (asked(TierKind::kRemote)) {
+    for (const auto& [uuid, job] : jobs_) {
+      Send(uuid, InventoryState{TierKind::kRemote, InventoryState::Kind::kPending, ""});
+    }
     DrainOp op;
     op.kind = DrainOp::Kind::kScan;
     op.tier = TierKind::kRemote;
+    rebuild_->remote_asked = true;
     rebuild_->remote = BeginDrain(std::move(op));
     Act(ScanRemote{rebuild_->remote, ""});
   }
@@ -304,6 +331,20 @@ void Agent::AdvanceRebuild() {
       all.began = all.as_of = rebuild_->since;
       Send(uuid, std::move(all));
     }
+    if (rebuild_->remote_read) {
+      CopiesFound all = std::move(rebuild_->in_remote[uuid]);
+      all.tier = TierKind::kRemote;
+      all.began = all.as_of = rebuild_->since;
+      Send(uuid, std::move(all));
+      remote_known_.insert(uuid);
+      remote_problems_.erase(uuid);
+      remote_away_bytes_.erase(uuid);
+      rescan_at_.erase(job->name());
+    }
+  }
+  for (const auto& [uuid, job] : jobs_) {
+    TellInventory(uuid, TierKind::kNvme);
+    TellInventory(uuid, TierKind::kRemote);
   }
 }
 

@@ -159,8 +159,9 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
   }
   write_problem_.clear();
   durable_version_ = m.version;
-  if (durable_version_ >= decision_version_) {
+  if (durable_version_ >= decision_version_ && !held_until_durable_.empty()) {
     held_until_durable_.clear();
+    On(CollectGarbageAsked{}, t);  // it waited for the decision
   }
   while (!durable_waits_.empty() && durable_waits_.front().version <= durable_version_) {
     Answer(std::move(durable_waits_.front().message), t);
@@ -490,9 +491,13 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
   }
   for (const TierKind tier : kAllTiers) {
     const Removals& removals = RemovalsOf(tier);
-    if (removals.not_before != MonotonicTime{} && !removed_ &&
-        Inventory(tier).kind == InventoryState::Kind::kKnown) {
-      also(removals.not_before);
+    if (removals.current || removed_ || Inventory(tier).kind == InventoryState::Kind::kPending) {
+      continue;
+    }
+    for (const Going& going : removals.waiting) {
+      if (going.not_before != MonotonicTime{}) {
+        also(going.not_before);
+      }
     }
   }
   return wake;

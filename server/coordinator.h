@@ -56,8 +56,9 @@ inline constexpr size_t kDrainsOpenMax = 8;  // and with them
 inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
 inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
 inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
-inline constexpr size_t kRemovedMax = 256;       // removals that are remembered
-inline constexpr size_t kRemovalsStuckMax = 64;  // that hang; the next one is waited for
+inline constexpr size_t kRemovedMax = 256;         // removals that are remembered
+inline constexpr size_t kRemovalsStuckMax = 64;    // that hang; the next one is waited for
+inline constexpr size_t kRemovalsFailedMax = 256;  // that failed; then retention waits for them
 
 struct CoordinatorSettings {
   Duration commit_deadline{};
@@ -120,9 +121,14 @@ class Coordinator {
   void SetRebooted() { rebooted_ = true; }
   // Nothing of it can lie in any tier that this daemon does not know of: it was opened here.
   void SetOpenedHere() { history_known_ = true; }
-  uint64_t BytesAt(TierKind tier) const;  // copies there
-  bool AnyDurable() const;                // copies in a durable tier, or on their way
-  bool AllInventoriesKnown() const;       // of the durable tiers
+  uint64_t BytesAt(TierKind tier) const;                             // copies there
+  uint64_t BytesBelow(TierKind tier, const std::string& dir) const;  // of copies in that directory
+  bool AnyDurable() const;  // copies in a durable tier, or on their way
+  const InventoryState& Inventory(TierKind tier) const {
+    return inventory_[static_cast<size_t>(tier)];
+  }
+  std::string WhyUnread(TierKind tier) const;  // empty: what lies there is known
+  bool AllInventoriesKnown() const;            // of the durable tiers
   v1::Policy EffectivePolicy() const;
   const v1::Policy& policy_set() const { return policy_set_; }
   // For ckptctl (coordinator_views.cc).
@@ -190,14 +196,17 @@ class Coordinator {
   struct Going {
     CheckpointId id;
     uint64_t bytes = 0;
-    std::string stalled;  // what hangs
+    std::set<Rank> counted{};    // whose copies `bytes` is made of
+    std::string stalled{};       // what hangs
+    std::string problem{};       // why it failed
+    MonotonicTime not_before{};  // it failed: when it is tried again
   };
   struct Removals {
     std::optional<Going> current;
-    std::vector<Going> stuck;    // begun, and hang: others go meanwhile
-    std::deque<Going> asked;     // by `ckptctl rm`, after the current one
-    MonotonicTime not_before{};  // the current one failed: when it is tried again
-    std::string problem;
+    std::vector<Going> stuck;  // begun, and hang: others go meanwhile
+    // After the current one: asked for by `ckptctl rm`, or tried and failed. What fails holds up
+    // no other: it may lie on a drive that is gone for good.
+    std::deque<Going> waiting;
     // What was removed lately, and when: a scan that began before may still have seen it.
     std::map<CheckpointId, MonotonicTime> ended;
     uint64_t pressure = 0;  // bytes that the tier's budget is short of
@@ -320,20 +329,21 @@ class Coordinator {
   std::vector<CheckpointId> CommittedOnLine() const;
   std::string CommittedText() const;
   std::string DoubtedText() const;
+  std::optional<Failure> OutOfReach(CheckpointId id) const;
   Failure Unreadable() const;
   bool EverCommitted() const;
 
   // coordinator_tiers.cc: the way into the durable tiers
   void On(const InventoryState& m, Turn& t);
   void On(const CopiesFound& m, Turn& t);
+  void On(const CopiesAway& m, Turn& t);
+  std::vector<CheckpointId> DropCopies(
+      TierKind tier, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which);
   void On(const ShardDrained& m, Turn& t);
   void On(const FlushStalled& m, Turn& t);
   void On(const ManifestDone& m, Turn& t);
   void On(const MemoryCopyGained& m, Turn& t);
   bool Configured(TierKind tier) const;
-  const InventoryState& Inventory(TierKind tier) const {
-    return inventory_[static_cast<size_t>(tier)];
-  }
   void Learn(const SealedCopy& copy, bool& learned);
   void GiveWay(const CopiesFound& m, Turn& t);
   bool MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t);
@@ -375,7 +385,14 @@ class Coordinator {
                                          uint64_t bytes_wanted) const;
   void RetainDurable(Turn& t);
   void BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
-  uint64_t TakeFrom(CheckpointId id, TierKind tier, Turn& t);
+  Going TakeFrom(CheckpointId id, TierKind tier, Turn& t);
+  std::string WhyNothingGoes() const;
+  std::vector<const Going*> AllGoing(TierKind tier) const;
+  // `failed`: among those that were tried before, or that were not.
+  std::optional<Going> NextWaiting(TierKind tier, bool failed, MonotonicTime now);
+  bool Remove(std::optional<Going> next, TierKind tier, Turn& t);
+  void PutOff(Going going, const RemovalDone& m, Turn& t);
+  void RetryFlushes(TierKind tier);
   bool IsGoing(CheckpointId id, TierKind tier) const;
   uint64_t BytesGoing(TierKind tier) const;
   bool Removing(CheckpointId id) const;

@@ -435,6 +435,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
   }
   DropFromSession(m.rank, m.process);
   RetryJoins(t);
+  RetainDurable(t);  // it waits for those who have still to restore
 }
 
 // `restore_point_change`: which restore point the decision was made by. One that was set since is

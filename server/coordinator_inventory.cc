@@ -15,6 +15,11 @@ std::string Name(TierKind tier) {
   return std::string(TierName(tier));
 }
 
+bool IsGoodBelow(const CopyState& copy, const std::string& dir) {
+  return copy.kind == CopyState::Kind::kGood &&
+         copy.detail.location.rfind(absl::StrCat(dir, "/"), 0) == 0;
+}
+
 CopyDetail DetailOf(const DurableCopy& copy) {
   return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
 }
@@ -210,28 +215,19 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
       Recheck(id, t);
     }
   }
-  for (const CheckpointId& id : AllCheckpoints()) {
-    Checkpoint& checkpoint = checkpoints_.at(id);
-    bool gone = false;
-    for (auto& [rank, shard] : checkpoint.shards) {
-      const CopyState& copy = shard.at(m.tier);
-      if (copy.kind != CopyState::Kind::kNone && copy.detail.since < m.as_of &&
-          there.count({id, rank}) == 0) {
-        checkpoint.SetNone(rank, m.tier);
-        gone = true;
-      }
-    }
-    if (gone) {
-      Tell(Report::Kind::kCopyBad,
-           absl::StrCat("copies of step ", id.step, " of attempt ", id.attempt, " are not in ",
-                        Name(m.tier), " any more: somebody else removed them"),
-           0, t);
-      Recheck(id, t);
-      EraseIfGone(id,
-                  {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
-                   absl::StrCat("the copies of step ", id.step, " were removed from outside")},
-                  t);
-    }
+  const auto not_seen = [&](CheckpointId id, Rank rank, const CopyState& copy) {
+    return copy.detail.since < m.as_of && there.count({id, rank}) == 0;
+  };
+  for (const CheckpointId& id : DropCopies(m.tier, not_seen)) {
+    Tell(Report::Kind::kCopyBad,
+         absl::StrCat("copies of step ", id.step, " of attempt ", id.attempt, " are not in ",
+                      Name(m.tier), " any more: somebody else removed them"),
+         0, t);
+    Recheck(id, t);
+    EraseIfGone(id,
+                {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                 absl::StrCat("the copies of step ", id.step, " were removed from outside")},
+                t);
   }
   for (const TierKind tier : kDurable) {
     LastDrained& last = last_drained_[static_cast<size_t>(tier)];
@@ -250,6 +246,71 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
   if (learned) {
     Persist(t);
   }
+}
+
+// They do not count any more. Returns the checkpoints that had some.
+std::vector<CheckpointId> Coordinator::DropCopies(
+    TierKind tier, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which) {
+  std::vector<CheckpointId> changed;
+  for (auto& [id, checkpoint] : checkpoints_) {
+    bool any = false;
+    for (auto& [rank, shard] : checkpoint.shards) {
+      const CopyState& copy = shard.at(tier);
+      if (copy.kind != CopyState::Kind::kNone && which(id, rank, copy)) {
+        checkpoint.SetNone(rank, tier);
+        any = true;
+      }
+    }
+    if (any) {
+      changed.push_back(id);
+    }
+  }
+  return changed;
+}
+
+// Nothing is judged by what cannot be read. What was found bad is not forgotten: it would be good
+// again when the directory is back.
+void Coordinator::On(const CopiesAway& m, Turn& t) {
+  const auto lies_there = [&](CheckpointId, Rank, const CopyState& copy) {
+    return IsGoodBelow(copy, m.dir);
+  };
+  for (const CheckpointId& id : DropCopies(m.tier, lies_there)) {
+    // It may be whole with what lies there, so nothing older is taken for the newest.
+    if (checkpoints_.at(id).committed && NoteThere(id, m.tier)) {
+      Persist(t);
+    }
+    if (m.tier == TierKind::kRemote) {
+      checkpoints_.at(id).SetManifest(false);
+    }
+    Recheck(id, t);
+    EraseIfGone(id,
+                {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                 absl::StrCat("the last copies of step ", id.step, " are out of reach: '", m.dir,
+                              "' is away")},
+                t);
+  }
+}
+
+std::string Coordinator::WhyUnread(TierKind tier) const {
+  const InventoryState& inventory = Inventory(tier);
+  if (tier == TierKind::kMemory || !Configured(tier) ||
+      inventory.kind == InventoryState::Kind::kKnown) {
+    return "";
+  }
+  return absl::StrCat("what lies in ", Name(tier),
+                      inventory.kind == InventoryState::Kind::kPending
+                          ? std::string(" is still being read")
+                          : absl::StrCat(" cannot be read now (", inventory.why, ")"));
+}
+
+uint64_t Coordinator::BytesBelow(TierKind tier, const std::string& dir) const {
+  uint64_t bytes = 0;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    for (const auto& [rank, shard] : checkpoint.shards) {
+      bytes += IsGoodBelow(shard.at(tier), dir) ? shard.bytes : 0;
+    }
+  }
+  return bytes;
 }
 
 // A removal of everything has ended halfway: what is left is what the tiers' next scans find.
@@ -297,11 +358,9 @@ void Coordinator::PruneIncomplete(Turn& t) {
   }
   for (const CheckpointId& id : incomplete) {
     LetGo(id,
-          id.attempt == attempt()
-              ? Failure{absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED,
-                        absl::StrCat("only parts of step ", id.step, " of attempt ", id.attempt,
-                                     " were found")}
-              : SupersededFailure(id.attempt),
+          Failure{absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED,
+                  absl::StrCat("only parts of step ", id.step, " of attempt ", id.attempt,
+                               " were found")},
           t);
   }
 }
@@ -323,19 +382,22 @@ std::optional<Failure> Coordinator::WaitForInventory(
     if (!MayHoldNewer(tier, candidates)) {
       continue;  // what is here is as new as anything there
     }
+    const bool others = !CommittedOnLine().empty();  // than the one that was asked for
     return Failure{
         absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-        absl::StrCat("restore of job '", name_, "': ", ToAbsl(TierName(tier)),
-                     inventory.kind == InventoryState::Kind::kPending
-                         ? " is still being read"
-                         : absl::StrCat(" cannot be read now (", inventory.why, ")"),
-                     ", and may hold a newer step than ",
-                     candidates.empty()
-                         ? "none, which is what there is elsewhere"
-                         : absl::StrCat("step ", candidates.front().step, ", the newest elsewhere"),
-                     "; restore again when it can be read, or choose what there is: ckptctl "
-                     "restore ",
-                     name_, candidates.empty() ? " --from-scratch" : " --step N")};
+        absl::StrCat(
+            "restore of job '", name_, "': ", ToAbsl(TierName(tier)),
+            inventory.kind == InventoryState::Kind::kPending
+                ? " is still being read"
+                : absl::StrCat(" cannot be read now (", inventory.why, ")"),
+            candidates.empty() && others
+                ? absl::StrCat(", and may hold the step; elsewhere there are ", CommittedText())
+            : candidates.empty() ? std::string(", and may hold a step; elsewhere there is none")
+                                 : absl::StrCat(", and may hold a newer step than step ",
+                                                candidates.front().step, ", the newest elsewhere"),
+            "; restore again when it can be read, or choose what there is: ckptctl "
+            "restore ",
+            name_, candidates.empty() && !others ? " --from-scratch" : " --step N")};
   }
   return std::nullopt;
 }

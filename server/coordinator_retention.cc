@@ -57,17 +57,30 @@ std::vector<RetentionVerdict> Coordinator::Verdicts(TierKind tier,
                                                     uint64_t bytes_wanted) const {
   const v1::Policy policy = EffectivePolicy();
   const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
-  return PlanRetention(tier, views, line_,
-                       {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max()},
-                       bytes_wanted);
+  return PlanRetention(
+      tier, views, line_,
+      {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(), !AllInventoriesKnown()},
+      bytes_wanted);
+}
+
+std::vector<const Coordinator::Going*> Coordinator::AllGoing(TierKind tier) const {
+  const Removals& removals = RemovalsOf(tier);
+  std::vector<const Going*> all;
+  if (removals.current) {
+    all.push_back(&*removals.current);
+  }
+  for (const Going& going : removals.waiting) {
+    all.push_back(&going);
+  }
+  for (const Going& going : removals.stuck) {
+    all.push_back(&going);
+  }
+  return all;
 }
 
 bool Coordinator::IsGoing(CheckpointId id, TierKind tier) const {
-  const Removals& removals = RemovalsOf(tier);
-  const auto is_it = [id](const auto& going) { return going.id == id; };
-  return (removals.current && is_it(*removals.current)) ||
-         std::any_of(removals.asked.begin(), removals.asked.end(), is_it) ||
-         std::any_of(removals.stuck.begin(), removals.stuck.end(), is_it);
+  const std::vector<const Going*> all = AllGoing(tier);
+  return std::any_of(all.begin(), all.end(), [id](const Going* going) { return going->id == id; });
 }
 
 bool Coordinator::Removing(CheckpointId id) const {
@@ -75,13 +88,9 @@ bool Coordinator::Removing(CheckpointId id) const {
 }
 
 uint64_t Coordinator::BytesGoing(TierKind tier) const {
-  const Removals& removals = RemovalsOf(tier);
-  uint64_t bytes = removals.current ? removals.current->bytes : 0;
-  for (const auto& going : removals.asked) {
-    bytes += going.bytes;
-  }
-  for (const auto& going : removals.stuck) {
-    bytes += going.bytes;
+  uint64_t bytes = 0;
+  for (const Going* going : AllGoing(tier)) {
+    bytes += going->bytes;
   }
   return bytes;
 }
@@ -106,72 +115,97 @@ bool Coordinator::AllInventoriesKnown() const {
   });
 }
 
-// While a tier has still to be read nothing is removed: what it has does not count yet.
+// Why retention removes nothing at all now; empty: it may. What is whole can be judged although a
+// directory cannot be read: that would only add to what protects. But not before the line of
+// descent is sure, nor while something is about to be known.
+std::string Coordinator::WhyNothingGoes() const {
+  if (!AllInventoriesKnown() && (!history_known_ || InventoryPending())) {
+    return "not all tiers have been read yet: nothing goes before that";
+  }
+  // The newest step may turn out to be bad when it is read, and an older one is what is left.
+  if (RanksAlive() > 0 && !attempts_.rbegin()->second.decided) {
+    return "the job has still to restore: nothing goes before that";
+  }
+  return "";
+}
+
 void Coordinator::RetainDurable(Turn& t) {
   for (const TierKind tier : kDurable) {
     Removals& removals = RemovalsOf(tier);
-    const bool again = removals.not_before != MonotonicTime{};
-    if (!Configured(tier) || removed_ || Inventory(tier).kind != InventoryState::Kind::kKnown ||
-        removals.not_before > t.time.now || (removals.current && !again)) {
+    if (!Configured(tier) || removed_ || removals.current ||
+        Inventory(tier).kind == InventoryState::Kind::kPending) {
       continue;
     }
-    removals.not_before = {};
-    if (!removals.current) {
-      // What is being written there, or read from there, still goes when that has ended.
-      const auto next =
-          std::find_if(removals.asked.begin(), removals.asked.end(), [&](const auto& going) {
-            const Checkpoint& checkpoint = checkpoints_.at(going.id);
-            return !checkpoint.drain(tier).Busy() && !ReadFrom(checkpoint, tier);
-          });
-      if (next != removals.asked.end()) {
-        removals.current = *next;
-        removals.asked.erase(next);
+    if (Remove(NextWaiting(tier, false, t.time.now), tier, t)) {
+      continue;
+    }
+    if (removals.collect && WhyNothingGoes().empty() &&
+        removals.waiting.size() < kRemovalsFailedMax) {
+      const std::vector<RetentionVerdict> verdicts = Verdicts(tier, Views(), removals.pressure);
+      if (!verdicts.empty() && verdicts.front().goes) {
+        const RetentionVerdict& first = verdicts.front();
+        removals.pressure -= std::min(removals.pressure, first.bytes);
+        BeginRemoval(first.id, tier, first.why, t);
+        continue;
       }
-    }
-    if (removals.current) {
-      const CheckpointId id = removals.current->id;
-      t.out.push_back(RemovalWanted{id, tier, checkpoints_.at(id).world_size});
-      continue;
-    }
-    if (!removals.collect || !AllInventoriesKnown()) {
-      continue;
-    }
-    const std::vector<RetentionVerdict> verdicts = Verdicts(tier, Views(), removals.pressure);
-    const auto first = std::find_if(verdicts.begin(), verdicts.end(),
-                                    [](const RetentionVerdict& v) { return v.goes; });
-    if (first == verdicts.end()) {
       removals.collect = false;
       removals.pressure = 0;
-      continue;
     }
-    removals.pressure -= std::min(removals.pressure, first->bytes);
-    BeginRemoval(first->id, tier, first->why, t);
+    Remove(NextWaiting(tier, true, t.time.now), tier, t);  // what fails waits for all others
   }
 }
 
+// Taken out of those that wait. What is being written there, or read from there, still goes when
+// that has ended.
+std::optional<Coordinator::Going> Coordinator::NextWaiting(TierKind tier, bool failed,
+                                                           MonotonicTime now) {
+  std::deque<Going>& waiting = RemovalsOf(tier).waiting;
+  for (auto it = waiting.begin(); it != waiting.end(); ++it) {
+    if (it->not_before > now || it->problem.empty() == failed) {
+      continue;
+    }
+    it->not_before = {};  // from now on it waits for others, not for the time
+    const Checkpoint& checkpoint = checkpoints_.at(it->id);
+    if (!checkpoint.drain(tier).Busy() && !ReadFrom(checkpoint, tier)) {
+      Going next = std::move(*it);
+      waiting.erase(it);
+      return next;
+    }
+  }
+  return std::nullopt;
+}
+
+bool Coordinator::Remove(std::optional<Going> next, TierKind tier, Turn& t) {
+  if (next) {
+    t.out.push_back(RemovalWanted{next->id, tier, checkpoints_.at(next->id).world_size});
+    RemovalsOf(tier).current = std::move(next);
+  }
+  return RemovalsOf(tier).current.has_value();
+}
+
 void Coordinator::BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t) {
-  Removals& removals = RemovalsOf(tier);
-  removals.not_before = {};
-  removals.current = {id, 0, ""};
-  const uint32_t world_size = checkpoints_.at(id).world_size;
   Tell(Report::Kind::kTierRemoved,
        absl::StrCat("step ", id.step, " of attempt ", id.attempt, " goes from ",
                     ToAbsl(TierName(tier)), ": ", why),
        checkpoints_.at(id).BytesAt(tier), t, tier);
   checkpoints_.at(id).drain(tier).shed = absl::StrCat("it was there and went: ", why);
-  removals.current->bytes = TakeFrom(id, tier, t);
-  t.out.push_back(RemovalWanted{id, tier, world_size});
+  Remove(TakeFrom(id, tier, t), tier, t);
 }
 
 // From now on nobody is sent there, and nothing is judged by what lies there. (At the remote tier
 // the manifest goes first in any case.) Returns what lay there.
-uint64_t Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t) {
+Coordinator::Going Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t) {
   Checkpoint& checkpoint = checkpoints_.at(id);
-  const uint64_t bytes = checkpoint.BytesAt(tier);
+  Going going{id, checkpoint.BytesAt(tier)};
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    if (shard.at(tier).kind != CopyState::Kind::kNone) {
+      going.counted.insert(rank);
+    }
+  }
   checkpoint.removing = true;
   checkpoint.Clear(tier);
   Recheck(id, t);
-  return bytes;
+  return going;
 }
 
 void Coordinator::On(const RemovalDone& m, Turn& t) {
@@ -184,28 +218,16 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
   if ((!hung && !current) || it == checkpoints_.end()) {
     return;
   }
-  if (!m.status.ok() && !absl::IsNotFound(m.status)) {
-    // What is left of it is removed by the next try: its intent says what that is.
-    if (removals.problem != Message(m.status)) {
-      removals.problem = Message(m.status);
-      Tell(Report::Kind::kTierTrouble,
-           absl::StrCat("step ", m.checkpoint.step, " could not be removed from ",
-                        ToAbsl(TierName(m.tier)), " yet, trying again: ", removals.problem),
-           0, t, m.tier);
-    }
-    if (!hung) {
-      removals.not_before = t.time.now + kRemovalRetry;
-      return;
-    }
-    removals.asked.push_back({m.checkpoint, stuck->bytes, ""});
-    removals.stuck.erase(stuck);
-    return RetainDurable(t);
-  }
+  Going going = hung ? std::move(*stuck) : *std::move(removals.current);
   if (hung) {
     removals.stuck.erase(stuck);
   } else {
-    removals.problem.clear();
     removals.current.reset();
+  }
+  if (!m.status.ok() && !absl::IsNotFound(m.status)) {
+    PutOff(std::move(going), m, t);
+    RetainDurable(t);
+    return PumpDrains(t);
   }
   removals.collect = true;
   removals.ended[m.checkpoint] = t.time.now;
@@ -214,14 +236,45 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
   }
   it->second.removing = Removing(m.checkpoint);
   EraseIfGone(m.checkpoint, Removed(m.checkpoint), t);
-  // Flushes that found no room try again now.
-  for (auto& [id, checkpoint] : checkpoints_) {
-    if (checkpoint.drain(m.tier).phase == Drain::Phase::kWanted) {
-      checkpoint.drain(m.tier).retry_at = {};
-    }
-  }
+  RetryFlushes(m.tier);
   RetainDurable(t);
   PumpDrains(t);
+}
+
+// Those that found no room.
+void Coordinator::RetryFlushes(TierKind tier) {
+  for (auto& [id, checkpoint] : checkpoints_) {
+    if (checkpoint.drain(tier).phase == Drain::Phase::kWanted) {
+      checkpoint.drain(tier).retry_at = {};
+    }
+  }
+}
+
+// What is left of it is removed by a later try; others go meanwhile.
+void Coordinator::PutOff(Going going, const RemovalDone& m, Turn& t) {
+  if (going.problem != Message(m.status)) {
+    Tell(Report::Kind::kTierTrouble,
+         absl::StrCat("step ", m.checkpoint.step, " could not be removed from ",
+                      ToAbsl(TierName(m.tier)), " yet, trying again: ", Message(m.status)),
+         0, t, m.tier);
+  }
+  going.stalled.clear();
+  going.problem = Message(m.status);
+  going.not_before = t.time.now + kRemovalRetry;
+  if (m.ranks_left) {
+    const Checkpoint& checkpoint = checkpoints_.at(m.checkpoint);
+    uint64_t left = 0;
+    for (const Rank rank : *m.ranks_left) {
+      const auto shard = checkpoint.shards.find(rank);
+      const bool counts = going.counted.count(rank) > 0;  // what was out of reach counts elsewhere
+      left += counts && shard != checkpoint.shards.end() ? shard->second.bytes : 0;
+    }
+    if (left < going.bytes) {
+      going.bytes = left;
+      RetryFlushes(m.tier);
+    }
+  }
+  RemovalsOf(m.tier).waiting.push_back(std::move(going));
 }
 
 // It ends some day; the others do not wait for that. What it frees does not count before.
@@ -243,7 +296,10 @@ void Coordinator::On(const RemovalStalled& m, Turn& t) {
 
 void Coordinator::On(const DurableRoomAsked& m, Turn& t) {
   Removals& removals = RemovalsOf(m.tier);
-  const uint64_t coming = BytesGoing(m.tier);  // is on its way out already
+  uint64_t coming = 0;  // is on its way out already
+  for (const Going* going : AllGoing(m.tier)) {
+    coming += going->problem.empty() && going->stalled.empty() ? going->bytes : 0;
+  }
   removals.pressure = std::max(removals.pressure, m.bytes - std::min(m.bytes, coming));
   removals.collect = true;
   RetainDurable(t);
@@ -252,8 +308,8 @@ void Coordinator::On(const DurableRoomAsked& m, Turn& t) {
 void Coordinator::On(const CollectGarbageAsked&, Turn& t) {
   for (Removals& removals : removals_) {
     removals.collect = true;
-    if (removals.not_before != MonotonicTime{}) {
-      removals.not_before = t.time.now;  // the one that failed is tried again at once
+    for (Going& going : removals.waiting) {
+      going.not_before = {};  // what failed is tried again at once
     }
   }
   RetainDurable(t);
@@ -295,11 +351,18 @@ absl::StatusOr<CheckpointId> Coordinator::FindKnown(Attempt attempt, Step step) 
       return id;
     }
   }
+  std::string unread;
+  for (const TierKind tier : kDurable) {
+    if (const std::string why = WhyUnread(tier); !why.empty()) {
+      absl::StrAppend(&unread, "; ", why, ", and may have it");
+    }
+  }
   return absl::NotFoundError(absl::StrCat(
       "job '", name_, "' has no step ", step,
       attempt == 0 ? std::string(" on its line of descent; other branches: name the attempt, too "
                                  "(ckptctl list shows them)")
-                   : absl::StrCat(" of attempt ", attempt)));
+                   : absl::StrCat(" of attempt ", attempt),
+      unread));
 }
 
 void Coordinator::On(const PinAsked& m, Turn& t) {
@@ -375,6 +438,20 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
   if (!checkpoint.committed && !checkpoint.dead) {
     return refuse(absl::FailedPreconditionError(absl::StrCat(what, " is still being saved")));
   }
+  const auto any_there = [&](TierKind tier) {
+    const Drain& drain = checkpoint.drain(tier);
+    return checkpoint.AnyAt(tier) || drain.Busy() || drain.phase == Drain::Phase::kWanted;
+  };
+  if (!request.tier().empty() && !any_there(tiers.front()) && !WhyUnread(tiers.front()).empty()) {
+    return refuse(absl::UnavailableError(
+        absl::StrCat("whether ", what, " has copies in ", request.tier(),
+                     " cannot be told: ", WhyUnread(tiers.front()), "; try again when it can be")));
+  }
+  if (!request.tier().empty() && !any_there(tiers.front())) {
+    return refuse(absl::NotFoundError(absl::StrCat(what, " has no copies in ", request.tier(),
+                                                   "; ckptctl where ", name_, " --step ", id.step,
+                                                   " shows where they lie")));
+  }
   if (Held(id) || checkpoint.removing) {
     return refuse(absl::FailedPreconditionError(absl::StrCat(
         what, checkpoint.removing ? " is being removed already" : " is being restored just now")));
@@ -383,6 +460,13 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
     return refuse(absl::FailedPreconditionError(
         absl::StrCat(what, " is pinned, or the restore point; first: ckptctl unpin ", name_,
                      " --step ", id.step, ", or ckptctl restore ", name_, " --clear")));
+  }
+  for (const TierKind tier : tiers) {
+    if (!WhyUnread(tier).empty() && !request.force()) {
+      return refuse(absl::UnavailableError(absl::StrCat(
+          "whether ", what, " is what the job is protected by cannot be told: ", WhyUnread(tier),
+          "; try again later, or remove it all the same: --force")));
+    }
   }
   TierSet configured = 0;
   for (const TierKind tier : kAllTiers) {
@@ -423,8 +507,7 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
       Tell(Report::Kind::kTierRemoved,
            absl::StrCat(what, " goes from ", ToAbsl(TierName(tier)), ": as asked (ckptctl rm)"),
            checkpoint.BytesAt(tier), t, tier);
-      RemovalsOf(tier).asked.push_back({id, 0, ""});
-      RemovalsOf(tier).asked.back().bytes = TakeFrom(id, tier, t);
+      RemovalsOf(tier).waiting.push_back(TakeFrom(id, tier, t));
     }
   }
   if (tiers.front() == TierKind::kMemory && checkpoints_.count(id) > 0) {

@@ -93,7 +93,8 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
                                      "; to restore another one, leave it for the next attempt"));
   }
   if (!IsCommitted(info.parent)) {
-    return Refuse(m.token, Unreadable(), t);
+    const std::optional<Failure> away = OutOfReach(info.parent);
+    return Refuse(m.token, away ? *away : Unreadable(), t);
   }
   const uint64_t session = last_session_ != 0 ? last_session_ : (last_session_ = next_session_++);
   SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
@@ -220,6 +221,10 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
         m.copy_is_bad && it != checkpoints_.end() &&
         it->second.Nearest(m.rank, SourcesSpent(m.rank, m.problem))) {
       return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
+    }
+    if (const std::optional<Failure> away = OutOfReach(info.parent);
+        away && !IsCommitted(info.parent)) {
+      return Refuse(m.token, *away, t);
     }
     Failure failure = Unreadable();
     failure.message =
@@ -430,6 +435,19 @@ bool Coordinator::EverCommitted() const {
   return LineRestoredAnything(line_) || (newest != attempts_.end() && newest->second.any_committed);
 }
 
+// What a tier that cannot be read now may have of it.
+std::optional<Failure> Coordinator::OutOfReach(CheckpointId id) const {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    if (const std::string why = WhyUnread(tier); !why.empty() && NewestIn(tier) >= id) {
+      return Failure{
+          absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+          absl::StrCat("restore of job '", name_, "': step ", id.step, " of attempt ", id.attempt,
+                       " is out of reach: ", why, "; restore again when it can be")};
+    }
+  }
+  return std::nullopt;
+}
+
 Failure Coordinator::Unreadable() const {
   std::string there = "a checkpoint";
   if (!line_.empty()) {
@@ -449,7 +467,10 @@ Failure Coordinator::Unreadable() const {
       continue;
     }
     if (checkpoint.dead) {
-      why = absl::StrCat("a copy of step ", id.step, " is bad");
+      const bool bad = std::any_of(kAllTiers.begin(), kAllTiers.end(),
+                                   [&c = checkpoint](TierKind tier) { return c.BadAt(tier) > 0; });
+      why = absl::StrCat(bad ? "a copy of step " : "not all copies of step ", id.step,
+                         bad ? " is bad" : " are there");
     } else if (checkpoint.committed &&
                checkpoint.world_size != attempts_.rbegin()->second.world_size) {
       why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,

@@ -134,9 +134,14 @@ void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
       v1::Checkpoint& out = *reply.add_checkpoints();
       out.set_attempt(id.attempt);
       out.set_step(id.step);
-      out.set_state(checkpoint.dead        ? v1::Checkpoint::STATE_BAD
-                    : checkpoint.committed ? v1::Checkpoint::STATE_COMMITTED
-                                           : v1::Checkpoint::STATE_INCOMPLETE);
+      // What lacks copies that are only out of reach is not bad.
+      const bool unread = !AllInventoriesKnown() && !checkpoint.contradictory &&
+                          checkpoint.BadAt(TierKind::kMemory) + checkpoint.BadAt(TierKind::kNvme) +
+                                  checkpoint.BadAt(TierKind::kRemote) ==
+                              0;
+      out.set_state(checkpoint.dead && !unread ? v1::Checkpoint::STATE_BAD
+                    : checkpoint.committed     ? v1::Checkpoint::STATE_COMMITTED
+                                               : v1::Checkpoint::STATE_INCOMPLETE);
       out.set_on_line(on_line);
       out.set_shards(static_cast<uint32_t>(checkpoint.shards.size()));
       out.set_world_size(checkpoint.world_size);

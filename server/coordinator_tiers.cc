@@ -16,6 +16,11 @@ std::string Name(TierKind tier) {
   return std::string(TierName(tier));
 }
 
+absl::Status WentAway(TierKind tier) {
+  return absl::UnavailableError(
+      absl::StrCat("what lies in ", Name(tier), " went out of reach meanwhile"));
+}
+
 CopyDetail DetailOf(const DurableCopy& copy) {
   return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
 }
@@ -258,8 +263,10 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   }
   if (m.status.ok() && !drain.unwanted.empty()) {
     // It goes again with the rest of the step; until then it takes its room.
-    for (auto& going : RemovalsOf(m.to).asked) {
-      going.bytes += going.id == m.checkpoint ? checkpoint.shards.at(m.rank).bytes : 0;
+    for (Going& going : RemovalsOf(m.to).waiting) {
+      if (going.id == m.checkpoint && going.counted.insert(m.rank).second) {
+        going.bytes += checkpoint.shards.at(m.rank).bytes;
+      }
     }
   } else if (m.status.ok()) {
     CopyDetail detail = DetailOf(m.copy);
@@ -305,7 +312,7 @@ void Coordinator::EndDrainRound(CheckpointId id, TierKind tier, Turn& t) {
     return tier == TierKind::kRemote && !checkpoint.manifest ? BeginManifest(id, t)
                                                              : TierCommitted(id, tier, t);
   }
-  DrainFailed(id, tier, drain.failure, t);
+  DrainFailed(id, tier, drain.failure.ok() ? WentAway(tier) : drain.failure, t);
 }
 
 // Nothing is left that it could be taken from; perhaps nothing of it at all.
@@ -439,6 +446,11 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
   drain.stalled.clear();
   if (!drain.unwanted.empty()) {
     EndUnwanted(m.checkpoint, TierKind::kRemote, t);
+  } else if (m.status.ok() && it->second.GoodAt(TierKind::kRemote) < it->second.world_size) {
+    if (NoteThere(m.checkpoint, TierKind::kRemote)) {
+      Persist(t);
+    }
+    DrainFailed(m.checkpoint, TierKind::kRemote, WentAway(TierKind::kRemote), t);
   } else if (m.status.ok()) {
     it->second.SetManifest(true);
     Recheck(m.checkpoint, t);

@@ -62,11 +62,14 @@ void Coordinator::FillTiers(v1::JobStatus& status, EventTime time) const {
       progress.set_problem("what lies there is still being read");
     }
     const Removals& removals = RemovalsOf(tier);
+    const auto failed = std::find_if(removals.waiting.begin(), removals.waiting.end(),
+                                     [](const Going& going) { return !going.problem.empty(); });
     if (progress.problem().empty() && !removals.stuck.empty()) {
       progress.set_problem(absl::StrCat("removal of step ", removals.stuck.front().id.step, ": ",
                                         removals.stuck.front().stalled));
-    } else if (progress.problem().empty() && !removals.problem.empty()) {
-      progress.set_problem(absl::StrCat("removal: ", removals.problem));
+    } else if (progress.problem().empty() && failed != removals.waiting.end()) {
+      progress.set_problem(
+          absl::StrCat("removal of step ", failed->id.step, ": ", failed->problem));
     }
   }
 }
@@ -225,7 +228,8 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
   for (const TierKind tier : kDurable) {
     pressure[static_cast<size_t>(tier)] = RemovalsOf(tier).pressure;
   }
-  for (bool more = AllInventoriesKnown(); more;) {
+  const std::string not_now = WhyNothingGoes();
+  for (bool more = not_now.empty(); more;) {
     more = false;
     for (const TierKind tier : kDurable) {
       uint64_t& wanted = pressure[static_cast<size_t>(tier)];
@@ -243,14 +247,18 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
     }
   }
   for (const TierKind tier : kDurable) {
+    for (const Going* begun : AllGoing(tier)) {
+      const std::string& why = begun->stalled.empty() ? begun->problem : begun->stalled;
+      add(tier, {begun->id, true, "", begun->bytes}, true,
+          absl::StrCat("is being removed", why.empty() ? "" : ", and tried again: ", why));
+    }
     for (const RetentionVerdict& verdict : going[static_cast<size_t>(tier)]) {
       add(tier, verdict, true, verdict.why);
     }
     for (const RetentionVerdict& verdict : Verdicts(tier, views, 0)) {
       if (Configured(tier)) {
         add(tier, verdict, false,
-            verdict.goes ? "not all tiers have been read yet: nothing goes before that"
-                         : std::string_view(verdict.why));
+            verdict.goes ? std::string_view(not_now) : std::string_view(verdict.why));
       }
     }
   }

@@ -255,6 +255,15 @@ struct ManifestPublished {
 struct CopiesRemoved {
   DrainId drain = 0;
   absl::Status status;  // NotFound counts as OK for the core
+  // Of an error, nvme: whose copies still lie there. Not given: perhaps all.
+  std::optional<std::vector<Rank>> ranks_left = std::nullopt;
+};
+// A tier's directory is not there any more, or another one lies in its place: its mount went away.
+// What lies there is out of reach until a scan finds it again.
+struct TierAway {
+  TierKind tier = TierKind::kNvme;
+  std::string dir;
+  absl::Status status;
 };
 // What lies in a tier. nvme: one event for each drive, for all jobs; remote: one for each
 // ScanRemoteJob. A tier that does not answer is an error first and may come again when it does.
@@ -275,7 +284,7 @@ using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionC
                            SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
                            CopyFoundGood, DurableCopyJudged, SlotFileGone, HandOverFailed,
                            AdminRequest, AdminReadDone, FlushEnded, FetchEnded, DrainStalled,
-                           ManifestPublished, CopiesRemoved, TierScanned, TimerFired>;
+                           ManifestPublished, CopiesRemoved, TierAway, TierScanned, TimerFired>;
 
 // ---- Actions ----
 

@@ -125,6 +125,12 @@ struct CopiesFound {
   std::vector<CheckpointId> manifests;
   Attempt highest_claim = 0;
 };
+// What lies in one of the tier's directories is out of reach. An InventoryState follows, and
+// CopiesFound when it is back.
+struct CopiesAway {
+  TierKind tier = TierKind::kNvme;
+  std::string dir;
+};
 // A flush of one shard has ended.
 struct ShardDrained {
   CheckpointId checkpoint;
@@ -149,6 +155,8 @@ struct RemovalDone {
   CheckpointId checkpoint;
   TierKind tier = TierKind::kNvme;
   absl::Status status;
+  std::optional<std::vector<Rank>> ranks_left =
+      std::nullopt;  // of an error; not given: perhaps all
 };
 struct RemovalStalled {
   CheckpointId checkpoint;
@@ -249,9 +257,10 @@ using ToCoordinator =
     std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
                  ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, RequestExpired,
                  RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved,
-                 InventoryState, CopiesFound, ShardDrained, FlushStalled, ManifestDone, RemovalDone,
-                 RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked,
-                 PinAsked, RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked>;
+                 InventoryState, CopiesFound, CopiesAway, ShardDrained, FlushStalled, ManifestDone,
+                 RemovalDone, RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked,
+                 FetchRoomAsked, PinAsked, RemoveCheckpointAsked, SetPolicyAsked,
+                 CollectGarbageAsked>;
 
 // ---- Coordinator → agent ----
 

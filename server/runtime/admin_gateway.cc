@@ -3,9 +3,28 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace holdfast {
+namespace {
+
+constexpr char kUnanswered[] = "holdfast/unanswered";  // a status's payload
+
+absl::Status Unanswered(absl::Status why) {
+  why.SetPayload(kUnanswered, absl::Cord());
+  return why;
+}
+
+absl::Status Stopping() {
+  return Unanswered(absl::UnavailableError("the daemon is stopping"));
+}
+
+}  // namespace
+
+bool IsUnanswered(const absl::Status& status) {
+  return status.GetPayload(kUnanswered).has_value();
+}
 
 absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) request,
                                               const Caller& caller, Duration at_most) {
@@ -16,7 +35,7 @@ absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) re
   {
     MutexLock lock(mutex_);
     if (stopped_) {
-      return absl::UnavailableError("the daemon is stopping");
+      return Stopping();
     }
     event.token = next_token_++;
     waiting_.emplace(event.token, Waiting());
@@ -35,11 +54,11 @@ absl::StatusOr<AdminAnswer> AdminGateway::Ask(decltype(AdminRequest::request) re
   AdminReply reply = std::move(waiting.reply);
   waiting_.erase(token);  // an answer that comes now finds nobody: Deliver ends its hold
   if (!answered) {
-    return stopped_ ? absl::UnavailableError("the daemon is stopping")
-                    : absl::DeadlineExceededError(absl::StrCat(
+    return stopped_ ? Stopping()
+                    : Unanswered(absl::DeadlineExceededError(absl::StrCat(
                           "the daemon did not answer within ",
                           std::chrono::duration_cast<std::chrono::milliseconds>(at_most).count(),
-                          " ms"));
+                          " ms")));
   }
   if (!reply.status.ok()) {
     return reply.status;

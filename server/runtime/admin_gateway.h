@@ -37,6 +37,10 @@ struct AdminAnswer {
   std::unique_ptr<ReadLease> lease;  // with ReadableShards
 };
 
+// Of Ask's errors: nobody answered (the daemon stops, or the core took too long). Any other is the
+// core's answer.
+bool IsUnanswered(const absl::Status& status);
+
 class AdminGateway {
  public:
   using PostEvent = std::function<void(Event)>;  // any thread: has the core handle it

@@ -1,14 +1,20 @@
 #include "server/runtime/admin_service.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/admin_mark.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/verify.h"
@@ -19,10 +25,47 @@ namespace {
 constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
 constexpr Duration kRebuildMax = std::chrono::hours(1);  // it reads all drives and mounts
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  // The numbers are the same.
-  return status.ok() ? grpc::Status::OK
-                     : grpc::Status(static_cast<grpc::StatusCode>(status.code()), Message(status));
+// Marked as the daemon's answer if it is one. What was cancelled is nobody's: the daemon stops.
+grpc::Status ToGrpc(grpc::ServerContext* call, const absl::Status& status) {
+  if (status.ok()) {
+    return grpc::Status::OK;
+  }
+  if (!IsUnanswered(status) && !absl::IsCancelled(status)) {
+    call->AddTrailingMetadata(kAnswerMark, kAnswerMarkValue);
+  }
+  return {static_cast<grpc::StatusCode>(status.code()),  // numbered alike
+          Utf8Text(Message(status))};
+}
+
+// Texts may come from names of files, which are bytes; a message with one that is no UTF-8 cannot
+// be read by who gets it.
+void MakeUtf8(google::protobuf::Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    const int size = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    for (int i = 0; i < size; ++i) {
+      if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
+        MakeUtf8(field->is_repeated() ? *reflection.MutableRepeatedMessage(&message, field, i)
+                                      : *reflection.MutableMessage(&message, field));
+      } else if (field->type() == google::protobuf::FieldDescriptor::TYPE_STRING) {
+        std::string scratch;
+        const std::string& text =
+            field->is_repeated()
+                ? reflection.GetRepeatedStringReference(message, field, i, &scratch)
+                : reflection.GetStringReference(message, field, &scratch);
+        if (IsUtf8(text)) {
+          continue;
+        }
+        if (field->is_repeated()) {
+          reflection.SetRepeatedString(&message, field, i, Utf8Text(text));
+        } else {
+          reflection.SetString(&message, field, Utf8Text(text));
+        }
+      }
+    }
+  }
 }
 
 class AdminService final : public v1::Admin::Service {
@@ -34,6 +77,7 @@ class AdminService final : public v1::Admin::Service {
     const grpc::Status asked = AskFor(call, *request, reply);
     if (asked.ok()) {
       context_.fill_daemon_status(*reply->mutable_daemon());
+      MakeUtf8(*reply);
     }
     return asked;
   }
@@ -87,7 +131,7 @@ class AdminService final : public v1::Admin::Service {
   grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
                        v1::RebuildReply* reply) override {
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request, kRebuildMax);
-    return Take(answer, reply);
+    return Give(call, answer, reply);
   }
 
   grpc::Status SetOptions(grpc::ServerContext* call, const v1::SetOptionsRequest* request,
@@ -99,19 +143,20 @@ class AdminService final : public v1::Admin::Service {
                             v1::InspectShardReply* reply) override {
     ReadableShards shards;
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
-    if (const grpc::Status took = Take(answer, &shards); !took.ok()) {
+    if (const grpc::Status took = Take(call, answer, &shards); !took.ok()) {
       return took;
     }
     if (shards.shards.size() != 1) {
-      return ToGrpc(absl::NotFoundError(
-          "inspect: there is no such shard; `ckptctl list` shows what there is"));
+      return ToGrpc(call,
+                    absl::NotFoundError(
+                        "inspect: there is no such shard; `ckptctl list` shows what there is"));
     }
     absl::StatusOr<std::string> record = context_.store->ReadRecord(shards.shards[0].slot);
     if (!record.ok()) {
       if (IsBadCopy(record.status())) {
         context_.gateway->ReportBadCopy(shards.shards[0], Message(record.status()));
       }
-      return ToGrpc(record.status());
+      return ToGrpc(call, record.status());
     }
     reply->set_record(*std::move(record));
     reply->set_location(SlotLocation(shards.shards[0].slot));
@@ -121,12 +166,12 @@ class AdminService final : public v1::Admin::Service {
   grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
                       grpc::ServerWriter<v1::VerifyProgress>* writer) override {
     if (const absl::Status seat = context_.verify_seats.Take(caller_.uid); !seat.ok()) {
-      return ToGrpc(seat);
+      return ToGrpc(call, seat);
     }
     const absl::Cleanup leave = [this] { context_.verify_seats.Leave(caller_.uid); };
     ListedShards listed;
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
-    if (const grpc::Status took = Take(answer, &listed); !took.ok()) {
+    if (const grpc::Status took = Take(call, answer, &listed); !took.ok()) {
       return took;
     }
     VerifyRun run(
@@ -136,17 +181,20 @@ class AdminService final : public v1::Admin::Service {
          .bad = [this](const ReadableShard& shard,
                        const std::string& what) { context_.gateway->ReportBadCopy(shard, what); },
          .good = [this](const ReadableShard& shard) { context_.gateway->ReportGoodCopy(shard); },
-         .durable = context_.verify_durable});
+         .durable = context_.verify_durable,
+         .listed = [this, request](
+                       const ReadableShard& shard) { return Listed(request->job(), shard); }});
     for (;;) {
       v1::VerifyProgress progress;
       const bool done = run.WaitFor(kProgressEvery, &progress);
       const absl::Status result = done ? run.result() : absl::OkStatus();
+      MakeUtf8(progress);
       progress.set_done(done && result.ok());  // to the caller, done means that all was read
       if (call->IsCancelled() || !writer->Write(progress)) {
         return {grpc::StatusCode::CANCELLED, "verify: the caller has gone"};
       }
       if (done) {
-        return ToGrpc(result);
+        return ToGrpc(call, result);
       }
     }
   }
@@ -161,6 +209,28 @@ class AdminService final : public v1::Admin::Service {
       return absl::InternalError("the daemon answered another question");
     }
     return std::move(answer.lease);
+  }
+
+  // Whether the copy is still among those that there are to verify.
+  absl::StatusOr<bool> Listed(const std::string& job, const ReadableShard& shard) {
+    v1::VerifyRequest request;
+    request.set_job(job);
+    request.set_attempt(shard.copy.id.attempt);
+    request.set_step(shard.copy.id.step);
+    request.set_tier(std::string(TierName(shard.tier)));
+    const absl::StatusOr<AdminAnswer> answer =
+        context_.gateway->Ask(request, caller_, context_.request_timeout);
+    if (absl::IsNotFound(answer.status())) {
+      return false;
+    }
+    HF_RETURN_IF_ERROR(answer.status());
+    const auto* listed = std::get_if<ListedShards>(&answer->reply);
+    if (listed == nullptr) {
+      return absl::InternalError("the daemon answered another question");
+    }
+    return std::any_of(listed->shards.begin(), listed->shards.end(), [&](const ReadableShard& one) {
+      return one.copy.id == shard.copy.id && one.tier == shard.tier;
+    });
   }
 
   template <typename Request>
@@ -182,9 +252,10 @@ class AdminService final : public v1::Admin::Service {
   }
 
   template <typename Reply>
-  static grpc::Status Take(absl::StatusOr<AdminAnswer>& answer, Reply* reply) {
+  static grpc::Status Take(grpc::ServerContext* call, absl::StatusOr<AdminAnswer>& answer,
+                           Reply* reply) {
     if (!answer.ok()) {
-      return ToGrpc(answer.status());
+      return ToGrpc(call, answer.status());
     }
     Reply* const got = std::get_if<Reply>(&answer->reply);
     if (got == nullptr) {
@@ -194,10 +265,19 @@ class AdminService final : public v1::Admin::Service {
     return grpc::Status::OK;
   }
 
+  // As Take, for the caller.
+  template <typename Reply>
+  static grpc::Status Give(grpc::ServerContext* call, absl::StatusOr<AdminAnswer>& answer,
+                           Reply* reply) {
+    const grpc::Status took = Take(call, answer, reply);
+    MakeUtf8(*reply);
+    return took;
+  }
+
   template <typename Request, typename Reply>
   grpc::Status AskFor(grpc::ServerContext* call, const Request& request, Reply* reply) {
     absl::StatusOr<AdminAnswer> answer = Ask(call, request);
-    return Take(answer, reply);
+    return Give(call, answer, reply);
   }
 
   AdminContext& context_;

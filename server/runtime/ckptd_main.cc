@@ -9,7 +9,9 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <vector>
 
+#include "base/env.h"
 #include "base/log.h"
 #include "base/program.h"
 #include "base/status.h"
@@ -17,6 +19,7 @@
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/daemon.h"
 #include "server/runtime/daemon_config.h"
+#include "server/runtime/tier_config.h"
 
 namespace holdfast {
 namespace {
@@ -25,6 +28,8 @@ constexpr int kExitFailure = 1;
 constexpr int kExitBadConfig = 2;
 // What the daemon, RocksDB, gRPC and the metrics start, and what calls on the admin socket take.
 constexpr int kThreadsNeeded = 32;
+// For what lies at the tiers' places, all of them together: so much later a start is at most.
+constexpr Duration kAskPlaces = std::chrono::seconds(2);
 // As long as the last lines of the log may take.
 constexpr Duration kLogStop = std::chrono::seconds(1);
 
@@ -114,11 +119,18 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "ckptd: %s\n", Message(loaded).c_str());
     return kExitBadConfig;
   }
+  std::vector<std::string> unanswered;
+  absl::Status places = CheckTierPlaces(*Env::System(), config, kAskPlaces, unanswered);
+  if (places.ok() && check_only) {
+    places = CheckPlaces(config);
+  }
+  if (!places.ok()) {
+    std::fprintf(stderr, "ckptd: %s\n", Message(places).c_str());
+    return kExitBadConfig;
+  }
   if (check_only) {
-    const absl::Status places = CheckPlaces(config);
-    if (!places.ok()) {
-      std::fprintf(stderr, "ckptd: %s\n", Message(places).c_str());
-      return kExitBadConfig;
+    for (const std::string& one : unanswered) {
+      std::fprintf(stderr, "ckptd: not checked: %s\n", one.c_str());
     }
     std::printf("ok: memory.dir %s, budget %s, socket %s\n", config.memory().dir().c_str(),
                 FormatBytes(config.memory().bytes_max()).c_str(), config.socket().path().c_str());

@@ -23,6 +23,7 @@
 #include "base/units.h"
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/found_state.h"
+#include "server/runtime/tiers/nvme_budget.h"
 
 namespace holdfast {
 namespace {
@@ -168,12 +169,16 @@ absl::Status Daemon::Open() {
     reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
   };
   tiers_timer_ = reactor_->AddTimer([this] { CheckTiers(); });
+  places_timer_ = reactor_->AddTimer([this] { LookAtPlaces(); });
   DurableTiers::Options tiers;
   tiers.config = config_;
   tiers.env = env_;
   tiers.slots = store_;
   tiers.post = post;
   HF_ASSIGN_OR_RETURN(tiers_, DurableTiers::Create(std::move(tiers)));
+  if (tiers_->configured()) {
+    reactor_->Arm(places_timer_, reactor_->clock().Now());
+  }
   gateway_ = std::make_unique<AdminGateway>(post);
   admin_context_.gateway = gateway_.get();
   admin_context_.store = store_.get();

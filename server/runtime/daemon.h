@@ -87,6 +87,7 @@ class Daemon {
   void Perform(ScanNvme action);
   void Perform(ApplyLimits action);
   void CheckTiers();
+  void LookAtPlaces();
   void WatchTiers();
   void Perform(SetTimer action);
   void Perform(AdminReply action);
@@ -151,6 +152,7 @@ class Daemon {
   Reactor::TimerId stop_timer_ = 0;
   Reactor::TimerId catalog_timer_ = 0;
   Reactor::TimerId tiers_timer_ = 0;
+  Reactor::TimerId places_timer_ = 0;
   bool tiers_watched_ = false;
   std::atomic<uint32_t> connections_{0};
 

@@ -19,6 +19,7 @@ using Lane = SerialExecutor::Lane;
 
 // One space of keys for the executor: slots and jobs.
 constexpr Duration kTiersEvery = std::chrono::seconds(1);  // while they have something to do
+constexpr Duration kPlacesEvery = std::chrono::seconds(30);
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
 
 // Where only the catalog can do what is asked: a disk that hangs for longer is an error, which the
@@ -332,6 +333,16 @@ void Daemon::CheckTiers() {
   if (tiers_watched_) {
     reactor_->Arm(tiers_timer_, reactor_->clock().Now() + kTiersEvery);
   }
+}
+
+// A drive or a mount that nobody uses may go away all the same.
+void Daemon::LookAtPlaces() {
+  if (stopping_) {
+    return;
+  }
+  tiers_->LookAtPlaces();
+  WatchTiers();
+  reactor_->Arm(places_timer_, reactor_->clock().Now() + kPlacesEvery);
 }
 
 void Daemon::Perform(FlushShard action) {

@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -23,6 +22,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "recovery/policy.h"
+#include "server/runtime/tier_config.h"
 #include "server/runtime/unix_socket.h"
 #include "tiers/memory/slot_store.h"
 
@@ -195,49 +195,18 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
   return absl::OkStatus();
 }
 
-absl::Status CheckDurable(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote) {
-  std::set<std::string> dirs;
-  for (const std::string& dir : nvme.dirs()) {
-    HF_RETURN_IF_ERROR(CheckPath("nvme.dirs", dir));
-    if (!dirs.insert(dir).second) {
-      return Bad("nvme.dirs", absl::StrCat("'", dir, "' is named twice"));
-    }
+// Paths below it are made of it, and compared with it.
+void StripSlashes(std::string* dir) {
+  while (dir->size() > 1 && dir->back() == '/') {
+    dir->pop_back();
   }
-  HF_RETURN_IF_ERROR(CheckRange("nvme.dirs", dirs.size(), 0, 64));
-  HF_RETURN_IF_ERROR(
-      CheckRange("nvme.high_watermark_percent", nvme.high_watermark_percent(), 1, 100));
-  HF_RETURN_IF_ERROR(CheckRange("nvme.low_watermark_percent", nvme.low_watermark_percent(), 1,
-                                nvme.high_watermark_percent()));
-  HF_RETURN_IF_ERROR(CheckRange("nvme.piece_bytes", nvme.piece_bytes(), kMiB, 4 * kMiB));
-  HF_RETURN_IF_ERROR(CheckRange("nvme.depth", nvme.depth(), 4, 32));
-  HF_RETURN_IF_ERROR(CheckRange("nvme.io_priority", nvme.io_priority(), 0, 8));
-  HF_RETURN_IF_ERROR(CheckRange("nvme.nice", nvme.nice(), 0, 19));
-  HF_RETURN_IF_ERROR(
-      CheckRange("nvme.stall_timeout_ms", nvme.stall_timeout_ms(), 10, 24 * 3'600'000));
-  if (nvme.piece_bytes() % 4096 != 0) {
-    return Bad("nvme.piece_bytes", "a multiple of 4096 is needed");
-  }
-  if (!remote.dir().empty()) {
-    HF_RETURN_IF_ERROR(CheckPath("remote.dir", remote.dir()));
-    if (dirs.count(remote.dir()) > 0) {
-      return Bad("remote.dir", absl::StrCat("'", remote.dir(), "' is one of nvme.dirs"));
-    }
-  }
-  HF_RETURN_IF_ERROR(CheckRange("remote.writers", remote.writers(), 1, 64));
-  HF_RETURN_IF_ERROR(CheckRange("remote.piece_bytes", remote.piece_bytes(), kMiB, 16 * kMiB));
-  HF_RETURN_IF_ERROR(CheckRange("remote.io_priority", remote.io_priority(), 0, 8));
-  HF_RETURN_IF_ERROR(CheckRange("remote.nice", remote.nice(), 0, 19));
-  HF_RETURN_IF_ERROR(
-      CheckRange("remote.stall_timeout_ms", remote.stall_timeout_ms(), 10, 24 * 3'600'000));
-  HF_RETURN_IF_ERROR(CheckRange("remote.stripe_count", remote.stripe_count(), 0, 2000));
-  HF_RETURN_IF_ERROR(CheckRange("remote.stripe_bytes", remote.stripe_bytes(), 0, kGiB));
-  if (remote.stripe_bytes() % (64 * kKiB) != 0) {
-    return Bad("remote.stripe_bytes", "a multiple of 64KiB is needed");
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Complete(v1::DaemonConfig* config) {
+  for (std::string& dir : *config->mutable_nvme()->mutable_dirs()) {
+    StripSlashes(&dir);
+  }
+  StripSlashes(config->mutable_remote()->mutable_dir());
   if (config->admin().path().empty() && !config->socket().path().empty()) {
     config->mutable_admin()->set_path(
         JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
@@ -401,7 +370,7 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
   }
   HF_RETURN_IF_ERROR(CheckMetricsAddress(config.metrics().address()));
-  HF_RETURN_IF_ERROR(CheckDurable(config.nvme(), config.remote()));
+  HF_RETURN_IF_ERROR(CheckTierConfig(config));
   HF_RETURN_IF_ERROR(CheckPolicy(config.policy()));
   return CheckMemory(config.memory());
 }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kNice = 10;
 constexpr size_t kBadBlocksMax = 8;
+constexpr char kGone[] = "the copy is gone: somebody else removed it";
 
 std::string Describe(const std::vector<BadBlock>& blocks) {
   const BadBlock& first = blocks.front();
@@ -136,9 +137,10 @@ absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard) {
   return blocks->empty() ? "" : Describe(*blocks);
 }
 
-void VerifyRun::Count(const ReadableShard& shard, const std::string& what) {
+void VerifyRun::Count(const ReadableShard& shard, uint64_t bytes, const std::string& what) {
   MutexLock lock(mutex_);
-  bytes_before_ += shard.copy.image_bytes;
+  progress_.set_bytes_total(progress_.bytes_total() - shard.copy.image_bytes + bytes);
+  bytes_before_ += bytes;
   progress_.set_bytes_done(bytes_before_);
   progress_.set_shards_checked(progress_.shards_checked() + 1);
   if (!what.empty()) {
@@ -154,7 +156,27 @@ void VerifyRun::Count(const ReadableShard& shard, const std::string& what) {
 void VerifyRun::Skip(const ReadableShard& shard) {
   MutexLock lock(mutex_);
   progress_.set_bytes_total(progress_.bytes_total() - shard.copy.image_bytes);
+  progress_.set_bytes_done(bytes_before_);
   progress_.set_shards_skipped(progress_.shards_skipped() + 1);
+}
+
+// Files are not held: one that is gone, or holds something else, may be retention's doing. That
+// gives a copy up before its files go, so the core knows.
+absl::Status VerifyRun::Judge(const ReadableShard& shard, uint64_t bytes, const std::string& what) {
+  if (what.empty()) {
+    callbacks_.good(shard);
+  } else if (shard.tier == TierKind::kMemory) {
+    callbacks_.bad(shard, what);
+  } else {
+    HF_ASSIGN_OR_RETURN(const bool listed, callbacks_.listed(shard));
+    if (!listed) {
+      Skip(shard);
+      return absl::OkStatus();
+    }
+    callbacks_.bad(shard, what);
+  }
+  Count(shard, bytes, what);
+  return absl::OkStatus();
 }
 
 absl::Status VerifyRun::VerifyAll() {
@@ -170,23 +192,19 @@ absl::Status VerifyRun::VerifyAll() {
       held = *std::move(hold);
     }
     const absl::StatusOr<std::string> what = Check(shard);
-    if (shard.tier != TierKind::kMemory && absl::IsNotFound(what.status())) {
-      Skip(shard);  // files are not held: retention took it
-      continue;
-    }
     if (cancelled()) {
       return absl::OkStatus();  // nobody asks any more
     }
-    if (!what.ok()) {
-      return Annotate(what.status(), absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
-                                                  LocationOf(shard), ": it could not be read"));
+    absl::Status judged = what.status();
+    if (what.ok()) {
+      judged = Judge(shard, shard.copy.image_bytes, *what);
+    } else if (shard.tier != TierKind::kMemory && absl::IsNotFound(judged)) {
+      judged = Judge(shard, 0, kGone);
     }
-    if (what->empty()) {
-      callbacks_.good(shard);
-    } else {
-      callbacks_.bad(shard, *what);
+    if (!judged.ok()) {
+      return Annotate(judged, absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
+                                           LocationOf(shard), ": it could not be read"));
     }
-    Count(shard, *what);
   }
   return absl::OkStatus();
 }

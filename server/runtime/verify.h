@@ -5,9 +5,12 @@
 //   while (!run.WaitFor(200ms, &progress)) stream << progress;
 //   return run.result();
 //
-// Each copy is held while it is read and no longer, so that saves find room; one that has made room
-// before its turn came is skipped. What keeps it from reading a copy (too many open files, say)
-// says nothing about the copy: it ends the run, and is its result.
+// Each copy in memory is held while it is read and no longer, so that saves find room; one that has
+// made room before its turn came is skipped. Files are not held: where a copy's are gone or hold
+// something else, the core says whether it gave the copy up itself (skipped) or counts on it still
+// (bad). What keeps it
+// from reading a copy (too many open files, a tier's directory that is away) says nothing about the
+// copy: it ends the run, and is its result.
 //
 // One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor
 // and Cancel: the owner's thread.
@@ -46,6 +49,8 @@ class VerifyRun {
     std::function<absl::StatusOr<std::string>(const ReadableShard&,
                                               const std::function<bool(uint64_t)>& advance)>
         durable;
+    // Of a copy in a durable tier that looks bad, or gone: whether the core counts on it still.
+    std::function<absl::StatusOr<bool>(const ReadableShard&)> listed;
   };
   VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks);
   ~VerifyRun();  // cancels and waits
@@ -61,8 +66,11 @@ class VerifyRun {
  private:
   void Run() EXCLUDES(mutex_);
   absl::Status VerifyAll() EXCLUDES(mutex_);
-  void Count(const ReadableShard& shard, const std::string& what) EXCLUDES(mutex_);
+  // `bytes`: how many of its image were read.
+  void Count(const ReadableShard& shard, uint64_t bytes, const std::string& what) EXCLUDES(mutex_);
   void Skip(const ReadableShard& shard) EXCLUDES(mutex_);
+  absl::Status Judge(const ReadableShard& shard, uint64_t bytes, const std::string& what)
+      EXCLUDES(mutex_);
   bool cancelled() EXCLUDES(mutex_);
   // What is wrong with it; empty when nothing is. An error: it could not be looked at.
   absl::StatusOr<std::string> Check(const ReadableShard& shard);

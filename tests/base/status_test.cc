@@ -75,6 +75,18 @@ TEST(StatusTest, WhatTheSystemSaidIsToldFromWhatWasRead) {
   EXPECT_FALSE(IsErrno(absl::OkStatus()));
 }
 
+TEST(StatusTest, SomeErrorsOfTheSystemAreToldFromOthersOfTheirCode) {
+  for (const int full : {ENOSPC, EDQUOT}) {
+    EXPECT_TRUE(IsNoSpace(Annotate(ErrnoStatus(full, "write", "/a"), "copy"))) << full;
+  }
+  EXPECT_FALSE(IsNoSpace(ErrnoStatus(EMFILE, "open", "/a")));
+  EXPECT_FALSE(IsNoSpace(absl::ResourceExhaustedError("the budget is used up")));
+  EXPECT_TRUE(IsNotADirectory(Annotate(ErrnoStatus(ENOTDIR, "stat", "/a"), "look")));
+  EXPECT_FALSE(IsNotADirectory(ErrnoStatus(ELOOP, "stat", "/a")));
+  EXPECT_FALSE(IsNotADirectory(absl::InternalError("stat")));
+  EXPECT_FALSE(IsNotADirectory(absl::OkStatus()));
+}
+
 TEST(StatusTest, ViewsCrossTheBorderWithTheirZeroBytes) {
   const std::string_view text("a\0b", 3);
   EXPECT_EQ(FromAbsl(ToAbsl(text)), text);

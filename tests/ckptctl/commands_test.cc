@@ -107,6 +107,45 @@ TEST(Timeout, ASilentDaemonIsNotWaitedForForever) {
   gate.Open();
 }
 
+FakeAdmin::Answers FailingWith(absl::Status status) {
+  return {
+      .get_status = [status](const v1::GetStatusRequest&, v1::GetStatusReply&) { return status; },
+      .verify = [status](const v1::VerifyRequest&,
+                         const FakeAdmin::SendProgress&) { return status; }};
+}
+
+// The same codes as gRPC's own, for a connection that was lost or a daemon that is silent.
+TEST(Unreachable, WhatTheDaemonItselfAnswersIsNoLostConnection) {
+  for (const absl::Status& failure :
+       {absl::UnavailableError("'/mnt/lustre' is not there: mount it again, or make it"),
+        absl::DeadlineExceededError("no progress for 60 s: scan '/mnt/lustre'"),
+        absl::CancelledError("the write was cancelled")}) {
+    FakeAdmin admin(FailingWith(failure));
+    Console people(admin.socket());
+    EXPECT_EQ(RunStatus(people.context(), {}), ExitCode::kRefused);
+    EXPECT_EQ(people.err(), "ckptctl: " + std::string(failure.message()) + "\n");
+    Console machine(admin.socket());
+    EXPECT_EQ(RunStatus(machine.Json(), {}), ExitCode::kRefused);
+    EXPECT_EQ(machine.Parsed()["error"]["code"], absl::StatusCodeToString(failure.code()));
+    EXPECT_EQ(machine.Parsed()["error"]["exit_code"], 4);
+    EXPECT_EQ(machine.Parsed()["error"]["message"], std::string(failure.message()));
+    Console verify(admin.socket());
+    EXPECT_EQ(RunVerify(verify.context(), {.job = "llama"}), ExitCode::kRefused);
+    EXPECT_EQ(verify.err(), "ckptctl: verify llama: " + std::string(failure.message()) + "\n");
+  }
+}
+
+TEST(Unreachable, OfADaemonThatDoesNotMarkItsAnswersItMayBeEither) {
+  FakeAdmin::Answers answers = FailingWith(absl::UnavailableError("the mount is away"));
+  answers.marks_errors = false;
+  FakeAdmin admin(std::move(answers));
+  Console status(admin.socket());
+  EXPECT_EQ(RunStatus(status.context(), {}), ExitCode::kUnreachable);
+  EXPECT_THAT(status.err(), HasSubstr("closed the connection: the mount is away"));
+  Console verify(admin.socket());
+  EXPECT_EQ(RunVerify(verify.context(), {.job = "llama"}), ExitCode::kUnreachable);
+}
+
 TEST(List, AsksForTheJob) {
   FakeAdmin admin(
       {.list = [](const v1::ListCheckpointsRequest& request, v1::ListCheckpointsReply& reply) {

@@ -194,6 +194,44 @@ TEST(EvaluateTiers, NotThere) {
          "set remote.dir in /etc/holdfast/ckptd.yaml to one");
 }
 
+TEST(EvaluateTiers, WhatCannotBe) {
+  TierDirFacts dir = Dir("remote", "ext4");
+  dir.probe.look_error = ENOTDIR;
+  Facts facts = With(dir);
+  facts.config_path = "/home/me/my settings.yaml";
+  Expect(facts, "remote /mnt/x", Verdict::kBroken, "cannot be: a file lies on the way to it",
+         "set remote.dir in '/home/me/my settings.yaml' to a directory, or move the file away");
+  dir.probe.look_error = EACCES;
+  Expect(With(dir), "remote /mnt/x", Verdict::kBroken, "cannot be looked at: Permission denied",
+         "namei -l /mnt/x   (who may enter the directories on the way)");
+  facts = With(dir);
+  facts.is_daemons_user = false;
+  Expect(facts, "remote /mnt/x", Verdict::kOk, "only others may look at it: Permission denied", "");
+  dir.probe.look_error = ENOENT;
+  dir.probe.dir = "relative";
+  Expect(With(dir), "remote relative", Verdict::kBroken,
+         "is not an absolute path: ckptd does not start with it",
+         "set remote.dir in /etc/holdfast/ckptd.yaml to one, which begins with a slash");
+  dir = Dir("nvme", "proc");
+  Expect(With(dir), "nvme /mnt/x", Verdict::kBroken, "lies on proc, which takes no files",
+         "set nvme.dirs in /etc/holdfast/ckptd.yaml to a directory on a drive or a shared file "
+         "system");
+}
+
+// An empty mount point is a directory of the system's disk.
+TEST(EvaluateTiers, ARemoteDirectoryOnTheSystemsDiskIsNotOk) {
+  TierDirFacts dir = Dir("remote", "ext4");
+  dir.mount_point = "/";
+  Expect(With(dir), "remote /mnt/x", Verdict::kSlow,
+         "ext4 at /, 60 GiB of 100 GiB free; the system's own disk: its mount is missing, or it "
+         "dies with the node",
+         "mount the file system that belongs there, or set remote.dir in /etc/holdfast/ckptd.yaml "
+         "to a directory on one that other nodes mount");
+  dir.fs_type = "nfs4";  // a node without disks
+  Expect(With(dir), "remote /mnt/x", Verdict::kOk,
+         "nfs4 at /, 60 GiB of 100 GiB free, hard links work", "");
+}
+
 TEST(EvaluateTiers, NotWritable) {
   TierDirFacts dir = Dir("nvme", "xfs");
   dir.probe.dir = "/mnt/my drive";
@@ -271,6 +309,20 @@ TEST(CollectFacts, FindsTheDirectoriesOfTheSettings) {
   EXPECT_FALSE(facts.tier_dirs[0].fs_type.empty());
   EXPECT_EQ(facts.tier_dirs[1].tier, "remote");
   EXPECT_EQ(facts.tier_dirs[1].probe.look_error, ENOENT);
+}
+
+TEST(DefaultConfig, AUsersOwnComesBeforeRoots) {
+  const Directory home;
+  std::filesystem::create_directories(home.path() + "/holdfast");
+  std::ofstream(home.path() + "/holdfast/ckptd.yaml") << "";
+  const char* before = std::getenv("XDG_CONFIG_HOME");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("XDG_CONFIG_HOME", home.path().c_str(), 1);
+  EXPECT_EQ(DefaultConfigPath(false), home.path() + "/holdfast/ckptd.yaml");
+  EXPECT_NE(DefaultConfigPath(true), home.path() + "/holdfast/ckptd.yaml");
+  std::filesystem::remove(home.path() + "/holdfast/ckptd.yaml");
+  EXPECT_EQ(DefaultConfigPath(false), DefaultConfigPath(true));
+  kept.empty() ? ::unsetenv("XDG_CONFIG_HOME") : ::setenv("XDG_CONFIG_HOME", kept.c_str(), 1);
 }
 
 }  // namespace

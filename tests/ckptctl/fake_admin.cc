@@ -8,6 +8,7 @@
 
 #include <cstdio>
 
+#include "base/admin_mark.h"
 #include "base/status.h"
 #include "holdfast/v1/admin.grpc.pb.h"
 
@@ -18,78 +19,87 @@ grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), Message(status)};
 }
 
-template <typename Function, typename Request, typename Reply>
-grpc::Status Answer(const Function& function, const Request* request, Reply* reply) {
-  return function ? ToGrpc(function(*request, *reply))
-                  : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
-}
-
 class Service final : public v1::Admin::Service {
  public:
   explicit Service(FakeAdmin::Answers answers) : answers_(std::move(answers)) {}
 
-  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest* request,
+  grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request,
                          v1::GetStatusReply* reply) override {
-    return Answer(answers_.get_status, request, reply);
+    return Answer(call, answers_.get_status, request, reply);
   }
-  grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
+  grpc::Status ListCheckpoints(grpc::ServerContext* call, const v1::ListCheckpointsRequest* request,
                                v1::ListCheckpointsReply* reply) override {
-    return Answer(answers_.list, request, reply);
+    return Answer(call, answers_.list, request, reply);
   }
-  grpc::Status InspectShard(grpc::ServerContext*, const v1::InspectShardRequest* request,
+  grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request,
                             v1::InspectShardReply* reply) override {
-    return Answer(answers_.inspect, request, reply);
+    return Answer(call, answers_.inspect, request, reply);
   }
-  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest* request,
+  grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
                       grpc::ServerWriter<v1::VerifyProgress>* writer) override {
     if (!answers_.verify) {
       return {grpc::StatusCode::UNIMPLEMENTED, "not set"};
     }
-    return ToGrpc(
-        answers_.verify(*request, [&](const v1::VerifyProgress& p) { return writer->Write(p); }));
+    return Marked(call, answers_.verify(*request, [&](const v1::VerifyProgress& p) {
+      return writer->Write(p);
+    }));
   }
-  grpc::Status SetRestorePoint(grpc::ServerContext*, const v1::SetRestorePointRequest* request,
+  grpc::Status SetRestorePoint(grpc::ServerContext* call, const v1::SetRestorePointRequest* request,
                                v1::SetRestorePointReply* reply) override {
-    return Answer(answers_.restore, request, reply);
+    return Answer(call, answers_.restore, request, reply);
   }
-  grpc::Status RemoveJob(grpc::ServerContext*, const v1::RemoveJobRequest* request,
+  grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request,
                          v1::RemoveJobReply* reply) override {
-    return Answer(answers_.remove, request, reply);
+    return Answer(call, answers_.remove, request, reply);
   }
-  grpc::Status Where(grpc::ServerContext*, const v1::WhereRequest* request,
+  grpc::Status Where(grpc::ServerContext* call, const v1::WhereRequest* request,
                      v1::WhereReply* reply) override {
-    return Answer(answers_.where, request, reply);
+    return Answer(call, answers_.where, request, reply);
   }
-  grpc::Status Explain(grpc::ServerContext*, const v1::ExplainRequest* request,
+  grpc::Status Explain(grpc::ServerContext* call, const v1::ExplainRequest* request,
                        v1::ExplainReply* reply) override {
-    return Answer(answers_.explain, request, reply);
+    return Answer(call, answers_.explain, request, reply);
   }
-  grpc::Status Timeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+  grpc::Status Timeline(grpc::ServerContext* call, const v1::TimelineRequest* request,
                         v1::TimelineReply* reply) override {
-    return Answer(answers_.timeline, request, reply);
+    return Answer(call, answers_.timeline, request, reply);
   }
-  grpc::Status CollectGarbage(grpc::ServerContext*, const v1::CollectGarbageRequest* request,
+  grpc::Status CollectGarbage(grpc::ServerContext* call, const v1::CollectGarbageRequest* request,
                               v1::CollectGarbageReply* reply) override {
-    return Answer(answers_.collect_garbage, request, reply);
+    return Answer(call, answers_.collect_garbage, request, reply);
   }
-  grpc::Status Pin(grpc::ServerContext*, const v1::PinRequest* request,
+  grpc::Status Pin(grpc::ServerContext* call, const v1::PinRequest* request,
                    v1::PinReply* reply) override {
-    return Answer(answers_.pin, request, reply);
+    return Answer(call, answers_.pin, request, reply);
   }
-  grpc::Status RemoveCheckpoint(grpc::ServerContext*, const v1::RemoveCheckpointRequest* request,
+  grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
+                                const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {
-    return Answer(answers_.remove_checkpoint, request, reply);
+    return Answer(call, answers_.remove_checkpoint, request, reply);
   }
-  grpc::Status Rebuild(grpc::ServerContext*, const v1::RebuildRequest* request,
+  grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
                        v1::RebuildReply* reply) override {
-    return Answer(answers_.rebuild, request, reply);
+    return Answer(call, answers_.rebuild, request, reply);
   }
-  grpc::Status SetOptions(grpc::ServerContext*, const v1::SetOptionsRequest* request,
+  grpc::Status SetOptions(grpc::ServerContext* call, const v1::SetOptionsRequest* request,
                           v1::SetOptionsReply* reply) override {
-    return Answer(answers_.set_options, request, reply);
+    return Answer(call, answers_.set_options, request, reply);
   }
 
  private:
+  grpc::Status Marked(grpc::ServerContext* call, const absl::Status& status) const {
+    if (!status.ok() && answers_.marks_errors) {
+      call->AddTrailingMetadata(kAnswerMark, kAnswerMarkValue);
+    }
+    return ToGrpc(status);
+  }
+  template <typename Function, typename Request, typename Reply>
+  grpc::Status Answer(grpc::ServerContext* call, const Function& function, const Request* request,
+                      Reply* reply) const {
+    return function ? Marked(call, function(*request, *reply))
+                    : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
+  }
+
   const FakeAdmin::Answers answers_;
 };
 

@@ -41,6 +41,7 @@ v1::GetStatusReply StatusWithTiers() {
   nvme.set_engine("io_uring");
   nvme.set_flushes(2);
   nvme.add_notes("/mnt/nvme0: files cannot be given to their jobs' users here: not permitted");
+  nvme.add_notes("/mnt/nv\x1bme1: it lies on a tmpfs");
   v1::TierStatus& remote = *reply.mutable_daemon()->add_tiers();
   remote.set_tier("remote");
   remote.add_dirs("/mnt/lustre");
@@ -101,6 +102,7 @@ TEST(RenderStatus, ShowsTheTiers) {
       "nvme   [########------------] 40 GiB of 100 GiB (4 GiB to be recycled); /mnt/nvme0, "
       "/mnt/nvme1 have 60 GiB left; io_uring; 2 writes under way\n"
       "nvme   note: /mnt/nvme0: files cannot be given to their jobs' users here: not permitted\n"
+      "nvme   note: /mnt/nv\\x1bme1: it lies on a tmpfs\n"
       "remote 7 GiB, no budget; /mnt/lustre has 1 TiB left; 1 write under way; at most 1 "
       "GiB/s\n"
       "problem: remote: 1 of its writes gets nowhere (does not answer since 11:58); saves and "
@@ -182,10 +184,11 @@ TEST(RenderWhere, CopiesByStep) {
             "     0  nvme  good   1 GiB  node-a  /mnt/nvme0/llama/9-a1/0.safetensors\n"
             "\n"
             "step 10 (attempt 1): good copies in memory 1 of 2, remote 1 of 2\n"
-            "  RANK  TIER    STATE                    SIZE  NODE    LIES IN\n"
-            "     0  memory  good                    1 GiB  node-a  slot-000001\n"
-            "     1  memory  bad: block at 4096\\x1b  1 GiB  node-a  slot-000002\n"
-            "     1  remote  good                    1 GiB  any     /mnt/lustre/x\n");
+            "  RANK  TIER    STATE   SIZE  NODE    LIES IN\n"
+            "     0  memory  good   1 GiB  node-a  slot-000001\n"
+            "     1  memory  bad    1 GiB  node-a  slot-000002\n"
+            "     1  remote  good   1 GiB  any     /mnt/lustre/x\n"
+            "  rank 1, memory: bad: block at 4096\\x1b\n");
   EXPECT_EQ(RenderWhere("llama", {}), "job llama has no copies of it anywhere\n");
 }
 

@@ -220,6 +220,18 @@ TEST(Set, AJobsPolicyOrTheDaemonsLimits) {
   EXPECT_EQ(got.Get().options_size(), 0);
 }
 
+TEST(Set, WhatTheDaemonDoesNotTakeIsAWrongArgument) {
+  FakeAdmin admin({.set_options = [](const v1::SetOptionsRequest&, v1::SetOptionsReply&) {
+    return absl::InvalidArgumentError("set: nvme.keep: unknown setting; did you mean keep_last?");
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunSet(people.context(), {.words = {"llama", "nvme.keep=3"}}), ExitCode::kUsage);
+  EXPECT_EQ(people.err(), "ckptctl: set: nvme.keep: unknown setting; did you mean keep_last?\n");
+  Console machine(admin.socket());
+  EXPECT_EQ(RunSet(machine.Json(), {.words = {"llama", "nvme.keep=3"}}), ExitCode::kUsage);
+  EXPECT_EQ(machine.Parsed()["error"]["exit_code"], 2);
+}
+
 TEST(Set, WrongWords) {
   EXPECT_TRUE(CheckSetWords({.words = {"a=1"}}).ok());
   EXPECT_TRUE(CheckSetWords({.words = {"j", "a=b=c"}}).ok()) << "a value may hold a =";

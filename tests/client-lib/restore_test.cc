@@ -536,18 +536,21 @@ TEST_F(Restore, NoHoldOutlivesAConnectionThatBroke) {
        {"enter_session", "report_load", "release_read", "confirm_read", "attach"}) {
     Reopen();
     std::atomic<bool> closed{false};
+    std::promise<void> answered;
     daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
       if (RequestName(frame) != at || closed.exchange(true)) {
         return false;
       }
       peer.Close();
       daemon_.AnswerLate(frame, peer);  // done, and its answer lost
+      answered.set_value();
       return true;
     });
     if (at == "attach") {
       const Result<std::unique_ptr<View>> lost =
           Attach({.job = "job", .rank = 0, .socket = daemon_.socket()});
       EXPECT_EQ(lost.status().code(), Code::kUnavailable);
+      ASSERT_EQ(answered.get_future().wait_for(kLong), std::future_status::ready);
       EXPECT_EQ(daemon_.Holds(), 1u);
     }
     ASSERT_TRUE(Load({.deadline = kLong}).ok()) << at;

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 #include "tests/integration/harness.h"
 
 namespace holdfast {
@@ -137,6 +139,43 @@ TEST(Ckptd, CheckConfigLooksAtThePlacesToo) {
   const Ended ended = RunCkptd(arguments);
   EXPECT_EQ(ended.code, 2);
   EXPECT_THAT(ended.err, HasSubstr("log.file"));
+}
+
+// The check and the start alike; what only fails, or is not there yet, keeps neither.
+TEST(Ckptd, TierDirectoriesThatCannotBeExitWithTwo) {
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  std::vector<std::string> arguments = ArgumentsIn(memory, dir);
+  std::filesystem::create_directory(dir.Path("drive"));
+  std::filesystem::create_directory_symlink(dir.Path("drive"), dir.Path("link"));
+  WriteText(dir.Path("file"), "");
+  const std::string yaml = "metrics: {address: \"off\"}\nnode_name: node-1\n";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"nvme: {dirs: [" + dir.Path("file") + "]}", "is a file, not a directory"},
+      {"nvme: {dirs: [" + dir.Path("drive") + ", " + dir.Path("link") + "]}",
+       "is the same directory as"},
+      {"remote: {dir: /proc/self/x}", "remote.dir: '/proc/self/x' lies on proc"},
+      {"nvme: {dirs: [" + dir.Path("state/a") + "]}", "(state_dir); each needs"},
+      {"nvme: {depth: 100000}", "nvme.depth: 100000 is not within 4 to 32"},
+  };
+  for (const auto& [settings, problem] : cases) {
+    WriteText(dir.Path("ckptd.yaml"), yaml + settings + "\n");
+    for (const bool check : {true, false}) {
+      std::vector<std::string> all = arguments;
+      if (check) {
+        all.push_back("--check-config");
+      }
+      const Ended ended = RunCkptd(all);
+      EXPECT_EQ(ended.code, 2) << settings;
+      EXPECT_THAT(ended.err, HasSubstr(problem)) << settings;
+    }
+  }
+  WriteText(dir.Path("ckptd.yaml"), yaml + "nvme: {dirs: [" + dir.Path("drive/new") +
+                                        "]}\nremote: {dir: " + dir.Path("none") + "}\n");
+  arguments.push_back("--check-config");
+  const Ended fine = RunCkptd(arguments);
+  EXPECT_EQ(fine.code, 0) << fine.err;
+  EXPECT_EQ(fine.err, "");
 }
 
 // stderr is a pipe that is full: nobody reads what the daemon says, and it serves all the same.

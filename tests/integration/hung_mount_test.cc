@@ -74,6 +74,17 @@ TEST_F(HungMountTest, NothingElseWaitsAndItGoesOnByItself) {
   SaveEverywhere(10);
 }
 
+TEST_F(HungMountTest, TheCheckOfTheSettingsSaysWhatDoesNotAnswer) {
+  const TemporaryDirectory scratch;
+  std::vector<std::string> arguments = node_.Arguments();
+  arguments.push_back("--check-config");
+  Child check({.arguments = arguments, .error_file = scratch.Path("err"), .pipes = true});
+  EXPECT_EQ(check.Wait(), 0);
+  EXPECT_THAT(ReadText(scratch.Path("err")),
+              HasSubstr("not checked: remote.dir: '" + mount().path() + "' did not answer within"));
+  mount().Release();
+}
+
 TEST_F(HungMountTest, TheDaemonEndsInTimeAndTheNextRestoresFromTheDrives) {
   EXPECT_TRUE(Stalled());
   KillRanks();

@@ -14,6 +14,7 @@ namespace {
 using nlohmann::json;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class TiersCtlTest : public TierTest {
  protected:
@@ -39,6 +40,10 @@ class TiersCtlTest : public TierTest {
       }
     }
     return steps;
+  }
+  bool Healthy(const std::string& tier) {
+    const json tiers = Ask({"status", "--json"}).parsed["daemon"]["tiers"];
+    return tiers[tier == "nvme" ? 0 : 1]["healthy"].get<bool>();
   }
   void AwaitEnd() {
     KillRanks();
@@ -153,6 +158,19 @@ TEST_F(TiersCtlTest, StepsAreRemovedFromOneTierOrFromAll) {
       [&](const v1::GetStatusReply&) { return DurableFiles("remote/job/20").empty(); }));
 }
 
+TEST_F(TiersCtlTest, ARemovalThatATierRefusesIsToldInTheDaemonsWords) {
+  ASSERT_NO_FATAL_FAILURE(AwaitEnd());
+  std::filesystem::rename(node_.remote_dir(), node_.remote_dir() + ".away");
+  const CtlAnswer refused = Ctl(node_, {"rm", "job", "--yes"});
+  EXPECT_EQ(refused.exit_code, 4) << refused.errors;
+  EXPECT_THAT(refused.errors, HasSubstr("not all copies of the job could be removed; try again"));
+  EXPECT_THAT(refused.errors, Not(HasSubstr("closed the connection")));
+  std::filesystem::rename(node_.remote_dir() + ".away", node_.remote_dir());
+  EXPECT_TRUE(node_.Until([&](const v1::GetStatusReply&) {
+    return Ctl(node_, {"rm", "job", "--yes"}).exit_code == 0;
+  }));
+}
+
 TEST_F(TiersCtlTest, FilesOfOthersAreReportedAndSurvive) {
   const std::vector<std::string> theirs = {
       node_.nvme_dir(0) + "/notes.txt", node_.remote_dir() + "/job/README",
@@ -174,6 +192,29 @@ TEST_F(TiersCtlTest, FilesOfOthersAreReportedAndSurvive) {
   for (const std::string& path : theirs) {
     EXPECT_EQ(ReadText(path), "not yours") << path;
   }
+}
+
+// A name is bytes. One that is no UTF-8 is no reason to answer nothing.
+TEST_F(TiersCtlTest, NamesThatAreNoTextAreReportedToo) {
+  const std::string record = Record("nvme", 10, 0);
+  WriteText(node_.nvme_dir(0) + "/notes-\xe4.txt", "not yours");
+  WriteText(std::filesystem::path(record).parent_path().string() + "/\xff\xfe", "not yours");
+  std::filesystem::create_directory(node_.remote_dir() + "/job-\xc3");
+  WriteText(node_.remote_dir() + "/job/20-a1\xf0", "not yours");
+  const std::vector<std::string> shown = {"/notes-\\xe4.txt", "/\\xff\\xfe", "/job-\\xc3",
+                                          "/20-a1\\xf0"};
+  const auto expect_all = [&](const json& parsed) {
+    const std::string files = parsed["unknown_files"].dump();
+    for (const std::string& name : shown) {
+      const std::string in_json = json(name).dump();
+      EXPECT_THAT(files, HasSubstr(in_json.substr(1, in_json.size() - 2)));
+    }
+  };
+  expect_all(Ask({"rebuild", "--json"}).parsed);
+  expect_all(Ask({"gc", "--dry-run", "--json"}).parsed);
+  EXPECT_THAT(Ask({"gc", "--dry-run"}).text, HasSubstr("notes-\\\\xe4.txt"));
+  Ask({"status"});
+  Ask({"where", "job"});
 }
 
 TEST_F(TiersCtlTest, RebuildMakesTheCatalogFromTheTiersAlone) {
@@ -212,6 +253,58 @@ TEST_F(TiersCtlTest, VerifyReadsEveryTier) {
   EXPECT_THAT(Ask({"where", "job", "--step", "20"}).text, HasSubstr("bad: "));
 }
 
+// Somebody else removed files: what the daemon goes on naming is missing, and counts no more.
+TEST_F(TiersCtlTest, VerifySaysWhichFilesAreGoneAndTheTableIsLowered) {
+  const std::filesystem::path in_remote = std::filesystem::path(Image("remote", 20, 0));
+  const std::string on_a_drive = Image("nvme", 20, 1);
+  std::filesystem::remove_all(in_remote.parent_path());
+  std::filesystem::remove(Record("nvme", 20, 1));
+  std::filesystem::remove(on_a_drive);
+  const CtlAnswer gone = Ctl(node_, {"verify", "job", "--tier", "remote", "--json"});
+  EXPECT_EQ(gone.exit_code, 1) << gone.text << gone.errors;
+  const json remote = gone.parsed["jobs"][0];
+  EXPECT_EQ(remote["bad_count"], 2) << remote;
+  EXPECT_EQ(remote["shards_skipped"], 0) << remote;
+  EXPECT_EQ(remote["bytes_checked"], 0) << remote;
+  ASSERT_EQ(remote["bad"].size(), 2u) << remote;
+  for (const json& bad : remote["bad"]) {
+    EXPECT_THAT(bad["what"].get<std::string>(), HasSubstr("is gone: somebody else removed it"));
+  }
+  EXPECT_EQ(remote["bad"][0]["location"], in_remote.string());
+  const CtlAnswer drive = Ctl(node_, {"verify", "job", "--all", "--tier", "nvme"});
+  EXPECT_EQ(drive.exit_code, 1) << drive.text << drive.errors;
+  EXPECT_THAT(drive.text, HasSubstr("BAD: job step 20 (attempt 1) rank 1, " + on_a_drive +
+                                    ": the copy is gone: somebody else removed it\n"));
+  EXPECT_THAT(drive.text, HasSubstr("1 shard is BAD: 4 shards"));
+  for (const json& copy : Ask({"where", "job", "--json"}).parsed["copies"]) {
+    EXPECT_EQ(copy["state"] == "good", std::filesystem::exists(copy["location"])) << copy;
+  }
+  for (const json& line : Ask({"status", "job", "--json"}).parsed["jobs"][0]["protection"]) {
+    const bool memory = line["kind"] == "process";
+    EXPECT_EQ(line["step"], memory ? 20 : 10) << line;
+  }
+}
+
+// A directory that is away says nothing about the copies in it.
+TEST_F(TiersCtlTest, VerifyOfATierThatIsAwayFailsAndNothingIsBad) {
+  for (const std::string& dir : {node_.remote_dir(), node_.nvme_dir(0)}) {
+    const std::string tier = dir == node_.remote_dir() ? "remote" : "nvme";
+    std::filesystem::rename(dir, dir + ".away");
+    const CtlAnswer away = Ctl(node_, {"verify", "job", "--all", "--tier", tier});
+    EXPECT_EQ(away.exit_code, 4) << away.text << away.errors;
+    EXPECT_THAT(away.errors, HasSubstr("'" + dir + "' is not there"));
+    EXPECT_THAT(away.errors, Not(HasSubstr("closed the connection")));
+    EXPECT_FALSE(Healthy(tier)) << "it is known now";
+    EXPECT_EQ(Ctl(node_, {"verify", "job", "--all"}).exit_code, 4) << "nor is the rest all";
+    std::filesystem::rename(dir + ".away", dir);
+    EXPECT_TRUE(node_.Until([this, &tier](const v1::GetStatusReply&) { return Healthy(tier); }))
+        << "it is looked for again by itself";
+    Ask({"verify", "job", "--all", "--tier", tier});
+    EXPECT_TRUE(Healthy(tier));
+  }
+  EXPECT_EQ(Ask({"where", "job", "--json"}).text.find("bad"), std::string::npos);
+}
+
 TEST_F(TiersCtlTest, LimitsAndPoliciesAreSetWhileItRuns) {
   Ask({"set", "nvme.bandwidth_bytes_per_s_max=20MiB", "remote.io_priority=7"});
   EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& status) {
@@ -226,8 +319,44 @@ TEST_F(TiersCtlTest, LimitsAndPoliciesAreSetWhileItRuns) {
   Save(110, "nvme");  // the first of its hundred
   EXPECT_EQ(Image("nvme", 40, 0), "");
   EXPECT_FALSE(std::filesystem::exists(Image("remote", 110, 0)));
-  EXPECT_EQ(Ctl(node_, {"set", "job", "nvme.no_such=1"}).exit_code, 4);
-  EXPECT_EQ(Ctl(node_, {"set", "nvme.bandwidth_bytes_per_s_max=many"}).exit_code, 4);
+  // The newest that remote has is an older one.
+  const CtlAnswer older = Ctl(node_, {"verify", "job", "--tier", "remote", "--json"});
+  EXPECT_EQ(older.exit_code, 0) << older.errors;
+  EXPECT_EQ(older.parsed["jobs"][0]["shards_checked"], 2) << older.text;
+  const CtlAnswer nothing = Ctl(node_, {"rm", "job", "--step", "110", "--tier", "remote"});
+  EXPECT_EQ(nothing.exit_code, 4);
+  EXPECT_THAT(nothing.errors, HasSubstr("step 110 of attempt 1 has no copies in remote"));
+  const CtlAnswer unknown = Ctl(node_, {"explain", "job", "--step", "7"});
+  EXPECT_EQ(unknown.exit_code, 4) << unknown.text;
+  EXPECT_THAT(unknown.errors, HasSubstr("has no step 7"));
+  const CtlAnswer name = Ctl(node_, {"set", "job", "nvme.no_such=1"});
+  EXPECT_EQ(name.exit_code, 2);
+  EXPECT_THAT(name.errors, HasSubstr("ckptctl: set: nvme.no_such: unknown setting; "));
+  const CtlAnswer value = Ctl(node_, {"set", "nvme.bandwidth_bytes_per_s_max=many"});
+  EXPECT_EQ(value.exit_code, 2);
+  EXPECT_THAT(value.errors, HasSubstr("ckptctl: set: nvme.bandwidth_bytes_per_s_max: "));
+}
+
+// The table counts what lies on a tmpfs as if it outlived a reboot: so it is said.
+TEST(TiersCtl, ATierOnATmpfsIsNoted) {
+  const TemporaryDirectory shared("/dev/shm");
+  std::filesystem::create_directory(shared.Path("remote"));
+  NodeOptions options;
+  options.nvme_dirs = {shared.Path("drive")};
+  options.remote_dir = shared.Path("remote");
+  Node node(options);
+  ASSERT_TRUE(node.Start());
+  ASSERT_TRUE(node.Until([](const v1::GetStatusReply& status) {
+    return status.daemon().tiers(0).notes_size() > 0;
+  })) << "as soon as the drive was read";
+  EXPECT_THAT(Ctl(node, {"status"}).text,
+              HasSubstr("nvme   note: " + shared.Path("drive") +
+                        ": it lies on a tmpfs, and is empty after a reboot; use a drive\n"));
+  Ctl(node, {"rebuild"});
+  EXPECT_THAT(Ctl(node, {"status"}).text,
+              HasSubstr("remote note: " + shared.Path("remote") +
+                        ": it lies on a tmpfs, and is empty after a reboot; use a file system that "
+                        "outlives the node\n"));
 }
 
 }  // namespace

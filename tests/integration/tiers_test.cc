@@ -81,6 +81,9 @@ TEST_F(TiersTest, ARemoteDirectoryThatIsAwayIsNeitherLostNorEmptied) {
   EXPECT_THAT(removed.errors + removed.text, HasSubstr("is not there"));
   EXPECT_FALSE(std::filesystem::exists(node_.remote_dir())) << "made by nobody";
   std::filesystem::rename(away, node_.remote_dir());
+  ASSERT_TRUE(node_.Until([](const v1::GetStatusReply& status) {
+    return status.jobs(0).tiers(1).any() && status.jobs(1).tiers(1).any();
+  })) << "it is looked for again by itself";
   EXPECT_THAT(Restored(), Each(HasSubstr("attempt=1 step=2 source=remote")));
   EXPECT_EQ(Ctl(node_, {"rm", "other", "--yes"}).exit_code, 0);
   EXPECT_TRUE(

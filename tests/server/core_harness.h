@@ -401,7 +401,11 @@ class CoreHarness {
       copy.copy.generation = 0;
       copy.record_bytes = 100;
       copy.record_crc = 1000 + a.key.id.step * 10 + a.key.id.rank;
-      copy.location = std::string(TierName(a.to)) + "/" + a.key.id.ToString();
+      const int drives = config.nvme().dirs_size();
+      copy.location =
+          (a.to == TierKind::kNvme ? config.nvme().dirs(static_cast<int>(a.key.id.rank) % drives)
+                                   : config.remote().dir()) +
+          "/" + a.key.id.ToString();
       TierOf(a.to).copies[a.key.id] = copy;
       TierOf(a.to).jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
       ended.copy = copy;
@@ -497,8 +501,15 @@ class CoreHarness {
       scanned.drain = a.drain;
       scanned.dir = dir;
       scanned.status = dir == failing_drive ? absl::DataLossError("EIO") : nvme.scan;
-      if (scanned.status.ok() && dir == config.nvme().dirs(0)) {
+      if (scanned.status.ok()) {
         scanned.jobs = nvme.Find("");
+        for (FoundJob& job : scanned.jobs) {
+          std::erase_if(job.copies, [&](const DurableCopy& copy) {
+            return copy.location.rfind(dir + "/", 0) != 0;
+          });
+        }
+      }
+      if (scanned.status.ok() && dir == config.nvme().dirs(0)) {
         scanned.unknown_files = unknown_files;
       }
       completions.push_back(scanned);

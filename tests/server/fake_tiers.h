@@ -21,6 +21,7 @@ struct FakeTier {
   std::map<ShardId, DurableCopy> copies;
   std::set<std::pair<JobUuid, CheckpointId>> manifests;
   std::map<JobUuid, Job> jobs;
+  Attempt claimed = 0;           // somebody opened the attempts up to this one
   absl::Status scan;             // what a scan ends with
   std::set<ShardId> damaged;     // digests disagree: found by whoever reads them
   std::set<ShardId> unreadable;  // reading fails, and may go well later
@@ -37,6 +38,7 @@ struct FakeTier {
         continue;
       }
       FoundJob one{uuid, job.name, job.uid, job.gid, {}, {}};
+      one.highest_claim = claimed;
       for (const auto& [id, copy] : copies) {
         if (id.job == uuid) {
           one.copies.push_back(copy);

@@ -2,6 +2,7 @@
 // rebuild.
 #include <gtest/gtest.h>
 
+#include "base/status.h"
 #include "tests/server/tier_world.h"
 
 namespace holdfast::testing {
@@ -62,6 +63,93 @@ TEST(TierAdmin, WhereNamesEveryCopy) {
   EXPECT_EQ(w.h.Admin<v1::WhereReply>(where).status().code(), absl::StatusCode::kNotFound);
   where.set_step(1);
   EXPECT_FALSE(w.h.Admin<v1::WhereReply>(where, 4711).ok()) << "another user's";
+}
+
+// Steps and tiers of what a verification would read.
+std::set<std::pair<Step, TierKind>> Listed(TierWorld& w, const v1::VerifyRequest& request) {
+  std::set<std::pair<Step, TierKind>> all;
+  if (const auto reply = w.h.Admin<ListedShards>(request); reply.ok()) {
+    for (const ReadableShard& shard : reply->shards) {
+      all.insert({shard.copy.id.step, shard.tier});
+    }
+  }
+  return all;
+}
+
+TEST(TierAdmin, ACopyThatIsKnownToBeBadIsListedStill) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  v1::VerifyRequest named;
+  named.set_job("job");
+  named.set_attempt(1);
+  named.set_step(1);
+  named.set_tier("remote");
+  const std::set<std::pair<Step, TierKind>> there = {{1, TierKind::kRemote}};
+  EXPECT_EQ(Listed(w, named), there);
+  // The step cannot be restored any more, and what was found gone is still asked for.
+  w.Reboot();
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    w.h.Feed(DurableCopyJudged{tier, w.Shard(1), "the copy is gone: somebody else removed it"});
+  }
+  EXPECT_EQ(Listed(w, named), there);
+  EXPECT_FALSE(w.h.Status("job").protection(1).any());
+  named.set_attempt(7);
+  EXPECT_TRUE(Listed(w, named).empty());
+}
+
+TEST(TierAdmin, TheNewestOfATierIsTheNewestThatItHas) {
+  TierWorld w(
+      2, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_every_steps(10); });
+  v1::VerifyRequest newest;
+  newest.set_job("job");
+  newest.set_newest(true);
+  newest.set_tier("remote");
+  EXPECT_EQ(w.h.Admin<ListedShards>(newest).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(w.Save(10));
+  ASSERT_TRUE(w.Save(11));
+  EXPECT_EQ(Listed(w, newest), (std::set<std::pair<Step, TierKind>>{{10, TierKind::kRemote}}));
+  newest.set_tier("nvme");
+  EXPECT_EQ(Listed(w, newest), (std::set<std::pair<Step, TierKind>>{{11, TierKind::kNvme}}));
+  newest.set_tier("");
+  EXPECT_EQ(Listed(w, newest),
+            (std::set<std::pair<Step, TierKind>>{{11, TierKind::kMemory}, {11, TierKind::kNvme}}));
+  // After a reboot memory has none.
+  w.Reboot();
+  newest.set_tier("memory");
+  EXPECT_TRUE(Listed(w, newest).empty());
+}
+
+TEST(TierAdmin, AStepThatNobodyKnowsIsNotExplained) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  v1::ExplainRequest explain;
+  explain.set_job("job");
+  explain.set_step(7);
+  const auto unknown = w.h.Admin<v1::ExplainReply>(explain);
+  EXPECT_EQ(unknown.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(unknown.status().message().find("has no step 7"), std::string::npos)
+      << unknown.status();
+  explain.set_step(1);
+  EXPECT_TRUE(w.h.Admin<v1::ExplainReply>(explain).ok());
+  explain.set_attempt(9);
+  EXPECT_EQ(w.h.Admin<v1::ExplainReply>(explain).status().code(), absl::StatusCode::kNotFound);
+  explain.set_all_steps(true);
+  EXPECT_TRUE(w.h.Admin<v1::ExplainReply>(explain).ok());
+}
+
+TEST(TierAdmin, WhatIsWrongWithASettingIsSaidByItsName) {
+  TierWorld w;
+  for (const auto& [request, said] : std::vector<std::pair<v1::SetOptionsRequest, std::string>>{
+           {Set("job", "nvme.no_such", "1"), "set: nvme.no_such: unknown setting"},
+           {Set("job", "nvme.keep_last", "many"), "set: nvme.keep_last: "},
+           {Set("job", "nvme.keep_last", "0"), "set: nvme.keep_last: 0 is not within"},
+           {Set("job", "tape.keep_last", "1"), "set: tape: unknown setting"},
+           {Set("", "nvme.bandwidth_bytes_per_s_max", "many"),
+            "set: nvme.bandwidth_bytes_per_s_max: "}}) {
+    const absl::Status refused = w.h.Admin<v1::SetOptionsReply>(request, 0).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_EQ(std::string(refused.message()).substr(0, said.size()), said) << refused;
+  }
 }
 
 TEST(TierAdmin, ExplainSaysWhy) {
@@ -131,6 +219,15 @@ TEST(TierAdmin, LimitsAreTheOperatorsToSet) {
   ASSERT_TRUE(w.h.limits);
   EXPECT_EQ(w.h.limits->nvme.bandwidth_bytes_per_s_max(), 500ull << 20);
   EXPECT_FALSE(w.h.Admin<v1::SetOptionsReply>(Set("", "nvme.dirs", "x"), 0).ok());
+  // The ranges are those of the configuration.
+  const auto slow =
+      w.h.Admin<v1::SetOptionsReply>(Set("", "nvme.bandwidth_bytes_per_s_max", "1"), 0);
+  EXPECT_EQ(Message(slow.status()),
+            "set: nvme.bandwidth_bytes_per_s_max: 1 bytes (1 B) is not within 1 MiB to 1 TiB, nor "
+            "0");
+  EXPECT_FALSE(w.h.Admin<v1::SetOptionsReply>(Set("", "remote.io_priority", "9"), 0).ok());
+  EXPECT_FALSE(w.h.Admin<v1::SetOptionsReply>(Set("", "remote.nice", "20"), 0).ok());
+  EXPECT_EQ(w.h.limits->nvme.bandwidth_bytes_per_s_max(), 500ull << 20);
   const auto nice = w.h.Admin<v1::SetOptionsReply>(Set("", "nvme.nice", "3"), 0);
   ASSERT_TRUE(nice.ok()) << nice.status();
   EXPECT_NE(nice->text().find("if it refuses"), std::string::npos) << nice->text();
@@ -410,6 +507,36 @@ TEST(TierAdmin, WhatSeveralScansFindIsToldOnce) {
             1);
 }
 
+// One shard lies in nvme alone, the other in remote alone: each is what makes the step whole.
+TEST(TierAdmin, ARebuildJudgesNothingBeforeAllOfItHasBeenRead) {
+  for (const bool drives_first : {false, true}) {
+    TierWorld w(2, [](v1::DaemonConfig& c) {
+      c.mutable_policy()->mutable_nvme()->set_keep_last(4);
+      c.mutable_policy()->mutable_remote()->set_keep_last(4);
+    });
+    for (Step step = 1; step <= 3; ++step) {
+      ASSERT_TRUE(w.Save(step));
+    }
+    w.Reboot();
+    w.h.nvme.copies.erase(w.Shard(2, 0));
+    w.h.remote.copies.erase(w.Shard(2, 1));
+    w.h.Advance(std::chrono::seconds(1));
+    w.h.delay = [drives_first](const Action& a) {
+      return drives_first ? std::holds_alternative<ScanRemote>(a)
+                          : std::holds_alternative<ScanNvme>(a);
+    };
+    w.h.Admin<v1::RebuildReply>(v1::RebuildRequest(), 0).IgnoreError();
+    w.h.delay = nullptr;
+    w.h.PerformDelayed();
+    w.h.Advance(std::chrono::minutes(1));
+    EXPECT_EQ(w.h.nvme.copies.count(w.Shard(2, 1)), 1u) << drives_first;
+    EXPECT_EQ(w.h.remote.copies.count(w.Shard(2, 0)), 1u) << drives_first;
+    const Restored got = w.Restore(nullptr, CheckpointId{0, 2});
+    EXPECT_TRUE(got.done) << got.failure.message();
+    EXPECT_EQ(got.tiers, (std::vector<std::string>{"remote", "nvme"}));
+  }
+}
+
 TEST(TierAdmin, ARebuildDoesNotBringBackWhatIsKnownToBeBadOrWasJustRemoved) {
   TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(5); });
   ASSERT_TRUE(w.Save(1));
@@ -426,6 +553,9 @@ TEST(TierAdmin, ARebuildDoesNotBringBackWhatIsKnownToBeBadOrWasJustRemoved) {
   rm.set_job("job");
   rm.set_step(1);
   rm.set_tier("nvme");
+  EXPECT_EQ(w.h.Admin<v1::RemoveCheckpointReply>(rm).status().code(),
+            absl::StatusCode::kUnavailable);
+  rm.set_force(true);
   ASSERT_TRUE(w.h.Admin<v1::RemoveCheckpointReply>(rm).ok());
   w.h.PerformDelayed();
   EXPECT_TRUE(w.h.nvme.copies.count(w.Shard(1)) == 0) << "when the drives have been read";

@@ -92,6 +92,20 @@ TEST(LostState, AJoinWaitsUntilItIsKnownWhichAttemptsThereWere) {
   EXPECT_EQ(got.step, 2u);
 }
 
+TEST(LostState, AnAttemptThatWroteNothingButItsClaimCounts) {
+  TierWorld w(1, KeepThree);
+  ASSERT_TRUE(w.Save(1));
+  w.EndAll();
+  w.h.states.clear();
+  w.h.remote.claimed = 5;
+  w.h.Restart(true);
+  w.Launch();
+  const uint64_t id = w.ranks[0].Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  const auto answer = w.ranks[0].Take(id);
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->frame.join().attempt(), 6u) << answer->frame.failure().message();
+}
+
 TEST(LostState, AnAttemptThatWasOpenedUnderATakenNumberGivesWay) {
   TierWorld w(1, KeepThree);
   LoseTheState(w);
@@ -104,6 +118,8 @@ TEST(LostState, AnAttemptThatWasOpenedUnderATakenNumberGivesWay) {
   EXPECT_FALSE(refused.done) << "remote may have something newer";
   w.h.remote.scan = absl::OkStatus();
   w.h.Advance(seconds(31));
+  const Restored over = w.Enter();
+  EXPECT_EQ(over.failure.reason(), v1::Failure::REASON_SUPERSEDED) << over.failure.message();
   const Restored got = w.Restore();
   EXPECT_TRUE(got.done) << got.failure.message();
   EXPECT_EQ(got.step, 2u);
@@ -115,17 +131,24 @@ TEST(LostState, AnAttemptThatWasOpenedUnderATakenNumberGivesWay) {
 
 // A manifest tells when a step was committed, not when its shards were sealed.
 TEST(LostState, WhatAManifestTellsIsTheSameSave) {
-  TierWorld w(2, KeepThree);
-  ASSERT_TRUE(w.Save(1));
-  for (auto& [id, copy] : w.h.remote.copies) {
-    copy.from_manifest = true;
-    copy.copy.sealed_unix_ms += 1234;
+  for (const bool drives_first : {false, true}) {
+    TierWorld w(2, KeepThree);
+    ASSERT_TRUE(w.Save(1));
+    for (auto& [id, copy] : w.h.remote.copies) {
+      copy.from_manifest = true;
+      copy.copy.sealed_unix_ms += 1234;
+    }
+    w.h.nvme.damaged.insert(w.Shard(1, 1));
+    w.EndAll();
+    w.h.delay = [drives_first](const Action& a) {
+      return drives_first && std::holds_alternative<ScanRemote>(a);
+    };
+    w.h.Restart(true);
+    w.h.PerformDelayed();
+    const Restored got = w.Restore();
+    EXPECT_TRUE(got.done) << got.failure.message();
+    EXPECT_EQ(got.tiers, (std::vector<std::string>{"nvme", "remote"})) << drives_first;
   }
-  w.h.nvme.damaged.insert(w.Shard(1, 1));
-  w.Reboot();
-  const Restored got = w.Restore();
-  EXPECT_TRUE(got.done) << got.failure.message();
-  EXPECT_EQ(got.tiers, (std::vector<std::string>{"nvme", "remote"}));
 }
 
 TEST(LostState, AnotherSaveByTheSameNameIsLeftAlone) {

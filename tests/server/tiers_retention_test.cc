@@ -68,6 +68,26 @@ TEST(Retention, PinsStayAcrossRestarts) {
   EXPECT_FALSE(w.h.Admin<v1::PinReply>(Pin(77)).ok());
 }
 
+TEST(Retention, WhatLiesNowhereIsNotRemoved) {
+  TierWorld w(
+      1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_every_steps(10); });
+  ASSERT_TRUE(w.Save(10));
+  ASSERT_TRUE(w.Save(11));
+  const auto refused = w.h.Admin<v1::RemoveCheckpointReply>(Rm(11, "remote"));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(refused.status().message().find("step 11 of attempt 1 has no copies in remote"),
+            std::string::npos)
+      << refused.status();
+  EXPECT_FALSE(w.h.Admin<v1::RemoveCheckpointReply>(Rm(11, "remote", true)).ok());
+  // What is on its way there is stopped.
+  w.DelayFlushes(TierKind::kRemote);
+  ASSERT_TRUE(w.Save(20));
+  const auto stopped = w.h.Admin<v1::RemoveCheckpointReply>(Rm(20, "remote"));
+  EXPECT_TRUE(stopped.ok()) << stopped.status();
+  w.h.PerformDelayed();
+  EXPECT_EQ(w.Manifests(), Steps{10});
+}
+
 TEST(Retention, WhatASessionHoldsStays) {
   TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(4); });
   for (Step step = 1; step <= 4; ++step) {
@@ -263,6 +283,104 @@ TEST(Retention, ARemovalThatHungAndFailedIsTriedAgain) {
   EXPECT_EQ(w.h.Daemon().tiers(0).bytes_used(), kSlot / 2);
 }
 
+TEST(Retention, ARemovalThatFailsHoldsUpNoOther) {
+  TierWorld w(2, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(1); });
+  std::vector<DrainId> removals;
+  w.h.delay = [&](const Action& a) {
+    const auto* remove = std::get_if<RemoveCopies>(&a);
+    const bool first =
+        remove != nullptr && remove->tier == TierKind::kNvme && remove->checkpoint.step == 1;
+    if (first) {
+      removals.push_back(remove->drain);
+    }
+    return first;
+  };
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  ASSERT_EQ(removals.size(), 1u);
+  w.h.delayed.clear();
+  // What rank 1 has lies on a drive that is gone.
+  w.h.Feed(CopiesRemoved{removals[0], absl::UnavailableError("'/nvme1' is away"), {{Rank{1}}}});
+  EXPECT_TRUE(w.Reported("'/nvme1' is away"));
+  EXPECT_NE(w.Tier("nvme").problem().find("'/nvme1' is away"), std::string::npos);
+  EXPECT_EQ(w.h.Daemon().tiers(0).bytes_used(), 3 * kSlot / 2) << "two shards, and what is left";
+  for (Step step = 3; step <= 5; ++step) {
+    ASSERT_TRUE(w.Save(step));
+    EXPECT_EQ(w.Nvme(), (Steps{1, step})) << "the others go meanwhile";
+  }
+  v1::CollectGarbageRequest gc;
+  gc.set_job("job");
+  gc.set_dry_run(true);
+  const auto said = w.h.Admin<v1::CollectGarbageReply>(gc);
+  ASSERT_TRUE(said.ok());
+  const auto goes =
+      std::find_if(said->verdicts().begin(), said->verdicts().end(),
+                   [](const auto& v) { return v.tier() == "nvme" && v.step() == 1 && v.goes(); });
+  ASSERT_NE(goes, said->verdicts().end());
+  EXPECT_EQ(goes->why(), "is being removed, and tried again: '/nvme1' is away");
+  w.h.Advance(seconds(11));
+  ASSERT_EQ(removals.size(), 2u) << "it is tried again";
+  w.h.delay = nullptr;
+  w.h.PerformDelayed();
+  EXPECT_EQ(w.Nvme(), Steps{5});
+  EXPECT_EQ(w.Tier("nvme").problem(), "");
+  EXPECT_EQ(w.h.Daemon().tiers(0).bytes_used(), kSlot);
+}
+
+TEST(Retention, GoesOnWithoutADriveThatCannotBeRead) {
+  TierWorld w(2, [](v1::DaemonConfig& c) {
+    c.mutable_nvme()->add_dirs("/nvme1");
+    c.mutable_policy()->mutable_nvme()->set_keep_last(1);
+  });
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  EXPECT_EQ(w.Nvme(), Steps{2});
+  w.h.failing_drive = "/nvme1";
+  w.h.Feed(TierAway{TierKind::kNvme, "/nvme1", absl::UnavailableError("'/nvme1' is away")});
+  EXPECT_NE(w.Tier("nvme").problem().find("'/nvme1' is away"), std::string::npos);
+  for (Step step = 3; step <= 5; ++step) {
+    ASSERT_TRUE(w.Save(step));
+    EXPECT_EQ(w.Nvme(), (Steps{2, step})) << "only a part of 2 is seen";
+  }
+  w.RestartDaemon();
+  ASSERT_TRUE(w.Restore().done) << "memory has what is newest";
+  ASSERT_TRUE(w.Save(6));
+  EXPECT_EQ(w.Nvme(), (Steps{2, 6})) << "nor does it have to be read once more";
+  // Of a step that has parts here the rest may lie there.
+  w.h.nvme.copies.erase(w.Shard(6, 1, 2));
+  w.Reboot();
+  ASSERT_TRUE(w.Restore().done);
+  ASSERT_TRUE(w.Save(7));
+  EXPECT_EQ(w.Nvme(), (Steps{2, 7}));
+  EXPECT_EQ(w.h.nvme.copies.count(w.Shard(6, 0, 2)), 1u);
+  w.h.failing_drive.clear();
+  w.h.Advance(seconds(40));
+  ASSERT_TRUE(w.Save(8));
+  EXPECT_EQ(w.h.nvme.copies.count(w.Shard(6, 0, 2)), 0u) << "it has been read, and has not";
+  EXPECT_EQ(w.Nvme(), Steps{8});
+}
+
+TEST(Retention, WaitsUntilARestoreIsDecided) {
+  TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(1); });
+  w.h.delay = [](const Action& a) {
+    const auto* remove = std::get_if<RemoveCopies>(&a);
+    return remove != nullptr && remove->tier == TierKind::kNvme;
+  };
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  w.h.delayed.clear();  // the daemon dies before it has removed any
+  w.h.late_drives = true;
+  w.Reboot();
+  w.h.late_drives = false;
+  w.h.delay = nullptr;
+  w.Launch();
+  w.Join();
+  w.h.AnswerDrives();
+  EXPECT_EQ(w.Nvme(), (Steps{1, 2})) << "step 2 has not been read yet, and may be bad";
+  ASSERT_TRUE(w.Enter().done);
+  EXPECT_EQ(w.Nvme(), Steps{2});
+}
+
 TEST(Retention, AStepBeingRemovedIsNoCandidateAndNotCounted) {
   TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(1); });
   w.h.delay = [](const Action& a) { return std::holds_alternative<RemoveCopies>(a); };
@@ -281,6 +399,20 @@ TEST(Retention, AStepBeingRemovedIsNoCandidateAndNotCounted) {
   w.RestartDaemon();
   EXPECT_EQ(w.Nvme().size(), 2u) << "and when the daemon died in between, it is judged anew";
   w.h.PerformDelayed();
+}
+
+TEST(Removal, OfAStepAsksForForceWhileATierCannotBeRead) {
+  TierWorld w(1,
+              [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_keep_last(9); });
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  w.h.remote.scan = absl::UnavailableError("ESTALE");
+  w.RestartDaemon();
+  const auto refused = w.h.Admin<v1::RemoveCheckpointReply>(Rm(1));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(refused.status().message().find("ESTALE"), std::string::npos);
+  EXPECT_TRUE(w.h.Admin<v1::RemoveCheckpointReply>(Rm(1, "nvme")).ok()) << "that can be judged";
+  EXPECT_TRUE(w.h.Admin<v1::RemoveCheckpointReply>(Rm(1, "remote", true)).ok());
 }
 
 TEST(Removal, OfAStepAsksForForceWhereItProtects) {

@@ -25,6 +25,7 @@ constexpr int kUnmutatedSeeds = 10;
 struct Mutation {
   const char* name;
   const char* says;
+  bool cramped;
 };
 constexpr Mutation kMutations[] = {
 #include "mutations.inc"
@@ -35,9 +36,11 @@ int Seeds() {
   return text == nullptr ? kSeedsDefault : std::atoi(text);
 }
 
-std::string ViolationOf(uint64_t seed) {
+std::string ViolationOf(uint64_t seed, bool cramped = false) {
   try {
-    World world(seed, WorldOptions{});
+    WorldOptions options;
+    options.cramped = cramped;
+    World world(seed, options);
     world.Run();
     return world.violation();
   } catch (const std::exception& e) {  // it would have taken the daemon down
@@ -52,7 +55,8 @@ TEST_P(Mutated, IsFound) {
   active_mutation = GetParam() + 1;
   int seed = 1;
   std::string violation;
-  while (seed <= Seeds() && (violation = ViolationOf(static_cast<uint64_t>(seed))).empty()) {
+  while (seed <= Seeds() &&
+         (violation = ViolationOf(static_cast<uint64_t>(seed), mutation.cramped)).empty()) {
     ++seed;
   }
   active_mutation = 0;
@@ -60,7 +64,8 @@ TEST_P(Mutated, IsFound) {
     FAIL() << "not found within " << Seeds() << " seeds: " << mutation.says;
   }
   // It is the mutation that was found, not something else.
-  ASSERT_EQ(ViolationOf(static_cast<uint64_t>(seed)), "") << "seed " << seed << ", unmutated";
+  ASSERT_EQ(ViolationOf(static_cast<uint64_t>(seed), mutation.cramped), "")
+      << "seed " << seed << ", unmutated";
   RecordProperty("seed", seed);
   RecordProperty("violation", violation);
   std::printf("  seed %d: %s\n", seed, violation.c_str());

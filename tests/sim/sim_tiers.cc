@@ -19,6 +19,10 @@ std::string Name(TierKind tier) {
   return std::string(TierName(tier));
 }
 
+std::string DirOf(TierKind tier) {
+  return tier == TierKind::kNvme ? "/nvme0" : "/remote";
+}
+
 }  // namespace
 
 // Chance of its own, so that what goes wrong elsewhere is the same with and without tiers.
@@ -99,6 +103,9 @@ void World::TryDrain(DrainId id, uint64_t life) {
 
 absl::Status World::TierFault(TierKind kind) {
   const SimTier& tier = TierOf(kind);
+  if (tier.away) {
+    return absl::UnavailableError("it is not the directory that it was");
+  }
   if (tier.full) {
     return absl::ResourceExhaustedError("ENOSPC");
   }
@@ -165,7 +172,7 @@ FlushEnded World::FlushNow(const FlushShard& a, const FilePtr& file,
   SimTier& tier = TierOf(a.to);
   written.copy.copy.generation = 0;
   written.copy.record_crc = written.token;
-  written.copy.location = absl::StrCat(Name(a.to), "/", a.key.id.ToString());
+  written.copy.location = absl::StrCat(DirOf(a.to), "/", a.key.id.ToString());
   tier.copies[a.key.id] = written;
   tier.jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
   ended.copy = written.copy;
@@ -251,6 +258,7 @@ void World::Do(const PublishManifest& a) {
 
 void World::Do(const RemoveCopies& a) {
   JudgeRemoval(a);
+  TierOf(a.tier).going.insert({a.job, a.checkpoint});
   SimDrain drain{a.tier, std::nullopt, {a.job, a.checkpoint.attempt, a.checkpoint.step, 0},
                  0,      false,        false,
                  nullptr};
@@ -259,7 +267,7 @@ void World::Do(const RemoveCopies& a) {
     absl::Status status = TierFault(a.tier);
     status = absl::IsResourceExhausted(status) ? absl::OkStatus() : status;
     if (status.ok()) {
-      removals_.erase({a.job, a.checkpoint, a.tier});
+      tier.going.erase({a.job, a.checkpoint});
       tier.manifests.erase({a.job, a.checkpoint});
       std::erase_if(tier.copies, [&](const auto& c) {
         return c.first.job == a.job && c.first.checkpoint() == a.checkpoint;
@@ -306,6 +314,10 @@ void World::Do(const ScanNvme& a) {
     TierScanned scanned;
     scanned.drain = a.drain;
     scanned.dir = "/nvme0";
+    if (nvme_.away) {
+      scanned.status = absl::UnavailableError("it is not the directory that it was");
+      return Feed(scanned);
+    }
     for (const auto& [uuid, job] : nvme_.jobs) {
       scanned.jobs.push_back(FoundIn(nvme_, uuid));
     }
@@ -320,7 +332,7 @@ void World::Do(const ScanRemote& a) {
     scanned.tier = TierKind::kRemote;
     scanned.drain = a.drain;
     scanned.job_name = a.job_name;
-    if (remote_.unreadable) {
+    if (remote_.unreadable || remote_.away) {
       scanned.status = absl::UnavailableError("ESTALE");
     } else {
       for (const auto& [uuid, job] : remote_.jobs) {
@@ -336,7 +348,8 @@ void World::Do(const ScanRemote& a) {
 
 // The daemon dies. Some of what was under way was published, and nobody heard of it.
 void World::DropDrains() {
-  removals_.clear();
+  nvme_.going.clear();
+  remote_.going.clear();
   const std::map<DrainId, SimDrain> drains = std::exchange(drains_, {});
   for (const auto& [id, drain] : drains) {
     if (drain.reads && TierChance(0.3)) {
@@ -357,7 +370,7 @@ void World::JudgeRemoval(const RemoveCopies& a) {
   if (state == states_.end()) {
     return;
   }
-  const bool begins = removals_.insert({a.job, a.checkpoint, a.tier}).second;
+  const bool begins = TierOf(a.tier).going.count({a.job, a.checkpoint}) == 0;
   for (const v1::Pin& pin : state->second.pins()) {
     if (begins && CheckpointId{pin.attempt(), pin.step()} == a.checkpoint) {
       oracle_.Violated(what + " although it is pinned");
@@ -374,8 +387,8 @@ void World::JudgeRemoval(const RemoveCopies& a) {
         return c.first.job == a.job && c.first.checkpoint() == a.checkpoint &&
                c.second.token != c.second.bytes;
       });
-  if (rotten) {
-    return;  // it may be known to be of no use
+  if (rotten || !begins) {
+    return;  // it may be known to be of no use; what was tried before counted as gone since
   }
   const std::vector<std::vector<TierKind>> survivors = {{TierKind::kNvme, TierKind::kRemote},
                                                         {TierKind::kRemote}};
@@ -459,7 +472,7 @@ void World::TierTrouble() {
   After(milliseconds(500 + TierBelow(8000)), [this] { TierTrouble(); });
   const TierKind kind = TierChance(0.5) ? TierKind::kNvme : TierKind::kRemote;
   SimTier& tier = TierOf(kind);
-  switch (TierBelow(10)) {
+  switch (TierBelow(11)) {
     case 0:
       tier.fails = TierChance(0.5) ? 0 : 0.3;
       return;
@@ -502,9 +515,27 @@ void World::TierTrouble() {
     case 8:
     case 9:
       return TierAdmin(tier);
+    case 10:
+      return TierGoesAway(kind);
     default:
       return;
   }
+}
+
+// Its mount goes, and comes back some time later.
+void World::TierGoesAway(TierKind kind) {
+  SimTier& tier = TierOf(kind);
+  if (tier.away) {
+    return;
+  }
+  Trace(absl::StrCat(Name(kind), " goes away"));
+  tier.away = true;
+  After(milliseconds(TierBelow(2000)), [this, kind] {
+    if (DaemonUp() && TierOf(kind).away) {
+      Feed(TierAway{kind, DirOf(kind), absl::UnavailableError("it is not there")});
+    }
+  });
+  After(milliseconds(TierBelow(90'000)), [this, kind] { TierOf(kind).away = false; });
 }
 
 // What a person does with one of the steps that lie there.
@@ -585,7 +616,7 @@ void World::RemovalAnswered(AdminToken token, bool done) {
 void World::CalmTiers() {
   for (SimTier* tier : {&nvme_, &remote_}) {
     tier->fails = 0;
-    tier->full = tier->unreadable = false;
+    tier->full = tier->unreadable = tier->away = false;
     tier->hung_until = now_;
   }
 }

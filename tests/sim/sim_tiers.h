@@ -30,10 +30,13 @@ struct SimTier {
   std::map<ShardId, TierCopy> copies;
   std::set<std::pair<JobUuid, CheckpointId>> manifests;
   std::map<JobUuid, Job> jobs;
+  // Whose removal this daemon has begun: it counts as gone, whenever it ends.
+  std::set<std::pair<JobUuid, CheckpointId>> going;
   // What is wrong with it now.
   double fails = 0;
   bool full = false;
   bool unreadable = false;
+  bool away = false;
   MonotonicTime hung_until{};
   uint64_t committed = 0;  // reported since the calm began
 
@@ -46,7 +49,8 @@ struct SimTier {
   }
   bool Has(TierKind kind, const ShardId& id, bool rotten_too) const {
     const auto it = copies.find(id);
-    return it != copies.end() && (rotten_too || it->second.token == it->second.bytes) &&
+    return it != copies.end() && going.count({id.job, id.checkpoint()}) == 0 &&
+           (rotten_too || it->second.token == it->second.bytes) &&
            (kind != TierKind::kRemote || manifests.count({id.job, id.checkpoint()}) > 0);
   }
 };

@@ -30,13 +30,13 @@ World::World(uint64_t seed, WorldOptions options)
 World::~World() = default;
 
 void World::MakeJobs() {
-  const size_t count = 1 + Below(3);
+  const size_t count = options_.cramped ? 1 : 1 + Below(3);
   uint64_t slots = 0;
   for (size_t i = 0; i < count; ++i) {
     JobPlan job;
     job.name = absl::StrCat("job", i);
     job.uid = 1000 + static_cast<uint32_t>(Below(2));
-    job.world_size = 1 + static_cast<uint32_t>(Below(4));
+    job.world_size = (options_.cramped ? 3 : 1) + static_cast<uint32_t>(Below(4));
     job.launch_ids = Chance(0.4);
     job.pace_ms = static_cast<int64_t>(20 + Below(300));
     job.uneven = Chance(0.5) &&
@@ -46,7 +46,7 @@ void World::MakeJobs() {
     jobs_.push_back(job);
   }
   // Sometimes tight: two slots for each rank, and hardly more.
-  roomy_ = Chance(0.5);
+  roomy_ = !options_.cramped && Chance(0.5);
   rude_ = Chance(0.5);
   bytes_max_ =
       (2 * slots + (roomy_ ? 10 * slots + (rude_ ? kRudeSlots : 0) : Below(3))) * kSlotBytes;

@@ -35,6 +35,7 @@ struct WorldOptions {
   Duration calm = std::chrono::minutes(2);  // without: jobs must commit again, and nothing may leak
   // What the core does not stand yet (tests/server/found_by_sim_test.cc).
   bool trace = false;
+  bool cramped = false;  // one job, and hardly more than two slots for each of its ranks
 };
 
 class Client;
@@ -187,6 +188,7 @@ class World {
   void CopiesLost();
   void TierTrouble();
   void TierAdmin(SimTier& tier);
+  void TierGoesAway(TierKind kind);
   void RemovalAnswered(AdminToken token, bool done);
   void CalmTiers();
   void CheckTiersInCalm();
@@ -248,8 +250,6 @@ class World {
   SimTier nvme_;
   SimTier remote_;
   std::map<DrainId, SimDrain> drains_;
-  // Removals that have begun: what is pinned after that goes all the same.
-  std::set<std::tuple<JobUuid, CheckpointId, TierKind>> removals_;
   std::map<AdminToken, std::pair<std::string, CheckpointId>> rm_asked_;
   std::set<std::pair<std::string, CheckpointId>> forced_;
   std::set<std::pair<std::string, CheckpointId>> removed_by_hand_;

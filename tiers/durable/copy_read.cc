@@ -101,6 +101,15 @@ absl::StatusOr<ShardRecord> CheckRecordFile(const std::string& path, std::string
   return record;
 }
 
+namespace {
+
+// Something else lies under the name of one of the copy's files: then this is no copy.
+absl::Status AsOfCopy(const absl::Status& opened) {
+  return absl::IsFailedPrecondition(opened) ? absl::DataLossError(Message(opened)) : opened;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
     const CopyName& wanted, const ReadOptions& read_options) {
   HF_RETURN_IF_ERROR(CheckJobName(wanted.job_name));
@@ -113,7 +122,11 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
     HF_RETURN_IF_ERROR(CheckDirectory(path));
   }
   // 2. The record.
-  HF_ASSIGN_OR_RETURN(std::string bytes, ReadSmallFile(record_path, kRecordBytesMax));
+  absl::StatusOr<std::string> read = ReadSmallFile(record_path, kRecordBytesMax);
+  if (!read.ok()) {
+    return AsOfCopy(read.status());
+  }
+  std::string bytes = *std::move(read);
   CopyName expected = named;
   expected.world_size = remote() ? named.world_size : wanted.world_size;
   HF_ASSIGN_OR_RETURN(ShardRecord record, CheckRecordFile(record_path, bytes, expected));
@@ -144,7 +157,7 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
   // 4. The image.
   auto reading =
       std::make_unique<ReadingCopy>(*this, ImagePath(named), std::move(record), std::move(bytes));
-  HF_RETURN_IF_ERROR(reading->OpenImage(read_options.direct));
+  HF_RETURN_IF_ERROR(AsOfCopy(reading->OpenImage(read_options.direct)));
   return reading;
 }
 

@@ -25,7 +25,7 @@ class Scanner {
                         env_.List(store_.options.dir, kDirectoryNamesMax));
     for (const std::string& name : names) {
       if (name == kHomeName) {
-        ScanPool();
+        ScanHome();
       } else if (name.starts_with(kDoctorPrefix)) {
         continue;  // of a ckptctl doctor, at work or killed in a call that hung
       } else if (!CheckJobName(name).ok()) {
@@ -84,17 +84,32 @@ class Scanner {
     return S_ISDIR(info->mode);
   }
 
-  void ScanPool() {
-    if (store_.remote()) {
-      return;
+  // This node's: another node tells of its own.
+  void ScanHome() {
+    const auto is_intent = [](std::string_view name) {
+      return ParseIntentFileName(name).has_value();
+    };
+    ScanPlainFiles(store_.intents_dir, is_intent, "not the name of an intent");
+    if (!store_.remote()) {
+      ScanPlainFiles(store_.pool_dir, IsUnique, "not the name of a recycled file");
     }
-    const auto names = env_.List(store_.pool_dir, kDirectoryNamesMax);
+  }
+
+  void ScanPlainFiles(const std::string& directory, bool (*is_ours)(std::string_view name),
+                      const char* else_it_is) {
+    const auto names = env_.List(directory, kDirectoryNamesMax);
     if (!names.ok()) {
       return;  // not made yet, or what Prepare tells
     }
     for (const std::string& name : *names) {
-      if (!IsUnique(name)) {
-        Unknown(JoinPath(store_.pool_dir, name), "not the name of a recycled file");
+      const std::string path = JoinPath(directory, name);
+      if (!is_ours(name)) {
+        Unknown(path, else_it_is);
+        continue;
+      }
+      const absl::StatusOr<FileInfo> info = env_.Info(path);
+      if (info.ok() && !S_ISREG(info->mode)) {
+        Unknown(path, "not a regular file");
       }
     }
   }

@@ -166,11 +166,11 @@ absl::Status CopyStore::Impl::MoveWithoutReplacing(const std::string& from, cons
 
 absl::StatusOr<bool> CopyStore::Impl::PublishOnce(const std::string& directory,
                                                   std::string_view name, std::string_view unique,
-                                                  std::string_view bytes,
-                                                  const JobIdentity& owner) {
+                                                  std::string_view bytes, uint32_t uid,
+                                                  uint32_t gid) {
   const std::string temporary = JoinPath(directory, TemporaryName(name, unique));
   const std::string path = JoinPath(directory, name);
-  HF_RETURN_IF_ERROR(WriteNewFile(temporary, bytes, owner.uid, owner.gid));
+  HF_RETURN_IF_ERROR(WriteNewFile(temporary, bytes, uid, gid));
   bool links = false;
   {
     MutexLock hold(mutex);
@@ -222,6 +222,7 @@ absl::StatusOr<std::unique_ptr<CopyStore>> CopyStore::Open(const Options& option
   const absl::StatusOr<std::string> id = impl->ReadId();
   {
     MutexLock hold(impl->mutex);
+    impl->directory_inode = info.inode;
     impl->directory_id = id.value_or("");
   }
   return std::unique_ptr<CopyStore>(new CopyStore(std::move(impl)));

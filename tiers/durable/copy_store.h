@@ -18,9 +18,9 @@
 // Errors: NotFound, AlreadyExists, ResourceExhausted (no space, quota), as everywhere. DataLoss:
 // what is there is torn, damaged, or not what its name says. FailedPrecondition: of a newer format
 // version; or the directory belongs to another run (job uuid, opening of the attempt). Unavailable:
-// the mount went away, or another daemon has the directory. After an error of Publish or Remove the
-// caller may try again from the start; what was half done is named by an intent and is put right by
-// the next call that writes, or by Sweep.
+// the mount went away, another directory lies in its place, or another daemon has it. After an
+// error of Publish or Remove the caller may try again from the start; what was half done is named
+// by an intent and is put right by the next call that writes, or by Sweep.
 #pragma once
 
 #include <cstdint>
@@ -136,7 +136,7 @@ class CopyStore : public Tier {
   // Empty: no such reason. As known so far; no I/O.
   std::string refusal() const;
   uint64_t pool_bytes() const;
-  // Whether the mount is still the one of Open (Unavailable if not), and its room.
+  // Whether the directory is still the one of Open (Unavailable if not), and its room.
   absl::StatusOr<FilesystemInfo> Space();
 
   // Completes or undoes what this node's intents name, but for what this process is doing at the

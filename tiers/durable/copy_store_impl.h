@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@ namespace holdfast {
 
 inline constexpr uint32_t kFileMode = 0640;
 inline constexpr uint32_t kDirectoryMode = 0750;
+inline constexpr uint32_t kHomeMode = 0700;  // of what lies beside the copies
 // Of names in one directory: two files for every rank and some more; jobs, steps and claims.
 inline constexpr size_t kStepNamesMax = 4 * size_t{kWorldSizeMax};
 inline constexpr size_t kDirectoryNamesMax = size_t{1} << 20;
@@ -47,8 +49,10 @@ struct CopyStore::Impl {
   const std::string pool_dir;     // in it
   uint64_t device = 0;            // of `dir` when the store was opened
 
-  Mutex preparing;  // held during the I/O of the first preparation, and nothing else
+  Mutex preparing;  // held during the I/O of a preparation, and nothing else
   std::unique_ptr<FileLock> lock GUARDED_BY(preparing);
+  uint64_t lock_inode GUARDED_BY(preparing) = 0;  // of the file that it is on
+  bool pool_loaded GUARDED_BY(preparing) = false;
 
   mutable Mutex mutex;
   DurableCapabilities capabilities GUARDED_BY(mutex);
@@ -58,10 +62,15 @@ struct CopyStore::Impl {
   std::set<ShardId> busy GUARDED_BY(mutex);
   bool unswept GUARDED_BY(mutex) = false;  // an intent of this process was left behind
   bool reserve_given_up GUARDED_BY(mutex) = false;
+  uint64_t directory_inode GUARDED_BY(mutex) = 0;  // of `dir`, as it was last known to be the same
   std::string directory_id GUARDED_BY(mutex);
   bool own_mount GUARDED_BY(mutex) = false;
   std::string refusal GUARDED_BY(mutex);
-  std::map<std::string, JobIdentity> jobs GUARDED_BY(mutex);  // opened, by name
+  struct OpenedJob {
+    JobIdentity identity;
+    uint64_t inode = 0;  // of its file JOB
+  };
+  std::map<std::string, OpenedJob> jobs GUARDED_BY(mutex);  // by name
   std::map<std::pair<JobUuid, Attempt>, std::string> claims GUARDED_BY(mutex);
 
   // ---- copy_store.cc: paths, small steps that all share ----
@@ -86,17 +95,22 @@ struct CopyStore::Impl {
   // By whatever the file system has. AlreadyExists if `to` is there.
   absl::Status MoveWithoutReplacing(const std::string& from, const std::string& to);
   // A file that may exist once: written aside, then given its name. False: there is one already.
-  // Durable either way.
+  // Durable either way. `uid` kKeepOwner: it stays the daemon's.
   absl::StatusOr<bool> PublishOnce(const std::string& directory, std::string_view name,
-                                   std::string_view unique, std::string_view bytes,
-                                   const JobIdentity& owner);
+                                   std::string_view unique, std::string_view bytes, uint32_t uid,
+                                   uint32_t gid);
 
   // ---- durable_home.cc: the directory itself ----
 
+  std::string LockPath() const;
   absl::Status TakeLock() REQUIRES(preparing);
+  absl::Status DropLockOfAFileThatIsGone() REQUIRES(preparing);
+  absl::Status LockHome() REQUIRES(preparing);
   absl::Status Prepare();  // once; what every call that writes begins with
+  // Somebody removed what Prepare made: all of it anew. OK: the intents have a directory again.
+  absl::Status PrepareAgain();
   absl::Status Probe(DurableCapabilities& found);
-  absl::Status CheckMount();
+  absl::Status CheckMount();  // that `dir` is the directory that was opened
   absl::StatusOr<FileInfo> InfoOfDirectory();
   // NotFound only while the mount is there: else it says nothing about the copy.
   absl::Status SinceMounted(absl::Status status);
@@ -105,6 +119,8 @@ struct CopyStore::Impl {
   absl::Status MakeId();
   absl::StatusOr<bool> IsOwnMount(uint64_t its_device);
   absl::Status CheckSame(const KnownDirectory& before);
+  absl::Status NotTheSame(std::string_view why, const absl::Status& its_id,
+                          std::string_view way_out) const;
   absl::Status LockName() REQUIRES(preparing);
   absl::Status CheckOwner() REQUIRES(preparing);
   absl::StatusOr<bool> PublishInHome(const std::string& path, std::string_view text);
@@ -126,11 +142,14 @@ struct CopyStore::Impl {
 
   // ---- durable_jobs.cc ----
 
+  std::string JobFilePath(std::string_view job_name) const;
   absl::Status OpenJob(const JobIdentity& job);
   absl::StatusOr<JobIdentity> ReadJobFile(const std::string& job_name);
   absl::Status CreateJob(const JobIdentity& job);
   absl::StatusOr<JobIdentity> CheckJobIs(const JobUuid& job, const std::string& job_name);
   absl::StatusOr<std::string> NameOf(const JobUuid& job);
+  // Nothing, too, of one whose directory was removed or replaced since: it is forgotten.
+  absl::StatusOr<std::optional<JobIdentity>> KnownJob(const std::string& job_name);
   void ForgetJob(const std::string& job_name);
   absl::Status CheckClaimed(const JobUuid& job, Attempt attempt) const;
   absl::Status EnsureStepDirectory(const JobIdentity& job, const CheckpointId& id);
@@ -138,6 +157,10 @@ struct CopyStore::Impl {
   // ---- durable_pool.cc ----
 
   absl::Status LoadPool();
+  absl::StatusOr<bool> IsInPool(const std::string& name);  // still, and a file
+  absl::Status DeleteFromPool(const std::string& name);    // nothing but a file
+  // Files of it that somebody removed are no more counted on.
+  absl::Status ForgetWhatLeftThePool();
   bool MakeRoomInPool(uint64_t bytes);
   // Moves or deletes the file; the caller syncs its directory.
   absl::Status Recycle(const std::string& path, uint64_t bytes, RemovalReport& report);

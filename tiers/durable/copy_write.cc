@@ -222,9 +222,9 @@ absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Impl::Begin(const
   HF_RETURN_IF_ERROR(CheckNewCopy(copy));
   HF_RETURN_IF_ERROR(Prepare());
   HF_RETURN_IF_ERROR(CheckMount());
-  HF_RETURN_IF_ERROR(CheckClaimed(copy.id.job, copy.id.attempt));
   SweepIfNeeded();
   HF_RETURN_IF_ERROR(OpenJob({copy.id.job, copy.job_name, copy.uid, copy.gid}));
+  HF_RETURN_IF_ERROR(CheckClaimed(copy.id.job, copy.id.attempt));
   const CopyName name{copy.id, copy.job_name, copy.world_size};
   for (const std::string& path : {RecordPath(name), ImagePath(name)}) {
     HF_ASSIGN_OR_RETURN(const bool there, Exists(path));

@@ -15,7 +15,6 @@
 namespace holdfast {
 namespace {
 
-constexpr uint32_t kHomeMode = 0700;
 constexpr std::string_view kProbePrefix = "probe-";
 constexpr std::string_view kIdName = "id";
 constexpr std::string_view kOwnerName = "owner";
@@ -58,7 +57,33 @@ absl::Status CopyStore::Impl::TakeLock() {
   }
   HF_RETURN_IF_ERROR(env.CreateDirectories(options.dir, kHomeMode));
   HF_RETURN_IF_ERROR(env.CreateDirectories(home, kHomeMode));
-  HF_ASSIGN_OR_RETURN(lock, env.Lock(JoinPath(home, "lock")));
+  return LockHome();
+}
+
+std::string CopyStore::Impl::LockPath() const {
+  return JoinPath(home, "lock");
+}
+
+absl::Status CopyStore::Impl::LockHome() {
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> taken, env.Lock(LockPath()));
+  HF_ASSIGN_OR_RETURN(const FileInfo info, env.Info(LockPath()));
+  lock = std::move(taken);
+  lock_inode = info.inode;
+  return absl::OkStatus();
+}
+
+// It keeps nobody out: another daemon locks the file that it makes.
+absl::Status CopyStore::Impl::DropLockOfAFileThatIsGone() {
+  if (lock == nullptr) {
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<FileInfo> info = env.Info(LockPath());
+  if (!info.ok() && !absl::IsNotFound(info.status())) {
+    return info.status();
+  }
+  if (!info.ok() || info->inode != lock_inode) {
+    lock = nullptr;
+  }
   return absl::OkStatus();
 }
 
@@ -75,11 +100,14 @@ absl::Status CopyStore::Impl::Prepare() {
     return absl::OkStatus();  // by another call meanwhile
   }
   HF_RETURN_IF_ERROR(CheckMount());
+  HF_RETURN_IF_ERROR(DropLockOfAFileThatIsGone());
   HF_RETURN_IF_ERROR(TakeLock());
   HF_RETURN_IF_ERROR(env.CreateDirectories(intents_dir, kHomeMode));
   if (!remote()) {
     HF_RETURN_IF_ERROR(env.CreateDirectories(pool_dir, kHomeMode));
-    HF_RETURN_IF_ERROR(LoadPool());
+    // Once: other calls may be moving files in and out by now.
+    HF_RETURN_IF_ERROR(pool_loaded ? ForgetWhatLeftThePool() : LoadPool());
+    pool_loaded = true;
     HF_RETURN_IF_ERROR(TrimPool(options.pool_bytes_max));  // it may have been more
   }
   DurableCapabilities found;
@@ -103,10 +131,21 @@ absl::Status CopyStore::Impl::Prepare() {
   MutexLock hold(mutex);
   found.known = true;
   for (std::string& note : capabilities.notes) {
-    found.notes.push_back(std::move(note));
+    if (std::find(found.notes.begin(), found.notes.end(), note) == found.notes.end()) {
+      found.notes.push_back(std::move(note));
+    }
   }
   capabilities = std::move(found);
   return absl::OkStatus();
+}
+
+// Until it is done nobody writes here: whoever made a home in the meantime has the directory.
+absl::Status CopyStore::Impl::PrepareAgain() {
+  {
+    MutexLock hold(mutex);
+    capabilities.known = false;
+  }
+  return Prepare();
 }
 
 // Tries each thing once, on files of its own.
@@ -189,7 +228,29 @@ absl::Status CopyStore::Impl::CheckMount() {
         "'", options.dir, "' is on another file system than when the daemon started: its mount ",
         "went away, or another one lies over it; mount it again"));
   }
+  std::string id;
+  {
+    MutexLock hold(mutex);
+    if (info.inode == directory_inode) {
+      return absl::OkStatus();
+    }
+    id = directory_id;
+  }
+  // Another directory, or one of a file system that numbers its files anew: its id tells.
+  const absl::StatusOr<std::string> now = ReadId();
+  if (!now.ok() || id.empty() || *now != id) {
+    return NotTheSame("another one lies in its place", now.status(), "move the old one back");
+  }
+  MutexLock hold(mutex);
+  directory_inode = info.inode;
   return absl::OkStatus();
+}
+
+absl::Status CopyStore::Impl::NotTheSame(std::string_view why, const absl::Status& its_id,
+                                         std::string_view way_out) const {
+  return absl::UnavailableError(
+      absl::StrCat("'", options.dir, "' is not the directory that it was: ", ToAbsl(why), " (",
+                   its_id.ok() ? "another id" : Message(its_id), "); ", ToAbsl(way_out)));
 }
 
 // ---- Whether it is the directory that it is taken for ----
@@ -237,9 +298,8 @@ absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
   if (now.ok() && *now == before.id) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(absl::StrCat(
-      "'", options.dir, "' is not the directory that it was: its mount went away, or another one ",
-      "lies over it (", now.ok() ? "another id" : Message(now.status()), "); mount it again"));
+  return NotTheSame("its mount went away, or another one lies over it", now.status(),
+                    "mount it again");
 }
 
 // Made aside, in a name that the next probe would remove. False: there is one already.
@@ -264,13 +324,21 @@ absl::StatusOr<bool> CopyStore::Impl::PublishInHome(const std::string& path,
 absl::Status CopyStore::Impl::MakeId() {
   absl::StatusOr<std::string> there = ReadId();
   if (absl::IsNotFound(there.status())) {
-    HF_RETURN_IF_ERROR(PublishInHome(IdPath(), absl::StrCat(NewUnique(), "\n")).status());
+    std::string id;
+    {
+      MutexLock hold(mutex);
+      id = directory_id;  // somebody removed it: others know the directory by it, too
+    }
+    HF_RETURN_IF_ERROR(CheckMount());
+    HF_RETURN_IF_ERROR(
+        PublishInHome(IdPath(), absl::StrCat(id.empty() ? NewUnique() : id, "\n")).status());
     there = ReadId();
   }
   HF_ASSIGN_OR_RETURN(const bool apart, IsOwnMount(device));
   if (!there.ok()) {
     Note(Message(there.status()));  // less is known when the mount goes away; that is all
   }
+  HF_RETURN_IF_ERROR(CheckMount());  // else that is the id of another
   MutexLock hold(mutex);
   directory_id = there.value_or("");
   own_mount = apart;
@@ -284,14 +352,13 @@ absl::Status CopyStore::Impl::LockName() {
   if (options.owner.state.empty() || lock != nullptr) {
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<FileLock>> locked = env.Lock(JoinPath(home, "lock"));
+  const absl::Status locked = LockHome();
   const bool first = !options.same_as || options.same_as->device == 0;
-  if (absl::IsUnavailable(locked.status()) && first) {
+  if (absl::IsUnavailable(locked) && first) {
     return absl::UnavailableError(
-        absl::StrCat(Message(locked.status()), "; two daemons called '", options.node_name,
+        absl::StrCat(Message(locked), "; two daemons called '", options.node_name,
                      "' would undo each other's work: give one of them another node_name"));
   }
-  lock = locked.ok() ? *std::move(locked) : nullptr;
   return absl::OkStatus();
 }
 

@@ -13,11 +13,15 @@ constexpr int kTriesMax = 4;
 
 }  // namespace
 
+std::string CopyStore::Impl::JobFilePath(std::string_view job_name) const {
+  return JoinPath(JobDirectory(job_name), kJobFileName);
+}
+
 absl::StatusOr<JobIdentity> CopyStore::Impl::ReadJobFile(const std::string& job_name) {
   HF_RETURN_IF_ERROR(CheckJobName(job_name));
   const std::string directory = JobDirectory(job_name);
   HF_RETURN_IF_ERROR(CheckDirectory(directory));
-  const std::string path = JoinPath(directory, kJobFileName);
+  const std::string path = JobFilePath(job_name);
   HF_ASSIGN_OR_RETURN(const std::string bytes, ReadSmallFile(path, kJobFileBytesMax));
   absl::StatusOr<JobIdentity> job = DecodeJobFile(bytes);
   if (!job.ok()) {
@@ -46,7 +50,10 @@ absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
     }
     HF_RETURN_IF_ERROR(CheckDirectory(directory));
     HF_RETURN_IF_ERROR(GiveDirectoryToOwner(directory, job.gid));
-    return PublishOnce(directory, kJobFileName, intent.unique, EncodeJobFile(job), job).status();
+    // Whoever could write it could hide all copies of the job: its users read it.
+    return PublishOnce(directory, kJobFileName, intent.unique, EncodeJobFile(job), kKeepOwner,
+                       job.gid)
+        .status();
   };
   const absl::Status status = make();
   const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
@@ -61,16 +68,19 @@ absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
                      "', ", theirs.ToString(), "; this one is ", job.job.ToString(),
                      ": give it another name, or remove the other (ckptctl rm)"));
   };
-  {
-    MutexLock hold(mutex);
-    const auto known = jobs.find(job.name);
-    if (known != jobs.end()) {
-      return known->second.job == job.job ? absl::OkStatus() : another(known->second.job);
-    }
+  HF_ASSIGN_OR_RETURN(const std::optional<JobIdentity> known, KnownJob(job.name));
+  if (known.has_value()) {
+    return known->job == job.job ? absl::OkStatus() : another(known->job);
   }
   for (int tries = 0;; ++tries) {
+    // Before it is read: of one that replaces it in between, nothing is taken for known.
+    const absl::StatusOr<FileInfo> file = env.Info(JobFilePath(job.name));
     const absl::StatusOr<JobIdentity> there = ReadJobFile(job.name);
+    if (there.ok() && absl::IsNotFound(file.status()) && tries < kTriesMax) {
+      continue;  // somebody made it just now
+    }
     if (there.ok()) {
+      HF_RETURN_IF_ERROR(file.status());
       if (there->job != job.job) {
         return another(there->job);
       }
@@ -78,7 +88,7 @@ absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
       HF_RETURN_IF_ERROR(env.SyncDirectory(JobDirectory(job.name)));
       HF_RETURN_IF_ERROR(env.SyncDirectory(options.dir));
       MutexLock hold(mutex);
-      jobs[job.name] = *there;
+      jobs[job.name] = {*there, file->inode};
       return absl::OkStatus();
     }
     if (!absl::IsNotFound(there.status())) {
@@ -95,13 +105,35 @@ absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
   }
 }
 
+absl::StatusOr<std::optional<JobIdentity>> CopyStore::Impl::KnownJob(const std::string& job_name) {
+  OpenedJob known;
+  {
+    MutexLock hold(mutex);
+    const auto at = jobs.find(job_name);
+    if (at == jobs.end()) {
+      return std::nullopt;
+    }
+    known = at->second;
+  }
+  const absl::StatusOr<FileInfo> info = env.Info(JobFilePath(job_name));
+  if (!info.ok() && !absl::IsNotFound(info.status())) {
+    return info.status();
+  }
+  if (info.ok() && info->inode == known.inode) {
+    return std::optional(std::move(known.identity));
+  }
+  ForgetJob(job_name);
+  return std::nullopt;
+}
+
 void CopyStore::Impl::ForgetJob(const std::string& job_name) {
   MutexLock hold(mutex);
   const auto known = jobs.find(job_name);
   if (known == jobs.end()) {
     return;
   }
-  std::erase_if(claims, [&](const auto& claim) { return claim.first.first == known->second.job; });
+  std::erase_if(claims,
+                [&](const auto& claim) { return claim.first.first == known->second.identity.job; });
   jobs.erase(known);
 }
 
@@ -119,8 +151,8 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::CheckJobIs(const JobUuid& job,
 absl::StatusOr<std::string> CopyStore::Impl::NameOf(const JobUuid& job) {
   {
     MutexLock hold(mutex);
-    for (const auto& [name, identity] : jobs) {
-      if (identity.job == job) {
+    for (const auto& [name, known] : jobs) {
+      if (known.identity.job == job) {
         return name;
       }
     }
@@ -203,6 +235,7 @@ absl::Status CopyStore::ClaimAttempt(const JobIdentity& job, Attempt attempt,
   }
   const AttemptClaim claim{job.job, attempt, std::string(opening)};
   HF_RETURN_IF_ERROR(CheckClaim(claim));
+  HF_RETURN_IF_ERROR(OpenJob(job));  // a claim that is known goes with the job's directory
   {
     MutexLock hold(m.mutex);
     const auto known = m.claims.find({job.job, attempt});
@@ -210,7 +243,6 @@ absl::Status CopyStore::ClaimAttempt(const JobIdentity& job, Attempt attempt,
       return absl::OkStatus();
     }
   }
-  HF_RETURN_IF_ERROR(OpenJob(job));
   const std::string directory = m.JobDirectory(job.name);
   const std::string name = ClaimName(attempt);
   const std::string path = JoinPath(directory, name);
@@ -225,7 +257,8 @@ absl::Status CopyStore::ClaimAttempt(const JobIdentity& job, Attempt attempt,
     LiveIntent live_intent(m, intent);
     HF_RETURN_IF_ERROR(live_intent.Write());
     const absl::Status status =
-        m.PublishOnce(directory, name, intent.unique, EncodeClaim(claim), job).status();
+        m.PublishOnce(directory, name, intent.unique, EncodeClaim(claim), kKeepOwner, job.gid)
+            .status();
     const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
     if (absl::IsNotFound(status)) {
       m.ForgetJob(job.name);  // the directory went away: the caller may try again

@@ -1,6 +1,7 @@
 // Files of removed copies, kept to be overwritten: writing into extents that are there runs about
 // twice as fast as into fresh ones. Nothing in the pool is a copy; a file leaves it only when
 // nobody can read it any more under its old life.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,12 +37,44 @@ absl::Status CopyStore::Impl::LoadPool() {
       continue;  // nobody's; the scan reports it
     }
     HF_ASSIGN_OR_RETURN(const FileInfo info, env.Info(JoinPath(pool_dir, name)));
+    if (!S_ISREG(info.mode)) {
+      continue;  // likewise
+    }
     found[name] = info.bytes;
     bytes += info.bytes;
   }
   MutexLock hold(mutex);
   pool = std::move(found);
   pool_bytes = bytes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CopyStore::Impl::IsInPool(const std::string& name) {
+  const absl::StatusOr<FileInfo> info = env.Info(JoinPath(pool_dir, name));
+  if (info.ok() || absl::IsNotFound(info.status())) {
+    return info.ok() && S_ISREG(info->mode);
+  }
+  return info.status();
+}
+
+absl::Status CopyStore::Impl::DeleteFromPool(const std::string& name) {
+  HF_ASSIGN_OR_RETURN(const bool there, IsInPool(name));
+  return there ? RemoveIfThere(JoinPath(pool_dir, name)) : absl::OkStatus();
+}
+
+absl::Status CopyStore::Impl::ForgetWhatLeftThePool() {
+  std::map<std::string, uint64_t> known;
+  {
+    MutexLock hold(mutex);
+    known = pool;
+  }
+  for (const auto& [name, bytes] : known) {
+    HF_ASSIGN_OR_RETURN(const bool there, IsInPool(name));
+    MutexLock hold(mutex);
+    if (!there && pool.erase(name) == 1) {
+      pool_bytes -= bytes;
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -74,7 +107,7 @@ bool CopyStore::Impl::MakeRoomInPool(uint64_t bytes) {
       pool_bytes -= freed;
       pool.erase(worst);
     }
-    if (!RemoveIfThere(JoinPath(pool_dir, name)).ok()) {
+    if (!DeleteFromPool(name).ok()) {
       MutexLock hold(mutex);
       pool[name] = freed;
       pool_bytes += freed;
@@ -87,7 +120,14 @@ absl::Status CopyStore::Impl::Recycle(const std::string& path, uint64_t bytes,
                                       RemovalReport& report) {
   if (bytes > 0 && MakeRoomInPool(bytes)) {
     const std::string name = NewUnique();
-    if (env.Rename(path, JoinPath(pool_dir, name)).ok()) {
+    absl::Status moved = env.Rename(path, JoinPath(pool_dir, name));
+    if (absl::IsNotFound(moved)) {  // somebody removed the pool
+      HF_RETURN_IF_ERROR(CheckMount());
+      HF_RETURN_IF_ERROR(env.CreateDirectories(pool_dir, kHomeMode));
+      HF_RETURN_IF_ERROR(ForgetWhatLeftThePool());
+      moved = env.Rename(path, JoinPath(pool_dir, name));
+    }
+    if (moved.ok()) {
       report.bytes_recycled += bytes;
       {
         MutexLock hold(mutex);
@@ -125,13 +165,25 @@ absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::TakeFromPool(const std::s
       pool_bytes -= size;
       pool.erase(best);
     }
+    const auto put_back = [&, this] {
+      MutexLock hold(mutex);
+      pool[name] = size;
+      pool_bytes += size;
+    };
+    const absl::StatusOr<bool> there = IsInPool(name);
+    if (!there.ok()) {
+      put_back();
+      return there.status();
+    }
+    if (!*there) {  // somebody removed or replaced it, and perhaps others
+      HF_RETURN_IF_ERROR(ForgetWhatLeftThePool());
+      continue;
+    }
     // 2. Under the temporary name, which the intent names; gone from the pool for good.
     if (absl::Status status = env.Rename(JoinPath(pool_dir, name), path); !status.ok()) {
-      const absl::StatusOr<bool> still_there = Exists(JoinPath(pool_dir, name));
+      const absl::StatusOr<bool> still_there = IsInPool(name);
       if (!still_there.ok() || *still_there) {
-        MutexLock hold(mutex);
-        pool[name] = size;
-        pool_bytes += size;
+        put_back();
       }
       return status;
     }
@@ -174,7 +226,7 @@ absl::Status CopyStore::Impl::TrimPool(uint64_t bytes) {
       pool_bytes -= freed;
       pool.erase(largest);
     }
-    if (absl::Status status = RemoveIfThere(JoinPath(pool_dir, name)); !status.ok()) {
+    if (absl::Status status = DeleteFromPool(name); !status.ok()) {
       MutexLock hold(mutex);
       pool[name] = freed;
       pool_bytes += freed;
@@ -183,7 +235,8 @@ absl::Status CopyStore::Impl::TrimPool(uint64_t bytes) {
     any = true;
   }
   // File systems with a journal give the room away only when this is durable.
-  return any ? env.SyncDirectory(pool_dir) : absl::OkStatus();
+  const absl::Status synced = any ? env.SyncDirectory(pool_dir) : absl::OkStatus();
+  return absl::IsNotFound(synced) ? absl::OkStatus() : synced;  // somebody removed the pool
 }
 
 absl::Status CopyStore::TrimPool(uint64_t bytes) {

@@ -1,6 +1,8 @@
 // Intents: written before the first change, deleted after the last, and put right when a crash or
 // an error came in between. What a crash left and what a failed call left is put right by the same
 // code.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +13,6 @@
 namespace holdfast {
 namespace {
 
-constexpr std::string_view kIntentSuffix = ".intent";
 constexpr std::string_view kReserveName = "reserve";
 constexpr uint64_t kReserveBytes = uint64_t{256} << 10;
 
@@ -254,6 +255,10 @@ LiveIntent::~LiveIntent() {
 absl::Status LiveIntent::Write() {
   written_ = true;  // from here on something may be there
   absl::Status status = store_.WriteIntent(intent_);
+  if (absl::IsNotFound(status)) {  // somebody removed the directory of intents
+    HF_RETURN_IF_ERROR(store_.PrepareAgain());
+    status = store_.WriteIntent(intent_);
+  }
   if (absl::IsResourceExhausted(status)) {
     DiscardTemporary();
     HF_RETURN_IF_ERROR(MakeRoom());
@@ -333,18 +338,11 @@ BusyShards::~BusyShards() {
 
 void CopyStore::Impl::SweepOne(const std::string& name, SweepReport& report) {
   const std::string path = JoinPath(intents_dir, name);
-  std::string_view unique = name;
-  const auto final_name = ParseTemporaryName(name);
-  if (final_name.has_value()) {
-    unique = *final_name;
-  }
-  const bool ours = unique.ends_with(kIntentSuffix) &&
-                    IsUnique(unique.substr(0, unique.size() - kIntentSuffix.size()));
-  if (!ours) {
+  const std::optional<std::string_view> unique = ParseIntentFileName(name);
+  if (!unique.has_value()) {
     report.left_alone.push_back({path, "not a name of an intent; move it elsewhere"});
     return;
   }
-  unique.remove_suffix(kIntentSuffix.size());
   const auto leave = [&](const absl::Status& why) {
     report.left_alone.push_back({path, Message(why)});
     MutexLock hold(mutex);
@@ -352,11 +350,22 @@ void CopyStore::Impl::SweepOne(const std::string& name, SweepReport& report) {
   };
   {
     MutexLock hold(mutex);
-    if (live.contains(std::string(unique))) {
+    if (live.contains(std::string(*unique))) {
       return;
     }
   }
-  if (final_name.has_value()) {  // an intent that never was one
+  const absl::StatusOr<FileInfo> info = env.Info(path);
+  if (absl::IsNotFound(info.status())) {
+    return;  // it was live when the directory was listed
+  }
+  if (!info.ok()) {
+    return leave(info.status());
+  }
+  if (!S_ISREG(info->mode)) {  // not ours, whatever it is called: neither opened nor removed
+    report.left_alone.push_back({path, "not a regular file; move it elsewhere"});
+    return;
+  }
+  if (ParseTemporaryName(name).has_value()) {  // an intent that never was one
     if (absl::Status status = RemoveIfThere(path); !status.ok()) {
       leave(status);
     }
@@ -364,13 +373,13 @@ void CopyStore::Impl::SweepOne(const std::string& name, SweepReport& report) {
   }
   const absl::StatusOr<std::string> bytes = ReadSmallFile(path, kIntentBytesMax);
   if (absl::IsNotFound(bytes.status())) {
-    return;  // it was live when the directory was listed
+    return;
   }
   if (!bytes.ok()) {
     return leave(bytes.status());
   }
   const absl::StatusOr<Intent> intent = DecodeIntent(*bytes);
-  if (!intent.ok() || intent->unique != unique) {
+  if (!intent.ok() || intent->unique != *unique) {
     report.left_alone.push_back(
         {path, intent.ok() ? "the intent of another name" : Message(intent.status())});
     return;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kImageSuffix = ".safetensors";
 constexpr std::string_view kRecordSuffix = ".record";
+constexpr std::string_view kIntentSuffix = ".intent";
 constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr std::string_view kClaimPrefix = "attempt-";
 constexpr std::string_view kShardPrefix = "shard-";
@@ -155,7 +156,15 @@ std::optional<std::string_view> ParseTemporaryName(std::string_view name) {
 }
 
 std::string IntentFileName(std::string_view unique) {
-  return absl::StrCat(ToAbsl(unique), ".intent");
+  return absl::StrCat(ToAbsl(unique), ToAbsl(kIntentSuffix));
+}
+
+std::optional<std::string_view> ParseIntentFileName(std::string_view name) {
+  std::string_view unique = ParseTemporaryName(name).value_or(name);
+  if (!TakeSuffix(unique, kIntentSuffix) || !IsUnique(unique)) {
+    return std::nullopt;
+  }
+  return unique;
 }
 
 }  // namespace holdfast

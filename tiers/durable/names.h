@@ -41,5 +41,7 @@ std::string TemporaryName(std::string_view final_name, std::string_view unique);
 // The final name of a temporary, or nothing if it is not one.
 std::optional<std::string_view> ParseTemporaryName(std::string_view name);
 std::string IntentFileName(std::string_view unique);  // "<unique>.intent"
+// The unique part of that name, or of its temporary.
+std::optional<std::string_view> ParseIntentFileName(std::string_view name);
 
 }  // namespace holdfast

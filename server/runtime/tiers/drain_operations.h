@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/events.h"
+#include "server/runtime/tiers/drive_index.h"
 #include "server/runtime/tiers/operation.h"
 #include "server/runtime/tiers/tier_place.h"
 #include "tiers/memory/slot_store.h"
@@ -22,18 +23,6 @@
 #include "tiers/transfer/thread_priority.h"
 
 namespace holdfast {
-
-// Which drive has which copy. Thread-safe.
-class DriveIndex {
- public:
-  void Put(const ShardId& id, size_t drive) EXCLUDES(mutex_);
-  void Erase(const ShardId& id) EXCLUDES(mutex_);
-  std::optional<size_t> Find(const ShardId& id) EXCLUDES(mutex_);
-
- private:
-  Mutex mutex_;
-  std::map<ShardId, size_t> drives_ GUARDED_BY(mutex_);
-};
 
 // What a drive's threads are to run with now. Thread-safe.
 class WantedPriority {
@@ -53,6 +42,8 @@ class WantedPriority {
 };
 
 struct DrainContext {
+  explicit DrainContext(std::shared_ptr<EventOutlet> o) : outlet(std::move(o)) {}
+  const std::shared_ptr<EventOutlet> outlet;  // for what no operation was asked: TierAway
   Env* env = nullptr;
   std::shared_ptr<SlotStore> slots;
   v1::NvmeConfig nvme;
@@ -84,10 +75,13 @@ ManifestPublished PublishRemoteManifest(const Context& context,
 // What is wrong with the copy; empty when nothing is.
 absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
                                        const ReadableShard& shard, Operation& operation);
-absl::Status RemoveFrom(const Context& context, TierPlace& place, const RemoveCopies& action,
-                        Operation& operation);
-absl::Status RemoveJobFrom(const Context& context, TierPlace& place, const RemoveJobCopies& action,
-                           Operation& operation);
+// `drive`: on which of them; none: at the remote tier.
+absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
+                        const RemoveCopies& action, Operation& operation);
+absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
+                           const RemoveJobCopies& action, Operation& operation);
+// Whether the directory is still there, and what it was; opens it if it is not open.
+void LookAt(const Context& context, std::optional<size_t> drive, Operation& operation);
 TierScanned ScanDrive(const Context& context, size_t drive, Operation& operation);
 // `only_job` empty: all.
 TierScanned ScanMount(const Context& context, DrainId drain, const std::string& only_job,

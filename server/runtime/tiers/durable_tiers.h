@@ -1,6 +1,6 @@
 // Everything that ckptd does with NVMe drives and the remote mount: a thread with a ring of its own
-// for each drive, a pool of threads for the mount. Performs the core's actions on durable tiers and
-// answers each with its event.
+// for each drive, a pool of threads for the mount, and others for what only verifies. Performs the
+// core's actions on durable tiers and answers each with its event.
 //
 //   HF_ASSIGN_OR_RETURN(auto tiers, DurableTiers::Create(config, slots, post));
 //   tiers->Perform(FlushShard{…});        // → post(FlushEnded{…}), from another thread
@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/config.pb.h"
@@ -27,11 +29,8 @@
 #include "server/runtime/tiers/tier_place.h"
 #include "server/runtime/tiers/worker_group.h"
 #include "tiers/memory/slot_store.h"
-#include "tiers/transfer/buffered_copy.h"
 
 namespace holdfast {
-
-class BlockIo;
 
 class DurableTiers {
  public:
@@ -55,13 +54,16 @@ class DurableTiers {
   void Perform(const ScanRemote& action);
   void Perform(const ApplyLimits& action);
 
-  // Reads a copy whole, in its drive's or the mount's threads; any thread may wait here. What is
-  // wrong with it, empty when nothing is. NotFound: it is gone. Cancelled when `advance`, which is
-  // asked some times a second, answers false: then it does not wait for calls that hang.
+  // Reads a copy whole, in threads of which nothing is written; any thread may wait here. What is
+  // wrong with it, empty when nothing is. NotFound: it is gone. A copy that is removed meanwhile
+  // may be read as damaged, when its file is used again. Cancelled when `advance`, which is asked
+  // some times a second, answers false: then it does not wait for calls that hang.
   absl::StatusOr<std::string> Verify(const ReadableShard& shard,
                                      const std::function<bool(uint64_t)>& advance);
 
   void CheckStalls(MonotonicTime now);
+  // Whether the directories are there, and what they were: now and then, for those that are idle.
+  void LookAtPlaces();
   bool configured() const { return !drives_.empty() || remote_ != nullptr; }
   bool idle() const;
   void Cancel();  // the daemon stops: nothing is begun any more, what runs ends soon
@@ -69,15 +71,29 @@ class DurableTiers {
 
  private:
   struct Drive;
+  struct Removal {
+    struct Place {
+      std::optional<size_t> drive;  // none: the remote tier
+      bool counts = true;           // whether a failure there is one of the whole
+    };
+    DrainId drain = 0;
+    LiveOperations::Key key;
+    std::vector<Place> places;
+    std::function<absl::Status(std::optional<size_t> drive, Operation&)> work;
+    std::function<std::vector<Rank>()> ranks_left;  // asked after a failure; null: not known
+  };
   struct Shared;  // what operations use that may outlive this object
 
   explicit DurableTiers(Options options);
   absl::Status Open();
+  static bool IsWell(Drive& drive);
+  std::vector<WorkerGroup*> Groups() const;
   Drive* DriveOf(const ShardId& shard);
   Drive& DriveFor(const FlushShard& action);
   std::shared_ptr<Operation> MakeOperation(DrainId drain, LiveOperations::Key key,
                                            std::function<Event(Operation&)> work,
                                            std::function<Event()> cancelled);
+  void StartRemoval(Removal removal);
   void Start(WorkerGroup& group, std::shared_ptr<Operation> operation, bool urgent);
 
   const Options options_;
@@ -85,18 +101,9 @@ class DurableTiers {
   std::shared_ptr<Shared> shared_;
   std::vector<std::unique_ptr<Drive>> drives_;
   std::unique_ptr<WorkerGroup> remote_;
+  std::unique_ptr<WorkerGroup> remote_verifier_;
   // Names operations that the core did not ask for; above all of its own.
   std::atomic<DrainId> next_own_{DrainId{1} << 63};
 };
-
-// The budget of all drives together as configured, or 80 % of their size; with what the files kept
-// for reuse may take of it. Asks the drives, each for a few seconds at most: one that does not
-// answer counts for nothing, and is a problem.
-struct NvmeBudget {
-  uint64_t bytes_max = 0;   // for copies
-  uint64_t pool_bytes = 0;  // for files kept, per drive
-  std::vector<std::string> problems;
-};
-NvmeBudget AskNvmeBudget(Env& env, const v1::NvmeConfig& config);
 
 }  // namespace holdfast

@@ -110,23 +110,30 @@ absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::Store(std::vector<std::str
   MutexLock lock(mutex_);
   known_ = known;
   store_ = store;
+  away_ = absl::OkStatus();
   return store;
 }
 
-void TierPlace::Note(const absl::Status& status) {
+TierPlace::Noted TierPlace::Note(const absl::Status& status) {
   const std::shared_ptr<CopyStore> store = OpenStore();
   const absl::StatusOr<FilesystemInfo> space =
       store != nullptr ? store->Space() : absl::StatusOr<FilesystemInfo>(absl::UnknownError(""));
+  bool went_away = false;
   MutexLock lock(mutex_);
-  if (store != nullptr && store == store_ && absl::IsUnavailable(space.status())) {
+  if (store != nullptr && store == store_ && !space.ok()) {
     known_ = store->place();
     store_ = nullptr;  // another file system lies there now: the next operation looks anew
+    away_ = space.status();
+    went_away = true;
   }
-  health_.problem = status.ok() || absl::IsCancelled(status) ? "" : Message(status);
+  const absl::Status& outcome = status.ok() ? away_ : status;
+  health_.problem = outcome.ok() || absl::IsCancelled(outcome) ? "" : Message(outcome);
   if (space.ok()) {
     health_.bytes_free = space->bytes_free;
     health_.device = store->place().device;
+    health_.filesystem = space->type;
   }
+  return {away_, went_away};
 }
 
 void TierPlace::CountWritten(uint64_t bytes) {

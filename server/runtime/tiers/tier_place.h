@@ -35,12 +35,18 @@ class TierPlace {
   struct Health {
     std::string problem;  // of the last operation
     uint64_t bytes_free = 0;
-    uint64_t device = 0;  // of the file system that has them; 0: not known
+    uint64_t device = 0;     // of the file system that has them; 0: not known
+    std::string filesystem;  // its type: "ext4", "tmpfs"; empty: not known
     uint64_t bytes_written = 0;
     uint64_t bytes_read = 0;
     std::string engine;
   };
-  void Note(const absl::Status& status) EXCLUDES(mutex_);
+  // How an operation on the store ended; asks the directory whether it is what it was.
+  struct Noted {
+    absl::Status away;       // Unavailable: it is not
+    bool went_away = false;  // and this is the first to notice
+  };
+  Noted Note(const absl::Status& status) EXCLUDES(mutex_);
   void CountWritten(uint64_t bytes) EXCLUDES(mutex_);
   void CountRead(uint64_t bytes) EXCLUDES(mutex_);
   void SetEngine(std::string engine) EXCLUDES(mutex_);
@@ -56,6 +62,7 @@ class TierPlace {
   Mutex mutex_;
   std::shared_ptr<CopyStore> store_ GUARDED_BY(mutex_);
   std::optional<KnownDirectory> known_ GUARDED_BY(mutex_);  // what the last store had
+  absl::Status away_ GUARDED_BY(mutex_);                    // why there is none any more
   Health health_ GUARDED_BY(mutex_);
 };
 

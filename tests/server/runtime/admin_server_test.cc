@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "ckptctl/admin_client.h"
 #include "tests/base/temporary_directory.h"
@@ -132,6 +133,98 @@ TEST_F(AdminServerTest, ARebuildMayTakeAsLongAsItsCallerSays) {
   caller.join();
   EXPECT_EQ(rebuilt, absl::OkStatus());
   EXPECT_EQ(reply.jobs(), 3u);
+  server_.reset();
+}
+
+// Answers every question alike, at once.
+class Answering {
+ public:
+  explicit Answering(AdminContext& context) {
+    context.gateway = &gateway_;
+    context.request_timeout = std::chrono::seconds(30);
+  }
+  AdminGateway& gateway() { return gateway_; }
+  void Answer(absl::Status status, decltype(AdminReply::reply) reply = std::monostate()) {
+    MutexLock lock(mutex_);
+    reply_.status = std::move(status);
+    reply_.reply = std::move(reply);
+  }
+
+ private:
+  AdminReply Reply(AdminToken token) {
+    MutexLock lock(mutex_);
+    AdminReply answer = reply_;
+    answer.token = token;
+    return answer;
+  }
+
+  Mutex mutex_;
+  AdminReply reply_ GUARDED_BY(mutex_);
+  AdminGateway gateway_{[this](Event event) {
+    if (const auto* request = std::get_if<AdminRequest>(&event)) {
+      gateway_.Deliver(Reply(request->token));
+    }
+  }};
+};
+
+TEST_F(AdminServerTest, TheDaemonsOwnErrorsAreTold) {
+  Answering core(context_);
+  Start({});
+  const auto ask = [&] {
+    auto client = AdminClient::Connect(dir_.Path("admin.sock"), kPatience);
+    v1::WhereReply where;
+    return client.ok() ? (*client)->Where({}, where) : client.status();
+  };
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kUnavailable, absl::StatusCode::kDeadlineExceeded,
+        absl::StatusCode::kNotFound}) {
+    const absl::Status failure(code, "remote: '/mnt/lustre' is not there");
+    core.Answer(failure);
+    const absl::Status told = ask();
+    EXPECT_EQ(told.code(), code);
+    EXPECT_EQ(told.message(), failure.message());
+    EXPECT_TRUE(IsDaemonsAnswer(told));
+  }
+  // Nobody has answered.
+  core.gateway().Stop();
+  const absl::Status stopped = ask();
+  EXPECT_TRUE(absl::IsUnavailable(stopped)) << stopped;
+  EXPECT_THAT(std::string(stopped.message()), HasSubstr("the daemon is stopping"));
+  EXPECT_FALSE(IsDaemonsAnswer(stopped));
+  server_.reset();
+}
+
+// Names of files are bytes; who gets a message that is no UTF-8 cannot read any of it.
+TEST_F(AdminServerTest, NamesThatAreNoUtf8AreShownAllTheSame) {
+  Answering core(context_);
+  context_.fill_daemon_status = [](v1::DaemonStatus& daemon) { daemon.set_memory_dir("/\xfe"); };
+  Start({});
+  auto client = AdminClient::Connect(dir_.Path("admin.sock"), kPatience);
+  ASSERT_TRUE(client.ok()) << client.status();
+  v1::RebuildReply rebuild;
+  rebuild.add_problems("'/mnt/\xff': torn");
+  rebuild.add_unknown_files("/mnt/nvme0/notes-\xe4.txt");
+  rebuild.add_unknown_files("/mnt/nvme0/Prüfung");
+  core.Answer(absl::OkStatus(), rebuild);
+  v1::RebuildReply found;
+  EXPECT_EQ((*client)->Rebuild({}, found), absl::OkStatus());
+  ASSERT_EQ(found.problems_size(), 1);
+  EXPECT_EQ(found.problems(0), "'/mnt/\\xff': torn");
+  ASSERT_EQ(found.unknown_files_size(), 2);
+  EXPECT_EQ(found.unknown_files(0), "/mnt/nvme0/notes-\\xe4.txt");
+  EXPECT_EQ(found.unknown_files(1), "/mnt/nvme0/Prüfung");
+  v1::WhereReply where;
+  where.add_copies()->set_location("/mnt/\xc3");
+  core.Answer(absl::OkStatus(), where);
+  EXPECT_EQ((*client)->Where({}, where), absl::OkStatus());
+  EXPECT_EQ(where.copies(0).location(), "/mnt/\\xc3");
+  // Of the daemon's own part, too.
+  core.Answer(absl::OkStatus(), v1::GetStatusReply());
+  v1::GetStatusReply status;
+  EXPECT_EQ((*client)->GetStatus({}, status), absl::OkStatus());
+  EXPECT_EQ(status.daemon().memory_dir(), "/\\xfe");
+  core.Answer(absl::NotFoundError("no '\xff'"));
+  EXPECT_EQ((*client)->Where({}, where).message(), "no '\\xff'");
   server_.reset();
 }
 

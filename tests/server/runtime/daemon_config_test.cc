@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
+#include "base/fault_env.h"
 #include "base/status.h"
+#include "server/runtime/tier_config.h"
 #include "tests/base/temporary_directory.h"
 
 namespace holdfast {
@@ -67,7 +70,7 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"node_name: 'gpu 17'\nremote: {dir: /mnt/r}", "node_name: with remote.dir it names files"},
       {"remote: {dir: /mnt/r, stripe_bytes: 100KiB}",
-       "remote.stripe_bytes: a multiple of 64KiB is needed"},
+       "remote.stripe_bytes: 102400 bytes (100 KiB): a multiple of 64 KiB is needed"},
       {"memory: {slots_per_rank: 1}", "memory.slots_per_rank: 1 is not within 2"},
       {"memory: {populate_cpu_percent: 0}", "memory.populate_cpu_percent"},
       {"memory: {populate_cpu_percent: 101}", "memory.populate_cpu_percent"},
@@ -93,6 +96,156 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
     Write(yaml + "\n");
     EXPECT_THAT(Load(), HasSubstr(problem)) << yaml;
   }
+}
+
+TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"nvme: {bytes_max: 1}", "nvme.bytes_max: 1 bytes (1 B) is not within 1 MiB to 1 EiB, nor 0"},
+      {"nvme: {bytes_max: 2EiB}", "nvme.bytes_max: "},
+      {"nvme: {high_watermark_percent: 0}",
+       "nvme.high_watermark_percent: 0 is not within 1 to 100"},
+      {"nvme: {high_watermark_percent: 101}", "nvme.high_watermark_percent: 101 is not within 1"},
+      {"nvme: {low_watermark_percent: 95}", "nvme.low_watermark_percent: 95 is not within 1 to 90"},
+      {"nvme: {recycle_bytes_max: 17PiB}", "nvme.recycle_bytes_max: "},
+      {"nvme: {bandwidth_bytes_per_s_max: 1}", "nvme.bandwidth_bytes_per_s_max: 1 bytes (1 B) is"},
+      {"nvme: {piece_bytes: 1}", "nvme.piece_bytes: 1 bytes (1 B) is not within 1 MiB to 4 MiB"},
+      {"nvme: {piece_bytes: 1EiB}", "is not within 1 MiB to 4 MiB"},
+      {"nvme: {piece_bytes: 1048577}",
+       "nvme.piece_bytes: 1048577 bytes (1 MiB): a multiple of 4 KiB is needed"},
+      {"nvme: {depth: 0}", "nvme.depth: 0 is not within 4 to 32"},
+      {"nvme: {depth: 100000}", "nvme.depth: 100000 is not within 4 to 32"},
+      {"nvme: {io_priority: 9}", "nvme.io_priority: 9 is not within 0 to 8"},
+      {"nvme: {nice: 20}", "nvme.nice: 20 is not within 0 to 19"},
+      {"nvme: {stall_timeout_ms: 0}", "nvme.stall_timeout_ms: 0 ms is not within 10 ms to "},
+      {"nvme: {stall_timeout_ms: 25h}", "nvme.stall_timeout_ms: 90000000 ms is not within 10 ms"},
+      {"remote: {bytes_max: 1023KiB}", "remote.bytes_max: 1047552 bytes (1023 KiB) is not within"},
+      {"remote: {writers: 0}", "remote.writers: 0 is not within 1 to 64"},
+      {"remote: {writers: 100000}", "remote.writers: 100000 is not within 1 to 64"},
+      {"remote: {piece_bytes: 17MiB}", "remote.piece_bytes: 17825792 bytes (17 MiB) is not within"},
+      {"remote: {bandwidth_bytes_per_s_max: 2TiB}", "is not within 1 MiB to 1 TiB, nor 0"},
+      {"remote: {io_priority: 9}", "remote.io_priority: 9"},
+      {"remote: {nice: 20}", "remote.nice: 20"},
+      {"remote: {stall_timeout_ms: 9}", "remote.stall_timeout_ms: 9 ms"},
+      {"remote: {stripe_count: 2001}", "remote.stripe_count: 2001 is not within 0 to 2000"},
+      {"remote: {stripe_bytes: 2GiB}", "remote.stripe_bytes: "},
+      {"nvme: {dirs: [/x/a, /x/b], bytes_max: 1GiB, recycle_bytes_max: 512MiB}",
+       "nvme.recycle_bytes_max: 512 MiB on each of 2 drives leave no room for copies in the budget "
+       "of 1 GiB (nvme.bytes_max); lower the one, or raise the other"},
+      {"policy: {nvme: {keep_last: 0}}", "policy: nvme.keep_last: 0 is not within 1 to 1000000"},
+      {"policy: {remote: {keep_last: 1000001}}", "policy: remote.keep_last: 1000001 is not within"},
+      {"policy: {remote: {every_ms: 8784h}}",
+       "policy: remote.every_ms: 31622400000 ms is not within 0 to 31536000000 ms, a year"},
+  };
+  for (const auto& [yaml, problem] : cases) {
+    Write(yaml + "\n");
+    const std::string error = Load();
+    EXPECT_NE(error, "") << yaml;
+    EXPECT_THAT(error, HasSubstr(problem)) << yaml;
+  }
+  std::string dirs;
+  for (int i = 0; i < 65; ++i) {
+    dirs += "/x/" + std::to_string(i) + ", ";
+  }
+  Write("nvme: {dirs: [" + dirs + "/x/last]}\n");
+  EXPECT_THAT(Load(), HasSubstr("nvme.dirs: 66 is not within 0 to 64"));
+  Write(
+      "nvme: {dirs: [/x/a, /x/b], bytes_max: 1GiB, recycle_bytes_max: 511MiB, depth: 32,\n"
+      "       piece_bytes: 1MiB, high_watermark_percent: 70, low_watermark_percent: 70}\n"
+      "remote: {bytes_max: 1MiB, writers: 64, stripe_bytes: 64KiB, stall_timeout_ms: 10}\n");
+  EXPECT_EQ(Load(), "") << "the ends of the ranges belong to them";
+}
+
+TEST_F(DaemonConfigTest, TierDirectoriesAreOfTheirOwn) {
+  const std::string memory = *flags_.memory_dir;
+  const std::string state = *flags_.state_dir;
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"nvme: {dirs: ['']}",
+       "nvme.dirs: '' is no directory; name one by its absolute path, or "
+       "leave the tier out (dirs: [])"},
+      {"nvme: {dirs: [mnt/x]}",
+       "nvme.dirs: 'mnt/x' is not an absolute path; begin it with a slash"},
+      {"remote: {dir: ./x}", "remote.dir: './x' is not an absolute path"},
+      {"nvme: {dirs: [/q, /q]}",
+       "nvme.dirs: '/q' is the same directory as '/q' (nvme.dirs); each "
+       "needs a directory of its own, beside the others"},
+      {"nvme: {dirs: [/q, /q/]}", "'/q' is the same directory as '/q' (nvme.dirs)"},
+      {"nvme: {dirs: [/q, //q/.]}", "'//q/.' is the same directory as '/q'"},
+      {"nvme: {dirs: [/q, /q/../q]}", "'/q/../q' is the same directory as '/q'"},
+      {"nvme: {dirs: [/q, /q/a]}", "nvme.dirs: '/q/a' lies inside '/q' (nvme.dirs)"},
+      {"nvme: {dirs: [/q/a, /q]}", "nvme.dirs: '/q' has inside it '/q/a' (nvme.dirs)"},
+      {"nvme: {dirs: [/q]}\nremote: {dir: /q/}", "remote.dir: '/q' is the same directory as '/q'"},
+      {"nvme: {dirs: [/q/a]}\nremote: {dir: /q}", "remote.dir: '/q' has inside it '/q/a' (nvme."},
+      {"nvme: {dirs: [/q]}\nremote: {dir: /q/a}", "remote.dir: '/q/a' lies inside '/q' (nvme."},
+      {"nvme: {dirs: [" + memory + "]}", "is the same directory as '" + memory + "' (memory.dir)"},
+      {"nvme: {dirs: [" + memory + "/a]}", "lies inside '" + memory + "' (memory.dir)"},
+      {"nvme: {dirs: [" + memory_.path() + "]}", "has inside it '" + memory + "' (memory.dir)"},
+      {"remote: {dir: " + state + "/}", "remote.dir: '" + state + "' is the same directory as"},
+      {"remote: {dir: " + state + "/r}", "lies inside '" + state + "' (state_dir)"},
+      {"nvme: {dirs: [/]}", "nvme.dirs: '/' has inside it '" + memory + "' (memory.dir)"},
+  };
+  for (const auto& [yaml, problem] : cases) {
+    Write(yaml + "\nnode_name: node-1\n");
+    EXPECT_THAT(Load(), HasSubstr(problem)) << yaml;
+  }
+  // Names that begin alike are no directories inside one another.
+  Write("nvme: {dirs: [/q, /qa, " + memory + "2]}\nremote: {dir: /q2/q}\nnode_name: node-1\n");
+  EXPECT_EQ(Load(), "");
+}
+
+TEST_F(DaemonConfigTest, WhatLiesAtTheTiersPlacesIsLookedAt) {
+  const std::string a = dir_.Path("a");
+  const std::string b = dir_.Path("b");
+  std::filesystem::create_directories(a + "/sub");
+  std::filesystem::create_directory(b);
+  std::filesystem::create_directory_symlink(a, dir_.Path("link"));
+  std::ofstream(dir_.Path("file")) << "x";
+  std::filesystem::create_symlink(dir_.Path("file"), dir_.Path("to-file"));
+  std::filesystem::create_directory(*flags_.memory_dir);
+  std::filesystem::create_directory_symlink(*flags_.memory_dir, dir_.Path("to-memory"));
+  const auto problem = [this](const std::string& dirs, const std::string& remote) {
+    Write("node_name: node-1\nnvme: {dirs: [" + dirs + "]}\n" +
+          (remote.empty() ? "" : "remote: {dir: " + remote + "}\n"));
+    EXPECT_EQ(Load(), "");
+    std::vector<std::string> unanswered;
+    const absl::Status status =
+        CheckTierPlaces(*Env::System(), config_, std::chrono::seconds(30), unanswered);
+    EXPECT_THAT(unanswered, ::testing::IsEmpty());
+    return status.ok() ? "" : Message(status);
+  };
+  const std::string link = dir_.Path("link");
+  EXPECT_EQ(problem(a + ", " + b, dir_.Path("none/at/all")), "");
+  EXPECT_THAT(problem(dir_.Path("file"), ""),
+              HasSubstr("nvme.dirs: '" + dir_.Path("file") + "': '" + dir_.Path("file") +
+                        "' is a file, not a directory; name a directory, or move the file away"));
+  EXPECT_THAT(problem(dir_.Path("file/x/y"), ""), HasSubstr("'" + dir_.Path("file") + "' is a"));
+  EXPECT_THAT(problem(dir_.Path("to-file"), ""), HasSubstr("is a file"));
+  EXPECT_THAT(problem(a, "/proc/x"), HasSubstr("remote.dir: '/proc/x' lies on proc, which takes no "
+                                               "files; name a directory on a shared file system"));
+  EXPECT_THAT(problem("/sys/kernel/x", ""), HasSubstr("lies on sysfs, which takes no files"));
+  // The same directory by other names, whether it exists yet or not.
+  EXPECT_THAT(problem(a + ", " + link, ""),
+              HasSubstr("nvme.dirs: '" + link + "' is the same directory as '" + a + "'"));
+  EXPECT_THAT(problem(a, link + "/sub"),
+              HasSubstr("remote.dir: '" + link + "/sub' lies inside '" + a + "' (nvme.dirs)"));
+  EXPECT_THAT(problem(a + "/new", link + "/new/inner"), HasSubstr("lies inside '" + a + "/new'"));
+  EXPECT_THAT(problem(a + "/new", link), HasSubstr("has inside it '" + a + "/new'"));
+  EXPECT_THAT(problem(dir_.Path("to-memory/new"), ""),
+              HasSubstr("lies inside '" + *flags_.memory_dir + "' (memory.dir)"));
+  EXPECT_EQ(problem(a + "/new", link + "/newer"), "");
+}
+
+// Nor is it waited for. (Never destroyed: the thread that hung is still in it.)
+TEST_F(DaemonConfigTest, APlaceThatDoesNotAnswerIsNoFaultOfTheSettings) {
+  static FaultEnv& env = *new FaultEnv;
+  ASSERT_TRUE(env.CreateDirectories("/mnt/hung", 0700).ok());
+  Write("node_name: node-1\nnvme: {dirs: [/mnt/well]}\nremote: {dir: /mnt/hung}\n");
+  ASSERT_EQ(Load(), "");
+  env.StallMatching("/mnt/hung");
+  std::vector<std::string> unanswered;
+  EXPECT_EQ(CheckTierPlaces(env, config_, std::chrono::seconds(2), unanswered), absl::OkStatus());
+  EXPECT_THAT(unanswered,
+              ::testing::ElementsAre("remote.dir: '/mnt/hung' did not answer within 2 s"));
+  env.ReleaseStalled("/mnt/hung");
 }
 
 TEST_F(DaemonConfigTest, MemoryMustLieOnATmpfsThatHoldsTheBudget) {

@@ -7,12 +7,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "base/clock.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "server/runtime/daemon_config.h"
 #include "tests/base/temporary_directory.h"
@@ -25,10 +28,15 @@ using ::testing::HasSubstr;
 
 constexpr auto kPatience = std::chrono::seconds(30);
 
-// The system's, but opening what lies below `dir` for reading hangs while it is told to. Never
-// destroyed: threads that hung may still be in it.
+// The system's, but opening what lies below a directory for reading hangs while it is told to, and
+// a mount may be gone. Never destroyed: threads that hung may still be in it.
 class HangingEnv : public Env {
  public:
+  // What lies below is not there, and `dir` itself is another file system's; "": all is back.
+  void Unmount(const std::string& dir) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    gone_ = dir;
+  }
   void Hang(const std::string& dir) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     dir_ = dir;
@@ -47,6 +55,7 @@ class HangingEnv : public Env {
     if (mode == OpenMode::kRead) {
       Wait(path);
     }
+    HF_RETURN_IF_ERROR(Missing(path));
     return real_.Open(path, mode, options);
   }
   absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
@@ -65,12 +74,17 @@ class HangingEnv : public Env {
   absl::Status Link(const std::string& from, const std::string& to) override {
     return real_.Link(from, to);
   }
-  absl::Status Unlink(const std::string& path) override { return real_.Unlink(path); }
+  absl::Status Unlink(const std::string& path) override {
+    HF_RETURN_IF_ERROR(Missing(path));
+    return real_.Unlink(path);
+  }
   absl::Status SyncDirectory(const std::string& path) override { return real_.SyncDirectory(path); }
   absl::Status CreateDirectory(const std::string& path, uint32_t mode) override {
+    HF_RETURN_IF_ERROR(Missing(path));
     return real_.CreateDirectory(path, mode);
   }
   absl::Status CreateDirectories(const std::string& path, uint32_t mode) override {
+    HF_RETURN_IF_ERROR(Missing(path));
     return real_.CreateDirectories(path, mode);
   }
   absl::Status RemoveDirectory(const std::string& path) override {
@@ -86,9 +100,19 @@ class HangingEnv : public Env {
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory,
                                                 size_t names_max) override {
     Wait(directory);
+    HF_RETURN_IF_ERROR(Missing(directory));
     return real_.List(directory, names_max);
   }
-  absl::StatusOr<FileInfo> Info(const std::string& path) override { return real_.Info(path); }
+  absl::StatusOr<FileInfo> Info(const std::string& path) override {
+    const std::string gone = Gone();
+    if (!gone.empty() && (path == gone || path == gone + "/.")) {
+      HF_ASSIGN_OR_RETURN(FileInfo info, real_.Info(path));
+      ++info.device;
+      return info;
+    }
+    HF_RETURN_IF_ERROR(Missing(path));
+    return real_.Info(path);
+  }
   absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) override {
     return real_.Filesystem(path);
   }
@@ -107,8 +131,19 @@ class HangingEnv : public Env {
     --hanging_;
   }
 
+  std::string Gone() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return gone_;
+  }
+  absl::Status Missing(const std::string& path) {
+    const std::string gone = Gone();
+    return !gone.empty() && path.rfind(gone + "/", 0) == 0 ? ErrnoStatus(ENOENT, "open", path)
+                                                           : absl::OkStatus();
+  }
+
   Env& real_ = *Env::System();
   Mutex mutex_;
+  std::string gone_ GUARDED_BY(mutex_);
   CondVar changed_;
   std::string dir_ GUARDED_BY(mutex_);
   int hanging_ GUARDED_BY(mutex_) = 0;
@@ -119,7 +154,9 @@ class DurableTiersTest : public ::testing::Test {
   void SetUp() override {
     config_ = DefaultConfig();
     config_.set_node_name("node");
-    config_.mutable_nvme()->add_dirs(dir_.Path("nvme"));
+    for (const char* drive : drives_) {
+      config_.mutable_nvme()->add_dirs(dir_.Path(drive));
+    }
     config_.mutable_nvme()->set_bytes_max(uint64_t{1} << 30);
     config_.mutable_nvme()->set_engine(v1::NvmeConfig::IO_ENGINE_THREADS);
     config_.mutable_remote()->set_dir(dir_.Path("remote"));
@@ -142,6 +179,7 @@ class DurableTiersTest : public ::testing::Test {
   }
   void TearDown() override {
     env_.Hang("");
+    env_.Unmount("");
     tiers_.reset();
   }
 
@@ -191,6 +229,14 @@ class DurableTiersTest : public ::testing::Test {
     tiers_->Perform(flush);
     return AwaitFlush(flush.drain);
   }
+  // (An operation is told a moment before its worker is free.)
+  void LookAtIdlePlaces() {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (!tiers_->idle() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    tiers_->LookAtPlaces();
+  }
   // Long after everything that has begun.
   static MonotonicTime Later() { return Clock::System()->Now() + std::chrono::hours(1); }
   v1::TierStatus Tier(TierKind kind) {
@@ -202,6 +248,7 @@ class DurableTiersTest : public ::testing::Test {
     return status.tiers(0);
   }
 
+  std::vector<const char*> drives_ = {"nvme"};
   static inline HangingEnv& env_ = *new HangingEnv();
   TemporaryDirectory dir_;
   SharedMemoryDirectory memory_;
@@ -213,6 +260,64 @@ class DurableTiersTest : public ::testing::Test {
   std::vector<Event> events_ GUARDED_BY(mutex_);
   std::unique_ptr<DurableTiers> tiers_;
 };
+
+class TwoDrivesTest : public DurableTiersTest {
+ protected:
+  TwoDrivesTest() { drives_ = {"one", "other"}; }
+  // Flushes a step; which of them has it.
+  std::string FillOne(const FlushShard& flush) {
+    const FlushEnded ended = Do(flush);
+    EXPECT_EQ(ended.status, absl::OkStatus());
+    return ended.copy.location.rfind(dir_.Path("other") + "/", 0) == 0 ? "other" : "one";
+  }
+  CopiesRemoved Remove(DrainId drain, const FlushShard& flush) {
+    tiers_->Perform(RemoveCopies{drain, TierKind::kNvme, flush.key.id.job, flush.key.job_name,
+                                 flush.key.id.checkpoint(), flush.key.world_size});
+    return Await<CopiesRemoved>([drain](const CopiesRemoved& e) { return e.drain == drain; });
+  }
+};
+
+TEST_F(TwoDrivesTest, OneThatIsGoneHoldsUpTheRemovalOfWhatItHasAndOfNothingElse) {
+  const FlushShard first = Flush(1, 1, TierKind::kMemory, TierKind::kNvme);
+  const std::string gone = FillOne(first);
+  env_.Unmount(dir_.Path(gone));
+  const FlushShard second = Flush(2, 2, TierKind::kMemory, TierKind::kNvme);
+  EXPECT_TRUE(absl::IsUnavailable(Do(second).status)) << "it notices";
+  EXPECT_EQ(Await<TierAway>().dir, dir_.Path(gone));
+  EXPECT_NE(FillOne(second), gone);
+  EXPECT_EQ(Remove(101, second).status, absl::OkStatus());
+  const CopiesRemoved left = Remove(102, first);
+  EXPECT_TRUE(absl::IsUnavailable(left.status)) << left.status;
+  EXPECT_THAT(left.ranks_left, ::testing::Optional(::testing::ElementsAre(first.key.id.rank)));
+  env_.Unmount("");
+  EXPECT_EQ(Remove(103, first).status, absl::OkStatus());
+  EXPECT_EQ(Remove(104, first).status, absl::OkStatus()) << "nothing is left of it";
+}
+
+TEST_F(TwoDrivesTest, WhatNobodyUsesIsLookedAtAllTheSame) {
+  const std::string gone = FillOne(Flush(1, 1, TierKind::kMemory, TierKind::kNvme));
+  ASSERT_EQ(Do(Flush(50, 50, TierKind::kMemory, TierKind::kRemote)).status, absl::OkStatus());
+  for (const auto& [tier, dir] : {std::pair(TierKind::kNvme, dir_.Path(gone)),
+                                  std::pair(TierKind::kRemote, dir_.Path("remote"))}) {
+    env_.Unmount(dir);
+    LookAtIdlePlaces();
+    const auto away = Await<TierAway>();
+    EXPECT_EQ(away.tier, tier);
+    EXPECT_EQ(away.dir, dir);
+    EXPECT_THAT(Message(away.status), HasSubstr("is on another file system"));
+    EXPECT_FALSE(Tier(tier).healthy());
+  }
+}
+
+TEST_F(DurableTiersTest, AMountThatIsMissingFromTheBeginningIsSaidBeforeAnybodyNeedsIt) {
+  std::filesystem::remove(dir_.Path("remote"));
+  LookAtIdlePlaces();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (Tier(TierKind::kRemote).healthy() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_THAT(Tier(TierKind::kRemote).state(), HasSubstr("is not there"));
+}
 
 TEST_F(DurableTiersTest, ADriveThatHangsHoldsNobodyUpInRemote) {
   ASSERT_EQ(Do(Flush(1, 1, TierKind::kMemory, TierKind::kNvme)).status, absl::OkStatus());
@@ -234,6 +339,38 @@ TEST_F(DurableTiersTest, ADriveThatHangsHoldsNobodyUpInRemote) {
   tiers_->Perform(RemoveCopies{5, TierKind::kRemote, again.key.id.job, again.key.job_name,
                                again.key.id.checkpoint(), again.key.world_size});
   EXPECT_TRUE(absl::IsUnavailable(Await<CopiesRemoved>().status));
+}
+
+// It reads whole images, and may hang: nothing that is written waits behind it.
+TEST_F(DurableTiersTest, AVerificationHoldsNoFlushUp) {
+  DrainId drain = 0;
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const FlushShard flush = Flush(++drain, 1, TierKind::kMemory, tier);
+    const FlushEnded flushed = Do(flush);
+    ASSERT_EQ(flushed.status, absl::OkStatus());
+    ReadableShard shard;
+    shard.copy = flushed.copy.copy;
+    shard.copy.job_name = flush.key.job_name;
+    shard.copy.world_size = flush.key.world_size;
+    shard.tier = tier;
+    env_.Hang(std::filesystem::path(flushed.copy.location).parent_path());
+    std::atomic<bool> asked{true};
+    absl::StatusOr<std::string> verified = "";
+    std::thread verification(
+        [&] { verified = tiers_->Verify(shard, [&](uint64_t) { return asked.load(); }); });
+    EXPECT_TRUE(env_.AwaitHanging(1));
+    EXPECT_EQ(Do(Flush(++drain, 2, TierKind::kMemory, tier)).status, absl::OkStatus());
+    env_.Hang("");
+    verification.join();
+    EXPECT_EQ(verified.status(), absl::OkStatus());
+    EXPECT_EQ(verified.value_or("?"), "");
+    // Nor does whoever has gone wait for what hangs.
+    env_.Hang(std::filesystem::path(flushed.copy.location).parent_path());
+    asked = false;
+    EXPECT_TRUE(
+        absl::IsCancelled(tiers_->Verify(shard, [&](uint64_t) { return asked.load(); }).status()));
+    env_.Hang("");
+  }
 }
 
 TEST_F(DurableTiersTest, WhatHangsInRemoteIsNotTheDrivesDoing) {

@@ -44,6 +44,12 @@ class TierPlaceTest : public ::testing::TestWithParam<DurableKind> {
     env_.FailMatching(std::string(kDir) + "/.holdfast", ENOENT);
   }
 
+  // A new file system lies there, without the directory.
+  void ExchangeDrive(uint64_t device) {
+    EXPECT_TRUE(env_.Rename(kDir, "/old").ok());
+    env_.SetDevice(device, "/mnt");
+  }
+
   FaultEnv env_;
 };
 
@@ -60,8 +66,12 @@ TEST_P(TierPlaceTest, AMountThatWentAwayIsNotOpenedAnewAtItsMountPoint) {
   // The first operation notices, as every operation afterwards.
   const absl::Status noticed = place->OpenStore()->ScanAll().status();
   EXPECT_TRUE(absl::IsUnavailable(noticed));
-  place->Note(noticed);
+  EXPECT_TRUE(place->Note(noticed).went_away);
   EXPECT_EQ(place->OpenStore(), nullptr);
+  // What ended well a moment ago, on the same store, lies there no more.
+  const TierPlace::Noted noted = place->Note(absl::OkStatus());
+  EXPECT_FALSE(noted.went_away) << "that has been said";
+  EXPECT_TRUE(absl::IsUnavailable(noted.away));
   env_.RecordCalls();
   for (int i = 0; i < 3; ++i) {
     const absl::Status status = place->Store(nullptr).status();
@@ -76,6 +86,8 @@ TEST_P(TierPlaceTest, AMountThatWentAwayIsNotOpenedAnewAtItsMountPoint) {
   Mount(8);
   EXPECT_TRUE(place->Store(nullptr).ok());
   EXPECT_TRUE(place->OpenStore()->Space().ok());
+  EXPECT_TRUE(place->Note(absl::OkStatus()).away.ok());
+  EXPECT_EQ(place->health().problem, "");
 }
 
 TEST_P(TierPlaceTest, TheNextDaemonKnowsThatThereWasAMount) {
@@ -98,6 +110,46 @@ TEST_P(TierPlaceTest, TheNextDaemonKnowsThatThereWasAMount) {
   Unmount();
   ASSERT_TRUE(env_.Unlink(path).ok());
   EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "it is to lie on the system's disk";
+}
+
+// What docs/operations.md says of a new drive that is mounted while ckptd runs ("NVMe is gone, or
+// not mounted").
+TEST_P(TierPlaceTest, AnotherDriveIsNotTakenForTheOneThatWasOpen) {
+  const auto place = NewPlace();
+  ASSERT_TRUE(place->Store(nullptr).ok());
+  ExchangeDrive(8);
+  ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
+  place->Note(place->OpenStore()->ScanAll().status());
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status status = place->Store(nullptr).status();
+    EXPECT_THAT(Message(status), HasSubstr("is not the directory that it was"));
+    place->Note(status);
+  }
+  EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "the next daemon takes it";
+}
+
+TEST_P(TierPlaceTest, AnotherDriveIsTakenIfTheOldOneWasNeverOpen) {
+  ASSERT_TRUE(NewPlace()->Store(nullptr).ok());
+  Unmount();
+  const auto place = NewPlace();
+  EXPECT_TRUE(absl::IsUnavailable(place->Store(nullptr).status()));
+  Mount(7);
+  ExchangeDrive(8);
+  ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
+  EXPECT_TRUE(place->Store(nullptr).ok());
+}
+
+TEST_P(TierPlaceTest, AnotherDriveWithTheSameDeviceNumberIsTakenOnceItsDirectoryCanBeMade) {
+  const auto place = NewPlace();
+  ASSERT_TRUE(place->Store(nullptr).ok());
+  ExchangeDrive(7);
+  place->Note(place->OpenStore()->ScanAll().status());
+  EXPECT_EQ(place->OpenStore(), nullptr);
+  if (GetParam() == DurableKind::kRemote) {
+    EXPECT_THAT(Message(place->Store(nullptr).status()), HasSubstr("mount it again, or make it"));
+    ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
+  }
+  EXPECT_TRUE(place->Store(nullptr).ok());
 }
 
 TEST_P(TierPlaceTest, WhatCannotBeRememberedIsNoError) {

@@ -6,7 +6,9 @@
 
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -64,7 +66,13 @@ class VerifyTest : public ::testing::Test {
            return std::make_unique<ReadLease>([this] { --held_; });
          },
          .bad = [&](const ReadableShard&, const std::string& what) { reported.push_back(what); },
-         .good = [&](const ReadableShard&) { ++good; }});
+         .good = [&](const ReadableShard&) { ++good; },
+         .durable =
+             [this](const ReadableShard& shard, const std::function<bool(uint64_t)>& advance) {
+               advance(shard.copy.image_bytes / 2);
+               return durable_(shard);
+             },
+         .listed = [this](const ReadableShard& shard) { return listed_(shard); }});
     bool done = false;
     while (!done) {
       done = run.WaitFor(std::chrono::seconds(1), &verified.progress);
@@ -81,6 +89,8 @@ class VerifyTest : public ::testing::Test {
 
   int held_ = 0;
   std::set<SlotId> gone_;  // before their turn
+  std::function<absl::StatusOr<std::string>(const ReadableShard&)> durable_;
+  std::function<absl::StatusOr<bool>(const ReadableShard&)> listed_;
   FaultEnv env_{FaultEnv::Durability::kNone};
   std::unique_ptr<SlotStore> store_;
 };
@@ -99,6 +109,51 @@ TEST_F(VerifyTest, WhatIsGoneWhenItsTurnComesIsSkippedAndSaidSo) {
   EXPECT_EQ(verified.progress.shards_checked(), 1u);
   EXPECT_EQ(verified.progress.shards_skipped(), 1u);
   EXPECT_EQ(verified.progress.bytes_done(), verified.progress.bytes_total());
+}
+
+ReadableShard InRemote(Rank rank) {
+  ReadableShard shard;
+  shard.copy.id.rank = rank;
+  shard.copy.image_bytes = 1000;
+  shard.tier = TierKind::kRemote;
+  shard.location = "/remote/" + std::to_string(rank);
+  return shard;
+}
+
+// The files of ranks 1 and 2 are not there. The core has given up the copy of rank 1 itself.
+TEST_F(VerifyTest, OfWhatIsGoneTheCoreSaysWhetherItShouldBeThere) {
+  durable_ = [](const ReadableShard& shard) -> absl::StatusOr<std::string> {
+    return shard.copy.id.rank == 0 ? absl::StatusOr<std::string>("") : absl::NotFoundError("gone");
+  };
+  listed_ = [](const ReadableShard& shard) { return shard.copy.id.rank == 2; };
+  const Verified verified = Verify({InRemote(0), InRemote(1), InRemote(2)});
+  EXPECT_TRUE(verified.result.ok()) << verified.result;
+  EXPECT_THAT(verified.bad, ::testing::ElementsAre("the copy is gone: somebody else removed it"));
+  EXPECT_EQ(verified.progress.shards_checked(), 2u);
+  EXPECT_EQ(verified.progress.shards_skipped(), 1u);
+  EXPECT_EQ(verified.progress.bytes_done(), 1000u) << "of what was read";
+  EXPECT_EQ(verified.progress.bytes_total(), 1000u);
+}
+
+// Retention gives a copy up, and a newer one overwrites its file, while it is being read.
+TEST_F(VerifyTest, WhatWasGivenUpWhileItWasReadIsNotBad) {
+  durable_ = [](const ReadableShard&) { return "block 3 differs"; };
+  listed_ = [](const ReadableShard& shard) { return shard.copy.id.rank == 1; };
+  const Verified verified = Verify({InRemote(0), InRemote(1)});
+  EXPECT_TRUE(verified.result.ok()) << verified.result;
+  EXPECT_THAT(verified.bad, ::testing::ElementsAre("block 3 differs"));
+  EXPECT_EQ(verified.progress.shards_checked(), 1u);
+  EXPECT_EQ(verified.progress.shards_skipped(), 1u);
+  EXPECT_EQ(verified.progress.bytes_done(), verified.progress.bytes_total());
+}
+
+TEST_F(VerifyTest, WhereTheCoreDoesNotSayNothingIsJudged) {
+  durable_ = [](const ReadableShard&) { return absl::NotFoundError("gone"); };
+  listed_ = [](const ReadableShard&) { return absl::UnavailableError("the daemon is stopping"); };
+  const Verified verified = Verify({InRemote(0)});
+  EXPECT_TRUE(absl::IsUnavailable(verified.result)) << verified.result;
+  EXPECT_THAT(std::string(verified.result.message()), HasSubstr("the daemon is stopping"));
+  EXPECT_THAT(verified.bad, IsEmpty());
 }
 
 TEST(VerifySeats, AUserHasOneAndTheNodeAFew) {

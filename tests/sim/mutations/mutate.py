@@ -16,6 +16,7 @@ class Mutation:
     def __init__(self, name):
         self.name = name
         self.says = []
+        self.cramped = False  # looked for in worlds with little memory
         self.edits = []  # [source, was, now]
 
 
@@ -35,6 +36,8 @@ def parse(path):
             sys.exit(f"{where}: '{word}' before the first mutation")
         elif word == "says":
             mutations[-1].says.append(rest)
+        elif word == "world" and rest == "cramped":
+            mutations[-1].cramped = True
         elif word == "in":
             mutations[-1].edits.append([rest, "", ""])
         elif word in ("was", "now") and mutations[-1].edits:
@@ -44,7 +47,7 @@ def parse(path):
                 mutations[-1].edits.append(edit)
             edit[1 if word == "was" else 2] += rest + "\n"
         else:
-            sys.exit(f"{where}: expected mutation, says, in, was or now, not '{word}'")
+            sys.exit(f"{where}: expected mutation, says, world cramped, in, was or now, not '{word}'")
     for m in mutations:
         if not m.edits or not m.says or any(not was or "$M" not in now for _, was, now in m.edits):
             sys.exit(f"{path}: mutation {m.name} needs says, in, was, and a now that holds the switch $M")
@@ -112,7 +115,7 @@ def main():
         sys.exit(1)
     for source, text in mutated.items():
         write(args.out / source, text)
-    rows = "".join(f'{{"{m.name}", "{" ".join(m.says)}"}},\n' for m in mutations)
+    rows = "".join(f'{{"{m.name}", "{" ".join(m.says)}", {"true" if m.cramped else "false"}}},\n' for m in mutations)
     write(args.out / "mutations.inc", rows)
 
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <thread>
 
@@ -151,17 +153,35 @@ TEST_P(CopyStoreTest, OwnersAreSetBeforeAnybodySeesTheFile) {
   EXPECT_EQ(env().Info(directory)->gid, 567u);
   EXPECT_NE(env().Info(directory)->uid, 1234u) << "nobody puts names into it but the daemon";
   ASSERT_TRUE(WriteShard(**writing, sample).ok());
-  ShardRecord record = sample.record;
-  record.id.job = copy.id.job;
-  record.job_name = copy.job_name;
-  ASSERT_TRUE((*writing)->Publish(EncodeRecord(record)).ok());
+  ShardRecord theirs = sample.record;
+  theirs.id.job = copy.id.job;
+  theirs.job_name = copy.job_name;
+  ASSERT_TRUE((*writing)->Publish(EncodeRecord(theirs)).ok());
   const std::string image = store().ImagePath({copy.id, "theirs", 4});
-  for (const std::string& path : {image, harness_.dir() + "/theirs/JOB"}) {
+  const std::string record = image.substr(0, image.rfind('.')) + ".record";
+  for (const std::string& path : {image, record}) {
     EXPECT_EQ(env().Info(path)->uid, 1234u) << path;
     EXPECT_EQ(env().Info(path)->gid, 567u) << path;
   }
-  // Where owners cannot be set, that is told, and nothing fails.
+  std::vector<std::string> kept = {harness_.dir() + "/theirs/JOB"};
+  if (remote()) {
+    kept.push_back(harness_.dir() + "/theirs/attempt-3");
+  }
+  for (const std::string& path : kept) {
+    const FileInfo info = env().Info(path).value();
+    EXPECT_EQ(info.uid, ::getuid()) << path << ": nobody hides the copies by damaging it";
+    EXPECT_EQ(info.gid, 567u) << path;
+    EXPECT_EQ(info.mode & 07777, 0640u) << path;
+  }
+  // Earlier versions gave them away, too.
+  for (const std::string& path : kept) {
+    ASSERT_TRUE((*env().Open(path, OpenMode::kReadWrite))->SetOwner(1234, 567).ok());
+  }
   writing->reset();
+  Restart();
+  EXPECT_EQ(store().FindJob("theirs")->job, copy.id.job);
+  EXPECT_TRUE(store().ClaimAttempt({copy.id.job, "theirs", 1234, 567}, 3, "o").ok());
+  // Where owners cannot be set, that is told, and nothing fails.
   harness_.Stop();
   env().FailMatching("set owner", EPERM);
   env().FailMatching("set access", EPERM);
@@ -554,8 +574,9 @@ TEST_P(NodeNameTest, TwoDaemonsOfOneNameDoNotUndoEachOthersWork) {
   auto begun = store().Begin(NewCopyOfShard(SampleShard(900, 1, 4)));  // under way, with an intent
   ASSERT_TRUE(begun.ok());
   ASSERT_TRUE(WriteShard(**begun, SampleShard(900, 1, 4)).ok());
-  ExpectRefused(Owner("s2", "m2"), "node_name");
-  ExpectRefused(Owner("s2", "m1"), "node_name");
+  ExpectRefused(Owner("s2", "m2"), "two daemons called 'node-1' would undo each other's work");
+  ExpectRefused(Owner("s2", "m1"), "two daemons called 'node-1' would undo each other's work");
+  ExpectRefused(Owner("s1", "m1"), "two daemons called 'node-1' would undo each other's work");
   // Where locks are not to be had, or do not reach the other node, the file says it.
   env().FailMatching("lock ", ENOSYS);
   ExpectRefused(Owner("s2", "m2"), "rm '");
@@ -584,6 +605,16 @@ TEST_P(NodeNameTest, TheSameNodeGoesOnAfterARebootOrWithoutItsState) {
   StartAs({"s3", "", "a third boot"});    // a container without a machine-id, likewise
   StartAs({"s3", "", "a fourth boot"});
   StartAs({"s3", "m1", "a fifth boot"});
+  Publish(SampleShard(900, 1, 4));
+}
+
+TEST_P(NodeNameTest, AMachineOfWhichNothingIsKnownIsNotTheSame) {
+  StartAs({"s1", "", ""});
+  harness_.Stop();
+  ExpectRefused({"s2", "", ""}, "rm '");
+  ExpectRefused({"s2", "", "a boot"}, "rm '");
+  ExpectRefused({"s2", "m1", ""}, "rm '");
+  StartAs({"s1", "", "a boot"});
   Publish(SampleShard(900, 1, 4));
 }
 

@@ -1,0 +1,407 @@
+// The core's actions on durable tiers become operations of the drives' and the mount's workers.
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/runtime/tiers/durable_tiers_parts.h"
+
+namespace holdfast {
+namespace {
+
+constexpr auto kVerifyLook = std::chrono::milliseconds(200);
+
+absl::Status StillHangs() {
+  return absl::UnavailableError(
+      "an earlier operation on the same files has not ended: it hangs in a call; tried again "
+      "later");
+}
+
+absl::Status WasCancelled() {
+  return absl::CancelledError("cancelled");
+}
+
+absl::Status StillRead(const std::string& what) {
+  return absl::UnavailableError(
+      absl::StrCat(what, " is still being read: it hangs, or has much to tell"));
+}
+
+}  // namespace
+
+void DurableTiers::Start(WorkerGroup& group, std::shared_ptr<Operation> operation, bool urgent) {
+  if (operation != nullptr) {
+    group.Submit(std::move(operation), urgent);
+  }
+}
+
+// Null when an earlier one on the same files still hangs somewhere: answered at once.
+std::shared_ptr<Operation> DurableTiers::MakeOperation(DrainId drain, LiveOperations::Key key,
+                                                       std::function<Event(Operation&)> work,
+                                                       std::function<Event()> cancelled) {
+  auto operation = std::make_shared<Operation>(drain, std::move(work), std::move(cancelled));
+  std::shared_ptr<LiveOperations::Entry> life = shared_->live->Enter(key);
+  if (life == nullptr) {
+    return nullptr;
+  }
+  operation->WhenLeft([weak = std::weak_ptr<LiveOperations::Entry>(life)] {
+    if (const std::shared_ptr<LiveOperations::Entry> entry = weak.lock()) {
+      entry->Leave();
+    }
+  });
+  operation->Hold(std::move(life));
+  return operation;
+}
+
+// Shards are spread over the drives by rank; one that fails or hangs is left out while others do
+// not.
+DurableTiers::Drive& DurableTiers::DriveFor(const FlushShard& action) {
+  const size_t first = action.key.id.rank % drives_.size();
+  for (size_t i = 0; i < drives_.size(); ++i) {
+    Drive& drive = *drives_[(first + i) % drives_.size()];
+    if (IsWell(drive)) {
+      return drive;
+    }
+  }
+  // All of them fail: each try takes the next one, so that one that is well again is found.
+  return *drives_[(first + action.drain) % drives_.size()];
+}
+
+bool DurableTiers::IsWell(Drive& drive) {
+  return drive.place->health().problem.empty() && drive.group->stalled() == 0;
+}
+
+DurableTiers::Drive* DurableTiers::DriveOf(const ShardId& shard) {
+  const std::optional<size_t> index = shared_->context->index.Find(shard);
+  return index && *index < drives_.size() ? drives_[*index].get() : nullptr;
+}
+
+void DurableTiers::Perform(FlushShard action) {
+  const Context context = shared_->context;
+  const auto answer = [drain = action.drain](absl::Status status) -> Event {
+    return FlushEnded{drain, std::move(status), false, {}};
+  };
+  const LiveOperations::Key key{action.to, action.key.id.job, action.key.id.checkpoint(),
+                                action.key.id.rank};
+  const bool nvme = action.to == TierKind::kNvme;
+  if (nvme ? drives_.empty() : remote_ == nullptr) {
+    return outlet_->Post(answer(absl::FailedPreconditionError("there is no such tier")));
+  }
+  // (Null: from memory, or on none of the drives, which is for the operation to say.)
+  Drive* drive = nvme                             ? &DriveFor(action)
+                 : action.from == TierKind::kNvme ? DriveOf(action.key.id)
+                                                  : nullptr;
+  const std::optional<size_t> index = drive != nullptr ? std::optional(drive->index) : std::nullopt;
+  std::shared_ptr<Operation> operation = MakeOperation(
+      action.drain, key,
+      [context, action, nvme, index](Operation& op) -> Event {
+        return nvme ? FlushToDrive(context, *index, action, op)
+                    : FlushToRemote(context, index, action, op);
+      },
+      [answer] { return answer(WasCancelled()); });
+  if (operation == nullptr) {
+    return outlet_->Post(answer(StillHangs()));
+  }
+  WorkerGroup& group = nvme ? *drive->group : drive != nullptr ? *drive->relay : *remote_;
+  Start(group, std::move(operation), false);
+}
+
+void DurableTiers::Perform(const CancelDrain& action) {
+  for (const std::unique_ptr<Drive>& drive : drives_) {
+    if (drive->group->Cancel(action.drain) ||
+        (drive->relay != nullptr && drive->relay->Cancel(action.drain))) {
+      return;
+    }
+  }
+  if (remote_ != nullptr) {
+    remote_->Cancel(action.drain);
+  }
+}
+
+void DurableTiers::Perform(FetchShard action) {
+  const Context context = shared_->context;
+  const auto answer = [action](absl::Status status, bool bad) -> Event {
+    return FetchEnded{action.drain, action.slot, action.generation, std::move(status), bad, {}};
+  };
+  const bool nvme = action.from == TierKind::kNvme;
+  Drive* drive = nvme ? DriveOf(action.key.id) : nullptr;
+  if (nvme ? drive == nullptr : remote_ == nullptr) {
+    return outlet_->Post(answer(
+        absl::NotFoundError(absl::StrCat(action.key.id.ToString(), " is on none of the drives")),
+        true));
+  }
+  const size_t index = nvme ? drive->index : 0;
+  auto operation = std::make_shared<Operation>(
+      action.drain,
+      [context, action, nvme, index](Operation& op) -> Event {
+        return nvme ? FetchFromDrive(context, index, action, op)
+                    : FetchFromRemote(context, action, op);
+      },
+      [answer] { return answer(WasCancelled(), false); });
+  Start(nvme ? *drive->group : *remote_, std::move(operation), true);
+}
+
+void DurableTiers::Perform(PublishManifest action) {
+  const Context context = shared_->context;
+  const DrainId drain = action.drain;
+  if (remote_ == nullptr) {
+    return outlet_->Post(
+        ManifestPublished{drain, absl::FailedPreconditionError("there is no remote tier")});
+  }
+  std::shared_ptr<Operation> operation = MakeOperation(
+      drain, {TierKind::kRemote, action.job, action.checkpoint, std::nullopt},
+      [context, action](Operation& op) -> Event {
+        return PublishRemoteManifest(context, action, op);
+      },
+      [drain]() -> Event {
+        return ManifestPublished{drain, WasCancelled()};
+      });
+  if (operation == nullptr) {
+    return outlet_->Post(ManifestPublished{drain, StillHangs()});
+  }
+  Start(*remote_, std::move(operation), false);
+}
+
+namespace {
+
+// One answer for the removals in several directories, when those that count have ended: the first
+// failure of one of them, if any.
+class RemovalGroup {
+ public:
+  // `places` that count.
+  RemovalGroup(DrainId drain, size_t places, std::function<std::vector<Rank>()> left,
+               std::shared_ptr<EventOutlet> outlet)
+      : drain_(drain), outlet_(std::move(outlet)), ranks_left_(std::move(left)), left_(places) {}
+  void End(const absl::Status& status, bool counts) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (!counts) {
+      return;
+    }
+    if (!status.ok() && !absl::IsNotFound(status) && failure_.ok()) {
+      failure_ = status;
+    }
+    if (--left_ > 0) {
+      return;
+    }
+    CopiesRemoved removed{drain_, failure_, std::nullopt};
+    if (!failure_.ok() && ranks_left_ != nullptr) {
+      removed.ranks_left = ranks_left_();
+    }
+    outlet_->Post(std::move(removed));
+  }
+
+ private:
+  const DrainId drain_;
+  const std::shared_ptr<EventOutlet> outlet_;
+  const std::function<std::vector<Rank>()> ranks_left_;
+  Mutex mutex_;
+  size_t left_ GUARDED_BY(mutex_);
+  absl::Status failure_ GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+// In each of the directories, by its own workers.
+void DurableTiers::StartRemoval(Removal removal) {
+  std::shared_ptr<LiveOperations::Entry> life = shared_->live->Enter(removal.key);
+  if (life == nullptr) {
+    return outlet_->Post(CopiesRemoved{removal.drain, StillHangs(), std::nullopt});
+  }
+  if (removal.places.empty()) {
+    return outlet_->Post(CopiesRemoved{removal.drain, absl::OkStatus(), std::nullopt});
+  }
+  size_t counting =
+      static_cast<size_t>(std::count_if(removal.places.begin(), removal.places.end(),
+                                        [](const Removal::Place& place) { return place.counts; }));
+  if (counting == 0) {  // then all of them do
+    for (Removal::Place& place : removal.places) {
+      place.counts = true;
+    }
+    counting = removal.places.size();
+  }
+  const auto group =
+      std::make_shared<RemovalGroup>(removal.drain, counting, removal.ranks_left, outlet_);
+  for (const Removal::Place& place : removal.places) {
+    // Answered through the group; the event that a worker returns is never posted. What does not
+    // count stands in nobody's way when that has been answered.
+    auto operation = std::make_shared<Operation>(
+        removal.drain,
+        [work = removal.work, place, group,
+         life = place.counts ? life : nullptr](Operation& op) mutable -> Event {
+          const absl::Status status = work(place.drive, op);
+          life.reset();
+          group->End(status, place.counts);
+          return TimerFired{};
+        },
+        [group, counts = place.counts]() -> Event {
+          group->End(WasCancelled(), counts);
+          return TimerFired{};
+        });
+    operation->AnswersItself();
+    Start(place.drive ? *drives_[*place.drive]->group : *remote_, std::move(operation), false);
+  }
+}
+
+void DurableTiers::Perform(const RemoveCopies& action) {
+  const Context context = shared_->context;
+  Removal removal;
+  removal.drain = action.drain;
+  removal.key = {action.tier, action.job, action.checkpoint, std::nullopt, true};
+  removal.work = [context, action](std::optional<size_t> drive, Operation& op) {
+    return RemoveFrom(context, drive, action, op);
+  };
+  if (action.tier == TierKind::kRemote) {
+    removal.places.push_back({std::nullopt, true});
+  } else {
+    removal.ranks_left = [context, action] {
+      return context->index.RanksOf(action.job, action.checkpoint, std::nullopt);
+    };
+  }
+  // A drive that is not known to have any of it is asked for what else may lie there (what is
+  // damaged) if it is well; one that fails for good is none of this step's business.
+  for (size_t i = 0; action.tier == TierKind::kNvme && i < drives_.size(); ++i) {
+    const bool has = !context->index.RanksOf(action.job, action.checkpoint, i).empty();
+    if (has || IsWell(*drives_[i])) {
+      removal.places.push_back({i, has});
+    }
+  }
+  StartRemoval(std::move(removal));
+}
+
+void DurableTiers::Perform(const RemoveJobCopies& action) {
+  const Context context = shared_->context;
+  Removal removal;
+  removal.drain = action.drain;
+  removal.key = {action.tier, action.job, std::nullopt, std::nullopt, true};
+  removal.work = [context, action](std::optional<size_t> drive, Operation& op) {
+    return RemoveJobFrom(context, drive, action, op);
+  };
+  if (action.tier == TierKind::kRemote) {
+    removal.places.push_back({std::nullopt, true});
+  }
+  for (size_t i = 0; action.tier == TierKind::kNvme && i < drives_.size(); ++i) {
+    removal.places.push_back({i, true});
+  }
+  StartRemoval(std::move(removal));
+}
+
+void DurableTiers::ScanDrives(const ScanNvme& action) {
+  const Context context = shared_->context;
+  for (const std::unique_ptr<Drive>& drive : drives_) {
+    const size_t index = drive->index;
+    const std::string dir = drive->place->dir();
+    if (!action.dirs.empty() &&
+        std::find(action.dirs.begin(), action.dirs.end(), dir) == action.dirs.end()) {
+      continue;
+    }
+    const auto failed = [dir, scan = action.drain](absl::Status status) -> Event {
+      TierScanned scanned;
+      scanned.tier = TierKind::kNvme;
+      scanned.drain = scan;
+      scanned.dir = dir;
+      scanned.status = std::move(status);
+      return scanned;
+    };
+    std::shared_ptr<void> life = shared_->scans->Enter(absl::StrCat("drive ", index));
+    if (life == nullptr) {
+      outlet_->Post(failed(StillRead(absl::StrCat("'", dir, "'"))));
+      continue;
+    }
+    auto operation = std::make_shared<Operation>(
+        next_own_++,
+        [context, index, scan = action.drain](Operation& op) -> Event {
+          TierScanned scanned = ScanDrive(context, index, op);
+          scanned.drain = scan;
+          return scanned;
+        },
+        [failed] { return failed(WasCancelled()); });
+    operation->Hold(std::move(life));
+    // What is there comes later, perhaps; until then nobody waits for it.
+    operation->WhenStalled(
+        [failed](const std::string& what) { return failed(absl::DeadlineExceededError(what)); });
+    Start(*drive->group, std::move(operation), true);
+  }
+}
+
+void DurableTiers::Perform(const ScanRemote& action) {
+  const Context context = shared_->context;
+  const auto answer = [action](absl::Status status) -> Event {
+    TierScanned scanned;
+    scanned.tier = TierKind::kRemote;
+    scanned.drain = action.drain;
+    scanned.job_name = action.job_name;
+    scanned.status = std::move(status);
+    return scanned;
+  };
+  if (remote_ == nullptr) {
+    return outlet_->Post(answer(absl::OkStatus()));
+  }
+  std::shared_ptr<void> life = shared_->scans->Enter(absl::StrCat("job ", action.job_name));
+  if (life == nullptr) {
+    return outlet_->Post(answer(StillRead(absl::StrCat(
+        "'", options_.config.remote().dir(), "'",
+        action.job_name.empty() ? "" : absl::StrCat(", for job '", action.job_name, "',")))));
+  }
+  auto operation = std::make_shared<Operation>(
+      action.drain,
+      [context, action](Operation& op) -> Event {
+        return ScanMount(context, action.drain, action.job_name, op);
+      },
+      [answer] { return answer(WasCancelled()); });
+  operation->Hold(std::move(life));
+  operation->WhenStalled(
+      [answer](const std::string& what) { return answer(absl::DeadlineExceededError(what)); });
+  Start(*remote_, std::move(operation), true);
+}
+
+absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
+                                                 const std::function<bool(uint64_t)>& advance) {
+  struct Outcome {
+    Mutex mutex;
+    CondVar cv;
+    std::optional<absl::StatusOr<std::string>> result GUARDED_BY(mutex);
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  const auto end = [outcome](absl::StatusOr<std::string> result) -> Event {
+    MutexLock lock(outcome->mutex);
+    outcome->result = std::move(result);
+    outcome->cv.NotifyAll();
+    return TimerFired{};
+  };
+  const Context context = shared_->context;
+  const bool nvme = shard.tier == TierKind::kNvme;
+  Drive* drive = nvme ? DriveOf(shard.copy.id) : nullptr;
+  if (nvme ? drive == nullptr : remote_ == nullptr) {
+    return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
+  }
+  const size_t index = nvme ? drive->index : 0;
+  const DrainId drain = next_own_++;
+  WorkerGroup& workers = nvme ? *drive->verifier : *remote_verifier_;
+  auto operation = std::make_shared<Operation>(
+      drain,
+      [context, shard, index, end](Operation& op) -> Event {
+        return end(VerifyCopy(context, index, shard, op));
+      },
+      [end]() -> Event { return end(WasCancelled()); });
+  operation->AnswersItself();
+  const std::shared_ptr<TransferControl> control = operation->control();
+  Start(workers, std::move(operation), false);
+  bool goes_on = true;
+  while (goes_on) {
+    {
+      MutexLock lock(outcome->mutex);
+      if (!outcome->result) {
+        outcome->cv.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kVerifyLook);
+      }
+      if (outcome->result) {
+        return *std::move(outcome->result);
+      }
+    }
+    goes_on = advance(control->bytes_done());
+  }
+  workers.Cancel(drain);  // if it still waits for a thread, it is gone at once
+  return WasCancelled();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,157 @@
+// From a drive or the remote tier back into memory.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "server/runtime/tiers/operation_parts.h"
+#include "server/runtime/tiers/slot_source.h"
+#include "tiers/transfer/direct_copy.h"
+
+namespace holdfast {
+namespace {
+
+FetchEnded FetchFailed(const FetchShard& action, absl::Status status, bool source_bad) {
+  return {action.drain, action.slot, action.generation, std::move(status), source_bad, {}};
+}
+
+absl::Status CheckFits(const ShardRecord& record, const FetchShard& action) {
+  if (record.image_bytes > action.slot_bytes) {
+    return absl::DataLossError(
+        absl::StrCat("the copy has ", record.image_bytes, " bytes, more than it was said to have"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard& action,
+                          Operation& operation) {
+  TierPlace& place = *context->drives[drive];
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    Judge(*context, place, store.status());
+    return FetchFailed(action, store.status(), false);
+  }
+  CopyStore::ReadOptions options;
+  options.direct = true;
+  absl::StatusOr<std::unique_ptr<CopyStore::Reading>> reading =
+      (*store)->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, options);
+  if (!reading.ok()) {
+    Judge(*context, place, reading.status());
+    return FetchFailed(action, reading.status(), IsCopysFault(reading.status(), TierKind::kNvme));
+  }
+  absl::StatusOr<RecordAndLayout> image = DecodeRecordAndLayout((*reading)->record_file());
+  absl::Status status = image.ok() ? CheckFits(image->record, action) : image.status();
+  if (!status.ok()) {
+    return FetchFailed(action, status, true);
+  }
+  const absl::StatusOr<BlockIo*> io = ThreadIo(*context, place);
+  if (!io.ok()) {
+    Judge(*context, place, io.status());
+    return FetchFailed(action, io.status(), false);
+  }
+  if (!operation.Pin()) {
+    return FetchFailed(action, Cancelled("the fetch"), false);
+  }
+  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context->slots, *context->env, action);
+  if (!slot.ok()) {
+    return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
+  }
+  DirectCopyOptions copy;
+  copy.piece_bytes = context->nvme.piece_bytes();
+  copy.alignment = (*reading)->alignment();
+  copy.control = operation.control().get();
+  const TransferResult result =
+      ReadImage(**io, (*reading)->image(), {slot->mapping->data(), slot->mapping->bytes()},
+                image->record, image->layout, copy);
+  place.CountRead(result.bytes);
+  if (result.ok() || result.faulty == FaultySide::kSource) {
+    Judge(*context, place, result.status);
+  }
+  if (!result.ok()) {
+    return FetchFailed(
+        action, result.status,
+        result.faulty == FaultySide::kSource && IsCopysFault(result.status, TierKind::kNvme));
+  }
+  status = (*reading)->Confirm();
+  if (!status.ok()) {
+    return FetchFailed(action, status, IsCopysFault(status, TierKind::kNvme));
+  }
+  absl::StatusOr<SealedCopy> sealed = PublishFetched(*context->slots, action, image->record);
+  if (!sealed.ok()) {
+    return FetchFailed(action, absl::UnavailableError(sealed.status().message()), false);
+  }
+  HF_SYNC_POINT("daemon.fetch.published");
+  return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
+}
+
+FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation) {
+  TierPlace& place = *context->remote;
+  // 1. The slot, revocable from the first moment on.
+  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context->slots, *context->env, action);
+  if (!slot.ok()) {
+    return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
+  }
+  const auto memory =
+      std::make_shared<RevocableMemory>(std::move(slot->mapping), action.slot_bytes);
+  if (!operation.LendMemory(memory)) {
+    return FetchFailed(action, Cancelled("the fetch"), false);
+  }
+  // 2. The copy.
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    Judge(*context, place, store.status());
+    return FetchFailed(action, store.status(), false);
+  }
+  std::shared_ptr<CopyStore::Reading> reading;
+  {
+    const TransferControl::Call call(operation.control().get(), "open a copy in", place.dir());
+    absl::StatusOr<std::unique_ptr<CopyStore::Reading>> opened =
+        (*store)->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, {});
+    if (!opened.ok()) {
+      Judge(*context, place, opened.status());
+      return FetchFailed(action, opened.status(), IsCopysFault(opened.status(), TierKind::kRemote));
+    }
+    reading = *std::move(opened);
+  }
+  absl::StatusOr<RecordAndLayout> image = DecodeRecordAndLayout(reading->record_file());
+  absl::Status status = image.ok() ? CheckFits(image->record, action) : image.status();
+  if (!status.ok()) {
+    return FetchFailed(action, status, true);
+  }
+  // 3. Its bytes.
+  BufferedCopySpec spec;
+  spec.from_file = ImageOf(reading);
+  spec.from_alignment = reading->alignment();
+  spec.to_memory = memory;
+  spec.image = std::make_shared<const RecordAndLayout>(*std::move(image));
+  spec.control = operation.control();
+  const std::shared_ptr<const RecordAndLayout> kept = spec.image;
+  const TransferResult result = context->pool->Copy(std::move(spec));
+  place.CountRead(result.bytes);
+  if (result.ok() || result.faulty == FaultySide::kSource) {
+    Judge(*context, place, result.status);  // a slot that was cut is not the mount's doing
+  }
+  if (!result.ok()) {
+    return FetchFailed(
+        action, result.status,
+        result.faulty == FaultySide::kSource && IsCopysFault(result.status, TierKind::kRemote));
+  }
+  status = reading->Confirm();
+  if (!status.ok()) {
+    return FetchFailed(action, status, IsCopysFault(status, TierKind::kRemote));
+  }
+  // 4. From here on the slot is spoken for.
+  if (!operation.Pin()) {
+    return FetchFailed(action, Cancelled("the fetch"), false);
+  }
+  absl::StatusOr<SealedCopy> sealed = PublishFetched(*context->slots, action, kept->record);
+  if (!sealed.ok()) {
+    return FetchFailed(action, absl::UnavailableError(sealed.status().message()), false);
+  }
+  HF_SYNC_POINT("daemon.fetch.published");
+  return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
+}
+
+}  // namespace holdfast

@@ -1,0 +1,256 @@
+// What is done with copies where they lie: verified, named by a manifest, removed, found.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "base/utf8.h"
+#include "server/runtime/found_state.h"
+#include "server/runtime/tiers/operation_parts.h"
+#include "tiers/transfer/direct_copy.h"
+
+namespace holdfast {
+
+absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
+                                       const ReadableShard& shard, Operation& operation) {
+  const bool nvme = shard.tier == TierKind::kNvme;
+  TierPlace& place = nvme ? *context->drives[drive] : *context->remote;
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    Judge(*context, place, store.status());
+    return store.status();
+  }
+  const TransferControl::Call call(operation.control().get(), "verify a copy in", place.dir());
+  CopyStore::ReadOptions options;
+  options.direct = nvme;
+  absl::StatusOr<std::unique_ptr<CopyStore::Reading>> reading =
+      (*store)->OpenCopy({shard.copy.id, shard.copy.job_name, shard.copy.world_size}, options);
+  if (absl::IsNotFound(reading.status())) {
+    return reading.status();  // of a directory that is away the store says something else
+  }
+  const auto judged = [&](const absl::Status& status) -> absl::StatusOr<std::string> {
+    Judge(*context, place, status);
+    return IsCopysFault(status, shard.tier) ? absl::StatusOr<std::string>(Message(status)) : status;
+  };
+  if (!reading.ok()) {
+    return judged(reading.status());
+  }
+  const absl::StatusOr<RecordAndLayout> image = DecodeRecordAndLayout((*reading)->record_file());
+  if (!image.ok()) {
+    return judged(image.status());
+  }
+  // As much in flight as keeps it reading, and no more: others have the drive, too. In the mount
+  // what hangs holds a thread, as all its calls do.
+  BlockIoOptions io_options;
+  io_options.mode = nvme ? ModeOf(context->nvme) : BlockIoMode::kThreads;
+  io_options.depth = 2;
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io, CreateBlockIo(io_options));
+  DirectCopyOptions copy;
+  copy.piece_bytes = size_t{4} << 20;
+  copy.alignment = (*reading)->alignment();
+  copy.control = operation.control().get();
+  const TransferResult result =
+      VerifyFile(*io, (*reading)->image(), image->record, image->layout, ReadBack::kAll, copy);
+  place.CountRead(result.bytes);
+  if (!result.ok()) {
+    return judged(result.status);
+  }
+  const absl::Status confirmed = (*reading)->Confirm();
+  if (!confirmed.ok()) {
+    return judged(confirmed);
+  }
+  Judge(*context, place, confirmed);
+  return std::string();
+}
+
+ManifestPublished PublishRemoteManifest(const Context& context,
+                                        const holdfast::PublishManifest& action,
+                                        Operation& operation) {
+  TierPlace& place = *context->remote;
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    Judge(*context, place, store.status());
+    return {action.drain, store.status()};
+  }
+  const TransferControl::Call call(operation.control().get(), "publish a manifest in", place.dir());
+  const JobIdentity job{action.job, action.job_name, action.uid, action.gid};
+  absl::Status status = (*store)->OpenJob(job);
+  if (status.ok()) {
+    status = (*store)->ClaimAttempt(job, action.checkpoint.attempt, OpeningText(action.opening));
+  }
+  if (status.ok()) {
+    Manifest manifest;
+    manifest.job = action.job;
+    manifest.job_name = action.job_name;
+    manifest.checkpoint = action.checkpoint;
+    manifest.world_size = action.world_size;
+    manifest.descent = action.descent;
+    manifest.committed_unix_ms = Clock::System()->UnixMillis();
+    for (const DurableCopy& shard : action.shards) {
+      manifest.shards.push_back({shard.copy.id.rank, shard.copy.image_bytes, shard.record_bytes,
+                                 shard.record_crc, shard.copy.layout_hash});
+    }
+    HF_SYNC_POINT("daemon.manifest.begun");
+    status = (*store)->PublishManifest(manifest);
+    HF_SYNC_POINT("daemon.manifest.published");
+  }
+  return {action.drain, Judged(*context, place, status)};
+}
+
+absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
+                        const RemoveCopies& action, Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    return Judged(*context, place, store.status());
+  }
+  const TransferControl::Call call(operation.control().get(), "remove a step in", place.dir());
+  const absl::Status removed =
+      (*store)->RemoveCheckpoint({action.job, action.job_name, action.checkpoint}).status();
+  const absl::Status ended = Judged(*context, place, removed);
+  if (drive && (ended.ok() || absl::IsNotFound(ended))) {
+    context->index.Erase(action.job, action.checkpoint, *drive);
+  }
+  HF_SYNC_POINT("daemon.removal.done");
+  return ended;
+}
+
+absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
+                           const RemoveJobCopies& action, Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  if (!store.ok()) {
+    return Judged(*context, place, store.status());
+  }
+  const TransferControl::Call call(operation.control().get(), "remove a job in", place.dir());
+  const absl::Status removed = (*store)->RemoveJob(action.job, action.job_name).status();
+  // The directory of that name is another run's: there is nothing of this one.
+  return absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);
+}
+
+void LookAt(const Context& context, std::optional<size_t> drive, Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  const TransferControl::Call call(operation.control().get(), "look at", place.dir());
+  const bool was_open = place.OpenStore() != nullptr;
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  absl::Status looked = store.status();
+  if (store.ok()) {
+    looked = (*store)->Space().status();
+    if (looked.ok() && was_open && !place.health().problem.empty()) {
+      return;  // what failed there is well again when something like it succeeds
+    }
+  }
+  const std::string before = place.health().problem;
+  const TierPlace::Noted noted = Noted(*context, place, looked);
+  if (!noted.away.ok() && !noted.went_away) {
+    // Once more: what ended there at the same time may have been told after it.
+    context->outlet->Post(AwayEvent(*context, place, noted.away));
+  }
+  if (const std::string now = place.health().problem; !now.empty() && now != before) {
+    LogWarning(absl::StrCat(place.dir(), ": ", now));  // nobody has asked for it who would say so
+  }
+}
+
+// ---- What there is ----
+
+namespace {
+
+constexpr size_t kProblemsToldMax = 32;
+
+// What the core is told of names that were found is text: it goes on to clients, people and logs.
+absl::Status Shown(const absl::Status& status) {
+  return status.ok() ? status : absl::Status(status.code(), Utf8Text(Message(status)));
+}
+
+void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
+             const std::function<void(const ShardId&)>& each) {
+  for (const JobScan& job : scan.jobs) {
+    FoundJob found{job.job.job, job.job.name, job.job.uid, job.job.gid, {}, {}};
+    for (const Attempt claim : job.claims) {
+      found.highest_claim = std::max(found.highest_claim, claim);
+    }
+    for (const CheckpointScan& step : job.checkpoints) {
+      if (step.manifest_unreadable) {
+        continue;  // perhaps committed: it is told below, and nobody touches it
+      }
+      if (step.has_manifest) {
+        found.manifests.push_back(step.id);
+      }
+      for (const CopyEntry& entry : step.copies) {
+        DurableCopy copy;
+        copy.copy.id = {job.job.job, step.id.attempt, step.id.step, entry.rank};
+        copy.copy.job_name = job.job.name;
+        copy.copy.world_size = step.world_size;
+        copy.copy.image_bytes = entry.image_bytes;
+        copy.copy.layout_hash = entry.layout_hash;
+        copy.copy.descent = step.descent;
+        copy.copy.sealed_unix_ms =
+            entry.sealed_unix_ms != 0 ? entry.sealed_unix_ms : step.committed_unix_ms;
+        copy.from_manifest = entry.sealed_unix_ms == 0;
+        copy.record_bytes = entry.record_bytes;
+        copy.record_crc = entry.record_crc;
+        copy.location = store.ImagePath({copy.copy.id, job.job.name, step.world_size});
+        each(copy.copy.id);
+        found.copies.push_back(std::move(copy));
+      }
+    }
+    out.jobs.push_back(std::move(found));
+  }
+  for (const UnreadableCopy& bad : scan.unreadable) {
+    if (out.problems.size() < kProblemsToldMax) {
+      out.problems.push_back(Utf8Text(absl::StrCat("'", bad.location, "': ", Message(bad.why))));
+    }
+  }
+  for (const UnknownFile& file : scan.unknown) {
+    out.unknown_files.push_back(Utf8Text(absl::StrCat(file.path, ": ", file.why)));
+  }
+}
+
+}  // namespace
+
+TierScanned ScanDrive(const Context& context, size_t drive, Operation& operation) {
+  TierPlace& place = *context->drives[drive];
+  TierScanned scanned;
+  scanned.tier = TierKind::kNvme;
+  scanned.dir = place.dir();
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  absl::StatusOr<DurableScan> scan = store.ok() ? NotYet() : store.status();
+  if (store.ok()) {
+    const TransferControl::Call call(operation.control().get(), "scan", place.dir());
+    scan = (*store)->ScanAll();
+  }
+  scanned.status = Shown(Judged(*context, place, scan.status()));
+  if (scanned.status.ok()) {
+    Convert(*scan, scanned, **store, [&](const ShardId& id) { context->index.Put(id, drive); });
+  }
+  return scanned;
+}
+
+TierScanned ScanMount(const Context& context, DrainId drain, const std::string& only_job,
+                      Operation& operation) {
+  TierPlace& place = *context->remote;
+  TierScanned scanned;
+  scanned.tier = TierKind::kRemote;
+  scanned.drain = drain;
+  scanned.dir = place.dir();
+  scanned.job_name = only_job;
+  const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
+  absl::StatusOr<DurableScan> scan = store.ok() ? NotYet() : store.status();
+  if (store.ok()) {
+    const TransferControl::Call call(operation.control().get(), "scan", place.dir());
+    scan = only_job.empty() ? (*store)->ScanAll() : (*store)->ScanJob(only_job);
+    if (absl::IsNotFound(scan.status()) && (*store)->Space().ok()) {
+      scan = DurableScan();  // the mount is there, and has no such job
+    }
+  }
+  scanned.status = Shown(Judged(*context, place, scan.status()));
+  if (scanned.status.ok()) {
+    Convert(*scan, scanned, **store, [](const ShardId&) {});
+  }
+  return scanned;
+}
+
+}  // namespace holdfast
