@@ -28,6 +28,7 @@ struct FileInfo {
   uint32_t mode = 0;    // st_mode
   uint32_t uid = 0;
   uint32_t gid = 0;
+  uint64_t born_ns = 0;  // when it was made: tells two apart that had one inode; 0: not known
 };
 
 struct FilesystemInfo {

@@ -45,6 +45,11 @@ absl::Status NoDirect(std::string_view operation, const std::string& path) {
                                                "': this file system has no direct I/O (O_DIRECT)"));
 }
 
+absl::Status NoAllocate(const std::string& path) {
+  return absl::UnimplementedError(
+      absl::StrCat("allocate '", path, "': this file system cannot reserve space (fallocate)"));
+}
+
 absl::Status IsSymlink(std::string_view operation, const std::string& path) {
   return absl::FailedPreconditionError(
       absl::StrCat(ToAbsl(operation), " '", path, "': a symbolic link; none is followed here"));

@@ -20,6 +20,7 @@ std::string TwoPaths(const std::string& from, const std::string& to);
 
 // Refusals that both Envs word alike.
 absl::Status NoDirect(std::string_view operation, const std::string& path);
+absl::Status NoAllocate(const std::string& path);
 absl::Status IsSymlink(std::string_view operation, const std::string& path);
 absl::Status TooManyNames(const std::string& directory, size_t names_max);
 

@@ -313,8 +313,8 @@ class PosixEnv : public Env {
 
   absl::StatusOr<FileInfo> Info(const std::string& path) override {
     HF_RETURN_IF_ERROR(CheckPath("stat", path));
-    struct stat st = {};
-    if (::lstat(path.c_str(), &st) != 0) {
+    struct statx st = {};
+    if (AskInfo(AT_FDCWD, path.c_str(), st) != 0) {
       return ErrnoStatus(errno, "stat", path);
     }
     return ToFileInfo(st);

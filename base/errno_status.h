@@ -13,6 +13,10 @@ bool IsErrno(const absl::Status& status);
 // descriptors and memory run out under the same one.)
 bool IsNoSpace(const absl::Status& status);
 
+// EIO, ESTALE, a shortage, a call that timed out or was not permitted: what it was asked for may be
+// there, and another try may read it.
+bool MayPass(const absl::Status& status);
+
 // ENOTDIR: a file lies where a directory is needed.
 bool IsNotADirectory(const absl::Status& status);
 

@@ -212,7 +212,7 @@ absl::Status FaultEnv::RemoveDirectory(const std::string& path) {
   if (error != 0) {
     return ErrnoStatus(error, "remove directory", path);
   }
-  place.directory->entries.erase(place.name);
+  state_->tree.RemoveDirectory(place);
   return absl::OkStatus();
 }
 

@@ -61,13 +61,17 @@ class FaultEnv : public Env {
   absl::Status FlipBit(const std::string& path, uint64_t byte_offset, int bit);
   void SetBytesTotal(uint64_t bytes);  // the file system's size: writes beyond it fail with ENOSPC
 
-  // What the file system can do. At first: hard links, renames without replacing, leases, direct
-  // I/O with an alignment of 512; "ext4" (or "tmpfs") on device 1.
+  // What the file system can do. At first: hard links, renames without replacing, leases, room
+  // reserved beforehand, direct I/O with an alignment of 512; "ext4" (or "tmpfs") on device 1.
   void SetHardLinks(bool has);
   void SetRenameNoReplace(bool has);
   void SetLeases(bool has);
+  void SetAllocate(bool has);
   void SetDirectAlignment(uint32_t bytes);  // 0: no direct I/O
   void SetFilesystemType(const std::string& type);
+  // A new directory has the inode number of the one that was removed last, as on ext4. Without
+  // birth times (as on many network file systems) nothing tells the two apart.
+  void ReuseDirectoryNumbers(bool has_birth_times);
   // As if something else were mounted there; "": everywhere.
   void SetDevice(uint64_t device, const std::string& below = "");
   // What SetStriping was called with, when the type is "lustre".

@@ -21,6 +21,7 @@ FileInfo FaultInfo(FaultInode& inode, uint64_t device) {
   info.mode = inode.mode;
   info.uid = inode.uid;
   info.gid = inode.gid;
+  info.born_ns = inode.born_ns;
   return info;
 }
 
@@ -84,6 +85,9 @@ absl::Status FaultFile::Allocate(uint64_t offset, uint64_t bytes) {
   MutexLock lock(state_->mutex);
   HF_RETURN_IF_ERROR(Begin("allocate", true));
   HF_RETURN_IF_ERROR(CheckRange("allocate", path_, offset, bytes));
+  if (!state_->allocate) {
+    return NoAllocate(path_);
+  }
   if (bytes == 0) {
     return absl::OkStatus();
   }

@@ -198,9 +198,20 @@ void FaultEnv::SetRenameNoReplace(bool has) {
   state_->rename_no_replace = has;
 }
 
+void FaultEnv::ReuseDirectoryNumbers(bool has_birth_times) {
+  MutexLock lock(state_->mutex);
+  state_->tree.reuses_numbers = true;
+  state_->tree.has_birth_times = has_birth_times;
+}
+
 void FaultEnv::SetLeases(bool has) {
   MutexLock lock(state_->mutex);
   state_->leases = has;
+}
+
+void FaultEnv::SetAllocate(bool has) {
+  MutexLock lock(state_->mutex);
+  state_->allocate = has;
 }
 
 void FaultEnv::SetDirectAlignment(uint32_t bytes) {

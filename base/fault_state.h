@@ -42,6 +42,7 @@ struct FaultState {
   bool hard_links GUARDED_BY(mutex) = true;
   bool rename_no_replace GUARDED_BY(mutex) = true;
   bool leases GUARDED_BY(mutex) = true;
+  bool allocate GUARDED_BY(mutex) = true;
   uint32_t direct_alignment GUARDED_BY(mutex) = 512;
   uint64_t device GUARDED_BY(mutex) = 1;
   std::string device_below GUARDED_BY(mutex);  // what is elsewhere is on device 1

@@ -211,6 +211,7 @@ int FaultTree::FindPlace(const std::string& path, Place& place) const {
 void FaultTree::CreateFile(Place& place) {
   auto inode = std::make_shared<FaultInode>();
   inode->number = next_number_++;
+  inode->born_ns = has_birth_times ? ++born_ : 0;
   inode->mode = S_IFREG | 0600;
   inode->links = 1;
   inode->uid = ::getuid();
@@ -221,8 +222,15 @@ void FaultTree::CreateFile(Place& place) {
 }
 
 void FaultTree::CreateDirectory(Place& place, uint32_t mode) {
-  place.inode = NewDirectory(next_number_++, mode);
+  const uint64_t freed = reuses_numbers ? std::exchange(freed_number_, 0) : 0;
+  place.inode = NewDirectory(freed != 0 ? freed : next_number_++, mode);
+  place.inode->born_ns = has_birth_times ? ++born_ : 0;
   place.directory->entries[place.name] = place.inode;
+}
+
+void FaultTree::RemoveDirectory(const Place& place) {
+  freed_number_ = place.inode->number;
+  place.directory->entries.erase(place.name);
 }
 
 int FaultTree::Rename(const Place& from, const Place& to) {

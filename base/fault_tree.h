@@ -48,6 +48,7 @@ struct FaultInode {
   using Entries = std::map<std::string, std::shared_ptr<FaultInode>>;
 
   uint64_t number = 0;
+  uint64_t born_ns = 0;
   uint32_t mode = 0;
   uint32_t links = 0;
   uint64_t lock_epoch = 0;  // the epoch in which somebody holds the lock
@@ -87,12 +88,15 @@ class FaultTree {
 
   void CreateFile(Place& place);
   void CreateDirectory(Place& place, uint32_t mode);
+  void RemoveDirectory(const Place& place);
   int Rename(const Place& from, const Place& to);
 
   void LosePower();  // every file and directory becomes what it durably is
   void LoseAll();
 
   FaultUsage& usage() { return *usage_; }
+  bool reuses_numbers = false;  // a new directory has the number of the one that was removed last
+  bool has_birth_times = true;
 
  private:
   void Restore(FaultInode& inode, std::map<const FaultInode*, bool>& visited);
@@ -100,6 +104,8 @@ class FaultTree {
   std::shared_ptr<FaultUsage> usage_;
   std::shared_ptr<FaultInode> root_;
   uint64_t next_number_ = 2;
+  uint64_t born_ = 0;
+  uint64_t freed_number_ = 0;
 };
 
 }  // namespace holdfast

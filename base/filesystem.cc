@@ -6,6 +6,8 @@
 #include <sys/sysinfo.h>
 #include <sys/sysmacros.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <vector>
 
@@ -133,6 +135,14 @@ absl::StatusOr<FilesystemInfo> AskFilesystem(const std::string& path) {
   }
   info.huge_pages = magic == TMPFS_MAGIC && TmpfsGivesHugePages(st.st_dev);
   return info;
+}
+
+bool KeepsNoFiles(std::string_view type) {
+  constexpr std::array<std::string_view, 12> kPseudo = {
+      "proc",    "sysfs",      "cgroup", "cgroup2",  "devpts",   "debugfs",
+      "tracefs", "securityfs", "bpf",    "efivarfs", "configfs", "mqueue",
+  };
+  return std::find(kPseudo.begin(), kPseudo.end(), type) != kPseudo.end();
 }
 
 }  // namespace holdfast

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "base/env.h"
@@ -9,5 +10,9 @@
 namespace holdfast {
 
 absl::StatusOr<FilesystemInfo> AskFilesystem(const std::string& path);
+
+// By its type, as statfs or mountinfo name it: made by the kernel as it is looked at, so that
+// nothing can be kept there.
+bool KeepsNoFiles(std::string_view type);
 
 }  // namespace holdfast

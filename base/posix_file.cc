@@ -1,6 +1,7 @@
 #include "base/posix_file.h"
 
 #include <fcntl.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,16 +15,25 @@
 
 namespace holdfast {
 
-FileInfo ToFileInfo(const struct stat& st) {
+FileInfo ToFileInfo(const struct statx& st) {
   FileInfo info;
-  info.bytes = static_cast<uint64_t>(st.st_size);
-  info.inode = st.st_ino;
-  info.links = st.st_nlink;
-  info.device = st.st_dev;
-  info.mode = st.st_mode;
-  info.uid = st.st_uid;
-  info.gid = st.st_gid;
+  info.bytes = st.stx_size;
+  info.inode = st.stx_ino;
+  info.links = st.stx_nlink;
+  info.device = makedev(st.stx_dev_major, st.stx_dev_minor);
+  info.mode = st.stx_mode;
+  info.uid = st.stx_uid;
+  info.gid = st.stx_gid;
+  if ((st.stx_mask & STATX_BTIME) != 0) {
+    info.born_ns =
+        static_cast<uint64_t>(st.stx_btime.tv_sec) * 1'000'000'000 + st.stx_btime.tv_nsec;
+  }
   return info;
+}
+
+int AskInfo(int fd, const char* path, struct statx& st) {
+  return ::statx(fd, path, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME,
+                 &st);
 }
 
 namespace {
@@ -90,8 +100,7 @@ class PosixFile : public File {
       } else if (errno == EINTR) {
         piece = std::max(piece / 2, kPieceBytesMin);
       } else if (errno == EOPNOTSUPP) {
-        return absl::UnimplementedError(absl::StrCat(
-            "allocate '", path_, "': this file system cannot reserve space (fallocate)"));
+        return NoAllocate(path_);
       } else {
         return ErrnoStatus(errno, "allocate", path_);
       }
@@ -117,8 +126,8 @@ class PosixFile : public File {
   }
 
   absl::StatusOr<FileInfo> Info() override {
-    struct stat st = {};
-    if (::fstat(fd_.get(), &st) != 0) {
+    struct statx st = {};
+    if (AskInfo(fd_.get(), "", st) != 0) {
       return ErrnoStatus(errno, "stat", path_);
     }
     return ToFileInfo(st);

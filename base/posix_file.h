@@ -22,7 +22,9 @@ auto RetryInterrupted(Call call) {
   return result;
 }
 
-FileInfo ToFileInfo(const struct stat& st);
+FileInfo ToFileInfo(const struct statx& st);
+// Of what is already open, or of the last name of a path, which is not followed.
+int AskInfo(int fd, const char* path, struct statx& st);
 std::unique_ptr<File> NewPosixFile(UniqueFd fd, std::string path, bool direct);
 
 }  // namespace holdfast

@@ -1,5 +1,7 @@
 #include "base/status.h"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -72,6 +74,14 @@ bool IsErrno(const absl::Status& status) {
 bool IsNoSpace(const absl::Status& status) {
   const auto error = status.GetPayload(kErrnoPayload);
   return error && (*error == absl::StrCat(ENOSPC) || *error == absl::StrCat(EDQUOT));
+}
+
+bool MayPass(const absl::Status& status) {
+  const auto error = status.GetPayload(kErrnoPayload);
+  constexpr std::array<int, 10> kPassing = {EIO,    ESTALE, ETIMEDOUT, EACCES, EPERM,
+                                            ENOMEM, EMFILE, ENFILE,    EINTR,  EAGAIN};
+  return error && std::any_of(kPassing.begin(), kPassing.end(),
+                              [&](int passing) { return *error == absl::StrCat(passing); });
 }
 
 bool IsNotADirectory(const absl::Status& status) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/filesystem.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/doctor.h"
@@ -34,13 +35,6 @@ std::string Lies(const TierDirFacts& dir) {
 
 std::string SettingOf(const TierDirFacts& dir) {
   return dir.tier == "nvme" ? "nvme.dirs" : "remote.dir";
-}
-
-bool TakesNoFiles(const std::string& type) {
-  constexpr std::array<const char*, 6> kPseudo = {"proc",    "sysfs",  "cgroup",
-                                                  "cgroup2", "devpts", "debugfs"};
-  return std::any_of(kPseudo.begin(), kPseudo.end(),
-                     [&](const char* pseudo) { return type == pseudo; });
 }
 
 // "set remote.dir in /etc/holdfast/ckptd.yaml to …".
@@ -96,7 +90,7 @@ Finding Judge(const TierDirFacts& dir, const Facts& facts) {
     return {check, Verdict::kBroken, "is not an absolute path: ckptd does not start with it",
             SetTo(dir, facts, "one, which begins with a slash")};
   }
-  if (TakesNoFiles(dir.fs_type)) {
+  if (KeepsNoFiles(dir.fs_type)) {
     return {check, Verdict::kBroken,
             absl::StrCat("lies on ", dir.fs_type, ", which takes no files"),
             SetTo(dir, facts, "a directory on a drive or a shared file system")};

@@ -362,7 +362,7 @@ void Agent::Expire(EventTime time) {
     drives_again_.reset();
     std::vector<std::string> failed;
     for (const auto& [dir, drive] : drives_) {
-      if (!drive.problem.empty()) {
+      if (!drive.problem.empty() || !drive.hidden.empty()) {
         failed.push_back(dir);
       }
     }

@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "holdfast/v1/config.pb.h"
@@ -68,6 +69,11 @@ struct RebuildRun {
   // those that answer first.
   std::map<JobUuid, CopiesFound> nvme;
   std::map<JobUuid, CopiesFound> in_remote;
+  std::map<std::string, std::string> hidden_in_remote;
+  std::set<JobUuid> asked_anew;  // whose remote copies were forgotten since: their own scan tells
+  // What was written and removed in durable tiers meanwhile: those that read them may have missed
+  // it.
+  std::vector<std::variant<IndexShard, UnindexShard>> changes;
   v1::RebuildReply reply;
 };
 
@@ -228,7 +234,9 @@ class Agent {
     bool answered = false;
     bool was_read = false;  // by this daemon, at some time: what is not known of now is not there
     std::string problem;
-    DrainId first_scan = 0;   // what older ones tell is past
+    std::map<std::string, std::string> hidden;  // TierScanned, of the last scan
+    DrainId first_scan = 0;                     // what older ones tell is past
+    DrainId first_flush = 0;                    // older ones wrote below the directory that went
     uint64_t away_bytes = 0;  // of copies there that are out of reach: they take their room still
   };
   struct Removal {
@@ -394,7 +402,8 @@ class Agent {
   void MarkBad(Slot& slot, const std::string& what);
 
   // agent_drains.cc: flushes, manifests, removals, what the durable tiers hold
-  void OnFlushEnded(const FlushEnded& e);
+  void OnFlushEnded(const FlushEnded& told);
+  bool WroteBelowWhatWent(DrainId drain, TierKind tier, const std::string& location) const;
   void OnManifestPublished(const ManifestPublished& e);
   void OnCopiesRemoved(const CopiesRemoved& e);
   void OnDrainStalled(const DrainStalled& e);
@@ -402,6 +411,9 @@ class Agent {
   void OnTierAway(const TierAway& e);
   void TakeRemoteScan(const TierScanned& e, const DrainOp& op);
   void OnDriveScanned(const TierScanned& e);
+  void UnindexJob(const JobUuid& job);
+  void ChangeIndex(std::variant<IndexShard, UnindexShard> change);
+  void IndexAnew(TierKind tier, const std::map<JobUuid, CopiesFound>& found);
   void OnRemoteScanned(const TierScanned& e);
   void TakeMessage(const JobUuid& job, const FlushWanted& m);
   void TakeMessage(const JobUuid& job, const FlushUnwanted& m);
@@ -420,6 +432,7 @@ class Agent {
   void ScanDrives(std::vector<std::string> dirs = {});
   MonotonicTime DriveScanBegan(DrainId scan) const;
   Coordinator* AdoptFound(const FoundJob& found, MonotonicTime began);
+  std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);
   void LookUp(ConnectionId id, const v1::ClientFrame& frame);

@@ -192,11 +192,12 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
     const bool told = (*job)->Inventory(tier).kind == InventoryState::Kind::kPending &&
                       request.tier().empty() && !listed.shards.empty();
     if (const std::string why = (*job)->WhyUnread(tier); asked && !told && !why.empty()) {
-      return RefuseAdmin(
-          e.token,
-          absl::UnavailableError(absl::StrCat(
-              why, request.tier().empty() ? "; the other tiers by themselves: --tier" : "")));
+      absl::StrAppend(&listed.unread, listed.unread.empty() ? "" : "; ", why);
     }
+  }
+  // One drive of many may be gone for good: what lies on the others can be verified all the same.
+  if (listed.shards.empty() && !listed.unread.empty()) {
+    return RefuseAdmin(e.token, absl::UnavailableError(listed.unread));
   }
   if (listed.shards.empty()) {
     return RefuseAdmin(
@@ -365,6 +366,7 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
         Act(RemoveJobCopies{id, tier, uuid, name});
       }
     }
+    UnindexJob(uuid);
     if (!removal.tiers.empty()) {
       return;
     }
@@ -395,7 +397,22 @@ void Agent::KeepJob(const JobUuid& uuid) {
     remote_known_.erase(uuid);
     remote_problems_.erase(uuid);
     remote_away_bytes_.erase(uuid);
+    if (rebuild_) {
+      rebuild_->asked_anew.insert(uuid);
+    }
     ScanRemoteFor(JobName(uuid));
+  }
+}
+
+void Agent::UnindexJob(const JobUuid& job) {
+  v1::WhereReply where;
+  jobs_.at(job)->FillWhere(std::nullopt, where);
+  for (const v1::ShardCopy& copy : where.copies()) {
+    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+      if (copy.tier() == TierName(tier)) {
+        ChangeIndex(UnindexShard{{job, copy.attempt(), copy.step(), copy.rank()}, tier});
+      }
+    }
   }
 }
 

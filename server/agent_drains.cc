@@ -3,6 +3,7 @@
 // end, and a slot that one of them reads is held by it.
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/status.h"
@@ -118,12 +119,19 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
   const uint64_t max = m.to == TierKind::kNvme ? nvme_bytes_max_ : config_.remote().bytes_max();
   const uint64_t used = TierBytesUsed(m.to);
   if (max > 0 && used + bytes > max) {
-    AskDurableRoom(job, m.to, used + bytes - max);
+    const bool can_fit = bytes <= max;
+    if (can_fit) {  // (else nothing that goes would help)
+      AskDurableRoom(job, m.to, used + bytes - max);
+    }
     const absl::Status full = absl::ResourceExhaustedError(
-        absl::StrCat(ToAbsl(TierName(m.to)), " holds ", FormatBytes(used), " of ", FormatBytes(max),
-                     " (", ToAbsl(TierName(m.to)), ".bytes_max), and the step takes ",
-                     FormatBytes(bytes), "; raise it, or let the job keep less there: ckptctl set ",
-                     coordinator.name(), " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
+        !can_fit
+            ? absl::StrCat("the step takes ", FormatBytes(bytes), ", more than all of ",
+                           ToAbsl(TierName(m.to)), ".bytes_max (", FormatBytes(max), "); raise it")
+            : absl::StrCat(ToAbsl(TierName(m.to)), " holds ", FormatBytes(used), " of ",
+                           FormatBytes(max), " (", ToAbsl(TierName(m.to)),
+                           ".bytes_max), and the step takes ", FormatBytes(bytes),
+                           "; raise it, or let the job keep less there: ckptctl set ",
+                           coordinator.name(), " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
     for (const FlushWanted::Shard& shard : m.shards) {
       refuse(shard, full);
     }
@@ -165,15 +173,30 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
   }
 }
 
-void Agent::OnFlushEnded(const FlushEnded& e) {
-  const std::optional<DrainOp> op = EndDrain(e.drain);
+// The directory went away after it was begun: what was published may lie below another one.
+bool Agent::WroteBelowWhatWent(DrainId drain, TierKind tier, const std::string& location) const {
+  if (tier == TierKind::kRemote) {
+    return drain < remote_first_scan_;
+  }
+  return std::any_of(drives_.begin(), drives_.end(), [&](const auto& drive) {
+    return drain < drive.second.first_flush && absl::StartsWith(location, drive.first + "/");
+  });
+}
+
+void Agent::OnFlushEnded(const FlushEnded& told) {
+  const std::optional<DrainOp> op = EndDrain(told.drain);
+  FlushEnded e = told;
+  if (e.status.ok() &&
+      WroteBelowWhatWent(e.drain, op ? op->tier : TierKind::kRemote, e.copy.location)) {
+    e.status = absl::UnavailableError("the directory went away while it was being written");
+  }
   if (!op && e.status.ok() && jobs_.count(e.copy.copy.id.job) > 0) {
     // Answered as cancelled while it hung in remote, and published all the same (what is written
     // from memory to nvme is never answered before its end).
     CopiesFound late;
     late.tier = TierKind::kRemote;
     late.copies.push_back(e.copy);
-    Act(IndexShard{e.copy.copy, TierKind::kRemote, 0, e.copy.location});
+    ChangeIndex(IndexShard{e.copy.copy, TierKind::kRemote, 0, e.copy.location});
     Send(e.copy.copy.id.job, std::move(late));
     return;
   }
@@ -198,7 +221,7 @@ void Agent::OnFlushEnded(const FlushEnded& e) {
     }
   }
   if (e.status.ok()) {
-    Act(IndexShard{e.copy.copy, op->tier, 0, e.copy.location});
+    ChangeIndex(IndexShard{e.copy.copy, op->tier, 0, e.copy.location});
   }
   if (!op->stalled.empty()) {
     TellStalled(*op);
@@ -257,7 +280,7 @@ void Agent::TakeMessage(const JobUuid& job, const RemovalWanted& m) {
   op.checkpoint = m.checkpoint;
   op.tier = m.tier;
   for (Rank rank = 0; rank < m.world_size; ++rank) {
-    Act(UnindexShard{{job, m.checkpoint.attempt, m.checkpoint.step, rank}, m.tier});
+    ChangeIndex(UnindexShard{{job, m.checkpoint.attempt, m.checkpoint.step, rank}, m.tier});
   }
   const DrainId id = BeginDrain(std::move(op));
   Act(RemoveCopies{id, m.tier, job, JobName(job), m.checkpoint, m.world_size});

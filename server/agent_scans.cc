@@ -55,7 +55,8 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   drive.was_read = drive.was_read || e.status.ok();
   drive.away_bytes = e.status.ok() ? 0 : drive.away_bytes;
   drive.problem = e.status.ok() ? "" : Message(e.status);
-  if (!e.status.ok()) {
+  drive.hidden = e.hidden;
+  if (!e.status.ok() || !e.hidden.empty()) {
     drives_again_ = time_.now + kRescan;
   }
   const bool again =
@@ -96,7 +97,7 @@ void Agent::OnTierAway(const TierAway& e) {
     Drive& drive = drives_[e.dir];
     drive.answered = true;
     drive.problem = why;
-    drive.first_scan = next_drain_;
+    drive.first_scan = drive.first_flush = next_drain_;
     drives_again_ = std::min(drives_again_.value_or(time_.now + kRescan), time_.now + kRescan);
     if (rebuild_ && rebuild_->nvme_scan != 0) {
       rebuild_->drives.erase(e.dir);
@@ -104,6 +105,10 @@ void Agent::OnTierAway(const TierAway& e) {
     }
   } else {
     remote_first_scan_ = next_drain_;
+    if (rebuild_ && rebuild_->remote_asked) {  // what it has answered is past, too
+      rebuild_->remote_read = false;
+      rebuild_->in_remote.clear();
+    }
   }
   for (const auto& [uuid, job] : jobs_) {
     if (e.tier == TierKind::kRemote && remote_known_.erase(uuid) > 0) {
@@ -140,6 +145,7 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   if (rebuild_ && rebuild_->remote == e.drain) {
     rebuild_->remote = 0;
     all = rebuild_->remote_read = e.status.ok();
+    rebuild_->hidden_in_remote = e.hidden;
     if (!all) {
       rebuild_->reply.add_problems(Message(e.status));
     }
@@ -231,6 +237,16 @@ Coordinator* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
   return job.get();
 }
 
+// Why not all of the job could be read on some drive.
+std::string Agent::HiddenOnDrives(const std::string& job_name) const {
+  for (const auto& [dir, drive] : drives_) {
+    if (const auto hidden = drive.hidden.find(job_name); hidden != drive.hidden.end()) {
+      return hidden->second;
+    }
+  }
+  return "";
+}
+
 void Agent::TellInventory(const JobUuid& job, TierKind tier) {
   if (!HasTier(tier) || jobs_.count(job) == 0) {
     return;
@@ -250,6 +266,11 @@ void Agent::TellInventory(const JobUuid& job, TierKind tier) {
         state.kind = InventoryState::Kind::kFailed;
         state.why = drive.problem;
       }
+    }
+    if (const std::string why = HiddenOnDrives(JobName(job));
+        !why.empty() && state.kind == InventoryState::Kind::kKnown) {
+      state.kind = InventoryState::Kind::kFailed;
+      state.why = why;
     }
   } else if (const auto problem = remote_problems_.find(job); problem != remote_problems_.end()) {
     state.kind = InventoryState::Kind::kFailed;
@@ -317,6 +338,9 @@ void Agent::AdvanceLookups() {
       if (!drive.problem.empty() && !drive.was_read) {
         lookup.failure = absl::StrCat(dir, ": ", drive.problem);
       }
+    }
+    if (const std::string hidden = HiddenOnDrives(name); !hidden.empty()) {
+      lookup.failure = hidden;
     }
     for (const RequestToken token : lookup.waiting) {
       const Pending* pending = FindPending(token);

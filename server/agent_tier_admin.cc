@@ -324,22 +324,40 @@ void Agent::AdvanceRebuild() {
     return;
   }
   rebuild_->told = true;
+  const bool drives_whole = std::all_of(drives_.begin(), drives_.end(), [](const auto& drive) {
+    return drive.second.hidden.empty();
+  });
+  if (rebuild_->nvme_read && drives_whole) {
+    IndexAnew(TierKind::kNvme, rebuild_->nvme);
+  }
+  const std::map<std::string, std::string>& hidden = rebuild_->hidden_in_remote;
+  if (rebuild_->remote_read && hidden.empty()) {
+    IndexAnew(TierKind::kRemote, rebuild_->in_remote);
+  }
   for (const auto& [uuid, job] : jobs_) {
     if (rebuild_->nvme_read) {
       CopiesFound all = std::move(rebuild_->nvme[uuid]);
       all.tier = TierKind::kNvme;
-      all.began = all.as_of = rebuild_->since;
+      all.began = rebuild_->since;
+      all.as_of = HiddenOnDrives(job->name()).empty() ? rebuild_->since : MonotonicTime();
       Send(uuid, std::move(all));
     }
-    if (rebuild_->remote_read) {
+    if (rebuild_->remote_read && rebuild_->asked_anew.count(uuid) == 0) {
       CopiesFound all = std::move(rebuild_->in_remote[uuid]);
       all.tier = TierKind::kRemote;
-      all.began = all.as_of = rebuild_->since;
+      all.began = rebuild_->since;
+      if (const auto why = hidden.find(job->name()); why != hidden.end()) {
+        remote_known_.erase(uuid);
+        remote_problems_[uuid] = why->second;
+        rescan_at_[job->name()] = time_.now + kRescan;
+      } else {
+        all.as_of = rebuild_->since;
+        remote_known_.insert(uuid);
+        remote_problems_.erase(uuid);
+        remote_away_bytes_.erase(uuid);
+        rescan_at_.erase(job->name());
+      }
       Send(uuid, std::move(all));
-      remote_known_.insert(uuid);
-      remote_problems_.erase(uuid);
-      remote_away_bytes_.erase(uuid);
-      rescan_at_.erase(job->name());
     }
   }
   for (const auto& [uuid, job] : jobs_) {
@@ -348,7 +366,33 @@ void Agent::AdvanceRebuild() {
   }
 }
 
-// The coordinators have heard all that was found. The index is written anew.
+// As the scans found it, and as it was changed while they looked.
+void Agent::IndexAnew(TierKind tier, const std::map<JobUuid, CopiesFound>& found) {
+  Act(ClearIndex{tier});
+  for (const auto& [uuid, copies] : found) {
+    for (const DurableCopy& copy : copies.copies) {
+      Act(IndexShard{copy.copy, tier, 0, copy.location});
+    }
+  }
+  for (const auto& change : rebuild_->changes) {
+    std::visit(
+        [&](const auto& action) {
+          if (action.tier == tier) {
+            Act(action);
+          }
+        },
+        change);
+  }
+}
+
+void Agent::ChangeIndex(std::variant<IndexShard, UnindexShard> change) {
+  std::visit([this](const auto& action) { Act(action); }, change);
+  if (rebuild_ && !rebuild_->told) {
+    rebuild_->changes.push_back(std::move(change));
+  }
+}
+
+// The coordinators have heard all that was found.
 void Agent::AnswerRebuild() {
   RebuildRun run = *std::exchange(rebuild_, std::nullopt);
   for (const auto& [dir, drive] : drives_) {
@@ -398,8 +442,9 @@ void Agent::FillTierStatus(v1::DaemonStatus& daemon) const {
           status.set_state(absl::StrCat("what lies in ", dir, " is still being read"));
         }
         if (!drive.problem.empty()) {
+          status.set_state(status.healthy() ? drive.problem
+                                            : absl::StrCat(status.state(), "; ", drive.problem));
           status.set_healthy(false);
-          status.set_state(drive.problem);
         }
       }
     } else {

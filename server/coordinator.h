@@ -56,9 +56,9 @@ inline constexpr size_t kDrainsOpenMax = 8;  // and with them
 inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
 inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
 inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
-inline constexpr size_t kRemovedMax = 256;         // removals that are remembered
-inline constexpr size_t kRemovalsStuckMax = 64;    // that hang; the next one is waited for
-inline constexpr size_t kRemovalsFailedMax = 256;  // that failed; then retention waits for them
+inline constexpr size_t kRemovedMax = 256;          // removals that are remembered
+inline constexpr size_t kRemovalsStuckMax = 64;     // that hang; the next one is waited for
+inline constexpr int64_t kRemovalsFailedMax = 256;  // that failed; then retention waits for them
 
 struct CoordinatorSettings {
   Duration commit_deadline{};
@@ -386,7 +386,8 @@ class Coordinator {
   void RetainDurable(Turn& t);
   void BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   Going TakeFrom(CheckpointId id, TierKind tier, Turn& t);
-  std::string WhyNothingGoes() const;
+  std::string WhyNothingGoes(TierKind tier) const;
+  static void LeaveStuck(Removals& removals);
   std::vector<const Going*> AllGoing(TierKind tier) const;
   // `failed`: among those that were tried before, or that were not.
   std::optional<Going> NextWaiting(TierKind tier, bool failed, MonotonicTime now);

@@ -350,9 +350,10 @@ void Coordinator::PruneIncomplete(Turn& t) {
     const bool open = !checkpoint.committed && !checkpoint.dead;
     // Of the current attempt: what lies in a durable tier alone was whole in memory once.
     const bool left_over = !checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty();
-    if (open && left_over && OnLine(line_, id) && ManifestMissing(checkpoint)) {
+    const bool over = id.attempt != attempt() || left_over;
+    if (open && over && OnLine(line_, id) && ManifestMissing(checkpoint)) {
       checkpoint.dead = true;  // until its manifest is there
-    } else if (open && (id.attempt != attempt() || left_over)) {
+    } else if (open && over) {
       incomplete.push_back(id);
     }
   }

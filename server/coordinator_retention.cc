@@ -118,13 +118,20 @@ bool Coordinator::AllInventoriesKnown() const {
 // Why retention removes nothing at all now; empty: it may. What is whole can be judged although a
 // directory cannot be read: that would only add to what protects. But not before the line of
 // descent is sure, nor while something is about to be known.
-std::string Coordinator::WhyNothingGoes() const {
+std::string Coordinator::WhyNothingGoes(TierKind tier) const {
   if (!AllInventoriesKnown() && (!history_known_ || InventoryPending())) {
     return "not all tiers have been read yet: nothing goes before that";
   }
   // The newest step may turn out to be bad when it is read, and an older one is what is left.
   if (RanksAlive() > 0 && !attempts_.rbegin()->second.decided) {
     return "the job has still to restore: nothing goes before that";
+  }
+  const std::deque<Going>& waiting = RemovalsOf(tier).waiting;
+  if (std::count_if(waiting.begin(), waiting.end(), [](const Going& going) {
+        return !going.problem.empty();
+      }) >= kRemovalsFailedMax) {
+    return absl::StrCat(kRemovalsFailedMax, " removals have failed and are tried again: no more ",
+                        "begin before one of them has ended");
   }
   return "";
 }
@@ -139,8 +146,7 @@ void Coordinator::RetainDurable(Turn& t) {
     if (Remove(NextWaiting(tier, false, t.time.now), tier, t)) {
       continue;
     }
-    if (removals.collect && WhyNothingGoes().empty() &&
-        removals.waiting.size() < kRemovalsFailedMax) {
+    if (removals.collect && WhyNothingGoes(tier).empty()) {
       const std::vector<RetentionVerdict> verdicts = Verdicts(tier, Views(), removals.pressure);
       if (!verdicts.empty() && verdicts.front().goes) {
         const RetentionVerdict& first = verdicts.front();
@@ -221,6 +227,9 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
   Going going = hung ? std::move(*stuck) : *std::move(removals.current);
   if (hung) {
     removals.stuck.erase(stuck);
+    if (removals.current && !removals.current->stalled.empty()) {
+      LeaveStuck(removals);  // it hung when there was no room for one more
+    }
   } else {
     removals.current.reset();
   }
@@ -280,8 +289,7 @@ void Coordinator::PutOff(Going going, const RemovalDone& m, Turn& t) {
 // It ends some day; the others do not wait for that. What it frees does not count before.
 void Coordinator::On(const RemovalStalled& m, Turn& t) {
   Removals& removals = RemovalsOf(m.tier);
-  if (!removals.current || removals.current->id != m.checkpoint ||
-      removals.stuck.size() >= kRemovalsStuckMax) {
+  if (!removals.current || removals.current->id != m.checkpoint) {
     return;
   }
   Tell(Report::Kind::kTierTrouble,
@@ -289,9 +297,15 @@ void Coordinator::On(const RemovalStalled& m, Turn& t) {
                     " is stalled: ", m.what),
        removals.current->bytes, t, m.tier);
   removals.current->stalled = m.what;
+  if (removals.stuck.size() < kRemovalsStuckMax) {
+    LeaveStuck(removals);
+    RetainDurable(t);
+  }
+}
+
+void Coordinator::LeaveStuck(Removals& removals) {
   removals.stuck.push_back(*std::exchange(removals.current, std::nullopt));
   removals.collect = true;
-  RetainDurable(t);
 }
 
 void Coordinator::On(const DurableRoomAsked& m, Turn& t) {

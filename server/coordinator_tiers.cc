@@ -456,6 +456,11 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
     Recheck(m.checkpoint, t);
     NoteStage(m.checkpoint, "manifest", drain.manifest_begun_unix_ms, t.time.unix_ms, "done", 0);
     TierCommitted(m.checkpoint, TierKind::kRemote, t);
+  } else if (absl::IsFailedPrecondition(m.status) && m.checkpoint.attempt < attempt()) {
+    // Of an attempt that is over, and that another daemon opened there: no try will ever succeed.
+    drain.phase = Drain::Phase::kWanted;  // what was under way has ended
+    LoseDrain(m.checkpoint, TierKind::kRemote,
+              absl::StrCat("it is not this daemon's to commit (", Message(m.status), ")"), t);
   } else {
     DrainFailed(m.checkpoint, TierKind::kRemote, m.status, t);
   }

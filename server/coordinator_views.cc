@@ -228,10 +228,16 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
   for (const TierKind tier : kDurable) {
     pressure[static_cast<size_t>(tier)] = RemovalsOf(tier).pressure;
   }
-  const std::string not_now = WhyNothingGoes();
-  for (bool more = not_now.empty(); more;) {
+  std::array<std::string, kTierKinds> not_now;
+  for (const TierKind tier : kDurable) {
+    not_now[static_cast<size_t>(tier)] = WhyNothingGoes(tier);
+  }
+  for (bool more = true; more;) {
     more = false;
     for (const TierKind tier : kDurable) {
+      if (!not_now[static_cast<size_t>(tier)].empty()) {
+        continue;
+      }
       uint64_t& wanted = pressure[static_cast<size_t>(tier)];
       const std::vector<RetentionVerdict> verdicts = Verdicts(tier, views, wanted);
       if (!Configured(tier) || verdicts.empty() || !verdicts.front().goes) {
@@ -258,7 +264,8 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
     for (const RetentionVerdict& verdict : Verdicts(tier, views, 0)) {
       if (Configured(tier)) {
         add(tier, verdict, false,
-            verdict.goes ? std::string_view(not_now) : std::string_view(verdict.why));
+            verdict.goes ? std::string_view(not_now[static_cast<size_t>(tier)])
+                         : std::string_view(verdict.why));
       }
     }
   }

@@ -274,6 +274,8 @@ struct TierScanned {
   std::string job_name;  // remote
   absl::Status status;
   std::vector<FoundJob> jobs;  // remote: at most one
+  // Jobs by name, of which not all could be read, and why: what is not told of them may be there.
+  std::map<std::string, std::string> hidden;
   std::vector<std::string> problems;
   std::vector<std::string> unknown_files;
 };
@@ -346,6 +348,9 @@ struct IndexShard {  // the catalog: an index, written lazily, no completion
 struct UnindexShard {
   ShardId id;
   TierKind tier = TierKind::kMemory;
+};
+struct ClearIndex {  // nothing lies in this tier but what the IndexShard after this one tell of
+  TierKind tier = TierKind::kNvme;
 };
 // Writes a sealed shard into a tier, straight from its slot or from its copy in another tier,
 // checking digests on the way → FlushEnded. A slot that it reads is held by the core until then.
@@ -439,6 +444,7 @@ struct ReadableShards {
 // What there is to verify. Not held: saves go on, and what is in their way goes.
 struct ListedShards {
   std::vector<ReadableShard> shards;
+  std::string unread;  // why that is not all that was asked for; empty: it is
 };
 struct AdminReply {
   AdminToken token = 0;
@@ -484,11 +490,12 @@ struct Report {
   TierKind tier = TierKind::kMemory;  // kTier…: which
 };
 
-using Action = std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot,
-                            PopulateSlot, WriteNote, PublishRecord, RemoveRecord, DeleteSlot,
-                            WriteJobState, RemoveJobState, IndexShard, UnindexShard, FlushShard,
-                            CancelDrain, FetchShard, PublishManifest, RemoveCopies, RemoveJobCopies,
-                            ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, Report>;
+using Action =
+    std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
+                 WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
+                 IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
+                 PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme, ApplyLimits,
+                 SetTimer, AdminReply, Report>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

@@ -174,6 +174,7 @@ class AdminService final : public v1::Admin::Service {
     if (const grpc::Status took = Take(call, answer, &listed); !took.ok()) {
       return took;
     }
+    const std::string unread = std::move(listed.unread);
     VerifyRun run(
         *context_.store, std::move(listed.shards),
         {.hold = [this,
@@ -189,17 +190,25 @@ class AdminService final : public v1::Admin::Service {
       const bool done = run.WaitFor(kProgressEvery, &progress);
       const absl::Status result = done ? run.result() : absl::OkStatus();
       MakeUtf8(progress);
-      progress.set_done(done && result.ok());  // to the caller, done means that all was read
+      progress.set_done(done && result.ok() &&
+                        unread.empty());  // to the caller, done means that all was read
       if (call->IsCancelled() || !writer->Write(progress)) {
         return {grpc::StatusCode::CANCELLED, "verify: the caller has gone"};
       }
       if (done) {
-        return ToGrpc(call, result);
+        return ToGrpc(call, result.ok() ? WhatWasOutOfReach(progress, unread) : result);
       }
     }
   }
 
  private:
+  // Said at the end: what could be read has been.
+  static absl::Status WhatWasOutOfReach(const v1::VerifyProgress& read, const std::string& why) {
+    return why.empty() ? absl::OkStatus()
+                       : absl::UnavailableError(absl::StrCat(
+                             read.shards_checked(), " copies that are within reach were read; ",
+                             "not all are: ", why));
+  }
   absl::StatusOr<std::unique_ptr<ReadLease>> Hold(const std::string& job,
                                                   const ReadableShard& shard) {
     HF_ASSIGN_OR_RETURN(AdminAnswer answer,

@@ -83,6 +83,13 @@ void CatalogWriter::UnindexShard(const ShardId& id, std::string_view tier) {
   ChangeShard(std::string(tier), id, std::nullopt);
 }
 
+void CatalogWriter::ClearIndex(std::string_view tier) {
+  MutexLock lock(mutex_);
+  std::erase_if(waiting_.durable, [&](const auto& change) { return change.first.first == tier; });
+  waiting_.cleared.emplace(tier);
+  Added();
+}
+
 void CatalogWriter::ChangeShard(std::string tier, const ShardId& id,
                                 std::optional<v1::CatalogShard> shard) {
   MutexLock lock(mutex_);
@@ -198,6 +205,9 @@ absl::Status CatalogWriter::Write(Changes& changes) {
   }
   // 3. Shards.
   HF_RETURN_IF_ERROR(WriteShards(changes.shards));
+  for (const std::string& tier : changes.cleared) {
+    HF_RETURN_IF_ERROR(catalog_.ReplaceShards(tier, {}));
+  }
   return WriteShards(changes.durable);
 }
 
@@ -223,10 +233,11 @@ absl::Status CatalogWriter::WriteShards(const Changes::Shards& shards) {
 void CatalogWriter::PutBack(const Changes& changes) {
   MutexLock lock(mutex_);
   for (const auto& [key, shard] : changes.durable) {
-    if (waiting_.durable.size() < kDurableChangesMax) {
+    if (waiting_.cleared.count(key.first) == 0 && waiting_.durable.size() < kDurableChangesMax) {
       waiting_.durable.try_emplace(key, shard);
     }
   }
+  waiting_.cleared.insert(changes.cleared.begin(), changes.cleared.end());
 }
 
 absl::Status CatalogWriter::WriteJob(const JobUuid& job, const JobChange& change) {

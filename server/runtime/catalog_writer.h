@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -65,6 +66,8 @@ class CatalogWriter {
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);
   void IndexShard(v1::CatalogShard shard) EXCLUDES(mutex_);
   void UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
+  // All of one durable tier.
+  void ClearIndex(std::string_view tier) EXCLUDES(mutex_);
 
   // What keeps the catalog from being written, for people; empty when nothing does.
   std::string problem() EXCLUDES(mutex_);
@@ -81,9 +84,12 @@ class CatalogWriter {
     std::map<JobUuid, JobChange> jobs;
     // By tier and shard.
     using Shards = std::map<std::pair<std::string, ShardId>, std::optional<v1::CatalogShard>>;
-    Shards shards;   // in memory
-    Shards durable;  // in the other tiers
-    bool empty() const { return !resync && jobs.empty() && shards.empty() && durable.empty(); }
+    Shards shards;                               // in memory
+    Shards durable;                              // in the other tiers
+    std::set<std::string, std::less<>> cleared;  // of those: what `durable` has not, goes
+    bool empty() const {
+      return !resync && jobs.empty() && shards.empty() && durable.empty() && cleared.empty();
+    }
   };
 
   void Run() EXCLUDES(mutex_);

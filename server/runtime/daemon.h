@@ -77,6 +77,7 @@ class Daemon {
   void Perform(RemoveJobState action);
   void Perform(IndexShard action);
   void Perform(UnindexShard action);
+  void Perform(ClearIndex action);
   void Perform(FlushShard action);
   void Perform(CancelDrain action);
   void Perform(FetchShard action);

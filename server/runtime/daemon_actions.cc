@@ -326,6 +326,10 @@ void Daemon::Perform(UnindexShard action) {
   catalog_writer_->UnindexShard(action.id, TierName(action.tier));
 }
 
+void Daemon::Perform(ClearIndex action) {
+  catalog_writer_->ClearIndex(TierName(action.tier));
+}
+
 // While anything is under way there, somebody looks whether it gets on.
 void Daemon::CheckTiers() {
   tiers_->CheckStalls(reactor_->clock().Now());

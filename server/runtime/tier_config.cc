@@ -1,11 +1,10 @@
 #include "server/runtime/tier_config.h"
 
-#include <algorithm>
-#include <array>
 #include <functional>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "base/filesystem.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "server/runtime/tiers/directory_look.h"
@@ -78,14 +77,6 @@ absl::Status CheckApart(const std::vector<Place>& places, const Within& within) 
 
 bool IsBelow(const std::string& inner, const std::string& outer) {
   return outer == "/" || inner == outer || inner.starts_with(outer + "/");
-}
-
-// Made by the kernel as it is looked at: nothing can be kept there.
-bool KeepsNoFiles(const std::string& type) {
-  constexpr std::array<std::string_view, 9> kPseudo = {
-      "proc", "sysfs", "cgroup", "devpts", "debugfs", "tracefs", "securityfs", "bpf", "efivarfs",
-  };
-  return std::find(kPseudo.begin(), kPseudo.end(), type) != kPseudo.end();
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kNice = 10;
 constexpr size_t kBadBlocksMax = 8;
+constexpr int kUnreadMax = 16;  // copies that could not be read: then it is no one copy's trouble
 constexpr char kGone[] = "the copy is gone: somebody else removed it";
 
 std::string Describe(const std::vector<BadBlock>& blocks) {
@@ -180,6 +181,8 @@ absl::Status VerifyRun::Judge(const ReadableShard& shard, uint64_t bytes, const 
 }
 
 absl::Status VerifyRun::VerifyAll() {
+  absl::Status first;  // of those that could not be read: what others are is looked at all the same
+  int unread = 0;
   for (const ReadableShard& shard : shards_) {
     std::unique_ptr<ReadLease> held;
     if (shard.tier == TierKind::kMemory) {
@@ -202,11 +205,17 @@ absl::Status VerifyRun::VerifyAll() {
       judged = Judge(shard, 0, kGone);
     }
     if (!judged.ok()) {
-      return Annotate(judged, absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
-                                           LocationOf(shard), ": it could not be read"));
+      first.Update(Annotate(judged, absl::StrCat("verify ", shard.copy.id.ToString(), " in ",
+                                                 LocationOf(shard), ": it could not be read")));
+      if (absl::IsUnavailable(judged)) {
+        return first;  // the tier's directory is away, or the daemon stops: so are the others
+      }
+      if (++unread == kUnreadMax) {
+        return Annotate(first, absl::StrCat("given up after ", kUnreadMax, " such copies"));
+      }
     }
   }
-  return absl::OkStatus();
+  return unread > 1 ? Annotate(first, absl::StrCat(unread, " copies could not be read")) : first;
 }
 
 void VerifyRun::Run() {

@@ -8,9 +8,8 @@
 // Each copy in memory is held while it is read and no longer, so that saves find room; one that has
 // made room before its turn came is skipped. Files are not held: where a copy's are gone or hold
 // something else, the core says whether it gave the copy up itself (skipped) or counts on it still
-// (bad). What keeps it
-// from reading a copy (too many open files, a tier's directory that is away) says nothing about the
-// copy: it ends the run, and is its result.
+// (bad). What keeps it from reading a copy (too many open files, a tier's directory that is away)
+// says nothing about the copy: it ends the run, and is its result.
 //
 // One thread of its own, at low priority, from construction until it is done or cancelled. WaitFor
 // and Cancel: the owner's thread.

@@ -195,6 +195,10 @@ TEST_F(FaultRulesTest, FileSystemsThatCanDoLess) {
   EXPECT_TRUE(absl::IsUnimplemented(
       env_.Open("/d/new", OpenMode::kCreateExclusive, {.direct = true}).status()));
   EXPECT_TRUE(absl::IsNotFound(env_.Info("/d/new").status()));
+  env_.SetAllocate(false);
+  const auto file = env_.Open("/d/g", OpenMode::kReadWrite);
+  EXPECT_TRUE(absl::IsUnimplemented((*file)->Allocate(0, 100)));
+  EXPECT_EQ((*file)->Info()->bytes, 0u);
   env_.SetLeases(false);
   EXPECT_EQ(*(*env_.Open("/d/g", OpenMode::kRead))->NobodyElseHasIt(), false);
 }

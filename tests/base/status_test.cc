@@ -43,7 +43,20 @@ INSTANTIATE_TEST_SUITE_P(All, ErrnoStatusTest,
                                                      absl::StatusCode::kDeadlineExceeded},
                                            ErrnoCase{EIO, absl::StatusCode::kDataLoss},
                                            ErrnoCase{ENOTDIR, absl::StatusCode::kInternal},
+                                           ErrnoCase{EROFS, absl::StatusCode::kInternal},
+                                           ErrnoCase{ESTALE, absl::StatusCode::kInternal},
                                            ErrnoCase{123456, absl::StatusCode::kInternal}));
+
+TEST(StatusTest, WhatFileSystemsFailWithHasItsName) {
+  for (const auto& [error, name] : {std::pair(ENOSPC, "(ENOSPC)"),
+                                    {EDQUOT, "(EDQUOT)"},
+                                    {ESTALE, "(ESTALE)"},
+                                    {EROFS, "(EROFS)"},
+                                    {EIO, "(EIO)"}}) {
+    const std::string message = Message(ErrnoStatus(error, "write", "/r/x"));
+    EXPECT_TRUE(message.ends_with(name)) << message;
+  }
+}
 
 TEST(StatusTest, MessageNamesOperationThingAndCause) {
   EXPECT_EQ(Message(ErrnoStatus(ENOSPC, "open", "/dev/shm/holdfast/slot-000003")),

@@ -38,6 +38,7 @@ class DriveFaults : public ::testing::TestWithParam<std::string> {
 class FaultyRun : public TierTest {
  public:
   explicit FaultyRun(const LoopMount& mount) : TierTest(OnDrive(mount)) {
+    bytes_ = 6'000'000;  // seconds at the least bandwidth that can be set
     EXPECT_TRUE(node_.Start());
     Begin();
   }
@@ -51,6 +52,27 @@ class FaultyRun : public TierTest {
   using TierTest::Restored;
   using TierTest::Save;
   using TierTest::SaveEverywhere;
+
+  // Committed, and for seconds on its way to the drive: of that some is written, and not all.
+  void SaveSlowly(uint64_t step) {
+    Limit("1MiB");
+    Save(step, "");
+    EXPECT_TRUE(UntilTiers([&](const v1::JobStatus& job, const v1::DaemonStatus&) {
+      const v1::TierProgress& nvme = job.tiers(0);
+      return nvme.flushing_size() > 0 && nvme.flushing(0).step() == step &&
+             !DurableFiles(".tmp").empty();
+    })) << Ctl(node_, {"status", "job"}).text;
+  }
+  void Unthrottle() { Limit("0"); }
+  bool FailureSaid() {
+    return UntilTiers([](const v1::JobStatus& job, const v1::DaemonStatus& daemon) {
+      return !daemon.tiers(0).healthy() && daemon.tiers(1).healthy() &&
+             job.tiers(0).problem().find("(EIO)") != std::string::npos;
+    });
+  }
+  void Limit(const std::string& bandwidth) {
+    EXPECT_EQ(Ctl(node_, {"set", "nvme.bandwidth_bytes_per_s_max=" + bandwidth}).exit_code, 0);
+  }
 
   bool UntilTiers(const std::function<bool(const v1::JobStatus&, const v1::DaemonStatus&)>& so,
                   std::chrono::milliseconds at_most = std::chrono::seconds(90)) {
@@ -89,9 +111,11 @@ TEST_P(DriveFaults, CutOffInTheMiddleNothingToldIsLost) {
   for (int round = 0; round < 4; ++round) {
     run.Save(++step, "nvme");
     const uint64_t told = step;
-    run.Save(++step, "");  // its flush is under way, or about to be
+    run.SaveSlowly(++step);  // its flush is under way
     ASSERT_TRUE(mount_.CutOff());
-    run.Save(++step, "");  // the drive fails, the job goes on
+    run.Unthrottle();
+    run.Save(++step, "remote");  // the drive fails, the job and the other tier go on
+    EXPECT_TRUE(run.FailureSaid()) << Ctl(run.node_, {"status", "job"}).text;
     run.PowerCut();
     ASSERT_TRUE(mount_.Remount());
     // Whether the remote directory has more is not the question.
@@ -111,6 +135,29 @@ TEST_P(DriveFaults, CutOffInTheMiddleNothingToldIsLost) {
     step += 10;
   }
   run.SaveEverywhere(step);
+}
+
+// The same daemon goes on, once the file system has been unmounted and mounted.
+TEST_P(DriveFaults, CutOffItGoesOnByItselfWhenItIsMountedAgain) {
+  FaultyRun run(mount_);
+  run.Save(1, "nvme");
+  run.SaveSlowly(2);
+  ASSERT_TRUE(mount_.CutOff());
+  run.Unthrottle();
+  run.Save(3, "remote");
+  EXPECT_TRUE(run.FailureSaid()) << Ctl(run.node_, {"status", "job"}).text;
+  ASSERT_TRUE(mount_.Detach());
+  ASSERT_TRUE(run.node_.Until([&](const v1::GetStatusReply&) { return mount_.Mount(); },
+                              std::chrono::seconds(90)))
+      << "it lets go of what is gone";
+  EXPECT_TRUE(run.UntilTiers([](const v1::JobStatus& job, const v1::DaemonStatus& daemon) {
+    return job.tiers(0).step() == 3 && daemon.tiers(0).healthy() && job.tiers(0).problem().empty();
+  })) << Ctl(run.node_, {"status", "job"}).text;
+  run.SaveEverywhere(4);
+  EXPECT_EQ(Ctl(run.node_, {"verify", "job", "--all"}).exit_code, 0);
+  EXPECT_TRUE(run.UntilTiers([&](const v1::JobStatus&, const v1::DaemonStatus&) {
+    return run.DurableFiles(".tmp").empty();
+  })) << ::testing::PrintToString(run.DurableFiles("/"));
 }
 
 TEST_P(DriveFaults, FrozenItStallsAloneAndGoesOnWhenItThaws) {

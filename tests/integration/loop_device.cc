@@ -76,6 +76,19 @@ bool LoopMount::Remount() {
   return mounted_;
 }
 
+bool LoopMount::Detach() {
+  mounted_ = !Run("umount -l " + path());
+  return !mounted_;
+}
+
+// Not before the loop device that it had is gone: the one that failed would come back.
+bool LoopMount::Mount() {
+  const std::string file = directory_.Path("device");
+  mounted_ = Run("test -z \"$(losetup -n -O NAME -j " + file + ")\"") &&
+             Run("mount -o loop " + file + " " + path());
+  return mounted_;
+}
+
 bool LoopMount::Freeze() {
   frozen_ = Control(path(), kFreeze, 0);
   return frozen_;

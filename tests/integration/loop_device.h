@@ -5,6 +5,7 @@
 //   if (!drive.mounted()) GTEST_SKIP() << drive.why();
 //   drive.CutOff();      // what was not synced is lost; every call fails until Remount
 //   drive.Remount();     // replays the journal
+//   drive.Detach(); while (!drive.Mount()) …   // the same, where a daemon runs there
 //   drive.Freeze(); drive.Thaw();
 #pragma once
 
@@ -27,6 +28,10 @@ class LoopMount {
   std::string path() const { return directory_.Path("mount"); }
   bool CutOff();
   bool Remount();
+  // While somebody has files open there: it is out of the way at once, and can be mounted again
+  // when the last of them is closed.
+  bool Detach();
+  bool Mount();
   bool Freeze();
   bool Thaw();
 

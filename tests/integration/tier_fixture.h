@@ -30,7 +30,7 @@ class TierTest : public ::testing::Test {
   explicit TierTest(const NodeOptions& options = TierNode()) : node_(options) {}
 
   void Launch(const std::string& job = "job", const std::string& policy = "") {
-    ranks_ = StartRanks(node_, {.job = job, .bytes = 300'000, .policy = policy}, 2);
+    ranks_ = StartRanks(node_, {.job = job, .bytes = bytes_, .policy = policy}, 2);
     ASSERT_THAT(DoAll(ranks_, "open"), ::testing::Each(::testing::HasSubstr("ok attempt=")));
   }
   // The first start of a job: there is nothing.
@@ -124,6 +124,7 @@ class TierTest : public ::testing::Test {
   }
 
   Node node_;
+  uint64_t bytes_ = 300'000;  // of a rank's state
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 

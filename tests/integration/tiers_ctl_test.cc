@@ -276,10 +276,12 @@ TEST_F(TiersCtlTest, VerifySaysWhichFilesAreGoneAndTheTableIsLowered) {
   EXPECT_THAT(drive.text, HasSubstr("BAD: job step 20 (attempt 1) rank 1, " + on_a_drive +
                                     ": the copy is gone: somebody else removed it\n"));
   EXPECT_THAT(drive.text, HasSubstr("1 shard is BAD: 4 shards"));
-  for (const json& copy : Ask({"where", "job", "--json"}).parsed["copies"]) {
+  const json where = Ask({"where", "job", "--json"}).parsed;
+  for (const json& copy : where["copies"]) {
     EXPECT_EQ(copy["state"] == "good", std::filesystem::exists(copy["location"])) << copy;
   }
-  for (const json& line : Ask({"status", "job", "--json"}).parsed["jobs"][0]["protection"]) {
+  const json status = Ask({"status", "job", "--json"}).parsed;
+  for (const json& line : status["jobs"][0]["protection"]) {
     const bool memory = line["kind"] == "process";
     EXPECT_EQ(line["step"], memory ? 20 : 10) << line;
   }

@@ -192,41 +192,103 @@ TEST_P(DamagedCopy, InTheRemoteDirectoryTheNextStepIsUsed) {
 INSTANTIATE_TEST_SUITE_P(All, DamagedCopy, ::testing::Range(size_t{0}, Damages().size()),
                          [](const auto& index) { return Damages()[index.param].name; });
 
+// On a drive, and there is no other copy.
+TEST_F(DamageTest, ANewerRecordOnADriveIsNobodysToGoBackBehind) {
+  MakeNewer(Record("nvme", 2, 1, 2));
+  EmptyDirectory(node_.remote_dir());
+  EXPECT_THAT(RestoreAnew(),
+              Each(AllOf(HasSubstr("error UNAVAILABLE"), HasSubstr("2-a2/1.record"),
+                         HasSubstr("use a newer Holdfast"), HasSubstr("ckptctl restore job"))));
+  EXPECT_EQ(Ctl(node_, {"restore", "job", "--step", "1"}).exit_code, 0);
+  EXPECT_THAT(Restored(), Each(HasSubstr("attempt=1 step=1 source=nvme")));
+}
+
 // ---- Manifests ----
 
 class DamagedManifest : public DamageTest {
  protected:
-  void ExpectStepOne(const std::string& named) {
+  // Records and images say themselves what they are: the step is all there.
+  void ExpectStepTwo() {
     EmptyDrives();
-    EXPECT_THAT(RestoreAnew(), Each(HasSubstr("attempt=1 step=1 source=remote")));
-    EXPECT_THAT(Told(), HasSubstr(named));
+    EXPECT_THAT(RestoreAnew(), Each(HasSubstr("attempt=2 step=2 source=remote")));
+    EXPECT_THAT(Told(), HasSubstr("2-a2/MANIFEST"));
+    EXPECT_EQ(Ctl(node_, {"verify", "job", "--all", "--tier", "remote"}).exit_code, 0);
     SaveEverywhere(3);
+  }
+  std::vector<std::string> StepFiles() const {
+    std::vector<std::string> files = DurableFiles("/job/2-a2/");
+    std::erase_if(files,
+                  [this](const auto& path) { return path.rfind(node_.remote_dir(), 0) != 0; });
+    return files;
+  }
+  // Nobody goes back behind it unasked, and asked nobody throws it away.
+  void ExpectRefusal(const std::string& why, bool records_read = true) {
+    const std::vector<std::string> before = StepFiles();
+    EmptyDrives();
+    EXPECT_THAT(RestoreAnew(),
+                Each(AllOf(HasSubstr("error UNAVAILABLE"), HasSubstr("2-a2/MANIFEST"),
+                           HasSubstr(why), HasSubstr("ckptctl restore job"))));
+    EXPECT_THAT(Told(), HasSubstr("2-a2/MANIFEST"));
+    EXPECT_EQ(Ctl(node_, {"restore", "job", "--step", "1"}).exit_code, 0);
+    EXPECT_THAT(Restored(), Each(HasSubstr("attempt=1 step=1 source=remote")));
+    for (uint64_t step = 3; step <= 8; ++step) {
+      SaveEverywhere(step);  // more than is kept
+    }
+    // (Where even records say nothing, it is not known what else is kept for what.)
+    EXPECT_TRUE(node_.Until([&](const v1::GetStatusReply&) {
+      return !records_read || DurableFiles("/3-a3/").empty();  // retention has been here
+    }));
+    EXPECT_THAT(StepFiles(), ::testing::UnorderedElementsAreArray(before));
   }
 };
 
 TEST_F(DamagedManifest, BitFlipped) {
   FlipBit(Manifest("job", "2-a2"), 30);
-  ExpectStepOne("2-a2/MANIFEST");
+  ExpectStepTwo();
 }
 
 TEST_F(DamagedManifest, Truncated) {
   std::filesystem::resize_file(Manifest("job", "2-a2"), 20);
-  ExpectStepOne("2-a2/MANIFEST");
+  ExpectStepTwo();
 }
 
 TEST_F(DamagedManifest, OfANewerVersion) {
   MakeNewer(Manifest("job", "2-a2"));
-  ExpectStepOne("2-a2/MANIFEST");
+  ExpectRefusal("use the newer program that wrote it");
+}
+
+TEST_F(DamagedManifest, OfANewerVersionAsItsRecords) {
+  MakeNewer(Manifest("job", "2-a2"));
+  MakeNewer(Record("remote", 2, 0, 2));
+  MakeNewer(Record("remote", 2, 1, 2));
+  EmptyDirectory(node_.state_dir());
+  ExpectRefusal("use the newer program that wrote it", false);
+}
+
+TEST_F(DamagedManifest, ThatIsNoFile) {
+  const std::string path = Manifest("job", "2-a2");
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  ExpectRefusal("not a regular file");
+}
+
+TEST_F(DamagedManifest, AndARecordToo) {
+  FlipBit(Manifest("job", "2-a2"), 30);
+  FlipBit(Record("remote", 2, 1, 2), 40);
+  EmptyDrives();
+  EXPECT_THAT(RestoreAnew(), Each(HasSubstr("attempt=1 step=1 source=remote")));
+  EXPECT_THAT(Told(), HasSubstr("2-a2/MANIFEST"));
+  SaveEverywhere(3);
 }
 
 TEST_F(DamagedManifest, OfAnotherJob) {
   WriteText(Manifest("job", "2-a2"), ReadText(Manifest("other", "2-a1")));
-  ExpectStepOne("2-a2/MANIFEST");
+  ExpectStepTwo();
 }
 
 TEST_F(DamagedManifest, OfAnotherAttempt) {
   WriteText(Manifest("job", "2-a2"), ReadText(Manifest("job", "2-a1")));
-  ExpectStepOne("2-a2/MANIFEST");
+  ExpectStepTwo();
 }
 
 TEST_F(DamagedManifest, WithoutItTheStepWasNeverWholeThere) {
@@ -234,6 +296,18 @@ TEST_F(DamagedManifest, WithoutItTheStepWasNeverWholeThere) {
   EmptyDrives();
   EmptyDirectory(node_.state_dir());
   EXPECT_THAT(RestoreAnew(), Each(HasSubstr("attempt=1 step=1 source=remote")));
+}
+
+// With an empty node nobody knows what there would be to restore: that is not "nothing".
+TEST_F(DamagedManifest, JobFileOfANewerVersion) {
+  MakeNewer(node_.remote_dir() + "/job/JOB");
+  EmptyDrives();
+  EmptyDirectory(node_.state_dir());
+  ASSERT_TRUE(node_.Start());
+  ranks_ = StartRanks(node_, {.job = "job", .bytes = 300'000}, 2);
+  EXPECT_THAT(DoAll(ranks_, "open"),
+              Each(AllOf(HasSubstr("error "), HasSubstr("cannot be told now"),
+                         HasSubstr("/job/JOB"), HasSubstr("use the newer program"))));
 }
 
 // A damaged JOB says nothing about whose directory it is: nobody writes there, nobody removes.

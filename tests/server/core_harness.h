@@ -267,6 +267,7 @@ class CoreHarness {
   AdminToken last_token = 0;
   uint64_t starts = 0;
   std::optional<ApplyLimits> limits;
+  std::map<std::pair<TierKind, ShardId>, std::string> index;  // the catalog's
 
  private:
   void Start() {
@@ -516,8 +517,11 @@ class CoreHarness {
     }
   }
   void Do(const ApplyLimits& a, const absl::Status&) { limits = a; }
-  void Do(const IndexShard&, const absl::Status&) {}
-  void Do(const UnindexShard&, const absl::Status&) {}
+  void Do(const IndexShard& a, const absl::Status&) { index[{a.tier, a.copy.id}] = a.location; }
+  void Do(const UnindexShard& a, const absl::Status&) { index.erase({a.tier, a.id}); }
+  void Do(const ClearIndex& a, const absl::Status&) {
+    std::erase_if(index, [&](const auto& row) { return row.first.first == a.tier; });
+  }
   void Do(const SetTimer& a, const absl::Status&) { timer = a.at; }
   void Do(const AdminReply& a, const absl::Status&) { admin_replies[a.token] = a; }
   void Do(const Report& a, const absl::Status&) { reports.push_back(a); }

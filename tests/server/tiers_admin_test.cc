@@ -285,6 +285,64 @@ TEST(TierAdmin, ARebuildJudgesNoStepBeforeAllDrivesHaveAnswered) {
   EXPECT_EQ(w.h.Committed("job").front(), "1:2");
 }
 
+// What the catalog says of the durable tiers is what lies there.
+void ExpectIndexed(const TierWorld& w) {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    std::set<ShardId> rows;
+    for (const auto& [row, location] : w.h.index) {
+      if (row.first == tier) {
+        rows.insert(row.second);
+      }
+    }
+    std::set<ShardId> there;
+    for (const auto& [id, copy] : (tier == TierKind::kNvme ? w.h.nvme : w.h.remote).copies) {
+      there.insert(id);
+    }
+    EXPECT_TRUE(rows == there) << TierName(tier) << ": " << rows.size() << ", " << there.size();
+  }
+}
+
+TEST(TierAdmin, ARebuildMakesTheIndexAnew) {
+  TierWorld w(2, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(5); });
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  ExpectIndexed(w);
+  w.h.Advance(std::chrono::seconds(1));
+  std::erase_if(w.h.nvme.copies, [](const auto& c) { return c.first.step == 2; });
+  w.h.remote.copies.erase(w.Shard(3, 1));
+  // The drives have answered when one more step is written and an old one goes.
+  w.h.delay = [](const Action& a) { return std::holds_alternative<ScanRemote>(a); };
+  w.h.Admin<v1::RebuildReply>(v1::RebuildRequest(), 0).IgnoreError();
+  w.h.delay = nullptr;
+  ASSERT_TRUE(w.Save(4));
+  v1::RemoveCheckpointRequest rm;
+  rm.set_job("job");
+  rm.set_step(1);
+  rm.set_tier("nvme");
+  rm.set_force(true);
+  ASSERT_TRUE(w.h.Admin<v1::RemoveCheckpointReply>(rm).ok());
+  w.h.PerformDelayed();
+  w.h.Advance(std::chrono::seconds(1));
+  EXPECT_EQ(w.h.nvme.copies.count(w.Shard(4)), 1u);
+  EXPECT_EQ(w.h.nvme.copies.count(w.Shard(1)), 0u);
+  ExpectIndexed(w);
+}
+
+TEST(TierAdmin, ARemovedJobLeavesTheIndex) {
+  TierWorld w(2);
+  ASSERT_TRUE(w.Save(1));
+  EXPECT_FALSE(w.h.index.empty());
+  for (const TestClient& rank : w.ranks) {
+    w.h.Kill(rank);
+  }
+  v1::RemoveJobRequest rm;
+  rm.set_job("job");
+  const auto removed = w.h.Admin<v1::RemoveJobReply>(rm);
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_TRUE(w.h.index.empty());
+}
+
 TEST(TierAdmin, RebuildForgetsATierThatIsEmptyNow) {
   for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
     TierWorld w;
@@ -317,6 +375,41 @@ TEST(TierAdmin, RebuildForgetsNothingWhereATierCouldNotBeRead) {
     ASSERT_TRUE(reply.ok()) << reply.status();
     EXPECT_EQ(reply->problems_size(), 1);
     EXPECT_EQ(Where(w, 1), (std::vector<std::string>{"memory", "nvme", "remote"}));
+  }
+}
+
+// One directory could not be read, the others were.
+TEST(TierAdmin, ARebuildForgetsNothingThatAScanMayHaveMissed) {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    TierWorld w(1,
+                [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(5); });
+    ASSERT_TRUE(w.Save(1));
+    ASSERT_TRUE(w.Save(2));
+    w.h.Advance(std::chrono::seconds(1));
+    DrainId drain = 0;
+    w.h.delay = [&](const Action& a) {
+      const auto* nvme = std::get_if<ScanNvme>(&a);
+      const auto* remote = std::get_if<ScanRemote>(&a);
+      drain = nvme != nullptr ? nvme->drain : remote != nullptr ? remote->drain : drain;
+      return nvme != nullptr || remote != nullptr;
+    };
+    v1::RebuildRequest rebuild;
+    rebuild.set_tier(std::string(TierName(tier)));
+    w.h.Admin<v1::RebuildReply>(rebuild, 0).IgnoreError();
+    ASSERT_EQ(w.h.delayed.size(), 1u);
+    w.h.delayed.clear();
+    w.h.delay = nullptr;
+    TierScanned scanned = Scanned(w, tier, drain, "");
+    scanned.dir = tier == TierKind::kNvme ? "/nvme0" : "/remote";
+    scanned.hidden["job"] = "list '2-a1': Input/output error (EIO)";
+    std::erase_if(scanned.jobs.at(0).copies,
+                  [](const DurableCopy& copy) { return copy.copy.id.step == 2; });
+    w.h.Feed(scanned);
+    EXPECT_EQ(Where(w, 2), (std::vector<std::string>{"memory", "nvme", "remote"}));
+    const std::string name(TierName(tier));
+    EXPECT_NE(w.Tier(name).problem().find("EIO"), std::string::npos) << w.Tier(name).problem();
+    w.h.Advance(std::chrono::seconds(20));
+    EXPECT_EQ(w.Tier(name).problem(), "") << name << " was read again";
   }
 }
 
@@ -568,6 +661,36 @@ TEST(TierAdmin, ARebuildDoesNotBringBackWhatIsKnownToBeBadOrWasJustRemoved) {
   for (const auto& copy : reply->copies()) {
     EXPECT_NE(copy.tier(), "nvme") << "it was removed while the scan went on";
   }
+}
+
+// The removal that failed made the core forget what lies there: only a scan of its own tells.
+TEST(TierAdmin, ARebuildDoesNotAnswerForAJobWhoseRemovalFailedMeanwhile) {
+  TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_nvme()->add_dirs("/nvme1"); });
+  ASSERT_TRUE(w.Save(1));
+  w.h.Kill(w.ranks[0]);
+  w.h.Advance(std::chrono::seconds(1));
+  w.h.delay = [](const Action& a) {
+    return std::holds_alternative<ScanNvme>(a);  // remote answers at once
+  };
+  w.h.Admin<v1::RebuildReply>(v1::RebuildRequest(), 0).IgnoreError();
+  w.h.fail = [](const Action& a) {
+    const auto* rm = std::get_if<RemoveJobCopies>(&a);
+    return rm != nullptr && rm->tier == TierKind::kRemote ? absl::UnavailableError("EIO")
+                                                          : absl::OkStatus();
+  };
+  w.h.remote.scan = absl::UnavailableError("EIO: the directory");
+  v1::RemoveJobRequest rm;
+  rm.set_job("job");
+  w.h.Admin<v1::RemoveJobReply>(rm).IgnoreError();
+  w.h.delay = nullptr;
+  w.h.fail = nullptr;
+  w.h.PerformDelayed();
+  EXPECT_NE(w.Tier("remote").problem().find("EIO"), std::string::npos)
+      << w.Tier("remote").problem();
+  w.h.remote.scan = absl::OkStatus();
+  w.h.Advance(std::chrono::minutes(1));
+  EXPECT_EQ(w.Tier("remote").problem(), "");
+  EXPECT_EQ(w.Restore().step, 1u) << "from remote";
 }
 
 TEST(TierAdmin, StatusTellsOfEachTier) {

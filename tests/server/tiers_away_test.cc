@@ -112,6 +112,28 @@ TEST_F(TwoDrives, WhatLiesOnTheOtherIsNoCandidateAlone) {
   EXPECT_EQ(Used(), kSlot);
 }
 
+TEST_F(TwoDrives, WhatLiesOnTheOtherCanBeVerified) {
+  ASSERT_TRUE(w.Save(1));
+  LoseDrive();
+  v1::VerifyRequest verify;
+  verify.set_job("job");
+  verify.set_step(1);
+  verify.set_tier("nvme");
+  const auto listed = w.h.Admin<ListedShards>(verify);
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  ASSERT_EQ(listed->shards.size(), 1u);
+  EXPECT_EQ(listed->shards[0].copy.id.rank, 0u);
+  EXPECT_NE(listed->unread.find("'/nvme1' is away"), std::string::npos) << listed->unread;
+  verify.set_tier("remote");
+  const auto remote = w.h.Admin<ListedShards>(verify);
+  ASSERT_TRUE(remote.ok()) << remote.status();
+  EXPECT_EQ(remote->unread, "") << "it was not asked for";
+  w.h.Feed(TierAway{TierKind::kNvme, "/nvme0", absl::UnavailableError("'/nvme0' is away")});
+  verify.set_tier("nvme");
+  EXPECT_TRUE(absl::IsUnavailable(w.h.Admin<ListedShards>(verify).status()))
+      << "there is nothing left to read";
+}
+
 class TwoDrivesKeepTwo : public TwoDrives {
  protected:
   TwoDrivesKeepTwo() : TwoDrives(2) {}
@@ -160,6 +182,50 @@ TEST_F(TwoDrives, ARebuildThatTheDriveLeavesEnds) {
   EXPECT_NE(w.Tier("nvme").problem().find("'/nvme1' is away"), std::string::npos);
   const auto again = w.h.Admin<v1::RebuildReply>(v1::RebuildRequest(), 0);
   EXPECT_TRUE(again.ok()) << again.status() << ": the first one has ended";
+}
+
+// Remote has answered, then goes, and the drives answer last.
+TEST(Away, ARebuildDoesNotBringBackWhatWentAfterItWasRead) {
+  TierWorld w(1);
+  ASSERT_TRUE(w.Save(1));
+  w.h.Advance(seconds(1));
+  w.h.delay = [](const Action& a) { return std::holds_alternative<ScanNvme>(a); };
+  w.h.Admin<v1::RebuildReply>(v1::RebuildRequest(), 0).IgnoreError();
+  w.h.delay = nullptr;
+  w.h.remote.scan = absl::UnavailableError("'/remote' is away");
+  w.h.Feed(TierAway{TierKind::kRemote, "/remote", w.h.remote.scan});
+  w.h.PerformDelayed();
+  EXPECT_EQ(w.Protection(), (Steps{1, 1, 0, 0, 0}));
+  EXPECT_NE(w.Tier("remote").problem().find("'/remote' is away"), std::string::npos);
+  w.h.remote.scan = absl::OkStatus();
+  w.h.Advance(minutes(1));
+  EXPECT_EQ(w.Protection(), (Steps{1, 1, 1, 1, 1}));
+}
+
+// It says that it was written, and was begun before the directory went: below which one it lies
+// nobody knows.
+TEST(Away, AFlushThatEndsAfterItsDirectoryWentDoesNotCount) {
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    TierWorld w(1);
+    const bool nvme = tier == TierKind::kNvme;
+    const std::string dir = nvme ? "/nvme0" : "/remote";
+    w.h.delay = [&](const Action& a) {
+      const auto* flush = std::get_if<FlushShard>(&a);
+      return flush != nullptr && flush->to == tier;
+    };
+    ASSERT_TRUE(w.Save(1));
+    ASSERT_EQ(w.Delayed<FlushShard>(), 1u) << dir;
+    w.h.delay = nullptr;
+    FakeTier& fake = nvme ? w.h.nvme : w.h.remote;
+    fake.scan = absl::UnavailableError("it is away");
+    w.h.Feed(TierAway{tier, dir, fake.scan});
+    w.h.PerformDelayed();  // it ends well
+    EXPECT_EQ(fake.copies.size(), 1u);
+    EXPECT_FALSE(w.Reported(nvme ? "is whole in nvme" : "is whole in remote")) << dir;
+    fake.scan = absl::OkStatus();
+    w.h.Advance(minutes(2));
+    EXPECT_EQ(w.Protection(), (Steps{1, 1, 1, 1, 1})) << dir;
+  }
 }
 
 TEST_F(TwoDrives, NothingOlderIsTakenForWhatWasWholeWithTheLostOne) {

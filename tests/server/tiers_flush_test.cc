@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <set>
 
 #include "base/status.h"
 #include "tests/server/tier_world.h"
@@ -247,9 +248,12 @@ TEST(Flush, AfterARestartTheManifestComesBeforeOlderSteps) {
 }
 
 TEST(Flush, FailuresAreSaidTriedAgainAndOver) {
-  const absl::Status faults[] = {absl::UnavailableError("EIO"),
-                                 absl::ResourceExhaustedError("ENOSPC"),
-                                 absl::FailedPreconditionError("EROFS")};
+  std::vector<absl::Status> faults = {
+      absl::UnavailableError("its mount went away, or another one lies over it"),
+      absl::DeadlineExceededError("no progress for 60 s")};
+  for (const int error : {EIO, ENOSPC, EROFS, EDQUOT, ESTALE, EACCES, EMFILE}) {
+    faults.push_back(ErrnoStatus(error, "write", "/x/image"));
+  }
   for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
     for (const absl::Status& fault : faults) {
       TierWorld w(2);
@@ -268,8 +272,8 @@ TEST(Flush, FailuresAreSaidTriedAgainAndOver) {
       EXPECT_LE(reports, 8u) << "said once for each step";
       w.h.fail = nullptr;
       w.h.Advance(minutes(2));
-      EXPECT_EQ(w.Nvme().back(), 4u) << "by itself";
-      EXPECT_EQ(w.Manifests().back(), 4u);
+      EXPECT_EQ(w.Nvme().back(), 4u) << "by itself, after " << fault;
+      EXPECT_EQ(w.Manifests().back(), 4u) << fault;
       EXPECT_EQ(w.Tier(name).problem(), "");
     }
   }
@@ -303,6 +307,22 @@ TEST(Flush, NothingSpinsWhileTriesWaitForTheirTurn) {
   ASSERT_TRUE(w.Save(4));
   w.h.Advance(minutes(10));
   EXPECT_TRUE(!w.h.timer || *w.h.timer > w.h.now);
+}
+
+TEST(Flush, AStepLargerThanTheBudgetCostsNoOther) {
+  TierWorld w(1,
+              [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_keep_last(9); });
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  w.EndAll();
+  w.h.config.mutable_remote()->set_bytes_max(kSlot / 4);  // half of an image
+  w.h.Restart();
+  ASSERT_EQ(w.Restore().step, 3u);
+  ASSERT_TRUE(w.Save(4));
+  EXPECT_EQ(w.Remote(), (Steps{1, 2, 3})) << "nothing that goes would help";
+  EXPECT_NE(w.Tier("remote").problem().find("more than all of remote.bytes_max"), std::string::npos)
+      << w.Tier("remote").problem();
 }
 
 TEST(Flush, AStalledTierHoldsUpNothingElse) {
@@ -487,10 +507,16 @@ TEST(Flush, AboveTheHighWatermarkOldOnesGo) {
   w.EndAll();
   w.h.Restart();
   w.Restore();
+  // Above the high one (90 % of ten) down to the low one (80 %), and not again with every step.
+  std::set<size_t> kept;
   for (Step step = 1; step <= 20; ++step) {
     ASSERT_TRUE(w.Save(step));
     EXPECT_LE(w.Nvme().size(), 9u);
+    if (step >= 10) {
+      kept.insert(w.Nvme().size());
+    }
   }
+  EXPECT_EQ(kept, (std::set<size_t>{8, 9}));
   EXPECT_EQ(w.Nvme().back(), 20u);
 }
 

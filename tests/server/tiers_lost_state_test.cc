@@ -161,5 +161,58 @@ TEST(LostState, AnotherSaveByTheSameNameIsLeftAlone) {
   }));
 }
 
+// Of an earlier attempt: all shards are in remote, and its manifest is on its way. That some of
+// them are in memory, too, does not make it one of which only parts are left.
+TEST(LostState, AStepThatLacksItsManifestIsNotGivenUpForWhatMemoryHasOfIt) {
+  TierWorld w(2);
+  w.h.fail = [](const Action& a) {
+    return std::holds_alternative<PublishManifest>(a) ? absl::UnavailableError("ENOSPC")
+                                                      : absl::OkStatus();
+  };
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_EQ(w.h.remote.copies.size(), 2u);
+  ASSERT_EQ(w.Restore().step, 1u);  // attempt 2
+  w.EndAll();
+  std::erase_if(w.h.files, [](const auto& file) {
+    return file.second.record && file.second.record->id.rank == 1;
+  });
+  w.h.nvme.Wipe();
+  w.h.fail = nullptr;
+  w.h.delay = [](const Action& a) { return std::holds_alternative<PublishManifest>(a); };
+  w.h.Restart();
+  w.h.Advance(std::chrono::seconds(1));
+  w.h.PerformDelayed();
+  w.h.Advance(std::chrono::minutes(1));
+  EXPECT_EQ(w.h.remote.copies.size(), 2u);
+  EXPECT_EQ(w.h.remote.manifests.size(), 1u);
+  const Restored got = w.Restore();
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 1u);
+}
+
+// The node that was to commit it is gone, and another one opened that attempt: no try of this one
+// will ever be let in.
+TEST(LostState, AManifestThatIsAnothersToPublishIsNotTriedForEver) {
+  TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_nvme()->clear_dirs(); });
+  w.h.fail = [](const Action& a) {
+    const auto* publish = std::get_if<PublishManifest>(&a);
+    return publish != nullptr && publish->checkpoint.step == 2
+               ? absl::FailedPreconditionError("attempt 1 was claimed by another opening of it")
+               : absl::OkStatus();
+  };
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  EXPECT_NE(w.Tier("remote").problem().find("another opening"), std::string::npos)
+      << "as long as the attempt runs it is said";
+  w.Reboot();
+  w.h.Advance(std::chrono::minutes(1));
+  ASSERT_EQ(w.Restore().step, 1u);  // attempt 2
+  ASSERT_TRUE(w.Save(3));
+  w.h.Advance(std::chrono::minutes(5));
+  EXPECT_EQ(w.Tier("remote").problem(), "");
+  EXPECT_TRUE(w.Reported("is not this daemon's to commit"));
+  EXPECT_EQ(w.Manifests(), (std::vector<Step>{1, 3}));
+}
+
 }  // namespace
 }  // namespace holdfast::testing

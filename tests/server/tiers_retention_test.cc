@@ -1,6 +1,7 @@
 // What goes from the durable tiers, and what never does (docs/protocol.md §11).
 #include <gtest/gtest.h>
 
+#include "server/coordinator.h"
 #include "tests/server/tier_world.h"
 
 namespace holdfast::testing {
@@ -281,6 +282,60 @@ TEST(Retention, ARemovalThatHungAndFailedIsTriedAgain) {
   w.h.PerformDelayed();
   EXPECT_EQ(w.Nvme(), Steps{2});
   EXPECT_EQ(w.h.Daemon().tiers(0).bytes_used(), kSlot / 2);
+}
+
+// So many may hang that the next one is waited for: no longer than until one of them has ended.
+TEST(Retention, TheRemovalAfterTooManyThatHangIsLeftWhenOneOfThemEnds) {
+  TierWorld w(1, [](v1::DaemonConfig& c) {
+    c.mutable_policy()->mutable_nvme()->set_keep_last(1);
+    c.clear_remote();
+  });
+  std::vector<DrainId> removals;
+  w.h.delay = [&](const Action& a) {
+    const auto* remove = std::get_if<RemoveCopies>(&a);
+    if (remove != nullptr) {
+      removals.push_back(remove->drain);
+    }
+    return remove != nullptr;
+  };
+  Step step = 1;
+  ASSERT_TRUE(w.Save(step++));
+  while (removals.size() < kRemovalsStuckMax + 1) {
+    ASSERT_TRUE(w.Save(step++));
+    ASSERT_EQ(removals.size(), step - 2);
+    w.h.Feed(DrainStalled{removals.back(), true, "no progress for 60 s"});
+  }
+  ASSERT_TRUE(w.Save(step++));
+  EXPECT_EQ(removals.size(), kRemovalsStuckMax + 1) << "one more would be too many";
+  w.h.Feed(CopiesRemoved{removals[0], absl::OkStatus()});
+  EXPECT_EQ(removals.size(), kRemovalsStuckMax + 2) << "the last one still hangs";
+}
+
+// What `gc --dry-run` says would go is what goes.
+TEST(Retention, AsLongAsTooManyRemovalsFailNoneIsToldToGo) {
+  TierWorld w(1, [](v1::DaemonConfig& c) {
+    c.mutable_policy()->mutable_nvme()->set_keep_last(1);
+    c.clear_remote();
+  });
+  w.h.fail = [](const Action& a) {
+    return std::holds_alternative<RemoveCopies>(a) ? absl::UnavailableError("EIO")
+                                                   : absl::OkStatus();
+  };
+  for (Step step = 1; step <= static_cast<Step>(kRemovalsFailedMax) + 3; ++step) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  v1::CollectGarbageRequest gc;
+  gc.set_dry_run(true);
+  const auto reply = w.h.Admin<v1::CollectGarbageReply>(gc, 0);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  int64_t goes = 0;
+  for (const v1::RetentionVerdict& verdict : reply->verdicts()) {
+    goes += verdict.goes() ? 1 : 0;
+    if (!verdict.goes() && verdict.step() < static_cast<Step>(kRemovalsFailedMax)) {
+      EXPECT_NE(verdict.why().find("removals have failed"), std::string::npos) << verdict.why();
+    }
+  }
+  EXPECT_EQ(goes, kRemovalsFailedMax) << "those that have begun";
 }
 
 TEST(Retention, ARemovalThatFailsHoldsUpNoOther) {

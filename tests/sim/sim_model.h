@@ -39,6 +39,7 @@ struct File {
   std::optional<uint32_t> uid;       // of the last process that could write into it
   Generation granted = 0;            // the last filling
   std::map<Fault, absl::Status> faults;
+  bool replaced = false;    // bad: a good copy of its shard was fetched, its record is gone
   bool foreign = false;     // nobody's copy: another job's, a second one of a shard
   bool left_alone = false;  // of another version, say: the daemon knows its number and size only
 };

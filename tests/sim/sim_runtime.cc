@@ -205,6 +205,7 @@ void World::Do(const PublishRecord& a) {
       published.copy.image_bytes = kSlotBytes / 2;
       published.copy.sealed_unix_ms = unix_ms();
       if (published.status.ok() || (!for_good && Chance(0.5))) {
+        file->replaced = false;
         file->record = FileRecord{published.copy, said->token};
       }
     }
@@ -353,6 +354,9 @@ void World::Deliver(const SendReply& a, FilePtr file) {
   if (judge && a.descriptors != Descriptors::kNone && OpenFails(a, file)) {
     return;
   }
+  if (!judge && file && file->replaced && !file->record) {
+    return;  // it would have been told so, and does not listen any more
+  }
   if (judge && (a.frame.has_begin_save() || a.descriptors == Descriptors::kWritableImage)) {
     CheckGrant(a, peer, file);
   }
@@ -388,6 +392,10 @@ void World::Deliver(const SendReply& a, FilePtr file) {
 
 // As the runtime does it: the core says what the client hears.
 bool World::OpenFails(const SendReply& a, const FilePtr& file) {
+  if (file && file->replaced && !file->record) {  // since the reply was sent
+    Feed(HandOverFailed{a, absl::NotFoundError("no record")});
+    return true;
+  }
   if (!file || file->faults.count(Fault::kOpen) == 0) {
     return false;
   }

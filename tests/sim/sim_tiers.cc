@@ -138,9 +138,35 @@ void World::Do(const FlushShard& a) {
   SimDrain drain{a.to, a.from, a.key.id, a.image_bytes, false, false, nullptr};
   const std::optional<FileRecord> record = file ? file->record : std::nullopt;
   drain.end = [this, a, file, record](bool cancelled) {
-    Complete(FlushNow(a, file, record, cancelled));
+    const bool there = TierOf(a.to).copies.count(a.key.id) > 0;  // from an earlier try, or life
+    const FlushEnded ended = FlushNow(a, file, record, cancelled);
+    if (there || !ended.status.ok()) {
+      TierOf(a.to).unsynced.erase(a.key.id);
+      return Complete(ended);
+    }
+    TierOf(a.to).unsynced[a.key.id] = life_;
+    After(TierLatency(a.to), [this, a, ended, life = life_] { SyncFlushed(a, ended, life); });
   };
   RunDrain(a.drain, std::move(drain));
+}
+
+// What was published is there to stay, or could not be synced and is taken back.
+void World::SyncFlushed(const FlushShard& a, FlushEnded ended, uint64_t life) {
+  SimTier& tier = TierOf(a.to);
+  const auto unsynced = tier.unsynced.find(a.key.id);
+  if (!InLife(life)) {
+    return;
+  }
+  if (unsynced == tier.unsynced.end()) {  // with its job, or its drive
+    ended.status = absl::NotFoundError("it was removed meanwhile");
+    return Complete(ended);
+  }
+  tier.unsynced.erase(unsynced);
+  ended.status = TierFault(a.to);
+  if (!ended.status.ok()) {
+    tier.copies.erase(a.key.id);
+  }
+  Complete(ended);
 }
 
 // Writes and publishes it.
@@ -216,9 +242,11 @@ void World::Do(const FetchShard& a) {
       ended.copy.generation = a.generation;
       if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
         before->record.reset();
+        before->replaced = true;
       }
       file->token = source->second.token;
       file->content = source->second.content;
+      file->replaced = false;
       file->record = FileRecord{ended.copy, file->token};
       file->uid = tier.jobs.at(a.key.id.job).uid;
     }
@@ -250,6 +278,13 @@ void World::Do(const PublishManifest& a) {
         }
       }
       remote_.manifests.insert({a.job, a.checkpoint});
+      remote_.unsynced_manifests[{a.job, a.checkpoint}] = life_;
+      return After(TierLatency(TierKind::kRemote), [this, a, life = life_] {
+        if (InLife(life)) {
+          remote_.unsynced_manifests.erase({a.job, a.checkpoint});
+          Complete(ManifestPublished{a.drain, absl::OkStatus()});
+        }
+      });
     }
     Complete(ManifestPublished{a.drain, status});
   };
@@ -269,6 +304,10 @@ void World::Do(const RemoveCopies& a) {
     if (status.ok()) {
       tier.going.erase({a.job, a.checkpoint});
       tier.manifests.erase({a.job, a.checkpoint});
+      tier.unsynced_manifests.erase({a.job, a.checkpoint});
+      std::erase_if(tier.unsynced, [&](const auto& c) {
+        return c.first.job == a.job && c.first.checkpoint() == a.checkpoint;
+      });
       std::erase_if(tier.copies, [&](const auto& c) {
         return c.first.job == a.job && c.first.checkpoint() == a.checkpoint;
       });
@@ -283,6 +322,8 @@ void World::Do(const RemoveJobCopies& a) {
   drain.end = [this, a](bool) {
     SimTier& tier = TierOf(a.tier);
     std::erase_if(tier.manifests, [&](const auto& m) { return m.first == a.job; });
+    std::erase_if(tier.unsynced_manifests, [&](const auto& m) { return m.first.first == a.job; });
+    std::erase_if(tier.unsynced, [&](const auto& c) { return c.first.job == a.job; });
     std::erase_if(tier.copies, [&](const auto& c) { return c.first.job == a.job; });
     tier.jobs.erase(a.job);
     Complete(CopiesRemoved{a.drain, absl::OkStatus()});
@@ -294,13 +335,13 @@ FoundJob World::FoundIn(const SimTier& tier, const JobUuid& uuid) const {
   const SimTier::Job& job = tier.jobs.at(uuid);
   FoundJob found{uuid, job.name, job.uid, job.gid, {}, {}};
   for (const auto& [id, copy] : tier.copies) {
-    if (id.job == uuid) {
+    if (id.job == uuid && tier.unsynced.count(id) == 0) {
       found.copies.push_back(copy.copy);
     }
   }
-  for (const auto& [owner, checkpoint] : tier.manifests) {
-    if (owner == uuid) {
-      found.manifests.push_back(checkpoint);
+  for (const auto& manifest : tier.manifests) {
+    if (manifest.first == uuid && tier.unsynced_manifests.count(manifest) == 0) {
+      found.manifests.push_back(manifest.second);
     }
   }
   return found;
@@ -319,6 +360,7 @@ void World::Do(const ScanNvme& a) {
       return Feed(scanned);
     }
     for (const auto& [uuid, job] : nvme_.jobs) {
+      nvme_.FinishOlder(uuid, life);
       scanned.jobs.push_back(FoundIn(nvme_, uuid));
     }
     Feed(scanned);
@@ -337,6 +379,7 @@ void World::Do(const ScanRemote& a) {
     } else {
       for (const auto& [uuid, job] : remote_.jobs) {
         if (a.job_name.empty() || job.name == a.job_name) {
+          remote_.FinishOlder(uuid, life_);
           scanned.jobs.push_back(FoundIn(remote_, uuid));
         }
       }
@@ -344,6 +387,27 @@ void World::Do(const ScanRemote& a) {
     Feed(scanned);
   };
   RunDrain(a.drain, std::move(drain));
+}
+
+// What was not synced may be lost, or not. Nobody has heard of it: with the tier out of reach after
+// that the job may well go on without.
+void World::LosePower() {
+  for (SimTier* tier : {&nvme_, &remote_}) {
+    for (const auto& [id, life] : tier->unsynced) {
+      oracle_.job(tier->jobs.at(id.job).name).damaged.insert(id.checkpoint());
+      if (TierChance(0.5)) {
+        tier->copies.erase(id);
+      }
+    }
+    for (const auto& [manifest, life] : tier->unsynced_manifests) {
+      oracle_.job(tier->jobs.at(manifest.first).name).damaged.insert(manifest.second);
+      if (TierChance(0.5)) {
+        tier->manifests.erase(manifest);
+      }
+    }
+    tier->unsynced.clear();
+    tier->unsynced_manifests.clear();
+  }
 }
 
 // The daemon dies. Some of what was under way was published, and nobody heard of it.
@@ -533,6 +597,11 @@ void World::TierGoesAway(TierKind kind) {
   After(milliseconds(TierBelow(2000)), [this, kind] {
     if (DaemonUp() && TierOf(kind).away) {
       Feed(TierAway{kind, DirOf(kind), absl::UnavailableError("it is not there")});
+      After(milliseconds(TierBelow(5000)), [this] {  // somebody wants to make room for it
+        if (DaemonUp() && stormy_) {
+          TierAdmin(TierOf(TierChance(0.5) ? TierKind::kNvme : TierKind::kRemote));
+        }
+      });
     }
   });
   After(milliseconds(TierBelow(90'000)), [this, kind] { TierOf(kind).away = false; });
@@ -618,6 +687,9 @@ void World::CalmTiers() {
     tier->fails = 0;
     tier->full = tier->unreadable = tier->away = false;
     tier->hung_until = now_;
+  }
+  for (const auto& [id, drain] : drains_) {  // what hangs goes on now
+    After(milliseconds(TierBelow(500)), [this, id = id, life = life_] { TryDrain(id, life); });
   }
 }
 

@@ -1,5 +1,6 @@
-// Durable tiers of the simulated node: what is published outlives the daemon, what is on its way
-// does not. They are slow, full, failing, hung for minutes; copies rot, drives are wiped.
+// Durable tiers of the simulated node: what is published outlives the daemon, and what is synced a
+// power loss; what is on its way outlives nothing. They are slow, full, failing, hung for minutes;
+// copies rot, drives are wiped.
 #pragma once
 
 #include <functional>
@@ -30,6 +31,10 @@ struct SimTier {
   std::map<ShardId, TierCopy> copies;
   std::set<std::pair<JobUuid, CheckpointId>> manifests;
   std::map<JobUuid, Job> jobs;
+  // Published, and not synced yet: a power loss takes it. By the life of the daemon that wrote it.
+  // The next one finishes what it finds; until then nobody may count on it.
+  std::map<ShardId, uint64_t> unsynced;
+  std::map<std::pair<JobUuid, CheckpointId>, uint64_t> unsynced_manifests;
   // Whose removal this daemon has begun: it counts as gone, whenever it ends.
   std::set<std::pair<JobUuid, CheckpointId>> going;
   // What is wrong with it now.
@@ -49,9 +54,19 @@ struct SimTier {
   }
   bool Has(TierKind kind, const ShardId& id, bool rotten_too) const {
     const auto it = copies.find(id);
-    return it != copies.end() && going.count({id.job, id.checkpoint()}) == 0 &&
+    return it != copies.end() && unsynced.count(id) == 0 &&
+           going.count({id.job, id.checkpoint()}) == 0 &&
            (rotten_too || it->second.token == it->second.bytes) &&
-           (kind != TierKind::kRemote || manifests.count({id.job, id.checkpoint()}) > 0);
+           (kind != TierKind::kRemote ||
+            (manifests.count({id.job, id.checkpoint()}) > 0 &&
+             unsynced_manifests.count({id.job, id.checkpoint()}) == 0));
+  }
+  // As a sweep does for what the lives before this one have begun.
+  void FinishOlder(const JobUuid& job, uint64_t life) {
+    std::erase_if(unsynced,
+                  [&](const auto& one) { return one.first.job == job && one.second != life; });
+    std::erase_if(unsynced_manifests,
+                  [&](const auto& one) { return one.first.first == job && one.second != life; });
   }
 };
 

@@ -267,6 +267,7 @@ void World::Reboot() {
   KillDaemon();
   EndAll();
   files_.clear();
+  LosePower();
   ++boots_;
   CopiesLost();
   for (auto& [name, truth] : oracle_.jobs()) {

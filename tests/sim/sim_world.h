@@ -160,6 +160,7 @@ class World {
   void Do(const RemoveJobState& a);
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
+  void Do(const ClearIndex&) {}
   void Do(const SetTimer& a);
   // sim_tiers.cc
   void Do(const FlushShard& a);
@@ -183,6 +184,8 @@ class World {
                       const std::optional<FileRecord>& record, bool cancelled);
   FoundJob FoundIn(const SimTier& tier, const JobUuid& uuid) const;
   void DropDrains();
+  void LosePower();
+  void SyncFlushed(const FlushShard& a, FlushEnded ended, uint64_t life);
   void JudgeRemoval(const RemoveCopies& a);
   void JudgeTierCommitted(const Report& a, CheckpointId id);
   void CopiesLost();

@@ -501,7 +501,7 @@ TEST_P(TierCrashConformance, CrashAtEveryCallOfTheRecovery) {
 
 // One call fails, the process lives: the error is reported, and nothing else is lost or left over.
 TEST_P(TierCrashConformance, FailureAtEveryCall) {
-  for (const int error : {EIO, ENOSPC}) {
+  for (const int error : {EIO, ENOSPC, EROFS, EDQUOT, ESTALE}) {
     for (int n = 1, used = n; used >= n; ++n) {
       SCOPED_TRACE(absl::StrCat("call ", n, " fails with error ", error));
       NewPlace();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/durable/record_check.h"
@@ -138,9 +139,10 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
           ReadManifest({named.id.job, named.job_name, named.id.checkpoint()});
       if (there.ok()) {
         manifest = std::make_shared<const Manifest>(*std::move(there));
-      } else if (!absl::IsNotFound(there.status())) {
+      } else if (!absl::IsNotFound(there.status()) &&
+                 (!absl::IsDataLoss(there.status()) || IsErrno(there.status()))) {
         return there.status();
-      }
+      }  // else there is none that says anything: the record says what it is of
     }
     if (manifest != nullptr) {
       const bool fits = manifest->job == named.id.job &&

@@ -27,7 +27,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName&
   const std::string directory = StepDirectory(name.job_name, name.id);
   const BusyShards shards(*this, name.job, name.id, ranks);
   if (!shards.taken()) {
-    return absl::UnavailableError(
+    return absl::AbortedError(
         absl::StrCat("remove from '", directory, "': another call is busy with these copies"));
   }
   // 1. The intent names what goes, before anything does.
@@ -230,7 +230,8 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
   }
   // 2. Of what is ours somebody must be able to say whose it is.
   if (!report.unfinished.empty()) {
-    return absl::UnavailableError(absl::StrCat(
+    // (Of these files, not of the file system: Unavailable says that.)
+    return absl::AbortedError(absl::StrCat(
         "remove '", directory, "': '", report.unfinished,
         "' is still being written, or was left by another node, which removes it when it starts; "
         "try again, or remove it by hand if that node is gone for good"));

@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/durable/record_check.h"
@@ -63,6 +65,12 @@ class Scanner {
     }
   }
   void Unreadable(const std::string& path, const absl::Status& why) {
+    // (Of a newer version: in remote it is a manifest that says what there is, and for those the
+    // step is told all the same.)
+    const bool too_many_names = absl::IsResourceExhausted(why);
+    if (MayPass(why) || too_many_names || (absl::IsFailedPrecondition(why) && !store_.remote())) {
+      out_.hidden.try_emplace(job_, why);
+    }
     ++out_.unreadable_count;
     if (out_.unreadable.size() < kScanProblemsMax) {
       out_.unreadable.push_back({path, why});
@@ -84,14 +92,53 @@ class Scanner {
     return S_ISDIR(info->mode);
   }
 
-  // This node's: another node tells of its own.
+  // What all share, and this node's part: another node tells of its own.
   void ScanHome() {
+    if (store_.remote()) {
+      const std::string nodes = ParentDirectory(store_.home);
+      ScanHomeNames(ParentDirectory(nodes), ParseSharedHomeName);
+      ScanNodeNames(nodes);
+    }
+    ScanHomeNames(store_.home, [this](std::string_view name) {
+      return ParseHomeName(store_.options.kind, name);
+    });
     const auto is_intent = [](std::string_view name) {
       return ParseIntentFileName(name).has_value();
     };
     ScanPlainFiles(store_.intents_dir, is_intent, "not the name of an intent");
     if (!store_.remote()) {
       ScanPlainFiles(store_.pool_dir, IsUnique, "not the name of a recycled file");
+    }
+  }
+
+  // By name alone: there may be thousands, and each looks at its own.
+  void ScanNodeNames(const std::string& nodes) {
+    const auto names = env_.List(nodes, kDirectoryNamesMax);
+    for (const std::string& name : names.value_or(std::vector<std::string>())) {
+      if (!CheckJobName(name).ok()) {
+        Unknown(JoinPath(nodes, name), "not the name of a node");
+      }
+    }
+  }
+
+  void ScanHomeNames(const std::string& directory,
+                     const std::function<HomeEntry(std::string_view)>& parse) {
+    const auto names = env_.List(directory, kDirectoryNamesMax);
+    if (!names.ok()) {
+      return;  // not made yet, or what Prepare tells
+    }
+    for (const std::string& name : *names) {
+      const std::string path = JoinPath(directory, name);
+      const HomeEntry entry = parse(name);
+      if (entry == HomeEntry::kUnknown) {
+        Unknown(path, "not a name of ours");
+        continue;
+      }
+      const absl::StatusOr<FileInfo> info = env_.Info(path);
+      const bool directory_wanted = entry == HomeEntry::kDirectory;
+      if (info.ok() && !(directory_wanted ? S_ISDIR(info->mode) : S_ISREG(info->mode))) {
+        Unknown(path, directory_wanted ? "not a directory" : "not a regular file");
+      }
     }
   }
 
@@ -115,6 +162,7 @@ class Scanner {
   }
 
   void ScanJob(const std::string& name) {
+    job_ = name;
     const std::string directory = store_.JobDirectory(name);
     if (!IsDirectory(directory)) {
       return;
@@ -177,7 +225,7 @@ class Scanner {
       const std::string nodes = ParentDirectory(store_.home);
       const auto names = env_.List(nodes, kDirectoryNamesMax);
       for (const std::string& node : names.value_or(std::vector<std::string>())) {
-        directories.push_back(JoinPath(JoinPath(nodes, node), "intents"));
+        directories.push_back(JoinPath(JoinPath(nodes, node), kHomeIntentsName));
       }
     }
     for (const std::string& directory : directories) {
@@ -226,12 +274,10 @@ class Scanner {
       const absl::StatusOr<Manifest> manifest = store_.ReadManifest(name);
       if (manifest.ok()) {
         ScanCommitted(name, *manifest, found, step);
-      } else if (absl::IsFailedPrecondition(manifest.status())) {
-        // Of a newer version: nothing here is judged.
-        return Unreadable(JoinPath(directory, kManifestName), manifest.status());
       } else if (!absl::IsNotFound(manifest.status())) {
         Unreadable(JoinPath(directory, kManifestName), manifest.status());
         step.manifest_unreadable = true;
+        step.manifest_why = manifest.status();
         found.manifest = false;
       } else {
         found.manifest = false;
@@ -291,7 +337,7 @@ class Scanner {
     }
     HF_RETURN_IF_ERROR(info.status());
     if (!S_ISREG(info->mode)) {
-      return absl::FailedPreconditionError(absl::StrCat("'", path, "': not a regular file"));
+      return absl::DataLossError(absl::StrCat("'", path, "': not a regular file"));
     }
     return info->bytes == expected
                ? absl::OkStatus()
@@ -342,6 +388,7 @@ class Scanner {
 
   CopyStore::Impl& store_;
   Env& env_;
+  std::string job_;  // that is being scanned
   DurableScan out_;
   std::set<std::string> intents_;
 };

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "tiers/durable/manifest.h"
 #include "tiers/tier.h"
 
@@ -30,9 +32,10 @@ struct CheckpointScan {
   // Remote only: there is a manifest, so the step is committed. Its entries are `copies`, but for
   // those whose files are missing or of another length.
   bool has_manifest = false;
-  // There is one that could not be read: `copies` are as their records say, whether the step is
-  // committed is not known, and nothing here is to be removed because of what a scan says.
+  // There is one that could not be read: `copies` are as their records say, which may not be all,
+  // and nothing here is to be removed because of what a scan says.
   bool manifest_unreadable = false;
+  absl::Status manifest_why;  // damaged, of a newer version, not readable just now
   int64_t committed_unix_ms = 0;
   std::vector<CopyEntry> copies;  // image and record there, lengths right; by rank
 };
@@ -56,6 +59,10 @@ struct DurableScan {
   // How many there were of both, also beyond what is listed.
   uint64_t unreadable_count = 0;
   uint64_t unknown_count = 0;
+  // Jobs by name, of which something may not be listed although it is whole: the first directory or
+  // file that could not be read just now, or that a newer program wrote. Of others, what is not
+  // listed is not there.
+  std::map<std::string, absl::Status> hidden;
 };
 
 inline constexpr size_t kScanProblemsMax = 1000;

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 
@@ -14,8 +15,9 @@ namespace {
 
 std::string HomeOf(const CopyStore::Options& options) {
   const std::string home = JoinPath(options.dir, kHomeName);
-  return options.kind == DurableKind::kNvme ? home
-                                            : JoinPath(JoinPath(home, "nodes"), options.node_name);
+  return options.kind == DurableKind::kNvme
+             ? home
+             : JoinPath(JoinPath(home, kHomeNodesName), options.node_name);
 }
 
 }  // namespace
@@ -29,8 +31,8 @@ CopyStore::Impl::Impl(const Options& o)
     : options(o),
       env(*o.env),
       home(HomeOf(o)),
-      intents_dir(JoinPath(home, "intents")),
-      pool_dir(JoinPath(home, "pool")) {}
+      intents_dir(JoinPath(home, kHomeIntentsName)),
+      pool_dir(JoinPath(home, kHomePoolName)) {}
 
 // ---- Paths ----
 
@@ -95,7 +97,11 @@ absl::Status CopyStore::Impl::RemoveIfEmpty(const std::string& directory) {
 
 absl::StatusOr<std::string> CopyStore::Impl::ReadSmallFile(const std::string& path,
                                                            uint64_t bytes_max) {
-  return ReadFile(env, path, bytes_max, {.no_symlink = true});
+  absl::StatusOr<std::string> bytes = ReadFile(env, path, bytes_max, {.no_symlink = true});
+  if (absl::IsResourceExhausted(bytes.status()) && !IsErrno(bytes.status())) {
+    return absl::DataLossError(bytes.status().message());  // no file of ours is as long
+  }
+  return bytes;
 }
 
 // A file system that has no owners, or squashes root, keeps its own; that is told and no error.
@@ -223,6 +229,7 @@ absl::StatusOr<std::unique_ptr<CopyStore>> CopyStore::Open(const Options& option
   {
     MutexLock hold(impl->mutex);
     impl->directory_inode = info.inode;
+    impl->directory_born_ns = info.born_ns;
     impl->directory_id = id.value_or("");
   }
   return std::unique_ptr<CopyStore>(new CopyStore(std::move(impl)));

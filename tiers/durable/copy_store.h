@@ -18,7 +18,8 @@
 // Errors: NotFound, AlreadyExists, ResourceExhausted (no space, quota), as everywhere. DataLoss:
 // what is there is torn, damaged, or not what its name says. FailedPrecondition: of a newer format
 // version; or the directory belongs to another run (job uuid, opening of the attempt). Unavailable:
-// the mount went away, another directory lies in its place, or another daemon has it. After an
+// the mount went away, another directory lies in its place, or another daemon has it. Aborted:
+// another call, here or on another node, is at work on these very files. After an
 // error of Publish or Remove the caller may try again from the start; what was half done is named
 // by an intent and is put right by the next call that writes, or by Sweep.
 #pragma once
@@ -180,7 +181,7 @@ class CopyStore : public Tier {
   // All copies of the step that lie here, whole or damaged, with its manifest; NotFound if the step
   // has no directory. Files that are not ours stay, and the directory with them.
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
-  // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Unavailable
+  // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Aborted
   // when something there is still being written: claims and JOB stay, for the next try.
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
   // Deletes recycled files until at most `bytes` are left.

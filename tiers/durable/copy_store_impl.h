@@ -62,7 +62,9 @@ struct CopyStore::Impl {
   std::set<ShardId> busy GUARDED_BY(mutex);
   bool unswept GUARDED_BY(mutex) = false;  // an intent of this process was left behind
   bool reserve_given_up GUARDED_BY(mutex) = false;
-  uint64_t directory_inode GUARDED_BY(mutex) = 0;  // of `dir`, as it was last known to be the same
+  // Of `dir`, as it was last known to be the same.
+  uint64_t directory_inode GUARDED_BY(mutex) = 0;
+  uint64_t directory_born_ns GUARDED_BY(mutex) = 0;
   std::string directory_id GUARDED_BY(mutex);
   bool own_mount GUARDED_BY(mutex) = false;
   std::string refusal GUARDED_BY(mutex);
@@ -204,7 +206,7 @@ class LiveIntent {
 
  private:
   absl::Status MakeRoom();
-  void DiscardTemporary();
+  bool DiscardTemporary();  // whether it is gone
 
   CopyStore::Impl& store_;
   const Intent intent_;

@@ -15,9 +15,6 @@
 namespace holdfast {
 namespace {
 
-constexpr std::string_view kProbePrefix = "probe-";
-constexpr std::string_view kIdName = "id";
-constexpr std::string_view kOwnerName = "owner";
 constexpr uint64_t kTextBytesMax = 4096;
 
 // "state <id>\nmachine <id>\n…"; what is not known is not there.
@@ -61,7 +58,7 @@ absl::Status CopyStore::Impl::TakeLock() {
 }
 
 std::string CopyStore::Impl::LockPath() const {
-  return JoinPath(home, "lock");
+  return JoinPath(home, kHomeLockName);
 }
 
 absl::Status CopyStore::Impl::LockHome() {
@@ -155,12 +152,12 @@ absl::Status CopyStore::Impl::Probe(DurableCapabilities& found) {
   // 1. What an earlier probe left that was interrupted.
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(home, kDirectoryNamesMax));
   for (const std::string& name : names) {
-    if (name.starts_with(kProbePrefix)) {
+    if (name.starts_with(kHomeProbePrefix)) {
       HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(home, name)));
     }
   }
   // 2. A file, a second name for it, and a name that is taken.
-  const std::string first = JoinPath(home, absl::StrCat(ToAbsl(kProbePrefix), NewUnique()));
+  const std::string first = JoinPath(home, absl::StrCat(ToAbsl(kHomeProbePrefix), NewUnique()));
   const std::string second = absl::StrCat(first, "-2");
   HF_RETURN_IF_ERROR(env.Open(first, OpenMode::kCreateExclusive, {.no_symlink = true}).status());
   const absl::Status linked = env.Link(first, second);
@@ -229,20 +226,31 @@ absl::Status CopyStore::Impl::CheckMount() {
         "went away, or another one lies over it; mount it again"));
   }
   std::string id;
+  bool same_inode = false;
   {
     MutexLock hold(mutex);
-    if (info.inode == directory_inode) {
-      return absl::OkStatus();
-    }
+    same_inode = info.inode == directory_inode && info.born_ns == directory_born_ns;
     id = directory_id;
   }
-  // Another directory, or one of a file system that numbers its files anew: its id tells.
+  // A number is given again: after `rm -r` and `mkdir`, or by mkfs, another directory may have it.
+  if (same_inode && (info.born_ns != 0 || id.empty())) {
+    return absl::OkStatus();
+  }
+  // Another directory, or one of a file system that numbers its files anew, or that does not tell
+  // when they were made: its id tells.
   const absl::StatusOr<std::string> now = ReadId();
+  if (same_inode && absl::IsNotFound(now.status())) {
+    const absl::StatusOr<bool> has_home = Exists(JoinPath(options.dir, kHomeName));
+    if (has_home.ok() && *has_home) {
+      return absl::OkStatus();  // somebody removed the id alone
+    }
+  }
   if (!now.ok() || id.empty() || *now != id) {
     return NotTheSame("another one lies in its place", now.status(), "move the old one back");
   }
   MutexLock hold(mutex);
   directory_inode = info.inode;
+  directory_born_ns = info.born_ns;
   return absl::OkStatus();
 }
 
@@ -256,7 +264,7 @@ absl::Status CopyStore::Impl::NotTheSame(std::string_view why, const absl::Statu
 // ---- Whether it is the directory that it is taken for ----
 
 std::string CopyStore::Impl::IdPath() const {
-  return JoinPath(JoinPath(options.dir, kHomeName), kIdName);
+  return JoinPath(JoinPath(options.dir, kHomeName), kHomeIdName);
 }
 
 absl::StatusOr<std::string> CopyStore::Impl::ReadId() {
@@ -305,7 +313,7 @@ absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
 // Made aside, in a name that the next probe would remove. False: there is one already.
 absl::StatusOr<bool> CopyStore::Impl::PublishInHome(const std::string& path,
                                                     std::string_view text) {
-  const std::string aside = JoinPath(home, absl::StrCat(ToAbsl(kProbePrefix), NewUnique()));
+  const std::string aside = JoinPath(home, absl::StrCat(ToAbsl(kHomeProbePrefix), NewUnique()));
   {
     HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                         env.Open(aside, OpenMode::kCreateExclusive, {.no_symlink = true}));
@@ -368,7 +376,7 @@ absl::Status CopyStore::Impl::CheckOwner() {
   if (us.state.empty()) {
     return absl::OkStatus();
   }
-  const std::string path = JoinPath(home, kOwnerName);
+  const std::string path = JoinPath(home, kHomeOwnerName);
   // 1. Who had it last.
   absl::StatusOr<std::string> text = ReadSmallFile(path, kTextBytesMax);
   if (absl::IsNotFound(text.status())) {

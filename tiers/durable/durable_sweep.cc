@@ -13,7 +13,6 @@
 namespace holdfast {
 namespace {
 
-constexpr std::string_view kReserveName = "reserve";
 constexpr uint64_t kReserveBytes = uint64_t{256} << 10;
 
 std::string Describe(const Intent& intent) {
@@ -59,7 +58,7 @@ absl::Status CopyStore::Impl::WriteIntent(const Intent& intent) {
 
 // Not every file system can reserve; then a full one may have to be emptied by hand.
 absl::Status CopyStore::Impl::FillReserve() {
-  const std::string path = JoinPath(home, kReserveName);
+  const std::string path = JoinPath(home, kHomeReserveName);
   absl::StatusOr<std::unique_ptr<File>> file =
       env.Open(path, OpenMode::kReadWrite, {.no_symlink = true});
   if (absl::IsNotFound(file.status())) {
@@ -78,7 +77,7 @@ void CopyStore::Impl::GiveUpReserve() {
     reserve_given_up = true;
   }
   const absl::StatusOr<std::unique_ptr<File>> file =
-      env.Open(JoinPath(home, kReserveName), OpenMode::kReadWrite, {.no_symlink = true});
+      env.Open(JoinPath(home, kHomeReserveName), OpenMode::kReadWrite, {.no_symlink = true});
   if (file.ok()) {
     (*file)->Truncate(0).IgnoreError();
   }
@@ -259,8 +258,8 @@ absl::Status LiveIntent::Write() {
     HF_RETURN_IF_ERROR(store_.PrepareAgain());
     status = store_.WriteIntent(intent_);
   }
-  if (absl::IsResourceExhausted(status)) {
-    DiscardTemporary();
+  // While its temporary is still there, another try would only find that.
+  if (absl::IsResourceExhausted(status) && DiscardTemporary()) {
     HF_RETURN_IF_ERROR(MakeRoom());
     status = store_.WriteIntent(intent_);
   }
@@ -284,13 +283,15 @@ absl::Status LiveIntent::MakeRoom() {
   return store_.TrimPool(pooled / 2);
 }
 
-void LiveIntent::DiscardTemporary() {
+bool LiveIntent::DiscardTemporary() {
   const std::string name = IntentFileName(intent_.unique);
   const std::string path = JoinPath(store_.intents_dir, TemporaryName(name, intent_.unique));
-  if (!store_.RemoveIfThere(path).ok()) {
-    MutexLock hold(store_.mutex);
-    store_.unswept = true;
+  if (store_.RemoveIfThere(path).ok()) {
+    return true;
   }
+  MutexLock hold(store_.mutex);
+  store_.unswept = true;
+  return false;
 }
 
 void LiveIntent::Finish() {

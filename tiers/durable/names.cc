@@ -50,6 +50,26 @@ bool ParseNumber(std::string_view text, Number& out) {
 
 }  // namespace
 
+HomeEntry ParseHomeName(DurableKind kind, std::string_view name) {
+  const bool nvme = kind == DurableKind::kNvme;
+  if (name == kHomeIntentsName || (nvme && name == kHomePoolName)) {
+    return HomeEntry::kDirectory;
+  }
+  // The owner is replaced through a temporary of WriteFileAtomically (base/env.h).
+  const bool file =
+      name == kHomeLockName || name == kHomeReserveName || name.starts_with(kHomeProbePrefix) ||
+      (nvme ? name == kHomeIdName
+            : name == kHomeOwnerName || name == absl::StrCat(ToAbsl(kHomeOwnerName), ".tmp"));
+  return file ? HomeEntry::kFile : HomeEntry::kUnknown;
+}
+
+HomeEntry ParseSharedHomeName(std::string_view name) {
+  if (name == kHomeNodesName) {
+    return HomeEntry::kDirectory;
+  }
+  return name == kHomeIdName ? HomeEntry::kFile : HomeEntry::kUnknown;
+}
+
 std::string StepDirectoryName(const CheckpointId& id) {
   return absl::StrCat(id.step, "-a", id.attempt);
 }

@@ -12,6 +12,16 @@
 namespace holdfast {
 
 inline constexpr std::string_view kHomeName = ".holdfast";
+// In it, on NVMe, or in it below nodes/<node>, in a remote directory.
+inline constexpr std::string_view kHomeIntentsName = "intents";
+inline constexpr std::string_view kHomePoolName = "pool";
+inline constexpr std::string_view kHomeLockName = "lock";
+inline constexpr std::string_view kHomeReserveName = "reserve";
+inline constexpr std::string_view kHomeOwnerName = "owner";
+inline constexpr std::string_view kHomeProbePrefix = "probe-";
+// In it, whatever the kind; nodes in a remote directory only.
+inline constexpr std::string_view kHomeIdName = "id";
+inline constexpr std::string_view kHomeNodesName = "nodes";
 inline constexpr std::string_view kDoctorPrefix = ".holdfast-doctor-";
 inline constexpr std::string_view kJobFileName = "JOB";
 inline constexpr std::string_view kManifestName = "MANIFEST";
@@ -23,6 +33,13 @@ struct StepFile {
   Rank rank = 0;            // kImage, kRecord
   uint32_t world_size = 0;  // the same, in the remote tier
 };
+
+enum class HomeEntry { kUnknown, kFile, kDirectory };
+// What a name in one node's home is to be: `.holdfast` of a drive, `.holdfast/nodes/<node>` of a
+// remote directory.
+HomeEntry ParseHomeName(DurableKind kind, std::string_view name);
+// The same in the `.holdfast` of a remote directory, which all nodes share.
+HomeEntry ParseSharedHomeName(std::string_view name);
 
 std::string StepDirectoryName(const CheckpointId& id);  // "900-a3"
 std::optional<CheckpointId> ParseStepDirectoryName(std::string_view name);

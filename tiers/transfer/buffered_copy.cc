@@ -147,7 +147,8 @@ void CopyOperation::CopyPiece(const Piece& piece, AlignedBuffer& bounce, CallWat
 bool CopyOperation::CopyChunk(uint64_t offset, size_t bytes, AlignedBuffer& bounce,
                               CallWatcher& watcher, PieceDigests& digests) {
   if (spec_.pacer != nullptr && !spec_.pacer->Acquire(bytes, spec_.control.get())) {
-    return false;  // cancelled: Over says so
+    FailCancelled();  // here: there may be no other piece whose turn would say so
+    return false;
   }
   std::byte* const buffer = bounce.data();
   if (spec_.from_memory != nullptr) {
@@ -272,11 +273,15 @@ void CopyOperation::BlockDone(const DigestBlocks& block, uint64_t digest) {
 
 bool CopyOperation::Over() {
   if (spec_.control != nullptr && spec_.control->cancelled()) {
-    Fail(absl::CancelledError(
-             absl::StrCat("copy of ", spec_.image->record.id.ToString(), ": cancelled")),
-         FaultySide::kNone);
+    FailCancelled();
   }
   return over_.load(std::memory_order_acquire);
+}
+
+void CopyOperation::FailCancelled() {
+  Fail(absl::CancelledError(
+           absl::StrCat("copy of ", spec_.image->record.id.ToString(), ": cancelled")),
+       FaultySide::kNone);
 }
 
 // Only the first failure counts.

@@ -69,6 +69,7 @@ class CopyOperation {
   bool WithMemory(RevocableMemory& memory, FaultySide side, uint64_t offset, size_t bytes,
                   const std::function<void(std::byte*)>& copy);
   void FailCutShort(FaultySide side) EXCLUDES(mutex_);
+  void FailCancelled() EXCLUDES(mutex_);
   void BlockDone(const DigestBlocks& block, uint64_t digest) EXCLUDES(mutex_);
 
   const BufferedCopySpec spec_;

@@ -89,15 +89,18 @@ class DirectCopy {
     }
   }
 
+  void FailCancelled() {
+    Fail(absl::CancelledError(absl::StrCat(op_ == BlockOp::kWrite ? "write '" : "read '",
+                                           file_.path(), "': cancelled after ", result_.bytes,
+                                           " of ", record_.image_bytes, " bytes")),
+         FaultySide::kNone);
+  }
+
   void MovePieces() {
     size_t next = 0;
     while (result_.ok()) {
       if (options_.control != nullptr && options_.control->cancelled()) {
-        Fail(absl::CancelledError(absl::StrCat(op_ == BlockOp::kWrite ? "write '" : "read '",
-                                               file_.path(), "': cancelled after ", result_.bytes,
-                                               " of ", record_.image_bytes, " bytes")),
-             FaultySide::kNone);
-        return;
+        return FailCancelled();
       }
       // 1. What has come in; 2. new pieces in its place; 3. only then the digests, a little at a
       // time.
@@ -141,7 +144,7 @@ class DirectCopy {
       return;
     }
     if (options_.pacer != nullptr && !options_.pacer->Acquire(range.bytes, options_.control)) {
-      return;  // cancelled: said by the loop, which begins no other
+      return FailCancelled();
     }
     BlockRequest request{op_,         &file_, range.offset, image_.data() + range.offset,
                          range.bytes, piece};

@@ -69,6 +69,11 @@ uint64_t Pacer::rate() const {
   return bytes_per_second_;
 }
 
+size_t Pacer::waiting() const {
+  MutexLock lock(mutex_);
+  return waiting_.size();
+}
+
 void Pacer::Fill(TimePoint now) {
   const double seconds = std::chrono::duration<double>(now - filled_at_).count();
   filled_at_ = now;

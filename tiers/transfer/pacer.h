@@ -12,6 +12,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <set>
 
@@ -34,6 +35,8 @@ class Pacer {
 
   void SetRate(uint64_t bytes_per_second) EXCLUDES(mutex_);
   uint64_t rate() const EXCLUDES(mutex_);
+  // How many are in Acquire at the moment: held back.
+  size_t waiting() const EXCLUDES(mutex_);
 
  private:
   using TimePoint = std::chrono::steady_clock::time_point;

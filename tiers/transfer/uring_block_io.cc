@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/units.h"
 #include "tiers/transfer/block_io_impl.h"
+#include "tiers/transfer/uring_parts.h"
 
 namespace holdfast {
 namespace {
@@ -27,8 +27,7 @@ constexpr unsigned kTaskrunFlag = 1U
 
 constexpr unsigned kRegisteredFilesMax = 16;
 constexpr unsigned kRegisteredBuffersMax = 256;
-constexpr uint64_t kBufferBytesMax = kGiB;  // the kernel's limit for one
-constexpr int kTriesMax = 1000;             // of what the kernel wants to be asked again
+constexpr int kTriesMax = 1000;  // of what the kernel wants to be asked again
 
 struct SetupChoice {
   unsigned flags;
@@ -53,7 +52,7 @@ absl::Status SetupRefused(int error) {
 class UringBlockIo : public BlockIo {
  public:
   UringBlockIo(size_t depth, const char* description)
-      : depth_(depth), description_(description), requests_(depth) {
+      : depth_(depth), description_(description), requests_(depth), tags_(depth) {
     for (uint32_t i = 0; i < depth; ++i) {
       free_.push_back(static_cast<uint32_t>(depth) - 1 - i);
     }
@@ -156,16 +155,13 @@ class UringBlockIo : public BlockIo {
     if (!can_register_memory_ || bytes == 0 || OverlapsRegistered(memory, bytes)) {
       return false;
     }
-    // Slices of whole gigabytes: a piece lies in one of them when pieces divide a gigabyte.
-    std::vector<unsigned> taken;
-    for (uint64_t at = 0; at < bytes; at += kBufferBytesMax) {
-      const uint64_t slice = std::min(kBufferBytesMax, bytes - at);
-      const int slot = TakeBufferSlot(memory + at, slice);
+    for (const MemorySlice& slice : RegisteredSlices(bytes)) {
+      const int slot = TakeBufferSlot(memory + slice.offset, slice.bytes);
       if (slot < 0) {
         UnregisterMemory(memory);
         return false;
       }
-      buffers_[memory + at] = {memory, slice, static_cast<unsigned>(slot)};
+      buffers_[memory + slice.offset] = {memory, slice.bytes, static_cast<unsigned>(slot)};
     }
     return true;
   }
@@ -189,7 +185,6 @@ class UringBlockIo : public BlockIo {
     BlockRequest request;
     size_t done = 0;
     int tries = 0;
-    uint32_t generation = 0;  // of this place: an answer to an earlier request is none to this one
   };
   struct Buffer {
     std::byte* whole;  // what it is a slice of
@@ -257,8 +252,7 @@ class UringBlockIo : public BlockIo {
     if (file_slot >= 0) {
       sqe->flags |= IOSQE_FIXED_FILE;
     }
-    ++request.generation;
-    ::io_uring_sqe_set_data64(sqe, uint64_t{request.generation} << 32 | index);
+    ::io_uring_sqe_set_data64(sqe, tags_.Issue(index));
     int submitted = 0;
     for (int tries = 0; tries < kTriesMax; ++tries) {
       submitted = ::io_uring_submit(&ring_);
@@ -270,7 +264,7 @@ class UringBlockIo : public BlockIo {
     if (submitted < 0) {
       // The entry stays in the queue and would go with the next submission: make it harmless.
       ::io_uring_prep_nop(sqe);
-      ::io_uring_sqe_set_data64(sqe, kNobody);
+      ::io_uring_sqe_set_data64(sqe, RequestTags::kNobody);
       return -submitted;
     }
     return 0;
@@ -292,12 +286,8 @@ class UringBlockIo : public BlockIo {
     const uint64_t data = ::io_uring_cqe_get_data64(cqe);
     const int moved = cqe->res;
     ::io_uring_cqe_seen(&ring_, cqe);
-    const auto index = static_cast<uint32_t>(data);
-    if (data == kNobody || index >= requests_.size() ||
-        requests_[index].generation != static_cast<uint32_t>(data >> 32)) {
-      return std::nullopt;
-    }
-    return Advance(index, moved);
+    const std::optional<uint32_t> index = tags_.PlaceOf(data);
+    return index.has_value() ? Advance(*index, moved) : std::nullopt;
   }
 
   std::optional<BlockCompletion> Advance(uint32_t index, int moved) {
@@ -325,12 +315,10 @@ class UringBlockIo : public BlockIo {
       }
       status = ErrnoStatus(error, BlockOpName(r.op), r.file->path());
     }
-    ++request.generation;
+    tags_.Retire(index);
     free_.push_back(index);
     return BlockCompletion{r.tag, status, 0};
   }
-
-  static constexpr uint64_t kNobody = ~uint64_t{0};
 
   const size_t depth_;
   const std::string description_;
@@ -339,6 +327,7 @@ class UringBlockIo : public BlockIo {
   bool can_register_files_ = false;
   bool can_register_memory_ = false;
   std::vector<Request> requests_;
+  RequestTags tags_;
   std::vector<uint32_t> free_;  // places in requests_
   std::vector<File*> files_;    // by their place in the kernel's table; null: free
   std::map<std::byte*, Buffer> buffers_;

@@ -41,4 +41,13 @@ void DriveIndex::Erase(const JobUuid& job, CheckpointId checkpoint, size_t drive
   }
 }
 
+void DriveIndex::EraseJob(const JobUuid& job, size_t drive) {
+  MutexLock lock(mutex_);
+  for (auto it = drives_.lower_bound({job, 0, 0, 0});
+       it != drives_.end() && it->first.job == job;) {
+    std::erase(it->second, drive);
+    it = it->second.empty() ? drives_.erase(it) : std::next(it);
+  }
+}
+
 }  // namespace holdfast

@@ -21,6 +21,7 @@ class DriveIndex {
   std::vector<Rank> RanksOf(const JobUuid& job, CheckpointId checkpoint,
                             std::optional<size_t> drive) EXCLUDES(mutex_);
   void Erase(const JobUuid& job, CheckpointId checkpoint, size_t drive) EXCLUDES(mutex_);
+  void EraseJob(const JobUuid& job, size_t drive) EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;

@@ -23,6 +23,7 @@ struct DurableTiers::Drive {
   std::unique_ptr<WorkerGroup> relay;
   // Reads whole images, however long that takes, while the drive's thread goes on writing.
   std::unique_ptr<WorkerGroup> verifier;
+  int passed_over = 0;  // flushes that went to another one since it failed
 };
 
 // The scans that have not really ended, also those that were answered because they hang.

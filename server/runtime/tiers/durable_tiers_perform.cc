@@ -12,6 +12,7 @@ namespace holdfast {
 namespace {
 
 constexpr auto kVerifyLook = std::chrono::milliseconds(200);
+constexpr int kPassedOverMax = 15;  // flushes that a drive that failed is spared
 
 absl::Status StillHangs() {
   return absl::UnavailableError(
@@ -55,12 +56,17 @@ std::shared_ptr<Operation> DurableTiers::MakeOperation(DrainId drain, LiveOperat
 }
 
 // Shards are spread over the drives by rank; one that fails or hangs is left out while others do
-// not.
+// not, but for one flush in so many: else nobody would find that it is well again.
 DurableTiers::Drive& DurableTiers::DriveFor(const FlushShard& action) {
   const size_t first = action.key.id.rank % drives_.size();
   for (size_t i = 0; i < drives_.size(); ++i) {
     Drive& drive = *drives_[(first + i) % drives_.size()];
     if (IsWell(drive)) {
+      drive.passed_over = 0;
+      return drive;
+    }
+    if (drive.group->stalled() == 0 && ++drive.passed_over > kPassedOverMax) {
+      drive.passed_over = 0;
       return drive;
     }
   }

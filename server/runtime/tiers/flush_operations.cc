@@ -158,6 +158,7 @@ struct RemoteSource {
   std::shared_ptr<const RecordAndLayout> image;
   std::string record_file;
   std::shared_ptr<RevocableMemory> memory;
+  std::shared_ptr<CopyStore> store;  // before what reads from it: it ends after that
   std::shared_ptr<CopyStore::Reading> reading;
 };
 
@@ -180,12 +181,12 @@ absl::StatusOr<RemoteSource> OpenRemoteSource(const Context& context, std::optio
   }
   TierPlace& place = *context->drives[*drive];
   const Operation::SourceCall call(operation, absl::StrCat("open a copy in '", place.dir(), "'"));
-  HF_ASSIGN_OR_RETURN(const std::shared_ptr<CopyStore> store, StoreOf(place, operation));
+  HF_ASSIGN_OR_RETURN(source.store, StoreOf(place, operation));
   CopyStore::ReadOptions options;
   options.direct = true;
   HF_ASSIGN_OR_RETURN(
       source.reading,
-      store->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, options));
+      source.store->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, options));
   source.record_file = source.reading->record_file();
   HF_ASSIGN_OR_RETURN(RecordAndLayout image, DecodeRecordAndLayout(source.record_file));
   source.image = std::make_shared<const RecordAndLayout>(std::move(image));

@@ -103,9 +103,8 @@ void Judge(DrainContext& context, TierPlace& place, const absl::Status& status) 
   Judged(context, place, status).IgnoreError();
 }
 
-// A drive whose sectors cannot be
-// read says EIO; a mount says so too when it has lost its servers for a minute, so there only what
-// was read is judged.
+// A drive whose sectors cannot be read says EIO; a mount says so too when it has lost its servers
+// for a minute, so there only what was read is judged.
 bool IsCopysFault(const absl::Status& status, TierKind tier) {
   const bool fault = absl::IsDataLoss(status) || absl::IsNotFound(status) ||
                      absl::IsInvalidArgument(status) || absl::IsOutOfRange(status);

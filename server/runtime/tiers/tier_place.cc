@@ -120,10 +120,11 @@ TierPlace::Noted TierPlace::Note(const absl::Status& status) {
       store != nullptr ? store->Space() : absl::StatusOr<FilesystemInfo>(absl::UnknownError(""));
   bool went_away = false;
   MutexLock lock(mutex_);
-  if (store != nullptr && store == store_ && !space.ok()) {
+  const bool cannot_ask = absl::IsResourceExhausted(space.status());  // memory, file descriptors
+  if (store != nullptr && store == store_ && !space.ok() && !cannot_ask) {
     known_ = store->place();
     store_ = nullptr;  // another file system lies there now: the next operation looks anew
-    away_ = space.status();
+    away_ = absl::UnavailableError(Message(space.status()));
     went_away = true;
   }
   const absl::Status& outcome = status.ok() ? away_ : status;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/sync_point.h"
@@ -100,6 +101,17 @@ ManifestPublished PublishRemoteManifest(const Context& context,
   return {action.drain, Judged(*context, place, status)};
 }
 
+namespace {
+
+// What a newer program committed is its to remove, and what cannot be read just now is not judged.
+absl::Status MayRemove(CopyStore& store, const CheckpointName& name) {
+  const absl::Status read = store.ReadManifest(name).status();
+  const bool damaged = absl::IsDataLoss(read) && !IsErrno(read);
+  return absl::IsNotFound(read) || damaged ? absl::OkStatus() : read;
+}
+
+}  // namespace
+
 absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
                         const RemoveCopies& action, Operation& operation) {
   TierPlace& place = PlaceOf(*context, drive);
@@ -108,8 +120,11 @@ absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
     return Judged(*context, place, store.status());
   }
   const TransferControl::Call call(operation.control().get(), "remove a step in", place.dir());
-  const absl::Status removed =
-      (*store)->RemoveCheckpoint({action.job, action.job_name, action.checkpoint}).status();
+  const CheckpointName name{action.job, action.job_name, action.checkpoint};
+  absl::Status removed = drive ? absl::OkStatus() : MayRemove(**store, name);
+  if (removed.ok()) {
+    removed = (*store)->RemoveCheckpoint(name).status();
+  }
   const absl::Status ended = Judged(*context, place, removed);
   if (drive && (ended.ok() || absl::IsNotFound(ended))) {
     context->index.Erase(action.job, action.checkpoint, *drive);
@@ -128,7 +143,12 @@ absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
   const TransferControl::Call call(operation.control().get(), "remove a job in", place.dir());
   const absl::Status removed = (*store)->RemoveJob(action.job, action.job_name).status();
   // The directory of that name is another run's: there is nothing of this one.
-  return absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);
+  const absl::Status ended =
+      absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);
+  if (drive && (ended.ok() || absl::IsNotFound(ended))) {
+    context->index.EraseJob(action.job, *drive);
+  }
+  return ended;
 }
 
 void LookAt(const Context& context, std::optional<size_t> drive, Operation& operation) {
@@ -165,6 +185,10 @@ absl::Status Shown(const absl::Status& status) {
   return status.ok() ? status : absl::Status(status.code(), Utf8Text(Message(status)));
 }
 
+bool Whole(const CheckpointScan& step) {
+  return step.world_size > 0 && step.copies.size() == step.world_size;
+}
+
 void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
              const std::function<void(const ShardId&)>& each) {
   for (const JobScan& job : scan.jobs) {
@@ -173,10 +197,12 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
       found.highest_claim = std::max(found.highest_claim, claim);
     }
     for (const CheckpointScan& step : job.checkpoints) {
-      if (step.manifest_unreadable) {
-        continue;  // perhaps committed: it is told below, and nobody touches it
+      if (step.manifest_unreadable && !Whole(step)) {
+        continue;  // what else was committed is not known: it is told below, and nobody touches it
       }
-      if (step.has_manifest) {
+      // With a manifest that is there it was committed. Whoever opens a copy of a step whose
+      // manifest is newer, or cannot be read just now, is told so.
+      if (step.has_manifest || step.manifest_unreadable) {
         found.manifests.push_back(step.id);
       }
       for (const CopyEntry& entry : step.copies) {
@@ -207,6 +233,30 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
   for (const UnknownFile& file : scan.unknown) {
     out.unknown_files.push_back(Utf8Text(absl::StrCat(file.path, ": ", file.why)));
   }
+  for (const auto& [job, why] : scan.hidden) {
+    out.hidden[job] = Utf8Text(Message(why));
+  }
+}
+
+// What a newer program wrote, or what cannot be read just now, may be the job's newest step. With
+// nothing of it told, this scan says nothing about what there is not. (A damaged manifest is
+// another matter: nobody will ever read it.)
+absl::Status WhatWasNotJudged(const DurableScan& scan, const std::string& job) {
+  if (!scan.hidden.empty()) {
+    return scan.hidden.begin()->second;
+  }
+  if (scan.jobs.empty() && !scan.unreadable.empty()) {
+    return Annotate(scan.unreadable.front().why, absl::StrCat("job '", job, "'"));
+  }
+  for (const JobScan& found : scan.jobs) {
+    for (const CheckpointScan& step : found.checkpoints) {
+      const bool damaged = absl::IsDataLoss(step.manifest_why) && !IsErrno(step.manifest_why);
+      if (!step.manifest_why.ok() && !damaged && !Whole(step)) {
+        return step.manifest_why;
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -249,6 +299,9 @@ TierScanned ScanMount(const Context& context, DrainId drain, const std::string& 
   scanned.status = Shown(Judged(*context, place, scan.status()));
   if (scanned.status.ok()) {
     Convert(*scan, scanned, **store, [](const ShardId&) {});
+    if (!only_job.empty()) {
+      scanned.status = Shown(WhatWasNotJudged(*scan, only_job));
+    }
   }
   return scanned;
 }

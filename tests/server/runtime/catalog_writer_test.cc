@@ -183,6 +183,34 @@ TEST_F(CatalogWriterTest, WhatAScanOfATierFindsIsKeptUntilItIsWritten) {
   EXPECT_EQ(Steps().size(), count) << "of nvme; memory has none";
 }
 
+// Rows of files that went while nobody looked are nowhere but in the catalog.
+TEST_F(CatalogWriterTest, ATierThatIsReadAnewHasTheRowsThatFollowAndNoOthers) {
+  const auto row = [&](uint64_t step, const char* tier) {
+    v1::CatalogShard shard = Shard({job_, 1, step, 0});
+    shard.set_tier(tier);
+    return shard;
+  };
+  for (const bool failing : {false, true}) {
+    SCOPED_TRACE(failing);
+    ASSERT_TRUE(catalog_->UpdateShards("nvme", {row(1, "nvme"), row(2, "nvme")}, {}).ok());
+    ASSERT_TRUE(catalog_->UpdateShards("remote", {row(3, "remote")}, {}).ok());
+    auto blocked = failing ? Block() : nullptr;
+    const int before = failures_;
+    const auto writer = Start();
+    writer->IndexShard(row(4, "nvme"));
+    writer->ClearIndex("nvme");
+    writer->IndexShard(row(2, "nvme"));
+    writer->IndexShard(row(5, "nvme"));
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (failing && failures_ == before && std::chrono::steady_clock::now() < until) {
+    }
+    blocked.reset();
+    EXPECT_TRUE(Stop(*writer).ok());
+    EXPECT_THAT(Versions(), IsEmpty());  // opens it again
+    EXPECT_THAT(Steps(), ElementsAre(2, 5, 3));
+  }
+}
+
 TEST_F(CatalogWriterTest, AStopDoesNotWaitForADiskThatFails) {
   const auto blocked = Block();
   const auto writer = Start();

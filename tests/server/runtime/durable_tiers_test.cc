@@ -1,265 +1,11 @@
 // What operations on durable tiers do to each other: a drive or a mount that hangs, jobs that are
 // not what they say, what was answered before its end.
-#include "server/runtime/tiers/durable_tiers.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <thread>
-
-#include "base/clock.h"
-#include "base/errno_status.h"
-#include "base/status.h"
-#include "server/runtime/daemon_config.h"
-#include "tests/base/temporary_directory.h"
-#include "tests/tiers/memory/memory_harness.h"
+#include "tests/server/runtime/durable_tiers_fixture.h"
 
 namespace holdfast {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr auto kPatience = std::chrono::seconds(30);
-
-// The system's, but opening what lies below a directory for reading hangs while it is told to, and
-// a mount may be gone. Never destroyed: threads that hung may still be in it.
-class HangingEnv : public Env {
- public:
-  // What lies below is not there, and `dir` itself is another file system's; "": all is back.
-  void Unmount(const std::string& dir) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    gone_ = dir;
-  }
-  void Hang(const std::string& dir) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    dir_ = dir;
-    changed_.NotifyAll();
-  }
-  bool AwaitHanging(int calls) EXCLUDES(mutex_) {
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    MutexLock lock(mutex_);
-    while (hanging_ < calls && changed_.WaitUntil(mutex_, until)) {
-    }
-    return hanging_ >= calls;
-  }
-
-  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, OpenMode mode,
-                                             OpenOptions options) override {
-    if (mode == OpenMode::kRead) {
-      Wait(path);
-    }
-    HF_RETURN_IF_ERROR(Missing(path));
-    return real_.Open(path, mode, options);
-  }
-  absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
-                                               bool writable) override {
-    return real_.Map(file, offset, bytes, writable);
-  }
-  absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) override {
-    return real_.Populate(mapping, offset, bytes);
-  }
-  absl::Status Rename(const std::string& from, const std::string& to) override {
-    return real_.Rename(from, to);
-  }
-  absl::Status RenameNoReplace(const std::string& from, const std::string& to) override {
-    return real_.RenameNoReplace(from, to);
-  }
-  absl::Status Link(const std::string& from, const std::string& to) override {
-    return real_.Link(from, to);
-  }
-  absl::Status Unlink(const std::string& path) override {
-    HF_RETURN_IF_ERROR(Missing(path));
-    return real_.Unlink(path);
-  }
-  absl::Status SyncDirectory(const std::string& path) override { return real_.SyncDirectory(path); }
-  absl::Status CreateDirectory(const std::string& path, uint32_t mode) override {
-    HF_RETURN_IF_ERROR(Missing(path));
-    return real_.CreateDirectory(path, mode);
-  }
-  absl::Status CreateDirectories(const std::string& path, uint32_t mode) override {
-    HF_RETURN_IF_ERROR(Missing(path));
-    return real_.CreateDirectories(path, mode);
-  }
-  absl::Status RemoveDirectory(const std::string& path) override {
-    return real_.RemoveDirectory(path);
-  }
-  absl::Status SetDirectoryAccess(const std::string& path, uint32_t uid, uint32_t gid,
-                                  uint32_t mode) override {
-    return real_.SetDirectoryAccess(path, uid, gid, mode);
-  }
-  absl::Status SetStriping(const std::string& directory, const Striping& striping) override {
-    return real_.SetStriping(directory, striping);
-  }
-  absl::StatusOr<std::vector<std::string>> List(const std::string& directory,
-                                                size_t names_max) override {
-    Wait(directory);
-    HF_RETURN_IF_ERROR(Missing(directory));
-    return real_.List(directory, names_max);
-  }
-  absl::StatusOr<FileInfo> Info(const std::string& path) override {
-    const std::string gone = Gone();
-    if (!gone.empty() && (path == gone || path == gone + "/.")) {
-      HF_ASSIGN_OR_RETURN(FileInfo info, real_.Info(path));
-      ++info.device;
-      return info;
-    }
-    HF_RETURN_IF_ERROR(Missing(path));
-    return real_.Info(path);
-  }
-  absl::StatusOr<FilesystemInfo> Filesystem(const std::string& path) override {
-    return real_.Filesystem(path);
-  }
-  absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override {
-    return real_.Lock(path);
-  }
-
- private:
-  void Wait(const std::string& path) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    ++hanging_;
-    while (!dir_.empty() && path.compare(0, dir_.size(), dir_) == 0) {
-      changed_.NotifyAll();
-      changed_.Wait(mutex_);
-    }
-    --hanging_;
-  }
-
-  std::string Gone() EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return gone_;
-  }
-  absl::Status Missing(const std::string& path) {
-    const std::string gone = Gone();
-    return !gone.empty() && path.rfind(gone + "/", 0) == 0 ? ErrnoStatus(ENOENT, "open", path)
-                                                           : absl::OkStatus();
-  }
-
-  Env& real_ = *Env::System();
-  Mutex mutex_;
-  std::string gone_ GUARDED_BY(mutex_);
-  CondVar changed_;
-  std::string dir_ GUARDED_BY(mutex_);
-  int hanging_ GUARDED_BY(mutex_) = 0;
-};
-
-class DurableTiersTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    config_ = DefaultConfig();
-    config_.set_node_name("node");
-    for (const char* drive : drives_) {
-      config_.mutable_nvme()->add_dirs(dir_.Path(drive));
-    }
-    config_.mutable_nvme()->set_bytes_max(uint64_t{1} << 30);
-    config_.mutable_nvme()->set_engine(v1::NvmeConfig::IO_ENGINE_THREADS);
-    config_.mutable_remote()->set_dir(dir_.Path("remote"));
-    config_.mutable_remote()->set_writers(1);
-    ASSERT_TRUE(std::filesystem::create_directory(dir_.Path("remote")));
-    slots_ = SlotStore::Open(StoreOptions(*Env::System(), memory_.path())).value();
-    ASSERT_TRUE(slots_->Scan().ok());
-    DurableTiers::Options options;
-    options.config = config_;
-    options.env = &env_;
-    options.slots = slots_;
-    options.post = [this](Event event) {
-      MutexLock lock(mutex_);
-      events_.push_back(std::move(event));
-      changed_.NotifyAll();
-    };
-    auto tiers = DurableTiers::Create(std::move(options));
-    ASSERT_TRUE(tiers.ok()) << tiers.status();
-    tiers_ = *std::move(tiers);
-  }
-  void TearDown() override {
-    env_.Hang("");
-    env_.Unmount("");
-    tiers_.reset();
-  }
-
-  // The next event of that kind; fails the test if there is none in time.
-  template <typename Wanted>
-  Wanted Await(const std::function<bool(const Wanted&)>& which = nullptr) {
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    MutexLock lock(mutex_);
-    for (;;) {
-      for (auto it = events_.begin(); it != events_.end(); ++it) {
-        const auto* event = std::get_if<Wanted>(&*it);
-        if (event != nullptr && (which == nullptr || which(*event))) {
-          Wanted found = *event;
-          events_.erase(it);
-          return found;
-        }
-      }
-      if (!changed_.WaitUntil(mutex_, until)) {
-        ADD_FAILURE() << "there is no such event";
-        return Wanted();
-      }
-    }
-  }
-  FlushEnded AwaitFlush(DrainId drain) {
-    return Await<FlushEnded>([drain](const FlushEnded& e) { return e.drain == drain; });
-  }
-  FlushShard Flush(DrainId drain, Step step, TierKind from, TierKind to) {
-    const SlotContent content = MakeSlotContent(step, 1);
-    if (sealed_.insert(step).second) {
-      EXPECT_EQ(SealSlot(*slots_, step, content), absl::OkStatus());
-    }
-    const ShardRecord& record = content.sample.record;
-    FlushShard flush;
-    flush.drain = drain;
-    flush.to = to;
-    flush.key = {record.id, record.job_name, record.world_size};
-    flush.uid = ::geteuid();
-    flush.gid = ::getegid();
-    flush.image_bytes = record.image_bytes;
-    flush.from = from;
-    flush.slot = step;
-    flush.generation = 1;
-    flush.opening = 7;
-    return flush;
-  }
-  FlushEnded Do(const FlushShard& flush) {
-    tiers_->Perform(flush);
-    return AwaitFlush(flush.drain);
-  }
-  // (An operation is told a moment before its worker is free.)
-  void LookAtIdlePlaces() {
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (!tiers_->idle() && std::chrono::steady_clock::now() < until) {
-      std::this_thread::yield();
-    }
-    tiers_->LookAtPlaces();
-  }
-  // Long after everything that has begun.
-  static MonotonicTime Later() { return Clock::System()->Now() + std::chrono::hours(1); }
-  v1::TierStatus Tier(TierKind kind) {
-    v1::DaemonStatus status;
-    v1::TierStatus& tier = *status.add_tiers();
-    tier.set_tier(std::string(TierName(kind)));
-    tier.set_healthy(true);
-    tiers_->FillStatus(status);
-    return status.tiers(0);
-  }
-
-  std::vector<const char*> drives_ = {"nvme"};
-  static inline HangingEnv& env_ = *new HangingEnv();
-  TemporaryDirectory dir_;
-  SharedMemoryDirectory memory_;
-  v1::DaemonConfig config_;
-  std::shared_ptr<SlotStore> slots_;
-  std::set<Step> sealed_;
-  Mutex mutex_;
-  CondVar changed_;
-  std::vector<Event> events_ GUARDED_BY(mutex_);
-  std::unique_ptr<DurableTiers> tiers_;
-};
 
 class TwoDrivesTest : public DurableTiersTest {
  protected:
@@ -292,6 +38,22 @@ TEST_F(TwoDrivesTest, OneThatIsGoneHoldsUpTheRemovalOfWhatItHasAndOfNothingElse)
   env_.Unmount("");
   EXPECT_EQ(Remove(103, first).status, absl::OkStatus());
   EXPECT_EQ(Remove(104, first).status, absl::OkStatus()) << "nothing is left of it";
+}
+
+// It failed once, and nothing but flushes would go there: one of them finds that it is well again.
+TEST_F(TwoDrivesTest, OneThatFailedIsNotPassedOverForEver) {
+  const std::string failing = FillOne(Flush(1, 1, TierKind::kMemory, TierKind::kNvme));
+  env_.Meddle({.dir = dir_.Path(failing), .call = "write", .error = ENOSPC});
+  EXPECT_FALSE(Do(Flush(2, 2, TierKind::kMemory, TierKind::kNvme)).status.ok());
+  env_.Meddle({});
+  std::vector<std::string> went;
+  DrainId next = 3;
+  for (; next < 40 && (went.empty() || went.back() != failing); ++next) {
+    went.push_back(FillOne(Flush(next, next, TierKind::kMemory, TierKind::kNvme)));
+  }
+  EXPECT_GT(went.size(), 5u) << "it is spared meanwhile";
+  EXPECT_EQ(went.back(), failing);
+  EXPECT_EQ(FillOne(Flush(next, next, TierKind::kMemory, TierKind::kNvme)), failing);
 }
 
 TEST_F(TwoDrivesTest, WhatNobodyUsesIsLookedAtAllTheSame) {
@@ -455,6 +217,8 @@ TEST_F(DurableTiersTest, ThePriorityReachesTheThreadsThatWrite) {
   EXPECT_EQ(become({15}), std::set<int>{15});
 }
 
+// ---- Faults in the middle of a flush ----
+
 // ---- A group of workers by itself ----
 
 class WorkerGroupTest : public ::testing::Test {
@@ -480,10 +244,11 @@ class WorkerGroupTest : public ::testing::Test {
         });
   }
   void AwaitRunning() {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
     MutexLock lock(mutex_);
-    while (!running_) {
-      changed_.Wait(mutex_);
+    while (!running_ && changed_.WaitUntil(mutex_, until)) {
     }
+    EXPECT_TRUE(running_) << "it does not run";
   }
   void Release() {
     MutexLock lock(mutex_);
@@ -491,9 +256,9 @@ class WorkerGroupTest : public ::testing::Test {
     changed_.NotifyAll();
   }
   std::vector<absl::StatusCode> AwaitFlushes(size_t count) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
     MutexLock lock(mutex_);
-    while (flushes_.size() < count) {
-      changed_.Wait(mutex_);
+    while (flushes_.size() < count && changed_.WaitUntil(mutex_, until)) {
     }
     return flushes_;
   }

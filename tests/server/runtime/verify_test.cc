@@ -147,6 +147,40 @@ TEST_F(VerifyTest, WhatWasGivenUpWhileItWasReadIsNotBad) {
   EXPECT_EQ(verified.progress.bytes_done(), verified.progress.bytes_total());
 }
 
+// Damage behind a copy that cannot be read is found all the same.
+TEST_F(VerifyTest, WhatCannotBeReadHidesNothingElse) {
+  durable_ = [](const ReadableShard& shard) -> absl::StatusOr<std::string> {
+    if (shard.copy.id.rank == 0) {
+      return ErrnoStatus(EACCES, "open", "/remote/0.record");
+    }
+    return shard.copy.id.rank == 1 ? "block 3 differs" : "";
+  };
+  listed_ = [](const ReadableShard&) { return true; };
+  const Verified verified = Verify({InRemote(0), InRemote(1), InRemote(2)});
+  EXPECT_EQ(verified.result.code(), absl::StatusCode::kPermissionDenied) << verified.result;
+  EXPECT_THAT(Message(verified.result), HasSubstr("/remote/0.record"));
+  EXPECT_THAT(verified.bad, ::testing::ElementsAre("block 3 differs"));
+  EXPECT_EQ(verified.progress.shards_checked(), 2u);
+  // Of a tier that is away, or of which nothing can be read, not each copy is asked for.
+  int asked = 0;
+  durable_ = [&](const ReadableShard&) {
+    ++asked;
+    return absl::UnavailableError("it is away");
+  };
+  std::vector<ReadableShard> many;
+  for (Rank rank = 0; rank < 100; ++rank) {
+    many.push_back(InRemote(rank));
+  }
+  EXPECT_TRUE(absl::IsUnavailable(Verify(many).result));
+  EXPECT_EQ(asked, 1);
+  durable_ = [&](const ReadableShard&) {
+    ++asked;
+    return ErrnoStatus(EIO, "read", "/remote/0.record");
+  };
+  EXPECT_TRUE(absl::IsDataLoss(Verify(many).result));
+  EXPECT_LT(asked, 50);
+}
+
 TEST_F(VerifyTest, WhereTheCoreDoesNotSayNothingIsJudged) {
   durable_ = [](const ReadableShard&) { return absl::NotFoundError("gone"); };
   listed_ = [](const ReadableShard&) { return absl::UnavailableError("the daemon is stopping"); };

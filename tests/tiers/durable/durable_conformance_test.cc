@@ -17,6 +17,8 @@ constexpr DurablePlace kLinksOnly = {.kind = DurableKind::kRemote, .rename_no_re
 constexpr DurablePlace kRenameOnly = {.kind = DurableKind::kRemote, .hard_links = false};
 constexpr DurablePlace kNeither = {
     .kind = DurableKind::kRemote, .hard_links = false, .rename_no_replace = false};
+constexpr DurablePlace kNoRoomAhead = {.kind = DurableKind::kRemote, .allocate = false};
+constexpr DurablePlace kNvmeNoRoomAhead = {.kind = DurableKind::kNvme, .allocate = false};
 
 INSTANTIATE_TEST_SUITE_P(
     Durable, TierConformance,
@@ -24,6 +26,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Place("RemoteWithLinksOnly", kLinksOnly),
                     Place("RemoteWithRenameOnly", kRenameOnly),
                     Place("RemoteWithNeither", kNeither),
+                    Place("RemoteThatCannotReserve", kNoRoomAhead),
+                    Place("NvmeThatCannotReserve", kNvmeNoRoomAhead),
                     Place("NvmeOnRealFiles", {.kind = DurableKind::kNvme, .real = true}),
                     Place("RemoteOnRealFiles", {.kind = DurableKind::kRemote, .real = true})),
     Name);

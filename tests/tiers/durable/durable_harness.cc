@@ -31,6 +31,7 @@ DurableHarness::DurableHarness(const DurablePlace& place) : power_loss_(place.po
     faults_ = std::make_unique<FaultEnv>();
     faults_->SetHardLinks(place.hard_links);
     faults_->SetRenameNoReplace(place.rename_no_replace);
+    faults_->SetAllocate(place.allocate);
     env_ = faults_.get();
     options_.dir = "/mnt/holdfast";
   }

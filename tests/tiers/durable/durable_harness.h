@@ -19,6 +19,7 @@ struct DurablePlace {
   bool real = false;  // a directory under /tmp; else a FaultEnv
   bool hard_links = true;
   bool rename_no_replace = true;
+  bool allocate = true;
   bool direct = false;
   bool power_loss = true;  // what Crash is; else the process dies and the kernel lives
 };

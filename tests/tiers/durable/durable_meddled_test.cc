@@ -115,6 +115,42 @@ TEST_P(MeddledTest, AnotherDirectoryInItsPlaceIsNotTakenForIt) {
   EXPECT_THAT(harness_.Leftovers(), IsEmpty());
 }
 
+// As after `rm -r` and `mkdir` on ext4, or a mkfs of what is mounted there.
+TEST_P(MeddledTest, AnotherDirectoryOfTheSameNumberIsNotTakenForIt) {
+  for (const bool has_birth_times : {true, false}) {
+    SCOPED_TRACE(has_birth_times);
+    harness_.faults()->ReuseDirectoryNumbers(has_birth_times);
+    const std::string dir = harness_.dir();
+    harness_.Stop();
+    RemoveTree(dir);
+    ASSERT_TRUE(env().CreateDirectory(dir, 0700).ok());
+    ASSERT_TRUE(harness_.Start().ok());
+    const SampleImage sample = SampleShard(900, 1, 4);
+    Publish(sample);
+    const uint64_t number = env().Info(dir).value().inode;
+    RemoveTree(dir);
+    ASSERT_TRUE(env().CreateDirectory(dir, 0700).ok());
+    ASSERT_EQ(env().Info(dir).value().inode, number);
+    for (const absl::Status& status :
+         {store().Space().status(), PublishShard(store(), SampleShard(902, 1, 4)).status(),
+          store().ScanAll().status(), store().OpenCopy(NameOf(sample), {}).status()}) {
+      EXPECT_TRUE(absl::IsUnavailable(status)) << ToString(status);
+      EXPECT_THAT(Message(status), HasSubstr("is not the directory that it was"));
+    }
+    EXPECT_THAT(env().List(dir).value(), IsEmpty()) << "nothing is made there";
+    const std::string old_id = store().place().id;
+    CopyStore::Options options = harness_.options();
+    options.same_as = store().place();
+    harness_.Stop();
+    const auto anew = CopyStore::Open(options);
+    ASSERT_TRUE(anew.ok()) << ToString(anew.status());
+    ASSERT_TRUE((*anew)->Sweep().ok());
+    ASSERT_TRUE((*anew)->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    EXPECT_TRUE(PublishShard(**anew, SampleShard(902, 1, 4)).ok());
+    EXPECT_NE((*anew)->place().id, old_id);
+  }
+}
+
 // Some network file systems number their files anew.
 TEST_P(MeddledTest, TheSameDirectoryUnderAnotherNumberIsKnownByItsId) {
   const SampleImage sample = SampleShard(900, 1, 4);

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -209,6 +211,42 @@ TEST_P(BufferedCopyTest, SlotCutShortIsAnErrorAndNoSignal) {
   result = pool_->Copy(spec_);
   EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
   EXPECT_EQ(result.faulty, FaultySide::kDestination);
+}
+
+// At a byte a second the first part goes ahead, and the next one's turn comes in a day.
+TEST_P(BufferedCopyTest, ALimitHoldsItBackUntilItIsLifted) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  for (const bool lifted : {true, false}) {
+    const std::string path = lifted ? "/r/lifted" : "/r/cancelled";
+    pool_ = ValueOf(CopyPool::Start({.threads = 2, .piece_bytes = GetParam()}));
+    spec_.pacer = std::make_shared<Pacer>(1);
+    spec_.control = std::make_shared<TransferControl>();
+    spec_.from_memory = MemoryOf(slot);
+    std::atomic<int> writes{0};
+    spec_.to_file = std::make_shared<WatchedFile>(
+        ValueOf(env_.Open(path, OpenMode::kCreateExclusive)), [&](int /*call*/) {
+          ++writes;
+          return absl::OkStatus();
+        });
+    TransferResult result;
+    std::thread copy([&] { result = pool_->Copy(spec_); });
+    const size_t held = std::min<size_t>(2, (sample_.image.size() - 1) / GetParam() + 1);
+    EXPECT_TRUE(Eventually([&] { return writes == 1 && spec_.pacer->waiting() == held; }));
+    const uint64_t moved = spec_.control->bytes_done();
+    EXPECT_GT(moved, 0u);
+    EXPECT_LT(moved, sample_.image.size());
+    lifted ? spec_.pacer->SetRate(0) : spec_.control->Cancel();
+    copy.join();
+    if (lifted) {
+      ASSERT_TRUE(result.ok()) << ToString(result.status);
+      EXPECT_GT(writes, 1);
+      EXPECT_TRUE(Content(path) == sample_.image);
+    } else {
+      EXPECT_TRUE(absl::IsCancelled(result.status)) << ToString(result.status);
+      EXPECT_EQ(writes, 1);
+      EXPECT_EQ(spec_.control->bytes_done(), moved);
+    }
+  }
 }
 
 TEST_P(BufferedCopyTest, SeveralAtATime) {

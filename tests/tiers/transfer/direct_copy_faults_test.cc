@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/fault_env.h"
 #include "base/units.h"
 #include "tests/base/temporary_directory.h"
@@ -166,6 +168,81 @@ TEST_F(DirectCopyFaultsTest, CancelledBetweenPieces) {
   EXPECT_TRUE(absl::IsCancelled(result.status)) << ToString(result.status);
   EXPECT_LT(result.bytes, sample_.image.size());
   EXPECT_EQ(io_->in_flight(), 0u);
+}
+
+// At a byte a second the first piece goes ahead, and the next one's turn comes in days.
+TEST_F(DirectCopyFaultsTest, ALimitHoldsItBackUntilItIsLifted) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  Pacer pacer(1);
+  TransferControl control;
+  options_.pacer = &pacer;
+  options_.control = &control;
+  std::atomic<int> writes{0};
+  WatchedFile file(ValueOf(env_.Open("/d/image", OpenMode::kCreateExclusive)), [&](int /*call*/) {
+    ++writes;
+    return absl::OkStatus();
+  });
+  TransferResult result;
+  std::thread flush([&] {
+    const auto io = ValueOf(CreateBlockIo({.mode = BlockIoMode::kThreads, .depth = 4}));
+    result = WriteImage(*io, slot.span(), file, sample_.record, sample_.layout, options_);
+  });
+  EXPECT_TRUE(Eventually([&] { return writes == 1 && pacer.waiting() == 1; }));
+  EXPECT_LE(control.bytes_done(), options_.piece_bytes);
+  pacer.SetRate(0);
+  flush.join();
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_GT(writes, 1);
+  EXPECT_TRUE(ValueOf(ReadFile(env_, "/d/image", kGiB)).substr(0, sample_.image.size()) ==
+              sample_.image);
+}
+
+// Whatever it waits for when it is cancelled, the first piece or the last: nothing failed, and
+// nothing was done.
+TEST_F(DirectCopyFaultsTest, CancelledWhileALimitHoldsItBack) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  {
+    const auto file = ValueOf(env_.Open("/d/source", OpenMode::kCreateExclusive));
+    ASSERT_TRUE(
+        WriteImage(*io_, slot.span(), *file, sample_.record, sample_.layout, options_).ok());
+  }
+  const auto pieces = static_cast<int>(sample_.image.size() / options_.piece_bytes + 1);
+  for (const BlockOp op : {BlockOp::kWrite, BlockOp::kRead}) {
+    for (int at = 0; at < pieces; ++at) {
+      SCOPED_TRACE(absl::StrCat(op == BlockOp::kWrite ? "writing" : "reading", " piece ", at));
+      Pacer pacer;
+      TransferControl control;
+      options_.pacer = &pacer;
+      options_.control = &control;
+      const std::string path = op == BlockOp::kRead ? "/d/source" : absl::StrCat("/d/", at);
+      // With a depth of one, call n + 1 is that of piece n: its turn does not come.
+      WatchedFile file(ValueOf(env_.Open(path, op == BlockOp::kRead ? OpenMode::kRead
+                                                                    : OpenMode::kCreateExclusive)),
+                       [&](int call) {
+                         if (call == at) {
+                           pacer.SetRate(1);
+                           EXPECT_TRUE(pacer.Acquire(kGiB, nullptr));
+                         }
+                         return absl::OkStatus();
+                       });
+      if (at == 0) {
+        pacer.SetRate(1);
+        ASSERT_TRUE(pacer.Acquire(kGiB, nullptr));
+      }
+      TransferResult result;
+      std::thread flush([&] {
+        const auto io = ValueOf(CreateBlockIo({.mode = BlockIoMode::kThreads, .depth = 1}));
+        result = op == BlockOp::kWrite
+                     ? WriteImage(*io, slot.span(), file, sample_.record, sample_.layout, options_)
+                     : ReadImage(*io, file, slot.span(), sample_.record, sample_.layout, options_);
+      });
+      EXPECT_TRUE(Eventually([&] { return pacer.waiting() == 1; }));
+      control.Cancel();
+      flush.join();
+      EXPECT_TRUE(absl::IsCancelled(result.status)) << ToString(result.status);
+      EXPECT_EQ(result.faulty, FaultySide::kNone);
+    }
+  }
 }
 
 // The watcher sees that a drive hangs, and where; nothing is lost when it answers at last.

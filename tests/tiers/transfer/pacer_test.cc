@@ -39,22 +39,21 @@ TEST(PacerTest, NoMoreThanTheRate) {
 
 TEST(PacerTest, CancelEndsWaiting) {
   Pacer pacer(1);
-  ASSERT_TRUE(pacer.Acquire(kGiB, nullptr) || true);
+  ASSERT_TRUE(pacer.Acquire(kGiB, nullptr));  // it goes, and is paid for in decades
   TransferControl control;
-  std::atomic<bool> waiting{false};
   std::thread canceller([&] {
-    EXPECT_TRUE(Eventually([&] { return waiting.load(); }));
+    EXPECT_TRUE(Eventually([&] { return pacer.waiting() == 1; }));
     control.Cancel();
   });
-  waiting = true;
-  EXPECT_FALSE(pacer.Acquire(kMiB, &control));  // else in years
+  EXPECT_FALSE(pacer.Acquire(kMiB, &control));
   canceller.join();
+  EXPECT_EQ(pacer.waiting(), 0u);
   EXPECT_FALSE(pacer.Acquire(1, &control));
 }
 
 TEST(PacerTest, RateChangesWhileSomebodyWaits) {
   Pacer pacer(1);
-  pacer.Acquire(kMiB, nullptr);  // in debt for days
+  ASSERT_TRUE(pacer.Acquire(kMiB, nullptr));  // in debt for days
   std::atomic<int> done{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
@@ -63,6 +62,7 @@ TEST(PacerTest, RateChangesWhileSomebodyWaits) {
       ++done;
     });
   }
+  EXPECT_TRUE(Eventually([&] { return pacer.waiting() == 3; }));
   EXPECT_EQ(done, 0);
   pacer.SetRate(0);
   EXPECT_EQ(pacer.rate(), 0u);
