@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/private_place.h"
 #include "base/status.h"
 #include "holdfast/v1/client.pb.h"
 
@@ -31,7 +32,10 @@ std::string FindAdminSocket(const std::string& flag) {
       return path;
     }
   }
-  return "/run/holdfast/admin.sock";
+  const std::string system = "/run/holdfast/admin.sock";
+  struct stat info;
+  const std::string own = ::stat(system.c_str(), &info) == 0 ? "" : PrivateSocket("admin.sock");
+  return own.empty() ? system : own;
 }
 
 absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path) {

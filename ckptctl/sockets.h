@@ -15,7 +15,8 @@
 namespace holdfast {
 
 // Where the admin socket is: `flag`, else $HOLDFAST_ADMIN_SOCKET, else
-// $XDG_RUNTIME_DIR/holdfast/admin.sock if there is one, else /run/holdfast/admin.sock.
+// $XDG_RUNTIME_DIR/holdfast/admin.sock if there is one, else /run/holdfast/admin.sock if there is
+// one, else the private daemon's (base/private_place.h) if there is one.
 std::string FindAdminSocket(const std::string& flag);
 
 // A connected stream socket, not blocking; the status says why not, and what to do about it.

@@ -49,10 +49,12 @@ std::vector<CheckpointId> NewestFirst(std::vector<CheckpointId> ids) {
 }  // namespace
 
 std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
-                                     std::span<const Descent> line, uint32_t world_size) {
+                                     std::span<const Descent> line,
+                                     std::optional<uint32_t> world_size) {
   std::vector<CheckpointId> result;
   for (const CheckpointSummary& checkpoint : checkpoints) {
-    if (checkpoint.committed() && checkpoint.world_size == world_size &&
+    if (checkpoint.committed() &&
+        checkpoint.world_size == world_size.value_or(checkpoint.world_size) &&
         OnLine(line, checkpoint.id)) {
       result.push_back(checkpoint.id);
     }
@@ -61,10 +63,12 @@ std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoi
 }
 
 std::vector<CheckpointId> Candidates(std::span<const CheckpointView> checkpoints,
-                                     std::span<const Descent> line, uint32_t world_size) {
+                                     std::span<const Descent> line,
+                                     std::optional<uint32_t> world_size) {
   std::vector<CheckpointId> result;
   for (const CheckpointView& checkpoint : checkpoints) {
-    if (checkpoint.Restorable() && checkpoint.world_size == world_size &&
+    if (checkpoint.Restorable() &&
+        checkpoint.world_size == world_size.value_or(checkpoint.world_size) &&
         OnLine(line, checkpoint.id)) {
       result.push_back(checkpoint.id);
     }

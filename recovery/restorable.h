@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,12 +40,14 @@ struct CheckpointSummary {
 // outweighs bad ones.
 std::vector<CheckpointSummary> Summarize(std::span<const ShardPresence> shards);
 
-// Committed checkpoints on the line that this world size can load, newest first: what a session
-// tries in turn.
+// Committed checkpoints on the line that this world size can load (none: any can), newest first:
+// what a session tries in turn.
 std::vector<CheckpointId> Candidates(std::span<const CheckpointSummary> checkpoints,
-                                     std::span<const Descent> line, uint32_t world_size);
+                                     std::span<const Descent> line,
+                                     std::optional<uint32_t> world_size);
 // The same where copies lie in several tiers: those that are whole in all of them together.
 std::vector<CheckpointId> Candidates(std::span<const CheckpointView> checkpoints,
-                                     std::span<const Descent> line, uint32_t world_size);
+                                     std::span<const Descent> line,
+                                     std::optional<uint32_t> world_size);
 
 }  // namespace holdfast

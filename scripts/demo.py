@@ -99,10 +99,25 @@ class RankProcess:
         if sync_point:
             environment["HOLDFAST_SYNC_POINT"] = sync_point
         command = [
-            demo.program("holdfast_train_example"), "--job", JOB, "--rank", str(rank), "--world", "2", "--bytes", str(demo.bytes),
-            "--socket", demo.socket, "--reserve", "--await-commit", "--lockstep", *arguments,
+            demo.program("holdfast_train_example"),
+            "--job",
+            JOB,
+            "--rank",
+            str(rank),
+            "--world",
+            "2",
+            "--bytes",
+            str(demo.bytes),
+            "--socket",
+            demo.socket,
+            "--reserve",
+            "--await-commit",
+            "--lockstep",
+            *arguments,
         ]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -116,13 +131,24 @@ class RankProcess:
 
     def _show(self, event):
         names = {
-            "open": "joined attempt {attempt}", "restore": "resumed from {source} (saved by attempt {from_attempt})", "whole": "whole in {tier}",
-            "scratch": "nothing to restore: a first start", "save": "saved", "committed": "committed (all ranks sealed)",
-            "reserve": "slots ready: {ready} of {wanted}", "error": "{during} failed: {code}",
+            "open": "joined attempt {attempt}",
+            "restore": "resumed from {source} (saved by attempt {from_attempt})",
+            "whole": "whole in {tier}",
+            "scratch": "nothing to restore: a first start",
+            "save": "saved",
+            "committed": "committed (all ranks sealed)",
+            "reserve": "slots ready: {ready} of {wanted}",
+            "error": "{during} failed: {code}",
         }
         name = names.get(event["event"])
         if name:
-            self.demo.timeline.add(f"rank {self.rank}", name.format(**event), event.get("step"), event.get("ms"), event.get("bytes_per_s"))
+            self.demo.timeline.add(
+                f"rank {self.rank}",
+                name.format(**event),
+                event.get("step"),
+                event.get("ms"),
+                event.get("bytes_per_s"),
+            )
 
     def go(self):
         try:
@@ -138,12 +164,16 @@ class RankProcess:
             try:
                 event = self.events.get(timeout=max(0.01, end - time.monotonic()))
             except queue.Empty:
-                raise Wrong(f"rank {self.rank} did not say '{wanted}' within {DEADLINE_S} s") from None
+                raise Wrong(
+                    f"rank {self.rank} did not say '{wanted}' within {DEADLINE_S} s"
+                ) from None
             self.seen.append(event)
             if event["event"] == wanted and all(event.get(k) == v for k, v in fields.items()):
                 return event
             if event["event"] == "eof":
-                raise Wrong(f"rank {self.rank} ended before it said '{wanted}': its last words were {self.seen[-3:]}")
+                raise Wrong(
+                    f"rank {self.rank} ended before it said '{wanted}': its last words were {self.seen[-3:]}"
+                )
 
     def wait_killed(self):
         code = self.process.wait(timeout=DEADLINE_S)
@@ -201,8 +231,10 @@ class Demo:
             ready.bind(path)
             began = time.monotonic()
             self.daemon = subprocess.Popen(
-                [self.program("ckptd"), "--config", self.config], env={**os.environ, "NOTIFY_SOCKET": path},
-                stdout=subprocess.DEVNULL, stderr=self.log,
+                [self.program("ckptd"), "--config", self.config],
+                env={**os.environ, "NOTIFY_SOCKET": path},
+                stdout=subprocess.DEVNULL,
+                stderr=self.log,
             )
             self._await_ready(ready)
         self.timeline.add("ckptd", "ready", ms=(time.monotonic() - began) * 1000)
@@ -229,12 +261,18 @@ class Demo:
 
     def ctl(self, *arguments):
         command = [self.program("ckptctl"), *arguments, "--socket", self.admin]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+        ).stdout
 
     def committed(self):
         """(attempt, step, on the line) of every committed checkpoint."""
         answer = json.loads(self.ctl("list", JOB, "--json"))
-        return {(int(c["attempt"]), int(c["step"]), bool(c["on_line"])) for c in answer["checkpoints"] if c["state"] == "committed"}
+        return {
+            (int(c["attempt"]), int(c["step"]), bool(c["on_line"]))
+            for c in answer["checkpoints"]
+            if c["state"] == "committed"
+        }
 
     def close(self):
         for rank in self.ranks:
@@ -260,14 +298,24 @@ def saves(rank):
 def same_step(ranks):
     """Both ranks' restore events; Wrong unless verified and of one step."""
     events = [rank.wait_for("restore") for rank in ranks]
-    check(f"both ranks resume at step {events[0]['step']}", events[0]["step"] == events[1]["step"], str(events))
-    check("every byte is what this history must have made of it", all(e["verified"] for e in events), str(events))
+    check(
+        f"both ranks resume at step {events[0]['step']}",
+        events[0]["step"] == events[1]["step"],
+        str(events),
+    )
+    check(
+        "every byte is what this history must have made of it",
+        all(e["verified"] for e in events),
+        str(events),
+    )
     return events
 
 
 def killed_in_the_middle_of_a_save(demo):
     title("A rank is killed in the middle of a save")
-    first = demo.start_ranks("--steps", "100000", sync_points=("", "client.save.half_copied:kill@6"))
+    first = demo.start_ranks(
+        "--steps", "100000", sync_points=("", "client.save.half_copied:kill@6")
+    )
     first[1].wait_killed()
     demo.timeline.add("rank 1", "killed (SIGKILL) half-way through copying", 5)
     first[0].wait_for("error")  # of its save, or of the commit that it waits for
@@ -319,7 +367,11 @@ def rolled_back(demo):
     demo.timeline.add("operator", f"ckptctl restore {JOB} --step {old}", old)
     ranks = demo.start_ranks("--steps", "2", "--wait-stdin")
     events = same_step(ranks)
-    check(f"that is the step asked for, {newest - old} before the newest", events[0]["step"] == old, str(events))
+    check(
+        f"that is the step asked for, {newest - old} before the newest",
+        events[0]["step"] == old,
+        str(events),
+    )
     for rank in ranks:
         rank.wait_for("committed", step=old + 2)
     attempt = max(attempt for attempt, _, _ in demo.committed())
@@ -327,7 +379,11 @@ def rolled_back(demo):
     title("It starts once more")
     ranks = demo.start_ranks("--steps", "0", "--wait-stdin")
     events = same_step(ranks)
-    check(f"it goes on from the new branch: step {old + 2} of attempt {attempt}", events[0]["from_attempt"] == attempt, str(events))
+    check(
+        f"it goes on from the new branch: step {old + 2} of attempt {attempt}",
+        events[0]["from_attempt"] == attempt,
+        str(events),
+    )
     listed = demo.committed()
     discarded = {(a, s) for a, s, on_line in listed if not on_line}
     check(
@@ -390,13 +446,21 @@ def drives_lost(demo):
         rank.wait_for("done")
     told = {e["step"] for rank in ranks for e in rank.seen if e["event"] == "whole"}
     before = json.loads(demo.ctl("status", JOB, "--json"))
-    there = {p["kind"]: int(p["step"]) for p in before["jobs"][0]["protection"] if p.get("any", True) and "step" in p}
+    there = {
+        p["kind"]: int(p["step"])
+        for p in before["jobs"][0]["protection"]
+        if p.get("any", True) and "step" in p
+    }
     stop_daemon(demo, "another machine: only the remote directory is left")
     for directory in [demo.memory, *demo.nvme, os.path.join(demo.work, "state")]:
         empty(directory)
     demo.start_daemon()
     events = resume(demo, "remote")
-    check("that is the step that the table had promised for the loss of all nodes", events[0]["step"] == there["all_nodes"], f"{events} {there} {told}")
+    check(
+        "that is the step that the table had promised for the loss of all nodes",
+        events[0]["step"] == there["all_nodes"],
+        f"{events} {there} {told}",
+    )
 
 
 def bit_flipped(demo):
@@ -424,7 +488,38 @@ def bit_flipped(demo):
     check("it was found", bool(found), str(status["jobs"][0]["events"]))
     print(f"    {found[0]}")
     skipped = events[0]["step"] < newest or any(e["source"] == "remote" for e in events)
-    check("and skipped: another copy, or the newest step that all ranks can load", skipped, str(events))
+    check(
+        "and skipped: another copy, or the newest step that all ranks can load",
+        skipped,
+        str(events),
+    )
+
+
+def torch_job_killed(demo):
+    title("A small GPT trains under torchrun; one of its two workers is killed")
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    began = time.monotonic()
+    done = subprocess.run(
+        [
+            os.path.join(root, "build/python/bin/python"),
+            os.path.join(root, "scripts/demo_torch.py"),
+        ],
+        env={
+            **os.environ,
+            "HOLDFAST_SOCKET": demo.socket,
+            "PYTHONPATH": os.path.join(os.path.dirname(demo.bin), "python"),
+            "OMP_NUM_THREADS": "1",
+        },
+        timeout=4 * DEADLINE_S,
+    )
+    check(
+        "it resumed by itself, and its losses are bit for bit those of a run that nobody disturbed",
+        done.returncode == 0,
+        f"scripts/demo_torch.py ended with {done.returncode}",
+    )
+    demo.timeline.add(
+        "torchrun", "killed, resumed, same losses", ms=(time.monotonic() - began) * 1000
+    )
 
 
 def run(demo):
@@ -436,6 +531,8 @@ def run(demo):
     memory_lost(demo)
     drives_lost(demo)
     bit_flipped(demo)
+    demo.kill_ranks()
+    torch_job_killed(demo)
     title("What an operator sees")
     print(demo.ctl("status", JOB))
     print(demo.ctl("list", JOB))
@@ -449,7 +546,10 @@ def main():
     arguments = parser.parse_args()
     state_bytes = fitting_bytes(arguments.bytes)
     if state_bytes is None:
-        print("scripts/demo: /dev/shm has too little room; as root: mount -o remount,size=2G /dev/shm", file=sys.stderr)
+        print(
+            "scripts/demo: /dev/shm has too little room; as root: mount -o remount,size=2G /dev/shm",
+            file=sys.stderr,
+        )
         return 1
     demo = Demo(arguments.bin, state_bytes)
     try:

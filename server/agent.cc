@@ -60,6 +60,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const AdminReadDone& e) { agent.OnAdminReadDone(e); }
     void operator()(const FlushEnded& e) { agent.OnFlushEnded(e); }
     void operator()(const FetchEnded& e) { agent.OnFetchEnded(e); }
+    void operator()(const DurableOpened& e) { agent.OnDurableOpened(e); }
     void operator()(const DrainStalled& e) { agent.OnDrainStalled(e); }
     void operator()(const ManifestPublished& e) { agent.OnManifestPublished(e); }
     void operator()(const CopiesRemoved& e) { agent.OnCopiesRemoved(e); }
@@ -89,6 +90,9 @@ void Agent::OnConnectionClosed(ConnectionId id) {
     ErasePending(token);
     if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
       Send(pending.job, RequestCancelled{token});
+    }
+    if (pending.where == Where::kOpening) {
+      Act(CancelDrain{pending.attach->opening});
     }
     if (pending.kind == v1::ClientFrame::kBeginSave) {
       if (const Seat* seat = FindSeat(pending.seat)) {
@@ -187,7 +191,9 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
     case Frame::kLeave:
       return OnLeave(id, connection, frame);
     case Frame::kAttach:
-      return OnAttach(id, connection.caller, frame);
+      return OnAttach(id, frame);
+    case Frame::kList:
+      return OnList(id, frame);
     case Frame::kConfirmRead:
       return OnConfirmRead(id, connection.caller, frame);
     case Frame::kReleaseRead:
@@ -280,6 +286,7 @@ void Agent::ErasePending(RequestToken token) {
     connection->second.pending.erase(token);
   }
   waiting_for_room_.erase(token);
+  tier_waits_.erase(token);
   pending_.erase(it);
 }
 
@@ -295,6 +302,7 @@ void Agent::Reply(RequestToken token, v1::DaemonFrame frame, Descriptors descrip
     reply.slot = slot->id;
     reply.generation = slot->generation;
     reply.hold = {connections_.at(pending->connection).caller.process, pending->hold};
+    reply.attach = pending->attach ? pending->request : nullptr;
   }
   Act(std::move(reply));
   ErasePending(token);
@@ -399,9 +407,15 @@ void Agent::ExpireRequest(RequestToken token) {
       Send(pending.job, RequestExpired{token});
       return;
     case Where::kLookup:
-      late.message =
-          "join: the durable tiers, which may know the job, have not been read yet; try again";
+      late.message = "the durable tiers, which may know the job, have not been read yet; try again";
       return Refuse(token, late);
+    case Where::kTiers:
+      late.message =
+          "the durable tiers are still being read, and may hold the step, or a newer one; try "
+          "again, or name a step";
+      return Refuse(token, late);
+    case Where::kOpening:
+      return GiveUpOpening(token, "it takes long");
     case Where::kFetch:
       for (auto& [shard, fetch] : fetches_) {
         fetch.waiting.erase(token);  // it goes on: whoever asks again finds it in memory

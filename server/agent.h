@@ -173,7 +173,19 @@ class Agent {
     kFetch,
     kSource,
     kReserve,
-    kHanding
+    kHanding,
+    kTiers,   // a reader: for tiers that are still being read
+    kOpening  // a reader: for its copy in a durable tier
+  };
+  // A reader's request for a shard, from whatever tier.
+  struct Attaching {
+    Attaching(CheckpointId of, const v1::Attach& request, MonotonicTime at_most);
+    CheckpointId checkpoint;
+    Rank rank = 0;
+    MonotonicTime until{};
+    std::set<TierKind> without;               // that the reader does not want
+    std::map<TierKind, absl::Status> failed;  // that were tried
+    DrainId opening = 0;
   };
   struct Pending {
     ConnectionId connection = 0;
@@ -199,11 +211,21 @@ class Agent {
     std::optional<SourceOffered> fetch;  // the source that is to be brought into memory for it
     TierKind source_tier = TierKind::kMemory;  // where the source that it gets lay
     std::string source_why;
-    std::shared_ptr<const v1::ClientFrame> join;  // kLookup: what was asked
+    std::optional<Attaching> attach;
+    // What was asked, where it is judged anew later: kLookup, kTiers, and readers of any tier.
+    std::shared_ptr<const v1::ClientFrame> request;
   };
   // One operation of a durable tier that is under way.
   struct DrainOp {
-    enum class Kind { kFlush, kFetch, kManifest, kRemove, kRemoveJob, kScan } kind = Kind::kFlush;
+    enum class Kind {
+      kFlush,
+      kFetch,
+      kManifest,
+      kRemove,
+      kRemoveJob,
+      kScan,
+      kOpen
+    } kind = Kind::kFlush;
     JobUuid job;
     CheckpointId checkpoint;
     Rank rank = 0;
@@ -215,6 +237,7 @@ class Agent {
     std::string stalled;
     bool source_hangs = false;  // flushes: cancelled because it hung where it reads from
     std::string job_name;       // scans
+    RequestToken reader = 0;    // kOpen: who waits for it
     MonotonicTime begun{};
   };
   // A slot that is being filled from another tier, and who waits for that.
@@ -379,8 +402,24 @@ class Agent {
   Failure NoRoom(const Pending& pending, const Seat& seat) const;
   std::map<JobUuid, uint64_t> BytesByJob() const;
 
+  // agent_attach.cc: readers that take no part in an attempt
+  void OnAttach(ConnectionId id, const v1::ClientFrame& frame);
+  void StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
+                   bool looked_up);
+  const Coordinator* FindReadable(ConnectionId id, const v1::ClientFrame& frame,
+                                  const std::string& name, bool looked_up);
+  void WaitForTiers(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until);
+  void AskTiersAgain();
+  void TryAttach(RequestToken token);
+  Failure NoSource(const Attaching& attach, const std::string& why) const;
+  void AttachFailed(RequestToken token, TierKind tier, absl::Status status);
+  void OnDurableOpened(const DurableOpened& e);
+  void GiveUpOpening(RequestToken token, const std::string& why);
+  void OnList(ConnectionId id, const v1::ClientFrame& frame);
+  void StartList(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
+                 bool looked_up);
+
   // agent_reads.cc: sources and holds
-  void OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
   void OnConfirmRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
   void OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame);
   void OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
@@ -512,6 +551,8 @@ class Agent {
   RequestToken next_token_ = 1;
   std::set<RequestToken> waiting_for_room_;  // saves and reserves, oldest first
   bool slots_changed_ = false;
+  std::set<RequestToken> tier_waits_;  // readers that wait for tiers to be read
+  bool tiers_told_ = false;            // one of them was
   std::map<AdminToken, std::set<SlotId>> admin_reads_;
   std::map<RequestToken, AdminWait> admin_waits_;
   std::map<JobUuid, Removal> removals_;

@@ -356,6 +356,12 @@ void Agent::OnDrainStalled(const DrainStalled& e) {
   if (op.kind == DrainOp::Kind::kFetch && e.stalled) {
     GiveUpFetch(op, e.drain, e.what);
   }
+  if (op.kind == DrainOp::Kind::kOpen && e.stalled) {
+    const Pending* pending = FindPending(op.reader);
+    if (pending != nullptr && pending->attach && pending->attach->opening == e.drain) {
+      GiveUpOpening(op.reader, e.what);
+    }
+  }
 }
 
 }  // namespace holdfast

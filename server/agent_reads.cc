@@ -47,8 +47,8 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   if (enter.choice() == v1::EnterSession::CHOICE_STEP) {
     wanted = CheckpointId{enter.attempt(), enter.step()};
   }
-  Send(seat.job,
-       SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0});
+  Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted,
+                              enter.deadline_ms() > 0, enter.reads_by_itself()});
 }
 
 void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
@@ -63,49 +63,6 @@ void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
   Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
                               report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
                               report.problem().substr(0, kProblemBytesMax)});
-}
-
-void Agent::OnAttach(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
-  const v1::Attach& attach = frame.attach();
-  if (!v1::Attach::Choice_IsValid(attach.choice())) {
-    return RefuseNow(id, frame.id(), UnknownChoice("attach", attach.choice()));
-  }
-  const Coordinator* job = FindJob(attach.job());
-  const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
-    RefuseNow(id, frame.id(), {code, reason, std::move(why)});
-  };
-  if (job == nullptr) {
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
-                  "attach: there is no such job here");
-  }
-  if (!Visible(caller, *job)) {
-    return refuse(absl::StatusCode::kPermissionDenied, v1::Failure::REASON_OTHER_OWNER,
-                  "attach: the job belongs to another user");
-  }
-  std::optional<CheckpointId> wanted;
-  if (attach.choice() == v1::Attach::CHOICE_STEP) {
-    wanted = CheckpointId{attach.attempt(), attach.step()};
-  }
-  const absl::StatusOr<CheckpointId> found = job->FindCommitted(wanted);
-  if (!found.ok()) {
-    if (!wanted) {
-      return RefuseNow(id, frame.id(), job->NothingCommitted());
-    }
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED,
-                  Message(found.status()));
-  }
-  Slot* slot = FindSealed({job->uuid(), found->attempt, found->step, attach.rank()});
-  if (slot == nullptr) {
-    return refuse(
-        absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
-        absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt, " has no rank ",
-                     attach.rank(), " in memory; ckptctl where ", attach.job(),
-                     " shows where its copies lie, and a restore brings them back"));
-  }
-  const RequestToken token = NewPending(id, frame, time_.now + kSettle);
-  pending_.at(token).job = job->uuid();
-  pending_.at(token).hold = attach.hold();
-  Offer(token, *slot, {});
 }
 
 // Notes the reader; the answer with the descriptors follows when the note is there.
@@ -162,6 +119,14 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
     DropHold(slot, wait.hold);
     return Send(seat->job, LoadReported{wait.token, seat->attempt, seat->rank, offered.session(),
                                         offered.round(), false, true, false, Message(noted)});
+  }
+  if (pending != nullptr && pending->attach && (file_gone || slot.state != SlotState::kSealed)) {
+    if (slot.state == SlotState::kSealed) {
+      MarkBad(slot, Message(noted));
+    }
+    DropHold(slot, wait.hold);
+    return AttachFailed(wait.token, TierKind::kMemory,
+                        file_gone ? noted : absl::AbortedError("it was given up just now"));
   }
   Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
                   "the copy was given up just now; ask again"};
@@ -354,6 +319,18 @@ void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
   }
   if (there && IsFilesFault(status) && slot->state == SlotState::kSealed) {
     MarkBad(*slot, Message(status));
+  }
+  if (connection != connections_.end() && IsFilesFault(status) && reply.attach != nullptr) {
+    // What the reader was to get is known, and so is its next copy.
+    const v1::Source& offered = reply.frame.attach();
+    const RequestToken token = NewPending(reply.connection, *reply.attach, time_.now + kSettle);
+    Pending& pending = pending_.at(token);
+    pending.job = JobUuid::FromBytes(offered.job_uuid()).value();
+    pending.hold = reply.hold.id;
+    pending.request = reply.attach;
+    pending.attach =
+        Attaching({offered.attempt(), offered.step()}, reply.attach->attach(), time_.now + kSettle);
+    return AttachFailed(token, TierKind::kMemory, absl::DataLossError(status.message()));
   }
   if (connection != connections_.end()) {
     RefuseNow(

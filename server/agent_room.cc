@@ -20,6 +20,9 @@ void Agent::Settle(EventTime time) {
   if (rebuild_ && rebuild_->told && messages_.empty()) {
     AnswerRebuild();
   }
+  if (messages_.empty() && std::exchange(tiers_told_, false)) {
+    AskTiersAgain();
+  }
   if (!std::exchange(slots_changed_, false)) {
     return;
   }

@@ -26,6 +26,7 @@ void Agent::OnTierScanned(const TierScanned& e) {
   } else {
     OnRemoteScanned(e);
   }
+  tiers_told_ = true;
   AdvanceRebuild();
 }
 
@@ -296,22 +297,26 @@ void Agent::ScanRemoteFor(const std::string& name) {
 // ---- Joins of jobs that only a durable tier may know ----
 
 void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame) {
-  const std::string& name = frame.join().job();
+  const std::string& name = frame.has_join()   ? frame.join().job()
+                            : frame.has_list() ? frame.list().job()
+                                               : frame.attach().job();
+  const uint64_t deadline_ms = frame.has_join()   ? frame.join().deadline_ms()
+                               : frame.has_list() ? frame.list().deadline_ms()
+                                                  : frame.attach().deadline_ms();
   if (lookups_.size() >= kLookupsMax && lookups_.count(name) == 0) {
-    return RefuseNow(id, frame.id(),
-                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
-                      absl::StrCat("join: ", kLookupsMax,
-                                   " jobs are being looked for in the durable tiers; try again")});
+    return RefuseNow(
+        id, frame.id(),
+        {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat(kLookupsMax, " jobs are being looked for in the durable tiers; try again")});
   }
   const auto [lookup, fresh] = lookups_.try_emplace(name);
   std::erase_if(lookup->second.waiting,
                 [&](RequestToken gone) { return FindPending(gone) == nullptr; });
-  const MonotonicTime deadline =
-      std::max(Deadline(frame.join().deadline_ms()), time_.now + kSettle);
+  const MonotonicTime deadline = std::max(Deadline(deadline_ms), time_.now + kSettle);
   const RequestToken token = NewPending(id, frame, deadline);
   Pending& pending = pending_.at(token);
   pending.where = Where::kLookup;
-  pending.join = std::make_shared<const v1::ClientFrame>(frame);
+  pending.request = std::make_shared<const v1::ClientFrame>(frame);
   lookup->second.waiting.push_back(token);
   if (fresh && HasTier(TierKind::kRemote)) {
     ScanRemoteFor(name);
@@ -319,7 +324,7 @@ void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame) {
   AdvanceLookups();  // the drives may have answered long ago
 }
 
-// Those whose tiers have all answered join now: the job that was found, or a new one.
+// Those whose tiers have all answered go on now: with the job that was found, or a new one.
 void Agent::AdvanceLookups() {
   const bool drives =
       std::all_of(drives_.begin(), drives_.end(), [](const auto& d) { return d.second.answered; });
@@ -349,14 +354,20 @@ void Agent::AdvanceLookups() {
       }
       if (!lookup.failure.empty() && FindJob(name) == nullptr) {
         Refuse(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-                       absl::StrCat("join: whether there are checkpoints of a job '", name,
+                       absl::StrCat("whether there are checkpoints of a job '", name,
                                     "', which this daemon does not know, cannot be told now: ",
                                     lookup.failure,
                                     "; try again when it can be read, or take the directory out of "
                                     "the configuration")});
         continue;
       }
-      const std::shared_ptr<const v1::ClientFrame> frame = pending->join;
+      if (pending->kind != v1::ClientFrame::kJoin) {  // when the job has heard of its copies
+        pending_.at(token).where = Where::kTiers;
+        tier_waits_.insert(token);
+        tiers_told_ = true;
+        continue;
+      }
+      const std::shared_ptr<const v1::ClientFrame> frame = pending->request;
       const ConnectionId connection = pending->connection;
       ErasePending(token);
       OnJoin(connection, connections_.at(connection), *frame, true);

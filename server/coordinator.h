@@ -110,6 +110,22 @@ class Coordinator {
   std::vector<CheckpointId> AllCheckpoints() const;
   bool IsCommitted(CheckpointId id) const;
   bool IsCommittedIn(TierKind tier, CheckpointId id) const;
+  uint32_t WorldSizeOf(CheckpointId id) const;
+  // Where a reader gets that shard from: the nearest tier that has a good copy, but for those it
+  // does not want and those that failed it.
+  struct ReadSource {
+    std::optional<TierKind> tier;  // none: there is none left
+    std::string why;               // what became of the nearer copies; none left: of all
+    uint32_t world_size = 0;
+  };
+  ReadSource FindSource(CheckpointId id, Rank rank, const std::set<TierKind>& without,
+                        const std::map<TierKind, absl::Status>& failed) const;
+  // Whether a tier that is still being read may change what a reader gets.
+  bool MayBeRead(const std::optional<CheckpointId>& wanted,
+                 const std::optional<CheckpointId>& found) const;
+  bool InventoryPending() const;
+  // Those that can be read, newest first, at most so many.
+  void FillListing(std::optional<CheckpointId> before, size_t most, v1::Listing& listing) const;
   Failure NothingCommitted() const;
   enum class Detail { kOverview, kWhole };
   void FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const;
@@ -301,14 +317,16 @@ class Coordinator {
   void ReportDecided(const LoadReported& m, Turn& t);
   void BeginSession(Turn& t);
   std::optional<Failure> ChooseCandidates(std::vector<CheckpointId>& candidates) const;
+  Failure OtherWorld(CheckpointId id, uint32_t saved_by) const;
   void Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t);
   void OfferSource(RequestToken token, Rank rank, uint64_t session, uint32_t round, CheckpointId id,
                    Turn& t);
   void NextSource(const FetchFailed& m, Turn& t);
   std::set<TierKind> SourcesSpent(Rank rank, const std::string& problem);
   std::string WhyNotNearer(const Checkpoint& checkpoint, Rank rank, TierKind chosen) const;
+  std::string WhyNot(const Checkpoint& checkpoint, Rank rank, TierKind tier,
+                     const std::string& failure) const;
   std::optional<Failure> WaitForInventory(const std::vector<CheckpointId>& candidates) const;
-  bool InventoryPending() const;
   bool ManifestMissing(const Checkpoint& checkpoint) const;
   bool ManifestComing(const std::vector<CheckpointId>& candidates) const;
   std::optional<CheckpointId> NewestOnLine(

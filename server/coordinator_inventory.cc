@@ -32,6 +32,14 @@ bool Coordinator::InventoryPending() const {
   });
 }
 
+bool Coordinator::MayBeRead(const std::optional<CheckpointId>& wanted,
+                            const std::optional<CheckpointId>& found) const {
+  if (!InventoryPending() || (wanted && found)) {
+    return false;
+  }
+  return !found || WaitForInventory({*found}).has_value();
+}
+
 void Coordinator::On(const InventoryState& m, Turn& t) {
   const auto before = Inventory(m.tier).kind;
   inventory_[static_cast<size_t>(m.tier)] = m;

@@ -22,7 +22,8 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
-  if (session_ && session_->AsksAnew(m.rank, m.wanted)) {
+  const SessionWish wish{m.wanted, m.reads_by_itself};
+  if (session_ && session_->AsksAnew(m.rank, wish)) {
     FailSession(
         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
          absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": rank ", m.rank,
@@ -35,13 +36,13 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
     session_ = std::make_unique<Session>(next_session_++, attempt(),
                                          attempts_.rbegin()->second.world_size);
   }
-  if (const auto conflict = session_->Conflict(m.rank, m.wanted)) {
+  if (const auto conflict = session_->Conflict(m.rank, wish)) {
     const Failure failure{
         absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
         absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ", *conflict)};
     return FailSession(failure, t, m.token);
   }
-  const RequestToken before = session_->Enter(m.rank, m.process, m.wanted, m.token);
+  const RequestToken before = session_->Enter(m.rank, m.process, wish, m.token);
   Refuse(before,
          {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
           "this rank has entered the session again since"},
@@ -92,11 +93,17 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
                                      info.parent.attempt, ", not step ", m.wanted->step,
                                      "; to restore another one, leave it for the next attempt"));
   }
+  const uint64_t session = last_session_ != 0 ? last_session_ : (last_session_ = next_session_++);
+  if (m.reads_by_itself) {  // whether it can be read, whoever reads it finds out
+    return AnswerWhenDurable(m.token, SessionEnded{m.token, session, 1, info.parent, line_}, t);
+  }
   if (!IsCommitted(info.parent)) {
     const std::optional<Failure> away = OutOfReach(info.parent);
     return Refuse(m.token, away ? *away : Unreadable(), t);
   }
-  const uint64_t session = last_session_ != 0 ? last_session_ : (last_session_ = next_session_++);
+  if (const uint32_t saved_by = WorldSizeOf(info.parent); saved_by != info.world_size) {
+    return Refuse(m.token, OtherWorld(info.parent, saved_by), t);
+  }
   SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
   const Checkpoint& parent = checkpoints_.at(info.parent);
   failed_sources_.erase(m.rank);
@@ -218,7 +225,7 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
   if (!m.loaded) {
     Doubt(m, info.parent, t);
     if (const auto it = checkpoints_.find(info.parent);
-        m.copy_is_bad && it != checkpoints_.end() &&
+        m.copy_is_bad && it != checkpoints_.end() && it->second.world_size == info.world_size &&
         it->second.Nearest(m.rank, SourcesSpent(m.rank, m.problem))) {
       return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
     }
@@ -271,6 +278,9 @@ void Coordinator::BeginSession(Turn& t) {
   }
   failed_sources_.clear();
   session_->BeginLoading(std::move(candidates), chosen, restore_point_changes_);
+  if (session_->reads_by_itself()) {
+    return FinishSession(t);
+  }
   for (const auto& [rank, token] : session_->TakeWaiting()) {
     OfferSource(token, rank, session_->id(), session_->round(), session_->checkpoint(), t);
   }
@@ -303,16 +313,14 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
       return failure;
     }
     const uint32_t saved_by = checkpoints_.at(*found).world_size;
-    if (saved_by != world_size) {
-      return Failure{absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_TOPOLOGY,
-                     absl::StrCat("step ", found->step, " of attempt ", found->attempt,
-                                  " was saved by ", saved_by, " ranks, and attempt ", attempt(),
-                                  " has ", world_size, "; start it with ", saved_by)};
+    if (saved_by != world_size && !session_->reads_by_itself()) {
+      return OtherWorld(*found, saved_by);
     }
     candidates = {*found};
     return std::nullopt;
   }
-  candidates = Candidates(Summaries(), line_, world_size);
+  candidates = Candidates(Summaries(), line_,
+                          session_->reads_by_itself() ? std::nullopt : std::optional(world_size));
   if (!candidates.empty()) {
     return std::nullopt;
   }
@@ -323,6 +331,13 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
                      "' has never committed a step on this line of descent: start from scratch")};
   }
   return Unreadable();
+}
+
+Failure Coordinator::OtherWorld(CheckpointId id, uint32_t saved_by) const {
+  return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_TOPOLOGY,
+          absl::StrCat("step ", id.step, " of attempt ", id.attempt, " was saved by ", saved_by,
+                       " ranks, and attempt ", attempt(), " has ", world_size(), "; start it with ",
+                       saved_by)};
 }
 
 void Coordinator::FallBack(const LoadReported& m, Turn& t) {
@@ -362,7 +377,8 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
   NextRound(std::move(left), t);
 }
 
-// Every rank has the step. It becomes the attempt's parent, and only then do they hear of it.
+// Every rank has the step, or has come to hear which one it reads by itself. It becomes the
+// attempt's parent, and only then do they hear of it.
 void Coordinator::FinishSession(Turn& t) {
   const std::unique_ptr<Session> session = std::move(session_);
   const CheckpointId parent = session->checkpoint();
@@ -370,7 +386,11 @@ void Coordinator::FinishSession(Turn& t) {
   last_failure_.reset();
   Decide(parent, session->restore_point_change(), t);
   Tell(Report::Kind::kSessionDone,
-       absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step), 0, t);
+       session->reads_by_itself()
+           ? absl::StrCat("all ranks of attempt ", attempt(), " go on from step ", parent.step,
+                          ", which they read by themselves")
+           : absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step),
+       0, t);
   for (const auto& [rank, token] : session->TakeWaiting()) {
     AnswerWhenDurable(token, SessionEnded{token, session->id(), session->round(), parent, line_},
                       t);

@@ -34,27 +34,71 @@ std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank,
     if (tier == chosen) {
       break;
     }
-    if (!Configured(tier)) {
-      continue;
-    }
-    const CopyState& copy = checkpoint.shards.at(rank).at(tier);
-    absl::StrAppend(&text, text.empty() ? "" : ", ", ToAbsl(TierName(tier)), " copy ");
-    if (copy.kind == CopyState::Kind::kBad) {
-      absl::StrAppend(&text, "bad: ", copy.why);
-    } else if (failed != failed_sources_.end() && failed->second.count(tier) > 0) {
-      absl::StrAppend(&text, "not readable now: ", failed->second.at(tier));
-    } else if (tier == TierKind::kMemory) {
-      absl::StrAppend(&text, rebooted_ ? "absent (node rebooted)"
-                                       : "absent (given up, or the memory was emptied)");
-    } else if (Inventory(tier).kind != InventoryState::Kind::kKnown) {
-      absl::StrAppend(
-          &text, "not known: ",
-          Inventory(tier).why.empty() ? "the tier is still being read" : Inventory(tier).why);
-    } else {
-      absl::StrAppend(&text, "absent");
+    if (Configured(tier)) {
+      const bool tried = failed != failed_sources_.end() && failed->second.count(tier) > 0;
+      absl::StrAppend(&text, text.empty() ? "" : ", ",
+                      WhyNot(checkpoint, rank, tier, tried ? failed->second.at(tier) : ""));
     }
   }
   return text;
+}
+
+// Why one tier's copy is not the source; `failure`: what became of it when it was tried.
+std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, TierKind tier,
+                                const std::string& failure) const {
+  const CopyState& copy = checkpoint.shards.at(rank).at(tier);
+  const std::string name = absl::StrCat(ToAbsl(TierName(tier)), " copy ");
+  if (copy.kind == CopyState::Kind::kBad) {
+    return absl::StrCat(name, "bad: ", copy.why);
+  }
+  if (!failure.empty()) {
+    return absl::StrCat(name, "not readable now: ", failure);
+  }
+  if (tier == TierKind::kMemory) {
+    return absl::StrCat(name, rebooted_ ? "absent (node rebooted)"
+                                        : "absent (given up, or the memory was emptied)");
+  }
+  if (Inventory(tier).kind != InventoryState::Kind::kKnown) {
+    return absl::StrCat(
+        name, "not known: ",
+        Inventory(tier).why.empty() ? "the tier is still being read" : Inventory(tier).why);
+  }
+  return absl::StrCat(name, "absent");
+}
+
+Coordinator::ReadSource Coordinator::FindSource(
+    CheckpointId id, Rank rank, const std::set<TierKind>& without,
+    const std::map<TierKind, absl::Status>& failed) const {
+  ReadSource source;
+  const auto it = checkpoints_.find(id);
+  if (it == checkpoints_.end() || it->second.shards.count(rank) == 0) {
+    source.why = "the checkpoint is not there any more";
+    return source;
+  }
+  const Checkpoint& checkpoint = it->second;
+  source.world_size = checkpoint.world_size;
+  for (const TierKind tier : kAllTiers) {
+    if (!Configured(tier) || without.count(tier) > 0) {
+      continue;
+    }
+    const auto tried = failed.find(tier);
+    if (tried == failed.end() && checkpoint.Readable(rank, tier)) {
+      source.tier = tier;
+      return source;
+    }
+    absl::StrAppend(&source.why, source.why.empty() ? "" : ", ");
+    if (tried == failed.end()) {
+      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, tier, ""));
+    } else if (absl::IsDataLoss(tried->second) || absl::IsNotFound(tried->second)) {
+      absl::StrAppend(&source.why, ToAbsl(TierName(tier)), " copy bad: ", tried->second.message());
+    } else if (absl::IsFailedPrecondition(tried->second)) {  // of a newer format
+      absl::StrAppend(&source.why, ToAbsl(TierName(tier)),
+                      " copy unreadable here: ", tried->second.message());
+    } else {
+      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, tier, Message(tried->second)));
+    }
+  }
+  return source;
 }
 
 void Coordinator::On(const FetchFailed& m, Turn& t) {

@@ -9,6 +9,8 @@
 namespace holdfast {
 namespace {
 
+constexpr size_t kUnreadBytesMax = 4096;  // of a listing's frame
+
 v1::Protection::FailureKind ToProto(FailureKind kind) {
   switch (kind) {
     case FailureKind::kProcess:
@@ -43,6 +45,11 @@ bool Coordinator::IsCommitted(CheckpointId id) const {
 bool Coordinator::IsCommittedIn(TierKind tier, CheckpointId id) const {
   const auto it = checkpoints_.find(id);
   return it != checkpoints_.end() && it->second.CommittedAt(tier);
+}
+
+uint32_t Coordinator::WorldSizeOf(CheckpointId id) const {
+  const auto it = checkpoints_.find(id);
+  return it == checkpoints_.end() ? 0 : it->second.world_size;
 }
 
 Failure Coordinator::NothingCommitted() const {
@@ -153,6 +160,40 @@ void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
           out.add_tiers(std::string(TierName(tier)));
         }
       }
+    }
+  }
+}
+
+void Coordinator::FillListing(std::optional<CheckpointId> before, size_t most,
+                              v1::Listing& listing) const {
+  auto it = before ? std::make_reverse_iterator(checkpoints_.lower_bound(*before))
+                   : checkpoints_.rbegin();
+  for (; it != checkpoints_.rend(); ++it) {
+    const auto& [id, checkpoint] = *it;
+    if (!checkpoint.committed) {
+      continue;
+    }
+    if (static_cast<size_t>(listing.checkpoints_size()) == most) {
+      listing.set_more(true);
+      break;
+    }
+    v1::ListedCheckpoint& out = *listing.add_checkpoints();
+    out.set_attempt(id.attempt);
+    out.set_step(id.step);
+    out.set_world_size(checkpoint.world_size);
+    out.set_on_line(OnLine(line_, id));
+    for (const TierKind tier : kAllTiers) {
+      if (checkpoint.CommittedAt(tier)) {
+        out.add_tiers(std::string(TierName(tier)));
+      }
+    }
+    out.set_bytes(checkpoint.bytes);
+    out.set_unix_ms(checkpoint.unix_ms);
+  }
+  for (const TierKind tier : kAllTiers) {
+    if (const std::string why = WhyUnread(tier); !why.empty() && Configured(tier)) {
+      listing.set_unread(absl::StrCat(listing.unread(), listing.unread().empty() ? "" : "; ", why)
+                             .substr(0, kUnreadBytesMax));
     }
   }
 }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -99,7 +100,10 @@ struct LeftAloneSlot {
 
 // ---- Replies ----
 
-enum class Descriptors { kNone, kWritableImage, kReadOnlyImageAndRecord };
+// kOpenedCopy: of a copy in a durable tier, which DurableOpened brought.
+enum class Descriptors { kNone, kWritableImage, kReadOnlyImageAndRecord, kOpenedCopy };
+
+struct PassedFiles;  // open files on their way to a client (server/runtime/passed_files.h)
 
 struct SendReply {  // → HandOverFailed, if it has descriptors and they could not be had
   ConnectionId connection = 0;
@@ -108,6 +112,9 @@ struct SendReply {  // → HandOverFailed, if it has descriptors and they could 
   SlotId slot = 0;  // whose descriptors
   Generation generation = 0;
   ReadHold hold{};  // kReadOnlyImageAndRecord: by which the slot is held for them
+  std::shared_ptr<PassedFiles> files = nullptr;  // kOpenedCopy
+  // An Attach that this answers, and that may be answered from another tier if it fails.
+  std::shared_ptr<const v1::ClientFrame> attach = nullptr;
 };
 
 // ---- Events ----
@@ -240,6 +247,15 @@ struct FetchEnded {
   bool source_bad = false;
   SealedCopy copy;  // when OK
 };
+// A copy was opened for a client, or not. What nobody sends any more closes with the last who has
+// it.
+struct DurableOpened {
+  DrainId drain = 0;
+  absl::Status status;  // FailedPrecondition: of a newer format; Cancelled: as asked
+  bool bad = false;     // the copy is of no use, whoever reads it
+  SealedCopy copy;      // when OK
+  std::shared_ptr<PassedFiles> files = nullptr;  // likewise: image and record
+};
 // It has got nowhere for a while (the tier's stall_timeout_ms), or does again. It is still under
 // way.
 struct DrainStalled {
@@ -281,12 +297,13 @@ struct TierScanned {
 };
 struct TimerFired {};
 
-using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
-                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
-                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
-                           CopyFoundGood, DurableCopyJudged, SlotFileGone, HandOverFailed,
-                           AdminRequest, AdminReadDone, FlushEnded, FetchEnded, DrainStalled,
-                           ManifestPublished, CopiesRemoved, TierAway, TierScanned, TimerFired>;
+using Event =
+    std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                 SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                 SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
+                 DurableCopyJudged, SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone,
+                 FlushEnded, FetchEnded, DurableOpened, DrainStalled, ManifestPublished,
+                 CopiesRemoved, TierAway, TierScanned, TimerFired>;
 
 // ---- Actions ----
 
@@ -383,6 +400,13 @@ struct FetchShard {
   // A slot that holds a bad copy of the same shard: its record goes when the good one has been
   // verified, just before that is published.
   std::optional<SlotId> replaces;
+};
+// Opens image and record of a copy, read-only, and looks whether they are what they should be; the
+// bytes of the image are the reader's to verify → DurableOpened.
+struct OpenDurable {
+  DrainId drain = 0;
+  TierKind tier = TierKind::kNvme;
+  CopyKey key;
 };
 // The remote commit → ManifestPublished.
 struct PublishManifest {
@@ -494,8 +518,8 @@ using Action =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
                  IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
-                 PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme, ApplyLimits,
-                 SetTimer, AdminReply, Report>;
+                 OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
+                 ApplyLimits, SetTimer, AdminReply, Report>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

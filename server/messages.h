@@ -221,6 +221,7 @@ struct SessionAsked {
   ProcessId process;
   std::optional<CheckpointId> wanted;  // absent: newest; attempt 0: on the line
   bool may_wait = false;               // for the other ranks
+  bool reads_by_itself = false;        // the rank needs no source: it only wants to hear the step
 };
 struct LoadReported {
   RequestToken token = 0;

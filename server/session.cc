@@ -7,13 +7,13 @@
 namespace holdfast {
 namespace {
 
-std::string WantedName(const std::optional<CheckpointId>& wanted) {
-  if (!wanted) {
-    return "the newest step";
-  }
-  return wanted->attempt == 0
-             ? absl::StrCat("step ", wanted->step)
-             : absl::StrCat("step ", wanted->step, " of attempt ", wanted->attempt);
+std::string WantedName(const SessionWish& wish) {
+  const std::string step =
+      !wish.wanted ? "the newest step"
+      : wish.wanted->attempt == 0
+          ? absl::StrCat("step ", wish.wanted->step)
+          : absl::StrCat("step ", wish.wanted->step, " of attempt ", wish.wanted->attempt);
+  return absl::StrCat(step, wish.reads_by_itself ? ", to read it by itself" : "");
 }
 
 }  // namespace
@@ -22,27 +22,26 @@ bool Session::Holds(CheckpointId checkpoint) const {
   return std::find(candidates_.begin(), candidates_.end(), checkpoint) != candidates_.end();
 }
 
-std::optional<std::string> Session::Conflict(Rank rank,
-                                             const std::optional<CheckpointId>& wanted) const {
-  if (wanted == wanted_) {
+std::optional<std::string> Session::Conflict(Rank rank, const SessionWish& wish) const {
+  if (wish == wish_) {
     return std::nullopt;
   }
   for (const auto& [other, entry] : entries_) {
     if (other != rank) {
-      return absl::StrCat("rank ", other, " asks for ", WantedName(wanted_), " and rank ", rank,
-                          " for ", WantedName(wanted), "; all ranks must ask for the same");
+      return absl::StrCat("rank ", other, " asks for ", WantedName(wish_), " and rank ", rank,
+                          " for ", WantedName(wish), "; all ranks must ask for the same");
     }
   }
   return std::nullopt;
 }
 
-bool Session::AsksAnew(Rank rank, const std::optional<CheckpointId>& wanted) const {
-  return loading() && entries_.count(rank) > 0 && wanted != wanted_;
+bool Session::AsksAnew(Rank rank, const SessionWish& wish) const {
+  return loading() && entries_.count(rank) > 0 && wish != wish_;
 }
 
-RequestToken Session::Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
+RequestToken Session::Enter(Rank rank, ProcessId process, const SessionWish& wish,
                             RequestToken token) {
-  wanted_ = wanted;
+  wish_ = wish;
   Entry& entry = entries_[rank];
   const RequestToken before = entry.waiting;
   entry = {process, token, false};
@@ -145,7 +144,7 @@ std::string Session::MissingRanks() const {
 }
 
 std::string Session::WantedText() const {
-  return WantedName(wanted_);
+  return WantedName(wish_);
 }
 
 }  // namespace holdfast

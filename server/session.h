@@ -2,7 +2,7 @@
 // which step they are loading now, who has it. It decides nothing about slots, and tells nobody
 // anything: its coordinator asks it what comes next and sends the messages.
 //
-//   session.Enter(rank, process, wanted, token);
+//   session.Enter(rank, process, wish, token);
 //   if (session.AllEntered()) session.BeginLoading(candidates);
 //   … session.Report(rank, true, token); if (session.AllLoaded()) → decide on session.checkpoint()
 //
@@ -20,6 +20,13 @@
 
 namespace holdfast {
 
+// What a rank asks of a session; all of them must ask for the same.
+struct SessionWish {
+  std::optional<CheckpointId> wanted;  // absent: newest; attempt 0: on the line
+  bool reads_by_itself = false;        // it needs no source, and reports nothing
+  bool operator==(const SessionWish&) const = default;
+};
+
 class Session {
  public:
   Session(uint64_t id, Attempt attempt, uint32_t world_size)
@@ -30,7 +37,8 @@ class Session {
   uint32_t round() const { return round_; }
   bool loading() const { return round_ > 0; }
   bool empty() const { return entries_.empty(); }
-  const std::optional<CheckpointId>& wanted() const { return wanted_; }
+  const std::optional<CheckpointId>& wanted() const { return wish_.wanted; }
+  bool reads_by_itself() const { return wish_.reads_by_itself; }
   // The step of this round. Only while loading.
   CheckpointId checkpoint() const { return candidates_.front(); }
   // What must not be given up while the session lasts: this round's step and what it may fall back
@@ -38,14 +46,13 @@ class Session {
   bool Holds(CheckpointId checkpoint) const;
 
   // Why this rank cannot take part, if another one asked for something else; names both.
-  std::optional<std::string> Conflict(Rank rank, const std::optional<CheckpointId>& wanted) const;
+  std::optional<std::string> Conflict(Rank rank, const SessionWish& wish) const;
   // Whether this rank is in the session, its step is chosen, and the rank now asks for something
   // else: what it asks for cannot be answered from here.
-  bool AsksAnew(Rank rank, const std::optional<CheckpointId>& wanted) const;
+  bool AsksAnew(Rank rank, const SessionWish& wish) const;
   // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is
   // answered.
-  RequestToken Enter(Rank rank, ProcessId process, std::optional<CheckpointId> wanted,
-                     RequestToken token);
+  RequestToken Enter(Rank rank, ProcessId process, const SessionWish& wish, RequestToken token);
   bool Has(Rank rank, ProcessId process) const;
   bool AllEntered() const { return entries_.size() == world_size_; }
   // Removes the rank's entry (its process or connection ended), if that process holds it.
@@ -93,7 +100,7 @@ class Session {
   Attempt attempt_;
   uint32_t world_size_;
   uint32_t round_ = 0;
-  std::optional<CheckpointId> wanted_;
+  SessionWish wish_;
   std::map<Rank, Entry> entries_;
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;

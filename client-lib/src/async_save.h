@@ -1,8 +1,8 @@
 // What a SaveHandle and the background thread share: how far one save has come.
 //
 //   auto progress = std::make_shared<SaveProgress>(link, step);
-//   background.Submit([progress] { …; progress->Copied(bytes); …; progress->Finished(status); });
-//   return MakeSaveHandle(progress);
+//   turn.HandTo([progress] { …; progress->Copied(bytes); …; progress->Finished(status); });
+//   return MakeSaveHandle(progress, held_saves);
 //
 // Thread-safe. A progress that was made finishes exactly once.
 #pragma once
@@ -10,8 +10,10 @@
 #include <chrono>
 #include <memory>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "client-lib/src/daemon_link.h"
+#include "client-lib/src/device_fence.h"
 #include "client-lib/src/fork_guard.h"
 #include "holdfast/job.h"
 
@@ -22,29 +24,41 @@ class SaveProgress {
   SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step)
       : link_(std::move(link)), step_(step) {}
 
+  uint64_t step() const { return step_; }
+  // Before anybody waits.
+  void set_fence(std::shared_ptr<DeviceFence> fence) { fence_ = std::move(fence); }
+
   // By the one who saves.
   void Granted(uint64_t attempt);
+  void FirstCopied();
   void Copied(uint64_t image_bytes);
   void Finished(const Status& status);
 
   // By those who wait.
   bool forked() const { return owner_.forked(); }
+  bool finished();
   void WaitUntilTensorsAreFree();
+  Status WaitFirst(Milliseconds wait);
   Status WaitSnapshot(Milliseconds wait);
   Status Wait(Stage stage, Milliseconds wait);
+  Status FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds wait);
   StageTimes times();
 
  private:
   Status WaitSealed(Deadline deadline);
   Status AskDaemon(Stage stage, Deadline deadline);
   Status NotYet(Stage stage) const;
+  void Told(Stage stage, int64_t unix_ms);
 
   const ForkOwner owner_;
   const std::shared_ptr<DaemonLink> link_;
   const uint64_t step_;
+  std::shared_ptr<DeviceFence> fence_;  // null: nothing is on a device
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  const int64_t began_unix_ms_ = Clock::System()->UnixMillis();
   Mutex mutex_;
   CondVar changed_;
+  bool first_copied_ GUARDED_BY(mutex_) = false;
   bool copied_ GUARDED_BY(mutex_) = false;
   bool finished_ GUARDED_BY(mutex_) = false;
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
@@ -52,6 +66,17 @@ class SaveProgress {
   StageTimes times_ GUARDED_BY(mutex_);
 };
 
-std::unique_ptr<SaveHandle> MakeSaveHandle(std::shared_ptr<SaveProgress> progress);
+// What a handle asks of the job about a save that is held. Thread-safe.
+class HeldSaves {
+ public:
+  virtual ~HeldSaves() = default;
+  virtual Status SealHeld(const SaveProgress& progress, Deadline deadline) = 0;
+  virtual void DiscardHeld(SaveProgress& progress) = 0;
+  virtual Result<std::shared_ptr<const StagedTensors>> StagedOf(const SaveProgress& progress) = 0;
+};
+
+// `held`: null unless the save is to be held.
+std::unique_ptr<SaveHandle> MakeSaveHandle(std::shared_ptr<SaveProgress> progress,
+                                           std::weak_ptr<HeldSaves> held);
 
 }  // namespace holdfast::client

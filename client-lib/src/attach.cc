@@ -1,9 +1,13 @@
-// Attach: a committed shard as read-only tensors, straight in its slot. Nothing is copied,
-// populated or digested before Verify, so that it takes the same time for any size.
+// Attach: a committed shard as read-only tensors, straight in its slot or in its file in a durable
+// tier. Nothing is copied, populated or digested before Read or Verify, so that it takes the same
+// time for any size. A slot is held at the daemon; an open file keeps its bytes by itself.
+#include <algorithm>
+#include <atomic>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/copy_engine.h"
@@ -12,58 +16,103 @@
 #include "client-lib/src/sealed_shard.h"
 #include "client-lib/src/socket.h"
 #include "client-lib/src/state_match.h"
-#include "holdfast/job.h"
+#include "client-lib/src/worker_pool.h"
+#include "holdfast/view.h"
 
 namespace holdfast {
 namespace client {
 namespace {
 
 constexpr Milliseconds kReleaseTime{1000};
+constexpr size_t kTriesMax = 4;  // more than there are tiers
+constexpr char kMemory[] = "memory";
+constexpr size_t kWhyBytesMax = 4096;
 
-class SlotView : public View {
+// A daemon that knows memory only does not say so.
+std::string TierOf(const wire::Source& source) {
+  return source.tier.empty() ? kMemory : source.tier;
+}
+
+class ShardView : public View {
  public:
-  SlotView(std::string socket, std::shared_ptr<Connection> connection, const wire::Source& source,
-           std::unique_ptr<ReadTicket> ticket)
+  // `ticket` null: nothing is held for it.
+  ShardView(std::string socket, std::shared_ptr<Connection> connection, wire::Source source,
+            std::unique_ptr<ReadTicket> ticket)
       : socket_(std::move(socket)),
-        connection_(std::move(connection)),
-        source_(source),
+        connection_(ticket != nullptr ? std::move(connection) : nullptr),
+        source_(std::move(source)),
+        tier_(TierOf(source_)),
         ticket_(std::move(ticket)) {}
 
-  ~SlotView() override {
+  ~ShardView() override {
     if (owner_.forked()) {
-      // The slot is not mapped here, and the hold is the parent's.
+      // The copy is not mapped here, and the hold is the parent's; so are threads and locks.
       static_cast<void>(shard_.release());
+      static_cast<void>(engine_.release());
       new std::shared_ptr<Connection>(std::move(connection_));
       return;
     }
     shard_.reset();
-    Release();
+    if (ticket_ != nullptr) {
+      Release();
+    }
   }
 
-  // Tensors and small objects; the caller has the copy open.
-  void Fill(std::unique_ptr<SealedShard> shard) {
+  // Tensors where they lie, and objects, which are copied and verified; the caller has the copy
+  // open.
+  Status Fill(std::unique_ptr<SealedShard> shard) {
     shard_ = std::move(shard);
     const Layout& layout = shard_->layout();
+    std::vector<size_t> objects;
     tensors_.reserve(layout.slices.size());
     for (size_t i = 0; i < layout.slices.size(); ++i) {
       const Slice& slice = layout.slices[i];
       const std::byte* const bytes = shard_->image() + slice.image_offset;
       if (slice.kind == SliceKind::kTensor) {
+        slices_.push_back(i);
         tensors_.push_back(ToTensor(slice));
         tensors_.back().data =
             const_cast<std::byte*>(bytes);  // read-only memory, as the header says
       } else {
-        objects_.push_back(ToObject(slice));
-        objects_.back().bytes.assign(reinterpret_cast<const char*>(bytes), slice.bytes);
+        objects.push_back(i);
       }
     }
+    std::vector<CopyOutRange> ranges = {shard_->HeaderRange()};
+    std::vector<std::optional<size_t>> slices = {std::nullopt};
+    objects_.reserve(objects.size());  // ranges point into the objects
+    for (const size_t i : objects) {
+      objects_.push_back(ToObject(layout.slices[i]));
+      objects_.back().bytes.resize(layout.slices[i].bytes);
+      ranges.push_back(shard_->SliceRange(i, objects_.back().bytes.data()));
+      slices.emplace_back(i);
+    }
+    return Compare(ranges, slices, "its objects");
   }
+
+  void SetWhy(std::string why) { why_ = std::move(why); }
 
   uint64_t attempt() const override { return source_.attempt; }
   uint64_t step() const override { return source_.step; }
+  uint32_t world_size() const override { return source_.world_size; }
+  const std::string& tier() const override { return tier_; }
+  const std::string& why() const override { return why_; }
   const std::vector<Tensor>& tensors() const override { return tensors_; }
   const std::vector<Object>& objects() const override { return objects_; }
-  bool verified() const override { return verified_; }
+  bool verified() const override { return verified_.load(); }
+
+  Status Read(size_t tensor, void* to) override {
+    if (owner_.forked()) {
+      return ForkedError();
+    }
+    return NoThrow([&]() -> Status {
+      if (tensor >= slices_.size()) {
+        return Status(Code::kInvalidArgument, absl::StrCat("read: there is no tensor ", tensor,
+                                                           ", the shard has ", slices_.size()));
+      }
+      const size_t slice = slices_[tensor];
+      return Compare({shard_->SliceRange(slice, to)}, {slice}, "read");
+    });
+  }
 
   Status Verify() override {
     if (owner_.forked()) {
@@ -71,46 +120,39 @@ class SlotView : public View {
     }
     return NoThrow([this]() -> Status {
       std::vector<CopyOutRange> ranges = {shard_->HeaderRange()};
+      std::vector<std::optional<size_t>> slices = {std::nullopt};
       for (size_t i = 0; i < shard_->layout().slices.size(); ++i) {
         ranges.push_back(shard_->SliceRange(i, nullptr));
+        slices.emplace_back(i);
       }
-      HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch,
-                    MakeHostCopyEngine(1)->CopyOut(ranges, {}));
-      if (shard_->faulted()) {
-        return Status(
-            Code::kCorrupt,
-            absl::StrCat("verify: the slot of attempt ", source_.attempt, " step ", source_.step,
-                         " was cut short; its tensors read as zeros from there on"));
-      }
-      if (mismatch.has_value()) {
-        return WithContext(
-            shard_->MismatchError(*mismatch, mismatch->range == 0
-                                                 ? std::nullopt
-                                                 : std::optional<size_t>(mismatch->range - 1)),
-            "verify");
-      }
-      HF_TRY(CheckObjectCopies());
+      HF_TRY(Compare(ranges, slices, "verify"));
       verified_ = true;
       return Status();
     });
   }
 
  private:
-  // Objects were copied at Attach, before anybody had looked at a digest.
-  Status CheckObjectCopies() const {
-    size_t next = 0;
-    for (const Slice& slice : shard_->layout().slices) {
-      if (slice.kind != SliceKind::kTensor) {
-        const std::string& copy = objects_[next++].bytes;
-        if (copy !=
-            std::string_view(reinterpret_cast<const char*>(shard_->image() + slice.image_offset),
-                             slice.bytes)) {
-          return Status(Code::kCorrupt, absl::StrCat("verify: object ", slice.name,
-                                                     " changed in the slot after it was attached"));
-        }
-      }
+  // Each range is a slice, or (none) the header.
+  Status Compare(const std::vector<CopyOutRange>& ranges,
+                 const std::vector<std::optional<size_t>>& slices, std::string_view operation) {
+    const MutexLock lock(mutex_);
+    if (engine_ == nullptr) {
+      engine_ = MakeHostCopyEngine(CopyThreads(0));
     }
-    return Status();
+    CopyOptions options;
+    options.populate = !shard_->populated();
+    HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_->CopyOut(ranges, options));
+    if (!mismatch.has_value()) {
+      return Status();  // what was cut short elsewhere is not what was read
+    }
+    Status status = shard_->MismatchError(*mismatch, slices[mismatch->range]);
+    if (shard_->faulted()) {
+      status = Status(status.code(),
+                      absl::StrCat(status.message(), " (its file in ", tier_,
+                                   " was cut short, or cannot be read any more: from there on it "
+                                   "reads as zeros)"));
+    }
+    return WithContext(status, operation);
   }
 
   // A daemon that was restarted in between still has the hold in its notes. If there is none now,
@@ -133,12 +175,49 @@ class SlotView : public View {
   const std::string socket_;
   std::shared_ptr<Connection> connection_;
   const wire::Source source_;
+  const std::string tier_;
+  std::string why_;
   const std::unique_ptr<ReadTicket> ticket_;
   std::unique_ptr<SealedShard> shard_;
   std::vector<Tensor> tensors_;
+  std::vector<size_t> slices_;  // of the tensors
   std::vector<Object> objects_;
-  bool verified_ = false;
+  Mutex mutex_;  // one at a time uses the engine
+  std::unique_ptr<CopyEngine> engine_ GUARDED_BY(mutex_);
+  std::atomic<bool> verified_{false};
 };
+
+// The copy that the daemon offers, opened. `tier`: in which tier it lies, if one was offered.
+Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
+                                               const std::shared_ptr<Connection>& connection,
+                                               wire::Attach request, Deadline deadline,
+                                               std::optional<wire::Source>& offered) {
+  auto ticket = std::make_unique<ReadTicket>(socket);
+  request.hold = ticket->id();
+  request.deadline_ms = deadline.DaemonMillis();
+  Result<Answer<wire::Source>> source = connection->Call<wire::Source>(request, deadline);
+  if (source.ok() ? source->message.hold == 0
+                  : connection->alive() && source.status().code() != Code::kDeadlineExceeded) {
+    ticket->Settle();  // refused, or nothing is held
+    ticket.reset();
+  }
+  HF_TRY(source.status());
+  offered = source->message;
+  // From here on the view lets go of the copy, whatever happens.
+  const bool held = ticket != nullptr;
+  auto view = std::make_unique<ShardView>(socket, connection, source->message, std::move(ticket));
+  HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard,
+                SealedShard::Open(source->message, source->descriptors, {request.job, request.rank},
+                                  /*mine=*/nullptr));
+  HF_TRY(view->Fill(std::move(shard)));
+  if (held) {
+    HF_TRY(connection
+               ->Call<wire::Done>(
+                   wire::ConfirmRead{source->message.slot, source->message.generation}, deadline)
+               .status());
+  }
+  return view;
+}
 
 Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "attach"));
@@ -153,26 +232,97 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   attach.choice = options.newest ? wire::Choice::kNewest : wire::Choice::kStep;
   attach.step = options.newest ? 0 : options.step;
   attach.attempt = options.newest ? 0 : options.attempt;
-  auto ticket = std::make_unique<ReadTicket>(socket);
-  attach.hold = ticket->id();
-  Result<Answer<wire::Source>> source = (*connection)->Call<wire::Source>(attach, deadline);
-  if (!source.ok() && (*connection)->alive() && source.status().code() != Code::kDeadlineExceeded) {
-    ticket->Settle();  // refused
+  attach.any_tier = true;
+  attach.without = options.without;
+  Status bad;       // of the last copy that was offered
+  std::string why;  // what became of all of them
+  for (size_t tries = 0; tries < kTriesMax; ++tries) {
+    std::optional<wire::Source> offered;
+    Result<std::unique_ptr<ShardView>> view =
+        OpenOffered(socket, *connection, attach, deadline, offered);
+    if (view.ok()) {
+      if (!offered->why.empty()) {
+        absl::StrAppend(&why, why.empty() ? "" : ", ", ForWire(offered->why, kWhyBytesMax));
+      }
+      (*view)->SetWhy(std::move(why));
+      return std::unique_ptr<View>(*std::move(view));
+    }
+    // A copy that is of no use: the same step from the next tier. (A daemon that knows memory only
+    // offers it again.)
+    const bool again = offered.has_value() && CopyIsBad(view.status()) &&
+                       std::find(attach.without.begin(), attach.without.end(), TierOf(*offered)) ==
+                           attach.without.end();
+    if (!again) {
+      const Status last = view.status();
+      if (bad.ok() || offered.has_value()) {
+        return WithContext(last, context);
+      }
+      const bool later =  // another one may be had then
+          last.code() == Code::kUnavailable || last.code() == Code::kDeadlineExceeded;
+      return WithContext(
+          Status(later ? last.code() : bad.code(), absl::StrCat(why, "; ", last.message())),
+          context);
+    }
+    bad = view.status();
+    absl::StrAppend(&why, why.empty() ? "" : ", ",
+                    offered->why.empty() ? "" : ForWire(offered->why, kWhyBytesMax) + ", ",
+                    TierOf(*offered), " copy bad: ", bad.message());
+    attach.choice = wire::Choice::kStep;
+    attach.step = offered->step;
+    attach.attempt = offered->attempt;
+    attach.without.push_back(TierOf(*offered));
   }
-  HF_TRY(WithContext(source.status(), context));
+  return WithContext(Status(bad.code(), why), context);
+}
 
-  // From here on the view lets go of the copy, whatever happens.
-  auto view = std::make_unique<SlotView>(socket, *connection, source->message, std::move(ticket));
-  Result<std::unique_ptr<SealedShard>> shard = SealedShard::Open(
-      source->message, source->descriptors, {options.job, options.rank}, /*mine=*/nullptr);
-  HF_TRY(WithContext(shard.status(), context));
-  view->Fill(*std::move(shard));
-  Result<Answer<wire::Done>> confirmed =
-      (*connection)
-          ->Call<wire::Done>(wire::ConfirmRead{source->message.slot, source->message.generation},
-                             deadline);
-  HF_TRY(WithContext(confirmed.status(), context));
-  return std::unique_ptr<View>(std::move(view));
+Result<std::vector<CheckpointInfo>> List(const ListOptions& options) {
+  HF_TRY(FromAbslStatus(CheckJobName(options.job), "list"));
+  const Deadline deadline = Deadline::In(options.deadline);
+  const std::string context = absl::StrCat("list the checkpoints of job '", options.job, "'");
+  const Result<std::shared_ptr<Connection>> connection =
+      Connection::Dial(SocketPath(options.socket), deadline);
+  HF_TRY(WithContext(connection.status(), context));
+  std::vector<CheckpointInfo> all;
+  wire::List list;
+  list.job = options.job;
+  for (bool more = true; more;) {
+    list.deadline_ms = deadline.DaemonMillis();
+    Result<Answer<wire::Listing>> page = (*connection)->Call<wire::Listing>(list, deadline);
+    if (page.status().code() == Code::kUnavailable && !(*connection)->alive()) {
+      return WithContext(
+          Status(page.status().code(),
+                 absl::StrCat(page.status().message(),
+                              "; is it older than this library? then it cannot list")),
+          context);
+    }
+    HF_TRY(WithContext(page.status(), context));
+    more = page->message.more;
+    for (wire::ListedCheckpoint& listed : page->message.checkpoints) {
+      const CheckpointId id{listed.attempt, listed.step};
+      if (list.before && !(id < CheckpointId{list.before_attempt, list.before_step})) {
+        return Status(
+            Code::kInternal,
+            absl::StrCat(context, ": ckptd lists attempt ", id.attempt, " step ", id.step,
+                         " after attempt ", list.before_attempt, " step ", list.before_step));
+      }
+      list.before = true;
+      list.before_attempt = id.attempt;
+      list.before_step = id.step;
+      CheckpointInfo& info = all.emplace_back();
+      info.attempt = listed.attempt;
+      info.step = listed.step;
+      info.world_size = listed.world_size;
+      info.on_line = listed.on_line;
+      info.tiers = std::move(listed.tiers);
+      info.bytes = listed.bytes;
+      info.saved_unix_ms = listed.unix_ms;
+    }
+    if (more && page->message.checkpoints.empty()) {
+      return Status(Code::kInternal,
+                    absl::StrCat(context, ": ckptd sent an empty page, and says that more come"));
+    }
+  }
+  return all;
 }
 
 }  // namespace
@@ -181,6 +331,11 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
 Result<std::unique_ptr<View>> Attach(const AttachOptions& options) {
   return client::NoThrow(
       [&]() -> Result<std::unique_ptr<View>> { return client::AttachShard(options); });
+}
+
+Result<std::vector<CheckpointInfo>> ListCheckpoints(const ListOptions& options) {
+  return client::NoThrow(
+      [&]() -> Result<std::vector<CheckpointInfo>> { return client::List(options); });
 }
 
 }  // namespace holdfast

@@ -6,10 +6,34 @@
 
 namespace holdfast::client {
 
+Background::Turn::~Turn() {
+  if (background_ != nullptr) {
+    background_->Finish();
+  }
+}
+
+void Background::Turn::HandTo(std::function<void()> work) {
+  Background& background = *background_;
+  if (!background.thread_.joinable()) {
+    background.thread_ = StartQuietThread([&background] { background.Serve(); });
+  }
+  if (!background.thread_.joinable()) {
+    work();
+    return;  // the turn ends with this object
+  }
+  background_ = nullptr;
+  const MutexLock lock(background.mutex_);
+  background.work_ = std::move(work);
+  background.taker_ = std::thread::id();
+  background.changed_.NotifyAll();
+}
+
 Background::~Background() {
-  WaitIdle();
   {
     const MutexLock lock(mutex_);
+    while (taken_) {
+      changed_.Wait(mutex_);
+    }
     stop_ = true;
     changed_.NotifyAll();
   }
@@ -18,35 +42,38 @@ Background::~Background() {
   }
 }
 
-void Background::Submit(std::function<void()> work) {
-  if (!thread_.joinable()) {
-    thread_ = StartQuietThread([this] { Serve(); });
-  }
-  if (!thread_.joinable()) {
-    work();
-    return;
-  }
-  const MutexLock lock(mutex_);
-  work_ = std::move(work);
-  busy_ = true;
-  changed_.NotifyAll();
-}
-
-void Background::WaitIdle() {
-  const MutexLock lock(mutex_);
-  while (busy_) {
-    changed_.Wait(mutex_);
-  }
-}
-
-bool Background::WaitIdleUntil(Deadline deadline) {
-  const MutexLock lock(mutex_);
-  while (busy_) {
-    if (!changed_.WaitUntil(mutex_, deadline.at()) && busy_) {
-      return false;
+Result<Background::Turn> Background::Take(Deadline deadline) {
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      while (taken_ && taker_ != std::this_thread::get_id()) {
+        if (!changed_.WaitUntil(mutex_, deadline.NextLook())) {
+          break;
+        }
+      }
+      if (!taken_) {
+        taken_ = true;
+        taker_ = std::this_thread::get_id();
+        return Turn(this);
+      }
+      if (taker_ == std::this_thread::get_id()) {
+        return Status(Code::kRefused,
+                      "called in the middle of another call on the same job and thread, as from a "
+                      "signal's handler: set a flag there, and call when that call has returned");
+      }
+    }
+    deadline.Look();
+    if (deadline.passed()) {
+      return Status(Code::kDeadlineExceeded, "an earlier call on the job was still under way");
     }
   }
-  return true;
+}
+
+void Background::Finish() {
+  const MutexLock lock(mutex_);
+  taken_ = false;
+  taker_ = std::thread::id();
+  changed_.NotifyAll();
 }
 
 void Background::Serve() {
@@ -62,9 +89,8 @@ void Background::Serve() {
     mutex_.Unlock();
     work();
     work = nullptr;  // and what it holds
+    Finish();
     mutex_.Lock();
-    busy_ = false;
-    changed_.NotifyAll();
   }
 }
 

@@ -1,11 +1,12 @@
-// One thread that does one piece of work at a time, made at the first Submit and parked in between.
-// Where the system gives no thread, Submit does the work itself.
+// Whose turn it is with a job's slots and copy engine, and one thread to finish a turn on.
 //
-//   Background background;
-//   background.WaitIdle();
-//   background.Submit([&] { Save(); });
+//   HF_TRY_ASSIGN(Background::Turn turn, background.Take(deadline));   // nothing else is under way
+//   …                                                                  // done: the turn ends here
+//   turn.HandTo([&] { Save(); });                                      // or: it ends with the work
 //
-// Submit and WaitIdle from one thread at a time; the destructor waits for the work and joins.
+// The thread is made at the first HandTo and parked in between; where the system gives none, HandTo
+// does the work itself. Take may be called by any thread; the destructor waits for the turn that is
+// under way and joins.
 #pragma once
 
 #include <functional>
@@ -13,28 +14,46 @@
 
 #include "base/mutex.h"
 #include "client-lib/src/deadline.h"
+#include "client-lib/src/errors.h"
 
 namespace holdfast::client {
 
 class Background {
  public:
+  class Turn {
+   public:
+    Turn(Turn&& other) noexcept : background_(other.background_) { other.background_ = nullptr; }
+    Turn& operator=(Turn&&) = delete;
+    ~Turn();
+    void HandTo(std::function<void()> work);
+
+   private:
+    friend class Background;
+    explicit Turn(Background* background) : background_(background) {}
+    Background* background_;
+  };
+
   Background() = default;
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  void Submit(std::function<void()> work);  // idle before
-  void WaitIdle();
-  bool WaitIdleUntil(Deadline deadline);
+  // kDeadlineExceeded: something was still under way. kRefused: it is this thread that has the turn
+  // (a signal's handler that came in the middle of a call), and would wait for itself.
+  Result<Turn> Take(Deadline deadline);
+  // For what is bounded by itself: a copy, exchanges with deadlines.
+  Result<Turn> Take() { return Take(Deadline::Never()); }
 
  private:
+  void Finish();
   void Serve();
 
   std::thread thread_;
   Mutex mutex_;
   CondVar changed_;
   std::function<void()> work_ GUARDED_BY(mutex_);  // not begun yet
-  bool busy_ GUARDED_BY(mutex_) = false;           // from Submit until it is done
+  bool taken_ GUARDED_BY(mutex_) = false;          // until the turn ends, or the work handed over
+  std::thread::id taker_ GUARDED_BY(mutex_);       // none: the background thread has it
   bool stop_ GUARDED_BY(mutex_) = false;
 };
 

@@ -148,7 +148,7 @@ Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadlin
     const MutexLock lock(mutex_);
     HF_TRY(Settle(deadline));
     while (writing_ && broken_.ok()) {
-      if (!changed_.WaitUntil(mutex_, deadline.at())) {
+      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
         return Status(Code::kDeadlineExceeded,
                       "send a request: ckptd does not read what others send");
       }
@@ -256,7 +256,10 @@ Status Connection::Settle(Deadline deadline) {
 // Lets the lock go while it reads or waits; something may have changed when it returns.
 void Connection::ReadOrWait(Deadline deadline) {
   if (reading_) {
-    changed_.WaitUntil(mutex_, deadline.at());
+    changed_.WaitUntil(mutex_, deadline.NextLook());
+    mutex_.Unlock();
+    deadline.Look();
+    mutex_.Lock();
     return;
   }
   reading_ = true;

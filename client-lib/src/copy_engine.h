@@ -1,8 +1,8 @@
-// How a tensor's bytes get into a slot and out of it, digested on the way. The interface behind
-// which memory that is not the host's comes (a device's copy queues, slots registered as pinned
-// memory once); HostCopyEngine serves memory that this process can read.
+// How a tensor's bytes get into a slot and out of it, digested on the way. The host's engine serves
+// memory that this process can read; the other one devices' memory as well, through their copy
+// queues.
 //
-//   std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(4);
+//   std::unique_ptr<CopyEngine> engine = MakeCopyEngine(4);
 //   HF_TRY(engine->CopyIn(ranges, {.half_point = "client.save.half_copied"}));
 //   HF_TRY_ASSIGN(std::optional<CopyMismatch> bad, engine->CopyOut(ranges, {}));
 //
@@ -20,13 +20,16 @@
 
 namespace holdfast::client {
 
+class DeviceFence;
+
 // One run of bytes; digests of its 1 MiB blocks (base/digest.h) are written by CopyIn. May be
-// empty.
+// empty. `from` may be `to`: then the bytes are only digested.
 struct CopyInRange {
   void* to = nullptr;  // in the slot
   const void* from = nullptr;
   uint64_t bytes = 0;
   uint64_t* digests = nullptr;
+  int32_t device = -1;  // that `from` lies on; -1: host memory
 };
 
 // Digests are compared by CopyOut. `to` may be null: then the bytes are only checked.
@@ -35,11 +38,15 @@ struct CopyOutRange {
   const void* from = nullptr;  // in the slot
   uint64_t bytes = 0;
   const uint64_t* digests = nullptr;
+  int32_t device = -1;  // that `to` lies on; -1: host memory
 };
 
 struct CopyOptions {
   const char* half_point = nullptr;  // sync point to pass when half is done
   bool populate = false;             // the slot's pages are not in the page tables yet
+  DeviceFence* fence = nullptr;      // required where a range is on a device
+  bool pinned = false;               // the slot is pinned: devices may write it directly
+  bool more_follows = false;         // not the last CopyIn of its save
 };
 
 // The first block, in the order of the ranges, whose bytes contradict their digest.
@@ -52,13 +59,19 @@ struct CopyMismatch {
 class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
+  // Returns when every byte has been read, whatever comes of it; only a device that is stuck may
+  // still read and write then (Devices::Stuck).
   virtual Status CopyIn(std::span<const CopyInRange> ranges, const CopyOptions& options) = 0;
-  // Goes through everything, also after a mismatch.
+  // Goes through everything, also after a mismatch, but copies nothing that does not match to a
+  // device. Returns when everything has arrived.
   virtual Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges,
                                                       const CopyOptions& options) = 0;
 };
 
 // Uses up to `threads` threads, the caller's among them; the others are made when first needed.
 std::unique_ptr<CopyEngine> MakeHostCopyEngine(uint32_t threads);
+// Devices' memory too. The devices are those of CopyOptions::fence; as long as no range is on one,
+// nothing of them is touched.
+std::unique_ptr<CopyEngine> MakeCopyEngine(uint32_t threads);
 
 }  // namespace holdfast::client

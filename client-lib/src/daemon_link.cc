@@ -34,7 +34,7 @@ Result<std::shared_ptr<Connection>> DaemonLink::Get(Deadline deadline, Patience 
   {
     const MutexLock lock(mutex_);
     while (connecting_) {
-      if (!changed_.WaitUntil(mutex_, deadline.at())) {
+      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
         return Status(Code::kDeadlineExceeded, "another call was still connecting to ckptd");
       }
     }
@@ -57,7 +57,7 @@ Status DaemonLink::NextAttempt(Deadline deadline) {
   {
     const MutexLock lock(mutex_);
     while (connecting_) {
-      if (!changed_.WaitUntil(mutex_, deadline.at())) {
+      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
         return Status(Code::kDeadlineExceeded, "another call was still connecting to ckptd");
       }
     }
@@ -104,6 +104,7 @@ Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64
     }
     cause = joined.status();
     std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    deadline.Look();
   }
 
   const MutexLock lock(mutex_);
@@ -158,6 +159,13 @@ Status DaemonLink::Accept(const wire::JoinReply& reply, uint64_t wanted_attempt)
   job_uuid_ = *uuid;
   attempt_ = reply.attempt;
   return Status();
+}
+
+void DaemonLink::Disconnect(const Status& why) {
+  const MutexLock lock(mutex_);
+  if (connection_ != nullptr) {
+    connection_->Break(why);
+  }
 }
 
 void DaemonLink::Close() {

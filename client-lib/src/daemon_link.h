@@ -48,6 +48,8 @@ class DaemonLink {
   Result<std::shared_ptr<Connection>> Get(Deadline deadline, Patience patience);
   // Leaves the attempt for the next one.
   Status NextAttempt(Deadline deadline);
+  // What was asked and not answered yet is of no interest any more; the next Get connects again.
+  void Disconnect(const Status& why);
   // Nothing is to be had from it afterwards.
   void Close();
 

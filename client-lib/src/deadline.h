@@ -2,34 +2,80 @@
 //
 //   const Deadline deadline = Deadline::In(options.call_deadline);
 //   poll(&fd, 1, deadline.PollMillis());
+//
+// One that knows of an Interrupt comes as soon as that says so. Whoever waits without a lock looks
+// now and then (Look); whoever holds one sees only what was seen (passed).
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "holdfast/job.h"
 
 namespace holdfast::client {
+
+// Asks the program whether the call that it waits for should end early; asked by that call's
+// thread alone.
+class Interrupt {
+ public:
+  explicit Interrupt(std::function<bool()> asks) : asks_(std::move(asks)) {}
+  void Reset() { hit_.store(false, std::memory_order_relaxed); }
+  void Look() {
+    if (asks_ && !hit() && asks_()) {
+      hit_.store(true, std::memory_order_relaxed);
+    }
+  }
+  bool hit() const { return hit_.load(std::memory_order_relaxed); }
+  bool asks() const { return static_cast<bool>(asks_); }
+
+ private:
+  const std::function<bool()> asks_;
+  std::atomic<bool> hit_{false};
+};
 
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
   static Deadline In(Milliseconds wait) {
-    constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
-    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest));
+    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest), nullptr);
+  }
+  static Deadline Never() { return In(kLongest); }
+  // Until then, or until the interrupt.
+  Deadline Or(Interrupt& interrupt) const {
+    return Deadline(at_, interrupt.asks() ? &interrupt : nullptr);
   }
 
-  Clock::time_point at() const { return at_; }
-  bool passed() const { return Clock::now() >= at_; }
+  bool passed() const {
+    return Clock::now() >= at_ || (interrupt_ != nullptr && interrupt_->hit());
+  }
   Milliseconds left() const {
-    return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(at_ - Clock::now()));
+    return passed()
+               ? Milliseconds(0)
+               : std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(at_ - Clock::now()));
   }
-  Deadline Earlier(Deadline other) const { return Deadline(std::min(at_, other.at_)); }
+  // Of the other one, only the time.
+  Deadline Earlier(Deadline other) const { return Deadline(std::min(at_, other.at_), interrupt_); }
 
-  // For poll(): at least 1 as long as it has not passed.
-  int PollMillis() const { return static_cast<int>(std::min<int64_t>(left().count(), 1 << 30)); }
+  // How long to wait before the next Look.
+  Clock::time_point NextLook() const {
+    return interrupt_ == nullptr ? at_ : std::min(at_, Clock::now() + kBetweenLooks);
+  }
+  void Look() const {
+    if (interrupt_ != nullptr) {
+      interrupt_->Look();
+    }
+  }
+
+  // For poll(), until the next look: at least 1 as long as it has not passed.
+  int PollMillis() const {
+    const int64_t most = interrupt_ == nullptr ? 1 << 30 : kBetweenLooks.count();
+    return static_cast<int>(std::min<int64_t>(left().count(), most));
+  }
 
   // What to tell the daemon: a little less, so that its answer, which knows the reason, comes
   // before this side gives up.
@@ -39,8 +85,13 @@ class Deadline {
   }
 
  private:
-  explicit Deadline(Clock::time_point at) : at_(at) {}
+  static constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+  static constexpr Milliseconds kBetweenLooks{50};
+
+  Deadline(Clock::time_point at, Interrupt* interrupt) : at_(at), interrupt_(interrupt) {}
+
   Clock::time_point at_;
+  Interrupt* interrupt_;
 };
 
 }  // namespace holdfast::client

@@ -102,9 +102,11 @@ class HostCopyEngine : public CopyEngine {
       }
       ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
         const CopyInRange& range = ranges[i];
+        std::byte* const in_slot = static_cast<std::byte*>(range.to) + offset;
         range.digests[offset / kDigestBlockBytes] =
-            CopyAndDigest(static_cast<std::byte*>(range.to) + offset,
-                          static_cast<const std::byte*>(range.from) + offset, bytes);
+            range.from == range.to
+                ? Crc64(in_slot, bytes)
+                : CopyAndDigest(in_slot, static_cast<const std::byte*>(range.from) + offset, bytes);
       });
     });
     return Status();

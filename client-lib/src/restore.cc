@@ -17,9 +17,28 @@ constexpr size_t kProblemBytesMax = 4096;
 constexpr size_t kNotesMax = 256;
 constexpr Milliseconds kReleaseTime{100};
 
+// Of all objects, in the layout's order, those that are these slices.
+std::vector<Object> Pick(const Layout& layout, const std::vector<size_t>& slices,
+                         std::vector<Object> all) {
+  std::vector<size_t> place(layout.slices.size());
+  size_t objects = 0;
+  for (size_t i = 0; i < layout.slices.size(); ++i) {
+    place[i] = layout.slices[i].kind == SliceKind::kTensor ? 0 : objects++;
+  }
+  std::vector<Object> picked;
+  picked.reserve(slices.size());
+  for (const size_t slice : slices) {
+    picked.push_back(all[place[slice]]);
+  }
+  return picked;
+}
+
 }  // namespace
 
 Result<Restored> RestoreRun::Run(Deadline deadline) {
+  if (options_.adopt_only) {
+    return Adopt(deadline);
+  }
   restored_.source = "memory";
   Result<Answer<wire::SessionOutcome>> outcome = Enter(deadline);
   while (outcome.ok() && !outcome->message.done) {
@@ -57,7 +76,26 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
   HF_SYNC_POINT("client.restore.done");
   restored_.attempt = outcome->message.attempt;
   restored_.step = outcome->message.step;
-  state_.objects = std::move(objects_);
+  return std::move(restored_);
+}
+
+// The session chooses, and this rank hears what.
+Result<Restored> RestoreRun::Adopt(Deadline deadline) {
+  HF_TRY_ASSIGN(const Answer<wire::SessionOutcome> outcome, Enter(deadline));
+  Status chosen = CheckChoice(outcome.message);
+  if (chosen.ok() && !outcome.message.done) {
+    chosen = Status(Code::kRefused,
+                    "ckptd is older than this library: it wants every rank to load its shard, and "
+                    "cannot only decide the step; use a daemon of the library's version");
+  }
+  if (!chosen.ok()) {
+    if (!outcome.message.done) {
+      Decline(outcome.message, chosen, deadline);
+    }
+    return chosen;
+  }
+  restored_.attempt = outcome.message.attempt;
+  restored_.step = outcome.message.step;
   return std::move(restored_);
 }
 
@@ -66,6 +104,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   enter.choice = options_.newest ? wire::Choice::kNewest : wire::Choice::kStep;
   enter.step = options_.newest ? 0 : options_.step;
   enter.attempt = options_.newest ? 0 : options_.attempt;
+  enter.reads_by_itself = options_.adopt_only;
   while (true) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
@@ -208,16 +247,23 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   }
   std::unique_ptr<SealedShard> shard = *std::move(opened);
   HF_SYNC_POINT("client.restore.source_mapped");
-  const Result<StateMatch> match = MatchState(state_, shard->layout());
+  Result<std::vector<Object>> objects = ReadObjects(*shard);
+  if (!objects.ok()) {
+    return {objects.status(), /*mismatch=*/false, std::move(shard)};
+  }
+  const Result<const State*> wanted = wants_(shard->layout(), *objects);
+  if (!wanted.ok()) {
+    return {wanted.status(), /*mismatch=*/true, std::move(shard)};
+  }
+  const Result<StateMatch> match = MatchState(**wanted, shard->layout());
   if (!match.ok()) {
     return {match.status(), /*mismatch=*/true, std::move(shard)};
   }
   // 2. The bytes.
-  std::vector<size_t> slices = match->tensors;
-  slices.insert(slices.end(), match->objects.begin(), match->objects.end());
-  if (Status copied = Copy(*shard, slices); !copied.ok()) {
+  if (Status copied = CopyTensors(*shard, **wanted, match->tensors); !copied.ok()) {
     return {std::move(copied), /*mismatch=*/false, std::move(shard)};
   }
+  objects_ = Pick(shard->layout(), match->objects, *std::move(objects));
   // 3. Were they of this filling to the last?
   const Clock::time_point asked = Clock::now();
   const Status confirmed =
@@ -227,36 +273,54 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   return {confirmed, /*mismatch=*/false, std::move(shard)};
 }
 
-Status RestoreRun::Copy(const SealedShard& shard, const std::vector<size_t>& slices) {
+Result<std::vector<Object>> RestoreRun::ReadObjects(const SealedShard& shard) {
   std::vector<CopyOutRange> ranges = {shard.HeaderRange()};
-  ranges.reserve(slices.size() + 1);
-  objects_.clear();
-  objects_.reserve(slices.size());  // ranges point into the objects
+  std::vector<std::optional<size_t>> slices = {std::nullopt};
   restored_.bytes = 0;
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const Slice& slice = shard.layout().slices[slices[i]];
-    void* to = nullptr;
-    if (i < state_.tensors.size()) {
-      to = state_.tensors[i].data;
-    } else {
-      Object& object = objects_.emplace_back(ToObject(slice));
-      object.bytes.resize(slice.bytes);
-      to = object.bytes.data();
+  const std::vector<Slice>& all = shard.layout().slices;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].kind != SliceKind::kTensor) {
+      slices.emplace_back(i);
     }
-    ranges.push_back(shard.SliceRange(slices[i], to));
+  }
+  std::vector<Object> objects;
+  objects.reserve(slices.size());  // ranges point into the objects
+  for (size_t i = 1; i < slices.size(); ++i) {
+    const Slice& slice = all[*slices[i]];
+    Object& object = objects.emplace_back(ToObject(slice));
+    object.bytes.resize(slice.bytes);
+    ranges.push_back(shard.SliceRange(*slices[i], object.bytes.data()));
     restored_.bytes += slice.bytes;
   }
+  HF_TRY(CopyOut(shard, ranges, slices, {}));
+  return objects;
+}
+
+Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
+                               const std::vector<size_t>& slices) {
+  std::vector<CopyOutRange> ranges;
+  ranges.reserve(slices.size());
+  for (size_t i = 0; i < slices.size(); ++i) {
+    ranges.push_back(shard.SliceRange(slices[i], wanted.tensors[i].data));
+    ranges.back().device = wanted.tensors[i].device;
+    restored_.bytes += shard.layout().slices[slices[i]].bytes;
+  }
+  HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence, fences_(wanted));
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
+  options.fence = fence.get();
+  return CopyOut(shard, ranges, {slices.begin(), slices.end()}, options);
+}
+
+Status RestoreRun::CopyOut(const SealedShard& shard, const std::vector<CopyOutRange>& ranges,
+                           const std::vector<std::optional<size_t>>& slices, CopyOptions options) {
   options.populate = !shard.populated();
   HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_.CopyOut(ranges, options));
   if (shard.faulted()) {
     return Status(Code::kCorrupt, "the slot was cut short while it was being read");
   }
   if (mismatch.has_value()) {
-    return shard.MismatchError(*mismatch, mismatch->range == 0
-                                              ? std::nullopt
-                                              : std::optional<size_t>(slices[mismatch->range - 1]));
+    return shard.MismatchError(*mismatch, slices[mismatch->range]);
   }
   return Status();
 }

@@ -2,8 +2,9 @@
 // every block, reports, and goes on with what the session offers next, until all ranks have the
 // same step.
 //
-//   Result<Restored> restored = RestoreRun(link, mappings, engine, options, state).Run(deadline);
-//
+//   RestoreRun run(link, mappings, engine, options, wants, fences);
+//   HF_TRY_ASSIGN(Restored restored, run.Run(deadline));
+//   state.objects = run.TakeObjects();
 // Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters
 // again.
 //
@@ -14,26 +15,44 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/daemon_link.h"
+#include "client-lib/src/device_fence.h"
 #include "client-lib/src/read_ticket.h"
 #include "client-lib/src/sealed_shard.h"
 #include "holdfast/job.h"
+#include "tiers/image/layout.h"
 
 namespace holdfast::client {
 
 class RestoreRun {
  public:
+  // What is wanted of this copy, whose objects have been read and verified. It must stay until the
+  // next call or the end of Run. A failure counts as the caller's mistake.
+  using Wants =
+      std::function<Result<const State*>(const Layout& layout, const std::vector<Object>& objects)>;
+  // The fence of what is wanted; null if no tensor of it is on a device.
+  using Fences = std::function<Result<std::shared_ptr<DeviceFence>>(const State& wanted)>;
+
   RestoreRun(DaemonLink& link, SlotMappings& mappings, CopyEngine& engine,
-             const RestoreOptions& options, State& state)
-      : link_(link), mappings_(mappings), engine_(engine), options_(options), state_(state) {}
+             const RestoreOptions& options, const Wants& wants, const Fences& fences)
+      : link_(link),
+        mappings_(mappings),
+        engine_(engine),
+        options_(options),
+        wants_(wants),
+        fences_(fences) {}
 
   Result<Restored> Run(Deadline deadline);
+  // Those that were wanted, after a Run that was OK.
+  std::vector<Object> TakeObjects() { return std::move(objects_); }
 
  private:
   // What came of one source.
@@ -45,6 +64,7 @@ class RestoreRun {
     std::unique_ptr<SealedShard> shard;  // to be unmapped when nobody waits for it
   };
 
+  Result<Restored> Adopt(Deadline deadline);
   Result<Answer<wire::SessionOutcome>> Enter(Deadline deadline);
   // What the answer to the ticket's request makes of it.
   void Keep(std::unique_ptr<ReadTicket> ticket, const Result<Answer<wire::SessionOutcome>>& answer);
@@ -59,17 +79,22 @@ class RestoreRun {
                                                      Deadline deadline);
   Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
                   Deadline deadline);
-  Status Copy(const SealedShard& shard, const std::vector<size_t>& slices);
+  Result<std::vector<Object>> ReadObjects(const SealedShard& shard);
+  Status CopyTensors(const SealedShard& shard, const State& wanted,
+                     const std::vector<size_t>& slices);
+  Status CopyOut(const SealedShard& shard, const std::vector<CopyOutRange>& ranges,
+                 const std::vector<std::optional<size_t>>& slices, CopyOptions options);
 
   DaemonLink& link_;
   SlotMappings& mappings_;  // a slot that this process filled itself is read where it lies
   CopyEngine& engine_;
   const RestoreOptions& options_;
-  State& state_;
+  const Wants& wants_;
+  const Fences& fences_;
   std::shared_ptr<Connection> connection_;
   std::unique_ptr<ReadTicket> held_;  // of the source on offer
   Restored restored_;
-  std::vector<Object> objects_;  // as they will be in the state when all is well
+  std::vector<Object> objects_;  // of the last copy that was loaded
   CheckpointId loaded_;          // what is in the tensors now; attempt 0: nothing whole
   Status problem_;               // what was wrong with the last source
   Status mismatch_;              // the caller's mistake, once one was found

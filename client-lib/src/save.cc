@@ -42,21 +42,43 @@ const void* SaveRun::Source(size_t input) const {
                          : (*request_.objects)[input - tensors].bytes.data();
 }
 
-Status SaveRun::Run() {
+int32_t SaveRun::DeviceOf(size_t input) const {
+  return input < request_.devices.size() ? request_.devices[input] : kHostMemory;
+}
+
+Status SaveRun::Copy() {
   // 1. What can be refused without anyone else is.
   HF_TRY(Plan());
   // 2. A slot.
   HF_TRY(Begin());
-  // 3. The image into it, then the record, then the word that it is sealed.
-  Status status = Fill();
-  if (status.ok()) {
-    observer_.copied(plan_->image.layout.image_bytes);
-    status = Seal();
+  // 3. The image into it.
+  const Status filled = Fill();
+  if (!filled.ok()) {
+    GiveUp(filled);
+    return filled;
   }
-  if (!status.ok()) {
-    GiveUp(status);
+  observer_.copied(plan_->image.layout.image_bytes);
+  return Status();
+}
+
+Status SaveRun::Seal() {
+  const Status sealed = WriteRecordAndSeal();
+  if (!sealed.ok()) {
+    GiveUp(sealed);
   }
-  return status;
+  return sealed;
+}
+
+std::vector<std::span<const std::byte>> SaveRun::Copies() const {
+  std::vector<std::span<const std::byte>> copies(request_.tensors.size());
+  const ImagePlan& image = plan_->image;
+  for (size_t i = 0; i < image.layout.slices.size(); ++i) {
+    if (image.from_input[i] < copies.size()) {
+      const Slice& slice = image.layout.slices[i];
+      copies[image.from_input[i]] = {slot_->data() + slice.image_offset, slice.bytes};
+    }
+  }
+  return copies;
 }
 
 Status SaveRun::Plan() {
@@ -64,6 +86,9 @@ Status SaveRun::Plan() {
   if (!FitsObjects(*plan_, *request_.objects)) {
     HF_TRY_ASSIGN(plan_, PlanWithObjects(*plan_, *request_.objects, context_.link.identity().rank));
     observer_.planned(plan_);
+  }
+  if (request_.fence != nullptr) {
+    return Status();  // devices' memory is not read here: CompareInSlot
   }
   std::vector<const void*> sources;
   if (!plan_->overlaps.empty()) {
@@ -74,10 +99,20 @@ Status SaveRun::Plan() {
   return CompareOverlaps(*plan_, sources);
 }
 
+// The same for a state that is on devices, in part at least, by what has been copied of it.
+Status SaveRun::CompareInSlot() const {
+  std::vector<const void*> copies(plan_->input_bytes.size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    copies[plan_->image.from_input[i]] = slot_->data() + plan_->ranges[i + 1].image_offset;
+  }
+  return CompareOverlaps(*plan_, copies);
+}
+
 Status SaveRun::Begin() {
   const Deadline deadline = Deadline::In(context_.call_deadline + request_.options.wait_for_room);
   HF_TRY_ASSIGN(connection_,
                 context_.link.Get(Deadline::In(context_.call_deadline), Patience::kOnce));
+  context_.mappings.DropUnfit(plan_->slot_bytes);
   ReleaseDropped(*connection_, context_.mappings, deadline);
   wire::BeginSave begin;
   begin.step = request_.step;
@@ -119,23 +154,47 @@ Status SaveRun::Fill() {
   StreamCopy(slot_->data(), image.header.data(), image.header.size());
   HF_SYNC_POINT("client.save.header_written");
 
-  // 2. Slices.
+  // 2. Slices: those that may change soon, then the others.
   digests_.assign(plan_->digest_count, 0);
   std::copy(plan_->header_digests.begin(), plan_->header_digests.end(), digests_.begin());
-  std::vector<CopyInRange> ranges;
-  ranges.reserve(image.layout.slices.size());
+  std::vector<CopyInRange> first;
+  std::vector<CopyInRange> others;
+  others.reserve(image.layout.slices.size());
   for (size_t i = 0; i < image.layout.slices.size(); ++i) {
     const DigestedRange& range = plan_->ranges[i + 1];
-    ranges.push_back({slot_->data() + range.image_offset, Source(image.from_input[i]), range.bytes,
-                      digests_.data() + range.first_digest});
+    const size_t input = image.from_input[i];
+    (input < request_.first.size() && request_.first[input] ? first : others)
+        .push_back({slot_->data() + range.image_offset, Source(input), range.bytes,
+                    digests_.data() + range.first_digest, DeviceOf(input)});
   }
   CopyOptions options;
-  options.half_point = "client.save.half_copied";
+  options.fence = request_.fence.get();
+  options.pinned = request_.fence != nullptr && slot_->Pin(request_.fence->devices());
   options.populate = !slot_->populated(image.layout.image_bytes);
-  HF_TRY(context_.engine.CopyIn(ranges, options));
-  if (guard.faulted()) {
-    return Status(Code::kCorrupt, absl::StrCat("slot ", grant_->slot, " was cut short while step ",
-                                               request_.step, " was copied into it"));
+  const auto whole = [&]() -> Status {
+    return guard.faulted()
+               ? Status(Code::kCorrupt,
+                        absl::StrCat("slot ", grant_->slot, " was cut short while step ",
+                                     request_.step, " was copied into it"))
+               : Status();
+  };
+  const auto copy = [&](const std::vector<CopyInRange>& ranges) -> Status {
+    HF_TRY(context_.engine.CopyIn(ranges, options));
+    return whole();
+  };
+  if (!first.empty()) {
+    options.more_follows = true;
+    HF_TRY(copy(first));
+    options.more_follows = false;
+    observer_.first_copied();
+  }
+  options.half_point = "client.save.half_copied";
+  HF_TRY(copy(others));
+  if (request_.fence != nullptr) {
+    request_.fence->Over();
+    const Status agree = CompareInSlot();
+    HF_TRY(whole());
+    HF_TRY(agree);
   }
   if (options.populate) {
     slot_->set_populated(image.layout.image_bytes);
@@ -144,7 +203,7 @@ Status SaveRun::Fill() {
   return Status();
 }
 
-Status SaveRun::Seal() {
+Status SaveRun::WriteRecordAndSeal() {
   // 1. The record, after the image.
   const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(grant_->job_uuid);
   if (!uuid.ok() || *uuid != context_.link.job_uuid()) {

@@ -1,20 +1,24 @@
 // One save, from the checked request to the sealed copy (docs/protocol.md §4).
 //
-//   SaveRequest request = …;                          // plan and addresses, made by the caller of
-//   Save or SaveAsync Status sealed = SaveRun(context, request, observer).Run();
+//   SaveRequest request = …;   // plan and addresses, made by the caller of Save or SaveAsync
+//   SaveRun run(context, request, observer);
+//   HF_TRY(run.Copy());        // fails: the step is given up
+//   Status sealed = run.Seal();
 //
 // Runs on the caller's thread (Save) or on the job's background thread (SaveAsync); never two at a
-// time.
+// time. What was copied and not sealed lies in the slot until Seal or GiveUp.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/daemon_link.h"
+#include "client-lib/src/device_fence.h"
 #include "client-lib/src/slot_mapping.h"
 #include "client-lib/src/state_plan.h"
 #include "holdfast/job.h"
@@ -26,6 +30,9 @@ struct SaveRequest {
   SaveOptions options;
   std::shared_ptr<const StatePlan> plan;  // may be of other objects: FitsObjects decides
   std::vector<const void*> tensors;       // in the caller's order
+  std::vector<int32_t> devices;           // that they lie on; empty: host memory, all of them
+  std::shared_ptr<DeviceFence> fence;     // where some lie on a device
+  std::vector<bool> first;                // of the tensors: copied before the others; or empty
   const std::vector<Object>* objects = nullptr;
   std::vector<Object>
       own_objects;  // what `objects` points at when the caller's will not live long enough
@@ -41,7 +48,8 @@ struct SaveContext {
 
 struct SaveObserver {
   std::function<void(std::shared_ptr<const StatePlan>)>
-      planned;  // the plan in use, if the request's did not fit
+      planned;                         // the plan in use, if the request's did not fit
+  std::function<void()> first_copied;  // those that are copied first may change from now on
   std::function<void(uint64_t attempt)> granted;
   std::function<void(uint64_t image_bytes)> copied;  // the tensors may change from now on
 };
@@ -54,15 +62,22 @@ class SaveRun {
   SaveRun(const SaveContext& context, const SaveRequest& request, const SaveObserver& observer)
       : context_(context), request_(request), observer_(observer) {}
 
-  Status Run();
+  Status Copy();
+  Status Seal();
+  // After Copy, instead of Seal.
+  void GiveUp(const Status& why);
+  // The slot, and the copies in it in the caller's order; between Copy and Seal or GiveUp.
+  const SlotMapping& slot() const { return *slot_; }
+  std::vector<std::span<const std::byte>> Copies() const;
 
  private:
   Status Plan();
   Status Begin();
   Status Fill();
-  Status Seal();
-  void GiveUp(const Status& why);
+  Status WriteRecordAndSeal();
+  Status CompareInSlot() const;
   const void* Source(size_t input) const;
+  int32_t DeviceOf(size_t input) const;
 
   const SaveContext& context_;
   const SaveRequest& request_;

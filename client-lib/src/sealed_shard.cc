@@ -106,11 +106,11 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
 CopyOutRange SealedShard::SliceRange(size_t i, void* to) const {
   const DigestedRange& range = ranges_[i + 1];
   return {to, image() + range.image_offset, range.bytes,
-          record_.digests.data() + range.first_digest};
+          record_.digests.data() + range.first_digest, /*device=*/-1};
 }
 
 CopyOutRange SealedShard::HeaderRange() const {
-  return {nullptr, image(), ranges_[0].bytes, record_.digests.data()};
+  return {nullptr, image(), ranges_[0].bytes, record_.digests.data(), /*device=*/-1};
 }
 
 Status SealedShard::MismatchError(const CopyMismatch& mismatch, std::optional<size_t> slice) const {

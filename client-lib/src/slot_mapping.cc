@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/populate.h"
 #include "client-lib/src/errors.h"
 
@@ -38,7 +39,11 @@ void* MapAligned(int fd, uint64_t bytes, int protection) {
   }
   const size_t lead = -reinterpret_cast<uintptr_t>(reserved) % kHugePageBytes;
   std::byte* const begin = static_cast<std::byte*>(reserved) + lead;
-  void* const mapped = ::mmap(begin, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  void* mapped = ::mmap(begin, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (mapped == MAP_FAILED && errno == ENODEV && (protection & PROT_WRITE) == 0) {
+    // Some mounts keep no pages that several processes could share (FUSE without a cache).
+    mapped = ::mmap(begin, bytes, protection, MAP_PRIVATE | MAP_FIXED, fd, 0);
+  }
   if (mapped == MAP_FAILED) {
     const int error = errno;
     ::munmap(reserved, reserved_bytes);
@@ -55,6 +60,14 @@ void* MapAligned(int fd, uint64_t bytes, int protection) {
     ::munmap(static_cast<std::byte*>(reserved) + end, reserved_bytes - end);
   }
   return mapped;
+}
+
+// What a device may still write into outlives whoever mapped it.
+void KeepForEver(std::unique_ptr<SlotMapping> mapping) {
+  static Mutex* const mutex = new Mutex();
+  static auto* const kept = new std::vector<std::unique_ptr<SlotMapping>>();
+  const MutexLock lock(*mutex);
+  kept->push_back(std::move(mapping));
 }
 
 }  // namespace
@@ -88,9 +101,32 @@ Result<std::unique_ptr<SlotMapping>> SlotMapping::Map(const UniqueFd& fd, uint64
 }
 
 SlotMapping::~SlotMapping() {
-  if (!owner_.forked()) {  // in a child something else may lie at that address
-    ::munmap(data_, bytes_);
+  if (owner_.forked()) {  // something else may lie at that address, and devices are the parent's
+    if (devices_ != nullptr) {
+      new std::shared_ptr<Devices>(std::move(devices_));
+    }
+    return;
   }
+  if (pinned_ && !devices_->Unregister(data_)) {
+    // Nothing else may come to lie where the driver may think that the slot's pages are.
+    ::mmap(data_, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+           0);
+    return;
+  }
+  ::munmap(data_, bytes_);
+}
+
+bool SlotMapping::Pin(const std::shared_ptr<Devices>& devices) {
+  if (devices_ == nullptr) {
+    devices_ = devices;
+    pinned_ = devices_->Register(data_, bytes_);
+    populated_bytes_ = pinned_ ? bytes_ : populated_bytes_;
+  }
+  return pinned_;
+}
+
+bool SlotMapping::written_by_device() const {
+  return pinned_ && devices_->AnyStuck();
 }
 
 bool SlotMapping::SameFile(const UniqueFd& fd) const {
@@ -127,7 +163,18 @@ bool SlotMapping::UseHugePages(Deadline deadline) {
 
 Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes,
                                             const std::vector<UniqueFd>& descriptors) {
-  const auto known = mappings_.find(slot);
+  auto known = mappings_.find(slot);
+  if (const auto written = written_.find(slot);
+      descriptors.empty() && known == mappings_.end() && written != written_.end()) {
+    if (written->second->written_by_device()) {
+      return Status(Code::kUnavailable,
+                    absl::StrCat("slot ", slot,
+                                 " is still being written by a device, for a save "
+                                 "that gave up waiting"));
+    }
+    known = mappings_.emplace(slot, std::move(written->second)).first;
+    written_.erase(written);
+  }
   if (descriptors.empty()) {
     if (known == mappings_.end() || known->second->bytes() < slot_bytes) {
       Drop(slot);  // so that the next grant brings a descriptor
@@ -139,7 +186,7 @@ Result<SlotMapping*> SlotMappings::Writable(uint32_t slot, uint64_t slot_bytes,
     return known->second.get();
   }
   if (known != mappings_.end()) {
-    mappings_.erase(known);  // of an earlier file, or of another size
+    Retire(known);  // of an earlier file, or of another size
   }
   Result<std::unique_ptr<SlotMapping>> mapping =
       SlotMapping::Map(descriptors.front(), slot_bytes, SlotMapping::Access::kWritable);
@@ -157,19 +204,56 @@ SlotMapping* SlotMappings::Find(uint32_t slot, uint64_t bytes, const UniqueFd& f
   return usable ? known->second.get() : nullptr;
 }
 
-void SlotMappings::Drop(uint32_t slot) {
-  mappings_.erase(slot);
-  dropped_.push_back(slot);
+// Out of use; unmapped now, or when no device writes any more.
+void SlotMappings::Retire(Map::iterator mapping) {
+  if (mapping->second->written_by_device()) {
+    written_.emplace(mapping->first, std::move(mapping->second));
+  }
+  mappings_.erase(mapping);
 }
 
-void SlotMappings::DropAll() {
-  for (const auto& [slot, mapping] : mappings_) {
+void SlotMappings::Drop(uint32_t slot) {
+  if (const auto known = mappings_.find(slot); known != mappings_.end()) {
+    Retire(known);
+  }
+  if (!written_.contains(slot)) {
     dropped_.push_back(slot);
   }
-  mappings_.clear();
+}
+
+bool SlotMappings::DropAll() {
+  while (!mappings_.empty()) {
+    Drop(mappings_.begin()->first);
+  }
+  for (auto& [slot, mapping] : written_) {
+    KeepForEver(std::move(mapping));
+  }
+  return std::exchange(written_, {}).empty();
+}
+
+void SlotMappings::DropUnfit(uint64_t slot_bytes) {
+  std::vector<uint32_t> unfit;
+  for (const auto& [slot, mapping] : mappings_) {
+    if (mapping->bytes() < slot_bytes || mapping->bytes() / 2 > slot_bytes) {
+      unfit.push_back(slot);
+    }
+  }
+  for (const uint32_t slot : unfit) {
+    Drop(slot);
+  }
 }
 
 std::vector<uint32_t> SlotMappings::TakeDropped() {
+  for (auto written = written_.begin(); written != written_.end();) {
+    if (written->second->written_by_device()) {
+      ++written;
+      continue;
+    }
+    if (!mappings_.contains(written->first)) {  // another file may be that slot by now
+      dropped_.push_back(written->first);
+    }
+    written = written_.erase(written);
+  }
   return std::exchange(dropped_, {});
 }
 

@@ -9,6 +9,10 @@
 //   short at any time mappings.Drop(grant.slot);                           // something went wrong
 //   with it: unmap, and tell the daemon
 //
+// Where devices write into a slot it is pinned, once, and unpinned before it is unmapped. A mapping
+// that a device may still write into, because a copy that was given up could not be ended, is
+// neither unmapped nor released until that is over.
+//
 // SlotMappings is not thread-safe: the job lets one operation at a time use it.
 #pragma once
 
@@ -20,6 +24,7 @@
 
 #include "base/unique_fd.h"
 #include "client-lib/src/deadline.h"
+#include "client-lib/src/devices.h"
 #include "client-lib/src/fork_guard.h"
 #include "client-lib/src/wire.h"
 #include "holdfast/status.h"
@@ -53,6 +58,11 @@ class SlotMapping {
   // there are none to be had, it stays as it is; false: or where they are to be had only slowly.
   bool UseHugePages(Deadline deadline);
 
+  // Pins the slot for these devices, if that was not tried before. False: it cannot be.
+  bool Pin(const std::shared_ptr<Devices>& devices);
+  // A device may still write into it.
+  bool written_by_device() const;
+
  private:
   SlotMapping(std::byte* data, uint64_t bytes, uint64_t device, uint64_t inode)
       : data_(data), bytes_(bytes), device_(device), inode_(inode) {}
@@ -62,6 +72,8 @@ class SlotMapping {
   const uint64_t device_;
   const uint64_t inode_;
   uint64_t populated_bytes_ = 0;
+  std::shared_ptr<Devices> devices_;  // that it was tried to be pinned for
+  bool pinned_ = false;
   ForkOwner owner_;
 };
 
@@ -74,15 +86,23 @@ class SlotMappings {
   // What this process has mapped of the file behind `fd` from saving into it; null if nothing, or
   // less than `bytes`.
   SlotMapping* Find(uint32_t slot, uint64_t bytes, const UniqueFd& fd) const;
-  // Unmaps; the slot is released with the next ReleaseSlots.
+  // Unmaps; the slot is released with the next ReleaseSlots. Later, if a device still writes.
   void Drop(uint32_t slot);
-  void DropAll();
+  // False: devices still write into some, which stay mapped until the process ends.
+  bool DropAll();
+  // Those that the daemon would not grant for a save of that size (docs/protocol.md §3): as long as
+  // they are mapped it can't make others in their place.
+  void DropUnfit(uint64_t slot_bytes);
   // Slots that were unmapped and not released yet; the caller tells the daemon.
   std::vector<uint32_t> TakeDropped();
   void PutBackDropped(const std::vector<uint32_t>& slots);  // the daemon could not be told
 
  private:
-  std::map<uint32_t, std::unique_ptr<SlotMapping>> mappings_;
+  using Map = std::map<uint32_t, std::unique_ptr<SlotMapping>>;
+  void Retire(Map::iterator mapping);
+
+  Map mappings_;
+  std::multimap<uint32_t, std::unique_ptr<SlotMapping>> written_;  // by devices, after Drop
   std::vector<uint32_t> dropped_;
 };
 

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/private_place.h"
 #include "base/status.h"
 #include "client-lib/src/errors.h"
 
@@ -31,15 +32,17 @@ Status WaitFor(int fd, short events, Deadline deadline, std::string_view doing) 
   while (true) {
     struct pollfd poll_fd = {fd, events, 0};
     const int ready = ::poll(&poll_fd, 1, deadline.PollMillis());
+    const int error = errno;
     if (ready > 0) {
       return Status();
     }
-    if (ready == 0 && deadline.passed()) {
+    deadline.Look();
+    if (deadline.passed()) {
       return Status(Code::kDeadlineExceeded,
                     absl::StrCat(ToAbsl(doing), ": no answer from ckptd in time"));
     }
-    if (ready < 0 && errno != EINTR) {
-      return SystemError(Code::kInternal, errno, doing);
+    if (ready < 0 && error != EINTR) {
+      return SystemError(Code::kInternal, error, doing);
     }
   }
 }
@@ -87,7 +90,9 @@ std::string SocketPath(const std::string& wanted) {
       return path;
     }
   }
-  return "/run/holdfast/ckptd.sock";
+  const std::string system = "/run/holdfast/ckptd.sock";
+  const std::string own = ::access(system.c_str(), F_OK) == 0 ? "" : PrivateSocket("ckptd.sock");
+  return own.empty() ? system : own;
 }
 
 Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
@@ -110,6 +115,7 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
       return ConnectError(errno, path);
     }
     // The daemon's queue of new connections is full; there is nothing to poll for.
+    deadline.Look();
     if (deadline.passed()) {
       return Status(Code::kDeadlineExceeded, absl::StrCat("connect to ckptd at '", path,
                                                           "': it does not accept connections"));

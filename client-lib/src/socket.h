@@ -17,7 +17,9 @@
 
 namespace holdfast::client {
 
-// JobOptions::socket, or where ckptd is to be found when that is empty.
+// JobOptions::socket, or where ckptd is to be found when that is empty: $HOLDFAST_SOCKET, else
+// $XDG_RUNTIME_DIR/holdfast/ckptd.sock or /run/holdfast/ckptd.sock, whichever is there first, else
+// the private daemon's (base/private_place.h); when there is none, /run/holdfast/ckptd.sock.
 std::string SocketPath(const std::string& wanted);
 
 // One attempt. kUnavailable: nobody listens there.

@@ -59,6 +59,11 @@ Slice ObjectSlice(const Object& object) {
 }
 
 Status CheckMemory(const Tensor& tensor, uint64_t bytes) {
+  if (tensor.device < -1) {
+    return Status(Code::kInvalidArgument,
+                  absl::StrCat(NameOf(tensor), " is said to be on device ", tensor.device,
+                               "; -1 is host memory, and devices count from 0"));
+  }
   if (tensor.bytes != 0 && tensor.bytes != bytes) {
     return Status(Code::kInvalidArgument,
                   absl::StrCat(NameOf(tensor), " is said to have ", tensor.bytes, " bytes, but ",

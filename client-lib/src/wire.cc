@@ -128,6 +128,7 @@ struct Encode {
     w.Put(3, m.attempt);
     w.Put(4, m.deadline_ms);
     w.Put(5, m.hold);
+    w.Put(6, m.reads_by_itself ? 1 : 0);
     return {9, w.Take()};
   }
   Body operator()(const ReportLoad& m) {
@@ -148,6 +149,11 @@ struct Encode {
     w.Put(4, m.step);
     w.Put(5, m.attempt);
     w.Put(6, m.hold);
+    w.Put(7, m.deadline_ms);
+    w.Put(8, m.any_tier ? 1 : 0);
+    for (const std::string& tier : m.without) {
+      w.Put(9, tier);
+    }
     return {11, w.Take()};
   }
   Body operator()(const ConfirmRead& m) {
@@ -164,6 +170,14 @@ struct Encode {
     return {14, w.Take()};
   }
   Body operator()(const Leave&) { return {15, w.Take()}; }
+  Body operator()(const List& m) {
+    w.Put(1, m.job);
+    w.Put(2, m.before ? 1 : 0);
+    w.Put(3, m.before_attempt);
+    w.Put(4, m.before_step);
+    w.Put(5, m.deadline_ms);
+    return {16, w.Take()};
+  }
 };
 
 // ---- Reading ----
@@ -196,6 +210,13 @@ class Fields {
     return absl::OkStatus();
   }
   absl::Status Get(const WireField& field, std::string& out) { return reader_.Bytes(field, out); }
+  // Of a repeated field.
+  absl::Status GetOneOf(const WireField& field, std::string& out) {
+    std::string_view bytes;
+    HF_RETURN_IF_ERROR(reader_.Repeated(field, bytes));
+    out = bytes;
+    return absl::OkStatus();
+  }
   template <typename Enum>
   absl::Status GetEnum(const WireField& field, Enum& out) {
     uint32_t value = 0;
@@ -432,6 +453,48 @@ absl::Status Read(std::string_view bytes, SessionOutcome& out) {
   return absl::OkStatus();
 }
 
+absl::Status Read(std::string_view bytes, ListedCheckpoint& out) {
+  return ReadMessage("ListedCheckpoint", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.attempt);
+                         case 2:
+                           return fields.Get(field, out.step);
+                         case 3:
+                           return fields.Get(field, out.world_size);
+                         case 4:
+                           return fields.Get(field, out.on_line);
+                         case 5:
+                           return fields.GetOneOf(field, out.tiers.emplace_back());
+                         case 6:
+                           return fields.Get(field, out.bytes);
+                         case 7:
+                           return fields.Get(field, out.unix_ms);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
+}
+
+absl::Status Read(std::string_view bytes, Listing& out) {
+  return ReadMessage("Listing", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
+    switch (field.number) {
+      case 1: {
+        std::string checkpoint;
+        HF_RETURN_IF_ERROR(fields.GetOneOf(field, checkpoint));
+        return Read(checkpoint, out.checkpoints.emplace_back());
+      }
+      case 2:
+        return fields.Get(field, out.more);
+      case 3:
+        return fields.Get(field, out.unread);
+      default:
+        return absl::OkStatus();
+    }
+  });
+}
+
 template <typename Message>
 absl::Status ReadReply(const WireField& field, Fields& fields, Reply& out) {
   std::string bytes;
@@ -459,6 +522,8 @@ absl::Status ReadReplyField(const WireField& field, Fields& fields, Reply& out) 
       return ReadReply<SessionOutcome>(field, fields, out);
     case 11:
       return ReadReply<Source>(field, fields, out);
+    case 16:
+      return ReadReply<Listing>(field, fields, out);
     default:  // 8, 12 to 15
       return ReadReply<Done>(field, fields, out);
   }
@@ -508,7 +573,7 @@ Result<DaemonFrame> DecodeFrame(std::string_view message) {
         if (field.number == 1) {
           return fields.Get(field, frame.id);
         }
-        if (field.number > 15) {
+        if (field.number > 16) {
           return absl::OkStatus();
         }
         ++replies;

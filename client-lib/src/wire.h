@@ -100,6 +100,7 @@ struct EnterSession {
   uint64_t attempt = 0;
   uint64_t deadline_ms = 0;
   uint64_t hold = 0;
+  bool reads_by_itself = false;
 };
 struct ReportLoad {
   uint64_t session = 0;
@@ -118,6 +119,9 @@ struct Attach {
   uint64_t step = 0;
   uint64_t attempt = 0;
   uint64_t hold = 0;
+  uint64_t deadline_ms = 0;
+  bool any_tier = false;
+  std::vector<std::string> without;
 };
 struct ConfirmRead {
   uint32_t slot = 0;
@@ -130,10 +134,17 @@ struct ReleaseSlots {
   std::vector<uint32_t> slots;
 };
 struct Leave {};
+struct List {
+  std::string job;
+  bool before = false;
+  uint64_t before_attempt = 0;
+  uint64_t before_step = 0;
+  uint64_t deadline_ms = 0;
+};
 
 using Request =
     std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave, EnterSession,
-                 ReportLoad, Attach, ConfirmRead, ReleaseRead, ReleaseSlots, Leave>;
+                 ReportLoad, Attach, ConfirmRead, ReleaseRead, ReleaseSlots, Leave, List>;
 
 // Length prefix and message. kInvalidArgument when it would exceed the limit.
 Result<std::string> EncodeFrame(uint64_t id, const Request& request);
@@ -205,8 +216,23 @@ struct SessionOutcome {
   std::vector<Descent> descent;
 };
 
+struct ListedCheckpoint {
+  uint64_t attempt = 0;
+  uint64_t step = 0;
+  uint32_t world_size = 0;
+  bool on_line = false;
+  std::vector<std::string> tiers;
+  uint64_t bytes = 0;
+  int64_t unix_ms = 0;
+};
+struct Listing {
+  std::vector<ListedCheckpoint> checkpoints;
+  bool more = false;
+  std::string unread;
+};
+
 using Reply = std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed,
-                           SaveProgress, SessionOutcome, Source>;
+                           SaveProgress, SessionOutcome, Source, Listing>;
 
 struct DaemonFrame {
   uint64_t id = 0;

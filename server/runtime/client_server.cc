@@ -35,7 +35,7 @@ struct ClientServer::Reply {
   v1::DaemonFrame frame;
   std::string bytes;  // length and message
   size_t written = 0;
-  std::vector<UniqueFd> descriptors;
+  std::shared_ptr<PassedFiles> files;  // that go with its first byte; null: none
 };
 
 struct ClientServer::Connection {
@@ -238,7 +238,7 @@ void ClientServer::Dispatch(ConnectionId id, v1::ClientFrame frame) {
             connection.unanswered,
             " requests of this connection are unanswered (socket.requests_per_connection_max)")),
         refusal);
-    return Complete(id, AddReply(connection, Counted::kNo), std::move(refusal), {});
+    return Complete(id, AddReply(connection, Counted::kNo), std::move(refusal), nullptr);
   }
   ++connection.unanswered;
   callbacks_.request(id, std::move(frame));
@@ -256,7 +256,7 @@ void ClientServer::AnswerHello(Connection& connection, const v1::ClientFrame& fr
                      kClientProtocol, "; install the same version on both sides");
     SetFailure(absl::FailedPreconditionError(why), reply);
     callbacks_.protocol_error();
-    Complete(id, AddReply(connection, Counted::kNo), std::move(reply), {});
+    Complete(id, AddReply(connection, Counted::kNo), std::move(reply), nullptr);
     return Close(id, why);
   }
   connection.opened = true;
@@ -264,7 +264,7 @@ void ClientServer::AnswerHello(Connection& connection, const v1::ClientFrame& fr
   LogDebug(absl::StrCat("client connected ", connection.caller.process.ToString(),
                         " uid=", connection.caller.uid, " client=", client));
   *reply.mutable_hello() = hello_;
-  Complete(id, AddReply(connection, Counted::kNo), std::move(reply), {});
+  Complete(id, AddReply(connection, Counted::kNo), std::move(reply), nullptr);
   if (const Connection* still = Find(id); still != nullptr) {
     callbacks_.opened(id, still->caller);
   }
@@ -287,6 +287,16 @@ uint64_t ClientServer::AddReply(Connection& connection, Counted counted) {
 
 void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame frame,
                             std::vector<UniqueFd> descriptors) {
+  std::shared_ptr<PassedFiles> files;
+  if (!descriptors.empty()) {
+    files = std::make_shared<PassedFiles>();
+    files->descriptors = std::move(descriptors);
+  }
+  Complete(id, place, std::move(frame), std::move(files));
+}
+
+void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame frame,
+                            std::shared_ptr<PassedFiles> files) {
   Connection* connection = Find(id);
   if (connection == nullptr) {
     return;
@@ -303,11 +313,11 @@ void ClientServer::Complete(ConnectionId id, uint64_t place, v1::DaemonFrame fra
         SetFailure(absl::ResourceExhaustedError(absl::StrCat(
                        "the reply has ", bytes, " bytes; a frame holds ", kFrameBytesMax)),
                    frame);
-        descriptors.clear();
+        files.reset();
         reply.bytes = EncodeFrame(frame);
       }
       reply.frame = std::move(frame);
-      reply.descriptors = std::move(descriptors);
+      reply.files = std::move(files);
       connection->backlog_bytes += reply.bytes.size();
       break;
     }
@@ -332,7 +342,7 @@ void ClientServer::GiveUp(ConnectionId id, uint64_t place) {
 void ClientServer::Send(ConnectionId id, v1::DaemonFrame frame) {
   const uint64_t place = Reserve(id);
   if (place != 0) {
-    Complete(id, place, std::move(frame), {});
+    Complete(id, place, std::move(frame), nullptr);
   }
 }
 
@@ -344,11 +354,11 @@ ClientServer::Written ClientServer::WriteFront(Connection& connection) {
     message.msg_iov = &data;
     message.msg_iovlen = 1;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control = {};
-    if (reply.written == 0 && !reply.descriptors.empty()) {
+    if (reply.written == 0 && reply.files != nullptr) {
       std::array<int, 2> fds = {};
-      const size_t count = std::min(reply.descriptors.size(), fds.size());
+      const size_t count = std::min(reply.files->descriptors.size(), fds.size());
       for (size_t i = 0; i < count; ++i) {
-        fds[i] = reply.descriptors[i].get();
+        fds[i] = reply.files->descriptors[i].get();
       }
       message.msg_control = control.data();
       message.msg_controllen = CMSG_SPACE(count * sizeof(int));
@@ -365,7 +375,7 @@ ClientServer::Written ClientServer::WriteFront(Connection& connection) {
       }
       return errno == EAGAIN ? Written::kSocketFull : Written::kFailed;
     }
-    reply.descriptors.clear();
+    reply.files.reset();
     reply.written += static_cast<size_t>(sent);
   }
   return Written::kWhole;

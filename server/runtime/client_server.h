@@ -24,6 +24,7 @@
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/events.h"
+#include "server/runtime/passed_files.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/unix_socket.h"
 
@@ -57,6 +58,8 @@ class ClientServer {
   uint64_t Reserve(ConnectionId connection);
   void Complete(ConnectionId connection, uint64_t place, v1::DaemonFrame frame,
                 std::vector<UniqueFd> descriptors);
+  void Complete(ConnectionId connection, uint64_t place, v1::DaemonFrame frame,
+                std::shared_ptr<PassedFiles> files);
   // The request of that place is answered later, by another reply.
   void GiveUp(ConnectionId connection, uint64_t place);
   void Send(ConnectionId connection, v1::DaemonFrame frame);

@@ -81,6 +81,7 @@ class Daemon {
   void Perform(FlushShard action);
   void Perform(CancelDrain action);
   void Perform(FetchShard action);
+  void Perform(OpenDurable action);
   void Perform(PublishManifest action);
   void Perform(RemoveCopies action);
   void Perform(RemoveJobCopies action);

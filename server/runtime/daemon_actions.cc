@@ -115,6 +115,11 @@ void Daemon::RunForEvent(Lane lane, SerialExecutor::Key key, std::function<Event
 void Daemon::Perform(SendReply action) {
   if (action.descriptors == Descriptors::kNone) {
     clients_->Send(action.connection, std::move(action.frame));
+  } else if (action.descriptors == Descriptors::kOpenedCopy) {
+    if (const uint64_t place = clients_->Reserve(action.connection); place != 0) {
+      clients_->Complete(action.connection, place, std::move(action.frame),
+                         std::move(action.files));
+    }
   } else {
     SendWithDescriptors(std::move(action));
   }
@@ -364,6 +369,14 @@ void Daemon::Perform(CancelDrain action) {
 void Daemon::Perform(FetchShard action) {
   if (stopping_) {
     return;  // nothing is begun any more; the next daemon finds what there is
+  }
+  tiers_->Perform(std::move(action));
+  WatchTiers();
+}
+
+void Daemon::Perform(OpenDurable action) {
+  if (stopping_) {
+    return;  // likewise
   }
   tiers_->Perform(std::move(action));
   WatchTiers();

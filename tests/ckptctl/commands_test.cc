@@ -396,6 +396,7 @@ TEST(FindAdminSocket, FlagThenEnvironmentThenWhatIsThere) {
   EXPECT_EQ(FindAdminSocket("/a/b"), "/a/b");
   ::unsetenv("HOLDFAST_ADMIN_SOCKET");
   ::setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+  ::setenv("HOLDFAST_PRIVATE_DIR", "/nonexistent", 1);
   EXPECT_EQ(FindAdminSocket(""), "/run/holdfast/admin.sock");
   char directory[] = "/tmp/holdfast-xdg-XXXXXX";
   ASSERT_NE(::mkdtemp(directory), nullptr);
@@ -404,6 +405,12 @@ TEST(FindAdminSocket, FlagThenEnvironmentThenWhatIsThere) {
   std::ofstream(inner + "/admin.sock") << "x";
   ::setenv("XDG_RUNTIME_DIR", directory, 1);
   EXPECT_EQ(FindAdminSocket(""), inner + "/admin.sock");
+  ::setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+  ::setenv("HOLDFAST_PRIVATE_DIR", inner.c_str(), 1);
+  if (::access("/run/holdfast/admin.sock", F_OK) != 0) {
+    EXPECT_EQ(FindAdminSocket(""), inner + "/admin.sock");
+  }
+  ::unsetenv("HOLDFAST_PRIVATE_DIR");
   ::unlink((inner + "/admin.sock").c_str());
   ::rmdir(inner.c_str());
   ::rmdir(directory);

@@ -154,18 +154,29 @@ TEST(WorkerPool, ThreadsDefaultToWhatIsAllowed) {
 }
 
 TEST(Background, DoesOnePieceOfWorkAfterTheOther) {
-  int done = 0;  // no lock: never two at a time, and WaitIdle orders
+  int done = 0;  // no lock: never two at a time, and the turns order them
   {
     Background background;
-    background.WaitIdle();
     for (int i = 0; i < 500; ++i) {
-      background.Submit([&done] { ++done; });
-      background.WaitIdle();
+      background.Take()->HandTo([&done] { ++done; });
+      const Result<Background::Turn> turn = background.Take();
+      ASSERT_TRUE(turn.ok());
       ASSERT_EQ(done, i + 1);
     }
-    background.Submit([&done] { ++done; });
+    background.Take()->HandTo([&done] { ++done; });
   }
   EXPECT_EQ(done, 501);
+}
+
+TEST(Background, WhoHasTheTurnDoesNotWaitForItself) {
+  Background background;
+  const Result<Background::Turn> turn = background.Take();
+  EXPECT_EQ(background.Take().status().code(), Code::kRefused);
+  std::thread other([&] {
+    EXPECT_EQ(background.Take(Deadline::In(Milliseconds(1))).status().code(),
+              Code::kDeadlineExceeded);
+  });
+  other.join();
 }
 
 }  // namespace

@@ -300,6 +300,87 @@ bool FakeDaemon::Offer(std::optional<uint64_t> step, uint64_t hold, v1::DaemonFr
   return true;
 }
 
+// The nearest tier's copy of the step, but for those that the reader does not want.
+void FakeDaemon::AnswerAttach(const v1::Attach& attach, v1::DaemonFrame& reply,
+                              std::vector<UniqueFd>& descriptors) {
+  const auto wanted = [&](const std::string& tier) {
+    return std::count(attach.without().begin(), attach.without().end(), tier) == 0;
+  };
+  const std::optional<uint64_t> step =
+      attach.choice() == v1::Attach::CHOICE_STEP ? std::optional(attach.step()) : std::nullopt;
+  if (wanted("memory") && Offer(step, attach.hold(), reply, descriptors)) {
+    const v1::Source source = reply.enter_session().source();
+    *reply.mutable_attach() = source;
+    return;
+  }
+  for (const TierCopy& copy : tier_copies_) {
+    if (!attach.any_tier() || !wanted(copy.tier) || (step && copy.step != *step)) {
+      continue;
+    }
+    const absl::StatusOr<ShardRecord> record = DecodeRecord(copy.record);
+    v1::Source* source = reply.mutable_attach();
+    source->set_image_bytes(record.ok() ? record->image_bytes : 4096);
+    source->set_attempt(copy.attempt);
+    source->set_step(copy.step);
+    source->set_job_uuid(kUuid);
+    source->set_world_size(1);
+    source->set_tier(copy.tier);
+    source->set_why(attach.without().empty() ? "memory copy absent" : "");
+    descriptors.push_back(ReadOnly(copy.image));
+    descriptors.push_back(RecordFile(copy.record));
+    return;
+  }
+  reply.mutable_failure()->set_code(5);
+  reply.mutable_failure()->set_message("no such checkpoint");
+}
+
+// Two at a time.
+void FakeDaemon::AnswerList(const v1::List& list, v1::Listing& listing) {
+  std::map<std::pair<uint64_t, uint64_t>, std::string> known;
+  for (const auto& [id, slot] : slots_) {
+    if (slot.sealed) {
+      known[{slot.attempt, slot.step}] = "memory";
+    }
+  }
+  for (auto it = known.rbegin(); it != known.rend(); ++it) {
+    if (list.before() && it->first >= std::pair(list.before_attempt(), list.before_step())) {
+      continue;
+    }
+    if (listing.checkpoints_size() == 2) {
+      listing.set_more(true);
+      return;
+    }
+    v1::ListedCheckpoint* listed = listing.add_checkpoints();
+    listed->set_attempt(it->first.first);
+    listed->set_step(it->first.second);
+    listed->set_world_size(1);
+    listed->set_on_line(true);
+    listed->add_tiers(it->second);
+    listed->set_bytes(1000);
+    listed->set_unix_ms(7);
+  }
+}
+
+void FakeDaemon::CopyToTier(const std::string& tier) {
+  const std::string image = LastImage();
+  ShardRecord record = LastRecord();
+  record.generation = 0;
+  TierCopy copy;
+  copy.tier = tier;
+  copy.attempt = record.id.attempt;
+  copy.step = record.id.step;
+  copy.image = MakeMemfd(0);
+  copy.record = EncodeRecord(record);
+  EXPECT_EQ(::pwrite(copy.image.get(), image.data(), image.size(), 0),
+            static_cast<ssize_t>(image.size()));
+  tier_copies_.push_back(std::move(copy));
+}
+
+void FakeDaemon::LoseMemory() {
+  const MutexLock lock(mutex_);
+  slots_.clear();
+}
+
 void FakeDaemon::AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
                                std::vector<int>& descriptors) {
   v1::ReserveReply* reserved = reply.mutable_reserve();
@@ -347,6 +428,20 @@ void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& re
     passed_over_ = offered_->step();
   } else if (frame.enter_session().choice() == v1::EnterSession::CHOICE_STEP && !newest_always_) {
     step = frame.enter_session().step();
+  }
+  if (frame.enter_session().reads_by_itself()) {
+    const Slot* newest = Newest();
+    if (newest == nullptr) {
+      reply.mutable_failure()->set_code(5);
+      reply.mutable_failure()->set_reason(v1::Failure::REASON_NOTHING_TO_RESTORE);
+      return;
+    }
+    v1::SessionOutcome* outcome = reply.mutable_enter_session();
+    outcome->set_session(7);
+    outcome->set_done(true);
+    outcome->set_attempt(newest->attempt);
+    outcome->set_step(step.value_or(newest->step));
+    return;
   }
   const uint64_t hold =
       frame.has_report_load() ? frame.report_load().hold() : frame.enter_session().hold();
@@ -405,16 +500,10 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
       AnswerSession(frame, reply, owned);
       break;
     case v1::ClientFrame::kAttach:
-      if (Offer(frame.attach().choice() == v1::Attach::CHOICE_STEP
-                    ? std::optional(frame.attach().step())
-                    : std::nullopt,
-                frame.attach().hold(), reply, owned)) {
-        const v1::Source source = reply.enter_session().source();
-        *reply.mutable_attach() = source;
-      } else {
-        reply.mutable_failure()->set_code(5);
-        reply.mutable_failure()->set_message("no such checkpoint");
-      }
+      AnswerAttach(frame.attach(), reply, owned);
+      break;
+    case v1::ClientFrame::kList:
+      AnswerList(frame.list(), *reply.mutable_list());
       break;
     case v1::ClientFrame::kConfirmRead:
       reply.mutable_confirm_read();

@@ -27,6 +27,7 @@
 #include "base/unique_fd.h"
 #include "holdfast/job.h"
 #include "holdfast/v1/client.pb.h"
+#include "holdfast/view.h"
 #include "tiers/image/record.h"
 
 namespace holdfast {
@@ -92,6 +93,19 @@ class FakeDaemon {
   void FlipImageByte(uint64_t offset) EXCLUDES(mutex_);
   void TruncateImage(uint64_t bytes) EXCLUDES(mutex_);
   void ReplaceRecord(const std::string& record) EXCLUDES(mutex_);
+  // The newest sealed slot's copy in a durable tier, as a flush leaves it there.
+  void CopyToTier(const std::string& tier) EXCLUDES(mutex_);
+  // Whatever lies in slots is gone.
+  void LoseMemory() EXCLUDES(mutex_);
+  struct TierCopy {
+    std::string tier;
+    uint64_t attempt = 0;
+    uint64_t step = 0;
+    UniqueFd image;
+    std::string record;
+  };
+  // The copies in durable tiers; only while no request is under way.
+  std::vector<TierCopy>& tier_copies() { return tier_copies_; }
   // Cuts short whatever is granted now, or mapped.
   void TruncateAll(uint64_t bytes) EXCLUDES(mutex_);
   uint64_t attempt() EXCLUDES(mutex_);
@@ -106,6 +120,9 @@ class FakeDaemon {
   // The step that was asked for, or the newest that was not passed over.
   bool Offer(std::optional<uint64_t> step, uint64_t hold, v1::DaemonFrame& reply,
              std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
+  void AnswerAttach(const v1::Attach& attach, v1::DaemonFrame& reply,
+                    std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
+  void AnswerList(const v1::List& list, v1::Listing& listing) REQUIRES(mutex_);
   void AnswerReserve(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
                      std::vector<int>& descriptors) REQUIRES(mutex_);
   void AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& reply,
@@ -123,6 +140,7 @@ class FakeDaemon {
   std::shared_ptr<const Hook> hook_ GUARDED_BY(mutex_);  // one for all requests: a hook may count
   std::vector<v1::ClientFrame> frames_ GUARDED_BY(mutex_);
   std::map<uint32_t, Slot> slots_ GUARDED_BY(mutex_);
+  std::vector<TierCopy> tier_copies_;  // in the order of the tiers
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
   std::optional<uint64_t> last_step_ GUARDED_BY(mutex_);
   std::set<uint64_t> holds_ GUARDED_BY(mutex_);

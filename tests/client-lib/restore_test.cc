@@ -102,6 +102,52 @@ TEST_F(Restore, BringsBackEveryByteAndObject) {
   EXPECT_EQ(daemon_.Count("confirm_read"), 1);
 }
 
+TEST_F(Restore, AdoptsAStepWithoutLoadingIt) {
+  Save(1);
+  Save(2);
+  Reopen();
+  const Result<Restored> adopted = Load({.adopt_only = true});
+  ASSERT_TRUE(adopted.ok()) << adopted.status().ToString();
+  EXPECT_EQ(adopted->step, 2u);
+  EXPECT_EQ(adopted->attempt, 1u);
+  EXPECT_EQ(adopted->source, "");
+  EXPECT_EQ(adopted->bytes, 0u);
+  EXPECT_EQ(got_weights_, std::vector<float>(weights_.size(), -1)) << "left as it was";
+  EXPECT_TRUE(daemon_.Frames("enter_session").back().enter_session().reads_by_itself());
+  EXPECT_EQ(daemon_.Count("report_load"), 0);
+  EXPECT_EQ(daemon_.Holds(), 0u);
+  // It has taken part: the next restore begins the next attempt.
+  ASSERT_TRUE(Load({.adopt_only = true}).ok());
+  EXPECT_EQ(daemon_.Frames("join").back().join().leave_attempt(), 2u);
+  // And what is usual is not asked for in this way.
+  ASSERT_TRUE(Load().ok());
+  EXPECT_FALSE(daemon_.Frames("enter_session").back().enter_session().reads_by_itself());
+}
+
+TEST_F(Restore, AdoptsNothingWhereThereIsNothing) {
+  EXPECT_EQ(Load({.adopt_only = true}).status().code(), Code::kNothingToRestore);
+}
+
+TEST_F(Restore, ADaemonThatWantsTheShardLoadedIsTooOldToAdoptWith) {
+  Save(1);
+  Reopen();
+  daemon_.SetHook([this](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_enter_session()) {
+      return false;
+    }
+    v1::ClientFrame as_it_reads = frame;
+    as_it_reads.mutable_enter_session()->clear_reads_by_itself();
+    daemon_.AnswerLate(as_it_reads, peer);
+    return true;
+  });
+  const Status status = Load({.adopt_only = true}).status();
+  EXPECT_EQ(status.code(), Code::kRefused);
+  EXPECT_NE(status.message().find("older than this library"), std::string::npos);
+  EXPECT_EQ(daemon_.Count("report_load"), 1) << "the other ranks hear of it";
+  EXPECT_FALSE(daemon_.Frames("report_load")[0].report_load().copy_is_bad());
+  EXPECT_EQ(daemon_.Holds(), 0u);
+}
+
 TEST_F(Restore, TakesOnlyWhatIsNamed) {
   Save(1);
   Reopen();

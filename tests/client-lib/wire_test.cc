@@ -70,7 +70,9 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(await.await_save().stage(), v1::AwaitSave::STAGE_REMOTE);
   EXPECT_EQ(await.await_save().deadline_ms(), 3u);
 
-  const v1::ClientFrame enter = Parse(8, EnterSession{Choice::kStep, 1, 2, 3});
+  const v1::ClientFrame enter = Parse(8, EnterSession{Choice::kStep, 1, 2, 3, 4, true});
+  EXPECT_EQ(enter.enter_session().hold(), 4u);
+  EXPECT_TRUE(enter.enter_session().reads_by_itself());
   EXPECT_EQ(enter.enter_session().choice(), v1::EnterSession::CHOICE_STEP);
   EXPECT_EQ(enter.enter_session().step(), 1u);
   EXPECT_EQ(enter.enter_session().attempt(), 2u);
@@ -85,7 +87,12 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(report.report_load().deadline_ms(), 6u);
   EXPECT_TRUE(report.report_load().wants_mismatch());
 
-  const v1::ClientFrame attach = Parse(10, Attach{"job", 1, Choice::kStep, 2, 3, 4});
+  const v1::ClientFrame attach =
+      Parse(10, Attach{"job", 1, Choice::kStep, 2, 3, 4, kBig, true, {"nvme", "remote"}});
+  EXPECT_EQ(attach.attach().deadline_ms(), kBig);
+  EXPECT_TRUE(attach.attach().any_tier());
+  ASSERT_EQ(attach.attach().without_size(), 2);
+  EXPECT_EQ(attach.attach().without(1), "remote");
   EXPECT_EQ(attach.attach().job(), "job");
   EXPECT_EQ(attach.attach().rank(), 1u);
   EXPECT_EQ(attach.attach().choice(), v1::Attach::CHOICE_STEP);
@@ -104,6 +111,13 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
                                   slots.release_slots().slots().end()),
             (std::vector<uint32_t>{0, 7, UINT32_MAX}));
   EXPECT_TRUE(Parse(14, Leave{}).has_leave());
+
+  const v1::ClientFrame list = Parse(15, List{"job", true, kBig, 3, 4});
+  EXPECT_EQ(list.list().job(), "job");
+  EXPECT_TRUE(list.list().before());
+  EXPECT_EQ(list.list().before_attempt(), kBig);
+  EXPECT_EQ(list.list().before_step(), 3u);
+  EXPECT_EQ(list.list().deadline_ms(), 4u);
 }
 
 TEST(Wire, DefaultsAreRequestsToo) {
@@ -261,6 +275,32 @@ TEST(Wire, EveryReplyReadsAsWhatItIs) {
   Decode<Done>(frame);
   frame.mutable_leave();
   Decode<Done>(frame);
+
+  v1::Listing* listing = frame.mutable_list();
+  listing->set_more(true);
+  listing->set_unread("remote");
+  v1::ListedCheckpoint* one = listing->add_checkpoints();
+  one->set_attempt(kBig);
+  one->set_step(2);
+  one->set_world_size(3);
+  one->set_on_line(true);
+  one->add_tiers("memory");
+  one->add_tiers("nvme");
+  one->set_bytes(kBig);
+  one->set_unix_ms(-7);
+  listing->add_checkpoints();
+  const auto listed = Decode<Listing>(frame);
+  EXPECT_TRUE(listed.more);
+  EXPECT_EQ(listed.unread, "remote");
+  ASSERT_EQ(listed.checkpoints.size(), 2u);
+  EXPECT_EQ(listed.checkpoints[0].attempt, kBig);
+  EXPECT_EQ(listed.checkpoints[0].step, 2u);
+  EXPECT_EQ(listed.checkpoints[0].world_size, 3u);
+  EXPECT_TRUE(listed.checkpoints[0].on_line);
+  EXPECT_EQ(listed.checkpoints[0].tiers, (std::vector<std::string>{"memory", "nvme"}));
+  EXPECT_EQ(listed.checkpoints[0].bytes, kBig);
+  EXPECT_EQ(listed.checkpoints[0].unix_ms, -7);
+  EXPECT_TRUE(listed.checkpoints[1].tiers.empty());
 }
 
 TEST(Wire, DescriptorsAreAnnouncedByTheReply) {
@@ -270,6 +310,7 @@ TEST(Wire, DescriptorsAreAnnouncedByTheReply) {
   EXPECT_EQ(DescriptorCount(Source{}), 2u);
   EXPECT_EQ(DescriptorCount(SessionOutcome{.done = true}), 0u);
   EXPECT_EQ(DescriptorCount(Failure{}), 0u);
+  EXPECT_EQ(DescriptorCount(Listing{}), 0u);
 }
 
 TEST(Wire, NoReplyOrTwoOrHalfOneIsRefused) {

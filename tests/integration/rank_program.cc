@@ -95,7 +95,13 @@ class Trainer {
     if (verb == "restore")
       return Restore(words);
     if (verb == "attach")
-      return Attach();
+      return Attach(words);
+    if (verb == "read")
+      return Read();
+    if (verb == "list")
+      return List();
+    if (verb == "adopt")
+      return Adopt(words);
     if (verb == "detach")
       return Detach();
     if (verb == "close")
@@ -231,17 +237,88 @@ class Trainer {
            " step=" + std::to_string(restored->step) + from;
   }
 
-  std::string Attach() {
-    auto view = holdfast::Attach({.job = settings_.job,
-                                  .rank = settings_.rank,
-                                  .socket = settings_.socket,
-                                  .deadline = kDeadline});
+  // attach [unverified] [rank=R] [step=S] [attempt=A] [without=TIER]… [ms=DEADLINE]
+  std::string Attach(std::istringstream& words) {
+    holdfast::AttachOptions options{.job = settings_.job,
+                                    .rank = settings_.rank,
+                                    .socket = settings_.socket,
+                                    .deadline = kDeadline};
+    bool verify = true;
+    for (std::string word; words >> word;) {
+      const std::string name = word.substr(0, word.find('='));
+      const std::string value = word.substr(word.find('=') + 1);
+      if (name == "unverified") {
+        verify = false;
+      } else if (name == "rank") {
+        options.rank = static_cast<uint32_t>(std::stoul(value));
+      } else if (name == "step") {
+        options.newest = false;
+        options.step = std::stoull(value);
+      } else if (name == "attempt") {
+        options.attempt = std::stoull(value);
+      } else if (name == "without") {
+        options.without.push_back(value);
+      } else if (name == "ms") {
+        options.deadline = Milliseconds(std::stoll(value));
+      }
+    }
+    auto view = holdfast::Attach(options);
     if (!view.ok()) {
       return Failed(view.status());
     }
     view_ = std::move(*view);
-    const holdfast::Status verified = view_->Verify();
-    return verified.ok() ? "ok step=" + std::to_string(view_->step()) : Failed(verified);
+    attached_rank_ = options.rank;
+    const holdfast::Status verified = verify ? view_->Verify() : holdfast::Status();
+    const std::string from =
+        view_->tier() == "memory" ? "" : " source=" + view_->tier() + " why=" + view_->why();
+    return verified.ok() ? "ok step=" + std::to_string(view_->step()) + from : Failed(verified);
+  }
+  // Every tensor of the view, copied and compared with what its rank saved.
+  std::string Read() {
+    for (size_t i = 0; i < view_->tensors().size(); ++i) {
+      const holdfast::Tensor& tensor = view_->tensors()[i];
+      std::vector<uint64_t> got(tensor.bytes / 8);
+      const holdfast::Status read = view_->Read(i, got.data());
+      if (!read.ok()) {
+        return Failed(read);
+      }
+      const uint64_t mask = tensor.name == "layers.0.weight" ? 0 : 0x5555555555555555ull;
+      for (uint64_t at = 0; at < got.size(); ++at) {
+        if (got[at] != (Value(attached_rank_, view_->step(), at) ^ mask)) {
+          return "error CONTENT " + tensor.name;
+        }
+      }
+    }
+    return "ok tensors=" + std::to_string(view_->tensors().size()) +
+           " world=" + std::to_string(view_->world_size());
+  }
+  std::string List() {
+    const auto all = holdfast::ListCheckpoints(
+        {.job = settings_.job, .socket = settings_.socket, .deadline = kDeadline});
+    if (!all.ok()) {
+      return Failed(all.status());
+    }
+    std::string text = "ok";
+    for (const holdfast::CheckpointInfo& info : *all) {
+      text += " " + std::to_string(info.attempt) + ":" + std::to_string(info.step) + "/" +
+              std::to_string(info.world_size) + (info.on_line ? "" : "-off");
+      for (const std::string& tier : info.tiers) {
+        text += "," + tier;
+      }
+    }
+    return text;
+  }
+  std::string Adopt(std::istringstream& words) {
+    holdfast::RestoreOptions options{.deadline = kDeadline, .adopt_only = true};
+    if (uint64_t step = 0; words >> step) {
+      options.newest = false;
+      options.step = step;
+    }
+    holdfast::State state;
+    const auto adopted = job_->Restore(state, options);
+    return adopted.ok() ? "ok attempt=" + std::to_string(adopted->attempt) +
+                              " step=" + std::to_string(adopted->step)
+                        : Failed(adopted.status());
   }
   std::string Detach() {
     view_.reset();
@@ -301,6 +378,7 @@ class Trainer {
   std::unique_ptr<holdfast::Job> job_;
   std::unique_ptr<holdfast::SaveHandle> handle_;
   std::unique_ptr<holdfast::View> view_;
+  uint32_t attached_rank_ = 0;
   std::unique_ptr<holdfast::RawClient> raw_;
   char* mapped_ = nullptr;
   uint64_t mapped_bytes_ = 0;

@@ -1,6 +1,7 @@
 // What an operator does to durable tiers with ckptctl, against the real daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <filesystem>
 #include <fstream>
@@ -120,9 +121,14 @@ TEST_F(TiersCtlTest, PinnedStepsOutliveEveryRetention) {
   };
   EXPECT_TRUE(node_.Until(kept)) << ::testing::PrintToString(StepsIn("nvme"));
   EXPECT_EQ(Ctl(node_, {"rm", "job", "--step", "10"}).exit_code, 4) << "it is pinned";
-  const json dry = Ask({"gc", "--dry-run", "--json"}).parsed;
+  json dry;
+  const auto nothing_goes = [&](const v1::GetStatusReply&) {  // the last removal may have to end
+    dry = Ask({"gc", "--dry-run", "--json"}).parsed;
+    return std::none_of(dry["verdicts"].begin(), dry["verdicts"].end(),
+                        [](const json& verdict) { return verdict["goes"].get<bool>(); });
+  };
+  EXPECT_TRUE(node_.Until(nothing_goes)) << dry;
   for (const json& verdict : dry["verdicts"]) {
-    EXPECT_FALSE(verdict["goes"].get<bool>()) << verdict;
     if (verdict["step"] == 10) {
       EXPECT_THAT(verdict["why"].get<std::string>(), HasSubstr("pinned"));
     }

@@ -68,7 +68,9 @@ class Parts(DefaultLoadPlanner):
         items = []
         for name, tensor in self.state_dict.items():
             chunk = ChunkStorageMetadata(torch.Size(self.offsets[name]), tensor.size())
-            items += create_read_items_for_chunk_list(name, self.metadata.state_dict_metadata[name], [chunk])
+            items += create_read_items_for_chunk_list(
+                name, self.metadata.state_dict_metadata[name], [chunk]
+            )
         return LoadPlan(items)
 
     def lookup_tensor(self, index):
@@ -99,7 +101,9 @@ class Node:
             ready.bind(ready_path)
             with open(os.path.join(self.work, "ckptd.log"), "wb") as log:
                 self.daemon = subprocess.Popen(
-                    [os.path.join(BIN, "ckptd"), "--config", config], env={**os.environ, "NOTIFY_SOCKET": ready_path}, stderr=log
+                    [os.path.join(BIN, "ckptd"), "--config", config],
+                    env={**os.environ, "NOTIFY_SOCKET": ready_path},
+                    stderr=log,
                 )
             end = os.pidfd_open(self.daemon.pid)
             readable, _, _ = select.select([ready, end], [], [], DEADLINE_S)
@@ -114,8 +118,16 @@ class Node:
     def save(self):
         ranks = [
             subprocess.Popen(
-                [os.path.join(BIN, "holdfast_test_save_sharded"), self.socket, "job", str(rank), "1"],
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                [
+                    os.path.join(BIN, "holdfast_test_save_sharded"),
+                    self.socket,
+                    "job",
+                    str(rank),
+                    "1",
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for rank in range(2)
         ]
@@ -155,15 +167,25 @@ class Readers(unittest.TestCase):
 
     def test_safetensors_opens_images_of_both_tiers(self):
         for rank in range(2):
-            self.check_image(os.path.join(self.step, f"shard-{rank:05d}-of-00002.safetensors"), rank)
-            self.check_image(os.path.join(self.node.nvme, "job", "1-a1", f"{rank}.safetensors"), rank)
+            self.check_image(
+                os.path.join(self.step, f"shard-{rank:05d}-of-00002.safetensors"), rank
+            )
+            self.check_image(
+                os.path.join(self.node.nvme, "job", "1-a1", f"{rank}.safetensors"), rank
+            )
 
     def test_safetensors_opens_them_as_numpy_arrays(self):
-        with safe_open(os.path.join(self.step, "shard-00001-of-00002.safetensors"), framework="np") as image:
-            numpy.testing.assert_array_equal(image.get_tensor("optimizer.moment"), part_of("optimizer.moment", 1).numpy())
+        with safe_open(
+            os.path.join(self.step, "shard-00001-of-00002.safetensors"), framework="np"
+        ) as image:
+            numpy.testing.assert_array_equal(
+                image.get_tensor("optimizer.moment"), part_of("optimizer.moment", 1).numpy()
+            )
 
     def test_torch_loads_whole_tensors_from_the_step_directory(self):
-        state = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, _, shape) in TENSORS.items()}
+        state = {
+            name: torch.zeros(shape, dtype=dtype) for name, (dtype, _, shape) in TENSORS.items()
+        }
         dcp.load(state, storage_reader=HuggingFaceStorageReader(self.step), no_dist=True)
         for name in TENSORS:
             self.assertTrue(torch.equal(state[name], expected(name)), name)
@@ -171,12 +193,29 @@ class Readers(unittest.TestCase):
     def test_torch_loads_another_split_of_the_tensors(self):
         # Three ranks instead of two, and the columns of what was split by rows.
         for rank in range(3):
-            offsets = {"model.rows": (0, rank * 2), "optimizer.moment": (rank * 233, 10), "model.columns": (rank, 3), "ids": (rank * 2, 0)}
-            shapes = {"model.rows": (10, 2), "optimizer.moment": (233, 280), "model.columns": (2, 6), "ids": (2, 2)}
+            offsets = {
+                "model.rows": (0, rank * 2),
+                "optimizer.moment": (rank * 233, 10),
+                "model.columns": (rank, 3),
+                "ids": (rank * 2, 0),
+            }
+            shapes = {
+                "model.rows": (10, 2),
+                "optimizer.moment": (233, 280),
+                "model.columns": (2, 6),
+                "ids": (2, 2),
+            }
             state = {name: torch.zeros(shapes[name], dtype=TENSORS[name][0]) for name in offsets}
-            dcp.load(state, storage_reader=HuggingFaceStorageReader(self.step), planner=Parts(offsets), no_dist=True)
+            dcp.load(
+                state,
+                storage_reader=HuggingFaceStorageReader(self.step),
+                planner=Parts(offsets),
+                no_dist=True,
+            )
             for name, offset in offsets.items():
-                wanted = expected(name)[tuple(slice(o, o + n) for o, n in zip(offset, shapes[name]))]
+                wanted = expected(name)[
+                    tuple(slice(o, o + n) for o, n in zip(offset, shapes[name]))
+                ]
                 self.assertTrue(torch.equal(state[name], wanted), (name, rank))
 
     def test_a_flipped_byte_would_be_seen(self):

@@ -47,6 +47,9 @@ TEST(Restorable, CandidatesAreWholeOnTheLineAndOfThisWorld) {
   all.push_back({{3, 4}, 4, 4, 0, true});   // another world
   all.push_back({{3, 5}, 2, 2, 0, false});  // contradicts itself
   EXPECT_EQ(Candidates(all, line, 2), (std::vector<CheckpointId>{{3, 2}, {1, 10}, {1, 9}}));
+  // Who reads by itself can read any world's.
+  EXPECT_EQ(Candidates(all, line, std::nullopt),
+            (std::vector<CheckpointId>{{3, 4}, {3, 2}, {1, 10}, {1, 9}}));
 }
 
 // Oracle: count by hand.

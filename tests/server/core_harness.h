@@ -245,9 +245,10 @@ class CoreHarness {
   std::map<SlotId, SlotFile> files;
   FakeTier nvme;
   FakeTier remote;
-  std::string failing_drive;               // its scans fail
-  std::vector<std::string> drives_read;    // scans of drives so far
-  std::vector<std::string> unknown_files;  // what a scan of the first drive finds besides
+  std::vector<std::pair<TierKind, ShardId>> opened;  // for clients, or tried
+  std::string failing_drive;                         // its scans fail
+  std::vector<std::string> drives_read;              // scans of drives so far
+  std::vector<std::string> unknown_files;            // what a scan of the first drive finds besides
   std::string boot_id = "boot-1";
   std::map<std::string, v1::JobState> states;  // by uuid
   std::set<ProcessId> living;
@@ -428,6 +429,13 @@ class CoreHarness {
         delayed.erase(delayed.begin() + static_cast<ptrdiff_t>(i));
         return;
       }
+      if (const auto* open = std::get_if<OpenDurable>(&delayed[i]);
+          open != nullptr && open->drain == a.drain) {
+        completions.push_back(
+            DurableOpened{a.drain, absl::CancelledError("as asked"), false, {}, nullptr});
+        delayed.erase(delayed.begin() + static_cast<ptrdiff_t>(i));
+        return;
+      }
     }
   }
   void Do(const FetchShard& a, const absl::Status& status) {
@@ -450,6 +458,23 @@ class CoreHarness {
       files.at(a.slot).record = ended.copy;
     }
     completions.push_back(ended);
+  }
+  void Do(const OpenDurable& a, const absl::Status& status) {
+    opened.emplace_back(a.tier, a.key.id);
+    DurableOpened event{a.drain, status, absl::IsDataLoss(status), {}, nullptr};
+    FakeTier& tier = TierOf(a.tier);
+    const auto source = tier.copies.find(a.key.id);
+    if (status.ok() && source == tier.copies.end()) {
+      event.status = absl::NotFoundError("no such copy");
+    } else if (status.ok() && tier.damaged.count(a.key.id) > 0) {
+      event.status = absl::DataLossError("the image was cut");
+      event.bad = true;
+    } else if (status.ok() && tier.unreadable.count(a.key.id) > 0) {
+      event.status = absl::UnavailableError("input/output error");
+    } else if (status.ok()) {
+      event.copy = source->second.copy;
+    }
+    completions.push_back(event);
   }
   void Do(const PublishManifest& a, const absl::Status& status) {
     if (status.ok()) {

@@ -177,6 +177,10 @@ void Client::Enter() {
       }
     }
   }
+  if (ReadsByItself()) {
+    enter.set_reads_by_itself(true);
+    truth.by_itself[attempt_].insert(rank_);
+  }
   const Duration deadline = milliseconds(2000 + w_->Below(20'000));
   enter.set_deadline_ms(Millis(deadline));
   Call(frame, deadline,
@@ -184,6 +188,20 @@ void Client::Enter() {
 }
 
 void Client::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
+  if (!frame.has_failure() && ReadsByItself()) {
+    const v1::SessionOutcome& outcome = frame.enter_session();
+    if (!outcome.done() || outcome.has_source()) {
+      return w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_,
+                                                " reads by itself and was given a source"));
+    }
+    if (asked_ && (asked_->step != outcome.step() ||
+                   (asked_->attempt != 0 && asked_->attempt != outcome.attempt()))) {
+      w_->oracle().Violated(absl::StrCat("job ", job_->name, " rank ", rank_, " asked for step ",
+                                         asked_->step, " and was told step ", outcome.step()));
+    }
+    loaded_from_ = CheckpointId{outcome.attempt(), outcome.step()};
+    return OnDone(outcome);
+  }
   if (!frame.has_failure()) {
     return frame.enter_session().done() ? OnDone(frame.enter_session())
                                         : Load(frame.enter_session(), file);

@@ -209,7 +209,8 @@ void Oracle::JudgeDecision(const v1::JobState& before, const v1::JobState& after
   if (truth.damaged.count(parent) == 0 && !Whole(after.name(), parent, files)) {
     Violated(absl::StrCat(what, " descends from ", Name(parent), ", which is not whole"));
   }
-  if (truth.loaded[{a.attempt(), parent}].size() != a.world_size()) {
+  const bool by_itself = truth.by_itself[a.attempt()].size() == a.world_size();
+  if (!by_itself && truth.loaded[{a.attempt(), parent}].size() != a.world_size()) {
     Violated(absl::StrCat(what, " descends from ", Name(parent), ", which only ",
                           truth.loaded[{a.attempt(), parent}].size(), " of ", a.world_size(),
                           " ranks have loaded"));

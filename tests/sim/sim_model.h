@@ -56,8 +56,9 @@ struct JobTruth {
   bool from_scratch_since = false;                        // the same, since the last decision
   std::map<Attempt, std::set<CheckpointId>> passed_over;  // what ranks of an attempt could not load
   std::map<std::pair<Attempt, CheckpointId>, std::set<Rank>> loaded;  // reported so by ranks
-  std::set<Attempt> chosen;  // attempts whose ranks asked for a step by name
-  Attempt opened = 0;        // the newest, as the daemon reported
+  std::map<Attempt, std::set<Rank>> by_itself;  // ranks that asked for the step alone, to read it
+  std::set<Attempt> chosen;                     // attempts whose ranks asked for a step by name
+  Attempt opened = 0;                           // the newest, as the daemon reported
   bool being_removed = false;
   bool cleared = false;  // somebody took a restore point back since the last decision
   uint32_t World(Attempt attempt) const {

@@ -329,16 +329,16 @@ void World::Do(const SendReply& a) {
     CheckAttempt(JobUuid::FromBytes(grant.job_uuid()).value(), grant.attempt());
   }
   int64_t at = std::max(socket_busy_until_[a.connection] + 1, (now_ + Latency()).ns);
-  if (a.descriptors != Descriptors::kNone) {
+  const bool of_slot =
+      a.descriptors != Descriptors::kNone && a.descriptors != Descriptors::kOpenedCopy;
+  if (of_slot) {
     at = std::max(at, slot_busy_until_[a.slot] + 1);
     slot_busy_until_[a.slot] = at;
   }
   socket_busy_until_[a.connection] = at;
-  After(MonotonicTime{at} - now_, [this, life = life_, a] {
+  After(MonotonicTime{at} - now_, [this, life = life_, a, of_slot] {
     if (InLife(life)) {
-      Deliver(a, a.descriptors == Descriptors::kNone && !a.frame.has_begin_save()
-                     ? nullptr
-                     : FindFile(a.slot));
+      Deliver(a, of_slot || a.frame.has_begin_save() ? FindFile(a.slot) : nullptr);
     }
   });
 }

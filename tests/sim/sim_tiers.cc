@@ -255,6 +255,34 @@ void World::Do(const FetchShard& a) {
   RunDrain(a.drain, std::move(drain));
 }
 
+void World::Do(const OpenDurable& a) {
+  if (a.tier == TierKind::kRemote &&
+      remote_.manifests.count({a.key.id.job, a.key.id.checkpoint()}) == 0) {
+    oracle_.Violated(
+        absl::StrCat(a.key.id.ToString(), " is opened in remote, and no manifest names it"));
+  }
+  SimDrain drain{a.tier, std::nullopt, a.key.id, 0, false, false, nullptr};
+  drain.end = [this, a](bool cancelled) {
+    DurableOpened opened{a.drain,
+                         cancelled ? absl::CancelledError("as asked") : TierFault(a.tier),
+                         false,
+                         {},
+                         nullptr};
+    if (absl::IsResourceExhausted(opened.status)) {
+      opened.status = absl::OkStatus();  // a full tier can be read
+    }
+    const SimTier& tier = TierOf(a.tier);
+    const auto source = tier.copies.find(a.key.id);
+    if (opened.status.ok() && source == tier.copies.end()) {
+      opened.status = absl::NotFoundError("no such copy");
+    } else if (opened.status.ok()) {
+      opened.copy = source->second.copy.copy;  // (digests are the reader's to compare)
+    }
+    Complete(opened);
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
 void World::Do(const PublishManifest& a) {
   SimDrain drain{TierKind::kRemote,
                  std::nullopt,

@@ -165,6 +165,7 @@ class World {
   // sim_tiers.cc
   void Do(const FlushShard& a);
   void Do(const FetchShard& a);
+  void Do(const OpenDurable& a);
   void Do(const CancelDrain& a);
   void Do(const PublishManifest& a);
   void Do(const RemoveCopies& a);

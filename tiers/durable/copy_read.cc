@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +17,10 @@ namespace {
 
 class ReadingCopy : public CopyStore::Reading {
  public:
-  ReadingCopy(CopyStore::Impl& store, std::string path, ShardRecord record, std::string record_file)
+  ReadingCopy(CopyStore::Impl& store, std::string path, std::string record_path, ShardRecord record,
+              std::string record_file)
       : store_(store),
+        record_path_(std::move(record_path)),
         info_{record.id, record.world_size, record.image_bytes, record.sealed_unix_ms,
               std::move(path)},
         record_(std::move(record)),
@@ -53,6 +56,18 @@ class ReadingCopy : public CopyStore::Reading {
   const CopyInfo& info() const override { return info_; }
   const ShardRecord& record() const override { return record_; }
   const std::string& record_file() const override { return record_file_; }
+  absl::StatusOr<std::unique_ptr<File>> OpenRecord() override {
+    HF_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
+                        store_.env.Open(record_path_, OpenMode::kRead, {.no_symlink = true}));
+    HF_ASSIGN_OR_RETURN(const FileInfo info, file->Info());
+    std::string now(info.bytes == record_file_.size() ? record_file_.size() : 0, '\0');
+    HF_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(now))));
+    if (now != record_file_) {
+      return absl::AbortedError(
+          absl::StrCat("'", record_path_, "': the record was replaced just now"));
+    }
+    return file;
+  }
   File& image() override { return *image_; }
   uint32_t alignment() const override { return alignment_; }
   bool direct() const override { return alignment_ != 1; }
@@ -64,6 +79,7 @@ class ReadingCopy : public CopyStore::Reading {
 
  private:
   CopyStore::Impl& store_;
+  const std::string record_path_;
   const CopyInfo info_;
   const ShardRecord record_;
   const std::string record_file_;
@@ -157,8 +173,8 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
     }
   }
   // 4. The image.
-  auto reading =
-      std::make_unique<ReadingCopy>(*this, ImagePath(named), std::move(record), std::move(bytes));
+  auto reading = std::make_unique<ReadingCopy>(*this, ImagePath(named), record_path,
+                                               std::move(record), std::move(bytes));
   HF_RETURN_IF_ERROR(AsOfCopy(reading->OpenImage(read_options.direct)));
   return reading;
 }

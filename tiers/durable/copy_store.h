@@ -250,6 +250,8 @@ class CopyStore::Reading {
   virtual const CopyInfo& info() const = 0;
   virtual const ShardRecord& record() const = 0;
   virtual const std::string& record_file() const = 0;
+  // The file that has it. Aborted if it has something else by now.
+  virtual absl::StatusOr<std::unique_ptr<File>> OpenRecord() = 0;
   virtual File& image() = 0;
   virtual uint32_t alignment() const = 0;  // for reads of image(); 1 when it is buffered
   virtual bool direct() const = 0;

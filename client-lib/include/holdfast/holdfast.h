@@ -5,3 +5,4 @@
 #include "holdfast/state.h"
 #include "holdfast/status.h"
 #include "holdfast/version.h"
+#include "holdfast/view.h"

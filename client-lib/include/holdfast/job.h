@@ -12,10 +12,12 @@
 //     stops the loop
 //   }
 //
-// Threads: one at a time per Job, except that a SaveHandle may be waited on from any thread. The
-// library makes no thread of its own but those that JobOptions::copy_threads and SaveAsync ask for.
-// Nothing throws; nothing waits longer than its deadline. A child made by fork() has no part in the
-// job: every call answers kForked, and no slot is mapped in it.
+// Threads: a Job may be called from any thread, and serves one call after the other; a SaveHandle
+// may be waited on at the same time. A call from a signal's handler in the middle of another one on
+// the same thread is refused. The library makes no thread of its own but those that
+// JobOptions::copy_threads and SaveAsync ask for. Nothing throws; nothing waits longer than its
+// deadline. A child made by fork() has no part in the job: every call answers kForked, and no slot
+// is mapped in it.
 #pragma once
 
 #include <chrono>
@@ -23,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -55,13 +58,27 @@ struct JobOptions {
   std::string launch;  // the launcher's id of this start, the same for all ranks, new at every
                        // restart; "" if unknown
   std::string socket;  // of ckptd; "": $HOLDFAST_SOCKET, then $XDG_RUNTIME_DIR/holdfast/ckptd.sock,
-                       // then /run/holdfast/ckptd.sock
+                       // then /run/holdfast/ckptd.sock, then the private daemon's
+                       // (docs/install.md)
   uint32_t copy_threads =
       0;  // for copying and verifying; 0: up to 4, as the CPUs allowed to this process permit
   Policy policy;
   Milliseconds open_deadline{60'000};
   Milliseconds call_deadline{
       30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
+  // Asked about twenty times a second by the thread that waits in Open, Reserve or Restore, or in
+  // SaveAsync for an earlier call: true
+  // ends the call as if its deadline had passed (kDeadlineExceeded), and leaves its session.
+  std::function<bool()> interrupted;
+  // A save or restore of device memory fails when no copy has ended for so long, because what was
+  // enqueued on the device before it does not end.
+  Milliseconds device_deadline{300'000};
+};
+
+// A CUDA stream (CUstream, cudaStream_t; null: the legacy default stream) of a device.
+struct DeviceStream {
+  int32_t device = 0;
+  void* stream = nullptr;
 };
 
 // How far a save has come. Each stage includes those before it.
@@ -71,23 +88,64 @@ const char* StageName(Stage stage);
 struct StageTimes {  // since the call of Save or SaveAsync; negative: not reached
   std::chrono::nanoseconds snapshot{-1};
   std::chrono::nanoseconds sealed{-1};
+  // As the daemon told it to a Wait: by its clock, and only for stages that were asked for.
+  std::chrono::nanoseconds committed{-1};
+  std::chrono::nanoseconds nvme{-1};
+  std::chrono::nanoseconds remote{-1};
   uint64_t bytes = 0;  // of the image
 };
 
+// The copies of a held save's tensors in its slot, in the order of State::tensors; read-only
+// memory, which stays mapped as long as the object lives. What lies there is that save's until it
+// is sealed or given up, and nobody's afterwards.
+class StagedTensors {
+ public:
+  virtual ~StagedTensors() = default;
+  virtual const std::vector<std::span<const std::byte>>& bytes() const = 0;
+};
+
 // A save under way. Destroying the handle waits for the snapshot (the tensors may be freed
-// afterwards), not for more.
+// afterwards), not for more; one that was held and not sealed is given up.
 class SaveHandle {
  public:
   virtual ~SaveHandle() = default;
+  // With SaveOptions::return_at_once: until then those of SaveOptions::copy_first must not change.
+  // OK also when the save has failed.
+  virtual Status WaitFirst(Milliseconds deadline) = 0;
   // Until then the tensors must not change.
   virtual Status WaitSnapshot(Milliseconds deadline) = 0;
-  // kShed, kAbandoned: the step is lost, for all ranks; kDeadlineExceeded: not yet.
+  // kShed, kAbandoned: the step is lost, for all ranks; kDeadlineExceeded: not yet. (A save that
+  // has failed because the daemon, or a device, took too long is kUnavailable.)
   virtual Status Wait(Stage stage, Milliseconds deadline) = 0;
   virtual StageTimes times() const = 0;
+  // What is enqueued on these streams afterwards runs after the copy has read the tensors that are
+  // on devices: they may be changed and freed in stream order then, without WaitSnapshot. Waits on
+  // the host until the copies are enqueued, not until they are done. OK at once when there is
+  // nothing on a device, or nothing is read any more. kRefused: a CUDA graph is being captured on
+  // one of them. After another failure the streams are not fenced: WaitSnapshot instead.
+  virtual Status FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds deadline) = 0;
+
+  // Of a save with SaveOptions::hold. Once only; what is done on the same Job in between and begins
+  // a save, a restore or a reserve gives the held one up.
+  virtual Status Seal(Milliseconds deadline) = 0;
+  virtual void Discard() = 0;
+  virtual Result<std::shared_ptr<const StagedTensors>> Staged() = 0;  // after the snapshot
 };
 
 struct SaveOptions {
   Milliseconds wait_for_room{0};  // by default a save never waits for a slot: it fails with kNoRoom
+  // Tensors on devices are read after what is enqueued on these streams when Save or SaveAsync is
+  // called. Without any, what they hold must be there already. A save while a CUDA graph is being
+  // captured on one of them is refused, and does the capture no harm.
+  std::vector<DeviceStream> streams;
+  // SaveAsync: indices into State::tensors of what may change as soon as it returns, and so is
+  // copied before. Up to 16 MiB in all are set aside without asking anybody; for more, and where
+  // one lies on a device, it waits until they are in the slot.
+  std::vector<size_t> copy_first;
+  // SaveAsync: does not wait for those of copy_first: SaveHandle::WaitFirst does.
+  bool return_at_once = false;
+  // SaveAsync: copies, and waits for SaveHandle::Seal before it says that the step is there.
+  bool hold = false;
 };
 
 struct RestoreOptions {
@@ -95,42 +153,33 @@ struct RestoreOptions {
   uint64_t step = 0;               // with newest == false
   uint64_t attempt = 0;            // with newest == false: 0 means on the line of descent
   Milliseconds deadline{600'000};  // for all ranks to come, choose and load
+  // Tensors on devices are written after what is enqueued on these streams when Restore is called,
+  // and before it returns.
+  std::vector<DeviceStream> streams;
+  // Decides the step with all ranks, and loads nothing: the caller reads it with Attach. The step
+  // may have been saved by another world size. All ranks say the same.
+  bool adopt_only = false;
 };
 struct Restored {
   uint64_t attempt = 0;  // that the step was saved by
   uint64_t step = 0;
   uint64_t bytes = 0;
-  std::string source;                  // where the bytes came from: memory, nvme, remote
-  std::string why;                     // not from memory: what became of the nearer copies
+  std::string source;  // where the bytes came from: memory, nvme, remote; adopt_only: ""
+  std::string why;     // not from memory: what became of the nearer copies
   std::chrono::nanoseconds waited{0};  // for other ranks and the choice
   std::chrono::nanoseconds copied{0};
   std::vector<std::string> notes;  // newer steps that were passed over, and why
 };
 
-// Read-only tensors straight in the slot, without a copy. Unverified until Verify says OK. The
-// memory stays as long as the object lives.
-class View {
- public:
-  virtual ~View() = default;
-  virtual uint64_t attempt() const = 0;
-  virtual uint64_t step() const = 0;
-  virtual const std::vector<Tensor>& tensors()
-      const = 0;  // `data` is read-only memory: writing to it faults
-  virtual const std::vector<Object>& objects() const = 0;
-  virtual Status Verify() = 0;  // reads and digests everything; kCorrupt names the slice
-  virtual bool verified() const = 0;
+// What a shard holds, as a restore finds it: tensors without memory (`data` is null), objects with
+// their bytes.
+struct Saved {
+  std::vector<Tensor> tensors;
+  std::vector<Object> objects;
 };
-struct AttachOptions {
-  std::string job;
-  uint32_t rank = 0;
-  bool newest = true;
-  uint64_t step = 0;
-  uint64_t attempt = 0;
-  std::string socket;
-  Milliseconds deadline{30'000};
-};
-// Looks at a committed checkpoint's shard; takes no part in the job (for evaluation, export).
-Result<std::unique_ptr<View>> Attach(const AttachOptions& options);
+// Says what of it is wanted, and where to: the tensors of the state that it returns (its objects
+// are not looked at). Its failure ends the session for all ranks, and is what Restore returns.
+using Choose = std::function<Result<State>(const Saved& saved)>;
 
 struct ReserveReport {
   uint32_t slots_ready = 0;
@@ -167,8 +216,11 @@ class Job {
   // start. kUnreadable, kCorrupt: there is something that cannot be read. Tensors are matched by
   // name, type, global shape and place; what was saved and is not named here is left out. A failed
   // restore may have written into the tensors. In a running attempt it begins the next one: all
-  // ranks must call it.
+  // ranks must call it. With adopt_only the state is left as it is.
   virtual Result<Restored> Restore(State& state, const RestoreOptions& options = {}) = 0;
+  // The same for a caller who has to see what was saved before it can name what it wants. `choose`
+  // is called on this thread, again for every copy that is tried.
+  virtual Result<Restored> Restore(const Choose& choose, const RestoreOptions& options = {}) = 0;
 };
 
 }  // namespace holdfast

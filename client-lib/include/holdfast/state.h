@@ -32,8 +32,8 @@ enum class Type : uint8_t {
 uint32_t TypeBytes(Type type);
 const char* TypeName(Type type);
 
-// A tensor in this process's memory: contiguous, row-major. `data` is read by Save and written by
-// Restore; it stays the caller's.
+// A tensor in this process's memory, or on a CUDA device of its: contiguous, row-major. `data` is
+// read by Save and written by Restore; it stays the caller's.
 //
 //   Whole tensor:          {"layers.0.w", Type::kF32, {4096, 1024}, data}
 //   Rows 0 to 511 of it:   Tensor::Box("layers.0.w", Type::kF32, {4096, 1024}, {0, 0}, {512, 1024},
@@ -52,6 +52,7 @@ struct Tensor {
   std::vector<uint64_t> box_shape;
   uint64_t flat_start = 0;
   uint64_t flat_length = 0;
+  int32_t device = -1;  // CUDA ordinal of the device that `data` lies on; -1: host memory
 
   Tensor() = default;
   Tensor(std::string tensor_name, Type element_type, std::vector<uint64_t> shape, void* memory)

@@ -24,6 +24,8 @@
 
 namespace holdfast {
 
+class WorkerGroup;
+
 // What a drive's threads are to run with now. Thread-safe.
 class WantedPriority {
  public:
@@ -69,6 +71,14 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
 FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard& action,
                           Operation& operation);
 FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation);
+// Files whose descriptors are closed by a worker of that group, as operation `own`, when the last
+// who has them lets go: close may hang where they lie. Left to the end of the process when the
+// group is gone.
+std::shared_ptr<PassedFiles> FilesClosedBy(std::weak_ptr<WorkerGroup> closer, DrainId own);
+// Image and record, into `files`. `drive` none: at the remote tier.
+DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,
+                            const OpenDurable& action, std::shared_ptr<PassedFiles> files,
+                            Operation& operation);
 ManifestPublished PublishRemoteManifest(const Context& context,
                                         const holdfast::PublishManifest& action,
                                         Operation& operation);

@@ -24,6 +24,7 @@ namespace {
 // Of verifications, which nobody's training waits for; of the mount's, so many may hang.
 constexpr ThreadPriority kVerifyPriority{kIoPriorityIdle - 1, 19};
 constexpr size_t kRemoteVerifiers = 4;
+constexpr size_t kRemoteOpeners = 4;  // so many of the mount's calls may hang, too
 
 ThreadPriority PriorityOf(uint32_t io, uint32_t nice) {
   return {static_cast<int>(io), static_cast<int>(nice)};
@@ -70,17 +71,20 @@ DurableTiers::~DurableTiers() {
   drives_.clear();
   remote_.reset();
   remote_verifier_.reset();
+  remote_opener_.reset();
 }
 
 std::vector<WorkerGroup*> DurableTiers::Groups() const {
   std::vector<WorkerGroup*> groups;
   for (const std::unique_ptr<Drive>& drive : drives_) {
-    for (WorkerGroup* group : {drive->group.get(), drive->relay.get(), drive->verifier.get()}) {
+    for (WorkerGroup* group :
+         {drive->group.get(), drive->relay.get(), drive->verifier.get(), drive->opener.get()}) {
       groups.push_back(group);
     }
   }
   groups.push_back(remote_.get());
   groups.push_back(remote_verifier_.get());
+  groups.push_back(remote_opener_.get());
   std::erase(groups, nullptr);
   return groups;
 }
@@ -120,6 +124,9 @@ absl::Status DurableTiers::Open() {
     drives_.push_back(
         std::make_unique<Drive>(drives_.size(), context.drives.back(), std::move(workers)));
     drives_.back()->verifier = std::move(verifier);
+    group.name = absl::StrCat("open-", drives_.back()->index);
+    group.priority = {};
+    HF_ASSIGN_OR_RETURN(drives_.back()->opener, WorkerGroup::Create(group, outlet_));
   }
   if (!remote.dir().empty()) {
     CopyStore::Options store;
@@ -153,6 +160,11 @@ absl::Status DurableTiers::Open() {
     verifier.threads = kRemoteVerifiers;
     verifier.priority = kVerifyPriority;
     HF_ASSIGN_OR_RETURN(remote_verifier_, WorkerGroup::Create(verifier, outlet_));
+    WorkerGroup::Options opener = group;
+    opener.name = "open-remote";
+    opener.threads = kRemoteOpeners;
+    opener.priority = {};
+    HF_ASSIGN_OR_RETURN(remote_opener_, WorkerGroup::Create(opener, outlet_));
     if (!drives_.empty()) {
       pool.threads = (size_t{remote.writers()} + drives_.size() - 1) / drives_.size();
       pool.threads_max = 2 * pool.threads;

@@ -1,6 +1,7 @@
 // Everything that ckptd does with NVMe drives and the remote mount: a thread with a ring of its own
 // for each drive, a pool of threads for the mount, and others for what only verifies. Performs the
-// core's actions on durable tiers and answers each with its event.
+// core's actions on durable tiers and answers each with its event. What clients only want to have
+// opened has threads of its own: it waits for no flush, and no flush for a call of it that hangs.
 //
 //   HF_ASSIGN_OR_RETURN(auto tiers, DurableTiers::Create(config, slots, post));
 //   tiers->Perform(FlushShard{…});        // → post(FlushEnded{…}), from another thread
@@ -48,6 +49,7 @@ class DurableTiers {
   void Perform(FlushShard action);
   void Perform(const CancelDrain& action);
   void Perform(FetchShard action);
+  void Perform(OpenDurable action);
   void Perform(PublishManifest action);
   void Perform(const RemoveCopies& action);
   void Perform(const RemoveJobCopies& action);
@@ -102,6 +104,7 @@ class DurableTiers {
   std::vector<std::unique_ptr<Drive>> drives_;
   std::unique_ptr<WorkerGroup> remote_;
   std::unique_ptr<WorkerGroup> remote_verifier_;
+  std::shared_ptr<WorkerGroup> remote_opener_;
   // Names operations that the core did not ask for; above all of its own.
   std::atomic<DrainId> next_own_{DrainId{1} << 63};
 };

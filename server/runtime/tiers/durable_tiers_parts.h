@@ -23,6 +23,8 @@ struct DurableTiers::Drive {
   std::unique_ptr<WorkerGroup> relay;
   // Reads whole images, however long that takes, while the drive's thread goes on writing.
   std::unique_ptr<WorkerGroup> verifier;
+  // Opens images for clients. Shared with the files that it opened, which are closed there.
+  std::shared_ptr<WorkerGroup> opener;
   int passed_over = 0;  // flushes that went to another one since it failed
 };
 

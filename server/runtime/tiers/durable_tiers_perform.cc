@@ -116,12 +116,13 @@ void DurableTiers::Perform(FlushShard action) {
 void DurableTiers::Perform(const CancelDrain& action) {
   for (const std::unique_ptr<Drive>& drive : drives_) {
     if (drive->group->Cancel(action.drain) ||
-        (drive->relay != nullptr && drive->relay->Cancel(action.drain))) {
+        (drive->relay != nullptr && drive->relay->Cancel(action.drain)) ||
+        drive->opener->Cancel(action.drain)) {
       return;
     }
   }
-  if (remote_ != nullptr) {
-    remote_->Cancel(action.drain);
+  if (remote_ != nullptr && !remote_->Cancel(action.drain)) {
+    remote_opener_->Cancel(action.drain);
   }
 }
 
@@ -146,6 +147,30 @@ void DurableTiers::Perform(FetchShard action) {
       },
       [answer] { return answer(WasCancelled(), false); });
   Start(nvme ? *drive->group : *remote_, std::move(operation), true);
+}
+
+void DurableTiers::Perform(OpenDurable action) {
+  const Context context = shared_->context;
+  const auto answer = [drain = action.drain](absl::Status status, bool bad) -> Event {
+    return DurableOpened{drain, std::move(status), bad, {}, nullptr};
+  };
+  const bool nvme = action.tier == TierKind::kNvme;
+  Drive* drive = nvme ? DriveOf(action.key.id) : nullptr;
+  if (nvme ? drive == nullptr : remote_ == nullptr) {
+    return outlet_->Post(answer(
+        absl::NotFoundError(absl::StrCat(action.key.id.ToString(), " is on none of the drives")),
+        true));
+  }
+  const std::optional<size_t> index = nvme ? std::optional(drive->index) : std::nullopt;
+  const std::shared_ptr<WorkerGroup>& opener = nvme ? drive->opener : remote_opener_;
+  auto operation = std::make_shared<Operation>(
+      action.drain,
+      [context, action, index, closer = std::weak_ptr<WorkerGroup>(opener),
+       own = next_own_++](Operation& op) -> Event {
+        return OpenForClient(context, index, action, FilesClosedBy(closer, own), op);
+      },
+      [answer] { return answer(WasCancelled(), false); });
+  Start(*opener, std::move(operation), false);
 }
 
 void DurableTiers::Perform(PublishManifest action) {

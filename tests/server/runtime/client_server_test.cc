@@ -61,7 +61,7 @@ class ClientServerTest : public ::testing::Test {
       const uint64_t second = server_->Reserve(id);
       v1::DaemonFrame later = reply;
       later.set_id(1000);
-      server_->Complete(id, second, later, {});
+      server_->Complete(id, second, later, std::vector<UniqueFd>());
       std::vector<UniqueFd> descriptors;
       descriptors.emplace_back(::dup(0));
       descriptors.emplace_back(::dup(0));

@@ -1,5 +1,6 @@
 // What operations on durable tiers do to each other: a drive or a mount that hangs, jobs that are
 // not what they say, what was answered before its end.
+#include "server/runtime/passed_files.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
 
 namespace holdfast {
@@ -132,6 +133,74 @@ TEST_F(DurableTiersTest, AVerificationHoldsNoFlushUp) {
     EXPECT_TRUE(
         absl::IsCancelled(tiers_->Verify(shard, [&](uint64_t) { return asked.load(); }).status()));
     env_.Hang("");
+  }
+}
+
+// What clients have opened waits for no flush, and holds none up.
+TEST_F(DurableTiersTest, OpeningForAClientHoldsNobodyUpAndClosesWhereItOpened) {
+  DrainId drain = 0;
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const FlushShard flush = Flush(++drain, 1, TierKind::kMemory, tier);
+    const FlushEnded flushed = Do(flush);
+    ASSERT_EQ(flushed.status, absl::OkStatus());
+    AwaitIdle();
+    const size_t open_files = OpenFiles();
+    tiers_->Perform(OpenDurable{++drain, tier, flush.key});
+    {
+      const auto opened = Await<DurableOpened>();
+      ASSERT_EQ(opened.status, absl::OkStatus());
+      EXPECT_EQ(opened.drain, drain);
+      EXPECT_EQ(opened.copy.id, flush.key.id);
+      EXPECT_EQ(opened.copy.image_bytes, flushed.copy.copy.image_bytes);
+      ASSERT_NE(opened.files, nullptr);
+      ASSERT_EQ(opened.files->descriptors.size(), 2u);
+      for (const UniqueFd& fd : opened.files->descriptors) {
+        EXPECT_EQ(::fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+      }
+    }
+    AwaitIdle();
+    EXPECT_EQ(OpenFiles(), open_files) << "closed with the last who had them";
+    // One that hangs.
+    env_.Hang(std::filesystem::path(flushed.copy.location).parent_path());
+    tiers_->Perform(OpenDurable{++drain, tier, flush.key});
+    ASSERT_TRUE(env_.AwaitHanging(1));
+    EXPECT_EQ(Do(Flush(drain + 1, 2, TierKind::kMemory, tier)).status, absl::OkStatus());
+    tiers_->Perform(CancelDrain{drain});
+    EXPECT_TRUE(absl::IsCancelled(
+        Await<DurableOpened>([drain](const DurableOpened& e) { return e.drain == drain; }).status));
+    env_.Hang("");
+    AwaitIdle();
+    EXPECT_EQ(OpenFiles(), open_files) << "nobody has what was opened late";
+    ++drain;
+  }
+}
+
+TEST_F(DurableTiersTest, ACopyThatIsCutGoneOrUnreadableIsNotOpened) {
+  DrainId drain = 0;
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const FlushShard flush = Flush(++drain, 1, TierKind::kMemory, tier);
+    const FlushEnded flushed = Do(flush);
+    ASSERT_EQ(flushed.status, absl::OkStatus());
+    std::filesystem::resize_file(flushed.copy.location, 5000);
+    tiers_->Perform(OpenDurable{++drain, tier, flush.key});
+    DurableOpened opened = Await<DurableOpened>();
+    EXPECT_TRUE(opened.bad);
+    EXPECT_THAT(Message(opened.status), HasSubstr("cut"));
+    EXPECT_EQ(opened.files, nullptr);
+    std::filesystem::remove(flushed.copy.location);
+    tiers_->Perform(OpenDurable{++drain, tier, flush.key});
+    opened = Await<DurableOpened>();
+    EXPECT_TRUE(opened.bad);
+    env_.Unmount(DirOf(tier));
+    tiers_->Perform(OpenDurable{++drain, tier, flush.key});
+    opened = Await<DurableOpened>();
+    EXPECT_FALSE(opened.bad) << opened.status;
+    EXPECT_TRUE(absl::IsUnavailable(opened.status)) << opened.status;
+    env_.Unmount("");
+    FlushShard unknown = flush;
+    unknown.key.id.step = 999;
+    tiers_->Perform(OpenDurable{++drain, tier, unknown.key});
+    EXPECT_TRUE(absl::IsNotFound(Await<DurableOpened>().status));
   }
 }
 

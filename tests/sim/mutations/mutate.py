@@ -6,6 +6,7 @@
 Writes OUT_DIR/SOURCE for every source named, mutated or as it is, and OUT_DIR/mutations.inc, the list that the test runs
 through. Fails when a text to be replaced does not occur exactly once: a mutation must not rot.
 """
+
 import argparse
 import pathlib
 import re
@@ -29,7 +30,9 @@ def parse(path):
         rest = rest.strip()
         where = f"{path}:{number}"
         if word == "mutation":
-            if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", rest) or any(m.name == rest for m in mutations):
+            if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", rest) or any(
+                m.name == rest for m in mutations
+            ):
                 sys.exit(f"{where}: '{rest}' is not a new name in CamelCase")
             mutations.append(Mutation(rest))
         elif not mutations:
@@ -47,10 +50,14 @@ def parse(path):
                 mutations[-1].edits.append(edit)
             edit[1 if word == "was" else 2] += rest + "\n"
         else:
-            sys.exit(f"{where}: expected mutation, says, world cramped, in, was or now, not '{word}'")
+            sys.exit(
+                f"{where}: expected mutation, says, world cramped, in, was or now, not '{word}'"
+            )
     for m in mutations:
         if not m.edits or not m.says or any(not was or "$M" not in now for _, was, now in m.edits):
-            sys.exit(f"{path}: mutation {m.name} needs says, in, was, and a now that holds the switch $M")
+            sys.exit(
+                f"{path}: mutation {m.name} needs says, in, was, and a now that holds the switch $M"
+            )
     return mutations
 
 
@@ -61,8 +68,11 @@ def find_once(text, was, what):
     wanted = "".join(was.split())
     first = dense.find(wanted)
     if first < 0 or dense.find(wanted, first + 1) >= 0:
-        print(f"{what}: this text occurs {'not at all' if first < 0 else 'more than once'}, it must occur exactly once "
-              f"(the source has changed: mend the mutation):\n{was}", file=sys.stderr)
+        print(
+            f"{what}: this text occurs {'not at all' if first < 0 else 'more than once'}, it must occur exactly once "
+            f"(the source has changed: mend the mutation):\n{was}",
+            file=sys.stderr,
+        )
         return None
     return places[first], places[first + len(wanted) - 1] + 1
 
@@ -88,7 +98,10 @@ def mutate(source, text, mutations):
     for begin, end, now, _ in reversed(edits):
         text = text[:begin] + now + text[end:]
     if edits:
-        text = f'namespace holdfast::sim {{\nextern int active_mutation;\n}}\n#line 1 "{source}"\n' + text
+        text = (
+            f'namespace holdfast::sim {{\nextern int active_mutation;\n}}\n#line 1 "{source}"\n'
+            + text
+        )
     return text
 
 
@@ -109,13 +122,21 @@ def main():
     for m in mutations:
         for source, _, _ in m.edits:
             if source not in args.sources:
-                sys.exit(f"{args.catalogue}: mutation {m.name} changes {source}, which is no source of the core")
-    mutated = {source: mutate(source, (args.root / source).read_text(), mutations) for source in args.sources}
+                sys.exit(
+                    f"{args.catalogue}: mutation {m.name} changes {source}, which is no source of the core"
+                )
+    mutated = {
+        source: mutate(source, (args.root / source).read_text(), mutations)
+        for source in args.sources
+    }
     if None in mutated.values():
         sys.exit(1)
     for source, text in mutated.items():
         write(args.out / source, text)
-    rows = "".join(f'{{"{m.name}", "{" ".join(m.says)}", {"true" if m.cramped else "false"}}},\n' for m in mutations)
+    rows = "".join(
+        f'{{"{m.name}", "{" ".join(m.says)}", {"true" if m.cramped else "false"}}},\n'
+        for m in mutations
+    )
     write(args.out / "mutations.inc", rows)
 
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <span>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +96,25 @@ TEST_P(CopyStoreTest, PublishTellsWhatTheManifestWillSay) {
   ASSERT_THAT(step.copies, SizeIs(1));
   EXPECT_EQ(step.copies[0], (CopyEntry{1, copy->image_bytes, copy->record_bytes, copy->record_crc,
                                        sample.record.sealed_unix_ms, copy->layout_hash}));
+}
+
+TEST_P(CopyStoreTest, TheRecordOfAnOpenCopyIsTheOneThatWasRead) {
+  const SampleImage sample = SampleShard(40, 0, 1);
+  Publish(sample);
+  auto reading = store().OpenCopy(NameOf(sample), {});
+  ASSERT_TRUE(reading.ok()) << ToString(reading.status());
+  auto record = (*reading)->OpenRecord();
+  ASSERT_TRUE(record.ok()) << ToString(record.status());
+  std::string bytes((*reading)->record_file().size(), '\0');
+  ASSERT_TRUE((*record)->ReadAt(0, std::as_writable_bytes(std::span(bytes))).ok());
+  EXPECT_EQ(bytes, (*reading)->record_file());
+  // Another one lies there by now.
+  std::string path = (*record)->path();
+  for (const std::string& other :
+       {bytes.substr(1), std::string(bytes.size(), 'x'), std::string()}) {
+    ASSERT_TRUE(WriteFileAtomically(env(), path, other).ok());
+    EXPECT_TRUE(absl::IsAborted((*reading)->OpenRecord().status())) << other.size();
+  }
 }
 
 TEST_P(CopyStoreTest, ADirectoryOfAnotherRunIsNeverWritten) {

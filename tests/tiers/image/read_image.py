@@ -11,9 +11,23 @@ import sys
 import uuid
 
 DTYPES = {  # name: (number, bytes)
-    "BOOL": (1, 1), "U8": (2, 1), "I8": (3, 1), "F8_E4M3": (4, 1), "F8_E5M2": (5, 1), "U16": (6, 2), "I16": (7, 2),
-    "F16": (8, 2), "BF16": (9, 2), "U32": (10, 4), "I32": (11, 4), "F32": (12, 4), "U64": (13, 8), "I64": (14, 8),
-    "F64": (15, 8), "C64": (16, 8), "F8_E8M0": (17, 1),
+    "BOOL": (1, 1),
+    "U8": (2, 1),
+    "I8": (3, 1),
+    "F8_E4M3": (4, 1),
+    "F8_E5M2": (5, 1),
+    "U16": (6, 2),
+    "I16": (7, 2),
+    "F16": (8, 2),
+    "BF16": (9, 2),
+    "U32": (10, 4),
+    "I32": (11, 4),
+    "F32": (12, 4),
+    "U64": (13, 8),
+    "I64": (14, 8),
+    "F64": (15, 8),
+    "C64": (16, 8),
+    "F8_E8M0": (17, 1),
 }
 DTYPE_BYTES = dict(DTYPES.values())
 BLOCK = 1 << 20
@@ -49,7 +63,7 @@ def crc64(data):
 
 
 def block_digests(data):
-    return [crc64(data[at:at + BLOCK]) for at in range(0, len(data), BLOCK)]
+    return [crc64(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
 
 
 # --- Protobuf's wire format --------------------------------------------------------------------------------------
@@ -79,7 +93,7 @@ def fields(data):
             value, at = struct.unpack_from("<Q", data, at)[0], at + 8
         elif wire_type == 2:
             length, at = varint(data, at)
-            value, at = data[at:at + length], at + length
+            value, at = data[at : at + length], at + length
             check("length of a field", len(value), length)
         else:
             raise SystemExit(f"wire type {wire_type} is not written by anyone")
@@ -111,9 +125,15 @@ def read_slice(data):
         flat = fields(one(message, 5, b""))
         place = ("flat", one(flat, 1, 0), one(flat, 2, 0))
     return {
-        "name": one(message, 1, b"").decode(), "dtype": one(message, 2, 0), "shape": packed(one(message, 3, b"")),
-        "place": place, "offset": one(message, 6, 0), "bytes": one(message, 7, 0),
-        "key": one(message, 8, b"").decode(), "kind": one(message, 9, 0), "codec": one(message, 10, b"").decode(),
+        "name": one(message, 1, b"").decode(),
+        "dtype": one(message, 2, 0),
+        "shape": packed(one(message, 3, b"")),
+        "place": place,
+        "offset": one(message, 6, 0),
+        "bytes": one(message, 7, 0),
+        "key": one(message, 8, b"").decode(),
+        "kind": one(message, 9, 0),
+        "codec": one(message, 10, b"").decode(),
     }
 
 
@@ -123,14 +143,25 @@ def read_record(file):
     check("format version", version, 1)
     check("reserved", reserved, 0)
     check("length of the record file", len(file), 24 + body_bytes + 8)
-    check("CRC of the record", struct.unpack_from("<Q", file, 24 + body_bytes)[0], crc64(file[:24 + body_bytes]))
-    body = fields(file[24:24 + body_bytes])
+    check(
+        "CRC of the record",
+        struct.unpack_from("<Q", file, 24 + body_bytes)[0],
+        crc64(file[: 24 + body_bytes]),
+    )
+    body = fields(file[24 : 24 + body_bytes])
     digests = one(body, 12, b"")
     record = {
-        "job": str(uuid.UUID(bytes=one(body, 1, b""))), "job_name": one(body, 2, b"").decode(),
-        "attempt": one(body, 3, 0), "step": one(body, 4, 0), "rank": one(body, 5, 0), "world_size": one(body, 6, 0),
-        "generation": one(body, 7, 0), "image_bytes": one(body, 8, 0), "header_bytes": one(body, 9, 0),
-        "layout_hash": one(body, 10, b"").hex(), "sealed_unix_ms": one(body, 14, 0),
+        "job": str(uuid.UUID(bytes=one(body, 1, b""))),
+        "job_name": one(body, 2, b"").decode(),
+        "attempt": one(body, 3, 0),
+        "step": one(body, 4, 0),
+        "rank": one(body, 5, 0),
+        "world_size": one(body, 6, 0),
+        "generation": one(body, 7, 0),
+        "image_bytes": one(body, 8, 0),
+        "header_bytes": one(body, 9, 0),
+        "layout_hash": one(body, 10, b"").hex(),
+        "sealed_unix_ms": one(body, 14, 0),
         "descent": [tuple(one(fields(d), n, 0) for n in (1, 2, 3)) for d in body.get(13, [])],
     }
     slices = [read_slice(s) for s in fields(one(body, 11, b"")).get(1, [])]
@@ -175,7 +206,7 @@ def check_image(image, record, slices, digests):
     check("header length", 8 + n, record["header_bytes"])
     check("alignment of the data", (8 + n) % 4096, 0)
     check("image length", len(image), record["image_bytes"])
-    text = image[8:8 + n].decode()
+    text = image[8 : 8 + n].decode()
     header = json.loads(text, object_pairs_hook=unique)
     check("JSON's first byte and padding", (text[0], text.rstrip(" ")[-1]), ("{", "}"))
     metadata = header.pop("__metadata__")
@@ -187,10 +218,12 @@ def check_image(image, record, slices, digests):
     keys = [header_key(s, record["rank"]) for s in slices]
     check("keys", list(header), keys)
     check("keys of the sharding info", list(sharding), keys)
-    order = [(-DTYPE_BYTES[s["dtype"]], s["name"].encode(), place_order(s["place"])) for s in slices]
+    order = [
+        (-DTYPE_BYTES[s["dtype"]], s["name"].encode(), place_order(s["place"])) for s in slices
+    ]
     check("order", order, sorted(order))
     offset = 8 + n
-    expected_digests = block_digests(image[:8 + n])
+    expected_digests = block_digests(image[: 8 + n])
     for s, key in zip(slices, keys):
         entry = header[key]
         shape = local_shape(s)
@@ -198,10 +231,14 @@ def check_image(image, record, slices, digests):
         check(f"shape of {key}", entry["shape"], shape)
         check(f"length of {key}", s["bytes"], product(shape) * DTYPE_BYTES[s["dtype"]])
         check(f"place of {key}", s["offset"], offset)
-        check(f"data_offsets of {key}", entry["data_offsets"], [offset - 8 - n, offset - 8 - n + s["bytes"]])
+        check(
+            f"data_offsets of {key}",
+            entry["data_offsets"],
+            [offset - 8 - n, offset - 8 - n + s["bytes"]],
+        )
         at = s["place"][1] if not s["key"] and s["place"] else [0] * len(shape)
         check(f"saved_offsets of {key}", sharding[key], {"saved_offsets": at})
-        expected_digests += block_digests(image[offset:offset + s["bytes"]])
+        expected_digests += block_digests(image[offset : offset + s["bytes"]])
         offset += s["bytes"]
     check("end of the data", offset, len(image))
     check("digests", digests, expected_digests)
@@ -220,8 +257,15 @@ def read(folder, stem):
 
 
 def slice_of(name, dtype, shape, place=None, key="", kind=0, codec=""):
-    return {"name": name, "dtype": DTYPES[dtype][0], "shape": shape, "place": place, "key": key, "kind": kind,
-            "codec": codec}
+    return {
+        "name": name,
+        "dtype": DTYPES[dtype][0],
+        "shape": shape,
+        "place": place,
+        "key": key,
+        "kind": kind,
+        "codec": codec,
+    }
 
 
 def without_lengths(slices):
@@ -230,39 +274,75 @@ def without_lengths(slices):
 
 def check_example(folder):
     image, record, slices = read(folder, "example")
-    check("example's record", record, {
-        "job": "00112233-4455-4677-8899-aabbccddeeff", "job_name": "demo", "attempt": 1, "step": 7, "rank": 1,
-        "world_size": 2, "generation": 1, "image_bytes": 4122, "header_bytes": 4096,
-        "layout_hash": "2bb7371a578593a30baa61a550e7923d", "sealed_unix_ms": 1700000000000, "descent": [(1, 0, 0)],
-    })
-    check("example's slices", without_lengths(slices), [
-        slice_of("w", "F32", [4, 2], ("box", [2, 0], [2, 2])),
-        slice_of("progress", "U8", [10], key="json", kind=1),
-    ])
+    check(
+        "example's record",
+        record,
+        {
+            "job": "00112233-4455-4677-8899-aabbccddeeff",
+            "job_name": "demo",
+            "attempt": 1,
+            "step": 7,
+            "rank": 1,
+            "world_size": 2,
+            "generation": 1,
+            "image_bytes": 4122,
+            "header_bytes": 4096,
+            "layout_hash": "2bb7371a578593a30baa61a550e7923d",
+            "sealed_unix_ms": 1700000000000,
+            "descent": [(1, 0, 0)],
+        },
+    )
+    check(
+        "example's slices",
+        without_lengths(slices),
+        [
+            slice_of("w", "F32", [4, 2], ("box", [2, 0], [2, 2])),
+            slice_of("progress", "U8", [10], key="json", kind=1),
+        ],
+    )
     check("w", struct.unpack_from("<4f", image, slices[0]["offset"]), (1.0, 2.0, 3.0, 4.0))
-    check("progress", json.loads(image[slices[1]["offset"]:]), {"step": 7})
+    check("progress", json.loads(image[slices[1]["offset"] :]), {"step": 7})
 
 
 def check_varied(folder):
     image, record, slices = read(folder, "varied")
     check("varied's descent", record["descent"], [(3, 1, 40), (1, 0, 0)])
     plain = {name: slice_of(f"dtype {name}", name, [2]) for name in DTYPES}
-    check("varied's slices", without_lengths(slices), [
-        plain["C64"], plain["F64"], plain["I64"], plain["U64"], slice_of("scalar", "F64", []),
-        plain["F32"], plain["I32"], plain["U32"], slice_of("empty", "F32", [0, 7]),
-        slice_of("sharded", "F32", [8, 4], ("box", [2, 0], [2, 4])),
-        slice_of("sharded", "F32", [8, 4], ("box", [6, 1], [1, 3]), key="box:6,1:1,3"),
-        slice_of("bf16", "BF16", [3, 5]),
-        plain["BF16"], plain["F16"], plain["I16"], plain["U16"],
-        slice_of("flat", "F16", [10, 10], ("flat", 37, 21), key="flat:37:21"),
-        plain["BOOL"], plain["F8_E4M3"], plain["F8_E5M2"], plain["F8_E8M0"], plain["I8"], plain["U8"],
-        slice_of("progress", "U8", [11], key="json", kind=1),
-        slice_of('quote" back\\slash\nnew line \x01 ü', "I8", [3]),
-        slice_of("rng", "U8", [9], key="opaque:pickle.v4", kind=2, codec="pickle.v4"),
-    ])
+    check(
+        "varied's slices",
+        without_lengths(slices),
+        [
+            plain["C64"],
+            plain["F64"],
+            plain["I64"],
+            plain["U64"],
+            slice_of("scalar", "F64", []),
+            plain["F32"],
+            plain["I32"],
+            plain["U32"],
+            slice_of("empty", "F32", [0, 7]),
+            slice_of("sharded", "F32", [8, 4], ("box", [2, 0], [2, 4])),
+            slice_of("sharded", "F32", [8, 4], ("box", [6, 1], [1, 3]), key="box:6,1:1,3"),
+            slice_of("bf16", "BF16", [3, 5]),
+            plain["BF16"],
+            plain["F16"],
+            plain["I16"],
+            plain["U16"],
+            slice_of("flat", "F16", [10, 10], ("flat", 37, 21), key="flat:37:21"),
+            plain["BOOL"],
+            plain["F8_E4M3"],
+            plain["F8_E5M2"],
+            plain["F8_E8M0"],
+            plain["I8"],
+            plain["U8"],
+            slice_of("progress", "U8", [11], key="json", kind=1),
+            slice_of('quote" back\\slash\nnew line \x01 ü', "I8", [3]),
+            slice_of("rng", "U8", [9], key="opaque:pickle.v4", kind=2, codec="pickle.v4"),
+        ],
+    )
     for i, s in enumerate(slices):
         expected = bytes(((i + 1) * 37 + at) % 256 for at in range(s["bytes"]))
-        check(f"bytes of slice {i}", image[s["offset"]:s["offset"] + s["bytes"]], expected)
+        check(f"bytes of slice {i}", image[s["offset"] : s["offset"] + s["bytes"]], expected)
 
 
 def read_dump(lines):
@@ -285,7 +365,9 @@ def check_dumps(folder, document):
     with open(document, encoding="utf-8") as f:
         text = f.read()
     for name in ("example.safetensors", "example.record"):
-        between = text.split(f"<!-- dump of {name}: begin -->\n")[1].split(f"<!-- dump of {name}: end -->")[0]
+        between = text.split(f"<!-- dump of {name}: begin -->\n")[1].split(
+            f"<!-- dump of {name}: end -->"
+        )[0]
         lines = between.strip().splitlines()
         check(f"fences around the dump of {name}", (lines[0], lines[-1]), ("```", "```"))
         with open(f"{folder}/{name}", "rb") as f:

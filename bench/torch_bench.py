@@ -1,0 +1,563 @@
+"""scripts/bench torch: what a save costs a PyTorch loop, and a restore, beside what torch itself has for it.
+
+Every round measures, one after the other on the same state: the plain copies, which are the ceiling; Checkpointer overlapped
+and blocking; holdfast.dcp; torch.save with fsync; torch's dcp.save and dcp.async_save. "blocked" is how long the loop stands
+still, "durable" how long until the step is on the drive (for Holdfast: stage "nvme"), both from the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import json
+import logging
+import math
+import mmap
+import os
+import pathlib
+import select
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as torch_dcp
+
+import holdfast
+
+try:
+    import holdfast.dcp as holdfast_dcp
+except ImportError:
+    holdfast_dcp = None
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULT = ROOT / "build/torch_bench.json"
+MIB, GIB = 1 << 20, 1 << 30
+DEADLINE_S = 600.0
+SLOTS = 2  # of each of the two jobs: every save waits until the one before is on the drive
+SLOT_EXTRA_BYTES = 64 * MIB
+
+OVERLAP_BAR_MS, OVERLAP_BAR_MS_PER_TENSOR = 5.0, 0.005
+OVERLAP_GOAL_MS, OVERLAP_GOAL_MS_PER_TENSOR = 2.0, 0.001
+COPY_BAR, COPY_GOAL = 0.80, 0.95
+
+OVERLAPPED, BLOCKING = "Checkpointer, overlapped", "Checkpointer, blocking"
+
+
+# ---- what is told ----
+
+
+@dataclasses.dataclass
+class Row:
+    """As bench/report.h has it."""
+
+    name: str
+    unit: str
+    value: float
+    ceiling: float = 0.0
+    ratio: float = 0.0
+    ratio_low: float = 0.0
+    ratio_high: float = 0.0
+    bar: float = 0.0
+    goal: float = 0.0
+    higher_is_better: bool = True
+    note: str = ""
+
+    @property
+    def passes(self) -> bool:
+        return self.bar == 0 or (
+            self.ratio >= self.bar if self.higher_is_better else self.ratio <= self.bar
+        )
+
+    @property
+    def margin(self) -> float:
+        return self.ratio / self.bar if self.higher_is_better else self.bar / max(self.ratio, 1e-12)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self)
+        del fields["higher_is_better"]
+        return {**fields, "pass": self.passes}
+
+
+def seconds_row(name: str, seconds: list[float], note: str = "") -> Row:
+    """Milliseconds, reported only."""
+    ms = [each * 1e3 for each in seconds]
+    value = statistics.median(ms)
+    return Row(name, "ms", value, 0.0, value, min(ms), max(ms), higher_is_better=False, note=note)
+
+
+def rate_row(name: str, nbytes: int, seconds: list[float], ceiling: list[float], bar: bool) -> Row:
+    ratios = [top / each for top, each in zip(ceiling, seconds, strict=True)]
+    return Row(
+        name,
+        "GB/s",
+        nbytes / statistics.median(seconds) / 1e9,
+        nbytes / statistics.median(ceiling) / 1e9,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        COPY_BAR if bar else 0.0,
+        COPY_GOAL if bar else 0.0,
+    )
+
+
+def print_report(rows: list[Row], as_json: bool) -> None:
+    print(
+        f"{'torch':<48} {'value':>12} {'ceiling':>12} {'ratio':>9} {'bar':>8} {'goal':>8} {'spread':>21}"
+    )
+    for row in rows:
+        ceiling = f"{row.ceiling:.2f}" if row.ceiling else "-"
+        bar, goal = (f"{row.bar:.2f}", f"{row.goal:.2f}") if row.bar else ("-", "-")
+        spread = f"{row.ratio_low:.3f}..{row.ratio_high:.3f}"
+        verdict = "reported" if not row.bar else "pass" if row.passes else "FAIL"
+        print(
+            f"{row.name:<48} {row.value:12.3f} {ceiling:>12} {row.ratio:9.3f} {bar:>8} {goal:>8} {spread:>21}"
+            f"  {verdict} [{row.unit}] {row.note}"
+        )
+    worst = min((row for row in rows if row.bar), key=lambda row: row.margin, default=rows[0])
+    report = {
+        **worst.to_json(),
+        "row": worst.name,
+        "name": "torch",
+        "pass": all(row.passes for row in rows),
+        "rows": [row.to_json() for row in rows],
+    }
+    RESULT.write_text(json.dumps(report))
+    if as_json:
+        print(json.dumps(report))
+
+
+class Progress:
+    """A line on stderr that is redrawn, when that is a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._done, self._total = 0, total
+
+    def advance(self, doing: str) -> None:
+        self._done += 1
+        if sys.stderr.isatty():
+            print(f"\rtorch {self._done}/{self._total} {doing:<60.60}", end="", file=sys.stderr)
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{'':<80}\r", end="", file=sys.stderr)
+
+
+# ---- the states ----
+
+
+@dataclasses.dataclass
+class State:
+    name: str
+    model: torch.nn.Module
+    optim: torch.optim.Optimizer
+    is_large: bool
+
+    @property
+    def holdfast(self) -> dict[str, Any]:
+        return {"model": self.model, "optim": self.optim}
+
+    @property
+    def torch(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optim": self.optim.state_dict()}
+
+    def tensors(self) -> list[torch.Tensor]:
+        parameters = list(self.model.parameters())
+        entries = [value for state in self.optim.state.values() for value in state.values()]
+        return [tensor.detach() for tensor in parameters + entries]
+
+
+class Block(torch.nn.Module):
+    """The large tensors of a transformer's layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Parameter(torch.randn(3 * width, width))
+        self.out = torch.nn.Parameter(torch.randn(width, width))
+        self.up = torch.nn.Parameter(torch.randn(4 * width, width))
+        self.down = torch.nn.Parameter(torch.randn(width, 4 * width))
+
+
+def large(gib: float) -> State:
+    """Parameters and both moments of AdamW together are of this size."""
+    width = 1024
+    layers = max(1, round(gib * GIB / (3 * 4 * 12 * width * width)))
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(Block(width) for _ in range(layers))
+    optim = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        optim.state[parameter] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.randn_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.rand_like(parameter, requires_grad=False),
+        }
+    return State(f"{gib:g} GiB", model, optim, is_large=True)
+
+
+def small(count: int) -> State:
+    layers = [
+        torch.nn.ParameterList(torch.randn(256) for _ in range(100)) for _ in range(count // 100)
+    ]
+    model = torch.nn.ModuleList(layers)
+    return State(
+        f"{count:,} x 1 KiB", model, torch.optim.SGD(model.parameters(), lr=0.1), is_large=False
+    )
+
+
+# ---- the ceiling ----
+
+
+class Ceiling:
+    """Plain copies between the tensors and ready, populated memory of the kind that slots are made of."""
+
+    def __init__(self, tensors: list[torch.Tensor], threads: int) -> None:
+        self._threads = threads
+        total = sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors)
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            file.truncate(total)
+            self._memory = mmap.mmap(file.fileno(), total, flags=mmap.MAP_SHARED)
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+        whole.zero_()
+        self._pairs = []
+        at = 0
+        for tensor in tensors:
+            part = whole[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            self._pairs.append((part, tensor))
+            at += -(-tensor.nbytes // 64) * 64
+        self.saving: dict[str, list[float]] = {"copy_": [], "memcpy": []}
+        self.restoring: dict[str, list[float]] = {"copy_": [], "memcpy": []}
+
+    def measure(self) -> None:
+        back = [(tensor, part) for part, tensor in self._pairs]
+        for pairs, seconds in ((self._pairs, self.saving), (back, self.restoring)):
+            seconds["copy_"].append(self._copy(pairs))
+            seconds["memcpy"].append(self._memcpy(pairs))
+
+    @staticmethod
+    def best(seconds: dict[str, list[float]]) -> list[float]:
+        return min(seconds.values(), key=statistics.median)
+
+    @staticmethod
+    def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        began = time.perf_counter()
+        for to, source in pairs:
+            to.copy_(source)
+        return time.perf_counter() - began
+
+    def _memcpy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """libc's, by threads that stand ready; each has the same number of bytes."""
+        share = -(-sum(to.nbytes for to, _ in pairs) // self._threads)
+        calls: list[list[tuple[int, int, int]]] = [[]]
+        room = share
+        for to, source in pairs:
+            done = 0
+            while done < to.nbytes:
+                take = min(room, to.nbytes - done)
+                calls[-1].append((to.data_ptr() + done, source.data_ptr() + done, take))
+                done += take
+                room -= take
+                if room == 0:
+                    calls.append([])
+                    room = share
+        gate = threading.Barrier(self._threads + 1)
+
+        def run(mine: list[tuple[int, int, int]]) -> None:
+            gate.wait()
+            for call in mine:
+                ctypes.memmove(*call)
+            gate.wait()
+
+        workers = [
+            threading.Thread(target=run, args=(mine,)) for mine in (calls + [[]])[: self._threads]
+        ]
+        for worker in workers:
+            worker.start()
+        gate.wait()
+        began = time.perf_counter()
+        gate.wait()
+        took = time.perf_counter() - began
+        for worker in workers:
+            worker.join()
+        return took
+
+
+# ---- the ways to save ----
+
+
+@contextlib.contextmanager
+def daemon(folder: pathlib.Path, slot_bytes: int) -> Iterator[str]:
+    """A ckptd with memory for two jobs and a drive in `folder`; its socket."""
+    memory = tempfile.mkdtemp(prefix="holdfast-bench-", dir="/dev/shm")
+    (folder / "nvme").mkdir()
+    config = folder / "ckptd.yaml"
+    config.write_text(
+        f"state_dir: {folder}/state\n"
+        f"socket: {{path: {folder}/ckptd.sock}}\n"
+        f"admin: {{path: {folder}/admin.sock}}\n"
+        "metrics: {address: 'off'}\n"
+        f"memory: {{dir: {memory}, bytes_max: {2 * SLOTS * slot_bytes}, slots_per_rank: {SLOTS}}}\n"
+        f"nvme: {{dirs: [{folder}/nvme]}}\n"
+        "log: {level: warning}\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+        ready.bind(str(folder / "notify.sock"))
+        process = subprocess.Popen(
+            [ROOT / "build/release/bin/ckptd", f"--config={config}"],
+            env={**os.environ, "NOTIFY_SOCKET": str(folder / "notify.sock")},
+        )
+        if not select.select([ready], [], [], 60)[0]:
+            raise SystemExit("torch_bench: ckptd was not ready within 60 s")
+    try:
+        yield str(folder / "ckptd.sock")
+    finally:
+        process.terminate()
+        process.wait(60)
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+def fsync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Bench:
+    """All ways to save one state, and to get it back."""
+
+    def __init__(self, state: State, folder: pathlib.Path, socket_path: str, threads: int) -> None:
+        self._state = state
+        self._folder = folder
+        self._socket = socket_path
+        self._step = 0
+        self._policy = holdfast.Policy(nvme_every=1, keep_nvme=1)
+        self.checkpointer = holdfast.Checkpointer(
+            "large" if state.is_large else "small",
+            rank=0,
+            world_size=1,
+            socket=socket_path,
+            copy_threads=threads,
+            policy=self._policy,
+            on_error="raise",
+        )
+        self.checkpointer.reserve(state.holdfast, DEADLINE_S)
+        self.ways: dict[str, Callable[[], tuple[float, float]]] = {
+            OVERLAPPED: lambda: self._checkpointer(None),
+            BLOCKING: lambda: self._checkpointer("snapshot"),
+            "torch.save and fsync": self._torch_save,
+            "dcp.save": self._dcp_save,
+            "dcp.async_save": self._dcp_async_save,
+        }
+        if holdfast_dcp is not None:
+            self.ways["holdfast.dcp, dcp.save"] = self._holdfast_dcp_save
+            self.ways["holdfast.dcp, dcp.async_save"] = self._holdfast_dcp_async_save
+        self.restores: dict[str, Callable[[], float]] = {
+            "Checkpointer.restore": self._restore,
+            "torch.load and copy_": self._torch_load,
+            "dcp.load": self._dcp_load,
+        }
+
+    def close(self) -> None:
+        self.checkpointer.close()
+
+    def _next(self) -> int:
+        self._step += 1
+        return self._step
+
+    def _checkpointer(self, wait: Any) -> tuple[float, float]:
+        self._state.optim.step()  # as in a loop; without gradients it changes nothing
+        began = time.perf_counter()
+        handle = self.checkpointer.save(self._next(), self._state.holdfast, wait=wait)
+        blocked = time.perf_counter() - began
+        handle.wait("nvme", DEADLINE_S)
+        return blocked, time.perf_counter() - began
+
+    def _writer(self) -> Any:
+        return holdfast_dcp.Writer(
+            "dcp-large" if self._state.is_large else "dcp-small",
+            step=self._next(),
+            rank=0,
+            world_size=1,
+            socket=self._socket,
+            policy=self._policy.to_core(),
+        )
+
+    def _holdfast_dcp_save(self) -> tuple[float, float]:
+        began = time.perf_counter()
+        writer = self._writer()
+        torch_dcp.save(self._state.torch, storage_writer=writer)
+        blocked = time.perf_counter() - began
+        writer.wait("nvme", DEADLINE_S)
+        return blocked, time.perf_counter() - began
+
+    def _holdfast_dcp_async_save(self) -> tuple[float, float]:
+        began = time.perf_counter()
+        writer = self._writer()
+        future = torch_dcp.async_save(self._state.torch, storage_writer=writer)
+        blocked = time.perf_counter() - began
+        future.result()
+        writer.wait("nvme", DEADLINE_S)
+        return blocked, time.perf_counter() - began
+
+    def _torch_save(self) -> tuple[float, float]:
+        path = self._folder / "torch.pt"
+        path.unlink(missing_ok=True)
+        began = time.perf_counter()
+        torch.save(self._state.torch, path)
+        fsync(path)
+        fsync(self._folder)
+        took = time.perf_counter() - began
+        return took, took
+
+    def _dcp_save(self) -> tuple[float, float]:
+        path = self._folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
+        began = time.perf_counter()
+        torch_dcp.save(self._state.torch, storage_writer=torch_dcp.FileSystemWriter(path))
+        took = time.perf_counter() - began
+        return took, took
+
+    def _dcp_async_save(self) -> tuple[float, float]:
+        path = self._folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
+        began = time.perf_counter()
+        future = torch_dcp.async_save(
+            self._state.torch, storage_writer=torch_dcp.FileSystemWriter(path)
+        )
+        blocked = time.perf_counter() - began
+        future.result()
+        return blocked, time.perf_counter() - began
+
+    def _restore(self) -> float:
+        began = time.perf_counter()
+        self.checkpointer.restore(self._state.holdfast)
+        return time.perf_counter() - began
+
+    def _torch_load(self) -> float:
+        tensors = self._state.tensors()
+        began = time.perf_counter()
+        loaded = torch.load(self._folder / "torch.pt", weights_only=True)
+        values = list(loaded["model"].values())
+        values += [value for each in loaded["optim"]["state"].values() for value in each.values()]
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+        return time.perf_counter() - began
+
+    def _dcp_load(self) -> float:
+        began = time.perf_counter()
+        torch_dcp.load(
+            self._state.torch, storage_reader=torch_dcp.FileSystemReader(self._folder / "dcp")
+        )
+        return time.perf_counter() - began
+
+
+def measure(
+    make: Callable[[], State], folder: pathlib.Path, threads: int, rounds: int, progress: Progress
+) -> list[Row]:
+    state = make()
+    tensors = state.tensors()
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    slot_bytes = math.ceil(nbytes / (2 * MIB)) * 2 * MIB + SLOT_EXTRA_BYTES
+    ceiling = Ceiling(tensors, threads)
+    with daemon(folder, slot_bytes) as socket_path:
+        bench = Bench(state, folder, socket_path, threads)
+        # Everybody once for nothing: slots are mapped, layouts and staging buffers made.
+        for way in bench.ways.values():
+            way()
+        blocked: dict[str, list[float]] = {name: [] for name in bench.ways}
+        durable: dict[str, list[float]] = {name: [] for name in bench.ways}
+        restored: dict[str, list[float]] = {name: [] for name in bench.restores}
+        for _ in range(rounds):
+            ceiling.measure()
+            for name, way in bench.ways.items():
+                gc.collect()
+                held, safe = way()
+                blocked[name].append(held)
+                durable[name].append(safe)
+                progress.advance(f"{state.name}: {name}")
+            for name, load in bench.restores.items():
+                gc.collect()
+                restored[name].append(load())
+                progress.advance(f"{state.name}: {name}")
+        bench.close()
+    saving, restoring = ceiling.best(ceiling.saving), ceiling.best(ceiling.restoring)
+    rows = [seconds_row(f"{state.name}: plain copy", saving, f"{threads} threads")]
+    for name in bench.ways:
+        row = seconds_row(f"{state.name}: blocked, {name}", blocked[name])
+        if name == OVERLAPPED:
+            row.bar = OVERLAP_BAR_MS + OVERLAP_BAR_MS_PER_TENSOR * len(tensors)
+            row.goal = OVERLAP_GOAL_MS + OVERLAP_GOAL_MS_PER_TENSOR * len(tensors)
+            row.note = f"{len(tensors)} tensors"
+        rows.append(row)
+    if holdfast_dcp is None:
+        print("holdfast.dcp is absent: not measured")
+    rows += [seconds_row(f"{state.name}: durable, {name}", durable[name]) for name in bench.ways]
+    rows += [
+        seconds_row(f"{state.name}: restore, {name}", restored[name]) for name in bench.restores
+    ]
+    rows.append(
+        rate_row(
+            f"{state.name}: {BLOCKING} / copy",
+            nbytes,
+            blocked[BLOCKING],
+            saving,
+            bar=state.is_large,
+        )
+    )
+    rows.append(
+        rate_row(
+            f"{state.name}: Checkpointer.restore / copy",
+            nbytes,
+            restored["Checkpointer.restore"],
+            restoring,
+            bar=state.is_large,
+        )
+    )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench torch")
+    parser.add_argument("--json", action="store_true", help="one object as the last line")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-gib", type=float, default=2.0, help="size of the large state")
+    parser.add_argument(
+        "--dir", type=pathlib.Path, default=ROOT / "build", help="on the drive that is judged"
+    )
+    for other in ("--piece-kib", "--depth"):  # of other cases: `scripts/bench all` passes them on
+        parser.add_argument(other, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    warnings.filterwarnings("ignore")  # torch's, of its own checkpoints
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    states = [lambda: large(min(2.0, options.max_gib)), lambda: small(20_000)]
+    progress = Progress(len(states) * options.rounds * 10)
+    rows = []
+    for make in states:
+        with tempfile.TemporaryDirectory(prefix="torch-bench-", dir=options.dir) as folder:
+            rows += measure(make, pathlib.Path(folder), options.threads, options.rounds, progress)
+        gc.collect()
+    progress.end()
+    print_report(rows, options.json)
+    dist.destroy_process_group()
+    return 0 if all(row.passes for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

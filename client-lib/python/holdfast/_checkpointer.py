@@ -1,0 +1,413 @@
+"""`Checkpointer`: save in the loop, restore at its start."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from holdfast import _core, _daemon, _jobs
+from holdfast._described import Described
+from holdfast._errors import (
+    DeadlineExceeded,
+    HoldfastError,
+    Internal,
+    InvalidArgument,
+    NothingToRestore,
+    Refused,
+)
+from holdfast._handle import STAGES, Handle, Stage, streams_of
+from holdfast._policy import Policy
+from holdfast._restored_state import Wanted
+from holdfast._state import Flattener, Spec, found_in, is_optimizer, torch_module
+
+_log = logging.getLogger("holdfast")
+_made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+class Checkpointer:
+    """One rank of a training job.
+
+        ckpt = holdfast.Checkpointer("llama-70b", policy=holdfast.Policy(remote_every="10min", keep_remote=5))
+        last = ckpt.restore({"model": model, "optim": optim, "extra": extra})   # None: nothing to restore
+        for step in range(0 if last is None else last + 1, n):
+            train(...)
+            ckpt.save(step, {"model": model, "optim": optim, "extra": {"loader": loader.state_dict()}})
+
+    Rank and world size are the launcher's (torchrun, Slurm, MPI); `rank` and `world_size` win. torch.distributed need not be
+    initialised, and nothing here is a collective.
+
+    `overlap`: parameters and state of the optimizers in the state are copied beside the next forward and backward pass, and
+    those optimizers' `step()` waits should the copy not be done (a hook sees to it, once it has been seen to run: give the
+    optimizers to `restore` before the loop, also at a first start). Everything else is copied before `save`
+    returns. False: everything is.
+    `allow_pickle`: values that are not JSON may be pickled, and read again. What you read then can run any code.
+    `on_error`: what a save that fails does: "log" it, once, and go on, or "raise" it, at the latest in the next call. A state
+    that cannot be saved at all (a type, a name) raises in the first save in any case.
+    `start_daemon`: False: never start a ckptd of one's own where none is installed.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        policy: Policy | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        launch: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        copy_threads: int = 0,
+        overlap: bool = True,
+        allow_pickle: bool = False,
+        on_error: Literal["log", "raise"] = "log",
+        start_daemon: bool | None = None,
+        open_timeout: float = 60.0,
+        call_timeout: float = 30.0,
+    ) -> None:
+        if on_error not in ("log", "raise"):
+            raise InvalidArgument(f"on_error={on_error!r}: 'log' or 'raise'")
+        self.job = job
+        self._overlap = overlap
+        self._allow_pickle = allow_pickle
+        self._raises = on_error == "raise"
+        path = _daemon.ensure_daemon(
+            None if socket is None else os.fspath(socket), start=start_daemon is not False
+        )
+        self._shared = _jobs.job_for(
+            job,
+            rank=rank,
+            world_size=world_size,
+            launch=launch,
+            socket=path,
+            copy_threads=copy_threads,
+            policy=None if policy is None else policy.to_core(),
+            open_timeout=open_timeout,
+            call_timeout=call_timeout,
+            user=self,
+        )
+        self._layout: tuple[list[Spec], _core.TensorList | None] = ([], None)
+        self._has_half_a_state: BaseException | None = None
+        self._described: Described | None = None
+        self._handle: Handle | None = None
+        self._unreported: list[Handle] = []  # what becomes of them is not known yet
+        self._to_report: list[Handle] = []  # failed, and nobody was told
+        self._failed = 0
+        self._has_saved = False
+        self._hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.last_restored: _core.Restored | None = None
+        _made.add(self)
+
+    # ---- saving ----
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        wait: Stage | None = None,
+        timeout: float | None = None,
+    ) -> Handle:
+        """Begins to save the state under this step, which must grow; returns within milliseconds.
+
+            ckpt.save(step, {"model": model, "optim": optim, "extra": {"epoch": epoch}})
+            ckpt.save(step, state, wait="remote")       # before the job is ended on purpose
+
+        `wait`: "snapshot", "sealed", "committed", "nvme" or "remote": returns when the save has come that far, or has failed,
+        or after `timeout` seconds. A save that fails does not raise (see `on_error`): the handle says so, and `failed_saves`.
+        """
+        if wait is not None and wait not in STAGES:
+            raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
+        step = _jobs.unsigned("save", "step", step)
+        self._report()
+        self.wait_snapshot()  # of the save before: here Ctrl-C works
+        handle = self._begun(step, state)
+        self._handle = handle
+        self._unreported.append(handle)
+        handle._wait_first()
+        if wait is not None:
+            try:
+                handle.wait(wait, timeout)
+            except HoldfastError as error:
+                if self._raises and not isinstance(error, DeadlineExceeded):
+                    self._report()
+                    raise
+        self._report()
+        return handle
+
+    def _begun(self, step: int, state: Mapping[str, Any]) -> Handle:
+        """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
+        try:
+            return self._begin(step, state)
+        except HoldfastError as error:
+            if not self._has_saved:
+                raise
+            return Handle(step, None, None, error, set())
+        except Exception as error:
+            if not self._has_saved:
+                raise
+            failure = Internal(f"save step {step}: the state: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return Handle(step, None, None, failure, set())
+
+    def _begin(self, step: int, state: Mapping[str, Any]) -> Handle:
+        flat = Flattener(
+            allow_pickle=self._allow_pickle, fences=self._fences, before=self._described
+        ).run(state)
+        self._described = flat.described
+        if self._has_half_a_state is not None:
+            raise Refused(
+                f"save step {step}: a restore has failed after it had changed the state in part "
+                f"({self._has_half_a_state}): restore again first"
+            )
+        specs, tensors = self._layout
+        if tensors is None or flat.specs != specs:
+            tensors = tensor_list(flat.specs)
+            self._layout = (flat.specs, tensors)
+        self._shared.begin(60.0)
+        with self._shared.lock:
+            save = self._shared.core.save(
+                step,
+                tensors,
+                flat.addresses,
+                flat.objects,
+                copy_first=flat.copy_first,
+                wait_first=False,
+                streams=streams_of(flat.devices),
+            )
+        self._has_saved = True
+        return Handle(step, save, flat.keep, None, flat.devices)
+
+    def _fences(self, optimizer: Any) -> bool:
+        """Whether its step() waits for the copy of what it is about to change. A hook sees to that; and that the hook is run is
+        not taken for granted: it must have been since the save before (or since restore was called). A step that is replayed
+        as a part of a CUDA graph runs none, nor does one that somebody has put in step's place."""
+        if not self._overlap:
+            return False
+        hook = self._hooks.get(optimizer)
+        if hook is None:
+            self._watch(optimizer)
+            return False
+        ran, hook.ran = hook.ran, False
+        return ran and not hook.captured
+
+    def _watch(self, optimizer: Any) -> None:
+        if self._overlap and optimizer not in self._hooks:
+            self._hooks[optimizer] = _StepHook(self, optimizer)
+
+    def wait_snapshot(self) -> None:
+        """Returns when what the last save saved may be changed by hand. Optimizers that were passed need no such call."""
+        if self._handle is not None and not self._handle.done("snapshot"):
+            self._handle.wait_snapshot()
+
+    @property
+    def failed_saves(self) -> int:
+        """Saves of this Checkpointer that failed, as far as is known now."""
+        self._count()
+        return self._failed
+
+    def _count(self) -> None:
+        for handle in list(self._unreported):
+            if handle.done("sealed") and handle in self._unreported:
+                self._unreported.remove(handle)
+                if handle.error is not None:
+                    self._failed += 1
+                    self._to_report.append(handle)
+
+    def _report(self) -> None:
+        """Says of each save that failed that it did: once."""
+        self._count()
+        failed, self._to_report = self._to_report, []
+        for handle in failed:
+            _log.error("job '%s': step %d was not saved: %s", self.job, handle.step, handle.error)
+        if failed and self._raises:
+            error = failed[-1].error
+            assert error is not None
+            raise error
+
+    # ---- restoring ----
+
+    def restore(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int | None = None,
+        attempt: int = 0,
+        strict: bool = True,
+        timeout: float = 600.0,
+    ) -> int | None:
+        """Fills the state from the newest step that every rank can load, and returns that step; None: nothing to restore.
+
+            last = ckpt.restore({"model": model, "optim": optim, "extra": extra})
+            ckpt.restore(state, step=900)      # go back: what came after it is discarded for good by the next save
+
+        All ranks must call it. Modules, optimizers, tensors and arrays are filled in place, bit for bit; dictionaries and
+        lists without tensors get the content that was saved. Keys of the state that are left out are not restored.
+        `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
+        `last_restored` tells where it came from, and why not from nearer.
+        Whatever is there and cannot be read raises: never start from scratch because of an error.
+        """
+        if not isinstance(state, dict):
+            raise InvalidArgument(
+                f"restore: a state is a dictionary of what is to be filled, not a {type(state).__name__}"
+            )
+        self.wait_snapshot()
+        step = None if step is None else _jobs.unsigned("restore", "step", step)
+        attempt = _jobs.unsigned("restore", "attempt", attempt)
+        if attempt and step is None:
+            raise InvalidArgument(f"restore: attempt {attempt} of which step? Name it: step=…")
+        for _, each in found_in(state):
+            if is_optimizer(each):
+                self._watch(each)
+        wanted: Wanted | None = None
+
+        def choose(
+            saved: list[_core.TensorInfo], objects: list[_core.Object]
+        ) -> tuple[_core.TensorList, list[int]]:
+            nonlocal wanted
+            wanted = Wanted(state, saved, objects, strict=strict, allow_pickle=self._allow_pickle)
+            return tensor_list(wanted.specs), wanted.addresses
+
+        devices = devices_of(state)
+        with self._shared.lock:
+            try:
+                restored = self._shared.core.restore(
+                    choose, step=step, attempt=attempt, timeout=timeout, streams=streams_of(devices)
+                )
+            except NothingToRestore:
+                if step is not None:
+                    raise
+                self._shared.has_begun = True
+                return None
+            self._shared.has_begun = True
+        assert wanted is not None
+        try:
+            wanted.finish()
+        except BaseException as error:
+            self._has_half_a_state = error
+            raise
+        self._has_half_a_state = None
+        self.last_restored = restored
+        _log.info(
+            "job '%s': restored step %d of attempt %d from %s%s",
+            self.job,
+            restored.step,
+            restored.attempt,
+            restored.source,
+            f" ({restored.why})" if restored.why else "",
+        )
+        return restored.step
+
+    # ---- the rest ----
+
+    def reserve(self, state: Mapping[str, Any], timeout: float = 60.0) -> tuple[int, int]:
+        """Makes and populates the slots for states like this one ahead of the first save, so that it is as fast as the next.
+        (slots ready, slots wanted), at the latest after `timeout` seconds.
+        """
+        flat = Flattener(allow_pickle=self._allow_pickle, fences=lambda _: False).run(state)
+        with self._shared.lock:
+            ready, wanted, _ = self._shared.core.reserve(
+                tensor_list(flat.specs), flat.addresses, flat.objects, timeout
+            )
+        return ready, wanted
+
+    @property
+    def attempt(self) -> int:
+        """The number of this incarnation of the job."""
+        return self._shared.core.attempt
+
+    @property
+    def rank(self) -> int:
+        return self._shared.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._shared.world_size
+
+    def close(self) -> None:
+        """Waits for a copy under way, and leaves the job with the process's last Checkpointer of it. The interpreter's end does
+        the same.
+        """
+        self.wait_snapshot()
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._shared.leave(self)
+        self._report()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _StepHook:
+    """Before an optimizer's step(): waits for the copy, and notes that it was run."""
+
+    def __init__(self, checkpointer: Checkpointer, optimizer: Any) -> None:
+        self.ran = False
+        # A graph that is captured is replayed later, without hooks. Some optimizers say so themselves.
+        self.captured = any(group.get("capturable", False) for group in optimizer.param_groups)
+        this = weakref.ref(checkpointer)
+
+        def before_step(*_: Any) -> None:
+            self.ran = True
+            torch = torch_module()
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                self.captured = True
+            alive = this()
+            if alive is not None and alive._handle is not None:
+                alive._handle._before_change()
+
+        try:
+            self._registered: Any = optimizer.register_step_pre_hook(before_step)
+        except Exception as error:  # a wrapper that is an Optimizer by name
+            self._registered = None
+            _log.warning(
+                "%s takes no hook (%s): what it changes is copied before save returns",
+                type(optimizer).__name__,
+                error,
+            )
+
+    def remove(self) -> None:
+        if self._registered is not None:
+            self._registered.remove()
+
+
+def tensor_list(specs: list[Spec]) -> _core.TensorList:
+    tensors = _core.TensorList()
+    for name, dtype, shape, offset, local_shape, device in specs:
+        tensors.add(name, dtype, shape, offset=offset, local_shape=local_shape, device=device)
+    return tensors
+
+
+def devices_of(state: Any) -> set[int]:
+    """Every CUDA device that this process uses: tensors that restore makes may lie on any of them."""
+    torch = torch_module()
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return set()
+    return set(range(torch.cuda.device_count()))
+
+
+def _close_all() -> None:
+    """At the interpreter's end: the last save's failure is told like any other's. Nobody can catch it any more."""
+    for checkpointer in list(_made):
+        # Of a forked child's they are not, nor are those that were closed.
+        if _jobs.open_job(checkpointer.job) is checkpointer._shared:
+            checkpointer._raises = False
+            try:
+                checkpointer.close()
+            except Exception as error:
+                _log.error("job '%s': leaving it: %s", checkpointer.job, error)
+
+
+atexit.register(_close_all)  # after that of _jobs, and so before it

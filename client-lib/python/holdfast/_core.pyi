@@ -1,0 +1,205 @@
+"""The extension module: the C++ client, without knowledge of torch.
+
+Tensors come as metadata (`TensorList`, made once per layout) and addresses (a list of integers, new with each call); what
+keeps the memory alive is the caller's business. Times are seconds. Every call that waits or copies releases the GIL, and
+lets KeyboardInterrupt through within a tenth of a second. Failures raise `holdfast.HoldfastError`'s subclasses.
+
+Stages are "snapshot", "sealed", "committed", "nvme", "remote".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+__version__: str
+
+# name, bytes, codec; codec None: the bytes are JSON text.
+Object = tuple[str, bytes, str | None]
+# device ordinal, CUstream as an integer.
+Stream = tuple[int, int]
+
+class TensorList:
+    """Tensors of one rank, without their memory, in the order in which addresses are given.
+
+        tensors = TensorList()
+        tensors.add("w", "F32", (4096, 1024))
+        tensors.add("v", "F32", (4096, 1024), offset=(0, 0), local_shape=(512, 1024))   # rows 0 to 511 of it
+        tensors.add("u", "F32", (4096, 1024), flat=(100, 50))                           # elements 100 to 149, flattened
+
+    `device`: -1 for this process's memory, else the CUDA device's ordinal.
+    """
+
+    def add(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        *,
+        offset: Sequence[int] | None = None,
+        local_shape: Sequence[int] | None = None,
+        flat: tuple[int, int] | None = None,
+        device: int = -1,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+
+class TensorInfo:
+    """A tensor as it was saved."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] | None
+    local_shape: tuple[int, ...] | None
+    flat: tuple[int, int] | None
+    nbytes: int
+
+class Restored:
+    attempt: int
+    step: int
+    bytes: int
+    source: str
+    why: str
+    waited_s: float
+    copied_s: float
+    notes: list[str]
+
+class Save:
+    """A save under way. When the object goes, the copy has ended, and a save that was held and never sealed is given up."""
+
+    def wait(self, stage: str, timeout: float) -> None:
+        """Raises holdfast.DeadlineExceeded when the stage is not reached by then."""
+
+    def wait_first(self, timeout: float) -> None:
+        """Returns when the tensors of `copy_first` have been copied, or the save has failed."""
+
+    def done(self, stage: str) -> bool:
+        """Whether "snapshot" or "sealed" has been reached or can't be any more; asks nobody."""
+
+    def fence(self, streams: Sequence[Stream], timeout: float) -> None:
+        """What these streams do from now on comes after the copy has read the device's tensors."""
+
+    def seal(self, timeout: float) -> None:
+        """Of a save with hold=True: seals what was copied. Returns when the daemon has it."""
+
+    def discard(self) -> None:
+        """Of a save with hold=True: gives it up. The step is lost for all ranks."""
+
+    def staged(self) -> list[memoryview]:
+        """Of a save with hold=True, after "snapshot": the copies of the tensors, in the order of the TensorList; read-only
+        memory, what lies there is good until seal() or discard()."""
+
+    def times(self) -> dict[str, float]:
+        """Seconds from the call of save to the stages that are known to be reached; after "sealed", those that a wait was for."""
+    @property
+    def nbytes(self) -> int: ...
+
+class Job:
+    def __init__(
+        self,
+        job: str,
+        *,
+        rank: int,
+        world_size: int,
+        launch: str = "",
+        socket: str = "",
+        copy_threads: int = 0,
+        policy: Mapping[str, Mapping[str, int]] = ...,
+        open_timeout: float = 60.0,
+        call_timeout: float = 30.0,
+    ) -> None:
+        """policy: {"nvme" | "remote": {"every_steps" | "every_ms" | "keep_last" | "keep_every_steps" | "bytes_max": n}}"""
+
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def failed_saves(self) -> int: ...
+    def reserve(
+        self,
+        tensors: TensorList,
+        addresses: Sequence[int],
+        objects: Sequence[Object],
+        timeout: float,
+    ) -> tuple[int, int, int]:
+        """(slots ready, slots wanted, bytes of a slot)"""
+
+    def save(
+        self,
+        step: int,
+        tensors: TensorList,
+        addresses: Sequence[int],
+        objects: Sequence[Object],
+        *,
+        copy_first: Sequence[int] = (),
+        hold: bool = False,
+        wait_first: bool = True,
+        streams: Sequence[Stream] = (),
+        wait_for_room: float = 0.0,
+    ) -> Save:
+        """Begins a save. Tensors with these indices (`copy_first`) are copied before it returns (with wait_first=False: before
+        Save.wait_first does, which lets Ctrl-C through and leaves the Save to be waited for); the others must stay alive
+        and unchanged until "snapshot". Never raises for the sake of the save itself: the Save says what became of it."""
+
+    def restore(
+        self,
+        choose: Callable[[list[TensorInfo], list[Object]], tuple[TensorList, list[int]]],
+        *,
+        step: int | None = None,
+        attempt: int = 0,
+        timeout: float = 600.0,
+        streams: Sequence[Stream] = (),
+    ) -> Restored:
+        """`choose` is given what was saved, and names what is wanted and where to. It may be asked more than once: for another
+        step, or another copy. What it raises ends the session for all ranks, and is raised here."""
+
+    def adopt(
+        self, *, step: int | None = None, attempt: int = 0, timeout: float = 600.0
+    ) -> Restored:
+        """Decides with all ranks which step this attempt goes on from, and loads nothing: that is read with `attach`."""
+
+    def close(self) -> None:
+        """Waits for a copy under way, unmaps, and tells the daemon. Twice is once."""
+
+class View:
+    """One rank's shard of a committed step, where it lies. Stays readable as long as the object lives."""
+
+    attempt: int
+    step: int
+    world_size: int
+    tier: str
+    why: str
+    tensors: list[TensorInfo]
+    objects: list[Object]
+
+    def read(self, tensor: int, address: int, nbytes: int | None = None) -> None:
+        """Copies that tensor's bytes to the address (0: nowhere) and verifies them: holdfast.Corrupt. `nbytes`: how many the
+        caller has room for; InvalidArgument unless that is what the tensor has."""
+
+    def memory(self, tensor: int) -> memoryview:
+        """Its bytes where they lie, read-only and not verified."""
+
+    def verify(self) -> None:
+        """Reads everything, and compares it with its digests."""
+
+class CheckpointInfo:
+    """A step that can be read. `tiers`: those that have all of it."""
+
+    attempt: int
+    step: int
+    world_size: int
+    on_line: bool
+    tiers: list[str]
+    bytes: int
+    saved_unix: float
+
+def attach(
+    job: str,
+    *,
+    rank: int = 0,
+    step: int | None = None,
+    attempt: int = 0,
+    socket: str = "",
+    timeout: float = 30.0,
+    without: Sequence[str] = (),
+) -> View:
+    """From the nearest tier that has it; `without`: tiers whose copy is not wanted."""
+
+def list_checkpoints(job: str, *, socket: str = "", timeout: float = 30.0) -> list[CheckpointInfo]:
+    """Newest first."""

@@ -1,0 +1,341 @@
+"""A private ckptd for a machine that has none: started once per user, detached, found again by the
+next program.
+
+    socket = ensure_daemon(None)    # where to connect; started only where nobody has seen to one
+
+Where the machine has a daemon's socket, be it dead, or a daemon's settings, nothing is started:
+whoever put them there means to run that daemon. The private one lies at the private place,
+$HOLDFAST_PRIVATE_DIR or /dev/shm/holdfast-private-<uid> (base/private_place.h: the C++ library and
+ckptctl look there, too):
+
+    ckptd.sock, admin.sock      its sockets
+    memory/, state/             its slots and its catalog
+    ckptd.log                   what it says
+    start.lock                  held by the process that is starting it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import shutil
+import socket as sockets
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+
+from holdfast._errors import DeadlineExceeded, InvalidArgument, Refused, Unavailable
+from holdfast._programs import carried
+
+SYSTEM_SOCKET = "/run/holdfast/ckptd.sock"
+SYSTEM_CONFIG = "/etc/holdfast/ckptd.yaml"
+
+_PAUSE_S = 0.05
+_PAUSE_MAX_S = 1.0
+_LOG_BYTES_MAX = 1 << 20
+_CORES_MAX = 4096
+_QUOTED_LINES = 12
+_QUOTED_CHARACTERS = 4096
+# What ckptd says when another one works at the same place.
+_TAKEN = ("': held by ", "another process already listens there")
+
+
+def ensure_daemon(socket: str | None = None, *, start: bool = True, timeout: float = 60.0) -> str:
+    """The path of the socket to connect to; starts this user's private daemon if there is no other
+    and none is expected.
+
+        path = ensure_daemon()                  # a laptop: starts one, or finds the last run's
+        path = ensure_daemon("/my/ckptd.sock")  # as it is; nothing is looked at, nothing started
+
+    `start=False`, or HOLDFAST_START_DAEMON=0: nothing is started. The path is then where a daemon
+    would be expected. Raises `Unavailable` where the daemon of a configuration does not come up by
+    `timeout`, or the private one cannot start.
+    """
+    named = socket or os.environ.get("HOLDFAST_SOCKET")
+    if named:
+        return named
+    if found := _system_socket():
+        return found
+    place = private_place()
+    own = os.path.join(place, "ckptd.sock")
+    trusted = _is_ours(place)
+    if trusted and _somebody_listens(own):
+        return own
+    if not (start and _allowed_by_environment()):
+        return own if trusted and os.path.lexists(own) else SYSTEM_SOCKET
+    end = time.monotonic() + timeout
+    if configuration := _configuration():
+        return _await_configured(configuration, end)
+    _make_place(place)
+    with _starting(place, end):
+        return own if _somebody_listens(own) else _start(place, own, end)
+
+
+def private_place() -> str:
+    """The directory in which the private daemon of this user lies, whether there is one or not."""
+    place = os.environ.get("HOLDFAST_PRIVATE_DIR") or f"/dev/shm/holdfast-private-{os.geteuid()}"
+    if not os.path.isabs(place):
+        raise InvalidArgument(f"HOLDFAST_PRIVATE_DIR: '{place}' is not an absolute path")
+    return place
+
+
+def _system_socket() -> str | None:
+    """A socket's path that is there, even if nobody answers: somebody means to have a daemon."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    candidates = [os.path.join(runtime, "holdfast/ckptd.sock")] if runtime else []
+    return next((path for path in [*candidates, SYSTEM_SOCKET] if os.path.lexists(path)), None)
+
+
+def _config_home() -> str | None:
+    home = os.environ.get("XDG_CONFIG_HOME")
+    if not home and os.environ.get("HOME"):
+        home = os.path.join(os.environ["HOME"], ".config")
+    return os.path.join(home, "holdfast") if home else None
+
+
+def _configuration() -> str | None:
+    """The settings of a daemon that somebody else is to start."""
+    home = _config_home()
+    candidates = [SYSTEM_CONFIG] + ([os.path.join(home, "ckptd.yaml")] if home else [])
+    return next((path for path in candidates if os.path.lexists(path)), None)
+
+
+def _allowed_by_environment() -> bool:
+    value = os.environ.get("HOLDFAST_START_DAEMON", "").strip().lower()
+    if value in ("", "1", "true", "yes", "on"):
+        return True
+    if value in ("0", "false", "no", "off"):
+        return False
+    raise InvalidArgument(f"HOLDFAST_START_DAEMON: '{value[:64]}' is neither 0 nor 1")
+
+
+def _await_configured(configuration: str, end: float) -> str:
+    """The daemon of a configuration may be on its way (the machine has just booted); nothing takes
+    its place."""
+    while True:
+        if found := _system_socket():
+            return found
+        if time.monotonic() >= end:
+            raise Unavailable(
+                f"find ckptd: there is no socket of one, and since '{configuration}' configures "
+                "one, no private one is "
+                "started in its place: start it (ckptd, or systemctl start ckptd), or name its "
+                "socket (HOLDFAST_SOCKET)"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _is_ours(place: str) -> bool:
+    """Whether nobody else can have put a socket there."""
+    try:
+        info = os.lstat(place)
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
+
+
+def _make_place(place: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place, 0o700)
+    except OSError as error:
+        raise Unavailable(
+            f"start a private ckptd: make the directory '{place}': {error.strerror}: name another "
+            "one on a tmpfs in "
+            "HOLDFAST_PRIVATE_DIR"
+        ) from None
+    if not _is_ours(place):
+        raise Refused(
+            f"start a private ckptd: '{place}' is not a directory of this user's that nobody else "
+            "can write: remove it, or "
+            "name another one in HOLDFAST_PRIVATE_DIR"
+        )
+
+
+def _somebody_listens(path: str) -> bool:
+    """Whether a process has this socket open. One that is stuck has it open, too."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        return True
+
+
+@contextlib.contextmanager
+def _starting(place: str, end: float) -> Iterator[None]:
+    """One process at a time starts the daemon; the kernel lets go of the lock when that process
+    dies. That there are never two daemons is not this lock's doing: ckptd has its own.
+    """
+    path = os.path.join(place, "start.lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise DeadlineExceeded(
+                        "start a private ckptd: another process has been starting it for too "
+                        f"long (it holds '{path}'); "
+                        f"see '{os.path.join(place, 'ckptd.log')}'"
+                    ) from None
+            time.sleep(_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _program() -> str:
+    beside = carried("ckptd")
+    if os.access(beside, os.X_OK):
+        return beside
+    named = os.environ.get("HOLDFAST_CKPTD")
+    if named:
+        if os.path.isfile(named) and os.access(named, os.X_OK):
+            return os.path.abspath(named)
+        raise Unavailable(
+            f"start a private ckptd: HOLDFAST_CKPTD: '{named}' is no program that can be run"
+        )
+    if found := shutil.which("ckptd"):
+        return os.path.abspath(found)
+    raise Unavailable(
+        f"start a private ckptd: there is no program: neither '{beside}' nor HOLDFAST_CKPTD nor "
+        "one on PATH: install the wheel "
+        "(it carries ckptd), or build it (scripts/build release ckptd) and set "
+        "HOLDFAST_CKPTD=build/release/bin/ckptd; or name "
+        "the socket of a daemon that runs (HOLDFAST_SOCKET)"
+    )
+
+
+def _settings() -> str:
+    home = _config_home()
+    own = os.path.join(home, "private.yaml") if home else ""
+    return (
+        own
+        if own and os.path.lexists(own)
+        else os.path.join(os.path.dirname(os.path.abspath(__file__)), "private.yaml")
+    )
+
+
+def _start(place: str, own: str, end: float) -> str:
+    """Starts it, again if another one still holds the place, until somebody listens. The lock
+    `start.lock` is held."""
+    command = [
+        _program(),
+        "--config",
+        _settings(),
+        "--socket",
+        own,
+        "--admin",
+        os.path.join(place, "admin.sock"),
+    ]
+    command += [
+        "--memory-dir",
+        os.path.join(place, "memory"),
+        "--state-dir",
+        os.path.join(place, "state"),
+    ]
+    log = os.path.join(place, "ckptd.log")
+    taken = ""  # what the last try said that found another one there
+    pause = _PAUSE_S
+    while True:
+        began, process = _launch(command, log)
+        try:
+            while (
+                not (over := _has_ended(process))
+                and not _somebody_listens(own)
+                and time.monotonic() < end
+            ):
+                time.sleep(_PAUSE_S)
+        finally:
+            if process is not None:
+                os.close(process)
+        if _somebody_listens(own):
+            return own
+        said = _said(log, began)
+        if over and not any(words in said for words in _TAKEN):
+            raise Unavailable(
+                f"start a private ckptd ({' '.join(command)}): it ended; {_quoted(log, said)}"
+            )
+        taken = said if over else taken
+        if time.monotonic() >= end and taken:
+            raise Unavailable(
+                "start a private ckptd: another one holds its place and does not answer; "
+                f"{_quoted(log, taken)}"
+            )
+        if time.monotonic() >= end:
+            raise DeadlineExceeded(
+                f"start a private ckptd: it is not ready yet; {_quoted(log, said)}"
+            )
+        time.sleep(
+            min(pause, max(0.0, end - time.monotonic()))
+        )  # it is just coming up or going down
+        pause = min(2 * pause, _PAUSE_MAX_S)
+
+
+def _launch(command: list[str], log: str) -> tuple[int, int | None]:
+    """Where its words begin in the log, and a descriptor of the process (None if it has ended
+    already).
+
+    A shell between: the daemon is then nobody's child here, and who ends this process with all its
+    descendants misses it.
+    """
+    if os.path.exists(log) and os.path.getsize(log) > _LOG_BYTES_MAX:
+        os.replace(log, log + ".old")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LD_PRELOAD", "NOTIFY_SOCKET")
+    }
+    # Not the cores of this rank alone: the daemon serves all.
+    cores = os.sched_getaffinity(0)
+    with open(
+        log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    ) as out:
+        began = out.seek(0, os.SEEK_END)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(_CORES_MAX))
+        try:
+            shell = subprocess.run(
+                ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
+                cwd="/", env=environment, start_new_session=True, umask=0o077, check=True,
+            )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Unavailable(f"start a private ckptd: run /bin/sh: {error}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cores)
+    try:
+        return began, os.pidfd_open(int(shell.stdout))
+    except ProcessLookupError:
+        return began, None
+
+
+def _has_ended(process: int | None) -> bool:
+    if process is None:
+        return True
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _said(log: str, began: int) -> str:
+    with open(log, "rb") as file:
+        file.seek(began)
+        return file.read(_LOG_BYTES_MAX).decode(errors="replace")
+
+
+def _quoted(log: str, said: str) -> str:
+    lines = said[-_QUOTED_CHARACTERS:].splitlines()[-_QUOTED_LINES:]
+    return f"its log '{log}' ends with:\n" + (
+        "\n".join("  " + line for line in lines) or "  (nothing)"
+    )

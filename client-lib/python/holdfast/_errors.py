@@ -1,0 +1,136 @@
+"""What can go wrong, as exceptions. Each carries the daemon's or the library's own words: operation, thing, cause, way out.
+
+try:
+    last = ckpt.restore(state)
+except holdfast.Corrupt as error:
+    print(error.code, error)      # CORRUPT restore: attempt 3 step 1200 …
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """The root of all errors of this package. `code` is the name that the C++ library gives it."""
+
+    code = "INTERNAL"
+
+
+class InvalidArgument(HoldfastError, ValueError):
+    """What was asked for makes no sense; nothing was touched."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NothingToRestore(HoldfastError):
+    """The job has never committed anything on this line of descent: start from scratch."""
+
+    code = "NOTHING_TO_RESTORE"
+
+
+class Unreadable(HoldfastError):
+    """There are checkpoints, but none can be read now. Never start from scratch because of it."""
+
+    code = "UNREADABLE"
+
+
+class Corrupt(HoldfastError):
+    """Bytes contradict their digests."""
+
+    code = "CORRUPT"
+
+
+class Superseded(HoldfastError):
+    """A newer attempt of this job is running: end this process."""
+
+    code = "SUPERSEDED"
+
+
+class StepLost(HoldfastError):
+    """This step will never be a checkpoint. Later ones may."""
+
+
+class Shed(StepLost):
+    """The step was given up to make room for a newer one."""
+
+    code = "SHED"
+
+
+class Abandoned(StepLost):
+    """The step can never become complete: a rank died, skipped it, or failed to save it."""
+
+    code = "ABANDONED"
+
+
+class NoRoom(HoldfastError):
+    """No slot for this save, or it is larger than the budget."""
+
+    code = "NO_ROOM"
+
+
+class Refused(HoldfastError):
+    """Not allowed: another user's job, a rank that lives elsewhere, a wrong order of calls, an object that would have to be pickled."""
+
+    code = "REFUSED"
+
+
+class Topology(HoldfastError):
+    """Ranks or world sizes contradict each other."""
+
+    code = "TOPOLOGY"
+
+
+class Unavailable(HoldfastError):
+    """The daemon cannot be reached, or went away during the call."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(HoldfastError, TimeoutError):
+    """Not so by the deadline that was given."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Forked(HoldfastError):
+    """This process was forked from the one that opened the job; it has no part in it."""
+
+    code = "FORKED"
+
+
+class NotFound(HoldfastError, LookupError):
+    """There is no such step, rank, tensor or job."""
+
+    code = "NOT_FOUND"
+
+
+class Internal(HoldfastError):
+    """A fault of Holdfast itself, or a contradiction that nobody foresaw."""
+
+    code = "INTERNAL"
+
+
+_BY_CODE: dict[str, type[HoldfastError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        NothingToRestore,
+        Unreadable,
+        Corrupt,
+        Superseded,
+        Shed,
+        Abandoned,
+        NoRoom,
+        Refused,
+        Topology,
+        Unavailable,
+        DeadlineExceeded,
+        Forked,
+        NotFound,
+        Internal,
+    )
+}
+
+
+def error_of(code: str, message: str) -> HoldfastError:
+    """The exception for a status of the C++ library; the extension module raises it."""
+    return _BY_CODE.get(code, Internal)(message)

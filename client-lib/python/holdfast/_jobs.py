@@ -1,0 +1,224 @@
+"""The jobs that this process takes part in: one `_core.Job` for each name, shared by all that save
+and restore.
+
+    shared = job_for("llama")
+    with shared.lock:
+        save = shared.core.save(...)
+
+Rank and world size are the launcher's where nobody says otherwise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast import _core, _environment
+from holdfast._errors import InvalidArgument
+
+_lock = threading.RLock()
+_open: dict[str, SharedJob] = {}
+# What a reader loaded without taking part in the job: (attempt, step).
+_loaded: dict[str, tuple[int, int]] = {}
+# A forked child has no part in its parent's jobs, and must not run their destructors either.
+_of_the_parent: list[Any] = []
+# Those that are closed and still referred to, too.
+_all: weakref.WeakSet[SharedJob] = weakref.WeakSet()
+
+
+def unsigned(who: str, what: str, value: Any) -> int:
+    """The value as a step or an attempt: any integer that the daemon has room for, NumPy's as well."""
+    try:
+        if not isinstance(value, bool) and 0 <= (number := operator.index(value)) < 2**64:
+            return number
+    except TypeError:  # nothing like an integer
+        pass
+    raise InvalidArgument(f"{who}: {what}={value!r} is not an integer from 0 to 2**64 - 1")
+
+
+class SharedJob:
+    """A job that is open. `core` takes one call at a time: hold `lock` (not for Save.wait)."""
+
+    def __init__(
+        self,
+        name: str,
+        place: _environment.Environment,
+        socket: str,
+        policy: Mapping[str, Mapping[str, int]],
+        core: _core.Job,
+    ) -> None:
+        self.name = name
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.launch = place.launch
+        self.socket = socket
+        self.policy = policy
+        self.core = core
+        self.lock = threading.RLock()
+        # Checkpointers that are not closed. Those that are dropped count no more.
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Whether this process has restored, adopted or saved in its attempt: whose line it goes on
+        # is settled.
+        self.has_begun = False
+        # Whether dcp.async_save may copy into a slot before it plans: not with planners that write
+        # something else.
+        self.stages_in_slots = True
+        # What dcp.async_save staged last: slices by name, and the TensorList made of them.
+        self.staged_tensors: tuple[dict[str, Any], _core.TensorList] | None = None
+        _all.add(self)
+
+    def begin(self, timeout: float) -> None:
+        """Before the first save: what a reader loaded without taking part is what this run goes on
+        from.
+        """
+        with self.lock:
+            if self.has_begun:
+                return
+            loaded = _loaded.get(self.name)
+            if loaded is not None:
+                attempt, step = loaded
+                self.core.adopt(step=step, attempt=attempt, timeout=timeout)
+            self.has_begun = True
+
+    def leave(self, user: Any) -> None:
+        """Closes the job if no other user is left."""
+        with _lock:
+            self.users.discard(user)
+            if self.users:
+                return
+            self._forget()
+        with self.lock:
+            self.core.close()
+
+    def close(self) -> None:
+        """Leaves the job, whoever uses it. The next `job_for` of its name joins anew."""
+        with _lock:
+            self._forget()
+        with self.lock:
+            self.core.close()
+
+    def _forget(self) -> None:
+        if _open.get(self.name) is self:
+            del _open[self.name]
+
+
+def _place(
+    rank: int | None, world_size: int | None, launch: str | None
+) -> _environment.Environment:
+    place = _environment.detect(rank=rank, world_size=world_size, launch=launch)
+    if rank is not None and world_size is not None:
+        return place
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return place
+    group = (distributed.get_rank(), distributed.get_world_size())
+    if place.launcher == "" and rank is None and world_size is None:
+        return _environment.detect({}, rank=group[0], world_size=group[1], launch=launch)
+    if (place.rank, place.world_size) != group:
+        raise InvalidArgument(
+            f"{place.launcher or 'what was given'} says rank {place.rank} of {place.world_size}, "
+            "torch.distributed says rank "
+            f"{group[0]} of {group[1]}: pass rank= and world_size= of this job"
+        )
+    return place
+
+
+def job_for(
+    name: str,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    launch: str | None = None,
+    socket: str = "",
+    copy_threads: int = 0,
+    policy: Mapping[str, Mapping[str, int]] | None = None,
+    open_timeout: float = 60.0,
+    call_timeout: float = 30.0,
+    user: Any = None,
+) -> SharedJob:
+    """The job of that name, joined at the first call. Later calls may leave everything out; what
+    they do give must be the same.
+
+    `user`: keeps it open until `SharedJob.leave(user)`.
+    """
+    with _lock:
+        shared = _open.get(name)
+        if shared is not None:
+            for what, asked, has in (
+                ("rank", rank, shared.rank),
+                ("world_size", world_size, shared.world_size),
+                ("launch", launch, shared.launch),
+                ("socket", socket or None, shared.socket),
+                ("policy", policy, shared.policy),
+            ):
+                if asked is not None and asked != has:
+                    raise InvalidArgument(
+                        f"job {name!r} is open in this process with {what}={has!r}: it cannot be "
+                        f"{asked!r} as well"
+                    )
+            if user is not None:
+                shared.users.add(user)
+            return shared
+        place = _place(rank, world_size, launch)
+        core = _core.Job(
+            name,
+            rank=place.rank,
+            world_size=place.world_size,
+            launch=place.launch,
+            socket=socket,
+            copy_threads=copy_threads,
+            policy=policy or {},
+            open_timeout=open_timeout,
+            call_timeout=call_timeout,
+        )
+        shared = _open[name] = SharedJob(name, place, socket, policy or {}, core)
+        if user is not None:
+            shared.users.add(user)
+        return shared
+
+
+def open_job(name: str) -> SharedJob | None:
+    """The job, if this process takes part in it already."""
+    with _lock:
+        return _open.get(name)
+
+
+def remember_loaded(name: str, attempt: int, step: int) -> None:
+    """This process has loaded that step and has not joined: should it save later, that is where it
+    comes from.
+    """
+    with _lock:
+        _loaded[name] = (attempt, step)
+
+
+def forget_loaded(name: str) -> None:
+    with _lock:
+        _loaded.pop(name, None)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    for shared in _all:
+        shared.lock = threading.RLock()
+    _of_the_parent.extend(_open.values())
+    _open.clear()
+    _loaded.clear()
+
+
+def _close_all() -> None:
+    for shared in list(_open.values()):
+        try:
+            shared.close()
+        except Exception:  # the process ends: the daemon notices that as well
+            pass
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_close_all)

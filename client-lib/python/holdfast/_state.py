@@ -1,0 +1,497 @@
+"""From what the user hands over to what lies in a shard.
+
+A state is a dictionary of modules, optimizers, tensors, NumPy arrays, other objects with `state_dict` and
+`load_state_dict`, and plain Python values, nested as one likes. Tensors become tensors of the shard, named by their path
+("model.layers.0.weight"); the rest is one JSON object, `holdfast.state`, a tree of nodes (docs/formats.md, "The state of
+Python programs"):
+
+    {"dict": [[key, node], …]}  {"list": [node, …]}  {"tuple": [node, …]}  {"stateful": node}
+    {"value": JSON}             what holds no tensor
+    {"tensor": NAME}            {"array": NAME} when it was NumPy's
+    {"object": NAME}            an object of the shard, with its codec: a pickle, a tensor subclass
+    {"module": {KEY: node, …}}  keys of its state_dict that are not simply the tensor PREFIX.KEY
+    {"optimizer": {"groups": [node, …], "states": …}}
+
+Nothing here waits, or knows the daemon.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import io
+import json
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from holdfast import _json, _objects
+from holdfast._described import (
+    Described,
+    Spec,
+    describe,
+    is_subclass,
+    local_parts,
+    plain_types,
+    taken,
+    torch_module,
+)
+from holdfast._errors import InvalidArgument, Refused
+
+TREE = "holdfast.state"
+TENSOR_CODEC = "torch.save.1"
+
+# What becomes of a value's node that is not simply the tensor of its path: (number of the value, node).
+Put = Callable[[int, dict[str, Any]], None]
+
+
+def numpy_module() -> Any:
+    return sys.modules.get("numpy")
+
+
+def join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def unwrapped(module: Any) -> Any:
+    """The module that DistributedDataParallel and torch.compile stand around: names do not depend on them."""
+    torch = torch_module()
+    while True:
+        if isinstance(module, (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)):
+            module = module.module
+        elif type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+            module = module._orig_mod
+        else:
+            return module
+
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def module_key(key: str) -> str:
+    """A key of state_dict without what wrappers within the module put there."""
+    for wrapper in _WRAPPERS:
+        if wrapper in key:
+            key = key.replace(wrapper, "")
+    return key
+
+
+def module_keys(state_dict: Iterable[str]) -> list[str]:
+    """All its keys, like that."""
+    keys = list(state_dict)
+    text = "\n".join(keys)
+    return (
+        [module_key(key) for key in keys] if any(wrapper in text for wrapper in _WRAPPERS) else keys
+    )
+
+
+def untagged(key: str, path: str) -> str:
+    """A key of a JSON object in the tree: one that begins with `$` would be read as a tag (_json.py)."""
+    if key.startswith("$"):
+        raise InvalidArgument(
+            f"{join(path, key)}: a name of a module's state cannot begin with '$'"
+        )
+    return key
+
+
+def is_module(value: Any) -> bool:
+    torch = torch_module()
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def is_optimizer(value: Any) -> bool:
+    torch = torch_module()
+    return torch is not None and isinstance(value, torch.optim.Optimizer)
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    numpy = numpy_module()
+    return numpy is not None and type(value) is numpy.ndarray
+
+
+def is_stateful(value: Any) -> bool:
+    return (
+        callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+        and not isinstance(value, type)
+    )
+
+
+def reads_plainly(optimizer: Any) -> bool:
+    """Whether its state is what torch.optim.Optimizer keeps, with no word of its own in saving and loading."""
+    base = torch_module().optim.Optimizer
+    kind = type(optimizer)
+    return (
+        kind.state_dict is base.state_dict
+        and kind.load_state_dict is base.load_state_dict
+        and not getattr(optimizer, "_optimizer_state_dict_pre_hooks", None)
+        and not getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
+        and not getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
+        and not getattr(optimizer, "_optimizer_load_state_dict_post_hooks", None)
+        and all(isinstance(key, torch_module().Tensor) for key in optimizer.state)
+    )
+
+
+def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The modules and optimizers of a state, with their paths."""
+    if is_module(state) or is_optimizer(state):
+        yield path, state
+    elif type(state) in (dict, list, tuple) or isinstance(state, Mapping):
+        items = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in items:
+            if not is_tensor(value):  # as most are
+                yield from found_in(value, join(path, key))
+
+
+_NBYTES = operator.attrgetter("nbytes")
+
+
+class Parameters:
+    """The names of parameters, as the modules beside an optimizer give them."""
+
+    def __init__(self, state: Any) -> None:
+        self._names: dict[int, str] = {}
+        found = list(found_in(state))
+        self.optimizers = [value for _, value in found if is_optimizer(value)]
+        for path, value in found if self.optimizers else ():  # nobody else asks for names
+            if is_module(value):
+                self._take(path, unwrapped(value))
+
+    def _take(self, path: str, module: Any) -> None:
+        named = dict(module.named_parameters(remove_duplicate=True))
+        prefix = f"{path}." if path else ""
+        for key, parameter in zip(module_keys(named), named.values(), strict=True):
+            self._names.setdefault(id(parameter), prefix + key)
+
+    def names_of(self, optimizer: Any) -> dict[int, str]:
+        """Each parameter's name by its id: a module's, or its number in the optimizer."""
+        names: dict[int, str] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                names[id(parameter)] = self._names.get(id(parameter), f"#{len(names)}")
+        return names
+
+
+@dataclasses.dataclass
+class Flat:
+    """A state as one call of save takes it."""
+
+    specs: list[Spec]
+    addresses: list[int]
+    keep: list[Any]  # what the addresses are of
+    copy_first: list[int]
+    objects: list[tuple[str, bytes, str | None]]
+    optimizers: list[Any]
+    devices: set[int]
+    described: Described | None  # for the next call
+
+
+def is_described(value: Any) -> bool:
+    """Whether it is saved as a tensor: subclasses are objects."""
+    from holdfast import _torch_types
+
+    return is_tensor(value) and (_torch_types.is_dtensor(value) or not is_subclass(value))
+
+
+class Flattener:
+    """Makes a Flat of a state; used once. `before` is what was described the last time: when it is the same again, all that is
+    left to do is to see that. `fences`: whether that optimizer's step() waits for a copy.
+
+        flat = Flattener(allow_pickle=False, fences=lambda optimizer: True).run({"model": model, "optim": optim, "extra": {"epoch": 3}})
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_pickle: bool,
+        fences: Callable[[Any], bool],
+        before: Described | None = None,
+    ) -> None:
+        self._allow_pickle = allow_pickle
+        self._fences = fences
+        self._before = before
+        self._flat = Flat([], [], [], [], [], [], set(), None)
+        self._names: set[str] = {TREE}  # of what is not a tensor of torch
+        # Memory that nobody changes but a step() that waits: address to bytes.
+        self._fenced: dict[int, int] = {}
+        # Tensors of torch: they are described together. A node of the tree that turns out not to be simply {"tensor": path} is
+        # put where it belongs by whoever holds it: (index of the first, their numbers there, put).
+        self._paths: list[str] = []
+        self._tensors: list[Any] = []
+        self._holders: list[tuple[int, Sequence[int], Put]] = []
+        self._nodes: dict[
+            int, dict[str, Any]
+        ] = {}  # by index: of those that have a node of their own
+        self._arrays: list[tuple[Spec, int, Any]] = []
+        self._plain_types: frozenset[type] = (
+            frozenset() if torch_module() is None else plain_types()
+        )
+        self._parameters: Parameters
+
+    def run(self, state: Any) -> Flat:
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(
+                f"a state is a dictionary of what is to be saved, not a {type(state).__name__}"
+            )
+        self._parameters = Parameters(state)
+        self._flat.optimizers = self._parameters.optimizers
+        for optimizer in self._parameters.optimizers:
+            if self._fences(optimizer):
+                self._fence(optimizer)
+        tree = self._node(state, "")
+        if self._tensors:
+            self._add_tensors()
+        self._add_arrays()
+        if self._flat.devices:
+            self._copy_host_first()
+        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        self._flat.objects.append((TREE, text, None))
+        return self._flat
+
+    def _copy_host_first(self) -> None:
+        """Beside tensors on devices, what is in this process's memory (Adam's step counts) is little. An optimizer's step()
+        then has the device's streams wait, not the host (Checkpointer), and so must find it copied."""
+        first = set(self._flat.copy_first)
+        first.update(i for i, spec in enumerate(self._flat.specs) if spec[5] < 0)
+        self._flat.copy_first = sorted(first)
+
+    def _fence(self, optimizer: Any) -> None:
+        values = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for state in optimizer.state.values():
+            if isinstance(state, Mapping):
+                values += state.values()
+        if not plain_types().issuperset(map(type, values)):
+            values = local_parts([value for value in values if is_tensor(value)])
+        addresses = map(torch_module().Tensor.data_ptr, values)
+        self._fenced.update(zip(addresses, map(_NBYTES, values), strict=True))
+
+    # ---- nodes ----
+
+    def _node(self, value: Any, path: str) -> dict[str, Any]:
+        if is_tensor(value):
+            return self._tensor(value, path)
+        if is_array(value):
+            return self._array(value, path)
+        if is_module(value):
+            return self._module(unwrapped(value), path)
+        if is_optimizer(value) and reads_plainly(value):
+            return self._optimizer(value, path)
+        kind = type(value)
+        if isinstance(value, Mapping) and (kind is dict or not is_stateful(value)):
+            return self._dict(value, path)
+        if kind is list or kind is tuple:
+            nodes = [self._node(each, join(path, i)) for i, each in enumerate(value)]
+            if all(len(node) == 1 and "value" in node for node in nodes):
+                return {"value": _json.tree_of(value, path)}
+            return {kind.__name__: nodes}
+        if is_stateful(value):
+            return {"stateful": self._node(value.state_dict(), path)}
+        return self._value(value, path)
+
+    def _dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        nodes = [[key, self._node(each, join(path, key))] for key, each in value.items()]
+        if path and all(len(node) == 1 and "value" in node for _, node in nodes):
+            return self._value(value, path)
+        for pair in nodes:
+            if type(pair[0]) is not str or not pair[0].isascii():
+                pair[0] = _json.tree_of(pair[0], f"{path}: key {pair[0]!r}")
+        return {"dict": nodes}
+
+    def _value(self, value: Any, path: str) -> dict[str, Any]:
+        try:
+            return {"value": _json.tree_of(value, path)}
+        except _json.NotJson:
+            if not self._allow_pickle:
+                raise
+        return self._object(path, *_objects.to_object(path, value, allow_pickle=True)[1:])
+
+    def _object(self, path: str, data: bytes, codec: str | None) -> dict[str, Any]:
+        self._take(path)
+        self._flat.objects.append((path, data, codec))
+        return {"object": path}
+
+    def _module(self, module: Any, path: str) -> dict[str, Any]:
+        state = module.state_dict(keep_vars=True)
+        keys = module_keys(state)
+        rest: dict[str, Any] = {}
+        self._leaves(
+            [f"{path}.{key}" for key in keys],
+            list(state.values()),
+            lambda number, node: rest.update({untagged(keys[number], path): node}),
+        )
+        return {"module": rest}
+
+    def _optimizer(self, optimizer: Any, path: str) -> dict[str, Any]:
+        names = self._parameters.names_of(optimizer)
+        groups = []
+        for number, group in enumerate(optimizer.param_groups):
+            fields = [
+                [key, self._node(value, f"{path}.groups.{number}.{key}")]
+                for key, value in group.items()
+                if key != "params"
+            ]
+            groups.append(
+                {
+                    "params": [names[id(parameter)] for parameter in group["params"]],
+                    "fields": fields,
+                }
+            )
+        # Mostly all parameters have the same entries, each a tensor.
+        kinds: dict[tuple[str, ...], list[str]] = {}
+        paths: list[str] = []
+        values: list[Any] = []
+        owners: list[tuple[int, str]] = []  # number of the first, name of the parameter
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter)
+                if not state:
+                    continue
+                name = names[id(parameter)]
+                keys = tuple(state)
+                if keys not in kinds:
+                    kinds[keys] = []
+                    for key in keys:
+                        if not isinstance(key, str):
+                            raise InvalidArgument(
+                                f"{path}: the optimizer's state of {name} has the key {key!r}: a string is wanted"
+                            )
+                kinds[keys].append(name)
+                owners.append((len(paths), name))
+                prefix = f"{path}.state.{name}."
+                paths += [prefix + key for key in keys]
+                values += state.values()
+        rest: dict[str, Any] = {}
+
+        def put(number: int, node: dict[str, Any]) -> None:
+            _, name = owners[bisect.bisect_right(owners, number, key=lambda owner: owner[0]) - 1]
+            key = paths[number].removeprefix(f"{path}.state.{name}.")
+            rest.setdefault(untagged(name, path), {})[untagged(key, path)] = node
+
+        self._leaves(paths, values, put)
+        states = [{"keys": list(keys), "params": params} for keys, params in kinds.items()]
+        return {"optimizer": {"groups": groups, "states": states, "rest": rest}}
+
+    def _leaves(self, paths: list[str], values: list[Any], put: Put) -> None:
+        """Takes the values of a module or optimizer; `put` gets the nodes of those that are not simply the tensors of their paths."""
+        numbers: Sequence[int] = range(len(values))
+        if not plain_types().issuperset(map(type, values)):
+            numbers = [number for number, value in enumerate(values) if is_described(value)]
+            for number in sorted(set(range(len(values))).difference(numbers)):
+                put(number, self._node(values[number], paths[number]))
+            paths = [paths[number] for number in numbers]
+            values = [values[number] for number in numbers]
+        if values:
+            self._holders.append((len(self._tensors), numbers, put))
+            self._paths += paths
+            self._tensors += values
+
+    # ---- tensors ----
+
+    def _tensor(self, value: Any, path: str) -> dict[str, Any]:
+        if type(value) not in self._plain_types:
+            if type(value).__name__ == "ShardedTensor":
+                raise InvalidArgument(
+                    f"{path}: a ShardedTensor: use FSDP2 (fully_shard), whose parameters are DTensors"
+                )
+            if not is_described(value):
+                return self._subclass(value, path)
+        node = {"tensor": path}
+        self._nodes[len(self._tensors)] = node
+        self._paths.append(path)
+        self._tensors.append(value)
+        return node
+
+    def _add_tensors(self) -> None:
+        flat = self._flat
+        parts = local_parts(self._tensors)
+        made = describe(self._paths, self._tensors, parts, self._fenced, self._before)
+        flat.described = made
+        flat.specs += made.specs
+        flat.addresses += made.addresses
+        flat.copy_first += made.copy_first
+        flat.devices |= made.devices
+        # The memory, not the tensors alone: `.to()` gives a parameter other memory while the old is being copied.
+        flat.keep += parts
+        flat.keep += map(torch_module().Tensor.untyped_storage, parts)
+        for index, spec in made.scattered:
+            self._add_copy(parts[index], self._paths[index], spec)
+        for index, node in made.odd:
+            self._replace(index, node)
+        for name in self._names.intersection(made.names):
+            raise taken(name)
+
+    def _add_copy(self, part: Any, path: str, spec: int) -> None:
+        from holdfast import _torch_types
+
+        copy = _torch_types.dense(part, path)
+        self._flat.addresses[spec] = copy.data_ptr()
+        self._flat.keep.append(copy)
+
+    def _replace(self, index: int, node: dict[str, Any]) -> None:
+        own = self._nodes.get(index)
+        if own is not None:
+            own.clear()
+            own.update(node)
+            return
+        first, numbers, put = self._holders[
+            bisect.bisect_right(self._holders, index, key=lambda holder: holder[0]) - 1
+        ]
+        put(numbers[index - first], node)
+
+    def _subclass(self, value: Any, path: str) -> dict[str, Any]:
+        """A tensor with a meaning of its own (quantised, sparse in a way of its own): as torch.save writes it."""
+        torch = torch_module()
+        buffer = io.BytesIO()
+        torch.save(value.detach(), buffer)
+        if not self._allow_pickle:
+            try:
+                torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+            except Exception as error:
+                raise Refused(
+                    f"{path}: a {type(value).__module__}.{type(value).__qualname__} would have to be pickled "
+                    f"({type(error).__name__}): allow its type with torch.serialization.add_safe_globals, or pickles with allow_pickle=True"
+                ) from error
+        return self._object(path, buffer.getvalue(), TENSOR_CODEC)
+
+    def _array(self, value: Any, path: str) -> dict[str, Any]:
+        numpy = numpy_module()
+        dtype = array_dtype(value.dtype, path)
+        value = numpy.ascontiguousarray(value) if value.ndim else value.copy()
+        self._take(path)
+        address = value.__array_interface__["data"][0]
+        self._arrays.append(((path, dtype, value.shape, None, None, -1), address, value))
+        return {"array": path}
+
+    def _add_arrays(self) -> None:
+        flat = self._flat
+        for spec, address, array in self._arrays:
+            flat.copy_first.append(len(flat.specs))
+            flat.specs.append(spec)
+            flat.addresses.append(address)
+            flat.keep.append(array)
+
+    def _take(self, name: str) -> None:
+        if name in self._names:
+            raise taken(name)
+        self._names.add(name)
+
+
+_ARRAY_DTYPES = {
+    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "f2": "F16",
+    "u4": "U32", "i4": "I32", "f4": "F32", "u8": "U64", "i8": "I64", "f8": "F64", "c8": "C64",
+}  # fmt: skip
+ARRAY_DTYPES_BACK = {name: f"<{code}" for code, name in _ARRAY_DTYPES.items()}
+
+
+def array_dtype(dtype: Any, path: str) -> str:
+    """safetensors' name of a NumPy dtype."""
+    name = _ARRAY_DTYPES.get(dtype.str[1:]) if dtype.str[0] in "<|" else None
+    if name is None:
+        raise InvalidArgument(f"{path}: arrays of {dtype} have no place in a safetensors file")
+    return name

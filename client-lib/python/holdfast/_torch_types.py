@@ -1,0 +1,225 @@
+"""Between torch's tensors and the tensors of an image: types, places, memory."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from holdfast._errors import InvalidArgument, Refused
+
+# safetensors' names; what has none cannot be in an image.
+_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, torch_name): name
+    for torch_name, name in (
+        ("bool", "BOOL"),
+        ("uint8", "U8"),
+        ("int8", "I8"),
+        ("float8_e4m3fn", "F8_E4M3"),
+        ("float8_e5m2", "F8_E5M2"),
+        ("float8_e8m0fnu", "F8_E8M0"),
+        ("uint16", "U16"),
+        ("int16", "I16"),
+        ("float16", "F16"),
+        ("bfloat16", "BF16"),
+        ("uint32", "U32"),
+        ("int32", "I32"),
+        ("float32", "F32"),
+        ("uint64", "U64"),
+        ("int64", "I64"),
+        ("float64", "F64"),
+        ("complex64", "C64"),
+    )
+    if hasattr(torch, torch_name)
+}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def dtype_name(dtype: torch.dtype, path: str) -> str:
+    """safetensors' name of a torch dtype.
+
+    >>> dtype_name(torch.bfloat16, "model.w")
+    'BF16'
+    """
+    name = _NAMES.get(dtype)
+    if name is None:
+        raise InvalidArgument(
+            f"{path}: tensors of {dtype} have no place in a safetensors file: save a view of it as "
+            "integers "
+            "(tensor.view(torch.uint8), or view_as_real of complex numbers)"
+        )
+    return name
+
+
+def dtype_from_name(name: str, path: str) -> torch.dtype:
+    """The torch dtype of safetensors' name for it."""
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise InvalidArgument(f"{path}: torch {torch.__version__} has no dtype for {name}")
+    return dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a local tensor lies in the global one."""
+
+    shape: tuple[int, ...]  # of the global tensor
+    offset: tuple[int, ...]
+    local_shape: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        return self.local_shape == self.shape
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of a tensor that has elements: uneven sharding leaves some ranks without."""
+        return 0 in self.local_shape and 0 not in self.shape
+
+
+def is_dtensor(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and hasattr(value, "device_mesh")
+        and hasattr(value, "_local_tensor")
+    )
+
+
+def dtensor_place(tensor: Any, path: str) -> Place | None:
+    """Where this rank's part of a DTensor lies; None: its mesh has no place for this rank.
+
+    Uneven sharding, several mesh dimensions that split one tensor dimension (FSDP2 over tensor
+    parallelism) and replicas are torch's own arithmetic. A Partial tensor's values are still to be
+    summed up: nobody can save them as they are.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    for placement in tensor.placements:
+        if placement.is_partial():
+            raise InvalidArgument(
+                f"{path}: a DTensor with placement {placement} holds parts of sums: redistribute "
+                "it to Shard or Replicate before saving"
+            )
+    local_shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if tuple(tensor._local_tensor.shape) != tuple(local_shape):
+        raise InvalidArgument(
+            f"{path}: this rank's part has shape {tuple(tensor._local_tensor.shape)}, where "
+            f"placements {tensor.placements} "
+            f"of shape {tuple(tensor.shape)} give it {tuple(local_shape)}"
+        )
+    return Place(tuple(tensor.shape), tuple(offset), tuple(local_shape))
+
+
+def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    """The same values in one contiguous run of memory: the tensor's own where that is so, else a
+    copy.
+
+    Keep what this returns alive for as long as its address is used.
+    """
+    if (
+        type(tensor) in _PLAIN
+        and tensor.dtype in _NAMES
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    ):
+        return tensor
+    dtype_name(tensor.dtype, path)
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"{path}: a {tensor.layout} tensor has no plain memory: save its indices and values, "
+            "or to_dense() of it"
+        )
+    if tensor.is_quantized:
+        raise InvalidArgument(f"{path}: a quantized tensor: save its int_repr() and its scales")
+    if tensor.device.type == "meta":
+        raise InvalidArgument(
+            f"{path}: a tensor on the meta device has no values: materialise it (to_empty, then "
+            "initialise) before saving"
+        )
+    plain = tensor.detach()
+    if type(plain) is not torch.Tensor:
+        raise Refused(
+            f"{path}: a {type(tensor).__module__}.{type(tensor).__qualname__} is not a plain tensor"
+        )
+    plain = plain.resolve_conj().resolve_neg()
+    if plain.device.type not in ("cpu", "cuda"):
+        plain = plain.cpu()
+    return plain.contiguous()
+
+
+def device_ordinal(tensor: torch.Tensor) -> int:
+    """As TensorList has it: -1 for this process's memory."""
+    return tensor.device.index if tensor.device.type == "cuda" else -1
+
+
+def streams_of(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """The streams whose work comes before a read of these tensors: PyTorch's current one of each
+    device.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return [
+        (device.index, torch.cuda.current_stream(device).cuda_stream)
+        for device in sorted(devices, key=lambda each: each.index)
+    ]
+
+
+class _PyBuffer(ctypes.Structure):
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+def _address(memory: memoryview) -> int:
+    buffer = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(
+        ctypes.py_object(memory), ctypes.byref(buffer), ctypes.c_int(0)
+    )
+    try:
+        return int(buffer.buf or 0)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+
+
+def tensors_over(
+    memory: Sequence[memoryview], dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Tensors that are this memory, pieces of one mapping, and keep it. They look writable, as
+    every tensor does; where the memory is not, writing to it ends the process. (torch.frombuffer of
+    a read-only memoryview would do, with a warning for each.)
+    """
+    addresses = [_address(each) for each in memory]
+    begin = min((a for a, each in zip(addresses, memory) if each.nbytes), default=0)
+    end = max((a + each.nbytes for a, each in zip(addresses, memory) if each.nbytes), default=0)
+    owner = (ctypes.c_char * (end - begin)).from_address(begin)
+    owner.memory = list(memory)  # type: ignore[attr-defined]
+    return [
+        torch.frombuffer(
+            owner, dtype=dtype, count=each.nbytes // dtype.itemsize, offset=address - begin
+        ).view(shape)
+        if each.nbytes
+        else torch.empty(shape, dtype=dtype)
+        for address, each, dtype, shape in zip(
+            addresses, memory, dtypes, map(tuple, shapes), strict=True
+        )
+    ]

@@ -1,0 +1,337 @@
+"""The StorageReader: DCP's plan is served from the shards of a step, wherever they lie nearest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from holdfast import _core, _environment
+from holdfast._daemon import ensure_daemon
+from holdfast._errors import (
+    Corrupt,
+    HoldfastError,
+    InvalidArgument,
+    NotFound,
+    NothingToRestore,
+    Refused,
+)
+from holdfast._jobs import forget_loaded, job_for, open_job, remember_loaded, unsigned
+from holdfast.dcp import _items
+from holdfast.dcp._layout import Source, Stored, stored
+
+_log = logging.getLogger("holdfast")
+
+
+class Reader(StorageReader):
+    """Loads a step of a job through DCP.
+
+        dcp.load(state, storage_reader=holdfast.dcp.Reader("llama"))    # the newest whole step
+        dcp.load(state, storage_reader=holdfast.dcp.Reader("llama", step=900))
+
+        reader = holdfast.dcp.Reader("llama")
+        if reader.find() is not None:                                   # None: nothing to restore
+            dcp.load(state, storage_reader=reader)
+
+    A run that goes on from what it loads says so to the daemon: all its ranks agree on the step,
+    and the steps that they save descend from it (going back to step 900 and training on discards
+    what came after 900). To *adopt* a step is to do that.
+
+    `adopt=None`: at once, if this process takes part in the job already, or if a launcher
+    (torchrun, Slurm, MPI) started it and no step is named; else with the first save of this process
+    under that name. So what only reads a named step never adopts it.
+    `adopt=True`: at once. All ranks of the run must load.
+    `adopt=False`: never. For evaluation and export beside a run.
+
+    `allow_pickle`: objects that were saved as pickles are unpickled, which may run any code.
+    `timeout`: seconds to choose the step (for all ranks to come, if it is adopted), and for each
+    shard.
+    `rank`, `world_size`, `launch`, `socket`, `policy`: of the job, where the launcher's environment
+    does not say it.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        step: int | None = None,
+        attempt: int = 0,
+        adopt: bool | None = None,
+        allow_pickle: bool = False,
+        timeout: float = 600.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        launch: str | None = None,
+        socket: str = "",
+        policy: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        super().__init__()
+        attempt = unsigned("Reader", "attempt", attempt)
+        if attempt and step is None:
+            raise InvalidArgument("Reader: attempt= is of no use without step=")
+        self.job = job
+        self._step = None if step is None else unsigned("Reader", "step", step)
+        self._attempt = attempt
+        self._adopt = adopt
+        self._allow_pickle = allow_pickle
+        self._timeout = timeout
+        self._socket = socket
+        self._job_options: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "launch": launch,
+            "socket": socket,
+            "policy": policy,
+        }
+        self._found: tuple[int, int] | None = None  # attempt, step
+        self._views: dict[int, _core.View] = {}
+        self._damaged: dict[int, list[str]] = {}  # of which rank: tiers whose copy is
+        self._stored: Stored | None = None
+        self._error: HoldfastError | None = None
+
+    # For the loop.
+
+    def find(self) -> int | None:
+        """The step that dcp.load will load, or None: the job never committed anything. What cannot
+        be read is an error.
+
+        Where it adopts, all ranks must call it, as they must all load.
+        """
+        try:
+            return self._choose()[1]
+        except NothingToRestore:
+            return None
+
+    @property
+    def step(self) -> int | None:
+        """The step that was loaded, or found."""
+        return self._found[1] if self._found is not None else None
+
+    # What StorageReader asks for, in the order in which DCP calls it.
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # never chosen by a path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            raise InvalidArgument(
+                f"Reader: checkpoint_id={str(checkpoint_id)!r}: leave it out, the step is named by "
+                f"Reader({self.job!r}, step=…)"
+            )
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.job}/{'newest' if self._step is None else self._step}"
+
+    def read_metadata(self) -> Metadata:
+        # DCP makes an AssertionError of what is raised here, and of its type nothing is left.
+        # set_up_storage_reader, which comes next, raises it for all ranks.
+        try:
+            self._error = None
+            self._stored = self._read_layouts()
+            return self._stored.metadata
+        except HoldfastError as error:
+            self._release()
+            self._error = error
+            return Metadata({}, planner_data={})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return dataclasses.replace(plan, storage_data=self._found)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        found = {plan.storage_data for plan in plans}
+        if len(found) > 1:
+            steps = ", ".join(
+                f"step {step} of attempt {attempt}" for attempt, step in sorted(found)
+            )
+            raise Refused(
+                f"Reader: the ranks found different newest steps ({steps}): a run is saving just "
+                "now; name one with step="
+            )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._stored is not None
+        try:
+            per_tensor: dict[tuple[int, int], list[tuple[ReadItem, Source]]] = {}
+            for item in plan.items:
+                name = item.storage_index.fqn
+                if name in self._stored.conflicts:
+                    raise Refused(
+                        f"Reader: {name!r} is not one thing in step {self.step}: "
+                        f"{self._stored.conflicts[name]}"
+                    )
+                if item.type == LoadItemType.BYTE_IO:
+                    self._read_object(item, planner)
+                    continue
+                source = self._stored.source(item.storage_index)
+                per_tensor.setdefault((source.rank, source.index), []).append((item, source))
+            self._release({rank for rank, _ in per_tensor})
+            for (rank, index), items in per_tensor.items():
+                _read_tensor(functools.partial(self._read, rank, index), items, planner)
+        finally:
+            self._release()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _choose(self) -> tuple[int, int]:
+        """Attempt and step. Asked again it says the same: dcp.load after `find` loads what was
+        found.
+        """
+        if self._found is not None:
+            return self._found
+        if self._adopts():
+            options = self._job_options
+            if open_job(self.job) is None:
+                options = {**options, "socket": ensure_daemon(options["socket"] or None)}
+            shared = job_for(self.job, **options)
+            with shared.lock:
+                restored = shared.core.adopt(
+                    step=self._step, attempt=self._attempt, timeout=self._timeout
+                )
+                shared.has_begun = True
+            forget_loaded(self.job)
+            self._found = restored.attempt, restored.step
+        else:
+            view = self._attach(0, self._step, self._attempt)
+            self._found = view.attempt, view.step
+            self._views[0] = view
+            if self._adopt is None:
+                remember_loaded(self.job, view.attempt, view.step)
+        return self._found
+
+    def _adopts(self) -> bool:
+        if self._adopt is not None:
+            return self._adopt
+        if open_job(self.job) is not None:
+            return True
+        return self._step is None and _environment.detect().launcher != ""
+
+    def _attach(
+        self, rank: int, step: int | None, attempt: int, without: Sequence[str] = ()
+    ) -> _core.View:
+        shared = open_job(self.job)
+        if shared is not None:
+            socket = shared.socket
+        else:
+            socket = ensure_daemon(self._socket or None, start=False)
+        return _core.attach(
+            self.job,
+            rank=rank,
+            step=step,
+            attempt=attempt,
+            socket=socket,
+            timeout=self._timeout,
+            without=without,
+        )
+
+    def _read_layouts(self) -> Stored:
+        attempt, step = self._choose()
+        rank, world_size = 0, 1
+        while rank < world_size:
+            view = self._views.get(rank)
+            if view is None:
+                view = self._views[rank] = self._attach(rank, step, attempt)
+            if (view.attempt, view.step) != (attempt, step):
+                raise NotFound(
+                    f"Reader: asked for step {step} of attempt {attempt}, rank {rank} came with "
+                    f"step {view.step} of attempt {view.attempt}"
+                )
+            world_size = view.world_size
+            rank += 1
+        return stored(
+            [(self._views[rank].tensors, self._views[rank].objects) for rank in range(world_size)]
+        )
+
+    def _read(self, rank: int, index: int, address: int) -> None:
+        """Copies a tensor of a shard, verified. A copy that is damaged gives way to the next tier's."""
+        assert self._found is not None
+        attempt, step = self._found
+        while True:
+            view = self._views[rank]
+            try:
+                view.read(index, address)
+                return
+            except Corrupt:
+                damaged = self._damaged.setdefault(rank, [])
+                if view.tier in damaged:
+                    raise  # the daemon has given a copy of which it was told
+                damaged.append(view.tier)
+                try:
+                    self._views[rank] = self._attach(rank, step, attempt, damaged)
+                    continue
+                except HoldfastError as error:
+                    _log.warning("holdfast: job %s: no other copy: %s", self.job, error)
+                raise
+
+    def _read_object(self, item: ReadItem, planner: LoadPlanner) -> None:
+        assert self._stored is not None
+        name = item.storage_index.fqn
+        _, data, codec = self._stored.objects[name]
+        planner.load_bytes(
+            item, _items.bytes_for(name, data, codec, allow_pickle=self._allow_pickle)
+        )
+
+    def _release(self, keep: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """Lets go of shards, and so of the slots that they hold."""
+        for rank in list(self._views):
+            if rank not in keep:
+                del self._views[rank]
+
+
+def _read_tensor(
+    read: Callable[[int], None], items: list[tuple[ReadItem, Source]], planner: LoadPlanner
+) -> None:
+    """All that is wanted of one tensor of a shard. It is verified as it is copied: straight into
+    its place where all of it goes to one, else into memory that is ours for as long as parts of it
+    are handed on.
+    """
+    if len(items) == 1:
+        (item, source) = items[0]
+        target = planner.resolve_tensor(item).detach()
+        if (
+            source.whole
+            and tuple(item.lengths) == source.place.local_shape
+            and tuple(target.shape) == source.place.local_shape
+            and target.dtype == source.dtype
+            and target.device.type == "cpu"
+            and target.is_contiguous()
+            and type(target) is torch.Tensor
+            and not (target.is_conj() or target.is_neg())
+        ):
+            read(target.data_ptr())
+            planner.commit_tensor(item, target)
+            return
+    first = items[0][1]
+    flat = torch.empty(first.elements, dtype=first.dtype)
+    read(flat.data_ptr())
+    for item, source in items:
+        chunk = flat[source.first : source.first + math.prod(source.place.local_shape)].reshape(
+            source.place.local_shape
+        )
+        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
+            chunk = chunk.narrow(dimension, offset, length)
+        target = planner.resolve_tensor(item).detach()
+        if target.shape != chunk.shape:
+            raise InvalidArgument(
+                f"load: {item.storage_index.fqn}: the plan wants shape {tuple(chunk.shape)} put "
+                f"into {tuple(target.shape)}"
+            )
+        target.copy_(chunk)
+        planner.commit_tensor(item, target)

@@ -1,0 +1,321 @@
+"""The StorageWriter: what DCP has planned goes into a slot of the daemon's."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from holdfast import _core
+from holdfast._daemon import ensure_daemon
+from holdfast._errors import InvalidArgument, Refused
+from holdfast._jobs import SharedJob, job_for, open_job, unsigned
+from holdfast._torch_types import dense, device_ordinal, dtype_name, streams_of
+from holdfast.dcp import _items, _staging
+from holdfast.dcp._layout import MAPPINGS, Slice, chunk_place, encode_mappings, tensor_list
+
+_STAGES = ("sealed", "committed", "nvme", "remote")
+
+
+class Writer(StorageWriter):
+    """Saves one step of a job through DCP.
+
+        dcp.save(state, storage_writer=holdfast.dcp.Writer("llama", step=100))
+        future = dcp.async_save(state, storage_writer=holdfast.dcp.Writer("llama", step=100))
+
+    Make one for each save. With `async_save` the Writer stages as well (or a holdfast.dcp.Stager
+    does, if one is given): the state is copied once, into the slot, before `async_save` returns.
+
+    `step`: must grow within a run.
+    `wait`: "sealed": the save is done when every rank's copy is complete in the daemon's memory,
+    and survives the process from then on. "committed", "nvme", "remote": when the step is whole
+    there.
+    `allow_pickle`: objects that are not JSON are pickled; they are refused otherwise.
+    `wait_for_room`: seconds that a save may wait for a slot. By default it fails instead, with
+    holdfast.NoRoom.
+    `timeout`: seconds for each thing that is waited for. One is the last step that was staged and
+    is not sealed yet: if it takes longer, it is given up.
+    `rank`, `world_size`, `launch`, `socket`, `policy`: of the job, where the launcher's environment
+    does not say it.
+    """
+
+    # As AsyncStager has it: `stage` returns when all is copied.
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        step: int,
+        wait: str = "sealed",
+        allow_pickle: bool = False,
+        wait_for_room: float = 0.0,
+        timeout: float = 600.0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        launch: str | None = None,
+        socket: str = "",
+        policy: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        super().__init__()
+        if wait not in _STAGES:
+            raise InvalidArgument(f"Writer: wait={wait!r} is none of {', '.join(_STAGES)}")
+        self.job = job
+        self.step = unsigned("Writer", "step", step)
+        self._wait = wait
+        self._allow_pickle = allow_pickle
+        self._wait_for_room = wait_for_room
+        self._timeout = timeout
+        self._job_options: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "launch": launch,
+            "socket": socket,
+            "policy": policy,
+        }
+        self._staged: _staging.Staged | None = None
+        self._stage_error: Exception | None = None
+        self._save: _core.Save | None = None
+        _staging.announce(self)
+
+    def __reduce__(self) -> Any:
+        raise Refused(
+            "Writer: cannot go to another process: the slots are mapped in this one "
+            "(AsyncCheckpointerType.THREAD is the one to use)"
+        )
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.job}/{self.step}"
+
+    # What AsyncStager asks for.
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        return False
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copies the state into a slot; `async_save` calls it. A save that fails already here says
+        so where DCP tells all ranks, in the future: were it raised here, on one rank, the others
+        would wait for this one.
+        """
+        _staging.withdraw(self)
+        if self._staged is not None or self._save is not None:
+            raise InvalidArgument(
+                f"Writer: step {self.step} of job {self.job!r} was given to this Writer already: "
+                "make one for each save"
+            )
+        try:
+            shared = self._shared()
+            if not shared.stages_in_slots:
+                return _copy(state_dict)
+            nested, self._staged = _staging.stage(
+                shared,
+                state_dict,
+                self.step,
+                allow_pickle=self._allow_pickle,
+                wait_for_room=self._wait_for_room,
+                timeout=self._timeout,
+            )
+            return nested
+        except Exception as error:
+            self._stage_error = error
+            return {}
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for when `stage` has returned."""
+
+    def close(self) -> None:
+        """Gives up what was staged and never saved."""
+        if self._staged is not None:
+            self._staged.discard()
+
+    # What StorageWriter asks for, in the order in which DCP calls it.
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # never chosen by a path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None and str(checkpoint_id) not in (
+            str(self.step),
+            self.checkpoint_id,
+        ):
+            raise InvalidArgument(
+                f"Writer: checkpoint_id={str(checkpoint_id)!r}, but this Writer saves step "
+                f"{self.step} of job {self.job!r}: leave it out"
+            )
+
+    def storage_meta(self) -> StorageMeta:
+        # The first that DCP calls, in the thread that then does all of the save, and before
+        # anything of it can fail.
+        if self._staged is not None:
+            self._staged.discard_after(threading.current_thread())
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+        _staging.withdraw(self)
+        if self._stage_error is not None:
+            raise self._stage_error
+        if self._staged is None:
+            self._shared().begin(self._timeout)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        sizes = (
+            self._write_staged(plan, planner)
+            if self._staged is not None
+            else self._write(plan, planner)
+        )
+        shared = self._shared()
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(
+            [
+                WriteResult(item.index, size, (shared.rank, self.step))
+                for item, size in zip(plan.items, sizes, strict=True)
+            ]
+        )
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        for rank_results in results:
+            for result in rank_results:
+                rank, step = result.storage_data
+                if step != self.step:
+                    raise InvalidArgument(
+                        f"Writer: this rank saved step {self.step}, rank {rank} step {step}: name "
+                        "the same step on all ranks"
+                    )
+        metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id)
+        if self._wait != "sealed":
+            self.wait(self._wait, self._timeout)
+
+    # For the loop.
+
+    def wait(self, stage: str = "committed", timeout: float | None = None) -> None:
+        """Waits until the save has come that far: "sealed", "committed", "nvme" or "remote"."""
+        if self._save is None:
+            raise Refused(f"Writer: step {self.step} of job {self.job!r} has not been saved")
+        self._save.wait(stage, self._timeout if timeout is None else timeout)
+
+    def _shared(self) -> SharedJob:
+        options = self._job_options
+        if open_job(self.job) is None:
+            options = {**options, "socket": ensure_daemon(options["socket"] or None)}
+        return job_for(self.job, **options)
+
+    def _write_staged(self, plan: SavePlan, planner: SavePlanner) -> list[int]:
+        staged = self._staged
+        assert staged is not None
+        try:
+            difference = staged.difference(plan, planner)
+            if difference is not None:
+                # The slot is of this step, and a step is begun once: to write anything else it
+                # would have to be another.
+                staged.shared.stages_in_slots = False
+                raise Refused(
+                    f"Writer: step {self.step} of job {self.job!r} was staged before it was "
+                    f"planned, and {type(planner).__qualname__} "
+                    f"plans {difference}: the step is lost; from the next one on this process "
+                    "stages by a copy of its own"
+                )
+            sizes = [_nbytes(item, staged) for item in plan.items]
+            staged.seal(self._timeout)
+        except BaseException:
+            staged.discard()
+            raise
+        self._save = staged.save
+        return sizes
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[int]:
+        # 1. The items' data. What is contiguous is taken as it lies there.
+        slices: list[Slice] = []
+        sources: list[torch.Tensor] = []
+        objects: list[tuple[str, bytes, str | None]] = []
+        sizes: list[int] = []
+        for item in plan.items:
+            name = item.index.fqn
+            if item.type == WriteItemType.BYTE_IO:
+                objects.append(_items.object_of(item, planner, allow_pickle=self._allow_pickle))
+                sizes.append(len(objects[-1][1]))
+                continue
+            resolved = planner.resolve_data(item)
+            assert item.tensor_data is not None and isinstance(resolved, torch.Tensor)
+            owner = _staging.holder_of(resolved)
+            if owner is not None:
+                owner.discard()
+                raise Refused(
+                    f"Writer: {name} was staged for step {owner.step} by another Writer than this "
+                    f"one of step {self.step}: "
+                    "make one Writer for each async_save, in the call"
+                )
+            source = dense(resolved, name)
+            place = chunk_place(item.tensor_data.size, item.tensor_data.chunk)
+            if tuple(source.shape) != place.local_shape:
+                raise InvalidArgument(
+                    f"{name}: planned was shape {place.local_shape}, the planner resolves it to "
+                    f"{tuple(source.shape)}"
+                )
+            sizes.append(source.nbytes)
+            if place.empty:
+                continue
+            slices.append(
+                Slice(name, dtype_name(source.dtype, name), place, device_ordinal(source))
+            )
+            sources.append(source)
+        # Also where there are none: a rank of which the plan wants nothing saves its shard all the same.
+        objects.append(_mappings_object({} if plan.planner_data is None else plan.planner_data))
+
+        # 2. One copy; then the daemon has it.
+        shared = self._shared()
+        _staging.wait_for_others(shared, self.step, self._timeout)
+        with shared.lock:
+            _staging.give_up_others(shared, self.step)
+            self._save = shared.core.save(
+                self.step,
+                tensor_list(slices),
+                [source.data_ptr() for source in sources],
+                objects,
+                streams=streams_of(sources),
+                wait_for_room=self._wait_for_room,
+            )
+        self._save.wait("snapshot", self._timeout)
+        self._save.wait("sealed", self._timeout)
+        return sizes
+
+
+def _nbytes(item: WriteItem, staged: _staging.Staged) -> int:
+    if item.tensor_data is None:
+        return len(staged.objects[item.index.fqn][1])
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+
+
+def _mappings_object(planner_data: Any) -> tuple[str, bytes, str | None]:
+    if not isinstance(planner_data, Mapping):
+        raise Refused(
+            f"Writer: planner_data of type {type(planner_data).__qualname__}: only DCP's own (a "
+            "map of names to paths) can be saved"
+        )
+    return MAPPINGS, encode_mappings(planner_data), None
+
+
+def _copy(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Staged as DCP's own stager does it, for planners that write something else than the state as
+    it is.
+    """
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+
+    return StateDictStager(pin_memory=False, share_memory=False).stage(state_dict)

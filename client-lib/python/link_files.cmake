@@ -1,0 +1,13 @@
+# Every file of the package as a link in the build folder: what is edited is what runs.
+file(GLOB_RECURSE present RELATIVE ${TO} ${TO}/*.py ${TO}/*.pyi ${TO}/*.yaml ${TO}/py.typed)
+foreach(file ${present})
+  if(NOT EXISTS ${FROM}/${file})
+    file(REMOVE ${TO}/${file})
+  endif()
+endforeach()
+file(GLOB_RECURSE files RELATIVE ${FROM} ${FROM}/*.py ${FROM}/*.pyi ${FROM}/*.yaml ${FROM}/py.typed)
+foreach(file ${files})
+  get_filename_component(folder ${TO}/${file} DIRECTORY)
+  file(MAKE_DIRECTORY ${folder})
+  file(CREATE_LINK ${FROM}/${file} ${TO}/${file} SYMBOLIC)
+endforeach()

@@ -1,0 +1,433 @@
+#include "client-lib/src/job_core.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_guard.h"
+#include "client-lib/src/errors.h"
+#include "client-lib/src/worker_pool.h"
+
+namespace holdfast::client {
+namespace {
+
+constexpr Milliseconds kLeaveTime{2000};
+// A copy ends by itself: its exchanges have deadlines.
+constexpr Milliseconds kCopyAlwaysEnds = std::chrono::hours(24 * 365);
+constexpr uint32_t kReservedSlotsMax = 1024;
+// What SaveOptions::copy_first may come to without a slot at hand.
+constexpr uint64_t kSetAsideBytesMax = 16 << 20;
+
+// A second mapping of a slot, for looking at.
+class SlotCopies : public StagedTensors {
+ public:
+  static Result<std::shared_ptr<const StagedTensors>> Map(
+      const SlotMapping& slot, const std::vector<std::span<const std::byte>>& copies) {
+    // Length 0: not moved but made once more, of the same pages.
+    void* const memory = ::mremap(slot.data(), 0, slot.bytes(), MREMAP_MAYMOVE);
+    if (memory == MAP_FAILED) {
+      return SystemError(Code::kInternal, errno, "map a slot once more");
+    }
+    std::shared_ptr<SlotCopies> mapped(
+        new SlotCopies(static_cast<std::byte*>(memory), slot.bytes()));
+    if (::mprotect(memory, slot.bytes(), PROT_READ) != 0 ||
+        ::madvise(memory, slot.bytes(), MADV_DONTFORK) != 0) {
+      return SystemError(Code::kInternal, errno, "map a slot once more");
+    }
+    for (const std::span<const std::byte> copy : copies) {
+      mapped->bytes_.push_back({mapped->memory_ + (copy.data() - slot.data()), copy.size()});
+    }
+    return std::shared_ptr<const StagedTensors>(std::move(mapped));
+  }
+  ~SlotCopies() override {
+    if (!owner_.forked()) {  // there it was never mapped
+      ::munmap(memory_, size_);
+    }
+  }
+  const std::vector<std::span<const std::byte>>& bytes() const override { return bytes_; }
+
+ private:
+  SlotCopies(std::byte* memory, size_t size) : memory_(memory), size_(size) {}
+
+  const ForkOwner owner_;
+  std::byte* const memory_;
+  const size_t size_;
+  std::vector<std::span<const std::byte>> bytes_;
+};
+
+}  // namespace
+
+struct JobCore::RunningSave {
+  RunningSave(JobCore& core, SaveRequest wanted, std::shared_ptr<SaveProgress> how_far)
+      : request(std::move(wanted)),
+        progress(std::move(how_far)),
+        context{*core.link_, core.mappings_, *core.engine_, core.call_deadline_} {
+    if (request.objects == nullptr) {
+      request.objects = &request.own_objects;
+    }
+    observer.planned = [&core](std::shared_ptr<const StatePlan> plan) {
+      core.plans_.Keep(std::move(plan));
+    };
+    observer.granted = [&core, this](uint64_t attempt) {
+      core.took_part_ = true;
+      progress->Granted(attempt);
+    };
+    observer.first_copied = [this] { progress->FirstCopied(); };
+    observer.copied = [this](uint64_t image_bytes) { progress->Copied(image_bytes); };
+  }
+
+  SaveRequest request;
+  const std::shared_ptr<SaveProgress> progress;
+  const SaveContext context;
+  SaveObserver observer;
+  SaveRun run{context, request, observer};
+};
+
+JobCore::JobCore(RankIdentity identity, const JobOptions& options)
+    : call_deadline_(options.call_deadline),
+      device_deadline_(options.device_deadline),
+      interrupt_(options.interrupted),
+      plans_(identity.rank),
+      engine_(MakeCopyEngine(CopyThreads(options.copy_threads))),
+      link_(std::make_shared<DaemonLink>(std::move(identity))) {}
+
+Status JobCore::Open(Milliseconds wait) {
+  return link_->Open(Deadline::In(wait).Or(interrupt_));
+}
+
+Status JobCore::last_failure() const {
+  const MutexLock lock(failure_mutex_);
+  return last_failure_;
+}
+
+// The status as the caller gets it; remembered if it is a failure.
+Status JobCore::Noted(uint64_t step, const Status& status) {
+  if (status.ok()) {
+    return status;
+  }
+  Status noted = WithContext(status, absl::StrCat("save step ", step));
+  if (noted.code() == Code::kDeadlineExceeded) {
+    // An exchange with the daemon took too long; to whoever waits for the save that code says: not
+    // yet.
+    noted = Status(Code::kUnavailable, noted.message());
+  }
+  failed_saves_.fetch_add(1, std::memory_order_relaxed);
+  const MutexLock lock(failure_mutex_);
+  last_failure_ = noted;
+  return noted;
+}
+
+// ---- Saving ----
+
+Result<std::shared_ptr<DeviceFence>> JobCore::FenceFor(const std::vector<Tensor>& tensors,
+                                                       const std::vector<DeviceStream>& streams,
+                                                       std::optional<Deadline> until) {
+  std::set<int32_t> used;
+  int32_t last = kHostMemory;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.device != last && tensor.device >= 0) {
+      used.insert(tensor.device);
+      last = tensor.device;
+    }
+  }
+  if (used.empty()) {
+    return std::shared_ptr<DeviceFence>();
+  }
+  std::shared_ptr<Devices> devices;
+  {
+    const MutexLock lock(devices_mutex_);
+    if (devices_ == nullptr) {
+      HF_TRY_ASSIGN(std::shared_ptr<DeviceDriver> driver, LoadDeviceDriver());
+      devices_ = std::make_shared<Devices>(std::move(driver), device_deadline_);
+    }
+    devices = devices_;
+  }
+  return DeviceFence::After(std::move(devices), std::move(used), streams, until);
+}
+
+// Everything of a save that happens before anybody is asked, but for reading the tensors.
+Result<SaveRequest> JobCore::Prepare(uint64_t step, const State& state, const SaveOptions& options,
+                                     std::shared_ptr<DeviceFence> fence) {
+  SaveRequest request;
+  request.step = step;
+  request.options = options;
+  HF_TRY_ASSIGN(request.plan, plans_.Get(state));
+  request.tensors.reserve(state.tensors.size());
+  for (const Tensor& tensor : state.tensors) {
+    request.tensors.push_back(tensor.data);
+  }
+  if (fence != nullptr) {
+    request.devices.reserve(state.tensors.size());
+    for (const Tensor& tensor : state.tensors) {
+      request.devices.push_back(tensor.device);
+    }
+  }
+  request.fence = std::move(fence);
+  return request;
+}
+
+// What may change as soon as SaveAsync returns. A little of it is copied here and now, so that
+// nobody has to be asked for a slot first; more goes into the slot, before anything else does.
+Status JobCore::SetAside(const State& state, const std::vector<size_t>& tensors,
+                         SaveRequest& request) {
+  uint64_t bytes = 0;
+  bool on_device = false;  // memory that is not read here
+  for (const size_t i : tensors) {
+    if (i >= state.tensors.size()) {
+      return Status(Code::kInvalidArgument, absl::StrCat("SaveOptions::copy_first names tensor ", i,
+                                                         " of ", state.tensors.size()));
+    }
+    on_device = on_device || state.tensors[i].device >= 0;
+    bytes += request.plan->input_bytes[i];
+  }
+  if (bytes > kSetAsideBytesMax || on_device) {
+    request.first.assign(state.tensors.size(), false);
+    for (const size_t i : tensors) {
+      request.first[i] = true;
+    }
+    return Status();
+  }
+  if (set_aside_.size() < bytes) {
+    set_aside_.resize(bytes);
+  }
+  std::byte* at = set_aside_.data();
+  for (const size_t i : tensors) {
+    const uint64_t size = request.plan->input_bytes[i];
+    if (size != 0) {
+      std::memcpy(at, request.tensors[i], size);
+    }
+    request.tensors[i] = at;
+    at += size;
+  }
+  return Status();
+}
+
+Status JobCore::RunSave(RunningSave& save) {
+  HF_TRY(save.run.Copy());
+  return save.run.Seal();
+}
+
+Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& options) {
+  const auto save = [&]() -> Status {
+    HF_TRY_ASSIGN(std::shared_ptr<DeviceFence> fence,
+                  FenceFor(state.tensors, options.streams, std::nullopt));
+    HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
+    GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
+    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, std::move(fence)));
+    request.objects = &state.objects;
+    RunningSave running(*this, std::move(request), std::make_shared<SaveProgress>(link_, step));
+    return RunSave(running);
+  };
+  return Noted(step, save());
+}
+
+std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state,
+                                               const SaveOptions& options) {
+  auto progress = std::make_shared<SaveProgress>(link_, step);
+  interrupt_.Reset();
+  const auto begin = [&]() -> Status {
+    HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence,
+                  FenceFor(state.tensors, options.streams, std::nullopt));
+    progress->set_fence(fence);
+    HF_TRY_ASSIGN(Background::Turn turn, background_.Take(Deadline::Never().Or(interrupt_)));
+    GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
+    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, fence));
+    HF_TRY(SetAside(state, options.copy_first, request));
+    if (request.first.empty()) {
+      progress->FirstCopied();
+    }
+    request.own_objects = state.objects;
+    auto save = std::make_shared<RunningSave>(*this, std::move(request), progress);
+    turn.HandTo([this, save, hold = options.hold] {
+      if (hold) {
+        KeepHeld(save, NoThrow([&]() -> Status { return save->run.Copy(); }));
+        return;
+      }
+      const Status saved = NoThrow([&]() -> Status { return RunSave(*save); });
+      save->progress->Finished(Noted(save->request.step, saved));
+    });
+    return Status();
+  };
+  if (const Status begun = NoThrow(begin); !begun.ok()) {
+    progress->Finished(Noted(step, begun));
+  }
+  if (!options.copy_first.empty() && !options.return_at_once) {
+    static_cast<void>(progress->WaitFirst(kCopyAlwaysEnds).ok());
+  }
+  return MakeSaveHandle(std::move(progress),
+                        options.hold ? weak_from_this() : std::weak_ptr<JobCore>());
+}
+
+void JobCore::KeepHeld(std::shared_ptr<RunningSave> save, const Status& copied) {
+  if (copied.ok()) {
+    held_ = std::move(save);
+  } else {
+    save->progress->Finished(Noted(save->request.step, copied));
+  }
+}
+
+void JobCore::GiveUpHeld(const Status& why) {
+  if (held_ == nullptr) {
+    return;
+  }
+  const std::shared_ptr<RunningSave> save = std::exchange(held_, nullptr);
+  save->run.GiveUp(why);
+  save->progress->Finished(Noted(save->request.step, why));
+}
+
+Status JobCore::SealHeld(const SaveProgress& progress, Deadline deadline) {
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+  if (held_ == nullptr || held_->progress.get() != &progress) {
+    return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
+                                               " is not held any more: it was sealed or given up"));
+  }
+  const std::shared_ptr<RunningSave> save = std::exchange(held_, nullptr);
+  const Status sealed = Noted(save->request.step, save->run.Seal());
+  save->progress->Finished(sealed);
+  return sealed;
+}
+
+void JobCore::DiscardHeld(SaveProgress& progress) {
+  if (progress.finished()) {
+    return;  // by whoever has the turn now, perhaps
+  }
+  const Result<Background::Turn> turn = background_.Take();
+  if (turn.ok() && held_ != nullptr && held_->progress.get() == &progress) {
+    GiveUpHeld(Status(Code::kAbandoned, "it was held, and given up before it was sealed"));
+  }
+}
+
+Result<std::shared_ptr<const StagedTensors>> JobCore::StagedOf(const SaveProgress& progress) {
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
+  if (held_ == nullptr || held_->progress.get() != &progress) {
+    return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
+                                               " is not held any more: it was sealed or given up"));
+  }
+  return SlotCopies::Map(held_->run.slot(), held_->run.Copies());
+}
+
+// ---- Room ----
+
+Result<ReserveReport> JobCore::Reserve(const State& state, Milliseconds wait) {
+  interrupt_.Reset();
+  const Deadline deadline = Deadline::In(wait).Or(interrupt_);
+  HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence,
+                FenceFor(state.tensors, {}, std::nullopt));
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+  GiveUpHeld(Status(Code::kAbandoned, "slots were reserved in between"));
+  return ReserveSlots(state, fence.get(), deadline);
+}
+
+Result<ReserveReport> JobCore::ReserveSlots(const State& state, DeviceFence* fence,
+                                            Deadline deadline) {
+  HF_TRY_ASSIGN(std::shared_ptr<const StatePlan> plan, plans_.Get(state));
+  if (!FitsObjects(*plan, state.objects)) {
+    HF_TRY_ASSIGN(plan, PlanWithObjects(*plan, state.objects, link_->identity().rank));
+    plans_.Keep(plan);
+  }
+  HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
+                link_->Get(deadline, Patience::kUntilDeadline));
+  mappings_.DropUnfit(plan->slot_bytes);
+  ReleaseDropped(*connection, mappings_, deadline);
+  // 1. Each answer brings at most one slot that is not mapped here yet; the last one brings none.
+  std::vector<SlotMapping*> fresh;
+  wire::Reserve reserve;
+  reserve.slot_bytes = plan->slot_bytes;
+  for (uint32_t i = 0; i < kReservedSlotsMax; ++i) {
+    reserve.deadline_ms = deadline.DaemonMillis();
+    HF_TRY_ASSIGN(const Answer<wire::ReserveReply> answer,
+                  connection->Call<wire::ReserveReply>(reserve, deadline));
+    const wire::ReserveReply& reply = answer.message;
+    if (!reply.descriptor) {
+      // 2. With all of them ready, what makes later mappings cheap.
+      bool huge_pages = true;
+      for (size_t slot = 0; slot < fresh.size() && !deadline.passed(); ++slot) {
+        huge_pages = huge_pages && fresh[slot]->UseHugePages(deadline);
+        fresh[slot]->Populate();
+        if (fence != nullptr && !deadline.passed()) {
+          static_cast<void>(fresh[slot]->Pin(fence->devices()));
+        }
+      }
+      return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
+    }
+    // Mapped in any case: the daemon will not send this slot's descriptor again.
+    HF_TRY_ASSIGN(SlotMapping* const mapping,
+                  mappings_.Writable(reply.slot, reply.slot_bytes, answer.descriptors));
+    if (deadline.passed()) {
+      return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
+    }
+    mapping->Populate();
+    fresh.push_back(mapping);
+  }
+  return Status(Code::kInternal,
+                absl::StrCat("ckptd went on to send slots after ", kReservedSlotsMax));
+}
+
+// ---- Restoring ----
+
+Status JobCore::CheckWanted(const State& state) {
+  return state.tensors.empty() ? Status() : plans_.GetForTensors(state.tensors).status();
+}
+
+Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRun::Wants& wants,
+                                  const State* known, std::vector<Object>& objects) {
+  interrupt_.Reset();
+  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt_);
+  std::shared_ptr<DeviceFence> fence;
+  if (known != nullptr) {
+    HF_TRY_ASSIGN(fence, FenceFor(known->tensors, options.streams, deadline));
+  }
+  const RestoreRun::Fences fences = [&](const State& wanted) {
+    return known != nullptr ? Result<std::shared_ptr<DeviceFence>>(fence)
+                            : FenceFor(wanted.tensors, options.streams, deadline);
+  };
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+  if (known != nullptr && !options.adopt_only) {
+    HF_TRY(CheckWanted(*known));
+  }
+  GiveUpHeld(Status(Code::kAbandoned, "a restore began in between"));
+  if (took_part_) {
+    HF_TRY(link_->NextAttempt(deadline));
+    took_part_ = false;
+  }
+  RestoreRun run(*link_, mappings_, *engine_, options, wants, fences);
+  Result<Restored> restored = run.Run(deadline);
+  if (restored.ok()) {
+    objects = run.TakeObjects();
+  } else if (interrupt_.hit()) {
+    // Nobody waits for the session's answer any more.
+    link_->Disconnect(Status(Code::kUnavailable, "the restore was interrupted"));
+  }
+  // "From scratch" is a decision of the attempt, too.
+  took_part_ = restored.ok() || restored.status().code() == Code::kNothingToRestore;
+  return restored;
+}
+
+Status JobCore::Leave() {
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
+  GiveUpHeld(Status(Code::kAbandoned, "the job was closed before it was sealed"));
+  if (link_->attempt() == 0) {
+    return Status();  // never had a place to leave
+  }
+  if (!mappings_.DropAll()) {
+    link_->Close();  // without leaving: the slots are this process's until it ends
+    return Status();
+  }
+  const Deadline deadline = Deadline::In(kLeaveTime);
+  Result<std::shared_ptr<Connection>> connection = link_->Get(deadline, Patience::kOnce);
+  if (connection.ok()) {
+    ReleaseDropped(**connection, mappings_, deadline);
+    static_cast<void>((*connection)->Call<wire::Done>(wire::Leave{}, deadline).ok());
+  }
+  link_->Close();
+  return Status();
+}
+
+}  // namespace holdfast::client
