@@ -25,7 +25,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,11 +35,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 
 import holdfast
-
-try:
-    import holdfast.dcp as holdfast_dcp
-except ImportError:
-    holdfast_dcp = None
+import holdfast.dcp as holdfast_dcp
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULT = ROOT / "build/torch_bench.json"
@@ -98,7 +93,9 @@ def seconds_row(name: str, seconds: list[float], note: str = "") -> Row:
     return Row(name, "ms", value, 0.0, value, min(ms), max(ms), higher_is_better=False, note=note)
 
 
-def rate_row(name: str, nbytes: int, seconds: list[float], ceiling: list[float], bar: bool) -> Row:
+def rate_row(
+    name: str, nbytes: int, seconds: list[float], ceiling: list[float], bar: bool, note: str
+) -> Row:
     ratios = [top / each for top, each in zip(ceiling, seconds, strict=True)]
     return Row(
         name,
@@ -110,6 +107,7 @@ def rate_row(name: str, nbytes: int, seconds: list[float], ceiling: list[float],
         max(ratios),
         COPY_BAR if bar else 0.0,
         COPY_GOAL if bar else 0.0,
+        note=note,
     )
 
 
@@ -219,11 +217,37 @@ def small(count: int) -> State:
 # ---- the ceiling ----
 
 
+class PlainCopies:
+    """Those of bench/plain_copy.h: libc's and the streaming ones of this CPU."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(ROOT / "build/release/bench/plain_copies.so"))
+        self._library.plain_copies.restype = ctypes.c_size_t
+        self._library.plain_copy_name.restype = ctypes.c_char_p
+        self._library.plain_copy_seconds.restype = ctypes.c_double
+        self.names = [
+            self._library.plain_copy_name(copy).decode()
+            for copy in range(self._library.plain_copies())
+        ]
+
+    def seconds(
+        self, copy: int, pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int
+    ) -> float:
+        count = len(pairs)
+        to = (ctypes.c_void_p * count)(*(to.data_ptr() for to, _ in pairs))
+        source = (ctypes.c_void_p * count)(*(source.data_ptr() for _, source in pairs))
+        nbytes = (ctypes.c_size_t * count)(*(to.nbytes for to, _ in pairs))
+        return self._library.plain_copy_seconds(
+            ctypes.c_size_t(copy), ctypes.c_size_t(count), to, source, nbytes, ctypes.c_int(threads)
+        )
+
+
 class Ceiling:
     """Plain copies between the tensors and ready, populated memory of the kind that slots are made of."""
 
     def __init__(self, tensors: list[torch.Tensor], threads: int) -> None:
         self._threads = threads
+        self._copies = PlainCopies()
         total = sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors)
         with tempfile.TemporaryFile(dir="/dev/shm") as file:
             file.truncate(total)
@@ -236,18 +260,26 @@ class Ceiling:
             part = whole[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             self._pairs.append((part, tensor))
             at += -(-tensor.nbytes // 64) * 64
-        self.saving: dict[str, list[float]] = {"copy_": [], "memcpy": []}
-        self.restoring: dict[str, list[float]] = {"copy_": [], "memcpy": []}
+        names = ["copy_", *self._copies.names]
+        self.saving: dict[str, list[float]] = {name: [] for name in names}
+        self.restoring: dict[str, list[float]] = {name: [] for name in names}
 
-    def measure(self) -> None:
-        back = [(tensor, part) for part, tensor in self._pairs]
-        for pairs, seconds in ((self._pairs, self.saving), (back, self.restoring)):
-            seconds["copy_"].append(self._copy(pairs))
-            seconds["memcpy"].append(self._memcpy(pairs))
+    def measure_saving(self) -> None:
+        self._measure(self._pairs, self.saving)
+
+    def measure_restoring(self) -> None:
+        self._measure([(tensor, part) for part, tensor in self._pairs], self.restoring)
+
+    def _measure(
+        self, pairs: list[tuple[torch.Tensor, torch.Tensor]], seconds: dict[str, list[float]]
+    ) -> None:
+        seconds["copy_"].append(self._copy(pairs))
+        for copy, name in enumerate(self._copies.names):
+            seconds[name].append(self._copies.seconds(copy, pairs, self._threads))
 
     @staticmethod
-    def best(seconds: dict[str, list[float]]) -> list[float]:
-        return min(seconds.values(), key=statistics.median)
+    def best(seconds: dict[str, list[float]]) -> str:
+        return min(seconds, key=lambda name: statistics.median(seconds[name]))
 
     @staticmethod
     def _copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -255,42 +287,6 @@ class Ceiling:
         for to, source in pairs:
             to.copy_(source)
         return time.perf_counter() - began
-
-    def _memcpy(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-        """libc's, by threads that stand ready; each has the same number of bytes."""
-        share = -(-sum(to.nbytes for to, _ in pairs) // self._threads)
-        calls: list[list[tuple[int, int, int]]] = [[]]
-        room = share
-        for to, source in pairs:
-            done = 0
-            while done < to.nbytes:
-                take = min(room, to.nbytes - done)
-                calls[-1].append((to.data_ptr() + done, source.data_ptr() + done, take))
-                done += take
-                room -= take
-                if room == 0:
-                    calls.append([])
-                    room = share
-        gate = threading.Barrier(self._threads + 1)
-
-        def run(mine: list[tuple[int, int, int]]) -> None:
-            gate.wait()
-            for call in mine:
-                ctypes.memmove(*call)
-            gate.wait()
-
-        workers = [
-            threading.Thread(target=run, args=(mine,)) for mine in (calls + [[]])[: self._threads]
-        ]
-        for worker in workers:
-            worker.start()
-        gate.wait()
-        began = time.perf_counter()
-        gate.wait()
-        took = time.perf_counter() - began
-        for worker in workers:
-            worker.join()
-        return took
 
 
 # ---- the ways to save ----
@@ -354,18 +350,21 @@ class Bench:
             on_error="raise",
         )
         self.checkpointer.reserve(state.holdfast, DEADLINE_S)
+        self.stepped: list[
+            float
+        ] = []  # seconds that step() waited, right behind an overlapped save
         self.ways: dict[str, Callable[[], tuple[float, float]]] = {
             OVERLAPPED: lambda: self._checkpointer(None),
             BLOCKING: lambda: self._checkpointer("snapshot"),
             "torch.save and fsync": self._torch_save,
             "dcp.save": self._dcp_save,
             "dcp.async_save": self._dcp_async_save,
+            "holdfast.dcp, dcp.save": self._holdfast_dcp_save,
+            "holdfast.dcp, dcp.async_save": self._holdfast_dcp_async_save,
         }
-        if holdfast_dcp is not None:
-            self.ways["holdfast.dcp, dcp.save"] = self._holdfast_dcp_save
-            self.ways["holdfast.dcp, dcp.async_save"] = self._holdfast_dcp_async_save
         self.restores: dict[str, Callable[[], float]] = {
             "Checkpointer.restore": self._restore,
+            "holdfast.dcp, dcp.load": self._holdfast_dcp_load,
             "torch.load and copy_": self._torch_load,
             "dcp.load": self._dcp_load,
         }
@@ -382,6 +381,9 @@ class Bench:
         began = time.perf_counter()
         handle = self.checkpointer.save(self._next(), self._state.holdfast, wait=wait)
         blocked = time.perf_counter() - began
+        if wait is None:
+            self._state.optim.step()
+            self.stepped.append(time.perf_counter() - began - blocked)
         handle.wait("nvme", DEADLINE_S)
         return blocked, time.perf_counter() - began
 
@@ -446,6 +448,13 @@ class Bench:
         self.checkpointer.restore(self._state.holdfast)
         return time.perf_counter() - began
 
+    def _holdfast_dcp_load(self) -> float:
+        began = time.perf_counter()
+        job = "dcp-large" if self._state.is_large else "dcp-small"
+        reader = holdfast_dcp.Reader(job, adopt=False, socket=self._socket)
+        torch_dcp.load(self._state.torch, storage_reader=reader)
+        return time.perf_counter() - began
+
     def _torch_load(self) -> float:
         tensors = self._state.tensors()
         began = time.perf_counter()
@@ -477,24 +486,28 @@ def measure(
         # Everybody once for nothing: slots are mapped, layouts and staging buffers made.
         for way in bench.ways.values():
             way()
+        for load in bench.restores.values():
+            load()
         blocked: dict[str, list[float]] = {name: [] for name in bench.ways}
         durable: dict[str, list[float]] = {name: [] for name in bench.ways}
         restored: dict[str, list[float]] = {name: [] for name in bench.restores}
         for _ in range(rounds):
-            ceiling.measure()
+            ceiling.measure_saving()  # right before what is compared with it
             for name, way in bench.ways.items():
                 gc.collect()
                 held, safe = way()
                 blocked[name].append(held)
                 durable[name].append(safe)
                 progress.advance(f"{state.name}: {name}")
+            ceiling.measure_restoring()
             for name, load in bench.restores.items():
                 gc.collect()
                 restored[name].append(load())
                 progress.advance(f"{state.name}: {name}")
         bench.close()
-    saving, restoring = ceiling.best(ceiling.saving), ceiling.best(ceiling.restoring)
-    rows = [seconds_row(f"{state.name}: plain copy", saving, f"{threads} threads")]
+    there, back = ceiling.best(ceiling.saving), ceiling.best(ceiling.restoring)
+    saving, restoring = ceiling.saving[there], ceiling.restoring[back]
+    rows = [seconds_row(f"{state.name}: plain copy", saving, f"{there}, {threads} threads")]
     for name in bench.ways:
         row = seconds_row(f"{state.name}: blocked, {name}", blocked[name])
         if name == OVERLAPPED:
@@ -502,8 +515,11 @@ def measure(
             row.goal = OVERLAP_GOAL_MS + OVERLAP_GOAL_MS_PER_TENSOR * len(tensors)
             row.note = f"{len(tensors)} tensors"
         rows.append(row)
-    if holdfast_dcp is None:
-        print("holdfast.dcp is absent: not measured")
+    rows.append(
+        seconds_row(
+            f"{state.name}: step() right behind an overlapped save waits", bench.stepped[1:]
+        )
+    )
     rows += [seconds_row(f"{state.name}: durable, {name}", durable[name]) for name in bench.ways]
     rows += [
         seconds_row(f"{state.name}: restore, {name}", restored[name]) for name in bench.restores
@@ -515,6 +531,7 @@ def measure(
             blocked[BLOCKING],
             saving,
             bar=state.is_large,
+            note=there,
         )
     )
     rows.append(
@@ -524,6 +541,7 @@ def measure(
             restored["Checkpointer.restore"],
             restoring,
             bar=state.is_large,
+            note=back,
         )
     )
     return rows
@@ -547,7 +565,7 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     states = [lambda: large(min(2.0, options.max_gib)), lambda: small(20_000)]
-    progress = Progress(len(states) * options.rounds * 10)
+    progress = Progress(len(states) * options.rounds * 11)
     rows = []
     for make in states:
         with tempfile.TemporaryDirectory(prefix="torch-bench-", dir=options.dir) as folder:

@@ -63,6 +63,7 @@ struct Drain {
   std::string problem;  // why the last try failed
   int64_t begun_unix_ms = 0;
   int64_t manifest_begun_unix_ms = 0;
+  int64_t whole_unix_ms = 0;     // when what this daemon brought there made it whole; 0: unknown
   std::string stalled;           // not empty: what hangs
   bool decided = false;          // whether it goes there
   std::string shed;              // it was to go there, and does not: why

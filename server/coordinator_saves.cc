@@ -434,7 +434,8 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
                                      const Checkpoint& checkpoint, Turn& t) {
   const TierKind tier = TierOf(waiter.stage);
   if (checkpoint.CommittedAt(tier)) {
-    t.out.push_back(StageReached{token, waiter.stage, t.time.unix_ms});
+    // Whoever asks late hears when it was; what was found there by a scan, nobody knows of.
+    t.out.push_back(StageReached{token, waiter.stage, checkpoint.drain(tier).whole_unix_ms});
     return true;
   }
   const Drain& drain = checkpoint.drain(tier);

@@ -494,7 +494,8 @@ Failure Coordinator::Unreadable() const {
     } else if (checkpoint.committed &&
                checkpoint.world_size != attempts_.rbegin()->second.world_size) {
       why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
-                         " ranks, and this attempt has ", attempts_.rbegin()->second.world_size);
+                         " ranks, and this attempt has ", attempts_.rbegin()->second.world_size,
+                         " (holdfast.dcp loads into another number of ranks)");
     }
   }
   return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,

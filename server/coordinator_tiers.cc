@@ -272,6 +272,9 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     CopyDetail detail = DetailOf(m.copy);
     detail.since = t.time.now;
     checkpoint.SetGood(m.rank, m.to, std::move(detail));
+    if (checkpoint.CommittedAt(m.to)) {
+      drain.whole_unix_ms = t.time.unix_ms;
+    }
   } else {
     if (drain.failure.ok() || absl::IsCancelled(drain.failure)) {
       drain.failure = m.status;
@@ -453,6 +456,7 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
     DrainFailed(m.checkpoint, TierKind::kRemote, WentAway(TierKind::kRemote), t);
   } else if (m.status.ok()) {
     it->second.SetManifest(true);
+    drain.whole_unix_ms = t.time.unix_ms;
     Recheck(m.checkpoint, t);
     NoteStage(m.checkpoint, "manifest", drain.manifest_begun_unix_ms, t.time.unix_ms, "done", 0);
     TierCommitted(m.checkpoint, TierKind::kRemote, t);

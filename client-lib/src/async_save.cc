@@ -17,9 +17,9 @@ void SaveProgress::Granted(uint64_t attempt) {
   attempt_ = attempt;
 }
 
-void SaveProgress::FirstCopied() {
+void SaveProgress::FirstRead() {
   const MutexLock lock(mutex_);
-  first_copied_ = true;
+  first_read_ = true;
   changed_.NotifyAll();
 }
 
@@ -50,21 +50,43 @@ bool SaveProgress::finished() {
 }
 
 void SaveProgress::WaitUntilTensorsAreFree() {
-  const MutexLock lock(mutex_);
-  while (!copied_ && !finished_) {
-    changed_.Wait(mutex_);  // a copy always ends
+  Interrupt interrupt(interrupted_);
+  Deadline deadline = Deadline::Never().Or(interrupt);
+  const auto free = [this] {
+    const MutexLock lock(mutex_);
+    return copied_ || finished_;
+  };
+  while (!free()) {  // a copy always ends
+    {
+      const MutexLock lock(mutex_);
+      if (!copied_ && !finished_) {
+        changed_.WaitUntil(mutex_, deadline.NextLook());
+      }
+    }
+    deadline.Look();
+    if (deadline.passed()) {
+      Cancel();
+      deadline = Deadline::Never();
+    }
   }
 }
 
 Status SaveProgress::WaitFirst(Milliseconds wait) {
   const Deadline deadline = Deadline::In(wait);
-  const MutexLock lock(mutex_);
-  while (!first_copied_ && !copied_ && !finished_) {
-    if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
-      return NotYet(Stage::kSnapshot);
+  {
+    const MutexLock lock(mutex_);
+    while (!first_read_ && !copied_ && !finished_) {
+      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
+        return NotYet(Stage::kSnapshot);
+      }
     }
   }
-  return Status();
+  if (fence_ == nullptr || fence_->FenceFirst().ok()) {
+    return Status();
+  }
+  // There is no stream that could wait: so the caller does.
+  const Status copied = WaitSnapshot(deadline.left());
+  return finished() ? Status() : copied;
 }
 
 Status SaveProgress::NotYet(Stage stage) const {
@@ -100,7 +122,23 @@ Status SaveProgress::Wait(Stage stage, Milliseconds wait) {
   }
   const Deadline deadline = Deadline::In(wait);
   HF_TRY(WaitSealed(deadline));
-  return stage == Stage::kSealed ? Status() : AskDaemon(stage, deadline);
+  if (stage == Stage::kSealed) {
+    return Status();
+  }
+  HF_TRY(AskDaemon(stage, deadline));
+  AskForEarlier(stage);
+  return Status();
+}
+
+void SaveProgress::AskForEarlier(Stage stage) {
+  const StageTimes known = times();
+  if (stage > Stage::kCommitted && known.committed.count() < 0) {
+    static_cast<void>(AskDaemon(Stage::kCommitted, Deadline::In(Milliseconds(0))).ok());
+  }
+  // It may not be there: the policy may send the step to remote alone.
+  if (stage > Stage::kNvme && known.nvme.count() < 0) {
+    static_cast<void>(AskDaemon(Stage::kNvme, Deadline::In(Milliseconds(0))).ok());
+  }
 }
 
 Status SaveProgress::FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds wait) {
@@ -151,12 +189,15 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
 }
 
 void SaveProgress::Told(Stage stage, int64_t unix_ms) {
-  const std::chrono::nanoseconds after =
-      std::max(Milliseconds(0), Milliseconds(unix_ms - began_unix_ms_));
+  if (unix_ms == 0) {
+    return;  // when that was nobody knows any more
+  }
+  const std::chrono::nanoseconds after = Milliseconds(unix_ms - began_unix_ms_);
   const MutexLock lock(mutex_);
+  // By another clock, and coarser: still not before what it includes.
   (stage == Stage::kCommitted ? times_.committed
    : stage == Stage::kNvme    ? times_.nvme
-                              : times_.remote) = after;
+                              : times_.remote) = std::max(times_.sealed, after);
 }
 
 StageTimes SaveProgress::times() {
@@ -177,16 +218,17 @@ class SharedSaveHandle : public SaveHandle {
           std::move(progress_));  // its locks may be held by threads that are not here
       return;
     }
-    progress_->WaitUntilTensorsAreFree();
-    static_cast<void>(NoThrow([this]() -> Status {
-      if (const std::shared_ptr<HeldSaves> held = held_.lock()) {
-        held->DiscardHeld(*progress_);
-      }
-      return Status();
-    }));
+    if (held_.expired()) {
+      progress_->WaitUntilTensorsAreFree();
+    } else {
+      Discard();
+    }
   }
   Status WaitFirst(Milliseconds deadline) override {
-    return progress_->forked() ? ForkedError() : progress_->WaitFirst(deadline);
+    if (progress_->forked()) {
+      return ForkedError();
+    }
+    return NoThrow([&]() -> Status { return progress_->WaitFirst(deadline); });
   }
   Status WaitSnapshot(Milliseconds deadline) override { return Wait(Stage::kSnapshot, deadline); }
   Status Wait(Stage stage, Milliseconds deadline) override {
@@ -212,8 +254,17 @@ class SharedSaveHandle : public SaveHandle {
     return NoThrow([&]() -> Status {
       const Deadline until = Deadline::In(deadline);
       HF_TRY(progress_->Wait(Stage::kSnapshot, deadline));
-      HF_TRY_ASSIGN(const std::shared_ptr<HeldSaves> held, Held());
-      return held->SealHeld(*progress_, until);
+      if (!sealing_.exchange(true)) {
+        if (Status begun = BeginSealing(until); !begun.ok()) {
+          sealing_ = false;
+          return begun;
+        }
+      }
+      Status sealed = progress_->Wait(Stage::kSealed, until.left());
+      if (sealed.code() != Code::kDeadlineExceeded) {
+        sealing_ = false;
+      }
+      return sealed;
     });
   }
   void Discard() override {
@@ -221,8 +272,12 @@ class SharedSaveHandle : public SaveHandle {
       return;
     }
     static_cast<void>(NoThrow([&]() -> Status {
-      progress_->WaitUntilTensorsAreFree();
+      if (sealing_) {
+        return Status();  // it has been let go, and goes on
+      }
       HF_TRY_ASSIGN(const std::shared_ptr<HeldSaves> held, Held());
+      progress_->Cancel();
+      progress_->WaitUntilTensorsAreFree();
       held->DiscardHeld(*progress_);
       return Status();
     }));
@@ -239,6 +294,10 @@ class SharedSaveHandle : public SaveHandle {
   }
 
  private:
+  Status BeginSealing(Deadline deadline) {
+    HF_TRY_ASSIGN(const std::shared_ptr<HeldSaves> held, Held());
+    return held->SealHeld(*progress_, deadline);
+  }
   Result<std::shared_ptr<HeldSaves>> Held() const {
     if (std::shared_ptr<HeldSaves> held = held_.lock()) {
       return held;
@@ -251,6 +310,7 @@ class SharedSaveHandle : public SaveHandle {
 
   std::shared_ptr<SaveProgress> progress_;
   const std::weak_ptr<HeldSaves> held_;
+  std::atomic<bool> sealing_{false};  // since a Seal that has not told how it ended
 };
 
 }  // namespace

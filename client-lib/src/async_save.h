@@ -7,7 +7,9 @@
 // Thread-safe. A progress that was made finishes exactly once.
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "base/clock.h"
@@ -21,8 +23,10 @@ namespace holdfast::client {
 
 class SaveProgress {
  public:
-  SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step)
-      : link_(std::move(link)), step_(step) {}
+  // `interrupted`: JobOptions::interrupted.
+  SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step,
+               std::function<bool()> interrupted = {})
+      : link_(std::move(link)), step_(step), interrupted_(std::move(interrupted)) {}
 
   uint64_t step() const { return step_; }
   // Before anybody waits.
@@ -30,13 +34,17 @@ class SaveProgress {
 
   // By the one who saves.
   void Granted(uint64_t attempt);
-  void FirstCopied();
+  void FirstRead();
   void Copied(uint64_t image_bytes);
   void Finished(const Status& status);
 
   // By those who wait.
   bool forked() const { return owner_.forked(); }
   bool finished();
+  // Nobody wants it any more: if it still waits for a slot, it does so no longer.
+  void Cancel() { cancelled_ = true; }
+  bool cancelled() const { return cancelled_.load(); }
+  // Cancels it when the program is interrupted.
   void WaitUntilTensorsAreFree();
   Status WaitFirst(Milliseconds wait);
   Status WaitSnapshot(Milliseconds wait);
@@ -47,18 +55,22 @@ class SaveProgress {
  private:
   Status WaitSealed(Deadline deadline);
   Status AskDaemon(Stage stage, Deadline deadline);
+  // The times of the stages before it, as far as the daemon knows them now.
+  void AskForEarlier(Stage stage);
   Status NotYet(Stage stage) const;
   void Told(Stage stage, int64_t unix_ms);
 
   const ForkOwner owner_;
   const std::shared_ptr<DaemonLink> link_;
   const uint64_t step_;
+  const std::function<bool()> interrupted_;
+  std::atomic<bool> cancelled_{false};
   std::shared_ptr<DeviceFence> fence_;  // null: nothing is on a device
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   const int64_t began_unix_ms_ = Clock::System()->UnixMillis();
   Mutex mutex_;
   CondVar changed_;
-  bool first_copied_ GUARDED_BY(mutex_) = false;
+  bool first_read_ GUARDED_BY(mutex_) = false;
   bool copied_ GUARDED_BY(mutex_) = false;
   bool finished_ GUARDED_BY(mutex_) = false;
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
@@ -70,9 +82,10 @@ class SaveProgress {
 class HeldSaves {
  public:
   virtual ~HeldSaves() = default;
-  virtual Status SealHeld(const SaveProgress& progress, Deadline deadline) = 0;
+  // Returns when sealing has begun; the progress tells the rest.
+  virtual Status SealHeld(SaveProgress& progress, Deadline deadline) = 0;
   virtual void DiscardHeld(SaveProgress& progress) = 0;
-  virtual Result<std::shared_ptr<const StagedTensors>> StagedOf(const SaveProgress& progress) = 0;
+  virtual Result<std::shared_ptr<const StagedTensors>> StagedOf(SaveProgress& progress) = 0;
 };
 
 // `held`: null unless the save is to be held.

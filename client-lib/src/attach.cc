@@ -3,12 +3,13 @@
 // time for any size. A slot is held at the daemon; an open file keeps its bytes by itself.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/status.h"
+#include "client-lib/src/background.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/fork_guard.h"
@@ -37,8 +38,9 @@ class ShardView : public View {
  public:
   // `ticket` null: nothing is held for it.
   ShardView(std::string socket, std::shared_ptr<Connection> connection, wire::Source source,
-            std::unique_ptr<ReadTicket> ticket)
+            std::unique_ptr<ReadTicket> ticket, std::function<bool()> interrupted)
       : socket_(std::move(socket)),
+        interrupted_(std::move(interrupted)),
         connection_(ticket != nullptr ? std::move(connection) : nullptr),
         source_(std::move(source)),
         tier_(TierOf(source_)),
@@ -49,6 +51,7 @@ class ShardView : public View {
       // The copy is not mapped here, and the hold is the parent's; so are threads and locks.
       static_cast<void>(shard_.release());
       static_cast<void>(engine_.release());
+      static_cast<void>(turns_.release());
       new std::shared_ptr<Connection>(std::move(connection_));
       return;
     }
@@ -135,13 +138,18 @@ class ShardView : public View {
   // Each range is a slice, or (none) the header.
   Status Compare(const std::vector<CopyOutRange>& ranges,
                  const std::vector<std::optional<size_t>>& slices, std::string_view operation) {
-    const MutexLock lock(mutex_);
+    Interrupt interrupt(interrupted_);
+    const Result<Background::Turn> turn = turns_->Take(Deadline::Never().Or(interrupt));
+    HF_TRY(WithContext(turn.status(), operation));
     if (engine_ == nullptr) {
       engine_ = MakeHostCopyEngine(CopyThreads(0));
     }
     CopyOptions options;
     options.populate = !shard_->populated();
-    HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_->CopyOut(ranges, options));
+    options.interrupt = &interrupt;
+    const Result<std::optional<CopyMismatch>> compared = engine_->CopyOut(ranges, options);
+    HF_TRY(WithContext(compared.status(), operation));
+    const std::optional<CopyMismatch>& mismatch = *compared;
     if (!mismatch.has_value()) {
       return Status();  // what was cut short elsewhere is not what was read
     }
@@ -158,7 +166,12 @@ class ShardView : public View {
   // A daemon that was restarted in between still has the hold in its notes. If there is none now,
   // the next connection of this process lets it go.
   void Release() {
-    const Deadline deadline = Deadline::In(kReleaseTime);
+    Interrupt interrupt(interrupted_);
+    const Deadline deadline = Deadline::In(kReleaseTime).Or(interrupt);
+    deadline.Look();
+    if (deadline.passed()) {
+      return;  // one of many that go at once
+    }
     if (!connection_->alive()) {
       Result<std::shared_ptr<Connection>> fresh = Connection::Dial(socket_, deadline);
       if (!fresh.ok()) {
@@ -173,6 +186,7 @@ class ShardView : public View {
 
   const ForkOwner owner_;
   const std::string socket_;
+  const std::function<bool()> interrupted_;
   std::shared_ptr<Connection> connection_;
   const wire::Source source_;
   const std::string tier_;
@@ -182,8 +196,8 @@ class ShardView : public View {
   std::vector<Tensor> tensors_;
   std::vector<size_t> slices_;  // of the tensors
   std::vector<Object> objects_;
-  Mutex mutex_;  // one at a time uses the engine
-  std::unique_ptr<CopyEngine> engine_ GUARDED_BY(mutex_);
+  std::unique_ptr<Background> turns_ = std::make_unique<Background>();
+  std::unique_ptr<CopyEngine> engine_;  // used by whoever has the turn
   std::atomic<bool> verified_{false};
 };
 
@@ -191,6 +205,7 @@ class ShardView : public View {
 Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
                                                const std::shared_ptr<Connection>& connection,
                                                wire::Attach request, Deadline deadline,
+                                               const std::function<bool()>& interrupted,
                                                std::optional<wire::Source>& offered) {
   auto ticket = std::make_unique<ReadTicket>(socket);
   request.hold = ticket->id();
@@ -205,7 +220,8 @@ Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
   offered = source->message;
   // From here on the view lets go of the copy, whatever happens.
   const bool held = ticket != nullptr;
-  auto view = std::make_unique<ShardView>(socket, connection, source->message, std::move(ticket));
+  auto view = std::make_unique<ShardView>(socket, connection, source->message, std::move(ticket),
+                                          interrupted);
   HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard,
                 SealedShard::Open(source->message, source->descriptors, {request.job, request.rank},
                                   /*mine=*/nullptr));
@@ -221,7 +237,8 @@ Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
 
 Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "attach"));
-  const Deadline deadline = Deadline::In(options.deadline);
+  Interrupt interrupt(options.interrupted);
+  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt);
   const std::string socket = SocketPath(options.socket);
   const std::string context = absl::StrCat("attach job '", options.job, "' rank ", options.rank);
   Result<std::shared_ptr<Connection>> connection = Connection::Dial(socket, deadline);
@@ -239,7 +256,7 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   for (size_t tries = 0; tries < kTriesMax; ++tries) {
     std::optional<wire::Source> offered;
     Result<std::unique_ptr<ShardView>> view =
-        OpenOffered(socket, *connection, attach, deadline, offered);
+        OpenOffered(socket, *connection, attach, deadline, options.interrupted, offered);
     if (view.ok()) {
       if (!offered->why.empty()) {
         absl::StrAppend(&why, why.empty() ? "" : ", ", ForWire(offered->why, kWhyBytesMax));
@@ -277,7 +294,8 @@ Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
 
 Result<std::vector<CheckpointInfo>> List(const ListOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "list"));
-  const Deadline deadline = Deadline::In(options.deadline);
+  Interrupt interrupt(options.interrupted);
+  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt);
   const std::string context = absl::StrCat("list the checkpoints of job '", options.job, "'");
   const Result<std::shared_ptr<Connection>> connection =
       Connection::Dial(SocketPath(options.socket), deadline);

@@ -57,14 +57,15 @@ Result<Background::Turn> Background::Take(Deadline deadline) {
         return Turn(this);
       }
       if (taker_ == std::this_thread::get_id()) {
-        return Status(Code::kRefused,
-                      "called in the middle of another call on the same job and thread, as from a "
-                      "signal's handler: set a flag there, and call when that call has returned");
+        return Status(
+            Code::kRefused,
+            "called in the middle of another call on the same object and thread, as from a "
+            "signal's handler: set a flag there, and call when that call has returned");
       }
     }
     deadline.Look();
     if (deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, "an earlier call on the job was still under way");
+      return Status(Code::kDeadlineExceeded, "an earlier call was still under way");
     }
   }
 }

@@ -1,4 +1,5 @@
-// Whose turn it is with a job's slots and copy engine, and one thread to finish a turn on.
+// Whose turn it is with a job's slots and copy engine, or with those of a view, and one thread to
+// finish a turn on.
 //
 //   HF_TRY_ASSIGN(Background::Turn turn, background.Take(deadline));   // nothing else is under way
 //   …                                                                  // done: the turn ends here

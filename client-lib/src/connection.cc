@@ -148,9 +148,14 @@ Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadlin
     const MutexLock lock(mutex_);
     HF_TRY(Settle(deadline));
     while (writing_ && broken_.ok()) {
-      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
-        return Status(Code::kDeadlineExceeded,
-                      "send a request: ckptd does not read what others send");
+      if (!changed_.WaitUntil(mutex_, deadline.NextLook())) {
+        mutex_.Unlock();
+        deadline.Look();
+        mutex_.Lock();
+        if (deadline.passed()) {
+          return Status(Code::kDeadlineExceeded,
+                        "send a request: ckptd does not read what others send");
+        }
       }
     }
     if (!broken_.ok()) {

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,6 +22,7 @@
 namespace holdfast::client {
 
 class DeviceFence;
+class Interrupt;
 
 // One run of bytes; digests of its 1 MiB blocks (base/digest.h) are written by CopyIn. May be
 // empty. `from` may be `to`: then the bytes are only digested.
@@ -46,7 +48,14 @@ struct CopyOptions {
   bool populate = false;             // the slot's pages are not in the page tables yet
   DeviceFence* fence = nullptr;      // required where a range is on a device
   bool pinned = false;               // the slot is pinned: devices may write it directly
-  bool more_follows = false;         // not the last CopyIn of its save
+  // CopyOut: looked at between pieces, by the caller's thread; or null. When it is hit the rest is
+  // left out: kDeadlineExceeded.
+  Interrupt* interrupt = nullptr;
+  // CopyIn: so many of the ranges come before all others. `first_read` is called, once, when the
+  // host has read those in its memory and the copies of those on devices are enqueued
+  // (DeviceFence::FirstEnqueued).
+  size_t first = 0;
+  std::function<void()> first_read = {};
 };
 
 // The first block, in the order of the ranges, whose bytes contradict their digest.
@@ -63,7 +72,7 @@ class CopyEngine {
   // still read and write then (Devices::Stuck).
   virtual Status CopyIn(std::span<const CopyInRange> ranges, const CopyOptions& options) = 0;
   // Goes through everything, also after a mismatch, but copies nothing that does not match to a
-  // device. Returns when everything has arrived.
+  // device. Returns when everything has arrived, or nothing more will.
   virtual Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges,
                                                       const CopyOptions& options) = 0;
 };

@@ -29,15 +29,26 @@ Status DaemonLink::Open(Deadline deadline) {
   return Get(deadline, Patience::kUntilDeadline).status();
 }
 
+// Lets the lock go while it waits.
+Status DaemonLink::WaitUntilConnected(Deadline deadline) {
+  while (connecting_) {
+    if (!changed_.WaitUntil(mutex_, deadline.NextLook())) {
+      mutex_.Unlock();
+      deadline.Look();
+      mutex_.Lock();
+      if (deadline.passed()) {
+        return Status(Code::kDeadlineExceeded, "another call was still connecting to ckptd");
+      }
+    }
+  }
+  return Status();
+}
+
 Result<std::shared_ptr<Connection>> DaemonLink::Get(Deadline deadline, Patience patience) {
   uint64_t attempt = 0;
   {
     const MutexLock lock(mutex_);
-    while (connecting_) {
-      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
-        return Status(Code::kDeadlineExceeded, "another call was still connecting to ckptd");
-      }
-    }
+    HF_TRY(WaitUntilConnected(deadline));
     if (closed_) {
       return Status(Code::kRefused, "the job was closed in this process");
     }
@@ -56,11 +67,7 @@ Status DaemonLink::NextAttempt(Deadline deadline) {
   uint64_t leaving = 0;
   {
     const MutexLock lock(mutex_);
-    while (connecting_) {
-      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
-        return Status(Code::kDeadlineExceeded, "another call was still connecting to ckptd");
-      }
-    }
+    HF_TRY(WaitUntilConnected(deadline));
     connecting_ = true;
     leaving = attempt_;
   }

@@ -59,6 +59,7 @@ class DaemonLink {
                                               Deadline deadline, Patience patience);
   Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt,
                                  Deadline deadline);
+  Status WaitUntilConnected(Deadline deadline) REQUIRES(mutex_);
   Status Accept(const wire::JoinReply& reply, uint64_t wanted_attempt) REQUIRES(mutex_);
 
   const RankIdentity identity_;

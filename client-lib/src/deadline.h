@@ -41,6 +41,8 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
+  static constexpr Milliseconds kBetweenLooks{50};
+
   static Deadline In(Milliseconds wait) {
     return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest), nullptr);
   }
@@ -58,6 +60,9 @@ class Deadline {
                ? Milliseconds(0)
                : std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(at_ - Clock::now()));
   }
+  // Whether it came early.
+  bool interrupted() const { return interrupt_ != nullptr && interrupt_->hit(); }
+  Interrupt* interrupt() const { return interrupt_; }  // or null
   // Of the other one, only the time.
   Deadline Earlier(Deadline other) const { return Deadline(std::min(at_, other.at_), interrupt_); }
 
@@ -86,8 +91,6 @@ class Deadline {
 
  private:
   static constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
-  static constexpr Milliseconds kBetweenLooks{50};
-
   Deadline(Clock::time_point at, Interrupt* interrupt) : at_(at), interrupt_(interrupt) {}
 
   Clock::time_point at_;

@@ -8,6 +8,7 @@
 // slot meanwhile, and pinning a mapping for one use costs as much as copying it.
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -171,26 +172,29 @@ class DeviceCopyIn {
       : host_(host), options_(options), fence_(*options.fence), devices_(fence_.devices()) {}
 
   Status Run(std::span<const CopyInRange> ranges) {
-    HF_TRY(Begin(ranges));
-    std::vector<size_t> indices;
-    const std::vector<CopyInRange> host = OnHost(ranges, indices);
+    const std::span<const CopyInRange> first = ranges.first(options_.first);
+    const std::span<const CopyInRange> others = ranges.subspan(options_.first);
+    HF_TRY(Begin(first, others));
+    bool first_done = first.empty();
     bool host_done = false;
     BackOff back_off;
     while (true) {
       // 1. As many copies as may be under way.
       HF_TRY_ASSIGN(bool moved, EnqueueMore());
+      // 2. While they are: what the host copies itself.
+      if (!first_done && first_waiting_ == 0) {
+        HF_TRY(CopyOnHost(first, nullptr));
+        fence_.FirstEnqueued(first_last_);
+        options_.first_read();
+        first_done = moved = true;
+      }
       const bool all_enqueued = std::all_of(queues_.begin(), queues_.end(), [](const auto& queue) {
         return queue.second.waiting.empty();
       });
-      // 2. While they are: what the host copies itself.
       if (all_enqueued && !host_done) {
-        if (!options_.more_follows) {
-          fence_.Enqueued(last_);
-        }
-        CopyOptions host_options = options_;
-        HF_TRY(host_.CopyIn(host, host_options));
-        host_done = true;
-        moved = true;
+        fence_.Enqueued(last_);
+        HF_TRY(CopyOnHost(others, options_.half_point));
+        host_done = moved = true;
       }
       // 3. What has landed.
       HF_TRY_ASSIGN(const bool landed, DigestLanded());
@@ -212,9 +216,10 @@ class DeviceCopyIn {
     std::deque<Piece<CopyInRange>> waiting;
     std::deque<Piece<CopyInRange>> under_way;
     size_t copies_under_way = 0;
+    size_t first = 0;  // of those that wait: of the ranges that come first
   };
 
-  Status Begin(std::span<const CopyInRange> ranges) {
+  Status Begin(std::span<const CopyInRange> first, std::span<const CopyInRange> others) {
     HF_TRY(fence_.Order());
     if (!options_.pinned) {
       HF_TRY_ASSIGN(std::byte* const* const buffers, devices_->BounceBuffers());
@@ -222,16 +227,32 @@ class DeviceCopyIn {
     }
     for (const int32_t device : fence_.used()) {
       uint64_t bytes = 0;
-      for (const CopyInRange& range : ranges) {
-        bytes += range.device == device ? range.bytes : 0;
+      for (const std::span<const CopyInRange> ranges : {first, others}) {
+        for (const CopyInRange& range : ranges) {
+          bytes += range.device == device ? range.bytes : 0;
+        }
       }
       const uint64_t piece_bytes =
           options_.pinned
               ? RoundUp(std::max(kPieceBytesMin, bytes / kPiecesWanted), kDigestBlockBytes)
               : Devices::kBounceBytes;
-      queues_[device].waiting = CutIntoPieces(ranges, device, piece_bytes);
+      Queue& queue = queues_[device];
+      queue.waiting = CutIntoPieces(first, device, piece_bytes);
+      queue.first = queue.waiting.size();
+      first_waiting_ += queue.first;
+      std::deque<Piece<CopyInRange>> then = CutIntoPieces(others, device, piece_bytes);
+      queue.waiting.insert(queue.waiting.end(), std::make_move_iterator(then.begin()),
+                           std::make_move_iterator(then.end()));
     }
     return Status();
+  }
+
+  Status CopyOnHost(std::span<const CopyInRange> ranges, const char* half_point) {
+    std::vector<size_t> indices;
+    CopyOptions options;
+    options.populate = options_.populate;
+    options.half_point = half_point;
+    return host_.CopyIn(OnHost(ranges, indices), options);
   }
 
   // Of each device in turn, so that all of them copy at once. True: something was enqueued.
@@ -262,6 +283,12 @@ class DeviceCopyIn {
       void* const to = piece.buffer != nullptr ? piece.buffer + part.piece_offset : part.range.to;
       return devices_->driver().CopyToHost(to, part.range.from, part.range.bytes, stream);
     }));
+    if (queue.first > 0) {
+      --first_waiting_;
+      if (--queue.first == 0) {
+        first_last_.push_back(piece.event);
+      }
+    }
     if (queue.waiting.size() == 1) {
       last_.push_back(piece.event);
     }
@@ -321,7 +348,9 @@ class DeviceCopyIn {
   const std::shared_ptr<Devices> devices_;
   std::map<int32_t, Queue> queues_;
   std::vector<std::byte*> free_;
-  std::vector<std::shared_ptr<DeviceEvent>> last_;  // each device's last piece's
+  size_t first_waiting_ = 0;                              // pieces, of all devices
+  std::vector<std::shared_ptr<DeviceEvent>> first_last_;  // each device's last piece's of the first
+  std::vector<std::shared_ptr<DeviceEvent>> last_;        // of all
 };
 
 // One CopyOut of ranges of which some are on devices.
@@ -379,6 +408,7 @@ class DeviceCopyOut {
     }
     CopyOptions verify_options;
     verify_options.populate = options_.populate;
+    verify_options.interrupt = options_.interrupt;
     HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, host_.CopyOut(parts, verify_options));
     if (mismatch.has_value()) {
       const Part<CopyOutRange>& part = piece.parts[mismatch->range];

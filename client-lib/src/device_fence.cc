@@ -1,5 +1,6 @@
 #include "client-lib/src/device_fence.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,8 +38,11 @@ Status CheckNotCapturing(Devices& devices, const std::vector<DeviceStream>& stre
 
 Result<std::shared_ptr<DeviceFence>> DeviceFence::After(std::shared_ptr<Devices> devices,
                                                         std::set<int32_t> used,
-                                                        const std::vector<DeviceStream>& streams,
+                                                        std::vector<DeviceStream> streams,
                                                         std::optional<Deadline> until) {
+  std::erase_if(streams, [&used](const DeviceStream& stream) {
+    return stream.device >= 0 && used.count(stream.device) == 0;
+  });
   for (const int32_t device : used) {
     HF_TRY(devices->Context(device).status());
   }
@@ -51,7 +55,7 @@ Result<std::shared_ptr<DeviceFence>> DeviceFence::After(std::shared_ptr<Devices>
                                  "behind work that does not end"));
     }
   }
-  std::shared_ptr<DeviceFence> fence(new DeviceFence(devices, std::move(used), until));
+  std::shared_ptr<DeviceFence> fence(new DeviceFence(devices, std::move(used), streams, until));
   const MutexLock lock(fence->mutex_);
   for (const DeviceStream& stream : streams) {
     HF_TRY_ASSIGN(std::shared_ptr<DeviceEvent> event,
@@ -72,6 +76,11 @@ Status DeviceFence::Order() {
   return Status();
 }
 
+void DeviceFence::FirstEnqueued(std::vector<std::shared_ptr<DeviceEvent>> first) {
+  const MutexLock lock(mutex_);
+  first_ = std::move(first);
+}
+
 void DeviceFence::Enqueued(std::vector<std::shared_ptr<DeviceEvent>> last) {
   const MutexLock lock(mutex_);
   if (state_ == State::kBegun) {
@@ -85,6 +94,7 @@ void DeviceFence::Over() {
   const MutexLock lock(mutex_);
   state_ = State::kOver;
   before_.clear();
+  first_.clear();
   last_.clear();
   changed_.NotifyAll();
 }
@@ -99,9 +109,28 @@ Status DeviceFence::Fence(const std::vector<DeviceStream>& streams, Deadline dea
   if (state_ == State::kOver) {
     return Status();
   }
+  return MakeWait(streams, last_);
+}
+
+Status DeviceFence::FenceFirst() {
+  const MutexLock lock(mutex_);
+  if (state_ == State::kOver || first_.empty()) {
+    return Status();
+  }
+  for (const int32_t device : used_) {
+    if (std::none_of(streams_.begin(), streams_.end(),
+                     [&](const DeviceStream& stream) { return stream.device == device; })) {
+      return Status(Code::kRefused, absl::StrCat("no stream of device ", device, " was given"));
+    }
+  }
+  return MakeWait(streams_, first_);
+}
+
+Status DeviceFence::MakeWait(const std::vector<DeviceStream>& streams,
+                             const std::vector<std::shared_ptr<DeviceEvent>>& events) {
   HF_TRY(CheckNotCapturing(*devices_, streams));
   for (const DeviceStream& stream : streams) {
-    for (const std::shared_ptr<DeviceEvent>& event : last_) {
+    for (const std::shared_ptr<DeviceEvent>& event : events) {
       HF_TRY(event->MakeWait(stream.device, stream.stream));
     }
   }

@@ -2,7 +2,9 @@
 // all end at about the same time whatever the tensors' sizes.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "base/copy.h"
@@ -11,6 +13,8 @@
 #include "base/populate.h"
 #include "base/sync_point.h"
 #include "client-lib/src/copy_engine.h"
+#include "client-lib/src/deadline.h"
+#include "client-lib/src/errors.h"
 #include "client-lib/src/worker_pool.h"
 
 namespace holdfast::client {
@@ -91,32 +95,44 @@ void PopulateTask(std::span<const Range> ranges, Position from, Position to) {
   populate();
 }
 
+// Asks the program by the thread that called, and seldom: that may cost more than a task.
+class Looks {
+ public:
+  explicit Looks(Interrupt* interrupt) : interrupt_(interrupt) {}
+  bool Hit() {
+    if (interrupt_ != nullptr && std::this_thread::get_id() == caller_ &&
+        std::chrono::steady_clock::now() >= next_) {
+      interrupt_->Look();
+      next_ = std::chrono::steady_clock::now() + Deadline::kBetweenLooks;
+    }
+    return interrupt_ != nullptr && interrupt_->hit();
+  }
+
+ private:
+  Interrupt* const interrupt_;
+  const std::thread::id caller_ = std::this_thread::get_id();
+  std::chrono::steady_clock::time_point next_;  // the caller's own
+};
+
 class HostCopyEngine : public CopyEngine {
  public:
   explicit HostCopyEngine(uint32_t threads) : pool_(threads) {}
 
   Status CopyIn(std::span<const CopyInRange> ranges, const CopyOptions& options) override {
-    RunTasks(ranges, options, [&](Position from, Position to) {
-      if (options.populate) {
-        PopulateTask(ranges, from, to);
-      }
-      ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
-        const CopyInRange& range = ranges[i];
-        std::byte* const in_slot = static_cast<std::byte*>(range.to) + offset;
-        range.digests[offset / kDigestBlockBytes] =
-            range.from == range.to
-                ? Crc64(in_slot, bytes)
-                : CopyAndDigest(in_slot, static_cast<const std::byte*>(range.from) + offset, bytes);
-      });
-    });
-    return Status();
+    if (options.first > 0) {
+      CopyOptions for_first;
+      for_first.populate = options.populate;
+      HF_TRY(CopyAll(ranges.first(options.first), for_first));
+      options.first_read();
+    }
+    return CopyAll(ranges.subspan(options.first), options);
   }
 
   Result<std::optional<CopyMismatch>> CopyOut(std::span<const CopyOutRange> ranges,
                                               const CopyOptions& options) override {
     Mutex mutex;
     std::optional<CopyMismatch> first;
-    RunTasks(ranges, options, [&](Position from, Position to) {
+    HF_TRY(RunTasks(ranges, options, [&](Position from, Position to) {
       if (options.populate) {
         PopulateTask(ranges, from, to);
       }
@@ -136,19 +152,43 @@ class HostCopyEngine : public CopyEngine {
           }
         }
       });
-    });
+    }));
     return first;
   }
 
  private:
+  Status CopyAll(std::span<const CopyInRange> ranges, const CopyOptions& options) {
+    return RunTasks(ranges, options, [&](Position from, Position to) {
+      if (options.populate) {
+        PopulateTask(ranges, from, to);
+      }
+      ForEachBlock(ranges, from, to, [&](size_t i, uint64_t offset, uint64_t bytes) {
+        const CopyInRange& range = ranges[i];
+        std::byte* const in_slot = static_cast<std::byte*>(range.to) + offset;
+        range.digests[offset / kDigestBlockBytes] =
+            range.from == range.to
+                ? Crc64(in_slot, bytes)
+                : CopyAndDigest(in_slot, static_cast<const std::byte*>(range.from) + offset, bytes);
+      });
+    });
+  }
+
   template <typename Range, typename OnTask>
-  void RunTasks(std::span<const Range> ranges, const CopyOptions& options, const OnTask& on_task) {
+  Status RunTasks(std::span<const Range> ranges, const CopyOptions& options,
+                  const OnTask& on_task) {
     uint64_t cost = 0;
     const std::vector<Position> cuts = CutIntoTasks(ranges, cost);
     const size_t tasks = cuts.size() - 1;
     std::atomic<size_t> next{0};
+    std::atomic<size_t> left_out{0};
+    Looks looks(options.interrupt);
+    static_cast<void>(looks.Hit());  // before the helpers may have done it all
     const std::function<void()> work = [&] {
       for (size_t i = next.fetch_add(1); i < tasks; i = next.fetch_add(1)) {
+        if (looks.Hit()) {
+          ++left_out;
+          return;
+        }
         on_task(cuts[i], cuts[i + 1]);
         if (options.half_point != nullptr && i == tasks / 2) {
           HF_SYNC_POINT(options.half_point);
@@ -158,6 +198,9 @@ class HostCopyEngine : public CopyEngine {
     pool_.Run(static_cast<uint32_t>(std::clamp<uint64_t>(
                   std::min<uint64_t>(cost / kBytesPerThreadMin, tasks), 1, pool_.threads_max())),
               work);
+    return left_out.load() == 0
+               ? Status()
+               : Status(Code::kDeadlineExceeded, "interrupted before everything was read");
   }
 
   WorkerPool pool_;

@@ -68,7 +68,8 @@ struct JobCore::RunningSave {
   RunningSave(JobCore& core, SaveRequest wanted, std::shared_ptr<SaveProgress> how_far)
       : request(std::move(wanted)),
         progress(std::move(how_far)),
-        context{*core.link_, core.mappings_, *core.engine_, core.call_deadline_} {
+        ended([this, &core] { return progress->cancelled() || core.closing_; }),
+        context{*core.link_, core.mappings_, *core.engine_, core.call_deadline_, ended} {
     if (request.objects == nullptr) {
       request.objects = &request.own_objects;
     }
@@ -79,12 +80,22 @@ struct JobCore::RunningSave {
       core.took_part_ = true;
       progress->Granted(attempt);
     };
-    observer.first_copied = [this] { progress->FirstCopied(); };
+    observer.first_read = [this] { progress->FirstRead(); };
     observer.copied = [this](uint64_t image_bytes) { progress->Copied(image_bytes); };
+  }
+
+  // What became of it, if that is because nobody wanted it any more.
+  Status Ended(const Status& status) {
+    ended.Look();
+    return status.ok() || !ended.hit()
+               ? status
+               : Status(Code::kAbandoned,
+                        absl::StrCat("it was given up before it was sealed; ", status.message()));
   }
 
   SaveRequest request;
   const std::shared_ptr<SaveProgress> progress;
+  Interrupt ended;
   const SaveContext context;
   SaveObserver observer;
   SaveRun run{context, request, observer};
@@ -93,6 +104,7 @@ struct JobCore::RunningSave {
 JobCore::JobCore(RankIdentity identity, const JobOptions& options)
     : call_deadline_(options.call_deadline),
       device_deadline_(options.device_deadline),
+      interrupted_(options.interrupted),
       interrupt_(options.interrupted),
       plans_(identity.rank),
       engine_(MakeCopyEngine(CopyThreads(options.copy_threads))),
@@ -173,32 +185,38 @@ Result<SaveRequest> JobCore::Prepare(uint64_t step, const State& state, const Sa
   return request;
 }
 
-// What may change as soon as SaveAsync returns. A little of it is copied here and now, so that
-// nobody has to be asked for a slot first; more goes into the slot, before anything else does.
+// What may change as soon as SaveAsync returns. A little of what lies in this process's memory is
+// copied here and now, so that nobody has to be asked for a slot first; more, and what lies on
+// devices, goes into the slot, before anything else does.
 Status JobCore::SetAside(const State& state, const std::vector<size_t>& tensors,
                          SaveRequest& request) {
+  std::vector<size_t> aside;
   uint64_t bytes = 0;
-  bool on_device = false;  // memory that is not read here
   for (const size_t i : tensors) {
     if (i >= state.tensors.size()) {
       return Status(Code::kInvalidArgument, absl::StrCat("SaveOptions::copy_first names tensor ", i,
                                                          " of ", state.tensors.size()));
     }
-    on_device = on_device || state.tensors[i].device >= 0;
-    bytes += request.plan->input_bytes[i];
+    if (state.tensors[i].device < 0) {
+      aside.push_back(i);
+      bytes += request.plan->input_bytes[i];
+    }
   }
-  if (bytes > kSetAsideBytesMax || on_device) {
+  const bool fits = bytes <= kSetAsideBytesMax;
+  if (!fits || aside.size() < tensors.size()) {
     request.first.assign(state.tensors.size(), false);
     for (const size_t i : tensors) {
-      request.first[i] = true;
+      request.first[i] = !fits || state.tensors[i].device >= 0;
     }
+  }
+  if (!fits) {
     return Status();
   }
   if (set_aside_.size() < bytes) {
     set_aside_.resize(bytes);
   }
   std::byte* at = set_aside_.data();
-  for (const size_t i : tensors) {
+  for (const size_t i : aside) {
     const uint64_t size = request.plan->input_bytes[i];
     if (size != 0) {
       std::memcpy(at, request.tensors[i], size);
@@ -210,8 +228,8 @@ Status JobCore::SetAside(const State& state, const std::vector<size_t>& tensors,
 }
 
 Status JobCore::RunSave(RunningSave& save) {
-  HF_TRY(save.run.Copy());
-  return save.run.Seal();
+  HF_TRY(save.Ended(save.run.Copy()));
+  return save.Ended(save.run.Seal());
 }
 
 Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& options) {
@@ -230,7 +248,7 @@ Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& optio
 
 std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state,
                                                const SaveOptions& options) {
-  auto progress = std::make_shared<SaveProgress>(link_, step);
+  auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_);
   interrupt_.Reset();
   const auto begin = [&]() -> Status {
     HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence,
@@ -241,13 +259,13 @@ std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state
     HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, fence));
     HF_TRY(SetAside(state, options.copy_first, request));
     if (request.first.empty()) {
-      progress->FirstCopied();
+      progress->FirstRead();
     }
     request.own_objects = state.objects;
     auto save = std::make_shared<RunningSave>(*this, std::move(request), progress);
     turn.HandTo([this, save, hold = options.hold] {
       if (hold) {
-        KeepHeld(save, NoThrow([&]() -> Status { return save->run.Copy(); }));
+        KeepHeld(save, NoThrow([&]() -> Status { return save->Ended(save->run.Copy()); }));
         return;
       }
       const Status saved = NoThrow([&]() -> Status { return RunSave(*save); });
@@ -282,31 +300,45 @@ void JobCore::GiveUpHeld(const Status& why) {
   save->progress->Finished(Noted(save->request.step, why));
 }
 
-Status JobCore::SealHeld(const SaveProgress& progress, Deadline deadline) {
-  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+Status JobCore::SealHeld(SaveProgress& progress, Deadline deadline) {
+  HF_TRY_ASSIGN(Background::Turn turn, background_.Take(deadline));
   if (held_ == nullptr || held_->progress.get() != &progress) {
     return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
                                                " is not held any more: it was sealed or given up"));
   }
-  const std::shared_ptr<RunningSave> save = std::exchange(held_, nullptr);
-  const Status sealed = Noted(save->request.step, save->run.Seal());
-  save->progress->Finished(sealed);
-  return sealed;
+  turn.HandTo([this, save = std::exchange(held_, nullptr)] {
+    const Status sealed = NoThrow([&]() -> Status { return save->Ended(save->run.Seal()); });
+    save->progress->Finished(Noted(save->request.step, sealed));
+  });
+  return Status();
+}
+
+// Whatever else has the turn ends soon, or begins with giving up what is held.
+Result<Background::Turn> JobCore::TakeHeld(SaveProgress& progress) {
+  while (true) {
+    Result<Background::Turn> turn = background_.Take(Deadline::In(Deadline::kBetweenLooks));
+    if (turn.status().code() != Code::kDeadlineExceeded || progress.finished()) {
+      return turn;
+    }
+  }
 }
 
 void JobCore::DiscardHeld(SaveProgress& progress) {
   if (progress.finished()) {
     return;  // by whoever has the turn now, perhaps
   }
-  const Result<Background::Turn> turn = background_.Take();
+  const Result<Background::Turn> turn = TakeHeld(progress);
   if (turn.ok() && held_ != nullptr && held_->progress.get() == &progress) {
     GiveUpHeld(Status(Code::kAbandoned, "it was held, and given up before it was sealed"));
   }
 }
 
-Result<std::shared_ptr<const StagedTensors>> JobCore::StagedOf(const SaveProgress& progress) {
-  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
-  if (held_ == nullptr || held_->progress.get() != &progress) {
+Result<std::shared_ptr<const StagedTensors>> JobCore::StagedOf(SaveProgress& progress) {
+  const Result<Background::Turn> turn = TakeHeld(progress);
+  if (turn.status().code() == Code::kRefused) {
+    return turn.status();
+  }
+  if (!turn.ok() || held_ == nullptr || held_->progress.get() != &progress) {
     return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
                                                " is not held any more: it was sealed or given up"));
   }
@@ -410,8 +442,20 @@ Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRu
   return restored;
 }
 
+// When the program is interrupted: what is under way is not waited for any longer than it copies.
+Result<Background::Turn> JobCore::TakeLast() {
+  interrupt_.Reset();
+  Result<Background::Turn> turn = background_.Take(Deadline::Never().Or(interrupt_));
+  if (turn.status().code() != Code::kDeadlineExceeded) {
+    return turn;
+  }
+  closing_ = true;
+  link_->Close();
+  return background_.Take();
+}
+
 Status JobCore::Leave() {
-  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
+  HF_TRY_ASSIGN(const Background::Turn turn, TakeLast());
   GiveUpHeld(Status(Code::kAbandoned, "the job was closed before it was sealed"));
   if (link_->attempt() == 0) {
     return Status();  // never had a place to leave
@@ -420,7 +464,7 @@ Status JobCore::Leave() {
     link_->Close();  // without leaving: the slots are this process's until it ends
     return Status();
   }
-  const Deadline deadline = Deadline::In(kLeaveTime);
+  const Deadline deadline = Deadline::In(kLeaveTime).Or(interrupt_);
   Result<std::shared_ptr<Connection>> connection = link_->Get(deadline, Patience::kOnce);
   if (connection.ok()) {
     ReleaseDropped(**connection, mappings_, deadline);

@@ -55,9 +55,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   Status last_failure() const;
   std::shared_ptr<DaemonLink> link() const { return link_; }
 
-  Status SealHeld(const SaveProgress& progress, Deadline deadline) override;
+  Status SealHeld(SaveProgress& progress, Deadline deadline) override;
   void DiscardHeld(SaveProgress& progress) override;
-  Result<std::shared_ptr<const StagedTensors>> StagedOf(const SaveProgress& progress) override;
+  Result<std::shared_ptr<const StagedTensors>> StagedOf(SaveProgress& progress) override;
 
  private:
   // One save with all that it works with, for as long as it goes on.
@@ -71,6 +71,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   Result<SaveRequest> Prepare(uint64_t step, const State& state, const SaveOptions& options,
                               std::shared_ptr<DeviceFence> fence);
   Status SetAside(const State& state, const std::vector<size_t>& tensors, SaveRequest& request);
+  // Ends as soon as the save is not held any more.
+  Result<Background::Turn> TakeHeld(SaveProgress& progress);
+  Result<Background::Turn> TakeLast();
   Status RunSave(RunningSave& save);
   void KeepHeld(std::shared_ptr<RunningSave> save, const Status& copied);
   // With the turn. Whatever else begins a save, or lets slots go, ends one that is held.
@@ -80,7 +83,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
 
   const Milliseconds call_deadline_;
   const Milliseconds device_deadline_;
+  const std::function<bool()> interrupted_;
   Interrupt interrupt_;
+  std::atomic<bool> closing_{false};  // and nobody waits for what is under way
   Mutex devices_mutex_;
   std::shared_ptr<Devices> devices_ GUARDED_BY(devices_mutex_);  // made when first needed
   PlanCache plans_;

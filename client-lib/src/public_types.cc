@@ -8,7 +8,7 @@ namespace holdfast {
 
 static_assert(static_cast<int>(Type::kBool) == static_cast<int>(DType::kBool) &&
                   static_cast<int>(Type::kBF16) == static_cast<int>(DType::kBF16) &&
-                  static_cast<int>(Type::kF8E8M0) == static_cast<int>(DType::kF8E8M0),
+                  static_cast<int>(Type::kF8E5M2Fnuz) == static_cast<int>(DType::kF8E5M2Fnuz),
               "Type and DType have the same numbers");
 
 const char* CodeName(Code code) {

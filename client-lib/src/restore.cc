@@ -175,6 +175,11 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
   // Also when memory runs out in between the session must hear of it, and the copy be let go.
   Load load = NoThrow([&] { return LoadSource(source, offer.descriptors, deadline); });
   restored_.copied += Clock::now() - began - (restored_.waited - waited_before);
+  if (!load.status.ok() && deadline.interrupted()) {
+    // Nothing is wrong with the copy: the others are not to go on to an older step for it. This
+    // rank leaves the session (JobCore::Restore).
+    return load.status;
+  }
 
   wire::ReportLoad report;
   report.session = offer.message.session;
@@ -247,7 +252,7 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   }
   std::unique_ptr<SealedShard> shard = *std::move(opened);
   HF_SYNC_POINT("client.restore.source_mapped");
-  Result<std::vector<Object>> objects = ReadObjects(*shard);
+  Result<std::vector<Object>> objects = ReadObjects(*shard, deadline.interrupt());
   if (!objects.ok()) {
     return {objects.status(), /*mismatch=*/false, std::move(shard)};
   }
@@ -260,7 +265,8 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
     return {match.status(), /*mismatch=*/true, std::move(shard)};
   }
   // 2. The bytes.
-  if (Status copied = CopyTensors(*shard, **wanted, match->tensors); !copied.ok()) {
+  if (Status copied = CopyTensors(*shard, **wanted, match->tensors, deadline.interrupt());
+      !copied.ok()) {
     return {std::move(copied), /*mismatch=*/false, std::move(shard)};
   }
   objects_ = Pick(shard->layout(), match->objects, *std::move(objects));
@@ -273,7 +279,8 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   return {confirmed, /*mismatch=*/false, std::move(shard)};
 }
 
-Result<std::vector<Object>> RestoreRun::ReadObjects(const SealedShard& shard) {
+Result<std::vector<Object>> RestoreRun::ReadObjects(const SealedShard& shard,
+                                                    Interrupt* interrupt) {
   std::vector<CopyOutRange> ranges = {shard.HeaderRange()};
   std::vector<std::optional<size_t>> slices = {std::nullopt};
   restored_.bytes = 0;
@@ -292,12 +299,14 @@ Result<std::vector<Object>> RestoreRun::ReadObjects(const SealedShard& shard) {
     ranges.push_back(shard.SliceRange(*slices[i], object.bytes.data()));
     restored_.bytes += slice.bytes;
   }
-  HF_TRY(CopyOut(shard, ranges, slices, {}));
+  CopyOptions options;
+  options.interrupt = interrupt;
+  HF_TRY(CopyOut(shard, ranges, slices, options));
   return objects;
 }
 
 Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
-                               const std::vector<size_t>& slices) {
+                               const std::vector<size_t>& slices, Interrupt* interrupt) {
   std::vector<CopyOutRange> ranges;
   ranges.reserve(slices.size());
   for (size_t i = 0; i < slices.size(); ++i) {
@@ -309,6 +318,7 @@ Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
   options.fence = fence.get();
+  options.interrupt = interrupt;
   return CopyOut(shard, ranges, {slices.begin(), slices.end()}, options);
 }
 

@@ -79,9 +79,9 @@ class RestoreRun {
                                                      Deadline deadline);
   Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
                   Deadline deadline);
-  Result<std::vector<Object>> ReadObjects(const SealedShard& shard);
+  Result<std::vector<Object>> ReadObjects(const SealedShard& shard, Interrupt* interrupt);
   Status CopyTensors(const SealedShard& shard, const State& wanted,
-                     const std::vector<size_t>& slices);
+                     const std::vector<size_t>& slices, Interrupt* interrupt);
   Status CopyOut(const SealedShard& shard, const std::vector<CopyOutRange>& ranges,
                  const std::vector<std::optional<size_t>>& slices, CopyOptions options);
 

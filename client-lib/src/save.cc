@@ -109,9 +109,11 @@ Status SaveRun::CompareInSlot() const {
 }
 
 Status SaveRun::Begin() {
-  const Deadline deadline = Deadline::In(context_.call_deadline + request_.options.wait_for_room);
-  HF_TRY_ASSIGN(connection_,
-                context_.link.Get(Deadline::In(context_.call_deadline), Patience::kOnce));
+  const Deadline deadline =
+      Deadline::In(context_.call_deadline + request_.options.wait_for_room).Or(context_.ended);
+  HF_TRY_ASSIGN(
+      connection_,
+      context_.link.Get(Deadline::In(context_.call_deadline).Or(context_.ended), Patience::kOnce));
   context_.mappings.DropUnfit(plan_->slot_bytes);
   ReleaseDropped(*connection_, context_.mappings, deadline);
   wire::BeginSave begin;
@@ -178,18 +180,12 @@ Status SaveRun::Fill() {
                                      request_.step, " was copied into it"))
                : Status();
   };
-  const auto copy = [&](const std::vector<CopyInRange>& ranges) -> Status {
-    HF_TRY(context_.engine.CopyIn(ranges, options));
-    return whole();
-  };
-  if (!first.empty()) {
-    options.more_follows = true;
-    HF_TRY(copy(first));
-    options.more_follows = false;
-    observer_.first_copied();
-  }
+  options.first = first.size();
+  options.first_read = observer_.first_read;
   options.half_point = "client.save.half_copied";
-  HF_TRY(copy(others));
+  first.insert(first.end(), others.begin(), others.end());
+  HF_TRY(context_.engine.CopyIn(first, options));
+  HF_TRY(whole());
   if (request_.fence != nullptr) {
     request_.fence->Over();
     const Status agree = CompareInSlot();
@@ -244,7 +240,7 @@ Status SaveRun::WriteRecordAndSeal() {
   HF_SYNC_POINT("client.save.record_written");
 
   // 2. From here on the daemon may publish it at any moment.
-  const Deadline deadline = Deadline::In(context_.call_deadline);
+  const Deadline deadline = Deadline::In(context_.call_deadline).Or(context_.ended);
   HF_TRY_ASSIGN(const uint64_t id,
                 connection_->Send(wire::Seal{request_.step, grant_->slot, grant_->generation,
                                              offset, encoded.size()},

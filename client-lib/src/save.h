@@ -44,12 +44,15 @@ struct SaveContext {
   SlotMappings& mappings;
   CopyEngine& engine;
   Milliseconds call_deadline;
+  Interrupt& ended;  // nobody wants the save any more: what waits for the daemon need not
 };
 
 struct SaveObserver {
   std::function<void(std::shared_ptr<const StatePlan>)>
-      planned;                         // the plan in use, if the request's did not fit
-  std::function<void()> first_copied;  // those that are copied first may change from now on
+      planned;  // the plan in use, if the request's did not fit
+  // What may change soon has been read, where it lies in this process's memory; on devices its
+  // reads are enqueued.
+  std::function<void()> first_read;
   std::function<void(uint64_t attempt)> granted;
   std::function<void(uint64_t image_bytes)> copied;  // the tensors may change from now on
 };
@@ -87,7 +90,6 @@ class SaveRun {
   std::optional<wire::Grant> grant_;
   SlotMapping* slot_ = nullptr;
   std::vector<uint64_t> digests_;
-  uint64_t record_bytes_ = 0;
 };
 
 }  // namespace holdfast::client

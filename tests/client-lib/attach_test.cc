@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <future>
 #include <numeric>
+#include <thread>
 
 #include "tests/client-lib/fake_daemon.h"
 
@@ -173,6 +175,86 @@ TEST_F(AttachTest, SeveralThreadsMayRead) {
   for (std::future<bool>& read : reads) {
     EXPECT_TRUE(read.get());
   }
+}
+
+// ---- Interrupted ----
+
+TEST_F(AttachTest, AnInterruptedAttachOrListEndsAsIfItsDeadlineHadPassed) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+    return frame.has_attach() || frame.has_list();
+  });
+  int asked = 0;
+  options_.deadline = std::chrono::hours(1);
+  options_.interrupted = [&asked] { return ++asked == 3; };
+  EXPECT_EQ(Attach(options_).status().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(asked, 3);
+  asked = 0;
+  EXPECT_EQ(ListCheckpoints({.job = "test",
+                             .socket = daemon_.socket(),
+                             .deadline = std::chrono::hours(1),
+                             .interrupted = options_.interrupted})
+                .status()
+                .code(),
+            Code::kDeadlineExceeded);
+  EXPECT_EQ(asked, 3);
+}
+
+TEST_F(AttachTest, AnInterruptedReadEndsAndCanBeRepeated) {
+  bool stop = false;
+  options_.interrupted = [&stop] { return stop; };
+  const Result<std::unique_ptr<View>> view = Attach(options_);
+  ASSERT_TRUE(view.ok()) << view.status().ToString();
+  std::vector<uint32_t> got(w_.size());
+  stop = true;
+  EXPECT_EQ((*view)->Read(1, got.data()).code(), Code::kDeadlineExceeded);
+  EXPECT_NE(got, w_);
+  EXPECT_EQ((*view)->Verify().code(), Code::kDeadlineExceeded);
+  EXPECT_FALSE((*view)->verified());
+  stop = false;
+  EXPECT_TRUE((*view)->Read(1, got.data()).ok());
+  EXPECT_EQ(got, w_);
+  EXPECT_TRUE((*view)->Verify().ok());
+}
+
+TEST_F(AttachTest, AReadThatWaitsForAnotherIsInterruptedToo) {
+  std::promise<void> reads;
+  std::promise<void> interrupted;
+  std::thread::id reader;
+  std::atomic<bool> asked{false};
+  options_.interrupted = [&] {
+    if (std::this_thread::get_id() != reader) {
+      return reader != std::thread::id();
+    }
+    if (!asked.exchange(true)) {  // in the middle of the other's read
+      reads.set_value();
+      interrupted.get_future().wait();
+    }
+    return false;
+  };
+  const Result<std::unique_ptr<View>> view = Attach(options_);
+  ASSERT_TRUE(view.ok()) << view.status().ToString();
+  std::future<Status> read = std::async(std::launch::async, [&] {
+    reader = std::this_thread::get_id();
+    return (*view)->Read(1, nullptr);
+  });
+  reads.get_future().wait();
+  EXPECT_EQ((*view)->Read(1, nullptr).code(), Code::kDeadlineExceeded);
+  interrupted.set_value();
+  EXPECT_TRUE(read.get().ok());
+}
+
+TEST_F(AttachTest, WhatAnInterruptedEndDidNotTellTheNextConnectionDoes) {
+  bool stop = false;
+  options_.interrupted = [&stop] { return stop; };
+  Result<std::unique_ptr<View>> view = Attach(options_);
+  ASSERT_TRUE(view.ok()) << view.status().ToString();
+  stop = true;
+  view = Status();  // waits for nobody
+  stop = false;
+  EXPECT_EQ(daemon_.Count("release_read"), 0);
+  EXPECT_EQ(daemon_.Holds(), 1u);
+  EXPECT_TRUE(ListCheckpoints({.job = "test", .socket = daemon_.socket()}).ok());
+  EXPECT_EQ(daemon_.Holds(), 0u);
 }
 
 // ---- Tiers ----

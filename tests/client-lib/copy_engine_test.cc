@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "base/digest.h"
 #include "client-lib/src/background.h"
+#include "client-lib/src/deadline.h"
 #include "client-lib/src/worker_pool.h"
 
 namespace holdfast::client {
@@ -121,6 +123,28 @@ TEST_P(CopyEngineTest, ChecksWithoutCopying) {
   const Result<std::optional<CopyMismatch>> mismatch = engine->CopyOut(check, {});
   ASSERT_TRUE((*mismatch).has_value());
   EXPECT_EQ((*mismatch)->range, 1u);
+}
+
+TEST_P(CopyEngineTest, AnInterruptLeavesTheRestOut) {
+  Tensors tensors({64 << 20});
+  const std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(GetParam());
+  ASSERT_TRUE(engine->CopyIn(tensors.ranges, {}).ok());
+  std::vector<std::vector<unsigned char>> to;
+  const std::vector<CopyOutRange> out = tensors.Out(to);
+  const std::thread::id caller = std::this_thread::get_id();
+  bool stop = false;
+  Interrupt interrupt([&] {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    return stop;
+  });
+  CopyOptions options;
+  options.interrupt = &interrupt;
+  EXPECT_TRUE(engine->CopyOut(out, options).ok());
+  EXPECT_EQ(to, tensors.source);
+  to[0].assign(to[0].size(), 0);
+  stop = true;
+  EXPECT_EQ(engine->CopyOut(out, options).status().code(), Code::kDeadlineExceeded);
+  EXPECT_NE(to, tensors.source);
 }
 
 TEST_P(CopyEngineTest, NothingToCopyIsFine) {

@@ -228,7 +228,7 @@ TEST_F(DeviceSaveTest, FreedBlocksAreNotRead) {
   }
 }
 
-// What may change as soon as SaveAsync returns has been read by then, wherever it lies.
+// What may change as soon as SaveAsync returns is what it was at the call, wherever it lies.
 TEST_F(DeviceSaveTest, WhatIsCopiedFirstMayChangeOnReturn) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     UseSeed(seed);
@@ -241,7 +241,7 @@ TEST_F(DeviceSaveTest, WhatIsCopiedFirstMayChangeOnReturn) {
     uint8_t* const other = Add(state, "other", 1, 3, 3);
     driver_->Fill(stream_, buffer, 70'000, 4);
     SaveOptions options;
-    options.streams = Stream();
+    options.streams = BothStreams();
     options.copy_first = {1, 2, 3};
     auto handle = job_->SaveAsync(1, state, options);
     std::memset(on_host, 0xee, 5000);
@@ -258,6 +258,96 @@ TEST_F(DeviceSaveTest, WhatIsCopiedFirstMayChangeOnReturn) {
     handle.reset();
     CheckEnd();
   }
+}
+
+// The device may have much to do yet: the call does not wait for it, and neither do the streams for
+// more than what comes first.
+TEST_F(DeviceSaveTest, WhatIsCopiedFirstDoesNotWaitForTheDevice) {
+  for (const bool pinned : {true, false}) {
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      UseSeed(seed);
+      Open();
+      if (!pinned) {
+        driver_->Refuse("RegisterHost", kNotSupported);
+      }
+      State state;
+      uint8_t* const w = Add(state, "w", 0, 5 * kMiB, 1);
+      uint8_t* const buffer = Add(state, "buffer", 0, 70'000, 1);
+      driver_->Pause();
+      driver_->Fill(stream_, buffer, 70'000, 4);
+      SaveOptions options;
+      options.streams = Stream();
+      options.copy_first = {1};
+      auto handle = job_->SaveAsync(1, state, options);  // nothing runs yet
+      ASSERT_EQ(handle->WaitSnapshot(Milliseconds(0)).code(), Code::kDeadlineExceeded);
+      driver_->Fill(stream_, buffer, 70'000, 0xee);
+      ASSERT_EQ(w[0], 1);
+      driver_->Run();
+      ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+      const auto saved = Saved(1);
+      EXPECT_EQ(saved.at("w"), Bytes(5 * kMiB, 1)) << "seed " << seed;
+      EXPECT_EQ(saved.at("buffer"), Bytes(70'000, 4)) << "seed " << seed;
+      handle.reset();
+      CheckEnd();
+    }
+  }
+}
+
+// Nobody was named whose work could be put behind the copy: the host waits for it.
+TEST_F(DeviceSaveTest, WhatIsCopiedFirstWaitsWhereNoStreamCan) {
+  Open();
+  State state;
+  Add(state, "a", 0, 70'000, 1);
+  Add(state, "b", 1, 70'000, 2);
+  SaveOptions options;
+  options.streams = Stream();  // of device 0
+  options.copy_first = {0, 1};
+  options.return_at_once = true;
+  driver_->Pause();
+  auto handle = job_->SaveAsync(1, state, options);
+  ASSERT_TRUE(handle->FenceStreams({}, kLong).ok());  // everything is enqueued, and nothing runs
+  EXPECT_EQ(handle->WaitFirst(Milliseconds(0)).code(), Code::kDeadlineExceeded);
+  driver_->Run();
+  ASSERT_TRUE(handle->WaitFirst(kLong).ok());
+  EXPECT_TRUE(handle->WaitSnapshot(Milliseconds(0)).ok());
+  handle.reset();
+  CheckEnd();
+}
+
+TEST_F(DeviceSaveTest, WhatIsCopiedFirstIsWaitedForWhereACaptureHasBegun) {
+  Open();
+  driver_->Run();
+  State state;
+  uint8_t* const buffer = Add(state, "buffer", 0, 70'000, 1);
+  SaveOptions options;
+  options.streams = Stream();
+  options.copy_first = {0};
+  options.return_at_once = true;
+  auto handle = job_->SaveAsync(1, state, options);
+  driver_->BeginCapture(stream_);
+  ASSERT_TRUE(handle->WaitFirst(kLong).ok());
+  EXPECT_TRUE(handle->WaitSnapshot(Milliseconds(0)).ok());
+  EXPECT_TRUE(driver_->EndCapture(stream_));
+  driver_->Fill(stream_, buffer, 70'000, 0xee);
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  EXPECT_EQ(Saved(1).at("buffer"), Bytes(70'000, 1));
+  handle.reset();
+  CheckEnd();
+}
+
+// A process that uses one of eight devices keeps no context on the other seven, whatever streams
+// are named.
+TEST_F(DeviceSaveTest, DevicesWithoutTensorsAreLeftAlone) {
+  Open();
+  driver_->Run();
+  State state;
+  Add(state, "w", 0, kMiB, 1);
+  auto handle = job_->SaveAsync(1, state, {.streams = BothStreams()});
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  ASSERT_TRUE(job_->Restore(state, {.streams = BothStreams()}).ok());
+  EXPECT_EQ(driver_->Count("RetainContext"), 1);
+  handle.reset();
+  CheckEnd();
 }
 
 TEST_F(DeviceSaveTest, AHeldSaveIsSealedLater) {

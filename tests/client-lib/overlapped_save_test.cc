@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <future>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "tests/client-lib/fake_daemon.h"
 
 namespace holdfast {
@@ -193,6 +195,33 @@ TEST_F(Held, ASaveThatWasNotHeldCannotBeSealedTwice) {
   EXPECT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
 }
 
+TEST_F(Held, ASealThatTakesItsTimeGoesOnBesideTheCaller) {
+  Gate gate(daemon_, "seal");
+  auto handle = Hold(1);
+  EXPECT_EQ(handle->Seal(Milliseconds(20)).code(), Code::kDeadlineExceeded);
+  handle->Discard();  // comes too late
+  EXPECT_EQ(handle->Seal(kNothing).code(), Code::kDeadlineExceeded);
+  gate.Open();
+  EXPECT_TRUE(handle->Seal(kLong).ok());
+  EXPECT_EQ(handle->Seal(kLong).code(), Code::kRefused);
+  EXPECT_EQ(daemon_.Count("abort_save"), 0);
+}
+
+TEST_F(Held, ItsEndWaitsForNoSlot) {
+  daemon_.SetHook(
+      [](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
+  job_.reset();
+  JobOptions options = daemon_.Options();
+  options.call_deadline = std::chrono::hours(1);
+  Result<std::unique_ptr<Job>> job = Job::Open(options);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  auto handle = (*job)->SaveAsync(1, MakeState(), {.hold = true});
+  ASSERT_TRUE(daemon_.WaitForCount("begin_save", 1));
+  handle->Discard();
+  EXPECT_EQ(handle->Wait(Stage::kSealed, kLong).code(), Code::kAbandoned);
+  (*job)->SaveAsync(2, MakeState(), {.hold = true});  // and its handle goes
+}
+
 TEST(Turns, CallsFromManyThreadsAreServedOneAfterTheOther) {
   FakeDaemon daemon;
   const auto job = Open(daemon);
@@ -215,6 +244,63 @@ TEST(Turns, CallsFromManyThreadsAreServedOneAfterTheOther) {
   }
   EXPECT_GT(good.load(), 0);
   EXPECT_EQ(daemon.Count("join"), 1);
+}
+
+// Answers each stage with its time, and those that are not named with a refusal.
+void AnswerStages(FakeDaemon& daemon, std::map<v1::AwaitSave::Stage, int64_t> times) {
+  daemon.SetHook([times](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_await_save()) {
+      return false;
+    }
+    v1::DaemonFrame reply;
+    reply.set_id(frame.id());
+    const auto time = times.find(frame.await_save().stage());
+    if (time != times.end()) {
+      reply.mutable_await_save()->set_stage(time->first);
+      reply.mutable_await_save()->set_unix_ms(time->second);
+    } else {
+      reply.mutable_failure()->set_code(9);
+      reply.mutable_failure()->set_message("the job's policy sends no step there");
+    }
+    peer.Send(reply);
+    return true;
+  });
+}
+
+TEST(StageTimesOf, AStageThatIsReachedTellsThoseBeforeIt) {
+  FakeDaemon daemon;
+  const auto job = Open(daemon);
+  float w = 1;
+  auto handle = job->SaveAsync(1, {{{"w", Type::kF32, {1}, &w}}, {}});
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  const int64_t now = Clock::System()->UnixMillis();
+  AnswerStages(daemon, {{v1::AwaitSave::STAGE_COMMITTED, now + 1'000'000},
+                        {v1::AwaitSave::STAGE_NVME, now + 2'000'000},
+                        {v1::AwaitSave::STAGE_REMOTE, now + 3'000'000}});
+  ASSERT_TRUE(handle->Wait(Stage::kRemote, kLong).ok());
+  const StageTimes times = handle->times();
+  EXPECT_EQ(times.nvme - times.committed, Milliseconds(1'000'000));
+  EXPECT_EQ(times.remote - times.nvme, Milliseconds(1'000'000));
+  EXPECT_EQ(daemon.Count("await_save"), 3);
+  ASSERT_TRUE(handle->Wait(Stage::kRemote, kLong).ok());
+  EXPECT_EQ(daemon.Count("await_save"), 4) << "what is known is not asked for again";
+}
+
+TEST(StageTimesOf, WhatNobodyKnowsIsLeftOut) {
+  FakeDaemon daemon;
+  const auto job = Open(daemon);
+  float w = 1;
+  auto handle = job->SaveAsync(1, {{{"w", Type::kF32, {1}, &w}}, {}});
+  ASSERT_TRUE(handle->Wait(Stage::kSealed, kLong).ok());
+  const int64_t now = Clock::System()->UnixMillis();
+  // Not by the policy; and a daemon that was started since.
+  AnswerStages(daemon, {{v1::AwaitSave::STAGE_COMMITTED, now + 1'000'000},
+                        {v1::AwaitSave::STAGE_REMOTE, 0}});
+  ASSERT_TRUE(handle->Wait(Stage::kRemote, kLong).ok());
+  const StageTimes times = handle->times();
+  EXPECT_GT(times.committed.count(), 0);
+  EXPECT_LT(times.nvme.count(), 0);
+  EXPECT_LT(times.remote.count(), 0);
 }
 
 TEST(Interrupted, OpenEndsAsIfItsDeadlineHadPassed) {
@@ -246,6 +332,49 @@ TEST(Interrupted, ARestoreEndsAndTheJobGoesOn) {
   stop = false;
   daemon.SetHook(nullptr);
   EXPECT_TRUE((*job)->Restore(state).ok());
+}
+
+TEST(Interrupted, ARestoreThatCopiesIsNoFailedLoad) {
+  FakeDaemon daemon;
+  std::atomic<bool> stop{false};
+  JobOptions options = daemon.Options();
+  options.interrupted = [&stop] { return stop.load(); };
+  auto job = Job::Open(options);
+  ASSERT_TRUE(job.ok());
+  std::vector<uint8_t> w(1 << 20, 1);
+  State state{{{"w", Type::kU8, {w.size()}, w.data()}}, {}};
+  ASSERT_TRUE((*job)->Save(1, state).ok());
+  daemon.SetHook([&stop](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+    stop = stop || frame.has_enter_session();
+    return false;
+  });
+  EXPECT_EQ((*job)->Restore(state).status().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(daemon.Count("report_load"), 0);  // the others would go back to an older step for it
+  daemon.SetHook(nullptr);
+  stop = false;
+  EXPECT_TRUE((*job)->Restore(state).ok());
+}
+
+TEST(Interrupted, TheEndOfAHandleAndOfAJobWaitsForNoSlot) {
+  FakeDaemon daemon;
+  daemon.SetHook(
+      [](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
+  bool stop = false;
+  JobOptions options = daemon.Options();
+  options.call_deadline = std::chrono::hours(1);
+  options.interrupted = [&stop] { return stop; };
+  auto job = Job::Open(options);
+  ASSERT_TRUE(job.ok());
+  float w = 1;
+  const State state{{{"w", Type::kF32, {1}, &w}}, {}};
+  auto handle = (*job)->SaveAsync(1, state);
+  stop = true;
+  handle.reset();
+  stop = false;
+  handle = (*job)->SaveAsync(2, state);
+  stop = true;
+  job = Status();
+  EXPECT_EQ(handle->Wait(Stage::kSealed, kLong).code(), Code::kAbandoned);
 }
 
 TEST(Interrupted, ACallInTheMiddleOfAnotherIsRefusedNotHung) {

@@ -81,13 +81,13 @@ TEST(Save, EveryType) {
   const auto job = Open(daemon);
   State state;
   std::vector<std::vector<uint8_t>> memory;
-  for (int i = static_cast<int>(Type::kBool); i <= static_cast<int>(Type::kF8E8M0); ++i) {
+  for (int i = static_cast<int>(Type::kBool); i <= static_cast<int>(Type::kF8E5M2Fnuz); ++i) {
     const auto type = static_cast<Type>(i);
     memory.emplace_back(5 * TypeBytes(type), static_cast<uint8_t>(i));
     state.tensors.emplace_back(TypeName(type), type, std::vector<uint64_t>{5},
                                memory.back().data());
   }
-  EXPECT_EQ(state.tensors.size(), 17u);
+  EXPECT_EQ(state.tensors.size(), 19u);
   ASSERT_TRUE(job->Save(1, state).ok());
   const std::map<std::string, std::string> saved = SavedBytes(daemon);
   for (size_t i = 0; i < memory.size(); ++i) {

@@ -517,9 +517,14 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
     with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1, remote_every=1)) as ckpt:
         handle = ckpt.save(4, {"w": torch.ones(1000)}, wait="remote", timeout=60)
+        times = handle.times  # those before it as well
+        assert {"snapshot", "sealed", "committed", "remote"} <= set(times)
         handle.wait("nvme", 60)
-        times = handle.times
-        assert list(times) == ["snapshot", "sealed", "nvme", "remote"]
+        handle.wait("remote", 60)  # whoever asks late is told the same
+        again = handle.times
+        assert list(again) == ["snapshot", "sealed", "committed", "nvme", "remote"]
+        assert list(again.values()) == sorted(again.values())
+        assert times.items() <= again.items()
         assert handle.nbytes > 4000 and handle.error is None and handle.done()
         assert "step 4: remote" in repr(handle)
 
@@ -784,12 +789,15 @@ def test_what_does_not_fit_is_never_cast_spread_or_mixed(ckpt: holdfast.Checkpoi
     wider.head = torch.nn.Linear(4, 100, bias=False, dtype=torch.bfloat16)
     refused({"tied": wider}, "is wanted as torch.float32 .* here as torch.bfloat16")
     refused({"apart": Tied()}, "what was saved was not tied, what is wanted is")
-    refused({"list": [torch.ones(2), torch.ones(2)]}, "list: wanted is a list with tensors")
+    refused(
+        {"list": [torch.ones(2), torch.ones(2)]},
+        "list: wanted is a list of 2 with tensors to be filled, saved was a list of 1",
+    )
     refused(
         {"array": np.zeros(3)},
         r"array: was saved as F64 \[6\], wanted is an array of float64 \[3\]",
     )
-    refused({"value": {"a": torch.ones(1)}}, "value: wanted is a dict with tensors")
+    refused({"value": {"a": torch.ones(1)}}, "value: wanted is a dict of 1 with tensors")
 
 
 def test_reading_the_count_hides_no_failure(

@@ -26,7 +26,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import holdfast
-from holdfast.dcp import Reader, Stager, Writer, _staging
+from holdfast import _held
+from holdfast.dcp import Reader, Stager, Writer
 
 RANK, WORLD = 0, 1  # of this process, by run()
 WAYS = ("save", "async")
@@ -317,7 +318,7 @@ def begin(folder: pathlib.Path, kinds: list[str]) -> None:
     for thread in threading.enumerate():
         if thread.name == "holdfast-staged":
             thread.join(60)
-    assert not _staging._live
+    assert not _held._live
     os._exit(0)  # the process group is broken
 
 

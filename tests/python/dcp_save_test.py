@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import io
 import logging
@@ -27,11 +28,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.logger import _dcp_logger
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.testing._internal.two_tensor import TwoTensor
 
 import holdfast
 from daemons import DEADLINE_S, Daemon, run_python
-from holdfast import _core, _jobs
-from holdfast.dcp import Reader, Stager, Writer, _staging
+from holdfast import _core, _held, _jobs
+from holdfast.dcp import Reader, Stager, Writer
 
 # DCP logs each of its functions' begin and end.
 _dcp_logger.setLevel(logging.ERROR)
@@ -44,7 +46,7 @@ def no_job_is_left(daemon: Daemon):
     _jobs._close_all()
     _jobs._loaded.clear()
     gc.collect()
-    assert not _staging._live
+    assert not _held._live
 
 
 class Color:
@@ -215,7 +217,7 @@ def test_the_state_is_copied_once_and_the_loop_may_go_on(daemon: Daemon) -> None
             assert gate.wait(60)
             seen.append(
                 {
-                    name: value.data_ptr()
+                    name: mapping_of(value.data_ptr())
                     for name, value in self.state_dict.items()
                     if isinstance(value, torch.Tensor)
                 }
@@ -233,12 +235,25 @@ def test_the_state_is_copied_once_and_the_loop_may_go_on(daemon: Daemon) -> None
     gate.set()
     future.result()
     # Where they lay: in a mapping of the daemon's tmpfs.
-    for address in seen[0].values():
-        assert str(daemon.memory) in mapping_of(address)
+    assert len(seen[0]) == 2
+    for mapping in seen[0].values():
+        assert str(daemon.memory) in mapping
     target = {"model": {"w": torch.zeros(size), "v": torch.zeros(size)}, "data": {"seen": None}}
     dcp.load(target, storage_reader=Reader("job"))
     assert target["model"]["w"].eq(1.0).all() and target["model"]["v"].eq(2.0).all()
     assert target["data"]["seen"] == [1, 2]
+
+
+def test_staging_leaves_the_collector_as_it_was() -> None:
+    try:
+        for step, on in ((1, True), (2, False)):
+            (gc.enable if on else gc.disable)()
+            how("async")({"w": torch.ones(10)}, step)
+            assert gc.isenabled() is on
+            Writer("job", step=5).stage({"w": torch.empty(2, device="meta")})
+            assert gc.isenabled() is on
+    finally:
+        gc.enable()
 
 
 def resident_anonymous() -> int:
@@ -344,6 +359,22 @@ def test_tensors_that_have_no_place_are_errors_with_their_path(
     )
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_tensor_subclasses_are_errors_with_a_way_out(way: str) -> None:
+    if way == "async with DCP's stager":
+        way = "async"  # it loses the subclass
+    state = {"model": {"w": TwoTensor(torch.ones(3), torch.zeros(3))}}
+    inner = raised(lambda: how(way)(state, 1))
+    assert isinstance(inner, holdfast.Refused)
+    for words in (
+        "model.w: ",
+        "torch.testing._internal.two_tensor.TwoTensor",
+        "no plain memory of its own",
+        "holdfast.Checkpointer",
+    ):
+        assert words in str(inner)
+
+
 class Doubles(DefaultSavePlanner):
     """Writes something else than what is in the state."""
 
@@ -414,6 +445,45 @@ def test_bytes_of_a_planners_own_making_need_leave() -> None:
     assert target["n"] == b"own:5"
 
 
+def in_use(daemon: Daemon) -> list[str]:
+    """Slots that are mapped in this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return sorted({line.split()[-1] for line in maps if str(daemon.memory) in line})
+
+
+def test_a_plan_that_fails_and_a_step_that_was_only_found_hold_no_slot(daemon: Daemon) -> None:
+    how("save")({"w": torch.ones(1000)}, 1)
+    _jobs._close_all()
+    gc.collect()
+    assert not in_use(daemon)
+    reader = Reader("job", adopt=False)
+    assert reader.find() == 1 and not in_use(daemon)
+    failed = Reader("job", adopt=False)
+    raised(functools.partial(dcp.load, {"nope": torch.zeros(1)}, storage_reader=failed))
+    del failed
+    gc.collect()
+    assert not in_use(daemon)
+    raised(lambda: dcp.load({"nope": torch.zeros(1)}, storage_reader=reader))
+    target = {"w": torch.zeros(1000)}
+    dcp.load(target, storage_reader=reader)
+    assert target["w"].eq(1).all() and not in_use(daemon)
+
+
+def test_what_is_loaded_is_the_step_whose_layout_was_planned() -> None:
+    """Another one is saved while the load is being planned."""
+    how("save")({"w": torch.full((1000,), 1.0)}, 1)
+
+    class SavesMeanwhile(DefaultLoadPlanner):
+        def create_local_plan(self):
+            how("save")({"v": torch.zeros(3), "w": torch.full((1000,), 2.0)}, 2)
+            return super().create_local_plan()
+
+    target = {"w": torch.zeros(1000)}
+    reader = Reader("job", adopt=False)
+    dcp.load(target, storage_reader=reader, planner=SavesMeanwhile())
+    assert reader.step == 1 and target["w"].eq(1).all()
+
+
 def test_without_flattening() -> None:
     state = {"w": torch.ones(3), "extra": {"a": 1}}
     dcp.save(
@@ -478,7 +548,7 @@ def no_staged_save_is_left() -> None:
     for thread in threading.enumerate():
         if thread.name == "holdfast-staged":
             thread.join(60)
-    assert not _staging._live
+    assert not _held._live
 
 
 @pytest.mark.parametrize("where", ["set up", "local", "global", "finish", "resolve"])
@@ -525,12 +595,12 @@ class WaitsForTheGate(DefaultSavePlanner):
 
 @pytest.fixture
 def when_step_2_waits() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Calls what it is given once step 2 has found that step 1 is not sealed."""
+    """Calls what it is given once step 2, or something else, has found that step 1 is not sealed."""
     calls: list[Callable[[], None]] = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "step 2 waits for step 1" in record.getMessage():
+            if " waits for step 1" in record.getMessage():
                 for call in calls:
                     call()
 
@@ -547,6 +617,14 @@ def step_loaded(step: int) -> float:
     target = {"w": torch.zeros(1000)}
     dcp.load(target, storage_reader=Reader("job", step=step, adopt=False))
     return target["w"][999].item()
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [
+        each.getMessage()
+        for each in caplog.records
+        if each.name == "holdfast" and each.levelno == level
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -568,12 +646,60 @@ def test_a_save_that_begins_before_the_last_one_is_done_waits_for_it(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def restores(ckpt: holdfast.Checkpointer) -> None:
+    with pytest.raises(holdfast.InvalidArgument, match="was not saved by holdfast.Checkpointer"):
+        ckpt.restore({"w": torch.zeros(1000)})
+
+
+CHECKPOINTERS = {
+    "step 2": lambda ckpt: ckpt.save(2, {"w": torch.full((1000,), 2.0)}, wait="committed"),
+    "a restore": restores,
+    "a reservation of slots": lambda ckpt: ckpt.reserve({"w": torch.zeros(5000)}),
+    "the end of the job in this process": lambda ckpt: ckpt.close(),
+}
+
+
+@pytest.mark.parametrize("what", CHECKPOINTERS)
+def test_a_checkpointer_waits_for_the_async_save_that_is_under_way(
+    what: str, when_step_2_waits, caplog
+) -> None:
+    ckpt = holdfast.Checkpointer("job")
+    gate = threading.Event()
+    when_step_2_waits(gate.set)
+    first = dcp.async_save(
+        {"w": torch.full((1000,), 1.0)},
+        storage_writer=Writer("job", step=1),
+        planner=WaitsForTheGate(gate),
+    )
+    CHECKPOINTERS[what](ckpt)
+    told = gate.is_set()
+    gate.set()
+    first.result()
+    assert told and step_loaded(1) == 1.0
+    (waits,) = [each for each in messages(caplog, logging.INFO) if " waits for " in each]
+    assert f"{what} waits for step 1" in waits
+    assert not messages(caplog, logging.WARNING)
+    if what == "step 2":
+        assert step_loaded(2) == 2.0
+    ckpt.close()
+
+
+def test_a_job_that_is_closed_says_which_step_is_given_up(caplog) -> None:
+    writer = Writer("job", step=1)
+    writer.stage({"w": torch.ones(10)})
+    shared = _jobs.open_job("job")
+    assert shared is not None
+    shared.close()
+    (warning,) = messages(caplog, logging.WARNING)
+    assert "step 1 was staged and is not sealed yet" in warning and "the end of the job" in warning
+
+
 def test_a_save_that_has_waited_in_vain_says_which_step_it_gave_up(
     when_step_2_waits, caplog, monkeypatch
 ) -> None:
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(_staging, "time", clock, raising=False)
+    monkeypatch.setattr(_held, "time", clock, raising=False)
     when_step_2_waits(lambda: now.append(now.pop() + 601.0))
     gate = threading.Event()
     first = dcp.async_save(
@@ -619,7 +745,7 @@ def test_a_state_that_nobody_can_save_any_more_is_not_waited_for(when_step_2_wai
     shared = _jobs.open_job("job")
     assert shared is not None and written._staged is not None
     shared.core.reserve(_core.TensorList(), [], [("n", b"1", None)], 60.0)
-    assert written._staged.save.done("sealed")
+    assert written._staged.held.save.done("sealed")
     waited = threading.Event()
     when_step_2_waits(waited.set)
     dropped = [Writer("job", step=1)]
@@ -648,12 +774,104 @@ def test_a_seal_that_did_not_get_its_turn_leaves_no_slot_held() -> None:
         {"w": torch.ones(1000)}, storage_writer=writer, planner=WaitsForTheGate(gate)
     )
     assert writer._staged is not None
-    save = writer._staged.save
-    writer._staged.save = Late(save)  # type: ignore[assignment]
+    save = writer._staged.held.save
+    writer._staged.held.save = Late(save)  # type: ignore[assignment]
     gate.set()
     assert isinstance(raised(future.result), holdfast.DeadlineExceeded)
     with pytest.raises(holdfast.Abandoned, match="given up"):
         save.wait("sealed", 0)
+
+
+class SavesWith:
+    """A job's core whose saves are wrapped."""
+
+    def __init__(self, core: _core.Job, wrap: Callable[[_core.Save, list[int]], Any]) -> None:
+        self._core = core
+        self._wrap = wrap
+
+    def save(
+        self, step: int, tensors: _core.TensorList, addresses: list[int], *rest: Any, **options: Any
+    ) -> Any:
+        save = self._core.save(step, tensors, addresses, *rest, **options)
+        return self._wrap(save, list(addresses))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
+class WaitEndsEarly:
+    """A save while the daemon does not answer, whose wait is ended by the error."""
+
+    def __init__(
+        self, save: _core.Save, sources: list[int], daemon: Daemon, error: BaseException
+    ) -> None:
+        self.save = save
+        self.sources = sources
+        self.daemon = daemon
+        self.error = error
+        self.sources_when_discarded: list[int] = []
+
+    def wait(self, stage: str, timeout: float) -> None:
+        raise self.error
+
+    def discard(self) -> None:
+        self.sources_when_discarded = alive(self.sources)
+        resume(self.daemon)
+        self.save.discard()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.save, name)
+
+
+def alive(addresses: list[int]) -> list[int]:
+    """Those at which a tensor's memory begins."""
+    begins = {
+        each.data_ptr()
+        for each in gc.get_objects()
+        if type(each) is torch.Tensor and torch._C._has_storage(each)
+    }
+    return [each for each in addresses if each in begins]
+
+
+def resume(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("way", ["save", "async", "async with DCP's stager"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), holdfast.DeadlineExceeded("not yet")])
+def test_a_save_whose_wait_ends_early_reads_no_freed_memory_and_commits_nothing(
+    daemon: Daemon, way: str, error: BaseException
+) -> None:
+    state = {f"w{i}": torch.ones(500, 500).t() for i in range(3)}  # copied to be dense
+    how(way)(state, 0)
+    shared = _jobs.open_job("job")
+    assert shared is not None
+    saves: list[WaitEndsEarly] = []
+
+    def wrap(save: _core.Save, sources: list[int]) -> WaitEndsEarly:
+        saves.append(WaitEndsEarly(save, sources, daemon, error))
+        return saves[-1]
+
+    core = shared.core
+    shared.core = SavesWith(core, wrap)  # type: ignore[assignment]
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises((KeyboardInterrupt, CheckpointException)):
+            how(way)(state, 1)
+        gc.collect()
+        junk = [torch.full((500, 500), 7.0) for _ in range(6)]
+    finally:
+        resume(daemon)
+    shared.core = core
+    (save,) = saves
+    with pytest.raises(holdfast.Abandoned):
+        save.save.wait("sealed", 60)
+    assert save.sources_when_discarded == save.sources
+    del junk
+    how(way)(state, 2)
+    assert [each.step for each in holdfast.checkpoints("job")] == [2, 0]
 
 
 def test_a_stager_takes_the_step_from_the_writer_of_the_call() -> None:
@@ -730,6 +948,23 @@ def test_a_step_is_any_integer_in_range(way: str) -> None:
         dcp.load(target, storage_reader=reader)
         assert type(reader.step) is int and reader.step == int(step)
         assert target["w"].equal(state["w"])
+
+
+@pytest.mark.parametrize("kind", [Writer, Reader])
+def test_a_policy_is_holdfasts_own(make_daemon, monkeypatch, kind: type) -> None:
+    daemon = make_daemon("nvme: {dirs: [ROOT/nvme]}\n", inside=["nvme"])
+    monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
+    policy = holdfast.Policy(nvme_every=2, keep_nvme=1)
+    if kind is Reader:
+        with pytest.raises(CheckpointException):  # nothing is there
+            dcp.load({}, storage_reader=Reader("job", policy=policy, adopt=True))
+    for step in (1, 2):
+        dcp.save({"w": torch.ones(1)}, storage_writer=Writer("job", step=step, policy=policy))
+    shared = _jobs.open_job("job")
+    assert shared is not None and shared.policy == policy.to_core()
+    assert Writer("job", step=3, policy=policy.to_core())._shared() is shared
+    with pytest.raises(holdfast.InvalidArgument, match="Policy: keep_nvme=-1"):
+        kind("job", step=1, policy=holdfast.Policy(keep_nvme=-1))
 
 
 def test_waiting_for_more_than_sealed() -> None:
@@ -888,7 +1123,7 @@ import os, signal, threading
 import torch
 import torch.distributed.checkpoint as dcp
 import holdfast
-from holdfast import _jobs
+from holdfast import _held, _jobs
 from holdfast.dcp import Writer, _staging
 writer = Writer("job", step=1)
 staged = writer.stage({"w": torch.ones(10)})
@@ -896,7 +1131,7 @@ shared = _jobs.open_job("job")
 held, release = threading.Event(), threading.Event()
 
 def hold():
-    with shared.lock, _jobs._lock, _staging._announced_lock, _staging._live_changed:
+    with shared.lock, _jobs._lock, _staging._announced_lock, _held._live_changed:
         held.set()
         release.wait()
 
@@ -909,10 +1144,10 @@ if child == 0:
     code = 1
     try:
         try:
-            writer._staged.seal(10)
+            writer._staged.held.seal(10)
         except holdfast.Forked:
             code = 0
-        assert _staging.holder_of(staged["w"]) is None  # the parent's
+        assert _held.holder_of(staged["w"].data_ptr()) is None  # the parent's
         dcp.save({"w": torch.ones(1)}, storage_writer=Writer("own", step=1))
     except BaseException as error:
         print(repr(error), flush=True)
@@ -921,8 +1156,8 @@ if child == 0:
 release.set()
 thread.join()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-writer._staged.seal(60)
-writer._staged.save.wait("committed", 60)
+writer._staged.held.seal(60)
+writer._staged.held.save.wait("committed", 60)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -959,6 +1194,70 @@ def test_reading_for_evaluation_discards_nothing(daemon: Daemon) -> None:
     assert _jobs.open_job("job") is None
     _jobs._loaded.clear()  # another process, as it were
     assert Reader("job", adopt=True).find() == 3
+
+
+def a_run(*steps: int) -> holdfast.Checkpointer:
+    ckpt = holdfast.Checkpointer("job")
+    for step in steps:
+        ckpt.save(step, {"w": torch.full((4,), float(step))}, wait="committed")
+    return ckpt
+
+
+@pytest.mark.parametrize("step", [0, None])
+def test_reading_in_the_middle_of_a_run_discards_nothing(step: int | None, caplog) -> None:
+    """Evaluation of an older step beside the training, in the same process."""
+    caplog.set_level(logging.INFO, "holdfast")
+    ckpt = a_run(0, 1)
+    attempt = ckpt.attempt
+    target = {"w": torch.zeros(4)}
+    reader = Reader("job", step=step)
+    dcp.load(target, storage_reader=reader)
+    assert reader.step == (1 if step is None else 0) and target["w"].eq(reader.step).all()
+    assert ckpt.attempt == attempt
+    level = logging.INFO if step is None else logging.WARNING
+    assert [each for each in messages(caplog, level) if "adopt=True" in each]
+    caplog.clear()
+    ckpt.save(2, target, wait="committed")
+    ckpt.close()
+    holdfast.Checkpointer("job").close()  # a later one in this process joins anew
+    assert [(each.step, each.on_line) for each in holdfast.checkpoints("job")] == [
+        (2, True),
+        (1, True),
+        (0, True),
+    ]
+    assert Reader("job", adopt=True).find() == 2  # nor did it remember what was only read
+    assert not messages(caplog, logging.WARNING)
+
+
+def test_going_back_in_the_middle_of_a_run_says_what_is_discarded(caplog) -> None:
+    ckpt = a_run(0, 1, 2)
+    attempt = ckpt.attempt
+    target = {"w": torch.ones(4)}
+    dcp.load(target, storage_reader=Reader("job", step=0, adopt=True))
+    assert target["w"].eq(0).all() and ckpt.attempt == attempt + 1
+    (warning,) = messages(caplog, logging.WARNING)
+    assert "step 0 of attempt 1" in warning and "steps 1, 2 " in warning
+    ckpt.save(1, target, wait="committed")
+    ckpt.close()
+
+
+def test_a_run_that_has_not_begun_goes_on_from_what_it_loads(caplog) -> None:
+    a_run(0, 1, 2).close()
+    ckpt = holdfast.Checkpointer("job")
+    target = {"w": torch.zeros(4)}
+    dcp.load(target, storage_reader=Reader("job"))
+    ckpt.save(3, target, wait="committed")
+    assert target["w"].eq(2).all() and not messages(caplog, logging.WARNING)
+    ckpt.close()
+
+
+def test_what_was_saved_last_is_what_is_loaded_next() -> None:
+    """It is sealed when dcp.save returns; a load waits until it is committed."""
+    for step in range(20):
+        how("save")({"w": torch.full((4,), float(step))}, step)
+        reader = Reader("job")
+        dcp.load({"w": torch.zeros(4)}, storage_reader=reader)
+        assert reader.step == step
 
 
 def test_a_run_that_does_not_say_where_it_comes_from_is_refused() -> None:
@@ -1070,3 +1369,85 @@ def test_an_empty_state_is_a_step_too(way: str) -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
     dcp.save({}, storage_writer=Writer("job", step=2), planner=planner)
     assert Reader("job", adopt=False).find() == 2
+
+
+@pytest.mark.parametrize("name", ["holdfast.state", "torch.distributed.checkpoint/planner_data"])
+def test_names_that_are_holdfasts_own_are_refused(name: str) -> None:
+    state: dict[str, Any] = {name: 3, "w": torch.ones(1)}
+    with pytest.raises(CheckpointException, match="keeps this name for itself"):
+        dcp.save(state, storage_writer=Writer("job", step=1))
+    future = dcp.async_save(state, storage_writer=Writer("job", step=2))
+    with pytest.raises(CheckpointException, match="keeps this name for itself"):
+        future.result()
+    dcp.save({"w": torch.ones(1)}, storage_writer=Writer("job", step=3))
+
+
+def test_loading_under_another_default_device() -> None:
+    saved = {"w": torch.arange(12.0).view(3, 4), "e": torch.empty(0)}
+    dcp.async_save(saved, storage_writer=Writer("job", step=1)).result()
+    target = {"w": torch.zeros(4, 3).t(), "e": torch.empty(0)}
+    with torch.device("meta"):
+        dcp.load(target, storage_reader=Reader("job"))
+    assert torch.equal(target["w"], saved["w"])
+
+
+def test_a_job_that_is_closed_in_the_middle_of_a_save_is_not_joined_anew(daemon: Daemon) -> None:
+    state = {"w": torch.ones(4)}
+    with holdfast.Checkpointer("job"):
+        future = dcp.async_save(state, storage_writer=Writer("job", step=1))
+    future.result()  # close has waited for it
+    assert _jobs.open_job("job") is None
+    with holdfast.Checkpointer("job"):
+        assert Reader("job").find() == 1
+        writer = Writer("job", step=2)
+        dcp.save(state, storage_writer=writer)
+    # As the thread of a save finds it that was closed under it.
+    with pytest.raises(holdfast.Refused, match="closed"):
+        writer._shared().core.save(3, _core.TensorList(), [], [])
+    assert _jobs.open_job("job") is None
+
+
+def test_a_load_does_not_wait_for_what_is_never_committed(daemon: Daemon) -> None:
+    """Of two ranks one saved step 1; the other never will."""
+    jobs = [_core.Job("job", rank=rank, world_size=2) for rank in (0, 1)]
+    shared = types.SimpleNamespace(last_sealed=None)
+    w = np.ones(3, np.float32)
+    tensors = _core.TensorList()
+    tensors.add("w", "F32", w.shape)
+    save = jobs[0].save(1, tensors, [w.ctypes.data], [])
+    save.wait("sealed", DEADLINE_S)
+    shared.last_sealed = 1, save
+    _jobs.SharedJob.wait_committed(shared, None, 100 * DEADLINE_S)  # type: ignore[arg-type]
+    with pytest.raises(holdfast.DeadlineExceeded):
+        save.wait("committed", 0)
+
+
+def test_a_load_keeps_what_it_plans_to_read(daemon: Daemon) -> None:
+    """Beside a run that saves on, into as few slots as there are."""
+    dcp.save({"w": torch.full((4,), 1.0)}, storage_writer=Writer("job", step=1))
+    reader = Reader("job", adopt=False)
+    metadata = reader.read_metadata()
+    for step in range(2, 8):
+        dcp.save({"w": torch.full((4,), float(step))}, storage_writer=Writer("job", step=step))
+    assert set(metadata.state_dict_metadata) == {"w"}
+    views = list(reader._views.values())
+    assert [view.step for view in views] == [1]
+    views[0].verify()
+    del views
+    reader.reset()
+    assert not reader._views
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (Writer, {"job": 5, "step": 1}),
+        (Writer, {"job": "job", "step": 1, "timeout": "x"}),
+        (Writer, {"job": "job", "step": 1, "wait_for_room": -1}),
+        (Reader, {"job": ""}),
+        (Reader, {"job": "job", "timeout": None}),
+    ],
+)
+def test_arguments_are_refused_where_they_are_given(kind: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.InvalidArgument, match=kind.__name__):
+        kind(**arguments)

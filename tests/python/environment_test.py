@@ -30,16 +30,16 @@ PMI = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}
 
 
 def test_nothing_is_rank_0_of_1() -> None:
-    assert detect({}) == Environment(0, 1, None, "", "")
+    assert detect({}) == Environment(0, 1, "", "")
 
 
 def test_torchrun_without_a_launch_id() -> None:
     # Its restart count differs between agents when one of two was restarted.
-    assert detect(TORCHRUN) == Environment(3, 8, 1, "", "torchrun")
+    assert detect(TORCHRUN) == Environment(3, 8, "", "torchrun")
 
 
 def test_slurm_with_its_step_and_restart_as_launch_id() -> None:
-    assert detect(SLURM) == Environment(1, 2, 0, "77.3.0", "Slurm")
+    assert detect(SLURM) == Environment(1, 2, "77.3.0", "Slurm")
     assert detect({**SLURM, "SLURM_RESTART_COUNT": "5"}).launch == "77.3.5"
 
 
@@ -52,13 +52,13 @@ def test_a_batch_script_or_an_interactive_shell_is_no_srun_task(step: str | None
 
 
 def test_mpi() -> None:
-    assert detect(OPEN_MPI) == Environment(4, 6, 0, "", "Open MPI")
-    assert detect(PMI) == Environment(0, 2, 0, "", "PMI")
+    assert detect(OPEN_MPI) == Environment(4, 6, "", "Open MPI")
+    assert detect(PMI) == Environment(0, 2, "", "PMI")
 
 
 def test_the_inner_launcher_counts() -> None:
     assert detect({**SLURM, **OPEN_MPI, **PMI, **TORCHRUN}).launcher == "torchrun"
-    assert detect({**SLURM, **PMI, **OPEN_MPI}) == Environment(4, 6, 0, "", "Open MPI")
+    assert detect({**SLURM, **PMI, **OPEN_MPI}) == Environment(4, 6, "", "Open MPI")
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_cannot_be_is_an_error_with_a_way_out(environ: dict[str, str], word
 
 def test_what_is_given_wins() -> None:
     assert detect(TORCHRUN, rank=0, world_size=2, launch="mine") == Environment(
-        0, 2, 1, "mine", "torchrun"
+        0, 2, "mine", "torchrun"
     )
-    assert detect({}, rank=1, world_size=2) == Environment(1, 2, None, "", "")
+    assert detect({}, rank=1, world_size=2) == Environment(1, 2, "", "")
     assert detect(TORCHRUN, rank=5).rank == 5
     with pytest.raises(InvalidArgument, match="rank 8 of 8"):
         detect(TORCHRUN, rank=8)

@@ -10,6 +10,7 @@ HOLDFAST_TEST_TARBALL name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
@@ -19,8 +20,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -243,20 +245,12 @@ def test_the_programs_run(fresh: Fresh) -> None:
         )
 
 
-def test_three_lines_on_a_laptop(fresh: Fresh, tmp_path: pathlib.Path) -> None:
-    """The daemon that is in the wheel is the one that is started."""
-    place = pathlib.Path("/dev/shm") / f"holdfast-test-{os.getpid()}"
+@contextlib.contextmanager
+def private_place() -> Iterator[pathlib.Path]:
+    """Where a private daemon may be started; it is ended with it."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
     try:
-        said = fresh.python(
-            """
-from holdfast import _daemon
-_daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
-print(_daemon.ensure_daemon())
-print(_daemon._program())
-""",
-            HOLDFAST_PRIVATE_DIR=str(place),
-        )
-        assert said.split() == [str(place / "ckptd.sock"), str(fresh.site / "holdfast/bin/ckptd")]
+        yield place
     finally:
         lock = place / "memory/lock"
         if lock.exists():
@@ -268,14 +262,31 @@ print(_daemon._program())
         shutil.rmtree(place, ignore_errors=True)
 
 
+def test_three_lines_on_a_laptop(fresh: Fresh) -> None:
+    """The daemon that is in the wheel is the one that is started."""
+    with private_place() as place:
+        said = fresh.python(
+            """
+from holdfast import _daemon
+_daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
+print(_daemon.ensure_daemon())
+print(_daemon._program())
+""",
+            HOLDFAST_PRIVATE_DIR=str(place),
+        )
+        assert said.split() == [str(place / "ckptd.sock"), str(fresh.site / "holdfast/bin/ckptd")]
+
+
 USE = {
     "holdfast": """
-import holdfast, os
-try:
-    holdfast._core.Job("job", rank=0, world_size=1, socket=os.path.abspath("nowhere.sock"),
-    open_timeout=0.01) raise SystemExit("there is no daemon there")
-except (holdfast.Unavailable, holdfast.DeadlineExceeded) as error:
-    assert "nowhere.sock" in str(error), error
+import holdfast, numpy, uuid
+from holdfast import _daemon
+_daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
+with holdfast.Checkpointer(uuid.uuid4().hex, on_error="raise") as ckpt:
+    ckpt.save(7, {"w": numpy.arange(1000)}, wait="committed")
+    state = {"w": numpy.zeros(1000, dtype=int)}
+    assert ckpt.restore(state) == 7
+    assert (state["w"] == numpy.arange(1000)).all()
 """,
     "torch": """
 import torch
@@ -325,20 +336,24 @@ def neighbours(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
     return made
 
 
+def use(neighbours: Fresh, names: list[str]) -> None:
+    """Imported one after the other and used, then used the other way round."""
+    with private_place() as place:
+        neighbours.python(
+            "".join(USE[name] for name in [*names, *reversed(names)]),
+            TF_CPP_MIN_LOG_LEVEL="2",
+            HOLDFAST_PRIVATE_DIR=str(place),
+        )
+
+
 @pytest.mark.parametrize("other", ["torch", "grpc", "tensorflow"])
 @pytest.mark.parametrize("first", ["holdfast", "other"])
 def test_beside_others_in_both_orders(neighbours: Fresh, first: str, other: str) -> None:
-    order = ["holdfast", other] if first == "holdfast" else [other, "holdfast"]
-    # Imported one after the other, then used, then used the other way round.
-    uses = [USE[name] for name in order]
-    neighbours.python("".join([*uses, *reversed(uses)]), TF_CPP_MIN_LOG_LEVEL="2")
+    use(neighbours, ["holdfast", other] if first == "holdfast" else [other, "holdfast"])
 
 
 def test_all_together(neighbours: Fresh) -> None:
-    names = ["grpc", "holdfast", "torch", "tensorflow"]
-    neighbours.python(
-        "".join(USE[name] for name in [*names, *reversed(names)]), TF_CPP_MIN_LOG_LEVEL="2"
-    )
+    use(neighbours, ["grpc", "holdfast", "torch", "tensorflow"])
 
 
 def test_pip_says_what_is_missing_outside_the_tree(tmp_path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training import wait_until
 
 import holdfast
 from daemons import DEADLINE_S, Daemon
@@ -92,6 +93,15 @@ def test_what_is_read_outlives_the_checkpoint(daemon: Daemon) -> None:
     assert torch.equal(weight, state["model"][0].weight)
 
 
+def start_and_look(tiers: Daemon) -> None:
+    """Until the daemon has read what lies on its drive: before that it knows of remote alone, perhaps."""
+    tiers.start()
+    wait_until(
+        "step on nvme",
+        lambda: any("nvme" in found.tiers for found in holdfast.checkpoints("job")),
+    )
+
+
 def test_the_nearest_tier(tiers: Daemon) -> None:
     state = state_of()
     save(state, 1, 2)
@@ -107,7 +117,7 @@ def test_the_nearest_tier(tiers: Daemon) -> None:
     tiers.stop()
     for slot in tiers.memory.iterdir():
         slot.unlink() if slot.is_file() else None
-    tiers.start()
+    start_and_look(tiers)
     check("nvme")
     for image in (tiers.root / "nvme").rglob("*.safetensors"):
         image.unlink()
@@ -123,7 +133,7 @@ def test_a_flipped_bit_is_found(tiers: Daemon) -> None:
     (nvme,) = (tiers.root / "nvme").rglob("*.safetensors")
     (remote,) = (tiers.root / "remote").rglob("*.safetensors")
     flip(nvme, b"weights!")
-    tiers.start()
+    start_and_look(tiers)
     with holdfast.open("job") as saved:
         assert saved.tiers == ["nvme"]
         with pytest.raises(holdfast.Corrupt, match="marked"):

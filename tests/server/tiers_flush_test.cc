@@ -94,6 +94,66 @@ TEST(Flush, RemoteCopiesCountWithTheirManifestOnly) {
   EXPECT_EQ(w.Protection(), (Steps{1, 1, 1, 1, 1}));
 }
 
+// Whoever asks late hears when it was, not when the answer was given.
+TEST(Flush, AStageIsToldWithTheTimeWhenItWasReached) {
+  TierWorld w(2);
+  const auto asked = [&w](v1::AwaitSave::Stage stage) {
+    return w.ranks[0].Call(TestClient::AwaitFrame(1, stage)).await_save().unix_ms();
+  };
+  ASSERT_TRUE(w.Save(1));
+  const int64_t nvme = asked(v1::AwaitSave::STAGE_NVME);
+  const int64_t remote = asked(v1::AwaitSave::STAGE_REMOTE);
+  const int64_t committed = asked(v1::AwaitSave::STAGE_COMMITTED);
+  EXPECT_GT(committed, 0);
+  EXPECT_LE(committed, nvme);
+  EXPECT_LE(nvme, remote);
+  w.h.Advance(seconds(100));
+  EXPECT_EQ(asked(v1::AwaitSave::STAGE_NVME), nvme);
+  EXPECT_EQ(asked(v1::AwaitSave::STAGE_REMOTE), remote);
+  EXPECT_EQ(asked(v1::AwaitSave::STAGE_COMMITTED), committed);
+}
+
+TEST(Flush, ATierThatIsWholeLaterIsToldWithThatTime) {
+  TierWorld w;
+  w.h.delay = [](const Action& a) { return std::holds_alternative<PublishManifest>(a); };
+  ASSERT_TRUE(w.Save(1));
+  const uint64_t waiting =
+      w.ranks[0].Send(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_REMOTE, 3'600'000));
+  w.h.Advance(seconds(100));
+  w.h.PerformDelayed();
+  const auto answer = w.ranks[0].Take(waiting);
+  ASSERT_TRUE(answer);
+  const int64_t remote = answer->frame.await_save().unix_ms();
+  const v1::DaemonFrame nvme =
+      w.ranks[0].Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_NVME));
+  EXPECT_EQ(remote - nvme.await_save().unix_ms(), 100'000);
+}
+
+TEST(Flush, WhatADaemonFindsInATierIsToldWithoutATime) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  const int64_t committed = w.ranks[0]
+                                .Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED))
+                                .await_save()
+                                .unix_ms();
+  w.RestartDaemon();
+  w.ranks[0] = w.h.Connect(w.ranks[0].process().pid);
+  const v1::DaemonFrame joined =
+      w.ranks[0].Call(TestClient::JoinFrame("job", 0, 1, 1000, "", /*attempt=*/1));
+  ASSERT_FALSE(joined.has_failure()) << joined.ShortDebugString();
+  for (const auto stage : {v1::AwaitSave::STAGE_NVME, v1::AwaitSave::STAGE_REMOTE}) {
+    const v1::DaemonFrame frame = w.ranks[0].Call(TestClient::AwaitFrame(1, stage));
+    EXPECT_EQ(frame.await_save().stage(), stage) << frame.ShortDebugString();
+    EXPECT_EQ(frame.await_save().unix_ms(), 0);
+  }
+  EXPECT_EQ(w.ranks[0]
+                .Call(TestClient::AwaitFrame(1, v1::AwaitSave::STAGE_COMMITTED))
+                .await_save()
+                .unix_ms(),
+            committed)
+      << "the records tell";
+}
+
 TEST(Flush, PolicyByStepsAndByTime) {
   TierWorld w(1, [](v1::DaemonConfig& c) {
     c.mutable_policy()->mutable_nvme()->set_every_steps(3);

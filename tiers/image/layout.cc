@@ -18,25 +18,11 @@ struct DTypeFacts {
   uint32_t bytes;
 };
 // Indexed by the enum's numbers.
-constexpr std::array<DTypeFacts, 18> kDTypes = {{
-    {"?", 0},
-    {"BOOL", 1},
-    {"U8", 1},
-    {"I8", 1},
-    {"F8_E4M3", 1},
-    {"F8_E5M2", 1},
-    {"U16", 2},
-    {"I16", 2},
-    {"F16", 2},
-    {"BF16", 2},
-    {"U32", 4},
-    {"I32", 4},
-    {"F32", 4},
-    {"U64", 8},
-    {"I64", 8},
-    {"F64", 8},
-    {"C64", 8},
-    {"F8_E8M0", 1},
+constexpr std::array<DTypeFacts, 20> kDTypes = {{
+    {"?", 0},       {"BOOL", 1}, {"U8", 1},      {"I8", 1},          {"F8_E4M3", 1},
+    {"F8_E5M2", 1}, {"U16", 2},  {"I16", 2},     {"F16", 2},         {"BF16", 2},
+    {"U32", 4},     {"I32", 4},  {"F32", 4},     {"U64", 8},         {"I64", 8},
+    {"F64", 8},     {"C64", 8},  {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
 }};
 
 const DTypeFacts& Facts(DType dtype) {
@@ -108,10 +94,10 @@ absl::StatusOr<DType> ParseDType(std::string_view name) {
       return static_cast<DType>(i);
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown dtype ", image_internal::QuoteName(name),
-                   ": safetensors' names are BOOL, U8, I8, F8_E4M3, F8_E5M2, F8_E8M0, "
-                   "U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64 and C64"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown dtype ", image_internal::QuoteName(name),
+      ": safetensors' names are BOOL, U8, I8, F8_E4M3, F8_E5M2, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, "
+      "U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64 and C64"));
 }
 
 std::vector<uint64_t> LocalShape(const Slice& slice) {

@@ -41,6 +41,8 @@ enum class DType : uint8_t {
   kF64,
   kC64,
   kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
 };
 std::string_view DTypeName(
     DType dtype);  // safetensors' name: "BF16"; "?" for a value outside the enum

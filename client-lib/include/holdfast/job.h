@@ -67,8 +67,10 @@ struct JobOptions {
   Milliseconds call_deadline{
       30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
   // Asked about twenty times a second by the thread that waits in Open, Reserve or Restore, or in
-  // SaveAsync for an earlier call: true
-  // ends the call as if its deadline had passed (kDeadlineExceeded), and leaves its session.
+  // SaveAsync for an earlier call: true ends the call as if its deadline had passed
+  // (kDeadlineExceeded), and leaves its session. A restore that copies is asked between pieces of
+  // some MiB. In the destructors of a Job and of a SaveHandle true gives up what they wait for,
+  // unless it is being copied: that ends first. Must be there as long as they are.
   std::function<bool()> interrupted;
   // A save or restore of device memory fails when no copy has ended for so long, because what was
   // enqueued on the device before it does not end.
@@ -88,7 +90,9 @@ const char* StageName(Stage stage);
 struct StageTimes {  // since the call of Save or SaveAsync; negative: not reached
   std::chrono::nanoseconds snapshot{-1};
   std::chrono::nanoseconds sealed{-1};
-  // As the daemon told it to a Wait: by its clock, and only for stages that were asked for.
+  // As the daemon told it to a Wait for that stage or a later one: when all ranks had sealed the
+  // step, and when the tier had it whole, by the node's clock. Negative also when nobody knows: a
+  // daemon that was started since finds the step in its tiers, not when it got there.
   std::chrono::nanoseconds committed{-1};
   std::chrono::nanoseconds nvme{-1};
   std::chrono::nanoseconds remote{-1};
@@ -110,7 +114,7 @@ class SaveHandle {
  public:
   virtual ~SaveHandle() = default;
   // With SaveOptions::return_at_once: until then those of SaveOptions::copy_first must not change.
-  // OK also when the save has failed.
+  // Makes SaveOptions::streams wait for those on devices. OK also when the save has failed.
   virtual Status WaitFirst(Milliseconds deadline) = 0;
   // Until then the tensors must not change.
   virtual Status WaitSnapshot(Milliseconds deadline) = 0;
@@ -126,8 +130,10 @@ class SaveHandle {
   virtual Status FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds deadline) = 0;
 
   // Of a save with SaveOptions::hold. Once only; what is done on the same Job in between and begins
-  // a save, a restore or a reserve gives the held one up.
+  // a save, a restore or a reserve gives the held one up. kDeadlineExceeded: not yet, and it goes
+  // on, beside the caller: Seal and Wait wait for it.
   virtual Status Seal(Milliseconds deadline) = 0;
+  // Nothing after Seal. Returns within seconds, whatever the daemon does.
   virtual void Discard() = 0;
   virtual Result<std::shared_ptr<const StagedTensors>> Staged() = 0;  // after the snapshot
 };
@@ -139,8 +145,10 @@ struct SaveOptions {
   // captured on one of them is refused, and does the capture no harm.
   std::vector<DeviceStream> streams;
   // SaveAsync: indices into State::tensors of what may change as soon as it returns, and so is
-  // copied before. Up to 16 MiB in all are set aside without asking anybody; for more, and where
-  // one lies on a device, it waits until they are in the slot.
+  // copied before. Up to 16 MiB in all are set aside without asking anybody; for more it waits
+  // until they are in the slot. What lies on devices may be changed by what is enqueued on
+  // `streams` afterwards: it waits until the copies are enqueued, and makes those streams wait for
+  // them. (If a device has none there, or one is being captured, it waits for the whole snapshot.)
   std::vector<size_t> copy_first;
   // SaveAsync: does not wait for those of copy_first: SaveHandle::WaitFirst does.
   bool return_at_once = false;

@@ -27,6 +27,8 @@ enum class Type : uint8_t {
   kF64,
   kC64,
   kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
 };
 // Bytes of one element; "BF16" and so on.
 uint32_t TypeBytes(Type type);

@@ -13,12 +13,14 @@
 //
 // Threads: a View's Read and Verify may be called from any thread, and take turns; everything else
 // is constant. Nothing throws. Attach and ListCheckpoints wait no longer than their deadline; to
-// read what lies in nvme or remote takes as long as the drive or the mount does.
+// read what lies in nvme or remote takes as long as the drive or the mount does, unless
+// AttachOptions::interrupted ends it. A View that goes waits a second at most for ckptd to hear so.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,6 +49,7 @@ class View {
   // Copies tensor i of tensors() to `to` (its `bytes`), or only reads it (null), with several
   // threads, and compares every block with its digest. kCorrupt names the tensor: it is damaged, or
   // its file was cut short or cannot be read any more; AttachOptions::without finds another copy.
+  // kDeadlineExceeded: interrupted; `to` may have been written in part.
   virtual Status Read(size_t tensor, void* to) = 0;
   virtual Status Verify() = 0;        // the same of everything, objects too
   virtual bool verified() const = 0;  // Verify said OK
@@ -61,6 +64,10 @@ struct AttachOptions {
   std::string socket;    // as in JobOptions
   Milliseconds deadline{30'000};
   std::vector<std::string> without = {};  // tiers whose copy is not wanted
+  // Asked about twenty times a second by the thread that waits in Attach, in the View's Read and
+  // Verify, between pieces of some MiB (one piece takes as long as the drive or the mount does),
+  // and in its destructor: true ends the call as if its deadline had passed (kDeadlineExceeded).
+  std::function<bool()> interrupted = {};
 };
 // A copy that is damaged, of a newer format, or cannot be opened is passed over for the one in the
 // next tier. kCorrupt, kUnreadable, kUnavailable: none of them will do; the message names all.
@@ -78,7 +85,8 @@ struct CheckpointInfo {
 struct ListOptions {
   std::string job;
   std::string socket;
-  Milliseconds deadline{30'000};  // tiers that are still being read are waited for
+  Milliseconds deadline{30'000};           // tiers that are still being read are waited for
+  std::function<bool()> interrupted = {};  // as in AttachOptions
 };
 // All checkpoints of the job that can be read, newest first: by attempt, then by step.
 Result<std::vector<CheckpointInfo>> ListCheckpoints(const ListOptions& options);

@@ -26,6 +26,7 @@ from holdfast._errors import (
 )
 from holdfast._handle import Handle
 from holdfast._policy import Policy
+from holdfast._range import Range
 from holdfast._reader import Checkpoint, checkpoints, open
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "NotFound",
     "NothingToRestore",
     "Policy",
+    "Range",
     "Refused",
     "Shed",
     "StepLost",

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast import _core, _daemon, _jobs
+from holdfast import _core, _daemon, _held, _jobs
 from holdfast._described import Described
 from holdfast._errors import (
-    DeadlineExceeded,
     HoldfastError,
     Internal,
     InvalidArgument,
@@ -23,7 +22,7 @@ from holdfast._errors import (
 from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._policy import Policy
 from holdfast._restored_state import Wanted
-from holdfast._state import Flattener, Spec, found_in, is_optimizer, torch_module
+from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch_module
 
 _log = logging.getLogger("holdfast")
 _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
@@ -70,12 +69,20 @@ class Checkpointer:
     ) -> None:
         if on_error not in ("log", "raise"):
             raise InvalidArgument(f"on_error={on_error!r}: 'log' or 'raise'")
-        self.job = job
+        if policy is not None and not isinstance(policy, Policy):
+            raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
+        self.job = _jobs.job_name("Checkpointer", job)
         self._overlap = overlap
         self._allow_pickle = allow_pickle
         self._raises = on_error == "raise"
+        for what, value, kinds in (
+            ("launch", launch, (str,)),
+            ("socket", socket, (str, os.PathLike)),
+        ):
+            if value is not None and not isinstance(value, kinds):
+                raise InvalidArgument(f"Checkpointer: {what}={value!r} is not a text")
         path = _daemon.ensure_daemon(
-            None if socket is None else os.fspath(socket), start=start_daemon is not False
+            None if socket is None else str(os.fspath(socket)), start=start_daemon is not False
         )
         self._shared = _jobs.job_for(
             job,
@@ -83,14 +90,14 @@ class Checkpointer:
             world_size=world_size,
             launch=launch,
             socket=path,
-            copy_threads=copy_threads,
+            copy_threads=_jobs.unsigned("Checkpointer", "copy_threads", copy_threads),
             policy=None if policy is None else policy.to_core(),
-            open_timeout=open_timeout,
-            call_timeout=call_timeout,
+            open_timeout=_jobs.seconds("Checkpointer", "open_timeout", open_timeout),
+            call_timeout=_jobs.seconds("Checkpointer", "call_timeout", call_timeout),
             user=self,
         )
         self._layout: tuple[list[Spec], _core.TensorList | None] = ([], None)
-        self._has_half_a_state: BaseException | None = None
+        self._half_restored: dict[str, str] = {}  # keys of states, and why
         self._described: Described | None = None
         self._handle: Handle | None = None
         self._unreported: list[Handle] = []  # what becomes of them is not known yet
@@ -116,12 +123,14 @@ class Checkpointer:
             ckpt.save(step, {"model": model, "optim": optim, "extra": {"epoch": epoch}})
             ckpt.save(step, state, wait="remote")       # before the job is ended on purpose
 
-        `wait`: "snapshot", "sealed", "committed", "nvme" or "remote": returns when the save has come that far, or has failed,
-        or after `timeout` seconds. A save that fails does not raise (see `on_error`): the handle says so, and `failed_saves`.
+        `wait`: "snapshot", "sealed", "committed", "nvme" or "remote": returns when the save has come that far, or never will,
+        or after `timeout` seconds. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
+        and the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
         step = _jobs.unsigned("save", "step", step)
+        timeout = None if timeout is None else _jobs.seconds("save", "timeout", timeout)
         self._report()
         self.wait_snapshot()  # of the save before: here Ctrl-C works
         handle = self._begun(step, state)
@@ -129,57 +138,78 @@ class Checkpointer:
         self._unreported.append(handle)
         handle._wait_first()
         if wait is not None:
-            try:
-                handle.wait(wait, timeout)
-            except HoldfastError as error:
-                if self._raises and not isinstance(error, DeadlineExceeded):
-                    self._report()
-                    raise
+            self._await(handle, wait, timeout)
         self._report()
         return handle
+
+    def _await(self, handle: Handle, stage: Stage, timeout: float | None) -> None:
+        try:
+            handle.wait(stage, timeout)
+        except HoldfastError as error:
+            if handle.error is None:  # or it is reported as any other save that failed
+                if self._raises:
+                    raise
+                _log.error(
+                    "job '%s': step %d has not come to %r: %s", self.job, handle.step, stage, error
+                )
 
     def _begun(self, step: int, state: Mapping[str, Any]) -> Handle:
         """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
         try:
-            return self._begin(step, state)
-        except HoldfastError as error:
-            if not self._has_saved:
-                raise
-            return Handle(step, None, None, error, set())
+            flat, tensors = self._taken_apart(step, state)
         except Exception as error:
             if not self._has_saved:
                 raise
-            failure = Internal(f"save step {step}: the state: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return Handle(step, None, None, failure, set())
+            return _failed(step, error)
+        try:
+            handle = self._started(step, flat, tensors)
+        except Exception as error:
+            return _failed(step, error)
+        if (
+            not self._has_saved
+            and handle.done("sealed")
+            and isinstance(handle.error, InvalidArgument)
+        ):
+            raise handle.error  # nobody was asked: a name that can never be
+        self._has_saved = True
+        return handle
 
-    def _begin(self, step: int, state: Mapping[str, Any]) -> Handle:
+    def _started(self, step: int, flat: Flat, tensors: _core.TensorList) -> Handle:
+        self._shared.begin(60.0)
+        with _held.alone(self._shared, f"step {step}", _held.PATIENCE_S):
+            # In one expression: an interrupt finds either the save, which waits for its copy when it goes, or the handle,
+            # which lets go of the save before it does of the tensors.
+            return Handle(
+                step,
+                self._shared.core.save(
+                    step,
+                    tensors,
+                    flat.addresses,
+                    flat.objects,
+                    copy_first=flat.copy_first,
+                    wait_first=False,
+                    streams=streams_of(flat.devices),
+                ),
+                flat.keep,
+                None,
+                flat.devices,
+            )
+
+    def _taken_apart(self, step: int, state: Mapping[str, Any]) -> tuple[Flat, _core.TensorList]:
         flat = Flattener(
             allow_pickle=self._allow_pickle, fences=self._fences, before=self._described
         ).run(state)
         self._described = flat.described
-        if self._has_half_a_state is not None:
+        for key, error in self._half_restored.items():
             raise Refused(
-                f"save step {step}: a restore has failed after it had changed the state in part "
-                f"({self._has_half_a_state}): restore again first"
+                f"save step {step}: a restore has failed after it had changed {key!r} in part "
+                f"({error}): restore {key!r} again first, or, if it was made anew since, go on with another Checkpointer"
             )
         specs, tensors = self._layout
         if tensors is None or flat.specs != specs:
             tensors = tensor_list(flat.specs)
             self._layout = (flat.specs, tensors)
-        self._shared.begin(60.0)
-        with self._shared.lock:
-            save = self._shared.core.save(
-                step,
-                tensors,
-                flat.addresses,
-                flat.objects,
-                copy_first=flat.copy_first,
-                wait_first=False,
-                streams=streams_of(flat.devices),
-            )
-        self._has_saved = True
-        return Handle(step, save, flat.keep, None, flat.devices)
+        return flat, tensors
 
     def _fences(self, optimizer: Any) -> bool:
         """Whether its step() waits for the copy of what it is about to change. A hook sees to that; and that the hook is run is
@@ -257,6 +287,7 @@ class Checkpointer:
         self.wait_snapshot()
         step = None if step is None else _jobs.unsigned("restore", "step", step)
         attempt = _jobs.unsigned("restore", "attempt", attempt)
+        timeout = _jobs.seconds("restore", "timeout", timeout)
         if attempt and step is None:
             raise InvalidArgument(f"restore: attempt {attempt} of which step? Name it: step=…")
         for _, each in found_in(state):
@@ -272,7 +303,7 @@ class Checkpointer:
             return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
-        with self._shared.lock:
+        with _held.alone(self._shared, "a restore", timeout):
             try:
                 restored = self._shared.core.restore(
                     choose, step=step, attempt=attempt, timeout=timeout, streams=streams_of(devices)
@@ -282,14 +313,19 @@ class Checkpointer:
                     raise
                 self._shared.has_begun = True
                 return None
+            except BaseException as error:
+                if wanted is not None:  # some of it may have been loaded
+                    self._half_restored |= dict.fromkeys(map(str, state), str(error))
+                raise
             self._shared.has_begun = True
         assert wanted is not None
         try:
             wanted.finish()
         except BaseException as error:
-            self._has_half_a_state = error
+            self._half_restored |= dict.fromkeys(map(str, state), str(error))
             raise
-        self._has_half_a_state = None
+        for key in map(str, state):
+            self._half_restored.pop(key, None)
         self.last_restored = restored
         _log.info(
             "job '%s': restored step %d of attempt %d from %s%s",
@@ -307,8 +343,9 @@ class Checkpointer:
         """Makes and populates the slots for states like this one ahead of the first save, so that it is as fast as the next.
         (slots ready, slots wanted), at the latest after `timeout` seconds.
         """
+        timeout = _jobs.seconds("reserve", "timeout", timeout)
         flat = Flattener(allow_pickle=self._allow_pickle, fences=lambda _: False).run(state)
-        with self._shared.lock:
+        with _held.alone(self._shared, "a reservation of slots", timeout):
             ready, wanted, _ = self._shared.core.reserve(
                 tensor_list(flat.specs), flat.addresses, flat.objects, timeout
             )
@@ -331,12 +368,20 @@ class Checkpointer:
         """Waits for a copy under way, and leaves the job with the process's last Checkpointer of it. The interpreter's end does
         the same.
         """
+        self._close(_held.PATIENCE_S)
+
+    def _close(self, timeout: float) -> None:
         self.wait_snapshot()
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self._shared.leave(self)
+        self._shared.leave(self, timeout)
         self._report()
+
+    def __reduce__(self) -> Any:
+        raise Refused(
+            f"job {self.job!r}: a Checkpointer cannot be copied, or go to another process: its slots are mapped in this one"
+        )
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -348,6 +393,14 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _failed(step: int, error: Exception) -> Handle:
+    if not isinstance(error, HoldfastError):
+        cause = error
+        error = Internal(f"save step {step}: the state: {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+    return Handle(step, None, None, error, set())
 
 
 class _StepHook:
@@ -385,8 +438,10 @@ class _StepHook:
 
 def tensor_list(specs: list[Spec]) -> _core.TensorList:
     tensors = _core.TensorList()
-    for name, dtype, shape, offset, local_shape, device in specs:
-        tensors.add(name, dtype, shape, offset=offset, local_shape=local_shape, device=device)
+    for name, dtype, shape, offset, local_shape, device, flat in specs:
+        tensors.add(
+            name, dtype, shape, offset=offset, local_shape=local_shape, flat=flat, device=device
+        )
     return tensors
 
 
@@ -405,7 +460,7 @@ def _close_all() -> None:
         if _jobs.open_job(checkpointer.job) is checkpointer._shared:
             checkpointer._raises = False
             try:
-                checkpointer.close()
+                checkpointer._close(0.0)  # all threads have ended: nobody seals anything any more
             except Exception as error:
                 _log.error("job '%s': leaving it: %s", checkpointer.job, error)
 

@@ -2,7 +2,7 @@
 
 Tensors come as metadata (`TensorList`, made once per layout) and addresses (a list of integers, new with each call); what
 keeps the memory alive is the caller's business. Times are seconds. Every call that waits or copies releases the GIL, and
-lets KeyboardInterrupt through within a tenth of a second. Failures raise `holdfast.HoldfastError`'s subclasses.
+lets KeyboardInterrupt through within a tenth of a second (a copy out of a slot or file: between pieces of 4 MiB). Failures raise `holdfast.HoldfastError`'s subclasses.
 
 Stages are "snapshot", "sealed", "committed", "nvme", "remote".
 """
@@ -77,17 +77,21 @@ class Save:
         """What these streams do from now on comes after the copy has read the device's tensors."""
 
     def seal(self, timeout: float) -> None:
-        """Of a save with hold=True: seals what was copied. Returns when the daemon has it."""
+        """Of a save with hold=True: seals what was copied. Returns when the daemon has it. Interrupted, or after `timeout`
+        seconds, the sealing goes on: wait("sealed", ...) tells what became of it."""
 
     def discard(self) -> None:
-        """Of a save with hold=True: gives it up. The step is lost for all ranks."""
+        """Of a save with hold=True: gives it up, unless its sealing has begun. The step is lost for all ranks. Takes no longer
+        than a copy under way, and a second in which the daemon may hear of it."""
 
-    def staged(self) -> list[memoryview]:
-        """Of a save with hold=True, after "snapshot": the copies of the tensors, in the order of the TensorList; read-only
-        memory, what lies there is good until seal() or discard()."""
+    def staged(self) -> tuple[memoryview, list[int], list[int]]:
+        """Of a save with hold=True, after "snapshot": read-only memory in which the copies of the tensors lie, and of each, in
+        the order of the TensorList, where it begins there and how many bytes it has. What lies there is good until seal() or
+        discard()."""
 
     def times(self) -> dict[str, float]:
-        """Seconds from the call of save to the stages that are known to be reached; after "sealed", those that a wait was for."""
+        """Seconds from the call of save to the stages that are known to be reached; after "sealed", those that a wait was for
+        and those before it. A time that the daemon does not know is left out."""
     @property
     def nbytes(self) -> int: ...
 
@@ -155,7 +159,8 @@ class Job:
         """Decides with all ranks which step this attempt goes on from, and loads nothing: that is read with `attach`."""
 
     def close(self) -> None:
-        """Waits for a copy under way, unmaps, and tells the daemon. Twice is once."""
+        """Waits for a save under way, unmaps, and tells the daemon. Interrupted: gives up what is not being copied. Twice is
+        once."""
 
 class View:
     """One rank's shard of a committed step, where it lies. Stays readable as long as the object lives."""

@@ -13,10 +13,19 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast._errors import InvalidArgument
+from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._range import Range
 
-# name, dtype, global shape, offset, local shape, device: what a TensorList is told of a tensor.
-Spec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None, int]
+# name, dtype, global shape, offset, local shape, device, range: what a TensorList is told of a tensor.
+Spec = tuple[
+    str,
+    str,
+    tuple[int, ...],
+    tuple[int, ...] | None,
+    tuple[int, ...] | None,
+    int,
+    tuple[int, int] | None,
+]
 
 
 def torch_module() -> Any:
@@ -48,12 +57,18 @@ def is_dense(value: Any) -> bool:
 
 
 def local_parts(tensors: list[Any]) -> list[Any]:
-    """What of each tensor lies in this process: of a DTensor its part."""
+    """What of each tensor lies in this process: of a DTensor or a Range its part."""
     if plain_types().issuperset(map(type, tensors)):
         return tensors
+    return [_local_part(each) for each in tensors]
+
+
+def _local_part(tensor: Any) -> Any:
     from holdfast import _torch_types
 
-    return [each._local_tensor if _torch_types.is_dtensor(each) else each for each in tensors]
+    if isinstance(tensor, Range):
+        return tensor.tensor
+    return tensor._local_tensor if _torch_types.is_dtensor(tensor) else tensor
 
 
 _METADATA = operator.attrgetter("dtype", "shape", "device", "layout")
@@ -74,11 +89,13 @@ def _rows(parts: list[Any]) -> Iterable[tuple[Any, ...]]:
 
 
 def _places(tensors: list[Any], parts: list[Any]) -> list[tuple[Any, ...]]:
-    """What decides where the parts of DTensors lie in the whole, and which tensors are DTensors."""
+    """What decides where parts lie in the whole, and which tensors are parts: those of DTensors, Ranges."""
     if parts is tensors:
         return []
     return [
-        (index, tuple(each.shape), each.device_mesh, each.placements)
+        (index, each.shape, each.start)
+        if isinstance(each, Range)
+        else (index, tuple(each.shape), each.device_mesh, each.placements)
         for index, (each, part) in enumerate(zip(tensors, parts, strict=True))
         if part is not each
     ]
@@ -132,7 +149,17 @@ def describe(
     except (RuntimeError, ValueError):
         pass  # one of them has no memory: below it is said which
     made = Described(paths, fenced, places)
-    _fill(made, tensors, parts)
+    seen: dict[tuple[Any, ...], str] = {}
+    for index, (path, tensor, part) in enumerate(zip(paths, tensors, parts, strict=True)):
+        try:
+            _add(made, seen, index, tensor, part)
+        except HoldfastError:
+            raise
+        except Exception as error:  # torch's, of a tensor that lacks what others have
+            said = str(error).strip().split("\n", 1)[0]
+            raise InvalidArgument(
+                f"{path}: a {type(tensor).__qualname__} that cannot be saved: {said}"
+            ) from error
     try:
         made.rows = list(_rows(parts))
     except (RuntimeError, ValueError):
@@ -140,43 +167,53 @@ def describe(
     return made
 
 
-def _fill(made: Described, tensors: list[Any], parts: list[Any]) -> None:
+def _add(
+    made: Described, seen: dict[tuple[Any, ...], str], index: int, tensor: Any, part: Any
+) -> None:
+    """`seen`: memory to the name under which it is saved, for tied tensors are saved once."""
     from holdfast import _torch_types
 
-    # Memory to the name under which it is saved: tied tensors are saved once.
-    seen: dict[tuple[Any, ...], str] = {}
-    for index, (path, tensor, part) in enumerate(zip(made.paths, tensors, parts, strict=True)):
-        place = None
-        if part is not tensor:
-            place = _torch_types.dtensor_place(tensor, path)
-            if place is None or place.empty:
-                made.odd.append((index, {"absent": list(tensor.shape)}))
-                continue
-            if is_subclass(part):
-                raise InvalidArgument(
-                    f"{path}: a DTensor whose local part is a {type(part).__qualname__} cannot be saved as a part"
-                )
-        dtype = _torch_types.dtype_name(part.dtype, path)
-        shape = tuple(part.shape)
-        offset = local_shape = None
-        if place is not None and not place.whole:
-            shape, offset, local_shape = place.shape, place.offset, place.local_shape
-        device = _torch_types.device_ordinal(part)
-        dense = is_dense(part)
-        address = part.data_ptr() if dense else 0
-        if address != 0:
-            first = seen.setdefault((address, dtype, shape, offset, device), path)
-            if first is not path:
-                made.odd.append((index, {"tensor": first}))
-                continue
-        if path in made.names:
-            raise taken(path)
-        made.names.add(path)
-        if not dense:
-            made.scattered.append((index, len(made.specs)))
-        elif part.nbytes > made.fenced.get(address, -1):
-            made.copy_first.append(len(made.specs))
-        made.specs.append((path, dtype, shape, offset, local_shape, device))
-        made.addresses.append(address)
-        if device >= 0:
-            made.devices.add(device)
+    path = made.paths[index]
+    place = flat = None
+    if isinstance(tensor, Range):
+        tensor.check(path)
+        flat = tensor.start, tensor.length
+    if torch_module().nn.parameter.is_lazy(part):
+        raise InvalidArgument(
+            f"{path}: has no shape yet: run a forward pass through the lazy module first"
+        )
+    if part.layout is not torch_module().strided or part.is_nested:
+        raise _torch_types.without_plain_memory(part, path)
+    if flat is None and part is not tensor:
+        place = _torch_types.dtensor_place(tensor, path)
+        if place is None or place.empty:
+            made.odd.append((index, {"absent": list(tensor.shape)}))
+            return
+        if is_subclass(part):
+            raise InvalidArgument(
+                f"{path}: a DTensor whose local part is a {type(part).__qualname__} cannot be saved as a part"
+            )
+    dtype = _torch_types.dtype_name(part.dtype, path)
+    shape = tuple(part.shape) if flat is None else tensor.shape
+    offset = local_shape = None
+    if place is not None and not place.whole:
+        shape, offset, local_shape = place.shape, place.offset, place.local_shape
+    device = _torch_types.device_ordinal(part)
+    dense = is_dense(part)
+    address = part.data_ptr() if dense else 0
+    if address != 0:
+        first = seen.setdefault((address, dtype, shape, offset, device, flat), path)
+        if first is not path:
+            made.odd.append((index, {"tensor": first}))
+            return
+    if path in made.names:
+        raise taken(path)
+    made.names.add(path)
+    if not dense:
+        made.scattered.append((index, len(made.specs)))
+    elif part.nbytes > made.fenced.get(address, -1):
+        made.copy_first.append(len(made.specs))
+    made.specs.append((path, dtype, shape, offset, local_shape, device, flat))
+    made.addresses.append(address)
+    if device >= 0:
+        made.devices.add(device)

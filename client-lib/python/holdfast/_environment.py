@@ -16,17 +16,21 @@ from holdfast._errors import InvalidArgument
 _SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
+_WORLD_SIZE_MAX = 2**32 - 1
+_DIGITS_MAX = 10
+_SHOWN = 40  # of what somebody has put there
+
+
 @dataclasses.dataclass(frozen=True)
 class Environment:
     """A process's place among those that were started together.
 
-    >>> detect({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
-    Environment(rank=1, world_size=4, local_rank=1, launch='', launcher='torchrun')
+    >>> detect({"RANK": "1", "WORLD_SIZE": "4"})
+    Environment(rank=1, world_size=4, launch='', launcher='torchrun')
     """
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int | None = None
     # The same for all ranks of one start and new at every restart, or "" where the launcher has no
     # such thing.
     launch: str = ""
@@ -39,18 +43,15 @@ class _Launcher:
     name: str
     rank: str
     world_size: str
-    local_rank: str
 
 
 # The innermost first: torchrun may have been started by srun or mpirun, and mpirun by Slurm; never
 # the other way round.
 _LAUNCHERS = (
-    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    _Launcher(
-        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-    ),
-    _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE"),
+    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    _Launcher("PMI", "PMI_RANK", "PMI_SIZE"),
+    _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
 )
 
 
@@ -58,10 +59,10 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise InvalidArgument(
-            f"environment: {name}={environ[name]!r} is not a number: unset it, or pass rank= and "
-            "world_size= yourself"
+            f"environment: {name}={environ[name][:_SHOWN]!r} is not a number that could be: unset it, or pass "
+            "rank= and world_size= yourself"
         )
     return int(text)
 
@@ -107,9 +108,7 @@ def _read(environ: Mapping[str, str]) -> Environment:
         # (docs/protocol.md §2, rule 5 does without). Those of MPI may come again when process ids
         # do.
         launch = _slurm_launch(environ) if launcher.name == "Slurm" else ""
-        return Environment(
-            rank, world_size, _number(environ, launcher.local_rank), launch, launcher.name
-        )
+        return Environment(rank, world_size, launch, launcher.name)
     return Environment()
 
 
@@ -138,7 +137,7 @@ def detect(
         found = Environment()
     rank = found.rank if rank is None else rank
     world_size = found.world_size if world_size is None else world_size
-    if not 0 <= rank < world_size:
+    if not 0 <= rank < world_size <= _WORLD_SIZE_MAX:
         raise InvalidArgument(
             f"rank {rank} of {world_size} cannot be"
             + (

@@ -6,7 +6,8 @@ import math
 from typing import Any, Literal
 
 from holdfast import _core
-from holdfast._errors import DeadlineExceeded, HoldfastError, InvalidArgument
+from holdfast._errors import DeadlineExceeded, HoldfastError, InvalidArgument, Refused
+from holdfast._jobs import seconds
 from holdfast._state import torch_module
 
 Stage = Literal["snapshot", "sealed", "committed", "nvme", "remote"]
@@ -55,11 +56,12 @@ class Handle:
         """
         if stage not in STAGES:
             raise InvalidArgument(f"there is no stage {stage!r}: {', '.join(STAGES)}")
+        limit = math.inf if timeout is None else seconds("wait", "timeout", timeout)
         if self._save is None:
             assert self._error is not None
             raise self._error
         # What a later stage says (not by this policy, not yet, no daemon) takes nothing from a save that is sealed.
-        self._save.wait(stage, math.inf if timeout is None else timeout)
+        self._save.wait(stage, limit)
         self._keep = None
 
     def wait_snapshot(self, timeout: float | None = None) -> None:
@@ -108,13 +110,17 @@ class Handle:
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds from the call of save to each stage that is known to be reached."""
+        """Seconds from the call of save to each stage that is known to be reached: after "sealed", to those that were waited
+        for and those before them. A stage whose time the daemon does not know (it was restarted since) is left out."""
         return {} if self._save is None else self._save.times()
 
     @property
     def nbytes(self) -> int:
         """Of the image; 0 before the snapshot."""
         return 0 if self._save is None else self._save.nbytes
+
+    def __reduce__(self) -> Any:
+        raise Refused(f"step {self.step}: a Handle cannot be copied, or go to another process")
 
     def __repr__(self) -> str:
         known = self.times

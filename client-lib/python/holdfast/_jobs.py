@@ -19,9 +19,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast import _core, _environment
-from holdfast._errors import InvalidArgument
+from holdfast import _core, _environment, _held
+from holdfast._errors import HoldfastError, InvalidArgument
 
+_MOMENT_S = 5.0
 _lock = threading.RLock()
 _open: dict[str, SharedJob] = {}
 # What a reader loaded without taking part in the job: (attempt, step).
@@ -40,6 +41,22 @@ def unsigned(who: str, what: str, value: Any) -> int:
     except TypeError:  # nothing like an integer
         pass
     raise InvalidArgument(f"{who}: {what}={value!r} is not an integer from 0 to 2**64 - 1")
+
+
+def seconds(who: str, what: str, value: Any) -> float:
+    """The value as a time: any number from 0 (math.inf: no limit)."""
+    try:
+        if not isinstance(value, (bool, str)) and (number := float(value)) >= 0:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidArgument(f"{who}: {what}={value!r} is not a number of seconds from 0")
+
+
+def job_name(who: str, value: Any) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    raise InvalidArgument(f"{who}: job={value!r} is not the name of a job")
 
 
 class SharedJob:
@@ -69,8 +86,10 @@ class SharedJob:
         # Whether dcp.async_save may copy into a slot before it plans: not with planners that write
         # something else.
         self.stages_in_slots = True
-        # What dcp.async_save staged last: slices by name, and the TensorList made of them.
-        self.staged_tensors: tuple[dict[str, Any], _core.TensorList] | None = None
+        # The last save through DCP that was sealed, and its step.
+        self.last_sealed: tuple[int, _core.Save] | None = None
+        # The layout that dcp.async_save staged last (dcp/_staging.py).
+        self.staged: Any = None
         _all.add(self)
 
     def begin(self, timeout: float) -> None:
@@ -86,21 +105,34 @@ class SharedJob:
                 self.core.adopt(step=step, attempt=attempt, timeout=timeout)
             self.has_begun = True
 
-    def leave(self, user: Any) -> None:
-        """Closes the job if no other user is left."""
+    def wait_committed(self, step: int | None, timeout: float) -> None:
+        """Before a step is looked for (None: the newest): what this process has sealed is committed
+        a moment later, or never, since another rank's save of it failed.
+        """
+        if self.last_sealed is None or step not in (None, self.last_sealed[0]):
+            return
+        try:
+            self.last_sealed[1].wait("committed", min(timeout, _MOMENT_S))
+        except HoldfastError:
+            pass  # what can be read then is what there is
+
+    def leave(self, user: Any, timeout: float = _held.PATIENCE_S) -> None:
+        """Closes the job if no other user is left. A save that dcp.async_save has under way may
+        still be sealed, for up to so many seconds.
+        """
         with _lock:
             self.users.discard(user)
             if self.users:
                 return
             self._forget()
-        with self.lock:
+        with _held.alone(self, "the end of the job in this process", timeout):
             self.core.close()
 
     def close(self) -> None:
-        """Leaves the job, whoever uses it. The next `job_for` of its name joins anew."""
+        """Leaves the job at once, whoever uses it. The next `job_for` of its name joins anew."""
         with _lock:
             self._forget()
-        with self.lock:
+        with _held.alone(self, "the end of the job in this process", 0.0):
             self.core.close()
 
     def _forget(self) -> None:

@@ -167,6 +167,8 @@ def _decode_numpy(value: Any) -> Any:
     dtype = numpy.dtype(dtype)
     if dtype.kind not in "biufcSUmM":
         raise ValueError(f"NumPy dtype {dtype}")
+    if dtype.itemsize == 0:  # an empty text: NumPy has none of no length
+        dtype = numpy.dtype(f"{dtype.kind}1")
     data = base64.b64decode(text, validate=True)
     # frombuffer's arrays are read-only: what was saved was not.
     array = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+from collections.abc import Mapping
 
 from holdfast._errors import InvalidArgument
 
@@ -62,6 +63,13 @@ class Policy:
             if fields:
                 tiers[tier] = fields
         return tiers
+
+
+def as_core(
+    policy: Policy | Mapping[str, Mapping[str, int]] | None,
+) -> Mapping[str, Mapping[str, int]] | None:
+    """What Policy.to_core() gives, of a Policy or of that itself."""
+    return policy.to_core() if isinstance(policy, Policy) else policy
 
 
 def _count(name: str, value: object) -> int:

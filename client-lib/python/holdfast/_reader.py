@@ -15,6 +15,7 @@ from holdfast._state import (
     TREE,
     join,
 )
+from holdfast._tree import Owners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +104,13 @@ class Checkpoint:
 
         first = self._of(name, rank)[0].info
         dtype = _torch_types.dtype_from_name(first.dtype, name)
-        whole = torch.empty(first.shape, dtype=dtype)
+        whole = torch.empty(first.shape, dtype=dtype, device="cpu")
 
         def part(shape: tuple[int, ...]) -> tuple[Any, int]:
-            made = torch.empty(shape, dtype=dtype)
+            made = torch.empty(shape, dtype=dtype, device="cpu")
             return made, made.data_ptr()
 
-        has = torch.zeros(first.shape, dtype=torch.bool)
+        has = torch.zeros(first.shape, dtype=torch.bool, device="cpu")
         self._assemble(name, rank, whole, whole.data_ptr(), dtype.itemsize, part, has)
         return whole if device is None else whole.to(device)
 
@@ -313,13 +314,17 @@ class _Values:
         self._rank = rank
         self._objects = objects
         self._allow_pickle = allow_pickle
+        self._owners: Owners | None = None
 
     def at(self, node: dict[str, Any], path: str) -> Any:
         """The value of the node at a path from here."""
+        self._owners = Owners(node)
         done = ""
         while path:
             children = self._children(node, done)
-            key = next((key for key in children if path == key or path.startswith(f"{key}.")), None)
+            # The longest: keys may have dots themselves.
+            fits = [key for key in children if path == key or path.startswith(f"{key}.")]
+            key = max(fits, key=len, default=None)
             if key is None:
                 raise NotFound(
                     f"{join(done, path)!r} was not saved; under {done or 'the top'!r} there is "
@@ -338,7 +343,11 @@ class _Values:
         if "stateful" in node:
             return self._children(node["stateful"], path)
         if "module" in node:
-            names = [name for name in self._checkpoint if name.startswith(f"{path}.")]
+            names = [
+                name
+                for name in self._checkpoint
+                if self._owners is not None and self._owners.are(name, path)
+            ]
             return {name[len(path) + 1 :]: {"tensor": name} for name in names} | node["module"]
         value = node.get("value")
         if isinstance(value, dict):
@@ -421,8 +430,10 @@ def open(  # noqa: A001 - holdfast.open("job") is what it is called
             print(saved.step, saved.tiers, saved.keys()[:3])
 
     Takes no part in the job: it may be called beside a run, or when none is there. Raises NotFound where there is no such
-    step, Unavailable where no daemon answers.
+    step, NothingToRestore where the job has none or is not known, Unavailable where no daemon answers.
     """
+    job = _jobs.job_name("open", job)
+    timeout = _jobs.seconds("open", "timeout", timeout)
     step = None if step is None else _jobs.unsigned("open", "step", step)
     attempt = _jobs.unsigned("open", "attempt", attempt)
     if attempt and step is None:
@@ -448,5 +459,7 @@ def checkpoints(
         print(found.step, found.attempt, found.tiers, "on the line" if found.on_line else "discarded branch")
     """
     return _core.list_checkpoints(
-        job, socket=_daemon.ensure_daemon(socket, start=False), timeout=timeout
+        _jobs.job_name("checkpoints", job),
+        socket=_daemon.ensure_daemon(socket, start=False),
+        timeout=_jobs.seconds("checkpoints", "timeout", timeout),
     )

@@ -7,7 +7,8 @@ Python programs"):
 
     {"dict": [[key, node], …]}  {"list": [node, …]}  {"tuple": [node, …]}  {"stateful": node}
     {"value": JSON}             what holds no tensor
-    {"tensor": NAME}            {"array": NAME} when it was NumPy's
+    {"tensor": NAME}            {"array": NAME} when it was NumPy's; a part, where the tensor in the shard is one
+    {"absent": SHAPE}           a DTensor's part that has no element
     {"object": NAME}            an object of the shard, with its codec: a pickle, a tensor subclass
     {"module": {KEY: node, …}}  keys of its state_dict that are not simply the tensor PREFIX.KEY
     {"optimizer": {"groups": [node, …], "states": …}}
@@ -23,7 +24,7 @@ import io
 import json
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast import _json, _objects
@@ -38,9 +39,14 @@ from holdfast._described import (
     torch_module,
 )
 from holdfast._errors import InvalidArgument, Refused
+from holdfast._range import Range
 
 TREE = "holdfast.state"
 TENSOR_CODEC = "torch.save.1"
+
+# Each level is up to three of the JSON.
+_DEPTH_MAX = 150
+_PATH_SHOWN = 200
 
 # What becomes of a value's node that is not simply the tensor of its path: (number of the value, node).
 Put = Callable[[int, dict[str, Any]], None]
@@ -139,8 +145,8 @@ def reads_plainly(optimizer: Any) -> bool:
 
 
 def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The modules and optimizers of a state, with their paths."""
-    if is_module(state) or is_optimizer(state):
+    """The modules, optimizers and ranges of a state, with their paths."""
+    if is_module(state) or is_optimizer(state) or isinstance(state, Range):
         yield path, state
     elif type(state) in (dict, list, tuple) or isinstance(state, Mapping):
         items = state.items() if isinstance(state, Mapping) else enumerate(state)
@@ -153,29 +159,70 @@ _NBYTES = operator.attrgetter("nbytes")
 
 
 class Parameters:
-    """The names of parameters, as the modules beside an optimizer give them."""
+    """The names of parameters, as the modules and ranges beside an optimizer give them."""
 
     def __init__(self, state: Any) -> None:
         self._names: dict[int, str] = {}
+        self._further: dict[int, list[str]] = {}  # of those that several modules have
+        self._ranges: dict[int, Range] = {}
         found = list(found_in(state))
         self.optimizers = [value for _, value in found if is_optimizer(value)]
-        for path, value in found if self.optimizers else ():  # nobody else asks for names
-            if is_module(value):
-                self._take(path, unwrapped(value))
+        if not self.optimizers:
+            return  # nobody else asks for names
+        modules = [(path, unwrapped(value)) for path, value in found if is_module(value)]
+        for path, module in modules:
+            self._take(path, module)
+        for path, value in found:
+            if isinstance(value, Range):
+                self._names.setdefault(id(value.tensor), path)
+                self._ranges.setdefault(id(value.tensor), value)
+        if not all(
+            id(each) in self._names for optim in self.optimizers for each in _parameters(optim)
+        ):
+            # Between a forward pass and its backward pass, or after one without, FSDP2 shows whole
+            # parameters, which no optimizer knows. A state_dict has it put the parts back.
+            for path, module in modules:
+                module.state_dict(keep_vars=True)
+                self._take(path, module)
 
     def _take(self, path: str, module: Any) -> None:
         named = dict(module.named_parameters(remove_duplicate=True))
         prefix = f"{path}." if path else ""
         for key, parameter in zip(module_keys(named), named.values(), strict=True):
-            self._names.setdefault(id(parameter), prefix + key)
+            name = prefix + key
+            if self._names.setdefault(id(parameter), name) != name:
+                self._further.setdefault(id(parameter), []).append(name)
 
-    def names_of(self, optimizer: Any) -> dict[int, str]:
-        """Each parameter's name by its id: a module's, or its number in the optimizer."""
+    def names_of(self, optimizer: Any, among: Collection[str] = ()) -> dict[int, str]:
+        """Each parameter's name by its id: a module's, or its number in the optimizer. Where several modules have it, the one
+        that is `among` these, or the first's."""
         names: dict[int, str] = {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                names[id(parameter)] = self._names.get(id(parameter), f"#{len(names)}")
+        for parameter in _parameters(optimizer):
+            name = self._names.get(id(parameter), f"#{len(names)}")
+            if name not in among:
+                further = self._further.get(id(parameter), ())
+                name = next((other for other in further if other in among), name)
+            names[id(parameter)] = name
         return names
+
+    def parts(self, parameter: Any, values: Iterable[Any]) -> Iterable[Any]:
+        """What the optimizer has for a parameter: as `part` has it."""
+        if not self._ranges:
+            return values
+        return [self.part(parameter, value) for value in values]
+
+    def part(self, parameter: Any, value: Any) -> Any:
+        """A tensor of the optimizer's state as the same Range that the parameter is, if it is one, and goes with each of its
+        elements."""
+        of = self._ranges.get(id(parameter))
+        if of is None or not is_tensor(value) or value.shape != parameter.shape:
+            return value
+        return Range(value, of.shape, of.start)
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 @dataclasses.dataclass
@@ -187,7 +234,6 @@ class Flat:
     keep: list[Any]  # what the addresses are of
     copy_first: list[int]
     objects: list[tuple[str, bytes, str | None]]
-    optimizers: list[Any]
     devices: set[int]
     described: Described | None  # for the next call
 
@@ -196,7 +242,9 @@ def is_described(value: Any) -> bool:
     """Whether it is saved as a tensor: subclasses are objects."""
     from holdfast import _torch_types
 
-    return is_tensor(value) and (_torch_types.is_dtensor(value) or not is_subclass(value))
+    return isinstance(value, Range) or (
+        is_tensor(value) and (_torch_types.is_dtensor(value) or not is_subclass(value))
+    )
 
 
 class Flattener:
@@ -216,8 +264,9 @@ class Flattener:
         self._allow_pickle = allow_pickle
         self._fences = fences
         self._before = before
-        self._flat = Flat([], [], [], [], [], [], set(), None)
+        self._flat = Flat([], [], [], [], [], set(), None)
         self._names: set[str] = {TREE}  # of what is not a tensor of torch
+        self._depth = 0
         # Memory that nobody changes but a step() that waits: address to bytes.
         self._fenced: dict[int, int] = {}
         # Tensors of torch: they are described together. A node of the tree that turns out not to be simply {"tensor": path} is
@@ -239,8 +288,15 @@ class Flattener:
             raise InvalidArgument(
                 f"a state is a dictionary of what is to be saved, not a {type(state).__name__}"
             )
+        try:
+            return self._run(state)
+        except RecursionError:
+            raise InvalidArgument(
+                "a state is nested too deeply, or contains itself: what was saved could not be read again"
+            ) from None
+
+    def _run(self, state: Mapping[Any, Any]) -> Flat:
         self._parameters = Parameters(state)
-        self._flat.optimizers = self._parameters.optimizers
         for optimizer in self._parameters.optimizers:
             if self._fences(optimizer):
                 self._fence(optimizer)
@@ -250,8 +306,13 @@ class Flattener:
         self._add_arrays()
         if self._flat.devices:
             self._copy_host_first()
-        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        self._flat.objects.append((TREE, text, None))
+        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        try:
+            self._flat.objects.append((TREE, text.encode(), None))
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"a key on the way to a tensor is no text that UTF-8 has: …{text[max(0, error.start - 40) : error.end]!r}"
+            ) from None
         return self._flat
 
     def _copy_host_first(self) -> None:
@@ -268,14 +329,28 @@ class Flattener:
                 values += state.values()
         if not plain_types().issuperset(map(type, values)):
             values = local_parts([value for value in values if is_tensor(value)])
-        addresses = map(torch_module().Tensor.data_ptr, values)
+        try:
+            addresses = list(map(torch_module().Tensor.data_ptr, values))
+        except (RuntimeError, ValueError):
+            return  # one of them has no memory: where it is described it is said which
         self._fenced.update(zip(addresses, map(_NBYTES, values), strict=True))
 
     # ---- nodes ----
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
-        if is_tensor(value):
+        if is_tensor(value) or isinstance(value, Range):
             return self._tensor(value, path)
+        if self._depth == _DEPTH_MAX:
+            raise InvalidArgument(
+                f"{path[:_PATH_SHOWN]}…: nested deeper than {_DEPTH_MAX} levels, or it contains itself"
+            )
+        self._depth += 1
+        try:
+            return self._other_node(value, path)
+        finally:
+            self._depth -= 1
+
+    def _other_node(self, value: Any, path: str) -> dict[str, Any]:
         if is_array(value):
             return self._array(value, path)
         if is_module(value):
@@ -300,8 +375,17 @@ class Flattener:
             return self._value(value, path)
         for pair in nodes:
             if type(pair[0]) is not str or not pair[0].isascii():
-                pair[0] = _json.tree_of(pair[0], f"{path}: key {pair[0]!r}")
+                pair[0] = self._key(pair[0], path)
         return {"dict": nodes}
+
+    @staticmethod
+    def _key(key: Any, path: str) -> Any:
+        try:
+            return _json.tree_of(key, f"{path}: key {key!r}")
+        except _json.NotJson:
+            raise InvalidArgument(
+                f"{path}: key {key!r} of a dictionary with tensors in it: a text, number, None, or a tuple of such is wanted"
+            ) from None
 
     def _value(self, value: Any, path: str) -> dict[str, Any]:
         try:
@@ -365,7 +449,7 @@ class Flattener:
                 owners.append((len(paths), name))
                 prefix = f"{path}.state.{name}."
                 paths += [prefix + key for key in keys]
-                values += state.values()
+                values += self._parameters.parts(parameter, state.values())
         rest: dict[str, Any] = {}
 
         def put(number: int, node: dict[str, Any]) -> None:
@@ -448,7 +532,13 @@ class Flattener:
         """A tensor with a meaning of its own (quantised, sparse in a way of its own): as torch.save writes it."""
         torch = torch_module()
         buffer = io.BytesIO()
-        torch.save(value.detach(), buffer)
+        try:
+            torch.save(value.detach(), buffer)
+        except Exception as error:
+            raise InvalidArgument(
+                f"{path}: torch.save cannot write a {type(value).__module__}.{type(value).__qualname__}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if not self._allow_pickle:
             try:
                 torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
@@ -461,11 +551,14 @@ class Flattener:
 
     def _array(self, value: Any, path: str) -> dict[str, Any]:
         numpy = numpy_module()
+        if not has_place(value.dtype):  # texts, dates, objects: JSON, or a pickle
+            made = _objects.to_object(path, value, allow_pickle=self._allow_pickle)
+            return self._object(path, *made[1:])
         dtype = array_dtype(value.dtype, path)
         value = numpy.ascontiguousarray(value) if value.ndim else value.copy()
         self._take(path)
         address = value.__array_interface__["data"][0]
-        self._arrays.append(((path, dtype, value.shape, None, None, -1), address, value))
+        self._arrays.append(((path, dtype, value.shape, None, None, -1, None), address, value))
         return {"array": path}
 
     def _add_arrays(self) -> None:
@@ -487,6 +580,11 @@ _ARRAY_DTYPES = {
     "u4": "U32", "i4": "I32", "f4": "F32", "u8": "U64", "i8": "I64", "f8": "F64", "c8": "C64",
 }  # fmt: skip
 ARRAY_DTYPES_BACK = {name: f"<{code}" for code, name in _ARRAY_DTYPES.items()}
+
+
+def has_place(dtype: Any) -> bool:
+    """Whether safetensors has a name for a NumPy dtype."""
+    return dtype.str[0] in "<|" and dtype.str[1:] in _ARRAY_DTYPES
 
 
 def array_dtype(dtype: Any, path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ _NAMES: dict[torch.dtype, str] = {
         ("float8_e4m3fn", "F8_E4M3"),
         ("float8_e5m2", "F8_E5M2"),
         ("float8_e8m0fnu", "F8_E8M0"),
+        ("float8_e4m3fnuz", "F8_E4M3FNUZ"),
+        ("float8_e5m2fnuz", "F8_E5M2FNUZ"),
         ("uint16", "U16"),
         ("int16", "I16"),
         ("float16", "F16"),
@@ -135,11 +137,8 @@ def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     ):
         return tensor
     dtype_name(tensor.dtype, path)
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(
-            f"{path}: a {tensor.layout} tensor has no plain memory: save its indices and values, "
-            "or to_dense() of it"
-        )
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise without_plain_memory(tensor, path)
     if tensor.is_quantized:
         raise InvalidArgument(f"{path}: a quantized tensor: save its int_repr() and its scales")
     if tensor.device.type == "meta":
@@ -150,7 +149,10 @@ def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     plain = tensor.detach()
     if type(plain) is not torch.Tensor:
         raise Refused(
-            f"{path}: a {type(tensor).__module__}.{type(tensor).__qualname__} is not a plain tensor"
+            f"{path}: a {type(tensor).__module__}.{type(tensor).__qualname__} is a tensor subclass "
+            "and has no plain memory of its own that DCP could plan: save the plain tensors that it "
+            "is made of (tensor.as_subclass(torch.Tensor), if it is one by another name), or save "
+            "it with holdfast.Checkpointer"
         )
     plain = plain.resolve_conj().resolve_neg()
     if plain.device.type not in ("cpu", "cuda"):
@@ -158,20 +160,17 @@ def dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     return plain.contiguous()
 
 
+def without_plain_memory(tensor: torch.Tensor, path: str) -> InvalidArgument:
+    kind = "nested" if tensor.is_nested else str(tensor.layout)
+    return InvalidArgument(
+        f"{path}: a {kind} tensor has no plain memory: save its parts (indices and values, "
+        "unbind()), or a dense tensor of it"
+    )
+
+
 def device_ordinal(tensor: torch.Tensor) -> int:
     """As TensorList has it: -1 for this process's memory."""
     return tensor.device.index if tensor.device.type == "cuda" else -1
-
-
-def streams_of(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """The streams whose work comes before a read of these tensors: PyTorch's current one of each
-    device.
-    """
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    return [
-        (device.index, torch.cuda.current_stream(device).cuda_stream)
-        for device in sorted(devices, key=lambda each: each.index)
-    ]
 
 
 class _PyBuffer(ctypes.Structure):
@@ -190,7 +189,7 @@ class _PyBuffer(ctypes.Structure):
     ]
 
 
-def _address(memory: memoryview) -> int:
+def address_of(memory: memoryview) -> int:
     buffer = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(
         ctypes.py_object(memory), ctypes.byref(buffer), ctypes.c_int(0)
@@ -202,24 +201,23 @@ def _address(memory: memoryview) -> int:
 
 
 def tensors_over(
-    memory: Sequence[memoryview], dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]]
+    memory: memoryview,
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[Sequence[int]],
 ) -> list[torch.Tensor]:
-    """Tensors that are this memory, pieces of one mapping, and keep it. They look writable, as
-    every tensor does; where the memory is not, writing to it ends the process. (torch.frombuffer of
-    a read-only memoryview would do, with a warning for each.)
+    """Tensors that are parts of this memory, and keep it. They look writable, as every tensor does;
+    where the memory is not, writing to it ends the process. (torch.frombuffer of a read-only
+    memoryview would do, with a warning for each.)
     """
-    addresses = [_address(each) for each in memory]
-    begin = min((a for a, each in zip(addresses, memory) if each.nbytes), default=0)
-    end = max((a + each.nbytes for a, each in zip(addresses, memory) if each.nbytes), default=0)
-    owner = (ctypes.c_char * (end - begin)).from_address(begin)
-    owner.memory = list(memory)  # type: ignore[attr-defined]
+    owner = (ctypes.c_char * memory.nbytes).from_address(address_of(memory))
+    owner.memory = memory  # type: ignore[attr-defined]
     return [
-        torch.frombuffer(
-            owner, dtype=dtype, count=each.nbytes // dtype.itemsize, offset=address - begin
-        ).view(shape)
-        if each.nbytes
-        else torch.empty(shape, dtype=dtype)
-        for address, each, dtype, shape in zip(
-            addresses, memory, dtypes, map(tuple, shapes), strict=True
+        torch.frombuffer(owner, dtype=dtype, count=size // dtype.itemsize, offset=offset).view(
+            shape
         )
+        if size
+        else torch.empty(shape, dtype=dtype, device="cpu")
+        for offset, size, dtype, shape in zip(offsets, sizes, dtypes, shapes, strict=True)
     ]

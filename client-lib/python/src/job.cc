@@ -71,28 +71,44 @@ auto Unlocked(const Call& call) {
   return ValueOrRaise(std::move(result));
 }
 
-// A part of a slot that can be looked at: what a memoryview of Save.staged() is of.
+// The slot's memory from the first of a save's copies to the last: what the memoryview of
+// Save.staged() is of.
 class StagedBuffer {
  public:
-  StagedBuffer(std::shared_ptr<const StagedTensors> staged, size_t tensor)
-      : staged_(std::move(staged)), bytes_(staged_->bytes()[tensor]) {}
+  explicit StagedBuffer(std::shared_ptr<const StagedTensors> staged) : staged_(std::move(staged)) {
+    for (const std::span<const std::byte>& bytes : staged_->bytes()) {
+      if (bytes.empty()) {
+        continue;
+      }
+      begin_ = begin_ == nullptr ? bytes.data() : std::min(begin_, bytes.data());
+      end_ = std::max(end_, bytes.data() + bytes.size());
+    }
+  }
+  const std::byte* begin() const { return begin_; }
   py::buffer_info Info() const {
-    return py::buffer_info(const_cast<std::byte*>(bytes_.data()), 1, "B", 1,
-                           {static_cast<py::ssize_t>(bytes_.size())}, {1}, /*readonly=*/true);
+    return py::buffer_info(const_cast<std::byte*>(begin_), 1, "B", 1,
+                           {static_cast<py::ssize_t>(end_ - begin_)}, {1}, /*readonly=*/true);
   }
 
  private:
   const std::shared_ptr<const StagedTensors> staged_;
-  const std::span<const std::byte> bytes_;
+  const std::byte* begin_ = nullptr;
+  const std::byte* end_ = nullptr;
 };
+
+// What was raised, for the daemon to tell others: without the frames of this program.
+std::string Words(const py::error_already_set& raised) {
+  try {
+    return std::string(py::str(raised.value()));
+  } catch (const py::error_already_set&) {  // its __str__ raises, too
+    return std::string(py::str(raised.type().attr("__name__")));
+  }
+}
 
 class PySave {
  public:
   explicit PySave(std::unique_ptr<SaveHandle> handle) : handle_(std::move(handle)) {}
-  ~PySave() {
-    const GilReleased released;
-    handle_.reset();
-  }
+  ~PySave() { LetGo(handle_); }
 
   void Wait(const std::string& stage, double timeout) {
     const Stage wanted = StageNamed(stage);
@@ -127,25 +143,28 @@ class PySave {
         timeout, [&](Milliseconds slice) { return handle_->FenceStreams(fenced, slice); }));
   }
   void Seal(double timeout) {
-    Status sealed;
-    {
-      const GilReleased released;
-      sealed = handle_->Seal(ToMilliseconds(timeout));
-    }
-    RaiseUnlessOk(sealed);
+    RaiseUnlessOk(WaitInSlices(timeout, [&](Milliseconds slice) { return handle_->Seal(slice); }));
   }
   void Discard() {
-    const GilReleased released;
-    handle_->Discard();
+    {
+      const GilReleased released;
+      handle_->Discard();
+    }
+    RaiseUnlessOk(Status());
   }
-  py::list Staged() {
+  py::tuple Staged() {
     // Without the GIL: whoever has the job's turn may need it.
     std::shared_ptr<const StagedTensors> staged = Unlocked([&] { return handle_->Staged(); });
-    py::list views(staged->bytes().size());
-    for (size_t i = 0; i < staged->bytes().size(); ++i) {
-      views[i] = py::memoryview(py::cast(std::make_shared<StagedBuffer>(staged, i)));
+    const auto buffer = std::make_shared<StagedBuffer>(staged);
+    const size_t count = staged->bytes().size();
+    py::list offsets(count);
+    py::list sizes(count);
+    for (size_t i = 0; i < count; ++i) {
+      const std::span<const std::byte> bytes = staged->bytes()[i];
+      offsets[i] = bytes.empty() ? 0 : bytes.data() - buffer->begin();
+      sizes[i] = bytes.size();
     }
-    return views;
+    return py::make_tuple(py::memoryview(py::cast(buffer)), offsets, sizes);
   }
   py::dict Times() const {
     const StageTimes times = handle_->times();
@@ -190,7 +209,7 @@ class PyJob {
     options.interrupted = SignalRaised;
     job_ = Unlocked([&] { return Job::Open(options); });
   }
-  ~PyJob() { Close(); }
+  ~PyJob() { LetGo(job_); }
 
   uint64_t attempt() { return Open()->attempt(); }
   uint64_t failed_saves() { return Open()->failed_saves(); }
@@ -227,10 +246,19 @@ class PyJob {
     if (PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
-    if (wait_first) {
-      save->WaitFirst(HUGE_VAL);
+    if (!wait_first) {
+      return save;
     }
-    return save;
+    try {
+      save->WaitFirst(HUGE_VAL);
+      return save;
+    } catch (py::error_already_set& raised) {
+      // Nobody will have the save. Its end sees what is pending, and waits for no slot.
+      raised.restore();
+      save.reset();
+      static_cast<void>(SignalRaised());  // takes back what was left to be raised
+      throw py::error_already_set();
+    }
   }
 
   Restored Restore(const py::function& choose, std::optional<uint64_t> step, uint64_t attempt,
@@ -257,7 +285,7 @@ class PyJob {
         return State(TensorList::Use(chosen.first.cast<TensorList&>(), chosen.second).state());
       } catch (const py::error_already_set& raised) {
         raised_by_choose = raised;
-        return Status(Code::kInvalidArgument, raised.what());
+        return Status(Code::kInvalidArgument, Words(raised));
       } catch (const py::cast_error& error) {
         return Status(Code::kInvalidArgument,
                       std::string("choose must return (TensorList, addresses): ") + error.what());
@@ -288,8 +316,11 @@ class PyJob {
 
   void Close() {
     std::shared_ptr<Job> job = std::move(job_);
-    const GilReleased released;
-    job.reset();
+    {
+      const GilReleased released;
+      job.reset();
+    }
+    RaiseUnlessOk(Status());
   }
 
  private:

@@ -14,8 +14,8 @@ namespace {
 Type TypeNamed(const std::string& name) {
   static const auto* const types = [] {
     auto* all = new std::map<std::string, Type>;
-    for (uint8_t i = static_cast<uint8_t>(Type::kBool); i <= static_cast<uint8_t>(Type::kF8E8M0);
-         ++i) {
+    for (uint8_t i = static_cast<uint8_t>(Type::kBool);
+         i <= static_cast<uint8_t>(Type::kF8E5M2Fnuz); ++i) {
       all->emplace(TypeName(static_cast<Type>(i)), static_cast<Type>(i));
     }
     return all;

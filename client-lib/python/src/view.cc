@@ -23,10 +23,7 @@ class TensorBuffer {
  public:
   TensorBuffer(std::shared_ptr<View> view, const Tensor& tensor)
       : view_(std::move(view)), data_(tensor.data), bytes_(tensor.bytes) {}
-  ~TensorBuffer() {  // the last one unmaps, and tells the daemon
-    const GilReleased released;
-    view_.reset();
-  }
+  ~TensorBuffer() { LetGo(view_); }  // the last one unmaps, and tells the daemon
   py::buffer_info Info() const {
     return py::buffer_info(data_, 1, "B", 1, {static_cast<py::ssize_t>(bytes_)}, {1},
                            /*readonly=*/true);
@@ -41,10 +38,7 @@ class TensorBuffer {
 class PyView {
  public:
   explicit PyView(std::shared_ptr<View> view) : view_(std::move(view)) {}
-  ~PyView() {
-    const GilReleased released;
-    view_.reset();
-  }
+  ~PyView() { LetGo(view_); }
 
   const View& view() const { return *view_; }
   py::list Tensors() const {
@@ -106,11 +100,17 @@ std::shared_ptr<PyView> AttachTo(const std::string& job, uint32_t rank,
   options.socket = socket;
   options.deadline = ToMilliseconds(timeout);
   options.without = without;
+  options.interrupted = SignalRaised;
   Result<std::unique_ptr<View>> view = [&] {
     const GilReleased released;
     return Attach(options);
   }();
-  return std::make_shared<PyView>(ValueOrRaise(std::move(view)));
+  if (!view.ok()) {
+    Raise(view.status());
+  }
+  auto attached = std::make_shared<PyView>(*std::move(view));
+  RaiseUnlessOk(Status());  // a signal that came at the last moment
+  return attached;
 }
 
 std::vector<CheckpointInfo> List(const std::string& job, const std::string& socket,
@@ -119,6 +119,7 @@ std::vector<CheckpointInfo> List(const std::string& job, const std::string& sock
   options.job = job;
   options.socket = socket;
   options.deadline = ToMilliseconds(timeout);
+  options.interrupted = SignalRaised;
   Result<std::vector<CheckpointInfo>> list = [&] {
     const GilReleased released;
     return ListCheckpoints(options);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <thread>
+#include <utility>
 
 namespace holdfast::python {
 namespace {
@@ -15,7 +16,48 @@ std::atomic<unsigned long> main_thread{0};
 std::atomic<bool> ending{false};
 std::atomic<int> entering{0};
 
+// What a destructor has left to be raised; with the GIL, by the main thread.
+struct LeftToRaise {
+  PyObject* type = nullptr;  // null: nothing
+  PyObject* value = nullptr;
+  PyObject* trace = nullptr;
+  bool asked = false;  // Python will come for it
+} left;
+
+bool TakeLeft() {
+  if (left.type == nullptr) {
+    return false;
+  }
+  PyErr_Restore(std::exchange(left.type, nullptr), std::exchange(left.value, nullptr),
+                std::exchange(left.trace, nullptr));
+  return true;
+}
+
+int RaiseLeft(void* /*unused*/) {
+  left.asked = false;
+  return TakeLeft() ? -1 : 0;
+}
+
 }  // namespace
+
+bool SignalRaised() {
+  if (!IsMainThread()) {
+    return false;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  return PyErr_Occurred() != nullptr || TakeLeft() || PyErr_CheckSignals() != 0;
+}
+
+void RaiseLater() {
+  if (!IsMainThread() || PyErr_Occurred() == nullptr) {
+    return;
+  }
+  PyErr_Fetch(&left.type, &left.value, &left.trace);
+  left.asked = left.asked || Py_AddPendingCall(RaiseLeft, nullptr) == 0;
+  if (!left.asked && TakeLeft()) {
+    PyErr_WriteUnraisable(nullptr);
+  }
+}
 
 void NoteMainThread(unsigned long ident) {
   main_thread = ident;

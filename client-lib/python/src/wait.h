@@ -54,12 +54,20 @@ class GilReleased {
 
 // Runs Python's signal handlers, if this is the main thread. True: one has raised, and what it
 // raised is pending. Takes the GIL.
-inline bool SignalRaised() {
-  if (!IsMainThread()) {
-    return false;
+bool SignalRaised();
+
+// What is pending at the end of a destructor, where nothing can be raised, is raised as soon as
+// Python next looks for signals. With the GIL.
+void RaiseLater();
+
+// The end of what may wait for the daemon as it ends. With the GIL.
+template <typename Pointer>
+void LetGo(Pointer& pointer) {
+  {
+    const GilReleased released;
+    pointer.reset();
   }
-  const pybind11::gil_scoped_acquire gil;
-  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
+  RaiseLater();
 }
 
 // Calls `wait` with short times until it says something else than kDeadlineExceeded, the time is

@@ -44,9 +44,10 @@ void ExpectRefused(std::vector<Slice> slices, const std::string& why) {
 
 TEST(DTypeTest, NamesAndSizesAreSafetensors) {
   const std::vector<std::pair<std::string, uint32_t>> expected = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"U16", 2},
-      {"I16", 2},  {"F16", 2}, {"BF16", 2}, {"U32", 4},     {"I32", 4},     {"F32", 4},
-      {"U64", 8},  {"I64", 8}, {"F64", 8},  {"C64", 8},     {"F8_E8M0", 1}};
+      {"BOOL", 1}, {"U8", 1},      {"I8", 1},          {"F8_E4M3", 1},    {"F8_E5M2", 1},
+      {"U16", 2},  {"I16", 2},     {"F16", 2},         {"BF16", 2},       {"U32", 4},
+      {"I32", 4},  {"F32", 4},     {"U64", 8},         {"I64", 8},        {"F64", 8},
+      {"C64", 8},  {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}};
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto dtype = static_cast<DType>(i + 1);
     EXPECT_EQ(DTypeName(dtype), expected[i].first);
@@ -55,7 +56,7 @@ TEST(DTypeTest, NamesAndSizesAreSafetensors) {
     EXPECT_EQ(*ParseDType(expected[i].first), dtype);
   }
   EXPECT_EQ(DTypeName(static_cast<DType>(0)), "?");
-  EXPECT_EQ(DTypeName(static_cast<DType>(18)), "?");
+  EXPECT_EQ(DTypeName(static_cast<DType>(20)), "?");
   EXPECT_EQ(DTypeBytes(static_cast<DType>(255)), 0u);
   EXPECT_FALSE(ParseDType("?").ok());
   EXPECT_FALSE(ParseDType("f32").ok());
@@ -190,7 +191,7 @@ TEST(PlanImageTest, TheCallersOrderDoesNotMatter) {
 
 TEST(PlanImageTest, EveryDTypeAndOddShapesAreValid) {
   std::vector<Slice> slices;
-  for (int i = 1; i <= 17; ++i) {
+  for (int i = 1; i <= 19; ++i) {
     slices.push_back(Whole("t" + std::to_string(i), static_cast<DType>(i), {2, 3}));
   }
   slices.push_back(Whole("zero", DType::kF32, {4, 0, 2}));
@@ -200,7 +201,7 @@ TEST(PlanImageTest, EveryDTypeAndOddShapesAreValid) {
   slices.push_back(Range("empty range", DType::kF32, {4}, {4, 0}));
   const ImagePlan plan = Plan(slices);
   EXPECT_EQ(plan.layout.image_bytes - plan.layout.header_bytes,
-            6u * (7 * 1 - 1 + 4 * 2 + 3 * 4 + 4 * 8) + 1 + 4);
+            6u * (8 * 1 + 4 * 2 + 3 * 4 + 4 * 8) + 1 + 4);
 }
 
 TEST(PlanImageTest, NamesMayBeAlmostAnything) {
@@ -236,7 +237,7 @@ TEST(PlanImageTest, RefusesBadNames) {
 TEST(PlanImageTest, RefusesShapesAndPlacesThatContradict) {
   constexpr uint64_t kHuge = uint64_t{1} << 32;
   ExpectRefused({Whole("t", static_cast<DType>(0), {1})}, "unknown dtype number 0");
-  ExpectRefused({Whole("t", static_cast<DType>(18), {1})}, "unknown dtype number 18");
+  ExpectRefused({Whole("t", static_cast<DType>(20), {1})}, "unknown dtype number 20");
   ExpectRefused({Whole("t", DType::kF32, std::vector<uint64_t>(33, 1))}, "33 dimensions");
   ExpectRefused({Whole("t", DType::kF32, {kHuge, kHuge})}, "more than 2^63 - 1 elements");
   ExpectRefused({Whole("t", DType::kF32, {kHuge, 0, kHuge})}, "more than 2^63 - 1 elements");

@@ -28,6 +28,8 @@ DTYPES = {  # name: (number, bytes)
     "F64": (15, 8),
     "C64": (16, 8),
     "F8_E8M0": (17, 1),
+    "F8_E4M3FNUZ": (18, 1),
+    "F8_E5M2FNUZ": (19, 1),
 }
 DTYPE_BYTES = dict(DTYPES.values())
 BLOCK = 1 << 20

@@ -22,11 +22,17 @@ from holdfast import _core
 from holdfast._errors import Corrupt, InvalidArgument
 from holdfast._state import TREE
 from holdfast._torch_types import Place, dtype_from_name
-from holdfast.dcp._tree import entries
+from holdfast.dcp import _optimizers, _tree
 
 # The object beside a rank's state that says which path each name was made of: what puts a flat
 # state dict together again.
 MAPPINGS = "torch.distributed.checkpoint/planner_data"
+
+
+def check_name(name: str) -> None:
+    """A value under the name of what Holdfast puts beside a state would be read as that."""
+    if name in (TREE, MAPPINGS):
+        raise InvalidArgument(f"{name!r}: Holdfast keeps this name for itself: rename the key")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,8 +162,10 @@ class Stored:
     sources: dict[str, list[Source]]
     # By name: rank, JSON or opaque bytes, codec.
     objects: dict[str, tuple[int, bytes, str | None]]
-    # Names under which the ranks have things that cannot be told as one, and why.
+    # Names under which the ranks have things that cannot be told as one, or not all of it, and why.
     conflicts: dict[str, str]
+    # Objects that are another value for another form of state dict.
+    params: dict[str, _optimizers.Params]
 
     def source(self, index: MetadataIndex) -> Source:
         sources = self.sources[index.fqn]
@@ -255,16 +263,36 @@ def stored(
             if name not in objects:
                 objects[name] = (rank, data, codec)
                 state[name] = BytesStorageMetadata()
+    for name, each in state.items():
+        if isinstance(each, TensorStorageMetadata):
+            has = sum(math.prod(chunk.sizes) for chunk in each.chunks)
+            if has < math.prod(each.size):
+                conflicts.setdefault(
+                    name, f"the ranks saved {has} of its {math.prod(each.size)} elements"
+                )
+
+    def name_again(rank: int, name: str, content: str | bytes) -> None:
+        """Never what was saved under that name itself."""
+        if name in state:
+            return
+        if isinstance(content, bytes):
+            objects[name] = (rank, content, None)
+            state[name] = BytesStorageMetadata()
+        elif content in state:
+            state[name] = state[content]
+            for kind in (sources, objects, conflicts):
+                if content in kind:
+                    kind[name] = kind[content]
+
+    optimizers = _optimizers.Names()
     for rank, data in trees:
-        for name, content in entries(data, f"rank {rank}"):
-            if name in state:
-                continue
-            if isinstance(content, bytes):
-                objects[name] = (rank, content, None)
-                state[name] = BytesStorageMetadata()
-            elif content in sources:
-                sources[name] = sources[content]
-                state[name] = state[content]
+        tree = _tree.read(data, f"rank {rank}")
+        optimizers.add(tree, f"rank {rank}")
+        for name, content in tree.entries:
+            name_again(rank, name, content)
+    params = {name: each for name, each in optimizers.params.items() if name not in state}
+    for name, content in optimizers.found():
+        name_again(0, name, content)
     # In the order in which the state dict had them, not that of the images; DCP's readers of whole
     # checkpoints go by it. And they look every name up.
     state = {
@@ -276,5 +304,9 @@ def stored(
     }
     planner_data = {name: mappings.get(name, (name,)) for name in state}
     return Stored(
-        Metadata(state_dict_metadata=state, planner_data=planner_data), sources, objects, conflicts
+        Metadata(state_dict_metadata=state, planner_data=planner_data),
+        sources,
+        objects,
+        conflicts,
+        params,
     )

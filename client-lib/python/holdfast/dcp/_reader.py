@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from holdfast import _core, _environment
+from holdfast import _core, _environment, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import (
     Corrupt,
@@ -26,11 +26,22 @@ from holdfast._errors import (
     NothingToRestore,
     Refused,
 )
-from holdfast._jobs import forget_loaded, job_for, open_job, remember_loaded, unsigned
+from holdfast._jobs import (
+    SharedJob,
+    forget_loaded,
+    job_for,
+    job_name,
+    open_job,
+    remember_loaded,
+    seconds,
+    unsigned,
+)
+from holdfast._policy import Policy, as_core
 from holdfast.dcp import _items
 from holdfast.dcp._layout import Source, Stored, stored
 
 _log = logging.getLogger("holdfast")
+_LOOK_S = 1.0
 
 
 class Reader(StorageReader):
@@ -47,17 +58,21 @@ class Reader(StorageReader):
     and the steps that they save descend from it (going back to step 900 and training on discards
     what came after 900). To *adopt* a step is to do that.
 
-    `adopt=None`: at once, if this process takes part in the job already, or if a launcher
-    (torchrun, Slurm, MPI) started it and no step is named; else with the first save of this process
-    under that name. So what only reads a named step never adopts it.
-    `adopt=True`: at once. All ranks of the run must load.
+    `adopt=None`: at the start of a run: at once, if this process takes part in the job already, or
+    if a launcher (torchrun, Slurm, MPI) started it and no step is named; else with the first save
+    of this process under that name. So what only reads a named step never adopts it. Nor does a
+    load in the middle of a run, in a process that has restored or saved: it reads, and the run goes
+    on from where it is.
+    `adopt=True`: at once, also in the middle of a run, which then goes back to that step. All ranks
+    of the run must load. A warning (logger `holdfast`) names the steps that are discarded.
     `adopt=False`: never. For evaluation and export beside a run.
 
     `allow_pickle`: objects that were saved as pickles are unpickled, which may run any code.
     `timeout`: seconds to choose the step (for all ranks to come, if it is adopted), and for each
     shard.
-    `rank`, `world_size`, `launch`, `socket`, `policy`: of the job, where the launcher's environment
-    does not say it.
+    `rank`, `world_size`, `launch`, `socket`: of the job, where the launcher's environment does not
+    say it.
+    `policy`: a holdfast.Policy, of the job; the first that is given counts.
     """
 
     def __init__(
@@ -73,28 +88,28 @@ class Reader(StorageReader):
         world_size: int | None = None,
         launch: str | None = None,
         socket: str = "",
-        policy: Mapping[str, Mapping[str, int]] | None = None,
+        policy: Policy | Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         super().__init__()
         attempt = unsigned("Reader", "attempt", attempt)
         if attempt and step is None:
             raise InvalidArgument("Reader: attempt= is of no use without step=")
-        self.job = job
+        self.job = job_name("Reader", job)
         self._step = None if step is None else unsigned("Reader", "step", step)
         self._attempt = attempt
         self._adopt = adopt
         self._allow_pickle = allow_pickle
-        self._timeout = timeout
+        self._timeout = seconds("Reader", "timeout", timeout)
         self._socket = socket
         self._job_options: dict[str, Any] = {
             "rank": rank,
             "world_size": world_size,
             "launch": launch,
             "socket": socket,
-            "policy": policy,
+            "policy": as_core(policy),
         }
         self._found: tuple[int, int] | None = None  # attempt, step
-        self._views: dict[int, _core.View] = {}
+        self._views: dict[int, _core.View] = {}  # by rank, while they are read
         self._damaged: dict[int, list[str]] = {}  # of which rank: tiers whose copy is
         self._stored: Stored | None = None
         self._error: HoldfastError | None = None
@@ -124,6 +139,7 @@ class Reader(StorageReader):
         return False  # never chosen by a path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        self._views.clear()  # of a load whose plan failed: nobody tells
         if checkpoint_id is not None:
             raise InvalidArgument(
                 f"Reader: checkpoint_id={str(checkpoint_id)!r}: leave it out, the step is named by "
@@ -142,7 +158,7 @@ class Reader(StorageReader):
             self._stored = self._read_layouts()
             return self._stored.metadata
         except HoldfastError as error:
-            self._release()
+            self._views.clear()
             self._error = error
             return Metadata({}, planner_data={})
 
@@ -168,24 +184,29 @@ class Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert self._stored is not None
         try:
+            wanted = {item.storage_index.fqn for item in plan.items}
             per_tensor: dict[tuple[int, int], list[tuple[ReadItem, Source]]] = {}
             for item in plan.items:
                 name = item.storage_index.fqn
                 if name in self._stored.conflicts:
                     raise Refused(
-                        f"Reader: {name!r} is not one thing in step {self.step}: "
+                        f"Reader: {name!r} cannot be put together in step {self.step}: "
                         f"{self._stored.conflicts[name]}"
                     )
                 if item.type == LoadItemType.BYTE_IO:
-                    self._read_object(item, planner)
+                    self._read_object(item, planner, wanted)
                     continue
                 source = self._stored.source(item.storage_index)
                 per_tensor.setdefault((source.rank, source.index), []).append((item, source))
-            self._release({rank for rank, _ in per_tensor})
+            wanted_ranks = {rank for rank, _ in per_tensor}
+            for rank in self._views.keys() - wanted_ranks:
+                del self._views[rank]
+            for rank in wanted_ranks - self._views.keys():
+                self._views[rank] = self._shard(rank)
             for (rank, index), items in per_tensor.items():
                 _read_tensor(functools.partial(self._read, rank, index), items, planner)
         finally:
-            self._release()
+            self._views.clear()  # and so the slots that they hold
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -196,32 +217,71 @@ class Reader(StorageReader):
         """
         if self._found is not None:
             return self._found
-        if self._adopts():
-            options = self._job_options
-            if open_job(self.job) is None:
-                options = {**options, "socket": ensure_daemon(options["socket"] or None)}
-            shared = job_for(self.job, **options)
-            with shared.lock:
-                restored = shared.core.adopt(
-                    step=self._step, attempt=self._attempt, timeout=self._timeout
-                )
-                shared.has_begun = True
-            forget_loaded(self.job)
-            self._found = restored.attempt, restored.step
-        else:
-            view = self._attach(0, self._step, self._attempt)
-            self._found = view.attempt, view.step
-            self._views[0] = view
-            if self._adopt is None:
+        shared = open_job(self.job)
+        if self._adopts(shared):
+            self._found = self._adopted(shared)
+            return self._found
+        if shared is not None and shared.has_begun:
+            shared.wait_committed(self._step, self._timeout)
+        view = self._attach(0, self._step, self._attempt)
+        self._found = view.attempt, view.step
+        if self._adopt is None:
+            if shared is None:
                 remember_loaded(self.job, view.attempt, view.step)
+            else:
+                _log.log(
+                    logging.INFO if self._step is None else logging.WARNING,
+                    "holdfast: job %s: step %d of attempt %d is read only, for this process has "
+                    "restored or saved before: the run goes on from where it is (adopt=True goes "
+                    "back)",
+                    self.job,
+                    view.step,
+                    view.attempt,
+                )
         return self._found
 
-    def _adopts(self) -> bool:
+    def _adopts(self, shared: SharedJob | None) -> bool:
         if self._adopt is not None:
             return self._adopt
-        if open_job(self.job) is not None:
-            return True
+        if shared is not None:
+            return not shared.has_begun
         return self._step is None and _environment.detect().launcher != ""
+
+    def _adopted(self, shared: SharedJob | None) -> tuple[int, int]:
+        if shared is None:
+            options = self._job_options
+            options = {**options, "socket": ensure_daemon(options["socket"] or None)}
+            shared = job_for(self.job, **options)
+        with _held.alone(shared, "a load that adopts", self._timeout):
+            before = self._line(shared.socket)
+            restored = shared.core.adopt(
+                step=self._step, attempt=self._attempt, timeout=self._timeout
+            )
+            shared.has_begun = True
+        forget_loaded(self.job)
+        found = restored.attempt, restored.step
+        if left := sorted({step for attempt, step in before if (attempt, step) > found}):
+            _log.warning(
+                "holdfast: job %s: the run goes on from step %d of attempt %d: %s %s discarded by "
+                "its next save (adopt=False only reads)",
+                self.job,
+                restored.step,
+                restored.attempt,
+                "step" if len(left) == 1 else "steps",
+                f"{', '.join(map(str, left))} {'is' if len(left) == 1 else 'are'}",
+            )
+        return found
+
+    def _line(self, socket: str) -> list[tuple[int, int]]:
+        """Attempt and step of what the run could go on from."""
+        try:
+            # Only for a warning: a tier that does not answer keeps nobody from starting.
+            found = _core.list_checkpoints(
+                self.job, socket=socket, timeout=min(_LOOK_S, self._timeout)
+            )
+        except HoldfastError:
+            return []  # adopting says what is wrong
+        return [(each.attempt, each.step) for each in found if each.on_line]
 
     def _attach(
         self, rank: int, step: int | None, attempt: int, without: Sequence[str] = ()
@@ -242,27 +302,31 @@ class Reader(StorageReader):
         )
 
     def _read_layouts(self) -> Stored:
-        attempt, step = self._choose()
+        self._choose()
+        shards = []
         rank, world_size = 0, 1
         while rank < world_size:
-            view = self._views.get(rank)
-            if view is None:
-                view = self._views[rank] = self._attach(rank, step, attempt)
-            if (view.attempt, view.step) != (attempt, step):
-                raise NotFound(
-                    f"Reader: asked for step {step} of attempt {attempt}, rank {rank} came with "
-                    f"step {view.step} of attempt {view.attempt}"
-                )
+            # Kept until they are read: the run beside may give their slots to newer steps.
+            view = self._views[rank] = self._shard(rank)
+            shards.append((view.tensors, view.objects))
             world_size = view.world_size
             rank += 1
-        return stored(
-            [(self._views[rank].tensors, self._views[rank].objects) for rank in range(world_size)]
-        )
+        return stored(shards)
+
+    def _shard(self, rank: int) -> _core.View:
+        """Of the step that was chosen, and of no other."""
+        assert self._found is not None
+        attempt, step = self._found
+        view = self._attach(rank, step, attempt, self._damaged.get(rank, ()))
+        if (view.attempt, view.step) != (attempt, step):
+            raise NotFound(
+                f"Reader: asked for step {step} of attempt {attempt}, rank {rank} came with "
+                f"step {view.step} of attempt {view.attempt}"
+            )
+        return view
 
     def _read(self, rank: int, index: int, address: int) -> None:
         """Copies a tensor of a shard, verified. A copy that is damaged gives way to the next tier's."""
-        assert self._found is not None
-        attempt, step = self._found
         while True:
             view = self._views[rank]
             try:
@@ -274,25 +338,21 @@ class Reader(StorageReader):
                     raise  # the daemon has given a copy of which it was told
                 damaged.append(view.tier)
                 try:
-                    self._views[rank] = self._attach(rank, step, attempt, damaged)
+                    self._views[rank] = self._shard(rank)
                     continue
                 except HoldfastError as error:
                     _log.warning("holdfast: job %s: no other copy: %s", self.job, error)
                 raise
 
-    def _read_object(self, item: ReadItem, planner: LoadPlanner) -> None:
+    def _read_object(self, item: ReadItem, planner: LoadPlanner, wanted: set[str]) -> None:
         assert self._stored is not None
         name = item.storage_index.fqn
         _, data, codec = self._stored.objects[name]
+        if name in self._stored.params:
+            data = self._stored.params[name].wanted(wanted)
         planner.load_bytes(
             item, _items.bytes_for(name, data, codec, allow_pickle=self._allow_pickle)
         )
-
-    def _release(self, keep: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """Lets go of shards, and so of the slots that they hold."""
-        for rank in list(self._views):
-            if rank not in keep:
-                del self._views[rank]
 
 
 def _read_tensor(
@@ -319,7 +379,7 @@ def _read_tensor(
             planner.commit_tensor(item, target)
             return
     first = items[0][1]
-    flat = torch.empty(first.elements, dtype=first.dtype)
+    flat = torch.empty(first.elements, dtype=first.dtype, device="cpu")
     read(flat.data_ptr())
     for item, source in items:
         chunk = flat[source.first : source.first + math.prod(source.place.local_shape)].reshape(

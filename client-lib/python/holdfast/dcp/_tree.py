@@ -2,11 +2,12 @@
 
 A Checkpointer's tensors are named as DCP names them; its values lie in one object, the tree of the
 state (holdfast/_state.py). So a model that it saved is loaded by dcp.load, with the values beside
-it. Optimizers have names of their own there.
+it. Optimizers have other names there: _optimizers.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -19,37 +20,56 @@ from holdfast._errors import Corrupt, HoldfastError
 _DEPTH_MAX = 150
 
 
-def entries(data: bytes, where: str) -> Iterator[tuple[str, str | bytes]]:
-    """Each name of the tree: with the name of the tensor that it stands for (tied tensors are saved
-    once), or with JSON.
+@dataclasses.dataclass
+class Tree:
+    """A rank's tree.
 
-    >>> list(entries(b'{"dict":[["w",{"tensor":"v"}],["n",{"value":3}]]}', "rank 0"))
+    >>> read(b'{"dict":[["w",{"tensor":"v"}],["n",{"value":3}]]}', "rank 0").entries
     [('w', 'v'), ('n', b'3')]
     """
+
+    # Each name: with the name of the tensor or object that it stands for (tied tensors are saved
+    # once), or with JSON.
+    entries: list[tuple[str, str | bytes]]
+    modules: list[str]  # their paths
+    optimizers: list[tuple[str, dict[str, Any]]]  # path and content of each
+
+
+def read(data: bytes, where: str) -> Tree:
+    tree = Tree([], [], [])
     try:
-        yield from _walk(json.loads(data), "", 0)
+        tree.entries += walk(json.loads(data), "", tree)
     except HoldfastError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{where}: the tree of the state is none: {error}") from error
+    return tree
 
 
-def _walk(node: Any, path: str, depth: int) -> Iterator[tuple[str, str | bytes]]:
+def walk(
+    node: Any, path: str, tree: Tree | None = None, depth: int = 0
+) -> Iterator[tuple[str, str | bytes]]:
+    """The entries of a node, with its path. `tree` is told of modules and optimizers."""
     if depth > _DEPTH_MAX:
         raise ValueError(f"deeper than {_DEPTH_MAX} levels")
     ((kind, content),) = node.items()
     if kind == "dict":
         for key, child in content:
-            yield from _walk(child, _join(path, _json.decode(json.dumps(key).encode())), depth + 1)
+            name = _join(path, _json.decode(json.dumps(key).encode()))
+            yield from walk(child, name, tree, depth + 1)
     elif kind == "list":
         for i, child in enumerate(content):
-            yield from _walk(child, _join(path, i), depth + 1)
+            yield from walk(child, _join(path, i), tree, depth + 1)
     elif kind == "module":
+        if tree is not None:
+            tree.modules.append(path)
         for key, child in content.items():
-            yield from _walk(child, _join(path, key), depth + 1)
+            yield from walk(child, _join(path, key), tree, depth + 1)
+    elif kind == "optimizer" and tree is not None:
+        tree.optimizers.append((path, content))
     elif kind == "stateful":
-        yield from _walk(content, path, depth + 1)
-    elif kind == "tensor" and content != path:
+        yield from walk(content, path, tree, depth + 1)
+    elif kind in ("tensor", "array", "object") and content != path:
         yield path, str(content)
     elif kind == "value":
         value = _json.decode(json.dumps(content).encode())

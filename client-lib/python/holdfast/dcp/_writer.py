@@ -14,13 +14,23 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast import _core
+from holdfast import _core, _held
 from holdfast._daemon import ensure_daemon
 from holdfast._errors import InvalidArgument, Refused
-from holdfast._jobs import SharedJob, job_for, open_job, unsigned
-from holdfast._torch_types import dense, device_ordinal, dtype_name, streams_of
+from holdfast._handle import streams_of
+from holdfast._held import HeldSave
+from holdfast._jobs import SharedJob, job_for, job_name, open_job, seconds, unsigned
+from holdfast._policy import Policy, as_core
+from holdfast._torch_types import dense, device_ordinal, dtype_name
 from holdfast.dcp import _items, _staging
-from holdfast.dcp._layout import MAPPINGS, Slice, chunk_place, encode_mappings, tensor_list
+from holdfast.dcp._layout import (
+    MAPPINGS,
+    Slice,
+    check_name,
+    chunk_place,
+    encode_mappings,
+    tensor_list,
+)
 
 _STAGES = ("sealed", "committed", "nvme", "remote")
 
@@ -43,8 +53,9 @@ class Writer(StorageWriter):
     holdfast.NoRoom.
     `timeout`: seconds for each thing that is waited for. One is the last step that was staged and
     is not sealed yet: if it takes longer, it is given up.
-    `rank`, `world_size`, `launch`, `socket`, `policy`: of the job, where the launcher's environment
-    does not say it.
+    `rank`, `world_size`, `launch`, `socket`: of the job, where the launcher's environment does not
+    say it.
+    `policy`: a holdfast.Policy, of the job; the first that is given counts.
     """
 
     # As AsyncStager has it: `stage` returns when all is copied.
@@ -63,27 +74,28 @@ class Writer(StorageWriter):
         world_size: int | None = None,
         launch: str | None = None,
         socket: str = "",
-        policy: Mapping[str, Mapping[str, int]] | None = None,
+        policy: Policy | Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         super().__init__()
         if wait not in _STAGES:
             raise InvalidArgument(f"Writer: wait={wait!r} is none of {', '.join(_STAGES)}")
-        self.job = job
+        self.job = job_name("Writer", job)
         self.step = unsigned("Writer", "step", step)
         self._wait = wait
         self._allow_pickle = allow_pickle
-        self._wait_for_room = wait_for_room
-        self._timeout = timeout
+        self._wait_for_room = seconds("Writer", "wait_for_room", wait_for_room)
+        self._timeout = seconds("Writer", "timeout", timeout)
         self._job_options: dict[str, Any] = {
             "rank": rank,
             "world_size": world_size,
             "launch": launch,
             "socket": socket,
-            "policy": policy,
+            "policy": as_core(policy),
         }
         self._staged: _staging.Staged | None = None
         self._stage_error: Exception | None = None
         self._save: _core.Save | None = None
+        self._joined: SharedJob | None = None
         _staging.announce(self)
 
     def __reduce__(self) -> Any:
@@ -136,7 +148,7 @@ class Writer(StorageWriter):
     def close(self) -> None:
         """Gives up what was staged and never saved."""
         if self._staged is not None:
-            self._staged.discard()
+            self._staged.held.discard()
 
     # What StorageWriter asks for, in the order in which DCP calls it.
 
@@ -158,7 +170,7 @@ class Writer(StorageWriter):
         # The first that DCP calls, in the thread that then does all of the save, and before
         # anything of it can fail.
         if self._staged is not None:
-            self._staged.discard_after(threading.current_thread())
+            self._staged.held.discard_after(threading.current_thread())
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
@@ -180,7 +192,9 @@ class Writer(StorageWriter):
             if self._staged is not None
             else self._write(plan, planner)
         )
+        assert self._save is not None
         shared = self._shared()
+        shared.last_sealed = self.step, self._save
         future: Future[list[WriteResult]] = Future()
         future.set_result(
             [
@@ -212,10 +226,13 @@ class Writer(StorageWriter):
         self._save.wait(stage, self._timeout if timeout is None else timeout)
 
     def _shared(self) -> SharedJob:
-        options = self._job_options
-        if open_job(self.job) is None:
-            options = {**options, "socket": ensure_daemon(options["socket"] or None)}
-        return job_for(self.job, **options)
+        """Joined once: a job that is closed in the middle of a save is not joined anew, as a run of its own."""
+        if self._joined is None:
+            options = self._job_options
+            if open_job(self.job) is None:
+                options = {**options, "socket": ensure_daemon(options["socket"] or None)}
+            self._joined = job_for(self.job, **options)
+        return self._joined
 
     def _write_staged(self, plan: SavePlan, planner: SavePlanner) -> list[int]:
         staged = self._staged
@@ -225,7 +242,7 @@ class Writer(StorageWriter):
             if difference is not None:
                 # The slot is of this step, and a step is begun once: to write anything else it
                 # would have to be another.
-                staged.shared.stages_in_slots = False
+                staged.held.shared.stages_in_slots = False
                 raise Refused(
                     f"Writer: step {self.step} of job {self.job!r} was staged before it was "
                     f"planned, and {type(planner).__qualname__} "
@@ -233,11 +250,12 @@ class Writer(StorageWriter):
                     "stages by a copy of its own"
                 )
             sizes = [_nbytes(item, staged) for item in plan.items]
-            staged.seal(self._timeout)
+            staged.held.seal(self._timeout)
         except BaseException:
-            staged.discard()
+            staged.held.discard()
             raise
-        self._save = staged.save
+        self._save = staged.held.save
+        self._staged = None  # and with it the slot's mapping
         return sizes
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[int]:
@@ -248,13 +266,15 @@ class Writer(StorageWriter):
         sizes: list[int] = []
         for item in plan.items:
             name = item.index.fqn
+            check_name(name)
             if item.type == WriteItemType.BYTE_IO:
                 objects.append(_items.object_of(item, planner, allow_pickle=self._allow_pickle))
                 sizes.append(len(objects[-1][1]))
                 continue
             resolved = planner.resolve_data(item)
             assert item.tensor_data is not None and isinstance(resolved, torch.Tensor)
-            owner = _staging.holder_of(resolved)
+            source = dense(resolved, name)
+            owner = _held.holder_of(source.data_ptr())
             if owner is not None:
                 owner.discard()
                 raise Refused(
@@ -262,7 +282,6 @@ class Writer(StorageWriter):
                     f"one of step {self.step}: "
                     "make one Writer for each async_save, in the call"
                 )
-            source = dense(resolved, name)
             place = chunk_place(item.tensor_data.size, item.tensor_data.chunk)
             if tuple(source.shape) != place.local_shape:
                 raise InvalidArgument(
@@ -279,21 +298,31 @@ class Writer(StorageWriter):
         # Also where there are none: a rank of which the plan wants nothing saves its shard all the same.
         objects.append(_mappings_object({} if plan.planner_data is None else plan.planner_data))
 
-        # 2. One copy; then the daemon has it.
+        # 2. One copy; then the daemon has it. A save that raises must neither be committed nor go on
+        # to read what is freed then.
         shared = self._shared()
-        _staging.wait_for_others(shared, self.step, self._timeout)
-        with shared.lock:
-            _staging.give_up_others(shared, self.step)
-            self._save = shared.core.save(
+        with _held.alone(shared, f"step {self.step}", self._timeout):
+            held = HeldSave(
+                shared,
                 self.step,
-                tensor_list(slices),
-                [source.data_ptr() for source in sources],
-                objects,
-                streams=streams_of(sources),
-                wait_for_room=self._wait_for_room,
+                shared.core.save(
+                    self.step,
+                    tensor_list(slices),
+                    [source.data_ptr() for source in sources],
+                    objects,
+                    hold=True,
+                    streams=streams_of({each.device for each in slices} - {-1}),
+                    wait_for_room=self._wait_for_room,
+                ),
+                sources,
             )
-        self._save.wait("snapshot", self._timeout)
-        self._save.wait("sealed", self._timeout)
+        try:
+            held.save.wait("snapshot", self._timeout)
+            held.seal(self._timeout)
+        except BaseException:
+            held.discard()
+            raise
+        self._save = held.save
         return sizes
 
 
