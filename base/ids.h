@@ -55,11 +55,17 @@ struct ShardId {
   std::string ToString() const;  // "1b4e28ba-… attempt 3 step 900 rank 0"
 };
 
-// One process on this node, not confused with a later one that got its pid: start time in clock
-// ticks since boot (field 22 of /proc/<pid>/stat). Compare only within one boot.
+// A node, as the daemon that uses the number calls it (server/node_names.h): no two daemons need to
+// agree, so it is neither stored nor sent.
+using NodeId = uint32_t;
+inline constexpr NodeId kHere = 0;  // the node that this runs on
+
+// One process, not confused with a later one that got its pid: start time in clock ticks since boot
+// (field 22 of /proc/<pid>/stat). Compare only within one boot of its node.
 struct ProcessId {
   int32_t pid = 0;
   uint64_t start_ticks = 0;
+  NodeId node = kHere;
   auto operator<=>(const ProcessId&) const = default;
   std::string ToString() const;  // "pid 4711"
 };

@@ -17,11 +17,17 @@ using holdfast::bench::Report;
 
 const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
   static const std::map<std::string, Report (*)(const CaseOptions&)> cases = {
-      {"snapshot", holdfast::bench::RunSnapshot}, {"first-save", holdfast::bench::RunFirstSave},
-      {"overlap", holdfast::bench::RunOverlap},   {"attach", holdfast::bench::RunAttach},
-      {"restore", holdfast::bench::RunRestore},   {"idle", holdfast::bench::RunIdle},
-      {"flush", holdfast::bench::RunFlush},       {"load", holdfast::bench::RunLoad},
-      {"remote", holdfast::bench::RunRemote},     {"drain-cost", holdfast::bench::RunDrainCost},
+      {"snapshot", holdfast::bench::RunSnapshot},
+      {"first-save", holdfast::bench::RunFirstSave},
+      {"overlap", holdfast::bench::RunOverlap},
+      {"attach", holdfast::bench::RunAttach},
+      {"restore", holdfast::bench::RunRestore},
+      {"idle", holdfast::bench::RunIdle},
+      {"flush", holdfast::bench::RunFlush},
+      {"load", holdfast::bench::RunLoad},
+      {"remote", holdfast::bench::RunRemote},
+      {"drain-cost", holdfast::bench::RunDrainCost},
+      {"coordinator", holdfast::bench::RunCoordinator},
   };
   return cases;
 }

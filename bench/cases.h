@@ -1,4 +1,4 @@
-// The rows of docs/design.md, "What it must cost", that one node has. Each case measures
+// The rows of docs/design.md, "What it must cost". Each case measures
 // its ceiling interleaved with what it judges, several rounds, and reports medians.
 #pragma once
 
@@ -29,5 +29,6 @@ Report RunFlush(const CaseOptions& options);
 Report RunLoad(const CaseOptions& options);
 Report RunRemote(const CaseOptions& options);
 Report RunDrainCost(const CaseOptions& options);
+Report RunCoordinator(const CaseOptions& options);
 
 }  // namespace holdfast::bench

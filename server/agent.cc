@@ -19,7 +19,7 @@ Failure NotJoined() {
 
 Agent::Agent(const v1::DaemonConfig& config, std::string node_name, uint64_t seed,
              uint32_t daemon_uid)
-    : config_(config), node_name_(std::move(node_name)), daemon_uid_(daemon_uid), random_(seed) {}
+    : config_(config), nodes_(std::move(node_name)), daemon_uid_(daemon_uid), random_(seed) {}
 
 void Agent::Handle(const Event& event, EventTime time) {
   time_ = time;

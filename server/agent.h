@@ -84,6 +84,7 @@ class Agent {
   void Start(const Started& event, EventTime time);
   void Handle(const Event& event, EventTime time);
   void Take(const JobUuid& job, const ToAgent& message, EventTime time);
+  void Take(const JobUuid& job, const std::vector<ForAgent>& messages, EventTime time);
   void Expire(EventTime time);
   // Gives slots that came free to whoever waits for them.
   void Settle(EventTime time);
@@ -460,7 +461,7 @@ class Agent {
   void TakeMessage(const JobUuid& job, const RemovalWanted& m);
   void TakeMessage(const JobUuid& job, const AdminAnswered& m);
   bool HasTier(TierKind tier) const;
-  CoordinatorSettings Settings() const;
+  CoordinatorSettings Settings();
   uint64_t TierBytesUsed(TierKind tier) const;
   void AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes);
   void CheckWatermark(const JobUuid& job);
@@ -528,7 +529,7 @@ class Agent {
   void KeepJob(const JobUuid& job);
 
   v1::DaemonConfig config_;  // as it is now: ckptctl set changes limits
-  const std::string node_name_;
+  NodeNames nodes_;
   const uint32_t daemon_uid_;
   uint64_t random_;
   uint64_t bytes_max_ = 0;

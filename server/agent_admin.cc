@@ -33,7 +33,7 @@ void Agent::RefuseAdmin(AdminToken token, absl::Status status) {
 void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
   v1::GetStatusReply reply;
   v1::DaemonStatus& daemon = *reply.mutable_daemon();
-  daemon.set_node_name(node_name_);
+  daemon.set_node_name(nodes_.Name(kHere));
   daemon.set_unix_ms(time_.unix_ms);
   daemon.set_memory_bytes_max(bytes_max_);
   daemon.set_memory_bytes_used(bytes_used_);

@@ -17,7 +17,7 @@ bool Agent::HasTier(TierKind tier) const {
                                                                : !config_.remote().dir().empty());
 }
 
-CoordinatorSettings Agent::Settings() const {
+CoordinatorSettings Agent::Settings() {
   CoordinatorSettings settings;
   settings.commit_deadline = std::chrono::milliseconds(config_.save().commit_deadline_ms());
   settings.keep_committed = config_.memory().keep_committed();
@@ -25,7 +25,7 @@ CoordinatorSettings Agent::Settings() const {
   settings.nvme = HasTier(TierKind::kNvme);
   settings.remote = HasTier(TierKind::kRemote);
   settings.policy = config_.policy();
-  settings.node_name = node_name_;
+  settings.nodes = &nodes_;
   return settings;
 }
 

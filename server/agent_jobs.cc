@@ -211,6 +211,12 @@ void Agent::Take(const JobUuid& job, const ToAgent& message, EventTime time) {
   std::visit([&](const auto& m) { TakeMessage(job, m); }, message);
 }
 
+void Agent::Take(const JobUuid& job, const std::vector<ForAgent>& messages, EventTime time) {
+  for (const ForAgent& each : messages) {
+    Take(job, each.message, time);
+  }
+}
+
 void Agent::TakeMessage(const JobUuid&, const Refused& m) {
   if (const auto wait = admin_waits_.find(m.token); wait != admin_waits_.end()) {
     const AdminToken token = wait->second.token;

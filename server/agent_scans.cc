@@ -225,11 +225,9 @@ Coordinator* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
   names_[found.name] = found.uuid;
   auto& job = jobs_[found.uuid] = std::make_unique<Coordinator>(
       Settings(), found.uuid, found.name, found.uid, found.gid, first_session_);
-  std::vector<ToAgent> out;
+  std::vector<ForAgent> out;
   job->Resume({}, time_, out);
-  for (const ToAgent& message : out) {
-    Take(found.uuid, message, time_);
-  }
+  Take(found.uuid, out, time_);
   TellInventory(found.uuid, TierKind::kNvme);
   const auto lookup = lookups_.find(found.name);
   if (HasTier(TierKind::kRemote) && (lookup == lookups_.end() || lookup->second.scan == 0)) {

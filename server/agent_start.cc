@@ -154,15 +154,13 @@ void Agent::StartSlots(const Started& event) {
   }
   // The ranks of the newest attempt are known before they say a word.
   for (auto& [uuid, job] : jobs_) {
-    std::vector<ToAgent> out;
+    std::vector<ForAgent> out;
     job->Resume(found_by_job[uuid], time_, out);
     for (const auto& [rank, process] : job->LivingMembers()) {
       Ref(process);  // reported at once if it ended meanwhile
       seats_.Add({uuid, job->attempt(), rank, job->world_size(), process, job->uid(), 0, false});
     }
-    for (const ToAgent& message : out) {
-      Take(uuid, message, time_);
-    }
+    Take(uuid, out, time_);
     if (HasTier(TierKind::kRemote)) {
       ScanRemoteFor(job->name());
     }

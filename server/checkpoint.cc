@@ -21,11 +21,36 @@ bool Checkpoint::Usable(const ShardState& shard) const {
   });
 }
 
+const CopyState& ShardState::at(CopyPlace place) const {
+  static const CopyState none;
+  const auto it = std::find_if(copies.begin(), copies.end(),
+                               [&](const Copy& copy) { return copy.place == place; });
+  return it == copies.end() ? none : it->state;
+}
+
+const CopyState& ShardState::at(TierKind tier) const {
+  static const CopyState none;
+  const CopyState* best = &none;
+  const auto worth = [](CopyState::Kind kind) {
+    return kind == CopyState::Kind::kGood   ? 3
+           : kind == CopyState::Kind::kBad  ? 2
+           : kind == CopyState::Kind::kAway ? 1
+                                            : 0;
+  };
+  for (const Copy& copy : copies) {
+    if (copy.place.tier == tier && worth(copy.state.kind) > worth(best->kind)) {
+      best = &copy.state;
+    }
+  }
+  return *best;
+}
+
 void Checkpoint::AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure) {
   const auto [it, fresh] =
       shards.try_emplace(rank, ShardState{shard_bytes, sealed_unix_ms, time_sure, {}});
   if (fresh) {
     bytes += shard_bytes;
+    ++ranks_in_[0];
   } else if (time_sure && !it->second.time_sure) {
     it->second.unix_ms = sealed_unix_ms;
     it->second.time_sure = true;
@@ -33,41 +58,111 @@ void Checkpoint::AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_m
   unix_ms = std::max(unix_ms, sealed_unix_ms);
 }
 
-void Checkpoint::Set(Rank rank, TierKind tier, CopyState state) {
+void Checkpoint::Set(Rank rank, CopyPlace place, CopyState state) {
   ShardState& shard = shards.at(rank);
   const bool usable_before = Usable(shard);
-  CopyState& copy = shard.copies[Index(tier)];
-  const auto count = [&](CopyState::Kind kind, int by) {
-    if (kind == CopyState::Kind::kGood) {
-      good_at_[Index(tier)] += static_cast<uint32_t>(by);
-    } else if (kind == CopyState::Kind::kBad) {
-      bad_at_[Index(tier)] += static_cast<uint32_t>(by);
+  Count(shard, -1);
+  const auto it = std::find_if(shard.copies.begin(), shard.copies.end(),
+                               [&](const ShardState::Copy& copy) { return !(copy.place < place); });
+  const bool there = it != shard.copies.end() && it->place == place;
+  if (state.kind == CopyState::Kind::kNone) {
+    if (there) {
+      shard.copies.erase(it);
     }
-  };
-  count(copy.kind, -1);
-  copy = std::move(state);
-  count(copy.kind, 1);
+  } else if (there) {
+    it->state = std::move(state);
+  } else {
+    const auto at = it - shard.copies.begin();
+    shard.copies.reserve(kTierKinds);
+    shard.copies.insert(shard.copies.begin() + at, {place, std::move(state)});
+  }
+  Count(shard, 1);
+  if (place.tier != TierKind::kRemote) {
+    NoteOn(place.node, rank,
+           std::any_of(shard.copies.begin(), shard.copies.end(), [&](const auto& copy) {
+             return copy.place.tier != TierKind::kRemote && copy.place.node == place.node;
+           }));
+  }
   good += static_cast<uint32_t>(Usable(shard)) - static_cast<uint32_t>(usable_before);
 }
 
-void Checkpoint::SetGood(Rank rank, TierKind tier, CopyDetail detail) {
-  Set(rank, tier, {CopyState::Kind::kGood, std::move(detail), ""});
+// What the shard adds to all that is counted.
+void Checkpoint::Count(const ShardState& shard, int by) {
+  const auto add = [by](auto& counter, uint64_t amount) {
+    counter +=
+        static_cast<std::remove_reference_t<decltype(counter)>>(by < 0 ? 0 - amount : amount);
+  };
+  TierSet good_in = 0;
+  TierSet bad_in = 0;
+  for (const ShardState::Copy& copy : shard.copies) {
+    const CopyState::Kind kind = copy.state.kind;
+    good_in |= kind == CopyState::Kind::kGood ? SetOf(copy.place.tier) : TierSet{0};
+    bad_in |= kind == CopyState::Kind::kBad ? SetOf(copy.place.tier) : TierSet{0};
+    const bool away = kind == CopyState::Kind::kAway;
+    add(away_, away ? 1 : 0);
+    add(bytes_at_[Index(copy.place.tier)], away ? 0 : shard.bytes);
+  }
+  for (const TierKind tier : kAllTiers) {
+    add(good_at_[Index(tier)], Has(good_in, tier) ? 1 : 0);
+    add(bad_at_[Index(tier)], Has(bad_in, tier) && !Has(good_in, tier) ? 1 : 0);
+  }
+  add(ranks_in_[good_in], 1);
 }
 
-bool Checkpoint::SetBad(Rank rank, TierKind tier, std::string why) {
+void Checkpoint::NoteOn(NodeId node, Rank rank, bool there) {
+  std::vector<Rank>& ranks = ranks_on_[node];
+  const auto it = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  const bool known = it != ranks.end() && *it == rank;
+  if (there && !known) {
+    ranks.insert(it, rank);
+  } else if (!there && known) {
+    ranks.erase(it);
+  }
+  if (ranks.empty()) {
+    ranks_on_.erase(node);
+  }
+}
+
+const std::vector<Rank>& Checkpoint::RanksOn(NodeId node) const {
+  static const std::vector<Rank> none;
+  const auto on = ranks_on_.find(node);
+  return on == ranks_on_.end() ? none : on->second;
+}
+
+void Checkpoint::SetGood(Rank rank, CopyPlace place, CopyDetail detail) {
+  Set(rank, place, {CopyState::Kind::kGood, std::move(detail), ""});
+}
+
+bool Checkpoint::SetBad(Rank rank, CopyPlace place, std::string why) {
   const auto shard = shards.find(rank);
-  if (shard == shards.end() || shard->second.at(tier).kind != CopyState::Kind::kGood) {
+  if (shard == shards.end() || shard->second.at(place).kind != CopyState::Kind::kGood) {
     return false;
   }
-  CopyDetail detail = shard->second.at(tier).detail;
-  Set(rank, tier, {CopyState::Kind::kBad, std::move(detail), std::move(why)});
+  CopyDetail detail = shard->second.at(place).detail;
+  Set(rank, place, {CopyState::Kind::kBad, std::move(detail), std::move(why)});
   return true;
 }
 
-void Checkpoint::SetNone(Rank rank, TierKind tier) {
+void Checkpoint::SetNone(Rank rank, CopyPlace place) {
   if (shards.count(rank) > 0) {
-    Set(rank, tier, {});
+    Set(rank, place, {});
   }
+}
+
+bool Checkpoint::SetAway(NodeId node) {
+  bool any = false;
+  const std::vector<Rank> ranks = RanksOn(node);
+  for (const Rank rank : ranks) {
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
+      const CopyState& copy = shards.at(rank).at(CopyPlace{tier, node});
+      if (copy.kind == CopyState::Kind::kGood) {
+        CopyDetail detail = copy.detail;
+        Set(rank, {tier, node}, {CopyState::Kind::kAway, std::move(detail), ""});
+        any = true;
+      }
+    }
+  }
+  return any;
 }
 
 void Checkpoint::SetManifest(bool there) {
@@ -77,25 +172,31 @@ void Checkpoint::SetManifest(bool there) {
 }
 
 void Checkpoint::Clear(TierKind tier) {
-  for (const auto& [rank, shard] : shards) {
-    Set(rank, tier, {});
+  for (auto& [rank, shard] : shards) {
+    while (shard.at(tier).kind != CopyState::Kind::kNone) {
+      const auto it = std::find_if(shard.copies.begin(), shard.copies.end(),
+                                   [&](const auto& copy) { return copy.place.tier == tier; });
+      const CopyPlace place = it->place;
+      Set(rank, place, {});
+    }
   }
   if (tier == TierKind::kRemote) {
     SetManifest(false);
   }
 }
 
+bool Checkpoint::WholeWithAway() const {
+  return !contradictory && world_size > 0 && shards.size() == world_size &&
+         std::all_of(shards.begin(), shards.end(), [&](const auto& s) {
+           return Usable(s.second) ||
+                  std::any_of(s.second.copies.begin(), s.second.copies.end(),
+                              [](const auto& c) { return c.state.kind == CopyState::Kind::kAway; });
+         });
+}
+
 bool Checkpoint::CommittedAt(TierKind tier) const {
   return !contradictory && world_size > 0 && GoodAt(tier) == world_size &&
          (tier != TierKind::kRemote || manifest);
-}
-
-uint64_t Checkpoint::BytesAt(TierKind tier) const {
-  uint64_t sum = 0;
-  for (const auto& [rank, shard] : shards) {
-    sum += shard.at(tier).kind == CopyState::Kind::kNone ? 0 : shard.bytes;
-  }
-  return sum;
 }
 
 bool Checkpoint::AnythingDurable() const {
@@ -110,13 +211,48 @@ bool Checkpoint::Readable(Rank rank, TierKind tier) const {
          (tier != TierKind::kRemote || manifest);
 }
 
-std::optional<TierKind> Checkpoint::Nearest(Rank rank, const std::set<TierKind>& without) const {
+bool Checkpoint::ReadableOn(NodeId node, Rank rank, TierKind tier) const {
+  const auto shard = shards.find(rank);
+  return shard != shards.end() &&
+         shard->second.at(PlaceOf(tier, node)).kind == CopyState::Kind::kGood &&
+         (tier != TierKind::kRemote || manifest);
+}
+
+std::optional<TierKind> Checkpoint::Nearest(Rank rank, NodeId node,
+                                            const std::set<TierKind>& without) const {
   for (const TierKind tier : kAllTiers) {
-    if (without.count(tier) == 0 && Readable(rank, tier)) {
+    if (without.count(tier) == 0 && ReadableOn(node, rank, tier)) {
       return tier;
     }
   }
   return std::nullopt;
+}
+
+std::optional<CopyPlace> Checkpoint::GoodPlace(Rank rank, TierKind tier) const {
+  if (!Readable(rank, tier)) {
+    return std::nullopt;
+  }
+  const std::vector<ShardState::Copy>& copies = shards.at(rank).copies;
+  return std::find_if(copies.begin(), copies.end(),
+                      [&](const ShardState::Copy& copy) {
+                        return copy.place.tier == tier && copy.state.kind == CopyState::Kind::kGood;
+                      })
+      ->place;
+}
+
+std::set<NodeId> Checkpoint::NodesWith(TierKind tier) const {
+  std::set<NodeId> nodes;
+  for (const auto& [rank, shard] : shards) {
+    for (const ShardState::Copy& copy : shard.copies) {
+      if (copy.place.tier == tier && copy.state.kind != CopyState::Kind::kAway) {
+        nodes.insert(copy.place.node);
+      }
+    }
+  }
+  for (const auto& [rank, from] : drain(tier).waiting) {
+    nodes.insert(PlaceOf(tier, from.node).node);
+  }
+  return nodes;
 }
 
 CheckpointView Checkpoint::View(CheckpointId id) const {
@@ -127,12 +263,13 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
   view.consistent = !contradictory && !given_up;
   view.given_up = given_up;
   view.complete = Complete();
-  for (const auto& [rank, shard] : shards) {
-    TierSet in = 0;
+  for (TierSet in = 0; in < kTierSets; ++in) {
+    const TierSet readable = manifest ? in : in & ~SetOf(TierKind::kRemote);
     for (const TierKind tier : kAllTiers) {
-      in |= Readable(rank, tier) ? SetOf(tier) : TierSet{0};
+      view.at(tier).good += Has(readable, tier) ? ranks_in_[in] : 0;
     }
-    view.AddRank(in);
+    view.restorable += readable != 0 ? ranks_in_[in] : 0;
+    view.ranks_in[readable] += ranks_in_[in];
   }
   for (const TierKind tier : kAllTiers) {
     TierPresence& there = view.at(tier);
@@ -144,7 +281,7 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
   }
   for (const Drain& drain : drains) {
     for (const auto& [rank, from] : drain.waiting) {
-      view.at(from).source = true;
+      view.at(from.tier).source = true;
     }
   }
   // What waits to be copied on from nvme must not go before that: its memory may be given up.
@@ -158,17 +295,37 @@ std::string Checkpoint::CheckCounts() const {
   std::array<uint32_t, kTierKinds> good_there{};
   std::array<uint32_t, kTierKinds> bad_there{};
   uint32_t usable = 0;
+  uint32_t away = 0;
+  std::array<uint64_t, kTierKinds> bytes_there{};
+  std::array<uint32_t, kTierSets> in_there{};
   for (const auto& [rank, shard] : shards) {
     for (const TierKind tier : kAllTiers) {
       good_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kGood ? 1 : 0;
       bad_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kBad ? 1 : 0;
     }
     usable += Usable(shard) ? 1 : 0;
+    for (const ShardState::Copy& copy : shard.copies) {
+      away += copy.state.kind == CopyState::Kind::kAway ? 1 : 0;
+      bytes_there[Index(copy.place.tier)] +=
+          copy.state.kind == CopyState::Kind::kAway ? 0 : shard.bytes;
+      const auto on = ranks_on_.find(copy.place.node);
+      if (copy.place.tier != TierKind::kRemote &&
+          (on == ranks_on_.end() ||
+           !std::binary_search(on->second.begin(), on->second.end(), rank))) {
+        return absl::StrCat("rank ", rank, " has a copy on a node that is not known for it");
+      }
+    }
+    TierSet in = 0;
+    for (const TierKind tier : kAllTiers) {
+      in |= shard.at(tier).kind == CopyState::Kind::kGood ? SetOf(tier) : TierSet{0};
+    }
+    ++in_there[in];
     if (writing.count(rank) > 0) {
       return absl::StrCat("rank ", rank, " writes what it has sealed");
     }
   }
-  if (good_there != good_at_ || bad_there != bad_at_) {
+  if (good_there != good_at_ || bad_there != bad_at_ || away != away_ || bytes_there != bytes_at_ ||
+      in_there != ranks_in_) {
     return "its copies in a tier are miscounted";
   }
   if (usable != good) {

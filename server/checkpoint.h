@@ -1,10 +1,10 @@
-// One checkpoint as its coordinator knows it: which ranks have sealed it, where a copy of each
-// shard lies, and how far it has come on its way into the durable tiers. Counts are kept up by its
+// One checkpoint as its coordinator knows it: which ranks have sealed it, where copies of each
+// shard lie, and how far it has come on its way into the durable tiers. Counts are kept up by its
 // own calls, so that nobody has to go through the ranks to know whether it is whole.
 //
 //   Checkpoint checkpoint(world_size, now);
 //   checkpoint.AddShard(rank, bytes, unix_ms);
-//   checkpoint.SetGood(rank, TierKind::kMemory, {});
+//   checkpoint.SetGood(rank, {TierKind::kMemory, node}, {});
 //   if (checkpoint.Whole()) …
 //
 // Owned by a Coordinator; not thread-safe.
@@ -16,11 +16,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/ids.h"
 #include "recovery/checkpoint_view.h"
+#include "server/rank_set.h"
 #include "tiers/image/layout.h"
 
 namespace holdfast {
@@ -34,18 +37,37 @@ struct CopyDetail {
   MonotonicTime since{};  // when it was written, by this daemon; else 0
 };
 
+// Where a copy lies. What is in the remote tier lies nowhere in particular: kHere.
+struct CopyPlace {
+  TierKind tier = TierKind::kMemory;
+  NodeId node = kHere;
+  auto operator<=>(const CopyPlace&) const = default;
+};
+// The place in that tier to which a node can bring a copy, or from which it can tell of one.
+constexpr CopyPlace PlaceOf(TierKind tier, NodeId node) {
+  return {tier, tier == TierKind::kRemote ? kHere : node};
+}
+
 struct CopyState {
-  enum class Kind : uint8_t { kNone, kGood, kBad } kind = Kind::kNone;
+  // kAway: on a node that cannot be reached now.
+  enum class Kind : uint8_t { kNone, kGood, kBad, kAway } kind = Kind::kNone;
   CopyDetail detail;
   std::string why;  // kBad
 };
 
 struct ShardState {
+  struct Copy {
+    CopyPlace place;
+    CopyState state;
+  };
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
-  bool time_sure = true;  // unix_ms is when it was sealed; else, not before that
-  std::array<CopyState, kTierKinds> copies;
-  const CopyState& at(TierKind tier) const { return copies[static_cast<size_t>(tier)]; }
+  bool time_sure = true;     // unix_ms is when it was sealed; else, not before that
+  std::vector<Copy> copies;  // ordered by place; never kNone
+  const CopyState& at(CopyPlace place) const;
+  // What the tier has of it, on any node: a good copy if there is one, else a bad one, one that is
+  // away, none.
+  const CopyState& at(TierKind tier) const;
 };
 
 // The way of one checkpoint into one tier.
@@ -56,9 +78,9 @@ struct Drain {
     kRunning,   // copies are being written
     kManifest,  // all are there, the manifest is being published
   } phase = Phase::kNone;
-  std::map<Rank, TierKind> waiting;  // flushes that have not ended, and what they read from
-  absl::Status failure;              // of this try, the first one
-  MonotonicTime retry_at{};          // kWanted: not before
+  absl::btree_map<Rank, CopyPlace> waiting;  // flushes that have not ended, and what they read from
+  absl::Status failure;                      // of this try, the first one
+  MonotonicTime retry_at{};                  // kWanted: not before
   Duration backoff{};
   std::string problem;  // why the last try failed
   int64_t begun_unix_ms = 0;
@@ -76,6 +98,7 @@ struct Checkpoint {
   uint32_t world_size = 0;
   bool committed = false;      // every rank has a good copy somewhere
   bool dead = false;           // it was whole or never can be, and is not now
+  bool cut_off = false;        // it was whole, and is again when nodes can be reached again
   bool contradictory = false;  // its shards contradict each other: that does not mend
   bool is_protected = false;   // its predecessor was shed: it gets its chance
   bool given_up = false;       // nothing of it may stay: what is left of it is being removed
@@ -86,37 +109,60 @@ struct Checkpoint {
   int64_t unix_ms = 0;         // of the newest shard
   int64_t begun_unix_ms = 0;
   MonotonicTime begun{};
-  std::set<Rank> writing;  // began it and have not sealed it
-  std::map<Rank, ShardState> shards;
+  RankSet writing;  // began it and have not sealed it
+  absl::btree_map<Rank, ShardState> shards;
   std::array<Drain, kTierKinds> drains;  // kMemory's is never used
 
   // Bookkeeping of one shard. AddShard keeps what it knew if the shard is there already.
   void AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure);
-  void SetGood(Rank rank, TierKind tier, CopyDetail detail);
+  void SetGood(Rank rank, CopyPlace place, CopyDetail detail);
   // False if there was no good copy to be called bad.
-  bool SetBad(Rank rank, TierKind tier, std::string why);
-  void SetNone(Rank rank, TierKind tier);
+  bool SetBad(Rank rank, CopyPlace place, std::string why);
+  void SetNone(Rank rank, CopyPlace place);
   void SetManifest(bool there);
   // All of a tier's copies are gone.
   void Clear(TierKind tier);
+  // What lies on that node is out of reach: it counts for nothing until it is told of again. False
+  // if there was nothing.
+  bool SetAway(NodeId node);
 
+  // It may still become whole by what its ranks do.
+  bool Open() const { return !committed && !dead && !cut_off; }
   bool Whole() const { return !contradictory && world_size > 0 && good == world_size; }
+  // Whole, if what is away was there.
+  bool WholeWithAway() const;
   // Every rank has sealed it, once.
   bool Complete() const { return !contradictory && shards.size() == world_size; }
   uint32_t GoodAt(TierKind tier) const { return good_at_[static_cast<size_t>(tier)]; }
   uint32_t BadAt(TierKind tier) const { return bad_at_[static_cast<size_t>(tier)]; }
   bool AnyAt(TierKind tier) const { return GoodAt(tier) + BadAt(tier) > 0; }
+  bool AnyAway() const { return away_ > 0; }
   // Whole in that tier alone; remote: with its manifest.
   bool CommittedAt(TierKind tier) const;
-  uint64_t BytesAt(TierKind tier) const;
+  uint64_t BytesAt(TierKind tier) const { return bytes_at_[static_cast<size_t>(tier)]; }
   // Copies in durable tiers, or on their way there.
   bool AnythingDurable() const;
   Drain& drain(TierKind tier) { return drains[static_cast<size_t>(tier)]; }
   const Drain& drain(TierKind tier) const { return drains[static_cast<size_t>(tier)]; }
-  // Whether the shard can be read from that tier: there, good, and remote: named by a manifest.
+  // Whether the shard can be read from that tier, on whatever node: there, good, and remote: named
+  // by a manifest.
   bool Readable(Rank rank, TierKind tier) const;
-  // The nearest tier that has it, but for those excluded.
-  std::optional<TierKind> Nearest(Rank rank, const std::set<TierKind>& without) const;
+  // The same for a reader on that node: in its own memory or nvme, or in the remote tier.
+  bool ReadableOn(NodeId node, Rank rank, TierKind tier) const;
+  // The nearest tier that has it for a reader on that node, but for those excluded.
+  std::optional<TierKind> Nearest(Rank rank, NodeId node, const std::set<TierKind>& without) const;
+  // Where it can be copied on from: a good copy in that tier.
+  std::optional<CopyPlace> GoodPlace(Rank rank, TierKind tier) const;
+  // The ranks that have copies in memory or nvme of that node.
+  const std::vector<Rank>& RanksOn(NodeId node) const;
+  // Those that have copies in memory or nvme, be they out of reach.
+  void AddNodes(std::set<NodeId>& nodes) const {
+    for (const auto& [node, ranks] : ranks_on_) {
+      nodes.insert(node);
+    }
+  }
+  // The nodes that have copies in that tier, good or bad, or are writing some.
+  std::set<NodeId> NodesWith(TierKind tier) const;
 
   // What the pure decisions see of it. `held` and `pinned` are the coordinator's to say.
   CheckpointView View(CheckpointId id) const;
@@ -124,11 +170,19 @@ struct Checkpoint {
   std::string CheckCounts() const;
 
  private:
-  void Set(Rank rank, TierKind tier, CopyState state);
+  void Set(Rank rank, CopyPlace place, CopyState state);
+  void Count(const ShardState& shard, int by);
+  void NoteOn(NodeId node, Rank rank, bool there);
   bool Usable(const ShardState& shard) const;
 
   std::array<uint32_t, kTierKinds> good_at_{};
   std::array<uint32_t, kTierKinds> bad_at_{};
+  uint32_t away_ = 0;  // copies
+  std::array<uint64_t, kTierKinds> bytes_at_{};
+  // Ranks by the set of tiers in which they have good copies, a manifest or not.
+  std::array<uint32_t, kTierSets> ranks_in_{};
+  // That have copies in memory or nvme there: ordered, each once.
+  std::map<NodeId, std::vector<Rank>> ranks_on_;
 };
 
 }  // namespace holdfast

@@ -65,51 +65,26 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
 // Those whose process lives are taken to be there still, silent as they may be; the agent watches
 // them.
 void Coordinator::LoadMembers(const v1::JobState& state) {
+  // They are those of the node that wrote it, which stands first.
+  const NodeId writer = state.nodes().empty() ? kHere : settings_.nodes->Number(state.nodes(0));
   for (const v1::MemberState& m : state.members()) {
     if (m.rank() < world_size()) {
-      const ProcessId process{m.process().pid(), m.process().start_ticks()};
-      members_[m.rank()] = {process, 0, !m.gone(), true};
+      const ProcessId process{m.process().pid(), m.process().start_ticks(), writer};
+      members_.Set(m.rank(), {process, 0, !m.gone(), true});
+    }
+  }
+  for (const std::string& name : state.nodes()) {
+    if (const NodeId node = settings_.nodes->Number(name); node != kHere) {
+      unheard_.insert(node);
+      Miss(node, true, "it has not been heard of yet");
     }
   }
 }
 
 void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,
-                         std::vector<ToAgent>& out) {
+                         std::vector<ForAgent>& out) {
   Turn t{time, out};
-  bool learned = false;
-  for (const FoundShard& found : shards) {
-    Learn(found.copy, learned);
-  }
-  ComputeLine();
-  for (const FoundShard& found : shards) {
-    const SealedCopy& copy = found.copy;
-    ShardSealed sealed{copy.id.attempt, copy.id.rank,     copy.id.step,
-                       copy.world_size, copy.image_bytes, copy.sealed_unix_ms};
-    AddShard(sealed, TierKind::kMemory, {}, t);
-    if (copy.id.attempt != attempt()) {
-      continue;
-    }
-    any_save_ = true;
-    Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
-    last = std::max(last, copy.id.step);
-    if (found.writer) {  // says who the rank is when the state that said so was lost
-      members_.try_emplace(copy.id.rank, Member{*found.writer, 0, true, true});
-    }
-  }
-  PruneIncomplete(t);
-  // Nor will those of the newest one that lack a rank which is known to be gone.
-  for (const auto& [rank, member] : members_) {
-    if (!member.alive) {
-      AbandonWithout(rank, std::nullopt,
-                     absl::StrCat("rank ", rank, " (", member.process.ToString(),
-                                  ") ended or left without having sealed it"),
-                     t);
-    }
-  }
-  PruneAttempts();
-  if (learned) {
-    Persist(t);
-  }
+  TakeShards(shards, t);
   FlushState(t);
 }
 
@@ -135,8 +110,9 @@ void Coordinator::Learn(const SealedCopy& copy, bool& learned) {
   highest_attempt_ = std::max(highest_attempt_, copy.id.attempt);
 }
 
-void Coordinator::Handle(const ToCoordinator& message, EventTime time, std::vector<ToAgent>& out) {
-  Turn t{time, out};
+void Coordinator::Handle(const ToCoordinator& message, NodeId from, EventTime time,
+                         std::vector<ForAgent>& out) {
+  Turn t{time, out, from};
   std::visit([&](const auto& m) { On(m, t); }, message);
 }
 
@@ -177,8 +153,8 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
 void Coordinator::On(const WakeUp&, Turn& t) {
   std::vector<CheckpointId> late;
   for (const auto& [id, checkpoint] : checkpoints_) {
-    if (id.attempt == attempt() && !checkpoint.committed && !checkpoint.dead &&
-        !MayBeFound(checkpoint) && checkpoint.begun + settings_.commit_deadline <= t.time.now) {
+    if (id.attempt == attempt() && checkpoint.Open() && !MayBeFound(checkpoint) &&
+        checkpoint.begun + settings_.commit_deadline <= t.time.now) {
       late.push_back(id);
     }
   }
@@ -246,7 +222,7 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
     failure.message = absl::StrCat(
         "restore of job '", name_, "', attempt ", attempt(),
         ": the deadline passed while waiting for ",
-        waits_for_inventory_ ? std::string("the durable tiers to be read")
+        waits_for_inventory_ ? WhatTheSessionWaitsFor()
                              : absl::StrCat(session_->MissingRanks(),
                                             session_->loading() ? " to load" : " to enter"));
     return FailSession(failure, t);
@@ -259,14 +235,14 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
                          ? ""
                          : absl::StrCat(": ", found->second.good, " of ", found->second.world_size,
                                         " ranks have sealed it"));
-    awaits_.erase(it);
+    ForgetAwait(m.token);
   }
   Refuse(m.token, failure, t);
 }
 
 void Coordinator::On(const RequestCancelled& m, Turn& t) {
   std::erase_if(joins_, [&](const PendingJoin& p) { return p.join.token == m.token; });
-  awaits_.erase(m.token);
+  ForgetAwait(m.token);
   if (session_) {
     session_->StopWaiting(m.token);
   }
@@ -332,7 +308,7 @@ void Coordinator::FlushState(Turn& t) {
   }
   write_due_.reset();
   in_flight_version_ = version_;
-  t.out.push_back(PersistState{State()});
+  t.Say(PersistState{State()});
 }
 
 v1::JobState Coordinator::State() const {
@@ -374,7 +350,22 @@ v1::JobState Coordinator::State() const {
       a.set_last_remote_step(*info.last_remote_step);
     }
   }
-  for (const auto& [rank, member] : members_) {
+  if (settings_.nodes->Several()) {
+    // Where its ranks are, and where something of it lies: the next coordinator waits for these.
+    // (This one is the first of them if it has members.)
+    std::set<NodeId> nodes = missing_;
+    for (const auto& [node, ranks] : members_.by_node()) {
+      nodes.insert(node);
+    }
+    for (const auto& [id, checkpoint] : checkpoints_) {
+      checkpoint.AddNodes(nodes);
+    }
+    for (const NodeId node : nodes) {
+      state.add_nodes(settings_.nodes->Name(node));
+    }
+  }
+  for (const Rank rank : members_.OnNode(kHere)) {
+    const Member& member = *members_.Find(rank);
     v1::MemberState& m = *state.add_members();
     m.set_rank(rank);
     m.mutable_process()->set_pid(member.process.pid);
@@ -387,9 +378,9 @@ v1::JobState Coordinator::State() const {
 void Coordinator::Answer(ToAgent message, Turn& t) {
   if (const auto* accepted = std::get_if<JoinAccepted>(&message);
       accepted != nullptr && accepted->attempt == attempt()) {
-    members_.at(accepted->rank).told = true;
+    members_.SetTold(accepted->rank);
   }
-  t.out.push_back(std::move(message));
+  t.Say(std::move(message));
 }
 
 void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
@@ -398,9 +389,9 @@ void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t
   if (needed <= durable_version_) {
     return Answer(std::move(message), t);
   }
-  const auto behind =
-      std::find_if(durable_waits_.begin(), durable_waits_.end(),
-                   [needed](const DurableWait& wait) { return wait.version > needed; });
+  const auto behind = std::upper_bound(
+      durable_waits_.begin(), durable_waits_.end(), needed,
+      [](uint64_t wanted, const DurableWait& wait) { return wanted < wait.version; });
   durable_waits_.insert(behind, {needed, token, std::move(message)});
 }
 
@@ -422,8 +413,8 @@ void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
   // A rank that was admitted but will never hear of it is not there: nobody would ever say that its
   // seat was lost.
   for (const Rank rank : forgotten) {
-    if (const auto member = members_.find(rank); member != members_.end() && !member->second.told) {
-      member->second.alive = false;
+    if (const Member* member = members_.Find(rank); member != nullptr && !member->told) {
+      members_.SetAlive(rank, false);
       PersistLazily(t);
     }
   }
@@ -431,7 +422,7 @@ void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
 
 void Coordinator::Refuse(RequestToken token, Failure failure, Turn& t) {
   if (token != 0) {
-    t.out.push_back(Refused{token, std::move(failure)});
+    t.Say(Refused{token, std::move(failure)});
   }
 }
 
@@ -441,7 +432,7 @@ void Coordinator::Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn
   if (events_.size() > kEventsMax) {
     events_.pop_front();
   }
-  t.out.push_back(Reported{{kind, name_, std::move(text), bytes, tier}});
+  t.Say(Reported{{kind, name_, std::move(text), bytes, tier}});
 }
 
 // Attempts that no copy and no line needs any more are forgotten, oldest first.
@@ -476,7 +467,7 @@ void Coordinator::PruneAttempts() {
 std::optional<MonotonicTime> Coordinator::NextWake() const {
   std::optional<MonotonicTime> wake = in_flight_version_ == 0 ? write_due_ : std::nullopt;
   for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
-    if (!it->second.committed && !it->second.dead && !MayBeFound(it->second)) {
+    if (it->second.Open() && !MayBeFound(it->second)) {
       const MonotonicTime due = it->second.begun + settings_.commit_deadline;
       wake = wake ? std::min(*wake, due) : due;
     }

@@ -2,8 +2,12 @@
 // committed, what is given up, and the restore session (docs/protocol.md §2, §4 to §6). It speaks
 // of (attempt, step, rank), never of slots.
 //
-//   std::vector<ToAgent> out;
-//   coordinator.Handle(ShardSealed{…}, time, out);   // → GiveUp, StageReached, PersistState, …
+//   std::vector<ForAgent> out;
+//   coordinator.Handle(ShardSealed{…}, node, time, out);   // → GiveUp, StageReached, PersistState,
+//   …
+//
+// The ranks may run on several nodes, each with an agent of its own: every message comes from one,
+// and says to which what follows from it goes.
 //
 // Its durable part is a JobState. What it intends is in memory at once; whoever must not hear of it
 // before it is durable is answered when the write of that version has completed. One write is under
@@ -22,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/statusor.h"
 #include "holdfast/v1/admin.pb.h"
 #include "recovery/drain_schedule.h"
@@ -31,7 +36,9 @@
 #include "recovery/retention.h"
 #include "recovery/shedding.h"
 #include "server/checkpoint.h"
+#include "server/members.h"
 #include "server/messages.h"
+#include "server/node_names.h"
 #include "server/session.h"
 
 namespace holdfast {
@@ -67,13 +74,7 @@ struct CoordinatorSettings {
   bool nvme = false;  // is there such a tier
   bool remote = false;
   v1::Policy policy;  // of jobs that say nothing; every field set
-  std::string node_name;
-};
-
-// A sealed copy found at start, and who may still write into its slot.
-struct FoundShard {
-  SealedCopy copy;
-  std::optional<ProcessId> writer;
+  NodeNames* nodes = nullptr;
 };
 
 class Coordinator {
@@ -84,9 +85,10 @@ class Coordinator {
   // At start, in this order: the durable state, then the copies. Load refuses a state that
   // contradicts itself.
   absl::Status Load(const v1::JobState& state);
-  void Resume(const std::vector<FoundShard>& shards, EventTime time, std::vector<ToAgent>& out);
+  void Resume(const std::vector<FoundShard>& shards, EventTime time, std::vector<ForAgent>& out);
 
-  void Handle(const ToCoordinator& message, EventTime time, std::vector<ToAgent>& out);
+  void Handle(const ToCoordinator& message, NodeId from, EventTime time,
+              std::vector<ForAgent>& out);
   // When it wants a WakeUp at the latest.
   std::optional<MonotonicTime> NextWake() const;
 
@@ -111,8 +113,8 @@ class Coordinator {
   bool IsCommitted(CheckpointId id) const;
   bool IsCommittedIn(TierKind tier, CheckpointId id) const;
   uint32_t WorldSizeOf(CheckpointId id) const;
-  // Where a reader gets that shard from: the nearest tier that has a good copy, but for those it
-  // does not want and those that failed it.
+  // Where a reader on this node gets that shard from: the nearest tier that has a good copy, but
+  // for those it does not want and those that failed it.
   struct ReadSource {
     std::optional<TierKind> tier;  // none: there is none left
     std::string why;               // what became of the nearer copies; none left: of all
@@ -168,12 +170,6 @@ class Coordinator {
     std::optional<Step> last_nvme_step;
     std::optional<Step> last_remote_step;
   };
-  struct Member {
-    ProcessId process;
-    ConnectionId connection = 0;  // 0: its connection has gone
-    bool alive = false;
-    bool told = false;  // it knows that it is a member: only its end makes it none
-  };
   // How a step of the current attempt ended, for those who ask late.
   struct Fate {
     bool committed = false;  // and given up later
@@ -212,10 +208,13 @@ class Coordinator {
   struct Going {
     CheckpointId id;
     uint64_t bytes = 0;
-    std::set<Rank> counted{};    // whose copies `bytes` is made of
-    std::string stalled{};       // what hangs
-    std::string problem{};       // why it failed
-    MonotonicTime not_before{};  // it failed: when it is tried again
+    std::set<Rank> counted{};                  // whose copies `bytes` is made of
+    std::set<NodeId> nodes{};                  // where it may still lie
+    std::set<NodeId> asked{};                  // of those, who have not answered
+    std::string stalled{};                     // what hangs
+    std::string problem{};                     // why it failed
+    std::map<NodeId, std::string> problems{};  // of each node, the last one
+    MonotonicTime not_before{};                // it failed: when it is tried again
   };
   struct Removals {
     std::optional<Going> current;
@@ -231,13 +230,33 @@ class Coordinator {
   // One Handle call's surroundings.
   struct Turn {
     EventTime time;
-    std::vector<ToAgent>& out;
+    std::vector<ForAgent>& out;
+    NodeId from = kHere;  // whose agent says it
+    void Say(ToAgent message, NodeId to = kHere) { out.push_back({to, std::move(message)}); }
   };
 
   // coordinator.cc
   void On(const StateWritten& m, Turn& t);
   void On(const WakeUp& m, Turn& t);
   void On(const JobRemoved& m, Turn& t);
+  void On(const NodeArrived& m, Turn& t);
+  void On(const NodeLeft& m, Turn& t);
+  void TakeShards(const std::vector<FoundShard>& shards, Turn& t);
+  void TakeSeats(const NodeArrived& m, Turn& t);
+  void Miss(NodeId node, bool comes_back, const std::string& why);
+  bool MayComeBack(const std::vector<CheckpointId>& candidates) const;
+  bool CutOff(CheckpointId id, const Checkpoint& checkpoint) const;
+  bool CommittedOnce(CheckpointId id) const;
+  bool StillToTell() const;
+  bool TakesPart(NodeId node) const;
+  bool SeatedElsewhere(Rank rank, NodeId node) const;
+  Failure TakenElsewhere(Rank rank) const;
+  void GiveWay(const NodeArrived& m, Turn& t);
+  void LoseWork(const absl::Status& why, const absl::Status& removal, Turn& t);
+  void RecheckCutOff(Turn& t);
+  void DropAway(NodeId node, TierKind tier, const std::string& why, Turn& t);
+  void ForgetGone(CheckpointId safe, Turn& t);
+  void ForgetAwayBelow(CheckpointId id, Turn& t);
   void ForgetDurable(Turn& t);
   void On(const RequestExpired& m, Turn& t);
   void On(const RequestCancelled& m, Turn& t);
@@ -303,6 +322,9 @@ class Coordinator {
   void Retire(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);
   void AnswerAwaits(Step step, Turn& t);
+  void AnswerAwaitsOf(Rank rank, Step step, Turn& t);
+  void AnswerAwaits(const std::vector<RequestToken>& tokens, Turn& t);
+  void ForgetAwait(RequestToken token);
   bool AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t);
   bool AnswerDurableAwait(RequestToken token, const AwaitWaiter& waiter,
                           const Checkpoint& checkpoint, Turn& t);
@@ -323,8 +345,13 @@ class Coordinator {
                    Turn& t);
   void NextSource(const FetchFailed& m, Turn& t);
   std::set<TierKind> SourcesSpent(Rank rank, const std::string& problem);
-  std::string WhyNotNearer(const Checkpoint& checkpoint, Rank rank, TierKind chosen) const;
-  std::string WhyNot(const Checkpoint& checkpoint, Rank rank, TierKind tier,
+  NodeId SeatOf(Rank rank) const;
+  std::vector<CheckpointId> Loadable() const;
+  std::optional<Rank> RankWithout(const Checkpoint& checkpoint) const;
+  std::string WhyOutOfReach(CheckpointId id, const Checkpoint& checkpoint, Rank rank) const;
+  std::string WhyNotNearer(const Checkpoint& checkpoint, Rank rank, NodeId node,
+                           TierKind chosen) const;
+  std::string WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId node, TierKind tier,
                      const std::string& failure) const;
   std::optional<Failure> WaitForInventory(const std::vector<CheckpointId>& candidates) const;
   bool ManifestMissing(const Checkpoint& checkpoint) const;
@@ -338,6 +365,7 @@ class Coordinator {
   void FallBack(const LoadReported& m, Turn& t);
   void GoOnWithFallBack(bool read_since, Turn& t);
   bool TurnToNewer(Turn& t);
+  std::string WhatTheSessionWaitsFor() const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
@@ -356,7 +384,8 @@ class Coordinator {
   void On(const CopiesFound& m, Turn& t);
   void On(const CopiesAway& m, Turn& t);
   std::vector<CheckpointId> DropCopies(
-      TierKind tier, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which);
+      CopyPlace place, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which);
+  void SumUpNvme();
   void On(const ShardDrained& m, Turn& t);
   void On(const FlushStalled& m, Turn& t);
   void On(const ManifestDone& m, Turn& t);
@@ -365,6 +394,8 @@ class Coordinator {
   void Learn(const SealedCopy& copy, bool& learned);
   void GiveWay(const CopiesFound& m, Turn& t);
   bool MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t);
+  bool IsAnotherSave(const SealedCopy& copy, TierKind tier, const std::string& location,
+                     bool time_known, Turn& t);
   void PruneIncomplete(Turn& t);
   bool MayBeFound(const Checkpoint& checkpoint) const;
   bool NoteThere(CheckpointId id, TierKind tier);
@@ -382,7 +413,7 @@ class Coordinator {
   void BeginManifest(CheckpointId id, Turn& t);
   void TierCommitted(CheckpointId id, TierKind tier, Turn& t);
   void DrainFailed(CheckpointId id, TierKind tier, const absl::Status& status, Turn& t);
-  std::optional<TierKind> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to) const;
+  std::optional<CopyPlace> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to) const;
   const v1::TierPolicy& TierPolicyOf(const v1::Policy& policy, TierKind tier) const;
   void NoteStage(CheckpointId id, const std::string& stage, int64_t begin_ms, int64_t end_ms,
                  const std::string& outcome, uint64_t bytes);
@@ -410,7 +441,8 @@ class Coordinator {
   // `failed`: among those that were tried before, or that were not.
   std::optional<Going> NextWaiting(TierKind tier, bool failed, MonotonicTime now);
   bool Remove(std::optional<Going> next, TierKind tier, Turn& t);
-  void PutOff(Going going, const RemovalDone& m, Turn& t);
+  void NoteLeft(Going& going, const RemovalDone& m, Turn& t);
+  void EndRemoval(Going going, TierKind tier, Turn& t);
   void RetryFlushes(TierKind tier);
   bool IsGoing(CheckpointId id, TierKind tier) const;
   uint64_t BytesGoing(TierKind tier) const;
@@ -441,11 +473,12 @@ class Coordinator {
   bool removed_ = false;  // nothing is written any more
 
   // Of the current (newest) attempt.
-  std::map<Rank, Member> members_;  // durable, but for their connections
-  std::map<Rank, Step> last_begun_;
+  Members members_;  // durable, but for their connections
+  absl::btree_map<Rank, Step> last_begun_;
   bool any_save_ = false;
   std::map<Step, Fate> fates_;
   std::map<RequestToken, AwaitWaiter> awaits_;
+  std::map<std::pair<Step, Rank>, std::set<RequestToken>> awaits_of_;
   std::unique_ptr<Session> session_;
   uint64_t next_session_ = 1;
   uint64_t last_session_ = 0;            // the last one that failed or was decided
@@ -465,6 +498,12 @@ class Coordinator {
   // leave pins of steps that are gone.
   std::map<CheckpointId, uint64_t> unpinned_;
   std::array<InventoryState, kTierKinds> inventory_;
+  std::map<NodeId, InventoryState> nvme_on_;  // of which inventory_ has the sum
+  // Nodes that took part and are not there: what they have may make a step whole that is not. Those
+  // that may be back at any time are waited for.
+  std::set<NodeId> missing_;
+  std::set<NodeId> unreachable_;
+  std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
   std::array<Removals, kTierKinds> removals_;
   MonotonicTime forgotten_at_{};  // what scans that began before tell of the tiers is past

@@ -30,18 +30,17 @@ bool Coordinator::IsCurrent(Attempt asked, RequestToken token, Turn& t) {
 }
 
 bool Coordinator::IsMember(Rank rank, const ProcessId& process) const {
-  const auto it = members_.find(rank);
-  return it != members_.end() && it->second.alive && it->second.process == process;
+  const Member* member = members_.Find(rank);
+  return member != nullptr && member->alive && member->process == process;
 }
 
 size_t Coordinator::RanksAlive() const {
-  return static_cast<size_t>(std::count_if(members_.begin(), members_.end(),
-                                           [](const auto& m) { return m.second.alive; }));
+  return members_.alive();
 }
 
 std::vector<std::pair<Rank, ProcessId>> Coordinator::LivingMembers() const {
   std::vector<std::pair<Rank, ProcessId>> living;
-  for (const auto& [rank, member] : members_) {
+  for (const auto& [rank, member] : members_.all()) {
     if (member.alive) {
       living.emplace_back(rank, member.process);
     }
@@ -66,8 +65,8 @@ uint32_t Coordinator::world_size() const {
 // for it, so the step can never become whole.
 std::optional<Rank> Coordinator::RankLostFor(CheckpointId id) const {
   const auto found = checkpoints_.find(id);
-  for (const auto& [rank, member] : members_) {
-    if (!member.alive && (found == checkpoints_.end() || found->second.shards.count(rank) == 0)) {
+  for (const Rank rank : members_.gone()) {
+    if (found == checkpoints_.end() || found->second.shards.count(rank) == 0) {
       return rank;
     }
   }
@@ -76,20 +75,19 @@ std::optional<Rank> Coordinator::RankLostFor(CheckpointId id) const {
 
 // Another living process has the rank, or the same one through a connection that is still open.
 bool Coordinator::HeldByOther(const JoinAsked& j) const {
-  const auto it = members_.find(j.rank);
-  if (it == members_.end() || !it->second.alive) {
+  const Member* found = members_.Find(j.rank);
+  if (found == nullptr || !found->alive) {
     return false;
   }
-  const Member& member = it->second;
+  const Member& member = *found;
   return member.process != j.caller.process ||
          (member.connection != 0 && member.connection != j.connection);
 }
 
 bool Coordinator::OthersAlive(const JoinAsked& j) const {
-  return std::any_of(members_.begin(), members_.end(), [&](const auto& m) {
-    const bool self = m.first == j.rank && m.second.process == j.caller.process;
-    return m.second.alive && !self;
-  });
+  const Member* own = members_.Find(j.rank);
+  const bool self = own != nullptr && own->alive && own->process == j.caller.process;
+  return members_.alive() > (self ? 1 : 0);
 }
 
 // Whether the rank was in the current attempt before. Should the state that names its members have
@@ -97,7 +95,7 @@ bool Coordinator::OthersAlive(const JoinAsked& j) const {
 // had them all.
 bool Coordinator::WasIn(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
-  return members_.count(j.rank) > 0 || last_begun_.count(j.rank) > 0 ||
+  return members_.Find(j.rank) != nullptr || last_begun_.count(j.rank) > 0 ||
          (newest.decided && newest.parent.attempt != 0);
 }
 
@@ -105,11 +103,12 @@ std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j)
   if (!HeldByOther(j)) {
     return std::nullopt;
   }
-  const Member& member = members_.at(j.rank);
+  const Member& member = *members_.Find(j.rank);
   return Verdict{
       Verdict::Kind::kWait,
       {absl::StatusCode::kAlreadyExists, v1::Failure::REASON_RANK_TAKEN,
-       absl::StrCat("rank ", j.rank, " of job '", name_, "' is ", member.process.ToString(),
+       absl::StrCat("rank ", j.rank, " of job '", name_, "' is ",
+                    settings_.nodes->Who(member.process),
                     ", which is still alive; end that process first, or start this one under "
                     "another job name")}};
 }
@@ -124,9 +123,9 @@ Coordinator::Verdict Coordinator::JudgeWorld(const JoinAsked& j) const {
     return {Verdict::Kind::kOpenNext, {}};
   }
   std::string who;
-  for (const auto& [rank, member] : members_) {
+  for (const auto& [rank, member] : members_.all()) {
     if (member.alive) {
-      who = absl::StrCat("rank ", rank, " (", member.process.ToString(), ")");
+      who = absl::StrCat("rank ", rank, " (", settings_.nodes->Who(member.process), ")");
       break;
     }
   }
@@ -158,12 +157,12 @@ Coordinator::Verdict Coordinator::JudgeReturn(const JoinAsked& j) const {
   if (auto verdict = JudgeHolder(j)) {
     return *verdict;
   }
-  const auto member = members_.find(j.rank);
-  if (newest.decided && member != members_.end() && member->second.process != j.caller.process) {
+  const Member* member = members_.Find(j.rank);
+  if (newest.decided && member != nullptr && member->process != j.caller.process) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
              absl::StrCat("attempt ", j.attempt, " of job '", name_, "' had rank ", j.rank, " in ",
-                          member->second.process.ToString(),
+                          settings_.nodes->Who(member->process),
                           "; another process cannot take it up again: join without an attempt")}};
   }
   return {Verdict::Kind::kJoin, {}};
@@ -204,8 +203,8 @@ Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
   if (auto verdict = JudgeHolder(j)) {
     return *verdict;
   }
-  const auto member = members_.find(j.rank);
-  const bool same_process = member != members_.end() && member->second.process == j.caller.process;
+  const Member* member = members_.Find(j.rank);
+  const bool same_process = member != nullptr && member->process == j.caller.process;
   if (newest.decided && WasIn(j) && !same_process) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
@@ -307,14 +306,16 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   }
   if (session_ && !session_->Has(j.rank, j.caller.process)) {
     // A replacement: what its predecessor had loaded is gone.
-    if (const auto old = members_.find(j.rank); old != members_.end()) {
-      DropFromSession(j.rank, old->second.process);
+    if (const Member* old = members_.Find(j.rank)) {
+      DropFromSession(j.rank, ProcessId(old->process));
     }
   }
-  Member& member = members_[j.rank];
-  const bool known = member.alive && member.process == j.caller.process;
-  member = {j.caller.process, j.connection, true, known && member.told};
-  if (!known) {
+  const Member* before = members_.Find(j.rank);
+  const bool known = before != nullptr && before->alive && before->process == j.caller.process;
+  const bool new_node = members_.OnNode(j.caller.process.node).empty();
+  members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told});
+  // A rank of another node is known there, and told of when that node comes again.
+  if (!known && (new_node || j.caller.process.node == kHere)) {
     Persist(t);  // so that a restarted daemon knows that the rank lives, however silent it is
   }
   const AttemptInfo& info = attempts_.rbegin()->second;
@@ -344,7 +345,7 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
   PruneAttempts();
   Tell(Report::Kind::kAttemptOpened,
        absl::StrCat("attempt ", number, " opened by rank ", j.rank, " (",
-                    j.caller.process.ToString(), "), world size ", j.world_size,
+                    settings_.nodes->Who(j.caller.process), "), world size ", j.world_size,
                     j.launch.empty() ? "" : absl::StrCat(", launch ", j.launch)),
        0, t);
 }
@@ -352,7 +353,7 @@ void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
 // Nothing of any attempt below `number` counts from now on, and the next one begins empty.
 void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t) {
   // 1. It is fenced before anything of it can be told apart from the new one.
-  t.out.push_back(Superseded{number});
+  t.Say(Superseded{number}, kEveryNode);
   if (session_) {
     FailSession(superseded, t);
   }
@@ -362,6 +363,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
     Refuse(token, superseded, t);
   }
   awaits_.clear();
+  awaits_of_.clear();
   for (auto it = durable_waits_.begin(); it != durable_waits_.end();) {
     // Nobody is told that it belongs to, saves in or restored into an attempt that is over.
     const bool of_attempt = !std::holds_alternative<RestorePointSet>(it->message);
@@ -373,8 +375,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   std::vector<CheckpointId> incomplete;
   for (const auto& [id, checkpoint] : checkpoints_) {
     // (A durable tier that has not been read may have the rest of what nobody writes now.)
-    if (!checkpoint.committed && !checkpoint.dead &&
-        (AllInventoriesKnown() || !checkpoint.writing.empty())) {
+    if (checkpoint.Open() && (AllInventoriesKnown() || !checkpoint.writing.empty())) {
       incomplete.push_back(id);
     }
   }
@@ -383,7 +384,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   }
 
   // 2. The new one begins empty.
-  members_.clear();
+  members_.Clear();
   last_begun_.clear();
   fates_.clear();
   any_save_ = false;
@@ -409,19 +410,18 @@ void Coordinator::RetryJoins(Turn& t) {
 }
 
 void Coordinator::On(const SeatLost& m, Turn& t) {
-  const auto it = members_.find(m.rank);
-  if (m.attempt != attempt() || it == members_.end() || it->second.process != m.process) {
+  const Member* member = members_.Find(m.rank);
+  if (m.attempt != attempt() || member == nullptr || member->process != m.process) {
     return;
   }
-  Member& member = it->second;
   if (m.how == SeatLost::How::kDisconnected) {
-    if (member.connection != m.connection) {
+    if (member->connection != m.connection) {
       return;
     }
-    member.connection = 0;
+    members_.SetConnection(m.rank, 0);
   } else {
-    member.alive = false;
-    member.connection = 0;
+    members_.SetAlive(m.rank, false);
+    members_.SetConnection(m.rank, 0);
     if (m.how == SeatLost::How::kLeft) {
       Persist(t);  // its process lives on: nothing else would tell a restarted daemon
     } else {
@@ -429,7 +429,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
     }
     AbandonWithout(
         m.rank, std::nullopt,
-        absl::StrCat("rank ", m.rank, " (", m.process.ToString(), ") ",
+        absl::StrCat("rank ", m.rank, " (", settings_.nodes->Who(m.process), ") ",
                      m.how == SeatLost::How::kLeft ? "left" : "ended", " without having begun it"),
         t);
   }

@@ -42,13 +42,24 @@ bool Coordinator::MayBeRead(const std::optional<CheckpointId>& wanted,
 
 void Coordinator::On(const InventoryState& m, Turn& t) {
   const auto before = Inventory(m.tier).kind;
-  inventory_[static_cast<size_t>(m.tier)] = m;
+  if (m.tier == TierKind::kNvme) {
+    nvme_on_[t.from] = m;
+    SumUpNvme();
+  } else {
+    inventory_[static_cast<size_t>(m.tier)] = m;
+  }
   if (m.kind == InventoryState::Kind::kPending) {
     return;
   }
   if (m.kind == InventoryState::Kind::kFailed && before != m.kind) {
     Tell(Report::Kind::kTierTrouble,
          absl::StrCat("what lies in ", Name(m.tier), " could not be read: ", m.why), 0, t, m.tier);
+  }
+  if (t.from != kHere) {
+    if (m.tier == TierKind::kNvme && m.kind == InventoryState::Kind::kKnown) {
+      DropAway(t.from, m.tier, "which lost them", t);
+    }
+    RecheckCutOff(t);
   }
   if (AllInventoriesKnown() && !history_known_) {
     history_known_ = true;
@@ -60,6 +71,25 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
   GoOnWithSession(t);
   RetainDurable(t);
   RetryJoins(t);
+}
+
+// Known when every node has told; those that are gone are not waited for.
+void Coordinator::SumUpNvme() {
+  using Kind = InventoryState::Kind;
+  InventoryState sum{TierKind::kNvme, nvme_on_.empty() ? Kind::kPending : Kind::kKnown, ""};
+  for (const auto& [node, there] : nvme_on_) {
+    const bool worse =
+        there.kind == Kind::kPending || (there.kind == Kind::kFailed && sum.kind != Kind::kPending);
+    if (worse) {
+      sum.kind = there.kind;
+    }
+    if (there.kind == Kind::kFailed || !there.why.empty()) {
+      absl::StrAppend(&sum.why, sum.why.empty() ? "" : "; ",
+                      settings_.nodes->Several() ? settings_.nodes->Name(node) + ": " : "",
+                      there.why);
+    }
+  }
+  inventory_[static_cast<size_t>(TierKind::kNvme)] = std::move(sum);
 }
 
 // What the ranks waited for may be known now.
@@ -163,8 +193,20 @@ bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn&
   const SealedCopy& copy = found.copy;
   const CheckpointId id = copy.id.checkpoint();
   // A scan may have seen what was removed while it went on.
-  const auto& ended = RemovalsOf(m.tier).ended;
+  Removals& removals = RemovalsOf(m.tier);
+  const auto& ended = removals.ended;
   const auto removed = ended.find(id);
+  // One that was away when the others were asked is asked when they have answered.
+  const auto ask_too = [&](Going& going) {
+    if (going.id == id && going.asked.count(PlaceOf(m.tier, t.from).node) == 0) {
+      going.nodes.insert(PlaceOf(m.tier, t.from).node);
+    }
+  };
+  if (removals.current) {
+    ask_too(*removals.current);
+  }
+  std::for_each(removals.stuck.begin(), removals.stuck.end(), ask_too);
+  std::for_each(removals.waiting.begin(), removals.waiting.end(), ask_too);
   if (IsGoing(id, m.tier) || (removed != ended.end() && !(removed->second < m.began))) {
     return false;
   }
@@ -172,20 +214,33 @@ bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn&
   if (known == checkpoints_.end() || known->second.shards.count(copy.id.rank) == 0) {
     return true;
   }
-  const ShardState& shard = known->second.shards.at(copy.id.rank);
-  const bool other_time =
-      shard.time_sure && !found.from_manifest && shard.unix_ms != copy.sealed_unix_ms;
-  if (other_time || shard.bytes != copy.image_bytes) {
-    // Of an attempt that had this number before the job's state was lost.
-    Tell(Report::Kind::kTierTrouble,
-         absl::StrCat("step ", id.step, " of attempt ", id.attempt, " rank ", copy.id.rank,
-                      ": what lies in ", Name(m.tier), " (", found.location,
-                      ") is another save than the one that is known by this name; left alone"),
-         0, t, m.tier);
+  if (IsAnotherSave(copy, m.tier, found.location, !found.from_manifest, t)) {
     return false;
   }
+  const ShardState& shard = known->second.shards.at(copy.id.rank);
   // What was found bad is not good again because it still lies there.
-  return shard.at(m.tier).kind != CopyState::Kind::kBad;
+  return shard.at(PlaceOf(m.tier, t.from)).kind != CopyState::Kind::kBad;
+}
+
+// Of an attempt that had this number before the job's state was lost.
+bool Coordinator::IsAnotherSave(const SealedCopy& copy, TierKind tier, const std::string& location,
+                                bool time_known, Turn& t) {
+  const CheckpointId id = copy.id.checkpoint();
+  const auto known = checkpoints_.find(id);
+  if (known == checkpoints_.end() || known->second.shards.count(copy.id.rank) == 0) {
+    return false;
+  }
+  const ShardState& shard = known->second.shards.at(copy.id.rank);
+  const bool other_time = shard.time_sure && time_known && shard.unix_ms != copy.sealed_unix_ms;
+  if (!other_time && shard.bytes == copy.image_bytes) {
+    return false;
+  }
+  Tell(Report::Kind::kTierTrouble,
+       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " rank ", copy.id.rank,
+                    ": what lies in ", Name(tier), " (", location,
+                    ") is another save than the one that is known by this name; left alone"),
+       0, t, tier);
+  return true;
 }
 
 void Coordinator::On(const CopiesFound& m, Turn& t) {
@@ -221,12 +276,15 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
         it != checkpoints_.end() && it->second.AnyAt(m.tier)) {
       it->second.SetManifest(true);
       Recheck(id, t);
+      if (id.attempt == attempt()) {
+        AnswerAwaits(id.step, t);
+      }
     }
   }
   const auto not_seen = [&](CheckpointId id, Rank rank, const CopyState& copy) {
     return copy.detail.since < m.as_of && there.count({id, rank}) == 0;
   };
-  for (const CheckpointId& id : DropCopies(m.tier, not_seen)) {
+  for (const CheckpointId& id : DropCopies(PlaceOf(m.tier, t.from), not_seen)) {
     Tell(Report::Kind::kCopyBad,
          absl::StrCat("copies of step ", id.step, " of attempt ", id.attempt, " are not in ",
                       Name(m.tier), " any more: somebody else removed them"),
@@ -258,14 +316,22 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
 
 // They do not count any more. Returns the checkpoints that had some.
 std::vector<CheckpointId> Coordinator::DropCopies(
-    TierKind tier, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which) {
+    CopyPlace place, const std::function<bool(CheckpointId, Rank, const CopyState&)>& which) {
   std::vector<CheckpointId> changed;
   for (auto& [id, checkpoint] : checkpoints_) {
     bool any = false;
-    for (auto& [rank, shard] : checkpoint.shards) {
-      const CopyState& copy = shard.at(tier);
+    std::vector<Rank> ranks;
+    if (place.tier == TierKind::kRemote) {
+      for (const auto& [rank, shard] : checkpoint.shards) {
+        ranks.push_back(rank);
+      }
+    } else {
+      ranks = checkpoint.RanksOn(place.node);
+    }
+    for (const Rank rank : ranks) {
+      const CopyState& copy = checkpoint.shards.at(rank).at(place);
       if (copy.kind != CopyState::Kind::kNone && which(id, rank, copy)) {
-        checkpoint.SetNone(rank, tier);
+        checkpoint.SetNone(rank, place);
         any = true;
       }
     }
@@ -282,7 +348,7 @@ void Coordinator::On(const CopiesAway& m, Turn& t) {
   const auto lies_there = [&](CheckpointId, Rank, const CopyState& copy) {
     return IsGoodBelow(copy, m.dir);
   };
-  for (const CheckpointId& id : DropCopies(m.tier, lies_there)) {
+  for (const CheckpointId& id : DropCopies(PlaceOf(m.tier, t.from), lies_there)) {
     // It may be whole with what lies there, so nothing older is taken for the newest.
     if (checkpoints_.at(id).committed && NoteThere(id, m.tier)) {
       Persist(t);
@@ -315,7 +381,7 @@ uint64_t Coordinator::BytesBelow(TierKind tier, const std::string& dir) const {
   uint64_t bytes = 0;
   for (const auto& [id, checkpoint] : checkpoints_) {
     for (const auto& [rank, shard] : checkpoint.shards) {
-      bytes += IsGoodBelow(shard.at(tier), dir) ? shard.bytes : 0;
+      bytes += IsGoodBelow(shard.at(PlaceOf(tier, kHere)), dir) ? shard.bytes : 0;
     }
   }
   return bytes;
@@ -331,6 +397,9 @@ void Coordinator::ForgetDurable(Turn& t) {
     if (Configured(tier)) {
       inventory_[static_cast<size_t>(tier)] = {tier, InventoryState::Kind::kPending, ""};
     }
+  }
+  for (auto& [node, there] : nvme_on_) {
+    there = {TierKind::kNvme, InventoryState::Kind::kPending, ""};
   }
   for (const CheckpointId& id : AllCheckpoints()) {
     Checkpoint& checkpoint = checkpoints_.at(id);
@@ -355,12 +424,14 @@ void Coordinator::PruneIncomplete(Turn& t) {
   }
   std::vector<CheckpointId> incomplete;
   for (auto& [id, checkpoint] : checkpoints_) {
-    const bool open = !checkpoint.committed && !checkpoint.dead;
+    const bool open = checkpoint.Open();
     // Of the current attempt: what lies in a durable tier alone was whole in memory once.
     const bool left_over = !checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty();
     const bool over = id.attempt != attempt() || left_over;
     if (open && over && OnLine(line_, id) && ManifestMissing(checkpoint)) {
       checkpoint.dead = true;  // until its manifest is there
+    } else if (open && CutOff(id, checkpoint)) {
+      checkpoint.cut_off = true;
     } else if (open && over) {
       incomplete.push_back(id);
     }

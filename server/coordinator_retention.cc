@@ -22,7 +22,7 @@ Failure Removed(CheckpointId id) {
 bool ReadFrom(const Checkpoint& checkpoint, TierKind tier) {
   return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(), [&](const Drain& drain) {
     return std::any_of(drain.waiting.begin(), drain.waiting.end(),
-                       [&](const auto& flush) { return flush.second == tier; });
+                       [&](const auto& flush) { return flush.second.tier == tier; });
   });
 }
 
@@ -57,10 +57,10 @@ std::vector<RetentionVerdict> Coordinator::Verdicts(TierKind tier,
                                                     uint64_t bytes_wanted) const {
   const v1::Policy policy = EffectivePolicy();
   const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
-  return PlanRetention(
-      tier, views, line_,
-      {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(), !AllInventoriesKnown()},
-      bytes_wanted);
+  return PlanRetention(tier, views, line_,
+                       {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(),
+                        !AllInventoriesKnown() || !missing_.empty()},
+                       bytes_wanted);
 }
 
 std::vector<const Coordinator::Going*> Coordinator::AllGoing(TierKind tier) const {
@@ -182,8 +182,15 @@ std::optional<Coordinator::Going> Coordinator::NextWaiting(TierKind tier, bool f
 }
 
 bool Coordinator::Remove(std::optional<Going> next, TierKind tier, Turn& t) {
+  if (next && next->nodes.empty()) {  // those that had it are gone
+    EndRemoval(*std::move(next), tier, t);
+    return true;
+  }
   if (next) {
-    t.out.push_back(RemovalWanted{next->id, tier, checkpoints_.at(next->id).world_size});
+    next->asked = next->nodes;
+    for (const NodeId node : next->nodes) {
+      t.Say(RemovalWanted{next->id, tier, checkpoints_.at(next->id).world_size}, node);
+    }
     RemovalsOf(tier).current = std::move(next);
   }
   return RemovalsOf(tier).current.has_value();
@@ -203,6 +210,13 @@ void Coordinator::BeginRemoval(CheckpointId id, TierKind tier, const std::string
 Coordinator::Going Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t) {
   Checkpoint& checkpoint = checkpoints_.at(id);
   Going going{id, checkpoint.BytesAt(tier)};
+  going.nodes = checkpoint.NodesWith(tier);
+  for (const NodeId node : missing_) {
+    going.nodes.erase(node);  // it would never answer
+  }
+  if (going.nodes.empty()) {
+    going.nodes.insert(kHere);
+  }
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (shard.at(tier).kind != CopyState::Kind::kNone) {
       going.counted.insert(rank);
@@ -224,7 +238,19 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
   if ((!hung && !current) || it == checkpoints_.end()) {
     return;
   }
-  Going going = hung ? std::move(*stuck) : *std::move(removals.current);
+  Going& asked = hung ? *stuck : *removals.current;
+  if (asked.asked.erase(t.from) == 0) {
+    return;
+  }
+  if (m.status.ok() || absl::IsNotFound(m.status)) {
+    asked.nodes.erase(t.from);
+  } else {
+    NoteLeft(asked, m, t);
+  }
+  if (!asked.asked.empty()) {
+    return;
+  }
+  Going going = std::move(asked);
   if (hung) {
     removals.stuck.erase(stuck);
     if (removals.current && !removals.current->stalled.empty()) {
@@ -233,19 +259,28 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
   } else {
     removals.current.reset();
   }
-  if (!m.status.ok() && !absl::IsNotFound(m.status)) {
-    PutOff(std::move(going), m, t);
+  EndRemoval(std::move(going), m.tier, t);
+}
+
+// All that were asked have answered.
+void Coordinator::EndRemoval(Going going, TierKind tier, Turn& t) {
+  if (!going.nodes.empty()) {
+    // What is left of it is removed by a later try; others go meanwhile.
+    going.stalled.clear();
+    going.not_before = t.time.now + kRemovalRetry;
+    RemovalsOf(tier).waiting.push_back(std::move(going));
     RetainDurable(t);
     return PumpDrains(t);
   }
+  Removals& removals = RemovalsOf(tier);
   removals.collect = true;
-  removals.ended[m.checkpoint] = t.time.now;
+  removals.ended[going.id] = t.time.now;
   if (removals.ended.size() > kRemovedMax) {
     removals.ended.erase(removals.ended.begin());
   }
-  it->second.removing = Removing(m.checkpoint);
-  EraseIfGone(m.checkpoint, Removed(m.checkpoint), t);
-  RetryFlushes(m.tier);
+  checkpoints_.at(going.id).removing = Removing(going.id);
+  EraseIfGone(going.id, Removed(going.id), t);
+  RetryFlushes(tier);
   RetainDurable(t);
   PumpDrains(t);
 }
@@ -259,18 +294,19 @@ void Coordinator::RetryFlushes(TierKind tier) {
   }
 }
 
-// What is left of it is removed by a later try; others go meanwhile.
-void Coordinator::PutOff(Going going, const RemovalDone& m, Turn& t) {
-  if (going.problem != Message(m.status)) {
+// A node could not remove all of it.
+void Coordinator::NoteLeft(Going& going, const RemovalDone& m, Turn& t) {
+  const std::string problem = absl::StrCat(
+      settings_.nodes->Several() ? settings_.nodes->Name(t.from) + ": " : "", Message(m.status));
+  std::string& told = going.problems[t.from];
+  if (told != problem) {
     Tell(Report::Kind::kTierTrouble,
          absl::StrCat("step ", m.checkpoint.step, " could not be removed from ",
-                      ToAbsl(TierName(m.tier)), " yet, trying again: ", Message(m.status)),
+                      ToAbsl(TierName(m.tier)), " yet, trying again: ", problem),
          0, t, m.tier);
   }
-  going.stalled.clear();
-  going.problem = Message(m.status);
-  going.not_before = t.time.now + kRemovalRetry;
-  if (m.ranks_left) {
+  going.problem = told = problem;
+  if (m.ranks_left && going.nodes.size() == 1) {
     const Checkpoint& checkpoint = checkpoints_.at(m.checkpoint);
     uint64_t left = 0;
     for (const Rank rank : *m.ranks_left) {
@@ -283,7 +319,6 @@ void Coordinator::PutOff(Going going, const RemovalDone& m, Turn& t) {
       RetryFlushes(m.tier);
     }
   }
-  RemovalsOf(m.tier).waiting.push_back(std::move(going));
 }
 
 // It ends some day; the others do not wait for that. What it frees does not count before.
@@ -345,7 +380,7 @@ void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
     }
   }
   if (!victim) {
-    t.out.push_back(RoomAnswered{m.token, false});
+    t.Say(RoomAnswered{m.token, false});
     return;
   }
   const Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
@@ -353,7 +388,7 @@ void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
                                      " left memory: step ", m.fetched.step, " is being restored")};
   Tell(Report::Kind::kStepRetired, failure.message, checkpoints_.at(*victim).bytes, t);
   Retire(*victim, failure, t);
-  t.out.push_back(RoomAnswered{m.token, true});
+  t.Say(RoomAnswered{m.token, true});
 }
 
 // ---- What people say ----
@@ -449,7 +484,7 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
   const CheckpointId id = *found;
   const std::string what = absl::StrCat("step ", id.step, " of attempt ", id.attempt);
   const Checkpoint& checkpoint = checkpoints_.at(id);
-  if (!checkpoint.committed && !checkpoint.dead) {
+  if (checkpoint.Open()) {
     return refuse(absl::FailedPreconditionError(absl::StrCat(what, " is still being saved")));
   }
   const auto any_there = [&](TierKind tier) {
@@ -527,7 +562,7 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
   if (tiers.front() == TierKind::kMemory && checkpoints_.count(id) > 0) {
     Retire(id, Removed(id), t);
   }
-  t.out.push_back(std::move(answer));
+  t.Say(std::move(answer));
   RetainDurable(t);
 }
 

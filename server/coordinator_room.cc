@@ -24,9 +24,15 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
   std::vector<ShedChoice> choices;
   choices.reserve(checkpoints_.size());
   std::optional<CheckpointId> first_drain;
+  std::optional<CheckpointId> newest;  // committed
+  std::optional<CheckpointId> newest_on_line;
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (!first_drain && DrainsFromMemory(checkpoint)) {
       first_drain = id;
+    }
+    if (checkpoint.committed) {
+      newest = id;
+      newest_on_line = OnLine(line_, id) ? std::optional(id) : newest_on_line;
     }
   }
   for (const auto& [id, checkpoint] : checkpoints_) {
@@ -35,13 +41,19 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
     }
     ShedChoice choice;
     choice.id = id;
-    choice.kind = checkpoint.dead         ? ShedChoice::Kind::kDead
-                  : !checkpoint.committed ? ShedChoice::Kind::kUncommitted
-                  : OnLine(line_, id)     ? ShedChoice::Kind::kOnLine
-                                          : ShedChoice::Kind::kOffLine;
+    choice.kind = checkpoint.dead     ? ShedChoice::Kind::kDead
+                  : checkpoint.Open() ? ShedChoice::Kind::kUncommitted
+                  : OnLine(line_, id) ? ShedChoice::Kind::kOnLine
+                                      : ShedChoice::Kind::kOffLine;
     choice.useful =
         useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
     choice.held = Held(id);
+    const bool counts = OnLine(line_, id) || newest_on_line;
+    if (checkpoint.cut_off && !((counts ? newest_on_line : newest) > id)) {
+      // The newest one, when its nodes are back: it stays, and nothing whole goes for its sake.
+      choice.kind = ShedChoice::Kind::kDead;
+      choice.held = true;
+    }
     // What a pin keeps is the step; its memory is free when it is whole without that.
     choice.pinned = Pinned(id) && !checkpoint.View(id).Without(TierKind::kMemory).Restorable();
     choice.is_protected = checkpoint.is_protected;
@@ -59,7 +71,7 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
 bool Coordinator::DrainsFromMemory(const Checkpoint& checkpoint) {
   return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(), [](const Drain& drain) {
     return std::any_of(drain.waiting.begin(), drain.waiting.end(),
-                       [](const auto& w) { return w.second == TierKind::kMemory; });
+                       [](const auto& w) { return w.second.tier == TierKind::kMemory; });
   });
 }
 
@@ -98,7 +110,7 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
     victim = ChooseVictim(Choices(&m.useful), begun);
   }
   if (!victim) {
-    t.out.push_back(RoomAnswered{m.token, false});
+    t.Say(RoomAnswered{m.token, false});
     return;
   }
   if (victim->protect) {
@@ -118,13 +130,13 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
     Tell(Report::Kind::kStepShed, failure.message, bytes, t);
     LetGo(victim->id, failure, t);
   }
-  t.out.push_back(RoomAnswered{m.token, true});
+  t.Say(RoomAnswered{m.token, true});
 }
 
 void Coordinator::On(const SpareAsked& m, Turn& t) {
   const std::optional<Victim> victim = ChooseSpare(Choices(&m.useful));
   if (!victim) {
-    t.out.push_back(RoomAnswered{m.token, false});
+    t.Say(RoomAnswered{m.token, false});
     return;
   }
   const Failure failure = Shed(absl::StrCat(
@@ -132,7 +144,7 @@ void Coordinator::On(const SpareAsked& m, Turn& t) {
       "' needed the memory, and this was not the newest committed step of the job"));
   Tell(Report::Kind::kStepShed, failure.message, checkpoints_.at(victim->id).bytes, t);
   LetGo(victim->id, failure, t);
-  t.out.push_back(RoomAnswered{m.token, true});
+  t.Say(RoomAnswered{m.token, true});
 }
 
 }  // namespace holdfast

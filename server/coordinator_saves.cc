@@ -1,6 +1,7 @@
 // Saves: which steps are open, sealed, committed, lost; and who waits for that (docs/protocol.md
 // §4).
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -31,6 +32,9 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
             absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
            t);
   };
+  if (SeatedElsewhere(m.rank, t.from)) {
+    return Refuse(m.token, TakenElsewhere(m.rank), t);
+  }
   if (SessionOpen()) {
     return refuse(absl::StatusCode::kFailedPrecondition,
                   "a restore of this attempt is under way; wait for its outcome first");
@@ -64,7 +68,7 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
     return Refuse(m.token,
                   Lost(v1::Failure::REASON_ABANDONED,
                        absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost,
-                                    " (", members_.at(*lost).process.ToString(),
+                                    " (", settings_.nodes->Who(members_.Find(*lost)->process),
                                     ") ended or left without it, so attempt ", m.attempt,
                                     " commits nothing any more; start all ranks again")),
                   t);
@@ -80,9 +84,8 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   const CheckpointId id{m.attempt, m.step};
   auto found = checkpoints_.find(id);
   if (found == checkpoints_.end()) {
-    const auto open = std::count_if(checkpoints_.begin(), checkpoints_.end(), [](const auto& c) {
-      return !c.second.committed && !c.second.dead;
-    });
+    const auto open = std::count_if(checkpoints_.begin(), checkpoints_.end(),
+                                    [](const auto& c) { return c.second.Open(); });
     if (static_cast<size_t>(open) >= kOpenStepsMax) {
       return refuse(absl::StatusCode::kResourceExhausted,
                     absl::StrCat(open, " steps are begun and not committed"));
@@ -110,17 +113,19 @@ void Coordinator::On(const SaveLost& m, Turn& t) {
 void Coordinator::On(const ShardSealed& m, Turn& t) {
   const CheckpointId id{m.attempt, m.step};
   if (m.attempt != attempt()) {
-    t.out.push_back(GiveUp{id, SupersededFailure(m.attempt)});
+    t.Say(GiveUp{id, SupersededFailure(m.attempt)}, t.from);
     return;
   }
   if (const auto fate = fates_.find(m.step); fate != fates_.end() && checkpoints_.count(id) == 0) {
-    t.out.push_back(GiveUp{id, fate->second.failure});
+    t.Say(GiveUp{id, fate->second.failure}, t.from);
     return;
   }
-  t.out.push_back(Reported{
-      {Report::Kind::kShardSealed, name_,
-       absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank),
-       m.bytes}});
+  if (t.from == kHere) {  // the others' own daemons tell of theirs
+    t.Say(Reported{
+        {Report::Kind::kShardSealed, name_,
+         absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank),
+         m.bytes}});
+  }
   AddShard(m, TierKind::kMemory, {}, t);
 }
 
@@ -129,6 +134,14 @@ void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detai
   const CheckpointId id{m.attempt, m.step};
   auto [it, fresh] = checkpoints_.try_emplace(id);
   Checkpoint& checkpoint = it->second;
+  // How far it is, as far as that concerns more than the rank whose copy this is.
+  const auto stage = [&] {
+    const auto now = checkpoints_.find(id);
+    return now == checkpoints_.end()
+               ? std::array<bool, 3>{}
+               : std::array{now->second.committed, now->second.dead, now->second.CommittedAt(tier)};
+  };
+  const std::array<bool, 3> before = stage();
   if (fresh) {
     checkpoint.world_size = m.world_size;
     checkpoint.begun = t.time.now;
@@ -142,9 +155,13 @@ void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detai
   }
   checkpoint.writing.erase(m.rank);
   checkpoint.AddShard(m.rank, m.bytes, m.unix_ms, m.time_sure);
-  checkpoint.SetGood(m.rank, tier, std::move(detail));
+  checkpoint.SetGood(m.rank, PlaceOf(tier, t.from), std::move(detail));
   Recheck(id, t);
-  AnswerAwaits(id.step, t);
+  if (before == stage()) {
+    AnswerAwaitsOf(m.rank, id.step, t);
+  } else {
+    AnswerAwaits(id.step, t);
+  }
 }
 
 // After any change of its copies: whether every rank has one now.
@@ -155,12 +172,17 @@ void Coordinator::Recheck(CheckpointId id, Turn& t) {
     removals.collect = true;
   }
   checkpoint.dead = checkpoint.dead || checkpoint.contradictory || checkpoint.given_up;
-  if (checkpoint.committed && !whole) {
+  if ((checkpoint.committed || checkpoint.cut_off) && !whole) {
+    // Of what all ranks have not been seen to seal, the rest may still come, or it is pruned.
+    const bool once = checkpoint.committed || checkpoint.dead || checkpoint.Complete();
+    checkpoint.cut_off = CutOff(id, checkpoint);
     checkpoint.committed = false;
-    checkpoint.dead = true;
+    checkpoint.dead = !checkpoint.cut_off && once;
   } else if (!checkpoint.committed && whole) {
-    checkpoint.dead = false;
+    checkpoint.dead = checkpoint.cut_off = false;
     Commit(id, checkpoint, t);  // it may be retired at once: nothing of it is touched after that
+  } else if (checkpoint.Open() && CutOff(id, checkpoint)) {
+    checkpoint.cut_off = true;
   }
 }
 
@@ -185,6 +207,10 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
        checkpoint.bytes, t);
   NoteStage(id, "write", checkpoint.begun_unix_ms, checkpoint.unix_ms, "done", checkpoint.bytes);
   NoteStage(id, "commit", t.time.unix_ms, t.time.unix_ms, "done", 0);
+  ForgetAwayBelow(id, t);
+  if (!settings_.nvme && !settings_.remote) {
+    ForgetGone(id, t);  // else when a durable tier has it
+  }
   ChooseTiers(id, t);
   Retain(t);
 }
@@ -205,7 +231,7 @@ void Coordinator::Retain(Turn& t) {
 
 void Coordinator::On(const ShardBad& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
-  if (it == checkpoints_.end() || !it->second.SetBad(m.rank, m.tier, m.what)) {
+  if (it == checkpoints_.end() || !it->second.SetBad(m.rank, PlaceOf(m.tier, t.from), m.what)) {
     return;
   }
   Checkpoint& checkpoint = it->second;
@@ -213,7 +239,7 @@ void Coordinator::On(const ShardBad& m, Turn& t) {
        absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
                     m.rank, ": its ", ToAbsl(TierName(m.tier)), " copy: ", m.what),
        checkpoint.shards.at(m.rank).bytes, t);
-  if (!checkpoint.committed && !checkpoint.dead) {
+  if (checkpoint.Open()) {
     return Abandon(m.checkpoint, absl::StrCat("the copy of rank ", m.rank, " is bad: ", m.what), t);
   }
   Recheck(m.checkpoint, t);
@@ -226,10 +252,11 @@ void Coordinator::On(const ShardGood& m, Turn& t) {
   }
   Checkpoint& checkpoint = it->second;
   const auto shard = checkpoint.shards.find(m.rank);
-  if (shard == checkpoint.shards.end() || shard->second.at(m.tier).kind != CopyState::Kind::kBad) {
+  const CopyPlace place = PlaceOf(m.tier, t.from);
+  if (shard == checkpoint.shards.end() || shard->second.at(place).kind != CopyState::Kind::kBad) {
     return;
   }
-  checkpoint.SetGood(m.rank, m.tier, shard->second.at(m.tier).detail);
+  checkpoint.SetGood(m.rank, place, shard->second.at(place).detail);
   const bool was = checkpoint.committed;
   const uint64_t bytes = shard->second.bytes;
   Recheck(m.checkpoint, t);
@@ -261,7 +288,7 @@ void Coordinator::AbandonWithout(Rank rank, std::optional<Step> below, const std
   for (auto it = checkpoints_.lower_bound({attempt(), 0});
        it != checkpoints_.end() && (!below || it->first.step < *below); ++it) {
     const Checkpoint& checkpoint = it->second;
-    if (!checkpoint.committed && !checkpoint.dead && checkpoint.shards.count(rank) == 0 &&
+    if (checkpoint.Open() && checkpoint.shards.count(rank) == 0 &&
         checkpoint.writing.count(rank) == 0) {
       without.push_back(it->first);
     }
@@ -290,11 +317,11 @@ void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
     return;
   }
   Checkpoint& checkpoint = it->second;
-  t.out.push_back(GiveUp{id, failure});
+  t.Say(GiveUp{id, failure}, kEveryNode);
   if (!checkpoint.AnythingDurable()) {
     return Erase(id, std::move(failure), t);
   }
-  const bool open = !checkpoint.committed && !checkpoint.dead;
+  const bool open = checkpoint.Open();
   // It will never become whole, unless a tier that has not been read yet has the rest.
   checkpoint.given_up = checkpoint.given_up || (open && AllInventoriesKnown());
   checkpoint.writing.clear();
@@ -341,7 +368,7 @@ void Coordinator::Erase(CheckpointId id, Failure failure, Turn& t) {
 void Coordinator::EraseIfGone(CheckpointId id, const Failure& failure, Turn& t) {
   const auto it = checkpoints_.find(id);
   if (it == checkpoints_.end() || it->second.AnythingDurable() ||
-      it->second.AnyAt(TierKind::kMemory) || !it->second.writing.empty()) {
+      it->second.AnyAt(TierKind::kMemory) || it->second.AnyAway() || !it->second.writing.empty()) {
     return;
   }
   Erase(id, failure, t);
@@ -387,6 +414,7 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
                   t);
   }
   awaits_[m.token] = waiter;
+  awaits_of_[{m.step, m.rank}].insert(m.token);
 }
 
 bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t) {
@@ -400,7 +428,7 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
       return true;
     }
     if (checkpoint.committed && !durable) {
-      t.out.push_back(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, checkpoint.unix_ms});
+      t.Say(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, checkpoint.unix_ms});
       return true;
     }
     if (checkpoint.dead) {
@@ -411,7 +439,7 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
       return true;
     }
     if (waiter.stage == v1::AwaitSave::STAGE_SEALED && shard != checkpoint.shards.end()) {
-      t.out.push_back(StageReached{token, v1::AwaitSave::STAGE_SEALED, shard->second.unix_ms});
+      t.Say(StageReached{token, v1::AwaitSave::STAGE_SEALED, shard->second.unix_ms});
       return true;
     }
     return false;
@@ -422,7 +450,7 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
   }
   if (fate->second.committed && (waiter.stage == v1::AwaitSave::STAGE_SEALED ||
                                  waiter.stage == v1::AwaitSave::STAGE_COMMITTED)) {
-    t.out.push_back(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, fate->second.unix_ms});
+    t.Say(StageReached{token, v1::AwaitSave::STAGE_COMMITTED, fate->second.unix_ms});
   } else {
     Refuse(token, fate->second.failure, t);
   }
@@ -435,7 +463,7 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
   const TierKind tier = TierOf(waiter.stage);
   if (checkpoint.CommittedAt(tier)) {
     // Whoever asks late hears when it was; what was found there by a scan, nobody knows of.
-    t.out.push_back(StageReached{token, waiter.stage, checkpoint.drain(tier).whole_unix_ms});
+    t.Say(StageReached{token, waiter.stage, checkpoint.drain(tier).whole_unix_ms});
     return true;
   }
   const Drain& drain = checkpoint.drain(tier);
@@ -459,10 +487,41 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
 }
 
 void Coordinator::AnswerAwaits(Step step, Turn& t) {
-  for (auto it = awaits_.begin(); it != awaits_.end();) {
-    it = it->second.step == step && AnswerAwait(it->first, it->second, t) ? awaits_.erase(it)
-                                                                          : std::next(it);
+  std::vector<RequestToken> tokens;
+  for (auto it = awaits_of_.lower_bound({step, 0});
+       it != awaits_of_.end() && it->first.first == step; ++it) {
+    tokens.insert(tokens.end(), it->second.begin(), it->second.end());
   }
+  AnswerAwaits(tokens, t);
+}
+
+// Those of one rank: what it did itself concerns no other.
+void Coordinator::AnswerAwaitsOf(Rank rank, Step step, Turn& t) {
+  if (const auto found = awaits_of_.find({step, rank}); found != awaits_of_.end()) {
+    AnswerAwaits(std::vector<RequestToken>(found->second.begin(), found->second.end()), t);
+  }
+}
+
+void Coordinator::AnswerAwaits(const std::vector<RequestToken>& tokens, Turn& t) {
+  for (const RequestToken token : tokens) {
+    if (const auto it = awaits_.find(token);
+        it != awaits_.end() && AnswerAwait(token, it->second, t)) {
+      ForgetAwait(token);
+    }
+  }
+}
+
+void Coordinator::ForgetAwait(RequestToken token) {
+  const auto it = awaits_.find(token);
+  if (it == awaits_.end()) {
+    return;
+  }
+  const auto of = awaits_of_.find({it->second.step, it->second.rank});
+  of->second.erase(token);
+  if (of->second.empty()) {
+    awaits_of_.erase(of);
+  }
+  awaits_.erase(it);
 }
 
 }  // namespace holdfast

@@ -19,6 +19,9 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   if (!IsCurrent(m.attempt, m.token, t)) {
     return;
   }
+  if (SeatedElsewhere(m.rank, t.from)) {
+    return Refuse(m.token, TakenElsewhere(m.rank), t);
+  }
   if (attempts_.rbegin()->second.decided) {
     return EnterDecided(m, t);
   }
@@ -108,8 +111,8 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   const Checkpoint& parent = checkpoints_.at(info.parent);
   failed_sources_.erase(m.rank);
   if (const auto shard = parent.shards.find(m.rank); shard != parent.shards.end()) {
-    offer.from = parent.Nearest(m.rank, {}).value_or(TierKind::kMemory);
-    offer.why = WhyNotNearer(parent, m.rank, offer.from);
+    offer.from = parent.Nearest(m.rank, SeatOf(m.rank), {}).value_or(TierKind::kMemory);
+    offer.why = WhyNotNearer(parent, m.rank, SeatOf(m.rank), offer.from);
     offer.bytes = shard->second.bytes;
   }
   AnswerWhenDurable(m.token, std::move(offer), t);
@@ -119,9 +122,9 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
   if (!IsCurrent(m.attempt, m.token, t)) {
     return;
   }
-  const auto member = members_.find(m.rank);
-  const bool takes_part = session_ && member != members_.end() && session_->id() == m.session &&
-                          session_->loading() && session_->Has(m.rank, member->second.process);
+  const Member* member = members_.Find(m.rank);
+  const bool takes_part = session_ && member != nullptr && session_->id() == m.session &&
+                          session_->loading() && session_->Has(m.rank, member->process);
   if (!takes_part) {
     return ReportDecided(m, t);
   }
@@ -152,7 +155,8 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     Doubt(m, of, t);
     const auto it = checkpoints_.find(of);
     const std::set<TierKind> spent = SourcesSpent(m.rank, m.problem);
-    if (it != checkpoints_.end() && it->second.committed && it->second.Nearest(m.rank, spent)) {
+    if (it != checkpoints_.end() && it->second.committed &&
+        it->second.Nearest(m.rank, SeatOf(m.rank), spent)) {
       Tell(Report::Kind::kSessionFellBack,
            absl::StrCat("step ", of.step, ": the memory copy of rank ", m.rank,
                         " is bad: ", m.problem, "; its next copy is used"),
@@ -175,8 +179,7 @@ bool Coordinator::TurnToNewer(Turn& t) {
   if (session_->only_these()) {
     return false;
   }
-  std::vector<CheckpointId> candidates =
-      Candidates(Summaries(), line_, attempts_.rbegin()->second.world_size);
+  std::vector<CheckpointId> candidates = Loadable();
   if (candidates.empty() || !(session_->checkpoint() < candidates.front()) ||
       session_->Tried(candidates.front())) {
     return false;
@@ -187,6 +190,16 @@ bool Coordinator::TurnToNewer(Turn& t) {
        0, t);
   NextRound(std::move(candidates), t);
   return true;
+}
+
+std::string Coordinator::WhatTheSessionWaitsFor() const {
+  std::string nodes;
+  for (const NodeId node : unreachable_) {
+    absl::StrAppend(&nodes, nodes.empty() ? "" : ", ", settings_.nodes->Name(node));
+  }
+  return nodes.empty()
+             ? "the durable tiers to be read"
+             : absl::StrCat("nodes that are out of reach and may have a newer step: ", nodes);
 }
 
 void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
@@ -200,7 +213,7 @@ void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
 
 void Coordinator::Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t) {
   if (m.copy_is_bad) {
-    t.out.push_back(CopyDoubted{checkpoint, m.rank});
+    t.Say(CopyDoubted{checkpoint, m.rank}, t.from);
     On(ShardBad{checkpoint, m.rank, m.problem}, t);
   }
 }
@@ -226,7 +239,7 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
     Doubt(m, info.parent, t);
     if (const auto it = checkpoints_.find(info.parent);
         m.copy_is_bad && it != checkpoints_.end() && it->second.world_size == info.world_size &&
-        it->second.Nearest(m.rank, SourcesSpent(m.rank, m.problem))) {
+        it->second.Nearest(m.rank, SeatOf(m.rank), SourcesSpent(m.rank, m.problem))) {
       return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
     }
     if (const std::optional<Failure> away = OutOfReach(info.parent);
@@ -258,7 +271,7 @@ void Coordinator::BeginSession(Turn& t) {
     }
     failure = *wait;
   }
-  if (!chosen && ManifestComing(candidates)) {
+  if (!chosen && (ManifestComing(candidates) || MayComeBack(candidates))) {
     waits_for_inventory_ = true;
     return;
   }
@@ -316,11 +329,15 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
     if (saved_by != world_size && !session_->reads_by_itself()) {
       return OtherWorld(*found, saved_by);
     }
+    const Checkpoint& checkpoint = checkpoints_.at(*found);
+    if (const std::optional<Rank> rank = RankWithout(checkpoint)) {
+      return Failure{absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+                     WhyOutOfReach(*found, checkpoint, *rank)};
+    }
     candidates = {*found};
     return std::nullopt;
   }
-  candidates = Candidates(Summaries(), line_,
-                          session_->reads_by_itself() ? std::nullopt : std::optional(world_size));
+  candidates = Loadable();
   if (!candidates.empty()) {
     return std::nullopt;
   }
@@ -354,7 +371,7 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
                                         ": ", session_->failed()->problem);
   std::vector<CheckpointId> left;  // what was asked for, and nothing else, has no next
   if (!session_->only_these()) {
-    left = Candidates(Summaries(), line_, attempts_.rbegin()->second.world_size);
+    left = Loadable();
     std::erase_if(left,
                   [&](const CheckpointId& id) { return from < id || (id == from && !read_since); });
     // A durable tier may have something in between.
@@ -365,6 +382,10 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
       }
       failure->message = absl::StrCat(what, "; ", failure->message);
       return FailSession(*failure, t);
+    }
+    if (MayComeBack(left)) {
+      waits_for_inventory_ = true;
+      return;
     }
   }
   if (left.empty()) {
@@ -437,6 +458,61 @@ std::vector<CheckpointSummary> Coordinator::Summaries() const {
   return summaries;
 }
 
+// A rank of the session that cannot get what it needs of the checkpoint where it runs; none: all
+// can. Ranks that read by themselves may want any shard.
+std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const {
+  if (checkpoint.CommittedAt(TierKind::kRemote)) {
+    return std::nullopt;
+  }
+  if (!session_ || !session_->reads_by_itself()) {
+    for (const auto& [rank, shard] : checkpoint.shards) {
+      if (!checkpoint.Nearest(rank, SeatOf(rank), {})) {
+        return rank;
+      }
+    }
+    return std::nullopt;
+  }
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    for (const auto& [node, readers] : members_.by_node()) {
+      if (!checkpoint.Nearest(rank, node, {})) {
+        return rank;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// "step 12 of attempt 1 cannot be loaded: the shard of rank 3 lies on node-a only (memory), and …"
+std::string Coordinator::WhyOutOfReach(CheckpointId id, const Checkpoint& checkpoint,
+                                       Rank rank) const {
+  std::string where;
+  for (const ShardState::Copy& copy : checkpoint.shards.at(rank).copies) {
+    if (copy.state.kind == CopyState::Kind::kGood) {
+      absl::StrAppend(&where, where.empty() ? "" : ", ", ToAbsl(TierName(copy.place.tier)),
+                      copy.place.tier == TierKind::kRemote
+                          ? " without a manifest"
+                          : absl::StrCat(" of ", settings_.nodes->Name(copy.place.node)));
+    }
+  }
+  return absl::StrCat("step ", id.step, " of attempt ", id.attempt, ": the shard of rank ", rank,
+                      " lies in ", where.empty() ? "no tier that can be read" : where, ", and ",
+                      session_ && session_->reads_by_itself()
+                          ? "not every node of this attempt can read that"
+                          : absl::StrCat("the rank runs on ", settings_.nodes->Name(SeatOf(rank))));
+}
+
+// What the ranks of the session can load where they run, newest first.
+std::vector<CheckpointId> Coordinator::Loadable() const {
+  std::vector<CheckpointId> candidates = Candidates(
+      Summaries(), line_,
+      session_->reads_by_itself() ? std::nullopt
+                                  : std::optional(attempts_.rbegin()->second.world_size));
+  std::erase_if(candidates, [&](const CheckpointId& id) {
+    return RankWithout(checkpoints_.at(id)).has_value();
+  });
+  return candidates;
+}
+
 std::vector<CheckpointId> Coordinator::CommittedOnLine() const {
   std::vector<CheckpointId> result;
   for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
@@ -496,6 +572,9 @@ Failure Coordinator::Unreadable() const {
       why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
                          " ranks, and this attempt has ", attempts_.rbegin()->second.world_size,
                          " (holdfast.dcp loads into another number of ranks)");
+    } else if (const std::optional<Rank> rank =
+                   checkpoint.committed ? RankWithout(checkpoint) : std::nullopt) {
+      why = WhyOutOfReach(id, checkpoint, *rank);
     }
   }
   return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,

@@ -17,16 +17,22 @@ void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, u
     for (const auto& [tier, why] : failed_sources_[rank]) {
       without.insert(tier);
     }
-    offer.from = it->second.Nearest(rank, without).value_or(TierKind::kMemory);
-    offer.why = WhyNotNearer(it->second, rank, offer.from);
+    offer.from = it->second.Nearest(rank, SeatOf(rank), without).value_or(TierKind::kMemory);
+    offer.why = WhyNotNearer(it->second, rank, SeatOf(rank), offer.from);
     offer.bytes = it->second.shards.at(rank).bytes;
   }
   offered_from_[rank] = offer.from;
-  t.out.push_back(std::move(offer));
+  t.Say(std::move(offer));
+}
+
+// The node that the rank runs on.
+NodeId Coordinator::SeatOf(Rank rank) const {
+  const Member* member = members_.Find(rank);
+  return member == nullptr ? kHere : member->process.node;
 }
 
 // "memory copy absent (node rebooted), nvme copy bad: …"
-std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank,
+std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank, NodeId node,
                                       TierKind chosen) const {
   std::string text;
   const auto failed = failed_sources_.find(rank);
@@ -37,22 +43,27 @@ std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank,
     if (Configured(tier)) {
       const bool tried = failed != failed_sources_.end() && failed->second.count(tier) > 0;
       absl::StrAppend(&text, text.empty() ? "" : ", ",
-                      WhyNot(checkpoint, rank, tier, tried ? failed->second.at(tier) : ""));
+                      WhyNot(checkpoint, rank, node, tier, tried ? failed->second.at(tier) : ""));
     }
   }
   return text;
 }
 
 // Why one tier's copy is not the source; `failure`: what became of it when it was tried.
-std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, TierKind tier,
+std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId node, TierKind tier,
                                 const std::string& failure) const {
-  const CopyState& copy = checkpoint.shards.at(rank).at(tier);
+  const CopyState& copy = checkpoint.shards.at(rank).at(PlaceOf(tier, node));
   const std::string name = absl::StrCat(ToAbsl(TierName(tier)), " copy ");
   if (copy.kind == CopyState::Kind::kBad) {
     return absl::StrCat(name, "bad: ", copy.why);
   }
   if (!failure.empty()) {
     return absl::StrCat(name, "not readable now: ", failure);
+  }
+  if (const auto elsewhere = checkpoint.GoodPlace(rank, tier);
+      elsewhere && elsewhere->node != node && tier != TierKind::kRemote) {
+    return absl::StrCat(name, "on ", settings_.nodes->Name(elsewhere->node), ", not on ",
+                        settings_.nodes->Name(node));
   }
   if (tier == TierKind::kMemory) {
     return absl::StrCat(name, rebooted_ ? "absent (node rebooted)"
@@ -82,20 +93,20 @@ Coordinator::ReadSource Coordinator::FindSource(
       continue;
     }
     const auto tried = failed.find(tier);
-    if (tried == failed.end() && checkpoint.Readable(rank, tier)) {
+    if (tried == failed.end() && checkpoint.ReadableOn(kHere, rank, tier)) {
       source.tier = tier;
       return source;
     }
     absl::StrAppend(&source.why, source.why.empty() ? "" : ", ");
     if (tried == failed.end()) {
-      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, tier, ""));
+      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, kHere, tier, ""));
     } else if (absl::IsDataLoss(tried->second) || absl::IsNotFound(tried->second)) {
       absl::StrAppend(&source.why, ToAbsl(TierName(tier)), " copy bad: ", tried->second.message());
     } else if (absl::IsFailedPrecondition(tried->second)) {  // of a newer format
       absl::StrAppend(&source.why, ToAbsl(TierName(tier)),
                       " copy unreadable here: ", tried->second.message());
     } else {
-      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, tier, Message(tried->second)));
+      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, kHere, tier, Message(tried->second)));
     }
   }
   return source;
@@ -138,10 +149,11 @@ void Coordinator::NextSource(const FetchFailed& m, Turn& t) {
     without.insert(tier);
   }
   const auto it = checkpoints_.find(m.checkpoint);
-  const bool more = it != checkpoints_.end() && it->second.Nearest(m.rank, without).has_value();
-  const auto member = members_.find(m.rank);
-  const bool takes_part = session_ && member != members_.end() && session_->id() == m.session &&
-                          session_->loading() && session_->Has(m.rank, member->second.process);
+  const bool more =
+      it != checkpoints_.end() && it->second.Nearest(m.rank, SeatOf(m.rank), without).has_value();
+  const Member* member = members_.Find(m.rank);
+  const bool takes_part = session_ && member != nullptr && session_->id() == m.session &&
+                          session_->loading() && session_->Has(m.rank, member->process);
   if (takes_part && (m.round != session_->round() || session_->checkpoint() != m.checkpoint)) {
     return OfferSource(m.token, m.rank, session_->id(), session_->round(), session_->checkpoint(),
                        t);

@@ -75,7 +75,7 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
                                                        : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
   }
   for (const auto& [id, checkpoint] : checkpoints_) {
-    if (!checkpoint.committed && !checkpoint.dead) {
+    if (checkpoint.Open()) {
       v1::StepInFlight& open = *status.add_in_flight();
       open.set_attempt(id.attempt);
       open.set_step(id.step);
@@ -212,7 +212,7 @@ std::string Coordinator::CheckInvariants() const {
       return broken(absl::StrCat(where, ": committed with ", checkpoint.good, " of ",
                                  checkpoint.world_size, " shards"));
     }
-    const bool open = !checkpoint.committed && !checkpoint.dead;
+    const bool open = checkpoint.Open();
     if (open && id.attempt != attempt() && AllInventoriesKnown()) {
       return broken(absl::StrCat(where, ": still open although the attempt was superseded"));
     }
@@ -228,7 +228,7 @@ std::string Coordinator::CheckInvariants() const {
       return broken(absl::StrCat(where, ": its removal is miscounted"));
     }
     if (!checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty() &&
-        !checkpoint.AnythingDurable()) {
+        !checkpoint.AnythingDurable() && !checkpoint.AnyAway()) {
       return broken(absl::StrCat(where, ": nothing of it is anywhere"));
     }
     protected_steps += checkpoint.is_protected ? 1 : 0;

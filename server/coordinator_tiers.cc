@@ -140,7 +140,13 @@ void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why,
   Drain& drain = checkpoint.drain(tier);
   if (drain.Busy()) {
     drain.unwanted = why;
-    t.out.push_back(FlushUnwanted{id, tier});
+    std::set<NodeId> nodes{kHere};  // (the manifest is published here)
+    for (const auto& [rank, from] : drain.waiting) {
+      nodes.insert(from.node);
+    }
+    for (const NodeId node : nodes) {
+      t.Say(FlushUnwanted{id, tier}, node);
+    }
   }
   if (drain.phase != Drain::Phase::kWanted) {
     return;
@@ -157,16 +163,16 @@ void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why,
 
 // ---- Flushes ----
 
-std::optional<TierKind> Coordinator::FlushSource(const Checkpoint& checkpoint, Rank rank,
-                                                 TierKind to) const {
-  const bool memory = checkpoint.Readable(rank, TierKind::kMemory);
+std::optional<CopyPlace> Coordinator::FlushSource(const Checkpoint& checkpoint, Rank rank,
+                                                  TierKind to) const {
+  const std::optional<CopyPlace> memory = checkpoint.GoodPlace(rank, TierKind::kMemory);
   // From nvme, so that the slot is free again; but not while something hangs there.
   const bool avoid_nvme =
       memory && (checkpoint.drain(to).not_from_nvme.count(rank) > 0 || !NvmeMoves());
   if (to == TierKind::kRemote && !avoid_nvme && checkpoint.Readable(rank, TierKind::kNvme)) {
-    return TierKind::kNvme;
+    return checkpoint.GoodPlace(rank, TierKind::kNvme);
   }
-  return memory ? std::optional(TierKind::kMemory) : std::nullopt;
+  return memory;
 }
 
 // Starts what may start: oldest first, a few at a time.
@@ -222,42 +228,53 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   if (const auto info = attempts_.find(id.attempt); info != attempts_.end()) {
     flush.opening = info->second.opening;
   }
+  std::map<NodeId, FlushWanted> by_node;  // each copies on what it has
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (shard.at(tier).kind == CopyState::Kind::kGood) {
       continue;
     }
-    const std::optional<TierKind> from = FlushSource(checkpoint, rank, tier);
+    const std::optional<CopyPlace> from = FlushSource(checkpoint, rank, tier);
     if (!from) {
+      drain.waiting.clear();
+      if (checkpoint.cut_off) {
+        return false;  // when the nodes that have one are back
+      }
       LoseDrain(id, tier, absl::StrCat("rank ", rank, " has no copy to take it from any more"), t);
       return false;
     }
-    flush.shards.push_back({rank, *from, shard.bytes});
+    const auto [its, fresh] = by_node.try_emplace(from->node, flush);
+    its->second.shards.push_back({rank, from->tier, shard.bytes});
+    drain.waiting[rank] = *from;
   }
   drain.retry_at = {};
   drain.failure = absl::OkStatus();
   if (drain.begun_unix_ms == 0) {
     drain.begun_unix_ms = t.time.unix_ms;
   }
-  if (flush.shards.empty()) {
+  if (by_node.empty()) {
     drain.phase = Drain::Phase::kRunning;
     EndDrainRound(id, tier, t);
     return drain.Busy();
   }
   drain.phase = Drain::Phase::kRunning;
-  for (const FlushWanted::Shard& shard : flush.shards) {
-    drain.waiting[shard.rank] = shard.from;
+  for (auto& [node, its] : by_node) {
+    t.Say(std::move(its), node);
   }
-  t.out.push_back(std::move(flush));
   return true;
 }
 
 void Coordinator::On(const ShardDrained& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
-  if (it == checkpoints_.end() || it->second.drain(m.to).waiting.erase(m.rank) == 0) {
+  if (it == checkpoints_.end()) {
     return;
   }
   Checkpoint& checkpoint = it->second;
   Drain& drain = checkpoint.drain(m.to);
+  const auto waiting = drain.waiting.find(m.rank);
+  if (waiting == drain.waiting.end() || waiting->second.node != t.from) {
+    return;
+  }
+  drain.waiting.erase(waiting);
   if (!m.status.ok() && m.from == TierKind::kNvme) {
     drain.not_from_nvme.insert(m.rank);
   }
@@ -271,7 +288,7 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   } else if (m.status.ok()) {
     CopyDetail detail = DetailOf(m.copy);
     detail.since = t.time.now;
-    checkpoint.SetGood(m.rank, m.to, std::move(detail));
+    checkpoint.SetGood(m.rank, PlaceOf(m.to, t.from), std::move(detail));
     if (checkpoint.CommittedAt(m.to)) {
       drain.whole_unix_ms = t.time.unix_ms;
     }
@@ -286,14 +303,18 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   if (checkpoints_.count(m.checkpoint) == 0) {
     return;
   }
-  if (drain.waiting.empty()) {
+  const bool round_goes_on = !drain.waiting.empty();
+  const bool awaited = !round_goes_on || !m.status.ok() || checkpoint.removing;
+  if (!round_goes_on) {
     EndDrainRound(m.checkpoint, m.to, t);
   }
   if (checkpoints_.count(m.checkpoint) > 0) {
     Recheck(m.checkpoint, t);
   }
-  RetainDurable(t);
-  PumpDrains(t);
+  if (awaited) {  // else it is one of thousands, perhaps, and changes nothing
+    RetainDurable(t);
+    PumpDrains(t);
+  }
 }
 
 // All flushes of this try have ended.
@@ -345,7 +366,8 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   Drain& drain = checkpoint.drain(tier);
   drain.phase = Drain::Phase::kWanted;
   for (const auto& [rank, shard] : checkpoint.shards) {
-    if (shard.at(tier).kind != CopyState::Kind::kGood && !FlushSource(checkpoint, rank, tier)) {
+    if (!checkpoint.cut_off && shard.at(tier).kind != CopyState::Kind::kGood &&
+        !FlushSource(checkpoint, rank, tier)) {
       return LoseDrain(id, tier,
                        absl::IsCancelled(status)
                            ? absl::StrCat("its memory was needed for newer steps")
@@ -397,12 +419,13 @@ void Coordinator::On(const FlushStalled& m, Turn& t) {
 void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
   if (it == checkpoints_.end() || it->second.shards.count(m.rank) == 0) {
-    t.out.push_back(GiveUp{
-        m.checkpoint,
-        {absl::StatusCode::kAborted, v1::Failure::REASON_SHED, "the step was given up meanwhile"}});
+    t.Say(GiveUp{m.checkpoint,
+                 {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                  "the step was given up meanwhile"}},
+          t.from);
     return;
   }
-  it->second.SetGood(m.rank, TierKind::kMemory, {});
+  it->second.SetGood(m.rank, {TierKind::kMemory, t.from}, {});
   Recheck(m.checkpoint, t);
 }
 
@@ -436,7 +459,7 @@ void Coordinator::BeginManifest(CheckpointId id, Turn& t) {
     copy.record_crc = detail.record_crc;
     manifest.shards.push_back(std::move(copy));
   }
-  t.out.push_back(std::move(manifest));
+  t.Say(std::move(manifest));
 }
 
 void Coordinator::On(const ManifestDone& m, Turn& t) {
@@ -504,6 +527,7 @@ void Coordinator::TierCommitted(CheckpointId id, TierKind tier, Turn& t) {
        checkpoint.bytes, t, tier);
   removals_[static_cast<size_t>(tier)].collect = true;
   AnswerAwaits(id.step, t);
+  ForgetGone(id, t);
 }
 
 // ---- Times ----

@@ -80,27 +80,35 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
       continue;
     }
     for (const auto& [rank, shard] : checkpoint.shards) {
-      for (const TierKind tier : kAllTiers) {
-        const CopyState& copy = shard.at(tier);
-        const bool writing = checkpoint.drain(tier).waiting.count(rank) > 0;
-        if (copy.kind == CopyState::Kind::kNone && !writing) {
-          continue;
+      std::vector<ShardState::Copy> copies = shard.copies;
+      for (const TierKind tier : kDurable) {
+        const auto writing = checkpoint.drain(tier).waiting.find(rank);
+        if (writing != checkpoint.drain(tier).waiting.end() &&
+            shard.at(tier).kind == CopyState::Kind::kNone) {
+          copies.push_back({PlaceOf(tier, writing->second.node), {}});
         }
+      }
+      std::sort(copies.begin(), copies.end(),
+                [](const auto& a, const auto& b) { return a.place < b.place; });
+      for (const auto& [place, copy] : copies) {
+        const TierKind tier = place.tier;
+        const bool writing = checkpoint.drain(tier).waiting.count(rank) > 0;
         v1::ShardCopy& out = *reply.add_copies();
         out.set_attempt(id.attempt);
         out.set_step(id.step);
         out.set_rank(rank);
         out.set_world_size(checkpoint.world_size);
-        out.set_node(tier == TierKind::kRemote ? "" : settings_.node_name);
+        out.set_node(tier == TierKind::kRemote ? "" : settings_.nodes->Name(place.node));
         out.set_tier(std::string(TierName(tier)));
         out.set_location(copy.detail.location);
         out.set_bytes(shard.bytes);
         out.set_unix_ms(shard.unix_ms);
         const bool unlisted = tier == TierKind::kRemote && !checkpoint.manifest;
-        out.set_state(writing                              ? "writing"
-                      : copy.kind == CopyState::Kind::kBad ? absl::StrCat("bad: ", copy.why)
-                      : unlisted                           ? "good, not in a manifest yet"
-                                                           : "good");
+        out.set_state(writing                               ? "writing"
+                      : copy.kind == CopyState::Kind::kBad  ? absl::StrCat("bad: ", copy.why)
+                      : copy.kind == CopyState::Kind::kAway ? std::string("out of reach")
+                      : unlisted                            ? "good, not in a manifest yet"
+                                                            : "good");
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -249,6 +250,30 @@ struct StateWritten {
   absl::Status status;
 };
 struct WakeUp {};
+// A sealed copy in a node's memory, and who may still write into its slot.
+struct FoundShard {
+  SealedCopy copy;
+  std::optional<ProcessId> writer;
+};
+// The node that this comes from takes part from now on, or again: all that it has in memory, and
+// the ranks that live there. What it has in nvme is told next.
+struct NodeArrived {
+  struct Seat {
+    Attempt attempt = 0;
+    Rank rank = 0;
+    ProcessId process;
+    ConnectionId connection = 0;
+    std::set<Step> writing;  // begun there, and neither sealed nor lost
+    std::optional<Step> last_begun;
+  };
+  std::vector<FoundShard> shards;
+  std::vector<Seat> seats;
+};
+// What that node has is out of reach. `ended`: its processes count as ended, too.
+struct NodeLeft {
+  bool ended = false;
+  std::string why;
+};
 // The job is being removed: all its copies go.
 struct JobRemoved {
   bool removed = true;  // false: it stays, with whatever its tiers are found to have
@@ -261,7 +286,7 @@ using ToCoordinator =
                  InventoryState, CopiesFound, CopiesAway, ShardDrained, FlushStalled, ManifestDone,
                  RemovalDone, RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked,
                  FetchRoomAsked, PinAsked, RemoveCheckpointAsked, SetPolicyAsked,
-                 CollectGarbageAsked>;
+                 CollectGarbageAsked, NodeArrived, NodeLeft>;
 
 // ---- Coordinator → agent ----
 
@@ -376,5 +401,12 @@ using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered,
                              SourceOffered, SessionEnded, GiveUp, Superseded, CopyDoubted,
                              PersistState, RestorePointSet, Reported, FlushWanted, FlushUnwanted,
                              ManifestWanted, RemovalWanted, AdminAnswered>;
+
+// Which node's agent it is for. An answer to a request goes to whoever asked.
+inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job
+struct ForAgent {
+  NodeId to = kHere;
+  ToAgent message;
+};
 
 }  // namespace holdfast

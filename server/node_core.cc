@@ -29,12 +29,10 @@ struct NodeCore::Impl {
     if (found == agent.jobs().end()) {
       return;
     }
-    std::vector<ToAgent> answers;
-    found->second->Handle(message, time, answers);
+    std::vector<ForAgent> answers;
+    found->second->Handle(message, kHere, time, answers);
     UpdateWake(job);
-    for (const ToAgent& answer : answers) {
-      agent.Take(job, answer, time);
-    }
+    agent.Take(job, answers, time);
   }
 
   void UpdateWake(const JobUuid& job) {

@@ -44,6 +44,7 @@ RequestToken Session::Enter(Rank rank, ProcessId process, const SessionWish& wis
   wish_ = wish;
   Entry& entry = entries_[rank];
   const RequestToken before = entry.waiting;
+  loaded_ -= entry.loaded ? 1 : 0;
   entry = {process, token, false};
   return before;
 }
@@ -55,6 +56,7 @@ bool Session::Has(Rank rank, ProcessId process) const {
 
 void Session::Drop(Rank rank, ProcessId process) {
   if (Has(rank, process)) {
+    loaded_ -= entries_.at(rank).loaded ? 1 : 0;
     entries_.erase(rank);
   }
 }
@@ -70,19 +72,20 @@ void Session::BeginLoading(std::vector<CheckpointId> candidates, bool only_these
 RequestToken Session::Report(Rank rank, RequestToken token) {
   Entry& entry = entries_[rank];
   const RequestToken before = entry.waiting;
+  loaded_ += entry.loaded ? 0 : 1;
   entry.loaded = true;
   entry.waiting = token;
   return before;
 }
 
 bool Session::AllLoaded() const {
-  return AllEntered() && std::all_of(entries_.begin(), entries_.end(),
-                                     [](const auto& e) { return e.second.loaded; });
+  return AllEntered() && loaded_ == entries_.size();
 }
 
 RequestToken Session::Fail(Rank rank, RequestToken token, std::string problem) {
   Entry& entry = entries_[rank];
   const RequestToken before = entry.waiting;
+  loaded_ -= entry.loaded ? 1 : 0;
   entry.loaded = false;
   entry.waiting = token;
   failed_ = {rank, std::move(problem)};
@@ -97,6 +100,7 @@ void Session::NextRound(std::vector<CheckpointId> candidates) {
   for (auto& [rank, entry] : entries_) {
     entry.loaded = false;
   }
+  loaded_ = 0;
 }
 
 std::vector<std::pair<Rank, RequestToken>> Session::TakeWaiting() {

@@ -102,6 +102,7 @@ class Session {
   uint32_t round_ = 0;
   SessionWish wish_;
   std::map<Rank, Entry> entries_;
+  size_t loaded_ = 0;  // of them
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;
   std::optional<Failed> failed_;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "tests/integration/crash_asking.h"
 #include "tests/integration/tier_fixture.h"
 
@@ -73,11 +74,17 @@ class CrashRun : public TierTest {
     ASSERT_TRUE(node_.Start(died_ ? "" : point_));
   }
 
+  static bool TiersRead(const v1::JobStatus& job) {
+    return std::none_of(job.tiers().begin(), job.tiers().end(), [](const v1::TierProgress& tier) {
+      return absl::StrContains(tier.problem(), "still being read");
+    });
+  }
+
   void CheckTheEnd() {
     // 1. What is listed as committed is good to the last byte, wherever it lies.
     EXPECT_TRUE(node_.Until([this](const v1::GetStatusReply& status) {
       return status.jobs_size() == 1 && DurableFiles(".tmp").empty() &&
-             DurableFiles(".intent").empty();
+             DurableFiles(".intent").empty() && TiersRead(status.jobs(0));
     })) << ::testing::PrintToString(DurableFiles("/"));
     const Node::Verified verified = node_.Verify("job");
     EXPECT_TRUE(verified.ok) << verified.error;

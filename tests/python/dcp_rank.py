@@ -278,8 +278,13 @@ def fail(folder: pathlib.Path, kinds: list[str]) -> None:
         assert list(failures) == [1], failures
     step += 1
     failures = failures_of(lambda: dcp.save(state, storage_writer=Writer("fail", step=step + RANK)))
-    assert isinstance(failures[0], holdfast.InvalidArgument), failures
-    assert f"rank 1 step {step + 1}" in str(failures[0])
+    # Told where the ranks compare their steps, or before by ckptd, when rank 1 has sealed its later
+    # step while rank 0 is still writing the earlier.
+    told = {
+        holdfast.InvalidArgument: f"rank 1 step {step + 1}",
+        holdfast.Abandoned: f"rank 1 went on to step {step + 1} without it",
+    }
+    assert told[type(failures[0])] in str(failures[0]), failures
     step += 2
     state["n"] = step
     staged(step)

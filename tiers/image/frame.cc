@@ -30,6 +30,8 @@ Kind Describe(FrameKind kind) {
       return {"HFATCLAI", "attempt claim"};
     case FrameKind::kManifest:
       return {"HFMANIFE", "manifest"};
+    case FrameKind::kMembership:
+      return {"HFMEMBER", "membership note"};
   }
   return {};
 }

@@ -28,6 +28,7 @@ enum class FrameKind {
   kJobIdentity,   // "HFJOBIDN"
   kAttemptClaim,  // "HFATCLAI"
   kManifest,      // "HFMANIFE"
+  kMembership,    // "HFMEMBER"
 };
 
 inline constexpr uint32_t kFrameFormatVersion = 1;

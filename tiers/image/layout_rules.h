@@ -1,7 +1,7 @@
 // What every slice and every layout must obey, in one place: PlanImage applies these rules to what
-// a user gives, DecodeLayout applies the same ones to what a file says. For tiers/image, and for
-// client-lib, which checks and quotes names by the same rules. Pure functions, thread-safe, they
-// own nothing.
+// a user gives, DecodeLayout applies the same ones to what a file says. For tiers/image; for
+// client-lib, which checks and quotes names by the same rules; and for recovery/ownership.cc, which
+// orders the slices of many layouts. Pure functions, thread-safe, they own nothing.
 //
 //   HF_ASSIGN_OR_RETURN(slice.bytes, CheckSlice(slice));
 //   if (CompareSlices(a, b) < 0) { … a lies before b in the image … }

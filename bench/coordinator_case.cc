@@ -1,0 +1,359 @@
+#include <malloc.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "bench/cases.h"
+#include "server/coordinator.h"
+
+namespace holdfast::bench {
+namespace {
+
+constexpr uint32_t kRanksPerNode = 8;
+constexpr uint32_t kRanks[] = {8, 96, 768, 12'288};
+constexpr uint64_t kShardBytes = uint64_t{6} << 30;
+constexpr int kStepsBefore = 5;  // so that retention has something to do in each step
+constexpr double kStepBarMs = 100;
+constexpr double kStepGoalMs = 20;
+constexpr double kRebuildBarMs = 1000;
+constexpr double kRebuildBarMb = 500;
+
+double CpuMs() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
+}
+
+double HeapMb() {
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<double>(info.uordblks + info.hblkhd) / 1e6;
+}
+
+// A job of many nodes with eight ranks each: the coordinator is the real one, its agents say what
+// theirs would, and what they are told is counted.
+class ManyNodes {
+ public:
+  explicit ManyNodes(uint32_t ranks)
+      : ranks_(ranks), nodes_((ranks + kRanksPerNode - 1) / kRanksPerNode) {
+    for (uint32_t node = 1; node < nodes_; ++node) {
+      names_.Number("node-" + std::to_string(node));
+    }
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TellInventories();
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+      Join(rank, "one");
+    }
+  }
+
+  // Everything that a step costs its coordinator: begun, sealed, awaited, committed, brought into
+  // both durable tiers, an older one removed from both.
+  double Step(holdfast::Step step) {
+    step_ = step;
+    told_.clear();
+    messages_ = 0;
+    const double before = CpuMs();
+    for (NodeId node = 0; node < nodes_; ++node) {
+      ForRanks(node, [&](Rank rank) { Say(node, SaveAsked{++token_, attempt(), rank, step}); });
+    }
+    Round(true);
+    for (NodeId node = 0; node < nodes_; ++node) {
+      ForRanks(node, [&](Rank rank) {
+        Say(node, ShardSealed{attempt(), rank, step, ranks_, kShardBytes, 1'000'000});
+        Say(node, AwaitAsked{++token_, attempt(), rank, step, v1::AwaitSave::STAGE_COMMITTED});
+      });
+    }
+    Round(true);
+    while (!work_.empty()) {
+      DoWork();
+    }
+    const double spent = CpuMs() - before;
+    if (!job_->IsCommittedIn(TierKind::kRemote, {attempt(), step})) {
+      std::fprintf(stderr, "coordinator: step %llu is not whole in remote\n",
+                   static_cast<unsigned long long>(step));
+      std::exit(1);
+    }
+    return spent;
+  }
+  uint64_t messages() const { return messages_; }
+  uint32_t nodes() const { return nodes_; }
+
+  // Another node takes the job over: from its agreed state and what all nodes have, to every rank
+  // of the next attempt being told its source. `heap_mb`: what the coordinator takes then.
+  double Rebuild(double& heap_mb) {
+    const v1::JobState state = state_;
+    std::vector<NodeArrived> arrivals;
+    std::vector<CopiesFound> drives;
+    for (NodeId node = 0; node < nodes_; ++node) {
+      arrivals.push_back(ArrivalOf(node));
+      drives.push_back(DrivesOf(node));
+    }
+    CopiesFound remote;
+    remote.tier = TierKind::kRemote;
+    remote.began = now_;
+    for (const holdfast::Step step : {step_ - 1, step_}) {
+      for (Rank rank = 0; rank < ranks_; ++rank) {
+        remote.copies.push_back(CopyOf(rank, step, true));
+      }
+      remote.manifests.push_back({attempt(), step});
+    }
+    job_.reset();
+    const double heap = HeapMb();
+    const double before = CpuMs();
+    MakeCoordinator();
+    const absl::Status loaded = job_->Load(state);
+    std::vector<ForAgent> out;
+    job_->Resume({}, Time(), out);
+    for (NodeId node = 0; node < nodes_; ++node) {
+      Say(node, arrivals[node]);
+      Say(node, drives[node]);
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(kHere, remote);
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+      SeatLost lost;
+      lost.attempt = 1;
+      lost.rank = rank;
+      lost.process = ProcessOf(rank);
+      lost.how = SeatLost::How::kProcessEnded;
+      Say(NodeOf(rank), lost);
+    }
+    ++incarnation_;
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+      Join(rank, "two");
+    }
+    offered_ = 0;
+    for (Rank rank = 0; rank < ranks_; ++rank) {
+      SessionAsked asked;
+      asked.token = ++token_;
+      asked.attempt = attempt();
+      asked.rank = rank;
+      asked.process = ProcessOf(rank);
+      asked.may_wait = true;
+      Say(NodeOf(rank), asked);
+    }
+    const double spent = CpuMs() - before;
+    heap_mb = HeapMb() - heap;
+    if (!loaded.ok() || offered_ != ranks_ || attempt() != 2) {
+      std::fprintf(stderr, "coordinator: %u of %u ranks were offered a source\n", offered_, ranks_);
+      std::exit(1);
+    }
+    return spent;
+  }
+
+ private:
+  void MakeCoordinator() {
+    CoordinatorSettings settings;
+    settings.commit_deadline = std::chrono::minutes(10);
+    settings.slots_per_rank = 3;
+    settings.keep_committed = 2;
+    settings.nvme = settings.remote = true;
+    settings.nodes = &names_;
+    for (v1::TierPolicy* tier :
+         {settings.policy.mutable_nvme(), settings.policy.mutable_remote()}) {
+      tier->set_every_steps(1);
+      tier->set_keep_last(2);
+    }
+    JobUuid uuid;
+    uuid.bytes[0] = 1;
+    job_ = std::make_unique<Coordinator>(settings, uuid, "llama", 1000, 1000, 1);
+  }
+  void TellInventories() {
+    for (NodeId node = 0; node < nodes_; ++node) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  }
+
+  Attempt attempt() const { return job_->attempt(); }
+  EventTime Time() const { return {now_, 1'000'000}; }
+  static NodeId NodeOf(Rank rank) { return rank / kRanksPerNode; }
+  ProcessId ProcessOf(Rank rank) const {
+    return {static_cast<int32_t>(1000 + rank % kRanksPerNode), incarnation_, NodeOf(rank)};
+  }
+  template <typename Do>
+  void ForRanks(NodeId node, Do&& what) const {
+    for (Rank rank = node * kRanksPerNode; rank < std::min(ranks_, (node + 1) * kRanksPerNode);
+         ++rank) {
+      what(rank);
+    }
+  }
+  void Join(Rank rank, const std::string& launch) {
+    JoinAsked join;
+    join.token = ++token_;
+    join.connection = token_;
+    join.caller = {ProcessOf(rank), 1000, 1000};
+    join.rank = rank;
+    join.world_size = ranks_;
+    join.launch = launch;
+    join.opening = 1;
+    Say(NodeOf(rank), join);
+  }
+
+  void Say(NodeId from, const ToCoordinator& message) {
+    out_.clear();
+    job_->Handle(message, from, Time(), out_);
+    std::vector<ForAgent> out = std::move(out_);
+    for (ForAgent& each : out) {
+      if (const auto* persist = std::get_if<PersistState>(&each.message)) {
+        state_ = persist->state;
+        Say(kHere, StateWritten{state_.version(), absl::OkStatus()});
+        continue;
+      }
+      offered_ += std::holds_alternative<SourceOffered>(each.message) ? 1 : 0;
+      if (each.to == kEveryNode) {
+        for (NodeId node = 0; node < nodes_; ++node) {
+          told_.insert(node);
+        }
+        continue;
+      }
+      told_.insert(each.to);
+      if (std::holds_alternative<FlushWanted>(each.message) ||
+          std::holds_alternative<ManifestWanted>(each.message) ||
+          std::holds_alternative<RemovalWanted>(each.message)) {
+        work_.push_back(std::move(each));
+      }
+    }
+  }
+  // What happened at the same time went in one message from each node, and in one to each.
+  void Round(bool from_all) {
+    messages_ += (from_all ? nodes_ : 0) + told_.size();
+    told_.clear();
+  }
+  void DoWork() {
+    const std::vector<ForAgent> work = std::move(work_);
+    work_.clear();
+    for (const ForAgent& each : work) {
+      ++messages_;
+      if (const auto* flush = std::get_if<FlushWanted>(&each.message)) {
+        for (const FlushWanted::Shard& shard : flush->shards) {
+          ShardDrained done{flush->checkpoint,
+                            shard.rank,
+                            flush->to,
+                            shard.from,
+                            absl::OkStatus(),
+                            false,
+                            CopyOf(shard.rank, flush->checkpoint.step, false)};
+          Say(each.to, done);
+        }
+      } else if (const auto* manifest = std::get_if<ManifestWanted>(&each.message)) {
+        Say(each.to, ManifestDone{manifest->checkpoint, absl::OkStatus()});
+      } else if (const auto* removal = std::get_if<RemovalWanted>(&each.message)) {
+        Say(each.to,
+            RemovalDone{removal->checkpoint, removal->tier, absl::OkStatus(), std::nullopt});
+      }
+    }
+    Round(false);
+  }
+
+  DurableCopy CopyOf(Rank rank, holdfast::Step step, bool from_manifest) const {
+    DurableCopy copy;
+    copy.copy.id = {job_->uuid(), 1, step, rank};
+    copy.copy.job_name = "llama";
+    copy.copy.world_size = ranks_;
+    copy.copy.image_bytes = kShardBytes;
+    copy.copy.sealed_unix_ms = 1'000'000;
+    copy.copy.descent = {{1, {}}};
+    copy.record_bytes = 100'000;
+    copy.record_crc = rank;
+    copy.from_manifest = from_manifest;
+    copy.location =
+        "/mnt/nvme0/llama/" + std::to_string(step) + "-a1/" + std::to_string(rank) + ".safetensors";
+    return copy;
+  }
+  NodeArrived ArrivalOf(NodeId node) const {
+    NodeArrived arrived;
+    ForRanks(node, [&](Rank rank) {
+      for (const holdfast::Step step : {step_ - 1, step_}) {
+        arrived.shards.push_back({CopyOf(rank, step, false).copy, std::nullopt});
+      }
+      arrived.seats.push_back({1, rank, ProcessOf(rank), 1, {}, step_});
+    });
+    return arrived;
+  }
+  CopiesFound DrivesOf(NodeId node) const {
+    CopiesFound found;
+    found.tier = TierKind::kNvme;
+    found.began = now_;
+    ForRanks(node, [&](Rank rank) {
+      for (const holdfast::Step step : {step_ - 1, step_}) {
+        found.copies.push_back(CopyOf(rank, step, false));
+      }
+    });
+    return found;
+  }
+
+  const uint32_t ranks_;
+  const uint32_t nodes_;
+  NodeNames names_{"node-0"};
+  std::unique_ptr<Coordinator> job_;
+  v1::JobState state_;
+  MonotonicTime now_{1'000'000'000};
+  RequestToken token_ = 0;
+  uint64_t incarnation_ = 1;
+  holdfast::Step step_ = 0;
+  std::vector<ForAgent> out_;
+  std::vector<ForAgent> work_;
+  std::set<NodeId> told_;
+  uint64_t messages_ = 0;
+  uint32_t offered_ = 0;
+};
+
+Row LowerRow(const std::string& name, const std::string& unit, std::vector<double> values) {
+  Row row{name, unit};
+  row.value = row.ratio = Median(values);
+  row.ratio_low = *std::min_element(values.begin(), values.end());
+  row.ratio_high = *std::max_element(values.begin(), values.end());
+  return row;
+}
+
+}  // namespace
+
+// What one job costs the daemon that coordinates it, on one core, from one node to 1,536.
+Report RunCoordinator(const CaseOptions& options) {
+  Report report{"coordinator", Better::kLower, {}};
+  Progress progress("coordinator", static_cast<int>(std::size(kRanks)) * options.rounds);
+  for (const uint32_t ranks : kRanks) {
+    std::vector<double> steps;
+    std::vector<double> rebuilds;
+    std::vector<double> heaps;
+    std::vector<double> messages;
+    for (int round = 0; round < options.rounds; ++round) {
+      ManyNodes job(ranks);
+      holdfast::Step step = 0;
+      for (int i = 0; i < kStepsBefore; ++i) {
+        job.Step(++step);
+      }
+      steps.push_back(job.Step(++step));
+      messages.push_back(static_cast<double>(job.messages()) / job.nodes());
+      double heap = 0;
+      rebuilds.push_back(job.Rebuild(heap));
+      heaps.push_back(heap);
+      progress.Advance(std::to_string(ranks) + " ranks");
+    }
+    const std::string size = std::to_string(ranks) + " ranks: ";
+    const bool judged = ranks == kRanks[std::size(kRanks) - 1];
+    Row step = LowerRow(size + "CPU a step", "ms", steps);
+    step.bar = judged ? kStepBarMs : 0;
+    step.goal = judged ? kStepGoalMs : 0;
+    report.rows.push_back(step);
+    report.rows.push_back(LowerRow(size + "messages a step and node", "", messages));
+    Row rebuild = LowerRow(size + "CPU to rebuild and choose", "ms", rebuilds);
+    rebuild.bar = judged ? kRebuildBarMs : 0;
+    report.rows.push_back(rebuild);
+    Row heap = LowerRow(size + "memory then", "MB", heaps);
+    heap.bar = judged ? kRebuildBarMb : 0;
+    report.rows.push_back(heap);
+  }
+  return report;
+}
+
+}  // namespace holdfast::bench

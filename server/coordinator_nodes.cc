@@ -1,0 +1,455 @@
+// Nodes that come and go (docs/protocol.md, "Many nodes"). What a node has counts from when it
+// tells all of it; what it had is kept in mind while it is out of reach, and counts for nothing.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+
+// Copies in the node's memory: those that were found there at start, or that it tells when it
+// comes.
+void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
+  bool learned = false;
+  for (const FoundShard& found : shards) {
+    Learn(found.copy, learned);
+  }
+  ComputeLine();
+  for (const FoundShard& found : shards) {
+    const SealedCopy& copy = found.copy;
+    const bool current = copy.id.attempt == attempt();
+    if (const auto fate = fates_.find(copy.id.step);
+        current && fate != fates_.end() && checkpoints_.count(copy.id.checkpoint()) == 0) {
+      t.Say(GiveUp{copy.id.checkpoint(), fate->second.failure}, t.from);
+      continue;
+    }
+    const CopyPlace place{TierKind::kMemory, t.from};
+    const auto known = checkpoints_.find(copy.id.checkpoint());
+    if (IsAnotherSave(copy, TierKind::kMemory, settings_.nodes->Name(t.from), true, t)) {
+      if (known->second.shards.at(copy.id.rank).at(place).kind == CopyState::Kind::kAway) {
+        known->second.SetNone(copy.id.rank, place);  // it took the place of the one that was there
+      }
+      continue;
+    }
+    if (known != checkpoints_.end() && known->second.shards.count(copy.id.rank) > 0 &&
+        known->second.shards.at(copy.id.rank).at(place).kind == CopyState::Kind::kBad) {
+      continue;  // it is not good again because it still lies there
+    }
+    AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
+              copy.sealed_unix_ms},
+             TierKind::kMemory, {}, t);
+    if (!current) {
+      continue;
+    }
+    any_save_ = true;
+    Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
+    last = std::max(last, copy.id.step);
+    if (found.writer) {  // says who the rank is when the state that said so was lost
+      if (members_.Find(copy.id.rank) == nullptr) {
+        members_.Set(copy.id.rank, {*found.writer, 0, true, true});
+      }
+    }
+  }
+  PruneIncomplete(t);
+  // Nor will those of the newest one that lack a rank which is known to be gone.
+  for (const Rank rank : members_.gone()) {
+    AbandonWithout(
+        rank, std::nullopt,
+        absl::StrCat("rank ", rank, " (", settings_.nodes->Who(members_.Find(rank)->process),
+                     ") ended or left without having sealed it"),
+        t);
+  }
+  PruneAttempts();
+  if (learned) {
+    Persist(t);
+  }
+}
+
+// What is there of a node's that took part cannot be told now.
+void Coordinator::Miss(NodeId node, bool comes_back, const std::string& why) {
+  missing_.insert(node);
+  if (comes_back) {
+    unreachable_.insert(node);
+    nvme_on_[node] = {TierKind::kNvme, InventoryState::Kind::kPending, why};
+  } else {
+    unreachable_.erase(node);
+    nvme_on_.erase(node);
+  }
+  SumUpNvme();
+}
+
+// Whether a step that is newer than the candidates is whole again when a node is back that may be.
+bool Coordinator::MayComeBack(const std::vector<CheckpointId>& candidates) const {
+  return !unreachable_.empty() &&
+         std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
+           return c.second.cut_off && OnLine(line_, c.first) &&
+                  (candidates.empty() || candidates.front() < c.first);
+         });
+}
+
+// Whether it was whole, and what it lacks is on nodes that are not there, as far as is known.
+bool Coordinator::CutOff(CheckpointId id, const Checkpoint& checkpoint) const {
+  if (checkpoint.given_up || checkpoint.contradictory || !checkpoint.writing.empty()) {
+    return false;
+  }
+  // The state says of the last commits a little later that they were: before all nodes have been
+  // heard, any step may have been whole.
+  return checkpoint.WholeWithAway() || !unheard_.empty() ||
+         ((checkpoint.committed || CommittedOnce(id)) && StillToTell());
+}
+
+bool Coordinator::CommittedOnce(CheckpointId id) const {
+  const auto info = attempts_.find(id.attempt);
+  return info != attempts_.end() && info->second.any_committed &&
+         id.step <= info->second.last_committed_step;
+}
+
+// Whether another node may have copies that are not known now.
+bool Coordinator::StillToTell() const {
+  return !missing_.empty() ||
+         (Configured(TierKind::kNvme) &&
+          std::any_of(nvme_on_.begin(), nvme_on_.end(), [](const auto& there) {
+            return there.first != kHere && there.second.kind == InventoryState::Kind::kPending;
+          }));
+}
+
+// Whether it has, or had, anything to do with the job.
+bool Coordinator::TakesPart(NodeId node) const {
+  return missing_.count(node) > 0 || nvme_on_.count(node) > 0 || !members_.OnNode(node).empty() ||
+         std::any_of(checkpoints_.begin(), checkpoints_.end(),
+                     [node](const auto& c) { return !c.second.RanksOn(node).empty(); });
+}
+
+// Whether a process on another node has the rank: what this one says in its name is of a process
+// that lost it.
+bool Coordinator::SeatedElsewhere(Rank rank, NodeId node) const {
+  const Member* member = members_.Find(rank);
+  return member != nullptr && member->process.node != node;
+}
+
+Failure Coordinator::TakenElsewhere(Rank rank) const {
+  return {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_RANK_TAKEN,
+          absl::StrCat("rank ", rank, " of job '", name_, "' is ",
+                       settings_.nodes->Who(members_.Find(rank)->process),
+                       " since this process was out of reach; it can change nothing any more, and "
+                       "should end")};
+}
+
+// The node has something of a newer attempt than this coordinator knows: its state is old. What
+// runs under an older number is over, whoever it is.
+void Coordinator::GiveWay(const NodeArrived& m, Turn& t) {
+  Attempt told = 0;  // by copies, which name its line of descent
+  for (const FoundShard& found : m.shards) {
+    told = std::max(told, found.copy.id.attempt);
+  }
+  Attempt newest = told;
+  for (const NodeArrived::Seat& seat : m.seats) {
+    newest = std::max(newest, seat.attempt);
+  }
+  if (newest <= attempt() || newest < highest_attempt_) {
+    return;
+  }
+  Failure over = SupersededFailure(attempt());
+  over.message = absl::StrCat(
+      "attempt ", attempt(), " of job '", name_, "' is over: ", settings_.nodes->Name(t.from),
+      " has something of attempt ", newest, ", which was not known here; start all ranks again");
+  highest_attempt_ = newest;
+  // Of an attempt that has saved nothing too little is known to go on with it.
+  EndAttempt(told == newest ? newest : newest + 1, over, t);
+  Persist(t);
+}
+
+// Those that were cut off by what is known now, or not any more.
+void Coordinator::RecheckCutOff(Turn& t) {
+  for (const CheckpointId& id : AllCheckpoints()) {
+    const auto it = checkpoints_.find(id);
+    if (it == checkpoints_.end() || !it->second.cut_off) {
+      continue;
+    }
+    Recheck(id, t);
+    if (id.attempt == attempt()) {
+      AnswerAwaits(id.step, t);
+    }
+  }
+  PruneIncomplete(t);
+}
+
+// What was out of reach there, and is not there or not expected any more.
+void Coordinator::DropAway(NodeId node, TierKind tier, const std::string& why, Turn& t) {
+  const auto away = [](CheckpointId, Rank, const CopyState& copy) {
+    return copy.kind == CopyState::Kind::kAway;
+  };
+  for (const CheckpointId& id : DropCopies({tier, node}, away)) {
+    Recheck(id, t);
+    EraseIfGone(id,
+                {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                 absl::StrCat("the last copies of step ", id.step, " were on ",
+                              settings_.nodes->Name(node), ", ", why)},
+                t);
+  }
+}
+
+// Nodes that are gone for good are not expected any more when a newer step than all that may be
+// whole with them is safe.
+void Coordinator::ForgetGone(CheckpointId safe, Turn& t) {
+  const bool newer = std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
+    return c.second.cut_off && OnLine(line_, c.first) && safe < c.first;
+  });
+  std::vector<NodeId> gone;
+  for (const NodeId node : missing_) {
+    if (unreachable_.count(node) == 0) {
+      gone.push_back(node);
+    }
+  }
+  if (gone.empty() || newer || safe.attempt != attempt()) {
+    return;
+  }
+  for (const NodeId node : gone) {
+    missing_.erase(node);
+    unheard_.erase(node);
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
+      DropAway(node, tier, "which is gone", t);
+    }
+  }
+  RecheckCutOff(t);
+  PersistLazily(t);
+}
+
+void Coordinator::On(const NodeArrived& m, Turn& t) {
+  const bool fresh = !TakesPart(t.from);
+  missing_.erase(t.from);
+  unreachable_.erase(t.from);
+  unheard_.erase(t.from);
+  if (Configured(TierKind::kNvme)) {
+    nvme_on_[t.from] = {TierKind::kNvme, InventoryState::Kind::kPending, ""};
+    SumUpNvme();
+  }
+  const absl::Status anew = absl::UnavailableError(
+      absl::StrCat(settings_.nodes->Name(t.from), " was started anew, or could not be heard"));
+  LoseWork(anew, anew, t);
+  GiveWay(m, t);
+  // 1. What it does not tell of is not there any more.
+  std::set<std::pair<CheckpointId, Rank>> there;
+  for (const FoundShard& found : m.shards) {
+    there.insert({found.copy.id.checkpoint(), found.copy.id.rank});
+  }
+  const auto not_told = [&](CheckpointId id, Rank rank, const CopyState&) {
+    return there.count({id, rank}) == 0;
+  };
+  const std::vector<CheckpointId> changed = DropCopies({TierKind::kMemory, t.from}, not_told);
+  for (const CheckpointId& id : changed) {
+    Recheck(id, t);  // before anything is given up for its sake
+  }
+
+  // 2. What it has, and who lives there.
+  TakeShards(m.shards, t);
+  TakeSeats(m, t);
+  RecheckCutOff(t);
+  for (const CheckpointId& id : changed) {
+    EraseIfGone(id,
+                {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                 absl::StrCat("the copies of step ", id.step, " were in the memory of ",
+                              settings_.nodes->Name(t.from), ", which lost them")},
+                t);
+  }
+  if (fresh && !m.shards.empty()) {
+    PersistLazily(t);  // the next coordinator waits for it, too
+  }
+  RetryJoins(t);
+  GoOnWithSession(t);
+  PumpDrains(t);
+  RetainDurable(t);
+  FlushState(t);
+}
+
+void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
+  std::map<Rank, const NodeArrived::Seat*> seats;
+  bool superseded = false;
+  for (const NodeArrived::Seat& seat : m.seats) {
+    superseded = superseded || seat.attempt < attempt();
+    if (seat.attempt == attempt()) {
+      seats[seat.rank] = &seat;
+    }
+  }
+  if (superseded) {
+    t.Say(Superseded{attempt()}, t.from);
+  }
+  for (const auto& [rank, seat] : seats) {
+    if (members_.Find(rank) == nullptr) {
+      members_.Set(rank, {seat->process, 0, true, true});
+    }
+    if (members_.Find(rank)->process != seat->process) {
+      continue;  // another process has taken the rank since
+    }
+    members_.SetAlive(rank, true);  // it may have counted as ended with its node
+    members_.SetConnection(rank, seat->connection);
+    if (seat->last_begun) {
+      any_save_ = true;
+      Step& last = last_begun_.try_emplace(rank, *seat->last_begun).first->second;
+      last = std::max(last, *seat->last_begun);
+    }
+    for (const Step step : seat->writing) {
+      const CheckpointId id{attempt(), step};
+      if (const auto fate = fates_.find(step);
+          fate != fates_.end() && checkpoints_.count(id) == 0) {
+        t.Say(GiveUp{id, fate->second.failure}, t.from);
+        continue;
+      }
+      const auto [it, fresh] = checkpoints_.try_emplace(id);
+      if (fresh) {
+        it->second.world_size = world_size();
+        it->second.begun = t.time.now;
+        it->second.begun_unix_ms = t.time.unix_ms;
+      }
+      if (it->second.shards.count(rank) == 0) {
+        it->second.writing.insert(rank);
+      }
+    }
+  }
+  // Who is not there any more ended while nobody heard of it; so did what they, or those who live
+  // on, were writing.
+  std::vector<SeatLost> ended;
+  std::vector<std::pair<CheckpointId, Rank>> lost;
+  for (const Rank rank : members_.OnNode(t.from)) {
+    const Member& member = *members_.Find(rank);
+    const auto seat = seats.find(rank);
+    if (!member.alive) {
+      continue;
+    }
+    if (seat == seats.end() || seat->second->process != member.process) {
+      ended.push_back({attempt(), rank, member.process, 0, SeatLost::How::kProcessEnded});
+    }
+    for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
+      const bool goes_on = seat != seats.end() && seat->second->writing.count(it->first.step) > 0;
+      if (it->second.writing.count(rank) > 0 && !goes_on) {
+        lost.emplace_back(it->first, rank);
+      }
+    }
+  }
+  for (const SeatLost& seat : ended) {
+    On(seat, t);
+  }
+  for (const auto& [id, rank] : lost) {
+    Abandon(id,
+            absl::StrCat("rank ", rank, " lost it while ", settings_.nodes->Name(t.from),
+                         " was out of reach"),
+            t);
+  }
+}
+
+// Nothing of what the node was to do will be told; who waited there asks again. `removal`: what its
+// removals have come to.
+void Coordinator::LoseWork(const absl::Status& why, const absl::Status& removal, Turn& t) {
+  std::vector<RequestToken> tokens;
+  std::erase_if(joins_, [&](const PendingJoin& pending) {
+    const bool there = pending.join.caller.process.node == t.from;
+    if (there) {
+      tokens.push_back(pending.join.token);
+    }
+    return there;
+  });
+  for (const RequestToken token : tokens) {
+    Refuse(token,
+           {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+            absl::StrCat("join of job '", name_, "': ", Message(why), "; ask again")},
+           t);
+  }
+  std::vector<ShardDrained> drained;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    for (const TierKind tier : kAllTiers) {
+      for (const auto& [rank, from] : checkpoint.drain(tier).waiting) {
+        if (from.node == t.from) {
+          drained.push_back({id, rank, tier, from.tier, why, false, {}});
+        }
+      }
+    }
+  }
+  for (const ShardDrained& each : drained) {
+    On(each, t);
+  }
+  std::vector<RemovalDone> removals;
+  for (const TierKind tier : kAllTiers) {
+    for (const Going* going : AllGoing(tier)) {
+      if (going->asked.count(t.from) > 0) {
+        removals.push_back({going->id, tier, removal, std::nullopt});
+      }
+    }
+  }
+  for (const RemovalDone& each : removals) {
+    On(each, t);
+  }
+}
+
+void Coordinator::On(const NodeLeft& m, Turn& t) {
+  const std::string who = settings_.nodes->Name(t.from);
+  const absl::Status away = absl::UnavailableError(absl::StrCat(who, " is out of reach: ", m.why));
+  if (!TakesPart(t.from)) {
+    return LoseWork(away, absl::OkStatus(), t);
+  }
+  // 1. What it has counts for nothing, and nobody is sent there. (What it has not removed it tells
+  // again when it is back, and that is judged anew.)
+  Miss(t.from, !m.ended, m.why);
+  for (const CheckpointId& id : AllCheckpoints()) {
+    const auto it = checkpoints_.find(id);
+    if (it != checkpoints_.end() && it->second.SetAway(t.from)) {
+      Recheck(id, t);
+    }
+  }
+  for (Removals& removals : removals_) {
+    if (removals.current) {
+      removals.current->nodes.erase(t.from);
+    }
+    for (Going& going : removals.stuck) {
+      going.nodes.erase(t.from);
+    }
+    for (Going& going : removals.waiting) {
+      going.nodes.erase(t.from);
+    }
+  }
+
+  // 2. Nothing that it was to do will be told.
+  LoseWork(away, absl::OkStatus(), t);
+
+  // 3. Its ranks, if it is gone for good.
+  std::vector<SeatLost> ended;
+  for (const Rank rank : members_.OnNode(t.from)) {
+    const Member& member = *members_.Find(rank);
+    if (m.ended && member.alive) {
+      ended.push_back({attempt(), rank, member.process, 0, SeatLost::How::kProcessEnded});
+    }
+  }
+  for (const SeatLost& seat : ended) {
+    On(seat, t);
+  }
+  Tell(Report::Kind::kTrouble,
+       absl::StrCat(who, m.ended ? " is gone: " : " is out of reach: ", m.why,
+                    ended.empty() ? "" : absl::StrCat("; ", ended.size(), " ranks with it")),
+       0, t);
+  GoOnWithSession(t);
+  PumpDrains(t);
+  RetainDurable(t);
+}
+
+// Of what is whole nowhere and lies on nodes that are out of reach nothing is expected any more
+// when a newer step was committed.
+void Coordinator::ForgetAwayBelow(CheckpointId id, Turn& t) {
+  std::vector<CheckpointId> older;
+  for (const auto& [other, checkpoint] : checkpoints_) {
+    const bool nowhere = !checkpoint.AnyAt(TierKind::kMemory) && checkpoint.writing.empty() &&
+                         !checkpoint.AnythingDurable();
+    if (other < id && nowhere && checkpoint.AnyAway()) {
+      older.push_back(other);
+    }
+  }
+  for (const CheckpointId& other : older) {
+    Erase(
+        other,
+        {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+         absl::StrCat("step ", other.step, " of attempt ", other.attempt,
+                      " lies on nodes that are out of reach, and step ", id.step, " is committed")},
+        t);
+  }
+}
+
+}  // namespace holdfast

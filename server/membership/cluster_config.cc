@@ -1,0 +1,206 @@
+#include "server/membership/cluster_config.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "server/membership/membership_records.h"
+
+namespace holdfast {
+namespace {
+
+constexpr char kDefaultPort[] = "9465";
+constexpr uint32_t kLeaseTtlMsDefault = 10'000;
+constexpr uint32_t kLeaseTtlMsMin = 2'000;  // etcd grants no shorter ones
+constexpr uint32_t kLeaseTtlMsMax = 3'600'000;
+constexpr uint32_t kRequestTimeoutMsDefault = 2'000;
+constexpr uint32_t kRequestTimeoutMsMin = 100;
+constexpr int kEndpointsMax = 64;
+constexpr size_t kPrefixBytesMax = 512;
+
+absl::Status Bad(std::string_view setting, const std::string& problem) {
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(setting), ": ", problem));
+}
+
+absl::Status CheckAddressOf(const std::string& setting, const std::string& address) {
+  if (const absl::Status status = CheckAddress(address); !status.ok()) {
+    return Bad(setting, Message(status));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNodeOf(const std::string& setting, NodeInfo node) {
+  if (const absl::Status status = CheckNode(node); !status.ok()) {
+    return Bad(setting, Message(status));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFile(std::string_view setting, const std::string& path) {
+  return path.empty() || path[0] == '/'
+             ? absl::OkStatus()
+             : Bad(setting, absl::StrCat("'", path, "' is not an absolute path"));
+}
+
+absl::Status CheckMembers(const std::string& node_name, const v1::ClusterConfig& config) {
+  if (static_cast<size_t>(config.members_size()) > kMembersMax) {
+    return Bad("cluster.members", absl::StrCat(config.members_size(), " of them; at most ",
+                                               kMembersMax, " are allowed"));
+  }
+  std::set<std::string> names;
+  std::set<std::string> addresses;
+  for (const v1::ClusterMember& member : config.members()) {
+    const std::string setting = absl::StrCat("cluster.members (", member.name(), ")");
+    HF_RETURN_IF_ERROR(
+        CheckNodeOf(setting, {member.name(), member.address(), LabelsOf(member.labels())}));
+    if (!names.insert(member.name()).second) {
+      return Bad(setting, "listed twice; every node needs a name of its own");
+    }
+    if (!addresses.insert(member.address()).second) {
+      return Bad(setting, absl::StrCat("address ", member.address(), " is another member's, too"));
+    }
+  }
+  if (!names.contains(node_name)) {
+    return Bad("cluster.members",
+               absl::StrCat("this node, '", node_name,
+                            "' (node_name), is not listed; add it, on every node alike"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEtcd(const v1::EtcdConfig& etcd) {
+  if (etcd.endpoints_size() == 0 || etcd.endpoints_size() > kEndpointsMax) {
+    return Bad("cluster.etcd.endpoints",
+               absl::StrCat("1 to ", kEndpointsMax, " are needed, HOST:PORT each"));
+  }
+  for (const std::string& endpoint : etcd.endpoints()) {
+    if (const auto parsed = ParseEtcdEndpoint(etcd, endpoint); !parsed.ok()) {
+      return Bad("cluster.etcd.endpoints", Message(parsed.status()));
+    }
+  }
+  const std::string& prefix = etcd.prefix();
+  if (prefix.empty() || prefix.back() != '/' || prefix.size() > kPrefixBytesMax ||
+      !std::all_of(prefix.begin(), prefix.end(),
+                   [](const char c) { return c > ' ' && c < 0x7f; })) {
+    return Bad("cluster.etcd.prefix",
+               absl::StrCat("'", prefix.substr(0, 64),
+                            "': printable characters, a slash at the end, at most ",
+                            kPrefixBytesMax, " bytes"));
+  }
+  HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.ca_file", etcd.ca_file()));
+  HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.cert_file", etcd.cert_file()));
+  HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.key_file", etcd.key_file()));
+  HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.password_file", etcd.password_file()));
+  if (etcd.cert_file().empty() != etcd.key_file().empty()) {
+    return Bad("cluster.etcd.cert_file", "cert_file and key_file go together; give both or none");
+  }
+  if (etcd.user().empty() != etcd.password_file().empty()) {
+    return Bad("cluster.etcd.user", "user and password_file go together; give both or none");
+  }
+  if (etcd.user().size() > kNodeTextBytesMax) {
+    return Bad("cluster.etcd.user",
+               absl::StrCat("at most ", kNodeTextBytesMax, " bytes are allowed"));
+  }
+  const uint32_t ttl = etcd.lease_ttl_ms();
+  if (ttl < kLeaseTtlMsMin || ttl > kLeaseTtlMsMax || ttl % 1000 != 0) {
+    return Bad("cluster.etcd.lease_ttl_ms", absl::StrCat(ttl, " is not whole seconds within ",
+                                                         kLeaseTtlMsMin, " to ", kLeaseTtlMsMax));
+  }
+  const uint32_t timeout = etcd.request_timeout_ms();
+  if (timeout < kRequestTimeoutMsMin || timeout > ttl / 2) {
+    return Bad(
+        "cluster.etcd.request_timeout_ms",
+        absl::StrCat(timeout, " is not within ", kRequestTimeoutMsMin, " to half of lease_ttl_ms (",
+                     ttl / 2, "): another endpoint must have time to renew the lease"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<NodeLabel> LabelsOf(const google::protobuf::RepeatedPtrField<v1::Label>& labels) {
+  std::vector<NodeLabel> sorted;
+  for (const v1::Label& label : labels) {
+    sorted.push_back({label.name(), label.value()});
+  }
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
+}
+
+std::string EtcdPrefix(const v1::ClusterConfig& config) {
+  return absl::StrCat(config.etcd().prefix(), config.name(), "/");
+}
+
+absl::StatusOr<EtcdEndpoint> ParseEtcdEndpoint(const v1::EtcdConfig& config,
+                                               const std::string& endpoint) {
+  absl::string_view address = endpoint;
+  const bool https = absl::ConsumePrefix(&address, "https://");
+  const bool http = !https && absl::ConsumePrefix(&address, "http://");
+  HF_RETURN_IF_ERROR(CheckAddress(FromAbsl(address)));
+  const bool tls_files = !config.ca_file().empty() || !config.cert_file().empty();
+  if (http && tls_files) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", endpoint,
+        "' would not be encrypted, although ca_file or cert_file is set; use https://"));
+  }
+  return EtcdEndpoint{std::string(address), https || tls_files};
+}
+
+void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* config) {
+  if (config->name().empty()) {
+    config->set_name("default");
+  }
+  if (config->listen_address().empty()) {
+    config->set_listen_address(absl::StrCat("0.0.0.0:", kDefaultPort));
+  }
+  if (config->advertise_address().empty()) {
+    const auto self =
+        std::find_if(config->members().begin(), config->members().end(),
+                     [&](const v1::ClusterMember& member) { return member.name() == node_name; });
+    const size_t colon = config->listen_address().rfind(':');
+    config->set_advertise_address(
+        self != config->members().end()
+            ? self->address()
+            : absl::StrCat(
+                  node_name, ":",
+                  config->listen_address().substr(colon == std::string::npos ? 0 : colon + 1)));
+  }
+  if (config->has_etcd()) {
+    v1::EtcdConfig* etcd = config->mutable_etcd();
+    if (etcd->prefix().empty()) {
+      etcd->set_prefix("/holdfast/");
+    }
+    if (etcd->lease_ttl_ms() == 0) {
+      etcd->set_lease_ttl_ms(kLeaseTtlMsDefault);
+    }
+    if (etcd->request_timeout_ms() == 0) {
+      etcd->set_request_timeout_ms(kRequestTimeoutMsDefault);
+    }
+  }
+}
+
+absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config) {
+  if (const absl::Status name = CheckJobName(config.name()); !name.ok()) {
+    return Bad("cluster.name", absl::StrCat("it must be as a job's name: ", Message(name)));
+  }
+  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.listen_address", config.listen_address()));
+  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.advertise_address", config.advertise_address()));
+  HF_RETURN_IF_ERROR(
+      CheckNodeOf("cluster.labels or node_name",
+                  {node_name, config.advertise_address(), LabelsOf(config.labels())}));
+  if (config.has_etcd() && config.members_size() > 0) {
+    return Bad("cluster.members", "either a static list or etcd, not both; remove one of them");
+  }
+  if (config.has_etcd()) {
+    return CheckEtcd(config.etcd());
+  }
+  return config.members_size() > 0 ? CheckMembers(node_name, config) : absl::OkStatus();
+}
+
+}  // namespace holdfast

@@ -1,0 +1,30 @@
+// The settings of ClusterConfig: defaults, and what they may be.
+//
+//   v1::ClusterConfig cluster = …;                     // as the file says
+//   CompleteClusterConfig("node-1", &cluster);
+//   HF_RETURN_IF_ERROR(CheckClusterConfig("node-1", cluster));
+//
+// Pure functions.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "holdfast/v1/config.pb.h"
+#include "server/membership/etcd_endpoint.h"
+#include "server/membership/membership.h"
+
+namespace holdfast {
+
+// Fills in what was left out. Addresses: the node's name is taken for the host's.
+void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* config);
+// Of a complete one. Every error names the setting and the way out.
+absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config);
+
+// With the cluster's name: "/holdfast/default/".
+std::string EtcdPrefix(const v1::ClusterConfig& config);
+absl::StatusOr<EtcdEndpoint> ParseEtcdEndpoint(const v1::EtcdConfig& config,
+                                               const std::string& endpoint);
+std::vector<NodeLabel> LabelsOf(const google::protobuf::RepeatedPtrField<v1::Label>& labels);
+
+}  // namespace holdfast

@@ -1,0 +1,13 @@
+// Where one etcd server listens.
+#pragma once
+
+#include <string>
+
+namespace holdfast {
+
+struct EtcdEndpoint {
+  std::string address;  // host:port
+  bool tls = false;
+};
+
+}  // namespace holdfast

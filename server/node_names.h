@@ -1,0 +1,41 @@
+// The nodes that a daemon has heard of, by numbers of its own: what is kept per copy and per
+// process is a number, what people read is a name.
+//
+//   NodeNames names("node-a");                  // names.Name(kHere) == "node-a"
+//   const NodeId b = names.Number("node-b");    // the same one every time
+//
+// Owned by NodeCore; not thread-safe.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace holdfast {
+
+class NodeNames {
+ public:
+  explicit NodeNames(std::string here) : names_{std::move(here)} { numbers_[names_[0]] = kHere; }
+
+  NodeId Number(const std::string& name) {
+    const auto [it, fresh] = numbers_.try_emplace(name, static_cast<NodeId>(names_.size()));
+    if (fresh) {
+      names_.push_back(name);
+    }
+    return it->second;
+  }
+  const std::string& Name(NodeId node) const { return names_.at(node); }
+  bool Several() const { return names_.size() > 1; }
+  // "pid 4711", where there are several nodes "pid 4711 on node-b".
+  std::string Who(const ProcessId& process) const {
+    return Several() ? process.ToString() + " on " + Name(process.node) : process.ToString();
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::map<std::string, NodeId> numbers_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,1002 @@
+#include "server/peer_codec.h"
+
+#include <google/protobuf/unknown_field_set.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "recovery/policy.h"
+#include "server/agent.h"
+#include "server/peer_io.h"
+
+namespace holdfast {
+namespace {
+
+using peer_internal::Reader;
+using peer_internal::Writer;
+
+// The messages that cross, and the field of PeerMessage that each travels in.
+#define HF_PEER_TO_COORDINATOR(X)                   \
+  X(JoinAsked, join_asked)                          \
+  X(SeatLost, seat_lost)                            \
+  X(SaveAsked, save_asked)                          \
+  X(RoomAsked, room_asked)                          \
+  X(SpareAsked, spare_asked)                        \
+  X(SaveLost, save_lost)                            \
+  X(ShardGood, shard_good)                          \
+  X(ShardBad, shard_bad)                            \
+  X(AwaitAsked, await_asked)                        \
+  X(SessionAsked, session_asked)                    \
+  X(LoadReported, load_reported)                    \
+  X(RequestExpired, request_expired)                \
+  X(RequestCancelled, request_cancelled)            \
+  X(InventoryState, inventory_state)                \
+  X(CopiesFound, copies_found)                      \
+  X(CopiesAway, copies_away)                        \
+  X(ShardDrained, shard_drained)                    \
+  X(FlushStalled, flush_stalled)                    \
+  X(ManifestDone, manifest_done)                    \
+  X(RemovalDone, removal_done)                      \
+  X(RemovalStalled, removal_stalled)                \
+  X(MemoryCopyGained, memory_copy_gained)           \
+  X(FetchFailed, fetch_failed)                      \
+  X(DurableRoomAsked, durable_room_asked)           \
+  X(FetchRoomAsked, fetch_room_asked)               \
+  X(NodeArrived, node_arrived)                      \
+  X(RestorePointAsked, restore_point_asked)         \
+  X(PinAsked, pin_asked)                            \
+  X(RemoveCheckpointAsked, remove_checkpoint_asked) \
+  X(SetPolicyAsked, set_policy_asked)               \
+  X(CollectGarbageAsked, collect_garbage_asked)
+
+#define HF_PEER_TO_AGENT(X)             \
+  X(Refused, refused)                   \
+  X(JoinAccepted, join_accepted)        \
+  X(SavePermitted, save_permitted)      \
+  X(RoomAnswered, room_answered)        \
+  X(StageReached, stage_reached)        \
+  X(SourceOffered, source_offered)      \
+  X(SessionEnded, session_ended)        \
+  X(GiveUp, give_up)                    \
+  X(Superseded, superseded)             \
+  X(CopyDoubted, copy_doubted)          \
+  X(PersistState, persist_state)        \
+  X(RestorePointSet, restore_point_set) \
+  X(FlushWanted, flush_wanted)          \
+  X(FlushUnwanted, flush_unwanted)      \
+  X(ManifestWanted, manifest_wanted)    \
+  X(RemovalWanted, removal_wanted)      \
+  X(AdminAnswered, admin_answered)      \
+  X(Reported, reported)
+
+#define HF_HAS(field) [&p] { return p.has_##field(); }
+#define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }
+
+constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+
+constexpr std::pair<SeatLost::How, v1::SeatLost::How> kHows[] = {
+    {SeatLost::How::kDisconnected, v1::SeatLost::HOW_DISCONNECTED},
+    {SeatLost::How::kProcessEnded, v1::SeatLost::HOW_PROCESS_ENDED},
+    {SeatLost::How::kLeft, v1::SeatLost::HOW_LEFT},
+};
+
+constexpr std::pair<InventoryState::Kind, v1::InventoryState::Kind> kInventoryKinds[] = {
+    {InventoryState::Kind::kNotConfigured, v1::InventoryState::KIND_NOT_CONFIGURED},
+    {InventoryState::Kind::kPending, v1::InventoryState::KIND_PENDING},
+    {InventoryState::Kind::kKnown, v1::InventoryState::KIND_KNOWN},
+    {InventoryState::Kind::kFailed, v1::InventoryState::KIND_FAILED},
+};
+
+constexpr std::pair<Report::Kind, v1::ReportKind> kReportKinds[] = {
+    {Report::Kind::kShardSealed, v1::REPORT_KIND_SHARD_SEALED},
+    {Report::Kind::kStepCommitted, v1::REPORT_KIND_STEP_COMMITTED},
+    {Report::Kind::kStepShed, v1::REPORT_KIND_STEP_SHED},
+    {Report::Kind::kStepRetired, v1::REPORT_KIND_STEP_RETIRED},
+    {Report::Kind::kStepAbandoned, v1::REPORT_KIND_STEP_ABANDONED},
+    {Report::Kind::kSaveRefused, v1::REPORT_KIND_SAVE_REFUSED},
+    {Report::Kind::kAttemptOpened, v1::REPORT_KIND_ATTEMPT_OPENED},
+    {Report::Kind::kSessionDecided, v1::REPORT_KIND_SESSION_DECIDED},
+    {Report::Kind::kSessionDone, v1::REPORT_KIND_SESSION_DONE},
+    {Report::Kind::kSessionFellBack, v1::REPORT_KIND_SESSION_FELL_BACK},
+    {Report::Kind::kSessionFailed, v1::REPORT_KIND_SESSION_FAILED},
+    {Report::Kind::kCopyBad, v1::REPORT_KIND_COPY_BAD},
+    {Report::Kind::kCopyGood, v1::REPORT_KIND_COPY_GOOD},
+    {Report::Kind::kSlotQuarantined, v1::REPORT_KIND_SLOT_QUARANTINED},
+    {Report::Kind::kSlotReleased, v1::REPORT_KIND_SLOT_RELEASED},
+    {Report::Kind::kSlotLost, v1::REPORT_KIND_SLOT_LOST},
+    {Report::Kind::kJobRemoved, v1::REPORT_KIND_JOB_REMOVED},
+    {Report::Kind::kTierCommitted, v1::REPORT_KIND_TIER_COMMITTED},
+    {Report::Kind::kTierShed, v1::REPORT_KIND_TIER_SHED},
+    {Report::Kind::kTierTrouble, v1::REPORT_KIND_TIER_TROUBLE},
+    {Report::Kind::kTierWell, v1::REPORT_KIND_TIER_WELL},
+    {Report::Kind::kTierRemoved, v1::REPORT_KIND_TIER_REMOVED},
+    {Report::Kind::kProtocolError, v1::REPORT_KIND_PROTOCOL_ERROR},
+    {Report::Kind::kTrouble, v1::REPORT_KIND_TROUBLE},
+};
+static_assert(std::size(kReportKinds) == static_cast<size_t>(Report::Kind::kTrouble) + 1);
+
+// ---- What several messages have ----
+// Template parameters: Io is Writer or Reader, M the message (const for the Writer), P its
+// protobuf message.
+
+template <typename Io, typename M, typename P>
+void TakesPart(Io& io, M& m, P& p) {
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+}
+
+template <typename Io, typename Id, typename P>
+void CheckpointOf(Io& io, Id& id, P& p) {
+  io.Within(HF_FIELD_AS(id.attempt, attempt), 1, kAny);
+  io.Any(HF_FIELD_AS(id.step, step));
+}
+
+template <typename Io, typename M, typename P>
+void WorldSize(Io& io, M& m, P& p) {
+  io.Within(HF_FIELD(world_size), 1, kWorldSizeMax);
+}
+
+template <typename Io, typename M, typename P>
+void RankOfWorld(Io& io, M& m, P& p) {
+  WorldSize(io, m, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  io.Require(m.rank < m.world_size, "rank", "it is not below the world size");
+}
+
+template <typename Io, typename T, typename F>
+void DurableTier(Io& io, T& tier, F field) {
+  io.Tier(tier, field);
+  io.Require(tier != TierKind::kMemory, field.name, "memory is not a durable tier");
+}
+
+template <typename Io, typename M>
+void PolicyOf(Io& io, M& policy, v1::Policy& p) {
+  io.Message(policy, p);
+  const absl::Status status = CheckPolicy(policy);
+  io.Require(status.ok(), "policy", Message(status));
+}
+
+template <typename Io, typename M, typename P>
+void DescentOf(Io& io, M& m, P& p) {
+  if (!Io::kWriting || !m.descent.empty()) {
+    io.Line(m.descent, *p.mutable_descent());
+  }
+}
+
+template <typename Io, typename Ids, typename Attempts, typename Steps>
+void Checkpoints(Io& io, Ids& ids, Attempts& attempts, Steps& steps, std::string_view name) {
+  io.BaseColumn(
+      ids, 0, kPeerCheckpointsMax, [](auto& id) -> auto& { return id.attempt; }, attempts, name);
+  io.Column(
+      ids, [](auto& id) -> auto& { return id.step; }, steps, name);
+  for (const CheckpointId& id : ids) {
+    io.Require(id.attempt != 0, name, "a checkpoint of attempt 0");
+  }
+}
+
+template <typename Io, typename M, typename P>
+void Useful(Io& io, M& m, P& p) {
+  Checkpoints(io, m.useful, *p.mutable_useful_attempt(), *p.mutable_useful_step(), "useful");
+}
+
+// ---- Agent → coordinator ----
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JoinAsked& p) {
+  io.Any(HF_FIELD(token));
+  io.Any(HF_FIELD(connection));
+  io.Process(m.caller.process, *p.mutable_process());
+  io.Any(HF_FIELD_AS(m.caller.uid, uid));
+  io.Any(HF_FIELD_AS(m.caller.gid, gid));
+  RankOfWorld(io, m, p);
+  io.Text(HF_FIELD(launch));
+  io.Require(m.launch.size() <= kLaunchBytesMax, "launch", "it is too long");
+  io.Any(HF_FIELD(attempt));
+  io.Any(HF_FIELD(leave_attempt));
+  io.Any(HF_FIELD(may_wait));
+  PolicyOf(io, m.policy, *p.mutable_policy());
+  io.Any(HF_FIELD(opening));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SeatLost& p) {
+  TakesPart(io, m, p);
+  io.Process(m.process, *p.mutable_process());
+  io.Any(HF_FIELD(connection));
+  io.Enum(HF_FIELD(how), kHows);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SaveAsked& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(step));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RoomAsked& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(step));
+  Useful(io, m, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SpareAsked& p) {
+  io.Any(HF_FIELD(token));
+  io.Text(HF_FIELD(for_job));
+  const absl::Status name = CheckJobName(m.for_job);
+  io.Require(name.ok(), "for_job", Message(name));
+  Useful(io, m, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SaveLost& p) {
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(step));
+  io.Text(HF_FIELD(why));
+}
+
+// (Rows of one step; the first one says what all have in common.)
+template <typename Io, typename Rows, typename First>
+void SealedRows(Io& io, Rows& rows, First& m, v1::ShardsSealed& p) {
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  io.Any(HF_FIELD(step));
+  WorldSize(io, m, p);
+  bool time_unsure = !m.time_sure;
+  io.Any(HF_FIELD_AS(time_unsure, time_unsure));
+  io.BaseColumn(
+      rows, 1, kWorldSizeMax, [](auto& row) -> auto& { return row.rank; }, *p.mutable_rank(),
+      "rank");
+  io.Column(
+      rows, [](auto& row) -> auto& { return row.bytes; }, *p.mutable_bytes(), "bytes");
+  io.Column(
+      rows, [](auto& row) -> auto& { return row.unix_ms; }, *p.mutable_unix_ms(), "unix_ms");
+  for (auto& row : rows) {
+    if constexpr (!Io::kWriting) {
+      row.attempt = m.attempt;
+      row.step = m.step;
+      row.world_size = m.world_size;
+      row.time_sure = !time_unsure;
+    }
+    io.Require(row.rank < m.world_size, "rank", "it is not below the world size");
+    io.Require(row.bytes <= kImageBytesMax, "bytes", "it is larger than an image may be");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ShardGood& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  io.Tier(HF_FIELD(tier));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ShardBad& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  io.Tier(HF_FIELD(tier));
+  io.Text(HF_FIELD(what));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::AwaitAsked& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(step));
+  io.ProtoEnum(HF_FIELD(stage), v1::AwaitSave::Stage_IsValid);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SessionAsked& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Process(m.process, *p.mutable_process());
+  if constexpr (Io::kWriting) {
+    if (m.wanted) {
+      p.set_wanted_attempt(m.wanted->attempt);
+      p.set_wanted_step(m.wanted->step);
+    }
+  } else {
+    io.Require(p.has_wanted_attempt() || p.wanted_step() == 0, "wanted_step", "of no attempt");
+    if (p.has_wanted_attempt()) {
+      m.wanted = CheckpointId{p.wanted_attempt(), p.wanted_step()};
+    }
+  }
+  io.Any(HF_FIELD(may_wait));
+  io.Any(HF_FIELD(reads_by_itself));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::LoadReported& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(session));
+  io.Any(HF_FIELD(round));
+  io.Any(HF_FIELD(loaded));
+  io.Any(HF_FIELD(copy_is_bad));
+  io.Any(HF_FIELD(wants_mismatch));
+  io.Text(HF_FIELD(problem));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RequestExpired& p) {
+  io.Any(HF_FIELD(token));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RequestCancelled& p) {
+  io.Any(HF_FIELD(token));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::InventoryState& p) {
+  DurableTier(io, HF_FIELD(tier));
+  io.Enum(HF_FIELD(kind), kInventoryKinds);
+  io.Text(HF_FIELD(why));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::CopiesFound& p) {
+  DurableTier(io, HF_FIELD(tier));
+  io.Time(HF_FIELD_AS(m.began, began_age_ms), HF_HAS(began_age_ms));
+  io.Time(HF_FIELD_AS(m.as_of, as_of_age_ms), HF_HAS(as_of_age_ms));
+  if (!Io::kWriting || !m.copies.empty()) {
+    io.Copies(m.copies, *p.mutable_copies());
+  }
+  Checkpoints(io, m.manifests, *p.mutable_manifest_attempt(), *p.mutable_manifest_step(),
+              "manifests");
+  io.Any(HF_FIELD(highest_claim));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::CopiesAway& p) {
+  DurableTier(io, HF_FIELD(tier));
+  io.Path(HF_FIELD(dir));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ShardDrained& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  DurableTier(io, HF_FIELD(to));
+  io.Tier(HF_FIELD(from));
+  io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
+  io.Any(HF_FIELD(source_bad));
+  std::vector<DurableCopy> copies;
+  if constexpr (Io::kWriting) {
+    if (!m.copy.copy.id.job.IsZero()) {
+      copies.push_back(m.copy);
+      io.Copies(copies, *p.mutable_copy());
+    }
+  } else {
+    io.Copies(copies, *p.mutable_copy());
+    if (!copies.empty()) {
+      m.copy = copies.front();
+    }
+  }
+  io.Require(copies.size() <= 1, "copy", "there are several");
+  io.Require(!copies.empty() || !m.status.ok(), "copy", "none was written, and that is OK");
+  const ShardId& id = m.copy.copy.id;
+  io.Require(copies.empty() || (id.checkpoint() == m.checkpoint && id.rank == m.rank), "copy",
+             "it is another shard");
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FlushStalled& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(to));
+  io.Any(HF_FIELD(stalled));
+  io.Text(HF_FIELD(what));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ManifestDone& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RemovalDone& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(tier));
+  io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
+  bool tells = m.ranks_left.has_value();
+  io.Any(HF_FIELD_AS(tells, tells_ranks_left));
+  if constexpr (!Io::kWriting) {
+    io.Require(tells || p.rank_left().empty(), "rank_left", "it says that it does not tell them");
+    if (tells) {
+      m.ranks_left.emplace();
+    }
+  }
+  if (m.ranks_left) {
+    io.BaseColumn(
+        *m.ranks_left, 0, kWorldSizeMax, [](auto& rank) -> auto& { return rank; },
+        *p.mutable_rank_left(), "rank_left");
+    for (const Rank rank : *m.ranks_left) {
+      io.Require(rank < kWorldSizeMax, "rank_left", "a rank is too large");
+    }
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RemovalStalled& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(tier));
+  io.Text(HF_FIELD(what));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::MemoryCopyGained& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  io.Within(HF_FIELD(bytes), 0, kImageBytesMax);
+  io.Any(HF_FIELD(unix_ms));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FetchFailed& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(session));
+  io.Any(HF_FIELD(round));
+  io.Within(HF_FIELD_AS(m.checkpoint.attempt, fetched_attempt), 1, kAny);
+  io.Any(HF_FIELD_AS(m.checkpoint.step, fetched_step));
+  DurableTier(io, HF_FIELD(from));
+  io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
+  io.Any(HF_FIELD(source_bad));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::DurableRoomAsked& p) {
+  DurableTier(io, HF_FIELD(tier));
+  io.Any(HF_FIELD(bytes));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FetchRoomAsked& p) {
+  io.Any(HF_FIELD(token));
+  io.Within(HF_FIELD_AS(m.fetched.attempt, fetched_attempt), 1, kAny);
+  io.Any(HF_FIELD_AS(m.fetched.step, fetched_step));
+  Useful(io, m, p);
+}
+
+template <typename Io, typename M>
+void SeatFields(Io& io, M& m, v1::NodeArrived::Seat& p) {
+  TakesPart(io, m, p);
+  v1::Process process;
+  process.set_pid(p.pid());
+  process.set_start_ticks(p.start_ticks());
+  io.Process(m.process, process);
+  p.set_pid(process.pid());
+  p.set_start_ticks(process.start_ticks());
+  io.Any(HF_FIELD(connection));
+  std::vector<Step> writing(m.writing.begin(), m.writing.end());
+  io.BaseColumn(
+      writing, 0, kPeerOpenStepsMax, [](auto& step) -> auto& { return step; }, *p.mutable_writing(),
+      "writing");
+  for (size_t i = 1; i < writing.size(); ++i) {
+    io.Require(writing[i - 1] < writing[i], "writing", "the steps do not ascend");
+  }
+  if constexpr (!Io::kWriting) {
+    m.writing.insert(writing.begin(), writing.end());
+  }
+  io.Optional(HF_FIELD(last_begun), HF_HAS(last_begun));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::NodeArrived& p) {
+  if (!Io::kWriting || !m.shards.empty()) {
+    io.Shards(m.shards, *p.mutable_shards());
+  }
+  if constexpr (Io::kWriting) {
+    io.Require(m.seats.size() <= kSeatsMax, "seats", "there are too many");
+    for (const NodeArrived::Seat& seat : m.seats) {
+      SeatFields(io, seat, *p.add_seats());
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.seats_size()) <= kSeatsMax, "seats", "there are too many");
+    for (v1::NodeArrived::Seat& seat : *p.mutable_seats()) {
+      if (!io.ok()) {
+        return;
+      }
+      SeatFields(io, m.seats.emplace_back(), seat);
+    }
+  }
+}
+
+// (Texts of requests are the user's: the coordinator says what is wrong with them.)
+template <typename Request>
+void CutRequest(Request& request) {
+  request.set_job(peer_internal::MendText(request.job()));
+}
+
+template <typename Io, typename Request, typename P>
+void RequestOf(Io& io, Request& request, P& p) {
+  io.Message(request, p);
+  if constexpr (Io::kWriting) {
+    CutRequest(p);
+  } else {
+    io.Require(request.job().size() <= kPeerTextBytesMax, "request.job", "it is too long");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RestorePointAsked& p) {
+  io.Any(HF_FIELD(token));
+  RequestOf(io, m.request, *p.mutable_request());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::PinAsked& p) {
+  io.Any(HF_FIELD(token));
+  RequestOf(io, m.request, *p.mutable_request());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RemoveCheckpointAsked& p) {
+  io.Any(HF_FIELD(token));
+  RequestOf(io, m.request, *p.mutable_request());
+  if constexpr (Io::kWriting) {
+    p.mutable_request()->set_tier(peer_internal::MendText(m.request.tier()));
+  } else {
+    io.Require(m.request.tier().size() <= kPeerTextBytesMax, "request.tier", "it is too long");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SetPolicyAsked& p) {
+  io.Any(HF_FIELD(token));
+  PolicyOf(io, m.policy, *p.mutable_policy());
+  io.Text(HF_FIELD(text));
+}
+
+template <typename Io, typename M>
+void Fields(Io&, M&, v1::CollectGarbageAsked&) {}
+
+// ---- Coordinator → agent ----
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::Refused& p) {
+  io.Any(HF_FIELD(token));
+  io.FailureOf(m.failure, *p.mutable_failure());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JoinAccepted& p) {
+  io.Any(HF_FIELD(token));
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  RankOfWorld(io, m, p);
+  io.Any(HF_FIELD(decided));
+  DescentOf(io, m, p);
+  io.Optional(HF_FIELD(last_step), HF_HAS(last_step));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SavePermitted& p) {
+  io.Any(HF_FIELD(token));
+  DescentOf(io, m, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RoomAnswered& p) {
+  io.Any(HF_FIELD(token));
+  io.Any(HF_FIELD(made));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StageReached& p) {
+  io.Any(HF_FIELD(token));
+  io.ProtoEnum(HF_FIELD(stage), v1::AwaitSave::Stage_IsValid);
+  io.Any(HF_FIELD(unix_ms));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SourceOffered& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(session));
+  io.Any(HF_FIELD(round));
+  io.Within(HF_FIELD_AS(m.checkpoint.attempt, offered_attempt), 1, kAny);
+  io.Any(HF_FIELD_AS(m.checkpoint.step, offered_step));
+  io.Tier(HF_FIELD(from));
+  io.Text(HF_FIELD(why));
+  io.Within(HF_FIELD(bytes), 0, kImageBytesMax);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::SessionEnded& p) {
+  io.Any(HF_FIELD(token));
+  io.Any(HF_FIELD(session));
+  io.Any(HF_FIELD(round));
+  io.Any(HF_FIELD_AS(m.checkpoint.attempt, attempt));
+  io.Any(HF_FIELD_AS(m.checkpoint.step, step));
+  DescentOf(io, m, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::GiveUp& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.FailureOf(m.failure, *p.mutable_failure());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::Superseded& p) {
+  io.Within(HF_FIELD(by), 1, kAny);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::CopyDoubted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+}
+
+template <typename Io>
+void CheckState(Io& io, const PeerHeader& header, const v1::JobState& state) {
+  io.Require(state.job_uuid() == header.job.ToBytes(), "state.job_uuid", "of another job");
+  io.Require(state.name() == header.job_name, "state.name", "of another job");
+  io.Require(state.boot_id().size() <= kPeerTextBytesMax, "state.boot_id", "it is too long");
+  io.Require(state.attempts_size() <= static_cast<int>(kDescentMax), "state.attempts",
+             "there are too many");
+  for (const v1::AttemptState& a : state.attempts()) {
+    io.Require(a.attempt() != 0 && a.world_size() != 0 && a.world_size() <= kWorldSizeMax &&
+                   a.parent_attempt() < a.attempt(),
+               "state.attempts", "one contradicts itself");
+    io.Require(a.launch().size() <= kLaunchBytesMax, "state.attempts", "a launch id is too long");
+  }
+  for (const v1::MemberState& m : state.members()) {
+    io.Require(m.rank() < kWorldSizeMax && m.process().pid() >= 0, "state.members",
+               "one has no rank, or is no process");
+  }
+  io.Require(state.nodes_size() <= static_cast<int>(kPeerNodesMax), "state.nodes",
+             "there are too many");
+  for (const std::string& node : state.nodes()) {
+    io.Require(node.size() <= kPeerTextBytesMax, "state.nodes", "a name is too long");
+  }
+  io.Require(state.pins_size() <= static_cast<int>(kPeerCheckpointsMax), "state.pins",
+             "there are too many");
+  for (const v1::Policy* policy : {&state.policy(), &state.policy_set()}) {
+    const absl::Status status = CheckPolicy(*policy);
+    io.Require(status.ok(), "state.policy", Message(status));
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::PersistState& p) {
+  io.Message(m.state, *p.mutable_state());
+  CheckState(io, io.header(), m.state);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RestorePointSet& p) {
+  io.Any(HF_FIELD(token));
+  io.Text(HF_FIELD(text));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FlushWanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(to));
+  WorldSize(io, m, p);
+  io.Any(HF_FIELD(opening));
+  io.ProtoEnum(HF_FIELD(verify), v1::TierPolicy::Verify_IsValid);
+  io.BaseColumn(
+      m.shards, 0, kWorldSizeMax, [](auto& shard) -> auto& { return shard.rank; },
+      *p.mutable_rank(), "rank");
+  io.Column(
+      m.shards, [](auto& shard) -> auto& { return shard.bytes; }, *p.mutable_bytes(), "bytes");
+  if constexpr (Io::kWriting) {
+    for (const FlushWanted::Shard& shard : m.shards) {
+      p.add_from(io.WireOf(shard.from, "from"));
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.from_size()) == m.shards.size(), "from",
+               "it has not as many entries as there are rows");
+    for (size_t i = 0; i < m.shards.size() && io.ok(); ++i) {
+      m.shards[i].from = io.TierOf(p.from(static_cast<int>(i)), "from");
+    }
+  }
+  for (const FlushWanted::Shard& shard : m.shards) {
+    io.Require(shard.rank < m.world_size, "rank", "it is not below the world size");
+    io.Require(shard.bytes <= kImageBytesMax, "bytes", "it is larger than an image may be");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FlushUnwanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(to));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ManifestWanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  WorldSize(io, m, p);
+  io.Any(HF_FIELD(opening));
+  DescentOf(io, m, p);
+  if (!Io::kWriting || !m.shards.empty()) {
+    io.Copies(m.shards, *p.mutable_shards());
+  }
+  for (const DurableCopy& shard : m.shards) {
+    io.Require(shard.copy.id.checkpoint() == m.checkpoint, "shards", "one is of another step");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RemovalWanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(tier));
+  WorldSize(io, m, p);
+}
+
+template <typename Io, typename T, typename P>
+void ReplyOf(Io& io, T& reply, P& p) {
+  io.Message(reply, p);
+  if constexpr (Io::kWriting) {
+    p.set_text(peer_internal::MendText(p.text()));
+  } else {
+    io.Require(reply.text().size() <= kPeerTextBytesMax, "reply.text", "it is too long");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::AdminAnswered& p) {
+  io.Any(HF_FIELD(token));
+  if constexpr (Io::kWriting) {
+    if (const auto* pin = std::get_if<v1::PinReply>(&m.reply)) {
+      ReplyOf(io, *pin, *p.mutable_pin());
+    } else if (const auto* removed = std::get_if<v1::RemoveCheckpointReply>(&m.reply)) {
+      ReplyOf(io, *removed, *p.mutable_remove_checkpoint());
+    } else {
+      ReplyOf(io, std::get<v1::SetOptionsReply>(m.reply), *p.mutable_set_options());
+    }
+  } else {
+    switch (p.reply_case()) {
+      case v1::AdminAnswered::kPin:
+        return ReplyOf(io, m.reply.template emplace<v1::PinReply>(), *p.mutable_pin());
+      case v1::AdminAnswered::kRemoveCheckpoint:
+        return ReplyOf(io, m.reply.template emplace<v1::RemoveCheckpointReply>(),
+                       *p.mutable_remove_checkpoint());
+      case v1::AdminAnswered::kSetOptions:
+        return ReplyOf(io, m.reply.template emplace<v1::SetOptionsReply>(),
+                       *p.mutable_set_options());
+      case v1::AdminAnswered::REPLY_NOT_SET:
+        return io.Require(false, "reply", "there is none that this version knows");
+    }
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::Reported& p) {
+  io.Enum(HF_FIELD_AS(m.report.kind, kind), kReportKinds);
+  io.Text(HF_FIELD_AS(m.report.job, job));
+  io.Text(HF_FIELD_AS(m.report.text, text));
+  io.Any(HF_FIELD_AS(m.report.bytes, bytes));
+  io.Tier(HF_FIELD_AS(m.report.tier, tier));
+}
+
+// ---- The whole ----
+
+// Which messages need the job's name.
+template <typename T>
+constexpr bool kNeedsName = std::is_same_v<T, JoinAsked> || std::is_same_v<T, JoinAccepted> ||
+                            std::is_same_v<T, NodeArrived> || std::is_same_v<T, CopiesFound> ||
+                            std::is_same_v<T, ShardDrained> || std::is_same_v<T, PersistState> ||
+                            std::is_same_v<T, FlushWanted> || std::is_same_v<T, ManifestWanted> ||
+                            std::is_same_v<T, RemovalWanted>;
+
+absl::Status CheckHeader(const PeerHeader& header, bool needs_name) {
+  if (header.job.IsZero() && header.job_name.empty()) {
+    return absl::InvalidArgumentError("peer message: it names no job");
+  }
+  if (needs_name || !header.job_name.empty()) {
+    if (const absl::Status name = CheckJobName(header.job_name); !name.ok()) {
+      return Annotate(name, "peer message: job_name");
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+constexpr bool kCrosses = false;
+#define HF_CROSSES(T, field) \
+  template <>                \
+  constexpr bool kCrosses<T> = true;
+HF_PEER_TO_COORDINATOR(HF_CROSSES)
+HF_PEER_TO_AGENT(HF_CROSSES)
+#undef HF_CROSSES
+
+#define HF_BODY(T, field)                       \
+  v1::T& BodyOf(v1::PeerMessage& p, const T&) { \
+    return *p.mutable_##field();                \
+  }
+HF_PEER_TO_COORDINATOR(HF_BODY)
+HF_PEER_TO_AGENT(HF_BODY)
+#undef HF_BODY
+
+// What stays on its node.
+std::string NameOf(const StateWritten&) {
+  return "StateWritten";
+}
+std::string NameOf(const WakeUp&) {
+  return "WakeUp";
+}
+std::string NameOf(const JobRemoved&) {
+  return "JobRemoved";
+}
+std::string NameOf(const NodeLeft&) {
+  return "NodeLeft";
+}
+
+absl::StatusOr<std::string> Finish(const PeerHeader& header, bool needs_name, v1::PeerMessage& p) {
+  HF_RETURN_IF_ERROR(CheckHeader(header, needs_name));
+  if (needs_name || header.job.IsZero()) {
+    p.set_job_name(header.job_name);
+  }
+  if (!header.job.IsZero()) {
+    p.set_job_uuid(header.job.ToBytes());
+  }
+  p.set_epoch(header.epoch);
+  std::string bytes;
+  if (!p.SerializeToString(&bytes) || bytes.size() > kPeerMessageBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("encode peer message of job '", header.job_name, "': it has ",
+                     p.ByteSizeLong(), " bytes, at most ", kPeerMessageBytesMax, " are allowed"));
+  }
+  if (bytes.size() > kPeerPartsMax) {  // fewer bytes are fewer parts
+    if (const absl::Status parts = peer_internal::Prescan(bytes); !parts.ok()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("encode peer message of job '", header.job_name, "': ", Message(parts)));
+    }
+  }
+  return bytes;
+}
+
+template <typename T>
+absl::StatusOr<std::string> EncodeOne(const PeerHeader& header, const T& message, EventTime now) {
+  if constexpr (!kCrosses<T>) {
+    return absl::InternalError(
+        absl::StrCat("encode peer message: ", NameOf(message), " never leaves its node"));
+  } else {
+    v1::PeerMessage p;
+    auto& body = BodyOf(p, message);
+    Writer io(body.GetDescriptor()->name(), header, now);
+    Fields(io, message, body);
+    HF_RETURN_IF_ERROR(io.status());
+    return Finish(header, kNeedsName<T>, p);
+  }
+}
+
+absl::StatusOr<std::string> EncodeSealed(const PeerHeader& header,
+                                         const std::vector<ShardSealed>& rows) {
+  v1::PeerMessage p;
+  Writer io("ShardsSealed", header, {});
+  SealedRows(io, rows, rows.front(), *p.mutable_shards_sealed());
+  HF_RETURN_IF_ERROR(io.status());
+  return Finish(header, false, p);
+}
+
+bool OfOneMessage(const ShardSealed& a, const ShardSealed& b) {
+  return a.attempt == b.attempt && a.step == b.step && a.world_size == b.world_size &&
+         a.time_sure == b.time_sure;
+}
+
+template <typename T, typename P>
+absl::StatusOr<T> DecodeBody(P& body, const PeerHeader& header, const PeerContext& context) {
+  HF_RETURN_IF_ERROR(CheckHeader(header, kNeedsName<T>));
+  T message;
+  Reader io(body.GetDescriptor()->name(), header, context);
+  Fields(io, message, body);
+  HF_RETURN_IF_ERROR(io.status());
+  return message;
+}
+
+absl::Status UnknownBody(const v1::PeerMessage& p) {
+  const google::protobuf::UnknownFieldSet& unknown = p.GetReflection()->GetUnknownFields(p);
+  return absl::InvalidArgumentError(
+      unknown.empty()
+          ? "peer message: body: there is none"
+          : absl::StrCat("peer message: body: field ", unknown.field(0).number(),
+                         " is unknown: the other ckptd is of a newer version, use the same one"));
+}
+
+absl::Status DecodeMessages(v1::PeerMessage& p, const PeerContext& context, PeerSaid& said) {
+  switch (p.body_case()) {
+#define HF_TO_COORDINATOR(T, field)                                                            \
+  case v1::PeerMessage::k##T: {                                                                \
+    HF_ASSIGN_OR_RETURN(T message, DecodeBody<T>(*p.mutable_##field(), said.header, context)); \
+    said.messages.emplace<std::vector<ToCoordinator>>().push_back(std::move(message));         \
+    return absl::OkStatus();                                                                   \
+  }
+    HF_PEER_TO_COORDINATOR(HF_TO_COORDINATOR)
+#undef HF_TO_COORDINATOR
+#define HF_TO_AGENT(T, field)                                                                  \
+  case v1::PeerMessage::k##T: {                                                                \
+    HF_ASSIGN_OR_RETURN(T message, DecodeBody<T>(*p.mutable_##field(), said.header, context)); \
+    said.messages.emplace<ToAgent>(std::move(message));                                        \
+    return absl::OkStatus();                                                                   \
+  }
+    HF_PEER_TO_AGENT(HF_TO_AGENT)
+#undef HF_TO_AGENT
+    case v1::PeerMessage::kShardsSealed: {
+      Reader io("ShardsSealed", said.header, context);
+      std::vector<ShardSealed> rows;
+      ShardSealed common;
+      SealedRows(io, rows, common, *p.mutable_shards_sealed());
+      HF_RETURN_IF_ERROR(io.status());
+      said.messages.emplace<std::vector<ToCoordinator>>(rows.begin(), rows.end());
+      return absl::OkStatus();
+    }
+    case v1::PeerMessage::BODY_NOT_SET:
+      break;
+  }
+  return UnknownBody(p);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToCoordinator& message,
+                                       EventTime now) {
+  return std::visit(
+      [&](const auto& m) -> absl::StatusOr<std::string> {
+        if constexpr (std::is_same_v<decltype(m), const ShardSealed&>) {
+          return EncodeSealed(header, {m});
+        } else {
+          return EncodeOne(header, m, now);
+        }
+      },
+      message);
+}
+
+absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToAgent& message) {
+  return std::visit([&](const auto& m) { return EncodeOne(header, m, {}); }, message);
+}
+
+absl::StatusOr<std::vector<std::string>> EncodePeer(const PeerHeader& header,
+                                                    const std::vector<ToCoordinator>& messages,
+                                                    EventTime now) {
+  std::vector<std::string> encoded;
+  for (size_t i = 0; i < messages.size();) {
+    std::vector<ShardSealed> rows;
+    for (; i < messages.size(); ++i) {
+      const auto* sealed = std::get_if<ShardSealed>(&messages[i]);
+      if (sealed == nullptr || (!rows.empty() && !OfOneMessage(rows.front(), *sealed))) {
+        break;
+      }
+      rows.push_back(*sealed);
+    }
+    HF_ASSIGN_OR_RETURN(std::string bytes, rows.empty() ? EncodePeer(header, messages[i++], now)
+                                                        : EncodeSealed(header, rows));
+    encoded.push_back(std::move(bytes));
+  }
+  return encoded;
+}
+
+absl::StatusOr<PeerSaid> DecodePeer(std::string_view bytes, const PeerContext& context) {
+  if (bytes.size() > kPeerMessageBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("peer message: it has ", bytes.size(),
+                                                   " bytes, at most ", kPeerMessageBytesMax,
+                                                   " are allowed"));
+  }
+  if (const absl::Status parts = peer_internal::Prescan(bytes); !parts.ok()) {
+    return absl::InvalidArgumentError(Message(parts));
+  }
+  v1::PeerMessage p;
+  if (!p.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::InvalidArgumentError("peer message: it is damaged");
+  }
+  PeerSaid said;
+  said.header.job_name = p.job_name();
+  said.header.epoch = p.epoch();
+  if (!p.job_uuid().empty()) {
+    absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(p.job_uuid());
+    if (!uuid.ok() || uuid->IsZero()) {
+      return absl::InvalidArgumentError("peer message: job_uuid: it is not a job's 16 bytes");
+    }
+    said.header.job = *uuid;
+  }
+  HF_RETURN_IF_ERROR(CheckHeader(said.header, false));
+  HF_RETURN_IF_ERROR(DecodeMessages(p, context, said));
+  return said;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,17 @@
+"""A rank that trains with the Python package, for daemon_test.py: it goes on from the last step for five more."""
+
+import torch
+
+import holdfast
+
+model = torch.nn.Linear(8, 1)
+checkpointer = holdfast.Checkpointer("python-job")
+last = checkpointer.restore({"model": model})
+print("new" if last is None else f"restored {last}", flush=True)
+first = 1 if last is None else last + 1
+for step in range(first, first + 5):
+    with torch.no_grad():
+        model.weight.fill_(step)
+    handle = checkpointer.save(step, {"model": model})
+handle.wait("committed")
+print(f"saved {step}", flush=True)

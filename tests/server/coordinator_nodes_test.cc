@@ -1,0 +1,1262 @@
+// One job whose ranks run on several nodes, as its coordinator sees it: every message comes from a
+// node, and says to which its answer goes.
+#include "server/coordinator.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+
+namespace holdfast {
+namespace {
+
+constexpr uint64_t kBytes = 4096;
+
+class NodesTest : public ::testing::Test {
+ protected:
+  NodesTest() {
+    settings_.commit_deadline = std::chrono::minutes(10);
+    settings_.slots_per_rank = 3;
+    settings_.nodes = &nodes_;
+    settings_.nvme = true;
+    settings_.remote = true;
+    settings_.policy.mutable_nvme()->set_every_steps(1);
+    settings_.policy.mutable_nvme()->set_keep_last(1);
+    settings_.policy.mutable_remote()->set_every_steps(1);
+    settings_.policy.mutable_remote()->set_keep_last(2);
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    for (const NodeId node : {kHere, b_, c_}) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    out_.clear();
+  }
+
+  void MakeCoordinator() {
+    JobUuid uuid;
+    uuid.bytes[0] = 7;
+    job_ = std::make_unique<Coordinator>(settings_, uuid, "job", 1000, 1000, 1);
+  }
+
+  // What is to be written is written at once.
+  void Say(NodeId from, const ToCoordinator& message) {
+    std::vector<ForAgent> out;
+    job_->Handle(message, from, Time(), out);
+    for (ForAgent& each : out) {
+      if (const auto* state = std::get_if<PersistState>(&each.message)) {
+        written_ = state->state;
+        Say(kHere, StateWritten{state->state.version(), absl::OkStatus()});
+        continue;
+      }
+      out_.push_back(std::move(each));
+    }
+    EXPECT_EQ(job_->CheckInvariants(), "");
+  }
+
+  EventTime Time() const { return {now_, 1'000'000}; }
+  ProcessId Process(NodeId node, Rank rank, int incarnation = 0) const {
+    return {static_cast<int32_t>(100 + rank), 5u + static_cast<unsigned>(incarnation), node};
+  }
+
+  RequestToken Join(NodeId node, Rank rank, uint32_t world, const std::string& launch = "one",
+                    int incarnation = 0) {
+    JoinAsked join;
+    join.token = ++token_;
+    join.connection = token_;
+    join.caller = {Process(node, rank, incarnation), 1000, 1000};
+    join.rank = rank;
+    join.world_size = world;
+    join.launch = launch;
+    join.opening = 99;
+    Say(node, join);
+    return token_;
+  }
+  template <typename T>
+  std::vector<std::pair<NodeId, T>> All() const {
+    std::vector<std::pair<NodeId, T>> all;
+    for (const ForAgent& each : out_) {
+      if (const T* message = std::get_if<T>(&each.message)) {
+        all.emplace_back(each.to, *message);
+      }
+    }
+    return all;
+  }
+  template <typename T>
+  const T* Answer(RequestToken token) const {
+    const T* found = nullptr;
+    for (const ForAgent& each : out_) {
+      if (const T* message = std::get_if<T>(&each.message); message && message->token == token) {
+        found = message;
+      }
+    }
+    return found;
+  }
+
+  void Begin(NodeId node, Rank rank, Step step) {
+    Say(node, SaveAsked{++token_, job_->attempt(), rank, step});
+    ASSERT_NE(Answer<SavePermitted>(token_), nullptr);
+  }
+  void Seal(NodeId node, Rank rank, Step step) {
+    Say(node, ShardSealed{job_->attempt(), rank, step, job_->world_size(), kBytes, 1000});
+  }
+  void Save(NodeId node, Rank rank, Step step) {
+    Begin(node, rank, step);
+    Seal(node, rank, step);
+  }
+  // Rank 0 on the coordinator's node, rank 1 on b.
+  void TwoRanks() {
+    Join(kHere, 0, 2);
+    Join(b_, 1, 2);
+  }
+  void SaveBoth(Step step) {
+    Begin(kHere, 0, step);
+    Begin(b_, 1, step);
+    Seal(kHere, 0, step);
+    Seal(b_, 1, step);
+  }
+  bool Committed(Step step) const { return job_->IsCommitted({1, step}); }
+
+  void Drained(NodeId node, Rank rank, Step step, TierKind to, TierKind from,
+               absl::Status status = absl::OkStatus()) {
+    ShardDrained drained{{1, step}, rank, to, from, std::move(status), false, {}};
+    drained.copy.location = "/drive/x";
+    Say(node, drained);
+  }
+  // All the way: nvme of both nodes, then remote with its manifest.
+  void Flush(Step step) {
+    Drained(kHere, 0, step, TierKind::kNvme, TierKind::kMemory);
+    Drained(b_, 1, step, TierKind::kNvme, TierKind::kMemory);
+    Drained(kHere, 0, step, TierKind::kRemote, TierKind::kNvme);
+    Drained(b_, 1, step, TierKind::kRemote, TierKind::kNvme);
+    Say(kHere, ManifestDone{{1, step}, absl::OkStatus()});
+  }
+  RequestToken Enter(NodeId node, Rank rank, int incarnation) {
+    SessionAsked asked;
+    asked.token = ++token_;
+    asked.attempt = job_->attempt();
+    asked.rank = rank;
+    asked.process = Process(node, rank, incarnation);
+    asked.may_wait = true;
+    Say(node, asked);
+    return token_;
+  }
+  FoundShard Found(Rank rank, Step step) const {
+    FoundShard found;
+    found.copy.id = {job_->uuid(), 1, step, rank};
+    found.copy.job_name = "job";
+    found.copy.world_size = 2;
+    found.copy.image_bytes = kBytes;
+    found.copy.sealed_unix_ms = 1000;
+    found.copy.descent = {{1, {}}};
+    return found;
+  }
+  NodeArrived::Seat Seat(NodeId node, Rank rank, std::optional<Step> last) const {
+    return {1, rank, Process(node, rank), 7, {}, last};
+  }
+
+  // Another node, with what was written, has the job from now on.
+  void TakeOver(NodeNames& nodes, bool tiers) {
+    now_ = now_ + kStateLaziness;
+    Say(kHere, WakeUp{});
+    settings_.nodes = &nodes;
+    settings_.nvme = settings_.remote = tiers;
+    MakeCoordinator();
+    ASSERT_TRUE(job_->Load(written_).ok());
+    std::vector<ForAgent> out;
+    job_->Resume({}, Time(), out);
+    if (tiers) {
+      Say(kHere, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+      Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    }
+    out_.clear();
+  }
+  RequestToken Await(Rank rank, Step step, v1::AwaitSave::Stage stage) {
+    Say(kHere, AwaitAsked{++token_, job_->attempt(), rank, step, stage});
+    return token_;
+  }
+  CopiesFound FoundOnNvme(const std::vector<std::pair<Rank, Step>>& shards) const {
+    CopiesFound found;
+    found.tier = TierKind::kNvme;
+    found.began = now_;
+    for (const auto& [rank, step] : shards) {
+      DurableCopy copy;
+      copy.copy = Found(rank, step).copy;
+      found.copies.push_back(copy);
+    }
+    return found;
+  }
+
+  NodeNames nodes_{"a"};
+  const NodeId b_ = nodes_.Number("b");
+  const NodeId c_ = nodes_.Number("c");
+  CoordinatorSettings settings_;
+  std::unique_ptr<Coordinator> job_;
+  std::vector<ForAgent> out_;
+  v1::JobState written_;
+  MonotonicTime now_{1'000'000'000'000};
+  RequestToken token_ = 0;
+};
+
+TEST_F(NodesTest, AStepIsCommittedWhenTheRanksOfAllNodesHaveSealedIt) {
+  TwoRanks();
+  Begin(kHere, 0, 1);
+  Begin(b_, 1, 1);
+  Seal(kHere, 0, 1);
+  EXPECT_FALSE(Committed(1));
+  Seal(b_, 1, 1);
+  EXPECT_TRUE(Committed(1));
+}
+
+TEST_F(NodesTest, TwoNodesMayHaveProcessesThatLookTheSame) {
+  const RequestToken first = Join(kHere, 0, 1);
+  ASSERT_NE(Answer<JoinAccepted>(first), nullptr);
+  const RequestToken second = Join(b_, 0, 1);  // the same pid, started at the same tick
+  const Refused* refused = Answer<Refused>(second);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_RANK_TAKEN);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "pid 100 on a"))
+      << refused->failure.message;
+}
+
+TEST_F(NodesTest, WhatIsGivenUpIsGivenUpOnEveryNode) {
+  TwoRanks();
+  Begin(kHere, 0, 1);
+  Begin(b_, 1, 1);
+  Seal(kHere, 0, 1);
+  Say(b_, SaveLost{1, 1, 1, "the client gave it up"});
+  const auto given_up = All<GiveUp>();
+  ASSERT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(given_up[0].first, kEveryNode);
+}
+
+TEST_F(NodesTest, EachNodeIsAskedForTheFlushOfWhatItHas) {
+  TwoRanks();
+  SaveBoth(1);
+  const auto wanted = All<FlushWanted>();
+  ASSERT_EQ(wanted.size(), 2u);
+  for (const auto& [node, flush] : wanted) {
+    ASSERT_EQ(flush.shards.size(), 1u);
+    EXPECT_EQ(flush.shards[0].rank, node == kHere ? 0u : 1u);
+    EXPECT_EQ(flush.to, TierKind::kNvme);
+  }
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  Drained(kHere, 1, 1, TierKind::kNvme, TierKind::kMemory);  // not that node's to tell
+  EXPECT_FALSE(job_->IsCommittedIn(TierKind::kNvme, {1, 1}));
+  Drained(b_, 1, 1, TierKind::kNvme, TierKind::kMemory);
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, 1}));
+}
+
+TEST_F(NodesTest, AFlushOfANodeThatGoesAwayIsRepeatedWhenItIsBack) {
+  TwoRanks();
+  SaveBoth(1);
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  Say(b_, NodeLeft{false, "no answer"});
+  EXPECT_FALSE(Committed(1));
+  out_.clear();
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_TRUE(Committed(1));
+  now_ = now_ + kDrainRetryMax;
+  Say(kHere, WakeUp{});
+  bool again = false;
+  for (const auto& [node, flush] : All<FlushWanted>()) {
+    again = again || (node == b_ && flush.to == TierKind::kNvme && flush.shards[0].rank == 1);
+  }
+  EXPECT_TRUE(again);
+}
+
+TEST_F(NodesTest, WhatIsOutOfReachIsNeitherOfferedNorGivenUp) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, NodeLeft{false, "no answer"});
+  EXPECT_FALSE(Committed(1));
+  // Rank 0 goes on, and needs room: the step that is whole again when b is back stays.
+  Begin(kHere, 0, 2);
+  out_.clear();
+  Say(kHere, RoomAsked{++token_, 1, 0, 2, {{1, 1}}});
+  EXPECT_TRUE(All<GiveUp>().empty());
+  ASSERT_NE(Answer<RoomAnswered>(token_), nullptr);
+  EXPECT_FALSE(Answer<RoomAnswered>(token_)->made);
+  // Nor does its deadline end it.
+  now_ = now_ + std::chrono::hours(1);
+  Say(kHere, WakeUp{});
+  for (const auto& [node, gone] : All<GiveUp>()) {
+    EXPECT_NE(gone.checkpoint, (CheckpointId{1, 1}));
+  }
+
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  EXPECT_TRUE(Committed(1));
+}
+
+TEST_F(NodesTest, ANodeThatComesBackEmptyHasLostWhatItHad) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, NodeLeft{false, "no answer"});
+  Say(b_, NodeArrived{});  // it was rebooted
+  EXPECT_FALSE(Committed(1));
+  v1::JobStatus status;
+  job_->FillStatus(status, Time(), Coordinator::Detail::kWhole);
+  EXPECT_EQ(status.ranks_alive(), 1u);
+  // And no rank takes the place of the one that ended.
+  Say(kHere, SaveAsked{++token_, 1, 0, 2});
+  ASSERT_NE(Answer<Refused>(token_), nullptr);
+  EXPECT_EQ(Answer<Refused>(token_)->failure.reason, v1::Failure::REASON_ABANDONED);
+}
+
+TEST_F(NodesTest, WhatANodeLostWhileItWasAwayIsAbandonedForAll) {
+  TwoRanks();
+  Begin(kHere, 0, 1);
+  Begin(b_, 1, 1);
+  Begin(kHere, 0, 2);
+  Begin(b_, 1, 2);
+  Say(b_, NodeLeft{false, "no answer"});
+  out_.clear();
+  NodeArrived back;
+  back.seats = {Seat(b_, 1, 2)};
+  back.seats[0].writing = {2};
+  Say(b_, back);
+  const auto given_up = All<GiveUp>();
+  ASSERT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(given_up[0].second.checkpoint, (CheckpointId{1, 1}));
+  Seal(kHere, 0, 2);
+  Seal(b_, 1, 2);
+  EXPECT_TRUE(Committed(2));
+}
+
+TEST_F(NodesTest, RanksOfALostNodeGetTheNewestStepThatTheyCanLoadWhereTheyAreNow) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  SaveBoth(2);  // in memory only, so far
+  EXPECT_TRUE(Committed(2));
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  // The launcher starts both again, rank 1 on c.
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  ASSERT_NE(Answer<JoinAccepted>(Join(kHere, 0, 2, "two", 1)), nullptr);
+  ASSERT_NE(Answer<JoinAccepted>(Join(c_, 1, 2, "two", 1)), nullptr);
+  EXPECT_EQ(job_->attempt(), 2u);
+  const RequestToken zero = Enter(kHere, 0, 1);
+  const RequestToken one = Enter(c_, 1, 1);
+  const SourceOffered* first = Answer<SourceOffered>(zero);
+  const SourceOffered* second = Answer<SourceOffered>(one);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  EXPECT_EQ(first->checkpoint, (CheckpointId{1, 1}));
+  EXPECT_EQ(first->from, TierKind::kMemory);
+  EXPECT_EQ(second->checkpoint, (CheckpointId{1, 1}));
+  EXPECT_EQ(second->from, TierKind::kRemote);
+}
+
+TEST_F(NodesTest, AStepInTheMemoryOfAnotherNodeIsNotOfferedAndTheReasonSaysWhere) {
+  TwoRanks();
+  SaveBoth(1);  // in memory only
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(c_, 1, 2, "two", 1);  // b lives, but the rank is on c now
+  Enter(kHere, 0, 1);
+  const RequestToken one = Enter(c_, 1, 1);
+  const Refused* refused = Answer<Refused>(one);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_UNREADABLE);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message,
+                                "the shard of rank 1 lies in memory of b, and the rank runs on c"))
+      << refused->failure.message;
+}
+
+TEST_F(NodesTest, ARemovalAsksEveryNodeThatHasSomethingAndOnlyThoseAgainThatFailed) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  out_.clear();
+  SaveBoth(2);
+  Flush(2);  // keep_last of nvme is 1
+  auto wanted = All<RemovalWanted>();
+  std::erase_if(wanted, [](const auto& w) { return w.second.tier != TierKind::kNvme; });
+  ASSERT_EQ(wanted.size(), 2u);
+  EXPECT_NE(wanted[0].first, wanted[1].first);
+  Say(kHere, RemovalDone{{1, 1}, TierKind::kNvme, absl::OkStatus(), std::nullopt});
+  Say(b_, RemovalDone{{1, 1}, TierKind::kNvme, absl::UnavailableError("EIO"), std::nullopt});
+  out_.clear();
+  now_ = now_ + kRemovalRetry;
+  Say(kHere, WakeUp{});
+  wanted = All<RemovalWanted>();
+  ASSERT_EQ(wanted.size(), 1u);
+  EXPECT_EQ(wanted[0].first, b_);
+  Say(b_, RemovalDone{{1, 1}, TierKind::kNvme, absl::OkStatus(), std::nullopt});
+  EXPECT_FALSE(job_->IsCommittedIn(TierKind::kNvme, {1, 1}));
+  EXPECT_TRUE(job_->Inventory(TierKind::kNvme).why.empty());
+}
+
+TEST_F(NodesTest, ARemovalDoesNotWaitForANodeThatGoesAway) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  Flush(2);
+  Say(kHere, RemovalDone{{1, 1}, TierKind::kNvme, absl::OkStatus(), std::nullopt});
+  v1::CollectGarbageReply going;
+  job_->FillGarbage(going);
+  EXPECT_TRUE(absl::StrContains(going.DebugString(), "is being removed"));
+  Say(b_, NodeLeft{false, "no answer"});
+  v1::CollectGarbageReply gone;
+  job_->FillGarbage(gone);
+  EXPECT_FALSE(absl::StrContains(gone.DebugString(), "is being removed")) << gone.DebugString();
+  // What it has not removed is found there when it is back, and goes then.
+  out_.clear();
+  NodeArrived back;
+  back.shards = {Found(1, 2)};
+  back.seats = {Seat(b_, 1, 2)};
+  Say(b_, back);
+  now_ = now_ + std::chrono::seconds(1);
+  CopiesFound found;
+  found.tier = TierKind::kNvme;
+  found.began = now_;
+  for (const Step step : {1, 2}) {
+    DurableCopy copy;
+    copy.copy = Found(1, step).copy;
+    found.copies.push_back(copy);
+  }
+  Say(b_, found);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  const auto wanted = All<RemovalWanted>();
+  ASSERT_EQ(wanted.size(), 1u);
+  EXPECT_EQ(wanted[0].first, b_);
+  EXPECT_EQ(wanted[0].second.checkpoint, (CheckpointId{1, 1}));
+}
+
+TEST_F(NodesTest, WhatIsLeftOfAStepStaysInNvmeWhileANodeIsMissing) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  out_.clear();
+  Say(kHere, CollectGarbageAsked{});
+  EXPECT_TRUE(All<RemovalWanted>().empty());
+  EXPECT_TRUE(All<GiveUp>().empty());
+}
+
+TEST_F(NodesTest, ASessionWaitsForANodeThatMayComeBackAndNotForOneThatIsGone) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  Say(b_, NodeLeft{false, "no answer"});
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(c_, 1, 2, "two", 1);
+  const RequestToken zero = Enter(kHere, 0, 1);
+  const RequestToken one = Enter(c_, 1, 1);
+  EXPECT_EQ(Answer<SourceOffered>(zero), nullptr);
+  EXPECT_EQ(Answer<Refused>(zero), nullptr);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  ASSERT_NE(Answer<SourceOffered>(zero), nullptr);
+  EXPECT_EQ(Answer<SourceOffered>(zero)->checkpoint, (CheckpointId{1, 1}));
+  ASSERT_NE(Answer<SourceOffered>(one), nullptr);
+}
+
+// A coordinator that has not heard of all nodes yet does not give up what they may complete.
+TEST_F(NodesTest, ANewCoordinatorGivesUpNothingThatAMissingNodeMayComplete) {
+  TwoRanks();
+  SaveBoth(1);
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  NodeNames nodes("c");
+  settings_.nodes = &nodes;
+  settings_.nvme = settings_.remote = false;
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  out_.clear();
+  NodeArrived first;
+  first.shards = {Found(0, 1)};
+  first.seats = {Seat(a, 0, 1)};
+  Say(a, first);
+  EXPECT_TRUE(All<GiveUp>().empty());
+  // Its own processes end: the next attempt does not give it up either.
+  Say(a, SeatLost{1, 0, Process(a, 0), 7, SeatLost::How::kProcessEnded});
+  Join(a, 0, 2, "two", 1);
+  for (const auto& [node, gone] : All<GiveUp>()) {
+    ADD_FAILURE() << gone.failure.message;
+  }
+  NodeArrived second;
+  second.shards = {Found(1, 1)};
+  Say(b, second);
+  EXPECT_TRUE(Committed(1));
+}
+
+TEST_F(NodesTest, NvmeIsKnownWhenEveryNodeHasTold) {
+  Say(c_, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
+  EXPECT_TRUE(job_->InventoryPending());
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kFailed, "EIO"});
+  EXPECT_TRUE(job_->InventoryPending());
+  Say(c_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_FALSE(job_->InventoryPending());
+  EXPECT_FALSE(job_->AllInventoriesKnown());
+  EXPECT_EQ(job_->Inventory(TierKind::kNvme).why, "b: EIO");
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  EXPECT_TRUE(job_->AllInventoriesKnown());
+}
+
+TEST_F(NodesTest, WhatOneNodesDriveLostTheOtherNodesKeep) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  Say(b_, CopiesAway{TierKind::kNvme, "/drive"});
+  v1::WhereReply where;
+  job_->FillWhere(std::nullopt, where);
+  std::vector<std::string> on_nvme;
+  for (const v1::ShardCopy& copy : where.copies()) {
+    if (copy.tier() == "nvme") {
+      on_nvme.push_back(copy.node());
+    }
+  }
+  EXPECT_EQ(on_nvme, std::vector<std::string>{"a"});
+}
+
+// What a coordinator writes tells the next one, on another node, which nodes to wait for; they tell
+// who the ranks are.
+TEST_F(NodesTest, AnotherNodeTakesTheJobOver) {
+  TwoRanks();
+  SaveBoth(1);
+  NodeNames nodes("c");
+  settings_.nodes = &nodes;
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  EXPECT_EQ(job_->attempt(), 1u);
+  for (const auto& [node, rank] : {std::pair{a, 0u}, {b, 1u}}) {
+    NodeArrived there;
+    there.shards = {Found(rank, 1)};
+    there.seats = {Seat(node, rank, 1)};
+    Say(node, there);
+  }
+  EXPECT_TRUE(Committed(1));
+  EXPECT_TRUE(job_->IsMember(0, Process(a, 0)));
+  EXPECT_TRUE(job_->IsMember(1, Process(b, 1)));
+  Begin(a, 0, 2);
+  Begin(b, 1, 2);
+  Seal(a, 0, 2);
+  Seal(b, 1, 2);
+  EXPECT_TRUE(Committed(2));
+}
+
+TEST_F(NodesTest, ANodeWithRanksOfAnOlderAttemptHearsThatTheyAreSuperseded) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  out_.clear();
+  NodeArrived zombie;  // cut off, and not dead
+  zombie.shards = {Found(1, 1), Found(1, 2)};
+  zombie.seats = {Seat(b_, 1, 2)};
+  Say(b_, zombie);
+  const auto superseded = All<Superseded>();
+  ASSERT_EQ(superseded.size(), 1u);
+  EXPECT_EQ(superseded[0].first, b_);
+  EXPECT_EQ(superseded[0].second.by, 2u);
+  // What it sealed since is of no step that the attempt committed, once all that it has is known.
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  bool gone = false;
+  for (const auto& [node, given_up] : All<GiveUp>()) {
+    gone = gone || given_up.checkpoint == CheckpointId{1, 2};
+  }
+  EXPECT_TRUE(gone);
+  out_.clear();
+  Say(b_, ShardSealed{1, 1, 3, 2, kBytes, 1000});
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.failure.reason, v1::Failure::REASON_SUPERSEDED);
+}
+
+// ---- Who waits ----
+
+TEST_F(NodesTest, WhoWaitsForNvmeHearsOfWhatAScanFindsThere) {
+  TwoRanks();
+  SaveBoth(1);
+  const RequestToken zero = Await(0, 1, v1::AwaitSave::STAGE_NVME);
+  const RequestToken one = Await(1, 1, v1::AwaitSave::STAGE_NVME);
+  Say(kHere, FoundOnNvme({{0, 1}, {1, 1}}));
+  EXPECT_NE(Answer<StageReached>(zero), nullptr);
+  EXPECT_NE(Answer<StageReached>(one), nullptr);
+}
+
+TEST_F(NodesTest, WhoWaitsHearsThatAnotherRanksShardContradictsTheStep) {
+  TwoRanks();
+  Save(kHere, 0, 1);
+  const RequestToken zero = Await(0, 1, v1::AwaitSave::STAGE_COMMITTED);
+  Begin(b_, 1, 1);
+  Say(b_, ShardSealed{1, 1, 1, 3, kBytes, 1000});
+  EXPECT_NE(Answer<Refused>(zero), nullptr);
+}
+
+// ---- What is kept while nodes are out of reach ----
+
+TEST_F(NodesTest, AWholeStepIsNotGivenUpForANewerOneThatIsCutOff) {
+  TwoRanks();
+  SaveBoth(1);
+  SaveBoth(2);
+  Say(kHere, MemoryCopyGained{{1, 1}, 1, kBytes, 1000});
+  Say(b_, NodeLeft{false, "no answer"});
+  EXPECT_TRUE(Committed(1));
+  EXPECT_FALSE(Committed(2));
+  Begin(kHere, 0, 3);
+  out_.clear();
+  Say(kHere, RoomAsked{++token_, 1, 0, 3, {{1, 1}, {1, 2}}});
+  EXPECT_TRUE(All<GiveUp>().empty());
+  Say(kHere, SpareAsked{++token_, "other", {{1, 1}, {1, 2}}});
+  EXPECT_TRUE(All<GiveUp>().empty());
+}
+
+TEST_F(NodesTest, ANewCoordinatorWaitsForNodesThatHaveCopiesAndNoRanksAnyMore) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  NodeArrived first;
+  first.shards = {Found(0, 1)};
+  Say(a, first);
+  EXPECT_TRUE(All<GiveUp>().empty());
+  NodeArrived second;
+  second.shards = {Found(1, 1)};
+  Say(b, second);
+  EXPECT_TRUE(Committed(1));
+}
+
+TEST_F(NodesTest, ACommittedStepHasNoDeadlineForANodeThatANewCoordinatorHasNotHeardOf) {
+  TwoRanks();
+  SaveBoth(1);
+  NodeNames nodes("c");
+  TakeOver(nodes, true);
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  NodeArrived first;
+  first.shards = {Found(0, 1)};
+  first.seats = {Seat(a, 0, 1)};
+  Say(a, first);
+  Say(a, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  now_ = now_ + std::chrono::hours(1);
+  Say(kHere, WakeUp{});
+  EXPECT_TRUE(All<GiveUp>().empty());
+  NodeArrived second;
+  second.shards = {Found(1, 1)};
+  second.seats = {Seat(b, 1, 1)};
+  Say(b, second);
+  EXPECT_TRUE(Committed(1));
+}
+
+TEST_F(NodesTest, WhatOnlyAMissingNodeHadIsGivenUpWhenItComesWithoutIt) {
+  TwoRanks();
+  SaveBoth(1);
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  NodeArrived first;
+  first.shards = {Found(0, 1)};
+  first.seats = {Seat(a, 0, 1)};
+  Say(a, first);
+  now_ = now_ + std::chrono::hours(1);
+  Say(kHere, WakeUp{});
+  EXPECT_TRUE(All<GiveUp>().empty());
+  Say(b, NodeArrived{});  // it was rebooted
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(All<GiveUp>().size(), 1u);
+}
+
+TEST_F(NodesTest, WhatANodesDrivesDoNotHaveAnyMoreIsNotOutOfReachForEver) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  PinAsked pin;  // or retention would do away with it
+  pin.token = ++token_;
+  pin.request.set_step(1);
+  Say(kHere, pin);
+  Say(b_, NodeLeft{false, "no answer"});
+  Say(b_, NodeArrived{});
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  v1::WhereReply where;
+  job_->FillWhere(std::nullopt, where);
+  for (const v1::ShardCopy& copy : where.copies()) {
+    EXPECT_NE(copy.state(), "out of reach") << copy.DebugString();
+  }
+}
+
+TEST_F(NodesTest, WhatIsLeftOfAStepGoesWhenNewerOnesAreSafeWithoutTheNodeThatIsGone) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(c_, 1, 2, "two", 1);
+  Enter(kHere, 0, 1);
+  Enter(c_, 1, 1);
+  for (const auto& [node, rank] : {std::pair{kHere, 0u}, {c_, 1u}}) {
+    LoadReported loaded{++token_, 2, rank, 1, 1, true, false, false, ""};
+    Say(node, loaded);
+  }
+  ASSERT_NE(Answer<SessionEnded>(token_), nullptr);
+  out_.clear();
+  for (const Step step : {2, 3}) {
+    Begin(kHere, 0, step);
+    Begin(c_, 1, step);
+    Seal(kHere, 0, step);
+    Seal(c_, 1, step);
+    for (const TierKind to : {TierKind::kNvme, TierKind::kRemote}) {
+      for (const auto& [node, rank] : {std::pair{kHere, 0u}, {c_, 1u}}) {
+        ShardDrained drained{{2, step}, rank, to, TierKind::kNvme, absl::OkStatus(), false, {}};
+        Say(node, drained);
+      }
+    }
+    Say(kHere, ManifestDone{{2, step}, absl::OkStatus()});
+  }
+  Say(kHere, CollectGarbageAsked{});
+  bool goes = false;
+  for (const auto& [node, removal] : All<RemovalWanted>()) {
+    EXPECT_NE(node, b_);
+    goes = goes || (removal.checkpoint == CheckpointId{1, 1} && removal.tier == TierKind::kNvme);
+  }
+  EXPECT_TRUE(goes);
+}
+
+TEST_F(NodesTest, ANodeThatNeverTookPartIsNotWaitedFor) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(nodes_.Number("d"), NodeLeft{false, "no answer"});
+  EXPECT_FALSE(job_->InventoryPending());
+}
+
+// ---- Work that a node will not do ----
+
+TEST_F(NodesTest, ARemovalThatANodeCouldNotDoIsNotAskedOfItWhenItIsGone) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  Flush(2);
+  Say(b_, RemovalDone{{1, 1}, TierKind::kNvme, absl::UnavailableError("EIO"), std::nullopt});
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  out_.clear();
+  Say(kHere, RemovalDone{{1, 1}, TierKind::kNvme, absl::OkStatus(), std::nullopt});
+  now_ = now_ + kRemovalRetry;
+  Say(kHere, WakeUp{});
+  for (const auto& [node, wanted] : All<RemovalWanted>()) {
+    EXPECT_NE(node, b_);
+  }
+  v1::CollectGarbageReply garbage;
+  job_->FillGarbage(garbage);
+  EXPECT_FALSE(absl::StrContains(garbage.DebugString(), "is being removed"));
+}
+
+TEST_F(NodesTest, ABadCopyOnANodeThatIsGoneHoldsUpNoRemoval) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  Say(b_, ShardBad{{1, 1}, 1, "its digests are wrong", TierKind::kNvme});
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  out_.clear();
+  RemoveCheckpointAsked remove;
+  remove.token = ++token_;
+  remove.request.set_step(1);
+  remove.request.set_tier("nvme");
+  remove.request.set_force(true);
+  Say(kHere, remove);
+  const auto wanted = All<RemovalWanted>();
+  ASSERT_EQ(wanted.size(), 1u);
+  EXPECT_EQ(wanted[0].first, kHere);
+}
+
+// Its channel was opened anew: what it was asked for, or what it answered, may be lost.
+TEST_F(NodesTest, ANodeThatComesAgainIsAskedAgain) {
+  TwoRanks();
+  SaveBoth(1);
+  out_.clear();
+  NodeArrived again;
+  again.shards = {Found(1, 1)};
+  again.seats = {Seat(b_, 1, 1)};
+  Say(b_, again);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  now_ = now_ + kDrainRetryMax;
+  Say(kHere, WakeUp{});
+  auto wanted = All<FlushWanted>();
+  std::erase_if(wanted, [](const auto& w) { return w.second.to != TierKind::kNvme; });
+  ASSERT_EQ(wanted.size(), 1u);
+  EXPECT_EQ(wanted[0].first, b_);
+
+  Flush(1);
+  SaveBoth(2);
+  Flush(2);
+  Say(kHere, RemovalDone{{1, 1}, TierKind::kNvme, absl::OkStatus(), std::nullopt});
+  again.shards = {Found(1, 2)};
+  again.seats = {Seat(b_, 1, 2)};
+  Say(b_, again);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  out_.clear();
+  now_ = now_ + kRemovalRetry;
+  Say(kHere, WakeUp{});
+  const auto removals = All<RemovalWanted>();
+  ASSERT_EQ(removals.size(), 1u);
+  EXPECT_EQ(removals[0].first, b_);
+}
+
+TEST_F(NodesTest, AFlushWaitsForItsNodeAndWhatIsInTheRemoteTierDoesNot) {
+  TwoRanks();
+  SaveBoth(1);
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  Drained(b_, 1, 1, TierKind::kNvme, TierKind::kMemory);
+  Drained(b_, 1, 1, TierKind::kRemote, TierKind::kNvme);
+  SaveBoth(2);
+  Say(b_, NodeLeft{false, "no answer"});
+  Drained(kHere, 0, 2, TierKind::kNvme, TierKind::kMemory);
+  now_ = now_ + kDrainRetryMax;
+  Say(kHere, WakeUp{});
+  out_.clear();
+  // All of step 1 is in the remote tier: it is committed there without that node.
+  Drained(kHere, 0, 1, TierKind::kRemote, TierKind::kNvme);
+  ASSERT_EQ(All<ManifestWanted>().size(), 1u);
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  EXPECT_TRUE(Committed(1));
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2)};
+  back.seats = {Seat(b_, 1, 2)};
+  Say(b_, back);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  now_ = now_ + kDrainRetryMax;
+  Say(kHere, WakeUp{});
+  bool again = false;
+  for (const auto& [node, flush] : All<FlushWanted>()) {
+    again = again || (node == b_ && flush.checkpoint == CheckpointId{1, 2});
+  }
+  EXPECT_TRUE(again);
+}
+
+// ---- Who is who ----
+
+TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {
+  TwoRanks();
+  JoinAsked join;
+  join.token = ++token_;
+  join.connection = token_;
+  join.caller = {Process(b_, 0, 1), 1000, 1000};
+  join.world_size = 2;
+  join.launch = "one";
+  join.may_wait = true;
+  Say(b_, join);  // rank 0 is alive on a
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  EXPECT_FALSE(job_->IsMember(0, Process(b_, 0, 1)));
+  EXPECT_NE(Answer<JoinAccepted>(Join(c_, 0, 2, "one", 2)), nullptr);
+}
+
+// The attempt has not begun to save: another process has taken the rank of a node that seemed gone.
+TEST_F(NodesTest, OnlyTheNodeWhereTheRankIsMaySaveOrRestoreInIt) {
+  TwoRanks();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  ASSERT_NE(Answer<JoinAccepted>(Join(c_, 1, 2)), nullptr);
+  NodeArrived zombie;
+  zombie.seats = {Seat(b_, 1, std::nullopt)};
+  Say(b_, zombie);
+  Say(b_, SaveAsked{++token_, 1, 1, 1});
+  EXPECT_EQ(Answer<SavePermitted>(token_), nullptr);
+  ASSERT_NE(Answer<Refused>(token_), nullptr);
+  EXPECT_EQ(Answer<Refused>(token_)->failure.reason, v1::Failure::REASON_RANK_TAKEN);
+  Enter(b_, 1, 0);
+  EXPECT_NE(Answer<Refused>(token_), nullptr);
+  Begin(c_, 1, 1);
+}
+
+TEST_F(NodesTest, ARankThatLivesOnIsThereAgainWhenItsNodeIsBackAndNobodyTookItsPlace) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  EXPECT_TRUE(job_->IsMember(1, Process(b_, 1)));
+  SaveBoth(2);
+  EXPECT_TRUE(Committed(2));
+}
+
+TEST_F(NodesTest, ABadCopyIsNotGoodAgainBecauseItsNodeTellsOfIt) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, ShardBad{{1, 1}, 1, "its digests are wrong", TierKind::kMemory});
+  EXPECT_FALSE(Committed(1));
+  Say(b_, NodeLeft{false, "no answer"});
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  EXPECT_FALSE(Committed(1));
+}
+
+TEST_F(NodesTest, AnotherSaveOfTheSameNameDoesNotCount) {
+  for (const bool other_size : {false, true}) {
+    SCOPED_TRACE(other_size);
+    settings_.nvme = settings_.remote = false;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TwoRanks();
+    SaveBoth(1);
+    Say(b_, NodeLeft{false, "no answer"});
+    NodeArrived back;
+    back.shards = {Found(1, 1)};
+    back.shards[0].copy.image_bytes += other_size ? 1 : 0;
+    back.shards[0].copy.sealed_unix_ms += other_size ? 0 : 1;
+    back.seats = {Seat(b_, 1, 1)};
+    Say(b_, back);
+    EXPECT_FALSE(Committed(1));
+  }
+}
+
+TEST_F(NodesTest, ACoordinatorWhoseStateIsOlderThanANodesGivesWay) {
+  TwoRanks();
+  SaveBoth(1);
+  Enter(kHere, 0, 0);
+  out_.clear();
+  NodeArrived newer;
+  newer.shards = {Found(1, 5)};
+  newer.shards[0].copy.id.attempt = 3;
+  newer.shards[0].copy.descent = {{3, {1, 1}}, {1, {}}};
+  newer.seats = {{3, 1, Process(b_, 1, 1), 7, {}, 5}};
+  Say(b_, newer);
+  EXPECT_EQ(job_->attempt(), 3u);
+  EXPECT_FALSE(job_->IsMember(0, Process(kHere, 0)));
+  EXPECT_TRUE(job_->IsMember(1, Process(b_, 1, 1)));
+  const auto superseded = All<Superseded>();
+  ASSERT_EQ(superseded.size(), 1u);
+  EXPECT_EQ(superseded[0].first, kEveryNode);
+  EXPECT_EQ(superseded[0].second.by, 3u);
+}
+
+TEST_F(NodesTest, TheNumberOfAnAttemptThatANodeHasSeatsOfIsNotGivenAgain) {
+  TwoRanks();
+  NodeArrived newer;
+  newer.seats = {{5, 1, Process(c_, 1, 1), 7, {}, std::nullopt}};
+  Say(c_, newer);
+  EXPECT_EQ(job_->RanksAlive(), 0u);  // which of the two is the newest is not known here
+  bool told = false;
+  for (const auto& [node, superseded] : All<Superseded>()) {
+    told = told || superseded.by > 5;
+  }
+  EXPECT_TRUE(told);
+  Join(kHere, 0, 2, "two", 1);
+  EXPECT_EQ(job_->attempt(), 6u);
+}
+
+// ---- Sessions ----
+
+TEST_F(NodesTest, ASessionThatFallsBackWaitsForANodeThatMayComeBack) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  SaveBoth(3);
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(b_, 1, 2, "two", 1);
+  Enter(kHere, 0, 1);
+  Enter(b_, 1, 1);
+  ASSERT_EQ(Answer<SourceOffered>(token_)->checkpoint, (CheckpointId{1, 3}));
+  Say(b_, NodeLeft{false, "no answer"});
+  LoadReported bad{++token_, 2, 0, 1, 1, false, true, false, "a digest is wrong"};
+  Say(kHere, bad);
+  EXPECT_EQ(Answer<SourceOffered>(bad.token), nullptr);  // not step 1: 2 may be whole again
+  EXPECT_EQ(Answer<Refused>(bad.token), nullptr);
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2), Found(1, 3)};
+  back.seats = {{2, 1, Process(b_, 1, 1), 7, {}, std::nullopt}};
+  Say(b_, back);
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  ASSERT_NE(Answer<SourceOffered>(bad.token), nullptr);
+  EXPECT_EQ(Answer<SourceOffered>(bad.token)->checkpoint, (CheckpointId{1, 2}));
+}
+
+// ---- Nodes that come and go at any time ----
+
+// Three ranks on three nodes of which two are cut off now and then, and what really lies where.
+class RandomNodesTest : public NodesTest {
+ protected:
+  using Shard = std::pair<Step, Rank>;
+  struct Node {
+    bool there = true;
+    std::set<Shard> memory;
+    std::set<Shard> nvme;
+    std::set<Step> writing;
+    Step last = 0;
+    std::vector<ToAgent> todo;
+  };
+
+  uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+
+  void Hear() {
+    std::vector<ForAgent> heard;
+    std::swap(heard, out_);
+    for (const ForAgent& each : heard) {
+      for (NodeId node = 0; node < world_.size(); ++node) {
+        if (world_[node].there && (each.to == node || each.to == kEveryNode)) {
+          HearOn(world_[node], each.message);
+        }
+      }
+    }
+  }
+  void HearOn(Node& node, const ToAgent& message) {
+    if (const auto* given_up = std::get_if<GiveUp>(&message)) {
+      const Step step = given_up->checkpoint.step;
+      std::erase_if(node.memory, [step](const Shard& shard) { return shard.first == step; });
+      node.writing.erase(step);
+    } else if (std::holds_alternative<FlushWanted>(message) ||
+               std::holds_alternative<RemovalWanted>(message) ||
+               std::holds_alternative<ManifestWanted>(message)) {
+      node.todo.push_back(message);
+    }
+  }
+  void Tell(NodeId node, const ToCoordinator& message) {
+    if (world_[node].there) {
+      Say(node, message);
+      Hear();
+    }
+  }
+  void DoSomething(NodeId id, bool well) {
+    Node& node = world_[id];
+    if (node.todo.empty()) {
+      return;
+    }
+    const ToAgent task = node.todo.front();
+    node.todo.erase(node.todo.begin());
+    if (const auto* flush = std::get_if<FlushWanted>(&task)) {
+      for (const FlushWanted::Shard& each : flush->shards) {
+        const Shard shard{flush->checkpoint.step, each.rank};
+        const auto& from = each.from == TierKind::kMemory ? node.memory : node.nvme;
+        const bool done = from.count(shard) > 0 && (well || Below(4) > 0);
+        if (done) {
+          (flush->to == TierKind::kNvme ? node.nvme : remote_).insert(shard);
+        }
+        ShardDrained drained{flush->checkpoint,
+                             each.rank,
+                             flush->to,
+                             each.from,
+                             done ? absl::OkStatus() : absl::UnavailableError("EIO"),
+                             false,
+                             {}};
+        Tell(id, drained);
+      }
+    } else if (const auto* removal = std::get_if<RemovalWanted>(&task)) {
+      const bool done = well || Below(4) > 0;
+      if (done) {
+        std::erase_if(removal->tier == TierKind::kNvme ? node.nvme : remote_,
+                      [&](const Shard& s) { return s.first == removal->checkpoint.step; });
+        if (removal->tier == TierKind::kRemote) {
+          manifests_.erase(removal->checkpoint.step);
+        }
+      }
+      Tell(id, RemovalDone{removal->checkpoint, removal->tier,
+                           done ? absl::OkStatus() : absl::UnavailableError("EIO"), std::nullopt});
+    } else if (const auto* manifest = std::get_if<ManifestWanted>(&task)) {
+      manifests_.insert(manifest->checkpoint.step);
+      Tell(id, ManifestDone{manifest->checkpoint, absl::OkStatus()});
+    }
+  }
+  void BeginOn(NodeId id, Step step) {
+    Node& node = world_[id];
+    if (!node.there || node.last >= step || !node.writing.empty()) {
+      return;
+    }
+    const RequestToken token = ++token_;
+    Say(id, SaveAsked{token, 1, id, step});
+    if (Answer<SavePermitted>(token) != nullptr) {
+      node.writing.insert(step);
+      node.last = step;
+    } else if (Answer<Refused>(token) != nullptr) {
+      node.last = step;
+    }
+    Hear();
+  }
+  void SealOn(NodeId id) {
+    Node& node = world_[id];
+    if (!node.writing.empty()) {
+      const Step step = *node.writing.begin();
+      node.writing.erase(step);
+      node.memory.insert({step, id});
+      Tell(id, ShardSealed{1, id, step, 3, kBytes, 1000});
+    }
+  }
+  void LeaveOn(NodeId id) {
+    if (world_[id].there) {
+      Say(id, NodeLeft{Below(2) == 0, "no answer"});
+      world_[id].there = false;
+      Hear();
+    }
+  }
+  void ArriveOn(NodeId id) {
+    Node& node = world_[id];
+    node.there = true;
+    node.todo.clear();  // it is asked again
+    NodeArrived arrived;
+    for (const auto& [step, rank] : node.memory) {
+      arrived.shards.push_back(Three(rank, step));
+    }
+    arrived.seats = {Seat(id, id, node.last)};
+    arrived.seats[0].writing = node.writing;
+    Tell(id, arrived);
+    now_ = now_ + std::chrono::milliseconds(1);
+    CopiesFound found;
+    found.tier = TierKind::kNvme;
+    found.began = now_;
+    for (const auto& [step, rank] : node.nvme) {
+      DurableCopy copy;
+      copy.copy = Three(rank, step).copy;
+      found.copies.push_back(copy);
+    }
+    Tell(id, found);
+    Tell(id, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  }
+  FoundShard Three(Rank rank, Step step) const {
+    FoundShard found = Found(rank, step);
+    found.copy.world_size = 3;
+    return found;
+  }
+  // Whether each shard lies somewhere; `reachable`: where it can be read now.
+  bool Whole(Step step, bool reachable) const {
+    for (Rank rank = 0; rank < 3; ++rank) {
+      const Shard shard{step, rank};
+      bool any = manifests_.count(step) > 0 && remote_.count(shard) > 0;
+      for (const Node& node : world_) {
+        any = any || ((node.there || !reachable) &&
+                      (node.memory.count(shard) > 0 || node.nvme.count(shard) > 0));
+      }
+      if (!any) {
+        return false;
+      }
+    }
+    return true;
+  }
+  void Check(Step newest) {
+    for (Step step = 1; step <= newest; ++step) {
+      if (Committed(step)) {
+        EXPECT_TRUE(Whole(step, true)) << step;
+        highest_ = std::max(highest_, step);
+      }
+    }
+    if (highest_ > 0) {
+      EXPECT_TRUE(Whole(highest_, false)) << "the newest committed step " << highest_ << " is lost";
+    }
+  }
+
+  std::mt19937 random_;
+  std::vector<Node> world_ = std::vector<Node>(3);
+  std::set<Shard> remote_;
+  std::set<Step> manifests_;
+  Step highest_ = 0;
+};
+
+TEST_F(RandomNodesTest, TheNewestCommittedStepIsNeverLostAndAllGoesOnWhenTheyAreBack) {
+  settings_.keep_committed = 1;
+  for (uint32_t seed = 1; seed <= 60 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    random_.seed(seed);
+    world_.assign(3, Node());
+    remote_.clear();
+    manifests_.clear();
+    highest_ = 0;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    for (NodeId node = 0; node < 3; ++node) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+      Join(node, node, 3);
+    }
+    out_.clear();
+    Step step = 1;
+    for (int i = 0; i < 400 && !HasFailure(); ++i) {
+      const NodeId node = Below(3);
+      switch (Below(9)) {
+        case 0:
+        case 1:
+          step += Below(4) == 0 ? 1 : 0;
+          BeginOn(node, step);
+          break;
+        case 2:
+        case 3:
+          SealOn(node);
+          break;
+        case 4:
+        case 5:
+          if (world_[node].there || Below(2) == 0) {
+            DoSomething(node, false);
+          }
+          break;
+        case 6:
+          if (node != kHere && Below(3) == 0) {
+            LeaveOn(node);
+          }
+          break;
+        case 7:
+          if (node != kHere && (!world_[node].there || Below(8) == 0)) {
+            ArriveOn(node);
+          }
+          break;
+        default:
+          now_ = now_ + std::chrono::seconds(Below(20));
+          Tell(kHere, WakeUp{});
+      }
+      Check(step);
+    }
+    for (NodeId node = 1; node < 3; ++node) {
+      ArriveOn(node);
+    }
+    for (int round = 0; round < 6; ++round) {
+      ++step;
+      for (NodeId node = 0; node < 3; ++node) {
+        SealOn(node);
+        BeginOn(node, step);
+        SealOn(node);
+      }
+      for (int i = 0; i < 60; ++i) {
+        now_ = now_ + kDrainRetryMax;
+        Tell(kHere, WakeUp{});
+        for (NodeId node = 0; node < 3; ++node) {
+          DoSomething(node, true);
+        }
+      }
+      Check(step);
+    }
+    EXPECT_TRUE(Committed(step));
+    EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, step}));
+    EXPECT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, step}));
+    v1::WhereReply where;
+    job_->FillWhere(std::nullopt, where);
+    for (const v1::ShardCopy& copy : where.copies()) {
+      EXPECT_NE(copy.state(), "out of reach");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace holdfast

@@ -1,0 +1,121 @@
+#include "server/membership/cluster_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/config.h"
+#include "base/status.h"
+
+namespace holdfast {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::ClusterConfig Etcd() {
+  v1::ClusterConfig config;
+  config.mutable_etcd()->add_endpoints("10.0.0.1:2379");
+  CompleteClusterConfig("n1", &config);
+  return config;
+}
+
+v1::ClusterConfig Static() {
+  v1::ClusterConfig config;
+  for (const char* name : {"n1", "n2"}) {
+    v1::ClusterMember* member = config.add_members();
+    member->set_name(name);
+    member->set_address(std::string(name) + ".example:9465");
+  }
+  CompleteClusterConfig("n1", &config);
+  return config;
+}
+
+TEST(ClusterConfig, Defaults) {
+  const v1::ClusterConfig etcd = Etcd();
+  EXPECT_EQ(etcd.name(), "default");
+  EXPECT_EQ(etcd.listen_address(), "0.0.0.0:9465");
+  EXPECT_EQ(etcd.advertise_address(), "n1:9465");
+  EXPECT_EQ(etcd.etcd().lease_ttl_ms(), 10'000u);
+  EXPECT_EQ(etcd.etcd().request_timeout_ms(), 2'000u);
+  EXPECT_EQ(EtcdPrefix(etcd), "/holdfast/default/");
+  EXPECT_TRUE(CheckClusterConfig("n1", etcd).ok()) << CheckClusterConfig("n1", etcd);
+  EXPECT_EQ(Static().advertise_address(), "n1.example:9465");
+  EXPECT_TRUE(CheckClusterConfig("n1", Static()).ok()) << CheckClusterConfig("n1", Static());
+  v1::ClusterConfig alone;
+  CompleteClusterConfig("n1", &alone);
+  EXPECT_TRUE(CheckClusterConfig("n1", alone).ok());
+}
+
+TEST(ClusterConfig, IsReadFromYaml) {
+  v1::ClusterConfig config;
+  const absl::Status status = ParseConfig(R"(
+name: prod
+labels: [{name: zone, value: z1}, {name: rack, value: r7}]
+etcd:
+  endpoints: [10.0.0.1:2379, "https://etcd-2:2379"]
+  lease_ttl_ms: 15s
+)",
+                                          "test.yaml", config);
+  ASSERT_TRUE(status.ok()) << status;
+  CompleteClusterConfig("n1", &config);
+  EXPECT_TRUE(CheckClusterConfig("n1", config).ok());
+  EXPECT_EQ(config.etcd().lease_ttl_ms(), 15'000u);
+  EXPECT_EQ(LabelsOf(config.labels()), (std::vector<NodeLabel>{{"rack", "r7"}, {"zone", "z1"}}));
+  EXPECT_TRUE(ParseEtcdEndpoint(config.etcd(), config.etcd().endpoints(1))->tls);
+  EXPECT_FALSE(ParseEtcdEndpoint(config.etcd(), config.etcd().endpoints(0))->tls);
+}
+
+TEST(ClusterConfig, WhatCannotBeIsNamed) {
+  const auto bad = [](v1::ClusterConfig config,
+                      const std::function<void(v1::ClusterConfig*)>& spoil,
+                      const std::string& node = "n1") {
+    spoil(&config);
+    const absl::Status status = CheckClusterConfig(node, config);
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    return Message(status);
+  };
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_name("a/b"); }), HasSubstr("cluster.name"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_listen_address("x"); }),
+              HasSubstr("cluster.listen_address"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_advertise_address("h:0"); }),
+              HasSubstr("cluster.advertise_address"));
+  EXPECT_THAT(bad(
+                  Etcd(), [](auto*) {}, "n 1"),
+              HasSubstr("node name"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->add_labels()->set_name("zone"); }), HasSubstr("label"));
+  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_etcd()->add_endpoints("h:1"); }),
+              HasSubstr("not both"));
+  EXPECT_THAT(bad(
+                  Static(), [](auto*) {}, "n3"),
+              HasSubstr("'n3' (node_name), is not listed"));
+  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_members(1)->set_name("n1"); }),
+              HasSubstr("listed twice"));
+  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_members(1)->set_address("n1.example:9465"); }),
+              HasSubstr("another member's"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->clear_endpoints(); }),
+              HasSubstr("endpoints"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->add_endpoints("ftp://h:1"); }),
+              HasSubstr("endpoints"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_prefix("/x"); }),
+              HasSubstr("prefix"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_ca_file("ca.pem"); }),
+              HasSubstr("absolute"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_cert_file("/c"); }),
+              HasSubstr("go together"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_user("u"); }),
+              HasSubstr("go together"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_lease_ttl_ms(1500); }),
+              HasSubstr("lease_ttl_ms"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_request_timeout_ms(6'000); }),
+              HasSubstr("request_timeout_ms"));
+  EXPECT_THAT(bad(Etcd(),
+                  [](auto* c) {
+                    c->mutable_etcd()->set_ca_file("/ca");
+                    c->mutable_etcd()->add_endpoints("http://h:1");
+                  }),
+              HasSubstr("would not be encrypted"));
+}
+
+}  // namespace
+}  // namespace holdfast
