@@ -172,6 +172,10 @@ absl::Status AdminClient::GetStatus(const v1::GetStatusRequest& request,
                                     v1::GetStatusReply& reply) {
   return impl_->Call(&v1::Admin::Stub::GetStatus, request, reply);
 }
+absl::Status AdminClient::GetNodes(const v1::GetNodesRequest& request, v1::GetNodesReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::GetNodes, request, reply);
+}
+
 absl::Status AdminClient::ListCheckpoints(const v1::ListCheckpointsRequest& request,
                                           v1::ListCheckpointsReply& reply) {
   return impl_->Call(&v1::Admin::Stub::ListCheckpoints, request, reply);

@@ -24,6 +24,8 @@ namespace holdfast {
 namespace v1 {
 class GetStatusRequest;
 class GetStatusReply;
+class GetNodesReply;
+class GetNodesRequest;
 class ListCheckpointsRequest;
 class ListCheckpointsReply;
 class InspectShardRequest;
@@ -66,6 +68,7 @@ class AdminClient {
   AdminClient& operator=(const AdminClient&) = delete;
 
   absl::Status GetStatus(const v1::GetStatusRequest& request, v1::GetStatusReply& reply);
+  absl::Status GetNodes(const v1::GetNodesRequest& request, v1::GetNodesReply& reply);
   absl::Status ListCheckpoints(const v1::ListCheckpointsRequest& request,
                                v1::ListCheckpointsReply& reply);
   absl::Status InspectShard(const v1::InspectShardRequest& request, v1::InspectShardReply& reply);

@@ -116,6 +116,8 @@ struct DoctorArguments {
 };
 
 ExitCode RunStatus(const Context& context, const StatusArguments& arguments);
+ExitCode RunJobs(const Context& context);
+ExitCode RunNodes(const Context& context);
 ExitCode RunList(const Context& context, const ListArguments& arguments);
 ExitCode RunInspect(const Context& context, const InspectArguments& arguments);
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments);

@@ -49,6 +49,7 @@ constexpr char kAbout[] =
 
 constexpr char kFooter[] =
     "Start here:\n"
+    "  ckptctl jobs              all jobs, one line each, from any node\n"
     "  ckptctl status            what survives if something dies now, and what went wrong lately\n"
     "  ckptctl doctor            what will not work or will be slow on this machine, and the "
     "command that mends it\n"
@@ -84,6 +85,8 @@ class Arguments {
     app_.footer(kFooter);
     AddCommon(app_);
     AddStatus();
+    AddJobs();
+    AddNodes();
     AddList();
     AddInspect();
     AddVerify();
@@ -224,6 +227,18 @@ class Arguments {
         "status", "What survives if something dies now; memory, jobs, what was given up and why",
         "ckptctl status llama-7b", [this] { return RunStatus(context_, status_); });
     AddJob(command, status_.job, "Only this job (default: all of yours)");
+  }
+  void AddJobs() {
+    AddCommand(
+        "jobs",
+        "One line for each job of the cluster: where it runs, its newest safe steps, what is "
+        "wrong with it",
+        "ckptctl jobs", [this] { return RunJobs(context_); });
+  }
+  void AddNodes() {
+    AddCommand("nodes",
+               "The nodes of the cluster: where they are, what they host, whether they are up",
+               "ckptctl nodes", [this] { return RunNodes(context_); });
   }
   void AddList() {
     CLI::App* command = AddCommand(

@@ -148,6 +148,9 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
             absl::StrCat(EscapeText(job.restore_point()),
                          " (set by hand; --clear of ckptctl restore takes it back)"));
   }
+  if (job.has_prefetch()) {
+    AddLine(lines, "", EscapeText(job.prefetch().text()));
+  }
   AddTierLines(job, now, lines);
   AddInFlight(job, lines);
   AddLosses(job, now, lines);

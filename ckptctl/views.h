@@ -17,6 +17,7 @@ namespace v1 {
 class BadShard;
 class CollectGarbageReply;
 class ExplainReply;
+class GetNodesReply;
 class GetStatusReply;
 class ListCheckpointsReply;
 class RebuildReply;
@@ -27,6 +28,11 @@ class WhereReply;
 
 // Ages are told by the daemon's clock, as the reply gives it.
 std::string RenderStatus(const v1::GetStatusReply& reply);
+
+// One line a job.
+std::string RenderJobs(const v1::GetStatusReply& reply);
+
+std::string RenderNodes(const v1::GetNodesReply& reply);
 
 std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& reply,
                        int64_t now_unix_ms);

@@ -31,7 +31,17 @@ Table CopyTable() {
 }
 
 // What is wrong with a copy may be long: below the table it makes no column wider.
-constexpr std::string_view kBad = "bad: ";
+constexpr std::string_view kLong[] = {"bad", "out of reach"};
+
+// "bad", of "bad: …"; empty: the state is short.
+std::string_view ShortState(std::string_view state) {
+  for (const std::string_view word : kLong) {
+    if (state.rfind(word, 0) == 0 && state.substr(word.size(), 2) == ": ") {
+      return word;
+    }
+  }
+  return "";
+}
 
 // "memory 2 of 2, nvme 1 of 2": good copies, of how many ranks.
 std::string Totals(const std::map<std::string, std::set<uint32_t>>& good, uint32_t world_size) {
@@ -62,15 +72,15 @@ std::string RenderWhere(std::string_view job, const v1::WhereReply& reply) {
         ranks.insert(copy.rank());
       }
       if (shown++ < kCopiesShown) {
-        const bool bad = copy.state().rfind(kBad, 0) == 0;
-        if (bad) {
+        const std::string_view word = ShortState(copy.state());
+        if (!word.empty()) {
           absl::StrAppend(&problems, "  rank ", copy.rank(), ", ", EscapeText(copy.tier()), ": ",
                           EscapeText(copy.state()), "\n");
         }
-        table.AddRow({absl::StrCat(copy.rank()), EscapeText(copy.tier()),
-                      bad ? "bad" : EscapeText(copy.state()), FormatBytes(copy.bytes()),
-                      copy.node().empty() ? "any" : EscapeText(copy.node()),
-                      EscapeText(copy.location())});
+        table.AddRow(
+            {absl::StrCat(copy.rank()), EscapeText(copy.tier()),
+             word.empty() ? EscapeText(copy.state()) : std::string(word), FormatBytes(copy.bytes()),
+             copy.node().empty() ? "any" : EscapeText(copy.node()), EscapeText(copy.location())});
       }
     }
     absl::StrAppend(&out, "\n", StepHead(first.attempt(), first.step()), ": good copies in ",
@@ -88,6 +98,9 @@ std::string RenderExplain(std::string_view job, const v1::ExplainReply& reply) {
   if (!reply.next_restore().empty()) {
     out = absl::StrCat("the next restore of job ", EscapeText(job), ": ",
                        EscapeText(reply.next_restore()), "\n");
+  }
+  if (reply.has_prefetch()) {
+    absl::StrAppend(&out, "  ", EscapeText(reply.prefetch().text()), "\n");
   }
   const int shown = std::min(reply.steps_size(), kStepsExplained);
   for (int i = 0; i < shown; ++i) {

@@ -26,8 +26,16 @@ bool FitsWorld(const CheckpointView& checkpoint, uint32_t world_size) {
   return world_size == 0 || checkpoint.world_size == world_size;
 }
 
+const Unreadable* WhyUnreadable(CheckpointId id, const RestoreContext& context) {
+  if (context.unreadable == nullptr) {
+    return nullptr;
+  }
+  const auto found = context.unreadable->find(id);
+  return found == context.unreadable->end() ? nullptr : &found->second;
+}
+
 // Why it is not whole, or from where it would come.
-std::string Wholeness(const CheckpointView& checkpoint, TierSet configured) {
+std::string Wholeness(const CheckpointView& checkpoint, const RestoreContext& context) {
   if (checkpoint.given_up) {
     return "cannot be restored: its save was given up";
   }
@@ -35,7 +43,10 @@ std::string Wholeness(const CheckpointView& checkpoint, TierSet configured) {
     return "cannot be restored: its shards disagree about the number of ranks";
   }
   if (checkpoint.Restorable()) {
-    return absl::StrCat("whole: ", SourcesOf(checkpoint, configured));
+    return absl::StrCat("whole: ", SourcesOf(checkpoint, context.configured));
+  }
+  if (const Unreadable* why = WhyUnreadable(checkpoint.id, context)) {
+    return absl::StrCat("cannot be restored: ", why->what);
   }
   const uint32_t absent = checkpoint.world_size - checkpoint.restorable;
   return absl::StrCat("cannot be restored: no tier has a good copy of ", absent, " of ",
@@ -102,7 +113,7 @@ std::string WorldMismatch(const CheckpointView& checkpoint, uint32_t world_size)
 
 // What keeps a restore from taking it; empty: nothing.
 std::string Obstacle(const CheckpointView& checkpoint, const RestoreContext& context) {
-  return !checkpoint.Restorable() ? Wholeness(checkpoint, context.configured)
+  return !checkpoint.Restorable() ? Wholeness(checkpoint, context)
          : !FitsWorld(checkpoint, context.world_size)
              ? WorldMismatch(checkpoint, context.world_size)
              : "";
@@ -142,7 +153,11 @@ StepReasons ExplainStep(const CheckpointView& checkpoint, const RestoreContext& 
   result.restorable = checkpoint.Restorable();
   result.on_line = OnLine(context.line, checkpoint.id);
   std::vector<std::string>& reasons = result.reasons;
-  reasons.push_back(Wholeness(checkpoint, context.configured));
+  reasons.push_back(Wholeness(checkpoint, context));
+  if (const Unreadable* why = WhyUnreadable(checkpoint.id, context);
+      why != nullptr && !result.restorable) {
+    reasons.insert(reasons.end(), why->shards.begin(), why->shards.end());
+  }
   if (!result.on_line) {
     reasons.push_back(LeftBranch(checkpoint.id, context.line));
   }

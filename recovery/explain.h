@@ -6,6 +6,7 @@
 // Pure functions, thread-safe.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,13 @@
 
 namespace holdfast {
 
+// What keeps a step from being restored.
+struct Unreadable {
+  std::string what;                 // "no tier has a good copy of 1 of 4 shards"
+  std::vector<std::string> shards;  // one sentence each: what there is of it, and where
+};
+using Unreadables = std::map<CheckpointId, Unreadable>;
+
 // What the next restore is asked for and by whom.
 struct RestoreContext {
   std::span<const Descent> line;
@@ -23,6 +31,8 @@ struct RestoreContext {
   TierSet configured = kEveryTier;
   std::optional<CheckpointId> restore_point;  // set by `ckptctl restore`
   bool from_scratch = false;                  // likewise
+  // Of steps that are not restorable, where more is known than their views tell.
+  const Unreadables* unreadable = nullptr;
 };
 
 struct StepReasons {

@@ -37,8 +37,10 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const RecordRemoved& e) { agent.OnRecordRemoved(e); }
     void operator()(const SlotDeleted& e) { agent.OnSlotDeleted(e); }
     void operator()(const JobStateWritten& e) {
-      if (agent.jobs_.count(e.job) > 0) {
+      if (agent.Hosted(e.job) != nullptr) {
         agent.Send(e.job, StateWritten{e.version, e.status});
+      } else if (!e.status.ok() && agent.jobs_.count(e.job) > 0) {
+        agent.states_again_[e.job] = agent.time_.now + kStateRetry;
       }
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
@@ -47,6 +49,7 @@ void Agent::Handle(const Event& event, EventTime time) {
       if (agent.jobs_.count(e.id.job) == 0) {
         return;
       }
+      agent.NoteBad(e.id, e.tier, !e.what.empty());
       if (e.what.empty()) {
         agent.Send(e.id.job, ShardGood{e.id.checkpoint(), e.id.rank, e.tier});
       } else {
@@ -67,6 +70,8 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const TierAway& e) { agent.OnTierAway(e); }
     void operator()(const TierScanned& e) { agent.OnTierScanned(e); }
     void operator()(const TimerFired&) { agent.Expire(agent.time_); }
+    void operator()(const MembershipTold&) {}  // not the agent's to know
+    void operator()(const PeerTold&) {}
   };
   std::visit(Visitor{*this}, event);
 }
@@ -89,6 +94,7 @@ void Agent::OnConnectionClosed(ConnectionId id) {
     const Pending pending = pending_.at(token);
     ErasePending(token);
     if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
+      NoteCancelled(token, pending, connection.caller);
       Send(pending.job, RequestCancelled{token});
     }
     if (pending.where == Where::kOpening) {
@@ -234,8 +240,15 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
     case Frame::kReportLoad:
       return OnReportLoad(id, *seat, connection.seat, frame);
     default: {
-      const RequestToken token = NewPending(id, frame, Deadline(frame.await_save().deadline_ms()));
+      // (Who does not wait, and says so by a millisecond, takes a daemon that is silent for a tenth
+      // of a second for one that hangs.)
+      const bool elsewhere = clustered() && Hosted(seat->job) == nullptr;
+      const MonotonicTime asked = Deadline(frame.await_save().deadline_ms());
+      const MonotonicTime soonest = time_.now + kHostAtOnce;
+      const bool at_once = elsewhere && asked < soonest;
+      const RequestToken token = NewPending(id, frame, at_once ? soonest : asked);
       Pending& pending = pending_.at(token);
+      pending.at_once = at_once;
       pending.job = seat->job;
       pending.seat = connection.seat;
       Send(seat->job, AwaitAsked{token, seat->attempt, seat->rank, frame.await_save().step(),
@@ -286,7 +299,6 @@ void Agent::ErasePending(RequestToken token) {
     connection->second.pending.erase(token);
   }
   waiting_for_room_.erase(token);
-  tier_waits_.erase(token);
   pending_.erase(it);
 }
 
@@ -366,6 +378,7 @@ void Agent::Expire(EventTime time) {
     Act(DeleteSlot{deletes_again_.begin()->second});
     deletes_again_.erase(deletes_again_.begin());
   }
+  ExpirePrefetches();
   if (drives_again_ && *drives_again_ <= time.now) {
     drives_again_.reset();
     std::vector<std::string> failed;
@@ -386,10 +399,13 @@ void Agent::Expire(EventTime time) {
   }
   for (const std::string& name : rescans) {
     rescan_at_.erase(name);
-    if (FindJob(name) != nullptr) {
+    if (const KnownJob* job = FindJob(name); job != nullptr && job->coordinator != nullptr) {
       ScanRemoteFor(name);
+    } else if (hosting_.count(name) > 0) {
+      LookUpHosted(name);
     }
   }
+  WriteAgain();
 }
 
 void Agent::ExpireRequest(RequestToken token) {
@@ -404,15 +420,34 @@ void Agent::ExpireRequest(RequestToken token) {
         late.code = absl::StatusCode::kUnavailable;
         return RefuseSave(token, late);
       }
+      if (clustered() && Hosted(pending.job) == nullptr && pending.overdue) {
+        NoteCancelled(token, pending, connections_.at(pending.connection).caller);
+        Send(pending.job, RequestCancelled{token});
+        late.code = absl::StatusCode::kUnavailable;
+        late.message = absl::StrCat("the node that hosts job '", JobName(pending.job),
+                                    "' does not answer; try again");
+        return Refuse(token, late);
+      }
+      if (clustered() && Hosted(pending.job) == nullptr && pending.at_once) {
+        Send(pending.job, RequestCancelled{token});
+        late.message = "not as far as this node knows yet";
+        return Refuse(token, late);
+      }
       Send(pending.job, RequestExpired{token});
+      if (clustered() && Hosted(pending.job) == nullptr) {
+        // (The client itself gives up a tenth of a second later, and would take this daemon for one
+        // that hangs.)
+        pending.overdue = true;
+        SetDeadline(token, time_.now + kHostGrace);
+      }
       return;
+    case Where::kHost:
+      late.code = absl::StatusCode::kUnavailable;
+      late.message =
+          "no node was heard of in time that hosts the job; see ckptctl status, or try again";
+      return Refuse(token, late);
     case Where::kLookup:
       late.message = "the durable tiers, which may know the job, have not been read yet; try again";
-      return Refuse(token, late);
-    case Where::kTiers:
-      late.message =
-          "the durable tiers are still being read, and may hold the step, or a newer one; try "
-          "again, or name a step";
       return Refuse(token, late);
     case Where::kOpening:
       return GiveUpOpening(token, "it takes long");
@@ -424,6 +459,9 @@ void Agent::ExpireRequest(RequestToken token) {
       return Refuse(token, late);
     case Where::kRoom:
     case Where::kAsking:
+      if (pending.where == Where::kAsking) {
+        Send(pending.job, RequestCancelled{token});
+      }
       if (pending.fetch) {
         return Refuse(token, late);
       }
@@ -472,6 +510,12 @@ std::optional<MonotonicTime> Agent::NextDeadline() const {
   if (drives_again_) {
     next = next ? std::min(*next, *drives_again_) : *drives_again_;
   }
+  for (const auto& [job, at] : states_again_) {
+    next = next ? std::min(*next, at) : at;
+  }
+  for (const auto& [shard, prefetch] : prefetches_) {
+    next = next ? std::min(*next, prefetch.until) : prefetch.until;
+  }
   return next;
 }
 
@@ -508,12 +552,36 @@ void Agent::EraseSeat(SeatId id) {
 
 std::string Agent::JobName(const JobUuid& job) const {
   const auto it = jobs_.find(job);
-  return it == jobs_.end() ? std::string() : it->second->name();
+  return it == jobs_.end() ? std::string() : it->second.name;
 }
 
-Coordinator* Agent::FindJob(const std::string& name) {
+KnownJob* Agent::FindJob(const std::string& name) {
   const auto it = names_.find(name);
-  return it == names_.end() ? nullptr : jobs_.at(it->second).get();
+  return it == names_.end() ? nullptr : &jobs_.at(it->second);
+}
+
+Coordinator* Agent::Hosted(const JobUuid& job) const {
+  const auto it = jobs_.find(job);
+  return it == jobs_.end() ? nullptr : it->second.coordinator.get();
+}
+
+// The job runs, as far as is known here.
+bool Agent::AnyRankAlive(const KnownJob& job) const {
+  if (job.coordinator != nullptr) {
+    return job.coordinator->RanksAlive() > 0;
+  }
+  return seats_.AnyCurrentOf(job.uuid);
+}
+
+bool Agent::IsMember(const JobUuid& job, Rank rank, const ProcessId& process) const {
+  if (const Coordinator* coordinator = Hosted(job)) {
+    return coordinator->IsMember(rank, process);
+  }
+  const std::set<SeatId>& seats = seats_.OfRank(job, rank);
+  return std::any_of(seats.begin(), seats.end(), [&](SeatId id) {
+    const Seat& seat = *seats_.Find(id);
+    return seat.process == process && !seat.superseded;
+  });
 }
 
 }  // namespace holdfast

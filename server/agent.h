@@ -22,6 +22,8 @@
 
 #include "holdfast/v1/config.pb.h"
 #include "server/coordinator.h"
+#include "server/drive_copies.h"
+#include "server/known_job.h"
 #include "server/messages.h"
 #include "server/seats.h"
 
@@ -51,8 +53,13 @@ inline constexpr Duration kRescan =
 inline constexpr size_t kUnknownFilesMax = 1024;  // shown
 inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
-
-using Jobs = std::map<JobUuid, std::unique_ptr<Coordinator>>;
+inline constexpr size_t kPrefetchesAtOnce = 4;    // fetches under way ahead of restores, on a node
+inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
+inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
+// How long a request that has expired waits for its host, which knows better what was missing.
+inline constexpr Duration kHostGrace = std::chrono::milliseconds(50);
+// How long who does not wait is kept waiting for the host's answer.
+inline constexpr Duration kHostAtOnce = std::chrono::milliseconds(50);
 
 // A rebuild of what the daemon knows (ckptctl rebuild) that is under way.
 struct RebuildRun {
@@ -88,6 +95,38 @@ class Agent {
   void Expire(EventTime time);
   // Gives slots that came free to whoever waits for them.
   void Settle(EventTime time);
+
+  // In a cluster (agent_cluster.cc; docs/protocol.md §16). The caller empties the notices.
+  std::deque<AgentNotice>& notices() { return notices_; }
+  NodeNames& nodes() { return nodes_; }
+  // This node hosts the name from now on. With a state the job's coordinator is made of it, at
+  // once. Without one what this node and the remote tier know is looked up; if that is nothing,
+  // there is none until somebody wants it.
+  // False: it cannot be, and the problem was noted.
+  bool BeginHosting(const std::string& name, const v1::JobState* state, EventTime time);
+  // Whether a coordinator could be made of it.
+  absl::Status CheckState(const std::string& name, const v1::JobState& state) const;
+  // Its coordinator is dropped. What clients asked stays unanswered: the next host answers.
+  void EndHosting(const std::string& name);
+  // On the host: a client of some node wants it.
+  void Want(const std::string& name, uint32_t uid, uint32_t gid, EventTime time);
+  // Its host says that there is no such job, or no node and no tier knows it: readers hear so.
+  void SayAbsent(const std::string& name, EventTime time);
+  // → NodeArrived with all that lies and runs here, what lies in nvme, then what waited for it.
+  void Meet(const MeetJob& job, EventTime time);
+  // What this node keeps of the job; if that is copies only, what they tell: version 0.
+  std::optional<v1::JobState> KeptState(const std::string& name) const;
+  // Written if it is newer than what is kept, by (epoch, version), or of the same and a higher
+  // epoch was noted.
+  void KeepState(const v1::JobState& state, EventTime time);
+
+  // Whether it is hosted here, has been looked for, and is not there.
+  bool IsAbsent(const std::string& name) const;
+  std::string JobName(const JobUuid& job) const;  // empty: it is not known here
+  bool Waits(RequestToken token) const { return pending_.count(token) > 0; }
+  // Whether the caller may see and change the job of that name, if it is known here.
+  bool MayTouch(const std::string& name, const Caller& caller) const;
+  Coordinator* Hosted(const JobUuid& job) const;  // null: it is not hosted here
 
   Jobs& jobs() { return jobs_; }
   const Jobs& jobs() const { return jobs_; }
@@ -150,6 +189,10 @@ class Agent {
     std::set<AdminToken> admin_readers;
     std::set<DrainId> drains;  // flushes that read it
     bool fetch = false;        // kNoting, kFetching: it is filled from another tier
+    bool ahead = false;        // kCreating: made for a prefetch
+    // Filled ahead of a restore from memory that nobody is entitled to: no rank's, and deleted as
+    // soon as it is empty.
+    bool extra = false;
     std::vector<ReadWait> read_waits;
     // ReleaseReads that are answered when a note of that version no longer names the reader.
     std::vector<std::pair<uint64_t, RequestToken>> release_waits;
@@ -175,13 +218,13 @@ class Agent {
     kSource,
     kReserve,
     kHanding,
-    kTiers,   // a reader: for tiers that are still being read
-    kOpening  // a reader: for its copy in a durable tier
+    kOpening,  // a reader: for its copy in a durable tier
+    kHost      // for the node that hosts the job to be heard of
   };
   // A reader's request for a shard, from whatever tier.
   struct Attaching {
-    Attaching(CheckpointId of, const v1::Attach& request, MonotonicTime at_most);
-    CheckpointId checkpoint;
+    Attaching(const v1::Attach& request, MonotonicTime at_most);
+    CheckpointId checkpoint;  // as its coordinator says
     Rank rank = 0;
     MonotonicTime until{};
     std::set<TierKind> without;               // that the reader does not want
@@ -203,6 +246,8 @@ class Agent {
     uint32_t slots = 0;
     uint32_t ready = 0;
     bool expired = false;
+    bool at_once = false;  // asks for what is known now
+    bool overdue = false;  // it expired, and its host on another node was told
     bool may_wait = false;
     std::vector<Descent> descent;
     bool no_create = false;  // making a slot failed; again when memory came back
@@ -213,7 +258,7 @@ class Agent {
     TierKind source_tier = TierKind::kMemory;  // where the source that it gets lay
     std::string source_why;
     std::optional<Attaching> attach;
-    // What was asked, where it is judged anew later: kLookup, kTiers, and readers of any tier.
+    // What was asked, where it is judged anew later: kLookup, kHost, and readers.
     std::shared_ptr<const v1::ClientFrame> request;
   };
   // One operation of a durable tier that is under way.
@@ -248,6 +293,14 @@ class Agent {
     TierKind from = TierKind::kNvme;
     std::set<RequestToken> waiting;
   };
+  // A shard that is to be brought into memory ahead of a restore.
+  struct Prefetch {
+    TierKind from = TierKind::kNvme;
+    uint64_t bytes = 0;
+    uint32_t world_size = 0;
+    MonotonicTime until{};
+    std::optional<SlotId> slot = std::nullopt;  // that is made or filled for it
+  };
   // Joins of a job that is not known here: whether a durable tier knows it.
   struct Lookup {
     DrainId scan = 0;  // 0: the remote tier has answered, or there is none
@@ -261,7 +314,6 @@ class Agent {
     std::map<std::string, std::string> hidden;  // TierScanned, of the last scan
     DrainId first_scan = 0;                     // what older ones tell is past
     DrainId first_flush = 0;                    // older ones wrote below the directory that went
-    uint64_t away_bytes = 0;  // of copies there that are out of reach: they take their room still
   };
   struct Removal {
     AdminToken token = 0;
@@ -270,6 +322,17 @@ class Agent {
     bool tiers_begun = false;
     std::set<DrainId> tiers;  // removals in the durable tiers that are under way
     absl::Status failure;
+  };
+  // A job's name that this node hosts.
+  struct Hosting {
+    DrainId first_scan = 0;                               // what older ones tell is past
+    bool looked_up = false;                               // no tier knows it
+    std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by whom: uid and gid
+  };
+  // Requests that wait for a job's host.
+  struct HostWait {
+    std::vector<RequestToken> waiting;
+    bool wanted = false;  // somebody joins
   };
   struct AdminWait {
     AdminToken token = 0;
@@ -293,6 +356,8 @@ class Agent {
   void SetDeadline(RequestToken token, std::optional<MonotonicTime> deadline);
   Pending* FindPending(RequestToken token);
   void ErasePending(RequestToken token);
+  void TakeCancelled(const JoinAccepted& m);
+  void NoteCancelled(RequestToken token, const Pending& pending, const Caller& caller);
   void ExpireRequest(RequestToken token);
   void Reply(RequestToken token, v1::DaemonFrame frame,
              Descriptors descriptors = Descriptors::kNone, const Slot* slot = nullptr);
@@ -309,8 +374,11 @@ class Agent {
   MonotonicTime Deadline(uint64_t deadline_ms) const;
   const Seat* FindSeat(SeatId id) const { return seats_.Find(id); }
   void EraseSeat(SeatId id);
-  std::string JobName(const JobUuid& job) const;
-  Coordinator* FindJob(const std::string& name);
+  KnownJob* FindJob(const std::string& name);
+  bool AnyRankAlive(const KnownJob& job) const;
+  bool IsMember(const JobUuid& job, Rank rank, const ProcessId& process) const;
+  KnownJob& AddJob(const JobUuid& uuid, const std::string& name, uint32_t uid, uint32_t gid);
+  Coordinator& MakeCoordinator(KnownJob& job);
 
   // agent_jobs.cc: joining, leaving, what coordinators say
   void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame,
@@ -320,10 +388,10 @@ class Agent {
   bool MayOpenJob(uint32_t uid) const;
   bool ForgetAJob(uint32_t uid);
   absl::Status MaySit(const Caller& caller) const;
-  Coordinator* OpenJob(const std::string& name, const Caller& caller);
+  KnownJob& OpenJob(const std::string& name, uint32_t uid, uint32_t gid);
   void StartJobs(const Started& event);
   void StartSlots(const Started& event);
-  Coordinator* AdoptJob(const SealedCopy& copy);
+  KnownJob* AdoptJob(const SealedCopy& copy);
   JobUuid NewUuid();
   uint64_t NewOpening();
   void TakeMessage(const JobUuid& job, const Refused& m);
@@ -345,6 +413,7 @@ class Agent {
   void OnSeal(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame);
   void OnAbortSave(ConnectionId id, const Seat& seat, const v1::ClientFrame& frame);
   void OnRecordPublished(const RecordPublished& e);
+  void TakePermission(RequestToken token, std::vector<Descent> line);
   void StartFilling(Slot& slot, RequestToken token);
   void GrantFilling(Slot& slot, const absl::Status& noted);
   void LoseFilling(Slot& slot, const std::string& why);
@@ -391,6 +460,7 @@ class Agent {
   bool Adoptable(const Slot& slot, const Seat& seat) const;
   bool Deletable(const Slot& slot) const;
   bool Orphan(const Slot& slot) const;
+  bool AnySeatOf(const JobUuid& job, Rank rank) const;  // that is not superseded
   uint32_t CountForRank(const Seat& seat) const;
   bool BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const;
   std::map<Rank, uint64_t> SlotsByRank(const JobUuid& job) const;
@@ -404,15 +474,22 @@ class Agent {
   std::map<JobUuid, uint64_t> BytesByJob() const;
 
   // agent_attach.cc: readers that take no part in an attempt
+  struct SourceChoice {
+    std::optional<TierKind> tier;  // none: there is none left
+    bool last = true;              // there is no other one after it
+    std::string why;               // what became of the nearer ones; none left: of all
+  };
   void OnAttach(ConnectionId id, const v1::ClientFrame& frame);
   void StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                    bool looked_up);
-  const Coordinator* FindReadable(ConnectionId id, const v1::ClientFrame& frame,
-                                  const std::string& name, bool looked_up);
-  void WaitForTiers(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until);
-  void AskTiersAgain();
-  void TryAttach(RequestToken token);
-  Failure NoSource(const Attaching& attach, const std::string& why) const;
+  const KnownJob* FindReadable(ConnectionId id, const v1::ClientFrame& frame,
+                               const std::string& name, bool looked_up);
+  void GoOnReading(RequestToken token);
+  void TakeMessage(const JobUuid& job, const ShardLocated& m);
+  void TakeMessage(const JobUuid& job, const Listed& m);
+  void OfferFromMemory(RequestToken token, const ShardLocated& m);
+  SourceChoice ChooseSource(const ShardLocated& m, Attaching& attach);
+  Failure NoSource(const ShardLocated& m, const Attaching& attach, const std::string& why) const;
   void AttachFailed(RequestToken token, TierKind tier, absl::Status status);
   void OnDurableOpened(const DurableOpened& e);
   void GiveUpOpening(RequestToken token, const std::string& why);
@@ -453,6 +530,12 @@ class Agent {
   void OnDriveScanned(const TierScanned& e);
   void UnindexJob(const JobUuid& job);
   void ChangeIndex(std::variant<IndexShard, UnindexShard> change);
+  void NoteBad(const ShardId& shard, TierKind tier, bool bad);
+  bool OnTheWay(DrainOp::Kind kind, const JobUuid& job, CheckpointId checkpoint, TierKind tier,
+                std::optional<Rank> rank = std::nullopt) const;
+  const DurableCopy* FlushedBefore(const ShardId& shard, TierKind tier, uint64_t bytes) const;
+  void NoteFlushed(const DurableCopy& copy);
+  void ForgetFlushed(const JobUuid& job, CheckpointId checkpoint);
   void IndexAnew(TierKind tier, const std::map<JobUuid, CopiesFound>& found);
   void OnRemoteScanned(const TierScanned& e);
   void TakeMessage(const JobUuid& job, const FlushWanted& m);
@@ -471,7 +554,7 @@ class Agent {
   void TellStalled(const DrainOp& of);
   void ScanDrives(std::vector<std::string> dirs = {});
   MonotonicTime DriveScanBegan(DrainId scan) const;
-  Coordinator* AdoptFound(const FoundJob& found, MonotonicTime began);
+  KnownJob* AdoptFound(const FoundJob& found, MonotonicTime began);
   std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);
@@ -494,6 +577,24 @@ class Agent {
   void FailFetch(RequestToken token, TierKind from, const absl::Status& status, bool source_bad);
   void AskForFetchRoom(RequestToken token, const Seat& seat);
 
+  void FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size, TierKind from);
+
+  // agent_prefetch.cc: copies brought into memory ahead of a restore
+  void TakeMessage(const JobUuid& job, const PrefetchWanted& m);
+  void TakeMessage(const JobUuid& job, const PrefetchUnwanted& m);
+  void AdvancePrefetches();
+  void PlacePrefetch(const ShardId& shard);
+  Slot* FreeSlotFor(const ShardId& shard, uint32_t uid, uint64_t bytes);
+  uint64_t BytesPromised(uint64_t bytes_at_least) const;
+  void StartPrefetch(Slot& slot, const ShardId& shard);
+  void PrefetchSlotMade(Slot& slot);
+  void PrefetchSlotFailed(SlotId id, const absl::Status& status);
+  bool StopPrefetch(const ShardId& shard, const Prefetch& prefetch, const Failure& why);
+  void EndPrefetch(const ShardId& shard, const absl::Status& status);
+  bool TakeFromPrefetches(const Seat& seat, uint64_t bytes, Limit limit);
+  bool HasExtra(const JobUuid& job) const;
+  void ExpirePrefetches();
+
   // agent_tier_admin.cc
   void Admin(const AdminRequest& e, const v1::WhereRequest& request);
   void Admin(const AdminRequest& e, const v1::ExplainRequest& request);
@@ -503,10 +604,40 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request);
   void Admin(const AdminRequest& e, const v1::RebuildRequest& request);
   void Admin(const AdminRequest& e, const v1::SetOptionsRequest& request);
+  void Admin(const AdminRequest& e, const v1::GetNodesRequest& request);
   void FillTierStatus(v1::DaemonStatus& daemon) const;
   RequestToken AwaitJob(AdminToken token, const JobUuid& job);
   void AdvanceRebuild();
   void AnswerRebuild();
+
+  // agent_cluster.cc: jobs that other nodes host
+  bool clustered() const { return config_.has_cluster(); }
+  bool Told(const KnownJob& job) const;
+  bool Tells(const KnownJob& job, TierKind tier) const;
+  absl::Status HostedElsewhere(const std::string& name) const;
+  void RefuseReaders(const std::string& name);
+  absl::Status CheckLoads(const KnownJob& job, const v1::JobState& state) const;
+  KnownJob* KnowJob(const JobUuid& uuid, const std::string& name, uint32_t uid, uint32_t gid);
+  void NameSecond(const KnownJob& other, const JobUuid& uuid);
+  bool HasAnything(const JobUuid& job) const;
+  bool OpenHosted(KnownJob& job, const v1::JobState* state);
+  void LookUpHosted(const std::string& name);
+  void EndLookup(const std::string& name, const std::string& failure);
+  void OpenWanted(const std::string& name);
+  bool TakesRemote(const FoundJob& found);
+  const SealedCopy* NewestOf(const JobUuid& job, const Caller& caller, Rank rank) const;
+  bool ReturnsByItself(const KnownJob& job, const Caller& caller, const v1::Join& join) const;
+  void ReturnByItself(const KnownJob& job, ConnectionId id, const v1::ClientFrame& frame);
+  void WaitForHost(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until);
+  void GoOnWithHost(const std::string& name);
+  void AddSeats(const MeetJob& job, const KnownJob& known);
+  void AddSeat(const Seat& seat);
+  NodeArrived Arrival(const JobUuid& job) const;
+  std::set<Step> WritingOf(SeatId id, const Seat& seat) const;
+  void TellDrives(const KnownJob& job);
+  bool ForgetElsewhere(uint32_t uid);
+  void WriteAgain();
+  uint64_t RanksHere(const JobUuid& job) const;
 
   // agent_admin.cc
   void OnAdminRequest(const AdminRequest& e);
@@ -519,7 +650,7 @@ class Agent {
   void Admin(const AdminRequest& e, const HoldShard& request);
   void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
   void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
-  bool Visible(const Caller& caller, const Coordinator& job) const;
+  bool Visible(const Caller& caller, const KnownJob& job) const;
   absl::StatusOr<Coordinator*> FindVisible(const Caller& caller, const std::string& name);
   void RefuseAdmin(AdminToken token, absl::Status status);
   void HandShard(AdminToken token, Slot& slot);
@@ -548,21 +679,35 @@ class Agent {
   std::map<SlotId, Generation> retired_;  // the last generation of ids that may be used again
   std::map<ShardId, SlotId> shards_;      // fillings that are not lost, and sealed copies
   std::map<RequestToken, Pending> pending_;
+  // Joins that nobody waits for any more, and that their host may admit before it hears that.
+  struct CancelledJoin {
+    JobUuid job;
+    ProcessId process;
+    uint32_t uid = 0;
+    ConnectionId connection = 0;
+  };
+  std::map<RequestToken, CancelledJoin> cancelled_joins_;
   std::set<std::pair<MonotonicTime, RequestToken>> deadlines_;
   RequestToken next_token_ = 1;
   std::set<RequestToken> waiting_for_room_;  // saves and reserves, oldest first
   bool slots_changed_ = false;
-  std::set<RequestToken> tier_waits_;  // readers that wait for tiers to be read
-  bool tiers_told_ = false;            // one of them was
   std::map<AdminToken, std::set<SlotId>> admin_reads_;
   std::map<RequestToken, AdminWait> admin_waits_;
   std::map<JobUuid, Removal> removals_;
+  // In a cluster.
+  std::deque<AgentNotice> notices_;
+  std::map<std::string, Hosting> hosting_;
+  std::map<std::string, HostWait> host_waits_;  // by job name
+  std::set<JobUuid> found_unmet_;  // jobs of which slots were found at start, before a host is met
+  std::map<JobUuid, MonotonicTime> states_again_;  // that could not be written
+  std::map<ShardId, DurableCopy> flushed_;         // to the remote tier, by this node
   // Durable tiers.
   std::map<DrainId, DrainOp> drains_;
   DrainId next_drain_ = 1;
   uint64_t nvme_bytes_max_ = 0;
   std::string boot_id_;
   std::map<std::string, Drive> drives_;
+  DriveCopies drive_copies_;
   std::optional<MonotonicTime> drives_again_;  // when those that failed are read again
   MonotonicTime started_{};
   std::map<DrainId, MonotonicTime> drive_scans_;    // when they began: the newest ones
@@ -574,6 +719,8 @@ class Agent {
   std::map<std::string, MonotonicTime> rescan_at_;  // by job name
   std::map<std::string, Lookup> lookups_;           // by job name
   std::map<ShardId, Fetch> fetches_;
+  std::map<ShardId, Prefetch> prefetches_;
+  bool prefetch_due_ = false;  // one of them may go on
   std::set<std::string> unknown_files_;
   std::optional<RebuildRun> rebuild_;
   std::deque<Action> actions_;

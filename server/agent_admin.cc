@@ -11,19 +11,47 @@ void Agent::OnAdminRequest(const AdminRequest& e) {
   std::visit([&](const auto& request) { Admin(e, request); }, e.request);
 }
 
-bool Agent::Visible(const Caller& caller, const Coordinator& job) const {
-  return caller.uid == job.uid() || caller.uid == 0 || caller.uid == daemon_uid_;
+bool Agent::Visible(const Caller& caller, const KnownJob& job) const {
+  return caller.uid == job.uid || caller.uid == 0 || caller.uid == daemon_uid_;
 }
 
 // A job of somebody else does not exist for the caller.
 absl::StatusOr<Coordinator*> Agent::FindVisible(const Caller& caller, const std::string& name) {
-  Coordinator* job = FindJob(name);
+  const KnownJob* job = FindJob(name);
+  if (const auto hosting = hosting_.find(name);
+      job == nullptr && hosting != hosting_.end() && !hosting->second.looked_up) {
+    return absl::UnavailableError(
+        absl::StrCat("whether there is a job '", name, "' is still being looked for; try again"));
+  }
   if (job == nullptr || !Visible(caller, *job)) {
     return absl::NotFoundError(absl::StrCat("there is no job '", name.substr(0, kJobNameBytesMax),
                                             "' on this node (that uid ", caller.uid,
                                             " may see); ckptctl status shows the jobs there are"));
   }
-  return job;
+  if (job->coordinator == nullptr) {
+    return HostedElsewhere(job->name);
+  }
+  return job->coordinator.get();
+}
+
+bool Agent::MayTouch(const std::string& name, const Caller& caller) const {
+  const auto it = names_.find(name);
+  return it != names_.end() && Visible(caller, jobs_.at(it->second));
+}
+
+// (In a cluster the router answers.)
+void Agent::Admin(const AdminRequest& e, const v1::GetNodesRequest&) {
+  v1::GetNodesReply reply;
+  v1::NodeStatus& here = *reply.add_nodes();
+  here.set_name(nodes_.Name(kHere));
+  here.set_here(true);
+  here.set_capacity_bytes(bytes_max_);
+  for (const auto& [name, uuid] : names_) {
+    if (Visible(e.caller, jobs_.at(uuid))) {
+      here.add_jobs(name);
+    }
+  }
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
 }
 
 void Agent::RefuseAdmin(AdminToken token, absl::Status status) {
@@ -58,12 +86,13 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
   }
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   for (const auto& [name, uuid] : names_) {
-    const Coordinator& job = *jobs_.at(uuid);
-    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job)) {
+    const KnownJob& job = jobs_.at(uuid);
+    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job) ||
+        job.coordinator == nullptr) {
       continue;
     }
     v1::JobStatus& status = *reply.add_jobs();
-    job.FillStatus(
+    job.coordinator->FillStatus(
         status, time_,
         request.job().empty() ? Coordinator::Detail::kOverview : Coordinator::Detail::kWhole);
     if (const auto held = bytes.find(uuid); held != bytes.end()) {
@@ -322,9 +351,7 @@ void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
   Removal& removal = removals_[uuid];
   removal.token = token;
   removal.bytes = held == bytes.end() ? 0 : held->second;
-  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
-    removal.bytes += jobs_.at(uuid)->BytesAt(tier);
-  }
+  removal.bytes += drive_copies_.Bytes(uuid) + Hosted(uuid)->BytesAt(TierKind::kRemote);
   // Records first, then bytes, then the state that says whose they were: a crash in between leaves
   // a smaller job.
   Send(uuid, JobRemoved{});
@@ -349,7 +376,7 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
     return d.second.job == uuid ||
            (d.second.kind == DrainOp::Kind::kScan && d.second.job_name == name);
   });
-  if (!empty || busy || removal.state_removed || jobs_.at(uuid)->WriteInFlight()) {
+  if (!empty || busy || removal.state_removed || Hosted(uuid)->WriteInFlight()) {
     return;
   }
   // A job whose name is merely forgotten has no copies, and what nobody asked for is not removed.
@@ -386,6 +413,7 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
 // A removal failed halfway. What is left of the job only its tiers can tell.
 void Agent::KeepJob(const JobUuid& uuid) {
   Send(uuid, JobRemoved{false});
+  drive_copies_.Forget(uuid);
   if (HasTier(TierKind::kNvme)) {
     for (auto& [dir, drive] : drives_) {
       drive.answered = false;
@@ -405,8 +433,12 @@ void Agent::KeepJob(const JobUuid& uuid) {
 }
 
 void Agent::UnindexJob(const JobUuid& job) {
+  for (const DriveCopies::Copy& copy : drive_copies_.Of(job)) {
+    drive_copies_.Remove(job, copy.copy.copy.id.checkpoint());
+  }
+  std::erase_if(flushed_, [&](const auto& flushed) { return flushed.first.job == job; });
   v1::WhereReply where;
-  jobs_.at(job)->FillWhere(std::nullopt, where);
+  Hosted(job)->FillWhere(std::nullopt, where);
   for (const v1::ShardCopy& copy : where.copies()) {
     for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
       if (copy.tier() == TierName(tier)) {
@@ -438,8 +470,13 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   }
   Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
        removal.bytes);
-  names_.erase(name);
+  if (const auto named = names_.find(name); named != names_.end() && named->second == e.job) {
+    names_.erase(named);
+  }
   jobs_.erase(e.job);
+  if (const auto hosting = hosting_.find(name); hosting != hosting_.end()) {
+    hosting->second = {next_drain_, true, std::nullopt};  // it is opened anew when it is wanted
+  }
   remote_known_.erase(e.job);
   remote_problems_.erase(e.job);
   remote_away_bytes_.erase(e.job);

@@ -10,15 +10,9 @@
 #include "server/agent.h"
 
 namespace holdfast {
-namespace {
 
-// Bounds a Listing: a frame holds 65,536 bytes, an entry takes at most some 90 of them.
-constexpr size_t kListedMax = 256;
-
-}  // namespace
-
-Agent::Attaching::Attaching(CheckpointId of, const v1::Attach& request, MonotonicTime at_most)
-    : checkpoint(of), rank(request.rank()), until(at_most) {
+Agent::Attaching::Attaching(const v1::Attach& request, MonotonicTime at_most)
+    : rank(request.rank()), until(at_most) {
   for (const TierKind tier : kAllTiers) {
     if (std::find(request.without().begin(), request.without().end(), TierName(tier)) !=
         request.without().end()) {
@@ -45,67 +39,39 @@ void Agent::OnAttach(ConnectionId id, const v1::ClientFrame& frame) {
 void Agent::StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                         bool looked_up) {
   const v1::Attach& attach = frame.attach();
-  const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
-    RefuseNow(id, frame.id(), {code, reason, std::move(why)});
-  };
-  const Coordinator* job = FindReadable(id, frame, attach.job(), looked_up || !attach.any_tier());
+  const KnownJob* job = FindReadable(id, frame, attach.job(), looked_up);
   if (job == nullptr) {
     return;
   }
-  // 1. Which checkpoint. What is still being read may have it, or a newer one.
-  std::optional<CheckpointId> wanted;
-  if (attach.choice() == v1::Attach::CHOICE_STEP) {
-    wanted = CheckpointId{attach.attempt(), attach.step()};
-  }
-  const absl::StatusOr<CheckpointId> found = job->FindCommitted(wanted);
-  if (attach.any_tier() &&
-      job->MayBeRead(wanted, found.ok() ? std::optional(*found) : std::nullopt)) {
-    return WaitForTiers(id, frame, until);
-  }
-  if (!found.ok()) {
-    if (!wanted) {
-      return RefuseNow(id, frame.id(), job->NothingCommitted());
-    }
-    return refuse(absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED,
-                  Message(found.status()));
-  }
-  // 2. Of its shards, which.
-  if (!attach.any_tier()) {
-    Slot* slot = FindSealed({job->uuid(), found->attempt, found->step, attach.rank()});
-    if (slot == nullptr) {
-      return refuse(
-          absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
-          absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt,
-                       " has no rank ", attach.rank(), " in memory; ckptctl where ", attach.job(),
-                       " shows where its copies lie, and a restore brings ", "them back"));
-    }
-    const RequestToken token = NewPending(id, frame, until);
-    pending_.at(token).job = job->uuid();
-    pending_.at(token).hold = attach.hold();
-    return Offer(token, *slot, {});
-  }
-  const uint32_t world_size = job->WorldSizeOf(*found);
-  if (attach.rank() >= world_size) {
-    return refuse(
-        absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
-        absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt, " was saved by ",
-                     world_size, " ranks; it has no rank ", attach.rank()));
-  }
   const RequestToken token = NewPending(id, frame, until);
   Pending& pending = pending_.at(token);
-  pending.job = job->uuid();
+  pending.job = job->uuid;
   pending.hold = attach.hold();
-  pending.attach = Attaching(*found, attach, until);
   pending.request = std::make_shared<const v1::ClientFrame>(frame);
-  TryAttach(token);
+  AttachAsked asked{token, attach.rank(), std::nullopt, attach.any_tier()};
+  if (attach.choice() == v1::Attach::CHOICE_STEP) {
+    asked.wanted = CheckpointId{attach.attempt(), attach.step()};
+  }
+  if (attach.any_tier()) {
+    pending.attach = Attaching(attach, until);
+  }
+  Send(job->uuid, asked);
 }
 
 // The job that a reader names; null: it has been answered, or is looked for.
-const Coordinator* Agent::FindReadable(ConnectionId id, const v1::ClientFrame& frame,
-                                       const std::string& name, bool looked_up) {
+const KnownJob* Agent::FindReadable(ConnectionId id, const v1::ClientFrame& frame,
+                                    const std::string& name, bool looked_up) {
   const char* const operation = frame.has_list() ? "list" : "attach";
-  const Coordinator* job = FindJob(name);
-  if (job == nullptr && !looked_up && CheckJobName(name).ok()) {
+  const KnownJob* job = FindJob(name);
+  const bool named = CheckJobName(name).ok();
+  if (clustered() && (job == nullptr || !Told(*job)) && !looked_up && !IsAbsent(name) && named) {
+    const uint64_t deadline_ms =
+        frame.has_list() ? frame.list().deadline_ms() : frame.attach().deadline_ms();
+    WaitForHost(id, frame, std::max(Deadline(deadline_ms), time_.now + kSettle));
+    return nullptr;
+  }
+  const bool memory_only = frame.has_attach() && !frame.attach().any_tier();
+  if (job == nullptr && !clustered() && !looked_up && !memory_only && named) {
     LookUp(id, frame);
     return nullptr;
   }
@@ -124,88 +90,118 @@ const Coordinator* Agent::FindReadable(ConnectionId id, const v1::ClientFrame& f
   return job;
 }
 
-// Asked again when a tier has told what it has.
-void Agent::WaitForTiers(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until) {
-  const RequestToken token = NewPending(id, frame, until);
-  Pending& pending = pending_.at(token);
-  pending.where = Where::kTiers;
-  pending.request = std::make_shared<const v1::ClientFrame>(frame);
-  tier_waits_.insert(token);
-}
-
-// The coordinators have heard what was told.
-void Agent::AskTiersAgain() {
-  for (const RequestToken token : std::exchange(tier_waits_, {})) {
-    const Pending* pending = FindPending(token);
-    if (pending == nullptr) {
-      continue;
-    }
-    const std::shared_ptr<const v1::ClientFrame> frame = pending->request;
-    const ConnectionId connection = pending->connection;
-    const MonotonicTime until = *pending->deadline;
-    ErasePending(token);
-    if (frame->has_list()) {
-      StartList(connection, *frame, until, true);
-    } else {
-      StartAttach(connection, *frame, until, true);
-    }
+// The tiers have been looked through for its job, or the host was heard.
+void Agent::GoOnReading(RequestToken token) {
+  const Pending& pending = pending_.at(token);
+  const std::shared_ptr<const v1::ClientFrame> frame = pending.request;
+  const ConnectionId connection = pending.connection;
+  const MonotonicTime until = *pending.deadline;
+  ErasePending(token);
+  if (frame->has_list()) {
+    StartList(connection, *frame, until, true);
+  } else {
+    StartAttach(connection, *frame, until, true);
   }
 }
 
 // From the nearest tier that has not failed it; each but the last may take half of the time left.
-void Agent::TryAttach(RequestToken token) {
-  Pending& pending = pending_.at(token);
-  Attaching& attach = *pending.attach;
-  attach.opening = 0;
-  SetDeadline(token, attach.until);
-  const auto job = jobs_.find(pending.job);
-  if (job == jobs_.end() || removals_.count(pending.job) > 0 ||
-      !job->second->IsCommitted(attach.checkpoint)) {
-    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
-                          "attach: the checkpoint was given up just now; ask again"});
+void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr || pending->kind != v1::ClientFrame::kAttach ||
+      pending->where != Where::kCoordinator) {
+    return;
   }
-  const ShardId id{pending.job, attach.checkpoint.attempt, attach.checkpoint.step, attach.rank};
-  const auto source = [&] {
-    return job->second->FindSource(attach.checkpoint, attach.rank, attach.without, attach.failed);
-  };
-  Coordinator::ReadSource from = source();
-  if (from.tier == TierKind::kMemory) {
-    Slot* slot = FindSealed(id);
-    if (slot != nullptr && !slot->bad) {
-      pending.source_tier = TierKind::kMemory;
-      pending.source_why = from.why;
-      return Offer(token, *slot, {});
-    }
-    attach.failed[TierKind::kMemory] = absl::AbortedError("it is being given up");
-    from = source();
+  if (!pending->attach) {
+    return OfferFromMemory(m.token, m);
   }
-  if (!from.tier) {
-    return Refuse(token, NoSource(attach, from.why));
+  Attaching& attach = *pending->attach;
+  attach.checkpoint = m.checkpoint;
+  SourceChoice choice = ChooseSource(m, attach);
+  if (!choice.tier) {
+    return Refuse(m.token, NoSource(m, attach, choice.why));
+  }
+  const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, attach.rank};
+  pending->source_tier = *choice.tier;
+  pending->source_why = std::move(choice.why);
+  if (*choice.tier == TierKind::kMemory) {
+    return Offer(m.token, *FindSealed(id), {});
   }
   DrainOp op;
   op.kind = DrainOp::Kind::kOpen;
-  op.job = pending.job;
-  op.checkpoint = attach.checkpoint;
+  op.job = job;
+  op.checkpoint = m.checkpoint;
   op.rank = attach.rank;
-  op.tier = *from.tier;
-  op.reader = token;
+  op.tier = *choice.tier;
+  op.reader = m.token;
   attach.opening = BeginDrain(std::move(op));
-  pending.where = Where::kOpening;
-  pending.source_tier = *from.tier;
-  pending.source_why = from.why;
-  std::set<TierKind> others = attach.without;
-  others.insert(*from.tier);
-  if (job->second->FindSource(attach.checkpoint, attach.rank, others, attach.failed).tier) {
-    SetDeadline(token, time_.now + (attach.until - time_.now) / 2);
-  }
-  Act(OpenDurable{attach.opening, *from.tier, {id, job->second->name(), from.world_size}});
+  pending->where = Where::kOpening;
+  SetDeadline(m.token, choice.last ? attach.until : time_.now + (attach.until - time_.now) / 2);
+  Act(OpenDurable{attach.opening, *choice.tier, {id, JobName(job), m.world_size}});
 }
 
-Failure Agent::NoSource(const Attaching& attach, const std::string& why) const {
+// A client that knows of no other tier.
+void Agent::OfferFromMemory(RequestToken token, const ShardLocated& m) {
+  const Pending& pending = pending_.at(token);
+  const v1::Attach& attach = pending.request->attach();
+  Slot* slot =
+      FindSealed({pending.job, m.checkpoint.attempt, m.checkpoint.step, Rank{attach.rank()}});
+  if (slot == nullptr) {
+    return Refuse(
+        token,
+        {absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
+         absl::StrCat("attach: step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt,
+                      " has no rank ", attach.rank(), " in memory; ckptctl where ", attach.job(),
+                      " shows where its copies lie, and a restore brings them back")});
+  }
+  Offer(token, *slot, {});
+}
+
+Agent::SourceChoice Agent::ChooseSource(const ShardLocated& m, Attaching& attach) {
+  SourceChoice choice;
+  for (const ShardLocated::Place& place : m.places) {
+    if (attach.without.count(place.tier) > 0) {
+      continue;
+    }
+    if (place.tier == TierKind::kMemory && place.why_not.empty()) {
+      const Slot* slot = FindSealed(
+          {pending_.at(m.token).job, m.checkpoint.attempt, m.checkpoint.step, attach.rank});
+      if (slot == nullptr || slot->bad) {
+        attach.failed.emplace(place.tier, absl::AbortedError("it is being given up"));
+      }
+    }
+    const auto tried = attach.failed.find(place.tier);
+    if (tried == attach.failed.end() && place.why_not.empty()) {
+      choice.last = choice.tier.has_value() ? false : choice.last;
+      choice.tier = choice.tier.value_or(place.tier);
+    }
+    if (choice.tier) {
+      continue;
+    }
+    absl::StrAppend(&choice.why, choice.why.empty() ? "" : ", ");
+    const auto add = [&](std::string_view how, const absl::Status& status) {
+      absl::StrAppend(&choice.why, ToAbsl(TierName(place.tier)), " copy ", ToAbsl(how), ": ",
+                      status.message());
+    };
+    if (tried == attach.failed.end()) {
+      absl::StrAppend(&choice.why, place.why_not);
+    } else if (absl::IsDataLoss(tried->second) || absl::IsNotFound(tried->second)) {
+      add("bad", tried->second);
+    } else if (absl::IsFailedPrecondition(tried->second)) {  // of a newer format
+      add("unreadable here", tried->second);
+    } else {
+      add("not readable now", tried->second);
+    }
+  }
+  return choice;
+}
+
+Failure Agent::NoSource(const ShardLocated& m, const Attaching& attach,
+                        const std::string& why) const {
   Failure failure{
       absl::StatusCode::kNotFound, v1::Failure::REASON_UNSPECIFIED,
-      absl::StrCat("attach: no copy of step ", attach.checkpoint.step, " of attempt ",
-                   attach.checkpoint.attempt, ", rank ", attach.rank, ", can be read: ", why)};
+      absl::StrCat("attach: no copy of step ", m.checkpoint.step, " of attempt ",
+                   m.checkpoint.attempt, ", rank ", attach.rank, ", can be read",
+                   m.elsewhere.empty() ? "" : absl::StrCat(" on ", nodes_.Name(kHere)), ": ", why)};
   for (const auto& [tier, status] : attach.failed) {
     if (absl::IsFailedPrecondition(status)) {  // a newer format
       failure.code = absl::StatusCode::kDataLoss;
@@ -214,19 +210,33 @@ Failure Agent::NoSource(const Attaching& attach, const std::string& why) const {
       failure.code = absl::StatusCode::kDataLoss;
     }
   }
-  for (const auto& [tier, status] : attach.failed) {
-    if (absl::IsUnavailable(status) || absl::IsAborted(status)) {
-      failure.code = absl::StatusCode::kUnavailable;
-      failure.reason = v1::Failure::REASON_UNSPECIFIED;
-    }
+  const bool later = std::any_of(attach.failed.begin(), attach.failed.end(), [](const auto& f) {
+    return absl::IsUnavailable(f.second) || absl::IsAborted(f.second);
+  });
+  if (later || !m.elsewhere.empty()) {
+    failure.code = absl::StatusCode::kUnavailable;
+    failure.reason = v1::Failure::REASON_UNSPECIFIED;
+  }
+  if (!m.elsewhere.empty()) {
+    absl::StrAppend(&failure.message, "; it lies in ", m.elsewhere,
+                    ": read it on that node, or here when it is in the remote tier");
   }
   return failure;
 }
 
-// This tier's copy is of no use to the reader: the next one.
+// This tier's copy is of no use to the reader. Which one is next its coordinator says.
 void Agent::AttachFailed(RequestToken token, TierKind tier, absl::Status status) {
-  pending_.at(token).attach->failed[tier] = std::move(status);
-  TryAttach(token);
+  Pending& pending = pending_.at(token);
+  Attaching& attach = *pending.attach;
+  attach.failed[tier] = std::move(status);
+  attach.opening = 0;
+  if (jobs_.count(pending.job) == 0) {
+    return Refuse(token, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
+                          "attach: the job was removed just now"});
+  }
+  pending.where = Where::kCoordinator;
+  SetDeadline(token, attach.until);
+  Send(pending.job, AttachAsked{token, attach.rank, attach.checkpoint, true, true});
 }
 
 void Agent::OnDurableOpened(const DurableOpened& e) {
@@ -239,6 +249,7 @@ void Agent::OnDurableOpened(const DurableOpened& e) {
     status = absl::InternalError("another copy was opened than was asked for");
   }
   if (op && (e.bad || absl::IsNotFound(status)) && jobs_.count(op->job) > 0) {
+    NoteBad(id, op->tier, true);
     Send(op->job, ShardBad{op->checkpoint, op->rank, Message(status), op->tier});
   }
   if (pending == nullptr || pending->where != Where::kOpening ||
@@ -285,26 +296,29 @@ void Agent::GiveUpOpening(RequestToken token, const std::string& why) {
 
 void Agent::OnList(ConnectionId id, const v1::ClientFrame& frame) {
   const uint64_t deadline_ms = frame.list().deadline_ms();
-  StartList(id, frame, deadline_ms == 0 ? time_.now : Deadline(deadline_ms), false);
+  StartList(id, frame, deadline_ms == 0 ? time_.now + kSettle : Deadline(deadline_ms), false);
 }
 
 void Agent::StartList(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                       bool looked_up) {
   const v1::List& list = frame.list();
-  const Coordinator* job = FindReadable(id, frame, list.job(), looked_up);
+  const KnownJob* job = FindReadable(id, frame, list.job(), looked_up);
   if (job == nullptr) {
     return;
   }
-  if (until > time_.now && job->InventoryPending()) {
-    return WaitForTiers(id, frame, until);
+  const RequestToken token = NewPending(id, frame, until);
+  pending_.at(token).job = job->uuid;
+  ListAsked asked{token, std::nullopt, list.deadline_ms() > 0};
+  if (list.before()) {
+    asked.before = CheckpointId{list.before_attempt(), list.before_step()};
   }
+  Send(job->uuid, asked);
+}
+
+void Agent::TakeMessage(const JobUuid&, const Listed& m) {
   v1::DaemonFrame reply;
-  reply.set_id(frame.id());
-  job->FillListing(list.before()
-                       ? std::optional(CheckpointId{list.before_attempt(), list.before_step()})
-                       : std::nullopt,
-                   kListedMax, *reply.mutable_list());
-  Act(SendReply{id, std::move(reply)});
+  *reply.mutable_list() = m.listing;
+  Reply(m.token, std::move(reply));
 }
 
 }  // namespace holdfast

@@ -24,6 +24,9 @@ CoordinatorSettings Agent::Settings() {
   settings.slots_per_rank = config_.memory().slots_per_rank();
   settings.nvme = HasTier(TierKind::kNvme);
   settings.remote = HasTier(TierKind::kRemote);
+  if (const uint32_t writes = config_.remote().job_writes_max(); writes > 0) {
+    settings.remote_writes_max = writes;
+  }
   settings.policy = config_.policy();
   settings.nodes = &nodes_;
   return settings;
@@ -64,12 +67,11 @@ void Agent::CancelDrainsOf(Slot& slot) {
 
 // Copies, also those out of reach, and what is on its way there.
 uint64_t Agent::TierBytesUsed(TierKind tier) const {
-  uint64_t bytes = 0;
-  for (const auto& [uuid, job] : jobs_) {
-    bytes += job->BytesAt(tier);
-  }
-  for (const auto& [dir, drive] : drives_) {
-    bytes += tier == TierKind::kNvme ? drive.away_bytes : 0;
+  uint64_t bytes = tier == TierKind::kNvme ? drive_copies_.Bytes() : 0;
+  for (const auto& [uuid, job] : jobs_) {  // (in a cluster: of the jobs that are hosted here)
+    bytes += tier == TierKind::kRemote && job.coordinator != nullptr
+                 ? job.coordinator->BytesAt(tier)
+                 : 0;
   }
   for (const auto& [uuid, away] : remote_away_bytes_) {
     bytes += tier == TierKind::kRemote ? away : 0;
@@ -83,9 +85,9 @@ uint64_t Agent::TierBytesUsed(TierKind tier) const {
 // Of the job itself, then of others of the same user.
 void Agent::AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes) {
   Send(job, DurableRoomAsked{tier, bytes});
-  const uint32_t uid = jobs_.at(job)->uid();
-  for (const auto& [other, coordinator] : jobs_) {
-    if (other != job && coordinator->uid() == uid && coordinator->RanksAlive() == 0) {
+  const uint32_t uid = jobs_.at(job).uid;
+  for (const auto& [other, known] : jobs_) {
+    if (other != job && known.uid == uid && Told(known) && !AnyRankAlive(known)) {
       Send(other, DurableRoomAsked{tier, bytes});
     }
   }
@@ -101,19 +103,48 @@ void Agent::CheckWatermark(const JobUuid& job) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
-  const Coordinator& coordinator = *jobs_.at(job);
-  const auto refuse = [&](const FlushWanted::Shard& shard, absl::Status status) {
+  const auto answer = [&](const FlushWanted::Shard& shard, absl::Status status,
+                          const DurableCopy& copy) {
     ShardDrained ended;
     ended.checkpoint = m.checkpoint;
     ended.rank = shard.rank;
     ended.to = m.to;
     ended.from = shard.from;
     ended.status = std::move(status);
+    ended.copy = copy;
     Send(job, std::move(ended));
   };
+  const auto refuse = [&](const FlushWanted::Shard& shard, absl::Status status) {
+    answer(shard, std::move(status), {});
+  };
+  const auto found = jobs_.find(job);
+  if (found == jobs_.end()) {
+    for (const FlushWanted::Shard& shard : m.shards) {
+      refuse(shard, absl::NotFoundError("the job is not known here (any more)"));
+    }
+    return;
+  }
+  const KnownJob& known = found->second;
+  // What a host asks for again, since it has not heard how it went: of what is under way the end
+  // answers, of what is done the copy.
+  std::vector<FlushWanted::Shard> shards;
+  for (const FlushWanted::Shard& shard : m.shards) {
+    const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, shard.rank};
+    if (OnTheWay(DrainOp::Kind::kFlush, job, m.checkpoint, m.to, shard.rank)) {
+      continue;
+    }
+    if (const DurableCopy* done = FlushedBefore(id, m.to, shard.bytes)) {
+      answer(shard, absl::OkStatus(), *done);
+    } else {
+      shards.push_back(shard);
+    }
+  }
+  if (shards.empty()) {
+    return;
+  }
   // Reserved before the first byte is written.
   uint64_t bytes = 0;
-  for (const FlushWanted::Shard& shard : m.shards) {
+  for (const FlushWanted::Shard& shard : shards) {
     bytes += shard.bytes;
   }
   const uint64_t max = m.to == TierKind::kNvme ? nvme_bytes_max_ : config_.remote().bytes_max();
@@ -130,14 +161,14 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
             : absl::StrCat(ToAbsl(TierName(m.to)), " holds ", FormatBytes(used), " of ",
                            FormatBytes(max), " (", ToAbsl(TierName(m.to)),
                            ".bytes_max), and the step takes ", FormatBytes(bytes),
-                           "; raise it, or let the job keep less there: ckptctl set ",
-                           coordinator.name(), " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
-    for (const FlushWanted::Shard& shard : m.shards) {
+                           "; raise it, or let the job keep less there: ckptctl set ", known.name,
+                           " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
+    for (const FlushWanted::Shard& shard : shards) {
       refuse(shard, full);
     }
     return;
   }
-  for (const FlushWanted::Shard& shard : m.shards) {
+  for (const FlushWanted::Shard& shard : shards) {
     const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, shard.rank};
     Slot* slot = shard.from == TierKind::kMemory ? FindSealed(id) : nullptr;
     if (shard.from == TierKind::kMemory && (slot == nullptr || slot->bad)) {
@@ -158,9 +189,9 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     FlushShard flush;
     flush.drain = BeginDrain(std::move(op));
     flush.to = m.to;
-    flush.key = {id, coordinator.name(), m.world_size};
-    flush.uid = coordinator.uid();
-    flush.gid = coordinator.gid();
+    flush.key = {id, known.name, m.world_size};
+    flush.uid = known.uid;
+    flush.gid = known.gid;
     flush.image_bytes = shard.bytes;
     flush.from = shard.from;
     if (slot != nullptr) {
@@ -197,6 +228,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
     late.tier = TierKind::kRemote;
     late.copies.push_back(e.copy);
     ChangeIndex(IndexShard{e.copy.copy, TierKind::kRemote, 0, e.copy.location});
+    NoteFlushed(e.copy);
     Send(e.copy.copy.id.job, std::move(late));
     return;
   }
@@ -220,8 +252,14 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
       slot->bad = true;
     }
   }
+  if (e.source_bad) {
+    NoteBad({op->job, op->checkpoint.attempt, op->checkpoint.step, op->rank}, op->from, true);
+  }
   if (e.status.ok()) {
     ChangeIndex(IndexShard{e.copy.copy, op->tier, 0, e.copy.location});
+    if (op->tier == TierKind::kRemote) {
+      NoteFlushed(e.copy);
+    }
   }
   if (!op->stalled.empty()) {
     TellStalled(*op);
@@ -229,6 +267,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
   Send(op->job, std::move(ended));
   if (e.status.ok() && op->tier == TierKind::kNvme) {
     CheckWatermark(op->job);
+    drive_copies_.Written(e.copy, time_.now);  // (it counts for the next one)
   } else if (op->tier == TierKind::kNvme && IsNoSpace(e.status)) {
     // The drive is full before the budget is. (Remote is not ours alone: what others fill is not
     // emptied at the cost of this job's older steps.)
@@ -246,7 +285,14 @@ void Agent::TakeMessage(const JobUuid& job, const FlushUnwanted& m) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const ManifestWanted& m) {
-  const Coordinator& coordinator = *jobs_.at(job);
+  if (jobs_.count(job) == 0) {
+    return Send(job, ManifestDone{m.checkpoint,
+                                  absl::NotFoundError("the job is not known here (any more)")});
+  }
+  if (OnTheWay(DrainOp::Kind::kManifest, job, m.checkpoint, TierKind::kRemote)) {
+    return;  // its end answers
+  }
+  const KnownJob& known = jobs_.at(job);
   DrainOp op;
   op.kind = DrainOp::Kind::kManifest;
   op.job = job;
@@ -255,9 +301,9 @@ void Agent::TakeMessage(const JobUuid& job, const ManifestWanted& m) {
   PublishManifest publish;
   publish.drain = BeginDrain(std::move(op));
   publish.job = job;
-  publish.job_name = coordinator.name();
-  publish.uid = coordinator.uid();
-  publish.gid = coordinator.gid();
+  publish.job_name = known.name;
+  publish.uid = known.uid;
+  publish.gid = known.gid;
   publish.checkpoint = m.checkpoint;
   publish.world_size = m.world_size;
   publish.opening = m.opening;
@@ -274,6 +320,18 @@ void Agent::OnManifestPublished(const ManifestPublished& e) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const RemovalWanted& m) {
+  if (jobs_.count(job) == 0) {
+    return Send(job, RemovalDone{m.checkpoint, m.tier,
+                                 absl::NotFoundError("the job is not known here (any more)")});
+  }
+  if (OnTheWay(DrainOp::Kind::kRemove, job, m.checkpoint, m.tier)) {
+    return;  // its end answers
+  }
+  if (m.tier == TierKind::kNvme) {
+    drive_copies_.Remove(job, m.checkpoint);
+  } else {
+    ForgetFlushed(job, m.checkpoint);
+  }
   DrainOp op;
   op.kind = DrainOp::Kind::kRemove;
   op.job = job;
@@ -294,12 +352,20 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
   if (op->kind == DrainOp::Kind::kRemoveJob) {
     if (const auto removal = removals_.find(op->job); removal != removals_.end()) {
       removal->second.tiers.erase(e.drain);
+      if (op->tier == TierKind::kNvme && (e.status.ok() || absl::IsNotFound(e.status))) {
+        drive_copies_.Forget(op->job);
+      }
       if (!e.status.ok() && !absl::IsNotFound(e.status)) {
         removal->second.failure = e.status;
       }
       AdvanceRemoval(op->job);
     }
     return;
+  }
+  if (op->tier == TierKind::kNvme && (e.status.ok() || absl::IsNotFound(e.status))) {
+    drive_copies_.Removed(op->job, op->checkpoint, std::nullopt, time_.now);
+  } else if (op->tier == TierKind::kNvme && e.ranks_left) {
+    drive_copies_.Removed(op->job, op->checkpoint, e.ranks_left, time_.now);
   }
   if (jobs_.count(op->job) > 0) {
     Send(op->job, RemovalDone{op->checkpoint, op->tier, e.status, e.ranks_left});
@@ -354,6 +420,7 @@ void Agent::OnDrainStalled(const DrainStalled& e) {
     Send(op.job, RemovalStalled{op.checkpoint, op.tier, e.what});
   }
   if (op.kind == DrainOp::Kind::kFetch && e.stalled) {
+    slots_changed_ = true;  // what it fills does not come back soon
     GiveUpFetch(op, e.drain, e.what);
   }
   if (op.kind == DrainOp::Kind::kOpen && e.stalled) {

@@ -72,7 +72,9 @@ void Agent::PlaceFetch(RequestToken token) {
     return;
   }
   pending.limit = got.limit;
-  AskForFetchRoom(token, *seat);
+  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit)) {
+    AskForFetchRoom(token, *seat);
+  }
 }
 
 // What the restore does not need: of the job itself, then of others of the same user or that ended.
@@ -88,8 +90,9 @@ void Agent::AskForFetchRoom(RequestToken token, const Seat& seat) {
   if (pending.limit == Limit::kBudget) {
     for (const auto& [job, bytes] : BytesByJob()) {
       const auto found = jobs_.find(job);
-      const bool may = found != jobs_.end() &&
-                       (found->second->uid() == seat.uid || found->second->RanksAlive() == 0);
+      const bool may =
+          found != jobs_.end() && Told(found->second) &&
+          (found->second.uid == seat.uid || !AnyRankAlive(found->second) || HasExtra(job));
       if (!may || !pending.asked.insert(job).second) {
         continue;
       }
@@ -115,27 +118,33 @@ void Agent::StartFetch(Slot& slot, RequestToken token) {
                 {seat.job, source.checkpoint.attempt, source.checkpoint.step, source.rank})) {
     return BecomeFree(slot);
   }
-  slot.state = SlotState::kNoting;
-  slot.fetch = true;
-  slot.owned = true;
-  slot.job = seat.job;
-  slot.rank = seat.rank;
-  slot.uid = seat.uid;
-  ++slot.generation;
-  slot.shard = {seat.job, source.checkpoint.attempt, source.checkpoint.step, source.rank};
-  slot.world_size = seat.world_size;
-  slot.filled_by = 0;
-  slot.token = 0;
-  slot.lost.reset();
+  const ShardId shard{seat.job, source.checkpoint.attempt, source.checkpoint.step, source.rank};
   if (slot.writer && *slot.writer != seat.process) {
     SetWriter(slot, std::nullopt);
   }
-  Fetch& fetch = fetches_[slot.shard];
-  fetch.slot = slot.id;
-  fetch.from = source.from;
-  fetch.waiting.insert(token);
   pending.where = Where::kFetch;
   waiting_for_room_.erase(token);
+  FillFrom(slot, shard, seat.uid, seat.world_size, source.from);
+  fetches_.at(shard).waiting.insert(token);
+}
+
+void Agent::FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size,
+                     TierKind from) {
+  slot.state = SlotState::kNoting;
+  slot.fetch = true;
+  slot.owned = true;
+  slot.job = shard.job;
+  slot.rank = shard.rank;
+  slot.uid = uid;
+  ++slot.generation;
+  slot.shard = shard;
+  slot.world_size = world_size;
+  slot.filled_by = 0;
+  slot.token = 0;
+  slot.lost.reset();
+  Fetch& fetch = fetches_[shard];
+  fetch.slot = slot.id;
+  fetch.from = from;
   NoteSlot(slot);
   slot.grant_note = slot.note_version;
 }
@@ -148,8 +157,10 @@ void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
     if (!noted.ok()) {
       CountFailure(slot, noted);
     }
+    const ShardId shard = slot.shard;
     const Fetch fetch = TakeFetch(slot);
     BecomeFree(slot);
+    EndPrefetch(shard, why);
     for (const RequestToken token : fetch.waiting) {
       FailFetch(token, fetch.from, why, false);
     }
@@ -205,6 +216,8 @@ void Agent::GiveUpFetch(const DrainOp& op, DrainId drain, const std::string& why
   slots_.at(fetch.slot).lost =
       Failure{absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED, why};
   Act(CancelDrain{drain});
+  EndPrefetch({op.job, op.checkpoint.attempt, op.checkpoint.step, op.rank},
+              absl::UnavailableError(why));
   for (const RequestToken token : fetch.waiting) {
     FailFetch(token, fetch.from, absl::UnavailableError(why), false);
   }
@@ -230,6 +243,12 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
     const bool heard =
         std::any_of(fetch.waiting.begin(), fetch.waiting.end(),
                     [&](RequestToken token) { return FindPending(token) != nullptr; });
+    if (e.source_bad) {
+      NoteBad(slot->shard, op->tier, true);
+    }
+    if (fetch.slot == slot->id && fetch.drain == e.drain) {
+      EndPrefetch(slot->shard, status);
+    }
     for (const RequestToken token : fetch.waiting) {
       FailFetch(token, fetch.from, status, e.source_bad);
     }
@@ -247,6 +266,7 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
     AfterHold(*before);
   }
   slot->state = SlotState::kSealed;
+  slot->ahead = false;
   slot->populated = true;
   slot->failures = 0;
   slot->copy = e.copy;
@@ -255,6 +275,7 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
   Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
                                  slot->copy.sealed_unix_ms});
+  EndPrefetch(slot->shard, absl::OkStatus());
   for (const RequestToken token : fetch.waiting) {
     if (FindPending(token) != nullptr) {
       OfferSession(token, *slot);

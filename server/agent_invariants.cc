@@ -35,6 +35,9 @@ std::string Agent::CheckInvariants() const {
       return where +
              (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
     }
+    if (slot.state == SlotState::kFree && slot.extra) {
+      return where + "is free and nobody's to fill";
+    }
     if (slot.state == SlotState::kSealed) {
       const auto job = jobs_.find(slot.shard.job);
       if (job == jobs_.end()) {
@@ -60,6 +63,23 @@ std::string Agent::CheckInvariants() const {
   }
   // Every committed checkpoint has a sealed copy of every rank.
   for (const auto& [uuid, job] : jobs_) {
+    if (job.coordinator == nullptr) {
+      continue;
+    }
+    // Whatever the coordinator believes to be good in this node's nvme lies there. (Not the other
+    // way round: there may also be what it does not count, which is a save of the same name whose
+    // state was lost, what came to lie there when the step had been given up, and what it has
+    // decided to remove and not said yet. What is bad it may remember when it is gone.)
+    for (const ShardId& shard : job.coordinator->GoodAt(TierKind::kNvme, kHere)) {
+      const DriveCopies::Copy* there = drive_copies_.Find(shard);
+      if (removals_.count(uuid) == 0 &&
+          (there == nullptr || there->state != DriveCopies::State::kThere)) {
+        return absl::StrCat(shard.ToString(), " is believed to be in nvme, and does not lie there");
+      }
+    }
+    if (clustered()) {
+      continue;  // ranks, and their copies, may be on other nodes
+    }
     std::map<CheckpointId, uint32_t> sealed;
     std::map<CheckpointId, uint32_t> world;
     for (auto it = shards_.lower_bound({uuid, 0, 0, 0});
@@ -68,9 +88,9 @@ std::string Agent::CheckInvariants() const {
       sealed[it->first.checkpoint()] += slot.state == SlotState::kSealed ? 1 : 0;
       world[it->first.checkpoint()] = slot.world_size;
     }
-    for (const CheckpointId& id : job->AllCheckpoints()) {
-      if (job->IsCommittedIn(TierKind::kMemory, id) && sealed[id] != world[id]) {
-        return absl::StrCat("job '", job->name(), "' attempt ", id.attempt, " step ", id.step,
+    for (const CheckpointId& id : job.coordinator->AllCheckpoints()) {
+      if (job.coordinator->IsCommittedIn(TierKind::kMemory, id) && sealed[id] != world[id]) {
+        return absl::StrCat("job '", job.name, "' attempt ", id.attempt, " step ", id.step,
                             " is committed with ", sealed[id], " of ", world[id], " sealed copies");
       }
     }
@@ -86,6 +106,17 @@ std::string Agent::CheckInvariants() const {
       return absl::StrCat(shard.ToString(), " is being fetched into slot ", fetch.slot,
                           ", which does not know of it");
     }
+  }
+  size_t ahead = 0;
+  for (const auto& [shard, prefetch] : prefetches_) {
+    if (prefetch.slot && (slots_.count(*prefetch.slot) == 0 || !slots_.at(*prefetch.slot).ahead)) {
+      return absl::StrCat(shard.ToString(), " is brought ahead into slot ", *prefetch.slot,
+                          ", which does not know of it");
+    }
+    ahead += prefetch.slot ? 1 : 0;
+  }
+  if (ahead > kPrefetchesAtOnce) {
+    return absl::StrCat(ahead, " shards are brought into memory ahead at a time");
   }
   for (const auto& [id, connection] : connections_) {
     ++references[connection.caller.process];

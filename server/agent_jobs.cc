@@ -46,13 +46,26 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (const absl::Status policy = CheckPolicy(join.policy()); !policy.ok()) {
     return refuse(policy.code(), v1::Failure::REASON_UNSPECIFIED, Message(policy));
   }
-  Coordinator* job = FindJob(join.job());
+  KnownJob* job = FindJob(join.job());
   if (const Seat* seat = FindSeat(connection.seat)) {
-    if (job == nullptr || seat->job != job->uuid() || seat->rank != join.rank()) {
+    if (job == nullptr || seat->job != job->uuid || seat->rank != join.rank()) {
       return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
                     absl::StrCat("this connection is rank ", seat->rank, " of job '",
                                  JobName(seat->job), "'; open another one"));
     }
+  }
+  if (clustered() && (job == nullptr || !Told(*job))) {
+    if (job == nullptr && !MayOpenJob(connection.caller.uid) &&
+        !ForgetAJob(connection.caller.uid)) {
+      return refuse(
+          absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+          absl::StrCat("there are too many jobs on this node already (", kJobsMax, " a node, ",
+                       kJobsPerUidMax, " a user); remove one that has ended: ckptctl rm <job>"));
+    }
+    if (job != nullptr && ReturnsByItself(*job, connection.caller, join)) {
+      return ReturnByItself(*job, id, frame);
+    }
+    return WaitForHost(id, frame, std::max(Deadline(join.deadline_ms()), time_.now + kSettle));
   }
   if (job == nullptr && (join.attempt() != 0 || join.leave_attempt() != 0)) {
     return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
@@ -72,20 +85,20 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (const absl::Status sits = MaySit(connection.caller); !sits.ok()) {
     return refuse(sits.code(), v1::Failure::REASON_UNSPECIFIED, Message(sits));
   }
-  if (job != nullptr && removals_.count(job->uuid()) > 0) {
+  if (job != nullptr && removals_.count(job->uuid) > 0) {
     return refuse(absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
                   absl::StrCat("job '", join.job(), "' is being removed; try again"));
   }
   if (job == nullptr) {
-    job = OpenJob(join.job(), connection.caller);
+    job = &OpenJob(join.job(), connection.caller.uid, connection.caller.gid);
   }
   const MonotonicTime deadline = std::max(
       Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
   const RequestToken token = NewPending(id, frame, deadline);
-  pending_.at(token).job = job->uuid();
-  Send(job->uuid(), JoinAsked{token, id, connection.caller, join.rank(), join.world_size(),
-                              join.launch(), join.attempt(), join.leave_attempt(),
-                              join.deadline_ms() > 0, join.policy(), NewOpening()});
+  pending_.at(token).job = job->uuid;
+  Send(job->uuid, JoinAsked{token, id, connection.caller, join.rank(), join.world_size(),
+                            join.launch(), join.attempt(), join.leave_attempt(),
+                            join.deadline_ms() > 0, join.policy(), NewOpening()});
 }
 
 uint64_t Agent::NewOpening() {
@@ -119,7 +132,7 @@ absl::Status Agent::MaySit(const Caller& caller) const {
 // Those that are being removed are as good as gone.
 bool Agent::MayOpenJob(uint32_t uid) const {
   const auto of_user = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& j) {
-    return j.second->uid() == uid && removals_.count(j.first) == 0;
+    return j.second.uid == uid && removals_.count(j.first) == 0;
   });
   return jobs_.size() - removals_.size() < kJobsMax &&
          static_cast<size_t>(of_user) < kJobsPerUidMax;
@@ -128,14 +141,19 @@ bool Agent::MayOpenJob(uint32_t uid) const {
 // Names of jobs that ended and left no copy are kept until their number is needed: of the user's,
 // first those that never committed anything, then the longest ended.
 bool Agent::ForgetAJob(uint32_t uid) {
+  if (clustered()) {
+    return ForgetElsewhere(uid);
+  }
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   std::optional<std::tuple<bool, int64_t, JobUuid>> oldest;
   for (const auto& [uuid, job] : jobs_) {
-    if (job->uid() != uid || removals_.count(uuid) > 0 || bytes.count(uuid) > 0 ||
-        seats_.AnyOf(uuid) || !job->Idle() || job->AnyDurable() || !job->AllInventoriesKnown()) {
+    const Coordinator* hosted = job.coordinator.get();
+    if (job.uid != uid || removals_.count(uuid) > 0 || bytes.count(uuid) > 0 ||
+        seats_.AnyOf(uuid) || drive_copies_.Any(uuid) || hosted == nullptr || !hosted->Idle() ||
+        hosted->AnyDurable() || !hosted->AllInventoriesKnown()) {
       continue;
     }
-    const std::tuple candidate(job->AnythingCommitted(), job->LastOpenedUnixMs(), uuid);
+    const std::tuple candidate(hosted->AnythingCommitted(), hosted->LastOpenedUnixMs(), uuid);
     oldest = oldest ? std::min(*oldest, candidate) : candidate;
   }
   if (!oldest) {
@@ -145,17 +163,25 @@ bool Agent::ForgetAJob(uint32_t uid) {
   return true;
 }
 
-Coordinator* Agent::OpenJob(const std::string& name, const Caller& caller) {
-  const JobUuid uuid = NewUuid();
-  names_[name] = uuid;
-  auto& job = jobs_[uuid] =
-      std::make_unique<Coordinator>(Settings(), uuid, name, caller.uid, caller.gid, first_session_);
+KnownJob& Agent::AddJob(const JobUuid& uuid, const std::string& name, uint32_t uid, uint32_t gid) {
+  names_.try_emplace(name, uuid);
+  return jobs_.insert_or_assign(uuid, KnownJob{uuid, name, uid, gid}).first->second;
+}
+
+Coordinator& Agent::MakeCoordinator(KnownJob& job) {
+  job.coordinator = std::make_unique<Coordinator>(Settings(), job.uuid, job.name, job.uid, job.gid,
+                                                  first_session_);
+  return *job.coordinator;
+}
+
+KnownJob& Agent::OpenJob(const std::string& name, uint32_t uid, uint32_t gid) {
+  KnownJob& job = AddJob(NewUuid(), name, uid, gid);
   // Nothing of it lies anywhere: its name was looked up before.
-  job->SetOpenedHere();
-  remote_known_.insert(uuid);
-  TellInventory(uuid, TierKind::kNvme);
-  TellInventory(uuid, TierKind::kRemote);
-  return job.get();
+  MakeCoordinator(job).SetOpenedHere();
+  remote_known_.insert(job.uuid);
+  TellInventory(job.uuid, TierKind::kNvme);  // (in a cluster: when the job is met)
+  TellInventory(job.uuid, TierKind::kRemote);
+  return job;
 }
 
 JobUuid Agent::NewUuid() {
@@ -218,6 +244,7 @@ void Agent::Take(const JobUuid& job, const std::vector<ForAgent>& messages, Even
 }
 
 void Agent::TakeMessage(const JobUuid&, const Refused& m) {
+  cancelled_joins_.erase(m.token);
   if (const auto wait = admin_waits_.find(m.token); wait != admin_waits_.end()) {
     const AdminToken token = wait->second.token;
     deadlines_.erase({*wait->second.deadline, m.token});
@@ -229,8 +256,8 @@ void Agent::TakeMessage(const JobUuid&, const Refused& m) {
 
 void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   Pending* pending = FindPending(m.token);
-  if (pending == nullptr) {
-    return;
+  if (pending == nullptr || pending->kind != v1::ClientFrame::kJoin) {
+    return TakeCancelled(m);
   }
   Connection& connection = connections_.at(pending->connection);
   const ProcessId process = connection.caller.process;
@@ -266,7 +293,7 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
     EraseSeat(id);
   }
   connection.seat = seats_.Add({job, m.attempt, m.rank, m.world_size, process,
-                                connection.caller.uid, pending->connection, false});
+                                connection.caller.uid, pending->connection, false, m.last_step});
   Reclaim(*FindSeat(connection.seat));
 
   v1::DaemonFrame frame;
@@ -282,15 +309,56 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
   Reply(m.token, std::move(frame));
 }
 
-void Agent::TakeMessage(const JobUuid&, const SavePermitted& m) {
-  Pending* pending = FindPending(m.token);
-  if (pending == nullptr) {
+void Agent::NoteCancelled(RequestToken token, const Pending& pending, const Caller& caller) {
+  if (!clustered() || pending.kind != v1::ClientFrame::kJoin) {
+    return;  // (where the host is this node's own, it hears that at once)
+  }
+  cancelled_joins_[token] = {pending.job, caller.process, caller.uid, pending.connection};
+  if (cancelled_joins_.size() > kCancelledJoinsMax) {
+    cancelled_joins_.erase(cancelled_joins_.begin());
+  }
+}
+
+// The host believes that the rank is there. Its process may have ended long ago, and nobody else
+// would ever say so.
+void Agent::TakeCancelled(const JoinAccepted& m) {
+  const auto found = cancelled_joins_.find(m.token);
+  if (found == cancelled_joins_.end()) {
     return;
   }
-  pending->descent = m.descent;
-  pending->where = Where::kRoom;
-  waiting_for_room_.insert(m.token);
-  Place(m.token);
+  const CancelledJoin join = found->second;
+  cancelled_joins_.erase(found);
+  const std::set<SeatId>& seats = seats_.OfRank(join.job, m.rank);
+  const bool there = std::any_of(seats.begin(), seats.end(), [&](SeatId id) {
+    return seats_.Find(id)->process == join.process;
+  });
+  if (there) {
+    return;  // it has asked again since, over another connection
+  }
+  Ref(join.process);  // reported at once if it ended meanwhile
+  seats_.Add(
+      {join.job, m.attempt, m.rank, m.world_size, join.process, join.uid, 0, false, m.last_step});
+  Send(join.job,
+       SeatLost{m.attempt, m.rank, join.process, join.connection, SeatLost::How::kDisconnected});
+}
+
+void Agent::TakeMessage(const JobUuid&, const SavePermitted& m) {
+  Pending* pending = FindPending(m.token);
+  if (pending == nullptr || pending->kind != v1::ClientFrame::kBeginSave ||
+      pending->where != Where::kCoordinator) {
+    return;  // it has been told before
+  }
+  seats_.SetLine(pending->seat, m.descent);
+  TakePermission(m.token, m.descent);
+}
+
+void Agent::TakePermission(RequestToken token, std::vector<Descent> line) {
+  Pending& pending = pending_.at(token);
+  seats_.SetLastBegun(pending.seat, pending.step);
+  pending.descent = std::move(line);
+  pending.where = Where::kRoom;
+  waiting_for_room_.insert(token);
+  Place(token);
 }
 
 void Agent::TakeMessage(const JobUuid& job, const RoomAnswered& m) {
@@ -319,7 +387,7 @@ void Agent::TakeMessage(const JobUuid&, const StageReached& m) {
 
 void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
   Pending* pending = FindPending(m.token);
-  if (pending == nullptr) {
+  if (pending == nullptr || pending->where != Where::kCoordinator) {
     return;
   }
   Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank});
@@ -352,6 +420,9 @@ void Agent::OfferSession(RequestToken token, Slot& slot) {
 }
 
 void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
+  if (const Pending* pending = FindPending(m.token)) {
+    seats_.SetLine(pending->seat, m.descent);
+  }
   v1::DaemonFrame frame;
   v1::SessionOutcome& outcome = *frame.mutable_enter_session();
   outcome.set_session(m.session);
@@ -386,6 +457,15 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
     }
   }
   // What is being brought into memory of it is of no use any more.
+  std::vector<ShardId> ahead;
+  for (const auto& [shard, prefetch] : prefetches_) {
+    if (shard.job == job && shard.checkpoint() == m.checkpoint && !prefetch.slot) {
+      ahead.push_back(shard);
+    }
+  }
+  for (const ShardId& shard : ahead) {
+    EndPrefetch(shard, absl::AbortedError(ToAbsl(m.failure.message)));
+  }
   for (auto& [shard, fetch] : fetches_) {
     if (shard.job == job && shard.checkpoint() == m.checkpoint) {
       slots_.at(fetch.slot).lost = m.failure;
@@ -427,7 +507,10 @@ void Agent::TakeMessage(const JobUuid& job, const CopyDoubted& m) {
   }
 }
 
-void Agent::TakeMessage(const JobUuid&, const PersistState& m) {
+void Agent::TakeMessage(const JobUuid& job, const PersistState& m) {
+  if (const auto known = jobs_.find(job); clustered() && known != jobs_.end()) {
+    known->second.state = m.state;
+  }
   Act(WriteJobState{m.state});
 }
 

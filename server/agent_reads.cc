@@ -49,6 +49,7 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   }
   Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted,
                               enter.deadline_ms() > 0, enter.reads_by_itself()});
+  seats_.SetLine(seat_id, std::nullopt);
 }
 
 void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
@@ -328,8 +329,8 @@ void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
     pending.job = JobUuid::FromBytes(offered.job_uuid()).value();
     pending.hold = reply.hold.id;
     pending.request = reply.attach;
-    pending.attach =
-        Attaching({offered.attempt(), offered.step()}, reply.attach->attach(), time_.now + kSettle);
+    pending.attach = Attaching(reply.attach->attach(), time_.now + kSettle);
+    pending.attach->checkpoint = {offered.attempt(), offered.step()};
     return AttachFailed(token, TierKind::kMemory, absl::DataLossError(status.message()));
   }
   if (connection != connections_.end()) {

@@ -48,7 +48,7 @@ void Agent::PlaceReserve(RequestToken token) {
   uint32_t ready = 0;
   uint32_t coming = 0;
   for (auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad ||
+    if (!slot.owned || slot.job != seat->job || slot.rank != seat->rank || slot.bad || slot.extra ||
         Stuck(slot, *seat) || !Fits(slot, pending.bytes)) {
       continue;
     }

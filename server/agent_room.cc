@@ -20,12 +20,10 @@ void Agent::Settle(EventTime time) {
   if (rebuild_ && rebuild_->told && messages_.empty()) {
     AnswerRebuild();
   }
-  if (messages_.empty() && std::exchange(tiers_told_, false)) {
-    AskTiersAgain();
-  }
   if (!std::exchange(slots_changed_, false)) {
-    return;
+    return AdvancePrefetches();
   }
+  prefetch_due_ = true;
   const std::set<RequestToken> waiting = waiting_for_room_;
   for (const RequestToken token : waiting) {
     const Pending* pending = FindPending(token);
@@ -39,6 +37,7 @@ void Agent::Settle(EventTime time) {
       pending->fetch ? PlaceFetch(token) : Place(token);
     }
   }
+  AdvancePrefetches();
 }
 
 bool Agent::Fits(const Slot& slot, uint64_t bytes) const {
@@ -75,13 +74,13 @@ bool Agent::MineFree(const Slot& slot, const Seat& seat) const {
 }
 
 bool Agent::Orphan(const Slot& slot) const {
-  const auto job = jobs_.find(slot.job);
-  if (job == jobs_.end()) {
-    return true;
-  }
-  const std::set<SeatId>& seats = seats_.OfRank(slot.job, slot.rank);
-  return std::all_of(seats.begin(), seats.end(),
-                     [&](SeatId id) { return seats_.Find(id)->superseded; });
+  return jobs_.count(slot.job) == 0 || !AnySeatOf(slot.job, slot.rank);
+}
+
+bool Agent::AnySeatOf(const JobUuid& job, Rank rank) const {
+  const std::set<SeatId>& seats = seats_.OfRank(job, rank);
+  return std::any_of(seats.begin(), seats.end(),
+                     [&](SeatId id) { return !seats_.Find(id)->superseded; });
 }
 
 bool Agent::Deletable(const Slot& slot) const {
@@ -89,11 +88,12 @@ bool Agent::Deletable(const Slot& slot) const {
 }
 
 // Whether the slot, once it is empty and nobody has it mapped, is deleted when this seat is short
-// of memory: those that the rank itself cannot use, and those whose rank is gone. What a living
+// of memory: those that the rank itself cannot use, those whose rank is gone, and those that were
+// made ahead of a restore. What a living
 // rank of any job has it will fill again.
 bool Agent::Dispensable(const Slot& slot, const Seat& seat, uint64_t bytes) const {
   const bool mine = slot.owned && slot.job == seat.job && slot.rank == seat.rank;
-  return mine ? slot.bad || !Fits(slot, bytes) : Orphan(slot);
+  return slot.extra || (mine ? slot.bad || !Fits(slot, bytes) : Orphan(slot));
 }
 
 // Bytes that were another user's are never handed on.
@@ -107,7 +107,7 @@ uint32_t Agent::CountForRank(const Seat& seat) const {
   uint32_t usable = 0;
   uint32_t stuck = 0;
   for (const auto& [id, slot] : slots_) {
-    if (slot.owned && slot.job == seat.job && slot.rank == seat.rank) {
+    if (slot.owned && slot.job == seat.job && slot.rank == seat.rank && !slot.extra) {
       ++(Stuck(slot, seat) ? stuck : usable);
     }
   }
@@ -116,13 +116,12 @@ uint32_t Agent::CountForRank(const Seat& seat) const {
 
 // The slots of each rank of the job that it can use, now or when what it holds is given up.
 std::map<Rank, uint64_t> Agent::SlotsByRank(const JobUuid& job) const {
-  const Coordinator& coordinator = *jobs_.at(job);
   std::map<Rank, uint64_t> slots;
   for (const auto& [id, slot] : slots_) {
-    const bool others = slot.writer && slot.state != SlotState::kSealed &&
-                        !coordinator.IsMember(slot.rank, *slot.writer);
-    if (slot.owned && slot.job == job && !others && slot.state != SlotState::kQuarantined &&
-        slot.state != SlotState::kDeleting) {
+    const bool others =
+        slot.writer && slot.state != SlotState::kSealed && !IsMember(job, slot.rank, *slot.writer);
+    if (slot.owned && slot.job == job && !others && !slot.extra &&
+        slot.state != SlotState::kQuarantined && slot.state != SlotState::kDeleting) {
       ++slots[slot.rank];
     }
   }
@@ -130,8 +129,13 @@ std::map<Rank, uint64_t> Agent::SlotsByRank(const JobUuid& job) const {
 }
 
 bool Agent::OthersCanHaveTwo(const Seat& seat, uint64_t bytes, uint64_t bytes_left) const {
-  uint64_t wanting = 2 * (uint64_t{seat.world_size} - 1);
+  // (In a cluster: of the ranks that are here. Those on other nodes want none of this memory.)
+  const uint64_t ranks = clustered() ? RanksHere(seat.job) : seat.world_size;
+  uint64_t wanting = 2 * (std::max<uint64_t>(ranks, 1) - 1);
   for (const auto& [rank, slots] : SlotsByRank(seat.job)) {
+    if (clustered() && !AnySeatOf(seat.job, rank)) {
+      continue;
+    }
     wanting -= rank != seat.rank && rank < seat.world_size ? std::min<uint64_t>(slots, 2) : 0;
   }
   return wanting <= bytes_left / bytes;
@@ -154,7 +158,9 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   for (const auto& [id, slot] : slots_) {
     const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer &&
                          slot.readers.empty() && slot.admin_readers.empty();
-    coming += slot.state == SlotState::kDeleting || (emptied && Orphan(slot)) ? slot.bytes : 0;
+    const bool goes =
+        slot.state == SlotState::kDeleting || (emptied && (slot.extra || Orphan(slot)));
+    coming += goes ? slot.bytes : 0;
   }
   const auto enough = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
   std::map<Rank, uint64_t> has = SlotsByRank(seat.job);
@@ -233,14 +239,14 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
   for (const auto& [id, slot] : slots_) {
     const bool of_use = Fits(slot, pending.bytes) ||
                         !slot.writer;  // of the wrong size: deleted, and another one made
-    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !of_use ||
+    if (!slot.owned || slot.job != seat.job || slot.rank != seat.rank || !of_use || slot.extra ||
         Stuck(slot, seat)) {
       continue;
     }
     coming =
         coming || slot.state == SlotState::kPopulating || slot.state == SlotState::kHanding ||
         slot.state == SlotState::kUnpublishing ||
-        (slot.state == SlotState::kCreating && slot.token == 0) ||
+        (slot.state == SlotState::kCreating && slot.token == 0 && !slot.ahead) ||
         ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
   }
   return {nullptr, coming, may_have_more ? Limit::kBudget : Limit::kRank};
@@ -264,7 +270,9 @@ void Agent::Place(RequestToken token) {
     return;
   }
   pending.limit = got.limit;
-  AskForRoom(token, pending, *seat);
+  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit)) {
+    AskForRoom(token, pending, *seat);
+  }
 }
 
 // The job itself gives up first; if the node is what is full, other jobs of the same user and jobs
@@ -283,8 +291,8 @@ void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
     std::vector<std::pair<uint64_t, JobUuid>> others;
     for (const auto& [job, bytes] : BytesByJob()) {
       const auto found = jobs_.find(job);
-      if (found != jobs_.end() && pending.asked.count(job) == 0 &&
-          (found->second->uid() == seat.uid || found->second->RanksAlive() == 0)) {
+      if (found != jobs_.end() && Told(found->second) && pending.asked.count(job) == 0 &&
+          (found->second.uid == seat.uid || !AnyRankAlive(found->second) || HasExtra(job))) {
         others.emplace_back(bytes, job);
       }
     }
@@ -307,10 +315,15 @@ void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
 std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, uint64_t bytes,
                                         Limit limit) const {
   std::vector<CheckpointId> useful;
+  // Of another user's job that runs only what was brought here ahead of a restore.
+  const auto known = jobs_.find(job);
+  const bool only_extra =
+      known != jobs_.end() && known->second.uid != seat.uid && AnyRankAlive(known->second);
   for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job;
        ++it) {
     const Slot& slot = slots_.at(it->second);
-    if (slot.state != SlotState::kSealed) {
+    if (slot.state != SlotState::kSealed || (slot.extra && limit == Limit::kRank) ||
+        (only_extra && !slot.extra)) {
       continue;
     }
     const bool mine = slot.job == seat.job && slot.rank == seat.rank;
@@ -397,8 +410,8 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
     std::vector<std::pair<uint64_t, std::string>> holders;
     for (const auto& [job, bytes] : BytesByJob()) {
       if (const auto found = jobs_.find(job);
-          found != jobs_.end() && found->second->uid() == seat.uid) {
-        holders.emplace_back(bytes, found->second->name());
+          found != jobs_.end() && found->second.uid == seat.uid) {
+        holders.emplace_back(bytes, found->second.name);
       }
     }
     std::sort(holders.rbegin(), holders.rend());

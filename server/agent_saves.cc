@@ -42,7 +42,15 @@ void Agent::OnBeginSave(ConnectionId id, const Seat& seat, SeatId seat_id,
                                            FormatBytes(bytes_max_), " (memory.bytes_max)")});
   }
   pending.bytes = RoundUp(save.slot_bytes(), kSlotBytesUnit);
-  Send(seat.job, SaveAsked{token, seat.attempt, seat.rank, save.step()});
+  // Of a job that another node hosts a save waits for nobody: whether the attempt still may, it is
+  // told later, and what it has written is given up then.
+  const bool permitted = clustered() && Hosted(seat.job) == nullptr && seat.line &&
+                         !seat.superseded && save.step() > seat.last_begun.value_or(0) &&
+                         seat.last_begun;
+  Send(seat.job, SaveAsked{permitted ? 0 : token, seat.attempt, seat.rank, save.step()});
+  if (permitted) {
+    TakePermission(token, std::vector<Descent>(*seat.line));
+  }
 }
 
 // The save's step is lost with it, for all ranks.

@@ -26,7 +26,6 @@ void Agent::OnTierScanned(const TierScanned& e) {
   } else {
     OnRemoteScanned(e);
   }
-  tiers_told_ = true;
   AdvanceRebuild();
 }
 
@@ -54,7 +53,6 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   const MonotonicTime began = DriveScanBegan(e.drain);
   drive.answered = true;
   drive.was_read = drive.was_read || e.status.ok();
-  drive.away_bytes = e.status.ok() ? 0 : drive.away_bytes;
   drive.problem = e.status.ok() ? "" : Message(e.status);
   drive.hidden = e.hidden;
   if (!e.status.ok() || !e.hidden.empty()) {
@@ -66,12 +64,13 @@ void Agent::OnDriveScanned(const TierScanned& e) {
     rebuild_->nvme_read = false;
   }
   for (const FoundJob& found : e.jobs) {
-    Coordinator* job = AdoptFound(found, began);
-    if (job == nullptr) {
+    if (AdoptFound(found, began) == nullptr) {
       continue;
     }
     for (const DurableCopy& copy : found.copies) {
-      Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
+      if (drive_copies_.Seen(copy, began)) {
+        Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
+      }
     }
     CopiesFound copies;
     copies.tier = TierKind::kNvme;
@@ -82,7 +81,12 @@ void Agent::OnDriveScanned(const TierScanned& e) {
       std::vector<DurableCopy>& all = rebuild_->nvme[found.uuid].copies;
       all.insert(all.end(), found.copies.begin(), found.copies.end());
     }
-    Send(found.uuid, std::move(copies));
+    if (Tells(jobs_.at(found.uuid), TierKind::kNvme)) {
+      Send(found.uuid, std::move(copies));
+    }
+  }
+  if (e.status.ok()) {
+    drive_copies_.DropAway(e.dir);
   }
   for (const auto& [uuid, job] : jobs_) {
     TellInventory(uuid, TierKind::kNvme);
@@ -100,12 +104,14 @@ void Agent::OnTierAway(const TierAway& e) {
     drive.problem = why;
     drive.first_scan = drive.first_flush = next_drain_;
     drives_again_ = std::min(drives_again_.value_or(time_.now + kRescan), time_.now + kRescan);
+    drive_copies_.SetAway(e.dir);
     if (rebuild_ && rebuild_->nvme_scan != 0) {
       rebuild_->drives.erase(e.dir);
       rebuild_->nvme_read = false;
     }
   } else {
     remote_first_scan_ = next_drain_;
+    flushed_.clear();
     if (rebuild_ && rebuild_->remote_asked) {  // what it has answered is past, too
       rebuild_->remote_read = false;
       rebuild_->in_remote.clear();
@@ -114,10 +120,14 @@ void Agent::OnTierAway(const TierAway& e) {
   for (const auto& [uuid, job] : jobs_) {
     if (e.tier == TierKind::kRemote && remote_known_.erase(uuid) > 0) {
       remote_problems_[uuid] = why;
-      rescan_at_[job->name()] = time_.now + kRescan;
+      rescan_at_[job.name] = time_.now + kRescan;
     }
-    (e.tier == TierKind::kNvme ? drives_[e.dir].away_bytes : remote_away_bytes_[uuid]) +=
-        job->BytesBelow(e.tier, e.dir);
+    if (!Tells(job, e.tier)) {
+      continue;
+    }
+    if (e.tier == TierKind::kRemote) {
+      remote_away_bytes_[uuid] += job.coordinator->BytesBelow(e.tier, e.dir);
+    }
     Send(uuid, CopiesAway{e.tier, e.dir});
     TellInventory(uuid, e.tier);
   }
@@ -142,6 +152,11 @@ void Agent::OnRemoteScanned(const TierScanned& e) {
 }
 
 void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
+  const auto hosting = hosting_.find(e.job_name);
+  if (clustered() && !e.job_name.empty() &&
+      (hosting == hosting_.end() || e.drain < hosting->second.first_scan)) {
+    return;  // asked for when this node hosted the job, once
+  }
   bool all = false;  // that lies there, of all jobs
   if (rebuild_ && rebuild_->remote == e.drain) {
     rebuild_->remote = 0;
@@ -152,8 +167,7 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
     }
   }
   for (const FoundJob& found : e.jobs) {
-    Coordinator* job = AdoptFound(found, op.begun);
-    if (job == nullptr) {
+    if (!TakesRemote(found) || AdoptFound(found, op.begun) == nullptr) {
       continue;
     }
     CopiesFound copies;
@@ -173,8 +187,8 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   if (e.job_name.empty()) {
     return;  // all jobs, for a rebuild
   }
-  if (Coordinator* job = FindJob(e.job_name)) {
-    const JobUuid uuid = job->uuid();
+  if (const KnownJob* job = FindJob(e.job_name); job != nullptr && job->coordinator != nullptr) {
+    const JobUuid uuid = job->uuid;
     if (e.status.ok()) {
       remote_known_.insert(uuid);
       remote_problems_.erase(uuid);
@@ -195,7 +209,7 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
 }
 
 // The job as its tier knows it, here too from now on. Null: its name is another job's here.
-Coordinator* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
+KnownJob* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
   if (const auto removed = removed_jobs_.find(found.uuid);
       removed != removed_jobs_.end() && !(removed->second < began)) {
     return nullptr;
@@ -205,35 +219,46 @@ Coordinator* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
       return nullptr;
     }
     // A directory's user may write what they like into it: it adds nothing to another's job.
-    if (job->second->name() != found.name || job->second->uid() != found.uid) {
+    if (job->second.name != found.name || job->second.uid != found.uid) {
       AddProblem(absl::StrCat("the directory of a job '", found.name, "' of uid ", found.uid,
-                              " says that it is job '", job->second->name(), "' of uid ",
-                              job->second->uid(), ": its copies were left alone"));
+                              " says that it is job '", job->second.name, "' of uid ",
+                              job->second.uid, ": its copies were left alone"));
       return nullptr;
     }
-    return job->second.get();
+    if (hosting_.count(found.name) > 0 && names_.at(found.name) == found.uuid &&
+        job->second.coordinator == nullptr) {
+      OpenHosted(job->second, nullptr);
+    }
+    return &job->second;
   }
   if (!CheckJobName(found.name).ok() || found.uuid.IsZero() || jobs_.size() >= kJobsMax) {
     return nullptr;
   }
-  if (const Coordinator* other = FindJob(found.name)) {
+  if (const KnownJob* other = FindJob(found.name)) {
     AddProblem(absl::StrCat("copies of a job '", found.name, "' with uuid ", found.uuid.ToString(),
-                            " were left alone: the job of that name is ", other->uuid().ToString(),
+                            " were left alone: the job of that name is ", other->uuid.ToString(),
                             " here"));
-    return nullptr;
+    if (!clustered()) {
+      return nullptr;
+    }
   }
-  names_[found.name] = found.uuid;
-  auto& job = jobs_[found.uuid] = std::make_unique<Coordinator>(
-      Settings(), found.uuid, found.name, found.uid, found.gid, first_session_);
+  KnownJob& job = AddJob(found.uuid, found.name, found.uid, found.gid);
+  if (clustered()) {
+    notices_.push_back(JobNoticed{found.name});
+    if (hosting_.count(found.name) > 0 && names_.at(found.name) == found.uuid) {
+      OpenHosted(job, nullptr);
+    }
+    return &job;
+  }
   std::vector<ForAgent> out;
-  job->Resume({}, time_, out);
+  MakeCoordinator(job).Resume({}, time_, out);
   Take(found.uuid, out, time_);
   TellInventory(found.uuid, TierKind::kNvme);
   const auto lookup = lookups_.find(found.name);
   if (HasTier(TierKind::kRemote) && (lookup == lookups_.end() || lookup->second.scan == 0)) {
     ScanRemoteFor(found.name);
   }
-  return job.get();
+  return &job;
 }
 
 // Why not all of the job could be read on some drive.
@@ -247,7 +272,8 @@ std::string Agent::HiddenOnDrives(const std::string& job_name) const {
 }
 
 void Agent::TellInventory(const JobUuid& job, TierKind tier) {
-  if (!HasTier(tier) || jobs_.count(job) == 0) {
+  if (const auto known = jobs_.find(job);
+      !HasTier(tier) || known == jobs_.end() || !Tells(known->second, tier)) {
     return;
   }
   const bool asked =
@@ -345,6 +371,7 @@ void Agent::AdvanceLookups() {
     if (const std::string hidden = HiddenOnDrives(name); !hidden.empty()) {
       lookup.failure = hidden;
     }
+    EndLookup(name, lookup.failure);
     for (const RequestToken token : lookup.waiting) {
       const Pending* pending = FindPending(token);
       if (pending == nullptr) {
@@ -359,10 +386,8 @@ void Agent::AdvanceLookups() {
                                     "the configuration")});
         continue;
       }
-      if (pending->kind != v1::ClientFrame::kJoin) {  // when the job has heard of its copies
-        pending_.at(token).where = Where::kTiers;
-        tier_waits_.insert(token);
-        tiers_told_ = true;
+      if (pending->kind != v1::ClientFrame::kJoin) {
+        GoOnReading(token);
         continue;
       }
       const std::shared_ptr<const v1::ClientFrame> frame = pending->request;

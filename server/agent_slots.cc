@@ -53,9 +53,13 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
   const RequestToken token = std::exchange(slot->token, 0);
   Pending* pending = FindPending(token);
   if (!e.status.ok()) {
+    const bool ahead = slot->ahead;
     bytes_used_ -= slot->bytes;
     retired_[slot->id] = slot->generation;
     slots_.erase(e.slot);
+    if (ahead) {
+      return PrefetchSlotFailed(e.slot, e.status);
+    }
     if (pending != nullptr) {
       pending->no_create = true;
       pending->create_problem = Message(e.status);
@@ -72,7 +76,10 @@ void Agent::OnSlotCreated(const SlotCreated& e) {
   }
   const JobUuid job = slot->job;
   const Rank rank = slot->rank;
-  if (pending != nullptr && pending->where == Where::kSlot && FindSeat(pending->seat) != nullptr) {
+  if (slot->ahead) {
+    PrefetchSlotMade(*slot);
+  } else if (pending != nullptr && pending->where == Where::kSlot &&
+             FindSeat(pending->seat) != nullptr) {
     pending->fetch ? StartFetch(*slot, token) : StartFilling(*slot, token);
   } else {
     BecomeFree(*slot);
@@ -221,6 +228,7 @@ void Agent::OnRecordRemoved(const RecordRemoved& e) {
 // Nothing of value is in it and nobody reads it. A writer that is noted may have it mapped.
 void Agent::BecomeFree(Slot& slot) {
   slot.state = SlotState::kFree;
+  slot.ahead = false;
   slot.shard = {};
   slot.filled_by = 0;
   slot.token = 0;
@@ -232,6 +240,9 @@ void Agent::BecomeFree(Slot& slot) {
     return Quarantine(slot, "its file misbehaved and a process may have it mapped");
   }
   if (slot.bad) {
+    return Delete(slot);
+  }
+  if (slot.extra && !slot.writer) {
     return Delete(slot);
   }
   const JobUuid job = slot.job;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/agent.h"
+#include "server/state_order.h"
 
 namespace holdfast {
 namespace {
@@ -51,11 +52,12 @@ void Agent::StartJobs(const Started& event) {
     states.push_back(&state);
   }
   std::stable_sort(states.begin(), states.end(),
-                   [](const auto* a, const auto* b) { return a->version() > b->version(); });
+                   [](const auto* a, const auto* b) { return IsNewerState(*a, *b); });
   for (const v1::JobState* state : states) {
     const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(state->job_uuid());
     absl::Status status = uuid.ok() ? CheckJobName(state->name()) : uuid.status();
-    if (status.ok() && (jobs_.count(*uuid) > 0 || names_.count(state->name()) > 0)) {
+    if (status.ok() &&
+        (jobs_.count(*uuid) > 0 || (!clustered() && names_.count(state->name()) > 0))) {
       continue;  // an older version of the same
     }
     if (status.ok() && jobs_.size() >= kJobsMax) {
@@ -63,14 +65,19 @@ void Agent::StartJobs(const Started& event) {
           absl::ResourceExhaustedError(absl::StrCat("there are more than ", kJobsMax, " jobs"));
     }
     if (status.ok()) {
-      auto job = std::make_unique<Coordinator>(Settings(), *uuid, state->name(), state->uid(),
-                                               state->gid(), first_session_);
-      status = job->Load(*state);
-      if (status.ok() && !boot_id_.empty() && state->boot_id() != boot_id_) {
-        job->SetRebooted();
+      KnownJob job{*uuid, state->name(), state->uid(), state->gid()};
+      if (clustered()) {
+        status = CheckLoads(job, *state);
+        job.state = *state;
+      } else {
+        Coordinator& coordinator = MakeCoordinator(job);
+        status = coordinator.Load(*state);
+        if (status.ok() && !boot_id_.empty() && state->boot_id() != boot_id_) {
+          coordinator.SetRebooted();
+        }
       }
       if (status.ok()) {
-        names_[state->name()] = *uuid;
+        names_.try_emplace(state->name(), *uuid);
         jobs_[*uuid] = std::move(job);
       }
     }
@@ -82,17 +89,23 @@ void Agent::StartJobs(const Started& event) {
 
 // A copy whose job's state is lost: the copy speaks for the job, and as it does not name the owner,
 // the daemon's user is.
-Coordinator* Agent::AdoptJob(const SealedCopy& copy) {
-  if (!CheckJobName(copy.job_name).ok() || names_.count(copy.job_name) > 0 ||
+KnownJob* Agent::AdoptJob(const SealedCopy& copy) {
+  const KnownJob* other = FindJob(copy.job_name);
+  if (!CheckJobName(copy.job_name).ok() || (other != nullptr && !clustered()) ||
       jobs_.size() >= kJobsMax || copy.id.job.IsZero()) {
     return nullptr;
   }
+  if (clustered()) {  // whose it is, its host tells
+    if (other != nullptr) {
+      NameSecond(*other, copy.id.job);
+    }
+    return &AddJob(copy.id.job, copy.job_name, daemon_uid_, 0);
+  }
   AddProblem(absl::StrCat("the state of job '", copy.job_name,
                           "' was lost; rebuilt from its copies, owned by uid ", daemon_uid_));
-  auto job = std::make_unique<Coordinator>(Settings(), copy.id.job, copy.job_name, daemon_uid_, 0,
-                                           first_session_);
-  names_[copy.job_name] = copy.id.job;
-  return (jobs_[copy.id.job] = std::move(job)).get();
+  KnownJob& job = AddJob(copy.id.job, copy.job_name, daemon_uid_, 0);
+  MakeCoordinator(job);
+  return &job;
 }
 
 void Agent::StartSlots(const Started& event) {
@@ -130,21 +143,20 @@ void Agent::StartSlots(const Started& event) {
     }
     const SealedCopy& copy = *found.sealed;
     const auto job = jobs_.find(copy.id.job);
-    Coordinator* coordinator = job != jobs_.end() ? job->second.get() : AdoptJob(copy);
-    if (coordinator == nullptr || shards_.count(copy.id) > 0) {
+    const KnownJob* owner = job != jobs_.end() ? &job->second : AdoptJob(copy);
+    if (owner == nullptr || shards_.count(copy.id) > 0) {
       slot.foreign = true;
-      AddProblem(absl::StrCat("slot ", found.slot, " holds ", copy.id.ToString(), " of job '",
-                              copy.job_name, "': ",
-                              coordinator == nullptr ? "that name belongs to another job"
-                                                     : "another slot has the same shard",
-                              "; it was left alone"));
+      AddProblem(absl::StrCat(
+          "slot ", found.slot, " holds ", copy.id.ToString(), " of job '", copy.job_name, "': ",
+          owner == nullptr ? "that name belongs to another job" : "another slot has the same shard",
+          "; it was left alone"));
       continue;
     }
     slot.state = SlotState::kSealed;
     slot.owned = true;
     slot.job = copy.id.job;
     slot.rank = copy.id.rank;
-    slot.uid = coordinator->uid();
+    slot.uid = owner->uid;
     slot.shard = copy.id;
     slot.world_size = copy.world_size;
     slot.copy = copy;
@@ -154,15 +166,26 @@ void Agent::StartSlots(const Started& event) {
   }
   // The ranks of the newest attempt are known before they say a word.
   for (auto& [uuid, job] : jobs_) {
+    if (clustered()) {
+      notices_.push_back(JobNoticed{job.name});
+      if (found_by_job.count(uuid) > 0) {
+        found_unmet_.insert(uuid);
+      }
+      continue;
+    }
+    Coordinator& coordinator = *job.coordinator;
     std::vector<ForAgent> out;
-    job->Resume(found_by_job[uuid], time_, out);
-    for (const auto& [rank, process] : job->LivingMembers()) {
-      Ref(process);  // reported at once if it ended meanwhile
-      seats_.Add({uuid, job->attempt(), rank, job->world_size(), process, job->uid(), 0, false});
+    coordinator.Resume(found_by_job[uuid], time_, out);
+    for (const auto& [rank, process] : coordinator.LivingMembers()) {
+      if (process.node == kHere) {
+        Ref(process);  // reported at once if it ended meanwhile
+        seats_.Add({uuid, coordinator.attempt(), rank, coordinator.world_size(), process, job.uid,
+                    0, false});
+      }
     }
     Take(uuid, out, time_);
     if (HasTier(TierKind::kRemote)) {
-      ScanRemoteFor(job->name());
+      ScanRemoteFor(job.name);
     }
   }
   // What holds no copy waits for those that may still touch it; what nobody can touch goes: whose

@@ -92,7 +92,7 @@ void Agent::Admin(const AdminRequest& e, const v1::WhereRequest& request) {
     only = *found;
   }
   v1::WhereReply reply;
-  (*job)->FillWhere(only, reply);
+  (*job)->FillWhere(only, reply, time_);
   for (v1::ShardCopy& copy : *reply.mutable_copies()) {
     const auto slot = shards_.find({(*job)->uuid(), copy.attempt(), copy.step(), copy.rank()});
     if (copy.tier() == TierName(TierKind::kMemory) && slot != shards_.end()) {
@@ -109,7 +109,7 @@ void Agent::Admin(const AdminRequest& e, const v1::ExplainRequest& request) {
     return RefuseAdmin(e.token, job.status());
   }
   v1::ExplainReply reply;
-  (*job)->FillExplain(request, reply);
+  (*job)->FillExplain(request, time_, reply);
   if (!request.all_steps() && reply.steps().empty()) {
     return RefuseAdmin(
         e.token, absl::NotFoundError(absl::StrCat(
@@ -139,11 +139,12 @@ void Agent::Admin(const AdminRequest& e, const v1::CollectGarbageRequest& reques
   }
   v1::CollectGarbageReply reply;
   for (const auto& [name, uuid] : names_) {
-    const Coordinator& job = *jobs_.at(uuid);
-    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job)) {
+    const KnownJob& job = jobs_.at(uuid);
+    if ((!request.job().empty() && request.job() != name) || !Visible(e.caller, job) ||
+        job.coordinator == nullptr) {
       continue;
     }
-    job.FillGarbage(reply);
+    job.coordinator->FillGarbage(reply);
     if (!request.dry_run()) {
       Send(uuid, CollectGarbageAsked{});
     }
@@ -298,14 +299,18 @@ void Agent::Admin(const AdminRequest& e, const v1::RebuildRequest& request) {
     }
     rebuild_->nvme_read = true;
     for (const auto& [uuid, job] : jobs_) {
-      Send(uuid, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
+      if (Tells(job, TierKind::kNvme)) {
+        Send(uuid, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
+      }
     }
     rebuild_->nvme_scan = next_drain_;
     ScanDrives();
   }
   if (asked(TierKind::kRemote)) {
     for (const auto& [uuid, job] : jobs_) {
-      Send(uuid, InventoryState{TierKind::kRemote, InventoryState::Kind::kPending, ""});
+      if (Tells(job, TierKind::kRemote)) {
+        Send(uuid, InventoryState{TierKind::kRemote, InventoryState::Kind::kPending, ""});
+      }
     }
     DrainOp op;
     op.kind = DrainOp::Kind::kScan;
@@ -339,23 +344,31 @@ void Agent::AdvanceRebuild() {
       CopiesFound all = std::move(rebuild_->nvme[uuid]);
       all.tier = TierKind::kNvme;
       all.began = rebuild_->since;
-      all.as_of = HiddenOnDrives(job->name()).empty() ? rebuild_->since : MonotonicTime();
-      Send(uuid, std::move(all));
+      all.as_of = HiddenOnDrives(job.name).empty() ? rebuild_->since : MonotonicTime();
+      std::set<ShardId> seen;
+      for (const DurableCopy& copy : all.copies) {
+        seen.insert(copy.copy.id);
+      }
+      drive_copies_.DropUnseen(uuid, all.as_of, seen);
+      if (Tells(job, TierKind::kNvme)) {
+        Send(uuid, std::move(all));
+      }
     }
-    if (rebuild_->remote_read && rebuild_->asked_anew.count(uuid) == 0) {
+    if (rebuild_->remote_read && rebuild_->asked_anew.count(uuid) == 0 &&
+        Tells(job, TierKind::kRemote)) {
       CopiesFound all = std::move(rebuild_->in_remote[uuid]);
       all.tier = TierKind::kRemote;
       all.began = rebuild_->since;
-      if (const auto why = hidden.find(job->name()); why != hidden.end()) {
+      if (const auto why = hidden.find(job.name); why != hidden.end()) {
         remote_known_.erase(uuid);
         remote_problems_[uuid] = why->second;
-        rescan_at_[job->name()] = time_.now + kRescan;
+        rescan_at_[job.name] = time_.now + kRescan;
       } else {
         all.as_of = rebuild_->since;
         remote_known_.insert(uuid);
         remote_problems_.erase(uuid);
         remote_away_bytes_.erase(uuid);
-        rescan_at_.erase(job->name());
+        rescan_at_.erase(job.name);
       }
       Send(uuid, std::move(all));
     }
@@ -401,11 +414,15 @@ void Agent::AnswerRebuild() {
     }
   }
   for (const auto& [uuid, job] : jobs_) {
+    if (job.coordinator == nullptr) {
+      continue;
+    }
+    const Coordinator& coordinator = *job.coordinator;
     run.reply.set_jobs(run.reply.jobs() + 1);
     run.reply.set_checkpoints(run.reply.checkpoints() +
-                              static_cast<uint32_t>(job->AllCheckpoints().size()));
+                              static_cast<uint32_t>(coordinator.AllCheckpoints().size()));
     v1::WhereReply where;
-    job->FillWhere(std::nullopt, where);
+    coordinator.FillWhere(std::nullopt, where);
     run.reply.set_shards(run.reply.shards() + static_cast<uint32_t>(where.copies_size()));
   }
   for (const auto& [shard, slot] : shards_) {

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "recovery/checkpoint_view.h"
+#include "server/flush_queue.h"
 #include "server/rank_set.h"
 #include "tiers/image/layout.h"
 
@@ -79,6 +80,7 @@ struct Drain {
     kManifest,  // all are there, the manifest is being published
   } phase = Phase::kNone;
   absl::btree_map<Rank, CopyPlace> waiting;  // flushes that have not ended, and what they read from
+  FlushQueue unasked;                        // those of them that wait for a ticket
   absl::Status failure;                      // of this try, the first one
   MonotonicTime retry_at{};                  // kWanted: not before
   Duration backoff{};

@@ -56,9 +56,17 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   }
   history_known_ = !state.history_unknown();
   version_ = durable_version_ = state.version();
+  if (state.epoch() != 0) {
+    // Of a cluster's nodes some may have been told it before it was agreed on, and perhaps it never
+    // was: nobody hears of anything in it before this host has had it agreed on.
+    decision_version_ = ++version_;
+  }
   needed_version_ = version_;
   LoadMembers(state);
   ComputeLine();
+  if (restore_point_.set() && !restore_point_.from_scratch()) {
+    prefetch_.emplace(CheckpointId{restore_point_.attempt(), restore_point_.step()});
+  }
   return absl::OkStatus();
 }
 
@@ -113,7 +121,12 @@ void Coordinator::Learn(const SealedCopy& copy, bool& learned) {
 void Coordinator::Handle(const ToCoordinator& message, NodeId from, EventTime time,
                          std::vector<ForAgent>& out) {
   Turn t{time, out, from};
+  LookForPrefetch(message, from);
   std::visit([&](const auto& m) { On(m, t); }, message);
+  if (!readers_.empty() && !InventoryPending()) {
+    RetryReaders(t);
+  }
+  AdvancePrefetch(t);
 }
 
 void Coordinator::On(const StateWritten& m, Turn& t) {
@@ -165,6 +178,7 @@ void Coordinator::On(const WakeUp&, Turn& t) {
                          " ms after the first one began (save.commit_deadline_ms)"),
             t);
   }
+  RetryRoom(t);
   RetainDurable(t);
   PumpDrains(t);
   FlushState(t);
@@ -180,6 +194,7 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
     }
     return FlushState(t);
   }
+  EndPrefetch(t);
   // Nothing is written any more: no write may be due, and nobody may wait for one.
   write_due_.reset();
   const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
@@ -195,6 +210,7 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
     Refuse(wait.token, removed, t);
   }
   durable_waits_.clear();
+  RetryReaders(t);
 }
 
 void Coordinator::On(const RequestExpired& m, Turn& t) {
@@ -227,6 +243,12 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
                                             session_->loading() ? " to load" : " to enter"));
     return FailSession(failure, t);
   }
+  if (readers_.erase(m.token) > 0) {
+    failure.message =
+        "the durable tiers are still being read, and may hold the step, or a newer one; try again, "
+        "or name a step";
+    return Refuse(m.token, failure, t);
+  }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
     failure.message =
@@ -241,6 +263,8 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
 }
 
 void Coordinator::On(const RequestCancelled& m, Turn& t) {
+  readers_.erase(m.token);
+  std::erase_if(room_waits_, [&m](const auto& wait) { return wait.first.token == m.token; });
   std::erase_if(joins_, [&](const PendingJoin& p) { return p.join.token == m.token; });
   ForgetAwait(m.token);
   if (session_) {
@@ -279,9 +303,18 @@ void Coordinator::On(const RestorePointAsked& m, Turn& t) {
     text = absl::StrCat("the next restore of the job uses step ", found->step, " of attempt ",
                         found->attempt);
   }
+  EndPrefetch(t);
   restore_point_ = point;
   ++restore_point_changes_;
   Persist(t);
+  BeginPrefetch(t);
+  if (prefetch_) {
+    const v1::Prefetch state = PrefetchState();
+    absl::StrAppend(&text, "; ", state.text(),
+                    state.under_way() > 0
+                        ? absl::StrCat("; ckptctl explain ", name_, " shows how far it is")
+                        : "");
+  }
   AnswerWhenDurable(m.token, RestorePointSet{m.token, text}, t);
 }
 
@@ -473,6 +506,9 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
     }
   }
   const auto also = [&wake](MonotonicTime due) { wake = wake ? std::min(*wake, due) : due; };
+  for (const auto& [m, until] : room_waits_) {
+    also(until);
+  }
   for (const auto& [id, checkpoint] : checkpoints_) {
     for (const Drain& drain : checkpoint.drains) {
       if (drain.phase == Drain::Phase::kWanted && drain.retry_at != MonotonicTime{} && !removed_) {
@@ -490,6 +526,9 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
         also(going.not_before);
       }
     }
+  }
+  if (const std::optional<MonotonicTime> due = PrefetchWake()) {
+    also(*due);
   }
   return wake;
 }

@@ -30,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "holdfast/v1/admin.pb.h"
 #include "recovery/drain_schedule.h"
+#include "recovery/explain.h"
 #include "recovery/lineage.h"
 #include "recovery/protection.h"
 #include "recovery/restorable.h"
@@ -46,15 +47,21 @@ namespace holdfast {
 // Limits of one job, beside the configured ones.
 inline constexpr size_t kAttemptsMax = 256;       // remembered
 inline constexpr size_t kPendingJoinsMax = 4096;  // waiting for a rank that is still ending
+inline constexpr size_t kReadersMax = 4096;       // waiting for tiers that are still being read
 inline constexpr size_t kFatesMax = 128;  // steps of the current attempt whose end is remembered
 inline constexpr size_t kLossesMax = 32;  // shown in the status of the job; of all jobs: the newest
 inline constexpr size_t kEventsMax = 64;
 inline constexpr size_t kLossesInOverview = 4;
 inline constexpr size_t kEventsInOverview = 8;
-inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor lost
+inline constexpr size_t kNodesNamedMax = 4096;  // of one job; of all jobs:
+inline constexpr size_t kNodesInOverview = 4;
+inline constexpr Duration kRoomWait = std::chrono::seconds(2);  // for nodes that may be back soon
+inline constexpr size_t kOpenStepsMax = 1024;                   // begun, neither committed nor lost
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
+inline constexpr size_t kShardsExplained = 8;  // that a step lacks
+inline constexpr Duration kPrefetchRetry = std::chrono::seconds(10);
 inline constexpr size_t kTimelineMax = 256;
 inline constexpr size_t kPinsMax = 1024;
 inline constexpr size_t kDrainsMax =
@@ -73,7 +80,8 @@ struct CoordinatorSettings {
   uint32_t slots_per_rank = 3;
   bool nvme = false;  // is there such a tier
   bool remote = false;
-  v1::Policy policy;  // of jobs that say nothing; every field set
+  size_t remote_writes_max = SIZE_MAX;  // images on their way there at a time
+  v1::Policy policy;                    // of jobs that say nothing; every field set
   NodeNames* nodes = nullptr;
 };
 
@@ -106,29 +114,13 @@ class Coordinator {
   bool WriteInFlight() const { return in_flight_version_ != 0; }
   bool Idle() const;  // no request of anybody waits here
 
-  // For Attach and the admin service. `wanted` absent: newest on the line; its attempt 0: on the
-  // line.
+  // For the admin service. `wanted` absent: newest on the line; its attempt 0: on the line.
   absl::StatusOr<CheckpointId> FindCommitted(std::optional<CheckpointId> wanted) const;
   std::vector<CheckpointId> AllCheckpoints() const;
   bool IsCommitted(CheckpointId id) const;
   bool IsCommittedIn(TierKind tier, CheckpointId id) const;
   uint32_t WorldSizeOf(CheckpointId id) const;
-  // Where a reader on this node gets that shard from: the nearest tier that has a good copy, but
-  // for those it does not want and those that failed it.
-  struct ReadSource {
-    std::optional<TierKind> tier;  // none: there is none left
-    std::string why;               // what became of the nearer copies; none left: of all
-    uint32_t world_size = 0;
-  };
-  ReadSource FindSource(CheckpointId id, Rank rank, const std::set<TierKind>& without,
-                        const std::map<TierKind, absl::Status>& failed) const;
-  // Whether a tier that is still being read may change what a reader gets.
-  bool MayBeRead(const std::optional<CheckpointId>& wanted,
-                 const std::optional<CheckpointId>& found) const;
-  bool InventoryPending() const;
-  // Those that can be read, newest first, at most so many.
-  void FillListing(std::optional<CheckpointId> before, size_t most, v1::Listing& listing) const;
-  Failure NothingCommitted() const;
+  bool InventoryPending() const;  // a durable tier is still being read
   enum class Detail { kOverview, kWhole };
   void FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const;
   void FillList(v1::ListCheckpointsReply& reply) const;
@@ -141,6 +133,7 @@ class Coordinator {
   void SetOpenedHere() { history_known_ = true; }
   uint64_t BytesAt(TierKind tier) const;                             // copies there
   uint64_t BytesBelow(TierKind tier, const std::string& dir) const;  // of copies in that directory
+  std::vector<ShardId> GoodAt(TierKind tier, NodeId node) const;
   bool AnyDurable() const;  // copies in a durable tier, or on their way
   const InventoryState& Inventory(TierKind tier) const {
     return inventory_[static_cast<size_t>(tier)];
@@ -150,8 +143,10 @@ class Coordinator {
   v1::Policy EffectivePolicy() const;
   const v1::Policy& policy_set() const { return policy_set_; }
   // For ckptctl (coordinator_views.cc).
-  void FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply) const;
-  void FillExplain(const v1::ExplainRequest& request, v1::ExplainReply& reply) const;
+  void FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply,
+                 EventTime time = {}) const;
+  void FillExplain(const v1::ExplainRequest& request, EventTime time,
+                   v1::ExplainReply& reply) const;
   void FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) const;
   void FillGarbage(v1::CollectGarbageReply& reply) const;
   // The step that is named on the line (attempt 0) or anywhere, whether it is whole or not.
@@ -227,6 +222,31 @@ class Coordinator {
     uint64_t pressure = 0;  // bytes that the tier's budget is short of
     bool collect = true;    // something changed since nothing was left to remove
   };
+  // A node that took part and is not there.
+  struct Absence {
+    MonotonicTime since{};
+    bool ended = false;  // it is gone; else it may be back at any time
+  };
+  // The restore point on its way into memory (coordinator_prefetch.cc).
+  struct Prefetch {
+    struct Shard {
+      NodeId node = kHere;  // where its rank runs, or ran last
+      bool known = false;   // that node is
+      bool done = false;    // it was in memory there: not brought there twice
+      bool asked = false;
+      TierKind from = TierKind::kNvme;
+      std::set<TierKind> without{};  // tiers that failed, in this try
+      std::string problem{};
+      MonotonicTime retry_at{};
+    };
+    explicit Prefetch(CheckpointId of) : checkpoint(of) {}
+    CheckpointId checkpoint;
+    std::optional<MonotonicTime> until;  // absent: it has not begun
+    bool look = true;                    // something changed: is there anything to ask for?
+    bool over = false;                   // the time is up
+    std::optional<MonotonicTime> retry;  // of the first shard that is to be tried again
+    std::map<Rank, Shard> shards;
+  };
   // One Handle call's surroundings.
   struct Turn {
     EventTime time;
@@ -258,6 +278,20 @@ class Coordinator {
   void ForgetGone(CheckpointId safe, Turn& t);
   void ForgetAwayBelow(CheckpointId id, Turn& t);
   void ForgetDurable(Turn& t);
+  // coordinator_readers.cc: who takes no part in an attempt
+  using Reader = std::variant<AttachAsked, ListAsked>;
+  void On(const AttachAsked& m, Turn& t);
+  void On(const ListAsked& m, Turn& t);
+  void KeepWaiting(RequestToken token, Reader reader, Turn& t);
+  void RetryReaders(Turn& t);
+  bool TryAnswer(const AttachAsked& m, NodeId node, Turn& t);
+  bool TryAnswer(const ListAsked& m, NodeId node, Turn& t);
+  ShardLocated Locate(CheckpointId id, Rank rank, NodeId node) const;
+  bool MayBeRead(const std::optional<CheckpointId>& wanted,
+                 const std::optional<CheckpointId>& found) const;
+  void FillListing(std::optional<CheckpointId> before, v1::Listing& listing) const;
+  Failure NothingCommitted() const;
+
   void On(const RequestExpired& m, Turn& t);
   void On(const RequestCancelled& m, Turn& t);
   void On(const RestorePointAsked& m, Turn& t);
@@ -302,7 +336,10 @@ class Coordinator {
 
   // coordinator_saves.cc
   void On(const SaveAsked& m, Turn& t);
+  void RefuseSave(const SaveAsked& m, Failure failure, Turn& t);
   void On(const RoomAsked& m, Turn& t);
+  bool MakeRoom(const RoomAsked& m, Turn& t);
+  void RetryRoom(Turn& t);
   void On(const SpareAsked& m, Turn& t);
   void On(const SaveLost& m, Turn& t);
   void On(const ShardSealed& m, Turn& t);
@@ -379,6 +416,24 @@ class Coordinator {
   Failure Unreadable() const;
   bool EverCommitted() const;
 
+  // coordinator_prefetch.cc: the restore point, ahead of the restore
+  void BeginPrefetch(Turn& t);
+  void EndPrefetch(Turn& t);
+  void AdvancePrefetch(Turn& t);
+  void LookForPrefetch(const ToCoordinator& message, NodeId from);
+  std::optional<NodeId> LastSeatOf(const Checkpoint& checkpoint, Rank rank) const;
+  void On(const PrefetchEnded& m, Turn& t);
+  std::optional<MonotonicTime> PrefetchWake() const;
+  v1::Prefetch PrefetchState() const;
+
+  // coordinator_views.cc
+  std::string WhereCopyLies(const ShardState::Copy& copy, EventTime time) const;
+  std::string WhyAway(NodeId node, EventTime time) const;
+  std::string ExplainShard(const Checkpoint& checkpoint, Rank rank, EventTime time) const;
+  CheckpointView SeatView(CheckpointId id) const;
+  bool ReadableWhereItRuns(const Checkpoint& checkpoint, Rank rank, TierKind tier) const;
+  Unreadables WhatIsMissing(const std::vector<CheckpointView>& views, EventTime time) const;
+
   // coordinator_tiers.cc: the way into the durable tiers
   void On(const InventoryState& m, Turn& t);
   void On(const CopiesFound& m, Turn& t);
@@ -406,6 +461,7 @@ class Coordinator {
   void Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   void PumpDrains(Turn& t);
   bool StartDrain(CheckpointId id, TierKind tier, Turn& t);
+  void AskForFlushes(Turn& t);
   bool NvmeMoves() const;
   void EndDrainRound(CheckpointId id, TierKind tier, Turn& t);
   void EndUnwanted(CheckpointId id, TierKind tier, Turn& t);
@@ -463,6 +519,7 @@ class Coordinator {
   uint64_t highest_epoch_ = 0;
   v1::RestorePoint restore_point_;
   uint64_t restore_point_changes_ = 0;  // tells two restore points apart; not durable itself
+  std::optional<Prefetch> prefetch_;    // of the restore point; not durable either
   uint64_t version_ = 0;                // intended
   uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;
@@ -503,6 +560,7 @@ class Coordinator {
   // that may be back at any time are waited for.
   std::set<NodeId> missing_;
   std::set<NodeId> unreachable_;
+  std::map<NodeId, Absence> absent_;  // those that this coordinator saw go
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
   std::array<Removals, kTierKinds> removals_;
@@ -529,6 +587,10 @@ class Coordinator {
   };
   std::map<CheckpointId, Times> times_;  // the newest ones
   std::deque<PendingJoin> joins_;
+  std::map<RequestToken, std::pair<Reader, NodeId>> readers_;  // and where they are
+  // Ranks that need a slot, while nodes are missing with which a step may be whole, and another one
+  // not needed: until when they wait.
+  std::vector<std::pair<RoomAsked, MonotonicTime>> room_waits_;
   std::deque<Loss> losses_;  // newest first; not what was merely retired
   std::deque<Past> events_;
 };

@@ -448,6 +448,7 @@ void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Tur
   info.parent = parent;
   if (restore_point_change == restore_point_changes_) {
     restore_point_.Clear();
+    EndPrefetch(t);
   }
   ComputeLine();
   Persist(t);

@@ -32,14 +32,6 @@ bool Coordinator::InventoryPending() const {
   });
 }
 
-bool Coordinator::MayBeRead(const std::optional<CheckpointId>& wanted,
-                            const std::optional<CheckpointId>& found) const {
-  if (!InventoryPending() || (wanted && found)) {
-    return false;
-  }
-  return !found || WaitForInventory({*found}).has_value();
-}
-
 void Coordinator::On(const InventoryState& m, Turn& t) {
   const auto before = Inventory(m.tier).kind;
   if (m.tier == TierKind::kNvme) {
@@ -71,6 +63,7 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
   GoOnWithSession(t);
   RetainDurable(t);
   RetryJoins(t);
+  RetryReaders(t);
 }
 
 // Known when every node has told; those that are gone are not waited for.
@@ -387,6 +380,18 @@ uint64_t Coordinator::BytesBelow(TierKind tier, const std::string& dir) const {
   return bytes;
 }
 
+std::vector<ShardId> Coordinator::GoodAt(TierKind tier, NodeId node) const {
+  std::vector<ShardId> good;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    for (const Rank rank : checkpoint.RanksOn(node)) {
+      if (checkpoint.shards.at(rank).at(PlaceOf(tier, node)).kind == CopyState::Kind::kGood) {
+        good.push_back({uuid_, id.attempt, id.step, rank});
+      }
+    }
+  }
+  return good;
+}
+
 // A removal of everything has ended halfway: what is left is what the tiers' next scans find.
 void Coordinator::ForgetDurable(Turn& t) {
   forgotten_at_ = t.time.now;
@@ -432,6 +437,7 @@ void Coordinator::PruneIncomplete(Turn& t) {
       checkpoint.dead = true;  // until its manifest is there
     } else if (open && CutOff(id, checkpoint)) {
       checkpoint.cut_off = true;
+      checkpoint.is_protected = false;
     } else if (open && over) {
       incomplete.push_back(id);
     }

@@ -1,6 +1,7 @@
 // Nodes that come and go (docs/protocol.md, "Many nodes"). What a node has counts from when it
 // tells all of it; what it had is kept in mind while it is out of reach, and counts for nothing.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -207,6 +208,7 @@ void Coordinator::ForgetGone(CheckpointId safe, Turn& t) {
   }
   for (const NodeId node : gone) {
     missing_.erase(node);
+    absent_.erase(node);
     unheard_.erase(node);
     for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
       DropAway(node, tier, "which is gone", t);
@@ -220,6 +222,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   const bool fresh = !TakesPart(t.from);
   missing_.erase(t.from);
   unreachable_.erase(t.from);
+  absent_.erase(t.from);
   unheard_.erase(t.from);
   if (Configured(TierKind::kNvme)) {
     nvme_on_[t.from] = {TierKind::kNvme, InventoryState::Kind::kPending, ""};
@@ -257,6 +260,10 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
     PersistLazily(t);  // the next coordinator waits for it, too
   }
   RetryJoins(t);
+  for (const auto& [asked, until] : std::exchange(room_waits_, {})) {
+    t.Say(
+        RoomAnswered{asked.token, true});  // slots came free, or may now: it looks, and asks again
+  }
   GoOnWithSession(t);
   PumpDrains(t);
   RetainDurable(t);
@@ -390,6 +397,8 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   // 1. What it has counts for nothing, and nobody is sent there. (What it has not removed it tells
   // again when it is back, and that is judged anew.)
   Miss(t.from, !m.ended, m.why);
+  const MonotonicTime since = absent_.try_emplace(t.from, Absence{t.time.now}).first->second.since;
+  absent_[t.from] = {since, m.ended};
   for (const CheckpointId& id : AllCheckpoints()) {
     const auto it = checkpoints_.find(id);
     if (it != checkpoints_.end() && it->second.SetAway(t.from)) {
@@ -408,8 +417,12 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
     }
   }
 
-  // 2. Nothing that it was to do will be told.
+  // 2. Nothing that it was to do will be told; and if its drives were all that had to be read
+  // still, what the others have is known to be all there is.
   LoseWork(away, absl::OkStatus(), t);
+  if (m.ended) {
+    PruneIncomplete(t);
+  }
 
   // 3. Its ranks, if it is gone for good.
   std::vector<SeatLost> ended;

@@ -364,19 +364,38 @@ void Coordinator::On(const CollectGarbageAsked&, Turn& t) {
   RetainDurable(t);
 }
 
-// A restore needs memory: of no use, or whole without its copies in memory.
+// A restore needs memory: of no use, or whole without its copies in memory; then what a save could
+// have, too.
 void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
+  // How little is lost with it; 0: too much.
+  const auto rule = [&](CheckpointId id, const Checkpoint& checkpoint) {
+    if (checkpoint.dead) {
+      return 1;
+    }
+    if (checkpoint.committed && checkpoint.View(id).Without(TierKind::kMemory).Restorable()) {
+      return 2;
+    }
+    if (Held(id) || Pinned(id) || checkpoint.Open()) {
+      return 0;
+    }
+    if (!OnLine(line_, id)) {
+      return 3;
+    }
+    const auto newer = [&](const auto& c) { return c.second.committed && OnLine(line_, c.first); };
+    if (std::any_of(checkpoints_.upper_bound(id), checkpoints_.end(), newer)) {
+      return 4;
+    }
+    // It was passed over, since what it lacks is gone for good: the decision will discard it.
+    return checkpoint.cut_off && m.fetched < id && unreachable_.empty() ? 5 : 0;
+  };
   std::optional<CheckpointId> victim;
-  for (const bool dead : {true, false}) {
-    for (const CheckpointId& id : m.useful) {
-      const auto it = checkpoints_.find(id);
-      if (victim || it == checkpoints_.end() || id == m.fetched) {
-        continue;
-      }
-      const bool elsewhere = it->second.View(id).Without(TierKind::kMemory).Restorable();
-      if (dead ? it->second.dead : it->second.committed && elsewhere) {
-        victim = id;
-      }
+  int least = 0;
+  for (const CheckpointId& id : m.useful) {
+    const auto it = checkpoints_.find(id);
+    const int spared = it == checkpoints_.end() || id == m.fetched ? 0 : rule(id, it->second);
+    if (spared != 0 && (!victim || spared < least)) {
+      victim = id;
+      least = spared;
     }
   }
   if (!victim) {

@@ -1,5 +1,6 @@
 // What is given up for room in memory (docs/protocol.md §5).
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "recovery/shedding.h"
@@ -24,15 +25,13 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
   std::vector<ShedChoice> choices;
   choices.reserve(checkpoints_.size());
   std::optional<CheckpointId> first_drain;
-  std::optional<CheckpointId> newest;  // committed
-  std::optional<CheckpointId> newest_on_line;
+  std::optional<CheckpointId> newest_on_line;  // committed
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (!first_drain && DrainsFromMemory(checkpoint)) {
       first_drain = id;
     }
-    if (checkpoint.committed) {
-      newest = id;
-      newest_on_line = OnLine(line_, id) ? std::optional(id) : newest_on_line;
+    if (checkpoint.committed && OnLine(line_, id)) {
+      newest_on_line = id;
     }
   }
   for (const auto& [id, checkpoint] : checkpoints_) {
@@ -48,11 +47,12 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
     choice.useful =
         useful != nullptr && std::find(useful->begin(), useful->end(), id) != useful->end();
     choice.held = Held(id);
-    const bool counts = OnLine(line_, id) || newest_on_line;
-    if (checkpoint.cut_off && !((counts ? newest_on_line : newest) > id)) {
+    if (checkpoint.cut_off && OnLine(line_, id) && !(newest_on_line > id)) {
       // The newest one, when its nodes are back: it stays, and nothing whole goes for its sake.
       choice.kind = ShedChoice::Kind::kDead;
       choice.held = true;
+    } else if (checkpoint.cut_off && !OnLine(line_, id)) {
+      choice.kind = ShedChoice::Kind::kDead;  // discarded for good, and not whole
     }
     // What a pin keeps is the step; its memory is free when it is whole without that.
     choice.pinned = Pinned(id) && !checkpoint.View(id).Without(TierKind::kMemory).Restorable();
@@ -86,7 +86,8 @@ std::string Coordinator::ShedReason(const Victim& victim, const RoomAsked& m) co
   const std::string need = absl::StrCat("rank ", m.rank, " needed a slot for step ", m.step);
   switch (victim.rule) {
     case ShedRule::kDead:
-      return absl::StrCat(need, ", and a copy of this one is bad");
+      return absl::StrCat(
+          need, ", and a copy of this one is bad, or out of reach on a branch that ", "was left");
     case ShedRule::kOffLine:
       return absl::StrCat(need, ", and this one is on a branch that was left");
     case ShedRule::kOlderCommitted:
@@ -104,14 +105,36 @@ std::string Coordinator::ShedReason(const Victim& victim, const RoomAsked& m) co
 }
 
 void Coordinator::On(const RoomAsked& m, Turn& t) {
+  if (MakeRoom(m, t)) {
+    t.Say(RoomAnswered{m.token, true});
+  } else if (missing_.empty() && unheard_.empty()) {
+    t.Say(RoomAnswered{m.token, false});
+  } else {
+    room_waits_.emplace_back(m, t.time.now + kRoomWait);
+  }
+}
+
+// A node is back, or it took too long.
+void Coordinator::RetryRoom(Turn& t) {
+  for (const auto& [m, until] : std::exchange(room_waits_, {})) {
+    if (MakeRoom(m, t)) {
+      t.Say(RoomAnswered{m.token, true});
+    } else if (until <= t.time.now || (missing_.empty() && unheard_.empty())) {
+      t.Say(RoomAnswered{m.token, false});
+    } else {
+      room_waits_.emplace_back(m, until);
+    }
+  }
+}
+
+bool Coordinator::MakeRoom(const RoomAsked& m, Turn& t) {
   const CheckpointId begun{m.attempt, m.step};
   std::optional<Victim> victim;
   if (m.attempt == attempt() && checkpoints_.count(begun) > 0) {
     victim = ChooseVictim(Choices(&m.useful), begun);
   }
   if (!victim) {
-    t.Say(RoomAnswered{m.token, false});
-    return;
+    return false;
   }
   if (victim->protect) {
     checkpoints_.at(*victim->protect).is_protected = true;
@@ -130,7 +153,7 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
     Tell(Report::Kind::kStepShed, failure.message, bytes, t);
     LetGo(victim->id, failure, t);
   }
-  t.Say(RoomAnswered{m.token, true});
+  return true;
 }
 
 void Coordinator::On(const SpareAsked& m, Turn& t) {

@@ -22,18 +22,18 @@ TierKind TierOf(v1::AwaitSave::Stage stage) {
 }  // namespace
 
 void Coordinator::On(const SaveAsked& m, Turn& t) {
-  if (!IsCurrent(m.attempt, m.token, t)) {
-    return;
+  if (m.attempt != attempt()) {
+    return RefuseSave(m, SupersededFailure(m.attempt), t);
   }
   const AttemptInfo& info = attempts_.rbegin()->second;
   const auto refuse = [&](absl::StatusCode code, std::string why) {
-    Refuse(m.token,
-           {code, v1::Failure::REASON_UNSPECIFIED,
-            absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
-           t);
+    RefuseSave(m,
+               {code, v1::Failure::REASON_UNSPECIFIED,
+                absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", why)},
+               t);
   };
   if (SeatedElsewhere(m.rank, t.from)) {
-    return Refuse(m.token, TakenElsewhere(m.rank), t);
+    return RefuseSave(m, TakenElsewhere(m.rank), t);
   }
   if (SessionOpen()) {
     return refuse(absl::StatusCode::kFailedPrecondition,
@@ -60,18 +60,22 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   }
   const auto last = last_begun_.find(m.rank);
   if (last != last_begun_.end() && m.step <= last->second) {
+    if (m.token == 0) {
+      return;  // its node has told of it otherwise meanwhile, when it arrived
+    }
     return refuse(absl::StatusCode::kInvalidArgument,
                   absl::StrCat("the last step of this rank in attempt ", m.attempt, " was ",
                                last->second, "; steps must grow"));
   }
   if (const auto lost = RankLostFor({m.attempt, m.step}); info.decided && lost) {
-    return Refuse(m.token,
-                  Lost(v1::Failure::REASON_ABANDONED,
-                       absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost,
-                                    " (", settings_.nodes->Who(members_.Find(*lost)->process),
-                                    ") ended or left without it, so attempt ", m.attempt,
-                                    " commits nothing any more; start all ranks again")),
-                  t);
+    return RefuseSave(
+        m,
+        Lost(v1::Failure::REASON_ABANDONED,
+             absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost, " (",
+                          settings_.nodes->Who(members_.Find(*lost)->process),
+                          ") ended or left without it, so attempt ", m.attempt,
+                          " commits nothing any more; start all ranks again")),
+        t);
   }
   last_begun_[m.rank] = m.step;
   any_save_ = true;
@@ -79,7 +83,7 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   AbandonWithout(m.rank, m.step,
                  absl::StrCat("rank ", m.rank, " went on to step ", m.step, " without it"), t);
   if (const auto fate = fates_.find(m.step); fate != fates_.end()) {
-    return Refuse(m.token, fate->second.failure, t);
+    return RefuseSave(m, fate->second.failure, t);
   }
   const CheckpointId id{m.attempt, m.step};
   auto found = checkpoints_.find(id);
@@ -100,8 +104,18 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   if (!info.decided) {
     Decide({}, restore_point_changes_, t);
   }
+  if (m.token == 0) {
+    return;
+  }
   // Whatever else is being written, a save waits for the attempt's decision alone.
   AnswerWhenDurable(m.token, SavePermitted{m.token, line_}, t, decision_version_);
+}
+
+void Coordinator::RefuseSave(const SaveAsked& m, Failure failure, Turn& t) {
+  if (m.token != 0) {
+    return Refuse(m.token, std::move(failure), t);
+  }
+  t.Say(GiveUp{{m.attempt, m.step}, std::move(failure)}, t.from);
 }
 
 void Coordinator::On(const SaveLost& m, Turn& t) {
@@ -183,6 +197,7 @@ void Coordinator::Recheck(CheckpointId id, Turn& t) {
     Commit(id, checkpoint, t);  // it may be retired at once: nothing of it is touched after that
   } else if (checkpoint.Open() && CutOff(id, checkpoint)) {
     checkpoint.cut_off = true;
+    checkpoint.is_protected = false;  // the next one is, if there is need; it may be open again
   }
 }
 
@@ -218,7 +233,9 @@ void Coordinator::Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t) {
 void Coordinator::Retain(Turn& t) {
   std::vector<ShedChoice> choices = Choices(nullptr);
   for (ShedChoice& choice : choices) {
-    choice.held = choice.held || choice.drain != ShedChoice::Drain::kNone;
+    // (Nor what is to be restored next, if it was brought here for that.)
+    choice.held = choice.held || choice.drain != ShedChoice::Drain::kNone ||
+                  (prefetch_ && prefetch_->checkpoint == choice.id);
   }
   for (const CheckpointId& id : Surplus(choices, settings_.keep_committed)) {
     Retire(id,

@@ -74,42 +74,8 @@ std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId 
         name, "not known: ",
         Inventory(tier).why.empty() ? "the tier is still being read" : Inventory(tier).why);
   }
-  return absl::StrCat(name, "absent");
-}
-
-Coordinator::ReadSource Coordinator::FindSource(
-    CheckpointId id, Rank rank, const std::set<TierKind>& without,
-    const std::map<TierKind, absl::Status>& failed) const {
-  ReadSource source;
-  const auto it = checkpoints_.find(id);
-  if (it == checkpoints_.end() || it->second.shards.count(rank) == 0) {
-    source.why = "the checkpoint is not there any more";
-    return source;
-  }
-  const Checkpoint& checkpoint = it->second;
-  source.world_size = checkpoint.world_size;
-  for (const TierKind tier : kAllTiers) {
-    if (!Configured(tier) || without.count(tier) > 0) {
-      continue;
-    }
-    const auto tried = failed.find(tier);
-    if (tried == failed.end() && checkpoint.ReadableOn(kHere, rank, tier)) {
-      source.tier = tier;
-      return source;
-    }
-    absl::StrAppend(&source.why, source.why.empty() ? "" : ", ");
-    if (tried == failed.end()) {
-      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, kHere, tier, ""));
-    } else if (absl::IsDataLoss(tried->second) || absl::IsNotFound(tried->second)) {
-      absl::StrAppend(&source.why, ToAbsl(TierName(tier)), " copy bad: ", tried->second.message());
-    } else if (absl::IsFailedPrecondition(tried->second)) {  // of a newer format
-      absl::StrAppend(&source.why, ToAbsl(TierName(tier)),
-                      " copy unreadable here: ", tried->second.message());
-    } else {
-      absl::StrAppend(&source.why, WhyNot(checkpoint, rank, kHere, tier, Message(tried->second)));
-    }
-  }
-  return source;
+  return absl::StrCat(
+      name, copy.kind == CopyState::Kind::kGood ? "not named by a manifest yet" : "absent");
 }
 
 void Coordinator::On(const FetchFailed& m, Turn& t) {

@@ -9,8 +9,6 @@
 namespace holdfast {
 namespace {
 
-constexpr size_t kUnreadBytesMax = 4096;  // of a listing's frame
-
 v1::Protection::FailureKind ToProto(FailureKind kind) {
   switch (kind) {
     case FailureKind::kProcess:
@@ -52,20 +50,22 @@ uint32_t Coordinator::WorldSizeOf(CheckpointId id) const {
   return it == checkpoints_.end() ? 0 : it->second.world_size;
 }
 
-Failure Coordinator::NothingCommitted() const {
-  if (EverCommitted()) {
-    return Unreadable();
-  }
-  return {absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
-          absl::StrCat("job '", name_, "' has no committed step on its line of descent")};
-}
-
 void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detail) const {
   status.set_name(name_);
   status.set_uuid(uuid_.ToString());
   status.set_uid(uid_);
   status.set_attempt(attempt());
   status.set_ranks_alive(static_cast<uint32_t>(RanksAlive()));
+  status.set_host(settings_.nodes->Name(kHere));
+  status.set_nodes(static_cast<uint32_t>(members_.by_node().size()));
+  std::vector<std::string> named;
+  for (const auto& [node, ranks] : members_.by_node()) {
+    named.push_back(settings_.nodes->Name(node));
+  }
+  std::sort(named.begin(), named.end());
+  named.resize(
+      std::min(named.size(), detail == Detail::kWhole ? kNodesNamedMax : kNodesInOverview));
+  status.mutable_node_names()->Add(named.begin(), named.end());
   if (!attempts_.empty()) {
     const AttemptInfo& info = attempts_.rbegin()->second;
     status.set_world_size(info.world_size);
@@ -122,6 +122,9 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
     out.set_unix_ms(past.unix_ms);
     out.set_text(past.text);
   }
+  if (prefetch_) {
+    *status.mutable_prefetch() = PrefetchState();
+  }
   if (restore_point_.set()) {
     status.set_restore_point(
         restore_point_.from_scratch()
@@ -164,40 +167,6 @@ void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {
   }
 }
 
-void Coordinator::FillListing(std::optional<CheckpointId> before, size_t most,
-                              v1::Listing& listing) const {
-  auto it = before ? std::make_reverse_iterator(checkpoints_.lower_bound(*before))
-                   : checkpoints_.rbegin();
-  for (; it != checkpoints_.rend(); ++it) {
-    const auto& [id, checkpoint] = *it;
-    if (!checkpoint.committed) {
-      continue;
-    }
-    if (static_cast<size_t>(listing.checkpoints_size()) == most) {
-      listing.set_more(true);
-      break;
-    }
-    v1::ListedCheckpoint& out = *listing.add_checkpoints();
-    out.set_attempt(id.attempt);
-    out.set_step(id.step);
-    out.set_world_size(checkpoint.world_size);
-    out.set_on_line(OnLine(line_, id));
-    for (const TierKind tier : kAllTiers) {
-      if (checkpoint.CommittedAt(tier)) {
-        out.add_tiers(std::string(TierName(tier)));
-      }
-    }
-    out.set_bytes(checkpoint.bytes);
-    out.set_unix_ms(checkpoint.unix_ms);
-  }
-  for (const TierKind tier : kAllTiers) {
-    if (const std::string why = WhyUnread(tier); !why.empty() && Configured(tier)) {
-      listing.set_unread(absl::StrCat(listing.unread(), listing.unread().empty() ? "" : "; ", why)
-                             .substr(0, kUnreadBytesMax));
-    }
-  }
-}
-
 std::string Coordinator::CheckInvariants() const {
   const auto broken = [&](const std::string& what) {
     return absl::StrCat("job '", name_, "': ", what);
@@ -220,6 +189,9 @@ std::string Coordinator::CheckInvariants() const {
       return broken(absl::StrCat(where, ": whole but not committed"));
     }
     for (const Drain& drain : checkpoint.drains) {
+      if (drain.phase == Drain::Phase::kRunning && drain.waiting.empty()) {
+        return broken(absl::StrCat(where, ": a flush that nobody will end"));
+      }
       if (!drain.waiting.empty() && drain.phase != Drain::Phase::kRunning) {
         return broken(absl::StrCat(where, ": flushes are under way that nobody counts"));
       }
@@ -248,11 +220,14 @@ std::string Coordinator::CheckInvariants() const {
   if (!durable_waits_.empty() && in_flight_version_ == 0 && !write_due_) {
     return broken("somebody waits for a write that nobody will do");
   }
+  if (!readers_.empty() && (!InventoryPending() || removed_)) {
+    return broken("readers wait for tiers that have been read");
+  }
   if (session_ && (session_->attempt() != attempt() || attempts_.rbegin()->second.decided)) {
     return broken("a session is open for an attempt that is over or has decided");
   }
-  if (joins_.size() > kPendingJoinsMax || losses_.size() > kLossesMax ||
-      events_.size() > kEventsMax || fates_.size() > kFatesMax) {
+  if (joins_.size() > kPendingJoinsMax || readers_.size() > kReadersMax ||
+      losses_.size() > kLossesMax || events_.size() > kEventsMax || fates_.size() > kFatesMax) {
     return broken("a list is over its limit");
   }
   return "";

@@ -138,6 +138,12 @@ void Coordinator::Want(CheckpointId id, TierKind tier, Turn& t) {
 void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t) {
   Checkpoint& checkpoint = checkpoints_.at(id);
   Drain& drain = checkpoint.drain(tier);
+  for (const Rank rank : drain.unasked.Clear()) {
+    drain.waiting.erase(rank);
+  }
+  if (drain.phase == Drain::Phase::kRunning && drain.waiting.empty()) {
+    drain.phase = Drain::Phase::kWanted;  // nobody has been asked: nothing is under way
+  }
   if (drain.Busy()) {
     drain.unwanted = why;
     std::set<NodeId> nodes{kHere};  // (the manifest is published here)
@@ -258,9 +264,32 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   }
   drain.phase = Drain::Phase::kRunning;
   for (auto& [node, its] : by_node) {
-    t.Say(std::move(its), node);
+    tier == TierKind::kRemote ? drain.unasked.Add(node, std::move(its))
+                              : t.Say(std::move(its), node);
   }
+  AskForFlushes(t);
   return true;
+}
+
+// As many as may be on their way into the remote tier at a time; oldest steps first.
+void Coordinator::AskForFlushes(Turn& t) {
+  size_t asked = 0;
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    const Drain& drain = checkpoint.drain(TierKind::kRemote);
+    asked += drain.waiting.size() - drain.unasked.size();
+  }
+  for (auto& [id, checkpoint] : checkpoints_) {
+    FlushQueue& unasked = checkpoint.drain(TierKind::kRemote).unasked;
+    while (asked < settings_.remote_writes_max) {
+      std::optional<std::pair<NodeId, FlushWanted>> next =
+          unasked.Take(settings_.remote_writes_max - asked);
+      if (!next) {
+        break;
+      }
+      asked += next->second.shards.size();
+      t.Say(std::move(next->second), next->first);
+    }
+  }
 }
 
 void Coordinator::On(const ShardDrained& m, Turn& t) {
@@ -275,6 +304,10 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     return;
   }
   drain.waiting.erase(waiting);
+  drain.unasked.Drop(t.from, m.rank);
+  if (m.to == TierKind::kRemote) {
+    AskForFlushes(t);
+  }
   if (!m.status.ok() && m.from == TierKind::kNvme) {
     drain.not_from_nvme.insert(m.rank);
   }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "base/units.h"
 #include "recovery/explain.h"
 #include "server/coordinator.h"
 
@@ -74,7 +75,8 @@ void Coordinator::FillTiers(v1::JobStatus& status, EventTime time) const {
   }
 }
 
-void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply) const {
+void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& reply,
+                            EventTime time) const {
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (only && id != *only) {
       continue;
@@ -104,17 +106,150 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
         out.set_bytes(shard.bytes);
         out.set_unix_ms(shard.unix_ms);
         const bool unlisted = tier == TierKind::kRemote && !checkpoint.manifest;
-        out.set_state(writing                               ? "writing"
-                      : copy.kind == CopyState::Kind::kBad  ? absl::StrCat("bad: ", copy.why)
-                      : copy.kind == CopyState::Kind::kAway ? std::string("out of reach")
-                      : unlisted                            ? "good, not in a manifest yet"
-                                                            : "good");
+        out.set_state(writing                              ? "writing"
+                      : copy.kind == CopyState::Kind::kBad ? absl::StrCat("bad: ", copy.why)
+                      : copy.kind == CopyState::Kind::kAway
+                          ? absl::StrCat("out of reach: the node ", WhyAway(place.node, time))
+                      : unlisted ? "good, not in a manifest yet"
+                                 : "good");
       }
     }
   }
 }
 
-void Coordinator::FillExplain(const v1::ExplainRequest& request, v1::ExplainReply& reply) const {
+// "is gone since 10 s"
+std::string Coordinator::WhyAway(NodeId node, EventTime time) const {
+  const auto absent = absent_.find(node);
+  if (absent == absent_.end()) {
+    return unheard_.count(node) > 0 ? "has not been heard of yet" : "is out of reach";
+  }
+  return absl::StrCat(absent->second.ended ? "is gone since " : "is out of reach since ",
+                      FormatDuration(std::max(Duration(0), time.now - absent->second.since)));
+}
+
+// "in the memory of node-2, which is gone since 10 s"
+std::string Coordinator::WhereCopyLies(const ShardState::Copy& copy, EventTime time) const {
+  if (copy.place.tier == TierKind::kRemote) {
+    return "in remote";
+  }
+  return absl::StrCat(copy.place.tier == TierKind::kMemory ? "in the memory of " : "in nvme of ",
+                      settings_.nodes->Name(copy.place.node),
+                      copy.state.kind == CopyState::Kind::kAway
+                          ? absl::StrCat(", which ", WhyAway(copy.place.node, time))
+                          : "");
+}
+
+// What there is of a shard that its rank cannot get, and where.
+std::string Coordinator::ExplainShard(const Checkpoint& checkpoint, Rank rank,
+                                      EventTime time) const {
+  const auto shard = checkpoint.shards.find(rank);
+  if (shard == checkpoint.shards.end()) {
+    std::string nodes;
+    for (const NodeId node : missing_) {
+      absl::StrAppend(&nodes, nodes.empty() ? "" : "; ", settings_.nodes->Name(node), " ",
+                      WhyAway(node, time));
+    }
+    return absl::StrCat("rank ", rank, ": no copy of its shard is known",
+                        nodes.empty() ? "" : absl::StrCat(", and not all nodes can tell: ", nodes));
+  }
+  std::string there;
+  std::string bad;
+  bool elsewhere = false;
+  const NodeId seat = SeatOf(rank);
+  for (const ShardState::Copy& copy : shard->second.copies) {
+    if (copy.state.kind == CopyState::Kind::kBad) {
+      absl::StrAppend(&bad, bad.empty() ? "its copy " : ", that ", WhereCopyLies(copy, time),
+                      " is bad: ", copy.state.why);
+      continue;
+    }
+    absl::StrAppend(&there, there.empty() ? "" : " and ", WhereCopyLies(copy, time),
+                    copy.place.tier == TierKind::kRemote ? ", where no manifest names it" : "");
+    elsewhere = elsewhere || (copy.place.tier != TierKind::kRemote && copy.place.node != seat);
+  }
+  std::string text = absl::StrCat("rank ", rank, ": ",
+                                  there.empty() ? "" : absl::StrCat("its shard is only ", there));
+  if (!bad.empty()) {
+    absl::StrAppend(&text, there.empty() ? "" : "; ", bad);
+  } else if (there.empty()) {
+    absl::StrAppend(&text, "no copy of its shard is left");
+  }
+  const Member* member = members_.Find(rank);
+  if (elsewhere && member != nullptr) {
+    absl::StrAppend(&text, "; the rank ", member->alive ? "runs on " : "ran last on ",
+                    settings_.nodes->Name(seat), member->alive ? " now" : "");
+  }
+  return text;
+}
+
+// Of a rank that is not there any copy will do: nobody knows where it will be.
+bool Coordinator::ReadableWhereItRuns(const Checkpoint& checkpoint, Rank rank,
+                                      TierKind tier) const {
+  return members_.Find(rank) == nullptr || !members_.Find(rank)->alive
+             ? checkpoint.Readable(rank, tier)
+             : checkpoint.ReadableOn(SeatOf(rank), rank, tier);
+}
+
+// As the ranks see it from where they run.
+CheckpointView Coordinator::SeatView(CheckpointId id) const {
+  const Checkpoint& checkpoint = checkpoints_.at(id);
+  CheckpointView view;
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    TierSet in = 0;
+    for (const TierKind tier : kAllTiers) {
+      const bool readable = !IsGoing(id, tier) && ReadableWhereItRuns(checkpoint, rank, tier);
+      in |= readable ? SetOf(tier) : TierSet{0};
+    }
+    view.AddRank(in);
+  }
+  return view;
+}
+
+Unreadables Coordinator::WhatIsMissing(const std::vector<CheckpointView>& views,
+                                       EventTime time) const {
+  Unreadables unreadable;
+  for (const CheckpointView& view : views) {
+    const Checkpoint& checkpoint = checkpoints_.at(view.id);
+    if (view.Restorable() || !checkpoint.writing.empty() || !view.consistent) {
+      continue;
+    }
+    holdfast::Unreadable& why = unreadable[view.id];
+    uint32_t nowhere = 0;
+    uint32_t elsewhere = 0;
+    for (Rank rank = 0; rank < checkpoint.world_size; ++rank) {
+      bool readable = false;
+      bool good = false;
+      for (const TierKind tier : kAllTiers) {
+        readable = readable || ReadableWhereItRuns(checkpoint, rank, tier);
+        good = good || checkpoint.Readable(rank, tier);
+      }
+      if (readable) {
+        continue;
+      }
+      ++(good ? elsewhere : nowhere);
+      if (nowhere + elsewhere <= kShardsExplained) {
+        why.shards.push_back(ExplainShard(checkpoint, rank, time));
+      }
+    }
+    if (nowhere + elsewhere > kShardsExplained) {
+      why.shards.push_back(
+          absl::StrCat("and ", nowhere + elsewhere - kShardsExplained, " more ranks"));
+    }
+    if (nowhere > 0) {
+      why.what = absl::StrCat("no tier has a good copy of ", nowhere, " of ", checkpoint.world_size,
+                              checkpoint.world_size == 1 ? " shard" : " shards");
+    }
+    if (elsewhere > 0) {
+      absl::StrAppend(&why.what, why.what.empty() ? "" : ", and ", elsewhere, " of ",
+                      checkpoint.world_size, " ranks cannot reach the copy of ",
+                      elsewhere == 1 ? "its shard" : "their shards", " from where ",
+                      elsewhere == 1 ? "it runs" : "they run");
+    }
+  }
+  return unreadable;
+}
+
+void Coordinator::FillExplain(const v1::ExplainRequest& request, EventTime time,
+                              v1::ExplainReply& reply) const {
   TierSet configured = 0;
   for (const TierKind tier : kAllTiers) {
     configured |= Configured(tier) ? SetOf(tier) : TierSet{0};
@@ -128,7 +263,14 @@ void Coordinator::FillExplain(const v1::ExplainRequest& request, v1::ExplainRepl
   } else if (restore_point_.set()) {
     context.restore_point = CheckpointId{restore_point_.attempt(), restore_point_.step()};
   }
-  const std::vector<CheckpointView> views = Views();
+  std::vector<CheckpointView> views = Views();
+  for (CheckpointView& view : views) {
+    const CheckpointView seen = SeatView(view.id);
+    view.ranks_in = seen.ranks_in;
+    view.restorable = seen.restorable;
+  }
+  const Unreadables unreadable = WhatIsMissing(views, time);
+  context.unreadable = &unreadable;
   std::string choice = ExplainChoice(views, context);
   for (const TierKind tier : kDurable) {
     if (Configured(tier) && Inventory(tier).kind != InventoryState::Kind::kKnown) {
@@ -139,6 +281,9 @@ void Coordinator::FillExplain(const v1::ExplainRequest& request, v1::ExplainRepl
     }
   }
   reply.set_next_restore(choice);
+  if (prefetch_) {
+    *reply.mutable_prefetch() = PrefetchState();
+  }
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
     const bool named =
         request.all_steps() || (view->id.step == request.step() &&

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,8 @@
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/config.pb.h"
 #include "holdfast/v1/state.pb.h"
+#include "server/membership/membership.h"
+#include "server/peers/peer_events.h"
 #include "tiers/image/record.h"
 
 namespace holdfast {
@@ -223,7 +226,7 @@ struct AdminRequest {
                v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
                v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
                v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
-               v1::SetOptionsRequest>
+               v1::SetOptionsRequest, v1::GetNodesRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -296,6 +299,13 @@ struct TierScanned {
   std::vector<std::string> unknown_files;
 };
 struct TimerFired {};
+// Of the cluster, where one is configured.
+struct MembershipTold {
+  MembershipEvent event;
+};
+struct PeerTold {
+  PeerEvent event;
+};
 
 using Event =
     std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
@@ -303,7 +313,7 @@ using Event =
                  SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
                  DurableCopyJudged, SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone,
                  FlushEnded, FetchEnded, DurableOpened, DrainStalled, ManifestPublished,
-                 CopiesRemoved, TierAway, TierScanned, TimerFired>;
+                 CopiesRemoved, TierAway, TierScanned, TimerFired, MembershipTold, PeerTold>;
 
 // ---- Actions ----
 
@@ -455,6 +465,42 @@ struct ApplyLimits {
 struct SetTimer {  // one timer; the newest setting wins → TimerFired at or after `at`
   MonotonicTime at;
 };
+// What Membership and PeerNetwork are to do (server/membership/, server/peers/); what comes of it
+// is told by MembershipTold and PeerTold.
+struct WatchHost {
+  std::string job;
+};
+struct UnwatchHost {
+  std::string job;
+};
+struct CampaignFor {
+  std::string job;
+  Epoch floor = 0;
+};
+struct ResignFrom {
+  std::string job;
+};
+struct StoreAgreedState {
+  std::string job;
+  Epoch epoch = 0;
+  uint64_t version = 0;
+  std::string state;
+};
+struct ForgetAgreedState {
+  std::string job;
+  Epoch epoch = 0;
+};
+struct SetPeers {
+  std::map<std::string, PeerAddress> peers;
+};
+struct ConnectPeer {
+  std::string node;
+};
+struct SayToPeer {
+  std::string node;
+  PeerChannel channel = 0;
+  std::string message;
+};
 struct ReadableShard {
   SealedCopy copy;
   SlotId slot = 0;  // memory
@@ -476,7 +522,7 @@ struct AdminReply {
   std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
                ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
-               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply>
+               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply>
       reply;
 };
 // Something of importance happened: log line, job event, metric.
@@ -519,7 +565,8 @@ using Action =
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
                  IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
                  OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
-                 ApplyLimits, SetTimer, AdminReply, Report>;
+                 ApplyLimits, SetTimer, AdminReply, Report, WatchHost, UnwatchHost, CampaignFor,
+                 ResignFrom, StoreAgreedState, ForgetAgreedState, SetPeers, ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

@@ -103,6 +103,13 @@ void SendLink::OnBatchAnswered(uint64_t request, BatchAnswer answer, MonotonicTi
   Pump(now);
 }
 
+void SendLink::OnRefused(uint64_t request, const std::string& why, MonotonicTime now) {
+  if (request == in_flight_ && channel_ != 0) {
+    return GiveUp(why, now);
+  }
+  OnFailed(request, why, now);
+}
+
 void SendLink::OnFailed(uint64_t request, const std::string& why, MonotonicTime now) {
   if (request != in_flight_) {
     return;

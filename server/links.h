@@ -74,6 +74,8 @@ class SendLink {
 
   void OnOpened(uint64_t request, uint64_t channel, MonotonicTime now);
   void OnBatchAnswered(uint64_t request, BatchAnswer answer, MonotonicTime now);
+  // It will never take it (another node listens there): a channel that is open is given up at once.
+  void OnRefused(uint64_t request, const std::string& why, MonotonicTime now);
   // The call could not be made, or was not answered in time.
   void OnFailed(uint64_t request, const std::string& why, MonotonicTime now);
   void OnTime(MonotonicTime now);

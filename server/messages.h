@@ -25,11 +25,18 @@ namespace holdfast {
 
 using RequestToken = uint64_t;  // 0: nobody waits
 
+// A prefetch that has not ended by then ends: nobody restores that late. The job's host and each
+// node count by themselves.
+inline constexpr Duration kPrefetchDeadline = std::chrono::minutes(10);
+
 // The time at which an event is handled.
 struct EventTime {
   MonotonicTime now;
   int64_t unix_ms = 0;
 };
+
+// Checkpoints of a Listing: a client's frame holds 65,536 bytes, each takes at most some 90.
+inline constexpr size_t kListedMax = 256;
 
 struct Failure {
   absl::StatusCode code = absl::StatusCode::kUnknown;
@@ -61,6 +68,8 @@ struct SeatLost {
   ConnectionId connection = 0;
   How how = How::kDisconnected;
 };
+// Without a token: its node has permitted it, since the attempt is decided. What is refused then is
+// given up.
 struct SaveAsked {
   RequestToken token = 0;
   Attempt attempt = 0;
@@ -183,6 +192,13 @@ struct FetchFailed {
   absl::Status status;
   bool source_bad = false;
 };
+// The shard is in memory, or could not be brought there ahead of a restore.
+struct PrefetchEnded {
+  CheckpointId checkpoint;
+  Rank rank = 0;
+  TierKind from = TierKind::kNvme;
+  absl::Status status;
+};
 // The tier's budget is short: what its own rules do not hold may go.
 struct DurableRoomAsked {
   TierKind tier = TierKind::kNvme;
@@ -235,6 +251,21 @@ struct LoadReported {
   bool wants_mismatch = false;
   std::string problem;
 };
+// A reader, which takes no part in an attempt, wants that rank's shard of a committed checkpoint.
+// Tiers that are still being read, and may hold a newer one or the one that is named, are waited
+// for.
+struct AttachAsked {
+  RequestToken token = 0;
+  Rank rank = 0;
+  std::optional<CheckpointId> wanted;  // absent: the newest; attempt 0: on the line
+  bool any_tier = false;               // else memory alone will do, and nothing is waited for
+  bool again = false;                  // it was told of `wanted` before, and its copy failed
+};
+struct ListAsked {
+  RequestToken token = 0;
+  std::optional<CheckpointId> before;  // the page behind this one; absent: the first
+  bool may_wait = false;               // for tiers that are still being read
+};
 struct RequestExpired {
   RequestToken token = 0;
 };
@@ -281,12 +312,12 @@ struct JobRemoved {
 
 using ToCoordinator =
     std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
-                 ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, RequestExpired,
-                 RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved,
-                 InventoryState, CopiesFound, CopiesAway, ShardDrained, FlushStalled, ManifestDone,
-                 RemovalDone, RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked,
-                 FetchRoomAsked, PinAsked, RemoveCheckpointAsked, SetPolicyAsked,
-                 CollectGarbageAsked, NodeArrived, NodeLeft>;
+                 ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, AttachAsked,
+                 ListAsked, RequestExpired, RequestCancelled, RestorePointAsked, StateWritten,
+                 WakeUp, JobRemoved, InventoryState, CopiesFound, CopiesAway, ShardDrained,
+                 FlushStalled, ManifestDone, RemovalDone, RemovalStalled, MemoryCopyGained,
+                 FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked, RemoveCheckpointAsked,
+                 SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft, PrefetchEnded>;
 
 // ---- Coordinator → agent ----
 
@@ -334,6 +365,23 @@ struct SessionEnded {
   uint32_t round = 0;
   CheckpointId checkpoint;
   std::vector<Descent> descent;
+};
+// Which checkpoint a reader gets, and in which tiers its node can read the shard.
+struct ShardLocated {
+  struct Place {
+    TierKind tier = TierKind::kMemory;
+    std::string why_not;  // empty: it can be read there
+  };
+  RequestToken token = 0;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  std::vector<Place> places;  // of the tiers that there are, the nearest first
+  std::string elsewhere;      // "memory of node-b": where else it lies; empty: nowhere
+};
+// The committed checkpoints, newest first: a page.
+struct Listed {
+  RequestToken token = 0;
+  v1::Listing listing;
 };
 // All shards of the checkpoint go, and what is still being written of it is lost. `failure` is what
 // its writers hear.
@@ -392,15 +440,31 @@ struct RemovalWanted {
   TierKind tier = TierKind::kNvme;
   uint32_t world_size = 0;
 };
+// These shards are to be brought into memory ahead of a restore, as far as there is free room → a
+// PrefetchEnded for each.
+struct PrefetchWanted {
+  struct Shard {
+    Rank rank = 0;
+    TierKind from = TierKind::kNvme;
+    uint64_t bytes = 0;
+  };
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  std::vector<Shard> shards;
+};
+struct PrefetchUnwanted {
+  CheckpointId checkpoint;
+};
 struct AdminAnswered {
   RequestToken token = 0;
   std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply> reply;
 };
 
-using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
-                             SourceOffered, SessionEnded, GiveUp, Superseded, CopyDoubted,
-                             PersistState, RestorePointSet, Reported, FlushWanted, FlushUnwanted,
-                             ManifestWanted, RemovalWanted, AdminAnswered>;
+using ToAgent =
+    std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
+                 SessionEnded, ShardLocated, Listed, GiveUp, Superseded, CopyDoubted, PersistState,
+                 RestorePointSet, Reported, FlushWanted, FlushUnwanted, ManifestWanted,
+                 RemovalWanted, AdminAnswered, PrefetchWanted, PrefetchUnwanted>;
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

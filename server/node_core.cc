@@ -5,34 +5,44 @@
 #include <utility>
 
 #include "server/agent.h"
+#include "server/router.h"
 
 namespace holdfast {
 
-struct NodeCore::Impl {
+struct NodeCore::Impl final : RouterOwner {
   Impl(const v1::DaemonConfig& config, std::string node_name, uint64_t seed, uint32_t daemon_uid)
-      : agent(config, std::move(node_name), seed, daemon_uid) {}
-
-  // Delivers what agent and coordinators say to each other, until nobody has anything to say.
-  void Pump(EventTime time) {
-    do {
-      while (!agent.messages().empty()) {
-        const auto [job, message] = std::move(agent.messages().front());
-        agent.messages().pop_front();
-        Deliver(job, message, time);
-      }
-      agent.Settle(time);
-    } while (!agent.messages().empty());
+      : agent(config, std::move(node_name), seed, daemon_uid) {
+    if (config.has_cluster()) {
+      router.emplace(*this, agent.nodes(), config.cluster().members_size() > 0);
+    }
   }
 
-  void Deliver(const JobUuid& job, const ToCoordinator& message, EventTime time) {
-    const auto found = agent.jobs().find(job);
-    if (found == agent.jobs().end()) {
-      return;
-    }
-    std::vector<ForAgent> answers;
-    found->second->Handle(message, kHere, time, answers);
-    UpdateWake(job);
-    agent.Take(job, answers, time);
+  // Delivers what agent, coordinators and other nodes say to each other, until nobody has anything
+  // to say.
+  void Pump() {
+    do {
+      while (!agent.messages().empty() || !agent.notices().empty()) {
+        if (!agent.notices().empty()) {
+          const AgentNotice notice = std::move(agent.notices().front());
+          agent.notices().pop_front();
+          if (router) {
+            router->Handle(notice, time);
+          }
+          continue;
+        }
+        auto [job, message] = std::move(agent.messages().front());
+        agent.messages().pop_front();
+        if (router && !std::holds_alternative<JobRemoved>(message)) {
+          router->FromAgent(job, std::move(message), time);
+        } else {
+          TellCoordinator(job, kHere, message);
+        }
+      }
+      agent.Settle(time);
+      if (router) {
+        router->Settle(time);
+      }
+    } while (!agent.messages().empty() || !agent.notices().empty());
   }
 
   void UpdateWake(const JobUuid& job) {
@@ -40,23 +50,23 @@ struct NodeCore::Impl {
       wakes.erase({old->second, job});
       wake_of.erase(old);
     }
-    const auto found = agent.jobs().find(job);
-    if (found == agent.jobs().end()) {
+    const Coordinator* coordinator = agent.Hosted(job);
+    if (coordinator == nullptr) {
       return;
     }
-    if (const std::optional<MonotonicTime> wake = found->second->NextWake()) {
+    if (const std::optional<MonotonicTime> wake = coordinator->NextWake()) {
       wake_of[job] = *wake;
       wakes.insert({*wake, job});
     }
   }
 
-  void WakeJobs(EventTime time) {
+  void WakeJobs() {
     std::vector<JobUuid> due;
     for (auto it = wakes.begin(); it != wakes.end() && it->first <= time.now; ++it) {
       due.push_back(it->second);
     }
     for (const JobUuid& job : due) {
-      Deliver(job, WakeUp{}, time);
+      TellCoordinator(job, kHere, WakeUp{});
       UpdateWake(job);  // of a job that is gone, too
     }
   }
@@ -64,8 +74,12 @@ struct NodeCore::Impl {
   // One timer for everything; set again only when its time changes.
   void SetNextTimer() {
     std::optional<MonotonicTime> next = agent.NextDeadline();
+    const auto at = [&next](MonotonicTime when) { next = next ? std::min(*next, when) : when; };
     if (!wakes.empty()) {
-      next = next ? std::min(*next, wakes.begin()->first) : wakes.begin()->first;
+      at(wakes.begin()->first);
+    }
+    if (const auto due = router ? router->NextDeadline() : std::nullopt) {
+      at(*due);
     }
     if (next && next != timer) {
       agent.actions().push_back(SetTimer{*next});
@@ -73,7 +87,72 @@ struct NodeCore::Impl {
     timer = next ? next : timer;
   }
 
+  // ---- For the router ----
+  void Act(Action action) override { agent.actions().push_back(std::move(action)); }
+  bool BeginHosting(const std::string& name, const v1::JobState* state) override {
+    return agent.BeginHosting(name, state, time);
+  }
+  void EndHosting(const std::string& name) override { agent.EndHosting(name); }
+  void Want(const std::string& name, uint32_t uid, uint32_t gid) override {
+    agent.Want(name, uid, gid, time);
+  }
+  void Meet(const std::string& name, const JobUuid& job, const JobHosted& hosted) override {
+    MeetJob meet{name, job, hosted.uid, hosted.gid, hosted.attempt, hosted.world_size, {}};
+    for (const JobHosted::LocalRank& each : hosted.ranks) {
+      meet.ranks.emplace_back(each.rank, ProcessId{each.pid, each.start_ticks});
+    }
+    agent.Meet(meet, time);
+  }
+  std::optional<v1::JobState> KeptState(const std::string& name) override {
+    return agent.KeptState(name);
+  }
+  void KeepState(const v1::JobState& state) override { agent.KeepState(state, time); }
+  absl::Status CheckState(const std::string& name, const v1::JobState& state) override {
+    return agent.CheckState(name, state);
+  }
+  bool Waits(RequestToken token) override { return agent.Waits(token); }
+  std::string JobName(const JobUuid& job) override { return agent.JobName(job); }
+  void AskAgent(const AdminRequest& request) override { agent.Handle(request, time); }
+  bool IsAbsent(const std::string& name) override { return agent.IsAbsent(name); }
+  void SayAbsent(const std::string& name) override { agent.SayAbsent(name, time); }
+  bool MayTouch(const std::string& name, const Caller& caller) override {
+    return agent.MayTouch(name, caller);
+  }
+  void TellAgent(const JobUuid& job, const ToAgent& message) override {
+    agent.Take(job, message, time);
+  }
+  void TellCoordinator(const JobUuid& job, NodeId from, const ToCoordinator& message) override {
+    Coordinator* coordinator = agent.Hosted(job);
+    if (coordinator == nullptr) {
+      return;
+    }
+    std::vector<ForAgent> answers;
+    coordinator->Handle(message, from, time, answers);
+    UpdateWake(job);
+    if (router) {
+      router->FromCoordinator(job, answers, time);
+    } else {
+      agent.Take(job, answers, time);
+    }
+  }
+  std::optional<JobHosted> Describe(const JobUuid& job, NodeId to) override {
+    if (agent.Hosted(job) == nullptr) {
+      return std::nullopt;
+    }
+    const Coordinator& coordinator = *agent.Hosted(job);
+    JobHosted hosted{
+        coordinator.uid(), coordinator.gid(), coordinator.attempt(), coordinator.world_size(), {}};
+    for (const auto& [rank, process] : coordinator.LivingMembers()) {
+      if (process.node == to) {
+        hosted.ranks.push_back({rank, process.pid, process.start_ticks});
+      }
+    }
+    return hosted;
+  }
+
+  EventTime time;
   Agent agent;
+  std::optional<Router> router;  // in a cluster
   std::map<JobUuid, MonotonicTime> wake_of;
   std::set<std::pair<MonotonicTime, JobUuid>> wakes;
   std::optional<MonotonicTime> timer;
@@ -86,36 +165,63 @@ NodeCore::NodeCore(const v1::DaemonConfig& config, std::string node_name, uint64
 NodeCore::~NodeCore() = default;
 
 Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms) {
-  const EventTime time{now, unix_ms};
-  impl_->agent.Handle(event, time);
+  const EventTime time = impl_->time = {now, unix_ms};
+  if (impl_->router) {
+    impl_->router->Expire(time);  // a lease that has ended ends all that it allowed, first of all
+    impl_->Pump();
+  }
+  if (const auto* told = std::get_if<MembershipTold>(&event)) {
+    impl_->router->Handle(told->event, time);
+  } else if (const auto* peer = std::get_if<PeerTold>(&event)) {
+    impl_->router->Handle(peer->event, time);
+  } else if (const auto* asked = std::get_if<AdminRequest>(&event);
+             asked == nullptr || !impl_->router || !impl_->router->TakesOver(*asked, time)) {
+    impl_->agent.Handle(event, time);
+  }
   if (std::holds_alternative<Started>(event)) {
-    for (const auto& [job, coordinator] : impl_->agent.jobs()) {
+    for (const auto& [job, known] : impl_->agent.jobs()) {
       impl_->UpdateWake(job);
     }
   }
-  impl_->Pump(time);
+  impl_->Pump();
   if (std::holds_alternative<TimerFired>(event)) {
     impl_->timer.reset();
-    impl_->WakeJobs(time);
-    impl_->Pump(time);
+    impl_->WakeJobs();
+    impl_->Pump();
   }
   // A deadline of 0 asks for what can be said now.
   if (const std::optional<MonotonicTime> next = impl_->agent.NextDeadline(); next && *next <= now) {
     impl_->agent.Expire(time);
-    impl_->Pump(time);
+    impl_->Pump();
+  }
+  if (impl_->router) {
+    impl_->router->Flush(time);
   }
   impl_->SetNextTimer();
+  Actions result;
   std::deque<Action>& actions = impl_->agent.actions();
-  Actions result(std::make_move_iterator(actions.begin()), std::make_move_iterator(actions.end()));
-  actions.clear();
+  while (!actions.empty()) {  // (what goes to another node makes another action)
+    Action action = std::move(actions.front());
+    actions.pop_front();
+    const auto* reply = std::get_if<AdminReply>(&action);
+    if (reply == nullptr || !impl_->router || !impl_->router->TakesReply(*reply)) {
+      result.push_back(std::move(action));
+    }
+  }
   return result;
 }
 
 std::string NodeCore::CheckInvariants() const {
   for (const auto& [uuid, job] : impl_->agent.jobs()) {
-    if (std::string broken = job->CheckInvariants(); !broken.empty()) {
+    if (job.coordinator == nullptr) {
+      continue;
+    }
+    if (std::string broken = job.coordinator->CheckInvariants(); !broken.empty()) {
       return broken;
     }
+  }
+  if (std::string broken = impl_->router ? impl_->router->CheckInvariants() : ""; !broken.empty()) {
+    return broken;
   }
   return impl_->agent.CheckInvariants();
 }

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "recovery/policy.h"
 #include "server/agent.h"
+#include "server/message_texts.h"
 #include "server/peer_io.h"
 
 namespace holdfast {
@@ -27,6 +28,8 @@ using peer_internal::Writer;
   X(AwaitAsked, await_asked)                        \
   X(SessionAsked, session_asked)                    \
   X(LoadReported, load_reported)                    \
+  X(AttachAsked, attach_asked)                      \
+  X(ListAsked, list_asked)                          \
   X(RequestExpired, request_expired)                \
   X(RequestCancelled, request_cancelled)            \
   X(InventoryState, inventory_state)                \
@@ -46,7 +49,8 @@ using peer_internal::Writer;
   X(PinAsked, pin_asked)                            \
   X(RemoveCheckpointAsked, remove_checkpoint_asked) \
   X(SetPolicyAsked, set_policy_asked)               \
-  X(CollectGarbageAsked, collect_garbage_asked)
+  X(CollectGarbageAsked, collect_garbage_asked)     \
+  X(PrefetchEnded, prefetch_ended)
 
 #define HF_PEER_TO_AGENT(X)             \
   X(Refused, refused)                   \
@@ -56,6 +60,8 @@ using peer_internal::Writer;
   X(StageReached, stage_reached)        \
   X(SourceOffered, source_offered)      \
   X(SessionEnded, session_ended)        \
+  X(ShardLocated, shard_located)        \
+  X(Listed, listed)                     \
   X(GiveUp, give_up)                    \
   X(Superseded, superseded)             \
   X(CopyDoubted, copy_doubted)          \
@@ -66,7 +72,33 @@ using peer_internal::Writer;
   X(ManifestWanted, manifest_wanted)    \
   X(RemovalWanted, removal_wanted)      \
   X(AdminAnswered, admin_answered)      \
-  X(Reported, reported)
+  X(Reported, reported)                 \
+  X(PrefetchWanted, prefetch_wanted)    \
+  X(PrefetchUnwanted, prefetch_unwanted)
+
+#define HF_PEER_TO_NODE(X)           \
+  X(StateAsked, state_asked)         \
+  X(StateTold, state_told)           \
+  X(JobHosted, job_hosted)           \
+  X(JobSought, job_sought)           \
+  X(JobAbsent, job_absent)           \
+  X(StateKept, state_kept)           \
+  X(AdminForwarded, admin_forwarded) \
+  X(AdminReturned, admin_returned)
+
+// What ckptctl asks that another node can answer.
+#define HF_PEER_ADMIN(X)                 \
+  X(GetStatus, get_status)               \
+  X(ListCheckpoints, list_checkpoints)   \
+  X(SetRestorePoint, set_restore_point)  \
+  X(RemoveJob, remove_job)               \
+  X(Where, where)                        \
+  X(Explain, explain)                    \
+  X(Timeline, timeline)                  \
+  X(CollectGarbage, collect_garbage)     \
+  X(Pin, pin)                            \
+  X(RemoveCheckpoint, remove_checkpoint) \
+  X(SetOptions, set_options)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }
@@ -159,6 +191,21 @@ template <typename Io, typename M, typename P>
 void DescentOf(Io& io, M& m, P& p) {
   if (!Io::kWriting || !m.descent.empty()) {
     io.Line(m.descent, *p.mutable_descent());
+  }
+}
+
+template <typename Io, typename M, typename P>
+void WantedOf(Io& io, M& m, P& p) {
+  if constexpr (Io::kWriting) {
+    if (m.wanted) {
+      p.set_wanted_attempt(m.wanted->attempt);
+      p.set_wanted_step(m.wanted->step);
+    }
+  } else {
+    io.Require(p.has_wanted_attempt() || p.wanted_step() == 0, "wanted_step", "of no attempt");
+    if (p.has_wanted_attempt()) {
+      m.wanted = CheckpointId{p.wanted_attempt(), p.wanted_step()};
+    }
   }
 }
 
@@ -291,17 +338,7 @@ void Fields(Io& io, M& m, v1::SessionAsked& p) {
   io.Any(HF_FIELD(token));
   TakesPart(io, m, p);
   io.Process(m.process, *p.mutable_process());
-  if constexpr (Io::kWriting) {
-    if (m.wanted) {
-      p.set_wanted_attempt(m.wanted->attempt);
-      p.set_wanted_step(m.wanted->step);
-    }
-  } else {
-    io.Require(p.has_wanted_attempt() || p.wanted_step() == 0, "wanted_step", "of no attempt");
-    if (p.has_wanted_attempt()) {
-      m.wanted = CheckpointId{p.wanted_attempt(), p.wanted_step()};
-    }
-  }
+  WantedOf(io, m, p);
   io.Any(HF_FIELD(may_wait));
   io.Any(HF_FIELD(reads_by_itself));
 }
@@ -316,6 +353,32 @@ void Fields(Io& io, M& m, v1::LoadReported& p) {
   io.Any(HF_FIELD(copy_is_bad));
   io.Any(HF_FIELD(wants_mismatch));
   io.Text(HF_FIELD(problem));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::AttachAsked& p) {
+  io.Any(HF_FIELD(token));
+  io.Any(HF_FIELD(rank));  // (the reader's own: what is wrong with it the coordinator says)
+  WantedOf(io, m, p);
+  io.Any(HF_FIELD(any_tier));
+  io.Any(HF_FIELD(again));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ListAsked& p) {
+  io.Any(HF_FIELD(token));
+  if constexpr (Io::kWriting) {
+    if (m.before) {
+      p.set_before_attempt(m.before->attempt);
+      p.set_before_step(m.before->step);
+    }
+  } else {
+    io.Require(p.has_before_attempt() || p.before_step() == 0, "before_step", "of no attempt");
+    if (p.has_before_attempt()) {
+      m.before = CheckpointId{p.before_attempt(), p.before_step()};
+    }
+  }
+  io.Any(HF_FIELD(may_wait));
 }
 
 template <typename Io, typename M>
@@ -444,6 +507,14 @@ void Fields(Io& io, M& m, v1::FetchFailed& p) {
   DurableTier(io, HF_FIELD(from));
   io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
   io.Any(HF_FIELD(source_bad));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::PrefetchEnded& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  DurableTier(io, HF_FIELD(from));
+  io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
 }
 
 template <typename Io, typename M>
@@ -614,6 +685,54 @@ void Fields(Io& io, M& m, v1::SessionEnded& p) {
 }
 
 template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ShardLocated& p) {
+  io.Any(HF_FIELD(token));
+  CheckpointOf(io, m.checkpoint, p);
+  WorldSize(io, m, p);
+  io.Text(HF_FIELD(elsewhere));
+  if constexpr (Io::kWriting) {
+    for (const ShardLocated::Place& place : m.places) {
+      v1::ShardLocated::Place& added = *p.add_places();
+      added.set_tier(io.WireOf(place.tier, "places"));
+      added.set_why_not(peer_internal::MendText(place.why_not));
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.places_size()) <= kTierKinds, "places", "there are too many");
+    for (int i = 0; i < p.places_size() && io.ok(); ++i) {
+      io.Require(p.places(i).why_not().size() <= kPeerTextBytesMax, "why_not", "it is too long");
+      m.places.push_back({io.TierOf(p.places(i).tier(), "places"), p.places(i).why_not()});
+    }
+  }
+  TierSet tiers = 0;
+  for (const ShardLocated::Place& place : m.places) {
+    io.Require((tiers & SetOf(place.tier)) == 0, "places", "a tier is there twice");
+    tiers |= SetOf(place.tier);
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::Listed& p) {
+  io.Any(HF_FIELD(token));
+  io.Message(m.listing, *p.mutable_listing());
+  if constexpr (Io::kWriting) {
+    p.mutable_listing()->set_unread(peer_internal::MendText(m.listing.unread()));
+  } else {
+    io.Require(m.listing.unread().size() <= kPeerTextBytesMax, "unread", "it is too long");
+  }
+  io.Require(static_cast<size_t>(m.listing.checkpoints_size()) <= kListedMax, "checkpoints",
+             "there are too many");
+  for (const v1::ListedCheckpoint& each : m.listing.checkpoints()) {
+    io.Require(each.attempt() != 0, "checkpoints", "one is of attempt 0");
+    io.Require(static_cast<size_t>(each.tiers_size()) <= kTierKinds, "tiers", "there are too many");
+    for (const std::string& tier : each.tiers()) {
+      const bool known = std::any_of(kAllTiers.begin(), kAllTiers.end(),
+                                     [&](TierKind one) { return tier == TierName(one); });
+      io.Require(known, "tiers", "one is unknown");
+    }
+  }
+}
+
+template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::GiveUp& p) {
   CheckpointOf(io, m.checkpoint, p);
   io.FailureOf(m.failure, *p.mutable_failure());
@@ -634,6 +753,8 @@ template <typename Io>
 void CheckState(Io& io, const PeerHeader& header, const v1::JobState& state) {
   io.Require(state.job_uuid() == header.job.ToBytes(), "state.job_uuid", "of another job");
   io.Require(state.name() == header.job_name, "state.name", "of another job");
+  io.Require(state.epoch() <= kEpochMax && state.highest_epoch() <= kEpochMax, "state.epoch",
+             "it is larger than any");
   io.Require(state.boot_id().size() <= kPeerTextBytesMax, "state.boot_id", "it is too long");
   io.Require(state.attempts_size() <= static_cast<int>(kDescentMax), "state.attempts",
              "there are too many");
@@ -672,20 +793,16 @@ void Fields(Io& io, M& m, v1::RestorePointSet& p) {
   io.Text(HF_FIELD(text));
 }
 
-template <typename Io, typename M>
-void Fields(Io& io, M& m, v1::FlushWanted& p) {
-  CheckpointOf(io, m.checkpoint, p);
-  DurableTier(io, HF_FIELD(to));
-  WorldSize(io, m, p);
-  io.Any(HF_FIELD(opening));
-  io.ProtoEnum(HF_FIELD(verify), v1::TierPolicy::Verify_IsValid);
+// Shards of one checkpoint, and the tier that each is read from.
+template <typename Io, typename M, typename P>
+void Sources(Io& io, M& m, P& p) {
   io.BaseColumn(
       m.shards, 0, kWorldSizeMax, [](auto& shard) -> auto& { return shard.rank; },
       *p.mutable_rank(), "rank");
   io.Column(
       m.shards, [](auto& shard) -> auto& { return shard.bytes; }, *p.mutable_bytes(), "bytes");
   if constexpr (Io::kWriting) {
-    for (const FlushWanted::Shard& shard : m.shards) {
+    for (const auto& shard : m.shards) {
       p.add_from(io.WireOf(shard.from, "from"));
     }
   } else {
@@ -695,10 +812,20 @@ void Fields(Io& io, M& m, v1::FlushWanted& p) {
       m.shards[i].from = io.TierOf(p.from(static_cast<int>(i)), "from");
     }
   }
-  for (const FlushWanted::Shard& shard : m.shards) {
+  for (const auto& shard : m.shards) {
     io.Require(shard.rank < m.world_size, "rank", "it is not below the world size");
     io.Require(shard.bytes <= kImageBytesMax, "bytes", "it is larger than an image may be");
   }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::FlushWanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  DurableTier(io, HF_FIELD(to));
+  WorldSize(io, m, p);
+  io.Any(HF_FIELD(opening));
+  io.ProtoEnum(HF_FIELD(verify), v1::TierPolicy::Verify_IsValid);
+  Sources(io, m, p);
 }
 
 template <typename Io, typename M>
@@ -726,6 +853,21 @@ void Fields(Io& io, M& m, v1::RemovalWanted& p) {
   CheckpointOf(io, m.checkpoint, p);
   DurableTier(io, HF_FIELD(tier));
   WorldSize(io, m, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::PrefetchWanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  WorldSize(io, m, p);
+  Sources(io, m, p);
+  for (const PrefetchWanted::Shard& shard : m.shards) {
+    io.Require(shard.from != TierKind::kMemory, "from", "memory is not a durable tier");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::PrefetchUnwanted& p) {
+  CheckpointOf(io, m.checkpoint, p);
 }
 
 template <typename Io, typename T, typename P>
@@ -774,19 +916,138 @@ void Fields(Io& io, M& m, v1::Reported& p) {
   io.Tier(HF_FIELD_AS(m.report.tier, tier));
 }
 
+template <typename Io, typename M>
+void Fields(Io&, M&, v1::StateAsked&) {}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StateTold& p) {
+  io.Within(HF_FIELD(highest_epoch), 0, kEpochMax);
+  if constexpr (Io::kWriting) {
+    if (m.state) {
+      io.Message(*m.state, *p.mutable_state());
+    }
+  } else if (p.has_state()) {
+    io.Message(m.state.emplace(), *p.mutable_state());
+  }
+  if (m.state) {
+    CheckState(io, io.header(), *m.state);
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JobHosted& p) {
+  io.Any(HF_FIELD(uid));
+  io.Any(HF_FIELD(gid));
+  io.Any(HF_FIELD(attempt));
+  io.Within(HF_FIELD(world_size), 0, kWorldSizeMax);
+  io.Require(!io.header().job.IsZero(), "job_uuid", "there is none");
+  io.BaseColumn(
+      m.ranks, 0, kWorldSizeMax, [](auto& one) -> auto& { return one.rank; }, *p.mutable_rank(),
+      "rank");
+  io.Column(
+      m.ranks, [](auto& one) -> auto& { return one.pid; }, *p.mutable_pid(), "pid");
+  io.Column(
+      m.ranks, [](auto& one) -> auto& { return one.start_ticks; }, *p.mutable_start_ticks(),
+      "start_ticks");
+  for (const JobHosted::LocalRank& one : m.ranks) {
+    io.Require(one.rank < m.world_size, "rank", "it is not below the world size");
+    io.Require(one.pid > 0, "pid", "it is no process");
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JobSought& p) {
+  io.Any(HF_FIELD(uid));
+  io.Any(HF_FIELD(gid));
+  io.Any(HF_FIELD(reads));
+}
+
+template <typename Io, typename M>
+void Fields(Io&, M&, v1::JobAbsent&) {}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StateKept& p) {
+  io.Message(m.state, *p.mutable_state());
+  CheckState(io, io.header(), m.state);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::AdminForwarded& p) {
+  io.Any(HF_FIELD(token));
+  io.Any(HF_FIELD(uid));
+  io.Any(HF_FIELD(gid));
+  if constexpr (Io::kWriting) {
+#define HF_SAY(T, field)                                               \
+  if (const auto* request = std::get_if<v1::T##Request>(&m.request)) { \
+    *p.mutable_##field() = *request;                                   \
+    CutRequest(*p.mutable_##field());                                  \
+  }
+    HF_PEER_ADMIN(HF_SAY)
+#undef HF_SAY
+  } else {
+    switch (p.request_case()) {
+#define HF_TAKE(T, field)                        \
+  case v1::AdminForwarded::k##T:                 \
+    m.request = std::move(*p.mutable_##field()); \
+    return;
+      HF_PEER_ADMIN(HF_TAKE)
+#undef HF_TAKE
+      case v1::AdminForwarded::REQUEST_NOT_SET:
+        return io.Require(false, "request", "there is none that this version knows");
+    }
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::AdminReturned& p) {
+  io.Any(HF_FIELD(token));
+  io.Status(
+      m.status, [&p] { return p.has_failure(); }, [&p] { return p.mutable_failure(); });
+  if constexpr (Io::kWriting) {
+#define HF_SAY(T, field)                                         \
+  if (const auto* reply = std::get_if<v1::T##Reply>(&m.reply)) { \
+    *p.mutable_##field() = *reply;                               \
+    MakeUtf8(*p.mutable_##field());                              \
+  }
+    HF_PEER_ADMIN(HF_SAY)
+#undef HF_SAY
+  } else {
+    switch (p.reply_case()) {
+#define HF_TAKE(T, field)                      \
+  case v1::AdminReturned::k##T:                \
+    m.reply = std::move(*p.mutable_##field()); \
+    return;
+      HF_PEER_ADMIN(HF_TAKE)
+#undef HF_TAKE
+      case v1::AdminReturned::REPLY_NOT_SET:
+        return io.Require(!m.status.ok(), "reply", "there is none that this version knows");
+    }
+  }
+}
+
 // ---- The whole ----
 
 // Which messages need the job's name.
 template <typename T>
-constexpr bool kNeedsName = std::is_same_v<T, JoinAsked> || std::is_same_v<T, JoinAccepted> ||
-                            std::is_same_v<T, NodeArrived> || std::is_same_v<T, CopiesFound> ||
-                            std::is_same_v<T, ShardDrained> || std::is_same_v<T, PersistState> ||
-                            std::is_same_v<T, FlushWanted> || std::is_same_v<T, ManifestWanted> ||
-                            std::is_same_v<T, RemovalWanted>;
+constexpr bool kNeedsName =
+    std::is_same_v<T, JoinAsked> || std::is_same_v<T, JoinAccepted> ||
+    std::is_same_v<T, NodeArrived> || std::is_same_v<T, CopiesFound> ||
+    std::is_same_v<T, ShardDrained> || std::is_same_v<T, PersistState> ||
+    std::is_same_v<T, FlushWanted> || std::is_same_v<T, ManifestWanted> ||
+    std::is_same_v<T, RemovalWanted> || std::is_same_v<T, StateAsked> ||
+    std::is_same_v<T, StateTold> || std::is_same_v<T, JobHosted> || std::is_same_v<T, JobSought> ||
+    std::is_same_v<T, JobAbsent> || std::is_same_v<T, StateKept>;
 
-absl::Status CheckHeader(const PeerHeader& header, bool needs_name) {
-  if (header.job.IsZero() && header.job_name.empty()) {
+// Of nodes, not of a job.
+template <typename T>
+constexpr bool kNeedsNoJob = std::is_same_v<T, AdminForwarded> || std::is_same_v<T, AdminReturned>;
+
+absl::Status CheckHeader(const PeerHeader& header, bool needs_name, bool needs_job = true) {
+  if (needs_job && header.job.IsZero() && header.job_name.empty()) {
     return absl::InvalidArgumentError("peer message: it names no job");
+  }
+  if (header.epoch > kEpochMax) {
+    return absl::InvalidArgumentError("peer message: epoch: it is larger than any");
   }
   if (needs_name || !header.job_name.empty()) {
     if (const absl::Status name = CheckJobName(header.job_name); !name.ok()) {
@@ -803,6 +1064,7 @@ constexpr bool kCrosses = false;
   constexpr bool kCrosses<T> = true;
 HF_PEER_TO_COORDINATOR(HF_CROSSES)
 HF_PEER_TO_AGENT(HF_CROSSES)
+HF_PEER_TO_NODE(HF_CROSSES)
 #undef HF_CROSSES
 
 #define HF_BODY(T, field)                       \
@@ -811,6 +1073,7 @@ HF_PEER_TO_AGENT(HF_CROSSES)
   }
 HF_PEER_TO_COORDINATOR(HF_BODY)
 HF_PEER_TO_AGENT(HF_BODY)
+HF_PEER_TO_NODE(HF_BODY)
 #undef HF_BODY
 
 // What stays on its node.
@@ -827,8 +1090,9 @@ std::string NameOf(const NodeLeft&) {
   return "NodeLeft";
 }
 
-absl::StatusOr<std::string> Finish(const PeerHeader& header, bool needs_name, v1::PeerMessage& p) {
-  HF_RETURN_IF_ERROR(CheckHeader(header, needs_name));
+absl::StatusOr<std::string> Finish(const PeerHeader& header, bool needs_name, v1::PeerMessage& p,
+                                   bool needs_job = true) {
+  HF_RETURN_IF_ERROR(CheckHeader(header, needs_name, needs_job));
   if (needs_name || header.job.IsZero()) {
     p.set_job_name(header.job_name);
   }
@@ -862,7 +1126,7 @@ absl::StatusOr<std::string> EncodeOne(const PeerHeader& header, const T& message
     Writer io(body.GetDescriptor()->name(), header, now);
     Fields(io, message, body);
     HF_RETURN_IF_ERROR(io.status());
-    return Finish(header, kNeedsName<T>, p);
+    return Finish(header, kNeedsName<T>, p, !kNeedsNoJob<T>);
   }
 }
 
@@ -882,7 +1146,7 @@ bool OfOneMessage(const ShardSealed& a, const ShardSealed& b) {
 
 template <typename T, typename P>
 absl::StatusOr<T> DecodeBody(P& body, const PeerHeader& header, const PeerContext& context) {
-  HF_RETURN_IF_ERROR(CheckHeader(header, kNeedsName<T>));
+  HF_RETURN_IF_ERROR(CheckHeader(header, kNeedsName<T>, !kNeedsNoJob<T>));
   T message;
   Reader io(body.GetDescriptor()->name(), header, context);
   Fields(io, message, body);
@@ -917,7 +1181,16 @@ absl::Status DecodeMessages(v1::PeerMessage& p, const PeerContext& context, Peer
   }
     HF_PEER_TO_AGENT(HF_TO_AGENT)
 #undef HF_TO_AGENT
+#define HF_TO_NODE(T, field)                                                                   \
+  case v1::PeerMessage::k##T: {                                                                \
+    HF_ASSIGN_OR_RETURN(T message, DecodeBody<T>(*p.mutable_##field(), said.header, context)); \
+    said.messages.emplace<NodeMessage>(std::move(message));                                    \
+    return absl::OkStatus();                                                                   \
+  }
+    HF_PEER_TO_NODE(HF_TO_NODE)
+#undef HF_TO_NODE
     case v1::PeerMessage::kShardsSealed: {
+      HF_RETURN_IF_ERROR(CheckHeader(said.header, false));
       Reader io("ShardsSealed", said.header, context);
       std::vector<ShardSealed> rows;
       ShardSealed common;
@@ -948,6 +1221,10 @@ absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToCoordin
 }
 
 absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToAgent& message) {
+  return std::visit([&](const auto& m) { return EncodeOne(header, m, {}); }, message);
+}
+
+absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const NodeMessage& message) {
   return std::visit([&](const auto& m) { return EncodeOne(header, m, {}); }, message);
 }
 
@@ -994,7 +1271,7 @@ absl::StatusOr<PeerSaid> DecodePeer(std::string_view bytes, const PeerContext& c
     }
     said.header.job = *uuid;
   }
-  HF_RETURN_IF_ERROR(CheckHeader(said.header, false));
+  HF_RETURN_IF_ERROR(CheckHeader(said.header, false, false));  // (each body says if it needs one)
   HF_RETURN_IF_ERROR(DecodeMessages(p, context, said));
   return said;
 }

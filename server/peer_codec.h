@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "server/messages.h"
+#include "server/node_messages.h"
 
 namespace holdfast {
 
@@ -57,6 +58,7 @@ struct PeerHeader {
 absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToCoordinator& message,
                                        EventTime now);
 absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const ToAgent& message);
+absl::StatusOr<std::string> EncodePeer(const PeerHeader& header, const NodeMessage& message);
 // In order; shards that were sealed of one step, one after the other, are one message.
 absl::StatusOr<std::vector<std::string>> EncodePeer(const PeerHeader& header,
                                                     const std::vector<ToCoordinator>& messages,
@@ -64,8 +66,8 @@ absl::StatusOr<std::vector<std::string>> EncodePeer(const PeerHeader& header,
 
 struct PeerSaid {
   PeerHeader header;
-  // To the coordinator of the job: at least one. To this node's agent: one.
-  std::variant<std::vector<ToCoordinator>, ToAgent> messages;
+  // To the coordinator of the job: at least one. To this node's agent, or to the node: one.
+  std::variant<std::vector<ToCoordinator>, ToAgent, NodeMessage> messages;
 };
 struct PeerContext {
   NodeId from = kHere;  // the sender: its processes are that node's

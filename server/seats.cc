@@ -1,5 +1,7 @@
 #include "server/seats.h"
 
+#include <algorithm>
+
 namespace holdfast {
 namespace {
 
@@ -60,6 +62,18 @@ void SeatTable::Disconnect(SeatId id) {
   }
 }
 
+void SeatTable::SetLastBegun(SeatId id, Step step) {
+  if (const auto it = seats_.find(id); it != seats_.end()) {
+    it->second.last_begun = std::max(it->second.last_begun.value_or(step), step);
+  }
+}
+
+void SeatTable::SetLine(SeatId id, std::optional<std::vector<Descent>> line) {
+  if (const auto it = seats_.find(id); it != seats_.end()) {
+    it->second.line = std::move(line);
+  }
+}
+
 void SeatTable::Supersede(const JobUuid& job, Attempt below) {
   for (auto it = by_rank_.lower_bound({job, 0}); it != by_rank_.end() && it->first.first == job;
        ++it) {
@@ -81,6 +95,18 @@ const std::set<SeatId>& SeatTable::OfProcess(const ProcessId& process) const {
 bool SeatTable::AnyOf(const JobUuid& job) const {
   const auto first = by_rank_.lower_bound({job, 0});
   return first != by_rank_.end() && first->first.first == job;
+}
+
+bool SeatTable::AnyCurrentOf(const JobUuid& job) const {
+  for (auto it = by_rank_.lower_bound({job, 0}); it != by_rank_.end() && it->first.first == job;
+       ++it) {
+    for (const SeatId id : it->second) {
+      if (!seats_.at(id).superseded) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 size_t SeatTable::CountOfUid(uint32_t uid) const {

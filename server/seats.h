@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/ids.h"
 #include "server/events.h"
@@ -30,6 +31,9 @@ struct Seat {
   uint32_t uid = 0;
   ConnectionId connection = 0;  // 0: its connection has gone, its process lives
   bool superseded = false;
+  std::optional<Step> last_begun = std::nullopt;  // of its attempt
+  // What its saves descend from, once a coordinator has said so: it does not change any more.
+  std::optional<std::vector<Descent>> line = std::nullopt;
 };
 
 class SeatTable {
@@ -38,12 +42,15 @@ class SeatTable {
   std::optional<Seat> Erase(SeatId id);
   const Seat* Find(SeatId id) const;
   void Disconnect(SeatId id);
+  void SetLastBegun(SeatId id, Step step);
+  void SetLine(SeatId id, std::optional<std::vector<Descent>> line);
   // Of all seats of attempts of the job below this one.
   void Supersede(const JobUuid& job, Attempt below);
 
   const std::set<SeatId>& OfRank(const JobUuid& job, Rank rank) const;
   const std::set<SeatId>& OfProcess(const ProcessId& process) const;
   bool AnyOf(const JobUuid& job) const;
+  bool AnyCurrentOf(const JobUuid& job) const;  // that is not superseded
   size_t CountOfUid(uint32_t uid) const;
   size_t size() const { return seats_.size(); }
   const std::map<SeatId, Seat>& all() const { return seats_; }

@@ -78,6 +78,7 @@ std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::Remot
       {"nvme.stall_timeout_ms", nvme.stall_timeout_ms(), 10, kDayMs, Unit::kMs},
       {"remote.bytes_max", remote.bytes_max(), kMiB, kBudgetMax, Unit::kBytes, true},
       {"remote.writers", remote.writers(), 1, 64},
+      {"remote.job_writes_max", remote.job_writes_max(), 1, 1'000'000},
       {"remote.piece_bytes", remote.piece_bytes(), kMiB, 16 * kMiB, Unit::kBytes},
       {"remote.bandwidth_bytes_per_s_max", remote.bandwidth_bytes_per_s_max(), kBandwidthMin,
        kBandwidthMax, Unit::kBytes, true},

@@ -35,6 +35,20 @@ absl::Status CheckAddressOf(const std::string& setting, const std::string& addre
   return absl::OkStatus();
 }
 
+std::string PortOf(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  return address.substr(colon == std::string::npos ? 0 : colon + 1);
+}
+
+// Port 0: whichever is free.
+bool AnyPort(const std::string& address) {
+  return absl::EndsWith(address, ":0");
+}
+
+std::string WithPort(const std::string& address, const std::string& port) {
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
 absl::Status CheckNodeOf(const std::string& setting, NodeInfo node) {
   if (const absl::Status status = CheckNode(node); !status.ok()) {
     return Bad(setting, Message(status));
@@ -122,6 +136,16 @@ absl::Status CheckEtcd(const v1::EtcdConfig& etcd) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTls(const v1::ClusterTlsConfig& tls) {
+  if (tls.ca_file().empty() || tls.cert_file().empty() || tls.key_file().empty()) {
+    return Bad("cluster.tls",
+               "ca_file, cert_file and key_file go together; give all, or leave tls out");
+  }
+  HF_RETURN_IF_ERROR(CheckFile("cluster.tls.ca_file", tls.ca_file()));
+  HF_RETURN_IF_ERROR(CheckFile("cluster.tls.cert_file", tls.cert_file()));
+  return CheckFile("cluster.tls.key_file", tls.key_file());
+}
+
 }  // namespace
 
 std::vector<NodeLabel> LabelsOf(const google::protobuf::RepeatedPtrField<v1::Label>& labels) {
@@ -131,6 +155,11 @@ std::vector<NodeLabel> LabelsOf(const google::protobuf::RepeatedPtrField<v1::Lab
   }
   std::sort(sorted.begin(), sorted.end());
   return sorted;
+}
+
+std::string PublishedAddress(const v1::ClusterConfig& config, const std::string& listening) {
+  const std::string& address = config.advertise_address();
+  return AnyPort(address) ? WithPort(address, PortOf(listening)) : address;
 }
 
 std::string EtcdPrefix(const v1::ClusterConfig& config) {
@@ -163,13 +192,10 @@ void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* conf
     const auto self =
         std::find_if(config->members().begin(), config->members().end(),
                      [&](const v1::ClusterMember& member) { return member.name() == node_name; });
-    const size_t colon = config->listen_address().rfind(':');
     config->set_advertise_address(
         self != config->members().end()
             ? self->address()
-            : absl::StrCat(
-                  node_name, ":",
-                  config->listen_address().substr(colon == std::string::npos ? 0 : colon + 1)));
+            : absl::StrCat(node_name, ":", PortOf(config->listen_address())));
   }
   if (config->has_etcd()) {
     v1::EtcdConfig* etcd = config->mutable_etcd();
@@ -189,11 +215,22 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
   if (const absl::Status name = CheckJobName(config.name()); !name.ok()) {
     return Bad("cluster.name", absl::StrCat("it must be as a job's name: ", Message(name)));
   }
-  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.listen_address", config.listen_address()));
-  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.advertise_address", config.advertise_address()));
+  if (const absl::Status name = CheckJobName(node_name); !name.ok()) {
+    return Bad("node_name",
+               absl::StrCat("in a cluster the node name must be as a job's name: ", Message(name)));
+  }
+  const bool any_port = AnyPort(config.listen_address());
+  const std::string listening =
+      any_port ? WithPort(config.listen_address(), kDefaultPort) : config.listen_address();
+  const std::string published =
+      any_port ? PublishedAddress(config, listening) : config.advertise_address();
+  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.listen_address", listening));
+  HF_RETURN_IF_ERROR(CheckAddressOf("cluster.advertise_address", published));
   HF_RETURN_IF_ERROR(
-      CheckNodeOf("cluster.labels or node_name",
-                  {node_name, config.advertise_address(), LabelsOf(config.labels())}));
+      CheckNodeOf("cluster.labels", {node_name, published, LabelsOf(config.labels())}));
+  if (config.has_tls()) {
+    HF_RETURN_IF_ERROR(CheckTls(config.tls()));
+  }
   if (config.has_etcd() && config.members_size() > 0) {
     return Bad("cluster.members", "either a static list or etcd, not both; remove one of them");
   }

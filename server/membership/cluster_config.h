@@ -21,6 +21,10 @@ void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* conf
 // Of a complete one. Every error names the setting and the way out.
 absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config);
 
+// Where others reach this node: advertise_address, with the port of `listening` if it leaves that
+// open (only where listen_address does: port 0).
+std::string PublishedAddress(const v1::ClusterConfig& config, const std::string& listening);
+
 // With the cluster's name: "/holdfast/default/".
 std::string EtcdPrefix(const v1::ClusterConfig& config);
 absl::StatusOr<EtcdEndpoint> ParseEtcdEndpoint(const v1::EtcdConfig& config,

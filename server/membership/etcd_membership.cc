@@ -45,7 +45,6 @@ class EtcdMembership final : public Membership {
         loop_([this] { Handle(EtcdSession::Tick{}); }),
         client_([this](EtcdSession::Event event) { Post(std::move(event)); }) {
     session_options_.self = options.self;
-    session_options_.self.incarnation = RandomBits();
     session_options_.prefix = EtcdPrefix(options.config);
     for (const std::string& endpoint : config_.endpoints()) {
       endpoints_.push_back(*ParseEtcdEndpoint(config_, endpoint));

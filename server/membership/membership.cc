@@ -1,6 +1,7 @@
 #include "server/membership/membership.h"
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,10 @@ absl::StatusOr<std::unique_ptr<Membership>> CreateMembership(MembershipOptions o
   HF_RETURN_IF_ERROR(CheckClusterConfig(options.self.name, options.config));
   std::sort(options.self.labels.begin(), options.self.labels.end());
   HF_RETURN_IF_ERROR(CheckNode(options.self));
+  if (options.self.incarnation == 0) {
+    std::random_device device;
+    options.self.incarnation = (uint64_t{device()} << 32) | device();
+  }
   return options.config.has_etcd() ? MakeEtcdMembership(options) : MakeStaticMembership(options);
 }
 

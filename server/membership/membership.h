@@ -29,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "server/node_messages.h"
 
 namespace holdfast {
 
@@ -43,8 +44,6 @@ inline constexpr size_t kMembersMax = 65'536;
 inline constexpr size_t kNodeLabelsMax = 64;
 inline constexpr size_t kNodeTextBytesMax = 255;  // of a name, an address, a label's name or value
 inline constexpr size_t kHostedJobsMax = 65'536;  // names that one node may be interested in
-
-using Epoch = uint64_t;  // of a job's host; the first is 1, 0 means none or not known
 
 struct NodeLabel {
   std::string name;
@@ -207,7 +206,7 @@ class Membership {
 
 struct MembershipOptions {
   const v1::ClusterConfig& config;  // sound: CheckClusterConfig
-  NodeInfo self;                    // without an incarnation: that is made here
+  NodeInfo self;                    // without an incarnation: one is made here
   std::string state_dir;            // exists; a small file of ours lies there
   Env* env = nullptr;
   const Clock* clock = nullptr;  // default: the system's

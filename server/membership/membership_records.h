@@ -17,7 +17,6 @@
 namespace holdfast {
 
 inline constexpr size_t kNodeRecordBytesMax = size_t{64} << 10;
-inline constexpr Epoch kEpochMax = Epoch{1} << 62;
 
 class EtcdKeys {
  public:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -28,8 +27,6 @@ class StaticMembership final : public Membership {
         note_path_(MembershipNotePath(options.state_dir)),
         self_(options.self),
         thread_([this] { Begin(); }) {
-    std::random_device device;
-    self_.incarnation = (uint64_t{device()} << 32) | device();
     for (const v1::ClusterMember& member : options.config.members()) {
       members_.push_back({member.name(), member.address(), LabelsOf(member.labels())});
       if (member.name() == self_.name) {

@@ -1,7 +1,5 @@
 #include "server/runtime/admin_service.h"
 
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "holdfast/v1/admin.grpc.pb.h"
+#include "server/message_texts.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/verify.h"
 
@@ -37,37 +36,6 @@ grpc::Status ToGrpc(grpc::ServerContext* call, const absl::Status& status) {
           Utf8Text(Message(status))};
 }
 
-// Texts may come from names of files, which are bytes; a message with one that is no UTF-8 cannot
-// be read by who gets it.
-void MakeUtf8(google::protobuf::Message& message) {
-  const google::protobuf::Reflection& reflection = *message.GetReflection();
-  std::vector<const google::protobuf::FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const google::protobuf::FieldDescriptor* field : fields) {
-    const int size = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
-    for (int i = 0; i < size; ++i) {
-      if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
-        MakeUtf8(field->is_repeated() ? *reflection.MutableRepeatedMessage(&message, field, i)
-                                      : *reflection.MutableMessage(&message, field));
-      } else if (field->type() == google::protobuf::FieldDescriptor::TYPE_STRING) {
-        std::string scratch;
-        const std::string& text =
-            field->is_repeated()
-                ? reflection.GetRepeatedStringReference(message, field, i, &scratch)
-                : reflection.GetStringReference(message, field, &scratch);
-        if (IsUtf8(text)) {
-          continue;
-        }
-        if (field->is_repeated()) {
-          reflection.SetRepeatedString(&message, field, i, Utf8Text(text));
-        } else {
-          reflection.SetString(&message, field, Utf8Text(text));
-        }
-      }
-    }
-  }
-}
-
 class AdminService final : public v1::Admin::Service {
  public:
   AdminService(AdminContext& context, const Caller& caller) : context_(context), caller_(caller) {}
@@ -80,6 +48,11 @@ class AdminService final : public v1::Admin::Service {
       MakeUtf8(*reply);
     }
     return asked;
+  }
+
+  grpc::Status GetNodes(grpc::ServerContext* call, const v1::GetNodesRequest* request,
+                        v1::GetNodesReply* reply) override {
+    return AskFor(call, *request, reply);
   }
 
   grpc::Status ListCheckpoints(grpc::ServerContext* call, const v1::ListCheckpointsRequest* request,

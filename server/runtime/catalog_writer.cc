@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "server/runtime/found_state.h"
+#include "server/state_order.h"
 
 namespace holdfast {
 namespace {
@@ -259,9 +260,9 @@ absl::Status CatalogWriter::Resync() {
   HF_RETURN_IF_ERROR(catalog_.ReplaceShards(kMemoryTier, shards));
   std::vector<std::string> ignored;  // what cannot be understood was told at the start
   HF_ASSIGN_OR_RETURN(const std::vector<v1::JobState> known, catalog_.JobStates(&ignored));
-  std::map<std::string, uint64_t> versions;
+  std::map<std::string, const v1::JobState*> by_job;
   for (const v1::JobState& state : known) {
-    versions[state.job_uuid()] = state.version();
+    by_job[state.job_uuid()] = &state;
   }
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> held, store_.JobStates());
   for (const std::string& encoded : held) {
@@ -269,8 +270,8 @@ absl::Status CatalogWriter::Resync() {
     if (!state.ParseFromString(encoded)) {
       continue;
     }
-    const auto there = versions.find(state.job_uuid());
-    if (there == versions.end() || there->second < state.version()) {
+    const auto there = by_job.find(state.job_uuid());
+    if (there == by_job.end() || IsNewerState(state, *there->second)) {
       HF_RETURN_IF_ERROR(catalog_.WriteJobState(state));
     }
   }

@@ -28,6 +28,7 @@ constexpr int kExitFailure = 1;
 constexpr int kExitBadConfig = 2;
 // What the daemon, RocksDB, gRPC and the metrics start, and what calls on the admin socket take.
 constexpr int kThreadsNeeded = 32;
+constexpr int kClusterThreadsNeeded = 12;  // and membership and the channels to other nodes
 // For what lies at the tiers' places, all of them together: so much later a start is at most.
 constexpr Duration kAskPlaces = std::chrono::seconds(2);
 // As long as the last lines of the log may take.
@@ -74,7 +75,8 @@ int RunDaemon(const v1::DaemonConfig& config) {
     return kExitBadConfig;
   }
   // Now, while it can be told: gRPC aborts when it cannot have a thread.
-  const absl::Status threads = CheckThreads(kThreadsNeeded);
+  const absl::Status threads =
+      CheckThreads(kThreadsNeeded + (config.has_cluster() ? kClusterThreadsNeeded : 0));
   logging = threads.ok() ? StartLogThreads() : threads;
   if (!logging.ok()) {
     LogError("cannot start: " + Message(logging));

@@ -108,6 +108,7 @@ Daemon::~Daemon() {
     populator_->Stop();
   }
   admin_.reset();
+  cluster_.reset();
   tiers_.reset();
   executor_.reset();
   catalog_writer_.reset();
@@ -215,10 +216,25 @@ absl::Status Daemon::Open() {
       });
   // 4. The core, with what was found.
   core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
+  HF_RETURN_IF_ERROR(JoinCluster());
   WatchMemory();
   Feed(std::move(started));
   Perform(ScanNvme{});
   return absl::OkStatus();
+}
+
+// Before the core begins, which has wishes at once; what is told waits until the reactor runs.
+absl::Status Daemon::JoinCluster() {
+  if (!config_.has_cluster()) {
+    return absl::OkStatus();
+  }
+  cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
+  return cluster_->Start([this](Event event, std::function<void()> taken) {
+    reactor_->Post([this, event = std::move(event), taken = std::move(taken)]() mutable {
+      Feed(std::move(event));
+      taken();
+    });
+  });
 }
 
 absl::Status Daemon::Listen() {
@@ -253,9 +269,11 @@ absl::Status Daemon::Run() {
   if (overdue_) {
     return absl::DeadlineExceededError(absl::StrCat(
         "stop: ", in_flight_, " operations on slots",
+        cluster_stopping_ ? " and leaving the cluster" : "",
         catalog_stopping_ ? " and the last write to the catalog" : "", " did not end within ",
         FormatDuration(kStopDeadline), "; slots and records stay as they are"));
   }
+  cluster_.reset();
   executor_.reset();
   catalog_writer_.reset();
   LogInfo("stopped");
@@ -294,12 +312,21 @@ void Daemon::BeginStop(const std::string& why) {
   gateway_->Stop();
   populator_->Stop();
   tiers_->Cancel();
+  if (cluster_ != nullptr) {
+    cluster_stopping_ = true;
+    cluster_->Stop([this] {
+      reactor_->Post([this] {
+        cluster_stopping_ = false;
+        StopWhenIdle();
+      });
+    });
+  }
   reactor_->Arm(stop_timer_, reactor_->clock().Now() + kStopDeadline);
   StopWhenIdle();
 }
 
 void Daemon::StopWhenIdle() {
-  if (!stopping_ || in_flight_ > 0 || catalog_stopping_) {
+  if (!stopping_ || in_flight_ > 0 || cluster_stopping_ || catalog_stopping_) {
     return;
   }
   catalog_stopping_ = true;
@@ -370,6 +397,11 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
     status.add_problems(std::move(problem));
   }
   tiers_->FillStatus(status);
+  if (cluster_ != nullptr) {
+    for (std::string& problem : cluster_->View().problems) {
+      status.add_problems(std::move(problem));
+    }
+  }
   MutexLock lock(problems_mutex_);
   for (const std::string& problem : problems_) {
     status.add_problems(problem);

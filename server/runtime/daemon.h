@@ -5,8 +5,8 @@
 //
 // Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Work in
 // memory.dir and populating have worker threads (SerialExecutor), the disk under state_dir one of
-// its own (CatalogWriter), gRPC and /metrics theirs; they reach the core through Reactor::Post
-// alone.
+// its own (CatalogWriter), gRPC, /metrics and the cluster theirs; they reach the core through
+// Reactor::Post alone.
 #pragma once
 
 #include <sys/types.h>
@@ -31,6 +31,7 @@
 #include "server/runtime/catalog.h"
 #include "server/runtime/catalog_writer.h"
 #include "server/runtime/client_server.h"
+#include "server/runtime/cluster_runtime.h"
 #include "server/runtime/daemon_metrics.h"
 #include "server/runtime/memory_watch.h"
 #include "server/runtime/populator.h"
@@ -57,6 +58,7 @@ class Daemon {
  private:
   explicit Daemon(const v1::DaemonConfig& config);
   absl::Status Open();
+  absl::Status JoinCluster();
   absl::Status Listen();
   void ServeMetrics();
   absl::Status WatchSignals();
@@ -94,6 +96,17 @@ class Daemon {
   void Perform(SetTimer action);
   void Perform(AdminReply action);
   void Perform(Report action);
+  void Perform(WatchHost action);
+  void Perform(UnwatchHost action);
+  void Perform(CampaignFor action);
+  void Perform(ResignFrom action);
+  void Perform(StoreAgreedState action);
+  void Perform(ForgetAgreedState action);
+  void Perform(SetPeers action);
+  void Perform(ConnectPeer action);
+  void Perform(SayToPeer action);
+  template <typename ClusterAction>
+  void PerformInCluster(ClusterAction action);
   void SendWithDescriptors(SendReply action);
   void JobStateTried(const JobUuid& job, const v1::JobState& state, const absl::Status& status);
 
@@ -130,6 +143,7 @@ class Daemon {
   std::unique_ptr<Populator> populator_;
   std::unique_ptr<ClientServer> clients_;
   std::unique_ptr<DurableTiers> tiers_;
+  std::unique_ptr<ClusterRuntime> cluster_;  // where one is configured
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
@@ -145,6 +159,7 @@ class Daemon {
   std::map<uint64_t, CatalogWait> catalog_waits_;  // in the order begun, so also of their ends
   uint64_t next_catalog_wait_ = 1;
   bool stopping_ = false;
+  bool cluster_stopping_ = false;
   bool catalog_stopping_ = false;
   bool overdue_ = false;
   absl::Status failure_;  // why it stopped by itself

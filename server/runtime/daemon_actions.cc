@@ -1,4 +1,5 @@
 // How the daemon performs what the core decided: one Perform for each kind of action.
+#include <cassert>
 #include <chrono>
 #include <utility>
 
@@ -441,6 +442,9 @@ void Daemon::Perform(AdminReply action) {
   if (auto* status = std::get_if<v1::GetStatusReply>(&action.reply)) {
     FillDaemonStatus(*status->mutable_daemon());
     metrics_.Set(status->daemon());
+    if (cluster_ != nullptr) {
+      metrics_.Set(cluster_->View());
+    }
   }
 }
 
@@ -450,6 +454,53 @@ void Daemon::Perform(Report action) {
   LogFrom(LevelOf(action.kind), action.job.empty() ? "no job" : absl::StrCat("job=", action.job),
           absl::StrCat(absl::Utf8SafeCEscape(action.text),
                        action.job.empty() ? "" : " job=", action.job));
+}
+
+// The core has no such wishes unless its configuration, which is this one, has a cluster.
+template <typename ClusterAction>
+void Daemon::PerformInCluster(ClusterAction action) {
+  if (cluster_ == nullptr) {
+    LogError("an action for a cluster, and none is configured: a fault of ckptd");
+    assert(false);
+    return;
+  }
+  cluster_->Perform(std::move(action));
+}
+
+void Daemon::Perform(WatchHost action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(UnwatchHost action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(CampaignFor action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(ResignFrom action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(StoreAgreedState action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(ForgetAgreedState action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(SetPeers action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(ConnectPeer action) {
+  PerformInCluster(std::move(action));
+}
+
+void Daemon::Perform(SayToPeer action) {
+  PerformInCluster(std::move(action));
 }
 
 }  // namespace holdfast

@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "recovery/policy.h"
+#include "server/membership/cluster_config.h"
 #include "server/runtime/tier_config.h"
 #include "server/runtime/unix_socket.h"
 #include "tiers/memory/slot_store.h"
@@ -130,6 +131,32 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
   return absl::OkStatus();
 }
 
+// What is read while the daemon runs: certificates, a password.
+absl::Status CheckReadable(std::string_view setting, const std::string& file) {
+  if (!file.empty() && ::access(file.c_str(), R_OK) != 0) {
+    return Bad(setting, Message(ErrnoStatus(errno, "read", file)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckClusterFiles(const v1::ClusterConfig& cluster) {
+  const v1::ClusterTlsConfig& tls = cluster.tls();
+  const v1::EtcdConfig& etcd = cluster.etcd();
+  const std::array<std::pair<std::string_view, const std::string*>, 7> files = {{
+      {"cluster.tls.ca_file", &tls.ca_file()},
+      {"cluster.tls.cert_file", &tls.cert_file()},
+      {"cluster.tls.key_file", &tls.key_file()},
+      {"cluster.etcd.ca_file", &etcd.ca_file()},
+      {"cluster.etcd.cert_file", &etcd.cert_file()},
+      {"cluster.etcd.key_file", &etcd.key_file()},
+      {"cluster.etcd.password_file", &etcd.password_file()},
+  }};
+  for (const auto& [setting, file] : files) {
+    HF_RETURN_IF_ERROR(CheckReadable(setting, *file));
+  }
+  return absl::OkStatus();
+}
+
 // host:port, as civetweb takes it; whether the port is free shows when it is opened.
 absl::Status CheckMetricsAddress(const std::string& address) {
   if (address.empty() || address == "off") {
@@ -207,6 +234,9 @@ absl::Status Complete(v1::DaemonConfig* config) {
     StripSlashes(&dir);
   }
   StripSlashes(config->mutable_remote()->mutable_dir());
+  if (config->has_cluster()) {
+    CompleteClusterConfig(config->node_name(), config->mutable_cluster());
+  }
   if (config->admin().path().empty() && !config->socket().path().empty()) {
     config->mutable_admin()->set_path(
         JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
@@ -264,6 +294,7 @@ v1::DaemonConfig DefaultConfig() {
   nvme->set_stall_timeout_ms(30'000);
   v1::RemoteConfig* remote = config.mutable_remote();
   remote->set_writers(4);
+  remote->set_job_writes_max(1024);
   remote->set_piece_bytes(4 * kMiB);
   remote->set_io_priority(6);
   remote->set_nice(10);
@@ -370,6 +401,9 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
   }
   HF_RETURN_IF_ERROR(CheckMetricsAddress(config.metrics().address()));
+  if (config.has_cluster()) {
+    HF_RETURN_IF_ERROR(CheckClusterConfig(config.node_name(), config.cluster()));
+  }
   HF_RETURN_IF_ERROR(CheckTierConfig(config));
   HF_RETURN_IF_ERROR(CheckPolicy(config.policy()));
   return CheckMemory(config.memory());
@@ -382,6 +416,7 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
       CheckDirectory("socket.path", ParentDirectory(config.socket().path()), Missing::kIsMade));
   HF_RETURN_IF_ERROR(
       CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
+  HF_RETURN_IF_ERROR(CheckClusterFiles(config.cluster()));
   const std::string& log = config.log().file();
   if (log.empty()) {
     return absl::OkStatus();

@@ -142,6 +142,24 @@ DaemonMetrics::TierCounters DaemonMetrics::AddTierCounters(TierKind tier) {
           add("holdfast_tier_removals_total", "Steps that retention took out of a durable tier.")};
 }
 
+void DaemonMetrics::Set(const ClusterView& cluster) {
+  if (cluster_.member == nullptr) {
+    cluster_.member = &registry_.AddGauge(
+        "holdfast_cluster_member",
+        "1 while this node is a member of its cluster: its lease holds, or it needs none.");
+    cluster_.members =
+        &registry_.AddGauge("holdfast_cluster_members", "Nodes that live, as this one last heard.");
+    cluster_.reached = &registry_.AddGauge("holdfast_cluster_nodes_reached",
+                                           "Other nodes to which there is a channel.");
+    cluster_.problems = &registry_.AddGauge(
+        "holdfast_cluster_problems", "Lines about the cluster among the problems of the status.");
+  }
+  cluster_.member->Set(cluster.member ? 1 : 0);
+  cluster_.members->Set(static_cast<double>(cluster.members));
+  cluster_.reached->Set(static_cast<double>(cluster.reached));
+  cluster_.problems->Set(static_cast<double>(cluster.problems.size()));
+}
+
 void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
   TierGauges& gauges = tiers_[tier.tier()];
   if (gauges.used == nullptr) {

@@ -16,6 +16,7 @@
 #include "base/metrics.h"
 #include "holdfast/v1/admin.pb.h"
 #include "server/events.h"
+#include "server/runtime/cluster_runtime.h"
 
 namespace holdfast {
 
@@ -27,6 +28,7 @@ class DaemonMetrics {
   void CountProtocolError() { protocol_errors_.Add(1); }
   void CountCatalogError() { catalog_errors_.Add(1); }
   void Set(const v1::DaemonStatus& status);
+  void Set(const ClusterView& cluster);
   Metrics& registry() { return registry_; }
 
  private:
@@ -78,6 +80,13 @@ class DaemonMetrics {
     Gauge* read = nullptr;
   };
   std::map<std::string, TierGauges> tiers_;  // made with the first status that has them
+  struct ClusterGauges {                     // made with the first view
+    Gauge* member = nullptr;
+    Gauge* members = nullptr;
+    Gauge* reached = nullptr;
+    Gauge* problems = nullptr;
+  };
+  ClusterGauges cluster_;
   Histogram& handle_;
 };
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "server/runtime/process_watcher.h"
+#include "server/state_order.h"
 
 namespace holdfast {
 namespace {
@@ -32,11 +33,11 @@ void Merge(v1::JobState state, bool MergedState::*place,
            std::map<std::string, MergedState>& merged) {
   MergedState& entry = merged[state.job_uuid()];
   const bool empty = !entry.in_catalog && !entry.in_memory;
-  if (empty || state.version() > entry.state.version()) {
+  if (empty || IsNewerState(state, entry.state)) {
     entry = MergedState{};
     entry.state = std::move(state);
     entry.*place = true;
-  } else if (state.version() == entry.state.version()) {
+  } else if (!IsNewerState(entry.state, state)) {
     entry.*place = true;
   }
 }

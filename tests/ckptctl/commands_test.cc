@@ -37,6 +37,45 @@ TEST(Status, ShowsAllJobsOrOne) {
   EXPECT_EQ(one.Parsed()["daemon"]["version"], "0.1.0");
 }
 
+TEST(Jobs, TellsMachinesWhatTheTableTellsPeople) {
+  FakeAdmin::Answers answers;
+  answers.get_status = [](const v1::GetStatusRequest& request, v1::GetStatusReply& reply) {
+    EXPECT_EQ(request.job(), "");
+    reply.mutable_daemon()->set_unix_ms(1'700'000'000'000);
+    reply.mutable_daemon()->add_problems("the jobs of node-c are not shown: it did not answer");
+    v1::JobStatus& job = *reply.add_jobs();
+    job.set_name("llama");
+    job.set_uid(1000);
+    job.set_host("node-b");
+    job.set_attempt(2);
+    job.set_phase(v1::JobStatus::ATTEMPT_PHASE_RUNNING);
+    job.set_world_size(4);
+    job.set_ranks_alive(3);
+    job.set_nodes(1);
+    job.add_node_names("node-b");
+    v1::Protection& process = *job.add_protection();
+    process.set_kind(v1::Protection::FAILURE_KIND_PROCESS);
+    process.set_any(true);
+    process.set_attempt(2);
+    process.set_step(912);
+    process.set_age_ms(200);
+    return absl::OkStatus();
+  };
+  FakeAdmin admin(answers);
+  Console people(admin.socket());
+  EXPECT_EQ(RunJobs(people.context()), ExitCode::kOk);
+  EXPECT_THAT(people.out(), HasSubstr("1 job: 1 running; 1 with a problem"));
+  Console machine(admin.socket());
+  EXPECT_EQ(RunJobs(machine.Json()), ExitCode::kOk);
+  EXPECT_EQ(machine.Parsed(), nlohmann::json::parse(R"({
+    "jobs": [{"name": "llama", "uid": 1000, "host": "node-b", "attempt": 2, "phase": "running",
+              "ranks_alive": 3, "world_size": 4, "nodes": 1, "node_names": ["node-b"],
+              "newest": {"attempt": 2, "step": 912, "age_ms": 200}, "newest_in_remote": null,
+              "lost": null, "problems": ["1 rank is gone"]}],
+    "problems": ["the jobs of node-c are not shown: it did not answer"],
+    "unix_ms": 1700000000000})"));
+}
+
 TEST(Status, UnknownJobIsRefusedInBothForms) {
   FakeAdmin admin(TwoJobs());
   Console people(admin.socket());

@@ -31,6 +31,10 @@ class Service final : public v1::Admin::Service {
                                v1::ListCheckpointsReply* reply) override {
     return Answer(call, answers_.list, request, reply);
   }
+  grpc::Status GetNodes(grpc::ServerContext* call, const v1::GetNodesRequest* request,
+                        v1::GetNodesReply* reply) override {
+    return Answer(call, answers_.nodes, request, reply);
+  }
   grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request,
                             v1::InspectShardReply* reply) override {
     return Answer(call, answers_.inspect, request, reply);

@@ -57,6 +57,7 @@ class FakeAdmin {
         remove_checkpoint;
     std::function<absl::Status(const v1::RebuildRequest&, v1::RebuildReply&)> rebuild;
     std::function<absl::Status(const v1::SetOptionsRequest&, v1::SetOptionsReply&)> set_options;
+    std::function<absl::Status(const v1::GetNodesRequest&, v1::GetNodesReply&)> nodes;
     bool marks_errors = true;  // false: as daemons of before did, whose errors may be gRPC's
   };
   explicit FakeAdmin(Answers answers);

@@ -28,9 +28,9 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"status", "list",    "inspect",  "verify", "restore",
-                                            "where",  "explain", "timeline", "gc",     "pin",
-                                            "unpin",  "rm",      "rebuild",  "set",    "doctor"};
+const std::vector<std::string> kCommands = {
+    "status",   "jobs", "nodes", "list",  "inspect", "verify",  "restore", "where", "explain",
+    "timeline", "gc",   "pin",   "unpin", "rm",      "rebuild", "set",     "doctor"};
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path);
@@ -142,6 +142,7 @@ FakeAdmin::Answers Agreeable() {
       .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
       .rebuild = [](const auto&, v1::RebuildReply&) { return absl::OkStatus(); },
       .set_options = [](const auto&, v1::SetOptionsReply&) { return absl::OkStatus(); },
+      .nodes = [](const auto&, v1::GetNodesReply&) { return absl::OkStatus(); },
   };
 }
 

@@ -39,6 +39,104 @@ void AddProtection(v1::JobStatus& job, v1::Protection::FailureKind kind, uint64_
   p.set_from("memory");
 }
 
+TEST(RenderNodes, ShowsWhereTheyAreWhatTheyHostAndWhoIsOutOfReach) {
+  v1::GetNodesReply reply;
+  v1::NodeStatus& a = *reply.add_nodes();
+  a.set_name("node-a");
+  a.set_address("10.0.0.1:9465");
+  a.set_capacity_bytes(24 * kGiB);
+  a.set_version("0.1.0");
+  a.set_here(true);
+  a.set_reachable(true);
+  a.add_jobs("llama-7b");
+  a.add_jobs("gpt\nPROBLEM: none");
+  v1::NodeStatus::Label& rack = *a.add_labels();
+  rack.set_name("rack");
+  rack.set_value("r1");
+  v1::NodeStatus& b = *reply.add_nodes();
+  b.set_name("node-b");
+  b.set_address("10.0.0.2:9465");
+  b.set_unreachable("refused");
+  reply.set_problem("etcd does not answer");
+  EXPECT_EQ(
+      RenderNodes(reply),
+      "NODE    ADDRESS        MEMORY  VERSION  LABELS   HOSTS                         STATE\n"
+      "node-a  10.0.0.1:9465  24 GiB  0.1.0    rack=r1  llama-7b, gpt\\nPROBLEM: none  this one\n"
+      "node-b  10.0.0.2:9465       ?                                                  "
+      "OUT OF REACH: refused\n"
+      "\nPROBLEM: etcd does not answer\n");
+}
+
+TEST(RenderJobs, ShowsOneLineForEachJobAndWhatIsWrong) {
+  v1::GetStatusReply reply;
+  *reply.mutable_daemon() = SomeDaemon();
+  reply.mutable_daemon()->add_problems("the jobs of node-c are not shown: it did not answer");
+  v1::JobStatus& well = *reply.add_jobs();
+  well.set_name("gpt");
+  well.set_host("node-b");
+  well.set_attempt(3);
+  well.set_phase(v1::JobStatus::ATTEMPT_PHASE_RUNNING);
+  well.set_world_size(8);
+  well.set_ranks_alive(8);
+  well.set_nodes(2);
+  well.add_node_names("node-a");
+  well.add_node_names("node-b");
+  AddProtection(well, v1::Protection::FAILURE_KIND_PROCESS, 900);
+  v1::TierProgress& remote = *well.add_tiers();
+  remote.set_tier("remote");
+  remote.set_any(true);
+  remote.set_step(800);
+  remote.set_age_ms(5 * kMinute + 20'000);
+  v1::JobStatus& ill = *reply.add_jobs();
+  ill.set_name("llama\x1b[2J");
+  ill.set_host("node-a");
+  ill.set_attempt(12);
+  ill.set_phase(v1::JobStatus::ATTEMPT_PHASE_RUNNING);
+  ill.set_world_size(4096);
+  ill.set_ranks_alive(4095);
+  ill.set_nodes(512);
+  ill.add_node_names("node-a");
+  v1::StepLoss& loss = *ill.add_losses();
+  loss.set_step(41);
+  loss.set_unix_ms(kNow - 6'000);
+  v1::TierProgress& full = *ill.add_tiers();
+  full.set_tier("nvme");
+  full.set_problem("no space left");
+  v1::JobStatus& done = *reply.add_jobs();
+  done.set_name("old");
+  done.set_host("node-a");
+  done.set_attempt(1);
+  done.set_phase(v1::JobStatus::ATTEMPT_PHASE_ENDED);
+  done.set_world_size(1);
+  done.set_nodes(1);
+  done.add_node_names("node-a");
+  EXPECT_EQ(
+      RenderJobs(reply),
+      "JOB           HOST    ATTEMPT  PHASE           ALIVE  ON              NEWEST STEP  IN "
+      "REMOTE        LAST LOST    PROBLEM\n"
+      "gpt           node-b        3  running        8 of 8  node-a, node-b  900, 12 s    800, 5 "
+      "min 20 s\n"
+      "llama\\x1b[2J  node-a       12  running  4095 of 4096  512 nodes       none         none    "
+      "         41, 6 s ago  1 rank is gone (and 1 more)\n"
+      "old           node-a        1  ended          0 of 1  node-a          none         none\n"
+      "\n"
+      "3 jobs: 2 running, 1 ended; 1 with a problem (ckptctl status JOB)\n"
+      "problem: the jobs of node-c are not shown: it did not answer\n");
+}
+
+TEST(RenderJobs, SaysThatThereAreNoneAndCutsTheProblemsOfADaemon) {
+  v1::GetStatusReply reply;
+  EXPECT_EQ(RenderJobs(reply),
+            "no jobs of yours: none has joined since their copies were last removed\n");
+  for (int i = 0; i < 10; ++i) {
+    reply.mutable_daemon()->add_problems("p" + std::to_string(i));
+  }
+  EXPECT_EQ(RenderJobs(reply),
+            "no jobs of yours: none has joined since their copies were last removed\n"
+            "problem: p2\nproblem: p3\nproblem: p4\nproblem: p5\nproblem: p6\nproblem: p7\n"
+            "problem: p8\nproblem: p9\nand 2 more: ckptctl status\n");
+}
+
 TEST(RenderStatus, ShowsWhatSurvivesWhatWasGivenUpAndWhatHappened) {
   v1::GetStatusReply reply;
   *reply.mutable_daemon() = SomeDaemon();
@@ -55,6 +153,7 @@ TEST(RenderStatus, ShowsWhatSurvivesWhatWasGivenUpAndWhatHappened) {
   AddProtection(job, v1::Protection::FAILURE_KIND_DOMAIN, 0);
   AddProtection(job, v1::Protection::FAILURE_KIND_ALL_NODES, 0);
   job.set_restore_point("attempt 2 step 800");
+  job.mutable_prefetch()->set_text("all ranks have it in memory");
   v1::StepInFlight& saving = *job.add_in_flight();
   saving.set_attempt(3);
   saving.set_step(901);
@@ -92,6 +191,7 @@ TEST(RenderStatus, ShowsWhatSurvivesWhatWasGivenUpAndWhatHappened) {
       "outlives the nodes\n"
       "  next restore                attempt 2 step 800 (set by hand; --clear of ckptctl restore "
       "takes it back)\n"
+      "                              all ranks have it in memory\n"
       "  being saved                 step 901 (attempt 3): 1 of 2 ranks sealed\n"
       "  given up                    step 899 (attempt 3), shed: rank 1 needed a slot for step "
       "900, 1 min 1 s ago\n"

@@ -37,12 +37,13 @@ class Rank:
         launch: str = "",
         policy: str = "",
         uid: int = USER,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.node = node
         self.rank = rank
         words = [SOCKET, job, str(rank), str(world_size), str(state_bytes), launch, policy]
         self.process = node.start(
-            [BIN / "holdfast_test_rank", *words], uid=uid, stdin=True, stdout=True
+            [BIN / "holdfast_test_rank", *words], uid=uid, env=env, stdin=True, stdout=True
         )
 
     def send(self, command: str) -> None:

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tests/base/temporary_directory.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/child.h"
 
 namespace holdfast {
 

@@ -26,7 +26,7 @@
 #include "server/membership/cluster_config.h"
 #include "server/membership/membership.h"
 #include "tests/base/temporary_directory.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/child.h"
 
 namespace holdfast {
 

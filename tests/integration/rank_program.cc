@@ -81,7 +81,7 @@ class Trainer {
     std::string verb;
     words >> verb;
     if (verb == "open")
-      return Open();
+      return Open(words);
     if (verb == "reserve")
       return Reserve();
     if (verb == "save")
@@ -153,7 +153,10 @@ class Trainer {
     return state;
   }
 
-  std::string Open() {
+  // open [DEADLINE_MS]
+  std::string Open(std::istringstream& words) {
+    uint64_t deadline_ms = static_cast<uint64_t>(kDeadline.count());
+    words >> deadline_ms;
     job_.reset();
     auto opened = holdfast::Job::Open({.job = settings_.job,
                                        .rank = settings_.rank,
@@ -162,7 +165,7 @@ class Trainer {
                                        .socket = settings_.socket,
                                        .copy_threads = 1,
                                        .policy = ParsePolicy(settings_.policy),
-                                       .open_deadline = kDeadline,
+                                       .open_deadline = Milliseconds(deadline_ms),
                                        .call_deadline = kDeadline});
     if (!opened.ok()) {
       return Failed(opened.status());

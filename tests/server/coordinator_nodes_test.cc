@@ -251,6 +251,104 @@ TEST_F(NodesTest, EachNodeIsAskedForTheFlushOfWhatItHas) {
   EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, 1}));
 }
 
+// Eight ranks on two nodes, three tickets.
+TEST_F(NodesTest, SoManyImagesGoToRemoteAtATime) {
+  settings_.remote_writes_max = 3;
+  settings_.nvme = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  const auto node_of = [&](Rank rank) { return rank < 4 ? b_ : c_; };
+  for (Rank rank = 0; rank < 8; ++rank) {
+    Join(node_of(rank), rank, 8);
+  }
+  out_.clear();
+  for (Rank rank = 0; rank < 8; ++rank) {
+    Begin(node_of(rank), rank, 1);
+  }
+  for (Rank rank = 0; rank < 8; ++rank) {
+    Seal(node_of(rank), rank, 1);
+  }
+  std::set<Rank> asked;
+  size_t messages = 0;
+  const auto take = [&] {
+    for (const auto& [node, flush] : All<FlushWanted>()) {
+      ++messages;
+      for (const FlushWanted::Shard& shard : flush.shards) {
+        EXPECT_EQ(node, node_of(shard.rank));
+        EXPECT_TRUE(asked.insert(shard.rank).second) << shard.rank << " is asked for twice";
+      }
+    }
+    out_.clear();
+  };
+  take();
+  EXPECT_EQ(asked, (std::set<Rank>{0, 1, 2}));
+  EXPECT_EQ(messages, 1u);
+  Drained(b_, 1, 1, TierKind::kRemote, TierKind::kMemory);
+  take();
+  EXPECT_EQ(asked, (std::set<Rank>{0, 1, 2, 3}));
+  // One that fails gives its ticket back; what a node does unasked takes none.
+  Drained(b_, 0, 1, TierKind::kRemote, TierKind::kMemory, absl::UnavailableError("hiccup"));
+  Drained(c_, 7, 1, TierKind::kRemote, TierKind::kMemory);
+  take();
+  EXPECT_EQ(asked, (std::set<Rank>{0, 1, 2, 3, 4}));
+  // A node that is lost takes its tickets with it.
+  Say(b_, NodeLeft{false, "no answer"});
+  take();
+  EXPECT_EQ(asked, (std::set<Rank>{0, 1, 2, 3, 4, 5, 6}));
+  for (const Rank rank : {4, 5, 6}) {
+    Drained(c_, rank, 1, TierKind::kRemote, TierKind::kMemory);
+  }
+  take();
+  EXPECT_EQ(asked.size(), 7u);
+}
+
+// A second step for which there is no ticket at all yet.
+TEST_F(NodesTest, AStepThatNobodyWasAskedForIsShedAtOnce) {
+  settings_.remote_writes_max = 1;
+  settings_.nvme = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  SaveBoth(1);
+  SaveBoth(2);
+  ASSERT_EQ(All<FlushWanted>().size(), 1u);
+  RemoveCheckpointAsked remove;
+  remove.token = ++token_;
+  remove.request.set_attempt(1);
+  remove.request.set_step(2);
+  remove.request.set_force(true);
+  Say(kHere, remove);
+  out_.clear();
+  Drained(kHere, 0, 1, TierKind::kRemote, TierKind::kMemory);
+  Drained(b_, 1, 1, TierKind::kRemote, TierKind::kMemory);
+  for (const auto& [node, flush] : All<FlushWanted>()) {
+    EXPECT_EQ(flush.checkpoint.step, 1u);
+  }
+}
+
+TEST_F(NodesTest, WhatIsNotWantedAnyMoreIsNotAskedFor) {
+  settings_.remote_writes_max = 1;
+  settings_.nvme = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  SaveBoth(1);
+  ASSERT_EQ(All<FlushWanted>().size(), 1u);
+  out_.clear();
+  // The step is removed while one of its images is on its way, and the other waits.
+  RemoveCheckpointAsked remove;
+  remove.token = ++token_;
+  remove.request.set_attempt(1);
+  remove.request.set_step(1);
+  remove.request.set_force(true);
+  Say(kHere, remove);
+  Drained(kHere, 0, 1, TierKind::kRemote, TierKind::kMemory, absl::CancelledError("not wanted"));
+  EXPECT_TRUE(All<FlushWanted>().empty());
+}
+
 TEST_F(NodesTest, AFlushOfANodeThatGoesAwayIsRepeatedWhenItIsBack) {
   TwoRanks();
   SaveBoth(1);
@@ -282,6 +380,10 @@ TEST_F(NodesTest, WhatIsOutOfReachIsNeitherOfferedNorGivenUp) {
   Begin(kHere, 0, 2);
   out_.clear();
   Say(kHere, RoomAsked{++token_, 1, 0, 2, {{1, 1}}});
+  EXPECT_TRUE(All<GiveUp>().empty());
+  EXPECT_EQ(Answer<RoomAnswered>(token_), nullptr);  // b may be back in a moment
+  now_ = now_ + kRoomWait;
+  Say(kHere, WakeUp{});
   EXPECT_TRUE(All<GiveUp>().empty());
   ASSERT_NE(Answer<RoomAnswered>(token_), nullptr);
   EXPECT_FALSE(Answer<RoomAnswered>(token_)->made);
@@ -999,6 +1101,98 @@ TEST_F(NodesTest, ASessionThatFallsBackWaitsForANodeThatMayComeBack) {
 }
 
 // ---- Nodes that come and go at any time ----
+
+// ---- Found by the simulator of a cluster ----
+
+// A step that has its turn to commit, and is cut off then, does not have it still when it is back:
+// another one has by then.
+TEST_F(NodesTest, AStepThatIsCutOffIsNotProtectedAnyMore) {
+  TwoRanks();
+  SaveBoth(1);
+  NodeNames nodes("c");
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  TakeOver(nodes, false);
+  NodeArrived first;
+  first.shards = {Found(0, 1)};
+  first.seats = {Seat(a, 0, 1)};
+  Say(a, first);
+  const auto make_room = [&](Step shed, Step for_step) {
+    Begin(a, 0, shed);
+    Begin(a, 0, for_step);
+    Say(a, RoomAsked{++token_, 1, 0, for_step, {{1, shed}}});
+    const RoomAnswered* room = Answer<RoomAnswered>(token_);
+    EXPECT_TRUE(room != nullptr && room->made);
+  };
+  make_room(2, 3);
+  Seal(a, 0, 3);  // the other rank's node may have the rest: nobody has heard of it yet
+  make_room(4, 5);
+  NodeArrived second;
+  second.shards = {Found(1, 1)};
+  second.seats = {Seat(b, 1, 1)};
+  Say(b, second);  // its invariants are checked
+  EXPECT_TRUE(Committed(1));
+}
+
+// The node whose drives were the last that had to be read is gone: what is incomplete goes now.
+TEST_F(NodesTest, WhatIsIncompleteGoesWhenTheLastNodeThatHadToTellIsGone) {
+  TwoRanks();
+  Save(kHere, 0, 1);
+  NodeArrived again;
+  again.seats = {Seat(b_, 1, std::nullopt)};
+  Say(b_, again);  // its drives are read anew
+  Join(kHere, 0, 2, "two", 1);
+  ASSERT_EQ(job_->attempt(), 2u);
+  out_.clear();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  const auto given_up = All<GiveUp>();
+  ASSERT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(given_up[0].second.checkpoint, (CheckpointId{1, 1}));
+}
+
+// Ranks went back behind a step that was cut off with a lost node: its memory is free.
+TEST_F(NodesTest, AStepThatIsCutOffOnADiscardedBranchMakesRoom) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(c_, 1, 2, "two", 1);
+  const std::vector<RequestToken> entered = {Enter(kHere, 0, 1), Enter(c_, 1, 1)};
+  for (const Rank rank : {0u, 1u}) {
+    const SourceOffered* offered = Answer<SourceOffered>(entered[rank]);
+    ASSERT_NE(offered, nullptr);
+    ASSERT_EQ(offered->checkpoint, (CheckpointId{1, 1}));
+    LoadReported loaded{++token_, 2, rank, offered->session, offered->round};
+    loaded.loaded = true;
+    Say(rank == 0 ? kHere : c_, loaded);
+  }
+  ASSERT_NE(Answer<SessionEnded>(token_), nullptr);
+  Begin(kHere, 0, 2);
+  Say(kHere, RoomAsked{++token_, 2, 0, 2, {{1, 2}}});
+  const RoomAnswered* room = Answer<RoomAnswered>(token_);
+  ASSERT_NE(room, nullptr);
+  EXPECT_TRUE(room->made);
+}
+
+// A restore gets the memory that a save would get.
+TEST_F(NodesTest, ARestoreGetsTheMemoryOfAnOlderCommittedStep) {
+  TwoRanks();
+  SaveBoth(1);
+  SaveBoth(2);
+  Say(kHere, FetchRoomAsked{++token_, {1, 7}, {{1, 1}, {1, 2}}});
+  const RoomAnswered* room = Answer<RoomAnswered>(token_);
+  ASSERT_NE(room, nullptr);
+  EXPECT_TRUE(room->made);
+  EXPECT_FALSE(Committed(1));
+  EXPECT_TRUE(Committed(2));
+  Say(kHere, FetchRoomAsked{++token_, {1, 7}, {{1, 2}}});
+  room = Answer<RoomAnswered>(token_);
+  ASSERT_NE(room, nullptr);
+  EXPECT_FALSE(room->made);  // the newest one is what there is
+}
 
 // Three ranks on three nodes of which two are cut off now and then, and what really lies where.
 class RandomNodesTest : public NodesTest {

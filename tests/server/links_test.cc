@@ -70,6 +70,20 @@ TEST(LinksTest, ABatchThatWasNotAnsweredIsSentAgainAndTakenOnce) {
   EXPECT_TRUE(link.TakeChanges().empty());
 }
 
+TEST(LinksTest, AChannelThatIsRefusedIsGivenUpAtOnceAndAnOpeningIsTriedAgain) {
+  SendLink link = Opened();
+  link.Say("a", At(1000));
+  link.OnRefused(Only<SendBatch>(link).request, "another node", At(1001));
+  EXPECT_EQ(link.TakeChanges(), std::vector<Change>{Change::kLost});
+  EXPECT_EQ(link.problem(), "another node");
+  ASSERT_TRUE(link.NextTime().has_value());
+  link.OnTime(*link.NextTime());
+  link.OnRefused(Only<OpenChannel>(link).request, "still another", At(1100));
+  EXPECT_TRUE(link.TakeChanges().empty());
+  EXPECT_EQ(link.problem(), "still another");
+  EXPECT_GT(*link.NextTime(), At(1100));
+}
+
 TEST(LinksTest, AChannelThatIsNotAnsweredForTheDeadlineIsGivenUpAndAnotherOpened) {
   SendLink link = Opened();
   link.Say("a", At(1000));

@@ -105,6 +105,20 @@ v1::FlushWanted& Flush(P& p) {
   m.add_from(v1::TIER_MEMORY);
   return m;
 }
+v1::PrefetchWanted& Ahead(P& p) {
+  v1::PrefetchWanted& m = *p.mutable_prefetch_wanted();
+  m.set_attempt(1);
+  m.set_world_size(8);
+  m.add_rank(7);
+  m.add_from(v1::TIER_NVME);
+  return m;
+}
+v1::PrefetchEnded& AheadEnded(P& p) {
+  v1::PrefetchEnded& m = *p.mutable_prefetch_ended();
+  m.set_attempt(1);
+  m.set_from(v1::TIER_NVME);
+  return m;
+}
 v1::JobState& State(P& p) {
   v1::JobState& state = *p.mutable_persist_state()->mutable_state();
   state.set_job_uuid(kUuid);
@@ -260,6 +274,15 @@ std::vector<Case> Cases() {
       {"FlushWanted: verify",
        [](P& p) { Flush(p).set_verify(static_cast<v1::TierPolicy::Verify>(4)); }},
       {"FlushWanted: to: memory", [](P& p) { Flush(p).set_to(v1::TIER_MEMORY); }},
+      {"PrefetchWanted: from", [](P& p) { Ahead(p).clear_from(); }},
+      {"PrefetchWanted: from: memory", [](P& p) { Ahead(p).set_from(0, v1::TIER_MEMORY); }},
+      {"PrefetchWanted: rank", [](P& p) { Ahead(p).set_rank(0, 8); }},
+      {"PrefetchWanted: world_size", [](P& p) { Ahead(p).set_world_size(0); }},
+      {"PrefetchWanted: attempt", [](P& p) { Ahead(p).set_attempt(0); }},
+      {"PrefetchUnwanted: attempt", [](P& p) { p.mutable_prefetch_unwanted()->set_step(3); }},
+      {"PrefetchEnded: from: memory", [](P& p) { AheadEnded(p).set_from(v1::TIER_MEMORY); }},
+      {"PrefetchEnded: rank", [](P& p) { AheadEnded(p).set_rank(kWorldSizeMax); }},
+      {"PrefetchEnded: attempt", [](P& p) { AheadEnded(p).set_attempt(0); }},
       // Lines of descent
       {"SavePermitted: descent",
        [](P& p) { p.mutable_save_permitted()->mutable_descent()->add_attempt(0); }},
@@ -426,6 +449,36 @@ std::vector<Case> Cases() {
          for (size_t i = 0; i <= kPeerCheckpointsMax; ++i) {
            p.mutable_persist_state()->mutable_state()->add_pins();
          }
+       }},
+      {"StateKept: state.name",
+       [](P& p) {
+         v1::JobState state = State(p);
+         state.set_name("other");
+         *p.mutable_state_kept()->mutable_state() = state;
+       }},
+      {"JobHosted: rank",
+       [](P& p) {
+         p.mutable_job_hosted()->set_world_size(1);
+         p.mutable_job_hosted()->add_rank(1);
+         p.mutable_job_hosted()->add_pid(1);
+       }},
+      {"JobHosted: pid",
+       [](P& p) {
+         p.mutable_job_hosted()->set_world_size(1);
+         p.mutable_job_hosted()->add_rank(0);
+       }},
+      {"JobHosted: pid",
+       [](P& p) {
+         p.mutable_job_hosted()->set_world_size(1);
+         p.mutable_job_hosted()->add_rank(0);
+         p.mutable_job_hosted()->add_pid(-1);
+       }},
+      {"JobHosted: world_size",
+       [](P& p) { p.mutable_job_hosted()->set_world_size(kWorldSizeMax + 1); }},
+      {"JobHosted: job_uuid",
+       [](P& p) {
+         p.mutable_job_hosted();
+         p.clear_job_uuid();
        }},
       {"parts",
        [](P& p) {

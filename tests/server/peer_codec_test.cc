@@ -60,6 +60,7 @@ MEMBERS(DurableCopy, copy, record_bytes, record_crc, from_manifest, location)
 MEMBERS(FoundShard, copy, writer)
 MEMBERS(NodeArrived::Seat, attempt, rank, process, connection, writing, last_begun)
 MEMBERS(FlushWanted::Shard, rank, from, bytes)
+MEMBERS(PrefetchWanted::Shard, rank, from, bytes)
 MEMBERS(Failure, code, reason, message)
 MEMBERS(Report, kind, job, text, bytes, tier)
 
@@ -90,12 +91,15 @@ MEMBERS(RemoveCheckpointAsked, token, request)
 MEMBERS(SetPolicyAsked, token, policy, text)
 MEMBERS(AwaitAsked, token, attempt, rank, step, stage)
 MEMBERS(SessionAsked, token, attempt, rank, process, wanted, may_wait, reads_by_itself)
+MEMBERS(AttachAsked, token, rank, wanted, any_tier, again)
+MEMBERS(ListAsked, token, before, may_wait)
 MEMBERS(LoadReported, token, attempt, rank, session, round, loaded, copy_is_bad, wants_mismatch,
         problem)
 MEMBERS(RequestExpired, token)
 MEMBERS(RequestCancelled, token)
 MEMBERS(RestorePointAsked, token, request)
 MEMBERS(NodeArrived, shards, seats)
+MEMBERS(PrefetchEnded, checkpoint, rank, from, status)
 
 MEMBERS(Refused, token, failure)
 MEMBERS(JoinAccepted, token, attempt, rank, world_size, decided, descent, last_step)
@@ -104,6 +108,9 @@ MEMBERS(RoomAnswered, token, made)
 MEMBERS(StageReached, token, stage, unix_ms)
 MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes)
 MEMBERS(SessionEnded, token, session, round, checkpoint, descent)
+MEMBERS(ShardLocated::Place, tier, why_not)
+MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere)
+MEMBERS(Listed, token, listing)
 MEMBERS(GiveUp, checkpoint, failure)
 MEMBERS(Superseded, by)
 MEMBERS(CopyDoubted, checkpoint, rank)
@@ -115,9 +122,26 @@ MEMBERS(FlushUnwanted, checkpoint, to)
 MEMBERS(ManifestWanted, checkpoint, world_size, opening, descent, shards)
 MEMBERS(RemovalWanted, checkpoint, tier, world_size)
 MEMBERS(AdminAnswered, token, reply)
+MEMBERS(PrefetchWanted, checkpoint, world_size, shards)
+MEMBERS(PrefetchUnwanted, checkpoint)
 
-static_assert(std::is_empty_v<CollectGarbageAsked>);
+MEMBERS(StateTold, highest_epoch, state)
+MEMBERS(JobHosted::LocalRank, rank, pid, start_ticks)
+MEMBERS(JobHosted, uid, gid, attempt, world_size, ranks)
+MEMBERS(JobSought, uid, gid, reads)
+MEMBERS(StateKept, state)
+MEMBERS(AdminForwarded, token, uid, gid, request)
+MEMBERS(AdminReturned, token, status, reply)
+
+static_assert(std::is_empty_v<CollectGarbageAsked> && std::is_empty_v<StateAsked> &&
+              std::is_empty_v<JobAbsent>);
 std::tuple<> Members(const CollectGarbageAsked&) {
+  return {};
+}
+std::tuple<> Members(const StateAsked&) {
+  return {};
+}
+std::tuple<> Members(const JobAbsent&) {
   return {};
 }
 
@@ -246,6 +270,18 @@ class Filler {
   void FillOne(MonotonicTime& time) {
     time = kNow.now + -std::chrono::milliseconds(static_cast<int64_t>(1000 * Next()));
   }
+  void FillOne(v1::Listing& listing) {
+    v1::ListedCheckpoint& listed = *listing.add_checkpoints();
+    listed.set_attempt(Next());
+    listed.set_step(Next());
+    listed.set_world_size(static_cast<uint32_t>(Next()));
+    listed.set_on_line(true);
+    listed.add_tiers("nvme");
+    listed.set_bytes(Next());
+    listed.set_unix_ms(static_cast<int64_t>(Next()));
+    listing.set_more(true);
+    listing.set_unread("what lies in remote is still being read");
+  }
   void FillOne(v1::Policy& policy) {
     policy.mutable_nvme()->set_every_steps(Next());
     policy.mutable_remote()->set_keep_last(static_cast<uint32_t>(Next()));
@@ -275,6 +311,17 @@ class Filler {
     removed.set_text("gone");
     removed.set_bytes_freed(Next());
     reply = removed;
+  }
+  void FillOne(ForwardedRequest& request) {
+    v1::ExplainRequest explain;
+    explain.set_job("train-7b");
+    explain.set_step(Next());
+    request = explain;
+  }
+  void FillOne(ReturnedReply& reply) {
+    v1::SetOptionsReply options;
+    options.set_text("set");
+    reply = options;
   }
   void FillOne(v1::JobState& state) {
     state.set_job_uuid(Header().job.ToBytes());
@@ -315,7 +362,10 @@ class Filler {
     m.copy.copy.id.rank = m.rank;
     Mend(m.copy.copy);
   }
+  void Mend(ShardLocated& m) { m.places[1].tier = TierKind::kRemote; }
   void Mend(FlushWanted& m) { m.world_size = 100'000; }
+  void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
+  void Mend(JobHosted& m) { m.world_size = 100'000; }
   void Mend(ManifestWanted& m) {
     for (DurableCopy& shard : m.shards) {
       shard.copy.id.attempt = m.checkpoint.attempt;
@@ -351,9 +401,11 @@ class Least {
       m.by = 1;
     } else if constexpr (std::is_same_v<T, ShardDrained>) {
       m.status = absl::CancelledError("");
-    } else if constexpr (std::is_same_v<T, PersistState>) {
+    } else if constexpr (std::is_same_v<T, PersistState> || std::is_same_v<T, StateKept>) {
       m.state.set_job_uuid(Header().job.ToBytes());
       m.state.set_name(Header().job_name);
+    } else if constexpr (std::is_same_v<T, AdminReturned>) {
+      m.status = absl::CancelledError("");
     }
   }
 };
@@ -362,6 +414,9 @@ absl::StatusOr<std::string> Encoded(const ToCoordinator& message) {
   return EncodePeer(Header(), message, kNow);
 }
 absl::StatusOr<std::string> Encoded(const ToAgent& message) {
+  return EncodePeer(Header(), message);
+}
+absl::StatusOr<std::string> Encoded(const NodeMessage& message) {
   return EncodePeer(Header(), message);
 }
 
@@ -373,10 +428,10 @@ void ExpectArrives(const T& said, const T& expected, const std::string& what) {
   ASSERT_TRUE(come.ok()) << what << ": " << ToString(come.status());
   EXPECT_EQ(come->header.job, Header().job);
   EXPECT_EQ(come->header.epoch, 300u);
-  if constexpr (std::is_same_v<Variant, ToAgent>) {
-    ASSERT_EQ(come->messages.index(), 1u) << what;
-    ASSERT_TRUE(std::holds_alternative<T>(std::get<ToAgent>(come->messages))) << what;
-    ExpectSame(std::get<T>(std::get<ToAgent>(come->messages)), expected, what);
+  if constexpr (!std::is_same_v<Variant, ToCoordinator>) {
+    ASSERT_TRUE(std::holds_alternative<Variant>(come->messages)) << what;
+    ASSERT_TRUE(std::holds_alternative<T>(std::get<Variant>(come->messages))) << what;
+    ExpectSame(std::get<T>(std::get<Variant>(come->messages)), expected, what);
   } else {
     ASSERT_EQ(come->messages.index(), 0u) << what;
     const auto& messages = std::get<std::vector<ToCoordinator>>(come->messages);
@@ -429,6 +484,10 @@ TEST(PeerCodecTest, WhatCoordinatorsSayArrivesWithAllItsFields) {
   ExpectAllArrive<ToAgent>();
 }
 
+TEST(PeerCodecTest, WhatNodesSayArrivesWithAllItsFields) {
+  ExpectAllArrive<NodeMessage>();
+}
+
 // Each value of an enum, one after the other: what is not in the codec's tables does not arrive.
 template <typename Variant, typename T, typename E>
 void ExpectEachArrives(E T::*member, E last) {
@@ -474,6 +533,31 @@ TEST(PeerCodecTest, EveryAdminsAnswerArrives) {
   options.set_text("set");
   ExpectArrives<ToAgent>(AdminAnswered{1, pin}, AdminAnswered{1, pin}, "pin");
   ExpectArrives<ToAgent>(AdminAnswered{1, options}, AdminAnswered{1, options}, "options");
+}
+
+// Each request that ckptctl makes of another node, and each answer.
+TEST(PeerCodecTest, EveryForwardedRequestAndReplyArrives) {
+  ForEachKind<ForwardedRequest>([]<typename T>(size_t i) {
+    T request;
+    request.set_job("train-7b");
+    const AdminForwarded said{1, 1000, 1001, request};
+    ExpectArrives<NodeMessage>(said, said, absl::StrCat("request ", i));
+  });
+  ForEachKind<ReturnedReply>([]<typename T>(size_t i) {
+    if constexpr (!std::is_same_v<T, std::monostate>) {
+      const AdminReturned said{1, absl::OkStatus(), T()};
+      ExpectArrives<NodeMessage>(said, said, absl::StrCat("reply ", i));
+    }
+  });
+}
+
+// Of a node, not of a job.
+TEST(PeerCodecTest, WhatIsAskedOfANodeNamesNoJob) {
+  const auto bytes =
+      EncodePeer(PeerHeader{}, NodeMessage(AdminForwarded{1, 0, 0, v1::GetStatusRequest()}));
+  ASSERT_TRUE(bytes.ok()) << ToString(bytes.status());
+  EXPECT_TRUE(DecodePeer(*bytes, Context()).ok());
+  EXPECT_FALSE(EncodePeer(PeerHeader{}, NodeMessage(StateAsked{})).ok());
 }
 
 TEST(PeerCodecTest, NumbersAtTheirLimitsArrive) {
@@ -863,6 +947,11 @@ std::vector<std::string> Again(const PeerSaid& said) {
     EXPECT_TRUE(bytes.ok()) << ToString(bytes.status());
     return bytes.ok() ? std::vector<std::string>{*bytes} : std::vector<std::string>();
   }
+  if (const auto* to_node = std::get_if<NodeMessage>(&said.messages)) {
+    const auto bytes = EncodePeer(said.header, *to_node);
+    EXPECT_TRUE(bytes.ok()) << ToString(bytes.status());
+    return bytes.ok() ? std::vector<std::string>{*bytes} : std::vector<std::string>();
+  }
   const auto all =
       EncodePeer(said.header, std::get<std::vector<ToCoordinator>>(said.messages), kNow);
   EXPECT_TRUE(all.ok()) << ToString(all.status());
@@ -874,6 +963,7 @@ TEST(PeerCodecTest, DamageIsRefusedOrMakesAnotherMessageThatCouldHaveBeenSaid) {
   std::vector<std::string> samples;
   AddSamples<ToCoordinator>(samples);
   AddSamples<ToAgent>(samples);
+  AddSamples<NodeMessage>(samples);
   std::mt19937_64 random(5);
   size_t taken = 0;
   constexpr int kRounds = 40'000;

@@ -173,6 +173,16 @@ class World {
   void Do(const ScanRemote& a);
   void Do(const ScanNvme& a);
   void Do(const ApplyLimits&) {}
+  // A node that is alone has nobody to speak with.
+  void Do(const WatchHost&) { std::abort(); }
+  void Do(const UnwatchHost&) { std::abort(); }
+  void Do(const CampaignFor&) { std::abort(); }
+  void Do(const ResignFrom&) { std::abort(); }
+  void Do(const StoreAgreedState&) { std::abort(); }
+  void Do(const ForgetAgreedState&) { std::abort(); }
+  void Do(const SetPeers&) { std::abort(); }
+  void Do(const ConnectPeer&) { std::abort(); }
+  void Do(const SayToPeer&) { std::abort(); }
   void MakeTiers();
   bool TierChance(double probability);
   uint64_t TierBelow(uint64_t limit);

@@ -501,7 +501,12 @@ TEST_P(TierCrashConformance, CrashAtEveryCallOfTheRecovery) {
 
 // One call fails, the process lives: the error is reported, and nothing else is lost or left over.
 TEST_P(TierCrashConformance, FailureAtEveryCall) {
-  for (const int error : {EIO, ENOSPC, EROFS, EDQUOT, ESTALE}) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::vector<int> errors = {EIO, ENOSPC};  // each call fails; what with is for the plain leg
+#else
+  const std::vector<int> errors = {EIO, ENOSPC, EROFS, EDQUOT, ESTALE};
+#endif
+  for (const int error : errors) {
     for (int n = 1, used = n; used >= n; ++n) {
       SCOPED_TRACE(absl::StrCat("call ", n, " fails with error ", error));
       NewPlace();

@@ -47,6 +47,26 @@ TEST(ClusterConfig, Defaults) {
   EXPECT_TRUE(CheckClusterConfig("n1", alone).ok());
 }
 
+TEST(ClusterConfig, AnyPortIsPublishedAsWhatItTurnsOutToBe) {
+  v1::ClusterConfig config;
+  config.set_listen_address("127.0.0.1:0");
+  CompleteClusterConfig("n1", &config);
+  EXPECT_EQ(config.advertise_address(), "n1:0");
+  EXPECT_TRUE(CheckClusterConfig("n1", config).ok()) << CheckClusterConfig("n1", config);
+  EXPECT_EQ(PublishedAddress(config, "127.0.0.1:4711"), "n1:4711");
+  config.set_advertise_address("proxy:9465");
+  EXPECT_TRUE(CheckClusterConfig("n1", config).ok()) << CheckClusterConfig("n1", config);
+  EXPECT_EQ(PublishedAddress(config, "127.0.0.1:4711"), "proxy:9465");
+}
+
+TEST(ClusterConfig, TlsIsAllOrNothing) {
+  v1::ClusterConfig config = Etcd();
+  config.mutable_tls()->set_ca_file("/ca.pem");
+  config.mutable_tls()->set_cert_file("/cert.pem");
+  config.mutable_tls()->set_key_file("/key.pem");
+  EXPECT_TRUE(CheckClusterConfig("n1", config).ok()) << CheckClusterConfig("n1", config);
+}
+
 TEST(ClusterConfig, IsReadFromYaml) {
   v1::ClusterConfig config;
   const absl::Status status = ParseConfig(R"(
@@ -109,6 +129,18 @@ TEST(ClusterConfig, WhatCannotBeIsNamed) {
               HasSubstr("lease_ttl_ms"));
   EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_request_timeout_ms(6'000); }),
               HasSubstr("request_timeout_ms"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_tls()->set_ca_file("/ca"); }),
+              HasSubstr("cluster.tls: ca_file, cert_file and key_file go together"));
+  EXPECT_THAT(bad(Etcd(),
+                  [](auto* c) {
+                    c->mutable_tls()->set_ca_file("/ca");
+                    c->mutable_tls()->set_cert_file("/cert");
+                    c->mutable_tls()->set_key_file("key");
+                  }),
+              HasSubstr("cluster.tls.key_file: 'key' is not an absolute path"));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_tls(); }), HasSubstr("cluster.tls: "));
+  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_advertise_address("n1:0"); }),
+              HasSubstr("cluster.advertise_address: 'n1:0' is not HOST:PORT"));
   EXPECT_THAT(bad(Etcd(),
                   [](auto* c) {
                     c->mutable_etcd()->set_ca_file("/ca");

@@ -69,6 +69,12 @@ TEST_F(DaemonConfigTest, WithoutABudgetHalfOfTheFileSystemIsTaken) {
 TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"node_name: 'gpu 17'\nremote: {dir: /mnt/r}", "node_name: with remote.dir it names files"},
+      {"node_name: 'gpu 17'\ncluster: {name: x}",
+       "node_name: in a cluster the node name must be as"},
+      {"cluster: {members: [{name: other, address: \"h:1\"}]}", "(node_name), is not listed"},
+      {"cluster: {etcd: {endpoints: [nowhere]}}", "cluster.etcd.endpoints: 'nowhere' is not HOST"},
+      {"cluster: {tls: {ca_file: /x/ca}}", "cluster.tls: ca_file, cert_file and key_file go"},
+      {"cluster: {listen_address: here}", "cluster.listen_address: 'here' is not HOST:PORT"},
       {"remote: {dir: /mnt/r, stripe_bytes: 100KiB}",
        "remote.stripe_bytes: 102400 bytes (100 KiB): a multiple of 64 KiB is needed"},
       {"memory: {slots_per_rank: 1}", "memory.slots_per_rank: 1 is not within 2"},
@@ -96,6 +102,33 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
     Write(yaml + "\n");
     EXPECT_THAT(Load(), HasSubstr(problem)) << yaml;
   }
+}
+
+TEST_F(DaemonConfigTest, AClusterIsCompletedAndChecked) {
+  Write("node_name: gpu-17\n");
+  ASSERT_EQ(Load(), "");
+  EXPECT_FALSE(config_.has_cluster()) << "a node is alone unless it is told otherwise";
+  Write(
+      "node_name: gpu-17\n"
+      "cluster:\n"
+      "  labels: [{name: rack, value: r7}]\n"
+      "  etcd: {endpoints: [10.0.0.1:2379], lease_ttl_ms: 20s}\n"
+      "  tls: {ca_file: /x/ca.pem, cert_file: /x/cert.pem, key_file: /x/key.pem}\n");
+  ASSERT_EQ(Load(), "");
+  EXPECT_EQ(config_.cluster().name(), "default");
+  EXPECT_EQ(config_.cluster().listen_address(), "0.0.0.0:9465");
+  EXPECT_EQ(config_.cluster().advertise_address(), "gpu-17:9465");
+  EXPECT_EQ(config_.cluster().etcd().lease_ttl_ms(), 20'000u);
+  EXPECT_EQ(config_.cluster().etcd().request_timeout_ms(), 2'000u);
+  EXPECT_EQ(config_.cluster().tls().key_file(), "/x/key.pem");
+  // Whether its files can be read is asked only where somebody is told so.
+  EXPECT_THAT(Message(CheckPlaces(config_)), HasSubstr("cluster.tls.ca_file: read '/x/ca.pem': "));
+  Write(
+      "node_name: b\n"
+      "cluster: {members: [{name: a, address: \"h1:9465\"}, {name: b, address: \"h2:9466\"}]}\n");
+  ASSERT_EQ(Load(), "");
+  EXPECT_EQ(config_.cluster().advertise_address(), "h2:9466");
+  EXPECT_TRUE(CheckPlaces(config_).ok()) << CheckPlaces(config_);
 }
 
 TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {

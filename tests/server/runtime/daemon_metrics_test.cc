@@ -30,5 +30,16 @@ TEST(DaemonMetrics, RecoveryIsNoTrouble) {
   EXPECT_TRUE(Has(metrics, "holdfast_tier_troubles_total{tier=\"remote\"} 0"));
 }
 
+TEST(DaemonMetrics, ANodeAloneHasNoCluster) {
+  DaemonMetrics metrics;
+  EXPECT_EQ(metrics.registry().Text().find("holdfast_cluster"), std::string::npos);
+  metrics.Set(ClusterView{.member = true, .members = 3, .reached = 1, .problems = {"x"}});
+  metrics.Set(ClusterView{.member = false, .members = 2, .reached = 1, .problems = {"x", "y"}});
+  EXPECT_TRUE(Has(metrics, "holdfast_cluster_member 0"));
+  EXPECT_TRUE(Has(metrics, "holdfast_cluster_members 2"));
+  EXPECT_TRUE(Has(metrics, "holdfast_cluster_nodes_reached 1"));
+  EXPECT_TRUE(Has(metrics, "holdfast_cluster_problems 2"));
+}
+
 }  // namespace
 }  // namespace holdfast

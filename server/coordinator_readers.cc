@@ -1,0 +1,177 @@
+// Readers, which take no part in an attempt: which checkpoint they get, where their node can read
+// it, and which checkpoints there are (docs/protocol.md §10, "Readers").
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+namespace {
+
+constexpr size_t kUnreadBytesMax = 4096;  // of a listing's frame
+
+Failure WithoutReason(absl::StatusCode code, std::string message) {
+  return {code, v1::Failure::REASON_UNSPECIFIED, std::move(message)};
+}
+
+}  // namespace
+
+void Coordinator::On(const AttachAsked& m, Turn& t) {
+  if (!TryAnswer(m, t.from, t)) {
+    KeepWaiting(m.token, m, t);
+  }
+}
+
+void Coordinator::On(const ListAsked& m, Turn& t) {
+  if (!TryAnswer(m, t.from, t)) {
+    KeepWaiting(m.token, m, t);
+  }
+}
+
+void Coordinator::KeepWaiting(RequestToken token, Reader reader, Turn& t) {
+  if (readers_.size() >= kReadersMax) {
+    return Refuse(token,
+                  WithoutReason(absl::StatusCode::kResourceExhausted,
+                                absl::StrCat(kReadersMax, " readers of job '", name_,
+                                             "' wait for its tiers already; try again")),
+                  t);
+  }
+  readers_[token] = {std::move(reader), t.from};
+}
+
+// A tier has told what it has.
+void Coordinator::RetryReaders(Turn& t) {
+  std::erase_if(readers_, [&](const auto& waiting) {
+    const auto& [reader, node] = waiting.second;
+    return std::visit([&, at = node](const auto& m) { return TryAnswer(m, at, t); }, reader);
+  });
+}
+
+// False: what is still being read may have the checkpoint, or a newer one.
+bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
+  const auto refuse = [&](Failure failure) {
+    Refuse(m.token, std::move(failure), t);
+    return true;
+  };
+  const auto tell = [&](ShardLocated located) {
+    located.token = m.token;
+    t.Say(std::move(located));
+    return true;
+  };
+  if (removed_) {
+    return refuse(WithoutReason(absl::StatusCode::kAborted,
+                                absl::StrCat("attach: job '", name_, "' is being removed")));
+  }
+  if (m.again) {  // it may not be whole any more for that very copy: what else there is tells why
+    const auto known = m.wanted ? checkpoints_.find(*m.wanted) : checkpoints_.end();
+    if (known == checkpoints_.end() || known->second.given_up) {
+      return refuse(WithoutReason(absl::StatusCode::kAborted,
+                                  "attach: the checkpoint was given up just now; ask again"));
+    }
+    return tell(Locate(*m.wanted, m.rank, node));
+  }
+  const absl::StatusOr<CheckpointId> found = FindCommitted(m.wanted);
+  if (m.any_tier && MayBeRead(m.wanted, found.ok() ? std::optional(*found) : std::nullopt)) {
+    return false;
+  }
+  if (!found.ok()) {
+    return refuse(m.wanted ? WithoutReason(absl::StatusCode::kNotFound, Message(found.status()))
+                           : NothingCommitted());
+  }
+  const uint32_t world_size = WorldSizeOf(*found);
+  if (m.any_tier && m.rank >= world_size) {
+    return refuse({absl::StatusCode::kNotFound, v1::Failure::REASON_TOPOLOGY,
+                   absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt,
+                                " was saved by ", world_size, " ranks; it has no rank ", m.rank)});
+  }
+  return tell(Locate(*found, m.rank, node));
+}
+
+bool Coordinator::TryAnswer(const ListAsked& m, NodeId, Turn& t) {
+  if (m.may_wait && InventoryPending() && !removed_) {
+    return false;
+  }
+  Listed listed{m.token, {}};
+  FillListing(m.before, listed.listing);
+  t.Say(std::move(listed));
+  return true;
+}
+
+// What a reader on that node can open: its own memory and nvme, and the remote tier.
+ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node) const {
+  const Checkpoint& checkpoint = checkpoints_.at(id);
+  ShardLocated located;
+  located.checkpoint = id;
+  located.world_size = checkpoint.world_size;
+  if (checkpoint.shards.count(rank) == 0) {
+    return located;  // (who asks for memory alone may name any rank)
+  }
+  for (const TierKind tier : kAllTiers) {
+    if (!Configured(tier)) {
+      continue;
+    }
+    located.places.push_back({tier, checkpoint.ReadableOn(node, rank, tier)
+                                        ? ""
+                                        : WhyNot(checkpoint, rank, node, tier, "")});
+    const std::optional<CopyPlace> good = checkpoint.GoodPlace(rank, tier);
+    if (located.elsewhere.empty() && tier != TierKind::kRemote && good && good->node != node) {
+      located.elsewhere =
+          absl::StrCat(ToAbsl(TierName(tier)), " of ", settings_.nodes->Name(good->node));
+    }
+  }
+  return located;
+}
+
+// Whether a tier that is still being read may change what a reader gets.
+bool Coordinator::MayBeRead(const std::optional<CheckpointId>& wanted,
+                            const std::optional<CheckpointId>& found) const {
+  if (!InventoryPending() || (wanted && found)) {
+    return false;
+  }
+  return !found || WaitForInventory({*found}).has_value();
+}
+
+Failure Coordinator::NothingCommitted() const {
+  if (EverCommitted()) {
+    return Unreadable();
+  }
+  return {absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
+          absl::StrCat("job '", name_, "' has no committed step on its line of descent")};
+}
+
+// Those that can be read, newest first.
+void Coordinator::FillListing(std::optional<CheckpointId> before, v1::Listing& listing) const {
+  auto it = before ? std::make_reverse_iterator(checkpoints_.lower_bound(*before))
+                   : checkpoints_.rbegin();
+  for (; it != checkpoints_.rend(); ++it) {
+    const auto& [id, checkpoint] = *it;
+    if (!checkpoint.committed) {
+      continue;
+    }
+    if (static_cast<size_t>(listing.checkpoints_size()) == kListedMax) {
+      listing.set_more(true);
+      break;
+    }
+    v1::ListedCheckpoint& out = *listing.add_checkpoints();
+    out.set_attempt(id.attempt);
+    out.set_step(id.step);
+    out.set_world_size(checkpoint.world_size);
+    out.set_on_line(OnLine(line_, id));
+    for (const TierKind tier : kAllTiers) {
+      if (checkpoint.CommittedAt(tier)) {
+        out.add_tiers(std::string(TierName(tier)));
+      }
+    }
+    out.set_bytes(checkpoint.bytes);
+    out.set_unix_ms(checkpoint.unix_ms);
+  }
+  for (const TierKind tier : kAllTiers) {
+    if (const std::string why = WhyUnread(tier); !why.empty() && Configured(tier)) {
+      listing.set_unread(absl::StrCat(listing.unread(), listing.unread().empty() ? "" : "; ", why)
+                             .substr(0, kUnreadBytesMax));
+    }
+  }
+}
+
+}  // namespace holdfast

@@ -1,0 +1,73 @@
+// What a daemon knows of a job: whose it is, and, while this node hosts it, its coordinator. In a
+// cluster a job is hosted by one node at a time, and known to all that have something of it
+// (docs/protocol.md §16).
+//
+//   Jobs jobs;
+//   jobs[uuid] = {uuid, "train", 1000, 1000};          // it is hosted elsewhere, or by nobody yet
+//   if (Coordinator* hosted = jobs.at(uuid).coordinator.get()) …
+//
+// Owned by the Agent; not thread-safe.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "holdfast/v1/state.pb.h"
+#include "server/coordinator.h"
+
+namespace holdfast {
+
+struct KnownJob {
+  JobUuid uuid;
+  std::string name;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  std::unique_ptr<Coordinator> coordinator = nullptr;  // while this node hosts it
+  // In a cluster: the newest state that this node keeps, and whether a host has told it of the job
+  // in this life: until then nobody speaks of it.
+  std::optional<v1::JobState> state = std::nullopt;
+  bool met = false;
+};
+
+using Jobs = std::map<JobUuid, KnownJob>;
+
+// What an agent notices that concerns the cluster; whoever carries messages between nodes acts on
+// it.
+struct JobNoticed {  // it is known here since now: by slots, copies, states
+  std::string name;
+};
+struct JobWanted {  // a client wants to join a job that is not known here
+  std::string name;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+};
+struct JobRead {  // a client wants to read one that is not known here
+  std::string name;
+};
+struct JobMissed {  // this node hosts the name, and no tier that it reaches knows such a job
+  std::string name;
+};
+struct JobOpened {  // this node hosts it, and its coordinator has come to be
+  std::string name;
+  JobUuid uuid;
+};
+using AgentNotice = std::variant<JobNoticed, JobWanted, JobRead, JobMissed, JobOpened>;
+
+// The host of a job says who it is, and which of its ranks it believes to run on this node.
+struct MeetJob {
+  std::string name;
+  JobUuid uuid;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  Attempt attempt = 0;
+  uint32_t world_size = 0;
+  std::vector<std::pair<Rank, ProcessId>> ranks;
+};
+
+}  // namespace holdfast

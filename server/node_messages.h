@@ -1,0 +1,82 @@
+// What the daemons of a cluster say to each other about a job's host, beside what its agents and
+// coordinator say (server/messages.h; docs/protocol.md §16). All name the job, by name, and an
+// epoch of its host.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "holdfast/v1/admin.pb.h"
+#include "holdfast/v1/state.pb.h"
+
+namespace holdfast {
+
+using Epoch = uint64_t;  // of a job's host; the first is 1, 0 means none or not known
+inline constexpr Epoch kEpochMax = Epoch{1} << 62;
+
+// From a node that was elected under this epoch: what is kept of the job? Whoever has heard it
+// takes no command of an older epoch any more.
+struct StateAsked {};
+struct StateTold {
+  Epoch highest_epoch = 0;            // that the node had noted before
+  std::optional<v1::JobState> state;  // that it keeps
+};
+// The coordinator of the job works here; it believes these ranks to run at the receiver's. Answered
+// with NodeArrived.
+struct JobHosted {
+  struct LocalRank {
+    Rank rank = 0;
+    int32_t pid = 0;
+    uint64_t start_ticks = 0;
+  };
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  Attempt attempt = 0;  // 0: there was none yet
+  uint32_t world_size = 0;
+  std::vector<LocalRank> ranks;
+};
+// A client of that user asks for the job, which the sender does not know. One that only reads opens
+// none: if there is none, that is told by JobAbsent.
+struct JobSought {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  bool reads = false;
+};
+// By the host: no node keeps anything of such a job, and no tier that it reaches knows it.
+struct JobAbsent {};
+// What was agreed on; for the receiver to keep, too.
+struct StateKept {
+  v1::JobState state;
+};
+
+// What ckptctl asked on another node: of a job that this one hosts, or, where no job is named, of
+// this node.
+using ForwardedRequest =
+    std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::SetRestorePointRequest,
+                 v1::RemoveJobRequest, v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest,
+                 v1::CollectGarbageRequest, v1::PinRequest, v1::RemoveCheckpointRequest,
+                 v1::SetOptionsRequest>;
+using ReturnedReply = std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply,
+                                   v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
+                                   v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply,
+                                   v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply>;
+struct AdminForwarded {
+  uint64_t token = 0;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  ForwardedRequest request;
+};
+struct AdminReturned {
+  uint64_t token = 0;
+  absl::Status status;
+  ReturnedReply reply;  // when OK
+};
+
+using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent, StateKept,
+                                 AdminForwarded, AdminReturned>;
+
+}  // namespace holdfast

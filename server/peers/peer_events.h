@@ -1,0 +1,45 @@
+// What a PeerNetwork tells, and what it is told.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <variant>
+
+namespace holdfast {
+
+struct PeerAddress {
+  std::string address;       // host:port
+  uint64_t incarnation = 0;  // 0: not known
+  bool operator==(const PeerAddress&) const = default;
+};
+
+// Of one PeerNetwork, never 0, never given twice: what is said to an older one is not said to the
+// next one.
+using PeerChannel = uint64_t;
+
+struct PeerReached {  // a fresh channel to it: nothing that was said before will come any more
+  std::string node;
+  PeerChannel channel = 0;
+};
+struct PeerLost {  // told once for each PeerReached; another channel is tried for by itself
+  std::string node;
+  PeerChannel channel = 0;
+  std::string why;
+};
+struct PeerProblem {  // why there is no channel; told when the reason changes
+  std::string node;
+  std::string why;
+};
+struct PeerBegan {  // it opened a fresh channel to this node: everything it said before is void
+  std::string node;
+};
+struct PeerSpoke {
+  std::string node;
+  std::string message;
+};
+
+using PeerEvent = std::variant<PeerReached, PeerLost, PeerProblem, PeerBegan, PeerSpoke>;
+using PeerObserver = std::function<void(PeerEvent event)>;
+
+}  // namespace holdfast

@@ -1,0 +1,309 @@
+// Carries what agents and coordinators of different nodes say to each other, and finds out which
+// node hosts a job: the part of a node's control logic that exists only in a cluster
+// (docs/protocol.md §16).
+//
+//   Router router(owner, names, "node-a");
+//   router.Handle(membership_event, time);     // who lives, who hosts what, elections
+//   router.Handle(peer_event, time);           // channels, and what comes over them
+//   router.Handle(notice, time);               // JobWanted: a client here asks for a job
+//   router.FromAgent(job, message, time);      // → the job's host, wherever that is
+//   router.FromCoordinator(job, out, time);    // of a job hosted here → the agents of its nodes
+//   router.Settle(time); router.Flush(time);   // when nobody has anything to say any more
+//
+// A node and a host meet: the host says JobHosted, the node answers with NodeArrived, which is all
+// that a coordinator must know of it. Whenever anything may have been lost between the two (a
+// channel broke, a daemon was started anew, another node became the host) they meet again; so
+// nothing else is ever repeated, but for requests of clients that were not answered.
+//
+// Every message carries the epoch of the host. A node takes commands of the highest epoch that it
+// has heard of, and of no other; a host steps down when its lease ends by its own clock.
+//
+// Owned by NodeCore; not thread-safe; no I/O, no clock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/agent.h"
+#include "server/events.h"
+#include "server/messages.h"
+#include "server/node_messages.h"
+#include "server/node_names.h"
+#include "server/peer_codec.h"
+
+namespace holdfast {
+
+// How long a new host waits for all that live to tell what they keep; then for more than half.
+inline constexpr Duration kCollectAll = std::chrono::seconds(3);
+// … and, where few of the nodes that the job's state names are there, for those that were not told
+// to have left: a membership that has lost its memory hears of them again within that time.
+inline constexpr Duration kCollectKnown = std::chrono::seconds(20);
+// Who campaigns for a job without a host: the first in the job's own order of the living at once,
+// the others so much later, that one of them is enough.
+inline constexpr Duration kCampaignStep = std::chrono::milliseconds(20);
+inline constexpr size_t kCampaignStepsMax = 50;
+inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
+// A node that could not host a job lets others try for so long.
+inline constexpr Duration kHostAgain = std::chrono::seconds(30);
+// A message may have been on its way for so long.
+inline constexpr Duration kPeerSlack = std::chrono::seconds(15);
+inline constexpr Duration kGoneGrace = std::chrono::seconds(1);        // of a node without a lease
+inline constexpr Duration kForwardDeadline = std::chrono::seconds(4);  // of what ckptctl asks
+inline constexpr size_t kForwardedMax = 1024;                          // either way
+inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
+inline constexpr size_t kSoughtMax = 64;  // users that ask for one job before it is there
+
+// What the router needs of the node it is in.
+class RouterOwner {
+ public:
+  virtual ~RouterOwner() = default;
+  virtual void Act(Action action) = 0;
+  // The agent (server/agent.h).
+  // False: it cannot be hosted here.
+  virtual bool BeginHosting(const std::string& name, const v1::JobState* state) = 0;
+  virtual void EndHosting(const std::string& name) = 0;
+  virtual void Want(const std::string& name, uint32_t uid, uint32_t gid) = 0;
+  virtual void Meet(const std::string& name, const JobUuid& job, const JobHosted& hosted) = 0;
+  virtual std::optional<v1::JobState> KeptState(const std::string& name) = 0;
+  virtual void KeepState(const v1::JobState& state) = 0;
+  virtual absl::Status CheckState(const std::string& name, const v1::JobState& state) = 0;
+  virtual std::string JobName(const JobUuid& job) = 0;  // empty: it is not known here
+  virtual void TellAgent(const JobUuid& job, const ToAgent& message) = 0;
+  virtual bool Waits(RequestToken token) = 0;              // whether a client still does
+  virtual void AskAgent(const AdminRequest& request) = 0;  // → Router::TakesReply
+  virtual bool MayTouch(const std::string& name, const Caller& caller) = 0;
+  virtual bool IsAbsent(const std::string& name) = 0;  // hosted here, looked for, and not there
+  virtual void SayAbsent(const std::string& name) = 0;
+  // A coordinator that lives here. What it answers comes by FromCoordinator.
+  virtual void TellCoordinator(const JobUuid& job, NodeId from, const ToCoordinator& message) = 0;
+  // For that node; nothing if there is no such coordinator any more.
+  virtual std::optional<JobHosted> Describe(const JobUuid& job, NodeId to) = 0;
+};
+
+class Router {
+ public:
+  // `fixed_host`: the cluster is a list, and no other node can ever be elected in this one's place.
+  Router(RouterOwner& owner, NodeNames& names, bool fixed_host);
+
+  void Handle(const MembershipEvent& event, EventTime time);
+  void Handle(const PeerEvent& event, EventTime time);
+  void Handle(const AgentNotice& notice, EventTime time);
+  void FromAgent(const JobUuid& job, ToCoordinator message, EventTime time);
+  void FromCoordinator(const JobUuid& job, const std::vector<ForAgent>& messages, EventTime time);
+
+  // Whether it is for other nodes to answer; then its AdminReply comes when they have.
+  bool TakesOver(const AdminRequest& request, EventTime time);
+  // Whether another node, or this one for it, waits for that.
+  bool TakesReply(const AdminReply& reply);
+
+  // Requests that the present host has not heard; after all that the agent had to say.
+  void Settle(EventTime time);
+  // What was said to hosts goes on its way.
+  void Flush(EventTime time);
+  void Expire(EventTime time);
+  std::optional<MonotonicTime> NextDeadline() const;
+
+  bool Hosts(const std::string& name) const;
+  // For errors and the status: the node that hosts the job, or why nobody does.
+  std::string HostOf(const std::string& name) const;
+  std::vector<NodeInfo> Members() const;
+
+  std::string CheckInvariants() const;
+
+ private:
+  struct Peer {
+    NodeInfo info;
+    PeerChannel channel = 0;             // to it; 0: none now
+    std::vector<std::string> answers{};  // that wait for one
+    size_t answer_bytes = 0;
+  };
+  struct Unanswered {
+    ToCoordinator message;
+    uint64_t said_in = 0;  // the meeting in which it was said; 0: none
+  };
+  // This node was elected.
+  struct Hosting {
+    Epoch epoch = 0;
+    // Until it acts: what others keep of the job.
+    bool acts = false;
+    std::set<std::string> told;
+    MonotonicTime collect_until{};
+    Epoch highest = 0;  // that any of them had noted
+    std::optional<v1::JobState> best;
+    // Then: those that have told what they have, over the present channel.
+    std::optional<JobUuid> job;
+    std::set<NodeId> arrived;
+    std::map<std::pair<NodeId, RequestToken>, RequestToken> tokens;  // theirs → here
+    std::map<RequestToken, std::pair<NodeId, RequestToken>> origins;
+    // The state that is being made durable: here, and in what all agree on.
+    uint64_t writing = 0;
+    uint64_t stored = 0;  // the newest that all agree on
+    bool written_here = false;
+    bool agreed = false;
+    absl::Status failure;
+  };
+  struct Job {
+    bool watched = false;  // something of it is here, or a client asks for it
+    bool asked = false;    // membership was, who hosts it
+    std::optional<JobHost> host;
+    bool nobody = false;  // hosts it, as far as the cluster knows
+    Epoch highest = 0;    // no command of a lower one is taken
+    std::optional<MonotonicTime> campaign_at;
+    bool campaigning = false;
+    std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by a client here, which has no job yet
+    // By clients of other nodes (uid, gid), which believe that the job is hosted here.
+    std::set<std::pair<uint32_t, uint32_t>> sought;
+    bool read = false;              // clients here wait to read it, and it is not known here
+    std::set<std::string> readers;  // other nodes of which that is so, and who believe as above
+    // What the host said of itself over its present channel, and whether this node has answered
+    // over the present channel to it.
+    std::optional<JobUuid> uuid;
+    std::optional<JobHosted> hosted;
+    PeerChannel met_over = 0;
+    uint64_t meeting = 0;
+    std::map<RequestToken, Unanswered> unanswered;
+    std::vector<ToCoordinator> outgoing;
+    std::optional<Hosting> hosting;
+  };
+  using Jobs = std::map<std::string, Job>;
+  // What ckptctl asked here.
+  struct Forwarded {
+    struct Ask {
+      std::string job;  // empty: all nodes are asked for what they host
+      uint32_t uid = 0;
+      uint32_t gid = 0;
+      ForwardedRequest request;
+    };
+    AdminToken token = 0;
+    Ask ask;
+    MonotonicTime until{};
+    std::string sent_to{};
+    std::set<std::string> waits_for{};
+    v1::GetStatusReply all{};
+    std::vector<std::string> problems{};
+  };
+
+  // router.cc: members, channels, who hosts
+  void On(const LeaseHolds& e);
+  void On(const LeaseLost& e);
+  void On(const MembersAre& e);
+  void On(const MemberUp& e);
+  void On(const MemberGone& e);
+  void On(const ClusterWiped& e);
+  void On(const MembershipProblem& e);
+  void On(const HostIs& e);
+  void On(const NoHost& e);
+  void On(const Elected& e);
+  void On(const CampaignLost& e);
+  void On(const Deposed& e);
+  void On(const StateStored& e);
+  void On(const StateFenced& e);
+  void On(const StateFailed& e);
+  void On(const StateIs&) {}
+  void On(const JobForgotten&) {}
+  void On(const Left&) {}
+  void On(const PeerReached& e);
+  void On(const PeerLost& e);
+  void On(const PeerProblem& e);
+  void On(const PeerBegan& e);
+  void On(const PeerSpoke& e);
+  void On(const JobNoticed& e);
+  void On(const JobWanted& e);
+  void On(const JobRead& e);
+  void On(const JobMissed& e);
+  void On(const JobOpened& e);
+  void TellPeers();
+  void PutMember(const NodeInfo& member);
+  void GreetMember(const std::string& name);
+  void DropMember(const std::string& name);
+  Job& Watch(const std::string& name);
+  Job* Find(const std::string& name);
+  void SetHost(const std::string& name, Job& job, const JobHost& host);
+  void PlanCampaign(const std::string& name, Job& job);
+  void Campaign(const std::string& name, Job& job);
+  bool IsMember() const { return time_.now < lease_until_; }
+  void Note(Job& job, const std::string& name, Epoch epoch);
+  PeerChannel ChannelTo(const std::string& node) const;
+  void Say(const std::string& node, const PeerHeader& header, const NodeMessage& message);
+  void Say(const std::string& node, const absl::StatusOr<std::string>& bytes);
+  void Answer(const std::string& node, const PeerHeader& header, const NodeMessage& message);
+  void Complain(const std::string& job, std::string text);
+
+  // router_node.cc: this node and the hosts of its jobs
+  void Seek(const std::string& name, Job& job);
+  bool CanTell(const Job& job) const;
+  void TryMeet(const std::string& name, Job& job);
+  void Unmeet(Job& job);
+  void Tell(const std::string& name, Job& job, ToCoordinator message);
+  void FromHost(const std::string& node, const PeerHeader& header, const ToAgent& message);
+  void RefuseUnanswered(const std::string& name, Job& job);
+  void ForgetEnded(Job& job);
+  void DeliverToAgent(Job& job, const ToAgent& message);
+  void On(const std::string& node, const PeerHeader& header, const JobHosted& m);
+  void On(const std::string& node, const PeerHeader& header, const JobAbsent& m);
+  void On(const std::string& node, const PeerHeader& header, const StateKept& m);
+  void On(const std::string& node, const PeerHeader& header, const StateAsked& m);
+
+  // router_host.cc: jobs that this node hosts
+  void On(const std::string& node, const PeerHeader& header, const StateTold& m);
+  void On(const std::string& node, const PeerHeader& header, const JobSought& m);
+  void Ask(const std::string& name, Job& job, const std::string& node);
+  void Consider(const std::string& name, Hosting& hosting, const v1::JobState& state);
+  void MaybeAct(const std::string& name, Job& job);
+  std::optional<MonotonicTime> WaitsUntil(const Hosting& hosting) const;
+  void CampaignAbove(const std::string& name, Job& job, Epoch floor);
+  void Introduce(const std::string& name, Job& job, const std::string& node);
+  void FromNode(const std::string& node, const PeerHeader& header,
+                const std::vector<ToCoordinator>& messages);
+  void ForgetTokens(Hosting& hosting, NodeId node);
+  void NodeIsLost(const std::string& node, bool ended, const std::string& why);
+  void StepDown(const std::string& name, Job& job, bool resign);
+  void StateDone(Job& job);
+
+  // router_admin.cc: what ckptctl asks
+  void SendForwarded(uint64_t id);
+  void AskAll(const AdminRequest& e, const ForwardedRequest& request);
+  void ForwardedMayGoOn();
+  void SendForwardedAgain(const std::string& job);
+  void AskAgain(const std::string& node);
+  void FailForwarded(uint64_t id, absl::Status status);
+  void TakeReply(const std::string& node, uint64_t id, absl::Status status, ReturnedReply reply);
+  void AnswerAll(uint64_t id);
+  void ExpireForwarded();
+  void AnswerNodes(const AdminRequest& e);
+  absl::Status NoSuchJob(const std::string& name) const;
+  uint64_t NewAnswering(const std::string& node, uint64_t their);
+  void AskAgent(AdminToken token, uint32_t uid, uint32_t gid, const ForwardedRequest& request);
+  void On(const std::string& node, const PeerHeader& header, const AdminForwarded& m);
+  void On(const std::string& node, const PeerHeader& header, const AdminReturned& m);
+
+  RouterOwner& owner_;
+  NodeNames& names_;
+  const std::string self_;
+  const bool fixed_host_;
+  EventTime time_;
+  MonotonicTime lease_until_{};
+  std::string problem_;
+  NodeInfo own_;
+  std::map<std::string, Peer> peers_;  // the other living members
+  Jobs jobs_;
+  std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
+  std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
+  MonotonicTime left_counts_from_{};  // not before: membership has lost its memory
+  std::map<std::string, std::string> peer_problems_;
+  std::map<uint64_t, Forwarded> forwarded_;
+  uint64_t next_forwarded_ = 1;
+  std::map<AdminToken, std::pair<std::string, uint64_t>> answering_;  // whom, and their number
+  AdminToken next_answering_ = kFirstForeignToken;
+  std::set<std::string> to_settle_;  // jobs that met since, or have something for their host
+  RequestToken next_token_ = kFirstForeignToken;
+  // Tokens of other nodes' requests, as this node's coordinators see them; the agent's are below.
+  static constexpr RequestToken kFirstForeignToken = RequestToken{1} << 63;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,357 @@
+// What ckptctl asks here and another node can answer, and the other way round. The host's agent
+// answers it as if it had been asked there; the caller's uid goes with it (all nodes of a cluster
+// trust each other).
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/router.h"
+
+namespace holdfast {
+namespace {
+
+// The job that a request names; empty: none, or one that every node answers by itself.
+std::string JobOf(const ForwardedRequest& request) {
+  return std::visit([](const auto& one) { return one.job(); }, request);
+}
+
+std::optional<ForwardedRequest> Forwardable(const AdminRequest& e) {
+  return std::visit(
+      [](const auto& request) -> std::optional<ForwardedRequest> {
+        if constexpr (std::is_constructible_v<ForwardedRequest, decltype(request)>) {
+          return ForwardedRequest(request);
+        } else {
+          return std::nullopt;
+        }
+      },
+      e.request);
+}
+
+ReturnedReply Returned(const AdminReply& reply) {
+  return std::visit(
+      [](const auto& one) -> ReturnedReply {
+        if constexpr (std::is_constructible_v<ReturnedReply, decltype(one)>) {
+          return one;
+        } else {
+          return std::monostate();
+        }
+      },
+      reply.reply);
+}
+
+}  // namespace
+
+// ---- Asked here ----
+
+bool Router::TakesOver(const AdminRequest& e, EventTime time) {
+  time_ = time;
+  if (e.token == 0) {
+    return false;  // the daemon's own, of this node
+  }
+  if (std::holds_alternative<v1::GetNodesRequest>(e.request)) {
+    AnswerNodes(e);
+    return true;
+  }
+  const std::optional<ForwardedRequest> request = Forwardable(e);
+  if (!request) {
+    return false;
+  }
+  const std::string name = JobOf(*request);
+  if (std::holds_alternative<v1::RemoveJobRequest>(*request)) {
+    // Half a removal would leave copies that belong to nobody.
+    owner_.Act(
+        AdminReply{e.token,
+                   absl::UnimplementedError(absl::StrCat(
+                       "rm ", name,
+                       ": a whole job cannot be removed in a cluster yet, since its copies lie on "
+                       "several nodes; remove its steps: ckptctl rm ",
+                       name, " --step N")),
+                   std::monostate()});
+    return true;
+  }
+  if (name.empty()) {
+    if (!std::holds_alternative<v1::GetStatusRequest>(*request) || peers_.empty() ||
+        forwarded_.size() >= kForwardedMax) {
+      return false;
+    }
+    AskAll(e, *request);
+    return true;
+  }
+  if (Hosts(name) || !CheckJobName(name).ok()) {
+    return false;
+  }
+  if (forwarded_.size() >= kForwardedMax) {
+    owner_.Act(AdminReply{e.token,
+                          absl::ResourceExhaustedError("too many requests are on their way "
+                                                       "to other nodes; try again"),
+                          std::monostate()});
+    return true;
+  }
+  const uint64_t id = next_forwarded_++;
+  forwarded_[id] = {
+      e.token, {name, e.caller.uid, e.caller.gid, *request}, time.now + kForwardDeadline};
+  Job& job = jobs_[name];
+  if (!job.asked) {
+    job.asked =
+        true;  // (not watched for its own sake: nobody campaigns for a name that was mistyped)
+    owner_.Act(WatchHost{name});
+  }
+  if (job.nobody && !job.watched) {
+    FailForwarded(id, NoSuchJob(name));
+    return true;
+  }
+  SendForwarded(id);
+  return true;
+}
+
+absl::Status Router::NoSuchJob(const std::string& name) const {
+  return absl::NotFoundError(absl::StrCat("there is no job '", name,
+                                          "' in this cluster that any node hosts; ckptctl status "
+                                          "shows the jobs there are"));
+}
+
+// As soon as its host is known and can be spoken to.
+void Router::SendForwarded(uint64_t id) {
+  Forwarded& forwarded = forwarded_.at(id);
+  const Job* job = Find(forwarded.ask.job);
+  if (job == nullptr || !job->host || forwarded.sent_to == job->host->node) {
+    return;
+  }
+  if (job->host->node == self_) {
+    if (!Hosts(forwarded.ask.job)) {
+      return;  // it is about to
+    }
+    forwarded.sent_to = self_;
+    const uint64_t token = NewAnswering("", id);
+    return AskAgent(token, forwarded.ask.uid, forwarded.ask.gid, forwarded.ask.request);
+  }
+  if (ChannelTo(job->host->node) == 0) {
+    return owner_.Act(ConnectPeer{job->host->node});
+  }
+  forwarded.sent_to = job->host->node;
+  Say(job->host->node, PeerHeader{forwarded.ask.job, {}, job->host->epoch},
+      NodeMessage(AdminForwarded{id, forwarded.ask.uid, forwarded.ask.gid, forwarded.ask.request}));
+}
+
+// Each node tells of itself and of the jobs that it hosts.
+void Router::AskAll(const AdminRequest& e, const ForwardedRequest& request) {
+  const uint64_t id = next_forwarded_++;
+  Forwarded& all = forwarded_[id];
+  all = {e.token, {"", e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
+  for (const auto& [node, peer] : peers_) {
+    all.waits_for.insert(node);
+    if (peer.channel == 0) {
+      owner_.Act(ConnectPeer{node});
+    } else {
+      Say(node, PeerHeader{}, NodeMessage(AdminForwarded{id, e.caller.uid, e.caller.gid, request}));
+    }
+  }
+  all.waits_for.insert(self_);
+  AskAgent(NewAnswering("", id), e.caller.uid, e.caller.gid, request);
+}
+
+void Router::ForwardedMayGoOn() {
+  for (auto& [id, forwarded] : forwarded_) {
+    if (!forwarded.ask.job.empty()) {
+      SendForwarded(id);
+    }
+  }
+}
+
+// Another node hosts the job, or the same one again since: what the one before was asked may never
+// be answered.
+void Router::SendForwardedAgain(const std::string& job) {
+  for (auto& [id, forwarded] : forwarded_) {
+    if (forwarded.ask.job == job) {
+      forwarded.sent_to.clear();
+      SendForwarded(id);
+    }
+  }
+}
+
+// There is a channel to it now; what was said in the one before may be lost.
+void Router::AskAgain(const std::string& node) {
+  for (const auto& [id, forwarded] : forwarded_) {
+    if (forwarded.waits_for.count(node) > 0) {
+      Say(node, PeerHeader{},
+          NodeMessage(
+              AdminForwarded{id, forwarded.ask.uid, forwarded.ask.gid, forwarded.ask.request}));
+    }
+  }
+}
+
+void Router::FailForwarded(uint64_t id, absl::Status status) {
+  const AdminToken token = forwarded_.at(id).token;
+  forwarded_.erase(id);
+  owner_.Act(AdminReply{token, std::move(status), std::monostate()});
+}
+
+void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status,
+                       ReturnedReply reply) {
+  const auto it = forwarded_.find(id);
+  if (it == forwarded_.end()) {
+    return;
+  }
+  Forwarded& forwarded = it->second;
+  if (forwarded.ask.job.empty()) {
+    if (forwarded.waits_for.erase(node) == 0) {
+      return;
+    }
+    if (auto* told = std::get_if<v1::GetStatusReply>(&reply)) {
+      if (node == self_) {
+        *forwarded.all.mutable_daemon() = told->daemon();
+      }
+      for (v1::JobStatus& job : *told->mutable_jobs()) {
+        *forwarded.all.add_jobs() = std::move(job);
+      }
+    } else {
+      forwarded.problems.push_back(
+          absl::StrCat("the jobs of ", node, " are not shown: ", Message(status)));
+    }
+    if (forwarded.waits_for.empty()) {
+      AnswerAll(id);
+    }
+    return;
+  }
+  if (forwarded.sent_to != node) {
+    return;
+  }
+  AdminReply answer{forwarded.token, std::move(status), std::monostate()};
+  std::visit(
+      [&answer](auto& one) {
+        if constexpr (!std::is_same_v<decltype(one), std::monostate&>) {
+          answer.reply = std::move(one);
+        }
+      },
+      reply);
+  forwarded_.erase(it);
+  owner_.Act(std::move(answer));
+}
+
+void Router::AnswerAll(uint64_t id) {
+  Forwarded forwarded = std::move(forwarded_.at(id));
+  forwarded_.erase(id);
+  for (const std::string& node : forwarded.waits_for) {
+    forwarded.problems.push_back(
+        absl::StrCat("the jobs of ", node, " are not shown: it did not answer in time"));
+  }
+  for (std::string& problem : forwarded.problems) {
+    forwarded.all.mutable_daemon()->add_problems(std::move(problem));
+  }
+  auto& jobs = *forwarded.all.mutable_jobs();
+  std::sort(jobs.begin(), jobs.end(),
+            [](const v1::JobStatus& a, const v1::JobStatus& b) { return a.name() < b.name(); });
+  owner_.Act(AdminReply{forwarded.token, absl::OkStatus(), std::move(forwarded.all)});
+}
+
+void Router::ExpireForwarded() {
+  std::vector<uint64_t> late;
+  for (const auto& [id, forwarded] : forwarded_) {
+    if (forwarded.until <= time_.now) {
+      late.push_back(id);
+    }
+  }
+  for (const uint64_t id : late) {
+    const std::string name = forwarded_.at(id).ask.job;
+    if (name.empty()) {
+      AnswerAll(id);
+      continue;
+    }
+    const Job* job = Find(name);
+    FailForwarded(id, job != nullptr && job->host
+                          ? absl::UnavailableError(absl::StrCat(
+                                "job '", name, "' is hosted by ", job->host->node,
+                                ", which did not answer in time; try again, or ask there"))
+                          : absl::UnavailableError(absl::StrCat("which node hosts job '", name,
+                                                                "' is not known: ", HostOf(name),
+                                                                "; try again")));
+  }
+}
+
+void Router::AnswerNodes(const AdminRequest& e) {
+  v1::GetNodesReply reply;
+  reply.set_problem(problem_);
+  for (const NodeInfo& member : Members()) {
+    v1::NodeStatus& node = *reply.add_nodes();
+    node.set_name(member.name);
+    node.set_address(member.address);
+    for (const NodeLabel& label : member.labels) {
+      v1::NodeStatus::Label& added = *node.add_labels();
+      added.set_name(label.name);
+      added.set_value(label.value);
+    }
+    node.set_capacity_bytes(member.capacity_bytes);
+    node.set_version(member.version);
+    node.set_here(member.name == self_);
+    const auto problem = peer_problems_.find(member.name);
+    node.set_reachable(problem == peer_problems_.end());
+    if (problem != peer_problems_.end()) {
+      node.set_unreachable(problem->second);
+    }
+    for (const auto& [name, job] : jobs_) {
+      if (job.host && job.host->node == member.name && owner_.MayTouch(name, e.caller)) {
+        node.add_jobs(name);
+      }
+    }
+  }
+  auto& nodes = *reply.mutable_nodes();
+  std::sort(nodes.begin(), nodes.end(),
+            [](const v1::NodeStatus& a, const v1::NodeStatus& b) { return a.name() < b.name(); });
+  owner_.Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+// ---- Asked by others ----
+
+uint64_t Router::NewAnswering(const std::string& node, uint64_t their) {
+  const uint64_t token = next_answering_++;
+  answering_[token] = {node, their};
+  return token;
+}
+
+void Router::AskAgent(AdminToken token, uint32_t uid, uint32_t gid,
+                      const ForwardedRequest& request) {
+  AdminRequest ask;
+  ask.token = token;
+  ask.caller.uid = uid;
+  ask.caller.gid = gid;
+  std::visit([&ask](const auto& one) { ask.request = one; }, request);
+  owner_.AskAgent(ask);
+}
+
+void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded& m) {
+  const std::string name = JobOf(m.request);
+  absl::Status refused;
+  if (!name.empty() && !Hosts(name)) {
+    refused = absl::UnavailableError(
+        absl::StrCat(self_, " does not host job '", name, "' now; try again"));
+  } else if (answering_.size() >= kForwardedMax) {
+    refused = absl::ResourceExhaustedError(
+        absl::StrCat(self_, " answers too many requests of other nodes; try again"));
+  }
+  if (!refused.ok()) {
+    return Answer(node, PeerHeader{}, NodeMessage(AdminReturned{m.token, refused, {}}));
+  }
+  AskAgent(NewAnswering(node, m.token), m.uid, m.gid, m.request);
+}
+
+void Router::On(const std::string& node, const PeerHeader&, const AdminReturned& m) {
+  TakeReply(node, m.token, m.status, m.reply);
+}
+
+bool Router::TakesReply(const AdminReply& reply) {
+  const auto it = answering_.find(reply.token);
+  if (it == answering_.end()) {
+    return false;
+  }
+  const auto [node, their] = it->second;
+  answering_.erase(it);
+  if (node.empty()) {
+    TakeReply(self_, their, reply.status, Returned(reply));
+  } else {
+    Answer(node, PeerHeader{}, NodeMessage(AdminReturned{their, reply.status, Returned(reply)}));
+  }
+  return true;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,374 @@
+// Jobs that this node hosts: it hears what others keep of the job, makes its coordinator, and meets
+// the nodes.
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/router.h"
+#include "server/state_order.h"
+
+namespace holdfast {
+namespace {
+
+template <typename M>
+constexpr bool kHasToken = requires(M m) {
+  m.token;
+};
+
+template <typename Variant>
+RequestToken* TokenIn(Variant& message) {
+  return std::visit(
+      [](auto& m) -> RequestToken* {
+        if constexpr (kHasToken<decltype(m)>) {
+          return m.token != 0 ? &m.token : nullptr;
+        } else {
+          return nullptr;
+        }
+      },
+      message);
+}
+
+}  // namespace
+
+// ---- Before it acts ----
+
+// What that node keeps, or it is told who hosts the job.
+void Router::Ask(const std::string& name, Job& job, const std::string& node) {
+  if (ChannelTo(node) == 0) {
+    return owner_.Act(ConnectPeer{node});
+  }
+  if (job.hosting->acts) {
+    return Introduce(name, job, node);
+  }
+  Say(node, PeerHeader{name, {}, job.hosting->epoch}, NodeMessage(StateAsked{}));
+}
+
+void Router::Consider(const std::string& name, Hosting& hosting, const v1::JobState& state) {
+  if (hosting.best && !IsNewerState(state, *hosting.best)) {
+    return;
+  }
+  if (const absl::Status loads = owner_.CheckState(name, state); !loads.ok()) {
+    return Complain(name, absl::StrCat("a state of it is of no use: ", Message(loads)));
+  }
+  hosting.best = state;
+}
+
+void Router::On(const std::string& node, const PeerHeader& header, const StateTold& m) {
+  Job* job = Find(header.job_name);
+  if (job == nullptr || !job->hosting || job->hosting->epoch != header.epoch) {
+    return;
+  }
+  Hosting& hosting = *job->hosting;
+  if (hosting.acts) {
+    if (m.highest_epoch > hosting.epoch) {
+      CampaignAbove(header.job_name, *job, m.highest_epoch);
+    }
+    return;
+  }
+  hosting.told.insert(node);
+  hosting.highest = std::max(hosting.highest, m.highest_epoch);
+  if (m.state) {
+    Consider(header.job_name, hosting, *m.state);
+  }
+  MaybeAct(header.job_name, *job);
+}
+
+// All that live have told what they keep; or, after a while, more than half of them: one that
+// cannot be reached must not keep the job from going on. (Where nobody else can be elected, nobody
+// else has agreed on anything since.) Nodes that the state names, and that were not told to have
+// left, count, too: when membership has lost its memory few are members, and what these keep may be
+// old.
+void Router::MaybeAct(const std::string& name, Job& job) {
+  if (!job.hosting || job.hosting->acts) {
+    return;
+  }
+  Hosting& hosting = *job.hosting;
+  if (hosting.highest >= hosting.epoch) {
+    // The cluster's memory was lost: its epochs began anew. Above all that the nodes have noted.
+    return CampaignAbove(name, job, hosting.highest);
+  }
+  const auto told = std::count_if(peers_.begin(), peers_.end(), [&](const auto& peer) {
+    return hosting.told.count(peer.first) > 0;
+  });
+  const size_t have = static_cast<size_t>(told) + 1;
+  const size_t all = peers_.size() + 1;
+  size_t known = all;
+  for (int i = 0; hosting.best && i < hosting.best->nodes_size(); ++i) {
+    const std::string& node = hosting.best->nodes(i);
+    known += node != self_ && peers_.count(node) + left_.count(node) == 0 ? 1 : 0;
+  }
+  const bool most = have * 2 > all || fixed_host_;
+  const bool most_known = have * 2 > known || fixed_host_;
+  const bool acts = (have == all && most_known) ||
+                    (most && most_known && hosting.collect_until <= time_.now) ||
+                    (most && hosting.collect_until + kCollectKnown <= time_.now);
+  if (!acts) {
+    return;
+  }
+  hosting.acts = true;
+  if (!owner_.BeginHosting(name, hosting.best ? &*hosting.best : nullptr)) {
+    StepDown(name, job, true);
+    job.campaign_at = time_.now + kHostAgain;
+    return;
+  }
+  for (const auto& [uid, gid] : std::exchange(job.sought, {})) {
+    owner_.Want(name, uid, gid);
+  }
+  Seek(name, job);
+  ForwardedMayGoOn();
+}
+
+// When what has been told may be enough by then; none: not by time alone, or it acts.
+std::optional<MonotonicTime> Router::WaitsUntil(const Hosting& hosting) const {
+  for (const Duration more : {Duration(0), kCollectKnown}) {
+    if (!hosting.acts && hosting.collect_until + more > time_.now) {
+      return hosting.collect_until + more;
+    }
+  }
+  return std::nullopt;
+}
+
+void Router::CampaignAbove(const std::string& name, Job& job, Epoch floor) {
+  StepDown(name, job, true);
+  job.highest = std::max(job.highest, floor);
+  Campaign(name, job);
+}
+
+void Router::On(const std::string& node, const PeerHeader& header, const JobSought& m) {
+  Job& job = Watch(header.job_name);  // of a list's first node: nobody else campaigns
+  if (m.reads) {
+    job.readers.insert(node);
+    if (owner_.IsAbsent(header.job_name)) {
+      On(JobMissed{header.job_name});
+    }
+  } else if (job.hosting && job.hosting->acts) {
+    owner_.Want(header.job_name, m.uid, m.gid);
+  } else if (job.sought.size() < kSoughtMax) {
+    job.sought.insert({m.uid, m.gid});
+  }
+}
+
+void Router::On(const JobMissed& e) {
+  Job* job = Find(e.name);
+  if (job == nullptr || !job->hosting) {
+    return;
+  }
+  for (const std::string& node : std::exchange(job->readers, {})) {
+    Answer(node, PeerHeader{e.name, {}, job->hosting->epoch}, NodeMessage(JobAbsent{}));
+  }
+}
+
+// ---- Its nodes ----
+
+void Router::On(const JobOpened& e) {
+  Job* job = Find(e.name);
+  if (job == nullptr || !job->hosting) {
+    return;
+  }
+  const std::optional<JobHosted> here = owner_.Describe(e.uuid, kHere);
+  if (!here) {
+    return;
+  }
+  job->hosting->job = e.uuid;
+  job->readers.clear();  // they hear of it as all do
+  Unmeet(*job);
+  job->uuid = e.uuid;
+  job->hosted = *here;
+  job->hosting->arrived.insert(kHere);
+  TryMeet(e.name, *job);
+  for (const auto& [node, peer] : peers_) {
+    Ask(e.name, *job, node);
+  }
+  if (job->hosting->best) {
+    for (const std::string& node : job->hosting->best->nodes()) {
+      if (node != self_ && peers_.count(node) == 0) {
+        owner_.TellCoordinator(e.uuid, names_.Number(node),
+                               NodeLeft{true, "it is not a member of the cluster"});
+      }
+    }
+  }
+}
+
+void Router::Introduce(const std::string& name, Job& job, const std::string& node) {
+  if (!job.hosting->job) {
+    return;  // there is no such job yet
+  }
+  if (const auto hosted = owner_.Describe(*job.hosting->job, names_.Number(node))) {
+    Say(node, PeerHeader{name, *job.hosting->job, job.hosting->epoch}, NodeMessage(*hosted));
+  }
+}
+
+void Router::FromNode(const std::string& node, const PeerHeader& header,
+                      const std::vector<ToCoordinator>& messages) {
+  const std::string name = header.job_name.empty() ? owner_.JobName(header.job) : header.job_name;
+  const NodeId from = names_.Number(node);
+  for (ToCoordinator message : messages) {
+    Job* job = Find(name);
+    if (job == nullptr || !job->hosting || job->hosting->job != header.job ||
+        job->hosting->epoch != header.epoch) {
+      return;
+    }
+    Hosting& hosting = *job->hosting;
+    if (std::holds_alternative<NodeArrived>(message)) {
+      ForgetTokens(hosting, from);
+      hosting.arrived.insert(from);
+    }
+    if (hosting.arrived.count(from) == 0) {
+      continue;  // said before it was lost: it tells all again
+    }
+    const bool ends = std::holds_alternative<RequestExpired>(message) ||
+                      std::holds_alternative<RequestCancelled>(message);
+    if (RequestToken* token = TokenIn(message)) {
+      auto known = hosting.tokens.find({from, *token});
+      if (known == hosting.tokens.end() && ends) {
+        continue;  // it was answered meanwhile
+      }
+      if (known == hosting.tokens.end()) {
+        known = hosting.tokens.emplace(std::pair(from, *token), next_token_).first;
+        hosting.origins[next_token_++] = {from, *token};
+      }
+      *token = known->second;
+      if (std::holds_alternative<RequestCancelled>(message)) {  // (One that expired is answered.)
+        hosting.origins.erase(known->second);
+        hosting.tokens.erase(known);
+      }
+    }
+    owner_.TellCoordinator(header.job, from, message);
+  }
+}
+
+void Router::FromCoordinator(const JobUuid& uuid, const std::vector<ForAgent>& messages,
+                             EventTime time) {
+  time_ = time;
+  const std::string name = owner_.JobName(uuid);
+  Job* job = Find(name);
+  if (job == nullptr || !job->hosting || job->hosting->job != uuid) {
+    return;
+  }
+  Hosting& hosting = *job->hosting;
+  const PeerHeader header{name, uuid, hosting.epoch};
+  for (const ForAgent& each : messages) {
+    ToAgent message = each.message;
+    if (auto* persist = std::get_if<PersistState>(&message)) {
+      persist->state.set_epoch(hosting.epoch);
+      persist->state.set_highest_epoch(hosting.epoch);
+      hosting.writing = persist->state.version();
+      hosting.written_here = hosting.agreed = false;
+      hosting.failure = absl::OkStatus();
+      if (hosting.stored == hosting.writing) {
+        hosting.agreed = true;  // only the write here failed
+      } else {
+        owner_.Act(StoreAgreedState{name, hosting.epoch, hosting.writing,
+                                    persist->state.SerializeAsString()});
+      }
+      for (const NodeId node : hosting.arrived) {
+        if (node != kHere) {
+          Say(names_.Name(node), header, NodeMessage(StateKept{persist->state}));
+        }
+      }
+      DeliverToAgent(*job, message);
+      continue;
+    }
+    NodeId to = each.to;
+    if (RequestToken* token = TokenIn(message)) {  // an answer goes to whoever asked
+      to = kHere;
+      if (*token >= kFirstForeignToken) {
+        const auto origin = hosting.origins.find(*token);
+        if (origin == hosting.origins.end()) {
+          continue;
+        }
+        std::tie(to, *token) = origin->second;
+        hosting.tokens.erase(origin->second);
+        hosting.origins.erase(origin);
+      }
+    }
+    for (const NodeId node : hosting.arrived) {
+      if (node != kHere && (to == node || to == kEveryNode)) {
+        Say(names_.Name(node), EncodePeer(header, message));
+      }
+    }
+    if (to == kHere || to == kEveryNode) {
+      DeliverToAgent(*job, message);
+    }
+  }
+}
+
+void Router::ForgetTokens(Hosting& hosting, NodeId node) {
+  std::vector<RequestToken> forgotten;
+  for (auto it = hosting.tokens.lower_bound({node, 0});
+       it != hosting.tokens.end() && it->first.first == node;) {
+    forgotten.push_back(it->second);
+    hosting.origins.erase(it->second);
+    it = hosting.tokens.erase(it);
+  }
+  for (const RequestToken token : forgotten) {
+    owner_.TellCoordinator(*hosting.job, node, RequestCancelled{token});
+  }
+}
+
+void Router::NodeIsLost(const std::string& node, bool ended, const std::string& why) {
+  const NodeId id = names_.Number(node);
+  for (auto& [name, job] : jobs_) {
+    if (!job.hosting || !job.hosting->job) {
+      continue;
+    }
+    if (job.hosting->arrived.erase(id) > 0) {
+      ForgetTokens(*job.hosting, id);
+    }
+    owner_.TellCoordinator(*job.hosting->job, id, NodeLeft{ended, why});
+  }
+}
+
+// ---- The end, and what is durable ----
+
+void Router::StepDown(const std::string& name, Job& job, bool resign) {
+  const bool acted = job.hosting->acts;
+  job.hosting.reset();
+  Unmeet(job);
+  job.host.reset();
+  if (resign) {
+    owner_.Act(ResignFrom{name});
+  }
+  if (acted) {
+    owner_.EndHosting(name);
+  }
+  PlanCampaign(name, job);
+}
+
+void Router::On(const StateStored& e) {
+  Job* job = Find(e.job);
+  if (job != nullptr && job->hosting && job->hosting->epoch == e.epoch &&
+      job->hosting->writing == e.version) {
+    job->hosting->agreed = true;
+    job->hosting->stored = e.version;
+    StateDone(*job);
+  }
+}
+
+void Router::On(const StateFenced& e) {
+  On(StateFailed{e.job, e.epoch, e.version, "another node hosts the job since"});
+}
+
+void Router::On(const StateFailed& e) {
+  Job* job = Find(e.job);
+  if (job != nullptr && job->hosting && job->hosting->epoch == e.epoch &&
+      job->hosting->writing == e.version) {
+    job->hosting->agreed = true;
+    job->hosting->failure.Update(absl::UnavailableError(
+        absl::StrCat("the state of job '", e.job, "' could not be agreed on: ", ToAbsl(e.why))));
+    StateDone(*job);
+  }
+}
+
+void Router::StateDone(Job& job) {
+  Hosting& hosting = *job.hosting;
+  if (hosting.writing == 0 || !hosting.written_here || !hosting.agreed) {
+    return;
+  }
+  const uint64_t version = std::exchange(hosting.writing, 0);
+  owner_.TellCoordinator(*hosting.job, kHere, StateWritten{version, hosting.failure});
+}
+
+}  // namespace holdfast

@@ -1,0 +1,332 @@
+#include "server/runtime/cluster_runtime.h"
+
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "base/utf8.h"
+#include "client-lib/include/holdfast/version.h"
+#include "server/membership/cluster_config.h"
+
+namespace holdfast {
+namespace {
+
+// Less than a stop of the daemon may take.
+constexpr Duration kLeaveDeadline = std::chrono::seconds(3);
+constexpr size_t kPeerProblemsShown = 8;
+
+uint64_t RandomBits() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+// Other machines have a say in the words, and in how often there are some.
+void LogLine(LogLevel level, const std::string& text) {
+  LogFrom(level, "cluster", absl::StrCat("cluster: ", text));
+}
+
+std::string NotReached(const std::string& node, const std::string& why) {
+  return absl::StrCat("node '", node, "' is not reached: ", why, "; tried again by itself");
+}
+
+PeerNetworkOptions NetworkOptions(const v1::DaemonConfig& config, Env* env, uint64_t incarnation,
+                                  const LinkLimits& limits) {
+  const v1::ClusterTlsConfig& tls = config.cluster().tls();
+  return {.self = config.node_name(),
+          .incarnation = incarnation,
+          .listen = config.cluster().listen_address(),
+          .tls = {tls.ca_file(), tls.cert_file(), tls.key_file()},
+          .env = env,
+          .limits = limits};
+}
+
+}  // namespace
+
+class ClusterRuntime::Gate {
+ public:
+  // Waits for room; false: the gate is closed. Whatever comes to an empty one has room.
+  bool Enter(size_t bytes) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (!closed_ && messages_ > 0 &&
+           (messages_ >= kUntakenMessagesMax || bytes_ + bytes > kUntakenBytesMax)) {
+      changed_.Wait(mutex_);
+    }
+    if (closed_) {
+      return false;
+    }
+    ++messages_;
+    bytes_ += bytes;
+    return true;
+  }
+  void Take(size_t bytes) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    --messages_;
+    bytes_ -= bytes;
+    changed_.NotifyAll();
+  }
+  void Close() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  size_t messages_ GUARDED_BY(mutex_) = 0;
+  size_t bytes_ GUARDED_BY(mutex_) = 0;
+  bool closed_ GUARDED_BY(mutex_) = false;
+};
+
+ClusterRuntime::ClusterRuntime(const v1::DaemonConfig& config, Env* env, const LinkLimits& limits)
+    : config_(config), env_(env), limits_(limits), gate_(std::make_shared<Gate>()) {}
+
+ClusterRuntime::~ClusterRuntime() {
+  // An observer that waits for room is one that PeerNetwork's end would wait for.
+  gate_->Close();
+  ender_.Stop();
+  membership_ = nullptr;
+  network_ = nullptr;
+}
+
+absl::Status ClusterRuntime::Start(PostEvent post) {
+  post_ = std::move(post);
+  // 1. The port, which membership publishes.
+  const uint64_t incarnation = RandomBits();
+  network_ = std::make_unique<PeerNetwork>(NetworkOptions(config_, env_, incarnation, limits_));
+  if (const absl::Status listens =
+          network_->Start([this](PeerEvent event) { OnPeer(std::move(event)); });
+      !listens.ok()) {
+    return Annotate(listens, "cluster");
+  }
+  // 2. This node, under the incarnation that its peers ask for.
+  NodeInfo self;
+  self.name = config_.node_name();
+  self.address = PublishedAddress(config_.cluster(), network_->address());
+  self.labels = LabelsOf(config_.cluster().labels());
+  self.capacity_bytes = config_.memory().bytes_max();
+  self.version = HOLDFAST_VERSION_STRING;
+  self.incarnation = incarnation;
+  HF_ASSIGN_OR_RETURN(membership_, CreateMembership({.config = config_.cluster(),
+                                                     .self = self,
+                                                     .state_dir = config_.state_dir(),
+                                                     .env = env_}));
+  LogInfo(absl::StrCat("cluster name=", config_.cluster().name(), " listen=", network_->address(),
+                       " address=", self.address, " membership=",
+                       config_.cluster().has_etcd()           ? "etcd"
+                       : config_.cluster().members_size() > 0 ? "static"
+                                                              : "alone"));
+  membership_->Start([this](const MembershipEvent& event) { OnMembership(event); });
+  return absl::OkStatus();
+}
+
+// ---- Actions ----
+
+void ClusterRuntime::Perform(WatchHost action) {
+  if (!stopping_) {
+    membership_->WatchHost(action.job);
+  }
+}
+
+void ClusterRuntime::Perform(UnwatchHost action) {
+  if (!stopping_) {
+    membership_->UnwatchHost(action.job);
+  }
+}
+
+void ClusterRuntime::Perform(CampaignFor action) {
+  if (!stopping_) {
+    membership_->Campaign(action.job, action.floor);
+  }
+}
+
+void ClusterRuntime::Perform(ResignFrom action) {
+  if (!stopping_) {
+    membership_->Resign(action.job);
+  }
+}
+
+void ClusterRuntime::Perform(StoreAgreedState action) {
+  if (!stopping_) {
+    membership_->StoreState(action.job, action.epoch, action.version, std::move(action.state));
+  }
+}
+
+void ClusterRuntime::Perform(ForgetAgreedState action) {
+  if (!stopping_) {
+    membership_->ForgetJob(action.job, action.epoch);
+  }
+}
+
+void ClusterRuntime::Perform(SetPeers action) {
+  if (stopping_) {
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(peers_, [&](const auto& peer) { return !action.peers.contains(peer.first); });
+    for (const auto& [node, at] : action.peers) {
+      peers_.try_emplace(node);
+    }
+  }
+  network_->SetPeers(std::move(action.peers));
+}
+
+void ClusterRuntime::Perform(ConnectPeer action) {
+  if (!stopping_) {
+    network_->Connect(action.node);
+  }
+}
+
+void ClusterRuntime::Perform(SayToPeer action) {
+  if (!stopping_) {
+    network_->Say(action.node, action.channel, std::move(action.message));
+  }
+}
+
+// ---- Events ----
+
+void ClusterRuntime::OnMembership(const MembershipEvent& event) {
+  {
+    MutexLock lock(mutex_);
+    Note(event);
+  }
+  post_(MembershipTold{event}, [] {});
+}
+
+void ClusterRuntime::OnPeer(PeerEvent event) {
+  {
+    MutexLock lock(mutex_);
+    Note(event);
+  }
+  const auto* spoke = std::get_if<PeerSpoke>(&event);
+  const size_t bytes = spoke == nullptr ? 0 : spoke->message.size();
+  if (gate_->Enter(bytes)) {
+    post_(PeerTold{std::move(event)}, [gate = gate_, bytes] { gate->Take(bytes); });
+  }
+}
+
+void ClusterRuntime::Note(const MembershipEvent& event) {
+  if (std::holds_alternative<LeaseHolds>(event)) {
+    if (!std::exchange(member_, true)) {
+      LogLine(LogLevel::kInfo, "this node is a member");
+    }
+  } else if (const auto* lost = std::get_if<LeaseLost>(&event)) {
+    member_ = false;
+    LogLine(leaving_ ? LogLevel::kInfo : LogLevel::kWarning,
+            absl::StrCat("this node is no member any more: ", lost->why));
+  } else if (const auto* are = std::get_if<MembersAre>(&event)) {
+    members_.clear();
+    for (const NodeInfo& member : are->members) {
+      members_.insert(member.name);
+    }
+    LogLine(LogLevel::kInfo, absl::StrCat("members: ", members_.size()));
+  } else if (const auto* up = std::get_if<MemberUp>(&event)) {
+    members_.insert(up->member.name);
+    LogLine(LogLevel::kInfo,
+            absl::StrCat("member '", up->member.name, "' at ", up->member.address));
+  } else if (const auto* gone = std::get_if<MemberGone>(&event)) {
+    members_.erase(gone->name);
+    LogLine(LogLevel::kInfo, absl::StrCat("member '", gone->name, "' is gone"));
+  } else if (const auto* wiped = std::get_if<ClusterWiped>(&event)) {
+    LogLine(LogLevel::kWarning, wiped->what);
+  } else if (const auto* problem = std::get_if<MembershipProblem>(&event)) {
+    problem_ = Utf8Text(problem->text);
+    LogLine(problem_.empty() ? LogLevel::kInfo : LogLevel::kWarning,
+            problem_.empty() ? "membership is well" : problem_);
+  } else if (std::holds_alternative<Left>(event)) {
+    left_ = true;
+    left_changed_.NotifyAll();
+  }
+}
+
+void ClusterRuntime::Note(const PeerEvent& event) {
+  if (const auto* reached = std::get_if<PeerReached>(&event)) {
+    NotePeer(reached->node, true, "");
+  } else if (const auto* lost = std::get_if<PeerLost>(&event)) {
+    NotePeer(lost->node, false, lost->why);
+  } else if (const auto* problem = std::get_if<PeerProblem>(&event)) {
+    NotePeer(problem->node, false, problem->why);
+  }
+}
+
+// What is told late of a node that is no member any more is of no interest.
+void ClusterRuntime::NotePeer(const std::string& node, bool reached, const std::string& why) {
+  const std::string problem = Utf8Text(why);  // it may be the other side's
+  const auto it = peers_.find(node);
+  if (it == peers_.end() || (it->second.reached == reached && it->second.problem == problem)) {
+    return;
+  }
+  it->second = {reached, problem};
+  if (reached) {
+    LogLine(LogLevel::kInfo, absl::StrCat("node '", node, "' is reached"));
+  } else if (!problem.empty()) {
+    LogLine(LogLevel::kWarning, NotReached(node, problem));
+  }
+}
+
+ClusterView ClusterRuntime::View() {
+  MutexLock lock(mutex_);
+  ClusterView view;
+  view.member = member_;
+  view.members = members_.size();
+  if (!problem_.empty()) {
+    view.problems.push_back(absl::StrCat("cluster: ", problem_));
+  }
+  size_t more = 0;
+  size_t shown = 0;
+  for (const auto& [node, peer] : peers_) {
+    view.reached += peer.reached ? 1 : 0;
+    if (peer.problem.empty()) {
+      continue;
+    }
+    if (shown == kPeerProblemsShown) {
+      ++more;
+      continue;
+    }
+    ++shown;
+    view.problems.push_back(absl::StrCat("cluster: ", NotReached(node, peer.problem)));
+  }
+  if (more > 0) {
+    view.problems.push_back(absl::StrCat("cluster: ", more, " more nodes are not reached"));
+  }
+  return view;
+}
+
+// ---- The end ----
+
+void ClusterRuntime::Stop(std::function<void()> done) {
+  stopping_ = true;
+  gate_->Close();
+  ender_.Post([this, done = std::move(done)] {
+    Leave();
+    membership_ = nullptr;
+    network_ = nullptr;
+    done();
+  });
+}
+
+void ClusterRuntime::Leave() {
+  const auto until = std::chrono::steady_clock::now() + kLeaveDeadline;
+  {
+    MutexLock lock(mutex_);
+    leaving_ = true;
+  }
+  membership_->Leave();
+  MutexLock lock(mutex_);
+  while (!left_) {
+    if (!left_changed_.WaitUntil(mutex_, until)) {
+      LogLine(LogLevel::kWarning,
+              absl::StrCat("etcd did not take this node's leave within ",
+                           FormatDuration(kLeaveDeadline),
+                           "; others can have its jobs when its lease has ended"));
+      return;
+    }
+  }
+}
+
+}  // namespace holdfast

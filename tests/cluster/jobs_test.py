@@ -1,0 +1,145 @@
+"""Jobs over several nodes: real daemons, a real etcd, ranks on nodes that share nothing but /remote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cluster_of_daemons import POLICY, Cluster, Job, wait_until
+from .network import Network
+from .rank import Rank
+
+
+def test_ranks_on_several_nodes_commit_together(network: Network) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.start("a a b b")
+    assert job.resume() == 0
+    job.save()
+    job.save()
+    job.check_history()
+
+
+def test_a_node_dies_and_another_takes_its_ranks(network: Network) -> None:
+    cluster = Cluster(network, "a b spare")
+    job = Job(cluster)
+    job.start("a a b b")
+    assert job.resume() == 0
+    job.save()
+    cluster["b"].kill()
+    job.start("a a spare spare")
+    job.join()
+    said = job.ask("restore")
+    assert job.agreed(said) == 1
+    assert all("source=" not in each for each in said[:2]), said
+    assert all("source=remote" in each for each in said[2:]), said
+    job.save()
+    job.check_history()
+
+
+def test_the_host_dies_and_nothing_is_lost(network: Network) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    cluster.daemons["c"].kill()
+    job.save_soon()
+    assert cluster.wait_host(job.name, "a", but="c") in ("a", "b")
+    job.check_history()
+
+
+def test_etcd_stops_for_a_while(network: Network) -> None:
+    cluster = Cluster(network, "a b")
+    assert cluster.etcd is not None
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    cluster.etcd.stop()
+    cluster.etcd.resume()
+    job.save()
+    job.check_history()
+
+
+def test_a_daemon_is_started_anew_under_its_ranks(network: Network) -> None:
+    cluster = Cluster(network, "a b")
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    for name in ("a", "b"):
+        cluster.start_anew(name)
+    job.save_soon()
+    job.check_history()
+
+
+def test_readers_on_any_node(network: Network) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster, policy=f"{POLICY} nvme.every_steps=0")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    for name, sources in (
+        ("a", ("", " source=remote why=memory copy on b, not on a, nvme copy absent")),
+        ("b", (" source=remote why=memory copy on a, not on b, nvme copy absent", "")),
+        ("c", (" source=remote why=memory copy on a, not on c, nvme copy absent", None)),
+    ):
+        reader = Rank(cluster[name], job.name)
+        assert reader.ask("list") == "ok 1:1/2,memory,remote"
+        for rank, source in enumerate(sources):
+            said = reader.ask(f"attach rank={rank}")
+            assert said.startswith("ok step=1"), said
+            assert source is None or said == f"ok step=1{source}", said
+            assert reader.ask("read").startswith("ok"), (name, rank)
+    assert "there is no job 'none' in this cluster" in Rank(cluster["c"], "none").ask("list")
+
+
+def test_every_node_shows_all_jobs(network: Network) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    other = Rank(cluster["c"], "other", policy=job.policy)
+    assert other.ask("open") == "ok attempt=1"
+    for name in cluster.nodes:
+        told = cluster.tell(name, "jobs")["jobs"]
+        assert [one["name"] for one in told] == [job.name, "other"]
+        assert told[0]["host"] == cluster.host(job.name, name)
+        assert told[0]["node_names"] == ["a", "b"]
+        running = (told[0]["phase"], told[0]["ranks_alive"], told[0]["world_size"])
+        assert running == ("running", 2, 2)
+        assert (told[0]["newest"]["step"], told[0]["newest_in_remote"]["step"]) == (1, 1)
+        assert "2 jobs: " in cluster.daemons[name].ctl("jobs")
+    assert "no jobs of yours" in cluster.daemons["a"].ctl("jobs", uid=2000)
+
+
+def test_a_restore_point_is_in_memory_before_the_restore(network: Network) -> None:
+    cluster = Cluster(network, "a b")
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    job.save()
+    job.kill()
+    for name in ("a", "b"):
+        cluster.daemons[name].kill()
+        cluster[name].run(["sh", "-c", "rm -rf /dev/shm/holdfast/*"])
+        cluster.start(name)
+
+    def is_set() -> bool:
+        """While nobody hosts the job, commands are refused."""
+        return "error" not in cluster.tell("a", "restore", job.name, "--step", "1")
+
+    def prefetched() -> dict[str, Any]:
+        told = cluster.tell("b", "explain", job.name).get("prefetch", {})
+        return told if told.get("in_memory") == 2 else {}
+
+    wait_until("a restore point", is_set)
+    assert wait_until("both ranks' shards in memory", prefetched)["text"] == (
+        "all ranks have it in memory"
+    )
+    job.start("a b")
+    job.join()
+    assert job.ask("restore") == ["ok attempt=1 step=1"] * 2

@@ -1,0 +1,326 @@
+"""kill -9 of each role at each step of the protocol: a daemon with ranks, the host, a spare, a rank, etcd.
+
+Of each the same is wanted: no commit is lost or doubled, nobody hangs, all ranks agree on one step afterwards, and the next save
+commits. Where a process is to be at a certain step when another one dies, it stops there by itself (base/sync_point.h).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import signal
+
+import pytest
+
+from .cluster_of_daemons import Cluster, Job, wait_until
+from .network import Network
+
+# ---- A daemon with ranks; another node hosts the job ----
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "daemon.begin.note_written",
+        "daemon.begin.granted",
+        "daemon.seal.received",
+        "daemon.seal.record_written",
+        "daemon.seal.replied",
+        "daemon.flush.data_written",
+        "daemon.flush.published",
+    ],
+)
+def test_a_daemon_whose_ranks_save_is_killed(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    cluster.start_anew("b", armed={"b": f"{point}:kill"})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: job.ask("save 2") + job.ask("tier remote 10000"))
+        cluster.revive("b")
+        said = answers.result()
+    assert said[0] == "ok sealed", f"what rank 0 does hangs on no other node: {said}"
+    job.save_soon()
+    job.save()
+    job.check_history()
+    job.start("a b")
+    assert job.resume() == job.safe
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "daemon.join.replied",
+        "daemon.session.source_sent",
+        "daemon.session.done_sent",
+    ],
+)
+def test_a_daemon_whose_ranks_restore_is_killed(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    job.kill()
+    cluster.start_anew("b", armed={"b": f"{point}:kill"})
+    job.start("a b")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        step = pool.submit(job.resume)
+        cluster.revive("b")
+        assert step.result() == 1
+    job.save_soon()
+    job.check_history()
+    job.start("a b")
+    assert job.resume() == job.safe
+
+
+# ---- The host ----
+
+
+def test_the_host_is_killed_when_the_first_attempt_is_written(network: Network) -> None:
+    cluster = Cluster(network, "a b", armed={"a": "daemon.join.state_written:kill"})
+    job = Job(cluster)
+    job.start("a b")
+    job.ranks[0].send("open")
+    cluster.revive("a")
+    said = [job.ranks[0].answer(), job.ranks[1].ask("open")]
+    assert said[0] == said[1] and said[0].startswith("ok attempt="), said
+    assert job.restore() == 0
+    job.save()
+    job.check_history()
+
+
+def test_the_host_is_killed_when_the_restore_is_decided(network: Network) -> None:
+    cluster = Cluster(network, "a b c", armed={"c": "daemon.session.decided:kill"})
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    job.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = pool.submit(job.ask_anew, "restore")
+        cluster.revive("c")
+        assert all("NOTHING_TO_RESTORE" in each for each in said.result()), said.result()
+    job.save_soon()
+    job.check_history()
+    job.start("a b")
+    assert job.resume() == job.safe
+
+
+@pytest.mark.parametrize("point", ["daemon.manifest.begun", "daemon.manifest.published"])
+def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b c", armed={"c": f"{point}:kill@2"})
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    # Whoever hosts it next finds the step whole, and publishes what is not there yet.
+    assert job.save() == 2
+    assert not cluster.is_running("c")
+    assert cluster.wait_host(job.name, "a", but="c") in ("a", "b")
+    job.save()
+    job.check_history()
+    cluster.start("c")
+    job.start("a c")
+    assert job.resume() == job.safe
+
+
+@pytest.mark.parametrize(
+    "point", ["client.save.granted", "client.save.seal_sent", "client.save.sealed"]
+)
+def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b", armed={1: f"{point}:stop@2"})
+    assert job.resume() == 0
+    job.save()
+    for rank in job.ranks:
+        rank.send("save 2")
+    job.ranks[1].process.wait_stopped()
+    cluster.daemons["c"].kill()
+    job.ranks[1].process.resume()
+    said = job.note("save 2", [rank.answer() for rank in job.ranks])
+    assert said == ["ok sealed"] * 2, "saves wait for no host"
+    assert job.ask("tier remote") == ["ok remote"] * 2, "the next host counts again"
+    job.save()
+    job.check_history()
+    cluster.start("c")
+    job.start("c a")
+    assert job.resume() == job.safe
+
+
+@pytest.mark.parametrize("point", ["client.restore.source_mapped", "client.restore.reported"])
+def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    job.start("a b", armed={1: f"{point}:stop"})
+    job.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = pool.submit(job.ask_anew, "restore")
+        job.ranks[1].process.wait_stopped()
+        cluster.daemons["c"].kill()
+        job.ranks[1].process.resume()
+        assert job.agreed(said.result()) == 1
+    job.save_soon()
+    job.check_history()
+
+
+# ---- A spare, which gets ranks of another node ----
+
+
+@pytest.mark.parametrize(
+    "point", ["daemon.slot.created", "daemon.fetch.published", "daemon.session.source_sent"]
+)
+def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b spare", armed={"spare": f"{point}:kill"})
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    cluster["b"].kill()
+    job.start("a spare")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        step = pool.submit(job.resume)
+        cluster.revive("spare")
+        assert step.result() == 1
+    job.save_soon()
+    job.check_history()
+
+
+# ---- A rank ----
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "client.restore.source_mapped",
+        "client.restore.half_copied",
+        "client.restore.reported",
+        "client.restore.done",
+    ],
+)
+def test_a_rank_is_killed_while_it_starts(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b")
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    job.start("a b", armed={1: f"{point}:kill"})
+    for command in ("open", "restore"):
+        job.ranks[1].send(command)
+    job.ranks[0].ask("open")
+    job.ranks[0].send("restore")
+    assert job.ranks[1].process.wait() == -signal.SIGKILL
+    # Its launcher ends the other one, too, which waits for a rank that is gone.
+    job.attempt = 2
+    job.start("a b")
+    said = job.ask_anew("open")
+    assert said[0] == said[1] and said[0].startswith("ok attempt="), said
+    assert job.restore() == 1
+    job.save()
+    job.check_history()
+
+
+def test_a_rank_is_killed_at_each_step_of_a_save(network: Network) -> None:
+    cluster = Cluster(network, "a b c")
+    job = Job(cluster)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    for point in (
+        "client.save.granted",
+        "client.save.header_written",
+        "client.save.half_copied",
+        "client.save.copied",
+        "client.save.record_written",
+        "client.save.seal_sent",
+        "client.save.sealed",
+    ):
+        job.start("a b", armed={1: f"{point}:kill"})
+        assert job.resume() >= job.safe, point
+        said = job.ask(f"save {job.step + 1}")
+        assert said[1] == "" and job.ranks[1].process.wait() == -signal.SIGKILL, (point, said)
+        # The rank that lives is told what became of the step; once the seal was told, that it is there.
+        (alone,) = job.note("tier remote", [job.ranks[0].ask("tier remote")])
+        assert "ABANDONED" in alone or (alone == "ok remote" and "seal" in point), (point, alone)
+        assert alone == "ok remote" or point != "client.save.sealed", alone
+    job.start("a b")
+    assert job.resume() == job.safe
+    job.save()
+    job.check_history()
+
+
+def test_a_rank_is_killed_while_its_admission_is_on_its_way(network: Network) -> None:
+    cluster = Cluster(network, "a b")
+    job = Job(cluster)
+    job.make_host("a")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    network.links.delay(cluster["a"], cluster["b"], by_ms=400)
+    job.start("a b", armed={1: "client.join.sent:stop"})
+    for rank in job.ranks:
+        rank.send("open")
+    wait_until("both are in", lambda: cluster.status(job.name, "a").get("ranks_alive") == 2)
+    job.kill()
+    network.links.heal()
+    job.start("a b")
+    said = [answer.split(" ")[0] for answer in job.ask_anew("open 5000")]
+    assert said == ["ok", "ok"], "nobody lives who could have the rank"
+    assert job.restore() == 1
+    job.save()
+    job.check_history()
+
+
+# ---- etcd ----
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_etcd_is_killed_at_each_step(network: Network, members: int) -> None:
+    cluster = Cluster(network, "a b c", etcd_members=members)
+    etcd = cluster.etcd
+    assert etcd is not None
+    job = Job(cluster)
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    for point in (
+        "client.join.sent",
+        "client.restore.source_mapped",
+        "client.restore.reported",
+        "client.save.half_copied",
+        "client.save.seal_sent",
+    ):
+        job.start("a b", armed={1: f"{point}:stop"})
+        saves = point.startswith("client.save")
+        if saves:
+            assert job.resume() == job.safe, point
+            for rank in job.ranks:
+                rank.send(f"save {job.step + 1}")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            resumed = None if saves else pool.submit(job.resume)
+            job.ranks[1].process.wait_stopped()
+            killed = etcd.members[0] if members == 1 else etcd.leader()
+            killed.kill()
+            job.ranks[1].process.resume()
+            if saves:
+                said = job.note(f"save {job.step + 1}", [rank.answer() for rank in job.ranks])
+                assert said == ["ok sealed"] * 2, f"{point}: saves do not wait for etcd: {said}"
+            if members == 1:
+                etcd.start()
+            if resumed is not None:
+                assert resumed.result() == job.safe, point
+            else:
+                assert job.ask("tier remote") == ["ok remote"] * 2, point
+        job.save_soon()
+        etcd.start()
+    job.check_history()

@@ -1,0 +1,1009 @@
+// The agent of a node of a cluster: it works without the coordinators of its jobs, by messages
+// alone (docs/protocol.md §16).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "server/agent.h"
+
+namespace holdfast {
+namespace {
+
+constexpr uint64_t kSlot = 2ull << 20;
+constexpr uint32_t kUser = 1000;
+
+JobUuid Uuid(uint8_t n) {
+  JobUuid uuid;
+  uuid.bytes[0] = n;
+  return uuid;
+}
+
+v1::JobState State(const JobUuid& uuid, const std::string& name, uint64_t version,
+                   uint64_t epoch = 0) {
+  v1::JobState state;
+  state.set_job_uuid(uuid.ToBytes());
+  state.set_name(name);
+  state.set_uid(kUser);
+  state.set_gid(kUser);
+  state.set_version(version);
+  state.set_epoch(epoch);
+  state.set_highest_epoch(epoch);
+  return state;
+}
+
+class AgentClusterTest : public ::testing::Test {
+ protected:
+  AgentClusterTest() {
+    config_.mutable_cluster()->add_members()->set_name("node-a");
+    config_.mutable_memory()->set_slots_per_rank(3);
+    config_.mutable_memory()->set_slots_max(1000);
+    config_.mutable_save()->set_commit_deadline_ms(600'000);
+    config_.mutable_session()->set_deadline_max_ms(3'600'000);
+    config_.mutable_admin()->set_request_timeout_ms(30'000);
+    config_.mutable_nvme()->add_dirs("/nvme");
+    config_.mutable_nvme()->set_high_watermark_percent(90);
+    config_.mutable_nvme()->set_low_watermark_percent(80);
+    config_.mutable_remote()->set_dir("/remote");
+    started_.memory_bytes_max = 100 * kSlot;
+    started_.boot_id = "boot";
+  }
+
+  EventTime Time() const { return {now_, now_.ns / 1'000'000}; }
+
+  void Start() {
+    agent_ = std::make_unique<Agent>(config_, "node-a", 7, 0);
+    Feed(started_);
+  }
+  void Feed(const Event& event) {
+    agent_->Handle(event, Time());
+    Settle();
+  }
+  // What the runtime does at once; the rest is kept for the test.
+  void Settle() {
+    while (true) {
+      agent_->Settle(Time());
+      if (agent_->actions().empty()) {
+        break;
+      }
+      const Action action = std::move(agent_->actions().front());
+      agent_->actions().pop_front();
+      if (const auto* note = std::get_if<WriteNote>(&action)) {
+        agent_->Handle(NoteWritten{note->slot, note->note_version, absl::OkStatus()}, Time());
+      } else if (const auto* slot = std::get_if<CreateSlot>(&action)) {
+        agent_->Handle(SlotCreated{slot->slot, absl::OkStatus()}, Time());
+      } else if (const auto* record = std::get_if<PublishRecord>(&action)) {
+        RecordPublished published{record->slot, record->generation, absl::OkStatus(),
+                                  record->expected};
+        published.copy.image_bytes = 4096;
+        published.copy.sealed_unix_ms = 5;
+        agent_->Handle(published, Time());
+      } else {
+        actions_.push_back(action);
+      }
+    }
+    EXPECT_EQ(agent_->CheckInvariants(), "");
+  }
+  template <typename What>
+  std::vector<What> Take() {
+    std::vector<What> taken;
+    std::erase_if(actions_, [&](const Action& action) {
+      const auto* found = std::get_if<What>(&action);
+      if (found != nullptr) {
+        taken.push_back(*found);
+      }
+      return found != nullptr;
+    });
+    return taken;
+  }
+  template <typename What>
+  std::vector<What> Notices() {
+    std::vector<What> taken;
+    for (const AgentNotice& notice : agent_->notices()) {
+      if (const auto* found = std::get_if<What>(&notice)) {
+        taken.push_back(*found);
+      }
+    }
+    agent_->notices().clear();
+    return taken;
+  }
+  // What was said to the job's coordinator since, in order.
+  std::vector<ToCoordinator> Said(const JobUuid& job) {
+    std::vector<ToCoordinator> said;
+    for (const auto& [to, message] : agent_->messages()) {
+      if (to == job) {
+        said.push_back(message);
+      }
+    }
+    agent_->messages().clear();
+    return said;
+  }
+  template <typename What>
+  static std::vector<What> Only(const std::vector<ToCoordinator>& said) {
+    std::vector<What> only;
+    for (const ToCoordinator& message : said) {
+      if (const auto* found = std::get_if<What>(&message)) {
+        only.push_back(*found);
+      }
+    }
+    return only;
+  }
+  ConnectionId Connect(int32_t pid) {
+    Feed(ConnectionOpened{next_connection_, {{pid, 1}, kUser, kUser}});
+    return next_connection_++;
+  }
+  void Ask(ConnectionId connection, v1::ClientFrame frame) {
+    frame.set_id(next_frame_++);
+    Feed(ClientRequest{connection, frame});
+  }
+  void Join(ConnectionId connection, Rank rank, const std::string& name = "job") {
+    v1::ClientFrame frame;
+    frame.mutable_join()->set_job(name);
+    frame.mutable_join()->set_rank(rank);
+    frame.mutable_join()->set_world_size(4);
+    frame.mutable_join()->set_deadline_ms(60'000);
+    Ask(connection, frame);
+  }
+  void Begin(ConnectionId connection, Step step) {
+    v1::ClientFrame frame;
+    frame.mutable_begin_save()->set_step(step);
+    frame.mutable_begin_save()->set_slot_bytes(kSlot);
+    frame.mutable_begin_save()->set_deadline_ms(60'000);
+    Ask(connection, frame);
+  }
+  MeetJob Host(const JobUuid& uuid, const std::string& name = "job") {
+    return {name, uuid, kUser, kUser, 1, 4, {}};
+  }
+  void Meet(const MeetJob& job) {
+    agent_->Meet(job, Time());
+    Settle();
+  }
+  void Tell(const JobUuid& job, const ToAgent& message) {
+    agent_->Take(job, message, Time());
+    Settle();
+  }
+  // A rank that has joined, over a connection of its own.
+  ConnectionId Seated(const JobUuid& job, Rank rank, int32_t pid) {
+    const ConnectionId connection = Connect(pid);
+    Join(connection, rank);
+    for (const JoinAsked& join : Only<JoinAsked>(Said(job))) {
+      JoinAccepted accepted;
+      accepted.token = join.token;
+      accepted.attempt = 1;
+      accepted.rank = join.rank;
+      accepted.world_size = 4;
+      Tell(job, accepted);
+    }
+    return connection;
+  }
+  void Permit(const JobUuid& job) {
+    for (const SaveAsked& save : Only<SaveAsked>(Said(job))) {
+      Tell(job, SavePermitted{save.token, {}});
+    }
+  }
+  static SealedCopy Copy(const JobUuid& job, Step step, Rank rank,
+                         const std::string& name = "job") {
+    SealedCopy copy;
+    copy.id = {job, 1, step, rank};
+    copy.job_name = name;
+    copy.world_size = 4;
+    copy.generation = 1;
+    copy.image_bytes = 4096;
+    copy.sealed_unix_ms = 5;
+    return copy;
+  }
+  static DurableCopy OnDrive(const JobUuid& job, Step step, Rank rank,
+                             const std::string& dir = "/nvme") {
+    DurableCopy copy;
+    copy.copy = Copy(job, step, rank);
+    copy.copy.generation = 0;
+    copy.record_bytes = 100;
+    copy.record_crc = step;
+    copy.location = dir + "/" + std::to_string(step);
+    return copy;
+  }
+  void AddSlot(const SealedCopy& copy) {
+    FoundSlot found;
+    found.slot = static_cast<SlotId>(started_.slots.size());
+    found.bytes = kSlot;
+    found.note.set_generation(copy.generation);
+    found.sealed = copy;
+    started_.slots.push_back(found);
+  }
+  void DriveScanned(const std::vector<FoundJob>& jobs) {
+    TierScanned scanned;
+    scanned.dir = "/nvme";
+    scanned.jobs = jobs;
+    Feed(scanned);
+  }
+  FoundJob Found(const JobUuid& uuid, const std::vector<DurableCopy>& copies) {
+    return {uuid, "job", kUser, kUser, copies, {}};
+  }
+  void RemoteScanned(const std::vector<FoundJob>& jobs) {
+    for (const ScanRemote& scan : Take<ScanRemote>()) {
+      TierScanned scanned;
+      scanned.tier = TierKind::kRemote;
+      scanned.drain = scan.drain;
+      scanned.job_name = scan.job_name;
+      scanned.jobs = jobs;
+      Feed(scanned);
+    }
+  }
+  const Coordinator* Hosted(const JobUuid& uuid) {
+    const auto job = agent_->jobs().find(uuid);
+    return job == agent_->jobs().end() ? nullptr : job->second.coordinator.get();
+  }
+  std::vector<std::string> Problems() {
+    Feed(AdminRequest{++admin_, {{1, 1}, 0, 0}, v1::GetStatusRequest()});
+    const auto replies = Take<AdminReply>();
+    const auto& reply = std::get<v1::GetStatusReply>(replies.back().reply);
+    return {reply.daemon().problems().begin(), reply.daemon().problems().end()};
+  }
+  std::vector<v1::Failure> Failures() {
+    std::vector<v1::Failure> failures;
+    for (const SendReply& reply : Take<SendReply>()) {
+      if (reply.frame.has_failure()) {
+        failures.push_back(reply.frame.failure());
+      }
+    }
+    return failures;
+  }
+
+  v1::DaemonConfig config_;
+  Started started_;
+  MonotonicTime now_{1'000'000'000};
+  std::unique_ptr<Agent> agent_;
+  std::vector<Action> actions_;
+  ConnectionId next_connection_ = 1;
+  uint64_t next_frame_ = 1;
+  AdminToken admin_ = 100;
+  const JobUuid x_ = Uuid(1);
+  const JobUuid y_ = Uuid(2);
+};
+
+TEST_F(AgentClusterTest, WhatIsFoundAtStartIsNoticedAndHostedByNobody) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  AddSlot(Copy(y_, 10, 0, "other"));
+  Start();
+  EXPECT_EQ(Hosted(x_), nullptr);
+  EXPECT_EQ(agent_->jobs().size(), 2u);
+  EXPECT_EQ(Notices<JobNoticed>().size(), 2u);
+  EXPECT_TRUE(Take<ScanRemote>().empty());
+  EXPECT_EQ(agent_->KeptState("job")->version(), 3u);
+  // Of a job that only copies tell of there is a state that says so.
+  ASSERT_TRUE(agent_->KeptState("other").has_value());
+  EXPECT_EQ(agent_->KeptState("other")->job_uuid(), y_.ToBytes());
+  EXPECT_TRUE(agent_->KeptState("other")->history_unknown());
+  DriveScanned({Found(Uuid(3), {})});
+  EXPECT_TRUE(Said(x_).empty()) << "nobody who could hear it is known";
+}
+
+TEST_F(AgentClusterTest, StatesThatContradictThemselvesAreLeftAlone) {
+  v1::JobState bad = State(x_, "job", 3);
+  bad.add_attempts()->set_attempt(1);  // of no ranks
+  started_.jobs.push_back(bad);
+  Start();
+  EXPECT_TRUE(agent_->jobs().empty());
+  EXPECT_EQ(Problems().size(), 1u);
+  agent_->KeepState(bad, Time());
+  Settle();
+  EXPECT_TRUE(Take<WriteJobState>().empty());
+}
+
+TEST_F(AgentClusterTest, AHostIsToldAllThatIsHereInOrder) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  AddSlot(Copy(x_, 10, 0));
+  AddSlot(Copy(x_, 10, 1));
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  MeetJob host = Host(x_);
+  host.ranks = {{0, {100, 1}}, {1, {101, 1}}};
+  Meet(host);
+  const std::vector<ToCoordinator> said = Said(x_);
+  ASSERT_EQ(said.size(), 3u);
+  const auto& arrived = std::get<NodeArrived>(said[0]);
+  EXPECT_EQ(arrived.shards.size(), 2u);
+  ASSERT_EQ(arrived.seats.size(), 2u);
+  EXPECT_EQ(arrived.seats[1].process, (ProcessId{101, 1}));
+  EXPECT_EQ(std::get<CopiesFound>(said[1]).copies.size(), 1u);
+  EXPECT_EQ(std::get<CopiesFound>(said[1]).copies[0].record_crc, 9u);
+  EXPECT_EQ(std::get<InventoryState>(said[2]).kind, InventoryState::Kind::kKnown);
+  EXPECT_EQ(Take<WatchProcess>().size(), 2u);
+  // It is told again, and no rank is there twice.
+  Meet(host);
+  EXPECT_EQ(Only<NodeArrived>(Said(x_)).at(0).seats.size(), 2u);
+  // A rank that ended meanwhile is told at once.
+  Feed(ProcessEnded{{101, 1}});
+  EXPECT_EQ(Only<SeatLost>(Said(x_)).size(), 1u);
+}
+
+// The host and this daemon were started anew: neither knows the ranks of this node but by what they
+// wrote.
+TEST_F(AgentClusterTest, WhoWroteWhatIsFoundLivesHere) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  for (const auto& [step, rank, pid] : {std::tuple{10, 0, 90}, {11, 0, 100}, {11, 1, 101}}) {
+    AddSlot(Copy(x_, step, rank));
+    v1::Process& writer = *started_.slots.back().note.mutable_writer();
+    writer.set_pid(pid);
+    writer.set_start_ticks(1);
+  }
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  const auto arrived = Only<NodeArrived>(Said(x_)).at(0);
+  ASSERT_EQ(arrived.seats.size(), 2u);
+  EXPECT_EQ(arrived.seats[0].process, (ProcessId{100, 1}));
+  EXPECT_EQ(arrived.seats[0].attempt, 1u);
+  EXPECT_EQ(arrived.seats[1].process, (ProcessId{101, 1}));
+  // One that has ended since is not taken for there by what it wrote.
+  Feed(ProcessEnded{{101, 1}});
+  EXPECT_EQ(Only<SeatLost>(Said(x_)).size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<NodeArrived>(Said(x_)).at(0).seats.size(), 1u);
+}
+
+// This daemon was started anew while nobody can be found who hosts the job.
+TEST_F(AgentClusterTest, ARankGoesOnWithoutAHostByWhatItHasSealed) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  SealedCopy copy = Copy(x_, 10, 0);
+  copy.descent = {{1, {0, 0}}};
+  AddSlot(copy);
+  v1::Process& writer = *started_.slots.back().note.mutable_writer();
+  writer.set_pid(100);
+  writer.set_start_ticks(1);
+  Start();
+  DriveScanned({});
+  const auto join = [&](int32_t pid, Rank rank, Attempt attempt, uint32_t world_size) {
+    const ConnectionId connection = Connect(pid);
+    v1::ClientFrame frame;
+    frame.mutable_join()->set_job("job");
+    frame.mutable_join()->set_rank(rank);
+    frame.mutable_join()->set_world_size(world_size);
+    frame.mutable_join()->set_attempt(attempt);
+    frame.mutable_join()->set_deadline_ms(60'000);
+    Ask(connection, frame);
+    return connection;
+  };
+  join(101, 0, 1, 4);  // another process
+  join(100, 1, 1, 4);  // another rank
+  join(100, 0, 2, 4);  // an attempt of which nothing is known here
+  join(100, 0, 1, 8);
+  EXPECT_TRUE(Take<SendReply>().empty()) << "they wait for the host";
+  const ConnectionId rank = join(100, 0, 1, 4);
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].frame.join().attempt(), 1u);
+  EXPECT_EQ(replies[0].frame.join().last_step(), 10u);
+  EXPECT_EQ(replies[0].frame.join().descent_size(), 1);
+  Begin(rank, 11);
+  EXPECT_EQ(Take<SendReply>().back().frame.begin_save().generation(), 1u);
+  // Its host hears of it with all else.
+  Meet(Host(x_));
+  const auto arrived = Only<NodeArrived>(Said(x_)).at(0);
+  ASSERT_EQ(arrived.seats.size(), 1u);
+  EXPECT_EQ(arrived.seats[0].connection, rank);
+  EXPECT_EQ(arrived.seats[0].writing, (std::set<Step>{11}));
+}
+
+TEST_F(AgentClusterTest, NobodyGoesOnInAnAttemptThatIsOver) {
+  v1::JobState state = State(x_, "job", 3);
+  state.set_highest_attempt(2);
+  started_.jobs.push_back(state);
+  AddSlot(Copy(x_, 10, 0));
+  v1::Process& writer = *started_.slots.back().note.mutable_writer();
+  writer.set_pid(100);
+  writer.set_start_ticks(1);
+  Start();
+  DriveScanned({});
+  const ConnectionId connection = Connect(100);
+  v1::ClientFrame frame;
+  frame.mutable_join()->set_job("job");
+  frame.mutable_join()->set_world_size(4);
+  frame.mutable_join()->set_attempt(1);
+  frame.mutable_join()->set_deadline_ms(60'000);
+  Ask(connection, frame);
+  EXPECT_TRUE(Take<SendReply>().empty());
+}
+
+TEST_F(AgentClusterTest, DrivesThatAreStillBeingReadAreNotCalledKnown) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  Start();
+  Meet(Host(x_));
+  EXPECT_TRUE(Only<InventoryState>(Said(x_)).empty());
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  const std::vector<ToCoordinator> said = Said(x_);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(std::get<CopiesFound>(said[0]).copies.size(), 1u);
+  EXPECT_EQ(std::get<InventoryState>(said[1]).kind, InventoryState::Kind::kKnown);
+}
+
+TEST_F(AgentClusterTest, ASeatTellsWhatItBeganAndWhatItIsWriting) {
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId a = Seated(x_, 0, 100);
+  Begin(a, 7);
+  Permit(x_);
+  ASSERT_EQ(Take<SendReply>().back().frame.begin_save().generation(), 1u);
+  Meet(Host(x_));
+  const auto arrived = Only<NodeArrived>(Said(x_)).at(0);
+  ASSERT_EQ(arrived.seats.size(), 1u);
+  EXPECT_EQ(arrived.seats[0].connection, a);
+  EXPECT_EQ(arrived.seats[0].writing, (std::set<Step>{7}));
+  EXPECT_EQ(arrived.seats[0].last_begun, std::optional<Step>(7));
+  // What it was told before changes nothing.
+  EXPECT_TRUE(Only<SaveAsked>(Said(x_)).empty());
+}
+
+TEST_F(AgentClusterTest, AJobThatIsNotKnownIsWantedOnceAndAskedForByAll) {
+  Start();
+  DriveScanned({});
+  Join(Connect(100), 0);
+  Join(Connect(101), 1);
+  const auto wanted = Notices<JobWanted>();
+  ASSERT_EQ(wanted.size(), 1u);
+  EXPECT_EQ(wanted[0].name, "job");
+  EXPECT_EQ(wanted[0].uid, kUser);
+  EXPECT_TRUE(agent_->messages().empty());
+  Meet(Host(x_));
+  const std::vector<ToCoordinator> said = Said(x_);
+  EXPECT_TRUE(std::holds_alternative<NodeArrived>(said.at(0)));
+  EXPECT_EQ(Only<JoinAsked>(said).size(), 2u);
+  EXPECT_TRUE(std::holds_alternative<JoinAsked>(said.back()));
+  EXPECT_TRUE(Failures().empty());
+}
+
+TEST_F(AgentClusterTest, NobodyWaitsForAHostLongerThanItSaid) {
+  Start();
+  Join(Connect(100), 0);
+  now_ = now_ + std::chrono::minutes(2);
+  Feed(TimerFired{});
+  const auto failures = Failures();
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  // Whoever comes after that wants it anew.
+  Notices<JobWanted>();
+  Join(Connect(101), 1);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, AHostThatDoesNotAnswerIsNotWaitedForForEver) {
+  Start();
+  Meet(Host(x_));
+  Said(x_);
+  Join(Connect(100), 0);
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+  now_ = now_ + std::chrono::minutes(1);
+  Feed(TimerFired{});
+  EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
+  EXPECT_TRUE(Failures().empty()) << "its host knows better what was missing";
+  now_ = now_ + kHostGrace;
+  Feed(TimerFired{});
+  EXPECT_EQ(Only<RequestCancelled>(Said(x_)).size(), 1u);
+  EXPECT_EQ(Failures().size(), 1u);
+}
+
+// It would have the rank for ever: nobody else knows that its process has ended.
+TEST_F(AgentClusterTest, WhoEndedBeforeItHeardOfItsAdmissionIsToldToItsHost) {
+  Start();
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId connection = Connect(100);
+  Join(connection, 0);
+  const auto asked = Only<JoinAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  Feed(ProcessEnded{{100, 1}});
+  EXPECT_EQ(Only<RequestCancelled>(Said(x_)).size(), 1u);
+  Take<WatchProcess>();
+  JoinAccepted accepted;
+  accepted.token = asked[0].token;
+  accepted.attempt = 1;
+  accepted.world_size = 4;
+  Tell(x_, accepted);  // said before the host heard of the cancelling
+  EXPECT_EQ(Only<SeatLost>(Said(x_)).size(), 1u);
+  const auto watched = Take<WatchProcess>();
+  ASSERT_EQ(watched.size(), 1u);
+  Feed(ProcessEnded{watched[0].process});
+  const auto lost = Only<SeatLost>(Said(x_));
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].how, SeatLost::How::kProcessEnded);
+  EXPECT_EQ(lost[0].process.pid, 100);
+}
+
+// The client waits a tenth of a second longer than it says, and takes a daemon that leaves it
+// without an answer for one that hangs.
+TEST_F(AgentClusterTest, WhoDoesNotWaitIsAnsweredHoweverFarTheHostIs) {
+  Start();
+  Meet(Host(x_));
+  const ConnectionId connection = Seated(x_, 0, 100);
+  Failures();
+  v1::ClientFrame frame;
+  frame.mutable_await_save()->set_step(1);
+  frame.mutable_await_save()->set_stage(v1::AwaitSave::STAGE_COMMITTED);
+  frame.mutable_await_save()->set_deadline_ms(1);  // the least that a client says
+  Ask(connection, frame);
+  now_ = now_ + std::chrono::milliseconds(60);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+  frame.mutable_await_save()->set_deadline_ms(1000);
+  Ask(connection, frame);
+  now_ = now_ + std::chrono::milliseconds(1000);
+  Feed(TimerFired{});
+  EXPECT_TRUE(Failures().empty());
+  now_ = now_ + std::chrono::milliseconds(60);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, ReadersOfJobsThatOthersHostAskTheirHosts) {
+  Start();
+  Meet(Host(x_));
+  Said(x_);
+  v1::ClientFrame list;
+  list.mutable_list()->set_job("job");
+  list.mutable_list()->set_deadline_ms(1000);
+  list.mutable_list()->set_before(true);
+  list.mutable_list()->set_before_attempt(1);
+  list.mutable_list()->set_before_step(7);
+  Ask(Connect(100), list);
+  const auto asked = Only<ListAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].before, std::optional(CheckpointId{1, 7}));
+  EXPECT_TRUE(asked[0].may_wait);
+  EXPECT_TRUE(Failures().empty());
+  Listed listed{asked[0].token, {}};
+  listed.listing.add_checkpoints()->set_step(5);
+  Tell(x_, listed);
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].frame.list().checkpoints(0).step(), 5u);
+}
+
+// What its host tells is where the reader's own daemon looks, in that order; what fails is asked
+// about again.
+TEST_F(AgentClusterTest, AReaderGetsWhatItsHostSaysThatItsNodeHas) {
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  v1::ClientFrame attach;
+  attach.mutable_attach()->set_job("job");
+  attach.mutable_attach()->set_rank(3);
+  attach.mutable_attach()->set_any_tier(true);
+  attach.mutable_attach()->set_deadline_ms(10'000);
+  attach.mutable_attach()->set_hold(1);
+  Ask(Connect(100), attach);
+  auto asked = Only<AttachAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].rank, 3u);
+  EXPECT_FALSE(asked[0].wanted || asked[0].again);
+  // 1. Memory, as the host believes; it has just gone from there. Then nvme.
+  const ShardLocated located{
+      asked[0].token,
+      {1, 9},
+      4,
+      {{TierKind::kMemory, ""}, {TierKind::kNvme, ""}, {TierKind::kRemote, ""}},
+      ""};
+  Tell(x_, located);
+  auto opened = Take<OpenDurable>();
+  ASSERT_EQ(opened.size(), 1u);
+  EXPECT_EQ(opened[0].tier, TierKind::kNvme);
+  EXPECT_EQ(opened[0].key.id, (ShardId{x_, 1, 9, 3}));
+  EXPECT_EQ(opened[0].key.job_name, "job");
+  EXPECT_EQ(opened[0].key.world_size, 4u);
+  Feed(DurableOpened{opened[0].drain, absl::UnavailableError("EIO"), false, {}, nullptr});
+  // 2. The host is asked for that very checkpoint again.
+  asked = Only<AttachAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].wanted, std::optional(CheckpointId{1, 9}));
+  EXPECT_TRUE(asked[0].again);
+  Tell(x_, located);
+  opened = Take<OpenDurable>();
+  ASSERT_EQ(opened.size(), 1u);
+  EXPECT_EQ(opened[0].tier, TierKind::kRemote);
+  DurableOpened done{opened[0].drain, absl::OkStatus(), false, Copy(x_, 9, 3), nullptr};
+  Feed(done);
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].frame.attach().tier(), "remote");
+  EXPECT_EQ(replies[0].frame.attach().why(),
+            "memory copy not readable now: it is being given up, nvme copy not readable now: EIO");
+}
+
+TEST_F(AgentClusterTest, AReaderThatGoesAwayIsNotWaitedForByItsHost) {
+  Start();
+  Meet(Host(x_));
+  Said(x_);
+  v1::ClientFrame list;
+  list.mutable_list()->set_job("job");
+  const ConnectionId reader = Connect(100);
+  Ask(reader, list);
+  const auto asked = Only<ListAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  Feed(ConnectionClosed{reader});
+  const auto cancelled = Only<RequestCancelled>(Said(x_));
+  ASSERT_EQ(cancelled.size(), 1u);
+  EXPECT_EQ(cancelled[0].token, asked[0].token);
+}
+
+TEST_F(AgentClusterTest, ReadersHearThatThereIsNoSuchJobAndJoinsGoOnWaiting) {
+  Start();
+  v1::ClientFrame list;
+  list.mutable_list()->set_job("job");
+  Ask(Connect(100), list);
+  EXPECT_EQ(Notices<JobRead>().size(), 1u);
+  Join(Connect(101), 0);
+  EXPECT_TRUE(Failures().empty());
+  agent_->SayAbsent("job", Time());
+  Settle();
+  const auto failures = Failures();
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].reason(), v1::Failure::REASON_NOTHING_TO_RESTORE);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, AHostThatFindsNoSuchJobSaysSo) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  Settle();
+  EXPECT_FALSE(agent_->IsAbsent("job")) << "the remote tier has not been read";
+  RemoteScanned({});
+  EXPECT_TRUE(agent_->IsAbsent("job"));
+  EXPECT_EQ(Notices<JobMissed>().size(), 1u);
+  v1::ClientFrame list;
+  list.mutable_list()->set_job("job");
+  Ask(Connect(100), list);
+  const auto failures = Failures();
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].reason(), v1::Failure::REASON_NOTHING_TO_RESTORE);
+}
+
+TEST_F(AgentClusterTest, AHostWithAStateHasItsCoordinatorAtOnce) {
+  AddSlot(Copy(x_, 10, 0));
+  Start();
+  DriveScanned({});
+  Notices<JobNoticed>();
+  const v1::JobState state = State(x_, "job", 5);
+  agent_->BeginHosting("job", &state, Time());
+  Settle();
+  ASSERT_NE(Hosted(x_), nullptr);
+  EXPECT_TRUE(Hosted(x_)->AllCheckpoints().empty()) << "it hears of this node as of any other";
+  const auto opened = Notices<JobOpened>();
+  ASSERT_EQ(opened.size(), 1u);
+  EXPECT_EQ(opened[0].uuid, x_);
+  RemoteScanned({});
+  EXPECT_EQ(Only<InventoryState>(Said(x_)).size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<NodeArrived>(Said(x_)).at(0).shards.size(), 1u);
+}
+
+TEST_F(AgentClusterTest, WhatNoTierKnowsIsOpenedWhenSomebodyWantsIt) {
+  Start();
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  Settle();
+  EXPECT_TRUE(Notices<JobOpened>().empty()) << "the tiers have not been read";
+  RemoteScanned({});
+  EXPECT_TRUE(Notices<JobOpened>().empty()) << "the drives have not been read";
+  DriveScanned({});
+  const auto opened = Notices<JobOpened>();
+  ASSERT_EQ(opened.size(), 1u);
+  ASSERT_NE(Hosted(opened[0].uuid), nullptr);
+  EXPECT_EQ(Hosted(opened[0].uuid)->uid(), kUser);
+  agent_->Want("job", 7, 7, Time());
+  EXPECT_TRUE(Notices<JobOpened>().empty());
+}
+
+TEST_F(AgentClusterTest, WhatIsStillBeingLookedForIsNotCalledUnknown) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  Settle();
+  const auto list = [&] {
+    v1::ListCheckpointsRequest request;
+    request.set_job("job");
+    Feed(AdminRequest{++admin_, {{1, 1}, 0, 0}, request});
+    return Take<AdminReply>().back().status.code();
+  };
+  EXPECT_EQ(list(), absl::StatusCode::kUnavailable);
+  RemoteScanned({});
+  EXPECT_EQ(list(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(AgentClusterTest, WhatCannotBeHostedIsNotHosted) {
+  Start();
+  v1::JobState bad = State(x_, "job", 3);
+  bad.add_attempts()->set_attempt(1);  // of no ranks
+  EXPECT_FALSE(agent_->BeginHosting("job", &bad, Time()));
+  Settle();
+  EXPECT_EQ(Problems().size(), 1u);
+  EXPECT_EQ(Hosted(x_), nullptr);
+  v1::JobState good = State(x_, "job", 2);
+  EXPECT_TRUE(agent_->BeginHosting("job", &good, Time()));
+  EXPECT_NE(Hosted(x_), nullptr);
+}
+
+TEST_F(AgentClusterTest, WhatNobodyWantsIsNotOpened) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  Settle();
+  RemoteScanned({});
+  EXPECT_TRUE(Notices<JobOpened>().empty());
+  agent_->Want("job", kUser, kUser, Time());
+  EXPECT_EQ(Notices<JobOpened>().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheDrivesHave) {
+  Start();
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  ASSERT_NE(Hosted(x_), nullptr);
+  EXPECT_EQ(Notices<JobOpened>().size(), 1u);
+  RemoteScanned({});
+  EXPECT_TRUE(Notices<JobOpened>().empty());
+}
+
+TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheRemoteTierHas) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  Settle();
+  RemoteScanned({Found(x_, {OnDrive(x_, 9, 0, "/remote")})});
+  ASSERT_NE(Hosted(x_), nullptr);
+  EXPECT_EQ(Only<CopiesFound>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, RequestsOutliveTheirHost) {
+  Start();
+  DriveScanned({});
+  const v1::JobState state = State(x_, "job", 5);
+  agent_->BeginHosting("job", &state, Time());
+  Meet(Host(x_));
+  Said(x_);
+  Join(Connect(100), 0);
+  const auto asked = Only<JoinAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  agent_->EndHosting("job");
+  Settle();
+  EXPECT_EQ(Hosted(x_), nullptr);
+  EXPECT_TRUE(Failures().empty());
+  RemoteScanned({Found(x_, {})});  // asked for when it was the host
+  EXPECT_TRUE(Said(x_).empty());
+  Meet(Host(x_));
+  Tell(x_, JoinAccepted{asked[0].token, 1, 0, 4, false, {}, std::nullopt});
+  EXPECT_TRUE(Take<SendReply>().at(0).frame.has_join());
+}
+
+TEST_F(AgentClusterTest, OnlyNewerStatesAreKept) {
+  Start();
+  agent_->KeepState(State(x_, "job", 5, 2), Time());
+  Settle();
+  EXPECT_EQ(Take<WriteJobState>().size(), 1u);
+  agent_->KeepState(State(x_, "job", 5, 2), Time());
+  agent_->KeepState(State(x_, "job", 9, 1), Time());
+  Settle();
+  EXPECT_TRUE(Take<WriteJobState>().empty());
+  EXPECT_EQ(agent_->KeptState("job")->version(), 5u);
+  agent_->KeepState(State(x_, "job", 1, 3), Time());
+  Settle();
+  EXPECT_EQ(Take<WriteJobState>().size(), 1u);
+  // One that could not be written is written again.
+  Feed(JobStateWritten{x_, 1, absl::UnavailableError("full")});
+  now_ = now_ + kStateRetry;
+  Feed(TimerFired{});
+  EXPECT_EQ(Take<WriteJobState>().size(), 1u);
+  EXPECT_TRUE(Said(x_).empty());
+}
+
+TEST_F(AgentClusterTest, AFlushThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
+  AddSlot(Copy(x_, 10, 0));
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  FlushWanted wanted;
+  wanted.checkpoint = {1, 10};
+  wanted.world_size = 4;
+  wanted.shards = {{0, TierKind::kMemory, 4096}};
+  for (const TierKind to : {TierKind::kNvme, TierKind::kRemote}) {
+    wanted.to = to;
+    Tell(x_, wanted);
+    Tell(x_, wanted);
+    const auto flushes = Take<FlushShard>();
+    ASSERT_EQ(flushes.size(), 1u);
+    Feed(FlushEnded{flushes[0].drain, absl::OkStatus(), false,
+                    OnDrive(x_, 10, 0, to == TierKind::kNvme ? "/nvme" : "/remote")});
+    EXPECT_EQ(Only<ShardDrained>(Said(x_)).size(), 1u);
+    // And when it is done: the copy is the answer.
+    Tell(x_, wanted);
+    EXPECT_TRUE(Take<FlushShard>().empty());
+    const auto drained = Only<ShardDrained>(Said(x_));
+    ASSERT_EQ(drained.size(), 1u);
+    EXPECT_TRUE(drained[0].status.ok());
+    EXPECT_EQ(drained[0].copy.record_crc, 10u);
+  }
+  // One of a job that is not known (any more) is answered, too.
+  Tell(y_, wanted);
+  EXPECT_EQ(Only<ShardDrained>(Said(y_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, ARemovalThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  Said(x_);
+  const RemovalWanted wanted{{1, 9}, TierKind::kNvme, 4};
+  Tell(x_, wanted);
+  Tell(x_, wanted);
+  const auto removals = Take<RemoveCopies>();
+  ASSERT_EQ(removals.size(), 1u);
+  // What goes is not told of.
+  Meet(Host(x_));
+  EXPECT_TRUE(Only<CopiesFound>(Said(x_)).at(0).copies.empty());
+  Feed(CopiesRemoved{removals[0].drain, absl::OkStatus(), std::nullopt});
+  EXPECT_EQ(Only<RemovalDone>(Said(x_)).size(), 1u);
+  Tell(x_, GiveUp{{1, 9}, {}});  // of what is not there
+  Tell(x_, FlushUnwanted{{1, 9}, TierKind::kNvme});
+  EXPECT_TRUE(Said(x_).empty());
+}
+
+TEST_F(AgentClusterTest, WhatCouldNotBeRemovedIsToldToTheNextHost) {
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  Tell(x_, RemovalWanted{{1, 9}, TierKind::kNvme, 4});
+  Feed(
+      CopiesRemoved{Take<RemoveCopies>().at(0).drain, absl::UnavailableError("EIO"), std::nullopt});
+  Said(x_);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<CopiesFound>(Said(x_)).at(0).copies.size(), 1u);
+}
+
+TEST_F(AgentClusterTest, WhoseAJobIsItsHostTells) {
+  AddSlot(Copy(x_, 10, 0));  // names no owner
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});  // of a user who could be anybody
+  Meet(Host(x_));
+  const std::vector<ToCoordinator> said = Said(x_);
+  EXPECT_EQ(Only<NodeArrived>(said).at(0).shards.size(), 1u);
+  EXPECT_TRUE(Only<InventoryState>(said).empty()) << "what was left alone may be its own";
+  TierScanned scanned;
+  scanned.dir = "/nvme";
+  scanned.drain = Take<ScanNvme>().at(0).drain;
+  scanned.jobs = {Found(x_, {OnDrive(x_, 9, 0)})};
+  Feed(scanned);
+  const std::vector<ToCoordinator> then = Said(x_);
+  EXPECT_EQ(Only<CopiesFound>(then).at(0).copies.size(), 1u);
+  EXPECT_EQ(Only<InventoryState>(then).size(), 1u);
+  EXPECT_EQ(agent_->jobs().at(x_).uid, kUser);
+}
+
+TEST_F(AgentClusterTest, WhatWasFoundBadIsToldToTheNextHost) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  AddSlot(Copy(x_, 10, 0));
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0), OnDrive(x_, 9, 1)})});
+  Meet(Host(x_));
+  Feed(CopyFoundBad{0, 1, "digests differ"});
+  Feed(DurableCopyJudged{TierKind::kNvme, {x_, 1, 9, 1}, "digests differ"});
+  Said(x_);
+  Meet(Host(x_));
+  const auto bad = Only<ShardBad>(Said(x_));
+  ASSERT_EQ(bad.size(), 2u);
+  EXPECT_EQ(bad[0].tier, TierKind::kMemory);
+  EXPECT_EQ(bad[1].tier, TierKind::kNvme);
+  EXPECT_EQ(bad[1].rank, 1u);
+}
+
+TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  Settle();
+  TierScanned failed;
+  failed.tier = TierKind::kRemote;
+  failed.drain = Take<ScanRemote>().at(0).drain;
+  failed.job_name = "job";
+  failed.status = absl::UnavailableError("EIO");
+  Feed(failed);
+  EXPECT_TRUE(Notices<JobOpened>().empty());
+  now_ = now_ + kRescan;
+  Feed(TimerFired{});
+  RemoteScanned({});
+  EXPECT_EQ(Notices<JobOpened>().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  Settle();
+  RemoteScanned({});
+  const auto first = Notices<JobOpened>();
+  ASSERT_EQ(first.size(), 1u);
+  v1::RemoveJobRequest request;
+  request.set_job("job");
+  Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
+  for (const RemoveJobCopies& remove : Take<RemoveJobCopies>()) {
+    Feed(CopiesRemoved{remove.drain, absl::OkStatus(), std::nullopt});
+  }
+  ASSERT_EQ(Take<RemoveJobState>().size(), 1u);
+  Feed(JobStateRemoved{first[0].uuid, absl::OkStatus()});
+  EXPECT_TRUE(agent_->jobs().empty());
+  agent_->Want("job", kUser, kUser, Time());
+  const auto second = Notices<JobOpened>();
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_NE(second[0].uuid, first[0].uuid);
+}
+
+TEST_F(AgentClusterTest, RanksOnOtherNodesWantNoneOfThisMemory) {
+  started_.memory_bytes_max = 3 * kSlot;
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId a = Seated(x_, 0, 100);
+  for (const Step step : {1, 2, 3}) {
+    Begin(a, step);
+    Permit(x_);
+    const auto replies = Take<SendReply>();
+    ASSERT_TRUE(!replies.empty() && replies.back().frame.has_begin_save()) << "step " << step;
+    const v1::Grant& grant = replies.back().frame.begin_save();
+    v1::ClientFrame seal;
+    seal.mutable_seal()->set_step(step);
+    seal.mutable_seal()->set_slot(grant.slot());
+    seal.mutable_seal()->set_generation(grant.generation());
+    seal.mutable_seal()->set_record_offset(4096);
+    seal.mutable_seal()->set_record_bytes(4096);
+    Ask(a, seal);
+    EXPECT_EQ(Only<ShardSealed>(Said(x_)).size(), 1u);
+    Take<SendReply>();
+  }
+}
+
+TEST_F(AgentClusterTest, WhatHasLeftNothingHereIsForgottenWhenTheNumberOfJobsIsShort) {
+  Start();
+  DriveScanned({});
+  for (size_t i = 0; i < kJobsPerUidMax; ++i) {
+    JobUuid uuid = Uuid(static_cast<uint8_t>(i % 251 + 1));
+    uuid.bytes[1] = static_cast<uint8_t>(i / 251 + 1);
+    agent_->KeepState(State(uuid, "job-" + std::to_string(i), 1), Time());
+  }
+  Settle();
+  ASSERT_EQ(agent_->jobs().size(), kJobsPerUidMax);
+  Join(Connect(100), 0, "another");
+  EXPECT_EQ(agent_->jobs().size(), kJobsPerUidMax - 1);
+  EXPECT_EQ(Take<RemoveJobState>().size(), 1u);
+  EXPECT_TRUE(Take<RemoveJobCopies>().empty());
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, OfTwoJobsOfOneNameTheHostsIsRight) {
+  started_.jobs.push_back(State(x_, "job", 3));
+  AddSlot(Copy(x_, 10, 0));
+  Start();
+  Meet(Host(y_));
+  EXPECT_EQ(agent_->jobs().size(), 2u);
+  const auto problems = Problems();
+  EXPECT_TRUE(std::any_of(problems.begin(), problems.end(), [&](const std::string& problem) {
+    return absl::StrContains(problem, x_.ToString()) && absl::StrContains(problem, "left alone");
+  }));
+  EXPECT_TRUE(Only<NodeArrived>(Said(y_)).at(0).shards.empty());
+  EXPECT_TRUE(Take<RemoveRecord>().empty());
+  Join(Connect(100), 0);
+  EXPECT_EQ(Only<JoinAsked>(Said(y_)).size(), 1u);
+}
+
+}  // namespace
+}  // namespace holdfast

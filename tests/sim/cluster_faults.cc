@@ -1,0 +1,443 @@
+// What goes wrong in a simulated cluster, by kind, and how often.
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/cluster_world.h"
+
+namespace holdfast::sim::cluster {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+const char* NameOf(Fault fault) {
+  static constexpr std::array<const char*, static_cast<size_t>(Fault::kCount)> kNames = {
+      "process killed",
+      "process hangs",
+      "process lingers",
+      "daemon killed",
+      "node rebooted",
+      "node lost",
+      "two nodes cut off from each other",
+      "cut one way",
+      "node cut off from all",
+      "link flaps",
+      "slow link",
+      "call lost",
+      "answer lost",
+      "call late",
+      "etcd down",
+      "node cut off from etcd",
+      "etcd erased",
+      "etcd's answer lost",
+      "etcd's watch late",
+      "wall clock jumps",
+      "bit flipped in memory",
+      "bit flipped in nvme",
+      "bit flipped in remote",
+      "nvme copy lost",
+      "stale drive",
+      "nvme fails",
+      "nvme hangs",
+      "remote fails",
+      "remote full",
+      "remote hangs",
+      "remote unreadable",
+      "state write fails",
+      "slot operation fails",
+      "restore point set",
+      "step pinned",
+      "step removed by hand",
+  };
+  return kNames[static_cast<size_t>(fault)];
+}
+
+void Counts::Add(const Counts& other) {
+  for (size_t i = 0; i < faults.size(); ++i) {
+    faults[i] += other.faults[i];
+  }
+  for (const auto& [name, count] : other.states) {
+    states[name] += count;
+  }
+  events += other.events;
+  messages += other.messages;
+  commits += other.commits;
+  restores += other.restores;
+  nanoseconds += other.nanoseconds;
+}
+
+uint64_t Counts::Faults() const {
+  uint64_t all = 0;
+  for (const uint64_t count : faults) {
+    all += count;
+  }
+  return all;
+}
+
+std::string Counts::Report() const {
+  std::string text = absl::StrCat(nanoseconds / 3'600'000'000'000, " simulated hours, ", events,
+                                  " events, ", messages, " messages between nodes, ", commits,
+                                  " commits, ", restores, " ranks restored\nfaults:\n");
+  for (size_t i = 0; i < faults.size(); ++i) {
+    absl::StrAppend(&text, "  ", faults[i], "\t", NameOf(static_cast<Fault>(i)), "\n");
+  }
+  absl::StrAppend(&text, "states of the protocol:\n");
+  for (const auto& [name, count] : states) {
+    absl::StrAppend(&text, "  ", count, "\t", name, "\n");
+  }
+  return text;
+}
+
+// ---- When ----
+
+Duration World::Between() {
+  // One fault of each node in a day, of the cluster in some minutes; or one after the other.
+  if (options.rates == Rates::kRealistic) {
+    return t.Millis(1'000, 600'000);
+  }
+  return t.Millis(100, 8'000);
+}
+
+void World::Trouble() {
+  if (!stormy_) {
+    return;
+  }
+  t.After(Between(), [this] { Trouble(); });
+  Inject();
+}
+
+void World::Inject() {
+  switch (t.Below(12)) {
+    case 0:
+    case 1:
+    case 2:
+      return ProcessTrouble();
+    case 3:
+    case 4:
+    case 5:
+      return NodeTrouble();
+    case 6:
+    case 7:
+      return CutLinks();
+    case 8:
+      return EtcdTrouble();
+    case 9:
+    case 10:
+      return TierTrouble();
+    default:
+      return PeopleTrouble();
+  }
+}
+
+Node* World::AnyNode(bool up) {
+  std::vector<Node*> found;
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    if (!each->lost() && (!up || each->up())) {
+      found.push_back(each.get());
+    }
+  }
+  return found.empty() ? nullptr : found[t.Below(found.size())];
+}
+
+// ---- Processes ----
+
+void World::ProcessTrouble() {
+  Job& job = jobs_[t.Below(jobs_.size())];
+  RankProcess* process = job.ranks[t.Below(job.world_size)];
+  if (process == nullptr || !process->running()) {
+    return;
+  }
+  if (t.Chance(0.15)) {
+    Count(Fault::kProcessHangs);
+    return process->Hang(t.Millis(1000, 90'000));
+  }
+  Count(Fault::kProcessKilled);
+  Kill(process, t.Chance(0.8) ? t.Millis(1, 500) : t.Millis(1000, 20'000));
+}
+
+// ---- Nodes ----
+
+bool World::MayLoseNode() const {
+  const auto lost =
+      std::count_if(nodes_.begin(), nodes_.end(), [](const auto& each) { return each->lost(); });
+  return static_cast<size_t>(lost + 1) * 3 <= nodes_.size();
+}
+
+void World::NodeTrouble() {
+  Node* node = AnyNode(true);
+  if (node == nullptr) {
+    return;
+  }
+  const auto end_processes = [this, node] {
+    for (const std::unique_ptr<RankProcess>& process : processes_) {
+      if (&process->node() == node && process->alive()) {
+        process->End();
+      }
+    }
+  };
+  const uint64_t kind = t.Below(20);
+  if (kind < 10) {
+    Count(Fault::kDaemonKilled);
+    node->KillDaemon();
+    t.After(t.Chance(0.7) ? t.Millis(10, 3000) : t.Millis(5000, 40'000),
+            [node] { node->StartDaemon(); });
+  } else if (kind < 14) {
+    Count(Fault::kNodeRebooted);
+    Trace(node->name + " is rebooted");
+    if (t.Chance(0.2)) {
+      node->RememberDrive();  // it comes back at a later one
+    }
+    end_processes();
+    node->PowerOff(false);
+    t.After(t.Millis(3'000, 60'000), [this, node] {
+      if (node->powered() || node->lost()) {
+        return;
+      }
+      if (t.Chance(0.2) && node->RestoreOldDrive()) {
+        Count(Fault::kNvmeStale);
+        Trace(node->name + " has an old image of its drive");
+      }
+      node->PowerOn();
+    });
+  } else if (kind == 14 && MayLoseNode()) {
+    Count(Fault::kNodeLost);
+    Trace(node->name + " is lost");
+    end_processes();
+    node->PowerOff(true);
+  } else if (kind < 17) {
+    Count(Fault::kWallClockJumps);
+    node->JumpWallClock(static_cast<int64_t>(t.Below(1'200'000)) - 600'000);
+  } else if (kind == 17) {
+    node->state_failures = 0.3;
+    t.After(t.Millis(100, 10'000), [node] { node->state_failures = 0; });
+  } else if (kind == 18) {
+    node->slot_failures = 0.05;
+    t.After(t.Millis(100, 10'000), [node] { node->slot_failures = 0; });
+  } else {
+    node->RememberDrive();
+  }
+}
+
+// ---- Links ----
+
+void World::CutLinks() {
+  const auto a = static_cast<uint32_t>(t.Below(nodes_.size()));
+  const auto b = static_cast<uint32_t>(t.Below(nodes_.size()));
+  const Duration time = t.Chance(0.6) ? t.Millis(100, 8000) : t.Millis(8000, 60'000);
+  const auto mend = [this](uint32_t from, uint32_t to, Duration after) {
+    t.After(after, [this, from, to] { network.road(from, to) = {}; });
+  };
+  switch (t.Below(7)) {
+    case 0:
+      Count(Fault::kCut);
+      network.road(a, b).cut = network.road(b, a).cut = true;
+      mend(a, b, time);
+      return mend(b, a, time);
+    case 1:
+      Count(Fault::kCutOneWay);
+      network.road(a, b).cut = true;
+      return mend(a, b, time);
+    case 2:
+    case 3: {
+      // From all others, and perhaps from etcd, one way or both.
+      Count(Fault::kCutOff);
+      const uint64_t ways = t.Below(3);
+      Trace(absl::StrCat(nodes_[a]->name, " is cut off from all others, ways ", ways));
+      for (uint32_t other = 0; other < nodes_.size(); ++other) {
+        if (other == a) {
+          continue;
+        }
+        if (ways != 1) {
+          network.road(a, other).cut = true;
+          mend(a, other, time);
+        }
+        if (ways != 2) {
+          network.road(other, a).cut = true;
+          mend(other, a, time);
+        }
+      }
+      if (t.Chance(0.4)) {
+        Count(Fault::kEtcdCutOff);
+        etcd.CutOff(a, true);
+        t.After(time, [this, a] { etcd.CutOff(a, false); });
+      }
+      return;
+    }
+    case 4: {
+      Count(Fault::kFlapping);
+      Duration at{};
+      for (int i = 0; i < 8; ++i) {
+        t.After(at, [this, a, b] { network.road(a, b).cut = network.road(b, a).cut = stormy_; });
+        at += t.Millis(100, 3000);
+        mend(a, b, at);
+        mend(b, a, at);
+        at += t.Millis(100, 3000);
+      }
+      return;
+    }
+    case 5:
+      Count(Fault::kSlowLink);
+      network.road(a, b).slow_ms = network.road(b, a).slow_ms = 50 + t.Below(2500);
+      mend(a, b, time);
+      return mend(b, a, time);
+    default:
+      for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+        network.road(from, to).lost = 0.3;
+        network.road(from, to).late = 0.3;
+        mend(from, to, time);
+      }
+  }
+}
+
+// ---- etcd ----
+
+void World::EtcdTrouble() {
+  switch (t.Below(10)) {
+    case 0:
+    case 1:
+      Count(Fault::kEtcdDown);
+      Trace("etcd is down");
+      etcd.SetDown(true);
+      return t.After(t.Chance(0.5) ? t.Millis(500, 5000) : t.Millis(5000, 40'000),
+                     [this] { etcd.SetDown(false); });
+    case 2:
+    case 3:
+    case 4: {
+      const auto node = static_cast<uint32_t>(t.Below(nodes_.size()));
+      Count(Fault::kEtcdCutOff);
+      Trace(nodes_[node]->name + " is cut off from etcd");
+      etcd.CutOff(node, true);
+      return t.After(t.Millis(1000, 40'000), [this, node] { etcd.CutOff(node, false); });
+    }
+    case 5:
+      if (t.Chance(0.3)) {
+        Count(Fault::kEtcdWiped);
+        Trace("etcd is erased");
+        etcd.Wipe();
+      }
+      return;
+    case 6:
+    case 7:
+      etcd.SetLossy(0.2);
+      return t.After(t.Millis(1000, 20'000), [this] { etcd.SetLossy(0); });
+    default:
+      etcd.SetLate(true);
+      return t.After(t.Millis(1000, 30'000), [this] { etcd.SetLate(false); });
+  }
+}
+
+// ---- Tiers ----
+
+void World::TierTrouble() {
+  Node* node = AnyNode(false);
+  if (node == nullptr) {
+    return;
+  }
+  SimTier& near = node->nvme();
+  SimTier& far = remote.tier;
+  const Duration time = t.Millis(500, 40'000);
+  switch (t.Below(11)) {
+    case 0:
+      return node->FlipInMemory() ? Count(Fault::kBitFlippedMemory) : void();
+    case 1:
+      return node->FlipInNvme() ? Count(Fault::kBitFlippedNvme) : void();
+    case 2: {
+      if (far.copies.empty() || t.Chance(0.5)) {
+        return;
+      }
+      auto it = far.copies.begin();
+      std::advance(it, static_cast<ptrdiff_t>(t.Below(far.copies.size())));
+      it->second.bytes = NewToken();
+      truth.Removed(it->first, {TierKind::kRemote, 0}, Truth::Why::kFault);
+      return Count(Fault::kBitFlippedRemote);
+    }
+    case 3:
+      return node->LoseNvmeCopy() ? Count(Fault::kNvmeCopyLost) : void();
+    case 4:
+      near.fails = 0.3;
+      return t.After(time, [&near] { near.fails = 0; });
+    case 5:
+      near.hung_until = {t.now() + time.count()};
+      return;
+    case 6:
+      far.fails = 0.3;
+      return t.After(time, [&far] { far.fails = 0; });
+    case 7:
+      far.full = true;
+      return t.After(time, [&far] { far.full = false; });
+    case 8:
+      far.hung_until = {t.now() + time.count()};
+      return;
+    case 9:
+      far.unreadable = true;
+      return t.After(time, [&far] { far.unreadable = false; });
+    default:
+      return;
+  }
+}
+
+// ---- People ----
+
+void World::PeopleTrouble() {
+  Node* node = AnyNode(true);
+  Job& job = jobs_[t.Below(jobs_.size())];
+  if (node == nullptr) {
+    return;
+  }
+  std::vector<CheckpointId> there;
+  for (const auto& [uuid, checkpoint] : remote.tier.manifests) {
+    if (truth.NameOf(uuid.ToBytes()) == job.name) {
+      there.push_back(checkpoint);
+    }
+  }
+  const uint64_t kind = t.Below(6);
+  if (kind < 2 || there.empty()) {
+    v1::GetStatusRequest request;
+    request.set_job(kind == 0 ? "" : job.name);
+    return node->Ask(request, job.uid, nullptr);
+  }
+  const CheckpointId id = there[t.Below(there.size())];
+  if (kind == 2) {
+    Count(Fault::kRestorePoint);
+    v1::SetRestorePointRequest request;
+    request.set_job(job.name);
+    request.set_clear(t.Chance(0.5));
+    if (!request.clear()) {
+      request.set_attempt(id.attempt);
+      request.set_step(id.step);
+    }
+    truth.RestorePointAsked(job.name);
+    return node->Ask(request, job.uid, nullptr);
+  }
+  if (kind == 3 || kind == 4) {
+    Count(Fault::kPin);
+    v1::PinRequest request;
+    request.set_job(job.name);
+    request.set_attempt(id.attempt);
+    request.set_step(id.step);
+    request.set_unpin(t.Chance(0.4));
+    if (request.unpin()) {
+      truth.Pin(job.name, id, false);
+    }
+    // (A removal that had begun before may end meanwhile.)
+    return node->Ask(request, job.uid, [this, name = job.name, id](const AdminReply&) {
+      t.After(seconds(30), [this, name, id] {
+        const v1::JobState* state = truth.StateOf(name);
+        for (int i = 0; state != nullptr && i < state->pins_size(); ++i) {
+          if (CheckpointId{state->pins(i).attempt(), state->pins(i).step()} == id) {
+            truth.Pin(name, id, true);
+          }
+        }
+      });
+    });
+  }
+  Count(Fault::kRemoval);
+  v1::RemoveCheckpointRequest request;
+  request.set_job(job.name);
+  request.set_attempt(id.attempt);
+  request.set_step(id.step);
+  request.set_tier(std::array{"", "nvme", "remote"}[t.Below(3)]);
+  node->Ask(request, job.uid, nullptr);
+}
+
+}  // namespace holdfast::sim::cluster

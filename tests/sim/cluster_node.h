@@ -1,0 +1,206 @@
+// One node of a simulated cluster: a real NodeCore under a runtime that completes its actions late
+// and sometimes not at all, its slots, its drive, its states on disk, its clocks. The daemon is
+// killed and started; the machine is rebooted, and lost for good.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "server/node_core.h"
+#include "tests/sim/cluster_options.h"
+#include "tests/sim/cluster_timeline.h"
+#include "tests/sim/cluster_truth.h"
+#include "tests/sim/sim_model.h"
+#include "tests/sim/sim_tiers.h"
+
+namespace holdfast::v1 {
+class PeerMessage;
+}
+
+namespace holdfast::sim::cluster {
+
+class RankProcess;
+
+// Of the remote tier, which all nodes see.
+struct Remote {
+  SimTier tier;
+  std::map<std::pair<JobUuid, CheckpointId>, std::vector<std::pair<ShardId, uint64_t>>> named;
+  std::map<std::pair<JobUuid, Attempt>, uint64_t> claims;
+};
+
+class Node {
+ public:
+  Node(World& world, uint32_t index, std::string name, v1::DaemonConfig config);
+  ~Node();
+
+  const uint32_t index;
+  const std::string name;
+
+  // ---- the machine ----
+  bool powered() const { return powered_; }
+  bool lost() const { return lost_; }
+  void PowerOn();                // boots; its daemon is started a moment later
+  void PowerOff(bool for_good);  // memory is gone; for good: the drive, too
+  void Boot();                   // a first time
+  void JumpWallClock(int64_t off_ms) { clock_.SetWall(off_ms); }
+  MonotonicTime Local() const;
+  int64_t UnixMs() const;
+  int64_t TrueOf(MonotonicTime local) const { return clock_.TrueOf(local); }
+
+  // ---- its daemon ----
+  bool up() const { return core_ != nullptr; }
+  uint64_t life() const { return life_; }
+  uint64_t incarnation() const { return incarnation_; }
+  NodeInfo Info() const;
+  void NewIncarnation();
+  void StartDaemon();
+  void KillDaemon();
+  // Told to the core a moment later, in order.
+  void Post(Event event);
+
+  // ---- for processes ----
+  ConnectionId Open(RankProcess* process);
+  void CloseSocket(ConnectionId connection);
+  void Send(ConnectionId connection, const v1::ClientFrame& frame, Duration deadline);
+  FilePtr FindFile(SlotId slot) const;
+  void Ended(const ProcessId& process);
+  void Began(const ProcessId& process) { living_.insert(process); }
+  int32_t NewPid() { return next_pid_++; }
+
+  // ---- for people ----
+  void Ask(decltype(AdminRequest::request) request, uint32_t uid,
+           std::function<void(const AdminReply&)> answer);
+
+  // ---- what goes wrong ----
+  SimTier& nvme() { return nvme_; }
+  double state_failures = 0;
+  double slot_failures = 0;
+  bool FlipInMemory();
+  bool FlipInNvme();
+  bool LoseNvmeCopy();
+  void RememberDrive();    // as it is now
+  bool RestoreOldDrive();  // while it is off
+
+ private:
+  friend class World;
+  struct Request {
+    std::string what;
+    MonotonicTime due;
+  };
+  struct OldDrive {
+    SimTier nvme;
+    std::map<std::string, v1::JobState> states;
+  };
+
+  void Feed(const Event& event);
+  void Pump();
+  void Complete(Event event, std::optional<Duration> after = std::nullopt);
+  void After(Duration delay, std::function<void()> what);  // in this life of the daemon
+  void OnSlot(SlotId slot, std::function<void()> effect);
+  Duration Latency();
+  absl::Status MaybeFail(double probability);
+  void CheckOldCommand(const std::string& from, const v1::PeerMessage& message,
+                       const Actions& actions);
+
+  void Do(const SendReply& a);
+  void Do(const CloseConnection& a);
+  void Do(const WatchProcess& a);
+  void Do(const UnwatchProcess& a) { watched_.erase(a.process); }
+  void Do(const CreateSlot& a);
+  void Do(const PopulateSlot& a);
+  void Do(const WriteNote& a);
+  void Do(const PublishRecord& a);
+  void Do(const RemoveRecord& a);
+  void Do(const DeleteSlot& a);
+  void Do(const WriteJobState& a);
+  void Do(const RemoveJobState& a);
+  void Do(const IndexShard&) {}
+  void Do(const UnindexShard&) {}
+  void Do(const ClearIndex&) {}
+  void Do(const SetTimer& a);
+  void Do(const AdminReply& a);
+  void Do(const Report& a);
+  void Do(const ApplyLimits&) {}
+  template <typename ToEtcd>
+  void DoEtcd(const ToEtcd& a);
+  void Do(const WatchHost& a) { DoEtcd(a); }
+  void Do(const UnwatchHost& a) { DoEtcd(a); }
+  void Do(const CampaignFor& a) { DoEtcd(a); }
+  void Do(const ResignFrom& a) { DoEtcd(a); }
+  void Do(const StoreAgreedState& a) { DoEtcd(a); }
+  void Do(const ForgetAgreedState& a);
+  void Do(const SetPeers& a);
+  void Do(const ConnectPeer& a);
+  void Do(const SayToPeer& a);
+  // cluster_tiers.cc
+  void Do(const FlushShard& a);
+  void Do(const FetchShard& a);
+  void Do(const OpenDurable& a);
+  void Do(const CancelDrain& a);
+  void Do(const PublishManifest& a);
+  void Do(const RemoveCopies& a);
+  void Do(const RemoveJobCopies& a);
+  void Do(const ScanRemote& a);
+  void Do(const ScanNvme& a);
+
+  SimTier& TierOf(TierKind tier);
+  Place PlaceOf(TierKind tier) const;
+  Duration TierLatency(TierKind tier);
+  absl::Status TierFault(TierKind tier, bool writes);
+  void RunDrain(DrainId id, SimDrain drain);
+  void TryDrain(DrainId id);
+  FlushEnded FlushNow(const FlushShard& a, const FilePtr& file,
+                      const std::optional<FileRecord>& record);
+  FoundJob FoundIn(const SimTier& tier, const JobUuid& uuid) const;
+  void Deliver(const SendReply& a, const FilePtr& file);
+  void CheckGrant(const SendReply& a, const RankProcess& process, const FilePtr& file);
+  void RecordGone(File& file, Truth::Why why);
+  void WipeMemory();
+  void WipeDrive();
+
+  World& w_;
+  v1::DaemonConfig config_;
+  NodeClock clock_;
+  bool powered_ = false;
+  bool lost_ = false;
+  int boots_ = 0;
+  int32_t next_pid_ = 100;
+
+  std::unique_ptr<NodeCore> core_;
+  uint64_t life_ = 0;  // grows with each start and each end of the daemon
+  uint64_t incarnation_ = 0;
+  uint64_t starts_ = 0;
+  uint64_t checks_ = 0;
+  uint64_t timer_ = 0;
+  std::optional<MonotonicTime> timer_at_;
+  std::deque<Event> inbox_;
+  bool pumping_ = false;
+  std::map<SlotId, FilePtr> files_;
+  std::map<SlotId, int64_t> slot_busy_until_;
+  std::map<std::string, int64_t> state_busy_until_;
+  std::map<SlotId, Generation> granted_;
+  std::map<ConnectionId, int64_t> socket_busy_until_;
+  std::map<ConnectionId, RankProcess*> connections_;
+  std::map<std::pair<ConnectionId, uint64_t>, Request> requests_;
+  std::set<std::pair<MonotonicTime, std::pair<ConnectionId, uint64_t>>> due_;
+  ConnectionId next_connection_ = 1;
+  std::set<ProcessId> living_;
+  std::set<ProcessId> watched_;
+  std::map<AdminToken, std::function<void(const AdminReply&)>> asked_;
+  AdminToken next_asked_ = 1;
+  // On disk.
+  std::map<std::string, v1::JobState> states_;
+  SimTier nvme_;
+  std::optional<OldDrive> old_drive_;
+  std::map<DrainId, SimDrain> drains_;
+  // What this daemon has obeyed: the highest epoch under which a host met it, by job.
+  std::map<std::string, uint64_t> obeyed_;
+};
+
+}  // namespace holdfast::sim::cluster

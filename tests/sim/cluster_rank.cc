@@ -1,0 +1,454 @@
+#include "tests/sim/cluster_rank.h"
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/cluster_world.h"
+
+namespace holdfast::sim::cluster {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using v1::Failure;
+
+namespace {
+
+uint64_t ToMillis(Duration d) {
+  return static_cast<uint64_t>(d / milliseconds(1));
+}
+
+ProcessId NewProcess(Node& node) {
+  const int32_t pid = node.NewPid();
+  return {pid, static_cast<uint64_t>(pid)};  // two nodes may have processes that look the same
+}
+
+}  // namespace
+
+RankProcess::RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch)
+    : w_(world),
+      node_(node),
+      job_(job),
+      rank_(rank),
+      launch_(std::move(launch)),
+      process_(NewProcess(node)) {}
+
+uint32_t RankProcess::uid() const {
+  return job_.uid;
+}
+
+void RankProcess::Start() {
+  node_.Began(process_);
+  Connect();
+}
+
+void RankProcess::Later(Duration delay, void (RankProcess::*what)()) {
+  const int64_t at = std::max(w_.t.now() + delay.count(), hangs_until_);
+  w_.t.At(at, [this, what, epoch = epoch_] {
+    if (running() && epoch == epoch_) {
+      if (hangs_until_ > w_.t.now()) {
+        return Later(Duration(0), what);
+      }
+      (this->*what)();
+    }
+  });
+}
+
+void RankProcess::Call(v1::ClientFrame frame, Duration deadline, Handler handler) {
+  if (connection_ == 0) {
+    return;
+  }
+  frame.set_id(next_id_++);
+  if (frame.has_enter_session()) {
+    frame.mutable_enter_session()->set_hold(w_.NewHold());
+  } else if (frame.has_report_load()) {
+    frame.mutable_report_load()->set_hold(w_.NewHold());
+  }
+  handlers_[frame.id()] = std::move(handler);
+  node_.Send(connection_, frame, deadline);
+}
+
+void RankProcess::OnReply(const SendReply& reply, const FilePtr& file) {
+  const auto it = handlers_.find(reply.frame.id());
+  if (it == handlers_.end()) {
+    return w_.truth.Violated(
+        absl::StrCat(node_.name, ": a second or unasked answer: ", reply.frame.ShortDebugString()));
+  }
+  const Handler handler = std::move(it->second);
+  handlers_.erase(it);
+  handler(reply.frame, file);
+}
+
+void RankProcess::OnClosed() {
+  connection_ = 0;
+  handlers_.clear();
+  ++epoch_;
+  filling_.reset();
+  filling_file_ = nullptr;
+  if (running()) {
+    Later(w_.t.Millis(10, 500), &RankProcess::Connect);
+  }
+}
+
+void RankProcess::Kill() {
+  if (!running()) {
+    return;
+  }
+  dying_ = true;
+  ++epoch_;
+  if (connection_ != 0) {
+    node_.CloseSocket(std::exchange(connection_, 0));
+  }
+}
+
+void RankProcess::End() {
+  if (!alive_) {
+    return;
+  }
+  Kill();
+  alive_ = false;
+  ended_at_ = w_.t.now();
+  node_.Ended(process_);
+  w_.truth.Ended(job_.name, node_.index, process_);
+  mapped_.clear();
+  filling_file_ = nullptr;
+  w_.RankEnded(this);
+}
+
+void RankProcess::Hang(Duration time) {
+  hangs_until_ = w_.t.now() + time.count();
+}
+
+void RankProcess::Connect() {
+  if (!node_.up()) {
+    return Later(milliseconds(300), &RankProcess::Connect);
+  }
+  connection_ = node_.Open(this);
+  Join();
+}
+
+// ---- The attempt ----
+
+void RankProcess::Join() {
+  // Whoever joins promises that nothing of it writes any more.
+  filling_.reset();
+  filling_file_ = nullptr;
+  v1::ClientFrame frame;
+  v1::Join& join = *frame.mutable_join();
+  join.set_job(job_.name);
+  join.set_rank(rank_);
+  join.set_world_size(job_.world_size);
+  const Duration deadline = w_.t.Millis(2000, 20'000);
+  join.set_deadline_ms(ToMillis(deadline));
+  if (attempt_ != 0) {
+    join.set_attempt(attempt_);
+  } else {
+    join.set_launch(launch_);
+  }
+  Call(frame, deadline, [this, asked = w_.t.now()](const v1::DaemonFrame& reply, const FilePtr&) {
+    OnJoined(reply, asked);
+  });
+}
+
+void RankProcess::OnJoined(const v1::DaemonFrame& frame, int64_t asked) {
+  if (frame.has_failure()) {
+    const auto code = static_cast<absl::StatusCode>(frame.failure().code());
+    w_.counts.states[absl::StrCat("join: ", frame.failure().reason() != Failure::REASON_UNSPECIFIED
+                                                ? Failure::Reason_Name(frame.failure().reason())
+                                                : absl::StatusCodeToString(code))]++;
+    if (code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded ||
+        code == absl::StatusCode::kAborted) {
+      return Later(milliseconds(500), &RankProcess::Join);
+    }
+    return Refused(frame.failure(), "join");
+  }
+  const bool back = attempt_ != 0 && attempt_ == frame.join().attempt();
+  w_.counts.states[back ? "join: back again" : "join: accepted"]++;
+  uuid_ = JobUuid::FromBytes(frame.join().job_uuid()).value();
+  attempt_ = frame.join().attempt();
+  // (Who returns may be told so by its own daemon before any host is heard: it can fill slots there
+  // and nothing else.)
+  w_.truth.Joined(job_.name, uuid_, attempt_, rank_, node_.index, process_, back ? 0 : asked);
+  if (frame.join().any_step()) {
+    step_ = std::max(step_, frame.join().last_step());
+  }
+  if (back && training_) {
+    return Train();
+  }
+  training_ = false;
+  Enter();
+}
+
+void RankProcess::Enter() {
+  training_ = false;
+  v1::ClientFrame frame;
+  const Duration deadline = w_.t.Millis(5000, 30'000);
+  frame.mutable_enter_session()->set_deadline_ms(ToMillis(deadline));
+  w_.truth.Entered(job_.name, attempt_, rank_, job_.world_size, node_.index);
+  Call(frame, deadline,
+       [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnOutcome(reply, file); });
+}
+
+void RankProcess::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
+  if (!frame.has_failure()) {
+    w_.counts.states[frame.enter_session().done()
+                         ? "session: done"
+                         : absl::StrCat("session: loads from ",
+                                        frame.enter_session().source().tier())]++;
+    return frame.enter_session().done() ? OnDone(frame.enter_session())
+                                        : Load(frame.enter_session(), file);
+  }
+  const Failure& failure = frame.failure();
+  const auto code = static_cast<absl::StatusCode>(failure.code());
+  w_.counts.states[absl::StrCat("session: ", failure.reason() != Failure::REASON_UNSPECIFIED
+                                                 ? Failure::Reason_Name(failure.reason())
+                                                 : absl::StatusCodeToString(code))]++;
+  if (failure.reason() == Failure::REASON_NOTHING_TO_RESTORE) {
+    w_.truth.FromScratchTold(job_.name, attempt_);
+    training_ = true;
+    return Train();
+  }
+  if (failure.reason() == Failure::REASON_UNREADABLE) {
+    w_.Unreadable(job_, attempt_, failure.message());
+  }
+  if (failure.reason() == Failure::REASON_UNKNOWN_SESSION) {
+    return Later(milliseconds(100), &RankProcess::Join);
+  }
+  if (failure.reason() == Failure::REASON_SUPERSEDED) {
+    return Refused(failure, "restore");
+  }
+  if (code == absl::StatusCode::kFailedPrecondition && ++refusals_ > 5) {
+    return End();
+  }
+  w_.Trace(absl::StrCat(job_.name, " rank ", rank_, " restore: ", failure.message()));
+  Later(milliseconds(500), &RankProcess::Enter);
+}
+
+void RankProcess::Load(const v1::SessionOutcome& outcome, const FilePtr& file) {
+  const FileRecord record = *file->record;
+  w_.t.After(
+      w_.t.Millis(1, w_.stormy() ? 1500 : 50), [this, outcome, file, record, epoch = epoch_] {
+        if (!running() || epoch != epoch_) {
+          return;
+        }
+        const ShardId& id = record.copy.id;
+        const std::string what = absl::StrCat("job ", job_.name, " rank ", rank_, " was given ",
+                                              id.ToString(), " for step ", outcome.step());
+        v1::ClientFrame frame;
+        v1::ReportLoad& report = *frame.mutable_report_load();
+        report.set_session(outcome.session());
+        report.set_round(outcome.round());
+        report.set_loaded(true);
+        if (file->token != record.token) {
+          report.set_loaded(false);
+          report.set_copy_is_bad(true);
+          report.set_problem("digests differ");
+        } else if (file->content != id || id.rank != rank_ || id.step != outcome.step() ||
+                   id.attempt != outcome.attempt() || id.job != uuid_) {
+          w_.truth.Violated(what + ", which is something else");
+        } else if (w_.truth.TokenOf(id) != record.token) {
+          w_.truth.Violated(what + ", whose bytes are not those that were sealed");
+        } else if (w_.stormy() && w_.t.Chance(0.01)) {
+          report.set_loaded(false);
+          report.set_problem("cannot map it");
+        }
+        if (!report.loaded()) {
+          w_.truth.PassedOver(job_.name, attempt_, id.checkpoint());
+        }
+        loaded_ = report.loaded() ? std::optional(id.checkpoint()) : std::nullopt;
+        const Duration deadline = w_.t.Millis(5000, 30'000);
+        report.set_deadline_ms(ToMillis(deadline));
+        Call(frame, deadline,
+             [this](const v1::DaemonFrame& reply, const FilePtr& next) { OnOutcome(reply, next); });
+        Release(outcome.source(), file);
+      });
+}
+
+void RankProcess::OnDone(const v1::SessionOutcome& outcome) {
+  const CheckpointId parent{outcome.attempt(), outcome.step()};
+  w_.truth.Restored(job_.name, attempt_, rank_, parent);
+  if (loaded_ != parent) {
+    w_.truth.Violated(absl::StrCat("job ", job_.name, " rank ", rank_, " trains on from step ",
+                                   parent.step, ", and has loaded another"));
+  }
+  step_ = std::max(step_, parent.step);
+  training_ = true;
+  Train();
+}
+
+void RankProcess::Release(const v1::Source& source, const FilePtr& file) {
+  if (connection_ == 0 || file->read_by.count(process_) == 0) {
+    return;
+  }
+  if (--file->read_by[process_] == 0) {
+    file->read_by.erase(process_);
+  }
+  v1::ClientFrame frame;
+  frame.mutable_release_read()->set_hold(source.hold());
+  Call(frame, Duration(0), [](const v1::DaemonFrame&, const FilePtr&) {});
+}
+
+// ---- Training ----
+
+void RankProcess::Train() {
+  const uint64_t pace = job_.pace_ms;
+  Later(w_.t.Millis(pace - pace / 10, pace), &RankProcess::Begin);
+}
+
+void RankProcess::Begin() {
+  // Ranks of one run wait for each other.
+  if (!stubborn_ && std::any_of(job_.ranks.begin(), job_.ranks.end(), [&](const RankProcess* r) {
+        return r != nullptr && r->running() && r->training_ && r->attempt_ == attempt_ &&
+               r->step_ + 2 < step_;
+      })) {
+    return Later(milliseconds(std::max<uint64_t>(job_.pace_ms / 4, 5)), &RankProcess::Begin);
+  }
+  ++step_;
+  const Duration deadline = w_.t.Chance(0.7) ? Duration(0) : w_.t.Millis(0, 4000);
+  v1::ClientFrame frame;
+  frame.mutable_begin_save()->set_step(step_);
+  frame.mutable_begin_save()->set_slot_bytes(kSlotBytes);
+  frame.mutable_begin_save()->set_deadline_ms(ToMillis(deadline));
+  Call(frame, deadline,
+       [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnGrant(reply, file); });
+}
+
+void RankProcess::OnGrant(const v1::DaemonFrame& frame, const FilePtr& file) {
+  if (frame.has_failure()) {
+    return Refused(frame.failure(), "save");
+  }
+  const v1::Grant& grant = frame.begin_save();
+  if (grant.with_descriptor()) {
+    if (const auto old = mapped_.find(grant.slot()); old != mapped_.end()) {
+      old->second->mapped_by.erase(process_);
+    }
+    mapped_[grant.slot()] = file;
+    file->mapped_by.insert(process_);
+  } else if (mapped_[grant.slot()] != file) {
+    return w_.truth.Violated(absl::StrCat(node_.name, ": slot ", grant.slot(),
+                                          " was granted without a descriptor to a process that "
+                                          "has another file mapped"));
+  }
+  if (grant.attempt() != attempt_) {
+    w_.truth.Violated(absl::StrCat("job ", job_.name, " rank ", rank_, " of attempt ", attempt_,
+                                   " was granted a save in attempt ", grant.attempt()));
+  }
+  filling_ = grant;
+  filling_file_ = file;
+  Write();
+}
+
+// Threads of a dying or superseded process may go on writing for as long as it exists.
+void RankProcess::Write() {
+  w_.t.After(w_.t.Millis(1, std::max<uint64_t>(job_.pace_ms / 8, 2)),
+             [this, file = filling_file_, grant = *filling_, step = step_, epoch = epoch_] {
+               if (!alive_ || !filling_ || filling_->generation() != grant.generation() ||
+                   filling_file_ != file) {
+                 return;
+               }
+               if (file->record) {
+                 return w_.truth.Violated(absl::StrCat(
+                     node_.name, ": ", process_.ToString(), " wrote into slot ", file->slot,
+                     ", which holds the sealed ", file->record->copy.id.ToString()));
+               }
+               file->token = w_.NewToken();
+               const ShardId id{uuid_, grant.attempt(), step, rank_};
+               file->content = id;
+               SealedCopy copy;
+               copy.id = id;
+               copy.generation = grant.generation();
+               file->client_record = FileRecord{copy, file->token};
+               if (running() && epoch == epoch_) {
+                 Seal();
+               }
+             });
+}
+
+void RankProcess::Seal() {
+  const v1::Grant grant = *std::exchange(filling_, std::nullopt);
+  filling_file_ = nullptr;
+  const Step step = step_;
+  v1::ClientFrame frame;
+  if (w_.stormy() && w_.t.Chance(0.01)) {
+    frame.mutable_abort_save()->set_step(step);
+    frame.mutable_abort_save()->set_slot(grant.slot());
+    frame.mutable_abort_save()->set_generation(grant.generation());
+    return Call(frame, Duration(0), [this](const v1::DaemonFrame&, const FilePtr&) { Train(); });
+  }
+  frame.mutable_seal()->set_step(step);
+  frame.mutable_seal()->set_slot(grant.slot());
+  frame.mutable_seal()->set_generation(grant.generation());
+  frame.mutable_seal()->set_record_offset(kSlotBytes / 2);
+  frame.mutable_seal()->set_record_bytes(100);
+  Call(frame, seconds(10), [this, step](const v1::DaemonFrame& reply, const FilePtr&) {
+    if (reply.has_failure()) {
+      return Refused(reply.failure(), "seal");
+    }
+    w_.counts.states["save: sealed"]++;
+    if (w_.t.Chance(0.2)) {
+      Await(step);
+    }
+    Train();
+  });
+}
+
+void RankProcess::Await(Step step) {
+  v1::ClientFrame frame;
+  const v1::AwaitSave::Stage stage =
+      std::array{v1::AwaitSave::STAGE_COMMITTED, v1::AwaitSave::STAGE_NVME,
+                 v1::AwaitSave::STAGE_REMOTE}[w_.t.Below(3)];
+  const Duration deadline = w_.t.Millis(0, 20'000);
+  frame.mutable_await_save()->set_step(step);
+  frame.mutable_await_save()->set_stage(stage);
+  frame.mutable_await_save()->set_deadline_ms(ToMillis(deadline));
+  Call(frame, deadline, [this, step, stage](const v1::DaemonFrame& reply, const FilePtr&) {
+    if (!reply.has_failure() && reply.await_save().stage() == stage) {
+      w_.counts.states[absl::StrCat("await: ", v1::AwaitSave::Stage_Name(stage))]++;
+      w_.truth.StageTold(uuid_, {attempt_, step}, stage);
+    } else if (reply.has_failure()) {
+      w_.counts.states[absl::StrCat("await: ", Failure::Reason_Name(reply.failure().reason()))]++;
+    }
+  });
+}
+
+void RankProcess::Refused(const v1::Failure& failure, const char* what) {
+  if (w_.tracing()) {
+    w_.Trace(absl::StrCat(node_.name, ": ", job_.name, " rank ", rank_, " ", process_.ToString(),
+                          " ", what, ": ", failure.message()));
+  }
+  const auto code = static_cast<absl::StatusCode>(failure.code());
+  if (std::string(what) != "join") {
+    w_.counts.states[absl::StrCat(what, ": ",
+                                  failure.reason() != Failure::REASON_UNSPECIFIED
+                                      ? Failure::Reason_Name(failure.reason())
+                                      : absl::StatusCodeToString(code))]++;
+  }
+  switch (failure.reason()) {
+    case Failure::REASON_SUPERSEDED:
+      if (w_.stormy() && training_ && (stubborn_ || w_.t.Chance(0.3))) {
+        if (!std::exchange(stubborn_, true)) {
+          w_.Count(Fault::kProcessLingers);
+          w_.t.After(w_.t.Millis(1000, 60'000), [this] { End(); });
+        }
+        return Train();
+      }
+      return End();
+    case Failure::REASON_UNKNOWN_SESSION:
+      return Later(milliseconds(100), &RankProcess::Join);
+    case Failure::REASON_SHED:
+    case Failure::REASON_ABANDONED:
+    case Failure::REASON_NO_ROOM:
+      return Train();
+    default:
+      break;
+  }
+  if (std::string(what) == "join") {
+    return End();
+  }
+  if (code == absl::StatusCode::kFailedPrecondition) {
+    return ++refusals_ > 5 ? End() : Later(milliseconds(500), &RankProcess::Enter);
+  }
+  Train();
+}
+
+}  // namespace holdfast::sim::cluster

@@ -1,0 +1,90 @@
+// One training process of a simulated cluster: joins, restores, saves in a loop, is killed,
+// lingers, hangs, is superseded and does not listen.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "server/events.h"
+#include "tests/sim/sim_model.h"
+
+namespace holdfast::sim::cluster {
+
+class World;
+class Node;
+struct Job;
+
+class RankProcess {
+ public:
+  RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch);
+
+  void Start();
+  void Kill();  // its sockets close, its threads may write on
+  void End();   // it is gone
+  void Hang(Duration time);
+  void OnReply(const SendReply& reply, const FilePtr& file);
+  void OnClosed();
+
+  // Nothing that was planned for it is outstanding any more.
+  bool Forgotten(int64_t now) const { return ended_at_ + 600'000'000'000 < now; }
+
+  bool alive() const { return alive_; }
+  bool running() const { return alive_ && !dying_; }
+  const ProcessId& process() const { return process_; }
+  Rank rank() const { return rank_; }
+  Job& job() { return job_; }
+  Node& node() const { return node_; }
+  uint32_t uid() const;
+  bool training() const { return training_; }
+  Attempt attempt() const { return attempt_; }
+  Step step() const { return step_; }
+
+ private:
+  using Handler = std::function<void(const v1::DaemonFrame&, const FilePtr&)>;
+  void Call(v1::ClientFrame frame, Duration deadline, Handler handler);
+  void Later(Duration delay, void (RankProcess::*what)());
+  void Connect();
+  void Join();
+  void OnJoined(const v1::DaemonFrame& frame, int64_t asked);
+  void Enter();
+  void OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file);
+  void Load(const v1::SessionOutcome& outcome, const FilePtr& file);
+  void OnDone(const v1::SessionOutcome& outcome);
+  void Train();
+  void Begin();
+  void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);
+  void Write();
+  void Seal();
+  void Await(Step step);
+  void Release(const v1::Source& source, const FilePtr& file);
+  void Refused(const v1::Failure& failure, const char* what);
+
+  World& w_;
+  Node& node_;
+  Job& job_;
+  const Rank rank_;
+  const std::string launch_;
+  const ProcessId process_;
+  bool alive_ = true;
+  bool dying_ = false;
+  bool stubborn_ = false;  // was told to end, and goes on
+  bool training_ = false;
+  int64_t hangs_until_ = 0;
+  int64_t ended_at_ = 0;
+  ConnectionId connection_ = 0;
+  uint64_t next_id_ = 1;
+  std::map<uint64_t, Handler> handlers_;
+  uint64_t epoch_ = 0;  // grows when what was planned is void
+  JobUuid uuid_;
+  Attempt attempt_ = 0;
+  Step step_ = 0;
+  int refusals_ = 0;
+  std::optional<CheckpointId> loaded_;
+  std::map<SlotId, FilePtr> mapped_;
+  std::optional<v1::Grant> filling_;
+  FilePtr filling_file_;
+};
+
+}  // namespace holdfast::sim::cluster

@@ -1,0 +1,74 @@
+// Seeded simulation of whole clusters. A failure prints the command that repeats it, and with
+// --trace tells all that happened. The long run is cluster_sim (CONTRIBUTING.md).
+//
+// HOLDFAST_SIM_SEEDS says how many seeds there are.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/sim/cluster_world.h"
+
+namespace holdfast::sim::cluster {
+namespace {
+
+uint64_t Seeds() {
+  const char* text = std::getenv("HOLDFAST_SIM_SEEDS");
+  return text == nullptr ? HOLDFAST_CLUSTER_SEEDS_DEFAULT : std::strtoull(text, nullptr, 10);
+}
+
+Counts RunSeeds(Options options, uint64_t seeds) {
+  Counts all;
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    options.seed = seed;
+    World world(options);
+    world.Run();
+    all.Add(world.counts);
+    EXPECT_EQ(world.violation(), "")
+        << "(" << world.Summary() << ")\n  repeat it with: " << world.Command() << " --trace";
+    if (!world.violation().empty()) {
+      break;
+    }
+  }
+  return all;
+}
+
+TEST(ClusterSimulation, WithoutFaults) {
+  Options options;
+  options.rates = Rates::kNone;
+  options.stormy = std::chrono::minutes(1);
+  RunSeeds(options, 1 + Seeds() / 10);
+}
+
+TEST(ClusterSimulation, AbsurdRates) {
+  Options options;
+  options.stormy = std::chrono::minutes(5);
+  const Counts counts = RunSeeds(options, Seeds());
+  // It is a storm: a run that meets few faults proves nothing.
+  EXPECT_GT(counts.Faults(), 50 * Seeds());
+  EXPECT_GT(counts.restores, Seeds());
+  std::printf("%s", counts.Report().c_str());
+}
+
+TEST(ClusterSimulation, RealisticRates) {
+  Options options;
+  options.rates = Rates::kRealistic;
+  options.stormy = std::chrono::minutes(30);
+  RunSeeds(options, 1 + Seeds() / 4);
+}
+
+// The same seed, the same run: else no failure could be repeated.
+TEST(ClusterSimulation, ASeedReplaysExactly) {
+  Options options;
+  options.seed = 7;
+  options.stormy = std::chrono::minutes(1);
+  World first(options);
+  first.Run();
+  World second(options);
+  second.Run();
+  EXPECT_EQ(first.Summary(), second.Summary());
+  EXPECT_EQ(first.counts.Report(), second.counts.Report());
+}
+
+}  // namespace
+}  // namespace holdfast::sim::cluster

@@ -1,0 +1,344 @@
+// The fake runtime of a simulated node's drive and of the remote tier that all nodes share. What is
+// published there outlives daemons and reboots; both are slow, fail, hang, and rot.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/cluster_world.h"
+
+namespace holdfast::sim::cluster {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+SimTier& Node::TierOf(TierKind tier) {
+  return tier == TierKind::kNvme ? nvme_ : w_.remote.tier;
+}
+
+Place Node::PlaceOf(TierKind tier) const {
+  return {tier, tier == TierKind::kRemote ? 0 : index};
+}
+
+Duration Node::TierLatency(TierKind tier) {
+  const uint64_t most = tier == TierKind::kNvme ? 100 : 800;
+  return w_.t.Millis(1, w_.stormy() && w_.t.Chance(0.03) ? 20 * most : most);
+}
+
+absl::Status Node::TierFault(TierKind kind, bool writes) {
+  const SimTier& tier = TierOf(kind);
+  if (tier.full && writes) {
+    w_.Count(Fault::kRemoteFull);
+    return absl::ResourceExhaustedError("ENOSPC");
+  }
+  if (tier.fails > 0 && w_.t.Chance(tier.fails)) {
+    w_.Count(kind == TierKind::kNvme ? Fault::kNvmeFails : Fault::kRemoteFails);
+    return absl::UnavailableError("EIO");
+  }
+  return absl::OkStatus();
+}
+
+// Performs it when the tier answers again; says so when that takes long.
+void Node::RunDrain(DrainId id, SimDrain drain) {
+  const TierKind tier = drain.tier;
+  drains_[id] = std::move(drain);
+  After(TierLatency(tier), [this, id] { TryDrain(id); });
+}
+
+void Node::TryDrain(DrainId id) {
+  const auto it = drains_.find(id);
+  if (it == drains_.end()) {
+    return;
+  }
+  SimDrain& drain = it->second;
+  const int64_t hung = TierOf(drain.tier).hung_until.ns - w_.t.now();
+  if (hung > 0 && !drain.cancelled) {
+    w_.Count(drain.tier == TierKind::kNvme ? Fault::kNvmeHangs : Fault::kRemoteHangs);
+    if (!std::exchange(drain.stalled, true)) {
+      w_.counts.states["drain: stalled"]++;
+      Complete(DrainStalled{id, true, "no progress"});
+    }
+    return After(std::min<Duration>(Duration(hung), seconds(5)) + w_.t.Millis(0, 300),
+                 [this, id] { TryDrain(id); });
+  }
+  if (drain.stalled && !drain.cancelled) {
+    Complete(DrainStalled{id, false, ""});
+  }
+  const SimDrain ended = std::move(drain);
+  drains_.erase(it);
+  ended.end(ended.cancelled && (hung > 0 || w_.t.Chance(0.7)));
+}
+
+void Node::Do(const CancelDrain& a) {
+  const auto it = drains_.find(a.drain);
+  if (it != drains_.end() && !std::exchange(it->second.cancelled, true)) {
+    w_.counts.states["drain: cancelled"]++;
+    After(w_.t.Millis(1, 100), [this, a] { TryDrain(a.drain); });
+  }
+}
+
+void Node::Do(const FlushShard& a) {
+  const FilePtr file = a.from == TierKind::kMemory ? FindFile(a.slot) : nullptr;
+  if (a.from == TierKind::kMemory && (!file || !file->record || file->record->copy.id != a.key.id ||
+                                      file->record->copy.generation != a.generation)) {
+    return w_.truth.Violated(absl::StrCat(name, ": slot ", a.slot, " is to be flushed as ",
+                                          a.key.id.ToString(), ", and holds no such sealed copy"));
+  }
+  SimDrain drain{a.to, a.from, a.key.id, a.image_bytes, false, false, nullptr};
+  const std::optional<FileRecord> record = file ? file->record : std::nullopt;
+  drain.end = [this, a, file, record](bool cancelled) {
+    FlushEnded ended{a.drain, absl::CancelledError("as asked"), false, {}};
+    if (!cancelled) {
+      ended = FlushNow(a, file, record);
+    }
+    w_.counts.states[ended.status.ok()  ? "flush: written"
+                     : cancelled        ? "flush: cancelled"
+                     : ended.source_bad ? "flush: source bad"
+                                        : "flush: failed"]++;
+    Complete(ended);
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
+// Writes and publishes it. In the remote tier only the opening that has claimed the attempt may.
+FlushEnded Node::FlushNow(const FlushShard& a, const FilePtr& file,
+                          const std::optional<FileRecord>& record) {
+  FlushEnded ended{a.drain, TierFault(a.to, true), false, {}};
+  TierCopy written;
+  if (file) {
+    if (file->note.generation() != a.generation || FindFile(a.slot) != file) {
+      w_.truth.Violated(absl::StrCat(name, ": slot ", a.slot, " was filled again while ",
+                                     a.key.id.ToString(), " was being flushed from it"));
+    }
+    written = {{record->copy, 100, 0, false, ""}, record->token, file->token, file->content};
+  } else if (const auto source = nvme_.copies.find(a.key.id); source != nvme_.copies.end()) {
+    written = source->second;
+  } else if (ended.status.ok()) {
+    ended.status = absl::NotFoundError("no such copy in nvme");
+  }
+  if (!ended.status.ok()) {
+    return ended;
+  }
+  if (written.token != written.bytes) {
+    ended.status = absl::DataLossError("digests differ");
+    ended.source_bad = true;
+    return ended;
+  }
+  if (a.to == TierKind::kRemote) {
+    const auto [claim, fresh] =
+        w_.remote.claims.try_emplace({a.key.id.job, a.key.id.attempt}, a.opening);
+    if (claim->second != a.opening) {
+      w_.counts.states["flush: claimed by another opening"]++;
+      ended.status = absl::FailedPreconditionError("another opening claimed the attempt");
+      return ended;
+    }
+  }
+  SimTier& tier = TierOf(a.to);
+  written.copy.copy.generation = 0;
+  written.copy.record_crc = written.token;
+  written.copy.location =
+      absl::StrCat(a.to == TierKind::kNvme ? "/nvme0/" : "/remote/", a.key.id.ToString());
+  if (const auto there = tier.copies.find(a.key.id);
+      there != tier.copies.end() && there->second.token != written.token) {
+    w_.truth.Violated(absl::StrCat(a.key.id.ToString(), " is in ", std::string(TierName(a.to)),
+                                   " with other bytes"));
+  }
+  tier.copies[a.key.id] = written;
+  tier.jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
+  w_.truth.Added(a.key.id, PlaceOf(a.to));
+  ended.copy = written.copy;
+  return ended;
+}
+
+void Node::Do(const FetchShard& a) {
+  const FilePtr file = FindFile(a.slot);
+  if (!file || file->record || !file->read_by.empty() || file->note.generation() != a.generation) {
+    return w_.truth.Violated(absl::StrCat(name, ": slot ", a.slot,
+                                          " is to be fetched into, and is not empty or not noted"));
+  }
+  const std::pair checkpoint{a.key.id.job, a.key.id.checkpoint()};
+  if (a.from == TierKind::kRemote && w_.remote.tier.manifests.count(checkpoint) == 0 &&
+      w_.remote.named.count(checkpoint) == 0) {
+    w_.truth.Violated(absl::StrCat(name, ": ", a.key.id.ToString(),
+                                   " is read from remote, and no manifest ever named it"));
+  }
+  SimDrain drain{a.from, std::nullopt, a.key.id, 0, false, false, nullptr};
+  drain.end = [this, a, file](bool cancelled) {
+    FetchEnded ended{
+        a.drain,      a.slot,
+        a.generation, cancelled ? absl::CancelledError("as asked") : TierFault(a.from, false),
+        false,        {}};
+    const SimTier& tier = TierOf(a.from);
+    const auto source = tier.copies.find(a.key.id);
+    if (ended.status.ok() && source == tier.copies.end()) {
+      ended.status = absl::NotFoundError("no such copy");
+    } else if (ended.status.ok() && source->second.token != source->second.bytes) {
+      ended.status = absl::DataLossError("digests differ");
+      ended.source_bad = true;
+    } else if (ended.status.ok()) {
+      ended.copy = source->second.copy.copy;
+      ended.copy.generation = a.generation;
+      if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
+        RecordGone(*before, Truth::Why::kFault);  // it is a bad one
+        before->replaced = true;
+      }
+      file->token = source->second.token;
+      file->content = source->second.content;
+      file->replaced = false;
+      file->record = FileRecord{ended.copy, file->token};
+      w_.truth.Added(a.key.id, {TierKind::kMemory, index});
+    }
+    w_.counts.states[ended.status.ok()  ? "fetch: read"
+                     : ended.source_bad ? "fetch: source bad"
+                                        : "fetch: failed"]++;
+    Complete(ended);
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
+void Node::Do(const OpenDurable& a) {
+  Complete(DurableOpened{a.drain, absl::UnavailableError("nobody attaches here"), false, {}, {}});
+}
+
+// Published once, by create-if-absent: whoever comes second adopts the first's, if it says the
+// same.
+void Node::Do(const PublishManifest& a) {
+  SimDrain drain{TierKind::kRemote,
+                 std::nullopt,
+                 {a.job, a.checkpoint.attempt, a.checkpoint.step, 0},
+                 0,
+                 false,
+                 false,
+                 nullptr};
+  drain.end = [this, a](bool cancelled) {
+    absl::Status status =
+        cancelled ? absl::CancelledError("as asked") : TierFault(TierKind::kRemote, true);
+    const std::pair checkpoint{a.job, a.checkpoint};
+    const std::string what = absl::StrCat(name, ": the manifest of ", a.job_name, " attempt ",
+                                          a.checkpoint.attempt, " step ", a.checkpoint.step);
+    std::vector<std::pair<ShardId, uint64_t>> named;
+    for (const DurableCopy& shard : a.shards) {
+      named.emplace_back(shard.copy.id, shard.record_crc);
+    }
+    const auto claim = w_.remote.claims.find({a.job, a.checkpoint.attempt});
+    if (status.ok() && (claim == w_.remote.claims.end() || claim->second != a.opening)) {
+      status = absl::FailedPreconditionError("another opening claimed the attempt");
+    }
+    if (status.ok() && w_.remote.tier.manifests.count(checkpoint) > 0) {
+      status = w_.remote.named[checkpoint] == named
+                   ? absl::OkStatus()
+                   : absl::AlreadyExistsError("there is one that says something else");
+      w_.counts.states[status.ok() ? "manifest: adopted" : "manifest: another one there"]++;
+    } else if (status.ok()) {
+      if (a.shards.size() != a.world_size) {
+        w_.truth.Violated(
+            absl::StrCat(what, " names ", a.shards.size(), " of ", a.world_size, " shards"));
+      }
+      for (Rank rank = 0; rank < a.shards.size(); ++rank) {
+        const ShardId id{a.job, a.checkpoint.attempt, a.checkpoint.step, rank};
+        const auto copy = w_.remote.tier.copies.find(id);
+        if (named[rank].first != id || copy == w_.remote.tier.copies.end() ||
+            copy->second.copy.record_crc != named[rank].second) {
+          // (Whoever removed it meanwhile did so for another host; then nobody may rely on it.)
+          status = absl::NotFoundError(absl::StrCat("rank ", rank, " is not there"));
+        }
+      }
+      if (status.ok()) {
+        w_.remote.tier.manifests.insert(checkpoint);
+        w_.remote.named[checkpoint] = named;
+        w_.truth.ManifestPublished(a.job, a.checkpoint);
+        w_.counts.states["manifest: published"]++;
+      }
+    }
+    Complete(ManifestPublished{a.drain, status});
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
+void Node::Do(const RemoveCopies& a) {
+  SimDrain drain{a.tier, std::nullopt, {a.job, a.checkpoint.attempt, a.checkpoint.step, 0},
+                 0,      false,        false,
+                 nullptr};
+  drain.end = [this, a](bool) {
+    SimTier& tier = TierOf(a.tier);
+    const absl::Status status = TierFault(a.tier, false);
+    if (status.ok()) {
+      w_.counts.states["removal: done"]++;
+      if (tier.manifests.erase({a.job, a.checkpoint}) > 0) {
+        w_.truth.ManifestRemoved(a.job, a.checkpoint, Truth::Why::kCommanded);
+      }
+      const ShardId first{a.job, a.checkpoint.attempt, a.checkpoint.step, 0};
+      for (auto it = tier.copies.lower_bound(first);
+           it != tier.copies.end() && it->first.job == a.job &&
+           it->first.checkpoint() == a.checkpoint;
+           it = tier.copies.erase(it)) {
+        w_.truth.Removed(it->first, PlaceOf(a.tier), Truth::Why::kCommanded);
+      }
+    } else {
+      w_.counts.states["removal: failed"]++;
+    }
+    Complete(CopiesRemoved{a.drain, status});
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
+void Node::Do(const RemoveJobCopies& a) {
+  w_.truth.Violated(absl::StrCat(name, ": all copies of ", a.job_name, " are removed"));
+}
+
+FoundJob Node::FoundIn(const SimTier& tier, const JobUuid& uuid) const {
+  const SimTier::Job& job = tier.jobs.at(uuid);
+  FoundJob found{uuid, job.name, job.uid, job.gid, {}, {}};
+  for (auto it = tier.copies.lower_bound({uuid, 0, 0, 0});
+       it != tier.copies.end() && it->first.job == uuid; ++it) {
+    found.copies.push_back(it->second.copy);
+  }
+  for (auto it = tier.manifests.lower_bound({uuid, {}});
+       it != tier.manifests.end() && it->first == uuid; ++it) {
+    found.manifests.push_back(it->second);
+  }
+  return found;
+}
+
+void Node::Do(const ScanNvme& a) {
+  After(w_.t.Millis(1, w_.stormy() ? 1500 : 200), [this, a] {
+    TierScanned scanned;
+    scanned.drain = a.drain;
+    scanned.dir = "/nvme0";
+    scanned.status = TierFault(TierKind::kNvme, false);
+    for (const auto& [uuid, job] : nvme_.jobs) {
+      if (scanned.status.ok()) {
+        scanned.jobs.push_back(FoundIn(nvme_, uuid));
+      }
+    }
+    Feed(scanned);
+  });
+}
+
+void Node::Do(const ScanRemote& a) {
+  SimDrain drain{TierKind::kRemote, std::nullopt, {}, 0, false, false, nullptr};
+  drain.end = [this, a](bool) {
+    const SimTier& tier = w_.remote.tier;
+    TierScanned scanned;
+    scanned.tier = TierKind::kRemote;
+    scanned.drain = a.drain;
+    scanned.job_name = a.job_name;
+    scanned.status = TierFault(TierKind::kRemote, false);
+    if (tier.unreadable) {
+      w_.Count(Fault::kRemoteUnreadable);
+      scanned.status = absl::UnavailableError("ESTALE");
+    }
+    for (const auto& [uuid, job] : tier.jobs) {
+      if (scanned.status.ok() && (a.job_name.empty() || job.name == a.job_name)) {
+        FoundJob found = FoundIn(tier, uuid);
+        for (auto it = w_.remote.claims.lower_bound({uuid, 0});
+             it != w_.remote.claims.end() && it->first.first == uuid; ++it) {
+          found.highest_claim = it->first.second;
+        }
+        scanned.jobs.push_back(std::move(found));
+      }
+    }
+    Feed(scanned);
+  };
+  RunDrain(a.drain, std::move(drain));
+}
+
+}  // namespace holdfast::sim::cluster

@@ -1,0 +1,367 @@
+#include "tests/sim/cluster_world.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+
+namespace holdfast::sim::cluster {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+// How long healthy jobs may take until they have committed again.
+constexpr uint64_t kCalmCommits = 3;
+
+}  // namespace
+
+World::World(const Options& o) : options(o), t(o.seed), truth(*this), etcd(*this), network(*this) {
+  MakeNodes();
+  MakeJobs();
+}
+
+World::~World() = default;
+
+void World::Trace(const std::string& text) const {
+  if (options.trace) {
+    std::fprintf(stderr, "%12.4f %s\n", static_cast<double>(t.now()) / 1e9, text.c_str());
+  }
+}
+
+std::string World::Command() const {
+  std::string command = absl::StrCat("tests/cluster_sim --seed ", options.seed, " --rates ",
+                                     options.rates == Rates::kNone        ? "none"
+                                     : options.rates == Rates::kRealistic ? "realistic"
+                                                                          : "absurd");
+  const auto add = [&command](const char* name, uint64_t value) {
+    if (value != 0) {
+      absl::StrAppend(&command, " --", name, " ", value);
+    }
+  };
+  add("nodes", options.nodes);
+  add("spares", options.nodes != 0 ? options.spares : 0);
+  add("ranks", options.ranks);
+  add("jobs", options.jobs);
+  add("pace-ms", options.pace_ms);
+  add("steps", options.steps);
+  add("minutes", static_cast<uint64_t>(options.stormy / std::chrono::minutes(1)));
+  return command;
+}
+
+std::string World::Summary() const {
+  return absl::StrCat(nodes_.size(), " nodes, ", jobs_.size(), " jobs, ", counts.events,
+                      " events, ", counts.messages, " messages, ", counts.commits, " commits, ",
+                      counts.restores, " ranks restored, ", counts.Faults(), " faults, ",
+                      t.now() / 1'000'000'000, " s");
+}
+
+// ---- What there is ----
+
+void World::MakeNodes() {
+  const uint32_t count = options.nodes != 0 ? options.nodes : 3 + static_cast<uint32_t>(t.Below(6));
+  v1::DaemonConfig config;
+  config.mutable_cluster()->set_name("sim");
+  config.mutable_memory()->set_slots_per_rank(2 + static_cast<uint32_t>(t.Below(3)));
+  config.mutable_memory()->set_slots_max(4096);
+  config.mutable_save()->set_commit_deadline_ms(10'000 + t.Below(50'000));
+  config.mutable_session()->set_deadline_max_ms(60'000);
+  config.mutable_socket()->set_requests_per_connection_max(64);
+  config.mutable_admin()->set_request_timeout_ms(10'000);
+  config.mutable_nvme()->add_dirs("/nvme0");
+  config.mutable_nvme()->set_high_watermark_percent(90);
+  config.mutable_nvme()->set_low_watermark_percent(70);
+  config.mutable_remote()->set_dir("/remote");
+  uint64_t every = 1;
+  for (v1::TierPolicy* policy :
+       {config.mutable_policy()->mutable_nvme(), config.mutable_policy()->mutable_remote()}) {
+    every *= 1 + t.Below(5);
+    policy->set_every_steps(every);
+    policy->set_every_ms(0);
+    policy->set_keep_last(1 + static_cast<uint32_t>(t.Below(3)));
+    policy->set_keep_every_steps(0);
+    policy->set_bytes_max(0);
+    policy->set_verify(v1::TierPolicy::VERIFY_NONE);
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const std::string name = absl::StrCat("n", i);
+    index_[name] = i;
+    nodes_.push_back(std::make_unique<Node>(*this, i, name, config));
+  }
+}
+
+void World::MakeJobs() {
+  const uint64_t count = options.jobs != 0 ? options.jobs : 1 + t.Below(2);
+  for (uint64_t i = 0; i < count; ++i) {
+    Job job;
+    job.name = absl::StrCat("job", i);
+    job.world_size = options.ranks != 0 ? options.ranks : 2 + static_cast<uint32_t>(t.Below(15));
+    job.launch_ids = t.Chance(0.5);
+    job.together = t.Chance(0.8);
+    job.pace_ms = options.pace_ms != 0 ? options.pace_ms
+                  : t.Chance(0.5)      ? 100 + t.Below(900)
+                                       : 1000 + t.Below(9000);
+    job.ranks.resize(job.world_size);
+    // Blocks of ranks; the last nodes are spares.
+    const auto used =
+        static_cast<uint32_t>(nodes_.size() > options.spares ? nodes_.size() - options.spares : 1);
+    for (Rank rank = 0; rank < job.world_size; ++rank) {
+      job.node_of_rank.push_back(static_cast<uint32_t>(uint64_t{rank} * used / job.world_size));
+    }
+    jobs_.push_back(std::move(job));
+  }
+}
+
+// ---- The launchers ----
+
+bool World::Reachable(uint32_t index) const {
+  const Node& of = *nodes_[index];
+  return of.powered() && !of.lost();
+}
+
+// Ranks stay where they were as long as their node is well.
+bool World::Place(Job& job) {
+  std::map<uint32_t, uint32_t> load;
+  for (uint32_t i = 0; i < nodes_.size(); ++i) {
+    if (Reachable(i) && (nodes_[i]->up() || t.Chance(0.2))) {
+      load[i] = 0;
+    }
+  }
+  if (load.empty()) {
+    return false;
+  }
+  for (const uint32_t node : job.node_of_rank) {
+    if (load.count(node) > 0) {
+      ++load[node];
+    }
+  }
+  std::map<uint32_t, uint32_t> moved;  // a node's ranks go together
+  for (uint32_t& node : job.node_of_rank) {
+    if (load.count(node) > 0) {
+      continue;
+    }
+    const auto [to, fresh] = moved.try_emplace(node, 0);
+    if (fresh) {
+      to->second = std::min_element(load.begin(), load.end(), [](const auto& a, const auto& b) {
+                     return a.second < b.second;
+                   })->first;
+    }
+    node = to->second;
+    ++load[node];
+  }
+  return true;
+}
+
+void World::Launch(Job& job, Rank rank) {
+  Node& on = *nodes_[job.node_of_rank[rank]];
+  if (!on.powered()) {
+    return Restart(job);
+  }
+  processes_.push_back(std::make_unique<RankProcess>(*this, on, job, rank, job.launch));
+  job.ranks[rank] = processes_.back().get();
+  job.ranks[rank]->Start();
+}
+
+void World::Kill(RankProcess* process, Duration linger) {
+  if (process == nullptr || !process->alive()) {
+    return;
+  }
+  if (linger > seconds(1)) {
+    Count(Fault::kProcessLingers);
+  }
+  process->Kill();
+  t.After(linger, [process] { process->End(); });
+}
+
+// All ranks anew.
+void World::Restart(Job& job) {
+  if (job.ended || std::exchange(job.restarting, true)) {
+    return;
+  }
+  for (RankProcess*& rank : job.ranks) {
+    RankProcess* old = std::exchange(rank, nullptr);
+    if (old == nullptr || !old->alive()) {
+      continue;
+    }
+    // Sometimes the launcher does not get through to a process, which goes on for a while.
+    if (stormy_ && t.Chance(0.1)) {
+      Count(Fault::kProcessLingers);
+      t.After(t.Millis(5'000, 120'000), [old] { old->End(); });
+    } else {
+      Kill(old, stormy_ ? t.Millis(1, 2000) : Duration(milliseconds(10)));
+    }
+  }
+  t.After(t.Millis(stormy_ ? 100 : 10, stormy_ ? 4000 : 500), [this, &job] {
+    job.restarting = false;
+    if (job.ended) {
+      return;
+    }
+    if (!Place(job)) {
+      return t.After(seconds(3), [this, &job] { Restart(job); });
+    }
+    ++job.launches;
+    job.launch = job.launch_ids ? absl::StrCat(job.name, "-", job.launches) : "";
+    for (Rank rank = 0; rank < job.world_size; ++rank) {
+      t.After(t.Millis(0, stormy_ ? 2000 : 100), [this, &job, rank, launches = job.launches] {
+        if (!job.ended && !job.restarting && job.launches == launches &&
+            job.ranks[rank] == nullptr) {
+          Launch(job, rank);
+        }
+      });
+    }
+  });
+}
+
+void World::RankEnded(RankProcess* process) {
+  Job& job = process->job();
+  if (job.ended || job.ranks[process->rank()] != process) {
+    return;
+  }
+  t.After(t.Millis(50, 2000), [this, &job, process] {
+    if (job.ended || job.restarting || job.ranks[process->rank()] != process) {
+      return;
+    }
+    if (job.together || !stormy_ || t.Chance(0.3)) {
+      return Restart(job);
+    }
+    job.ranks[process->rank()] = nullptr;
+    Place(job);
+    Launch(job, process->rank());
+  });
+}
+
+// What nothing can be done about a person decides, after a while.
+void World::Unreadable(Job& job, Attempt attempt, const std::string& why) {
+  Trace(absl::StrCat(job.name, " attempt ", attempt, ": ", why));
+  std::vector<uint32_t> nodes;
+  for (const RankProcess* rank : job.ranks) {
+    if (rank == nullptr) {
+      return;
+    }
+    nodes.push_back(rank->node().index);
+  }
+  if (!stormy_ && truth.NewestReachable(job.name, nodes)) {
+    return truth.Violated(
+        absl::StrCat("job ", job.name, ": ", why, ", although a committed step is there"));
+  }
+  if (++job.from_scratch_wishes % (4 * job.world_size) != 0) {
+    return;
+  }
+  v1::SetRestorePointRequest request;
+  request.set_job(job.name);
+  request.set_from_scratch(true);
+  truth.FromScratchAsked(job.name);
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    if (each->up()) {
+      return each->Ask(request, job.uid, nullptr);
+    }
+  }
+}
+
+// ---- The run ----
+
+// What is over is forgotten, but for what lives.
+void World::Sweep() {
+  std::erase_if(processes_, [&](const std::unique_ptr<RankProcess>& process) {
+    return !process->alive() && process->job().ranks[process->rank()] != process.get() &&
+           process->Forgotten(t.now());
+  });
+  t.After(seconds(60), [this] { Sweep(); });
+}
+
+void World::Run() {
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    each->Boot();
+  }
+  const bool at_once = nodes_.size() > 16;
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    each->NewIncarnation();
+    if (at_once) {
+      etcd.Register(*each);
+    }
+  }
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    each->StartDaemon();
+  }
+  for (Job& job : jobs_) {
+    Restart(job);
+  }
+  if (options.rates != Rates::kNone) {
+    t.After(Between(), [this] { Trouble(); });
+  }
+  Sweep();
+  const int64_t begun = t.now();
+  const int64_t storm_ends = begun + options.stormy.count();
+  while (violation().empty() && (options.steps != 0 ? counts.commits < options.steps * jobs_.size()
+                                                    : t.now() < storm_ends)) {
+    t.Step();
+  }
+  if (violation().empty()) {
+    Calm();
+  }
+  const int64_t calm_ends = t.now() + options.calm.count();
+  while (t.now() < calm_ends && violation().empty()) {
+    t.Step();
+  }
+  if (violation().empty()) {
+    CheckTheEnd();
+  }
+  counts.nanoseconds = static_cast<uint64_t>(t.now() - begun);
+}
+
+// No more faults: all nodes but those that are lost come back, all jobs are started anew, and from
+// now on all must go well.
+void World::Calm() {
+  Trace("calm");
+  stormy_ = false;
+  etcd.Calm();
+  network.ClearRoads();
+  SimTier& far = remote.tier;
+  far.fails = 0;
+  far.full = far.unreadable = false;
+  far.hung_until = {t.now()};
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    each->state_failures = each->slot_failures = 0;
+    each->nvme().fails = 0;
+    each->nvme().hung_until = {t.now()};
+    if (!each->powered() && !each->lost()) {
+      each->PowerOn();
+    } else {
+      each->StartDaemon();
+    }
+  }
+  for (const std::unique_ptr<RankProcess>& process : processes_) {
+    process->Hang(Duration(0));
+    const Job& job = process->job();
+    if (process->alive() && job.ranks[process->rank()] != process.get()) {
+      process->End();
+    }
+  }
+  // (Leases that were lost, hosts that were cut off, drains that hung.)
+  t.After(seconds(30), [this] {
+    for (Job& job : jobs_) {
+      job.pace_ms = std::min<uint64_t>(job.pace_ms, 1000);
+      Restart(job);
+    }
+    truth.ClearCommits();
+  });
+}
+
+void World::CheckTheEnd() {
+  for (const Job& job : jobs_) {
+    if (truth.CommitsOf(job.name) < kCalmCommits) {
+      truth.Violated(absl::StrCat("job ", job.name, " committed ", truth.CommitsOf(job.name),
+                                  " steps in calm weather; it is hosted by '",
+                                  etcd.HostOf(job.name), "'"));
+    }
+    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+      if (truth.TierCommitsOf(job.name, tier) == 0) {
+        truth.Violated(absl::StrCat("job ", job.name, " committed nothing in ",
+                                    std::string(TierName(tier)), " in calm weather"));
+      }
+    }
+  }
+}
+
+}  // namespace holdfast::sim::cluster

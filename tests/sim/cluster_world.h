@@ -1,0 +1,112 @@
+// A simulated cluster: nodes with the real control logic, the network and etcd between them, jobs
+// whose ranks train, save and restore, people who start them again, and all that goes wrong.
+// Everything follows from one seed.
+//
+//   World world(options);
+//   world.Run();
+//   EXPECT_EQ(world.violation(), "");
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/sim/cluster_etcd.h"
+#include "tests/sim/cluster_network.h"
+#include "tests/sim/cluster_node.h"
+#include "tests/sim/cluster_options.h"
+#include "tests/sim/cluster_rank.h"
+#include "tests/sim/cluster_timeline.h"
+#include "tests/sim/cluster_truth.h"
+
+namespace holdfast::sim::cluster {
+
+// One job as its user runs it, with a launcher that starts its ranks again when one is gone.
+struct Job {
+  std::string name;
+  uint32_t uid = 1000;
+  uint32_t world_size = 1;
+  bool launch_ids = false;
+  std::string launch;
+  int launches = 0;
+  uint64_t pace_ms = 1000;  // between two saves
+  bool together = true;     // when one rank ends all are started again
+  bool ended = false;
+  bool restarting = false;
+  uint64_t from_scratch_wishes = 0;  // sessions that found nothing readable
+  std::vector<RankProcess*> ranks;   // the launcher's own
+  std::vector<uint32_t> node_of_rank;
+};
+
+class World {
+ public:
+  explicit World(const Options& options);
+  ~World();
+  void Run();
+  const std::string& violation() const { return truth.violation(); }
+  std::string Summary() const;
+  // The command that repeats it.
+  std::string Command() const;
+
+  const Options options;
+  Timeline t;
+  Counts counts;
+  Truth truth;
+  Etcd etcd;
+  Network network;
+  Remote remote;
+
+  Node& node(uint32_t index) { return *nodes_[index]; }
+  const Node& node(uint32_t index) const { return *nodes_[index]; }
+  uint32_t IndexOf(const std::string& name) const { return index_.at(name); }
+  size_t nodes() const { return nodes_.size(); }
+  bool stormy() const { return stormy_; }
+  void Trace(const std::string& text) const;
+  bool tracing() const { return options.trace; }
+  void Count(Fault fault) { ++counts.faults[static_cast<size_t>(fault)]; }
+  uint64_t NewToken() { return next_token_++; }
+  uint64_t NewHold() { return next_hold_++; }
+
+  // ---- for ranks ----
+  void RankEnded(RankProcess* process);
+  std::vector<Job>& jobs() { return jobs_; }
+  // Nothing that it could load is there, it says. After a while a person lets it begin anew.
+  void Unreadable(Job& job, Attempt attempt, const std::string& why);
+
+ private:
+  // cluster_world.cc
+  void MakeNodes();
+  void MakeJobs();
+  void Launch(Job& job, Rank rank);
+  void Restart(Job& job);
+  bool Place(Job& job);
+  bool Reachable(uint32_t node) const;
+  void Kill(RankProcess* process, Duration linger);
+  void Calm();
+  void CheckTheEnd();
+  void Sweep();
+  // cluster_faults.cc
+  Duration Between();
+  void Trouble();
+  void Inject();
+  Node* AnyNode(bool up);
+  void CutLinks();
+  void ProcessTrouble();
+  void TierTrouble();
+  void EtcdTrouble();
+  void NodeTrouble();
+  void PeopleTrouble();
+  bool MayLoseNode() const;
+
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::map<std::string, uint32_t> index_;
+  std::vector<Job> jobs_;
+  std::vector<std::unique_ptr<RankProcess>> processes_;
+  bool stormy_ = true;
+  uint64_t next_token_ = 1;
+  uint64_t next_hold_ = 1;
+};
+
+}  // namespace holdfast::sim::cluster
