@@ -237,7 +237,9 @@ bool Coordinator::IsAnotherSave(const SealedCopy& copy, TierKind tier, const std
 }
 
 void Coordinator::On(const CopiesFound& m, Turn& t) {
-  if (removed_ || m.began < forgotten_at_) {
+  // (What another node began may have been before this one's clock began.)
+  const bool forgotten = forgotten_at_ != MonotonicTime{} && m.began < forgotten_at_;
+  if (removed_ || forgotten) {
     return;
   }
   GiveWay(m, t);

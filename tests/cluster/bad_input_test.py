@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .cluster_of_daemons import POLICY, PORT, Cluster, Job, wait_until
+from .cluster_of_daemons import POLICY, PORT, Cluster, Job, saved_job, wait_until
 from .daemon import Daemon
 from .network import Network
 from .rank import Rank, ask_all
@@ -135,12 +135,8 @@ def test_etcd_is_unreachable_at_the_start(network: Network) -> None:
 
 
 def test_a_daemon_starts_under_its_ranks_while_etcd_is_away(network: Network) -> None:
-    cluster = Cluster(network, "a b")
+    cluster, job = saved_job(network, "a b", "a b")
     assert cluster.etcd is not None
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
     cluster.etcd.stop()
     cluster.start_anew("a b")
     assert job.ask("save 2") == ["ok sealed"] * 2, "local saves work"

@@ -353,6 +353,21 @@ class Job:
         return found
 
 
+def saved_job(
+    network: Network, names: str, places: str, *, host: str = "", **settings: Any
+) -> tuple[Cluster, Job]:
+    """A cluster of these nodes and a job that has committed step 1 from these places; `host`: see `Job.make_host`.
+    `settings` are those of Cluster."""
+    cluster = Cluster(network, names, **settings)
+    job = Job(cluster)
+    if host:
+        job.make_host(host)
+    job.start(places)
+    assert job.resume() == 0
+    job.save()
+    return cluster, job
+
+
 def _persistently(rank: Rank, command: str) -> str:
     said = ""
     for _ in range(TRIES_MAX):

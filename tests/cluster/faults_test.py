@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from .cluster_of_daemons import POLICY, Cluster, Job, wait_until
+from .cluster_of_daemons import POLICY, Cluster, Job, saved_job, wait_until
 from .links import Way
 from .network import Network
 from .rank import Rank
@@ -100,12 +100,7 @@ def test_messages_that_come_late_and_in_another_order(network: Network) -> None:
 
 
 def test_a_wait_in_vain_spoils_no_save(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     network.links.cut(cluster["c"])
     assert job.ask("save 2") == ["ok sealed"] * 2
     for deadline_ms in (0, 20, 300):
@@ -231,13 +226,8 @@ def test_a_rank_of_an_old_attempt_on_a_node_that_was_cut_off(network: Network) -
 
 
 def test_a_host_that_is_cut_off_from_etcd_but_not_from_the_mount(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
+    cluster, job = saved_job(network, "a b c", "a b", host="b")
     assert cluster.etcd is not None
-    job = Job(cluster)
-    job.make_host("b")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
     network.links.cut(cluster["b"], cluster.etcd.nodes)
     assert cluster.wait_host(job.name, "a", but="b") in ("a", "c")
     cluster.wait_said("b", "this node is no member")

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cluster_of_daemons import POLICY, Cluster, Job, wait_until
+from .cluster_of_daemons import POLICY, Cluster, Job, saved_job, wait_until
 from .network import Network
 from .rank import Rank
 
 
 def test_ranks_on_several_nodes_commit_together(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.start("a a b b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a a b b")
     job.save()
     job.check_history()
 
 
 def test_a_node_dies_and_another_takes_its_ranks(network: Network) -> None:
-    cluster = Cluster(network, "a b spare")
-    job = Job(cluster)
-    job.start("a a b b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b spare", "a a b b")
     cluster["b"].kill()
     job.start("a a spare spare")
     job.join()
@@ -37,12 +29,7 @@ def test_a_node_dies_and_another_takes_its_ranks(network: Network) -> None:
 
 
 def test_the_host_dies_and_nothing_is_lost(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     cluster.daemons["c"].kill()
     job.save_soon()
     assert cluster.wait_host(job.name, "a", but="c") in ("a", "b")
@@ -50,12 +37,8 @@ def test_the_host_dies_and_nothing_is_lost(network: Network) -> None:
 
 
 def test_etcd_stops_for_a_while(network: Network) -> None:
-    cluster = Cluster(network, "a b")
+    cluster, job = saved_job(network, "a b", "a b")
     assert cluster.etcd is not None
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
     cluster.etcd.stop()
     cluster.etcd.resume()
     job.save()
@@ -63,11 +46,7 @@ def test_etcd_stops_for_a_while(network: Network) -> None:
 
 
 def test_a_daemon_is_started_anew_under_its_ranks(network: Network) -> None:
-    cluster = Cluster(network, "a b")
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b", "a b")
     for name in ("a", "b"):
         cluster.start_anew(name)
     job.save_soon()
@@ -96,11 +75,7 @@ def test_readers_on_any_node(network: Network) -> None:
 
 
 def test_every_node_shows_all_jobs(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b")
     other = Rank(cluster["c"], "other", policy=job.policy)
     assert other.ask("open") == "ok attempt=1"
     for name in cluster.nodes:
@@ -116,11 +91,7 @@ def test_every_node_shows_all_jobs(network: Network) -> None:
 
 
 def test_a_restore_point_is_in_memory_before_the_restore(network: Network) -> None:
-    cluster = Cluster(network, "a b")
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b", "a b")
     job.save()
     job.kill()
     for name in ("a", "b"):

@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from .cluster_of_daemons import Cluster, Job, wait_until
+from .cluster_of_daemons import Cluster, Job, saved_job, wait_until
 from .network import Network
 
 # ---- A daemon with ranks; another node hosts the job ----
@@ -30,12 +30,7 @@ from .network import Network
     ],
 )
 def test_a_daemon_whose_ranks_save_is_killed(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     cluster.start_anew("b", armed={"b": f"{point}:kill"})
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answers = pool.submit(lambda: job.ask("save 2") + job.ask("tier remote 10000"))
@@ -58,12 +53,7 @@ def test_a_daemon_whose_ranks_save_is_killed(network: Network, point: str) -> No
     ],
 )
 def test_a_daemon_whose_ranks_restore_is_killed(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     job.kill()
     cluster.start_anew("b", armed={"b": f"{point}:kill"})
     job.start("a b")
@@ -111,12 +101,7 @@ def test_the_host_is_killed_when_the_restore_is_decided(network: Network) -> Non
 
 @pytest.mark.parametrize("point", ["daemon.manifest.begun", "daemon.manifest.published"])
 def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b c", armed={"c": f"{point}:kill@2"})
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c", armed={"c": f"{point}:kill@2"})
     # Whoever hosts it next finds the step whole, and publishes what is not there yet.
     assert job.save() == 2
     assert not cluster.is_running("c")
@@ -155,12 +140,7 @@ def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> 
 
 @pytest.mark.parametrize("point", ["client.restore.source_mapped", "client.restore.reported"])
 def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     job.start("a b", armed={1: f"{point}:stop"})
     job.join()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -180,11 +160,7 @@ def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) 
     "point", ["daemon.slot.created", "daemon.fetch.published", "daemon.session.source_sent"]
 )
 def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b spare", armed={"spare": f"{point}:kill"})
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b spare", "a b", armed={"spare": f"{point}:kill"})
     cluster["b"].kill()
     job.start("a spare")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -208,11 +184,7 @@ def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: s
     ],
 )
 def test_a_rank_is_killed_while_it_starts(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b")
-    job = Job(cluster)
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b", "a b")
     job.start("a b", armed={1: f"{point}:kill"})
     for command in ("open", "restore"):
         job.ranks[1].send(command)
@@ -230,12 +202,7 @@ def test_a_rank_is_killed_while_it_starts(network: Network, point: str) -> None:
 
 
 def test_a_rank_is_killed_at_each_step_of_a_save(network: Network) -> None:
-    cluster = Cluster(network, "a b c")
-    job = Job(cluster)
-    job.make_host("c")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b c", "a b", host="c")
     for point in (
         "client.save.granted",
         "client.save.header_written",
@@ -260,12 +227,7 @@ def test_a_rank_is_killed_at_each_step_of_a_save(network: Network) -> None:
 
 
 def test_a_rank_is_killed_while_its_admission_is_on_its_way(network: Network) -> None:
-    cluster = Cluster(network, "a b")
-    job = Job(cluster)
-    job.make_host("a")
-    job.start("a b")
-    assert job.resume() == 0
-    job.save()
+    cluster, job = saved_job(network, "a b", "a b", host="a")
     network.links.delay(cluster["a"], cluster["b"], by_ms=400)
     job.start("a b", armed={1: "client.join.sent:stop"})
     for rank in job.ranks:
