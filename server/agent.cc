@@ -70,6 +70,7 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const TierAway& e) { agent.OnTierAway(e); }
     void operator()(const TierScanned& e) { agent.OnTierScanned(e); }
     void operator()(const TimerFired&) { agent.Expire(agent.time_); }
+    void operator()(const ReadForPeer&) {}
     void operator()(const MembershipTold&) {}  // not the agent's to know
     void operator()(const PeerTold&) {}
   };

@@ -605,6 +605,18 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::RebuildRequest& request);
   void Admin(const AdminRequest& e, const v1::SetOptionsRequest& request);
   void Admin(const AdminRequest& e, const v1::GetNodesRequest& request);
+  // agent_copies_admin.cc
+  void Admin(const AdminRequest& e, const v1::FindShardRequest& request);
+  void Admin(const AdminRequest& e, const v1::PlanVerifyRequest& request);
+  template <typename NodeRequest>
+  void OfThisNode(const AdminRequest& e, const NodeRequest& request);
+  void Admin(const AdminRequest& e, const v1::ReadShardRequest& request);
+  void Admin(const AdminRequest& e, const v1::VerifyPartRequest& request);
+  void Admin(const AdminRequest& e, const v1::VerifyMoreRequest& request);
+  absl::StatusOr<const KnownJob*> FindCopiesOf(const Caller& caller, const std::string& name);
+  void ListMemory(const JobUuid& job, std::optional<CheckpointId> only, ListedShards& out) const;
+  void ListDurable(const KnownJob& job, TierKind tier, std::optional<CheckpointId> only,
+                   ListedShards& out) const;
   void FillTierStatus(v1::DaemonStatus& daemon) const;
   RequestToken AwaitJob(AdminToken token, const JobUuid& job);
   void AdvanceRebuild();

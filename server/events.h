@@ -211,6 +211,7 @@ struct HandOverFailed {
   SendReply reply;
   absl::Status status;
 };
+// (VerifyRequest and InspectShardRequest: of what lies on this node.)
 // The runtime wants to read one of the shards that VerifyRequest was answered with. →
 // ReadableShards with this one, or NotFound: it went meanwhile.
 struct HoldShard {
@@ -226,7 +227,9 @@ struct AdminRequest {
                v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
                v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
                v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
-               v1::SetOptionsRequest, v1::GetNodesRequest>
+               v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
+               v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
+               v1::VerifyMoreRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -298,6 +301,11 @@ struct TierScanned {
   std::vector<std::string> problems;
   std::vector<std::string> unknown_files;
 };
+struct ReadForPeer {  // PeerReads has ended
+  AdminToken token = 0;
+  absl::Status status;
+  std::variant<std::monostate, v1::ReadShardReply, v1::VerifyPartReply, v1::VerifyMoreReply> reply;
+};
 struct TimerFired {};
 // Of the cluster, where one is configured.
 struct MembershipTold {
@@ -307,13 +315,13 @@ struct PeerTold {
   PeerEvent event;
 };
 
-using Event =
-    std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
-                 SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
-                 SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
-                 DurableCopyJudged, SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone,
-                 FlushEnded, FetchEnded, DurableOpened, DrainStalled, ManifestPublished,
-                 CopiesRemoved, TierAway, TierScanned, TimerFired, MembershipTold, PeerTold>;
+using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
+                           CopyFoundGood, DurableCopyJudged, SlotFileGone, HandOverFailed,
+                           AdminRequest, AdminReadDone, FlushEnded, FetchEnded, DurableOpened,
+                           DrainStalled, ManifestPublished, CopiesRemoved, TierAway, TierScanned,
+                           ReadForPeer, TimerFired, MembershipTold, PeerTold>;
 
 // ---- Actions ----
 
@@ -522,8 +530,16 @@ struct AdminReply {
   std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply, ReadableShards,
                ListedShards, v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
-               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply>
+               v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
+               v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
+               v1::VerifyMoreReply>
       reply;
+};
+// Another node asks for what only the runtime can do → ReadForPeer.
+struct PeerReads {
+  AdminToken token = 0;
+  Caller caller;  // who asked there
+  std::variant<v1::ReadShardRequest, v1::VerifyPartRequest, v1::VerifyMoreRequest> request;
 };
 // Something of importance happened: log line, job event, metric.
 struct Report {
@@ -565,8 +581,9 @@ using Action =
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
                  IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
                  OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
-                 ApplyLimits, SetTimer, AdminReply, Report, WatchHost, UnwatchHost, CampaignFor,
-                 ResignFrom, StoreAgreedState, ForgetAgreedState, SetPeers, ConnectPeer, SayToPeer>;
+                 ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
+                 CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, SetPeers,
+                 ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

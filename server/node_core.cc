@@ -174,6 +174,8 @@ Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms)
     impl_->router->Handle(told->event, time);
   } else if (const auto* peer = std::get_if<PeerTold>(&event)) {
     impl_->router->Handle(peer->event, time);
+  } else if (const auto* read = std::get_if<ReadForPeer>(&event)) {
+    impl_->router->Handle(*read, time);
   } else if (const auto* asked = std::get_if<AdminRequest>(&event);
              asked == nullptr || !impl_->router || !impl_->router->TakesOver(*asked, time)) {
     impl_->agent.Handle(event, time);

@@ -53,17 +53,20 @@ struct StateKept {
   v1::JobState state;
 };
 
-// What ckptctl asked on another node: of a job that this one hosts, or, where no job is named, of
-// this node.
+// What ckptctl asked on another node: of a job that this one hosts, or of this node, where no job
+// or a node is named.
 using ForwardedRequest =
     std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::SetRestorePointRequest,
                  v1::RemoveJobRequest, v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest,
                  v1::CollectGarbageRequest, v1::PinRequest, v1::RemoveCheckpointRequest,
-                 v1::SetOptionsRequest>;
-using ReturnedReply = std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply,
-                                   v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply,
-                                   v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply,
-                                   v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply>;
+                 v1::SetOptionsRequest, v1::FindShardRequest, v1::PlanVerifyRequest,
+                 v1::ReadShardRequest, v1::VerifyPartRequest, v1::VerifyMoreRequest>;
+using ReturnedReply =
+    std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply,
+                 v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply, v1::ExplainReply,
+                 v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
+                 v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::FindShardReply,
+                 v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply, v1::VerifyMoreReply>;
 struct AdminForwarded {
   uint64_t token = 0;
   uint32_t uid = 0;

@@ -98,7 +98,12 @@ using peer_internal::Writer;
   X(CollectGarbage, collect_garbage)     \
   X(Pin, pin)                            \
   X(RemoveCheckpoint, remove_checkpoint) \
-  X(SetOptions, set_options)
+  X(SetOptions, set_options)             \
+  X(FindShard, find_shard)               \
+  X(PlanVerify, plan_verify)             \
+  X(ReadShard, read_shard)               \
+  X(VerifyPart, verify_part)             \
+  X(VerifyMore, verify_more)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }

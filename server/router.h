@@ -100,6 +100,7 @@ class Router {
   bool TakesOver(const AdminRequest& request, EventTime time);
   // Whether another node, or this one for it, waits for that.
   bool TakesReply(const AdminReply& reply);
+  void Handle(const ReadForPeer& event, EventTime time);
 
   // Requests that the present host has not heard; after all that the agent had to say.
   void Settle(EventTime time);
@@ -174,7 +175,8 @@ class Router {
   // What ckptctl asked here.
   struct Forwarded {
     struct Ask {
-      std::string job;  // empty: all nodes are asked for what they host
+      std::string job;   // it is for that job's host
+      std::string node;  // for that node. Neither: all nodes are asked for what they host
       uint32_t uid = 0;
       uint32_t gid = 0;
       ForwardedRequest request;
@@ -266,6 +268,8 @@ class Router {
   void StateDone(Job& job);
 
   // router_admin.cc: what ckptctl asks
+  void AskNode(const AdminRequest& e, const ForwardedRequest& request, const std::string& node);
+  bool Overloaded(const AdminRequest& e);
   void SendForwarded(uint64_t id);
   void AskAll(const AdminRequest& e, const ForwardedRequest& request);
   void ForwardedMayGoOn();

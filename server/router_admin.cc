@@ -16,6 +16,19 @@ std::string JobOf(const ForwardedRequest& request) {
   return std::visit([](const auto& one) { return one.job(); }, request);
 }
 
+// The node that a request names; empty: none.
+std::string NodeOf(const ForwardedRequest& request) {
+  return std::visit(
+      [](const auto& one) -> std::string {
+        if constexpr (requires { one.node(); }) {
+          return one.node();
+        } else {
+          return "";
+        }
+      },
+      request);
+}
+
 std::optional<ForwardedRequest> Forwardable(const AdminRequest& e) {
   return std::visit(
       [](const auto& request) -> std::optional<ForwardedRequest> {
@@ -57,6 +70,13 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
   if (!request) {
     return false;
   }
+  if (const std::string node = NodeOf(*request); !node.empty()) {
+    if (peers_.count(node) == 0) {
+      return false;
+    }
+    AskNode(e, *request, node);
+    return true;
+  }
   const std::string name = JobOf(*request);
   if (std::holds_alternative<v1::RemoveJobRequest>(*request)) {
     // Half a removal would leave copies that belong to nobody.
@@ -81,16 +101,12 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
   if (Hosts(name) || !CheckJobName(name).ok()) {
     return false;
   }
-  if (forwarded_.size() >= kForwardedMax) {
-    owner_.Act(AdminReply{e.token,
-                          absl::ResourceExhaustedError("too many requests are on their way "
-                                                       "to other nodes; try again"),
-                          std::monostate()});
+  if (Overloaded(e)) {
     return true;
   }
   const uint64_t id = next_forwarded_++;
   forwarded_[id] = {
-      e.token, {name, e.caller.uid, e.caller.gid, *request}, time.now + kForwardDeadline};
+      e.token, {name, "", e.caller.uid, e.caller.gid, *request}, time.now + kForwardDeadline};
   Job& job = jobs_[name];
   if (!job.asked) {
     job.asked =
@@ -103,6 +119,33 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
   }
   SendForwarded(id);
   return true;
+}
+
+bool Router::Overloaded(const AdminRequest& e) {
+  if (forwarded_.size() < kForwardedMax) {
+    return false;
+  }
+  owner_.Act(AdminReply{
+      e.token,
+      absl::ResourceExhaustedError("too many requests are on their way to other nodes; try again"),
+      std::monostate()});
+  return true;
+}
+
+void Router::AskNode(const AdminRequest& e, const ForwardedRequest& request,
+                     const std::string& node) {
+  if (Overloaded(e)) {
+    return;
+  }
+  const uint64_t id = next_forwarded_++;
+  Forwarded& one = forwarded_[id];
+  one = {e.token, {"", node, e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
+  one.sent_to = node;
+  one.waits_for.insert(node);  // it is asked again over each new channel
+  if (ChannelTo(node) == 0) {
+    return owner_.Act(ConnectPeer{node});
+  }
+  Say(node, PeerHeader{}, NodeMessage(AdminForwarded{id, e.caller.uid, e.caller.gid, request}));
 }
 
 absl::Status Router::NoSuchJob(const std::string& name) const {
@@ -138,7 +181,7 @@ void Router::SendForwarded(uint64_t id) {
 void Router::AskAll(const AdminRequest& e, const ForwardedRequest& request) {
   const uint64_t id = next_forwarded_++;
   Forwarded& all = forwarded_[id];
-  all = {e.token, {"", e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
+  all = {e.token, {"", "", e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
   for (const auto& [node, peer] : peers_) {
     all.waits_for.insert(node);
     if (peer.channel == 0) {
@@ -194,7 +237,7 @@ void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status
     return;
   }
   Forwarded& forwarded = it->second;
-  if (forwarded.ask.job.empty()) {
+  if (forwarded.ask.job.empty() && forwarded.ask.node.empty()) {
     if (forwarded.waits_for.erase(node) == 0) {
       return;
     }
@@ -254,6 +297,10 @@ void Router::ExpireForwarded() {
   }
   for (const uint64_t id : late) {
     const std::string name = forwarded_.at(id).ask.job;
+    if (const std::string node = forwarded_.at(id).ask.node; !node.empty()) {
+      FailForwarded(id, absl::UnavailableError(absl::StrCat(node, " did not answer in time")));
+      continue;
+    }
     if (name.empty()) {
       AnswerAll(id);
       continue;
@@ -321,8 +368,11 @@ void Router::AskAgent(AdminToken token, uint32_t uid, uint32_t gid,
 
 void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded& m) {
   const std::string name = JobOf(m.request);
+  const bool of_node = !NodeOf(m.request).empty();
   absl::Status refused;
-  if (!name.empty() && !Hosts(name)) {
+  if (of_node && NodeOf(m.request) != self_) {
+    refused = absl::InternalError(absl::StrCat("this is ", self_));
+  } else if (!of_node && !name.empty() && !Hosts(name)) {
     refused = absl::UnavailableError(
         absl::StrCat(self_, " does not host job '", name, "' now; try again"));
   } else if (answering_.size() >= kForwardedMax) {
@@ -332,7 +382,29 @@ void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded
   if (!refused.ok()) {
     return Answer(node, PeerHeader{}, NodeMessage(AdminReturned{m.token, refused, {}}));
   }
-  AskAgent(NewAnswering(node, m.token), m.uid, m.gid, m.request);
+  const uint64_t token = NewAnswering(node, m.token);
+  if (!of_node) {
+    return AskAgent(token, m.uid, m.gid, m.request);
+  }
+  PeerReads reads;
+  reads.token = token;
+  reads.caller.uid = m.uid;
+  reads.caller.gid = m.gid;
+  std::visit(
+      [&reads](const auto& one) {
+        if constexpr (std::is_constructible_v<decltype(reads.request), decltype(one)>) {
+          reads.request = one;
+        }
+      },
+      m.request);
+  owner_.Act(std::move(reads));
+}
+
+void Router::Handle(const ReadForPeer& event, EventTime time) {
+  time_ = time;
+  AdminReply reply{event.token, event.status, std::monostate()};
+  std::visit([&reply](const auto& one) { reply.reply = one; }, event.reply);
+  TakesReply(reply);
 }
 
 void Router::On(const std::string& node, const PeerHeader&, const AdminReturned& m) {

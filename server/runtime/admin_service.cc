@@ -15,8 +15,8 @@
 #include "base/utf8.h"
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "server/message_texts.h"
-#include "server/runtime/found_state.h"
-#include "server/runtime/verify.h"
+#include "server/runtime/copy_reading.h"
+#include "server/runtime/verify_parts.h"
 
 namespace holdfast {
 namespace {
@@ -114,25 +114,46 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request,
                             v1::InspectShardReply* reply) override {
-    ReadableShards shards;
-    absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
-    if (const grpc::Status took = Take(call, answer, &shards); !took.ok()) {
-      return took;
+    // 1. Which shard is meant, and where it lies.
+    v1::FindShardRequest find;
+    find.set_job(request->job());
+    find.set_step(request->step());
+    find.set_attempt(request->attempt());
+    find.set_rank(request->rank());
+    find.set_newest(request->newest());
+    v1::FindShardReply found;
+    if (const grpc::Status asked = AskFor(call, find, &found); !asked.ok()) {
+      return asked;
     }
-    if (shards.shards.size() != 1) {
-      return ToGrpc(call,
-                    absl::NotFoundError(
-                        "inspect: there is no such shard; `ckptctl list` shows what there is"));
-    }
-    absl::StatusOr<std::string> record = context_.store->ReadRecord(shards.shards[0].slot);
-    if (!record.ok()) {
-      if (IsBadCopy(record.status())) {
-        context_.gateway->ReportBadCopy(shards.shards[0], Message(record.status()));
+    // 2. Its record.
+    v1::ReadShardReply read;
+    if (!found.node().empty() && found.node() != context_.node_name) {
+      v1::ReadShardRequest there;
+      there.set_node(found.node());
+      there.set_job(request->job());
+      there.set_attempt(found.attempt());
+      there.set_step(found.step());
+      there.set_rank(request->rank());
+      absl::StatusOr<AdminAnswer> answer = Ask(call, there);
+      if (const grpc::Status took = Take(call, answer, &read); !took.ok()) {
+        return took;
       }
-      return ToGrpc(call, record.status());
+      reply->set_location(absl::StrCat(found.node(), ": ", read.location()));
+    } else {
+      v1::InspectShardRequest here;
+      here.set_job(request->job());
+      here.set_attempt(found.attempt());
+      here.set_step(found.step());
+      here.set_rank(request->rank());
+      absl::StatusOr<v1::ReadShardReply> record =
+          ReadRecordHere(context_, caller_, here, TimeFor(call, context_.request_timeout));
+      if (!record.ok()) {
+        return ToGrpc(call, record.status());
+      }
+      read = *std::move(record);
+      reply->set_location(read.location());
     }
-    reply->set_record(*std::move(record));
-    reply->set_location(SlotLocation(shards.shards[0].slot));
+    reply->set_record(std::move(*read.mutable_record()));
     return grpc::Status::OK;
   }
 
@@ -142,79 +163,40 @@ class AdminService final : public v1::Admin::Service {
       return ToGrpc(call, seat);
     }
     const absl::Cleanup leave = [this] { context_.verify_seats.Leave(caller_.uid); };
-    ListedShards listed;
-    absl::StatusOr<AdminAnswer> answer = Ask(call, *request);
-    if (const grpc::Status took = Take(call, answer, &listed); !took.ok()) {
-      return took;
+    // 1. What is meant, and who has it.
+    v1::PlanVerifyRequest wanted;
+    wanted.set_job(request->job());
+    wanted.set_step(request->step());
+    wanted.set_attempt(request->attempt());
+    wanted.set_newest(request->newest());
+    wanted.set_all_steps(request->all_steps());
+    wanted.set_tier(request->tier());
+    v1::PlanVerifyReply plan;
+    if (const grpc::Status asked = AskFor(call, wanted, &plan); !asked.ok()) {
+      return asked;
     }
-    const std::string unread = std::move(listed.unread);
-    VerifyRun run(
-        *context_.store, std::move(listed.shards),
-        {.hold = [this,
-                  request](const ReadableShard& shard) { return Hold(request->job(), shard); },
-         .bad = [this](const ReadableShard& shard,
-                       const std::string& what) { context_.gateway->ReportBadCopy(shard, what); },
-         .good = [this](const ReadableShard& shard) { context_.gateway->ReportGoodCopy(shard); },
-         .durable = context_.verify_durable,
-         .listed = [this, request](
-                       const ReadableShard& shard) { return Listed(request->job(), shard); }});
+    v1::VerifyRequest exact = *request;
+    exact.set_newest(false);
+    exact.set_attempt(plan.attempt());
+    exact.set_step(plan.step());
+    // 2. Each reads what it has.
+    VerifyParts parts(context_, caller_, exact, plan);
     for (;;) {
-      v1::VerifyProgress progress;
-      const bool done = run.WaitFor(kProgressEvery, &progress);
-      const absl::Status result = done ? run.result() : absl::OkStatus();
+      v1::VerifyProgress progress = parts.Next(kProgressEvery);
+      const bool done = progress.done();
+      const absl::Status result = done ? parts.result() : absl::OkStatus();
       MakeUtf8(progress);
-      progress.set_done(done && result.ok() &&
-                        unread.empty());  // to the caller, done means that all was read
+      progress.set_done(done && result.ok());  // to the caller, done means that all was read
       if (call->IsCancelled() || !writer->Write(progress)) {
         return {grpc::StatusCode::CANCELLED, "verify: the caller has gone"};
       }
       if (done) {
-        return ToGrpc(call, result.ok() ? WhatWasOutOfReach(progress, unread) : result);
+        return ToGrpc(call, result);
       }
     }
   }
 
  private:
-  // Said at the end: what could be read has been.
-  static absl::Status WhatWasOutOfReach(const v1::VerifyProgress& read, const std::string& why) {
-    return why.empty() ? absl::OkStatus()
-                       : absl::UnavailableError(absl::StrCat(
-                             read.shards_checked(), " copies that are within reach were read; ",
-                             "not all are: ", why));
-  }
-  absl::StatusOr<std::unique_ptr<ReadLease>> Hold(const std::string& job,
-                                                  const ReadableShard& shard) {
-    HF_ASSIGN_OR_RETURN(AdminAnswer answer,
-                        context_.gateway->Ask(HoldShard{job, shard.copy.id, shard.copy.generation},
-                                              caller_, context_.request_timeout));
-    if (answer.lease == nullptr) {
-      return absl::InternalError("the daemon answered another question");
-    }
-    return std::move(answer.lease);
-  }
-
-  // Whether the copy is still among those that there are to verify.
-  absl::StatusOr<bool> Listed(const std::string& job, const ReadableShard& shard) {
-    v1::VerifyRequest request;
-    request.set_job(job);
-    request.set_attempt(shard.copy.id.attempt);
-    request.set_step(shard.copy.id.step);
-    request.set_tier(std::string(TierName(shard.tier)));
-    const absl::StatusOr<AdminAnswer> answer =
-        context_.gateway->Ask(request, caller_, context_.request_timeout);
-    if (absl::IsNotFound(answer.status())) {
-      return false;
-    }
-    HF_RETURN_IF_ERROR(answer.status());
-    const auto* listed = std::get_if<ListedShards>(&answer->reply);
-    if (listed == nullptr) {
-      return absl::InternalError("the daemon answered another question");
-    }
-    return std::any_of(listed->shards.begin(), listed->shards.end(), [&](const ReadableShard& one) {
-      return one.copy.id == shard.copy.id && one.tier == shard.tier;
-    });
-  }
-
   template <typename Request>
   absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request) {
     return Ask(call, request, context_.request_timeout);
@@ -224,13 +206,17 @@ class AdminService final : public v1::Admin::Service {
   template <typename Request>
   absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request,
                                   Duration at_most) {
+    return context_.gateway->Ask(request, caller_, TimeFor(call, at_most));
+  }
+
+  static Duration TimeFor(grpc::ServerContext* call, Duration at_most) {
     // Without a deadline gRPC's is the end of time.
     const std::chrono::system_clock::time_point until = call->deadline();
     const auto now = std::chrono::system_clock::now();
     if (until < now + at_most) {
       at_most = std::max(Duration(0), std::chrono::duration_cast<Duration>(until - now));
     }
-    return context_.gateway->Ask(request, caller_, at_most);
+    return at_most;
   }
 
   template <typename Reply>

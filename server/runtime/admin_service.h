@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,6 +43,7 @@ class VerifySeats {
 };
 
 struct AdminContext {
+  std::string node_name;
   AdminGateway* gateway = nullptr;
   SlotStore* store = nullptr;
   Duration request_timeout{};

@@ -108,6 +108,7 @@ Daemon::~Daemon() {
     populator_->Stop();
   }
   admin_.reset();
+  peer_reader_.reset();
   cluster_.reset();
   tiers_.reset();
   executor_.reset();
@@ -181,6 +182,7 @@ absl::Status Daemon::Open() {
     reactor_->Arm(places_timer_, reactor_->clock().Now());
   }
   gateway_ = std::make_unique<AdminGateway>(post);
+  admin_context_.node_name = config_.node_name();
   admin_context_.gateway = gateway_.get();
   admin_context_.store = store_.get();
   admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
@@ -191,6 +193,10 @@ absl::Status Daemon::Open() {
   admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) {
     FillDaemonStatus(status);
   };
+  if (config_.has_cluster()) {
+    peer_reader_ = std::make_unique<PeerReader>(
+        admin_context_, [post](ReadForPeer done) { post(std::move(done)); });
+  }
   clients_ = std::make_unique<ClientServer>(
       *reactor_, config_.socket(), MakeHello(),
       ClientServer::Callbacks{
@@ -266,6 +272,7 @@ absl::Status Daemon::Run() {
   NotifySupervisor("READY=1");
   reactor_->Run();
   admin_.reset();
+  peer_reader_.reset();
   if (overdue_) {
     return absl::DeadlineExceededError(absl::StrCat(
         "stop: ", in_flight_, " operations on slots",

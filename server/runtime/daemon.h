@@ -34,6 +34,7 @@
 #include "server/runtime/cluster_runtime.h"
 #include "server/runtime/daemon_metrics.h"
 #include "server/runtime/memory_watch.h"
+#include "server/runtime/peer_reader.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
 #include "server/runtime/reactor.h"
@@ -95,6 +96,7 @@ class Daemon {
   void WatchTiers();
   void Perform(SetTimer action);
   void Perform(AdminReply action);
+  void Perform(PeerReads action);
   void Perform(Report action);
   void Perform(WatchHost action);
   void Perform(UnwatchHost action);
@@ -147,6 +149,7 @@ class Daemon {
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<PeerReader> peer_reader_;  // in a cluster
   UniqueFd signals_;
 
   std::deque<Event> events_;

@@ -448,6 +448,14 @@ void Daemon::Perform(AdminReply action) {
   }
 }
 
+// (Only a cluster's core has such wishes.)
+void Daemon::Perform(PeerReads action) {
+  if (peer_reader_ == nullptr) {
+    return Feed(ReadForPeer{action.token, absl::InternalError("there is no cluster"), {}});
+  }
+  peer_reader_->Read(std::move(action));
+}
+
 void Daemon::Perform(Report action) {
   metrics_.Count(action);
   // Jobs cause these, with names and reasons of their own.

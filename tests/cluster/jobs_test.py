@@ -114,3 +114,12 @@ def test_a_restore_point_is_in_memory_before_the_restore(network: Network) -> No
     job.start("a b")
     job.join()
     assert job.ask("restore") == ["ok attempt=1 step=1"] * 2
+
+
+def test_inspect_and_verify_on_any_node(network: Network) -> None:
+    cluster, job = saved_job(network, "a b c", "a b")
+    for name in cluster.nodes:
+        daemon = cluster.daemons[name]
+        # Two in memory, on two nodes, and two in the remote tier.
+        assert "every digest is right: 4 shards" in daemon.ctl("verify", job.name)
+        assert "rank 1 of 2" in daemon.ctl("inspect", job.name, "--rank=1")

@@ -740,5 +740,94 @@ TEST_F(ClusterReadersWithoutRemoteTest, WhatLiesOnAnotherNodeAloneIsNamed) {
             "remote tier");
 }
 
+// ---- What is inspected and verified ----
+
+template <typename Request>
+Request OfJob(Step step = 0) {
+  Request request;
+  request.set_job("job");
+  if constexpr (requires { request.set_step(step); }) {
+    request.set_step(step);
+  }
+  return request;
+}
+
+TEST_F(ClusterReadersTest, AnyNodeKnowsWhoHasTheShardsAndAsksThem) {
+  SaveTen();
+  for (const char* node : {"a", "b", "c"}) {
+    const auto plan = w[node].Admin<v1::PlanVerifyReply>(OfJob<v1::PlanVerifyRequest>(10));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(std::vector<std::string>(plan->nodes().begin(), plan->nodes().end()),
+              (std::vector<std::string>{"a", "b", "c"}))  // c: what is in the remote tier
+        << node;
+    EXPECT_EQ(plan->attempt(), 2u);
+    EXPECT_EQ(plan->step(), 10u);
+    v1::FindShardRequest find = OfJob<v1::FindShardRequest>();
+    find.set_newest(true);
+    find.set_rank(1);
+    const auto found = w[node].Admin<v1::FindShardReply>(find);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->node(), "b");
+    EXPECT_EQ(found->step(), 10u);
+    EXPECT_TRUE(absl::IsNotFound(
+        w[node].Admin<v1::PlanVerifyReply>(OfJob<v1::PlanVerifyRequest>(10), 2000).status()));
+  }
+  v1::PlanVerifyRequest memory = OfJob<v1::PlanVerifyRequest>(10);
+  memory.set_tier("memory");
+  EXPECT_EQ(w["a"].Admin<v1::PlanVerifyReply>(memory)->nodes_size(), 2);
+}
+
+// Each node lists what lies there, and needs no coordinator for it.
+TEST_F(ClusterReadersTest, EachNodeVerifiesWhatItHas) {
+  SaveTen();
+  v1::VerifyRequest exact = OfJob<v1::VerifyRequest>(10);
+  exact.set_attempt(2);
+  for (const auto& [node, tier] :
+       {std::pair("a", TierKind::kMemory), std::pair("b", TierKind::kMemory),
+        std::pair("c", TierKind::kRemote)}) {
+    const auto listed = w[node].Admin<ListedShards>(exact);
+    ASSERT_TRUE(listed.ok()) << node << listed.status();
+    EXPECT_EQ(listed->shards.size(), tier == TierKind::kMemory ? 1u : 2u) << node;
+    EXPECT_EQ(listed->shards[0].tier, tier) << node;
+  }
+  EXPECT_TRUE(absl::IsNotFound(w["a"].Admin<ListedShards>(exact, 2000).status()));
+}
+
+TEST_F(ClusterReadersTest, WhatOnlyARuntimeCanReadIsAskedOfTheNodeThatIsNamed) {
+  SaveTen();
+  std::vector<PeerReads> asked;
+  w["b"].read_for_peer = [&](const PeerReads& reads) {
+    asked.push_back(reads);
+    v1::ReadShardReply reply;
+    reply.set_record("its record");
+    return ReadForPeer{reads.token, absl::OkStatus(), reply};
+  };
+  v1::ReadShardRequest read = OfJob<v1::ReadShardRequest>(10);
+  read.set_attempt(2);
+  read.set_rank(1);
+  read.set_node("b");
+  const auto got = w["a"].Admin<v1::ReadShardReply>(read);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->record(), "its record");
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].caller.uid, 1000u);
+  EXPECT_EQ(std::get<v1::ReadShardRequest>(asked[0].request).rank(), 1u);
+  w["b"].read_for_peer = [](const PeerReads& reads) {
+    return ReadForPeer{reads.token, absl::NotFoundError("gone"), {}};
+  };
+  v1::VerifyMoreRequest more = OfJob<v1::VerifyMoreRequest>(10);
+  more.set_node("b");
+  EXPECT_TRUE(absl::IsNotFound(w["a"].Admin<v1::VerifyMoreReply>(more).status()));
+  // One that is not a member, or does not answer, is named.
+  read.set_node("nobody");
+  EXPECT_TRUE(absl::IsUnavailable(w["a"].Admin<v1::ReadShardReply>(read).status()));
+  read.set_node("b");
+  w["b"].read_for_peer = nullptr;
+  EXPECT_FALSE(w["a"].Admin<v1::ReadShardReply>(read).ok());
+  w.Advance(kForwardDeadline + seconds(1));
+  const AdminReply late = w["a"].admin_replies.rbegin()->second;
+  EXPECT_EQ(late.status.message(), "b did not answer in time");
+}
+
 }  // namespace
 }  // namespace holdfast::testing

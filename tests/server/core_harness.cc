@@ -108,6 +108,9 @@ int64_t CoreHarness::unix_ms() const {
 absl::Status CoreHarness::Ask(decltype(AdminRequest::request) request, uint32_t uid) {
   const AdminToken token = next_token++;
   Feed(AdminRequest{token, Caller{{1, 1}, uid, uid}, std::move(request)});
+  if (after_request) {
+    after_request();
+  }
   const auto found = admin_replies.find(token);
   if (found == admin_replies.end()) {
     return absl::UnavailableError("not answered yet");
@@ -474,6 +477,12 @@ void CoreHarness::Do(const ToCluster& a, const absl::Status&) {
 void CoreHarness::Do(const AdminReply& a, const absl::Status&) {
   admin_replies[a.token] = a;
 }
+void CoreHarness::Do(const PeerReads& a, const absl::Status&) {
+  if (read_for_peer) {
+    completions.push_back(read_for_peer(a));
+  }
+}
+
 void CoreHarness::Do(const Report& a, const absl::Status&) {
   reports.push_back(a);
 }

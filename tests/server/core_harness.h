@@ -157,6 +157,8 @@ class CoreHarness {
   std::vector<Action> delayed;
   std::function<void()> after_request;  // the rest of the world goes on
   std::vector<Action> to_cluster;       // what it said to its cluster, in order
+  // What other nodes want read here; without it they are left waiting.
+  std::function<ReadForPeer(const PeerReads&)> read_for_peer;
   std::deque<Event> completions;
   ConnectionId next_connection = 1;
   AdminToken next_token = 1;
@@ -201,6 +203,7 @@ class CoreHarness {
   void Do(const ToCluster& a, const absl::Status&);
   AdminReply answered;
   void Do(const AdminReply& a, const absl::Status&);
+  void Do(const PeerReads& a, const absl::Status&);
   void Do(const Report& a, const absl::Status&);
 };
 

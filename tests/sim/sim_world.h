@@ -183,6 +183,7 @@ class World {
   void Do(const SetPeers&) { std::abort(); }
   void Do(const ConnectPeer&) { std::abort(); }
   void Do(const SayToPeer&) { std::abort(); }
+  void Do(const PeerReads&) { std::abort(); }
   void MakeTiers();
   bool TierChance(double probability);
   uint64_t TierBelow(uint64_t limit);
