@@ -65,8 +65,8 @@ void PeerReader::Work() {
     }
     EndForgotten();
   }
-  while (!runs_.empty()) {
-    End(runs_.begin());
+  for (auto& [id, run] : runs_) {
+    End(id, run);
   }
 }
 
@@ -102,6 +102,9 @@ absl::StatusOr<v1::VerifyPartReply> PeerReader::Do(const Caller& caller,
   if (runs_.count(id) > 0) {
     return v1::VerifyPartReply();
   }
+  if (runs_.size() >= kRunsMax) {
+    return absl::ResourceExhaustedError("too many verifications for other nodes; try again");
+  }
   HF_ASSIGN_OR_RETURN(ListedShards listed, ListHere(context_, caller, request.what()));
   HF_RETURN_IF_ERROR(context_.verify_seats.Take(caller.uid));
   Run& run = runs_[id];
@@ -120,13 +123,18 @@ absl::StatusOr<v1::VerifyMoreReply> PeerReader::Do(const Caller& caller,
                                 "the verification is not known: it was given up, or ckptd was "
                                 "started anew; verify again");
   }
+  Run& run = found->second;
   if (request.stop()) {
-    End(found);
+    End(found->first, run);
+    runs_.erase(found);
     return reply;
   }
-  Run& run = found->second;
   run.asked = Clock::System()->Now();
-  const bool done = run.verify->WaitFor(Duration(0), &run.progress);
+  if (run.verify != nullptr && run.verify->WaitFor(Duration(0), &run.progress)) {
+    run.result = run.verify->result();
+    End(found->first, run);
+  }
+  const bool done = run.verify == nullptr;
   for (const v1::BadShard& bad : run.progress.bad()) {
     if (run.bad.size() < kBadKeptMax) {
       run.bad.push_back(bad);
@@ -140,27 +148,30 @@ absl::StatusOr<v1::VerifyMoreReply> PeerReader::Do(const Caller& caller,
     *reply.mutable_progress()->add_bad() = run.bad[i];
   }
   reply.mutable_progress()->set_done(done && to == run.bad.size());
-  if (const absl::Status result = done ? run.verify->result() : absl::OkStatus(); !result.ok()) {
-    reply.set_code(static_cast<int>(result.code()));
-    reply.set_message(Message(result));
+  if (done && !run.result.ok()) {
+    reply.set_code(static_cast<int>(run.result.code()));
+    reply.set_message(Message(run.result));
   }
   return reply;
 }
 
-void PeerReader::End(std::map<RunId, Run>::iterator run) {
-  const uint32_t uid = run->first.first;
-  runs_.erase(run);  // which waits for its thread
-  context_.verify_seats.Leave(uid);
+// It does no more; what it has found may still be asked for.
+void PeerReader::End(const RunId& id, Run& run) {
+  if (run.verify != nullptr) {
+    run.verify.reset();  // which waits for its thread
+    context_.verify_seats.Leave(id.first);
+  }
 }
 
 void PeerReader::EndForgotten() {
   const MonotonicTime now = Clock::System()->Now();
   for (auto it = runs_.begin(); it != runs_.end();) {
-    const auto next = std::next(it);
-    if (it->second.asked + kForgotten <= now) {
-      End(it);
+    if (now < it->second.asked + kForgotten) {
+      ++it;
+      continue;
     }
-    it = next;
+    End(it->first, it->second);
+    it = runs_.erase(it);
   }
 }
 

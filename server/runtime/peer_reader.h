@@ -30,6 +30,7 @@ class PeerReader {
  public:
   static constexpr Duration kForgotten = std::chrono::seconds(30);
   static constexpr size_t kWaitingMax = 1024;
+  static constexpr size_t kRunsMax = 64;         // those that have ended and were not told of, too
   static constexpr size_t kBadKeptMax = 10'000;  // of one verification; the count goes on
   static constexpr size_t kBadToldMax = 256;     // in one answer
   using Answer = std::function<void(ReadForPeer)>;
@@ -44,7 +45,8 @@ class PeerReader {
  private:
   using RunId = std::pair<uint32_t, uint64_t>;  // whose, and the asker's number
   struct Run {
-    std::unique_ptr<VerifyRun> verify;
+    std::unique_ptr<VerifyRun> verify;  // null: it has ended
+    absl::Status result;                // then
     v1::VerifyProgress progress;
     std::vector<v1::BadShard> bad;
     MonotonicTime asked{};
@@ -57,7 +59,7 @@ class PeerReader {
                                          const v1::VerifyPartRequest& request);
   absl::StatusOr<v1::VerifyMoreReply> Do(const Caller& caller,
                                          const v1::VerifyMoreRequest& request);
-  void End(std::map<RunId, Run>::iterator run);
+  void End(const RunId& id, Run& run);
   void EndForgotten();
 
   AdminContext& context_;

@@ -28,7 +28,7 @@ VerifyParts::VerifyParts(AdminContext& context, const Caller& caller, const v1::
 
 VerifyParts::~VerifyParts() {
   for (const Part& part : parts_) {
-    if (part.begun && !part.done && part.here == nullptr) {
+    if (part.begun && part.here == nullptr) {
       v1::VerifyMoreRequest stop;
       stop.set_node(part.node);
       stop.set_job(job_);

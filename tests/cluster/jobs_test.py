@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
+
+import pytest
 
 from .cluster_of_daemons import POLICY, Cluster, Job, saved_job, wait_until
 from .network import Network
@@ -118,8 +121,13 @@ def test_a_restore_point_is_in_memory_before_the_restore(network: Network) -> No
 
 def test_inspect_and_verify_on_any_node(network: Network) -> None:
     cluster, job = saved_job(network, "a b c", "a b")
-    for name in cluster.nodes:
-        daemon = cluster.daemons[name]
-        # Two in memory, on two nodes, and two in the remote tier.
-        assert "every digest is right: 4 shards" in daemon.ctl("verify", job.name)
+    assert job.ask("tier nvme") == ["ok nvme"] * 2
+    for daemon in cluster.daemons.values():
+        # Two ranks' in each tier; those of memory and nvme on two nodes.
+        assert "every digest is right: 6 shards" in daemon.ctl("verify", job.name)
         assert "rank 1 of 2" in daemon.ctl("inspect", job.name, "--rank=1")
+    # What one node has is out of reach: the rest is read, and the node is named.
+    cluster.daemons["b"].kill()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        cluster.daemons["c"].ctl("verify", job.name)
+    assert "b: " in str(failed.value.stderr), failed.value.stderr
