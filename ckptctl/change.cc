@@ -88,7 +88,11 @@ ExitCode RunRemove(const Context& context, const RemoveArguments& arguments) {
     *context.out << DumpJson(json) << "\n";
   } else {
     *context.out << "job " << EscapeText(arguments.job) << " is forgotten; "
-                 << FormatBytes(reply.bytes_freed()) << " are free again\n";
+                 << FormatBytes(reply.bytes_freed()) << " are free again";
+    for (const std::string& node : reply.nodes_away()) {
+      *context.out << "; what " << EscapeText(node) << " has of it goes when it is back";
+    }
+    *context.out << "\n";
   }
   return ExitCode::kOk;
 }

@@ -407,6 +407,7 @@ void Agent::Expire(EventTime time) {
     }
   }
   WriteAgain();
+  RetryRemovals();
 }
 
 void Agent::ExpireRequest(RequestToken token) {
@@ -513,6 +514,11 @@ std::optional<MonotonicTime> Agent::NextDeadline() const {
   }
   for (const auto& [job, at] : states_again_) {
     next = next ? std::min(*next, at) : at;
+  }
+  for (const auto& [job, removal] : removals_) {
+    if (removal.again) {
+      next = next ? std::min(*next, *removal.again) : *removal.again;
+    }
   }
   for (const auto& [shard, prefetch] : prefetches_) {
     next = next ? std::min(*next, prefetch.until) : prefetch.until;

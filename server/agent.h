@@ -114,6 +114,12 @@ class Agent {
   void SayAbsent(const std::string& name, EventTime time);
   // → NodeArrived with all that lies and runs here, what lies in nvme, then what waited for it.
   void Meet(const MeetJob& job, EventTime time);
+  // Of jobs that were removed (agent_removal.cc). At the host: the other nodes have let go, or not
+  // yet; and the jobs that had the name. Elsewhere: all that is here goes → JobGoing for each.
+  void OthersLetGo(const JobUuid& job, uint64_t bytes, EventTime time);
+  void OthersAreLate(const JobUuid& job, const absl::Status& why, EventTime time);
+  std::vector<JobUuid> RemovedBefore(const std::string& name) const;
+  void LetGo(const std::string& name, const std::vector<JobUuid>& jobs, EventTime time);
   // What this node keeps of the job; if that is copies only, what they tell: version 0.
   std::optional<v1::JobState> KeptState(const std::string& name) const;
   // Written if it is newer than what is kept, by (epoch, version), or of the same and a higher
@@ -319,15 +325,20 @@ class Agent {
     AdminToken token = 0;
     uint64_t bytes = 0;
     bool state_removed = false;
-    bool tiers_begun = false;
-    std::set<DrainId> tiers;  // removals in the durable tiers that are under way
+    std::set<TierKind> tiers_left;  // whose removals have not begun
     absl::Status failure;
+    // In a cluster.
+    bool for_host = false;                // another node is its host, and waits
+    bool waits = false;                   // for the other nodes, which come first
+    std::optional<MonotonicTime> again;   // it failed
+    std::vector<std::string> away;        // nodes that were
   };
   // A job's name that this node hosts.
   struct Hosting {
     DrainId first_scan = 0;                               // what older ones tell is past
     bool looked_up = false;                               // no tier knows it
     std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by whom: uid and gid
+    std::vector<JobUuid> removed;  // had the name before, while no job has it; the newest first
   };
   // Requests that wait for a job's host.
   struct HostWait {
@@ -528,7 +539,6 @@ class Agent {
   void OnTierAway(const TierAway& e);
   void TakeRemoteScan(const TierScanned& e, const DrainOp& op);
   void OnDriveScanned(const TierScanned& e);
-  void UnindexJob(const JobUuid& job);
   void ChangeIndex(std::variant<IndexShard, UnindexShard> change);
   void NoteBad(const ShardId& shard, TierKind tier, bool bad);
   bool OnTheWay(DrainOp::Kind kind, const JobUuid& job, CheckpointId checkpoint, TierKind tier,
@@ -634,6 +644,7 @@ class Agent {
   bool HasAnything(const JobUuid& job) const;
   bool OpenHosted(KnownJob& job, const v1::JobState* state);
   void LookUpHosted(const std::string& name);
+  void LookedUp(const std::string& name);
   void EndLookup(const std::string& name, const std::string& failure);
   void OpenWanted(const std::string& name);
   bool TakesRemote(const FoundJob& found);
@@ -654,22 +665,34 @@ class Agent {
   // agent_admin.cc
   void OnAdminRequest(const AdminRequest& e);
   void OnAdminReadDone(const AdminReadDone& e);
-  void OnJobStateRemoved(const JobStateRemoved& e);
   void Admin(const AdminRequest& e, const v1::GetStatusRequest& request);
   void Admin(const AdminRequest& e, const v1::ListCheckpointsRequest& request);
   void Admin(const AdminRequest& e, const v1::InspectShardRequest& request);
   void Admin(const AdminRequest& e, const v1::VerifyRequest& request);
   void Admin(const AdminRequest& e, const HoldShard& request);
   void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
-  void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
   bool Visible(const Caller& caller, const KnownJob& job) const;
   absl::StatusOr<Coordinator*> FindVisible(const Caller& caller, const std::string& name);
   void RefuseAdmin(AdminToken token, absl::Status status);
   void HandShard(AdminToken token, Slot& slot);
+
+  // agent_removal.cc: whole jobs that go
+  void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
   absl::Status WhyInUse(const Coordinator& job) const;
+  Removal& BeginRemoval(const JobUuid& job, const std::vector<TierKind>& tiers);
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
+  void RemovalFailed(const JobUuid& job, const absl::Status& why);
+  void RemovalIsLate(const JobUuid& job, AdminToken token, const absl::Status& why);
+  void RetryRemovals();
   void KeepJob(const JobUuid& job);
+  void UnindexJob(const JobUuid& job);
+  void OnJobStateRemoved(const JobStateRemoved& e);
+  void ForgetRemoved(const JobUuid& job, const std::string& name);
+  static std::vector<JobUuid> RemovedIn(const v1::JobState& state);
+  bool WasRemoved(const std::string& name, const JobUuid& job) const;
+  bool FinishRemoval(const std::string& name, const v1::JobState& state);
+  void TakeMessage(const JobUuid& job, const RemovalAgreed& m);
 
   v1::DaemonConfig config_;  // as it is now: ckptctl set changes limits
   NodeNames nodes_;

@@ -54,7 +54,7 @@ KnownJob* Agent::KnowJob(const JobUuid& uuid, const std::string& name, uint32_t 
   const auto named = names_.find(name);
   if (named != names_.end() && named->second != uuid) {
     const KnownJob& other = jobs_.at(named->second);
-    if (HasAnything(other.uuid)) {
+    if (HasAnything(other.uuid) && removals_.count(other.uuid) == 0) {
       NameSecond(other, uuid);
     }
   }
@@ -127,9 +127,17 @@ bool Agent::BeginHosting(const std::string& name, const v1::JobState* state, Eve
   }
   hosting_[name].first_scan = next_drain_;
   KnownJob* job = FindJob(name);
+  if (state == nullptr && job != nullptr && job->state) {
+    state = &*job->state;
+  }
   if (state != nullptr) {
     if (const absl::Status useful = CheckState(name, *state); !useful.ok()) {
       return refuse(useful);
+    }
+    LetGo(name, RemovedIn(*state), time);
+    if (state->removed()) {
+      return FinishRemoval(name, v1::JobState(*state)) ||
+             refuse(absl::ResourceExhaustedError("it is not known here, and cannot be"));
     }
     job = KnowJob(*JobUuid::FromBytes(state->job_uuid()), name, state->uid(), state->gid());
     if (job == nullptr) {
@@ -139,8 +147,6 @@ bool Agent::BeginHosting(const std::string& name, const v1::JobState* state, Eve
       job->state = *state;
       Act(WriteJobState{*state});
     }
-  } else if (job != nullptr && job->state) {
-    state = &*job->state;
   }
   if (job == nullptr) {
     LookUpHosted(name);
@@ -179,7 +185,15 @@ void Agent::EndHosting(const std::string& name) {
   lookups_.erase(name);
   rescan_at_.erase(name);
   KnownJob* job = FindJob(name);
-  if (job == nullptr || job->coordinator == nullptr) {
+  if (job == nullptr) {
+    return;
+  }
+  if (const auto going = removals_.find(job->uuid);
+      going != removals_.end() && job->coordinator == nullptr) {
+    going->second.for_host = true;  // what is in the remote tier is the next host's to remove
+    going->second.tiers_left.erase(TierKind::kRemote);
+  }
+  if (job->coordinator == nullptr) {
     return;
   }
   if (const auto removal = removals_.find(job->uuid); removal != removals_.end()) {
@@ -218,6 +232,11 @@ void Agent::EndLookup(const std::string& name, const std::string& failure) {
     return;
   }
   hosting->second.looked_up = true;
+  LookedUp(name);
+}
+
+// There is none of that name: whoever wants it gets a new one.
+void Agent::LookedUp(const std::string& name) {
   OpenWanted(name);
   if (IsAbsent(name)) {
     RefuseReaders(name);
@@ -276,7 +295,9 @@ void Agent::OpenWanted(const std::string& name) {
                      kJobsMax, " a node, ", kJobsPerUidMax, " a user); remove one that has ended"));
     return;
   }
-  notices_.push_back(JobOpened{name, OpenJob(name, uid, gid).uuid});
+  KnownJob& job = OpenJob(name, uid, gid);
+  job.coordinator->SetRemovedBefore(hosting.removed);
+  notices_.push_back(JobOpened{name, job.uuid});
 }
 
 // In a cluster the remote tier is read for jobs that are hosted here, and their names are theirs.

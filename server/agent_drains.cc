@@ -351,7 +351,6 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
   }
   if (op->kind == DrainOp::Kind::kRemoveJob) {
     if (const auto removal = removals_.find(op->job); removal != removals_.end()) {
-      removal->second.tiers.erase(e.drain);
       if (op->tier == TierKind::kNvme && (e.status.ok() || absl::IsNotFound(e.status))) {
         drive_copies_.Forget(op->job);
       }

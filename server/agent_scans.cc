@@ -234,6 +234,11 @@ KnownJob* Agent::AdoptFound(const FoundJob& found, MonotonicTime began) {
   if (!CheckJobName(found.name).ok() || found.uuid.IsZero() || jobs_.size() >= kJobsMax) {
     return nullptr;
   }
+  if (clustered() && WasRemoved(found.name, found.uuid)) {
+    KnownJob& removed = AddJob(found.uuid, found.name, found.uid, found.gid);
+    LetGo(found.name, {found.uuid}, time_);
+    return &removed;
+  }
   if (const KnownJob* other = FindJob(found.name)) {
     AddProblem(absl::StrCat("copies of a job '", found.name, "' with uuid ", found.uuid.ToString(),
                             " were left alone: the job of that name is ", other->uuid.ToString(),

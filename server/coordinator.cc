@@ -54,6 +54,13 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   for (const v1::Pin& pin : state.pins()) {
     pins_.insert({pin.attempt(), pin.step()});
   }
+  for (const std::string& bytes : state.removed_before()) {
+    const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(bytes);
+    if (!uuid.ok() || removed_before_.size() >= kRemovedBeforeMax) {
+      return bad("the jobs that had its name before are too many, or one is no uuid");
+    }
+    removed_before_.push_back(*uuid);
+  }
   history_known_ = !state.history_unknown();
   version_ = durable_version_ = state.version();
   if (state.epoch() != 0) {
@@ -141,13 +148,16 @@ void Coordinator::On(const StateWritten& m, Turn& t) {
            0, t);
     }
     write_problem_ = Message(m.status);
-    if (!removed_) {
+    if (!removed_ || removal_version_) {
       write_due_ = t.time.now + kStateRetry;
     }
     return;
   }
   write_problem_.clear();
   durable_version_ = m.version;
+  if (removal_version_ && durable_version_ >= *removal_version_) {
+    t.Say(RemovalAgreed{});
+  }
   if (durable_version_ >= decision_version_ && !held_until_durable_.empty()) {
     held_until_durable_.clear();
     On(CollectGarbageAsked{}, t);  // it waited for the decision
@@ -211,6 +221,13 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   }
   durable_waits_.clear();
   RetryReaders(t);
+  for (const PendingJoin& join : std::exchange(joins_, {})) {
+    Refuse(join.join.token, removed, t);
+  }
+  if (m.agreed_first) {
+    removal_version_ = version_ + 1;
+    Persist(t);
+  }
 }
 
 void Coordinator::On(const RequestExpired& m, Turn& t) {
@@ -335,7 +352,7 @@ void Coordinator::PersistLazily(Turn& t) {
 void Coordinator::FlushState(Turn& t) {
   const bool due = write_due_ && *write_due_ <= t.time.now;
   const bool repeating = !write_problem_.empty() && !due;  // wait before the next try
-  if (removed_ || in_flight_version_ != 0 || version_ == durable_version_ || repeating ||
+  if ((removed_ && !removal_version_) || in_flight_version_ != 0 || version_ == durable_version_ || repeating ||
       (needed_version_ <= durable_version_ && !due)) {
     return;
   }
@@ -357,6 +374,10 @@ v1::JobState Coordinator::State() const {
     *state.mutable_restore_point() = restore_point_;
   }
   state.set_history_unknown(!history_known_);
+  state.set_removed(removal_version_.has_value());
+  for (const JobUuid& before : removed_before_) {
+    state.add_removed_before(before.ToBytes());
+  }
   *state.mutable_policy() = policy_;
   *state.mutable_policy_set() = policy_set_;
   for (const CheckpointId& pinned : pins_) {

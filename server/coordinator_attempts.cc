@@ -273,6 +273,12 @@ Coordinator::Verdict Coordinator::JudgeByWhatIsKnown(const JoinAsked& j) const {
 }
 
 void Coordinator::On(const JoinAsked& m, Turn& t) {
+  if (removed_) {  // (a rank of another node: its own node may not have heard of that)
+    return Refuse(m.token,
+                  {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                   absl::StrCat("job '", name_, "' is being removed; try again")},
+                  t);
+  }
   const Verdict verdict = Judge(m);
   if (verdict.kind == Verdict::Kind::kWait && !m.may_wait) {
     return Refuse(m.token, verdict.failure, t);

@@ -465,4 +465,12 @@ void Coordinator::ForgetAwayBelow(CheckpointId id, Turn& t) {
   }
 }
 
+std::vector<std::string> Coordinator::NodesAway() const {
+  std::vector<std::string> names;
+  for (const NodeId node : missing_) {
+    names.push_back(settings_.nodes->Name(node));
+  }
+  return names;
+}
+
 }  // namespace holdfast

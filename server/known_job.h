@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/ids.h"
 #include "holdfast/v1/state.pb.h"
 #include "server/coordinator.h"
@@ -57,7 +58,22 @@ struct JobOpened {  // this node hosts it, and its coordinator has come to be
   std::string name;
   JobUuid uuid;
 };
-using AgentNotice = std::variant<JobNoticed, JobWanted, JobRead, JobMissed, JobOpened>;
+struct JobRemovalAgreed {  // this node hosts it: the others are to let go of it
+  std::string name;
+  JobUuid uuid;
+};
+struct JobGoing {  // all that was here of a removed job is gone, or something is in the way
+  std::string name;
+  JobUuid uuid;
+  uint64_t bytes = 0;
+  absl::Status status;
+};
+struct JobGone {  // nothing is known of it here any more
+  std::string name;
+  JobUuid uuid;
+};
+using AgentNotice = std::variant<JobNoticed, JobWanted, JobRead, JobMissed, JobOpened,
+                                 JobRemovalAgreed, JobGoing, JobGone>;
 
 // The host of a job says who it is, and which of its ranks it believes to run on this node.
 struct MeetJob {

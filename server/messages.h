@@ -38,6 +38,8 @@ struct EventTime {
 // Checkpoints of a Listing: a client's frame holds 65,536 bytes, each takes at most some 90.
 inline constexpr size_t kListedMax = 256;
 
+inline constexpr size_t kRemovedBeforeMax = 16;  // removed jobs of one name that are remembered
+
 struct Failure {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   v1::Failure::Reason reason = v1::Failure::REASON_UNSPECIFIED;
@@ -308,6 +310,7 @@ struct NodeLeft {
 // The job is being removed: all its copies go.
 struct JobRemoved {
   bool removed = true;  // false: it stays, with whatever its tiers are found to have
+  bool agreed_first = false;  // in a cluster: it is to be durable → RemovalAgreed
 };
 
 using ToCoordinator =
@@ -401,6 +404,9 @@ struct CopyDoubted {
 struct PersistState {
   v1::JobState state;
 };
+// That the job is removed is durable, and agreed on: its copies may go. (In a cluster; to its own
+// node.)
+struct RemovalAgreed {};
 struct RestorePointSet {
   RequestToken token = 0;
   std::string text;
@@ -464,7 +470,7 @@ using ToAgent =
     std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
                  SessionEnded, ShardLocated, Listed, GiveUp, Superseded, CopyDoubted, PersistState,
                  RestorePointSet, Reported, FlushWanted, FlushUnwanted, ManifestWanted,
-                 RemovalWanted, AdminAnswered, PrefetchWanted, PrefetchUnwanted>;
+                 RemovalWanted, AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

@@ -115,6 +115,18 @@ struct NodeCore::Impl final : RouterOwner {
   void AskAgent(const AdminRequest& request) override { agent.Handle(request, time); }
   bool IsAbsent(const std::string& name) override { return agent.IsAbsent(name); }
   void SayAbsent(const std::string& name) override { agent.SayAbsent(name, time); }
+  void LetGo(const std::string& name, const std::vector<JobUuid>& jobs) override {
+    agent.LetGo(name, jobs, time);
+  }
+  void OthersLetGo(const JobUuid& job, uint64_t bytes) override {
+    agent.OthersLetGo(job, bytes, time);
+  }
+  void OthersAreLate(const JobUuid& job, const absl::Status& why) override {
+    agent.OthersAreLate(job, why, time);
+  }
+  std::vector<JobUuid> RemovedBefore(const std::string& name) override {
+    return agent.RemovedBefore(name);
+  }
   bool MayTouch(const std::string& name, const Caller& caller) override {
     return agent.MayTouch(name, caller);
   }

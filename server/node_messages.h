@@ -48,6 +48,17 @@ struct JobSought {
 };
 // By the host: no node keeps anything of such a job, and no tier that it reaches knows it.
 struct JobAbsent {};
+// By the host: these jobs had the name and were removed. The receiver lets go of all that it keeps
+// of them, and says of each when that is done, or what is in its way. (At most kRemovedBeforeMax of
+// server/messages.h.)
+struct JobsRemoved {
+  std::vector<JobUuid> jobs;
+};
+struct JobLetGo {
+  JobUuid job;
+  uint64_t bytes = 0;
+  absl::Status status;  // not OK: it is tried again
+};
 // What was agreed on; for the receiver to keep, too.
 struct StateKept {
   v1::JobState state;
@@ -79,7 +90,7 @@ struct AdminReturned {
   ReturnedReply reply;  // when OK
 };
 
-using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent, StateKept,
-                                 AdminForwarded, AdminReturned>;
+using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent, JobsRemoved,
+                                 JobLetGo, StateKept, AdminForwarded, AdminReturned>;
 
 }  // namespace holdfast

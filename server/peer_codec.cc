@@ -82,6 +82,8 @@ using peer_internal::Writer;
   X(JobHosted, job_hosted)           \
   X(JobSought, job_sought)           \
   X(JobAbsent, job_absent)           \
+  X(JobsRemoved, jobs_removed)       \
+  X(JobLetGo, job_let_go)            \
   X(StateKept, state_kept)           \
   X(AdminForwarded, admin_forwarded) \
   X(AdminReturned, admin_returned)
@@ -778,6 +780,11 @@ void CheckState(Io& io, const PeerHeader& header, const v1::JobState& state) {
   for (const std::string& node : state.nodes()) {
     io.Require(node.size() <= kPeerTextBytesMax, "state.nodes", "a name is too long");
   }
+  io.Require(state.removed_before_size() <= static_cast<int>(kRemovedBeforeMax),
+             "state.removed_before", "there are too many");
+  for (const std::string& uuid : state.removed_before()) {
+    io.Require(JobUuid::FromBytes(uuid).ok(), "state.removed_before", "one is no uuid");
+  }
   io.Require(state.pins_size() <= static_cast<int>(kPeerCheckpointsMax), "state.pins",
              "there are too many");
   for (const v1::Policy* policy : {&state.policy(), &state.policy_set()}) {
@@ -970,6 +977,42 @@ void Fields(Io& io, M& m, v1::JobSought& p) {
 template <typename Io, typename M>
 void Fields(Io&, M&, v1::JobAbsent&) {}
 
+// The job itself, not the one that the name has now.
+template <typename Io>
+void NamedJob(Io& io, JobUuid& job, const std::string& bytes) {
+  const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(bytes);
+  const bool good = uuid.ok() && !uuid->IsZero();
+  io.Require(good, "job_uuid", "it is not a job's 16 bytes");
+  job = good ? *uuid : JobUuid();
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JobsRemoved& p) {
+  const size_t count = Io::kWriting ? m.jobs.size() : static_cast<size_t>(p.job_uuid_size());
+  io.Require(count > 0 && count <= kRemovedBeforeMax, "job_uuid", "there are none, or too many");
+  if constexpr (Io::kWriting) {
+    for (const JobUuid& job : m.jobs) {
+      p.add_job_uuid(job.ToBytes());
+    }
+  } else if (io.ok()) {
+    for (const std::string& bytes : p.job_uuid()) {
+      NamedJob(io, m.jobs.emplace_back(), bytes);
+    }
+  }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::JobLetGo& p) {
+  if constexpr (Io::kWriting) {
+    p.set_job_uuid(m.job.ToBytes());
+  } else {
+    NamedJob(io, m.job, p.job_uuid());
+  }
+  io.Any(HF_FIELD(bytes));
+  io.Status(
+      m.status, [&p] { return p.has_failure(); }, [&p] { return p.mutable_failure(); });
+}
+
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::StateKept& p) {
   io.Message(m.state, *p.mutable_state());
@@ -1041,7 +1084,8 @@ constexpr bool kNeedsName =
     std::is_same_v<T, FlushWanted> || std::is_same_v<T, ManifestWanted> ||
     std::is_same_v<T, RemovalWanted> || std::is_same_v<T, StateAsked> ||
     std::is_same_v<T, StateTold> || std::is_same_v<T, JobHosted> || std::is_same_v<T, JobSought> ||
-    std::is_same_v<T, JobAbsent> || std::is_same_v<T, StateKept>;
+    std::is_same_v<T, JobAbsent> || std::is_same_v<T, JobsRemoved> || std::is_same_v<T, JobLetGo> ||
+    std::is_same_v<T, StateKept>;
 
 // Of nodes, not of a job.
 template <typename T>
@@ -1090,6 +1134,9 @@ std::string NameOf(const WakeUp&) {
 }
 std::string NameOf(const JobRemoved&) {
   return "JobRemoved";
+}
+std::string NameOf(const RemovalAgreed&) {
+  return "RemovalAgreed";
 }
 std::string NameOf(const NodeLeft&) {
   return "NodeLeft";

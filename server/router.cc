@@ -143,6 +143,7 @@ void Router::DropMember(const std::string& name) {
     if (job.host && job.host->node == name) {
       Unmeet(job);
     }
+    NeedsNoWord(job, name);
     MaybeAct(job_name, job);
   }
 }
@@ -302,17 +303,23 @@ Router::Job* Router::Find(const std::string& name) {
   return it == jobs_.end() ? nullptr : &it->second;
 }
 
-Router::Job& Router::Watch(const std::string& name) {
+// Membership is asked who hosts it. That alone is no reason to host it.
+Router::Job& Router::Ask(const std::string& name) {
   Job& job = jobs_[name];
+  if (!job.asked) {
+    job.asked = true;
+    owner_.Act(WatchHost{name});
+  }
+  return job;
+}
+
+Router::Job& Router::Watch(const std::string& name) {
+  Job& job = Ask(name);
   if (!job.watched) {
     job.watched = true;
     if (const std::optional<v1::JobState> kept = owner_.KeptState(name)) {
       job.highest = std::max(job.highest, kept->highest_epoch());
     }
-    if (!job.asked) {
-      owner_.Act(WatchHost{name});
-    }
-    job.asked = true;
     PlanCampaign(name, job);
   }
   return job;

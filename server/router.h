@@ -54,6 +54,7 @@ inline constexpr Duration kHostAgain = std::chrono::seconds(30);
 inline constexpr Duration kPeerSlack = std::chrono::seconds(15);
 inline constexpr Duration kGoneGrace = std::chrono::seconds(1);        // of a node without a lease
 inline constexpr Duration kForwardDeadline = std::chrono::seconds(4);  // of what ckptctl asks
+inline constexpr Duration kRemovalDeadline = std::chrono::minutes(5);  // … of the end of a removal
 inline constexpr size_t kForwardedMax = 1024;                          // either way
 inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
 inline constexpr size_t kSoughtMax = 64;  // users that ask for one job before it is there
@@ -79,6 +80,10 @@ class RouterOwner {
   virtual bool MayTouch(const std::string& name, const Caller& caller) = 0;
   virtual bool IsAbsent(const std::string& name) = 0;  // hosted here, looked for, and not there
   virtual void SayAbsent(const std::string& name) = 0;
+  virtual void LetGo(const std::string& name, const std::vector<JobUuid>& jobs) = 0;
+  virtual void OthersLetGo(const JobUuid& job, uint64_t bytes) = 0;
+  virtual void OthersAreLate(const JobUuid& job, const absl::Status& why) = 0;
+  virtual std::vector<JobUuid> RemovedBefore(const std::string& name) = 0;
   // A coordinator that lives here. What it answers comes by FromCoordinator.
   virtual void TellCoordinator(const JobUuid& job, NodeId from, const ToCoordinator& message) = 0;
   // For that node; nothing if there is no such coordinator any more.
@@ -127,6 +132,12 @@ class Router {
     ToCoordinator message;
     uint64_t said_in = 0;  // the meeting in which it was said; 0: none
   };
+  // The job is being removed: these nodes are to let go of it first.
+  struct Removing {
+    JobUuid job;
+    std::set<std::string> waits_for;
+    uint64_t bytes = 0;  // that the others had
+  };
   // This node was elected.
   struct Hosting {
     Epoch epoch = 0;
@@ -147,6 +158,7 @@ class Router {
     bool written_here = false;
     bool agreed = false;
     absl::Status failure;
+    std::optional<Removing> removing;
   };
   struct Job {
     bool watched = false;  // something of it is here, or a client asks for it
@@ -219,11 +231,15 @@ class Router {
   void On(const JobRead& e);
   void On(const JobMissed& e);
   void On(const JobOpened& e);
+  void On(const JobRemovalAgreed& e);
+  void On(const JobGoing& e);
+  void On(const JobGone& e);
   void TellPeers();
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);
   Job& Watch(const std::string& name);
+  Job& Ask(const std::string& name);
   Job* Find(const std::string& name);
   void SetHost(const std::string& name, Job& job, const JobHost& host);
   void PlanCampaign(const std::string& name, Job& job);
@@ -267,6 +283,15 @@ class Router {
   void StepDown(const std::string& name, Job& job, bool resign);
   void StateDone(Job& job);
 
+  // router_removal.cc: jobs that are removed, and names that nobody has
+  void TellRemoved(const std::string& name, Job& job, const std::string& node);
+  void NeedsNoWord(Job& job, const std::string& node);
+  void MaybeRemoveHere(Job& job);
+  bool RemovalIsAgreed(const std::string& name, Hosting& hosting);
+  void Retire(const std::string& name, Job& job);
+  void On(const std::string& node, const PeerHeader& header, const JobsRemoved& m);
+  void On(const std::string& node, const PeerHeader& header, const JobLetGo& m);
+
   // router_admin.cc: what ckptctl asks
   void AskNode(const AdminRequest& e, const ForwardedRequest& request, const std::string& node);
   bool Overloaded(const AdminRequest& e);
@@ -304,6 +329,7 @@ class Router {
   uint64_t next_forwarded_ = 1;
   std::map<AdminToken, std::pair<std::string, uint64_t>> answering_;  // whom, and their number
   AdminToken next_answering_ = kFirstForeignToken;
+  std::map<JobUuid, std::pair<std::string, Epoch>> letting_go_;  // at whose word
   std::set<std::string> to_settle_;  // jobs that met since, or have something for their host
   RequestToken next_token_ = kFirstForeignToken;
   // Tokens of other nodes' requests, as this node's coordinators see them; the agent's are below.

@@ -78,18 +78,6 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
     return true;
   }
   const std::string name = JobOf(*request);
-  if (std::holds_alternative<v1::RemoveJobRequest>(*request)) {
-    // Half a removal would leave copies that belong to nobody.
-    owner_.Act(
-        AdminReply{e.token,
-                   absl::UnimplementedError(absl::StrCat(
-                       "rm ", name,
-                       ": a whole job cannot be removed in a cluster yet, since its copies lie on "
-                       "several nodes; remove its steps: ckptctl rm ",
-                       name, " --step N")),
-                   std::monostate()});
-    return true;
-  }
   if (name.empty()) {
     if (!std::holds_alternative<v1::GetStatusRequest>(*request) || peers_.empty() ||
         forwarded_.size() >= kForwardedMax) {

@@ -40,6 +40,7 @@ void Router::Ask(const std::string& name, Job& job, const std::string& node) {
     return owner_.Act(ConnectPeer{node});
   }
   if (job.hosting->acts) {
+    TellRemoved(name, job, node);
     return Introduce(name, job, node);
   }
   Say(node, PeerHeader{name, {}, job.hosting->epoch}, NodeMessage(StateAsked{}));
@@ -104,10 +105,11 @@ void Router::MaybeAct(const std::string& name, Job& job) {
   const bool acts = (have == all && most_known) ||
                     (most && most_known && hosting.collect_until <= time_.now) ||
                     (most && hosting.collect_until + kCollectKnown <= time_.now);
-  if (!acts) {
+  if (!acts || !RemovalIsAgreed(name, hosting)) {
     return;
   }
   hosting.acts = true;
+  hosting.writing = 0;
   if (!owner_.BeginHosting(name, hosting.best ? &*hosting.best : nullptr)) {
     StepDown(name, job, true);
     job.campaign_at = time_.now + kHostAgain;
@@ -117,6 +119,9 @@ void Router::MaybeAct(const std::string& name, Job& job) {
     owner_.Want(name, uid, gid);
   }
   Seek(name, job);
+  for (const auto& [node, peer] : peers_) {
+    TellRemoved(name, job, node);
+  }
   ForwardedMayGoOn();
 }
 
@@ -157,6 +162,10 @@ void Router::On(const JobMissed& e) {
   }
   for (const std::string& node : std::exchange(job->readers, {})) {
     Answer(node, PeerHeader{e.name, {}, job->hosting->epoch}, NodeMessage(JobAbsent{}));
+  }
+  job->read = false;
+  if (job->hosting->acts && job->sought.empty()) {
+    Retire(e.name, *job);
   }
 }
 
@@ -341,6 +350,10 @@ void Router::On(const StateStored& e) {
   Job* job = Find(e.job);
   if (job != nullptr && job->hosting && job->hosting->epoch == e.epoch &&
       job->hosting->writing == e.version) {
+    if (!job->hosting->acts) {
+      job->hosting->stored = e.version;
+      return MaybeAct(e.job, *job);
+    }
     job->hosting->agreed = true;
     job->hosting->stored = e.version;
     StateDone(*job);
@@ -355,6 +368,11 @@ void Router::On(const StateFailed& e) {
   Job* job = Find(e.job);
   if (job != nullptr && job->hosting && job->hosting->epoch == e.epoch &&
       job->hosting->writing == e.version) {
+    if (!job->hosting->acts) {
+      StepDown(e.job, *job, true);
+      job->campaign_at = time_.now + kHostAgain;
+      return;
+    }
     job->hosting->agreed = true;
     job->hosting->failure.Update(absl::UnavailableError(
         absl::StrCat("the state of job '", e.job, "' could not be agreed on: ", ToAbsl(e.why))));

@@ -127,7 +127,8 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobHost
 }
 
 void Router::On(const std::string& node, const PeerHeader& header, const StateAsked&) {
-  Job& job = Watch(header.job_name);
+  // (Who keeps nothing of it has no reason to host it.)
+  Job& job = owner_.KeptState(header.job_name) ? Watch(header.job_name) : Ask(header.job_name);
   StateTold told;
   // (If it asks twice, its own epoch is not that of another.)
   const bool again = header.epoch == job.highest && job.host && job.host->node == node;

@@ -129,6 +129,8 @@ MEMBERS(StateTold, highest_epoch, state)
 MEMBERS(JobHosted::LocalRank, rank, pid, start_ticks)
 MEMBERS(JobHosted, uid, gid, attempt, world_size, ranks)
 MEMBERS(JobSought, uid, gid, reads)
+MEMBERS(JobsRemoved, jobs)
+MEMBERS(JobLetGo, job, bytes, status)
 MEMBERS(StateKept, state)
 MEMBERS(AdminForwarded, token, uid, gid, request)
 MEMBERS(AdminReturned, token, status, reply)
@@ -147,7 +149,7 @@ std::tuple<> Members(const JobAbsent&) {
 
 template <typename T>
 constexpr bool kLocal = std::is_same_v<T, StateWritten> || std::is_same_v<T, WakeUp> ||
-                        std::is_same_v<T, JobRemoved> || std::is_same_v<T, NodeLeft>;
+                        std::is_same_v<T, JobRemoved> || std::is_same_v<T, RemovalAgreed> || std::is_same_v<T, NodeLeft>;
 
 template <typename T>
 concept HasMembers = requires(T& t) {

@@ -1,0 +1,381 @@
+// A whole job is removed (`ckptctl rm JOB`; docs/protocol.md §18): its records first, then its
+// bytes, then the state that says whose they were, so that a crash in between leaves a smaller job.
+//
+// In a cluster the state that says so is agreed on first; then the other nodes let go of what they
+// keep; then the host does, and the remote tier is emptied. Nodes that are away let go when they
+// are back: whoever hosts the name then knows from the agreed state which jobs had it before.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/agent.h"
+#include "server/state_order.h"
+
+namespace holdfast {
+
+absl::Status Agent::WhyInUse(const Coordinator& job) const {
+  std::set<ProcessId> users;
+  for (const auto& [id, seat] : seats_.all()) {
+    if (seat.job == job.uuid()) {
+      users.insert(seat.process);
+    }
+  }
+  bool admin = false;
+  for (const auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != job.uuid()) {
+      continue;
+    }
+    if (slot.writer) {
+      users.insert(*slot.writer);
+    }
+    for (const ReadHold& hold : slot.readers) {
+      users.insert(hold.process);
+    }
+    admin = admin || !slot.admin_readers.empty();
+  }
+  for (const auto& [rank, process] : job.LivingMembers()) {
+    users.insert(process);  // of other nodes, too
+  }
+  if (users.empty() && !admin && job.Idle()) {
+    return absl::OkStatus();
+  }
+  std::string who;
+  size_t named = 0;
+  for (const ProcessId& process : users) {
+    if (++named <= 8) {
+      absl::StrAppend(&who, named == 1 ? "" : ", ", nodes_.Who(process));
+    }
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("job '", job.name(), "' is in use by ",
+                   users.empty() ? "a verification, or a rank that is joining" : who,
+                   named > 8 ? " and others" : "", "; end that first"));
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
+  const KnownJob* known = FindJob(request.job());
+  const auto going = known != nullptr && Visible(e.caller, *known) ? removals_.find(known->uuid)
+                                                                  : removals_.end();
+  if (going != removals_.end()) {
+    if (!clustered() || going->second.token != 0 || going->second.for_host) {
+      return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat(
+                                      "job '", request.job(), "' is being removed already")));
+    }
+    going->second.token = e.token;  // nobody waits for the end of it any more
+    going->second.again.reset();
+    return AdvanceRemoval(known->uuid);
+  }
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  if (const absl::Status in_use = WhyInUse(**job); !in_use.ok()) {
+    return RefuseAdmin(e.token, in_use);
+  }
+  RemoveJob((*job)->uuid(), e.token);
+}
+
+Agent::Removal& Agent::BeginRemoval(const JobUuid& uuid, const std::vector<TierKind>& tiers) {
+  const std::map<JobUuid, uint64_t> bytes = BytesByJob();
+  const auto held = bytes.find(uuid);
+  Removal& removal = removals_[uuid];
+  removal.bytes = held == bytes.end() ? 0 : held->second;
+  removal.bytes += drive_copies_.Bytes(uuid);
+  for (const TierKind tier : tiers) {
+    if (HasTier(tier)) {
+      removal.tiers_left.insert(tier);
+    }
+  }
+  return removal;
+}
+
+// `token` 0: nobody waits for the end. (A job whose name is merely forgotten then has no copies,
+// and what nobody asked for is not removed.)
+void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
+  const std::vector<TierKind> tiers = {TierKind::kNvme, TierKind::kRemote};
+  Removal& removal = BeginRemoval(uuid, token != 0 ? tiers : std::vector<TierKind>());
+  removal.token = token;
+  removal.bytes += Hosted(uuid)->BytesAt(TierKind::kRemote);
+  removal.waits = clustered();
+  removal.away = Hosted(uuid)->NodesAway();
+  Send(uuid, JobRemoved{true, clustered()});
+  AdvanceRemoval(uuid);
+}
+
+void Agent::AdvanceRemoval(const JobUuid& uuid) {
+  Removal& removal = removals_.at(uuid);
+  if (removal.waits || removal.again) {
+    return;
+  }
+  bool empty = true;
+  for (auto& [id, slot] : slots_) {
+    if (!slot.owned || slot.job != uuid) {
+      continue;
+    }
+    empty = false;
+    if (Deletable(slot)) {
+      Delete(slot);
+    }
+  }
+  // (A scan that began before would bring back what is being removed.)
+  const std::string name = JobName(uuid);
+  const bool busy = std::any_of(drains_.begin(), drains_.end(), [&](const auto& d) {
+    return d.second.job == uuid ||
+           (d.second.kind == DrainOp::Kind::kScan && d.second.job_name == name);
+  });
+  const Coordinator* hosted = Hosted(uuid);
+  if (!empty || busy || removal.state_removed || (hosted != nullptr && hosted->WriteInFlight())) {
+    return;
+  }
+  if (!removal.tiers_left.empty()) {
+    for (const TierKind tier : std::exchange(removal.tiers_left, {})) {
+      DrainOp op;
+      op.kind = DrainOp::Kind::kRemoveJob;
+      op.job = uuid;
+      op.tier = tier;
+      Act(RemoveJobCopies{BeginDrain(std::move(op)), tier, uuid, name});
+    }
+    return UnindexJob(uuid);  // (they are drains: it goes on when they have ended)
+  }
+  if (!removal.failure.ok()) {
+    return RemovalFailed(uuid, Annotate(removal.failure, "not all copies of the job could be removed"));
+  }
+  removal.state_removed = true;
+  Act(RemoveJobState{uuid});
+}
+
+void Agent::RemovalFailed(const JobUuid& uuid, const absl::Status& why) {
+  Removal& removal = removals_.at(uuid);
+  const AdminToken token = std::exchange(removal.token, 0);
+  if (!clustered()) {
+    removals_.erase(uuid);
+    KeepJob(uuid);
+    return RefuseAdmin(token, Annotate(why, "try again"));
+  }
+  removal.failure = absl::OkStatus();
+  removal.state_removed = false;
+  removal.again = time_.now + kRescan;
+  removal.tiers_left = removal.for_host ? std::set<TierKind>{TierKind::kNvme}
+                                        : std::set<TierKind>{TierKind::kNvme, TierKind::kRemote};
+  std::erase_if(removal.tiers_left, [this](TierKind tier) { return !HasTier(tier); });
+  if (removal.for_host) {
+    notices_.push_back(JobGoing{JobName(uuid), uuid, 0, why});
+  } else {
+    RemovalIsLate(uuid, token, why);
+  }
+}
+
+// Whoever asked for it hears why; it goes on.
+void Agent::RemovalIsLate(const JobUuid& uuid, AdminToken token, const absl::Status& why) {
+  const absl::Status late = absl::UnavailableError(
+      absl::StrCat("job '", JobName(uuid), "' is removed, and not all of it is gone: ",
+                   Message(why), "; it is tried again until it is"));
+  token != 0 ? RefuseAdmin(token, late) : AddProblem(Message(late));
+}
+
+void Agent::RetryRemovals() {
+  for (auto& [uuid, removal] : removals_) {
+    if (removal.again && *removal.again <= time_.now) {
+      removal.again.reset();  // (Settle goes on with it)
+    }
+  }
+}
+
+// A removal failed halfway. What is left of the job only its tiers can tell.
+void Agent::KeepJob(const JobUuid& uuid) {
+  Send(uuid, JobRemoved{false});
+  drive_copies_.Forget(uuid);
+  if (HasTier(TierKind::kNvme)) {
+    for (auto& [dir, drive] : drives_) {
+      drive.answered = false;
+      drive.first_scan = next_drain_;
+    }
+    ScanDrives();
+  }
+  if (HasTier(TierKind::kRemote)) {
+    remote_known_.erase(uuid);
+    remote_problems_.erase(uuid);
+    remote_away_bytes_.erase(uuid);
+    if (rebuild_) {
+      rebuild_->asked_anew.insert(uuid);
+    }
+    ScanRemoteFor(JobName(uuid));
+  }
+}
+
+void Agent::UnindexJob(const JobUuid& job) {
+  for (const DriveCopies::Copy& copy : drive_copies_.Of(job)) {
+    drive_copies_.Remove(job, copy.copy.copy.id.checkpoint());
+    ChangeIndex(UnindexShard{copy.copy.copy.id, TierKind::kNvme});
+  }
+  std::erase_if(flushed_, [&](const auto& flushed) { return flushed.first.job == job; });
+  if (Hosted(job) == nullptr) {
+    return;
+  }
+  v1::WhereReply where;
+  Hosted(job)->FillWhere(std::nullopt, where);
+  for (const v1::ShardCopy& copy : where.copies()) {
+    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+      if (copy.tier() == TierName(tier)) {
+        ChangeIndex(UnindexShard{{job, copy.attempt(), copy.step(), copy.rank()}, tier});
+      }
+    }
+  }
+}
+
+void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
+  const auto it = removals_.find(e.job);
+  if (it == removals_.end()) {
+    return;
+  }
+  if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
+    return RemovalFailed(
+        e.job, Annotate(e.status, "the job's copies are gone, its state could not be removed"));
+  }
+  const Removal removal = std::move(it->second);
+  removals_.erase(it);
+  const std::string name = JobName(e.job);
+  removed_jobs_[e.job] = time_.now;
+  if (removed_jobs_.size() > kJobsMax) {
+    removed_jobs_.erase(
+        std::min_element(removed_jobs_.begin(), removed_jobs_.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; }));
+  }
+  Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
+       removal.bytes);
+  ForgetRemoved(e.job, name);
+  if (removal.for_host) {
+    notices_.push_back(JobGoing{name, e.job, removal.bytes, absl::OkStatus()});
+    notices_.push_back(JobGone{name, e.job});
+  }
+  v1::RemoveJobReply reply;
+  reply.set_bytes_freed(removal.bytes);
+  reply.mutable_nodes_away()->Assign(removal.away.begin(), removal.away.end());
+  Act(AdminReply{removal.token, absl::OkStatus(), std::move(reply)});
+}
+
+void Agent::ForgetRemoved(const JobUuid& uuid, const std::string& name) {
+  const bool was_hosted = Hosted(uuid) != nullptr;
+  if (const auto named = names_.find(name); named != names_.end() && named->second == uuid) {
+    names_.erase(named);
+  }
+  states_again_.erase(uuid);
+  found_unmet_.erase(uuid);
+  jobs_.erase(uuid);
+  remote_known_.erase(uuid);
+  remote_problems_.erase(uuid);
+  remote_away_bytes_.erase(uuid);
+  const auto hosting = hosting_.find(name);
+  if (hosting == hosting_.end() || names_.count(name) > 0) {
+    return;  // its name is another's since
+  }
+  if (was_hosted) {
+    notices_.push_back(JobGone{name, uuid});
+    return;
+  }
+  // It had been removed before this node became the host of its name.
+  hosting->second.looked_up = true;
+  LookedUp(name);
+}
+
+// ---- In a cluster: at the host ----
+
+std::vector<JobUuid> Agent::RemovedIn(const v1::JobState& state) {
+  std::vector<JobUuid> jobs;
+  for (const std::string& bytes : state.removed_before()) {
+    if (const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(bytes); uuid.ok()) {
+      jobs.push_back(*uuid);
+    }
+  }
+  return jobs;
+}
+
+// It was removed under an earlier host. What is still here of it, or in the remote tier, goes
+// before anybody may have the name.
+bool Agent::FinishRemoval(const std::string& name, const v1::JobState& state) {
+  const JobUuid uuid = *JobUuid::FromBytes(state.job_uuid());
+  KnownJob* job = KnowJob(uuid, name, state.uid(), state.gid());
+  if (job == nullptr) {
+    return false;
+  }
+  std::vector<JobUuid>& removed = hosting_.at(name).removed;
+  removed = RemovedIn(state);
+  removed.insert(removed.begin(), uuid);
+  removed.resize(std::min(removed.size(), kRemovedBeforeMax));
+  if (!job->state || IsNewerState(state, *job->state)) {
+    job->state = state;
+  }
+  if (const auto going = removals_.find(uuid); going != removals_.end()) {
+    going->second.for_host = false;
+    if (HasTier(TierKind::kRemote)) {
+      going->second.tiers_left.insert(TierKind::kRemote);
+    }
+  } else {
+    BeginRemoval(uuid, {TierKind::kNvme, TierKind::kRemote});
+  }
+  AdvanceRemoval(uuid);
+  return true;
+}
+
+void Agent::TakeMessage(const JobUuid& job, const RemovalAgreed&) {
+  if (const auto removal = removals_.find(job); removal != removals_.end() && removal->second.waits) {
+    notices_.push_back(JobRemovalAgreed{JobName(job), job});
+  }
+}
+
+void Agent::OthersLetGo(const JobUuid& job, uint64_t bytes, EventTime time) {
+  time_ = time;
+  if (const auto removal = removals_.find(job); removal != removals_.end()) {
+    removal->second.waits = false;
+    removal->second.bytes += bytes;
+    AdvanceRemoval(job);
+  }
+}
+
+void Agent::OthersAreLate(const JobUuid& job, const absl::Status& why, EventTime time) {
+  time_ = time;
+  if (const auto removal = removals_.find(job); removal != removals_.end()) {
+    RemovalIsLate(job, std::exchange(removal->second.token, 0), why);
+  }
+}
+
+std::vector<JobUuid> Agent::RemovedBefore(const std::string& name) const {
+  const auto hosting = hosting_.find(name);
+  if (hosting == hosting_.end()) {
+    return {};
+  }
+  const auto named = names_.find(name);
+  const Coordinator* hosted = named == names_.end() ? nullptr : Hosted(named->second);
+  return hosted != nullptr ? hosted->removed_before() : hosting->second.removed;
+}
+
+// ---- In a cluster: at any other node ----
+
+// As the job that has its name now says.
+bool Agent::WasRemoved(const std::string& name, const JobUuid& uuid) const {
+  const auto named = names_.find(name);
+  if (named == names_.end() || !jobs_.at(named->second).state) {
+    return false;
+  }
+  const std::vector<JobUuid> removed = RemovedIn(*jobs_.at(named->second).state);
+  return std::find(removed.begin(), removed.end(), uuid) != removed.end();
+}
+
+void Agent::LetGo(const std::string& name, const std::vector<JobUuid>& jobs, EventTime time) {
+  time_ = time;
+  for (const JobUuid& uuid : jobs) {
+    const auto known = jobs_.find(uuid);
+    if (known == jobs_.end()) {
+      notices_.push_back(JobGoing{name, uuid, 0, absl::OkStatus()});
+    } else if (const auto going = removals_.find(uuid); going != removals_.end()) {
+      going->second.again.reset();
+      AdvanceRemoval(uuid);
+    } else if (known->second.coordinator == nullptr && known->second.name == name) {
+      BeginRemoval(uuid, {TierKind::kNvme}).for_host = true;
+      AdvanceRemoval(uuid);
+    }
+  }
+}
+
+}  // namespace holdfast

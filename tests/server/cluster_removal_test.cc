@@ -1,0 +1,257 @@
+// A whole job is removed from all nodes of a cluster (docs/protocol.md §18), and names that nobody
+// keeps anything of.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/server/cluster_world.h"
+
+namespace holdfast::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+void WithTiers(v1::DaemonConfig& config) {
+  config.mutable_remote()->set_dir("/remote");
+  config.mutable_nvme()->add_dirs("/nvme");
+  config.mutable_policy()->mutable_nvme()->set_every_steps(1);
+  config.mutable_policy()->mutable_remote()->set_every_steps(1);
+}
+
+class ClusterRemovalTest : public ::testing::Test {
+ protected:
+  ClusterRemovalTest() : w({"a", "b", "c"}, WithTiers) {}
+
+  // Step 10 of ranks 0 on a and 1 on b, everywhere; hosted by c. The ranks have ended.
+  void SaveTen() {
+    TestClient visitor = w["c"].Connect(99);
+    ASSERT_TRUE(visitor.Join("job", 0, 1));
+    w["c"].Kill(visitor);
+    w.Run();
+    TestClient r0 = w["a"].Connect(100);
+    TestClient r1 = w["b"].Connect(100);
+    ASSERT_TRUE(r0.Join("job", 0, 2));
+    ASSERT_TRUE(r1.Join("job", 1, 2));
+    ASSERT_TRUE(r0.Save(10));
+    ASSERT_TRUE(r1.Save(10));
+    ASSERT_TRUE(r0.Committed(10));
+    ASSERT_EQ(w["a"].nvme.copies.size(), 1u);
+    ASSERT_EQ(w.remote().Whole(2), std::vector<Step>{10});
+    w["a"].Kill(r0);
+    w["b"].Kill(r1);
+    w.Run();
+    ASSERT_EQ(w.HostOf("job"), "c");
+  }
+  absl::StatusOr<v1::RemoveJobReply> Remove(const std::string& node, uint32_t uid = 1000) {
+    v1::RemoveJobRequest request;
+    request.set_job("job");
+    return w[node].Admin<v1::RemoveJobReply>(request, uid);
+  }
+  // What lies there of it.
+  std::vector<std::string> LeftAt(const std::string& node) {
+    std::vector<std::string> left;
+    for (const auto& [id, file] : w[node].files) {
+      if (file.record) {
+        left.push_back("memory");
+      }
+    }
+    for (const auto& [id, copy] : w[node].nvme.copies) {
+      left.push_back("nvme");
+    }
+    for (const auto& [uuid, state] : w[node].states) {
+      left.push_back("state");
+    }
+    return left;
+  }
+  void ExpectNothingLeft(const std::vector<std::string>& nodes) {
+    for (const std::string& node : nodes) {
+      EXPECT_THAT(LeftAt(node), IsEmpty()) << node;
+    }
+    EXPECT_TRUE(w.remote().copies.empty());
+    EXPECT_TRUE(w.remote().jobs.empty());
+  }
+  // The name is free: another user's job begins with its first attempt.
+  void ExpectFree() {
+    TestClient theirs = w["b"].Connect(200, 2000);
+    ASSERT_TRUE(theirs.Join("job", 0, 1));
+    EXPECT_EQ(theirs.joined().attempt(), 1u);
+    ASSERT_TRUE(theirs.Save(1));
+    EXPECT_TRUE(theirs.Committed(1));
+    EXPECT_EQ(w.remote().Whole(1), std::vector<Step>{1});
+  }
+
+  ClusterWorld w;
+};
+
+TEST_F(ClusterRemovalTest, AllNodesLetGoWhicheverIsAsked) {
+  for (const char* node : {"a", "b", "c"}) {
+    SaveTen();
+    const auto removed = Remove(node);
+    ASSERT_TRUE(removed.ok()) << node << ": " << removed.status();
+    // Each shard in memory, on a drive, and in the remote tier.
+    EXPECT_GE(removed->bytes_freed(), 6 * kSlot);
+    EXPECT_EQ(removed->nodes_away_size(), 0);
+    ExpectNothingLeft({"a", "b", "c"});
+    EXPECT_TRUE(w.AgreedState("job").removed());
+    EXPECT_EQ(w.HostOf("job"), "");
+    EXPECT_EQ(Remove(node).status().code(), absl::StatusCode::kNotFound);
+  }
+  ExpectFree();
+}
+
+TEST_F(ClusterRemovalTest, RefusedWhileARankOfAnyNodeLives) {
+  SaveTen();
+  TestClient rank = w["a"].Connect(101);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  EXPECT_THAT(std::string(Remove("b").status().message()), HasSubstr("in use by pid 101 on a"));
+  EXPECT_EQ(Remove("b", 2000).status().code(), absl::StatusCode::kNotFound);  // another user's
+  w["a"].Kill(rank);
+  w.Run();
+  EXPECT_TRUE(Remove("b").ok());
+}
+
+TEST_F(ClusterRemovalTest, ANodeThatWasAwayLetsGoWhenItIsBack) {
+  SaveTen();
+  w.Kill("b");
+  w.Advance(2 * kLease);
+  const auto removed = Remove("a");
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_THAT(removed->nodes_away(), ElementsAre("b"));
+  ExpectNothingLeft({"a", "c"});
+  EXPECT_THAT(LeftAt("b"), ElementsAre("memory", "nvme", "state"));
+  w.Start("b");
+  w.Advance(seconds(30));
+  ExpectNothingLeft({"a", "b", "c"});
+  EXPECT_EQ(w.HostOf("job"), "");
+  ExpectFree();
+}
+
+TEST_F(ClusterRemovalTest, AlsoWhenTheNameIsAnotherJobsSince) {
+  SaveTen();
+  w.Kill("b");
+  w.Advance(2 * kLease);
+  ASSERT_TRUE(Remove("a").ok());
+  TestClient theirs = w["a"].Connect(200, 2000);
+  ASSERT_TRUE(theirs.Join("job", 0, 1));
+  ASSERT_TRUE(theirs.Save(1));
+  const std::string uuid = theirs.joined().job_uuid();
+  w.Start("b");
+  w.Advance(seconds(30));
+  EXPECT_TRUE(w["b"].nvme.copies.empty());
+  for (const auto& [id, file] : w["b"].files) {
+    EXPECT_FALSE(file.record) << "in memory";
+  }
+  ASSERT_TRUE(theirs.Save(2));
+  EXPECT_TRUE(theirs.Committed(2));
+  // The next host of the name knows it, too.
+  const std::string host = w.HostOf("job");
+  ASSERT_NE(host, "");
+  EXPECT_EQ(w.AgreedState("job").removed_before_size(), 1);
+  EXPECT_EQ(w.AgreedState("job").job_uuid(), uuid);
+}
+
+// The copies of a removed job come into sight when its name is another's: a drive that was away.
+TEST_F(ClusterRemovalTest, WhatIsFoundLaterGoesToo) {
+  SaveTen();
+  w["b"].failing_drive = "/nvme";
+  w.Kill("b");
+  w.Start("b");
+  w.Advance(seconds(1));
+  ASSERT_TRUE(Remove("a").ok());
+  TestClient theirs = w["a"].Connect(200, 2000);
+  ASSERT_TRUE(theirs.Join("job", 0, 1));
+  ASSERT_TRUE(theirs.Save(1));
+  w["b"].failing_drive.clear();
+  w.Advance(seconds(120));
+  for (const auto& [id, copy] : w["b"].nvme.copies) {
+    EXPECT_EQ(id.job.ToBytes(), theirs.joined().job_uuid());
+  }
+}
+
+TEST_F(ClusterRemovalTest, ANodeThatCannotBeReachedIsWaitedFor) {
+  SaveTen();
+  w.Cut("c", "b");
+  EXPECT_THAT(std::string(Remove("c").status().message()), HasSubstr("not answered yet"));
+  EXPECT_FALSE(w.remote().copies.empty());  // b may still be writing there
+  TestClient other = w["a"].Connect(300);
+  EXPECT_THAT(other.Call(TestClient::JoinFrame("job", 0, 1)).failure().message(),
+              HasSubstr("is being removed"));
+  w.Heal("c", "b");
+  w.Advance(seconds(1));
+  ExpectNothingLeft({"a", "b", "c"});
+  EXPECT_EQ(w.HostOf("job"), "");
+}
+
+// What has begun another host ends.
+TEST_F(ClusterRemovalTest, TheHostDiesInTheMiddleOfIt) {
+  SaveTen();
+  w.Cut("c", "b");
+  EXPECT_FALSE(Remove("c").ok());
+  w.Kill("c");
+  w.Advance(2 * kLease);
+  w.Start("c");
+  w.Heal("c", "b");
+  w.Advance(seconds(60));
+  ExpectNothingLeft({"a", "b", "c"});
+  EXPECT_EQ(w.HostOf("job"), "");
+  ExpectFree();
+}
+
+TEST_F(ClusterRemovalTest, WhatCannotBeRemovedIsTriedAgainAndSaid) {
+  SaveTen();
+  bool broken = true;
+  const auto fail = [&broken](const Action& action) {
+    return broken && std::holds_alternative<RemoveJobCopies>(action)
+               ? absl::InternalError("the drive is read-only")
+               : absl::OkStatus();
+  };
+  w["b"].fail = fail;
+  EXPECT_THAT(std::string(Remove("a").status().message()),
+              AllOf(HasSubstr("b: not all copies of the job could be removed"),
+                    HasSubstr("read-only"), HasSubstr("tried again")));
+  EXPECT_FALSE(w["b"].nvme.copies.empty());
+  broken = false;
+  w.Advance(seconds(120));
+  ExpectNothingLeft({"a", "b", "c"});
+  // Likewise at the host, in the remote tier.
+  SaveTen();
+  w["c"].fail = fail;
+  broken = true;
+  EXPECT_THAT(std::string(Remove("a").status().message()), HasSubstr("tried again"));
+  broken = false;
+  EXPECT_TRUE(Remove("b").ok());  // asked again, it does not wait
+  ExpectNothingLeft({"a", "b", "c"});
+}
+
+// Nobody lets go before all have agreed on it.
+TEST_F(ClusterRemovalTest, NothingGoesBeforeItIsAgreedOn) {
+  SaveTen();
+  w.CutFromMembership("c");
+  EXPECT_FALSE(Remove("c").ok());
+  EXPECT_THAT(LeftAt("a"), ElementsAre("memory", "nvme", "state"));
+  EXPECT_FALSE(w.remote().copies.empty());
+  w.HealMembership("c");
+  w.Advance(seconds(5));
+  ExpectNothingLeft({"a", "b", "c"});
+}
+
+// Nobody has to host a name for ever because somebody once asked for it.
+TEST_F(ClusterRemovalTest, ANameThatNobodyHasIsHostedByNobody) {
+  v1::ClientFrame list;
+  list.mutable_list()->set_job("none");
+  list.mutable_list()->set_deadline_ms(30'000);
+  for (const char* node : {"a", "b", "c"}) {
+    TestClient reader = w[node].Connect(500);
+    EXPECT_EQ(reader.Reason(list), v1::Failure::REASON_NOTHING_TO_RESTORE);
+    w.Advance(seconds(2));
+    EXPECT_EQ(w.HostOf("none"), "");
+    const Epoch epoch = w.EpochOf("none");
+    w.Advance(seconds(30));
+    EXPECT_EQ(w.EpochOf("none"), epoch) << "nobody campaigns for it";
+  }
+}
+
+}  // namespace
+}  // namespace holdfast::testing
