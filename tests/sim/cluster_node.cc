@@ -651,6 +651,19 @@ void Node::Do(const AdminReply& a) {
   }
 }
 
+// What another node asked to read here. (Of what is read the runtime's own tests know.)
+void Node::Do(const PeerReads& a) {
+  ReadForPeer read{a.token, MaybeFail(w_.stormy() ? 0.2 : 0), {}};
+  if (std::holds_alternative<v1::ReadShardRequest>(a.request)) {
+    read.reply = v1::ReadShardReply();
+  } else if (std::holds_alternative<v1::VerifyPartRequest>(a.request)) {
+    read.reply = v1::VerifyPartReply();
+  } else {
+    read.reply = v1::VerifyMoreReply();
+  }
+  Complete(std::move(read));
+}
+
 void Node::Do(const Report& a) {
   if (w_.tracing()) {
     w_.Trace(absl::StrCat(name, ": ", a.job, ": ", a.text));

@@ -127,6 +127,7 @@ class Node {
   void Do(const AdminReply& a);
   void Do(const Report& a);
   void Do(const ApplyLimits&) {}
+  void Do(const PeerReads& a);
   template <typename ToEtcd>
   void DoEtcd(const ToEtcd& a);
   void Do(const WatchHost& a) { DoEtcd(a); }
