@@ -2,6 +2,7 @@
 // logic of each node (docs/protocol.md §13, §16).
 #include <gtest/gtest.h>
 
+#include "server/router.h"
 #include "tests/server/cluster_world.h"
 
 namespace holdfast::testing {
