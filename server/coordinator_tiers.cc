@@ -399,9 +399,9 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   Drain& drain = checkpoint.drain(tier);
   drain.phase = Drain::Phase::kWanted;
   // What is cut off waits for its nodes, if there is anything left that could wait.
-  const bool waits = checkpoint.cut_off &&
-                     (checkpoint.AnyAt(TierKind::kMemory) || checkpoint.AnyAway() ||
-                      checkpoint.AnythingDurable() || !checkpoint.writing.empty());
+  const bool waits =
+      checkpoint.cut_off && (checkpoint.AnyAt(TierKind::kMemory) || checkpoint.AnyAway() ||
+                             checkpoint.AnythingDurable() || !checkpoint.writing.empty());
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (!waits && shard.at(tier).kind != CopyState::Kind::kGood &&
         !FlushSource(checkpoint, rank, tier)) {

@@ -299,7 +299,7 @@ class Router {
   Jobs jobs_;
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
   std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
-  MonotonicTime left_counts_from_{};  // not before: membership has lost its memory
+  MonotonicTime left_counts_from_{};   // not before: membership has lost its memory
   std::set<std::string> before_wipe_;  // who were members when it did
   std::map<std::string, std::string> peer_problems_;
   std::map<uint64_t, Forwarded> forwarded_;

@@ -159,7 +159,7 @@ class ClusterWorld {
   }
   // What it says there is lost, and nobody has noticed before they are cut.
   void LoseMessages(const std::string& from, const std::string& to) { lossy_.insert({from, to}); }
-  // It is noticed there, and what is said next comes over a fresh channel; the way back is as it was.
+  // It is noticed there, and what is said next comes over a fresh channel; not the way back.
   void Reopen(const std::string& from, const std::string& to) {
     lossy_.erase({from, to});
     Drop(from, to);
