@@ -94,6 +94,9 @@ void Coordinator::LoadMembers(const v1::JobState& state) {
       Miss(node, true, "it has not been heard of yet");
     }
   }
+  if (!unheard_.empty()) {
+    SumUpNvme();
+  }
 }
 
 void Coordinator::Resume(const std::vector<FoundShard>& shards, EventTime time,

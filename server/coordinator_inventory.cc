@@ -69,6 +69,8 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
 // Known when every node has told; those that are gone are not waited for.
 void Coordinator::SumUpNvme() {
   using Kind = InventoryState::Kind;
+  constexpr size_t kTroubledNamed = 8;  // of thousands, perhaps
+  size_t troubled = 0;
   InventoryState sum{TierKind::kNvme, nvme_on_.empty() ? Kind::kPending : Kind::kKnown, ""};
   for (const auto& [node, there] : nvme_on_) {
     const bool worse =
@@ -76,11 +78,14 @@ void Coordinator::SumUpNvme() {
     if (worse) {
       sum.kind = there.kind;
     }
-    if (there.kind == Kind::kFailed || !there.why.empty()) {
+    if ((there.kind == Kind::kFailed || !there.why.empty()) && ++troubled <= kTroubledNamed) {
       absl::StrAppend(&sum.why, sum.why.empty() ? "" : "; ",
                       settings_.nodes->Several() ? settings_.nodes->Name(node) + ": " : "",
                       there.why);
     }
+  }
+  if (troubled > kTroubledNamed) {
+    absl::StrAppend(&sum.why, "; and ", troubled - kTroubledNamed, " more nodes");
   }
   inventory_[static_cast<size_t>(TierKind::kNvme)] = std::move(sum);
 }

@@ -67,7 +67,7 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
   }
 }
 
-// What is there of a node's that took part cannot be told now.
+// What is there of a node's that took part cannot be told now. (SumUpNvme is the caller's.)
 void Coordinator::Miss(NodeId node, bool comes_back, const std::string& why) {
   missing_.insert(node);
   if (comes_back) {
@@ -77,7 +77,6 @@ void Coordinator::Miss(NodeId node, bool comes_back, const std::string& why) {
     unreachable_.erase(node);
     nvme_on_.erase(node);
   }
-  SumUpNvme();
 }
 
 // Whether a step that is newer than the candidates is whole again when a node is back that may be.
@@ -397,6 +396,7 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   // 1. What it has counts for nothing, and nobody is sent there. (What it has not removed it tells
   // again when it is back, and that is judged anew.)
   Miss(t.from, !m.ended, m.why);
+  SumUpNvme();
   const MonotonicTime since = absent_.try_emplace(t.from, Absence{t.time.now}).first->second.since;
   absent_[t.from] = {since, m.ended};
   for (const CheckpointId& id : AllCheckpoints()) {

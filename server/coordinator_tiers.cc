@@ -398,8 +398,12 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   Checkpoint& checkpoint = checkpoints_.at(id);
   Drain& drain = checkpoint.drain(tier);
   drain.phase = Drain::Phase::kWanted;
+  // What is cut off waits for its nodes, if there is anything left that could wait.
+  const bool waits =
+      checkpoint.cut_off && (checkpoint.AnyAt(TierKind::kMemory) || checkpoint.AnyAway() ||
+                             checkpoint.AnythingDurable() || !checkpoint.writing.empty());
   for (const auto& [rank, shard] : checkpoint.shards) {
-    if (!checkpoint.cut_off && shard.at(tier).kind != CopyState::Kind::kGood &&
+    if (!waits && shard.at(tier).kind != CopyState::Kind::kGood &&
         !FlushSource(checkpoint, rank, tier)) {
       return LoseDrain(id, tier,
                        absl::IsCancelled(status)

@@ -44,8 +44,14 @@ void Router::On(const LeaseLost&) {
 // (The floor of the next campaign is what the nodes remember: an epoch that is not above it is
 // found out by asking them.)
 void Router::On(const ClusterWiped& e) {
+  if (left_counts_from_ <= time_.now) {
+    before_wipe_.clear();
+  }
   left_.clear();
   left_counts_from_ = time_.now + kCollectKnown;
+  for (const auto& [name, peer] : peers_) {
+    before_wipe_.insert(name);
+  }
   Complain("", absl::StrCat("what the cluster agreed on is not there any more: ", e.what));
 }
 
@@ -211,13 +217,16 @@ void Router::On(const PeerProblem& e) {
 }
 
 // What it had said as a host may be lost, and what it had said of itself to hosts here: it says
-// all of that again.
+// all of that again. What it keeps of a job it tells when it is asked alone.
 void Router::On(const PeerBegan& e) {
   if (peers_.count(e.node) == 0) {
     return;
   }
   const NodeId node = names_.Number(e.node);
   for (auto& [name, job] : jobs_) {
+    if (job.hosting && !job.hosting->acts && job.hosting->told.count(e.node) == 0) {
+      Ask(name, job, e.node);
+    }
     if (job.hosting && job.hosting->arrived.erase(node) > 0) {
       ForgetTokens(*job.hosting, node);
     }

@@ -273,6 +273,7 @@ class Router {
   void Ask(const std::string& name, Job& job, const std::string& node);
   void Consider(const std::string& name, Hosting& hosting, const v1::JobState& state);
   void MaybeAct(const std::string& name, Job& job);
+  size_t OthersThatMayKnow(const Hosting& hosting) const;
   std::optional<MonotonicTime> WaitsUntil(const Hosting& hosting) const;
   void CampaignAbove(const std::string& name, Job& job, Epoch floor);
   void Introduce(const std::string& name, Job& job, const std::string& node);
@@ -323,7 +324,8 @@ class Router {
   Jobs jobs_;
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
   std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
-  MonotonicTime left_counts_from_{};  // not before: membership has lost its memory
+  MonotonicTime left_counts_from_{};   // not before: membership has lost its memory
+  std::set<std::string> before_wipe_;  // who were members when it did
   std::map<std::string, std::string> peer_problems_;
   std::map<uint64_t, Forwarded> forwarded_;
   uint64_t next_forwarded_ = 1;

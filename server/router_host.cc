@@ -1,6 +1,8 @@
 // Jobs that this node hosts: it hears what others keep of the job, makes its coordinator, and meets
 // the nodes.
 #include <algorithm>
+#include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -76,11 +78,30 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateTo
   MaybeAct(header.job_name, *job);
 }
 
+// Nodes that are no members now and may keep something newer than what was told.
+size_t Router::OthersThatMayKnow(const Hosting& hosting) const {
+  std::set<std::string> others;
+  for (int i = 0; hosting.best && i < hosting.best->nodes_size(); ++i) {
+    const std::string& node = hosting.best->nodes(i);
+    if (node != self_ && left_.count(node) == 0) {
+      others.insert(node);
+    }
+  }
+  if (time_.now < left_counts_from_) {
+    others.insert(before_wipe_.begin(), before_wipe_.end());
+  }
+  size_t known = 0;
+  for (const std::string& node : others) {
+    known += peers_.count(node) == 0 ? 1 : 0;
+  }
+  return known;
+}
+
 // All that live have told what they keep; or, after a while, more than half of them: one that
 // cannot be reached must not keep the job from going on. (Where nobody else can be elected, nobody
 // else has agreed on anything since.) Nodes that the state names, and that were not told to have
-// left, count, too: when membership has lost its memory few are members, and what these keep may be
-// old.
+// left, count, too, and for a while those that were members when membership lost its memory: few
+// are members then, and what these keep may be old, or nothing at all.
 void Router::MaybeAct(const std::string& name, Job& job) {
   if (!job.hosting || job.hosting->acts) {
     return;
@@ -90,16 +111,15 @@ void Router::MaybeAct(const std::string& name, Job& job) {
     // The cluster's memory was lost: its epochs began anew. Above all that the nodes have noted.
     return CampaignAbove(name, job, hosting.highest);
   }
+  const size_t all = peers_.size() + 1;
+  if (hosting.told.size() + 1 < all && time_.now < hosting.collect_until) {
+    return;  // (before what takes time: each event comes by here)
+  }
   const auto told = std::count_if(peers_.begin(), peers_.end(), [&](const auto& peer) {
     return hosting.told.count(peer.first) > 0;
   });
   const size_t have = static_cast<size_t>(told) + 1;
-  const size_t all = peers_.size() + 1;
-  size_t known = all;
-  for (int i = 0; hosting.best && i < hosting.best->nodes_size(); ++i) {
-    const std::string& node = hosting.best->nodes(i);
-    known += node != self_ && peers_.count(node) + left_.count(node) == 0 ? 1 : 0;
-  }
+  const size_t known = all + OthersThatMayKnow(hosting);
   const bool most = have * 2 > all || fixed_host_;
   const bool most_known = have * 2 > known || fixed_host_;
   const bool acts = (have == all && most_known) ||

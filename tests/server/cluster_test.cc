@@ -2,6 +2,7 @@
 // logic of each node (docs/protocol.md §13, §16).
 #include <gtest/gtest.h>
 
+#include "server/router.h"
 #include "tests/server/cluster_world.h"
 
 namespace holdfast::testing {
@@ -348,6 +349,26 @@ TEST_F(ClusterTest, OldNewsMovesNoHost) {
   EXPECT_TRUE(r0.Committed(10));
 }
 
+// What it keeps of the job is lost with the channel in which it said so, and nothing else breaks:
+// who was elected asks it again when it is heard anew. (Else nobody would ever act as the host.)
+TEST_F(ClusterTest, WhoWasElectedAsksAgainWhoseAnswerWasLost) {
+  HostOnC();
+  auto [r0, r1] = TwoRanks();
+  ASSERT_EQ(w.HostOf("job"), "c");
+  ASSERT_TRUE(r0.Save(10));
+  ASSERT_TRUE(r1.Save(10));
+  ASSERT_TRUE(r0.Committed(10));
+  w.LoseMessages("b", "a");
+  w.Kill("c");
+  w.Advance(2 * kLease);
+  ASSERT_EQ(w.HostOf("job"), "a");
+  ASSERT_TRUE(w["a"].Committed("job").empty());  // it has heard of nobody
+  w.Reopen("b", "a");
+  w.Advance(seconds(5));
+  EXPECT_EQ(w.HostOf("job"), "a");
+  EXPECT_EQ(w["a"].Committed("job"), std::vector<std::string>{"2:10"});
+}
+
 // Its answer was lost: the epoch that the node has noted is the host's own.
 TEST_F(ClusterTest, AHostThatAsksTwiceKeepsItsEpoch) {
   HostOnC();
@@ -446,6 +467,33 @@ TEST_F(ClusterTest, ANodeThatIsAloneInAMembershipThatWasErasedDoesNotTurnBackTim
   w.Heal("c", "b");
   w.Advance(seconds(30));
   EXPECT_EQ(w.AgreedState("job").highest_attempt(), 2u);
+  EXPECT_EQ(w[w.HostOf("job")].Committed("job"), std::vector<std::string>{"1:10"});
+}
+
+// Likewise one that keeps nothing of the job, so that no state says who may: those that were
+// members when it was erased.
+TEST_F(ClusterTest, ANodeThatKeepsNothingDoesNotBeginAnewInAMembershipThatWasErased) {
+  w.Kill("c");
+  w.Advance(2 * kLease);
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(r0.Save(10));
+  ASSERT_TRUE(r1.Save(10));
+  w.Advance(seconds(10));
+  const std::string uuid = w.AgreedState("job").job_uuid();
+  w.Start("c");
+  w.Cut("c", "a");
+  w.Cut("c", "b");
+  w.CutFromMembership("a");
+  w.CutFromMembership("b");
+  w.WipeMembership();
+  w.Advance(kLease + seconds(5));
+  ASSERT_EQ(w.HostOf("job"), "c");
+  w.HealMembership("a");
+  w.HealMembership("b");
+  w.Heal("c", "a");
+  w.Heal("c", "b");
+  w.Advance(seconds(30));
+  EXPECT_EQ(w.AgreedState("job").job_uuid(), uuid);
   EXPECT_EQ(w[w.HostOf("job")].Committed("job"), std::vector<std::string>{"1:10"});
 }
 

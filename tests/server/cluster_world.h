@@ -159,6 +159,13 @@ class ClusterWorld {
   }
   // What it says there is lost, and nobody has noticed before they are cut.
   void LoseMessages(const std::string& from, const std::string& to) { lossy_.insert({from, to}); }
+  // It is noticed there, and what is said next comes over a fresh channel; not the way back.
+  void Reopen(const std::string& from, const std::string& to) {
+    lossy_.erase({from, to});
+    Drop(from, to);
+    Reach(from, to);
+    Run();
+  }
   // Who hosts what is told to that node later; all else comes at once.
   void DelayNews(const std::string& name) { nodes_.at(name).late_news.emplace(); }
   void DeliverNews(const std::string& name) {

@@ -956,6 +956,31 @@ TEST_F(NodesTest, AFlushWaitsForItsNodeAndWhatIsInTheRemoteTierDoesNot) {
   EXPECT_TRUE(again);
 }
 
+// Its memory was needed, and while a node is missing a committed step may be more than is known
+// here. With the last flush that fails there is nothing left of it that could wait for that node.
+TEST_F(NodesTest, AStepThatWentFromMemoryIsGoneWhenItsFlushFailsThoughANodeIsMissing) {
+  settings_.nvme = false;
+  settings_.slots_per_rank = 2;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  SaveBoth(1);
+  SaveBoth(2);
+  ASSERT_TRUE(Committed(2));
+  NodeArrived old;  // it takes part by what it has of an older step
+  old.shards = {Found(0, 1)};
+  Say(c_, old);
+  Say(c_, NodeLeft{false, "no answer"});
+  Begin(b_, 1, 3);
+  Say(b_, RoomAsked{++token_, 1, 1, 3, {{1, 1}}});
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint.step, 1u);
+  Drained(kHere, 0, 1, TierKind::kRemote, TierKind::kMemory, absl::ResourceExhaustedError("full"));
+  Drained(b_, 1, 1, TierKind::kRemote, TierKind::kMemory, absl::ResourceExhaustedError("full"));
+  EXPECT_FALSE(Committed(1));
+}
+
 // ---- Who is who ----
 
 TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {

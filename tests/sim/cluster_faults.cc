@@ -16,6 +16,7 @@ const char* NameOf(Fault fault) {
       "process hangs",
       "process lingers",
       "daemon killed",
+      "daemon suspended",
       "node rebooted",
       "node lost",
       "two nodes cut off from each other",
@@ -48,6 +49,10 @@ const char* NameOf(Fault fault) {
       "restore point set",
       "step pinned",
       "step removed by hand",
+      "step removed by force",
+      "reader attaches",
+      "another user's process joins",
+      "another user's wish",
   };
   return kNames[static_cast<size_t>(fault)];
 }
@@ -64,6 +69,8 @@ void Counts::Add(const Counts& other) {
   commits += other.commits;
   restores += other.restores;
   nanoseconds += other.nanoseconds;
+  training += other.training;
+  seeds += other.seeds;
 }
 
 uint64_t Counts::Faults() const {
@@ -75,9 +82,11 @@ uint64_t Counts::Faults() const {
 }
 
 std::string Counts::Report() const {
-  std::string text = absl::StrCat(nanoseconds / 3'600'000'000'000, " simulated hours, ", events,
-                                  " events, ", messages, " messages between nodes, ", commits,
-                                  " commits, ", restores, " ranks restored\nfaults:\n");
+  const auto hours = [](uint64_t ns) { return static_cast<double>(ns / 1'000'000'000) / 3600; };
+  std::string text = absl::StrCat(seeds, " seeds, ", hours(nanoseconds), " simulated hours, ",
+                                  hours(training), " of them with all ranks of a job training, ",
+                                  events, " events, ", messages, " messages between nodes, ",
+                                  commits, " commits, ", restores, " ranks restored\nfaults:\n");
   for (size_t i = 0; i < faults.size(); ++i) {
     absl::StrAppend(&text, "  ", faults[i], "\t", NameOf(static_cast<Fault>(i)), "\n");
   }
@@ -175,7 +184,7 @@ void World::NodeTrouble() {
       }
     }
   };
-  const uint64_t kind = t.Below(20);
+  const uint64_t kind = t.Below(23);
   if (kind < 10) {
     Count(Fault::kDaemonKilled);
     node->KillDaemon();
@@ -213,8 +222,11 @@ void World::NodeTrouble() {
   } else if (kind == 18) {
     node->slot_failures = 0.05;
     t.After(t.Millis(100, 10'000), [node] { node->slot_failures = 0; });
-  } else {
+  } else if (kind == 19) {
     node->RememberDrive();
+  } else {
+    Count(Fault::kDaemonSuspended);
+    node->Suspend(t.Chance(0.6) ? t.Millis(100, 8'000) : t.Millis(8'000, 25'000));
   }
 }
 
@@ -374,70 +386,6 @@ void World::TierTrouble() {
     default:
       return;
   }
-}
-
-// ---- People ----
-
-void World::PeopleTrouble() {
-  Node* node = AnyNode(true);
-  Job& job = jobs_[t.Below(jobs_.size())];
-  if (node == nullptr) {
-    return;
-  }
-  std::vector<CheckpointId> there;
-  for (const auto& [uuid, checkpoint] : remote.tier.manifests) {
-    if (truth.NameOf(uuid.ToBytes()) == job.name) {
-      there.push_back(checkpoint);
-    }
-  }
-  const uint64_t kind = t.Below(6);
-  if (kind < 2 || there.empty()) {
-    v1::GetStatusRequest request;
-    request.set_job(kind == 0 ? "" : job.name);
-    return node->Ask(request, job.uid, nullptr);
-  }
-  const CheckpointId id = there[t.Below(there.size())];
-  if (kind == 2) {
-    Count(Fault::kRestorePoint);
-    v1::SetRestorePointRequest request;
-    request.set_job(job.name);
-    request.set_clear(t.Chance(0.5));
-    if (!request.clear()) {
-      request.set_attempt(id.attempt);
-      request.set_step(id.step);
-    }
-    truth.RestorePointAsked(job.name);
-    return node->Ask(request, job.uid, nullptr);
-  }
-  if (kind == 3 || kind == 4) {
-    Count(Fault::kPin);
-    v1::PinRequest request;
-    request.set_job(job.name);
-    request.set_attempt(id.attempt);
-    request.set_step(id.step);
-    request.set_unpin(t.Chance(0.4));
-    if (request.unpin()) {
-      truth.Pin(job.name, id, false);
-    }
-    // (A removal that had begun before may end meanwhile.)
-    return node->Ask(request, job.uid, [this, name = job.name, id](const AdminReply&) {
-      t.After(seconds(30), [this, name, id] {
-        const v1::JobState* state = truth.StateOf(name);
-        for (int i = 0; state != nullptr && i < state->pins_size(); ++i) {
-          if (CheckpointId{state->pins(i).attempt(), state->pins(i).step()} == id) {
-            truth.Pin(name, id, true);
-          }
-        }
-      });
-    });
-  }
-  Count(Fault::kRemoval);
-  v1::RemoveCheckpointRequest request;
-  request.set_job(job.name);
-  request.set_attempt(id.attempt);
-  request.set_step(id.step);
-  request.set_tier(std::array{"", "nvme", "remote"}[t.Below(3)]);
-  node->Ask(request, job.uid, nullptr);
 }
 
 }  // namespace holdfast::sim::cluster

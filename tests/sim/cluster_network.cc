@@ -127,12 +127,14 @@ void Network::Pump(Node& node, const std::string& to, Out& out) {
   }
   out.timer = node.TrueOf(*next);
   w_.t.At(*out.timer, [this, &node, to, number = out.number, at = *out.timer] {
-    Out* link = Find(node, to, number);
-    if (link != nullptr && link->timer == at) {
-      link->timer.reset();
-      link->link.OnTime(node.Local());
-      Pump(node, to, *link);
-    }
+    node.WhenAwake([this, &node, to, number, at] {
+      Out* link = Find(node, to, number);
+      if (link != nullptr && link->timer == at) {
+        link->timer.reset();
+        link->link.OnTime(node.Local());
+        Pump(node, to, *link);
+      }
+    });
   });
 }
 
@@ -174,6 +176,9 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
   if (!node.powered()) {
     return;
   }
+  if (node.suspended()) {  // it waits there, perhaps longer than its caller
+    return node.WhenAwake([this, call] { Arrive(call); });
+  }
   const std::string from = w_.node(call->from).name;
   const auto peer = peers_[call->to].find(from);
   if (!node.up()) {
@@ -208,6 +213,9 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
 
 void Network::Answer(const std::shared_ptr<Call>& call) {
   Node& node = w_.node(call->from);
+  if (node.suspended()) {
+    return node.WhenAwake([this, call] { Answer(call); });
+  }
   Out* out = node.up() && node.incarnation() == call->from_incarnation
                  ? Find(node, call->to_name, call->number)
                  : nullptr;
@@ -230,6 +238,9 @@ void Network::Answer(const std::shared_ptr<Call>& call) {
 void Network::End(const std::shared_ptr<Call>& call, const std::string& why) {
   if (call->ended) {
     return;
+  }
+  if (Node& node = w_.node(call->from); node.suspended()) {
+    return node.WhenAwake([this, call, why] { End(call, why); });
   }
   call->refused = why;
   call->wrong_node = false;

@@ -1,4 +1,6 @@
-// The machine and its daemon: events in, actions out; slots, notes, records, states.
+// The machine and its daemon: events in, actions out; time, people, reports, the cluster.
+// (Slots: cluster_slots.cc; processes and their sockets: cluster_sockets.cc; drives:
+// cluster_tiers.cc.)
 #include "tests/sim/cluster_node.h"
 
 #include <algorithm>
@@ -214,6 +216,7 @@ void Node::KillDaemon() {
     }
   }
   core_.reset();
+  suspended_until_ = 0;
   ++life_;
   w_.etcd.Stop(*this);
   w_.network.Forget(*this);
@@ -236,11 +239,44 @@ void Node::KillDaemon() {
   }
 }
 
+void Node::Suspend(Duration time) {
+  const int64_t until = w_.t.now() + time.count();
+  if (!core_ || until <= suspended_until_) {
+    return;
+  }
+  w_.Trace(name + ": daemon is suspended");
+  // Its clients wait for it as long.
+  const Duration more((until - std::max(suspended_until_, w_.t.now())) * 11 / 10);
+  suspended_until_ = until;
+  std::set<std::pair<MonotonicTime, std::pair<ConnectionId, uint64_t>>> due;
+  for (const auto& [at, key] : due_) {
+    requests_.at(key).due = at + more;
+    due.insert({at + more, key});
+  }
+  due_ = std::move(due);
+}
+
+bool Node::suspended() const {
+  return core_ && w_.t.now() < suspended_until_;
+}
+
+void Node::WhenAwake(std::function<void()> what) {
+  suspended() ? w_.t.At(suspended_until_, std::move(what)) : what();
+}
+
+void Node::InLife(uint64_t life, std::function<void()> what) {
+  if (!core_ || life != life_) {
+    return;
+  }
+  if (suspended()) {
+    return w_.t.At(suspended_until_, [this, life, what = std::move(what)] { InLife(life, what); });
+  }
+  what();
+}
+
 void Node::After(Duration delay, std::function<void()> what) {
-  w_.t.After(delay, [this, life = life_, what = std::move(what)] {
-    if (core_ && life == life_) {
-      what();
-    }
+  w_.t.After(delay, [this, life = life_, what = std::move(what)]() mutable {
+    InLife(life, std::move(what));
   });
 }
 
@@ -304,6 +340,9 @@ void Node::CheckOldCommand(const std::string& from, const v1::PeerMessage& messa
                            const Actions& actions) {
   const auto* field = v1::PeerMessage::descriptor()->FindFieldByNumber(message.body_case());
   w_.counts.states[absl::StrCat("message: ", field == nullptr ? "?" : field->name())]++;
+  if (w_.options.trace_messages) {
+    w_.Trace(absl::StrCat(from, " to ", name, ": ", message.ShortDebugString().substr(0, 1000)));
+  }
   const std::string job =
       !message.job_name().empty() ? message.job_name() : w_.truth.NameOf(message.job_uuid());
   const int number = message.body_case();
@@ -340,276 +379,6 @@ absl::Status Node::MaybeFail(double probability) {
                                                      : absl::OkStatus();
 }
 
-// ---- Slots ----
-
-// Actions of one slot happen one after the other, in the order given.
-void Node::OnSlot(SlotId slot, std::function<void()> effect) {
-  int64_t& busy = slot_busy_until_[slot];
-  busy = std::max(busy + 1, w_.t.now() + Latency().count());
-  After(Duration(busy - w_.t.now()), std::move(effect));
-}
-
-void Node::Do(const CreateSlot& a) {
-  OnSlot(a.slot, [this, a] {
-    if (files_.count(a.slot) > 0) {
-      w_.truth.Violated(absl::StrCat(name, ": slot ", a.slot, " is made although it is there"));
-    }
-    auto file = std::make_shared<File>();
-    file->slot = a.slot;
-    file->bytes = a.bytes;
-    files_[a.slot] = file;
-    Complete(SlotCreated{a.slot, absl::OkStatus()});
-  });
-}
-
-void Node::Do(const PopulateSlot& a) {
-  OnSlot(a.slot, [this, a] { Complete(SlotPopulated{a.slot, MaybeFail(slot_failures)}); });
-}
-
-void Node::Do(const WriteNote& a) {
-  OnSlot(a.slot, [this, a] {
-    const absl::Status status = MaybeFail(slot_failures);
-    if (status.ok() || w_.t.Chance(0.5)) {
-      files_.at(a.slot)->note = a.note;
-    } else {
-      w_.Count(Fault::kSlotFails);
-    }
-    Complete(NoteWritten{a.slot, a.note_version, status});
-  });
-}
-
-void Node::Do(const PublishRecord& a) {
-  OnSlot(a.slot, [this, a] {
-    const FilePtr file = files_.at(a.slot);
-    RecordPublished published{a.slot, a.generation, MaybeFail(slot_failures), a.expected};
-    const std::optional<FileRecord>& said = file->client_record;
-    if (!said || said->copy.id != a.expected.id || said->copy.generation != a.expected.generation) {
-      published.status = absl::InvalidArgumentError("the record is of another shard");
-    } else {
-      published.copy.image_bytes = kSlotBytes / 2;
-      published.copy.sealed_unix_ms = UnixMs();
-      if (published.status.ok() || w_.t.Chance(0.5)) {
-        RecordGone(*file, Truth::Why::kCommanded);
-        file->replaced = false;
-        file->record = FileRecord{published.copy, said->token};
-        const ShardId& id = published.copy.id;
-        w_.truth.Sealed(id, published.copy.job_name, published.copy.world_size, said->token);
-        w_.truth.Added(id, {TierKind::kMemory, index});
-      }
-    }
-    Complete(published);
-  });
-}
-
-void Node::Do(const RemoveRecord& a) {
-  OnSlot(a.slot, [this, a] {
-    const absl::Status status = MaybeFail(slot_failures);
-    if (status.ok()) {
-      RecordGone(*files_.at(a.slot), Truth::Why::kCommanded);
-    }
-    Complete(RecordRemoved{a.slot, a.generation, status});
-  });
-}
-
-void Node::Do(const DeleteSlot& a) {
-  OnSlot(a.slot, [this, a] {
-    const FilePtr file = files_.at(a.slot);
-    if (!file->mapped_by.empty() || !file->read_by.empty()) {
-      w_.truth.Violated(
-          absl::StrCat(name, ": slot ", a.slot, " is deleted while a process has it mapped"));
-    }
-    RecordGone(*file, Truth::Why::kCommanded);
-    files_.erase(a.slot);
-    Complete(SlotDeleted{a.slot, absl::OkStatus()});
-  });
-}
-
-// ---- States ----
-
-// Of one job one after the other, as the runtime does it.
-void Node::Do(const WriteJobState& a) {
-  int64_t& busy = state_busy_until_[a.state.job_uuid()];
-  busy = std::max(busy + 1, w_.t.now() + Latency().count());
-  After(Duration(busy - w_.t.now()), [this, a] {
-    const absl::Status status = MaybeFail(state_failures);
-    if (status.ok() || w_.t.Chance(0.5)) {
-      v1::JobState& stored = states_[a.state.job_uuid()];
-      const auto order = [](const v1::JobState& state) {
-        return std::tuple(state.epoch(), state.version(), state.highest_epoch());
-      };
-      if (order(a.state) < order(stored)) {
-        w_.truth.Violated(absl::StrCat(name, ": an older state of ", a.state.name(), ", epoch ",
-                                       a.state.epoch(), " version ", a.state.version(),
-                                       ", is written over epoch ", stored.epoch(), " version ",
-                                       stored.version()));
-      }
-      stored = a.state;
-      stored.set_boot_id(absl::StrCat("boot-", index, "-", boots_));
-    }
-    if (!status.ok()) {
-      w_.Count(Fault::kStateWriteFails);
-    }
-    Complete(
-        JobStateWritten{JobUuid::FromBytes(a.state.job_uuid()).value(), a.state.version(), status});
-  });
-}
-
-void Node::Do(const RemoveJobState& a) {
-  After(Latency(), [this, a] {
-    states_.erase(a.job.ToBytes());
-    Complete(JobStateRemoved{a.job, absl::OkStatus()});
-  });
-}
-
-// ---- Processes ----
-
-void Node::Do(const WatchProcess& a) {
-  watched_.insert(a.process);
-  if (living_.count(a.process) == 0) {
-    Complete(ProcessEnded{a.process});
-  }
-}
-
-void Node::Ended(const ProcessId& process) {
-  living_.erase(process);
-  for (const auto& [slot, file] : files_) {
-    file->mapped_by.erase(process);
-    file->read_by.erase(process);
-  }
-  if (core_ && watched_.count(process) > 0) {
-    After(Latency(), [this, process] {
-      if (watched_.count(process) > 0) {
-        Feed(ProcessEnded{process});
-      }
-    });
-  }
-}
-
-ConnectionId Node::Open(RankProcess* process) {
-  const ConnectionId id = next_connection_++;
-  connections_[id] = process;
-  After(Duration(0), [this, id, process = process->process(), uid = process->uid()] {
-    if (connections_.count(id) > 0) {
-      Feed(ConnectionOpened{id, {process, uid, uid}});
-    }
-  });
-  return id;
-}
-
-void Node::CloseSocket(ConnectionId connection) {
-  if (connections_.erase(connection) == 0) {
-    return;
-  }
-  for (auto it = requests_.lower_bound({connection, 0});
-       it != requests_.end() && it->first.first == connection; it = requests_.erase(it)) {
-    due_.erase({it->second.due, it->first});
-  }
-  Complete(ConnectionClosed{connection}, milliseconds(1) + Latency());
-}
-
-void Node::Do(const CloseConnection& a) {
-  const auto it = connections_.find(a.connection);
-  if (it != connections_.end()) {
-    RankProcess* process = it->second;
-    CloseSocket(a.connection);
-    process->OnClosed();
-  }
-}
-
-void Node::Send(ConnectionId connection, const v1::ClientFrame& frame, Duration deadline) {
-  const std::pair key{connection, frame.id()};
-  const MonotonicTime due = Local() + deadline + kAnswerSlack;
-  requests_[key] = {w_.tracing() || w_.options.check_every == 1 ? frame.ShortDebugString() : "",
-                    due};
-  due_.insert({due, key});
-  After(microseconds(50), [this, connection, frame] {
-    if (connections_.count(connection) > 0) {
-      Feed(ClientRequest{connection, frame});
-    }
-  });
-}
-
-FilePtr Node::FindFile(SlotId slot) const {
-  const auto it = files_.find(slot);
-  return it == files_.end() ? nullptr : it->second;
-}
-
-void Node::Do(const SendReply& a) {
-  int64_t at = std::max(socket_busy_until_[a.connection] + 1, w_.t.now() + Latency().count());
-  const bool of_slot =
-      a.descriptors != Descriptors::kNone && a.descriptors != Descriptors::kOpenedCopy;
-  if (of_slot) {
-    at = std::max(at, slot_busy_until_[a.slot] + 1);
-    slot_busy_until_[a.slot] = at;
-  }
-  socket_busy_until_[a.connection] = at;
-  After(Duration(at - w_.t.now()), [this, a, of_slot] {
-    Deliver(a, of_slot || a.frame.has_begin_save() ? FindFile(a.slot) : nullptr);
-  });
-}
-
-void Node::Deliver(const SendReply& a, const FilePtr& file) {
-  if (const auto it = requests_.find({a.connection, a.frame.id()}); it != requests_.end()) {
-    due_.erase({it->second.due, it->first});
-    requests_.erase(it);
-  }
-  const auto it = connections_.find(a.connection);
-  if (it == connections_.end() || !it->second->running()) {
-    return;
-  }
-  RankProcess& process = *it->second;
-  if (a.frame.has_begin_save() || a.descriptors == Descriptors::kWritableImage) {
-    CheckGrant(a, process, file);
-  }
-  if (a.descriptors == Descriptors::kReadOnlyImageAndRecord) {
-    if (file && file->replaced && !file->record) {  // a good copy took its place meanwhile
-      return Feed(HandOverFailed{a, absl::NotFoundError("no record")});
-    }
-    const v1::Source& source = a.frame.enter_session().source();
-    const ShardId id{JobUuid::FromBytes(source.job_uuid()).value(), source.attempt(), source.step(),
-                     source.rank()};
-    if (!file || !file->record || file->record->copy.id != id ||
-        file->record->copy.generation != source.generation()) {
-      return w_.truth.Violated(absl::StrCat(name, ": slot ", a.slot, " was offered as ",
-                                            id.ToString(), " and holds no such sealed copy"));
-    }
-    ++file->read_by[process.process()];
-  }
-  process.OnReply(a, file);
-}
-
-// One writer, proven gone before there is another.
-void Node::CheckGrant(const SendReply& a, const RankProcess& process, const FilePtr& file) {
-  const std::string what = absl::StrCat(name, ": slot ", a.slot, " generation ", a.generation,
-                                        " was granted to ", process.process().ToString());
-  if (!file) {
-    return w_.truth.Violated(what + ", and is not there");
-  }
-  if (file->record) {
-    w_.truth.Violated(what + ", and holds a sealed copy");
-  }
-  if (a.frame.has_begin_save()) {
-    if (a.generation <= std::max(file->granted, granted_[a.slot])) {
-      w_.truth.Violated(what + ", as another filling was before");
-    }
-    file->granted = granted_[a.slot] = a.generation;
-  }
-  if (!file->note.has_writer() || file->note.writer().pid() != process.process().pid ||
-      file->note.generation() != a.generation) {
-    w_.truth.Violated(what + ", and its note does not say so");
-  }
-  for (const ProcessId& other : file->mapped_by) {
-    if (other != process.process()) {
-      w_.truth.Violated(absl::StrCat(what, " while ", other.ToString(), " can write into it"));
-    }
-  }
-  for (const auto& [reader, holds] : file->read_by) {
-    if (holds > 0) {
-      w_.truth.Violated(absl::StrCat(what, " while ", reader.ToString(), " reads it"));
-    }
-  }
-}
-
 // ---- Time, people, reports ----
 
 void Node::Do(const SetTimer& a) {
@@ -618,10 +387,12 @@ void Node::Do(const SetTimer& a) {
   const int64_t at =
       std::max(TrueOf(a.at), w_.t.now()) + static_cast<int64_t>(w_.t.Below(5'000'000));
   w_.t.At(at, [this, timer, life = life_] {
-    if (core_ && timer == timer_ && life == life_) {
-      timer_at_.reset();
-      Feed(TimerFired{});
-    }
+    InLife(life, [this, timer] {
+      if (timer == timer_) {
+        timer_at_.reset();
+        Feed(TimerFired{});
+      }
+    });
   });
 }
 
@@ -721,5 +492,4 @@ void Node::Do(const SayToPeer& a) {
   }
   w_.network.Say(*this, a);
 }
-
 }  // namespace holdfast::sim::cluster

@@ -61,6 +61,13 @@ class Node {
   void NewIncarnation();
   void StartDaemon();
   void KillDaemon();
+  // Stopped for a while, as SIGSTOP does it: it takes nothing and says nothing, and time goes on.
+  void Suspend(Duration time);
+  bool suspended() const;
+  // At once, or when it goes on; also if it was killed meanwhile.
+  void WhenAwake(std::function<void()> what);
+  // In this life of the daemon, and not while it is suspended.
+  void After(Duration delay, std::function<void()> what);
   // Told to the core a moment later, in order.
   void Post(Event event);
 
@@ -101,7 +108,7 @@ class Node {
   void Feed(const Event& event);
   void Pump();
   void Complete(Event event, std::optional<Duration> after = std::nullopt);
-  void After(Duration delay, std::function<void()> what);  // in this life of the daemon
+  void InLife(uint64_t life, std::function<void()> what);
   void OnSlot(SlotId slot, std::function<void()> effect);
   Duration Latency();
   absl::Status MaybeFail(double probability);
@@ -176,6 +183,7 @@ class Node {
   std::unique_ptr<NodeCore> core_;
   uint64_t life_ = 0;  // grows with each start and each end of the daemon
   uint64_t incarnation_ = 0;
+  int64_t suspended_until_ = 0;
   uint64_t starts_ = 0;
   uint64_t checks_ = 0;
   uint64_t timer_ = 0;

@@ -26,6 +26,7 @@ struct Options {
   Rates rates = Rates::kAbsurd;
   uint64_t check_every = 1;  // events of a node between two checks of its invariants
   bool trace = false;
+  bool trace_messages = false;  // between nodes, too
 };
 
 // A lease of membership, and what the cluster's own deadlines make of it.
@@ -40,6 +41,7 @@ enum class Fault {
   kProcessHangs,
   kProcessLingers,  // killed, or told to end, and goes on for a while
   kDaemonKilled,
+  kDaemonSuspended,  // and goes on later
   kNodeRebooted,
   kNodeLost,
   kCut,        // two nodes, both ways
@@ -71,7 +73,11 @@ enum class Fault {
   kSlotFails,
   kRestorePoint,  // a person sets one
   kPin,
-  kRemoval,  // a person removes a step
+  kRemoval,        // a person removes a step
+  kForcedRemoval,  // whatever that costs
+  kReader,         // attaches, and takes part in nothing
+  kStranger,       // another user's process joins under the name
+  kStrangersWish,  // another user would change something of it
   kCount
 };
 const char* NameOf(Fault fault);
@@ -85,6 +91,8 @@ struct Counts {
   uint64_t commits = 0;
   uint64_t restores = 0;     // ranks
   uint64_t nanoseconds = 0;  // simulated
+  uint64_t training = 0;     // of these in which all ranks of some job trained
+  uint64_t seeds = 0;
 
   void Add(const Counts& other);
   uint64_t Faults() const;

@@ -25,16 +25,18 @@ ProcessId NewProcess(Node& node) {
 
 }  // namespace
 
-RankProcess::RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch)
+RankProcess::RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch,
+                         Role role)
     : w_(world),
       node_(node),
       job_(job),
       rank_(rank),
       launch_(std::move(launch)),
+      role_(role),
       process_(NewProcess(node)) {}
 
 uint32_t RankProcess::uid() const {
-  return job_.uid;
+  return job_.uid + (role_ == Role::kStranger ? 1 : 0);
 }
 
 void RankProcess::Start() {
@@ -63,6 +65,8 @@ void RankProcess::Call(v1::ClientFrame frame, Duration deadline, Handler handler
     frame.mutable_enter_session()->set_hold(w_.NewHold());
   } else if (frame.has_report_load()) {
     frame.mutable_report_load()->set_hold(w_.NewHold());
+  } else if (frame.has_attach()) {
+    frame.mutable_attach()->set_hold(w_.NewHold());
   }
   handlers_[frame.id()] = std::move(handler);
   node_.Send(connection_, frame, deadline);
@@ -124,7 +128,14 @@ void RankProcess::Connect() {
     return Later(milliseconds(300), &RankProcess::Connect);
   }
   connection_ = node_.Open(this);
-  Join();
+  switch (role_) {
+    case Role::kRank:
+      return Join();
+    case Role::kReader:
+      return Read();
+    case Role::kStranger:
+      return JoinAsStranger();
+  }
 }
 
 // ---- The attempt ----

@@ -18,7 +18,11 @@ struct Job;
 
 class RankProcess {
  public:
-  RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch);
+  // A reader attaches a few times and takes part in nothing; a stranger, another user's, joins.
+  enum class Role { kRank, kReader, kStranger };
+
+  RankProcess(World& world, Node& node, Job& job, Rank rank, std::string launch,
+              Role role = Role::kRank);
 
   void Start();
   void Kill();  // its sockets close, its threads may write on
@@ -59,6 +63,10 @@ class RankProcess {
   void Seal();
   void Await(Step step);
   void Release(const v1::Source& source, const FilePtr& file);
+  // cluster_visitors.cc
+  void JoinAsStranger();
+  void Read();
+  void OnAttached(const v1::Source& source, const FilePtr& file);
   void Refused(const v1::Failure& failure, const char* what);
 
   World& w_;
@@ -66,7 +74,9 @@ class RankProcess {
   Job& job_;
   const Rank rank_;
   const std::string launch_;
+  const Role role_;
   const ProcessId process_;
+  int tries_left_ = 4;  // of a reader or a stranger
   bool alive_ = true;
   bool dying_ = false;
   bool stubborn_ = false;  // was told to end, and goes on

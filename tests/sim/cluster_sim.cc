@@ -5,37 +5,57 @@
 //   cluster_sim --seeds 1000 --rates realistic --minutes 600
 //   cluster_sim --seed 123 --trace                  one of them, told in full
 //   cluster_sim --nodes 1536 --ranks 12288 --jobs 1 --steps 1000
-//   cluster_sim --hours 10000                       until so many hours were simulated
+//   cluster_sim --hours 10000 --processes 2         until so many hours were simulated
+//
+// Goes on behind a seed that fails, up to kFailuresMax of them in each process; exits with 1 then.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tests/sim/cluster_world.h"
 
 namespace holdfast::sim::cluster {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: cluster_sim [--seed N | --seeds N [--first N]] [--hours N] [--nodes N] [--spares N]\n"
+    "usage: cluster_sim [--seed N | --seeds N [--first N]] [--hours N] [--processes N]\n"
+    "                   [--nodes N] [--spares N]\n"
     "                   [--ranks N] [--jobs N] [--pace-ms N] [--steps N] [--minutes N]\n"
-    "                   [--rates none|realistic|absurd] [--check-every N] [--trace]\n";
+    "                   [--rates none|realistic|absurd] [--check-every N]\n"
+    "                   [--trace | --trace-messages]\n";
+
+constexpr int kFailuresMax = 10;
+constexpr uint64_t kProcessesMax = 256;
 
 struct Arguments {
   Options options;
   uint64_t first = 1;
   uint64_t seeds = 20;
   uint64_t hours = 0;
+  uint64_t processes = 1;
 };
 
 bool Parse(int argc, char** argv, Arguments& a) {
   std::map<std::string, uint64_t> numbers;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--trace") {
+    if (name == "--trace" || name == "--trace-messages") {
       a.options.trace = true;
+      a.options.trace_messages = a.options.trace_messages || name == "--trace-messages";
       continue;
     }
     if (i + 1 == argc) {
@@ -69,6 +89,8 @@ bool Parse(int argc, char** argv, Arguments& a) {
     } else if (name == "--hours") {
       a.hours = value;
       a.seeds = UINT64_MAX;
+    } else if (name == "--processes" && value > 0 && value <= kProcessesMax) {
+      a.processes = value;
     } else if (name == "--nodes") {
       o.nodes = static_cast<uint32_t>(value);
     } else if (name == "--spares") {
@@ -92,9 +114,55 @@ bool Parse(int argc, char** argv, Arguments& a) {
   return true;
 }
 
-int Run(const Arguments& a) {
-  Counts all;
-  for (uint64_t i = 0; i < a.seeds; ++i) {
+// ---- What another process has seen comes as text ----
+
+using Numbers = std::map<std::string, uint64_t>;
+
+Numbers ToNumbers(const Counts& counts) {
+  Numbers numbers;
+  for (size_t i = 0; i < counts.faults.size(); ++i) {
+    numbers[absl::StrCat("fault ", i)] = counts.faults[i];
+  }
+  for (const auto& [name, count] : counts.states) {
+    numbers["state " + name] = count;
+  }
+  numbers["events"] = counts.events;
+  numbers["messages"] = counts.messages;
+  numbers["commits"] = counts.commits;
+  numbers["restores"] = counts.restores;
+  numbers["nanoseconds"] = counts.nanoseconds;
+  numbers["training"] = counts.training;
+  numbers["seeds"] = counts.seeds;
+  return numbers;
+}
+
+Counts FromNumbers(Numbers numbers) {
+  Counts counts;
+  for (size_t i = 0; i < counts.faults.size(); ++i) {
+    counts.faults[i] = numbers[absl::StrCat("fault ", i)];
+  }
+  for (const auto& [name, count] : numbers) {
+    if (name.rfind("state ", 0) == 0) {
+      counts.states[name.substr(6)] = count;
+    }
+  }
+  counts.events = numbers["events"];
+  counts.messages = numbers["messages"];
+  counts.commits = numbers["commits"];
+  counts.restores = numbers["restores"];
+  counts.nanoseconds = numbers["nanoseconds"];
+  counts.training = numbers["training"];
+  counts.seeds = numbers["seeds"];
+  return counts;
+}
+
+// ---- Runs ----
+
+// One of so many processes: each takes the seeds that are its turn. The number of those that
+// failed.
+int RunSome(const Arguments& a, uint64_t which, Counts& all) {
+  int failures = 0;
+  for (uint64_t i = which; i < a.seeds && failures < kFailuresMax; i += a.processes) {
     Options options = a.options;
     options.seed = a.first + i;
     World world(options);
@@ -107,19 +175,90 @@ int Run(const Arguments& a) {
     }
     all.Add(world.counts);
     if (!violation.empty()) {
+      ++failures;
       std::printf("%s\n  (%s)\n  repeat it with: %s --trace\n", violation.c_str(),
                   world.Summary().c_str(), world.Command().c_str());
-      return 1;
-    }
-    if (a.hours != 0 && all.nanoseconds / 3'600'000'000'000 >= a.hours) {
-      break;
-    }
-    if (a.seeds == 1) {
+      std::fflush(stdout);
+    } else if (a.seeds == 1) {
       std::printf("%s\n", world.Summary().c_str());
     }
+    if (a.hours != 0 && all.nanoseconds / 3'600'000'000'000 * a.processes >= a.hours) {
+      break;
+    }
+  }
+  return failures;
+}
+
+// In a child: says what it has seen into the pipe, and ends.
+[[noreturn]] void RunChild(const Arguments& a, uint64_t which, int out) {
+  Counts counts;
+  const int failures = RunSome(a, which, counts);
+  std::string text;
+  for (const auto& [name, number] : ToNumbers(counts)) {
+    absl::StrAppend(&text, name, "\t", number, "\n");
+  }
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t written = write(out, text.data() + done, text.size() - done);
+    if (written <= 0) {
+      _exit(2);
+    }
+    done += static_cast<size_t>(written);
+  }
+  _exit(failures == 0 ? 0 : 1);
+}
+
+Counts ReadCounts(int in) {
+  std::string text;
+  std::array<char, 4096> bytes{};
+  for (ssize_t got = 0; (got = read(in, bytes.data(), bytes.size())) > 0;) {
+    text.append(bytes.data(), static_cast<size_t>(got));
+  }
+  Numbers numbers;
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+  for (const std::string& line : lines) {
+    const size_t tab = line.rfind('\t');
+    uint64_t number = 0;
+    if (tab != std::string::npos && absl::SimpleAtoi(line.substr(tab + 1), &number)) {
+      numbers[line.substr(0, tab)] = number;
+    }
+  }
+  return FromNumbers(std::move(numbers));
+}
+
+int Run(const Arguments& a) {
+  Counts all;
+  int failures = 0;
+  if (a.processes == 1) {
+    failures = RunSome(a, 0, all);
+  }
+  std::vector<std::pair<pid_t, int>> children;
+  for (uint64_t i = 0; a.processes > 1 && i < a.processes; ++i) {
+    std::array<int, 2> ends{};
+    if (pipe(ends.data()) != 0) {
+      std::perror("pipe");
+      return 2;
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+      close(ends[0]);
+      RunChild(a, i, ends[1]);
+    }
+    close(ends[1]);
+    if (child < 0) {
+      std::perror("fork");
+      return 2;
+    }
+    children.emplace_back(child, ends[0]);
+  }
+  for (const auto& [child, in] : children) {
+    all.Add(ReadCounts(in));
+    close(in);
+    int status = 0;
+    waitpid(child, &status, 0);
+    failures += status == 0 ? 0 : 1;
   }
   std::printf("%s", all.Report().c_str());
-  return 0;
+  return failures == 0 ? 0 : 1;
 }
 
 }  // namespace

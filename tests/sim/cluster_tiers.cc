@@ -194,8 +194,30 @@ void Node::Do(const FetchShard& a) {
   RunDrain(a.drain, std::move(drain));
 }
 
+// (Digests are the reader's to compare.)
 void Node::Do(const OpenDurable& a) {
-  Complete(DurableOpened{a.drain, absl::UnavailableError("nobody attaches here"), false, {}, {}});
+  const std::pair checkpoint{a.key.id.job, a.key.id.checkpoint()};
+  if (a.tier == TierKind::kRemote && w_.remote.tier.manifests.count(checkpoint) == 0 &&
+      w_.remote.named.count(checkpoint) == 0) {
+    w_.truth.Violated(absl::StrCat(name, ": ", a.key.id.ToString(),
+                                   " is opened in remote, and no manifest ever named it"));
+  }
+  SimDrain drain{a.tier, std::nullopt, a.key.id, 0, false, false, nullptr};
+  drain.end = [this, a](bool cancelled) {
+    DurableOpened opened{a.drain,
+                         cancelled ? absl::CancelledError("as asked") : TierFault(a.tier, false),
+                         false,
+                         {}};
+    const SimTier& tier = TierOf(a.tier);
+    const auto source = tier.copies.find(a.key.id);
+    if (opened.status.ok() && source == tier.copies.end()) {
+      opened.status = absl::NotFoundError("no such copy");
+    } else if (opened.status.ok()) {
+      opened.copy = source->second.copy.copy;
+    }
+    Complete(opened);
+  };
+  RunDrain(a.drain, std::move(drain));
 }
 
 // Published once, by create-if-absent: whoever comes second adopts the first's, if it says the

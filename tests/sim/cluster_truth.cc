@@ -244,7 +244,7 @@ void Truth::Promise(Job& job, CheckpointId id, const std::string& how) {
     return;
   }
   // (What a fault took before it was committed the daemons may count on, and give up older ones.)
-  job.newest = Whole(checkpoint) ? std::optional(id) : std::nullopt;
+  job.newest = Whole(checkpoint) && !checkpoint.excused ? std::optional(id) : std::nullopt;
 }
 
 void Truth::CommitReported(const std::string& name, CheckpointId id) {
@@ -269,7 +269,10 @@ void Truth::TierCommitReported(const std::string& name, CheckpointId id, TierKin
   ++job.tier_commits[tier];
   if (tier == TierKind::kRemote) {
     checkpoint.promised_remote = true;
-    if (WholeRemote(checkpoint) && OnLine(job, id) &&
+    const bool followed = std::any_of(
+        job.checkpoints.upper_bound(id), job.checkpoints.end(),
+        [&](const auto& c) { return c.second.promised_remote && OnLine(job, c.first); });
+    if (!followed && !checkpoint.excused_remote && WholeRemote(checkpoint) && OnLine(job, id) &&
         (!job.newest_remote || *job.newest_remote < id)) {
       job.newest_remote = id;
     }
@@ -300,6 +303,21 @@ void Truth::StageTold(const JobUuid& uuid, CheckpointId id, v1::AwaitSave::Stage
   }
 }
 
+// Readers get what is committed: every rank has sealed it.
+void Truth::ReaderTold(const std::string& name, const ShardId& id, Rank asked) {
+  Job& job = Named(name);
+  const std::string what = absl::StrCat(Text(job, id.checkpoint()), " rank ", id.rank,
+                                        " is given to a reader of rank ", asked);
+  const auto it = job.checkpoints.find(id.checkpoint());
+  if (!job.known || id.job != job.uuid || id.rank != asked) {
+    return Violated(what + ", and is something else");
+  }
+  if (it == job.checkpoints.end() ||
+      std::count(it->second.tokens.begin(), it->second.tokens.end(), 0u) > 0) {
+    return Violated(what + ", and was never sealed by all ranks");
+  }
+}
+
 bool Truth::OnLine(const Job& job, CheckpointId id) const {
   return Oracle::OnLine(job.state, id) ||
          // (Saved from scratch, and the state that says so is on its way.)
@@ -310,19 +328,24 @@ bool Truth::OnLine(const Job& job, CheckpointId id) const {
 void Truth::LineChanged(Job& job) {
   job.newest.reset();
   job.newest_remote.reset();
+  bool found = false;
+  bool found_remote = false;
   for (auto it = job.checkpoints.rbegin(); it != job.checkpoints.rend(); ++it) {
     const auto& [id, checkpoint] = *it;
     if (!OnLine(job, id)) {
       continue;
     }
-    if (!job.newest && checkpoint.promised && !checkpoint.excused && Whole(checkpoint)) {
-      job.newest = id;
+    // (One that a fault has broken the daemons may count on still, and give up older ones.)
+    if (!found && checkpoint.promised && (checkpoint.excused || Whole(checkpoint))) {
+      found = true;
+      job.newest = checkpoint.excused ? std::nullopt : std::optional(id);
     }
-    if (!job.newest_remote && checkpoint.promised_remote && !checkpoint.excused_remote &&
-        WholeRemote(checkpoint)) {
-      job.newest_remote = id;
+    if (!found_remote && checkpoint.promised_remote &&
+        (checkpoint.excused_remote || WholeRemote(checkpoint))) {
+      found_remote = true;
+      job.newest_remote = checkpoint.excused_remote ? std::nullopt : std::optional(id);
     }
-    if (job.newest && job.newest_remote) {
+    if (found && found_remote) {
       return;
     }
   }

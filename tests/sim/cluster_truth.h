@@ -69,6 +69,7 @@ class Truth {
   void PassedOver(const std::string& job, Attempt attempt, CheckpointId id);
   void Restored(const std::string& job, Attempt attempt, Rank rank, CheckpointId parent);
   void FromScratchTold(const std::string& job, Attempt attempt);
+  void ReaderTold(const std::string& job, const ShardId& id, Rank asked);
   void RestorePointAsked(const std::string& job);  // by a person, whose choice it is
   void FromScratchAsked(const std::string& job);
 
@@ -100,6 +101,7 @@ class Truth {
     uint32_t world_size = 0;
     int64_t opened_at = 0;  // when it was agreed on; 0: not yet
     uint64_t opening = 0;
+    std::string restore_point;  // when it was opened
     bool decided = false;
     CheckpointId parent;
     std::optional<CheckpointId> told;  // to ranks: attempt 0: from scratch
@@ -135,6 +137,8 @@ class Truth {
   bool NewerInRemote(const Job& job, CheckpointId than) const;
   bool OnLine(const Job& job, CheckpointId id) const;
   void LineChanged(Job& job);
+  void JudgePoint(const std::string& name, const v1::AttemptState& a, const AttemptTruth& truth,
+                  const v1::RestorePoint& point);
   void Promise(Job& job, CheckpointId id, const std::string& how);
   void JudgeLoss(Job& job, CheckpointId id, const ShardId& shard, Place place, Why why);
   std::string Text(const Job& job, CheckpointId id) const;

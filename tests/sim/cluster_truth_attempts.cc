@@ -54,6 +54,7 @@ void Truth::Agreed(const std::string& name, uint64_t epoch, const std::string& b
       truth.opened_at = w_.t.now();
       truth.opening = a.opening();
       truth.world_size = a.world_size();
+      truth.restore_point = state.restore_point().SerializeAsString();
       w_.counts.states["attempt: opened"]++;
       w_.Trace(absl::StrCat(name, ": attempt ", a.attempt(), " is agreed on"));
     } else if (truth.told_at != 0 && truth.opening != a.opening()) {
@@ -69,6 +70,7 @@ void Truth::Agreed(const std::string& name, uint64_t epoch, const std::string& b
       truth.parent = parent;
       truth.judged = job.restore_point || before.restore_point().set();  // a person chose
       job.restore_point = state.restore_point().set();
+      JudgePoint(name, a, truth, before.restore_point());
       w_.counts.states[parent.attempt == 0 ? "attempt: from scratch" : "attempt: restored"]++;
       w_.Trace(absl::StrCat(name, ": attempt ", a.attempt(), " descends from attempt ",
                             parent.attempt, " step ", parent.step));
@@ -83,6 +85,22 @@ void Truth::Agreed(const std::string& name, uint64_t epoch, const std::string& b
   }
   if (line_changed) {
     LineChanged(job);
+  }
+}
+
+// What a person set before the attempt was opened, and left alone since, is what it restores.
+void Truth::JudgePoint(const std::string& name, const v1::AttemptState& a,
+                       const AttemptTruth& truth, const v1::RestorePoint& point) {
+  if (!point.set() || truth.restore_point != point.SerializeAsString()) {
+    return;
+  }
+  w_.counts.states["attempt: by a restore point"]++;
+  const CheckpointId wanted =
+      point.from_scratch() ? CheckpointId{} : CheckpointId{point.attempt(), point.step()};
+  if (truth.parent != wanted) {
+    Violated(absl::StrCat("job ", name, ": attempt ", a.attempt(), " descends from attempt ",
+                          truth.parent.attempt, " step ", truth.parent.step, ", although attempt ",
+                          wanted.attempt, " step ", wanted.step, " was set as the restore point"));
   }
 }
 

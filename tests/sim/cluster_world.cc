@@ -31,7 +31,7 @@ void World::Trace(const std::string& text) const {
 }
 
 std::string World::Command() const {
-  std::string command = absl::StrCat("tests/cluster_sim --seed ", options.seed, " --rates ",
+  std::string command = absl::StrCat("bin/cluster_sim --seed ", options.seed, " --rates ",
                                      options.rates == Rates::kNone        ? "none"
                                      : options.rates == Rates::kRealistic ? "realistic"
                                                                           : "absurd");
@@ -241,6 +241,10 @@ void World::Unreadable(Job& job, Attempt attempt, const std::string& why) {
     }
     nodes.push_back(rank->node().index);
   }
+  const v1::JobState* state = truth.StateOf(job.name);
+  if (!stormy_ && state != nullptr && state->restore_point().set()) {
+    return AskForNoPoint(job);  // what a person wants cannot be had: the person gives in
+  }
   if (!stormy_ && truth.NewestReachable(job.name, nodes)) {
     return truth.Violated(
         absl::StrCat("job ", job.name, ": ", why, ", although a committed step is there"));
@@ -259,6 +263,18 @@ void World::Unreadable(Job& job, Attempt attempt, const std::string& why) {
   }
 }
 
+void World::AskForNoPoint(const Job& job) {
+  v1::SetRestorePointRequest request;
+  request.set_job(job.name);
+  request.set_clear(true);
+  truth.RestorePointAsked(job.name);
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    if (each->up()) {
+      return each->Ask(request, job.uid, nullptr);
+    }
+  }
+}
+
 // ---- The run ----
 
 // What is over is forgotten, but for what lives.
@@ -268,6 +284,18 @@ void World::Sweep() {
            process->Forgotten(t.now());
   });
   t.After(seconds(60), [this] { Sweep(); });
+}
+
+// How much of the time is spent on what it is about.
+void World::Sample() {
+  const Duration every = seconds(nodes_.size() > 16 ? 10 : 1);
+  const bool trains = std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) {
+    return std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankProcess* rank) {
+      return rank != nullptr && rank->running() && rank->training();
+    });
+  });
+  counts.training += trains ? static_cast<uint64_t>(every.count()) : 0;
+  t.After(every, [this] { Sample(); });
 }
 
 void World::Run() {
@@ -291,6 +319,7 @@ void World::Run() {
     t.After(Between(), [this] { Trouble(); });
   }
   Sweep();
+  Sample();
   const int64_t begun = t.now();
   const int64_t storm_ends = begun + options.stormy.count();
   while (violation().empty() && (options.steps != 0 ? counts.commits < options.steps * jobs_.size()
@@ -308,6 +337,7 @@ void World::Run() {
     CheckTheEnd();
   }
   counts.nanoseconds = static_cast<uint64_t>(t.now() - begun);
+  counts.seeds = 1;
 }
 
 // No more faults: all nodes but those that are lost come back, all jobs are started anew, and from

@@ -87,6 +87,8 @@ class World {
   void Calm();
   void CheckTheEnd();
   void Sweep();
+  void Sample();
+  void AskForNoPoint(const Job& job);
   // cluster_faults.cc
   Duration Between();
   void Trouble();
@@ -97,8 +99,15 @@ class World {
   void TierTrouble();
   void EtcdTrouble();
   void NodeTrouble();
-  void PeopleTrouble();
   bool MayLoseNode() const;
+  // cluster_people.cc
+  void PeopleTrouble();
+  void Visit(Job& job, Node& node, RankProcess::Role role);
+  void AskForRestorePoint(Node& node, const Job& job, CheckpointId id);
+  void AskForPin(Node& node, const Job& job, CheckpointId id);
+  void AskToRead(Node& node, const Job& job, CheckpointId id);
+  void AskAsStranger(Node& node, const Job& job, CheckpointId id);
+  void AskForRemoval(Node& node, const Job& job, CheckpointId id);
 
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::string, uint32_t> index_;

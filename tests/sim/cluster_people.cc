@@ -1,0 +1,151 @@
+// What people do with the jobs of a simulated cluster while it storms: restore points, pins,
+// removals, readers; and other users, who may do nothing.
+#include <array>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/cluster_world.h"
+
+namespace holdfast::sim::cluster {
+
+using std::chrono::seconds;
+
+void World::PeopleTrouble() {
+  Node* node = AnyNode(true);
+  Job& job = jobs_[t.Below(jobs_.size())];
+  if (node == nullptr) {
+    return;
+  }
+  const uint64_t kind = t.Below(12);
+  if (kind < 2) {
+    return Visit(job, *node, RankProcess::Role::kReader);
+  }
+  if (kind == 2) {
+    return Visit(job, *node, RankProcess::Role::kStranger);
+  }
+  std::vector<CheckpointId> there;
+  for (const auto& [uuid, checkpoint] : remote.tier.manifests) {
+    if (truth.NameOf(uuid.ToBytes()) == job.name) {
+      there.push_back(checkpoint);
+    }
+  }
+  if (kind < 5 || there.empty()) {
+    v1::GetStatusRequest request;
+    request.set_job(kind == 3 ? "" : job.name);
+    return node->Ask(request, job.uid, nullptr);
+  }
+  const CheckpointId id = there[t.Below(there.size())];
+  switch (kind) {
+    case 5:
+      return AskForRestorePoint(*node, job, id);
+    case 6:
+    case 7:
+      return AskForPin(*node, job, id);
+    case 8:
+      return AskToRead(*node, job, id);
+    case 9:
+      return AskAsStranger(*node, job, id);
+    default:
+      return AskForRemoval(*node, job, id);
+  }
+}
+
+// A process that is none of the job's ranks.
+void World::Visit(Job& job, Node& node, RankProcess::Role role) {
+  const bool reads = role == RankProcess::Role::kReader;
+  if (!reads && truth.StateOf(job.name) == nullptr) {
+    return;  // the name is nobody's yet
+  }
+  Count(reads ? Fault::kReader : Fault::kStranger);
+  const auto rank = static_cast<Rank>(t.Below(job.world_size));
+  processes_.push_back(std::make_unique<RankProcess>(*this, node, job, rank, "", role));
+  processes_.back()->Start();
+}
+
+void World::AskForRestorePoint(Node& node, const Job& job, CheckpointId id) {
+  Count(Fault::kRestorePoint);
+  v1::SetRestorePointRequest request;
+  request.set_job(job.name);
+  request.set_clear(t.Chance(0.5));
+  if (!request.clear()) {
+    request.set_attempt(id.attempt);
+    request.set_step(id.step);
+  }
+  truth.RestorePointAsked(job.name);
+  node.Ask(request, job.uid, nullptr);
+}
+
+void World::AskForPin(Node& node, const Job& job, CheckpointId id) {
+  Count(Fault::kPin);
+  v1::PinRequest request;
+  request.set_job(job.name);
+  request.set_attempt(id.attempt);
+  request.set_step(id.step);
+  request.set_unpin(t.Chance(0.4));
+  if (request.unpin()) {
+    truth.Pin(job.name, id, false);
+  }
+  // (A removal that had begun before may end meanwhile.)
+  node.Ask(request, job.uid, [this, name = job.name, id](const AdminReply&) {
+    t.After(seconds(30), [this, name, id] {
+      const v1::JobState* state = truth.StateOf(name);
+      for (int i = 0; state != nullptr && i < state->pins_size(); ++i) {
+        if (CheckpointId{state->pins(i).attempt(), state->pins(i).step()} == id) {
+          truth.Pin(name, id, true);
+        }
+      }
+    });
+  });
+}
+
+// Of some node, which may be any.
+void World::AskToRead(Node& node, const Job& job, CheckpointId id) {
+  v1::ReadShardRequest request;
+  request.set_node(nodes_[t.Below(nodes_.size())]->name);
+  request.set_job(job.name);
+  request.set_attempt(id.attempt);
+  request.set_step(id.step);
+  request.set_rank(static_cast<uint32_t>(t.Below(job.world_size)));
+  node.Ask(request, job.uid, nullptr);
+}
+
+// Nothing that another user wants of the job may happen.
+void World::AskAsStranger(Node& node, const Job& job, CheckpointId id) {
+  Count(Fault::kStrangersWish);
+  const auto judge = [this, name = job.name](const AdminReply& reply) {
+    if (reply.status.ok()) {
+      truth.Violated(absl::StrCat("job ", name, ": what another user wanted of it was done"));
+    }
+  };
+  const auto ask = [&](auto request) {
+    request.set_job(job.name);
+    request.set_attempt(id.attempt);
+    request.set_step(id.step);
+    node.Ask(request, job.uid + 1, judge);
+  };
+  switch (t.Below(3)) {
+    case 0:
+      return ask(v1::SetRestorePointRequest());
+    case 1:
+      return ask(v1::PinRequest());
+    default:
+      return ask(v1::RemoveCheckpointRequest());
+  }
+}
+
+void World::AskForRemoval(Node& node, const Job& job, CheckpointId id) {
+  const bool force = t.Chance(0.3);
+  Count(force ? Fault::kForcedRemoval : Fault::kRemoval);
+  v1::RemoveCheckpointRequest request;
+  request.set_job(job.name);
+  request.set_attempt(id.attempt);
+  request.set_step(id.step);
+  request.set_tier(std::array{"", "nvme", "remote"}[t.Below(3)]);
+  request.set_force(force);
+  if (force) {
+    truth.Forced(job.name, id);
+  }
+  node.Ask(request, job.uid, nullptr);
+}
+
+}  // namespace holdfast::sim::cluster
