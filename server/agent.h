@@ -328,10 +328,11 @@ class Agent {
     std::set<TierKind> tiers_left;  // whose removals have not begun
     absl::Status failure;
     // In a cluster.
-    bool for_host = false;                // another node is its host, and waits
-    bool waits = false;                   // for the other nodes, which come first
-    std::optional<MonotonicTime> again;   // it failed
-    std::vector<std::string> away;        // nodes that were
+    bool for_host = false;               // another node is its host, and waits
+    bool waits = false;                  // for the other nodes, which come first
+    bool agreed = false;                 // they have been told
+    std::optional<MonotonicTime> again;  // it failed
+    std::vector<std::string> away;       // nodes that were
   };
   // A job's name that this node hosts.
   struct Hosting {
@@ -682,6 +683,7 @@ class Agent {
   Removal& BeginRemoval(const JobUuid& job, const std::vector<TierKind>& tiers);
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
+  void GiveUpAll(const JobUuid& job);
   void RemovalFailed(const JobUuid& job, const absl::Status& why);
   void RemovalIsLate(const JobUuid& job, AdminToken token, const absl::Status& why);
   void RetryRemovals();

@@ -55,8 +55,8 @@ absl::Status Agent::WhyInUse(const Coordinator& job) const {
 
 void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
   const KnownJob* known = FindJob(request.job());
-  const auto going = known != nullptr && Visible(e.caller, *known) ? removals_.find(known->uuid)
-                                                                  : removals_.end();
+  const auto going =
+      known != nullptr && Visible(e.caller, *known) ? removals_.find(known->uuid) : removals_.end();
   if (going != removals_.end()) {
     if (!clustered() || going->second.token != 0 || going->second.for_host) {
       return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat(
@@ -64,6 +64,9 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
     }
     going->second.token = e.token;  // nobody waits for the end of it any more
     going->second.again.reset();
+    if (going->second.waits && going->second.agreed) {
+      notices_.push_back(JobRemovalAgreed{known->name, known->uuid});
+    }
     return AdvanceRemoval(known->uuid);
   }
   const auto job = FindVisible(e.caller, request.job());
@@ -103,6 +106,25 @@ void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
   AdvanceRemoval(uuid);
 }
 
+// In a cluster: what lies in memory here, and what is still on its way somewhere.
+void Agent::GiveUpAll(const JobUuid& uuid) {
+  std::set<CheckpointId> checkpoints;
+  for (auto it = shards_.lower_bound({uuid, 0, 0, 0}); it != shards_.end() && it->first.job == uuid;
+       ++it) {
+    checkpoints.insert(it->first.checkpoint());
+  }
+  const Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                        absl::StrCat("job '", JobName(uuid), "' was removed")};
+  for (const CheckpointId& checkpoint : checkpoints) {
+    TakeMessage(uuid, GiveUp{checkpoint, failure});
+  }
+  for (const auto& [id, op] : drains_) {
+    if (op.job == uuid && op.kind == DrainOp::Kind::kFlush) {
+      Act(CancelDrain{id});
+    }
+  }
+}
+
 void Agent::AdvanceRemoval(const JobUuid& uuid) {
   Removal& removal = removals_.at(uuid);
   if (removal.waits || removal.again) {
@@ -139,7 +161,8 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
     return UnindexJob(uuid);  // (they are drains: it goes on when they have ended)
   }
   if (!removal.failure.ok()) {
-    return RemovalFailed(uuid, Annotate(removal.failure, "not all copies of the job could be removed"));
+    return RemovalFailed(uuid,
+                         Annotate(removal.failure, "not all copies of the job could be removed"));
   }
   removal.state_removed = true;
   Act(RemoveJobState{uuid});
@@ -168,9 +191,9 @@ void Agent::RemovalFailed(const JobUuid& uuid, const absl::Status& why) {
 
 // Whoever asked for it hears why; it goes on.
 void Agent::RemovalIsLate(const JobUuid& uuid, AdminToken token, const absl::Status& why) {
-  const absl::Status late = absl::UnavailableError(
-      absl::StrCat("job '", JobName(uuid), "' is removed, and not all of it is gone: ",
-                   Message(why), "; it is tried again until it is"));
+  const absl::Status late = absl::UnavailableError(absl::StrCat(
+      "job '", JobName(uuid), "' is removed, and not all of it is gone: ", Message(why),
+      "; it is tried again until it is"));
   token != 0 ? RefuseAdmin(token, late) : AddProblem(Message(late));
 }
 
@@ -314,12 +337,15 @@ bool Agent::FinishRemoval(const std::string& name, const v1::JobState& state) {
   } else {
     BeginRemoval(uuid, {TierKind::kNvme, TierKind::kRemote});
   }
+  GiveUpAll(uuid);
   AdvanceRemoval(uuid);
   return true;
 }
 
 void Agent::TakeMessage(const JobUuid& job, const RemovalAgreed&) {
-  if (const auto removal = removals_.find(job); removal != removals_.end() && removal->second.waits) {
+  if (const auto removal = removals_.find(job);
+      removal != removals_.end() && removal->second.waits) {
+    removal->second.agreed = true;
     notices_.push_back(JobRemovalAgreed{JobName(job), job});
   }
 }
@@ -329,6 +355,7 @@ void Agent::OthersLetGo(const JobUuid& job, uint64_t bytes, EventTime time) {
   if (const auto removal = removals_.find(job); removal != removals_.end()) {
     removal->second.waits = false;
     removal->second.bytes += bytes;
+    GiveUpAll(job);
     AdvanceRemoval(job);
   }
 }
@@ -373,6 +400,7 @@ void Agent::LetGo(const std::string& name, const std::vector<JobUuid>& jobs, Eve
       AdvanceRemoval(uuid);
     } else if (known->second.coordinator == nullptr && known->second.name == name) {
       BeginRemoval(uuid, {TierKind::kNvme}).for_host = true;
+      GiveUpAll(uuid);
       AdvanceRemoval(uuid);
     }
   }

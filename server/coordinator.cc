@@ -213,11 +213,13 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
                         absl::StrCat("job '", name_, "' was removed")};
   for (const CheckpointId& id : AllCheckpoints()) {
-    checkpoints_.at(id).given_up = true;
     for (const TierKind tier : kAllTiers) {
       Unwant(id, tier, "the job was removed", t);
     }
-    LetGo(id, removed, t);
+    if (!m.agreed_first) {  // (else nothing is given up before that)
+      checkpoints_.at(id).given_up = true;
+      LetGo(id, removed, t);
+    }
   }
   for (const DurableWait& wait : durable_waits_) {
     Refuse(wait.token, removed, t);
@@ -355,8 +357,8 @@ void Coordinator::PersistLazily(Turn& t) {
 void Coordinator::FlushState(Turn& t) {
   const bool due = write_due_ && *write_due_ <= t.time.now;
   const bool repeating = !write_problem_.empty() && !due;  // wait before the next try
-  if ((removed_ && !removal_version_) || in_flight_version_ != 0 || version_ == durable_version_ || repeating ||
-      (needed_version_ <= durable_version_ && !due)) {
+  if ((removed_ && !removal_version_) || in_flight_version_ != 0 || version_ == durable_version_ ||
+      repeating || (needed_version_ <= durable_version_ && !due)) {
     return;
   }
   write_due_.reset();

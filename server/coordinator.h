@@ -134,7 +134,7 @@ class Coordinator {
   // Jobs that had its name and were removed: nodes that come back are to let go of them.
   void SetRemovedBefore(std::vector<JobUuid> jobs) { removed_before_ = std::move(jobs); }
   const std::vector<JobUuid>& removed_before() const { return removed_before_; }
-  std::vector<std::string> NodesAway() const;  // that have something of it
+  std::vector<std::string> NodesAway() const;                        // that have something of it
   uint64_t BytesAt(TierKind tier) const;                             // copies there
   uint64_t BytesBelow(TierKind tier, const std::string& dir) const;  // of copies in that directory
   std::vector<ShardId> GoodAt(TierKind tier, NodeId node) const;
@@ -531,7 +531,7 @@ class Coordinator {
   std::optional<MonotonicTime> write_due_;  // a lazy write, or the repetition of a failed one
   std::string write_problem_;
   std::deque<DurableWait> durable_waits_;
-  bool removed_ = false;  // nothing is written any more, but for that it is
+  bool removed_ = false;                     // nothing is written any more, but for that it is
   std::optional<uint64_t> removal_version_;  // of the state that says so
   std::vector<JobUuid> removed_before_;      // the newest first
 

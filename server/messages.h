@@ -309,7 +309,7 @@ struct NodeLeft {
 };
 // The job is being removed: all its copies go.
 struct JobRemoved {
-  bool removed = true;  // false: it stays, with whatever its tiers are found to have
+  bool removed = true;        // false: it stays, with whatever its tiers are found to have
   bool agreed_first = false;  // in a cluster: it is to be durable → RemovalAgreed
 };
 

@@ -90,7 +90,7 @@ struct AdminReturned {
   ReturnedReply reply;  // when OK
 };
 
-using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent, JobsRemoved,
-                                 JobLetGo, StateKept, AdminForwarded, AdminReturned>;
+using NodeMessage = std::variant<StateAsked, StateTold, JobHosted, JobSought, JobAbsent,
+                                 JobsRemoved, JobLetGo, StateKept, AdminForwarded, AdminReturned>;
 
 }  // namespace holdfast

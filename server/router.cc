@@ -152,6 +152,7 @@ void Router::DropMember(const std::string& name) {
     NeedsNoWord(job, name);
     MaybeAct(job_name, job);
   }
+  GiveUpForwarded(name);
 }
 
 void Router::TellPeers() {
@@ -384,18 +385,30 @@ void Router::On(const NoHost& e) {
   if (job->watched) {
     return;
   }
-  // Nobody has anything of it here: only ckptctl asked.
+  // Nobody has anything of it here: only ckptctl asked. (Who was asked may have hosted it, and
+  // answers yet.)
   std::vector<uint64_t> asked;
   for (const auto& [id, forwarded] : forwarded_) {
-    if (forwarded.ask.job == e.job) {
+    if (forwarded.ask.job == e.job && peers_.count(forwarded.sent_to) == 0) {
       asked.push_back(id);
     }
   }
   for (const uint64_t id : asked) {
     FailForwarded(id, NoSuchJob(e.job));
   }
-  owner_.Act(UnwatchHost{e.job});
-  jobs_.erase(e.job);
+  MaybeForget(e.job);
+}
+
+// A name that nobody hosts and nobody here asks for.
+void Router::MaybeForget(const std::string& name) {
+  const Job* job = Find(name);
+  const bool asked = std::any_of(forwarded_.begin(), forwarded_.end(), [&](const auto& forwarded) {
+    return forwarded.second.ask.job == name;
+  });
+  if (job != nullptr && job->nobody && !job->watched && !asked) {
+    owner_.Act(UnwatchHost{name});
+    jobs_.erase(name);
+  }
 }
 
 // Each job has an order of the nodes of its own, so that the jobs spread over them, and that not

@@ -240,6 +240,7 @@ class Router {
   void DropMember(const std::string& name);
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
+  void MaybeForget(const std::string& name);
   Job* Find(const std::string& name);
   void SetHost(const std::string& name, Job& job, const JobHost& host);
   void PlanCampaign(const std::string& name, Job& job);
@@ -301,6 +302,7 @@ class Router {
   void ForwardedMayGoOn();
   void SendForwardedAgain(const std::string& job);
   void AskAgain(const std::string& node);
+  void GiveUpForwarded(const std::string& node);
   void FailForwarded(uint64_t id, absl::Status status);
   void TakeReply(const std::string& node, uint64_t id, absl::Status status, ReturnedReply reply);
   void AnswerAll(uint64_t id);

@@ -213,9 +213,28 @@ void Router::AskAgain(const std::string& node) {
 }
 
 void Router::FailForwarded(uint64_t id, absl::Status status) {
-  const AdminToken token = forwarded_.at(id).token;
+  const Forwarded failed = std::move(forwarded_.at(id));
   forwarded_.erase(id);
-  owner_.Act(AdminReply{token, std::move(status), std::monostate()});
+  MaybeForget(failed.ask.job);
+  owner_.Act(AdminReply{failed.token, std::move(status), std::monostate()});
+}
+
+// Whoever hosts the job then is asked; if nobody is to, there is none to ask.
+void Router::GiveUpForwarded(const std::string& node) {
+  std::vector<uint64_t> lost;
+  for (auto& [id, forwarded] : forwarded_) {
+    if (!forwarded.ask.job.empty() && forwarded.sent_to == node) {
+      forwarded.sent_to.clear();
+      const Job* job = Find(forwarded.ask.job);
+      if (job == nullptr || (job->nobody && !job->watched)) {
+        lost.push_back(id);
+      }
+    }
+  }
+  for (const uint64_t id : lost) {
+    const std::string name = forwarded_.at(id).ask.job;
+    FailForwarded(id, NoSuchJob(name));
+  }
 }
 
 void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status,
@@ -256,7 +275,9 @@ void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status
         }
       },
       reply);
+  const std::string name = forwarded.ask.job;
   forwarded_.erase(it);
+  MaybeForget(name);
   owner_.Act(std::move(answer));
 }
 

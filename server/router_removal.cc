@@ -49,8 +49,10 @@ void Router::On(const JobRemovalAgreed& e) {
   if (job == nullptr || !job->hosting || job->hosting->job != e.uuid) {
     return;
   }
+  const uint64_t bytes = job->hosting->removing ? job->hosting->removing->bytes : 0;
   Removing& removing = job->hosting->removing.emplace();
   removing.job = e.uuid;
+  removing.bytes = bytes;
   for (const auto& [node, peer] : peers_) {
     removing.waits_for.insert(node);
   }

@@ -148,8 +148,9 @@ std::tuple<> Members(const JobAbsent&) {
 }
 
 template <typename T>
-constexpr bool kLocal = std::is_same_v<T, StateWritten> || std::is_same_v<T, WakeUp> ||
-                        std::is_same_v<T, JobRemoved> || std::is_same_v<T, RemovalAgreed> || std::is_same_v<T, NodeLeft>;
+constexpr bool kLocal =
+    std::is_same_v<T, StateWritten> || std::is_same_v<T, WakeUp> || std::is_same_v<T, JobRemoved> ||
+    std::is_same_v<T, RemovalAgreed> || std::is_same_v<T, NodeLeft>;
 
 template <typename T>
 concept HasMembers = requires(T& t) {
