@@ -479,7 +479,8 @@ TEST_F(ClusterTest, ANodeThatKeepsNothingDoesNotBeginAnewInAMembershipThatWasEra
   ASSERT_TRUE(r0.Save(10));
   ASSERT_TRUE(r1.Save(10));
   w.Advance(seconds(10));
-  const std::string uuid = w.AgreedState("job").job_uuid();
+  const v1::JobState before = w.AgreedState("job");
+  ASSERT_EQ(before.attempts_size(), 1);
   w.Start("c");
   w.Cut("c", "a");
   w.Cut("c", "b");
@@ -493,7 +494,10 @@ TEST_F(ClusterTest, ANodeThatKeepsNothingDoesNotBeginAnewInAMembershipThatWasEra
   w.Heal("c", "a");
   w.Heal("c", "b");
   w.Advance(seconds(30));
-  EXPECT_EQ(w.AgreedState("job").job_uuid(), uuid);
+  const v1::JobState after = w.AgreedState("job");
+  EXPECT_EQ(after.job_uuid(), before.job_uuid());
+  ASSERT_EQ(after.attempts_size(), 1);
+  EXPECT_EQ(after.attempts(0).opening(), before.attempts(0).opening());
   EXPECT_EQ(w[w.HostOf("job")].Committed("job"), std::vector<std::string>{"1:10"});
 }
 

@@ -11,9 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cinttypes>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,7 +31,8 @@ namespace holdfast::sim::cluster {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: cluster_sim [--seed N | --seeds N [--first N]] [--hours N] [--processes N]\n"
+    "usage: cluster_sim [--seed N | --seeds N [--first N]] [--hours N] [--wall-minutes N]\n"
+    "                   [--processes N]\n"
     "                   [--nodes N] [--spares N]\n"
     "                   [--ranks N] [--jobs N] [--pace-ms N] [--steps N] [--minutes N]\n"
     "                   [--rates none|realistic|absurd] [--check-every N]\n"
@@ -45,7 +45,8 @@ struct Arguments {
   Options options;
   uint64_t first = 1;
   uint64_t seeds = 20;
-  uint64_t hours = 0;
+  uint64_t hours = 0;         // simulated
+  uint64_t wall_minutes = 0;  // of real time: no further seed is begun after it
   uint64_t processes = 1;
 };
 
@@ -89,6 +90,8 @@ bool Parse(int argc, char** argv, Arguments& a) {
     } else if (name == "--hours") {
       a.hours = value;
       a.seeds = UINT64_MAX;
+    } else if (name == "--wall-minutes") {
+      a.wall_minutes = value;
     } else if (name == "--processes" && value > 0 && value <= kProcessesMax) {
       a.processes = value;
     } else if (name == "--nodes") {
@@ -161,6 +164,8 @@ Counts FromNumbers(Numbers numbers) {
 // One of so many processes: each takes the seeds that are its turn. The number of those that
 // failed.
 int RunSome(const Arguments& a, uint64_t which, Counts& all) {
+  using RealClock = std::chrono::steady_clock;
+  const RealClock::time_point until = RealClock::now() + std::chrono::minutes(a.wall_minutes);
   int failures = 0;
   for (uint64_t i = which; i < a.seeds && failures < kFailuresMax; i += a.processes) {
     Options options = a.options;
@@ -183,6 +188,9 @@ int RunSome(const Arguments& a, uint64_t which, Counts& all) {
       std::printf("%s\n", world.Summary().c_str());
     }
     if (a.hours != 0 && all.nanoseconds / 3'600'000'000'000 * a.processes >= a.hours) {
+      break;
+    }
+    if (a.wall_minutes != 0 && RealClock::now() >= until) {
       break;
     }
   }
