@@ -131,3 +131,25 @@ def test_inspect_and_verify_on_any_node(network: Network) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         cluster.daemons["c"].ctl("verify", job.name)
     assert "b: " in str(failed.value.stderr), failed.value.stderr
+
+
+def test_a_job_is_removed_from_all_nodes(network: Network) -> None:
+    cluster, job = saved_job(network, "a b c", "a b")
+    assert job.ask("tier nvme") == ["ok nvme"] * 2
+    refused = cluster.tell("c", "rm", job.name, "--yes")["error"]["message"]
+    assert "in use by pid" in refused and "on a" in refused
+    job.kill()
+    cluster.daemons["b"].kill()
+    wait_until("the end of b's lease", lambda: "b" not in cluster.members("c"))
+    wait_until("a host", lambda: "error" not in cluster.tell("c", "explain", job.name))
+    removed = cluster.tell("c", "rm", job.name, "--yes")
+    assert removed["nodes_away"] == ["b"] and removed["bytes_freed"] > 0, removed
+    assert list((network.remote / job.name).glob("*/*.safetensors")) == []
+    assert cluster.tell("a", "jobs")["jobs"] == []
+    # The name is another user's then; b lets go of what it has of the one before.
+    theirs = Rank(cluster["a"], job.name, policy=job.policy, uid=2000)
+    assert theirs.ask("open") == "ok attempt=1"
+    assert "NOTHING_TO_RESTORE" in theirs.ask("restore")
+    cluster.start("b")
+    cluster.wait_said("b", f"job '{job.name}' was removed")
+    assert cluster["b"].run(["find", "/nvme", "-path", f"*/{job.name}/*/*"]) == ""
