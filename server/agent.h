@@ -340,6 +340,7 @@ class Agent {
     bool looked_up = false;                               // no tier knows it
     std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by whom: uid and gid
     std::vector<JobUuid> removed;  // had the name before, while no job has it; the newest first
+    uint64_t version = 0;          // of the state that says so: what follows it is newer
   };
   // Requests that wait for a job's host.
   struct HostWait {

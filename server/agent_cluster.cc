@@ -299,7 +299,7 @@ void Agent::OpenWanted(const std::string& name) {
     return;
   }
   KnownJob& job = OpenJob(name, uid, gid);
-  job.coordinator->SetRemovedBefore(hosting.removed);
+  job.coordinator->SetRemovedBefore(hosting.removed, hosting.version);
   notices_.push_back(JobOpened{name, job.uuid});
 }
 

@@ -326,6 +326,7 @@ bool Agent::FinishRemoval(const std::string& name, const v1::JobState& state) {
   removed = RemovedIn(state);
   removed.insert(removed.begin(), uuid);
   removed.resize(std::min(removed.size(), kRemovedBeforeMax));
+  hosting_.at(name).version = state.version();
   if (!job->state || IsNewerState(state, *job->state)) {
     job->state = state;
   }

@@ -131,8 +131,12 @@ class Coordinator {
   void SetRebooted() { rebooted_ = true; }
   // Nothing of it can lie in any tier that this daemon does not know of: it was opened here.
   void SetOpenedHere() { history_known_ = true; }
-  // Jobs that had its name and were removed: nodes that come back are to let go of them.
-  void SetRemovedBefore(std::vector<JobUuid> jobs) { removed_before_ = std::move(jobs); }
+  // Jobs that had its name and were removed: nodes that come back are to let go of them. What the
+  // cluster agreed on of the last one had that version, and the name's versions go on.
+  void SetRemovedBefore(std::vector<JobUuid> jobs, uint64_t version) {
+    removed_before_ = std::move(jobs);
+    version_ = durable_version_ = needed_version_ = version;
+  }
   const std::vector<JobUuid>& removed_before() const { return removed_before_; }
   std::vector<std::string> NodesAway() const;                        // that have something of it
   uint64_t BytesAt(TierKind tier) const;                             // copies there

@@ -15,17 +15,17 @@ namespace holdfast {
 // Before it acts: if what it begins with says that the job was removed, that has to be agreed on.
 // (What a node keeps may never have been.)
 bool Router::RemovalIsAgreed(const std::string& name, Hosting& hosting) {
-  if (!hosting.best || !hosting.best->removed() || hosting.stored == hosting.best->version()) {
+  if (!hosting.best || !hosting.best->removed()) {
     return true;
   }
-  if (hosting.writing != hosting.best->version()) {
-    v1::JobState& state = *hosting.best;
+  if (v1::JobState& state = *hosting.best; state.epoch() != hosting.epoch) {
+    hosting.writing = std::max(hosting.writing, state.version()) + 1;
+    state.set_version(hosting.writing);
     state.set_epoch(hosting.epoch);
     state.set_highest_epoch(hosting.epoch);
-    hosting.writing = state.version();
-    owner_.Act(StoreAgreedState{name, hosting.epoch, state.version(), state.SerializeAsString()});
+    owner_.Act(StoreAgreedState{name, hosting.epoch, hosting.writing, state.SerializeAsString()});
   }
-  return false;
+  return hosting.stored == hosting.writing;
 }
 
 // Also over each new channel: what was said in the one before may be lost.

@@ -9,6 +9,10 @@ import pytest
 from .network import Network
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "whole: runs with `scripts/test --slow` only (matrix.py)")
+
+
 @pytest.fixture
 def network() -> Iterator[Network]:
     """A network without nodes; gone after the test, which, if it fails, shows the ends of all logs."""

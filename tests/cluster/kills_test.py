@@ -1,7 +1,8 @@
 """kill -9 of each role at each step of the protocol: a daemon with ranks, the host, a spare, a rank, etcd.
 
 Of each the same is wanted: no commit is lost or doubled, nobody hangs, all ranks agree on one step afterwards, and the next save
-commits. Where a process is to be at a certain step when another one dies, it stops there by itself (base/sync_point.h).
+commits. Where a process is to be at a certain step when another one dies, it stops there by itself (base/sync_point.h). Of each kind one
+or two steps always run, all of them in the slow suite.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import pytest
 
 from .cluster_of_daemons import Cluster, Job, saved_job, wait_until
+from .matrix import matrix
 from .network import Network
 
 # ---- A daemon with ranks; another node hosts the job ----
@@ -19,15 +21,17 @@ from .network import Network
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "daemon.begin.note_written",
-        "daemon.begin.granted",
+    matrix(
         "daemon.seal.received",
-        "daemon.seal.record_written",
-        "daemon.seal.replied",
         "daemon.flush.data_written",
-        "daemon.flush.published",
-    ],
+        whole=[
+            "daemon.begin.note_written",
+            "daemon.begin.granted",
+            "daemon.seal.record_written",
+            "daemon.seal.replied",
+            "daemon.flush.published",
+        ],
+    ),
 )
 def test_a_daemon_whose_ranks_save_is_killed(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b c", "a b", host="c")
@@ -46,11 +50,7 @@ def test_a_daemon_whose_ranks_save_is_killed(network: Network, point: str) -> No
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "daemon.join.replied",
-        "daemon.session.source_sent",
-        "daemon.session.done_sent",
-    ],
+    matrix("daemon.session.source_sent", whole=["daemon.join.replied", "daemon.session.done_sent"]),
 )
 def test_a_daemon_whose_ranks_restore_is_killed(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b c", "a b", host="c")
@@ -99,7 +99,9 @@ def test_the_host_is_killed_when_the_restore_is_decided(network: Network) -> Non
     assert job.resume() == job.safe
 
 
-@pytest.mark.parametrize("point", ["daemon.manifest.begun", "daemon.manifest.published"])
+@pytest.mark.parametrize(
+    "point", matrix("daemon.manifest.begun", whole=["daemon.manifest.published"])
+)
 def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b c", "a b", host="c", armed={"c": f"{point}:kill@2"})
     # Whoever hosts it next finds the step whole, and publishes what is not there yet.
@@ -114,7 +116,7 @@ def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "point", ["client.save.granted", "client.save.seal_sent", "client.save.sealed"]
+    "point", matrix("client.save.seal_sent", whole=["client.save.granted", "client.save.sealed"])
 )
 def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> None:
     cluster = Cluster(network, "a b c")
@@ -138,7 +140,9 @@ def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> 
     assert job.resume() == job.safe
 
 
-@pytest.mark.parametrize("point", ["client.restore.source_mapped", "client.restore.reported"])
+@pytest.mark.parametrize(
+    "point", matrix("client.restore.source_mapped", whole=["client.restore.reported"])
+)
 def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b c", "a b", host="c")
     job.start("a b", armed={1: f"{point}:stop"})
@@ -157,7 +161,8 @@ def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) 
 
 
 @pytest.mark.parametrize(
-    "point", ["daemon.slot.created", "daemon.fetch.published", "daemon.session.source_sent"]
+    "point",
+    matrix("daemon.fetch.published", whole=["daemon.slot.created", "daemon.session.source_sent"]),
 )
 def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b spare", "a b", armed={"spare": f"{point}:kill"})
@@ -176,12 +181,10 @@ def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: s
 
 @pytest.mark.parametrize(
     "point",
-    [
-        "client.restore.source_mapped",
+    matrix(
         "client.restore.half_copied",
-        "client.restore.reported",
-        "client.restore.done",
-    ],
+        whole=["client.restore.source_mapped", "client.restore.reported", "client.restore.done"],
+    ),
 )
 def test_a_rank_is_killed_while_it_starts(network: Network, point: str) -> None:
     cluster, job = saved_job(network, "a b", "a b")
@@ -246,7 +249,7 @@ def test_a_rank_is_killed_while_its_admission_is_on_its_way(network: Network) ->
 # ---- etcd ----
 
 
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("members", matrix(1, whole=[3]))
 def test_etcd_is_killed_at_each_step(network: Network, members: int) -> None:
     cluster = Cluster(network, "a b c", etcd_members=members)
     etcd = cluster.etcd

@@ -935,16 +935,36 @@ TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   v1::RemoveJobRequest request;
   request.set_job("job");
   Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
-  for (const RemoveJobCopies& remove : Take<RemoveJobCopies>()) {
-    Feed(CopiesRemoved{remove.drain, absl::OkStatus(), std::nullopt});
-  }
-  ASSERT_EQ(Take<RemoveJobState>().size(), 1u);
-  Feed(JobStateRemoved{first[0].uuid, absl::OkStatus()});
-  EXPECT_TRUE(agent_->jobs().empty());
+  const auto remove_here = [&] {
+    Settle();
+    for (const RemoveJobCopies& remove : Take<RemoveJobCopies>()) {
+      Feed(CopiesRemoved{remove.drain, absl::OkStatus(), std::nullopt});
+    }
+    ASSERT_EQ(Take<RemoveJobState>().size(), 1u);
+    Feed(JobStateRemoved{first[0].uuid, absl::OkStatus()});
+    EXPECT_EQ(agent_->jobs().count(first[0].uuid), 0u);
+  };
+  EXPECT_TRUE(Take<RemoveJobCopies>().empty());  // the other nodes first
+  agent_->OthersLetGo(first[0].uuid, 0, Time());
+  remove_here();
+  EXPECT_EQ(Notices<JobGone>().size(), 1u);
+  agent_->EndHosting("job");
+  // The next host of the name has what was agreed on.
+  v1::JobState removed;
+  removed.set_job_uuid(first[0].uuid.ToBytes());
+  removed.set_name("job");
+  removed.set_uid(kUser);
+  removed.set_gid(kUser);
+  removed.set_version(7);
+  removed.set_removed(true);
+  ASSERT_TRUE(agent_->BeginHosting("job", &removed, Time()));
   agent_->Want("job", kUser, kUser, Time());
+  EXPECT_TRUE(Notices<JobOpened>().empty());
+  remove_here();
   const auto second = Notices<JobOpened>();
   ASSERT_EQ(second.size(), 1u);
   EXPECT_NE(second[0].uuid, first[0].uuid);
+  EXPECT_EQ(agent_->Hosted(second[0].uuid)->removed_before(), std::vector<JobUuid>{first[0].uuid});
 }
 
 TEST_F(AgentClusterTest, RanksOnOtherNodesWantNoneOfThisMemory) {

@@ -403,6 +403,10 @@ class ClusterWorld {
     if (!IsHost(from, a.job, a.epoch)) {
       return Push(from, MembershipTold{StateFenced{a.job, a.epoch, a.version}});
     }
+    if (a.version <= std::get<1>(states_[a.job])) {
+      return Push(from, MembershipTold{StateFailed{a.job, a.epoch, a.version,
+                                                   "that version was given before"}});
+    }
     states_[a.job] = {a.epoch, a.version, a.state};
     Push(from, MembershipTold{StateStored{a.job, a.epoch, a.version}});
   }

@@ -409,6 +409,10 @@ class Least {
       m.state.set_name(Header().job_name);
     } else if constexpr (std::is_same_v<T, AdminReturned>) {
       m.status = absl::CancelledError("");
+    } else if constexpr (std::is_same_v<T, JobsRemoved>) {
+      m.jobs = {Header().job};
+    } else if constexpr (std::is_same_v<T, JobLetGo>) {
+      m.job = Header().job;
     }
   }
 };
