@@ -265,8 +265,10 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
         std::min_element(removed_jobs_.begin(), removed_jobs_.end(),
                          [](const auto& a, const auto& b) { return a.second < b.second; }));
   }
-  Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
-       removal.bytes);
+  if (!clustered() || removal.token != 0 || removal.bytes > 0) {  // (else there was nothing here)
+    Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
+         removal.bytes);
+  }
   ForgetRemoved(e.job, name);
   if (removal.for_host) {
     notices_.push_back(JobGoing{name, e.job, removal.bytes, absl::OkStatus()});
