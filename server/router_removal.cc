@@ -50,7 +50,7 @@ void Router::On(const JobRemovalAgreed& e) {
     return;
   }
   const uint64_t bytes = job->hosting->removing ? job->hosting->removing->bytes : 0;
-  Removing& removing = job->hosting->removing.emplace();
+  Removing& removing = job->hosting->removing.emplace(Removing());
   removing.job = e.uuid;
   removing.bytes = bytes;
   for (const auto& [node, peer] : peers_) {
