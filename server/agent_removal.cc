@@ -161,8 +161,9 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
     return UnindexJob(uuid);  // (they are drains: it goes on when they have ended)
   }
   if (!removal.failure.ok()) {
-    return RemovalFailed(uuid,
-                         Annotate(removal.failure, "not all copies of the job could be removed"));
+    return RemovalFailed(
+        uuid, Annotate(removal.failure, absl::StrCat("not all copies of the job could be removed",
+                                                     clustered() ? "" : "; try again")));
   }
   removal.state_removed = true;
   Act(RemoveJobState{uuid});
@@ -174,7 +175,7 @@ void Agent::RemovalFailed(const JobUuid& uuid, const absl::Status& why) {
   if (!clustered()) {
     removals_.erase(uuid);
     KeepJob(uuid);
-    return RefuseAdmin(token, Annotate(why, "try again"));
+    return RefuseAdmin(token, why);
   }
   removal.failure = absl::OkStatus();
   removal.state_removed = false;
@@ -254,7 +255,9 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   }
   if (!e.status.ok() && e.status.code() != absl::StatusCode::kNotFound) {
     return RemovalFailed(
-        e.job, Annotate(e.status, "the job's copies are gone, its state could not be removed"));
+        e.job,
+        Annotate(e.status, absl::StrCat("the job's copies are gone, its state could not be removed",
+                                        clustered() ? "" : "; try again")));
   }
   const Removal removal = std::move(it->second);
   removals_.erase(it);
