@@ -227,7 +227,7 @@ class Job:
         visitor = Rank(self.cluster[name], self.name, policy=self.policy)
         assert visitor.ask("open") == "ok attempt=1"
         visitor.kill()
-        assert self.cluster.host(self.name, name) == name
+        wait_until(f"'{name}' hosts it", lambda: self.cluster.host(self.name, name) == name)
         self.attempt = 1
 
     # What the ranks do.
