@@ -53,6 +53,14 @@ class ManyNodes {
     }
   }
 
+  // As of models that are split by eight: every eighth rank is a replica.
+  static Likeness LikenessOf(Rank rank, holdfast::Step step) {
+    Likeness likeness;
+    likeness.tensors.fill(static_cast<uint8_t>(rank % 8));
+    likeness.content.fill(static_cast<uint8_t>(rank % 8 + 8 * step));
+    return likeness;
+  }
+
   // Everything that a step costs its coordinator: begun, sealed, awaited, committed, brought into
   // both durable tiers, an older one removed from both.
   double Step(holdfast::Step step) {
@@ -66,7 +74,8 @@ class ManyNodes {
     Round(true);
     for (NodeId node = 0; node < nodes_; ++node) {
       ForRanks(node, [&](Rank rank) {
-        Say(node, ShardSealed{attempt(), rank, step, ranks_, kShardBytes, 1'000'000});
+        Say(node, ShardSealed{attempt(), rank, step, ranks_, kShardBytes, 1'000'000, true,
+                              LikenessOf(rank, step)});
         Say(node, AwaitAsked{++token_, attempt(), rank, step, v1::AwaitSave::STAGE_COMMITTED});
       });
     }
@@ -157,6 +166,7 @@ class ManyNodes {
     settings.keep_committed = 2;
     settings.nvme = settings.remote = true;
     settings.nodes = &names_;
+    settings.policy.mutable_remote()->set_share_replicas(true);
     for (v1::TierPolicy* tier :
          {settings.policy.mutable_nvme(), settings.policy.mutable_remote()}) {
       tier->set_every_steps(1);

@@ -34,6 +34,10 @@ std::string RenderTier(const v1::TierStatus& tier) {
   if (tier.bytes_recyclable() > 0) {
     absl::StrAppend(&out, " (", FormatBytes(tier.bytes_recyclable()), " to be recycled)");
   }
+  if (tier.bytes_shared() > 0) {
+    absl::StrAppend(&out, " (", FormatBytes(tier.bytes_shared()),
+                    " not written, as replicas have them)");
+  }
   absl::StrAppend(&out, "; ", dirs, tier.dirs_size() == 1 ? " has " : " have ",
                   FormatBytes(tier.bytes_free()), " left");
   if (!tier.engine().empty()) {
@@ -138,6 +142,9 @@ std::string PolicyText(std::string_view name, const v1::TierPolicy& policy) {
   }
   if (policy.bytes_max() > 0) {
     absl::StrAppend(&text, ", at most ", FormatBytes(policy.bytes_max()));
+  }
+  if (policy.has_share_replicas() && !policy.share_replicas()) {
+    absl::StrAppend(&text, ", each rank's file whole");
   }
   return text;
 }

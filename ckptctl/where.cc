@@ -43,6 +43,13 @@ std::string_view ShortState(std::string_view state) {
   return "";
 }
 
+// "1.2 MiB of 4.0 MiB", where the rest lies in other ranks' files.
+std::string SizeOf(const v1::ShardCopy& copy) {
+  const std::string size = FormatBytes(copy.bytes());
+  return copy.shard_bytes() == 0 ? size
+                                 : absl::StrCat(size, " of ", FormatBytes(copy.shard_bytes()));
+}
+
 // "memory 2 of 2, nvme 1 of 2": good copies, of how many ranks.
 std::string Totals(const std::map<std::string, std::set<uint32_t>>& good, uint32_t world_size) {
   return absl::StrJoin(good, ", ", [&](std::string* out, const auto& tier) {
@@ -77,10 +84,14 @@ std::string RenderWhere(std::string_view job, const v1::WhereReply& reply) {
           absl::StrAppend(&problems, "  rank ", copy.rank(), ", ", EscapeText(copy.tier()), ": ",
                           EscapeText(copy.state()), "\n");
         }
-        table.AddRow(
-            {absl::StrCat(copy.rank()), EscapeText(copy.tier()),
-             word.empty() ? EscapeText(copy.state()) : std::string(word), FormatBytes(copy.bytes()),
-             copy.node().empty() ? "any" : EscapeText(copy.node()), EscapeText(copy.location())});
+        if (copy.shard_bytes() != 0) {
+          absl::StrAppend(&problems, "  rank ", copy.rank(), ", ", EscapeText(copy.tier()),
+                          ": the rest is in the files of ", EscapeText(copy.rest_in()), "\n");
+        }
+        table.AddRow({absl::StrCat(copy.rank()), EscapeText(copy.tier()),
+                      word.empty() ? EscapeText(copy.state()) : std::string(word), SizeOf(copy),
+                      copy.node().empty() ? "any" : EscapeText(copy.node()),
+                      EscapeText(copy.location())});
       }
     }
     absl::StrAppend(&out, "\n", StepHead(first.attempt(), first.step()), ": good copies in ",

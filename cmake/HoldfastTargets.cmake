@@ -15,6 +15,8 @@ endif()
 if(HOLDFAST_SYNC_POINTS)
   target_compile_definitions(holdfast_options INTERFACE HOLDFAST_SYNC_POINTS=1)
 endif()
+# Everywhere, as some libraries ask for it: precompiled headers fit only what is compiled alike.
+target_compile_options(holdfast_options INTERFACE -pthread)
 
 # Sanitizers go to every target, generated code included: one uninstrumented object hides what the others see.
 if(HOLDFAST_SANITIZER STREQUAL "address")
@@ -26,6 +28,39 @@ elseif(HOLDFAST_SANITIZER STREQUAL "thread")
 elseif(NOT HOLDFAST_SANITIZER STREQUAL "")
   message(FATAL_ERROR "HOLDFAST_SANITIZER must be address, thread or empty, not '${HOLDFAST_SANITIZER}'")
 endif()
+
+# The headers of others that most sources include, and the messages: parsed once for all that is compiled alike, which
+# saves a third of the work. What a source needs it includes nevertheless: the clang leg does without.
+set(HOLDFAST_COMMON_HEADERS
+  <algorithm> <array> <chrono> <cstdint> <deque> <functional> <map> <memory> <mutex> <optional> <set> <string>
+  <string_view> <thread> <tuple> <utility> <variant> <vector>
+  <absl/container/btree_map.h> <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+  <absl/strings/str_join.h> <absl/strings/str_format.h>
+  <holdfast/v1/admin.pb.h> <holdfast/v1/config.pb.h> <holdfast/v1/state.pb.h>)
+
+# holdfast_common_headers(<name> header…): what targets share by holdfast_use_headers(<target> <name>).
+function(holdfast_common_headers name)
+  if(NOT HOLDFAST_PRECOMPILE)
+    return()
+  endif()
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/${name}.cc CONTENT "")
+  add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cc)
+  target_link_libraries(${name} PRIVATE holdfast_options holdfast_proto absl::btree absl::statusor absl::str_format)
+  target_precompile_headers(${name} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${name} PRIVATE -fpch-preprocess) # (for ccache)
+  endif()
+endfunction()
+
+function(holdfast_use_headers target name)
+  if(NOT HOLDFAST_PRECOMPILE)
+    return()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${name})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
+endfunction()
 
 # holdfast_library(<name> SOURCES a.cc … DEPS x …): a static library with the project's options.
 function(holdfast_library name)
@@ -60,13 +95,9 @@ function(holdfast_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock_main GTest::gtest holdfast_options)
-  # Test code is compiled once and run once: optimising it costs more than it gives, but for simulations. Nor is each of its
-  # dereferences checked by UBSan, which takes longest to compile: AddressSanitizer says what a null pointer does.
+  _holdfast_compile_as_test(${name} "${ARG_OPTIMIZED}")
   if(NOT ARG_OPTIMIZED)
-    target_compile_options(${name} PRIVATE -O0)
-  endif()
-  if(HOLDFAST_SANITIZER STREQUAL "address")
-    target_compile_options(${name} PRIVATE -fno-sanitize=null,alignment)
+    holdfast_use_headers(${name} holdfast_test_headers)
   endif()
   foreach(source ${ARG_SOURCES})
     # Paths only where they are used, so that ccache can share the other objects between clones.
@@ -91,6 +122,29 @@ function(holdfast_test name)
     set_property(GLOBAL APPEND PROPERTY HOLDFAST_TEST_SOURCES ${source})
   endforeach()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
+# Test code is compiled once and run once: optimising it costs more than it gives, but for simulations. Nor is each of its
+# dereferences checked by UBSan, which takes longest to compile: AddressSanitizer says what a null pointer does.
+function(_holdfast_compile_as_test target optimized)
+  if(NOT optimized)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
+  if(HOLDFAST_SANITIZER STREQUAL "address")
+    target_compile_options(${target} PRIVATE -fno-sanitize=null,alignment)
+  endif()
+endfunction()
+
+# What holdfast_test's programs share.
+function(holdfast_common_test_headers)
+  holdfast_common_headers(holdfast_test_headers ${HOLDFAST_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
+  if(TARGET holdfast_test_headers)
+    _holdfast_compile_as_test(holdfast_test_headers FALSE)
+    target_link_libraries(holdfast_test_headers PRIVATE GTest::gmock GTest::gtest)
+    # As programs are.
+    set_target_properties(holdfast_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(holdfast_test_headers PRIVATE -fPIE)
+  endif()
 endfunction()
 
 # Whether HOLDFAST_TESTS asks for a test. What clang says of locks needs those tests only that take one (base/mutex.h).

@@ -33,6 +33,11 @@ absl::Status Check(std::string_view tier, const v1::TierPolicy& policy) {
 }  // namespace
 
 absl::Status CheckPolicy(const v1::Policy& policy) {
+  if (policy.nvme().has_share_replicas()) {
+    return absl::InvalidArgumentError(
+        "policy: nvme.share_replicas: only the remote tier is shared by ranks of several nodes; "
+        "expected remote.share_replicas");
+  }
   if (absl::Status nvme = Check("nvme", policy.nvme()); !nvme.ok()) {
     return nvme;
   }

@@ -11,6 +11,34 @@
 #include "server/agent.h"
 
 namespace holdfast {
+namespace {
+
+using ReplicaGroups = std::vector<std::shared_ptr<const Replicas::Group>>;
+
+// Null: runs that no host of ours tells; who is said to be of such a group writes everything.
+ReplicaGroups GroupsOf(const FlushWanted& m) {
+  ReplicaGroups groups;
+  for (const FlushWanted::Group& group : m.groups) {
+    std::optional<std::vector<Rank>> ranks = RanksOf(group.ranks, m.world_size);
+    groups.push_back(ranks ? std::make_shared<const Replicas::Group>(
+                                 Replicas::Group{group.content, *std::move(ranks)})
+                           : nullptr);
+  }
+  return groups;
+}
+
+std::shared_ptr<const Replicas::Group> GroupOf(const ReplicaGroups& groups,
+                                               const FlushWanted::Shard& shard) {
+  if (shard.group == 0 || shard.group > groups.size()) {
+    return nullptr;
+  }
+  const std::shared_ptr<const Replicas::Group>& group = groups[shard.group - 1];
+  const bool member =
+      group != nullptr && std::binary_search(group->ranks.begin(), group->ranks.end(), shard.rank);
+  return member ? group : nullptr;
+}
+
+}  // namespace
 
 bool Agent::HasTier(TierKind tier) const {
   return tier == TierKind::kMemory || (tier == TierKind::kNvme ? config_.nvme().dirs_size() > 0
@@ -168,6 +196,7 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     }
     return;
   }
+  const ReplicaGroups groups = GroupsOf(m);
   for (const FlushWanted::Shard& shard : shards) {
     const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, shard.rank};
     Slot* slot = shard.from == TierKind::kMemory ? FindSealed(id) : nullptr;
@@ -200,6 +229,7 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     }
     flush.opening = m.opening;
     flush.verify = m.verify;
+    flush.replicas = GroupOf(groups, shard);
     Act(std::move(flush));
   }
 }

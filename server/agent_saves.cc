@@ -270,7 +270,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
   Send(slot->shard.job,
        ShardSealed{slot->shard.attempt, slot->shard.rank, slot->shard.step, slot->world_size,
-                   slot->copy.image_bytes, slot->copy.sealed_unix_ms});
+                   slot->copy.image_bytes, slot->copy.sealed_unix_ms, true, slot->copy.likeness});
   v1::DaemonFrame frame;
   frame.mutable_seal()->set_sealed_unix_ms(slot->copy.sealed_unix_ms);
   Reply(token, std::move(frame));

@@ -13,6 +13,11 @@ size_t Index(TierKind tier) {
   return static_cast<size_t>(tier);
 }
 
+// What the copy takes where it lies.
+uint64_t BytesOf(const ShardState& shard, const CopyState& copy) {
+  return copy.detail.file_bytes != 0 ? copy.detail.file_bytes : shard.bytes;
+}
+
 }  // namespace
 
 bool Checkpoint::Usable(const ShardState& shard) const {
@@ -45,15 +50,19 @@ const CopyState& ShardState::at(TierKind tier) const {
   return *best;
 }
 
-void Checkpoint::AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure) {
+void Checkpoint::AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure,
+                          const Likeness& likeness) {
   const auto [it, fresh] =
-      shards.try_emplace(rank, ShardState{shard_bytes, sealed_unix_ms, time_sure, {}});
+      shards.try_emplace(rank, ShardState{shard_bytes, sealed_unix_ms, time_sure, likeness, {}});
   if (fresh) {
     bytes += shard_bytes;
     ++ranks_in_[0];
   } else if (time_sure && !it->second.time_sure) {
     it->second.unix_ms = sealed_unix_ms;
     it->second.time_sure = true;
+  }
+  if (!it->second.likeness.any()) {
+    it->second.likeness = likeness;
   }
   unix_ms = std::max(unix_ms, sealed_unix_ms);
 }
@@ -100,7 +109,7 @@ void Checkpoint::Count(const ShardState& shard, int by) {
     bad_in |= kind == CopyState::Kind::kBad ? SetOf(copy.place.tier) : TierSet{0};
     const bool away = kind == CopyState::Kind::kAway;
     add(away_, away ? 1 : 0);
-    add(bytes_at_[Index(copy.place.tier)], away ? 0 : shard.bytes);
+    add(bytes_at_[Index(copy.place.tier)], away ? 0 : BytesOf(shard, copy.state));
   }
   for (const TierKind tier : kAllTiers) {
     add(good_at_[Index(tier)], Has(good_in, tier) ? 1 : 0);
@@ -307,7 +316,7 @@ std::string Checkpoint::CheckCounts() const {
     for (const ShardState::Copy& copy : shard.copies) {
       away += copy.state.kind == CopyState::Kind::kAway ? 1 : 0;
       bytes_there[Index(copy.place.tier)] +=
-          copy.state.kind == CopyState::Kind::kAway ? 0 : shard.bytes;
+          copy.state.kind == CopyState::Kind::kAway ? 0 : BytesOf(shard, copy.state);
       const auto on = ranks_on_.find(copy.place.node);
       if (copy.place.tier != TierKind::kRemote &&
           (on == ranks_on_.end() ||

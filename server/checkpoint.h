@@ -25,7 +25,7 @@
 #include "recovery/checkpoint_view.h"
 #include "server/flush_queue.h"
 #include "server/rank_set.h"
-#include "tiers/image/layout.h"
+#include "tiers/image/record.h"
 
 namespace holdfast {
 
@@ -36,6 +36,10 @@ struct CopyDetail {
   LayoutHash layout_hash{};
   std::string location;
   MonotonicTime since{};  // when it was written, by this daemon; else 0
+  // Remote, of a file that leaves slices out: its length, and under which plan (0: only a manifest
+  // told of it). 0: it has all.
+  uint64_t file_bytes = 0;
+  LayoutHash plan{};
 };
 
 // Where a copy lies. What is in the remote tier lies nowhere in particular: kHere.
@@ -64,6 +68,7 @@ struct ShardState {
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
   bool time_sure = true;     // unix_ms is when it was sealed; else, not before that
+  Likeness likeness{};       // not known: only a manifest told of it
   std::vector<Copy> copies;  // ordered by place; never kNone
   const CopyState& at(CopyPlace place) const;
   // What the tier has of it, on any node: a good copy if there is one, else a bad one, one that is
@@ -111,12 +116,14 @@ struct Checkpoint {
   int64_t unix_ms = 0;         // of the newest shard
   int64_t begun_unix_ms = 0;
   MonotonicTime begun{};
-  RankSet writing;  // began it and have not sealed it
+  std::string divergence;  // not empty: which replicas hold other bytes than the rest
+  RankSet writing;         // began it and have not sealed it
   absl::btree_map<Rank, ShardState> shards;
   std::array<Drain, kTierKinds> drains;  // kMemory's is never used
 
   // Bookkeeping of one shard. AddShard keeps what it knew if the shard is there already.
-  void AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure);
+  void AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure,
+                const Likeness& likeness = {});
   void SetGood(Rank rank, CopyPlace place, CopyDetail detail);
   // False if there was no good copy to be called bad.
   bool SetBad(Rank rank, CopyPlace place, std::string why);

@@ -41,6 +41,7 @@
 #include "server/messages.h"
 #include "server/node_names.h"
 #include "server/session.h"
+#include "server/sharing.h"
 
 namespace holdfast {
 
@@ -469,6 +470,7 @@ class Coordinator {
   void Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   void PumpDrains(Turn& t);
   bool StartDrain(CheckpointId id, TierKind tier, Turn& t);
+  void TellDivergence(CheckpointId id, const Sharing& sharing, Turn& t);
   void AskForFlushes(Turn& t);
   bool NvmeMoves() const;
   void EndDrainRound(CheckpointId id, TierKind tier, Turn& t);
@@ -478,6 +480,7 @@ class Coordinator {
   void TierCommitted(CheckpointId id, TierKind tier, Turn& t);
   void DrainFailed(CheckpointId id, TierKind tier, const absl::Status& status, Turn& t);
   std::optional<CopyPlace> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to) const;
+  static CopyDetail DetailOf(const DurableCopy& copy);
   const v1::TierPolicy& TierPolicyOf(const v1::Policy& policy, TierKind tier) const;
   void NoteStage(CheckpointId id, const std::string& stage, int64_t begin_ms, int64_t end_ms,
                  const std::string& outcome, uint64_t bytes);

@@ -20,11 +20,12 @@ bool IsGoodBelow(const CopyState& copy, const std::string& dir) {
          copy.detail.location.rfind(absl::StrCat(dir, "/"), 0) == 0;
 }
 
-CopyDetail DetailOf(const DurableCopy& copy) {
-  return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
-}
-
 }  // namespace
+
+CopyDetail Coordinator::DetailOf(const DurableCopy& copy) {
+  return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location, {},
+          copy.file_bytes,   copy.plan};
+}
 
 bool Coordinator::InventoryPending() const {
   return std::any_of(std::begin(kDurable), std::end(kDurable), [&](TierKind tier) {
@@ -268,7 +269,7 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
       last = std::max(last, copy.id.step);
     }
     AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
-              copy.sealed_unix_ms, !found.from_manifest},
+              copy.sealed_unix_ms, !found.from_manifest, copy.likeness},
              m.tier, DetailOf(found), t);
   }
   for (const CheckpointId& id : m.manifests) {

@@ -38,7 +38,7 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
       continue;  // it is not good again because it still lies there
     }
     AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
-              copy.sealed_unix_ms},
+              copy.sealed_unix_ms, true, copy.likeness},
              TierKind::kMemory, {}, t);
     if (!current) {
       continue;

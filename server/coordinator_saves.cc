@@ -168,7 +168,7 @@ void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detai
     checkpoint.dead = checkpoint.contradictory = true;  // fail closed
   }
   checkpoint.writing.erase(m.rank);
-  checkpoint.AddShard(m.rank, m.bytes, m.unix_ms, m.time_sure);
+  checkpoint.AddShard(m.rank, m.bytes, m.unix_ms, m.time_sure, m.likeness);
   checkpoint.SetGood(m.rank, PlaceOf(tier, t.from), std::move(detail));
   Recheck(id, t);
   if (before == stage()) {

@@ -21,10 +21,6 @@ absl::Status WentAway(TierKind tier) {
       absl::StrCat("what lies in ", Name(tier), " went out of reach meanwhile"));
 }
 
-CopyDetail DetailOf(const DurableCopy& copy) {
-  return {copy.record_bytes, copy.record_crc, copy.copy.layout_hash, copy.location};
-}
-
 }  // namespace
 
 bool Coordinator::Configured(TierKind tier) const {
@@ -234,6 +230,9 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   if (const auto info = attempts_.find(id.attempt); info != attempts_.end()) {
     flush.opening = info->second.opening;
   }
+  const Sharing sharing = tier == TierKind::kRemote && policy.remote().share_replicas()
+                              ? Sharing(checkpoint)
+                              : Sharing();
   std::map<NodeId, FlushWanted> by_node;  // each copies on what it has
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (shard.at(tier).kind == CopyState::Kind::kGood) {
@@ -249,18 +248,23 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
       return false;
     }
     const auto [its, fresh] = by_node.try_emplace(from->node, flush);
-    its->second.shards.push_back({rank, from->tier, shard.bytes});
+    its->second.shards.push_back({rank, from->tier, shard.bytes, 0});
+    sharing.AddGroup(its->second);
     drain.waiting[rank] = *from;
   }
   drain.retry_at = {};
   drain.failure = absl::OkStatus();
+  if (tier == TierKind::kRemote) {
+    TellDivergence(id, sharing, t);
+  }
   if (drain.begun_unix_ms == 0) {
     drain.begun_unix_ms = t.time.unix_ms;
   }
   if (by_node.empty()) {
     drain.phase = Drain::Phase::kRunning;
     EndDrainRound(id, tier, t);
-    return drain.Busy();
+    const auto left = checkpoints_.find(id);
+    return left != checkpoints_.end() && left->second.drain(tier).Busy();
   }
   drain.phase = Drain::Phase::kRunning;
   for (auto& [node, its] : by_node) {
@@ -269,6 +273,19 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   }
   AskForFlushes(t);
   return true;
+}
+
+// Once a step: replicas that differ are nothing that a checkpoint could mend, and something that
+// the job's owner wants to know.
+void Coordinator::TellDivergence(CheckpointId id, const Sharing& sharing, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(id);
+  if (std::string text = sharing.DivergenceText(); checkpoint.divergence.empty() && !text.empty()) {
+    Tell(Report::Kind::kReplicasDiverged,
+         absl::StrCat("step ", id.step, " of attempt ", id.attempt, ": ", text,
+                      ": replicas have diverged, and those that differ write their own"),
+         0, t, TierKind::kRemote);
+    checkpoint.divergence = std::move(text);
+  }
 }
 
 // As many as may be on their way into the remote tier at a time; oldest steps first.
@@ -315,7 +332,8 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     // It goes again with the rest of the step; until then it takes its room.
     for (Going& going : RemovalsOf(m.to).waiting) {
       if (going.id == m.checkpoint && going.counted.insert(m.rank).second) {
-        going.bytes += checkpoint.shards.at(m.rank).bytes;
+        going.bytes +=
+            m.copy.file_bytes != 0 ? m.copy.file_bytes : checkpoint.shards.at(m.rank).bytes;
       }
     }
   } else if (m.status.ok()) {
@@ -470,6 +488,10 @@ void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
 
 void Coordinator::BeginManifest(CheckpointId id, Turn& t) {
   const Checkpoint& checkpoint = checkpoints_.at(id);
+  if (const std::string why = WhyNotTogether(checkpoint); !why.empty()) {
+    checkpoints_.at(id).drain(TierKind::kRemote).phase = Drain::Phase::kWanted;
+    return LoseDrain(id, TierKind::kRemote, why, t);
+  }
   checkpoints_.at(id).drain(TierKind::kRemote).phase = Drain::Phase::kManifest;
   checkpoints_.at(id).drain(TierKind::kRemote).manifest_begun_unix_ms = t.time.unix_ms;
   ManifestWanted manifest;
@@ -494,6 +516,8 @@ void Coordinator::BeginManifest(CheckpointId id, Turn& t) {
     copy.copy.layout_hash = detail.layout_hash;
     copy.record_bytes = detail.record_bytes;
     copy.record_crc = detail.record_crc;
+    copy.file_bytes = detail.file_bytes;
+    copy.plan = detail.plan;
     manifest.shards.push_back(std::move(copy));
   }
   t.Say(std::move(manifest));

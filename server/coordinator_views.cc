@@ -81,6 +81,7 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
     if (only && id != *only) {
       continue;
     }
+    std::optional<Sharing> sharing;
     for (const auto& [rank, shard] : checkpoint.shards) {
       std::vector<ShardState::Copy> copies = shard.copies;
       for (const TierKind tier : kDurable) {
@@ -104,6 +105,15 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
         out.set_tier(std::string(TierName(tier)));
         out.set_location(copy.detail.location);
         out.set_bytes(shard.bytes);
+        if (copy.detail.file_bytes != 0) {
+          if (!sharing) {
+            sharing.emplace(checkpoint);
+          }
+          const std::string others = sharing->OthersOf(rank);
+          out.set_bytes(copy.detail.file_bytes);
+          out.set_shard_bytes(shard.bytes);
+          out.set_rest_in(others.empty() ? "other ranks" : others);
+        }
         out.set_unix_ms(shard.unix_ms);
         const bool unlisted = tier == TierKind::kRemote && !checkpoint.manifest;
         out.set_state(writing                              ? "writing"
@@ -299,6 +309,9 @@ void Coordinator::FillExplain(const v1::ExplainRequest& request, EventTime time,
     out.set_on_line(reasons.on_line);
     for (const std::string& reason : reasons.reasons) {
       out.add_reasons(reason);
+    }
+    if (const std::string& divergence = checkpoints_.at(view->id).divergence; !divergence.empty()) {
+      out.add_reasons(absl::StrCat("replicas have diverged: ", divergence));
     }
   }
   // A step whose copies are all gone: what became of it.

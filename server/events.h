@@ -27,6 +27,7 @@
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/config.pb.h"
 #include "holdfast/v1/state.pb.h"
+#include "recovery/replicas.h"
 #include "server/membership/membership.h"
 #include "server/peers/peer_events.h"
 #include "tiers/image/record.h"
@@ -53,6 +54,7 @@ struct SealedCopy {
   LayoutHash layout_hash{};
   std::vector<Descent> descent;
   int64_t sealed_unix_ms = 0;
+  Likeness likeness{};  // not known: only a manifest told of it
 };
 
 // One slot as found in memory.dir at start.
@@ -82,6 +84,10 @@ struct DurableCopy {
   uint64_t record_crc = 0;     // RecordCrcOf (tiers/durable/manifest.h): what a manifest says of it
   bool from_manifest = false;  // its record was not read: the time of sealing is the commit's
   std::string location;        // for people
+  // Remote, of a file that leaves slices out: its length, and KeptSlices::plan where the record was
+  // read. 0: it has all.
+  uint64_t file_bytes = 0;
+  LayoutHash plan{};
 };
 // What a scan found of one job.
 struct FoundJob {
@@ -401,6 +407,9 @@ struct FlushShard {
   Generation generation = 0;
   uint64_t opening = 0;  // remote: the attempt's, by which it is claimed
   v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+  // Remote: the ranks that hold the same tensors, this one among them; each writes some of them
+  // once for all. Null: the shard is written whole.
+  std::shared_ptr<const Replicas::Group> replicas = nullptr;
 };
 // It ends soon as Cancelled, unless it is done already; nobody touches its slot any more when its
 // end is told. One that is stuck in a call lets go of its slot all the same.
@@ -561,13 +570,14 @@ struct Report {
     kSlotReleased,
     kSlotLost,
     kJobRemoved,
-    kTierCommitted,  // a step is whole in a durable tier
-    kTierShed,       // a step that was due there is not written: a newer one takes its place
-    kTierTrouble,    // a durable tier fails, stalls, is full
-    kTierWell,       // what was stalled there gets on again
-    kTierRemoved,    // retention
-    kProtocolError,  // a client's doing
-    kTrouble,        // the machine's: a disk, memory
+    kTierCommitted,     // a step is whole in a durable tier
+    kTierShed,          // a step that was due there is not written: a newer one takes its place
+    kTierTrouble,       // a durable tier fails, stalls, is full
+    kTierWell,          // what was stalled there gets on again
+    kTierRemoved,       // retention
+    kReplicasDiverged,  // ranks hold the same tensors with other bytes
+    kProtocolError,     // a client's doing
+    kTrouble,           // the machine's: a disk, memory
   };
   Kind kind = Kind::kShardSealed;
   std::string job;

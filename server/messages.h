@@ -18,6 +18,7 @@
 #include "base/ids.h"
 #include "holdfast/v1/client.pb.h"
 #include "holdfast/v1/state.pb.h"
+#include "recovery/replicas.h"
 #include "server/events.h"
 #include "tiers/image/record.h"
 
@@ -107,6 +108,7 @@ struct ShardSealed {
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
   bool time_sure = true;
+  Likeness likeness{};
 };
 struct ShardGood {
   CheckpointId checkpoint;
@@ -420,6 +422,12 @@ struct FlushWanted {
     Rank rank = 0;
     TierKind from = TierKind::kMemory;
     uint64_t bytes = 0;
+    uint32_t group = 0;  // 1: the first of `groups`; 0: none, it is written whole
+  };
+  // Ranks whose shards have this content, whatever their nodes.
+  struct Group {
+    LayoutHash content{};
+    std::vector<RankRun> ranks;
   };
   CheckpointId checkpoint;
   TierKind to = TierKind::kNvme;
@@ -427,6 +435,7 @@ struct FlushWanted {
   std::vector<Shard> shards;
   uint64_t opening = 0;
   v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+  std::vector<Group> groups;  // remote: of replicas that share what they write
 };
 struct FlushUnwanted {
   CheckpointId checkpoint;

@@ -148,6 +148,7 @@ constexpr std::pair<Report::Kind, v1::ReportKind> kReportKinds[] = {
     {Report::Kind::kTierTrouble, v1::REPORT_KIND_TIER_TROUBLE},
     {Report::Kind::kTierWell, v1::REPORT_KIND_TIER_WELL},
     {Report::Kind::kTierRemoved, v1::REPORT_KIND_TIER_REMOVED},
+    {Report::Kind::kReplicasDiverged, v1::REPORT_KIND_REPLICAS_DIVERGED},
     {Report::Kind::kProtocolError, v1::REPORT_KIND_PROTOCOL_ERROR},
     {Report::Kind::kTrouble, v1::REPORT_KIND_TROUBLE},
 };
@@ -305,6 +306,8 @@ void SealedRows(Io& io, Rows& rows, First& m, v1::ShardsSealed& p) {
       rows, [](auto& row) -> auto& { return row.bytes; }, *p.mutable_bytes(), "bytes");
   io.Column(
       rows, [](auto& row) -> auto& { return row.unix_ms; }, *p.mutable_unix_ms(), "unix_ms");
+  io.Likenesses(
+      rows, [](auto& row) -> auto& { return row.likeness; }, *p.mutable_likeness());
   for (auto& row : rows) {
     if constexpr (!Io::kWriting) {
       row.attempt = m.attempt;
@@ -830,6 +833,45 @@ void Sources(Io& io, M& m, P& p) {
   }
 }
 
+// (What the runs say the agent judges.)
+template <typename Io, typename M>
+void GroupsOf(Io& io, M& m, v1::FlushWanted& p) {
+  io.Column(
+      m.shards, [](auto& shard) -> auto& { return shard.group; }, *p.mutable_group(), "group");
+  if constexpr (Io::kWriting) {
+    for (const FlushWanted::Group& group : m.groups) {
+      v1::FlushWanted::Group& out = *p.add_groups();
+      out.set_content(group.content.data(), group.content.size());
+      for (const RankRun& run : group.ranks) {
+        out.add_first(run.first);
+        out.add_stride(run.stride);
+        out.add_count(run.count);
+      }
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.groups_size()) <= m.shards.size(), "groups",
+               "they are more than its shards");
+    for (int i = 0; i < p.groups_size() && io.ok(); ++i) {
+      const v1::FlushWanted::Group& in = p.groups(i);
+      FlushWanted::Group& group = m.groups.emplace_back();
+      io.Require(in.content().size() == group.content.size() &&
+                     static_cast<size_t>(in.first_size()) <= kRankRunsMax &&
+                     in.stride_size() == in.first_size() && in.count_size() == in.first_size(),
+                 "groups", "one has another hash than of 16 bytes, or too many runs, or half ones");
+      for (int run = 0; run < in.first_size() && io.ok(); ++run) {
+        group.ranks.push_back({in.first(run), in.stride(run), in.count(run)});
+      }
+      if (io.ok()) {
+        std::copy(in.content().begin(), in.content().end(),
+                  reinterpret_cast<char*>(group.content.data()));
+      }
+    }
+  }
+  for (const auto& shard : m.shards) {
+    io.Require(shard.group <= m.groups.size(), "group", "there is no such group");
+  }
+}
+
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::FlushWanted& p) {
   CheckpointOf(io, m.checkpoint, p);
@@ -838,6 +880,7 @@ void Fields(Io& io, M& m, v1::FlushWanted& p) {
   io.Any(HF_FIELD(opening));
   io.ProtoEnum(HF_FIELD(verify), v1::TierPolicy::Verify_IsValid);
   Sources(io, m, p);
+  GroupsOf(io, m, p);
 }
 
 template <typename Io, typename M>

@@ -74,6 +74,8 @@ void CopyColumns(Io& io, Rows& rows, Run& run) {
   io.Column(
       rows, [](auto& row) -> auto& { return CopyOf(row).sealed_unix_ms; },
       *run.mutable_sealed_unix_ms(), "sealed_unix_ms");
+  io.Likenesses(
+      rows, [](auto& row) -> auto& { return CopyOf(row).likeness; }, *run.mutable_likeness());
 }
 
 template <typename Io, typename Rows, typename Run>
@@ -84,6 +86,11 @@ void DurableColumns(Io& io, Rows& rows, Run& run) {
   io.Column(
       rows, [](auto& row) -> auto& { return row.from_manifest; }, *run.mutable_from_manifest(),
       "from_manifest");
+  io.Column(
+      rows, [](auto& row) -> auto& { return row.file_bytes; }, *run.mutable_file_bytes(),
+      "file_bytes");
+  io.Hashes(
+      rows, [](auto& row) -> auto& { return row.plan; }, *run.mutable_plan(), "plan");
 }
 
 }  // namespace
@@ -171,6 +178,13 @@ void IoBase::CheckCopy(const SealedCopy& copy, std::string_view field) {
     Fail(field, "a copy of another job than the message is about");
   }
   Require(!header_.job.IsZero(), field, "a copy of no job");
+}
+
+void IoBase::CheckFileBytes(const DurableCopy& copy) {
+  Require(copy.file_bytes == 0 || copy.file_bytes < copy.copy.image_bytes, "file_bytes",
+          "a file that leaves slices out is shorter than the image");
+  Require(copy.file_bytes != 0 || copy.plan == LayoutHash{}, "plan",
+          "of a file that leaves nothing out");
 }
 
 // ---- Out ----
@@ -291,6 +305,7 @@ void Writer::Runs(const std::vector<Row>& rows, v1::CopySet& p) {
                                     [](const Row& row) { return row.record_crc != 0; });
       for (const Row& row : run_rows) {
         CheckWithin(row.record_bytes, "record_bytes", 0, kRecordBytesMax);
+        CheckFileBytes(row);
         if (crcs) {
           run.add_record_crc(row.record_crc);
         }
@@ -436,6 +451,7 @@ void Reader::Runs(std::vector<Row>& rows, v1::CopySet& p) {
       std::string_view locations = run.locations();
       for (size_t i = 0; i < count && ok(); ++i) {
         CheckWithin(run_rows[i].record_bytes, "record_bytes", 0, kRecordBytesMax);
+        CheckFileBytes(run_rows[i]);
         CheckWithin(lengths[i], "location_bytes", 0, std::min(kPeerPathBytesMax, locations.size()));
         if (ok()) {
           run_rows[i].location = locations.substr(0, lengths[i]);
@@ -449,7 +465,7 @@ void Reader::Runs(std::vector<Row>& rows, v1::CopySet& p) {
     } else {
       Require(run.record_bytes().empty() && run.record_crc().empty() &&
                   run.from_manifest().empty() && run.location_bytes().empty() &&
-                  run.locations().empty(),
+                  run.locations().empty() && run.file_bytes().empty() && run.plan().empty(),
               "record_bytes", "a copy in memory has none");
       std::vector<uint64_t> pids(count);
       std::vector<uint64_t> ticks(count);

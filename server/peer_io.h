@@ -82,6 +82,7 @@ class IoBase {
   void CheckPath(std::string_view path, std::string_view field);
   void CheckLine(const std::vector<Descent>& line, std::string_view field);
   void CheckCopy(const SealedCopy& copy, std::string_view field);
+  void CheckFileBytes(const DurableCopy& copy);
 
   const std::string message_;
   const PeerHeader& header_;
@@ -178,11 +179,35 @@ class Writer : public IoBase {
     }
   }
 
+  // Hashes of 16 bytes, one a row, one behind the other; left out where all are 0.
+  template <typename Rows, typename Ref>
+  void Hashes(const Rows& rows, Ref ref, std::string& column, std::string_view /*name*/) {
+    if (std::any_of(rows.begin(), rows.end(),
+                    [&](const auto& row) { return ref(row) != LayoutHash{}; })) {
+      for (const auto& row : rows) {
+        PutHash(ref(row), column);
+      }
+    }
+  }
+  template <typename Rows, typename Ref>
+  void Likenesses(const Rows& rows, Ref ref, std::string& column) {
+    if (std::any_of(rows.begin(), rows.end(),
+                    [&](const auto& row) { return ref(row) != Likeness{}; })) {
+      for (const auto& row : rows) {
+        PutHash(ref(row).tensors, column);
+        PutHash(ref(row).content, column);
+      }
+    }
+  }
+
   void Copies(const std::vector<DurableCopy>& copies, v1::CopySet& p);
   void Shards(const std::vector<FoundShard>& shards, v1::CopySet& p);
   v1::Tier WireOf(TierKind tier, std::string_view field);
 
  private:
+  static void PutHash(const LayoutHash& hash, std::string& column) {
+    column.append(reinterpret_cast<const char*>(hash.data()), hash.size());
+  }
   uint64_t AgeMs(MonotonicTime time, std::string_view field);
   void PutStatus(const absl::Status& status, v1::Failure& p);
   void Location(const std::string& location, v1::CopyRun& run);
@@ -281,6 +306,30 @@ class Reader : public IoBase {
     }
   }
 
+  template <typename Rows, typename Ref>
+  void Hashes(Rows& rows, Ref ref, const std::string& column, std::string_view name) {
+    std::string_view rest = column;
+    Require(rest.empty() || rest.size() == rows.size() * sizeof(LayoutHash), name,
+            "it has not 16 bytes a row");
+    for (auto& row : rows) {
+      if (ok() && !rest.empty()) {
+        TakeHash(rest, ref(row));
+      }
+    }
+  }
+  template <typename Rows, typename Ref>
+  void Likenesses(Rows& rows, Ref ref, const std::string& column) {
+    std::string_view rest = column;
+    Require(rest.empty() || rest.size() == rows.size() * 2 * sizeof(LayoutHash), "likeness",
+            "it has not 32 bytes a row");
+    for (auto& row : rows) {
+      if (ok() && !rest.empty()) {
+        TakeHash(rest, ref(row).tensors);
+        TakeHash(rest, ref(row).content);
+      }
+    }
+  }
+
   void Copies(std::vector<DurableCopy>& copies, v1::CopySet& p);
   void Shards(std::vector<FoundShard>& shards, v1::CopySet& p);
   TierKind TierOf(int wire, std::string_view field);
@@ -301,6 +350,10 @@ class Reader : public IoBase {
       }
       ref(row) = static_cast<T>(value);
     }
+  }
+  static void TakeHash(std::string_view& rest, LayoutHash& hash) {
+    std::copy_n(rest.begin(), hash.size(), reinterpret_cast<char*>(hash.data()));
+    rest.remove_prefix(hash.size());
   }
   MonotonicTime TimeOf(uint64_t age_ms, std::string_view field);
   void TakeStatus(const v1::Failure& p, absl::Status& status);

@@ -27,6 +27,7 @@ namespace {
 constexpr Milliseconds kReleaseTime{1000};
 constexpr size_t kTriesMax = 4;  // more than there are tiers
 constexpr char kMemory[] = "memory";
+constexpr char kNvme[] = "nvme";
 constexpr size_t kWhyBytesMax = 4096;
 
 // A daemon that knows memory only does not say so.
@@ -70,7 +71,7 @@ class ShardView : public View {
     tensors_.reserve(layout.slices.size());
     for (size_t i = 0; i < layout.slices.size(); ++i) {
       const Slice& slice = layout.slices[i];
-      const std::byte* const bytes = shard_->image() + slice.image_offset;
+      const std::byte* const bytes = shard_->SliceBytes(i);
       if (slice.kind == SliceKind::kTensor) {
         slices_.push_back(i);
         tensors_.push_back(ToTensor(slice));
@@ -201,6 +202,38 @@ class ShardView : public View {
   std::atomic<bool> verified_{false};
 };
 
+// What a file in the remote tier leaves out lies in other ranks' files there: those are asked for
+// one by one, and read as it is itself. (None of them is held: they are files.)
+Status AddOwners(const std::string& socket, const std::shared_ptr<Connection>& connection,
+                 const wire::Attach& request, const wire::Source& source, Deadline deadline,
+                 SealedShard& shard) {
+  std::vector<std::unique_ptr<SealedShard>> owners;
+  for (const Rank rank : shard.Owners()) {
+    wire::Attach attach = request;
+    attach.rank = rank;
+    attach.choice = wire::Choice::kStep;
+    attach.step = source.step;
+    attach.attempt = source.attempt;
+    attach.without = {kMemory, kNvme};
+    ReadTicket ticket(socket);
+    attach.hold = ticket.id();
+    attach.deadline_ms = deadline.DaemonMillis();
+    const std::string context =
+        absl::StrCat("the file of rank ", rank, ", which has slices of rank ", request.rank);
+    Result<Answer<wire::Source>> answer = connection->Call<wire::Source>(attach, deadline);
+    if (answer.ok() ? answer->message.hold == 0
+                    : connection->alive() && answer.status().code() != Code::kDeadlineExceeded) {
+      ticket.Settle();
+    }
+    HF_TRY(WithContext(answer.status(), context));
+    Result<std::unique_ptr<SealedShard>> owner = SealedShard::Open(
+        answer->message, answer->descriptors, {request.job, rank}, /*mine=*/nullptr);
+    HF_TRY(WithContext(owner.status(), context));
+    owners.push_back(*std::move(owner));
+  }
+  return owners.empty() ? Status() : shard.Complete(std::move(owners));
+}
+
 // The copy that the daemon offers, opened. `tier`: in which tier it lies, if one was offered.
 Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
                                                const std::shared_ptr<Connection>& connection,
@@ -225,6 +258,7 @@ Result<std::unique_ptr<ShardView>> OpenOffered(const std::string& socket,
   HF_TRY_ASSIGN(std::unique_ptr<SealedShard> shard,
                 SealedShard::Open(source->message, source->descriptors, {request.job, request.rank},
                                   /*mine=*/nullptr));
+  HF_TRY(AddOwners(socket, connection, request, source->message, deadline, *shard));
   HF_TRY(view->Fill(std::move(shard)));
   if (held) {
     HF_TRY(connection

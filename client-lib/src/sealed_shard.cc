@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@
 
 namespace holdfast::client {
 namespace {
+
+constexpr char kRemote[] = "remote";
 
 Result<std::string> ReadRecordFile(int fd) {
   struct stat st = {};
@@ -84,18 +87,24 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
     const bool newer = read.status().code() == absl::StatusCode::kFailedPrecondition;
     return Status(newer ? Code::kUnreadable : Code::kCorrupt, Message(read.status()));
   }
-  shard->record_ = std::move(read->record);
-  shard->layout_ = std::move(read->layout);
-  shard->ranges_ = DigestedRanges(shard->layout_);
-  HF_TRY(CheckIdentity(shard->record_, source, expected));
+  shard->sealed_ = *std::move(read);
+  const ShardRecord& record = shard->sealed_.record;
+  shard->ranges_ = DigestedRanges(shard->sealed_.layout);
+  HF_TRY(CheckIdentity(record, source, expected));
+  if (record.kept && (source.tier != kRemote || mine != nullptr)) {
+    return Status(Code::kCorrupt,
+                  "its record is of an image that leaves slices out, as only the remote tier has "
+                  "them");
+  }
   // 2. The image.
+  const uint64_t file_bytes = FileBytes(record);
   if (mine == nullptr) {
-    HF_TRY_ASSIGN(shard->mapping_, SlotMapping::Map(descriptors[0], source.image_bytes,
-                                                    SlotMapping::Access::kReadOnly));
+    HF_TRY_ASSIGN(shard->mapping_,
+                  SlotMapping::Map(descriptors[0], file_bytes, SlotMapping::Access::kReadOnly));
   }
   shard->image_ = mine != nullptr ? mine->data() : shard->mapping_->data();
-  shard->populated_ = mine != nullptr && mine->populated(source.image_bytes);
-  shard->guard_ = std::make_unique<FaultGuard>(shard->image_, source.image_bytes);
+  shard->populated_ = mine != nullptr && mine->populated(file_bytes);
+  shard->guard_ = std::make_unique<FaultGuard>(shard->image_, file_bytes);
   if (!shard->guard_->ok()) {
     return Status(Code::kInternal,
                   absl::StrCat("more than ", kFaultGuardsMax, " slots are mapped in this process"));
@@ -103,28 +112,76 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
   return shard;
 }
 
+Status SealedShard::Complete(std::vector<std::unique_ptr<SealedShard>> owners) {
+  std::vector<OwnerImage> images;
+  images.reserve(owners.size());
+  for (const std::unique_ptr<SealedShard>& owner : owners) {
+    images.push_back({&owner->sealed_, absl::StrCat("rank ", owner->record().id.rank, "'s file")});
+  }
+  absl::StatusOr<ImageMap> whole = WholeMap(sealed_, images);
+  if (!whole.ok()) {
+    return Status(Code::kCorrupt, Message(whole.status()));
+  }
+  whole_ = *std::move(whole);
+  owners_ = std::move(owners);
+  return Status();
+}
+
+bool SealedShard::faulted() const {
+  return guard_->faulted() || std::any_of(owners_.begin(), owners_.end(),
+                                          [](const auto& owner) { return owner->faulted(); });
+}
+
+// A slice's bytes are never in two runs: each was added as a whole.
+const ImageRun& SealedShard::RunOf(size_t i) const {
+  return whole_.runs[whole_.RunAt(sealed_.layout.slices[i].image_offset)];
+}
+
+const std::byte* SealedShard::SliceBytes(size_t i) const {
+  const Slice& slice = sealed_.layout.slices[i];
+  if (!sealed_.record.kept) {
+    return image_ + slice.image_offset;
+  }
+  if (slice.bytes == 0) {
+    return image_;  // it has no bytes, and may lie behind all that have
+  }
+  const ImageRun& run = RunOf(i);
+  const std::byte* const file = run.source == 0 ? image_ : owners_[run.source - 1]->image_;
+  return file + run.source_offset + (slice.image_offset - run.offset);
+}
+
 CopyOutRange SealedShard::SliceRange(size_t i, void* to) const {
   const DigestedRange& range = ranges_[i + 1];
-  return {to, image() + range.image_offset, range.bytes,
-          record_.digests.data() + range.first_digest, /*device=*/-1};
+  return {to, SliceBytes(i), range.bytes, sealed_.record.digests.data() + range.first_digest,
+          /*device=*/-1};
 }
 
 CopyOutRange SealedShard::HeaderRange() const {
-  return {nullptr, image(), ranges_[0].bytes, record_.digests.data(), /*device=*/-1};
+  const std::optional<KeptSlices>& kept = sealed_.record.kept;
+  return {nullptr, image_, kept ? kept->header_bytes : ranges_[0].bytes,
+          kept ? kept->header_digests.data() : sealed_.record.digests.data(), /*device=*/-1};
 }
 
 Status SealedShard::MismatchError(const CopyMismatch& mismatch, std::optional<size_t> slice) const {
   const DigestedRange& range = ranges_[slice.has_value() ? *slice + 1 : 0];
-  const std::string name =
-      slice.has_value() ? image_internal::QuoteName(layout_.slices[*slice].name) : "the header";
+  const ShardRecord& record = sealed_.record;
+  std::string name = slice.has_value()
+                         ? image_internal::QuoteName(sealed_.layout.slices[*slice].name)
+                         : "the header";
+  if (slice.has_value() && record.kept && RunOf(*slice).source > 0) {
+    absl::StrAppend(&name, ", in the file of rank ",
+                    owners_[RunOf(*slice).source - 1]->record().id.rank, ",");
+  }
+  const uint64_t expected = slice.has_value() || !record.kept
+                                ? record.digests[range.first_digest + mismatch.block]
+                                : record.kept->header_digests[mismatch.block];
   return Status(
       Code::kCorrupt,
-      absl::StrCat(
-          name, " at attempt ", record_.id.attempt, " step ", record_.id.step, " rank ",
-          record_.id.rank, ": block ", mismatch.block, " (image offset ",
-          range.image_offset + mismatch.block * kDigestBlockBytes, ") has digest ",
-          absl::Hex(mismatch.actual, absl::kZeroPad16), " instead of ",
-          absl::Hex(record_.digests[range.first_digest + mismatch.block], absl::kZeroPad16)));
+      absl::StrCat(name, " at attempt ", record.id.attempt, " step ", record.id.step, " rank ",
+                   record.id.rank, ": block ", mismatch.block, " (image offset ",
+                   range.image_offset + mismatch.block * kDigestBlockBytes, ") has digest ",
+                   absl::Hex(mismatch.actual, absl::kZeroPad16), " instead of ",
+                   absl::Hex(expected, absl::kZeroPad16)));
 }
 
 }  // namespace holdfast::client

@@ -6,6 +6,9 @@
 //   (shard->faulted()) …                                       // cut short meanwhile: what was
 //   read is zeros
 //
+// A copy in the remote tier may leave slices out that other ranks' files have: then those files are
+// wanted, too (Owners), each opened likewise and handed over by Complete.
+//
 // Image bytes are unverified until someone compares digests. Not thread-safe; the daemon holds the
 // copy until ReleaseRead, which is the owner's to send.
 #pragma once
@@ -19,7 +22,7 @@
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/slot_mapping.h"
 #include "client-lib/src/wire.h"
-#include "tiers/image/record.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast::client {
 
@@ -45,11 +48,19 @@ class SealedShard {
                                                    const Expected& expected,
                                                    const SlotMapping* mine);
 
-  const ShardRecord& record() const { return record_; }
-  const Layout& layout() const { return layout_; }
-  const std::byte* image() const { return image_; }
+  const ShardRecord& record() const { return sealed_.record; }
+  const Layout& layout() const { return sealed_.layout; }
   bool populated() const { return populated_; }  // no page of it will fault
-  bool faulted() const { return guard_->faulted(); }
+  bool faulted() const;
+
+  // The ranks whose files have what this one leaves out, ascending; none: it has all.
+  std::vector<Rank> Owners() const { return OwnersOf(sealed_.record); }
+  // Their copies of the same checkpoint, in that order. kCorrupt, naming the rank: one of them does
+  // not have what it should. Before that, and after an error, no slice is to be had.
+  Status Complete(std::vector<std::unique_ptr<SealedShard>> owners);
+
+  // Where slice i lies, in whichever file has it.
+  const std::byte* SliceBytes(size_t i) const;
 
   // Slice i, to be copied to `to` or only checked.
   CopyOutRange SliceRange(size_t i, void* to) const;
@@ -60,14 +71,16 @@ class SealedShard {
 
  private:
   SealedShard() = default;
+  const ImageRun& RunOf(size_t i) const;
 
   std::unique_ptr<SlotMapping> mapping_;  // unless it is somebody else's
   std::byte* image_ = nullptr;
   bool populated_ = false;
   std::unique_ptr<FaultGuard> guard_;
-  ShardRecord record_;
-  Layout layout_;
+  RecordAndLayout sealed_;
   std::vector<DigestedRange> ranges_;
+  std::vector<std::unique_ptr<SealedShard>> owners_;
+  ImageMap whole_;  // of an image that leaves slices out: which file has what
 };
 
 }  // namespace holdfast::client

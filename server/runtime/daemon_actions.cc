@@ -61,6 +61,7 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kProtocolError:
     case Report::Kind::kTierShed:
     case Report::Kind::kTierTrouble:
+    case Report::Kind::kReplicasDiverged:
     case Report::Kind::kTrouble:
       return LogLevel::kWarning;
     case Report::Kind::kCopyBad:

@@ -36,6 +36,10 @@ DaemonMetrics::DaemonMetrics()
       bad_copies_(
           registry_.AddCounter("holdfast_bad_copies_total",
                                "Copies whose bytes contradict their digests, or are gone.")),
+      diverged_(registry_.AddCounter(
+          "holdfast_replicas_diverged_total",
+          "Steps of which ranks hold the same tensors with other bytes, as found on their way to "
+          "the remote tier.")),
       lost_slots_(registry_.AddCounter("holdfast_lost_slots_total",
                                        "Slots whose file was cut short or taken away.")),
       protocol_errors_(registry_.AddCounter(
@@ -102,6 +106,8 @@ void DaemonMetrics::Count(const Report& report) {
       return CountersOf(report.tier).troubles.Add(1);
     case Report::Kind::kTierRemoved:
       return CountersOf(report.tier).removals.Add(1);
+    case Report::Kind::kReplicasDiverged:
+      return diverged_.Add(1);
     case Report::Kind::kProtocolError:
       return protocol_errors_.Add(1);
     case Report::Kind::kTrouble:
@@ -174,6 +180,9 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
     gauges.healthy = add("holdfast_tier_healthy", "1 when the tier's last operations went well.");
     gauges.written = add("holdfast_tier_written_bytes", "Written since the daemon started.");
     gauges.read = add("holdfast_tier_read_bytes", "Read since the daemon started.");
+    gauges.shared = add("holdfast_tier_shared_bytes",
+                        "Not written since the daemon started, as other ranks' files have the "
+                        "same bytes.");
   }
   gauges.used->Set(static_cast<double>(tier.bytes_used()));
   gauges.max->Set(static_cast<double>(tier.bytes_max()));
@@ -183,6 +192,7 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
   gauges.healthy->Set(tier.healthy() ? 1 : 0);
   gauges.written->Set(static_cast<double>(tier.bytes_written()));
   gauges.read->Set(static_cast<double>(tier.bytes_read()));
+  gauges.shared->Set(static_cast<double>(tier.bytes_shared()));
 }
 
 }  // namespace holdfast

@@ -47,6 +47,7 @@ class DaemonMetrics {
   Counter& sessions_failed_;
   Counter& sessions_fell_back_;
   Counter& bad_copies_;
+  Counter& diverged_;
   Counter& lost_slots_;
   Counter& protocol_errors_;
   Counter& troubles_;
@@ -78,6 +79,7 @@ class DaemonMetrics {
     Gauge* healthy = nullptr;
     Gauge* written = nullptr;
     Gauge* read = nullptr;
+    Gauge* shared = nullptr;
   };
   std::map<std::string, TierGauges> tiers_;  // made with the first status that has them
   struct ClusterGauges {                     // made with the first view

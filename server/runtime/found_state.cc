@@ -149,6 +149,7 @@ SealedCopy ToSealedCopy(const ShardRecord& record) {
   copy.layout_hash = record.layout_hash;
   copy.descent = record.descent;
   copy.sealed_unix_ms = record.sealed_unix_ms;
+  copy.likeness = record.likeness;
   return copy;
 }
 

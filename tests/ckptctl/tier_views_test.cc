@@ -156,6 +156,26 @@ TEST(RenderStatus, TiersThatAreOffOrBusySayNoMore) {
   EXPECT_NE(text.find("  policy   nvme never\n"), std::string::npos) << text;
 }
 
+TEST(RenderTiers, SayWhatReplicasSave) {
+  v1::GetStatusReply reply;
+  v1::TierStatus& tier = *reply.mutable_daemon()->add_tiers();
+  tier.set_tier("remote");
+  tier.set_healthy(true);
+  v1::JobStatus& job = *reply.add_jobs();
+  job.add_tiers()->set_tier("remote");
+  job.mutable_policy()->mutable_remote()->set_every_steps(1);
+  job.mutable_policy()->mutable_remote()->set_keep_last(3);
+  job.mutable_policy()->mutable_remote()->set_share_replicas(true);
+  std::string text = RenderStatus(reply);
+  EXPECT_EQ(text.find("replicas"), std::string::npos) << text;
+  EXPECT_EQ(text.find("file whole"), std::string::npos) << text;
+  tier.set_bytes_shared(3 * kGiB);
+  job.mutable_policy()->mutable_remote()->set_share_replicas(false);
+  text = RenderStatus(reply);
+  EXPECT_NE(text.find("(3 GiB not written, as replicas have them)"), std::string::npos) << text;
+  EXPECT_NE(text.find("keeps the last 3, each rank's file whole"), std::string::npos) << text;
+}
+
 void AddCopy(v1::WhereReply& reply, uint64_t step, uint32_t rank, const std::string& tier,
              const std::string& state, const std::string& location) {
   v1::ShardCopy& copy = *reply.add_copies();
@@ -190,6 +210,23 @@ TEST(RenderWhere, CopiesByStep) {
             "     1  remote  good   1 GiB  any     /mnt/lustre/x\n"
             "  rank 1, memory: bad: block at 4096\\x1b\n");
   EXPECT_EQ(RenderWhere("llama", {}), "job llama has no copies of it anywhere\n");
+}
+
+TEST(RenderWhere, AFileThatLeavesSlicesOutSaysWhereTheyAre) {
+  v1::WhereReply reply;
+  AddCopy(reply, 9, 0, "remote", "good", "/mnt/lustre/a");
+  AddCopy(reply, 9, 1, "remote", "good", "/mnt/lustre/b");
+  reply.mutable_copies(1)->set_bytes(kGiB / 4);
+  reply.mutable_copies(1)->set_shard_bytes(kGiB);
+  reply.mutable_copies(1)->set_rest_in("ranks 0, 2\x1b");
+  EXPECT_EQ(RenderWhere("llama", reply),
+            "job llama\n"
+            "\n"
+            "step 9 (attempt 1): good copies in remote 2 of 2\n"
+            "  RANK  TIER    STATE              SIZE  NODE  LIES IN\n"
+            "     0  remote  good              1 GiB  any   /mnt/lustre/a\n"
+            "     1  remote  good   256 MiB of 1 GiB  any   /mnt/lustre/b\n"
+            "  rank 1, remote: the rest is in the files of ranks 0, 2\\x1b\n");
 }
 
 TEST(RenderWhere, CutsLongListsButCountsAll) {

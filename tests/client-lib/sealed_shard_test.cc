@@ -16,6 +16,7 @@
 #include "base/fault_guard.h"
 #include "client-lib/src/errors.h"
 #include "tests/tiers/image/sample_image.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast::client {
 namespace {
@@ -57,6 +58,112 @@ struct Copy {
 
 using Spoil = std::function<void(Copy&)>;
 
+// Of two replicas in the remote tier: rank 1's file has every second tensor, rank 0's the others.
+struct SharedCopy : Copy {
+  explicit SharedCopy(Rank rank) {
+    RecordAndLayout image{sample.record, sample.layout};
+    image.record.id.rank = rank;
+    std::vector<Rank> owners;
+    for (size_t i = 0; i < TensorsOf(sample.layout).slices.size(); ++i) {
+      owners.push_back(i % 2 == 0 ? 1 : 0);
+    }
+    const PartImage part = **PlanPart(image, owners, {});
+    file = part.from_whole.header;
+    for (const ImageRun& run : part.from_whole.runs) {
+      file += sample.image.substr(run.source_offset, run.bytes);
+    }
+    record = part.record;
+    source.rank = rank;
+    source.tier = "remote";
+    expected.rank = rank;
+    Put();
+  }
+  void Put() {
+    descriptors[0] = FileOf(file);
+    descriptors[1] = FileOf(EncodeRecord(record));
+  }
+  std::string file;
+  ShardRecord record;
+};
+
+std::string BytesOf(const CopyOutRange& range) {
+  return {static_cast<const char*>(static_cast<const void*>(range.from)), range.bytes};
+}
+
+TEST(SealedShard, WhatItsFileLeavesOutIsReadInItsOwnersFile) {
+  const SharedCopy mine(1);
+  const SharedCopy other(0);
+  auto shard = mine.Open();
+  ASSERT_TRUE(shard.ok()) << shard.status().ToString();
+  ASSERT_EQ((*shard)->Owners(), std::vector<Rank>{0});
+  std::vector<std::unique_ptr<SealedShard>> owners;
+  owners.push_back(*other.Open());
+  const Status complete = (*shard)->Complete(std::move(owners));
+  ASSERT_TRUE(complete.ok()) << complete.ToString();
+  const Layout& layout = mine.sample.layout;
+  EXPECT_EQ((*shard)->layout(), layout);
+  for (size_t i = 0; i < layout.slices.size(); ++i) {
+    const Slice& slice = layout.slices[i];
+    const CopyOutRange range = (*shard)->SliceRange(i, nullptr);
+    EXPECT_EQ(BytesOf(range), mine.sample.image.substr(slice.image_offset, slice.bytes))
+        << slice.name;
+    EXPECT_EQ(range.from, (*shard)->SliceBytes(i));
+  }
+  EXPECT_EQ(BytesOf((*shard)->HeaderRange()), mine.file.substr(0, mine.record.kept->header_bytes));
+  EXPECT_FALSE((*shard)->faulted());
+  // A block that is wrong names whose file it lies in.
+  bool own_named = false;
+  bool others_named = false;
+  for (size_t i = 0; i < layout.slices.size(); ++i) {
+    const std::string text = (*shard)->MismatchError({0, 0, 0}, i).ToString();
+    (text.find("in the file of rank 0") == std::string::npos ? own_named : others_named) = true;
+  }
+  EXPECT_TRUE(own_named && others_named);
+}
+
+TEST(SealedShard, AnOwnerThatDoesNotHaveItMakesTheCopyBad) {
+  const SharedCopy mine(1);
+  const std::vector<std::pair<std::string, std::function<void(SharedCopy&)>>> cases = {
+      {"other bytes",
+       [](SharedCopy& c) {
+         for (uint64_t& digest : c.record.digests) {
+           ++digest;
+         }
+       }},
+      {"another step",
+       [](SharedCopy& c) {
+         c.record.id.step += 1;
+         c.source.step += 1;
+       }},
+      {"another world size",
+       [](SharedCopy& c) {
+         c.record.world_size += 1;
+         c.source.world_size += 1;
+       }},
+  };
+  for (const auto& [what, spoil] : cases) {
+    SharedCopy other(0);
+    spoil(other);
+    other.Put();
+    auto shard = mine.Open();
+    auto owner = other.Open();
+    ASSERT_TRUE(shard.ok() && owner.ok()) << what << owner.status().ToString();
+    std::vector<std::unique_ptr<SealedShard>> owners;
+    owners.push_back(*std::move(owner));
+    const Status complete = (*shard)->Complete(std::move(owners));
+    EXPECT_EQ(complete.code(), Code::kCorrupt) << what;
+    EXPECT_NE(complete.message().find("rank 0"), std::string::npos) << complete.ToString();
+  }
+}
+
+TEST(SealedShard, OnlyTheRemoteTierHasFilesThatLeaveSlicesOut) {
+  for (const std::string tier : {"", "memory", "nvme"}) {
+    SharedCopy copy(1);
+    copy.source.tier = tier;
+    EXPECT_EQ(copy.Open().status().code(), Code::kCorrupt) << tier;
+  }
+}
+
 TEST(SealedShard, AWholeCopyOpens) {
   const Copy copy;
   const auto shard = copy.Open();
@@ -88,7 +195,7 @@ TEST(SealedShard, WhatIsWrongWithTheCopyMakesItBad) {
       {"a newer version",
        [](Copy& c) {
          std::string record = c.sample.record_file;
-         record[8] = 2;
+         record[8] = 3;
          c.descriptors[1] = FileOf(record);
        }},
       {"a record too large to be one",
@@ -152,7 +259,7 @@ TEST(SealedShard, CutShortWhileItIsReadIsNoticed) {
   const auto shard = copy.Open();
   ASSERT_TRUE(shard.ok());
   ASSERT_EQ(::ftruncate(copy.descriptors[0].get(), 0), 0);
-  const volatile std::byte* const image = (*shard)->image();
+  const auto* const image = static_cast<const volatile std::byte*>((*shard)->HeaderRange().from);
   const std::byte first = image[0];
   EXPECT_EQ(first, std::byte{0});
   EXPECT_TRUE((*shard)->faulted());

@@ -16,9 +16,9 @@ void AppendLittleEndian(uint64_t value, size_t bytes, std::string& out) {
   }
 }
 
-std::string Frame(std::string_view body) {
+std::string Frame(std::string_view body, uint32_t version) {
   std::string file = "HFRECORD";
-  AppendLittleEndian(holdfast::kRecordFormatVersion, 4, file);
+  AppendLittleEndian(version, 4, file);
   AppendLittleEndian(0, 4, file);
   AppendLittleEndian(body.size(), 8, file);
   file.append(body);
@@ -42,6 +42,8 @@ void Check(std::string_view file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   Check(input);
-  Check(Frame(input));
+  for (uint32_t version = 1; version <= holdfast::kRecordFormatVersion; ++version) {
+    Check(Frame(input, version));
+  }
   return 0;
 }

@@ -4,7 +4,7 @@
 //   holdfast_test_rank <socket> <job> <rank> <world size> <bytes> [launch [policy]]
 //
 // Its state is a function of (rank, step), so that whatever a restore brings back can be checked
-// bit for bit.
+// bit for bit. `as R`: its tensors are rank R's from now on, as a replica's are.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -73,6 +73,7 @@ class Trainer {
  public:
   explicit Trainer(Settings settings)
       : settings_(std::move(settings)),
+        content_rank_(settings_.rank),
         weights_(settings_.bytes / 16 + 1),
         moments_(settings_.bytes / 16 + 1) {}
 
@@ -97,7 +98,7 @@ class Trainer {
     if (verb == "attach")
       return Attach(words);
     if (verb == "read")
-      return Read();
+      return Read(words);
     if (verb == "list")
       return List();
     if (verb == "adopt")
@@ -114,6 +115,8 @@ class Trainer {
       return Scribble();
     if (verb == "size")
       return Size(words);
+    if (verb == "as")
+      return As(words);
     return "error WHAT " + line;
   }
 
@@ -129,14 +132,14 @@ class Trainer {
 
   void Fill(uint64_t step) {
     for (uint64_t i = 0; i < weights_.size(); ++i) {
-      weights_[i] = Value(settings_.rank, step, i);
-      moments_[i] = Value(settings_.rank, step, i) ^ 0x5555555555555555ull;
+      weights_[i] = Value(content_rank_, step, i);
+      moments_[i] = Value(content_rank_, step, i) ^ 0x5555555555555555ull;
     }
   }
   bool Matches(uint64_t step) const {
     for (uint64_t i = 0; i < weights_.size(); ++i) {
-      if (weights_[i] != Value(settings_.rank, step, i) ||
-          moments_[i] != (Value(settings_.rank, step, i) ^ 0x5555555555555555ull)) {
+      if (weights_[i] != Value(content_rank_, step, i) ||
+          moments_[i] != (Value(content_rank_, step, i) ^ 0x5555555555555555ull)) {
         return false;
       }
     }
@@ -276,8 +279,16 @@ class Trainer {
         view_->tier() == "memory" ? "" : " source=" + view_->tier() + " why=" + view_->why();
     return verified.ok() ? "ok step=" + std::to_string(view_->step()) + from : Failed(verified);
   }
-  // Every tensor of the view, copied and compared with what its rank saved.
-  std::string Read() {
+  std::string As(std::istringstream& words) {
+    words >> content_rank_;
+    return "ok";
+  }
+  // Every tensor of the view, copied and compared with what its rank saved (or `read as R`).
+  std::string Read(std::istringstream& words) {
+    uint32_t rank = attached_rank_;
+    if (std::string as; words >> as) {
+      words >> rank;
+    }
     for (size_t i = 0; i < view_->tensors().size(); ++i) {
       const holdfast::Tensor& tensor = view_->tensors()[i];
       std::vector<uint64_t> got(tensor.bytes / 8);
@@ -287,7 +298,7 @@ class Trainer {
       }
       const uint64_t mask = tensor.name == "layers.0.weight" ? 0 : 0x5555555555555555ull;
       for (uint64_t at = 0; at < got.size(); ++at) {
-        if (got[at] != (Value(attached_rank_, view_->step(), at) ^ mask)) {
+        if (got[at] != (Value(rank, view_->step(), at) ^ mask)) {
           return "error CONTENT " + tensor.name;
         }
       }
@@ -376,6 +387,7 @@ class Trainer {
   }
 
   const Settings settings_;
+  uint32_t content_rank_;  // whose tensors it has
   std::vector<uint64_t> weights_;
   std::vector<uint64_t> moments_;
   std::unique_ptr<holdfast::Job> job_;

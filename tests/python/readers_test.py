@@ -115,21 +115,22 @@ class Node:
         with open(os.path.join(self.work, "ckptd.log"), encoding="utf-8") as file:
             return file.read()
 
-    def save(self):
+    def save(self, job="job", world_size=2):
         ranks = [
             subprocess.Popen(
                 [
                     os.path.join(BIN, "holdfast_test_save_sharded"),
                     self.socket,
-                    "job",
+                    job,
                     str(rank),
                     "1",
+                    str(world_size),
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(2)
+            for rank in range(world_size)
         ]
         for rank in ranks:
             _, errors = rank.communicate(timeout=DEADLINE_S)
@@ -187,6 +188,26 @@ class Readers(unittest.TestCase):
             name: torch.zeros(shape, dtype=dtype) for name, (dtype, _, shape) in TENSORS.items()
         }
         dcp.load(state, storage_reader=HuggingFaceStorageReader(self.step), no_dist=True)
+        for name in TENSORS:
+            self.assertTrue(torch.equal(state[name], expected(name)), name)
+
+    def test_torch_loads_what_replicas_share(self):
+        """Six replicas of each part: every tensor lies in one file, one of them has no tensor at all."""
+        self.node.save("replicas", 12)
+        step = os.path.join(self.node.remote, "replicas", "1-a1")
+        files = sorted(name for name in os.listdir(step) if name.endswith(".safetensors"))
+        self.assertEqual(len(files), 12)
+        keys = []
+        for name in files:
+            with safe_open(os.path.join(step, name), framework="pt") as image:
+                keys.append(list(image.keys()))
+        tensors = [key for each in keys for key in each if not key.endswith(":progress")]
+        self.assertEqual(len(tensors), 2 * len(BOXES) + 2, keys)
+        self.assertIn([], keys)
+        state = {
+            name: torch.zeros(shape, dtype=dtype) for name, (dtype, _, shape) in TENSORS.items()
+        }
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(step), no_dist=True)
         for name in TENSORS:
             self.assertTrue(torch.equal(state[name], expected(name)), name)
 

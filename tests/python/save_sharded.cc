@@ -1,7 +1,8 @@
 // Saves one step of a job of two ranks whose tensors are boxes of larger ones, waits until it is
-// whole on the drives and in the remote directory, and ends: what the readers in Python open.
+// whole on the drives and in the remote directory, and ends: what the readers in Python open. In a
+// larger world each of the two is there several times, and only the first have objects.
 //
-//   holdfast_test_save_sharded <socket> <job> <rank> <step>
+//   holdfast_test_save_sharded <socket> <job> <rank> <step> [world size]
 //
 // Element i of the whole tensor, in row-major order, is (seed * 31 + i) % 251, whatever its type.
 #include <algorithm>
@@ -86,11 +87,14 @@ int Failed(const char* what, const holdfast::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: %s <socket> <job> <rank> <step>\n", argv[0]);
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr, "usage: %s <socket> <job> <rank> <step> [world size]\n", argv[0]);
     return 2;
   }
-  const auto rank = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
+  const auto own_rank = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
+  const auto world_size =
+      argc == 6 ? static_cast<uint32_t>(std::strtoul(argv[5], nullptr, 10)) : 2u;
+  const uint32_t rank = own_rank % 2;  // whose part it has
   Shards shards;
   shards.AddBox("model.rows", Type::kF32, 1, {10, 6}, {rank * 5, 0}, {5, 6});
   shards.AddBox("model.columns", Type::kBF16, 2, {4, 9}, {0, rank == 0 ? 0u : 4u},
@@ -101,11 +105,13 @@ int main(int argc, char** argv) {
   // What one rank has alone, as a whole.
   shards.AddWhole(rank == 0 ? "embedding" : "head", rank == 0 ? Type::kI32 : Type::kU8, 5 + rank,
                   rank == 0 ? std::vector<uint64_t>{3, 2, 4} : std::vector<uint64_t>{17});
-  shards.state.objects.push_back({.name = "progress", .bytes = "{\"step\": 1}"});
+  if (own_rank < 2) {
+    shards.state.objects.push_back({.name = "progress", .bytes = "{\"step\": 1}"});
+  }
 
   auto job = holdfast::Job::Open({.job = argv[2],
-                                  .rank = rank,
-                                  .world_size = 2,
+                                  .rank = own_rank,
+                                  .world_size = world_size,
                                   .socket = argv[1],
                                   .copy_threads = 1,
                                   .open_deadline = kDeadline});

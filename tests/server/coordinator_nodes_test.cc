@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -1475,6 +1477,242 @@ TEST_F(RandomNodesTest, TheNewestCommittedStepIsNeverLostAndAllGoesOnWhenTheyAre
       EXPECT_NE(copy.state(), "out of reach");
     }
   }
+}
+
+// ---- Replicas: who shares what is written to remote ----
+
+class ReplicasOnNodesTest : public NodesTest {
+ protected:
+  // Four ranks, two a node; straight to remote.
+  void SetUp() override {
+    settings_.nvme = false;
+    settings_.policy.mutable_remote()->set_share_replicas(true);
+    Restart();
+    for (Rank rank = 0; rank < 4; ++rank) {
+      Join(NodeOf(rank), rank, 4);
+    }
+    out_.clear();
+  }
+  void Restart() {
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  }
+  NodeId NodeOf(Rank rank) const { return rank < 2 ? kHere : b_; }
+  static Likeness Like(uint8_t tensors, uint8_t content) {
+    Likeness likeness;
+    likeness.tensors.fill(tensors);
+    likeness.content.fill(content);
+    return likeness;
+  }
+  void SaveAll(Step step, const std::vector<Likeness>& likeness) {
+    for (Rank rank = 0; rank < 4; ++rank) {
+      Begin(NodeOf(rank), rank, step);
+    }
+    for (Rank rank = 0; rank < 4; ++rank) {
+      Say(NodeOf(rank), ShardSealed{1, rank, step, 4, kBytes, 1000, true, likeness[rank]});
+    }
+  }
+  // By rank: with whom it was told to share.
+  std::map<Rank, std::vector<Rank>> Groups() const {
+    std::map<Rank, std::vector<Rank>> groups;
+    for (const auto& [node, flush] : All<FlushWanted>()) {
+      for (const FlushWanted::Shard& shard : flush.shards) {
+        EXPECT_EQ(node, NodeOf(shard.rank));
+        groups[shard.rank] = shard.group == 0
+                                 ? std::vector<Rank>()
+                                 : *RanksOf(flush.groups[shard.group - 1].ranks, flush.world_size);
+      }
+    }
+    return groups;
+  }
+  LayoutHash Plan(const Likeness& likeness, std::vector<Rank> ranks) const {
+    return PlanHash(likeness.content, ranks);
+  }
+  void Written(Rank rank, Step step, uint64_t file_bytes, const LayoutHash& plan) {
+    ShardDrained drained{{1, step}, rank, TierKind::kRemote, TierKind::kMemory, absl::OkStatus(),
+                         false,     {}};
+    drained.copy.location = "/remote/x";
+    drained.copy.file_bytes = file_bytes;
+    drained.copy.plan = plan;
+    Say(NodeOf(rank), drained);
+  }
+  std::vector<std::string> Divergences() const {
+    std::vector<std::string> texts;
+    for (const auto& [node, reported] : All<Reported>()) {
+      if (reported.report.kind == Report::Kind::kReplicasDiverged) {
+        texts.push_back(reported.report.text);
+      }
+    }
+    return texts;
+  }
+};
+
+TEST_F(ReplicasOnNodesTest, RanksThatAreAlikeAreToldSoWhateverTheirNodes) {
+  SaveAll(1, {Like(1, 1), Like(2, 2), Like(1, 1), Like(2, 2)});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{
+                          {0, {0, 2}}, {1, {1, 3}}, {2, {0, 2}}, {3, {1, 3}}}));
+  EXPECT_TRUE(Divergences().empty());
+}
+
+TEST_F(ReplicasOnNodesTest, TheManifestTellsBothLengths) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, Like(2, 2)});
+  const LayoutHash plan = Plan(like, {0, 1, 2});
+  Written(0, 1, 100, plan);
+  Written(1, 1, 0, {});  // whole: it fits as well
+  Written(2, 1, 300, plan);
+  Written(3, 1, 0, {});
+  const auto manifests = All<ManifestWanted>();
+  ASSERT_EQ(manifests.size(), 1u);
+  const std::vector<DurableCopy>& shards = manifests[0].second.shards;
+  ASSERT_EQ(shards.size(), 4u);
+  EXPECT_EQ(shards[0].file_bytes, 100u);
+  EXPECT_EQ(shards[0].copy.image_bytes, kBytes);
+  EXPECT_EQ(shards[1].file_bytes, 0u);
+  EXPECT_EQ(shards[2].plan, plan);
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  EXPECT_EQ(job_->BytesAt(TierKind::kRemote), 100 + kBytes + 300 + kBytes);
+  // Where it lies, and where the rest.
+  v1::WhereReply where;
+  job_->FillWhere(CheckpointId{1, 1}, where, Time());
+  std::map<Rank, std::string> rest;
+  for (const v1::ShardCopy& copy : where.copies()) {
+    if (copy.tier() == "remote" && copy.shard_bytes() != 0) {
+      rest[copy.rank()] = copy.rest_in();
+      EXPECT_EQ(copy.shard_bytes(), kBytes);
+      EXPECT_EQ(copy.bytes(), copy.rank() == 0 ? 100u : 300u);
+    }
+  }
+  EXPECT_EQ(rest, (std::map<Rank, std::string>{{0, "ranks 1, 2"}, {2, "ranks 0, 1"}}));
+}
+
+// Nothing of it can be relied on: not even the ranks that fit together are committed.
+TEST_F(ReplicasOnNodesTest, AFileOfAnotherPlanIsNeverCommitted) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, like});
+  const LayoutHash plan = Plan(like, {0, 1, 2, 3});
+  Written(0, 1, 100, plan);
+  Written(1, 1, 100, plan);
+  Written(2, 1, 100, Plan(like, {0, 1, 2}));
+  Written(3, 1, 100, plan);
+  EXPECT_TRUE(All<ManifestWanted>().empty());
+  EXPECT_FALSE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  EXPECT_TRUE(Committed(1)) << "in memory it is as it was";
+}
+
+TEST_F(ReplicasOnNodesTest, OneThatDivergedIsToldOnceAStepAndSharesNothing) {
+  SaveAll(1, {Like(1, 1), Like(1, 9), Like(1, 1), Like(1, 1)});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{
+                          {0, {0, 2, 3}}, {1, {}}, {2, {0, 2, 3}}, {3, {0, 2, 3}}}));
+  ASSERT_EQ(Divergences().size(), 1u);
+  EXPECT_TRUE(absl::StrContains(Divergences()[0],
+                                "rank 1 holds the same tensors as ranks 0, 2, 3 with other bytes"))
+      << Divergences()[0];
+  // A try that fails and is repeated says nothing new.
+  ShardDrained failed{
+      {1, 1}, 0, TierKind::kRemote, TierKind::kMemory, absl::UnavailableError("hiccup"), false, {}};
+  Say(kHere, failed);
+  for (const Rank rank : {1u, 2u, 3u}) {
+    Written(rank, 1, 0, {});
+  }
+  out_.clear();
+  now_ = now_ + std::chrono::minutes(2);
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{{0, {0, 2, 3}}}));
+  EXPECT_TRUE(Divergences().empty());
+  // explain names it.
+  v1::ExplainRequest request;
+  request.set_step(1);
+  v1::ExplainReply reply;
+  job_->FillExplain(request, Time(), reply);
+  ASSERT_EQ(reply.steps_size(), 1);
+  bool named = false;
+  for (const std::string& reason : reply.steps(0).reasons()) {
+    named = named || absl::StrContains(reason, "replicas have diverged: rank 1");
+  }
+  EXPECT_TRUE(named);
+}
+
+// As long as it is not known of all ranks what they hold, a later plan might be another.
+TEST_F(ReplicasOnNodesTest, WhereOneIsNotKnownNothingIsShared) {
+  SaveAll(1, {Like(1, 1), Like(1, 1), Like(1, 1), {}});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{{0, {}}, {1, {}}, {2, {}}, {3, {}}}));
+}
+
+TEST_F(ReplicasOnNodesTest, AJobMayHaveEveryFileWhole) {
+  settings_.policy.mutable_remote()->set_share_replicas(false);
+  Restart();
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(NodeOf(rank), rank, 4);
+  }
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, Like(1, 2)});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{{0, {}}, {1, {}}, {2, {}}, {3, {}}}));
+  EXPECT_TRUE(Divergences().empty());
+}
+
+// The node of rank 2 goes before its file is written. Nothing changes for the others: the step is
+// whole when that rank's file is there, whoever wrote what before.
+TEST_F(ReplicasOnNodesTest, AnOwnerThatGoesAndComesBackWritesItsPart) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, like});
+  const LayoutHash plan = Plan(like, {0, 1, 2, 3});
+  Written(0, 1, 100, plan);
+  Written(1, 1, 100, plan);
+  Written(3, 1, 100, plan);
+  Say(b_, NodeLeft{false, "its channel broke"});
+  EXPECT_TRUE(All<ManifestWanted>().empty());
+  out_.clear();
+  NodeArrived back;
+  for (const Rank rank : {2u, 3u}) {
+    FoundShard found = Found(rank, 1);
+    found.copy.world_size = 4;
+    found.copy.likeness = like;
+    back.shards.push_back(found);
+    back.seats.push_back(Seat(b_, rank, 1));
+  }
+  Say(b_, back);
+  now_ = now_ + std::chrono::minutes(2);
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{{2, {0, 1, 2, 3}}}));
+  Written(2, 1, 100, plan);
+  ASSERT_EQ(All<ManifestWanted>().size(), 1u);
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+}
+
+// All daemons were started anew when the files were written, and nothing of it is in memory.
+TEST_F(ReplicasOnNodesTest, FilesThatWereFoundAreCommittedUnderTheSamePlan) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, like});
+  NodeNames nodes("a");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  out_.clear();
+  CopiesFound found;
+  found.tier = TierKind::kRemote;
+  found.began = now_;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    DurableCopy copy;
+    copy.copy = Found(rank, 1).copy;
+    copy.copy.world_size = 4;
+    copy.copy.likeness = like;
+    copy.file_bytes = rank == 3 ? 0 : 100;
+    copy.plan = rank == 3 ? LayoutHash{} : Plan(like, {0, 1, 2, 3});
+    found.copies.push_back(copy);
+  }
+  Say(kHere, found);
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  const auto manifests = All<ManifestWanted>();
+  ASSERT_EQ(manifests.size(), 1u);
+  EXPECT_EQ(manifests[0].second.shards[0].file_bytes, 100u);
 }
 
 }  // namespace

@@ -105,6 +105,11 @@ v1::FlushWanted& Flush(P& p) {
   m.add_from(v1::TIER_MEMORY);
   return m;
 }
+v1::FlushWanted::Group& Group(P& p) {
+  v1::FlushWanted::Group& group = *Flush(p).add_groups();
+  group.set_content(kUuid);
+  return group;
+}
 v1::PrefetchWanted& Ahead(P& p) {
   v1::PrefetchWanted& m = *p.mutable_prefetch_wanted();
   m.set_attempt(1);
@@ -234,6 +239,7 @@ std::vector<Case> Cases() {
       {"ShardsSealed: rank", [](P& p) { Sealed(p).set_rank(1, 8); }},
       {"ShardsSealed: rank", [](P& p) { Sealed(p).set_rank(1, int64_t{1} << 32); }},
       {"ShardsSealed: bytes", [](P& p) { Sealed(p).add_bytes(1); }},
+      {"ShardsSealed: likeness", [](P& p) { Sealed(p).set_likeness(kUuid); }},
       {"ShardsSealed: bytes",
        [](P& p) { Sealed(p), p.mutable_shards_sealed()->mutable_bytes()->Resize(2, -1); }},
       {"ShardsSealed: unix_ms",
@@ -273,6 +279,25 @@ std::vector<Case> Cases() {
       {"FlushWanted: bytes", [](P& p) { Flush(p).add_bytes(-1); }},
       {"FlushWanted: verify",
        [](P& p) { Flush(p).set_verify(static_cast<v1::TierPolicy::Verify>(4)); }},
+      {"FlushWanted: group", [](P& p) { Flush(p).add_group(1); }},
+      {"FlushWanted: group", [](P& p) { Group(p), p.mutable_flush_wanted()->add_group(-1); }},
+      {"FlushWanted: groups", [](P& p) { Group(p).set_content("short"); }},
+      {"FlushWanted: groups", [](P& p) { Group(p).add_first(1); }},
+      {"FlushWanted: groups", [](P& p) { Group(p).add_count(1); }},
+      {"FlushWanted: groups",
+       [](P& p) {
+         v1::FlushWanted::Group& group = Group(p);
+         for (size_t i = 0; i <= kRankRunsMax; ++i) {
+           group.add_first(0);
+           group.add_stride(1);
+           group.add_count(1);
+         }
+       }},
+      {"FlushWanted: groups",
+       [](P& p) {
+         const v1::FlushWanted::Group group = Group(p);
+         *p.mutable_flush_wanted()->add_groups() = group;
+       }},
       {"FlushWanted: to: memory", [](P& p) { Flush(p).set_to(v1::TIER_MEMORY); }},
       {"PrefetchWanted: from", [](P& p) { Ahead(p).clear_from(); }},
       {"PrefetchWanted: from: memory", [](P& p) { Ahead(p).set_from(0, v1::TIER_MEMORY); }},
@@ -324,6 +349,18 @@ std::vector<Case> Cases() {
       {"CopiesFound: image_bytes", [](P& p) { FoundRun(p).add_image_bytes(1); }},
       {"CopiesFound: copies", [](P& p) { FoundRun(p).mutable_image_bytes()->Resize(2, -1); }},
       {"CopiesFound: layout_hash", [](P& p) { FoundRun(p).set_layout_hash(kUuid); }},
+      {"CopiesFound: likeness", [](P& p) { FoundRun(p).set_likeness(kUuid); }},
+      {"CopiesFound: plan", [](P& p) { FoundRun(p).set_plan(kUuid); }},
+      {"CopiesFound: plan",  // of files that leave nothing out
+       [](P& p) { FoundRun(p).set_plan(std::string(32, 'p')); }},
+      {"CopiesFound: file_bytes",  // an image of 5, a file of 5
+       [](P& p) {
+         v1::CopyRun& run = FoundRun(p);
+         for (const int delta : {5, 0}) {
+           run.add_image_bytes(delta);
+           run.add_file_bytes(delta);
+         }
+       }},
       {"CopiesFound: record_bytes",
        [](P& p) {
          FoundRun(p).mutable_record_bytes()->Resize(2, static_cast<int64_t>(kRecordBytesMax) + 1);

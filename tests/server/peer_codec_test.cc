@@ -54,12 +54,15 @@ MEMBERS(CheckpointId, attempt, step)
 MEMBERS(ShardId, job, attempt, step, rank)
 MEMBERS(Descent, attempt, parent)
 MEMBERS(Caller, process, uid, gid)
+MEMBERS(Likeness, tensors, content)
+MEMBERS(RankRun, first, stride, count)
 MEMBERS(SealedCopy, id, job_name, world_size, generation, image_bytes, layout_hash, descent,
-        sealed_unix_ms)
-MEMBERS(DurableCopy, copy, record_bytes, record_crc, from_manifest, location)
+        sealed_unix_ms, likeness)
+MEMBERS(DurableCopy, copy, record_bytes, record_crc, from_manifest, location, file_bytes, plan)
 MEMBERS(FoundShard, copy, writer)
 MEMBERS(NodeArrived::Seat, attempt, rank, process, connection, writing, last_begun)
-MEMBERS(FlushWanted::Shard, rank, from, bytes)
+MEMBERS(FlushWanted::Shard, rank, from, bytes, group)
+MEMBERS(FlushWanted::Group, content, ranks)
 MEMBERS(PrefetchWanted::Shard, rank, from, bytes)
 MEMBERS(Failure, code, reason, message)
 MEMBERS(Report, kind, job, text, bytes, tier)
@@ -71,7 +74,7 @@ MEMBERS(SaveAsked, token, attempt, rank, step)
 MEMBERS(RoomAsked, token, attempt, rank, step, useful)
 MEMBERS(SpareAsked, token, for_job, useful)
 MEMBERS(SaveLost, attempt, rank, step, why)
-MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure)
+MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure, likeness)
 MEMBERS(ShardGood, checkpoint, rank, tier)
 MEMBERS(ShardBad, checkpoint, rank, what, tier)
 MEMBERS(InventoryState, tier, kind, why)
@@ -117,7 +120,7 @@ MEMBERS(CopyDoubted, checkpoint, rank)
 MEMBERS(PersistState, state)
 MEMBERS(RestorePointSet, token, text)
 MEMBERS(Reported, report)
-MEMBERS(FlushWanted, checkpoint, to, world_size, shards, opening, verify)
+MEMBERS(FlushWanted, checkpoint, to, world_size, shards, opening, verify, groups)
 MEMBERS(FlushUnwanted, checkpoint, to)
 MEMBERS(ManifestWanted, checkpoint, world_size, opening, descent, shards)
 MEMBERS(RemovalWanted, checkpoint, tier, world_size)
@@ -357,7 +360,10 @@ class Filler {
     copy.descent[0].attempt = copy.id.attempt;
     Mend(copy.descent);
   }
-  void Mend(DurableCopy& copy) { copy.record_bytes = 1000 + Next(); }
+  void Mend(DurableCopy& copy) {
+    copy.record_bytes = 1000 + Next();
+    copy.file_bytes = copy.copy.image_bytes - Next();
+  }
   void Mend(ShardDrained& m) {
     m.status = absl::OkStatus();  // (that of ManifestDone and others is one)
     m.copy.copy.id.attempt = m.checkpoint.attempt;
@@ -366,7 +372,11 @@ class Filler {
     Mend(m.copy.copy);
   }
   void Mend(ShardLocated& m) { m.places[1].tier = TierKind::kRemote; }
-  void Mend(FlushWanted& m) { m.world_size = 100'000; }
+  void Mend(FlushWanted& m) {
+    m.world_size = 100'000;
+    m.shards[0].group = 2;
+    m.shards[1].group = 0;
+  }
   void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
   void Mend(JobHosted& m) { m.world_size = 100'000; }
   void Mend(ManifestWanted& m) {
@@ -710,9 +720,17 @@ TEST(PeerCodecTest, ATimeThatIsSetStaysSet) {
 std::vector<ToCoordinator> SealedBy(int ranks) {
   std::vector<ToCoordinator> sealed;
   for (int i = 0; i < ranks; ++i) {
-    sealed.emplace_back(ShardSealed{12, static_cast<Rank>(12'000 + i), 123'456, 12'288,
+    sealed.emplace_back(ShardSealed{12,
+                                    static_cast<Rank>(12'000 + i),
+                                    123'456,
+                                    12'288,
                                     (uint64_t{40} << 30) + static_cast<uint64_t>(i * i * 4096),
-                                    1'700'000'000'000 + i * 37 % 500, true});
+                                    1'700'000'000'000 + i * 37 % 500,
+                                    true,
+                                    {}});
+    Likeness& likeness = std::get<ShardSealed>(sealed.back()).likeness;
+    likeness.tensors.fill(7);
+    likeness.content.fill(static_cast<uint8_t>(i));
   }
   return sealed;
 }
@@ -777,6 +795,7 @@ TEST(PeerCodecTest, OnlyWhatIsOfOneStepAndSaidInARowIsOneMessage) {
 
 // ---- Sizes: they decide what 12,288 ranks cost ----
 
+constexpr size_t kLikenessBytes = 32;
 constexpr size_t kUuidBytes = 18;  // with its key and length
 
 size_t SizeOf(const std::string& name, const absl::StatusOr<std::string>& bytes) {
@@ -789,7 +808,7 @@ TEST(PeerCodecTest, SmallMessagesAreSmall) {
   const uint64_t token = 1'000'000;
   EXPECT_LE(SizeOf("SaveAsked", Encoded(ToCoordinator(SaveAsked{token, 12, 12'287, 123'456}))),
             kUuidBytes + 40);
-  EXPECT_LE(SizeOf("ShardSealed", Encoded(SealedBy(1).front())), kUuidBytes + 40);
+  EXPECT_LE(SizeOf("ShardSealed", Encoded(SealedBy(1).front())), kUuidBytes + 40 + kLikenessBytes);
   EXPECT_LE(SizeOf("AwaitAsked", Encoded(ToCoordinator(AwaitAsked{token, 12, 12'287, 123'456,
                                                                   v1::AwaitSave::STAGE_REMOTE}))),
             kUuidBytes + 40);
@@ -824,8 +843,8 @@ TEST(PeerCodecTest, AStepOfANodeIsSmallAndGrowsByAFewBytesARank) {
   ASSERT_TRUE(eight.ok() && many.ok());
   RecordProperty("ShardsSealed8", static_cast<int>(eight->front().size()));
   RecordProperty("ShardsSealed256", static_cast<int>(many->front().size()));
-  EXPECT_LE(eight->front().size(), 200u);
-  EXPECT_LE((many->front().size() - eight->front().size()) / 248, 12u);
+  EXPECT_LE(eight->front().size(), 200u + 8 * kLikenessBytes);
+  EXPECT_LE((many->front().size() - eight->front().size()) / 248, 12u + kLikenessBytes);
 }
 
 // What a node of 8 ranks with 3 slots each tells a coordinator that begins.

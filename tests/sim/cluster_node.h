@@ -32,6 +32,7 @@ struct Remote {
   SimTier tier;
   std::map<std::pair<JobUuid, CheckpointId>, std::vector<std::pair<ShardId, uint64_t>>> named;
   std::map<std::pair<JobUuid, Attempt>, uint64_t> claims;
+  std::map<LayoutHash, std::vector<Rank>> plans;  // by which replicas share
 };
 
 class Node {
@@ -163,6 +164,8 @@ class Node {
   absl::Status TierFault(TierKind tier, bool writes);
   void RunDrain(DrainId id, SimDrain drain);
   void TryDrain(DrainId id);
+  void LeaveOut(const FlushShard& a, TierCopy& written);
+  void CheckShared(const holdfast::PublishManifest& a, const std::string& what);
   FlushEnded FlushNow(const FlushShard& a, const FilePtr& file,
                       const std::optional<FileRecord>& record);
   FoundJob FoundIn(const SimTier& tier, const JobUuid& uuid) const;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/cluster_world.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast::sim::cluster {
 
@@ -43,6 +44,22 @@ void Node::Do(const WriteNote& a) {
   });
 }
 
+namespace {
+
+// Ranks of one parity hold the same tensors; now and then one of them has other bytes.
+Likeness LikenessOf(const ShardId& id) {
+  const uint64_t parity = id.rank % 2;
+  const uint64_t diverged = (id.attempt * 31 + id.step * 7 + id.rank) % 53 == 0 ? id.rank + 1 : 0;
+  Likeness likeness;
+  likeness.tensors.fill(static_cast<uint8_t>(1 + parity));
+  likeness.content = PlanHash(
+      likeness.tensors, std::vector<Rank>{static_cast<Rank>(id.attempt), static_cast<Rank>(id.step),
+                                          static_cast<Rank>(diverged)});
+  return likeness;
+}
+
+}  // namespace
+
 void Node::Do(const PublishRecord& a) {
   OnSlot(a.slot, [this, a] {
     const FilePtr file = files_.at(a.slot);
@@ -53,6 +70,7 @@ void Node::Do(const PublishRecord& a) {
     } else {
       published.copy.image_bytes = kSlotBytes / 2;
       published.copy.sealed_unix_ms = UnixMs();
+      published.copy.likeness = LikenessOf(published.copy.id);
       if (published.status.ok() || w_.t.Chance(0.5)) {
         RecordGone(*file, Truth::Why::kCommanded);
         file->replaced = false;

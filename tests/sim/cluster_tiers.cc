@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/cluster_world.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast::sim::cluster {
 
@@ -141,11 +142,60 @@ FlushEnded Node::FlushNow(const FlushShard& a, const FilePtr& file,
     w_.truth.Violated(absl::StrCat(a.key.id.ToString(), " is in ", std::string(TierName(a.to)),
                                    " with other bytes"));
   }
+  if (a.to == TierKind::kRemote) {
+    LeaveOut(a, written);
+  }
   tier.copies[a.key.id] = written;
   tier.jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
   w_.truth.Added(a.key.id, PlaceOf(a.to));
   ended.copy = written.copy;
   return ended;
+}
+
+// What replicas share; a copy that is there stays as it is.
+void Node::LeaveOut(const FlushShard& a, TierCopy& written) {
+  if (const auto there = w_.remote.tier.copies.find(a.key.id);
+      there != w_.remote.tier.copies.end()) {
+    written.copy.file_bytes = there->second.copy.file_bytes;
+    written.copy.plan = there->second.copy.plan;
+    return;
+  }
+  if (a.replicas == nullptr) {
+    return;
+  }
+  const std::vector<Rank>& ranks = a.replicas->ranks;
+  if (a.replicas->content != written.copy.copy.likeness.content ||
+      !std::binary_search(ranks.begin(), ranks.end(), a.key.id.rank)) {
+    w_.truth.Violated(absl::StrCat(name, ": ", a.key.id.ToString(),
+                                   " is to leave out what ranks with other bytes have"));
+  }
+  written.copy.plan = PlanHash(a.replicas->content, ranks);
+  written.copy.file_bytes = written.copy.copy.image_bytes / 2;
+  w_.remote.plans[written.copy.plan] = ranks;
+  w_.counts.states["flush: shares with replicas"]++;
+}
+
+// Who leaves slices out relies on all of its group: each has all of its own, or is of the same
+// plan.
+void Node::CheckShared(const holdfast::PublishManifest& a, const std::string& what) {
+  const auto at = [&](Rank rank) -> const DurableCopy* {
+    const auto copy =
+        w_.remote.tier.copies.find({a.job, a.checkpoint.attempt, a.checkpoint.step, rank});
+    return copy == w_.remote.tier.copies.end() ? nullptr : &copy->second.copy;
+  };
+  for (Rank rank = 0; rank < a.world_size; ++rank) {
+    const DurableCopy* copy = at(rank);
+    if (copy == nullptr || copy->file_bytes == 0) {
+      continue;
+    }
+    for (const Rank other : w_.remote.plans.at(copy->plan)) {
+      const DurableCopy* owner = at(other);
+      if (owner == nullptr || (owner->file_bytes != 0 && owner->plan != copy->plan)) {
+        w_.truth.Violated(absl::StrCat(what, " names rank ", rank, ", which leaves out what rank ",
+                                       other, " has not, or may leave out itself"));
+      }
+    }
+  }
 }
 
 void Node::Do(const FetchShard& a) {
@@ -266,6 +316,7 @@ void Node::Do(const PublishManifest& a) {
       if (status.ok()) {
         w_.remote.tier.manifests.insert(checkpoint);
         w_.remote.named[checkpoint] = named;
+        CheckShared(a, what);
         w_.truth.ManifestPublished(a.job, a.checkpoint);
         w_.counts.states["manifest: published"]++;
       }

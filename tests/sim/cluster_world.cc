@@ -84,6 +84,7 @@ void World::MakeNodes() {
     policy->set_bytes_max(0);
     policy->set_verify(v1::TierPolicy::VERIFY_NONE);
   }
+  config.mutable_policy()->mutable_remote()->set_share_replicas(true);
   for (uint32_t i = 0; i < count; ++i) {
     const std::string name = absl::StrCat("n", i);
     index_[name] = i;

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/durable/record_check.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -21,7 +22,7 @@ class ReadingCopy : public CopyStore::Reading {
               std::string record_file)
       : store_(store),
         record_path_(std::move(record_path)),
-        info_{record.id, record.world_size, record.image_bytes, record.sealed_unix_ms,
+        info_{record.id, record.world_size, FileBytes(record), record.sealed_unix_ms,
               std::move(path)},
         record_(std::move(record)),
         record_file_(std::move(record_file)) {}
@@ -99,6 +100,14 @@ absl::Status CheckImageLength(const std::string& path, uint64_t actual, uint64_t
                                           " bytes, its record says ", expected));
 }
 
+absl::Status CheckIsWhole(const std::string& path, const ShardRecord& record) {
+  if (!record.kept) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      "'", path, "': it is of an image that leaves slices out, as only the remote tier has them"));
+}
+
 absl::StatusOr<ShardRecord> CheckRecordFile(const std::string& path, std::string_view bytes,
                                             const CopyName& name) {
   absl::StatusOr<ShardRecord> record = DecodeRecord(bytes);
@@ -147,6 +156,9 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
   CopyName expected = named;
   expected.world_size = remote() ? named.world_size : wanted.world_size;
   HF_ASSIGN_OR_RETURN(ShardRecord record, CheckRecordFile(record_path, bytes, expected));
+  if (!remote()) {
+    HF_RETURN_IF_ERROR(CheckIsWhole(record_path, record));
+  }
   // 3. The manifest, if the step is committed.
   if (remote()) {
     std::shared_ptr<const Manifest> manifest = read_options.manifest;
@@ -166,7 +178,7 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
                         named.id.rank < manifest->shards.size();
       const ManifestShard* shard = fits ? &manifest->shards[named.id.rank] : nullptr;
       if (shard == nullptr || shard->record_bytes != bytes.size() ||
-          shard->record_crc != RecordCrcOf(bytes) || shard->image_bytes != record.image_bytes) {
+          shard->record_crc != RecordCrcOf(bytes) || shard->image_bytes != FileBytes(record)) {
         return absl::DataLossError(
             absl::StrCat("'", record_path, "': not the record that the step's manifest names"));
       }

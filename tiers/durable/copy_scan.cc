@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/durable/record_check.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -316,8 +317,15 @@ class Scanner {
         Unreadable(store_.ImagePath(copy), status);
         continue;
       }
-      step.copies.push_back({shard.rank, shard.image_bytes, shard.record_bytes, shard.record_crc, 0,
-                             shard.layout_hash});
+      step.copies.push_back({shard.rank,
+                             shard.image_bytes,
+                             shard.record_bytes,
+                             shard.record_crc,
+                             0,
+                             shard.layout_hash,
+                             shard.WholeBytes(),
+                             {},
+                             {}});
     }
     std::set<std::pair<Rank, uint32_t>> others(found.records.begin(), found.records.end());
     others.insert(found.images.begin(), found.images.end());
@@ -372,7 +380,10 @@ class Scanner {
     const std::string path = store_.RecordPath(copy);
     HF_ASSIGN_OR_RETURN(const std::string bytes, store_.ReadSmallFile(path, kRecordBytesMax));
     HF_ASSIGN_OR_RETURN(const ShardRecord record, CheckRecordFile(path, bytes, copy));
-    HF_RETURN_IF_ERROR(CheckLength(store_.ImagePath(copy), record.image_bytes));
+    if (!store_.remote()) {
+      HF_RETURN_IF_ERROR(CheckIsWhole(path, record));
+    }
+    HF_RETURN_IF_ERROR(CheckLength(store_.ImagePath(copy), FileBytes(record)));
     if (step.copies.empty()) {
       step.world_size = record.world_size;
       step.descent = record.descent;
@@ -381,8 +392,9 @@ class Scanner {
           absl::StrCat("'", path, "': its world size of ", record.world_size,
                        " or its line of descent is not that of the step's other copies"));
     }
-    step.copies.push_back({copy.id.rank, record.image_bytes, bytes.size(), RecordCrcOf(bytes),
-                           record.sealed_unix_ms, record.layout_hash});
+    step.copies.push_back({copy.id.rank, FileBytes(record), bytes.size(), RecordCrcOf(bytes),
+                           record.sealed_unix_ms, record.layout_hash, record.image_bytes,
+                           record.kept ? record.kept->plan : LayoutHash{}, record.likeness});
     return absl::OkStatus();
   }
 

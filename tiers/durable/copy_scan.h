@@ -17,11 +17,14 @@ namespace holdfast {
 
 struct CopyEntry {
   Rank rank = 0;
-  uint64_t image_bytes = 0;
+  uint64_t image_bytes = 0;  // of the file
   uint64_t record_bytes = 0;
   uint64_t record_crc = 0;     // RecordCrcOf (manifest.h)
   int64_t sealed_unix_ms = 0;  // 0 when no record was read (a manifest told)
   LayoutHash layout_hash{};
+  uint64_t shard_bytes = 0;  // of the whole image: more than the file has if that leaves slices out
+  LayoutHash plan{};         // KeptSlices::plan, where a record was read that has it
+  Likeness likeness{};       // where a record was read
   bool operator==(const CopyEntry&) const = default;
 };
 

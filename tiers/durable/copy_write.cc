@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
-#include "tiers/image/record.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -135,11 +135,13 @@ class WritingCopy : public CopyStore::Writing {
       return absl::InvalidArgumentError(absl::StrCat(what, ": ", record.status().message()));
     }
     if (record->id != copy_.id || record->job_name != copy_.job_name ||
-        record->world_size != copy_.world_size || record->image_bytes != copy_.image_bytes) {
+        record->world_size != copy_.world_size || FileBytes(*record) != copy_.image_bytes ||
+        (record->kept && !store_.remote())) {
       return absl::InvalidArgumentError(absl::StrCat(
           what, " of ", copy_.world_size, " of job '", copy_.job_name, "' with ", copy_.image_bytes,
           " bytes: the record is of ", record->id.ToString(), " of ", record->world_size,
-          " of job '", record->job_name, "' with ", record->image_bytes));
+          " of job '", record->job_name, "' with ", FileBytes(*record), " bytes",
+          record->kept ? ", and leaves slices out" : ""));
     }
     return record;
   }

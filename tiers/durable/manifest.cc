@@ -83,6 +83,9 @@ absl::StatusOr<ManifestShard> ReadShard(std::string_view bytes) {
       case 5:
         HF_RETURN_IF_ERROR(reader.Bytes(field, hash));
         break;
+      case 6:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, shard.shard_bytes));
+        break;
       default:
         break;
     }
@@ -191,6 +194,11 @@ absl::Status CheckManifest(const Manifest& manifest) {
           absl::StrCat("manifest: shard ", i, " is of rank ", shard.rank, ", with an image of ",
                        shard.image_bytes, " and a record of ", shard.record_bytes, " bytes"));
     }
+    if (shard.shard_bytes != 0 && shard.shard_bytes <= shard.image_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("manifest: rank ", i, " leaves slices out of ",
+                                                     shard.shard_bytes, " bytes, and its file has ",
+                                                     shard.image_bytes));
+    }
   }
   return CheckDescent(manifest);
 }
@@ -224,6 +232,7 @@ std::string EncodeManifest(const Manifest& manifest) {
     }
     part.add_bytes(5, reinterpret_cast<const char*>(shard.layout_hash.data()),
                    shard.layout_hash.size());
+    PutUnsigned(part, 6, shard.shard_bytes);
     writer.add_message(8, nested);
   }
   return EncodeFrame(FrameKind::kManifest, body);
@@ -286,11 +295,12 @@ std::string ManifestJson(const Manifest& manifest) {
       ",\n  \"committed_unix_ms\": ", manifest.committed_unix_ms, ",\n  \"shards\": [");
   const char* separator = "\n";
   for (const ManifestShard& shard : manifest.shards) {
-    absl::StrAppend(&out, separator, "    {\"rank\": ", shard.rank,
-                    ", \"image_bytes\": ", shard.image_bytes,
-                    ", \"record_bytes\": ", shard.record_bytes, ", \"record_crc64\": \"",
-                    absl::Hex(shard.record_crc, absl::kZeroPad16), "\", \"layout_hash\": \"",
-                    ToHex(shard.layout_hash), "\"}");
+    absl::StrAppend(
+        &out, separator, "    {\"rank\": ", shard.rank, ", \"image_bytes\": ", shard.image_bytes,
+        ", \"record_bytes\": ", shard.record_bytes, ", \"record_crc64\": \"",
+        absl::Hex(shard.record_crc, absl::kZeroPad16), "\", \"layout_hash\": \"",
+        ToHex(shard.layout_hash), "\"",
+        shard.shard_bytes == 0 ? "" : absl::StrCat(", \"shard_bytes\": ", shard.shard_bytes), "}");
     separator = ",\n";
   }
   absl::StrAppend(&out, "\n  ]\n}\n");

@@ -17,10 +17,12 @@ namespace holdfast {
 // One rank's copy as the manifest names it.
 struct ManifestShard {
   Rank rank = 0;
-  uint64_t image_bytes = 0;
+  uint64_t image_bytes = 0;   // of the image's file
   uint64_t record_bytes = 0;  // of the record file
   uint64_t record_crc = 0;    // RecordCrcOf
   LayoutHash layout_hash{};
+  uint64_t shard_bytes = 0;  // of the whole image, where the file leaves slices out; else 0
+  uint64_t WholeBytes() const { return shard_bytes != 0 ? shard_bytes : image_bytes; }
   bool operator==(const ManifestShard&) const = default;
 };
 

@@ -15,6 +15,8 @@ namespace holdfast {
 // FailedPrecondition: of a newer version.
 absl::StatusOr<ShardRecord> CheckRecordFile(const std::string& path, std::string_view bytes,
                                             const CopyName& name);
+// DataLoss if the image leaves slices out.
+absl::Status CheckIsWhole(const std::string& path, const ShardRecord& record);
 // DataLoss if they differ.
 absl::Status CheckImageLength(const std::string& path, uint64_t actual, uint64_t expected);
 

@@ -117,8 +117,9 @@ void PutKey(Sink& sink, const Slice& slice, std::string_view key_prefix) {
 // slice; nothing but zeros for a key of its own, which names no tensor but itself.
 template <class Sink>
 void PutShardingInfo(Sink& sink, const std::vector<Slice>& slices, std::string_view key_prefix) {
+  sink.Put("{");
   for (size_t i = 0; i < slices.size() && !sink.Full(); ++i) {
-    sink.Put(i == 0 ? "{" : ",");
+    sink.Put(i == 0 ? "" : ",");
     PutKey(sink, slices[i], key_prefix);
     sink.Put(":{\"saved_offsets\":");
     const auto* box = std::get_if<BoxPlace>(&slices[i].place);

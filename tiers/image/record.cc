@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <limits>
 #include <protozero/pbf_writer.hpp>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
+#include "tiers/image/kept.h"
 #include "tiers/image/wire.h"
 
 namespace holdfast {
@@ -45,6 +47,24 @@ void PutUnsigned(protozero::pbf_writer& writer, uint32_t field, uint64_t value) 
   }
 }
 
+std::string EncodeKept(const KeptSlices& kept) {
+  std::string bytes;
+  protozero::pbf_writer writer(bytes);
+  PutUnsigned(writer, 1, kept.image_bytes);
+  PutUnsigned(writer, 2, kept.header_bytes);
+  if (!kept.header_digests.empty()) {
+    writer.add_packed_fixed64(3, kept.header_digests.begin(), kept.header_digests.end());
+  }
+  if (!kept.runs.empty()) {
+    writer.add_packed_uint64(4, kept.runs.begin(), kept.runs.end());
+  }
+  if (!kept.owners.empty()) {
+    writer.add_packed_uint32(5, kept.owners.begin(), kept.owners.end());
+  }
+  writer.add_bytes(6, reinterpret_cast<const char*>(kept.plan.data()), kept.plan.size());
+  return bytes;
+}
+
 // Ascending field numbers, no defaults: byte for byte what protobuf's deterministic serialisation
 // gives.
 std::string EncodeBody(const ShardRecord& record) {
@@ -79,6 +99,9 @@ std::string EncodeBody(const ShardRecord& record) {
     writer.add_message(13, bytes);
   }
   PutUnsigned(writer, 14, static_cast<uint64_t>(record.sealed_unix_ms));
+  if (record.kept.has_value()) {
+    writer.add_message(15, EncodeKept(*record.kept));
+  }
   return body;
 }
 
@@ -115,11 +138,52 @@ absl::Status ReadHash(WireReader& reader, const WireField& field, LayoutHash& ha
   std::string_view bytes;
   HF_RETURN_IF_ERROR(reader.Bytes(field, bytes));
   if (bytes.size() != hash.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the layout's hash has ", bytes.size(), " bytes, not 16"));
+    return absl::InvalidArgumentError(absl::StrCat("a hash has ", bytes.size(), " bytes, not 16"));
   }
   std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(hash.data()));
   return absl::OkStatus();
+}
+
+// What it says is checked when the layout is known (CheckKept).
+absl::StatusOr<KeptSlices> ReadKept(std::string_view bytes) {
+  KeptSlices kept;
+  std::vector<uint64_t> owners;
+  WireReader reader("KeptSlices", bytes);
+  for (WireField field; reader.Next(field);) {
+    switch (field.number) {
+      case 1:
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, kept.image_bytes));
+        break;
+      case 2:
+        HF_RETURN_IF_ERROR(
+            reader.Unsigned(field, kHeaderBytesMax + sizeof(uint64_t), kept.header_bytes));
+        break;
+      case 3:
+        HF_RETURN_IF_ERROR(reader.PackedFixed64(field, kept.header_digests));
+        break;
+      case 4:
+        HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kSlicesMax + 1, kept.runs));
+        break;
+      case 5:
+        HF_RETURN_IF_ERROR(reader.PackedUnsigned(field, kSlicesMax, owners));
+        break;
+      case 6:
+        HF_RETURN_IF_ERROR(ReadHash(reader, field, kept.plan));
+        break;
+      default:
+        break;
+    }
+  }
+  HF_RETURN_IF_ERROR(reader.status());
+  kept.owners.reserve(owners.size());
+  for (const uint64_t owner : owners) {
+    if (owner >= kWorldSizeMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("read KeptSlices: rank ", owner, " owns a slice: there is no such rank"));
+    }
+    kept.owners.push_back(static_cast<Rank>(owner));
+  }
+  return kept;
 }
 
 absl::Status ReadAncestor(WireReader& reader, const WireField& field,
@@ -187,6 +251,12 @@ absl::StatusOr<ShardRecord> ReadBody(std::string_view body) {
       case 13:
         HF_RETURN_IF_ERROR(ReadAncestor(reader, field, record.descent));
         break;
+      case 15: {
+        std::string_view bytes;
+        HF_RETURN_IF_ERROR(reader.Bytes(field, bytes));
+        HF_ASSIGN_OR_RETURN(record.kept, ReadKept(bytes));
+        break;
+      }
       case 3:
       case 4:
       case 5:
@@ -252,7 +322,13 @@ absl::StatusOr<RecordAndLayout> ReadAndCheckBody(std::string_view body) {
   HF_RETURN_IF_ERROR(CheckIdentity(read.record));
   HF_RETURN_IF_ERROR(CheckDescent(read.record));
   HF_ASSIGN_OR_RETURN(read.layout, CheckLayout(read.record));
+  HF_RETURN_IF_ERROR(image_internal::CheckKept(read.record, read.layout));
+  read.record.likeness = LikenessOf(read.record, read.layout);
   return read;
+}
+
+uint32_t VersionOf(const ShardRecord& record) {
+  return record.kept.has_value() ? 2 : 1;
 }
 
 absl::Status Torn(const std::string& why) {
@@ -262,12 +338,20 @@ absl::Status Torn(const std::string& why) {
 
 }  // namespace
 
+bool ShardRecord::operator==(const ShardRecord& other) const {
+  const auto all = [](const ShardRecord& r) {
+    return std::tie(r.id, r.job_name, r.world_size, r.generation, r.image_bytes, r.header_bytes,
+                    r.layout_hash, r.layout_bytes, r.digests, r.descent, r.sealed_unix_ms, r.kept);
+  };
+  return all(*this) == all(other);
+}
+
 std::string EncodeRecord(const ShardRecord& record) {
   const std::string body = EncodeBody(record);
   std::string file;
   file.reserve(kBodyAt + body.size() + kCrcBytes);
   file.append(kMagic);
-  AppendLittleEndian(kRecordFormatVersion, 4, file);
+  AppendLittleEndian(VersionOf(record), 4, file);
   AppendLittleEndian(0, 4, file);
   AppendLittleEndian(body.size(), 8, file);
   file.append(body);
@@ -315,6 +399,12 @@ absl::StatusOr<RecordAndLayout> DecodeRecordAndLayout(std::string_view bytes) {
       ReadAndCheckBody(bytes.substr(kBodyAt, bytes.size() - kBodyAt - kCrcBytes));
   if (!read.ok()) {
     return Annotate(read.status(), "read record");
+  }
+  if (VersionOf(read->record) != LittleEndianAt(bytes, kVersionAt, 4)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("read record: it is of format version ", LittleEndianAt(bytes, kVersionAt, 4),
+                     ", and it ", read->record.kept ? "leaves" : "does not leave",
+                     " slices out, which is what version 2 is for: no writer makes this"));
   }
   return read;
 }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,27 @@ struct Descent {
   bool operator==(const Descent&) const = default;
 };
 
+// Which shards hold the same tensors with the same bytes, so that their copies in the remote tier
+// can share them (docs/formats.md, "Ownership of identical slices"). All zero: not known.
+struct Likeness {
+  LayoutHash tensors{};  // of the tensor slices: names, dtypes, shapes, places
+  LayoutHash content{};  // of that, and of their digests
+  bool any() const { return content != LayoutHash{}; }
+  bool operator==(const Likeness&) const = default;
+};
+
+// What the file beside a record has of the shard's image, where that leaves slices out that other
+// ranks' files have (docs/formats.md, "Images that leave slices out"; tiers/image/kept.h).
+struct KeptSlices {
+  uint64_t image_bytes = 0;   // of the file
+  uint64_t header_bytes = 0;  // of the file
+  std::vector<uint64_t> header_digests;
+  std::vector<uint64_t> runs;  // so many slices kept, so many left out, so many kept, …
+  std::vector<Rank> owners;    // of each slice that is left out, in order: whose file has it
+  LayoutHash plan{};           // PlanHash: among whom the slices were given out
+  bool operator==(const KeptSlices&) const = default;
+};
+
 struct ShardRecord {
   ShardId id;
   std::string job_name;
@@ -40,10 +62,14 @@ struct ShardRecord {
   std::vector<uint64_t> digests;  // header's blocks, then each slice's in layout order
   std::vector<Descent> descent;   // youngest first
   int64_t sealed_unix_ms = 0;
-  bool operator==(const ShardRecord&) const = default;
+  // Lengths, layout and digests above are of the whole image in any case.
+  std::optional<KeptSlices> kept;
+  Likeness likeness{};  // what decoding made of layout and digests; not encoded, not compared
+  bool operator==(const ShardRecord& other) const;
 };
 
-inline constexpr uint32_t kRecordFormatVersion = 1;
+// Records are written in the oldest version that says what they have to say: 2 with `kept`, else 1.
+inline constexpr uint32_t kRecordFormatVersion = 2;
 inline constexpr uint64_t kRecordBytesMax = uint64_t{1} << 30;
 inline constexpr size_t kDescentMax = 4096;
 

@@ -19,6 +19,9 @@ absl::StatusOr<ShardRecord> DecodeSlotRecord(std::string_view bytes) {
   HF_ASSIGN_OR_RETURN(ShardRecord record, DecodeRecord(bytes));
   HF_RETURN_IF_ERROR(
       DecodeLayout(record.layout_bytes, record.header_bytes, record.image_bytes).status());
+  if (record.kept) {
+    return absl::InvalidArgumentError("record: it is of an image that leaves slices out");
+  }
   if (record.generation == 0) {
     return absl::InvalidArgumentError("record: it has no generation, so it is not of a slot");
   }

@@ -28,6 +28,22 @@ uint64_t CopyCachedAndDigest(std::byte* to, const std::byte* from, size_t bytes,
   return crc;
 }
 
+absl::Status CheckGather(const BufferedCopySpec& spec) {
+  const ImageMap& map = *spec.gather;
+  bool fits = spec.from_memory != nullptr && map.image_bytes == spec.image->record.image_bytes;
+  uint64_t next = map.header.size();
+  for (const ImageRun& run : map.runs) {
+    fits = fits && run.offset == next && run.source == 0 && spec.from_memory != nullptr &&
+           run.source_offset <= spec.from_memory->bytes() &&
+           run.bytes <= spec.from_memory->bytes() - run.source_offset;
+    next += run.bytes;
+  }
+  return fits && next == map.image_bytes ? absl::OkStatus()
+                                         : absl::InvalidArgumentError(absl::StrCat(
+                                               "copy of ", spec.image->record.id.ToString(),
+                                               ": what is to be gathered is not in memory"));
+}
+
 bool IsPowerOfTwo(uint32_t value) {
   return value != 0 && (value & (value - 1)) == 0;
 }
@@ -98,8 +114,11 @@ absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_byt
   }
   const ShardRecord& record = spec.image->record;
   HF_RETURN_IF_ERROR(CheckIsLayoutOf(record, spec.image->layout));
+  if (spec.gather != nullptr) {
+    HF_RETURN_IF_ERROR(CheckGather(spec));
+  }
   for (const RevocableMemory* memory : {spec.from_memory.get(), spec.to_memory.get()}) {
-    if (memory != nullptr && memory->bytes() < record.image_bytes) {
+    if (memory != nullptr && memory->bytes() < record.image_bytes && spec.gather == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("copy of ", record.id.ToString(), ": ", memory->bytes(),
                        " bytes of memory for an image of ", record.image_bytes));
@@ -168,13 +187,32 @@ bool CopyOperation::CopyChunk(uint64_t offset, size_t bytes, AlignedBuffer& boun
 
 bool CopyOperation::FillFromMemory(uint64_t offset, size_t bytes, std::byte* bounce,
                                    PieceDigests& digests) {
-  return WithMemory(*spec_.from_memory, FaultySide::kSource, offset, bytes,
-                    [&](const std::byte* memory) {
-                      digests.Feed(offset, bytes, [&](size_t at, size_t n, uint64_t crc) {
-                        return CopyCachedAndDigest(bounce + at, memory + at, n, crc);
+  // `bytes` of the image at `offset`, which lie at `from` in the slot.
+  const auto fill = [&](uint64_t at, size_t n, uint64_t from) {
+    std::byte* const to = bounce + (at - offset);
+    return WithMemory(*spec_.from_memory, FaultySide::kSource, from, n,
+                      [&](const std::byte* memory) {
+                        digests.Feed(at, n, [&](size_t part, size_t length, uint64_t crc) {
+                          return CopyCachedAndDigest(to + part, memory + part, length, crc);
+                        });
                       });
-                    }) &&
-         !Over();
+  };
+  if (spec_.gather == nullptr) {
+    return fill(offset, bytes, offset) && !Over();
+  }
+  const auto gather = [&](uint64_t at, uint64_t n, std::optional<uint32_t> source, uint64_t from) {
+    if (source) {
+      return fill(at, static_cast<size_t>(n), from);
+    }
+    const auto* const header =
+        reinterpret_cast<const std::byte*>(spec_.gather->header.data()) + from;
+    std::byte* const to = bounce + (at - offset);
+    digests.Feed(at, static_cast<size_t>(n), [&](size_t part, size_t length, uint64_t crc) {
+      return CopyCachedAndDigest(to + part, header + part, length, crc);
+    });
+    return true;
+  };
+  return spec_.gather->ForEach(offset, bytes, gather) && !Over();
 }
 
 bool CopyOperation::FillFromFile(uint64_t offset, size_t bytes, std::byte* bounce,
@@ -261,7 +299,9 @@ void CopyOperation::BlockDone(const DigestBlocks& block, uint64_t digest) {
     return;
   }
   const std::string source =
-      spec_.from_file != nullptr ? absl::StrCat("'", spec_.from_file->path(), "'") : "memory";
+      spec_.source_name            ? absl::StrCat("'", spec_.source_name(block.offset()), "'")
+      : spec_.from_file != nullptr ? absl::StrCat("'", spec_.from_file->path(), "'")
+                                   : "memory";
   MutexLock lock(mutex_);
   if (result_.status.ok()) {
     result_.status = BadBlockError(record, *bad, source);

@@ -31,6 +31,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/env.h"
+#include "tiers/image/kept.h"
 #include "tiers/image/record.h"
 #include "tiers/transfer/pacer.h"
 #include "tiers/transfer/revocable_memory.h"
@@ -58,6 +60,10 @@ struct BufferedCopySpec {
   uint32_t from_alignment = 1;
   uint32_t to_alignment = 1;
   std::shared_ptr<const RecordAndLayout> image;
+  // From memory that has another image, of which `image` is a part: what lies where in it.
+  std::shared_ptr<const ImageMap> gather;
+  // What errors call the place of a bad block; else it is from_file's path, or "memory".
+  std::function<std::string(uint64_t offset)> source_name;
   std::shared_ptr<Pacer> pacer;              // may be null
   std::shared_ptr<TransferControl> control;  // may be null
 };

@@ -15,6 +15,7 @@
 #include "server/events.h"
 #include "server/runtime/tiers/drive_index.h"
 #include "server/runtime/tiers/operation.h"
+#include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/tier_place.h"
 #include "tiers/memory/slot_store.h"
 #include "tiers/transfer/block_io.h"
@@ -59,6 +60,7 @@ struct DrainContext {
   std::vector<std::shared_ptr<CopyPool>> relays;
   WantedPriority nvme_priority;
   DriveIndex index;
+  SliceOwners owners;
 };
 
 using Context = std::shared_ptr<DrainContext>;

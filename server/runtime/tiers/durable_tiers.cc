@@ -260,6 +260,7 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
       }
       tier.set_bytes_written(tier.bytes_written() + health.bytes_written);
       tier.set_bytes_read(tier.bytes_read() + health.bytes_read);
+      tier.set_bytes_shared(tier.bytes_shared() + health.bytes_shared);
       if (!health.engine.empty()) {
         engines.insert(health.engine);
       }

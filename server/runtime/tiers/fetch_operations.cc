@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "server/runtime/tiers/operation_parts.h"
+#include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/slot_source.h"
 #include "tiers/transfer/direct_copy.h"
 
@@ -120,10 +121,24 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   if (!status.ok()) {
     return FetchFailed(action, status, true);
   }
-  // 3. Its bytes.
+  // 3. Its bytes, in its own file and in those of the ranks that have what it leaves out.
   BufferedCopySpec spec;
   spec.from_file = ImageOf(reading);
   spec.from_alignment = reading->alignment();
+  WholeCopy whole;
+  if (image->record.kept) {
+    const TransferControl::Call call(operation.control().get(), "open copies in", place.dir());
+    absl::StatusOr<WholeCopy> opened = OpenWhole(**store, action.key, reading, *image);
+    if (!opened.ok()) {
+      Judge(*context, place, opened.status());
+      return FetchFailed(action, opened.status(), IsCopysFault(opened.status(), TierKind::kRemote));
+    }
+    whole = *std::move(opened);
+    spec.from_file = whole.file;
+    spec.from_alignment = 1;
+    spec.source_name = whole.path_at;
+    image->record.kept.reset();  // what is in memory is whole
+  }
   spec.to_memory = memory;
   spec.image = std::make_shared<const RecordAndLayout>(*std::move(image));
   spec.control = operation.control();
@@ -139,6 +154,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
         result.faulty == FaultySide::kSource && IsCopysFault(result.status, TierKind::kRemote));
   }
   status = reading->Confirm();
+  status.Update(whole.Confirm());
   if (!status.ok()) {
     return FetchFailed(action, status, IsCopysFault(status, TierKind::kRemote));
   }

@@ -8,6 +8,7 @@
 #include "server/runtime/tiers/operation_parts.h"
 #include "server/runtime/tiers/slot_source.h"
 #include "server/runtime/tiers/source_file.h"
+#include "tiers/transfer/assembled_file.h"
 #include "tiers/transfer/direct_copy.h"
 
 namespace holdfast {
@@ -33,10 +34,19 @@ NewCopy NewCopyOf(const FlushShard& action, uint64_t image_bytes) {
           image_bytes,   action.uid,          action.gid};
 }
 
-DurableCopy Published(const ShardRecord& record, const PublishedCopy& published) {
+DurableCopy CopyOf(const ShardRecord& record) {
   DurableCopy copy;
   copy.copy = ToSealedCopy(record);
   copy.copy.generation = 0;
+  if (record.kept) {
+    copy.file_bytes = record.kept->image_bytes;
+    copy.plan = record.kept->plan;
+  }
+  return copy;
+}
+
+DurableCopy Published(const ShardRecord& record, const PublishedCopy& published) {
+  DurableCopy copy = CopyOf(record);
   copy.record_bytes = published.record_bytes;
   copy.record_crc = published.record_crc;
   copy.location = published.location;
@@ -44,20 +54,21 @@ DurableCopy Published(const ShardRecord& record, const PublishedCopy& published)
 }
 
 // There is such a copy already: published by a try whose end nobody heard. It is as good as one of
-// ours if it says the same.
+// ours if it says the same; whether its file leaves out the same slices is the coordinator's to
+// judge, who knows the other ranks'.
 absl::StatusOr<DurableCopy> Adopt(CopyStore& store, const CopyKey& key, const ShardRecord& record) {
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<CopyStore::Reading> there,
                       store.OpenCopy({key.id, key.job_name, key.world_size}, {}));
   ShardRecord same = there->record();
   ShardRecord ours = record;
   same.generation = ours.generation = 0;
+  same.kept.reset();
+  ours.kept.reset();
   if (!(same == ours)) {
     return absl::AlreadyExistsError(
         absl::StrCat("'", there->info().location, "' is there already and says something else"));
   }
-  DurableCopy copy;
-  copy.copy = ToSealedCopy(there->record());
-  copy.copy.generation = 0;
+  DurableCopy copy = CopyOf(there->record());
   copy.record_bytes = there->record_file().size();
   copy.record_crc = RecordCrcOf(there->record_file());
   copy.location = there->info().location;
@@ -183,7 +194,7 @@ absl::StatusOr<RemoteSource> OpenRemoteSource(const Context& context, std::optio
   const Operation::SourceCall call(operation, absl::StrCat("open a copy in '", place.dir(), "'"));
   HF_ASSIGN_OR_RETURN(source.store, StoreOf(place, operation));
   CopyStore::ReadOptions options;
-  options.direct = true;
+  options.direct = action.replicas == nullptr;  // else parts of it are read, as they lie
   HF_ASSIGN_OR_RETURN(
       source.reading,
       source.store->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, options));
@@ -224,7 +235,15 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
   if (operation.control()->cancelled()) {
     return Failed(action, Cancelled("the flush"));
   }
-  const ShardRecord& record = source->image->record;
+  // What the file will have, and its record.
+  std::shared_ptr<const RecordAndLayout> image = source->image;
+  std::shared_ptr<const ImageMap> gather;
+  std::optional<PartImage> part = PartOf(context->owners, action, *source->image);
+  if (part) {
+    image = std::make_shared<const RecordAndLayout>(std::move(part->file));
+    gather = std::make_shared<const ImageMap>(std::move(part->from_whole));
+  }
+  const ShardRecord& record = part ? part->record : source->image->record;
   const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
   absl::Status status = store.status();
   const TransferControl::Call call(operation.control().get(), "write a copy in", place.dir());
@@ -236,7 +255,7 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
                                     OpeningText(action.opening));
   }
   absl::StatusOr<std::unique_ptr<CopyStore::Writing>> begun =
-      status.ok() ? (*store)->Begin(NewCopyOf(action, record.image_bytes))
+      status.ok() ? (*store)->Begin(NewCopyOf(action, FileBytes(record)))
                   : absl::StatusOr<std::unique_ptr<CopyStore::Writing>>(status);
   absl::StatusOr<DurableCopy> copy = begun.ok() ? NotYet() : begun.status();
   bool source_bad = false;
@@ -247,13 +266,18 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     BufferedCopySpec spec;
     spec.from_memory = source->memory;
     if (source->reading != nullptr) {
-      spec.from_file =
-          std::make_shared<SourceFile>(ImageOf(source->reading), operation.shared_from_this());
+      std::shared_ptr<File> file = ImageOf(source->reading);
       spec.from_alignment = source->reading->alignment();
+      if (gather != nullptr) {
+        file = std::make_shared<AssembledFile>(*gather, std::vector<std::shared_ptr<File>>{file});
+      }
+      spec.from_file = std::make_shared<SourceFile>(std::move(file), operation.shared_from_this());
+    } else {
+      spec.gather = gather;
     }
     spec.to_file = ImageOf(writing);
     spec.to_alignment = writing->alignment();
-    spec.image = source->image;
+    spec.image = image;
     spec.pacer = context->remote_pacer;
     spec.control = operation.control();
     CopyPool& pool = source->reading != nullptr ? *context->relays[*drive] : *context->pool;
@@ -264,11 +288,13 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
       copy = result.status;
     } else if (operation.control()->cancelled()) {
       copy = Cancelled("the flush");
-    } else if (absl::Status read = ReadRemoteBack(*writing, action, *source->image, operation);
+    } else if (absl::Status read = ReadRemoteBack(*writing, action, *image, operation);
                !read.ok()) {
       copy = read;
     } else {
-      copy = EndWriting(**store, *writing, action.key, record, source->record_file);
+      copy = EndWriting(**store, *writing, action.key, record,
+                        record.kept ? EncodeRecord(record) : source->record_file);
+      place.CountShared(copy.ok() ? record.image_bytes - FileBytes(record) : 0);
     }
   }
   const absl::Status ended = source_bad ? copy.status() : Judged(*context, place, copy.status());

@@ -147,6 +147,11 @@ void TierPlace::CountRead(uint64_t bytes) {
   health_.bytes_read += bytes;
 }
 
+void TierPlace::CountShared(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  health_.bytes_shared += bytes;
+}
+
 void TierPlace::SetEngine(std::string engine) {
   MutexLock lock(mutex_);
   health_.engine = std::move(engine);

@@ -38,6 +38,7 @@ class TierPlace {
     uint64_t device = 0;     // of the file system that has them; 0: not known
     std::string filesystem;  // its type: "ext4", "tmpfs"; empty: not known
     uint64_t bytes_written = 0;
+    uint64_t bytes_shared = 0;  // not written, since other ranks' files have them
     uint64_t bytes_read = 0;
     std::string engine;
   };
@@ -49,6 +50,7 @@ class TierPlace {
   Noted Note(const absl::Status& status) EXCLUDES(mutex_);
   void CountWritten(uint64_t bytes) EXCLUDES(mutex_);
   void CountRead(uint64_t bytes) EXCLUDES(mutex_);
+  void CountShared(uint64_t bytes) EXCLUDES(mutex_);
   void SetEngine(std::string engine) EXCLUDES(mutex_);
   Health health() EXCLUDES(mutex_);
 

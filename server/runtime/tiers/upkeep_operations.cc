@@ -43,6 +43,7 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   if (!image.ok()) {
     return judged(image.status());
   }
+  const RecordAndLayout file = FileImage(*image);
   // As much in flight as keeps it reading, and no more: others have the drive, too. In the mount
   // what hangs holds a thread, as all its calls do.
   BlockIoOptions io_options;
@@ -54,7 +55,7 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
   const TransferResult result =
-      VerifyFile(*io, (*reading)->image(), image->record, image->layout, ReadBack::kAll, copy);
+      VerifyFile(*io, (*reading)->image(), file.record, file.layout, ReadBack::kAll, copy);
   place.CountRead(result.bytes);
   if (!result.ok()) {
     return judged(result.status);
@@ -62,6 +63,16 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   const absl::Status confirmed = (*reading)->Confirm();
   if (!confirmed.ok()) {
     return judged(confirmed);
+  }
+  if (image->record.kept) {
+    // What other files have of it is verified with those; here, that they say so.
+    const absl::Status whole =
+        OpenWhole(**store, {shard.copy.id, shard.copy.job_name, shard.copy.world_size},
+                  *std::move(reading), *image)
+            .status();
+    if (!whole.ok()) {
+      return judged(whole);
+    }
   }
   Judge(*context, place, confirmed);
   return std::string();
@@ -91,8 +102,10 @@ ManifestPublished PublishRemoteManifest(const Context& context,
     manifest.descent = action.descent;
     manifest.committed_unix_ms = Clock::System()->UnixMillis();
     for (const DurableCopy& shard : action.shards) {
-      manifest.shards.push_back({shard.copy.id.rank, shard.copy.image_bytes, shard.record_bytes,
-                                 shard.record_crc, shard.copy.layout_hash});
+      const bool part = shard.file_bytes != 0;
+      manifest.shards.push_back(
+          {shard.copy.id.rank, part ? shard.file_bytes : shard.copy.image_bytes, shard.record_bytes,
+           shard.record_crc, shard.copy.layout_hash, part ? shard.copy.image_bytes : 0});
     }
     HF_SYNC_POINT("daemon.manifest.begun");
     status = (*store)->PublishManifest(manifest);
@@ -210,7 +223,10 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
         copy.copy.id = {job.job.job, step.id.attempt, step.id.step, entry.rank};
         copy.copy.job_name = job.job.name;
         copy.copy.world_size = step.world_size;
-        copy.copy.image_bytes = entry.image_bytes;
+        copy.copy.image_bytes = entry.shard_bytes;
+        copy.copy.likeness = entry.likeness;
+        copy.file_bytes = entry.image_bytes != entry.shard_bytes ? entry.image_bytes : 0;
+        copy.plan = entry.plan;
         copy.copy.layout_hash = entry.layout_hash;
         copy.copy.descent = step.descent;
         copy.copy.sealed_unix_ms =

@@ -165,6 +165,8 @@ TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {
        "nvme.recycle_bytes_max: 512 MiB on each of 2 drives leave no room for copies in the budget "
        "of 1 GiB (nvme.bytes_max); lower the one, or raise the other"},
       {"policy: {nvme: {keep_last: 0}}", "policy: nvme.keep_last: 0 is not within 1 to 1000000"},
+      {"policy: {nvme: {share_replicas: false}}",
+       "policy: nvme.share_replicas: only the remote tier is shared"},
       {"policy: {remote: {keep_last: 1000001}}", "policy: remote.keep_last: 1000001 is not within"},
       {"policy: {remote: {every_ms: 8784h}}",
        "policy: remote.every_ms: 31622400000 ms is not within 0 to 31536000000 ms, a year"},

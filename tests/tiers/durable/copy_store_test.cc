@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tests/tiers/durable/durable_harness.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -94,8 +95,10 @@ TEST_P(CopyStoreTest, PublishTellsWhatTheManifestWillSay) {
   EXPECT_EQ(step.descent, sample.record.descent);
   EXPECT_FALSE(step.has_manifest);
   ASSERT_THAT(step.copies, SizeIs(1));
-  EXPECT_EQ(step.copies[0], (CopyEntry{1, copy->image_bytes, copy->record_bytes, copy->record_crc,
-                                       sample.record.sealed_unix_ms, copy->layout_hash}));
+  EXPECT_EQ(step.copies[0],
+            (CopyEntry{1, copy->image_bytes, copy->record_bytes, copy->record_crc,
+                       sample.record.sealed_unix_ms, copy->layout_hash, copy->image_bytes,
+                       LayoutHash{}, LikenessOf(sample.record, sample.layout)}));
 }
 
 TEST_P(CopyStoreTest, TheRecordOfAnOpenCopyIsTheOneThatWasRead) {

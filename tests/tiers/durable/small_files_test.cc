@@ -126,6 +126,21 @@ TEST(SmallFilesTest, IsWireCompatibleWithItsMessages) {
   EXPECT_EQ(manifest.descent(0).attempt(), 1u);
   EXPECT_EQ(*DecodeManifest(EncodeFrame(FrameKind::kManifest, manifest.SerializeAsString())),
             ExampleManifest());
+  // Of a rank whose file leaves slices out; never of one whose file has all, or more.
+  manifest.mutable_shards(1)->set_shard_bytes(manifest.shards(1).image_bytes() + 7);
+  Manifest shared = ExampleManifest();
+  shared.shards[1].shard_bytes = shared.shards[1].image_bytes + 7;
+  EXPECT_EQ(shared.shards[1].WholeBytes(), shared.shards[1].image_bytes + 7);
+  EXPECT_EQ(shared.shards[0].WholeBytes(), shared.shards[0].image_bytes);
+  EXPECT_EQ(*DecodeManifest(EncodeFrame(FrameKind::kManifest, manifest.SerializeAsString())),
+            shared);
+  EXPECT_EQ(*DecodeManifest(EncodeManifest(shared)), shared);
+  EXPECT_NE(DifferenceOf(shared, ExampleManifest()), "");
+  EXPECT_NE(
+      ManifestJson(shared).find(absl::StrCat("\"shard_bytes\": ", shared.shards[1].shard_bytes)),
+      std::string::npos);
+  shared.shards[1].shard_bytes = shared.shards[1].image_bytes;
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckManifest(shared)));
 }
 
 TEST(SmallFilesTest, EveryDamagedByteAndEveryTornLengthIsRefused) {

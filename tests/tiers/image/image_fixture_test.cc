@@ -7,13 +7,14 @@
 
 #include "base/status.h"
 #include "tests/tiers/image/sample_image.h"
+#include "tiers/image/kept.h"
 #include "tiers/image/safetensors.h"
 
 namespace holdfast {
 namespace {
 
-std::string ReadFixture(const std::string& name) {
-  std::ifstream in(std::string(HOLDFAST_SOURCE_DIR) + "/tests/fixtures/v1/" + name,
+std::string ReadFixture(const std::string& name, const std::string& version = "v1") {
+  std::ifstream in(std::string(HOLDFAST_SOURCE_DIR) + "/tests/fixtures/" + version + "/" + name,
                    std::ios::binary);
   EXPECT_TRUE(in.good()) << name;
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -154,6 +155,54 @@ TEST(ImageFixtureTest, VariedOfVersion1) {
   EXPECT_EQ(fixture.layout.slices[8].global_shape, (std::vector<uint64_t>{0, 7}));
   EXPECT_TRUE(fixture.layout.slices[4].global_shape.empty());
   ExpectIntact(fixture);
+}
+
+// Two replicas that share their slices: what each file has, and each whole image.
+TEST(ImageFixtureTest, SharedOfVersion2) {
+  const std::string embedding("\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40", 16);
+  const std::string object[] = {"{\"step\":7}", "rng"};
+  const std::string files[] = {ReadFixture("shared-0.safetensors", "v2"),
+                               ReadFixture("shared-1.safetensors", "v2")};
+  EXPECT_EQ(files[0].substr(4096), embedding + object[0] + "scale");
+  EXPECT_EQ(files[1].substr(4096), "bbiiaa11223344" + object[1]);
+  std::vector<RecordAndLayout> images;
+  for (const Rank rank : {0, 1}) {
+    const std::string record = ReadFixture("shared-" + std::to_string(rank) + ".record", "v2");
+    const auto read = DecodeRecordAndLayout(record);
+    ASSERT_TRUE(read.ok()) << ToString(read.status());
+    EXPECT_EQ(read->record.id.ToString(),
+              "00112233-4455-4677-8899-aabbccddeeff attempt 1 step 7 rank " + std::to_string(rank));
+    EXPECT_EQ(FileBytes(read->record), files[rank].size());
+    EXPECT_EQ(read->record.sealed_unix_ms, 1'700'000'000'000 + rank);
+    ASSERT_TRUE(read->record.kept.has_value());
+    EXPECT_EQ(read->record.kept->runs,
+              rank == 0 ? (std::vector<uint64_t>{1, 2, 2}) : (std::vector<uint64_t>{0, 1, 3, 1}));
+    EXPECT_EQ(read->record.kept->owners,
+              rank == 0 ? (std::vector<Rank>{1, 1}) : (std::vector<Rank>{0, 0}));
+    EXPECT_EQ(EncodeRecord(read->record), record);
+    images.push_back(*read);
+  }
+  EXPECT_EQ(images[0].record.likeness, images[1].record.likeness);
+  for (const Rank rank : {0, 1}) {
+    const OwnerImage owners[] = {{&images[1 - rank], "the other"}};
+    const auto map = WholeMap(images[rank], owners);
+    ASSERT_TRUE(map.ok()) << ToString(map.status());
+    std::string whole;
+    map->ForEach(0, map->image_bytes,
+                 [&](uint64_t, uint64_t bytes, std::optional<uint32_t> source, uint64_t from) {
+                   const std::string& of = !source        ? map->header
+                                           : *source == 0 ? files[rank]
+                                                          : files[1 - rank];
+                   whole += of.substr(from, bytes);
+                   return true;
+                 });
+    EXPECT_EQ(whole.substr(4096), embedding + "bbiiaa11223344" +
+                                      (rank == 0 ? object[0] + "scale" : object[1] + "scale"));
+    Fixture fixture{whole, "", images[rank].record, images[rank].layout};
+    fixture.record.kept.reset();
+    fixture.record_file = EncodeRecord(fixture.record);
+    ExpectIntact(fixture);
+  }
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// Writes the fixtures of the current format version: make_fixture <directory>. Run once for each
+// Writes the fixtures of the current format version, 2: make_fixture <directory>. Run once for each
 // version that is released, by hand; the tests read what is committed.
 #include <cstdio>
 #include <fstream>
 
 #include "tests/tiers/image/sample_image.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -18,32 +19,41 @@ bool Write(const std::string& path, const std::string& bytes) {
   return static_cast<bool>(out);
 }
 
-bool WriteBoth(const std::string& stem, const SampleImage& sample) {
-  return Write(stem + ".safetensors", sample.image) && Write(stem + ".record", sample.record_file);
-}
-
-// The worked example of docs/formats.md.
-SampleImage Example() {
+// Two replicas, each with an object of its own; rank 0 keeps `embedding` and `scale`, rank 1 the
+// others.
+SampleImage Replica(Rank rank) {
   ShardRecord identity = SampleRecord();
   identity.id.attempt = 1;
   identity.id.step = 7;
+  identity.id.rank = rank;
   identity.world_size = 2;
-  identity.generation = 1;
+  identity.generation = 0;
   identity.descent = {{1, {0, 0}}};
-  identity.sealed_unix_ms = 1'700'000'000'000;
-  const std::string floats("\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40", 16);  // 1, 2, 3, 4
-  return MakeImageOf({Part("w", DType::kF32, {4, 2}, {{2, 0}, {2, 2}}), Json("progress", 10)},
-                     identity, {floats, "{\"step\":7}"});
+  identity.sealed_unix_ms = 1'700'000'000'000 + rank;
+  return MakeImageOf(
+      {Whole("embedding", DType::kF32, {2, 2}), Whole("bias", DType::kBF16, {3}),
+       Part("weight", DType::kI16, {4, 2}, {{2, 0}, {2, 2}}), Whole("scale", DType::kU8, {5}),
+       rank == 0 ? Json("progress", 10) : Opaque("rng", "raw", 3)},
+      identity,
+      // In image order: embedding, bias, weight, then bytes by name.
+      {std::string("\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40", 16), "bbiiaa", "11223344",
+       rank == 0 ? "{\"step\":7}" : "rng", "scale"});
 }
 
-// Every dtype, and every kind of slice.
-SampleImage Varied() {
-  std::vector<Slice> slices = VariedSlices();
-  for (int number = 1; number <= 17; ++number) {
-    const auto dtype = static_cast<DType>(number);
-    slices.push_back(Whole("dtype " + std::string(DTypeName(dtype)), dtype, {2}));
+bool WriteShared(const std::string& stem, const SampleImage& sample,
+                 const std::vector<Rank>& owners) {
+  const auto part =
+      PlanPart({sample.record, sample.layout}, owners,
+               PlanHash(LikenessOf(sample.record, sample.layout).content, std::vector<Rank>{0, 1}));
+  if (!part.ok() || !part->has_value()) {
+    return false;
   }
-  return MakeSampleImage(slices, SampleRecord());
+  std::string file = (*part)->from_whole.header;
+  for (const ImageRun& run : (*part)->from_whole.runs) {
+    file += sample.image.substr(run.source_offset, run.bytes);
+  }
+  return Write(stem + ".safetensors", file) &&
+         Write(stem + ".record", EncodeRecord((*part)->record));
 }
 
 }  // namespace
@@ -55,7 +65,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string directory = argv[1];
-  const bool ok = holdfast::WriteBoth(directory + "/example", holdfast::Example()) &&
-                  holdfast::WriteBoth(directory + "/varied", holdfast::Varied());
+  // Tensors in image order: embedding, bias, weight, scale.
+  const std::vector<holdfast::Rank> owners = {0, 1, 1, 0};
+  const bool ok = holdfast::WriteShared(directory + "/shared-0", holdfast::Replica(0), owners) &&
+                  holdfast::WriteShared(directory + "/shared-1", holdfast::Replica(1), owners);
   return ok ? 0 : 1;
 }

@@ -2,7 +2,7 @@
 """Reads images and records by docs/formats.md alone, with nothing but Python's own library, and compares them with
 values written by hand, and with the dumps in that document.
 
-usage: read_image.py <folder of fixtures of version 1> <docs/formats.md>
+usage: read_image.py <folder of fixtures> <docs/formats.md>
 """
 
 import json
@@ -142,7 +142,6 @@ def read_slice(data):
 def read_record(file):
     check("magic", file[:8], b"HFRECORD")
     version, reserved, body_bytes = struct.unpack_from("<IIQ", file, 8)
-    check("format version", version, 1)
     check("reserved", reserved, 0)
     check("length of the record file", len(file), 24 + body_bytes + 8)
     check(
@@ -151,6 +150,7 @@ def read_record(file):
         crc64(file[: 24 + body_bytes]),
     )
     body = fields(file[24 : 24 + body_bytes])
+    check("format version", version, 2 if 15 in body else 1)
     digests = one(body, 12, b"")
     record = {
         "job": str(uuid.UUID(bytes=one(body, 1, b""))),
@@ -166,6 +166,17 @@ def read_record(file):
         "sealed_unix_ms": one(body, 14, 0),
         "descent": [tuple(one(fields(d), n, 0) for n in (1, 2, 3)) for d in body.get(13, [])],
     }
+    if 15 in body:
+        kept = fields(one(body, 15, b""))
+        header_digests = one(kept, 3, b"")
+        record["kept"] = {
+            "image_bytes": one(kept, 1, 0),
+            "header_bytes": one(kept, 2, 0),
+            "header_digests": list(struct.unpack(f"<{len(header_digests) // 8}Q", header_digests)),
+            "runs": packed(one(kept, 4, b"")),
+            "owners": packed(one(kept, 5, b"")),
+            "plan": one(kept, 6, b""),
+        }
     slices = [read_slice(s) for s in fields(one(body, 11, b"")).get(1, [])]
     return record, slices, list(struct.unpack(f"<{len(digests) // 8}Q", digests))
 
@@ -347,6 +358,84 @@ def check_varied(folder):
         check(f"bytes of slice {i}", image[s["offset"] : s["offset"] + s["bytes"]], expected)
 
 
+def header_of(slices, rank):
+    """As the document says; names are plain here."""
+    sharding, entries, at = {}, {}, 0
+    for s in slices:
+        key, shape = header_key(s, rank), local_shape(s)
+        offsets = s["place"][1] if not s["key"] and s["place"] else [0] * len(shape)
+        sharding[key] = {"saved_offsets": offsets}
+        dtype = next(name for name, (number, _) in DTYPES.items() if number == s["dtype"])
+        entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + s["bytes"]]}
+        at += s["bytes"]
+    metadata = {
+        "DCP_SHARDING_INFO": json.dumps(sharding, separators=(",", ":")),
+        "DCP_VERSION": "1.0",
+        "format": "pt",
+    }
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    length = -(-(8 + len(text)) // 4096) * 4096 - 8
+    return struct.pack("<Q", length) + text.ljust(length)
+
+
+def digests_by_slice(record, slices, digests):
+    """Of the header, then of each slice."""
+    out, at = [], 0
+    for length in [record["header_bytes"]] + [s["bytes"] for s in slices]:
+        blocks = -(-length // BLOCK)
+        out.append(digests[at : at + blocks])
+        at += blocks
+    check("count of digests", at, len(digests))
+    return out
+
+
+def check_shared(folder):
+    """Two replicas: what each file has, and each whole image, put together of both."""
+    files, records = [], []
+    for rank in range(2):
+        with open(f"{folder}/shared-{rank}.safetensors", "rb") as f:
+            files.append(f.read())
+        with open(f"{folder}/shared-{rank}.record", "rb") as f:
+            records.append(read_record(f.read()))
+    where = []  # by rank and tensor slice: its place in the file, if it is kept
+    for file, (record, slices, digests) in zip(files, records):
+        kept = record["kept"]
+        stays = [i % 2 == 0 for i, n in enumerate(kept["runs"]) for _ in range(n)]
+        check("slices in runs", len(stays), len(slices))
+        per_slice = digests_by_slice(record, slices, digests)
+        view, view_digests = [], list(kept["header_digests"])
+        places, at = [], kept["header_bytes"]
+        for s, stay, own in zip(slices, stays, per_slice[1:]):
+            if s["kind"] == 0:
+                places.append(at if stay else None)
+            if stay:
+                view.append({**s, "offset": at})
+                view_digests += own
+                at += s["bytes"]
+        check_image(file, {**record, **kept}, view, view_digests)
+        where.append(places)
+    for rank, (record, slices, digests) in enumerate(records):
+        per_slice = digests_by_slice(record, slices, digests)
+        header = header_of(slices, rank)
+        check("header of the whole", block_digests(header), per_slice[0])
+        owners = iter(record["kept"]["owners"])
+        whole, tensor, own_at = header, 0, record["kept"]["header_bytes"]
+        stays = [i % 2 == 0 for i, n in enumerate(record["kept"]["runs"]) for _ in range(n)]
+        for s, stay, own in zip(slices, stays, per_slice[1:]):
+            source, at = (rank, own_at) if stay else (next(owners), None)
+            if not stay:
+                at = where[source][tensor]
+            data = files[source][at : at + s["bytes"]]
+            check(f"digests of {s['name']} of rank {rank}", block_digests(data), own)
+            check("place in the whole", s["offset"], len(whole))
+            whole += data
+            own_at += s["bytes"] if stay else 0
+            tensor += s["kind"] == 0
+        check("length of the whole", len(whole), record["image_bytes"])
+        check_image(whole, record, slices, digests)
+        check("the last bytes of the whole", whole[-5:], b"scale")
+
+
 def read_dump(lines):
     data = b""
     repeat = False
@@ -381,9 +470,10 @@ def main():
         raise SystemExit(__doc__)
     folder, document = sys.argv[1:]
     check("CRC-64/XZ of 123456789", crc64(b"123456789"), 0x995DC9BBDF1939FA)
-    check_example(folder)
-    check_varied(folder)
-    check_dumps(folder, document)
+    check_example(f"{folder}/v1")
+    check_varied(f"{folder}/v1")
+    check_dumps(f"{folder}/v1", document)
+    check_shared(f"{folder}/v2")
     print("images, records and documentation agree")
 
 

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "holdfast/v1/record.pb.h"
 #include "tests/tiers/image/sample_image.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -64,6 +65,16 @@ v1::ShardRecord ToProto(const ShardRecord& record) {
     to.set_parent_step(descent.parent.step);
   }
   out.set_sealed_unix_ms(record.sealed_unix_ms);
+  if (record.kept) {
+    v1::KeptSlices& kept = *out.mutable_kept();
+    kept.set_image_bytes(record.kept->image_bytes);
+    kept.set_header_bytes(record.kept->header_bytes);
+    kept.mutable_header_digests()->Add(record.kept->header_digests.begin(),
+                                       record.kept->header_digests.end());
+    kept.mutable_runs()->Add(record.kept->runs.begin(), record.kept->runs.end());
+    kept.mutable_owners()->Add(record.kept->owners.begin(), record.kept->owners.end());
+    kept.set_plan(record.kept->plan.data(), record.kept->plan.size());
+  }
   return out;
 }
 
@@ -87,6 +98,15 @@ std::vector<SampleImage> Samples() {
                       bare),
       MakeSampleImage({Whole("w", DType::kC64, {uint64_t{1} << 8, 3})}, negative),
   };
+  // One that leaves out all but one tensor and its objects.
+  const SampleImage& varied = samples.front();
+  std::vector<Rank> owners(TensorsOf(varied.layout).slices.size(), 3);
+  owners[2] = varied.record.id.rank;
+  SampleImage part = varied;
+  part.record =
+      (*PlanPart({varied.record, varied.layout}, owners, varied.record.layout_hash))->record;
+  part.record_file = EncodeRecord(part.record);
+  samples.push_back(part);
   return samples;
 }
 

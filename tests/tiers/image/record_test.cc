@@ -78,15 +78,15 @@ TEST(RecordTest, AnyFlippedBitIsFound) {
 }
 
 TEST(RecordTest, NewerVersionIsRefusedByName) {
-  for (const std::string& file : {FrameRecordBody("what a later version writes", 2), [] {
+  for (const std::string& file : {FrameRecordBody("what a later version writes", 3), [] {
                                     std::string patched = Sample().record_file;
-                                    patched[8] = 2;
+                                    patched[8] = 3;
                                     return patched;
                                   }()}) {
     const auto decoded = DecodeRecord(file);
     EXPECT_EQ(decoded.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(Message(decoded.status()), HasSubstr("version 2"));
-    EXPECT_THAT(Message(decoded.status()), HasSubstr("up to version 1"));
+    EXPECT_THAT(Message(decoded.status()), HasSubstr("version 3"));
+    EXPECT_THAT(Message(decoded.status()), HasSubstr("up to version 2"));
     EXPECT_EQ(CheckRecordFraming(file).code(), absl::StatusCode::kFailedPrecondition);
   }
 }

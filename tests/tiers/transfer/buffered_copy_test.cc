@@ -9,10 +9,12 @@
 #include <cstring>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/fault_env.h"
 #include "base/units.h"
 #include "tests/base/temporary_directory.h"
 #include "tests/tiers/transfer/transfer_harness.h"
+#include "tiers/transfer/assembled_file.h"
 
 namespace holdfast {
 namespace {
@@ -21,6 +23,14 @@ using ::testing::HasSubstr;
 
 std::shared_ptr<RevocableMemory> MemoryOf(TestSlot& slot) {
   return std::make_shared<RevocableMemory>(slot.data(), slot.span().size());
+}
+
+uint64_t ObjectBytes(const Layout& layout) {
+  uint64_t bytes = 0;
+  for (const Slice& slice : layout.slices) {
+    bytes += slice.kind == SliceKind::kTensor ? 0 : slice.bytes;
+  }
+  return bytes;
 }
 
 class BufferedCopyTest : public ::testing::TestWithParam<size_t> {
@@ -73,6 +83,113 @@ TEST_P(BufferedCopyTest, MemoryToFileToMemory) {
   ASSERT_TRUE(result.ok()) << ToString(result.status);
   EXPECT_TRUE(target.text(sample_.image.size()) == sample_.image);
   EXPECT_TRUE(target.RestIsUntouched(sample_.image.size()));
+}
+
+// Rank 1 of two replicas has half of the tensors in its file, rank 0 the others.
+class SharedCopyTest : public BufferedCopyTest {
+ protected:
+  void SetUp() override {
+    BufferedCopyTest::SetUp();
+    const size_t tensors = TensorsOf(sample_.layout).slices.size();
+    for (size_t i = 0; i < tensors; ++i) {
+      owners_.push_back(i % 2 == 0 ? 1 : 0);
+    }
+    own_ = ValueOf(PlanPart(*image_, owners_, {})).value();
+    RecordAndLayout other = *image_;
+    other.record.id.rank = 0;
+    other_ = ValueOf(PlanPart(other, owners_, {})).value();
+    TestSlot slot(sample_.image.size(), sample_.image);
+    ASSERT_TRUE(Write(slot, own_, "/r/own").ok());
+    ASSERT_TRUE(Write(slot, other_, "/r/other").ok());
+  }
+
+  TransferResult Write(TestSlot& slot, const PartImage& part, const std::string& path) {
+    BufferedCopySpec spec;
+    spec.from_memory = MemoryOf(slot);
+    spec.to_file = Open(path, OpenMode::kCreateExclusive);
+    spec.image = std::make_shared<RecordAndLayout>(part.file);
+    spec.gather = std::make_shared<ImageMap>(part.from_whole);
+    return pool_->Copy(spec);
+  }
+  TransferResult Read(TestSlot& target) {
+    const RecordAndLayout own{own_.record, sample_.layout};
+    const RecordAndLayout other{other_.record, sample_.layout};
+    const OwnerImage owners[] = {{&other, "/r/other"}};
+    const auto file = std::make_shared<AssembledFile>(
+        ValueOf(WholeMap(own, owners)),
+        std::vector<std::shared_ptr<File>>{Open("/r/own", OpenMode::kRead),
+                                           Open("/r/other", OpenMode::kRead)});
+    spec_.from_file = file;
+    spec_.source_name = [file](uint64_t offset) { return file->PathAt(offset); };
+    spec_.to_memory = MemoryOf(target);
+    return pool_->Copy(spec_);
+  }
+
+  std::vector<Rank> owners_;
+  PartImage own_;
+  PartImage other_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Pieces, SharedCopyTest,
+                         ::testing::Values(64 * kKiB, kMiB + 4096, 4 * kMiB),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(SharedCopyTest, GatheredIntoFilesAndPutTogetherAgain) {
+  EXPECT_EQ(Content("/r/own").size(), FileBytes(own_.record));
+  EXPECT_EQ(Content("/r/own").size() + Content("/r/other").size(),
+            sample_.image.size() - sample_.layout.header_bytes + own_.record.kept->header_bytes +
+                other_.record.kept->header_bytes + ObjectBytes(sample_.layout));
+  TestSlot target(sample_.image.size());
+  const TransferResult result = Read(target);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_TRUE(target.text(sample_.image.size()) == sample_.image);
+  EXPECT_TRUE(target.RestIsUntouched(sample_.image.size()));
+}
+
+TEST_P(SharedCopyTest, ABadBlockIsFoundOnBothWaysAndItsFileIsNamed) {
+  for (const bool in_own : {true, false}) {
+    const std::string path = in_own ? "/r/own" : "/r/other";
+    const auto file = Open(path, OpenMode::kReadWrite);
+    const uint64_t last = ValueOf(file->Info()).bytes - 1;
+    FlipBitIn(*file, last);
+    TestSlot target(sample_.image.size());
+    const TransferResult result = Read(target);
+    EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kSource);
+    EXPECT_THAT(ToString(result.status), HasSubstr(absl::StrCat("'", path, "' of ")));
+    FlipBitIn(*file, last);
+  }
+  // In memory, where it is of a slice that stays.
+  std::string bad = sample_.image;
+  bad[own_.from_whole.runs.back().source_offset] ^= 1;
+  TestSlot slot(bad.size(), bad);
+  const TransferResult written = Write(slot, own_, "/r/again");
+  EXPECT_TRUE(absl::IsDataLoss(written.status)) << ToString(written.status);
+  EXPECT_EQ(written.faulty, FaultySide::kSource);
+}
+
+TEST_P(SharedCopyTest, WhatIsGatheredMustBeThere) {
+  const auto written = [&](const std::function<void(ImageMap&)>& change) {
+    TestSlot slot(sample_.image.size(), sample_.image);
+    PartImage part = own_;
+    change(part.from_whole);
+    static int files = 0;
+    return Write(slot, part, absl::StrCat("/r/refused", ++files)).status;
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      written([](ImageMap& m) { m.runs.back().source_offset = uint64_t{1} << 40; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { m.runs.back().source = 1; })));
+  EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { m.runs.pop_back(); })));
+  EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { ++m.image_bytes; })));
+}
+
+TEST_P(SharedCopyTest, AFileThatWasCutIsNamed) {
+  ASSERT_TRUE(Open("/r/other", OpenMode::kReadWrite)->Truncate(5000).ok());
+  TestSlot target(sample_.image.size());
+  const TransferResult result = Read(target);
+  EXPECT_TRUE(absl::IsOutOfRange(result.status)) << ToString(result.status);
+  EXPECT_EQ(result.faulty, FaultySide::kSource);
+  EXPECT_THAT(ToString(result.status), HasSubstr("/r/other"));
 }
 
 TEST_P(BufferedCopyTest, FileToFile) {

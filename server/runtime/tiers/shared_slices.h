@@ -1,0 +1,63 @@
+// Copies in the remote tier that leave slices out, since other ranks' files have them: what a
+// flush leaves out, and what a reader puts together.
+//
+// SliceOwners: thread-safe. The functions: any thread.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "recovery/ownership.h"
+#include "server/events.h"
+#include "tiers/durable/copy_store.h"
+#include "tiers/image/kept.h"
+
+namespace holdfast {
+
+// Which rank of a group keeps which slice: computed when a group or a layout is new, and remembered
+// for the next steps. The ranks of a node are of several groups where models are split.
+class SliceOwners {
+ public:
+  // Of the tensor slices of the image, in order. `ranks` ascend, and all have these tensors.
+  absl::StatusOr<std::vector<Rank>> Of(const RecordAndLayout& image, const std::vector<Rank>& ranks)
+      EXCLUDES(mutex_);
+
+ private:
+  struct Known {
+    LayoutHash tensors{};
+    std::vector<Rank> ranks;
+    std::shared_ptr<const Ownership> ownership;
+    size_t slices = 0;
+  };
+  std::shared_ptr<const Ownership> Find(const LayoutHash& tensors, const std::vector<Rank>& ranks)
+      REQUIRES(mutex_);
+
+  Mutex mutex_;
+  std::list<Known> known_ GUARDED_BY(mutex_);  // the one that was used last comes first
+};
+
+// The file that this flush writes; none: the whole image. Anything that does not fit together is a
+// reason to write the whole image, never to fail.
+std::optional<PartImage> PartOf(SliceOwners& owners, const FlushShard& action,
+                                const RecordAndLayout& image);
+
+// A shard whose file leaves slices out, put together: what is read, and what must stay open.
+struct WholeCopy {
+  std::shared_ptr<File> file;  // of the whole image
+  std::function<std::string(uint64_t)> path_at;
+  std::vector<std::shared_ptr<CopyStore::Reading>> owners;
+  absl::Status Confirm();  // of the owners, after the last byte
+};
+// `image` is of `reading`. The status is of the first file that is gone, bad, or does not have what
+// it should, and names it.
+absl::StatusOr<WholeCopy> OpenWhole(CopyStore& store, const CopyKey& key,
+                                    std::shared_ptr<CopyStore::Reading> reading,
+                                    const RecordAndLayout& image);
+
+}  // namespace holdfast
