@@ -332,6 +332,7 @@ class Coordinator {
   Verdict JudgeWorld(const JoinAsked& j) const;
   bool HeldByOther(const JoinAsked& j) const;
   bool OthersAlive(const JoinAsked& j) const;
+  std::optional<NodeId> UnheardThatMayComeBack() const;
   bool WasIn(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);

@@ -87,7 +87,16 @@ bool Coordinator::HeldByOther(const JoinAsked& j) const {
 bool Coordinator::OthersAlive(const JoinAsked& j) const {
   const Member* own = members_.Find(j.rank);
   const bool self = own != nullptr && own->alive && own->process == j.caller.process;
-  return members_.alive() > (self ? 1 : 0);
+  return members_.alive() > (self ? 1 : 0) || UnheardThatMayComeBack();
+}
+
+// The state names the members of one node; which ranks live on the others those tell. One that is
+// silent may have any rank that nobody else was heard to have.
+std::optional<NodeId> Coordinator::UnheardThatMayComeBack() const {
+  const auto node = std::find_if(unheard_.begin(), unheard_.end(), [this](NodeId unheard) {
+    return unreachable_.count(unheard) > 0;
+  });
+  return node == unheard_.end() ? std::nullopt : std::optional(*node);
 }
 
 // Whether the rank was in the current attempt before. Should the state that names its members have
@@ -101,7 +110,17 @@ bool Coordinator::WasIn(const JoinAsked& j) const {
 
 std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j) const {
   if (!HeldByOther(j)) {
-    return std::nullopt;
+    const auto silent = UnheardThatMayComeBack();
+    if (!silent || members_.Find(j.rank) != nullptr) {
+      return std::nullopt;
+    }
+    return Verdict{
+        Verdict::Kind::kWait,
+        {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat("rank ", j.rank, " of job '", name_, "' may live on ",
+                      settings_.nodes->Name(*silent),
+                      ", which has not been heard of yet; try again, or start all ranks again "
+                      "under a new launch id")}};
   }
   const Member& member = *members_.Find(j.rank);
   return Verdict{
@@ -122,7 +141,7 @@ Coordinator::Verdict Coordinator::JudgeWorld(const JoinAsked& j) const {
   if (!OthersAlive(j)) {
     return {Verdict::Kind::kOpenNext, {}};
   }
-  std::string who;
+  std::string who = "another one";  // on a node that has not been heard of yet
   for (const auto& [rank, member] : members_.all()) {
     if (member.alive) {
       who = absl::StrCat("rank ", rank, " (", settings_.nodes->Who(member.process), ")");

@@ -435,6 +435,9 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   for (const SeatLost& seat : ended) {
     On(seat, t);
   }
+  if (m.ended) {
+    RetryJoins(t);  // who may have lived there does not
+  }
   Tell(Report::Kind::kTrouble,
        absl::StrCat(who, m.ended ? " is gone: " : " is out of reach: ", m.why,
                     ended.empty() ? "" : absl::StrCat("; ", ended.size(), " ranks with it")),

@@ -280,6 +280,7 @@ class Router {
   void Introduce(const std::string& name, Job& job, const std::string& node);
   void FromNode(const std::string& node, const PeerHeader& header,
                 const std::vector<ToCoordinator>& messages);
+  void SayToArrived(const Hosting& hosting, NodeId to, const absl::StatusOr<std::string>& bytes);
   void ForgetTokens(Hosting& hosting, NodeId node);
   void NodeIsLost(const std::string& node, bool ended, const std::string& why);
   void StepDown(const std::string& name, Job& job, bool resign);

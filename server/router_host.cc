@@ -292,11 +292,8 @@ void Router::FromCoordinator(const JobUuid& uuid, const std::vector<ForAgent>& m
         owner_.Act(StoreAgreedState{name, hosting.epoch, hosting.writing,
                                     persist->state.SerializeAsString()});
       }
-      for (const NodeId node : hosting.arrived) {
-        if (node != kHere) {
-          Say(names_.Name(node), header, NodeMessage(StateKept{persist->state}));
-        }
-      }
+      SayToArrived(hosting, kEveryNode,
+                   EncodePeer(header, NodeMessage(StateKept{persist->state})));
       DeliverToAgent(*job, message);
       continue;
     }
@@ -313,13 +310,24 @@ void Router::FromCoordinator(const JobUuid& uuid, const std::vector<ForAgent>& m
         hosting.origins.erase(origin);
       }
     }
-    for (const NodeId node : hosting.arrived) {
-      if (node != kHere && (to == node || to == kEveryNode)) {
-        Say(names_.Name(node), EncodePeer(header, message));
-      }
+    if (to != kHere) {
+      SayToArrived(hosting, to, EncodePeer(header, message));
     }
     if (to == kHere || to == kEveryNode) {
       DeliverToAgent(*job, message);
+    }
+  }
+}
+
+// `to`: one node, or kEveryNode. (Encoded once, however many they are.)
+void Router::SayToArrived(const Hosting& hosting, NodeId to,
+                          const absl::StatusOr<std::string>& bytes) {
+  if (to != kEveryNode) {
+    return hosting.arrived.count(to) > 0 ? Say(names_.Name(to), bytes) : void();
+  }
+  for (const NodeId node : hosting.arrived) {
+    if (node != kHere) {
+      Say(names_.Name(node), bytes);
     }
   }
 }

@@ -2,6 +2,7 @@
 // node, and says to which its answer goes.
 #include "server/coordinator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -999,6 +1000,40 @@ TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {
   Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
   EXPECT_FALSE(job_->IsMember(0, Process(b_, 0, 1)));
   EXPECT_NE(Answer<JoinAccepted>(Join(c_, 0, 2, "one", 2)), nullptr);
+}
+
+// The state names the members of the node that wrote it. Which ranks the others have they tell.
+TEST_F(NodesTest, ANewCoordinatorGivesNoRankAwayThatASilentNodeMayHave) {
+  TwoRanks();
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  const NodeId a = nodes.Number("a");
+  const NodeId b = nodes.Number("b");
+  NodeArrived first;
+  first.seats = {Seat(a, 0, std::nullopt)};
+  Say(a, first);
+  Join(a, 1, 2);
+  ASSERT_NE(Answer<Refused>(token_), nullptr) << "b has not been heard of";
+  EXPECT_THAT(Answer<Refused>(token_)->failure.message, testing::HasSubstr(" on b, "));
+  JoinAsked patient;
+  patient.token = ++token_;
+  patient.connection = token_;
+  patient.caller = {Process(a, 1, 1), 1000, 1000};
+  patient.rank = 1;
+  patient.world_size = 2;
+  patient.launch = "one";
+  patient.may_wait = true;
+  Say(a, patient);
+  EXPECT_EQ(Answer<JoinAccepted>(token_), nullptr);
+  Say(b, NodeLeft{true, "its lease has ended"});
+  EXPECT_NE(Answer<JoinAccepted>(patient.token), nullptr);
+}
+
+TEST_F(NodesTest, ANewCoordinatorLetsANewLaunchInWhoeverIsSilent) {
+  TwoRanks();
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  EXPECT_NE(Answer<JoinAccepted>(Join(nodes.Number("a"), 0, 2, "two", 1)), nullptr);
 }
 
 // The attempt has not begun to save: another process has taken the rank of a node that seemed gone.

@@ -308,10 +308,8 @@ void RankProcess::Train() {
 
 void RankProcess::Begin() {
   // Ranks of one run wait for each other.
-  if (!stubborn_ && std::any_of(job_.ranks.begin(), job_.ranks.end(), [&](const RankProcess* r) {
-        return r != nullptr && r->running() && r->training_ && r->attempt_ == attempt_ &&
-               r->step_ + 2 < step_;
-      })) {
+  const Step slowest = job_.SlowestStep(attempt_, w_.t.now());
+  if (!stubborn_ && slowest < step_ && slowest + 2 < step_) {
     return Later(milliseconds(std::max<uint64_t>(job_.pace_ms / 4, 5)), &RankProcess::Begin);
   }
   ++step_;

@@ -14,8 +14,25 @@ namespace {
 
 // How long healthy jobs may take until they have committed again.
 constexpr uint64_t kCalmCommits = 3;
+constexpr size_t kLargeJob = 64;        // ranks
+constexpr int64_t kMoment = 20'000'000;  // ns
 
 }  // namespace
+
+Step Job::SlowestStep(Attempt attempt, int64_t now) {
+  if (ranks.size() > kLargeJob && slowest_of_ == attempt && now - slowest_at_ < kMoment) {
+    return slowest_;
+  }
+  slowest_ = UINT64_MAX;
+  slowest_of_ = attempt;
+  slowest_at_ = now;
+  for (const RankProcess* rank : ranks) {
+    if (rank != nullptr && rank->running() && rank->training() && rank->attempt() == attempt) {
+      slowest_ = std::min(slowest_, rank->step());
+    }
+  }
+  return slowest_;
+}
 
 World::World(const Options& o) : options(o), t(o.seed), truth(*this), etcd(*this), network(*this) {
   MakeNodes();

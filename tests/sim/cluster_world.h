@@ -38,6 +38,14 @@ struct Job {
   uint64_t from_scratch_wishes = 0;  // sessions that found nothing readable
   std::vector<RankProcess*> ranks;   // the launcher's own
   std::vector<uint32_t> node_of_rank;
+
+  // The least step of the ranks that train in that attempt; of a large job as it was a moment ago.
+  Step SlowestStep(Attempt attempt, int64_t now);
+
+ private:
+  Step slowest_ = 0;
+  Attempt slowest_of_ = 0;
+  int64_t slowest_at_ = 0;
 };
 
 class World {
