@@ -18,6 +18,7 @@
 namespace holdfast {
 
 inline constexpr uint64_t kUnlimited = UINT64_MAX;
+inline constexpr char kSharedMemory[] = "/dev/shm";
 
 struct TmpfsFacts {
   std::string path;         // as configured; what exists of it was looked at

@@ -30,7 +30,6 @@ namespace holdfast {
 namespace {
 
 constexpr char kDefaultConfig[] = "/etc/holdfast/ckptd.yaml";
-constexpr char kSharedMemory[] = "/dev/shm";
 constexpr uint64_t kConfigBytesMax = kMiB;
 constexpr int kCapIpcLock = 14;
 constexpr std::chrono::seconds kProbeTimeout(3);

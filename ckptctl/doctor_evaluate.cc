@@ -20,8 +20,7 @@ using Findings = std::vector<Finding>;
 
 constexpr uint64_t kTmpfsUsefulMin = 256 * kMiB;  // containers get 64 MiB unless told otherwise
 constexpr uint64_t kOpenFilesMin = 8192;          // connections_max and as many again for slots
-constexpr char kSharedMemory[] = "/dev/shm";
-constexpr uint32_t kFirstUserUid = 1000;  // those below are the system's
+constexpr uint32_t kFirstUserUid = 1000;          // those below are the system's
 
 void Add(Findings& findings, std::string_view check, Verdict verdict, std::string text,
          std::string mend = "") {

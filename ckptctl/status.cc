@@ -21,7 +21,6 @@ namespace {
 constexpr int kLossesShown = 5;
 constexpr int kEventsShown = 8;
 constexpr int kInFlightShown = 8;
-constexpr size_t kBudgetCells = 20;
 
 // One line of a job: what it is about, and what there is to say.
 void AddLine(Table& table, std::string_view label, std::string text) {
@@ -73,10 +72,6 @@ FailureText TextOf(v1::Protection::FailureKind kind) {
       return {absl::StrCat("if failure ", static_cast<int>(kind), " happens"),
               "no copy is kept for it"};
   }
-}
-
-std::string StepText(uint64_t attempt, uint64_t step) {
-  return absl::StrCat("step ", step, " (attempt ", attempt, ")");
 }
 
 std::string ProtectionText(const v1::Protection& p) {

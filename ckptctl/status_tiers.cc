@@ -9,14 +9,14 @@
 #include "holdfast/v1/admin.pb.h"
 
 namespace holdfast {
-namespace {
-
-constexpr size_t kBudgetCells = 20;
-constexpr int kFlushesShown = 4;
 
 std::string StepText(uint64_t attempt, uint64_t step) {
   return absl::StrCat("step ", step, " (attempt ", attempt, ")");
 }
+
+namespace {
+
+constexpr int kFlushesShown = 4;
 
 std::string RenderTier(const v1::TierStatus& tier) {
   const std::string name = EscapeText(tier.tier());

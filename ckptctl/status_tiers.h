@@ -14,6 +14,10 @@ class JobStatus;
 class TierStatus;
 }  // namespace v1
 
+inline constexpr size_t kBudgetCells = 20;  // of a bar
+
+std::string StepText(uint64_t attempt, uint64_t step);
+
 // One line and more for each tier that is configured: used of the budget, what is going on,
 // trouble.
 std::string RenderTiers(const v1::DaemonStatus& daemon);

@@ -62,10 +62,14 @@ function(holdfast_use_headers target name)
   endif()
 endfunction()
 
-# holdfast_library(<name> SOURCES a.cc … DEPS x …): a static library with the project's options.
+# holdfast_library(<name> SOURCES a.cc … DEPS x …): a static library with the project's options. UNITY: its sources do not mind
+# being compiled several at a time, which the sanitizer legs do (HOLDFAST_UNITY): they build everything once, and wait for it.
 function(holdfast_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
+  if(ARG_UNITY AND HOLDFAST_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON)
+  endif()
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:holdfast_options> ${ARG_PRIVATE_DEPS})
 endfunction()

@@ -6,11 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/agent.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
 
-constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
 constexpr char kOutOfReach[] = "out of reach";
 
 bool Asked(const std::string& asked, TierKind tier) {

@@ -330,7 +330,7 @@ void Agent::TakeCancelled(const JoinAccepted& m) {
   cancelled_joins_.erase(found);
   const std::set<SeatId>& seats = seats_.OfRank(join.job, m.rank);
   const bool there = std::any_of(seats.begin(), seats.end(), [&](SeatId id) {
-    return seats_.Find(id)->process == join.process;
+    return seats_.Find(id)->process == join.process && seats_.Find(id)->attempt >= m.attempt;
   });
   if (there) {
     return;  // it has asked again since, over another connection

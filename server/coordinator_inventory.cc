@@ -5,15 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/coordinator.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
-
-constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
-
-std::string Name(TierKind tier) {
-  return std::string(TierName(tier));
-}
 
 bool IsGoodBelow(const CopyState& copy, const std::string& dir) {
   return copy.kind == CopyState::Kind::kGood &&

@@ -7,11 +7,10 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "server/coordinator.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
-
-constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
 
 Failure Removed(CheckpointId id) {
   return {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,

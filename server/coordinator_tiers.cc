@@ -6,15 +6,10 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "server/coordinator.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
-
-constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
-
-std::string Name(TierKind tier) {
-  return std::string(TierName(tier));
-}
 
 absl::Status WentAway(TierKind tier) {
   return absl::UnavailableError(

@@ -7,11 +7,11 @@
 #include "base/units.h"
 #include "recovery/explain.h"
 #include "server/coordinator.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
 
-constexpr TierKind kDurable[] = {TierKind::kNvme, TierKind::kRemote};
 constexpr int64_t kMicros = 1000;  // of a millisecond
 
 }  // namespace

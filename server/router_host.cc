@@ -8,31 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/message_tokens.h"
 #include "server/router.h"
 #include "server/state_order.h"
 
 namespace holdfast {
-namespace {
-
-template <typename M>
-constexpr bool kHasToken = requires(M m) {
-  m.token;
-};
-
-template <typename Variant>
-RequestToken* TokenIn(Variant& message) {
-  return std::visit(
-      [](auto& m) -> RequestToken* {
-        if constexpr (kHasToken<decltype(m)>) {
-          return m.token != 0 ? &m.token : nullptr;
-        } else {
-          return nullptr;
-        }
-      },
-      message);
-}
-
-}  // namespace
 
 // ---- Before it acts ----
 
@@ -292,8 +272,7 @@ void Router::FromCoordinator(const JobUuid& uuid, const std::vector<ForAgent>& m
         owner_.Act(StoreAgreedState{name, hosting.epoch, hosting.writing,
                                     persist->state.SerializeAsString()});
       }
-      SayToArrived(hosting, kEveryNode,
-                   EncodePeer(header, NodeMessage(StateKept{persist->state})));
+      SayToArrived(hosting, kEveryNode, EncodePeer(header, NodeMessage(StateKept{persist->state})));
       DeliverToAgent(*job, message);
       continue;
     }

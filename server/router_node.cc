@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/message_tokens.h"
 #include "server/router.h"
 
 namespace holdfast {
@@ -10,24 +11,6 @@ namespace {
 
 // Met with the host in this very process.
 constexpr PeerChannel kOwnChannel = UINT64_MAX;
-
-template <typename M>
-constexpr bool kHasToken = requires(M m) {
-  m.token;
-};
-
-template <typename Variant>
-RequestToken TokenOf(const Variant& message) {
-  return std::visit(
-      [](const auto& m) -> RequestToken {
-        if constexpr (kHasToken<decltype(m)>) {
-          return m.token;
-        } else {
-          return 0;
-        }
-      },
-      message);
-}
 
 bool EndsRequest(const ToCoordinator& message) {
   return std::holds_alternative<RequestExpired>(message) ||

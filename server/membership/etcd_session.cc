@@ -16,7 +16,6 @@ namespace {
 constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
 constexpr Duration kDelayMax = std::chrono::seconds(3);
 constexpr Duration kIdle = std::chrono::hours(1);
-constexpr size_t kForeignTextBytesMax = 256;
 
 // Not this request's fault, nor will another one fare better here.
 bool IsConnectionFault(const absl::Status& status) {

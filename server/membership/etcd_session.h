@@ -204,6 +204,8 @@ class EtcdSession {
   bool ready() const { return link_ == Link::kUp && probed_; }
   bool Send(EtcdRequest request, Answer answer);
   bool Refused(const absl::Status& status);  // the connection is to blame, and was given up
+  static constexpr Duration kRetryMax = std::chrono::seconds(3);
+  static constexpr size_t kForeignTextBytesMax = 256;  // of what etcd says
   void Failed(Backoff& backoff, Duration at_most);
   bool Due(const Backoff& backoff) { return DueAt(backoff.not_before); }
   bool DueAt(MonotonicTime at);

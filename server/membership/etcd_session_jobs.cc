@@ -11,7 +11,6 @@
 namespace holdfast {
 namespace {
 
-constexpr Duration kRetryMax = std::chrono::seconds(3);
 constexpr size_t kSupersededMax = 1024;
 
 void CompareCreated(etcd::TxnRequest* request, const std::string& key, int64_t revision) {

@@ -10,7 +10,6 @@
 namespace holdfast {
 namespace {
 
-constexpr Duration kRetryMax = std::chrono::seconds(3);
 // The other daemon of this name may end at any moment.
 constexpr Duration kNameRetryMax = std::chrono::seconds(1);
 constexpr int64_t kTtlMaxS = 86'400;

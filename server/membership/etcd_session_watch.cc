@@ -10,10 +10,8 @@
 namespace holdfast {
 namespace {
 
-constexpr Duration kRetryMax = std::chrono::seconds(3);
 constexpr int64_t kPageLimit = 512;
 constexpr size_t kStrangeMax = 1024;
-constexpr size_t kForeignTextBytesMax = 256;
 
 // Nobody keeps more of a value than he can make use of.
 void KeepValue(size_t bytes_max, etcd::KeyValue* value) {

@@ -42,7 +42,6 @@ constexpr int kThreadsPerUidMax = 8;
 constexpr int kThreadsPerServer = 4;
 constexpr size_t kMemoryPerUidBytes = 32u << 20;
 constexpr int kStreamsPerConnectionMax = 16;
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::chrono::seconds kShutdownGrace{2};
 
 // RFC 9113: what a client sends first, and what it is told who is not wanted.

@@ -22,7 +22,6 @@ namespace {
 // Per wake-up, so that one client that floods does not starve the others.
 constexpr size_t kReadBytesMax = 64 * 1024;
 constexpr int kAcceptsMax = 64;
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr Duration kErrorWindow = std::chrono::seconds(10);
 constexpr uint32_t kErrorsPerWindowMax = 50;
 

@@ -57,18 +57,14 @@ std::string HostName() {
                                                                              : "localhost";
 }
 
-absl::Status Bad(std::string_view setting, const std::string& problem) {
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(setting), ": ", problem));
-}
-
 absl::Status CheckPath(std::string_view setting, const std::string& path) {
   if (path.empty()) {
-    return Bad(
+    return BadSetting(
         setting,
         "there is no default here (neither HOME nor the XDG variables are set); give a path");
   }
   if (path[0] != '/') {
-    return Bad(setting, absl::StrCat("'", path, "' is not an absolute path"));
+    return BadSetting(setting, absl::StrCat("'", path, "' is not an absolute path"));
   }
   return absl::OkStatus();
 }
@@ -76,16 +72,16 @@ absl::Status CheckPath(std::string_view setting, const std::string& path) {
 absl::Status CheckSocketPath(std::string_view setting, const std::string& path) {
   HF_RETURN_IF_ERROR(CheckPath(setting, path));
   if (path.size() > kSocketPathBytesMax) {
-    return Bad(setting,
-               absl::StrCat("'", path, "' has ", path.size(),
-                            " bytes; a unix socket's path has at most ", kSocketPathBytesMax));
+    return BadSetting(
+        setting, absl::StrCat("'", path, "' has ", path.size(),
+                              " bytes; a unix socket's path has at most ", kSocketPathBytesMax));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckRange(std::string_view setting, uint64_t value, uint64_t min, uint64_t max) {
   if (value < min || value > max) {
-    return Bad(setting, absl::StrCat(value, " is not within ", min, " to ", max));
+    return BadSetting(setting, absl::StrCat(value, " is not within ", min, " to ", max));
   }
   return absl::OkStatus();
 }
@@ -110,23 +106,24 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
   while (::stat(there.c_str(), &info) != 0) {
     const int error = errno;
     if (error != ENOENT || there == "/" || missing == Missing::kIsAnError) {
-      return Bad(setting, Message(ErrnoStatus(error, "look at the directory", there)));
+      return BadSetting(setting, Message(ErrnoStatus(error, "look at the directory", there)));
     }
     there = ParentDirectory(there);
   }
   if (!S_ISDIR(info.st_mode)) {
-    return Bad(setting, absl::StrCat("'", there, "' is not a directory"));
+    return BadSetting(setting, absl::StrCat("'", there, "' is not a directory"));
   }
   if (::access(there.c_str(), W_OK | X_OK) != 0) {
-    return Bad(setting,
-               Message(ErrnoStatus(errno,
-                                   there == directory ? "write in the directory"
-                                                      : absl::StrCat("make '", directory, "' in"),
-                                   there)));
+    return BadSetting(
+        setting, Message(ErrnoStatus(errno,
+                                     there == directory ? "write in the directory"
+                                                        : absl::StrCat("make '", directory, "' in"),
+                                     there)));
   }
   const absl::StatusOr<FilesystemInfo> fs = Env::System()->Filesystem(there);
   if (fs.ok() && (fs->type == "proc" || fs->type == "sysfs")) {
-    return Bad(setting, absl::StrCat("'", there, "' lies on ", fs->type, ", which takes no files"));
+    return BadSetting(setting,
+                      absl::StrCat("'", there, "' lies on ", fs->type, ", which takes no files"));
   }
   return absl::OkStatus();
 }
@@ -134,7 +131,7 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
 // What is read while the daemon runs: certificates, a password.
 absl::Status CheckReadable(std::string_view setting, const std::string& file) {
   if (!file.empty() && ::access(file.c_str(), R_OK) != 0) {
-    return Bad(setting, Message(ErrnoStatus(errno, "read", file)));
+    return BadSetting(setting, Message(ErrnoStatus(errno, "read", file)));
   }
   return absl::OkStatus();
 }
@@ -168,9 +165,9 @@ absl::Status CheckMetricsAddress(const std::string& address) {
   uint32_t number = 0;
   if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
       !absl::SimpleAtoi(port, &number) || number > 65'535) {
-    return Bad("metrics.address",
-               absl::StrCat("'", address.substr(0, 64),
-                            "': expected HOST:PORT with a port of 0 to 65535, or off"));
+    return BadSetting("metrics.address",
+                      absl::StrCat("'", address.substr(0, 64),
+                                   "': expected HOST:PORT with a port of 0 to 65535, or off"));
   }
   std::array<char, sizeof(in6_addr)> parsed = {};
   const bool v6 = host.size() > 2 && host.front() == '[' && host.back() == ']';
@@ -180,7 +177,7 @@ absl::Status CheckMetricsAddress(const std::string& address) {
              return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-';
            });
   if (!good) {
-    return Bad(
+    return BadSetting(
         "metrics.address",
         absl::StrCat(
             "'", address.substr(0, 64),
@@ -200,24 +197,26 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
       CheckRange("memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100));
   const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
   if (!fs.ok()) {
-    return Bad("memory.dir", Message(fs.status()));
+    return BadSetting("memory.dir", Message(fs.status()));
   }
   if (fs->type != "tmpfs") {
-    return Bad("memory.dir", absl::StrCat("'", memory.dir(), "' lies on ", fs->type,
-                                          ", not on tmpfs; slots are shared memory: choose a "
-                                          "directory under /dev/shm, or mount a tmpfs there"));
+    return BadSetting("memory.dir",
+                      absl::StrCat("'", memory.dir(), "' lies on ", fs->type,
+                                   ", not on tmpfs; slots are shared memory: choose a "
+                                   "directory under /dev/shm, or mount a tmpfs there"));
   }
   if (memory.bytes_max() < kSlotBytesMultiple) {
-    return Bad("memory.bytes_max",
-               absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
-                            FormatBytes(kSlotBytesMultiple), " are needed"));
+    return BadSetting("memory.bytes_max",
+                      absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
+                                   FormatBytes(kSlotBytesMultiple), " are needed"));
   }
   if (memory.bytes_max() > fs->bytes_total) {
-    return Bad("memory.bytes_max",
-               absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()),
-                            ") are more than the file system of '", memory.dir(),
-                            "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
-                            "); lower the budget, or enlarge it: mount -o remount,size=<bytes>"));
+    return BadSetting(
+        "memory.bytes_max",
+        absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()),
+                     ") are more than the file system of '", memory.dir(),
+                     "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
+                     "); lower the budget, or enlarge it: mount -o remount,size=<bytes>"));
   }
   return absl::OkStatus();
 }
@@ -245,7 +244,7 @@ absl::Status Complete(v1::DaemonConfig* config) {
     HF_RETURN_IF_ERROR(CheckPath("memory.dir", config->memory().dir()));
     const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
     if (!fs.ok()) {
-      return Bad("memory.dir", Message(fs.status()));
+      return BadSetting("memory.dir", Message(fs.status()));
     }
     config->mutable_memory()->set_bytes_max(fs->bytes_total / 2 / kSlotBytesMultiple *
                                             kSlotBytesMultiple);
@@ -351,7 +350,7 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (flags.memory_bytes) {
     const absl::StatusOr<uint64_t> bytes = ParseBytes(*flags.memory_bytes);
     if (!bytes.ok()) {
-      return Bad("--memory-bytes", Message(bytes.status()));
+      return BadSetting("--memory-bytes", Message(bytes.status()));
     }
     config->mutable_memory()->set_bytes_max(*bytes);
   }
@@ -361,13 +360,14 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config) {
 
 absl::Status CheckConfig(const v1::DaemonConfig& config) {
   if (config.node_name().empty() || config.node_name().size() > 255) {
-    return Bad("node_name", "1 to 255 bytes are needed");
+    return BadSetting("node_name", "1 to 255 bytes are needed");
   }
   if (const absl::Status name = CheckJobName(config.node_name());
       !config.remote().dir().empty() && !name.ok()) {
-    return Bad("node_name", absl::StrCat("with remote.dir it names files there, so it must be as a "
-                                         "job's name: ",
-                                         Message(name)));
+    return BadSetting("node_name",
+                      absl::StrCat("with remote.dir it names files there, so it must be as a "
+                                   "job's name: ",
+                                   Message(name)));
   }
   HF_RETURN_IF_ERROR(CheckPath("state_dir", config.state_dir()));
   const v1::SocketConfig& socket = config.socket();
@@ -384,7 +384,7 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
       CheckRange("socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, 3'600'000));
   HF_RETURN_IF_ERROR(CheckSocketPath("admin.path", config.admin().path()));
   if (config.admin().path() == socket.path()) {
-    return Bad(
+    return BadSetting(
         "admin.path",
         absl::StrCat("'", socket.path(), "' is the clients' socket (socket.path); choose another"));
   }
@@ -396,7 +396,7 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
                                 7ull * 24 * 3600 * 1000));
   const absl::StatusOr<LogLevel> level = ParseLogLevel(config.log().level());
   if (!level.ok()) {
-    return Bad("log.level", Message(level.status()));
+    return BadSetting("log.level", Message(level.status()));
   }
   if (!config.log().file().empty()) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
@@ -426,8 +426,8 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
   struct stat info = {};
   if (::stat(log.c_str(), &info) == 0 &&
       (S_ISDIR(info.st_mode) || ::access(log.c_str(), W_OK) != 0)) {
-    return Bad("log.file", absl::StrCat("'", log, "' cannot be written: it is ",
-                                        S_ISDIR(info.st_mode) ? "a directory" : "not ours"));
+    return BadSetting("log.file", absl::StrCat("'", log, "' cannot be written: it is ",
+                                               S_ISDIR(info.st_mode) ? "a directory" : "not ours"));
   }
   return absl::OkStatus();
 }

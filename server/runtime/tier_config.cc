@@ -11,11 +11,12 @@
 #include "server/tier_limits.h"
 
 namespace holdfast {
-namespace {
 
-absl::Status Bad(std::string_view setting, const std::string& problem) {
+absl::Status BadSetting(std::string_view setting, const std::string& problem) {
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(setting), ": ", problem));
 }
+
+namespace {
 
 struct Place {
   std::string_view setting;
@@ -41,12 +42,14 @@ absl::Status CheckPath(const Place& place) {
   const std::string none =
       place.setting == "nvme.dirs" ? "dirs: []" : absl::StrCat("no ", ToAbsl(place.setting));
   if (place.dir.empty()) {
-    return Bad(place.setting, absl::StrCat("'' is no directory; name one by its absolute path, or ",
-                                           "leave the tier out (", none, ")"));
+    return BadSetting(place.setting,
+                      absl::StrCat("'' is no directory; name one by its absolute path, or ",
+                                   "leave the tier out (", none, ")"));
   }
   if (place.dir[0] != '/') {
-    return Bad(place.setting, absl::StrCat("'", place.dir, "' is not an absolute path; begin it ",
-                                           "with a slash"));
+    return BadSetting(
+        place.setting,
+        absl::StrCat("'", place.dir, "' is not an absolute path; begin it ", "with a slash"));
   }
   return absl::OkStatus();
 }
@@ -64,12 +67,13 @@ absl::Status CheckApart(const std::vector<Place>& places, const Within& within) 
       }
       const std::string other =
           absl::StrCat("'", places[j].dir, "' (", ToAbsl(places[j].setting), ")");
-      return Bad(places[i].setting,
-                 absl::StrCat("'", places[i].dir, "' ",
-                              inside && holds ? "is the same directory as "
-                              : inside        ? "lies inside "
-                                              : "has inside it ",
-                              other, "; each needs a directory of its own, beside the others"));
+      return BadSetting(
+          places[i].setting,
+          absl::StrCat("'", places[i].dir, "' ",
+                       inside && holds ? "is the same directory as "
+                       : inside        ? "lies inside "
+                                       : "has inside it ",
+                       other, "; each needs a directory of its own, beside the others"));
     }
   }
   return absl::OkStatus();
@@ -131,11 +135,12 @@ absl::Status CheckTierPlaces(Env& env, const v1::DaemonConfig& config, Duration 
       continue;  // looked at by those who open it
     }
     if (absl::IsFailedPrecondition(look.status())) {
-      return Bad(places[i].setting, absl::StrCat("'", dirs[i], "': ", Message(look.status()),
-                                                 "; name a directory, or move the file away"));
+      return BadSetting(places[i].setting,
+                        absl::StrCat("'", dirs[i], "': ", Message(look.status()),
+                                     "; name a directory, or move the file away"));
     }
     if (look.ok() && KeepsNoFiles(look->filesystem.type)) {
-      return Bad(
+      return BadSetting(
           places[i].setting,
           absl::StrCat("'", dirs[i], "' lies on ", look->filesystem.type,
                        ", which takes no files; name a directory on ",

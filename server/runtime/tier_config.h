@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +19,9 @@
 #include "holdfast/v1/config.pb.h"
 
 namespace holdfast {
+
+// "setting: problem", for whoever wrote the settings.
+absl::Status BadSetting(std::string_view setting, const std::string& problem);
 
 // Ranges, and directories that are no absolute paths, are named twice, or lie inside one another.
 absl::Status CheckTierConfig(const v1::DaemonConfig& config);

@@ -7,11 +7,13 @@
 // Plain values and functions; each socket has one owner.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/env.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
@@ -51,5 +53,8 @@ absl::StatusOr<Peer> IdentifyPeer(int fd);
 
 // Longest path that a socket may have (sun_path less its end).
 inline constexpr size_t kSocketPathBytesMax = 107;
+
+// Until connections are accepted again when there was no descriptor for one.
+inline constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 
 }  // namespace holdfast

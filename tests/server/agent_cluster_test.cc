@@ -514,6 +514,38 @@ TEST_F(AgentClusterTest, WhoEndedBeforeItHeardOfItsAdmissionIsToldToItsHost) {
   EXPECT_EQ(lost[0].process.pid, 100);
 }
 
+// Its seat of the attempt that it was leaving says nothing of the one that it was let into.
+TEST_F(AgentClusterTest, WhoLeftAnAttemptAndEndedBeforeItHeardOfTheNextOneIsToldToItsHost) {
+  Start();
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId connection = Seated(x_, 0, 100);
+  v1::ClientFrame leave;
+  leave.mutable_join()->set_job("job");
+  leave.mutable_join()->set_world_size(4);
+  leave.mutable_join()->set_leave_attempt(1);
+  leave.mutable_join()->set_deadline_ms(1000);
+  Ask(connection, leave);
+  const auto asked = Only<JoinAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  now_ = now_ + std::chrono::seconds(1) + kHostGrace;
+  Feed(TimerFired{});
+  now_ = now_ + kHostGrace;
+  Feed(TimerFired{});
+  ASSERT_EQ(Failures().size(), 1u);
+  JoinAccepted accepted;
+  accepted.token = asked[0].token;
+  accepted.attempt = 2;
+  accepted.world_size = 4;
+  Tell(x_, accepted);  // said before the host heard that nobody waits for it any more
+  Said(x_);
+  Feed(ProcessEnded{{100, 1}});
+  const auto lost = Only<SeatLost>(Said(x_));
+  EXPECT_TRUE(std::any_of(lost.begin(), lost.end(), [](const SeatLost& seat) {
+    return seat.attempt == 2 && seat.how == SeatLost::How::kProcessEnded;
+  }));
+}
+
 // The client waits a tenth of a second longer than it says, and takes a daemon that leaves it
 // without an answer for one that hangs.
 TEST_F(AgentClusterTest, WhoDoesNotWaitIsAnsweredHoweverFarTheHostIs) {

@@ -14,7 +14,7 @@ namespace {
 
 // How long healthy jobs may take until they have committed again.
 constexpr uint64_t kCalmCommits = 3;
-constexpr size_t kLargeJob = 64;        // ranks
+constexpr size_t kLargeJob = 64;         // ranks
 constexpr int64_t kMoment = 20'000'000;  // ns
 
 }  // namespace
