@@ -333,6 +333,7 @@ class Agent {
     bool agreed = false;                 // they have been told
     std::optional<MonotonicTime> again;  // it failed
     std::vector<std::string> away;       // nodes that were
+    bool holds_told = false;             // that processes have its memory mapped
   };
   // A job's name that this node hosts.
   struct Hosting {
@@ -680,11 +681,13 @@ class Agent {
 
   // agent_removal.cc: whole jobs that go
   void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
+  std::set<ProcessId> UsersOf(const JobUuid& job) const;
   absl::Status WhyInUse(const Coordinator& job) const;
   Removal& BeginRemoval(const JobUuid& job, const std::vector<TierKind>& tiers);
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
   void GiveUpAll(const JobUuid& job);
+  void TellOfHolds(const JobUuid& uuid);
   void RemovalFailed(const JobUuid& job, const absl::Status& why);
   void RemovalIsLate(const JobUuid& job, AdminToken token, const absl::Status& why);
   void RetryRemovals();

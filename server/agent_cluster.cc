@@ -342,6 +342,7 @@ const SealedCopy* Agent::NewestOf(const JobUuid& job, const Caller& caller, Rank
 // slots of this node and nothing else (docs/protocol.md §17).
 bool Agent::ReturnsByItself(const KnownJob& job, const Caller& caller, const v1::Join& join) const {
   if (join.attempt() == 0 || caller.uid != job.uid || !MaySit(caller).ok() ||
+      removals_.count(job.uuid) > 0 ||
       (job.state && job.state->highest_attempt() > join.attempt())) {
     return false;
   }
@@ -632,7 +633,7 @@ bool Agent::ForgetElsewhere(uint32_t uid) {
     const bool busy = std::any_of(drains_.begin(), drains_.end(),
                                   [&](const auto& drain) { return drain.second.job == its; });
     if (job.uid != uid || job.coordinator != nullptr || hosting_.count(job.name) > 0 ||
-        HasAnything(uuid) || asked || busy) {
+        removals_.count(uuid) > 0 || HasAnything(uuid) || asked || busy) {
       continue;
     }
     bool committed = false;

@@ -5,6 +5,7 @@
 // keep; then the host does, and the remote tier is emptied. Nodes that are away let go when they
 // are back: whoever hosts the name then knows from the agreed state which jobs had it before.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,16 +15,11 @@
 
 namespace holdfast {
 
-absl::Status Agent::WhyInUse(const Coordinator& job) const {
+// Those that have memory of the job mapped, here.
+std::set<ProcessId> Agent::UsersOf(const JobUuid& job) const {
   std::set<ProcessId> users;
-  for (const auto& [id, seat] : seats_.all()) {
-    if (seat.job == job.uuid()) {
-      users.insert(seat.process);
-    }
-  }
-  bool admin = false;
   for (const auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.job != job.uuid()) {
+    if (!slot.owned || slot.job != job) {
       continue;
     }
     if (slot.writer) {
@@ -32,12 +28,30 @@ absl::Status Agent::WhyInUse(const Coordinator& job) const {
     for (const ReadHold& hold : slot.readers) {
       users.insert(hold.process);
     }
-    admin = admin || !slot.admin_readers.empty();
   }
+  return users;
+}
+
+absl::Status Agent::WhyInUse(const Coordinator& job) const {
+  std::set<ProcessId> users = UsersOf(job.uuid());
+  for (const auto& [id, seat] : seats_.all()) {
+    if (seat.job == job.uuid()) {
+      users.insert(seat.process);
+    }
+  }
+  const bool admin = std::any_of(slots_.begin(), slots_.end(), [&](const auto& s) {
+    return s.second.owned && s.second.job == job.uuid() && !s.second.admin_readers.empty();
+  });
   for (const auto& [rank, process] : job.LivingMembers()) {
     users.insert(process);  // of other nodes, too
   }
   if (users.empty() && !admin && job.Idle()) {
+    if (const std::optional<NodeId> silent = job.SilentNode()) {
+      return absl::UnavailableError(absl::StrCat(
+          "ranks of job '", job.name(), "' may live on ", nodes_.Name(*silent),
+          ", which has not been heard of yet; try again when it is back or its lease has ended, "
+          "or take it off the list of members"));
+    }
     return absl::OkStatus();
   }
   std::string who;
@@ -58,11 +72,17 @@ void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {
   const auto going =
       known != nullptr && Visible(e.caller, *known) ? removals_.find(known->uuid) : removals_.end();
   if (going != removals_.end()) {
-    if (!clustered() || going->second.token != 0 || going->second.for_host) {
-      return RefuseAdmin(e.token, absl::AlreadyExistsError(absl::StrCat(
-                                      "job '", request.job(), "' is being removed already")));
+    const auto already = [&](std::string_view more) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("job '", request.job(), "' is being removed already", ToAbsl(more)));
+    };
+    if (!clustered() || going->second.for_host) {
+      return RefuseAdmin(e.token, already(""));
     }
-    going->second.token = e.token;  // nobody waits for the end of it any more
+    // Who asked before may have given up waiting for the end of it.
+    if (const AdminToken before = std::exchange(going->second.token, e.token); before != 0) {
+      RefuseAdmin(before, already(", and was asked for again since"));
+    }
     going->second.again.reset();
     if (going->second.waits && going->second.agreed) {
       notices_.push_back(JobRemovalAgreed{known->name, known->uuid});
@@ -106,8 +126,10 @@ void Agent::RemoveJob(const JobUuid& uuid, AdminToken token) {
   AdvanceRemoval(uuid);
 }
 
-// In a cluster: what lies in memory here, and what is still on its way somewhere.
+// In a cluster: what lies in memory here, and what is still on its way somewhere. A rank that lives
+// on (its node was taken to be gone) seals nothing any more.
 void Agent::GiveUpAll(const JobUuid& uuid) {
+  seats_.Supersede(uuid, std::numeric_limits<Attempt>::max());
   std::set<CheckpointId> checkpoints;
   for (auto it = shards_.lower_bound({uuid, 0, 0, 0}); it != shards_.end() && it->first.job == uuid;
        ++it) {
@@ -147,6 +169,9 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
            (d.second.kind == DrainOp::Kind::kScan && d.second.job_name == name);
   });
   const Coordinator* hosted = Hosted(uuid);
+  if (!empty && !busy) {
+    TellOfHolds(uuid);
+  }
   if (!empty || busy || removal.state_removed || (hosted != nullptr && hosted->WriteInFlight())) {
     return;
   }
@@ -167,6 +192,24 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
   }
   removal.state_removed = true;
   Act(RemoveJobState{uuid});
+}
+
+// Whoever waits for the end hears once what it waits for, which may take long.
+void Agent::TellOfHolds(const JobUuid& uuid) {
+  Removal& removal = removals_.at(uuid);
+  const std::set<ProcessId> users = UsersOf(uuid);
+  if (!clustered() || removal.holds_told || users.empty()) {
+    return;
+  }
+  removal.holds_told = true;
+  const absl::Status why = absl::UnavailableError(absl::StrCat(
+      "its memory is in use by ", nodes_.Who(*users.begin()),
+      users.size() == 1 ? "" : absl::StrCat(" and ", users.size() - 1, " others"), "; end that"));
+  if (removal.for_host) {
+    notices_.push_back(JobGoing{JobName(uuid), uuid, 0, why});
+  } else {
+    RemovalIsLate(uuid, std::exchange(removal.token, 0), why);
+  }
 }
 
 void Agent::RemovalFailed(const JobUuid& uuid, const absl::Status& why) {
@@ -403,6 +446,7 @@ void Agent::LetGo(const std::string& name, const std::vector<JobUuid>& jobs, Eve
       notices_.push_back(JobGoing{name, uuid, 0, absl::OkStatus()});
     } else if (const auto going = removals_.find(uuid); going != removals_.end()) {
       going->second.again.reset();
+      going->second.holds_told = false;
       AdvanceRemoval(uuid);
     } else if (known->second.coordinator == nullptr && known->second.name == name) {
       BeginRemoval(uuid, {TierKind::kNvme}).for_host = true;

@@ -80,6 +80,7 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
 // Those whose process lives are taken to be there still, silent as they may be; the agent watches
 // them.
 void Coordinator::LoadMembers(const v1::JobState& state) {
+  loaded_attempt_ = attempt();
   // They are those of the node that wrote it, which stands first.
   const NodeId writer = state.nodes().empty() ? kHere : settings_.nodes->Number(state.nodes(0));
   for (const v1::MemberState& m : state.members()) {
@@ -231,6 +232,7 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   }
   if (m.agreed_first) {
     removal_version_ = version_ + 1;
+    write_due_ = t.time.now;  // not after what failed before: no later time would be set
     Persist(t);
   }
 }

@@ -108,6 +108,8 @@ class Coordinator {
   Attempt attempt() const { return attempts_.empty() ? 0 : attempts_.rbegin()->first; }
   bool IsMember(Rank rank, const ProcessId& process) const;
   std::vector<std::pair<Rank, ProcessId>> LivingMembers() const;
+  // A node that the state names, that may be back at any time, and that has told nothing yet.
+  std::optional<NodeId> SilentNode() const;
   int64_t LastOpenedUnixMs() const;  // its newest attempt
   bool AnythingCommitted() const;    // ever, whether it is still there or not
   uint32_t world_size() const;       // of the newest attempt; 0: there is none
@@ -332,7 +334,7 @@ class Coordinator {
   Verdict JudgeWorld(const JoinAsked& j) const;
   bool HeldByOther(const JoinAsked& j) const;
   bool OthersAlive(const JoinAsked& j) const;
-  std::optional<NodeId> UnheardThatMayComeBack() const;
+  std::optional<NodeId> MayHaveRanksUnheard() const;
   bool WasIn(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);
@@ -575,6 +577,7 @@ class Coordinator {
   std::set<NodeId> missing_;
   std::set<NodeId> unreachable_;
   std::map<NodeId, Absence> absent_;  // those that this coordinator saw go
+  Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
   std::array<Removals, kTierKinds> removals_;

@@ -87,16 +87,20 @@ bool Coordinator::HeldByOther(const JoinAsked& j) const {
 bool Coordinator::OthersAlive(const JoinAsked& j) const {
   const Member* own = members_.Find(j.rank);
   const bool self = own != nullptr && own->alive && own->process == j.caller.process;
-  return members_.alive() > (self ? 1 : 0) || UnheardThatMayComeBack();
+  return members_.alive() > (self ? 1 : 0) || MayHaveRanksUnheard();
 }
 
-// The state names the members of one node; which ranks live on the others those tell. One that is
-// silent may have any rank that nobody else was heard to have.
-std::optional<NodeId> Coordinator::UnheardThatMayComeBack() const {
+std::optional<NodeId> Coordinator::SilentNode() const {
   const auto node = std::find_if(unheard_.begin(), unheard_.end(), [this](NodeId unheard) {
     return unreachable_.count(unheard) > 0;
   });
   return node == unheard_.end() ? std::nullopt : std::optional(*node);
+}
+
+// The state names the members of one node; which ranks live on the others those tell. One that is
+// silent may have any rank that nobody else was heard to have: of the attempts that it can know of.
+std::optional<NodeId> Coordinator::MayHaveRanksUnheard() const {
+  return attempt() == loaded_attempt_ ? SilentNode() : std::nullopt;
 }
 
 // Whether the rank was in the current attempt before. Should the state that names its members have
@@ -110,7 +114,7 @@ bool Coordinator::WasIn(const JoinAsked& j) const {
 
 std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j) const {
   if (!HeldByOther(j)) {
-    const auto silent = UnheardThatMayComeBack();
+    const auto silent = MayHaveRanksUnheard();
     if (!silent || members_.Find(j.rank) != nullptr) {
       return std::nullopt;
     }

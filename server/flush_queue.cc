@@ -1,8 +1,26 @@
 #include "server/flush_queue.h"
 
 #include <algorithm>
+#include <map>
 
 namespace holdfast {
+namespace {
+
+// A part of a flush names its own groups: the others mean nothing there.
+void KeepNamedGroups(FlushWanted& flush) {
+  std::vector<FlushWanted::Group> named;
+  std::map<uint32_t, uint32_t> renumbered{{0, 0}};
+  for (FlushWanted::Shard& shard : flush.shards) {
+    const auto [number, fresh] = renumbered.try_emplace(shard.group, named.size() + 1);
+    if (fresh) {
+      named.push_back(std::move(flush.groups[shard.group - 1]));
+    }
+    shard.group = number->second;
+  }
+  flush.groups = std::move(named);
+}
+
+}  // namespace
 
 void FlushQueue::Add(NodeId node, FlushWanted flush) {
   if (!flush.shards.empty()) {
@@ -24,6 +42,8 @@ std::optional<std::pair<NodeId, FlushWanted>> FlushQueue::Take(size_t shards_max
     const auto rest = shards.begin() + static_cast<std::ptrdiff_t>(shards_max);
     taken.second.shards.assign(shards.begin(), rest);
     shards.erase(shards.begin(), rest);
+    KeepNamedGroups(taken.second);
+    KeepNamedGroups(first->second);
   }
   size_ -= taken.second.shards.size();
   return taken;
@@ -38,6 +58,8 @@ void FlushQueue::Drop(NodeId node, Rank rank) {
                          [rank](const FlushWanted::Shard& shard) { return shard.rank == rank; });
   if (flush->second.shards.empty()) {
     flushes_.erase(flush);
+  } else {
+    KeepNamedGroups(flush->second);
   }
 }
 

@@ -838,7 +838,9 @@ template <typename Io, typename M>
 void GroupsOf(Io& io, M& m, v1::FlushWanted& p) {
   io.Column(
       m.shards, [](auto& shard) -> auto& { return shard.group; }, *p.mutable_group(), "group");
+  constexpr std::string_view kTooManyGroups = "they are more than its shards";
   if constexpr (Io::kWriting) {
+    io.Require(m.groups.size() <= m.shards.size(), "groups", kTooManyGroups);
     for (const FlushWanted::Group& group : m.groups) {
       v1::FlushWanted::Group& out = *p.add_groups();
       out.set_content(group.content.data(), group.content.size());
@@ -849,8 +851,7 @@ void GroupsOf(Io& io, M& m, v1::FlushWanted& p) {
       }
     }
   } else {
-    io.Require(static_cast<size_t>(p.groups_size()) <= m.shards.size(), "groups",
-               "they are more than its shards");
+    io.Require(static_cast<size_t>(p.groups_size()) <= m.shards.size(), "groups", kTooManyGroups);
     for (int i = 0; i < p.groups_size() && io.ok(); ++i) {
       const v1::FlushWanted::Group& in = p.groups(i);
       FlushWanted::Group& group = m.groups.emplace_back();

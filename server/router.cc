@@ -487,6 +487,7 @@ void Router::On(const CampaignLost& e) {
 
 void Router::On(const Deposed& e) {
   if (Job* job = Find(e.job); job != nullptr && job->hosting && job->hosting->epoch == e.epoch) {
+    job->nobody = true;  // as far as is known: of another host it would have been told before
     StepDown(e.job, *job, false);
   }
 }

@@ -94,7 +94,10 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
   }
   const uint64_t id = next_forwarded_++;
   forwarded_[id] = {
-      e.token, {name, "", e.caller.uid, e.caller.gid, *request}, time.now + kForwardDeadline};
+      e.token,
+      {name, "", e.caller.uid, e.caller.gid, *request},
+      time.now + (std::holds_alternative<v1::RemoveJobRequest>(*request) ? kRemovalDeadline
+                                                                         : kForwardDeadline)};
   Job& job = jobs_[name];
   if (!job.asked) {
     job.asked =

@@ -24,21 +24,27 @@ class ClusterRemovalTest : public ::testing::Test {
  protected:
   ClusterRemovalTest() : w({"a", "b", "c"}, WithTiers) {}
 
-  // Step 10 of ranks 0 on a and 1 on b, everywhere; hosted by c. The ranks have ended.
-  void SaveTen() {
+  // Step 10 of ranks 0 on a and 1 on b, everywhere; hosted by c.
+  std::pair<TestClient, TestClient> RanksThatSavedTen() {
     TestClient visitor = w["c"].Connect(99);
-    ASSERT_TRUE(visitor.Join("job", 0, 1));
+    EXPECT_TRUE(visitor.Join("job", 0, 1));
     w["c"].Kill(visitor);
     w.Run();
     TestClient r0 = w["a"].Connect(100);
     TestClient r1 = w["b"].Connect(100);
-    ASSERT_TRUE(r0.Join("job", 0, 2));
-    ASSERT_TRUE(r1.Join("job", 1, 2));
-    ASSERT_TRUE(r0.Save(10));
-    ASSERT_TRUE(r1.Save(10));
-    ASSERT_TRUE(r0.Committed(10));
-    ASSERT_EQ(w["a"].nvme.copies.size(), 1u);
-    ASSERT_EQ(w.remote().Whole(2), std::vector<Step>{10});
+    EXPECT_TRUE(r0.Join("job", 0, 2));
+    EXPECT_TRUE(r1.Join("job", 1, 2));
+    EXPECT_TRUE(r0.Save(10));
+    EXPECT_TRUE(r1.Save(10));
+    EXPECT_TRUE(r0.Committed(10));
+    EXPECT_EQ(w["a"].nvme.copies.size(), 1u);
+    EXPECT_EQ(w.remote().Whole(2), std::vector<Step>{10});
+    EXPECT_EQ(w.HostOf("job"), "c");
+    return {r0, r1};
+  }
+  // And the ranks have ended.
+  void SaveTen() {
+    auto [r0, r1] = RanksThatSavedTen();
     w["a"].Kill(r0);
     w["b"].Kill(r1);
     w.Run();
@@ -110,6 +116,78 @@ TEST_F(ClusterRemovalTest, RefusedWhileARankOfAnyNodeLives) {
   w["a"].Kill(rank);
   w.Run();
   EXPECT_TRUE(Remove("b").ok());
+}
+
+// Its new host has not heard of all nodes where ranks may live.
+TEST_F(ClusterRemovalTest, RefusedWhileANodeThatMayHaveRanksIsSilent) {
+  ClusterWorld four({"a", "b", "c", "d"}, WithTiers);
+  TestClient visitor = four["c"].Connect(99);
+  ASSERT_TRUE(visitor.Join("job", 0, 1));
+  four["c"].Kill(visitor);
+  four.Run();
+  TestClient r0 = four["a"].Connect(100);
+  TestClient r1 = four["b"].Connect(101);
+  ASSERT_TRUE(r0.Join("job", 0, 2));
+  ASSERT_TRUE(r1.Join("job", 1, 2));
+  ASSERT_EQ(four.HostOf("job"), "c");
+  four.DelayNews("b");  // another one is elected
+  for (const char* other : {"a", "c", "d"}) {
+    four.Cut("b", other);
+  }
+  four["a"].Kill(r0);
+  four.Kill("c");
+  four.Advance(2 * kLease);
+  ASSERT_EQ(four.HostOf("job"), "a");
+  v1::RemoveJobRequest request;
+  request.set_job("job");
+  const auto refused = four["a"].Admin<v1::RemoveJobReply>(request, 1000);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("may live on b"));
+  EXPECT_FALSE(four.AgreedState("job").removed());
+  four.Heal("a", "b");
+  four.Advance(seconds(1));
+  EXPECT_THAT(std::string(four["a"].Admin<v1::RemoveJobReply>(request, 1000).status().message()),
+              HasSubstr("in use by pid 101 on b"));
+}
+
+// Its node was taken to be gone: it may seal nothing any more, or the removal would never end.
+TEST_F(ClusterRemovalTest, ARankThatLivesOnThroughItSavesNothingMore) {
+  auto [r0, r1] = RanksThatSavedTen();
+  w.CutFromMembership("b");
+  w.Cut("b", "a");
+  w.Cut("b", "c");
+  w["a"].Kill(r0);
+  w.Advance(2 * kLease);
+  const auto removed = Remove("a");
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_THAT(removed->nodes_away(), ElementsAre("b"));
+  w.HealMembership("b");
+  w.Heal("b", "a");
+  w.Heal("b", "c");
+  w.Advance(seconds(30));
+  EXPECT_FALSE(r1.Save(12));
+  w["b"].Kill(r1);
+  w.Advance(seconds(30));
+  ExpectNothingLeft({"a", "b", "c"});
+  ExpectFree();
+}
+
+// Whoever asked hears what it waits for.
+TEST_F(ClusterRemovalTest, AReaderOnAnotherNodeIsNamed) {
+  SaveTen();
+  TestClient reader = w["b"].Connect(102);
+  v1::ClientFrame attach;
+  attach.mutable_attach()->set_job("job");
+  attach.mutable_attach()->set_rank(1);
+  attach.mutable_attach()->set_any_tier(true);
+  attach.mutable_attach()->set_hold(1);
+  attach.mutable_attach()->set_deadline_ms(60'000);
+  const v1::DaemonFrame held = reader.Call(attach);
+  ASSERT_EQ(held.attach().tier(), "memory") << held.ShortDebugString();
+  EXPECT_THAT(std::string(Remove("a").status().message()), HasSubstr("pid 102"));
+  w["b"].Kill(reader);
+  w.Advance(seconds(30));
+  ExpectNothingLeft({"a", "b", "c"});
 }
 
 TEST_F(ClusterRemovalTest, ANodeThatWasAwayLetsGoWhenItIsBack) {

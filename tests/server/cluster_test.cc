@@ -202,6 +202,20 @@ TEST_F(ClusterTest, WhoWaitsIsAnsweredByTheNextHost) {
 
 // A node dies with its rank; the rank runs on another one, and all get the step from the remote
 // tier and from memory.
+TEST_F(ClusterTest, WhoIsDeposedByAccidentIsElectedAgain) {
+  ClusterWorld alone({"a"});
+  TestClient rank = alone["a"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  ASSERT_TRUE(rank.Save(1));
+  const Epoch before = alone.EpochOf("job");
+  alone.DeposeHost("job");
+  alone.Advance(kLease);
+  EXPECT_EQ(alone.HostOf("job"), "a");
+  EXPECT_GT(alone.EpochOf("job"), before);
+  ASSERT_TRUE(rank.Save(2));
+  EXPECT_TRUE(rank.Committed(2));
+}
+
 TEST_F(ClusterTest, ALostNodesRankGoesOnElsewhere) {
   HostOnC();
   auto [r0, r1] = TwoRanks();

@@ -231,9 +231,17 @@ class ClusterWorld {
     epochs_.clear();
     states_.clear();
     for (const auto& [job, host] : std::exchange(hosts_, {})) {
+      TellHosts(job);  // (in this order, as a session of etcd does)
       Push(host.node, MembershipTold{Deposed{job, host.epoch}});
-      TellHosts(job);
     }
+    Run();
+  }
+  // Somebody removes the key that says so; what was agreed on stays.
+  void DeposeHost(const std::string& job) {
+    const JobHost host = hosts_.at(job);
+    hosts_.erase(job);
+    TellHosts(job);
+    Push(host.node, MembershipTold{Deposed{job, host.epoch}});
     Run();
   }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "server/peer_codec.h"
 #include "tiers/image/kept.h"
 
 namespace holdfast {
@@ -1033,7 +1034,34 @@ TEST_F(NodesTest, ANewCoordinatorLetsANewLaunchInWhoeverIsSilent) {
   TwoRanks();
   NodeNames nodes("c");
   TakeOver(nodes, false);
-  EXPECT_NE(Answer<JoinAccepted>(Join(nodes.Number("a"), 0, 2, "two", 1)), nullptr);
+  const NodeId a = nodes.Number("a");
+  EXPECT_NE(Answer<JoinAccepted>(Join(a, 0, 3, "two", 1)), nullptr);
+  EXPECT_NE(Answer<JoinAccepted>(Join(a, 1, 3, "two", 1)), nullptr)
+      << "of an attempt that the silent node cannot know of";
+  EXPECT_NE(Answer<JoinAccepted>(Join(a, 2, 3, "two", 1)), nullptr);
+}
+
+// What failed before is not tried again by itself then.
+TEST_F(NodesTest, ARemovalIsAgreedOnThoughTheLastWriteFailed) {
+  TwoRanks();
+  std::vector<ForAgent> out;
+  job_->Handle(SetPolicyAsked(), kHere, Time(), out);
+  uint64_t failing = 0;
+  for (const ForAgent& each : out) {
+    if (const auto* state = std::get_if<PersistState>(&each.message)) {
+      failing = state->state.version();
+    }
+  }
+  ASSERT_NE(failing, 0u);
+  out.clear();
+  job_->Handle(StateWritten{failing, absl::ResourceExhaustedError("disk full")}, kHere, Time(),
+               out);
+  out.clear();
+  job_->Handle(JobRemoved{true, true}, kHere, Time(), out);
+  EXPECT_TRUE(std::any_of(out.begin(), out.end(), [](const ForAgent& each) {
+    const auto* state = std::get_if<PersistState>(&each.message);
+    return state != nullptr && state->state.removed();
+  }));
 }
 
 // The attempt has not begun to save: another process has taken the rank of a node that seemed gone.
@@ -1588,6 +1616,31 @@ TEST_F(ReplicasOnNodesTest, RanksThatAreAlikeAreToldSoWhateverTheirNodes) {
   EXPECT_EQ(Groups(), (std::map<Rank, std::vector<Rank>>{
                           {0, {0, 2}}, {1, {1, 3}}, {2, {0, 2}}, {3, {1, 3}}}));
   EXPECT_TRUE(Divergences().empty());
+}
+
+TEST_F(ReplicasOnNodesTest, APartOfAFlushNamesItsOwnGroups) {
+  settings_.remote_writes_max = 1;
+  Restart();
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(NodeOf(rank), rank, 4);
+  }
+  out_.clear();
+  const std::vector<Likeness> likeness = {Like(1, 1), Like(2, 2), Like(1, 1), Like(2, 2)};
+  SaveAll(1, likeness);
+  for (Rank rank = 0; rank < 4; ++rank) {
+    const auto flushes = All<FlushWanted>();
+    ASSERT_EQ(flushes.size(), 1u);
+    const FlushWanted& flush = flushes[0].second;
+    EXPECT_EQ(flush.groups.size(), 1u);
+    EXPECT_TRUE(EncodePeer(PeerHeader{"job", job_->uuid(), 1}, ToAgent(flush)).ok());
+    EXPECT_EQ(Groups(),
+              (std::map<Rank, std::vector<Rank>>{
+                  {rank, rank % 2 == 0 ? std::vector<Rank>{0, 2} : std::vector<Rank>{1, 3}}}));
+    out_.clear();
+    Written(
+        rank, 1, 100,
+        Plan(likeness[rank], rank % 2 == 0 ? std::vector<Rank>{0, 2} : std::vector<Rank>{1, 3}));
+  }
 }
 
 TEST_F(ReplicasOnNodesTest, TheManifestTellsBothLengths) {
