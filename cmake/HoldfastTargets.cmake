@@ -87,9 +87,10 @@ add_custom_target(slow_tests)
 
 # holdfast_test(<name> SOURCES a_test.cc … DEPS x … LABELS unit|integration|slow TIMEOUT s):
 # a GoogleTest program, registered with ctest under its own name. The label decides which leg runs it. OPTIMIZED: as the
-# build type has it, for tests that compute a lot.
+# build type has it, for tests that compute a lot. SINGLE_THREADED: what is tested has no threads, so ThreadSanitizer has nothing to
+# say of it, and its leg goes without.
 function(holdfast_test name)
-  cmake_parse_arguments(ARG "OPTIMIZED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMIZED;SINGLE_THREADED" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -112,11 +113,16 @@ function(holdfast_test name)
     endif()
   endforeach()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  add_test(NAME ${name} COMMAND ${name})
-  if(slow IN_LIST ARG_LABELS)
-    add_dependencies(slow_tests ${name})
-  endif()
   _holdfast_test_is_built(built "${ARG_LABELS}" ${ARG_SOURCES})
+  if(ARG_SINGLE_THREADED AND HOLDFAST_SANITIZER STREQUAL "thread")
+    set(built FALSE)
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+    if(slow IN_LIST ARG_LABELS)
+      add_dependencies(slow_tests ${name})
+    endif()
+  endif()
   if(NOT built)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
   endif()
@@ -125,7 +131,6 @@ function(holdfast_test name)
     file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR} ${source})
     set_property(GLOBAL APPEND PROPERTY HOLDFAST_TEST_SOURCES ${source})
   endforeach()
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
 endfunction()
 
 # Test code is compiled once and run once: optimising it costs more than it gives, but for simulations. Nor is each of its
