@@ -313,7 +313,7 @@ TEST_F(Restore, TornForeignAndNewerRecordsArePassedOver) {
   other_length.image_bytes += 4096;
   offers(EncodeRecord(other_length));
   std::string newer = whole;
-  newer[8] = 2;  // the format's version
+  newer[8] = 99;  // the format's version
   offers(newer);
   for (const v1::ClientFrame& frame : daemon_.Frames("report_load")) {
     const v1::ReportLoad& report = frame.report_load();
