@@ -29,7 +29,7 @@ struct Judged {
 };
 
 bool Lies(const TierPresence& here) {
-  return here.good + here.bad + here.unlisted > 0 || here.bytes > 0 || here.flushing;
+  return here.good + here.bad + here.unlisted + here.doubted > 0 || here.bytes > 0 || here.flushing;
 }
 
 std::string_view Outlives(FailureKind kind) {
@@ -181,9 +181,13 @@ class Planner {
     const CheckpointView& checkpoint = *judged.checkpoint;
     const TierPresence& here = checkpoint.at(tier_);
     const uint32_t listed_nowhere = checkpoint.at(TierKind::kRemote).unlisted;
+    // (Whom a file needs is not known exactly, and what was found bad may prove good. But not for
+    // ever: until this tier has something newer.)
+    const bool doubt_counts = on_line_here_.empty() || on_line_here_.front() < checkpoint.id;
+    const uint32_t doubted = doubt_counts ? checkpoint.at(TierKind::kRemote).doubted : 0;
     const bool perhaps_whole =
         checkpoint.consistent && !checkpoint.Restorable() &&
-        uint64_t{checkpoint.restorable} + listed_nowhere >= checkpoint.world_size;
+        uint64_t{checkpoint.restorable} + listed_nowhere + doubted >= checkpoint.world_size;
     const bool manifest_missing =
         checkpoint.consistent && uint64_t{here.good} + here.unlisted >= checkpoint.world_size;
     const bool needed = checkpoint.Restorable() && NeededWithOthers(checkpoint);
@@ -206,7 +210,10 @@ class Planner {
     }
     judged.fate = OfLeftBranch(checkpoint) ? Fate::kMayOffLine : Fate::kMayOnLine;
     judged.why = needed ? absl::StrCat("with what lies in other tiers it makes the step whole")
-                        : absl::StrCat("may become whole: no manifest names its shards yet");
+                 : doubted > 0
+                     ? absl::StrCat("may be whole: files leave out what is in others, which are ",
+                                    "bad or gone now")
+                     : absl::StrCat("may become whole: no manifest names its shards yet");
   }
 
   // All shards lie here.

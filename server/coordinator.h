@@ -440,6 +440,7 @@ class Coordinator {
 
   // coordinator_views.cc
   std::string WhereCopyLies(const ShardState::Copy& copy, EventTime time) const;
+  static std::string BadOrGone(const Checkpoint& checkpoint, Rank rank);
   std::string WhyAway(NodeId node, EventTime time) const;
   std::string ExplainShard(const Checkpoint& checkpoint, Rank rank, EventTime time) const;
   CheckpointView SeatView(CheckpointId id) const;

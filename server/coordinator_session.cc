@@ -490,7 +490,8 @@ std::string Coordinator::WhyOutOfReach(CheckpointId id, const Checkpoint& checkp
     if (copy.state.kind == CopyState::Kind::kGood) {
       absl::StrAppend(&where, where.empty() ? "" : ", ", ToAbsl(TierName(copy.place.tier)),
                       copy.place.tier == TierKind::kRemote
-                          ? " without a manifest"
+                          ? (checkpoint.manifest ? ", in a file that leaves out what is bad or gone"
+                                                 : " without a manifest")
                           : absl::StrCat(" of ", settings_.nodes->Name(copy.place.node)));
     }
   }
