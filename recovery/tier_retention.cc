@@ -110,6 +110,7 @@ class Planner {
       }
     }
     std::sort(on_line_here_.rbegin(), on_line_here_.rend());
+    last_remains_ = LastRemains(checkpoints);
   }
 
   Judged Judge(const CheckpointView& checkpoint) const {
@@ -129,6 +130,29 @@ class Planner {
   }
 
  private:
+  // With nothing left that can be restored: the newest step that was whole, if what was found bad
+  // of it, and what that is needed for, would make it whole again. On the line, if there is one.
+  std::optional<CheckpointId> LastRemains(std::span<const CheckpointView> checkpoints) const {
+    const CheckpointView* newest = nullptr;
+    for (const CheckpointView& checkpoint : checkpoints) {
+      if (checkpoint.Restorable()) {
+        return std::nullopt;
+      }
+      uint64_t perhaps = checkpoint.restorable;
+      for (const TierKind tier : kAllTiers) {
+        perhaps += checkpoint.at(tier).bad + checkpoint.at(tier).doubted;
+      }
+      if (!checkpoint.complete || !checkpoint.consistent || perhaps < checkpoint.world_size) {
+        continue;
+      }
+      const auto rank = [&](const CheckpointView& c) {
+        return std::pair(OnLine(line_, c.id), c.id);
+      };
+      newest = newest == nullptr || rank(*newest) < rank(checkpoint) ? &checkpoint : newest;
+    }
+    return newest == nullptr ? std::nullopt : std::optional(newest->id);
+  }
+
   std::string NeverGoes(const CheckpointView& checkpoint) const {
     const TierPresence& here = checkpoint.at(tier_);
     if (here.flushing) {
@@ -148,6 +172,9 @@ class Planner {
     }
     if (std::string why = guard_.Forbids(checkpoint, tier_); !why.empty()) {
       return why;
+    }
+    if (checkpoint.id == last_remains_) {
+      return "nothing can be restored, and what is bad of this step, the newest, may prove good";
     }
     if (!checkpoint.CommittedAt(tier_)) {
       if (here.wanted) {
@@ -285,6 +312,7 @@ class Planner {
   const size_t keep_last_;
   const Guard guard_;
   std::vector<CheckpointId> on_line_here_;  // committed here, newest first
+  std::optional<CheckpointId> last_remains_;
 };
 
 // Lets go of what room is short for. Returns how much is still missing.

@@ -426,6 +426,9 @@ class Coordinator {
   std::string DoubtedText() const;
   std::optional<Failure> OutOfReach(CheckpointId id) const;
   Failure Unreadable() const;
+  std::string WhyNothingOfTheLine(CheckpointId newest, std::optional<CheckpointId>& named) const;
+  std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
+  std::string OtherBranchText() const;
   bool EverCommitted() const;
 
   // coordinator_prefetch.cc: the restore point, ahead of the restore

@@ -81,6 +81,28 @@ TEST(TierRetention, WhatMayBeNeededByABadOneStays) {
             "goes: only 2 of 4 shards are good here; the step cannot be restored from anywhere");
 }
 
+// It is all that the job has: what was found bad may prove good.
+TEST(TierRetention, TheLastStepThatWasWholeStaysAsLongAsNothingElseCanBeRestored) {
+  ModelCheckpoint wreck;
+  wreck.flags.id = {2, 40};
+  wreck.flags.world_size = 2;
+  wreck.flags.complete = true;
+  wreck.good = {kNv, 0};
+  wreck.bad = {0, kNv};
+  ModelCheckpoint older = wreck;
+  older.flags.id = {2, 30};
+  ModelCheckpoint newer = wreck;  // of which nobody has anything of rank 1
+  newer.flags.id = {2, 50};
+  newer.bad = {0, 0};
+  const Plan plan = Nvme({ViewOf(older), ViewOf(newer), ViewOf(wreck)}, {});
+  EXPECT_EQ(plan.goes, (Ids{{2, 30}, {2, 50}}));
+  EXPECT_EQ(plan.why.at({2, 40}),
+            "nothing can be restored, and what is bad of this step, the newest, may prove good");
+  EXPECT_EQ(Nvme({ViewOf(wreck)}, {.bytes_max = 1}, 1000).goes, Ids{});
+  const CheckpointView whole = View({1, 10}, {kMem, kMem});
+  EXPECT_EQ(Nvme({ViewOf(wreck), whole}, {}).goes, (Ids{{2, 40}}));
+}
+
 TEST(TierRetention, BranchesStayUntilTheLineHasItsOwn) {
   std::vector<CheckpointView> views{View({1, 25}, {kNv}), View({1, 30}, {kNv}),
                                     View({2, 21}, {kNv})};

@@ -2025,6 +2025,72 @@ TEST_F(BadOwnersTest, ANewHostTakesEachFileForNeededUntilItIsTold) {
   EXPECT_EQ(Where(1)[3], "good");
 }
 
+// All nodes were lost with all that they had, and of what remote has one file is bad: that is what
+// every rank hears, and not that some memory is gone.
+TEST_F(BadOwnersTest, TheBadFileIsNamedToAllRanks) {
+  SaveToRemote(1);
+  NodeNames nodes("new");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  Say(kHere, Committed(1, {0, 1, 2, 3}));
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  for (const char* lost : {"a", "b"}) {
+    Say(nodes.Number(lost), NodeLeft{true, "its lease has ended"});
+  }
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(kHere, rank, 4, "two", 1);
+  }
+  const std::string found = "'/remote/shard-00000-of-00004.safetensors': the block at offset 64 …";
+  const auto check = [&](RequestToken token, const std::string& others) {
+    const Refused* refused = Answer<Refused>(token);
+    ASSERT_NE(refused, nullptr);
+    const std::string& said = refused->failure.message;
+    EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_UNREADABLE) << said;
+    for (const std::string& part : {"rank 2's remote copy (/remote/x) is bad: " + found, others,
+                                    std::string("ckptctl explain job --step 1 --attempt 1"),
+                                    std::string("ckptctl verify job --all"),
+                                    std::string("ckptctl restore job --from-scratch")}) {
+      EXPECT_TRUE(absl::StrContains(said, part)) << part << "\nis not in: " << said;
+    }
+    EXPECT_FALSE(absl::StrContains(said, "memory")) << said;
+  };
+  std::vector<RequestToken> entered;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(kHere, rank, 1));
+  }
+  const SourceOffered* offered = Answer<SourceOffered>(entered[2]);
+  ASSERT_NE(offered, nullptr);
+  const uint64_t session = offered->session;
+  const uint32_t round = offered->round;
+  const std::string three = "; and 3 more ranks have no copy that can be read";
+  for (const Rank rank : {2u, 0u}) {  // what rank 0's file leaves out is there, too
+    Say(kHere, FetchFailed{++token_,
+                           job_->attempt(),
+                           rank,
+                           session,
+                           round,
+                           {1, 1},
+                           TierKind::kRemote,
+                           absl::DataLossError(found),
+                           true});
+    check(token_, three);
+  }
+  // Who asks once more hears what is known by then.
+  entered.clear();
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(kHere, rank, 1));
+  }
+  for (const RequestToken token : entered) {
+    check(token, "rank 0's remote copy (/remote/x) is bad: " + found);
+    check(token, "; and 2 more ranks have no copy that can be read");
+  }
+}
+
 // Remote has a file of rank 1 that cannot be read, so its copy in nvme is the last one.
 TEST_F(BadOwnersTest, RetentionDoesNotRelyOnItEither) {
   settings_.nvme = true;
