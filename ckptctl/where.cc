@@ -31,7 +31,7 @@ Table CopyTable() {
 }
 
 // What is wrong with a copy may be long: below the table it makes no column wider.
-constexpr std::string_view kLong[] = {"bad", "out of reach"};
+constexpr std::string_view kLong[] = {"bad", "incomplete", "out of reach"};
 
 // "bad", of "bad: …"; empty: the state is short.
 std::string_view ShortState(std::string_view state) {

@@ -77,16 +77,19 @@ std::string TierText(const CheckpointView& checkpoint, TierKind tier) {
   std::string text = absl::StrCat(std::string(TierName(tier)), ": ");
   if (world > 0 && here.good == world) {
     absl::StrAppend(&text, "all of ", Shards(world));
-  } else if (here.good + here.bad + here.unlisted == 0) {
+  } else if (here.good + here.bad + here.unlisted + here.doubted == 0) {
     absl::StrAppend(&text, "nothing");
   } else {
     absl::StrAppend(&text, here.good, " of ", Shards(world), " good");
-    const uint32_t found = here.good + here.bad + here.unlisted;
+    const uint32_t found = here.good + here.bad + here.unlisted + here.doubted;
     if (here.bad > 0) {
       absl::StrAppend(&text, ", ", here.bad, " bad");
     }
     if (here.unlisted > 0) {
       absl::StrAppend(&text, ", ", here.unlisted, " that no manifest names");
+    }
+    if (here.doubted > 0) {
+      absl::StrAppend(&text, ", ", here.doubted, " that leave out what a bad or missing one has");
     }
     if (found < world) {
       absl::StrAppend(&text, ", ", world - found, " missing");

@@ -43,7 +43,9 @@ struct RetentionVerdict {
 // Never goes: what is held, pinned, being written here or read for another tier; the newest one on
 // the line that is committed here; what a line of the protection table stands on (while the line of
 // descent has nothing that survives a failure: the newest of any branch that does); what is
-// committed here and keep_every_steps divides.
+// committed here and keep_every_steps divides. While nothing of the job can be restored: the newest
+// step that every rank has sealed, if with the copies that are bad, and those that are of no use
+// without one of them, it would be whole.
 // Goes: what can never become whole here and is not needed to make the step whole together with
 // other tiers; other branches, once the line has keep_last committed here; older ones on the line.
 // When the job takes more than bytes_max, or `bytes_wanted` > 0 bytes must become free here: also

@@ -29,7 +29,7 @@ struct Judged {
 };
 
 bool Lies(const TierPresence& here) {
-  return here.good + here.bad + here.unlisted > 0 || here.bytes > 0 || here.flushing;
+  return here.good + here.bad + here.unlisted + here.doubted > 0 || here.bytes > 0 || here.flushing;
 }
 
 std::string_view Outlives(FailureKind kind) {
@@ -110,6 +110,7 @@ class Planner {
       }
     }
     std::sort(on_line_here_.rbegin(), on_line_here_.rend());
+    last_remains_ = LastRemains(checkpoints);
   }
 
   Judged Judge(const CheckpointView& checkpoint) const {
@@ -129,6 +130,29 @@ class Planner {
   }
 
  private:
+  // With nothing left that can be restored: the newest step that was whole, if what was found bad
+  // of it, and what that is needed for, would make it whole again. On the line, if there is one.
+  std::optional<CheckpointId> LastRemains(std::span<const CheckpointView> checkpoints) const {
+    const CheckpointView* newest = nullptr;
+    for (const CheckpointView& checkpoint : checkpoints) {
+      if (checkpoint.Restorable()) {
+        return std::nullopt;
+      }
+      uint64_t perhaps = checkpoint.restorable;
+      for (const TierKind tier : kAllTiers) {
+        perhaps += checkpoint.at(tier).bad + checkpoint.at(tier).doubted;
+      }
+      if (!checkpoint.complete || !checkpoint.consistent || perhaps < checkpoint.world_size) {
+        continue;
+      }
+      const auto rank = [&](const CheckpointView& c) {
+        return std::pair(OnLine(line_, c.id), c.id);
+      };
+      newest = newest == nullptr || rank(*newest) < rank(checkpoint) ? &checkpoint : newest;
+    }
+    return newest == nullptr ? std::nullopt : std::optional(newest->id);
+  }
+
   std::string NeverGoes(const CheckpointView& checkpoint) const {
     const TierPresence& here = checkpoint.at(tier_);
     if (here.flushing) {
@@ -148,6 +172,9 @@ class Planner {
     }
     if (std::string why = guard_.Forbids(checkpoint, tier_); !why.empty()) {
       return why;
+    }
+    if (checkpoint.id == last_remains_) {
+      return "nothing can be restored, and what is bad of this step, the newest, may prove good";
     }
     if (!checkpoint.CommittedAt(tier_)) {
       if (here.wanted) {
@@ -181,9 +208,13 @@ class Planner {
     const CheckpointView& checkpoint = *judged.checkpoint;
     const TierPresence& here = checkpoint.at(tier_);
     const uint32_t listed_nowhere = checkpoint.at(TierKind::kRemote).unlisted;
+    // (Whom a file needs is not known exactly, and what was found bad may prove good. But not for
+    // ever: until this tier has something newer.)
+    const bool doubt_counts = on_line_here_.empty() || on_line_here_.front() < checkpoint.id;
+    const uint32_t doubted = doubt_counts ? checkpoint.at(TierKind::kRemote).doubted : 0;
     const bool perhaps_whole =
         checkpoint.consistent && !checkpoint.Restorable() &&
-        uint64_t{checkpoint.restorable} + listed_nowhere >= checkpoint.world_size;
+        uint64_t{checkpoint.restorable} + listed_nowhere + doubted >= checkpoint.world_size;
     const bool manifest_missing =
         checkpoint.consistent && uint64_t{here.good} + here.unlisted >= checkpoint.world_size;
     const bool needed = checkpoint.Restorable() && NeededWithOthers(checkpoint);
@@ -206,7 +237,10 @@ class Planner {
     }
     judged.fate = OfLeftBranch(checkpoint) ? Fate::kMayOffLine : Fate::kMayOnLine;
     judged.why = needed ? absl::StrCat("with what lies in other tiers it makes the step whole")
-                        : absl::StrCat("may become whole: no manifest names its shards yet");
+                 : doubted > 0
+                     ? absl::StrCat("may be whole: files leave out what is in others, which are ",
+                                    "bad or gone now")
+                     : absl::StrCat("may become whole: no manifest names its shards yet");
   }
 
   // All shards lie here.
@@ -278,6 +312,7 @@ class Planner {
   const size_t keep_last_;
   const Guard guard_;
   std::vector<CheckpointId> on_line_here_;  // committed here, newest first
+  std::optional<CheckpointId> last_remains_;
 };
 
 // Lets go of what room is short for. Returns how much is still missing.

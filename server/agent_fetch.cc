@@ -274,7 +274,7 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
   slots_changed_ = true;
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
   Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
-                                 slot->copy.sealed_unix_ms});
+                                 slot->copy.sealed_unix_ms, slot->copy.likeness});
   EndPrefetch(slot->shard, absl::OkStatus());
   for (const RequestToken token : fetch.waiting) {
     if (FindPending(token) != nullptr) {

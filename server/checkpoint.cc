@@ -1,6 +1,7 @@
 #include "server/checkpoint.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,9 +22,44 @@ uint64_t BytesOf(const ShardState& shard, const CopyState& copy) {
 }  // namespace
 
 bool Checkpoint::Usable(const ShardState& shard) const {
-  return std::any_of(kAllTiers.begin(), kAllTiers.end(), [&](TierKind tier) {
-    return shard.at(tier).kind == CopyState::Kind::kGood && (tier != TierKind::kRemote || manifest);
-  });
+  return std::any_of(kAllTiers.begin(), kAllTiers.end(),
+                     [&](TierKind tier) { return Readable(shard, shard.at(tier), tier); });
+}
+
+bool Checkpoint::Readable(const ShardState& shard, const CopyState& copy, TierKind tier) const {
+  return copy.kind == CopyState::Kind::kGood &&
+         (tier != TierKind::kRemote || (manifest && !Doubted(shard)));
+}
+
+bool Checkpoint::Doubted(const ShardState& shard) const {
+  const CopyState& copy = shard.at(TierKind::kRemote);
+  return copy.kind == CopyState::Kind::kGood && copy.detail.file_bytes != 0 && Lacks(shard.sharers);
+}
+
+// Whether any copy in remote is not good that one of these may need.
+bool Checkpoint::Lacks(uint32_t sharers) const {
+  return sharers == 0 ? shards.size() > GoodAt(TierKind::kRemote) : sharers_[sharers].lacking > 0;
+}
+
+bool Checkpoint::Doubted(Rank rank) const {
+  const auto shard = shards.find(rank);
+  return shard != shards.end() && Doubted(shard->second);
+}
+
+std::optional<Rank> Checkpoint::DoubtedFor(Rank rank) const {
+  if (!Doubted(rank)) {
+    return std::nullopt;
+  }
+  const uint32_t sharers = shards.at(rank).sharers;
+  const auto lacks = [&](const ShardState& other) {
+    return (sharers == 0 || other.sharers == sharers) &&
+           other.at(TierKind::kRemote).kind != CopyState::Kind::kGood;
+  };
+  const auto bad =
+      std::find_if(bad_.begin(), bad_.end(), [&](Rank other) { return lacks(shards.at(other)); });
+  return bad != bad_.end() ? *bad : std::find_if(shards.begin(), shards.end(), [&](const auto& s) {
+                                      return lacks(s.second);
+                                    })->first;
 }
 
 const CopyState& ShardState::at(CopyPlace place) const {
@@ -53,23 +89,38 @@ const CopyState& ShardState::at(TierKind tier) const {
 void Checkpoint::AddShard(Rank rank, uint64_t shard_bytes, int64_t sealed_unix_ms, bool time_sure,
                           const Likeness& likeness) {
   const auto [it, fresh] =
-      shards.try_emplace(rank, ShardState{shard_bytes, sealed_unix_ms, time_sure, likeness, {}});
+      shards.try_emplace(rank, ShardState{shard_bytes, sealed_unix_ms, time_sure, {}, {}});
   if (fresh) {
     bytes += shard_bytes;
-    ++ranks_in_[0];
+    Count(it->second, 1);
+    CountGood();
   } else if (time_sure && !it->second.time_sure) {
     it->second.unix_ms = sealed_unix_ms;
     it->second.time_sure = true;
   }
-  if (!it->second.likeness.any()) {
-    it->second.likeness = likeness;
-  }
   unix_ms = std::max(unix_ms, sealed_unix_ms);
+  NoteLikeness(rank, likeness);
+}
+
+void Checkpoint::NoteLikeness(Rank rank, const Likeness& likeness) {
+  const auto shard = shards.find(rank);
+  if (shard == shards.end() || shard->second.likeness.any() || !likeness.any()) {
+    return;
+  }
+  const auto fresh = static_cast<uint32_t>(sharers_.size());
+  const uint32_t sharers = sharers_of_.try_emplace(likeness.content, fresh).first->second;
+  if (sharers == fresh) {
+    sharers_.emplace_back();
+  }
+  Count(shard->second, -1);
+  shard->second.likeness = likeness;
+  shard->second.sharers = sharers;
+  Count(shard->second, 1);
+  CountGood();
 }
 
 void Checkpoint::Set(Rank rank, CopyPlace place, CopyState state) {
   ShardState& shard = shards.at(rank);
-  const bool usable_before = Usable(shard);
   Count(shard, -1);
   const auto it = std::find_if(shard.copies.begin(), shard.copies.end(),
                                [&](const ShardState::Copy& copy) { return !(copy.place < place); });
@@ -92,7 +143,13 @@ void Checkpoint::Set(Rank rank, CopyPlace place, CopyState state) {
              return copy.place.tier != TierKind::kRemote && copy.place.node == place.node;
            }));
   }
-  good += static_cast<uint32_t>(Usable(shard)) - static_cast<uint32_t>(usable_before);
+  if (std::any_of(shard.copies.begin(), shard.copies.end(),
+                  [](const auto& copy) { return copy.state.kind == CopyState::Kind::kBad; })) {
+    bad_.insert(rank);
+  } else {
+    bad_.erase(rank);
+  }
+  CountGood();
 }
 
 // What the shard adds to all that is counted.
@@ -116,6 +173,49 @@ void Checkpoint::Count(const ShardState& shard, int by) {
     add(bad_at_[Index(tier)], Has(bad_in, tier) && !Has(good_in, tier) ? 1 : 0);
   }
   add(ranks_in_[good_in], 1);
+  CountSharers(shard, good_in, by);
+}
+
+// What a shard's copy in remote is to those that hold the same.
+void Checkpoint::CountSharers(const ShardState& shard, TierSet good_in, int by) {
+  Sharers& sharers = sharers_[shard.sharers];
+  const auto count_doubted = [&](bool more) {
+    if (shard.sharers != 0 && sharers.lacking > 0) {
+      for (TierSet in = 0; in < kTierSets; ++in) {
+        doubted_in_[in] += more ? sharers.relying[in] : 0 - sharers.relying[in];
+      }
+    }
+  };
+  count_doubted(false);
+  const uint32_t amount = by < 0 ? 0u - 1 : 1;
+  if (!Has(good_in, TierKind::kRemote)) {
+    sharers.lacking += amount;
+  } else if (shard.at(TierKind::kRemote).detail.file_bytes != 0) {
+    sharers.relying[good_in] += amount;
+  }
+  count_doubted(true);
+}
+
+uint32_t Checkpoint::DoubtedIn(TierSet in) const {
+  return doubted_in_[in] + (Lacks(0) ? sharers_[0].relying[in] : 0);
+}
+
+// Ranks by the set of tiers from which they can be read.
+std::array<uint32_t, kTierSets> Checkpoint::UsableIn() const {
+  std::array<uint32_t, kTierSets> usable{};
+  for (TierSet in = 0; in < kTierSets; ++in) {
+    const uint32_t not_there = !Has(in, TierKind::kRemote) ? 0
+                               : manifest                  ? DoubtedIn(in)
+                                                           : ranks_in_[in];
+    usable[in] += ranks_in_[in] - not_there;
+    usable[in & ~SetOf(TierKind::kRemote)] += not_there;
+  }
+  return usable;
+}
+
+void Checkpoint::CountGood() {
+  const std::array<uint32_t, kTierSets> usable = UsableIn();
+  good = std::accumulate(usable.begin() + 1, usable.end(), 0u);
 }
 
 void Checkpoint::NoteOn(NodeId node, Rank rank, bool there) {
@@ -176,8 +276,7 @@ bool Checkpoint::SetAway(NodeId node) {
 
 void Checkpoint::SetManifest(bool there) {
   manifest = there;
-  good = static_cast<uint32_t>(
-      std::count_if(shards.begin(), shards.end(), [&](const auto& s) { return Usable(s.second); }));
+  CountGood();
 }
 
 void Checkpoint::Clear(TierKind tier) {
@@ -216,15 +315,13 @@ bool Checkpoint::AnythingDurable() const {
 
 bool Checkpoint::Readable(Rank rank, TierKind tier) const {
   const auto shard = shards.find(rank);
-  return shard != shards.end() && shard->second.at(tier).kind == CopyState::Kind::kGood &&
-         (tier != TierKind::kRemote || manifest);
+  return shard != shards.end() && Readable(shard->second, shard->second.at(tier), tier);
 }
 
 bool Checkpoint::ReadableOn(NodeId node, Rank rank, TierKind tier) const {
   const auto shard = shards.find(rank);
   return shard != shards.end() &&
-         shard->second.at(PlaceOf(tier, node)).kind == CopyState::Kind::kGood &&
-         (tier != TierKind::kRemote || manifest);
+         Readable(shard->second, shard->second.at(PlaceOf(tier, node)), tier);
 }
 
 std::optional<TierKind> Checkpoint::Nearest(Rank rank, NodeId node,
@@ -272,13 +369,13 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
   view.consistent = !contradictory && !given_up;
   view.given_up = given_up;
   view.complete = Complete();
+  view.ranks_in = UsableIn();
+  view.restorable = good;
   for (TierSet in = 0; in < kTierSets; ++in) {
-    const TierSet readable = manifest ? in : in & ~SetOf(TierKind::kRemote);
     for (const TierKind tier : kAllTiers) {
-      view.at(tier).good += Has(readable, tier) ? ranks_in_[in] : 0;
+      view.at(tier).good += Has(in, tier) ? view.ranks_in[in] : 0;
     }
-    view.restorable += readable != 0 ? ranks_in_[in] : 0;
-    view.ranks_in[readable] += ranks_in_[in];
+    view.at(TierKind::kRemote).doubted += manifest ? DoubtedIn(in) : 0;
   }
   for (const TierKind tier : kAllTiers) {
     TierPresence& there = view.at(tier);
@@ -307,7 +404,9 @@ std::string Checkpoint::CheckCounts() const {
   uint32_t away = 0;
   std::array<uint64_t, kTierKinds> bytes_there{};
   std::array<uint32_t, kTierSets> in_there{};
+  std::vector<Sharers> sharers_there(sharers_.size());
   for (const auto& [rank, shard] : shards) {
+    bool bad = false;
     for (const TierKind tier : kAllTiers) {
       good_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kGood ? 1 : 0;
       bad_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kBad ? 1 : 0;
@@ -315,6 +414,7 @@ std::string Checkpoint::CheckCounts() const {
     usable += Usable(shard) ? 1 : 0;
     for (const ShardState::Copy& copy : shard.copies) {
       away += copy.state.kind == CopyState::Kind::kAway ? 1 : 0;
+      bad = bad || copy.state.kind == CopyState::Kind::kBad;
       bytes_there[Index(copy.place.tier)] +=
           copy.state.kind == CopyState::Kind::kAway ? 0 : BytesOf(shard, copy.state);
       const auto on = ranks_on_.find(copy.place.node);
@@ -329,6 +429,15 @@ std::string Checkpoint::CheckCounts() const {
       in |= shard.at(tier).kind == CopyState::Kind::kGood ? SetOf(tier) : TierSet{0};
     }
     ++in_there[in];
+    Sharers& sharers = sharers_there[shard.sharers];
+    if (!Has(in, TierKind::kRemote)) {
+      ++sharers.lacking;
+    } else if (shard.at(TierKind::kRemote).detail.file_bytes != 0) {
+      ++sharers.relying[in];
+    }
+    if (bad != (bad_.count(rank) > 0)) {
+      return absl::StrCat("rank ", rank, " has bad copies, or has none, against what is noted");
+    }
     if (writing.count(rank) > 0) {
       return absl::StrCat("rank ", rank, " writes what it has sealed");
     }
@@ -336,6 +445,15 @@ std::string Checkpoint::CheckCounts() const {
   if (good_there != good_at_ || bad_there != bad_at_ || away != away_ || bytes_there != bytes_at_ ||
       in_there != ranks_in_) {
     return "its copies in a tier are miscounted";
+  }
+  std::array<uint32_t, kTierSets> doubted_there{};
+  for (size_t i = 1; i < sharers_there.size(); ++i) {
+    for (TierSet in = 0; in < kTierSets; ++in) {
+      doubted_there[in] += sharers_there[i].lacking > 0 ? sharers_there[i].relying[in] : 0;
+    }
+  }
+  if (sharers_there != sharers_ || doubted_there != doubted_in_) {
+    return "it is miscounted whose copies leave out what others have";
   }
   if (usable != good) {
     return absl::StrCat("counts ", good, " ranks with a good copy, has ", usable);

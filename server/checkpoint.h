@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/ids.h"
@@ -70,6 +71,7 @@ struct ShardState {
   bool time_sure = true;     // unix_ms is when it was sealed; else, not before that
   Likeness likeness{};       // not known: only a manifest told of it
   std::vector<Copy> copies;  // ordered by place; never kNone
+  uint32_t sharers = 0;      // the checkpoint's own number of those that hold the same
   const CopyState& at(CopyPlace place) const;
   // What the tier has of it, on any node: a good copy if there is one, else a bad one, one that is
   // away, none.
@@ -128,6 +130,8 @@ struct Checkpoint {
   // False if there was no good copy to be called bad.
   bool SetBad(Rank rank, CopyPlace place, std::string why);
   void SetNone(Rank rank, CopyPlace place);
+  // What the shard holds, as soon as anybody has read its record.
+  void NoteLikeness(Rank rank, const Likeness& likeness);
   void SetManifest(bool there);
   // All of a tier's copies are gone.
   void Clear(TierKind tier);
@@ -154,7 +158,7 @@ struct Checkpoint {
   Drain& drain(TierKind tier) { return drains[static_cast<size_t>(tier)]; }
   const Drain& drain(TierKind tier) const { return drains[static_cast<size_t>(tier)]; }
   // Whether the shard can be read from that tier, on whatever node: there, good, and remote: named
-  // by a manifest.
+  // by a manifest, and what its file leaves out is not in files that are bad or gone.
   bool Readable(Rank rank, TierKind tier) const;
   // The same for a reader on that node: in its own memory or nvme, or in the remote tier.
   bool ReadableOn(NodeId node, Rank rank, TierKind tier) const;
@@ -162,6 +166,15 @@ struct Checkpoint {
   std::optional<TierKind> Nearest(Rank rank, NodeId node, const std::set<TierKind>& without) const;
   // Where it can be copied on from: a good copy in that tier.
   std::optional<CopyPlace> GoodPlace(Rank rank, TierKind tier) const;
+  // Ranks that have a bad copy somewhere.
+  const absl::btree_set<Rank>& Bad() const { return bad_; }
+  // The rank has a good copy in remote that leaves slices out, and another rank's copy there, which
+  // may have them, is bad or gone: of use again when that is good. (Exactly whom it needs only its
+  // record says; who holds the same is known of each rank of which any record was read. Of others
+  // it may be anybody.)
+  bool Doubted(Rank rank) const;
+  // Whose copy that is; a bad one first. (Goes through the ranks.)
+  std::optional<Rank> DoubtedFor(Rank rank) const;
   // The ranks that have copies in memory or nvme of that node.
   const std::vector<Rank>& RanksOn(NodeId node) const;
   // Those that have copies in memory or nvme, be they out of reach.
@@ -179,10 +192,24 @@ struct Checkpoint {
   std::string CheckCounts() const;
 
  private:
+  // Ranks that hold the same.
+  struct Sharers {
+    uint32_t lacking = 0;  // of which remote has no good copy
+    // Of which it has one that leaves slices out, by the set of tiers in which they have good ones.
+    std::array<uint32_t, kTierSets> relying{};
+    bool operator==(const Sharers&) const = default;
+  };
   void Set(Rank rank, CopyPlace place, CopyState state);
   void Count(const ShardState& shard, int by);
+  void CountSharers(const ShardState& shard, TierSet good_in, int by);
   void NoteOn(NodeId node, Rank rank, bool there);
+  bool Readable(const ShardState& shard, const CopyState& copy, TierKind tier) const;
+  bool Doubted(const ShardState& shard) const;
+  bool Lacks(uint32_t sharers) const;
   bool Usable(const ShardState& shard) const;
+  uint32_t DoubtedIn(TierSet in) const;
+  std::array<uint32_t, kTierSets> UsableIn() const;
+  void CountGood();
 
   std::array<uint32_t, kTierKinds> good_at_{};
   std::array<uint32_t, kTierKinds> bad_at_{};
@@ -190,6 +217,12 @@ struct Checkpoint {
   std::array<uint64_t, kTierKinds> bytes_at_{};
   // Ranks by the set of tiers in which they have good copies, a manifest or not.
   std::array<uint32_t, kTierSets> ranks_in_{};
+  // By ShardState::sharers. The first are those of which it is not known: they may need anybody.
+  std::vector<Sharers> sharers_ = std::vector<Sharers>(1);
+  absl::btree_map<LayoutHash, uint32_t> sharers_of_;  // by Likeness::content
+  // Those of all the others that lack a copy: their `relying`, summed up.
+  std::array<uint32_t, kTierSets> doubted_in_{};
+  absl::btree_set<Rank> bad_;
   // That have copies in memory or nvme there: ordered, each once.
   std::map<NodeId, std::vector<Rank>> ranks_on_;
 };

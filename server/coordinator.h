@@ -426,6 +426,9 @@ class Coordinator {
   std::string DoubtedText() const;
   std::optional<Failure> OutOfReach(CheckpointId id) const;
   Failure Unreadable() const;
+  std::string WhyNothingOfTheLine(CheckpointId newest, std::optional<CheckpointId>& named) const;
+  std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
+  std::string OtherBranchText() const;
   bool EverCommitted() const;
 
   // coordinator_prefetch.cc: the restore point, ahead of the restore
@@ -440,6 +443,7 @@ class Coordinator {
 
   // coordinator_views.cc
   std::string WhereCopyLies(const ShardState::Copy& copy, EventTime time) const;
+  static std::string BadOrGone(const Checkpoint& checkpoint, Rank rank);
   std::string WhyAway(NodeId node, EventTime time) const;
   std::string ExplainShard(const Checkpoint& checkpoint, Rank rank, EventTime time) const;
   CheckpointView SeatView(CheckpointId id) const;

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/coordinator.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
@@ -490,7 +491,8 @@ std::string Coordinator::WhyOutOfReach(CheckpointId id, const Checkpoint& checkp
     if (copy.state.kind == CopyState::Kind::kGood) {
       absl::StrAppend(&where, where.empty() ? "" : ", ", ToAbsl(TierName(copy.place.tier)),
                       copy.place.tier == TierKind::kRemote
-                          ? " without a manifest"
+                          ? (checkpoint.manifest ? ", in a file that leaves out what is bad or gone"
+                                                 : " without a manifest")
                           : absl::StrCat(" of ", settings_.nodes->Name(copy.place.node)));
     }
   }
@@ -545,48 +547,125 @@ std::optional<Failure> Coordinator::OutOfReach(CheckpointId id) const {
 }
 
 Failure Coordinator::Unreadable() const {
-  std::string there = "a checkpoint";
+  CheckpointId newest;
   if (!line_.empty()) {
-    const auto newest = attempts_.find(line_.front().attempt);
-    if (newest != attempts_.end() && newest->second.any_committed) {
-      there =
-          absl::StrCat("step ", newest->second.last_committed_step, " of attempt ", newest->first);
-    } else if (line_.front().parent.attempt != 0) {
-      there = absl::StrCat("step ", line_.front().parent.step, " of attempt ",
-                           line_.front().parent.attempt);
-    }
+    const auto info = attempts_.find(line_.front().attempt);
+    newest = info != attempts_.end() && info->second.any_committed
+                 ? CheckpointId{info->first, info->second.last_committed_step}
+                 : line_.front().parent;
   }
-  std::string why =
-      "its copies are gone with this node's memory (a reboot, or the memory directory was emptied)";
-  for (const auto& [id, checkpoint] : checkpoints_) {
+  std::optional<CheckpointId> named;
+  const std::string why = WhyNothingOfTheLine(newest, named);
+  return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+          absl::StrCat("job '", name_, "' had committed ",
+                       newest.attempt == 0
+                           ? std::string("a checkpoint")
+                           : absl::StrCat("step ", newest.step, " of attempt ", newest.attempt),
+                       ", and nothing of its line can be read now: ", why,
+                       named ? absl::StrCat("; what there is of it: ckptctl explain ", name_,
+                                            " --step ", named->step, " --attempt ", named->attempt)
+                             : "",
+                       DoubtedText(), OtherBranchText(), "; to begin anew: ckptctl restore ", name_,
+                       " --from-scratch")};
+}
+
+// Of the newest step of the line that is known; if none is, of the newest one that there was.
+std::string Coordinator::WhyNothingOfTheLine(CheckpointId newest,
+                                             std::optional<CheckpointId>& named) const {
+  for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
+    const auto& [id, checkpoint] = *it;
     if (!OnLine(line_, id)) {
       continue;
     }
-    if (checkpoint.dead) {
-      const bool bad = std::any_of(kAllTiers.begin(), kAllTiers.end(),
-                                   [&c = checkpoint](TierKind tier) { return c.BadAt(tier) > 0; });
-      why = absl::StrCat(bad ? "a copy of step " : "not all copies of step ", id.step,
-                         bad ? " is bad" : " are there");
-    } else if (checkpoint.committed &&
-               checkpoint.world_size != attempts_.rbegin()->second.world_size) {
-      why = absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
-                         " ranks, and this attempt has ", attempts_.rbegin()->second.world_size,
-                         " (holdfast.dcp loads into another number of ranks)");
-    } else if (const std::optional<Rank> rank =
-                   checkpoint.committed ? RankWithout(checkpoint) : std::nullopt) {
-      why = WhyOutOfReach(id, checkpoint, *rank);
+    named = id;
+    if (checkpoint.dead || checkpoint.cut_off) {
+      return WhyNotWhole(id, checkpoint);
+    }
+    if (checkpoint.committed && checkpoint.world_size != attempts_.rbegin()->second.world_size) {
+      return absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
+                          " ranks, and this attempt has ", attempts_.rbegin()->second.world_size,
+                          " (holdfast.dcp loads into another number of ranks)");
+    }
+    if (const std::optional<Rank> rank =
+            checkpoint.committed ? RankWithout(checkpoint) : std::nullopt) {
+      return WhyOutOfReach(id, checkpoint, *rank);
     }
   }
-  return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
-          absl::StrCat("job '", name_, "' had committed ", there,
-                       ", and nothing of its line can be read now: ", why, DoubtedText(),
-                       "; to begin anew: ckptctl restore ", name_, " --from-scratch")};
+  named.reset();
+  const auto times = times_.find(newest);
+  return times != times_.end() && !times->second.fate.empty()
+             ? absl::StrCat("none of its copies is left: ", times->second.fate)
+             : "its copies are gone with this node's memory (a reboot, or the memory directory was "
+               "emptied)";
+}
+
+// "step 1 of attempt 1: rank 3's remote copy ('/…') is bad: …"
+std::string Coordinator::WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const {
+  constexpr uint32_t kNamed = 3;
+  std::string text;
+  uint32_t named = 0;
+  for (const Rank rank : checkpoint.Bad()) {
+    const bool readable = std::any_of(kAllTiers.begin(), kAllTiers.end(), [&](TierKind tier) {
+      return checkpoint.Readable(rank, tier);
+    });
+    if (readable) {
+      continue;
+    }
+    if (named++ == kNamed) {
+      break;
+    }
+    for (const auto& [place, copy] : checkpoint.shards.at(rank).copies) {
+      if (copy.kind != CopyState::Kind::kBad) {
+        continue;
+      }
+      const std::string& location = copy.detail.location;
+      const bool told = location.empty() || copy.why.find(location) != std::string::npos;
+      absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", rank, "'s ", Name(place.tier),
+                      " copy",
+                      place.tier != TierKind::kRemote && settings_.nodes->Several()
+                          ? absl::StrCat(" on ", settings_.nodes->Name(place.node))
+                          : "",
+                      told ? "" : absl::StrCat(" (", location, ")"), " is bad: ", copy.why);
+    }
+  }
+  named = std::min(named, kNamed);
+  const std::string name = absl::StrCat("step ", id.step, " of attempt ", id.attempt);
+  const uint32_t others =
+      checkpoint.world_size - std::min(checkpoint.world_size, checkpoint.good + named);
+  if (!text.empty()) {
+    return absl::StrCat(
+        name, ": ", text,
+        others == 0
+            ? ""
+            : absl::StrCat("; and ", others, others == 1 ? " more rank has" : " more ranks have",
+                           " no copy that can be read"));
+  }
+  std::string away;
+  for (const NodeId node : missing_) {
+    absl::StrAppend(&away, away.empty() ? "" : ", ", settings_.nodes->Name(node));
+  }
+  return absl::StrCat("not all copies of ", name, " are there",
+                      checkpoint.cut_off && !away.empty()
+                          ? absl::StrCat("; nodes that had some are not, either: ", away)
+                          : "");
+}
+
+// What could be restored, and is not on the line.
+std::string Coordinator::OtherBranchText() const {
+  for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
+    if (it->second.committed && !OnLine(line_, it->first)) {
+      return absl::StrCat("; on a branch that was left there is step ", it->first.step,
+                          " of attempt ", it->first.attempt, ": ckptctl restore ", name_,
+                          " --step ", it->first.step, " --attempt ", it->first.attempt);
+    }
+  }
+  return "";
 }
 
 // Copies that were called bad are still there: the way back to them.
 std::string Coordinator::DoubtedText() const {
   const bool any = std::any_of(checkpoints_.begin(), checkpoints_.end(), [](const auto& c) {
-    return c.second.dead && !c.second.contradictory;
+    return !c.second.committed && !c.second.contradictory && !c.second.Bad().empty();
   });
   return any ? absl::StrCat("; to read the bad copies again, and use them if their digests prove ",
                             "right: ckptctl verify ", name_, " --all")
@@ -615,18 +694,23 @@ absl::StatusOr<CheckpointId> Coordinator::FindCommitted(std::optional<Checkpoint
     }
     return absl::NotFoundError(NothingCommitted().message);
   }
+  std::string why;
   for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
     const CheckpointId& id = it->first;
     const bool named = wanted->attempt == 0 ? OnLine(line_, id) : id.attempt == wanted->attempt;
     if (named && id.step == wanted->step && it->second.committed) {
       return id;
     }
+    if (named && id.step == wanted->step && why.empty() &&
+        (it->second.dead || it->second.cut_off)) {
+      why = absl::StrCat("; ", WhyNotWhole(id, it->second));
+    }
   }
   return absl::NotFoundError(
       absl::StrCat("job '", name_, "' has no committed step ", wanted->step,
                    wanted->attempt == 0 ? std::string(" on its line of descent")
                                         : absl::StrCat(" of attempt ", wanted->attempt),
-                   "; on the line there are: ", CommittedText(), DoubtedText()));
+                   why, "; on the line there are: ", CommittedText(), DoubtedText()));
 }
 
 }  // namespace holdfast

@@ -74,6 +74,12 @@ std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId 
         name, "not known: ",
         Inventory(tier).why.empty() ? "the tier is still being read" : Inventory(tier).why);
   }
+  if (const std::optional<Rank> other = tier == TierKind::kRemote && checkpoint.manifest
+                                            ? checkpoint.DoubtedFor(rank)
+                                            : std::nullopt) {
+    return absl::StrCat(name, "leaves out what rank ", *other, "'s may have, which is ",
+                        BadOrGone(checkpoint, *other));
+  }
   return absl::StrCat(
       name, copy.kind == CopyState::Kind::kGood ? "not named by a manifest yet" : "absent");
 }

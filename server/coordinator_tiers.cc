@@ -475,6 +475,7 @@ void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
           t.from);
     return;
   }
+  it->second.NoteLikeness(m.rank, m.likeness);
   it->second.SetGood(m.rank, {TierKind::kMemory, t.from}, {});
   Recheck(m.checkpoint, t);
 }

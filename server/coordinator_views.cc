@@ -82,7 +82,11 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
       continue;
     }
     std::optional<Sharing> sharing;
+    std::map<uint32_t, Rank> doubted_for;  // by who holds the same
     for (const auto& [rank, shard] : checkpoint.shards) {
+      if (checkpoint.Doubted(rank) && doubted_for.count(shard.sharers) == 0) {
+        doubted_for[shard.sharers] = *checkpoint.DoubtedFor(rank);
+      }
       std::vector<ShardState::Copy> copies = shard.copies;
       for (const TierKind tier : kDurable) {
         const auto writing = checkpoint.drain(tier).waiting.find(rank);
@@ -116,11 +120,15 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
         }
         out.set_unix_ms(shard.unix_ms);
         const bool unlisted = tier == TierKind::kRemote && !checkpoint.manifest;
+        const bool doubted = tier == TierKind::kRemote && checkpoint.Doubted(rank);
         out.set_state(writing                              ? "writing"
                       : copy.kind == CopyState::Kind::kBad ? absl::StrCat("bad: ", copy.why)
                       : copy.kind == CopyState::Kind::kAway
                           ? absl::StrCat("out of reach: the node ", WhyAway(place.node, time))
                       : unlisted ? "good, not in a manifest yet"
+                      : doubted  ? absl::StrCat("incomplete: what it leaves out may be in rank ",
+                                                doubted_for.at(shard.sharers),
+                                                "'s copy, which is bad or gone")
                                  : "good");
       }
     }
@@ -149,6 +157,12 @@ std::string Coordinator::WhereCopyLies(const ShardState::Copy& copy, EventTime t
                           : "");
 }
 
+// Of a rank's copy in remote that others need: what is wrong with it.
+std::string Coordinator::BadOrGone(const Checkpoint& checkpoint, Rank rank) {
+  const CopyState& copy = checkpoint.shards.at(rank).at(TierKind::kRemote);
+  return copy.kind == CopyState::Kind::kBad ? absl::StrCat("bad: ", copy.why) : "not there";
+}
+
 // What there is of a shard that its rank cannot get, and where.
 std::string Coordinator::ExplainShard(const Checkpoint& checkpoint, Rank rank,
                                       EventTime time) const {
@@ -172,8 +186,15 @@ std::string Coordinator::ExplainShard(const Checkpoint& checkpoint, Rank rank,
                       " is bad: ", copy.state.why);
       continue;
     }
-    absl::StrAppend(&there, there.empty() ? "" : " and ", WhereCopyLies(copy, time),
-                    copy.place.tier == TierKind::kRemote ? ", where no manifest names it" : "");
+    absl::StrAppend(&there, there.empty() ? "" : " and ", WhereCopyLies(copy, time));
+    if (copy.place.tier == TierKind::kRemote) {
+      const std::optional<Rank> other =
+          checkpoint.manifest ? checkpoint.DoubtedFor(rank) : std::nullopt;
+      absl::StrAppend(&there,
+                      other ? absl::StrCat(", in a file that leaves out what rank ", *other,
+                                           "'s may have, which is ", BadOrGone(checkpoint, *other))
+                            : ", where no manifest names it");
+    }
     elsewhere = elsewhere || (copy.place.tier != TierKind::kRemote && copy.place.node != seat);
   }
   std::string text = absl::StrCat("rank ", rank, ": ",

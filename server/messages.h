@@ -183,6 +183,7 @@ struct MemoryCopyGained {
   Rank rank = 0;
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
+  Likeness likeness{};  // a manifest did not tell it
 };
 // The rank's shard could not be brought into memory.
 struct FetchFailed {

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/unknown_field_set.h>
 
+#include <span>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "recovery/policy.h"
@@ -504,6 +506,9 @@ void Fields(Io& io, M& m, v1::MemoryCopyGained& p) {
   io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
   io.Within(HF_FIELD(bytes), 0, kImageBytesMax);
   io.Any(HF_FIELD(unix_ms));
+  std::span<M> row(&m, 1);
+  io.Likenesses(
+      row, [](auto& its) -> auto& { return its.likeness; }, *p.mutable_likeness());
 }
 
 template <typename Io, typename M>

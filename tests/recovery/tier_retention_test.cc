@@ -58,6 +58,51 @@ TEST(TierRetention, KeepsTheLastOnTheLine) {
   EXPECT_EQ(Nvme(views, {.keep_last = 0}).goes.size(), 3u) << "the newest stays in any case";
 }
 
+// Whom a file needs that leaves slices out is not known exactly, and what was found bad may prove
+// good: nothing is thrown away on a doubt, as long as there is nothing newer.
+TEST(TierRetention, WhatMayBeNeededByABadOneStays) {
+  CheckpointView doubted = View({2, 40}, {kMem, 0, kRem, kRem});
+  doubted.at(TierKind::kRemote).doubted = 1;
+  doubted.at(TierKind::kRemote).bad = 1;
+  const auto judge = [&](const std::vector<CheckpointView>& views) {
+    Plan plan;
+    for (const RetentionVerdict& verdict : PlanRetention(TierKind::kRemote, views, kLine, {}, 0)) {
+      plan.why[verdict.id] = (verdict.goes ? "goes: " : "stays: ") + verdict.why;
+    }
+    return plan.why.at({2, 40});
+  };
+  const CheckpointView older = View({2, 30}, {kRem, kRem, kRem, kRem});
+  EXPECT_EQ(judge({doubted, older}),
+            "stays: may be whole: files leave out what is in others, which are bad or gone now");
+  EXPECT_EQ(judge({doubted, older, View({2, 50}, {kRem, kRem, kRem, kRem})}),
+            "goes: only 2 of 4 shards are good here; the step cannot be restored from anywhere");
+  doubted.at(TierKind::kRemote).doubted = 0;
+  EXPECT_EQ(judge({doubted, older}),
+            "goes: only 2 of 4 shards are good here; the step cannot be restored from anywhere");
+}
+
+// It is all that the job has: what was found bad may prove good.
+TEST(TierRetention, TheLastStepThatWasWholeStaysAsLongAsNothingElseCanBeRestored) {
+  ModelCheckpoint wreck;
+  wreck.flags.id = {2, 40};
+  wreck.flags.world_size = 2;
+  wreck.flags.complete = true;
+  wreck.good = {kNv, 0};
+  wreck.bad = {0, kNv};
+  ModelCheckpoint older = wreck;
+  older.flags.id = {2, 30};
+  ModelCheckpoint newer = wreck;  // of which nobody has anything of rank 1
+  newer.flags.id = {2, 50};
+  newer.bad = {0, 0};
+  const Plan plan = Nvme({ViewOf(older), ViewOf(newer), ViewOf(wreck)}, {});
+  EXPECT_EQ(plan.goes, (Ids{{2, 30}, {2, 50}}));
+  EXPECT_EQ(plan.why.at({2, 40}),
+            "nothing can be restored, and what is bad of this step, the newest, may prove good");
+  EXPECT_EQ(Nvme({ViewOf(wreck)}, {.bytes_max = 1}, 1000).goes, Ids{});
+  const CheckpointView whole = View({1, 10}, {kMem, kMem});
+  EXPECT_EQ(Nvme({ViewOf(wreck), whole}, {}).goes, (Ids{{2, 40}}));
+}
+
 TEST(TierRetention, BranchesStayUntilTheLineHasItsOwn) {
   std::vector<CheckpointView> views{View({1, 25}, {kNv}), View({1, 30}, {kNv}),
                                     View({2, 21}, {kNv})};

@@ -16,10 +16,12 @@ using Kind = CopyState::Kind;
 constexpr uint32_t kWorld = 5;
 constexpr NodeId kNodes = 3;
 constexpr uint64_t kRankBytes = 100;
+constexpr uint64_t kPartBytes = 40;  // of a file that leaves slices out
 
 // What is known of it, as plainly as can be.
 struct Model {
-  std::set<Rank> shards;
+  std::map<Rank, int> shards;  // and what they hold; 0: not known
+  std::set<Rank> parts;        // whose copy in remote leaves slices out
   std::map<std::tuple<TierKind, NodeId, Rank>, Kind> copies;
   bool manifest = false;
 
@@ -32,8 +34,21 @@ struct Model {
     }
     return false;
   }
+  // It leaves out what another one has, or may have, that is not good.
+  bool Doubted(Rank rank) const {
+    const auto lacks = [&](const auto& other) {
+      const bool alike = shards.at(rank) == 0 || shards.at(rank) == other.second;
+      return alike && !Any(TierKind::kRemote, other.first, Kind::kGood);
+    };
+    return Any(TierKind::kRemote, rank, Kind::kGood) && parts.count(rank) > 0 &&
+           std::any_of(shards.begin(), shards.end(), lacks);
+  }
   bool Readable(TierKind tier, Rank rank) const {
-    return Any(tier, rank, Kind::kGood) && (tier != TierKind::kRemote || manifest);
+    return Any(tier, rank, Kind::kGood) &&
+           (tier != TierKind::kRemote || (manifest && !Doubted(rank)));
+  }
+  uint64_t Bytes(TierKind tier, Rank rank) const {
+    return tier == TierKind::kRemote && parts.count(rank) > 0 ? kPartBytes : kRankBytes;
   }
 };
 
@@ -42,7 +57,7 @@ void Compare(const Checkpoint& checkpoint, const Model& model) {
   CheckpointView expected;
   uint32_t good = 0;
   bool all_or_away = model.shards.size() == kWorld;
-  for (const Rank rank : model.shards) {
+  for (const auto& [rank, holds] : model.shards) {
     TierSet in = 0;
     bool away = false;
     for (const TierKind tier : kAllTiers) {
@@ -54,6 +69,16 @@ void Compare(const Checkpoint& checkpoint, const Model& model) {
     all_or_away = all_or_away && (in != 0 || away);
   }
   const CheckpointView view = checkpoint.View({1, 1});
+  uint32_t doubted = 0;
+  for (const auto& [rank, holds] : model.shards) {
+    doubted += model.manifest && model.Doubted(rank) ? 1 : 0;
+    ASSERT_EQ(checkpoint.Doubted(rank), model.Doubted(rank));
+    const std::optional<Rank> other = checkpoint.DoubtedFor(rank);
+    ASSERT_EQ(other.has_value(), model.Doubted(rank));
+    ASSERT_TRUE(!other || !model.Any(TierKind::kRemote, *other, Kind::kGood));
+    ASSERT_TRUE(!other || holds == 0 || model.shards.at(*other) == holds);
+  }
+  EXPECT_EQ(view.at(TierKind::kRemote).doubted, doubted);
   EXPECT_EQ(checkpoint.good, good);
   EXPECT_EQ(checkpoint.Whole(), good == kWorld);
   EXPECT_EQ(checkpoint.WholeWithAway(), all_or_away);
@@ -65,7 +90,7 @@ void Compare(const Checkpoint& checkpoint, const Model& model) {
     uint32_t bad = 0;
     uint64_t bytes = 0;
     std::set<NodeId> nodes;
-    for (const Rank rank : model.shards) {
+    for (const auto& [rank, holds] : model.shards) {
       const bool is_good = model.Any(tier, rank, Kind::kGood);
       good_there += is_good ? 1 : 0;
       bad += !is_good && model.Any(tier, rank, Kind::kBad) ? 1 : 0;
@@ -73,7 +98,7 @@ void Compare(const Checkpoint& checkpoint, const Model& model) {
     for (const auto& [where, kind] : model.copies) {
       any_away = any_away || kind == Kind::kAway;
       if (std::get<0>(where) == tier && kind != Kind::kAway) {
-        bytes += kRankBytes;
+        bytes += model.Bytes(tier, std::get<2>(where));
         nodes.insert(std::get<1>(where));
       }
     }
@@ -114,12 +139,26 @@ TEST(CheckpointTest, CountsAreThoseOfItsCopiesWhateverHappensToThem) {
         case 1:
         case 2:
         case 3:
-        case 4:
-          checkpoint.AddShard(rank, kRankBytes, 1, true);
-          checkpoint.SetGood(rank, place, {});
-          model.shards.insert(rank);
+        case 4: {
+          const int holds = static_cast<int>(below(3));
+          const bool part = tier == TierKind::kRemote && below(3) > 0;
+          Likeness likeness;
+          likeness.tensors.fill(static_cast<uint8_t>(holds));
+          likeness.content.fill(static_cast<uint8_t>(holds));
+          checkpoint.AddShard(rank, kRankBytes, 1, true, likeness);
+          CopyDetail detail;
+          detail.file_bytes = part ? kPartBytes : 0;
+          checkpoint.SetGood(rank, place, detail);
+          int& known = model.shards[rank];
+          known = known == 0 ? holds : known;
+          if (part) {
+            model.parts.insert(rank);
+          } else if (tier == TierKind::kRemote) {
+            model.parts.erase(rank);
+          }
           model.copies[{tier, place.node, rank}] = Kind::kGood;
           break;
+        }
         case 5:
         case 6: {
           const bool was_good = copy != model.copies.end() && copy->second == Kind::kGood;

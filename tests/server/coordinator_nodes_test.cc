@@ -1803,5 +1803,332 @@ TEST_F(ReplicasOnNodesTest, FilesThatWereFoundAreCommittedUnderTheSamePlan) {
   EXPECT_EQ(manifests[0].second.shards[0].file_bytes, 100u);
 }
 
+// ---- Replicas: who relies on whose file ----
+
+class BadOwnersTest : public ReplicasOnNodesTest {
+ protected:
+  static constexpr const char* kWithoutRank0 =
+      "incomplete: what it leaves out may be in rank 0's copy, which is bad or gone";
+  // Ranks 0 and 2 hold the same, and so do 1 and 3: each file leaves out what the other one has.
+  const std::vector<Likeness> pairs_ = {Like(1, 1), Like(2, 2), Like(1, 1), Like(2, 2)};
+
+  void SaveToRemote(Step step) {
+    SaveAll(step, pairs_);
+    for (Rank rank = 0; rank < 4; ++rank) {
+      Written(rank, step, 100, PlanOf(rank));
+    }
+    Say(kHere, ManifestDone{{1, step}, absl::OkStatus()});
+    ASSERT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, step}));
+  }
+  LayoutHash PlanOf(Rank rank) const {
+    return Plan(pairs_[rank], rank % 2 == 0 ? std::vector<Rank>{0, 2} : std::vector<Rank>{1, 3});
+  }
+  void FindBad(Rank rank, Step step) {
+    Say(NodeOf(rank),
+        ShardBad{{1, step}, rank, "its bytes at 77 contradict their digest", TierKind::kRemote});
+  }
+  // Ranks 2 and 3 are left with what remote has.
+  void LoseNodeB() { Say(b_, NodeLeft{true, "its lease has ended"}); }
+  // By kind of failure: the step that outlives it, 0 for none.
+  std::vector<Step> Protection() const {
+    v1::JobStatus status;
+    job_->FillStatus(status, Time(), Coordinator::Detail::kOverview);
+    std::vector<Step> steps;
+    for (const v1::Protection& line : status.protection()) {
+      steps.push_back(line.any() ? line.step() : 0);
+    }
+    return steps;
+  }
+  // What remote has of the step, by rank.
+  std::map<Rank, std::string> Where(Step step) const {
+    v1::WhereReply where;
+    job_->FillWhere(CheckpointId{1, step}, where, Time());
+    std::map<Rank, std::string> states;
+    for (const v1::ShardCopy& copy : where.copies()) {
+      if (copy.tier() == "remote") {
+        states[copy.rank()] = copy.state();
+      }
+    }
+    return states;
+  }
+  std::string Explained(Step step) const {
+    v1::ExplainRequest request;
+    request.set_step(step);
+    v1::ExplainReply reply;
+    job_->FillExplain(request, Time(), reply);
+    std::string text = reply.next_restore();
+    for (const std::string& reason : reply.steps(0).reasons()) {
+      text += "\n" + reason;
+    }
+    return text;
+  }
+  // As a node tells it that has the step's shards of these ranks in memory.
+  NodeArrived Arrival(const std::vector<Rank>& ranks, Step step) const {
+    NodeArrived arrived;
+    for (const Rank rank : ranks) {
+      FoundShard found = Found(rank, step);
+      found.copy.world_size = 4;
+      found.copy.likeness = pairs_[rank];
+      arrived.shards.push_back(found);
+    }
+    return arrived;
+  }
+  // As a scan tells the step once it has its manifest: no record is read.
+  CopiesFound Committed(Step step, const std::set<Rank>& ranks) const {
+    CopiesFound found;
+    found.tier = TierKind::kRemote;
+    found.began = found.as_of = now_;
+    found.manifests = {{1, step}};
+    for (const Rank rank : ranks) {
+      DurableCopy copy;
+      copy.copy = Found(rank, step).copy;
+      copy.copy.world_size = 4;
+      copy.file_bytes = 100;
+      copy.from_manifest = true;
+      copy.location = "/remote/x";
+      found.copies.push_back(copy);
+    }
+    return found;
+  }
+};
+
+TEST_F(BadOwnersTest, AFileThatLeavesOutWhatABadOneHasIsNothingToRelyOn) {
+  SaveToRemote(1);
+  EXPECT_EQ(Protection(), (std::vector<Step>{1, 1, 1, 1, 1}));
+  FindBad(0, 1);
+  EXPECT_TRUE(job_->IsCommitted({1, 1})) << "memory has it";
+  EXPECT_EQ(Where(1),
+            (std::map<Rank, std::string>{{0, "bad: its bytes at 77 contradict their digest"},
+                                         {1, "good"},
+                                         {2, kWithoutRank0},
+                                         {3, "good"}}));
+  LoseNodeB();
+  EXPECT_FALSE(job_->IsCommitted({1, 1})) << "rank 2's file cannot be read";
+  EXPECT_EQ(Protection(), (std::vector<Step>{0, 0, 0, 0, 0}));
+  const std::string said = Explained(1);
+  EXPECT_TRUE(absl::StrContains(said, "no tier has a good copy of 1 of 4 shards")) << said;
+  EXPECT_TRUE(absl::StrContains(
+      said,
+      "and in remote, in a file that leaves out what rank 0's may have, which is bad: its bytes at "
+      "77 contradict their digest"))
+      << said;
+  EXPECT_TRUE(absl::StrContains(said,
+                                "remote: 2 of 4 shards good, 1 bad, 1 that leave out what a bad or "
+                                "missing one has"))
+      << said;
+  // It was put right.
+  Say(kHere, ShardGood{{1, 1}, 0, TierKind::kRemote});
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Protection(), (std::vector<Step>{1, 1, 1, 1, 1}));
+  EXPECT_EQ(Where(1)[2], "good");
+}
+
+TEST_F(BadOwnersTest, WhoHoldsSomethingElseDoesNotNeedIt) {
+  const std::vector<Likeness> likeness = {Like(9, 9), Like(2, 2), Like(2, 2), Like(2, 2)};
+  SaveAll(1, likeness);
+  Written(0, 1, 0, {});
+  for (const Rank rank : {1u, 2u, 3u}) {
+    Written(rank, 1, 100, Plan(likeness[rank], {1, 2, 3}));
+  }
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  FindBad(0, 1);
+  LoseNodeB();
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Protection(), (std::vector<Step>{1, 0, 0, 0, 0}));
+}
+
+// A whole file needs nobody, though others need it.
+TEST_F(BadOwnersTest, AFileThatHasEverythingCountsAsBefore) {
+  SaveAll(1, pairs_);
+  Written(0, 1, 100, PlanOf(0));
+  Written(1, 1, 100, PlanOf(1));
+  Written(2, 1, 0, {});
+  Written(3, 1, 100, PlanOf(3));
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  FindBad(0, 1);
+  LoseNodeB();
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  FindBad(1, 1);
+  EXPECT_FALSE(job_->IsCommitted({1, 1})) << "rank 3's file leaves out what rank 1's had";
+}
+
+TEST_F(BadOwnersTest, WhatIsGoneIsMissedAsWhatIsBad) {
+  SaveToRemote(1);
+  LoseNodeB();
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  now_ = now_ + std::chrono::seconds(1);
+  Say(kHere, Committed(1, {1, 2, 3}));
+  EXPECT_FALSE(job_->IsCommitted({1, 1})) << "rank 2's file leaves out what rank 0's had";
+  EXPECT_EQ(Where(1)[2], kWithoutRank0);
+  Say(kHere, Committed(1, {0, 1, 2, 3}));
+  EXPECT_TRUE(job_->IsCommitted({1, 1})) << "it was put back";
+}
+
+// All ranks start again where the step before is whole, and are not sent to what cannot be read.
+TEST_F(BadOwnersTest, ARestoreIsOfferedWhatCanBeRead) {
+  SaveToRemote(1);
+  SaveToRemote(2);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    Say(kHere, SeatLost{1, rank, Process(kHere, rank), 0, SeatLost::How::kProcessEnded});
+  }
+  LoseNodeB();
+  FindBad(0, 2);
+  const auto node_of = [&](Rank rank) { return rank < 2 ? kHere : c_; };
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(node_of(rank), rank, 4, "two", 1);
+  }
+  std::vector<RequestToken> entered;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(node_of(rank), rank, 1));
+  }
+  for (const RequestToken token : entered) {
+    const SourceOffered* offered = Answer<SourceOffered>(token);
+    ASSERT_NE(offered, nullptr);
+    EXPECT_EQ(offered->checkpoint, (CheckpointId{1, 1}));
+  }
+}
+
+// The state and the manifest say nothing of who holds what: it may be anybody whom a file needs
+// until the nodes have told what they have. From then on it is known.
+TEST_F(BadOwnersTest, ANewHostTakesEachFileForNeededUntilItIsTold) {
+  SaveToRemote(1);
+  LoseNodeB();
+  NodeNames nodes("a");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume(Arrival({0, 1}, 1).shards, Time(), out);
+  Say(kHere, Committed(1, {0, 1, 2, 3}));
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  ASSERT_EQ(nodes.Number("b"), b_);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  FindBad(0, 1);
+  EXPECT_FALSE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Where(1)[1], "good");
+  EXPECT_EQ(Where(1)[3], kWithoutRank0);
+  EXPECT_EQ(Protection(), (std::vector<Step>{0, 0, 0, 0, 0}));
+  // Node b is back with what rank 2 has, and rank 3 is brought into memory there, too.
+  Say(b_, Arrival({2}, 1));
+  EXPECT_FALSE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Where(1)[3], kWithoutRank0);
+  Say(b_, MemoryCopyGained{{1, 1}, 3, kBytes, 1000, pairs_[3]});
+  EXPECT_TRUE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Where(1)[3], "good");
+  // That stays known.
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  EXPECT_FALSE(job_->IsCommitted({1, 1}));
+  EXPECT_EQ(Where(1)[2], kWithoutRank0);
+  EXPECT_EQ(Where(1)[3], "good");
+}
+
+// All nodes were lost with all that they had, and of what remote has one file is bad: that is what
+// every rank hears, and not that some memory is gone.
+TEST_F(BadOwnersTest, TheBadFileIsNamedToAllRanks) {
+  SaveToRemote(1);
+  NodeNames nodes("new");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  Say(kHere, Committed(1, {0, 1, 2, 3}));
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  for (const char* lost : {"a", "b"}) {
+    Say(nodes.Number(lost), NodeLeft{true, "its lease has ended"});
+  }
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(kHere, rank, 4, "two", 1);
+  }
+  const std::string found = "'/remote/shard-00000-of-00004.safetensors': the block at offset 64 …";
+  const auto check = [&](RequestToken token, const std::string& others) {
+    const Refused* refused = Answer<Refused>(token);
+    ASSERT_NE(refused, nullptr);
+    const std::string& said = refused->failure.message;
+    EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_UNREADABLE) << said;
+    for (const std::string& part : {"rank 2's remote copy (/remote/x) is bad: " + found, others,
+                                    std::string("ckptctl explain job --step 1 --attempt 1"),
+                                    std::string("ckptctl verify job --all"),
+                                    std::string("ckptctl restore job --from-scratch")}) {
+      EXPECT_TRUE(absl::StrContains(said, part)) << part << "\nis not in: " << said;
+    }
+    EXPECT_FALSE(absl::StrContains(said, "memory")) << said;
+  };
+  std::vector<RequestToken> entered;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(kHere, rank, 1));
+  }
+  const SourceOffered* offered = Answer<SourceOffered>(entered[2]);
+  ASSERT_NE(offered, nullptr);
+  const uint64_t session = offered->session;
+  const uint32_t round = offered->round;
+  const std::string three = "; and 3 more ranks have no copy that can be read";
+  for (const Rank rank : {2u, 0u}) {  // what rank 0's file leaves out is there, too
+    Say(kHere, FetchFailed{++token_,
+                           job_->attempt(),
+                           rank,
+                           session,
+                           round,
+                           {1, 1},
+                           TierKind::kRemote,
+                           absl::DataLossError(found),
+                           true});
+    check(token_, three);
+  }
+  // Who asks once more hears what is known by then.
+  entered.clear();
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(kHere, rank, 1));
+  }
+  for (const RequestToken token : entered) {
+    check(token, "rank 0's remote copy (/remote/x) is bad: " + found);
+    check(token, "; and 2 more ranks have no copy that can be read");
+  }
+}
+
+// Remote has a file of rank 1 that cannot be read, so its copy in nvme is the last one.
+TEST_F(BadOwnersTest, RetentionDoesNotRelyOnItEither) {
+  settings_.nvme = true;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  for (const NodeId node : {kHere, b_}) {
+    Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  }
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  const Likeness like = Like(1, 1);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    Begin(rank == 0 ? kHere : b_, rank, 1);
+  }
+  for (Rank rank = 0; rank < 2; ++rank) {
+    Say(rank == 0 ? kHere : b_, ShardSealed{1, rank, 1, 2, kBytes, 1000, true, like});
+  }
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  Drained(b_, 1, 1, TierKind::kNvme, TierKind::kMemory);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    ShardDrained drained{{1, 1}, rank, TierKind::kRemote, TierKind::kNvme, absl::OkStatus(),
+                         false,  {}};
+    drained.copy.file_bytes = 100;
+    drained.copy.plan = Plan(like, {0, 1});
+    Say(rank == 0 ? kHere : b_, drained);
+  }
+  Say(kHere, ManifestDone{{1, 1}, absl::OkStatus()});
+  ASSERT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  Say(kHere, ShardBad{{1, 1}, 0, "bad", TierKind::kRemote});
+  Say(kHere, ShardBad{{1, 1}, 0, "bad", TierKind::kNvme});
+  Say(b_, ShardBad{{1, 1}, 1, "bad", TierKind::kMemory});
+  out_.clear();
+  Say(kHere, CollectGarbageAsked{});
+  EXPECT_TRUE(job_->IsCommitted({1, 1})) << "rank 0 from memory, rank 1 from nvme";
+  for (const auto& [node, removal] : All<RemovalWanted>()) {
+    EXPECT_NE(removal.tier, TierKind::kNvme);
+  }
+}
+
 }  // namespace
 }  // namespace holdfast

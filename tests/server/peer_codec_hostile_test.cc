@@ -175,6 +175,11 @@ std::vector<Case> Cases() {
          p.mutable_memory_copy_gained()->set_attempt(1);
          p.mutable_memory_copy_gained()->set_bytes(kImageBytesMax + 1);
        }},
+      {"MemoryCopyGained: likeness",
+       [](P& p) {
+         p.mutable_memory_copy_gained()->set_attempt(1);
+         p.mutable_memory_copy_gained()->set_likeness(kUuid);
+       }},
       {"FetchRoomAsked: fetched_attempt", [](P& p) { p.mutable_fetch_room_asked(); }},
       // Enums
       {"SeatLost: how", [](P& p) { p.mutable_seat_lost()->set_attempt(1); }},

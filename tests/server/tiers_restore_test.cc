@@ -275,6 +275,31 @@ TEST(RestoreFromTiers, WhenAllCopiesOfOneRankAreBadAllRanksFallBack) {
   EXPECT_EQ(got.round, 2u);
 }
 
+// Nothing but remote is left, and one file there is bad: that is what all ranks hear, also those
+// that come later, and what can be done.
+TEST(RestoreFromTiers, AFileThatIsBadIsNamedWhenThereIsNoOther) {
+  TierWorld w(2);
+  ASSERT_TRUE(w.Save(1));
+  w.h.nvme.Wipe();
+  w.h.remote.damaged.insert(w.Shard(1, 1));
+  w.Reboot();
+  const auto check = [&](const Restored& got) {
+    EXPECT_FALSE(got.done);
+    const std::string& said = got.failure.message();
+    EXPECT_EQ(got.failure.reason(), v1::Failure::REASON_UNREADABLE) << said;
+    const std::string file = w.h.remote.copies.at(w.Shard(1, 1)).location;
+    EXPECT_TRUE(Contains(
+        said, "step 1 of attempt 1: rank 1's remote copy (" + file + ") is bad: digests differ"))
+        << said;
+    EXPECT_TRUE(Contains(said, "ckptctl explain job --step 1 --attempt 1")) << said;
+    EXPECT_TRUE(Contains(said, "ckptctl verify job --all")) << said;
+    EXPECT_FALSE(Contains(said, "memory")) << said;
+  };
+  check(w.Restore());
+  check(w.Enter());
+  check(w.Restore());
+}
+
 TEST(RestoreFromTiers, WhatCannotBeReadJustNowIsNotCalledBad) {
   TierWorld w(2);
   ASSERT_TRUE(w.Save(1));

@@ -112,6 +112,12 @@ void Truth::JudgeLoss(Job& job, CheckpointId id, const ShardId& shard, Place pla
   if (why == Why::kFault && place.tier == TierKind::kRemote) {
     checkpoint.excused_remote = true;
     job.newest_remote = job.newest_remote == id ? std::nullopt : job.newest_remote;
+    // It may have what others leave out, or will when they are written: what those have there may
+    // count for nothing.
+    if (!w_.remote.plans.empty()) {
+      checkpoint.excused = true;
+      job.newest = job.newest == id ? std::nullopt : job.newest;
+    }
   }
   const bool left = std::any_of(
       checkpoint.good[shard.rank].begin(), checkpoint.good[shard.rank].end(),
