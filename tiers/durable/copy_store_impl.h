@@ -179,6 +179,7 @@ struct CopyStore::Impl {
   absl::StatusOr<CopyName> FindWorldSize(const CopyName& name);
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);
+  absl::StatusOr<std::unique_ptr<File>> OpenImage(const std::string& path);  // buffered
   absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& copy);
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
