@@ -9,6 +9,8 @@
 namespace holdfast {
 namespace {
 
+constexpr int kTriesMax = 8;  // to find nothing in a job's directory that others write to
+
 void Add(const RemovalReport& part, RemovalReport& sum) {
   sum.copies += part.copies;
   sum.bytes_freed += part.bytes_freed;
@@ -199,36 +201,40 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
   return report;
 }
 
-absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
-                                                         const std::string& job_name) {
-  HF_RETURN_IF_ERROR(CheckJobName(job_name));
-  HF_RETURN_IF_ERROR(Prepare());
-  HF_RETURN_IF_ERROR(CheckMount());
-  SweepIfNeeded();
-  HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+// One look at all steps, and the removal of what is there. False: there was nothing of ours.
+absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std::string& job_name,
+                                                  RemovalReport& report) {
   const std::string directory = JobDirectory(job_name);
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                       env.List(directory, kDirectoryNamesMax));
-  // 1. The steps.
-  RemovalReport report;
-  std::vector<std::string> claim_names;
+  report.left_alone.clear();
+  const auto of_a_copy = [this](const std::string& file) {
+    const StepFileRole role = ParseStepFileName(options.kind, file).role;
+    return role != StepFileRole::kUnknown && role != StepFileRole::kTemporary;
+  };
+  bool any = false;
   for (const std::string& name : names) {
+    const std::string path = JoinPath(directory, name);
     if (const auto id = ParseStepDirectoryName(name)) {
+      const absl::StatusOr<std::vector<std::string>> files = env.List(path, kStepNamesMax);
+      any = any || (files.ok() && std::any_of(files->begin(), files->end(), of_a_copy));
       const auto part = RemoveCheckpoint({job, job_name, *id});
       if (part.ok()) {
         Add(*part, report);
       } else if (absl::IsFailedPrecondition(part.status())) {
-        report.left_alone.push_back({JoinPath(directory, name), Message(part.status())});
+        report.left_alone.push_back({path, Message(part.status())});
       } else if (!absl::IsNotFound(part.status())) {
         return part.status();
       }
-    } else if (remote() && ParseClaimName(name).has_value()) {
-      claim_names.push_back(name);
-    } else if (name != kJobFileName) {
-      report.left_alone.push_back({JoinPath(directory, name), "not a name of ours"});
+    } else if (remote() && ParseTemporaryName(name).has_value()) {
+      any = true;  // of a claim, or of a JOB: whoever makes it begins anew
+      HF_RETURN_IF_ERROR(RemoveIfThere(path));
+    } else if (name != kJobFileName && !(remote() && (ParseClaimName(name).has_value() ||
+                                                      ParseRemovedName(name).has_value()))) {
+      report.left_alone.push_back({path, "not a name of ours"});
     }
   }
-  // 2. Of what is ours somebody must be able to say whose it is.
+  // Of what is ours somebody must be able to say whose it is.
   if (!report.unfinished.empty()) {
     // (Of these files, not of the file system: Unavailable says that.)
     return absl::AbortedError(absl::StrCat(
@@ -236,7 +242,17 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
         "' is still being written, or was left by another node, which removes it when it starts; "
         "try again, or remove it by hand if that node is gone for good"));
   }
-  // 3. Claims, then JOB, then the directory; JOB says for how long it is this job's.
+  return any;
+}
+
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
+                                                         const std::string& job_name) {
+  HF_RETURN_IF_ERROR(CheckJobName(job_name));
+  HF_RETURN_IF_ERROR(Prepare());
+  HF_RETURN_IF_ERROR(CheckMount());
+  SweepIfNeeded();
+  HF_ASSIGN_OR_RETURN(const JobIdentity identity, CheckJobIs(job, job_name));
+  const std::string directory = JobDirectory(job_name);
   Intent intent;
   intent.kind = IntentKind::kRemoveJob;
   intent.unique = NewUnique();
@@ -245,15 +261,49 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
   LiveIntent live_intent(*this, intent);
   HF_RETURN_IF_ERROR(live_intent.Write());
   ForgetJob(job_name);
+  RemovalReport report;
+  // 1. The mark, for whoever else writes there; then the steps, until a look that began with the
+  // mark there finds nothing. What is made after that is given up by who made it.
+  const auto empty = [&]() -> absl::Status {
+    for (int tries = 0; tries < kTriesMax; ++tries) {
+      bool marked = !remote();
+      if (remote()) {
+        HF_ASSIGN_OR_RETURN(const bool made,
+                            PublishOnce(directory, RemovedName(job), intent.unique,
+                                        EncodeJobFile(identity), kKeepOwner, identity.gid));
+        marked = !made;
+      }
+      HF_ASSIGN_OR_RETURN(const bool any, RemoveSteps(job, job_name, report));
+      if (marked && !any) {
+        return absl::OkStatus();
+      }
+    }
+    return absl::AbortedError(absl::StrCat("remove '", directory, "': it is written to as fast as ",
+                                           "it is emptied; try again"));
+  };
+  // 2. Claims, then JOB, then the directory; JOB says for how long it is this job's.
   const auto finish = [&]() -> absl::Status {
-    for (const std::string& claim : claim_names) {
-      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, claim)));
+    HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        env.List(directory, kDirectoryNamesMax));
+    for (const std::string& name : names) {
+      const bool stale = ParseRemovedName(name).has_value() && name != RemovedName(job);
+      if (remote() && (ParseClaimName(name).has_value() || stale)) {
+        HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, name)));
+      }
     }
     HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
     return RemoveIfThere(JoinPath(directory, kJobFileName));
   };
-  const absl::Status status = finish();
+  absl::Status status = empty();
+  if (status.ok()) {
+    status = finish();
+  }
   const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  if (absl::IsNotFound(status) && CheckJobIs(job, job_name).ok()) {
+    return absl::AbortedError(
+        absl::StrCat("remove '", directory, "': another call is at work there: ", Message(status)));
+  }
   HF_RETURN_IF_ERROR(status);
   HF_RETURN_IF_ERROR(resolved);
   return report;
