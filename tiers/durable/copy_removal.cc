@@ -73,25 +73,11 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName&
   return report;
 }
 
-// Whether an intent of any node names the temporary file: else nobody will ever remove it.
+// Whether an intent of this node names the temporary file: else nobody will ever remove it.
 absl::StatusOr<bool> CopyStore::Impl::HasIntent(std::string_view temporary_name) {
   constexpr size_t kTailBytes = 32 + 4;  // "<unique>.tmp"
   const std::string_view unique = temporary_name.substr(temporary_name.size() - kTailBytes, 32);
-  std::vector<std::string> directories = {intents_dir};
-  if (remote()) {
-    const std::string nodes = ParentDirectory(home);
-    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(nodes, kDirectoryNamesMax));
-    for (const std::string& node : names) {
-      directories.push_back(JoinPath(JoinPath(nodes, node), "intents"));
-    }
-  }
-  for (const std::string& directory : directories) {
-    HF_ASSIGN_OR_RETURN(const bool there, Exists(JoinPath(directory, IntentFileName(unique))));
-    if (there) {
-      return true;
-    }
-  }
-  return false;
+  return Exists(JoinPath(intents_dir, IntentFileName(unique)));
 }
 
 absl::StatusOr<CopyName> CopyStore::Impl::FindWorldSize(const CopyName& name) {
@@ -187,7 +173,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
       const std::string path = JoinPath(directory, file_name);
       const bool unfinished =
           ParseStepFileName(options.kind, file_name).role == StepFileRole::kTemporary;
-      if (unfinished && report.unfinished.empty()) {
+      if (unfinished && !remote() && report.unfinished.empty()) {
         HF_ASSIGN_OR_RETURN(const bool somebodys, HasIntent(file_name));
         report.unfinished = somebodys ? path : "";
       }
@@ -201,6 +187,27 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
   return report;
 }
 
+// Of a job that goes whole, in a remote directory, also what any node was writing: it may have
+// died, and if it has not it finds nothing to give a name to. (NVMe's are this process's own, which
+// is about to end them.) Whether there was anything of ours, of whatever kind.
+absl::StatusOr<bool> CopyStore::Impl::RemoveTemporaries(const std::string& directory) {
+  const absl::StatusOr<std::vector<std::string>> files = env.List(directory, kStepNamesMax);
+  if (!files.ok()) {
+    const bool none = absl::IsNotFound(files.status()) ||
+                      absl::IsFailedPrecondition(files.status());  // no directory
+    return none ? absl::StatusOr<bool>(false) : files.status();
+  }
+  bool any = false;
+  for (const std::string& file : *files) {
+    const StepFileRole role = ParseStepFileName(options.kind, file).role;
+    if (role == StepFileRole::kTemporary && remote()) {
+      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, file)));
+    }
+    any = any || (role != StepFileRole::kUnknown && (role != StepFileRole::kTemporary || remote()));
+  }
+  return any;
+}
+
 // One look at all steps, and the removal of what is there. False: there was nothing of ours.
 absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std::string& job_name,
                                                   RemovalReport& report) {
@@ -208,16 +215,13 @@ absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std:
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                       env.List(directory, kDirectoryNamesMax));
   report.left_alone.clear();
-  const auto of_a_copy = [this](const std::string& file) {
-    const StepFileRole role = ParseStepFileName(options.kind, file).role;
-    return role != StepFileRole::kUnknown && role != StepFileRole::kTemporary;
-  };
   bool any = false;
   for (const std::string& name : names) {
     const std::string path = JoinPath(directory, name);
     if (const auto id = ParseStepDirectoryName(name)) {
-      const absl::StatusOr<std::vector<std::string>> files = env.List(path, kStepNamesMax);
-      any = any || (files.ok() && std::any_of(files->begin(), files->end(), of_a_copy));
+      HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+      HF_ASSIGN_OR_RETURN(const bool holds, RemoveTemporaries(path));
+      any = any || holds;
       const auto part = RemoveCheckpoint({job, job_name, *id});
       if (part.ok()) {
         Add(*part, report);
@@ -237,10 +241,8 @@ absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std:
   // Of what is ours somebody must be able to say whose it is.
   if (!report.unfinished.empty()) {
     // (Of these files, not of the file system: Unavailable says that.)
-    return absl::AbortedError(absl::StrCat(
-        "remove '", directory, "': '", report.unfinished,
-        "' is still being written, or was left by another node, which removes it when it starts; "
-        "try again, or remove it by hand if that node is gone for good"));
+    return absl::AbortedError(absl::StrCat("remove '", directory, "': '", report.unfinished,
+                                           "' is still being written; try again"));
   }
   return any;
 }

@@ -185,7 +185,8 @@ class CopyStore : public Tier {
   // has no directory. Files that are not ours stay, and the directory with them.
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
   // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Aborted
-  // when something there is still being written: claims and JOB stay, for the next try.
+  // when something there is still being written: claims and JOB stay, for the next try. Remote:
+  // what any node was writing goes, too, and cannot be published any more.
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
   // Deletes recycled files until at most `bytes` are left.
   absl::Status TrimPool(uint64_t bytes);

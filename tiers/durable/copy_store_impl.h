@@ -193,6 +193,7 @@ struct CopyStore::Impl {
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
   absl::StatusOr<bool> RemoveSteps(const JobUuid& job, const std::string& job_name,
                                    RemovalReport& report);
+  absl::StatusOr<bool> RemoveTemporaries(const std::string& directory);
   absl::StatusOr<bool> HasIntent(std::string_view temporary_name);
   absl::StatusOr<RemovalReport> RemoveRanks(const CheckpointName& name, uint32_t world_size,
                                             std::vector<Rank> ranks, bool manifest);

@@ -108,12 +108,12 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   };
 
   // 1. Which of the final names are this intent's, and to go.
-  bool take_back = standing == Standing::kImageInPlace || standing == Standing::kRecordInPlace;
   bool still_there = false;
-  if (standing == Standing::kUnknown) {
+  if (standing != Standing::kTemporaries) {
     HF_ASSIGN_OR_RETURN(still_there, IsStillThere(intent));
   }
-  if (still_there) {
+  bool take_back = still_there && standing != Standing::kUnknown;
+  if (still_there && standing == Standing::kUnknown) {
     HF_ASSIGN_OR_RETURN(const bool complete, Exists(record));
     const absl::StatusOr<FileInfo> there = env.Info(image);
     if (!there.ok() && !absl::IsNotFound(there.status())) {
@@ -134,7 +134,10 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
     if (standing == Standing::kRecordInPlace) {
       HF_RETURN_IF_ERROR(RemoveIfThere(record));
     }
-    HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
+    const absl::Status durable = env.SyncDirectory(directory);
+    if (!durable.ok() && !absl::IsNotFound(durable)) {
+      return durable;
+    }
     HF_RETURN_IF_ERROR(RemoveIfThere(image));
   }
   HF_RETURN_IF_ERROR(RemoveIfThere(temporary(image)));

@@ -524,22 +524,14 @@ TEST_P(CopyStoreTest, WhatAVanishedMountHoldsIsPutRightWhenItIsBack) {
   EXPECT_THAT(harness_.Leftovers(), IsEmpty());
 }
 
-// As long as another writes there, JOB says whose it is.
+// As long as something is being written there, JOB says whose it is.
 TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
-  CopyStore::Options options = harness_.options();
-  options.node_name = "node-2";
-  std::unique_ptr<CopyStore> other;
-  CopyStore* writer = &store();
   if (remote()) {
-    auto opened = CopyStore::Open(options);
-    ASSERT_TRUE(opened.ok());
-    other = *std::move(opened);
-    writer = other.get();
-    ASSERT_TRUE(writer->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    return;  // there nobody waits for a node that may never come back (below)
   }
   Publish(SampleShard(900, 0, 2));
   const SampleImage sample = SampleShard(900, 1, 2);
-  auto writing = writer->Begin(NewCopyOfShard(sample));
+  auto writing = store().Begin(NewCopyOfShard(sample));
   ASSERT_TRUE(writing.ok()) << ToString(writing.status());
   ASSERT_TRUE(WriteShard(**writing, sample).ok());
   const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
@@ -551,10 +543,10 @@ TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
   EXPECT_TRUE(CheckShard(store(), sample).ok());
   EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
   EXPECT_TRUE(absl::IsNotFound(store().FindJob("demo").status()));
-  // A temporary that no intent names will never be anything: it holds up nobody.
-  writing->reset();
-  other.reset();
-  Restart();
+}
+
+// A temporary that no intent names will never be anything: it holds up nobody.
+TEST_P(CopyStoreTest, ATemporaryWithoutAnIntentHoldsUpNoRemoval) {
   Publish(SampleShard(900, 0, 2));
   ASSERT_TRUE(
       Overwrite(env(),
@@ -663,6 +655,93 @@ TEST_P(SharedDirectoryTest, AStepThatWasPassedAlreadyIsLookedAtAgain) {
   });
   EXPECT_TRUE(removed.ok()) << ToString(removed);
   EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+}
+
+// A node died in the middle of a flush, and is never seen again.
+TEST_P(SharedDirectoryTest, WhatADeadNodeLeftHoldsUpNoRemovalOfTheJob) {
+  const auto dead = OtherNode();
+  ASSERT_TRUE(dead->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  Publish(SampleShard(900, 0, 2));
+  const SampleImage sample = SampleShard(900, 1, 2);
+  auto writing = dead->Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  const auto removed = store().RemoveJob(SampleJob().job, "demo");
+  ASSERT_TRUE(removed.ok()) << ToString(removed.status());
+  EXPECT_THAT(removed->left_alone, IsEmpty());
+  EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+  // And is seen again all the same, a slow machine: what it had begun comes to nothing, and what
+  // another run has there by now is not touched.
+  ASSERT_TRUE(store().ClaimAttempt(NextJob(), 3, "opening 1").ok());
+  const SampleImage theirs = ShardOfNext(900, 1, 2);
+  Publish(theirs);
+  EXPECT_FALSE((*writing)->Publish(sample.record_file).ok());
+  writing->reset();
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  EXPECT_TRUE(CheckShard(store(), theirs).ok());
+}
+
+// It goes on in the middle of its publication, whichever call it had come to.
+TEST_P(SharedDirectoryTest, WhoComesBackAmidAPublicationFindsNothingToGiveANameTo) {
+  const std::string stem = JobDir() + "/900-a3/";
+  const std::string image = stem + ".shard-00001-of-00002.safetensors";
+  const std::string record = stem + ".shard-00001-of-00002.record";
+  const std::string calls[] = {"fdatasync " + image, "rename " + image, "create " + record,
+                               "fsync " + record, "rename " + record};
+  for (const std::string& call : calls) {
+    const auto slow = OtherNode();
+    ASSERT_TRUE(store().ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    ASSERT_TRUE(slow->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    Publish(SampleShard(900, 0, 2));
+    const SampleImage sample = SampleShard(900, 1, 2);
+    auto writing = slow->Begin(NewCopyOfShard(sample));
+    ASSERT_TRUE(writing.ok()) << call << ToString(writing.status());
+    ASSERT_TRUE(WriteShard(**writing, sample).ok());
+    env().StallMatching(call);
+    absl::Status published;
+    std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+    ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60))) << call;
+    const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
+    env().ReleaseStalled(call);
+    publisher.join();
+    EXPECT_TRUE(removed.ok()) << call << ": " << ToString(removed);
+    EXPECT_FALSE(published.ok()) << call;
+    EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status())) << call;
+    EXPECT_THAT(harness_.Leftovers(), IsEmpty()) << call;
+  }
+}
+
+// What it takes back is its own, not what another run has put there since.
+TEST_P(SharedDirectoryTest, WhoComesBackTakesNothingBackOfTheNextRun) {
+  const auto slow = OtherNode();
+  ASSERT_TRUE(slow->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  const SampleImage sample = SampleShard(900, 1, 2);
+  const SampleImage theirs = ShardOfNext(900, 1, 2);
+  auto writing = slow->Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  // (The image has its name, and the record is about to get its own.)
+  std::string unique;
+  const auto names = env().List(JobDir() + "/900-a3");
+  ASSERT_TRUE(names.ok());
+  for (const std::string& name : *names) {
+    unique = name.size() > 36 ? name.substr(name.size() - 36, 32) : unique;
+  }
+  const std::string call =
+      "fsync " + JobDir() + "/900-a3/" + TemporaryName("shard-00001-of-00002.record", unique);
+  env().StallMatching(call);
+  absl::Status published;
+  std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+  ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
+  const absl::Status claimed = store().ClaimAttempt(NextJob(), 3, "opening 1");
+  const absl::Status next = PublishShard(store(), theirs).status();
+  env().ReleaseStalled(call);
+  publisher.join();
+  EXPECT_TRUE(removed.ok() && claimed.ok() && next.ok()) << ToString(removed) << ToString(next);
+  EXPECT_FALSE(published.ok());
+  EXPECT_TRUE(CheckShard(store(), theirs).ok());
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
 }
 
 TEST_P(SharedDirectoryTest, ARemovalThatWasBrokenOffStandsInNobodysWay) {
