@@ -34,6 +34,9 @@ class FaultEnv : public Env {
   explicit FaultEnv(Durability durability = Durability::kSyncedOnly);
   ~FaultEnv() override;
 
+  // How many files were open at once, at most, since this was asked last; and how many are.
+  int TakeMostOpenFiles();
+  int open_files() const;
   // Number of calls so far that could fail (opens, reads, writes, syncs, renames …).
   int calls() const;
   // "operation path" of every call since, in order: what a test of an order compares.

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -36,11 +37,13 @@ FaultFile::FaultFile(std::shared_ptr<FaultState> state, std::shared_ptr<FaultIno
   // Called by FaultEnv::Open, which holds the mutex.
   inode_->opens = inode_->opens_epoch == epoch_ ? inode_->opens + 1 : 1;
   inode_->opens_epoch = epoch_;
+  state_->most_open_files = std::max(state_->most_open_files, ++state_->open_files);
 }
 
 FaultFile::~FaultFile() {
   MutexLock lock(state_->mutex);
   inode_->opens -= inode_->opens_epoch == epoch_ ? 1 : 0;
+  --state_->open_files;
 }
 
 int FaultFile::fd() const {

@@ -33,6 +33,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free &&
 // end.
 constinit Range g_ranges[kFaultGuardsMax];
 constinit std::atomic<int> g_high_water{0};  // ranges at or above were never used
+constinit std::atomic<int> g_maybe_free{0};  // below it all are most likely claimed
 constinit std::once_flag g_install_once;
 struct sigaction g_previous;  // written before our handler is in place, never after
 uintptr_t g_page_bytes = 4096;
@@ -143,14 +144,24 @@ void InstallHandler() {
 }
 
 int ClaimRange() {
-  for (int i = 0; i < kFaultGuardsMax; ++i) {
+  const int first = g_maybe_free.load(std::memory_order_relaxed);
+  for (int tried = 0; tried < kFaultGuardsMax; ++tried) {
+    const int i = (first + tried) % kFaultGuardsMax;
     bool expected = false;
     if (!g_ranges[i].claimed.load(std::memory_order_relaxed) &&
         g_ranges[i].claimed.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
+      g_maybe_free.store(i + 1 < kFaultGuardsMax ? i + 1 : 0, std::memory_order_relaxed);
       return i;
     }
   }
   return -1;
+}
+
+void ReleaseRange(int index) {
+  g_ranges[index].claimed.store(false, std::memory_order_release);
+  int first = g_maybe_free.load(std::memory_order_relaxed);
+  while (index < first && !g_maybe_free.compare_exchange_weak(first, index)) {
+  }
 }
 
 }  // namespace
@@ -181,7 +192,7 @@ FaultGuard::~FaultGuard() {
   }
   Range& range = g_ranges[index_];
   range.version.fetch_add(1, std::memory_order_acq_rel);
-  range.claimed.store(false, std::memory_order_release);
+  ReleaseRange(index_);
 }
 
 bool FaultGuard::faulted() const {

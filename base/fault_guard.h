@@ -16,7 +16,7 @@
 
 namespace holdfast {
 
-inline constexpr int kFaultGuardsMax = 4096;
+inline constexpr int kFaultGuardsMax = 65'536;
 
 class FaultGuard {
  public:

@@ -1,6 +1,7 @@
 // By which rules the calls of FaultEnv fail, stall or crash, and what its file system can do.
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/env_checks.h"
@@ -85,6 +86,16 @@ void FaultState::EndProcess() {
 
 FaultEnv::FaultEnv(Durability durability) : state_(std::make_shared<FaultState>(durability)) {}
 FaultEnv::~FaultEnv() = default;
+
+int FaultEnv::TakeMostOpenFiles() {
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->most_open_files, state_->open_files);
+}
+
+int FaultEnv::open_files() const {
+  MutexLock lock(state_->mutex);
+  return state_->open_files;
+}
 
 int FaultEnv::calls() const {
   MutexLock lock(state_->mutex);

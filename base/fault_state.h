@@ -31,6 +31,8 @@ struct FaultState {
   int calls GUARDED_BY(mutex) = 0;
   bool recording GUARDED_BY(mutex) = false;
   std::vector<std::string> recorded GUARDED_BY(mutex);
+  int open_files GUARDED_BY(mutex) = 0;
+  int most_open_files GUARDED_BY(mutex) = 0;
   int crash_at GUARDED_BY(mutex) = 0;                      // 0: never
   std::map<int, int> fail_at GUARDED_BY(mutex);            // call number → errno
   std::map<std::string, int> fail_text GUARDED_BY(mutex);  // text in "operation path" → errno

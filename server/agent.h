@@ -119,6 +119,8 @@ class Agent {
   void OthersLetGo(const JobUuid& job, uint64_t bytes, EventTime time);
   void OthersAreLate(const JobUuid& job, const absl::Status& why, EventTime time);
   std::vector<JobUuid> RemovedBefore(const std::string& name) const;
+  // What any node says to a coordinator that is here.
+  void Overhear(const JobUuid& job, const ToCoordinator& message, EventTime time);
   void LetGo(const std::string& name, const std::vector<JobUuid>& jobs, EventTime time);
   // What this node keeps of the job; if that is copies only, what they tell: version 0.
   std::optional<v1::JobState> KeptState(const std::string& name) const;
@@ -651,6 +653,7 @@ class Agent {
   void EndLookup(const std::string& name, const std::string& failure);
   void OpenWanted(const std::string& name);
   bool TakesRemote(const FoundJob& found);
+  void RemoveAgain(const std::string& name, const JobUuid& uuid);
   const SealedCopy* NewestOf(const JobUuid& job, const Caller& caller, Rank rank) const;
   bool ReturnsByItself(const KnownJob& job, const Caller& caller, const v1::Join& join) const;
   void ReturnByItself(const KnownJob& job, ConnectionId id, const v1::ClientFrame& frame);

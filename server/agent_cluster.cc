@@ -311,6 +311,11 @@ bool Agent::TakesRemote(const FoundJob& found) {
   if (hosting_.count(found.name) == 0) {
     return false;
   }
+  const std::vector<JobUuid> removed = RemovedBefore(found.name);
+  if (std::find(removed.begin(), removed.end(), found.uuid) != removed.end()) {
+    RemoveAgain(found.name, found.uuid);
+    return false;
+  }
   if (const KnownJob* other = FindJob(found.name); other != nullptr && other->uuid != found.uuid) {
     NameSecond({found.uuid, found.name}, other->uuid);
     return false;

@@ -388,6 +388,9 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
         removal->second.failure = e.status;
       }
       AdvanceRemoval(op->job);
+    } else if (!e.status.ok() && !absl::IsNotFound(e.status)) {
+      AddProblem(absl::StrCat("what was written late of job '", op->job_name,
+                              "', which had been removed, is still there: ", Message(e.status)));
     }
     return;
   }

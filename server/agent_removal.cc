@@ -182,6 +182,10 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
       op.job = uuid;
       op.tier = tier;
       Act(RemoveJobCopies{BeginDrain(std::move(op)), tier, uuid, name});
+      for (const JobUuid& before :
+           tier == TierKind::kRemote ? RemovedBefore(name) : std::vector<JobUuid>()) {
+        RemoveAgain(name, before);
+      }
     }
     return UnindexJob(uuid);  // (they are drains: it goes on when they have ended)
   }
@@ -424,6 +428,37 @@ std::vector<JobUuid> Agent::RemovedBefore(const std::string& name) const {
   const auto named = names_.find(name);
   const Coordinator* hosted = named == names_.end() ? nullptr : Hosted(named->second);
   return hosted != nullptr ? hosted->removed_before() : hosting->second.removed;
+}
+
+// A flush that began late, on a node that could not be told, has made the directory of a removed
+// job again in the remote tier, where its name is the next one's.
+void Agent::RemoveAgain(const std::string& name, const JobUuid& uuid) {
+  const bool busy = std::any_of(drains_.begin(), drains_.end(), [&](const auto& d) {
+    return d.second.kind == DrainOp::Kind::kRemoveJob && d.second.job == uuid;
+  });
+  if (busy || removals_.count(uuid) > 0 || !HasTier(TierKind::kRemote)) {
+    return;
+  }
+  DrainOp op;
+  op.kind = DrainOp::Kind::kRemoveJob;
+  op.job = uuid;
+  op.job_name = name;
+  op.tier = TierKind::kRemote;
+  Act(RemoveJobCopies{BeginDrain(std::move(op)), TierKind::kRemote, uuid, name});
+}
+
+// Its directory may be such a one's: that is looked at.
+void Agent::Overhear(const JobUuid& job, const ToCoordinator& message, EventTime time) {
+  const auto* drained = std::get_if<ShardDrained>(&message);
+  if (drained == nullptr || drained->to != TierKind::kRemote ||
+      !absl::IsFailedPrecondition(drained->status)) {
+    return;
+  }
+  time_ = time;
+  const std::string name = JobName(job);
+  if (HasTier(TierKind::kRemote) && !RemovedBefore(name).empty()) {
+    rescan_at_.try_emplace(name, time_.now + kRescan);
+  }
 }
 
 // ---- In a cluster: at any other node ----

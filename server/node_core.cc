@@ -140,6 +140,7 @@ struct NodeCore::Impl final : RouterOwner {
     }
     std::vector<ForAgent> answers;
     coordinator->Handle(message, from, time, answers);
+    agent.Overhear(job, message, time);
     UpdateWake(job);
     if (router) {
       router->FromCoordinator(job, answers, time);

@@ -207,7 +207,6 @@ class ShardView : public View {
 Status AddOwners(const std::string& socket, const std::shared_ptr<Connection>& connection,
                  const wire::Attach& request, const wire::Source& source, Deadline deadline,
                  SealedShard& shard) {
-  std::vector<std::unique_ptr<SealedShard>> owners;
   for (const Rank rank : shard.Owners()) {
     wire::Attach attach = request;
     attach.rank = rank;
@@ -226,12 +225,10 @@ Status AddOwners(const std::string& socket, const std::shared_ptr<Connection>& c
       ticket.Settle();
     }
     HF_TRY(WithContext(answer.status(), context));
-    Result<std::unique_ptr<SealedShard>> owner = SealedShard::Open(
-        answer->message, answer->descriptors, {request.job, rank}, /*mine=*/nullptr);
-    HF_TRY(WithContext(owner.status(), context));
-    owners.push_back(*std::move(owner));
+    HF_TRY(WithContext(shard.AddOwner(answer->message, answer->descriptors, {request.job, rank}),
+                       context));
   }
-  return owners.empty() ? Status() : shard.Complete(std::move(owners));
+  return Status();
 }
 
 // The copy that the daemon offers, opened. `tier`: in which tier it lies, if one was offered.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
@@ -107,29 +108,46 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
   shard->guard_ = std::make_unique<FaultGuard>(shard->image_, file_bytes);
   if (!shard->guard_->ok()) {
     return Status(Code::kInternal,
-                  absl::StrCat("more than ", kFaultGuardsMax, " slots are mapped in this process"));
+                  absl::StrCat("more than ", kFaultGuardsMax,
+                               " slots and files of copies are mapped in this process"));
   }
   return shard;
 }
 
-Status SealedShard::Complete(std::vector<std::unique_ptr<SealedShard>> owners) {
-  std::vector<OwnerImage> images;
-  images.reserve(owners.size());
-  for (const std::unique_ptr<SealedShard>& owner : owners) {
-    images.push_back({&owner->sealed_, absl::StrCat("rank ", owner->record().id.rank, "'s file")});
+Status SealedShard::AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+                             const Expected& expected) {
+  if (!together_.has_value()) {
+    absl::StatusOr<WholeImage> together = WholeImage::Of(sealed_);
+    if (!together.ok()) {
+      const bool bad = absl::IsDataLoss(together.status());
+      return Status(bad ? Code::kCorrupt : Code::kInternal, Message(together.status()));
+    }
+    together_.emplace(*std::move(together));
   }
-  absl::StatusOr<ImageMap> whole = WholeMap(sealed_, images);
+  HF_TRY_ASSIGN(const std::unique_ptr<SealedShard> owner,
+                Open(source, descriptors, expected, /*mine=*/nullptr));
+  const Rank rank = owner->record().id.rank;
+  const absl::Status added =
+      together_->Add({&owner->sealed_, absl::StrCat("rank ", rank, "'s file")});
+  if (!added.ok()) {
+    return Status(Code::kCorrupt, Message(added));
+  }
+  owners_.push_back({rank, std::move(owner->mapping_), std::move(owner->guard_)});
+  if (owners_.size() < together_->owners().size()) {
+    return Status();
+  }
+  absl::StatusOr<ImageMap> whole = (*std::exchange(together_, std::nullopt)).Finish();
   if (!whole.ok()) {
     return Status(Code::kCorrupt, Message(whole.status()));
   }
   whole_ = *std::move(whole);
-  owners_ = std::move(owners);
   return Status();
 }
 
 bool SealedShard::faulted() const {
-  return guard_->faulted() || std::any_of(owners_.begin(), owners_.end(),
-                                          [](const auto& owner) { return owner->faulted(); });
+  return guard_->faulted() || std::any_of(owners_.begin(), owners_.end(), [](const Owner& owner) {
+           return owner.guard->faulted();
+         });
 }
 
 // A slice's bytes are never in two runs: each was added as a whole.
@@ -146,7 +164,7 @@ const std::byte* SealedShard::SliceBytes(size_t i) const {
     return image_;  // it has no bytes, and may lie behind all that have
   }
   const ImageRun& run = RunOf(i);
-  const std::byte* const file = run.source == 0 ? image_ : owners_[run.source - 1]->image_;
+  const std::byte* const file = run.source == 0 ? image_ : owners_[run.source - 1].mapping->data();
   return file + run.source_offset + (slice.image_offset - run.offset);
 }
 
@@ -169,8 +187,7 @@ Status SealedShard::MismatchError(const CopyMismatch& mismatch, std::optional<si
                          ? image_internal::QuoteName(sealed_.layout.slices[*slice].name)
                          : "the header";
   if (slice.has_value() && record.kept && RunOf(*slice).source > 0) {
-    absl::StrAppend(&name, ", in the file of rank ",
-                    owners_[RunOf(*slice).source - 1]->record().id.rank, ",");
+    absl::StrAppend(&name, ", in the file of rank ", owners_[RunOf(*slice).source - 1].rank, ",");
   }
   const uint64_t expected = slice.has_value() || !record.kept
                                 ? record.digests[range.first_digest + mismatch.block]

@@ -55,9 +55,11 @@ class SealedShard {
 
   // The ranks whose files have what this one leaves out, ascending; none: it has all.
   std::vector<Rank> Owners() const { return OwnersOf(sealed_.record); }
-  // Their copies of the same checkpoint, in that order. kCorrupt, naming the rank: one of them does
-  // not have what it should. Before that, and after an error, no slice is to be had.
-  Status Complete(std::vector<std::unique_ptr<SealedShard>> owners);
+  // The copy of the next of them, of the same checkpoint, as Open takes it: its file stays mapped,
+  // of its record nothing is kept. kCorrupt, naming the rank: it does not have what it should.
+  // Until all were added, and after an error, no slice is to be had.
+  Status AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+                  const Expected& expected);
 
   // Where slice i lies, in whichever file has it.
   const std::byte* SliceBytes(size_t i) const;
@@ -73,14 +75,21 @@ class SealedShard {
   SealedShard() = default;
   const ImageRun& RunOf(size_t i) const;
 
+  struct Owner {
+    Rank rank = 0;
+    std::unique_ptr<SlotMapping> mapping;
+    std::unique_ptr<FaultGuard> guard;
+  };
+
   std::unique_ptr<SlotMapping> mapping_;  // unless it is somebody else's
   std::byte* image_ = nullptr;
   bool populated_ = false;
   std::unique_ptr<FaultGuard> guard_;
   RecordAndLayout sealed_;
   std::vector<DigestedRange> ranges_;
-  std::vector<std::unique_ptr<SealedShard>> owners_;
-  ImageMap whole_;  // of an image that leaves slices out: which file has what
+  std::vector<Owner> owners_;
+  std::optional<WholeImage> together_;  // while owners are added
+  ImageMap whole_;                      // of an image that leaves slices out: which file has what
 };
 
 }  // namespace holdfast::client

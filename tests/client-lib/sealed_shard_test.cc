@@ -96,9 +96,7 @@ TEST(SealedShard, WhatItsFileLeavesOutIsReadInItsOwnersFile) {
   auto shard = mine.Open();
   ASSERT_TRUE(shard.ok()) << shard.status().ToString();
   ASSERT_EQ((*shard)->Owners(), std::vector<Rank>{0});
-  std::vector<std::unique_ptr<SealedShard>> owners;
-  owners.push_back(*other.Open());
-  const Status complete = (*shard)->Complete(std::move(owners));
+  const Status complete = (*shard)->AddOwner(other.source, other.descriptors, other.expected);
   ASSERT_TRUE(complete.ok()) << complete.ToString();
   const Layout& layout = mine.sample.layout;
   EXPECT_EQ((*shard)->layout(), layout);
@@ -146,14 +144,45 @@ TEST(SealedShard, AnOwnerThatDoesNotHaveItMakesTheCopyBad) {
     spoil(other);
     other.Put();
     auto shard = mine.Open();
-    auto owner = other.Open();
-    ASSERT_TRUE(shard.ok() && owner.ok()) << what << owner.status().ToString();
-    std::vector<std::unique_ptr<SealedShard>> owners;
-    owners.push_back(*std::move(owner));
-    const Status complete = (*shard)->Complete(std::move(owners));
+    ASSERT_TRUE(shard.ok()) << what << shard.status().ToString();
+    const Status complete = (*shard)->AddOwner(other.source, other.descriptors, other.expected);
     EXPECT_EQ(complete.code(), Code::kCorrupt) << what;
     EXPECT_NE(complete.message().find("rank 0"), std::string::npos) << complete.ToString();
   }
+}
+
+// Each of these files is a mapping of its own: a process that looks at some dozens of shards of
+// hundreds of replicas each must not run out of guards.
+TEST(SealedShard, ThereAreGuardsForTheFilesOfManyReplicas) {
+  char memory = 0;
+  std::vector<std::unique_ptr<FaultGuard>> others;
+  while (others.size() < 64 * 512) {
+    others.push_back(std::make_unique<FaultGuard>(&memory, 1));
+  }
+  const SharedCopy mine(1);
+  const SharedCopy other(0);
+  const auto shard = mine.Open();
+  ASSERT_TRUE(shard.ok()) << shard.status().ToString();
+  const Status complete = (*shard)->AddOwner(other.source, other.descriptors, other.expected);
+  EXPECT_TRUE(complete.ok()) << complete.ToString();
+}
+
+// A file of an owner's that is cut while it is looked at is noticed as the shard's own is.
+TEST(SealedShard, AnOwnersFileThatIsCutShortIsNoticed) {
+  const SharedCopy mine(1);
+  const SharedCopy other(0);
+  const auto shard = mine.Open();
+  ASSERT_TRUE(shard.ok()) << shard.status().ToString();
+  ASSERT_TRUE((*shard)->AddOwner(other.source, other.descriptors, other.expected).ok());
+  ASSERT_EQ(::ftruncate(other.descriptors[0].get(), 0), 0);
+  EXPECT_FALSE((*shard)->faulted());
+  for (size_t i = 0; i < mine.sample.layout.slices.size(); ++i) {
+    if (mine.sample.layout.slices[i].bytes > 0) {
+      const volatile std::byte* const bytes = (*shard)->SliceBytes(i);
+      static_cast<void>(bytes[0]);
+    }
+  }
+  EXPECT_TRUE((*shard)->faulted());
 }
 
 TEST(SealedShard, OnlyTheRemoteTierHasFilesThatLeaveSlicesOut) {

@@ -319,6 +319,56 @@ TEST_F(ClusterRemovalTest, WhatCannotBeRemovedIsTriedAgainAndSaid) {
   ExpectNothingLeft({"a", "b", "c"});
 }
 
+// A node that nobody could tell was about to write there: its flush made the directory again.
+class LateFlushTest : public ClusterRemovalTest {
+ protected:
+  void SetUp() override {
+    SaveTen();
+    late_ = *w.remote().copies.begin();
+    ASSERT_TRUE(Remove("c").ok());
+    ExpectNothingLeft({"a", "b", "c"});
+  }
+  // The next job has been opened since.
+  void FlushLate() {
+    const JobUuid removed = late_.first.job;
+    w.remote().jobs[removed] = {"job", 1000, 1000};
+    w.remote().copies.insert(late_);
+    // As the directory: it is one job's.
+    for (const char* node : {"a", "b", "c"}) {
+      w[node].fail = [this, removed](const Action& action) {
+        const auto* flush = std::get_if<FlushShard>(&action);
+        const bool theirs = flush != nullptr && flush->to == TierKind::kRemote &&
+                            flush->key.id.job != removed && w.remote().jobs.count(removed) > 0;
+        return theirs ? absl::FailedPreconditionError("it belongs to another run")
+                      : absl::OkStatus();
+      };
+    }
+  }
+  std::pair<ShardId, DurableCopy> late_;
+};
+
+TEST_F(LateFlushTest, WhatItMadeIsRemovedWhenTheNextJobMeetsIt) {
+  TestClient theirs = w["b"].Connect(200, 2000);
+  ASSERT_TRUE(theirs.Join("job", 0, 1));
+  FlushLate();
+  ASSERT_TRUE(theirs.Save(1));
+  EXPECT_TRUE(theirs.Committed(1));
+  w.Advance(seconds(120));
+  EXPECT_EQ(w.remote().jobs.count(late_.first.job), 0u);
+  EXPECT_EQ(w.remote().Whole(1), std::vector<Step>{1});
+}
+
+TEST_F(LateFlushTest, OrIsRemovedItself) {
+  TestClient theirs = w["b"].Connect(200, 1000);
+  ASSERT_TRUE(theirs.Join("job", 0, 1));
+  FlushLate();
+  w["b"].Kill(theirs);
+  w.Run();
+  ASSERT_TRUE(Remove("a").ok());
+  w.Advance(seconds(1));
+  ExpectNothingLeft({"a", "b", "c"});
+}
+
 // Nobody lets go before all have agreed on it.
 TEST_F(ClusterRemovalTest, NothingGoesBeforeItIsAgreedOn) {
   SaveTen();

@@ -41,12 +41,7 @@ class ReadingCopy : public CopyStore::Reading {
       }
     }
     if (absl::IsUnimplemented(file.status())) {
-      file = store_.env.Open(info_.location, OpenMode::kRead, {.no_symlink = true});
-    }
-    if (absl::IsNotFound(file.status())) {
-      HF_RETURN_IF_ERROR(store_.CheckMount());
-      return absl::DataLossError(
-          absl::StrCat("'", info_.location, "': the image is gone, its record is there"));
+      file = store_.OpenImage(info_.location);
     }
     HF_RETURN_IF_ERROR(file.status());
     image_ = *std::move(file);
@@ -70,6 +65,7 @@ class ReadingCopy : public CopyStore::Reading {
     return file;
   }
   File& image() override { return *image_; }
+  std::unique_ptr<File> TakeImage() override { return std::move(image_); }
   uint32_t alignment() const override { return alignment_; }
   bool direct() const override { return alignment_ != 1; }
 
@@ -106,6 +102,17 @@ absl::Status CheckIsWhole(const std::string& path, const ShardRecord& record) {
   }
   return absl::DataLossError(absl::StrCat(
       "'", path, "': it is of an image that leaves slices out, as only the remote tier has them"));
+}
+
+absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::OpenImage(const std::string& path) {
+  absl::StatusOr<std::unique_ptr<File>> file =
+      env.Open(path, OpenMode::kRead, {.no_symlink = true});
+  if (absl::IsNotFound(file.status())) {
+    HF_RETURN_IF_ERROR(CheckMount());
+    return absl::DataLossError(
+        absl::StrCat("'", path, "': the image is gone, its record is there"));
+  }
+  return file;
 }
 
 absl::StatusOr<ShardRecord> CheckRecordFile(const std::string& path, std::string_view bytes,
@@ -200,6 +207,19 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::OpenCopy(
     return reading;
   }
   return impl_->SinceMounted(reading.status());
+}
+
+absl::StatusOr<std::unique_ptr<File>> CopyStore::OpenImage(const CopyName& name,
+                                                           uint64_t image_bytes) {
+  const std::string path = impl_->ImagePath(name);
+  absl::StatusOr<std::unique_ptr<File>> file = impl_->OpenImage(path);
+  absl::StatusOr<FileInfo> info = file.ok() ? (*file)->Info() : file.status();
+  absl::Status status =
+      info.ok() ? CheckImageLength(path, info->bytes, image_bytes) : info.status();
+  if (!status.ok()) {
+    return impl_->SinceMounted(AsOfCopy(status));
+  }
+  return file;
 }
 
 }  // namespace holdfast

@@ -9,6 +9,8 @@
 namespace holdfast {
 namespace {
 
+constexpr int kTriesMax = 8;  // to find nothing in a job's directory that others write to
+
 void Add(const RemovalReport& part, RemovalReport& sum) {
   sum.copies += part.copies;
   sum.bytes_freed += part.bytes_freed;
@@ -71,25 +73,11 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName&
   return report;
 }
 
-// Whether an intent of any node names the temporary file: else nobody will ever remove it.
+// Whether an intent of this node names the temporary file: else nobody will ever remove it.
 absl::StatusOr<bool> CopyStore::Impl::HasIntent(std::string_view temporary_name) {
   constexpr size_t kTailBytes = 32 + 4;  // "<unique>.tmp"
   const std::string_view unique = temporary_name.substr(temporary_name.size() - kTailBytes, 32);
-  std::vector<std::string> directories = {intents_dir};
-  if (remote()) {
-    const std::string nodes = ParentDirectory(home);
-    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(nodes, kDirectoryNamesMax));
-    for (const std::string& node : names) {
-      directories.push_back(JoinPath(JoinPath(nodes, node), "intents"));
-    }
-  }
-  for (const std::string& directory : directories) {
-    HF_ASSIGN_OR_RETURN(const bool there, Exists(JoinPath(directory, IntentFileName(unique))));
-    if (there) {
-      return true;
-    }
-  }
-  return false;
+  return Exists(JoinPath(intents_dir, IntentFileName(unique)));
 }
 
 absl::StatusOr<CopyName> CopyStore::Impl::FindWorldSize(const CopyName& name) {
@@ -185,7 +173,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
       const std::string path = JoinPath(directory, file_name);
       const bool unfinished =
           ParseStepFileName(options.kind, file_name).role == StepFileRole::kTemporary;
-      if (unfinished && report.unfinished.empty()) {
+      if (unfinished && !remote() && report.unfinished.empty()) {
         HF_ASSIGN_OR_RETURN(const bool somebodys, HasIntent(file_name));
         report.unfinished = somebodys ? path : "";
       }
@@ -199,44 +187,74 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
   return report;
 }
 
+// Of a job that goes whole, in a remote directory, also what any node was writing: it may have
+// died, and if it has not it finds nothing to give a name to. (NVMe's are this process's own, which
+// is about to end them.) Whether there was anything of ours, of whatever kind.
+absl::StatusOr<bool> CopyStore::Impl::RemoveTemporaries(const std::string& directory) {
+  const absl::StatusOr<std::vector<std::string>> files = env.List(directory, kStepNamesMax);
+  if (!files.ok()) {
+    const bool none = absl::IsNotFound(files.status()) ||
+                      absl::IsFailedPrecondition(files.status());  // no directory
+    return none ? absl::StatusOr<bool>(false) : files.status();
+  }
+  bool any = false;
+  for (const std::string& file : *files) {
+    const StepFileRole role = ParseStepFileName(options.kind, file).role;
+    if (role == StepFileRole::kTemporary && remote()) {
+      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, file)));
+    }
+    any = any || (role != StepFileRole::kUnknown && (role != StepFileRole::kTemporary || remote()));
+  }
+  return any;
+}
+
+// One look at all steps, and the removal of what is there. False: there was nothing of ours.
+absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std::string& job_name,
+                                                  RemovalReport& report) {
+  const std::string directory = JobDirectory(job_name);
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                      env.List(directory, kDirectoryNamesMax));
+  report.left_alone.clear();
+  bool any = false;
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(directory, name);
+    if (const auto id = ParseStepDirectoryName(name)) {
+      HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+      HF_ASSIGN_OR_RETURN(const bool holds, RemoveTemporaries(path));
+      any = any || holds;
+      const auto part = RemoveCheckpoint({job, job_name, *id});
+      if (part.ok()) {
+        Add(*part, report);
+      } else if (absl::IsFailedPrecondition(part.status())) {
+        report.left_alone.push_back({path, Message(part.status())});
+      } else if (!absl::IsNotFound(part.status())) {
+        return part.status();
+      }
+    } else if (remote() && ParseTemporaryName(name).has_value()) {
+      any = true;  // of a claim, or of a JOB: whoever makes it begins anew
+      HF_RETURN_IF_ERROR(RemoveIfThere(path));
+    } else if (name != kJobFileName && !(remote() && (ParseClaimName(name).has_value() ||
+                                                      ParseRemovedName(name).has_value()))) {
+      report.left_alone.push_back({path, "not a name of ours"});
+    }
+  }
+  // Of what is ours somebody must be able to say whose it is.
+  if (!report.unfinished.empty()) {
+    // (Of these files, not of the file system: Unavailable says that.)
+    return absl::AbortedError(absl::StrCat("remove '", directory, "': '", report.unfinished,
+                                           "' is still being written; try again"));
+  }
+  return any;
+}
+
 absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
                                                          const std::string& job_name) {
   HF_RETURN_IF_ERROR(CheckJobName(job_name));
   HF_RETURN_IF_ERROR(Prepare());
   HF_RETURN_IF_ERROR(CheckMount());
   SweepIfNeeded();
-  HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+  HF_ASSIGN_OR_RETURN(const JobIdentity identity, CheckJobIs(job, job_name));
   const std::string directory = JobDirectory(job_name);
-  HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                      env.List(directory, kDirectoryNamesMax));
-  // 1. The steps.
-  RemovalReport report;
-  std::vector<std::string> claim_names;
-  for (const std::string& name : names) {
-    if (const auto id = ParseStepDirectoryName(name)) {
-      const auto part = RemoveCheckpoint({job, job_name, *id});
-      if (part.ok()) {
-        Add(*part, report);
-      } else if (absl::IsFailedPrecondition(part.status())) {
-        report.left_alone.push_back({JoinPath(directory, name), Message(part.status())});
-      } else if (!absl::IsNotFound(part.status())) {
-        return part.status();
-      }
-    } else if (remote() && ParseClaimName(name).has_value()) {
-      claim_names.push_back(name);
-    } else if (name != kJobFileName) {
-      report.left_alone.push_back({JoinPath(directory, name), "not a name of ours"});
-    }
-  }
-  // 2. Of what is ours somebody must be able to say whose it is.
-  if (!report.unfinished.empty()) {
-    // (Of these files, not of the file system: Unavailable says that.)
-    return absl::AbortedError(absl::StrCat(
-        "remove '", directory, "': '", report.unfinished,
-        "' is still being written, or was left by another node, which removes it when it starts; "
-        "try again, or remove it by hand if that node is gone for good"));
-  }
-  // 3. Claims, then JOB, then the directory; JOB says for how long it is this job's.
   Intent intent;
   intent.kind = IntentKind::kRemoveJob;
   intent.unique = NewUnique();
@@ -245,15 +263,49 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
   LiveIntent live_intent(*this, intent);
   HF_RETURN_IF_ERROR(live_intent.Write());
   ForgetJob(job_name);
+  RemovalReport report;
+  // 1. The mark, for whoever else writes there; then the steps, until a look that began with the
+  // mark there finds nothing. What is made after that is given up by who made it.
+  const auto empty = [&]() -> absl::Status {
+    for (int tries = 0; tries < kTriesMax; ++tries) {
+      bool marked = !remote();
+      if (remote()) {
+        HF_ASSIGN_OR_RETURN(const bool made,
+                            PublishOnce(directory, RemovedName(job), intent.unique,
+                                        EncodeJobFile(identity), kKeepOwner, identity.gid));
+        marked = !made;
+      }
+      HF_ASSIGN_OR_RETURN(const bool any, RemoveSteps(job, job_name, report));
+      if (marked && !any) {
+        return absl::OkStatus();
+      }
+    }
+    return absl::AbortedError(absl::StrCat("remove '", directory, "': it is written to as fast as ",
+                                           "it is emptied; try again"));
+  };
+  // 2. Claims, then JOB, then the directory; JOB says for how long it is this job's.
   const auto finish = [&]() -> absl::Status {
-    for (const std::string& claim : claim_names) {
-      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, claim)));
+    HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
+    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        env.List(directory, kDirectoryNamesMax));
+    for (const std::string& name : names) {
+      const bool stale = ParseRemovedName(name).has_value() && name != RemovedName(job);
+      if (remote() && (ParseClaimName(name).has_value() || stale)) {
+        HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, name)));
+      }
     }
     HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
     return RemoveIfThere(JoinPath(directory, kJobFileName));
   };
-  const absl::Status status = finish();
+  absl::Status status = empty();
+  if (status.ok()) {
+    status = finish();
+  }
   const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  if (absl::IsNotFound(status) && CheckJobIs(job, job_name).ok()) {
+    return absl::AbortedError(
+        absl::StrCat("remove '", directory, "': another call is at work there: ", Message(status)));
+  }
   HF_RETURN_IF_ERROR(status);
   HF_RETURN_IF_ERROR(resolved);
   return report;

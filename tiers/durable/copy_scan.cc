@@ -193,7 +193,7 @@ class Scanner {
         }
       } else if (const auto attempt = ParseClaimName(entry); attempt && store_.remote()) {
         job.claims.push_back(*attempt);
-      } else {
+      } else if (!store_.remote() || !ParseRemovedName(entry).has_value()) {
         TemporaryOrUnknown(directory, entry);
       }
     }

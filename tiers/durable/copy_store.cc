@@ -173,10 +173,14 @@ absl::Status CopyStore::Impl::MoveWithoutReplacing(const std::string& from, cons
 absl::StatusOr<bool> CopyStore::Impl::PublishOnce(const std::string& directory,
                                                   std::string_view name, std::string_view unique,
                                                   std::string_view bytes, uint32_t uid,
-                                                  uint32_t gid) {
+                                                  uint32_t gid,
+                                                  const std::function<absl::Status()>& may) {
   const std::string temporary = JoinPath(directory, TemporaryName(name, unique));
   const std::string path = JoinPath(directory, name);
   HF_RETURN_IF_ERROR(WriteNewFile(temporary, bytes, uid, gid));
+  if (may) {
+    HF_RETURN_IF_ERROR(may());
+  }
   bool links = false;
   {
     MutexLock hold(mutex);

@@ -173,6 +173,9 @@ class CopyStore : public Tier {
   };
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);
+  // The image alone, buffered, of a copy that was opened before, when its file had that many bytes.
+  // DataLoss: it is gone, or has not.
+  absl::StatusOr<std::unique_ptr<File>> OpenImage(const CopyName& name, uint64_t image_bytes);
 
   // ---- Removing ----
 
@@ -182,7 +185,8 @@ class CopyStore : public Tier {
   // has no directory. Files that are not ours stay, and the directory with them.
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
   // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Aborted
-  // when something there is still being written: claims and JOB stay, for the next try.
+  // when something there is still being written: claims and JOB stay, for the next try. Remote:
+  // what any node was writing goes, too, and cannot be published any more.
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
   // Deletes recycled files until at most `bytes` are left.
   absl::Status TrimPool(uint64_t bytes);
@@ -253,6 +257,8 @@ class CopyStore::Reading {
   // The file that has it. Aborted if it has something else by now.
   virtual absl::StatusOr<std::unique_ptr<File>> OpenRecord() = 0;
   virtual File& image() = 0;
+  // Nothing but the image is wanted any more; the Reading is of no more use.
+  virtual std::unique_ptr<File> TakeImage() = 0;
   virtual uint32_t alignment() const = 0;  // for reads of image(); 1 when it is buffered
   virtual bool direct() const = 0;
   // After the last byte: DataLoss if the file was cut or extended meanwhile. What is overwritten in

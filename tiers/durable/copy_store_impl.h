@@ -5,6 +5,7 @@
 // files a call is putting in place, taking away or putting right.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,9 +99,10 @@ struct CopyStore::Impl {
   absl::Status MoveWithoutReplacing(const std::string& from, const std::string& to);
   // A file that may exist once: written aside, then given its name. False: there is one already.
   // Durable either way. `uid` kKeepOwner: it stays the daemon's.
+  // Given up if `may` says so, asked when it is there under its temporary name.
   absl::StatusOr<bool> PublishOnce(const std::string& directory, std::string_view name,
                                    std::string_view unique, std::string_view bytes, uint32_t uid,
-                                   uint32_t gid);
+                                   uint32_t gid, const std::function<absl::Status()>& may = {});
 
   // ---- durable_home.cc: the directory itself ----
 
@@ -141,6 +143,9 @@ struct CopyStore::Impl {
   absl::StatusOr<SweepReport> SweepAll();
   void SweepOne(const std::string& name, SweepReport& report);
   void SweepIfNeeded();
+  // Whether the directory of the job's name is its own. One that was removed, or is another run's
+  // since, has nothing of it but perhaps temporaries.
+  absl::StatusOr<bool> IsStillThere(const Intent& intent);
 
   // ---- durable_jobs.cc ----
 
@@ -153,6 +158,9 @@ struct CopyStore::Impl {
   // Nothing, too, of one whose directory was removed or replaced since: it is forgotten.
   absl::StatusOr<std::optional<JobIdentity>> KnownJob(const std::string& job_name);
   void ForgetJob(const std::string& job_name);
+  // Asked when something has been made there under a temporary name, before it gets its own:
+  // FailedPrecondition, Aborted: the job's removal has begun.
+  absl::Status CheckGoesOn(const JobUuid& job, const std::string& job_name);
   absl::Status CheckClaimed(const JobUuid& job, Attempt attempt) const;
   absl::Status EnsureStepDirectory(const JobIdentity& job, const CheckpointId& id);
 
@@ -179,9 +187,13 @@ struct CopyStore::Impl {
   absl::StatusOr<CopyName> FindWorldSize(const CopyName& name);
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);
+  absl::StatusOr<std::unique_ptr<File>> OpenImage(const std::string& path);  // buffered
   absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& copy);
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
   absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
+  absl::StatusOr<bool> RemoveSteps(const JobUuid& job, const std::string& job_name,
+                                   RemovalReport& report);
+  absl::StatusOr<bool> RemoveTemporaries(const std::string& directory);
   absl::StatusOr<bool> HasIntent(std::string_view temporary_name);
   absl::StatusOr<RemovalReport> RemoveRanks(const CheckpointName& name, uint32_t world_size,
                                             std::vector<Rank> ranks, bool manifest);

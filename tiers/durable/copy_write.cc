@@ -62,6 +62,9 @@ class WritingCopy : public CopyStore::Writing {
       if (status.ok()) {
         status = OpenImage(direct);
       }
+      if (status.ok()) {
+        return store_.CheckGoesOn(job.job, job.name);
+      }
       if (!absl::IsNotFound(status) || tries == kTriesMax) {
         return status;
       }
@@ -95,7 +98,11 @@ class WritingCopy : public CopyStore::Writing {
     image_.reset();
     if (!status.ok()) {
       intent_.Resolve(standing).IgnoreError();
-      return status;
+      // What it lay in may have been removed with the job: then that is what is wrong.
+      const absl::Status going = absl::IsNotFound(status)
+                                     ? store_.CheckGoesOn(copy_.id.job, copy_.job_name)
+                                     : absl::OkStatus();
+      return going.ok() ? status : going;
     }
     intent_.Finish();
     return PublishedCopy{store_.ImagePath(name_), copy_.image_bytes, bytes.size(),
@@ -168,6 +175,7 @@ class WritingCopy : public CopyStore::Writing {
     // 3. The record: from the moment that it has its name the copy is there.
     const std::string temporary = Temporary(RecordFileName(kind, name_.id.rank, name_.world_size));
     HF_RETURN_IF_ERROR(store_.WriteNewFile(temporary, record, copy_.uid, copy_.gid));
+    HF_RETURN_IF_ERROR(store_.CheckGoesOn(copy_.id.job, copy_.job_name));
     const absl::Status named = store_.MoveWithoutReplacing(temporary, record_path);
     if (!absl::IsAlreadyExists(named)) {
       standing = Standing::kRecordInPlace;  // or perhaps, if that failed: then it is looked for

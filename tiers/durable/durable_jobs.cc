@@ -148,6 +148,25 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::CheckJobIs(const JobUuid& job,
   return there;
 }
 
+// Whoever removes the job says so first, and looks for what is there afterwards; so one of the two
+// sees the other. In this order: JOB goes before the mark does.
+absl::Status CopyStore::Impl::CheckGoesOn(const JobUuid& job, const std::string& job_name) {
+  if (!remote()) {
+    return absl::OkStatus();  // nobody else writes there
+  }
+  const std::string mark = JoinPath(JobDirectory(job_name), RemovedName(job));
+  HF_ASSIGN_OR_RETURN(const bool going, Exists(mark));
+  if (going) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", mark, "' is there: the job is being removed, and nothing more of it is written; if ",
+        "its removal was broken off, end it (ckptctl rm)"));
+  }
+  const absl::Status ours = CheckJobIs(job, job_name).status();
+  return absl::IsNotFound(ours) ? absl::AbortedError(absl::StrCat("'", JobDirectory(job_name),
+                                                                  "' was removed just now"))
+                                : ours;
+}
+
 absl::StatusOr<std::string> CopyStore::Impl::NameOf(const JobUuid& job) {
   {
     MutexLock hold(mutex);
@@ -257,8 +276,9 @@ absl::Status CopyStore::ClaimAttempt(const JobIdentity& job, Attempt attempt,
     LiveIntent live_intent(m, intent);
     HF_RETURN_IF_ERROR(live_intent.Write());
     const absl::Status status =
-        m.PublishOnce(directory, name, intent.unique, EncodeClaim(claim), kKeepOwner, job.gid)
-            .status();
+        m.PublishOnce(directory, name, intent.unique, EncodeClaim(claim), kKeepOwner, job.gid, [&] {
+           return m.CheckGoesOn(job.job, job.name);
+         }).status();
     const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
     if (absl::IsNotFound(status)) {
       m.ForgetJob(job.name);  // the directory went away: the caller may try again

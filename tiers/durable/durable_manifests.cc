@@ -82,8 +82,9 @@ absl::Status CopyStore::PublishManifest(const Manifest& manifest, bool* adopted)
   intent.checkpoint = manifest.checkpoint;
   LiveIntent live_intent(m, intent);
   HF_RETURN_IF_ERROR(live_intent.Write());
-  const absl::StatusOr<bool> made = m.PublishOnce(directory, kManifestName, intent.unique,
-                                                  EncodeManifest(manifest), job.uid, job.gid);
+  const absl::StatusOr<bool> made =
+      m.PublishOnce(directory, kManifestName, intent.unique, EncodeManifest(manifest), job.uid,
+                    job.gid, [&] { return m.CheckGoesOn(job.job, job.name); });
   if (made.ok() && *made) {
     // 3. The same for people. Without it the step is as committed.
     const std::string temporary =

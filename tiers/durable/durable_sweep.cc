@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 
@@ -85,6 +86,16 @@ void CopyStore::Impl::GiveUpReserve() {
 
 // ---- What an intent left ----
 
+absl::StatusOr<bool> CopyStore::Impl::IsStillThere(const Intent& intent) {
+  const absl::StatusOr<JobIdentity> there = ReadJobFile(intent.job_name);
+  if (there.ok() || absl::IsNotFound(there.status())) {
+    return there.ok() && there->job == intent.job;
+  }
+  // (A JOB that is damaged says nothing; nobody else can have begun anything there.)
+  return absl::IsDataLoss(there.status()) && !IsErrno(there.status()) ? absl::StatusOr<bool>(true)
+                                                                      : there.status();
+}
+
 absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing standing) {
   const std::string directory = StepDirectory(intent.job_name, intent.checkpoint);
   const ShardId id{intent.job, intent.checkpoint.attempt, intent.checkpoint.step,
@@ -97,8 +108,12 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   };
 
   // 1. Which of the final names are this intent's, and to go.
-  bool take_back = standing == Standing::kImageInPlace || standing == Standing::kRecordInPlace;
-  if (standing == Standing::kUnknown) {
+  bool still_there = false;
+  if (standing != Standing::kTemporaries) {
+    HF_ASSIGN_OR_RETURN(still_there, IsStillThere(intent));
+  }
+  bool take_back = still_there && standing != Standing::kUnknown;
+  if (still_there && standing == Standing::kUnknown) {
     HF_ASSIGN_OR_RETURN(const bool complete, Exists(record));
     const absl::StatusOr<FileInfo> there = env.Info(image);
     if (!there.ok() && !absl::IsNotFound(there.status())) {
@@ -119,7 +134,10 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
     if (standing == Standing::kRecordInPlace) {
       HF_RETURN_IF_ERROR(RemoveIfThere(record));
     }
-    HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
+    const absl::Status durable = env.SyncDirectory(directory);
+    if (!durable.ok() && !absl::IsNotFound(durable)) {
+      return durable;
+    }
     HF_RETURN_IF_ERROR(RemoveIfThere(image));
   }
   HF_RETURN_IF_ERROR(RemoveIfThere(temporary(image)));
@@ -133,6 +151,10 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
 
 absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport& report) {
   const std::string directory = StepDirectory(intent.job_name, intent.checkpoint);
+  HF_ASSIGN_OR_RETURN(const bool still_there, IsStillThere(intent));
+  if (!still_there) {
+    return absl::OkStatus();  // what lies under these names is not what was to go
+  }
   HF_ASSIGN_OR_RETURN(const bool there, Exists(directory));
   if (!there) {
     return RemoveIfEmpty(directory);  // durably gone
@@ -206,6 +228,11 @@ absl::Status CopyStore::Impl::ResolveSmallFiles(const Intent& intent) {
     case IntentKind::kManifest:
       directory = StepDirectory(intent.job_name, intent.checkpoint);
       names = {std::string(kManifestName), std::string(kManifestJsonName)};
+      break;
+    case IntentKind::kRemoveJob:
+      // The job has gone, or it goes on with what is left of it.
+      names = {RemovedName(intent.job)};
+      HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(job, names.front())));
       break;
     default:
       break;

@@ -15,6 +15,7 @@ constexpr std::string_view kRecordSuffix = ".record";
 constexpr std::string_view kIntentSuffix = ".intent";
 constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr std::string_view kClaimPrefix = "attempt-";
+constexpr std::string_view kRemovedPrefix = "REMOVED-";
 constexpr std::string_view kShardPrefix = "shard-";
 constexpr std::string_view kOf = "-of-";
 constexpr size_t kUniqueBytes = 32;
@@ -97,6 +98,19 @@ std::optional<Attempt> ParseClaimName(std::string_view name) {
     return std::nullopt;
   }
   return attempt;
+}
+
+std::string RemovedName(const JobUuid& job) {
+  return absl::StrCat(ToAbsl(kRemovedPrefix), job.ToString());
+}
+
+std::optional<JobUuid> ParseRemovedName(std::string_view name) {
+  std::string_view text = name;
+  if (!TakePrefix(text, kRemovedPrefix)) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<JobUuid> job = JobUuid::FromString(text);
+  return job.ok() && RemovedName(*job) == name ? std::optional(*job) : std::nullopt;
 }
 
 std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size) {

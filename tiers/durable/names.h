@@ -45,6 +45,9 @@ std::string StepDirectoryName(const CheckpointId& id);  // "900-a3"
 std::optional<CheckpointId> ParseStepDirectoryName(std::string_view name);
 std::string ClaimName(Attempt attempt);  // "attempt-3"
 std::optional<Attempt> ParseClaimName(std::string_view name);
+// In a remote job's directory while that job is being removed: "REMOVED-<uuid>".
+std::string RemovedName(const JobUuid& job);
+std::optional<JobUuid> ParseRemovedName(std::string_view name);
 
 // NVMe: "1.safetensors". Remote: "shard-00001-of-00004.safetensors".
 std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size);

@@ -1,7 +1,7 @@
 #include "tiers/image/kept.h"
 
 #include <algorithm>
-#include <map>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -220,6 +220,7 @@ absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
   kept.plan = plan;
   // 1. Which stay.
   std::vector<Slice> stay;
+  std::unordered_set<Rank> others;
   size_t tensor = 0;
   uint64_t data_bytes = 0;
   for (size_t i = 0; i < image.layout.slices.size(); ++i) {
@@ -231,7 +232,8 @@ absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
       }
       owner = owners[tensor++];
     }
-    const bool stays = owner == record.id.rank || slice.bytes == 0;
+    const bool stays = owner == record.id.rank || slice.bytes == 0 ||
+                       (others.size() == kOwnersMax && !others.contains(owner));
     if (kept.runs.empty() && !stays) {
       kept.runs.push_back(0);
     }
@@ -244,6 +246,7 @@ absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
       data_bytes += slice.bytes;
     } else {
       kept.owners.push_back(owner);
+      others.insert(owner);
     }
   }
   if (tensor != owners.size() || record.kept) {
@@ -280,63 +283,85 @@ std::vector<Rank> OwnersOf(const ShardRecord& record) {
   return owners;
 }
 
-absl::StatusOr<ImageMap> WholeMap(const RecordAndLayout& image,
-                                  std::span<const OwnerImage> owners) {
+WholeImage::WholeImage(const RecordAndLayout& image)
+    : image_(&image),
+      owners_(OwnersOf(image.record)),
+      ranges_(DigestedRanges(image.layout)),
+      places_(image.record.kept->owners.size()) {}
+
+absl::StatusOr<WholeImage> WholeImage::Of(const RecordAndLayout& image) {
   const ShardRecord& record = image.record;
-  const Layout& layout = image.layout;
   if (!record.kept) {
     return absl::InvalidArgumentError("put an image together: nothing of it is left out");
   }
-  // 1. Whose files they are.
-  const std::vector<Rank> ranks = OwnersOf(record);
-  if (ranks.size() != owners.size()) {
-    return absl::InvalidArgumentError("put an image together: other owners than it names");
+  WholeImage whole(image);
+  if (whole.owners_.size() > kOwnersMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "put the image of ", record.id.ToString(), " together: it lies in the files of ",
+        whole.owners_.size(), " other ranks, at most ", kOwnersMax,
+        " are read for one; whoever wrote it kept to another limit"));
   }
-  std::vector<OwnersFile> files;
-  files.reserve(owners.size());
-  std::map<Rank, uint32_t> source_of;
-  for (size_t i = 0; i < owners.size(); ++i) {
-    HF_RETURN_IF_ERROR(CheckIsOwners(record, ranks[i], owners[i]));
-    files.emplace_back(owners[i]);
-    source_of[ranks[i]] = static_cast<uint32_t>(i + 1);
-  }
-  // 2. The header, which no file has: its length is the record's, its bytes its digests' to judge.
-  if (image_internal::ImageHeaderBytes(layout.slices, record.id.rank) != record.header_bytes) {
+  // No file has its header: the length is the record's, the bytes are its digests' to judge.
+  if (image_internal::ImageHeaderBytes(image.layout.slices, record.id.rank) !=
+      record.header_bytes) {
     return absl::DataLossError(absl::StrCat("the record of ", record.id.ToString(),
                                             " has a header of ", record.header_bytes,
                                             " bytes, its slices make another"));
+  }
+  return whole;
+}
+
+absl::Status WholeImage::Add(const OwnerImage& owner) {
+  const ShardRecord& record = image_->record;
+  if (added_ == owners_.size()) {
+    return absl::InvalidArgumentError("put an image together: more owners than it names");
+  }
+  const Rank rank = owners_[added_];
+  HF_RETURN_IF_ERROR(CheckIsOwners(record, rank, owner));
+  const OwnersFile file(owner);
+  size_t tensor = 0;
+  absl::Status status;
+  ForEachSlice(*record.kept, [&](size_t i, bool stays, size_t left_out) {
+    const Slice& slice = image_->layout.slices[i];
+    const size_t place = tensor;
+    tensor += slice.kind == SliceKind::kTensor ? 1 : 0;
+    if (stays || record.kept->owners[left_out] != rank || !status.ok()) {
+      return;
+    }
+    const std::span<const uint64_t> digests(record.digests.data() + ranges_[i + 1].first_digest,
+                                            DigestBlockCount(slice.bytes));
+    const absl::StatusOr<uint64_t> there = file.Find(place, slice, digests);
+    status = there.status();
+    places_[left_out] = there.ok() ? *there : 0;
+  });
+  HF_RETURN_IF_ERROR(status);
+  ++added_;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ImageMap> WholeImage::Finish() && {
+  const ShardRecord& record = image_->record;
+  const Layout& layout = image_->layout;
+  if (added_ != owners_.size()) {
+    return absl::InvalidArgumentError("put an image together: fewer owners than it names");
   }
   ImageMap whole;
   whole.image_bytes = record.image_bytes;
   whole.header =
       image_internal::BuildImageHeader(layout.slices, record.id.rank, record.header_bytes);
-  // 3. Slice by slice.
-  const std::vector<DigestedRange> ranges = DigestedRanges(layout);
   uint64_t own = record.kept->header_bytes;
-  size_t tensor = 0;
-  absl::Status status;
   ForEachSlice(*record.kept, [&](size_t i, bool stays, size_t left_out) {
     const Slice& slice = layout.slices[i];
-    const size_t place = tensor;
-    tensor += slice.kind == SliceKind::kTensor ? 1 : 0;
-    if (!status.ok()) {
-      return;
-    }
     if (stays) {
       AddRun(slice.image_offset, slice.bytes, 0, own, whole.runs);
       own += slice.bytes;
       return;
     }
-    const uint32_t source = source_of.at(record.kept->owners[left_out]);
-    const std::span<const uint64_t> digests(record.digests.data() + ranges[i + 1].first_digest,
-                                            DigestBlockCount(slice.bytes));
-    const absl::StatusOr<uint64_t> there = files[source - 1].Find(place, slice, digests);
-    status = there.status();
-    if (there.ok()) {
-      AddRun(slice.image_offset, slice.bytes, source, *there, whole.runs);
-    }
+    const auto owner =
+        std::lower_bound(owners_.begin(), owners_.end(), record.kept->owners[left_out]);
+    AddRun(slice.image_offset, slice.bytes, static_cast<uint32_t>(owner - owners_.begin() + 1),
+           places_[left_out], whole.runs);
   });
-  HF_RETURN_IF_ERROR(status);
   return whole;
 }
 

@@ -5,10 +5,15 @@
 //   HF_ASSIGN_OR_RETURN(auto part, PlanPart(image, owners, plan));   // none: nothing is left out
 //   // write part->file.record.image_bytes bytes: part->from_whole says what lies where
 //   …
-//   HF_ASSIGN_OR_RETURN(ImageMap whole, WholeMap(image, owners_images));
-//   // read byte by byte through `whole`: own file, owners' files, and the header made anew
+//   HF_ASSIGN_OR_RETURN(WholeImage whole, WholeImage::Of(image));
+//   for (const Rank rank : whole.owners()) {
+//     // read that rank's record
+//     HF_RETURN_IF_ERROR(whole.Add({&its_image, its_path}));
+//   }
+//   HF_ASSIGN_OR_RETURN(ImageMap map, std::move(whole).Finish());
+//   // read byte by byte through `map`: own file, owners' files, and the header made anew
 //
-// Pure functions, thread-safe; the caller owns what it gets.
+// Pure functions, thread-safe; a WholeImage is for one thread. The caller owns what it gets.
 #pragma once
 
 #include <algorithm>
@@ -81,6 +86,10 @@ struct ImageMap {
 // places and digests in the file. For those who read or write the file alone.
 RecordAndLayout FileImage(const RecordAndLayout& image);
 
+// Of the files that one image is put together of, beside its own: each costs whoever reads it an
+// open file or a mapping, and each writer keeps to it.
+inline constexpr size_t kOwnersMax = 16'384;
+
 // A file that leaves slices out, planned.
 struct PartImage {
   ShardRecord record;    // what lies beside it: the shard's own, with `kept`
@@ -88,8 +97,9 @@ struct PartImage {
   ImageMap from_whole;   // of the file; source 0 is the whole image
 };
 // `image` is of a whole image. `owners`: of each of its tensor slices, in order, the rank that
-// keeps it; what the rank itself owns, its objects and what has no bytes stay. Nothing: all of it
-// stays.
+// keeps it; what the rank itself owns, its objects and what has no bytes stay. So does what more
+// than kOwnersMax other ranks have: what the first of them have, in the image's order, is left out.
+// Nothing: all of it stays.
 absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
                                                   std::span<const Rank> owners,
                                                   const LayoutHash& plan);
@@ -102,10 +112,30 @@ struct OwnerImage {
   const RecordAndLayout* image = nullptr;
   std::string name;
 };
-// The whole image of a shard whose file leaves slices out. Source 0 is its own file, source i + 1
-// that of owners[i], which are those of OwnersOf, in that order. Nothing that a record says is
-// believed: DataLoss, naming the owner's file, when that does not have what it should.
-absl::StatusOr<ImageMap> WholeMap(const RecordAndLayout& image, std::span<const OwnerImage> owners);
+// The whole image of a shard whose file leaves slices out, put together of one owner's record after
+// the other: nothing of a record is kept but where the slices lie. Nothing that one says is
+// believed.
+class WholeImage {
+ public:
+  // `image` outlives it. ResourceExhausted: more than kOwnersMax ranks have what is left out.
+  static absl::StatusOr<WholeImage> Of(const RecordAndLayout& image);
+
+  // Whose records are wanted, as OwnersOf has them.
+  const std::vector<Rank>& owners() const { return owners_; }
+  // The next one's. DataLoss, naming the owner's file, when that does not have what it should.
+  absl::Status Add(const OwnerImage& owner);
+  // All were added. Source 0 is the shard's own file, source i + 1 that of owners()[i].
+  absl::StatusOr<ImageMap> Finish() &&;
+
+ private:
+  explicit WholeImage(const RecordAndLayout& image);
+
+  const RecordAndLayout* image_;
+  std::vector<Rank> owners_;
+  std::vector<DigestedRange> ranges_;
+  std::vector<uint64_t> places_;  // of what is left out, in order: where it lies in its file
+  size_t added_ = 0;
+};
 
 namespace image_internal {
 

@@ -45,37 +45,4 @@ absl::StatusOr<FileInfo> AssembledFile::Info() {
   return info;
 }
 
-absl::Status AssembledFile::ReadOnly() const {
-  return absl::FailedPreconditionError(
-      absl::StrCat("'", path(), "' and others, read as one image: not to be written"));
-}
-
-absl::Status AssembledFile::WriteAt(uint64_t /*offset*/, std::span<const std::byte> /*data*/) {
-  return ReadOnly();
-}
-absl::Status AssembledFile::Allocate(uint64_t /*offset*/, uint64_t /*bytes*/) {
-  return ReadOnly();
-}
-absl::Status AssembledFile::Truncate(uint64_t /*bytes*/) {
-  return ReadOnly();
-}
-absl::Status AssembledFile::SyncData() {
-  return ReadOnly();
-}
-absl::Status AssembledFile::Sync() {
-  return ReadOnly();
-}
-absl::Status AssembledFile::SetOwner(uint32_t /*uid*/, uint32_t /*gid*/) {
-  return ReadOnly();
-}
-absl::Status AssembledFile::SetMode(uint32_t /*mode*/) {
-  return ReadOnly();
-}
-absl::StatusOr<DirectAlignment> AssembledFile::Alignment() {
-  return absl::UnimplementedError(absl::StrCat("'", path(), "' and others: no direct I/O"));
-}
-absl::StatusOr<bool> AssembledFile::NobodyElseHasIt() {
-  return false;
-}
-
 }  // namespace holdfast

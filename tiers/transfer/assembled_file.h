@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "base/env.h"
 #include "tiers/image/kept.h"
+#include "tiers/transfer/read_only_file.h"
 
 namespace holdfast {
 
-class AssembledFile : public File {
+class AssembledFile : public ReadOnlyFile {
  public:
   // One file for each source of the map, at least one; the first one's names this.
   AssembledFile(ImageMap map, std::vector<std::shared_ptr<File>> files);
@@ -29,20 +29,9 @@ class AssembledFile : public File {
   int fd() const override { return files_.front()->fd(); }
   const std::string& path() const override { return files_.front()->path(); }
   absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) override;
-  absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override;
-  absl::Status Allocate(uint64_t offset, uint64_t bytes) override;
-  absl::Status Truncate(uint64_t bytes) override;
-  absl::Status SyncData() override;
-  absl::Status Sync() override;
   absl::StatusOr<FileInfo> Info() override;  // the first one's, as long as the image
-  absl::Status SetOwner(uint32_t uid, uint32_t gid) override;
-  absl::Status SetMode(uint32_t mode) override;
-  absl::StatusOr<DirectAlignment> Alignment() override;
-  absl::StatusOr<bool> NobodyElseHasIt() override;
 
  private:
-  absl::Status ReadOnly() const;
-
   const ImageMap map_;
   const std::vector<std::shared_ptr<File>> files_;
 };

@@ -128,7 +128,8 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   WholeCopy whole;
   if (image->record.kept) {
     const TransferControl::Call call(operation.control().get(), "open copies in", place.dir());
-    absl::StatusOr<WholeCopy> opened = OpenWhole(**store, action.key, reading, *image);
+    absl::StatusOr<WholeCopy> opened =
+        OpenWhole(*store, action.key, reading, *image, *operation.control());
     if (!opened.ok()) {
       Judge(*context, place, opened.status());
       return FetchFailed(action, opened.status(), IsCopysFault(opened.status(), TierKind::kRemote));

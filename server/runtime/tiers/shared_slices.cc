@@ -1,6 +1,7 @@
 #include "server/runtime/tiers/shared_slices.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "base/status.h"
 #include "server/runtime/tiers/operation_parts.h"
 #include "tiers/transfer/assembled_file.h"
+#include "tiers/transfer/read_only_file.h"
 
 namespace holdfast {
 namespace {
@@ -94,54 +96,148 @@ std::optional<PartImage> PartOf(SliceOwners& owners, const FlushShard& action,
   return *std::move(part);
 }
 
-absl::Status WholeCopy::Confirm() {
-  for (const std::shared_ptr<CopyStore::Reading>& owner : owners) {
-    HF_RETURN_IF_ERROR(owner->Confirm());
+// ---- Put together ----
+
+// An owner's image: it is opened when it is read.
+class OwnerFile : public ReadOnlyFile {
+ public:
+  OwnerFile(std::shared_ptr<OwnersFiles> all, Rank of, std::string path, uint64_t long_bytes)
+      : rank(of), bytes(long_bytes), all_(std::move(all)), path_(std::move(path)) {}
+
+  int fd() const override { return -1; }  // none that stays the same
+  const std::string& path() const override { return path_; }
+  absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) override;
+  absl::StatusOr<FileInfo> Info() override;
+
+  const Rank rank;
+  const uint64_t bytes;
+
+ private:
+  const std::shared_ptr<OwnersFiles> all_;
+  const std::string path_;
+};
+
+// Those of the files of one image that are open. Thread-safe; nothing is held while it opens.
+class OwnersFiles {
+ public:
+  OwnersFiles(std::shared_ptr<CopyStore> store, const CopyKey& key)
+      : store_(std::move(store)), key_(key) {}
+
+  CopyName NameOf(Rank rank) const {
+    ShardId id = key_.id;
+    id.rank = rank;
+    return {id, key_.job_name, key_.world_size};
   }
-  return absl::OkStatus();
+
+  absl::StatusOr<std::shared_ptr<File>> Open(const OwnerFile& owner) EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      const auto it = std::find_if(open_.begin(), open_.end(),
+                                   [&](const Opened& opened) { return opened.rank == owner.rank; });
+      if (it != open_.end()) {
+        open_.splice(open_.begin(), open_, it);
+        return it->file;
+      }
+    }
+    HF_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
+                        store_->OpenImage(NameOf(owner.rank), owner.bytes));
+    std::shared_ptr<File> opened = std::move(file);
+    Keep(owner.rank, owner.bytes, opened);
+    return opened;
+  }
+
+  void Keep(Rank rank, uint64_t bytes, std::shared_ptr<File> file) EXCLUDES(mutex_) {
+    std::list<Opened> closed;  // where no lock is held: on some mounts that takes its time
+    MutexLock lock(mutex_);
+    open_.push_front({rank, bytes, std::move(file)});
+    while (open_.size() > kOwnersOpenMax) {
+      closed.splice(closed.begin(), open_, std::prev(open_.end()));
+    }
+  }
+
+  absl::Status Confirm() EXCLUDES(mutex_) {
+    std::list<Opened> open;
+    {
+      MutexLock lock(mutex_);
+      open = open_;
+    }
+    for (const Opened& opened : open) {
+      HF_ASSIGN_OR_RETURN(const FileInfo now, opened.file->Info());
+      if (now.bytes != opened.bytes) {
+        return absl::DataLossError(absl::StrCat("'", opened.file->path(), "': it has ", now.bytes,
+                                                " bytes instead of ", opened.bytes));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Opened {
+    Rank rank = 0;
+    uint64_t bytes = 0;
+    std::shared_ptr<File> file;
+  };
+  const std::shared_ptr<CopyStore> store_;
+  const CopyKey key_;
+  Mutex mutex_;
+  std::list<Opened> open_ GUARDED_BY(mutex_);  // the one that was read last comes first
+};
+
+absl::Status OwnerFile::ReadAt(uint64_t offset, std::span<std::byte> out) {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<File> file, all_->Open(*this));
+  return file->ReadAt(offset, out);
 }
 
-absl::StatusOr<WholeCopy> OpenWhole(CopyStore& store, const CopyKey& key,
+absl::StatusOr<FileInfo> OwnerFile::Info() {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<File> file, all_->Open(*this));
+  return file->Info();
+}
+
+absl::Status WholeCopy::Confirm() {
+  return owners != nullptr ? owners->Confirm() : absl::OkStatus();
+}
+
+absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, const CopyKey& key,
                                     std::shared_ptr<CopyStore::Reading> reading,
-                                    const RecordAndLayout& image) {
+                                    const RecordAndLayout& image, TransferControl& control) {
+  HF_ASSIGN_OR_RETURN(WholeImage together, WholeImage::Of(image));
   WholeCopy whole;
+  whole.owners = std::make_shared<OwnersFiles>(store, key);
   // 1. The manifest, read once for all.
   CopyStore::ReadOptions options;
   absl::StatusOr<Manifest> manifest =
-      store.ReadManifest({key.id.job, key.job_name, key.id.checkpoint()});
+      store->ReadManifest({key.id.job, key.job_name, key.id.checkpoint()});
   if (manifest.ok()) {
     options.manifest = std::make_shared<const Manifest>(*std::move(manifest));
   }  // else each OpenCopy finds by itself what that means
-  // 2. The owners' copies.
+  // 2. The owners' copies, one record at a time.
   std::vector<std::shared_ptr<File>> files = {ImageOf(std::move(reading))};
-  std::vector<RecordAndLayout> images;
-  const std::vector<Rank> ranks = OwnersOf(image.record);
-  images.reserve(ranks.size());
-  std::vector<OwnerImage> owners;
-  for (const Rank rank : ranks) {
-    ShardId id = key.id;
-    id.rank = rank;
+  for (const Rank rank : together.owners()) {
+    if (control.cancelled()) {
+      return Cancelled("reading what other ranks' files have");
+    }
+    control.Touch();
     const auto needed = [&](const absl::Status& status) {
       return Annotate(
           status, absl::StrCat("rank ", rank, "'s file, which has slices of rank ", key.id.rank));
     };
     absl::StatusOr<std::unique_ptr<CopyStore::Reading>> opened =
-        store.OpenCopy({id, key.job_name, key.world_size}, options);
+        store->OpenCopy(whole.owners->NameOf(rank), options);
     if (!opened.ok()) {
       return needed(opened.status());
     }
-    whole.owners.push_back(*std::move(opened));
-    absl::StatusOr<RecordAndLayout> read =
-        DecodeRecordAndLayout(whole.owners.back()->record_file());
+    const absl::StatusOr<RecordAndLayout> read = DecodeRecordAndLayout((*opened)->record_file());
     if (!read.ok()) {
       return needed(read.status());
     }
-    images.push_back(*std::move(read));
-    owners.push_back({&images.back(), whole.owners.back()->info().location});
-    files.push_back(ImageOf(whole.owners.back()));
+    const std::string path = (*opened)->info().location;
+    HF_RETURN_IF_ERROR(together.Add({&*read, path}));
+    const uint64_t bytes = FileBytes(read->record);
+    files.push_back(std::make_shared<OwnerFile>(whole.owners, rank, path, bytes));
+    whole.owners->Keep(rank, bytes, (*opened)->TakeImage());
   }
   // 3. What lies where.
-  HF_ASSIGN_OR_RETURN(ImageMap map, WholeMap(image, owners));
+  HF_ASSIGN_OR_RETURN(ImageMap map, std::move(together).Finish());
   const auto file = std::make_shared<AssembledFile>(std::move(map), std::move(files));
   whole.path_at = [file](uint64_t offset) { return file->PathAt(offset); };
   whole.file = file;

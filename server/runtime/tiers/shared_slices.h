@@ -17,6 +17,7 @@
 #include "server/events.h"
 #include "tiers/durable/copy_store.h"
 #include "tiers/image/kept.h"
+#include "tiers/transfer/transfer_control.h"
 
 namespace holdfast {
 
@@ -47,17 +48,25 @@ class SliceOwners {
 std::optional<PartImage> PartOf(SliceOwners& owners, const FlushShard& action,
                                 const RecordAndLayout& image);
 
-// A shard whose file leaves slices out, put together: what is read, and what must stay open.
+// Of the owners' files of one image so many are open at a time, and one more for each thread that
+// reads; which of the others is read is opened again.
+inline constexpr size_t kOwnersOpenMax = 64;
+
+class OwnersFiles;
+
+// A shard whose file leaves slices out, put together: what is read.
 struct WholeCopy {
   std::shared_ptr<File> file;  // of the whole image
   std::function<std::string(uint64_t)> path_at;
-  std::vector<std::shared_ptr<CopyStore::Reading>> owners;
-  absl::Status Confirm();  // of the owners, after the last byte
+  std::shared_ptr<OwnersFiles> owners;
+  // After the last byte, of the owners' files that are still open. (What was read of the others was
+  // compared with its digests.)
+  absl::Status Confirm();
 };
 // `image` is of `reading`. The status is of the first file that is gone, bad, or does not have what
-// it should, and names it.
-absl::StatusOr<WholeCopy> OpenWhole(CopyStore& store, const CopyKey& key,
+// it should, and names it. Of an owner's record nothing is kept. `control` hears of each.
+absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, const CopyKey& key,
                                     std::shared_ptr<CopyStore::Reading> reading,
-                                    const RecordAndLayout& image);
+                                    const RecordAndLayout& image, TransferControl& control);
 
 }  // namespace holdfast

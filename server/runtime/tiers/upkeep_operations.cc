@@ -67,8 +67,8 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   if (image->record.kept) {
     // What other files have of it is verified with those; here, that they say so.
     const absl::Status whole =
-        OpenWhole(**store, {shard.copy.id, shard.copy.job_name, shard.copy.world_size},
-                  *std::move(reading), *image)
+        OpenWhole(*store, {shard.copy.id, shard.copy.job_name, shard.copy.world_size},
+                  *std::move(reading), *image, *operation.control())
             .status();
     if (!whole.ok()) {
       return judged(whole);

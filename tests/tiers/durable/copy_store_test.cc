@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <functional>
 #include <span>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tests/tiers/durable/durable_harness.h"
+#include "tiers/durable/names.h"
+#include "tiers/durable/small_files.h"
 #include "tiers/image/kept.h"
 
 namespace holdfast {
@@ -521,22 +524,14 @@ TEST_P(CopyStoreTest, WhatAVanishedMountHoldsIsPutRightWhenItIsBack) {
   EXPECT_THAT(harness_.Leftovers(), IsEmpty());
 }
 
-// As long as another writes there, JOB says whose it is.
+// As long as something is being written there, JOB says whose it is.
 TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
-  CopyStore::Options options = harness_.options();
-  options.node_name = "node-2";
-  std::unique_ptr<CopyStore> other;
-  CopyStore* writer = &store();
   if (remote()) {
-    auto opened = CopyStore::Open(options);
-    ASSERT_TRUE(opened.ok());
-    other = *std::move(opened);
-    writer = other.get();
-    ASSERT_TRUE(writer->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    return;  // there nobody waits for a node that may never come back (below)
   }
   Publish(SampleShard(900, 0, 2));
   const SampleImage sample = SampleShard(900, 1, 2);
-  auto writing = writer->Begin(NewCopyOfShard(sample));
+  auto writing = store().Begin(NewCopyOfShard(sample));
   ASSERT_TRUE(writing.ok()) << ToString(writing.status());
   ASSERT_TRUE(WriteShard(**writing, sample).ok());
   const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
@@ -548,10 +543,10 @@ TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
   EXPECT_TRUE(CheckShard(store(), sample).ok());
   EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
   EXPECT_TRUE(absl::IsNotFound(store().FindJob("demo").status()));
-  // A temporary that no intent names will never be anything: it holds up nobody.
-  writing->reset();
-  other.reset();
-  Restart();
+}
+
+// A temporary that no intent names will never be anything: it holds up nobody.
+TEST_P(CopyStoreTest, ATemporaryWithoutAnIntentHoldsUpNoRemoval) {
   Publish(SampleShard(900, 0, 2));
   ASSERT_TRUE(
       Overwrite(env(),
@@ -559,6 +554,254 @@ TEST_P(CopyStoreTest, AJobsDirectoryKeepsItsNameWhileSomethingOfItIsLeft) {
                 "whose?")
           .ok());
   EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+}
+
+// Nodes that share a remote directory.
+class SharedDirectoryTest : public CopyStoreTest {
+ protected:
+  std::unique_ptr<CopyStore> OtherNode(const std::string& name = "node-2") {
+    CopyStore::Options options = harness_.options();
+    options.node_name = name;
+    auto opened = CopyStore::Open(options);
+    EXPECT_TRUE(opened.ok()) << ToString(opened.status());
+    return *std::move(opened);
+  }
+  std::string JobDir() const { return harness_.dir() + "/demo"; }
+  // What `meanwhile` does while the removal of the job has stopped before a call.
+  absl::Status RemovedWhile(const std::string& call, const std::function<void()>& meanwhile) {
+    absl::Status removed;
+    env().StallMatching(call);
+    std::thread remover([&] { removed = store().RemoveJob(SampleJob().job, "demo").status(); });
+    EXPECT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60))) << call;
+    meanwhile();
+    env().ReleaseStalled(call);
+    remover.join();
+    return removed;
+  }
+  static JobIdentity NextJob() {
+    JobIdentity next = SampleJob();
+    next.job = OtherUuid();
+    return next;
+  }
+  static SampleImage ShardOfNext(Step step, Rank rank, uint32_t world_size) {
+    const SampleImage sample = SampleShard(step, rank, world_size);
+    ShardRecord identity = SampleRecord();
+    identity.id = sample.record.id;
+    identity.id.job = OtherUuid();
+    identity.world_size = world_size;
+    return MakeSampleImage({Whole("other", DType::kU8, {100})}, identity);
+  }
+  void WriteIntent(const std::string& node, const Intent& intent) {
+    const std::string path =
+        harness_.dir() + "/.holdfast/nodes/" + node + "/intents/" + IntentFileName(intent.unique);
+    ASSERT_TRUE(Overwrite(env(), path, EncodeIntent(intent)).ok());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Remote, SharedDirectoryTest, testing::Values(DurableKind::kRemote),
+                         [](const auto&) { return "Remote"; });
+
+// A flush that was asked for before, on a node that nobody could tell: whatever it is about to make
+// when the steps were looked through, nothing of it stays.
+TEST_P(SharedDirectoryTest, WhatBeginsWhileTheJobIsRemovedComesToNothing) {
+  const auto other = OtherNode();
+  ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  const std::vector<SampleImage> samples = {SampleShard(900, 0, 1)};
+  for (const std::string& call :
+       {"unlink " + JobDir() + "/attempt-3", "unlink " + JobDir() + "/JOB"}) {
+    Publish(samples[0]);
+    const absl::Status removed = RemovedWhile(call, [&] {
+      const absl::Status begun = other->Begin(NewCopyOfShard(SampleShard(901, 0, 1))).status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(begun)) << call << ToString(begun);
+      EXPECT_THAT(Message(begun), HasSubstr("REMOVED-"));
+      const absl::Status claimed = other->ClaimAttempt(SampleJob(), 4, "opening 2");
+      EXPECT_TRUE(absl::IsFailedPrecondition(claimed)) << call << ToString(claimed);
+    });
+    EXPECT_TRUE(removed.ok()) << call << ToString(removed);
+    EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status())) << call;
+    EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+    ASSERT_TRUE(store().ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  }
+}
+
+TEST_P(SharedDirectoryTest, AManifestOfAJobThatIsRemovedIsNone) {
+  const auto other = OtherNode();
+  ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  const SampleImage sample = SampleShard(900, 0, 1);
+  const auto copy = PublishShard(store(), sample);
+  ASSERT_TRUE(copy.ok());
+  absl::Status committed;
+  const absl::Status removed = RemovedWhile("unlink " + JobDir() + "/900-a3/shard", [&] {
+    committed = other->PublishManifest(ManifestOf({sample}, {*copy}));
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(committed)) << ToString(committed);
+  EXPECT_TRUE(removed.ok()) << ToString(removed);
+  EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+}
+
+// What was made amid the removal is looked for again.
+TEST_P(SharedDirectoryTest, AStepThatWasPassedAlreadyIsLookedAtAgain) {
+  const auto other = OtherNode();
+  ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  Publish(SampleShard(900, 0, 1));
+  Publish(SampleShard(901, 0, 1));
+  const SampleImage late = SampleShard(899, 0, 1);
+  const absl::Status removed = RemovedWhile("unlink " + JobDir() + "/901-a3/shard", [&] {
+    // (As one would have made it who looked for the mark just before it was there.)
+    ASSERT_TRUE(env().CreateDirectory(JobDir() + "/899-a3", 0750).ok());
+    ASSERT_TRUE(
+        Overwrite(env(), JobDir() + "/899-a3/shard-00000-of-00001.safetensors", late.image).ok());
+  });
+  EXPECT_TRUE(removed.ok()) << ToString(removed);
+  EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+}
+
+// A node died in the middle of a flush, and is never seen again.
+TEST_P(SharedDirectoryTest, WhatADeadNodeLeftHoldsUpNoRemovalOfTheJob) {
+  const auto dead = OtherNode();
+  ASSERT_TRUE(dead->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  Publish(SampleShard(900, 0, 2));
+  const SampleImage sample = SampleShard(900, 1, 2);
+  auto writing = dead->Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  const auto removed = store().RemoveJob(SampleJob().job, "demo");
+  ASSERT_TRUE(removed.ok()) << ToString(removed.status());
+  EXPECT_THAT(removed->left_alone, IsEmpty());
+  EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+  // And is seen again all the same, a slow machine: what it had begun comes to nothing, and what
+  // another run has there by now is not touched.
+  ASSERT_TRUE(store().ClaimAttempt(NextJob(), 3, "opening 1").ok());
+  const SampleImage theirs = ShardOfNext(900, 1, 2);
+  Publish(theirs);
+  EXPECT_FALSE((*writing)->Publish(sample.record_file).ok());
+  writing->reset();
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  EXPECT_TRUE(CheckShard(store(), theirs).ok());
+}
+
+// It goes on in the middle of its publication, whichever call it had come to.
+TEST_P(SharedDirectoryTest, WhoComesBackAmidAPublicationFindsNothingToGiveANameTo) {
+  const std::string stem = JobDir() + "/900-a3/";
+  const std::string image = stem + ".shard-00001-of-00002.safetensors";
+  const std::string record = stem + ".shard-00001-of-00002.record";
+  const std::string calls[] = {"fdatasync " + image, "rename " + image, "create " + record,
+                               "fsync " + record, "rename " + record};
+  for (const std::string& call : calls) {
+    const auto slow = OtherNode();
+    ASSERT_TRUE(store().ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    ASSERT_TRUE(slow->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    Publish(SampleShard(900, 0, 2));
+    const SampleImage sample = SampleShard(900, 1, 2);
+    auto writing = slow->Begin(NewCopyOfShard(sample));
+    ASSERT_TRUE(writing.ok()) << call << ToString(writing.status());
+    ASSERT_TRUE(WriteShard(**writing, sample).ok());
+    env().StallMatching(call);
+    absl::Status published;
+    std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+    ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60))) << call;
+    const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
+    env().ReleaseStalled(call);
+    publisher.join();
+    EXPECT_TRUE(removed.ok()) << call << ": " << ToString(removed);
+    EXPECT_FALSE(published.ok()) << call;
+    EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status())) << call;
+    EXPECT_THAT(harness_.Leftovers(), IsEmpty()) << call;
+  }
+}
+
+// What it takes back is its own, not what another run has put there since.
+TEST_P(SharedDirectoryTest, WhoComesBackTakesNothingBackOfTheNextRun) {
+  const auto slow = OtherNode();
+  ASSERT_TRUE(slow->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  const SampleImage sample = SampleShard(900, 1, 2);
+  const SampleImage theirs = ShardOfNext(900, 1, 2);
+  auto writing = slow->Begin(NewCopyOfShard(sample));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, sample).ok());
+  // (The image has its name, and the record is about to get its own.)
+  std::string unique;
+  const auto names = env().List(JobDir() + "/900-a3");
+  ASSERT_TRUE(names.ok());
+  for (const std::string& name : *names) {
+    unique = name.size() > 36 ? name.substr(name.size() - 36, 32) : unique;
+  }
+  const std::string call =
+      "fsync " + JobDir() + "/900-a3/" + TemporaryName("shard-00001-of-00002.record", unique);
+  env().StallMatching(call);
+  absl::Status published;
+  std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+  ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  const absl::Status removed = store().RemoveJob(SampleJob().job, "demo").status();
+  const absl::Status claimed = store().ClaimAttempt(NextJob(), 3, "opening 1");
+  const absl::Status next = PublishShard(store(), theirs).status();
+  env().ReleaseStalled(call);
+  publisher.join();
+  EXPECT_TRUE(removed.ok() && claimed.ok() && next.ok()) << ToString(removed) << ToString(next);
+  EXPECT_FALSE(published.ok());
+  EXPECT_TRUE(CheckShard(store(), theirs).ok());
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+}
+
+TEST_P(SharedDirectoryTest, ARemovalThatWasBrokenOffStandsInNobodysWay) {
+  Publish(SampleShard(900, 0, 1));
+  env().FailMatching("unlink " + JobDir() + "/900-a3/shard", EIO);
+  EXPECT_FALSE(store().RemoveJob(SampleJob().job, "demo").ok());
+  env().FailMatching("unlink " + JobDir() + "/900-a3/shard", 0);
+  ASSERT_TRUE(store().ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  Publish(SampleShard(901, 0, 1));
+  EXPECT_THAT(Scan().unknown, IsEmpty());
+  // By a crash: until this node is back, whoever removes it goes on.
+  env().FailMatching("unlink " + JobDir(), EIO);
+  EXPECT_FALSE(store().RemoveJob(SampleJob().job, "demo").ok());
+  env().FailMatching("unlink " + JobDir(), 0);
+  const auto other = OtherNode();
+  ASSERT_TRUE(other->OpenJob(SampleJob()).ok());
+  EXPECT_TRUE(other->RemoveJob(SampleJob().job, "demo").ok());
+  EXPECT_TRUE(absl::IsNotFound(env().Info(JobDir()).status()));
+}
+
+// What a node was about when it died says nothing about what another run has under these names.
+TEST_P(SharedDirectoryTest, IntentsOfARunThatWasRemovedTouchNothingOfTheNext) {
+  const auto other = OtherNode();
+  Publish(SampleShard(900, 0, 2));
+  Intent publish;
+  publish.kind = IntentKind::kPublish;
+  publish.unique = NewUnique();
+  publish.job = SampleJob().job;
+  publish.job_name = "demo";
+  publish.checkpoint = {3, 900};
+  publish.world_size = 2;
+  publish.ranks = {1};
+  Intent remove = publish;
+  remove.kind = IntentKind::kRemove;
+  remove.unique = NewUnique();
+  remove.ranks = {0};
+  remove.manifest_first = true;
+  ASSERT_TRUE(other->OpenJob(SampleJob()).ok());  // makes its home
+  ASSERT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
+  ASSERT_TRUE(store().ClaimAttempt(NextJob(), 3, "opening 1").ok());
+  const SampleImage first = ShardOfNext(900, 0, 2);
+  const SampleImage second = ShardOfNext(900, 1, 2);
+  Publish(first);
+  auto writing = store().Begin(NewCopyOfShard(second));
+  ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+  ASSERT_TRUE(WriteShard(**writing, second).ok());
+  env().StallMatching("create " + JobDir() + "/900-a3/.shard-00001-of-00002.record");
+  absl::Status published;
+  std::thread publisher([&] { published = (*writing)->Publish(second.record_file).status(); });
+  ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  WriteIntent("node-2", publish);
+  WriteIntent("node-2", remove);
+  const auto swept = other->Sweep();
+  env().ReleaseStalled("create " + JobDir() + "/900-a3/.shard-00001-of-00002.record");
+  publisher.join();
+  ASSERT_TRUE(swept.ok()) << ToString(swept.status());
+  EXPECT_THAT(swept->done, SizeIs(2));
+  EXPECT_TRUE(published.ok()) << ToString(published);
+  EXPECT_TRUE(CheckShard(store(), first).ok());
+  EXPECT_TRUE(CheckShard(store(), second).ok());
 }
 
 TEST_P(CopyStoreTest, WhatADoctorLeftIsNothingUnknown) {

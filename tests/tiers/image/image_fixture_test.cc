@@ -184,8 +184,7 @@ TEST(ImageFixtureTest, SharedOfVersion2) {
   }
   EXPECT_EQ(images[0].record.likeness, images[1].record.likeness);
   for (const Rank rank : {0, 1}) {
-    const OwnerImage owners[] = {{&images[1 - rank], "the other"}};
-    const auto map = WholeMap(images[rank], owners);
+    const auto map = WholeMap(images[rank], {{&images[1 - rank], "the other"}});
     ASSERT_TRUE(map.ok()) << ToString(map.status());
     std::string whole;
     map->ForEach(0, map->image_bytes,

@@ -102,8 +102,7 @@ class KeptTest : public ::testing::Test {
     return *std::move(read);
   }
   absl::StatusOr<ImageMap> Whole(const RecordAndLayout& image, const RecordAndLayout& owner) {
-    const OwnerImage owners[] = {{&owner, "/remote/owner"}};
-    return WholeMap(image, owners);
+    return WholeMap(image, {{&owner, "/remote/owner"}});
   }
   void ExpectBadOwner(const std::function<void(RecordAndLayout&)>& change, const std::string& why) {
     RecordAndLayout owner = Decoded(part1_.record);
@@ -208,6 +207,35 @@ TEST_F(KeptTest, WhatOwnsAllIsWholeAndWhatOwnsNothingIsAHeader) {
   const auto whole = Whole(Decoded((*part)->record), Decoded(other.record));
   ASSERT_TRUE(whole.ok()) << ToString(whole.status());
   EXPECT_TRUE(Assemble(*whole, {file, other.image}) == bare.image);
+}
+
+// Each owner costs a reader a file, so there is an end to them; what is left out then is the same
+// whoever plans it.
+TEST(KeptLimitTest, OfMoreOwnersThanAReaderTakesTheRestIsKept) {
+  constexpr size_t kMore = 7;
+  std::vector<Slice> slices;
+  std::vector<Rank> owners;
+  for (size_t i = 0; i < kOwnersMax + kMore; ++i) {
+    slices.push_back(Whole(std::to_string(1'000'000 + i), DType::kU8, {1}));
+    owners.push_back(static_cast<Rank>(i + 1));
+  }
+  slices.push_back(Whole("2", DType::kU8, {1}));  // of one that is an owner already
+  owners.push_back(1);
+  ShardRecord identity = SampleRecord();
+  identity.id.rank = 0;
+  identity.world_size = kOwnersMax + kMore + 1;
+  const SampleImage sample = MakeSampleImage(slices, identity);
+  const auto part = PlanPart(ImageOf(sample), owners, kPlan);
+  ASSERT_TRUE(part.ok() && part->has_value()) << ToString(part.status());
+  EXPECT_EQ((*part)->record.kept->runs, (std::vector<uint64_t>{0, kOwnersMax, kMore, 1}));
+  EXPECT_EQ(OwnersOf((*part)->record).size(), kOwnersMax);
+  RecordAndLayout image{(*part)->record, sample.layout};
+  EXPECT_EQ(WholeImage::Of(image).status(), absl::OkStatus());
+  // Of who did not keep to it the reader says what is wrong, and the copy is not called damaged.
+  image.record.kept->owners.back() = kOwnersMax + 1;
+  const absl::Status refused = WholeImage::Of(image).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << ToString(refused);
+  EXPECT_THAT(Message(refused), HasSubstr(std::to_string(kOwnersMax + 1)));
 }
 
 TEST_F(KeptTest, RecordsAreOfTheOldestVersionThatWillDo) {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "base/digest.h"
 #include "base/status.h"
@@ -126,6 +127,15 @@ std::vector<Slice> VariedSlices() {
       Json("progress", 11),
       Opaque("rng", "pickle.v4", 9),
   };
+}
+
+absl::StatusOr<ImageMap> WholeMap(const RecordAndLayout& image,
+                                  const std::vector<OwnerImage>& owners) {
+  HF_ASSIGN_OR_RETURN(WholeImage whole, WholeImage::Of(image));
+  for (const OwnerImage& owner : owners) {
+    HF_RETURN_IF_ERROR(whole.Add(owner));
+  }
+  return std::move(whole).Finish();
 }
 
 std::string FrameRecordBody(std::string_view body, uint32_t version) {

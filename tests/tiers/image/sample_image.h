@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tiers/image/kept.h"
 #include "tiers/image/record.h"
 
 namespace holdfast {
@@ -41,6 +42,10 @@ SampleImage MakeImageOf(std::vector<Slice> slices, ShardRecord identity,
 // Two slices of a tensor, a flat range, every kind of object, zero-size, 0-dim, several dtypes and
 // a name to escape.
 std::vector<Slice> VariedSlices();
+
+// What the images of a shard and of its owners, in order, say together.
+absl::StatusOr<ImageMap> WholeMap(const RecordAndLayout& image,
+                                  const std::vector<OwnerImage>& owners);
 
 // Bytes of a record body in its frame, with a CRC that fits: for bodies that no writer makes.
 std::string FrameRecordBody(std::string_view body, uint32_t version);

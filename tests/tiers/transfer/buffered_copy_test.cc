@@ -114,9 +114,8 @@ class SharedCopyTest : public BufferedCopyTest {
   TransferResult Read(TestSlot& target) {
     const RecordAndLayout own{own_.record, sample_.layout};
     const RecordAndLayout other{other_.record, sample_.layout};
-    const OwnerImage owners[] = {{&other, "/r/other"}};
     const auto file = std::make_shared<AssembledFile>(
-        ValueOf(WholeMap(own, owners)),
+        ValueOf(WholeMap(own, {{&other, "/r/other"}})),
         std::vector<std::shared_ptr<File>>{Open("/r/own", OpenMode::kRead),
                                            Open("/r/other", OpenMode::kRead)});
     spec_.from_file = file;
