@@ -1,6 +1,7 @@
 // What goes wrong in a simulated cluster, by kind, and how often.
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/cluster_world.h"
@@ -115,30 +116,58 @@ void World::Trouble() {
   Inject();
 }
 
+// Half of the seeds have weather of their own, with more of some troubles and none of others: some
+// mistakes show only when one kind of trouble comes again before the last one is over, and many are
+// made by hosts, of which there are few.
+void World::MakeWeather() {
+  if (options.rates != Rates::kAbsurd || t.Chance(0.5)) {
+    return;
+  }
+  aims_at_hosts_ = t.Chance(0.7);
+  for (uint64_t& weight : weights_) {
+    weight *= std::array<uint64_t, 3>{0, 1, 4}[t.Below(3)];
+  }
+  if (std::accumulate(weights_.begin(), weights_.end(), uint64_t{0}) == 0) {
+    weights_[t.Below(weights_.size())] = 1;
+  }
+}
+
 void World::Inject() {
-  switch (t.Below(12)) {
+  uint64_t drawn = t.Below(std::accumulate(weights_.begin(), weights_.end(), uint64_t{0}));
+  size_t trouble = 0;
+  while (drawn >= weights_[trouble]) {
+    drawn -= weights_[trouble++];
+  }
+  switch (trouble) {
     case 0:
-    case 1:
-    case 2:
       return ProcessTrouble();
-    case 3:
-    case 4:
-    case 5:
+    case 1:
       return NodeTrouble();
-    case 6:
-    case 7:
+    case 2:
       return CutLinks();
-    case 8:
+    case 3:
       return EtcdTrouble();
-    case 9:
-    case 10:
+    case 4:
       return TierTrouble();
     default:
       return PeopleTrouble();
   }
 }
 
+// A node that hosts a job, in weather that is aimed at such.
+std::optional<uint32_t> World::AHost() {
+  if (!aims_at_hosts_ || t.Chance(0.4)) {
+    return std::nullopt;
+  }
+  const auto node = index_.find(etcd.HostOf(jobs_[t.Below(jobs_.size())].name));
+  return node == index_.end() ? std::nullopt : std::optional(node->second);
+}
+
 Node* World::AnyNode(bool up) {
+  if (const std::optional<uint32_t> host = AHost();
+      host && !nodes_[*host]->lost() && (!up || nodes_[*host]->up())) {
+    return nodes_[*host].get();
+  }
   std::vector<Node*> found;
   for (const std::unique_ptr<Node>& each : nodes_) {
     if (!each->lost() && (!up || each->up())) {
@@ -146,6 +175,11 @@ Node* World::AnyNode(bool up) {
     }
   }
   return found.empty() ? nullptr : found[t.Below(found.size())];
+}
+
+uint32_t World::OneEnd() {
+  const std::optional<uint32_t> host = AHost();
+  return host ? *host : static_cast<uint32_t>(t.Below(nodes_.size()));
 }
 
 // ---- Processes ----
@@ -233,7 +267,7 @@ void World::NodeTrouble() {
 // ---- Links ----
 
 void World::CutLinks() {
-  const auto a = static_cast<uint32_t>(t.Below(nodes_.size()));
+  const uint32_t a = OneEnd();
   const auto b = static_cast<uint32_t>(t.Below(nodes_.size()));
   const Duration time = t.Chance(0.6) ? t.Millis(100, 8000) : t.Millis(8000, 60'000);
   const auto mend = [this](uint32_t from, uint32_t to, Duration after) {
@@ -315,7 +349,7 @@ void World::EtcdTrouble() {
     case 2:
     case 3:
     case 4: {
-      const auto node = static_cast<uint32_t>(t.Below(nodes_.size()));
+      const uint32_t node = OneEnd();
       Count(Fault::kEtcdCutOff);
       Trace(nodes_[node]->name + " is cut off from etcd");
       etcd.CutOff(node, true);

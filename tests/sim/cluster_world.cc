@@ -37,6 +37,7 @@ Step Job::SlowestStep(Attempt attempt, int64_t now) {
 World::World(const Options& o) : options(o), t(o.seed), truth(*this), etcd(*this), network(*this) {
   MakeNodes();
   MakeJobs();
+  MakeWeather();
 }
 
 World::~World() = default;

@@ -7,9 +7,11 @@
 //   EXPECT_EQ(world.violation(), "");
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,10 +100,13 @@ class World {
   void Sample();
   void AskForNoPoint(const Job& job);
   // cluster_faults.cc
+  void MakeWeather();
   Duration Between();
   void Trouble();
   void Inject();
   Node* AnyNode(bool up);
+  std::optional<uint32_t> AHost();
+  uint32_t OneEnd();
   void CutLinks();
   void ProcessTrouble();
   void TierTrouble();
@@ -122,6 +127,8 @@ class World {
   std::vector<Job> jobs_;
   std::vector<std::unique_ptr<RankProcess>> processes_;
   bool stormy_ = true;
+  std::array<uint64_t, 6> weights_ = {3, 3, 2, 1, 2, 1};  // of the troubles, as Inject has them
+  bool aims_at_hosts_ = false;
   uint64_t next_token_ = 1;
   uint64_t next_hold_ = 1;
 };
