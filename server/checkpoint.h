@@ -25,6 +25,7 @@
 #include "base/ids.h"
 #include "recovery/checkpoint_view.h"
 #include "server/flush_queue.h"
+#include "server/node_names.h"
 #include "server/rank_set.h"
 #include "tiers/image/record.h"
 
@@ -178,9 +179,9 @@ struct Checkpoint {
   // The ranks that have copies in memory or nvme of that node.
   const std::vector<Rank>& RanksOn(NodeId node) const;
   // Those that have copies in memory or nvme, be they out of reach.
-  void AddNodes(std::set<NodeId>& nodes) const {
+  void AddNodes(NodeMarks& nodes) const {
     for (const auto& [node, ranks] : ranks_on_) {
-      nodes.insert(node);
+      nodes.Set(node);
     }
   }
   // The nodes that have copies in that tier, good or bad, or are writing some.

@@ -365,10 +365,27 @@ void Coordinator::FlushState(Turn& t) {
   }
   write_due_.reset();
   in_flight_version_ = version_;
-  t.Say(PersistState{State()});
+  named_ = NodesOfIt();
+  named_version_ = version_;
+  t.Say(PersistState{State(named_)});
 }
 
-v1::JobState Coordinator::State() const {
+// Where its ranks are, and where something of it lies.
+NodeMarks Coordinator::NodesOfIt() const {
+  NodeMarks nodes;
+  for (const NodeId node : missing_) {
+    nodes.Set(node);
+  }
+  for (const auto& [node, ranks] : members_.by_node()) {
+    nodes.Set(node);
+  }
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    checkpoint.AddNodes(nodes);
+  }
+  return nodes;
+}
+
+v1::JobState Coordinator::State(const NodeMarks& nodes) const {
   v1::JobState state;
   state.set_job_uuid(uuid_.ToBytes());
   state.set_name(name_);
@@ -412,16 +429,9 @@ v1::JobState Coordinator::State() const {
     }
   }
   if (settings_.nodes->Several()) {
-    // Where its ranks are, and where something of it lies: the next coordinator waits for these.
+    // The next coordinator waits for these.
     // (This one is the first of them if it has members.)
-    std::set<NodeId> nodes = missing_;
-    for (const auto& [node, ranks] : members_.by_node()) {
-      nodes.insert(node);
-    }
-    for (const auto& [id, checkpoint] : checkpoints_) {
-      checkpoint.AddNodes(nodes);
-    }
-    for (const NodeId node : nodes) {
+    for (const NodeId node : nodes.All()) {
       state.add_nodes(settings_.nodes->Name(node));
     }
   }

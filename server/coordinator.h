@@ -309,7 +309,8 @@ class Coordinator {
   void Persist(Turn& t);  // this version must become durable now
   void PersistLazily(Turn& t);
   void FlushState(Turn& t);
-  v1::JobState State() const;
+  NodeMarks NodesOfIt() const;
+  v1::JobState State(const NodeMarks& nodes) const;
   // When everything intended so far is durable; or, if given, when that version is.
   void Answer(ToAgent message, Turn& t);
   void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
@@ -541,6 +542,10 @@ class Coordinator {
   uint64_t version_ = 0;                // intended
   uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;
+  // The nodes that the newest state names which was given out to be written: whoever joins from one
+  // of them needs no other.
+  NodeMarks named_;
+  uint64_t named_version_ = 0;
   uint64_t in_flight_version_ = 0;          // 0: no write under way
   std::optional<MonotonicTime> write_due_;  // a lazy write, or the repetition of a failed one
   std::string write_problem_;

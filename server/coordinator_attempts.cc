@@ -344,8 +344,11 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   const bool new_node = members_.OnNode(j.caller.process.node).empty();
   members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told});
   // A rank of another node is known there, and told of when that node comes again.
-  if (!known && (new_node || j.caller.process.node == kHere)) {
-    Persist(t);  // so that a restarted daemon knows that the rank lives, however silent it is
+  // So that a restarted daemon knows that the rank lives, however silent it is.
+  if (!known && (j.caller.process.node == kHere || (new_node && !named_.Has(j.caller.process.node)))) {
+    Persist(t);
+  } else if (!known && new_node) {
+    needed_version_ = std::max(needed_version_, named_version_);  // which may still be on its way
   }
   const AttemptInfo& info = attempts_.rbegin()->second;
   JoinAccepted accepted{j.token,      attempt(), j.rank,      info.world_size,

@@ -38,4 +38,28 @@ class NodeNames {
   std::map<std::string, NodeId> numbers_;
 };
 
+// Some of them.
+class NodeMarks {
+ public:
+  void Set(NodeId node) {
+    if (node >= marked_.size()) {
+      marked_.resize(node + 1);
+    }
+    marked_[node] = true;
+  }
+  bool Has(NodeId node) const { return node < marked_.size() && marked_[node]; }
+  std::vector<NodeId> All() const {
+    std::vector<NodeId> nodes;
+    for (NodeId node = 0; node < marked_.size(); ++node) {
+      if (marked_[node]) {
+        nodes.push_back(node);
+      }
+    }
+    return nodes;
+  }
+
+ private:
+  std::vector<bool> marked_;
+};
+
 }  // namespace holdfast

@@ -664,6 +664,27 @@ TEST_F(NodesTest, AnotherNodeTakesTheJobOver) {
   EXPECT_TRUE(Committed(2));
 }
 
+// Of a job of many nodes each would else be one write more of a state that names them all.
+TEST_F(NodesTest, WhoJoinsFromANodeThatTheStateNamesWaitsForNoOtherState) {
+  TwoRanks();
+  SaveBoth(1);
+  ASSERT_NE(Answer<JoinAccepted>(Join(kHere, 0, 2, "two", 1)), nullptr);
+  const uint64_t version = written_.version();
+  EXPECT_THAT(written_.nodes(), ::testing::Contains("b")) << "where copies lie";
+  ASSERT_NE(Answer<JoinAccepted>(Join(b_, 1, 2, "two", 1)), nullptr);
+  EXPECT_EQ(written_.version(), version);
+}
+
+// The next host would give the rank away while its node is silent.
+TEST_F(NodesTest, WhoJoinsFromANodeThatNoStateNamesWaitsForOne) {
+  Join(kHere, 0, 2);
+  const uint64_t version = written_.version();
+  EXPECT_THAT(written_.nodes(), ::testing::Not(::testing::Contains("b")));
+  Join(b_, 1, 2);
+  EXPECT_GT(written_.version(), version);
+  EXPECT_THAT(written_.nodes(), ::testing::Contains("b"));
+}
+
 TEST_F(NodesTest, ANodeWithRanksOfAnOlderAttemptHearsThatTheyAreSuperseded) {
   TwoRanks();
   SaveBoth(1);
