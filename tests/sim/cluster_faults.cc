@@ -393,6 +393,7 @@ void World::TierTrouble() {
       }
       auto it = far.copies.begin();
       std::advance(it, static_cast<ptrdiff_t>(t.Below(far.copies.size())));
+      Trace(absl::StrCat("a bit flips in remote, ", it->first.ToString()));
       it->second.bytes = NewToken();
       truth.Removed(it->first, {TierKind::kRemote, 0}, Truth::Why::kFault);
       return Count(Fault::kBitFlippedRemote);

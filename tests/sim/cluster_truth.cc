@@ -278,8 +278,12 @@ void Truth::TierCommitReported(const std::string& name, CheckpointId id, TierKin
     const bool followed = std::any_of(
         job.checkpoints.upper_bound(id), job.checkpoints.end(),
         [&](const auto& c) { return c.second.promised_remote && OnLine(job, c.first); });
-    if (!followed && !checkpoint.excused_remote && WholeRemote(checkpoint) && OnLine(job, id) &&
-        (!job.newest_remote || *job.newest_remote < id)) {
+    if (followed || !OnLine(job, id) || (job.newest_remote && id < *job.newest_remote)) {
+      return;
+    }
+    if (checkpoint.excused_remote) {  // (as in Promise)
+      job.newest_remote.reset();
+    } else if (WholeRemote(checkpoint)) {
       job.newest_remote = id;
     }
   }
