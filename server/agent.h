@@ -591,6 +591,7 @@ class Agent {
   void OfferSession(RequestToken token, Slot& slot);
   void FailFetch(RequestToken token, TierKind from, const absl::Status& status, bool source_bad);
   void AskForFetchRoom(RequestToken token, const Seat& seat);
+  bool DropWhatItReplaces(const ShardId& shard);
 
   void FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size, TierKind from);
 

@@ -103,10 +103,27 @@ void Agent::AskForFetchRoom(RequestToken token, const Seat& seat) {
       }
     }
   }
+  if (DropWhatItReplaces({pending.job, pending.fetch->checkpoint.attempt,
+                          pending.fetch->checkpoint.step, pending.fetch->rank})) {
+    pending.where = Where::kRoom;  // its slot is on its way
+    return;
+  }
   const TierKind from = pending.fetch->from;
   const Failure failure = NoRoom(pending, seat);
   waiting_for_room_.erase(token);
   FailFetch(token, from, absl::ResourceExhaustedError(ToAbsl(failure.message)), false);
+}
+
+// The bad copy of the shard, which is kept only until room is needed. All else that the rank holds
+// may be what the restore falls back to.
+bool Agent::DropWhatItReplaces(const ShardId& shard) {
+  Slot* slot = FindSealed(shard);
+  if (slot == nullptr || !slot->bad) {
+    return false;
+  }
+  CancelDrainsOf(*slot);
+  Unpublish(*slot);
+  return true;
 }
 
 // The slot is free, and nobody but the rank's own process can have it mapped.

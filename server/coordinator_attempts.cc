@@ -343,9 +343,12 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   const bool known = before != nullptr && before->alive && before->process == j.caller.process;
   const bool new_node = members_.OnNode(j.caller.process.node).empty();
   members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told});
-  // A rank of another node is known there, and told of when that node comes again.
-  // So that a restarted daemon knows that the rank lives, however silent it is.
-  if (!known && (j.caller.process.node == kHere || (new_node && !named_.Has(j.caller.process.node)))) {
+  // What nobody else can tell the next coordinator: that there is this attempt, and that the rank
+  // lives, however silent it is. (A rank of another node is known there, and told of when that node
+  // comes again; which it waits for if the state names it.)
+  const bool here = j.caller.process.node == kHere;
+  if (verdict.kind == Verdict::Kind::kOpenNext ||
+      (!known && (here || (new_node && !named_.Has(j.caller.process.node))))) {
     Persist(t);
   } else if (!known && new_node) {
     needed_version_ = std::max(needed_version_, named_version_);  // which may still be on its way

@@ -675,6 +675,17 @@ TEST_F(NodesTest, WhoJoinsFromANodeThatTheStateNamesWaitsForNoOtherState) {
   EXPECT_EQ(written_.version(), version);
 }
 
+// Else the next host would give its number a second time.
+TEST_F(NodesTest, AnAttemptThatIsOpenedFromANodeThatTheStateNamesIsInOneFirst) {
+  TwoRanks();
+  SaveBoth(1);
+  const uint64_t version = written_.version();
+  ASSERT_THAT(written_.nodes(), ::testing::Contains("b"));
+  ASSERT_NE(Answer<JoinAccepted>(Join(b_, 1, 2, "two", 1)), nullptr);
+  EXPECT_GT(written_.version(), version);
+  EXPECT_EQ(written_.highest_attempt(), 2u);
+}
+
 // The next host would give the rank away while its node is silent.
 TEST_F(NodesTest, WhoJoinsFromANodeThatNoStateNamesWaitsForOne) {
   Join(kHere, 0, 2);

@@ -249,6 +249,25 @@ TEST(RestoreFromTiers, ABadMemoryCopyWaitsForATierThatIsStillBeingRead) {
   EXPECT_EQ(got.tiers[1], "nvme");
 }
 
+// It has two slots: one has the bad copy, the other the step that all would fall back to.
+TEST(RestoreFromTiers, ABadMemoryCopyGoesIfThereIsNoOtherRoomForTheOneThatReplacesIt) {
+  TierWorld w(2, [](v1::DaemonConfig& c) {
+    c.mutable_memory()->set_slots_per_rank(2);
+    c.mutable_policy()->mutable_nvme()->set_keep_last(1);
+    c.mutable_policy()->mutable_remote()->set_keep_last(1);
+  });
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  ASSERT_EQ(w.Nvme(), Steps{2});
+  const Restored got = w.Restore([](Rank rank, const v1::SessionOutcome& outcome) {
+    return rank == 1 && outcome.source().tier() == "memory" && outcome.step() == 2;
+  });
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 2u);
+  EXPECT_EQ(got.tiers, (Names{"memory", "nvme"}));
+  ASSERT_TRUE(w.Save(3)) << "and it goes on";
+}
+
 TEST(RestoreFromTiers, ADamagedCopyIsReplacedByTheNextTierForItsRankAlone) {
   TierWorld w(2);
   ASSERT_TRUE(w.Save(1));

@@ -337,6 +337,19 @@ void World::CutLinks() {
 
 // ---- etcd ----
 
+// What was agreed on last, and under which epoch a host acts, is known to more than half of the
+// nodes. Where it is not, because the host was cut off from them and etcd is erased just then, it
+// is lost: no daemon could know of it.
+bool World::StatesAreSpread() const {
+  return std::all_of(jobs_.begin(), jobs_.end(), [this](const Job& job) {
+    const v1::JobState* state = truth.StateOf(job.name);
+    const auto keep = std::count_if(nodes_.begin(), nodes_.end(), [&](const auto& node) {
+      return state != nullptr && !node->lost() && node->Keeps(*state, truth.HighestEpoch(job.name));
+    });
+    return state == nullptr || static_cast<size_t>(keep) * 2 > nodes_.size();
+  });
+}
+
 void World::EtcdTrouble() {
   switch (t.Below(10)) {
     case 0:
@@ -356,7 +369,7 @@ void World::EtcdTrouble() {
       return t.After(t.Millis(1000, 40'000), [this, node] { etcd.CutOff(node, false); });
     }
     case 5:
-      if (t.Chance(0.3)) {
+      if (t.Chance(0.3) && StatesAreSpread()) {
         Count(Fault::kEtcdWiped);
         Trace("etcd is erased");
         etcd.Wipe();

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "holdfast/v1/peer.pb.h"
+#include "server/state_order.h"
 #include "tests/sim/cluster_world.h"
 
 namespace holdfast::sim::cluster {
@@ -99,6 +100,13 @@ void Node::WipeDrive() {
 
 void Node::RememberDrive() {
   old_drive_ = OldDrive{nvme_, states_};
+}
+
+bool Node::Keeps(const v1::JobState& state, Epoch epoch) const {
+  return std::any_of(states_.begin(), states_.end(), [&](const auto& kept) {
+    return kept.second.name() == state.name() && !IsNewerState(state, kept.second) &&
+           kept.second.highest_epoch() >= epoch;
+  });
 }
 
 bool Node::RestoreOldDrive() {

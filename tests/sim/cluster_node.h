@@ -92,7 +92,9 @@ class Node {
   bool FlipInMemory();
   bool FlipInNvme();
   bool LoseNvmeCopy();
-  void RememberDrive();    // as it is now
+  void RememberDrive();  // as it is now
+  // That state of the job, or a newer one, lies on its drive, and that it has heard of the epoch.
+  bool Keeps(const v1::JobState& state, Epoch epoch) const;
   bool RestoreOldDrive();  // while it is off
 
  private:

@@ -412,6 +412,11 @@ void Truth::ClearCommits() {
   }
 }
 
+Epoch Truth::HighestEpoch(const std::string& name) const {
+  const auto job = jobs_.find(name);
+  return job == jobs_.end() || job->second.acting.empty() ? 0 : job->second.acting.rbegin()->first;
+}
+
 const v1::JobState* Truth::StateOf(const std::string& name) const {
   const auto job = jobs_.find(name);
   return job == jobs_.end() || job->second.state.name().empty() ? nullptr : &job->second.state;

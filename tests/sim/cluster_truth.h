@@ -81,6 +81,8 @@ class Truth {
   uint64_t TierCommitsOf(const std::string& job, TierKind tier) const;
   void ClearCommits();
   const v1::JobState* StateOf(const std::string& job) const;
+  // Under which anybody has acted as its host.
+  Epoch HighestEpoch(const std::string& job) const;
 
  private:
   struct Checkpoint {

@@ -111,6 +111,7 @@ class World {
   void ProcessTrouble();
   void TierTrouble();
   void EtcdTrouble();
+  bool StatesAreSpread() const;
   void NodeTrouble();
   bool MayLoseNode() const;
   // cluster_people.cc

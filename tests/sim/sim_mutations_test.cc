@@ -17,6 +17,10 @@ namespace holdfast::sim {
 
 int active_mutation = 0;  // 0: none, the core as it is
 
+bool Mutated(int number) {
+  return active_mutation == number;
+}
+
 namespace {
 
 constexpr int kSeedsDefault = 400;

@@ -87,7 +87,7 @@ def mutate(source, text, mutations):
                 found = find_once(text, was, f"mutation {m.name}, {source}")
                 rotten = rotten or found is None
                 begin, end = found or (0, 0)
-                switch = f"(::holdfast::sim::active_mutation == {number})"
+                switch = f"::holdfast::sim::Mutated({number})"
                 edits.append((begin, end, now.rstrip("\n").replace("$M", switch), m.name))
     if rotten:
         return None
@@ -99,7 +99,7 @@ def mutate(source, text, mutations):
         text = text[:begin] + now + text[end:]
     if edits:
         text = (
-            f'namespace holdfast::sim {{\nextern int active_mutation;\n}}\n#line 1 "{source}"\n'
+            f'namespace holdfast::sim {{\nbool Mutated(int number);\n}}\n#line 1 "{source}"\n'
             + text
         )
     return text

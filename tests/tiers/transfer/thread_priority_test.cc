@@ -43,8 +43,8 @@ TEST(ThreadPriorityTest, OfAnotherThreadWhileItRuns) {
 }
 
 TEST(ThreadPriorityTest, OfNoThreadFails) {
-  // Above what the kernel ever gives away (PID_MAX_LIMIT). A thread that was joined would not do: its id may go on for
-  // a moment, as the kernel wakes who joins before it takes the thread down.
+  // Above what the kernel ever gives away (PID_MAX_LIMIT). A thread that was joined would not do:
+  // its id may go on for a moment, as the kernel wakes who joins before it takes the thread down.
   const pid_t nobody = 1 << 23;
   EXPECT_FALSE(SetThreadPriority(nobody, {}).ok());
 }
