@@ -464,7 +464,7 @@ void Router::On(const Elected& e) {
     state.set_epoch(e.state_epoch);
     Consider(e.job, hosting, state);
   }
-  Note(job, e.job, e.epoch);
+  Note(job, e.job, self_, e.epoch);
   for (const auto& [node, peer] : peers_) {
     owner_.Act(ConnectPeer{node});
     Ask(e.job, job, node);
@@ -493,11 +493,15 @@ void Router::On(const Deposed& e) {
 }
 
 // From now on no command of an older host is taken here; also not after a restart.
-void Router::Note(Job& job, const std::string& name, Epoch epoch) {
+void Router::Note(Job& job, const std::string& name, const std::string& host, Epoch epoch) {
+  if (epoch == job.highest && job.highest_of.empty()) {
+    job.highest_of = host;
+  }
   if (epoch <= job.highest) {
     return;
   }
   job.highest = epoch;
+  job.highest_of = host;
   if (std::optional<v1::JobState> kept = owner_.KeptState(name);
       kept && kept->highest_epoch() < epoch) {
     kept->set_highest_epoch(epoch);

@@ -166,6 +166,9 @@ class Router {
     std::optional<JobHost> host;
     bool nobody = false;  // hosts it, as far as the cluster knows
     Epoch highest = 0;    // no command of a lower one is taken
+    // Which node said that it hosts the job under that one; empty: known from the drive, or by a
+    // campaign. (Not what membership says: an etcd that was erased may give an epoch twice.)
+    std::string highest_of;
     std::optional<MonotonicTime> campaign_at;
     bool campaigning = false;
     std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by a client here, which has no job yet
@@ -246,7 +249,8 @@ class Router {
   void PlanCampaign(const std::string& name, Job& job);
   void Campaign(const std::string& name, Job& job);
   bool IsMember() const { return time_.now < lease_until_; }
-  void Note(Job& job, const std::string& name, Epoch epoch);
+  void Note(Job& job, const std::string& name, const std::string& host, Epoch epoch);
+  static bool OfAnother(const Job& job, const std::string& node);
   PeerChannel ChannelTo(const std::string& node) const;
   void Say(const std::string& node, const PeerHeader& header, const NodeMessage& message);
   void Say(const std::string& node, const absl::StatusOr<std::string>& bytes);

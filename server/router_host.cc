@@ -45,7 +45,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateTo
   }
   Hosting& hosting = *job->hosting;
   if (hosting.acts) {
-    if (m.highest_epoch > hosting.epoch) {
+    if (m.highest_epoch >= hosting.epoch) {  // (of this very one: that of another host)
       CampaignAbove(header.job_name, *job, m.highest_epoch);
     }
     return;
@@ -137,7 +137,10 @@ std::optional<MonotonicTime> Router::WaitsUntil(const Hosting& hosting) const {
 
 void Router::CampaignAbove(const std::string& name, Job& job, Epoch floor) {
   StepDown(name, job, true);
-  job.highest = std::max(job.highest, floor);
+  if (floor > job.highest) {
+    job.highest = floor;
+    job.highest_of.clear();
+  }
   Campaign(name, job);
 }
 

@@ -88,9 +88,15 @@ void Router::TryMeet(const std::string& name, Job& job) {
   job.hosted->ranks.clear();  // (of those it believed in then)
 }
 
+// The highest epoch was that of another node than this.
+bool Router::OfAnother(const Job& job, const std::string& node) {
+  return !job.highest_of.empty() && job.highest_of != node;
+}
+
 void Router::On(const std::string& node, const PeerHeader& header, const JobHosted& m) {
   Job& job = Watch(header.job_name);
-  if (header.epoch < job.highest) {
+  const bool given_twice = header.epoch == job.highest && OfAnother(job, node);
+  if (header.epoch < job.highest || given_twice) {
     // It was elected by what was lost since, and acts: it is to hear of that.
     return Answer(node, PeerHeader{header.job_name, {}, header.epoch},
                   NodeMessage(StateTold{job.highest, std::nullopt}));
@@ -99,7 +105,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobHost
     RefuseUnanswered(header.job_name, job);
   }
   SetHost(header.job_name, job, {node, 0, header.epoch});
-  Note(job, header.job_name, header.epoch);
+  Note(job, header.job_name, node, header.epoch);
   Unmeet(job);
   job.uuid = header.job;
   job.hosted = m;
@@ -114,7 +120,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateAs
   Job& job = owner_.KeptState(header.job_name) ? Watch(header.job_name) : Ask(header.job_name);
   StateTold told;
   // (If it asks twice, its own epoch is not that of another.)
-  const bool again = header.epoch == job.highest && job.host && job.host->node == node;
+  const bool again = header.epoch == job.highest && job.highest_of == node;
   told.highest_epoch = again ? 0 : job.highest;
   told.state = owner_.KeptState(header.job_name);
   PeerHeader answer{header.job_name, {}, header.epoch};
@@ -126,7 +132,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateAs
   }
   if (header.epoch > job.highest) {
     SetHost(header.job_name, job, {node, 0, header.epoch});
-    Note(job, header.job_name, header.epoch);
+    Note(job, header.job_name, node, header.epoch);
     Seek(header.job_name, job);
   }
   Answer(node, answer, NodeMessage(std::move(told)));

@@ -435,6 +435,37 @@ TEST_F(ClusterTest, AnEpochThatIsTooLowEndsWithTheNodeThatKnowsBetter) {
   EXPECT_EQ(w[w.HostOf("job")].Committed("job"), std::vector<std::string>{"1:10"});
 }
 
+// etcd was erased, and gives an epoch to a node that was away when another had it. Those that are
+// asked have heard of it as the host before it asks.
+TEST(ClusterOfFourTest, AnEpochThatIsGivenTwiceIsActedUnderByOneNodeAlone) {
+  ClusterWorld w({"a", "b", "c", "d"});
+  TestClient rank = w["c"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  ASSERT_TRUE(rank.Save(10));
+  const Epoch first = w.EpochOf("job");
+  w.Kill("d");
+  w.DeposeHost("job");
+  w.Advance(seconds(3));
+  ASSERT_EQ(w.EpochOf("job"), first + 1);
+  const std::string second = w.HostOf("job");
+  ASSERT_FALSE(w[second].Committed("job").empty()) << "it acts";
+  w.Kill(second);
+  for (const std::string name : {"a", "b", "c"}) {
+    w.CutFromMembership(name);
+  }
+  w.WipeMembership();
+  w.Advance(2 * kLease);
+  w.Start("d");
+  w.Advance(seconds(3));
+  ASSERT_EQ(w.HostOf("job"), "d");
+  ASSERT_EQ(w.EpochOf("job"), first + 1) << "the same";
+  for (const std::string name : {"a", "b", "c"}) {
+    w.HealMembership(name);
+  }
+  w.Advance(seconds(5));
+  EXPECT_GT(w.EpochOf("job"), first + 1);
+}
+
 // What all agreed on is of no use: the nodes keep better ones.
 TEST_F(ClusterTest, AStateThatContradictsItselfIsPassedOver) {
   HostOnC();
