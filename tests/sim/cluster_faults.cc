@@ -344,7 +344,8 @@ bool World::StatesAreSpread() const {
   return std::all_of(jobs_.begin(), jobs_.end(), [this](const Job& job) {
     const v1::JobState* state = truth.StateOf(job.name);
     const auto keep = std::count_if(nodes_.begin(), nodes_.end(), [&](const auto& node) {
-      return state != nullptr && !node->lost() && node->Keeps(*state, truth.HighestEpoch(job.name));
+      return state != nullptr && !node->lost() && node->Keeps(*state) &&
+             node->HasHeard(job.name, truth.HighestEpoch(job.name));
     });
     return state == nullptr || static_cast<size_t>(keep) * 2 > nodes_.size();
   });

@@ -102,10 +102,15 @@ void Node::RememberDrive() {
   old_drive_ = OldDrive{nvme_, states_};
 }
 
-bool Node::Keeps(const v1::JobState& state, Epoch epoch) const {
+bool Node::Keeps(const v1::JobState& state) const {
   return std::any_of(states_.begin(), states_.end(), [&](const auto& kept) {
-    return kept.second.name() == state.name() && !IsNewerState(state, kept.second) &&
-           kept.second.highest_epoch() >= epoch;
+    return kept.second.name() == state.name() && !IsNewerState(state, kept.second);
+  });
+}
+
+bool Node::HasHeard(const std::string& job, Epoch epoch) const {
+  return std::any_of(states_.begin(), states_.end(), [&](const auto& kept) {
+    return kept.second.name() == job && kept.second.highest_epoch() >= epoch;
   });
 }
 

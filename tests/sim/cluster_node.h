@@ -93,8 +93,10 @@ class Node {
   bool FlipInNvme();
   bool LoseNvmeCopy();
   void RememberDrive();  // as it is now
-  // That state of the job, or a newer one, lies on its drive, and that it has heard of the epoch.
-  bool Keeps(const v1::JobState& state, Epoch epoch) const;
+  // That state of the job, or a newer one, lies on its drive.
+  bool Keeps(const v1::JobState& state) const;
+  // And that it has heard of the epoch.
+  bool HasHeard(const std::string& job, Epoch epoch) const;
   bool RestoreOldDrive();  // while it is off
 
  private:

@@ -76,7 +76,9 @@ void Node::Do(const PublishRecord& a) {
         file->replaced = false;
         file->record = FileRecord{published.copy, said->token};
         const ShardId& id = published.copy.id;
-        w_.truth.Sealed(id, published.copy.job_name, published.copy.world_size, said->token);
+        const std::string& job = published.copy.job_name;
+        w_.truth.Sealed(id, job, published.copy.world_size, said->token,
+                        HasHeard(job, w_.truth.HighestEpoch(job)));
         w_.truth.Added(id, {TierKind::kMemory, index});
       }
     }

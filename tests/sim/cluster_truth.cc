@@ -32,7 +32,8 @@ std::string Truth::Text(const Job& job, CheckpointId id) const {
 
 // ---- Copies ----
 
-void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token) {
+void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token,
+                   bool heard_of_host) {
   names_[id.job] = job;
   Job& of = Named(job);
   of.name = job;
@@ -53,7 +54,7 @@ void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_siz
   }
   if (known == 0) {
     known = token;
-    checkpoint.sealed_at[id.rank] = w_.t.now();
+    checkpoint.sealed_at[id.rank] = heard_of_host ? w_.t.now() : 0;
   }
 }
 

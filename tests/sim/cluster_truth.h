@@ -3,7 +3,7 @@
 // was sealed, where good copies lie and where faults took them, what clients and reports were told,
 // and the states that were agreed on.
 //
-//   truth.Sealed(id, world_size, token);  truth.Added(id, {TierKind::kMemory, node});
+//   truth.Sealed(id, job, world_size, token, true);  truth.Added(id, {TierKind::kMemory, node});
 //   truth.Removed(id, place, Truth::Why::kCommanded);   // judges
 //   truth.violation();                                  // the first broken promise; empty: none
 #pragma once
@@ -39,7 +39,8 @@ class Truth {
   // ---- Copies ----
   enum class Why { kCommanded, kFault };
   // The bytes behind a record that was published; a shard has one content for ever.
-  void Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token);
+  void Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token,
+              bool heard_of_host);
   std::string NameOf(const std::string& uuid_bytes) const;
   uint64_t TokenOf(const ShardId& id) const;  // 0: it was never sealed
   void Added(const ShardId& id, Place place);
@@ -87,8 +88,10 @@ class Truth {
  private:
   struct Checkpoint {
     uint32_t world_size = 0;
-    std::vector<uint64_t> tokens;    // 0: not sealed
-    std::vector<int64_t> sealed_at;  // true time
+    std::vector<uint64_t> tokens;  // 0: not sealed
+    // True time; 0: the node had not heard of the host that acts then. What lies there is found
+    // when it does, and cannot be told from what was sealed before.
+    std::vector<int64_t> sealed_at;
     std::vector<std::vector<Place>> good;
     std::vector<std::vector<Place>> hit;  // taken by faults: a daemon may count on them still
     std::set<Rank> in_nvme;               // that ever had a copy there
