@@ -353,6 +353,9 @@ void Node::CheckOldCommand(const std::string& from, const v1::PeerMessage& messa
                            const Actions& actions) {
   const auto* field = v1::PeerMessage::descriptor()->FindFieldByNumber(message.body_case());
   w_.counts.states[absl::StrCat("message: ", field == nullptr ? "?" : field->name())]++;
+  if (message.has_node_arrived()) {
+    w_.truth.Met(message.job_uuid(), from, message.epoch());
+  }
   if (w_.options.trace_messages) {
     w_.Trace(absl::StrCat(from, " to ", name, ": ", message.ShortDebugString().substr(0, 1000)));
   }

@@ -78,7 +78,7 @@ void Node::Do(const PublishRecord& a) {
         const ShardId& id = published.copy.id;
         const std::string& job = published.copy.job_name;
         w_.truth.Sealed(id, job, published.copy.world_size, said->token,
-                        HasHeard(job, w_.truth.HighestEpoch(job)));
+                        w_.truth.HasMetHost(job, name));
         w_.truth.Added(id, {TierKind::kMemory, index});
       }
     }

@@ -33,7 +33,7 @@ std::string Truth::Text(const Job& job, CheckpointId id) const {
 // ---- Copies ----
 
 void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token,
-                   bool heard_of_host) {
+                   bool met_host) {
   names_[id.job] = job;
   Job& of = Named(job);
   of.name = job;
@@ -54,7 +54,7 @@ void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_siz
   }
   if (known == 0) {
     known = token;
-    checkpoint.sealed_at[id.rank] = heard_of_host ? w_.t.now() : 0;
+    checkpoint.sealed_at[id.rank] = met_host ? w_.t.now() : 0;
   }
 }
 
@@ -416,6 +416,23 @@ void Truth::ClearCommits() {
 Epoch Truth::HighestEpoch(const std::string& name) const {
   const auto job = jobs_.find(name);
   return job == jobs_.end() || job->second.acting.empty() ? 0 : job->second.acting.rbegin()->first;
+}
+
+void Truth::Met(const std::string& uuid_bytes, const std::string& node, Epoch epoch) {
+  if (const std::string name = NameOf(uuid_bytes); !name.empty()) {
+    Epoch& met = Named(name).met[node];
+    met = std::max(met, epoch);
+  }
+}
+
+bool Truth::HasMetHost(const std::string& name, const std::string& node) const {
+  const auto found = jobs_.find(name);
+  if (found == jobs_.end() || found->second.acting.empty()) {
+    return true;
+  }
+  const auto& [epoch, host] = *found->second.acting.rbegin();
+  const auto met = found->second.met.find(node);
+  return host == node || (met != found->second.met.end() && met->second >= epoch);
 }
 
 const v1::JobState* Truth::StateOf(const std::string& name) const {

@@ -40,7 +40,7 @@ class Truth {
   enum class Why { kCommanded, kFault };
   // The bytes behind a record that was published; a shard has one content for ever.
   void Sealed(const ShardId& id, const std::string& job, uint32_t world_size, uint64_t token,
-              bool heard_of_host);
+              bool met_host);
   std::string NameOf(const std::string& uuid_bytes) const;
   uint64_t TokenOf(const ShardId& id) const;  // 0: it was never sealed
   void Added(const ShardId& id, Place place);
@@ -84,13 +84,16 @@ class Truth {
   const v1::JobState* StateOf(const std::string& job) const;
   // Under which anybody has acted as its host.
   Epoch HighestEpoch(const std::string& job) const;
+  // The node has told a host under that epoch what it has; it has told the host that acts.
+  void Met(const std::string& uuid_bytes, const std::string& node, Epoch epoch);
+  bool HasMetHost(const std::string& job, const std::string& node) const;
 
  private:
   struct Checkpoint {
     uint32_t world_size = 0;
     std::vector<uint64_t> tokens;  // 0: not sealed
-    // True time; 0: the node had not heard of the host that acts then. What lies there is found
-    // when it does, and cannot be told from what was sealed before.
+    // True time; 0: the node had not met the host that acts then. What lies there is found when it
+    // does, and cannot be told from what was sealed before.
     std::vector<int64_t> sealed_at;
     std::vector<std::vector<Place>> good;
     std::vector<std::vector<Place>> hit;  // taken by faults: a daemon may count on them still
@@ -132,6 +135,7 @@ class Truth {
     uint64_t commits = 0;
     std::map<TierKind, uint64_t> tier_commits;
     std::map<uint64_t, std::string> acting;  // by epoch
+    std::map<std::string, Epoch> met;        // by node
   };
 
   Job* Find(const JobUuid& uuid);
