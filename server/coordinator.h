@@ -337,6 +337,7 @@ class Coordinator {
   bool OthersAlive(const JoinAsked& j) const;
   std::optional<NodeId> MayHaveRanksUnheard() const;
   bool WasIn(const JoinAsked& j) const;
+  bool WasSeen(Rank rank) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);
   void EndAttempt(Attempt number, const Failure& superseded, Turn& t);

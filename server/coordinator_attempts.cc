@@ -103,13 +103,19 @@ std::optional<NodeId> Coordinator::MayHaveRanksUnheard() const {
   return attempt() == loaded_attempt_ ? SilentNode() : std::nullopt;
 }
 
-// Whether the rank was in the current attempt before. Should the state that names its members have
-// been lost, those that sealed something are known by that; and an attempt that restored something
-// had them all.
+// Whether the rank was in the current attempt before, or may have been: whoever takes its place
+// would save other bytes under names that may have been given. Should the state that names its
+// members have been lost, those that sealed something are known by that; an attempt that restored
+// or committed something had them all; and a node that never told this coordinator who lives there
+// may have had any, though it is gone by now.
 bool Coordinator::WasIn(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
-  return members_.Find(j.rank) != nullptr || last_begun_.count(j.rank) > 0 ||
-         (newest.decided && newest.parent.attempt != 0);
+  const bool had_all = newest.any_committed || (newest.decided && newest.parent.attempt != 0);
+  return WasSeen(j.rank) || had_all || (attempt() == loaded_attempt_ && !unheard_.empty());
+}
+
+bool Coordinator::WasSeen(Rank rank) const {
+  return members_.Find(rank) != nullptr || last_begun_.count(rank) > 0;
 }
 
 std::optional<Coordinator::Verdict> Coordinator::JudgeHolder(const JoinAsked& j) const {
@@ -231,7 +237,8 @@ Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
   if (newest.decided && WasIn(j) && !same_process) {
     return {Verdict::Kind::kRefuse,
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("rank ", j.rank, " of job '", name_, "' was in launch '", j.launch,
+             absl::StrCat("rank ", j.rank, " of job '", name_, "' ",
+                          WasSeen(j.rank) ? "was" : "may have been", " in launch '", j.launch,
                           "' with another process, and attempt ", attempt(),
                           " has moved on; start all ranks again under a new launch id")}};
   }

@@ -1062,6 +1062,52 @@ TEST_F(NodesTest, ANewCoordinatorGivesNoRankAwayThatASilentNodeMayHave) {
   EXPECT_NE(Answer<JoinAccepted>(patient.token), nullptr);
 }
 
+// The node that had the rank is gone and cannot tell what it saved: another process that took its
+// place in the same attempt would save other bytes under the same names.
+class ReplacedUnheardTest : public NodesTest {
+ protected:
+  // b had rank 1, and a new host never hears of it.
+  void LoseTheHostAndB(const std::string& launch, bool committed) {
+    Join(kHere, 0, 2, launch);
+    Join(b_, 1, 2, launch);
+    if (committed) {
+      SaveBoth(1);
+      ASSERT_TRUE(Committed(1));
+    } else {
+      Save(b_, 1, 1);
+    }
+    TakeOver(elsewhere_, false);
+    Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
+    Say(lost_, NodeLeft{true, "it is not a member of the cluster"});
+    out_.clear();
+  }
+
+  NodeNames elsewhere_{"c"};
+  const NodeId old_host_ = elsewhere_.Number("a");
+  const NodeId lost_ = elsewhere_.Number("b");
+};
+
+TEST_F(ReplacedUnheardTest, OpensTheNextAttempt) {
+  for (const bool committed : {true, false}) {
+    SCOPED_TRACE(committed);
+    settings_.nodes = &nodes_;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    LoseTheHostAndB("", committed);
+    const RequestToken asked = Join(kHere, 1, 2, "");
+    const JoinAccepted* accepted = Answer<JoinAccepted>(asked);
+    ASSERT_NE(accepted, nullptr);
+    EXPECT_EQ(accepted->attempt, 2u);
+  }
+}
+
+TEST_F(ReplacedUnheardTest, OfTheSameLaunchIsRefused) {
+  LoseTheHostAndB("one", true);
+  const Refused* refused = Answer<Refused>(Join(kHere, 1, 2, "one"));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_THAT(refused->failure.message, ::testing::HasSubstr("start all ranks again"));
+}
+
 TEST_F(NodesTest, ANewCoordinatorLetsANewLaunchInWhoeverIsSilent) {
   TwoRanks();
   NodeNames nodes("c");
