@@ -96,6 +96,7 @@ class World {
   void Kill(RankProcess* process, Duration linger);
   void Calm();
   void CheckTheEnd();
+  void AskWhereAllLies(const std::string& job, std::set<std::string> doubted);
   void Sweep();
   void Sample();
   void AskForNoPoint(const Job& job);
