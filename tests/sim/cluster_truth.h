@@ -26,7 +26,7 @@ class World;
 struct Place {
   TierKind tier = TierKind::kMemory;
   uint32_t node = 0;  // remote: 0
-  bool operator==(const Place&) const = default;
+  auto operator<=>(const Place&) const = default;
 };
 
 class Truth {
