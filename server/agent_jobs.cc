@@ -367,15 +367,11 @@ void Agent::TakeMessage(const JobUuid& job, const RoomAnswered& m) {
     return;
   }
   pending->where = Where::kRoom;
-  if (m.made) {
-    return pending->fetch ? PlaceFetch(m.token) : Place(m.token);
+  if (!m.made) {
+    pending->asked.insert(job);
   }
-  pending->asked.insert(job);
-  if (const Seat* seat = FindSeat(pending->seat); seat != nullptr && pending->fetch) {
-    AskForFetchRoom(m.token, *seat);
-  } else if (seat != nullptr) {
-    AskForRoom(m.token, *pending, *seat);
-  }
+  // (If nothing was given up for it: what went for other reasons while it asked may be enough.)
+  pending->fetch ? PlaceFetch(m.token) : Place(m.token);
 }
 
 void Agent::TakeMessage(const JobUuid&, const StageReached& m) {

@@ -1024,6 +1024,41 @@ TEST_F(AgentClusterTest, RanksOnOtherNodesWantNoneOfThisMemory) {
   }
 }
 
+// The room that was made for a rank of another node is here, too: the host has nothing more to give
+// up for this one.
+TEST_F(AgentClusterTest, WhatWasFreedWhileARankAskedForRoomIsTaken) {
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId a = Seated(x_, 0, 100);
+  for (const Step step : {1, 2, 3}) {
+    Begin(a, step);
+    Permit(x_);
+    const v1::Grant grant = Take<SendReply>().back().frame.begin_save();
+    v1::ClientFrame seal;
+    seal.mutable_seal()->set_step(step);
+    seal.mutable_seal()->set_slot(grant.slot());
+    seal.mutable_seal()->set_generation(grant.generation());
+    seal.mutable_seal()->set_record_offset(4096);
+    seal.mutable_seal()->set_record_bytes(4096);
+    Ask(a, seal);
+  }
+  Said(x_);
+  Take<SendReply>();
+  Begin(a, 4);
+  const auto asked = Only<RoomAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u) << "it has three slots";
+  Tell(x_, GiveUp{{1, 1}, {absl::StatusCode::kAborted, v1::Failure::REASON_SHED, "for another"}});
+  for (const RemoveRecord& removal : Take<RemoveRecord>()) {
+    Feed(RecordRemoved{removal.slot, removal.generation, absl::OkStatus()});
+  }
+  Tell(x_, RoomAnswered{asked[0].token, false});
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_TRUE(replies[0].frame.has_begin_save()) << replies[0].frame.ShortDebugString();
+}
+
 TEST_F(AgentClusterTest, WhatHasLeftNothingHereIsForgottenWhenTheNumberOfJobsIsShort) {
   Start();
   DriveScanned({});

@@ -48,8 +48,9 @@ class SliceOwners {
 std::optional<PartImage> PartOf(SliceOwners& owners, const FlushShard& action,
                                 const RecordAndLayout& image);
 
-// Of the owners' files of one image so many are open at a time, and one more for each thread that
-// reads; which of the others is read is opened again.
+// Of the owners' files of one image so many are open at a time, and two more for each thread that
+// reads (the one that it reads, and the one that it closes); which of the others is read is opened
+// again.
 inline constexpr size_t kOwnersOpenMax = 64;
 
 class OwnersFiles;

@@ -52,7 +52,7 @@ TEST_P(TierFaultTest, ItEndsAloneIsNamedAndLeavesNothing) {
   // Nothing is left of it.
   AwaitIdle();
   EXPECT_EQ(Leftovers(tier()), before);
-  EXPECT_EQ(OpenFiles(), open_files);
+  AwaitOpenFiles(open_files);
   // And when the fault is gone it is as if it had not been.
   env_.Meddle({});
   FlushShard again = flush;

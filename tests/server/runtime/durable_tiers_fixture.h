@@ -379,6 +379,15 @@ class DurableTiersTest : public ::testing::Test {
     }
     return files;
   }
+  // No more than before are left. (A thread closes what it opened a moment after it is idle: so it
+  // may be fewer, too.)
+  static void AwaitOpenFiles(size_t before) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (OpenFiles() > before && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    EXPECT_LE(OpenFiles(), before);
+  }
   // Long after everything that has begun.
   static MonotonicTime Later() { return Clock::System()->Now() + std::chrono::hours(1); }
   v1::TierStatus Tier(TierKind kind) {
