@@ -427,6 +427,7 @@ class Coordinator {
   std::string DoubtedText() const;
   std::optional<Failure> OutOfReach(CheckpointId id) const;
   Failure Unreadable() const;
+  Failure ChosenUnreadable() const;
   std::string WhyNothingOfTheLine(CheckpointId newest, std::optional<CheckpointId>& named) const;
   std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
   std::string OtherBranchText() const;

@@ -363,8 +363,9 @@ void Coordinator::FallBack(const LoadReported& m, Turn& t) {
   GoOnWithFallBack(false, t);
 }
 
-// All ranks together, to the newest step that can be read: an older one, or the same if a tier that
-// was `read_since` has it too. The rank that failed waits with the others.
+// All ranks together, to the newest step that can be read: an older one, the same if a tier that
+// was `read_since` has it too, or a newer one that has become whole since. The rank that failed
+// waits with the others.
 void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
   const CheckpointId from = session_->checkpoint();
   const std::string what = absl::StrCat("step ", from.step, " of attempt ", from.attempt,
@@ -373,8 +374,9 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
   std::vector<CheckpointId> left;  // what was asked for, and nothing else, has no next
   if (!session_->only_these()) {
     left = Loadable();
-    std::erase_if(left,
-                  [&](const CheckpointId& id) { return from < id || (id == from && !read_since); });
+    std::erase_if(left, [&](const CheckpointId& id) {
+      return (from < id && session_->Tried(id)) || (id == from && !read_since);
+    });
     // A durable tier may have something in between.
     if (std::optional<Failure> failure = WaitForInventory(left)) {
       if (InventoryPending()) {
@@ -390,7 +392,7 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
     }
   }
   if (left.empty()) {
-    Failure failure = Unreadable();
+    Failure failure = session_->only_these() ? ChosenUnreadable() : Unreadable();
     failure.message = absl::StrCat(what, "; ", failure.message);
     return FailSession(failure, t);
   }
@@ -567,6 +569,22 @@ Failure Coordinator::Unreadable() const {
                              : "",
                        DoubtedText(), OtherBranchText(), "; to begin anew: ckptctl restore ", name_,
                        " --from-scratch")};
+}
+
+// Somebody chose it: nothing else is taken for it, and what else there is is for them to say.
+Failure Coordinator::ChosenUnreadable() const {
+  return {
+      absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+      absl::StrCat("it was asked for ", session_->wanted() ? "by the ranks" : "by a restore point",
+                   ", so no other step is taken instead; on the line there are: ", CommittedText(),
+                   DoubtedText(),
+                   session_->wanted() ? "; to go on from another one, ask for that, or for none"
+                                      : absl::StrCat("; to go on from another one: ckptctl "
+                                                     "restore ",
+                                                     name_,
+                                                     " --step N, or, from the newest: "
+                                                     "ckptctl restore ",
+                                                     name_, " --clear"))};
 }
 
 // Of the newest step of the line that is known; if none is, of the newest one that there was.

@@ -184,6 +184,23 @@ class AgentClusterTest : public ::testing::Test {
       Tell(job, SavePermitted{save.token, {}});
     }
   }
+  // The rank saves the step into a slot that it may have without asking for room.
+  void Save(const JobUuid& job, ConnectionId connection, Step step) {
+    Begin(connection, step);
+    Permit(job);
+    const auto replies = Take<SendReply>();
+    ASSERT_TRUE(!replies.empty() && replies.back().frame.has_begin_save()) << "step " << step;
+    const v1::Grant& grant = replies.back().frame.begin_save();
+    v1::ClientFrame seal;
+    seal.mutable_seal()->set_step(step);
+    seal.mutable_seal()->set_slot(grant.slot());
+    seal.mutable_seal()->set_generation(grant.generation());
+    seal.mutable_seal()->set_record_offset(4096);
+    seal.mutable_seal()->set_record_bytes(4096);
+    Ask(connection, seal);
+    EXPECT_EQ(Only<ShardSealed>(Said(job)).size(), 1u);
+    Take<SendReply>();
+  }
   static SealedCopy Copy(const JobUuid& job, Step step, Rank rank,
                          const std::string& name = "job") {
     SealedCopy copy;
@@ -1007,20 +1024,7 @@ TEST_F(AgentClusterTest, RanksOnOtherNodesWantNoneOfThisMemory) {
   Said(x_);
   const ConnectionId a = Seated(x_, 0, 100);
   for (const Step step : {1, 2, 3}) {
-    Begin(a, step);
-    Permit(x_);
-    const auto replies = Take<SendReply>();
-    ASSERT_TRUE(!replies.empty() && replies.back().frame.has_begin_save()) << "step " << step;
-    const v1::Grant& grant = replies.back().frame.begin_save();
-    v1::ClientFrame seal;
-    seal.mutable_seal()->set_step(step);
-    seal.mutable_seal()->set_slot(grant.slot());
-    seal.mutable_seal()->set_generation(grant.generation());
-    seal.mutable_seal()->set_record_offset(4096);
-    seal.mutable_seal()->set_record_bytes(4096);
-    Ask(a, seal);
-    EXPECT_EQ(Only<ShardSealed>(Said(x_)).size(), 1u);
-    Take<SendReply>();
+    Save(x_, a, step);
   }
 }
 
@@ -1033,19 +1037,8 @@ TEST_F(AgentClusterTest, WhatWasFreedWhileARankAskedForRoomIsTaken) {
   Said(x_);
   const ConnectionId a = Seated(x_, 0, 100);
   for (const Step step : {1, 2, 3}) {
-    Begin(a, step);
-    Permit(x_);
-    const v1::Grant grant = Take<SendReply>().back().frame.begin_save();
-    v1::ClientFrame seal;
-    seal.mutable_seal()->set_step(step);
-    seal.mutable_seal()->set_slot(grant.slot());
-    seal.mutable_seal()->set_generation(grant.generation());
-    seal.mutable_seal()->set_record_offset(4096);
-    seal.mutable_seal()->set_record_bytes(4096);
-    Ask(a, seal);
+    Save(x_, a, step);
   }
-  Said(x_);
-  Take<SendReply>();
   Begin(a, 4);
   const auto asked = Only<RoomAsked>(Said(x_));
   ASSERT_EQ(asked.size(), 1u) << "it has three slots";

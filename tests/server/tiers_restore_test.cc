@@ -565,6 +565,56 @@ TEST(RestoreFromTiers, WhatBecomesWholeWhileAnOlderStepIsLoadedIsNotDiscarded) {
   EXPECT_EQ(got.round, 2u);
 }
 
+// Nothing else is taken for it, and it is not said that there is nothing else.
+TEST(RestoreFromTiers, ARestorePointThatIsBadNamesWhatElseThereIs) {
+  TierWorld w(1,
+              [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_keep_last(3); });
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  w.Reboot();
+  v1::SetRestorePointRequest request;
+  request.set_job("job");
+  request.set_step(2);
+  ASSERT_TRUE(w.h.Admin<v1::SetRestorePointReply>(request).ok());
+  const Restored got = w.Restore([](Rank, const v1::SessionOutcome&) { return true; });
+  EXPECT_FALSE(got.done);
+  EXPECT_EQ(got.failure.reason(), v1::Failure::REASON_UNREADABLE);
+  const std::string& said = got.failure.message();
+  EXPECT_TRUE(Contains(said, "asked for by a restore point")) << said;
+  EXPECT_TRUE(Contains(said, "on the line there are: 3")) << said;
+  EXPECT_TRUE(Contains(said, "ckptctl restore job --clear")) << said;
+  EXPECT_FALSE(Contains(said, "nothing of its line")) << said;
+}
+
+// The older step turns out to be bad before all have it: what has become whole is next.
+TEST(RestoreFromTiers, WhatBecomesWholeWhileAnOlderStepFailsIsGoneOnWith) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  w.h.fail = [](const Action& a) {
+    const auto* flush = std::get_if<FlushShard>(&a);
+    return (flush != nullptr && flush->to == TierKind::kNvme) ||
+                   std::holds_alternative<PublishManifest>(a)
+               ? absl::UnavailableError("EIO")
+               : absl::OkStatus();
+  };
+  ASSERT_TRUE(w.Save(2));
+  w.Reboot();
+  w.h.delay = [](const Action& a) { return std::holds_alternative<FetchShard>(a); };
+  Restored got = w.Restore();
+  ASSERT_EQ(w.Delayed<FetchShard>(), 1u) << "step 2 has no manifest, and that is in trouble";
+  w.h.fail = nullptr;
+  w.h.Advance(std::chrono::seconds(20));
+  ASSERT_EQ(w.Manifests().back(), 2u);
+  w.h.nvme.damaged.insert(w.Shard(1, 0));
+  w.h.remote.damaged.insert(w.Shard(1, 0));
+  w.h.delay = nullptr;
+  w.h.PerformDelayed();
+  got = w.GoOn();
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 2u);
+}
+
 TEST(RestoreFromTiers, WhatLeftMemoryBeforeADriveAnsweredIsFoundThere) {
   TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_memory()->set_slots_per_rank(2); });
   ASSERT_TRUE(w.Save(1));

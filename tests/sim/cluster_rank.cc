@@ -192,6 +192,7 @@ void RankProcess::OnJoined(const v1::DaemonFrame& frame, int64_t asked) {
 
 void RankProcess::Enter() {
   training_ = false;
+  entered_at_ = w_.t.now();
   v1::ClientFrame frame;
   const Duration deadline = w_.t.Millis(5000, 30'000);
   frame.mutable_enter_session()->set_deadline_ms(ToMillis(deadline));
@@ -220,7 +221,7 @@ void RankProcess::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
     return Train();
   }
   if (failure.reason() == Failure::REASON_UNREADABLE) {
-    w_.Unreadable(job_, attempt_, failure.message());
+    w_.Unreadable(job_, attempt_, entered_at_, failure.message());
   }
   if (failure.reason() == Failure::REASON_UNKNOWN_SESSION) {
     return Later(milliseconds(100), &RankProcess::Join);

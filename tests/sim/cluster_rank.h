@@ -80,6 +80,7 @@ class RankProcess {
   bool alive_ = true;
   bool dying_ = false;
   bool stubborn_ = false;  // was told to end, and goes on
+  int64_t entered_at_ = 0;
   bool training_ = false;
   int64_t hangs_until_ = 0;
   int64_t ended_at_ = 0;

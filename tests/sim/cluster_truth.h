@@ -75,6 +75,7 @@ class Truth {
   void Restored(const std::string& job, Attempt attempt, Rank rank, CheckpointId parent);
   void FromScratchTold(const std::string& job, Attempt attempt);
   void ReaderTold(const std::string& job, const ShardId& id, Rank asked);
+  bool PointSince(const std::string& name, int64_t then) const;
   void RestorePointAsked(const std::string& job);  // by a person, whose choice it is
   void FromScratchAsked(const std::string& job);
 
@@ -135,6 +136,7 @@ class Truth {
     std::optional<CheckpointId> newest;         // promised, on the line, whole
     std::optional<CheckpointId> newest_remote;  // the same of the remote tier alone
     std::set<CheckpointId> pins;
+    int64_t point_seen_at = 0;   // when the last state that had one was the newest
     bool restore_point = false;  // one may be set: what is restored next is a person's choice
     bool from_scratch = false;
     uint64_t commits = 0;

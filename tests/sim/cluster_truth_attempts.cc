@@ -30,6 +30,9 @@ void Truth::Agreed(const std::string& name, uint64_t epoch, const std::string& b
     return Violated(absl::StrCat("job ", name, ": what is agreed on is no state of it"));
   }
   const v1::JobState before = std::exchange(job.state, state);
+  if (before.restore_point().set()) {
+    job.point_seen_at = w_.t.now();
+  }
   const auto uuid = JobUuid::FromBytes(state.job_uuid());
   if (!uuid.ok()) {
     return Violated(absl::StrCat("job ", name, ": its state names no uuid"));
@@ -220,6 +223,13 @@ void Truth::FromScratchTold(const std::string& name, Attempt attempt) {
 
 void Truth::RestorePointAsked(const std::string& name) {
   Named(name).restore_point = true;
+}
+
+// A person's restore point is agreed on, or has been since `then`.
+bool Truth::PointSince(const std::string& name, int64_t then) const {
+  const auto job = jobs_.find(name);
+  return job != jobs_.end() &&
+         (job->second.state.restore_point().set() || job->second.point_seen_at > then);
 }
 
 void Truth::FromScratchAsked(const std::string& name) {

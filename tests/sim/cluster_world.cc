@@ -251,7 +251,7 @@ void World::RankEnded(RankProcess* process) {
 }
 
 // What nothing can be done about a person decides, after a while.
-void World::Unreadable(Job& job, Attempt attempt, const std::string& why) {
+void World::Unreadable(Job& job, Attempt attempt, int64_t entered_at, const std::string& why) {
   Trace(absl::StrCat(job.name, " attempt ", attempt, ": ", why));
   std::vector<uint32_t> nodes;
   for (const RankProcess* rank : job.ranks) {
@@ -260,13 +260,13 @@ void World::Unreadable(Job& job, Attempt attempt, const std::string& why) {
     }
     nodes.push_back(rank->node().index);
   }
-  const v1::JobState* state = truth.StateOf(job.name);
-  if (!stormy_ && state != nullptr && state->restore_point().set()) {
+  if (!stormy_ && truth.PointSince(job.name, entered_at)) {
     return AskForNoPoint(job);  // what a person wants cannot be had: the person gives in
   }
-  if (!stormy_ && truth.NewestReachable(job.name, nodes)) {
-    return truth.Violated(
-        absl::StrCat("job ", job.name, ": ", why, ", although a committed step is there"));
+  const auto there = stormy_ ? std::nullopt : truth.NewestReachable(job.name, nodes);
+  if (there) {
+    return truth.Violated(absl::StrCat("job ", job.name, ": ", why, ", although attempt ",
+                                       there->attempt, " step ", there->step, " is there"));
   }
   if (++job.from_scratch_wishes % (4 * job.world_size) != 0) {
     return;

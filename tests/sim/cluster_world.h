@@ -84,7 +84,7 @@ class World {
   void RankEnded(RankProcess* process);
   std::vector<Job>& jobs() { return jobs_; }
   // Nothing that it could load is there, it says. After a while a person lets it begin anew.
-  void Unreadable(Job& job, Attempt attempt, const std::string& why);
+  void Unreadable(Job& job, Attempt attempt, int64_t entered_at, const std::string& why);
 
  private:
   // cluster_world.cc

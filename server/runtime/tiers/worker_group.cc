@@ -37,6 +37,9 @@ struct WorkerGroup::State {
   CondVar ended_cv;
   std::deque<std::shared_ptr<Operation>> waiting GUARDED_BY(mutex);
   std::map<DrainId, Running> running GUARDED_BY(mutex);
+  // Threads with an operation, or with what is left of one: to let go of that may be work for a
+  // group, too (files are closed where they were opened).
+  size_t busy GUARDED_BY(mutex) = 0;
   std::set<pid_t> threads GUARDED_BY(mutex);
   ThreadPriority priority GUARDED_BY(mutex);
   bool stopping GUARDED_BY(mutex) = false;
@@ -99,20 +102,28 @@ void WorkerGroup::Run(const std::shared_ptr<State>& state) {
       operation = std::move(state->waiting.front());
       state->waiting.pop_front();
       state->running[operation->drain()] = {operation, false};
+      ++state->busy;
     }
-    operation->control()->Touch();
-    Event event = operation->control()->cancelled() ? operation->Cancelled() : operation->Work();
-    {
-      MutexLock lock(state->mutex);
-      state->running.erase(operation->drain());
-    }
-    operation->EndLife();
-    // What was published after it had been answered as cancelled is there all the same.
-    const auto* flush = std::get_if<FlushEnded>(&event);
-    const bool late = flush != nullptr && flush->status.ok();
-    if (operation->TakeAnswer() || late) {
-      state->outlet->Post(std::move(event));
-    }
+    RunOne(state, std::move(operation));
+    MutexLock lock(state->mutex);
+    --state->busy;
+  }
+}
+
+void WorkerGroup::RunOne(const std::shared_ptr<State>& state,
+                         std::shared_ptr<Operation> operation) {
+  operation->control()->Touch();
+  Event event = operation->control()->cancelled() ? operation->Cancelled() : operation->Work();
+  {
+    MutexLock lock(state->mutex);
+    state->running.erase(operation->drain());
+  }
+  operation->EndLife();
+  // What was published after it had been answered as cancelled is there all the same.
+  const auto* flush = std::get_if<FlushEnded>(&event);
+  const bool late = flush != nullptr && flush->status.ok();
+  if (operation->TakeAnswer() || late) {
+    state->outlet->Post(std::move(event));
   }
 }
 
@@ -246,7 +257,7 @@ absl::Status WorkerGroup::SetPriority(const ThreadPriority& priority) {
 
 bool WorkerGroup::idle() const {
   MutexLock lock(state_->mutex);
-  return state_->waiting.empty() && state_->running.empty();
+  return state_->waiting.empty() && state_->busy == 0;
 }
 
 size_t WorkerGroup::stalled() const {

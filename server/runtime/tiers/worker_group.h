@@ -53,6 +53,7 @@ class WorkerGroup {
   void CheckStalls(MonotonicTime now);
   // The first error, if any: the kernel may refuse.
   absl::Status SetPriority(const ThreadPriority& priority);
+  // Nothing waits or runs, and nothing of what ran is still to be let go of.
   bool idle() const;
   size_t stalled() const;
 
@@ -60,6 +61,7 @@ class WorkerGroup {
   struct State;
   explicit WorkerGroup(std::shared_ptr<State> state);
   static void Run(const std::shared_ptr<State>& state);
+  static void RunOne(const std::shared_ptr<State>& state, std::shared_ptr<Operation> operation);
   const std::shared_ptr<State> state_;
 };
 

@@ -1,5 +1,7 @@
 // What operations on durable tiers do to each other: a drive or a mount that hangs, jobs that are
 // not what they say, what was answered before its end.
+#include <future>
+
 #include "server/runtime/passed_files.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
 
@@ -372,6 +374,22 @@ TEST_F(WorkerGroupTest, WhatEndsWellAfterItWasAnsweredIsStillTold) {
   Release();
   EXPECT_THAT(AwaitFlushes(2),
               ::testing::ElementsAre(absl::StatusCode::kCancelled, absl::StatusCode::kOk));
+}
+
+// To let go of what an operation had may be work, too.
+TEST_F(WorkerGroupTest, IsIdleWhenNothingIsLeftToBeLetGoOf) {
+  const auto group = Group();
+  const auto idle_when_let_go = std::make_shared<std::promise<bool>>();
+  std::future<bool> told = idle_when_let_go->get_future();
+  std::shared_ptr<void> had(nullptr, [group = group.get(), idle_when_let_go](void*) {
+    idle_when_let_go->set_value(group->idle());
+  });
+  group->Submit(std::make_shared<Operation>(
+                    1, [had = std::move(had)](Operation&) -> Event { return TimerFired{}; },
+                    []() -> Event { return TimerFired{}; }),
+                false);
+  ASSERT_EQ(told.wait_for(kPatience), std::future_status::ready);
+  EXPECT_FALSE(told.get());
 }
 
 TEST(WorkerGroupThreadsTest, WithoutThreadsItSaysSo) {
