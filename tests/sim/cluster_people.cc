@@ -127,11 +127,11 @@ void World::AskWhereAllLies(const std::string& name, std::set<std::string> doubt
     std::set<std::string> wrong;
     for (int i = 0; where != nullptr && i < where->copies_size(); ++i) {
       const v1::ShardCopy& copy = where->copies(i);
-      const bool remote = copy.tier() == TierName(TierKind::kRemote);
-      const TierKind tier = remote                                     ? TierKind::kRemote
+      const bool far = copy.tier() == TierName(TierKind::kRemote);
+      const TierKind tier = far                                        ? TierKind::kRemote
                             : copy.tier() == TierName(TierKind::kNvme) ? TierKind::kNvme
                                                                        : TierKind::kMemory;
-      const Place place{tier, remote ? 0 : index_.at(copy.node())};
+      const cluster::Place place{tier, far ? 0 : index_.at(copy.node())};
       if (copy.state() == "good" &&
           !truth.MayLie(name, {copy.attempt(), copy.step()}, copy.rank(), place)) {
         wrong.insert(copy.ShortDebugString());
