@@ -385,6 +385,29 @@ void Etcd::Wipe() {
   }
 }
 
+bool Etcd::RemoveHost(const std::string& name) {
+  const auto found = hosts_.find(name);
+  if (found == hosts_.end()) {
+    return false;
+  }
+  const Host host = found->second;
+  w_.Trace(absl::StrCat(name, ": its host ", host.host.node, " is removed from etcd"));
+  DropHost(name);
+  for (const ClientPtr& client : clients_) {
+    if (client == nullptr || !client->running || client->lease != host.lease) {
+      continue;
+    }
+    w_.t.After(w_.t.Chance(0.5) ? w_.t.Millis(0, 50) : w_.t.Millis(500, 8000),
+               [this, client, life = client->life, name, epoch = host.host.epoch] {
+                 JobClient& job = client->jobs[name];
+                 if (Lives(client, life) && job.hosting == epoch) {
+                   EndHosting(client, name, job);
+                 }
+               });
+  }
+  return true;
+}
+
 void Etcd::Calm() {
   SetDown(false);
   cut_off_.clear();

@@ -43,6 +43,9 @@ class Etcd {
   void SetLate(bool late) { late_ = late; }
   void SetLossy(double lost) { lost_ = lost; }
   void Wipe();
+  // The key that says who hosts the job is removed; that node hears of it, perhaps late. False:
+  // nobody does.
+  bool RemoveHost(const std::string& job);
   void Calm();
 
   bool IsMember(uint32_t node) const;

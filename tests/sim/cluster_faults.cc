@@ -31,6 +31,7 @@ const char* NameOf(Fault fault) {
       "etcd down",
       "node cut off from etcd",
       "etcd erased",
+      "host removed from etcd",
       "etcd's answer lost",
       "etcd's watch late",
       "wall clock jumps",
@@ -352,7 +353,7 @@ bool World::StatesAreSpread() const {
 }
 
 void World::EtcdTrouble() {
-  switch (t.Below(10)) {
+  switch (t.Below(12)) {
     case 0:
     case 1:
       Count(Fault::kEtcdDown);
@@ -380,6 +381,12 @@ void World::EtcdTrouble() {
     case 7:
       etcd.SetLossy(0.2);
       return t.After(t.Millis(1000, 20'000), [this] { etcd.SetLossy(0); });
+    case 8:
+    case 9:
+      if (etcd.RemoveHost(jobs_[t.Below(jobs_.size())].name)) {
+        Count(Fault::kHostRemoved);
+      }
+      return;
     default:
       etcd.SetLate(true);
       return t.After(t.Millis(1000, 30'000), [this] { etcd.SetLate(false); });
@@ -409,7 +416,7 @@ void World::TierTrouble() {
       std::advance(it, static_cast<ptrdiff_t>(t.Below(far.copies.size())));
       Trace(absl::StrCat("a bit flips in remote, ", it->first.ToString()));
       it->second.bytes = NewToken();
-      truth.Removed(it->first, {TierKind::kRemote, 0}, Truth::Why::kFault);
+      truth.DamagedUnnoticed(it->first, {TierKind::kRemote, 0});
       return Count(Fault::kBitFlippedRemote);
     }
     case 3:

@@ -145,7 +145,7 @@ bool Node::FlipInMemory() {
   w_.Trace(absl::StrCat(name, ": a bit flips in slot ", file.slot, ", ",
                         file.record->copy.id.ToString()));
   file.token = w_.NewToken();
-  w_.truth.Removed(file.record->copy.id, {TierKind::kMemory, index}, Truth::Why::kFault);
+  w_.truth.DamagedUnnoticed(file.record->copy.id, {TierKind::kMemory, index});
   return true;
 }
 
@@ -157,7 +157,7 @@ bool Node::FlipInNvme() {
   std::advance(it, static_cast<ptrdiff_t>(w_.t.Below(nvme_.copies.size())));
   w_.Trace(absl::StrCat(name, ": a bit flips in nvme, ", it->first.ToString()));
   it->second.bytes = w_.NewToken();
-  w_.truth.Removed(it->first, {TierKind::kNvme, index}, Truth::Why::kFault);
+  w_.truth.DamagedUnnoticed(it->first, {TierKind::kNvme, index});
   return true;
 }
 
@@ -167,7 +167,7 @@ bool Node::LoseNvmeCopy() {
   }
   auto it = nvme_.copies.begin();
   std::advance(it, static_cast<ptrdiff_t>(w_.t.Below(nvme_.copies.size())));
-  w_.truth.Removed(it->first, {TierKind::kNvme, index}, Truth::Why::kFault);
+  w_.truth.DamagedUnnoticed(it->first, {TierKind::kNvme, index});
   nvme_.copies.erase(it);
   return true;
 }

@@ -55,6 +55,7 @@ enum class Fault {
   kEtcdDown,
   kEtcdCutOff,  // one node from etcd
   kEtcdWiped,
+  kHostRemoved,     // somebody removes the key that says who hosts a job
   kEtcdAnswerLost,  // the outcome is not known
   kEtcdLate,        // what a watch tells comes seconds late
   kWallClockJumps,

@@ -109,6 +109,47 @@ void World::AskToRead(Node& node, const Job& job, CheckpointId id) {
   node.Ask(request, job.uid, nullptr);
 }
 
+// What a host says of where good copies lie is so, or a fault took them that nobody has noticed.
+// (Something may be on its way just then: what is wrong twice is wrong.)
+void World::AskWhereAllLies(const std::string& name, std::set<std::string> doubted) {
+  const auto node = index_.find(etcd.HostOf(name));
+  if (node == index_.end() || !nodes_[node->second]->up()) {
+    return;
+  }
+  v1::WhereRequest request;
+  request.set_job(name);
+  request.set_all_steps(true);
+  const uint32_t uid = std::find_if(jobs_.begin(), jobs_.end(), [&](const Job& job) {
+                         return job.name == name;
+                       })->uid;
+  nodes_[node->second]->Ask(request, uid, [this, name, doubted](const AdminReply& reply) {
+    const auto* where = std::get_if<v1::WhereReply>(&reply.reply);
+    std::set<std::string> wrong;
+    for (int i = 0; where != nullptr && i < where->copies_size(); ++i) {
+      const v1::ShardCopy& copy = where->copies(i);
+      const bool far = copy.tier() == TierName(TierKind::kRemote);
+      const TierKind tier = far                                        ? TierKind::kRemote
+                            : copy.tier() == TierName(TierKind::kNvme) ? TierKind::kNvme
+                                                                       : TierKind::kMemory;
+      const cluster::Place place{tier, far ? 0 : index_.at(copy.node())};
+      if (copy.state() == "good" &&
+          !truth.MayLie(name, {copy.attempt(), copy.step()}, copy.rank(), place)) {
+        wrong.insert(copy.ShortDebugString());
+      }
+    }
+    for (const std::string& copy : wrong) {
+      if (doubted.count(copy) > 0) {
+        return truth.Violated(absl::StrCat(
+            "job ", name, ": its host says there is a good copy, and there is none: ", copy));
+      }
+    }
+    counts.states[where == nullptr ? "end: where: not told" : "end: where: told"]++;
+    if (!wrong.empty()) {
+      t.After(seconds(2), [this, name, wrong] { AskWhereAllLies(name, wrong); });
+    }
+  });
+}
+
 // Nothing that another user wants of the job may happen.
 void World::AskAsStranger(Node& node, const Job& job, CheckpointId id) {
   Count(Fault::kStrangersWish);

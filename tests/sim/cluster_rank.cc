@@ -9,6 +9,7 @@
 namespace holdfast::sim::cluster {
 
 using std::chrono::milliseconds;
+using std::chrono::minutes;
 using std::chrono::seconds;
 using v1::Failure;
 
@@ -86,6 +87,7 @@ void RankProcess::OnReply(const SendReply& reply, const FilePtr& file) {
 void RankProcess::OnClosed() {
   connection_ = 0;
   handlers_.clear();
+  awaited_.clear();
   ++epoch_;
   filling_.reset();
   filling_file_ = nullptr;
@@ -395,6 +397,7 @@ void RankProcess::Seal() {
       return Refused(reply.failure(), "seal");
     }
     w_.counts.states["save: sealed"]++;
+    JudgeAwaits();
     if (w_.t.Chance(0.2)) {
       Await(step);
     }
@@ -407,11 +410,17 @@ void RankProcess::Await(Step step) {
   const v1::AwaitSave::Stage stage =
       std::array{v1::AwaitSave::STAGE_COMMITTED, v1::AwaitSave::STAGE_NVME,
                  v1::AwaitSave::STAGE_REMOTE}[w_.t.Below(3)];
-  const Duration deadline = w_.t.Millis(0, 20'000);
+  const Duration deadline = w_.t.Chance(0.3) ? minutes(10) : w_.t.Millis(0, 20'000);
+  if (stage == v1::AwaitSave::STAGE_COMMITTED && deadline == minutes(10)) {
+    awaited_.insert(step);
+  }
   frame.mutable_await_save()->set_step(step);
   frame.mutable_await_save()->set_stage(stage);
   frame.mutable_await_save()->set_deadline_ms(ToMillis(deadline));
   Call(frame, deadline, [this, step, stage](const v1::DaemonFrame& reply, const FilePtr&) {
+    if (stage == v1::AwaitSave::STAGE_COMMITTED) {
+      awaited_.erase(step);
+    }
     if (!reply.has_failure() && reply.await_save().stage() == stage) {
       w_.counts.states[absl::StrCat("await: ", v1::AwaitSave::Stage_Name(stage))]++;
       w_.truth.StageTold(uuid_, {attempt_, step}, stage);
@@ -419,6 +428,17 @@ void RankProcess::Await(Step step) {
       w_.counts.states[absl::StrCat("await: ", Failure::Reason_Name(reply.failure().reason()))]++;
     }
   });
+}
+
+// A node without a host soon has no slot left. So where a rank could save that many steps more,
+// hosts have settled what became of the step.
+void RankProcess::JudgeAwaits() {
+  constexpr Step kSettledSince = 20;
+  if (!awaited_.empty() && *awaited_.begin() + kSettledSince < step_) {
+    w_.truth.Violated(absl::StrCat("job ", job_.name, " rank ", rank_, " on ", node_.name,
+                                   " has not heard what became of step ", *awaited_.begin(),
+                                   ", and has sealed step ", step_));
+  }
 }
 
 void RankProcess::Refused(const v1::Failure& failure, const char* what) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "server/events.h"
@@ -62,6 +63,7 @@ class RankProcess {
   void Write();
   void Seal();
   void Await(Step step);
+  void JudgeAwaits();
   void Release(const v1::Source& source, const FilePtr& file);
   // cluster_visitors.cc
   void JoinAsStranger();
@@ -92,6 +94,7 @@ class RankProcess {
   Attempt attempt_ = 0;
   Step step_ = 0;
   int refusals_ = 0;
+  std::set<Step> awaited_;  // without a near deadline, and not answered yet
   std::optional<CheckpointId> loaded_;
   std::map<SlotId, FilePtr> mapped_;
   std::optional<v1::Grant> filling_;

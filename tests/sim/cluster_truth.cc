@@ -106,6 +106,15 @@ void Truth::Removed(const ShardId& id, Place place, Why why) {
   JudgeLoss(*job, id.checkpoint(), id, place, why);
 }
 
+void Truth::DamagedUnnoticed(const ShardId& id, Place place) {
+  Removed(id, place, Why::kFault);
+  if (Job* job = Find(id.job); job != nullptr) {
+    if (const auto it = job->checkpoints.find(id.checkpoint()); it != job->checkpoints.end()) {
+      it->second.damaged.insert({id.rank, place});
+    }
+  }
+}
+
 // The newest committed step of the line stays whole, and so does the newest in the remote tier,
 // whatever the daemons do; only faults take them away.
 void Truth::JudgeLoss(Job& job, CheckpointId id, const ShardId& shard, Place place, Why why) {
@@ -196,6 +205,20 @@ bool Truth::WholeRemote(const Checkpoint& of) {
 bool Truth::NewerInRemote(const Job& job, CheckpointId than) const {
   return std::any_of(job.checkpoints.upper_bound(than), job.checkpoints.end(),
                      [&](const auto& c) { return OnLine(job, c.first) && WholeRemote(c.second); });
+}
+
+bool Truth::MayLie(const std::string& name, CheckpointId id, Rank rank, Place place) const {
+  const auto job = jobs_.find(name);
+  if (job == jobs_.end()) {
+    return false;
+  }
+  const auto it = job->second.checkpoints.find(id);
+  if (it == job->second.checkpoints.end() || rank >= it->second.good.size()) {
+    return false;
+  }
+  const std::vector<Place>& good = it->second.good[rank];
+  return std::find(good.begin(), good.end(), place) != good.end() ||
+         it->second.damaged.count({rank, place}) > 0;
 }
 
 bool Truth::Pinned(const JobUuid& uuid, CheckpointId id) const {

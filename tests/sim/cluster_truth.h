@@ -26,7 +26,7 @@ class World;
 struct Place {
   TierKind tier = TierKind::kMemory;
   uint32_t node = 0;  // remote: 0
-  bool operator==(const Place&) const = default;
+  auto operator<=>(const Place&) const = default;
 };
 
 class Truth {
@@ -45,8 +45,12 @@ class Truth {
   uint64_t TokenOf(const ShardId& id) const;  // 0: it was never sealed
   void Added(const ShardId& id, Place place);
   void Removed(const ShardId& id, Place place, Why why);
+  // A fault took it, and nobody is told until it is read.
+  void DamagedUnnoticed(const ShardId& id, Place place);
   void ManifestPublished(const JobUuid& job, CheckpointId id);
   void ManifestRemoved(const JobUuid& job, CheckpointId id, Why why);
+  // A good copy lies there, or one that was damaged unnoticed.
+  bool MayLie(const std::string& job, CheckpointId id, Rank rank, Place place) const;
   bool Pinned(const JobUuid& job, CheckpointId id) const;
   void Pin(const std::string& job, CheckpointId id, bool pinned);
   // A person asked for its removal: it is not missed.
@@ -98,7 +102,8 @@ class Truth {
     std::vector<int64_t> sealed_at;
     std::vector<std::vector<Place>> good;
     std::vector<std::vector<Place>> hit;  // taken by faults: a daemon may count on them still
-    std::set<Rank> in_nvme;               // that ever had a copy there
+    std::set<std::pair<Rank, Place>> damaged;
+    std::set<Rank> in_nvme;  // that ever had a copy there
     bool manifest = false;
     bool manifest_ever = false;
     bool promised = false;         // somebody was told that it is committed

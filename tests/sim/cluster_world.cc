@@ -349,6 +349,13 @@ void World::Run() {
     Calm();
   }
   const int64_t calm_ends = t.now() + options.calm.count();
+  if (violation().empty()) {
+    t.At(calm_ends - Duration(seconds(10)).count(), [this] {
+      for (const Job& job : jobs_) {
+        AskWhereAllLies(job.name, {});
+      }
+    });
+  }
   while (t.now() < calm_ends && violation().empty()) {
     t.Step();
   }

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -96,6 +97,7 @@ class World {
   void Kill(RankProcess* process, Duration linger);
   void Calm();
   void CheckTheEnd();
+  void AskWhereAllLies(const std::string& job, std::set<std::string> doubted);
   void Sweep();
   void Sample();
   void AskForNoPoint(const Job& job);
