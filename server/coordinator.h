@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/status/statusor.h"
 #include "holdfast/v1/admin.pb.h"
 #include "recovery/drain_schedule.h"
@@ -39,6 +40,7 @@
 #include "server/checkpoint.h"
 #include "server/members.h"
 #include "server/messages.h"
+#include "server/node_inventories.h"
 #include "server/node_names.h"
 #include "server/session.h"
 #include "server/sharing.h"
@@ -195,6 +197,12 @@ class Coordinator {
     Step step = 0;
     v1::AwaitSave::Stage stage = v1::AwaitSave::STAGE_UNSPECIFIED;
   };
+  struct Await {
+    Step step = 0;
+    Rank rank = 0;
+    RequestToken token = 0;
+    auto operator<=>(const Await&) const = default;
+  };
   struct DurableWait {
     uint64_t version = 0;
     RequestToken token = 0;
@@ -214,7 +222,7 @@ class Coordinator {
   struct Going {
     CheckpointId id;
     uint64_t bytes = 0;
-    std::set<Rank> counted{};                  // whose copies `bytes` is made of
+    RankSet counted{};                         // whose copies `bytes` is made of
     std::set<NodeId> nodes{};                  // where it may still lie
     std::set<NodeId> asked{};                  // of those, who have not answered
     std::string stalled{};                     // what hangs
@@ -373,8 +381,7 @@ class Coordinator {
   void Retire(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);
   void AnswerAwaits(Step step, Turn& t);
-  void AnswerAwaitsOf(Rank rank, Step step, Turn& t);
-  void AnswerAwaits(const std::vector<RequestToken>& tokens, Turn& t);
+  void AnswerAwaitsOf(std::optional<Rank> rank, Step step, Turn& t);
   void ForgetAwait(RequestToken token);
   bool AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t);
   bool AnswerDurableAwait(RequestToken token, const AwaitWaiter& waiter,
@@ -561,8 +568,8 @@ class Coordinator {
   absl::btree_map<Rank, Step> last_begun_;
   bool any_save_ = false;
   std::map<Step, Fate> fates_;
-  std::map<RequestToken, AwaitWaiter> awaits_;
-  std::map<std::pair<Step, Rank>, std::set<RequestToken>> awaits_of_;
+  absl::btree_map<RequestToken, AwaitWaiter> awaits_;
+  absl::btree_set<Await> awaits_of_;
   std::unique_ptr<Session> session_;
   uint64_t next_session_ = 1;
   uint64_t last_session_ = 0;            // the last one that failed or was decided
@@ -582,7 +589,7 @@ class Coordinator {
   // leave pins of steps that are gone.
   std::map<CheckpointId, uint64_t> unpinned_;
   std::array<InventoryState, kTierKinds> inventory_;
-  std::map<NodeId, InventoryState> nvme_on_;  // of which inventory_ has the sum
+  NodeInventories nvme_on_;  // of which inventory_ has the sum
   // Nodes that took part and are not there: what they have may make a step whole that is not. Those
   // that may be back at any time are waited for.
   std::set<NodeId> missing_;

@@ -31,7 +31,7 @@ bool Coordinator::InventoryPending() const {
 void Coordinator::On(const InventoryState& m, Turn& t) {
   const auto before = Inventory(m.tier).kind;
   if (m.tier == TierKind::kNvme) {
-    nvme_on_[t.from] = m;
+    nvme_on_.Set(t.from, m);
     SumUpNvme();
   } else {
     inventory_[static_cast<size_t>(m.tier)] = m;
@@ -62,28 +62,9 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
   RetryReaders(t);
 }
 
-// Known when every node has told; those that are gone are not waited for.
+// Those that are gone are not waited for.
 void Coordinator::SumUpNvme() {
-  using Kind = InventoryState::Kind;
-  constexpr size_t kTroubledNamed = 8;  // of thousands, perhaps
-  size_t troubled = 0;
-  InventoryState sum{TierKind::kNvme, nvme_on_.empty() ? Kind::kPending : Kind::kKnown, ""};
-  for (const auto& [node, there] : nvme_on_) {
-    const bool worse =
-        there.kind == Kind::kPending || (there.kind == Kind::kFailed && sum.kind != Kind::kPending);
-    if (worse) {
-      sum.kind = there.kind;
-    }
-    if ((there.kind == Kind::kFailed || !there.why.empty()) && ++troubled <= kTroubledNamed) {
-      absl::StrAppend(&sum.why, sum.why.empty() ? "" : "; ",
-                      settings_.nodes->Several() ? settings_.nodes->Name(node) + ": " : "",
-                      there.why);
-    }
-  }
-  if (troubled > kTroubledNamed) {
-    absl::StrAppend(&sum.why, "; and ", troubled - kTroubledNamed, " more nodes");
-  }
-  inventory_[static_cast<size_t>(TierKind::kNvme)] = std::move(sum);
+  inventory_[static_cast<size_t>(TierKind::kNvme)] = nvme_on_.Sum(*settings_.nodes);
 }
 
 // What the ranks waited for may be known now.
@@ -406,9 +387,7 @@ void Coordinator::ForgetDurable(Turn& t) {
       inventory_[static_cast<size_t>(tier)] = {tier, InventoryState::Kind::kPending, ""};
     }
   }
-  for (auto& [node, there] : nvme_on_) {
-    there = {TierKind::kNvme, InventoryState::Kind::kPending, ""};
-  }
+  nvme_on_.SetAllPending();
   for (const CheckpointId& id : AllCheckpoints()) {
     Checkpoint& checkpoint = checkpoints_.at(id);
     checkpoint.removing = checkpoint.given_up = false;

@@ -72,10 +72,10 @@ void Coordinator::Miss(NodeId node, bool comes_back, const std::string& why) {
   missing_.insert(node);
   if (comes_back) {
     unreachable_.insert(node);
-    nvme_on_[node] = {TierKind::kNvme, InventoryState::Kind::kPending, why};
+    nvme_on_.Set(node, {TierKind::kNvme, InventoryState::Kind::kPending, why});
   } else {
     unreachable_.erase(node);
-    nvme_on_.erase(node);
+    nvme_on_.Erase(node);
   }
 }
 
@@ -107,16 +107,12 @@ bool Coordinator::CommittedOnce(CheckpointId id) const {
 
 // Whether another node may have copies that are not known now.
 bool Coordinator::StillToTell() const {
-  return !missing_.empty() ||
-         (Configured(TierKind::kNvme) &&
-          std::any_of(nvme_on_.begin(), nvme_on_.end(), [](const auto& there) {
-            return there.first != kHere && there.second.kind == InventoryState::Kind::kPending;
-          }));
+  return !missing_.empty() || (Configured(TierKind::kNvme) && nvme_on_.AnyPendingElsewhere());
 }
 
 // Whether it has, or had, anything to do with the job.
 bool Coordinator::TakesPart(NodeId node) const {
-  return missing_.count(node) > 0 || nvme_on_.count(node) > 0 || !members_.OnNode(node).empty() ||
+  return missing_.count(node) > 0 || nvme_on_.Has(node) || !members_.OnNode(node).empty() ||
          std::any_of(checkpoints_.begin(), checkpoints_.end(),
                      [node](const auto& c) { return !c.second.RanksOn(node).empty(); });
 }
@@ -224,7 +220,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   absent_.erase(t.from);
   unheard_.erase(t.from);
   if (Configured(TierKind::kNvme)) {
-    nvme_on_[t.from] = {TierKind::kNvme, InventoryState::Kind::kPending, ""};
+    nvme_on_.Set(t.from, {TierKind::kNvme, InventoryState::Kind::kPending, ""});
     SumUpNvme();
   }
   const absl::Status anew = absl::UnavailableError(

@@ -431,7 +431,7 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
                   t);
   }
   awaits_[m.token] = waiter;
-  awaits_of_[{m.step, m.rank}].insert(m.token);
+  awaits_of_.insert({m.step, m.rank, m.token});
 }
 
 bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Turn& t) {
@@ -504,26 +504,19 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
 }
 
 void Coordinator::AnswerAwaits(Step step, Turn& t) {
-  std::vector<RequestToken> tokens;
-  for (auto it = awaits_of_.lower_bound({step, 0});
-       it != awaits_of_.end() && it->first.first == step; ++it) {
-    tokens.insert(tokens.end(), it->second.begin(), it->second.end());
-  }
-  AnswerAwaits(tokens, t);
+  AnswerAwaitsOf(std::nullopt, step, t);
 }
 
 // Those of one rank: what it did itself concerns no other.
-void Coordinator::AnswerAwaitsOf(Rank rank, Step step, Turn& t) {
-  if (const auto found = awaits_of_.find({step, rank}); found != awaits_of_.end()) {
-    AnswerAwaits(std::vector<RequestToken>(found->second.begin(), found->second.end()), t);
-  }
-}
-
-void Coordinator::AnswerAwaits(const std::vector<RequestToken>& tokens, Turn& t) {
-  for (const RequestToken token : tokens) {
-    if (const auto it = awaits_.find(token);
-        it != awaits_.end() && AnswerAwait(token, it->second, t)) {
-      ForgetAwait(token);
+void Coordinator::AnswerAwaitsOf(std::optional<Rank> rank, Step step, Turn& t) {
+  auto it = awaits_of_.lower_bound({step, rank.value_or(0), 0});
+  while (it != awaits_of_.end() && it->step == step && (!rank || it->rank == *rank)) {
+    const auto waiter = awaits_.find(it->token);
+    if (AnswerAwait(waiter->first, waiter->second, t)) {
+      awaits_.erase(waiter);
+      it = awaits_of_.erase(it);
+    } else {
+      ++it;
     }
   }
 }
@@ -533,11 +526,7 @@ void Coordinator::ForgetAwait(RequestToken token) {
   if (it == awaits_.end()) {
     return;
   }
-  const auto of = awaits_of_.find({it->second.step, it->second.rank});
-  of->second.erase(token);
-  if (of->second.empty()) {
-    awaits_of_.erase(of);
-  }
+  awaits_of_.erase({it->second.step, it->second.rank, token});
   awaits_.erase(it);
 }
 

@@ -326,7 +326,7 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   if (m.status.ok() && !drain.unwanted.empty()) {
     // It goes again with the rest of the step; until then it takes its room.
     for (Going& going : RemovalsOf(m.to).waiting) {
-      if (going.id == m.checkpoint && going.counted.insert(m.rank).second) {
+      if (going.id == m.checkpoint && going.counted.insert(m.rank)) {
         going.bytes +=
             m.copy.file_bytes != 0 ? m.copy.file_bytes : checkpoint.shards.at(m.rank).bytes;
       }

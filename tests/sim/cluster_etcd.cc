@@ -385,10 +385,10 @@ void Etcd::Wipe() {
   }
 }
 
-bool Etcd::RemoveHost(const std::string& name) {
+void Etcd::RemoveHost(const std::string& name, Duration told_after) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
-    return false;
+    return;
   }
   const Host host = found->second;
   w_.Trace(absl::StrCat(name, ": its host ", host.host.node, " is removed from etcd"));
@@ -397,15 +397,13 @@ bool Etcd::RemoveHost(const std::string& name) {
     if (client == nullptr || !client->running || client->lease != host.lease) {
       continue;
     }
-    w_.t.After(w_.t.Chance(0.5) ? w_.t.Millis(0, 50) : w_.t.Millis(500, 8000),
-               [this, client, life = client->life, name, epoch = host.host.epoch] {
-                 JobClient& job = client->jobs[name];
-                 if (Lives(client, life) && job.hosting == epoch) {
-                   EndHosting(client, name, job);
-                 }
-               });
+    w_.t.After(told_after, [this, client, life = client->life, name, epoch = host.host.epoch] {
+      JobClient& job = client->jobs[name];
+      if (Lives(client, life) && job.hosting == epoch) {
+        EndHosting(client, name, job);
+      }
+    });
   }
-  return true;
 }
 
 void Etcd::Calm() {

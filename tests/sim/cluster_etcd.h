@@ -43,9 +43,8 @@ class Etcd {
   void SetLate(bool late) { late_ = late; }
   void SetLossy(double lost) { lost_ = lost; }
   void Wipe();
-  // The key that says who hosts the job is removed; that node hears of it, perhaps late. False:
-  // nobody does.
-  bool RemoveHost(const std::string& job);
+  // The key that says who hosts the job is removed; that node hears of it so late.
+  void RemoveHost(const std::string& job, Duration told_after);
   void Calm();
 
   bool IsMember(uint32_t node) const;

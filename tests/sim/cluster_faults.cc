@@ -383,14 +383,31 @@ void World::EtcdTrouble() {
       return t.After(t.Millis(1000, 20'000), [this] { etcd.SetLossy(0); });
     case 8:
     case 9:
-      if (etcd.RemoveHost(jobs_[t.Below(jobs_.size())].name)) {
-        Count(Fault::kHostRemoved);
-      }
-      return;
+      return RemoveHost(jobs_[t.Below(jobs_.size())].name);
     default:
       etcd.SetLate(true);
       return t.After(t.Millis(1000, 30'000), [this] { etcd.SetLate(false); });
   }
+}
+
+// Perhaps it hears nothing of that for a while, neither from etcd nor from its successor, and all
+// others go on hearing what it says.
+void World::RemoveHost(const std::string& job) {
+  const auto host = index_.find(etcd.HostOf(job));
+  if (host == index_.end()) {
+    return;
+  }
+  Count(Fault::kHostRemoved);
+  const uint32_t node = host->second;
+  const bool deaf = t.Chance(0.6);
+  const Duration time = t.Millis(500, 10'000);
+  for (uint32_t other = 0; deaf && other < nodes_.size(); ++other) {
+    if (other != node) {
+      network.road(other, node).cut = true;
+      t.After(time, [this, other, node] { network.road(other, node) = {}; });
+    }
+  }
+  etcd.RemoveHost(job, deaf ? time : t.Millis(0, 50));
 }
 
 // ---- Tiers ----

@@ -227,8 +227,13 @@ bool Truth::Pinned(const JobUuid& uuid, CheckpointId id) const {
 }
 
 void Truth::Pin(const std::string& name, CheckpointId id, bool pinned) {
-  std::set<CheckpointId>& pins = Named(name).pins;
-  pinned ? void(pins.insert(id)) : void(pins.erase(id));
+  Job& job = Named(name);
+  if (!pinned) {
+    job.unpin_asked.insert(id);
+    job.pins.erase(id);
+  } else if (job.unpin_asked.count(id) == 0) {  // which may be done later than it was asked
+    job.pins.insert(id);
+  }
 }
 
 void Truth::Forced(const std::string& name, CheckpointId id) {

@@ -135,6 +135,7 @@ class Truth {
     std::map<CheckpointId, Checkpoint> checkpoints;
     std::optional<CheckpointId> newest;         // promised, on the line, whole
     std::optional<CheckpointId> newest_remote;  // the same of the remote tier alone
+    std::set<CheckpointId> unpin_asked;
     std::set<CheckpointId> pins;
     int64_t point_seen_at = 0;   // when the last state that had one was the newest
     bool restore_point = false;  // one may be set: what is restored next is a person's choice

@@ -16,6 +16,8 @@ namespace {
 constexpr uint64_t kCalmCommits = 3;
 constexpr size_t kLargeJob = 64;         // ranks
 constexpr int64_t kMoment = 20'000'000;  // ns
+// After the calm begins: leases that were lost, hosts that were cut off, drains that hung.
+constexpr Duration kAllAreBack = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -350,11 +352,13 @@ void World::Run() {
   }
   const int64_t calm_ends = t.now() + options.calm.count();
   if (violation().empty()) {
-    t.At(calm_ends - Duration(seconds(10)).count(), [this] {
+    const auto ask_where = [this] {
       for (const Job& job : jobs_) {
         AskWhereAllLies(job.name, {});
       }
-    });
+    };
+    t.At(t.now() + (kAllAreBack - seconds(5)).count(), ask_where);
+    t.At(calm_ends - Duration(seconds(10)).count(), ask_where);
   }
   while (t.now() < calm_ends && violation().empty()) {
     t.Step();
@@ -394,8 +398,7 @@ void World::Calm() {
       process->End();
     }
   }
-  // (Leases that were lost, hosts that were cut off, drains that hung.)
-  t.After(seconds(30), [this] {
+  t.After(kAllAreBack, [this] {
     for (Job& job : jobs_) {
       job.pace_ms = std::min<uint64_t>(job.pace_ms, 1000);
       Restart(job);

@@ -113,6 +113,7 @@ class World {
   void ProcessTrouble();
   void TierTrouble();
   void EtcdTrouble();
+  void RemoveHost(const std::string& job);
   bool StatesAreSpread() const;
   void NodeTrouble();
   bool MayLoseNode() const;
