@@ -256,6 +256,23 @@ TEST_F(ClusterTest, ANodeThatWasCutOffCatchesUp) {
   EXPECT_TRUE(r1.Committed(10));
 }
 
+// A host that cannot reach a node counts nothing of what it has, and takes nothing that it says
+// meanwhile: what it says then is of things that it has to tell first.
+TEST_F(ClusterTest, WhatANodeSaysThatCannotBeReachedIsToldAgain) {
+  HostOnC();
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(r0.Begin(10));
+  ASSERT_TRUE(r1.Begin(10));
+  w.Break("c", "b");
+  ASSERT_TRUE(r0.Seal(10));
+  ASSERT_TRUE(r1.Seal(10));
+  EXPECT_EQ(w["c"].Committed("job"), std::vector<std::string>{});
+  w.Reopen("c", "b");
+  EXPECT_EQ(w["c"].Committed("job"), std::vector<std::string>{"2:10"});
+  EXPECT_TRUE(r0.Committed(10));
+  EXPECT_TRUE(r1.Committed(10));
+}
+
 // The daemon of a node is started anew: its ranks are who they were.
 TEST_F(ClusterTest, ADaemonIsStartedAnew) {
   HostOnC();

@@ -159,8 +159,15 @@ class ClusterWorld {
   }
   // What it says there is lost, and nobody has noticed before they are cut.
   void LoseMessages(const std::string& from, const std::string& to) { lossy_.insert({from, to}); }
-  // It is noticed there, and what is said next comes over a fresh channel; not the way back.
+  // The one way breaks, and it is noticed there; not the way back.
+  void Break(const std::string& from, const std::string& to) {
+    cut_.insert({from, to});
+    Drop(from, to);
+    Run();
+  }
+  // What is said next comes over a fresh channel, after one way broke or messages were lost there.
   void Reopen(const std::string& from, const std::string& to) {
+    cut_.erase({from, to});
     lossy_.erase({from, to});
     Drop(from, to);
     Reach(from, to);

@@ -420,6 +420,33 @@ TEST_F(NodesTest, ANodeThatComesBackEmptyHasLostWhatItHad) {
   EXPECT_EQ(Answer<Refused>(token_)->failure.reason, v1::Failure::REASON_ABANDONED);
 }
 
+// Whether the host noticed that it was away, or it was back before that.
+TEST_F(NodesTest, WhatANodeDoesNotTellOfAnyMoreIsNotThere) {
+  for (const bool noticed : {true, false}) {
+    SCOPED_TRACE(noticed);
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+    if (noticed) {
+      Say(b_, NodeLeft{false, "no answer"});
+    }
+    Say(b_, NodeArrived{});
+    Say(b_, FoundOnNvme({{1, 1}}));
+    Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    v1::WhereReply where;
+    job_->FillWhere(std::nullopt, where);
+    std::vector<std::string> on_b;
+    for (const v1::ShardCopy& copy : where.copies()) {
+      if (copy.node() == "b") {
+        on_b.push_back(absl::StrCat(copy.tier(), ": ", copy.state()));
+      }
+    }
+    EXPECT_EQ(on_b, std::vector<std::string>{"nvme: good"});
+  }
+}
+
 TEST_F(NodesTest, WhatANodeLostWhileItWasAwayIsAbandonedForAll) {
   TwoRanks();
   Begin(kHere, 0, 1);

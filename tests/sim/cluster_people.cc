@@ -109,7 +109,8 @@ void World::AskToRead(Node& node, const Job& job, CheckpointId id) {
   node.Ask(request, job.uid, nullptr);
 }
 
-// What a host says of where good copies lie is so, or a fault took them that nobody has noticed.
+// What a host says of where copies lie is so: good ones are there, or a fault took them that nobody
+// has noticed, and none is out of reach on a node that is up.
 // (Something may be on its way just then: what is wrong twice is wrong.)
 void World::AskWhereAllLies(const std::string& name, std::set<std::string> doubted) {
   const auto node = index_.find(etcd.HostOf(name));
@@ -132,6 +133,10 @@ void World::AskWhereAllLies(const std::string& name, std::set<std::string> doubt
                             : copy.tier() == TierName(TierKind::kNvme) ? TierKind::kNvme
                                                                        : TierKind::kMemory;
       const cluster::Place place{tier, far ? 0 : index_.at(copy.node())};
+      const bool away = copy.state().rfind("out of reach", 0) == 0;
+      if (away && nodes_[place.node]->up()) {
+        wrong.insert(copy.ShortDebugString());
+      }
       if (copy.state() == "good" &&
           !truth.MayLie(name, {copy.attempt(), copy.step()}, copy.rank(), place)) {
         wrong.insert(copy.ShortDebugString());
@@ -139,8 +144,8 @@ void World::AskWhereAllLies(const std::string& name, std::set<std::string> doubt
     }
     for (const std::string& copy : wrong) {
       if (doubted.count(copy) > 0) {
-        return truth.Violated(absl::StrCat(
-            "job ", name, ": its host says there is a good copy, and there is none: ", copy));
+        return truth.Violated(
+            absl::StrCat("job ", name, ": its host says of a copy what is not so: ", copy));
       }
     }
     counts.states[where == nullptr ? "end: where: not told" : "end: where: told"]++;
