@@ -268,6 +268,10 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   slot->copy = e.copy;
   slots_changed_ = true;
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
+  Tell(Report::Kind::kShardSealed, slot->shard.job,
+       absl::StrCat("step ", slot->shard.step, " of attempt ", slot->shard.attempt,
+                    " sealed by rank ", slot->shard.rank),
+       slot->copy.image_bytes);
   Send(slot->shard.job,
        ShardSealed{slot->shard.attempt, slot->shard.rank, slot->shard.step, slot->world_size,
                    slot->copy.image_bytes, slot->copy.sealed_unix_ms, true, slot->copy.likeness});

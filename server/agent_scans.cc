@@ -13,7 +13,7 @@ void Agent::OnTierScanned(const TierScanned& e) {
     const size_t known = problems_.size();
     AddProblem(problem);
     if (problems_.size() > known) {
-      Tell(Report::Kind::kTierTrouble, {}, problem, 0);
+      Act(Report{Report::Kind::kTierTrouble, "", problem, 0, e.tier});
     }
   }
   for (const std::string& file : e.unknown_files) {

@@ -134,12 +134,6 @@ void Coordinator::On(const ShardSealed& m, Turn& t) {
     t.Say(GiveUp{id, fate->second.failure}, t.from);
     return;
   }
-  if (t.from == kHere) {  // the others' own daemons tell of theirs
-    t.Say(Reported{
-        {Report::Kind::kShardSealed, name_,
-         absl::StrCat("step ", m.step, " of attempt ", m.attempt, " sealed by rank ", m.rank),
-         m.bytes}});
-  }
   AddShard(m, TierKind::kMemory, {}, t);
 }
 

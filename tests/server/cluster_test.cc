@@ -78,6 +78,18 @@ TEST_F(ClusterTest, RanksOnTwoNodesCommitTogether) {
   EXPECT_EQ(w.remote().Whole(2), std::vector<Step>{10});
 }
 
+// Whoever hosts the job.
+TEST_F(ClusterTest, EachNodeReportsWhatItsOwnRanksSealed) {
+  HostOnC();
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(r0.Save(10));
+  ASSERT_TRUE(r1.Save(10));
+  ASSERT_TRUE(r1.Committed(10));
+  EXPECT_EQ(w["a"].CountReports(Report::Kind::kShardSealed), 1u);
+  EXPECT_EQ(w["b"].CountReports(Report::Kind::kShardSealed), 1u);
+  EXPECT_EQ(w["c"].CountReports(Report::Kind::kShardSealed), 0u);
+}
+
 TEST_F(ClusterTest, JobsSpreadOverTheNodes) {
   std::set<std::string> hosts;
   for (int i = 0; i < 20; ++i) {
