@@ -14,7 +14,8 @@ constexpr char kStepsHelp[] =
     "to make room, abandoned.";
 constexpr char kSessions[] = "holdfast_sessions_total";
 constexpr char kSessionsHelp[] =
-    "Restore sessions by outcome; fell_back: a rank's next copy was used, or all ranks went on with "
+    "Restore sessions by outcome; fell_back: a rank's next copy was used, or all ranks went on "
+    "with "
     "another step.";
 constexpr char kSlots[] = "holdfast_slots";
 constexpr char kSlotsHelp[] = "Slots by state.";
