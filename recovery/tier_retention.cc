@@ -110,7 +110,8 @@ class Planner {
       }
     }
     std::sort(on_line_here_.rbegin(), on_line_here_.rend());
-    last_remains_ = LastRemains(checkpoints);
+    nothing_left_ = std::none_of(checkpoints.begin(), checkpoints.end(),
+                                 [](const CheckpointView& c) { return c.Restorable(); });
   }
 
   Judged Judge(const CheckpointView& checkpoint) const {
@@ -130,27 +131,14 @@ class Planner {
   }
 
  private:
-  // With nothing left that can be restored: the newest step that was whole, if what was found bad
-  // of it, and what that is needed for, would make it whole again. On the line, if there is one.
-  std::optional<CheckpointId> LastRemains(std::span<const CheckpointView> checkpoints) const {
-    const CheckpointView* newest = nullptr;
-    for (const CheckpointView& checkpoint : checkpoints) {
-      if (checkpoint.Restorable()) {
-        return std::nullopt;
-      }
-      uint64_t perhaps = checkpoint.restorable;
-      for (const TierKind tier : kAllTiers) {
-        perhaps += checkpoint.at(tier).bad + checkpoint.at(tier).doubted;
-      }
-      if (!checkpoint.complete || !checkpoint.consistent || perhaps < checkpoint.world_size) {
-        continue;
-      }
-      const auto rank = [&](const CheckpointView& c) {
-        return std::pair(OnLine(line_, c.id), c.id);
-      };
-      newest = newest == nullptr || rank(*newest) < rank(checkpoint) ? &checkpoint : newest;
+  // It was whole, and if what was found bad of it, and what that is needed for, is not so it is
+  // again. (A rank may count for several tiers: too many steps stay, then, and none too few.)
+  static bool MayProveWhole(const CheckpointView& checkpoint) {
+    uint64_t perhaps = checkpoint.restorable;
+    for (const TierKind tier : kAllTiers) {
+      perhaps += checkpoint.at(tier).bad + checkpoint.at(tier).doubted;
     }
-    return newest == nullptr ? std::nullopt : std::optional(newest->id);
+    return checkpoint.complete && checkpoint.consistent && perhaps >= checkpoint.world_size;
   }
 
   std::string NeverGoes(const CheckpointView& checkpoint) const {
@@ -173,8 +161,8 @@ class Planner {
     if (std::string why = guard_.Forbids(checkpoint, tier_); !why.empty()) {
       return why;
     }
-    if (checkpoint.id == last_remains_) {
-      return "nothing can be restored, and what is bad of this step, the newest, may prove good";
+    if (nothing_left_ && MayProveWhole(checkpoint)) {
+      return "nothing can be restored, and what is bad of this step may prove good";
     }
     if (!checkpoint.CommittedAt(tier_)) {
       if (here.wanted) {
@@ -312,7 +300,7 @@ class Planner {
   const size_t keep_last_;
   const Guard guard_;
   std::vector<CheckpointId> on_line_here_;  // committed here, newest first
-  std::optional<CheckpointId> last_remains_;
+  bool nothing_left_ = false;               // that could be restored
 };
 
 // Lets go of what room is short for. Returns how much is still missing.

@@ -294,6 +294,9 @@ void Checkpoint::Clear(TierKind tier) {
 }
 
 bool Checkpoint::WholeWithAway() const {
+  if (uint64_t{good} + away_ < world_size) {  // (of a rank several copies may be away)
+    return false;
+  }
   return !contradictory && world_size > 0 && shards.size() == world_size &&
          std::all_of(shards.begin(), shards.end(), [&](const auto& s) {
            return Usable(s.second) ||

@@ -424,6 +424,7 @@ class Coordinator {
   void GoOnWithFallBack(bool read_since, Turn& t);
   bool TurnToNewer(Turn& t);
   std::string WhatTheSessionWaitsFor() const;
+  std::string NamesOf(const std::set<NodeId>& nodes) const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);

@@ -315,7 +315,7 @@ void Coordinator::On(const JoinAsked& m, Turn& t) {
   }
   if (verdict.kind == Verdict::Kind::kWait && joins_.size() >= kPendingJoinsMax) {
     return Refuse(m.token,
-                  {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
+                  {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
                    absl::StrCat(joins_.size(), " ranks already wait to join job '", name_,
                                 "'; try again later")},
                   t);

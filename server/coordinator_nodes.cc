@@ -94,9 +94,11 @@ bool Coordinator::CutOff(CheckpointId id, const Checkpoint& checkpoint) const {
     return false;
   }
   // The state says of the last commits a little later that they were: before all nodes have been
-  // heard, any step may have been whole.
-  return checkpoint.WholeWithAway() || !unheard_.empty() ||
-         ((checkpoint.committed || CommittedOnce(id)) && StillToTell());
+  // heard, any step may have been whole. But none of an attempt that this coordinator has opened:
+  // of that such a node has nothing.
+  return (!unheard_.empty() && id.attempt <= loaded_attempt_) ||
+         ((checkpoint.committed || CommittedOnce(id)) && StillToTell()) ||
+         checkpoint.WholeWithAway();
 }
 
 bool Coordinator::CommittedOnce(CheckpointId id) const {
@@ -151,7 +153,9 @@ void Coordinator::GiveWay(const NodeArrived& m, Turn& t) {
       "attempt ", attempt(), " of job '", name_, "' is over: ", settings_.nodes->Name(t.from),
       " has something of attempt ", newest, ", which was not known here; start all ranks again");
   highest_attempt_ = newest;
-  // Of an attempt that has saved nothing too little is known to go on with it.
+  // Of an attempt that has saved nothing too little is known to go on with it. Of one that goes on,
+  // nodes that have not been heard of may have ranks.
+  loaded_attempt_ = told == newest ? newest : loaded_attempt_;
   EndAttempt(told == newest ? newest : newest + 1, over, t);
   Persist(t);
 }

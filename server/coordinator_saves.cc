@@ -424,6 +424,7 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
                                     "being written the daemon was restarted")),
                   t);
   }
+  ForgetAwait(m.token);  // who says a token twice is answered for the last one
   awaits_[m.token] = waiter;
   awaits_of_.insert({m.step, m.rank, m.token});
 }

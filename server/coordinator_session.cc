@@ -101,15 +101,20 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   if (m.reads_by_itself) {  // whether it can be read, whoever reads it finds out
     return AnswerWhenDurable(m.token, SessionEnded{m.token, session, 1, info.parent, line_}, t);
   }
-  if (!IsCommitted(info.parent)) {
+  // What this rank needs is enough: that the step was whole was agreed on, and what other ranks
+  // need of it may lie on nodes that have not been heard of yet.
+  const auto known = checkpoints_.find(info.parent);
+  const bool has_its_own = known != checkpoints_.end() && !known->second.contradictory &&
+                           known->second.Nearest(m.rank, SeatOf(m.rank), {});
+  if (!has_its_own && !IsCommitted(info.parent)) {
     const std::optional<Failure> away = OutOfReach(info.parent);
     return Refuse(m.token, away ? *away : Unreadable(), t);
   }
-  if (const uint32_t saved_by = WorldSizeOf(info.parent); saved_by != info.world_size) {
-    return Refuse(m.token, OtherWorld(info.parent, saved_by), t);
+  const Checkpoint& parent = known->second;
+  if (parent.world_size != info.world_size) {
+    return Refuse(m.token, OtherWorld(info.parent, parent.world_size), t);
   }
   SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
-  const Checkpoint& parent = checkpoints_.at(info.parent);
   failed_sources_.erase(m.rank);
   if (const auto shard = parent.shards.find(m.rank); shard != parent.shards.end()) {
     offer.from = parent.Nearest(m.rank, SeatOf(m.rank), {}).value_or(TierKind::kMemory);
@@ -181,8 +186,10 @@ bool Coordinator::TurnToNewer(Turn& t) {
     return false;
   }
   std::vector<CheckpointId> candidates = Loadable();
-  if (candidates.empty() || !(session_->checkpoint() < candidates.front()) ||
-      session_->Tried(candidates.front())) {
+  std::erase_if(candidates, [&](const CheckpointId& id) {
+    return session_->checkpoint() < id && session_->Tried(id);
+  });
+  if (candidates.empty() || !(session_->checkpoint() < candidates.front())) {
     return false;
   }
   Tell(Report::Kind::kSessionFellBack,
@@ -193,11 +200,23 @@ bool Coordinator::TurnToNewer(Turn& t) {
   return true;
 }
 
-std::string Coordinator::WhatTheSessionWaitsFor() const {
-  std::string nodes;
-  for (const NodeId node : unreachable_) {
-    absl::StrAppend(&nodes, nodes.empty() ? "" : ", ", settings_.nodes->Name(node));
+// Some of them: of thousands of names what stands behind them would not be read.
+std::string Coordinator::NamesOf(const std::set<NodeId>& nodes) const {
+  constexpr size_t kNamed = 8;
+  std::string text;
+  size_t named = 0;
+  for (const NodeId node : nodes) {
+    if (named++ == kNamed) {
+      absl::StrAppend(&text, " and ", nodes.size() - kNamed, " more");
+      break;
+    }
+    absl::StrAppend(&text, text.empty() ? "" : ", ", settings_.nodes->Name(node));
   }
+  return text;
+}
+
+std::string Coordinator::WhatTheSessionWaitsFor() const {
+  const std::string nodes = NamesOf(unreachable_);
   return nodes.empty()
              ? "the durable tiers to be read"
              : absl::StrCat("nodes that are out of reach and may have a newer step: ", nodes);
@@ -405,6 +424,7 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
 // attempt's parent, and only then do they hear of it.
 void Coordinator::FinishSession(Turn& t) {
   const std::unique_ptr<Session> session = std::move(session_);
+  waits_for_inventory_ = false;
   const CheckpointId parent = session->checkpoint();
   last_session_ = session->id();
   last_failure_.reset();
@@ -446,6 +466,7 @@ void Coordinator::DropFromSession(Rank rank, ProcessId process) {
   session_->Drop(rank, process);
   if (session_->empty()) {
     session_.reset();
+    waits_for_inventory_ = false;
   }
 }
 
@@ -535,7 +556,7 @@ bool Coordinator::EverCommitted() const {
   return LineRestoredAnything(line_) || (newest != attempts_.end() && newest->second.any_committed);
 }
 
-// What a tier that cannot be read now may have of it.
+// What a tier or a node may have of it that cannot be read, or heard, now.
 std::optional<Failure> Coordinator::OutOfReach(CheckpointId id) const {
   for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
     if (const std::string why = WhyUnread(tier); !why.empty() && NewestIn(tier) >= id) {
@@ -544,6 +565,12 @@ std::optional<Failure> Coordinator::OutOfReach(CheckpointId id) const {
           absl::StrCat("restore of job '", name_, "': step ", id.step, " of attempt ", id.attempt,
                        " is out of reach: ", why, "; restore again when it can be")};
     }
+  }
+  if (!unreachable_.empty() && CommittedOnce(id)) {
+    return Failure{absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+                   absl::StrCat("restore of job '", name_, "': step ", id.step, " of attempt ",
+                                id.attempt, " is out of reach: ", WhatTheSessionWaitsFor(),
+                                "; restore again when they are back")};
   }
   return std::nullopt;
 }
@@ -658,10 +685,7 @@ std::string Coordinator::WhyNotWhole(CheckpointId id, const Checkpoint& checkpoi
             : absl::StrCat("; and ", others, others == 1 ? " more rank has" : " more ranks have",
                            " no copy that can be read"));
   }
-  std::string away;
-  for (const NodeId node : missing_) {
-    absl::StrAppend(&away, away.empty() ? "" : ", ", settings_.nodes->Name(node));
-  }
+  const std::string away = NamesOf(missing_);
   return absl::StrCat("not all copies of ", name, " are there",
                       checkpoint.cut_off && !away.empty()
                           ? absl::StrCat("; nodes that had some are not, either: ", away)
