@@ -1295,6 +1295,109 @@ TEST_F(NodesTest, ASessionThatFallsBackWaitsForANodeThatMayComeBack) {
   EXPECT_EQ(Answer<SourceOffered>(bad.token)->checkpoint, (CheckpointId{1, 2}));
 }
 
+// ---- What a new host does not know ----
+
+// The node that hosted the job is gone and was never heard. Of an attempt that was opened since it
+// has nothing: what that lacks is not out of reach.
+TEST_F(NodesTest, AStepOfANewAttemptIsNotCutOffByANodeThatWasNeverHeard) {
+  TwoRanks();
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  const NodeId b = nodes.Number("b");
+  Say(b, NodeArrived{{}, {Seat(b, 1, std::nullopt)}});
+  Say(nodes.Number("a"), NodeLeft{true, "its lease has ended"});
+  Join(kHere, 0, 2, "two", 1);
+  Join(b, 1, 2, "two", 1);
+  ASSERT_EQ(job_->attempt(), 2u);
+  Save(kHere, 0, 5);
+  out_.clear();
+  Say(b, SeatLost{2, 1, Process(b, 1, 1), 0, SeatLost::How::kProcessEnded});
+  const auto given_up = All<GiveUp>();
+  ASSERT_EQ(given_up.size(), 1u);
+  EXPECT_EQ(given_up[0].second.checkpoint, (CheckpointId{2, 5}));
+}
+
+// Attempt 2 has restored step 1, and another node hosts it by now.
+class DecidedElsewhereTest : public NodesTest {
+ protected:
+  DecidedElsewhereTest() {
+    TwoRanks();
+    SaveBoth(1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(b_, 1, 2, "two", 1);
+    Enter(kHere, 0, 1);
+    Enter(b_, 1, 1);
+    const uint64_t session = Answer<SourceOffered>(token_)->session;
+    Say(kHere, LoadReported{++token_, 2, 0, session, 1, true, false, false, ""});
+    Say(b_, LoadReported{++token_, 2, 1, session, 1, true, false, false, ""});
+    EXPECT_NE(Answer<SessionEnded>(token_), nullptr);
+    TakeOver(elsewhere_, false);
+  }
+  void Arrive(const std::vector<FoundShard>& shards) {
+    NodeArrived arrived;
+    arrived.shards = shards;
+    arrived.seats = {{2, 1, Process(other_, 1, 1), 7, {}, std::nullopt}};
+    Say(other_, arrived);
+  }
+
+  NodeNames elsewhere_{"c"};
+  const NodeId other_ = elsewhere_.Number("b");
+};
+
+TEST_F(DecidedElsewhereTest, ARankThatEntersAgainGetsItsOwnShardWhoeverIsSilent) {
+  Arrive({Found(1, 1)});
+  const SourceOffered* offered = Answer<SourceOffered>(Enter(other_, 1, 1));
+  ASSERT_NE(offered, nullptr);
+  EXPECT_EQ(offered->checkpoint, (CheckpointId{1, 1}));
+  EXPECT_EQ(offered->from, TierKind::kMemory);
+}
+
+TEST_F(DecidedElsewhereTest, WhatANodeMayHaveThatIsSilentIsNotCalledUnreadable) {
+  Arrive({});
+  const Refused* refused = Answer<Refused>(Enter(other_, 1, 1));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->failure.code, absl::StatusCode::kUnavailable) << refused->failure.message;
+  EXPECT_THAT(refused->failure.message, ::testing::HasSubstr(": a;"));
+}
+
+// Its state was older than what a node has: the attempt that goes on may have ranks on a node that
+// is silent.
+TEST_F(NodesTest, OfAnAttemptThatANodeToldOfASilentNodeMayHaveRanks) {
+  TwoRanks();
+  NodeNames nodes("c");
+  TakeOver(nodes, false);
+  const NodeId b = nodes.Number("b");
+  NodeArrived newer;
+  newer.shards = {Found(1, 5)};
+  newer.shards[0].copy.id.attempt = 3;
+  newer.shards[0].copy.descent = {{3, {}}};
+  newer.seats = {{3, 1, Process(b, 1, 1), 7, {}, 5}};
+  Say(b, newer);
+  ASSERT_EQ(job_->attempt(), 3u);
+  const Refused* refused = Answer<Refused>(Join(kHere, 0, 2, "", 1));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_THAT(refused->failure.message, ::testing::HasSubstr("may live on a"));
+}
+
+TEST_F(NodesTest, ATokenThatIsSaidTwiceIsAnsweredForTheLastOne) {
+  TwoRanks();
+  Begin(kHere, 0, 1);
+  Begin(b_, 1, 1);
+  Begin(kHere, 0, 2);
+  Begin(b_, 1, 2);
+  const RequestToken token = Await(0, 1, v1::AwaitSave::STAGE_COMMITTED);
+  Say(kHere, AwaitAsked{token, 1, 0, 2, v1::AwaitSave::STAGE_COMMITTED});
+  Seal(kHere, 0, 1);
+  Seal(b_, 1, 1);
+  ASSERT_TRUE(Committed(1));
+  EXPECT_EQ(Answer<StageReached>(token), nullptr);
+  Seal(kHere, 0, 2);
+  Seal(b_, 1, 2);
+  EXPECT_NE(Answer<StageReached>(token), nullptr);
+}
+
 // ---- Nodes that come and go at any time ----
 
 // ---- Found by the simulator of a cluster ----
