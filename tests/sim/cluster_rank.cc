@@ -430,11 +430,17 @@ void RankProcess::Await(Step step) {
   });
 }
 
-// A node without a host soon has no slot left. So where a rank could save that many steps more,
-// hosts have settled what became of the step.
+// A node without a host soon has no slot left. So where all ranks could save that many steps more,
+// hosts have settled what became of the step. (One that hangs may seal it still.)
 void RankProcess::JudgeAwaits() {
   constexpr Step kSettledSince = 20;
-  if (!awaited_.empty() && *awaited_.begin() + kSettledSince < step_) {
+  const bool all_went_on =
+      !awaited_.empty() &&
+      std::all_of(job_.ranks.begin(), job_.ranks.end(), [&](const RankProcess* rank) {
+        return rank != nullptr && rank->attempt_ == attempt_ &&
+               *awaited_.begin() + kSettledSince < rank->step_;
+      });
+  if (all_went_on) {
     w_.truth.Violated(absl::StrCat("job ", job_.name, " rank ", rank_, " on ", node_.name,
                                    " has not heard what became of step ", *awaited_.begin(),
                                    ", and has sealed step ", step_));
