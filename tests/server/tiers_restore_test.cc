@@ -539,16 +539,19 @@ TEST(RestoreFromTiers, AFallbackDoesNotPassOverWhatWasNotKnownAtFirst) {
   EXPECT_EQ(got.tiers, Names{"remote"});
 }
 
+// Shards reach the remote tier, and no manifest names them.
+absl::Status NothingBecomesWhole(const Action& a) {
+  const auto* flush = std::get_if<FlushShard>(&a);
+  return (flush != nullptr && flush->to == TierKind::kNvme) ||
+                 std::holds_alternative<PublishManifest>(a)
+             ? absl::UnavailableError("EIO")
+             : absl::OkStatus();
+}
+
 TEST(RestoreFromTiers, WhatBecomesWholeWhileAnOlderStepIsLoadedIsNotDiscarded) {
   TierWorld w;
   ASSERT_TRUE(w.Save(1));
-  w.h.fail = [](const Action& a) {
-    const auto* flush = std::get_if<FlushShard>(&a);
-    return (flush != nullptr && flush->to == TierKind::kNvme) ||
-                   std::holds_alternative<PublishManifest>(a)
-               ? absl::UnavailableError("EIO")
-               : absl::OkStatus();
-  };
+  w.h.fail = NothingBecomesWhole;
   ASSERT_TRUE(w.Save(2));
   ASSERT_EQ(w.Nvme(), Steps{1});
   w.Reboot();
@@ -591,13 +594,7 @@ TEST(RestoreFromTiers, ARestorePointThatIsBadNamesWhatElseThereIs) {
 TEST(RestoreFromTiers, WhatBecomesWholeWhileAnOlderStepFailsIsGoneOnWith) {
   TierWorld w;
   ASSERT_TRUE(w.Save(1));
-  w.h.fail = [](const Action& a) {
-    const auto* flush = std::get_if<FlushShard>(&a);
-    return (flush != nullptr && flush->to == TierKind::kNvme) ||
-                   std::holds_alternative<PublishManifest>(a)
-               ? absl::UnavailableError("EIO")
-               : absl::OkStatus();
-  };
+  w.h.fail = NothingBecomesWhole;
   ASSERT_TRUE(w.Save(2));
   w.Reboot();
   w.h.delay = [](const Action& a) { return std::holds_alternative<FetchShard>(a); };
