@@ -465,6 +465,7 @@ void Agent::ExpireRequest(RequestToken token) {
         Send(pending.job, RequestCancelled{token});
       }
       if (pending.fetch) {
+        late.message = "no slot could be had in time to bring the shard into memory; restore again";
         return Refuse(token, late);
       }
       if (const Seat* seat = FindSeat(pending.seat)) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/agent.h"
+#include "server/node_ranges.h"
 #include "server/state_order.h"
 
 namespace holdfast {
@@ -34,9 +35,9 @@ absl::Status Agent::CheckLoads(const KnownJob& job, const v1::JobState& state) c
   NodeNames names(nodes_.Name(kHere));  // what the state names is not heard of by that
   CoordinatorSettings settings;
   settings.nodes = &names;
-  // (Nothing can be wrong with the names of its nodes, which are most of it in a large cluster.)
+  HF_RETURN_IF_ERROR(CheckNodeRanges(state.nodes()));
   v1::JobState checked = state;
-  checked.clear_nodes();
+  checked.clear_nodes();  // (which would only be heard of)
   return Coordinator(settings, job.uuid, job.name, job.uid, job.gid, first_session_).Load(checked);
 }
 
@@ -198,6 +199,12 @@ void Agent::EndHosting(const std::string& name) {
   }
   if (job->coordinator == nullptr) {
     return;
+  }
+  for (const auto& [id, op] : drains_) {
+    const bool removes = op.kind == DrainOp::Kind::kRemove || op.kind == DrainOp::Kind::kRemoveJob;
+    if (removes && op.job == job->uuid && op.tier == TierKind::kRemote) {
+      Act(CancelDrain{id});  // the next host decides what goes there
+    }
   }
   if (const auto removal = removals_.find(job->uuid); removal != removals_.end()) {
     const AdminToken token = removal->second.token;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/node_ranges.h"
 
 namespace holdfast {
 
@@ -61,6 +62,10 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
     }
     removed_before_.push_back(*uuid);
   }
+  const absl::Status nodes = CheckNodeRanges(state.nodes());
+  if (!nodes.ok() || (!state.writer().empty() && !CheckJobName(state.writer()).ok())) {
+    return bad(nodes.ok() ? "who wrote it has no name that a node can have" : Message(nodes));
+  }
   history_known_ = !state.history_unknown();
   version_ = durable_version_ = state.version();
   if (state.epoch() != 0) {
@@ -81,15 +86,14 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
 // them.
 void Coordinator::LoadMembers(const v1::JobState& state) {
   loaded_attempt_ = attempt();
-  // They are those of the node that wrote it, which stands first.
-  const NodeId writer = state.nodes().empty() ? kHere : settings_.nodes->Number(state.nodes(0));
+  const NodeId writer = state.writer().empty() ? kHere : settings_.nodes->Number(state.writer());
   for (const v1::MemberState& m : state.members()) {
     if (m.rank() < world_size()) {
       const ProcessId process{m.process().pid(), m.process().start_ticks(), writer};
       members_.Set(m.rank(), {process, 0, !m.gone(), true});
     }
   }
-  for (const std::string& name : state.nodes()) {
+  for (const std::string& name : NodesIn(state.nodes())) {
     if (const NodeId node = settings_.nodes->Number(name); node != kHere) {
       unheard_.insert(node);
       Miss(node, true, "it has not been heard of yet");
@@ -227,8 +231,8 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
   }
   durable_waits_.clear();
   RetryReaders(t);
-  for (const PendingJoin& join : std::exchange(joins_, {})) {
-    Refuse(join.join.token, removed, t);
+  while (const auto waits = joins_.Next(0, std::nullopt)) {
+    Refuse(joins_.TakeAt(*waits).token, removed, t);
   }
   if (m.agreed_first) {
     removal_version_ = version_ + 1;
@@ -240,12 +244,9 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
 void Coordinator::On(const RequestExpired& m, Turn& t) {
   Failure failure{absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED,
                   "the deadline passed"};
-  for (auto it = joins_.begin(); it != joins_.end(); ++it) {
-    if (it->join.token == m.token) {
-      failure = it->at_deadline;
-      joins_.erase(it);
-      return Refuse(m.token, failure, t);
-    }
+  if (const std::optional<JoinAsked> join = joins_.Take(m.token)) {
+    const Failure now = Judge(*join).failure;
+    return Refuse(m.token, now.message.empty() ? failure : now, t);
   }
   for (const DurableWait& wait : durable_waits_) {
     if (wait.token == m.token) {
@@ -275,21 +276,29 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
-    failure.message =
-        absl::StrCat("step ", it->second.step, " is not there yet",
-                     found == checkpoints_.end()
-                         ? ""
-                         : absl::StrCat(": ", found->second.good, " of ", found->second.world_size,
-                                        " ranks have sealed it"));
+    failure.message = absl::StrCat("step ", it->second.step, " is not there yet",
+                                   found == checkpoints_.end() ? "" : HowFar(found->second));
     ForgetAwait(m.token);
   }
   Refuse(m.token, failure, t);
 }
 
+// ": 7 of 8 ranks have sealed it, and 1 of these is out of reach with node-c"
+std::string Coordinator::HowFar(const Checkpoint& checkpoint) const {
+  const size_t sealed = checkpoint.shards.size();
+  const std::string away = NamesOf(missing_);
+  return absl::StrCat(": ", sealed, " of ", checkpoint.world_size, " ranks have sealed it",
+                      checkpoint.AnyAway() && sealed > checkpoint.good
+                          ? absl::StrCat(", and ", sealed - checkpoint.good, " of these ",
+                                         sealed - checkpoint.good == 1 ? "is" : "are",
+                                         " out of reach", away.empty() ? "" : " with ", away)
+                          : "");
+}
+
 void Coordinator::On(const RequestCancelled& m, Turn& t) {
   readers_.erase(m.token);
   std::erase_if(room_waits_, [&m](const auto& wait) { return wait.first.token == m.token; });
-  std::erase_if(joins_, [&](const PendingJoin& p) { return p.join.token == m.token; });
+  joins_.Take(m.token);
   ForgetAwait(m.token);
   if (session_) {
     session_->StopWaiting(m.token);
@@ -429,11 +438,12 @@ v1::JobState Coordinator::State(const NodeMarks& nodes) const {
     }
   }
   if (settings_.nodes->Several()) {
-    // The next coordinator waits for these.
-    // (This one is the first of them if it has members.)
+    std::vector<std::string> names;
     for (const NodeId node : nodes.All()) {
-      state.add_nodes(settings_.nodes->Name(node));
+      names.push_back(settings_.nodes->Name(node));
     }
+    SetNodeRanges(std::move(names), state.mutable_nodes());
+    state.set_writer(settings_.nodes->Name(kHere));
   }
   for (const Rank rank : members_.OnNode(kHere)) {
     const Member& member = *members_.Find(rank);

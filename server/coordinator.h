@@ -42,6 +42,7 @@
 #include "server/messages.h"
 #include "server/node_inventories.h"
 #include "server/node_names.h"
+#include "server/pending_joins.h"
 #include "server/session.h"
 #include "server/sharing.h"
 
@@ -184,10 +185,6 @@ class Coordinator {
     int64_t unix_ms = 0;
     Failure failure;
   };
-  struct PendingJoin {
-    JoinAsked join;
-    Failure at_deadline;
-  };
   struct Verdict {
     enum class Kind { kJoin, kOpenNext, kWait, kRefuse } kind = Kind::kRefuse;
     Failure failure;  // kRefuse, and what a wait ends with
@@ -306,6 +303,7 @@ class Coordinator {
   bool TryAnswer(const AttachAsked& m, NodeId node, Turn& t);
   bool TryAnswer(const ListAsked& m, NodeId node, Turn& t);
   ShardLocated Locate(CheckpointId id, Rank rank, NodeId node) const;
+  bool MustWait(const AttachAsked& m) const;
   bool MayBeRead(const std::optional<CheckpointId>& wanted,
                  const std::optional<CheckpointId>& found) const;
   void FillListing(std::optional<CheckpointId> before, v1::Listing& listing) const;
@@ -346,10 +344,11 @@ class Coordinator {
   std::optional<NodeId> MayHaveRanksUnheard() const;
   bool WasIn(const JoinAsked& j) const;
   bool WasSeen(Rank rank) const;
+  bool AsksAgain(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);
   void EndAttempt(Attempt number, const Failure& superseded, Turn& t);
-  void RetryJoins(Turn& t);
+  void RetryJoins(Turn& t, std::optional<Rank> rank = std::nullopt);
   Failure SupersededFailure(Attempt attempt) const;
   std::optional<Rank> RankLostFor(CheckpointId id) const;
   bool IsCurrent(Attempt attempt, RequestToken token, Turn& t);
@@ -438,6 +437,7 @@ class Coordinator {
   Failure Unreadable() const;
   Failure ChosenUnreadable() const;
   std::string WhyNothingOfTheLine(CheckpointId newest, std::optional<CheckpointId>& named) const;
+  std::string HowFar(const Checkpoint& checkpoint) const;
   std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
   std::string OtherBranchText() const;
   bool EverCommitted() const;
@@ -622,7 +622,7 @@ class Coordinator {
     std::vector<Stage> stages;
   };
   std::map<CheckpointId, Times> times_;  // the newest ones
-  std::deque<PendingJoin> joins_;
+  PendingJoins joins_;
   std::map<RequestToken, std::pair<Reader, NodeId>> readers_;  // and where they are
   // Ranks that need a slot, while nodes are missing with which a step may be whole, and another one
   // not needed: until when they wait.

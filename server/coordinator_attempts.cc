@@ -261,7 +261,16 @@ Coordinator::Verdict Coordinator::JudgeFresh(const JoinAsked& j) const {
     return JudgeWorld(j);
   }
   // It began from scratch by a save of a rank that came earlier: this one missed nothing.
-  return {WasIn(j) ? Verdict::Kind::kOpenNext : Verdict::Kind::kJoin, {}};
+  return {WasIn(j) && !AsksAgain(j) ? Verdict::Kind::kOpenNext : Verdict::Kind::kJoin, {}};
+}
+
+// The process was let in, and never told: it has begun nothing. (An attempt that restored or
+// committed something had it with it.)
+bool Coordinator::AsksAgain(const JoinAsked& j) const {
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  const Member* member = members_.Find(j.rank);
+  return member != nullptr && !member->told && member->process == j.caller.process &&
+         last_begun_.count(j.rank) == 0 && !newest.any_committed && newest.parent.attempt == 0;
 }
 
 Coordinator::Verdict Coordinator::Judge(const JoinAsked& j) const {
@@ -332,7 +341,7 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
     case Verdict::Kind::kRefuse:
       return Refuse(j.token, verdict.failure, t);
     case Verdict::Kind::kWait:
-      joins_.push_back({j, verdict.failure});
+      joins_.Add(j);
       return;
     case Verdict::Kind::kOpenNext:
       OpenAttempt(j, t);
@@ -433,21 +442,20 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
 }
 
 // Any change of members or attempts may let a waiting rank in; the first that waited goes first.
-void Coordinator::RetryJoins(Turn& t) {
-  for (size_t i = 0; i < joins_.size();) {
-    const Verdict verdict = Judge(joins_[i].join);
+// With a rank: nothing has changed for the others.
+void Coordinator::RetryJoins(Turn& t, std::optional<Rank> rank) {
+  for (auto place = joins_.Next(0, rank); place;) {
+    const Verdict verdict = Judge(joins_.At(*place));
     if (verdict.kind == Verdict::Kind::kWait) {
-      joins_[i].at_deadline = verdict.failure;
-      ++i;
+      place = joins_.Next(*place + 1, rank);
       continue;
     }
-    const JoinAsked join = std::move(joins_[i].join);
-    joins_.erase(joins_.begin() + static_cast<ptrdiff_t>(i));
     const Attempt before = attempt();
-    Admit(join, verdict, t);
+    Admit(joins_.TakeAt(*place), verdict, t);
     if (attempt() != before) {
-      i = 0;
+      rank.reset();
     }
+    place = joins_.Next(attempt() != before ? 0 : *place, rank);
   }
 }
 
@@ -476,7 +484,8 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
         t);
   }
   DropFromSession(m.rank, m.process);
-  RetryJoins(t);
+  // Others wait for its place, or (another world size) for the last that lives.
+  RetryJoins(t, members_.alive() > 1 ? std::optional(m.rank) : std::nullopt);
   RetainDurable(t);  // it waits for those who have still to restore
 }
 

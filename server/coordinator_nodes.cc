@@ -347,19 +347,14 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
 // Nothing of what the node was to do will be told; who waited there asks again. `removal`: what its
 // removals have come to.
 void Coordinator::LoseWork(const absl::Status& why, const absl::Status& removal, Turn& t) {
-  std::vector<RequestToken> tokens;
-  std::erase_if(joins_, [&](const PendingJoin& pending) {
-    const bool there = pending.join.caller.process.node == t.from;
-    if (there) {
-      tokens.push_back(pending.join.token);
+  for (auto place = joins_.Next(0, std::nullopt); place;
+       place = joins_.Next(*place + 1, std::nullopt)) {
+    if (joins_.At(*place).caller.process.node == t.from) {
+      Refuse(joins_.TakeAt(*place).token,
+             {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+              absl::StrCat("join of job '", name_, "': ", Message(why), "; ask again")},
+             t);
     }
-    return there;
-  });
-  for (const RequestToken token : tokens) {
-    Refuse(token,
-           {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-            absl::StrCat("join of job '", name_, "': ", Message(why), "; ask again")},
-           t);
   }
   std::vector<ShardDrained> drained;
   for (const auto& [id, checkpoint] : checkpoints_) {

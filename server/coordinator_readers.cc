@@ -40,15 +40,36 @@ void Coordinator::KeepWaiting(RequestToken token, Reader reader, Turn& t) {
   readers_[token] = {std::move(reader), t.from};
 }
 
-// A tier has told what it has.
+// A tier has told what it has. (Thousands of readers may wait, for a step or two.)
 void Coordinator::RetryReaders(Turn& t) {
+  std::map<std::optional<CheckpointId>, bool> waits_on;
+  const auto still = [&](const AttachAsked& m) {
+    const auto [it, fresh] = waits_on.try_emplace(m.wanted);
+    if (fresh) {
+      it->second = MustWait(m);
+    }
+    return it->second;
+  };
   std::erase_if(readers_, [&](const auto& waiting) {
     const auto& [reader, node] = waiting.second;
-    return std::visit([&, at = node](const auto& m) { return TryAnswer(m, at, t); }, reader);
+    if (const auto* attach = std::get_if<AttachAsked>(&reader); attach != nullptr) {
+      return !still(*attach) && TryAnswer(*attach, node, t);
+    }
+    return TryAnswer(std::get<ListAsked>(reader), node, t);
   });
 }
 
-// False: what is still being read may have the checkpoint, or a newer one.
+// What is still being read may have the checkpoint, or a newer one. (That goes for whoever waits
+// for the same one.)
+bool Coordinator::MustWait(const AttachAsked& m) const {
+  if (removed_ || m.again || !m.any_tier) {
+    return false;
+  }
+  const absl::StatusOr<CheckpointId> found = FindCommitted(m.wanted);
+  return MayBeRead(m.wanted, found.ok() ? std::optional(*found) : std::nullopt);
+}
+
+// False: it must wait.
 bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
   const auto refuse = [&](Failure failure) {
     Refuse(m.token, std::move(failure), t);
@@ -71,10 +92,10 @@ bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
     }
     return tell(Locate(*m.wanted, m.rank, node));
   }
-  const absl::StatusOr<CheckpointId> found = FindCommitted(m.wanted);
-  if (m.any_tier && MayBeRead(m.wanted, found.ok() ? std::optional(*found) : std::nullopt)) {
+  if (MustWait(m)) {
     return false;
   }
+  const absl::StatusOr<CheckpointId> found = FindCommitted(m.wanted);
   if (!found.ok()) {
     return refuse(m.wanted ? WithoutReason(absl::StatusCode::kNotFound, Message(found.status()))
                            : NothingCommitted());

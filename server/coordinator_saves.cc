@@ -446,7 +446,9 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
     if (checkpoint.dead) {
       Refuse(token,
              {absl::StatusCode::kDataLoss, v1::Failure::REASON_ABANDONED,
-              absl::StrCat("a copy of step ", waiter.step, " is bad")},
+              checkpoint.contradictory
+                  ? absl::StrCat("step ", waiter.step, ": its shards contradict each other")
+                  : WhyNotWhole(found->first, checkpoint)},
              t);
       return true;
     }

@@ -507,9 +507,6 @@ struct ForgetAgreedState {
   std::string job;
   Epoch epoch = 0;
 };
-struct SetPeers {
-  std::map<std::string, PeerAddress> peers;
-};
 struct ConnectPeer {
   std::string node;
 };
@@ -592,7 +589,7 @@ using Action =
                  IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
                  OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
                  ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
-                 CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, SetPeers,
+                 CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, ChangePeers,
                  ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;
 

@@ -9,6 +9,7 @@
 #include "recovery/policy.h"
 #include "server/agent.h"
 #include "server/message_texts.h"
+#include "server/node_ranges.h"
 #include "server/peer_io.h"
 
 namespace holdfast {
@@ -783,11 +784,9 @@ void CheckState(Io& io, const PeerHeader& header, const v1::JobState& state) {
     io.Require(m.rank() < kWorldSizeMax && m.process().pid() >= 0, "state.members",
                "one has no rank, or is no process");
   }
-  io.Require(state.nodes_size() <= static_cast<int>(kPeerNodesMax), "state.nodes",
-             "there are too many");
-  for (const std::string& node : state.nodes()) {
-    io.Require(node.size() <= kPeerTextBytesMax, "state.nodes", "a name is too long");
-  }
+  const absl::Status nodes = CheckNodeRanges(state.nodes());
+  io.Require(nodes.ok(), "state.nodes", Message(nodes));
+  io.Require(state.writer().size() <= kPeerTextBytesMax, "state.writer", "it is too long");
   io.Require(state.removed_before_size() <= static_cast<int>(kRemovedBeforeMax),
              "state.removed_before", "there are too many");
   for (const std::string& uuid : state.removed_before()) {

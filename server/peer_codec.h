@@ -38,7 +38,6 @@ inline constexpr size_t kPeerCopiesMax = size_t{1} << 18;    // of shards
 inline constexpr size_t kPeerDescentsMax = size_t{1} << 22;  // of all its copies together
 inline constexpr size_t kPeerCheckpointsMax = size_t{1} << 16;  // named in one list
 inline constexpr size_t kPeerOpenStepsMax = 4096;               // that one seat is writing
-inline constexpr size_t kPeerNodesMax = size_t{1} << 16;        // that a job's state names
 inline constexpr Duration kPeerAgeMax = std::chrono::hours(24 * 365 * 10);
 
 // Whom it is about.

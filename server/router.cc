@@ -63,27 +63,15 @@ void Router::On(const MembershipProblem& e) {
 
 void Router::On(const MembersAre& e) {
   std::set<std::string> there;
-  std::vector<std::string> fresh;  // of whom the network is told at once, not one by one
   for (const NodeInfo& member : e.members) {
     there.insert(member.name);
-    if (member.name != self_ && peers_.count(member.name) == 0) {
-      peers_[member.name].info = member;
-      gone_.erase(member.name);
-      left_.erase(member.name);
-      fresh.push_back(member.name);
-    } else {
-      PutMember(member);
-    }
+    PutMember(member);
   }
   std::vector<std::string> gone;
   for (const auto& [name, peer] : peers_) {
     if (there.count(name) == 0) {
       gone.push_back(name);
     }
-  }
-  TellPeers();
-  for (const std::string& name : fresh) {
-    GreetMember(name);
   }
   for (const std::string& name : gone) {
     DropMember(name);
@@ -92,7 +80,6 @@ void Router::On(const MembersAre& e) {
 
 void Router::On(const MemberUp& e) {
   PutMember(e.member);
-  TellPeers();
 }
 
 void Router::On(const MemberGone& e) {
@@ -108,7 +95,11 @@ void Router::PutMember(const NodeInfo& member) {
   gone_.erase(member.name);
   left_.erase(member.name);
   const bool anew = !fresh && it->second.info.incarnation != member.incarnation;
+  const bool moved = !fresh && it->second.info.address != member.address;
   it->second.info = member;
+  if (fresh || anew || moved) {
+    owner_.Act(ChangePeers{{{member.name, {member.address, member.incarnation}}}, {}});
+  }
   if (!fresh && !anew) {
     return;
   }
@@ -118,7 +109,6 @@ void Router::PutMember(const NodeInfo& member) {
     it->second.answer_bytes = 0;
     NodeIsLost(member.name, false, "its ckptd was started anew");
   }
-  TellPeers();
   GreetMember(member.name);
 }
 
@@ -137,7 +127,7 @@ void Router::DropMember(const std::string& name) {
     return;
   }
   peer_problems_.erase(name);
-  TellPeers();
+  owner_.Act(ChangePeers{{}, {name}});
   // A daemon that is started anew ends its last lease and is a member again at once: its ranks
   // live.
   NodeIsLost(name, false, "its lease has ended");
@@ -153,14 +143,6 @@ void Router::DropMember(const std::string& name) {
     MaybeAct(job_name, job);
   }
   GiveUpForwarded(name);
-}
-
-void Router::TellPeers() {
-  SetPeers set;
-  for (const auto& [name, peer] : peers_) {
-    set.peers[name] = {peer.info.address, peer.info.incarnation};
-  }
-  owner_.Act(std::move(set));
 }
 
 std::vector<NodeInfo> Router::Members() const {

@@ -147,6 +147,7 @@ class Router {
     MonotonicTime collect_until{};
     Epoch highest = 0;  // that any of them had noted
     std::optional<v1::JobState> best;
+    std::vector<std::string> best_names;  // of its nodes
     // Then: those that have told what they have, over the present channel.
     std::optional<JobUuid> job;
     std::set<NodeId> arrived;
@@ -237,7 +238,6 @@ class Router {
   void On(const JobRemovalAgreed& e);
   void On(const JobGoing& e);
   void On(const JobGone& e);
-  void TellPeers();
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/message_tokens.h"
+#include "server/node_ranges.h"
 #include "server/router.h"
 #include "server/state_order.h"
 
@@ -36,6 +37,7 @@ void Router::Consider(const std::string& name, Hosting& hosting, const v1::JobSt
     return Complain(name, absl::StrCat("a state of it is of no use: ", Message(loads)));
   }
   hosting.best = state;
+  hosting.best_names = NodesIn(state.nodes());
 }
 
 void Router::On(const std::string& node, const PeerHeader& header, const StateTold& m) {
@@ -61,8 +63,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateTo
 // Nodes that are no members now and may keep something newer than what was told.
 size_t Router::OthersThatMayKnow(const Hosting& hosting) const {
   std::set<std::string> others;
-  for (int i = 0; hosting.best && i < hosting.best->nodes_size(); ++i) {
-    const std::string& node = hosting.best->nodes(i);
+  for (const std::string& node : hosting.best_names) {
     if (node != self_ && left_.count(node) == 0) {
       others.insert(node);
     }
@@ -193,12 +194,10 @@ void Router::On(const JobOpened& e) {
   for (const auto& [node, peer] : peers_) {
     Ask(e.name, *job, node);
   }
-  if (job->hosting->best) {
-    for (const std::string& node : job->hosting->best->nodes()) {
-      if (node != self_ && peers_.count(node) == 0) {
-        owner_.TellCoordinator(e.uuid, names_.Number(node),
-                               NodeLeft{true, "it is not a member of the cluster"});
-      }
+  for (const std::string& node : job->hosting->best_names) {
+    if (node != self_ && peers_.count(node) == 0) {
+      owner_.TellCoordinator(e.uuid, names_.Number(node),
+                             NodeLeft{true, "it is not a member of the cluster"});
     }
   }
 }

@@ -421,7 +421,7 @@ class Loop {
   // Whether the others come along is not for a loop to wait long for: if their save failed, this
   // step never becomes whole.
   void AwaitCommit() {
-    constexpr holdfast::Milliseconds kPatience{3000};
+    constexpr holdfast::Milliseconds kPatience{20'000};
     if (!args_.await_commit) {
       return;
     }

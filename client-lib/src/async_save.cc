@@ -133,12 +133,31 @@ Status SaveProgress::Wait(Stage stage, Milliseconds wait) {
 void SaveProgress::AskForEarlier(Stage stage) {
   const StageTimes known = times();
   if (stage > Stage::kCommitted && known.committed.count() < 0) {
-    static_cast<void>(AskDaemon(Stage::kCommitted, Deadline::In(Milliseconds(0))).ok());
+    AskInPassing(Stage::kCommitted);
   }
   // It may not be there: the policy may send the step to remote alone.
   if (stage > Stage::kNvme && known.nvme.count() < 0) {
-    static_cast<void>(AskDaemon(Stage::kNvme, Deadline::In(Milliseconds(0))).ok());
+    AskInPassing(Stage::kNvme);
   }
+}
+
+// Nobody needs the answer: a daemon that is slow with it does not hang for that.
+void SaveProgress::AskInPassing(Stage stage) {
+  const Deadline moment = Deadline::In(kAnswerTime);
+  const Result<std::shared_ptr<Connection>> connection = link_->Get(moment, Patience::kOnce);
+  if (!connection.ok() || link_->attempt() != attempt()) {
+    return;
+  }
+  const Result<uint64_t> asked = (*connection)->Send(AwaitOf(stage, 1), moment);
+  if (!asked.ok()) {
+    return;
+  }
+  const Result<Answer<wire::SaveProgress>> answer =
+      (*connection)->Receive<wire::SaveProgress>(*asked, moment);
+  if (answer.ok()) {
+    Told(stage, answer->message.unix_ms);
+  }
+  (*connection)->Forget(*asked);
 }
 
 Status SaveProgress::FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds wait) {
@@ -149,32 +168,37 @@ Status SaveProgress::FenceStreams(const std::vector<DeviceStream>& streams, Mill
                      absl::StrCat("fence the streams behind the copy of step ", step_));
 }
 
-Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
-  uint64_t attempt = 0;
-  {
-    const MutexLock lock(mutex_);
-    attempt = attempt_;
-  }
-  wire::AwaitSave await;
-  await.step = step_;
-  await.stage = static_cast<wire::Stage>(static_cast<uint32_t>(stage) - 1);
+uint64_t SaveProgress::attempt() {
+  const MutexLock lock(mutex_);
+  return attempt_;
+}
+
+wire::AwaitSave SaveProgress::AwaitOf(Stage stage, uint64_t deadline_ms) const {
   static_assert(
       static_cast<uint32_t>(Stage::kSealed) - 1 == static_cast<uint32_t>(wire::Stage::kSealed) &&
       static_cast<uint32_t>(Stage::kRemote) - 1 == static_cast<uint32_t>(wire::Stage::kRemote));
+  wire::AwaitSave await;
+  await.step = step_;
+  await.stage = static_cast<wire::Stage>(static_cast<uint32_t>(stage) - 1);
+  await.deadline_ms = deadline_ms;
+  return await;
+}
+
+Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
+  const uint64_t own = attempt();
   while (true) {
     HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
                   link_->Get(deadline, Patience::kUntilDeadline));
-    if (link_->attempt() != attempt) {
+    if (link_->attempt() != own) {
       return Status(Code::kSuperseded,
-                    absl::StrCat("step ", step_, " belongs to attempt ", attempt,
+                    absl::StrCat("step ", step_, " belongs to attempt ", own,
                                  "; this rank has gone on to attempt ", link_->attempt()));
     }
-    await.deadline_ms = deadline.DaemonMillis();
     // The daemon answers by the caller's deadline; a moment more for the answer's way, so that even
     // a wait of nothing learns how things stand, and leaves no request behind.
     const Deadline exchange = Deadline::In(deadline.left() + kAnswerTime);
     const Result<Answer<wire::SaveProgress>> answer =
-        connection->Call<wire::SaveProgress>(await, exchange);
+        connection->Call<wire::SaveProgress>(AwaitOf(stage, deadline.DaemonMillis()), exchange);
     const Status reached = answer.status();
     if (answer.ok()) {
       Told(stage, answer->message.unix_ms);

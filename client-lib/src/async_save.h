@@ -57,6 +57,9 @@ class SaveProgress {
   Status AskDaemon(Stage stage, Deadline deadline);
   // The times of the stages before it, as far as the daemon knows them now.
   void AskForEarlier(Stage stage);
+  void AskInPassing(Stage stage);
+  uint64_t attempt();
+  wire::AwaitSave AwaitOf(Stage stage, uint64_t deadline_ms) const;
   Status NotYet(Stage stage) const;
   void Told(Stage stage, int64_t unix_ms);
 

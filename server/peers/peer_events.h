@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <variant>
 
@@ -12,6 +14,12 @@ struct PeerAddress {
   std::string address;       // host:port
   uint64_t incarnation = 0;  // 0: not known
   bool operator==(const PeerAddress&) const = default;
+};
+
+// Whom channels may lead to; nobody, at first.
+struct ChangePeers {
+  std::map<std::string, PeerAddress> up;  // new ones, and those that are somewhere else or anew
+  std::set<std::string> down = {};
 };
 
 // Of one PeerNetwork, never 0, never given twice: what is said to an older one is not said to the

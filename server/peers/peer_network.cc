@@ -107,9 +107,9 @@ class PeerNetwork::Impl {
   }
   const std::string& address() const { return service_.address(); }
 
-  void SetPeers(std::map<std::string, PeerAddress> peers) {
-    auto shared = std::make_shared<std::map<std::string, PeerAddress>>(std::move(peers));
-    loop_.Post([this, shared] { TakePeers(std::move(*shared)); });
+  void ChangePeers(holdfast::ChangePeers change) {
+    auto shared = std::make_shared<holdfast::ChangePeers>(std::move(change));
+    loop_.Post([this, shared] { TakePeers(*shared); });
   }
   void Connect(const std::string& node) {
     loop_.Post([this, node] {
@@ -159,27 +159,22 @@ class PeerNetwork::Impl {
 
   // ---- Who there is ----
 
-  void TakePeers(std::map<std::string, PeerAddress> wanted) {
+  void TakePeers(const holdfast::ChangePeers& change) {
     if (closed_) {
       return;
     }
-    wanted.erase(options_.self);
-    std::erase_if(wanted, [](const auto& peer) {
-      return peer.first.empty() || peer.first.size() > kNodeTextBytesMax;
-    });
-    while (wanted.size() > kMembersMax) {
-      wanted.erase(std::prev(wanted.end()));
+    for (const std::string& node : change.down) {
+      if (const auto it = peers_.find(node); it != peers_.end()) {
+        EndLink(node, it->second, "it is no member of the cluster any more");
+        EndIncoming(it->second, absl::UnavailableError("the caller is no member any more"));
+        peers_.erase(it);
+      }
     }
-    for (auto it = peers_.begin(); it != peers_.end();) {
-      if (wanted.contains(it->first)) {
-        ++it;
+    for (const auto& [node, at] : change.up) {
+      if (node == options_.self || node.empty() || node.size() > kNodeTextBytesMax ||
+          (peers_.size() >= kMembersMax && !peers_.contains(node))) {
         continue;
       }
-      EndLink(it->first, it->second, "it is no member of the cluster any more");
-      EndIncoming(it->second, absl::UnavailableError("the caller is no member any more"));
-      it = peers_.erase(it);
-    }
-    for (const auto& [node, at] : wanted) {
       auto [it, fresh] = peers_.try_emplace(node);
       Peer& peer = it->second;
       if (!fresh && peer.at == at) {
@@ -558,8 +553,8 @@ const std::string& PeerNetwork::address() const {
   return impl_->address();
 }
 
-void PeerNetwork::SetPeers(std::map<std::string, PeerAddress> peers) {
-  impl_->SetPeers(std::move(peers));
+void PeerNetwork::ChangePeers(holdfast::ChangePeers change) {
+  impl_->ChangePeers(std::move(change));
 }
 
 void PeerNetwork::Connect(const std::string& node) {

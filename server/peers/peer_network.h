@@ -2,7 +2,7 @@
 //
 //   PeerNetwork network({.self = "a", .incarnation = 7, .listen = "10.0.0.1:7071"});
 //   HF_RETURN_IF_ERROR(network.Start([&](PeerEvent event) { reactor.Post(…); }));
-//   network.SetPeers({{"b", {"10.0.0.2:7071", 4711}}});  // whenever membership has changed
+//   network.ChangePeers({{{"b", {"10.0.0.2:7071", 4711}}}});  // whenever membership has changed
 //   network.Connect("b");                 // → PeerReached{"b", channel}, as soon as it can be had
 //   network.Say("b", channel, message);   // at b: PeerBegan{"a"}, then PeerSpoke{"a", message}
 //
@@ -14,7 +14,7 @@
 // it waits for an observer that is running, and there is no event after it. It is called by none
 // of the observer's or gRPC's threads, and while no other call runs.
 //
-// Who may speak: nodes that SetPeers names, under the incarnation that it says (0: any); others
+// Who may speak: nodes that ChangePeers names, under the incarnation that it says (0: any); others
 // are refused and try again, since membership may be late. A node that is not named any more, or
 // under another address or incarnation, is lost (told once); what it says is taken no more unless
 // only its address has changed. One that is named again has to be connected to again, one that was
@@ -74,8 +74,8 @@ class PeerNetwork {
 
   // All other nodes of the cluster. Its own name is passed over; so are those after the first
   // kMembersMax, and names longer than kNodeTextBytesMax.
-  void SetPeers(std::map<std::string, PeerAddress> peers);
-  // From now on a channel to it is wanted, for as long as SetPeers names it. Nothing happens if it
+  void ChangePeers(holdfast::ChangePeers change);
+  // From now on a channel to it is wanted, for as long as it is a peer. Nothing happens if it
   // does not.
   void Connect(const std::string& node);
   // Within a channel that PeerReached told. Dropped when that is no longer there: the speaker has

@@ -162,18 +162,20 @@ void ClusterRuntime::Perform(ForgetAgreedState action) {
   }
 }
 
-void ClusterRuntime::Perform(SetPeers action) {
+void ClusterRuntime::Perform(ChangePeers action) {
   if (stopping_) {
     return;
   }
   {
     MutexLock lock(mutex_);
-    std::erase_if(peers_, [&](const auto& peer) { return !action.peers.contains(peer.first); });
-    for (const auto& [node, at] : action.peers) {
+    for (const std::string& node : action.down) {
+      peers_.erase(node);
+    }
+    for (const auto& [node, at] : action.up) {
       peers_.try_emplace(node);
     }
   }
-  network_->SetPeers(std::move(action.peers));
+  network_->ChangePeers(std::move(action));
 }
 
 void ClusterRuntime::Perform(ConnectPeer action) {

@@ -71,7 +71,7 @@ class ClusterRuntime {
   void Perform(ResignFrom action);
   void Perform(StoreAgreedState action);
   void Perform(ForgetAgreedState action);
-  void Perform(SetPeers action) EXCLUDES(mutex_);
+  void Perform(ChangePeers action) EXCLUDES(mutex_);
   void Perform(ConnectPeer action);
   void Perform(SayToPeer action);
 
@@ -112,7 +112,7 @@ class ClusterRuntime {
   bool member_ GUARDED_BY(mutex_) = false;
   std::set<std::string> members_ GUARDED_BY(mutex_);
   std::string problem_ GUARDED_BY(mutex_);                // membership's
-  std::map<std::string, Peer> peers_ GUARDED_BY(mutex_);  // as SetPeers names them
+  std::map<std::string, Peer> peers_ GUARDED_BY(mutex_);  // as ChangePeers names them
 
   // Their threads use what is above.
   std::unique_ptr<PeerNetwork> network_;

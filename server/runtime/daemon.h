@@ -104,7 +104,7 @@ class Daemon {
   void Perform(ResignFrom action);
   void Perform(StoreAgreedState action);
   void Perform(ForgetAgreedState action);
-  void Perform(SetPeers action);
+  void Perform(ChangePeers action);
   void Perform(ConnectPeer action);
   void Perform(SayToPeer action);
   template <typename ClusterAction>

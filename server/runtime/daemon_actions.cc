@@ -500,7 +500,7 @@ void Daemon::Perform(ForgetAgreedState action) {
   PerformInCluster(std::move(action));
 }
 
-void Daemon::Perform(SetPeers action) {
+void Daemon::Perform(ChangePeers action) {
   PerformInCluster(std::move(action));
 }
 

@@ -169,7 +169,7 @@ TEST_F(DeviceRestoreTest, WorkThatDoesNotEndEndsTheRestore) {
   for (const bool by_call : {true, false}) {
     UseSeed(1);
     driver_->Run();
-    Open(by_call ? kLong : Milliseconds(30));
+    Open(by_call ? kLong : Milliseconds(1000));
     State state;
     uint8_t* const w = Add(state, "w", 0, 20 * kMiB, 1);
     ASSERT_TRUE(job_->Save(1, state).ok());

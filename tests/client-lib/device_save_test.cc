@@ -580,7 +580,7 @@ TEST_F(DeviceSaveTest, OverlapsOnDevicesAreComparedByWhatWasCopied) {
 
 // Work before the save that never ends.
 TEST_F(DeviceSaveTest, AStalledDeviceFailsTheSaveAndKeepsItsSlot) {
-  Open(Milliseconds(30));
+  Open(Milliseconds(1000));
   driver_->Run();
   State state;
   uint8_t* const w = Add(state, "w", 0, kMiB, 1);
@@ -610,7 +610,7 @@ TEST_F(DeviceSaveTest, AStalledDeviceFailsTheSaveAndKeepsItsSlot) {
 }
 
 TEST_F(DeviceSaveTest, AJobThatEndsWhileADeviceIsStuckReleasesNothing) {
-  Open(Milliseconds(30));
+  Open(Milliseconds(1000));
   driver_->Run();
   State state;
   uint8_t* const w = Add(state, "w", 0, kMiB, 1);

@@ -180,13 +180,23 @@ class Etcd:
     def cluster_id(self) -> str:
         return str(self.leader().status()["header"]["cluster_id"])
 
+    def _ask(self, path: str, body: object, member: Member | None = None) -> Any:
+        """As `Member.call`, of that member or whichever leads, again while etcd cannot: its leader may be changing."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return (member or self.leader()).call(path, body)
+            except (EtcdError, OSError):
+                if time.monotonic() > end:
+                    raise
+
     def put(self, key: str, value: str, member: Member | None = None) -> int:
         """The revision that it made."""
         body = {"key": _encoded(key), "value": _encoded(value)}
-        return int((member or self.leader()).call("/v3/kv/put", body)["header"]["revision"])
+        return int(self._ask("/v3/kv/put", body, member)["header"]["revision"])
 
     def get(self, key: str, member: Member | None = None) -> str | None:
-        found = (member or self.leader()).call("/v3/kv/range", {"key": _encoded(key)})
+        found = self._ask("/v3/kv/range", {"key": _encoded(key)}, member)
         values = found.get("kvs", [])
         return base64.b64decode(values[0].get("value", "")).decode() if values else None
 
@@ -194,7 +204,7 @@ class Etcd:
         """All keys below a prefix, with their values as text."""
         last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         body = {"key": _encoded(prefix), "range_end": _encoded(last)}
-        found = self.leader().call("/v3/kv/range", body).get("kvs", [])
+        found = self._ask("/v3/kv/range", body).get("kvs", [])
         return {
             base64.b64decode(one["key"]).decode(): base64.b64decode(one.get("value", "")).decode(
                 errors="replace"

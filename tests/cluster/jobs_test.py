@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .cluster_of_daemons import POLICY, Cluster, Job, saved_job, wait_until
+from .cluster_of_daemons import POLICY, SHORT_LEASE_S, Cluster, Job, saved_job, wait_until
 from .network import Network
 from .rank import Rank
 
@@ -19,7 +19,7 @@ def test_ranks_on_several_nodes_commit_together(network: Network) -> None:
 
 
 def test_a_node_dies_and_another_takes_its_ranks(network: Network) -> None:
-    cluster, job = saved_job(network, "a b spare", "a a b b")
+    cluster, job = saved_job(network, "a b spare", "a a b b", lease_s=SHORT_LEASE_S)
     cluster["b"].kill()
     job.start("a a spare spare")
     job.join()
@@ -32,7 +32,7 @@ def test_a_node_dies_and_another_takes_its_ranks(network: Network) -> None:
 
 
 def test_the_host_dies_and_nothing_is_lost(network: Network) -> None:
-    cluster, job = saved_job(network, "a b c", "a b", host="c")
+    cluster, job = saved_job(network, "a b c", "a b", host="c", lease_s=SHORT_LEASE_S)
     cluster.daemons["c"].kill()
     job.save_soon()
     assert cluster.wait_host(job.name, "a", but="c") in ("a", "b")
@@ -120,7 +120,7 @@ def test_a_restore_point_is_in_memory_before_the_restore(network: Network) -> No
 
 
 def test_inspect_and_verify_on_any_node(network: Network) -> None:
-    cluster, job = saved_job(network, "a b c", "a b")
+    cluster, job = saved_job(network, "a b c", "a b", lease_s=SHORT_LEASE_S)
     assert job.ask("tier nvme") == ["ok nvme"] * 2
     for daemon in cluster.daemons.values():
         # Two ranks' in each tier; those of memory and nvme on two nodes.
@@ -134,7 +134,7 @@ def test_inspect_and_verify_on_any_node(network: Network) -> None:
 
 
 def test_a_job_is_removed_from_all_nodes(network: Network) -> None:
-    cluster, job = saved_job(network, "a b c", "a b")
+    cluster, job = saved_job(network, "a b c", "a b", lease_s=SHORT_LEASE_S)
     assert job.ask("tier nvme") == ["ok nvme"] * 2
     refused = cluster.tell("c", "rm", job.name, "--yes")["error"]["message"]
     assert "in use by pid" in refused and "on a" in refused

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-from .cluster_of_daemons import Cluster, Job, saved_job, wait_until
+from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, saved_job, wait_until
 from .matrix import matrix
 from .network import Network
 
@@ -103,7 +103,9 @@ def test_the_host_is_killed_when_the_restore_is_decided(network: Network) -> Non
     "point", matrix("daemon.manifest.begun", whole=["daemon.manifest.published"])
 )
 def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> None:
-    cluster, job = saved_job(network, "a b c", "a b", host="c", armed={"c": f"{point}:kill@2"})
+    cluster, job = saved_job(
+        network, "a b c", "a b", host="c", armed={"c": f"{point}:kill@2"}, lease_s=SHORT_LEASE_S
+    )
     # Whoever hosts it next finds the step whole, and publishes what is not there yet.
     assert job.save() == 2
     assert not cluster.is_running("c")
@@ -119,7 +121,7 @@ def test_the_host_is_killed_at_the_manifest(network: Network, point: str) -> Non
     "point", matrix("client.save.seal_sent", whole=["client.save.granted", "client.save.sealed"])
 )
 def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> None:
-    cluster = Cluster(network, "a b c")
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
     job = Job(cluster)
     job.make_host("c")
     job.start("a b", armed={1: f"{point}:stop@2"})
@@ -144,7 +146,7 @@ def test_the_host_is_killed_while_a_rank_saves(network: Network, point: str) -> 
     "point", matrix("client.restore.source_mapped", whole=["client.restore.reported"])
 )
 def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) -> None:
-    cluster, job = saved_job(network, "a b c", "a b", host="c")
+    cluster, job = saved_job(network, "a b c", "a b", host="c", lease_s=SHORT_LEASE_S)
     job.start("a b", armed={1: f"{point}:stop"})
     job.join()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -165,7 +167,9 @@ def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) 
     matrix("daemon.fetch.published", whole=["daemon.slot.created", "daemon.session.source_sent"]),
 )
 def test_a_spare_is_killed_while_it_takes_over_a_rank(network: Network, point: str) -> None:
-    cluster, job = saved_job(network, "a b spare", "a b", armed={"spare": f"{point}:kill"})
+    cluster, job = saved_job(
+        network, "a b spare", "a b", armed={"spare": f"{point}:kill"}, lease_s=SHORT_LEASE_S
+    )
     cluster["b"].kill()
     job.start("a spare")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -239,7 +243,7 @@ def test_a_rank_is_killed_while_its_admission_is_on_its_way(network: Network) ->
     job.kill()
     network.links.heal()
     job.start("a b")
-    said = [answer.split(" ")[0] for answer in job.ask_anew("open 5000")]
+    said = [answer.split(" ")[0] for answer in job.ask_anew("open 20000")]
     assert said == ["ok", "ok"], "nobody lives who could have the rank"
     assert job.restore() == 1
     job.save()

@@ -9,6 +9,8 @@
 #include <sys/un.h>
 
 #include <atomic>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "holdfast/v1/admin.grpc.pb.h"
@@ -47,6 +49,20 @@ std::string Fetch(uint16_t port, const std::string& path) {
     answer.append(buffer, static_cast<size_t>(got));
   }
   return answer;
+}
+
+// As the log says it, in a whole line.
+std::optional<uint64_t> MetricsPort(Node& node) {
+  std::optional<uint64_t> port;
+  node.Until([&](const v1::GetStatusReply&) {
+    const std::string log = node.Log();
+    const size_t at = log.find("metrics_port=");
+    if (at != std::string::npos && log.find('\n', at) != std::string::npos) {
+      port = NumberAfter(log, "metrics_port=");
+    }
+    return port.has_value();
+  });
+  return port;
 }
 
 TEST(Admin, StatusTellsWhatTheDaemonIs) {
@@ -171,7 +187,7 @@ TEST(Admin, SavesGoOnWhileEverythingIsVerifiedAgainAndAgain) {
 TEST(Metrics, CountWhatHappened) {
   Node node({.config = "metrics: {address: \"127.0.0.1:0\"}\n"});
   ASSERT_TRUE(node.Start());
-  const auto port = NumberAfter(node.Log(), "metrics_port=");
+  const auto port = MetricsPort(node);
   ASSERT_TRUE(port.has_value());
   Rank rank(node, {});
   ASSERT_EQ(rank.Do("open"), "ok attempt=1");
@@ -190,7 +206,7 @@ TEST(Metrics, CountWhatHappened) {
 TEST(Metrics, APortThatIsTakenIsAProblemInTheStatusAndNoMore) {
   Node first({.config = "metrics: {address: \"127.0.0.1:0\"}\n"});
   ASSERT_TRUE(first.Start());
-  const auto port = NumberAfter(first.Log(), "metrics_port=");
+  const auto port = MetricsPort(first);
   ASSERT_TRUE(port.has_value());
   Node second({.config = "metrics: {address: \"127.0.0.1:" + std::to_string(*port) + "\"}\n"});
   ASSERT_TRUE(second.Start());

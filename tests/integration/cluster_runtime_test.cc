@@ -122,8 +122,8 @@ class Core {
   bool held_ GUARDED_BY(mutex_) = false;
 };
 
-// The static list's addresses are never used: the test says which they are (SetPeers), as the core
-// does.
+// The static list's addresses are never used: the test says which they are (ChangePeers), as the
+// core does.
 v1::ClusterConfig ListOfAAndB() {
   v1::ClusterConfig cluster;
   for (const char* name : {"a", "b"}) {
@@ -151,6 +151,13 @@ LinkLimits Brisk() {
           .keep_alive = std::chrono::milliseconds(50),
           .retry_min = std::chrono::milliseconds(5),
           .retry_max = std::chrono::milliseconds(50)};
+}
+
+// Channels that do not end by time.
+LinkLimits Patient() {
+  LinkLimits limits;
+  limits.deadline = std::chrono::minutes(5);
+  return limits;
 }
 
 class ANode {
@@ -205,8 +212,8 @@ class ANode {
 };
 
 void Acquaint(ANode& a, ANode& b) {
-  a->Perform(SetPeers{{{"b", {b.address()}}}});
-  b->Perform(SetPeers{{{"a", {a.address()}}}});
+  a->Perform(ChangePeers{{{"b", {b.address()}}}});
+  b->Perform(ChangePeers{{{"a", {a.address()}}}});
 }
 
 PeerChannel Reach(ANode& from, const std::string& to) {
@@ -281,23 +288,23 @@ TEST(ClusterRuntime, ANodeThatIsAwayIsAProblemUntilItIsBackOrNoMember) {
   again.End();
   ASSERT_TRUE(a.core.Peer<PeerLost>());
   EXPECT_FALSE(a->View().problems.empty());
-  a->Perform(SetPeers{});
+  a->Perform(ChangePeers{{}, {"b"}});
   EXPECT_THAT(a->View().problems, IsEmpty());
 }
 
 TEST(ClusterRuntime, ManyNodesThatAreAwayAreAFewLines) {
   ANode a("a", ListOfAAndB());
   const std::string nobody = absl::StrCat("127.0.0.1:", FreePort());
-  SetPeers peers;
+  ChangePeers peers;
   for (int i = 10; i < 30; ++i) {
-    peers.peers[absl::StrCat("n", i)] = {nobody};
+    peers.up[absl::StrCat("n", i)] = {nobody};
   }
   a->Perform(peers);
-  for (const auto& [node, at] : peers.peers) {
+  for (const auto& [node, at] : peers.up) {
     a->Perform(ConnectPeer{node});
   }
   std::set<std::string> away;
-  while (away.size() < peers.peers.size()) {
+  while (away.size() < peers.up.size()) {
     const auto problem = a.core.Peer<PeerProblem>();
     ASSERT_TRUE(problem);
     away.insert(problem->node);
@@ -309,7 +316,7 @@ TEST(ClusterRuntime, ManyNodesThatAreAwayAreAFewLines) {
 }
 
 TEST(ClusterRuntime, WhatPeersSayWaitsForTheCore) {
-  ANode a("a", ListOfAAndB());
+  ANode a("a", ListOfAAndB(), Patient());
   ANode b("b", ListOfAAndB());
   EXPECT_TRUE(b.core.Membership<LeaseHolds>());  // the last that is told unasked
   Acquaint(a, b);
@@ -331,8 +338,8 @@ TEST(ClusterRuntime, WhatPeersSayWaitsForTheCore) {
 }
 
 TEST(ClusterRuntime, FewLargeMessagesWaitToo) {
-  ANode a("a", ListOfAAndB());
-  ANode b("b", ListOfAAndB());
+  ANode a("a", ListOfAAndB(), Patient());
+  ANode b("b", ListOfAAndB(), Patient());
   EXPECT_TRUE(b.core.Membership<LeaseHolds>());
   Acquaint(a, b);
   const PeerChannel channel = Reach(a, "b");
@@ -406,8 +413,8 @@ TEST(ClusterRuntime, NodesOfAnEtcdClusterComeSpeakAndLeave) {
   ASSERT_TRUE(peers.contains("a"));
   ASSERT_NE(peers["a"].incarnation, 0u);
   // Each asks for the start of the other that membership has told.
-  b->Perform(SetPeers{peers});
-  a->Perform(SetPeers{{{"b", {up->member.address, up->member.incarnation}}}});
+  b->Perform(ChangePeers{peers});
+  a->Perform(ChangePeers{{{"b", {up->member.address, up->member.incarnation}}}});
   a->Perform(SayToPeer{"b", Reach(a, "b"), "hello"});
   EXPECT_EQ(b.core.Peer<PeerSpoke>()->message, "hello");
   Reach(b, "a");
@@ -457,7 +464,7 @@ TEST(ClusterRuntime, WithTlsOnlyNodesWithACertificateAreHeard) {
   a->Perform(SayToPeer{"b", Reach(a, "b"), "secret"});
   EXPECT_EQ(b.core.Peer<PeerSpoke>()->message, "secret");
   ANode plain("b", ListOfAAndB());
-  plain->Perform(SetPeers{{{"a", {a.address()}}}});
+  plain->Perform(ChangePeers{{{"a", {a.address()}}}});
   plain->Perform(ConnectPeer{"a"});
   EXPECT_TRUE(plain.core.Peer<PeerProblem>());
   EXPECT_EQ(plain->View().reached, 0u);

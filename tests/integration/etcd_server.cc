@@ -152,7 +152,9 @@ void EtcdServer::Wipe() {
 CommandAnswer EtcdServer::Ctl(std::vector<std::string> arguments, const std::string& input) {
   std::vector<std::string> all = {
       "/usr/bin/env", "ETCDCTL_API=3", "/usr/bin/etcdctl",
-      "--endpoints=" + std::string(options_.tls ? "https://" : "") + endpoint()};
+      "--endpoints=" + std::string(options_.tls ? "https://" : "") + endpoint(),
+      // Before the arguments, of which the later count.
+      "--command-timeout=25s", "--dial-timeout=25s"};
   if (options_.tls) {
     all.insert(all.end(), {"--cacert=" + certificates_->ca, "--cert=" + certificates_->client_cert,
                            "--key=" + certificates_->client_key});

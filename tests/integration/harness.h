@@ -70,7 +70,7 @@ class Node {
   std::string remote_dir() const;
   size_t drives() const;
   std::string state_dir() const { return state_.Path("state"); }
-  std::string log_file() const { return state_.Path("log"); }
+  std::string log_file() const { return log_.Path("log"); }
   std::string Log() const;
   std::vector<std::string> Arguments() const;  // of ckptd, program included
 
@@ -99,6 +99,7 @@ class Node {
   const NodeOptions options_;
   TemporaryDirectory memory_{"/dev/shm"};
   TemporaryDirectory state_;
+  TemporaryDirectory log_{"/dev/shm"};  // ckptd waits but a moment for a log on a slow disk
   std::unique_ptr<TemporaryDirectory> durable_;  // nvme-<n>, remote
   bool has_own_tmpfs_ = false;
   bool has_own_state_ = false;

@@ -121,7 +121,7 @@ TEST_F(HostileSocketTest, DescriptorsAreClosedWithTheConnection) {
 }
 
 TEST_F(HostileSocketTest, ClientsThatSayNothingOrHalfAFrameAreClosed) {
-  StartNode("hello_timeout_ms: 50");
+  StartNode("hello_timeout_ms: 1000");
   auto silent = RawClient::Connect(node_->socket());
   auto half = RawClient::Connect(node_->socket());
   v1::ClientFrame hello;
@@ -130,6 +130,7 @@ TEST_F(HostileSocketTest, ClientsThatSayNothingOrHalfAFrameAreClosed) {
   const std::string bytes = Framed(hello.SerializeAsString());
   half->SendBytes(bytes.substr(0, bytes.size() - 1));
   auto whole = RawClient::Greet(node_->socket());
+  ASSERT_NE(whole, nullptr);
   EXPECT_TRUE(silent->WaitClosed());
   EXPECT_TRUE(half->WaitClosed());
   const auto reply = whole->Join("patient", 0, 1);

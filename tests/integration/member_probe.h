@@ -115,6 +115,47 @@ class Member {
   // As the newest list and what came after it say.
   std::map<std::string, NodeInfo> Members() {
     const std::lock_guard<std::mutex> lock(mutex_);
+    return MembersNow();
+  }
+  bool AwaitMembers(const std::vector<std::string>& names) {
+    return Until([&] {
+      std::vector<std::string> present;
+      for (const auto& [name, node] : MembersNow()) {
+        present.push_back(name);
+      }
+      return present == names;
+    });
+  }
+  // Until it is there in another life than that one.
+  bool AwaitAnotherLife(const std::string& name, uint64_t incarnation) {
+    return Until([&] {
+      const std::map<std::string, NodeInfo> members = MembersNow();
+      const auto found = members.find(name);
+      return found != members.end() && found->second.incarnation != incarnation;
+    });
+  }
+  std::string Problem() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return ProblemNow();
+  }
+  // Until the newest word is that there is none.
+  bool AwaitNoProblem() {
+    return Until([&] { return ProblemNow().empty(); });
+  }
+  bool AwaitProblem(const std::string& part) {
+    return Await<MembershipProblem>([&](const MembershipProblem& p) {
+             return part.empty() ? p.text.empty() : p.text.find(part) != std::string::npos;
+           })
+        .has_value();
+  }
+
+ private:
+  // `so` is asked under the lock.
+  bool Until(const std::function<bool()>& so) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return told_.wait_until(lock, std::chrono::steady_clock::now() + kPatience, so);
+  }
+  std::map<std::string, NodeInfo> MembersNow() const {
     std::map<std::string, NodeInfo> members;
     for (const MembershipEvent& event : events_) {
       if (const auto* are = std::get_if<MembersAre>(&event)) {
@@ -130,34 +171,16 @@ class Member {
     }
     return members;
   }
-  bool AwaitMembers(const std::vector<std::string>& names) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (true) {
-      std::vector<std::string> present;
-      for (const auto& [name, node] : Members()) {
-        present.push_back(name);
-      }
-      if (present == names) {
-        return true;
-      }
-      std::unique_lock<std::mutex> lock(mutex_);
-      if (told_.wait_until(lock, deadline) == std::cv_status::timeout) {
-        return false;
+  std::string ProblemNow() const {
+    std::string newest;
+    for (const MembershipEvent& event : events_) {
+      if (const auto* problem = std::get_if<MembershipProblem>(&event)) {
+        newest = problem->text;
       }
     }
-  }
-  std::string Problem() {
-    const std::vector<MembershipProblem> all = All<MembershipProblem>();
-    return all.empty() ? "" : all.back().text;
-  }
-  bool AwaitProblem(const std::string& part) {
-    return Await<MembershipProblem>([&](const MembershipProblem& p) {
-             return part.empty() ? p.text.empty() : p.text.find(part) != std::string::npos;
-           })
-        .has_value();
+    return newest;
   }
 
- private:
   TemporaryDirectory own_state_;
   std::mutex mutex_;
   std::condition_variable told_;

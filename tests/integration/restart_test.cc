@@ -5,8 +5,10 @@
 #include <rocksdb/db.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "tests/integration/harness.h"
 
@@ -37,6 +39,17 @@ class RestartTest : public ::testing::Test {
     auto ranks = StartRanks(node_, {}, 2);
     ASSERT_THAT(DoAll(ranks, "open"), Each(HasSubstr("ok attempt=")));
     EXPECT_THAT(DoAll(ranks, "restore"), Each(HasSubstr("step=" + std::to_string(step))));
+  }
+  // What the records of memory.dir hold, by their paths.
+  std::map<std::string, std::string> Records() {
+    std::map<std::string, std::string> records;
+    for (const std::string& name : FilesIn(node_.memory_dir(), "slot-")) {
+      if (name.ends_with(".record")) {
+        const std::string path = node_.memory_dir() + "/" + name;
+        records[path] = ReadText(path);
+      }
+    }
+    return records;
   }
   std::string Problems() {
     const auto status = node_.Status();
@@ -166,22 +179,19 @@ TEST_F(RestartTest, TheNextDaemonTakesAStaleSocketsPlace) {
 }
 
 TEST_F(RestartTest, RecordsThatAreTornOrNewerAreNotUsed) {
-  auto ranks = Begin(3);
+  auto ranks = Begin(2);
+  const std::map<std::string, std::string> before = Records();
+  Train(ranks, 3, 3);
   ranks.clear();
   node_.Kill();
-  // Step 3's record of one rank is torn, in whatever slot it lies: found by its age.
-  std::string newest;
-  std::filesystem::file_time_type when{};
-  for (const std::string& name : FilesIn(node_.memory_dir(), "slot-")) {
-    const std::string path = node_.memory_dir() + "/" + name;
-    if (name.ends_with(".record") &&
-        (newest.empty() || std::filesystem::last_write_time(path) > when)) {
-      newest = path;
-      when = std::filesystem::last_write_time(path);
-    }
-  }
-  ASSERT_FALSE(newest.empty());
-  std::filesystem::resize_file(newest, std::filesystem::file_size(newest) / 2);
+  // Step 3's record of one rank is torn, in whatever slot it lies.
+  const std::map<std::string, std::string> after = Records();
+  const auto newest = std::find_if(after.begin(), after.end(), [&](const auto& record) {
+    const auto old = before.find(record.first);
+    return old == before.end() || old->second != record.second;
+  });
+  ASSERT_NE(newest, after.end());
+  std::filesystem::resize_file(newest->first, newest->second.size() / 2);
   ASSERT_TRUE(node_.Start());
   ExpectRestored(2);
 }

@@ -2,13 +2,18 @@
 // memory all the same, people are told once, and when the disk is well again so is the catalog.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <sstream>
+#include <thread>
 
 #include "tests/integration/harness.h"
 
@@ -174,20 +179,28 @@ TEST_F(StateDirTest, WhatIsOnTheWayToTheCatalogIsWrittenByACleanStop) {
   ExpectTheCatalogKnows("job");
 }
 
-// A thread of a process, stopped where it is: what a disk that hangs makes of it.
+// A thread of a process, stopped where it waits for work: what a disk that hangs makes of it.
 class StoppedThread {
  public:
   StoppedThread(pid_t process, const std::string& name) {
-    const std::string tasks = "/proc/" + std::to_string(process) + "/task";
-    for (const auto& task : std::filesystem::directory_iterator(tasks)) {
-      if (ReadText(task.path().string() + "/comm") == name + "\n") {
-        thread_ = std::stoi(task.path().filename());
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    tasks_ = "/proc/" + std::to_string(process) + "/task/";
+    while (thread_ == 0 && std::chrono::steady_clock::now() < until) {
+      for (const std::string& task : FilesIn(tasks_, "")) {
+        if (ReadText(tasks_ + task + "/comm") == name + "\n") {
+          thread_ = std::stoi(task);
+        }
       }
     }
     EXPECT_GT(thread_, 0) << "no thread '" << name << "'";
-    stopped_ = thread_ > 0 && ::ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) == 0 &&
-               ::ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) == 0 &&
-               ::waitpid(thread_, nullptr, __WALL) == thread_;
+    stopped_ = thread_ > 0 && ::ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) == 0 && Interrupt();
+    // Elsewhere it may hold a lock that others want, too: it goes on until it waits.
+    while (stopped_ && !Waits() && std::chrono::steady_clock::now() < until) {
+      stopped_ = ::ptrace(PTRACE_CONT, thread_, nullptr, nullptr) == 0;
+      std::this_thread::yield();
+      stopped_ = stopped_ && Interrupt();
+    }
+    EXPECT_TRUE(!stopped_ || Waits()) << "it never waits";
   }
   ~StoppedThread() {
     if (stopped_) {
@@ -201,6 +214,21 @@ class StoppedThread {
   void Reap() { ::waitpid(thread_, nullptr, __WALL | WNOHANG); }
 
  private:
+  bool Interrupt() {
+    return ::ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) == 0 &&
+           ::waitpid(thread_, nullptr, __WALL) == thread_;
+  }
+  bool Waits() const {
+    std::istringstream call(ReadText(tasks_ + std::to_string(thread_) + "/syscall"));
+    long number = -1;
+    unsigned long address = 0;
+    unsigned long operation = 0;
+    call >> number >> std::hex >> address >> operation;
+    const unsigned long wait = operation & FUTEX_CMD_MASK;
+    return call && number == SYS_futex && (wait == FUTEX_WAIT || wait == FUTEX_WAIT_BITSET);
+  }
+
+  std::string tasks_;
   pid_t thread_ = 0;
   bool stopped_ = false;
 };

@@ -295,6 +295,7 @@ class SlowTiersTest : public TierTest {
 
 TEST_F(SlowTiersTest, SavesOvertakeItNothingIsLostOrMixedAndWhatWasShedIsSaid) {
   ASSERT_TRUE(node_.Start());
+  bytes_ = 2'000'000;  // seconds of that rate: no machine saves as slowly
   Begin();
   constexpr uint64_t kLast = 30;
   size_t at_once = 0;

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from training import wait_until
 
 import holdfast
 from daemons import Daemon, run_python
@@ -517,8 +518,13 @@ def test_the_handle_tells_stages_and_times(make_daemon, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
     with holdfast.Checkpointer("job", policy=holdfast.Policy(nvme_every=1, remote_every=1)) as ckpt:
         handle = ckpt.save(4, {"w": torch.ones(1000)}, wait="remote", timeout=60)
-        times = handle.times  # those before it as well
-        assert {"snapshot", "sealed", "committed", "remote"} <= set(times)
+
+        def tells_those_before() -> bool:
+            handle.wait("remote", 60)  # asks for them in passing: not of a daemon that is slow
+            return {"snapshot", "sealed", "committed", "remote"} <= set(handle.times)
+
+        wait_until("the times of all stages", tells_those_before, said=lambda: str(handle.times))
+        times = handle.times
         handle.wait("nvme", 60)
         handle.wait("remote", 60)  # whoever asks late is told the same
         again = handle.times
@@ -856,22 +862,27 @@ def test_a_daemon_that_hangs_for_long_costs_saves_and_hangs_nothing(daemon: Daem
     model = model_of()
     optim = torch.optim.SGD(model.parameters(), lr=0.1)
     state = {"model": model, "optim": optim}
-    ckpt.save(0, state, wait="sealed", timeout=60)
+
+    def save_one(first: int) -> int:
+        """The first step from there that is saved: on a machine that stands still for a second, too, a daemon hangs."""
+        for step in range(first, first + 100):
+            if ckpt.save(step, state, wait="sealed", timeout=60).error is None:
+                return step
+        pytest.fail(f"no step from {first} on is saved")
+
+    step = save_one(0)
+    failed = ckpt.failed_saves
     train(model, optim)
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     try:
-        handle = ckpt.save(1, state)
+        handle = ckpt.save(step + 1, state)
         train(model, optim)  # its step waits for the copy, which has failed by then
         assert isinstance(handle.error, holdfast.Unavailable)
-        assert ckpt.failed_saves == 1
+        assert ckpt.failed_saves == failed + 1
     finally:
         daemon.process.send_signal(signal.SIGCONT)
-    for step in range(2, 100):
-        if ckpt.save(step, state, wait="sealed", timeout=60).error is None:
-            break
-    else:
-        pytest.fail("no save after the daemon went on")
+    save_one(step + 2)
     ckpt.close()
 
 

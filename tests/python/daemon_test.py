@@ -18,7 +18,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,15 @@ try:
 except HoldfastError as error:
     print(json.dumps({"error": error.code, "text": str(error)}), flush=True)
 """
+
+
+def wait_until(
+    what: str, holds: Callable[[], Any], *, deadline_s: float = DEADLINE_S, said: Callable[[], str]
+) -> None:
+    end = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}\n{said()}"
+        time.sleep(0.005)
 
 
 class Machine:
@@ -79,6 +90,23 @@ class Machine:
         answer = self.ensure(**arguments)
         assert "path" in answer, answer
         return answer["path"]
+
+    def log(self) -> str:
+        return (self.place / "ckptd.log").read_text()
+
+    def await_logged(self, words: str) -> None:
+        """A program finds the daemon a moment before it says that it is ready."""
+        wait_until(f"'{words}' in its log", lambda: words in self.log(), said=self.log)
+
+    def await_admin(self) -> None:
+        """Until ckptctl can connect, which is a moment after other programs can."""
+
+        def connects() -> bool:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                return listener(str(self.place / "admin.sock")) > 0
+            return False
+
+        wait_until("the admin socket", connects, said=self.log)
 
     def daemons(self) -> list[int]:
         """All processes that were started for this place, ckptd or what stands in for it."""
@@ -212,6 +240,7 @@ def test_ckptctl_and_the_cpp_client_find_it_unasked(machine: Machine) -> None:
     if os.path.lexists("/run/holdfast"):
         pytest.skip("this machine has a daemon of its own in /run/holdfast, which goes first")
     daemon = listener(machine.path())
+    machine.await_admin()
     done = subprocess.run(
         [os.path.join(BIN, "ckptctl"), "status", "--json"],
         stdout=subprocess.PIPE, env=machine.environment, timeout=DEADLINE_S, check=True,
@@ -388,12 +417,12 @@ def test_settings_of_the_private_daemon(machine: Machine) -> None:
     settings.parent.mkdir(parents=True)
     settings.write_text("memory: {bytes_max: 6MiB}\nmetrics: {address: 'off'}\n")
     machine.path()
-    assert "memory_bytes_max=6291456" in (machine.place / "ckptd.log").read_text()
+    machine.await_logged("memory_bytes_max=6291456")
 
 
 def test_without_settings_of_its_own_it_opens_no_port(machine: Machine) -> None:
     machine.path()
-    assert "metrics_port=0" in (machine.place / "ckptd.log").read_text()
+    machine.await_logged("metrics_port=0")
 
 
 def test_an_error_quotes_the_end_of_the_log(machine: Machine) -> None:
@@ -408,13 +437,13 @@ def test_an_error_quotes_the_end_of_the_log(machine: Machine) -> None:
 
 def test_one_that_does_not_come_up_in_time(machine: Machine) -> None:
     slow = machine.work / "ckptd"
-    slow.write_text(
-        f"#!{sys.executable}\nimport signal, sys\nprint('looks for its shoes', file=sys.stderr, "
-        "flush=True)\nsignal.pause()\n"
-    )
+    shoes = machine.work / "shoes"
+    os.mkfifo(shoes)
+    # (By env, so that Machine.daemons does not take it for the shell that starts a daemon.)
+    slow.write_text(f"#!/usr/bin/env sh\necho 'looks for its shoes' >&2\nread -r shoes <{shoes}\n")
     slow.chmod(0o755)
     machine.environment["HOLDFAST_CKPTD"] = str(slow)
-    answer = machine.ensure(timeout=2)
+    answer = machine.ensure(timeout=10)
     assert answer["error"] == "DEADLINE_EXCEEDED"
     assert "looks for its shoes" in answer["text"]
 
@@ -466,7 +495,7 @@ def test_another_daemon_at_its_place_is_waited_for_not_joined(machine: Machine) 
             stderr=subprocess.DEVNULL,
         )
         ready.recv(64)
-    answer = machine.ensure(timeout=2)
+    answer = machine.ensure(timeout=10)
     assert answer["error"] == "UNAVAILABLE" and f"held by pid {other.pid}" in answer["text"], answer
     program = machine.spawn()
     log = machine.place / "ckptd.log"

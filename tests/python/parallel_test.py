@@ -206,11 +206,12 @@ def test_each_rank_gets_its_bits_back(
             expected = pickled(model, optim)
             assert ckpt.restore({"model": model}) is None
             state = {"model": model, "optim": optim, "extra": {"rank": rank}}
-            ckpt.save(7, state)
+            seven = ckpt.save(7, state)
             placed, full = parts(model, optim), whole(model)
             train(model, optim, 1, alike)  # beside the copy
             changed = pickled(model, optim)
             ckpt.save(8, state, wait="remote", timeout=DEADLINE_S)
+            seven.wait("remote", DEADLINE_S)  # which is opened there below
         dist.barrier()  # all have left before one comes back
         with holdfast.Checkpointer("job", policy=policy) as ckpt:
             # Into an optimizer that has its state, and into one that has none yet.

@@ -7,8 +7,10 @@ The test's own process must not have used autograd or a process group before: ne
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import random
 import select
 import socket
 import sys
@@ -23,11 +25,20 @@ import torch.distributed as dist
 
 from daemons import DEADLINE_S
 
+# Below those that the kernel gives to connections, any of which might take it before the test does.
+_PORTS = range(20_000, 32_000)
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
 
 
 def run_ranks(

@@ -27,7 +27,7 @@ def test_killed_workers_resume_to_the_exact_losses(
         run.await_step((number + 1) * 40)
         time.sleep(dice.uniform(0, 0.05))  # where in the step it dies is chance
         os.kill(run.workers()[dice.randrange(2)], signal.SIGKILL)
-        run.await_true("the next start", lambda number=number: len(run.resumed()) == number + 2)
+        run.await_true("the next start", lambda number=number: len(run.resumed()) >= number + 2)
     assert run.wait() == 0, run.said()
     check_losses(run, undisturbed(steps, tmp_path / "reference", ranks=2), starts=rounds + 1)
     assert run.losses()[-1][0] == steps - 1
@@ -36,13 +36,18 @@ def test_killed_workers_resume_to_the_exact_losses(
 def test_a_daemon_that_dies_costs_reported_saves_and_nothing_else(
     daemon: Daemon, start: Callable[..., Torchrun], tmp_path: pathlib.Path
 ) -> None:
-    steps = 300
+    steps = 600
     run = start("daemon", steps=steps - 50, launcher=None)
     run.await_step(30)
+    # It stands still meanwhile, so that most steps are left for the daemon that comes next.
+    run.process.send_signal(signal.SIGSTOP)
     daemon.kill()
+    run.process.send_signal(signal.SIGCONT)
     run.await_true("a save that failed is reported", lambda: "was not saved" in run.said())
+    run.process.send_signal(signal.SIGSTOP)
     since = run.newest()
     daemon.start()
+    run.process.send_signal(signal.SIGCONT)
 
     def committed() -> int:
         checkpoints = json.loads(daemon.ctl("list", "daemon", "--json"))["checkpoints"]

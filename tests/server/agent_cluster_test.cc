@@ -972,6 +972,33 @@ TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
 }
 
+// It may hang there, and go on when the next host has chosen what to keep.
+TEST_F(AgentClusterTest, WhoHostsNoLongerRemovesNothingFromTheRemoteTier) {
+  Start();
+  DriveScanned({});
+  agent_->BeginHosting("job", nullptr, Time());
+  agent_->Want("job", kUser, kUser, Time());
+  Settle();
+  RemoteScanned({});
+  const auto opened = Notices<JobOpened>();
+  ASSERT_EQ(opened.size(), 1u);
+  v1::RemoveJobRequest request;
+  request.set_job("job");
+  Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
+  agent_->OthersLetGo(opened[0].uuid, 0, Time());
+  Settle();
+  const auto removals = Take<RemoveJobCopies>();
+  ASSERT_EQ(removals.size(), 2u);
+  Take<CancelDrain>();
+  agent_->EndHosting("job");
+  Settle();
+  const auto cancelled = Take<CancelDrain>();
+  ASSERT_EQ(cancelled.size(), 1u);
+  const auto& remote = removals[0].tier == TierKind::kRemote ? removals[0] : removals[1];
+  EXPECT_EQ(remote.tier, TierKind::kRemote);
+  EXPECT_EQ(cancelled[0].drain, remote.drain);
+}
+
 TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   Start();
   DriveScanned({});

@@ -434,19 +434,17 @@ class ClusterWorld {
   }
 
   // ---- Channels ----
-  void Do(const std::string& from, const SetPeers& a) {
+  void Do(const std::string& from, const ChangePeers& a) {
     Node& node = nodes_.at(from);
-    std::set<std::string> named;
-    for (const auto& [name, address] : a.peers) {
-      named.insert(name);
-    }
-    for (const std::string& before : std::set<std::string>(node.named)) {
-      if (named.count(before) == 0) {
-        Drop(from, before);
-        node.wants.erase(before);
+    for (const std::string& name : a.down) {
+      if (node.named.erase(name) > 0) {
+        Drop(from, name);
+        node.wants.erase(name);
       }
     }
-    node.named = std::move(named);
+    for (const auto& [name, address] : a.up) {
+      node.named.insert(name);
+    }
   }
   void Do(const std::string& from, const ConnectPeer& a) {
     Node& node = nodes_.at(from);

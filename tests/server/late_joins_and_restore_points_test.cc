@@ -99,6 +99,39 @@ TEST(LateJoins, AJoinThatWaitedForSuchARankGoesOn) {
   EXPECT_TRUE(Outcome(joined->frame));
 }
 
+// A daemon that is busy for longer than the client waits: the run that has begun goes on.
+TEST(LateJoins, WhoWasLetInAndNeverHeardOfItEndsNoAttemptByAskingAgain) {
+  CoreHarness h;
+  TestClient first = h.Connect(100);
+  ASSERT_TRUE(first.Join("job", 0, 2));
+  ASSERT_TRUE(first.Save(10));  // from scratch: decided
+  h.delay = IsStateWrite;
+  TestClient late = h.Connect(200);
+  const uint64_t id = late.Send(TestClient::JoinFrame("job", 1, 2, 500));
+  h.Advance(std::chrono::milliseconds(600));
+  ASSERT_TRUE(late.Take(id)->frame.has_failure());
+  h.PerformDelayed();
+  h.delay = nullptr;
+  ASSERT_TRUE(late.Join("job", 1, 2));
+  EXPECT_EQ(late.joined().attempt(), 1u);
+  EXPECT_TRUE(late.Save(10));
+  EXPECT_TRUE(first.Committed(10));
+}
+
+TEST(LateJoins, WhoLeftAndComesBackOpensTheNextAttempt) {
+  CoreHarness h;
+  TestClient first = h.Connect(100);
+  ASSERT_TRUE(first.Join("job", 0, 2));
+  ASSERT_TRUE(first.Save(10));
+  TestClient late = h.Connect(200);
+  ASSERT_TRUE(late.Join("job", 1, 2));
+  v1::ClientFrame leave;
+  leave.mutable_leave();
+  ASSERT_FALSE(late.Call(leave).has_failure());
+  ASSERT_TRUE(late.Join("job", 1, 2));
+  EXPECT_EQ(late.joined().attempt(), 2u);
+}
+
 // ---- another request while a session is loading ----
 
 TEST(ChangedRequests, AnExplicitStepIsNeverAnsweredWithAnother) {

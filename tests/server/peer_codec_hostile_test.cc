@@ -474,14 +474,8 @@ std::vector<Case> Cases() {
        [](P& p) { State(p).add_members()->set_rank(kWorldSizeMax); }},
       {"PersistState: state.members",
        [](P& p) { State(p).add_members()->mutable_process()->set_pid(-1); }},
-      {"PersistState: state.nodes", [](P& p) { State(p).add_nodes(kLong); }},
-      {"PersistState: state.nodes",
-       [](P& p) {
-         State(p);
-         for (size_t i = 0; i <= kPeerNodesMax; ++i) {
-           p.mutable_persist_state()->mutable_state()->add_nodes("n");
-         }
-       }},
+      {"PersistState: state.nodes", [](P& p) { State(p).add_nodes(); }},
+      {"PersistState: state.writer", [](P& p) { State(p).set_writer(kLong); }},
       {"PersistState: state.boot_id", [](P& p) { State(p).set_boot_id(kLong); }},
       {"PersistState: state.policy",
        [](P& p) { State(p).mutable_policy_set()->mutable_nvme()->set_keep_last(0); }},

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "holdfast/v1/peer.pb.h"
+#include "server/node_ranges.h"
 
 namespace holdfast {
 namespace {
@@ -343,7 +344,7 @@ class Filler {
     v1::MemberState& member = *state.add_members();
     member.set_rank(static_cast<uint32_t>(Next()));
     member.mutable_process()->set_pid(static_cast<int32_t>(Next()));
-    state.add_nodes("node-3");
+    SetNodeRanges({"node-3"}, state.mutable_nodes());
     state.add_pins()->set_attempt(Next());
   }
 

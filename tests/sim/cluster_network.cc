@@ -36,17 +36,15 @@ void Network::Forget(Node& node) {
   peers_.erase(node.index);
 }
 
-void Network::SetPeers(Node& node, const holdfast::SetPeers& a) {
+void Network::ChangePeers(Node& node, const holdfast::ChangePeers& a) {
   Peers& peers = peers_[node.index];
-  for (auto it = peers.begin(); it != peers.end();) {
-    if (a.peers.count(it->first) == 0) {
-      Drop(node, it->first, it->second, "it is no peer any more");
-      it = peers.erase(it);
-    } else {
-      ++it;
+  for (const std::string& name : a.down) {
+    if (const auto it = peers.find(name); it != peers.end()) {
+      Drop(node, name, it->second, "it is no peer any more");
+      peers.erase(it);
     }
   }
-  for (const auto& [name, address] : a.peers) {
+  for (const auto& [name, address] : a.up) {
     Peer& peer = peers[name];
     if (peer.incarnation != address.incarnation) {
       Drop(node, name, peer, "it was started anew");

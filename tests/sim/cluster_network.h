@@ -1,7 +1,7 @@
 // The network between simulated nodes: the channels of server/links.h, whose calls and answers are
 // lost, late, or come when their caller has given them up long ago.
 //
-//   net.SetPeers(node, peers);  net.Connect(node, "b");  net.Say(node, "b", channel, bytes);
+//   net.ChangePeers(node, peers);  net.Connect(node, "b");  net.Say(node, "b", channel, bytes);
 //   net.Cut(a, b);              // what a says does not reach b
 //
 // What a PeerNetwork would tell is posted to the node as PeerTold.
@@ -36,7 +36,7 @@ class Network {
  public:
   explicit Network(World& world) : w_(world) {}
 
-  void SetPeers(Node& node, const SetPeers& a);
+  void ChangePeers(Node& node, const holdfast::ChangePeers& a);
   void Connect(Node& node, const std::string& to);
   void Say(Node& node, const SayToPeer& a);
   // Its daemon is gone.

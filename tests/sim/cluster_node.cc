@@ -488,8 +488,8 @@ void Node::Do(const ForgetAgreedState& a) {
   w_.truth.Violated(absl::StrCat(name, ": what was agreed on of ", a.job, " is forgotten"));
 }
 
-void Node::Do(const holdfast::SetPeers& a) {
-  w_.network.SetPeers(*this, a);
+void Node::Do(const holdfast::ChangePeers& a) {
+  w_.network.ChangePeers(*this, a);
 }
 
 void Node::Do(const ConnectPeer& a) {

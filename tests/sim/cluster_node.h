@@ -148,7 +148,7 @@ class Node {
   void Do(const ResignFrom& a) { DoEtcd(a); }
   void Do(const StoreAgreedState& a) { DoEtcd(a); }
   void Do(const ForgetAgreedState& a);
-  void Do(const SetPeers& a);
+  void Do(const ChangePeers& a);
   void Do(const ConnectPeer& a);
   void Do(const SayToPeer& a);
   // cluster_tiers.cc

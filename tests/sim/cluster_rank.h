@@ -57,6 +57,7 @@ class RankProcess {
   void OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file);
   void Load(const v1::SessionOutcome& outcome, const FilePtr& file);
   void OnDone(const v1::SessionOutcome& outcome);
+  double PerRank() const;
   void Train();
   void Begin();
   void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);

@@ -180,7 +180,7 @@ class World {
   void Do(const ResignFrom&) { std::abort(); }
   void Do(const StoreAgreedState&) { std::abort(); }
   void Do(const ForgetAgreedState&) { std::abort(); }
-  void Do(const SetPeers&) { std::abort(); }
+  void Do(const ChangePeers&) { std::abort(); }
   void Do(const ConnectPeer&) { std::abort(); }
   void Do(const SayToPeer&) { std::abort(); }
   void Do(const PeerReads&) { std::abort(); }

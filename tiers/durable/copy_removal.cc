@@ -21,11 +21,19 @@ void Add(const RemovalReport& part, RemovalReport& sum) {
   sum.left_alone.insert(sum.left_alone.end(), part.left_alone.begin(), part.left_alone.end());
 }
 
+absl::Status GoesOn(const CopyStore::MayGoOn& may_go_on, const std::string& directory) {
+  return may_go_on == nullptr || may_go_on()
+             ? absl::OkStatus()
+             : absl::CancelledError(
+                   absl::StrCat("remove from '", directory, "': it was given up before the end"));
+}
+
 }  // namespace
 
 absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName& name,
                                                            uint32_t world_size,
-                                                           std::vector<Rank> ranks, bool manifest) {
+                                                           std::vector<Rank> ranks, bool manifest,
+                                                           const MayGoOn& may_go_on) {
   const std::string directory = StepDirectory(name.job_name, name.id);
   const BusyShards shards(*this, name.job, name.id, ranks);
   if (!shards.taken()) {
@@ -48,15 +56,22 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName&
   // gone: that is the same after a crash, and after an error here.
   const auto begin = [&]() -> absl::Status {
     if (manifest) {
+      HF_RETURN_IF_ERROR(GoesOn(may_go_on, directory));
       return RemoveIfThere(JoinPath(directory, kManifestName));
     }
     for (const Rank rank : intent.ranks) {
+      HF_RETURN_IF_ERROR(GoesOn(may_go_on, directory));
       HF_RETURN_IF_ERROR(RemoveIfThere(
           JoinPath(directory, RecordFileName(options.kind, rank, intent.world_size))));
     }
     return absl::OkStatus();
   };
   const absl::Status begun = begin();
+  if (const absl::Status goes_on = GoesOn(may_go_on, directory);
+      manifest && begun.ok() && !goes_on.ok()) {
+    live_intent.Finish();  // what is whole but for its manifest may be committed anew
+    return goes_on;
+  }
   // 3. The rest.
   RemovalReport report;
   const absl::Status resolved = live_intent.Resolve(Standing::kUnknown, report);
@@ -121,10 +136,11 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCopy(const CopyName& copy) 
     }
   }
   return RemoveRanks({name.id.job, name.job_name, name.id.checkpoint()}, name.world_size,
-                     {name.id.rank}, false);
+                     {name.id.rank}, false, nullptr);
 }
 
-absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const CheckpointName& name) {
+absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const CheckpointName& name,
+                                                                const MayGoOn& may_go_on) {
   HF_RETURN_IF_ERROR(CheckJobName(name.job_name));
   HF_RETURN_IF_ERROR(Prepare());
   HF_RETURN_IF_ERROR(CheckMount());
@@ -155,7 +171,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
     HF_ASSIGN_OR_RETURN(const RemovalReport part,
-                        RemoveRanks(name, world_size, std::move(list), manifest));
+                        RemoveRanks(name, world_size, std::move(list), manifest, may_go_on));
     manifest = false;
     Add(part, report);
   }
@@ -210,7 +226,7 @@ absl::StatusOr<bool> CopyStore::Impl::RemoveTemporaries(const std::string& direc
 
 // One look at all steps, and the removal of what is there. False: there was nothing of ours.
 absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std::string& job_name,
-                                                  RemovalReport& report) {
+                                                  const MayGoOn& may_go_on, RemovalReport& report) {
   const std::string directory = JobDirectory(job_name);
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                       env.List(directory, kDirectoryNamesMax));
@@ -218,11 +234,12 @@ absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std:
   bool any = false;
   for (const std::string& name : names) {
     const std::string path = JoinPath(directory, name);
+    HF_RETURN_IF_ERROR(GoesOn(may_go_on, directory));
     if (const auto id = ParseStepDirectoryName(name)) {
       HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
       HF_ASSIGN_OR_RETURN(const bool holds, RemoveTemporaries(path));
       any = any || holds;
-      const auto part = RemoveCheckpoint({job, job_name, *id});
+      const auto part = RemoveCheckpoint({job, job_name, *id}, may_go_on);
       if (part.ok()) {
         Add(*part, report);
       } else if (absl::IsFailedPrecondition(part.status())) {
@@ -248,7 +265,8 @@ absl::StatusOr<bool> CopyStore::Impl::RemoveSteps(const JobUuid& job, const std:
 }
 
 absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
-                                                         const std::string& job_name) {
+                                                         const std::string& job_name,
+                                                         const MayGoOn& may_go_on) {
   HF_RETURN_IF_ERROR(CheckJobName(job_name));
   HF_RETURN_IF_ERROR(Prepare());
   HF_RETURN_IF_ERROR(CheckMount());
@@ -275,7 +293,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
                                         EncodeJobFile(identity), kKeepOwner, identity.gid));
         marked = !made;
       }
-      HF_ASSIGN_OR_RETURN(const bool any, RemoveSteps(job, job_name, report));
+      HF_ASSIGN_OR_RETURN(const bool any, RemoveSteps(job, job_name, may_go_on, report));
       if (marked && !any) {
         return absl::OkStatus();
       }
@@ -285,6 +303,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveJob(const JobUuid& job,
   };
   // 2. Claims, then JOB, then the directory; JOB says for how long it is this job's.
   const auto finish = [&]() -> absl::Status {
+    HF_RETURN_IF_ERROR(GoesOn(may_go_on, directory));
     HF_RETURN_IF_ERROR(CheckJobIs(job, job_name).status());
     HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         env.List(directory, kDirectoryNamesMax));
@@ -316,14 +335,15 @@ absl::StatusOr<RemovalReport> CopyStore::RemoveCopy(const CopyName& copy) {
   return report.ok() ? report : impl_->SinceMounted(report.status());
 }
 
-absl::StatusOr<RemovalReport> CopyStore::RemoveCheckpoint(const CheckpointName& name) {
-  absl::StatusOr<RemovalReport> report = impl_->RemoveCheckpoint(name);
+absl::StatusOr<RemovalReport> CopyStore::RemoveCheckpoint(const CheckpointName& name,
+                                                          const MayGoOn& may_go_on) {
+  absl::StatusOr<RemovalReport> report = impl_->RemoveCheckpoint(name, may_go_on);
   return report.ok() ? report : impl_->SinceMounted(report.status());
 }
 
-absl::StatusOr<RemovalReport> CopyStore::RemoveJob(const JobUuid& job,
-                                                   const std::string& job_name) {
-  absl::StatusOr<RemovalReport> report = impl_->RemoveJob(job, job_name);
+absl::StatusOr<RemovalReport> CopyStore::RemoveJob(const JobUuid& job, const std::string& job_name,
+                                                   const MayGoOn& may_go_on) {
+  absl::StatusOr<RemovalReport> report = impl_->RemoveJob(job, job_name, may_go_on);
   return report.ok() ? report : impl_->SinceMounted(report.status());
 }
 

@@ -179,15 +179,20 @@ class CopyStore : public Tier {
 
   // ---- Removing ----
 
+  using MayGoOn = std::function<bool()>;
   // NotFound if there is none. Remote: FailedPrecondition while its step has a manifest.
   absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& name);
   // All copies of the step that lie here, whole or damaged, with its manifest; NotFound if the step
   // has no directory. Files that are not ours stay, and the directory with them.
-  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
+  // `may_go_on`, here and below: asked before each part; Cancelled when it is no more. What had
+  // been begun then is a smaller step, or job, that can be removed again.
+  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name,
+                                                 const MayGoOn& may_go_on = nullptr);
   // All steps, claims, and JOB. FailedPrecondition when the directory is another run's. Aborted
   // when something there is still being written: claims and JOB stay, for the next try. Remote:
   // what any node was writing goes, too, and cannot be published any more.
-  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
+  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name,
+                                          const MayGoOn& may_go_on = nullptr);
   // Deletes recycled files until at most `bytes` are left.
   absl::Status TrimPool(uint64_t bytes);
 

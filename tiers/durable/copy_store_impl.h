@@ -189,14 +189,17 @@ struct CopyStore::Impl {
                                                     const ReadOptions& options);
   absl::StatusOr<std::unique_ptr<File>> OpenImage(const std::string& path);  // buffered
   absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& copy);
-  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name);
-  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name);
+  absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name,
+                                                 const MayGoOn& may_go_on);
+  absl::StatusOr<RemovalReport> RemoveJob(const JobUuid& job, const std::string& job_name,
+                                          const MayGoOn& may_go_on);
   absl::StatusOr<bool> RemoveSteps(const JobUuid& job, const std::string& job_name,
-                                   RemovalReport& report);
+                                   const MayGoOn& may_go_on, RemovalReport& report);
   absl::StatusOr<bool> RemoveTemporaries(const std::string& directory);
   absl::StatusOr<bool> HasIntent(std::string_view temporary_name);
   absl::StatusOr<RemovalReport> RemoveRanks(const CheckpointName& name, uint32_t world_size,
-                                            std::vector<Rank> ranks, bool manifest);
+                                            std::vector<Rank> ranks, bool manifest,
+                                            const MayGoOn& may_go_on);
   absl::StatusOr<Manifest> ReadManifest(const CheckpointName& name);
 };
 

@@ -116,6 +116,10 @@ ManifestPublished PublishRemoteManifest(const Context& context,
 
 namespace {
 
+CopyStore::MayGoOn UntilCancelled(Operation& operation) {
+  return [control = operation.control()] { return !control->cancelled(); };
+}
+
 // What a newer program committed is its to remove, and what cannot be read just now is not judged.
 absl::Status MayRemove(CopyStore& store, const CheckpointName& name) {
   const absl::Status read = store.ReadManifest(name).status();
@@ -136,7 +140,7 @@ absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
   const CheckpointName name{action.job, action.job_name, action.checkpoint};
   absl::Status removed = drive ? absl::OkStatus() : MayRemove(**store, name);
   if (removed.ok()) {
-    removed = (*store)->RemoveCheckpoint(name).status();
+    removed = (*store)->RemoveCheckpoint(name, UntilCancelled(operation)).status();
   }
   const absl::Status ended = Judged(*context, place, removed);
   if (drive && (ended.ok() || absl::IsNotFound(ended))) {
@@ -154,7 +158,8 @@ absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
     return Judged(*context, place, store.status());
   }
   const TransferControl::Call call(operation.control().get(), "remove a job in", place.dir());
-  const absl::Status removed = (*store)->RemoveJob(action.job, action.job_name).status();
+  const absl::Status removed =
+      (*store)->RemoveJob(action.job, action.job_name, UntilCancelled(operation)).status();
   // The directory of that name is another run's: there is nothing of this one.
   const absl::Status ended =
       absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);

@@ -147,7 +147,7 @@ TEST_F(ClientServerTest, WhateverBreaksTheProtocolClosesTheConnection) {
 TEST_F(ClientServerTest, NoHelloInTime) {
   Serve([](v1::SocketConfig& config) { config.set_hello_timeout_ms(20); });
   auto silent = RawClient::Connect(dir_.Path("s"));
-  EXPECT_TRUE(silent->SendBytes(std::string_view("\x05\0\0", 3)));  // not even a length
+  silent->SendBytes(std::string_view("\x05\0\0", 3));  // not even a length, if it is taken at all
   EXPECT_TRUE(silent->WaitClosed());
   EXPECT_EQ(errors_, 1);
 }

@@ -305,6 +305,44 @@ TEST_P(CopyStoreTest, UnknownFilesSurviveEverythingAndAreReported) {
   EXPECT_TRUE(env().Info(harness_.dir() + "/no-job-of-ours/JOB~").ok());
 }
 
+CopyStore::MayGoOn SoManyTimes(int times) {
+  return [left = times]() mutable { return left-- > 0; };
+}
+
+// Of a host that was deposed: the next one decides what goes.
+TEST_P(CopyStoreTest, ARemovalThatIsGivenUpLeavesWhatItHasNotBegun) {
+  const std::vector<SampleImage> samples = {SampleShard(900, 0, 2), SampleShard(900, 1, 2)};
+  std::vector<PublishedCopy> copies;
+  for (const SampleImage& sample : samples) {
+    const auto copy = PublishShard(store(), sample);
+    ASSERT_TRUE(copy.ok()) << ToString(copy.status());
+    copies.push_back(*copy);
+  }
+  const CheckpointName name = CheckpointOf(samples[0]);
+  if (remote()) {
+    ASSERT_TRUE(store().PublishManifest(ManifestOf(samples, copies)).ok());
+  }
+  EXPECT_TRUE(absl::IsCancelled(store().RemoveCheckpoint(name, SoManyTimes(0)).status()));
+  EXPECT_TRUE(
+      absl::IsCancelled(store().RemoveJob(SampleJob().job, "demo", SoManyTimes(0)).status()));
+  EXPECT_TRUE(CheckShard(store(), samples[0]).ok());
+  EXPECT_TRUE(CheckShard(store(), samples[1]).ok());
+  EXPECT_EQ(store().ReadManifest(name).ok(), remote());
+
+  EXPECT_TRUE(absl::IsCancelled(store().RemoveCheckpoint(name, SoManyTimes(1)).status()));
+  EXPECT_EQ(CheckShard(store(), samples[0]).ok(), remote()) << "nvme's first is gone";
+  EXPECT_TRUE(CheckShard(store(), samples[1]).ok());
+  if (remote()) {  // it was the manifest: what is whole but for that is committed anew
+    EXPECT_TRUE(absl::IsNotFound(store().ReadManifest(name).status()));
+    EXPECT_TRUE(store().PublishManifest(ManifestOf(samples, copies)).ok());
+  }
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  Restart();
+  EXPECT_TRUE(CheckShard(store(), samples[1]).ok());
+  EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo", SoManyTimes(100)).ok());
+  EXPECT_TRUE(absl::IsNotFound(store().FindJob("demo").status()));
+}
+
 // All that a store makes beside copies, at work and half way, is known to its scan.
 TEST_P(CopyStoreTest, WhatIsOursBesideCopiesIsNotReported) {
   harness_.Stop();
