@@ -380,15 +380,18 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
     return;
   }
   if (op->kind == DrainOp::Kind::kRemoveJob) {
+    // (A removal that was cancelled is the next host's.)
+    const bool failed =
+        !e.status.ok() && !absl::IsNotFound(e.status) && !absl::IsCancelled(e.status);
     if (const auto removal = removals_.find(op->job); removal != removals_.end()) {
       if (op->tier == TierKind::kNvme && (e.status.ok() || absl::IsNotFound(e.status))) {
         drive_copies_.Forget(op->job);
       }
-      if (!e.status.ok() && !absl::IsNotFound(e.status)) {
+      if (failed) {
         removal->second.failure = e.status;
       }
       AdvanceRemoval(op->job);
-    } else if (!e.status.ok() && !absl::IsNotFound(e.status)) {
+    } else if (failed) {
       AddProblem(absl::StrCat("what was written late of job '", op->job_name,
                               "', which had been removed, is still there: ", Message(e.status)));
     }

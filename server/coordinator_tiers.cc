@@ -52,7 +52,6 @@ std::string Coordinator::PolicyText(TierKind tier) const {
 // ---- Which steps go there ----
 
 void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
-  bool wanted = false;
   const v1::Policy policy = EffectivePolicy();
   for (const TierKind tier : kDurable) {
     Checkpoint& checkpoint = checkpoints_.at(id);
@@ -68,12 +67,9 @@ void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
     drain.decided = true;
     if (!older && IsDue({rules.every_steps(), rules.every_ms()}, last, id, t.time.unix_ms)) {
       Want(id, tier, t);
-      wanted = true;
     }
   }
-  if (wanted) {
-    PumpDrains(t);
-  }
+  PumpDrains(t);
 }
 
 // Of what was committed before the tier was known: in order, as if it was committed now. What is

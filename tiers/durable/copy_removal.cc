@@ -67,10 +67,11 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveRanks(const CheckpointName&
     return absl::OkStatus();
   };
   const absl::Status begun = begin();
-  if (const absl::Status goes_on = GoesOn(may_go_on, directory);
-      manifest && begun.ok() && !goes_on.ok()) {
-    live_intent.Finish();  // what is whole but for its manifest may be committed anew
-    return goes_on;
+  if (const absl::Status goes_on = GoesOn(may_go_on, directory); manifest && !goes_on.ok()) {
+    // What is whole but for its manifest may be committed anew. (Its removal may have been done
+    // although that failed.)
+    live_intent.Finish();
+    return begun.ok() ? goes_on : begun;
   }
   // 3. The rest.
   RemovalReport report;
