@@ -2,9 +2,9 @@
 // and is written by all of them, with each step. Clusters number their nodes, so that a few ranges
 // are enough.
 //
-//   SetNodeRanges({"gpu-07", "gpu-08", "login"}, state.mutable_nodes());  // gpu-07 and one more,
-//   login HF_RETURN_IF_ERROR(CheckNodeRanges(state.nodes()));                    // of what was
-//   read for (const std::string& name : NodesIn(state.nodes())) …
+//   SetNodeRanges({"gpu-07", "gpu-08", "login"}, state.mutable_nodes());  // two ranges
+//   HF_RETURN_IF_ERROR(CheckNodeRanges(state.nodes()));  // of what was read
+//   for (const std::string& name : NodesIn(state.nodes())) …
 #pragma once
 
 #include <string>
