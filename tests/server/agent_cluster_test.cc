@@ -249,6 +249,20 @@ class AgentClusterTest : public ::testing::Test {
       Feed(scanned);
     }
   }
+  // A fresh job that this node hosts, and that a person removes.
+  std::vector<JobOpened> OpenAndRemove() {
+    Start();
+    DriveScanned({});
+    agent_->BeginHosting("job", nullptr, Time());
+    agent_->Want("job", kUser, kUser, Time());
+    Settle();
+    RemoteScanned({});
+    const std::vector<JobOpened> opened = Notices<JobOpened>();
+    v1::RemoveJobRequest request;
+    request.set_job("job");
+    Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
+    return opened;
+  }
   const Coordinator* Hosted(const JobUuid& uuid) {
     const auto job = agent_->jobs().find(uuid);
     return job == agent_->jobs().end() ? nullptr : job->second.coordinator.get();
@@ -974,17 +988,8 @@ TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
 
 // It may hang there, and go on when the next host has chosen what to keep.
 TEST_F(AgentClusterTest, WhoHostsNoLongerRemovesNothingFromTheRemoteTier) {
-  Start();
-  DriveScanned({});
-  agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
-  Settle();
-  RemoteScanned({});
-  const auto opened = Notices<JobOpened>();
+  const auto opened = OpenAndRemove();
   ASSERT_EQ(opened.size(), 1u);
-  v1::RemoveJobRequest request;
-  request.set_job("job");
-  Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
   agent_->OthersLetGo(opened[0].uuid, 0, Time());
   Settle();
   const auto removals = Take<RemoveJobCopies>();
@@ -1000,17 +1005,8 @@ TEST_F(AgentClusterTest, WhoHostsNoLongerRemovesNothingFromTheRemoteTier) {
 }
 
 TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
-  Start();
-  DriveScanned({});
-  agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
-  Settle();
-  RemoteScanned({});
-  const auto first = Notices<JobOpened>();
+  const auto first = OpenAndRemove();
   ASSERT_EQ(first.size(), 1u);
-  v1::RemoveJobRequest request;
-  request.set_job("job");
-  Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
   const auto remove_here = [&] {
     Settle();
     for (const RemoveJobCopies& remove : Take<RemoveJobCopies>()) {
