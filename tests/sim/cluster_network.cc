@@ -189,13 +189,16 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
     if (peer->second.in == nullptr) {
       peer->second.in = std::make_unique<ReceiveLink>(w_.t.Random());
     }
-    call->channel = peer->second.in->Open();
+    call->channel = peer->second.opened = peer->second.in->Open();
     node.Post(PeerTold{PeerBegan{from}});
   } else if (peer->second.in == nullptr) {
     call->taken = BatchAnswer::kUnknownChannel;
   } else {
     std::vector<std::string> messages;
     call->taken = peer->second.in->Take(call->batch, messages);
+    if (call->taken == BatchAnswer::kTaken && call->batch.channel != peer->second.opened) {
+      w_.truth.Violated(node.name + " takes what " + from + " says in a channel that is over");
+    }
     for (std::string& message : messages) {
       ++w_.counts.messages;
       node.Post(PeerTold{PeerSpoke{from, std::move(message)}});

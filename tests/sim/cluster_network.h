@@ -60,6 +60,7 @@ class Network {
     bool wanted = false;
     std::unique_ptr<Out> out;
     std::unique_ptr<ReceiveLink> in;
+    uint64_t opened = 0;  // the channel that it was given last
   };
   using Peers = std::unordered_map<std::string, Peer>;
   struct Call;

@@ -243,6 +243,7 @@ void Node::KillDaemon() {
   socket_busy_until_.clear();
   granted_.clear();
   obeyed_.clear();
+  met_here_.clear();
   asked_.clear();
   requests_.clear();
   due_.clear();
@@ -338,47 +339,23 @@ void Node::Feed(const Event& event) {
       w_.truth.Violated(absl::StrCat(name, ": invariant: ", broken));
     }
   }
-  if (spoke != nullptr) {
-    if (v1::PeerMessage message; message.ParseFromString(spoke->message)) {
-      CheckOldCommand(spoke->node, message, actions);
-    }
+  v1::PeerMessage message;
+  const bool heard = spoke != nullptr && message.ParseFromString(spoke->message);
+  if (heard) {
+    CheckOldCommand(spoke->node, message, actions);
+    CheckOldMeeting(spoke->node, message, actions);
+  } else {
+    NoteMeetings(event);
   }
-  for (const Action& action : actions) {
-    std::visit([&](const auto& a) { Do(a); }, action);
+  Perform(actions);
+  if (heard && message.has_node_arrived() && w_.options.check_every == 1) {
+    CheckArrival(spoke->node, *spoke, message);
   }
 }
 
-// Commands of an epoch below one that this node has obeyed have no effect.
-void Node::CheckOldCommand(const std::string& from, const v1::PeerMessage& message,
-                           const Actions& actions) {
-  const auto* field = v1::PeerMessage::descriptor()->FindFieldByNumber(message.body_case());
-  w_.counts.states[absl::StrCat("message: ", field == nullptr ? "?" : field->name())]++;
-  if (message.has_node_arrived()) {
-    w_.truth.Met(message.job_uuid(), from, message.epoch());
-  }
-  if (w_.options.trace_messages) {
-    w_.Trace(absl::StrCat(from, " to ", name, ": ", message.ShortDebugString().substr(0, 1000)));
-  }
-  const std::string job =
-      !message.job_name().empty() ? message.job_name() : w_.truth.NameOf(message.job_uuid());
-  const int number = message.body_case();
-  const bool command = number >= v1::PeerMessage::kRefused && number < v1::PeerMessage::kStateAsked;
-  if (command || message.has_state_kept()) {
-    if (const auto obeyed = obeyed_.find(job);
-        obeyed != obeyed_.end() && message.epoch() < obeyed->second) {
-      w_.counts.states["router: command of an old epoch"]++;
-      for (const Action& action : actions) {
-        if (std::holds_alternative<FlushShard>(action) ||
-            std::holds_alternative<PublishManifest>(action) ||
-            std::holds_alternative<RemoveCopies>(action) ||
-            std::holds_alternative<RemoveRecord>(action) ||
-            std::holds_alternative<WriteJobState>(action)) {
-          w_.truth.Violated(absl::StrCat(name, ": what ", from, " commands for ", job,
-                                         " under epoch ", message.epoch(), " (", field->name(),
-                                         ") is done after epoch ", obeyed->second));
-        }
-      }
-    }
+void Node::Perform(const Actions& actions) {
+  for (const Action& action : actions) {
+    std::visit([&](const auto& a) { Do(a); }, action);
   }
 }
 

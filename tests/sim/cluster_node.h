@@ -111,14 +111,21 @@ class Node {
   };
 
   void Feed(const Event& event);
+  void Perform(const Actions& actions);
   void Pump();
   void Complete(Event event, std::optional<Duration> after = std::nullopt);
   void InLife(uint64_t life, std::function<void()> what);
   void OnSlot(SlotId slot, std::function<void()> effect);
   Duration Latency();
   absl::Status MaybeFail(double probability);
+  // cluster_messages.cc
   void CheckOldCommand(const std::string& from, const v1::PeerMessage& message,
                        const Actions& actions);
+  void CheckOldMeeting(const std::string& from, const v1::PeerMessage& message,
+                       const Actions& actions);
+  void NoteMeetings(const Event& event);
+  void CheckArrival(const std::string& from, const PeerSpoke& spoke,
+                    const v1::PeerMessage& message);
 
   void Do(const SendReply& a);
   void Do(const CloseConnection& a);
@@ -217,6 +224,14 @@ class Node {
   std::map<DrainId, SimDrain> drains_;
   // What this daemon has obeyed: the highest epoch under which a host met it, by job.
   std::map<std::string, uint64_t> obeyed_;
+  // Who has told this daemon, as a host under that epoch, what it has, and was not lost since.
+  struct Meeting {
+    std::string node;
+    std::string job;  // its uuid's bytes
+    uint64_t epoch = 0;
+    auto operator<=>(const Meeting&) const = default;
+  };
+  std::set<Meeting> met_here_;
 };
 
 }  // namespace holdfast::sim::cluster

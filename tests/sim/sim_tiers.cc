@@ -627,7 +627,7 @@ void World::TierGoesAway(TierKind kind) {
       Feed(TierAway{kind, DirOf(kind), absl::UnavailableError("it is not there")});
       After(milliseconds(TierBelow(5000)), [this] {  // somebody wants to make room for it
         if (DaemonUp() && stormy_) {
-          TierAdmin(TierOf(TierChance(0.5) ? TierKind::kNvme : TierKind::kRemote));
+          MakeRoomByHand(TierChance(0.5) ? TierKind::kNvme : TierKind::kRemote);
         }
       });
     }
@@ -684,6 +684,38 @@ void World::TierAdmin(SimTier& tier) {
       break;
     }
   }
+  AskTiers(request, job_name, id);
+}
+
+// The newest step of some job, which is often all that the job has left.
+void World::MakeRoomByHand(TierKind kind) {
+  const SimTier& tier = TierOf(kind);
+  if (tier.copies.empty()) {
+    return;
+  }
+  auto some = tier.copies.begin();
+  std::advance(some, static_cast<ptrdiff_t>(TierBelow(tier.copies.size())));
+  const std::string job_name = some->second.copy.copy.job_name;
+  CheckpointId newest;
+  for (const auto& [shard, copy] : tier.copies) {
+    if (copy.copy.copy.job_name == job_name) {
+      newest = std::max(newest, shard.checkpoint());
+    }
+  }
+  const auto job = std::find_if(jobs_.begin(), jobs_.end(),
+                                [&](const JobPlan& plan) { return plan.name == job_name; });
+  if (job == jobs_.end()) {
+    return;
+  }
+  v1::RemoveCheckpointRequest remove;
+  remove.set_job(job_name);
+  remove.set_attempt(newest.attempt);
+  remove.set_step(newest.step);
+  remove.set_tier(Name(kind));
+  AskTiers({next_admin_++, Caller{{1, 1}, job->uid, job->uid}, remove}, job_name, newest);
+}
+
+void World::AskTiers(const AdminRequest& request, const std::string& job_name, CheckpointId id) {
   admin_[request.token] = absl::StrCat("request ", request.request.index(), " for step ", id.step,
                                        " of attempt ", id.attempt, " of ", job_name);
   if (const auto* remove = std::get_if<v1::RemoveCheckpointRequest>(&request.request)) {

@@ -203,6 +203,8 @@ class World {
   void CopiesLost();
   void TierTrouble();
   void TierAdmin(SimTier& tier);
+  void MakeRoomByHand(TierKind kind);
+  void AskTiers(const AdminRequest& request, const std::string& job_name, CheckpointId id);
   void TierGoesAway(TierKind kind);
   void RemovalAnswered(AdminToken token, bool done);
   void CalmTiers();
