@@ -189,6 +189,13 @@ void Agent::EndHosting(const std::string& name) {
   lookups_.erase(name);
   rescan_at_.erase(name);
   KnownJob* job = FindJob(name);
+  for (const auto& [id, op] : drains_) {
+    const bool removes = op.kind == DrainOp::Kind::kRemove || op.kind == DrainOp::Kind::kRemoveJob;
+    const bool of_it = op.job_name == name || (job != nullptr && op.job == job->uuid);
+    if (removes && of_it && op.tier == TierKind::kRemote) {
+      Act(CancelDrain{id});  // the next host decides what goes there
+    }
+  }
   if (job == nullptr) {
     return;
   }
@@ -199,12 +206,6 @@ void Agent::EndHosting(const std::string& name) {
   }
   if (job->coordinator == nullptr) {
     return;
-  }
-  for (const auto& [id, op] : drains_) {
-    const bool removes = op.kind == DrainOp::Kind::kRemove || op.kind == DrainOp::Kind::kRemoveJob;
-    if (removes && op.job == job->uuid && op.tier == TierKind::kRemote) {
-      Act(CancelDrain{id});  // the next host decides what goes there
-    }
   }
   if (const auto removal = removals_.find(job->uuid); removal != removals_.end()) {
     const AdminToken token = removal->second.token;

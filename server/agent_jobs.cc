@@ -395,9 +395,11 @@ void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
     return FetchSource(m.token, m);
   }
   if (slot == nullptr) {
-    Send(job, LoadReported{m.token, m.attempt, m.rank, m.session, m.round, false, false, false,
-                           "its copy is gone"});
-    return;
+    // The host counts on what is not here (it was told of it while it gave it up): it learns, and
+    // names the rank's next source, or another step for all.
+    return Send(job,
+                FetchFailed{m.token, m.attempt, m.rank, m.session, m.round, m.checkpoint,
+                            TierKind::kMemory, absl::NotFoundError("its copy is gone"), false});
   }
   pending->fetch = m;
   OfferSession(m.token, *slot);

@@ -119,7 +119,7 @@ void Coordinator::RefuseSave(const SaveAsked& m, Failure failure, Turn& t) {
 }
 
 void Coordinator::On(const SaveLost& m, Turn& t) {
-  if (m.attempt == attempt()) {
+  if (m.attempt == attempt() && !SeatedElsewhere(m.rank, t.from)) {
     Abandon({m.attempt, m.step}, m.why, t);
   }
 }

@@ -128,6 +128,9 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
   if (!IsCurrent(m.attempt, m.token, t)) {
     return;
   }
+  if (SeatedElsewhere(m.rank, t.from)) {
+    return Refuse(m.token, TakenElsewhere(m.rank), t);
+  }
   const Member* member = members_.Find(m.rank);
   const bool takes_part = session_ && member != nullptr && session_->id() == m.session &&
                           session_->loading() && session_->Has(m.rank, member->process);

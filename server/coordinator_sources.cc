@@ -85,8 +85,9 @@ std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId 
 }
 
 void Coordinator::On(const FetchFailed& m, Turn& t) {
-  const bool stale = session_ && session_->loading() &&
-                     (session_->id() != m.session || session_->round() != m.round);
+  const bool replaced = m.attempt == attempt() && SeatedElsewhere(m.rank, t.from);
+  const bool stale = replaced || (session_ && session_->loading() &&
+                                  (session_->id() != m.session || session_->round() != m.round));
   if (m.source_bad || absl::IsNotFound(m.status)) {
     On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
   } else if (!stale) {  // not what an earlier round heard late
@@ -94,6 +95,9 @@ void Coordinator::On(const FetchFailed& m, Turn& t) {
   }
   if (m.token == 0 || !IsCurrent(m.attempt, m.token, t)) {
     return;
+  }
+  if (replaced) {
+    return Refuse(m.token, TakenElsewhere(m.rank), t);
   }
   NextSource(m, t);
 }

@@ -216,6 +216,10 @@ void Router::On(const PeerBegan& e) {
     if (!job.hosting && job.host && job.host->node == e.node) {
       Unmeet(job);
     }
+    // That it has let go may have been lost with the channel before.
+    if (job.hosting && job.hosting->removing && job.hosting->removing->waits_for.count(e.node)) {
+      TellRemoved(name, job, e.node);
+    }
   }
 }
 

@@ -1004,6 +1004,55 @@ TEST_F(AgentClusterTest, WhoHostsNoLongerRemovesNothingFromTheRemoteTier) {
   EXPECT_EQ(cancelled[0].drain, remote.drain);
 }
 
+// Also where it only goes on with what an earlier host began, and has no coordinator.
+TEST_F(AgentClusterTest, NorWhoGoesOnWithARemoval) {
+  Start();
+  DriveScanned({});
+  v1::JobState removed = State(x_, "job", 7);
+  removed.set_removed(true);
+  ASSERT_TRUE(agent_->BeginHosting("job", &removed, Time()));
+  Settle();
+  std::vector<RemoveJobCopies> remote = Take<RemoveJobCopies>();
+  std::erase_if(remote, [](const auto& each) { return each.tier != TierKind::kRemote; });
+  ASSERT_EQ(remote.size(), 1u);
+  Take<CancelDrain>();
+  agent_->EndHosting("job");
+  Settle();
+  const auto cancelled = Take<CancelDrain>();
+  ASSERT_EQ(cancelled.size(), 1u);
+  EXPECT_EQ(cancelled[0].drain, remote[0].drain);
+}
+
+// A copy that this node gave up while the host was told of it.
+TEST_F(AgentClusterTest, WhoIsOfferedWhatIsNotInMemorySaysSo) {
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId a = Seated(x_, 0, 100);
+  v1::ClientFrame enter;
+  enter.mutable_enter_session()->set_deadline_ms(60'000);
+  enter.mutable_enter_session()->set_hold(1);
+  Ask(a, enter);
+  const auto asked = Only<SessionAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  SourceOffered offer;
+  offer.token = asked[0].token;
+  offer.attempt = 1;
+  offer.session = 4;
+  offer.round = 2;
+  offer.checkpoint = {1, 9};
+  Tell(x_, offer);
+  const auto failed = Only<FetchFailed>(Said(x_));
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].token, offer.token);
+  EXPECT_EQ(failed[0].session, 4u);
+  EXPECT_EQ(failed[0].round, 2u);
+  EXPECT_EQ(failed[0].checkpoint, (CheckpointId{1, 9}));
+  EXPECT_EQ(failed[0].from, TierKind::kMemory);
+  EXPECT_TRUE(absl::IsNotFound(failed[0].status));
+}
+
 TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   const auto first = OpenAndRemove();
   ASSERT_EQ(first.size(), 1u);

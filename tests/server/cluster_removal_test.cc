@@ -190,6 +190,16 @@ TEST_F(ClusterRemovalTest, AReaderOnAnotherNodeIsNamed) {
   ExpectNothingLeft({"a", "b", "c"});
 }
 
+TEST_F(ClusterRemovalTest, ThatANodeHasLetGoIsSaidAgainWhenItWasLost) {
+  SaveTen();
+  w.LoseMessages("b", "c");
+  EXPECT_FALSE(Remove("a").ok());  // not answered
+  EXPECT_THAT(LeftAt("b"), IsEmpty());
+  EXPECT_FALSE(w.remote().copies.empty());
+  w.Reopen("b", "c");
+  ExpectNothingLeft({"a", "b", "c"});
+}
+
 TEST_F(ClusterRemovalTest, ANodeThatWasAwayLetsGoWhenItIsBack) {
   SaveTen();
   w.Kill("b");

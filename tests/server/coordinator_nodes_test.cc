@@ -1187,6 +1187,124 @@ TEST_F(NodesTest, OnlyTheNodeWhereTheRankIsMaySaveOrRestoreInIt) {
   Begin(c_, 1, 1);
 }
 
+// A session loads step 1, and rank 1 on b has become rank 1 on c.
+class ReplacedInSessionTest : public NodesTest {
+ protected:
+  ReplacedInSessionTest() {
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(b_, 1, 2, "two", 1);
+    mine_ = Enter(kHere, 0, 1);
+    Enter(b_, 1, 1);
+    session_ = Answer<SourceOffered>(token_)->session;
+    Say(b_, NodeLeft{true, "its lease has ended"});
+    EXPECT_NE(Answer<JoinAccepted>(Join(c_, 1, 2, "two", 2)), nullptr);
+    theirs_ = Enter(c_, 1, 2);
+    EXPECT_NE(Answer<SourceOffered>(theirs_), nullptr);
+    NodeArrived back;
+    back.shards = {Found(1, 1)};
+    back.seats = {{2, 1, Process(b_, 1, 1), 7, {}, std::nullopt}};
+    Say(b_, back);
+    out_.clear();
+  }
+  void ExpectRefused() {
+    const Refused* refused = Answer<Refused>(token_);
+    ASSERT_NE(refused, nullptr);
+    EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_RANK_TAKEN);
+  }
+  // All ranks restore step 1, nobody else.
+  void ExpectGoesOn() {
+    EXPECT_EQ(Answer<Refused>(mine_), nullptr);
+    EXPECT_EQ(Answer<Refused>(theirs_), nullptr);
+    EXPECT_TRUE(All<SourceOffered>().empty());
+    Say(kHere, LoadReported{++token_, 2, 0, session_, 1, true, false, false, ""});
+    EXPECT_EQ(Answer<SessionEnded>(token_), nullptr);
+    Say(c_, LoadReported{++token_, 2, 1, session_, 1, true, false, false, ""});
+    ASSERT_NE(Answer<SessionEnded>(token_), nullptr);
+    EXPECT_EQ(Answer<SessionEnded>(token_)->checkpoint, (CheckpointId{1, 1}));
+  }
+
+  RequestToken mine_ = 0;
+  RequestToken theirs_ = 0;
+  uint64_t session_ = 0;
+};
+
+TEST_F(ReplacedInSessionTest, WhatItsFirstProcessHasLoadedCountsForNothing) {
+  Say(b_, LoadReported{++token_, 2, 1, session_, 1, true, false, false, ""});
+  ExpectRefused();
+  ExpectGoesOn();
+}
+
+TEST_F(ReplacedInSessionTest, WhatItsFirstProcessCannotLoadEndsNothing) {
+  Say(b_, LoadReported{++token_, 2, 1, session_, 1, false, false, false, "no memory"});
+  ExpectRefused();
+  ExpectGoesOn();
+}
+
+TEST_F(ReplacedInSessionTest, WhatItsFirstProcessCannotFetchEndsNothing) {
+  Say(b_, FetchFailed{++token_,
+                      2,
+                      1,
+                      session_,
+                      1,
+                      {1, 1},
+                      TierKind::kRemote,
+                      absl::UnavailableError("no room"),
+                      false});
+  ExpectRefused();
+  ExpectGoesOn();
+}
+
+// The step lies nowhere else: all ranks get the one before.
+TEST_F(NodesTest, ACopyThatIsNotInMemoryAfterAllEndsNoSession) {
+  TwoRanks();
+  SaveBoth(1);
+  Flush(1);
+  SaveBoth(2);
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+  Join(kHere, 0, 2, "two", 1);
+  Join(b_, 1, 2, "two", 1);
+  Enter(kHere, 0, 1);
+  const RequestToken theirs = Enter(b_, 1, 1);
+  const SourceOffered first = *Answer<SourceOffered>(theirs);
+  ASSERT_EQ(first.checkpoint, (CheckpointId{1, 2}));
+  const RequestToken loaded = ++token_;
+  Say(kHere, LoadReported{loaded, 2, 0, first.session, first.round, true, false, false, ""});
+  Say(b_, FetchFailed{theirs,
+                      2,
+                      1,
+                      first.session,
+                      first.round,
+                      {1, 2},
+                      TierKind::kMemory,
+                      absl::NotFoundError("its copy is gone"),
+                      false});
+  for (const RequestToken token : {loaded, theirs}) {
+    EXPECT_EQ(Answer<Refused>(token), nullptr);
+    ASSERT_NE(Answer<SourceOffered>(token), nullptr);
+    EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 1}));
+  }
+}
+
+TEST_F(NodesTest, AProcessThatWasReplacedAbandonsNoStep) {
+  TwoRanks();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  ASSERT_NE(Answer<JoinAccepted>(Join(c_, 1, 2)), nullptr);
+  NodeArrived zombie;
+  zombie.seats = {Seat(b_, 1, std::nullopt)};
+  Say(b_, zombie);
+  Save(kHere, 0, 1);
+  Begin(c_, 1, 1);
+  Say(b_, SaveLost{1, 1, 1, "gone"});
+  Seal(c_, 1, 1);
+  EXPECT_TRUE(Committed(1));
+}
+
 TEST_F(NodesTest, ARankThatLivesOnIsThereAgainWhenItsNodeIsBackAndNobodyTookItsPlace) {
   TwoRanks();
   SaveBoth(1);

@@ -115,7 +115,8 @@ void Node::CheckArrival(const std::string& from, const PeerSpoke& spoke,
     w_.counts.states["where: asked when a node had told what it has"]++;
     for (const v1::ShardCopy& copy : where->copies()) {
       if (copy.node() == from && copy.tier() == TierName(TierKind::kMemory) &&
-          copy.state() != "writing" && told.count({{copy.attempt(), copy.step()}, copy.rank()}) == 0) {
+          copy.state() != "writing" &&
+          told.count({{copy.attempt(), copy.step()}, copy.rank()}) == 0) {
         return w_.truth.Violated(absl::StrCat(
             name, ": job ", job, ": ", from,
             " has not told of a copy that counts as there: ", copy.ShortDebugString()));
