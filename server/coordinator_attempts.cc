@@ -494,6 +494,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
 void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t) {
   AttemptInfo& info = attempts_.rbegin()->second;
   held_until_durable_ = CommittedOnLine();
+  held_until_durable_.push_back(parent);                   // (so there is always one)
   history_known_ = history_known_ || parent.attempt == 0;  // of a line that begins here
   info.decided = true;
   info.parent = parent;

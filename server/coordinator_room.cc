@@ -16,7 +16,16 @@ Failure Shed(std::string message) {
 }  // namespace
 
 bool Coordinator::Held(CheckpointId id) const {
-  return (session_ && session_->Holds(id)) ||
+  if (session_ && session_->Holds(id)) {
+    return true;
+  }
+  if (held_until_durable_.empty()) {
+    return false;
+  }
+  // Until then another host may decide otherwise: that goes also for what turns out only now to be
+  // whole, since a node is back.
+  const auto it = checkpoints_.find(id);
+  return (it != checkpoints_.end() && it->second.committed && id.attempt < attempt()) ||
          std::find(held_until_durable_.begin(), held_until_durable_.end(), id) !=
              held_until_durable_.end();
 }

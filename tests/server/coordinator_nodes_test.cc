@@ -55,7 +55,9 @@ class NodesTest : public ::testing::Test {
     for (ForAgent& each : out) {
       if (const auto* state = std::get_if<PersistState>(&each.message)) {
         written_ = state->state;
-        Say(kHere, StateWritten{state->state.version(), absl::OkStatus()});
+        if (agrees_) {
+          Say(kHere, StateWritten{state->state.version(), absl::OkStatus()});
+        }
         continue;
       }
       out_.push_back(std::move(each));
@@ -203,6 +205,7 @@ class NodesTest : public ::testing::Test {
   std::unique_ptr<Coordinator> job_;
   std::vector<ForAgent> out_;
   v1::JobState written_;
+  bool agrees_ = true;  // at once, to each state
   MonotonicTime now_{1'000'000'000'000};
   RequestToken token_ = 0;
 };
@@ -1289,6 +1292,57 @@ TEST_F(NodesTest, ACopyThatIsNotInMemoryAfterAllEndsNoSession) {
     ASSERT_NE(Answer<SourceOffered>(token), nullptr);
     EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 1}));
   }
+}
+
+// Its other half comes back when all have restored the step before, and before that is agreed on:
+// another host may still decide for it.
+TEST_F(NodesTest, WhatTurnsOutToBeWholeBeforeADecisionIsDurableStays) {
+  settings_.policy.mutable_nvme()->set_keep_last(2);
+  settings_.policy.mutable_remote()->set_every_steps(2);
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  for (const NodeId node : {kHere, b_, c_}) {
+    Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  }
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  SaveBoth(1);
+  Drained(kHere, 0, 1, TierKind::kNvme, TierKind::kMemory);
+  Drained(b_, 1, 1, TierKind::kNvme, TierKind::kMemory);
+  SaveBoth(2);
+  Flush(2);
+  SaveBoth(3);
+  Drained(kHere, 0, 3, TierKind::kNvme, TierKind::kMemory);
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Join(kHere, 0, 2, "two", 1);
+  Join(c_, 1, 2, "two", 1);
+  Enter(kHere, 0, 1);
+  Enter(c_, 1, 1);
+  ASSERT_NE(Answer<SourceOffered>(token_), nullptr);
+  const SourceOffered offered = *Answer<SourceOffered>(token_);
+  ASSERT_EQ(offered.checkpoint, (CheckpointId{1, 2}));
+  out_.clear();
+  agrees_ = false;
+  Say(kHere, LoadReported{++token_, 2, 0, offered.session, offered.round, true, false, false, ""});
+  Say(c_, LoadReported{++token_, 2, 1, offered.session, offered.round, true, false, false, ""});
+  ASSERT_EQ(Answer<SessionEnded>(token_), nullptr);
+  Say(b_, NodeArrived{});
+  Say(b_, FoundOnNvme({{1, 1}, {1, 2}, {1, 3}}));
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  ASSERT_TRUE(Committed(3));
+  Say(kHere, CollectGarbageAsked{});
+  const auto goes = [&] {
+    const auto removals = All<RemovalWanted>();
+    return std::any_of(removals.begin(), removals.end(), [](const auto& removal) {
+      return removal.second.checkpoint == CheckpointId{1, 3};
+    });
+  };
+  EXPECT_FALSE(goes());
+  agrees_ = true;
+  Say(kHere, StateWritten{written_.version(), absl::OkStatus()});
+  EXPECT_NE(Answer<SessionEnded>(token_), nullptr);
+  EXPECT_TRUE(goes());
 }
 
 TEST_F(NodesTest, AProcessThatWasReplacedAbandonsNoStep) {
