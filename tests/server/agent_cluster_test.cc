@@ -263,6 +263,20 @@ class AgentClusterTest : public ::testing::Test {
     Feed(AdminRequest{1, {{1, 1}, 0, 0}, request});
     return opened;
   }
+  // The job's copies are being removed from drives and from the remote tier.
+  void ExpectTheEndCancelsRemovalsInRemote() {
+    Settle();
+    std::vector<RemoveJobCopies> removals = Take<RemoveJobCopies>();
+    ASSERT_EQ(removals.size(), 2u);
+    std::erase_if(removals, [](const auto& each) { return each.tier != TierKind::kRemote; });
+    ASSERT_EQ(removals.size(), 1u);
+    Take<CancelDrain>();
+    agent_->EndHosting("job");
+    Settle();
+    const auto cancelled = Take<CancelDrain>();
+    ASSERT_EQ(cancelled.size(), 1u);
+    EXPECT_EQ(cancelled[0].drain, removals[0].drain);
+  }
   const Coordinator* Hosted(const JobUuid& uuid) {
     const auto job = agent_->jobs().find(uuid);
     return job == agent_->jobs().end() ? nullptr : job->second.coordinator.get();
@@ -991,17 +1005,7 @@ TEST_F(AgentClusterTest, WhoHostsNoLongerRemovesNothingFromTheRemoteTier) {
   const auto opened = OpenAndRemove();
   ASSERT_EQ(opened.size(), 1u);
   agent_->OthersLetGo(opened[0].uuid, 0, Time());
-  Settle();
-  const auto removals = Take<RemoveJobCopies>();
-  ASSERT_EQ(removals.size(), 2u);
-  Take<CancelDrain>();
-  agent_->EndHosting("job");
-  Settle();
-  const auto cancelled = Take<CancelDrain>();
-  ASSERT_EQ(cancelled.size(), 1u);
-  const auto& remote = removals[0].tier == TierKind::kRemote ? removals[0] : removals[1];
-  EXPECT_EQ(remote.tier, TierKind::kRemote);
-  EXPECT_EQ(cancelled[0].drain, remote.drain);
+  ExpectTheEndCancelsRemovalsInRemote();
 }
 
 // Also where it only goes on with what an earlier host began, and has no coordinator.
@@ -1011,16 +1015,7 @@ TEST_F(AgentClusterTest, NorWhoGoesOnWithARemoval) {
   v1::JobState removed = State(x_, "job", 7);
   removed.set_removed(true);
   ASSERT_TRUE(agent_->BeginHosting("job", &removed, Time()));
-  Settle();
-  std::vector<RemoveJobCopies> remote = Take<RemoveJobCopies>();
-  std::erase_if(remote, [](const auto& each) { return each.tier != TierKind::kRemote; });
-  ASSERT_EQ(remote.size(), 1u);
-  Take<CancelDrain>();
-  agent_->EndHosting("job");
-  Settle();
-  const auto cancelled = Take<CancelDrain>();
-  ASSERT_EQ(cancelled.size(), 1u);
-  EXPECT_EQ(cancelled[0].drain, remote[0].drain);
+  ExpectTheEndCancelsRemovalsInRemote();
 }
 
 // A copy that this node gave up while the host was told of it.

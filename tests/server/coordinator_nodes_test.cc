@@ -120,6 +120,13 @@ class NodesTest : public ::testing::Test {
     Join(kHere, 0, 2);
     Join(b_, 1, 2);
   }
+  // Their processes end, and attempt 2 begins where they were.
+  void StartBothAnew() {
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(b_, 1, 2, "two", 1);
+  }
   void SaveBoth(Step step) {
     Begin(kHere, 0, step);
     Begin(b_, 1, step);
@@ -1197,10 +1204,7 @@ class ReplacedInSessionTest : public NodesTest {
     TwoRanks();
     SaveBoth(1);
     Flush(1);
-    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
-    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
-    Join(kHere, 0, 2, "two", 1);
-    Join(b_, 1, 2, "two", 1);
+    StartBothAnew();
     mine_ = Enter(kHere, 0, 1);
     Enter(b_, 1, 1);
     session_ = Answer<SourceOffered>(token_)->session;
@@ -1268,10 +1272,7 @@ TEST_F(NodesTest, ACopyThatIsNotInMemoryAfterAllEndsNoSession) {
   SaveBoth(1);
   Flush(1);
   SaveBoth(2);
-  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
-  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
-  Join(kHere, 0, 2, "two", 1);
-  Join(b_, 1, 2, "two", 1);
+  StartBothAnew();
   Enter(kHere, 0, 1);
   const RequestToken theirs = Enter(b_, 1, 1);
   const SourceOffered first = *Answer<SourceOffered>(theirs);
@@ -1447,10 +1448,7 @@ TEST_F(NodesTest, ASessionThatFallsBackWaitsForANodeThatMayComeBack) {
   Flush(1);
   SaveBoth(2);
   SaveBoth(3);
-  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
-  Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
-  Join(kHere, 0, 2, "two", 1);
-  Join(b_, 1, 2, "two", 1);
+  StartBothAnew();
   Enter(kHere, 0, 1);
   Enter(b_, 1, 1);
   ASSERT_EQ(Answer<SourceOffered>(token_)->checkpoint, (CheckpointId{1, 3}));
@@ -1496,10 +1494,7 @@ class DecidedElsewhereTest : public NodesTest {
   DecidedElsewhereTest() {
     TwoRanks();
     SaveBoth(1);
-    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
-    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
-    Join(kHere, 0, 2, "two", 1);
-    Join(b_, 1, 2, "two", 1);
+    StartBothAnew();
     Enter(kHere, 0, 1);
     Enter(b_, 1, 1);
     const uint64_t session = Answer<SourceOffered>(token_)->session;
