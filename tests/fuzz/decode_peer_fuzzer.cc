@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "server/peer_codec.h"
@@ -13,14 +15,23 @@ using holdfast::EventTime;
 
 constexpr EventTime kNow{{1'000'000'000'000'123}, 0};
 
-std::vector<std::string> Encoded(const holdfast::PeerSaid& said) {
-  if (const auto* to_agent = std::get_if<holdfast::ToAgent>(&said.messages)) {
-    const auto bytes = holdfast::EncodePeer(said.header, *to_agent);
-    return bytes.ok() ? std::vector<std::string>{*bytes} : std::vector<std::string>();
+struct Encoder {
+  const holdfast::PeerHeader& header;
+
+  std::vector<std::string> operator()(const std::vector<holdfast::ToCoordinator>& messages) const {
+    auto all = holdfast::EncodePeer(header, messages, kNow);
+    return all.ok() ? *std::move(all) : std::vector<std::string>();
   }
-  const auto all = holdfast::EncodePeer(
-      said.header, std::get<std::vector<holdfast::ToCoordinator>>(said.messages), kNow);
-  return all.ok() ? *all : std::vector<std::string>();
+  // To an agent, or to a node.
+  template <typename Message>
+  std::vector<std::string> operator()(const Message& message) const {
+    auto bytes = holdfast::EncodePeer(header, message);
+    return bytes.ok() ? std::vector<std::string>{*std::move(bytes)} : std::vector<std::string>();
+  }
+};
+
+std::vector<std::string> Encoded(const holdfast::PeerSaid& said) {
+  return std::visit(Encoder{said.header}, said.messages);
 }
 
 }  // namespace
