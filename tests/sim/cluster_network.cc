@@ -1,5 +1,11 @@
 #include "tests/sim/cluster_network.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 #include "tests/sim/cluster_world.h"
 
 namespace holdfast::sim::cluster {
@@ -108,6 +114,10 @@ Network::Out* Network::Find(Node& node, const std::string& to, uint64_t number) 
 void Network::Pump(Node& node, const std::string& to, Out& out) {
   for (const SendLink::Change change : out.link.TakeChanges()) {
     if (change == SendLink::Change::kReached) {
+      if (out.channel != 0) {
+        w_.truth.Violated(absl::StrCat(node.name, " has another channel to ", to,
+                                       ", and was not told that the one before was lost"));
+      }
       out.channel = next_channel_++;
       w_.counts.states["channel: reached"]++;
       node.Post(PeerTold{PeerReached{to, out.channel}});
@@ -190,19 +200,12 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
       peer->second.in = std::make_unique<ReceiveLink>(w_.t.Random());
     }
     call->channel = peer->second.opened = peer->second.in->Open();
+    peer->second.said = peer->second.taken = 0;
     node.Post(PeerTold{PeerBegan{from}});
   } else if (peer->second.in == nullptr) {
     call->taken = BatchAnswer::kUnknownChannel;
   } else {
-    std::vector<std::string> messages;
-    call->taken = peer->second.in->Take(call->batch, messages);
-    if (call->taken == BatchAnswer::kTaken && call->batch.channel != peer->second.opened) {
-      w_.truth.Violated(node.name + " takes what " + from + " says in a channel that is over");
-    }
-    for (std::string& message : messages) {
-      ++w_.counts.messages;
-      node.Post(PeerTold{PeerSpoke{from, std::move(message)}});
-    }
+    Take(node, from, peer->second, *call);
   }
   const Road road = RoadOf(call->to, call->from);
   if (road.cut || w_.t.Chance(road.lost)) {
@@ -210,6 +213,31 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
     return;
   }
   w_.t.After(Travel(road), [this, call] { Answer(call); });
+}
+
+// Nothing of a channel that is over, and each message once.
+void Network::Take(Node& node, const std::string& from, Peer& peer, Call& call) {
+  std::vector<std::string> messages;
+  call.taken = peer.in->Take(call.batch, messages);
+  if (call.taken == BatchAnswer::kTaken) {
+    if (call.batch.channel != peer.opened) {
+      w_.truth.Violated(node.name + " takes what " + from + " says in a channel that is over");
+    }
+    const uint64_t last = call.batch.first + call.batch.messages.size() - 1;
+    if (last <= peer.said) {
+      w_.counts.states["channel: a batch came again"]++;
+    }
+    peer.said = std::max(peer.said, last);
+    peer.taken += messages.size();
+    if (peer.taken != peer.said) {
+      w_.truth.Violated(absl::StrCat(node.name, " takes ", peer.taken, " messages of the ",
+                                     peer.said, " that ", from, " said in a channel"));
+    }
+  }
+  for (std::string& message : messages) {
+    ++w_.counts.messages;
+    node.Post(PeerTold{PeerSpoke{from, std::move(message)}});
+  }
 }
 
 void Network::Answer(const std::shared_ptr<Call>& call) {

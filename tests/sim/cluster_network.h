@@ -61,6 +61,8 @@ class Network {
     std::unique_ptr<Out> out;
     std::unique_ptr<ReceiveLink> in;
     uint64_t opened = 0;  // the channel that it was given last
+    uint64_t said = 0;    // messages of that channel that came, each counted once
+    uint64_t taken = 0;   // and that were handed on
   };
   using Peers = std::unordered_map<std::string, Peer>;
   struct Call;
@@ -80,6 +82,7 @@ class Network {
   void Pump(Node& node, const std::string& to, Out& out);
   void Make(Node& node, const std::string& to, Out& out, LinkRequest request);
   void Arrive(const std::shared_ptr<Call>& call);
+  void Take(Node& node, const std::string& from, Peer& peer, Call& call);
   void Answer(const std::shared_ptr<Call>& call);
   void End(const std::shared_ptr<Call>& call, const std::string& why);
   Duration Travel(const Road& road);
