@@ -416,8 +416,10 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   awaits_.clear();
   awaits_of_.clear();
   for (auto it = durable_waits_.begin(); it != durable_waits_.end();) {
-    // Nobody is told that it belongs to, saves in or restored into an attempt that is over.
-    const bool of_attempt = !std::holds_alternative<RestorePointSet>(it->message);
+    // Nobody is told that it belongs to, saves in or restored into an attempt that is over. What
+    // an operator has set is of the job, and holds.
+    const bool of_attempt = !std::holds_alternative<RestorePointSet>(it->message) &&
+                            !std::holds_alternative<AdminAnswered>(it->message);
     if (of_attempt) {
       Refuse(it->token, superseded, t);
     }

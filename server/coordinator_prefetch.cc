@@ -87,9 +87,12 @@ void Coordinator::AdvancePrefetch(Turn& t) {
     }
     return;
   }
+  if (prefetch.retry && *prefetch.retry <= t.time.now) {
+    prefetch.retry.reset();  // (a time that has come must not be waited for again)
+    prefetch.look = true;
+  }
   const auto found = checkpoints_.find(prefetch.checkpoint);
-  const bool due = prefetch.look || (prefetch.retry && *prefetch.retry <= t.time.now);
-  if (!due || found == checkpoints_.end() || found->second.world_size != world_size()) {
+  if (!prefetch.look || found == checkpoints_.end() || found->second.world_size != world_size()) {
     return;
   }
   prefetch.look = false;

@@ -228,6 +228,23 @@ TEST(AdminRequests, ARestorePointThatCannotBeWrittenIsAnsweredInTime) {
   EXPECT_EQ(t.h.admin_replies.begin()->second.status.code(), absl::StatusCode::kUnavailable);
 }
 
+TEST(AdminRequests, WhatWasPinnedIsAnsweredThoughANewAttemptBegan) {
+  TwoJobs t;
+  t.h.delay = [](const Action& x) { return std::holds_alternative<WriteJobState>(x); };
+  v1::PinRequest pin = TwoJobs::Of<v1::PinRequest>("mine");
+  pin.set_step(1);
+  EXPECT_FALSE(t.h.Admin<v1::PinReply>(pin).ok());
+  ASSERT_TRUE(t.h.admin_replies.empty()) << "it is not durable yet";
+  TestClient next = t.h.Connect(900);
+  next.Send(TestClient::JoinFrame("mine", 0, 1, 0, "another launch"));
+  t.h.delay = nullptr;
+  t.h.PerformDelayed();
+  ASSERT_EQ(t.h.admin_replies.size(), 1u);
+  const AdminReply& reply = t.h.admin_replies.begin()->second;
+  EXPECT_TRUE(reply.status.ok()) << reply.status;
+  EXPECT_TRUE(std::holds_alternative<v1::PinReply>(reply.reply));
+}
+
 TEST(AdminRequests, RemovingAJobFreesEverythingItHad) {
   TwoJobs t;
   const auto in_use = t.h.Admin<v1::RemoveJobReply>(TwoJobs::Of<v1::RemoveJobRequest>("mine"));

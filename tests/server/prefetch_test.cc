@@ -160,6 +160,23 @@ TEST_F(Prefetch, NothingIsGivenUpForItAndItIsTriedAgain) {
   EXPECT_EQ(InMemory(), (Steps{1, 3, 4})) << "there is room now";
 }
 
+TEST_F(Prefetch, ItIsNotTriedAgainAndAgainForAnotherNumberOfRanks) {
+  for (const Step step : {1, 2, 3, 4}) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  w.EndAll();
+  w.h.bytes_max = 3 * kSlot;
+  w.h.Restart();
+  SetPoint(1);  // there is no room for it: that is looked at again after a while
+  TestClient next = w.h.Connect(700);
+  ASSERT_FALSE(next.Call(TestClient::JoinFrame("job", 0, 2, 0, "of two")).has_failure());
+  w.h.now = w.h.now + seconds(11);
+  w.h.timer.reset();
+  w.h.Feed(TimerFired{});
+  ASSERT_TRUE(w.h.timer);
+  EXPECT_GT(*w.h.timer, w.h.now) << "the timer is set for a time that is over";
+}
+
 TEST_F(Prefetch, ARankThatRunsKeepsRoomForAllSlotsThatItMayHave) {
   ASSERT_TRUE(w.Save(1));
   ASSERT_TRUE(w.Save(2));
