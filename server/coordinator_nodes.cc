@@ -112,11 +112,18 @@ bool Coordinator::StillToTell() const {
   return !missing_.empty() || (Configured(TierKind::kNvme) && nvme_on_.AnyPendingElsewhere());
 }
 
-// Whether it has, or had, anything to do with the job.
+// Whether it has, or may have, anything to do with the job.
 bool Coordinator::TakesPart(NodeId node) const {
-  return missing_.count(node) > 0 || nvme_on_.Has(node) || !members_.OnNode(node).empty() ||
-         std::any_of(checkpoints_.begin(), checkpoints_.end(),
-                     [node](const auto& c) { return !c.second.RanksOn(node).empty(); });
+  if (missing_.count(node) > 0 || nvme_on_.MayHaveMore(node) || !members_.OnNode(node).empty() ||
+      std::any_of(checkpoints_.begin(), checkpoints_.end(),
+                  [node](const auto& c) { return !c.second.RanksOn(node).empty(); })) {
+    return true;
+  }
+  return std::any_of(kAllTiers.begin(), kAllTiers.end(), [&](TierKind tier) {
+    const std::vector<const Going*> all = AllGoing(tier);
+    return std::any_of(all.begin(), all.end(),
+                       [node](const Going* going) { return going->nodes.count(node) > 0; });
+  });
 }
 
 // Whether a process on another node has the rank: what this one says in its name is of a process
@@ -386,6 +393,8 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   const std::string who = settings_.nodes->Name(t.from);
   const absl::Status away = absl::UnavailableError(absl::StrCat(who, " is out of reach: ", m.why));
   if (!TakesPart(t.from)) {
+    nvme_on_.Erase(t.from);  // (nothing of the job is there: nobody waits for it)
+    SumUpNvme();
     return LoseWork(away, absl::OkStatus(), t);
   }
   // 1. What it has counts for nothing, and nobody is sent there. (What it has not removed it tells

@@ -24,7 +24,8 @@ class NodeInventories {
   void Erase(NodeId node);
   // Of all that there are: to be read once more.
   void SetAllPending();
-  bool Has(NodeId node) const { return nodes_.count(node) > 0; }
+  // Whether its drives may hold what has not been told.
+  bool MayHaveMore(NodeId node) const;
   bool empty() const { return nodes_.empty(); }
   // Any but this one.
   bool AnyPendingElsewhere() const;

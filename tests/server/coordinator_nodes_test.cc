@@ -386,6 +386,32 @@ TEST_F(NodesTest, AFlushOfANodeThatGoesAwayIsRepeatedWhenItIsBack) {
   EXPECT_TRUE(again);
 }
 
+TEST_F(NodesTest, ANodeThatHasNothingHoldsUpNothingWhenItIsOutOfReach) {
+  TwoRanks();
+  Say(c_, NodeLeft{false, "no answer"});
+  SaveBoth(1);
+  std::set<std::pair<NodeId, Rank>> to_nvme;
+  for (const auto& [node, flush] : All<FlushWanted>()) {
+    if (flush.to == TierKind::kNvme) {
+      to_nvme.insert({node, flush.shards[0].rank});
+    }
+  }
+  EXPECT_EQ(to_nvme, (std::set<std::pair<NodeId, Rank>>{{kHere, 0}, {b_, 1}}));
+  Flush(1);
+  SaveBoth(2);
+  out_.clear();
+  Flush(2);
+  std::set<NodeId> removes;
+  for (const auto& [node, removal] : All<RemovalWanted>()) {
+    EXPECT_EQ(removal.checkpoint, (CheckpointId{1, 1}));
+    removes.insert(node);
+  }
+  EXPECT_EQ(removes, (std::set<NodeId>{kHere, b_})) << "nvme keeps one step";
+  Say(c_, NodeArrived{});
+  Say(c_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, 2}));
+}
+
 TEST_F(NodesTest, WhatIsOutOfReachIsNeitherOfferedNorGivenUp) {
   TwoRanks();
   SaveBoth(1);

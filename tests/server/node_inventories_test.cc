@@ -50,7 +50,7 @@ TEST_F(NodeInventoriesTest, ANodeThatIsNotThereAnyMoreIsNotWaitedFor) {
   nvme_.Erase(c_);
   EXPECT_EQ(SumKind(), Kind::kKnown);
   EXPECT_EQ(Why(), "");
-  EXPECT_FALSE(nvme_.Has(b_));
+  EXPECT_FALSE(nvme_.MayHaveMore(b_));
 }
 
 TEST_F(NodeInventoriesTest, OneThatFailedIsNamedAndPendingComesFirst) {
