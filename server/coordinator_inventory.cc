@@ -49,12 +49,17 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
     }
     RecheckCutOff(t);
   }
+  GoOnWithTier(m.tier, t);
+}
+
+// What waited for the tier to be read may go on.
+void Coordinator::GoOnWithTier(TierKind tier, Turn& t) {
   if (AllInventoriesKnown() && !history_known_) {
     history_known_ = true;
     Persist(t);
   }
   PruneIncomplete(t);
-  ChooseForMissing(m.tier, t);
+  ChooseForMissing(tier, t);
   PumpDrains(t);
   GoOnWithSession(t);
   RetainDurable(t);

@@ -399,6 +399,7 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   }
   // 1. What it has counts for nothing, and nobody is sent there. (What it has not removed it tells
   // again when it is back, and that is judged anew.)
+  const bool was_pending = Inventory(TierKind::kNvme).kind == InventoryState::Kind::kPending;
   Miss(t.from, !m.ended, m.why);
   SumUpNvme();
   const MonotonicTime since = absent_.try_emplace(t.from, Absence{t.time.now}).first->second.since;
@@ -446,6 +447,9 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
        absl::StrCat(who, m.ended ? " is gone: " : " is out of reach: ", m.why,
                     ended.empty() ? "" : absl::StrCat("; ", ended.size(), " ranks with it")),
        0, t);
+  if (was_pending && Inventory(TierKind::kNvme).kind != InventoryState::Kind::kPending) {
+    return GoOnWithTier(TierKind::kNvme, t);  // it was the last one that had not told
+  }
   GoOnWithSession(t);
   PumpDrains(t);
   RetainDurable(t);

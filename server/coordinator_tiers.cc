@@ -91,6 +91,9 @@ void Coordinator::ChooseForMissing(TierKind tier, Turn& t) {
   for (const CheckpointId& id : AllCheckpoints()) {
     if (checkpoints_.at(id).committed) {
       ChooseTiers(id, t);
+      if (id.attempt == attempt()) {
+        AnswerAwaits(id.step, t);  // who waits for it there hears that it does not go
+      }
     }
   }
 }

@@ -412,6 +412,47 @@ TEST_F(NodesTest, ANodeThatHasNothingHoldsUpNothingWhenItIsOutOfReach) {
   EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, 2}));
 }
 
+// c's drives have not been read yet.
+class NodeStillReadTest : public NodesTest {
+ protected:
+  NodeStillReadTest() {
+    settings_.policy.mutable_nvme()->set_every_steps(1000);
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    for (const NodeId node : {kHere, b_}) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    Say(c_, NodeArrived{});
+    TwoRanks();
+    SaveBoth(1);
+    SaveBoth(2);
+  }
+  std::set<NodeId> FlushToNvme(Step step) const {
+    std::set<NodeId> nodes;
+    for (const auto& [node, flush] : All<FlushWanted>()) {
+      if (flush.to == TierKind::kNvme && flush.checkpoint.step == step) {
+        nodes.insert(node);
+      }
+    }
+    return nodes;
+  }
+};
+
+TEST_F(NodeStillReadTest, WhenItIsGoneInsteadAllGoesOnAsIfItHadTold) {
+  EXPECT_EQ(FlushToNvme(1), std::set<NodeId>{});
+  Say(c_, NodeLeft{true, "its lease has ended"});
+  EXPECT_EQ(FlushToNvme(1), (std::set<NodeId>{kHere, b_}));
+}
+
+TEST_F(NodeStillReadTest, WhoWaitsForAStepThatDoesNotGoThereHearsOfIt) {
+  const RequestToken token = ++token_;
+  Say(kHere, AwaitAsked{token, 1, 0, 2, v1::AwaitSave::STAGE_NVME});
+  EXPECT_EQ(Answer<Refused>(token), nullptr);
+  Say(c_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  ASSERT_NE(Answer<Refused>(token), nullptr);
+}
+
 TEST_F(NodesTest, WhatIsOutOfReachIsNeitherOfferedNorGivenUp) {
   TwoRanks();
   SaveBoth(1);
