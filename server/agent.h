@@ -130,6 +130,8 @@ class Agent {
 
   // Whether it is hosted here, has been looked for, and is not there.
   bool IsAbsent(const std::string& name) const;
+  // Clients that wait until its host is met: those that join, or those that read.
+  bool AnyWaitsForHost(const std::string& name, bool joins) const;
   std::string JobName(const JobUuid& job) const;  // empty: it is not known here
   bool Waits(RequestToken token) const { return pending_.count(token) > 0; }
   // Whether the caller may see and change the job of that name, if it is known here.
@@ -397,11 +399,13 @@ class Agent {
   Coordinator& MakeCoordinator(KnownJob& job);
 
   // agent_jobs.cc: joining, leaving, what coordinators say
+  // `until`: it has waited, for its host or for the tiers, and does so no longer than this.
   void OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame,
-              bool looked_up = false);
+              std::optional<MonotonicTime> until = std::nullopt);
   void OnLeave(ConnectionId id, Connection& connection, const v1::ClientFrame& frame);
   void AddProblem(std::string problem);
   bool MayOpenJob(uint32_t uid) const;
+  size_t JobsOf(uint32_t uid) const;
   bool ForgetAJob(uint32_t uid);
   absl::Status MaySit(const Caller& caller) const;
   KnownJob& OpenJob(const std::string& name, uint32_t uid, uint32_t gid);
@@ -665,7 +669,7 @@ class Agent {
   NodeArrived Arrival(const JobUuid& job) const;
   std::set<Step> WritingOf(SeatId id, const Seat& seat) const;
   void TellDrives(const KnownJob& job);
-  bool ForgetElsewhere(uint32_t uid);
+  bool ForgetElsewhere(std::optional<uint32_t> uid);
   void WriteAgain();
   uint64_t RanksHere(const JobUuid& job) const;
 

@@ -45,7 +45,8 @@ absl::Status Agent::CheckLoads(const KnownJob& job, const v1::JobState& state) c
 // there are too many.
 KnownJob* Agent::KnowJob(const JobUuid& uuid, const std::string& name, uint32_t uid, uint32_t gid) {
   auto it = jobs_.find(uuid);
-  if (it == jobs_.end() && jobs_.size() >= kJobsMax && !ForgetElsewhere(uid)) {
+  if (it == jobs_.end() && jobs_.size() >= kJobsMax && !ForgetElsewhere(uid) &&
+      !ForgetElsewhere(std::nullopt)) {
     AddProblem(absl::StrCat("job '", name, "' is not taken part in: this node knows ", kJobsMax,
                             " jobs already"));
     return nullptr;
@@ -267,6 +268,17 @@ void Agent::SayAbsent(const std::string& name, EventTime time) {
   }
 }
 
+bool Agent::AnyWaitsForHost(const std::string& name, bool joins) const {
+  const auto wait = host_waits_.find(name);
+  return wait != host_waits_.end() &&
+         std::any_of(wait->second.waiting.begin(), wait->second.waiting.end(),
+                     [&](RequestToken token) {
+                       const auto pending = pending_.find(token);
+                       return pending != pending_.end() &&
+                              (pending->second.kind == v1::ClientFrame::kJoin) == joins;
+                     });
+}
+
 // Joins go on waiting: their job is about to be opened.
 void Agent::RefuseReaders(const std::string& name) {
   const auto wait = host_waits_.find(name);
@@ -431,8 +443,9 @@ void Agent::GoOnWithHost(const std::string& name) {
     }
     const std::shared_ptr<const v1::ClientFrame> frame = pending->request;
     const ConnectionId connection = pending->connection;
+    const std::optional<MonotonicTime> until = pending->deadline;
     ErasePending(token);
-    OnJoin(connection, connections_.at(connection), *frame, true);
+    OnJoin(connection, connections_.at(connection), *frame, until);
   }
 }
 
@@ -636,8 +649,9 @@ void Agent::WriteAgain() {
 }
 
 // Jobs that others host and that have left nothing here are forgotten here when their number is
-// needed: of the user's, first those that never committed anything, then the longest ended.
-bool Agent::ForgetElsewhere(uint32_t uid) {
+// needed: of that user, or of any, first those that never committed anything, then the longest
+// ended. (Who asks their host for them hears of them again.)
+bool Agent::ForgetElsewhere(std::optional<uint32_t> uid) {
   std::optional<std::tuple<bool, int64_t, JobUuid>> oldest;
   for (const auto& [uuid, job] : jobs_) {
     const JobUuid& its = uuid;
@@ -645,7 +659,7 @@ bool Agent::ForgetElsewhere(uint32_t uid) {
                                    [&](const auto& pending) { return pending.second.job == its; });
     const bool busy = std::any_of(drains_.begin(), drains_.end(),
                                   [&](const auto& drain) { return drain.second.job == its; });
-    if (job.uid != uid || job.coordinator != nullptr || hosting_.count(job.name) > 0 ||
+    if ((uid && job.uid != *uid) || job.coordinator != nullptr || hosting_.count(job.name) > 0 ||
         removals_.count(uuid) > 0 || HasAnything(uuid) || asked || busy) {
       continue;
     }

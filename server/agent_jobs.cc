@@ -23,7 +23,7 @@ void AddDescent(const std::vector<Descent>& descent, Repeated* out) {
 }  // namespace
 
 void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFrame& frame,
-                   bool looked_up) {
+                   std::optional<MonotonicTime> until) {
   const v1::Join& join = frame.join();
   const auto refuse = [&](absl::StatusCode code, v1::Failure::Reason reason, std::string why) {
     RefuseNow(id, frame.id(), {code, reason, absl::StrCat("join: ", why)});
@@ -65,14 +65,15 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
     if (job != nullptr && ReturnsByItself(*job, connection.caller, join)) {
       return ReturnByItself(*job, id, frame);
     }
-    return WaitForHost(id, frame, std::max(Deadline(join.deadline_ms()), time_.now + kSettle));
+    return WaitForHost(id, frame,
+                       until.value_or(std::max(Deadline(join.deadline_ms()), time_.now + kSettle)));
   }
   if (job == nullptr && (join.attempt() != 0 || join.leave_attempt() != 0)) {
     return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
                   absl::StrCat("this daemon knows no job '", join.job(),
                                "': its state was lost or it was removed; start the rank anew"));
   }
-  const bool tiers_asked = looked_up || (!HasTier(TierKind::kNvme) && !HasTier(TierKind::kRemote));
+  const bool tiers_asked = until || (!HasTier(TierKind::kNvme) && !HasTier(TierKind::kRemote));
   if (job == nullptr && !tiers_asked) {
     return LookUp(id, frame);
   }
@@ -92,8 +93,8 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (job == nullptr) {
     job = &OpenJob(join.job(), connection.caller.uid, connection.caller.gid);
   }
-  const MonotonicTime deadline = std::max(
-      Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now);
+  const MonotonicTime deadline = until.value_or(std::max(
+      Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now));
   const RequestToken token = NewPending(id, frame, deadline);
   pending_.at(token).job = job->uuid;
   Send(job->uuid, JoinAsked{token, id, connection.caller, join.rank(), join.world_size(),
@@ -131,18 +132,20 @@ absl::Status Agent::MaySit(const Caller& caller) const {
 
 // Those that are being removed are as good as gone.
 bool Agent::MayOpenJob(uint32_t uid) const {
-  const auto of_user = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& j) {
+  return jobs_.size() - removals_.size() < kJobsMax && JobsOf(uid) < kJobsPerUidMax;
+}
+
+size_t Agent::JobsOf(uint32_t uid) const {
+  return static_cast<size_t>(std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& j) {
     return j.second.uid == uid && removals_.count(j.first) == 0;
-  });
-  return jobs_.size() - removals_.size() < kJobsMax &&
-         static_cast<size_t>(of_user) < kJobsPerUidMax;
+  }));
 }
 
 // Names of jobs that ended and left no copy are kept until their number is needed: of the user's,
 // first those that never committed anything, then the longest ended.
 bool Agent::ForgetAJob(uint32_t uid) {
   if (clustered()) {
-    return ForgetElsewhere(uid);
+    return ForgetElsewhere(uid) || (JobsOf(uid) < kJobsPerUidMax && ForgetElsewhere(std::nullopt));
   }
   const std::map<JobUuid, uint64_t> bytes = BytesByJob();
   std::optional<std::tuple<bool, int64_t, JobUuid>> oldest;

@@ -397,8 +397,9 @@ void Agent::AdvanceLookups() {
       }
       const std::shared_ptr<const v1::ClientFrame> frame = pending->request;
       const ConnectionId connection = pending->connection;
+      const std::optional<MonotonicTime> until = pending->deadline;
       ErasePending(token);
-      OnJoin(connection, connections_.at(connection), *frame, true);
+      OnJoin(connection, connections_.at(connection), *frame, until);
     }
   }
 }

@@ -114,6 +114,8 @@ struct NodeCore::Impl final : RouterOwner {
   std::string JobName(const JobUuid& job) override { return agent.JobName(job); }
   void AskAgent(const AdminRequest& request) override { agent.Handle(request, time); }
   bool IsAbsent(const std::string& name) override { return agent.IsAbsent(name); }
+  bool JoinsWait(const std::string& name) override { return agent.AnyWaitsForHost(name, true); }
+  bool ReadersWait(const std::string& name) override { return agent.AnyWaitsForHost(name, false); }
   void SayAbsent(const std::string& name) override { agent.SayAbsent(name, time); }
   void LetGo(const std::string& name, const std::vector<JobUuid>& jobs) override {
     agent.LetGo(name, jobs, time);

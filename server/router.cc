@@ -103,10 +103,12 @@ void Router::PutMember(const NodeInfo& member) {
   if (!fresh && !anew) {
     return;
   }
+  CountReached();
   if (anew) {  // its daemon was started anew: its processes live on
     it->second.channel = 0;
     it->second.answers.clear();
     it->second.answer_bytes = 0;
+    CountReached();
     NodeIsLost(member.name, false, "its ckptd was started anew");
   }
   GreetMember(member.name);
@@ -126,23 +128,36 @@ void Router::DropMember(const std::string& name) {
   if (peers_.erase(name) == 0) {
     return;
   }
+  CountReached();
   peer_problems_.erase(name);
   owner_.Act(ChangePeers{{}, {name}});
   // A daemon that is started anew ends its last lease and is a member again at once: its ranks
   // live.
   NodeIsLost(name, false, "its lease has ended");
-  gone_[name] = time_.now + kGoneGrace;
+  gone_[name] = std::max(time_.now + kGoneGrace, left_counts_from_);
   if (left_counts_from_ <= time_.now) {
     left_.insert(name);
   }
   for (auto& [job_name, job] : jobs_) {
     if (job.host && job.host->node == name) {
       Unmeet(job);
+      job.host.reset();
+      owner_.Act(WatchHost{job_name});  // that it hosts no more may have been told before
     }
     NeedsNoWord(job, name);
     MaybeAct(job_name, job);
   }
   GiveUpForwarded(name);
+}
+
+void Router::CountReached() {
+  const auto reached = std::count_if(peers_.begin(), peers_.end(),
+                                     [](const auto& peer) { return peer.second.channel != 0; });
+  if ((static_cast<size_t>(reached) + 1) * 2 > peers_.size() + 1) {
+    alone_since_.reset();
+  } else if (!alone_since_) {
+    alone_since_ = time_.now;
+  }
 }
 
 std::vector<NodeInfo> Router::Members() const {
@@ -164,6 +179,7 @@ void Router::On(const PeerReached& e) {
     return;
   }
   peer->second.channel = e.channel;
+  CountReached();
   for (const std::string& bytes : std::exchange(peer->second.answers, {})) {
     Say(e.node, bytes);
   }
@@ -187,6 +203,7 @@ void Router::On(const PeerLost& e) {
     return;
   }
   peer->second.channel = 0;
+  CountReached();
   peer_problems_[e.node] = e.why;  // (nothing more is told until the cause is another one)
   NodeIsLost(e.node, false, e.why);
 }
@@ -336,7 +353,7 @@ void Router::SetHost(const std::string& name, Job& job, const JobHost& host) {
     return;  // it will learn that there was a newer one, or is old news
   }
   if (job.hosting && (host.node != self_ || host.epoch > job.hosting->epoch)) {
-    StepDown(name, job, false);
+    StepDown(name, job, host.node != self_);  // (of its own it may hold the newer one already)
   }
   job.nobody = false;
   job.campaign_at.reset();
@@ -412,8 +429,9 @@ void Router::PlanCampaign(const std::string& name, Job& job) {
   const auto before = std::count_if(peers_.begin(), peers_.end(),
                                     [&](const auto& peer) { return place(peer.first) < own; });
   job.campaign_at =
-      time_.now + kCampaignStep * std::min<int64_t>(before, int64_t{kCampaignStepsMax});
-  if (before == 0) {
+      std::max(job.not_before,
+               time_.now + kCampaignStep * std::min<int64_t>(before, int64_t{kCampaignStepsMax}));
+  if (*job.campaign_at <= time_.now) {
     Campaign(name, job);
   }
 }
@@ -441,6 +459,7 @@ void Router::On(const Elected& e) {
   job.host = JobHost{self_, own_.incarnation, e.epoch};
   Hosting& hosting = job.hosting.emplace(Hosting());
   hosting.epoch = e.epoch;
+  hosting.since = time_.now;
   hosting.collect_until = time_.now + kCollectAll;
   if (const std::optional<v1::JobState> kept = owner_.KeptState(e.job)) {
     hosting.highest = kept->highest_epoch();
@@ -472,9 +491,18 @@ void Router::On(const CampaignLost& e) {
 }
 
 void Router::On(const Deposed& e) {
-  if (Job* job = Find(e.job); job != nullptr && job->hosting && job->hosting->epoch == e.epoch) {
-    job->nobody = true;  // as far as is known: of another host it would have been told before
+  Job* job = Find(e.job);
+  if (job == nullptr) {
+    return;
+  }
+  // As far as is known: of another host it would have been told before.
+  if (job->hosting && job->hosting->epoch == e.epoch) {
+    job->nobody = true;
     StepDown(e.job, *job, false);
+  } else if (!job->hosting && (!job->host || job->host->node == self_)) {
+    job->nobody = true;  // it stepped down by itself when its lease had ended
+    job->host.reset();
+    PlanCampaign(e.job, *job);
   }
 }
 
@@ -510,6 +538,12 @@ void Router::Expire(EventTime time) {
       }
     }
     MaybeAct(name, job);
+    if (job.hosting) {
+      if (const auto at = GivesWayAt(*job.hosting); at && *at <= time.now) {
+        Complain(name, "it is hosted here no more: too few of the other nodes can be reached");
+        CannotHost(name, job);
+      }
+    }
   }
   for (auto it = gone_.begin(); it != gone_.end();) {
     if (it->second <= time.now) {
@@ -533,6 +567,9 @@ std::optional<MonotonicTime> Router::NextDeadline() const {
     if (job.hosting) {
       at(lease_until_);
       if (const auto until = WaitsUntil(*job.hosting)) {
+        at(*until);
+      }
+      if (const auto until = GivesWayAt(*job.hosting)) {
         at(*until);
       }
     }

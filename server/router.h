@@ -48,6 +48,8 @@ inline constexpr Duration kCollectKnown = std::chrono::seconds(20);
 inline constexpr Duration kCampaignStep = std::chrono::milliseconds(20);
 inline constexpr size_t kCampaignStepsMax = 50;
 inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
+// A host that can speak to no more than half of the members for so long gives way.
+inline constexpr Duration kAloneGrace = std::chrono::seconds(30);
 // A node that could not host a job lets others try for so long.
 inline constexpr Duration kHostAgain = std::chrono::seconds(30);
 // A message may have been on its way for so long.
@@ -75,7 +77,10 @@ class RouterOwner {
   virtual absl::Status CheckState(const std::string& name, const v1::JobState& state) = 0;
   virtual std::string JobName(const JobUuid& job) = 0;  // empty: it is not known here
   virtual void TellAgent(const JobUuid& job, const ToAgent& message) = 0;
-  virtual bool Waits(RequestToken token) = 0;              // whether a client still does
+  virtual bool Waits(RequestToken token) = 0;  // whether a client still does
+  // Clients that wait until a host of that name is met: to join, or to read.
+  virtual bool JoinsWait(const std::string& name) = 0;
+  virtual bool ReadersWait(const std::string& name) = 0;
   virtual void AskAgent(const AdminRequest& request) = 0;  // → Router::TakesReply
   virtual bool MayTouch(const std::string& name, const Caller& caller) = 0;
   virtual bool IsAbsent(const std::string& name) = 0;  // hosted here, looked for, and not there
@@ -143,6 +148,7 @@ class Router {
     Epoch epoch = 0;
     // Until it acts: what others keep of the job.
     bool acts = false;
+    MonotonicTime since{};
     std::set<std::string> told;
     MonotonicTime collect_until{};
     Epoch highest = 0;  // that any of them had noted
@@ -171,6 +177,7 @@ class Router {
     // campaign. (Not what membership says: an etcd that was erased may give an epoch twice.)
     std::string highest_of;
     std::optional<MonotonicTime> campaign_at;
+    MonotonicTime not_before{};  // does it campaign: it could not host it
     bool campaigning = false;
     std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by a client here, which has no job yet
     // By clients of other nodes (uid, gid), which believe that the job is hosted here.
@@ -241,6 +248,7 @@ class Router {
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);
+  void CountReached();
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
   void MaybeForget(const std::string& name);
@@ -280,6 +288,8 @@ class Router {
   void MaybeAct(const std::string& name, Job& job);
   size_t OthersThatMayKnow(const Hosting& hosting) const;
   std::optional<MonotonicTime> WaitsUntil(const Hosting& hosting) const;
+  std::optional<MonotonicTime> GivesWayAt(const Hosting& hosting) const;
+  void CannotHost(const std::string& name, Job& job);
   void CampaignAbove(const std::string& name, Job& job, Epoch floor);
   void Introduce(const std::string& name, Job& job, const std::string& node);
   void FromNode(const std::string& node, const PeerHeader& header,
@@ -302,6 +312,7 @@ class Router {
   // router_admin.cc: what ckptctl asks
   void AskNode(const AdminRequest& e, const ForwardedRequest& request, const std::string& node);
   bool Overloaded(const AdminRequest& e);
+  uint64_t NewForwarded();
   void SendForwarded(uint64_t id);
   void AskAll(const AdminRequest& e, const ForwardedRequest& request);
   void ForwardedMayGoOn();
@@ -327,7 +338,8 @@ class Router {
   MonotonicTime lease_until_{};
   std::string problem_;
   NodeInfo own_;
-  std::map<std::string, Peer> peers_;  // the other living members
+  std::map<std::string, Peer> peers_;         // the other living members
+  std::optional<MonotonicTime> alone_since_;  // no more than half of the members can be spoken to
   Jobs jobs_;
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
   std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
@@ -335,7 +347,7 @@ class Router {
   std::set<std::string> before_wipe_;  // who were members when it did
   std::map<std::string, std::string> peer_problems_;
   std::map<uint64_t, Forwarded> forwarded_;
-  uint64_t next_forwarded_ = 1;
+  uint64_t last_forwarded_ = 0;  // begins with the time: none of an earlier life's is used twice
   std::map<AdminToken, std::pair<std::string, uint64_t>> answering_;  // whom, and their number
   AdminToken next_answering_ = kFirstForeignToken;
   std::map<JobUuid, std::pair<std::string, Epoch>> letting_go_;  // at whose word

@@ -92,7 +92,7 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
   if (Overloaded(e)) {
     return true;
   }
-  const uint64_t id = next_forwarded_++;
+  const uint64_t id = NewForwarded();
   forwarded_[id] = {
       e.token,
       {name, "", e.caller.uid, e.caller.gid, *request},
@@ -128,7 +128,7 @@ void Router::AskNode(const AdminRequest& e, const ForwardedRequest& request,
   if (Overloaded(e)) {
     return;
   }
-  const uint64_t id = next_forwarded_++;
+  const uint64_t id = NewForwarded();
   Forwarded& one = forwarded_[id];
   one = {e.token, {"", node, e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
   one.sent_to = node;
@@ -170,7 +170,7 @@ void Router::SendForwarded(uint64_t id) {
 
 // Each node tells of itself and of the jobs that it hosts.
 void Router::AskAll(const AdminRequest& e, const ForwardedRequest& request) {
-  const uint64_t id = next_forwarded_++;
+  const uint64_t id = NewForwarded();
   Forwarded& all = forwarded_[id];
   all = {e.token, {"", "", e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
   for (const auto& [node, peer] : peers_) {
@@ -361,6 +361,13 @@ void Router::AnswerNodes(const AdminRequest& e) {
 }
 
 // ---- Asked by others ----
+
+uint64_t Router::NewForwarded() {
+  if (last_forwarded_ == 0) {
+    last_forwarded_ = static_cast<uint64_t>(std::max<int64_t>(time_.unix_ms, 1)) * 1024;
+  }
+  return ++last_forwarded_;
+}
 
 uint64_t Router::NewAnswering(const std::string& node, uint64_t their) {
   const uint64_t token = next_answering_++;

@@ -112,9 +112,7 @@ void Router::MaybeAct(const std::string& name, Job& job) {
   hosting.acts = true;
   hosting.writing = 0;
   if (!owner_.BeginHosting(name, hosting.best ? &*hosting.best : nullptr)) {
-    StepDown(name, job, true);
-    job.campaign_at = time_.now + kHostAgain;
-    return;
+    return CannotHost(name, job);
   }
   for (const auto& [uid, gid] : std::exchange(job.sought, {})) {
     owner_.Want(name, uid, gid);
@@ -136,6 +134,24 @@ std::optional<MonotonicTime> Router::WaitsUntil(const Hosting& hosting) const {
   return std::nullopt;
 }
 
+// When it lets another node try, unless it hears or reaches more of the members by then: it may be
+// cut off from them, and not from what elected it. (Of two members neither is more than half.)
+std::optional<MonotonicTime> Router::GivesWayAt(const Hosting& hosting) const {
+  if (fixed_host_ || peers_.size() < 2) {
+    return std::nullopt;
+  }
+  if (!hosting.acts) {
+    return hosting.collect_until + kCollectKnown + kAloneGrace;
+  }
+  return alone_since_ ? std::optional(std::max(*alone_since_, hosting.since) + kAloneGrace)
+                      : std::nullopt;
+}
+
+void Router::CannotHost(const std::string& name, Job& job) {
+  job.not_before = time_.now + kHostAgain;
+  StepDown(name, job, true);
+}
+
 void Router::CampaignAbove(const std::string& name, Job& job, Epoch floor) {
   StepDown(name, job, true);
   if (floor > job.highest) {
@@ -147,6 +163,14 @@ void Router::CampaignAbove(const std::string& name, Job& job, Epoch floor) {
 
 void Router::On(const std::string& node, const PeerHeader& header, const JobSought& m) {
   Job& job = Watch(header.job_name);  // of a list's first node: nobody else campaigns
+  if (job.hosting && job.hosting->acts && job.hosting->job && !job.hosting->removing) {
+    const NodeId from = names_.Number(node);
+    if (job.hosting->arrived.erase(from) > 0) {  // it has forgotten it: there are many
+      ForgetTokens(*job.hosting, from);
+      Introduce(header.job_name, job, node);
+    }
+    return;
+  }
   if (m.reads) {
     job.readers.insert(node);
     if (owner_.IsAbsent(header.job_name)) {
@@ -195,10 +219,15 @@ void Router::On(const JobOpened& e) {
     Ask(e.name, *job, node);
   }
   for (const std::string& node : job->hosting->best_names) {
-    if (node != self_ && peers_.count(node) == 0) {
-      owner_.TellCoordinator(e.uuid, names_.Number(node),
-                             NodeLeft{true, "it is not a member of the cluster"});
+    if (node == self_ || peers_.count(node) > 0) {
+      continue;
     }
+    if (time_.now < left_counts_from_ && left_.count(node) == 0) {
+      gone_.try_emplace(node, left_counts_from_);  // membership has lost its memory, not the node
+    }
+    const bool ended = gone_.count(node) == 0;  // (else that is said when it counts as gone)
+    owner_.TellCoordinator(e.uuid, names_.Number(node),
+                           NodeLeft{ended, "it is not a member of the cluster"});
   }
 }
 
@@ -344,6 +373,8 @@ void Router::NodeIsLost(const std::string& node, bool ended, const std::string& 
 void Router::StepDown(const std::string& name, Job& job, bool resign) {
   const bool acted = job.hosting->acts;
   job.hosting.reset();
+  job.sought.clear();  // they ask the next host
+  job.readers.clear();
   Unmeet(job);
   job.host.reset();
   if (resign) {
@@ -378,9 +409,7 @@ void Router::On(const StateFailed& e) {
   if (job != nullptr && job->hosting && job->hosting->epoch == e.epoch &&
       job->hosting->writing == e.version) {
     if (!job->hosting->acts) {
-      StepDown(e.job, *job, true);
-      job->campaign_at = time_.now + kHostAgain;
-      return;
+      return CannotHost(e.job, *job);
     }
     job->hosting->agreed = true;
     job->hosting->failure.Update(absl::UnavailableError(

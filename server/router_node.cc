@@ -35,6 +35,10 @@ void Router::On(const JobRead& e) {
 
 // The host is to find the job, or to open it.
 void Router::Seek(const std::string& name, Job& job) {
+  if (job.wanted && !owner_.JoinsWait(name)) {
+    job.wanted.reset();  // they were answered: nothing happens later behind their backs
+  }
+  job.read = job.read && owner_.ReadersWait(name);
   if (!job.host || (!job.wanted && !job.read)) {
     return;
   }

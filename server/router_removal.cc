@@ -135,6 +135,10 @@ void Router::On(const JobGone& e) {
 // Nobody hosts a name that nobody keeps anything of, and that nobody asks for. (What is agreed on
 // of it stays: that its jobs were removed.)
 void Router::Retire(const std::string& name, Job& job) {
+  if (job.wanted && !owner_.JoinsWait(name)) {
+    job.wanted.reset();
+  }
+  job.read = job.read && owner_.ReadersWait(name);
   job.watched = job.wanted || job.read || !job.sought.empty() || owner_.KeptState(name);
   if (job.hosting && !job.watched) {
     StepDown(name, job, true);

@@ -1,5 +1,6 @@
 #include "server/membership/etcd_membership.h"
 
+#include <algorithm>
 #include <ctime>
 #include <random>
 #include <utility>
@@ -124,7 +125,8 @@ class EtcdMembership final : public Membership {
       Perform(session_->Handle(EtcdSession::Slept{slept}, clock_.Now()));
     }
     Perform(session_->Handle(std::move(event), clock_.Now()));
-    loop_.WakeAt(session_->next_timer());
+    // That the machine was suspended is to be noticed before others act on its absence.
+    loop_.WakeAt(std::min(session_->next_timer(), clock_.Now() + session_options_.lease_ttl / 20));
   }
 
   void Perform(std::vector<EtcdAction> actions) {

@@ -100,9 +100,7 @@ void EtcdSession::Process(Event& event) {
   if (std::holds_alternative<Begin>(event)) {
     begun_ = true;
   } else if (const auto* slept = std::get_if<Slept>(&event)) {
-    if (lease_state_ == Lease::kHeld && now_ + slept->duration >= valid_until_) {
-      LoseLease("this machine was suspended");
-    }
+    OnSlept(slept->duration);
   } else if (const auto* opened = std::get_if<ConnectionOpened>(&event)) {
     OnConnectionOpened(*opened);
   } else if (auto* call = std::get_if<CallEnded>(&event)) {

@@ -222,7 +222,9 @@ class EtcdSession {
   void Grant();
   void KeepAlive();
   void Leave();
-  void ExtendLease(MonotonicTime sent, int64_t ttl_s);
+  void OnSlept(Duration duration);
+  void LoseLeaseIfSlept();
+  void ExtendLease(MonotonicTime sent, Duration slept, int64_t ttl_s);
   void LoseLease(const std::string& why);
   void Publish();
   void OnPublished(int64_t create_revision);
@@ -313,6 +315,8 @@ class EtcdSession {
   MonotonicTime valid_until_;
   MonotonicTime told_until_;
   MonotonicTime keep_alive_at_;
+  Duration slept_{};         // how long this machine has been suspended so far
+  Duration slept_then_{};    // and had been when the lease was asked for last, of what was answered
   bool lease_call_ = false;  // one of grant, revoke, keep-alive is under way
   Backoff lease_backoff_;
   int64_t published_revision_ = 0;  // create_revision of our key under nodes/; 0: not published

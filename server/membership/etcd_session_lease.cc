@@ -115,8 +115,8 @@ void EtcdSession::Grant() {
   etcd::LeaseGrantRequest request;
   request.set_id(lease_);
   request.set_ttl(std::chrono::ceil<std::chrono::seconds>(options_.lease_ttl).count());
-  Send(std::move(request), [this, sent = now_, lease = lease_](const absl::Status& status,
-                                                               Response& response) {
+  Send(std::move(request), [this, sent = now_, slept = slept_, lease = lease_](
+                               const absl::Status& status, Response& response) {
     lease_call_ = false;
     if (Refused(status) || lease_state_ != Lease::kGranting || lease != lease_) {
       return;
@@ -127,7 +127,7 @@ void EtcdSession::Grant() {
       lease_backoff_ = {};
       valid_until_ = {};
       SetProblem("lease", "");
-      ExtendLease(sent, granted->ttl());
+      ExtendLease(sent, slept, granted->ttl());
       return;
     }
     // Perhaps it is there all the same (asked for twice, and only the second answer arrived): how
@@ -148,8 +148,8 @@ void EtcdSession::KeepAlive() {
   lease_call_ = true;
   etcd::LeaseKeepAliveRequest request;
   request.set_id(lease_);
-  Send(std::move(request), [this, sent = now_, lease = lease_](const absl::Status& status,
-                                                               Response& response) {
+  Send(std::move(request), [this, sent = now_, slept = slept_, lease = lease_](
+                               const absl::Status& status, Response& response) {
     lease_call_ = false;
     if (Refused(status) || lease_state_ != Lease::kHeld || lease != lease_) {
       return;
@@ -169,12 +169,32 @@ void EtcdSession::KeepAlive() {
     }
     SetProblem("lease", "");
     lease_backoff_ = {};
-    ExtendLease(sent, kept->ttl());
+    ExtendLease(sent, slept, kept->ttl());
   });
 }
 
-// etcd counts from when it heard the request, which was after it was sent.
-void EtcdSession::ExtendLease(MonotonicTime sent, int64_t ttl_s) {
+// While a machine is suspended its clock stands still, and etcd counts on: how long the lease holds
+// is known no more when that took as much as the margin that is left for clocks.
+void EtcdSession::OnSlept(Duration duration) {
+  slept_ += duration;
+  keep_alive_at_ = now_;
+  LoseLeaseIfSlept();
+}
+
+void EtcdSession::LoseLeaseIfSlept() {
+  if (slept_ - slept_then_ > Margin(options_.lease_ttl) / 2) {
+    LoseLease("this machine was suspended");
+  }
+}
+
+// etcd counts from when it heard the request, which was after it was sent. `slept`: how long this
+// machine had been suspended by then.
+void EtcdSession::ExtendLease(MonotonicTime sent, Duration slept, int64_t ttl_s) {
+  slept_then_ = slept;
+  LoseLeaseIfSlept();
+  if (lease_state_ != Lease::kHeld) {
+    return;
+  }
   const Duration ttl = std::chrono::seconds(std::min(ttl_s, kTtlMaxS));
   valid_until_ = std::max(valid_until_, sent + (ttl - Margin(ttl)));
   keep_alive_at_ = sent + ttl / 3;

@@ -516,6 +516,17 @@ TEST_F(AgentClusterTest, NobodyWaitsForAHostLongerThanItSaid) {
   EXPECT_EQ(Notices<JobWanted>().size(), 1u);
 }
 
+TEST_F(AgentClusterTest, NobodyWaitsLongerThanItSaidWhereverItWaits) {
+  Start();
+  Join(Connect(100), 0);  // for a minute
+  now_ = now_ + std::chrono::seconds(50);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+  now_ = now_ + std::chrono::seconds(10);
+  Feed(TimerFired{});
+  EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
+}
+
 TEST_F(AgentClusterTest, AHostThatDoesNotAnswerIsNotWaitedForForEver) {
   Start();
   Meet(Host(x_));
@@ -1134,6 +1145,25 @@ TEST_F(AgentClusterTest, WhatHasLeftNothingHereIsForgottenWhenTheNumberOfJobsIsS
   EXPECT_EQ(Take<RemoveJobState>().size(), 1u);
   EXPECT_TRUE(Take<RemoveJobCopies>().empty());
   EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+}
+
+TEST_F(AgentClusterTest, JobsOfOtherUsersShutNobodyOut) {
+  Start();
+  DriveScanned({});
+  for (size_t i = 0; i < kJobsMax; ++i) {
+    JobUuid uuid = Uuid(static_cast<uint8_t>(i % 251 + 1));
+    uuid.bytes[1] = static_cast<uint8_t>(i / 251 + 1);
+    v1::JobState state = State(uuid, "job-" + std::to_string(i), 1);
+    state.set_uid(static_cast<uint32_t>(5000 + i / kJobsPerUidMax));
+    agent_->KeepState(state, Time());
+  }
+  Settle();
+  ASSERT_EQ(agent_->jobs().size(), kJobsMax);
+  Join(Connect(100), 0);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+  EXPECT_TRUE(Failures().empty());
 }
 
 TEST_F(AgentClusterTest, OfTwoJobsOfOneNameTheHostsIsRight) {

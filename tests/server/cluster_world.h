@@ -353,10 +353,13 @@ class ClusterWorld {
       }
     }
   }
-  void TellHost(const std::string& job, const std::string& to) {
+  Event HostNews(const std::string& job) const {
     const auto host = hosts_.find(job);
-    const Event news = host == hosts_.end() ? MembershipTold{NoHost{job}}
-                                            : MembershipTold{HostIs{job, host->second}};
+    return host == hosts_.end() ? MembershipTold{NoHost{job}}
+                                : MembershipTold{HostIs{job, host->second}};
+  }
+  void TellHost(const std::string& job, const std::string& to) {
+    const Event news = HostNews(job);
     if (std::optional<std::deque<Event>>& late = nodes_.at(to).late_news) {
       return late->push_back(news);
     }
@@ -385,7 +388,7 @@ class ClusterWorld {
   void Do(const std::string& from, const WatchHost& a) {
     watchers_[a.job].insert(from);
     if (!nodes_.at(from).no_membership) {
-      TellHost(a.job, from);
+      Push(from, HostNews(a.job));  // (it asks: that is answered at once)
     }
   }
   void Do(const std::string& from, const UnwatchHost& a) { watchers_[a.job].erase(from); }

@@ -478,8 +478,8 @@ void CoreHarness::Do(const AdminReply& a, const absl::Status&) {
   admin_replies[a.token] = a;
 }
 void CoreHarness::Do(const PeerReads& a, const absl::Status&) {
-  if (read_for_peer) {
-    completions.push_back(read_for_peer(a));
+  if (std::optional<ReadForPeer> read = read_for_peer ? read_for_peer(a) : std::nullopt) {
+    completions.push_back(*std::move(read));
   }
 }
 

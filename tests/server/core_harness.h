@@ -158,7 +158,7 @@ class CoreHarness {
   std::function<void()> after_request;  // the rest of the world goes on
   std::vector<Action> to_cluster;       // what it said to its cluster, in order
   // What other nodes want read here; without it they are left waiting.
-  std::function<ReadForPeer(const PeerReads&)> read_for_peer;
+  std::function<std::optional<ReadForPeer>(const PeerReads&)> read_for_peer;
   std::deque<Event> completions;
   ConnectionId next_connection = 1;
   AdminToken next_token = 1;

@@ -1,0 +1,247 @@
+// Which node hosts a job when nodes, membership and channels disagree (docs/protocol.md §16).
+#include <gtest/gtest.h>
+
+#include "server/router.h"
+#include "tests/server/cluster_world.h"
+
+namespace holdfast::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class ClusterHostsTest : public ::testing::Test {
+ protected:
+  explicit ClusterHostsTest(const std::vector<std::string>& nodes = {"a", "b", "c"}) : w(nodes) {}
+
+  // A node without ranks of the job hosts it.
+  void HostOn(const std::string& node, const std::string& job = "job") {
+    TestClient visitor = w[node].Connect(99);
+    ASSERT_TRUE(visitor.Join(job, 0, 1));
+    w[node].Kill(visitor);
+    w.Run();
+    ASSERT_EQ(w.HostOf(job), node);
+  }
+  std::pair<TestClient, TestClient> TwoRanks(const std::string& job = "job") {
+    TestClient r0 = w["a"].Connect(100);
+    TestClient r1 = w["b"].Connect(100);
+    EXPECT_TRUE(r0.Join(job, 0, 2));
+    EXPECT_TRUE(r1.Join(job, 1, 2));
+    return {r0, r1};
+  }
+  ::testing::AssertionResult Commits(TestClient& r0, TestClient& r1, Step step) {
+    for (TestClient* rank : {&r0, &r1}) {
+      if (const ::testing::AssertionResult saved = rank->Save(step); !saved) {
+        return saved;
+      }
+    }
+    return ::testing::AssertionResult(r0.Committed(step)) << "not committed";
+  }
+  void Hear(const std::string& node, const std::string& from, const std::string& job, Epoch epoch,
+            const NodeMessage& message) {
+    w.Tell(node, PeerTold{PeerSpoke{from, *EncodePeer(PeerHeader{job, {}, epoch}, message)}});
+  }
+
+  ClusterWorld w;
+};
+
+// etcd answers it, the other nodes do not. (Those that wait 20 ms longer each to be elected have
+// orders of their own for each job: of some jobs the host would be the first again.)
+TEST_F(ClusterHostsTest, AHostThatIsCutOffFromTheOthersGivesWay) {
+  const std::vector<std::string> jobs = {"job0", "job1", "job2", "job3", "job4", "job5"};
+  std::vector<std::pair<TestClient, TestClient>> ranks;
+  for (const std::string& job : jobs) {
+    HostOn("c", job);
+    ranks.push_back(TwoRanks(job));
+  }
+  w.Cut("c", "a");
+  w.Cut("c", "b");
+  w.Advance(kAloneGrace - seconds(5));
+  EXPECT_EQ(w.HostOf("job0"), "c") << "it may be back in a moment";
+  w.Advance(seconds(25));
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    EXPECT_NE(w.HostOf(jobs[i]), "c");
+    EXPECT_TRUE(Commits(ranks[i].first, ranks[i].second, 10)) << jobs[i];
+  }
+}
+
+TEST_F(ClusterHostsTest, AHostThatReachesMostOfThemStays) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  w.Cut("c", "b");
+  w.Advance(2 * kAloneGrace);
+  EXPECT_EQ(w.HostOf("job"), "c");
+  w.Heal("c", "b");
+  EXPECT_TRUE(Commits(r0, r1, 10));
+}
+
+class FourNodesTest : public ClusterHostsTest {
+ protected:
+  FourNodesTest() : ClusterHostsTest({"a", "b", "c", "d"}) {}
+};
+
+// It speaks to all, and hears none: what they keep of the job is never known to it.
+TEST_F(FourNodesTest, WhoWasElectedAndHearsNobodyGivesWay) {
+  HostOn("d");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  TestClient other = w["c"].Connect(100);  // so that all three would host it
+  EXPECT_EQ(other.Reason(TestClient::JoinFrame("job", 0, 2, 0, "", r0.joined().attempt())),
+            v1::Failure::REASON_RANK_TAKEN);
+  w.LoseMessages("a", "c");
+  w.LoseMessages("b", "c");
+  w.Kill("d");
+  w.Tell("c", MembershipTold{MemberGone{"d"}});
+  w.Tell("c", MembershipTold{Elected{"job", 77, 0, 0, ""}});
+  w.Advance(kCollectAll + kCollectKnown + kAloneGrace - seconds(5));
+  const auto before = w["c"].Committed("job");
+  EXPECT_TRUE(before.empty());
+  w.Advance(3 * kLease);
+  ASSERT_NE(w.HostOf("job"), "");
+  EXPECT_NE(w.HostOf("job"), "c");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
+// etcd's key says that this node hosts the job, and another was elected since: etcd was put back,
+// say. Nobody could be elected while that key lives.
+TEST_F(ClusterHostsTest, AHostThatHearsOfANewerOneLetsGoOfItsPlace) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  const Epoch epoch = w.EpochOf("job");
+  Hear("c", "a", "job", epoch + 5, NodeMessage(StateAsked{}));
+  w.Advance(seconds(5));
+  ASSERT_NE(w.HostOf("job"), "");
+  EXPECT_GT(w.EpochOf("job"), epoch + 5);
+  EXPECT_TRUE(Commits(r0, r1, 10));
+}
+
+// Its lease was lost, and its key in etcd with it; that there is no host was told before all that.
+TEST(ClusterOfOneTest, WhoLosesItsLeaseAndThenItsPlaceIsElectedAgain) {
+  ClusterWorld alone({"a"});
+  TestClient rank = alone["a"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  const Epoch epoch = alone.EpochOf("job");
+  alone.DelayNews("a");
+  alone.Tell("a", MembershipTold{LeaseLost{"etcd does not know it any more"}});
+  ASSERT_EQ(alone.HostOf("job"), "");
+  alone.Tell("a", MembershipTold{Deposed{"job", epoch}});
+  alone.Advance(kLease);
+  EXPECT_EQ(alone.HostOf("job"), "a");
+  ASSERT_TRUE(rank.Save(1));
+  EXPECT_TRUE(rank.Committed(1));
+}
+
+// What the host had said was on its way when its end was told: nobody would look for another one.
+class TwoNodesTest : public ClusterHostsTest {
+ protected:
+  TwoNodesTest() : ClusterHostsTest({"b", "c"}) {}
+};
+
+TEST_F(TwoNodesTest, WhoHearsTheHostAfterItsEndLooksForTheNextOne) {
+  HostOn("c");
+  TestClient rank = w["b"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  w.DelayNews("b");
+  w.Tell("b", MembershipTold{NoHost{"job"}});
+  w.Reopen("c", "b");  // it says that it hosts the job
+  w.Kill("c");
+  w.Advance(3 * kLease);
+  EXPECT_EQ(w.HostOf("job"), "b");
+  ASSERT_TRUE(rank.Save(1));
+  EXPECT_TRUE(rank.Committed(1));
+}
+
+// Its daemon is started anew while another node becomes the host.
+TEST_F(ClusterHostsTest, ANodeThatIsBackAtOnceIsNotGoneForTheNextHost) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  ASSERT_TRUE(r0.Save(20));
+  ASSERT_TRUE(r1.Begin(20));
+  w.Cut("a", "b");
+  w.Tell("a", MembershipTold{MemberGone{"b"}});
+  w.Tell("c", MembershipTold{MemberGone{"b"}});
+  w.Tell("c", MembershipTold{LeaseLost{"it ended"}});
+  w.Advance(milliseconds(500));
+  ASSERT_EQ(w.HostOf("job"), "a");
+  NodeInfo back;
+  back.name = "b";
+  back.address = "b:1";
+  back.incarnation = 1;
+  w.Tell("a", MembershipTold{MemberUp{back}});
+  w.Heal("a", "b");
+  w.Advance(seconds(2));
+  ASSERT_TRUE(r1.Seal(20));
+  EXPECT_TRUE(r0.Committed(20));
+}
+
+// Nothing happens later behind the back of whoever was refused.
+TEST_F(ClusterHostsTest, AJoinThatWasRefusedOpensNoJobLater) {
+  for (const char* node : {"a", "b", "c"}) {
+    w.CutFromMembership(node);
+  }
+  w.Advance(2 * kLease);
+  TestClient rank = w["b"].Connect(100);
+  const uint64_t asked = rank.Send(TestClient::JoinFrame("job", 0, 1));
+  w.Advance(std::chrono::minutes(2));
+  const std::optional<Answer> refused = rank.Take(asked);
+  ASSERT_TRUE(refused && refused->frame.has_failure());
+  for (const char* node : {"a", "b", "c"}) {
+    w.HealMembership(node);
+  }
+  w.Advance(seconds(30));
+  EXPECT_EQ(w["b"].Admin<v1::GetStatusReply>(v1::GetStatusRequest())->jobs_size(), 0);
+  EXPECT_EQ(w.HostOf("job"), "");
+}
+
+// There are more jobs of the user than a node keeps in mind: one that others host, and that has
+// nothing here, is forgotten, and known again when it is asked for.
+TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {
+  HostOn("c");
+  w.Advance(seconds(1));
+  for (size_t i = 0; i < kJobsPerUidMax - 1; ++i) {
+    TestClient visitor = w["b"].Connect(99);
+    ASSERT_TRUE(visitor.Join("job-" + std::to_string(i), 0, 1)) << i;
+    if (i % 64 == 0) {
+      w.Advance(milliseconds(10));  // leases go on
+    }
+  }
+  TestClient visitor = w["a"].Connect(99);
+  ASSERT_TRUE(visitor.Join("another", 0, 1));  // instead of the oldest
+  TestClient rank = w["a"].Connect(100);
+  EXPECT_TRUE(rank.Join("job", 0, 1));
+  ASSERT_EQ(w.HostOf("job"), "c");
+}
+
+// What another node answers to an earlier life of this one answers nothing that is asked now.
+TEST_F(ClusterHostsTest, AnswersToAnEarlierLifeAnswerNothing) {
+  HostOn("b");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  std::vector<AdminToken> asked;
+  w["b"].read_for_peer = [&](const PeerReads& reads) -> std::optional<ReadForPeer> {
+    asked.push_back(reads.token);
+    return std::nullopt;
+  };
+  v1::ReadShardRequest read;
+  read.set_job("job");
+  read.set_step(10);
+  read.set_attempt(r0.joined().attempt());
+  read.set_rank(1);
+  read.set_node("b");
+  EXPECT_FALSE(w["a"].Admin<v1::ReadShardReply>(read).ok());
+  w.Kill("a");
+  w.Start("a");
+  w.Advance(seconds(1));
+  EXPECT_FALSE(w["a"].Admin<v1::ReadShardReply>(read).ok());
+  ASSERT_EQ(asked.size(), 2u);
+  const size_t answers = w["a"].admin_replies.size();
+  v1::ReadShardReply old;
+  old.set_record("of the first question");
+  w["b"].Feed(ReadForPeer{asked[0], absl::OkStatus(), old});
+  w.Run();
+  EXPECT_EQ(w["a"].admin_replies.size(), answers);
+}
+
+}  // namespace
+}  // namespace holdfast::testing
