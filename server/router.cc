@@ -103,12 +103,11 @@ void Router::PutMember(const NodeInfo& member) {
   if (!fresh && !anew) {
     return;
   }
-  CountReached();
+  JudgeReach();
   if (anew) {  // its daemon was started anew: its processes live on
-    it->second.channel = 0;
+    SetChannel(it->second, 0);
     it->second.answers.clear();
     it->second.answer_bytes = 0;
-    CountReached();
     NodeIsLost(member.name, false, "its ckptd was started anew");
   }
   GreetMember(member.name);
@@ -125,10 +124,13 @@ void Router::GreetMember(const std::string& member) {
 }
 
 void Router::DropMember(const std::string& name) {
-  if (peers_.erase(name) == 0) {
+  const auto peer = peers_.find(name);
+  if (peer == peers_.end()) {
     return;
   }
-  CountReached();
+  SetChannel(peer->second, 0);
+  peers_.erase(peer);
+  JudgeReach();
   peer_problems_.erase(name);
   owner_.Act(ChangePeers{{}, {name}});
   // A daemon that is started anew ends its last lease and is a member again at once: its ranks
@@ -150,10 +152,15 @@ void Router::DropMember(const std::string& name) {
   GiveUpForwarded(name);
 }
 
-void Router::CountReached() {
-  const auto reached = std::count_if(peers_.begin(), peers_.end(),
-                                     [](const auto& peer) { return peer.second.channel != 0; });
-  if ((static_cast<size_t>(reached) + 1) * 2 > peers_.size() + 1) {
+void Router::SetChannel(Peer& peer, PeerChannel channel) {
+  reached_ -= peer.channel != 0 ? 1 : 0;
+  peer.channel = channel;
+  reached_ += channel != 0 ? 1 : 0;
+  JudgeReach();
+}
+
+void Router::JudgeReach() {
+  if ((reached_ + 1) * 2 > peers_.size() + 1) {
     alone_since_.reset();
   } else if (!alone_since_) {
     alone_since_ = time_.now;
@@ -178,8 +185,7 @@ void Router::On(const PeerReached& e) {
   if (peer == peers_.end()) {
     return;
   }
-  peer->second.channel = e.channel;
-  CountReached();
+  SetChannel(peer->second, e.channel);
   for (const std::string& bytes : std::exchange(peer->second.answers, {})) {
     Say(e.node, bytes);
   }
@@ -202,8 +208,7 @@ void Router::On(const PeerLost& e) {
   if (peer == peers_.end() || peer->second.channel != e.channel) {
     return;
   }
-  peer->second.channel = 0;
-  CountReached();
+  SetChannel(peer->second, 0);
   peer_problems_[e.node] = e.why;  // (nothing more is told until the cause is another one)
   NodeIsLost(e.node, false, e.why);
 }
@@ -599,6 +604,11 @@ std::string Router::HostOf(const std::string& name) const {
 }
 
 std::string Router::CheckInvariants() const {
+  const auto reached = std::count_if(peers_.begin(), peers_.end(),
+                                     [](const auto& peer) { return peer.second.channel != 0; });
+  if (static_cast<size_t>(reached) != reached_) {
+    return absl::StrCat("channels lead to ", reached, " nodes, not to ", reached_);
+  }
   for (const auto& [name, job] : jobs_) {
     if (job.hosting && job.host && job.host->node != self_) {
       return absl::StrCat("job '", name, "' is hosted here and by ", job.host->node);

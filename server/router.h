@@ -248,7 +248,8 @@ class Router {
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);
-  void CountReached();
+  void SetChannel(Peer& peer, PeerChannel channel);
+  void JudgeReach();
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
   void MaybeForget(const std::string& name);
@@ -339,6 +340,7 @@ class Router {
   std::string problem_;
   NodeInfo own_;
   std::map<std::string, Peer> peers_;         // the other living members
+  size_t reached_ = 0;                        // of these, how many there is a channel to
   std::optional<MonotonicTime> alone_since_;  // no more than half of the members can be spoken to
   Jobs jobs_;
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
