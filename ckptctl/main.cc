@@ -44,8 +44,8 @@ void WatchInterrupts() {
 constexpr size_t kWordShown = 64;
 
 constexpr char kAbout[] =
-    "Looks at the checkpoints that ckptd holds on this node, checks them, and says what the next "
-    "restore will use.";
+    "Looks at the checkpoints of your jobs, on this node and on the others of its cluster, checks "
+    "them, and says what the next restore will use.";
 
 constexpr char kFooter[] =
     "Start here:\n"

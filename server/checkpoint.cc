@@ -389,8 +389,8 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
     there.wanted = drain(tier).phase == Drain::Phase::kWanted;
   }
   for (const Drain& drain : drains) {
-    for (const auto& [rank, from] : drain.waiting) {
-      view.at(from.tier).source = true;
+    for (const TierKind tier : kAllTiers) {
+      view.at(tier).source = view.at(tier).source || drain.waiting.ReadFrom(tier);
     }
   }
   // What waits to be copied on from nvme must not go before that: its memory may be given up.

@@ -24,7 +24,9 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "recovery/checkpoint_view.h"
+#include "server/copy_place.h"
 #include "server/flush_queue.h"
+#include "server/flush_waits.h"
 #include "server/node_names.h"
 #include "server/rank_set.h"
 #include "tiers/image/record.h"
@@ -43,17 +45,6 @@ struct CopyDetail {
   uint64_t file_bytes = 0;
   LayoutHash plan{};
 };
-
-// Where a copy lies. What is in the remote tier lies nowhere in particular: kHere.
-struct CopyPlace {
-  TierKind tier = TierKind::kMemory;
-  NodeId node = kHere;
-  auto operator<=>(const CopyPlace&) const = default;
-};
-// The place in that tier to which a node can bring a copy, or from which it can tell of one.
-constexpr CopyPlace PlaceOf(TierKind tier, NodeId node) {
-  return {tier, tier == TierKind::kRemote ? kHere : node};
-}
 
 struct CopyState {
   // kAway: on a node that cannot be reached now.
@@ -87,10 +78,10 @@ struct Drain {
     kRunning,   // copies are being written
     kManifest,  // all are there, the manifest is being published
   } phase = Phase::kNone;
-  absl::btree_map<Rank, CopyPlace> waiting;  // flushes that have not ended, and what they read from
-  FlushQueue unasked;                        // those of them that wait for a ticket
-  absl::Status failure;                      // of this try, the first one
-  MonotonicTime retry_at{};                  // kWanted: not before
+  FlushWaits waiting;        // flushes that have not ended, and what they read from
+  FlushQueue unasked;        // those of them that wait for a ticket
+  absl::Status failure;      // of this try, the first one
+  MonotonicTime retry_at{};  // kWanted: not before
   Duration backoff{};
   std::string problem;  // why the last try failed
   int64_t begun_unix_ms = 0;

@@ -254,9 +254,9 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
       failure.message = absl::StrCat(
           "the state of job '", name_, "' is not written yet",
           write_problem_.empty() ? "" : absl::StrCat(": ", write_problem_), "; ask again");
-      ForgetDurableWaits(m.token, t);
+      const std::set<Rank> gone = ForgetDurableWaits(m.token, t);
       Refuse(m.token, failure, t);
-      return RetryJoins(t);
+      return RetryJoinsFor(gone, t);
     }
   }
   if (session_ && session_->IsWaiting(m.token)) {
@@ -303,8 +303,7 @@ void Coordinator::On(const RequestCancelled& m, Turn& t) {
   if (session_) {
     session_->StopWaiting(m.token);
   }
-  ForgetDurableWaits(m.token, t);
-  RetryJoins(t);
+  RetryJoinsFor(ForgetDurableWaits(m.token, t), t);
 }
 
 void Coordinator::On(const RestorePointAsked& m, Turn& t) {
@@ -476,8 +475,11 @@ void Coordinator::AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t
   durable_waits_.insert(behind, {needed, token, std::move(message)});
 }
 
-void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
+std::set<Rank> Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
   std::set<Rank> forgotten;
+  if (durable_waits_.empty()) {
+    return forgotten;
+  }
   std::erase_if(durable_waits_, [&](const DurableWait& wait) {
     const auto* accepted = std::get_if<JoinAccepted>(&wait.message);
     if (wait.token == token && accepted != nullptr && accepted->attempt == attempt()) {
@@ -499,6 +501,7 @@ void Coordinator::ForgetDurableWaits(RequestToken token, Turn& t) {
       PersistLazily(t);
     }
   }
+  return forgotten;
 }
 
 void Coordinator::Refuse(RequestToken token, Failure failure, Turn& t) {

@@ -111,6 +111,7 @@ class Coordinator {
   Attempt attempt() const { return attempts_.empty() ? 0 : attempts_.rbegin()->first; }
   bool IsMember(Rank rank, const ProcessId& process) const;
   std::vector<std::pair<Rank, ProcessId>> LivingMembers() const;
+  std::vector<std::pair<Rank, ProcessId>> LivingMembersOn(NodeId node) const;
   // A node that the state names, that may be back at any time, and that has told nothing yet.
   std::optional<NodeId> SilentNode() const;
   int64_t LastOpenedUnixMs() const;  // its newest attempt
@@ -325,7 +326,9 @@ class Coordinator {
   void Tell(Report::Kind kind, std::string text, uint64_t bytes, Turn& t,
             TierKind tier = TierKind::kMemory);
   void PruneAttempts();
-  void ForgetDurableWaits(RequestToken token, Turn& t);
+  // The ranks that were to be told by it that they are members, and are none any more.
+  std::set<Rank> ForgetDurableWaits(RequestToken token, Turn& t);
+  void RetryJoinsFor(const std::set<Rank>& ranks, Turn& t);
   void LoadMembers(const v1::JobState& state);
 
   // coordinator_attempts.cc
@@ -498,7 +501,8 @@ class Coordinator {
   void BeginManifest(CheckpointId id, Turn& t);
   void TierCommitted(CheckpointId id, TierKind tier, Turn& t);
   void DrainFailed(CheckpointId id, TierKind tier, const absl::Status& status, Turn& t);
-  std::optional<CopyPlace> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to) const;
+  static std::optional<CopyPlace> FlushSource(const Checkpoint& checkpoint, Rank rank, TierKind to,
+                                              bool nvme_moves);
   static CopyDetail DetailOf(const DurableCopy& copy);
   const v1::TierPolicy& TierPolicyOf(const v1::Policy& policy, TierKind tier) const;
   void NoteStage(CheckpointId id, const std::string& stage, int64_t begin_ms, int64_t end_ms,
@@ -600,6 +604,7 @@ class Coordinator {
   Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
+  std::set<CheckpointId> to_remote_;  // of which flushes may be under way, or wait for a ticket
   std::array<Removals, kTierKinds> removals_;
   MonotonicTime forgotten_at_{};  // what scans that began before tell of the tiers is past
   bool rebooted_ = false;

@@ -48,6 +48,16 @@ std::vector<std::pair<Rank, ProcessId>> Coordinator::LivingMembers() const {
   return living;
 }
 
+std::vector<std::pair<Rank, ProcessId>> Coordinator::LivingMembersOn(NodeId node) const {
+  std::vector<std::pair<Rank, ProcessId>> living;
+  for (const Rank rank : members_.OnNode(node)) {
+    if (const Member* member = members_.Find(rank); member->alive) {
+      living.emplace_back(rank, member->process);
+    }
+  }
+  return living;
+}
+
 int64_t Coordinator::LastOpenedUnixMs() const {
   return attempts_.empty() ? 0 : attempts_.rbegin()->second.opened_unix_ms;
 }
@@ -461,6 +471,20 @@ void Coordinator::RetryJoins(Turn& t, std::optional<Rank> rank) {
   }
 }
 
+// Others wait for their places, or (another world size) for the last that lives. Who cancels
+// anything else makes no place: thousands may do so at a time.
+void Coordinator::RetryJoinsFor(const std::set<Rank>& ranks, Turn& t) {
+  if (ranks.empty()) {
+    return;
+  }
+  if (members_.alive() <= 1) {
+    return RetryJoins(t);
+  }
+  for (const Rank rank : ranks) {
+    RetryJoins(t, rank);
+  }
+}
+
 void Coordinator::On(const SeatLost& m, Turn& t) {
   const Member* member = members_.Find(m.rank);
   if (m.attempt != attempt() || member == nullptr || member->process != m.process) {
@@ -486,8 +510,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
         t);
   }
   DropFromSession(m.rank, m.process);
-  // Others wait for its place, or (another world size) for the last that lives.
-  RetryJoins(t, members_.alive() > 1 ? std::optional(m.rank) : std::nullopt);
+  RetryJoinsFor({m.rank}, t);
   RetainDurable(t);  // it waits for those who have still to restore
 }
 

@@ -19,10 +19,8 @@ Failure Removed(CheckpointId id) {
 
 // Whether a flush into another tier reads the checkpoint there.
 bool ReadFrom(const Checkpoint& checkpoint, TierKind tier) {
-  return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(), [&](const Drain& drain) {
-    return std::any_of(drain.waiting.begin(), drain.waiting.end(),
-                       [&](const auto& flush) { return flush.second.tier == tier; });
-  });
+  return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(),
+                     [&](const Drain& drain) { return drain.waiting.ReadFrom(tier); });
 }
 
 }  // namespace

@@ -338,13 +338,14 @@ void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
   checkpoint.writing.clear();
   checkpoint.is_protected = false;
   checkpoint.Clear(TierKind::kMemory);
+  const bool nvme_moves = NvmeMoves();
   for (const TierKind tier : kAllTiers) {
-    const bool lost =
-        std::any_of(checkpoint.shards.begin(), checkpoint.shards.end(), [&](const auto& shard) {
-          return shard.second.at(tier).kind != CopyState::Kind::kGood &&
-                 !FlushSource(checkpoint, shard.first, tier);
-        });
-    if (checkpoint.drain(tier).phase == Drain::Phase::kWanted && lost) {
+    const auto lost = [&](const auto& shard) {
+      return shard.second.at(tier).kind != CopyState::Kind::kGood &&
+             !FlushSource(checkpoint, shard.first, tier, nvme_moves);
+    };
+    if (checkpoint.drain(tier).phase == Drain::Phase::kWanted &&
+        std::any_of(checkpoint.shards.begin(), checkpoint.shards.end(), lost)) {
       Unwant(id, tier, "its memory was needed for newer steps", t);
     }
   }

@@ -133,7 +133,7 @@ void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why,
   Checkpoint& checkpoint = checkpoints_.at(id);
   Drain& drain = checkpoint.drain(tier);
   for (const Rank rank : drain.unasked.Clear()) {
-    drain.waiting.erase(rank);
+    drain.waiting.Erase(rank);
   }
   if (drain.phase == Drain::Phase::kRunning && drain.waiting.empty()) {
     drain.phase = Drain::Phase::kWanted;  // nobody has been asked: nothing is under way
@@ -164,11 +164,11 @@ void Coordinator::Unwant(CheckpointId id, TierKind tier, const std::string& why,
 // ---- Flushes ----
 
 std::optional<CopyPlace> Coordinator::FlushSource(const Checkpoint& checkpoint, Rank rank,
-                                                  TierKind to) const {
+                                                  TierKind to, bool nvme_moves) {
   const std::optional<CopyPlace> memory = checkpoint.GoodPlace(rank, TierKind::kMemory);
   // From nvme, so that the slot is free again; but not while something hangs there.
   const bool avoid_nvme =
-      memory && (checkpoint.drain(to).not_from_nvme.count(rank) > 0 || !NvmeMoves());
+      memory && (checkpoint.drain(to).not_from_nvme.count(rank) > 0 || !nvme_moves);
   if (to == TierKind::kRemote && !avoid_nvme && checkpoint.Readable(rank, TierKind::kNvme)) {
     return checkpoint.GoodPlace(rank, TierKind::kNvme);
   }
@@ -232,13 +232,14 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
                               ? Sharing(checkpoint)
                               : Sharing();
   std::map<NodeId, FlushWanted> by_node;  // each copies on what it has
+  const bool nvme_moves = NvmeMoves();
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (shard.at(tier).kind == CopyState::Kind::kGood) {
       continue;
     }
-    const std::optional<CopyPlace> from = FlushSource(checkpoint, rank, tier);
+    const std::optional<CopyPlace> from = FlushSource(checkpoint, rank, tier, nvme_moves);
     if (!from) {
-      drain.waiting.clear();
+      drain.waiting.Clear();
       if (checkpoint.cut_off) {
         return false;  // when the nodes that have one are back
       }
@@ -248,7 +249,7 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
     const auto [its, fresh] = by_node.try_emplace(from->node, flush);
     its->second.shards.push_back({rank, from->tier, shard.bytes, 0});
     sharing.AddGroup(its->second);
-    drain.waiting[rank] = *from;
+    drain.waiting.Set(rank, *from);
   }
   drain.retry_at = {};
   drain.failure = absl::OkStatus();
@@ -265,6 +266,9 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
     return left != checkpoints_.end() && left->second.drain(tier).Busy();
   }
   drain.phase = Drain::Phase::kRunning;
+  if (tier == TierKind::kRemote) {
+    to_remote_.insert(id);
+  }
   for (auto& [node, its] : by_node) {
     tier == TierKind::kRemote ? drain.unasked.Add(node, std::move(its))
                               : t.Say(std::move(its), node);
@@ -289,12 +293,16 @@ void Coordinator::TellDivergence(CheckpointId id, const Sharing& sharing, Turn& 
 // As many as may be on their way into the remote tier at a time; oldest steps first.
 void Coordinator::AskForFlushes(Turn& t) {
   size_t asked = 0;
-  for (const auto& [id, checkpoint] : checkpoints_) {
-    const Drain& drain = checkpoint.drain(TierKind::kRemote);
+  std::erase_if(to_remote_, [&](CheckpointId id) {
+    const auto it = checkpoints_.find(id);
+    return it == checkpoints_.end() || it->second.drain(TierKind::kRemote).waiting.empty();
+  });
+  for (const CheckpointId& id : to_remote_) {
+    const Drain& drain = checkpoints_.at(id).drain(TierKind::kRemote);
     asked += drain.waiting.size() - drain.unasked.size();
   }
-  for (auto& [id, checkpoint] : checkpoints_) {
-    FlushQueue& unasked = checkpoint.drain(TierKind::kRemote).unasked;
+  for (const CheckpointId& id : to_remote_) {
+    FlushQueue& unasked = checkpoints_.at(id).drain(TierKind::kRemote).unasked;
     while (asked < settings_.remote_writes_max) {
       std::optional<std::pair<NodeId, FlushWanted>> next =
           unasked.Take(settings_.remote_writes_max - asked);
@@ -314,11 +322,11 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   }
   Checkpoint& checkpoint = it->second;
   Drain& drain = checkpoint.drain(m.to);
-  const auto waiting = drain.waiting.find(m.rank);
-  if (waiting == drain.waiting.end() || waiting->second.node != t.from) {
+  const CopyPlace* from = drain.waiting.Find(m.rank);
+  if (from == nullptr || from->node != t.from) {
     return;
   }
-  drain.waiting.erase(waiting);
+  drain.waiting.Erase(m.rank);
   drain.unasked.Drop(t.from, m.rank);
   if (m.to == TierKind::kRemote) {
     AskForFlushes(t);
@@ -418,9 +426,10 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   const bool waits =
       checkpoint.cut_off && (checkpoint.AnyAt(TierKind::kMemory) || checkpoint.AnyAway() ||
                              checkpoint.AnythingDurable() || !checkpoint.writing.empty());
+  const bool nvme_moves = NvmeMoves();
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (!waits && shard.at(tier).kind != CopyState::Kind::kGood &&
-        !FlushSource(checkpoint, rank, tier)) {
+        !FlushSource(checkpoint, rank, tier, nvme_moves)) {
       return LoseDrain(id, tier,
                        absl::IsCancelled(status)
                            ? absl::StrCat("its memory was needed for newer steps")

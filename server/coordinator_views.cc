@@ -89,17 +89,16 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
       }
       std::vector<ShardState::Copy> copies = shard.copies;
       for (const TierKind tier : kDurable) {
-        const auto writing = checkpoint.drain(tier).waiting.find(rank);
-        if (writing != checkpoint.drain(tier).waiting.end() &&
-            shard.at(tier).kind == CopyState::Kind::kNone) {
-          copies.push_back({PlaceOf(tier, writing->second.node), {}});
+        const CopyPlace* writing = checkpoint.drain(tier).waiting.Find(rank);
+        if (writing != nullptr && shard.at(tier).kind == CopyState::Kind::kNone) {
+          copies.push_back({PlaceOf(tier, writing->node), {}});
         }
       }
       std::sort(copies.begin(), copies.end(),
                 [](const auto& a, const auto& b) { return a.place < b.place; });
       for (const auto& [place, copy] : copies) {
         const TierKind tier = place.tier;
-        const bool writing = checkpoint.drain(tier).waiting.count(rank) > 0;
+        const bool writing = checkpoint.drain(tier).waiting.Find(rank) != nullptr;
         v1::ShardCopy& out = *reply.add_copies();
         out.set_attempt(id.attempt);
         out.set_step(id.step);

@@ -60,19 +60,28 @@ struct NodeCore::Impl final : RouterOwner {
     }
   }
 
+  // Of a job that was told a thousand things in one event, once.
+  void UpdateWakes() {
+    for (const JobUuid& job : std::exchange(wakes_to_update, {})) {
+      UpdateWake(job);
+    }
+  }
+
   void WakeJobs() {
+    UpdateWakes();
     std::vector<JobUuid> due;
     for (auto it = wakes.begin(); it != wakes.end() && it->first <= time.now; ++it) {
       due.push_back(it->second);
     }
     for (const JobUuid& job : due) {
       TellCoordinator(job, kHere, WakeUp{});
-      UpdateWake(job);  // of a job that is gone, too
+      wakes_to_update.insert(job);  // of a job that is gone, too
     }
   }
 
   // One timer for everything; set again only when its time changes.
   void SetNextTimer() {
+    UpdateWakes();
     std::optional<MonotonicTime> next = agent.NextDeadline();
     const auto at = [&next](MonotonicTime when) { next = next ? std::min(*next, when) : when; };
     if (!wakes.empty()) {
@@ -143,7 +152,7 @@ struct NodeCore::Impl final : RouterOwner {
     std::vector<ForAgent> answers;
     coordinator->Handle(message, from, time, answers);
     agent.Overhear(job, message, time);
-    UpdateWake(job);
+    wakes_to_update.insert(job);
     if (router) {
       router->FromCoordinator(job, answers, time);
     } else {
@@ -157,10 +166,8 @@ struct NodeCore::Impl final : RouterOwner {
     const Coordinator& coordinator = *agent.Hosted(job);
     JobHosted hosted{
         coordinator.uid(), coordinator.gid(), coordinator.attempt(), coordinator.world_size(), {}};
-    for (const auto& [rank, process] : coordinator.LivingMembers()) {
-      if (process.node == to) {
-        hosted.ranks.push_back({rank, process.pid, process.start_ticks});
-      }
+    for (const auto& [rank, process] : coordinator.LivingMembersOn(to)) {
+      hosted.ranks.push_back({rank, process.pid, process.start_ticks});
     }
     return hosted;
   }
@@ -170,6 +177,7 @@ struct NodeCore::Impl final : RouterOwner {
   std::optional<Router> router;  // in a cluster
   std::map<JobUuid, MonotonicTime> wake_of;
   std::set<std::pair<MonotonicTime, JobUuid>> wakes;
+  std::set<JobUuid> wakes_to_update;
   std::optional<MonotonicTime> timer;
 };
 

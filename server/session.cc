@@ -43,9 +43,18 @@ RequestToken Session::Enter(Rank rank, ProcessId process, const SessionWish& wis
                             RequestToken token) {
   wish_ = wish;
   Entry& entry = entries_[rank];
-  const RequestToken before = entry.waiting;
   loaded_ -= entry.loaded ? 1 : 0;
-  entry = {process, token, false};
+  entry.process = process;
+  entry.loaded = false;
+  return SetWaiting(rank, entry, token);
+}
+
+RequestToken Session::SetWaiting(Rank rank, Entry& entry, RequestToken token) {
+  const RequestToken before = std::exchange(entry.waiting, token);
+  waiting_.erase(before);
+  if (token != 0) {
+    waiting_[token] = rank;
+  }
   return before;
 }
 
@@ -56,7 +65,9 @@ bool Session::Has(Rank rank, ProcessId process) const {
 
 void Session::Drop(Rank rank, ProcessId process) {
   if (Has(rank, process)) {
-    loaded_ -= entries_.at(rank).loaded ? 1 : 0;
+    Entry& entry = entries_.at(rank);
+    loaded_ -= entry.loaded ? 1 : 0;
+    SetWaiting(rank, entry, 0);
     entries_.erase(rank);
   }
 }
@@ -71,11 +82,9 @@ void Session::BeginLoading(std::vector<CheckpointId> candidates, bool only_these
 
 RequestToken Session::Report(Rank rank, RequestToken token) {
   Entry& entry = entries_[rank];
-  const RequestToken before = entry.waiting;
   loaded_ += entry.loaded ? 0 : 1;
   entry.loaded = true;
-  entry.waiting = token;
-  return before;
+  return SetWaiting(rank, entry, token);
 }
 
 bool Session::AllLoaded() const {
@@ -84,10 +93,9 @@ bool Session::AllLoaded() const {
 
 RequestToken Session::Fail(Rank rank, RequestToken token, std::string problem) {
   Entry& entry = entries_[rank];
-  const RequestToken before = entry.waiting;
   loaded_ -= entry.loaded ? 1 : 0;
   entry.loaded = false;
-  entry.waiting = token;
+  const RequestToken before = SetWaiting(rank, entry, token);
   failed_ = {rank, std::move(problem)};
   return before == token ? 0 : before;
 }
@@ -107,25 +115,24 @@ std::vector<std::pair<Rank, RequestToken>> Session::TakeWaiting() {
   std::vector<std::pair<Rank, RequestToken>> waiting;
   for (auto& [rank, entry] : entries_) {
     if (entry.waiting != 0) {
-      waiting.emplace_back(rank, std::exchange(entry.waiting, 0));
+      waiting.emplace_back(rank, SetWaiting(rank, entry, 0));
     }
   }
   return waiting;
 }
 
 bool Session::StopWaiting(RequestToken token) {
-  for (auto& [rank, entry] : entries_) {
-    if (entry.waiting == token) {
-      entry.waiting = 0;
-      return true;
-    }
+  const auto found = waiting_.find(token);
+  if (found == waiting_.end()) {
+    return false;
   }
-  return false;
+  const Rank rank = found->second;
+  SetWaiting(rank, entries_.at(rank), 0);
+  return true;
 }
 
 bool Session::IsWaiting(RequestToken token) const {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [token](const auto& e) { return e.second.waiting == token; });
+  return waiting_.count(token) > 0;
 }
 
 std::string Session::MissingRanks() const {

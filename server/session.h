@@ -96,12 +96,16 @@ class Session {
     RequestToken waiting = 0;
     bool loaded = false;
   };
+  // Whoever waited before is returned.
+  RequestToken SetWaiting(Rank rank, Entry& entry, RequestToken token);
+
   uint64_t id_;
   Attempt attempt_;
   uint32_t world_size_;
   uint32_t round_ = 0;
   SessionWish wish_;
   std::map<Rank, Entry> entries_;
+  std::map<RequestToken, Rank> waiting_;  // whose entries wait
   size_t loaded_ = 0;  // of them
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;

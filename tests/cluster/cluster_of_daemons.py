@@ -175,6 +175,10 @@ class Cluster:
             lambda: host if (host := self.host(job, asked)) != but else "",
         )
 
+    def wait_host_is(self, job: str, asked: str, host: str) -> None:
+        """Until that one knows it."""
+        wait_until(f"{asked} knows {host}", lambda: self.host(job, asked) == host)
+
     def wait_said(self, name: str, pattern: str) -> re.Match[str]:
         """Until the daemon's log has it."""
         return wait_until(

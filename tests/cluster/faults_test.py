@@ -4,6 +4,7 @@ is over the next save commits."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -54,10 +55,12 @@ def test_the_host_is_cut_off(network: Network) -> None:
 
 
 def test_a_link_that_flaps(network: Network) -> None:
-    cluster, job = _running(network)
+    # Room for what no host gives up while it is out of reach.
+    cluster, job = _running(network, settings={"memory": {"slots_per_rank": 4 * TRIES_MAX}})
     flapping = network.links.flapping(cluster["b"], up_ms=300, down_ms=200)
     while flapping.cuts < 8:
-        job.ask(f"save {job.step + 1}")
+        said = job.ask(f"save {job.step + 1}")
+        assert said == ["ok sealed"] * 2, f"step {job.step}: {said}"
         job.ask("tier remote 1000")
     network.links.heal()
     job.save_soon()
@@ -263,6 +266,116 @@ def test_a_host_that_is_cut_off_from_etcd_but_not_from_the_mount(network: Networ
     _ends_well(job)
 
 
+def test_a_host_that_is_cut_off_amid_saves_keeps_what_the_next_one_counts_on(
+    network: Network,
+) -> None:
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
+    assert cluster.etcd is not None
+    job = Job(cluster, policy="remote.every_steps=1 remote.keep_last=2 nvme.every_steps=0")
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    job.save()
+    network.links.cut(cluster["c"], cluster.etcd.nodes)
+    # Each commit makes a removal due: c's as long as it may, then the next host's.
+    wait_until(
+        "another host",
+        lambda: job.save_soon() and cluster.host(job.name, "a") not in ("c", ""),
+    )
+    cluster.wait_said("c", "this node is no member")
+    job.save_soon()
+    _all_that_is_listed_is_right(job)
+    network.links.heal()
+    cluster.wait_members("a", "a b c")
+    job.save_soon()
+    job.save()
+    _all_that_is_listed_is_right(job)
+    job.start("b c")
+    assert job.resume() == job.safe
+
+
+def test_a_host_that_is_over_amid_its_removals_removes_nothing_more(network: Network) -> None:
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S, start=False)
+    assert cluster.etcd is not None
+    # The host's own policy holds where the job has none: to c four of five steps are too many, to the others none is.
+    for name, keep_last in (("a", 100), ("b", 100), ("c", 1)):
+        cluster.daemons[name].settings["policy"] = {"remote": {"keep_last": keep_last}}
+    cluster.start("a b")
+    job = Job(cluster, policy="remote.every_steps=1 nvme.every_steps=0")
+    job.start("a b")
+    assert job.resume() == 0
+    for _ in range(5):
+        job.save()
+    cluster.start("c", armed={"c": "daemon.removal.done:stop"})
+    wait_until("c knows the job", lambda: cluster.host(job.name, "c"))
+    job.kill()
+    for name in ("a", "b"):
+        assert cluster.daemons[name].terminate() == 0
+    host = cluster.daemons["c"].process
+    assert host is not None
+    host.wait_stopped()
+    first = {step for _, step in job.manifests()}
+    assert len(first) == 4 and 5 in first, "it was to stand still after its first removal"
+    network.links.cut(cluster["c"], cluster.etcd.nodes)
+    cluster.start("a b")
+    job.start("a b")
+    assert job.resume() == 5
+    assert job.save() == 6
+    counted = _steps_in_remote(job)
+    assert counted == first | {6}
+    # What was due to it is due to nobody now. Cut off as it is it reaches the mount, and the other nodes.
+    host.resume()
+    cluster.wait_said("c", "this node is no member")
+    job.save()
+    network.links.heal()
+    cluster.wait_members("a", "a b c")
+    new_host = cluster.wait_host(job.name, "a", but="c")
+    cluster.wait_host_is(job.name, "c", new_host)
+    job.save()
+    assert _steps_in_remote(job) == counted | {7, 8}
+    _all_that_is_listed_is_right(job)
+    job.start("b c")
+    assert job.resume() == 8
+
+
+def test_a_host_stands_still_for_longer_than_its_lease(network: Network) -> None:
+    # b hosts both jobs, and stands still by itself when it is to publish its third manifest: step 2 of the job that runs elsewhere.
+    cluster = Cluster(
+        network, "a b c", lease_s=SHORT_LEASE_S, armed={"b": "daemon.manifest.begun:stop@3"}
+    )
+    here, elsewhere = Job(cluster, "here"), Job(cluster, "elsewhere")
+    for job, places in ((here, "a b"), (elsewhere, "a c")):
+        job.make_host("b")
+        job.start(places)
+        assert job.resume() == 0
+        job.save()
+    still = cluster.daemons["b"].process
+    assert still is not None
+    assert elsewhere.ask("save 2") == ["ok sealed"] * 2
+    still.wait_stopped()
+    assert (elsewhere.attempt, 2) not in elsewhere.manifests()
+    hosts = {job: cluster.wait_host(job.name, "a", but="b") for job in (here, elsewhere)}
+    assert set(hosts.values()) <= {"a", "c"}
+    assert elsewhere.ask("tier remote") == ["ok remote"] * 2, "the next host commits it"
+    assert elsewhere.save() == 3
+    before = _manifests_as_they_lie(elsewhere)
+    still.resume()
+    cluster.wait_members("a", "a b c")
+    for job, host in hosts.items():
+        for name in cluster.nodes:
+            cluster.wait_host_is(job.name, name, host)
+    here.save_soon()
+    for job in (here, elsewhere):
+        job.save()
+        assert cluster.status(job.name, "b")["attempt"] == job.attempt, "nobody had to start anew"
+        job.check_history()
+    now = _manifests_as_they_lie(elsewhere)
+    assert now == before | {key: now[key] for key in now.keys() - before.keys()}, "written twice"
+    assert {job: cluster.host(job.name, "b") for job in hosts} == hosts
+    for job, places in ((here, "b a"), (elsewhere, "b c")):
+        _ends_well(job, places)
+
+
 # ---- What comes back ----
 
 
@@ -318,11 +431,17 @@ def _running(
     *,
     etcd_members: int = 1,
     clocks_s: dict[str, float] | None = None,
+    settings: dict[str, Any] | None = None,
     lease_s: int = LEASE_S,
 ) -> tuple[Cluster, Job]:
     """A job with a rank on a and one on b, hosted by c, that has saved step 1."""
     cluster = Cluster(
-        network, "a b c", etcd_members=etcd_members, clocks_s=clocks_s, lease_s=lease_s
+        network,
+        "a b c",
+        etcd_members=etcd_members,
+        clocks_s=clocks_s,
+        settings=settings,
+        lease_s=lease_s,
     )
     job = Job(cluster)
     job.make_host("c")
@@ -338,6 +457,32 @@ def _ends_well(job: Job, places: str = "a b") -> None:
     job.start(places)
     assert job.resume() >= job.safe
     job.save()
+
+
+def _steps_in_remote(job: Job) -> set[int]:
+    """Those that are committed there, as its host tells."""
+    listed = [one for one in job.listed() if "remote" in one["tiers"]]
+    assert all(one["state"] == "committed" for one in listed), listed
+    return {one["step"] for one in listed}
+
+
+def _all_that_is_listed_is_right(job: Job) -> None:
+    """Where steps go by the policy: what the host lists in remote is what lies there, every byte of it."""
+    assert job.safe in _steps_in_remote(job)
+    wait_until(
+        "what lies there is what is listed",
+        lambda: {step for _, step in job.manifests()} == _steps_in_remote(job),
+    )
+    asked = job.cluster.daemons[job.ranks[0].node.name]
+    assert "every digest is right" in asked.ctl("verify", job.name, "--all")
+
+
+def _manifests_as_they_lie(job: Job) -> dict[tuple[int, int], tuple[int, int, bytes]]:
+    found = {key: directory / "MANIFEST" for key, directory in job.manifests().items()}
+    return {
+        key: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
+        for key, path in found.items()
+    }
 
 
 def _moves_without(cluster: Cluster, job: Job, zombie: Rank, places: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import Any
 
@@ -54,6 +55,53 @@ def test_a_daemon_is_started_anew_under_its_ranks(network: Network) -> None:
         cluster.start_anew(name)
     job.save_soon()
     job.check_history()
+
+
+def test_what_a_dead_node_took_with_it_is_told_on_the_others(network: Network) -> None:
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
+    policy = "remote.every_steps=2 remote.keep_last=100 nvme.every_steps=1 nvme.keep_last=9"
+    job = Job(cluster, policy=policy)
+    job.make_host("c")
+    job.start("a b")
+    assert job.resume() == 0
+    assert (job.save(), job.save()) == (1, 2)
+    assert job.ask("save 3") + job.ask("tier nvme") == ["ok sealed"] * 2 + ["ok nvme"] * 2
+    at = job.attempt
+
+    def protection(asked: str) -> dict[str, tuple[int, int, str]]:
+        lines = cluster.status(job.name, asked).get("protection", [])
+        return {one["kind"]: (one["attempt"], one["step"], one["from"]) for one in lines}
+
+    outlasts_nodes = dict.fromkeys(("node", "domain", "all_nodes"), (at, 2, "remote"))
+    before = {"process": (at, 3, "memory"), "reboot": (at, 3, "nvme"), **outlasts_nodes}
+    for asked in cluster.nodes:
+        assert protection(asked) == before, asked
+    cluster["b"].kill()
+    cluster.wait_said("c", "b is gone: ")
+    gone = dict.fromkeys(before, (at, 2, "remote"))
+    of_b = r"of b, which is gone since [0-9].*"
+    for asked in ("a", "c"):
+        assert protection(asked) == gone, asked
+        told = cluster.tell(asked, "explain", job.name, "--step", "3")
+        (step,) = told["steps"]
+        assert (step["attempt"], step["step"], step["restorable"]) == (at, 3, False), told
+        reasons = step["reasons"]
+        assert reasons[0] == "cannot be restored: no tier has a good copy of 1 of 2 shards"
+        named = f"rank 1: its shard is only in the memory {of_b} and in nvme {of_b}"
+        assert re.fullmatch(named, reasons[1]), reasons
+        for tier in ("memory", "nvme"):
+            assert f"{tier}: 1 of 2 shards good, 1 missing" in reasons, reasons
+        assert "remote: nothing" in reasons, reasons
+        choice = rf"step 2 of attempt {at}: .*; not the newer step 3 of attempt {at}: {reasons[0]}"
+        assert re.fullmatch(choice, told["next_restore"]), told
+        shown = cluster.daemons[asked].ctl("explain", job.name, "--step", "3")
+        assert f"step 3 (attempt {at}): NOT restorable" in shown and reasons[1] in shown, shown
+    # The next launch gets what was told, and where the rank runs now is told, too.
+    job.start("a c")
+    job.join()
+    (step,) = cluster.tell("a", "explain", job.name, "--step", "3")["steps"]
+    assert step["reasons"][1].endswith("; the rank runs on c now"), step
+    assert job.restore() == 2
 
 
 def test_readers_on_any_node(network: Network) -> None:

@@ -15,6 +15,7 @@ import pytest
 from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, saved_job, wait_until
 from .matrix import matrix
 from .network import Network
+from .rank import Rank
 
 # ---- A daemon with ranks; another node hosts the job ----
 
@@ -79,6 +80,26 @@ def test_the_host_is_killed_when_the_first_attempt_is_written(network: Network) 
     said = [job.ranks[0].answer(), job.ranks[1].ask("open")]
     assert said[0] == said[1] and said[0].startswith("ok attempt="), said
     assert job.restore() == 0
+    job.save()
+    job.check_history()
+
+
+def test_the_host_is_killed_when_the_second_attempt_is_written(network: Network) -> None:
+    # Its ranks join one after the other: each has the state written once, the first attempt's two before those of the second.
+    cluster = Cluster(network, "a b", armed={"a": "daemon.join.state_written:kill@3"})
+    job = Job(cluster)
+    job.start("a b")
+    assert [rank.ask("open") for rank in job.ranks] == ["ok attempt=1"] * 2
+    job.attempt = 1
+    assert job.restore() == 0
+    job.save()
+    assert cluster.is_running("a"), "it was to die later"
+    job.start("a b")
+    job.ranks[0].send("open")
+    cluster.revive("a")
+    said = [job.ranks[0].answer(), job.ranks[1].ask("open")]
+    assert said[0] == said[1] and int(said[0].removeprefix("ok attempt=")) > 1, said
+    assert job.restore() == 1
     job.save()
     job.check_history()
 
@@ -157,6 +178,101 @@ def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) 
         assert job.agreed(said.result()) == 1
     job.save_soon()
     job.check_history()
+
+
+def test_a_node_is_killed_that_hosts_the_job_and_has_ranks_of_it(network: Network) -> None:
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
+    job = Job(cluster, policy="remote.every_steps=2 remote.keep_last=100 nvme.every_steps=1")
+    job.make_host("b")
+    job.start("a b b")
+    assert job.resume() == 0
+    assert (job.save(), job.save()) == (1, 2)
+    # Step 3 is committed, and nowhere whole without b.
+    assert job.ask("save 3") + job.ask("tier nvme") == ["ok sealed"] * 3 + ["ok nvme"] * 3
+    assert cluster.host(job.name, "a") == "b"
+    cluster["b"].kill()
+    job.start("a c c")
+    assert job.resume() == 2
+    host = cluster.wait_host(job.name, "a", but="b")
+    assert host in ("a", "c")
+    assert job.save() == 4
+    job.check_history()
+    # It comes back with its drive and its state, and is a node as any other.
+    cluster["b"].boot()
+    cluster.start("b")
+    cluster.wait_members("a", "a b c")
+    cluster.wait_host_is(job.name, "b", host)
+    job.start("a b b")
+    assert job.resume() == 4
+    assert cluster.host(job.name, "a") == host
+    assert job.ask("save 5") == ["ok sealed"] * 3
+    assert job.save() == 6
+    job.check_history()
+
+
+# ---- The host, while it removes ----
+
+
+def test_the_host_is_killed_while_a_step_is_removed(network: Network) -> None:
+    cluster, job = saved_job(
+        network,
+        "a b c",
+        "a b",
+        host="c",
+        armed={"c": "daemon.removal.done:kill"},
+        lease_s=SHORT_LEASE_S,
+    )
+    for _ in range(2):
+        job.save()
+    cluster.tell("a", "rm", job.name, "--step", "1")  # may be answered before it dies, or not
+    cluster.revive("c")
+    job.promised.remove(1)
+
+    def is_gone() -> bool:
+        said = cluster.tell("a", "rm", job.name, "--step", "1")
+        return said.get("error", {}).get("code") == "NOT_FOUND" and "step 1" in str(said)
+
+    wait_until("the end of step 1", is_gone)
+    assert 1 not in {one["step"] for one in job.listed() if one["tiers"]}, job.listed()
+    assert not list((network.remote / job.name).glob("1-a*/shard-*"))
+    assert "every digest is right" in cluster.daemons["a"].ctl("verify", job.name, "--all")
+    job.save_soon()
+    job.check_history()
+    job.start("a c")
+    assert job.resume() == job.safe
+
+
+@pytest.mark.parametrize(
+    "point", matrix("daemon.evict.record_removed", whole=["daemon.slot.deleted"])
+)
+def test_the_host_is_killed_while_its_job_is_removed(network: Network, point: str) -> None:
+    cluster, job = saved_job(
+        network, "a b c", "a b", host="b", armed={"b": f"{point}:kill"}, lease_s=SHORT_LEASE_S
+    )
+    assert job.ask("tier nvme") == ["ok nvme"] * 2
+    job.kill()
+    assert cluster.is_running("b"), "it was to die later"
+    wait_until(
+        "a removal that begins",
+        lambda: (
+            cluster.tell("a", "rm", job.name, "--yes", "--timeout", "2s")
+            and not cluster.is_running("b")
+        ),
+    )
+    cluster.revive("b")
+    # Whoever hosts the name now knows from the agreed state what is to go: nobody asks again.
+    for name in cluster.nodes:
+        wait_until(
+            f"{name} knows no job", lambda name=name: cluster.tell(name, "jobs").get("jobs") == []
+        )
+    assert list((network.remote / job.name).glob("*/*.safetensors")) == []
+    for node in cluster.nodes.values():
+        assert node.run(["find", "/nvme", "-path", f"*/{job.name}/*/*"]) == ""
+        assert node.run(["find", "/dev/shm/holdfast", "-name", "slot-*"]) == ""
+    theirs = Rank(cluster["b"], job.name, policy=job.policy, uid=2000)
+    assert theirs.ask("open") == "ok attempt=1"
+    assert "NOTHING_TO_RESTORE" in theirs.ask("restore")
+    assert theirs.ask("save 1") + theirs.ask("tier remote") == "ok sealed" + "ok remote"
 
 
 # ---- A spare, which gets ranks of another node ----

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import pytest
+
 from .cluster_of_daemons import POLICY, Cluster, Job, wait_until
 from .network import Network
 from .rank import Rank
@@ -80,6 +82,37 @@ def test_replicas_write_their_tensors_once(network: Network) -> None:
     said = job.ask("restore")
     assert job.agreed(said) == 1
     assert all("source=remote" in each for each in said), said
+    job.save()
+    job.check_history()
+
+
+@pytest.mark.parametrize("places", ["b b a a", "d c c d"])
+def test_reading_the_manifest_is_enough(network: Network, places: str) -> None:
+    """Nothing is left of the cluster that wrote it but /remote; others than its nodes can read that, too."""
+    cluster, job = saved_replicas(network, policy=POLICY)
+    assert (job.save(), job.save()) == (2, 3)
+    lengths = files(job, 3)
+    assert sum(lengths.values()) == TENSOR_BYTES + 4 * (HEADER_BYTES + OBJECT_BYTES), lengths
+    saved = {path: path.read_bytes() for path in job.manifests()[job.attempt, 3].iterdir()}
+    for node in cluster.nodes.values():
+        node.kill()
+        node.erase("nvme")
+        node.erase("state")
+    assert cluster.etcd is not None
+    cluster.etcd.wipe()
+    if places == "d c c d":
+        job.cluster = Cluster(network, "c d", etcd_members=0)
+    else:
+        for node in cluster.nodes.values():
+            node.boot()
+        cluster.start("a b")
+    job.start(places)
+    job.join()
+    alike(job)
+    said = job.ask("restore")
+    assert job.agreed(said) == 3
+    assert all("source=remote" in each for each in said), said
+    assert {path: path.read_bytes() for path in saved} == saved
     job.save()
     job.check_history()
 

@@ -1,5 +1,5 @@
 // Seeded simulation of whole clusters. A failure prints the command that repeats it, and with
-// --trace tells all that happened. The long run is cluster_sim (CONTRIBUTING.md).
+// --trace tells all that happened. The long run is cluster_sim (docs/simulator.md).
 //
 // HOLDFAST_SIM_SEEDS says how many seeds there are.
 #include <gtest/gtest.h>
