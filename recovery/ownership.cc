@@ -399,23 +399,4 @@ std::optional<SliceOwner> Ownership::OwnerOf(Rank rank, uint32_t slice,
   return std::nullopt;
 }
 
-std::shared_ptr<const Ownership> OwnershipCache::Find(std::span<const RankLayout> ranks) const {
-  if (last_ == nullptr || last_->ranks().size() != ranks.size()) {
-    return nullptr;
-  }
-  std::vector<RankLayout> sorted(ranks.begin(), ranks.end());
-  std::sort(sorted.begin(), sorted.end());
-  return std::equal(sorted.begin(), sorted.end(), last_->ranks().begin()) ? last_ : nullptr;
-}
-
-absl::StatusOr<std::shared_ptr<const Ownership>> OwnershipCache::Compute(
-    std::span<const RankLayout> ranks, std::span<const NamedLayout> layouts) {
-  if (std::shared_ptr<const Ownership> found = Find(ranks)) {
-    return found;
-  }
-  HF_ASSIGN_OR_RETURN(Ownership computed, Ownership::Compute(ranks, layouts));
-  last_ = std::make_shared<const Ownership>(std::move(computed));
-  return last_;
-}
-
 }  // namespace holdfast

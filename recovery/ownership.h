@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -118,24 +117,6 @@ class Ownership {
   std::vector<Held> held_;              // one more at the end
   std::vector<Place> places_;           // of each held slice, by layout's number
   Work work_;
-};
-
-// The ownership that was computed last, for as long as no rank's layout changes.
-//
-//   std::shared_ptr<const Ownership> ownership = cache.Find(ranks);
-//   if (ownership == nullptr) { … get the layouts …; cache.Compute(ranks, layouts) … }
-//
-// One per job, not thread-safe. What it returned stays whole when it computes another.
-class OwnershipCache {
- public:
-  // Null: the last one was for other ranks or other layouts.
-  std::shared_ptr<const Ownership> Find(std::span<const RankLayout> ranks) const;
-  // Found, or computed and kept in the last one's place. An error leaves that as it was.
-  absl::StatusOr<std::shared_ptr<const Ownership>> Compute(std::span<const RankLayout> ranks,
-                                                           std::span<const NamedLayout> layouts);
-
- private:
-  std::shared_ptr<const Ownership> last_;
 };
 
 }  // namespace holdfast

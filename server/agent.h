@@ -134,6 +134,7 @@ class Agent {
   bool AnyWaitsForHost(const std::string& name, bool joins) const;
   std::string JobName(const JobUuid& job) const;  // empty: it is not known here
   bool Waits(RequestToken token) const { return pending_.count(token) > 0; }
+  uint64_t RanksHere(const JobUuid& job) const;
   // Whether the caller may see and change the job of that name, if it is known here.
   bool MayTouch(const std::string& name, const Caller& caller) const;
   Coordinator* Hosted(const JobUuid& job) const;  // null: it is not hosted here
@@ -671,7 +672,6 @@ class Agent {
   void TellDrives(const KnownJob& job);
   bool ForgetElsewhere(std::optional<uint32_t> uid);
   void WriteAgain();
-  uint64_t RanksHere(const JobUuid& job) const;
 
   // agent_admin.cc
   void OnAdminRequest(const AdminRequest& e);

@@ -66,6 +66,8 @@ inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
 inline constexpr size_t kShardsExplained = 8;  // that a step lacks
 inline constexpr Duration kPrefetchRetry = std::chrono::seconds(10);
+inline constexpr Duration kPrefetchLook = std::chrono::milliseconds(100);  // between two looks
+inline constexpr uint32_t kPrefetchFewRanks = 256;                         // at so few at once
 inline constexpr size_t kTimelineMax = 256;
 inline constexpr size_t kPinsMax = 1024;
 inline constexpr size_t kDrainsMax =
@@ -261,6 +263,7 @@ class Coordinator {
     std::optional<MonotonicTime> until;  // absent: it has not begun
     bool look = true;                    // something changed: is there anything to ask for?
     bool over = false;                   // the time is up
+    MonotonicTime looked_at{};
     std::optional<MonotonicTime> retry;  // of the first shard that is to be tried again
     std::map<Rank, Shard> shards;
   };

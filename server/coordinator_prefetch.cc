@@ -91,11 +91,18 @@ void Coordinator::AdvancePrefetch(Turn& t) {
     prefetch.retry.reset();  // (a time that has come must not be waited for again)
     prefetch.look = true;
   }
+  // Each look goes through the ranks, and a new host hears of a thousand nodes one by one.
+  const MonotonicTime next_look = prefetch.looked_at + kPrefetchLook;
+  if (prefetch.look && world_size() > kPrefetchFewRanks && t.time.now < next_look) {
+    prefetch.retry = std::min(prefetch.retry.value_or(next_look), next_look);
+    return;
+  }
   const auto found = checkpoints_.find(prefetch.checkpoint);
   if (!prefetch.look || found == checkpoints_.end() || found->second.world_size != world_size()) {
     return;
   }
   prefetch.look = false;
+  prefetch.looked_at = t.time.now;
   prefetch.retry.reset();
   const Checkpoint& checkpoint = found->second;
   std::map<NodeId, PrefetchWanted> wanted;

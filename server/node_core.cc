@@ -123,6 +123,7 @@ struct NodeCore::Impl final : RouterOwner {
   std::string JobName(const JobUuid& job) override { return agent.JobName(job); }
   void AskAgent(const AdminRequest& request) override { agent.Handle(request, time); }
   bool IsAbsent(const std::string& name) override { return agent.IsAbsent(name); }
+  uint64_t RanksHere(const JobUuid& job) override { return agent.RanksHere(job); }
   bool JoinsWait(const std::string& name) override { return agent.AnyWaitsForHost(name, true); }
   bool ReadersWait(const std::string& name) override { return agent.AnyWaitsForHost(name, false); }
   void SayAbsent(const std::string& name) override { agent.SayAbsent(name, time); }

@@ -543,6 +543,12 @@ void Router::Expire(EventTime time) {
       }
     }
     MaybeAct(name, job);
+    if (job.gather_until && *job.gather_until <= time.now) {
+      to_settle_.insert(name);
+    }
+    if (job.hosting && job.hosting->untold && job.hosting->tell_at <= time.now) {
+      TellState(name, *job.hosting, v1::JobState(*job.hosting->untold));
+    }
     if (job.hosting) {
       if (const auto at = GivesWayAt(*job.hosting); at && *at <= time.now) {
         Complain(name, "it is hosted here no more: too few of the other nodes can be reached");
@@ -569,8 +575,14 @@ std::optional<MonotonicTime> Router::NextDeadline() const {
     if (job.campaign_at) {
       at(*job.campaign_at);
     }
+    if (job.gather_until) {
+      at(*job.gather_until);
+    }
     if (job.hosting) {
       at(lease_until_);
+      if (job.hosting->untold) {
+        at(job.hosting->tell_at);
+      }
       if (const auto until = WaitsUntil(*job.hosting)) {
         at(*until);
       }

@@ -52,6 +52,11 @@ inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
 inline constexpr Duration kAloneGrace = std::chrono::seconds(30);
 // A node that could not host a job lets others try for so long.
 inline constexpr Duration kHostAgain = std::chrono::seconds(30);
+// What the ranks of a node begin and seal at about the same time goes to the host together.
+inline constexpr Duration kGather = std::chrono::milliseconds(20);
+// A state in which nothing but ranks and nodes differs from what the nodes were told last is told
+// with the next ones, so much later: while thousands of ranks join there are hundreds.
+inline constexpr Duration kTellStates = std::chrono::milliseconds(500);
 // A message may have been on its way for so long.
 inline constexpr Duration kPeerSlack = std::chrono::seconds(15);
 inline constexpr Duration kGoneGrace = std::chrono::seconds(1);        // of a node without a lease
@@ -78,6 +83,7 @@ class RouterOwner {
   virtual std::string JobName(const JobUuid& job) = 0;  // empty: it is not known here
   virtual void TellAgent(const JobUuid& job, const ToAgent& message) = 0;
   virtual bool Waits(RequestToken token) = 0;  // whether a client still does
+  virtual uint64_t RanksHere(const JobUuid& job) = 0;
   // Clients that wait until a host of that name is met: to join, or to read.
   virtual bool JoinsWait(const std::string& name) = 0;
   virtual bool ReadersWait(const std::string& name) = 0;
@@ -165,6 +171,10 @@ class Router {
     bool written_here = false;
     bool agreed = false;
     absl::Status failure;
+    // What the nodes were told of it last, but for ranks and nodes; and what they are told next.
+    std::string told_state;
+    std::optional<v1::JobState> untold;
+    MonotonicTime tell_at{};
     std::optional<Removing> removing;
   };
   struct Job {
@@ -192,6 +202,8 @@ class Router {
     uint64_t meeting = 0;
     std::map<RequestToken, Unanswered> unanswered;
     std::vector<ToCoordinator> outgoing;
+    bool urgent = false;                          // one of them waits for no others
+    std::optional<MonotonicTime> gather_until{};  // the others wait for more
     std::optional<Hosting> hosting;
   };
   using Jobs = std::map<std::string, Job>;
@@ -272,6 +284,8 @@ class Router {
   void TryMeet(const std::string& name, Job& job);
   void Unmeet(Job& job);
   void Tell(const std::string& name, Job& job, ToCoordinator message);
+  void ForgetOutgoing(Job& job);
+  bool Gathers(Job& job);
   void FromHost(const std::string& node, const PeerHeader& header, const ToAgent& message);
   void RefuseUnanswered(const std::string& name, Job& job);
   void ForgetEnded(Job& job);
@@ -300,6 +314,7 @@ class Router {
   void NodeIsLost(const std::string& node, bool ended, const std::string& why);
   void StepDown(const std::string& name, Job& job, bool resign);
   void StateDone(Job& job);
+  void TellState(const std::string& name, Hosting& hosting, const v1::JobState& state);
 
   // router_removal.cc: jobs that are removed, and names that nobody has
   void TellRemoved(const std::string& name, Job& job, const std::string& node);

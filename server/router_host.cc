@@ -303,7 +303,7 @@ void Router::FromCoordinator(const JobUuid& uuid, const std::vector<ForAgent>& m
         owner_.Act(StoreAgreedState{name, hosting.epoch, hosting.writing,
                                     persist->state.SerializeAsString()});
       }
-      SayToArrived(hosting, kEveryNode, EncodePeer(header, NodeMessage(StateKept{persist->state})));
+      TellState(name, hosting, persist->state);
       DeliverToAgent(*job, message);
       continue;
     }
@@ -340,6 +340,24 @@ void Router::SayToArrived(const Hosting& hosting, NodeId to,
       Say(names_.Name(node), bytes);
     }
   }
+}
+
+// The nodes keep it, too. At once, if it says anything that somebody may build on.
+void Router::TellState(const std::string& name, Hosting& hosting, const v1::JobState& state) {
+  v1::JobState essence = state;
+  essence.clear_version();
+  essence.clear_nodes();
+  essence.clear_members();
+  std::string text = essence.SerializeAsString();
+  if (text == hosting.told_state && time_.now < hosting.tell_at) {
+    hosting.untold = state;
+    return;
+  }
+  hosting.told_state = std::move(text);
+  hosting.untold.reset();
+  hosting.tell_at = time_.now + kTellStates;
+  SayToArrived(hosting, kEveryNode,
+               EncodePeer(PeerHeader{name, *hosting.job, hosting.epoch}, NodeMessage(StateKept{state})));
 }
 
 void Router::ForgetTokens(Hosting& hosting, NodeId node) {

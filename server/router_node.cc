@@ -72,7 +72,13 @@ bool Router::CanTell(const Job& job) const {
 void Router::Unmeet(Job& job) {
   job.hosted.reset();
   job.met_over = 0;
+  ForgetOutgoing(job);
+}
+
+void Router::ForgetOutgoing(Job& job) {
   job.outgoing.clear();
+  job.urgent = false;
+  job.gather_until.reset();
 }
 
 // The host has said who it is, and there is a way to it: it hears all that it must know.
@@ -82,7 +88,7 @@ void Router::TryMeet(const std::string& name, Job& job) {
     return;
   }
   job.met_over = channel;
-  job.outgoing.clear();
+  ForgetOutgoing(job);
   ++job.meeting;
 
   job.wanted.reset();
@@ -188,8 +194,24 @@ void Router::Tell(const std::string& name, Job& job, ToCoordinator message) {
   if (job.hosting) {
     return owner_.TellCoordinator(*job.uuid, kHere, message);
   }
+  const auto* begun = std::get_if<SaveAsked>(&message);
+  const bool gathers =
+      std::holds_alternative<ShardSealed>(message) || (begun != nullptr && begun->token == 0);
+  job.urgent = job.urgent || !gathers;
   job.outgoing.push_back(std::move(message));
   to_settle_.insert(name);
+}
+
+// Whether what there is to say waits for what the other ranks here are about to do. Nobody waits
+// for it: whoever does has said so, and that is urgent.
+bool Router::Gathers(Job& job) {
+  if (job.urgent || job.outgoing.size() >= owner_.RanksHere(*job.uuid)) {
+    return false;
+  }
+  if (!job.gather_until) {
+    job.gather_until = time_.now + kGather;
+  }
+  return time_.now < *job.gather_until;
 }
 
 void Router::Settle(EventTime time) {
@@ -217,7 +239,11 @@ void Router::Flush(EventTime time) {
   time_ = time;
   for (const std::string& name : std::exchange(to_settle_, {})) {
     Job& job = jobs_.at(name);
+    if (CanTell(job) && !job.outgoing.empty() && Gathers(job)) {
+      continue;
+    }
     const std::vector<ToCoordinator> outgoing = std::exchange(job.outgoing, {});
+    ForgetOutgoing(job);
     if (outgoing.empty() || !CanTell(job)) {
       continue;
     }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/sync_point.h"
 #include "base/units.h"
 #include "base/utf8.h"
 #include "client-lib/include/holdfast/version.h"
@@ -139,6 +140,7 @@ void ClusterRuntime::Perform(UnwatchHost action) {
 }
 
 void ClusterRuntime::Perform(CampaignFor action) {
+  HF_SYNC_POINT("daemon.host.campaigns");
   if (!stopping_) {
     membership_->Campaign(action.job, action.floor);
   }
@@ -151,6 +153,7 @@ void ClusterRuntime::Perform(ResignFrom action) {
 }
 
 void ClusterRuntime::Perform(StoreAgreedState action) {
+  HF_SYNC_POINT("daemon.host.stores");
   if (!stopping_) {
     membership_->StoreState(action.job, action.epoch, action.version, std::move(action.state));
   }
@@ -193,6 +196,11 @@ void ClusterRuntime::Perform(SayToPeer action) {
 // ---- Events ----
 
 void ClusterRuntime::OnMembership(const MembershipEvent& event) {
+  if (std::holds_alternative<Elected>(event)) {
+    HF_SYNC_POINT("daemon.host.elected");
+  } else if (std::holds_alternative<StateStored>(event)) {
+    HF_SYNC_POINT("daemon.host.agreed");
+  }
   {
     MutexLock lock(mutex_);
     Note(event);

@@ -339,7 +339,8 @@ def test_a_host_that_is_over_amid_its_removals_removes_nothing_more(network: Net
 
 
 def test_a_host_stands_still_for_longer_than_its_lease(network: Network) -> None:
-    # b hosts both jobs, and stands still by itself when it is to publish its third manifest: step 2 of the job that runs elsewhere.
+    # b hosts both jobs, and stands still by itself when it is to publish its third manifest: that of step 2 of the job
+    # that runs elsewhere.
     cluster = Cluster(
         network, "a b c", lease_s=SHORT_LEASE_S, armed={"b": "daemon.manifest.begun:stop@3"}
     )

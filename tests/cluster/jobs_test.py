@@ -79,7 +79,7 @@ def test_what_a_dead_node_took_with_it_is_told_on_the_others(network: Network) -
     cluster["b"].kill()
     cluster.wait_said("c", "b is gone: ")
     gone = dict.fromkeys(before, (at, 2, "remote"))
-    of_b = r"of b, which is gone since [0-9].*"
+    of_b = r"of b, which is gone since [0-9.]+ \w+"
     for asked in ("a", "c"):
         assert protection(asked) == gone, asked
         told = cluster.tell(asked, "explain", job.name, "--step", "3")
@@ -95,7 +95,8 @@ def test_what_a_dead_node_took_with_it_is_told_on_the_others(network: Network) -
         choice = rf"step 2 of attempt {at}: .*; not the newer step 3 of attempt {at}: {reasons[0]}"
         assert re.fullmatch(choice, told["next_restore"]), told
         shown = cluster.daemons[asked].ctl("explain", job.name, "--step", "3")
-        assert f"step 3 (attempt {at}): NOT restorable" in shown and reasons[1] in shown, shown
+        assert f"step 3 (attempt {at}): NOT restorable" in shown, shown
+        assert re.search(named, shown), shown
     # The next launch gets what was told, and where the rank runs now is told, too.
     job.start("a c")
     job.join()

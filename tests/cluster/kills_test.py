@@ -265,7 +265,10 @@ def test_the_host_is_killed_while_its_job_is_removed(network: Network, point: st
         wait_until(
             f"{name} knows no job", lambda name=name: cluster.tell(name, "jobs").get("jobs") == []
         )
-    assert list((network.remote / job.name).glob("*/*.safetensors")) == []
+    wait_until(
+        "the end of it in remote",
+        lambda: not list((network.remote / job.name).glob("*/*.safetensors")),
+    )
     for node in cluster.nodes.values():
         assert node.run(["find", "/nvme", "-path", f"*/{job.name}/*/*"]) == ""
         assert node.run(["find", "/dev/shm/holdfast", "-name", "slot-*"]) == ""

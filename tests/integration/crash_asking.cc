@@ -70,7 +70,9 @@ std::vector<std::string> PointsOfDurableTiers() {
 
 std::vector<std::string> PointsWithoutDurableTiers() {
   std::vector<std::string> points = SyncPoints();
-  std::erase_if(points, OfDurableTiers);
+  std::erase_if(points, [](const std::string& point) {
+    return OfDurableTiers(point) || point.rfind("daemon.host.", 0) == 0;
+  });
   return points;
 }
 

@@ -573,39 +573,5 @@ TEST(Ownership, KnowsWhatItWasNotAskedFor) {
   EXPECT_EQ(ownership.OwnedBytes(3), 0u);
 }
 
-// --- The cache.
-
-TEST(OwnershipCache, ComputesOnlyWhenALayoutChanges) {
-  const Layout one = LayoutOf({Bytes("w", 4)});
-  const Layout two = LayoutOf({Bytes("v", 4), Bytes("w", 4)});
-  const std::vector<NamedLayout> layouts = {{HashOf(1), &one}, {HashOf(2), &two}};
-  const std::vector<RankLayout> ranks = {{0, HashOf(1)}, {1, HashOf(1)}};
-  OwnershipCache cache;
-  EXPECT_EQ(cache.Find(ranks), nullptr);
-  const auto first = cache.Compute(ranks, layouts);
-  ASSERT_TRUE(first.ok()) << first.status();
-
-  // The same ranks, in any order: no layout is needed.
-  EXPECT_EQ(cache.Find(ranks), *first);
-  EXPECT_EQ(cache.Find(std::vector<RankLayout>{ranks[1], ranks[0]}), *first);
-  EXPECT_EQ(cache.Compute(ranks, {}).value(), *first);
-
-  // Another layout, one rank more or less, or the layouts exchanged: another answer.
-  const std::vector<RankLayout> changed = {{0, HashOf(1)}, {1, HashOf(2)}};
-  EXPECT_EQ(cache.Find(changed), nullptr);
-  EXPECT_EQ(cache.Find(std::vector<RankLayout>{ranks[0]}), nullptr);
-  EXPECT_EQ(cache.Find(std::vector<RankLayout>{ranks[0], {2, HashOf(1)}}), nullptr);
-  EXPECT_EQ(cache.Find(std::vector<RankLayout>{ranks[0], ranks[0]}), nullptr);
-  EXPECT_TRUE(absl::IsNotFound(cache.Compute(changed, {}).status()));
-  EXPECT_EQ(cache.Find(ranks), *first) << "an error leaves the last one";
-
-  const auto second = cache.Compute(changed, layouts);
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(cache.Find(changed), *second);
-  EXPECT_EQ(cache.Find(std::vector<RankLayout>{{0, HashOf(2)}, {1, HashOf(1)}}), nullptr);
-  EXPECT_EQ(cache.Find(ranks), nullptr);
-  EXPECT_EQ((*first)->OwnerOf(1, 0), (SliceOwner{0, 0})) << "steps under way keep theirs";
-}
-
 }  // namespace
 }  // namespace holdfast

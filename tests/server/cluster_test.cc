@@ -90,17 +90,102 @@ TEST_F(ClusterTest, EachNodeReportsWhatItsOwnRanksSealed) {
   EXPECT_EQ(w["c"].CountReports(Report::Kind::kShardSealed), 0u);
 }
 
-TEST_F(ClusterTest, JobsSpreadOverTheNodes) {
-  std::set<std::string> hosts;
-  for (int i = 0; i < 20; ++i) {
-    const std::string job = "job-" + std::to_string(i);
-    TestClient rank = w["a"].Connect(100 + i);
-    const uint64_t asked = rank.Send(TestClient::JoinFrame(job, 0, 1));
-    w.Advance(seconds(2));
-    ASSERT_TRUE(rank.Take(asked)) << job;
-    hosts.insert(w.HostOf(job));
+// What its ranks do at about the same time a node says at once: of a step that is what they begin,
+// and one message of what they sealed.
+TEST_F(ClusterTest, WhatTheRanksOfANodeSealTogetherIsOneMessage) {
+  HostOnC();
+  std::vector<TestClient> ranks;
+  for (Rank rank = 0; rank < 8; ++rank) {
+    ranks.push_back(w["a"].Connect(100 + rank));
+    ASSERT_TRUE(ranks.back().Join("job", rank, 8));
   }
-  EXPECT_GT(hosts.size(), 0u);
+  for (TestClient& rank : ranks) {
+    ASSERT_TRUE(rank.Save(10));
+  }
+  ASSERT_TRUE(ranks[0].Committed(10));
+  w.Advance(seconds(1));
+
+  w["a"].after_request = [this] { w.Run(); };  // no time passes
+  const uint64_t before = w.Said("a", "c");
+  for (TestClient& rank : ranks) {
+    ASSERT_TRUE(rank.Begin(20));
+  }
+  const uint64_t begun = w.Said("a", "c");
+  EXPECT_LE(begun - before, 8u);
+  for (TestClient& rank : ranks) {
+    ASSERT_TRUE(rank.Seal(20));
+  }
+  EXPECT_EQ(w.Said("a", "c") - begun, 1u);
+  EXPECT_EQ(w["c"].Committed("job").back(), "1:20");
+
+  // Who comes late is not waited for long.
+  for (Rank rank = 0; rank < 7; ++rank) {
+    ASSERT_TRUE(ranks[rank].Begin(30));
+    ASSERT_TRUE(ranks[rank].Seal(30));
+  }
+  w.Advance(seconds(1));
+  const uint64_t late = w.Said("a", "c");
+  ASSERT_TRUE(ranks[7].Begin(30));
+  ASSERT_TRUE(ranks[7].Seal(30));
+  // And who waits is not kept waiting by that.
+  const uint64_t asked = ranks[0].Send(TestClient::AwaitFrame(30, v1::AwaitSave::STAGE_COMMITTED));
+  const std::optional<Answer> answer = ranks[0].Take(asked);
+  ASSERT_TRUE(answer && answer->frame.has_await_save());
+  EXPECT_GT(w.Said("a", "c"), late);
+}
+
+// While ranks join the state changes with each node, and all nodes keep it: they are not told each
+// time.
+TEST(ManyNodesTest, ThatRanksJoinIsNotToldToAllNodesOneByOne) {
+  std::vector<std::string> nodes;
+  for (int i = 0; i < 16; ++i) {
+    nodes.push_back("n" + std::to_string(i));
+  }
+  ClusterWorld w(nodes);
+  TestClient first = w["n0"].Connect(100);
+  ASSERT_TRUE(first.Join("job", 0, 16));
+  const std::string host = w.HostOf("job");
+  w.Advance(seconds(1));
+  for (const std::string& node : nodes) {
+    w[node].after_request = [&w] { w.Run(); };  // no time passes
+  }
+  const uint64_t version = w.AgreedState("job").version();
+  const uint64_t before = w.Said(host, "n1");
+  std::vector<TestClient> ranks;
+  for (Rank rank = 1; rank < 16; ++rank) {
+    ranks.push_back(w[nodes[rank]].Connect(100));
+    ASSERT_TRUE(ranks.back().Join("job", rank, 16));
+  }
+  EXPECT_GE(w.AgreedState("job").version(), version + 10);
+  EXPECT_LE(w.Said(host, "n1") - before, 3u);  // that, and what it says to its own rank
+  w.Advance(seconds(1));
+  for (const std::string& node : nodes) {
+    ASSERT_EQ(w[node].states.size(), 1u) << node;
+    EXPECT_EQ(w[node].states.begin()->second.version(), w.AgreedState("job").version()) << node;
+  }
+}
+
+// Whose ranks come at about the same time on all nodes: each job has an order of its own.
+TEST_F(ClusterTest, JobsSpreadOverTheNodes) {
+  const std::vector<std::string> nodes = {"a", "b", "c"};
+  std::map<std::string, int> hosted;
+  for (int i = 0; i < 30; ++i) {
+    const std::string job = "job-" + std::to_string(i);
+    std::vector<std::pair<TestClient, uint64_t>> asked;
+    for (Rank rank = 0; rank < nodes.size(); ++rank) {
+      TestClient client = w[nodes[rank]].Connect(100 + i);
+      const uint64_t question = client.Send(TestClient::JoinFrame(job, rank, 3));
+      asked.emplace_back(std::move(client), question);
+    }
+    w.Advance(seconds(2));
+    for (auto& [client, question] : asked) {
+      ASSERT_TRUE(client.Take(question)) << job;
+    }
+    ++hosted[w.HostOf(job)];
+  }
+  for (const std::string& node : nodes) {
+    EXPECT_GE(hosted[node], 5) << node;  // of 10
+  }
 }
 
 // Its host dies; another node takes over, and no commit is lost.

@@ -460,6 +460,7 @@ class ClusterWorld {
     const auto channel = node.channels.find(a.node);
     if (channel != node.channels.end() && channel->second == a.channel) {
       ++messages;
+      ++said_[{from, a.node}];
       if (lossy_.count({from, a.node}) > 0) {
         return;
       }
@@ -497,8 +498,14 @@ class ClusterWorld {
 
  public:
   uint64_t messages = 0;
+  // How many of them went that way.
+  uint64_t Said(const std::string& from, const std::string& to) const {
+    const auto it = said_.find({from, to});
+    return it == said_.end() ? 0 : it->second;
+  }
 
  private:
+  std::map<std::pair<std::string, std::string>, uint64_t> said_;
   const std::shared_ptr<FakeTier> remote_;
   std::map<std::string, Node> nodes_;
   std::set<std::pair<std::string, std::string>> cut_;
