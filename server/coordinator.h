@@ -60,7 +60,8 @@ inline constexpr size_t kEventsInOverview = 8;
 inline constexpr size_t kNodesNamedMax = 4096;  // of one job; of all jobs:
 inline constexpr size_t kNodesInOverview = 4;
 inline constexpr Duration kRoomWait = std::chrono::seconds(2);  // for nodes that may be back soon
-inline constexpr size_t kOpenStepsMax = 1024;                   // begun, neither committed nor lost
+inline constexpr size_t kReleasedMax = 128;    // given up in memory lately; the oldest is forgotten
+inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor lost
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
@@ -214,6 +215,12 @@ class Coordinator {
     int64_t unix_ms = 0;
     std::string text;
   };
+  // Every node was told that its copies in memory go. Those that have told since that they have
+  // some all the same, which were left alone (as another save's), keep them.
+  struct Released {
+    CheckpointId id;
+    std::set<NodeId> kept_on{};
+  };
   // What goes from a tier. It counts as gone for every decision from the beginning, and its bytes
   // as used to the end.
   struct Going {
@@ -359,8 +366,10 @@ class Coordinator {
   void On(const SaveAsked& m, Turn& t);
   void RefuseSave(const SaveAsked& m, Failure failure, Turn& t);
   void On(const RoomAsked& m, Turn& t);
-  bool MakeRoom(const RoomAsked& m, Turn& t);
+  bool MakeRoom(const RoomAsked& m, NodeId node, Turn& t);
   void RetryRoom(Turn& t);
+  void NoteReleased(CheckpointId id);
+  bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);
   void On(const SaveLost& m, Turn& t);
   void On(const ShardSealed& m, Turn& t);
@@ -627,8 +636,14 @@ class Coordinator {
   std::map<RequestToken, std::pair<Reader, NodeId>> readers_;  // and where they are
   // Ranks that need a slot, while nodes are missing with which a step may be whole, and another one
   // not needed: until when they wait.
-  std::vector<std::pair<RoomAsked, MonotonicTime>> room_waits_;
-  std::deque<Loss> losses_;  // newest first; not what was merely retired
+  struct RoomWait {
+    RoomAsked asked;
+    NodeId node = kHere;
+    MonotonicTime until{};
+  };
+  std::vector<RoomWait> room_waits_;
+  std::deque<Released> released_;  // newest last
+  std::deque<Loss> losses_;        // newest first; not what was merely retired
   std::deque<Past> events_;
 };
 

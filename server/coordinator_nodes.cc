@@ -28,6 +28,11 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     const CopyPlace place{TierKind::kMemory, t.from};
     const auto known = checkpoints_.find(copy.id.checkpoint());
     if (IsAnotherSave(copy, TierKind::kMemory, settings_.nodes->Name(t.from), true, t)) {
+      for (Released& each : released_) {
+        if (each.id == copy.id.checkpoint()) {
+          each.kept_on.insert(t.from);
+        }
+      }
       if (known->second.shards.at(copy.id.rank).at(place).kind == CopyState::Kind::kAway) {
         known->second.SetNone(copy.id.rank, place);  // it took the place of the one that was there
       }
@@ -252,6 +257,9 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   }
 
   // 2. What it has, and who lives there.
+  for (Released& each : released_) {
+    each.kept_on.erase(t.from);
+  }
   TakeShards(m.shards, t);
   TakeSeats(m, t);
   RecheckCutOff(t);
@@ -266,9 +274,9 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
     PersistLazily(t);  // the next coordinator waits for it, too
   }
   RetryJoins(t);
-  for (const auto& [asked, until] : std::exchange(room_waits_, {})) {
-    t.Say(
-        RoomAnswered{asked.token, true});  // slots came free, or may now: it looks, and asks again
+  for (const RoomWait& wait : std::exchange(room_waits_, {})) {
+    // Slots came free, or may now: it looks, and asks again.
+    t.Say(RoomAnswered{wait.asked.token, true});
   }
   GoOnWithSession(t);
   PumpDrains(t);

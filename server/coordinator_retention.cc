@@ -366,6 +366,10 @@ void Coordinator::On(const CollectGarbageAsked&, Turn& t) {
 // A restore needs memory: of no use, or whole without its copies in memory; then what a save could
 // have, too.
 void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
+  if (ComesAnyway(m.useful, t.from)) {
+    t.Say(RoomAnswered{m.token, true});
+    return;
+  }
   // How little is lost with it; 0: too much.
   const auto rule = [&](CheckpointId id, const Checkpoint& checkpoint) {
     if (checkpoint.dead) {

@@ -329,6 +329,7 @@ void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
   }
   Checkpoint& checkpoint = it->second;
   t.Say(GiveUp{id, failure}, kEveryNode);
+  NoteReleased(id);
   if (!checkpoint.AnythingDurable()) {
     return Erase(id, std::move(failure), t);
   }

@@ -868,6 +868,116 @@ TEST_F(NodesTest, AWholeStepIsNotGivenUpForANewerOneThatIsCutOff) {
   EXPECT_TRUE(All<GiveUp>().empty());
 }
 
+// Three steps are committed in memory alone, the first of them pinned, and both ranks ask for room.
+class AskTogetherTest : public NodesTest {
+ protected:
+  AskTogetherTest() {
+    settings_.nvme = settings_.remote = false;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TwoRanks();
+    for (const Step step : {1, 2, 3}) {
+      SaveBoth(step);
+    }
+    PinAsked pin;
+    pin.token = ++token_;
+    pin.request.set_step(1);
+    Say(kHere, pin);
+    Begin(kHere, 0, 4);
+    Begin(b_, 1, 4);
+    out_.clear();
+  }
+  bool RoomFor(NodeId node, Rank rank, std::vector<CheckpointId> useful = kAll) {
+    Say(node, RoomAsked{++token_, 1, rank, 4, std::move(useful)});
+    const RoomAnswered* answer = Answer<RoomAnswered>(token_);
+    return answer != nullptr && answer->made;
+  }
+  std::vector<Step> GivenUp() const {
+    std::vector<Step> steps;
+    for (const auto& [node, gone] : All<GiveUp>()) {
+      steps.push_back(gone.checkpoint.step);
+    }
+    return steps;
+  }
+  static const inline std::vector<CheckpointId> kAll = {{1, 1}, {1, 2}, {1, 3}};
+};
+
+TEST_F(AskTogetherTest, OneStepIsGivenUpForAll) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  EXPECT_TRUE(RoomFor(b_, 1)) << "what was given up for the other rank is on its way to this one";
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+  EXPECT_TRUE(Committed(1)) << "pinned, and whole in memory alone";
+}
+
+TEST_F(AskTogetherTest, OtherJobsAndRestoresDoNotCostAnotherOneEither) {
+  EXPECT_TRUE(RoomFor(kHere, 0, {{1, 2}}));
+  Say(b_, SpareAsked{++token_, "other", kAll});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  Say(b_, FetchRoomAsked{++token_, {1, 9}, kAll});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+}
+
+// It has heard of it: what it names now is what it still has.
+TEST_F(AskTogetherTest, WhoAsksAgainWithoutItIsGivenMore) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  EXPECT_TRUE(RoomFor(b_, 1, {{1, 1}, {1, 3}}));
+  EXPECT_EQ(GivenUp(), (std::vector<Step>{2, 1}));
+}
+
+// Its question is repeated as it was, and what it tells has no copy of that step.
+TEST_F(AskTogetherTest, WhoseAnswerWasLostIsNotGivenAnotherOne) {
+  EXPECT_TRUE(RoomFor(b_, 1));
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 3)};
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  EXPECT_TRUE(RoomFor(b_, 1));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+}
+
+// What was said of it is lost with the channel, and said again.
+TEST_F(AskTogetherTest, WhoDidNotHearOfItIsNotGivenAnotherOneEither) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2), Found(1, 3)};
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  EXPECT_TRUE(RoomFor(b_, 1));
+  EXPECT_EQ(GivenUp(), (std::vector<Step>{2, 2}));
+}
+
+// A copy that is left alone, as another save's, is in the node's way for good: to promise it room
+// for that would go on for ever.
+TEST_F(NodesTest, ACopyThatIsLeftAloneIsNotOnItsWayOut) {
+  TwoRanks();
+  for (const Step step : {1, 2, 3}) {
+    SaveBoth(step);
+    Flush(step);
+  }
+  Begin(kHere, 0, 4);
+  Begin(b_, 1, 4);
+  Say(kHere, RoomAsked{++token_, 1, 0, 4, {{1, 2}}});
+  ASSERT_TRUE(Answer<RoomAnswered>(token_)->made);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2), Found(1, 3)};
+  back.shards[1].copy.image_bytes = 2 * kBytes;
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  out_.clear();
+  Say(b_, RoomAsked{++token_, 1, 1, 4, {{1, 1}, {1, 2}}});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 1}));
+}
+
 TEST_F(NodesTest, ANewCoordinatorWaitsForNodesThatHaveCopiesAndNoRanksAnyMore) {
   TwoRanks();
   SaveBoth(1);
