@@ -385,6 +385,8 @@ class Coordinator {
   void Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t);
   void Abandon(CheckpointId id, const std::string& why, Turn& t);
   void AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why, Turn& t);
+  void AbandonLost(NodeId node, Turn& t);
+  bool AllOfItIsKnown(Rank rank) const;
   void LetGo(CheckpointId id, Failure failure, Turn& t);
   void Retire(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);

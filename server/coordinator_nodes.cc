@@ -270,6 +270,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
                               settings_.nodes->Name(t.from), ", which lost them")},
                 t);
   }
+  AbandonLost(t.from, t);
   if (fresh && !m.shards.empty()) {
     PersistLazily(t);  // the next coordinator waits for it, too
   }

@@ -710,6 +710,115 @@ TEST_F(NodesTest, ANewCoordinatorGivesUpNothingThatAMissingNodeMayComplete) {
   EXPECT_TRUE(Committed(1));
 }
 
+// Attempt 2 runs on a and b, and c has only what is left of attempt 1: it never comes back. While
+// nobody hosted the job rank 0 sealed step 11, which rank 1 did not.
+class LeftOverTest : public NodesTest {
+ protected:
+  void Start(bool tiers) {
+    settings_.nvme = settings_.remote = tiers;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    Join(kHere, 0, 2);
+    Join(c_, 1, 2);
+    Save(kHere, 0, 1);
+    Save(c_, 1, 1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(c_, SeatLost{1, 1, Process(c_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(b_, 1, 2, "two", 1);
+    RestorePointAsked anew;
+    anew.token = ++token_;
+    anew.request.set_from_scratch(true);
+    Say(kHere, anew);
+    SaveBoth(10);
+    ASSERT_TRUE(job_->IsCommitted({2, 10}));
+    TakeOver(elsewhere_, tiers);
+    Say(gone_, NodeLeft{true, "its lease has ended"});
+    Arrive(first_, 0, {10, 11}, 11);
+  }
+  void Arrive(NodeId node, Rank rank, const std::vector<Step>& steps, std::optional<Step> last,
+              bool read = true) {
+    NodeArrived arrived;
+    for (const Step step : steps) {
+      FoundShard found = Found(rank, step);
+      found.copy.id.attempt = 2;
+      found.copy.descent = {{1, {}}, {2, {}}};
+      arrived.shards.push_back(found);
+    }
+    arrived.seats = {{2, rank, Process(node, rank, 1), 7, {}, last}};
+    Say(node, arrived);
+    if (settings_.nvme && read) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+  }
+  std::vector<Step> GivenUp() const {
+    std::vector<Step> steps;
+    for (const auto& [node, gone] : All<GiveUp>()) {
+      steps.push_back(gone.checkpoint.step);
+    }
+    return steps;
+  }
+  // Two slots a rank: there is room for the next one.
+  void SavesGoOn(Step step) {
+    Begin(second_, 1, step);
+    Begin(first_, 0, step);
+    Seal(second_, 1, step);
+    Seal(first_, 0, step);
+    EXPECT_TRUE(job_->IsCommitted({2, step}));
+  }
+
+  NodeNames elsewhere_{"d"};
+  const NodeId first_ = elsewhere_.Number("a");
+  const NodeId second_ = elsewhere_.Number("b");
+  const NodeId gone_ = elsewhere_.Number("c");
+};
+
+TEST_F(LeftOverTest, WhatALivingRankHasLostIsGivenUpThoughAnotherNodeWasNeverHeard) {
+  Start(false);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Arrive(second_, 1, {10}, 11);
+  EXPECT_TRUE(job_->IsCommitted({2, 10}));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+  SavesGoOn(12);
+}
+
+TEST_F(LeftOverTest, ButNotBeforeItsDrivesAreRead) {
+  Start(true);
+  Arrive(second_, 1, {10}, 11, false);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Begin(second_, 1, 12);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Say(second_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+}
+
+TEST_F(LeftOverTest, WhatItsDrivesHaveIsThere) {
+  Start(true);
+  Arrive(second_, 1, {10}, 11, false);
+  CopiesFound found = FoundOnNvme({{1, 11}});
+  found.copies[0].copy.id.attempt = 2;
+  Say(second_, found);
+  Say(second_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_TRUE(job_->IsCommitted({2, 11}));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+}
+
+TEST_F(LeftOverTest, WhatALivingRankGoesOnWithoutIsGivenUp) {
+  Start(false);
+  Arrive(second_, 1, {10}, 10);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{}) << "it may begin that one yet";
+  SavesGoOn(12);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+}
+
+TEST_F(LeftOverTest, WhatALivingRankMayBeginYetIsCommittedWhenItHas) {
+  Start(false);
+  Arrive(second_, 1, {10}, 10);
+  Begin(second_, 1, 11);
+  Seal(second_, 1, 11);
+  EXPECT_TRUE(job_->IsCommitted({2, 11}));
+}
+
 TEST_F(NodesTest, NvmeIsKnownWhenEveryNodeHasTold) {
   Say(c_, InventoryState{TierKind::kNvme, InventoryState::Kind::kPending, ""});
   EXPECT_TRUE(job_->InventoryPending());
