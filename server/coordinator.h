@@ -286,6 +286,7 @@ class Coordinator {
   void On(const NodeLeft& m, Turn& t);
   void TakeShards(const std::vector<FoundShard>& shards, Turn& t);
   void TakeSeats(const NodeArrived& m, Turn& t);
+  void TakeLastBegun(const NodeArrived::Seat& seat);
   void Miss(NodeId node, bool comes_back, const std::string& why);
   bool MayComeBack(const std::vector<CheckpointId>& candidates) const;
   bool CutOff(CheckpointId id, const Checkpoint& checkpoint) const;

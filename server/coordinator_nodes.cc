@@ -306,11 +306,7 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
     }
     members_.SetAlive(rank, true);  // it may have counted as ended with its node
     members_.SetConnection(rank, seat->connection);
-    if (seat->last_begun) {
-      any_save_ = true;
-      Step& last = last_begun_.try_emplace(rank, *seat->last_begun).first->second;
-      last = std::max(last, *seat->last_begun);
-    }
+    TakeLastBegun(*seat);
     for (const Step step : seat->writing) {
       const CheckpointId id{attempt(), step};
       if (const auto fate = fates_.find(step);
@@ -358,6 +354,36 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
                          " was out of reach"),
             t);
   }
+}
+
+// What this coordinator has let the rank begin, and its node has never heard of, is asked for
+// again: the rank has not begun it.
+void Coordinator::TakeLastBegun(const NodeArrived::Seat& seat) {
+  any_save_ = any_save_ || seat.last_begun.has_value();
+  std::optional<Step> last = seat.last_begun;
+  for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
+    if (it->second.shards.count(seat.rank) > 0) {
+      last = std::max(last, std::optional(it->first.step));
+    }
+  }
+  const auto known = last_begun_.find(seat.rank);
+  const bool asks_again = seat.connection != 0;  // else who asked is not there any more
+  if (known == last_begun_.end() || last >= known->second || !asks_again) {
+    if (last) {
+      Step& begun = last_begun_.try_emplace(seat.rank, *last).first->second;
+      begun = std::max(begun, *last);
+    }
+    return;
+  }
+  auto it = checkpoints_.lower_bound({attempt(), last ? *last + 1 : 0});
+  while (it != checkpoints_.end()) {
+    Checkpoint& checkpoint = it->second;
+    checkpoint.writing.erase(seat.rank);
+    // What nobody else has begun is as if it had never been.
+    const bool nothing = checkpoint.writing.empty() && checkpoint.shards.empty();
+    it = nothing ? checkpoints_.erase(it) : std::next(it);
+  }
+  last ? void(known->second = *last) : void(last_begun_.erase(known));
 }
 
 // Nothing of what the node was to do will be told; who waited there asks again. `removal`: what its

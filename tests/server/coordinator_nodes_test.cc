@@ -545,6 +545,76 @@ TEST_F(NodesTest, WhatANodeLostWhileItWasAwayIsAbandonedForAll) {
   EXPECT_TRUE(Committed(2));
 }
 
+// The host has let it begin, and that was lost with the channel: its node asks again.
+class LostPermissionTest : public NodesTest {
+ protected:
+  LostPermissionTest() {
+    TwoRanks();
+    Begin(kHere, 0, 5);
+    Begin(b_, 1, 5);  // SavePermitted is lost
+    Say(b_, NodeLeft{false, "its channel broke"});
+    out_.clear();
+  }
+  void ComeBack(std::set<Step> writing, std::optional<Step> last) {
+    NodeArrived back;
+    back.seats = {Seat(b_, 1, last)};
+    back.seats[0].writing = std::move(writing);
+    Say(b_, back);
+  }
+};
+
+TEST_F(LostPermissionTest, WhatANodeNeverHeardThatItMayBeginIsAskedForAgain) {
+  ComeBack({}, std::nullopt);
+  EXPECT_TRUE(All<GiveUp>().empty());
+  Begin(b_, 1, 5);
+  Seal(kHere, 0, 5);
+  Seal(b_, 1, 5);
+  EXPECT_TRUE(Committed(5));
+}
+
+TEST_F(LostPermissionTest, WhatItHasBegunAndLostIsAbandoned) {
+  ComeBack({}, 5);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 5}));
+}
+
+TEST_F(LostPermissionTest, WhatWasAbandonedMeanwhileIsRefusedWithTheReason) {
+  Begin(kHere, 0, 6);
+  Say(kHere, SaveLost{1, 0, 5, "the client gave it up"});
+  ComeBack({}, std::nullopt);
+  Say(b_, SaveAsked{++token_, 1, 1, 5});
+  const Refused* refused = Answer<Refused>(token_);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->failure.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_ABANDONED) << refused->failure.message;
+  Begin(b_, 1, 6);
+}
+
+TEST_F(NodesTest, WhatNobodyElseHasBegunIsAskedForAgainToo) {
+  settings_.nvme = settings_.remote = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  TwoRanks();
+  SaveBoth(1);
+  Begin(b_, 1, 5);
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  SaveBoth(5);
+  EXPECT_TRUE(Committed(5));
+}
+
+// It has gone on since it asked, and does not ask again: that is known when it begins the next one.
+TEST_F(LostPermissionTest, WhatItDoesNotAskForAgainIsAbandonedWhenItGoesOn) {
+  ComeBack({}, std::nullopt);
+  Seal(kHere, 0, 5);
+  Begin(b_, 1, 6);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 5}));
+}
+
 TEST_F(NodesTest, RanksOfALostNodeGetTheNewestStepThatTheyCanLoadWhereTheyAreNow) {
   TwoRanks();
   SaveBoth(1);
