@@ -232,6 +232,14 @@ void Checkpoint::NoteOn(NodeId node, Rank rank, bool there) {
   }
 }
 
+bool Checkpoint::InMemoryOf(NodeId node) const {
+  const std::vector<Rank>& ranks = RanksOn(node);
+  return std::any_of(ranks.begin(), ranks.end(), [&](Rank rank) {
+    const CopyState::Kind kind = shards.at(rank).at({TierKind::kMemory, node}).kind;
+    return kind == CopyState::Kind::kGood || kind == CopyState::Kind::kBad;
+  });
+}
+
 const std::vector<Rank>& Checkpoint::RanksOn(NodeId node) const {
   static const std::vector<Rank> none;
   const auto on = ranks_on_.find(node);

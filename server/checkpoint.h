@@ -156,6 +156,8 @@ struct Checkpoint {
   bool ReadableOn(NodeId node, Rank rank, TierKind tier) const;
   // The nearest tier that has it for a reader on that node, but for those excluded.
   std::optional<TierKind> Nearest(Rank rank, NodeId node, const std::set<TierKind>& without) const;
+  // Whether any copy of it, good or bad, is known in that node's memory.
+  bool InMemoryOf(NodeId node) const;
   // Where it can be copied on from: a good copy in that tier.
   std::optional<CopyPlace> GoodPlace(Rank rank, TierKind tier) const;
   // Ranks that have a bad copy somewhere.

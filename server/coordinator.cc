@@ -297,7 +297,7 @@ std::string Coordinator::HowFar(const Checkpoint& checkpoint) const {
 
 void Coordinator::On(const RequestCancelled& m, Turn& t) {
   readers_.erase(m.token);
-  std::erase_if(room_waits_, [&m](const auto& wait) { return wait.first.token == m.token; });
+  std::erase_if(room_waits_, [&m](const auto& wait) { return wait.asked.token == m.token; });
   joins_.Take(m.token);
   ForgetAwait(m.token);
   if (session_) {
@@ -557,8 +557,8 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
     }
   }
   const auto also = [&wake](MonotonicTime due) { wake = wake ? std::min(*wake, due) : due; };
-  for (const auto& [m, until] : room_waits_) {
-    also(until);
+  for (const RoomWait& wait : room_waits_) {
+    also(wait.until);
   }
   for (const auto& [id, checkpoint] : checkpoints_) {
     for (const Drain& drain : checkpoint.drains) {

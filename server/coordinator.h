@@ -60,7 +60,8 @@ inline constexpr size_t kEventsInOverview = 8;
 inline constexpr size_t kNodesNamedMax = 4096;  // of one job; of all jobs:
 inline constexpr size_t kNodesInOverview = 4;
 inline constexpr Duration kRoomWait = std::chrono::seconds(2);  // for nodes that may be back soon
-inline constexpr size_t kOpenStepsMax = 1024;                   // begun, neither committed nor lost
+inline constexpr size_t kReleasedMax = 128;    // given up in memory lately; the oldest is forgotten
+inline constexpr size_t kOpenStepsMax = 1024;  // begun, neither committed nor lost
 inline constexpr Duration kStateRetry = std::chrono::seconds(1);
 inline constexpr Duration kStateLaziness = std::chrono::seconds(5);
 
@@ -217,6 +218,12 @@ class Coordinator {
     int64_t unix_ms = 0;
     std::string text;
   };
+  // Every node was told that its copies in memory go. Those that have told since that they have
+  // some all the same, which were left alone (as another save's), keep them.
+  struct Released {
+    CheckpointId id;
+    std::set<NodeId> kept_on{};
+  };
   // What goes from a tier. It counts as gone for every decision from the beginning, and its bytes
   // as used to the end.
   struct Going {
@@ -283,6 +290,7 @@ class Coordinator {
   void On(const NodeLeft& m, Turn& t);
   void TakeShards(const std::vector<FoundShard>& shards, Turn& t);
   void TakeSeats(const NodeArrived& m, Turn& t);
+  void TakeLastBegun(const NodeArrived::Seat& seat);
   void Miss(NodeId node, bool comes_back, const std::string& why);
   bool MayComeBack(const std::vector<CheckpointId>& candidates) const;
   bool CutOff(CheckpointId id, const Checkpoint& checkpoint) const;
@@ -365,8 +373,10 @@ class Coordinator {
   void On(const SaveAsked& m, Turn& t);
   void RefuseSave(const SaveAsked& m, Failure failure, Turn& t);
   void On(const RoomAsked& m, Turn& t);
-  bool MakeRoom(const RoomAsked& m, Turn& t);
+  bool MakeRoom(const RoomAsked& m, NodeId node, Turn& t);
   void RetryRoom(Turn& t);
+  void NoteReleased(CheckpointId id);
+  bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);
   void On(const SaveLost& m, Turn& t);
   void On(const ShardSealed& m, Turn& t);
@@ -382,6 +392,8 @@ class Coordinator {
   void Commit(CheckpointId id, Checkpoint& checkpoint, Turn& t);
   void Abandon(CheckpointId id, const std::string& why, Turn& t);
   void AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why, Turn& t);
+  void AbandonLost(NodeId node, Turn& t);
+  bool AllOfItIsKnown(Rank rank) const;
   void LetGo(CheckpointId id, Failure failure, Turn& t);
   void Retire(CheckpointId id, Failure failure, Turn& t);
   void Retain(Turn& t);
@@ -635,8 +647,14 @@ class Coordinator {
   std::map<RequestToken, std::pair<Reader, NodeId>> readers_;  // and where they are
   // Ranks that need a slot, while nodes are missing with which a step may be whole, and another one
   // not needed: until when they wait.
-  std::vector<std::pair<RoomAsked, MonotonicTime>> room_waits_;
-  std::deque<Loss> losses_;  // newest first; not what was merely retired
+  struct RoomWait {
+    RoomAsked asked;
+    NodeId node = kHere;
+    MonotonicTime until{};
+  };
+  std::vector<RoomWait> room_waits_;
+  std::deque<Released> released_;  // newest last
+  std::deque<Loss> losses_;        // newest first; not what was merely retired
   std::deque<Past> events_;
 };
 

@@ -49,6 +49,17 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
     }
     RecheckCutOff(t);
   }
+  if (m.tier == TierKind::kNvme) {
+    AbandonLost(t.from, t);
+  } else {
+    std::vector<NodeId> nodes;
+    for (const auto& [node, ranks] : members_.by_node()) {
+      nodes.push_back(node);
+    }
+    for (const NodeId node : nodes) {
+      AbandonLost(node, t);
+    }
+  }
   GoOnWithTier(m.tier, t);
 }
 

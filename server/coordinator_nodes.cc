@@ -28,6 +28,11 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     const CopyPlace place{TierKind::kMemory, t.from};
     const auto known = checkpoints_.find(copy.id.checkpoint());
     if (IsAnotherSave(copy, TierKind::kMemory, settings_.nodes->Name(t.from), true, t)) {
+      for (Released& each : released_) {
+        if (each.id == copy.id.checkpoint()) {
+          each.kept_on.insert(t.from);
+        }
+      }
       if (known->second.shards.at(copy.id.rank).at(place).kind == CopyState::Kind::kAway) {
         known->second.SetNone(copy.id.rank, place);  // it took the place of the one that was there
       }
@@ -252,6 +257,9 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   }
 
   // 2. What it has, and who lives there.
+  for (Released& each : released_) {
+    each.kept_on.erase(t.from);
+  }
   TakeShards(m.shards, t);
   TakeSeats(m, t);
   RecheckCutOff(t);
@@ -262,13 +270,14 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
                               settings_.nodes->Name(t.from), ", which lost them")},
                 t);
   }
+  AbandonLost(t.from, t);
   if (fresh && !m.shards.empty()) {
     PersistLazily(t);  // the next coordinator waits for it, too
   }
   RetryJoins(t);
-  for (const auto& [asked, until] : std::exchange(room_waits_, {})) {
-    t.Say(
-        RoomAnswered{asked.token, true});  // slots came free, or may now: it looks, and asks again
+  for (const RoomWait& wait : std::exchange(room_waits_, {})) {
+    // Slots came free, or may now: it looks, and asks again.
+    t.Say(RoomAnswered{wait.asked.token, true});
   }
   GoOnWithSession(t);
   PumpDrains(t);
@@ -297,11 +306,7 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
     }
     members_.SetAlive(rank, true);  // it may have counted as ended with its node
     members_.SetConnection(rank, seat->connection);
-    if (seat->last_begun) {
-      any_save_ = true;
-      Step& last = last_begun_.try_emplace(rank, *seat->last_begun).first->second;
-      last = std::max(last, *seat->last_begun);
-    }
+    TakeLastBegun(*seat);
     for (const Step step : seat->writing) {
       const CheckpointId id{attempt(), step};
       if (const auto fate = fates_.find(step);
@@ -349,6 +354,36 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
                          " was out of reach"),
             t);
   }
+}
+
+// What this coordinator has let the rank begin, and its node has never heard of, is asked for
+// again: the rank has not begun it.
+void Coordinator::TakeLastBegun(const NodeArrived::Seat& seat) {
+  any_save_ = any_save_ || seat.last_begun.has_value();
+  std::optional<Step> last = seat.last_begun;
+  for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {
+    if (it->second.shards.count(seat.rank) > 0) {
+      last = std::max(last, std::optional(it->first.step));
+    }
+  }
+  const auto known = last_begun_.find(seat.rank);
+  const bool asks_again = seat.connection != 0;  // else who asked is not there any more
+  if (known == last_begun_.end() || last >= known->second || !asks_again) {
+    if (last) {
+      Step& begun = last_begun_.try_emplace(seat.rank, *last).first->second;
+      begun = std::max(begun, *last);
+    }
+    return;
+  }
+  auto it = checkpoints_.lower_bound({attempt(), last ? *last + 1 : 0});
+  while (it != checkpoints_.end()) {
+    Checkpoint& checkpoint = it->second;
+    checkpoint.writing.erase(seat.rank);
+    // What nobody else has begun is as if it had never been.
+    const bool nothing = checkpoint.writing.empty() && checkpoint.shards.empty();
+    it = nothing ? checkpoints_.erase(it) : std::next(it);
+  }
+  last ? void(known->second = *last) : void(last_begun_.erase(known));
 }
 
 // Nothing of what the node was to do will be told; who waited there asks again. `removal`: what its

@@ -257,6 +257,7 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
     removals.current.reset();
   }
   EndRemoval(std::move(going), m.tier, t);
+  GoOnWithSession(t);  // (as when a flush ends: what waited for this may not get there)
 }
 
 // All that were asked have answered.
@@ -364,6 +365,10 @@ void Coordinator::On(const CollectGarbageAsked&, Turn& t) {
 // A restore needs memory: of no use, or whole without its copies in memory; then what a save could
 // have, too.
 void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
+  if (ComesAnyway(m.useful, t.from)) {
+    t.Say(RoomAnswered{m.token, true});
+    return;
+  }
   // How little is lost with it; 0: too much.
   const auto rule = [&](CheckpointId id, const Checkpoint& checkpoint) {
     if (checkpoint.dead) {

@@ -113,29 +113,52 @@ std::string Coordinator::ShedReason(const Victim& victim, const RoomAsked& m) co
 }
 
 void Coordinator::On(const RoomAsked& m, Turn& t) {
-  if (MakeRoom(m, t)) {
+  if (MakeRoom(m, t.from, t)) {
     t.Say(RoomAnswered{m.token, true});
   } else if (missing_.empty() && unheard_.empty()) {
     t.Say(RoomAnswered{m.token, false});
   } else {
-    room_waits_.emplace_back(m, t.time.now + kRoomWait);
+    room_waits_.push_back({m, t.from, t.time.now + kRoomWait});
   }
+}
+
+void Coordinator::NoteReleased(CheckpointId id) {
+  std::erase_if(released_, [id](const Released& each) { return each.id == id; });
+  released_.push_back({id});
+  if (released_.size() > kReleasedMax) {
+    released_.pop_front();
+  }
+}
+
+// Who asked had not heard yet what was given up for somebody else: that is before the answer, and
+// makes room there as well. It names the step no more when it asks again, so that this ends.
+bool Coordinator::ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const {
+  return std::any_of(released_.begin(), released_.end(), [&](const Released& each) {
+    const auto known = checkpoints_.find(each.id);
+    const bool again = known != checkpoints_.end() && known->second.InMemoryOf(node);
+    return !again && each.kept_on.count(node) == 0 &&
+           std::find(useful.begin(), useful.end(), each.id) != useful.end();
+  });
 }
 
 // A node is back, or it took too long.
 void Coordinator::RetryRoom(Turn& t) {
-  for (const auto& [m, until] : std::exchange(room_waits_, {})) {
-    if (MakeRoom(m, t)) {
-      t.Say(RoomAnswered{m.token, true});
-    } else if (until <= t.time.now || (missing_.empty() && unheard_.empty())) {
-      t.Say(RoomAnswered{m.token, false});
+  for (const RoomWait& wait : std::exchange(room_waits_, {})) {
+    if (MakeRoom(wait.asked, wait.node, t)) {
+      t.Say(RoomAnswered{wait.asked.token, true});
+    } else if (wait.until <= t.time.now || (missing_.empty() && unheard_.empty())) {
+      t.Say(RoomAnswered{wait.asked.token, false});
     } else {
-      room_waits_.emplace_back(m, until);
+      room_waits_.push_back(wait);
     }
   }
 }
 
-bool Coordinator::MakeRoom(const RoomAsked& m, Turn& t) {
+// `node`: where the rank is.
+bool Coordinator::MakeRoom(const RoomAsked& m, NodeId node, Turn& t) {
+  if (ComesAnyway(m.useful, node)) {
+    return true;
+  }
   const CheckpointId begun{m.attempt, m.step};
   std::optional<Victim> victim;
   if (m.attempt == attempt() && checkpoints_.count(begun) > 0) {
@@ -165,6 +188,10 @@ bool Coordinator::MakeRoom(const RoomAsked& m, Turn& t) {
 }
 
 void Coordinator::On(const SpareAsked& m, Turn& t) {
+  if (ComesAnyway(m.useful, t.from)) {
+    t.Say(RoomAnswered{m.token, true});
+    return;
+  }
   const std::optional<Victim> victim = ChooseSpare(Choices(&m.useful));
   if (!victim) {
     t.Say(RoomAnswered{m.token, false});

@@ -77,11 +77,11 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                           " commits nothing any more; start all ranks again")),
         t);
   }
-  last_begun_[m.rank] = m.step;
-  any_save_ = true;
   // What this rank skipped it can never seal: those steps are over for all.
   AbandonWithout(m.rank, m.step,
                  absl::StrCat("rank ", m.rank, " went on to step ", m.step, " without it"), t);
+  last_begun_[m.rank] = m.step;
+  any_save_ = true;
   if (const auto fate = fates_.find(m.step); fate != fates_.end()) {
     return RefuseSave(m, fate->second.failure, t);
   }
@@ -292,21 +292,50 @@ void Coordinator::Abandon(CheckpointId id, const std::string& why, Turn& t) {
 }
 
 // The rank will never begin the open steps (below `below`, if given) that it has not begun. Those
-// that it has begun end by its seal, or by what its agent says of them.
+// that it has begun end by its seal, or by what its agent says of them. One that is cut off, and
+// may have been committed for all that is known of other nodes, was not if it lacks this rank.
 void Coordinator::AbandonWithout(Rank rank, std::optional<Step> below, const std::string& why,
                                  Turn& t) {
+  const bool known = AllOfItIsKnown(rank);
   std::vector<CheckpointId> without;
   for (auto it = checkpoints_.lower_bound({attempt(), 0});
        it != checkpoints_.end() && (!below || it->first.step < *below); ++it) {
-    const Checkpoint& checkpoint = it->second;
-    if (checkpoint.Open() && checkpoint.shards.count(rank) == 0 &&
+    const auto& [id, checkpoint] = *it;
+    const bool never_whole = checkpoint.cut_off && known && !CommittedOnce(id);
+    if ((checkpoint.Open() || never_whole) && checkpoint.shards.count(rank) == 0 &&
         checkpoint.writing.count(rank) == 0) {
-      without.push_back(it->first);
+      without.push_back(id);
     }
   }
   for (const CheckpointId& id : without) {
     Abandon(id, why, t);
   }
+}
+
+// What ranks that were heard have begun, and neither have nor write: it was lost while nobody heard
+// of it, or given up by the host before this one, which some node has not heard.
+void Coordinator::AbandonLost(NodeId node, Turn& t) {
+  for (const Rank rank : std::set<Rank>(members_.OnNode(node))) {
+    if (const auto last = last_begun_.find(rank);
+        last != last_begun_.end() && AllOfItIsKnown(rank)) {
+      AbandonWithout(rank, last->second + 1, absl::StrCat("rank ", rank, " has lost it"), t);
+    }
+  }
+}
+
+// Whether nothing that the rank has sealed in this attempt can turn up any more. It saved, so no
+// other process had its place in the attempt before, and all that it sealed was in the memory of
+// this one's node; from there it went to that node's drives or to the remote tier, if anywhere.
+bool Coordinator::AllOfItIsKnown(Rank rank) const {
+  const Member* member = members_.Find(rank);
+  if (member == nullptr || last_begun_.count(rank) == 0) {
+    return false;
+  }
+  const NodeId node = member->process.node;
+  return unheard_.count(node) == 0 && missing_.count(node) == 0 &&
+         (!Configured(TierKind::kNvme) || nvme_on_.Knows(node)) &&
+         (!Configured(TierKind::kRemote) ||
+          Inventory(TierKind::kRemote).kind == InventoryState::Kind::kKnown);
 }
 
 // Before its time: somebody may ask where it went.
@@ -329,6 +358,7 @@ void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
   }
   Checkpoint& checkpoint = it->second;
   t.Say(GiveUp{id, failure}, kEveryNode);
+  NoteReleased(id);
   if (!checkpoint.AnythingDurable()) {
     return Erase(id, std::move(failure), t);
   }

@@ -25,6 +25,11 @@ bool NodeInventories::MayHaveMore(NodeId node) const {
   return it != nodes_.end() && it->second.kind != Kind::kKnown;
 }
 
+bool NodeInventories::Knows(NodeId node) const {
+  const auto it = nodes_.find(node);
+  return it != nodes_.end() && it->second.kind == Kind::kKnown;
+}
+
 void NodeInventories::Set(NodeId node, const InventoryState& state) {
   const auto [it, fresh] = nodes_.try_emplace(node, state);
   if (!fresh) {

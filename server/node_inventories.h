@@ -26,6 +26,8 @@ class NodeInventories {
   void SetAllPending();
   // Whether its drives may hold what has not been told.
   bool MayHaveMore(NodeId node) const;
+  // Whether all that they hold has been told.
+  bool Knows(NodeId node) const;
   bool empty() const { return nodes_.empty(); }
   // Any but this one.
   bool AnyPendingElsewhere() const;

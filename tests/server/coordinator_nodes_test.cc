@@ -545,6 +545,76 @@ TEST_F(NodesTest, WhatANodeLostWhileItWasAwayIsAbandonedForAll) {
   EXPECT_TRUE(Committed(2));
 }
 
+// The host has let it begin, and that was lost with the channel: its node asks again.
+class LostPermissionTest : public NodesTest {
+ protected:
+  LostPermissionTest() {
+    TwoRanks();
+    Begin(kHere, 0, 5);
+    Begin(b_, 1, 5);  // SavePermitted is lost
+    Say(b_, NodeLeft{false, "its channel broke"});
+    out_.clear();
+  }
+  void ComeBack(std::set<Step> writing, std::optional<Step> last) {
+    NodeArrived back;
+    back.seats = {Seat(b_, 1, last)};
+    back.seats[0].writing = std::move(writing);
+    Say(b_, back);
+  }
+};
+
+TEST_F(LostPermissionTest, WhatANodeNeverHeardThatItMayBeginIsAskedForAgain) {
+  ComeBack({}, std::nullopt);
+  EXPECT_TRUE(All<GiveUp>().empty());
+  Begin(b_, 1, 5);
+  Seal(kHere, 0, 5);
+  Seal(b_, 1, 5);
+  EXPECT_TRUE(Committed(5));
+}
+
+TEST_F(LostPermissionTest, WhatItHasBegunAndLostIsAbandoned) {
+  ComeBack({}, 5);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 5}));
+}
+
+TEST_F(LostPermissionTest, WhatWasAbandonedMeanwhileIsRefusedWithTheReason) {
+  Begin(kHere, 0, 6);
+  Say(kHere, SaveLost{1, 0, 5, "the client gave it up"});
+  ComeBack({}, std::nullopt);
+  Say(b_, SaveAsked{++token_, 1, 1, 5});
+  const Refused* refused = Answer<Refused>(token_);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->failure.code, absl::StatusCode::kAborted);
+  EXPECT_EQ(refused->failure.reason, v1::Failure::REASON_ABANDONED) << refused->failure.message;
+  Begin(b_, 1, 6);
+}
+
+TEST_F(NodesTest, WhatNobodyElseHasBegunIsAskedForAgainToo) {
+  settings_.nvme = settings_.remote = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  TwoRanks();
+  SaveBoth(1);
+  Begin(b_, 1, 5);
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  SaveBoth(5);
+  EXPECT_TRUE(Committed(5));
+}
+
+// It has gone on since it asked, and does not ask again: that is known when it begins the next one.
+TEST_F(LostPermissionTest, WhatItDoesNotAskForAgainIsAbandonedWhenItGoesOn) {
+  ComeBack({}, std::nullopt);
+  Seal(kHere, 0, 5);
+  Begin(b_, 1, 6);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 5}));
+}
+
 TEST_F(NodesTest, RanksOfALostNodeGetTheNewestStepThatTheyCanLoadWhereTheyAreNow) {
   TwoRanks();
   SaveBoth(1);
@@ -677,6 +747,65 @@ TEST_F(NodesTest, ASessionWaitsForANodeThatMayComeBackAndNotForOneThatIsGone) {
   ASSERT_NE(Answer<SourceOffered>(one), nullptr);
 }
 
+// Step 2 lies on b alone, which is out of reach and may be back; all ranks have entered.
+class WaitingSessionTest : public NodesTest {
+ protected:
+  WaitingSessionTest() {
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+    SaveBoth(2);
+    Say(b_, NodeLeft{false, "no answer"});
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(c_, 1, 2, "two", 1);
+    zero_ = Enter(kHere, 0, 1);
+    one_ = Enter(c_, 1, 1);
+    EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+    EXPECT_EQ(Answer<Refused>(zero_), nullptr);
+  }
+  void Choose(const std::function<void(v1::SetRestorePointRequest&)>& what) {
+    RestorePointAsked asked;
+    asked.token = ++token_;
+    what(asked.request);
+    Say(kHere, asked);
+    EXPECT_NE(Answer<RestorePointSet>(asked.token), nullptr);
+  }
+  RequestToken zero_ = 0;
+  RequestToken one_ = 0;
+};
+
+TEST_F(WaitingSessionTest, GoesOnWithTheStepThatIsChosenMeanwhile) {
+  Choose([](auto& request) { request.set_step(1); });
+  for (const RequestToken token : {zero_, one_}) {
+    ASSERT_NE(Answer<SourceOffered>(token), nullptr);
+    EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 1}));
+  }
+}
+
+TEST_F(WaitingSessionTest, StartsFromScratchWhenThatIsChosenMeanwhile) {
+  Choose([](auto& request) { request.set_from_scratch(true); });
+  for (const RequestToken token : {zero_, one_}) {
+    ASSERT_NE(Answer<Refused>(token), nullptr);
+    EXPECT_EQ(Answer<Refused>(token)->failure.reason, v1::Failure::REASON_NOTHING_TO_RESTORE);
+  }
+}
+
+TEST_F(WaitingSessionTest, GoesOnWaitingWhenNothingIsChosen) {
+  Choose([](auto& request) { request.set_clear(true); });
+  EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+  EXPECT_EQ(Answer<Refused>(zero_), nullptr);
+}
+
+TEST_F(WaitingSessionTest, NamesTheWayOutAtItsDeadline) {
+  Say(kHere, RequestExpired{zero_});
+  ASSERT_NE(Answer<Refused>(zero_), nullptr);
+  const std::string& message = Answer<Refused>(zero_)->failure.message;
+  EXPECT_EQ(Answer<Refused>(zero_)->failure.code, absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(message, ::testing::HasSubstr("out of reach and may have a newer step: b;"));
+  EXPECT_THAT(message, ::testing::HasSubstr("ckptctl restore job --step N"));
+}
+
 // A coordinator that has not heard of all nodes yet does not give up what they may complete.
 TEST_F(NodesTest, ANewCoordinatorGivesUpNothingThatAMissingNodeMayComplete) {
   TwoRanks();
@@ -708,6 +837,115 @@ TEST_F(NodesTest, ANewCoordinatorGivesUpNothingThatAMissingNodeMayComplete) {
   second.shards = {Found(1, 1)};
   Say(b, second);
   EXPECT_TRUE(Committed(1));
+}
+
+// Attempt 2 runs on a and b, and c has only what is left of attempt 1: it never comes back. While
+// nobody hosted the job rank 0 sealed step 11, which rank 1 did not.
+class LeftOverTest : public NodesTest {
+ protected:
+  void Start(bool tiers) {
+    settings_.nvme = settings_.remote = tiers;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    Join(kHere, 0, 2);
+    Join(c_, 1, 2);
+    Save(kHere, 0, 1);
+    Save(c_, 1, 1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(c_, SeatLost{1, 1, Process(c_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(b_, 1, 2, "two", 1);
+    RestorePointAsked anew;
+    anew.token = ++token_;
+    anew.request.set_from_scratch(true);
+    Say(kHere, anew);
+    SaveBoth(10);
+    ASSERT_TRUE(job_->IsCommitted({2, 10}));
+    TakeOver(elsewhere_, tiers);
+    Say(gone_, NodeLeft{true, "its lease has ended"});
+    Arrive(first_, 0, {10, 11}, 11);
+  }
+  void Arrive(NodeId node, Rank rank, const std::vector<Step>& steps, std::optional<Step> last,
+              bool read = true) {
+    NodeArrived arrived;
+    for (const Step step : steps) {
+      FoundShard found = Found(rank, step);
+      found.copy.id.attempt = 2;
+      found.copy.descent = {{1, {}}, {2, {}}};
+      arrived.shards.push_back(found);
+    }
+    arrived.seats = {{2, rank, Process(node, rank, 1), 7, {}, last}};
+    Say(node, arrived);
+    if (settings_.nvme && read) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+  }
+  std::vector<Step> GivenUp() const {
+    std::vector<Step> steps;
+    for (const auto& [node, gone] : All<GiveUp>()) {
+      steps.push_back(gone.checkpoint.step);
+    }
+    return steps;
+  }
+  // Two slots a rank: there is room for the next one.
+  void SavesGoOn(Step step) {
+    Begin(second_, 1, step);
+    Begin(first_, 0, step);
+    Seal(second_, 1, step);
+    Seal(first_, 0, step);
+    EXPECT_TRUE(job_->IsCommitted({2, step}));
+  }
+
+  NodeNames elsewhere_{"d"};
+  const NodeId first_ = elsewhere_.Number("a");
+  const NodeId second_ = elsewhere_.Number("b");
+  const NodeId gone_ = elsewhere_.Number("c");
+};
+
+TEST_F(LeftOverTest, WhatALivingRankHasLostIsGivenUpThoughAnotherNodeWasNeverHeard) {
+  Start(false);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Arrive(second_, 1, {10}, 11);
+  EXPECT_TRUE(job_->IsCommitted({2, 10}));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+  SavesGoOn(12);
+}
+
+TEST_F(LeftOverTest, ButNotBeforeItsDrivesAreRead) {
+  Start(true);
+  Arrive(second_, 1, {10}, 11, false);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Begin(second_, 1, 12);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+  Say(second_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+}
+
+TEST_F(LeftOverTest, WhatItsDrivesHaveIsThere) {
+  Start(true);
+  Arrive(second_, 1, {10}, 11, false);
+  CopiesFound found = FoundOnNvme({{1, 11}});
+  found.copies[0].copy.id.attempt = 2;
+  Say(second_, found);
+  Say(second_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  EXPECT_TRUE(job_->IsCommitted({2, 11}));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{});
+}
+
+TEST_F(LeftOverTest, WhatALivingRankGoesOnWithoutIsGivenUp) {
+  Start(false);
+  Arrive(second_, 1, {10}, 10);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{}) << "it may begin that one yet";
+  SavesGoOn(12);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{11});
+}
+
+TEST_F(LeftOverTest, WhatALivingRankMayBeginYetIsCommittedWhenItHas) {
+  Start(false);
+  Arrive(second_, 1, {10}, 10);
+  Begin(second_, 1, 11);
+  Seal(second_, 1, 11);
+  EXPECT_TRUE(job_->IsCommitted({2, 11}));
 }
 
 TEST_F(NodesTest, NvmeIsKnownWhenEveryNodeHasTold) {
@@ -866,6 +1104,116 @@ TEST_F(NodesTest, AWholeStepIsNotGivenUpForANewerOneThatIsCutOff) {
   EXPECT_TRUE(All<GiveUp>().empty());
   Say(kHere, SpareAsked{++token_, "other", {{1, 1}, {1, 2}}});
   EXPECT_TRUE(All<GiveUp>().empty());
+}
+
+// Three steps are committed in memory alone, the first of them pinned, and both ranks ask for room.
+class AskTogetherTest : public NodesTest {
+ protected:
+  AskTogetherTest() {
+    settings_.nvme = settings_.remote = false;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TwoRanks();
+    for (const Step step : {1, 2, 3}) {
+      SaveBoth(step);
+    }
+    PinAsked pin;
+    pin.token = ++token_;
+    pin.request.set_step(1);
+    Say(kHere, pin);
+    Begin(kHere, 0, 4);
+    Begin(b_, 1, 4);
+    out_.clear();
+  }
+  bool RoomFor(NodeId node, Rank rank, std::vector<CheckpointId> useful = kAll) {
+    Say(node, RoomAsked{++token_, 1, rank, 4, std::move(useful)});
+    const RoomAnswered* answer = Answer<RoomAnswered>(token_);
+    return answer != nullptr && answer->made;
+  }
+  std::vector<Step> GivenUp() const {
+    std::vector<Step> steps;
+    for (const auto& [node, gone] : All<GiveUp>()) {
+      steps.push_back(gone.checkpoint.step);
+    }
+    return steps;
+  }
+  static const inline std::vector<CheckpointId> kAll = {{1, 1}, {1, 2}, {1, 3}};
+};
+
+TEST_F(AskTogetherTest, OneStepIsGivenUpForAll) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  EXPECT_TRUE(RoomFor(b_, 1)) << "what was given up for the other rank is on its way to this one";
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+  EXPECT_TRUE(Committed(1)) << "pinned, and whole in memory alone";
+}
+
+TEST_F(AskTogetherTest, OtherJobsAndRestoresDoNotCostAnotherOneEither) {
+  EXPECT_TRUE(RoomFor(kHere, 0, {{1, 2}}));
+  Say(b_, SpareAsked{++token_, "other", kAll});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  Say(b_, FetchRoomAsked{++token_, {1, 9}, kAll});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+}
+
+// It has heard of it: what it names now is what it still has.
+TEST_F(AskTogetherTest, WhoAsksAgainWithoutItIsGivenMore) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  EXPECT_TRUE(RoomFor(b_, 1, {{1, 1}, {1, 3}}));
+  EXPECT_EQ(GivenUp(), (std::vector<Step>{2, 1}));
+}
+
+// Its question is repeated as it was, and what it tells has no copy of that step.
+TEST_F(AskTogetherTest, WhoseAnswerWasLostIsNotGivenAnotherOne) {
+  EXPECT_TRUE(RoomFor(b_, 1));
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 3)};
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  EXPECT_TRUE(RoomFor(b_, 1));
+  EXPECT_EQ(GivenUp(), std::vector<Step>{2});
+}
+
+// What was said of it is lost with the channel, and said again.
+TEST_F(AskTogetherTest, WhoDidNotHearOfItIsNotGivenAnotherOneEither) {
+  EXPECT_TRUE(RoomFor(kHere, 0));
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2), Found(1, 3)};
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  EXPECT_TRUE(RoomFor(b_, 1));
+  EXPECT_EQ(GivenUp(), (std::vector<Step>{2, 2}));
+}
+
+// A copy that is left alone, as another save's, is in the node's way for good: to promise it room
+// for that would go on for ever.
+TEST_F(NodesTest, ACopyThatIsLeftAloneIsNotOnItsWayOut) {
+  TwoRanks();
+  for (const Step step : {1, 2, 3}) {
+    SaveBoth(step);
+    Flush(step);
+  }
+  Begin(kHere, 0, 4);
+  Begin(b_, 1, 4);
+  Say(kHere, RoomAsked{++token_, 1, 0, 4, {{1, 2}}});
+  ASSERT_TRUE(Answer<RoomAnswered>(token_)->made);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  Say(b_, NodeLeft{false, "its channel broke"});
+  NodeArrived back;
+  back.shards = {Found(1, 1), Found(1, 2), Found(1, 3)};
+  back.shards[1].copy.image_bytes = 2 * kBytes;
+  back.seats = {Seat(b_, 1, 4)};
+  back.seats[0].writing = {4};
+  Say(b_, back);
+  out_.clear();
+  Say(b_, RoomAsked{++token_, 1, 1, 4, {{1, 1}, {1, 2}}});
+  EXPECT_TRUE(Answer<RoomAnswered>(token_)->made);
+  ASSERT_EQ(All<GiveUp>().size(), 1u);
+  EXPECT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 1}));
 }
 
 TEST_F(NodesTest, ANewCoordinatorWaitsForNodesThatHaveCopiesAndNoRanksAnyMore) {
@@ -2244,6 +2592,65 @@ TEST_F(ReplicasOnNodesTest, FilesThatWereFoundAreCommittedUnderTheSamePlan) {
   const auto manifests = All<ManifestWanted>();
   ASSERT_EQ(manifests.size(), 1u);
   EXPECT_EQ(manifests[0].second.shards[0].file_bytes, 100u);
+}
+
+// Nine steps lie in remote without their manifests, which hang there, all but one; the ninth waits
+// for its turn, and its files do not fit together. A restore does not wait for it any longer.
+TEST_F(ReplicasOnNodesTest, ARestoreDoesNotWaitForAManifestThatIsNotToBe) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, like});
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Say(NodeOf(rank),
+        SeatLost{1, rank, Process(NodeOf(rank), rank), 0, SeatLost::How::kProcessEnded});
+  }
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(NodeOf(rank), rank, 4, "two", 1);
+  }
+  NodeNames nodes("a");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  NodeArrived arrived;
+  for (const Rank rank : {2u, 3u}) {
+    arrived.seats.push_back({2, rank, Process(b_, rank, 1), 7, {}, std::nullopt});
+  }
+  Say(b_, arrived);
+  CopiesFound found;
+  found.tier = TierKind::kRemote;
+  found.began = now_;
+  for (Step step = 1; step <= 9; ++step) {
+    for (Rank rank = 0; rank < 4; ++rank) {
+      DurableCopy copy;
+      copy.copy = Found(rank, step).copy;
+      copy.copy.world_size = 4;
+      copy.copy.likeness = like;
+      copy.file_bytes = 100;
+      copy.plan = Plan(
+          like, step < 9 || rank != 3 ? std::vector<Rank>{0, 1, 2, 3} : std::vector<Rank>{0, 1, 2});
+      found.copies.push_back(copy);
+    }
+  }
+  Say(kHere, found);
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  std::vector<RequestToken> entered;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(NodeOf(rank), rank, 1));
+  }
+  for (Step step = 1; step < 8; ++step) {
+    Say(kHere, FlushStalled{{1, step}, TierKind::kRemote, true, "no answer"});
+  }
+  EXPECT_EQ(All<ManifestWanted>().size(), 8u);
+  EXPECT_EQ(Answer<SourceOffered>(entered[0]), nullptr);
+  Say(kHere, ManifestDone{{1, 8}, absl::OkStatus()});
+  EXPECT_EQ(All<ManifestWanted>().size(), 8u);
+  for (const RequestToken token : entered) {
+    ASSERT_NE(Answer<SourceOffered>(token), nullptr);
+    EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 8}));
+  }
 }
 
 // ---- Replicas: who relies on whose file ----
