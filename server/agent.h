@@ -53,6 +53,7 @@ inline constexpr Duration kRescan =
 inline constexpr size_t kUnknownFilesMax = 1024;  // shown
 inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
+inline constexpr size_t kLeftMax = 64;           // copies of ranks that went, named at a time
 inline constexpr size_t kPrefetchesAtOnce = 4;    // fetches under way ahead of restores, on a node
 inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
 inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
@@ -424,6 +425,7 @@ class Agent {
   void TakeMessage(const JobUuid& job, const SessionEnded& m);
   void TakeMessage(const JobUuid& job, const GiveUp& m);
   void TakeMessage(const JobUuid& job, const Superseded& m);
+  void TakeMessage(const JobUuid& job, const CopyUnneeded& m);
   void TakeMessage(const JobUuid& job, const CopyDoubted& m);
   void TakeMessage(const JobUuid& job, const PersistState& m);
   void TakeMessage(const JobUuid& job, const RestorePointSet& m);
@@ -489,6 +491,7 @@ class Agent {
   bool MakeSpace(const Seat& seat, uint64_t bytes);
   std::vector<CheckpointId> Useful(const JobUuid& job, const Seat& seat, uint64_t bytes,
                                    Limit limit) const;
+  std::vector<RoomAsked::Left> LeftHere(const Seat& seat, uint64_t bytes, Limit limit) const;
   void AskForRoom(RequestToken token, Pending& pending, const Seat& seat);
   void PopulateNext(const JobUuid& job, Rank rank);
   Failure NoRoom(const Pending& pending, const Seat& seat) const;

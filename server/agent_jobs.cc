@@ -502,6 +502,14 @@ void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
   slots_changed_ = true;
 }
 
+void Agent::TakeMessage(const JobUuid& job, const CopyUnneeded& m) {
+  if (Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank})) {
+    CancelDrainsOf(*slot);
+    Unpublish(*slot);
+    slots_changed_ = true;
+  }
+}
+
 void Agent::TakeMessage(const JobUuid& job, const CopyDoubted& m) {
   if (Slot* slot = FindSealed({job, m.checkpoint.attempt, m.checkpoint.step, m.rank})) {
     slot->bad = true;

@@ -280,10 +280,11 @@ void Agent::Place(RequestToken token) {
 void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
   if (pending.asked.count(seat.job) == 0) {
     std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
-    if (!useful.empty()) {
+    std::vector<RoomAsked::Left> left = LeftHere(seat, pending.bytes, pending.limit);
+    if (!useful.empty() || !left.empty()) {
       pending.where = Where::kAsking;
-      return Send(seat.job,
-                  RoomAsked{token, seat.attempt, seat.rank, pending.step, std::move(useful)});
+      return Send(seat.job, RoomAsked{token, seat.attempt, seat.rank, pending.step,
+                                      std::move(useful), std::move(left)});
     }
     pending.asked.insert(seat.job);
   }
@@ -343,6 +344,23 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
   }
   useful.erase(std::unique(useful.begin(), useful.end()), useful.end());
   return useful;
+}
+
+// Copies that would make room and are of ranks which run on other nodes, or nowhere.
+std::vector<RoomAsked::Left> Agent::LeftHere(const Seat& seat, uint64_t bytes, Limit limit) const {
+  std::vector<RoomAsked::Left> left;
+  if (!clustered() || limit != Limit::kBudget) {
+    return left;
+  }
+  for (auto it = shards_.lower_bound({seat.job, 0, 0, 0});
+       it != shards_.end() && it->first.job == seat.job && left.size() < kLeftMax; ++it) {
+    const Slot& slot = slots_.at(it->second);
+    if (slot.state == SlotState::kSealed && slot.readers.empty() && slot.admin_readers.empty() &&
+        !slot.writer && Dispensable(slot, seat, bytes) && !AnySeatOf(seat.job, slot.rank)) {
+      left.push_back({it->first.checkpoint(), it->first.rank});
+    }
+  }
+  return left;
 }
 
 std::map<JobUuid, uint64_t> Agent::BytesByJob() const {

@@ -375,6 +375,7 @@ class Coordinator {
   void On(const RoomAsked& m, Turn& t);
   bool MakeRoom(const RoomAsked& m, NodeId node, Turn& t);
   void RetryRoom(Turn& t);
+  bool LetGoOfLeft(const RoomAsked& m, NodeId node, Turn& t);
   void NoteReleased(CheckpointId id);
   bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);

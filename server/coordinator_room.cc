@@ -122,6 +122,36 @@ void Coordinator::On(const RoomAsked& m, Turn& t) {
   }
 }
 
+// A copy of a rank that ran there before goes before any step does, if the rank has it in memory
+// where it runs now: of the newest committed step nothing else could ever go.
+bool Coordinator::LetGoOfLeft(const RoomAsked& m, NodeId node, Turn& t) {
+  const CopyPlace there{TierKind::kMemory, node};
+  for (const RoomAsked::Left& left : m.left) {
+    const auto found = checkpoints_.find(left.checkpoint);
+    const Member* member = members_.Find(left.rank);
+    if (found == checkpoints_.end() || found->second.shards.count(left.rank) == 0 ||
+        member == nullptr || member->process.node == node) {
+      continue;
+    }
+    Checkpoint& checkpoint = found->second;
+    const ShardState& shard = checkpoint.shards.at(left.rank);
+    const CopyPlace where_it_runs{TierKind::kMemory, member->process.node};
+    const bool read =
+        std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(), [&](const Drain& drain) {
+          const CopyPlace* from = drain.waiting.Find(left.rank);
+          return from != nullptr && *from == there;
+        });
+    if (read || shard.at(there).kind != CopyState::Kind::kGood ||
+        shard.at(where_it_runs).kind != CopyState::Kind::kGood) {
+      continue;
+    }
+    checkpoint.SetNone(left.rank, there);
+    t.Say(CopyUnneeded{left.checkpoint, left.rank}, node);
+    return true;
+  }
+  return false;
+}
+
 void Coordinator::NoteReleased(CheckpointId id) {
   std::erase_if(released_, [id](const Released& each) { return each.id == id; });
   released_.push_back({id});
@@ -156,7 +186,7 @@ void Coordinator::RetryRoom(Turn& t) {
 
 // `node`: where the rank is.
 bool Coordinator::MakeRoom(const RoomAsked& m, NodeId node, Turn& t) {
-  if (ComesAnyway(m.useful, node)) {
+  if (ComesAnyway(m.useful, node) || LetGoOfLeft(m, node, t)) {
     return true;
   }
   const CheckpointId begun{m.attempt, m.step};

@@ -86,6 +86,12 @@ struct RoomAsked {
   Rank rank = 0;
   Step step = 0;
   std::vector<CheckpointId> useful;
+  // Copies here that would make room, of ranks that are not here: they ran here before.
+  struct Left {
+    CheckpointId checkpoint;
+    Rank rank = 0;
+  };
+  std::vector<Left> left{};
 };
 // Another job is short of memory: what this one can spare.
 struct SpareAsked {
@@ -395,6 +401,11 @@ struct GiveUp {
   CheckpointId checkpoint;
   Failure failure;
 };
+// The node's copy in memory of that shard alone goes: its rank has another one, where it runs.
+struct CopyUnneeded {
+  CheckpointId checkpoint;
+  Rank rank = 0;
+};
 // Attempts below this one can change nothing any more.
 struct Superseded {
   Attempt by = 0;
@@ -478,7 +489,7 @@ struct AdminAnswered {
 
 using ToAgent =
     std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
-                 SessionEnded, ShardLocated, Listed, GiveUp, Superseded, CopyDoubted, PersistState,
+                 SessionEnded, ShardLocated, Listed, GiveUp, CopyUnneeded, Superseded, CopyDoubted, PersistState,
                  RestorePointSet, Reported, FlushWanted, FlushUnwanted, ManifestWanted,
                  RemovalWanted, AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
 

@@ -66,6 +66,7 @@ using peer_internal::Writer;
   X(ShardLocated, shard_located)        \
   X(Listed, listed)                     \
   X(GiveUp, give_up)                    \
+  X(CopyUnneeded, copy_unneeded)        \
   X(Superseded, superseded)             \
   X(CopyDoubted, copy_doubted)          \
   X(PersistState, persist_state)        \
@@ -276,6 +277,18 @@ void Fields(Io& io, M& m, v1::RoomAsked& p) {
   TakesPart(io, m, p);
   io.Any(HF_FIELD(step));
   Useful(io, m, p);
+  io.BaseColumn(
+      m.left, 0, kPeerCheckpointsMax, [](auto& left) -> auto& { return left.checkpoint.attempt; },
+      *p.mutable_left_attempt(), "left");
+  io.Column(
+      m.left, [](auto& left) -> auto& { return left.checkpoint.step; }, *p.mutable_left_step(),
+      "left");
+  io.Column(
+      m.left, [](auto& left) -> auto& { return left.rank; }, *p.mutable_left_rank(), "left");
+  for (const RoomAsked::Left& left : m.left) {
+    io.Require(left.checkpoint.attempt != 0 && left.rank < kWorldSizeMax, "left",
+               "a copy of attempt 0, or of no rank");
+  }
 }
 
 template <typename Io, typename M>
@@ -752,6 +765,12 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::GiveUp& p) {
   CheckpointOf(io, m.checkpoint, p);
   io.FailureOf(m.failure, *p.mutable_failure());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::CopyUnneeded& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
 }
 
 template <typename Io, typename M>

@@ -90,6 +90,36 @@ TEST_F(ClusterTest, EachNodeReportsWhatItsOwnRanksSealed) {
   EXPECT_EQ(w["c"].CountReports(Report::Kind::kShardSealed), 0u);
 }
 
+// Each node has its new rank's copy of the newest step, which stays, and its old rank's.
+TEST_F(ClusterTest, RanksThatChangedPlacesFindRoom) {
+  for (const char* node : {"a", "b"}) {
+    w[node].bytes_max = 2 * kSlot;
+    w.Kill(node);
+    w.Start(node);
+  }
+  w.Advance(seconds(2));
+  HostOnC();
+  auto [r0, r1] = TwoRanks();
+  for (const Step step : {10, 20}) {
+    ASSERT_TRUE(r0.Save(step));
+    ASSERT_TRUE(r1.Save(step));
+    ASSERT_TRUE(r0.Committed(step));
+  }
+  w["a"].Kill(r0);
+  w["b"].Kill(r1);
+  w.Run();
+  TestClient b0 = w["b"].Connect(200);
+  TestClient a1 = w["a"].Connect(200);
+  ASSERT_TRUE(b0.Join("job", 0, 2));
+  ASSERT_TRUE(a1.Join("job", 1, 2));
+  ASSERT_TRUE(Restore({&b0, &a1}, 20));
+  for (const Step step : {30, 40, 50}) {
+    ASSERT_TRUE(b0.Save(step));
+    ASSERT_TRUE(a1.Save(step));
+    ASSERT_TRUE(b0.Committed(step));
+  }
+}
+
 // What its ranks do at about the same time a node says at once: of a step that is what they begin,
 // and one message of what they sealed.
 TEST_F(ClusterTest, WhatTheRanksOfANodeSealTogetherIsOneMessage) {

@@ -260,6 +260,23 @@ std::vector<Case> Cases() {
          p.mutable_room_asked()->set_attempt(1);
          p.mutable_room_asked()->mutable_useful_attempt()->Resize(kPeerCheckpointsMax + 1, 1);
        }},
+      {"RoomAsked: left",
+       [](P& p) {
+         p.mutable_room_asked()->set_attempt(1);
+         p.mutable_room_asked()->add_left_attempt(0);
+       }},
+      {"RoomAsked: left",
+       [](P& p) {
+         p.mutable_room_asked()->set_attempt(1);
+         p.mutable_room_asked()->add_left_attempt(1);
+         p.mutable_room_asked()->add_left_rank(int64_t{1} << 20);
+       }},
+      {"RoomAsked: left",
+       [](P& p) {
+         p.mutable_room_asked()->set_attempt(1);
+         p.mutable_room_asked()->add_left_attempt(1);
+         p.mutable_room_asked()->mutable_left_rank()->Resize(2, 1);
+       }},
       {"RemovalDone: rank_left",
        [](P& p) {
          p.mutable_removal_done()->set_attempt(1);

@@ -72,7 +72,8 @@ MEMBERS(JoinAsked, token, connection, caller, rank, world_size, launch, attempt,
         may_wait, policy, opening)
 MEMBERS(SeatLost, attempt, rank, process, connection, how)
 MEMBERS(SaveAsked, token, attempt, rank, step)
-MEMBERS(RoomAsked, token, attempt, rank, step, useful)
+MEMBERS(RoomAsked::Left, checkpoint, rank)
+MEMBERS(RoomAsked, token, attempt, rank, step, useful, left)
 MEMBERS(SpareAsked, token, for_job, useful)
 MEMBERS(SaveLost, attempt, rank, step, why)
 MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure, likeness)
@@ -117,6 +118,7 @@ MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere)
 MEMBERS(Listed, token, listing)
 MEMBERS(GiveUp, checkpoint, failure)
 MEMBERS(Superseded, by)
+MEMBERS(CopyUnneeded, checkpoint, rank)
 MEMBERS(CopyDoubted, checkpoint, rank)
 MEMBERS(PersistState, state)
 MEMBERS(RestorePointSet, token, text)
@@ -586,7 +588,7 @@ TEST(PeerCodecTest, NumbersAtTheirLimitsArrive) {
                            kWorldSizeMax, kImageBytesMax,    std::numeric_limits<int64_t>::min(),
                            false};
   ExpectArrives<ToCoordinator>(sealed, sealed, "sealed");
-  const RoomAsked room{0, 1, 0, 0, {{1, most}, {most, 0}, {2, 5}}};
+  const RoomAsked room{0, 1, 0, 0, {{1, most}, {most, 0}, {2, 5}}, {{{most, 1}, 7}, {{1, most}, 0}}};
   ExpectArrives<ToCoordinator>(room, room, "columns");
 }
 
