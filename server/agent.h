@@ -503,7 +503,7 @@ class Agent {
   void StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                    bool looked_up);
   const KnownJob* FindReadable(ConnectionId id, const v1::ClientFrame& frame,
-                               const std::string& name, bool looked_up);
+                               const std::string& name, MonotonicTime until, bool looked_up);
   void GoOnReading(RequestToken token);
   void TakeMessage(const JobUuid& job, const ShardLocated& m);
   void TakeMessage(const JobUuid& job, const Listed& m);
@@ -577,7 +577,7 @@ class Agent {
   std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);
-  void LookUp(ConnectionId id, const v1::ClientFrame& frame);
+  void LookUp(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until);
   void AdvanceLookups();
   bool HeldByAnybody(const Slot& slot) const {
     return !slot.readers.empty() || !slot.admin_readers.empty() || !slot.drains.empty();

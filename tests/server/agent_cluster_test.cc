@@ -13,6 +13,8 @@
 namespace holdfast {
 namespace {
 
+using std::chrono::milliseconds;
+
 constexpr uint64_t kSlot = 2ull << 20;
 constexpr uint32_t kUser = 1000;
 
@@ -139,12 +141,19 @@ class AgentClusterTest : public ::testing::Test {
     frame.set_id(next_frame_++);
     Feed(ClientRequest{connection, frame});
   }
-  void Join(ConnectionId connection, Rank rank, const std::string& name = "job") {
+  void Join(ConnectionId connection, Rank rank, const std::string& name = "job",
+            uint64_t deadline_ms = 60'000) {
     v1::ClientFrame frame;
     frame.mutable_join()->set_job(name);
     frame.mutable_join()->set_rank(rank);
     frame.mutable_join()->set_world_size(4);
-    frame.mutable_join()->set_deadline_ms(60'000);
+    frame.mutable_join()->set_deadline_ms(deadline_ms);
+    Ask(connection, frame);
+  }
+  void List(ConnectionId connection, uint64_t deadline_ms = 60'000) {
+    v1::ClientFrame frame;
+    frame.mutable_list()->set_job("job");
+    frame.mutable_list()->set_deadline_ms(deadline_ms);
     Ask(connection, frame);
   }
   void Begin(ConnectionId connection, Step step) {
@@ -525,6 +534,43 @@ TEST_F(AgentClusterTest, NobodyWaitsLongerThanItSaidWhereverItWaits) {
   now_ = now_ + std::chrono::seconds(10);
   Feed(TimerFired{});
   EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
+}
+
+// The client gives up a tenth of a second later, however soon that is.
+TEST_F(AgentClusterTest, NobodyWaitsLongerForItsHostThanAShortDeadline) {
+  Start();
+  Join(Connect(100), 0, "job", 4750);
+  now_ = now_ + milliseconds(200);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+  now_ = now_ + milliseconds(4550);
+  Feed(TimerFired{});
+  EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, NorDoReadersWaitLonger) {
+  Start();
+  List(Connect(100), 4750);
+  List(Connect(101), 0);  // as long as a daemon needs
+  now_ = now_ + milliseconds(4750);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<ListAsked>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, NorDoesAnybodyWaitLongerForTheTiersOfANodeThatIsAlone) {
+  config_.clear_cluster();
+  Start();
+  Join(Connect(100), 0, "job", 4750);
+  List(Connect(101), 4750);
+  Join(Connect(102), 1, "job", 0);  // as long as a daemon needs
+  now_ = now_ + milliseconds(4750);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 2u) << "the drives have not been read";
+  now_ = now_ + kSettle;
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
 }
 
 TEST_F(AgentClusterTest, AHostThatDoesNotAnswerIsNotWaitedForForEver) {
