@@ -263,7 +263,7 @@ class AgentClusterTest : public ::testing::Test {
     Start();
     DriveScanned({});
     agent_->BeginHosting("job", nullptr, Time());
-    agent_->Want("job", kUser, kUser, Time());
+    agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
     Settle();
     RemoteScanned({});
     const std::vector<JobOpened> opened = Notices<JobOpened>();
@@ -820,7 +820,7 @@ TEST_F(AgentClusterTest, AHostWithAStateHasItsCoordinatorAtOnce) {
 TEST_F(AgentClusterTest, WhatNoTierKnowsIsOpenedWhenSomebodyWantsIt) {
   Start();
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   EXPECT_TRUE(Notices<JobOpened>().empty()) << "the tiers have not been read";
   RemoteScanned({});
@@ -830,7 +830,7 @@ TEST_F(AgentClusterTest, WhatNoTierKnowsIsOpenedWhenSomebodyWantsIt) {
   ASSERT_EQ(opened.size(), 1u);
   ASSERT_NE(Hosted(opened[0].uuid), nullptr);
   EXPECT_EQ(Hosted(opened[0].uuid)->uid(), kUser);
-  agent_->Want("job", 7, 7, Time());
+  agent_->Want("job", {7, 7, now_ + kRescan * 2}, Time());
   EXPECT_TRUE(Notices<JobOpened>().empty());
 }
 
@@ -870,14 +870,14 @@ TEST_F(AgentClusterTest, WhatNobodyWantsIsNotOpened) {
   Settle();
   RemoteScanned({});
   EXPECT_TRUE(Notices<JobOpened>().empty());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
 }
 
 TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheDrivesHave) {
   Start();
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
   ASSERT_NE(Hosted(x_), nullptr);
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
@@ -889,7 +889,7 @@ TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheRemoteTierHas) {
   Start();
   DriveScanned({});
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   RemoteScanned({Found(x_, {OnDrive(x_, 9, 0, "/remote")})});
   ASSERT_NE(Hosted(x_), nullptr);
@@ -1042,7 +1042,7 @@ TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
   Start();
   DriveScanned({});
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   TierScanned failed;
   failed.tier = TierKind::kRemote;
@@ -1131,7 +1131,7 @@ TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   removed.set_version(7);
   removed.set_removed(true);
   ASSERT_TRUE(agent_->BeginHosting("job", &removed, Time()));
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   EXPECT_TRUE(Notices<JobOpened>().empty());
   remove_here();
   const auto second = Notices<JobOpened>();
