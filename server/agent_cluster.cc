@@ -459,10 +459,8 @@ void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   pending.where = Where::kHost;
   pending.request = std::make_shared<const v1::ClientFrame>(frame);
   wait.waiting.push_back(token);
-  if (FindJob(name) != nullptr && !frame.has_join()) {
-    return;  // that has been noticed
-  }
-  // (Readers open nothing: its host is looked for, and is there if any tier or node knows the job.)
+  // (Readers open nothing: its host is looked for, and is there if any tier or node knows the job.
+  // It may have been met before, and forgotten here since: it hears that it is asked for again.)
   if (frame.has_join() && !wait.wanted) {
     wait.wanted = true;
     const Caller& caller = connections_.at(id).caller;

@@ -167,9 +167,9 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobSoug
     const NodeId from = names_.Number(node);
     if (job.hosting->arrived.erase(from) > 0) {  // it has forgotten it: there are many
       ForgetTokens(*job.hosting, from);
-      Introduce(header.job_name, job, node);
     }
-    return;
+    // (Or it had no room for it when it heard of it first, and never answered.)
+    return Introduce(header.job_name, job, node);
   }
   const Duration left = std::chrono::milliseconds(
       std::min<uint64_t>(m.wait_ms, std::chrono::milliseconds(kSoughtForMax).count()));

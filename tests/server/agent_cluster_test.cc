@@ -781,6 +781,19 @@ TEST_F(AgentClusterTest, ReadersHearThatThereIsNoSuchJobAndJoinsGoOnWaiting) {
   EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
 }
 
+// Its host may believe that it has told who it is: this node has forgotten the job since, and what
+// it agrees on with the others made it known again.
+TEST_F(AgentClusterTest, ReadersOfAJobThatIsKnownAndNotMetAreSought) {
+  Start();
+  agent_->KeepState(State(x_, "job", 5), Time());
+  Settle();
+  Notices<JobNoticed>();
+  List(Connect(100));
+  EXPECT_EQ(Notices<JobRead>().size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<ListAsked>(Said(x_)).size(), 1u);
+}
+
 TEST_F(AgentClusterTest, AHostThatFindsNoSuchJobSaysSo) {
   Start();
   DriveScanned({});

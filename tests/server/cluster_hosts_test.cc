@@ -281,6 +281,15 @@ TEST_F(ClusterHostsTest, WhoAskedAHostThatDidNotActYetGetsItsJobWhenItDoes) {
   EXPECT_EQ(w.HostOf("job"), "c");
 }
 
+// The host counts nothing that the node says, and the node does not know: it has met it before.
+TEST_F(ClusterHostsTest, ANodeThatAsksIsMetThoughItsHostHasNotHeardItBefore) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  w.Tell("c", PeerTold{PeerBegan{"b"}});
+  Hear("c", "b", "job", w.EpochOf("job"), NodeMessage(JobSought{0, 0, true}));
+  EXPECT_TRUE(Commits(r0, r1, 10));
+}
+
 // There are more jobs of the user than a node keeps in mind: one that others host, and that has
 // nothing here, is forgotten, and known again when it is asked for.
 TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {
