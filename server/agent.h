@@ -354,7 +354,6 @@ class Agent {
   // Requests that wait for a job's host.
   struct HostWait {
     std::vector<RequestToken> waiting;
-    bool wanted = false;  // somebody joins
   };
   struct AdminWait {
     AdminToken token = 0;

@@ -452,8 +452,7 @@ void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   }
   HostWait& wait = host_waits_[name];
   std::erase_if(wait.waiting, [&](RequestToken gone) { return FindPending(gone) == nullptr; });
-  const bool fresh = wait.waiting.empty();
-  wait.wanted = wait.wanted && !fresh;
+  const bool first = !AnyWaitsForHost(name, frame.has_join());
   const RequestToken token = NewPending(id, frame, until);
   Pending& pending = pending_.at(token);
   pending.where = Where::kHost;
@@ -461,11 +460,10 @@ void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   wait.waiting.push_back(token);
   // (Readers open nothing: its host is looked for, and is there if any tier or node knows the job.
   // It may have been met before, and forgotten here since: it hears that it is asked for again.)
-  if (frame.has_join() && !wait.wanted) {
-    wait.wanted = true;
+  if (first && frame.has_join()) {
     const Caller& caller = connections_.at(id).caller;
     notices_.push_back(JobWanted{name, caller.uid, caller.gid});
-  } else if (fresh) {
+  } else if (first) {
     notices_.push_back(JobRead{name});
   }
 }

@@ -46,14 +46,16 @@ void Router::Seek(const std::string& name, Job& job) {
   if (job.hosting) {
     return job.hosting->acts && job.wanted ? owner_.WantHere(name) : void();
   }
-  JobSought sought{0, 0, !job.wanted};
+  const PeerHeader header{name, {}, job.host->epoch};
   if (job.wanted) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(job.wanted->until - time_.now);
-    sought.uid = job.wanted->uid;
-    sought.gid = job.wanted->gid;
+    JobSought sought{job.wanted->uid, job.wanted->gid};
     sought.wait_ms = static_cast<uint64_t>(std::max<int64_t>(left.count(), 1));
+    Say(job.host->node, header, NodeMessage(sought));
   }
-  Say(job.host->node, PeerHeader{name, {}, job.host->epoch}, NodeMessage(sought));
+  if (job.read) {
+    Say(job.host->node, header, NodeMessage(JobSought{0, 0, true}));
+  }
 }
 
 void Router::On(const std::string& node, const PeerHeader& header, const JobAbsent&) {

@@ -781,6 +781,28 @@ TEST_F(AgentClusterTest, ReadersHearThatThereIsNoSuchJobAndJoinsGoOnWaiting) {
   EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
 }
 
+// Whoever else waits, and for how long.
+TEST_F(AgentClusterTest, JoinsAreSoughtAlsoWhereReadersWait) {
+  Start();
+  Join(Connect(100), 0, "job", 1000);
+  List(Connect(101));
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+  now_ = now_ + milliseconds(1000);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+  Join(Connect(102), 1);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u) << "nobody seeks it any more";
+}
+
+TEST_F(AgentClusterTest, ReadersAreSoughtAlsoWhereJoinsWait) {
+  Start();
+  Join(Connect(100), 0);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+  List(Connect(101));
+  List(Connect(102));
+  EXPECT_EQ(Notices<JobRead>().size(), 1u);
+}
+
 // Its host may believe that it has told who it is: this node has forgotten the job since, and what
 // it agrees on with the others made it known again.
 TEST_F(AgentClusterTest, ReadersOfAJobThatIsKnownAndNotMetAreSought) {
