@@ -52,6 +52,20 @@ TEST(EtcdSession, AMachineThatWasSuspendedIsNoMemberAnyMore) {
   EXPECT_FALSE(world.IsMember(0));
 }
 
+// What the answer to a renewal that was under way counts from was before that.
+TEST(EtcdSession, AMachineThatWasSuspendedDuringARenewalRenewsAgain) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Run(milliseconds(100));
+  world.Deliver(0, EtcdSession::Slept{milliseconds(1)});  // it is renewed: the answer is to come
+  world.Deliver(0, EtcdSession::Slept{milliseconds(400)});
+  world.Run(milliseconds(100));
+  EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
+  world.etcd_away = true;
+  world.Deliver(0, EtcdSession::Slept{milliseconds(200)});
+  EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
+}
+
 TEST(EtcdSession, ARestartTakesItsPlaceAtOnce) {
   SessionWorld world(1, {});
   world.Add("a");
