@@ -250,6 +250,30 @@ TEST(EtcdSession, CompactedWhileItWasAwayItListsAnew) {
   EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
 }
 
+// That there was a host in between nobody has told: whoever was elected knew it by itself.
+TEST(EtcdSession, WhoResignsIsToldThatThereIsNoHostThoughItsOwnPlaceWasNeverSeen) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Run(seconds(1));
+  world.Deliver(0, EtcdSession::AskWatchHost{"x"});
+  world.Run(seconds(1));
+  ASSERT_EQ(world.Told<NoHost>(0).size(), 1u);
+  world.etcd.CloseStream((world.nodes[0].stream << 8) | 0);
+  world.Deliver(0, EtcdSession::AskCampaign{"x", 0});
+  world.Run(milliseconds(100));
+  ASSERT_EQ(world.Told<Elected>(0).size(), 1u);
+  EXPECT_TRUE(world.Told<HostIs>(0).empty());
+  world.nodes[0].hosts.erase("x");
+  world.Deliver(0, EtcdSession::AskResign{"x"});
+  world.Run(milliseconds(100));
+  ASSERT_FALSE(world.etcd.kv.contains("/t/jobs/x/host"));
+  world.etcd.Compact();
+  world.Deliver(0, EtcdSession::WatchEnded{world.nodes[0].stream, absl::UnavailableError("gone")});
+  world.Run(seconds(2));
+  EXPECT_EQ(world.Told<NoHost>(0).size(), 2u);
+  EXPECT_TRUE(world.Told<Deposed>(0).empty());
+}
+
 TEST(EtcdSession, ATokenThatEndedIsAskedForAgain) {
   SessionWorld world(1, {});
   world.etcd.token = "t1";
