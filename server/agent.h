@@ -110,7 +110,9 @@ class Agent {
   // Its coordinator is dropped. What clients asked stays unanswered: the next host answers.
   void EndHosting(const std::string& name);
   // On the host: a client of some node wants it.
-  void Want(const std::string& name, uint32_t uid, uint32_t gid, EventTime time);
+  // A client of another node, or of this one (which WhoJoins tells), wants to join it.
+  void Want(const std::string& name, const JobWanter& wanter, EventTime time);
+  void WantHere(const std::string& name, EventTime time);
   // Its host says that there is no such job, or no node and no tier knows it: readers hear so.
   void SayAbsent(const std::string& name, EventTime time);
   // → NodeArrived with all that lies and runs here, what lies in nvme, then what waited for it.
@@ -133,6 +135,8 @@ class Agent {
   bool IsAbsent(const std::string& name) const;
   // Clients that wait until its host is met: those that join, or those that read.
   bool AnyWaitsForHost(const std::string& name, bool joins) const;
+  // Of the joins that wait for it the one that does so longest.
+  std::optional<JobWanter> WhoJoins(const std::string& name) const;
   std::string JobName(const JobUuid& job) const;  // empty: it is not known here
   bool Waits(RequestToken token) const { return pending_.count(token) > 0; }
   uint64_t RanksHere(const JobUuid& job) const;
@@ -343,16 +347,15 @@ class Agent {
   };
   // A job's name that this node hosts.
   struct Hosting {
-    DrainId first_scan = 0;                               // what older ones tell is past
-    bool looked_up = false;                               // no tier knows it
-    std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by whom: uid and gid
+    DrainId first_scan = 0;        // what older ones tell is past
+    bool looked_up = false;        // no tier knows it
+    JobWanters wanted;             // on other nodes
     std::vector<JobUuid> removed;  // had the name before, while no job has it; the newest first
     uint64_t version = 0;          // of the state that says so: what follows it is newer
   };
   // Requests that wait for a job's host.
   struct HostWait {
     std::vector<RequestToken> waiting;
-    bool wanted = false;  // somebody joins
   };
   struct AdminWait {
     AdminToken token = 0;
@@ -507,7 +510,7 @@ class Agent {
   void StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                    bool looked_up);
   const KnownJob* FindReadable(ConnectionId id, const v1::ClientFrame& frame,
-                               const std::string& name, bool looked_up);
+                               const std::string& name, MonotonicTime until, bool looked_up);
   void GoOnReading(RequestToken token);
   void TakeMessage(const JobUuid& job, const ShardLocated& m);
   void TakeMessage(const JobUuid& job, const Listed& m);
@@ -581,7 +584,7 @@ class Agent {
   std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);
-  void LookUp(ConnectionId id, const v1::ClientFrame& frame);
+  void LookUp(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until);
   void AdvanceLookups();
   bool HeldByAnybody(const Slot& slot) const {
     return !slot.readers.empty() || !slot.admin_readers.empty() || !slot.drains.empty();
@@ -660,6 +663,7 @@ class Agent {
   void LookUpHosted(const std::string& name);
   void LookedUp(const std::string& name);
   void EndLookup(const std::string& name, const std::string& failure);
+  std::vector<JobWanter> Joining(const std::string& name) const;
   void OpenWanted(const std::string& name);
   bool TakesRemote(const FoundJob& found);
   void RemoveAgain(const std::string& name, const JobUuid& uuid);

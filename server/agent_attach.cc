@@ -39,7 +39,7 @@ void Agent::OnAttach(ConnectionId id, const v1::ClientFrame& frame) {
 void Agent::StartAttach(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                         bool looked_up) {
   const v1::Attach& attach = frame.attach();
-  const KnownJob* job = FindReadable(id, frame, attach.job(), looked_up);
+  const KnownJob* job = FindReadable(id, frame, attach.job(), until, looked_up);
   if (job == nullptr) {
     return;
   }
@@ -60,19 +60,17 @@ void Agent::StartAttach(ConnectionId id, const v1::ClientFrame& frame, Monotonic
 
 // The job that a reader names; null: it has been answered, or is looked for.
 const KnownJob* Agent::FindReadable(ConnectionId id, const v1::ClientFrame& frame,
-                                    const std::string& name, bool looked_up) {
+                                    const std::string& name, MonotonicTime until, bool looked_up) {
   const char* const operation = frame.has_list() ? "list" : "attach";
   const KnownJob* job = FindJob(name);
   const bool named = CheckJobName(name).ok();
   if (clustered() && (job == nullptr || !Told(*job)) && !looked_up && !IsAbsent(name) && named) {
-    const uint64_t deadline_ms =
-        frame.has_list() ? frame.list().deadline_ms() : frame.attach().deadline_ms();
-    WaitForHost(id, frame, std::max(Deadline(deadline_ms), time_.now + kSettle));
+    WaitForHost(id, frame, until);
     return nullptr;
   }
   const bool memory_only = frame.has_attach() && !frame.attach().any_tier();
   if (job == nullptr && !clustered() && !looked_up && !memory_only && named) {
-    LookUp(id, frame);
+    LookUp(id, frame, until);
     return nullptr;
   }
   if (job == nullptr) {
@@ -302,7 +300,7 @@ void Agent::OnList(ConnectionId id, const v1::ClientFrame& frame) {
 void Agent::StartList(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
                       bool looked_up) {
   const v1::List& list = frame.list();
-  const KnownJob* job = FindReadable(id, frame, list.job(), looked_up);
+  const KnownJob* job = FindReadable(id, frame, list.job(), until, looked_up);
   if (job == nullptr) {
     return;
   }

@@ -4,7 +4,9 @@
 // everything may be lost and come again: so when a host says who it is, it is told all that is
 // here.
 #include <algorithm>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -279,6 +281,30 @@ bool Agent::AnyWaitsForHost(const std::string& name, bool joins) const {
                      });
 }
 
+std::vector<JobWanter> Agent::Joining(const std::string& name) const {
+  std::vector<JobWanter> joining;
+  const auto wait = host_waits_.find(name);
+  if (wait == host_waits_.end()) {
+    return joining;
+  }
+  for (const RequestToken token : wait->second.waiting) {
+    const auto pending = pending_.find(token);
+    if (pending != pending_.end() && pending->second.kind == v1::ClientFrame::kJoin) {
+      const Caller& caller = connections_.at(pending->second.connection).caller;
+      joining.push_back({caller.uid, caller.gid, *pending->second.deadline});
+    }
+  }
+  return joining;
+}
+
+std::optional<JobWanter> Agent::WhoJoins(const std::string& name) const {
+  const std::vector<JobWanter> joining = Joining(name);
+  const auto last =
+      std::max_element(joining.begin(), joining.end(),
+                       [](const auto& a, const auto& b) { return a.until < b.until; });
+  return last == joining.end() ? std::nullopt : std::optional(*last);
+}
+
 // Joins go on waiting: their job is about to be opened.
 void Agent::RefuseReaders(const std::string& name) {
   const auto wait = host_waits_.find(name);
@@ -295,32 +321,53 @@ void Agent::RefuseReaders(const std::string& name) {
   }
 }
 
-void Agent::Want(const std::string& name, uint32_t uid, uint32_t gid, EventTime time) {
+void Agent::Want(const std::string& name, const JobWanter& wanter, EventTime time) {
   time_ = time;
   const auto hosting = hosting_.find(name);
-  if (hosting != hosting_.end() && !hosting->second.wanted) {
-    hosting->second.wanted = {uid, gid};
+  if (hosting == hosting_.end()) {
+    return;
+  }
+  NoteWanter(hosting->second.wanted, wanter, time.now);
+  OpenWanted(name);
+}
+
+void Agent::WantHere(const std::string& name, EventTime time) {
+  time_ = time;
+  if (hosting_.count(name) > 0) {
     OpenWanted(name);
   }
 }
 
+// For the first of those that wait still: the tiers may have taken longer than whoever asked first
+// had time, and the job would be that user's.
 void Agent::OpenWanted(const std::string& name) {
   Hosting& hosting = hosting_.at(name);
-  if (!hosting.looked_up || !hosting.wanted || FindJob(name) != nullptr) {
+  if (!hosting.looked_up || FindJob(name) != nullptr) {
     return;
   }
-  const auto [uid, gid] = *hosting.wanted;
-  if (!MayOpenJob(uid) && !ForgetAJob(uid)) {
-    hosting.wanted.reset();
+  std::vector<JobWanter> wanters = Joining(name);
+  for (const auto& [user, until] : std::exchange(hosting.wanted, {})) {
+    if (until > time_.now) {
+      wanters.push_back({user.first, user.second, until});
+    }
+  }
+  std::set<uint32_t> refused;
+  for (const auto& [uid, gid, until] : wanters) {
+    if (refused.count(uid) > 0) {
+      continue;
+    }
+    if (MayOpenJob(uid) || ForgetAJob(uid)) {
+      KnownJob& job = OpenJob(name, uid, gid);
+      job.coordinator->SetRemovedBefore(hosting.removed, hosting.version);
+      notices_.push_back(JobOpened{name, job.uuid});
+      return;
+    }
+    refused.insert(uid);
     Tell(
         Report::Kind::kTrouble, {},
         absl::StrCat("job '", name, "' of uid ", uid, " was not opened: there are too many jobs (",
                      kJobsMax, " a node, ", kJobsPerUidMax, " a user); remove one that has ended"));
-    return;
   }
-  KnownJob& job = OpenJob(name, uid, gid);
-  job.coordinator->SetRemovedBefore(hosting.removed, hosting.version);
-  notices_.push_back(JobOpened{name, job.uuid});
 }
 
 // In a cluster the remote tier is read for jobs that are hosted here, and their names are theirs.
@@ -405,22 +452,18 @@ void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   }
   HostWait& wait = host_waits_[name];
   std::erase_if(wait.waiting, [&](RequestToken gone) { return FindPending(gone) == nullptr; });
-  const bool fresh = wait.waiting.empty();
-  wait.wanted = wait.wanted && !fresh;
+  const bool first = !AnyWaitsForHost(name, frame.has_join());
   const RequestToken token = NewPending(id, frame, until);
   Pending& pending = pending_.at(token);
   pending.where = Where::kHost;
   pending.request = std::make_shared<const v1::ClientFrame>(frame);
   wait.waiting.push_back(token);
-  if (FindJob(name) != nullptr && !frame.has_join()) {
-    return;  // that has been noticed
-  }
-  // (Readers open nothing: its host is looked for, and is there if any tier or node knows the job.)
-  if (frame.has_join() && !wait.wanted) {
-    wait.wanted = true;
+  // (Readers open nothing: its host is looked for, and is there if any tier or node knows the job.
+  // It may have been met before, and forgotten here since: it hears that it is asked for again.)
+  if (first && frame.has_join()) {
     const Caller& caller = connections_.at(id).caller;
     notices_.push_back(JobWanted{name, caller.uid, caller.gid});
-  } else if (fresh) {
+  } else if (first) {
     notices_.push_back(JobRead{name});
   }
 }

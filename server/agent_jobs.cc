@@ -54,6 +54,9 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                                  JobName(seat->job), "'; open another one"));
     }
   }
+  // (It keeps what is left of it, wherever it waits: a client that gave up would hear nothing.)
+  const MonotonicTime deadline =
+      until.value_or(join.deadline_ms() == 0 ? time_.now + kSettle : Deadline(join.deadline_ms()));
   if (clustered() && (job == nullptr || !Told(*job))) {
     if (job == nullptr && !MayOpenJob(connection.caller.uid) &&
         !ForgetAJob(connection.caller.uid)) {
@@ -65,8 +68,7 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
     if (job != nullptr && ReturnsByItself(*job, connection.caller, join)) {
       return ReturnByItself(*job, id, frame);
     }
-    return WaitForHost(id, frame,
-                       until.value_or(std::max(Deadline(join.deadline_ms()), time_.now + kSettle)));
+    return WaitForHost(id, frame, deadline);
   }
   if (job == nullptr && (join.attempt() != 0 || join.leave_attempt() != 0)) {
     return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
@@ -75,7 +77,7 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   }
   const bool tiers_asked = until || (!HasTier(TierKind::kNvme) && !HasTier(TierKind::kRemote));
   if (job == nullptr && !tiers_asked) {
-    return LookUp(id, frame);
+    return LookUp(id, frame, deadline);
   }
   if (job == nullptr && !MayOpenJob(connection.caller.uid) && !ForgetAJob(connection.caller.uid)) {
     return refuse(absl::StatusCode::kResourceExhausted, v1::Failure::REASON_UNSPECIFIED,
@@ -93,8 +95,6 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
   if (job == nullptr) {
     job = &OpenJob(join.job(), connection.caller.uid, connection.caller.gid);
   }
-  const MonotonicTime deadline = until.value_or(std::max(
-      Deadline(join.deadline_ms()), join.deadline_ms() == 0 ? time_.now + kSettle : time_.now));
   const RequestToken token = NewPending(id, frame, deadline);
   pending_.at(token).job = job->uuid;
   Send(job->uuid, JoinAsked{token, id, connection.caller, join.rank(), join.world_size(),

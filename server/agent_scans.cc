@@ -325,13 +325,10 @@ void Agent::ScanRemoteFor(const std::string& name) {
 
 // ---- Joins of jobs that only a durable tier may know ----
 
-void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame) {
+void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until) {
   const std::string& name = frame.has_join()   ? frame.join().job()
                             : frame.has_list() ? frame.list().job()
                                                : frame.attach().job();
-  const uint64_t deadline_ms = frame.has_join()   ? frame.join().deadline_ms()
-                               : frame.has_list() ? frame.list().deadline_ms()
-                                                  : frame.attach().deadline_ms();
   if (lookups_.size() >= kLookupsMax && lookups_.count(name) == 0) {
     return RefuseNow(
         id, frame.id(),
@@ -341,8 +338,7 @@ void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame) {
   const auto [lookup, fresh] = lookups_.try_emplace(name);
   std::erase_if(lookup->second.waiting,
                 [&](RequestToken gone) { return FindPending(gone) == nullptr; });
-  const MonotonicTime deadline = std::max(Deadline(deadline_ms), time_.now + kSettle);
-  const RequestToken token = NewPending(id, frame, deadline);
+  const RequestToken token = NewPending(id, frame, until);
   Pending& pending = pending_.at(token);
   pending.where = Where::kLookup;
   pending.request = std::make_shared<const v1::ClientFrame>(frame);

@@ -9,6 +9,7 @@
 // Owned by the Agent; not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -48,6 +49,22 @@ struct JobWanted {  // a client wants to join a job that is not known here
   uint32_t uid = 0;
   uint32_t gid = 0;
 };
+// A user of which clients want to join such a job, and until when they wait for it.
+struct JobWanter {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  MonotonicTime until{};
+};
+// The same by user (uid, gid): of clients of other nodes.
+using JobWanters = std::map<std::pair<uint32_t, uint32_t>, MonotonicTime>;
+inline constexpr size_t kSoughtMax = 64;  // users that ask for one job before it is there
+inline void NoteWanter(JobWanters& wanters, const JobWanter& wanter, MonotonicTime now) {
+  std::erase_if(wanters, [now](const auto& each) { return each.second <= now; });
+  const std::pair user(wanter.uid, wanter.gid);
+  if (wanters.size() < kSoughtMax || wanters.count(user) > 0) {
+    wanters[user] = std::max(wanters[user], wanter.until);
+  }
+}
 struct JobRead {  // a client wants to read one that is not known here
   std::string name;
 };

@@ -102,9 +102,10 @@ struct NodeCore::Impl final : RouterOwner {
     return agent.BeginHosting(name, state, time);
   }
   void EndHosting(const std::string& name) override { agent.EndHosting(name); }
-  void Want(const std::string& name, uint32_t uid, uint32_t gid) override {
-    agent.Want(name, uid, gid, time);
+  void Want(const std::string& name, const JobWanter& wanter) override {
+    agent.Want(name, wanter, time);
   }
+  void WantHere(const std::string& name) override { agent.WantHere(name, time); }
   void Meet(const std::string& name, const JobUuid& job, const JobHosted& hosted) override {
     MeetJob meet{name, job, hosted.uid, hosted.gid, hosted.attempt, hosted.world_size, {}};
     for (const JobHosted::LocalRank& each : hosted.ranks) {
@@ -126,6 +127,9 @@ struct NodeCore::Impl final : RouterOwner {
   uint64_t RanksHere(const JobUuid& job) override { return agent.RanksHere(job); }
   bool JoinsWait(const std::string& name) override { return agent.AnyWaitsForHost(name, true); }
   bool ReadersWait(const std::string& name) override { return agent.AnyWaitsForHost(name, false); }
+  std::optional<JobWanter> WhoJoins(const std::string& name) override {
+    return agent.WhoJoins(name);
+  }
   void SayAbsent(const std::string& name) override { agent.SayAbsent(name, time); }
   void LetGo(const std::string& name, const std::vector<JobUuid>& jobs) override {
     agent.LetGo(name, jobs, time);

@@ -39,12 +39,14 @@ struct JobHosted {
   uint32_t world_size = 0;
   std::vector<LocalRank> ranks;
 };
-// A client of that user asks for the job, which the sender does not know. One that only reads opens
-// none: if there is none, that is told by JobAbsent.
+// A client of that user asks for the job, which the sender does not know, and waits that much
+// longer (0: not said). One that only reads opens none: if there is none, that is told by
+// JobAbsent.
 struct JobSought {
   uint32_t uid = 0;
   uint32_t gid = 0;
   bool reads = false;
+  uint64_t wait_ms = 0;
 };
 // By the host: no node keeps anything of such a job, and no tier that it reaches knows it.
 struct JobAbsent {};

@@ -1039,6 +1039,7 @@ void Fields(Io& io, M& m, v1::JobSought& p) {
   io.Any(HF_FIELD(uid));
   io.Any(HF_FIELD(gid));
   io.Any(HF_FIELD(reads));
+  io.Any(HF_FIELD(wait_ms));
 }
 
 template <typename Io, typename M>

@@ -64,7 +64,9 @@ inline constexpr Duration kForwardDeadline = std::chrono::seconds(4);  // of wha
 inline constexpr Duration kRemovalDeadline = std::chrono::minutes(5);  // … of the end of a removal
 inline constexpr size_t kForwardedMax = 1024;                          // either way
 inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
-inline constexpr size_t kSoughtMax = 64;  // users that ask for one job before it is there
+// Who asks another node for a job waits so long, if that was not said; at most:
+inline constexpr Duration kSoughtFor = std::chrono::seconds(60);
+inline constexpr Duration kSoughtForMax = std::chrono::hours(1);
 
 // What the router needs of the node it is in.
 class RouterOwner {
@@ -75,7 +77,8 @@ class RouterOwner {
   // False: it cannot be hosted here.
   virtual bool BeginHosting(const std::string& name, const v1::JobState* state) = 0;
   virtual void EndHosting(const std::string& name) = 0;
-  virtual void Want(const std::string& name, uint32_t uid, uint32_t gid) = 0;
+  virtual void Want(const std::string& name, const JobWanter& wanter) = 0;  // on another node
+  virtual void WantHere(const std::string& name) = 0;
   virtual void Meet(const std::string& name, const JobUuid& job, const JobHosted& hosted) = 0;
   virtual std::optional<v1::JobState> KeptState(const std::string& name) = 0;
   virtual void KeepState(const v1::JobState& state) = 0;
@@ -87,6 +90,7 @@ class RouterOwner {
   // Clients that wait until a host of that name is met: to join, or to read.
   virtual bool JoinsWait(const std::string& name) = 0;
   virtual bool ReadersWait(const std::string& name) = 0;
+  virtual std::optional<JobWanter> WhoJoins(const std::string& name) = 0;
   virtual void AskAgent(const AdminRequest& request) = 0;  // → Router::TakesReply
   virtual bool MayTouch(const std::string& name, const Caller& caller) = 0;
   virtual bool IsAbsent(const std::string& name) = 0;  // hosted here, looked for, and not there
@@ -189,10 +193,9 @@ class Router {
     std::optional<MonotonicTime> campaign_at;
     MonotonicTime not_before{};  // does it campaign: it could not host it
     bool campaigning = false;
-    std::optional<std::pair<uint32_t, uint32_t>> wanted;  // by a client here, which has no job yet
-    // By clients of other nodes (uid, gid), which believe that the job is hosted here.
-    std::set<std::pair<uint32_t, uint32_t>> sought;
-    bool read = false;              // clients here wait to read it, and it is not known here
+    std::optional<JobWanter> wanted;  // by a client here, which has no job yet
+    JobWanters sought;  // by clients of other nodes, which believe that the job is hosted here
+    bool read = false;  // clients here wait to read it, and it is not known here
     std::set<std::string> readers;  // other nodes of which that is so, and who believe as above
     // What the host said of itself over its present channel, and whether this node has answered
     // over the present channel to it.

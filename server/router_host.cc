@@ -114,8 +114,8 @@ void Router::MaybeAct(const std::string& name, Job& job) {
   if (!owner_.BeginHosting(name, hosting.best ? &*hosting.best : nullptr)) {
     return CannotHost(name, job);
   }
-  for (const auto& [uid, gid] : std::exchange(job.sought, {})) {
-    owner_.Want(name, uid, gid);
+  for (const auto& [user, until] : std::exchange(job.sought, {})) {
+    owner_.Want(name, {user.first, user.second, until});
   }
   Seek(name, job);
   for (const auto& [node, peer] : peers_) {
@@ -167,26 +167,29 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobSoug
     const NodeId from = names_.Number(node);
     if (job.hosting->arrived.erase(from) > 0) {  // it has forgotten it: there are many
       ForgetTokens(*job.hosting, from);
-      Introduce(header.job_name, job, node);
     }
-    return;
+    // (Or it had no room for it when it heard of it first, and never answered.)
+    return Introduce(header.job_name, job, node);
   }
+  const Duration left = std::chrono::milliseconds(
+      std::min<uint64_t>(m.wait_ms, std::chrono::milliseconds(kSoughtForMax).count()));
+  const JobWanter wanter{m.uid, m.gid, time_.now + (m.wait_ms == 0 ? kSoughtFor : left)};
   if (m.reads) {
     job.readers.insert(node);
     if (owner_.IsAbsent(header.job_name)) {
       On(JobMissed{header.job_name});
     }
   } else if (job.hosting && job.hosting->acts) {
-    owner_.Want(header.job_name, m.uid, m.gid);
-  } else if (job.sought.size() < kSoughtMax) {
-    job.sought.insert({m.uid, m.gid});
+    owner_.Want(header.job_name, wanter);
+  } else {
+    NoteWanter(job.sought, wanter, time_.now);
   }
 }
 
 void Router::On(const JobMissed& e) {
   Job* job = Find(e.name);
-  if (job == nullptr || !job->hosting) {
-    return;
+  if (job == nullptr || !job->hosting || !owner_.IsAbsent(e.name)) {
+    return;  // (somebody has wanted it since, and it was opened)
   }
   for (const std::string& node : std::exchange(job->readers, {})) {
     Answer(node, PeerHeader{e.name, {}, job->hosting->epoch}, NodeMessage(JobAbsent{}));

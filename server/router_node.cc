@@ -1,4 +1,5 @@
 // This node and the hosts of its jobs.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +24,7 @@ bool EndsRequest(const ToCoordinator& message) {
 
 void Router::On(const JobWanted& e) {
   Job& job = Watch(e.name);
-  job.wanted = {e.uid, e.gid};
+  job.wanted = JobWanter{e.uid, e.gid};
   Seek(e.name, job);
 }
 
@@ -35,20 +36,25 @@ void Router::On(const JobRead& e) {
 
 // The host is to find the job, or to open it.
 void Router::Seek(const std::string& name, Job& job) {
-  if (job.wanted && !owner_.JoinsWait(name)) {
-    job.wanted.reset();  // they were answered: nothing happens later behind their backs
+  if (job.wanted) {
+    job.wanted = owner_.WhoJoins(name);  // (nobody: nothing happens later behind their backs)
   }
   job.read = job.read && owner_.ReadersWait(name);
   if (!job.host || (!job.wanted && !job.read)) {
     return;
   }
-  const auto [uid, gid] = job.wanted.value_or(std::pair<uint32_t, uint32_t>());
-  if (!job.hosting) {
-    return Say(job.host->node, PeerHeader{name, {}, job.host->epoch},
-               NodeMessage(JobSought{uid, gid, !job.wanted}));
+  if (job.hosting) {
+    return job.hosting->acts && job.wanted ? owner_.WantHere(name) : void();
   }
-  if (job.hosting->acts && job.wanted) {
-    owner_.Want(name, uid, gid);
+  const PeerHeader header{name, {}, job.host->epoch};
+  if (job.wanted) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(job.wanted->until - time_.now);
+    JobSought sought{job.wanted->uid, job.wanted->gid};
+    sought.wait_ms = static_cast<uint64_t>(std::max<int64_t>(left.count(), 1));
+    Say(job.host->node, header, NodeMessage(sought));
+  }
+  if (job.read) {
+    Say(job.host->node, header, NodeMessage(JobSought{0, 0, true}));
   }
 }
 

@@ -27,6 +27,8 @@ struct EtcdSession::Job {
   std::shared_ptr<Range> range;  // the host's key
   bool host_known = false;
   std::optional<JobHost> host;
+  // What the watch showed and was told. Nothing counts as told when this node ceases to host the
+  // job: that it did the watch may never have shown, and what it shows next is news then.
   std::optional<std::optional<JobHost>> told;
 
   Campaign campaign = Campaign::kNone;

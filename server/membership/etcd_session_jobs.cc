@@ -359,6 +359,7 @@ void EtcdSession::EndHosting(Job& job) {
     return;
   }
   job.hosting = false;
+  job.told.reset();
   job.BeginRound();
   job.AnswerStores([&](uint64_t version) {
     Tell(StateFailed{job.name, job.epoch, version,
@@ -416,6 +417,7 @@ void EtcdSession::Ask(const AskResign& ask) {
   }
   if (job.hosting) {
     job.hosting = false;
+    job.told.reset();
     job.BeginRound();
     job.AnswerStores([&](uint64_t version) {
       Tell(StateFailed{job.name, job.epoch, version, "this node resigned before it was known"});

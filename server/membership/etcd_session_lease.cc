@@ -197,7 +197,7 @@ void EtcdSession::ExtendLease(MonotonicTime sent, Duration slept, int64_t ttl_s)
   }
   const Duration ttl = std::chrono::seconds(std::min(ttl_s, kTtlMaxS));
   valid_until_ = std::max(valid_until_, sent + (ttl - Margin(ttl)));
-  keep_alive_at_ = sent + ttl / 3;
+  keep_alive_at_ = slept_ > slept ? now_ : sent + ttl / 3;  // (suspended since: again at once)
   if (now_ >= valid_until_) {
     LoseLease("etcd answered too late");
     return;

@@ -13,6 +13,8 @@
 namespace holdfast {
 namespace {
 
+using std::chrono::milliseconds;
+
 constexpr uint64_t kSlot = 2ull << 20;
 constexpr uint32_t kUser = 1000;
 
@@ -139,12 +141,19 @@ class AgentClusterTest : public ::testing::Test {
     frame.set_id(next_frame_++);
     Feed(ClientRequest{connection, frame});
   }
-  void Join(ConnectionId connection, Rank rank, const std::string& name = "job") {
+  void Join(ConnectionId connection, Rank rank, const std::string& name = "job",
+            uint64_t deadline_ms = 60'000) {
     v1::ClientFrame frame;
     frame.mutable_join()->set_job(name);
     frame.mutable_join()->set_rank(rank);
     frame.mutable_join()->set_world_size(4);
-    frame.mutable_join()->set_deadline_ms(60'000);
+    frame.mutable_join()->set_deadline_ms(deadline_ms);
+    Ask(connection, frame);
+  }
+  void List(ConnectionId connection, uint64_t deadline_ms = 60'000) {
+    v1::ClientFrame frame;
+    frame.mutable_list()->set_job("job");
+    frame.mutable_list()->set_deadline_ms(deadline_ms);
     Ask(connection, frame);
   }
   void Begin(ConnectionId connection, Step step) {
@@ -254,7 +263,7 @@ class AgentClusterTest : public ::testing::Test {
     Start();
     DriveScanned({});
     agent_->BeginHosting("job", nullptr, Time());
-    agent_->Want("job", kUser, kUser, Time());
+    agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
     Settle();
     RemoteScanned({});
     const std::vector<JobOpened> opened = Notices<JobOpened>();
@@ -527,6 +536,43 @@ TEST_F(AgentClusterTest, NobodyWaitsLongerThanItSaidWhereverItWaits) {
   EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
 }
 
+// The client gives up a tenth of a second later, however soon that is.
+TEST_F(AgentClusterTest, NobodyWaitsLongerForItsHostThanAShortDeadline) {
+  Start();
+  Join(Connect(100), 0, "job", 4750);
+  now_ = now_ + milliseconds(200);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
+  now_ = now_ + milliseconds(4550);
+  Feed(TimerFired{});
+  EXPECT_EQ(Only<RequestExpired>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, NorDoReadersWaitLonger) {
+  Start();
+  List(Connect(100), 4750);
+  List(Connect(101), 0);  // as long as a daemon needs
+  now_ = now_ + milliseconds(4750);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<ListAsked>(Said(x_)).size(), 1u);
+}
+
+TEST_F(AgentClusterTest, NorDoesAnybodyWaitLongerForTheTiersOfANodeThatIsAlone) {
+  config_.clear_cluster();
+  Start();
+  Join(Connect(100), 0, "job", 4750);
+  List(Connect(101), 4750);
+  Join(Connect(102), 1, "job", 0);  // as long as a daemon needs
+  now_ = now_ + milliseconds(4750);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 2u) << "the drives have not been read";
+  now_ = now_ + kSettle;
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+}
+
 TEST_F(AgentClusterTest, AHostThatDoesNotAnswerIsNotWaitedForForEver) {
   Start();
   Meet(Host(x_));
@@ -735,6 +781,41 @@ TEST_F(AgentClusterTest, ReadersHearThatThereIsNoSuchJobAndJoinsGoOnWaiting) {
   EXPECT_EQ(Only<JoinAsked>(Said(x_)).size(), 1u);
 }
 
+// Whoever else waits, and for how long.
+TEST_F(AgentClusterTest, JoinsAreSoughtAlsoWhereReadersWait) {
+  Start();
+  Join(Connect(100), 0, "job", 1000);
+  List(Connect(101));
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+  now_ = now_ + milliseconds(1000);
+  Feed(TimerFired{});
+  EXPECT_EQ(Failures().size(), 1u);
+  Join(Connect(102), 1);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u) << "nobody seeks it any more";
+}
+
+TEST_F(AgentClusterTest, ReadersAreSoughtAlsoWhereJoinsWait) {
+  Start();
+  Join(Connect(100), 0);
+  EXPECT_EQ(Notices<JobWanted>().size(), 1u);
+  List(Connect(101));
+  List(Connect(102));
+  EXPECT_EQ(Notices<JobRead>().size(), 1u);
+}
+
+// Its host may believe that it has told who it is: this node has forgotten the job since, and what
+// it agrees on with the others made it known again.
+TEST_F(AgentClusterTest, ReadersOfAJobThatIsKnownAndNotMetAreSought) {
+  Start();
+  agent_->KeepState(State(x_, "job", 5), Time());
+  Settle();
+  Notices<JobNoticed>();
+  List(Connect(100));
+  EXPECT_EQ(Notices<JobRead>().size(), 1u);
+  Meet(Host(x_));
+  EXPECT_EQ(Only<ListAsked>(Said(x_)).size(), 1u);
+}
+
 TEST_F(AgentClusterTest, AHostThatFindsNoSuchJobSaysSo) {
   Start();
   DriveScanned({});
@@ -774,7 +855,7 @@ TEST_F(AgentClusterTest, AHostWithAStateHasItsCoordinatorAtOnce) {
 TEST_F(AgentClusterTest, WhatNoTierKnowsIsOpenedWhenSomebodyWantsIt) {
   Start();
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   EXPECT_TRUE(Notices<JobOpened>().empty()) << "the tiers have not been read";
   RemoteScanned({});
@@ -784,7 +865,7 @@ TEST_F(AgentClusterTest, WhatNoTierKnowsIsOpenedWhenSomebodyWantsIt) {
   ASSERT_EQ(opened.size(), 1u);
   ASSERT_NE(Hosted(opened[0].uuid), nullptr);
   EXPECT_EQ(Hosted(opened[0].uuid)->uid(), kUser);
-  agent_->Want("job", 7, 7, Time());
+  agent_->Want("job", {7, 7, now_ + kRescan * 2}, Time());
   EXPECT_TRUE(Notices<JobOpened>().empty());
 }
 
@@ -824,14 +905,14 @@ TEST_F(AgentClusterTest, WhatNobodyWantsIsNotOpened) {
   Settle();
   RemoteScanned({});
   EXPECT_TRUE(Notices<JobOpened>().empty());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
 }
 
 TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheDrivesHave) {
   Start();
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
   ASSERT_NE(Hosted(x_), nullptr);
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
@@ -843,7 +924,7 @@ TEST_F(AgentClusterTest, AHostWithoutAStateGoesByWhatTheRemoteTierHas) {
   Start();
   DriveScanned({});
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   RemoteScanned({Found(x_, {OnDrive(x_, 9, 0, "/remote")})});
   ASSERT_NE(Hosted(x_), nullptr);
@@ -996,7 +1077,7 @@ TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
   Start();
   DriveScanned({});
   agent_->BeginHosting("job", nullptr, Time());
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   Settle();
   TierScanned failed;
   failed.tier = TierKind::kRemote;
@@ -1085,7 +1166,7 @@ TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   removed.set_version(7);
   removed.set_removed(true);
   ASSERT_TRUE(agent_->BeginHosting("job", &removed, Time()));
-  agent_->Want("job", kUser, kUser, Time());
+  agent_->Want("job", {kUser, kUser, now_ + kRescan * 2}, Time());
   EXPECT_TRUE(Notices<JobOpened>().empty());
   remove_here();
   const auto second = Notices<JobOpened>();

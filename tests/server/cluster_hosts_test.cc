@@ -1,6 +1,7 @@
 // Which node hosts a job when nodes, membership and channels disagree (docs/protocol.md §16).
 #include <gtest/gtest.h>
 
+#include "server/agent.h"
 #include "server/router.h"
 #include "tests/server/cluster_world.h"
 
@@ -12,7 +13,9 @@ using std::chrono::seconds;
 
 class ClusterHostsTest : public ::testing::Test {
  protected:
-  explicit ClusterHostsTest(const std::vector<std::string>& nodes = {"a", "b", "c"}) : w(nodes) {}
+  explicit ClusterHostsTest(const std::vector<std::string>& nodes = {"a", "b", "c"},
+                            std::function<void(v1::DaemonConfig&)> adjust = nullptr)
+      : w(nodes, std::move(adjust)) {}
 
   // A node without ranks of the job hosts it.
   void HostOn(const std::string& node, const std::string& job = "job") {
@@ -192,6 +195,99 @@ TEST_F(ClusterHostsTest, AJoinThatWasRefusedOpensNoJobLater) {
   w.Advance(seconds(30));
   EXPECT_EQ(w["b"].Admin<v1::GetStatusReply>(v1::GetStatusRequest())->jobs_size(), 0);
   EXPECT_EQ(w.HostOf("job"), "");
+}
+
+// The remote tier cannot be read for a while: until it can nobody knows whether there is such a
+// job.
+class SlowTierTest : public ClusterHostsTest {
+ protected:
+  SlowTierTest()
+      : ClusterHostsTest({"a", "b", "c"}, [](v1::DaemonConfig& config) {
+          config.mutable_remote()->set_dir("/remote");
+        }) {
+    w.remote().scan = absl::UnavailableError("Stale file handle");
+  }
+  // It is refused when its deadline has passed.
+  void JoinInVain(const std::string& node, uint32_t uid) {
+    TestClient client = w[node].Connect(static_cast<int32_t>(uid), uid);
+    const uint64_t asked = client.Send(TestClient::JoinFrame("job", 0, 1, 5000));
+    w.Advance(seconds(6));
+    const std::optional<Answer> refused = client.Take(asked);
+    ASSERT_TRUE(refused && refused->frame.has_failure());
+  }
+  void ReadTheTier() {
+    w.remote().scan = absl::OkStatus();
+    w.Advance(2 * kRescan);
+  }
+};
+
+TEST_F(SlowTierTest, AJobBelongsToWhoStillWaitsForIt) {
+  JoinInVain("c", 1001);  // c hosts the name from now on
+  ASSERT_EQ(w.HostOf("job"), "c");
+  JoinInVain("b", 1002);
+  TestClient mine = w["b"].Connect(100, 1003);
+  const uint64_t asked = mine.Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.RunSoon();
+  ReadTheTier();
+  const std::optional<Answer> joined = mine.Take(asked);
+  ASSERT_TRUE(joined);
+  EXPECT_TRUE(joined->frame.has_join()) << joined->frame.ShortDebugString();
+}
+
+TEST_F(SlowTierTest, AtTheHostToo) {
+  JoinInVain("c", 1001);
+  TestClient mine = w["c"].Connect(100, 1003);
+  const uint64_t asked = mine.Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.RunSoon();
+  ReadTheTier();
+  const std::optional<Answer> joined = mine.Take(asked);
+  ASSERT_TRUE(joined);
+  EXPECT_TRUE(joined->frame.has_join()) << joined->frame.ShortDebugString();
+}
+
+TEST_F(SlowTierTest, WhenNobodyWaitsAnyMoreNoJobIsOpened) {
+  JoinInVain("c", 1001);
+  JoinInVain("b", 1002);
+  ReadTheTier();
+  EXPECT_EQ(w.HostOf("job"), "");
+  EXPECT_EQ(w["c"].Admin<v1::GetStatusReply>(v1::GetStatusRequest())->jobs_size(), 0);
+}
+
+// The job is opened when its host has heard the nodes.
+TEST_F(SlowTierTest, WhoAskedAHostThatDidNotActYetIsNotWaitedForLater) {
+  w.remote().scan = absl::OkStatus();
+  w.LoseMessages("a", "c");
+  TestClient visitor = w["c"].Connect(99, 1001);
+  const uint64_t asked = visitor.Send(TestClient::JoinFrame("job", 0, 1, 1000));
+  TestClient other = w["b"].Connect(100, 1002);
+  const uint64_t also = other.Send(TestClient::JoinFrame("job", 0, 1, 1000));
+  w.Advance(kCollectAll + seconds(5));
+  ASSERT_TRUE(visitor.Take(asked));
+  ASSERT_TRUE(other.Take(also));
+  EXPECT_EQ(w.HostOf("job"), "");
+}
+
+TEST_F(ClusterHostsTest, WhoAskedAHostThatDidNotActYetGetsItsJobWhenItDoes) {
+  w.LoseMessages("a", "c");
+  TestClient visitor = w["c"].Connect(99, 1001);
+  const uint64_t asked = visitor.Send(TestClient::JoinFrame("job", 0, 1, 1000));
+  TestClient other = w["b"].Connect(100, 1002);
+  const uint64_t also = other.Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.Advance(kCollectAll + seconds(5));
+  ASSERT_TRUE(visitor.Take(asked));
+  const std::optional<Answer> joined = other.Take(also);
+  ASSERT_TRUE(joined);
+  EXPECT_TRUE(joined->frame.has_join()) << joined->frame.ShortDebugString();
+  EXPECT_EQ(w.HostOf("job"), "c");
+}
+
+// The host counts nothing that the node says, and the node does not know: it has met it before.
+TEST_F(ClusterHostsTest, ANodeThatAsksIsMetThoughItsHostHasNotHeardItBefore) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  w.Tell("c", PeerTold{PeerBegan{"b"}});
+  Hear("c", "b", "job", w.EpochOf("job"), NodeMessage(JobSought{0, 0, true}));
+  EXPECT_TRUE(Commits(r0, r1, 10));
 }
 
 // There are more jobs of the user than a node keeps in mind: one that others host, and that has

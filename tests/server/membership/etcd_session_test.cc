@@ -52,6 +52,20 @@ TEST(EtcdSession, AMachineThatWasSuspendedIsNoMemberAnyMore) {
   EXPECT_FALSE(world.IsMember(0));
 }
 
+// What the answer to a renewal that was under way counts from was before that.
+TEST(EtcdSession, AMachineThatWasSuspendedDuringARenewalRenewsAgain) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Run(milliseconds(100));
+  world.Deliver(0, EtcdSession::Slept{milliseconds(1)});  // it is renewed: the answer is to come
+  world.Deliver(0, EtcdSession::Slept{milliseconds(400)});
+  world.Run(milliseconds(100));
+  EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
+  world.etcd_away = true;
+  world.Deliver(0, EtcdSession::Slept{milliseconds(200)});
+  EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
+}
+
 TEST(EtcdSession, ARestartTakesItsPlaceAtOnce) {
   SessionWorld world(1, {});
   world.Add("a");
@@ -234,6 +248,30 @@ TEST(EtcdSession, CompactedWhileItWasAwayItListsAnew) {
   EXPECT_EQ(world.Told<MembersAre>(0).size(), 2u);
   EXPECT_EQ(world.nodes[0].members.count("late"), 1u);
   EXPECT_TRUE(world.Told<LeaseLost>(0).empty());
+}
+
+// That there was a host in between nobody has told: whoever was elected knew it by itself.
+TEST(EtcdSession, WhoResignsIsToldThatThereIsNoHostThoughItsOwnPlaceWasNeverSeen) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Run(seconds(1));
+  world.Deliver(0, EtcdSession::AskWatchHost{"x"});
+  world.Run(seconds(1));
+  ASSERT_EQ(world.Told<NoHost>(0).size(), 1u);
+  world.etcd.CloseStream((world.nodes[0].stream << 8) | 0);
+  world.Deliver(0, EtcdSession::AskCampaign{"x", 0});
+  world.Run(milliseconds(100));
+  ASSERT_EQ(world.Told<Elected>(0).size(), 1u);
+  EXPECT_TRUE(world.Told<HostIs>(0).empty());
+  world.nodes[0].hosts.erase("x");
+  world.Deliver(0, EtcdSession::AskResign{"x"});
+  world.Run(milliseconds(100));
+  ASSERT_FALSE(world.etcd.kv.contains("/t/jobs/x/host"));
+  world.etcd.Compact();
+  world.Deliver(0, EtcdSession::WatchEnded{world.nodes[0].stream, absl::UnavailableError("gone")});
+  world.Run(seconds(2));
+  EXPECT_EQ(world.Told<NoHost>(0).size(), 2u);
+  EXPECT_TRUE(world.Told<Deposed>(0).empty());
 }
 
 TEST(EtcdSession, ATokenThatEndedIsAskedForAgain) {
