@@ -747,6 +747,65 @@ TEST_F(NodesTest, ASessionWaitsForANodeThatMayComeBackAndNotForOneThatIsGone) {
   ASSERT_NE(Answer<SourceOffered>(one), nullptr);
 }
 
+// Step 2 lies on b alone, which is out of reach and may be back; all ranks have entered.
+class WaitingSessionTest : public NodesTest {
+ protected:
+  WaitingSessionTest() {
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+    SaveBoth(2);
+    Say(b_, NodeLeft{false, "no answer"});
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(c_, 1, 2, "two", 1);
+    zero_ = Enter(kHere, 0, 1);
+    one_ = Enter(c_, 1, 1);
+    EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+    EXPECT_EQ(Answer<Refused>(zero_), nullptr);
+  }
+  void Choose(const std::function<void(v1::SetRestorePointRequest&)>& what) {
+    RestorePointAsked asked;
+    asked.token = ++token_;
+    what(asked.request);
+    Say(kHere, asked);
+    EXPECT_NE(Answer<RestorePointSet>(asked.token), nullptr);
+  }
+  RequestToken zero_ = 0;
+  RequestToken one_ = 0;
+};
+
+TEST_F(WaitingSessionTest, GoesOnWithTheStepThatIsChosenMeanwhile) {
+  Choose([](auto& request) { request.set_step(1); });
+  for (const RequestToken token : {zero_, one_}) {
+    ASSERT_NE(Answer<SourceOffered>(token), nullptr);
+    EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 1}));
+  }
+}
+
+TEST_F(WaitingSessionTest, StartsFromScratchWhenThatIsChosenMeanwhile) {
+  Choose([](auto& request) { request.set_from_scratch(true); });
+  for (const RequestToken token : {zero_, one_}) {
+    ASSERT_NE(Answer<Refused>(token), nullptr);
+    EXPECT_EQ(Answer<Refused>(token)->failure.reason, v1::Failure::REASON_NOTHING_TO_RESTORE);
+  }
+}
+
+TEST_F(WaitingSessionTest, GoesOnWaitingWhenNothingIsChosen) {
+  Choose([](auto& request) { request.set_clear(true); });
+  EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+  EXPECT_EQ(Answer<Refused>(zero_), nullptr);
+}
+
+TEST_F(WaitingSessionTest, NamesTheWayOutAtItsDeadline) {
+  Say(kHere, RequestExpired{zero_});
+  ASSERT_NE(Answer<Refused>(zero_), nullptr);
+  const std::string& message = Answer<Refused>(zero_)->failure.message;
+  EXPECT_EQ(Answer<Refused>(zero_)->failure.code, absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(message, ::testing::HasSubstr("out of reach and may have a newer step: b;"));
+  EXPECT_THAT(message, ::testing::HasSubstr("ckptctl restore job --step N"));
+}
+
 // A coordinator that has not heard of all nodes yet does not give up what they may complete.
 TEST_F(NodesTest, ANewCoordinatorGivesUpNothingThatAMissingNodeMayComplete) {
   TwoRanks();
