@@ -259,6 +259,7 @@ void Coordinator::On(const RemovalDone& m, Turn& t) {
     removals.current.reset();
   }
   EndRemoval(std::move(going), m.tier, t);
+  GoOnWithSession(t);  // (as when a flush ends: what waited for this may not get there)
 }
 
 // All that were asked have answered.

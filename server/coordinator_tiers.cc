@@ -363,6 +363,7 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   if (awaited) {  // else it is one of thousands, perhaps, and changes nothing
     RetainDurable(t);
     PumpDrains(t);
+    GoOnWithSession(t);
   }
 }
 
@@ -554,6 +555,7 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
   GoOnWithSession(t);
   RetainDurable(t);
   PumpDrains(t);
+  GoOnWithSession(t);  // a manifest that it waits for may not come after all
 }
 
 // True if it is newer than what the job's state says of that tier.

@@ -2594,6 +2594,65 @@ TEST_F(ReplicasOnNodesTest, FilesThatWereFoundAreCommittedUnderTheSamePlan) {
   EXPECT_EQ(manifests[0].second.shards[0].file_bytes, 100u);
 }
 
+// Nine steps lie in remote without their manifests, which hang there, all but one; the ninth waits
+// for its turn, and its files do not fit together. A restore does not wait for it any longer.
+TEST_F(ReplicasOnNodesTest, ARestoreDoesNotWaitForAManifestThatIsNotToBe) {
+  const Likeness like = Like(1, 1);
+  SaveAll(1, {like, like, like, like});
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Say(NodeOf(rank),
+        SeatLost{1, rank, Process(NodeOf(rank), rank), 0, SeatLost::How::kProcessEnded});
+  }
+  for (Rank rank = 0; rank < 4; ++rank) {
+    Join(NodeOf(rank), rank, 4, "two", 1);
+  }
+  NodeNames nodes("a");
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  settings_.nodes = &nodes;
+  MakeCoordinator();
+  ASSERT_TRUE(job_->Load(written_).ok());
+  std::vector<ForAgent> out;
+  job_->Resume({}, Time(), out);
+  NodeArrived arrived;
+  for (const Rank rank : {2u, 3u}) {
+    arrived.seats.push_back({2, rank, Process(b_, rank, 1), 7, {}, std::nullopt});
+  }
+  Say(b_, arrived);
+  CopiesFound found;
+  found.tier = TierKind::kRemote;
+  found.began = now_;
+  for (Step step = 1; step <= 9; ++step) {
+    for (Rank rank = 0; rank < 4; ++rank) {
+      DurableCopy copy;
+      copy.copy = Found(rank, step).copy;
+      copy.copy.world_size = 4;
+      copy.copy.likeness = like;
+      copy.file_bytes = 100;
+      copy.plan = Plan(
+          like, step < 9 || rank != 3 ? std::vector<Rank>{0, 1, 2, 3} : std::vector<Rank>{0, 1, 2});
+      found.copies.push_back(copy);
+    }
+  }
+  Say(kHere, found);
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  std::vector<RequestToken> entered;
+  for (Rank rank = 0; rank < 4; ++rank) {
+    entered.push_back(Enter(NodeOf(rank), rank, 1));
+  }
+  for (Step step = 1; step < 8; ++step) {
+    Say(kHere, FlushStalled{{1, step}, TierKind::kRemote, true, "no answer"});
+  }
+  EXPECT_EQ(All<ManifestWanted>().size(), 8u);
+  EXPECT_EQ(Answer<SourceOffered>(entered[0]), nullptr);
+  Say(kHere, ManifestDone{{1, 8}, absl::OkStatus()});
+  EXPECT_EQ(All<ManifestWanted>().size(), 8u);
+  for (const RequestToken token : entered) {
+    ASSERT_NE(Answer<SourceOffered>(token), nullptr);
+    EXPECT_EQ(Answer<SourceOffered>(token)->checkpoint, (CheckpointId{1, 8}));
+  }
+}
+
 // ---- Replicas: who relies on whose file ----
 
 class BadOwnersTest : public ReplicasOnNodesTest {
