@@ -263,7 +263,7 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
     failure.message = absl::StrCat(
         "restore of job '", name_, "', attempt ", attempt(),
         ": the deadline passed while waiting for ",
-        waits_for_inventory_ ? WhatTheSessionWaitsFor()
+        waits_for_inventory_ ? absl::StrCat(WhatTheSessionWaitsFor(), HowNotToWait())
                              : absl::StrCat(session_->MissingRanks(),
                                             session_->loading() ? " to load" : " to enter"));
     return FailSession(failure, t);
@@ -348,6 +348,9 @@ void Coordinator::On(const RestorePointAsked& m, Turn& t) {
                         : "");
   }
   AnswerWhenDurable(m.token, RestorePointSet{m.token, text}, t);
+  if (session_ && !session_->loading()) {
+    GoOnWithSession(t);  // it waits for what may be newer: what was chosen is what it is
+  }
 }
 
 void Coordinator::Persist(Turn& t) {

@@ -443,6 +443,7 @@ class Coordinator {
   void GoOnWithFallBack(bool read_since, Turn& t);
   bool TurnToNewer(Turn& t);
   std::string WhatTheSessionWaitsFor() const;
+  std::string HowNotToWait() const;
   std::string NamesOf(const std::set<NodeId>& nodes) const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);

@@ -225,6 +225,13 @@ std::string Coordinator::WhatTheSessionWaitsFor() const {
              : absl::StrCat("nodes that are out of reach and may have a newer step: ", nodes);
 }
 
+std::string Coordinator::HowNotToWait() const {
+  return absl::StrCat(
+      "; restore again when they can be read, or choose what there is: ckptctl "
+      "restore ",
+      name_, CommittedOnLine().empty() ? " --from-scratch" : " --step N");
+}
+
 void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
   session_->NextRound(std::move(candidates));
   waits_for_inventory_ = false;
