@@ -172,7 +172,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobSoug
     return Introduce(header.job_name, job, node);
   }
   const Duration left = std::chrono::milliseconds(
-      std::min<uint64_t>(m.wait_ms, std::chrono::milliseconds(kSoughtForMax).count()));
+      std::min<uint64_t>(m.wait_ms, static_cast<uint64_t>(kSoughtForMax / std::chrono::milliseconds(1))));
   const JobWanter wanter{m.uid, m.gid, time_.now + (m.wait_ms == 0 ? kSoughtFor : left)};
   if (m.reads) {
     job.readers.insert(node);
