@@ -472,6 +472,7 @@ class Coordinator {
   void On(const ShardDrained& m, Turn& t);
   void On(const FlushStalled& m, Turn& t);
   void On(const ManifestDone& m, Turn& t);
+  void WriteAgain(const ManifestDone& m, Turn& t);
   void On(const MemoryCopyGained& m, Turn& t);
   bool Configured(TierKind tier) const;
   void Learn(const SealedCopy& copy, bool& learned);

@@ -223,6 +223,9 @@ Coordinator::Going Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t
   }
   checkpoint.removing = true;
   checkpoint.Clear(tier);
+  if (tier == TierKind::kRemote) {
+    t.Say(FlushUnwanted{id, tier}, kEveryNode);  // what was written there is remembered by nobody
+  }
   Recheck(id, t);
   return going;
 }

@@ -164,6 +164,7 @@ struct FlushStalled {
 struct ManifestDone {
   CheckpointId checkpoint;
   absl::Status status;
+  std::vector<Rank> missing{};  // of an error: whose copies are not there any more
 };
 struct RemovalDone {
   CheckpointId checkpoint;

@@ -610,6 +610,20 @@ TEST_F(NodesTest, ARemovalAsksEveryNodeThatHasSomethingAndOnlyThoseAgainThatFail
   EXPECT_TRUE(job_->Inventory(TierKind::kNvme).why.empty());
 }
 
+// Its host removes from there what others have written.
+TEST_F(NodesTest, WhatGoesFromTheRemoteTierNobodyRemembersToHaveWritten) {
+  TwoRanks();
+  for (const Step step : {1, 2, 3}) {
+    SaveBoth(step);
+    Flush(step);
+  }
+  const auto forgotten = All<FlushUnwanted>();
+  ASSERT_EQ(forgotten.size(), 1u);
+  EXPECT_EQ(forgotten[0].first, kEveryNode);
+  EXPECT_EQ(forgotten[0].second.checkpoint, (CheckpointId{1, 1}));
+  EXPECT_EQ(forgotten[0].second.to, TierKind::kRemote);
+}
+
 TEST_F(NodesTest, ARemovalDoesNotWaitForANodeThatGoesAway) {
   TwoRanks();
   SaveBoth(1);
