@@ -407,16 +407,45 @@ void Router::On(const NoHost& e) {
   MaybeForget(e.job);
 }
 
-// A name that nobody hosts and nobody here asks for.
+// A name that nobody hosts and nobody here asks for. (Of a list's nodes none but the first is ever
+// told that nobody hosts it.)
 void Router::MaybeForget(const std::string& name) {
-  const Job* job = Find(name);
+  Job* job = Find(name);
   const bool asked = std::any_of(forwarded_.begin(), forwarded_.end(), [&](const auto& forwarded) {
     return forwarded.second.ask.job == name;
   });
-  if (job != nullptr && job->nobody && !job->watched && !asked) {
+  if (job == nullptr || asked) {
+    return;
+  }
+  if (fixed_host_ ? !IsNeeded(name, *job) : job->nobody && !job->watched) {
     owner_.Act(UnwatchHost{name});
     jobs_.erase(name);
   }
+}
+
+// Something of it is here or may be, or somebody waits for it.
+bool Router::IsNeeded(const std::string& name, Job& job) {
+  const bool wanted = (job.wanted && owner_.JoinsWait(name)) ||
+                      (job.read && owner_.ReadersWait(name)) || !job.sought.empty() ||
+                      !job.readers.empty();
+  const bool hosts = job.hosting || job.campaigning || job.campaign_at;
+  const bool met = job.hosted || !job.unanswered.empty() || to_settle_.count(name) > 0;
+  return wanted || hosts || met || owner_.KeptState(name);
+}
+
+// Nobody says that a request for a name was given up before its host had answered.
+void Router::ForgetUnneeded() {
+  if (!fixed_host_ || jobs_.size() < forget_above_) {
+    return;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, job] : jobs_) {
+    names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    MaybeForget(name);
+  }
+  forget_above_ = std::max(kWatchedMin, 2 * jobs_.size());
 }
 
 // Each job has an order of the nodes of its own, so that the jobs spread over them, and that not
@@ -560,6 +589,7 @@ void Router::Expire(EventTime time) {
     }
   }
   ExpireForwarded();
+  ForgetUnneeded();
 }
 
 std::optional<MonotonicTime> Router::NextDeadline() const {

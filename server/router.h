@@ -59,6 +59,9 @@ inline constexpr Duration kForwardDeadline = std::chrono::seconds(4);  // of wha
 inline constexpr Duration kRemovalDeadline = std::chrono::minutes(5);  // … of the end of a removal
 inline constexpr size_t kForwardedMax = 1024;                          // either way
 inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
+// Of a list, when so many names are watched, those that nobody needs any more are looked for; then
+// when there are twice as many as were left.
+inline constexpr size_t kWatchedMin = 64;
 inline constexpr size_t kSoughtMax = 64;  // users that ask for one job before it is there
 
 // What the router needs of the node it is in.
@@ -253,6 +256,8 @@ class Router {
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
   void MaybeForget(const std::string& name);
+  bool IsNeeded(const std::string& name, Job& job);
+  void ForgetUnneeded();
   Job* Find(const std::string& name);
   void SetHost(const std::string& name, Job& job, const JobHost& host);
   void PlanCampaign(const std::string& name, Job& job);
@@ -343,6 +348,7 @@ class Router {
   size_t reached_ = 0;                        // of these, how many there is a channel to
   std::optional<MonotonicTime> alone_since_;  // no more than half of the members can be spoken to
   Jobs jobs_;
+  size_t forget_above_ = kWatchedMin;          // with that many jobs it is time to forget some
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
   std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
   MonotonicTime left_counts_from_{};   // not before: membership has lost its memory

@@ -57,6 +57,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobAbse
   if (job != nullptr && job->host && job->host->node == node && header.epoch >= job->highest) {
     job->read = false;
     owner_.SayAbsent(header.job_name);
+    MaybeForget(header.job_name);
   }
 }
 
@@ -140,6 +141,9 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateAs
     Seek(header.job_name, job);
   }
   Answer(node, answer, NodeMessage(std::move(told)));
+  if (fixed_host_) {
+    MaybeForget(header.job_name);  // if it finds a job of that name it says so
+  }
 }
 
 void Router::On(const std::string& node, const PeerHeader& header, const StateKept& m) {

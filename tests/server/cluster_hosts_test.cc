@@ -12,7 +12,9 @@ using std::chrono::seconds;
 
 class ClusterHostsTest : public ::testing::Test {
  protected:
-  explicit ClusterHostsTest(const std::vector<std::string>& nodes = {"a", "b", "c"}) : w(nodes) {}
+  explicit ClusterHostsTest(const std::vector<std::string>& nodes = {"a", "b", "c"},
+                            std::function<void(v1::DaemonConfig&)> adjust = nullptr)
+      : w(nodes, std::move(adjust)) {}
 
   // A node without ranks of the job hosts it.
   void HostOn(const std::string& node, const std::string& job = "job") {
@@ -211,6 +213,56 @@ TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {
   TestClient rank = w["a"].Connect(100);
   EXPECT_TRUE(rank.Join("job", 0, 1));
   ASSERT_EQ(w.HostOf("job"), "c");
+}
+
+class ListTest : public ClusterHostsTest {
+ protected:
+  ListTest()
+      : ClusterHostsTest({"a", "b", "c"}, [](v1::DaemonConfig& config) {
+          for (const char* name : {"a", "b", "c"}) {
+            config.mutable_cluster()->add_members()->set_name(name);
+          }
+        }) {}
+  v1::ClientFrame ListFrame(const std::string& job, uint64_t deadline_ms) {
+    v1::ClientFrame frame;
+    frame.mutable_list()->set_job(job);
+    frame.mutable_list()->set_deadline_ms(deadline_ms);
+    return frame;
+  }
+};
+
+// No other node than the first is ever told that nobody hosts a name.
+TEST_F(ListTest, NamesOfNoJobAreForgottenOnEveryNode) {
+  TestClient reader = w["b"].Connect(100);
+  for (int i = 0; i < 10; ++i) {
+    const std::string name = "nothing" + std::to_string(i);
+    EXPECT_EQ(reader.Reason(ListFrame(name, 30'000)), v1::Failure::REASON_NOTHING_TO_RESTORE);
+    v1::GetStatusRequest mistyped;
+    mistyped.set_job(name);
+    EXPECT_FALSE(w["c"].Admin<v1::GetStatusReply>(mistyped).ok());
+  }
+  for (const char* node : {"a", "b", "c"}) {
+    EXPECT_EQ(w.WatchedBy(node), 0u) << node;
+  }
+  // What there is goes on.
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  EXPECT_EQ(w.WatchedBy("b"), 1u);
+}
+
+TEST_F(ListTest, NamesThatWereAskedForInVainDoNotPileUp) {
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Cut("a", "b");
+  TestClient reader = w["b"].Connect(100);
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t asked = reader.Send(ListFrame("nothing" + std::to_string(i), 1000));
+    w.Advance(seconds(2));
+    EXPECT_TRUE(reader.Take(asked)) << i;
+  }
+  EXPECT_LT(w.WatchedBy("b"), 2 * kWatchedMin);
+  w.Heal("a", "b");
+  EXPECT_TRUE(Commits(r0, r1, 20));
 }
 
 // What another node answers to an earlier life of this one answers nothing that is asked now.
