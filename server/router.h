@@ -50,6 +50,8 @@ inline constexpr size_t kCampaignStepsMax = 50;
 inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
 // A host that can speak to no more than half of the members for so long gives way.
 inline constexpr Duration kAloneGrace = std::chrono::seconds(30);
+// So does one whose own daemon has failed for so long to write what all have agreed on.
+inline constexpr Duration kUnwrittenGrace = std::chrono::seconds(15);
 // A node that could not host a job lets others try for so long.
 inline constexpr Duration kHostAgain = std::chrono::seconds(30);
 // A message may have been on its way for so long.
@@ -168,6 +170,7 @@ class Router {
     bool written_here = false;
     bool agreed = false;
     absl::Status failure;
+    std::optional<MonotonicTime> unwritten_since;  // no write here has succeeded
     std::optional<Removing> removing;
   };
   struct Job {
@@ -304,7 +307,7 @@ class Router {
   void ForgetTokens(Hosting& hosting, NodeId node);
   void NodeIsLost(const std::string& node, bool ended, const std::string& why);
   void StepDown(const std::string& name, Job& job, bool resign);
-  void StateDone(Job& job);
+  void StateDone(const std::string& name, Job& job);
 
   // router_removal.cc: jobs that are removed, and names that nobody has
   void TellRemoved(const std::string& name, Job& job, const std::string& node);

@@ -396,7 +396,7 @@ void Router::On(const StateStored& e) {
     }
     job->hosting->agreed = true;
     job->hosting->stored = e.version;
-    StateDone(*job);
+    StateDone(e.job, *job);
   }
 }
 
@@ -414,14 +414,22 @@ void Router::On(const StateFailed& e) {
     job->hosting->agreed = true;
     job->hosting->failure.Update(absl::UnavailableError(
         absl::StrCat("the state of job '", e.job, "' could not be agreed on: ", ToAbsl(e.why))));
-    StateDone(*job);
+    StateDone(e.job, *job);
   }
 }
 
-void Router::StateDone(Job& job) {
+// What all have agreed on, and this daemon alone fails to write, time and again: another node can
+// do better. (It is tried again every second.)
+void Router::StateDone(const std::string& name, Job& job) {
   Hosting& hosting = *job.hosting;
   if (hosting.writing == 0 || !hosting.written_here || !hosting.agreed) {
     return;
+  }
+  if (hosting.unwritten_since && hosting.stored == hosting.writing && !fixed_host_ &&
+      !peers_.empty() && *hosting.unwritten_since + kUnwrittenGrace <= time_.now) {
+    Complain(name, absl::StrCat("it is hosted here no more: its state cannot be written here: ",
+                                Message(hosting.failure)));
+    return CannotHost(name, job);
   }
   const uint64_t version = std::exchange(hosting.writing, 0);
   owner_.TellCoordinator(*hosting.job, kHere, StateWritten{version, hosting.failure});

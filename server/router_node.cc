@@ -168,9 +168,11 @@ void Router::FromAgent(const JobUuid& uuid, ToCoordinator message, EventTime tim
   }
   if (const auto* written = std::get_if<StateWritten>(&message)) {
     if (job.hosting && job.hosting->writing == written->version) {
+      std::optional<MonotonicTime>& failing = job.hosting->unwritten_since;
+      failing = written->status.ok() ? std::nullopt : std::optional(failing.value_or(time.now));
       job.hosting->written_here = true;
       job.hosting->failure.Update(written->status);
-      StateDone(job);
+      StateDone(name, job);
     }
     return;
   }

@@ -215,6 +215,69 @@ TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {
   ASSERT_EQ(w.HostOf("job"), "c");
 }
 
+// What all others keep it cannot write itself: nobody could join before it can.
+class FullDiskTest : public ClusterHostsTest {
+ protected:
+  static absl::Status Full(const Action& a) {
+    return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("ENOSPC")
+                                                    : absl::OkStatus();
+  }
+};
+
+TEST_F(FullDiskTest, AHostThatCannotWriteItsStateGivesWay) {
+  HostOn("c");
+  w["c"].fail = Full;
+  TestClient r0 = w["a"].Connect(100);
+  const uint64_t asked = r0.Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.Advance(kUnwrittenGrace - seconds(5));
+  EXPECT_EQ(w.HostOf("job"), "c") << "it may be over in a moment";
+  w.Advance(seconds(15));
+  EXPECT_NE(w.HostOf("job"), "c");
+  ASSERT_NE(w.HostOf("job"), "");
+  const std::optional<Answer> joined = r0.Take(asked);
+  if (joined && joined->frame.has_failure()) {  // refused while c could not write: it tries again
+    ASSERT_TRUE(r0.Join("job", 0, 1));
+  } else {
+    ASSERT_TRUE(joined);
+  }
+  TestClient again = w["a"].Connect(100);
+  ASSERT_TRUE(again.Join("job", 0, 1));
+  ASSERT_TRUE(again.Save(1));
+  EXPECT_TRUE(again.Committed(1));
+}
+
+TEST_F(FullDiskTest, AHostThatFailsNowAndThenStays) {
+  HostOn("c");
+  TestClient r0 = w["a"].Connect(100);
+  ASSERT_TRUE(r0.Join("job", 0, 1));
+  ASSERT_TRUE(r0.Save(1));
+  for (Step step = 2; step <= 5; ++step) {
+    w["c"].fail = Full;
+    ASSERT_TRUE(r0.Save(step));
+    w.Advance(kUnwrittenGrace / 2);
+    w["c"].fail = nullptr;
+    w.Advance(kUnwrittenGrace / 2);
+  }
+  EXPECT_EQ(w.HostOf("job"), "c");
+}
+
+TEST(ClusterOfOneTest, WhoIsAloneStaysHostThoughItCannotWrite) {
+  ClusterWorld alone({"a"});
+  TestClient rank = alone["a"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  ASSERT_TRUE(rank.Save(1));
+  const Epoch epoch = alone.EpochOf("job");
+  alone["a"].fail = [](const Action& a) {
+    return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("ENOSPC")
+                                                    : absl::OkStatus();
+  };
+  ASSERT_TRUE(rank.Save(2));
+  alone.Advance(3 * kUnwrittenGrace);
+  EXPECT_TRUE(rank.Committed(2));
+  EXPECT_EQ(alone.HostOf("job"), "a");
+  EXPECT_EQ(alone.EpochOf("job"), epoch);
+}
+
 class ListTest : public ClusterHostsTest {
  protected:
   ListTest()
