@@ -48,7 +48,7 @@ inline constexpr Duration kCollectKnown = std::chrono::seconds(20);
 inline constexpr Duration kCampaignStep = std::chrono::milliseconds(20);
 inline constexpr size_t kCampaignStepsMax = 50;
 inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
-// A host that can speak to no more than half of the members for so long gives way.
+// A host that no more than half of the members can hear, or be heard by, for so long gives way.
 inline constexpr Duration kAloneGrace = std::chrono::seconds(30);
 // So does one whose own daemon has failed for so long to write what all have agreed on.
 inline constexpr Duration kUnwrittenGrace = std::chrono::seconds(15);
@@ -135,6 +135,7 @@ class Router {
   struct Peer {
     NodeInfo info;
     PeerChannel channel = 0;             // to it; 0: none now
+    bool heard = false;                  // there is one from it, too
     std::vector<std::string> answers{};  // that wait for one
     size_t answer_bytes = 0;
   };
@@ -242,6 +243,7 @@ class Router {
   void On(const PeerLost& e);
   void On(const PeerProblem& e);
   void On(const PeerBegan& e);
+  void On(const PeerSilent& e);
   void On(const PeerSpoke& e);
   void On(const JobNoticed& e);
   void On(const JobWanted& e);
@@ -254,7 +256,8 @@ class Router {
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);
-  void SetChannel(Peer& peer, PeerChannel channel);
+  static bool InReach(const Peer& peer) { return peer.channel != 0 && peer.heard; }
+  void SetReach(Peer& peer, PeerChannel channel, bool heard);
   void JudgeReach();
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
@@ -306,6 +309,7 @@ class Router {
   void SayToArrived(const Hosting& hosting, NodeId to, const absl::StatusOr<std::string>& bytes);
   void ForgetTokens(Hosting& hosting, NodeId node);
   void NodeIsLost(const std::string& node, bool ended, const std::string& why);
+  void JobLoses(Job& job, NodeId node, bool ended, const std::string& why);
   void StepDown(const std::string& name, Job& job, bool resign);
   void StateDone(const std::string& name, Job& job);
 
@@ -348,8 +352,8 @@ class Router {
   std::string problem_;
   NodeInfo own_;
   std::map<std::string, Peer> peers_;         // the other living members
-  size_t reached_ = 0;                        // of these, how many there is a channel to
-  std::optional<MonotonicTime> alone_since_;  // no more than half of the members can be spoken to
+  size_t reached_ = 0;                        // of these, how many there are channels to and from
+  std::optional<MonotonicTime> alone_since_;  // that is no more than half of the members
   Jobs jobs_;
   size_t forget_above_ = kWatchedMin;          // with that many jobs it is time to forget some
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good

@@ -134,8 +134,9 @@ std::optional<MonotonicTime> Router::WaitsUntil(const Hosting& hosting) const {
   return std::nullopt;
 }
 
-// When it lets another node try, unless it hears or reaches more of the members by then: it may be
-// cut off from them, and not from what elected it. (Of two members neither is more than half.)
+// When it lets another node try, unless it hears and reaches more of the members by then: it may be
+// cut off from them, or they from it, and not from what elected it. (Of two members neither is more
+// than half.)
 std::optional<MonotonicTime> Router::GivesWayAt(const Hosting& hosting) const {
   if (fixed_host_ || peers_.size() < 2) {
     return std::nullopt;
@@ -358,14 +359,17 @@ void Router::ForgetTokens(Hosting& hosting, NodeId node) {
 void Router::NodeIsLost(const std::string& node, bool ended, const std::string& why) {
   const NodeId id = names_.Number(node);
   for (auto& [name, job] : jobs_) {
-    if (!job.hosting || !job.hosting->job) {
-      continue;
+    if (job.hosting && job.hosting->job) {
+      JobLoses(job, id, ended, why);
     }
-    if (job.hosting->arrived.erase(id) > 0) {
-      ForgetTokens(*job.hosting, id);
-    }
-    owner_.TellCoordinator(*job.hosting->job, id, NodeLeft{ended, why});
   }
+}
+
+void Router::JobLoses(Job& job, NodeId node, bool ended, const std::string& why) {
+  if (job.hosting->arrived.erase(node) > 0) {
+    ForgetTokens(*job.hosting, node);
+  }
+  owner_.TellCoordinator(*job.hosting->job, node, NodeLeft{ended, why});
 }
 
 // ---- The end, and what is durable ----

@@ -1,6 +1,7 @@
 // Which node hosts a job when nodes, membership and channels disagree (docs/protocol.md §16).
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "server/router.h"
 #include "tests/server/cluster_world.h"
 
@@ -75,6 +76,51 @@ TEST_F(ClusterHostsTest, AHostThatReachesMostOfThemStays) {
   EXPECT_EQ(w.HostOf("job"), "c");
   w.Heal("c", "b");
   EXPECT_TRUE(Commits(r0, r1, 10));
+}
+
+// It speaks to all of them, and they cannot speak to it: its certificate has ended, say.
+TEST_F(ClusterHostsTest, AHostThatNobodyCanSpeakToGivesWay) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Break("a", "c");
+  w.Break("b", "c");
+  w.Advance(kAloneGrace);
+  EXPECT_EQ(w.HostOf("job"), "c") << "they may be back in a moment";
+  w.Advance(kUntilSilent + seconds(10));
+  EXPECT_NE(w.HostOf("job"), "c");
+  ASSERT_NE(w.HostOf("job"), "");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
+TEST_F(ClusterHostsTest, AHostThatMostOfThemCanSpeakToStays) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Break("b", "c");
+  w.Advance(3 * kAloneGrace);
+  EXPECT_EQ(w.HostOf("job"), "c");
+  w.Reopen("b", "c");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
+// What it had asked for is not waited for, and what it has counts for nothing, until it is back.
+TEST_F(ClusterHostsTest, ANodeThatIsNotHeardAnyMoreIsOutOfReach) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  const auto told = [&] {
+    return std::any_of(w["c"].reports.begin(), w["c"].reports.end(), [](const Report& report) {
+      return absl::StrContains(report.text, "b is out of reach");
+    });
+  };
+  w.Break("b", "c");
+  w.Advance(seconds(5));
+  EXPECT_FALSE(told());
+  w.Advance(kUntilSilent);
+  EXPECT_TRUE(told());
+  w.Reopen("b", "c");
+  EXPECT_TRUE(Commits(r0, r1, 20));
 }
 
 class FourNodesTest : public ClusterHostsTest {

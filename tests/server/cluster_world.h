@@ -23,6 +23,8 @@
 namespace holdfast::testing {
 
 inline constexpr Duration kLease = std::chrono::seconds(10);
+// After so long without its channel a node counts as silent where it spoke.
+inline constexpr Duration kUntilSilent = std::chrono::seconds(15);
 
 class ClusterWorld {
  public:
@@ -105,6 +107,14 @@ class ClusterWorld {
         node.core->Advance(std::min(left, step));
       }
       EndLeases();
+      for (auto it = silent_at_.begin(); it != silent_at_.end();) {
+        const auto [from, to] = it->first;
+        const bool due = it->second <= Now();
+        it = due ? silent_at_.erase(it) : std::next(it);
+        if (due) {
+          Push(to, PeerTold{PeerSilent{from}});
+        }
+      }
       Run();
     }
   }
@@ -495,6 +505,7 @@ class ClusterWorld {
       return;
     }
     node.channels[to] = ++next_channel_;
+    silent_at_.erase({from, to});
     Push(to, PeerTold{PeerBegan{from}});
     Push(from, PeerTold{PeerReached{to, next_channel_}});
   }
@@ -506,6 +517,7 @@ class ClusterWorld {
     }
     Push(from, PeerTold{PeerLost{to, channel->second, "cut"}});
     node.channels.erase(channel);
+    silent_at_[{from, to}] = Now() + kUntilSilent;
     // What was on its way is lost.
     std::erase_if(nodes_.at(to).inbox, [&](const Event& event) {
       const auto* told = std::get_if<PeerTold>(&event);
@@ -523,6 +535,7 @@ class ClusterWorld {
   std::map<std::string, Node> nodes_;
   std::set<std::pair<std::string, std::string>> cut_;
   std::set<std::pair<std::string, std::string>> lossy_;
+  std::map<std::pair<std::string, std::string>, MonotonicTime> silent_at_;
   std::map<std::string, JobHost> hosts_;
   std::map<std::string, Epoch> epochs_;
   std::map<std::string, std::tuple<Epoch, uint64_t, std::string>> states_;
