@@ -311,11 +311,14 @@ void Router::Say(const std::string& node, const absl::StatusOr<std::string>& byt
 
 // Whoever asks need not be known by a channel back.
 void Router::Answer(const std::string& node, const PeerHeader& header, const NodeMessage& message) {
+  Answer(node, EncodePeer(header, message));
+}
+
+void Router::Answer(const std::string& node, absl::StatusOr<std::string> bytes) {
   const auto peer = peers_.find(node);
   if (peer == peers_.end()) {
     return;
   }
-  absl::StatusOr<std::string> bytes = EncodePeer(header, message);
   if (peer->second.channel != 0 || !bytes.ok()) {
     return Say(node, bytes);
   }

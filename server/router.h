@@ -275,6 +275,7 @@ class Router {
   void Say(const std::string& node, const PeerHeader& header, const NodeMessage& message);
   void Say(const std::string& node, const absl::StatusOr<std::string>& bytes);
   void Answer(const std::string& node, const PeerHeader& header, const NodeMessage& message);
+  void Answer(const std::string& node, absl::StatusOr<std::string> bytes);
   void Complain(const std::string& job, std::string text);
 
   // router_node.cc: this node and the hosts of its jobs

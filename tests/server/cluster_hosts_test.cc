@@ -404,5 +404,26 @@ TEST_F(ClusterHostsTest, AnswersToAnEarlierLifeAnswerNothing) {
   EXPECT_EQ(w["a"].admin_replies.size(), answers);
 }
 
+// More than one message between daemons holds.
+TEST_F(ClusterHostsTest, AnAnswerThatIsTooLargeIsSaidToBe) {
+  HostOn("b");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w["b"].read_for_peer = [&](const PeerReads& reads) {
+    v1::ReadShardReply reply;
+    reply.set_record(std::string(17u << 20, 'x'));
+    return ReadForPeer{reads.token, absl::OkStatus(), reply};
+  };
+  v1::ReadShardRequest read;
+  read.set_job("job");
+  read.set_step(10);
+  read.set_attempt(r0.joined().attempt());
+  read.set_rank(1);
+  read.set_node("b");
+  const auto answer = w["a"].Admin<v1::ReadShardReply>(read);
+  EXPECT_TRUE(absl::IsResourceExhausted(answer.status())) << answer.status();
+  EXPECT_TRUE(absl::StrContains(answer.status().message(), "on b")) << answer.status();
+}
+
 }  // namespace
 }  // namespace holdfast::testing
