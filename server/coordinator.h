@@ -184,6 +184,7 @@ class Coordinator {
     bool committed = false;  // and given up later
     int64_t unix_ms = 0;
     Failure failure;
+    uint64_t order = 0;  // in which they ended
   };
   struct Verdict {
     enum class Kind { kJoin, kOpenNext, kWait, kRefuse } kind = Kind::kRefuse;
@@ -571,6 +572,7 @@ class Coordinator {
   absl::btree_map<Rank, Step> last_begun_;
   bool any_save_ = false;
   std::map<Step, Fate> fates_;
+  uint64_t last_fate_ = 0;
   absl::btree_map<RequestToken, AwaitWaiter> awaits_;
   absl::btree_set<Await> awaits_of_;
   std::unique_ptr<Session> session_;

@@ -276,10 +276,12 @@ void Coordinator::EndRemoval(Going going, TierKind tier, Turn& t) {
   }
   Removals& removals = RemovalsOf(tier);
   removals.collect = true;
-  removals.ended[going.id] = t.time.now;
-  if (removals.ended.size() > kRemovedMax) {
-    removals.ended.erase(removals.ended.begin());
+  if (removals.ended.size() >= kRemovedMax && removals.ended.count(going.id) == 0) {
+    removals.ended.erase(
+        std::min_element(removals.ended.begin(), removals.ended.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; }));
   }
+  removals.ended[going.id] = t.time.now;
   checkpoints_.at(going.id).removing = Removing(going.id);
   EraseIfGone(going.id, Removed(going.id), t);
   RetryFlushes(tier);
