@@ -306,6 +306,9 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const FlushUnwanted& m) {
+  if (m.to == TierKind::kRemote) {
+    ForgetFlushed(job, m.checkpoint);
+  }
   for (const auto& [id, op] : drains_) {
     const bool on_the_way = op.kind == DrainOp::Kind::kFlush || op.kind == DrainOp::Kind::kManifest;
     if (on_the_way && op.job == job && op.checkpoint == m.checkpoint && op.tier == m.to) {
@@ -345,7 +348,7 @@ void Agent::TakeMessage(const JobUuid& job, const ManifestWanted& m) {
 void Agent::OnManifestPublished(const ManifestPublished& e) {
   const std::optional<DrainOp> op = EndDrain(e.drain);
   if (op && jobs_.count(op->job) > 0) {
-    Send(op->job, ManifestDone{op->checkpoint, e.status});
+    Send(op->job, ManifestDone{op->checkpoint, e.status, e.missing});
   }
 }
 

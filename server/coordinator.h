@@ -188,6 +188,7 @@ class Coordinator {
     bool committed = false;  // and given up later
     int64_t unix_ms = 0;
     Failure failure;
+    uint64_t order = 0;  // in which they ended
   };
   struct Verdict {
     enum class Kind { kJoin, kOpenNext, kWait, kRefuse } kind = Kind::kRefuse;
@@ -492,6 +493,7 @@ class Coordinator {
   void On(const ShardDrained& m, Turn& t);
   void On(const FlushStalled& m, Turn& t);
   void On(const ManifestDone& m, Turn& t);
+  void WriteAgain(const ManifestDone& m, Turn& t);
   void On(const MemoryCopyGained& m, Turn& t);
   bool Configured(TierKind tier) const;
   void Learn(const SealedCopy& copy, bool& learned);
@@ -591,6 +593,7 @@ class Coordinator {
   absl::btree_map<Rank, Step> last_begun_;
   bool any_save_ = false;
   std::map<Step, Fate> fates_;
+  uint64_t last_fate_ = 0;
   absl::btree_map<RequestToken, AwaitWaiter> awaits_;
   absl::btree_set<Await> awaits_of_;
   std::unique_ptr<Session> session_;

@@ -221,6 +221,9 @@ Coordinator::Going Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t
   }
   checkpoint.removing = true;
   checkpoint.Clear(tier);
+  if (tier == TierKind::kRemote) {
+    t.Say(FlushUnwanted{id, tier}, kEveryNode);  // what was written there is remembered by nobody
+  }
   Recheck(id, t);
   return going;
 }
@@ -272,10 +275,12 @@ void Coordinator::EndRemoval(Going going, TierKind tier, Turn& t) {
   }
   Removals& removals = RemovalsOf(tier);
   removals.collect = true;
-  removals.ended[going.id] = t.time.now;
-  if (removals.ended.size() > kRemovedMax) {
-    removals.ended.erase(removals.ended.begin());
+  if (removals.ended.size() >= kRemovedMax && removals.ended.count(going.id) == 0) {
+    removals.ended.erase(
+        std::min_element(removals.ended.begin(), removals.ended.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; }));
   }
+  removals.ended[going.id] = t.time.now;
   checkpoints_.at(going.id).removing = Removing(going.id);
   EraseIfGone(going.id, Removed(going.id), t);
   RetryFlushes(tier);

@@ -395,9 +395,11 @@ void Coordinator::Erase(CheckpointId id, Failure failure, Turn& t) {
   }
   if (id.attempt == attempt()) {
     fates_[id.step] = {it->second.committed || it->second.Complete(), it->second.unix_ms,
-                       std::move(failure)};
+                       std::move(failure), ++last_fate_};
     if (fates_.size() > kFatesMax) {
-      fates_.erase(fates_.begin());
+      fates_.erase(std::min_element(fates_.begin(), fates_.end(), [](const auto& a, const auto& b) {
+        return a.second.order < b.second.order;
+      }));
     }
   }
   checkpoints_.erase(it);

@@ -553,6 +553,8 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
     Recheck(m.checkpoint, t);
     NoteStage(m.checkpoint, "manifest", drain.manifest_begun_unix_ms, t.time.unix_ms, "done", 0);
     TierCommitted(m.checkpoint, TierKind::kRemote, t);
+  } else if (!m.missing.empty()) {
+    WriteAgain(m, t);
   } else if (absl::IsFailedPrecondition(m.status) && m.checkpoint.attempt < attempt()) {
     // Of an attempt that is over, and that another daemon opened there: no try will ever succeed.
     drain.phase = Drain::Phase::kWanted;  // what was under way has ended
@@ -565,6 +567,21 @@ void Coordinator::On(const ManifestDone& m, Turn& t) {
   RetainDurable(t);
   PumpDrains(t);
   GoOnWithSession(t);  // a manifest that it waits for may not come after all
+}
+
+// Files that the manifest was to name were removed: from outside, or for an earlier host, of which
+// the nodes that wrote them have not heard. They write them anew, and not from memory of having
+// done so; what nobody has any more loses the step its way there.
+void Coordinator::WriteAgain(const ManifestDone& m, Turn& t) {
+  Checkpoint& checkpoint = checkpoints_.at(m.checkpoint);
+  for (const Rank rank : m.missing) {
+    if (checkpoint.shards.count(rank) > 0) {
+      checkpoint.SetNone(rank, PlaceOf(TierKind::kRemote, kHere));
+    }
+  }
+  t.Say(FlushUnwanted{m.checkpoint, TierKind::kRemote}, kEveryNode);
+  Recheck(m.checkpoint, t);
+  DrainFailed(m.checkpoint, TierKind::kRemote, m.status, t);
 }
 
 // True if it is newer than what the job's state says of that tier.

@@ -279,6 +279,8 @@ struct DrainStalled {
 struct ManifestPublished {
   DrainId drain = 0;
   absl::Status status;  // AlreadyExists: there is one that says something else
+  // Of an error: whose copies, which it was to name, are not there.
+  std::vector<Rank> missing{};
 };
 struct CopiesRemoved {
   DrainId drain = 0;

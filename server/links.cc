@@ -165,13 +165,23 @@ std::vector<SendLink::Change> SendLink::TakeChanges() {
 
 uint64_t ReceiveLink::Open() {
   expected_ = 1;
+  ticks_ = 0;
   return ++channel_ != 0 ? channel_ : ++channel_;
+}
+
+bool ReceiveLink::OnTick() {
+  if (expected_ == 0 || ++ticks_ < kSilentTicks) {
+    return false;
+  }
+  expected_ = 0;
+  return true;
 }
 
 BatchAnswer ReceiveLink::Take(SendBatch batch, std::vector<std::string>& messages) {
   if (expected_ == 0 || batch.channel != channel_ || batch.first == 0 || batch.first > expected_) {
     return BatchAnswer::kUnknownChannel;
   }
+  ticks_ = 0;
   const uint64_t known = std::min<uint64_t>(expected_ - batch.first, batch.messages.size());
   messages.insert(messages.end(),
                   std::make_move_iterator(batch.messages.begin() + static_cast<ptrdiff_t>(known)),

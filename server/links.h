@@ -117,6 +117,11 @@ class SendLink {
   std::vector<Change> changes_;
 };
 
+// A receiver counts them: after so many, a few seconds apart, without anything that came the
+// channel is over. (Counted, so that a receiver that was suspended itself calls nobody silent.)
+inline constexpr Duration kHearingTick = std::chrono::seconds(5);
+inline constexpr int kSilentTicks = 4;
+
 class ReceiveLink {
  public:
   // `life`: random, so that no channel of this daemon's earlier lives has the number of one of
@@ -127,11 +132,16 @@ class ReceiveLink {
   uint64_t Open();
   // Appends those messages of the batch that have not come before.
   BatchAnswer Take(SendBatch batch, std::vector<std::string>& messages);
+  // Something has come that is not taken yet.
+  void Hear() { ticks_ = 0; }
+  // Every kHearingTick. True: the channel is over, since nothing comes in it any more.
+  bool OnTick();
   bool open() const { return expected_ != 0; }
 
  private:
   uint64_t channel_;
-  uint64_t expected_ = 0;  // number of the next message; 0: no channel was opened
+  uint64_t expected_ = 0;  // number of the next message; 0: no channel is open
+  int ticks_ = 0;          // since anything came
 };
 
 }  // namespace holdfast

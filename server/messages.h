@@ -170,6 +170,7 @@ struct FlushStalled {
 struct ManifestDone {
   CheckpointId checkpoint;
   absl::Status status;
+  std::vector<Rank> missing{};  // of an error: whose copies are not there any more
 };
 struct RemovalDone {
   CheckpointId checkpoint;

@@ -482,6 +482,12 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::ManifestDone& p) {
   CheckpointOf(io, m.checkpoint, p);
   io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
+  io.BaseColumn(
+      m.missing, 0, kWorldSizeMax, [](auto& rank) -> auto& { return rank; },
+      *p.mutable_missing_rank(), "missing_rank");
+  for (const Rank rank : m.missing) {
+    io.Require(rank < kWorldSizeMax, "missing_rank", "a rank is too large");
+  }
 }
 
 template <typename Io, typename M>

@@ -105,7 +105,7 @@ void Router::PutMember(const NodeInfo& member) {
   }
   JudgeReach();
   if (anew) {  // its daemon was started anew: its processes live on
-    SetChannel(it->second, 0);
+    SetReach(it->second, 0, false);
     it->second.answers.clear();
     it->second.answer_bytes = 0;
     NodeIsLost(member.name, false, "its ckptd was started anew");
@@ -128,7 +128,7 @@ void Router::DropMember(const std::string& name) {
   if (peer == peers_.end()) {
     return;
   }
-  SetChannel(peer->second, 0);
+  SetReach(peer->second, 0, false);
   peers_.erase(peer);
   JudgeReach();
   peer_problems_.erase(name);
@@ -152,10 +152,11 @@ void Router::DropMember(const std::string& name) {
   GiveUpForwarded(name);
 }
 
-void Router::SetChannel(Peer& peer, PeerChannel channel) {
-  reached_ -= peer.channel != 0 ? 1 : 0;
+void Router::SetReach(Peer& peer, PeerChannel channel, bool heard) {
+  reached_ -= InReach(peer) ? 1 : 0;
   peer.channel = channel;
-  reached_ += channel != 0 ? 1 : 0;
+  peer.heard = heard;
+  reached_ += InReach(peer) ? 1 : 0;
   JudgeReach();
 }
 
@@ -185,7 +186,7 @@ void Router::On(const PeerReached& e) {
   if (peer == peers_.end()) {
     return;
   }
-  SetChannel(peer->second, e.channel);
+  SetReach(peer->second, e.channel, peer->second.heard);
   for (const std::string& bytes : std::exchange(peer->second.answers, {})) {
     Say(e.node, bytes);
   }
@@ -208,7 +209,7 @@ void Router::On(const PeerLost& e) {
   if (peer == peers_.end() || peer->second.channel != e.channel) {
     return;
   }
-  SetChannel(peer->second, 0);
+  SetReach(peer->second, 0, peer->second.heard);
   peer_problems_[e.node] = e.why;  // (nothing more is told until the cause is another one)
   NodeIsLost(e.node, false, e.why);
 }
@@ -224,9 +225,11 @@ void Router::On(const PeerProblem& e) {
 // What it had said as a host may be lost, and what it had said of itself to hosts here: it says
 // all of that again. What it keeps of a job it tells when it is asked alone.
 void Router::On(const PeerBegan& e) {
-  if (peers_.count(e.node) == 0) {
+  const auto peer = peers_.find(e.node);
+  if (peer == peers_.end()) {
     return;
   }
+  SetReach(peer->second, peer->second.channel, true);
   const NodeId node = names_.Number(e.node);
   for (auto& [name, job] : jobs_) {
     if (job.hosting && !job.hosting->acts && job.hosting->told.count(e.node) == 0) {
@@ -241,6 +244,23 @@ void Router::On(const PeerBegan& e) {
     // That it has let go may have been lost with the channel before.
     if (job.hosting && job.hosting->removing && job.hosting->removing->waits_for.count(e.node)) {
       TellRemoved(name, job, e.node);
+    }
+  }
+}
+
+// What it has to say of what happens there does not come: it is out of reach until it opens a
+// channel again, and then it tells all anew, wherever it was known to have told.
+void Router::On(const PeerSilent& e) {
+  const auto peer = peers_.find(e.node);
+  if (peer == peers_.end() || !peer->second.heard) {
+    return;
+  }
+  const bool was_told = peer->second.channel == 0;  // by PeerLost
+  SetReach(peer->second, peer->second.channel, false);
+  const NodeId node = names_.Number(e.node);
+  for (auto& [name, job] : jobs_) {
+    if (job.hosting && job.hosting->job && (!was_told || job.hosting->arrived.count(node) > 0)) {
+      JobLoses(job, node, false, "nothing is heard of it any more");
     }
   }
 }
@@ -291,11 +311,14 @@ void Router::Say(const std::string& node, const absl::StatusOr<std::string>& byt
 
 // Whoever asks need not be known by a channel back.
 void Router::Answer(const std::string& node, const PeerHeader& header, const NodeMessage& message) {
+  Answer(node, EncodePeer(header, message));
+}
+
+void Router::Answer(const std::string& node, absl::StatusOr<std::string> bytes) {
   const auto peer = peers_.find(node);
   if (peer == peers_.end()) {
     return;
   }
-  absl::StatusOr<std::string> bytes = EncodePeer(header, message);
   if (peer->second.channel != 0 || !bytes.ok()) {
     return Say(node, bytes);
   }
@@ -407,16 +430,45 @@ void Router::On(const NoHost& e) {
   MaybeForget(e.job);
 }
 
-// A name that nobody hosts and nobody here asks for.
+// A name that nobody hosts and nobody here asks for. (Of a list's nodes none but the first is ever
+// told that nobody hosts it.)
 void Router::MaybeForget(const std::string& name) {
-  const Job* job = Find(name);
+  Job* job = Find(name);
   const bool asked = std::any_of(forwarded_.begin(), forwarded_.end(), [&](const auto& forwarded) {
     return forwarded.second.ask.job == name;
   });
-  if (job != nullptr && job->nobody && !job->watched && !asked) {
+  if (job == nullptr || asked) {
+    return;
+  }
+  if (fixed_host_ ? !IsNeeded(name, *job) : job->nobody && !job->watched) {
     owner_.Act(UnwatchHost{name});
     jobs_.erase(name);
   }
+}
+
+// Something of it is here or may be, or somebody waits for it.
+bool Router::IsNeeded(const std::string& name, Job& job) {
+  const bool wanted = (job.wanted && owner_.JoinsWait(name)) ||
+                      (job.read && owner_.ReadersWait(name)) || !job.sought.empty() ||
+                      !job.readers.empty();
+  const bool hosts = job.hosting || job.campaigning || job.campaign_at;
+  const bool met = job.hosted || !job.unanswered.empty() || to_settle_.count(name) > 0;
+  return wanted || hosts || met || owner_.KeptState(name);
+}
+
+// Nobody says that a request for a name was given up before its host had answered.
+void Router::ForgetUnneeded() {
+  if (!fixed_host_ || jobs_.size() < forget_above_) {
+    return;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, job] : jobs_) {
+    names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    MaybeForget(name);
+  }
+  forget_above_ = std::max(kWatchedMin, 2 * jobs_.size());
 }
 
 // Each job has an order of the nodes of its own, so that the jobs spread over them, and that not
@@ -566,6 +618,7 @@ void Router::Expire(EventTime time) {
     }
   }
   ExpireForwarded();
+  ForgetUnneeded();
 }
 
 std::optional<MonotonicTime> Router::NextDeadline() const {
@@ -617,9 +670,9 @@ std::string Router::HostOf(const std::string& name) const {
 
 std::string Router::CheckInvariants() const {
   const auto reached = std::count_if(peers_.begin(), peers_.end(),
-                                     [](const auto& peer) { return peer.second.channel != 0; });
+                                     [](const auto& peer) { return InReach(peer.second); });
   if (static_cast<size_t>(reached) != reached_) {
-    return absl::StrCat("channels lead to ", reached, " nodes, not to ", reached_);
+    return absl::StrCat("channels lead to and from ", reached, " nodes, not ", reached_);
   }
   for (const auto& [name, job] : jobs_) {
     if (job.hosting && job.host && job.host->node != self_) {

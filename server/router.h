@@ -48,8 +48,10 @@ inline constexpr Duration kCollectKnown = std::chrono::seconds(20);
 inline constexpr Duration kCampaignStep = std::chrono::milliseconds(20);
 inline constexpr size_t kCampaignStepsMax = 50;
 inline constexpr Duration kCampaignAgain = std::chrono::seconds(1);
-// A host that can speak to no more than half of the members for so long gives way.
+// A host that no more than half of the members can hear, or be heard by, for so long gives way.
 inline constexpr Duration kAloneGrace = std::chrono::seconds(30);
+// So does one whose own daemon has failed for so long to write what all have agreed on.
+inline constexpr Duration kUnwrittenGrace = std::chrono::seconds(15);
 // A node that could not host a job lets others try for so long.
 inline constexpr Duration kHostAgain = std::chrono::seconds(30);
 // What the ranks of a node begin and seal at about the same time goes to the host together.
@@ -67,6 +69,9 @@ inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait 
 // Who asks another node for a job waits so long, if that was not said; at most:
 inline constexpr Duration kSoughtFor = std::chrono::seconds(60);
 inline constexpr Duration kSoughtForMax = std::chrono::hours(1);
+// Of a list, when so many names are watched, those that nobody needs any more are looked for; then
+// when there are twice as many as were left.
+inline constexpr size_t kWatchedMin = 64;
 
 // What the router needs of the node it is in.
 class RouterOwner {
@@ -140,6 +145,7 @@ class Router {
   struct Peer {
     NodeInfo info;
     PeerChannel channel = 0;             // to it; 0: none now
+    bool heard = false;                  // there is one from it, too
     std::vector<std::string> answers{};  // that wait for one
     size_t answer_bytes = 0;
   };
@@ -179,6 +185,7 @@ class Router {
     std::string told_state;
     std::optional<v1::JobState> untold;
     MonotonicTime tell_at{};
+    std::optional<MonotonicTime> unwritten_since;  // no write here has succeeded
     std::optional<Removing> removing;
   };
   struct Job {
@@ -251,6 +258,7 @@ class Router {
   void On(const PeerLost& e);
   void On(const PeerProblem& e);
   void On(const PeerBegan& e);
+  void On(const PeerSilent& e);
   void On(const PeerSpoke& e);
   void On(const JobNoticed& e);
   void On(const JobWanted& e);
@@ -263,11 +271,14 @@ class Router {
   void PutMember(const NodeInfo& member);
   void GreetMember(const std::string& name);
   void DropMember(const std::string& name);
-  void SetChannel(Peer& peer, PeerChannel channel);
+  static bool InReach(const Peer& peer) { return peer.channel != 0 && peer.heard; }
+  void SetReach(Peer& peer, PeerChannel channel, bool heard);
   void JudgeReach();
   Job& Watch(const std::string& name);
   Job& Ask(const std::string& name);
   void MaybeForget(const std::string& name);
+  bool IsNeeded(const std::string& name, Job& job);
+  void ForgetUnneeded();
   Job* Find(const std::string& name);
   void SetHost(const std::string& name, Job& job, const JobHost& host);
   void PlanCampaign(const std::string& name, Job& job);
@@ -279,6 +290,7 @@ class Router {
   void Say(const std::string& node, const PeerHeader& header, const NodeMessage& message);
   void Say(const std::string& node, const absl::StatusOr<std::string>& bytes);
   void Answer(const std::string& node, const PeerHeader& header, const NodeMessage& message);
+  void Answer(const std::string& node, absl::StatusOr<std::string> bytes);
   void Complain(const std::string& job, std::string text);
 
   // router_node.cc: this node and the hosts of its jobs
@@ -315,8 +327,9 @@ class Router {
   void SayToArrived(const Hosting& hosting, NodeId to, const absl::StatusOr<std::string>& bytes);
   void ForgetTokens(Hosting& hosting, NodeId node);
   void NodeIsLost(const std::string& node, bool ended, const std::string& why);
+  void JobLoses(Job& job, NodeId node, bool ended, const std::string& why);
   void StepDown(const std::string& name, Job& job, bool resign);
-  void StateDone(Job& job);
+  void StateDone(const std::string& name, Job& job);
   void TellState(const std::string& name, Hosting& hosting, const v1::JobState& state);
 
   // router_removal.cc: jobs that are removed, and names that nobody has
@@ -358,9 +371,10 @@ class Router {
   std::string problem_;
   NodeInfo own_;
   std::map<std::string, Peer> peers_;         // the other living members
-  size_t reached_ = 0;                        // of these, how many there is a channel to
-  std::optional<MonotonicTime> alone_since_;  // no more than half of the members can be spoken to
+  size_t reached_ = 0;                        // of these, how many there are channels to and from
+  std::optional<MonotonicTime> alone_since_;  // that is no more than half of the members
   Jobs jobs_;
+  size_t forget_above_ = kWatchedMin;          // with that many jobs it is time to forget some
   std::map<std::string, MonotonicTime> gone_;  // nodes: when they count as gone for good
   std::set<std::string> left_;  // whose lease has ended, as far as what tells so can be relied on
   MonotonicTime left_counts_from_{};   // not before: membership has lost its memory

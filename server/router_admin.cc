@@ -440,7 +440,19 @@ bool Router::TakesReply(const AdminReply& reply) {
   if (node.empty()) {
     TakeReply(self_, their, reply.status, Returned(reply));
   } else {
-    Answer(node, PeerHeader{}, NodeMessage(AdminReturned{their, reply.status, Returned(reply)}));
+    absl::StatusOr<std::string> bytes =
+        EncodePeer({}, NodeMessage(AdminReturned{their, reply.status, Returned(reply)}));
+    if (!bytes.ok()) {  // (whoever asked would wait in vain)
+      bytes = EncodePeer(
+          {},
+          NodeMessage(AdminReturned{
+              their,
+              absl::ResourceExhaustedError(absl::StrCat(
+                  "the answer cannot be sent from one node to another (", Message(bytes.status()),
+                  "); ask for less of it, one step ", "of the job say, or ask on ", self_)),
+              {}}));
+    }
+    Answer(node, std::move(bytes));
   }
   return true;
 }

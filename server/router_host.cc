@@ -134,8 +134,9 @@ std::optional<MonotonicTime> Router::WaitsUntil(const Hosting& hosting) const {
   return std::nullopt;
 }
 
-// When it lets another node try, unless it hears or reaches more of the members by then: it may be
-// cut off from them, and not from what elected it. (Of two members neither is more than half.)
+// When it lets another node try, unless it hears and reaches more of the members by then: it may be
+// cut off from them, or they from it, and not from what elected it. (Of two members neither is more
+// than half.)
 std::optional<MonotonicTime> Router::GivesWayAt(const Hosting& hosting) const {
   if (fixed_host_ || peers_.size() < 2) {
     return std::nullopt;
@@ -379,14 +380,17 @@ void Router::ForgetTokens(Hosting& hosting, NodeId node) {
 void Router::NodeIsLost(const std::string& node, bool ended, const std::string& why) {
   const NodeId id = names_.Number(node);
   for (auto& [name, job] : jobs_) {
-    if (!job.hosting || !job.hosting->job) {
-      continue;
+    if (job.hosting && job.hosting->job) {
+      JobLoses(job, id, ended, why);
     }
-    if (job.hosting->arrived.erase(id) > 0) {
-      ForgetTokens(*job.hosting, id);
-    }
-    owner_.TellCoordinator(*job.hosting->job, id, NodeLeft{ended, why});
   }
+}
+
+void Router::JobLoses(Job& job, NodeId node, bool ended, const std::string& why) {
+  if (job.hosting->arrived.erase(node) > 0) {
+    ForgetTokens(*job.hosting, node);
+  }
+  owner_.TellCoordinator(*job.hosting->job, node, NodeLeft{ended, why});
 }
 
 // ---- The end, and what is durable ----
@@ -417,7 +421,7 @@ void Router::On(const StateStored& e) {
     }
     job->hosting->agreed = true;
     job->hosting->stored = e.version;
-    StateDone(*job);
+    StateDone(e.job, *job);
   }
 }
 
@@ -435,14 +439,22 @@ void Router::On(const StateFailed& e) {
     job->hosting->agreed = true;
     job->hosting->failure.Update(absl::UnavailableError(
         absl::StrCat("the state of job '", e.job, "' could not be agreed on: ", ToAbsl(e.why))));
-    StateDone(*job);
+    StateDone(e.job, *job);
   }
 }
 
-void Router::StateDone(Job& job) {
+// What all have agreed on, and this daemon alone fails to write, time and again: another node can
+// do better. (It is tried again every second.)
+void Router::StateDone(const std::string& name, Job& job) {
   Hosting& hosting = *job.hosting;
   if (hosting.writing == 0 || !hosting.written_here || !hosting.agreed) {
     return;
+  }
+  if (hosting.unwritten_since && hosting.stored == hosting.writing && !fixed_host_ &&
+      !peers_.empty() && *hosting.unwritten_since + kUnwrittenGrace <= time_.now) {
+    Complain(name, absl::StrCat("it is hosted here no more: its state cannot be written here: ",
+                                Message(hosting.failure)));
+    return CannotHost(name, job);
   }
   const uint64_t version = std::exchange(hosting.writing, 0);
   owner_.TellCoordinator(*hosting.job, kHere, StateWritten{version, hosting.failure});

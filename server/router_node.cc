@@ -63,6 +63,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobAbse
   if (job != nullptr && job->host && job->host->node == node && header.epoch >= job->highest) {
     job->read = false;
     owner_.SayAbsent(header.job_name);
+    MaybeForget(header.job_name);
   }
 }
 
@@ -152,6 +153,9 @@ void Router::On(const std::string& node, const PeerHeader& header, const StateAs
     Seek(header.job_name, job);
   }
   Answer(node, answer, NodeMessage(std::move(told)));
+  if (fixed_host_) {
+    MaybeForget(header.job_name);  // if it finds a job of that name it says so
+  }
 }
 
 void Router::On(const std::string& node, const PeerHeader& header, const StateKept& m) {
@@ -176,9 +180,11 @@ void Router::FromAgent(const JobUuid& uuid, ToCoordinator message, EventTime tim
   }
   if (const auto* written = std::get_if<StateWritten>(&message)) {
     if (job.hosting && job.hosting->writing == written->version) {
+      std::optional<MonotonicTime>& failing = job.hosting->unwritten_since;
+      failing = written->status.ok() ? std::nullopt : std::optional(failing.value_or(time.now));
       job.hosting->written_here = true;
       job.hosting->failure.Update(written->status);
-      StateDone(job);
+      StateDone(name, job);
     }
     return;
   }

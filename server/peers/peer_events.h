@@ -42,12 +42,18 @@ struct PeerProblem {  // why there is no channel; told when the reason changes
 struct PeerBegan {  // it opened a fresh channel to this node: everything it said before is void
   std::string node;
 };
+// Nothing has come in its channel for a while, not even that it has nothing to say: the channel is
+// over. It may hear all the same. Told once for each PeerBegan; the next one ends it.
+struct PeerSilent {
+  std::string node;
+};
 struct PeerSpoke {
   std::string node;
   std::string message;
 };
 
-using PeerEvent = std::variant<PeerReached, PeerLost, PeerProblem, PeerBegan, PeerSpoke>;
+using PeerEvent =
+    std::variant<PeerReached, PeerLost, PeerProblem, PeerBegan, PeerSilent, PeerSpoke>;
 using PeerObserver = std::function<void(PeerEvent event)>;
 
 }  // namespace holdfast

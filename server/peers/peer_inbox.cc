@@ -74,6 +74,13 @@ void PeerInbox::Began(const std::string& node) {
   messages_ -= pending.said.size();
   bytes_ -= BytesOf(pending.said);
   pending.said.clear();
+  pending.silent = false;
+  TakeTurn(node);
+}
+
+void PeerInbox::Silent(const std::string& node) {
+  MutexLock lock(mutex_);
+  Of(node).silent = true;
   TakeTurn(node);
 }
 
@@ -110,6 +117,9 @@ PeerEvent PeerInbox::TakeNext() {
     event = *std::exchange(pending.reached, std::nullopt);
   } else if (std::exchange(pending.began, false)) {
     event = PeerBegan{node};
+  } else if (pending.said.empty()) {
+    pending.silent = false;
+    event = PeerSilent{node};
   } else {
     event = PeerSpoke{node, std::move(pending.said.front())};
     pending.said.pop_front();

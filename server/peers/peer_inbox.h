@@ -38,6 +38,8 @@ class PeerInbox {
   // Drops what it said before and nobody has heard.
   void Began(const std::string& node) EXCLUDES(mutex_);
   void Spoke(const std::string& node, std::vector<std::string> messages) EXCLUDES(mutex_);
+  // After what it said before.
+  void Silent(const std::string& node) EXCLUDES(mutex_);
 
   // An empty inbox has room for anything. If there is none, on_room is called once when
   // something has been taken out; there may be too little still.
@@ -53,8 +55,11 @@ class PeerInbox {
     std::optional<PeerReached> reached;
     bool began = false;
     std::deque<std::string> said;
+    bool silent = false;
     bool in_turn = false;
-    bool empty() const { return !lost && !problem && !reached && !began && said.empty(); }
+    bool empty() const {
+      return !lost && !problem && !reached && !began && said.empty() && !silent;
+    }
   };
 
   Pending& Of(const std::string& node) REQUIRES(mutex_);

@@ -190,6 +190,7 @@ class PeerNetwork::Impl {
         EndIncoming(peer, absl::UnavailableError("the caller was started anew"));
       }
       peer.at = at;
+      next_tick_ = next_tick_.value_or(clock_.Now() + options_.hearing_tick);
       peer.link = std::make_unique<SendLink>(options_.limits);
       peer.link_id = ++last_link_id_;
       if (peer.wanted) {
@@ -197,6 +198,7 @@ class PeerNetwork::Impl {
         Pump(node, peer);
       }
     }
+    Wake();
   }
 
   // What it says from now on is not taken, until it opens a channel again.
@@ -381,7 +383,11 @@ class PeerNetwork::Impl {
       }
       peer.timer = at;
     }
-    loop_.WakeAt(timers_.empty() ? kNever : timers_.begin()->first);
+    Wake();
+  }
+  void Wake() {
+    const MonotonicTime timer = timers_.empty() ? kNever : timers_.begin()->first;
+    loop_.WakeAt(std::min(timer, next_tick_.value_or(kNever)));
   }
   void OnTime() {
     const MonotonicTime now = clock_.Now();
@@ -397,6 +403,15 @@ class PeerNetwork::Impl {
       peer.link->OnTime(now);
       Pump(node, peer);
     }
+    if (next_tick_ && *next_tick_ <= now) {
+      next_tick_ = now + options_.hearing_tick;
+      for (auto& [node, peer] : peers_) {
+        if (peer.in.OnTick()) {
+          inbox_->Silent(node);
+        }
+      }
+    }
+    Wake();
   }
 
   // ---- What others say ----
@@ -429,6 +444,7 @@ class PeerNetwork::Impl {
     if (calling.incarnation != peer.in_incarnation || !peer.in.open()) {
       return Answer(calling, v1::PEER_ANSWER_UNKNOWN_CHANNEL);
     }
+    peer.in.Hear();
     if (peer.waiting) {  // its caller waits no longer: a link has one call under way
       Refuse(TakeWaiting(peer), absl::AbortedError("another call has come"));
     }
@@ -516,6 +532,7 @@ class PeerNetwork::Impl {
     }
     peers_.clear();
     timers_.clear();
+    next_tick_.reset();
     loop_.WakeAt(kNever);
   }
 
@@ -526,6 +543,7 @@ class PeerNetwork::Impl {
   std::map<std::string, Peer> peers_;
   std::map<uint64_t, Flight> flights_;
   std::set<std::pair<MonotonicTime, std::string>> timers_;
+  std::optional<MonotonicTime> next_tick_;   // of those that are heard
   std::map<uint64_t, std::string> waiting_;  // calls that wait for room, oldest first; whose
   size_t waiting_bytes_ = 0;
   std::mt19937_64 random_{RandomBits()};

@@ -56,6 +56,7 @@ struct PeerNetworkOptions {
   Env* env = nullptr;  // reads the files; needed with TLS
   LinkLimits limits = {};
   Duration call_deadline = std::chrono::seconds(3);
+  Duration hearing_tick = kHearingTick;
   size_t inbox_messages_max = 65'536;
   size_t inbox_bytes_max = 64u << 20;
 };

@@ -261,6 +261,10 @@ void ClusterRuntime::Note(const PeerEvent& event) {
     NotePeer(lost->node, false, lost->why);
   } else if (const auto* problem = std::get_if<PeerProblem>(&event)) {
     NotePeer(problem->node, false, problem->why);
+  } else if (const auto* silent = std::get_if<PeerSilent>(&event)) {
+    LogLine(LogLevel::kWarning,
+            absl::StrCat("nothing is heard of node '", silent->node,
+                         "' any more: if it lives, it cannot connect to this one"));
   }
 }
 

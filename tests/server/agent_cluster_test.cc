@@ -1000,6 +1000,10 @@ TEST_F(AgentClusterTest, AFlushThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
     EXPECT_TRUE(drained[0].status.ok());
     EXPECT_EQ(drained[0].copy.record_crc, 10u);
   }
+  // But for what is not there any more.
+  Tell(x_, FlushUnwanted{{1, 10}, TierKind::kRemote});
+  Tell(x_, wanted);
+  EXPECT_EQ(Take<FlushShard>().size(), 1u);
   // One of a job that is not known (any more) is answered, too.
   Tell(y_, wanted);
   EXPECT_EQ(Only<ShardDrained>(Said(y_)).size(), 1u);

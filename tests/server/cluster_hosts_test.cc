@@ -1,6 +1,7 @@
 // Which node hosts a job when nodes, membership and channels disagree (docs/protocol.md §16).
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "server/agent.h"
 #include "server/router.h"
 #include "tests/server/cluster_world.h"
@@ -76,6 +77,51 @@ TEST_F(ClusterHostsTest, AHostThatReachesMostOfThemStays) {
   EXPECT_EQ(w.HostOf("job"), "c");
   w.Heal("c", "b");
   EXPECT_TRUE(Commits(r0, r1, 10));
+}
+
+// It speaks to all of them, and they cannot speak to it: its certificate has ended, say.
+TEST_F(ClusterHostsTest, AHostThatNobodyCanSpeakToGivesWay) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Break("a", "c");
+  w.Break("b", "c");
+  w.Advance(kAloneGrace);
+  EXPECT_EQ(w.HostOf("job"), "c") << "they may be back in a moment";
+  w.Advance(kUntilSilent + seconds(10));
+  EXPECT_NE(w.HostOf("job"), "c");
+  ASSERT_NE(w.HostOf("job"), "");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
+TEST_F(ClusterHostsTest, AHostThatMostOfThemCanSpeakToStays) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Break("b", "c");
+  w.Advance(3 * kAloneGrace);
+  EXPECT_EQ(w.HostOf("job"), "c");
+  w.Reopen("b", "c");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
+// What it had asked for is not waited for, and what it has counts for nothing, until it is back.
+TEST_F(ClusterHostsTest, ANodeThatIsNotHeardAnyMoreIsOutOfReach) {
+  HostOn("c");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  const auto told = [&] {
+    return std::any_of(w["c"].reports.begin(), w["c"].reports.end(), [](const Report& report) {
+      return absl::StrContains(report.text, "b is out of reach");
+    });
+  };
+  w.Break("b", "c");
+  w.Advance(seconds(5));
+  EXPECT_FALSE(told());
+  w.Advance(kUntilSilent);
+  EXPECT_TRUE(told());
+  w.Reopen("b", "c");
+  EXPECT_TRUE(Commits(r0, r1, 20));
 }
 
 class FourNodesTest : public ClusterHostsTest {
@@ -309,6 +355,117 @@ TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {
   ASSERT_EQ(w.HostOf("job"), "c");
 }
 
+// What all others keep it cannot write itself: nobody could join before it can.
+class FullDiskTest : public ClusterHostsTest {
+ protected:
+  static absl::Status Full(const Action& a) {
+    return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("ENOSPC")
+                                                    : absl::OkStatus();
+  }
+};
+
+TEST_F(FullDiskTest, AHostThatCannotWriteItsStateGivesWay) {
+  HostOn("c");
+  w["c"].fail = Full;
+  TestClient r0 = w["a"].Connect(100);
+  const uint64_t asked = r0.Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.Advance(kUnwrittenGrace - seconds(5));
+  EXPECT_EQ(w.HostOf("job"), "c") << "it may be over in a moment";
+  w.Advance(seconds(15));
+  EXPECT_NE(w.HostOf("job"), "c");
+  ASSERT_NE(w.HostOf("job"), "");
+  const std::optional<Answer> joined = r0.Take(asked);
+  if (joined && joined->frame.has_failure()) {  // refused while c could not write: it tries again
+    ASSERT_TRUE(r0.Join("job", 0, 1));
+  } else {
+    ASSERT_TRUE(joined);
+  }
+  ASSERT_TRUE(r0.Save(1));
+  EXPECT_TRUE(r0.Committed(1));
+}
+
+TEST_F(FullDiskTest, AHostThatFailsNowAndThenStays) {
+  HostOn("c");
+  TestClient r0 = w["a"].Connect(100);
+  ASSERT_TRUE(r0.Join("job", 0, 1));
+  ASSERT_TRUE(r0.Save(1));
+  for (Step step = 2; step <= 5; ++step) {
+    w["c"].fail = Full;
+    ASSERT_TRUE(r0.Save(step));
+    w.Advance(kUnwrittenGrace / 2);
+    w["c"].fail = nullptr;
+    w.Advance(kUnwrittenGrace / 2);
+  }
+  EXPECT_EQ(w.HostOf("job"), "c");
+}
+
+TEST(ClusterOfOneTest, WhoIsAloneStaysHostThoughItCannotWrite) {
+  ClusterWorld alone({"a"});
+  TestClient rank = alone["a"].Connect(100);
+  ASSERT_TRUE(rank.Join("job", 0, 1));
+  ASSERT_TRUE(rank.Save(1));
+  const Epoch epoch = alone.EpochOf("job");
+  alone["a"].fail = [](const Action& a) {
+    return std::holds_alternative<WriteJobState>(a) ? absl::ResourceExhaustedError("ENOSPC")
+                                                    : absl::OkStatus();
+  };
+  ASSERT_TRUE(rank.Save(2));
+  alone.Advance(3 * kUnwrittenGrace);
+  EXPECT_TRUE(rank.Committed(2));
+  EXPECT_EQ(alone.HostOf("job"), "a");
+  EXPECT_EQ(alone.EpochOf("job"), epoch);
+}
+
+class ListTest : public ClusterHostsTest {
+ protected:
+  ListTest()
+      : ClusterHostsTest({"a", "b", "c"}, [](v1::DaemonConfig& config) {
+          for (const char* name : {"a", "b", "c"}) {
+            config.mutable_cluster()->add_members()->set_name(name);
+          }
+        }) {}
+  v1::ClientFrame ListFrame(const std::string& job, uint64_t deadline_ms) {
+    v1::ClientFrame frame;
+    frame.mutable_list()->set_job(job);
+    frame.mutable_list()->set_deadline_ms(deadline_ms);
+    return frame;
+  }
+};
+
+// No other node than the first is ever told that nobody hosts a name.
+TEST_F(ListTest, NamesOfNoJobAreForgottenOnEveryNode) {
+  TestClient reader = w["b"].Connect(100);
+  for (int i = 0; i < 10; ++i) {
+    const std::string name = "nothing" + std::to_string(i);
+    EXPECT_EQ(reader.Reason(ListFrame(name, 30'000)), v1::Failure::REASON_NOTHING_TO_RESTORE);
+    v1::GetStatusRequest mistyped;
+    mistyped.set_job(name);
+    EXPECT_FALSE(w["c"].Admin<v1::GetStatusReply>(mistyped).ok());
+  }
+  for (const char* node : {"a", "b", "c"}) {
+    EXPECT_EQ(w.WatchedBy(node), 0u) << node;
+  }
+  // What there is goes on.
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  EXPECT_EQ(w.WatchedBy("b"), 1u);
+}
+
+TEST_F(ListTest, NamesThatWereAskedForInVainDoNotPileUp) {
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Cut("a", "b");
+  TestClient reader = w["b"].Connect(100);
+  for (int i = 0; i < 200; ++i) {
+    const uint64_t asked = reader.Send(ListFrame("nothing" + std::to_string(i), 11'000));
+    w.Advance(seconds(12));
+    EXPECT_TRUE(reader.Take(asked)) << i;
+  }
+  EXPECT_LT(w.WatchedBy("b"), 2 * kWatchedMin);
+  w.Heal("a", "b");
+  EXPECT_TRUE(Commits(r0, r1, 20));
+}
+
 // What another node answers to an earlier life of this one answers nothing that is asked now.
 TEST_F(ClusterHostsTest, AnswersToAnEarlierLifeAnswerNothing) {
   HostOn("b");
@@ -337,6 +494,27 @@ TEST_F(ClusterHostsTest, AnswersToAnEarlierLifeAnswerNothing) {
   w["b"].Feed(ReadForPeer{asked[0], absl::OkStatus(), old});
   w.Run();
   EXPECT_EQ(w["a"].admin_replies.size(), answers);
+}
+
+// More than one message between daemons holds.
+TEST_F(ClusterHostsTest, AnAnswerThatIsTooLargeIsSaidToBe) {
+  HostOn("b");
+  auto [r0, r1] = TwoRanks();
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w["b"].read_for_peer = [&](const PeerReads& reads) {
+    v1::ReadShardReply reply;
+    reply.set_record(std::string(17u << 20, 'x'));
+    return ReadForPeer{reads.token, absl::OkStatus(), reply};
+  };
+  v1::ReadShardRequest read;
+  read.set_job("job");
+  read.set_step(10);
+  read.set_attempt(r0.joined().attempt());
+  read.set_rank(1);
+  read.set_node("b");
+  const auto answer = w["a"].Admin<v1::ReadShardReply>(read);
+  EXPECT_TRUE(absl::IsResourceExhausted(answer.status())) << answer.status();
+  EXPECT_TRUE(absl::StrContains(answer.status().message(), "on b")) << answer.status();
 }
 
 }  // namespace

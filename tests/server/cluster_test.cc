@@ -218,6 +218,25 @@ TEST_F(ClusterTest, JobsSpreadOverTheNodes) {
   }
 }
 
+// Somebody removed the file: the node that wrote it does not go by what it remembers of that.
+TEST_F(ClusterTest, AFileThatIsGoneBeforeItsManifestIsWrittenAgain) {
+  HostOnC();
+  auto [r0, r1] = TwoRanks();
+  w["c"].fail = [](const Action& a) {
+    return std::holds_alternative<PublishManifest>(a) ? absl::UnavailableError("EIO")
+                                                      : absl::OkStatus();
+  };
+  ASSERT_TRUE(r0.Save(10));
+  ASSERT_TRUE(r1.Save(10));
+  ASSERT_EQ(w.remote().Whole(2), std::vector<Step>{10});
+  ASSERT_TRUE(w.remote().manifests.empty());
+  std::erase_if(w.remote().copies, [](const auto& copy) { return copy.first.rank == 1; });
+  w["c"].fail = nullptr;
+  w.Advance(seconds(30));
+  EXPECT_EQ(w.remote().Whole(2), std::vector<Step>{10});
+  EXPECT_EQ(w.remote().manifests.size(), 1u);
+}
+
 // Its host dies; another node takes over, and no commit is lost.
 TEST_F(ClusterTest, AnotherNodeTakesOver) {
   auto [r0, r1] = TwoRanks();

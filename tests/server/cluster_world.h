@@ -6,7 +6,8 @@
 //   w.Run();                                  // until nobody has anything to say
 //   w.Cut("a", "b");  w.Kill("c");  w.Start("c");  w.Advance(std::chrono::seconds(10));
 //
-// Membership gives leases of kLease, which Advance renews for those that reach it.
+// Membership gives leases of kLease, which Advance renews for those that reach it. Where the
+// nodes' settings have a list, its first node hosts every job, and nobody's lease ends.
 #pragma once
 
 #include <deque>
@@ -22,6 +23,8 @@
 namespace holdfast::testing {
 
 inline constexpr Duration kLease = std::chrono::seconds(10);
+// After so long without its channel a node counts as silent where it spoke.
+inline constexpr Duration kUntilSilent = std::chrono::seconds(15);
 
 class ClusterWorld {
  public:
@@ -40,6 +43,10 @@ class ClusterWorld {
           },
           remote_);
       node.core->after_request = [this] { RunSoon(); };
+    }
+    if (const auto& listed = nodes_.begin()->second.core->config.cluster().members();
+        !listed.empty()) {
+      first_ = listed[0].name();
     }
     for (const std::string& name : names) {
       Appear(name);
@@ -100,6 +107,14 @@ class ClusterWorld {
         node.core->Advance(std::min(left, step));
       }
       EndLeases();
+      for (auto it = silent_at_.begin(); it != silent_at_.end();) {
+        const auto [from, to] = it->first;
+        const bool due = it->second <= Now();
+        it = due ? silent_at_.erase(it) : std::next(it);
+        if (due) {
+          Push(to, PeerTold{PeerSilent{from}});
+        }
+      }
       Run();
     }
   }
@@ -216,6 +231,14 @@ class ClusterWorld {
     const auto it = hosts_.find(job);
     return it == hosts_.end() ? "" : it->second.node;
   }
+  // Names of which that node asks membership who hosts them.
+  size_t WatchedBy(const std::string& name) const {
+    size_t watched = 0;
+    for (const auto& [job, watchers] : watchers_) {
+      watched += watchers.count(name);
+    }
+    return watched;
+  }
   Epoch EpochOf(const std::string& job) const {
     const auto it = epochs_.find(job);
     return it == epochs_.end() ? 0 : it->second;
@@ -296,7 +319,7 @@ class ClusterWorld {
   void Appear(const std::string& name) {
     Node& node = nodes_.at(name);
     node.member = true;
-    node.lease_until = node.core->now + kLease;
+    node.lease_until = first_.empty() ? node.core->now + kLease : MonotonicTime{INT64_MAX};
     MembersAre members;
     for (const auto& [other, info] : nodes_) {
       if (info.member) {
@@ -323,14 +346,14 @@ class ClusterWorld {
   }
   void Renew(const std::string& name) {
     Node& node = nodes_.at(name);
-    if (node.member && !node.no_membership) {
+    if (node.member && !node.no_membership && first_.empty()) {
       node.lease_until = node.core->now + kLease;
       Push(name, MembershipTold{LeaseHolds{node.lease_until}});
     }
   }
   void EndLeases() {
     for (auto& [name, node] : nodes_) {
-      if (!node.member || node.core->now < node.lease_until) {
+      if (!node.member || node.core->now < node.lease_until || !first_.empty()) {
         continue;
       }
       node.member = false;
@@ -353,13 +376,16 @@ class ClusterWorld {
       }
     }
   }
-  Event HostNews(const std::string& job) const {
+  Event HostNews(const std::string& job, const std::string& to) const {
+    if (!first_.empty() && to != first_) {
+      return MembershipTold{HostIs{job, {first_, 0, 0}}};
+    }
     const auto host = hosts_.find(job);
     return host == hosts_.end() ? MembershipTold{NoHost{job}}
                                 : MembershipTold{HostIs{job, host->second}};
   }
   void TellHost(const std::string& job, const std::string& to) {
-    const Event news = HostNews(job);
+    const Event news = HostNews(job, to);
     if (std::optional<std::deque<Event>>& late = nodes_.at(to).late_news) {
       return late->push_back(news);
     }
@@ -367,7 +393,7 @@ class ClusterWorld {
   }
   void TellHosts(const std::string& job) {
     for (const std::string& name : watchers_[job]) {
-      if (!nodes_.at(name).no_membership) {
+      if (!nodes_.at(name).no_membership && (first_.empty() || name == first_)) {
         TellHost(job, name);
       }
     }
@@ -388,13 +414,16 @@ class ClusterWorld {
   void Do(const std::string& from, const WatchHost& a) {
     watchers_[a.job].insert(from);
     if (!nodes_.at(from).no_membership) {
-      Push(from, HostNews(a.job));  // (it asks: that is answered at once)
+      Push(from, HostNews(a.job, from));  // (it asks: that is answered at once)
     }
   }
   void Do(const std::string& from, const UnwatchHost& a) { watchers_[a.job].erase(from); }
   void Do(const std::string& from, const CampaignFor& a) {
     if (Waits(from, a)) {
       return;
+    }
+    if (!first_.empty() && from != first_) {
+      return Push(from, MembershipTold{CampaignLost{a.job, {first_, 0, 0}, ""}});
     }
     if (const auto host = hosts_.find(a.job); host != hosts_.end()) {
       return Push(from, MembershipTold{CampaignLost{a.job, host->second, ""}});
@@ -477,6 +506,7 @@ class ClusterWorld {
       return;
     }
     node.channels[to] = ++next_channel_;
+    silent_at_.erase({from, to});
     Push(to, PeerTold{PeerBegan{from}});
     Push(from, PeerTold{PeerReached{to, next_channel_}});
   }
@@ -488,6 +518,7 @@ class ClusterWorld {
     }
     Push(from, PeerTold{PeerLost{to, channel->second, "cut"}});
     node.channels.erase(channel);
+    silent_at_[{from, to}] = Now() + kUntilSilent;
     // What was on its way is lost.
     std::erase_if(nodes_.at(to).inbox, [&](const Event& event) {
       const auto* told = std::get_if<PeerTold>(&event);
@@ -507,9 +538,11 @@ class ClusterWorld {
  private:
   std::map<std::pair<std::string, std::string>, uint64_t> said_;
   const std::shared_ptr<FakeTier> remote_;
+  std::string first_;  // of the list; empty: there is none
   std::map<std::string, Node> nodes_;
   std::set<std::pair<std::string, std::string>> cut_;
   std::set<std::pair<std::string, std::string>> lossy_;
+  std::map<std::pair<std::string, std::string>, MonotonicTime> silent_at_;
   std::map<std::string, JobHost> hosts_;
   std::map<std::string, Epoch> epochs_;
   std::map<std::string, std::tuple<Epoch, uint64_t, std::string>> states_;

@@ -680,6 +680,91 @@ TEST_F(NodesTest, ARemovalAsksEveryNodeThatHasSomethingAndOnlyThoseAgainThatFail
   EXPECT_TRUE(job_->Inventory(TierKind::kNvme).why.empty());
 }
 
+// There is room for so many; the end of an old step may be news.
+TEST_F(NodesTest, HowAnOldStepEndedIsRememberedAsThatOfANewOneIs) {
+  settings_.nvme = settings_.remote = false;
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  TwoRanks();
+  SaveBoth(1);
+  for (Step step = 2; step <= 1 + kFatesMax; ++step) {
+    Begin(kHere, 0, step);
+    Say(kHere, SaveLost{1, 0, step, "the client gave it up"});
+  }
+  RemoveCheckpointAsked rm;
+  rm.token = ++token_;
+  rm.request.set_step(1);
+  rm.request.set_force(true);
+  Say(kHere, rm);
+  ASSERT_FALSE(Committed(1));
+  const RequestToken old = Await(0, 1, v1::AwaitSave::STAGE_COMMITTED);
+  EXPECT_NE(Answer<StageReached>(old), nullptr) << "it was committed before it was removed";
+  // What ended first has made room for it.
+  const RequestToken first = Await(0, 2, v1::AwaitSave::STAGE_COMMITTED);
+  const Refused* refused = Answer<Refused>(first);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "not known any more"))
+      << refused->failure.message;
+}
+
+// A scan that began before saw it there.
+TEST_F(NodesTest, TheRemovalOfAnOldStepIsRememberedAsThatOfANewOneIs) {
+  settings_.nvme = false;
+  settings_.policy.mutable_remote()->set_keep_last(1);
+  MakeCoordinator();
+  job_->SetOpenedHere();
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  TwoRanks();
+  const auto save = [&](Step step) {
+    SaveBoth(step);
+    Drained(kHere, 0, step, TierKind::kRemote, TierKind::kMemory);
+    Drained(b_, 1, step, TierKind::kRemote, TierKind::kMemory);
+    Say(kHere, ManifestDone{{1, step}, absl::OkStatus(), {}});
+    Say(kHere, RemovalDone{{1, step - 1}, TierKind::kRemote, absl::OkStatus()});
+  };
+  save(1);
+  PinAsked pin;
+  pin.token = ++token_;
+  pin.request.set_step(1);
+  Say(kHere, pin);
+  for (Step step = 2; step <= kRemovedMax + 2; ++step) {
+    save(step);
+    now_ = now_ + std::chrono::seconds(1);
+  }
+  ASSERT_TRUE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  CopiesFound late;
+  late.tier = TierKind::kRemote;
+  late.began = now_;
+  for (const Rank rank : {0u, 1u}) {
+    DurableCopy copy;
+    copy.copy = Found(rank, 1).copy;
+    late.copies.push_back(copy);
+  }
+  late.manifests = {{1, 1}};
+  now_ = now_ + std::chrono::seconds(1);
+  pin.token = ++token_;
+  pin.request.set_unpin(true);
+  Say(kHere, pin);
+  Say(kHere, RemovalDone{{1, 1}, TierKind::kRemote, absl::OkStatus()});
+  ASSERT_FALSE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+  Say(kHere, late);
+  EXPECT_FALSE(job_->IsCommittedIn(TierKind::kRemote, {1, 1}));
+}
+
+// Its host removes from there what others have written.
+TEST_F(NodesTest, WhatGoesFromTheRemoteTierNobodyRemembersToHaveWritten) {
+  TwoRanks();
+  for (const Step step : {1, 2, 3}) {
+    SaveBoth(step);
+    Flush(step);
+  }
+  const auto forgotten = All<FlushUnwanted>();
+  ASSERT_EQ(forgotten.size(), 1u);
+  EXPECT_EQ(forgotten[0].first, kEveryNode);
+  EXPECT_EQ(forgotten[0].second.checkpoint, (CheckpointId{1, 1}));
+  EXPECT_EQ(forgotten[0].second.to, TierKind::kRemote);
+}
+
 TEST_F(NodesTest, ARemovalDoesNotWaitForANodeThatGoesAway) {
   TwoRanks();
   SaveBoth(1);

@@ -384,14 +384,23 @@ void CoreHarness::Do(const OpenDurable& a, const absl::Status& status) {
 }
 
 void CoreHarness::Do(const PublishManifest& a, const absl::Status& status) {
+  ManifestPublished published{a.drain, status};
   if (status.ok()) {
     EXPECT_EQ(a.shards.size(), a.world_size);
     for (const DurableCopy& shard : a.shards) {
-      EXPECT_EQ(remote.copies.at(shard.copy.id).record_crc, shard.record_crc);
+      const auto copy = remote.copies.find(shard.copy.id);
+      if (copy == remote.copies.end()) {
+        published.status = absl::FailedPreconditionError("a file is not there");
+        published.missing.push_back(shard.copy.id.rank);
+        continue;
+      }
+      EXPECT_EQ(copy->second.record_crc, shard.record_crc);
     }
+  }
+  if (published.status.ok()) {
     remote.manifests.insert({a.job, a.checkpoint});
   }
-  completions.push_back(ManifestPublished{a.drain, status});
+  completions.push_back(std::move(published));
 }
 
 void CoreHarness::Do(const RemoveCopies& a, const absl::Status& status) {

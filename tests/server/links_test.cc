@@ -341,6 +341,37 @@ TEST(LinksTest, NothingIsTakenTwiceOrOutOfOrderOrLeftOut) {
   }
 }
 
+// Nothing comes, not even empty batches: its sender cannot speak to this node any more.
+TEST(LinksTest, AChannelThatIsSilentIsOver) {
+  ReceiveLink in(0);
+  std::vector<std::string> messages;
+  EXPECT_FALSE(in.OnTick()) << "nobody has opened one yet";
+  const uint64_t channel = in.Open();
+  for (int i = 0; i < 10; ++i) {  // an empty batch now and then
+    for (int tick = 0; tick + 1 < kSilentTicks; ++tick) {
+      EXPECT_FALSE(in.OnTick());
+    }
+    EXPECT_EQ(in.Take({1, channel, 1, {}}, messages), BatchAnswer::kTaken);
+  }
+  for (int tick = 0; tick + 1 < kSilentTicks; ++tick) {
+    EXPECT_FALSE(in.OnTick());
+  }
+  in.Hear();  // one that waits for room
+  for (int tick = 0; tick + 1 < kSilentTicks; ++tick) {
+    EXPECT_FALSE(in.OnTick());
+  }
+  EXPECT_TRUE(in.OnTick());
+  EXPECT_FALSE(in.open());
+  EXPECT_FALSE(in.OnTick()) << "that is said once";
+  // Who speaks in it all the same, later, hears that it is over, and begins anew.
+  EXPECT_EQ(in.Take({2, channel, 1, {"late"}}, messages), BatchAnswer::kUnknownChannel);
+  EXPECT_TRUE(messages.empty());
+  const uint64_t fresh = in.Open();
+  EXPECT_NE(fresh, channel);
+  EXPECT_EQ(in.Take({3, fresh, 1, {"said"}}, messages), BatchAnswer::kTaken);
+  EXPECT_EQ(messages, std::vector<std::string>{"said"});
+}
+
 TEST(LinksTest, AChannelAfterAClosedOneHasItsWholeDeadline) {
   const LinkLimits limits;
   SendLink link = Opened(limits);

@@ -202,6 +202,7 @@ void Network::Arrive(const std::shared_ptr<Call>& call) {
     call->channel = peer->second.opened = peer->second.in->Open();
     peer->second.said = peer->second.taken = 0;
     node.Post(PeerTold{PeerBegan{from}});
+    Listen(node, from, call->channel);
   } else if (peer->second.in == nullptr) {
     call->taken = BatchAnswer::kUnknownChannel;
   } else {
@@ -238,6 +239,25 @@ void Network::Take(Node& node, const std::string& from, Peer& peer, Call& call) 
     ++w_.counts.messages;
     node.Post(PeerTold{PeerSpoke{from, std::move(message)}});
   }
+}
+
+// Until that channel is over.
+void Network::Listen(Node& node, const std::string& from, uint64_t opened) {
+  w_.t.At(node.TrueOf(node.Local() + kHearingTick), [this, &node, from, opened] {
+    node.WhenAwake([this, &node, from, opened] {
+      const auto peers = peers_.find(node.index);
+      const auto peer = peers == peers_.end() ? Peers::iterator() : peers->second.find(from);
+      if (peers == peers_.end() || peer == peers->second.end() || peer->second.in == nullptr ||
+          peer->second.opened != opened || !peer->second.in->open()) {
+        return;
+      }
+      if (peer->second.in->OnTick()) {
+        w_.counts.states["channel: silent"]++;
+        return node.Post(PeerTold{PeerSilent{from}});
+      }
+      Listen(node, from, opened);
+    });
+  });
 }
 
 void Network::Answer(const std::shared_ptr<Call>& call) {

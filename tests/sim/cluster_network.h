@@ -83,6 +83,7 @@ class Network {
   void Make(Node& node, const std::string& to, Out& out, LinkRequest request);
   void Arrive(const std::shared_ptr<Call>& call);
   void Take(Node& node, const std::string& from, Peer& peer, Call& call);
+  void Listen(Node& node, const std::string& from, uint64_t opened);
   void Answer(const std::shared_ptr<Call>& call);
   void End(const std::shared_ptr<Call>& call, const std::string& why);
   Duration Travel(const Road& road);

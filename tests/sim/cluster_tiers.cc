@@ -286,6 +286,7 @@ void Node::Do(const PublishManifest& a) {
     const std::pair checkpoint{a.job, a.checkpoint};
     const std::string what = absl::StrCat(name, ": the manifest of ", a.job_name, " attempt ",
                                           a.checkpoint.attempt, " step ", a.checkpoint.step);
+    std::vector<Rank> missing;
     std::vector<std::pair<ShardId, uint64_t>> named;
     for (const DurableCopy& shard : a.shards) {
       named.emplace_back(shard.copy.id, shard.record_crc);
@@ -312,6 +313,12 @@ void Node::Do(const PublishManifest& a) {
           // (Whoever removed it meanwhile did so for another host; then nobody may rely on it.)
           status = absl::NotFoundError(absl::StrCat("rank ", rank, " is not there"));
         }
+        if (copy == w_.remote.tier.copies.end()) {
+          missing.push_back(rank);
+        }
+      }
+      if (!missing.empty()) {
+        w_.counts.states["manifest: files missing"]++;
       }
       if (status.ok()) {
         w_.remote.tier.manifests.insert(checkpoint);
@@ -321,7 +328,7 @@ void Node::Do(const PublishManifest& a) {
         w_.counts.states["manifest: published"]++;
       }
     }
-    Complete(ManifestPublished{a.drain, status});
+    Complete(ManifestPublished{a.drain, status, missing});
   };
   RunDrain(a.drain, std::move(drain));
 }

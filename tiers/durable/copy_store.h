@@ -198,10 +198,11 @@ class CopyStore : public Tier {
 
   // ---- Manifests (remote only) ----
 
-  // The commit: all copies that it names must be there. OK also if another published the same
-  // before (`adopted` then says so); AlreadyExists, naming the difference, if another published
-  // something else.
-  absl::Status PublishManifest(const Manifest& manifest, bool* adopted = nullptr);
+  // The commit: all copies that it names must be there (FailedPrecondition, and `missing` says of
+  // which ranks they are not). OK also if another published the same before (`adopted` then says
+  // so); AlreadyExists, naming the difference, if another published something else.
+  absl::Status PublishManifest(const Manifest& manifest, bool* adopted = nullptr,
+                               std::vector<Rank>* missing = nullptr);
   // NotFound: not committed. Checked against the name that it was found under.
   absl::StatusOr<Manifest> ReadManifest(const CheckpointName& name);
 

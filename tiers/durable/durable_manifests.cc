@@ -1,5 +1,6 @@
 // The commit of a step in the remote tier.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -8,18 +9,23 @@
 namespace holdfast {
 namespace {
 
-// Both sorted: the first of `wanted` that is not among `names`.
-std::string FirstMissing(const std::vector<std::string>& names, const Manifest& manifest) {
+// What the manifest names and is not among `names`, which are sorted: the first such file, and of
+// which ranks there are some.
+std::string Missing(const std::vector<std::string>& names, const Manifest& manifest,
+                    std::vector<Rank>& ranks) {
+  std::string first;
   for (const ManifestShard& shard : manifest.shards) {
     for (const std::string& wanted :
          {ImageFileName(DurableKind::kRemote, shard.rank, manifest.world_size),
           RecordFileName(DurableKind::kRemote, shard.rank, manifest.world_size)}) {
       if (!std::binary_search(names.begin(), names.end(), wanted)) {
-        return wanted;
+        first = first.empty() ? wanted : first;
+        ranks.push_back(shard.rank);
+        break;
       }
     }
   }
-  return "";
+  return first;
 }
 
 }  // namespace
@@ -53,7 +59,8 @@ absl::StatusOr<Manifest> CopyStore::ReadManifest(const CheckpointName& name) {
   return impl_->SinceMounted(manifest.status());
 }
 
-absl::Status CopyStore::PublishManifest(const Manifest& manifest, bool* adopted) {
+absl::Status CopyStore::PublishManifest(const Manifest& manifest, bool* adopted,
+                                        std::vector<Rank>* missing) {
   Impl& m = *impl_;
   if (!m.remote()) {
     return absl::FailedPreconditionError("only the remote tier has manifests");
@@ -69,9 +76,13 @@ absl::Status CopyStore::PublishManifest(const Manifest& manifest, bool* adopted)
   const std::string path = JoinPath(directory, kManifestName);
   HF_RETURN_IF_ERROR(m.CheckDirectory(directory));
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, m.env.List(directory, kStepNamesMax));
-  if (const std::string missing = FirstMissing(names, manifest); !missing.empty()) {
+  std::vector<Rank> ranks;
+  if (const std::string first = Missing(names, manifest, ranks); !first.empty()) {
+    if (missing != nullptr) {
+      *missing = std::move(ranks);
+    }
     return absl::FailedPreconditionError(
-        absl::StrCat("publish '", path, "': '", missing, "', which it names, is not there"));
+        absl::StrCat("publish '", path, "': '", first, "', which it names, is not there"));
   }
   // 2. Its name, if nobody has it yet.
   Intent intent;

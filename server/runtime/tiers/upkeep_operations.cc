@@ -89,6 +89,7 @@ ManifestPublished PublishRemoteManifest(const Context& context,
   }
   const TransferControl::Call call(operation.control().get(), "publish a manifest in", place.dir());
   const JobIdentity job{action.job, action.job_name, action.uid, action.gid};
+  std::vector<Rank> missing;
   absl::Status status = (*store)->OpenJob(job);
   if (status.ok()) {
     status = (*store)->ClaimAttempt(job, action.checkpoint.attempt, OpeningText(action.opening));
@@ -108,10 +109,10 @@ ManifestPublished PublishRemoteManifest(const Context& context,
            shard.record_crc, shard.copy.layout_hash, part ? shard.copy.image_bytes : 0});
     }
     HF_SYNC_POINT("daemon.manifest.begun");
-    status = (*store)->PublishManifest(manifest);
+    status = (*store)->PublishManifest(manifest, nullptr, &missing);
     HF_SYNC_POINT("daemon.manifest.published");
   }
-  return {action.drain, Judged(*context, place, status)};
+  return {action.drain, Judged(*context, place, status), std::move(missing)};
 }
 
 namespace {

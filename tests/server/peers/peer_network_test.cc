@@ -57,6 +57,9 @@ std::string Text(const PeerEvent& event) {
   if (const auto* began = std::get_if<PeerBegan>(&event)) {
     return absl::StrCat("began ", began->node);
   }
+  if (const auto* silent = std::get_if<PeerSilent>(&event)) {
+    return absl::StrCat("silent ", silent->node);
+  }
   const auto& spoke = std::get<PeerSpoke>(event);
   return absl::StrCat(spoke.node, " says ", spoke.message);
 }
@@ -915,7 +918,50 @@ TEST(PeerNetworkTest, TlsFilesThatAreMissingAreAnErrorAtTheStart) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(empty.Path("ca.pem")));
 }
 
+// It does not even say that it has nothing to say. Speaks it after all, it begins anew.
+TEST(PeerNetworkTest, AChannelInWhichNothingComesIsOver) {
+  PeerNetworkOptions speaks = Options("a", Patient());
+  speaks.limits.keep_alive = std::chrono::minutes(5);
+  PeerNetworkOptions hears = Options("b");
+  hears.hearing_tick = std::chrono::milliseconds(20);
+  Node a(speaks);
+  Node b(hears);
+  Acquaint(a, b);
+  a.Reach("b");
+  b.told.Await("began a");
+  b.told.Await("silent a");
+  a.Say("b", "void");
+  a.told.Await("lost b");
+  a.told.Await("reached b");
+  b.told.Await("began a");
+  EXPECT_TRUE(b.told.Said("a").empty());
+}
+
 // ---- What the inbox keeps ----
+
+TEST(PeerInboxTest, ThatNothingIsHeardAnyMoreComesAfterWhatWasSaid) {
+  Told told;
+  PeerInbox inbox(
+      {.messages_max = 4, .bytes_max = 100}, [&](const PeerEvent& event) { told.Take(event); },
+      [] {});
+  told.Block(true);
+  inbox.Reached("x", 1);
+  told.Await("reached x");
+  inbox.Began("b");
+  inbox.Spoke("b", {"one"});
+  inbox.Silent("b");
+  inbox.Began("c");
+  inbox.Silent("c");
+  inbox.Began("c");
+  inbox.Spoke("c", {"two"});
+  told.Block(false);
+  told.Await("began b");
+  told.Await("b says one");
+  told.Await("silent b");
+  told.AwaitCount(2);
+  EXPECT_EQ(told.Count("silent"), 1u);
+  EXPECT_EQ(told.Count("began c"), 1u);
+}
 
 TEST(PeerInboxTest, WhatNobodyHasHeardOfIsToldAsItCameOut) {
   Told told;

@@ -140,9 +140,11 @@ TEST_F(HostileRemoteTest, AManifestNamesOnlyWhatIsThere) {
   std::vector<PublishedCopy> copies = {Publish(samples_[0])};
   copies.push_back(copies[0]);
   const Manifest manifest = ManifestOf(samples_, copies);
-  const absl::Status status = store().PublishManifest(manifest);
+  std::vector<Rank> missing;
+  const absl::Status status = store().PublishManifest(manifest, nullptr, &missing);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << ToString(status);
   EXPECT_THAT(Message(status), HasSubstr("shard-00001-of-00002"));
+  EXPECT_THAT(missing, testing::ElementsAre(1));
   Manifest short_one = manifest;
   short_one.shards.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(store().PublishManifest(short_one)));
