@@ -89,7 +89,9 @@ def run(network: Network, nodes: int) -> None:
     lost, spare = workers[-1], network.nodes["spare"]
 
     print("\na job on all nodes but the spare", flush=True)
-    ranks = start_ranks(workers, JOB, per_node=PER_NODE, policy=POLICY)
+    # The last one stands still when half of its third save is in the slot.
+    armed = {len(workers) * PER_NODE - 1: "client.save.half_copied:stop@3"}
+    ranks = start_ranks(workers, JOB, per_node=PER_NODE, policy=POLICY, armed=armed)
     restored = ask_all(ranks, "open")
     check(f"{len(ranks)} ranks joined attempt 1", set(restored) == {"ok attempt=1"}, restored)
     ask_all(ranks, "restore")
@@ -98,7 +100,15 @@ def run(network: Network, nodes: int) -> None:
     print(daemons["spare"].ctl("nodes"))
 
     print(f"{lost.name} is killed in the middle of step 3", flush=True)
-    ask_all(ranks[:1], "save 3")
+    for rank in ranks:
+        rank.send("save 3")
+    ranks[-1].process.wait_stopped()
+    sealed = [rank.answer() for rank in ranks if rank.node is not lost]
+    check(
+        "the ranks on the other nodes have sealed it, and wait for nobody",
+        set(sealed) == {"ok sealed"},
+        sealed,
+    )
     lost.kill()
     for rank in ranks:
         if rank.node is not lost:

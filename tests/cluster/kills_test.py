@@ -180,6 +180,30 @@ def test_the_host_is_killed_while_a_rank_restores(network: Network, point: str) 
     job.check_history()
 
 
+@pytest.mark.parametrize(
+    "point",
+    matrix(
+        "daemon.host.elected",
+        whole=["daemon.host.campaigns", "daemon.host.stores", "daemon.host.agreed"],
+    ),
+)
+def test_the_next_host_is_killed_as_it_takes_the_job_over(network: Network, point: str) -> None:
+    # Only a has anything of the job beside its host, so it is a that takes it over.
+    cluster, job = saved_job(network, "a b c", "a a", host="c", lease_s=SHORT_LEASE_S)
+    cluster.start_anew("a", armed={"a": f"{point}:kill"})
+    job.save_soon()
+    assert cluster.is_running("a"), "it was to die later"
+    cluster.daemons["c"].kill()
+    cluster.revive("a")
+    job.save_soon()
+    job.save()
+    assert cluster.wait_host(job.name, "b", but="c") == "a"
+    job.check_history()
+    cluster.start("c")
+    job.start("a a")
+    assert job.resume() == job.safe
+
+
 def test_a_node_is_killed_that_hosts_the_job_and_has_ranks_of_it(network: Network) -> None:
     cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
     job = Job(cluster, policy="remote.every_steps=2 remote.keep_last=100 nvme.every_steps=1")

@@ -72,8 +72,9 @@ def start_ranks(
     launch: str = "",
     policy: str = "",
     uid: int = USER,
+    armed: Mapping[int, str] | None = None,
 ) -> list[Rank]:
-    """Ranks 0, 1, …, `per_node` on each node, in order."""
+    """Ranks 0, 1, …, `per_node` on each node, in order. `armed`: sync points of some of them."""
     places = [node for node in nodes for _ in range(per_node)]
     return [
         Rank(
@@ -85,6 +86,7 @@ def start_ranks(
             launch=launch,
             policy=policy,
             uid=uid,
+            env={"HOLDFAST_SYNC_POINT": (armed or {}).get(rank, "")},
         )
         for rank, node in enumerate(places)
     ]
