@@ -53,7 +53,7 @@ inline constexpr Duration kRescan =
 inline constexpr size_t kUnknownFilesMax = 1024;  // shown
 inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
-inline constexpr size_t kLeftMax = 64;           // copies of ranks that went, named at a time
+inline constexpr size_t kLeftMax = 64;            // copies of ranks that went, named at a time
 inline constexpr size_t kPrefetchesAtOnce = 4;    // fetches under way ahead of restores, on a node
 inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
 inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
@@ -109,8 +109,8 @@ class Agent {
   absl::Status CheckState(const std::string& name, const v1::JobState& state) const;
   // Its coordinator is dropped. What clients asked stays unanswered: the next host answers.
   void EndHosting(const std::string& name);
-  // On the host: a client of some node wants it.
-  // A client of another node, or of this one (which WhoJoins tells), wants to join it.
+  // On the host: a client of another node wants to join it, or those of this one that WhoJoins
+  // tells of.
   void Want(const std::string& name, const JobWanter& wanter, EventTime time);
   void WantHere(const std::string& name, EventTime time);
   // Its host says that there is no such job, or no node and no tier knows it: readers hear so.

@@ -78,9 +78,8 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
 
 // Its copies in memory are being read for another tier.
 bool Coordinator::DrainsFromMemory(const Checkpoint& checkpoint) {
-  return std::any_of(
-      checkpoint.drains.begin(), checkpoint.drains.end(),
-      [](const Drain& drain) { return drain.waiting.ReadFrom(TierKind::kMemory); });
+  return std::any_of(checkpoint.drains.begin(), checkpoint.drains.end(),
+                     [](const Drain& drain) { return drain.waiting.ReadFrom(TierKind::kMemory); });
 }
 
 // It is to go to a tier, and could not without them.

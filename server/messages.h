@@ -488,11 +488,11 @@ struct AdminAnswered {
   std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply> reply;
 };
 
-using ToAgent =
-    std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
-                 SessionEnded, ShardLocated, Listed, GiveUp, CopyUnneeded, Superseded, CopyDoubted, PersistState,
-                 RestorePointSet, Reported, FlushWanted, FlushUnwanted, ManifestWanted,
-                 RemovalWanted, AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
+using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
+                             SourceOffered, SessionEnded, ShardLocated, Listed, GiveUp,
+                             CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet,
+                             Reported, FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted,
+                             AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

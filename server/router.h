@@ -68,7 +68,7 @@ inline constexpr size_t kForwardedMax = 1024;                          // either
 inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
 // Who asks another node for a job waits so long, if that was not said; at most:
 inline constexpr Duration kSoughtFor = std::chrono::seconds(60);
-inline constexpr Duration kSoughtForMax = std::chrono::hours(1);
+inline constexpr uint64_t kSoughtForMaxMs = 3'600'000;
 // Of a list, when so many names are watched, those that nobody needs any more are looked for; then
 // when there are twice as many as were left.
 inline constexpr size_t kWatchedMin = 64;

@@ -172,8 +172,7 @@ void Router::On(const std::string& node, const PeerHeader& header, const JobSoug
     // (Or it had no room for it when it heard of it first, and never answered.)
     return Introduce(header.job_name, job, node);
   }
-  const Duration left = std::chrono::milliseconds(
-      std::min<uint64_t>(m.wait_ms, static_cast<uint64_t>(kSoughtForMax / std::chrono::milliseconds(1))));
+  const Duration left = std::chrono::milliseconds(std::min(m.wait_ms, kSoughtForMaxMs));
   const JobWanter wanter{m.uid, m.gid, time_.now + (m.wait_ms == 0 ? kSoughtFor : left)};
   if (m.reads) {
     job.readers.insert(node);
@@ -360,8 +359,9 @@ void Router::TellState(const std::string& name, Hosting& hosting, const v1::JobS
   hosting.told_state = std::move(text);
   hosting.untold.reset();
   hosting.tell_at = time_.now + kTellStates;
-  SayToArrived(hosting, kEveryNode,
-               EncodePeer(PeerHeader{name, *hosting.job, hosting.epoch}, NodeMessage(StateKept{state})));
+  SayToArrived(
+      hosting, kEveryNode,
+      EncodePeer(PeerHeader{name, *hosting.job, hosting.epoch}, NodeMessage(StateKept{state})));
 }
 
 void Router::ForgetTokens(Hosting& hosting, NodeId node) {

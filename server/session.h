@@ -106,7 +106,7 @@ class Session {
   SessionWish wish_;
   std::map<Rank, Entry> entries_;
   std::map<RequestToken, Rank> waiting_;  // whose entries wait
-  size_t loaded_ = 0;  // of them
+  size_t loaded_ = 0;                     // of them
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;
   std::optional<Failed> failed_;

@@ -16,7 +16,8 @@ std::vector<std::string> AskUntilDeath(Node& node, std::vector<std::unique_ptr<R
                                        const std::string& command);
 
 // tests/sync_points.txt, in two parts: what only a daemon with durable tiers passes is crashed by
-// crash_tiers_test.cc, what only nodes of a cluster pass (daemon.host.*) by tests/cluster/kills_test.py.
+// crash_tiers_test.cc, what only nodes of a cluster pass (daemon.host.*) by
+// tests/cluster/kills_test.py.
 std::vector<std::string> PointsOfDurableTiers();
 std::vector<std::string> PointsWithoutDurableTiers();
 

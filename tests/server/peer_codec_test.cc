@@ -588,7 +588,8 @@ TEST(PeerCodecTest, NumbersAtTheirLimitsArrive) {
                            kWorldSizeMax, kImageBytesMax,    std::numeric_limits<int64_t>::min(),
                            false};
   ExpectArrives<ToCoordinator>(sealed, sealed, "sealed");
-  const RoomAsked room{0, 1, 0, 0, {{1, most}, {most, 0}, {2, 5}}, {{{most, 1}, 7}, {{1, most}, 0}}};
+  const RoomAsked room{
+      0, 1, 0, 0, {{1, most}, {most, 0}, {2, 5}}, {{{most, 1}, 7}, {{1, most}, 0}}};
   ExpectArrives<ToCoordinator>(room, room, "columns");
 }
 
