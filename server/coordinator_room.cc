@@ -197,7 +197,10 @@ bool Coordinator::MakeRoom(const RoomAsked& m, NodeId node, Turn& t) {
     return false;
   }
   if (victim->protect) {
-    checkpoints_.at(*victim->protect).is_protected = true;
+    // (One that was before, and is not now that it is cut off, may be open again later.)
+    for (auto& [id, checkpoint] : checkpoints_) {
+      checkpoint.is_protected = id == *victim->protect;
+    }
   }
   const uint64_t bytes = checkpoints_.at(victim->id).bytes;
   const bool retired = victim->rule == ShedRule::kOffLine ||

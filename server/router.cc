@@ -153,6 +153,14 @@ void Router::DropMember(const std::string& name) {
 }
 
 void Router::SetReach(Peer& peer, PeerChannel channel, bool heard) {
+  if (channel != peer.channel) {
+    // What waits to be said to a host there is told with all that is here, when they meet again.
+    for (auto& [name, job] : jobs_) {
+      if (!job.hosting && job.host && job.host->node == peer.info.name) {
+        ForgetOutgoing(job);
+      }
+    }
+  }
   reached_ -= InReach(peer) ? 1 : 0;
   peer.channel = channel;
   peer.heard = heard;

@@ -150,6 +150,18 @@ TEST(OneNodesRanksTest, WhatTheySealTogetherIsOneMessage) {
   EXPECT_EQ(w.Said("a", "c") - begun, 1u);
   EXPECT_EQ(w["c"].Committed("job").size(), 2u);
 
+  // What waits to be said when the channel breaks is told with all that is here.
+  ASSERT_TRUE(ranks[0].Begin(25));
+  ASSERT_TRUE(ranks[0].Seal(25));
+  w.Break("a", "c");
+  w.Reopen("a", "c");
+  for (Rank rank = 1; rank < 8; ++rank) {
+    ASSERT_TRUE(ranks[rank].Begin(25));
+    ASSERT_TRUE(ranks[rank].Seal(25));
+  }
+  w.Advance(seconds(1));
+  EXPECT_EQ(w["c"].Committed("job").size(), 3u);
+
   // Who comes late is not waited for long.
   for (Rank rank = 0; rank < 7; ++rank) {
     ASSERT_TRUE(ranks[rank].Begin(30));

@@ -2100,6 +2100,42 @@ TEST_F(NodesTest, AStepThatIsCutOffIsNotProtectedAnyMore) {
   EXPECT_TRUE(Committed(1));
 }
 
+// The step that comes next may be cut off already, when it is protected.
+TEST_F(NodesTest, OneStepIsProtectedAtATimeAlsoIfThatIsCutOff) {
+  Join(kHere, 0, 3);
+  Join(kHere, 1, 3);
+  Join(b_, 2, 3);
+  for (const auto& [node, rank] : {std::pair(kHere, 0u), std::pair(kHere, 1u), std::pair(b_, 2u)}) {
+    Save(node, rank, 1);
+  }
+  ASSERT_TRUE(Committed(1));
+  NodeNames nodes("c");
+  const NodeId a = nodes.Number("a");
+  nodes.Number("b");
+  TakeOver(nodes, false);
+  NodeArrived first;
+  for (const Rank rank : {0u, 1u}) {
+    FoundShard found = Found(rank, 1);
+    found.copy.world_size = 3;
+    first.shards.push_back(found);
+    first.seats.push_back(Seat(a, rank, 1));
+  }
+  Say(a, first);
+  const auto make_room = [&](Rank rank, Step shed, Step for_step) {
+    Say(a, RoomAsked{++token_, 1, rank, for_step, {{1, shed}}});
+    const RoomAnswered* room = Answer<RoomAnswered>(token_);
+    EXPECT_TRUE(room != nullptr && room->made) << for_step;
+  };
+  Begin(a, 0, 2);
+  Begin(a, 1, 2);
+  Save(a, 0, 3);  // the third rank may have sealed it, for all that is known
+  Begin(a, 1, 3);
+  make_room(1, 2, 3);
+  Begin(a, 0, 4);
+  Begin(a, 0, 5);
+  make_room(0, 4, 5);  // its invariants are checked
+}
+
 // The node whose drives were the last that had to be read is gone: what is incomplete goes now.
 TEST_F(NodesTest, WhatIsIncompleteGoesWhenTheLastNodeThatHadToTellIsGone) {
   TwoRanks();
