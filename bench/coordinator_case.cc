@@ -17,6 +17,7 @@ namespace holdfast::bench {
 namespace {
 
 constexpr uint32_t kRanksPerNode = 8;
+constexpr uint32_t kSlotsPerRank = 3;
 constexpr uint32_t kRanks[] = {8, 96, 768, 12'288};
 constexpr uint64_t kShardBytes = uint64_t{6} << 30;
 constexpr int kStepsBefore = 5;  // so that retention has something to do in each step
@@ -61,8 +62,8 @@ class ManyNodes {
     return likeness;
   }
 
-  // Everything that a step costs its coordinator: begun, sealed, awaited, committed, brought into
-  // both durable tiers, an older one removed from both.
+  // Everything that a step costs its coordinator: begun, room made for it, sealed, awaited,
+  // committed, brought into both durable tiers, an older one removed from both.
   double Step(holdfast::Step step) {
     step_ = step;
     told_.clear();
@@ -72,6 +73,16 @@ class ManyNodes {
       ForRanks(node, [&](Rank rank) { Say(node, SaveAsked{++token_, attempt(), rank, step}); });
     }
     Round(true);
+    // The slots are full, and all ranks ask before any of them hears what is given up.
+    if (const std::vector<CheckpointId> useful = in_memory_; useful.size() == kSlotsPerRank) {
+      for (NodeId node = 0; node < nodes_; ++node) {
+        ForRanks(node, [&](Rank rank) {
+          Say(node, RoomAsked{++token_, attempt(), rank, step, useful});
+        });
+      }
+      Round(true);
+    }
+    in_memory_.push_back({attempt(), step});
     for (NodeId node = 0; node < nodes_; ++node) {
       ForRanks(node, [&](Rank rank) {
         Say(node, ShardSealed{attempt(), rank, step, ranks_, kShardBytes, 1'000'000, true,
@@ -162,8 +173,7 @@ class ManyNodes {
   void MakeCoordinator() {
     CoordinatorSettings settings;
     settings.commit_deadline = std::chrono::minutes(10);
-    settings.slots_per_rank = 3;
-    settings.keep_committed = 2;
+    settings.slots_per_rank = kSlotsPerRank;
     settings.nvme = settings.remote = true;
     settings.nodes = &names_;
     settings.policy.mutable_remote()->set_share_replicas(true);
@@ -211,8 +221,12 @@ class ManyNodes {
   void Say(NodeId from, const ToCoordinator& message) {
     out_.clear();
     job_->Handle(message, from, Time(), out_);
+    job_->NextWake();  // (its node asks after each event)
     std::vector<ForAgent> out = std::move(out_);
     for (ForAgent& each : out) {
+      if (const auto* given_up = std::get_if<GiveUp>(&each.message)) {
+        std::erase(in_memory_, given_up->checkpoint);
+      }
       if (const auto* persist = std::get_if<PersistState>(&each.message)) {
         state_ = persist->state;
         Say(kHere, StateWritten{state_.version(), absl::OkStatus()});
@@ -312,6 +326,7 @@ class ManyNodes {
   holdfast::Step step_ = 0;
   std::vector<ForAgent> out_;
   std::vector<ForAgent> work_;
+  std::vector<CheckpointId> in_memory_;
   std::set<NodeId> told_;
   uint64_t messages_ = 0;
   uint32_t offered_ = 0;
