@@ -1,6 +1,7 @@
 #include "tests/sim/cluster_world.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
@@ -341,6 +342,9 @@ void World::Run() {
   }
   Sweep();
   Sample();
+  if (options.steps != 0) {
+    SayHowFar();
+  }
   const int64_t begun = t.now();
   const int64_t storm_ends = begun + options.stormy.count();
   while (violation().empty() && (options.steps != 0 ? counts.commits < options.steps * jobs_.size()
@@ -368,6 +372,16 @@ void World::Run() {
   }
   counts.nanoseconds = static_cast<uint64_t>(t.now() - begun);
   counts.seeds = 1;
+}
+
+// A run until so many steps were committed may take hours.
+void World::SayHowFar() {
+  std::fprintf(stderr,
+               "%" PRId64 " s: %" PRIu64 " of %" PRIu64 " steps, %" PRIu64 " events, %" PRIu64
+               " faults\n",
+               t.now() / 1'000'000'000, counts.commits, options.steps * jobs_.size(), counts.events,
+               counts.Faults());
+  t.After(std::chrono::minutes(1), [this] { SayHowFar(); });
 }
 
 // No more faults: all nodes but those that are lost come back, all jobs are started anew, and from

@@ -95,6 +95,7 @@ class World {
   bool Place(Job& job);
   bool Reachable(uint32_t node) const;
   void Kill(RankProcess* process, Duration linger);
+  void SayHowFar();
   void Calm();
   void CheckTheEnd();
   void AskWhereAllLies(const std::string& job, std::set<std::string> doubted);
