@@ -81,7 +81,7 @@ struct RebuildRun {
   std::set<JobUuid> asked_anew;  // whose remote copies were forgotten since: their own scan tells
   // What was written and removed in durable tiers meanwhile: those that read them may have missed
   // it.
-  std::vector<std::variant<IndexShard, UnindexShard>> changes;
+  std::vector<std::variant<IndexShard, UnindexCopies>> changes;
   v1::RebuildReply reply;
 };
 
@@ -555,7 +555,7 @@ class Agent {
   void OnTierAway(const TierAway& e);
   void TakeRemoteScan(const TierScanned& e, const DrainOp& op);
   void OnDriveScanned(const TierScanned& e);
-  void ChangeIndex(std::variant<IndexShard, UnindexShard> change);
+  void ChangeIndex(std::variant<IndexShard, UnindexCopies> change);
   void NoteBad(const ShardId& shard, TierKind tier, bool bad);
   bool OnTheWay(DrainOp::Kind kind, const JobUuid& job, CheckpointId checkpoint, TierKind tier,
                 std::optional<Rank> rank = std::nullopt) const;

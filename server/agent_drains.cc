@@ -370,9 +370,7 @@ void Agent::TakeMessage(const JobUuid& job, const RemovalWanted& m) {
   op.job = job;
   op.checkpoint = m.checkpoint;
   op.tier = m.tier;
-  for (Rank rank = 0; rank < m.world_size; ++rank) {
-    ChangeIndex(UnindexShard{{job, m.checkpoint.attempt, m.checkpoint.step, rank}, m.tier});
-  }
+  ChangeIndex(UnindexCopies{m.tier, job, m.checkpoint});
   const DrainId id = BeginDrain(std::move(op));
   Act(RemoveCopies{id, m.tier, job, JobName(job), m.checkpoint, m.world_size});
 }

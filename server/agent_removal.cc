@@ -278,20 +278,10 @@ void Agent::KeepJob(const JobUuid& uuid) {
 void Agent::UnindexJob(const JobUuid& job) {
   for (const DriveCopies::Copy& copy : drive_copies_.Of(job)) {
     drive_copies_.Remove(job, copy.copy.copy.id.checkpoint());
-    ChangeIndex(UnindexShard{copy.copy.copy.id, TierKind::kNvme});
   }
   std::erase_if(flushed_, [&](const auto& flushed) { return flushed.first.job == job; });
-  if (Hosted(job) == nullptr) {
-    return;
-  }
-  v1::WhereReply where;
-  Hosted(job)->FillWhere(std::nullopt, where);
-  for (const v1::ShardCopy& copy : where.copies()) {
-    for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
-      if (copy.tier() == TierName(tier)) {
-        ChangeIndex(UnindexShard{{job, copy.attempt(), copy.step(), copy.rank()}, tier});
-      }
-    }
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    ChangeIndex(UnindexCopies{tier, job, std::nullopt});
   }
 }
 

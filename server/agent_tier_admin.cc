@@ -398,7 +398,7 @@ void Agent::IndexAnew(TierKind tier, const std::map<JobUuid, CopiesFound>& found
   }
 }
 
-void Agent::ChangeIndex(std::variant<IndexShard, UnindexShard> change) {
+void Agent::ChangeIndex(std::variant<IndexShard, UnindexCopies> change) {
   std::visit([this](const auto& action) { Act(action); }, change);
   if (rebuild_ && !rebuild_->told) {
     rebuild_->changes.push_back(std::move(change));

@@ -211,6 +211,12 @@ std::string Coordinator::CheckInvariants() const {
   if (protected_steps > 1) {
     return broken("more than one step is protected");
   }
+  for (const auto& [node, absence] : absent_) {
+    if (absence.ended && !LivingMembersOn(node).empty()) {
+      return broken(absl::StrCat(settings_.nodes->Name(node), " is gone, and rank ",
+                                 LivingMembersOn(node).front().first, " lives on there"));
+    }
+  }
   if (!attempts_.empty() && highest_attempt_ < attempt()) {
     return broken("an attempt is above the highest");
   }

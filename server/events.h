@@ -392,6 +392,11 @@ struct UnindexShard {
   ShardId id;
   TierKind tier = TierKind::kMemory;
 };
+struct UnindexCopies {  // those of a checkpoint, or all of the job; as many as there may be
+  TierKind tier = TierKind::kNvme;
+  JobUuid job;
+  std::optional<CheckpointId> checkpoint;
+};
 struct ClearIndex {  // nothing lies in this tier but what the IndexShard after this one tell of
   TierKind tier = TierKind::kNvme;
 };
@@ -588,9 +593,9 @@ struct Report {
 using Action =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
-                 IndexShard, UnindexShard, ClearIndex, FlushShard, CancelDrain, FetchShard,
-                 OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
-                 ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
+                 IndexShard, UnindexShard, UnindexCopies, ClearIndex, FlushShard, CancelDrain,
+                 FetchShard, OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies,
+                 ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
                  CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, ChangePeers,
                  ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;

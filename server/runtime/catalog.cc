@@ -39,10 +39,17 @@ std::string TierPrefix(std::string_view tier) {
   return absl::StrCat(kShardPrefix, ToAbsl(tier), "/");
 }
 
+std::string PrefixOf(const CatalogRange& range) {
+  const std::string job = absl::StrCat(TierPrefix(range.tier), range.job.ToString(), "/");
+  return !range.checkpoint
+             ? job
+             : absl::StrCat(job, absl::Hex(range.checkpoint->attempt, absl::kZeroPad16), "/",
+                            absl::Hex(range.checkpoint->step, absl::kZeroPad16), "/");
+}
+
 std::string ShardKey(const ShardId& id, std::string_view tier) {
-  return absl::StrCat(
-      TierPrefix(tier), id.job.ToString(), "/", absl::Hex(id.attempt, absl::kZeroPad16), "/",
-      absl::Hex(id.step, absl::kZeroPad16), "/", absl::Hex(id.rank, absl::kZeroPad8));
+  return absl::StrCat(PrefixOf({std::string(tier), id.job, id.checkpoint()}),
+                      absl::Hex(id.rank, absl::kZeroPad8));
 }
 
 absl::StatusOr<std::string> KeyOf(const v1::CatalogShard& shard) {
@@ -391,6 +398,20 @@ absl::Status Catalog::UpdateShards(std::string_view tier,
   }
   MutexLock lock(mutex_);
   return Write(batch, Sync::kNo);
+}
+
+absl::Status Catalog::RemoveShards(const CatalogRange& range) {
+  MutexLock lock(mutex_);
+  HF_RETURN_IF_ERROR(EnsureOpen());
+  rocksdb::WriteBatch batch;
+  const std::string prefix = PrefixOf(range);
+  std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
+  for (it->Seek(prefix); it->Valid() && it->key().starts_with(prefix); it->Next()) {
+    batch.Delete(it->key());
+  }
+  HF_RETURN_IF_ERROR(FromRocks(it->status(), "read", path_));
+  it.reset();
+  return batch.Count() == 0 ? absl::OkStatus() : Write(batch, Sync::kNo);
 }
 
 absl::Status Catalog::ReplaceShards(std::string_view tier,

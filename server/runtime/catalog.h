@@ -13,6 +13,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,17 @@ inline constexpr uint32_t kCatalogVersion = 1;
 // How many catalogs that could not be read are kept for a look: catalog.bad-<n>, the newest. Those
 // of newer versions (catalog.newer-<n>) are never removed: the newer program can use them.
 inline constexpr size_t kBadCatalogsKept = 3;
+
+// What the index says of a job in a tier, or of one checkpoint of it.
+struct CatalogRange {
+  std::string tier;
+  JobUuid job;
+  std::optional<CheckpointId> checkpoint;
+  bool Covers(std::string_view in, const ShardId& id) const {
+    return in == tier && id.job == job && (!checkpoint || *checkpoint == id.checkpoint());
+  }
+  auto operator<=>(const CatalogRange&) const = default;
+};
 
 class Catalog {
  public:
@@ -60,6 +72,8 @@ class Catalog {
   // Not synced: rebuilt at every start.
   absl::Status UpdateShards(std::string_view tier, const std::vector<v1::CatalogShard>& added,
                             const std::vector<ShardId>& removed) EXCLUDES(mutex_);
+  // Costs what is there, and not what could be.
+  absl::Status RemoveShards(const CatalogRange& range) EXCLUDES(mutex_);
   // Makes the index of `tier` say exactly this.
   absl::Status ReplaceShards(std::string_view tier, const std::vector<v1::CatalogShard>& shards)
       EXCLUDES(mutex_);

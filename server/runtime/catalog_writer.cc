@@ -97,12 +97,34 @@ void CatalogWriter::ChangeShard(std::string tier, const ShardId& id,
   const std::pair<std::string, ShardId> key{std::move(tier), id};
   if (key.first == kMemoryTier) {
     waiting_.shards[key] = std::move(shard);
-  } else if (waiting_.durable.size() < kDurableChangesMax || waiting_.durable.count(key) > 0) {
+  } else if (waiting_.durable.count(key) > 0 || HasRoomForDurable()) {
     waiting_.durable[key] = std::move(shard);
-  } else if (!std::exchange(forgot_durable_, true)) {
+  }
+  Added();
+}
+
+bool CatalogWriter::HasRoomForDurable() {
+  if (waiting_.durable.size() + waiting_.unindexed.size() < kDurableChangesMax) {
+    return true;
+  }
+  if (!std::exchange(forgot_durable_, true)) {
     LogWarning(absl::StrCat("more than ", kDurableChangesMax, " changes of nvme and remote wait ",
                             "for the catalog; it does not take in more of them: when it is written "
-                            "again, `ckptctl rebuild` adds what is missing"));
+                            "again, `ckptctl rebuild` mends what is missing or too much"));
+  }
+  return false;
+}
+
+void CatalogWriter::UnindexCopies(CatalogRange range) {
+  const CheckpointId first = range.checkpoint.value_or(CheckpointId{});
+  MutexLock lock(mutex_);
+  auto& durable = waiting_.durable;
+  auto it = durable.lower_bound({range.tier, ShardId{range.job, first.attempt, first.step, 0}});
+  while (it != durable.end() && range.Covers(it->first.first, it->first.second)) {
+    it = durable.erase(it);
+  }
+  if (HasRoomForDurable()) {
+    waiting_.unindexed.insert(std::move(range));
   }
   Added();
 }
@@ -209,6 +231,9 @@ absl::Status CatalogWriter::Write(Changes& changes) {
   for (const std::string& tier : changes.cleared) {
     HF_RETURN_IF_ERROR(catalog_.ReplaceShards(tier, {}));
   }
+  for (const CatalogRange& range : changes.unindexed) {
+    HF_RETURN_IF_ERROR(catalog_.RemoveShards(range));
+  }
   return WriteShards(changes.durable);
 }
 
@@ -233,11 +258,18 @@ absl::Status CatalogWriter::WriteShards(const Changes::Shards& shards) {
 // what changed.
 void CatalogWriter::PutBack(const Changes& changes) {
   MutexLock lock(mutex_);
+  const auto gone = [this](const auto& key) {
+    const auto& [tier, id] = key;
+    return waiting_.cleared.count(tier) > 0 ||
+           waiting_.unindexed.count({tier, id.job, std::nullopt}) > 0 ||
+           waiting_.unindexed.count({tier, id.job, id.checkpoint()}) > 0;
+  };
   for (const auto& [key, shard] : changes.durable) {
-    if (waiting_.cleared.count(key.first) == 0 && waiting_.durable.size() < kDurableChangesMax) {
+    if (waiting_.durable.size() < kDurableChangesMax && !gone(key)) {
       waiting_.durable.try_emplace(key, shard);
     }
   }
+  waiting_.unindexed.insert(changes.unindexed.begin(), changes.unindexed.end());
   waiting_.cleared.insert(changes.cleared.begin(), changes.cleared.end());
 }
 

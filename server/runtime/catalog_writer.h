@@ -66,6 +66,8 @@ class CatalogWriter {
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);
   void IndexShard(v1::CatalogShard shard) EXCLUDES(mutex_);
   void UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
+  // Of a durable tier; what is indexed later is not meant.
+  void UnindexCopies(CatalogRange range) EXCLUDES(mutex_);
   // All of one durable tier.
   void ClearIndex(std::string_view tier) EXCLUDES(mutex_);
 
@@ -84,11 +86,14 @@ class CatalogWriter {
     std::map<JobUuid, JobChange> jobs;
     // By tier and shard.
     using Shards = std::map<std::pair<std::string, ShardId>, std::optional<v1::CatalogShard>>;
-    Shards shards;                               // in memory
-    Shards durable;                              // in the other tiers
-    std::set<std::string, std::less<>> cleared;  // of those: what `durable` has not, goes
+    Shards shards;   // in memory
+    Shards durable;  // in the other tiers
+    // Of those, before `durable`: what these cover goes.
+    std::set<std::string, std::less<>> cleared;
+    std::set<CatalogRange> unindexed;
     bool empty() const {
-      return !resync && jobs.empty() && shards.empty() && durable.empty() && cleared.empty();
+      return !resync && jobs.empty() && shards.empty() && durable.empty() && cleared.empty() &&
+             unindexed.empty();
     }
   };
 
@@ -105,6 +110,8 @@ class CatalogWriter {
   void After(const absl::Status& status) EXCLUDES(mutex_);
   void Change(const JobUuid& job, std::optional<v1::JobState> state, Done done) EXCLUDES(mutex_);
   void Added() REQUIRES(mutex_);
+  // True: it may wait. No: it was said that some are forgotten.
+  bool HasRoomForDurable() REQUIRES(mutex_);
 
   Catalog& catalog_;
   SlotStore& store_;

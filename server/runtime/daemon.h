@@ -80,6 +80,7 @@ class Daemon {
   void Perform(RemoveJobState action);
   void Perform(IndexShard action);
   void Perform(UnindexShard action);
+  void Perform(UnindexCopies action);
   void Perform(ClearIndex action);
   void Perform(FlushShard action);
   void Perform(CancelDrain action);

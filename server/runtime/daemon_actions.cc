@@ -333,6 +333,11 @@ void Daemon::Perform(UnindexShard action) {
   catalog_writer_->UnindexShard(action.id, TierName(action.tier));
 }
 
+void Daemon::Perform(UnindexCopies action) {
+  catalog_writer_->UnindexCopies(
+      {std::string(TierName(action.tier)), action.job, action.checkpoint});
+}
+
 void Daemon::Perform(ClearIndex action) {
   catalog_writer_->ClearIndex(TierName(action.tier));
 }

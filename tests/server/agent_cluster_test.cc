@@ -1029,6 +1029,21 @@ TEST_F(AgentClusterTest, ARemovalThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
   EXPECT_TRUE(Said(x_).empty());
 }
 
+// Each node is told of each removal: what it does then must not grow with the job's other ranks.
+TEST_F(AgentClusterTest, ARemovalCostsANodeWhatItHasAndNotWhatTheJobHas) {
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  actions_.clear();
+  Tell(x_, RemovalWanted{{1, 9}, TierKind::kNvme, 12'288});
+  EXPECT_LT(actions_.size(), 5u);
+  const auto unindexed = Take<UnindexCopies>();
+  ASSERT_EQ(unindexed.size(), 1u);
+  EXPECT_EQ(unindexed[0].tier, TierKind::kNvme);
+  EXPECT_EQ(unindexed[0].job, x_);
+  EXPECT_EQ(unindexed[0].checkpoint, (CheckpointId{1, 9}));
+}
+
 TEST_F(AgentClusterTest, WhatCouldNotBeRemovedIsToldToTheNextHost) {
   Start();
   DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});

@@ -471,6 +471,12 @@ void CoreHarness::Do(const IndexShard& a, const absl::Status&) {
 void CoreHarness::Do(const UnindexShard& a, const absl::Status&) {
   index.erase({a.tier, a.id});
 }
+void CoreHarness::Do(const UnindexCopies& a, const absl::Status&) {
+  std::erase_if(index, [&](const auto& row) {
+    const auto& [tier, id] = row.first;
+    return tier == a.tier && id.job == a.job && (!a.checkpoint || id.checkpoint() == *a.checkpoint);
+  });
+}
 void CoreHarness::Do(const ClearIndex& a, const absl::Status&) {
   std::erase_if(index, [&](const auto& row) { return row.first.first == a.tier; });
 }

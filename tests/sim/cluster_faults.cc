@@ -121,6 +121,10 @@ void World::Trouble() {
 // mistakes show only when one kind of trouble comes again before the last one is over, and many are
 // made by hosts, of which there are few.
 void World::MakeWeather() {
+  if (options.erasures) {
+    weights_ = {3, 3, 0, 3, 0, 0};
+    return;
+  }
   if (options.rates != Rates::kAbsurd || t.Chance(0.5)) {
     return;
   }
@@ -353,6 +357,15 @@ bool World::StatesAreSpread() const {
 }
 
 void World::EtcdTrouble() {
+  if (options.erasures && StatesAreSpread()) {
+    Erase();
+    for (const auto& node : nodes_) {
+      if (t.Chance(0.5)) {
+        CutOffFromEtcd(node->index);
+      }
+    }
+    return;
+  }
   switch (t.Below(12)) {
     case 0:
     case 1:
@@ -363,20 +376,10 @@ void World::EtcdTrouble() {
                      [this] { etcd.SetDown(false); });
     case 2:
     case 3:
-    case 4: {
-      const uint32_t node = OneEnd();
-      Count(Fault::kEtcdCutOff);
-      Trace(nodes_[node]->name + " is cut off from etcd");
-      etcd.CutOff(node, true);
-      return t.After(t.Millis(1000, 40'000), [this, node] { etcd.CutOff(node, false); });
-    }
+    case 4:
+      return CutOffFromEtcd(OneEnd());
     case 5:
-      if (t.Chance(0.3) && StatesAreSpread()) {
-        Count(Fault::kEtcdWiped);
-        Trace("etcd is erased");
-        etcd.Wipe();
-      }
-      return;
+      return t.Chance(0.3) && StatesAreSpread() ? Erase() : void();
     case 6:
     case 7:
       etcd.SetLossy(0.2);
@@ -388,6 +391,19 @@ void World::EtcdTrouble() {
       etcd.SetLate(true);
       return t.After(t.Millis(1000, 30'000), [this] { etcd.SetLate(false); });
   }
+}
+
+void World::Erase() {
+  Count(Fault::kEtcdWiped);
+  Trace("etcd is erased");
+  etcd.Wipe();
+}
+
+void World::CutOffFromEtcd(uint32_t node) {
+  Count(Fault::kEtcdCutOff);
+  Trace(nodes_[node]->name + " is cut off from etcd");
+  etcd.CutOff(node, true);
+  t.After(t.Millis(1000, 40'000), [this, node] { etcd.CutOff(node, false); });
 }
 
 // Perhaps it hears nothing of that for a while, neither from etcd nor from its successor, and all

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,10 +23,11 @@
 namespace holdfast::sim {
 namespace {
 
+enum class Where { kAnywhere, kErasures };
 struct Mutation {
   const char* name;
   const char* says;
-  bool cramped;
+  Where where;
 };
 constexpr Mutation kMutations[] = {
 #include "mutations.inc"
@@ -52,7 +54,7 @@ uint64_t Seeds() {
   return text == nullptr ? kSeedsDefault : std::strtoull(text, nullptr, 10);
 }
 
-std::string ViolationOf(uint64_t seed, int mutation) {
+std::string ViolationOf(Where where, uint64_t seed, int mutation) {
   asked.reset();
   active_mutation = mutation;
   std::string violation;
@@ -60,6 +62,7 @@ std::string ViolationOf(uint64_t seed, int mutation) {
     Options options;
     options.seed = seed;
     options.stormy = std::chrono::minutes(5);
+    options.erasures = where == Where::kErasures;
     World world(options);
     world.Run();
     violation = world.violation();
@@ -71,10 +74,11 @@ std::string ViolationOf(uint64_t seed, int mutation) {
 }
 
 // What the core asks in each seed as it is; the first has 1.
-const MutationSet& AskedIn(uint64_t seed) {
-  static std::vector<MutationSet> seeds;
+const MutationSet& AskedIn(Where where, uint64_t seed) {
+  static std::map<Where, std::vector<MutationSet>> worlds;
+  std::vector<MutationSet>& seeds = worlds[where];
   while (seeds.size() < seed) {
-    const std::string violation = ViolationOf(seeds.size() + 1, 0);
+    const std::string violation = ViolationOf(where, seeds.size() + 1, 0);
     EXPECT_EQ(violation, "") << "seed " << seeds.size() + 1 << ", unmutated";
     seeds.push_back(asked);
   }
@@ -85,13 +89,14 @@ class ClusterMutated : public ::testing::TestWithParam<int> {};
 
 TEST_P(ClusterMutated, IsFound) {
   const int number = GetParam() + 1;
+  const Where where = kMutations[GetParam()].where;
   uint64_t tried = 0;
   for (uint64_t seed = 1; seed <= Seeds(); ++seed) {
-    if (!AskedIn(seed).test(static_cast<size_t>(number))) {
+    if (!AskedIn(where, seed).test(static_cast<size_t>(number))) {
       continue;
     }
     ++tried;
-    if (const std::string violation = ViolationOf(seed, number); !violation.empty()) {
+    if (const std::string violation = ViolationOf(where, seed, number); !violation.empty()) {
       RecordProperty("violation", violation);
       std::printf("  seed %d, the %d. that asks: %s\n", static_cast<int>(seed),
                   static_cast<int>(tried), violation.c_str());

@@ -141,6 +141,7 @@ class Node {
   void Do(const RemoveJobState& a);
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
+  void Do(const UnindexCopies&) {}
   void Do(const ClearIndex&) {}
   void Do(const SetTimer& a);
   void Do(const AdminReply& a);

@@ -58,6 +58,7 @@ class RankProcess {
   void Load(const v1::SessionOutcome& outcome, const FilePtr& file);
   void OnDone(const v1::SessionOutcome& outcome);
   double PerRank() const;
+  Step AheadAtMost() const;
   void Train();
   void Begin();
   void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);

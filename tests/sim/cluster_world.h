@@ -114,6 +114,8 @@ class World {
   void ProcessTrouble();
   void TierTrouble();
   void EtcdTrouble();
+  void Erase();
+  void CutOffFromEtcd(uint32_t node);
   void RemoveHost(const std::string& job);
   bool StatesAreSpread() const;
   void NodeTrouble();

@@ -26,10 +26,11 @@ namespace {
 constexpr int kSeedsDefault = 400;
 constexpr int kUnmutatedSeeds = 10;
 
+enum class Where { kAnywhere, kCramped };
 struct Mutation {
   const char* name;
   const char* says;
-  bool cramped;
+  Where where;
 };
 constexpr Mutation kMutations[] = {
 #include "mutations.inc"
@@ -40,10 +41,10 @@ int Seeds() {
   return text == nullptr ? kSeedsDefault : std::atoi(text);
 }
 
-std::string ViolationOf(uint64_t seed, bool cramped = false) {
+std::string ViolationOf(uint64_t seed, Where where = Where::kAnywhere) {
   try {
     WorldOptions options;
-    options.cramped = cramped;
+    options.cramped = where == Where::kCramped;
     World world(seed, options);
     world.Run();
     return world.violation();
@@ -60,7 +61,7 @@ TEST_P(Mutated, IsFound) {
   int seed = 1;
   std::string violation;
   while (seed <= Seeds() &&
-         (violation = ViolationOf(static_cast<uint64_t>(seed), mutation.cramped)).empty()) {
+         (violation = ViolationOf(static_cast<uint64_t>(seed), mutation.where)).empty()) {
     ++seed;
   }
   active_mutation = 0;
@@ -68,7 +69,7 @@ TEST_P(Mutated, IsFound) {
     FAIL() << "not found within " << Seeds() << " seeds: " << mutation.says;
   }
   // It is the mutation that was found, not something else.
-  ASSERT_EQ(ViolationOf(static_cast<uint64_t>(seed), mutation.cramped), "")
+  ASSERT_EQ(ViolationOf(static_cast<uint64_t>(seed), mutation.where), "")
       << "seed " << seed << ", unmutated";
   RecordProperty("seed", seed);
   RecordProperty("violation", violation);

@@ -160,6 +160,7 @@ class World {
   void Do(const RemoveJobState& a);
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
+  void Do(const UnindexCopies&) {}
   void Do(const ClearIndex&) {}
   void Do(const SetTimer& a);
   // sim_tiers.cc

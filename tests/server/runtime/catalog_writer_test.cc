@@ -211,6 +211,49 @@ TEST_F(CatalogWriterTest, ATierThatIsReadAnewHasTheRowsThatFollowAndNoOthers) {
   }
 }
 
+TEST_F(CatalogWriterTest, WhatIsUnindexedGoesWithAllItsRanksAndNothingElse) {
+  JobUuid other = job_;
+  other.bytes[0] ^= 1;
+  const auto row = [&](const JobUuid& job, uint64_t step, Rank rank, const char* tier = "nvme") {
+    v1::CatalogShard shard = Shard({job, 1, step, rank});
+    shard.set_tier(tier);
+    return shard;
+  };
+  for (const bool failing : {false, true}) {
+    SCOPED_TRACE(failing);
+    ASSERT_TRUE(catalog_
+                    ->UpdateShards("nvme",
+                                   {row(job_, 1, 0), row(job_, 2, 0), row(job_, 2, 70'000),
+                                    row(job_, 3, 0), row(other, 2, 0)},
+                                   {})
+                    .ok());
+    ASSERT_TRUE(catalog_->UpdateShards("remote", {row(job_, 9, 0, "remote")}, {}).ok());
+    auto blocked = failing ? Block() : nullptr;
+    const int before = failures_;
+    const auto writer = Start();
+    writer->IndexShard(row(job_, 2, 1));  // it waits, or is written
+    writer->UnindexCopies({"nvme", job_, CheckpointId{1, 2}});
+    writer->IndexShard(row(job_, 2, 2));  // after it
+    writer->UnindexCopies({"remote", job_, std::nullopt});
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (failing && failures_ == before && std::chrono::steady_clock::now() < until) {
+    }
+    writer->IndexShard(row(job_, 4, 0));  // (what waited is put back beside it)
+    blocked.reset();
+    EXPECT_TRUE(Stop(*writer).ok());
+    EXPECT_THAT(Versions(), IsEmpty());  // opens it again
+    std::vector<std::pair<bool, std::pair<uint64_t, Rank>>> left;
+    const auto shards = catalog_->Shards().value();
+    for (const v1::CatalogShard& shard : shards) {
+      left.push_back({shard.job_uuid() == other.ToBytes(), {shard.step(), shard.rank()}});
+    }
+    using Left = decltype(left)::value_type;
+    EXPECT_THAT(left, testing::UnorderedElementsAre(Left{false, {1, 0}}, Left{false, {2, 2}},
+                                                    Left{false, {3, 0}}, Left{false, {4, 0}},
+                                                    Left{true, {2, 0}}));
+  }
+}
+
 TEST_F(CatalogWriterTest, AStopDoesNotWaitForADiskThatFails) {
   const auto blocked = Block();
   const auto writer = Start();

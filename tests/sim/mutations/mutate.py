@@ -17,7 +17,7 @@ class Mutation:
     def __init__(self, name):
         self.name = name
         self.says = []
-        self.cramped = False  # looked for in worlds with little memory
+        self.world = "anywhere"  # or in worlds of that kind only: an enumerator of the test's Where
         self.edits = []  # [source, was, now]
 
 
@@ -39,8 +39,8 @@ def parse(path):
             sys.exit(f"{where}: '{word}' before the first mutation")
         elif word == "says":
             mutations[-1].says.append(rest)
-        elif word == "world" and rest == "cramped":
-            mutations[-1].cramped = True
+        elif word == "world" and re.fullmatch(r"[a-z]+", rest):
+            mutations[-1].world = rest
         elif word == "in":
             mutations[-1].edits.append([rest, "", ""])
         elif word in ("was", "now") and mutations[-1].edits:
@@ -51,7 +51,7 @@ def parse(path):
             edit[1 if word == "was" else 2] += rest + "\n"
         else:
             sys.exit(
-                f"{where}: expected mutation, says, world cramped, in, was or now, not '{word}'"
+                f"{where}: expected mutation, says, world, in, was or now, not '{word}'"
             )
     for m in mutations:
         if not m.edits or not m.says or any(not was or "$M" not in now for _, was, now in m.edits):
@@ -134,7 +134,7 @@ def main():
     for source, text in mutated.items():
         write(args.out / source, text)
     rows = "".join(
-        f'{{"{m.name}", "{" ".join(m.says)}", {"true" if m.cramped else "false"}}},\n'
+        f'{{"{m.name}", "{" ".join(m.says)}", Where::k{m.world.capitalize()}}},\n'
         for m in mutations
     )
     write(args.out / "mutations.inc", rows)
