@@ -308,6 +308,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
 void Agent::TakeMessage(const JobUuid& job, const FlushUnwanted& m) {
   if (m.to == TierKind::kRemote) {
     ForgetFlushed(job, m.checkpoint);
+    ChangeIndex(UnindexCopies{m.to, job, m.checkpoint});  // (its host has the files removed)
   }
   for (const auto& [id, op] : drains_) {
     const bool on_the_way = op.kind == DrainOp::Kind::kFlush || op.kind == DrainOp::Kind::kManifest;

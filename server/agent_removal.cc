@@ -195,6 +195,7 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
                                                      clustered() ? "" : "; try again")));
   }
   removal.state_removed = true;
+  UnindexJob(uuid);  // what ended since, too
   Act(RemoveJobState{uuid});
 }
 

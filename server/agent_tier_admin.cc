@@ -381,7 +381,7 @@ void Agent::AdvanceRebuild() {
 
 // As the scans found it, and as it was changed while they looked.
 void Agent::IndexAnew(TierKind tier, const std::map<JobUuid, CopiesFound>& found) {
-  Act(ClearIndex{tier});
+  Act(UnindexCopies{tier, std::nullopt, std::nullopt});
   for (const auto& [uuid, copies] : found) {
     for (const DurableCopy& copy : copies.copies) {
       Act(IndexShard{copy.copy, tier, 0, copy.location});

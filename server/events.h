@@ -388,17 +388,15 @@ struct IndexShard {  // the catalog: an index, written lazily, no completion
   SlotId slot = 0;       // memory
   std::string location;  // other tiers
 };
-struct UnindexShard {
+struct UnindexShard {  // of memory
   ShardId id;
-  TierKind tier = TierKind::kMemory;
 };
-struct UnindexCopies {  // those of a checkpoint, or all of the job; as many as there may be
+// Those of a checkpoint, of a job, or all in a durable tier, as many as there may be; what an
+// IndexShard after this one tells of is there again.
+struct UnindexCopies {
   TierKind tier = TierKind::kNvme;
-  JobUuid job;
+  std::optional<JobUuid> job;
   std::optional<CheckpointId> checkpoint;
-};
-struct ClearIndex {  // nothing lies in this tier but what the IndexShard after this one tell of
-  TierKind tier = TierKind::kNvme;
 };
 // Writes a sealed shard into a tier, straight from its slot or from its copy in another tier,
 // checking digests on the way → FlushEnded. A slot that it reads is held by the core until then.
@@ -593,9 +591,9 @@ struct Report {
 using Action =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
-                 IndexShard, UnindexShard, UnindexCopies, ClearIndex, FlushShard, CancelDrain,
-                 FetchShard, OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies,
-                 ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
+                 IndexShard, UnindexShard, UnindexCopies, FlushShard, CancelDrain, FetchShard,
+                 OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
+                 ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
                  CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, ChangePeers,
                  ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;

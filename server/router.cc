@@ -248,6 +248,7 @@ void Router::On(const PeerBegan& e) {
     }
     if (!job.hosting && job.host && job.host->node == e.node) {
       Unmeet(job);
+      Seek(name, job);
     }
     // That it has let go may have been lost with the channel before.
     if (job.hosting && job.hosting->removing && job.hosting->removing->waits_for.count(e.node)) {

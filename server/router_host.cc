@@ -247,6 +247,9 @@ void Router::FromNode(const std::string& node, const PeerHeader& header,
                       const std::vector<ToCoordinator>& messages) {
   const std::string name = header.job_name.empty() ? owner_.JobName(header.job) : header.job_name;
   const NodeId from = names_.Number(node);
+  if (fixed_host_ && !header.job_name.empty() && Find(name) == nullptr) {
+    Watch(name);  // it was hosted here by a life that has left nothing behind (see Seek)
+  }
   for (ToCoordinator message : messages) {
     Job* job = Find(name);
     if (job == nullptr || !job->hosting || job->hosting->job != header.job ||

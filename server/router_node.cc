@@ -34,13 +34,16 @@ void Router::On(const JobRead& e) {
   Seek(e.name, job);
 }
 
-// The host is to find the job, or to open it.
+// The host is to find the job, or to open it. (A list's first node hosts what it knows of, and nobody
+// else ever will: should it have lost all that it had, it hears of its jobs from those that keep
+// their states.)
 void Router::Seek(const std::string& name, Job& job) {
   if (job.wanted) {
     job.wanted = owner_.WhoJoins(name);  // (nobody: nothing happens later behind their backs)
   }
   job.read = job.read && owner_.ReadersWait(name);
-  if (!job.host || (!job.wanted && !job.read)) {
+  const bool kept = fixed_host_ && !job.hosted && owner_.KeptState(name);
+  if (!job.host || (!job.wanted && !job.read && !kept)) {
     return;
   }
   if (job.hosting) {
@@ -53,7 +56,7 @@ void Router::Seek(const std::string& name, Job& job) {
     sought.wait_ms = static_cast<uint64_t>(std::max<int64_t>(left.count(), 1));
     Say(job.host->node, header, NodeMessage(sought));
   }
-  if (job.read) {
+  if (job.read || (kept && !job.wanted)) {
     Say(job.host->node, header, NodeMessage(JobSought{0, 0, true}));
   }
 }

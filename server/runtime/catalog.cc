@@ -40,11 +40,15 @@ std::string TierPrefix(std::string_view tier) {
 }
 
 std::string PrefixOf(const CatalogRange& range) {
-  const std::string job = absl::StrCat(TierPrefix(range.tier), range.job.ToString(), "/");
-  return !range.checkpoint
-             ? job
-             : absl::StrCat(job, absl::Hex(range.checkpoint->attempt, absl::kZeroPad16), "/",
-                            absl::Hex(range.checkpoint->step, absl::kZeroPad16), "/");
+  std::string prefix = TierPrefix(range.tier);
+  if (range.job) {
+    absl::StrAppend(&prefix, range.job->ToString(), "/");
+  }
+  if (range.checkpoint) {
+    absl::StrAppend(&prefix, absl::Hex(range.checkpoint->attempt, absl::kZeroPad16), "/",
+                    absl::Hex(range.checkpoint->step, absl::kZeroPad16), "/");
+  }
+  return prefix;
 }
 
 std::string ShardKey(const ShardId& id, std::string_view tier) {
@@ -405,8 +409,13 @@ absl::Status Catalog::RemoveShards(const CatalogRange& range) {
   HF_RETURN_IF_ERROR(EnsureOpen());
   rocksdb::WriteBatch batch;
   const std::string prefix = PrefixOf(range);
-  std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(rocksdb::ReadOptions()));
-  for (it->Seek(prefix); it->Valid() && it->key().starts_with(prefix); it->Next()) {
+  std::string end = prefix;
+  end.back() = '/' + 1;  // it ends with a slash
+  const rocksdb::Slice bound(end);
+  rocksdb::ReadOptions only;
+  only.iterate_upper_bound = &bound;
+  std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(only));
+  for (it->Seek(prefix); it->Valid(); it->Next()) {
     batch.Delete(it->key());
   }
   HF_RETURN_IF_ERROR(FromRocks(it->status(), "read", path_));

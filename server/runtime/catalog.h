@@ -36,15 +36,16 @@ inline constexpr uint32_t kCatalogVersion = 1;
 // of newer versions (catalog.newer-<n>) are never removed: the newer program can use them.
 inline constexpr size_t kBadCatalogsKept = 3;
 
-// What the index says of a job in a tier, or of one checkpoint of it.
+// What the index says of a tier, of a job in it, or of one checkpoint of that.
 struct CatalogRange {
   std::string tier;
-  JobUuid job;
-  std::optional<CheckpointId> checkpoint;
-  bool Covers(std::string_view in, const ShardId& id) const {
-    return in == tier && id.job == job && (!checkpoint || *checkpoint == id.checkpoint());
+  std::optional<JobUuid> job;
+  std::optional<CheckpointId> checkpoint;  // only with a job
+  bool Covers(const CatalogRange& other) const {
+    return tier == other.tier && (!job || job == other.job) &&
+           (!checkpoint || checkpoint == other.checkpoint);
   }
-  auto operator<=>(const CatalogRange&) const = default;
+  auto operator<=>(const CatalogRange&) const = default;  // before all that it covers
 };
 
 class Catalog {

@@ -20,6 +20,10 @@ MonotonicTime Now() {
   return Clock::System()->Now();
 }
 
+CatalogRange RangeOf(const std::pair<std::string, ShardId>& key) {
+  return {key.first, key.second.job, key.second.checkpoint()};
+}
+
 }  // namespace
 
 CatalogWriter::CatalogWriter(Catalog& catalog, SlotStore& store, Options options)
@@ -76,57 +80,59 @@ void CatalogWriter::IndexShard(v1::CatalogShard shard) {
     return;  // it has no name to be found by
   }
   const ShardId id{*job, shard.attempt(), shard.step(), shard.rank()};
-  std::string tier = shard.tier();
-  ChangeShard(std::move(tier), id, std::move(shard));
-}
-
-void CatalogWriter::UnindexShard(const ShardId& id, std::string_view tier) {
-  ChangeShard(std::string(tier), id, std::nullopt);
-}
-
-void CatalogWriter::ClearIndex(std::string_view tier) {
+  const std::pair<std::string, ShardId> key{shard.tier(), id};
   MutexLock lock(mutex_);
-  std::erase_if(waiting_.durable, [&](const auto& change) { return change.first.first == tier; });
-  waiting_.cleared.emplace(tier);
-  Added();
-}
-
-void CatalogWriter::ChangeShard(std::string tier, const ShardId& id,
-                                std::optional<v1::CatalogShard> shard) {
-  MutexLock lock(mutex_);
-  const std::pair<std::string, ShardId> key{std::move(tier), id};
   if (key.first == kMemoryTier) {
-    waiting_.shards[key] = std::move(shard);
-  } else if (waiting_.durable.count(key) > 0 || HasRoomForDurable()) {
+    waiting_.shards[id] = std::move(shard);
+  } else if (waiting_.durable.count(key) > 0 || RoomForDurable()) {
     waiting_.durable[key] = std::move(shard);
   }
   Added();
 }
 
-bool CatalogWriter::HasRoomForDurable() {
-  if (waiting_.durable.size() + waiting_.unindexed.size() < kDurableChangesMax) {
-    return true;
-  }
-  if (!std::exchange(forgot_durable_, true)) {
-    LogWarning(absl::StrCat("more than ", kDurableChangesMax, " changes of nvme and remote wait ",
-                            "for the catalog; it does not take in more of them: when it is written "
-                            "again, `ckptctl rebuild` mends what is missing or too much"));
-  }
-  return false;
+void CatalogWriter::UnindexShard(const ShardId& id) {
+  MutexLock lock(mutex_);
+  waiting_.shards[id] = std::nullopt;
+  Added();
 }
 
 void CatalogWriter::UnindexCopies(CatalogRange range) {
   const CheckpointId first = range.checkpoint.value_or(CheckpointId{});
   MutexLock lock(mutex_);
   auto& durable = waiting_.durable;
-  auto it = durable.lower_bound({range.tier, ShardId{range.job, first.attempt, first.step, 0}});
-  while (it != durable.end() && range.Covers(it->first.first, it->first.second)) {
+  const ShardId lowest{range.job.value_or(JobUuid{}), first.attempt, first.step, 0};
+  for (auto it = durable.lower_bound({range.tier, lowest});
+       it != durable.end() && range.Covers(RangeOf(it->first));) {
     it = durable.erase(it);
   }
-  if (HasRoomForDurable()) {
-    waiting_.unindexed.insert(std::move(range));
+  if (!waiting_.Unindexes(range)) {
+    auto& ranges = waiting_.unindexed;
+    for (auto it = ranges.lower_bound(range); it != ranges.end() && range.Covers(*it);) {
+      it = ranges.erase(it);
+    }
+    if (!range.job || RoomForDurable()) {  // (of whole tiers there are few)
+      ranges.insert(std::move(range));
+    }
   }
   Added();
+}
+
+bool CatalogWriter::Changes::Unindexes(const CatalogRange& range) const {
+  return unindexed.count({range.tier, std::nullopt, std::nullopt}) > 0 ||
+         unindexed.count({range.tier, range.job, std::nullopt}) > 0 || unindexed.count(range) > 0;
+}
+
+bool CatalogWriter::RoomForDurable() {
+  if (waiting_.durable.size() + waiting_.unindexed.size() < kDurableChangesMax) {
+    return true;
+  }
+  if (!std::exchange(forgot_durable_, true)) {
+    LogWarning(
+        absl::StrCat("more than ", kDurableChangesMax, " changes of nvme and remote wait ",
+                     "for the catalog; it does not take in more of them: when it is written "
+                     "again, `ckptctl rebuild` adds what is missing and drops what is gone"));
+  }
+  return false;
 }
 
 void CatalogWriter::Added() {
@@ -227,29 +233,34 @@ absl::Status CatalogWriter::Write(Changes& changes) {
     HF_RETURN_IF_ERROR(Resync());
   }
   // 3. Shards.
-  HF_RETURN_IF_ERROR(WriteShards(changes.shards));
-  for (const std::string& tier : changes.cleared) {
-    HF_RETURN_IF_ERROR(catalog_.ReplaceShards(tier, {}));
+  HF_RETURN_IF_ERROR(WriteMemory(changes));
+  return WriteDurable(changes);
+}
+
+absl::Status CatalogWriter::WriteMemory(const Changes& changes) {
+  std::vector<v1::CatalogShard> added;
+  std::vector<ShardId> removed;
+  for (const auto& [id, shard] : changes.shards) {
+    if (shard.has_value()) {
+      added.push_back(*shard);
+    } else {
+      removed.push_back(id);
+    }
   }
+  return added.empty() && removed.empty() ? absl::OkStatus()
+                                          : catalog_.UpdateShards(kMemoryTier, added, removed);
+}
+
+absl::Status CatalogWriter::WriteDurable(const Changes& changes) {
   for (const CatalogRange& range : changes.unindexed) {
     HF_RETURN_IF_ERROR(catalog_.RemoveShards(range));
   }
-  return WriteShards(changes.durable);
-}
-
-absl::Status CatalogWriter::WriteShards(const Changes::Shards& shards) {
-  for (auto it = shards.begin(); it != shards.end();) {
-    const std::string& tier = it->first.first;
-    std::vector<v1::CatalogShard> added;
-    std::vector<ShardId> removed;
-    for (; it != shards.end() && it->first.first == tier; ++it) {
-      if (it->second.has_value()) {
-        added.push_back(*it->second);
-      } else {
-        removed.push_back(it->first.second);
-      }
-    }
-    HF_RETURN_IF_ERROR(catalog_.UpdateShards(tier, added, removed));
+  std::map<std::string, std::vector<v1::CatalogShard>> added;
+  for (const auto& [key, shard] : changes.durable) {
+    added[key.first].push_back(shard);
+  }
+  for (const auto& [tier, shards] : added) {
+    HF_RETURN_IF_ERROR(catalog_.UpdateShards(tier, shards, {}));
   }
   return absl::OkStatus();
 }
@@ -258,19 +269,17 @@ absl::Status CatalogWriter::WriteShards(const Changes::Shards& shards) {
 // what changed.
 void CatalogWriter::PutBack(const Changes& changes) {
   MutexLock lock(mutex_);
-  const auto gone = [this](const auto& key) {
-    const auto& [tier, id] = key;
-    return waiting_.cleared.count(tier) > 0 ||
-           waiting_.unindexed.count({tier, id.job, std::nullopt}) > 0 ||
-           waiting_.unindexed.count({tier, id.job, id.checkpoint()}) > 0;
-  };
   for (const auto& [key, shard] : changes.durable) {
-    if (waiting_.durable.size() < kDurableChangesMax && !gone(key)) {
-      waiting_.durable.try_emplace(key, shard);
+    if (waiting_.durable.count(key) == 0 && !waiting_.Unindexes(RangeOf(key)) && RoomForDurable()) {
+      waiting_.durable.emplace(key, shard);
     }
   }
-  waiting_.unindexed.insert(changes.unindexed.begin(), changes.unindexed.end());
-  waiting_.cleared.insert(changes.cleared.begin(), changes.cleared.end());
+  // (These were before what was put back just now, and before what came meanwhile.)
+  for (const CatalogRange& range : changes.unindexed) {
+    if (!waiting_.Unindexes(range) && (!range.job || RoomForDurable())) {
+      waiting_.unindexed.insert(range);
+    }
+  }
 }
 
 absl::Status CatalogWriter::WriteJob(const JobUuid& job, const JobChange& change) {

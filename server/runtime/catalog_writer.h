@@ -65,11 +65,9 @@ class CatalogWriter {
   // From the catalog, and when that is done from memory.dir. A failure is told and not repeated.
   void RemoveJobState(const JobUuid& job, Done done) EXCLUDES(mutex_);
   void IndexShard(v1::CatalogShard shard) EXCLUDES(mutex_);
-  void UnindexShard(const ShardId& id, std::string_view tier) EXCLUDES(mutex_);
+  void UnindexShard(const ShardId& id) EXCLUDES(mutex_);  // of memory
   // Of a durable tier; what is indexed later is not meant.
   void UnindexCopies(CatalogRange range) EXCLUDES(mutex_);
-  // All of one durable tier.
-  void ClearIndex(std::string_view tier) EXCLUDES(mutex_);
 
   // What keeps the catalog from being written, for people; empty when nothing does.
   std::string problem() EXCLUDES(mutex_);
@@ -84,34 +82,30 @@ class CatalogWriter {
   struct Changes {
     bool resync = false;
     std::map<JobUuid, JobChange> jobs;
-    // By tier and shard.
-    using Shards = std::map<std::pair<std::string, ShardId>, std::optional<v1::CatalogShard>>;
-    Shards shards;   // in memory
-    Shards durable;  // in the other tiers
-    // Of those, before `durable`: what these cover goes.
-    std::set<std::string, std::less<>> cleared;
+    std::map<ShardId, std::optional<v1::CatalogShard>> shards;  // in memory; none: removed
+    // In the other tiers: what these cover goes, and then these come, by tier and shard.
     std::set<CatalogRange> unindexed;
+    std::map<std::pair<std::string, ShardId>, v1::CatalogShard> durable;
     bool empty() const {
-      return !resync && jobs.empty() && shards.empty() && durable.empty() && cleared.empty() &&
-             unindexed.empty();
+      return !resync && jobs.empty() && shards.empty() && durable.empty() && unindexed.empty();
     }
+    bool Unindexes(const CatalogRange& range) const;  // all of it
   };
 
   void Run() EXCLUDES(mutex_);
   // Waits until something is to be done, and takes it. Nothing: it is time to end.
   std::optional<Changes> Take() EXCLUDES(mutex_);
   absl::Status Write(Changes& changes);
-  absl::Status WriteShards(const Changes::Shards& shards);
-  void ChangeShard(std::string tier, const ShardId& id, std::optional<v1::CatalogShard> shard)
-      EXCLUDES(mutex_);
+  absl::Status WriteMemory(const Changes& changes);
+  absl::Status WriteDurable(const Changes& changes);
   void PutBack(const Changes& changes) EXCLUDES(mutex_);
   absl::Status WriteJob(const JobUuid& job, const JobChange& change);
   absl::Status Resync();
   void After(const absl::Status& status) EXCLUDES(mutex_);
   void Change(const JobUuid& job, std::optional<v1::JobState> state, Done done) EXCLUDES(mutex_);
   void Added() REQUIRES(mutex_);
-  // True: it may wait. No: it was said that some are forgotten.
-  bool HasRoomForDurable() REQUIRES(mutex_);
+  // False: no more can wait, and it is said (once) that some are forgotten.
+  bool RoomForDurable() REQUIRES(mutex_);
 
   Catalog& catalog_;
   SlotStore& store_;

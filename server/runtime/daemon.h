@@ -81,7 +81,6 @@ class Daemon {
   void Perform(IndexShard action);
   void Perform(UnindexShard action);
   void Perform(UnindexCopies action);
-  void Perform(ClearIndex action);
   void Perform(FlushShard action);
   void Perform(CancelDrain action);
   void Perform(FetchShard action);

@@ -330,16 +330,12 @@ void Daemon::Perform(IndexShard action) {
 }
 
 void Daemon::Perform(UnindexShard action) {
-  catalog_writer_->UnindexShard(action.id, TierName(action.tier));
+  catalog_writer_->UnindexShard(action.id);
 }
 
 void Daemon::Perform(UnindexCopies action) {
   catalog_writer_->UnindexCopies(
       {std::string(TierName(action.tier)), action.job, action.checkpoint});
-}
-
-void Daemon::Perform(ClearIndex action) {
-  catalog_writer_->ClearIndex(TierName(action.tier));
 }
 
 // While anything is under way there, somebody looks whether it gets on.

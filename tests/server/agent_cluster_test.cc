@@ -1029,7 +1029,7 @@ TEST_F(AgentClusterTest, ARemovalThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
   EXPECT_TRUE(Said(x_).empty());
 }
 
-// Each node is told of each removal: what it does then must not grow with the job's other ranks.
+// Each node that has a part of it is told: what it does then must not grow with the job's ranks.
 TEST_F(AgentClusterTest, ARemovalCostsANodeWhatItHasAndNotWhatTheJobHas) {
   Start();
   DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
@@ -1040,6 +1040,22 @@ TEST_F(AgentClusterTest, ARemovalCostsANodeWhatItHasAndNotWhatTheJobHas) {
   const auto unindexed = Take<UnindexCopies>();
   ASSERT_EQ(unindexed.size(), 1u);
   EXPECT_EQ(unindexed[0].tier, TierKind::kNvme);
+  EXPECT_EQ(unindexed[0].job, x_);
+  EXPECT_EQ(unindexed[0].checkpoint, (CheckpointId{1, 9}));
+}
+
+// The files in remote its host has removed, and tells all nodes.
+TEST_F(AgentClusterTest, WhatLeavesRemoteLeavesTheIndexOfEachNode) {
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  actions_.clear();
+  Tell(x_, FlushUnwanted{{1, 9}, TierKind::kNvme});
+  EXPECT_TRUE(Take<UnindexCopies>().empty()) << "of its drive it is told to remove it";
+  Tell(x_, FlushUnwanted{{1, 9}, TierKind::kRemote});
+  const auto unindexed = Take<UnindexCopies>();
+  ASSERT_EQ(unindexed.size(), 1u);
+  EXPECT_EQ(unindexed[0].tier, TierKind::kRemote);
   EXPECT_EQ(unindexed[0].job, x_);
   EXPECT_EQ(unindexed[0].checkpoint, (CheckpointId{1, 9}));
 }

@@ -451,6 +451,23 @@ TEST_F(ListTest, NamesOfNoJobAreForgottenOnEveryNode) {
   EXPECT_EQ(w.WatchedBy("b"), 1u);
 }
 
+// Nobody else hosts its jobs meanwhile, and nobody joins who would ask it to.
+TEST_F(ListTest, AFirstNodeThatLostAllThatItHadHearsOfItsJobsFromTheOthers) {
+  TestClient r0 = w["b"].Connect(100);
+  TestClient r1 = w["c"].Connect(100);
+  ASSERT_TRUE(r0.Join("job", 0, 2));
+  ASSERT_TRUE(r1.Join("job", 1, 2));
+  ASSERT_TRUE(Commits(r0, r1, 10));
+  w.Kill("a");
+  w["a"].states.clear();
+  w.Start("a", true);
+  w.Advance(seconds(20));
+  EXPECT_TRUE(Commits(r0, r1, 20));
+  v1::GetStatusRequest status;
+  status.set_job("job");
+  EXPECT_TRUE(w["c"].Admin<v1::GetStatusReply>(status).ok());
+}
+
 TEST_F(ListTest, NamesThatWereAskedForInVainDoNotPileUp) {
   auto [r0, r1] = TwoRanks();
   ASSERT_TRUE(Commits(r0, r1, 10));

@@ -469,16 +469,14 @@ void CoreHarness::Do(const IndexShard& a, const absl::Status&) {
   index[{a.tier, a.copy.id}] = a.location;
 }
 void CoreHarness::Do(const UnindexShard& a, const absl::Status&) {
-  index.erase({a.tier, a.id});
+  index.erase({TierKind::kMemory, a.id});
 }
 void CoreHarness::Do(const UnindexCopies& a, const absl::Status&) {
   std::erase_if(index, [&](const auto& row) {
     const auto& [tier, id] = row.first;
-    return tier == a.tier && id.job == a.job && (!a.checkpoint || id.checkpoint() == *a.checkpoint);
+    return tier == a.tier && (!a.job || id.job == *a.job) &&
+           (!a.checkpoint || id.checkpoint() == *a.checkpoint);
   });
-}
-void CoreHarness::Do(const ClearIndex& a, const absl::Status&) {
-  std::erase_if(index, [&](const auto& row) { return row.first.first == a.tier; });
 }
 
 void CoreHarness::Do(const SetTimer& a, const absl::Status&) {

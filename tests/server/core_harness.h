@@ -198,7 +198,6 @@ class CoreHarness {
   void Do(const IndexShard& a, const absl::Status&);
   void Do(const UnindexShard& a, const absl::Status&);
   void Do(const UnindexCopies& a, const absl::Status&);
-  void Do(const ClearIndex& a, const absl::Status&);
   void Do(const SetTimer& a, const absl::Status&);
   template <typename ToCluster>
   void Do(const ToCluster& a, const absl::Status&);

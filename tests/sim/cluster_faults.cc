@@ -121,7 +121,7 @@ void World::Trouble() {
 // mistakes show only when one kind of trouble comes again before the last one is over, and many are
 // made by hosts, of which there are few.
 void World::MakeWeather() {
-  if (options.erasures) {
+  if (options.rates == Rates::kErasures) {
     weights_ = {3, 3, 0, 3, 0, 0};
     return;
   }
@@ -357,7 +357,7 @@ bool World::StatesAreSpread() const {
 }
 
 void World::EtcdTrouble() {
-  if (options.erasures && StatesAreSpread()) {
+  if (options.rates == Rates::kErasures && StatesAreSpread()) {
     Erase();
     for (const auto& node : nodes_) {
       if (t.Chance(0.5)) {

@@ -62,7 +62,7 @@ std::string ViolationOf(Where where, uint64_t seed, int mutation) {
     Options options;
     options.seed = seed;
     options.stormy = std::chrono::minutes(5);
-    options.erasures = where == Where::kErasures;
+    options.rates = where == Where::kErasures ? Rates::kErasures : Rates::kAbsurd;
     World world(options);
     world.Run();
     violation = world.violation();

@@ -142,7 +142,6 @@ class Node {
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
   void Do(const UnindexCopies&) {}
-  void Do(const ClearIndex&) {}
   void Do(const SetTimer& a);
   void Do(const AdminReply& a);
   void Do(const Report& a);

@@ -11,7 +11,14 @@
 
 namespace holdfast::sim::cluster {
 
-enum class Rates { kNone, kRealistic, kAbsurd };
+enum class Rates {
+  kNone,
+  kRealistic,
+  kAbsurd,
+  kErasures,  // absurd: etcd is erased again and again, and many nodes find it late
+};
+inline constexpr std::array<const char*, 4> kRatesNames = {"none", "realistic", "absurd",
+                                                           "erasures"};
 
 struct Options {
   uint64_t seed = 1;
@@ -24,7 +31,6 @@ struct Options {
   Duration stormy = std::chrono::minutes(10);  // with faults
   Duration calm = std::chrono::minutes(3);     // without: all must go well
   Rates rates = Rates::kAbsurd;
-  bool erasures = false;     // etcd is erased again and again, and many nodes find it late
   uint64_t check_every = 1;  // events of a node between two checks of its invariants
   bool trace = false;
   bool trace_messages = false;  // between nodes, too

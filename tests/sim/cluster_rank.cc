@@ -15,8 +15,6 @@ using v1::Failure;
 
 namespace {
 
-constexpr uint32_t kFew = 64;  // ranks: more are a large job
-
 uint64_t ToMillis(Duration d) {
   return static_cast<uint64_t>(d / milliseconds(1));
 }
@@ -309,13 +307,14 @@ void RankProcess::Release(const v1::Source& source, const FilePtr& file) {
 // What one rank does to a step it does to all: in a large job each does it as much more rarely, so
 // that of ten steps one is spoiled by somebody.
 double RankProcess::PerRank() const {
-  return job_.world_size <= kFew ? 1.0 : 0.1 / job_.world_size;
+  return job_.world_size <= kLargeJob ? 1.0 : 0.1 / job_.world_size;
 }
 
 // How many steps the first rank of a run may be ahead of the last. The slowest of thousands is
-// always slow: of these none goes on before all have come as far, as their collectives have it.
+// always slow: of these none goes on before all that train have come as far, as their collectives
+// have it.
 Step RankProcess::AheadAtMost() const {
-  return job_.world_size <= kFew ? 2 : 0;
+  return job_.world_size <= kLargeJob ? 2 : 0;
 }
 
 void RankProcess::Train() {
@@ -326,7 +325,7 @@ void RankProcess::Train() {
 void RankProcess::Begin() {
   // Ranks of one run wait for each other.
   const Step slowest = job_.SlowestStep(attempt_, w_.t.now());
-  if (!stubborn_ && slowest + AheadAtMost() < step_) {
+  if (!stubborn_ && slowest < step_ && step_ - slowest > AheadAtMost()) {
     return Later(milliseconds(std::max<uint64_t>(job_.pace_ms / 4, 5)), &RankProcess::Begin);
   }
   ++step_;

@@ -10,6 +10,7 @@
 // Goes on behind a seed that fails, up to kFailuresMax of them in each process; exits with 1 then.
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <array>
 #include <chrono>
@@ -35,7 +36,7 @@ constexpr const char* kUsage =
     "                   [--processes N]\n"
     "                   [--nodes N] [--spares N]\n"
     "                   [--ranks N] [--jobs N] [--pace-ms N] [--steps N] [--minutes N]\n"
-    "                   [--rates none|realistic|absurd] [--check-every N]\n"
+    "                   [--rates none|realistic|absurd|erasures] [--check-every N]\n"
     "                   [--trace | --trace-messages]\n";
 
 constexpr int kFailuresMax = 10;
@@ -64,12 +65,11 @@ bool Parse(int argc, char** argv, Arguments& a) {
     }
     const std::string value = argv[++i];
     if (name == "--rates") {
-      if (value != "none" && value != "realistic" && value != "absurd") {
+      const auto* const named = std::find(kRatesNames.begin(), kRatesNames.end(), value);
+      if (named == kRatesNames.end()) {
         return false;
       }
-      a.options.rates = value == "none"        ? Rates::kNone
-                        : value == "realistic" ? Rates::kRealistic
-                                               : Rates::kAbsurd;
+      a.options.rates = static_cast<Rates>(named - kRatesNames.begin());
       continue;
     }
     char* end = nullptr;

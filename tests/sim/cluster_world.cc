@@ -15,7 +15,6 @@ namespace {
 
 // How long healthy jobs may take until they have committed again.
 constexpr uint64_t kCalmCommits = 3;
-constexpr size_t kLargeJob = 64;         // ranks
 constexpr int64_t kMoment = 20'000'000;  // ns
 // After the calm begins: leases that were lost, hosts that were cut off, drains that hung.
 constexpr Duration kAllAreBack = std::chrono::seconds(30);
@@ -53,9 +52,7 @@ void World::Trace(const std::string& text) const {
 
 std::string World::Command() const {
   std::string command = absl::StrCat("bin/cluster_sim --seed ", options.seed, " --rates ",
-                                     options.rates == Rates::kNone        ? "none"
-                                     : options.rates == Rates::kRealistic ? "realistic"
-                                                                          : "absurd");
+                                     kRatesNames.at(static_cast<size_t>(options.rates)));
   const auto add = [&command](const char* name, uint64_t value) {
     if (value != 0) {
       absl::StrAppend(&command, " --", name, " ", value);

@@ -26,6 +26,8 @@
 
 namespace holdfast::sim::cluster {
 
+inline constexpr size_t kLargeJob = 64;  // ranks: what has more is a large one
+
 // One job as its user runs it, with a launcher that starts its ranks again when one is gone.
 struct Job {
   std::string name;

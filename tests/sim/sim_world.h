@@ -161,7 +161,6 @@ class World {
   void Do(const IndexShard&) {}
   void Do(const UnindexShard&) {}
   void Do(const UnindexCopies&) {}
-  void Do(const ClearIndex&) {}
   void Do(const SetTimer& a);
   // sim_tiers.cc
   void Do(const FlushShard& a);

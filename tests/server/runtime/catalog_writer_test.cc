@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <tuple>
 
 #include "server/runtime/found_state.h"
 #include "tests/base/temporary_directory.h"
@@ -18,6 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 constexpr std::chrono::seconds kPatience{30};
 
@@ -85,7 +87,38 @@ class CatalogWriterTest : public ::testing::Test {
     return steps;
   }
 
+  // Until one was begun from here on and has failed.
+  void FailAWrite() {
+    const int before = failures_;  // (one more may be under way, that took less)
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (failures_ < before + 2 && std::chrono::steady_clock::now() < until) {
+    }
+    ASSERT_GE(failures_, before + 2);
+  }
+  static v1::CatalogShard Row(const JobUuid& job, uint64_t step, Rank rank,
+                              const char* tier = "nvme") {
+    v1::CatalogShard shard = Shard({job, 1, step, rank});
+    shard.set_tier(tier);
+    return shard;
+  }
+  using Key = std::tuple<std::string, JobUuid, uint64_t, Rank>;
+  std::vector<Key> Left() {
+    EXPECT_THAT(Versions(), testing::SizeIs(testing::Le(1)));  // opens it again
+    std::vector<Key> left;
+    const auto shards = catalog_->Shards().value();
+    for (const v1::CatalogShard& shard : shards) {
+      left.emplace_back(shard.tier(), JobUuid::FromBytes(shard.job_uuid()).value(), shard.step(),
+                        shard.rank());
+    }
+    return left;
+  }
+
   const JobUuid job_ = MakeSlotContent(1, 1).expected.id.job;
+  const JobUuid other_ = [this] {
+    JobUuid other = job_;
+    other.bytes[0] ^= 1;
+    return other;
+  }();
   TemporaryDirectory dir_;
   FaultEnv env_{FaultEnv::Durability::kNone};
   std::unique_ptr<SlotStore> store_;
@@ -99,7 +132,7 @@ TEST_F(CatalogWriterTest, WritesTheNewestOfEachAndAllOfItBeforeItStops) {
     writer->WriteJobState(State(job_, version));
     writer->IndexShard(Shard({job_, 1, version, 0}));
     if (version > 2) {
-      writer->UnindexShard({job_, 1, version - 2, 0}, kMemoryTier);
+      writer->UnindexShard({job_, 1, version - 2, 0});
     }
   }
   EXPECT_TRUE(Stop(*writer).ok());
@@ -157,7 +190,7 @@ TEST_F(CatalogWriterTest, MoreThanItKeepsIsForgottenAndTakenFromMemory) {
   writer->WriteJobState(State(job_, 7));
   for (uint64_t step = 1000; step < 1000 + 3 * CatalogWriter::kChangesMax; ++step) {
     writer->IndexShard(Shard({job_, 1, step, 0}));
-    writer->UnindexShard({job_, 1, step, 0}, kMemoryTier);
+    writer->UnindexShard({job_, 1, step, 0});
   }
   blocked.reset();
   EXPECT_TRUE(Stop(*writer).ok());
@@ -175,7 +208,7 @@ TEST_F(CatalogWriterTest, WhatAScanOfATierFindsIsKeptUntilItIsWritten) {
     shard.set_tier("nvme");
     writer->IndexShard(std::move(shard));
     writer->IndexShard(Shard({job_, 1, step, 0}));
-    writer->UnindexShard({job_, 1, step, 0}, kMemoryTier);
+    writer->UnindexShard({job_, 1, step, 0});
   }
   blocked.reset();
   EXPECT_TRUE(Stop(*writer).ok());
@@ -195,14 +228,13 @@ TEST_F(CatalogWriterTest, ATierThatIsReadAnewHasTheRowsThatFollowAndNoOthers) {
     ASSERT_TRUE(catalog_->UpdateShards("nvme", {row(1, "nvme"), row(2, "nvme")}, {}).ok());
     ASSERT_TRUE(catalog_->UpdateShards("remote", {row(3, "remote")}, {}).ok());
     auto blocked = failing ? Block() : nullptr;
-    const int before = failures_;
     const auto writer = Start();
     writer->IndexShard(row(4, "nvme"));
-    writer->ClearIndex("nvme");
+    writer->UnindexCopies({"nvme", std::nullopt, std::nullopt});
     writer->IndexShard(row(2, "nvme"));
     writer->IndexShard(row(5, "nvme"));
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (failing && failures_ == before && std::chrono::steady_clock::now() < until) {
+    if (failing) {
+      FailAWrite();
     }
     blocked.reset();
     EXPECT_TRUE(Stop(*writer).ok());
@@ -212,46 +244,69 @@ TEST_F(CatalogWriterTest, ATierThatIsReadAnewHasTheRowsThatFollowAndNoOthers) {
 }
 
 TEST_F(CatalogWriterTest, WhatIsUnindexedGoesWithAllItsRanksAndNothingElse) {
-  JobUuid other = job_;
-  other.bytes[0] ^= 1;
-  const auto row = [&](const JobUuid& job, uint64_t step, Rank rank, const char* tier = "nvme") {
-    v1::CatalogShard shard = Shard({job, 1, step, rank});
-    shard.set_tier(tier);
-    return shard;
-  };
   for (const bool failing : {false, true}) {
     SCOPED_TRACE(failing);
     ASSERT_TRUE(catalog_
                     ->UpdateShards("nvme",
-                                   {row(job_, 1, 0), row(job_, 2, 0), row(job_, 2, 70'000),
-                                    row(job_, 3, 0), row(other, 2, 0)},
+                                   {Row(job_, 1, 0), Row(job_, 2, 0), Row(job_, 2, 70'000),
+                                    Row(job_, 3, 0), Row(other_, 2, 0)},
                                    {})
                     .ok());
-    ASSERT_TRUE(catalog_->UpdateShards("remote", {row(job_, 9, 0, "remote")}, {}).ok());
+    ASSERT_TRUE(catalog_->UpdateShards("remote", {Row(job_, 9, 0, "remote")}, {}).ok());
     auto blocked = failing ? Block() : nullptr;
-    const int before = failures_;
     const auto writer = Start();
-    writer->IndexShard(row(job_, 2, 1));  // it waits, or is written
+    writer->IndexShard(Row(job_, 2, 1));  // it waits, or is written
     writer->UnindexCopies({"nvme", job_, CheckpointId{1, 2}});
-    writer->IndexShard(row(job_, 2, 2));  // after it
+    writer->IndexShard(Row(job_, 2, 2));  // after it
     writer->UnindexCopies({"remote", job_, std::nullopt});
-    const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (failing && failures_ == before && std::chrono::steady_clock::now() < until) {
+    if (failing) {
+      FailAWrite();
     }
-    writer->IndexShard(row(job_, 4, 0));  // (what waited is put back beside it)
+    writer->IndexShard(Row(job_, 2, 3));  // (what was tried is put back beside it)
     blocked.reset();
     EXPECT_TRUE(Stop(*writer).ok());
-    EXPECT_THAT(Versions(), IsEmpty());  // opens it again
-    std::vector<std::pair<bool, std::pair<uint64_t, Rank>>> left;
-    const auto shards = catalog_->Shards().value();
-    for (const v1::CatalogShard& shard : shards) {
-      left.push_back({shard.job_uuid() == other.ToBytes(), {shard.step(), shard.rank()}});
-    }
-    using Left = decltype(left)::value_type;
-    EXPECT_THAT(left, testing::UnorderedElementsAre(Left{false, {1, 0}}, Left{false, {2, 2}},
-                                                    Left{false, {3, 0}}, Left{false, {4, 0}},
-                                                    Left{true, {2, 0}}));
+    EXPECT_THAT(Left(), UnorderedElementsAre(Key{"nvme", job_, 1, 0}, Key{"nvme", job_, 2, 2},
+                                             Key{"nvme", job_, 2, 3}, Key{"nvme", job_, 3, 0},
+                                             Key{"nvme", other_, 2, 0}));
   }
+}
+
+// While a write is under way that will fail: what it took comes after what it is put back to.
+TEST_F(CatalogWriterTest, WhatIsUnindexedWhileItIsWrittenDoesNotComeBack) {
+  const CatalogRange ranges[] = {{"nvme", job_, CheckpointId{1, 2}},
+                                 {"nvme", job_, std::nullopt},
+                                 {"nvme", std::nullopt, std::nullopt}};
+  for (const CatalogRange& range : ranges) {
+    auto blocked = Block();
+    const auto writer = Start();
+    std::promise<void> tried;
+    writer->IndexShard(Row(job_, 2, 0));
+    writer->WriteJobState(State(job_, 1), [&](const absl::Status& status) {
+      EXPECT_FALSE(status.ok());
+      writer->UnindexCopies(range);  // between the taking and the putting back
+      tried.set_value();
+    });
+    tried.get_future().get();
+    FailAWrite();
+    blocked.reset();
+    EXPECT_TRUE(Stop(*writer).ok());
+    EXPECT_THAT(Left(), IsEmpty());
+  }
+}
+
+// The writer cannot write: what waits is bounded, also what waits in ranges.
+TEST_F(CatalogWriterTest, ARangeTakesThePlaceOfAllThatItCovers) {
+  auto blocked = Block();
+  const auto writer = Start();
+  for (uint64_t step = 1; step <= CatalogWriter::kDurableChangesMax + 10; ++step) {
+    writer->UnindexCopies({"nvme", job_, CheckpointId{1, step}});
+  }
+  writer->UnindexCopies({"nvme", job_, std::nullopt});
+  FailAWrite();
+  writer->IndexShard(Row(other_, 5, 0));  // there is room again
+  blocked.reset();
+  EXPECT_TRUE(Stop(*writer).ok());
+  EXPECT_THAT(Left(), UnorderedElementsAre(Key{"nvme", other_, 5, 0}));
 }
 
 TEST_F(CatalogWriterTest, AStopDoesNotWaitForADiskThatFails) {
