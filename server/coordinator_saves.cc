@@ -68,13 +68,18 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                                last->second, "; steps must grow"));
   }
   if (const auto lost = RankLostFor({m.attempt, m.step}); info.decided && lost) {
+    const ProcessId& process = members_.Find(*lost)->process;
+    const bool away = absent_.count(process.node) > 0;  // it may live on there, and be heard again
     return RefuseSave(
         m,
         Lost(v1::Failure::REASON_ABANDONED,
              absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost, " (",
-                          settings_.nodes->Who(members_.Find(*lost)->process),
-                          ") ended or left without it, so attempt ", m.attempt,
-                          " commits nothing any more; start all ranks again")),
+                          settings_.nodes->Who(process),
+                          away ? ") counts as ended, that node being gone" : ") ended or left",
+                          " without it, so attempt ", m.attempt,
+                          away ? " commits nothing unless that node comes back; wait for it, or "
+                                 "start all ranks again"
+                               : " commits nothing any more; start all ranks again")),
         t);
   }
   // What this rank skipped it can never seal: those steps are over for all.

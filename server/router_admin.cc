@@ -392,8 +392,13 @@ void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded
   if (of_node && NodeOf(m.request) != self_) {
     refused = absl::InternalError(absl::StrCat("this is ", self_));
   } else if (!of_node && !name.empty() && !Hosts(name)) {
-    refused = absl::UnavailableError(
-        absl::StrCat(self_, " does not host job '", name, "' now; try again"));
+    const Job* job = Find(name);
+    const bool nowhere = fixed_host_ && IsMember() && (job == nullptr || !job->watched);
+    refused = nowhere
+                  ? NoSuchJob(name)
+                  : absl::UnavailableError(absl::StrCat(
+                        self_, " does not host job '", name, "' now",
+                        problem_.empty() ? "" : absl::StrCat(" (", problem_, ")"), "; try again"));
   } else if (answering_.size() >= kForwardedMax) {
     refused = absl::ResourceExhaustedError(
         absl::StrCat(self_, " answers too many requests of other nodes; try again"));

@@ -34,9 +34,9 @@ void Router::On(const JobRead& e) {
   Seek(e.name, job);
 }
 
-// The host is to find the job, or to open it. (A list's first node hosts what it knows of, and nobody
-// else ever will: should it have lost all that it had, it hears of its jobs from those that keep
-// their states.)
+// The host is to find the job, or to open it. (A list's first node hosts what it knows of, and
+// nobody else ever will: should it have lost all that it had, it hears of its jobs from those that
+// keep their states.)
 void Router::Seek(const std::string& name, Job& job) {
   if (job.wanted) {
     job.wanted = owner_.WhoJoins(name);  // (nobody: nothing happens later behind their backs)

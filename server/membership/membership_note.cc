@@ -1,5 +1,6 @@
 #include "server/membership/membership_note.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/env.h"
 #include "base/status.h"
 
@@ -16,9 +17,12 @@ absl::StatusOr<MembershipNoteData> ReadMembershipNote(Env& env, const std::strin
     return MembershipNoteData{node, {}, 0};
   }
   HF_RETURN_IF_ERROR(bytes.status());
-  HF_ASSIGN_OR_RETURN(MembershipNoteData note, DecodeMembershipNote(*bytes));
-  if (note.node != node) {
-    return MembershipNoteData{node, {}, note.epoch};
+  absl::StatusOr<MembershipNoteData> note = DecodeMembershipNote(*bytes);
+  if (!note.ok()) {
+    return Annotate(note.status(), absl::StrCat("'", path, "'"));
+  }
+  if (note->node != node) {
+    return MembershipNoteData{node, {}, note->epoch};
   }
   return note;
 }

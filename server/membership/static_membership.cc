@@ -137,7 +137,8 @@ class StaticMembership final : public Membership {
   }
 
   // Everything waits for the note: who gives epochs must know which ones were given. Tried again
-  // until it can be had.
+  // until it can be had. (One that is damaged never can: it is as if it were lost. The nodes know
+  // the epochs of their jobs, and have higher ones given.)
   void Begin() {
     thread_.WakeAt({INT64_MAX});
     if (begun_) {
@@ -148,9 +149,13 @@ class StaticMembership final : public Membership {
     if (IsFirst()) {
       const absl::StatusOr<MembershipNoteData> note =
           ReadMembershipNote(env_, note_path_, self_.name);
-      status = note.status();
-      if (note.ok()) {
-        epoch_ = note->epoch;
+      if (absl::IsDataLoss(note.status())) {
+        SetProblem(absl::StrCat("the membership note is passed over: ", note.status().message()));
+      } else {
+        status = note.status();
+      }
+      if (status.ok()) {
+        epoch_ = note.ok() ? note->epoch : 0;
         status = GiveEpoch(epoch_ + 1);
       }
     }

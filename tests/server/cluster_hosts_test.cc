@@ -439,8 +439,9 @@ TEST_F(ListTest, NamesOfNoJobAreForgottenOnEveryNode) {
     const std::string name = "nothing" + std::to_string(i);
     EXPECT_EQ(reader.Reason(ListFrame(name, 30'000)), v1::Failure::REASON_NOTHING_TO_RESTORE);
     v1::GetStatusRequest mistyped;
-    mistyped.set_job(name);
-    EXPECT_FALSE(w["c"].Admin<v1::GetStatusReply>(mistyped).ok());
+    mistyped.set_job("mis" + name);
+    const auto status = w["c"].Admin<v1::GetStatusReply>(mistyped).status();
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
   }
   for (const char* node : {"a", "b", "c"}) {
     EXPECT_EQ(w.WatchedBy(node), 0u) << node;

@@ -1557,6 +1557,27 @@ TEST_F(NodesTest, AStepThatWentFromMemoryIsGoneWhenItsFlushFailsThoughANodeIsMis
 
 // ---- Who is who ----
 
+// It may have been suspended for longer than its lease, with ranks that live on.
+TEST_F(NodesTest, ASaveThatIsRefusedForANodeThatIsGoneSaysThatItMayComeBack) {
+  TwoRanks();
+  SaveBoth(1);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Say(kHere, SaveAsked{++token_, 1, 0, 2});
+  const Refused* refused = Answer<Refused>(token_);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "unless that node comes back"))
+      << refused->failure.message;
+  // A process that was seen to end does not.
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  Say(b_, back);
+  Say(kHere, SaveAsked{++token_, 1, 0, 3});
+  refused = Answer<Refused>(token_);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "commits nothing any more"))
+      << refused->failure.message;
+}
+
 TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {
   TwoRanks();
   JoinAsked join;

@@ -76,6 +76,21 @@ TEST(StaticMembership, AloneEveryJobIsHere) {
   EXPECT_EQ(alone.Await<Elected>()->epoch, 6u);
 }
 
+// What it said is as good as lost: the cluster does not wait for it.
+TEST(StaticMembership, ADamagedNoteIsPassedOverAndSaid) {
+  for (const char* damaged : {"", "torn", "\xff\x01\x02 and two hundred bytes more"}) {
+    const TemporaryDirectory state;
+    ASSERT_TRUE(WriteFileAtomically(*Env::System(), state.Path("membership"), damaged).ok());
+    Member m2({.name = "m2", .state_dir = state.path(), .configure = ThreeMembers});
+    const auto problem = m2.Await<MembershipProblem>();
+    ASSERT_TRUE(problem);
+    EXPECT_THAT(problem->text, HasSubstr("passed over"));
+    EXPECT_THAT(problem->text, HasSubstr(state.Path("membership")));
+    m2->Campaign("x", 41);
+    EXPECT_EQ(m2.Await<Elected>()->epoch, 42u);
+  }
+}
+
 // Epochs are durable before they are told: a power cut takes none back.
 TEST(StaticMembership, NoEpochIsGivenThatCouldBeForgotten) {
   FaultEnv env;
