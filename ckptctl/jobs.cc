@@ -184,9 +184,15 @@ std::string RenderJobs(const v1::GetStatusReply& reply) {
   }
   const std::string problems = DaemonProblems(reply.daemon());
   const std::string jobs =
-      table.empty() ? "no jobs of yours: none has joined since their copies were last removed\n"
+      table.empty() ? NoJobs(reply.daemon())
                     : absl::StrCat(table.Render(""), "\n", Totals(reply));
   return absl::StrCat(jobs, problems);
+}
+
+std::string NoJobs(const v1::DaemonStatus& daemon) {
+  return daemon.problems().empty()
+             ? "no jobs of yours: none has joined since their copies were last removed\n"
+             : "no jobs of yours are shown, which may be for the problems that are named\n";
 }
 
 ExitCode RunJobs(const Context& context) {

@@ -179,8 +179,7 @@ std::string RenderStatus(const v1::GetStatusReply& reply) {
     absl::StrAppend(&out, "\n", RenderJob(job, reply.daemon().unix_ms()));
   }
   if (reply.jobs().empty()) {
-    absl::StrAppend(&out,
-                    "\nno jobs of yours: none has joined since their copies were last removed\n");
+    absl::StrAppend(&out, "\n", NoJobs(reply.daemon()));
   }
   return out;
 }

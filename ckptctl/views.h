@@ -31,6 +31,8 @@ std::string RenderStatus(const v1::GetStatusReply& reply);
 
 // One line a job.
 std::string RenderJobs(const v1::GetStatusReply& reply);
+// A line, where there are none to show: another node's may be missing for a problem.
+std::string NoJobs(const v1::DaemonStatus& daemon);
 
 std::string RenderNodes(const v1::GetNodesReply& reply);
 

@@ -132,7 +132,7 @@ TEST(RenderJobs, SaysThatThereAreNoneAndCutsTheProblemsOfADaemon) {
     reply.mutable_daemon()->add_problems("p" + std::to_string(i));
   }
   EXPECT_EQ(RenderJobs(reply),
-            "no jobs of yours: none has joined since their copies were last removed\n"
+            "no jobs of yours are shown, which may be for the problems that are named\n"
             "problem: p2\nproblem: p3\nproblem: p4\nproblem: p5\nproblem: p6\nproblem: p7\n"
             "problem: p8\nproblem: p9\nand 2 more: ckptctl status\n");
 }

@@ -50,9 +50,7 @@ def parse(path):
                 mutations[-1].edits.append(edit)
             edit[1 if word == "was" else 2] += rest + "\n"
         else:
-            sys.exit(
-                f"{where}: expected mutation, says, world, in, was or now, not '{word}'"
-            )
+            sys.exit(f"{where}: expected mutation, says, world, in, was or now, not '{word}'")
     for m in mutations:
         if not m.edits or not m.says or any(not was or "$M" not in now for _, was, now in m.edits):
             sys.exit(
