@@ -16,6 +16,7 @@ namespace holdfast {
 namespace v1 {
 class BadShard;
 class CollectGarbageReply;
+class DaemonStatus;
 class ExplainReply;
 class GetNodesReply;
 class GetStatusReply;
