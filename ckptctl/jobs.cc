@@ -184,8 +184,7 @@ std::string RenderJobs(const v1::GetStatusReply& reply) {
   }
   const std::string problems = DaemonProblems(reply.daemon());
   const std::string jobs =
-      table.empty() ? NoJobs(reply.daemon())
-                    : absl::StrCat(table.Render(""), "\n", Totals(reply));
+      table.empty() ? NoJobs(reply.daemon()) : absl::StrCat(table.Render(""), "\n", Totals(reply));
   return absl::StrCat(jobs, problems);
 }
 
