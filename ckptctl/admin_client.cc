@@ -123,7 +123,8 @@ struct AdminClient::Impl {
         return absl::DeadlineExceededError(
             absl::StrCat("the daemon at ", socket, " did not answer within ",
                          std::chrono::duration<double>(timeout).count(),
-                         " s: it is busy or stuck; give it longer with --timeout"));
+                         " s: it, or another node that it asked, is busy or stuck (ckptctl nodes "
+                         "shows which can be reached); give it longer with --timeout"));
       case grpc::StatusCode::CANCELLED:  // not by us: the daemon is stopping
       case grpc::StatusCode::UNAVAILABLE:
         return WhyGone(socket, status.error_message());

@@ -38,6 +38,8 @@ std::string Sentence(std::initializer_list<std::string> parts) {
 
 std::string PhaseText(v1::JobStatus::AttemptPhase phase) {
   switch (phase) {
+    case v1::JobStatus::ATTEMPT_PHASE_UNSPECIFIED:
+      return "not begun: no process has joined";
     case v1::JobStatus::ATTEMPT_PHASE_GATHERING:
       return "gathering: ranks are joining";
     case v1::JobStatus::ATTEMPT_PHASE_RESTORING:
@@ -86,7 +88,8 @@ std::string JobHead(const v1::JobStatus& job) {
   return absl::StrCat("job ", EscapeText(job.name()), ": attempt ", job.attempt(), ", ",
                       PhaseText(job.phase()), "; ", job.ranks_alive(), " of ",
                       Count(job.world_size(), "rank", "ranks"), " alive; holds ",
-                      FormatBytes(job.bytes_held()), "\n");
+                      FormatBytes(job.bytes_held()),
+                      job.nodes() > 1 ? absl::StrCat(" on ", EscapeText(job.host())) : "", "\n");
 }
 
 void AddInFlight(const v1::JobStatus& job, Table& lines) {

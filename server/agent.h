@@ -142,6 +142,7 @@ class Agent {
   uint64_t RanksHere(const JobUuid& job) const;
   // Whether the caller may see and change the job of that name, if it is known here.
   bool MayTouch(const std::string& name, const Caller& caller) const;
+  v1::DaemonStatus DescribeDaemon(const Caller& caller, EventTime time) const;
   Coordinator* Hosted(const JobUuid& job) const;  // null: it is not hosted here
 
   Jobs& jobs() { return jobs_; }

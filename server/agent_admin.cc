@@ -61,11 +61,10 @@ void Agent::RefuseAdmin(AdminToken token, absl::Status status) {
   Act(AdminReply{token, std::move(status), std::monostate()});
 }
 
-void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
-  v1::GetStatusReply reply;
-  v1::DaemonStatus& daemon = *reply.mutable_daemon();
+v1::DaemonStatus Agent::DescribeDaemon(const Caller& caller, EventTime time) const {
+  v1::DaemonStatus daemon;
   daemon.set_node_name(nodes_.Name(kHere));
-  daemon.set_unix_ms(time_.unix_ms);
+  daemon.set_unix_ms(time.unix_ms);
   daemon.set_memory_bytes_max(bytes_max_);
   daemon.set_memory_bytes_used(bytes_used_);
   daemon.set_slots(static_cast<uint32_t>(slots_.size()));
@@ -77,11 +76,17 @@ void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
   daemon.set_connections(static_cast<uint32_t>(connections_.size()));
   FillTierStatus(daemon);
   // They name jobs of all users.
-  if (e.caller.uid == 0 || e.caller.uid == daemon_uid_) {
+  if (caller.uid == 0 || caller.uid == daemon_uid_) {
     for (const std::string& problem : problems_) {
       daemon.add_problems(problem);
     }
   }
+  return daemon;
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::GetStatusRequest& request) {
+  v1::GetStatusReply reply;
+  *reply.mutable_daemon() = DescribeDaemon(e.caller, time_);
   if (!request.job().empty()) {
     if (const auto job = FindVisible(e.caller, request.job()); !job.ok()) {
       return RefuseAdmin(e.token, job.status());

@@ -366,6 +366,7 @@ class Coordinator {
   void RetryJoins(Turn& t, std::optional<Rank> rank = std::nullopt);
   Failure SupersededFailure(Attempt attempt) const;
   std::optional<Rank> RankLostFor(CheckpointId id) const;
+  std::string HowGone(Rank rank) const;
   bool IsCurrent(Attempt attempt, RequestToken token, Turn& t);
   void Decide(CheckpointId parent, uint64_t restore_point_change, Turn& t);
   void ComputeLine();

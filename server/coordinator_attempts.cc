@@ -83,6 +83,14 @@ std::optional<Rank> Coordinator::RankLostFor(CheckpointId id) const {
   return std::nullopt;
 }
 
+// For sentences: who a rank that is gone was, and what became of it.
+std::string Coordinator::HowGone(Rank rank) const {
+  const ProcessId& process = members_.Find(rank)->process;
+  return absl::StrCat("rank ", rank, " (", settings_.nodes->Who(process),
+                      absent_.count(process.node) > 0 ? ") counts as ended, that node being gone"
+                                                      : ") ended or left");
+}
+
 // Another living process has the rank, or the same one through a connection that is still open.
 bool Coordinator::HeldByOther(const JoinAsked& j) const {
   const Member* found = members_.Find(j.rank);
@@ -506,7 +514,10 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
     AbandonWithout(
         m.rank, std::nullopt,
         absl::StrCat("rank ", m.rank, " (", settings_.nodes->Who(m.process), ") ",
-                     m.how == SeatLost::How::kLeft ? "left" : "ended", " without having begun it"),
+                     m.how == SeatLost::How::kLeft       ? "left"
+                     : absent_.count(m.process.node) > 0 ? "counts as ended, that node being gone,"
+                                                         : "ended",
+                     " without having begun it"),
         t);
   }
   DropFromSession(m.rank, m.process);

@@ -60,11 +60,8 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
   PruneIncomplete(t);
   // Nor will those of the newest one that lack a rank which is known to be gone.
   for (const Rank rank : members_.gone()) {
-    AbandonWithout(
-        rank, std::nullopt,
-        absl::StrCat("rank ", rank, " (", settings_.nodes->Who(members_.Find(rank)->process),
-                     ") ended or left without having sealed it"),
-        t);
+    AbandonWithout(rank, std::nullopt, absl::StrCat(HowGone(rank), ", without having sealed it"),
+                   t);
   }
   PruneAttempts();
   if (learned) {

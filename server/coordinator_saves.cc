@@ -68,14 +68,12 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                                last->second, "; steps must grow"));
   }
   if (const auto lost = RankLostFor({m.attempt, m.step}); info.decided && lost) {
-    const ProcessId& process = members_.Find(*lost)->process;
-    const bool away = absent_.count(process.node) > 0;  // it may live on there, and be heard again
+    // It may live on there, and be heard again.
+    const bool away = absent_.count(members_.Find(*lost)->process.node) > 0;
     return RefuseSave(
         m,
         Lost(v1::Failure::REASON_ABANDONED,
-             absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", *lost, " (",
-                          settings_.nodes->Who(process),
-                          away ? ") counts as ended, that node being gone" : ") ended or left",
+             absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": ", HowGone(*lost),
                           " without it, so attempt ", m.attempt,
                           away ? " commits nothing unless that node comes back; wait for it, or "
                                  "start all ranks again"

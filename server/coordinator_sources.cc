@@ -66,8 +66,9 @@ std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId 
                         settings_.nodes->Name(node));
   }
   if (tier == TierKind::kMemory) {
-    return absl::StrCat(name, rebooted_ ? "absent (node rebooted)"
-                                        : "absent (given up, or the memory was emptied)");
+    return absl::StrCat(name, rebooted_ && node == kHere
+                                  ? "absent (node rebooted)"
+                                  : "absent (given up, or the memory was emptied)");
   }
   if (Inventory(tier).kind != InventoryState::Kind::kKnown) {
     return absl::StrCat(

@@ -123,6 +123,9 @@ struct NodeCore::Impl final : RouterOwner {
   bool Waits(RequestToken token) override { return agent.Waits(token); }
   std::string JobName(const JobUuid& job) override { return agent.JobName(job); }
   void AskAgent(const AdminRequest& request) override { agent.Handle(request, time); }
+  v1::DaemonStatus DescribeDaemon(const Caller& caller) override {
+    return agent.DescribeDaemon(caller, time);
+  }
   bool IsAbsent(const std::string& name) override { return agent.IsAbsent(name); }
   uint64_t RanksHere(const JobUuid& job) override { return agent.RanksHere(job); }
   bool JoinsWait(const std::string& name) override { return agent.AnyWaitsForHost(name, true); }

@@ -654,7 +654,7 @@ std::optional<MonotonicTime> Router::NextDeadline() const {
     }
   }
   for (const auto& [id, forwarded] : forwarded_) {
-    at(forwarded.until);
+    at(forwarded.unreached_until.value_or(forwarded.until));
   }
   for (const auto& [node, when] : gone_) {
     at(when);

@@ -64,7 +64,9 @@ inline constexpr Duration kPeerSlack = std::chrono::seconds(15);
 inline constexpr Duration kGoneGrace = std::chrono::seconds(1);        // of a node without a lease
 inline constexpr Duration kForwardDeadline = std::chrono::seconds(4);  // of what ckptctl asks
 inline constexpr Duration kRemovalDeadline = std::chrono::minutes(5);  // … of the end of a removal
-inline constexpr size_t kForwardedMax = 1024;                          // either way
+// … of all nodes, or of one, where nothing gets to it: it may be about to be reached.
+inline constexpr Duration kUnreachedWait = std::chrono::milliseconds(500);
+inline constexpr size_t kForwardedMax = 1024;         // either way
 inline constexpr size_t kAnswerBytesMax = 16u << 20;  // to one node, that wait for a channel to it
 // Who asks another node for a job waits so long, if that was not said; at most:
 inline constexpr Duration kSoughtFor = std::chrono::seconds(60);
@@ -97,6 +99,7 @@ class RouterOwner {
   virtual bool ReadersWait(const std::string& name) = 0;
   virtual std::optional<JobWanter> WhoJoins(const std::string& name) = 0;
   virtual void AskAgent(const AdminRequest& request) = 0;  // → Router::TakesReply
+  virtual v1::DaemonStatus DescribeDaemon(const Caller& caller) = 0;
   virtual bool MayTouch(const std::string& name, const Caller& caller) = 0;
   virtual bool IsAbsent(const std::string& name) = 0;  // hosted here, looked for, and not there
   virtual void SayAbsent(const std::string& name) = 0;
@@ -230,7 +233,10 @@ class Router {
     Ask ask;
     MonotonicTime until{};
     std::string sent_to{};
+    // Of all nodes, or of one: those that have not answered, and when those that nothing gets to
+    // are given up.
     std::set<std::string> waits_for{};
+    std::optional<MonotonicTime> unreached_until{};
     v1::GetStatusReply all{};
     std::vector<std::string> problems{};
   };
@@ -351,6 +357,11 @@ class Router {
   void SendForwardedAgain(const std::string& job);
   void AskAgain(const std::string& node);
   void GiveUpForwarded(const std::string& node);
+  void GiveUpUnreached();
+  void TakePart(uint64_t id, const std::string& node, const absl::Status& status,
+                ReturnedReply& reply);
+  std::string WhyNoAnswer(const std::string& node) const;
+  std::string WhyHostIsSilent(const std::string& host) const;
   void FailForwarded(uint64_t id, absl::Status status);
   void TakeReply(const std::string& node, uint64_t id, absl::Status status, ReturnedReply reply);
   void AnswerAll(uint64_t id);

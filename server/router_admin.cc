@@ -53,6 +53,13 @@ ReturnedReply Returned(const AdminReply& reply) {
       reply.reply);
 }
 
+Caller AskerOf(uint32_t uid, uint32_t gid) {
+  Caller caller;
+  caller.uid = uid;
+  caller.gid = gid;
+  return caller;
+}
+
 }  // namespace
 
 // ---- Asked here ----
@@ -131,6 +138,7 @@ void Router::AskNode(const AdminRequest& e, const ForwardedRequest& request,
   const uint64_t id = NewForwarded();
   Forwarded& one = forwarded_[id];
   one = {e.token, {"", node, e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
+  one.unreached_until = time_.now + kUnreachedWait;
   one.sent_to = node;
   one.waits_for.insert(node);  // it is asked again over each new channel
   if (ChannelTo(node) == 0) {
@@ -173,6 +181,7 @@ void Router::AskAll(const AdminRequest& e, const ForwardedRequest& request) {
   const uint64_t id = NewForwarded();
   Forwarded& all = forwarded_[id];
   all = {e.token, {"", "", e.caller.uid, e.caller.gid, request}, time_.now + kForwardDeadline};
+  all.unreached_until = time_.now + kUnreachedWait;
   for (const auto& [node, peer] : peers_) {
     all.waits_for.insert(node);
     if (peer.channel == 0) {
@@ -248,27 +257,13 @@ void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status
   }
   Forwarded& forwarded = it->second;
   if (forwarded.ask.job.empty() && forwarded.ask.node.empty()) {
-    if (forwarded.waits_for.erase(node) == 0) {
-      return;
-    }
-    if (auto* told = std::get_if<v1::GetStatusReply>(&reply)) {
-      if (node == self_) {
-        *forwarded.all.mutable_daemon() = told->daemon();
-      }
-      for (v1::JobStatus& job : *told->mutable_jobs()) {
-        *forwarded.all.add_jobs() = std::move(job);
-      }
-    } else {
-      forwarded.problems.push_back(
-          absl::StrCat("the jobs of ", node, " are not shown: ", Message(status)));
-    }
-    if (forwarded.waits_for.empty()) {
-      AnswerAll(id);
-    }
-    return;
+    return TakePart(id, node, status, reply);
   }
   if (forwarded.sent_to != node) {
     return;
+  }
+  if (auto* told = std::get_if<v1::GetStatusReply>(&reply)) {  // of the job, not of its host
+    *told->mutable_daemon() = owner_.DescribeDaemon(AskerOf(forwarded.ask.uid, forwarded.ask.gid));
   }
   AdminReply answer{forwarded.token, std::move(status), std::monostate()};
   std::visit(
@@ -284,12 +279,41 @@ void Router::TakeReply(const std::string& node, uint64_t id, absl::Status status
   owner_.Act(std::move(answer));
 }
 
+// What one of all nodes has to say.
+void Router::TakePart(uint64_t id, const std::string& node, const absl::Status& status,
+                      ReturnedReply& reply) {
+  Forwarded& all = forwarded_.at(id);
+  if (all.waits_for.erase(node) == 0) {
+    return;
+  }
+  if (auto* told = std::get_if<v1::GetStatusReply>(&reply)) {
+    if (node == self_) {
+      *all.all.mutable_daemon() = told->daemon();
+    }
+    for (v1::JobStatus& job : *told->mutable_jobs()) {
+      *all.all.add_jobs() = std::move(job);
+    }
+  } else {
+    all.problems.push_back(absl::StrCat("the jobs of ", node, " are not shown: ", Message(status)));
+  }
+  if (all.waits_for.empty()) {
+    AnswerAll(id);
+  }
+}
+
+std::string Router::WhyNoAnswer(const std::string& node) const {
+  const auto problem = peer_problems_.find(node);
+  return problem == peer_problems_.end()
+             ? "did not answer in time"
+             : absl::StrCat("cannot be reached (", problem->second, ")");
+}
+
 void Router::AnswerAll(uint64_t id) {
   Forwarded forwarded = std::move(forwarded_.at(id));
   forwarded_.erase(id);
   for (const std::string& node : forwarded.waits_for) {
     forwarded.problems.push_back(
-        absl::StrCat("the jobs of ", node, " are not shown: it did not answer in time"));
+        absl::StrCat("the jobs of ", node, " are not shown: it ", WhyNoAnswer(node)));
   }
   for (std::string& problem : forwarded.problems) {
     forwarded.all.mutable_daemon()->add_problems(std::move(problem));
@@ -300,7 +324,40 @@ void Router::AnswerAll(uint64_t id) {
   owner_.Act(AdminReply{forwarded.token, absl::OkStatus(), std::move(forwarded.all)});
 }
 
+// Nothing gets there, and nothing has come of waiting a little for that to end.
+void Router::GiveUpUnreached() {
+  for (auto it = forwarded_.begin(); it != forwarded_.end();) {
+    const uint64_t id = it->first;
+    Forwarded& forwarded = it->second;
+    ++it;  // it may be answered now
+    if (!forwarded.unreached_until || time_.now < *forwarded.unreached_until) {
+      continue;
+    }
+    forwarded.unreached_until.reset();
+    const bool of_node = !forwarded.ask.node.empty();
+    std::vector<std::string> unreached;
+    for (const std::string& node : forwarded.waits_for) {
+      if (peer_problems_.count(node) > 0) {
+        unreached.push_back(node);
+      }
+    }
+    for (const std::string& node : unreached) {
+      TakeReply(node, id,
+                absl::UnavailableError(absl::StrCat(of_node ? node : "it", " ", WhyNoAnswer(node))),
+                {});
+    }
+  }
+}
+
+std::string Router::WhyHostIsSilent(const std::string& host) const {
+  return absl::StrCat("hosted by ", host, ", which ", WhyNoAnswer(host),
+                      fixed_host_ ? "; no other node of a list can take its place: start its ckptd"
+                                  : "; if it is gone, another node takes its place within seconds: "
+                                    "try again");
+}
+
 void Router::ExpireForwarded() {
+  GiveUpUnreached();
   std::vector<uint64_t> late;
   for (const auto& [id, forwarded] : forwarded_) {
     if (forwarded.until <= time_.now) {
@@ -310,7 +367,7 @@ void Router::ExpireForwarded() {
   for (const uint64_t id : late) {
     const std::string name = forwarded_.at(id).ask.job;
     if (const std::string node = forwarded_.at(id).ask.node; !node.empty()) {
-      FailForwarded(id, absl::UnavailableError(absl::StrCat(node, " did not answer in time")));
+      FailForwarded(id, absl::UnavailableError(absl::StrCat(node, " ", WhyNoAnswer(node))));
       continue;
     }
     if (name.empty()) {
@@ -319,9 +376,8 @@ void Router::ExpireForwarded() {
     }
     const Job* job = Find(name);
     FailForwarded(id, job != nullptr && job->host
-                          ? absl::UnavailableError(absl::StrCat(
-                                "job '", name, "' is hosted by ", job->host->node,
-                                ", which did not answer in time; try again, or ask there"))
+                          ? absl::UnavailableError(absl::StrCat("job '", name, "' is ",
+                                                                WhyHostIsSilent(job->host->node)))
                           : absl::UnavailableError(absl::StrCat("which node hosts job '", name,
                                                                 "' is not known: ", HostOf(name),
                                                                 "; try again")));
@@ -379,8 +435,7 @@ void Router::AskAgent(AdminToken token, uint32_t uid, uint32_t gid,
                       const ForwardedRequest& request) {
   AdminRequest ask;
   ask.token = token;
-  ask.caller.uid = uid;
-  ask.caller.gid = gid;
+  ask.caller = AskerOf(uid, gid);
   std::visit([&ask](const auto& one) { ask.request = one; }, request);
   owner_.AskAgent(ask);
 }
@@ -412,8 +467,7 @@ void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded
   }
   PeerReads reads;
   reads.token = token;
-  reads.caller.uid = m.uid;
-  reads.caller.gid = m.gid;
+  reads.caller = AskerOf(m.uid, m.gid);
   std::visit(
       [&reads](const auto& one) {
         if constexpr (std::is_constructible_v<decltype(reads.request), decltype(one)>) {

@@ -35,7 +35,9 @@ struct PeerLost {  // told once for each PeerReached; another channel is tried f
   PeerChannel channel = 0;
   std::string why;
 };
-struct PeerProblem {  // why there is no channel; told when the reason changes
+// Why there is no channel, or nothing gets through the one that there is: told when the reason
+// changes. Empty: there is none any more.
+struct PeerProblem {
   std::string node;
   std::string why;
 };

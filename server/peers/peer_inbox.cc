@@ -52,6 +52,7 @@ void PeerInbox::Reached(const std::string& node, PeerChannel channel) {
 void PeerInbox::Lost(const std::string& node, PeerChannel channel, const std::string& why) {
   MutexLock lock(mutex_);
   Pending& pending = Of(node);
+  pending.problem.reset();
   if (pending.reached) {  // nobody has heard of it
     pending.reached.reset();
     pending.problem = PeerProblem{node, why};
@@ -111,10 +112,10 @@ PeerEvent PeerInbox::TakeNext() {
   PeerEvent event;
   if (pending.lost) {
     event = *std::exchange(pending.lost, std::nullopt);
-  } else if (pending.problem) {
-    event = *std::exchange(pending.problem, std::nullopt);
   } else if (pending.reached) {
     event = *std::exchange(pending.reached, std::nullopt);
+  } else if (pending.problem) {  // newer than that: a channel that is reached ends what was before
+    event = *std::exchange(pending.problem, std::nullopt);
   } else if (std::exchange(pending.began, false)) {
     event = PeerBegan{node};
   } else if (pending.said.empty()) {

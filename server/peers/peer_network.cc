@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -42,6 +43,13 @@ uint64_t RandomBits() {
 
 std::string Quoted(const std::string& name) {
   return absl::StrCat("'", absl::Utf8SafeCHexEscape(name), "'");
+}
+
+std::string Belonging(const std::string& cluster, const std::string& first_member) {
+  return absl::StrCat("cluster ", Quoted(cluster),
+                      first_member.empty()
+                          ? std::string(" of an etcd")
+                          : absl::StrCat(" of a list that begins with ", Quoted(first_member)));
 }
 
 absl::StatusOr<PeerTlsText> ReadTls(Env* env, const PeerTls& tls) {
@@ -244,7 +252,7 @@ class PeerNetwork::Impl {
         }
       }
     }
-    if (peer.channel == 0 && peer.link->problem() != peer.told_problem) {
+    if (peer.link->problem() != peer.told_problem) {
       peer.told_problem = peer.link->problem();
       inbox_->Problem(node, peer.told_problem);
     }
@@ -287,6 +295,8 @@ class PeerNetwork::Impl {
       message.set_incarnation(options_.incarnation);
       message.set_to(node);
       message.set_to_incarnation(peer.at.incarnation);
+      message.set_cluster(options_.cluster);
+      message.set_first_member(options_.first_member);
       flight.call = calls_.Open(peer.connection, peer.call, std::move(message));
     } else {
       const auto& batch = std::get<SendBatch>(request);
@@ -430,6 +440,16 @@ class PeerNetwork::Impl {
     if (calling.to != options_.self || (calling.to_incarnation != 0 && options_.incarnation != 0 &&
                                         calling.to_incarnation != options_.incarnation)) {
       return Answer(calling, v1::PEER_ANSWER_WRONG_NODE);
+    }
+    if (calling.opens && !calling.cluster.empty() && !options_.cluster.empty() &&
+        std::tie(calling.cluster, calling.first_member) !=
+            std::tie(options_.cluster, options_.first_member)) {
+      return Refuse(calling, absl::FailedPreconditionError(absl::StrCat(
+                                 "node ", Quoted(options_.self), " belongs to ",
+                                 Belonging(options_.cluster, options_.first_member), ", and node ",
+                                 Quoted(calling.from), " to ",
+                                 Belonging(calling.cluster, calling.first_member),
+                                 ": make the section 'cluster' of their configurations the same")));
     }
     const auto it = peers_.find(calling.from);
     if (it == peers_.end()) {

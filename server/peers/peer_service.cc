@@ -4,6 +4,7 @@
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -82,7 +83,13 @@ class PeerService::Service final
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext*, const v1::OpenRequest* request,
                                  v1::OpenReply* reply) override {
     auto* reactor = new Reactor(*this);  // deletes itself in OnDone
-    if (const absl::Status named = CheckNames(request->from(), request->to()); !named.ok()) {
+    absl::Status named = CheckNames(request->from(), request->to());
+    if (std::max(request->cluster().size(), request->first_member().size()) > kNodeTextBytesMax) {
+      named = absl::InvalidArgumentError(
+          absl::StrCat("a call names a cluster, or its first member, by more than ",
+                       kNodeTextBytesMax, " bytes"));
+    }
+    if (!named.ok()) {
       reactor->Finish(ToGrpc(named));
       return reactor;
     }
@@ -91,7 +98,9 @@ class PeerService::Service final
                         .from = request->from(),
                         .incarnation = request->incarnation(),
                         .to = request->to(),
-                        .to_incarnation = request->to_incarnation()};
+                        .to_incarnation = request->to_incarnation(),
+                        .cluster = request->cluster(),
+                        .first_member = request->first_member()};
     calling.answer = [reactor, reply](const absl::Status& status, v1::PeerAnswer answer,
                                       uint64_t channel) {
       reply->set_answer(answer);

@@ -28,8 +28,10 @@ struct PeerCalling {
   std::string from;
   uint64_t incarnation = 0;
   std::string to;
-  uint64_t to_incarnation = 0;  // of Open
-  uint64_t channel = 0;         // and what follows: of Deliver
+  uint64_t to_incarnation = 0;  // and what follows: of Open
+  std::string cluster;
+  std::string first_member;
+  uint64_t channel = 0;  // and what follows: of Deliver
   uint64_t first = 0;
   std::vector<std::string> messages;
   // An error refuses the call.

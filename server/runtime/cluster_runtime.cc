@@ -37,12 +37,15 @@ std::string NotReached(const std::string& node, const std::string& why) {
 PeerNetworkOptions NetworkOptions(const v1::DaemonConfig& config, Env* env, uint64_t incarnation,
                                   const LinkLimits& limits) {
   const v1::ClusterTlsConfig& tls = config.cluster().tls();
-  return {.self = config.node_name(),
-          .incarnation = incarnation,
-          .listen = config.cluster().listen_address(),
-          .tls = {tls.ca_file(), tls.cert_file(), tls.key_file()},
-          .env = env,
-          .limits = limits};
+  return {
+      .self = config.node_name(),
+      .incarnation = incarnation,
+      .cluster = config.cluster().name(),
+      .first_member = config.cluster().members().empty() ? "" : config.cluster().members(0).name(),
+      .listen = config.cluster().listen_address(),
+      .tls = {tls.ca_file(), tls.cert_file(), tls.key_file()},
+      .env = env,
+      .limits = limits};
 }
 
 }  // namespace
@@ -260,7 +263,7 @@ void ClusterRuntime::Note(const PeerEvent& event) {
   } else if (const auto* lost = std::get_if<PeerLost>(&event)) {
     NotePeer(lost->node, false, lost->why);
   } else if (const auto* problem = std::get_if<PeerProblem>(&event)) {
-    NotePeer(problem->node, false, problem->why);
+    NotePeer(problem->node, problem->why.empty(), problem->why);
   } else if (const auto* silent = std::get_if<PeerSilent>(&event)) {
     LogLine(LogLevel::kWarning,
             absl::StrCat("nothing is heard of node '", silent->node,

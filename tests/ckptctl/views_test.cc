@@ -246,12 +246,22 @@ TEST(RenderStatus, EscapesWhateverOthersNamed) {
   EXPECT_NE(text.find("t\\x1b[31m\\nsecond line"), std::string::npos) << text;
 }
 
+TEST(RenderStatus, OfSeveralNodesTheOneIsNamedThatHoldsSoMuch) {
+  v1::GetStatusReply reply;
+  v1::JobStatus& job = *reply.add_jobs();
+  job.set_bytes_held(9 * kGiB);
+  job.set_host("gpu-1");
+  job.set_nodes(2);
+  EXPECT_NE(RenderStatus(reply).find("; holds 9 GiB on gpu-1\n"), std::string::npos);
+}
+
 TEST(RenderStatus, NamesEveryPhase) {
   for (const auto& [phase, word] :
        {std::pair{v1::JobStatus::ATTEMPT_PHASE_GATHERING, "gathering: ranks are joining;"},
         std::pair{v1::JobStatus::ATTEMPT_PHASE_RESTORING, "restoring;"},
         std::pair{v1::JobStatus::ATTEMPT_PHASE_RUNNING, "running;"},
         std::pair{v1::JobStatus::ATTEMPT_PHASE_ENDED, "ended: none of its processes is alive;"},
+        std::pair{v1::JobStatus::ATTEMPT_PHASE_UNSPECIFIED, "not begun: no process has joined;"},
         std::pair{static_cast<v1::JobStatus::AttemptPhase>(9), "phase 9;"}}) {
     v1::GetStatusReply reply;
     reply.add_jobs()->set_phase(phase);

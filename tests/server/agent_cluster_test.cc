@@ -1060,6 +1060,33 @@ TEST_F(AgentClusterTest, WhatLeavesRemoteLeavesTheIndexOfEachNode) {
   EXPECT_EQ(unindexed[0].checkpoint, (CheckpointId{1, 9}));
 }
 
+// Of a job that another node hosts: what the index has of it would bring it back after a restart.
+TEST_F(AgentClusterTest, AJobThatIsLetGoOfLeavesTheIndexBeforeItsState) {
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  actions_.clear();
+  agent_->LetGo(agent_->JobName(x_), {x_}, Time());
+  Settle();
+  for (const RemoveJobCopies& remove : Take<RemoveJobCopies>()) {
+    Feed(CopiesRemoved{remove.drain, absl::OkStatus(), std::nullopt});
+  }
+  Settle();
+  std::set<TierKind> unindexed;
+  bool state_removed = false;
+  for (const Action& action : actions_) {
+    if (const auto* range = std::get_if<UnindexCopies>(&action)) {
+      EXPECT_FALSE(state_removed) << "what is left of it has no state any more";
+      EXPECT_EQ(range->job, x_);
+      EXPECT_FALSE(range->checkpoint);
+      unindexed.insert(range->tier);
+    }
+    state_removed = state_removed || std::holds_alternative<RemoveJobState>(action);
+  }
+  EXPECT_TRUE(state_removed);
+  EXPECT_EQ(unindexed, (std::set<TierKind>{TierKind::kNvme, TierKind::kRemote}));
+}
+
 TEST_F(AgentClusterTest, WhatCouldNotBeRemovedIsToldToTheNextHost) {
   Start();
   DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});

@@ -1070,6 +1070,23 @@ TEST_F(ClusterReadersTest, EachNodeVerifiesWhatItHas) {
   EXPECT_TRUE(absl::IsNotFound(w["a"].Admin<ListedShards>(exact, 2000).status()));
 }
 
+// That the host's own node was rebooted says nothing of the memory of another.
+TEST_F(ClusterReadersTest, WhatIsAbsentOnAnotherNodeIsNotForTheHostsReboot) {
+  SaveTen();
+  v1::RemoveCheckpointRequest remove = OfJob<v1::RemoveCheckpointRequest>(10);
+  remove.set_tier("memory");
+  remove.set_force(true);
+  ASSERT_TRUE(w["a"].Admin<v1::RemoveCheckpointReply>(remove).ok());
+  w.Kill("c");
+  w.Start("a", true);
+  w.Advance(2 * kLease);
+  ASSERT_EQ(w.HostOf("job"), "a");
+  const v1::DaemonFrame got = Reader("b").Call(AttachFrame(1));
+  EXPECT_EQ(got.attach().tier(), "remote") << got.ShortDebugString();
+  EXPECT_EQ(got.attach().why(), "memory copy absent (given up, or the memory was emptied)");
+  EXPECT_EQ(Reader("a").Call(AttachFrame(0)).attach().why(), "memory copy absent (node rebooted)");
+}
+
 TEST_F(ClusterReadersTest, WhatOnlyARuntimeCanReadIsAskedOfTheNodeThatIsNamed) {
   SaveTen();
   std::vector<PeerReads> asked;

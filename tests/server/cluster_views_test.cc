@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
+#include "server/router.h"
 #include "tests/server/cluster_world.h"
 
 namespace holdfast::testing {
@@ -100,6 +101,78 @@ TEST_F(ClusterViews, TheStatusNamesTheHostAndWhereTheRanksAre) {
               (Texts{"a", "b"}));
     EXPECT_EQ(status.jobs(0).ranks_alive(), 2u);
   }
+}
+
+// Of a job that another node hosts: what is said of a daemon is said of the one that was asked.
+TEST_F(ClusterViews, TheStatusOfAJobTellsOfTheDaemonThatWasAsked) {
+  Save(10);
+  for (const std::string node : {"a", "b", "c"}) {
+    v1::GetStatusRequest request;
+    request.set_job("job");
+    const auto status = AskFrom<v1::GetStatusReply>(node, request);
+    ASSERT_EQ(status.jobs_size(), 1);
+    EXPECT_EQ(status.jobs(0).host(), "c");
+    EXPECT_EQ(status.daemon().node_name(), node);
+    EXPECT_EQ(status.daemon().slots() > 0, node != "c") << node;  // where the ranks are
+  }
+}
+
+// What cannot be reached is waited for a moment, and named with the cause.
+TEST_F(ClusterViews, ANodeThatCannotBeReachedIsNotWaitedForLong) {
+  w.Kill("b");
+  w.Tell("a", PeerTold{PeerProblem{"b", "b:1: connection refused"}});
+  CoreHarness& a = w["a"];
+  const auto ask = [&](auto request) {
+    const AdminToken token = a.next_token++;
+    a.Feed(AdminRequest{token, Caller{{1, 1}, 0, 0}, std::move(request)});
+    w.Run();
+    return token;
+  };
+  const AdminToken all = ask(v1::GetStatusRequest());
+  v1::ReadShardRequest read;
+  read.set_job("job");
+  read.set_node("b");
+  const AdminToken one = ask(read);
+  EXPECT_EQ(a.admin_replies.count(all) + a.admin_replies.count(one), 0u);
+  w.Advance(kUnreachedWait);
+  ASSERT_EQ(a.admin_replies.count(all) + a.admin_replies.count(one), 2u);
+  const auto& status = std::get<v1::GetStatusReply>(a.admin_replies.at(all).reply);
+  EXPECT_EQ(status.jobs_size(), 1) << "those of the others are shown";
+  ASSERT_EQ(status.daemon().problems_size(), 1);
+  EXPECT_EQ(status.daemon().problems(0),
+            "the jobs of b are not shown: it cannot be reached (b:1: connection refused)");
+  EXPECT_EQ(a.admin_replies.at(one).status.message(),
+            "b cannot be reached (b:1: connection refused)");
+}
+
+// One that is about to be reached again is.
+TEST_F(ClusterViews, ANodeThatIsReachedInTimeAnswers) {
+  w.Cut("a", "b");
+  w.Tell("a", PeerTold{PeerProblem{"b", "b:1: connection refused"}});
+  CoreHarness& a = w["a"];
+  const AdminToken all = a.next_token++;
+  a.Feed(AdminRequest{all, Caller{{1, 1}, 0, 0}, v1::GetStatusRequest()});
+  w.Heal("a", "b");
+  ASSERT_EQ(a.admin_replies.count(all), 1u);
+  EXPECT_EQ(std::get<v1::GetStatusReply>(a.admin_replies.at(all).reply).daemon().problems_size(),
+            0);
+}
+
+TEST_F(ClusterViews, AHostThatDoesNotAnswerIsNamedWithTheCause) {
+  w.Cut("a", "c");
+  w.Tell("a", PeerTold{PeerProblem{"c", "c:1: connection refused"}});
+  CoreHarness& a = w["a"];
+  v1::GetStatusRequest request;
+  request.set_job("job");
+  const AdminToken token = a.next_token++;
+  a.Feed(AdminRequest{token, Caller{{1, 1}, 0, 0}, request});
+  w.Advance(kUnreachedWait);
+  EXPECT_EQ(a.admin_replies.count(token), 0u) << "another node may take its place";
+  w.Advance(kForwardDeadline);
+  ASSERT_EQ(a.admin_replies.count(token), 1u);
+  EXPECT_EQ(a.admin_replies.at(token).status.message(),
+            "job 'job' is hosted by c, which cannot be reached (c:1: connection refused); if it is "
+            "gone, another node takes its place within seconds: try again");
 }
 
 TEST_F(ClusterViews, AShardOnANodeThatIsGoneIsNamed) {

@@ -1578,6 +1578,21 @@ TEST_F(NodesTest, ASaveThatIsRefusedForANodeThatIsGoneSaysThatItMayComeBack) {
       << refused->failure.message;
 }
 
+// Nobody has seen it end.
+TEST_F(NodesTest, AStepGivenUpForANodeThatIsGoneSaysSo) {
+  TwoRanks();
+  SaveBoth(1);
+  Begin(kHere, 0, 2);
+  const RequestToken awaits = Await(0, 2, v1::AwaitSave::STAGE_COMMITTED);
+  Seal(kHere, 0, 2);
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  const Refused* refused = Answer<Refused>(awaits);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message,
+                                "counts as ended, that node being gone, without having begun it"))
+      << refused->failure.message;
+}
+
 TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {
   TwoRanks();
   JoinAsked join;

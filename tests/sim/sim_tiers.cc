@@ -305,8 +305,10 @@ void World::Do(const PublishManifest& a) {
               absl::StrCat("a manifest names ", shard.copy.id.ToString(), ", which is not there"));
         }
       }
-      remote_.manifests.insert({a.job, a.checkpoint});
-      remote_.unsynced_manifests[{a.job, a.checkpoint}] = life_;
+      // (One that is there already, and was synced, stays so: it is created, or left alone.)
+      if (remote_.manifests.insert({a.job, a.checkpoint}).second) {
+        remote_.unsynced_manifests[{a.job, a.checkpoint}] = life_;
+      }
       return After(TierLatency(TierKind::kRemote), [this, a, life = life_] {
         if (InLife(life)) {
           remote_.unsynced_manifests.erase({a.job, a.checkpoint});
@@ -719,7 +721,7 @@ void World::AskTiers(const AdminRequest& request, const std::string& job_name, C
   admin_[request.token] = absl::StrCat("request ", request.request.index(), " for step ", id.step,
                                        " of attempt ", id.attempt, " of ", job_name);
   if (const auto* remove = std::get_if<v1::RemoveCheckpointRequest>(&request.request)) {
-    rm_asked_[request.token] = {job_name, id};
+    rm_asked_[request.token] = {job_name, id, remove->tier()};
     removed_by_hand_.insert({job_name, id});
     if (remove->force()) {
       forced_.insert({job_name, id});
@@ -734,12 +736,28 @@ void World::RemovalAnswered(AdminToken token, bool done) {
   if (asked == rm_asked_.end()) {
     return;
   }
+  const RemovalByHand& by_hand = asked->second;
   if (done) {
-    oracle_.job(asked->second.first).damaged.insert(asked->second.second);
+    oracle_.job(by_hand.job).damaged.insert(by_hand.checkpoint);
+    CountAsGoing(by_hand);
   } else {
-    forced_.erase(asked->second);
+    forced_.erase({by_hand.job, by_hand.checkpoint});
   }
   rm_asked_.erase(asked);
+}
+
+// What was granted may have to wait for other removals, and a pin that comes meanwhile is told that
+// it comes too late.
+void World::CountAsGoing(const RemovalByHand& by_hand) {
+  for (const TierKind kind : kDurable) {
+    SimTier& tier = TierOf(kind);
+    for (const auto& [shard, copy] : tier.copies) {
+      if (copy.copy.copy.job_name == by_hand.job && shard.checkpoint() == by_hand.checkpoint &&
+          (by_hand.tier.empty() || by_hand.tier == Name(kind))) {
+        tier.going.insert({shard.job, by_hand.checkpoint});
+      }
+    }
+  }
 }
 
 void World::CalmTiers() {

@@ -521,6 +521,46 @@ TEST(PeerNetworkTest, WhoIsNoMemberIsNotHeardAndLostOnce) {
   EXPECT_EQ(a.told.Count("lost b"), 2u);
 }
 
+// Two lists that differ in who hosts, two clusters, a list and an etcd.
+TEST(PeerNetworkTest, WhoBelongsElsewhereIsNotHeardAndBothAreTold) {
+  const auto of = [](const std::string& self, const std::string& cluster,
+                     const std::string& first) {
+    PeerNetworkOptions options = Options(self);
+    options.cluster = cluster;
+    options.first_member = first;
+    return options;
+  };
+  Node a(of("a", "prod", "a"));
+  Node b(of("b", "prod", "b"));
+  Node c(of("c", "test", "a"));
+  Node d(of("d", "prod", ""));
+  Node e(of("e", "prod", "a"));
+  Node f(of("f", "", ""));  // one that does not say it
+  std::map<std::string, PeerAddress> all;
+  for (const auto& [name, node] : std::map<std::string, Node*>{
+           {"a", &a}, {"b", &b}, {"c", &c}, {"d", &d}, {"e", &e}, {"f", &f}}) {
+    all[name] = {node->address()};
+  }
+  for (Node* node : {&a, &b, &c, &d, &e, &f}) {
+    node->network->ChangePeers({all});
+  }
+  a.network->Connect("b");
+  EXPECT_THAT(a.told.Await("problem b"),
+              HasSubstr("node 'b' belongs to cluster 'prod' of a list that begins with 'b', and "
+                        "node 'a' to cluster 'prod' of a list that begins with 'a': make the "
+                        "section 'cluster' of their configurations the same"));
+  b.network->Connect("a");
+  EXPECT_THAT(b.told.Await("problem a"), HasSubstr("node 'a' belongs to cluster 'prod'"));
+  a.network->Connect("c");
+  EXPECT_THAT(a.told.Await("problem c"), HasSubstr("node 'c' belongs to cluster 'test'"));
+  a.network->Connect("d");
+  EXPECT_THAT(a.told.Await("problem d"), HasSubstr("cluster 'prod' of an etcd, and node 'a'"));
+  a.Reach("e");
+  a.Reach("f");
+  f.Reach("a");
+  EXPECT_EQ(a.told.Count("reached"), 2u);
+}
+
 TEST(PeerNetworkTest, AnotherStartThanMembershipTellsIsNotHeard) {
   PeerNetworkOptions started = Options("a");
   started.incarnation = 2;
@@ -578,6 +618,25 @@ TEST(PeerNetworkTest, ALinkThatHangsIsGivenUpAndBeginsAnew) {
     std::this_thread::yield();
   }
   EXPECT_GT(b.told.Count("a says three"), 0u);
+}
+
+// Long before the channel is given up; and that it was nothing.
+TEST(PeerNetworkTest, ThatNothingGetsThroughIsAProblem) {
+  PeerNetworkOptions options = Options("a", Patient());
+  options.call_deadline = std::chrono::milliseconds(200);
+  Node a(options);
+  Node b(Options("b"));
+  Proxy proxy(b.address());
+  a.network->ChangePeers({{{"b", {proxy.address()}}}});
+  b.network->ChangePeers({{{"a", {a.address()}}}});
+  a.Reach("b");
+  proxy.Freeze(true);
+  EXPECT_THAT(a.told.Await("problem b"), HasSubstr("DEADLINE_EXCEEDED"));
+  proxy.Freeze(false);
+  while (a.told.Await("problem b") != "problem b: " && !::testing::Test::HasFailure()) {
+  }
+  EXPECT_EQ(a.told.Count("lost b"), 0u);
+  EXPECT_EQ(a.told.Count("reached b"), 1u);
 }
 
 TEST(PeerNetworkTest, ALinkThatHangsIsNoticedWithNothingToSay) {
@@ -790,6 +849,12 @@ TEST(PeerNetworkTest, CallsBeyondTheLimitsAreRefusedAndDoNoHarm) {
     EXPECT_EQ(reply.answer(), v1::PEER_ANSWER_UNKNOWN_CHANNEL);
   }
   v1::OpenRequest open;
+  open.set_from("a");
+  open.set_to("b");
+  open.set_cluster(std::string(256, 'c'));
+  v1::OpenReply refused;
+  EXPECT_EQ(caller.Open(open, &refused).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  open.Clear();
   v1::OpenReply opened;
   open.set_to("b");
   EXPECT_EQ(caller.Open(open, &opened).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -995,6 +1060,18 @@ TEST(PeerInboxTest, WhatNobodyHasHeardOfIsToldAsItCameOut) {
   EXPECT_EQ(told.Count("lost"), 1u);
   EXPECT_EQ(told.Count("reached x"), 2u);
   EXPECT_EQ(told.channel("x"), 1000u);
+  told.Block(true);  // a problem of the channel that was reached comes behind that
+  inbox.Spoke("y", {"blocks"});
+  told.Await("y says");
+  inbox.Reached("b", 3);
+  inbox.Problem("b", "slow");
+  inbox.Problem("x", "slow");
+  inbox.Lost("x", 1000, "too slow");
+  told.Block(false);
+  told.Await("reached b");
+  told.Await("lost x");
+  told.Await("problem b: slow");
+  EXPECT_EQ(told.Count("problem x: slow"), 0u);
 }
 
 // ---- Start and end ----
