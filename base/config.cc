@@ -18,6 +18,7 @@
 #include "base/config_yaml.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "base/utf8.h"
 
 namespace holdfast {
 namespace {
@@ -201,6 +202,12 @@ class Reader {
       case Field::CPPTYPE_ENUM:
         return ReadEnum(node, path, field, message);
       case Field::CPPTYPE_STRING:
+        if (node.text.find('\0') != std::string::npos) {
+          // The system's calls would take what stands before it.
+          return Error(node.line, path,
+                       absl::StrCat("'", PrintableText(Shown(node.text)),
+                                    "': no setting can have a NUL in it; take it out"));
+        }
         Store(message, field, &pb::Reflection::SetString, &pb::Reflection::AddString, node.text);
         return absl::OkStatus();
       case Field::CPPTYPE_MESSAGE:

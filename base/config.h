@@ -4,7 +4,8 @@
 // it ends in _bytes or _ms (with or without a further _max, _min or _per_s_max), permission bits
 // are octal where it ends in mode. Enums are written by name, in any case, without the enum's
 // prefix. A list that the text names replaces the one in `config`. Texts of at most 1 MiB and 32
-// levels; no anchors, aliases or tags. Nothing in `config` changes when there is an error.
+// levels; no anchors, aliases or tags; no NUL in a value. Nothing in `config` changes when there is
+// an error.
 //
 // A schema has no map fields: protobuf lays them out differently in code compiled for
 // ThreadSanitizer than in a library that is not, and reading one by reflection then corrupts

@@ -43,11 +43,19 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-std::string Utf8Text(std::string_view text) {
+namespace {
+
+enum class Controls : uint8_t { kStay, kAreShown };
+
+bool IsControl(char c) {
+  return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
+}
+
+std::string Shown(std::string_view text, Controls controls) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const size_t bytes = Utf8SequenceBytes(text.substr(at));
-    if (bytes == 0) {
+    if (bytes == 0 || (controls == Controls::kAreShown && IsControl(text[at]))) {
       const auto byte = static_cast<uint8_t>(text[at]);
       absl::StrAppend(&out, "\\x", absl::Hex(byte, absl::kZeroPad2));
       ++at;
@@ -57,6 +65,16 @@ std::string Utf8Text(std::string_view text) {
     }
   }
   return out;
+}
+
+}  // namespace
+
+std::string Utf8Text(std::string_view text) {
+  return Shown(text, Controls::kStay);
+}
+
+std::string PrintableText(std::string_view text) {
+  return Shown(text, Controls::kAreShown);
 }
 
 }  // namespace holdfast

@@ -21,4 +21,7 @@ bool IsUtf8(std::string_view text);
 // What is UTF-8 stays as it is; each byte that belongs to no sequence becomes \xNN.
 std::string Utf8Text(std::string_view text);
 
+// So do control characters: a line for a terminal, that C's functions show to its end.
+std::string PrintableText(std::string_view text);
+
 }  // namespace holdfast

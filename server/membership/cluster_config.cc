@@ -1,21 +1,28 @@
 #include "server/membership/cluster_config.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "server/membership/membership_records.h"
 
 namespace holdfast {
 namespace {
 
 constexpr char kDefaultPort[] = "9465";
+constexpr char kDefaultPrefix[] = "/holdfast/";
 constexpr uint32_t kLeaseTtlMsDefault = 10'000;
 constexpr uint32_t kLeaseTtlMsMin = 2'000;  // etcd grants no shorter ones
 constexpr uint32_t kLeaseTtlMsMax = 3'600'000;
@@ -23,6 +30,7 @@ constexpr uint32_t kRequestTimeoutMsDefault = 2'000;
 constexpr uint32_t kRequestTimeoutMsMin = 100;
 constexpr int kEndpointsMax = 64;
 constexpr size_t kPrefixBytesMax = 512;
+constexpr size_t kShownBytesMax = 64;
 
 absl::Status Bad(std::string_view setting, const std::string& problem) {
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(setting), ": ", problem));
@@ -49,6 +57,37 @@ std::string WithPort(const std::string& address, const std::string& port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
+// Names of hosts have no case.
+std::string WithoutCase(const std::string& address) {
+  return absl::AsciiStrToLower(address);
+}
+
+// 0.0.0.0, [::], and what else the resolver takes for them: where a socket can listen. Whoever
+// connects there reaches its own machine.
+bool IsWildcard(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (!host.starts_with('[')) {
+    in_addr v4 = {};
+    return ::inet_aton(host.c_str(), &v4) != 0 && v4.s_addr == INADDR_ANY;
+  }
+  host = host.substr(1, host.find_first_of("%]") - 1);
+  in6_addr v6 = {};
+  const in6_addr mapped = {{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0}}};
+  return ::inet_pton(AF_INET6, host.c_str(), &v6) == 1 &&
+         (IN6_IS_ADDR_UNSPECIFIED(&v6) || IN6_ARE_ADDR_EQUAL(&v6, &mapped));
+}
+
+absl::Status CheckReachable(const std::string& setting, const std::string& address,
+                            std::string_view node) {
+  if (!IsWildcard(address)) {
+    return absl::OkStatus();
+  }
+  return Bad(setting, absl::StrCat("'", address,
+                                   "' stands for every address of a machine and leads to none: "
+                                   "give the name or address at which other nodes reach ",
+                                   ToAbsl(node), "; listen_address may be such a one"));
+}
+
 absl::Status CheckNodeOf(const std::string& setting, NodeInfo node) {
   if (const absl::Status status = CheckNode(node); !status.ok()) {
     return Bad(setting, Message(status));
@@ -62,51 +101,88 @@ absl::Status CheckFile(std::string_view setting, const std::string& path) {
              : Bad(setting, absl::StrCat("'", path, "' is not an absolute path"));
 }
 
+// The others look for it where the list says, whatever it says itself.
+absl::Status CheckListedAddress(const std::string& node_name, const std::string& listed,
+                                const std::string& advertised) {
+  if (WithoutCase(listed) == WithoutCase(advertised)) {
+    return absl::OkStatus();
+  }
+  return Bad("cluster.advertise_address",
+             absl::StrCat("'", advertised, "' is not what cluster.members says of this node, '",
+                          node_name, "': ", listed,
+                          ", where the others look for it; leave advertise_address out, or give "
+                          "that address in the list, on every node alike"));
+}
+
 absl::Status CheckMembers(const std::string& node_name, const v1::ClusterConfig& config) {
   if (static_cast<size_t>(config.members_size()) > kMembersMax) {
     return Bad("cluster.members", absl::StrCat(config.members_size(), " of them; at most ",
                                                kMembersMax, " are allowed"));
   }
-  std::set<std::string> names;
+  std::map<std::string, std::string> named;  // name → address
   std::set<std::string> addresses;
   for (const v1::ClusterMember& member : config.members()) {
     const std::string setting = absl::StrCat("cluster.members (", member.name(), ")");
     HF_RETURN_IF_ERROR(
         CheckNodeOf(setting, {member.name(), member.address(), LabelsOf(member.labels())}));
-    if (!names.insert(member.name()).second) {
+    HF_RETURN_IF_ERROR(CheckReachable(setting, member.address(), "it"));
+    if (!named.emplace(member.name(), member.address()).second) {
       return Bad(setting, "listed twice; every node needs a name of its own");
     }
-    if (!addresses.insert(member.address()).second) {
+    if (!addresses.insert(WithoutCase(member.address())).second) {
       return Bad(setting, absl::StrCat("address ", member.address(), " is another member's, too"));
     }
   }
-  if (!names.contains(node_name)) {
+  const auto self = named.find(node_name);
+  if (self == named.end()) {
     return Bad("cluster.members",
                absl::StrCat("this node, '", node_name,
                             "' (node_name), is not listed; add it, on every node alike"));
+  }
+  return CheckListedAddress(node_name, self->second, config.advertise_address());
+}
+
+absl::Status CheckEndpoints(const v1::EtcdConfig& etcd) {
+  if (etcd.endpoints_size() == 0 || etcd.endpoints_size() > kEndpointsMax) {
+    return Bad("cluster.etcd.endpoints",
+               absl::StrCat("1 to ", kEndpointsMax, " are needed, HOST:PORT each"));
+  }
+  std::map<std::string, std::string> servers;  // address → as written
+  for (const std::string& endpoint : etcd.endpoints()) {
+    const absl::StatusOr<EtcdEndpoint> parsed = ParseEtcdEndpoint(etcd, endpoint);
+    if (!parsed.ok()) {
+      return Bad("cluster.etcd.endpoints", Message(parsed.status()));
+    }
+    const auto [first, is_new] = servers.emplace(WithoutCase(parsed->address), endpoint);
+    if (!is_new) {
+      return Bad("cluster.etcd.endpoints", absl::StrCat("'", endpoint, "' is the same server as '",
+                                                        first->second, "'; name each one once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPrefix(const std::string& prefix) {
+  if (prefix.empty()) {
+    return Bad("cluster.etcd.prefix",
+               absl::StrCat("'' would mix our keys with everybody's; give one that ends with a "
+                            "slash, or leave it out for '",
+                            kDefaultPrefix, "'"));
+  }
+  if (prefix.back() != '/' || prefix.size() > kPrefixBytesMax ||
+      !std::all_of(prefix.begin(), prefix.end(),
+                   [](const char c) { return c > ' ' && c < 0x7f; })) {
+    return Bad("cluster.etcd.prefix",
+               absl::StrCat("'", PrintableText(prefix.substr(0, kShownBytesMax)),
+                            "': printable ASCII, a slash at the end, at most ", kPrefixBytesMax,
+                            " bytes"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckEtcd(const v1::EtcdConfig& etcd) {
-  if (etcd.endpoints_size() == 0 || etcd.endpoints_size() > kEndpointsMax) {
-    return Bad("cluster.etcd.endpoints",
-               absl::StrCat("1 to ", kEndpointsMax, " are needed, HOST:PORT each"));
-  }
-  for (const std::string& endpoint : etcd.endpoints()) {
-    if (const auto parsed = ParseEtcdEndpoint(etcd, endpoint); !parsed.ok()) {
-      return Bad("cluster.etcd.endpoints", Message(parsed.status()));
-    }
-  }
-  const std::string& prefix = etcd.prefix();
-  if (prefix.empty() || prefix.back() != '/' || prefix.size() > kPrefixBytesMax ||
-      !std::all_of(prefix.begin(), prefix.end(),
-                   [](const char c) { return c > ' ' && c < 0x7f; })) {
-    return Bad("cluster.etcd.prefix",
-               absl::StrCat("'", prefix.substr(0, 64),
-                            "': printable characters, a slash at the end, at most ",
-                            kPrefixBytesMax, " bytes"));
-  }
+  HF_RETURN_IF_ERROR(CheckEndpoints(etcd));
+  HF_RETURN_IF_ERROR(CheckPrefix(etcd.prefix()));
   HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.ca_file", etcd.ca_file()));
   HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.cert_file", etcd.cert_file()));
   HF_RETURN_IF_ERROR(CheckFile("cluster.etcd.key_file", etcd.key_file()));
@@ -199,8 +275,8 @@ void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* conf
   }
   if (config->has_etcd()) {
     v1::EtcdConfig* etcd = config->mutable_etcd();
-    if (etcd->prefix().empty()) {
-      etcd->set_prefix("/holdfast/");
+    if (!etcd->has_prefix()) {
+      etcd->set_prefix(kDefaultPrefix);
     }
     if (etcd->lease_ttl_ms() == 0) {
       etcd->set_lease_ttl_ms(kLeaseTtlMsDefault);
@@ -226,6 +302,8 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
       any_port ? PublishedAddress(config, listening) : config.advertise_address();
   HF_RETURN_IF_ERROR(CheckAddressOf("cluster.listen_address", listening));
   HF_RETURN_IF_ERROR(CheckAddressOf("cluster.advertise_address", published));
+  HF_RETURN_IF_ERROR(
+      CheckReachable("cluster.advertise_address", config.advertise_address(), "this one"));
   HF_RETURN_IF_ERROR(
       CheckNodeOf("cluster.labels", {node_name, published, LabelsOf(config.labels())}));
   if (config.has_tls()) {

@@ -7,6 +7,7 @@
 // Pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,10 @@
 #include "server/membership/membership.h"
 
 namespace holdfast {
+
+// Of the files that a ClusterConfig names.
+inline constexpr uint64_t kPemBytesMax = uint64_t{1} << 20;
+inline constexpr uint64_t kPasswordBytesMax = 4096;
 
 // Fills in what was left out. Addresses: the node's name is taken for the host's.
 void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* config);

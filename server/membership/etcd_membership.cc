@@ -19,9 +19,6 @@
 namespace holdfast {
 namespace {
 
-constexpr uint64_t kPemBytesMax = uint64_t{1} << 20;
-constexpr uint64_t kPasswordBytesMax = 4096;
-
 uint64_t RandomBits() {
   std::random_device device;
   return (uint64_t{device()} << 32) | device();

@@ -238,9 +238,10 @@ void EtcdSession::TellStrange() {
     return;
   }
   const auto& [name, why] = *strange_members_.begin();
+  const bool one = strange_members_.size() == 1;
   SetProblem("members",
-             absl::StrCat(strange_members_.size(), strange_members_.size() == 1 ? " key" : " keys",
-                          " under ", keys_.Nodes(), " cannot be read and is passed over: '",
+             absl::StrCat(strange_members_.size(), one ? " key" : " keys", " under ", keys_.Nodes(),
+                          " cannot be read and ", one ? "is" : "are", " passed over: '",
                           Utf8Text(name.substr(0, kNodeTextBytesMax)), "': ", why));
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "server/membership/cluster_config.h"
 #include "server/membership/membership.h"
 #include "server/membership/task_thread.h"
 #include "server/peer_codec.h"
@@ -23,7 +24,6 @@
 namespace holdfast {
 namespace {
 
-constexpr uint64_t kPemBytesMax = uint64_t{1} << 20;
 // Of a message within a batch: tag, length. And names and numbers of the batch.
 constexpr size_t kFramingBytes = 8;
 constexpr size_t kBatchHeadBytes = 4096;

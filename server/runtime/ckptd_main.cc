@@ -16,6 +16,7 @@
 #include "base/program.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/daemon.h"
 #include "server/runtime/daemon_config.h"
@@ -89,6 +90,12 @@ int RunDaemon(const v1::DaemonConfig& config) {
   return exit_code;
 }
 
+// What it says may be anything that stands in a file.
+int RefuseConfig(const absl::Status& why) {
+  std::fprintf(stderr, "ckptd: %s\n", PrintableText(Message(why)).c_str());
+  return kExitBadConfig;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Holdfast's daemon: keeps the checkpoints of the training processes on this node.",
                "ckptd");
@@ -118,8 +125,7 @@ int Main(int argc, char** argv) {
   v1::DaemonConfig config;
   const absl::Status loaded = LoadConfig(flags, &config);
   if (!loaded.ok()) {
-    std::fprintf(stderr, "ckptd: %s\n", Message(loaded).c_str());
-    return kExitBadConfig;
+    return RefuseConfig(loaded);
   }
   std::vector<std::string> unanswered;
   absl::Status places = CheckTierPlaces(*Env::System(), config, kAskPlaces, unanswered);
@@ -127,8 +133,7 @@ int Main(int argc, char** argv) {
     places = CheckPlaces(config);
   }
   if (!places.ok()) {
-    std::fprintf(stderr, "ckptd: %s\n", Message(places).c_str());
-    return kExitBadConfig;
+    return RefuseConfig(places);
   }
   if (check_only) {
     for (const std::string& one : unanswered) {

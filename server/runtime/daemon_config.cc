@@ -23,6 +23,7 @@
 #include "base/units.h"
 #include "recovery/policy.h"
 #include "server/membership/cluster_config.h"
+#include "server/runtime/cluster_files.h"
 #include "server/runtime/tier_config.h"
 #include "server/runtime/unix_socket.h"
 #include "tiers/memory/slot_store.h"
@@ -124,32 +125,6 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
   if (fs.ok() && (fs->type == "proc" || fs->type == "sysfs")) {
     return BadSetting(setting,
                       absl::StrCat("'", there, "' lies on ", fs->type, ", which takes no files"));
-  }
-  return absl::OkStatus();
-}
-
-// What is read while the daemon runs: certificates, a password.
-absl::Status CheckReadable(std::string_view setting, const std::string& file) {
-  if (!file.empty() && ::access(file.c_str(), R_OK) != 0) {
-    return BadSetting(setting, Message(ErrnoStatus(errno, "read", file)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckClusterFiles(const v1::ClusterConfig& cluster) {
-  const v1::ClusterTlsConfig& tls = cluster.tls();
-  const v1::EtcdConfig& etcd = cluster.etcd();
-  const std::array<std::pair<std::string_view, const std::string*>, 7> files = {{
-      {"cluster.tls.ca_file", &tls.ca_file()},
-      {"cluster.tls.cert_file", &tls.cert_file()},
-      {"cluster.tls.key_file", &tls.key_file()},
-      {"cluster.etcd.ca_file", &etcd.ca_file()},
-      {"cluster.etcd.cert_file", &etcd.cert_file()},
-      {"cluster.etcd.key_file", &etcd.key_file()},
-      {"cluster.etcd.password_file", &etcd.password_file()},
-  }};
-  for (const auto& [setting, file] : files) {
-    HF_RETURN_IF_ERROR(CheckReadable(setting, *file));
   }
   return absl::OkStatus();
 }
@@ -417,7 +392,7 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
       CheckDirectory("socket.path", ParentDirectory(config.socket().path()), Missing::kIsMade));
   HF_RETURN_IF_ERROR(
       CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
-  HF_RETURN_IF_ERROR(CheckClusterFiles(config.cluster()));
+  HF_RETURN_IF_ERROR(CheckClusterFiles(*Env::System(), config.cluster()));
   const std::string& log = config.log().file();
   if (log.empty()) {
     return absl::OkStatus();

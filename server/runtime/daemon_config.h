@@ -37,7 +37,8 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config);
 absl::Status CheckConfig(const v1::DaemonConfig& config);
 
 // What the start would find at the places that the settings name, as far as that can be told
-// without changing anything: directories that can be made and written.
+// without changing anything: directories that can be made and written, files (certificates, keys, a
+// password) that can be read and hold what they are for.
 absl::Status CheckPlaces(const v1::DaemonConfig& config);
 
 }  // namespace holdfast

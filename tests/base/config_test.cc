@@ -134,6 +134,13 @@ TEST(ConfigTest, OneofMembersExcludeEachOther) {
             "ckptd.yaml:2: members: only one setting of the group membership may be given");
 }
 
+TEST(ConfigTest, NoTextHasANulInIt) {
+  EXPECT_EQ(ErrorOf("count: 1\nname: \"a\\0b\"\n"),
+            "ckptd.yaml:2: name: 'a\\x00b': no setting can have a NUL in it; take it out");
+  EXPECT_EQ(ErrorOf("names: [x, \"\\0\"]"),
+            "ckptd.yaml:1: names[1]: '\\x00': no setting can have a NUL in it; take it out");
+}
+
 TEST(ConfigTest, WrongTypes) {
   EXPECT_EQ(ErrorOf("count: many"), "ckptd.yaml:1: count: expected a whole number, not 'many'");
   EXPECT_EQ(ErrorOf("count: \"5\""), "ckptd.yaml:1: count: expected a whole number, not '5'");

@@ -38,5 +38,11 @@ TEST(Utf8Text, EveryOtherByteIsShown) {
   }
 }
 
+TEST(PrintableText, LeavesNothingThatEndsALineOrAString) {
+  EXPECT_EQ(PrintableText("plain 'Prüfung' \\x41"), "plain 'Prüfung' \\x41");
+  EXPECT_EQ(PrintableText(std::string_view("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(PrintableText("\n\x1b[2J\x7f\xff"), "\\x0a\\x1b[2J\\x7f\\xff");
+}
+
 }  // namespace
 }  // namespace holdfast

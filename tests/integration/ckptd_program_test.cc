@@ -141,6 +141,28 @@ TEST(Ckptd, CheckConfigLooksAtThePlacesToo) {
   EXPECT_THAT(ended.err, HasSubstr("log.file"));
 }
 
+// Whatever the file holds, it is said in one whole line.
+TEST(Ckptd, ControlCharactersOfTheFileAreShown) {
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  std::vector<std::string> arguments = ArgumentsIn(memory, dir);
+  arguments.push_back("--check-config");
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"(cluster: {etcd: {endpoints: [h:1], prefix: "/a\0b/"}})",
+       R"(ckptd.yaml:1: cluster.etcd.prefix: '/a\x00b/': no setting can have a NUL in it)"},
+      {R"(cluster: {etcd: {endpoints: [h:1], prefix: "/a\nb/"}})",
+       R"(cluster.etcd.prefix: '/a\x0ab/': printable ASCII, a slash at the end)"},
+      {R"(log: {"k\0": 1})", R"(ckptd.yaml:1: log.k\x00: unknown setting)"},
+      {R"(log: {file: "a\eb"})", R"(log.file: 'a\x1bb' is not an absolute path)"},
+  };
+  for (const auto& [settings, problem] : cases) {
+    WriteText(dir.Path("ckptd.yaml"), settings + "\n");
+    const Ended ended = RunCkptd(arguments);
+    EXPECT_EQ(ended.code, 2) << settings;
+    EXPECT_THAT(ended.err, HasSubstr(problem)) << settings;
+  }
+}
+
 // The check and the start alike; what only fails, or is not there yet, keeps neither.
 TEST(Ckptd, TierDirectoriesThatCannotBeExitWithTwo) {
   TemporaryDirectory memory("/dev/shm");

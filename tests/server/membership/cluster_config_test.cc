@@ -86,67 +86,163 @@ etcd:
   EXPECT_FALSE(ParseEtcdEndpoint(config.etcd(), config.etcd().endpoints(0))->tls);
 }
 
+using Spoil = std::function<void(v1::ClusterConfig*)>;
+
+std::string Refusal(v1::ClusterConfig config, const Spoil& spoil, const std::string& node = "n1") {
+  spoil(&config);
+  const absl::Status status = CheckClusterConfig(node, config);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  return Message(status);
+}
+
 TEST(ClusterConfig, WhatCannotBeIsNamed) {
-  const auto bad = [](v1::ClusterConfig config,
-                      const std::function<void(v1::ClusterConfig*)>& spoil,
-                      const std::string& node = "n1") {
-    spoil(&config);
-    const absl::Status status = CheckClusterConfig(node, config);
-    EXPECT_TRUE(absl::IsInvalidArgument(status));
-    return Message(status);
-  };
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_name("a/b"); }), HasSubstr("cluster.name"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_listen_address("x"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->set_name("a/b"); }), HasSubstr("cluster.name"));
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->set_listen_address("x"); }),
               HasSubstr("cluster.listen_address"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_advertise_address("h:0"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->set_advertise_address("h:0"); }),
               HasSubstr("cluster.advertise_address"));
-  EXPECT_THAT(bad(
+  EXPECT_THAT(Refusal(
                   Etcd(), [](auto*) {}, "n 1"),
               HasSubstr("node name"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->add_labels()->set_name("zone"); }), HasSubstr("label"));
-  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_etcd()->add_endpoints("h:1"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->add_labels()->set_name("zone"); }),
+              HasSubstr("label"));
+  EXPECT_THAT(Refusal(Static(), [](auto* c) { c->mutable_etcd()->add_endpoints("h:1"); }),
               HasSubstr("not both"));
-  EXPECT_THAT(bad(
+  EXPECT_THAT(Refusal(
                   Static(), [](auto*) {}, "n3"),
               HasSubstr("'n3' (node_name), is not listed"));
-  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_members(1)->set_name("n1"); }),
+  EXPECT_THAT(Refusal(Static(), [](auto* c) { c->mutable_members(1)->set_name("n1"); }),
               HasSubstr("listed twice"));
-  EXPECT_THAT(bad(Static(), [](auto* c) { c->mutable_members(1)->set_address("n1.example:9465"); }),
-              HasSubstr("another member's"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->clear_endpoints(); }),
+  EXPECT_THAT(
+      Refusal(Static(), [](auto* c) { c->mutable_members(1)->set_address("n1.example:9465"); }),
+      HasSubstr("another member's"));
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->clear_endpoints(); }),
               HasSubstr("endpoints"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->add_endpoints("ftp://h:1"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->add_endpoints("ftp://h:1"); }),
               HasSubstr("endpoints"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_prefix("/x"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_prefix("/x"); }),
               HasSubstr("prefix"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_ca_file("ca.pem"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_ca_file("ca.pem"); }),
               HasSubstr("absolute"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_cert_file("/c"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_cert_file("/c"); }),
               HasSubstr("go together"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_user("u"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_user("u"); }),
               HasSubstr("go together"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_lease_ttl_ms(1500); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_lease_ttl_ms(1500); }),
               HasSubstr("lease_ttl_ms"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_etcd()->set_request_timeout_ms(6'000); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->set_request_timeout_ms(6'000); }),
               HasSubstr("request_timeout_ms"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_tls()->set_ca_file("/ca"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_tls()->set_ca_file("/ca"); }),
               HasSubstr("cluster.tls: ca_file, cert_file and key_file go together"));
-  EXPECT_THAT(bad(Etcd(),
-                  [](auto* c) {
-                    c->mutable_tls()->set_ca_file("/ca");
-                    c->mutable_tls()->set_cert_file("/cert");
-                    c->mutable_tls()->set_key_file("key");
-                  }),
+  EXPECT_THAT(Refusal(Etcd(),
+                      [](auto* c) {
+                        c->mutable_tls()->set_ca_file("/ca");
+                        c->mutable_tls()->set_cert_file("/cert");
+                        c->mutable_tls()->set_key_file("key");
+                      }),
               HasSubstr("cluster.tls.key_file: 'key' is not an absolute path"));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->mutable_tls(); }), HasSubstr("cluster.tls: "));
-  EXPECT_THAT(bad(Etcd(), [](auto* c) { c->set_advertise_address("n1:0"); }),
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_tls(); }), HasSubstr("cluster.tls: "));
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->set_advertise_address("n1:0"); }),
               HasSubstr("cluster.advertise_address: 'n1:0' is not HOST:PORT"));
-  EXPECT_THAT(bad(Etcd(),
-                  [](auto* c) {
-                    c->mutable_etcd()->set_ca_file("/ca");
-                    c->mutable_etcd()->add_endpoints("http://h:1");
-                  }),
+  EXPECT_THAT(Refusal(Etcd(),
+                      [](auto* c) {
+                        c->mutable_etcd()->set_ca_file("/ca");
+                        c->mutable_etcd()->add_endpoints("http://h:1");
+                      }),
               HasSubstr("would not be encrypted"));
+}
+
+TEST(ClusterConfig, AnAddressThatNamesNoHostIsNotPublished) {
+  for (const std::string host :
+       {"0.0.0.0", "[::]", "[0:0::0]", "[::%1]", "[::ffff:0.0.0.0]", "0", "0.0"}) {
+    const auto advertise = [&](auto* c) { c->set_advertise_address(host + ":9465"); };
+    EXPECT_EQ(
+        Refusal(Etcd(), advertise),
+        "cluster.advertise_address: '" + host +
+            ":9465' stands for every address of a machine and leads to none: give the name "
+            "or address at which other nodes reach this one; listen_address may be such a one")
+        << host;
+    EXPECT_THAT(
+        Refusal(Static(), [&](auto* c) { c->mutable_members(1)->set_address(host + ":9465"); }),
+        HasSubstr("cluster.members (n2): '" + host + ":9465' stands for every address"));
+  }
+  // Nor with the port that is found for it.
+  EXPECT_THAT(Refusal(Etcd(),
+                      [](auto* c) {
+                        c->set_listen_address("0.0.0.0:0");
+                        c->set_advertise_address("0.0.0.0:0");
+                      }),
+              HasSubstr("cluster.advertise_address: '0.0.0.0:0' stands for every address"));
+  // Where a node listens, and what only looks like one.
+  for (const std::string host : {"[::1]", "10.0.0.0", "0.example", "[::ffff:10.0.0.1]"}) {
+    v1::ClusterConfig config = Etcd();
+    config.set_listen_address("[::]:9465");
+    config.set_advertise_address(host + ":9465");
+    EXPECT_EQ(CheckClusterConfig("n1", config), absl::OkStatus());
+  }
+}
+
+TEST(ClusterConfig, AListSaysWhereItsNodesAre) {
+  EXPECT_EQ(
+      Refusal(Static(), [](auto* c) { c->set_advertise_address("n1.other:9465"); }),
+      "cluster.advertise_address: 'n1.other:9465' is not what cluster.members says of this node, "
+      "'n1': n1.example:9465, where the others look for it; leave advertise_address out, or give "
+      "that address in the list, on every node alike");
+  EXPECT_THAT(Refusal(Static(),
+                      [](auto* c) {
+                        c->set_listen_address("0.0.0.0:0");
+                        c->set_advertise_address("n1.example:0");
+                      }),
+              HasSubstr("cluster.advertise_address: 'n1.example:0' is not what cluster.members"));
+  v1::ClusterConfig same = Static();
+  same.set_advertise_address("N1.Example:9465");
+  EXPECT_EQ(CheckClusterConfig("n1", same), absl::OkStatus()) << "names of hosts have no case";
+  EXPECT_THAT(
+      Refusal(Static(), [](auto* c) { c->mutable_members(1)->set_address("N1.example:9465"); }),
+      HasSubstr("cluster.members (n2): address N1.example:9465 is another member's, too"));
+}
+
+TEST(ClusterConfig, EachServerOfEtcdIsNamedOnce) {
+  for (const std::string again :
+       {"etcd-1:2379", "ETCD-1:2379", "http://etcd-1:2379", "https://etcd-1:2379"}) {
+    EXPECT_EQ(Refusal(Etcd(),
+                      [&](auto* c) {
+                        c->mutable_etcd()->add_endpoints("etcd-1:2379");
+                        c->mutable_etcd()->add_endpoints(again);
+                      }),
+              "cluster.etcd.endpoints: '" + again +
+                  "' is the same server as 'etcd-1:2379'; name each one once");
+  }
+  v1::ClusterConfig config = Etcd();
+  config.mutable_etcd()->add_endpoints("10.0.0.1:2380");
+  config.mutable_etcd()->add_endpoints("http://10.0.0.2:2379");
+  EXPECT_EQ(CheckClusterConfig("n1", config), absl::OkStatus());
+  EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->mutable_etcd()->add_endpoints("ftp://h:1"); }),
+              HasSubstr("cluster.etcd.endpoints: 'ftp://h:1' is not HOST:PORT"));
+}
+
+TEST(ClusterConfig, ThePrefixOfEtcdsKeysIsShownAsItIs) {
+  const auto refused = [](const std::string& prefix) {
+    return Refusal(Etcd(), [&](auto* c) { c->mutable_etcd()->set_prefix(prefix); });
+  };
+  EXPECT_EQ(refused(""),
+            "cluster.etcd.prefix: '' would mix our keys with everybody's; give one that ends with "
+            "a slash, or leave it out for '/holdfast/'");
+  const std::string rules = "': printable ASCII, a slash at the end, at most 512 bytes";
+  EXPECT_EQ(refused(std::string("/a\0b/", 5)), "cluster.etcd.prefix: '/a\\x00b/" + rules);
+  EXPECT_EQ(refused("/a\n\x1b\x7f/"), "cluster.etcd.prefix: '/a\\x0a\\x1b\\x7f/" + rules);
+  EXPECT_EQ(refused("/\xff/"), "cluster.etcd.prefix: '/\\xff/" + rules);
+  EXPECT_EQ(refused("/a b/"), "cluster.etcd.prefix: '/a b/" + rules);
+  EXPECT_EQ(refused("/x"), "cluster.etcd.prefix: '/x" + rules);
+}
+
+TEST(ClusterConfig, AnEmptyPrefixIsNoneThatWasLeftOut) {
+  v1::ClusterConfig config;
+  const absl::Status status =
+      ParseConfig("etcd: {endpoints: [h:1], prefix: ''}", "test.yaml", config);
+  ASSERT_TRUE(status.ok()) << status;
+  CompleteClusterConfig("n1", &config);
+  EXPECT_THAT(Message(CheckClusterConfig("n1", config)), HasSubstr("cluster.etcd.prefix: ''"));
 }
 
 }  // namespace

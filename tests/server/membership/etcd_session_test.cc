@@ -202,16 +202,20 @@ TEST(EtcdSession, ValuesThatAreNoneOfOursAreReportedAndPassedOver) {
   }
   world.Run(seconds(1));
   EXPECT_EQ(world.nodes[0].members.size(), 1u);
-  EXPECT_THAT(world.nodes[0].problem, HasSubstr("3 keys under /t/nodes/"));
+  EXPECT_THAT(world.nodes[0].problem,
+              HasSubstr("3 keys under /t/nodes/ cannot be read and are passed over: '"));
   EXPECT_THAT(world.nodes[0].problem, HasSubstr("job 'x': the key of its host cannot be read"));
   ASSERT_EQ(world.Told<Elected>(0).size(), 1u);
   EXPECT_EQ(world.Told<Elected>(0)[0].job, "z");
   EXPECT_EQ(world.Told<Elected>(0)[0].state_version, 0u);
   ASSERT_EQ(world.Told<CampaignLost>(0).size(), 1u);
   EXPECT_EQ(world.Told<CampaignLost>(0)[0].job, "y");
-  for (const char* name : {"bad", "huge", "liar"}) {
-    world.etcd.Delete(std::string("/t/nodes/") + name);
-  }
+  world.etcd.Delete("/t/nodes/bad");
+  world.etcd.Delete("/t/nodes/huge");
+  world.Run(seconds(1));
+  EXPECT_THAT(world.nodes[0].problem,
+              HasSubstr("1 key under /t/nodes/ cannot be read and is passed over: 'liar'"));
+  world.etcd.Delete("/t/nodes/liar");
   world.etcd.Delete("/t/jobs/x/host");
   world.Run(seconds(5));
   EXPECT_EQ(world.nodes[0].hosts.count("x"), 1u);

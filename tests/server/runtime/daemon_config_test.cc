@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "base/fault_env.h"
 #include "base/status.h"
@@ -335,6 +336,122 @@ TEST_F(DaemonConfigTest, PlacesAreLookedAtWithoutTouchingThem) {
   EXPECT_THAT(problem(), HasSubstr("log.file: "));
   Write("log: {file: \"" + dir_.Path("log") + "\"}\n");
   EXPECT_EQ(problem(), "");
+}
+
+// A pair of lines that a certificate or key lies between.
+std::string Pem(const std::string& label) {
+  return "-----BEGIN " + label + "-----\nMAo=\n-----END " + label + "-----\n";
+}
+
+class ClusterFilesTest : public DaemonConfigTest {
+ protected:
+  ClusterFilesTest() {
+    for (const std::string name : {"ca", "cert", "key", "password"}) {
+      paths_[name] = dir_.Path(name);
+    }
+    Put("ca", "Issuer: someone\n" + Pem("CERTIFICATE") + Pem("CERTIFICATE"));
+    Put("cert", Pem("TRUSTED CERTIFICATE"));
+    Put("key", Pem("PRIVATE KEY"));
+    Put("password", "secret\n");
+  }
+  void Put(const std::string& name, const std::string& text) {
+    std::filesystem::remove_all(paths_[name]);
+    std::ofstream(paths_[name], std::ios::trunc) << text;
+  }
+  std::string Problem(const std::string& section) {
+    Write("node_name: n1\ncluster: {" + section + "}\n");
+    EXPECT_EQ(Load(), "") << "no file is looked at";
+    const absl::Status status = CheckPlaces(config_);
+    return status.ok() ? "" : Message(status);
+  }
+  std::string OfPeers() {
+    return Problem("tls: {ca_file: " + paths_["ca"] + ", cert_file: " + paths_["cert"] +
+                   ", key_file: " + paths_["key"] + "}");
+  }
+  std::string OfEtcd() {
+    return Problem("etcd: {endpoints: [h:1], ca_file: " + paths_["ca"] +
+                   ", cert_file: " + paths_["cert"] + ", key_file: " + paths_["key"] +
+                   ", user: u, password_file: " + paths_["password"] + "}");
+  }
+  // Both sections refuse the file in the same words.
+  void ExpectRefused(const std::string& name, const std::string& problem) {
+    const std::string said = name + "_file: '" + paths_[name] + "' " + problem;
+    if (name != "password") {
+      EXPECT_EQ(OfPeers(), "cluster.tls." + said);
+    }
+    EXPECT_EQ(OfEtcd(), "cluster.etcd." + said);
+  }
+
+  std::map<std::string, std::string> paths_;
+};
+
+TEST_F(ClusterFilesTest, AreSoundWhereTheyHoldWhatTheyAreFor) {
+  EXPECT_EQ(OfPeers(), "");
+  EXPECT_EQ(OfEtcd(), "");
+  // As secrets are mounted.
+  std::filesystem::rename(paths_["key"], dir_.Path("elsewhere"));
+  std::filesystem::create_symlink(dir_.Path("elsewhere"), paths_["key"]);
+  for (const std::string label : {"RSA PRIVATE KEY", "EC PRIVATE KEY"}) {
+    std::ofstream(dir_.Path("elsewhere"), std::ios::trunc)
+        << Pem("EC PARAMETERS") + Pem(label) + Pem("CERTIFICATE");
+    EXPECT_EQ(OfPeers(), "") << label;
+  }
+}
+
+TEST_F(ClusterFilesTest, ThatAreNoFilesOrHaveNothingInThemAreRefused) {
+  const std::map<std::string, std::string> wanted = {
+      {"ca", "a PEM file with a certificate"},
+      {"cert", "a PEM file with a certificate"},
+      {"key", "a PEM file with a private key"},
+      {"password", "a file whose first line is the password"},
+  };
+  for (const auto& [name, what] : wanted) {
+    const std::string before = paths_[name];
+    std::filesystem::create_directory(dir_.Path("directory"));
+    paths_[name] = dir_.Path("directory");
+    ExpectRefused(name, "is a directory; name " + what);
+    paths_[name] = "/dev/null";
+    ExpectRefused(name, "is no regular file; name " + what);
+    paths_[name] = dir_.Path("empty");
+    Put(name, "");
+    ExpectRefused(name, "is empty; name " + what);
+    paths_[name] = before;
+  }
+  EXPECT_EQ(OfEtcd(), "");
+}
+
+TEST_F(ClusterFilesTest, WithoutPemAreRefused) {
+  const std::string no_certificate =
+      "has no certificate in PEM (-----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----); name "
+      "a PEM file with a certificate";
+  const std::string no_key =
+      "has no private key in PEM (-----BEGIN PRIVATE KEY----- to -----END PRIVATE KEY-----); name "
+      "a PEM file with a private key";
+  const std::string whole = Pem("CERTIFICATE");
+  for (const std::string& text :
+       {std::string("text\n"), std::string("\x30\x82\x03\x00\x02", 5), Pem("PRIVATE KEY"),
+        Pem("CERTIFICATE REQUEST"), whole.substr(0, whole.find("-----END")),
+        whole.substr(0, whole.size() - 4), whole.substr(whole.find("MAo")),
+        std::string("-----BEGIN CERTIFICATE"), std::string("-----BEGIN CERTIFICATE-----")}) {
+    for (const std::string name : {"ca", "cert"}) {
+      Put(name, text);
+      ExpectRefused(name, no_certificate);
+      Put(name, whole);
+    }
+  }
+  for (const std::string& text : {Pem("CERTIFICATE"), Pem("PUBLIC KEY"), std::string("\n")}) {
+    Put("key", text);
+    ExpectRefused("key", no_key);
+  }
+}
+
+TEST_F(ClusterFilesTest, LargerThanIsReadAreRefused) {
+  Put("ca", Pem("CERTIFICATE") + std::string(1 << 20, '\n'));
+  EXPECT_THAT(OfPeers(), HasSubstr("cluster.tls.ca_file: read '" + paths_["ca"] + "': 10486"));
+  Put("ca", Pem("CERTIFICATE"));
+  Put("password", std::string(4097, 'x'));
+  EXPECT_THAT(OfEtcd(), HasSubstr("cluster.etcd.password_file: read '" + paths_["password"] +
+                                  "': 4097 bytes; at most 4096"));
 }
 
 TEST_F(DaemonConfigTest, AFileThatWasNamedMustBeThere) {
