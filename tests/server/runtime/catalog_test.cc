@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
+#include <utility>
 
 #include "base/status.h"
 #include "tests/base/temporary_directory.h"
@@ -269,6 +274,186 @@ TEST_F(CatalogTest, AfterCloseWritesAreRefused) {
   auto catalog = Open();
   ASSERT_TRUE(catalog->Close().ok());
   EXPECT_EQ(catalog->WriteJobState(State(1, 1)).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Shards of tiers, jobs, attempts, steps and ranks that are next to each other, as numbers or as
+// keys: every range is to take its own out of the midst of them.
+std::vector<v1::CatalogShard> Neighbours() {
+  std::vector<JobUuid> jobs;
+  for (const auto& [first, last] : std::vector<std::pair<uint8_t, uint8_t>>{
+           {0x00, 0x00}, {0x00, 0x01}, {0x00, 0x02}, {0xff, 0xfe}, {0xff, 0xff}}) {
+    JobUuid job;
+    job.bytes.fill(first);
+    job.bytes[15] = last;
+    jobs.push_back(job);
+  }
+  const std::vector<CheckpointId> checkpoints = {
+      {0, UINT64_MAX}, {1, 0}, {1, 15}, {1, 16}, {1, 17}, {2, 16}, {UINT64_MAX, UINT64_MAX}};
+  std::vector<v1::CatalogShard> shards;
+  // '.' and '0' are what comes before and after a slash.
+  for (const std::string tier : {"memor", "memory", "memory.", "memory0"}) {
+    for (const JobUuid& job : jobs) {
+      for (const CheckpointId& checkpoint : checkpoints) {
+        for (const Rank rank : {Rank{0}, Rank{UINT32_MAX}}) {
+          v1::CatalogShard shard = Shard(checkpoint.step, rank);
+          shard.set_tier(tier);
+          shard.set_job_uuid(job.ToBytes());
+          shard.set_attempt(checkpoint.attempt);
+          shards.push_back(std::move(shard));
+        }
+      }
+    }
+  }
+  return shards;
+}
+
+// In an order of their own: keys are the catalog's business.
+std::vector<std::string> Told(const std::vector<v1::CatalogShard>& shards) {
+  std::vector<std::string> told;
+  for (const v1::CatalogShard& shard : shards) {
+    const JobUuid job = JobUuid::FromBytes(shard.job_uuid()).value();
+    told.push_back(shard.tier() + " " +
+                   ShardId{job, shard.attempt(), shard.step(), shard.rank()}.ToString());
+  }
+  std::sort(told.begin(), told.end());
+  return told;
+}
+
+// Of a catalog that holds them all: takes the range out, looks at what is left, and puts it back.
+void ExpectTaken(Catalog& catalog, const std::vector<v1::CatalogShard>& all,
+                 const CatalogRange& range,
+                 const std::function<bool(const v1::CatalogShard&)>& is_taken) {
+  std::vector<v1::CatalogShard> taken;
+  std::vector<v1::CatalogShard> left;
+  for (const v1::CatalogShard& shard : all) {
+    (is_taken(shard) ? taken : left).push_back(shard);
+  }
+  ASSERT_FALSE(taken.empty());
+  ASSERT_EQ(catalog.RemoveShards(range), absl::OkStatus());
+  const std::vector<std::string> found = Told(catalog.Shards().value());
+  ASSERT_TRUE(found == Told(left)) << found.size() << " are left of " << all.size() << " for "
+                                   << Told(taken).front() << " to " << Told(taken).back();
+  ASSERT_EQ(catalog.UpdateShards(range.tier, taken, {}), absl::OkStatus());
+}
+
+TEST_F(CatalogTest, ARangeTakesItsOwnAndNoneOfItsNeighbours) {
+  auto catalog = Open();
+  ASSERT_TRUE(catalog->WriteJobState(State(1, 1)).ok());
+  const std::vector<v1::CatalogShard> all = Neighbours();
+  ASSERT_TRUE(catalog->UpdateShards("memory", all, {}).ok());
+  ASSERT_EQ(Told(catalog->Shards().value()), Told(all));
+  std::set<std::string> tiers;
+  std::set<std::pair<std::string, std::string>> jobs;
+  for (const v1::CatalogShard& one : all) {
+    const auto same_tier = [&](const v1::CatalogShard& shard) {
+      return shard.tier() == one.tier();
+    };
+    const auto same_job = [&](const v1::CatalogShard& shard) {
+      return same_tier(shard) && shard.job_uuid() == one.job_uuid();
+    };
+    const auto same_checkpoint = [&](const v1::CatalogShard& shard) {
+      return same_job(shard) && shard.attempt() == one.attempt() && shard.step() == one.step();
+    };
+    const JobUuid job = JobUuid::FromBytes(one.job_uuid()).value();
+    if (tiers.insert(one.tier()).second) {
+      ExpectTaken(*catalog, all, {one.tier(), {}, {}}, same_tier);
+    }
+    if (jobs.emplace(one.tier(), one.job_uuid()).second) {
+      ExpectTaken(*catalog, all, {one.tier(), job, {}}, same_job);
+    }
+    if (one.rank() == 0) {
+      ExpectTaken(*catalog, all, {one.tier(), job, CheckpointId{one.attempt(), one.step()}},
+                  same_checkpoint);
+    }
+    if (HasFatalFailure()) {
+      return;
+    }
+  }
+  EXPECT_THAT(Names(*catalog), ElementsAre("job-1@1"));
+}
+
+TEST_F(CatalogTest, ARangeThatHoldsNothingTakesNothing) {
+  auto catalog = Open();
+  const std::vector<v1::CatalogShard> all = Neighbours();
+  ASSERT_TRUE(catalog->UpdateShards("memory", all, {}).ok());
+  const JobUuid job = JobUuid::FromBytes(all[0].job_uuid()).value();
+  JobUuid unknown = job;
+  unknown.bytes[15] = 3;
+  for (const CatalogRange& range : std::vector<CatalogRange>{
+           {"remote", {}, {}},
+           {"memo", {}, {}},
+           {"memory", unknown, {}},
+           {"memory", unknown, CheckpointId{1, 16}},
+           {"memory", job, CheckpointId{1, 18}},
+           {"memory", job, CheckpointId{3, 16}},
+           {"memory", {}, CheckpointId{1, 16}},  // not to be asked for: of no job
+       }) {
+    EXPECT_EQ(catalog->RemoveShards(range), absl::OkStatus());
+    EXPECT_EQ(catalog->Shards()->size(), all.size());
+  }
+}
+
+TEST_F(CatalogTest, WhatARangeTookStaysAway) {
+  {
+    auto catalog = Open();
+    ASSERT_TRUE(catalog->UpdateShards("memory", {Shard(7, 0), Shard(8, 0), Shard(8, 1)}, {}).ok());
+    ASSERT_TRUE(catalog->RemoveShards({"memory", Uuid(1), CheckpointId{1, 8}}).ok());
+    ASSERT_TRUE(catalog->RemoveShards({"memory", Uuid(1), CheckpointId{1, 8}}).ok());
+    ASSERT_TRUE(catalog->Close().ok());
+  }
+  EXPECT_THAT(Steps(*Open()), ElementsAre(7));
+}
+
+TEST_F(CatalogTest, ARangeIsRefusedWhereWritesAre) {
+  ASSERT_TRUE(Open()->UpdateShards("memory", {Shard(7, 0), Shard(8, 0)}, {}).ok());
+  const CatalogRange range = {"memory", Uuid(1), CheckpointId{1, 8}};
+  rocksdb::DB* db = nullptr;  // holds the catalog's LOCK
+  ASSERT_TRUE(rocksdb::DB::Open(rocksdb::Options(), dir_.Path("catalog"), &db).ok());
+  std::unique_ptr<rocksdb::DB> holder(db);
+  const std::unique_ptr<Catalog> catalog = Catalog::Open(Env::System(), dir_.path()).value();
+  const absl::Status refused = catalog->RemoveShards(range);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(refused), HasSubstr("open catalog '" + dir_.Path("catalog") + "'"));
+  EXPECT_FALSE(std::filesystem::exists(dir_.Path("catalog.bad-1")));
+  // It opens the catalog itself as soon as that can be.
+  holder.reset();
+  ASSERT_EQ(catalog->RemoveShards(range), absl::OkStatus());
+  EXPECT_THAT(Steps(*catalog), ElementsAre(7));
+  ASSERT_TRUE(catalog->Close().ok());
+  for (const CatalogRange& closed : {range, CatalogRange{"nothing is there", {}, {}}}) {
+    const absl::Status status = catalog->RemoveShards(closed);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(Message(status),
+                HasSubstr("write catalog '" + dir_.Path("catalog") + "': it is closed"));
+  }
+}
+
+TEST_F(CatalogTest, ARangeThatCannotBeReadIsAnError) {
+  constexpr size_t kShards = 1000;
+  {
+    auto catalog = Open();
+    std::vector<v1::CatalogShard> shards;
+    for (size_t step = 0; step < kShards; ++step) {
+      // More than the catalog keeps of its blocks in memory (1 MiB): the first are read again.
+      shards.push_back(Shard(step, 0, std::string(8 << 10, 'x')));
+    }
+    ASSERT_TRUE(catalog->UpdateShards("memory", shards, {}).ok());
+  }
+  auto catalog = Open();  // makes table files of the log
+  for (const auto& entry : std::filesystem::directory_iterator(dir_.Path("catalog"))) {
+    if (entry.path().extension() == ".sst") {
+      std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(200);
+      file.write("damage damage damage", 20);
+    }
+  }
+  const absl::Status status = catalog->RemoveShards({"memory", {}, {}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Message(status), HasSubstr("read catalog '" + dir_.Path("catalog") + "'"));
+  // Which is in nobody else's way.
+  ASSERT_EQ(catalog->RemoveShards({"memory", Uuid(1), CheckpointId{1, kShards - 2}}),
+            absl::OkStatus());
+  EXPECT_EQ(catalog->Shards().status().code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace
