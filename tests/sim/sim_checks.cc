@@ -46,6 +46,9 @@ void World::Do(const Report& a) {
   if (a.kind == Report::Kind::kTierCommitted) {
     return JudgeTierCommitted(a, id);
   }
+  if (a.kind == Report::Kind::kTierRemoved) {
+    return NoteRemoval(a, id);
+  }
   if (a.kind == Report::Kind::kStepCommitted) {
     // What the daemon calls committed is a promise, whether or not every rank has heard of its
     // seal.

@@ -524,6 +524,16 @@ void World::JudgeRemoval(const RemoveCopies& a) {
   }
 }
 
+// What a person was granted may have to wait for other removals. A pin that comes meanwhile is told
+// that it comes too late.
+void World::NoteRemoval(const Report& a, CheckpointId id) {
+  const v1::JobState* state = StateOf(a.job);
+  if (state != nullptr && a.text.find("goes from") != std::string::npos &&
+      a.text.find("as asked") != std::string::npos) {
+    TierOf(a.tier).going.insert({JobUuid::FromBytes(state->job_uuid()).value(), id});
+  }
+}
+
 // What is called whole in a tier is that.
 void World::JudgeTierCommitted(const Report& a, CheckpointId id) {
   for (const TierKind tier : kDurable) {
@@ -721,7 +731,7 @@ void World::AskTiers(const AdminRequest& request, const std::string& job_name, C
   admin_[request.token] = absl::StrCat("request ", request.request.index(), " for step ", id.step,
                                        " of attempt ", id.attempt, " of ", job_name);
   if (const auto* remove = std::get_if<v1::RemoveCheckpointRequest>(&request.request)) {
-    rm_asked_[request.token] = {job_name, id, remove->tier()};
+    rm_asked_[request.token] = {job_name, id};
     removed_by_hand_.insert({job_name, id});
     if (remove->force()) {
       forced_.insert({job_name, id});
@@ -736,28 +746,12 @@ void World::RemovalAnswered(AdminToken token, bool done) {
   if (asked == rm_asked_.end()) {
     return;
   }
-  const RemovalByHand& by_hand = asked->second;
   if (done) {
-    oracle_.job(by_hand.job).damaged.insert(by_hand.checkpoint);
-    CountAsGoing(by_hand);
+    oracle_.job(asked->second.first).damaged.insert(asked->second.second);
   } else {
-    forced_.erase({by_hand.job, by_hand.checkpoint});
+    forced_.erase(asked->second);
   }
   rm_asked_.erase(asked);
-}
-
-// What was granted may have to wait for other removals, and a pin that comes meanwhile is told that
-// it comes too late.
-void World::CountAsGoing(const RemovalByHand& by_hand) {
-  for (const TierKind kind : kDurable) {
-    SimTier& tier = TierOf(kind);
-    for (const auto& [shard, copy] : tier.copies) {
-      if (copy.copy.copy.job_name == by_hand.job && shard.checkpoint() == by_hand.checkpoint &&
-          (by_hand.tier.empty() || by_hand.tier == Name(kind))) {
-        tier.going.insert({shard.job, by_hand.checkpoint});
-      }
-    }
-  }
 }
 
 void World::CalmTiers() {

@@ -70,13 +70,6 @@ struct SimTier {
   }
 };
 
-// What a person asked: of all tiers, or of the one that is named.
-struct RemovalByHand {
-  std::string job;
-  CheckpointId checkpoint;
-  std::string tier;
-};
-
 // A flush or a fetch that is under way.
 struct SimDrain {
   TierKind tier = TierKind::kNvme;  // that it writes, or a fetch reads

@@ -199,6 +199,7 @@ class World {
   void LosePower();
   void SyncFlushed(const FlushShard& a, FlushEnded ended, uint64_t life);
   void JudgeRemoval(const RemoveCopies& a);
+  void NoteRemoval(const Report& a, CheckpointId id);
   void JudgeTierCommitted(const Report& a, CheckpointId id);
   void CopiesLost();
   void TierTrouble();
@@ -207,7 +208,6 @@ class World {
   void AskTiers(const AdminRequest& request, const std::string& job_name, CheckpointId id);
   void TierGoesAway(TierKind kind);
   void RemovalAnswered(AdminToken token, bool done);
-  void CountAsGoing(const RemovalByHand& by_hand);
   void CalmTiers();
   void CheckTiersInCalm();
   void CheckTiersAtTheEnd();
@@ -268,7 +268,7 @@ class World {
   SimTier nvme_;
   SimTier remote_;
   std::map<DrainId, SimDrain> drains_;
-  std::map<AdminToken, RemovalByHand> rm_asked_;
+  std::map<AdminToken, std::pair<std::string, CheckpointId>> rm_asked_;
   std::set<std::pair<std::string, CheckpointId>> forced_;
   std::set<std::pair<std::string, CheckpointId>> removed_by_hand_;
   std::set<std::tuple<JobUuid, CheckpointId, TierKind>> told_whole_;
