@@ -84,12 +84,18 @@ std::string ProtectionText(const v1::Protection& p) {
                       FormatAge(p.age_ms()), " old, from ", EscapeText(p.from()));
 }
 
+// What the host holds of it is not all that there is, or none of it.
+bool HeldElsewhere(const v1::JobStatus& job) {
+  return job.nodes() > 1 ||
+         (job.nodes() == 1 && job.node_names_size() == 1 && job.node_names(0) != job.host());
+}
+
 std::string JobHead(const v1::JobStatus& job) {
   return absl::StrCat("job ", EscapeText(job.name()), ": attempt ", job.attempt(), ", ",
                       PhaseText(job.phase()), "; ", job.ranks_alive(), " of ",
                       Count(job.world_size(), "rank", "ranks"), " alive; holds ",
                       FormatBytes(job.bytes_held()),
-                      job.nodes() > 1 ? absl::StrCat(" on ", EscapeText(job.host())) : "", "\n");
+                      HeldElsewhere(job) ? absl::StrCat(" on ", EscapeText(job.host())) : "", "\n");
 }
 
 void AddInFlight(const v1::JobStatus& job, Table& lines) {

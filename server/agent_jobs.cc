@@ -475,15 +475,20 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
       }
     }
   }
-  const std::set<RequestToken> waiting = waiting_for_room_;
-  for (const RequestToken token : waiting) {
-    const Pending& pending = pending_.at(token);
-    const Seat* seat = FindSeat(pending.seat);
-    if (pending.kind == v1::ClientFrame::kBeginSave && pending.job == job &&
-        pending.step == m.checkpoint.step && seat != nullptr &&
-        seat->attempt == m.checkpoint.attempt) {
-      Refuse(token, m.failure);
+  // Nor does a save of it wait any longer, for room or for the word that it may begin.
+  std::vector<RequestToken> over;
+  for (const auto& [token, pending] : pending_) {
+    const Seat* seat = pending.kind == v1::ClientFrame::kBeginSave &&
+                               pending.where != Where::kSlot && pending.job == job &&
+                               pending.step == m.checkpoint.step
+                           ? FindSeat(pending.seat)
+                           : nullptr;
+    if (seat != nullptr && seat->attempt == m.checkpoint.attempt) {
+      over.push_back(token);
     }
+  }
+  for (const RequestToken token : over) {
+    Refuse(token, m.failure);
   }
 }
 
@@ -497,6 +502,20 @@ void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
     const Seat* seat = FindSeat(pending_.at(token).seat);
     if (seat == nullptr || (seat->job == job && seat->superseded)) {
       Refuse(token, failure);
+    }
+  }
+  // Nobody is let into a slot for it any more.
+  for (auto& [id, slot] : slots_) {
+    const Pending* pending =
+        slot.state == SlotState::kNoting && !slot.lost ? FindPending(slot.token) : nullptr;
+    if (pending == nullptr || pending->kind != v1::ClientFrame::kBeginSave) {
+      continue;
+    }
+    const Seat* seat = FindSeat(pending->seat);
+    if (seat == nullptr || (seat->job == job && seat->superseded)) {
+      slot.lost = failure;
+      ForgetShard(slot);
+      Refuse(std::exchange(slot.token, 0), failure);
     }
   }
   slots_changed_ = true;

@@ -25,6 +25,9 @@ void SendLink::Say(std::string message, MonotonicTime now) {
 
 void SendLink::Connect(MonotonicTime now) {
   wanted_ = true;
+  if (not_before_) {  // somebody waits for it: not for as long as after many failures
+    not_before_ = std::min(*not_before_, now + limits_.retry_min);
+  }
   Pump(now);
 }
 
@@ -93,6 +96,7 @@ void SendLink::OnBatchAnswered(uint64_t request, BatchAnswer answer, MonotonicTi
   }
   in_flight_ = 0;
   if (answer == BatchAnswer::kUnknownChannel) {
+    backoff_ = {};  // it lives
     return GiveUp("it does not know the channel any more: it was started anew", now);
   }
   batch_.clear();

@@ -67,7 +67,8 @@ class SendLink {
 
   // Takes care of it, or gives the channel up because it has too much to say.
   void Say(std::string message, MonotonicTime now);
-  // A channel is wanted, whether or not anything is to be said.
+  // A channel is wanted, whether or not anything is to be said: tried for soon, however often that
+  // has failed.
   void Connect(MonotonicTime now);
   // Nothing is said any more.
   void Close();

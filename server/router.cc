@@ -100,6 +100,9 @@ void Router::PutMember(const NodeInfo& member) {
   if (fresh || anew || moved) {
     owner_.Act(ChangePeers{{{member.name, {member.address, member.incarnation}}}, {}});
   }
+  if (anew || moved) {
+    peer_problems_.erase(member.name);  // of where, or what, it was
+  }
   if (!fresh && !anew) {
     return;
   }
@@ -114,6 +117,9 @@ void Router::PutMember(const NodeInfo& member) {
 }
 
 void Router::GreetMember(const std::string& member) {
+  if (fixed_host_) {  // of a list, a handful: what is wrong between two of them shows at once
+    owner_.Act(ConnectPeer{member});
+  }
   for (auto& [name, job] : jobs_) {
     if (job.hosting) {
       Ask(name, job, member);
@@ -219,6 +225,9 @@ void Router::On(const PeerLost& e) {
   }
   SetReach(peer->second, 0, peer->second.heard);
   peer_problems_[e.node] = e.why;  // (nothing more is told until the cause is another one)
+  for (auto& [id, forwarded] : forwarded_) {  // another channel may come at once
+    forwarded.unreached_until = std::max(forwarded.unreached_until, time_.now + kUnreachedWait);
+  }
   NodeIsLost(e.node, false, e.why);
 }
 
@@ -227,6 +236,7 @@ void Router::On(const PeerProblem& e) {
     peer_problems_.erase(e.node);
   } else {
     peer_problems_[e.node] = e.why;
+    GiveUpUnreached();
   }
 }
 
@@ -654,7 +664,7 @@ std::optional<MonotonicTime> Router::NextDeadline() const {
     }
   }
   for (const auto& [id, forwarded] : forwarded_) {
-    at(forwarded.unreached_until.value_or(forwarded.until));
+    at(time_.now < forwarded.unreached_until ? forwarded.unreached_until : forwarded.until);
   }
   for (const auto& [node, when] : gone_) {
     at(when);

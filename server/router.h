@@ -233,10 +233,9 @@ class Router {
     Ask ask;
     MonotonicTime until{};
     std::string sent_to{};
-    // Of all nodes, or of one: those that have not answered, and when those that nothing gets to
-    // are given up.
-    std::set<std::string> waits_for{};
-    std::optional<MonotonicTime> unreached_until{};
+    std::set<std::string> waits_for{};  // of all nodes, or of one: those that have not answered
+    // From when on those that nothing gets to are given up.
+    MonotonicTime unreached_until{};
     v1::GetStatusReply all{};
     std::vector<std::string> problems{};
   };
@@ -361,7 +360,7 @@ class Router {
   void TakePart(uint64_t id, const std::string& node, const absl::Status& status,
                 ReturnedReply& reply);
   std::string WhyNoAnswer(const std::string& node) const;
-  std::string WhyHostIsSilent(const std::string& host) const;
+  absl::Status HostIsSilent(const std::string& job, const std::string& host) const;
   void FailForwarded(uint64_t id, absl::Status status);
   void TakeReply(const std::string& node, uint64_t id, absl::Status status, ReturnedReply reply);
   void AnswerAll(uint64_t id);

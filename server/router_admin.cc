@@ -105,6 +105,7 @@ bool Router::TakesOver(const AdminRequest& e, EventTime time) {
       {name, "", e.caller.uid, e.caller.gid, *request},
       time.now + (std::holds_alternative<v1::RemoveJobRequest>(*request) ? kRemovalDeadline
                                                                          : kForwardDeadline)};
+  forwarded_[id].unreached_until = time_.now + kUnreachedWait;
   Job& job = jobs_[name];
   if (!job.asked) {
     job.asked =
@@ -324,16 +325,21 @@ void Router::AnswerAll(uint64_t id) {
   owner_.Act(AdminReply{forwarded.token, absl::OkStatus(), std::move(forwarded.all)});
 }
 
-// Nothing gets there, and nothing has come of waiting a little for that to end.
+// Nothing gets there, and nothing has come of waiting a little for that to end. (A job's host is
+// waited for where another node may take its place.)
 void Router::GiveUpUnreached() {
   for (auto it = forwarded_.begin(); it != forwarded_.end();) {
     const uint64_t id = it->first;
     Forwarded& forwarded = it->second;
     ++it;  // it may be answered now
-    if (!forwarded.unreached_until || time_.now < *forwarded.unreached_until) {
+    if (time_.now < forwarded.unreached_until) {
       continue;
     }
-    forwarded.unreached_until.reset();
+    if (const Job* job = Find(forwarded.ask.job);
+        fixed_host_ && job != nullptr && job->host && peer_problems_.count(job->host->node) > 0) {
+      FailForwarded(id, HostIsSilent(forwarded.ask.job, job->host->node));
+      continue;
+    }
     const bool of_node = !forwarded.ask.node.empty();
     std::vector<std::string> unreached;
     for (const std::string& node : forwarded.waits_for) {
@@ -349,11 +355,12 @@ void Router::GiveUpUnreached() {
   }
 }
 
-std::string Router::WhyHostIsSilent(const std::string& host) const {
-  return absl::StrCat("hosted by ", host, ", which ", WhyNoAnswer(host),
-                      fixed_host_ ? "; no other node of a list can take its place: start its ckptd"
-                                  : "; if it is gone, another node takes its place within seconds: "
-                                    "try again");
+absl::Status Router::HostIsSilent(const std::string& job, const std::string& host) const {
+  return absl::UnavailableError(absl::StrCat(
+      "job '", job, "': its host, ", host, ", ", WhyNoAnswer(host),
+      fixed_host_ ? "; no other node of a list takes its place: start its ckptd, or mend what is "
+                    "named"
+                  : "; if it is gone, another node takes its place within seconds: try again"));
 }
 
 void Router::ExpireForwarded() {
@@ -376,8 +383,7 @@ void Router::ExpireForwarded() {
     }
     const Job* job = Find(name);
     FailForwarded(id, job != nullptr && job->host
-                          ? absl::UnavailableError(absl::StrCat("job '", name, "' is ",
-                                                                WhyHostIsSilent(job->host->node)))
+                          ? HostIsSilent(name, job->host->node)
                           : absl::UnavailableError(absl::StrCat("which node hosts job '", name,
                                                                 "' is not known: ", HostOf(name),
                                                                 "; try again")));

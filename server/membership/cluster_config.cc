@@ -300,6 +300,10 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
       any_port ? WithPort(config.listen_address(), kDefaultPort) : config.listen_address();
   const std::string published =
       any_port ? PublishedAddress(config, listening) : config.advertise_address();
+  // (The list first: where it names this node, its address may be taken from there.)
+  if (config.members_size() > 0 && !config.has_etcd()) {
+    HF_RETURN_IF_ERROR(CheckMembers(node_name, config));
+  }
   HF_RETURN_IF_ERROR(CheckAddressOf("cluster.listen_address", listening));
   HF_RETURN_IF_ERROR(CheckAddressOf("cluster.advertise_address", published));
   HF_RETURN_IF_ERROR(
@@ -312,10 +316,7 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
   if (config.has_etcd() && config.members_size() > 0) {
     return Bad("cluster.members", "either a static list or etcd, not both; remove one of them");
   }
-  if (config.has_etcd()) {
-    return CheckEtcd(config.etcd());
-  }
-  return config.members_size() > 0 ? CheckMembers(node_name, config) : absl::OkStatus();
+  return config.has_etcd() ? CheckEtcd(config.etcd()) : absl::OkStatus();
 }
 
 }  // namespace holdfast

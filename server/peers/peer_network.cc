@@ -45,11 +45,8 @@ std::string Quoted(const std::string& name) {
   return absl::StrCat("'", absl::Utf8SafeCHexEscape(name), "'");
 }
 
-std::string Belonging(const std::string& cluster, const std::string& first_member) {
-  return absl::StrCat("cluster ", Quoted(cluster),
-                      first_member.empty()
-                          ? std::string(" of an etcd")
-                          : absl::StrCat(" of a list that begins with ", Quoted(first_member)));
+std::string Belonging(const std::string& cluster, const std::string& membership) {
+  return absl::StrCat("cluster ", Quoted(cluster), " (", absl::Utf8SafeCHexEscape(membership), ")");
 }
 
 absl::StatusOr<PeerTlsText> ReadTls(Env* env, const PeerTls& tls) {
@@ -296,7 +293,7 @@ class PeerNetwork::Impl {
       message.set_to(node);
       message.set_to_incarnation(peer.at.incarnation);
       message.set_cluster(options_.cluster);
-      message.set_first_member(options_.first_member);
+      message.set_membership(options_.membership);
       flight.call = calls_.Open(peer.connection, peer.call, std::move(message));
     } else {
       const auto& batch = std::get<SendBatch>(request);
@@ -442,14 +439,14 @@ class PeerNetwork::Impl {
       return Answer(calling, v1::PEER_ANSWER_WRONG_NODE);
     }
     if (calling.opens && !calling.cluster.empty() && !options_.cluster.empty() &&
-        std::tie(calling.cluster, calling.first_member) !=
-            std::tie(options_.cluster, options_.first_member)) {
-      return Refuse(calling, absl::FailedPreconditionError(absl::StrCat(
-                                 "node ", Quoted(options_.self), " belongs to ",
-                                 Belonging(options_.cluster, options_.first_member), ", and node ",
-                                 Quoted(calling.from), " to ",
-                                 Belonging(calling.cluster, calling.first_member),
-                                 ": make the section 'cluster' of their configurations the same")));
+        std::tie(calling.cluster, calling.membership) !=
+            std::tie(options_.cluster, options_.membership)) {
+      return Refuse(
+          calling, absl::FailedPreconditionError(absl::StrCat(
+                       "node ", Quoted(options_.self), " belongs to ",
+                       Belonging(options_.cluster, options_.membership), ", and node ",
+                       Quoted(calling.from), " to ", Belonging(calling.cluster, calling.membership),
+                       ": make the section 'cluster' of their configurations the same")));
     }
     const auto it = peers_.find(calling.from);
     if (it == peers_.end()) {

@@ -17,8 +17,9 @@
 // Who may speak: nodes that ChangePeers names, under the incarnation that it says (0: any); others
 // are refused and try again, since membership may be late. A node that is not named any more, or
 // under another address or incarnation, is lost (told once); what it says is taken no more unless
-// only its address has changed. Nor may one that belongs to another cluster, or by whose list
-// another node is the first, which hosts all jobs: both ends hear why. One that is named again has
+// only its address has changed. Nor may one that belongs to another cluster, or
+// that goes by another membership (a list whose first node, which hosts all jobs, is another one,
+// say): the caller hears why. One that is named again has
 // to be connected to again, one that was named all along has not.
 //
 // Without TLS anybody who reaches the port may speak as any node: for networks that are trusted.
@@ -50,11 +51,11 @@ struct PeerTls {
 };
 
 struct PeerNetworkOptions {
-  std::string self;          // this node's name
-  uint64_t incarnation = 0;  // of this start of the daemon; 0: not known
-  std::string cluster = {};  // its name; who says another one opens no channel. Empty: not said
-  std::string first_member = {};  // of a list, likewise; empty: there is an etcd
-  std::string listen;             // host:port; port 0: any
+  std::string self;             // this node's name
+  uint64_t incarnation = 0;     // of this start of the daemon; 0: not known
+  std::string cluster = {};     // its name; who says another one opens no channel. Empty: not said
+  std::string membership = {};  // what it goes by, in words, likewise
+  std::string listen;           // host:port; port 0: any
   PeerTls tls = {};
   Env* env = nullptr;  // reads the files; needed with TLS
   LinkLimits limits = {};

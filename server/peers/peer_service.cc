@@ -25,6 +25,8 @@ using ::google::protobuf::io::CodedInputStream;
 constexpr int kThreadsPerServer = 6;
 // A link has one call under way, and perhaps one that it has given up.
 constexpr int kStreamsPerConnectionMax = 8;
+// Of OpenRequest::membership, which names a node and its address.
+constexpr size_t kMembershipTextBytesMax = 2 * kNodeTextBytesMax + 64;
 constexpr size_t kMemoryBytes = size_t{512} << 20;
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -84,10 +86,11 @@ class PeerService::Service final
                                  v1::OpenReply* reply) override {
     auto* reactor = new Reactor(*this);  // deletes itself in OnDone
     absl::Status named = CheckNames(request->from(), request->to());
-    if (std::max(request->cluster().size(), request->first_member().size()) > kNodeTextBytesMax) {
+    if (request->cluster().size() > kNodeTextBytesMax ||
+        request->membership().size() > kMembershipTextBytesMax) {
       named = absl::InvalidArgumentError(
-          absl::StrCat("a call names a cluster, or its first member, by more than ",
-                       kNodeTextBytesMax, " bytes"));
+          absl::StrCat("a call names a cluster by more than ", kNodeTextBytesMax,
+                       " bytes, or its membership by more than ", kMembershipTextBytesMax));
     }
     if (!named.ok()) {
       reactor->Finish(ToGrpc(named));
@@ -100,7 +103,7 @@ class PeerService::Service final
                         .to = request->to(),
                         .to_incarnation = request->to_incarnation(),
                         .cluster = request->cluster(),
-                        .first_member = request->first_member()};
+                        .membership = request->membership()};
     calling.answer = [reactor, reply](const absl::Status& status, v1::PeerAnswer answer,
                                       uint64_t channel) {
       reply->set_answer(answer);

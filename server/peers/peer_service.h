@@ -30,7 +30,7 @@ struct PeerCalling {
   std::string to;
   uint64_t to_incarnation = 0;  // and what follows: of Open
   std::string cluster;
-  std::string first_member;
+  std::string membership;
   uint64_t channel = 0;  // and what follows: of Deliver
   uint64_t first = 0;
   std::vector<std::string> messages;

@@ -76,6 +76,12 @@ absl::Status CheckFile(Env& env, std::string_view setting, const std::string& fi
   if (text->empty()) {
     return bad("is empty");
   }
+  if (kind.pem.empty() && text->front() == '\n') {
+    return bad("has an empty first line");
+  }
+  if (text->find("ENCRYPTED") != std::string::npos && &kind == &kKey) {
+    return bad("is encrypted with a password, for which a daemon has nobody to ask");
+  }
   if (!kind.pem.empty() && !HoldsPem(*text, kind.pem)) {
     const std::string label = std::string(kind.pem);
     return bad(absl::StrCat("has no ", kind.pem_holds, " in PEM (-----BEGIN ", label,

@@ -34,18 +34,26 @@ std::string NotReached(const std::string& node, const std::string& why) {
   return absl::StrCat("node '", node, "' is not reached: ", why, "; tried again by itself");
 }
 
+// What the nodes of a cluster have in common: whoever says something else belongs to another one.
+std::string MembershipText(const v1::ClusterConfig& cluster) {
+  if (cluster.members_size() > 0) {
+    return absl::StrCat("a list that begins with ", cluster.members(0).name(), " at ",
+                        cluster.members(0).address());
+  }
+  return cluster.has_etcd() ? "an etcd" : "neither a list nor an etcd";
+}
+
 PeerNetworkOptions NetworkOptions(const v1::DaemonConfig& config, Env* env, uint64_t incarnation,
                                   const LinkLimits& limits) {
   const v1::ClusterTlsConfig& tls = config.cluster().tls();
-  return {
-      .self = config.node_name(),
-      .incarnation = incarnation,
-      .cluster = config.cluster().name(),
-      .first_member = config.cluster().members().empty() ? "" : config.cluster().members(0).name(),
-      .listen = config.cluster().listen_address(),
-      .tls = {tls.ca_file(), tls.cert_file(), tls.key_file()},
-      .env = env,
-      .limits = limits};
+  return {.self = config.node_name(),
+          .incarnation = incarnation,
+          .cluster = config.cluster().name(),
+          .membership = MembershipText(config.cluster()),
+          .listen = config.cluster().listen_address(),
+          .tls = {tls.ca_file(), tls.cert_file(), tls.key_file()},
+          .env = env,
+          .limits = limits};
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ namespace holdfast {
 struct ClusterView {
   bool member = false;  // its lease holds, or it needs none
   size_t members = 0;   // that live, as membership last said
-  size_t reached = 0;   // nodes to which there is a channel
+  size_t reached = 0;   // nodes to which the last that was said got
   // What does not work now, for people: membership first, then the nodes that are not reached, the
   // first few by name.
   std::vector<std::string> problems;

@@ -158,7 +158,7 @@ void DaemonMetrics::Set(const ClusterView& cluster) {
     cluster_.members =
         &registry_.AddGauge("holdfast_cluster_members", "Nodes that live, as this one last heard.");
     cluster_.reached = &registry_.AddGauge("holdfast_cluster_nodes_reached",
-                                           "Other nodes to which there is a channel.");
+                                           "Other nodes to which the last that was said got.");
     cluster_.problems = &registry_.AddGauge(
         "holdfast_cluster_problems", "Lines about the cluster among the problems of the status.");
   }

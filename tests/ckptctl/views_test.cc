@@ -253,6 +253,11 @@ TEST(RenderStatus, OfSeveralNodesTheOneIsNamedThatHoldsSoMuch) {
   job.set_host("gpu-1");
   job.set_nodes(2);
   EXPECT_NE(RenderStatus(reply).find("; holds 9 GiB on gpu-1\n"), std::string::npos);
+  job.set_nodes(1);
+  job.add_node_names("gpu-2");
+  EXPECT_NE(RenderStatus(reply).find("; holds 9 GiB on gpu-1\n"), std::string::npos);
+  job.set_node_names(0, "gpu-1");
+  EXPECT_NE(RenderStatus(reply).find("; holds 9 GiB\n"), std::string::npos);
 }
 
 TEST(RenderStatus, NamesEveryPhase) {

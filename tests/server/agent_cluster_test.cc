@@ -73,7 +73,7 @@ class AgentClusterTest : public ::testing::Test {
       }
       const Action action = std::move(agent_->actions().front());
       agent_->actions().pop_front();
-      if (const auto* note = std::get_if<WriteNote>(&action)) {
+      if (const auto* note = std::get_if<WriteNote>(&action); note != nullptr && !keep_notes_) {
         agent_->Handle(NoteWritten{note->slot, note->note_version, absl::OkStatus()}, Time());
       } else if (const auto* slot = std::get_if<CreateSlot>(&action)) {
         agent_->Handle(SlotCreated{slot->slot, absl::OkStatus()}, Time());
@@ -311,6 +311,7 @@ class AgentClusterTest : public ::testing::Test {
   MonotonicTime now_{1'000'000'000};
   std::unique_ptr<Agent> agent_;
   std::vector<Action> actions_;
+  bool keep_notes_ = false;
   ConnectionId next_connection_ = 1;
   uint64_t next_frame_ = 1;
   AdminToken admin_ = 100;
@@ -1271,6 +1272,29 @@ TEST_F(AgentClusterTest, WhatWasFreedWhileARankAskedForRoomIsTaken) {
   const auto replies = Take<SendReply>();
   ASSERT_EQ(replies.size(), 1u);
   EXPECT_TRUE(replies[0].frame.has_begin_save()) << replies[0].frame.ShortDebugString();
+}
+
+// Its host may not even have heard of the save yet.
+TEST_F(AgentClusterTest, NobodyIsLetIntoASlotForAnAttemptThatIsOver) {
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  const ConnectionId a = Seated(x_, 0, 100);
+  Save(x_, a, 1);
+  Take<SendReply>();
+  keep_notes_ = true;
+  Begin(a, 2);
+  Permit(x_);
+  const auto notes = Take<WriteNote>();
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_TRUE(Take<SendReply>().empty());
+  Tell(x_, Superseded{2});
+  auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].frame.failure().reason(), v1::Failure::REASON_SUPERSEDED)
+      << replies[0].frame.ShortDebugString();
+  Feed(NoteWritten{notes[0].slot, notes[0].note_version, absl::OkStatus()});
+  EXPECT_TRUE(Take<SendReply>().empty());
 }
 
 TEST_F(AgentClusterTest, WhatHasLeftNothingHereIsForgottenWhenTheNumberOfJobsIsShort) {

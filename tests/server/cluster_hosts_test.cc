@@ -432,6 +432,24 @@ class ListTest : public ClusterHostsTest {
   }
 };
 
+// Nobody takes the place of a list's first node: there is nothing to wait for.
+TEST_F(ListTest, AHostThatCannotBeReachedIsNotWaitedForLong) {
+  w.Kill("a");
+  w.Tell("b", PeerTold{PeerProblem{"a", "a:1: connection refused"}});
+  CoreHarness& b = w["b"];
+  v1::GetStatusRequest request;
+  request.set_job("job");
+  const AdminToken token = b.next_token++;
+  b.Feed(AdminRequest{token, Caller{{1, 1}, 0, 0}, request});
+  w.Run();
+  EXPECT_EQ(b.admin_replies.count(token), 0u);
+  w.Advance(kUnreachedWait);
+  ASSERT_EQ(b.admin_replies.count(token), 1u);
+  EXPECT_EQ(b.admin_replies.at(token).status.message(),
+            "job 'job': its host, a, cannot be reached (a:1: connection refused); no other node of "
+            "a list takes its place: start its ckptd, or mend what is named");
+}
+
 // No other node than the first is ever told that nobody hosts a name.
 TEST_F(ListTest, NamesOfNoJobAreForgottenOnEveryNode) {
   TestClient reader = w["b"].Connect(100);

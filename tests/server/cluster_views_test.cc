@@ -145,6 +145,27 @@ TEST_F(ClusterViews, ANodeThatCannotBeReachedIsNotWaitedForLong) {
             "b cannot be reached (b:1: connection refused)");
 }
 
+// The same when that is found out later, of one or of all others.
+TEST_F(ClusterViews, NodesThatTurnOutNotToBeReachedAreGivenUp) {
+  w.Cut("a", "b");
+  w.Cut("a", "c");
+  CoreHarness& a = w["a"];
+  w.Tell("a", PeerTold{PeerProblem{"b", ""}});  // there is none any more
+  w.Tell("a", PeerTold{PeerProblem{"c", ""}});
+  const AdminToken all = a.next_token++;
+  a.Feed(AdminRequest{all, Caller{{1, 1}, 0, 0}, v1::GetStatusRequest()});
+  w.Advance(kUnreachedWait);
+  EXPECT_EQ(a.admin_replies.count(all), 0u);
+  w.Tell("a", PeerTold{PeerProblem{"b", "refused"}});
+  EXPECT_EQ(a.admin_replies.count(all), 0u) << "c may answer";
+  w.Tell("a", PeerTold{PeerProblem{"c", "refused, too"}});
+  ASSERT_EQ(a.admin_replies.count(all), 1u);
+  const auto& status = std::get<v1::GetStatusReply>(a.admin_replies.at(all).reply);
+  EXPECT_EQ(Texts(status.daemon().problems().begin(), status.daemon().problems().end()),
+            (Texts{"the jobs of b are not shown: it cannot be reached (refused)",
+                   "the jobs of c are not shown: it cannot be reached (refused, too)"}));
+}
+
 // One that is about to be reached again is.
 TEST_F(ClusterViews, ANodeThatIsReachedInTimeAnswers) {
   w.Cut("a", "b");
@@ -171,8 +192,8 @@ TEST_F(ClusterViews, AHostThatDoesNotAnswerIsNamedWithTheCause) {
   w.Advance(kForwardDeadline);
   ASSERT_EQ(a.admin_replies.count(token), 1u);
   EXPECT_EQ(a.admin_replies.at(token).status.message(),
-            "job 'job' is hosted by c, which cannot be reached (c:1: connection refused); if it is "
-            "gone, another node takes its place within seconds: try again");
+            "job 'job': its host, c, cannot be reached (c:1: connection refused); if it is gone, "
+            "another node takes its place within seconds: try again");
 }
 
 TEST_F(ClusterViews, AShardOnANodeThatIsGoneIsNamed) {

@@ -105,6 +105,37 @@ TEST(LinksTest, AChannelThatIsNotAnsweredForTheDeadlineIsGivenUpAndAnotherOpened
   EXPECT_EQ(batch.messages, std::vector<std::string>{"b"});
 }
 
+// It may have failed for long before; that answer is its first sign of life.
+TEST(LinksTest, WhoDoesNotKnowTheChannelIsAskedForAnotherSoon) {
+  SendLink link = Opened();
+  link.Say("a", At(1000));
+  int64_t now = 1001;
+  for (int failures = 0; failures < 8; ++failures) {
+    link.OnFailed(Only<SendBatch>(link).request, "connection refused", At(now));
+    now = link.NextTime()->ns / 1'000'000;
+    link.OnTime(*link.NextTime());
+  }
+  link.OnBatchAnswered(Only<SendBatch>(link).request, BatchAnswer::kUnknownChannel, At(now));
+  EXPECT_EQ(link.TakeChanges(), std::vector<Change>{Change::kLost});
+  EXPECT_LE(*link.NextTime(), At(now) + LinkLimits().retry_min);
+}
+
+TEST(LinksTest, WhoIsWantedIsTriedForSoonHoweverOftenThatHasFailed) {
+  SendLink link{LinkLimits()};
+  link.Connect(At(0));
+  int64_t now = 1;
+  for (int failures = 0; failures < 8; ++failures) {
+    link.OnFailed(Only<OpenChannel>(link).request, "connection refused", At(now));
+    now = link.NextTime()->ns / 1'000'000;
+    link.OnTime(*link.NextTime());
+  }
+  link.OnFailed(Only<OpenChannel>(link).request, "connection refused", At(now));
+  EXPECT_GT(*link.NextTime(), At(now) + LinkLimits().retry_min);
+  link.Connect(At(now));
+  EXPECT_TRUE(link.TakeRequests().empty()) << "not at once: it may be asked for all the time";
+  EXPECT_EQ(*link.NextTime(), At(now) + LinkLimits().retry_min);
+}
+
 TEST(LinksTest, AReceiverThatWasStartedAnewTakesNothingOfAnOldChannel) {
   ReceiveLink before(100);
   const uint64_t channel = before.Open();

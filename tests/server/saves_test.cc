@@ -47,6 +47,22 @@ TEST(Saves, TheDescriptorComesAfterTheNoteThatNamesTheWriter) {
   EXPECT_EQ(note.generation(), answer->frame.begin_save().generation());
 }
 
+// Whether the word that it may begin has come, or not yet.
+TEST(Saves, ASaveWhoseStepIsGivenUpMeanwhileWaitsNoLonger) {
+  TwoRanks t;
+  t.h.delay = [](const Action& action) { return std::holds_alternative<WriteJobState>(action); };
+  const uint64_t first = t.a.Send(TestClient::BeginFrame(1, kSlot, 5000));
+  EXPECT_FALSE(t.a.Take(first));
+  const uint64_t other = t.b.Send(TestClient::BeginFrame(3, kSlot, 5000));
+  const auto over = t.a.Take(first);
+  ASSERT_TRUE(over);
+  EXPECT_EQ(over->frame.failure().reason(), Failure::REASON_ABANDONED)
+      << over->frame.ShortDebugString();
+  t.h.PerformDelayed();
+  EXPECT_TRUE(t.b.Take(other)->frame.has_begin_save());
+  EXPECT_FALSE(t.a.Take(first)) << "it is answered once";
+}
+
 TEST(Saves, AStartFromScratchIsDurableBeforeTheFirstGrant) {
   TwoRanks t;
   t.h.delay = [](const Action& action) { return std::holds_alternative<WriteJobState>(action); };

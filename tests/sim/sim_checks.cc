@@ -47,7 +47,7 @@ void World::Do(const Report& a) {
     return JudgeTierCommitted(a, id);
   }
   if (a.kind == Report::Kind::kTierRemoved) {
-    return NoteRemoval(a, id);
+    return RemovalGranted(a, id);
   }
   if (a.kind == Report::Kind::kStepCommitted) {
     // What the daemon calls committed is a promise, whether or not every rank has heard of its

@@ -322,8 +322,8 @@ void World::Do(const PublishManifest& a) {
 }
 
 void World::Do(const RemoveCopies& a) {
-  JudgeRemoval(a);
-  TierOf(a.tier).going.insert({a.job, a.checkpoint});
+  JudgeReaders(a);
+  BeginRemoval(a);
   SimDrain drain{a.tier, std::nullopt, {a.job, a.checkpoint.attempt, a.checkpoint.step, 0},
                  0,      false,        false,
                  nullptr};
@@ -454,26 +454,41 @@ void World::DropDrains() {
 
 // ---- Judging ----
 
+std::string World::TextOf(const RemoveCopies& a) const {
+  return absl::StrCat("attempt ", a.checkpoint.attempt, " step ", a.checkpoint.step, " of ",
+                      a.job_name, " is removed from ", Name(a.tier));
+}
+
+// Nobody reads what goes.
+void World::JudgeReaders(const RemoveCopies& a) {
+  for (const auto& [id, drain] : drains_) {
+    if (drain.reads == a.tier && drain.id.job == a.job && drain.id.checkpoint() == a.checkpoint &&
+        !drain.cancelled) {
+      oracle_.Violated(TextOf(a) + " while it is read for another tier");
+    }
+  }
+}
+
+// It is judged once, when it is decided: that may be long before its turn has come, and a pin that
+// comes meanwhile is told that it comes too late.
+void World::BeginRemoval(const RemoveCopies& a) {
+  if (TierOf(a.tier).going.count({a.job, a.checkpoint}) == 0) {
+    JudgeRemoval(a);
+    TierOf(a.tier).going.insert({a.job, a.checkpoint});
+  }
+}
+
 // From outside, of what really lies there: the newest step of the line that survives each kind of
-// failure is still there afterwards, what is pinned is not touched, and nobody reads what goes.
+// failure is still there afterwards, and what is pinned is not touched.
 void World::JudgeRemoval(const RemoveCopies& a) {
-  const std::string what =
-      absl::StrCat("attempt ", a.checkpoint.attempt, " step ", a.checkpoint.step, " of ",
-                   a.job_name, " is removed from ", Name(a.tier));
+  const std::string what = TextOf(a);
   const auto state = states_.find(a.job.ToBytes());
   if (state == states_.end()) {
     return;
   }
-  const bool begins = TierOf(a.tier).going.count({a.job, a.checkpoint}) == 0;
   for (const v1::Pin& pin : state->second.pins()) {
-    if (begins && CheckpointId{pin.attempt(), pin.step()} == a.checkpoint) {
+    if (CheckpointId{pin.attempt(), pin.step()} == a.checkpoint) {
       oracle_.Violated(what + " although it is pinned");
-    }
-  }
-  for (const auto& [id, drain] : drains_) {
-    if (drain.reads == a.tier && drain.id.job == a.job && drain.id.checkpoint() == a.checkpoint &&
-        !drain.cancelled) {
-      oracle_.Violated(what + " while it is read for another tier");
     }
   }
   const bool rotten =
@@ -481,8 +496,8 @@ void World::JudgeRemoval(const RemoveCopies& a) {
         return c.first.job == a.job && c.first.checkpoint() == a.checkpoint &&
                c.second.token != c.second.bytes;
       });
-  if (rotten || !begins) {
-    return;  // it may be known to be of no use; what was tried before counted as gone since
+  if (rotten) {
+    return;  // it may be known to be of no use
   }
   const std::vector<std::vector<TierKind>> survivors = {{TierKind::kNvme, TierKind::kRemote},
                                                         {TierKind::kRemote}};
@@ -524,13 +539,17 @@ void World::JudgeRemoval(const RemoveCopies& a) {
   }
 }
 
-// What a person was granted may have to wait for other removals. A pin that comes meanwhile is told
-// that it comes too late.
-void World::NoteRemoval(const Report& a, CheckpointId id) {
+// What a person was granted may have to wait for other removals.
+void World::RemovalGranted(const Report& a, CheckpointId id) {
   const v1::JobState* state = StateOf(a.job);
-  if (state != nullptr && a.text.find("goes from") != std::string::npos &&
-      a.text.find("as asked") != std::string::npos) {
-    TierOf(a.tier).going.insert({JobUuid::FromBytes(state->job_uuid()).value(), id});
+  if (state != nullptr && a.text.find("as asked (ckptctl rm)") != std::string::npos) {
+    RemoveCopies granted;
+    granted.tier = a.tier;
+    granted.job = JobUuid::FromBytes(state->job_uuid()).value();
+    granted.checkpoint = id;
+    granted.world_size = oracle_.job(a.job).World(id.attempt);
+    granted.job_name = a.job;
+    BeginRemoval(granted);
   }
 }
 

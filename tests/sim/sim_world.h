@@ -199,7 +199,10 @@ class World {
   void LosePower();
   void SyncFlushed(const FlushShard& a, FlushEnded ended, uint64_t life);
   void JudgeRemoval(const RemoveCopies& a);
-  void NoteRemoval(const Report& a, CheckpointId id);
+  void RemovalGranted(const Report& a, CheckpointId id);
+  void BeginRemoval(const RemoveCopies& a);
+  void JudgeReaders(const RemoveCopies& a);
+  std::string TextOf(const RemoveCopies& a) const;
   void JudgeTierCommitted(const Report& a, CheckpointId id);
   void CopiesLost();
   void TierTrouble();

@@ -521,20 +521,20 @@ TEST(PeerNetworkTest, WhoIsNoMemberIsNotHeardAndLostOnce) {
   EXPECT_EQ(a.told.Count("lost b"), 2u);
 }
 
-// Two lists that differ in who hosts, two clusters, a list and an etcd.
-TEST(PeerNetworkTest, WhoBelongsElsewhereIsNotHeardAndBothAreTold) {
+// Two lists that differ in who hosts, or where, two clusters, a list and an etcd.
+TEST(PeerNetworkTest, WhoBelongsElsewhereIsNotHeardAndIsTold) {
   const auto of = [](const std::string& self, const std::string& cluster,
-                     const std::string& first) {
+                     const std::string& membership) {
     PeerNetworkOptions options = Options(self);
     options.cluster = cluster;
-    options.first_member = first;
+    options.membership = membership;
     return options;
   };
-  Node a(of("a", "prod", "a"));
-  Node b(of("b", "prod", "b"));
-  Node c(of("c", "test", "a"));
-  Node d(of("d", "prod", ""));
-  Node e(of("e", "prod", "a"));
+  Node a(of("a", "prod", "a list that begins with a at h:1"));
+  Node b(of("b", "prod", "a list that begins with a at h:2"));
+  Node c(of("c", "test", "a list that begins with a at h:1"));
+  Node d(of("d", "prod", "an etcd"));
+  Node e(of("e", "prod", "a list that begins with a at h:1"));
   Node f(of("f", "", ""));  // one that does not say it
   std::map<std::string, PeerAddress> all;
   for (const auto& [name, node] : std::map<std::string, Node*>{
@@ -545,16 +545,17 @@ TEST(PeerNetworkTest, WhoBelongsElsewhereIsNotHeardAndBothAreTold) {
     node->network->ChangePeers({all});
   }
   a.network->Connect("b");
-  EXPECT_THAT(a.told.Await("problem b"),
-              HasSubstr("node 'b' belongs to cluster 'prod' of a list that begins with 'b', and "
-                        "node 'a' to cluster 'prod' of a list that begins with 'a': make the "
-                        "section 'cluster' of their configurations the same"));
+  EXPECT_THAT(
+      a.told.Await("problem b"),
+      HasSubstr("node 'b' belongs to cluster 'prod' (a list that begins with a at h:2), and "
+                "node 'a' to cluster 'prod' (a list that begins with a at h:1): make the "
+                "section 'cluster' of their configurations the same"));
   b.network->Connect("a");
   EXPECT_THAT(b.told.Await("problem a"), HasSubstr("node 'a' belongs to cluster 'prod'"));
   a.network->Connect("c");
   EXPECT_THAT(a.told.Await("problem c"), HasSubstr("node 'c' belongs to cluster 'test'"));
   a.network->Connect("d");
-  EXPECT_THAT(a.told.Await("problem d"), HasSubstr("cluster 'prod' of an etcd, and node 'a'"));
+  EXPECT_THAT(a.told.Await("problem d"), HasSubstr("cluster 'prod' (an etcd), and node 'a'"));
   a.Reach("e");
   a.Reach("f");
   f.Reach("a");
@@ -853,6 +854,9 @@ TEST(PeerNetworkTest, CallsBeyondTheLimitsAreRefusedAndDoNoHarm) {
   open.set_to("b");
   open.set_cluster(std::string(256, 'c'));
   v1::OpenReply refused;
+  EXPECT_EQ(caller.Open(open, &refused).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  open.set_cluster("c");
+  open.set_membership(std::string(600, 'm'));
   EXPECT_EQ(caller.Open(open, &refused).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   open.Clear();
   v1::OpenReply opened;
