@@ -79,7 +79,7 @@ std::optional<CheckpointId> Oracle::NewestPromised(const v1::JobState& state) co
 
 std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state,
                                                     const std::map<SlotId, FilePtr>& files,
-                                                    uint32_t world_size) const {
+                                                    uint32_t world_size, bool heard_of) const {
   const auto job = jobs_.find(state.name());
   if (job == jobs_.end()) {
     return std::nullopt;
@@ -87,7 +87,7 @@ std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state,
   for (auto it = job->second.acknowledged.rbegin(); it != job->second.acknowledged.rend(); ++it) {
     if (job->second.World(it->first.attempt) == world_size && it->second.size() == world_size &&
         job->second.damaged.count(it->first) == 0 && OnLine(state, it->first) &&
-        Whole(state.name(), it->first, files)) {
+        Whole(state.name(), it->first, files, false, heard_of)) {
       return it->first;
     }
   }
@@ -95,7 +95,7 @@ std::optional<CheckpointId> Oracle::NewestCommitted(const v1::JobState& state,
 }
 
 bool Oracle::Whole(const std::string& job, CheckpointId checkpoint,
-                   const std::map<SlotId, FilePtr>& files, bool flipped_too) const {
+                   const std::map<SlotId, FilePtr>& files, bool flipped_too, bool heard_of) const {
   std::set<Rank> there;
   for (const auto& [slot, file] : files) {
     if (file->record && !file->foreign && file->record->copy.job_name == job &&
@@ -111,7 +111,8 @@ bool Oracle::Whole(const std::string& job, CheckpointId checkpoint,
     }
     for (const auto& [id, copy] : copies->copies) {
       if (copy.copy.copy.job_name == job && id.checkpoint() == checkpoint &&
-          copies->Has(tier, id, flipped_too)) {
+          copies->Has(tier, id, flipped_too) &&
+          !(heard_of && copies->MayBeUnheardOf(id.job, checkpoint))) {
         there.insert(id.rank);
       }
     }
@@ -195,7 +196,7 @@ void Oracle::JudgeDecision(const v1::JobState& before, const v1::JobState& after
       Violated(
           absl::StrCat(what, " descends from ", Name(parent), ", a branch that was discarded"));
     }
-    const std::optional<CheckpointId> newest = NewestCommitted(before, files, a.world_size());
+    const std::optional<CheckpointId> newest = NewestCommitted(before, files, a.world_size(), true);
     if (newest && *newest > parent && passed.count(*newest) == 0) {
       Violated(absl::StrCat(what, " descends from ", Name(parent), " although ", Name(*newest),
                             " is committed"));

@@ -96,14 +96,16 @@ class Oracle {
   static bool OnLine(const v1::JobState& state, CheckpointId checkpoint);
   // The newest step on the line whose seals were all acknowledged, whatever became of it since.
   std::optional<CheckpointId> NewestPromised(const v1::JobState& state) const;
-  // The newest of them that is there, undamaged, and of that world size.
+  // The newest of them that is there, undamaged, and of that world size. `heard_of`: of what lies
+  // in a tier that may not be read now, only that counts of which a daemon has said so.
   std::optional<CheckpointId> NewestCommitted(const v1::JobState& state,
                                               const std::map<SlotId, FilePtr>& files,
-                                              uint32_t world_size) const;
+                                              uint32_t world_size, bool heard_of = false) const;
   // Whether the line has ever held a whole step, as far as clients and reports told.
   bool EverPromised(const v1::JobState& state) const;
   bool Whole(const std::string& job, CheckpointId checkpoint,
-             const std::map<SlotId, FilePtr>& files, bool flipped_too = false) const;
+             const std::map<SlotId, FilePtr>& files, bool flipped_too = false,
+             bool heard_of = false) const;
 
   JobTruth& job(const std::string& name) { return jobs_[name]; }
   std::map<std::string, JobTruth>& jobs() { return jobs_; }

@@ -532,7 +532,7 @@ void World::JudgeRemoval(const RemoveCopies& a) {
     // (What a person removes may have got there a moment ago, and nobody has heard of it.)
     const std::pair name_and_id{state->second.name(), a.checkpoint};
     const bool unheard_of = removed_by_hand_.count(name_and_id) > 0 &&
-                            told_whole_.count({a.job, a.checkpoint, a.tier}) == 0;
+                            TierOf(a.tier).told_whole.count({a.job, a.checkpoint}) == 0;
     if (!newer && !unheard_of && forced_.count(name_and_id) == 0) {
       oracle_.Violated(what + ", and was the newest that would have survived a failure");
     }
@@ -562,7 +562,7 @@ void World::JudgeTierCommitted(const Report& a, CheckpointId id) {
     ++TierOf(tier).committed;
     const v1::JobState* state = StateOf(a.job);
     if (state != nullptr) {
-      told_whole_.insert({JobUuid::FromBytes(state->job_uuid()).value(), id, tier});
+      TierOf(tier).told_whole.insert({JobUuid::FromBytes(state->job_uuid()).value(), id});
     }
     const uint32_t world = oracle_.job(a.job).World(id.attempt);
     for (Rank rank = 0; state != nullptr && rank < world; ++rank) {

@@ -37,6 +37,8 @@ struct SimTier {
   std::map<std::pair<JobUuid, CheckpointId>, uint64_t> unsynced_manifests;
   // Whose removal this daemon has begun: it counts as gone, whenever it ends.
   std::set<std::pair<JobUuid, CheckpointId>> going;
+  // Steps of which a daemon has said that they are whole here.
+  std::set<std::pair<JobUuid, CheckpointId>> told_whole;
   // What is wrong with it now.
   double fails = 0;
   bool full = false;
@@ -60,6 +62,10 @@ struct SimTier {
            (kind != TierKind::kRemote ||
             (manifests.count({id.job, id.checkpoint()}) > 0 &&
              unsynced_manifests.count({id.job, id.checkpoint()}) == 0));
+  }
+  // While it cannot be read a step that got here, and of which nobody has heard, is not known.
+  bool MayBeUnheardOf(const JobUuid& job, CheckpointId checkpoint) const {
+    return (away || unreadable || fails > 0) && told_whole.count({job, checkpoint}) == 0;
   }
   // As a sweep does for what the lives before this one have begun.
   void FinishOlder(const JobUuid& job, uint64_t life) {

@@ -274,7 +274,6 @@ class World {
   std::map<AdminToken, std::pair<std::string, CheckpointId>> rm_asked_;
   std::set<std::pair<std::string, CheckpointId>> forced_;
   std::set<std::pair<std::string, CheckpointId>> removed_by_hand_;
-  std::set<std::tuple<JobUuid, CheckpointId, TierKind>> told_whole_;
   uint64_t nvme_bytes_max_ = 0;
   int boots_ = 1;
   int pins_ = 0;
