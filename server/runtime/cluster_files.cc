@@ -52,6 +52,12 @@ bool HoldsPem(std::string_view text, std::string_view wanted) {
   return false;
 }
 
+// In either form that there is.
+bool IsEncrypted(std::string_view key) {
+  return key.find("-----BEGIN ENCRYPTED PRIVATE KEY-----") != std::string_view::npos ||
+         key.find("Proc-Type: 4,ENCRYPTED") != std::string_view::npos;
+}
+
 absl::Status CheckFile(Env& env, std::string_view setting, const std::string& file,
                        const Kind& kind) {
   if (file.empty()) {
@@ -79,7 +85,7 @@ absl::Status CheckFile(Env& env, std::string_view setting, const std::string& fi
   if (kind.pem.empty() && text->front() == '\n') {
     return bad("has an empty first line");
   }
-  if (text->find("ENCRYPTED") != std::string::npos && &kind == &kKey) {
+  if (kind.pem == kKey.pem && IsEncrypted(*text)) {
     return bad("is encrypted with a password, for which a daemon has nobody to ask");
   }
   if (!kind.pem.empty() && !HoldsPem(*text, kind.pem)) {

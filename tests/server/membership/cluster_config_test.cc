@@ -166,6 +166,16 @@ TEST(ClusterConfig, AnAddressThatNamesNoHostIsNotPublished) {
         Refusal(Static(), [&](auto* c) { c->mutable_members(1)->set_address(host + ":9465"); }),
         HasSubstr("cluster.members (n2): '" + host + ":9465' stands for every address"));
   }
+  // Of this node, too, whose address was taken from there: nobody has set advertise_address.
+  for (const std::string address : {"0.0.0.0:9465", "n1.example:0", ""}) {
+    EXPECT_THAT(Refusal(Static(),
+                        [&](auto* c) {
+                          c->mutable_members(0)->set_address(address);
+                          c->set_advertise_address(address);
+                        }),
+                HasSubstr("cluster.members"))
+        << address;
+  }
   // Nor with the port that is found for it.
   EXPECT_THAT(Refusal(Etcd(),
                       [](auto* c) {

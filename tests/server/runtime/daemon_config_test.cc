@@ -445,6 +445,23 @@ TEST_F(ClusterFilesTest, WithoutPemAreRefused) {
   }
 }
 
+TEST_F(ClusterFilesTest, ThatADaemonCannotUseAreRefused) {
+  const std::string encrypted =
+      "is encrypted with a password, for which a daemon has nobody to ask; name a PEM file with a "
+      "private key";
+  Put("key", Pem("ENCRYPTED PRIVATE KEY"));
+  ExpectRefused("key", encrypted);
+  Put("key",
+      "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMAo=\n"
+      "-----END RSA PRIVATE KEY-----\n");
+  ExpectRefused("key", encrypted);
+  Put("key", "ENCRYPTED is what this one is not\n" + Pem("PRIVATE KEY"));
+  EXPECT_EQ(OfPeers(), "");
+  Put("password", "\nsecret\n");
+  ExpectRefused("password",
+                "has an empty first line; name a file whose first line is the password");
+}
+
 TEST_F(ClusterFilesTest, LargerThanIsReadAreRefused) {
   Put("ca", Pem("CERTIFICATE") + std::string(1 << 20, '\n'));
   EXPECT_THAT(OfPeers(), HasSubstr("cluster.tls.ca_file: read '" + paths_["ca"] + "': 10486"));
