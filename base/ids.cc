@@ -50,6 +50,8 @@ std::string_view TierName(TierKind tier) {
       return "memory";
     case TierKind::kNvme:
       return "nvme";
+    case TierKind::kPeer:
+      return "peer";
     case TierKind::kRemote:
       return "remote";
   }

@@ -31,11 +31,12 @@ using Generation = uint64_t;  // of a slot's filling; 0 means never filled
 using SlotId = uint32_t;
 
 // The kinds of places where copies lie, nearest first.
-enum class TierKind : uint8_t { kMemory, kNvme, kRemote };
-inline constexpr size_t kTierKinds = 3;
+// kMemory and kNvme: of the node where a rank runs; kPeer: memory of other nodes.
+enum class TierKind : uint8_t { kMemory, kNvme, kPeer, kRemote };
+inline constexpr size_t kTierKinds = 4;
 inline constexpr std::array<TierKind, kTierKinds> kAllTiers = {TierKind::kMemory, TierKind::kNvme,
-                                                               TierKind::kRemote};
-std::string_view TierName(TierKind tier);  // "memory", "nvme", "remote"
+                                                               TierKind::kPeer, TierKind::kRemote};
+std::string_view TierName(TierKind tier);  // "memory", "nvme", "peer", "remote"
 
 // One checkpoint within a job: what a line of descent is made of. Ordered by attempt, then step.
 struct CheckpointId {

@@ -28,6 +28,7 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
       {"remote", holdfast::bench::RunRemote},
       {"drain-cost", holdfast::bench::RunDrainCost},
       {"coordinator", holdfast::bench::RunCoordinator},
+      {"peer", holdfast::bench::RunPeer},
   };
   return cases;
 }

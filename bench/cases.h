@@ -30,5 +30,6 @@ Report RunLoad(const CaseOptions& options);
 Report RunRemote(const CaseOptions& options);
 Report RunDrainCost(const CaseOptions& options);
 Report RunCoordinator(const CaseOptions& options);
+Report RunPeer(const CaseOptions& options);
 
 }  // namespace holdfast::bench

@@ -23,6 +23,7 @@
 #include "ckptctl/sockets.h"
 #include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.grpc.pb.h"
+#include "holdfast/v1/fabric.grpc.pb.h"
 #include "tiers/image/record.h"
 
 namespace holdfast {
@@ -101,6 +102,7 @@ struct AdminClient::Impl {
     arguments.SetMaxReceiveMessageSize(kReplyBytesMax);
     channel = grpc::CreateCustomInsecureChannelFromFd("localhost", fd.release(), arguments);
     stub = v1::Admin::NewStub(channel);
+    fabric = v1::FabricAdmin::NewStub(channel);
   }
 
   // Both libraries number the codes alike.
@@ -136,10 +138,14 @@ struct AdminClient::Impl {
 
   template <typename Method, typename Request, typename Reply>
   absl::Status Call(Method method, const Request& request, Reply& reply) {
+    return Call(*stub, method, request, reply);
+  }
+  template <typename Stub, typename Method, typename Request, typename Reply>
+  absl::Status Call(Stub& of, Method method, const Request& request, Reply& reply) {
     grpc::ClientContext context;
     context.set_deadline(DeadlineAfter(timeout));
     const Watchdog watchdog(timeout, socket);
-    const grpc::Status status = (stub.get()->*method)(&context, request, &reply);
+    const grpc::Status status = (of.*method)(&context, request, &reply);
     return Convert(context, status);
   }
 
@@ -147,6 +153,7 @@ struct AdminClient::Impl {
   const Duration timeout;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Admin::Stub> stub;
+  std::unique_ptr<v1::FabricAdmin::Stub> fabric;
 };
 
 AdminClient::AdminClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -208,6 +215,17 @@ absl::Status AdminClient::CollectGarbage(const v1::CollectGarbageRequest& reques
 }
 absl::Status AdminClient::Pin(const v1::PinRequest& request, v1::PinReply& reply) {
   return impl_->Call(&v1::Admin::Stub::Pin, request, reply);
+}
+absl::Status AdminClient::ShowFabric(const v1::ShowFabricRequest& request,
+                                     v1::ShowFabricReply& reply) {
+  return impl_->Call(*impl_->fabric, &v1::FabricAdmin::Stub::ShowFabric, request, reply);
+}
+absl::Status AdminClient::MeasureFabric(const v1::MeasureFabricRequest& request,
+                                        v1::MeasureFabricReply& reply) {
+  return impl_->Call(*impl_->fabric, &v1::FabricAdmin::Stub::MeasureFabric, request, reply);
+}
+absl::Status AdminClient::Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Replace, request, reply);
 }
 absl::Status AdminClient::RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
                                            v1::RemoveCheckpointReply& reply) {

@@ -46,12 +46,18 @@ class CollectGarbageRequest;
 class CollectGarbageReply;
 class PinRequest;
 class PinReply;
+class ReplaceRequest;
+class ReplaceReply;
 class RemoveCheckpointRequest;
 class RemoveCheckpointReply;
 class RebuildRequest;
 class RebuildReply;
 class SetOptionsRequest;
 class SetOptionsReply;
+class ShowFabricRequest;
+class ShowFabricReply;
+class MeasureFabricRequest;
+class MeasureFabricReply;
 }  // namespace v1
 
 // Whether the daemon itself answered with this error. Of daemons that do not mark their answers:
@@ -81,6 +87,10 @@ class AdminClient {
   absl::Status CollectGarbage(const v1::CollectGarbageRequest& request,
                               v1::CollectGarbageReply& reply);
   absl::Status Pin(const v1::PinRequest& request, v1::PinReply& reply);
+  absl::Status ShowFabric(const v1::ShowFabricRequest& request, v1::ShowFabricReply& reply);
+  absl::Status MeasureFabric(const v1::MeasureFabricRequest& request,
+                             v1::MeasureFabricReply& reply);
+  absl::Status Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply);
   absl::Status RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
                                 v1::RemoveCheckpointReply& reply);
   absl::Status Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply);

@@ -88,6 +88,15 @@ struct PinArguments {
   Attempt attempt = 0;
   bool unpin = false;
 };
+struct FabricArguments {
+  std::string node;  // to measure; empty: only what there is
+};
+struct ReplaceArguments {
+  std::string node;
+  std::string with;
+  bool forget = false;
+  std::string job;  // empty: all
+};
 struct RebuildArguments {
   std::string tier;  // empty: all
 };
@@ -126,6 +135,8 @@ ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
 ExitCode RunTimeline(const Context& context, const TimelineArguments& arguments);
 ExitCode RunGarbage(const Context& context, const GarbageArguments& arguments);
 ExitCode RunPin(const Context& context, const PinArguments& arguments);
+ExitCode RunFabric(const Context& context, const FabricArguments& arguments);
+ExitCode RunReplace(const Context& context, const ReplaceArguments& arguments);
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
 ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);

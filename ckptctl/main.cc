@@ -87,6 +87,7 @@ class Arguments {
     AddStatus();
     AddJobs();
     AddNodes();
+    AddFabric();
     AddList();
     AddInspect();
     AddVerify();
@@ -97,6 +98,7 @@ class Arguments {
     AddGarbage();
     AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
     AddPin(unpin_, "unpin", "Takes a pin back: retention decides about the step again");
+    AddReplace();
     AddRemove();
     AddRebuild();
     AddSet();
@@ -240,6 +242,20 @@ class Arguments {
                "The nodes of the cluster: where they are, what they host, whether they are up",
                "ckptctl nodes", [this] { return RunNodes(context_); });
   }
+  void AddFabric() {
+    CLI::App* command =
+        AddCommand("fabric",
+                   "What carries shards between nodes: provider, devices, addresses; with NODE "
+                   "how fast they come from its memory",
+                   "ckptctl fabric n2", [this] { return RunFabric(context_, fabric_); });
+    command
+        ->add_option("NODE", fabric_.node,
+                     "Read from this one for a second (root and the daemon's user)")
+        ->type_name("")
+        ->check([](const std::string& name) {
+          return name.empty() ? "no node has an empty name" : "";
+        });
+  }
   void AddList() {
     CLI::App* command = AddCommand(
         "list", "A job's checkpoints: the line of descent first, then discarded branches",
@@ -336,6 +352,33 @@ class Arguments {
     AddNumber<Step>(command, "--step", "N", pin.step, "This step")->required();
     AddAttempt(command, pin.attempt);
   }
+  void AddReplace() {
+    CLI::App* command = AddCommand(
+        "replace",
+        "Copies into the memory of another node what the ranks of this one need to "
+        "start there, now and at each step, until they run elsewhere; a node that is "
+        "lost for good gets a spare by itself",
+        "ckptctl replace n3 --with n9", [this] { return RunReplace(context_, replace_); });
+    command->add_option("NODE", replace_.node, "The node that is lost, or is to be taken out")
+        ->type_name("")
+        ->required();
+    CLI::Option* with = command->add_option("--with", replace_.with, "The node that gets it")
+                            ->type_name("NODE")
+                            ->check([](const std::string& name) {
+                              return name.empty() ? "no node has an empty name" : "";
+                            });
+    CLI::Option* forget = command->add_flag("--forget", replace_.forget,
+                                            "Take it back: nothing more is copied for NODE");
+    with->excludes(forget);
+    command->add_option("--job", replace_.job, "Only this job (default: all of yours)")
+        ->type_name("JOB")
+        ->check([](const std::string& name) { return Message(CheckJobName(name)); });
+    command->parse_complete_callback([this] {
+      if (replace_.with.empty() && !replace_.forget) {
+        throw CLI::RequiredError("--with NODE, or --forget,");
+      }
+    });
+  }
   void AddRemove() {
     CLI::App* command = AddCommand(
         "rm", "Removes one step, or forgets a job whose processes have ended, with all of them",
@@ -369,8 +412,9 @@ class Arguments {
         ->add_option("WORDS", set_.words,
                      "[JOB] name=value…; names as in ckptd's settings (docs/operations.md): "
                      "with a JOB nvme. and remote. every_steps, every_ms, keep_last, "
-                     "keep_every_steps, bytes_max, verify; without one nvme. and remote. "
-                     "bandwidth_bytes_per_s_max, io_priority, nice")
+                     "keep_every_steps, bytes_max, verify, and replicas; without one nvme. and "
+                     "remote. bandwidth_bytes_per_s_max, io_priority, nice, and "
+                     "fabric.bandwidth_bytes_per_s_max")
         ->type_name("")
         ->required();
     command->add_flag("--clear", set_.clear, "Forget what was set for the JOB");
@@ -411,6 +455,8 @@ class Arguments {
   TimelineArguments timeline_;
   GarbageArguments garbage_;
   PinArguments pin_;
+  FabricArguments fabric_;
+  ReplaceArguments replace_;
   PinArguments unpin_;
   RebuildArguments rebuild_;
   SetArguments set_;

@@ -38,9 +38,14 @@ std::string RenderTier(const v1::TierStatus& tier) {
     absl::StrAppend(&out, " (", FormatBytes(tier.bytes_shared()),
                     " not written, as replicas have them)");
   }
-  absl::StrAppend(&out, "; ", dirs, tier.dirs_size() == 1 ? " has " : " have ",
-                  FormatBytes(tier.bytes_free()), " left");
-  if (!tier.engine().empty()) {
+  const bool lent = tier.tier() == "peer";  // of this node's memory
+  if (lent) {
+    absl::StrAppend(&out, " lent to other nodes' replicas");
+  } else {
+    absl::StrAppend(&out, "; ", dirs, tier.dirs_size() == 1 ? " has " : " have ",
+                    FormatBytes(tier.bytes_free()), " left");
+  }
+  if (!lent && !tier.engine().empty()) {
     absl::StrAppend(&out, "; ", EscapeText(tier.engine()));
   }
   if (tier.flushes() > 0) {
@@ -167,6 +172,10 @@ void AddTierLines(const v1::JobStatus& job, int64_t now_unix_ms, Table& lines) {
   std::string policy;
   for (const v1::TierProgress& tier : job.tiers()) {
     const bool nvme = tier.tier() == "nvme";
+    if (job.has_policy() && tier.tier() == "peer") {
+      absl::StrAppend(&policy, policy.empty() ? "" : "; ", "peer ",
+                      Count(job.policy().replicas(), "replica", "replicas"), " of the newest step");
+    }
     if (!job.has_policy() || (!nvme && tier.tier() != "remote")) {
       continue;
     }

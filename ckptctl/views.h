@@ -19,6 +19,8 @@ class CollectGarbageReply;
 class DaemonStatus;
 class ExplainReply;
 class GetNodesReply;
+class MeasureFabricReply;
+class ShowFabricReply;
 class GetStatusReply;
 class ListCheckpointsReply;
 class RebuildReply;
@@ -34,6 +36,9 @@ std::string RenderStatus(const v1::GetStatusReply& reply);
 std::string RenderJobs(const v1::GetStatusReply& reply);
 // A line, where there are none to show: another node's may be missing for a problem.
 std::string NoJobs(const v1::DaemonStatus& daemon);
+
+std::string RenderFabric(const v1::ShowFabricReply& reply);
+std::string RenderMeasured(const v1::MeasureFabricReply& reply);
 
 std::string RenderNodes(const v1::GetNodesReply& reply);
 

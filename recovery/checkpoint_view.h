@@ -44,6 +44,9 @@ struct CheckpointView {
   bool held = false;        // a session's candidate
   bool pinned = false;      // by `ckptctl pin`, or as the restore point
   bool given_up = false;    // a save that was told to have failed
+  // Of every rank that has a copy in a peer's memory that, or one of those, lies in another failure
+  // domain than what is in its own memory and nvme.
+  bool apart = false;
   std::array<TierPresence, kTierKinds> tiers;
   // Which ranks lie where cannot be told from counts per tier, and several tiers may have a step
   // only together: so the ranks are counted by the exact set of tiers in which their good copies

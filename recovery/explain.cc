@@ -171,7 +171,11 @@ StepReasons ExplainStep(const CheckpointView& checkpoint, const RestoreContext& 
     reasons.push_back("not every rank has sealed it");
   }
   for (TierKind tier : kAllTiers) {
-    if (Has(context.configured, tier)) {
+    // (Most jobs keep no replicas.)
+    const TierPresence& here = checkpoint.at(tier);
+    const bool silent =
+        tier == TierKind::kPeer && here.good + here.bad == 0 && !here.flushing && !here.wanted;
+    if (Has(context.configured, tier) && !silent) {
       reasons.push_back(TierText(checkpoint, tier));
     }
   }

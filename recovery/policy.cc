@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kEveryMsMax = uint64_t{365} * 24 * 3600 * 1000;  // a year
 constexpr uint32_t kKeepMax = 1'000'000;
+constexpr uint32_t kReplicasMax = 8;
 
 absl::Status Check(std::string_view tier, const v1::TierPolicy& policy) {
   const auto bad = [&](std::string_view setting, const std::string& problem) {
@@ -37,6 +38,11 @@ absl::Status CheckPolicy(const v1::Policy& policy) {
     return absl::InvalidArgumentError(
         "policy: nvme.share_replicas: only the remote tier is shared by ranks of several nodes; "
         "expected remote.share_replicas");
+  }
+  if (policy.replicas() > kReplicasMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy: replicas: ", policy.replicas(), " is not within 0 to ", kReplicasMax,
+                     ": so many other nodes keep each shard in memory; 0: none"));
   }
   if (absl::Status nvme = Check("nvme", policy.nvme()); !nvme.ok()) {
     return nvme;

@@ -62,8 +62,7 @@ class Guard {
       // can still be asked for.
       mine.any_branch = true;
       for (const CheckpointView& checkpoint : checkpoints) {
-        if (checkpoint.WholeIn(SurvivingTiers(entry.kind)) &&
-            (!mine.newest || checkpoint.id > *mine.newest)) {
+        if (WholeAfter(checkpoint, entry.kind) && (!mine.newest || checkpoint.id > *mine.newest)) {
           mine.newest = checkpoint.id;
         }
       }
@@ -77,7 +76,7 @@ class Guard {
     // The worst failure first: it says most.
     for (size_t i = kFailureKinds; i-- > 0;) {
       const auto kind = static_cast<FailureKind>(i);
-      if (entries_[i].newest == checkpoint.id && !left.WholeIn(SurvivingTiers(kind))) {
+      if (entries_[i].newest == checkpoint.id && !WholeAfter(left, kind)) {
         return absl::StrCat("newest step ",
                             entries_[i].any_branch ? "of any branch" : "on the line",
                             " that would outlive ", std::string(Outlives(kind)));
@@ -274,8 +273,8 @@ class Planner {
   bool NeededWithOthers(const CheckpointView& checkpoint) const {
     const CheckpointView left = checkpoint.Without(tier_);
     for (size_t i = 0; i < kFailureKinds; ++i) {
-      const TierSet tiers = SurvivingTiers(static_cast<FailureKind>(i));
-      if (checkpoint.WholeIn(tiers) && !left.WholeIn(tiers)) {
+      const auto kind = static_cast<FailureKind>(i);
+      if (WholeAfter(checkpoint, kind) && !WholeAfter(left, kind)) {
         return true;
       }
     }

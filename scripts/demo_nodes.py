@@ -1,8 +1,10 @@
 """The demo on several nodes: scripts/demo --nodes N builds and then runs this, as root. Standard library only.
 
 Each node is a network namespace with mounts and users of its own, so that nothing can arrive by a shared path: only the
-remote directory is shared. etcd and the daemons are real. A job of two ranks a node saves, a node is killed in the middle of a
-step, the spare takes its ranks, and the job goes on from the step that all can load; then the node that hosts the job dies.
+remote directory is shared. etcd and the daemons are real. A job of two ranks a node saves, each shard is kept in another node's
+memory, too; a node is killed in the middle of a step, the spare takes its ranks, and the job goes on from the step that all can load;
+then the daemon that hosts the job dies. At the end a node is lost for good, with its memory: the job goes on from what its peers
+kept, and nothing is read from the remote directory.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 from cluster import Network  # noqa: E402
 from cluster.daemon import Daemon  # noqa: E402
 from cluster.etcd import Etcd  # noqa: E402
+from cluster.node import Node  # noqa: E402
 from cluster.possible import obstacle  # noqa: E402
 from cluster.rank import Rank, ask_all, start_ranks  # noqa: E402
 
 JOB = "demo"
 PER_NODE = 2
 LEASE_MS = 3000
-POLICY = "remote.every_steps=1"
+POLICY = "remote.every_steps=1 replicas=1"
 
 
 class Wrong(Exception):
@@ -37,13 +40,16 @@ def check(claim: str, holds: bool, detail: object = "") -> None:
 
 
 def save(ranks: list[Rank], step: int) -> None:
-    """All ranks, until it is whole in the remote tier."""
+    """All ranks, until it is whole in other nodes' memory, and in the remote tier."""
     began = time.monotonic()
     said = ask_all(ranks, f"save {step}")
+    said += ask_all(ranks, "tier peer")
+    in_peers = time.monotonic() - began
     said += ask_all(ranks, "tier remote")
     took = time.monotonic() - began
     check(
-        f"step {step}: {len(ranks)} ranks saved, whole in remote after {took * 1000:.0f} ms",
+        f"step {step}: {len(ranks)} ranks saved, whole in other nodes' memory after {in_peers * 1000:.0f} ms, "
+        f"in remote after {took * 1000:.0f} ms",
         all(each.startswith("ok") for each in said),
         said,
     )
@@ -123,8 +129,8 @@ def run(network: Network, nodes: int) -> None:
         said,
     )
     check(
-        "who moved got it from remote",
-        all("source=remote" in each for each in said[-PER_NODE:]),
+        "who moved got it from another node's memory, not from remote",
+        not any("source=remote" in each for each in said),
         said,
     )
     save(ranks, 3)
@@ -142,6 +148,51 @@ def run(network: Network, nodes: int) -> None:
         daemons[host].start()
     save(ranks, 4)
     print(daemons[names[0]].ctl("nodes"))
+    lose_for_good(daemons, ranks, workers[:-1], spare)
+
+
+def lose_for_good(
+    daemons: dict[str, Daemon], ranks: list[Rank], workers: list[Node], spare: Node
+) -> None:
+    """The first node, its memory and all: the others take its ranks."""
+    gone, *left = workers
+    places = [*left, spare]
+    print(f"{gone.name} is lost for good, with its memory", flush=True)
+    print(daemons[spare.name].ctl("status", JOB))
+    began = time.monotonic()
+    gone.kill()
+    for rank in ranks:
+        if rank.node is not gone:
+            rank.kill()
+    ended = time.monotonic()
+    per_node = -(-len(ranks) // len(places))
+    places = [place for place in places for _ in range(per_node)][: len(ranks)]
+    fresh = [
+        Rank(place, JOB, rank=rank, world_size=len(ranks), policy=POLICY)
+        for rank, place in enumerate(places)
+    ]
+    started = time.monotonic()
+    opened = ask_all(fresh, "open")
+    check(
+        "all ranks run again, on the nodes that are left", set(opened) == {"ok attempt=3"}, opened
+    )
+    joined = time.monotonic()
+    said = ask_all(fresh, "restore")
+    restored = time.monotonic()
+    check(
+        "they have step 4, every bit checked, from memory and from other nodes' memory",
+        all("step=4 " in f"{each} " and "source=remote" not in each for each in said),
+        said,
+    )
+    for what, seconds in (
+        ("the node and the job's other processes ended", ended - began),
+        ("new processes started", started - ended),
+        ("they joined (the dead node's lease had to end)", joined - started),
+        ("the shards came from memory, its own or other nodes', verified", restored - joined),
+    ):
+        print(f"    {seconds * 1000:7.0f} ms  {what}")
+    if len(set(places)) > 1:
+        save(fresh, 5)
 
 
 def main() -> int:

@@ -55,6 +55,7 @@ inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
 inline constexpr size_t kLeftMax = 64;            // copies of ranks that went, named at a time
 inline constexpr size_t kPrefetchesAtOnce = 4;    // fetches under way ahead of restores, on a node
+inline constexpr size_t kReplicasAtOnce = 4;      // that are being read from other nodes
 inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
 inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
 // How long a request that has expired waits for its host, which knows better what was missing.
@@ -210,6 +211,9 @@ class Agent {
     // Filled ahead of a restore from memory that nobody is entitled to: no rank's, and deleted as
     // soon as it is empty.
     bool extra = false;
+    // Of the memory that this node lends: it holds what is kept for other nodes, or is to (extra,
+    // too; kept when it is empty, for the next ones).
+    bool lent = false;
     std::vector<ReadWait> read_waits;
     // ReleaseReads that are answered when a note of that version no longer names the reader.
     std::vector<std::pair<uint64_t, RequestToken>> release_waits;
@@ -309,6 +313,7 @@ class Agent {
     SlotId slot = 0;
     TierKind from = TierKind::kNvme;
     std::set<RequestToken> waiting;
+    std::vector<std::string> peers{};  // from kPeer
   };
   // A shard that is to be brought into memory ahead of a restore.
   struct Prefetch {
@@ -316,6 +321,15 @@ class Agent {
     uint64_t bytes = 0;
     uint32_t world_size = 0;
     MonotonicTime until{};
+    std::optional<SlotId> slot = std::nullopt;  // that is made or filled for it
+    std::string peer{};                         // from kPeer
+  };
+  // A shard that is to be kept here for another node, and is not here yet.
+  struct Replica {
+    TierKind from = TierKind::kMemory;
+    std::string peer;  // which has it
+    uint64_t bytes = 0;
+    uint32_t world_size = 0;
     std::optional<SlotId> slot = std::nullopt;  // that is made or filled for it
   };
   // Joins of a job that is not known here: whether a durable tier knows it.
@@ -428,6 +442,7 @@ class Agent {
   void TakeMessage(const JobUuid& job, const SourceOffered& m);
   void TakeMessage(const JobUuid& job, const SessionEnded& m);
   void TakeMessage(const JobUuid& job, const GiveUp& m);
+  void GiveUpSlots(const JobUuid& job, const GiveUp& m, bool replicas_too);
   void TakeMessage(const JobUuid& job, const Superseded& m);
   void TakeMessage(const JobUuid& job, const CopyUnneeded& m);
   void TakeMessage(const JobUuid& job, const CopyDoubted& m);
@@ -605,7 +620,30 @@ class Agent {
   void AskForFetchRoom(RequestToken token, const Seat& seat);
   bool DropWhatItReplaces(const ShardId& shard);
 
-  void FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size, TierKind from);
+  void FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size, TierKind from,
+                std::vector<std::string> peers);
+  void EndAhead(const ShardId& shard, const absl::Status& status, const std::string& peer = "");
+
+  // agent_replicas.cc: what is kept here for other nodes
+  uint64_t LendsBytes() const;
+  uint64_t LentBytes() const;
+  void TakeReplicas(const JobUuid& job, const FlushWanted& m);
+  void AdvanceReplicas();
+  void PlaceReplica(const ShardId& shard);
+  Slot* FreeLentSlot(const ShardId& shard, uint32_t uid, uint64_t bytes);
+  bool ReplicaSlotMade(Slot& slot);
+  bool ReplicaSlotFailed(SlotId id, const absl::Status& status);
+  void EndReplica(const ShardId& shard, const absl::Status& status, const std::string& peer);
+  void AnswerReplica(const ShardId& shard, TierKind from, absl::Status status,
+                     const std::string& peer);
+  void StopReplicas(const JobUuid& job, std::optional<CheckpointId> checkpoint, const Failure& why);
+  void RemoveReplicas(const JobUuid& job, const RemovalWanted& m);
+  bool TakeFromReplicas(uint64_t bytes, Limit limit);
+  void Adopt(Slot& slot);
+  static TierKind TierOf(const Slot& slot) {
+    return slot.lent ? TierKind::kPeer : TierKind::kMemory;
+  }
+  google::protobuf::RepeatedPtrField<v1::Label> OwnLabels() const;
 
   // agent_prefetch.cc: copies brought into memory ahead of a restore
   void TakeMessage(const JobUuid& job, const PrefetchWanted& m);
@@ -629,6 +667,7 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::TimelineRequest& request);
   void Admin(const AdminRequest& e, const v1::CollectGarbageRequest& request);
   void Admin(const AdminRequest& e, const v1::PinRequest& request);
+  void Admin(const AdminRequest& e, const v1::ReplaceRequest& request);
   void Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request);
   void Admin(const AdminRequest& e, const v1::RebuildRequest& request);
   void Admin(const AdminRequest& e, const v1::SetOptionsRequest& request);
@@ -778,6 +817,8 @@ class Agent {
   std::map<ShardId, Fetch> fetches_;
   std::map<ShardId, Prefetch> prefetches_;
   bool prefetch_due_ = false;  // one of them may go on
+  std::map<ShardId, Replica> replicas_;
+  bool replicas_due_ = false;  // likewise
   std::set<std::string> unknown_files_;
   std::optional<RebuildRun> rebuild_;
   std::deque<Action> actions_;

@@ -563,11 +563,15 @@ void Agent::AddSeat(const Seat& seat) {
 
 NodeArrived Agent::Arrival(const JobUuid& job) const {
   NodeArrived arrived;
+  arrived.lends_bytes = LendsBytes();
+  for (const v1::Label& label : OwnLabels()) {
+    arrived.labels.push_back({label.name(), label.value()});
+  }
   for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job;
        ++it) {
     const Slot& slot = slots_.at(it->second);
     if (slot.state == SlotState::kSealed) {
-      arrived.shards.push_back({slot.copy, slot.writer});
+      arrived.shards.push_back({slot.copy, slot.writer, slot.lent});
     }
   }
   for (const auto& [id, seat] : seats_.all()) {

@@ -302,7 +302,8 @@ void Agent::Admin(const AdminRequest& e, const HoldShard& request) {
     return RefuseAdmin(e.token, job.status());
   }
   Slot* slot = request.id.job == (*job)->uuid ? FindSealed(request.id) : nullptr;
-  if (slot == nullptr || slot->generation != request.generation) {
+  const bool any = request.generation == 0;
+  if (slot == nullptr || (any ? slot->bad : slot->generation != request.generation)) {
     return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(request.id.ToString(),
                                                                  " was given up for newer steps")));
   }

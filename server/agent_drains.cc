@@ -41,8 +41,17 @@ std::shared_ptr<const Replicas::Group> GroupOf(const ReplicaGroups& groups,
 }  // namespace
 
 bool Agent::HasTier(TierKind tier) const {
-  return tier == TierKind::kMemory || (tier == TierKind::kNvme ? config_.nvme().dirs_size() > 0
-                                                               : !config_.remote().dir().empty());
+  switch (tier) {
+    case TierKind::kMemory:
+      return true;
+    case TierKind::kNvme:
+      return config_.nvme().dirs_size() > 0;
+    case TierKind::kPeer:
+      return clustered();
+    case TierKind::kRemote:
+      return !config_.remote().dir().empty();
+  }
+  return false;
 }
 
 CoordinatorSettings Agent::Settings() {
@@ -52,6 +61,7 @@ CoordinatorSettings Agent::Settings() {
   settings.slots_per_rank = config_.memory().slots_per_rank();
   settings.nvme = HasTier(TierKind::kNvme);
   settings.remote = HasTier(TierKind::kRemote);
+  settings.peers = HasTier(TierKind::kPeer);
   if (const uint32_t writes = config_.remote().job_writes_max(); writes > 0) {
     settings.remote_writes_max = writes;
   }
@@ -131,6 +141,9 @@ void Agent::CheckWatermark(const JobUuid& job) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
+  if (m.to == TierKind::kPeer) {
+    return TakeReplicas(job, m);
+  }
   const auto answer = [&](const FlushWanted::Shard& shard, absl::Status status,
                           const DurableCopy& copy) {
     ShardDrained ended;
@@ -199,8 +212,9 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
   const ReplicaGroups groups = GroupsOf(m);
   for (const FlushWanted::Shard& shard : shards) {
     const ShardId id{job, m.checkpoint.attempt, m.checkpoint.step, shard.rank};
-    Slot* slot = shard.from == TierKind::kMemory ? FindSealed(id) : nullptr;
-    if (shard.from == TierKind::kMemory && (slot == nullptr || slot->bad)) {
+    const bool from_slot = shard.from == TierKind::kMemory || shard.from == TierKind::kPeer;
+    Slot* slot = from_slot ? FindSealed(id) : nullptr;
+    if (from_slot && (slot == nullptr || slot->bad)) {
       refuse(shard, absl::NotFoundError("its copy in memory is gone, or bad"));
       continue;
     }
@@ -222,7 +236,7 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     flush.uid = known.uid;
     flush.gid = known.gid;
     flush.image_bytes = shard.bytes;
-    flush.from = shard.from;
+    flush.from = from_slot ? TierKind::kMemory : shard.from;
     if (slot != nullptr) {
       flush.slot = slot->id;
       flush.generation = slot->generation;
@@ -276,7 +290,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
                      : e.status;
   ended.source_bad = e.source_bad;
   ended.copy = e.copy;
-  if (e.source_bad && op->from == TierKind::kMemory) {
+  if (e.source_bad && op->slot) {
     if (Slot* slot = FindSealed({op->job, op->checkpoint.attempt, op->checkpoint.step, op->rank});
         slot != nullptr && op->slot == slot->id) {
       slot->bad = true;
@@ -306,6 +320,11 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const FlushUnwanted& m) {
+  if (m.to == TierKind::kPeer) {
+    static const Failure kUnwanted{absl::StatusCode::kCancelled, v1::Failure::REASON_UNSPECIFIED,
+                                   "it is not wanted any more"};
+    return StopReplicas(job, m.checkpoint, kUnwanted);
+  }
   if (m.to == TierKind::kRemote) {
     ForgetFlushed(job, m.checkpoint);
     ChangeIndex(UnindexCopies{m.to, job, m.checkpoint});  // (its host has the files removed)
@@ -354,6 +373,9 @@ void Agent::OnManifestPublished(const ManifestPublished& e) {
 }
 
 void Agent::TakeMessage(const JobUuid& job, const RemovalWanted& m) {
+  if (m.tier == TierKind::kPeer) {
+    return RemoveReplicas(job, m);
+  }
   if (jobs_.count(job) == 0) {
     return Send(job, RemovalDone{m.checkpoint, m.tier,
                                  absl::NotFoundError("the job is not known here (any more)")});

@@ -72,7 +72,8 @@ void Agent::PlaceFetch(RequestToken token) {
     return;
   }
   pending.limit = got.limit;
-  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit)) {
+  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit) &&
+      !TakeFromReplicas(pending.bytes, got.limit)) {
     AskForFetchRoom(token, *seat);
   }
 }
@@ -141,12 +142,12 @@ void Agent::StartFetch(Slot& slot, RequestToken token) {
   }
   pending.where = Where::kFetch;
   waiting_for_room_.erase(token);
-  FillFrom(slot, shard, seat.uid, seat.world_size, source.from);
+  FillFrom(slot, shard, seat.uid, seat.world_size, source.from, source.peers);
   fetches_.at(shard).waiting.insert(token);
 }
 
 void Agent::FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size,
-                     TierKind from) {
+                     TierKind from, std::vector<std::string> peers) {
   slot.state = SlotState::kNoting;
   slot.fetch = true;
   slot.owned = true;
@@ -162,6 +163,7 @@ void Agent::FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t wo
   Fetch& fetch = fetches_[shard];
   fetch.slot = slot.id;
   fetch.from = from;
+  fetch.peers = std::move(peers);
   NoteSlot(slot);
   slot.grant_note = slot.note_version;
 }
@@ -177,7 +179,7 @@ void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
     const ShardId shard = slot.shard;
     const Fetch fetch = TakeFetch(slot);
     BecomeFree(slot);
-    EndPrefetch(shard, why);
+    EndAhead(shard, why);
     for (const RequestToken token : fetch.waiting) {
       FailFetch(token, fetch.from, why, false);
     }
@@ -201,12 +203,20 @@ void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
   action.slot = slot.id;
   action.generation = slot.generation;
   action.slot_bytes = slot.bytes;
+  action.peers = fetch.peers;
+  action.background = slot.lent && fetch.waiting.empty();
   if (before != nullptr) {
     action.replaces = before->id;
     slots_.at(before->id).drains.insert(fetch.drain);  // it stays what it is until then
     drains_.at(fetch.drain).replaces = before->id;
   }
   Act(std::move(action));
+}
+
+// Who waits for it ahead of a restore, or is to keep it for another node, hears.
+void Agent::EndAhead(const ShardId& shard, const absl::Status& status, const std::string& peer) {
+  EndPrefetch(shard, status);
+  EndReplica(shard, status, peer);
 }
 
 // It has ended, one way or the other.
@@ -233,8 +243,8 @@ void Agent::GiveUpFetch(const DrainOp& op, DrainId drain, const std::string& why
   slots_.at(fetch.slot).lost =
       Failure{absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED, why};
   Act(CancelDrain{drain});
-  EndPrefetch({op.job, op.checkpoint.attempt, op.checkpoint.step, op.rank},
-              absl::UnavailableError(why));
+  EndAhead({op.job, op.checkpoint.attempt, op.checkpoint.step, op.rank},
+           absl::UnavailableError(why));
   for (const RequestToken token : fetch.waiting) {
     FailFetch(token, fetch.from, absl::UnavailableError(why), false);
   }
@@ -255,21 +265,26 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
     status = absl::AbortedError(ToAbsl(slot->lost->message));
   }
   const Fetch fetch = TakeFetch(*slot);
+  const bool from_peer = op->tier == TierKind::kPeer;
+  for (const std::string& peer : e.bad_peers) {
+    Send(op->job, ShardBad{op->checkpoint, op->rank,
+                           "what was read from there contradicts its digests", op->tier, peer});
+  }
   if (!status.ok()) {
     Unpublish(*slot);  // part of it may have reached the directory
     const bool heard =
         std::any_of(fetch.waiting.begin(), fetch.waiting.end(),
                     [&](RequestToken token) { return FindPending(token) != nullptr; });
-    if (e.source_bad) {
+    if (e.source_bad && !from_peer) {
       NoteBad(slot->shard, op->tier, true);
     }
     if (fetch.slot == slot->id && fetch.drain == e.drain) {
-      EndPrefetch(slot->shard, status);
+      EndAhead(slot->shard, status, e.peer);
     }
     for (const RequestToken token : fetch.waiting) {
-      FailFetch(token, fetch.from, status, e.source_bad);
+      FailFetch(token, fetch.from, status, e.source_bad && !from_peer);
     }
-    if (!heard && e.source_bad) {
+    if (!heard && e.source_bad && !from_peer) {
       Send(op->job, ShardBad{op->checkpoint, op->rank, Message(status), op->tier});
     }
     return;
@@ -290,9 +305,11 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
   shards_[slot->shard] = slot->id;
   slots_changed_ = true;
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
-  Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
-                                 slot->copy.sealed_unix_ms, slot->copy.likeness});
-  EndPrefetch(slot->shard, absl::OkStatus());
+  if (!slot->lent) {
+    Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
+                                   slot->copy.sealed_unix_ms, slot->copy.likeness});
+  }
+  EndAhead(slot->shard, absl::OkStatus(), e.peer);
   for (const RequestToken token : fetch.waiting) {
     if (FindPending(token) != nullptr) {
       OfferSession(token, *slot);

@@ -18,6 +18,9 @@ std::string Agent::CheckInvariants() const {
     for (const ReadHold& hold : slot.readers) {
       ++references[hold.process];
     }
+    if (slot.lent && (!slot.extra || slot.writer)) {
+      return where + "is kept for other nodes, and is a rank's";
+    }
     const bool filling = Filling(slot.state);
     if (slot.state == SlotState::kWriting && !slot.writer) {
       return where + "is being written by nobody";
@@ -35,7 +38,7 @@ std::string Agent::CheckInvariants() const {
       return where +
              (is_indexed ? "is indexed and holds nothing" : "holds a shard that is not indexed");
     }
-    if (slot.state == SlotState::kFree && slot.extra) {
+    if (slot.state == SlotState::kFree && slot.extra && !slot.lent) {
       return where + "is free and nobody's to fill";
     }
     if (slot.state == SlotState::kSealed) {
@@ -117,6 +120,12 @@ std::string Agent::CheckInvariants() const {
   }
   if (ahead > kPrefetchesAtOnce) {
     return absl::StrCat(ahead, " shards are brought into memory ahead at a time");
+  }
+  for (const auto& [shard, replica] : replicas_) {
+    if (replica.slot && (slots_.count(*replica.slot) == 0 || !slots_.at(*replica.slot).lent)) {
+      return absl::StrCat(shard.ToString(), " is to be kept in slot ", *replica.slot,
+                          ", which is not lent");
+    }
   }
   for (const auto& [id, connection] : connections_) {
     ++references[connection.caller.process];

@@ -410,6 +410,7 @@ void Agent::TakeMessage(const JobUuid& job, const SourceOffered& m) {
 
 // The slot holds the source that the request's session named.
 void Agent::OfferSession(RequestToken token, Slot& slot) {
+  Adopt(slot);
   const SourceOffered source = *std::exchange(pending_.at(token).fetch, std::nullopt);
   v1::DaemonFrame frame;
   v1::SessionOutcome& outcome = *frame.mutable_enter_session();
@@ -435,8 +436,13 @@ void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
   Reply(m.token, std::move(frame));
 }
 
-// All shards of the checkpoint go; its writers are told when they seal, at the latest.
 void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
+  GiveUpSlots(job, m, false);
+}
+
+// All shards of the checkpoint go; its writers are told when they seal, at the latest. What is kept
+// for other nodes goes by RemovalWanted.
+void Agent::GiveUpSlots(const JobUuid& job, const GiveUp& m, bool replicas_too) {
   const ShardId first{job, m.checkpoint.attempt, m.checkpoint.step, 0};
   std::vector<SlotId> affected;
   for (auto it = shards_.lower_bound(first);
@@ -446,6 +452,9 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
   }
   for (const SlotId id : affected) {
     Slot& slot = slots_.at(id);
+    if (slot.lent && !replicas_too) {
+      continue;
+    }
     if (slot.state == SlotState::kSealed) {
       CancelDrainsOf(slot);
       Unpublish(slot);
@@ -468,7 +477,8 @@ void Agent::TakeMessage(const JobUuid& job, const GiveUp& m) {
     EndPrefetch(shard, absl::AbortedError(ToAbsl(m.failure.message)));
   }
   for (auto& [shard, fetch] : fetches_) {
-    if (shard.job == job && shard.checkpoint() == m.checkpoint) {
+    const bool kept = slots_.at(fetch.slot).lent && !replicas_too;
+    if (shard.job == job && shard.checkpoint() == m.checkpoint && !kept) {
       slots_.at(fetch.slot).lost = m.failure;
       if (fetch.drain != 0) {
         Act(CancelDrain{fetch.drain});

@@ -40,6 +40,7 @@ void Agent::TakeMessage(const JobUuid& job, const PrefetchWanted& m) {
     Prefetch& prefetch = prefetches_[shard];
     if (!prefetch.slot) {
       prefetch.from = wanted.from;
+      prefetch.peer = wanted.peer;
     }
     prefetch.bytes = bytes;
     prefetch.world_size = m.world_size;
@@ -107,7 +108,8 @@ void Agent::PlacePrefetch(const ShardId& shard) {
   seat.uid = job->second.uid;
   const bool extra = AnySeatOf(shard.job, shard.rank) || CountForRank(seat) >= own_max;
   const auto extras = std::count_if(slots_.begin(), slots_.end(), [&](const auto& s) {
-    return s.second.extra && s.second.job == shard.job && s.second.rank == shard.rank;
+    return s.second.extra && !s.second.lent && s.second.job == shard.job &&
+           s.second.rank == shard.rank;
   });
   const uint64_t promised = BytesPromised(prefetch.bytes);
   if (bytes_used_ + promised + prefetch.bytes > bytes_max_ ||
@@ -133,7 +135,8 @@ Agent::Slot* Agent::FreeSlotFor(const ShardId& shard, uint32_t uid, uint64_t byt
   }
   Slot* best = nullptr;
   for (auto& [id, slot] : slots_) {
-    if (!slot.owned || slot.uid != uid || !Deletable(slot) || !Fits(slot, bytes) || !Orphan(slot)) {
+    if (!slot.owned || slot.lent || slot.uid != uid || !Deletable(slot) || !Fits(slot, bytes) ||
+        !Orphan(slot)) {
       continue;
     }
     const bool own = slot.job == shard.job && slot.rank == shard.rank;
@@ -179,10 +182,15 @@ void Agent::StartPrefetch(Slot& slot, const ShardId& shard) {
   Prefetch& prefetch = prefetches_.at(shard);
   slot.ahead = true;
   prefetch.slot = slot.id;
-  FillFrom(slot, shard, jobs_.at(shard.job).uid, prefetch.world_size, prefetch.from);
+  FillFrom(
+      slot, shard, jobs_.at(shard.job).uid, prefetch.world_size, prefetch.from,
+      prefetch.peer.empty() ? std::vector<std::string>() : std::vector<std::string>{prefetch.peer});
 }
 
 void Agent::PrefetchSlotMade(Slot& slot) {
+  if (ReplicaSlotMade(slot)) {
+    return;
+  }
   for (const auto& [shard, prefetch] : prefetches_) {
     if (prefetch.slot != slot.id) {
       continue;
@@ -204,6 +212,9 @@ void Agent::PrefetchSlotMade(Slot& slot) {
 }
 
 void Agent::PrefetchSlotFailed(SlotId id, const absl::Status& status) {
+  if (ReplicaSlotFailed(id, status)) {
+    return;
+  }
   for (const auto& [shard, prefetch] : prefetches_) {
     if (prefetch.slot == id) {
       return EndPrefetch(ShardId(shard), absl::ResourceExhaustedError(absl::StrCat(
@@ -259,11 +270,11 @@ bool Agent::TakeFromPrefetches(const Seat& seat, uint64_t bytes, Limit limit) {
     });
     const bool wanted = std::any_of(prefetches_.begin(), prefetches_.end(),
                                     [&](const auto& p) { return p.second.slot == slot.id; });
-    return slot.ahead && of_use(slot) && !hangs && !wanted;
+    return slot.ahead && !slot.lent && of_use(slot) && !hangs && !wanted;
   };
   uint64_t coming = 0;
   for (const auto& [id, slot] : slots_) {
-    coming += slot.ahead && comes_back(slot) && !fetches_.count(slot.shard) ? slot.bytes : 0;
+    coming += comes_back(slot) && !fetches_.count(slot.shard) ? slot.bytes : 0;
   }
   static const Failure kTaken{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
                               "a save or a restore needs the room"};
@@ -280,8 +291,9 @@ bool Agent::TakeFromPrefetches(const Seat& seat, uint64_t bytes, Limit limit) {
 }
 
 bool Agent::HasExtra(const JobUuid& job) const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [&](const auto& s) { return s.second.extra && s.second.job == job; });
+  return std::any_of(slots_.begin(), slots_.end(), [&](const auto& s) {
+    return s.second.extra && !s.second.lent && s.second.job == job;
+  });
 }
 
 void Agent::ExpirePrefetches() {

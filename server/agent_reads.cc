@@ -271,7 +271,7 @@ void Agent::OnCopyFoundGood(const CopyFoundGood& e) {
   if (slot != nullptr && slot->generation == e.generation && slot->state == SlotState::kSealed &&
       slot->bad) {
     slot->bad = false;
-    Send(slot->shard.job, ShardGood{slot->shard.checkpoint(), slot->shard.rank});
+    Send(slot->shard.job, ShardGood{slot->shard.checkpoint(), slot->shard.rank, TierOf(*slot)});
   }
 }
 
@@ -347,7 +347,7 @@ void Agent::ReadingFailed(const SendReply& reply, const absl::Status& status) {
 // The bytes stay until room is needed: whoever called them bad may be the one that is wrong.
 void Agent::MarkBad(Slot& slot, const std::string& what) {
   slot.bad = true;
-  Send(slot.shard.job, ShardBad{slot.shard.checkpoint(), slot.shard.rank, what});
+  Send(slot.shard.job, ShardBad{slot.shard.checkpoint(), slot.shard.rank, what, TierOf(slot)});
 }
 
 }  // namespace holdfast

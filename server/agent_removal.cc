@@ -138,8 +138,9 @@ void Agent::GiveUpAll(const JobUuid& uuid) {
   const Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
                         absl::StrCat("job '", JobName(uuid), "' was removed")};
   for (const CheckpointId& checkpoint : checkpoints) {
-    TakeMessage(uuid, GiveUp{checkpoint, failure});
+    GiveUpSlots(uuid, GiveUp{checkpoint, failure}, true);
   }
+  StopReplicas(uuid, std::nullopt, failure);
   for (const auto& [id, op] : drains_) {
     if (op.job == uuid && op.kind == DrainOp::Kind::kFlush) {
       Act(CancelDrain{id});

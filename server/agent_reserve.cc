@@ -78,7 +78,8 @@ void Agent::PlaceReserve(RequestToken token) {
       }
     }
     if (adopted == nullptr) {
-      space_coming = MakeSpace(*seat, pending.bytes);
+      space_coming = MakeSpace(*seat, pending.bytes) ||
+                     (may_have_more && TakeFromReplicas(pending.bytes, Limit::kBudget));
       break;
     }
     adopted->job = seat->job;

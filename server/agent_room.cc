@@ -21,9 +21,10 @@ void Agent::Settle(EventTime time) {
     AnswerRebuild();
   }
   if (!std::exchange(slots_changed_, false)) {
-    return AdvancePrefetches();
+    AdvancePrefetches();
+    return AdvanceReplicas();
   }
-  prefetch_due_ = true;
+  prefetch_due_ = replicas_due_ = true;
   const std::set<RequestToken> waiting = waiting_for_room_;
   for (const RequestToken token : waiting) {
     const Pending* pending = FindPending(token);
@@ -38,6 +39,7 @@ void Agent::Settle(EventTime time) {
     }
   }
   AdvancePrefetches();
+  AdvanceReplicas();
 }
 
 bool Agent::Fits(const Slot& slot, uint64_t bytes) const {
@@ -69,7 +71,7 @@ bool Agent::Stuck(const Slot& slot, const Seat& seat) const {
 }
 
 bool Agent::MineFree(const Slot& slot, const Seat& seat) const {
-  return slot.state == SlotState::kFree && slot.owned && slot.job == seat.job &&
+  return slot.state == SlotState::kFree && slot.owned && !slot.lent && slot.job == seat.job &&
          slot.rank == seat.rank && (!slot.writer || *slot.writer == seat.process);
 }
 
@@ -98,7 +100,7 @@ bool Agent::Dispensable(const Slot& slot, const Seat& seat, uint64_t bytes) cons
 
 // Bytes that were another user's are never handed on.
 bool Agent::Adoptable(const Slot& slot, const Seat& seat) const {
-  return Deletable(slot) && slot.uid == seat.uid && Orphan(slot);
+  return Deletable(slot) && slot.uid == seat.uid && !slot.lent && Orphan(slot);
 }
 
 // Slots that wait for others are made up for by as many again as a rank may have: without that
@@ -270,7 +272,8 @@ void Agent::Place(RequestToken token) {
     return;
   }
   pending.limit = got.limit;
-  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit)) {
+  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit) &&
+      !TakeFromReplicas(pending.bytes, got.limit)) {
     AskForRoom(token, pending, *seat);
   }
 }
@@ -323,7 +326,7 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
   for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job;
        ++it) {
     const Slot& slot = slots_.at(it->second);
-    if (slot.state != SlotState::kSealed || (slot.extra && limit == Limit::kRank) ||
+    if (slot.state != SlotState::kSealed || slot.lent || (slot.extra && limit == Limit::kRank) ||
         (only_extra && !slot.extra)) {
       continue;
     }
@@ -355,8 +358,9 @@ std::vector<RoomAsked::Left> Agent::LeftHere(const Seat& seat, uint64_t bytes, L
   for (auto it = shards_.lower_bound({seat.job, 0, 0, 0});
        it != shards_.end() && it->first.job == seat.job && left.size() < kLeftMax; ++it) {
     const Slot& slot = slots_.at(it->second);
-    if (slot.state == SlotState::kSealed && slot.readers.empty() && slot.admin_readers.empty() &&
-        !slot.writer && Dispensable(slot, seat, bytes) && !AnySeatOf(seat.job, slot.rank)) {
+    if (slot.state == SlotState::kSealed && !slot.lent && slot.readers.empty() &&
+        slot.admin_readers.empty() && !slot.writer && Dispensable(slot, seat, bytes) &&
+        !AnySeatOf(seat.job, slot.rank)) {
       left.push_back({it->first.checkpoint(), it->first.rank});
     }
   }

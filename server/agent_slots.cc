@@ -135,6 +135,7 @@ void Agent::NoteSlot(Slot& slot) {
   v1::SlotNote note;
   note.set_generation(slot.generation);
   note.set_slot_bytes(slot.bytes);
+  note.set_replica(slot.lent);
   if (slot.writer) {
     note.mutable_writer()->set_pid(slot.writer->pid);
     note.mutable_writer()->set_start_ticks(slot.writer->start_ticks);
@@ -242,7 +243,7 @@ void Agent::BecomeFree(Slot& slot) {
   if (slot.bad) {
     return Delete(slot);
   }
-  if (slot.extra && !slot.writer) {
+  if (slot.extra && !slot.lent && !slot.writer) {
     return Delete(slot);
   }
   const JobUuid job = slot.job;

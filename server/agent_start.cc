@@ -157,6 +157,7 @@ void Agent::StartSlots(const Started& event) {
     slot.job = copy.id.job;
     slot.rank = copy.id.rank;
     slot.uid = owner->uid;
+    slot.lent = slot.extra = clustered() && found.note.replica();
     slot.shard = copy.id;
     slot.world_size = copy.world_size;
     slot.copy = copy;

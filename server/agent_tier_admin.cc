@@ -15,6 +15,7 @@
 #include "recovery/policy.h"
 #include "server/agent.h"
 #include "server/tier_limits.h"
+#include "server/tier_lists.h"
 
 namespace holdfast {
 namespace {
@@ -23,9 +24,10 @@ constexpr size_t kOptionsMax = 64;
 constexpr size_t kOptionBytesMax = 128;
 
 // What may be set while the daemon runs; the rest needs a restart.
-constexpr std::array<absl::string_view, 6> kLimits = {
+constexpr std::array<absl::string_view, 7> kLimits = {
     "nvme.bandwidth_bytes_per_s_max",   "nvme.io_priority",   "nvme.nice",
-    "remote.bandwidth_bytes_per_s_max", "remote.io_priority", "remote.nice"};
+    "remote.bandwidth_bytes_per_s_max", "remote.io_priority", "remote.nice",
+    "fabric.bandwidth_bytes_per_s_max"};
 
 // As the configuration file would say it, so that names, units and ranges are judged alike.
 absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
@@ -34,6 +36,7 @@ absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
         absl::StrCat("set: 1 to ", kOptionsMax, " settings are needed, as in nvme.keep_last=3"));
   }
   std::map<std::string, std::string> by_section;
+  std::string yaml;
   for (const v1::SetOptionsRequest::Option& option : request.options()) {
     const std::vector<std::string> path = absl::StrSplit(option.name(), '.');
     const bool plain = std::all_of(option.value().begin(), option.value().end(), [](char c) {
@@ -42,15 +45,20 @@ absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
     const bool named = std::all_of(option.name().begin(), option.name().end(), [](char c) {
       return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_';
     });
-    if (path.size() != 2 || path[0].empty() || path[1].empty() || !named || !plain ||
+    const bool whole = path.size() == 1 && !path[0].empty();  // of no tier: replicas
+    if ((!whole && (path.size() != 2 || path[0].empty() || path[1].empty())) || !named || !plain ||
         option.value().empty() || option.name().size() + option.value().size() > kOptionBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat(
           "set: '", option.name().substr(0, 64), "=", option.value().substr(0, 64),
-          "': expected TIER.SETTING=VALUE, as in remote.every_ms=10min or nvme.keep_last=3"));
+          "': expected TIER.SETTING=VALUE, as in remote.every_ms=10min or nvme.keep_last=3, or "
+          "replicas=1"));
     }
-    absl::StrAppend(&by_section[path[0]], "  ", path[1], ": ", option.value(), "\n");
+    if (whole) {
+      absl::StrAppend(&yaml, path[0], ": ", option.value(), "\n");
+    } else {
+      absl::StrAppend(&by_section[path[0]], "  ", path[1], ": ", option.value(), "\n");
+    }
   }
-  std::string yaml;
   for (const auto& [section, lines] : by_section) {
     absl::StrAppend(&yaml, section, ":\n", lines);
   }
@@ -177,6 +185,14 @@ void Agent::Admin(const AdminRequest& e, const v1::PinRequest& request) {
   Send((*job)->uuid(), PinAsked{AwaitJob(e.token, (*job)->uuid()), request});
 }
 
+void Agent::Admin(const AdminRequest& e, const v1::ReplaceRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  Send((*job)->uuid(), ReplaceAsked{AwaitJob(e.token, (*job)->uuid()), request});
+}
+
 void Agent::Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request) {
   const auto job = FindVisible(e.caller, request.job());
   if (!job.ok()) {
@@ -245,7 +261,7 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
   }
   v1::DaemonConfig changed = config_;
   absl::Status parsed = ParseConfig(*yaml, "set", changed);
-  for (const SettingRange& range : TierRanges(changed.nvme(), changed.remote())) {
+  for (const SettingRange& range : TierRanges(changed.nvme(), changed.remote(), changed.fabric())) {
     const bool may_change =
         std::find(kLimits.begin(), kLimits.end(), ToAbsl(range.setting)) != kLimits.end();
     if (parsed.ok() && may_change) {
@@ -257,7 +273,8 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
   }
   *config_.mutable_nvme() = changed.nvme();
   *config_.mutable_remote() = changed.remote();
-  Act(ApplyLimits{config_.nvme(), config_.remote()});
+  *config_.mutable_fabric() = changed.fabric();
+  Act(ApplyLimits{config_.nvme(), config_.remote(), config_.fabric()});
   v1::SetOptionsReply reply;
   const bool priority = std::any_of(request.options().begin(), request.options().end(),
                                     [](const v1::SetOptionsRequest::Option& option) {
@@ -441,7 +458,7 @@ void Agent::AnswerRebuild() {
 
 // What the core knows of the tiers; the runtime adds what its drives and mounts say.
 void Agent::FillTierStatus(v1::DaemonStatus& daemon) const {
-  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+  for (const TierKind tier : kDrained) {
     if (!HasTier(tier)) {
       continue;
     }
@@ -464,6 +481,10 @@ void Agent::FillTierStatus(v1::DaemonStatus& daemon) const {
           status.set_healthy(false);
         }
       }
+    } else if (tier == TierKind::kPeer) {
+      status.set_bytes_used(LentBytes());
+      status.set_bytes_max(LendsBytes());
+      status.set_bandwidth_bytes_per_s_max(config_.fabric().bandwidth_bytes_per_s_max());
     } else {
       status.set_bytes_max(config_.remote().bytes_max());
       status.add_dirs(config_.remote().dir());
@@ -474,7 +495,9 @@ void Agent::FillTierStatus(v1::DaemonStatus& daemon) const {
       }
     }
     for (const auto& [id, op] : drains_) {
-      const bool flush = op.kind == DrainOp::Kind::kFlush && op.tier == tier;
+      const bool flush = (op.kind == DrainOp::Kind::kFlush ||
+                          (op.kind == DrainOp::Kind::kFetch && tier == TierKind::kPeer)) &&
+                         op.tier == tier;
       status.set_flushes(status.flushes() + (flush ? 1 : 0));
       if (op.tier == tier && !op.stalled.empty()) {
         status.set_stalled(status.stalled() + 1);

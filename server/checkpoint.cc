@@ -1,7 +1,6 @@
 #include "server/checkpoint.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +43,25 @@ bool Checkpoint::Lacks(uint32_t sharers) const {
 bool Checkpoint::Doubted(Rank rank) const {
   const auto shard = shards.find(rank);
   return shard != shards.end() && Doubted(shard->second);
+}
+
+// The tiers that have good copies of it. A copy that a node keeps for others counts as a peer's
+// only while that node has none of the rank's own: it would be lost with that one.
+TierSet Checkpoint::GoodIn(const ShardState& shard) {
+  TierSet good_in = 0;
+  for (const ShardState::Copy& copy : shard.copies) {
+    const bool counts =
+        copy.place.tier != TierKind::kPeer ||
+        std::none_of(shard.copies.begin(), shard.copies.end(), [&](const ShardState::Copy& other) {
+          return other.state.kind == CopyState::Kind::kGood &&
+                 other.place.node == copy.place.node &&
+                 (other.place.tier == TierKind::kMemory || other.place.tier == TierKind::kNvme);
+        });
+    if (copy.state.kind == CopyState::Kind::kGood && counts) {
+      good_in |= SetOf(copy.place.tier);
+    }
+  }
+  return good_in;
 }
 
 std::optional<Rank> Checkpoint::DoubtedFor(Rank rank) const {
@@ -121,6 +139,7 @@ void Checkpoint::NoteLikeness(Rank rank, const Likeness& likeness) {
 
 void Checkpoint::Set(Rank rank, CopyPlace place, CopyState state) {
   ShardState& shard = shards.at(rank);
+  apart_.reset();
   Count(shard, -1);
   const auto it = std::find_if(shard.copies.begin(), shard.copies.end(),
                                [&](const ShardState::Copy& copy) { return !(copy.place < place); });
@@ -158,11 +177,10 @@ void Checkpoint::Count(const ShardState& shard, int by) {
     counter +=
         static_cast<std::remove_reference_t<decltype(counter)>>(by < 0 ? 0 - amount : amount);
   };
-  TierSet good_in = 0;
+  const TierSet good_in = GoodIn(shard);
   TierSet bad_in = 0;
   for (const ShardState::Copy& copy : shard.copies) {
     const CopyState::Kind kind = copy.state.kind;
-    good_in |= kind == CopyState::Kind::kGood ? SetOf(copy.place.tier) : TierSet{0};
     bad_in |= kind == CopyState::Kind::kBad ? SetOf(copy.place.tier) : TierSet{0};
     const bool away = kind == CopyState::Kind::kAway;
     add(away_, away ? 1 : 0);
@@ -214,8 +232,10 @@ std::array<uint32_t, kTierSets> Checkpoint::UsableIn() const {
 }
 
 void Checkpoint::CountGood() {
-  const std::array<uint32_t, kTierSets> usable = UsableIn();
-  good = std::accumulate(usable.begin() + 1, usable.end(), 0u);
+  const TierSet remote_alone = SetOf(TierKind::kRemote);
+  const uint32_t nowhere =
+      ranks_in_[0] + (manifest ? DoubtedIn(remote_alone) : ranks_in_[remote_alone]);
+  good = static_cast<uint32_t>(shards.size()) - nowhere;
 }
 
 void Checkpoint::NoteOn(NodeId node, Rank rank, bool there) {
@@ -270,7 +290,7 @@ bool Checkpoint::SetAway(NodeId node) {
   bool any = false;
   const std::vector<Rank> ranks = RanksOn(node);
   for (const Rank rank : ranks) {
-    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme, TierKind::kPeer}) {
       const CopyState& copy = shards.at(rank).at(CopyPlace{tier, node});
       if (copy.kind == CopyState::Kind::kGood) {
         CopyDetail detail = copy.detail;
@@ -330,9 +350,63 @@ bool Checkpoint::Readable(Rank rank, TierKind tier) const {
 }
 
 bool Checkpoint::ReadableOn(NodeId node, Rank rank, TierKind tier) const {
+  if (tier == TierKind::kPeer) {
+    return !PeersWith(rank, node).empty();
+  }
   const auto shard = shards.find(rank);
   return shard != shards.end() &&
          Readable(shard->second, shard->second.at(PlaceOf(tier, node)), tier);
+}
+
+std::vector<NodeId> Checkpoint::PeersWith(Rank rank, NodeId node) const {
+  const auto shard = shards.find(rank);
+  std::vector<NodeId> nodes;
+  if (shard == shards.end()) {
+    return nodes;
+  }
+  for (const TierKind tier : {TierKind::kPeer, TierKind::kMemory}) {
+    for (const ShardState::Copy& copy : shard->second.copies) {
+      const bool there = copy.place.tier == tier && copy.state.kind == CopyState::Kind::kGood;
+      if (there && (tier == TierKind::kPeer || copy.place.node != node)) {
+        const bool first = copy.place.node == node;
+        nodes.insert(first ? nodes.begin() : nodes.end(), copy.place.node);
+      }
+    }
+  }
+  return nodes;
+}
+
+uint32_t Checkpoint::PeerCopies(Rank rank) const {
+  const auto shard = shards.find(rank);
+  return shard == shards.end()
+             ? 0
+             : static_cast<uint32_t>(std::count_if(
+                   shard->second.copies.begin(), shard->second.copies.end(), [](const auto& copy) {
+                     return copy.place.tier == TierKind::kPeer &&
+                            copy.state.kind == CopyState::Kind::kGood;
+                   }));
+}
+
+bool Checkpoint::PeersApart(const std::function<NodeId(NodeId)>& domain) const {
+  if (apart_) {
+    return *apart_;
+  }
+  apart_ = std::all_of(shards.begin(), shards.end(), [&](const auto& s) {
+    const std::vector<ShardState::Copy>& copies = s.second.copies;
+    const auto own = [](const ShardState::Copy& copy) {
+      return copy.place.tier == TierKind::kMemory || copy.place.tier == TierKind::kNvme;
+    };
+    const auto apart = [&](const ShardState::Copy& copy) {
+      return copy.place.tier == TierKind::kPeer && copy.state.kind == CopyState::Kind::kGood &&
+             std::none_of(copies.begin(), copies.end(), [&](const ShardState::Copy& other) {
+               return own(other) && other.state.kind == CopyState::Kind::kGood &&
+                      domain(other.place.node) == domain(copy.place.node);
+             });
+    };
+    return !Has(GoodIn(s.second), TierKind::kPeer) ||
+           std::any_of(copies.begin(), copies.end(), apart);
+  });
+  return *apart_;
 }
 
 std::optional<TierKind> Checkpoint::Nearest(Rank rank, NodeId node,
@@ -418,9 +492,14 @@ std::string Checkpoint::CheckCounts() const {
   std::vector<Sharers> sharers_there(sharers_.size());
   for (const auto& [rank, shard] : shards) {
     bool bad = false;
+    const TierSet in = GoodIn(shard);
     for (const TierKind tier : kAllTiers) {
-      good_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kGood ? 1 : 0;
-      bad_there[Index(tier)] += shard.at(tier).kind == CopyState::Kind::kBad ? 1 : 0;
+      good_there[Index(tier)] += Has(in, tier) ? 1 : 0;
+      const bool any_bad =
+          std::any_of(shard.copies.begin(), shard.copies.end(), [&](const auto& copy) {
+            return copy.place.tier == tier && copy.state.kind == CopyState::Kind::kBad;
+          });
+      bad_there[Index(tier)] += any_bad && !Has(in, tier) ? 1 : 0;
     }
     usable += Usable(shard) ? 1 : 0;
     for (const ShardState::Copy& copy : shard.copies) {
@@ -434,10 +513,6 @@ std::string Checkpoint::CheckCounts() const {
            !std::binary_search(on->second.begin(), on->second.end(), rank))) {
         return absl::StrCat("rank ", rank, " has a copy on a node that is not known for it");
       }
-    }
-    TierSet in = 0;
-    for (const TierKind tier : kAllTiers) {
-      in |= shard.at(tier).kind == CopyState::Kind::kGood ? SetOf(tier) : TierSet{0};
     }
     ++in_there[in];
     Sharers& sharers = sharers_there[shard.sharers];

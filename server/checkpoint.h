@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -92,6 +93,7 @@ struct Drain {
   std::string shed;              // it was to go there, and does not: why
   std::string unwanted;          // not empty: what is under way is of no use any more, and why
   std::set<Rank> not_from_nvme;  // it went wrong from there: from memory, as long as that has it
+  std::set<NodeId> full;         // kPeer: nodes that could not take a replica, in this try
   bool Busy() const { return phase == Phase::kRunning || phase == Phase::kManifest; }
 };
 
@@ -104,7 +106,8 @@ struct Checkpoint {
   bool is_protected = false;   // its predecessor was shed: it gets its chance
   bool given_up = false;       // nothing of it may stay: what is left of it is being removed
   bool manifest = false;       // its remote copies are committed
-  bool removing = false;       // in one of the durable tiers, just now
+  bool removing = false;       // in one of the durable tiers, or from peers, just now
+  bool replicated = false;     // it was told that it is whole in peers' memory, and it still is
   uint32_t good = 0;           // ranks with a good copy somewhere
   uint64_t bytes = 0;          // of all its shards
   int64_t unix_ms = 0;         // of the newest shard
@@ -152,10 +155,20 @@ struct Checkpoint {
   // Whether the shard can be read from that tier, on whatever node: there, good, and remote: named
   // by a manifest, and what its file leaves out is not in files that are bad or gone.
   bool Readable(Rank rank, TierKind tier) const;
-  // The same for a reader on that node: in its own memory or nvme, or in the remote tier.
+  // The same for a reader on that node: in its own memory or nvme, in the memory of any other node,
+  // or in the remote tier.
   bool ReadableOn(NodeId node, Rank rank, TierKind tier) const;
   // The nearest tier that has it for a reader on that node, but for those excluded.
   std::optional<TierKind> Nearest(Rank rank, NodeId node, const std::set<TierKind>& without) const;
+  // The nodes in whose memory it lies for a reader on that node, be it as a peer's copy or as their
+  // own: those that keep it for others first, and that node itself before all.
+  std::vector<NodeId> PeersWith(Rank rank, NodeId node) const;
+  // Good copies in the memory of nodes that keep it for others.
+  uint32_t PeerCopies(Rank rank) const;
+  // Whether of every rank with a peer's copy one lies in another failure domain than its own. What
+  // `domain` says of a node is remembered until ForgetApart. (Goes through the ranks.)
+  bool PeersApart(const std::function<NodeId(NodeId)>& domain) const;
+  void ForgetApart() { apart_.reset(); }
   // Whether any copy of it, good or bad, is known in that node's memory.
   bool InMemoryOf(NodeId node) const;
   // Where it can be copied on from: a good copy in that tier.
@@ -198,6 +211,7 @@ struct Checkpoint {
   void CountSharers(const ShardState& shard, TierSet good_in, int by);
   void NoteOn(NodeId node, Rank rank, bool there);
   bool Readable(const ShardState& shard, const CopyState& copy, TierKind tier) const;
+  static TierSet GoodIn(const ShardState& shard);
   bool Doubted(const ShardState& shard) const;
   bool Lacks(uint32_t sharers) const;
   bool Usable(const ShardState& shard) const;
@@ -208,6 +222,7 @@ struct Checkpoint {
   std::array<uint32_t, kTierKinds> good_at_{};
   std::array<uint32_t, kTierKinds> bad_at_{};
   uint32_t away_ = 0;  // copies
+  mutable std::optional<bool> apart_;
   std::array<uint64_t, kTierKinds> bytes_at_{};
   // Ranks by the set of tiers in which they have good copies, a manifest or not.
   std::array<uint32_t, kTierSets> ranks_in_{};

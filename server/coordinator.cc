@@ -15,7 +15,11 @@ Coordinator::Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std:
       name_(std::move(name)),
       uid_(uid),
       gid_(gid),
-      next_session_(first_session) {}
+      next_session_(first_session) {
+  // (What lies in peers' memory each of them tells when it comes.)
+  inventory_[static_cast<size_t>(TierKind::kPeer)] = {TierKind::kPeer, InventoryState::Kind::kKnown,
+                                                      ""};
+}
 
 absl::Status Coordinator::Load(const v1::JobState& state) {
   const auto bad = [&](const std::string& what) {

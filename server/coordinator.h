@@ -87,6 +87,7 @@ struct CoordinatorSettings {
   uint32_t slots_per_rank = 3;
   bool nvme = false;  // is there such a tier
   bool remote = false;
+  bool peers = false;                   // other nodes can be read from
   size_t remote_writes_max = SIZE_MAX;  // images on their way there at a time
   v1::Policy policy;                    // of jobs that say nothing; every field set
   NodeNames* nodes = nullptr;
@@ -253,6 +254,11 @@ class Coordinator {
   struct Absence {
     MonotonicTime since{};
     bool ended = false;  // it is gone; else it may be back at any time
+  };
+  // Who is to keep a rank's replicas, the first one first (coordinator_replicas.cc).
+  struct Targets {
+    std::vector<NodeId> all;
+    std::vector<NodeId> stand_in;  // where it is expected to come up: that one, if there is one
   };
   // The restore point on its way into memory (coordinator_prefetch.cc).
   struct Prefetch {
@@ -423,6 +429,9 @@ class Coordinator {
                    Turn& t);
   void NextSource(const FetchFailed& m, Turn& t);
   std::set<TierKind> SourcesSpent(Rank rank, const std::string& problem);
+  std::optional<TierKind> NearestFor(const Checkpoint& checkpoint, Rank rank, NodeId node,
+                                     std::set<TierKind> without) const;
+  std::vector<std::string> PeerNames(const Checkpoint& checkpoint, Rank rank, NodeId node) const;
   NodeId SeatOf(Rank rank) const;
   std::vector<CheckpointId> Loadable() const;
   std::optional<Rank> RankWithout(const Checkpoint& checkpoint) const;
@@ -530,6 +539,30 @@ class Coordinator {
   void FillTiers(v1::JobStatus& status, EventTime time) const;
   std::string PolicyText(TierKind tier) const;  // "every 10th step and every 10 min"
 
+  // coordinator_replicas.cc: copies in the memory of other nodes
+  void On(const ReplicasDropped& m, Turn& t);
+  uint32_t ReplicasWanted() const;
+  uint32_t ReplicasWanted(const Checkpoint& checkpoint, Rank rank) const;
+  bool LacksReplicas(const Checkpoint& checkpoint) const;
+  bool StartReplication(CheckpointId id, Turn& t);
+  std::optional<FlushWanted::Shard> NextReplica(const Checkpoint& checkpoint, Rank rank,
+                                                const std::vector<NodeId>& targets,
+                                                NodeId& target) const;
+  std::map<Rank, Targets> ReplicaTargets(const Checkpoint& checkpoint) const;
+  bool GoneForGood(std::optional<NodeId> node) const;
+  void EndReplicationRound(CheckpointId id, Turn& t);
+  void TakeLateReplica(const ShardDrained& m, Turn& t);
+  void ReplicateAgain(Turn& t);
+  void DropReplicas(const std::string& why, Turn& t);
+  std::optional<NodeId> HomeOf(const Checkpoint& checkpoint, Rank rank) const;
+  std::vector<std::string> DomainLevels() const;
+  NodeId DomainOf(NodeId node) const;
+
+  // coordinator_stand_ins.cc: spares
+  void On(const ReplaceAsked& m, Turn& t);
+  absl::Status CheckReplace(const v1::ReplaceRequest& request) const;
+  std::map<NodeId, NodeId> StandIns() const;
+
   // coordinator_retention.cc: what goes from the durable tiers
   void On(const RemovalDone& m, Turn& t);
   void On(const RemovalStalled& m, Turn& t);
@@ -617,6 +650,15 @@ class Coordinator {
   std::map<CheckpointId, uint64_t> unpinned_;
   std::array<InventoryState, kTierKinds> inventory_;
   NodeInventories nvme_on_;  // of which inventory_ has the sum
+  // The nodes that are there, and what they lend to replicas of what others have.
+  struct Lender {
+    uint64_t lends_bytes = 0;
+    std::vector<NodeLabel> labels;  // coarsest failure domain first
+  };
+  std::map<NodeId, Lender> lenders_;
+  // By which, as somebody said. Best effort: a host that comes anew has not heard it.
+  std::map<NodeId, NodeId> replaced_;
+  mutable std::map<NodeId, NodeId> domains_;  // theirs, as far as asked for since they changed
   // Nodes that took part and are not there: what they have may make a step whole that is not. Those
   // that may be back at any time are waited for.
   std::set<NodeId> missing_;

@@ -538,6 +538,7 @@ void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Tur
     restore_point_.Clear();
     EndPrefetch(t);
   }
+  std::erase_if(replaced_, [&](const auto& r) { return members_.OnNode(r.first).empty(); });
   ComputeLine();
   Persist(t);
   decision_version_ = needed_version_;

@@ -395,11 +395,11 @@ std::vector<ShardId> Coordinator::GoodAt(TierKind tier, NodeId node) const {
 // A removal of everything has ended halfway: what is left is what the tiers' next scans find.
 void Coordinator::ForgetDurable(Turn& t) {
   forgotten_at_ = t.time.now;
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     Removals fresh;
     fresh.ended = std::move(RemovalsOf(tier).ended);
     RemovalsOf(tier) = std::move(fresh);
-    if (Configured(tier)) {
+    if (Configured(tier) && tier != TierKind::kPeer) {
       inventory_[static_cast<size_t>(tier)] = {tier, InventoryState::Kind::kPending, ""};
     }
   }
@@ -407,7 +407,7 @@ void Coordinator::ForgetDurable(Turn& t) {
   for (const CheckpointId& id : AllCheckpoints()) {
     Checkpoint& checkpoint = checkpoints_.at(id);
     checkpoint.removing = checkpoint.given_up = false;
-    for (const TierKind tier : kDurable) {
+    for (const TierKind tier : kDrained) {
       checkpoint.Clear(tier);
     }
     Recheck(id, t);

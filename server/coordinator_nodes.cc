@@ -20,14 +20,20 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
   for (const FoundShard& found : shards) {
     const SealedCopy& copy = found.copy;
     const bool current = copy.id.attempt == attempt();
+    const TierKind tier = found.replica ? TierKind::kPeer : TierKind::kMemory;
     if (const auto fate = fates_.find(copy.id.step);
         current && fate != fates_.end() && checkpoints_.count(copy.id.checkpoint()) == 0) {
-      t.Say(GiveUp{copy.id.checkpoint(), fate->second.failure}, t.from);
+      found.replica ? t.Say(RemovalWanted{copy.id.checkpoint(), tier, copy.world_size}, t.from)
+                    : t.Say(GiveUp{copy.id.checkpoint(), fate->second.failure}, t.from);
       continue;
     }
-    const CopyPlace place{TierKind::kMemory, t.from};
+    if (found.replica && IsGoing(copy.id.checkpoint(), tier)) {
+      t.Say(RemovalWanted{copy.id.checkpoint(), tier, copy.world_size}, t.from);
+      continue;  // it goes with the others, and was taken off the books with them
+    }
+    const CopyPlace place{tier, t.from};
     const auto known = checkpoints_.find(copy.id.checkpoint());
-    if (IsAnotherSave(copy, TierKind::kMemory, settings_.nodes->Name(t.from), true, t)) {
+    if (IsAnotherSave(copy, tier, settings_.nodes->Name(t.from), true, t)) {
       for (Released& each : released_) {
         if (each.id == copy.id.checkpoint()) {
           each.kept_on.insert(t.from);
@@ -44,7 +50,7 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     }
     AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
               copy.sealed_unix_ms, true, copy.likeness},
-             TierKind::kMemory, {}, t);
+             tier, {}, t);
     if (!current) {
       continue;
     }
@@ -218,7 +224,7 @@ void Coordinator::ForgetGone(CheckpointId safe, Turn& t) {
     missing_.erase(node);
     absent_.erase(node);
     unheard_.erase(node);
-    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme, TierKind::kPeer}) {
       DropAway(node, tier, "which is gone", t);
     }
   }
@@ -241,14 +247,28 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   LoseWork(anew, anew, t);
   GiveWay(m, t);
   // 1. What it does not tell of is not there any more.
-  std::set<std::pair<CheckpointId, Rank>> there;
+  std::map<TierKind, std::set<std::pair<CheckpointId, Rank>>> there;
   for (const FoundShard& found : m.shards) {
-    there.insert({found.copy.id.checkpoint(), found.copy.id.rank});
+    there[found.replica ? TierKind::kPeer : TierKind::kMemory].insert(
+        {found.copy.id.checkpoint(), found.copy.id.rank});
   }
-  const auto not_told = [&](CheckpointId id, Rank rank, const CopyState&) {
-    return there.count({id, rank}) == 0;
-  };
-  const std::vector<CheckpointId> changed = DropCopies({TierKind::kMemory, t.from}, not_told);
+  std::vector<CheckpointId> changed;
+  for (const TierKind tier : {TierKind::kMemory, TierKind::kPeer}) {
+    const auto not_told = [&](CheckpointId id, Rank rank, const CopyState&) {
+      return there[tier].count({id, rank}) == 0;
+    };
+    for (const CheckpointId& id : DropCopies({tier, t.from}, not_told)) {
+      changed.push_back(id);
+    }
+  }
+  std::sort(changed.begin(), changed.end());
+  changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+  lenders_[t.from] = {m.lends_bytes, m.labels};
+  domains_.clear();
+  for (auto& [id, checkpoint] : checkpoints_) {
+    checkpoint.ForgetApart();
+    checkpoint.drain(TierKind::kPeer).full.erase(t.from);
+  }
   for (const CheckpointId& id : changed) {
     Recheck(id, t);  // before anything is given up for its sake
   }
@@ -277,6 +297,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
     t.Say(RoomAnswered{wait.asked.token, true});
   }
   GoOnWithSession(t);
+  ReplicateAgain(t);
   PumpDrains(t);
   RetainDurable(t);
   FlushState(t);
@@ -424,6 +445,11 @@ void Coordinator::LoseWork(const absl::Status& why, const absl::Status& removal,
 void Coordinator::On(const NodeLeft& m, Turn& t) {
   const std::string who = settings_.nodes->Name(t.from);
   const absl::Status away = absl::UnavailableError(absl::StrCat(who, " is out of reach: ", m.why));
+  lenders_.erase(t.from);
+  domains_.clear();
+  for (auto& [id, checkpoint] : checkpoints_) {
+    checkpoint.ForgetApart();
+  }
   if (!TakesPart(t.from)) {
     nvme_on_.Erase(t.from);  // (nothing of the job is there: nobody waits for it)
     SumUpNvme();
@@ -479,6 +505,9 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
        absl::StrCat(who, m.ended ? " is gone: " : " is out of reach: ", m.why,
                     ended.empty() ? "" : absl::StrCat("; ", ended.size(), " ranks with it")),
        0, t);
+  if (m.ended) {  // (else it may be back in a moment, with what it keeps)
+    ReplicateAgain(t);
+  }
   if (was_pending && Inventory(TierKind::kNvme).kind != InventoryState::Kind::kPending) {
     return GoOnWithTier(TierKind::kNvme, t);  // it was the last one that had not told
   }

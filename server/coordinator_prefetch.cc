@@ -125,7 +125,7 @@ void Coordinator::AdvancePrefetch(Turn& t) {
       prefetch.retry = std::min(prefetch.retry.value_or(shard.retry_at), shard.retry_at);
       continue;
     }
-    const std::optional<TierKind> from = checkpoint.Nearest(rank, *node, shard.without);
+    const std::optional<TierKind> from = NearestFor(checkpoint, rank, *node, shard.without);
     if (!from && !shard.without.empty()) {  // all over again, later
       shard.without.clear();
       shard.retry_at = t.time.now + kPrefetchRetry;
@@ -134,7 +134,9 @@ void Coordinator::AdvancePrefetch(Turn& t) {
     if (from) {
       shard.asked = true;
       shard.from = *from;
-      wanted[*node].shards.push_back({rank, *from, there.bytes});
+      wanted[*node].shards.push_back(
+          {rank, *from, there.bytes,
+           *from == TierKind::kPeer ? PeerNames(checkpoint, rank, *node).front() : ""});
     }
   }
   for (auto& [node, message] : wanted) {
@@ -145,7 +147,7 @@ void Coordinator::AdvancePrefetch(Turn& t) {
 }
 
 void Coordinator::On(const PrefetchEnded& m, Turn& t) {
-  if (absl::IsNotFound(m.status)) {
+  if (absl::IsNotFound(m.status) && m.from != TierKind::kPeer) {
     On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
   }
   if (!prefetch_ || prefetch_->checkpoint != m.checkpoint) {
@@ -216,7 +218,7 @@ v1::Prefetch Coordinator::PrefetchState() const {
         : missing_.count(shard.node) > 0
             ? absl::StrCat(settings_.nodes->Name(shard.node), " is out of reach")
         : !shard.problem.empty() ? shard.problem
-        : !checkpoint.Nearest(rank, shard.node, {})
+        : !NearestFor(checkpoint, rank, shard.node, {})
             ? absl::StrCat("no tier that ", settings_.nodes->Name(shard.node),
                            " reaches has a good copy")
             : "";

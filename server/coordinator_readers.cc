@@ -129,7 +129,7 @@ ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node) const 
     return located;  // (who asks for memory alone may name any rank)
   }
   for (const TierKind tier : kAllTiers) {
-    if (!Configured(tier)) {
+    if (!Configured(tier) || tier == TierKind::kPeer) {
       continue;
     }
     located.places.push_back({tier, checkpoint.ReadableOn(node, rank, tier)

@@ -39,7 +39,9 @@ std::vector<CheckpointView> Coordinator::Views() const {
     CheckpointView view = checkpoint.View(id);
     view.held = Held(id);
     view.pinned = Pinned(id);
-    for (const TierKind tier : kDurable) {
+    view.apart = checkpoint.GoodAt(TierKind::kPeer) > 0 &&
+                 checkpoint.PeersApart([this](NodeId node) { return DomainOf(node); });
+    for (const TierKind tier : kDrained) {
       if (IsGoing(id, tier)) {
         view = view.Without(tier);
       }
@@ -81,7 +83,8 @@ bool Coordinator::IsGoing(CheckpointId id, TierKind tier) const {
 }
 
 bool Coordinator::Removing(CheckpointId id) const {
-  return IsGoing(id, TierKind::kNvme) || IsGoing(id, TierKind::kRemote);
+  return std::any_of(std::begin(kDrained), std::end(kDrained),
+                     [&](TierKind tier) { return IsGoing(id, tier); });
 }
 
 uint64_t Coordinator::BytesGoing(TierKind tier) const {
@@ -134,7 +137,7 @@ std::string Coordinator::WhyNothingGoes(TierKind tier) const {
 }
 
 void Coordinator::RetainDurable(Turn& t) {
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     Removals& removals = RemovalsOf(tier);
     if (!Configured(tier) || removed_ || removals.current ||
         Inventory(tier).kind == InventoryState::Kind::kPending) {
@@ -598,6 +601,8 @@ void Coordinator::On(const SetPolicyAsked& m, Turn& t) {
   AdminAnswered answer{m.token, v1::SetOptionsReply()};
   std::get<v1::SetOptionsReply>(answer.reply).set_text(m.text);
   AnswerWhenDurable(m.token, std::move(answer), t);
+  ReplicasWanted() == 0 ? DropReplicas("the job keeps none any more (replicas: 0)", t)
+                        : ReplicateAgain(t);
   CollectGarbageAsked again;
   On(again, t);
 }

@@ -84,7 +84,10 @@ bool Coordinator::DrainsFromMemory(const Checkpoint& checkpoint) {
 
 // It is to go to a tier, and could not without them.
 bool Coordinator::WaitsForMemory(const Checkpoint& checkpoint) {
+  const Drain& to_peers = checkpoint.drain(TierKind::kPeer);
   return checkpoint.drain(TierKind::kNvme).phase == Drain::Phase::kWanted ||
+         (to_peers.phase == Drain::Phase::kWanted && to_peers.problem.empty() &&
+          !checkpoint.CommittedAt(TierKind::kPeer)) ||
          (checkpoint.drain(TierKind::kRemote).phase == Drain::Phase::kWanted &&
           !checkpoint.CommittedAt(TierKind::kNvme));
 }

@@ -16,7 +16,15 @@ Failure Lost(v1::Failure::Reason reason, std::string message) {
 }
 
 TierKind TierOf(v1::AwaitSave::Stage stage) {
-  return stage == v1::AwaitSave::STAGE_NVME ? TierKind::kNvme : TierKind::kRemote;
+  return stage == v1::AwaitSave::STAGE_NVME   ? TierKind::kNvme
+         : stage == v1::AwaitSave::STAGE_PEER ? TierKind::kPeer
+                                              : TierKind::kRemote;
+}
+
+// It is reached in a tier, to which the step may not go.
+bool OfTier(v1::AwaitSave::Stage stage) {
+  return stage == v1::AwaitSave::STAGE_NVME || stage == v1::AwaitSave::STAGE_PEER ||
+         stage == v1::AwaitSave::STAGE_REMOTE;
 }
 
 }  // namespace
@@ -245,8 +253,21 @@ void Coordinator::Retain(Turn& t) {
 
 void Coordinator::On(const ShardBad& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
-  if (it == checkpoints_.end() || !it->second.SetBad(m.rank, PlaceOf(m.tier, t.from), m.what)) {
+  // Whoever read it from another node does not know what that keeps it for.
+  const std::optional<NodeId> other = settings_.nodes->Find(m.node);
+  if (!other && !m.node.empty()) {
+    return;  // a node that is none of ours
+  }
+  const NodeId node = other.value_or(t.from);
+  const bool bad =
+      it != checkpoints_.end() &&
+      (it->second.SetBad(m.rank, PlaceOf(m.tier, node), m.what) ||
+       (m.tier == TierKind::kPeer && it->second.SetBad(m.rank, {TierKind::kMemory, node}, m.what)));
+  if (!bad) {
     return;
+  }
+  if (other) {
+    t.Say(CopyDoubted{m.checkpoint, m.rank}, node);
   }
   Checkpoint& checkpoint = it->second;
   Tell(Report::Kind::kCopyBad,
@@ -428,8 +449,7 @@ void Coordinator::On(const AwaitAsked& m, Turn& t) {
   const auto refuse = [&](absl::StatusCode code, std::string why) {
     Refuse(m.token, {code, v1::Failure::REASON_UNSPECIFIED, std::move(why)}, t);
   };
-  const bool durable =
-      m.stage == v1::AwaitSave::STAGE_NVME || m.stage == v1::AwaitSave::STAGE_REMOTE;
+  const bool durable = OfTier(m.stage);
   if (durable && !Configured(TierOf(m.stage))) {
     return refuse(
         absl::StatusCode::kFailedPrecondition,
@@ -470,8 +490,7 @@ bool Coordinator::AnswerAwait(RequestToken token, const AwaitWaiter& waiter, Tur
   if (found != checkpoints_.end()) {
     const Checkpoint& checkpoint = found->second;
     const auto shard = checkpoint.shards.find(waiter.rank);
-    const bool durable =
-        waiter.stage == v1::AwaitSave::STAGE_NVME || waiter.stage == v1::AwaitSave::STAGE_REMOTE;
+    const bool durable = OfTier(waiter.stage);
     if (durable && AnswerDurableAwait(token, waiter, checkpoint, t)) {
       return true;
     }
@@ -517,6 +536,14 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
     return true;
   }
   const Drain& drain = checkpoint.drain(tier);
+  if (checkpoint.committed && tier == TierKind::kPeer && ReplicasWanted() == 0) {
+    Refuse(token,
+           {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+            absl::StrCat("step ", waiter.step, " is kept by no other node: the job's policy has ",
+                         "no replicas; ckptctl set ", name_, " replicas=1 changes that")},
+           t);
+    return true;
+  }
   if (!checkpoint.committed || !drain.decided || drain.phase != Drain::Phase::kNone) {
     return false;
   }

@@ -105,7 +105,7 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   // need of it may lie on nodes that have not been heard of yet.
   const auto known = checkpoints_.find(info.parent);
   const bool has_its_own = known != checkpoints_.end() && !known->second.contradictory &&
-                           known->second.Nearest(m.rank, SeatOf(m.rank), {});
+                           NearestFor(known->second, m.rank, SeatOf(m.rank), {});
   if (!has_its_own && !IsCommitted(info.parent)) {
     const std::optional<Failure> away = OutOfReach(info.parent);
     return Refuse(m.token, away ? *away : Unreadable(), t);
@@ -117,7 +117,10 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
   failed_sources_.erase(m.rank);
   if (const auto shard = parent.shards.find(m.rank); shard != parent.shards.end()) {
-    offer.from = parent.Nearest(m.rank, SeatOf(m.rank), {}).value_or(TierKind::kMemory);
+    offer.from = NearestFor(parent, m.rank, SeatOf(m.rank), {}).value_or(TierKind::kMemory);
+    if (offer.from == TierKind::kPeer) {
+      offer.peers = PeerNames(parent, m.rank, SeatOf(m.rank));
+    }
     offer.why = WhyNotNearer(parent, m.rank, SeatOf(m.rank), offer.from);
     offer.bytes = shard->second.bytes;
   }
@@ -165,7 +168,7 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
     const auto it = checkpoints_.find(of);
     const std::set<TierKind> spent = SourcesSpent(m.rank, m.problem);
     if (it != checkpoints_.end() && it->second.committed &&
-        it->second.Nearest(m.rank, SeatOf(m.rank), spent)) {
+        NearestFor(it->second, m.rank, SeatOf(m.rank), spent)) {
       Tell(Report::Kind::kSessionFellBack,
            absl::StrCat("step ", of.step, ": the memory copy of rank ", m.rank,
                         " is bad: ", m.problem, "; its next copy is used"),
@@ -269,7 +272,7 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
     Doubt(m, info.parent, t);
     if (const auto it = checkpoints_.find(info.parent);
         m.copy_is_bad && it != checkpoints_.end() && it->second.world_size == info.world_size &&
-        it->second.Nearest(m.rank, SeatOf(m.rank), SourcesSpent(m.rank, m.problem))) {
+        NearestFor(it->second, m.rank, SeatOf(m.rank), SourcesSpent(m.rank, m.problem))) {
       return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
     }
     if (const std::optional<Failure> away = OutOfReach(info.parent);
@@ -500,7 +503,7 @@ std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const
   }
   if (!session_ || !session_->reads_by_itself()) {
     for (const auto& [rank, shard] : checkpoint.shards) {
-      if (!checkpoint.Nearest(rank, SeatOf(rank), {})) {
+      if (!NearestFor(checkpoint, rank, SeatOf(rank), {})) {
         return rank;
       }
     }
@@ -508,7 +511,7 @@ std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const
   }
   for (const auto& [rank, shard] : checkpoint.shards) {
     for (const auto& [node, readers] : members_.by_node()) {
-      if (!checkpoint.Nearest(rank, node, {})) {
+      if (!NearestFor(checkpoint, rank, node, {})) {
         return rank;
       }
     }

@@ -17,12 +17,35 @@ void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, u
     for (const auto& [tier, why] : failed_sources_[rank]) {
       without.insert(tier);
     }
-    offer.from = it->second.Nearest(rank, SeatOf(rank), without).value_or(TierKind::kMemory);
+    offer.from = NearestFor(it->second, rank, SeatOf(rank), without).value_or(TierKind::kMemory);
+    if (offer.from == TierKind::kPeer) {
+      offer.peers = PeerNames(it->second, rank, SeatOf(rank));
+    }
     offer.why = WhyNotNearer(it->second, rank, SeatOf(rank), offer.from);
     offer.bytes = it->second.shards.at(rank).bytes;
   }
   offered_from_[rank] = offer.from;
   t.Say(std::move(offer));
+}
+
+// From where a rank on that node gets its shard.
+std::optional<TierKind> Coordinator::NearestFor(const Checkpoint& checkpoint, Rank rank,
+                                                NodeId node, std::set<TierKind> without) const {
+  if (!Configured(TierKind::kPeer)) {
+    without.insert(TierKind::kPeer);
+  }
+  return checkpoint.Nearest(rank, node, without);
+}
+
+std::vector<std::string> Coordinator::PeerNames(const Checkpoint& checkpoint, Rank rank,
+                                                NodeId node) const {
+  std::vector<std::string> names;
+  for (const NodeId peer : checkpoint.PeersWith(rank, node)) {
+    if (names.size() < kPeersNamedMax) {
+      names.push_back(settings_.nodes->Name(peer));
+    }
+  }
+  return names;
 }
 
 // The node that the rank runs on.
@@ -52,7 +75,9 @@ std::string Coordinator::WhyNotNearer(const Checkpoint& checkpoint, Rank rank, N
 // Why one tier's copy is not the source; `failure`: what became of it when it was tried.
 std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId node, TierKind tier,
                                 const std::string& failure) const {
-  const CopyState& copy = checkpoint.shards.at(rank).at(PlaceOf(tier, node));
+  const CopyState& copy = tier == TierKind::kPeer
+                              ? checkpoint.shards.at(rank).at(tier)
+                              : checkpoint.shards.at(rank).at(PlaceOf(tier, node));
   const std::string name = absl::StrCat(ToAbsl(TierName(tier)), " copy ");
   if (copy.kind == CopyState::Kind::kBad) {
     return absl::StrCat(name, "bad: ", copy.why);
@@ -61,9 +86,13 @@ std::string Coordinator::WhyNot(const Checkpoint& checkpoint, Rank rank, NodeId 
     return absl::StrCat(name, "not readable now: ", failure);
   }
   if (const auto elsewhere = checkpoint.GoodPlace(rank, tier);
-      elsewhere && elsewhere->node != node && tier != TierKind::kRemote) {
+      elsewhere && elsewhere->node != node && tier != TierKind::kRemote &&
+      tier != TierKind::kPeer) {
     return absl::StrCat(name, "on ", settings_.nodes->Name(elsewhere->node), ", not on ",
                         settings_.nodes->Name(node));
+  }
+  if (tier == TierKind::kPeer) {
+    return absl::StrCat(name, "absent (no other node has it in memory)");
   }
   if (tier == TierKind::kMemory) {
     return absl::StrCat(name, rebooted_ && node == kHere
@@ -89,7 +118,8 @@ void Coordinator::On(const FetchFailed& m, Turn& t) {
   const bool replaced = m.attempt == attempt() && SeatedElsewhere(m.rank, t.from);
   const bool stale = replaced || (session_ && session_->loading() &&
                                   (session_->id() != m.session || session_->round() != m.round));
-  if (m.source_bad || absl::IsNotFound(m.status)) {
+  // (Which of the peers has none, or a bad one, its node says for itself.)
+  if (m.from != TierKind::kPeer && (m.source_bad || absl::IsNotFound(m.status))) {
     On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
   } else if (!stale) {  // not what an earlier round heard late
     failed_sources_[m.rank][m.from] = Message(m.status);
@@ -126,8 +156,8 @@ void Coordinator::NextSource(const FetchFailed& m, Turn& t) {
     without.insert(tier);
   }
   const auto it = checkpoints_.find(m.checkpoint);
-  const bool more =
-      it != checkpoints_.end() && it->second.Nearest(m.rank, SeatOf(m.rank), without).has_value();
+  const bool more = it != checkpoints_.end() &&
+                    NearestFor(it->second, m.rank, SeatOf(m.rank), without).has_value();
   const Member* member = members_.Find(m.rank);
   const bool takes_part = session_ && member != nullptr && session_->id() == m.session &&
                           session_->loading() && session_->Has(m.rank, member->process);

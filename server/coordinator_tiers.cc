@@ -19,7 +19,17 @@ absl::Status WentAway(TierKind tier) {
 }  // namespace
 
 bool Coordinator::Configured(TierKind tier) const {
-  return tier == TierKind::kMemory || (tier == TierKind::kNvme ? settings_.nvme : settings_.remote);
+  switch (tier) {
+    case TierKind::kMemory:
+      return true;
+    case TierKind::kNvme:
+      return settings_.nvme;
+    case TierKind::kPeer:
+      return settings_.peers;
+    case TierKind::kRemote:
+      return settings_.remote;
+  }
+  return false;
 }
 
 v1::Policy Coordinator::EffectivePolicy() const {
@@ -30,7 +40,13 @@ v1::Policy Coordinator::EffectivePolicy() const {
 }
 
 const v1::TierPolicy& Coordinator::TierPolicyOf(const v1::Policy& policy, TierKind tier) const {
-  return tier == TierKind::kNvme ? policy.nvme() : policy.remote();
+  static const v1::TierPolicy peer = [] {  // how many replicas there are says `replicas`
+    v1::TierPolicy every_step;
+    every_step.set_every_steps(1);
+    every_step.set_keep_last(1);
+    return every_step;
+  }();
+  return tier == TierKind::kNvme ? policy.nvme() : tier == TierKind::kPeer ? peer : policy.remote();
 }
 
 std::string Coordinator::PolicyText(TierKind tier) const {
@@ -53,12 +69,13 @@ std::string Coordinator::PolicyText(TierKind tier) const {
 
 void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
   const v1::Policy policy = EffectivePolicy();
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     Checkpoint& checkpoint = checkpoints_.at(id);
     Drain& drain = checkpoint.drain(tier);
     // Before it is known what lies there nothing can be chosen; ChooseForMissing does it then.
     if (!Configured(tier) || drain.decided || checkpoint.CommittedAt(tier) || !OnLine(line_, id) ||
-        Inventory(tier).kind == InventoryState::Kind::kPending) {
+        Inventory(tier).kind == InventoryState::Kind::kPending ||
+        (tier == TierKind::kPeer && policy.replicas() == 0)) {
       continue;
     }
     const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
@@ -102,7 +119,7 @@ void Coordinator::ChooseForMissing(TierKind tier, Turn& t) {
 bool Coordinator::MayGiveWay(CheckpointId id, TierKind tier) const {
   const Checkpoint& checkpoint = checkpoints_.at(id);
   return checkpoint.drain(tier).phase == Drain::Phase::kWanted &&
-         checkpoint.GoodAt(tier) < checkpoint.world_size;
+         (checkpoint.GoodAt(tier) < checkpoint.world_size || tier == TierKind::kPeer);
 }
 
 // One step waits at a time: a newer one takes its place, so that a tier that is slower than the
@@ -125,6 +142,7 @@ void Coordinator::Want(CheckpointId id, TierKind tier, Turn& t) {
   drain.backoff = {};
   drain.problem.clear();
   drain.not_from_nvme.clear();
+  drain.full.clear();
 }
 
 // It does not get there: what is under way is stopped, and what comes of it all the same is nothing
@@ -172,12 +190,12 @@ std::optional<CopyPlace> Coordinator::FlushSource(const Checkpoint& checkpoint, 
   if (to == TierKind::kRemote && !avoid_nvme && checkpoint.Readable(rank, TierKind::kNvme)) {
     return checkpoint.GoodPlace(rank, TierKind::kNvme);
   }
-  return memory;
+  return memory || to == TierKind::kNvme ? memory : checkpoint.GoodPlace(rank, TierKind::kPeer);
 }
 
 // Starts what may start: oldest first, a few at a time.
 void Coordinator::PumpDrains(Turn& t) {
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     if (!Configured(tier) || removed_) {
       continue;
     }
@@ -217,6 +235,9 @@ bool Coordinator::NvmeMoves() const {
 
 // True if it is under way now.
 bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
+  if (tier == TierKind::kPeer) {
+    return StartReplication(id, t);
+  }
   Checkpoint& checkpoint = checkpoints_.at(id);
   Drain& drain = checkpoint.drain(tier);
   FlushWanted flush;
@@ -317,15 +338,13 @@ void Coordinator::AskForFlushes(Turn& t) {
 
 void Coordinator::On(const ShardDrained& m, Turn& t) {
   const auto it = checkpoints_.find(m.checkpoint);
-  if (it == checkpoints_.end()) {
-    return;
+  const CopyPlace* from =
+      it == checkpoints_.end() ? nullptr : it->second.drain(m.to).waiting.Find(m.rank);
+  if (from == nullptr || from->node != t.from) {
+    return m.to == TierKind::kPeer ? TakeLateReplica(m, t) : void();
   }
   Checkpoint& checkpoint = it->second;
   Drain& drain = checkpoint.drain(m.to);
-  const CopyPlace* from = drain.waiting.Find(m.rank);
-  if (from == nullptr || from->node != t.from) {
-    return;
-  }
   drain.waiting.Erase(m.rank);
   drain.unasked.Drop(t.from, m.rank);
   if (m.to == TierKind::kRemote) {
@@ -334,7 +353,9 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   if (!m.status.ok() && m.from == TierKind::kNvme) {
     drain.not_from_nvme.insert(m.rank);
   }
-  if (m.status.ok() && !drain.unwanted.empty()) {
+  if (m.status.ok() && !drain.unwanted.empty() && m.to == TierKind::kPeer) {
+    TakeLateReplica(m, t);
+  } else if (m.status.ok() && !drain.unwanted.empty()) {
     // It goes again with the rest of the step; until then it takes its room.
     for (Going& going : RemovalsOf(m.to).waiting) {
       if (going.id == m.checkpoint && going.counted.insert(m.rank)) {
@@ -353,8 +374,11 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     if (drain.failure.ok() || absl::IsCancelled(drain.failure)) {
       drain.failure = m.status;
     }
+    if (m.to == TierKind::kPeer && absl::IsResourceExhausted(m.status)) {
+      drain.full.insert(t.from);
+    }
     if (m.source_bad) {
-      On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from}, t);
+      On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from, m.peer}, t);
     }
   }
   if (checkpoints_.count(m.checkpoint) == 0) {
@@ -389,6 +413,9 @@ void Coordinator::EndDrainRound(CheckpointId id, TierKind tier, Turn& t) {
                        {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
                         absl::StrCat("step ", id.step, " was given up")},
                        t);
+  }
+  if (tier == TierKind::kPeer) {
+    return EndReplicationRound(id, t);
   }
   if (checkpoint.GoodAt(tier) == checkpoint.world_size) {
     return tier == TierKind::kRemote && !checkpoint.manifest ? BeginManifest(id, t)
@@ -490,7 +517,13 @@ void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
   }
   it->second.NoteLikeness(m.rank, m.likeness);
   it->second.SetGood(m.rank, {TierKind::kMemory, t.from}, {});
+  const CopyPlace lent{TierKind::kPeer, t.from};
+  const bool adopted = it->second.shards.at(m.rank).at(lent).kind != CopyState::Kind::kNone;
+  it->second.SetNone(m.rank, lent);  // it was that replica
   Recheck(m.checkpoint, t);
+  if (adopted) {
+    ReplicateAgain(t);
+  }
 }
 
 // ---- The remote commit ----
@@ -587,7 +620,7 @@ void Coordinator::WriteAgain(const ManifestDone& m, Turn& t) {
 // True if it is newer than what the job's state says of that tier.
 bool Coordinator::NoteThere(CheckpointId id, TierKind tier) {
   const auto info = attempts_.find(id.attempt);
-  if (info == attempts_.end()) {
+  if (info == attempts_.end() || tier == TierKind::kPeer) {
     return false;
   }
   std::optional<Step>& last =
@@ -615,7 +648,9 @@ void Coordinator::TierCommitted(CheckpointId id, TierKind tier, Turn& t) {
        checkpoint.bytes, t, tier);
   removals_[static_cast<size_t>(tier)].collect = true;
   AnswerAwaits(id.step, t);
-  ForgetGone(id, t);
+  if (tier != TierKind::kPeer) {
+    ForgetGone(id, t);
+  }
 }
 
 // ---- Times ----

@@ -18,8 +18,8 @@ constexpr int64_t kMicros = 1000;  // of a millisecond
 
 void Coordinator::FillTiers(v1::JobStatus& status, EventTime time) const {
   *status.mutable_policy() = EffectivePolicy();
-  for (const TierKind tier : kDurable) {
-    if (!Configured(tier)) {
+  for (const TierKind tier : kDrained) {
+    if (!Configured(tier) || (tier == TierKind::kPeer && ReplicasWanted() == 0)) {
       continue;
     }
     v1::TierProgress& progress = *status.add_tiers();
@@ -88,9 +88,10 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
         doubted_for[shard.sharers] = *checkpoint.DoubtedFor(rank);
       }
       std::vector<ShardState::Copy> copies = shard.copies;
-      for (const TierKind tier : kDurable) {
+      for (const TierKind tier : kDrained) {
         const CopyPlace* writing = checkpoint.drain(tier).waiting.Find(rank);
-        if (writing != nullptr && shard.at(tier).kind == CopyState::Kind::kNone) {
+        if (writing != nullptr &&
+            shard.at(PlaceOf(tier, writing->node)).kind == CopyState::Kind::kNone) {
           copies.push_back({PlaceOf(tier, writing->node), {}});
         }
       }
@@ -98,7 +99,7 @@ void Coordinator::FillWhere(std::optional<CheckpointId> only, v1::WhereReply& re
                 [](const auto& a, const auto& b) { return a.place < b.place; });
       for (const auto& [place, copy] : copies) {
         const TierKind tier = place.tier;
-        const bool writing = checkpoint.drain(tier).waiting.Find(rank) != nullptr;
+        const bool writing = copy.kind == CopyState::Kind::kNone;
         v1::ShardCopy& out = *reply.add_copies();
         out.set_attempt(id.attempt);
         out.set_step(id.step);
@@ -149,7 +150,7 @@ std::string Coordinator::WhereCopyLies(const ShardState::Copy& copy, EventTime t
   if (copy.place.tier == TierKind::kRemote) {
     return "in remote";
   }
-  return absl::StrCat(copy.place.tier == TierKind::kMemory ? "in the memory of " : "in nvme of ",
+  return absl::StrCat(copy.place.tier == TierKind::kNvme ? "in nvme of " : "in the memory of ",
                       settings_.nodes->Name(copy.place.node),
                       copy.state.kind == CopyState::Kind::kAway
                           ? absl::StrCat(", which ", WhyAway(copy.place.node, time))
@@ -214,6 +215,9 @@ std::string Coordinator::ExplainShard(const Checkpoint& checkpoint, Rank rank,
 // Of a rank that is not there any copy will do: nobody knows where it will be.
 bool Coordinator::ReadableWhereItRuns(const Checkpoint& checkpoint, Rank rank,
                                       TierKind tier) const {
+  if (tier == TierKind::kPeer && !Configured(tier)) {
+    return false;
+  }
   return members_.Find(rank) == nullptr || !members_.Find(rank)->alive
              ? checkpoint.Readable(rank, tier)
              : checkpoint.ReadableOn(SeatOf(rank), rank, tier);
@@ -382,7 +386,7 @@ void Coordinator::FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) con
     if (found == checkpoints_.end()) {
       continue;
     }
-    for (const TierKind tier : kDurable) {
+    for (const TierKind tier : kDrained) {
       const Drain& drain = found->second.drain(tier);
       if (drain.Busy()) {
         add(std::string(TierName(tier)), drain.begun_unix_ms, 0,
@@ -411,16 +415,16 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
     reply.set_bytes_to_free(reply.bytes_to_free() + (goes ? verdict.bytes : 0));
   };
   std::array<uint64_t, kTierKinds> pressure{};
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     pressure[static_cast<size_t>(tier)] = RemovalsOf(tier).pressure;
   }
   std::array<std::string, kTierKinds> not_now;
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     not_now[static_cast<size_t>(tier)] = WhyNothingGoes(tier);
   }
   for (bool more = true; more;) {
     more = false;
-    for (const TierKind tier : kDurable) {
+    for (const TierKind tier : kDrained) {
       if (!not_now[static_cast<size_t>(tier)].empty()) {
         continue;
       }
@@ -438,7 +442,7 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
       more = true;
     }
   }
-  for (const TierKind tier : kDurable) {
+  for (const TierKind tier : kDrained) {
     for (const Going* begun : AllGoing(tier)) {
       const std::string& why = begun->stalled.empty() ? begun->problem : begun->stalled;
       add(tier, {begun->id, true, "", begun->bytes}, true,

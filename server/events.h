@@ -218,12 +218,12 @@ struct HandOverFailed {
   absl::Status status;
 };
 // (VerifyRequest and InspectShardRequest: of what lies on this node.)
-// The runtime wants to read one of the shards that VerifyRequest was answered with. →
-// ReadableShards with this one, or NotFound: it went meanwhile.
+// The runtime wants to read one of the shards that VerifyRequest was answered with, or that another
+// node asks for. → ReadableShards with this one, or NotFound: it went meanwhile.
 struct HoldShard {
   std::string job;
   ShardId id;
-  Generation generation = 0;
+  Generation generation = 0;  // 0: whichever there is, if it is good
 };
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {
@@ -235,7 +235,7 @@ struct AdminRequest {
                v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
                v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
                v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
-               v1::VerifyMoreRequest>
+               v1::VerifyMoreRequest, v1::ReplaceRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -258,6 +258,9 @@ struct FetchEnded {
   absl::Status status;
   bool source_bad = false;
   SealedCopy copy;  // when OK
+  // From kPeer: the node that was tried last, and those whose copy contradicts its digests.
+  std::string peer{};
+  std::vector<std::string> bad_peers{};
 };
 // A copy was opened for a client, or not. What nobody sends any more closes with the last who has
 // it.
@@ -421,7 +424,7 @@ struct FlushShard {
 struct CancelDrain {
   DrainId drain = 0;
 };
-// Fills a slot from a durable copy, verifies, publishes its record → FetchEnded.
+// Fills a slot from a copy in another tier, verifies, publishes its record → FetchEnded.
 struct FetchShard {
   DrainId drain = 0;
   TierKind from = TierKind::kNvme;
@@ -432,6 +435,8 @@ struct FetchShard {
   // A slot that holds a bad copy of the same shard: its record goes when the good one has been
   // verified, just before that is published.
   std::optional<SlotId> replaces;
+  std::vector<std::string> peers{};  // from kPeer: the nodes that have it in memory, in order
+  bool background = false;  // nobody waits for it: held to fabric.bandwidth_bytes_per_s_max
 };
 // Opens image and record of a copy, read-only, and looks whether they are what they should be; the
 // bytes of the image are the reader's to verify → DurableOpened.
@@ -483,6 +488,7 @@ struct ScanNvme {
 struct ApplyLimits {
   v1::NvmeConfig nvme;
   v1::RemoteConfig remote;
+  v1::FabricConfig fabric;
 };
 struct SetTimer {  // one timer; the newest setting wins → TimerFired at or after `at`
   MonotonicTime at;
@@ -543,7 +549,7 @@ struct AdminReply {
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
                v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
-               v1::VerifyMoreReply>
+               v1::VerifyMoreReply, v1::ReplaceReply>
       reply;
 };
 // Another node asks for what only the runtime can do → ReadForPeer.

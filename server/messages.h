@@ -39,6 +39,8 @@ struct EventTime {
 // Checkpoints of a Listing: a client's frame holds 65,536 bytes, each takes at most some 90.
 inline constexpr size_t kListedMax = 256;
 
+inline constexpr size_t kPeersNamedMax = 8;  // to read one shard from
+
 inline constexpr size_t kRemovedBeforeMax = 16;  // removed jobs of one name that are remembered
 
 struct Failure {
@@ -126,6 +128,7 @@ struct ShardBad {
   Rank rank = 0;
   std::string what;
   TierKind tier = TierKind::kMemory;
+  std::string node{};  // whose copy it is; empty: the sender's
 };
 // What the node knows of a tier. Until it knows it, something newer than what is seen may lie
 // there.
@@ -160,6 +163,7 @@ struct ShardDrained {
   absl::Status status;
   bool source_bad = false;
   DurableCopy copy;
+  std::string peer{};  // to kPeer: the node that it was read from
 };
 struct FlushStalled {
   CheckpointId checkpoint;
@@ -191,6 +195,12 @@ struct MemoryCopyGained {
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
   Likeness likeness{};  // a manifest did not tell it
+};
+// Replicas that the node kept went: it needs the memory itself.
+struct ReplicasDropped {
+  CheckpointId checkpoint;
+  std::vector<Rank> ranks;
+  std::string why;
 };
 // The rank's shard could not be brought into memory.
 struct FetchFailed {
@@ -225,6 +235,10 @@ struct FetchRoomAsked {
 struct PinAsked {
   RequestToken token = 0;
   v1::PinRequest request;
+};
+struct ReplaceAsked {
+  RequestToken token = 0;
+  v1::ReplaceRequest request;
 };
 struct RemoveCheckpointAsked {
   RequestToken token = 0;
@@ -297,6 +311,7 @@ struct WakeUp {};
 struct FoundShard {
   SealedCopy copy;
   std::optional<ProcessId> writer;
+  bool replica = false;  // kept for another node
 };
 // The node that this comes from takes part from now on, or again: all that it has in memory, and
 // the ranks that live there. What it has in nvme is told next.
@@ -311,6 +326,8 @@ struct NodeArrived {
   };
   std::vector<FoundShard> shards;
   std::vector<Seat> seats;
+  uint64_t lends_bytes = 0;         // of its memory, to replicas of what other nodes have
+  std::vector<NodeLabel> labels{};  // its failure domains
 };
 // What that node has is out of reach. `ended`: its processes count as ended, too.
 struct NodeLeft {
@@ -330,7 +347,8 @@ using ToCoordinator =
                  WakeUp, JobRemoved, InventoryState, CopiesFound, CopiesAway, ShardDrained,
                  FlushStalled, ManifestDone, RemovalDone, RemovalStalled, MemoryCopyGained,
                  FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked, RemoveCheckpointAsked,
-                 SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft, PrefetchEnded>;
+                 SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft, PrefetchEnded,
+                 ReplicasDropped, ReplaceAsked>;
 
 // ---- Coordinator → agent ----
 
@@ -371,6 +389,7 @@ struct SourceOffered {
   TierKind from = TierKind::kMemory;
   std::string why;  // not from memory: what became of the nearer copies
   uint64_t bytes = 0;
+  std::vector<std::string> peers{};  // from kPeer: the nodes that have it, to be tried in order
 };
 struct SessionEnded {
   RequestToken token = 0;
@@ -429,13 +448,15 @@ struct RestorePointSet {
 struct Reported {
   Report report;
 };
-// Copies of these shards are to be written into the tier → a ShardDrained for each.
+// Copies of these shards are to be written into the tier → a ShardDrained for each. To kPeer: are
+// to be read from the memory of the nodes that are named, and kept in this one's.
 struct FlushWanted {
   struct Shard {
     Rank rank = 0;
     TierKind from = TierKind::kMemory;
     uint64_t bytes = 0;
     uint32_t group = 0;  // 1: the first of `groups`; 0: none, it is written whole
+    std::string peer{};  // to kPeer: the node that has it in memory
   };
   // Ranks whose shards have this content, whatever their nodes.
   struct Group {
@@ -475,6 +496,7 @@ struct PrefetchWanted {
     Rank rank = 0;
     TierKind from = TierKind::kNvme;
     uint64_t bytes = 0;
+    std::string peer{};  // from kPeer: the node that has it
   };
   CheckpointId checkpoint;
   uint32_t world_size = 0;
@@ -485,7 +507,8 @@ struct PrefetchUnwanted {
 };
 struct AdminAnswered {
   RequestToken token = 0;
-  std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply> reply;
+  std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::ReplaceReply>
+      reply;
 };
 
 using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,

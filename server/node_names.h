@@ -8,6 +8,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ class NodeNames {
       names_.push_back(name);
     }
     return it->second;
+  }
+  std::optional<NodeId> Find(const std::string& name) const {
+    const auto it = numbers_.find(name);
+    return it == numbers_.end() ? std::nullopt : std::optional(it->second);
   }
   const std::string& Name(NodeId node) const { return names_.at(node); }
   bool Several() const { return names_.size() > 1; }

@@ -53,7 +53,9 @@ using peer_internal::Writer;
   X(RemoveCheckpointAsked, remove_checkpoint_asked) \
   X(SetPolicyAsked, set_policy_asked)               \
   X(CollectGarbageAsked, collect_garbage_asked)     \
-  X(PrefetchEnded, prefetch_ended)
+  X(PrefetchEnded, prefetch_ended)                  \
+  X(ReplicasDropped, replicas_dropped)              \
+  X(ReplaceAsked, replace_asked)
 
 #define HF_PEER_TO_AGENT(X)             \
   X(Refused, refused)                   \
@@ -109,7 +111,8 @@ using peer_internal::Writer;
   X(PlanVerify, plan_verify)             \
   X(ReadShard, read_shard)               \
   X(VerifyPart, verify_part)             \
-  X(VerifyMore, verify_more)
+  X(VerifyMore, verify_more)             \
+  X(Replace, replace)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }
@@ -190,6 +193,55 @@ template <typename Io, typename T, typename F>
 void DurableTier(Io& io, T& tier, F field) {
   io.Tier(tier, field);
   io.Require(tier != TierKind::kMemory, field.name, "memory is not a durable tier");
+}
+
+// A name is compared as it is: never mended.
+template <typename Io, typename T, typename F>
+void NodeName(Io& io, T& name, F field) {
+  io.Path(name, field);
+  io.Require(name.size() <= kNodeTextBytesMax, field.name, "it is longer than a node's name");
+}
+
+// An entry of a list of texts, on its way there or back.
+template <typename Add>
+auto OneOf(std::string_view name, Add add) {
+  return peer_internal::Field{name, [] { return std::string(); }, add};
+}
+inline auto TakenFrom(std::string_view name, const std::string& entry) {
+  return peer_internal::Field{name, [&entry] { return entry; }, [](const auto&) {}};
+}
+
+// The nodes that each of some shards is read from: names, each once.
+template <typename Io, typename Shards, typename P>
+void PeerOfEach(Io& io, Shards& shards, P& p) {
+  if constexpr (Io::kWriting) {
+    std::map<std::string, uint64_t> places;
+    std::vector<uint64_t> column;
+    for (const auto& shard : shards) {
+      if (shard.peer.empty()) {
+        column.push_back(0);
+        continue;
+      }
+      const auto [known, fresh] = places.try_emplace(shard.peer, places.size() + 1);
+      if (fresh) {
+        NodeName(io, shard.peer, OneOf("peers", [&p](const auto& name) { p.add_peers(name); }));
+      }
+      column.push_back(known->second);
+    }
+    io.Column(
+        column, [](auto& place) -> auto& { return place; }, *p.mutable_peer(), "peer");
+  } else {
+    std::vector<uint64_t> column(shards.size());
+    io.Column(
+        column, [](auto& place) -> auto& { return place; }, *p.mutable_peer(), "peer");
+    for (size_t i = 0; i < shards.size() && io.ok(); ++i) {
+      io.Require(column[i] <= static_cast<uint64_t>(p.peers_size()), "peer",
+                 "there is no such one");
+      if (io.ok() && column[i] > 0) {
+        NodeName(io, shards[i].peer, TakenFrom("peers", p.peers(static_cast<int>(column[i]) - 1)));
+      }
+    }
+  }
 }
 
 template <typename Io, typename M>
@@ -349,6 +401,7 @@ void Fields(Io& io, M& m, v1::ShardBad& p) {
   io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
   io.Tier(HF_FIELD(tier));
   io.Text(HF_FIELD(what));
+  NodeName(io, HF_FIELD(node));
 }
 
 template <typename Io, typename M>
@@ -451,6 +504,7 @@ void Fields(Io& io, M& m, v1::ShardDrained& p) {
   io.Tier(HF_FIELD(from));
   io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
   io.Any(HF_FIELD(source_bad));
+  NodeName(io, HF_FIELD(peer));
   std::vector<DurableCopy> copies;
   if constexpr (Io::kWriting) {
     if (!m.copy.copy.id.job.IsZero()) {
@@ -532,6 +586,18 @@ void Fields(Io& io, M& m, v1::MemoryCopyGained& p) {
 }
 
 template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ReplicasDropped& p) {
+  CheckpointOf(io, m.checkpoint, p);
+  io.BaseColumn(
+      m.ranks, 1, kWorldSizeMax, [](auto& rank) -> auto& { return rank; }, *p.mutable_rank(),
+      "rank");
+  for (const Rank rank : m.ranks) {
+    io.Require(rank < kWorldSizeMax, "rank", "it is too large");
+  }
+  io.Text(HF_FIELD(why));
+}
+
+template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::FetchFailed& p) {
   io.Any(HF_FIELD(token));
   TakesPart(io, m, p);
@@ -590,10 +656,32 @@ void SeatFields(Io& io, M& m, v1::NodeArrived::Seat& p) {
 }
 
 template <typename Io, typename M>
+void LabelsOf(Io& io, M& m, v1::NodeArrived& p) {
+  constexpr std::string_view kTooManyLabels = "there are too many";
+  if constexpr (Io::kWriting) {
+    io.Require(m.labels.size() <= kNodeLabelsMax, "labels", kTooManyLabels);
+    for (const NodeLabel& label : m.labels) {
+      v1::Label& out = *p.add_labels();
+      NodeName(io, label.name, OneOf("labels", [&out](const auto& text) { out.set_name(text); }));
+      NodeName(io, label.value, OneOf("labels", [&out](const auto& text) { out.set_value(text); }));
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.labels_size()) <= kNodeLabelsMax, "labels", kTooManyLabels);
+    for (int i = 0; i < p.labels_size() && io.ok(); ++i) {
+      NodeLabel& label = m.labels.emplace_back();
+      NodeName(io, label.name, TakenFrom("labels", p.labels(i).name()));
+      NodeName(io, label.value, TakenFrom("labels", p.labels(i).value()));
+    }
+  }
+}
+
+template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::NodeArrived& p) {
   if (!Io::kWriting || !m.shards.empty()) {
     io.Shards(m.shards, *p.mutable_shards());
   }
+  io.Any(HF_FIELD(lends_bytes));
+  LabelsOf(io, m, p);
   if constexpr (Io::kWriting) {
     io.Require(m.seats.size() <= kSeatsMax, "seats", "there are too many");
     for (const NodeArrived::Seat& seat : m.seats) {
@@ -636,6 +724,19 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::PinAsked& p) {
   io.Any(HF_FIELD(token));
   RequestOf(io, m.request, *p.mutable_request());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::ReplaceAsked& p) {
+  io.Any(HF_FIELD(token));
+  RequestOf(io, m.request, *p.mutable_request());
+  if constexpr (Io::kWriting) {
+    p.mutable_request()->set_node(peer_internal::MendText(m.request.node()));
+    p.mutable_request()->set_with(peer_internal::MendText(m.request.with()));
+  } else {
+    io.Require(m.request.node().size() <= kPeerTextBytesMax, "request.node", "it is too long");
+    io.Require(m.request.with().size() <= kPeerTextBytesMax, "request.with", "it is too long");
+  }
 }
 
 template <typename Io, typename M>
@@ -707,6 +808,18 @@ void Fields(Io& io, M& m, v1::SourceOffered& p) {
   io.Tier(HF_FIELD(from));
   io.Text(HF_FIELD(why));
   io.Within(HF_FIELD(bytes), 0, kImageBytesMax);
+  constexpr std::string_view kTooManyPeers = "there are too many";
+  if constexpr (Io::kWriting) {
+    io.Require(m.peers.size() <= kPeersNamedMax, "peers", kTooManyPeers);
+    for (const std::string& peer : m.peers) {
+      NodeName(io, peer, OneOf("peers", [&p](const auto& name) { p.add_peers(name); }));
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.peers_size()) <= kPeersNamedMax, "peers", kTooManyPeers);
+    for (int i = 0; i < p.peers_size() && io.ok(); ++i) {
+      NodeName(io, m.peers.emplace_back(), TakenFrom("peers", p.peers(i)));
+    }
+  }
 }
 
 template <typename Io, typename M>
@@ -860,6 +973,7 @@ void Sources(Io& io, M& m, P& p) {
     io.Require(shard.rank < m.world_size, "rank", "it is not below the world size");
     io.Require(shard.bytes <= kImageBytesMax, "bytes", "it is larger than an image may be");
   }
+  PeerOfEach(io, m.shards, p);
 }
 
 // (What the runs say the agent judges.)
@@ -973,6 +1087,8 @@ void Fields(Io& io, M& m, v1::AdminAnswered& p) {
       ReplyOf(io, *pin, *p.mutable_pin());
     } else if (const auto* removed = std::get_if<v1::RemoveCheckpointReply>(&m.reply)) {
       ReplyOf(io, *removed, *p.mutable_remove_checkpoint());
+    } else if (const auto* replaced = std::get_if<v1::ReplaceReply>(&m.reply)) {
+      ReplyOf(io, *replaced, *p.mutable_replace());
     } else {
       ReplyOf(io, std::get<v1::SetOptionsReply>(m.reply), *p.mutable_set_options());
     }
@@ -983,6 +1099,8 @@ void Fields(Io& io, M& m, v1::AdminAnswered& p) {
       case v1::AdminAnswered::kRemoveCheckpoint:
         return ReplyOf(io, m.reply.template emplace<v1::RemoveCheckpointReply>(),
                        *p.mutable_remove_checkpoint());
+      case v1::AdminAnswered::kReplace:
+        return ReplyOf(io, m.reply.template emplace<v1::ReplaceReply>(), *p.mutable_replace());
       case v1::AdminAnswered::kSetOptions:
         return ReplyOf(io, m.reply.template emplace<v1::SetOptionsReply>(),
                        *p.mutable_set_options());

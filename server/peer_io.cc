@@ -328,6 +328,9 @@ void Writer::Runs(const std::vector<Row>& rows, v1::CopySet& p) {
       Column(
           run_rows, [](const Row& row) { return row.writer ? row.writer->start_ticks : 0; },
           *run.mutable_writer_start_ticks(), "writer_start_ticks");
+      Column(
+          run_rows, [](const Row& row) { return row.replica ? 1 : 0; }, *run.mutable_replica(),
+          "replica");
     }
   }
 }
@@ -440,8 +443,8 @@ void Reader::Runs(std::vector<Row>& rows, v1::CopySet& p) {
       return;
     }
     if constexpr (std::is_same_v<Row, DurableCopy>) {
-      Require(run.writer().empty() && run.writer_start_ticks().empty(), "writer",
-              "a durable copy has none");
+      Require(run.writer().empty() && run.writer_start_ticks().empty() && run.replica().empty(),
+              "writer", "a durable copy has none");
       Require(run.record_crc().empty() || static_cast<size_t>(run.record_crc_size()) == count,
               "record_crc", "it has not as many entries as there are rows");
       std::vector<uint64_t> lengths(count);
@@ -474,12 +477,17 @@ void Reader::Runs(std::vector<Row>& rows, v1::CopySet& p) {
       Column(
           ticks, [](uint64_t & tick) -> auto& { return tick; }, run.writer_start_ticks(),
           "writer_start_ticks");
+      std::vector<uint64_t> replicas(count);
+      Column(
+          replicas, [](uint64_t & replica) -> auto& { return replica; }, run.replica(), "replica");
       for (size_t i = 0; i < count && ok(); ++i) {
         CheckWithin(pids[i], "writer", 0, uint64_t{INT32_MAX} + 1);
         Require(pids[i] != 0 || ticks[i] == 0, "writer_start_ticks", "of nobody");
         if (pids[i] != 0) {
           run_rows[i].writer = {static_cast<int32_t>(pids[i] - 1), ticks[i], context_.from};
         }
+        CheckWithin(replicas[i], "replica", 0, 1);
+        run_rows[i].replica = replicas[i] == 1;
       }
     }
 

@@ -51,6 +51,7 @@ struct TierNumber {
 };
 inline constexpr TierNumber kTiers[] = {{v1::TIER_MEMORY, TierKind::kMemory},
                                         {v1::TIER_NVME, TierKind::kNvme},
+                                        {v1::TIER_PEER, TierKind::kPeer},
                                         {v1::TIER_REMOTE, TierKind::kRemote}};
 static_assert(std::size(kTiers) == kTierKinds);
 

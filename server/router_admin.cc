@@ -2,6 +2,7 @@
 // answers it as if it had been asked there; the caller's uid goes with it (all nodes of a cluster
 // trust each other).
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,11 +17,13 @@ std::string JobOf(const ForwardedRequest& request) {
   return std::visit([](const auto& one) { return one.job(); }, request);
 }
 
-// The node that a request names; empty: none.
+// The node that is to answer; empty: the job's host. (What is asked of a job about a node, that
+// node does not answer.)
 std::string NodeOf(const ForwardedRequest& request) {
   return std::visit(
       [](const auto& one) -> std::string {
-        if constexpr (requires { one.node(); }) {
+        using Request = std::decay_t<decltype(one)>;
+        if constexpr (requires { one.node(); } && !std::is_same_v<Request, v1::ReplaceRequest>) {
           return one.node();
         } else {
           return "";

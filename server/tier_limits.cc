@@ -60,7 +60,8 @@ absl::Status CheckRange(const SettingRange& range) {
   return absl::OkStatus();
 }
 
-std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote) {
+std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote,
+                                     const v1::FabricConfig& fabric) {
   const uint64_t high = nvme.high_watermark_percent();
   return {
       {"nvme.dirs", static_cast<uint64_t>(nvme.dirs_size()), 0, kDrivesMax},
@@ -72,6 +73,10 @@ std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::Remot
       {"nvme.bandwidth_bytes_per_s_max", nvme.bandwidth_bytes_per_s_max(), kBandwidthMin,
        kBandwidthMax, Unit::kBytes, true},
       {"nvme.piece_bytes", nvme.piece_bytes(), kMiB, 4 * kMiB, Unit::kBytes, false, 4 * kKiB},
+      {"fabric.dscp", fabric.dscp(), 0, 63},
+      {"fabric.devices", static_cast<uint64_t>(fabric.devices_size()), 0, 8},
+      {"fabric.bandwidth_bytes_per_s_max", fabric.bandwidth_bytes_per_s_max(), kBandwidthMin,
+       kBandwidthMax, Unit::kBytes, true},
       {"nvme.depth", nvme.depth(), 4, 32},
       {"nvme.io_priority", nvme.io_priority(), 0, 8},
       {"nvme.nice", nvme.nice(), 0, 19},

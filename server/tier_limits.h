@@ -1,7 +1,7 @@
 // What the settings of the durable tiers may be (holdfast/v1/config.proto): one table, for the
 // configuration at start and for what `ckptctl set` changes later.
 //
-//   for (const SettingRange& range : TierRanges(config.nvme(), config.remote())) {
+//   for (const SettingRange& range : TierRanges(config.nvme(), config.remote(), config.fabric())) {
 //     HF_RETURN_IF_ERROR(CheckRange(range));
 //   }
 //
@@ -31,6 +31,7 @@ struct SettingRange {
 // InvalidArgument, naming the setting, its value and what it may be.
 absl::Status CheckRange(const SettingRange& range);
 
-std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote);
+std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote,
+                                     const v1::FabricConfig& fabric);
 
 }  // namespace holdfast

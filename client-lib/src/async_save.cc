@@ -136,7 +136,7 @@ void SaveProgress::AskForEarlier(Stage stage) {
     AskInPassing(Stage::kCommitted);
   }
   // It may not be there: the policy may send the step to remote alone.
-  if (stage > Stage::kNvme && known.nvme.count() < 0) {
+  if (stage == Stage::kRemote && known.nvme.count() < 0) {
     AskInPassing(Stage::kNvme);
   }
 }
@@ -176,7 +176,7 @@ uint64_t SaveProgress::attempt() {
 wire::AwaitSave SaveProgress::AwaitOf(Stage stage, uint64_t deadline_ms) const {
   static_assert(
       static_cast<uint32_t>(Stage::kSealed) - 1 == static_cast<uint32_t>(wire::Stage::kSealed) &&
-      static_cast<uint32_t>(Stage::kRemote) - 1 == static_cast<uint32_t>(wire::Stage::kRemote));
+      static_cast<uint32_t>(Stage::kPeer) - 1 == static_cast<uint32_t>(wire::Stage::kPeer));
   wire::AwaitSave await;
   await.step = step_;
   await.stage = static_cast<wire::Stage>(static_cast<uint32_t>(stage) - 1);
@@ -221,6 +221,7 @@ void SaveProgress::Told(Stage stage, int64_t unix_ms) {
   // By another clock, and coarser: still not before what it includes.
   (stage == Stage::kCommitted ? times_.committed
    : stage == Stage::kNvme    ? times_.nvme
+   : stage == Stage::kPeer    ? times_.peer
                               : times_.remote) = std::max(times_.sealed, after);
 }
 

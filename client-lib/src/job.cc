@@ -173,7 +173,8 @@ Result<std::unique_ptr<Job>> Job::Open(const JobOptions& options) {
         client::RankIdentity{options.job, options.rank, options.world_size, options.launch,
                              client::SocketPath(options.socket),
                              client::wire::EncodePolicy(client::ToWire(options.policy.nvme),
-                                                        client::ToWire(options.policy.remote))},
+                                                        client::ToWire(options.policy.remote),
+                                                        options.policy.replicas)},
         options);
     HF_TRY(job->Open(options.open_deadline));
     return std::unique_ptr<Job>(std::move(job));

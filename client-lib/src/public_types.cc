@@ -91,6 +91,8 @@ const char* StageName(Stage stage) {
       return "nvme";
     case Stage::kRemote:
       return "remote";
+    case Stage::kPeer:
+      return "peer";
   }
   return "?";
 }

@@ -531,7 +531,8 @@ absl::Status ReadReplyField(const WireField& field, Fields& fields, Reply& out) 
 
 }  // namespace
 
-std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote) {
+std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote,
+                         std::optional<uint32_t> replicas) {
   std::string out;
   protozero::pbf_writer writer{out};
   const std::string first = EncodeTierPolicy(nvme);
@@ -541,6 +542,9 @@ std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote) {
   }
   if (!second.empty()) {
     writer.add_message(2, second);
+  }
+  if (replicas) {
+    writer.add_uint32(3, *replicas);
   }
   return out;
 }

@@ -26,7 +26,7 @@ inline constexpr size_t kFrameHeaderBytes = 4;
 inline constexpr size_t kMessageBytesMax = 65'536;
 
 enum class Choice : uint32_t { kNewest = 0, kStep = 1 };
-enum class Stage : uint32_t { kUnspecified = 0, kSealed, kCommitted, kNvme, kRemote };
+enum class Stage : uint32_t { kUnspecified = 0, kSealed, kCommitted, kNvme, kRemote, kPeer };
 enum class Reason : uint32_t {
   kUnspecified = 0,
   kNothingToRestore,
@@ -65,7 +65,8 @@ struct TierPolicy {
   std::optional<uint64_t> keep_every_steps;
   std::optional<uint64_t> bytes_max;
 };
-std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote);
+std::string EncodePolicy(const TierPolicy& nvme, const TierPolicy& remote,
+                         std::optional<uint32_t> replicas);
 struct Reserve {
   uint64_t slot_bytes = 0;
   uint32_t slots = 0;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "holdfast/v1/peer.grpc.pb.h"
+#include "server/peers/peer_tls.h"
 
 namespace holdfast {
 
@@ -107,15 +108,8 @@ std::shared_ptr<PeerCalls::Connection> PeerCalls::Connect(const std::string& add
       GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
       static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(deadline_).count()));
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
-  if (!tls.ca.empty()) {
-    grpc::SslCredentialsOptions options;
-    options.pem_root_certs = tls.ca;
-    options.pem_cert_chain = tls.cert;
-    options.pem_private_key = tls.key;
-    credentials = grpc::SslCredentials(options);
-  }
-  return std::make_shared<Connection>(grpc::CreateCustomChannel(address, credentials, arguments));
+  return std::make_shared<Connection>(
+      grpc::CreateCustomChannel(address, PeerCredentials(tls), arguments));
 }
 
 std::shared_ptr<PeerCalls::Call> PeerCalls::Open(std::shared_ptr<Connection> connection,

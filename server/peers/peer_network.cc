@@ -20,6 +20,7 @@
 #include "server/peers/peer_calls.h"
 #include "server/peers/peer_inbox.h"
 #include "server/peers/peer_service.h"
+#include "server/peers/peer_tls.h"
 
 namespace holdfast {
 namespace {
@@ -47,17 +48,6 @@ std::string Quoted(const std::string& name) {
 
 std::string Belonging(const std::string& cluster, const std::string& membership) {
   return absl::StrCat("cluster ", Quoted(cluster), " (", absl::Utf8SafeCHexEscape(membership), ")");
-}
-
-absl::StatusOr<PeerTlsText> ReadTls(Env* env, const PeerTls& tls) {
-  PeerTlsText text;
-  if (tls.ca_file.empty()) {
-    return text;
-  }
-  HF_ASSIGN_OR_RETURN(text.ca, ReadFile(*env, tls.ca_file, kPemBytesMax));
-  HF_ASSIGN_OR_RETURN(text.cert, ReadFile(*env, tls.cert_file, kPemBytesMax));
-  HF_ASSIGN_OR_RETURN(text.key, ReadFile(*env, tls.key_file, kPemBytesMax));
-  return text;
 }
 
 }  // namespace
@@ -104,11 +94,11 @@ class PeerNetwork::Impl {
   }
 
   absl::Status Start(PeerObserver observer) {
-    HF_ASSIGN_OR_RETURN(const PeerTlsText tls, ReadTls(options_.env, options_.tls));
+    HF_ASSIGN_OR_RETURN(const PeerTlsText tls, ReadPeerTls(options_.env, options_.tls));
     inbox_ = std::make_unique<PeerInbox>(
         PeerInbox::Limits{options_.inbox_messages_max, options_.inbox_bytes_max},
         std::move(observer), [this] { loop_.Post([this] { OnRoom(); }); });
-    return service_.Listen(options_.listen, tls);
+    return service_.Listen(options_.listen, tls, options_.services);
   }
   const std::string& address() const { return service_.address(); }
 
@@ -267,7 +257,7 @@ class PeerNetwork::Impl {
     if (peer.connection == nullptr) {
       peer.connecting = true;
       doors_.Post([this, node, link_id = peer.link_id, address = peer.at.address] {
-        const absl::StatusOr<PeerTlsText> tls = ReadTls(options_.env, options_.tls);
+        const absl::StatusOr<PeerTlsText> tls = ReadPeerTls(options_.env, options_.tls);
         std::shared_ptr<PeerCalls::Connection> made;
         if (tls.ok()) {
           made = calls_.Connect(address, *tls);

@@ -32,11 +32,16 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "server/links.h"
 #include "server/peers/peer_events.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
 
 namespace holdfast {
 
@@ -63,6 +68,7 @@ struct PeerNetworkOptions {
   Duration hearing_tick = kHearingTick;
   size_t inbox_messages_max = 65'536;
   size_t inbox_bytes_max = 64u << 20;
+  std::vector<grpc::Service*> services = {};  // at the same door; they outlive the network
 };
 
 class PeerNetwork {

@@ -28,6 +28,7 @@ constexpr int kStreamsPerConnectionMax = 8;
 // Of OpenRequest::membership, which names a node and its address.
 constexpr size_t kMembershipTextBytesMax = 2 * kNodeTextBytesMax + 64;
 constexpr size_t kMemoryBytes = size_t{512} << 20;
+constexpr int kKeepaliveMs = 20'000;
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), Message(status)};
@@ -183,7 +184,8 @@ PeerService::~PeerService() {
   Stop();
 }
 
-absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& tls) {
+absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& tls,
+                                 const std::vector<grpc::Service*>& others) {
   // gRPC aborts when it cannot have a thread.
   HF_RETURN_IF_ERROR(CheckThreads(kThreadsPerServer));
   std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
@@ -198,6 +200,9 @@ absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& 
   int port = 0;
   builder.AddListeningPort(address, credentials, &port);
   builder.RegisterService(&server_->service);
+  for (grpc::Service* other : others) {
+    builder.RegisterService(other);
+  }
   builder.SetMaxReceiveMessageSize(static_cast<int>(server_->limits.request_bytes_max));
   grpc::ResourceQuota quota("peers");
   quota.Resize(kMemoryBytes);
@@ -206,6 +211,9 @@ absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& 
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  // Whoever is gone without a word holds nothing for long.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
   // Else two daemons on one port would each get some of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   server_->server = builder.BuildAndStart();

@@ -20,6 +20,10 @@
 #include "holdfast/v1/peer.pb.h"
 #include "server/peers/peer_calls.h"
 
+namespace grpc {
+class Service;
+}  // namespace grpc
+
 namespace holdfast {
 
 struct PeerCalling {
@@ -53,7 +57,8 @@ class PeerService {
   PeerService(const PeerService&) = delete;
   PeerService& operator=(const PeerService&) = delete;
 
-  absl::Status Listen(const std::string& address, const PeerTlsText& tls);
+  absl::Status Listen(const std::string& address, const PeerTlsText& tls,
+                      const std::vector<grpc::Service*>& others = {});
   const std::string& address() const { return address_; }
   void Stop();
 

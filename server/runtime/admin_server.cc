@@ -30,6 +30,7 @@
 #include "base/program.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "server/runtime/fabric_service.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/unix_socket.h"
 
@@ -89,7 +90,8 @@ class CallCounterFactory final : public grpc::experimental::ServerInterceptorFac
 };
 
 struct UidServer {
-  std::unique_ptr<grpc::Service> service;  // outlives the server
+  std::unique_ptr<grpc::Service> service;  // these outlive the server
+  std::unique_ptr<grpc::Service> fabric;
   std::unique_ptr<grpc::Server> server;
   std::shared_ptr<Calls> calls = std::make_shared<Calls>();
   std::map<int, UniqueFd> connections;  // a second descriptor of each, by its number
@@ -101,8 +103,10 @@ absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& calle
   HF_RETURN_IF_ERROR(CheckThreads(kThreadsPerServer));
   UidServer built;
   built.service = MakeAdminService(context, caller);
+  built.fabric = MakeFabricService(context, caller);
   grpc::ServerBuilder builder;
   builder.RegisterService(built.service.get());
+  builder.RegisterService(built.fabric.get());
   grpc::ResourceQuota quota(absl::StrCat("admin-uid-", caller.uid));
   quota.SetMaxThreads(kThreadsPerUidMax);
   quota.Resize(kMemoryPerUidBytes);

@@ -95,6 +95,11 @@ class AdminService final : public v1::Admin::Service {
     return AskFor(call, *request, reply);
   }
 
+  grpc::Status Replace(grpc::ServerContext* call, const v1::ReplaceRequest* request,
+                       v1::ReplaceReply* reply) override {
+    return AskFor(call, *request, reply);
+  }
+
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {

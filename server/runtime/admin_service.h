@@ -8,6 +8,7 @@
 // Calls come on gRPC's threads. The context outlives the service.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,6 +28,9 @@ class Service;
 }  // namespace grpc
 
 namespace holdfast {
+
+class FabricPort;
+class PullClient;
 
 // Verify reads whole checkpoints: more of them at once would only be slower each. One user's are
 // not to keep others from theirs, so each has one.
@@ -54,6 +58,12 @@ struct AdminContext {
                                             const std::function<bool(uint64_t)>&)>
       verify_durable;
   VerifySeats verify_seats;
+  // What `ckptctl fabric` shows and measures with; set before anybody asks.
+  FabricPort* fabric = nullptr;  // null: there is none, and no_fabric says why
+  std::string no_fabric;
+  PullClient* pulls = nullptr;  // null: this node is alone
+  uint64_t fabric_bandwidth_bytes_per_s_max = 0;
+  std::atomic<bool> measuring{false};
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller);

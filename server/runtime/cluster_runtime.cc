@@ -56,6 +56,16 @@ PeerNetworkOptions NetworkOptions(const v1::DaemonConfig& config, Env* env, uint
           .limits = limits};
 }
 
+PullClient::Options PullOptionsOf(const v1::DaemonConfig& config, Env* env, uint64_t incarnation) {
+  const PeerNetworkOptions network = NetworkOptions(config, env, incarnation, {});
+  return {.self = network.self,
+          .incarnation = incarnation,
+          .cluster = network.cluster,
+          .membership = network.membership,
+          .tls = network.tls,
+          .env = env};
+}
+
 }  // namespace
 
 class ClusterRuntime::Gate {
@@ -95,7 +105,12 @@ class ClusterRuntime::Gate {
 };
 
 ClusterRuntime::ClusterRuntime(const v1::DaemonConfig& config, Env* env, const LinkLimits& limits)
-    : config_(config), env_(env), limits_(limits), gate_(std::make_shared<Gate>()) {}
+    : config_(config),
+      env_(env),
+      limits_(limits),
+      incarnation_(RandomBits()),
+      gate_(std::make_shared<Gate>()),
+      pulls_(std::make_shared<PullClient>(PullOptionsOf(config, env, incarnation_))) {}
 
 ClusterRuntime::~ClusterRuntime() {
   // An observer that waits for room is one that PeerNetwork's end would wait for.
@@ -108,8 +123,9 @@ ClusterRuntime::~ClusterRuntime() {
 absl::Status ClusterRuntime::Start(PostEvent post) {
   post_ = std::move(post);
   // 1. The port, which membership publishes.
-  const uint64_t incarnation = RandomBits();
-  network_ = std::make_unique<PeerNetwork>(NetworkOptions(config_, env_, incarnation, limits_));
+  PeerNetworkOptions options = NetworkOptions(config_, env_, incarnation_, limits_);
+  options.services = services_;
+  network_ = std::make_unique<PeerNetwork>(std::move(options));
   if (const absl::Status listens =
           network_->Start([this](PeerEvent event) { OnPeer(std::move(event)); });
       !listens.ok()) {
@@ -122,7 +138,7 @@ absl::Status ClusterRuntime::Start(PostEvent post) {
   self.labels = LabelsOf(config_.cluster().labels());
   self.capacity_bytes = config_.memory().bytes_max();
   self.version = HOLDFAST_VERSION_STRING;
-  self.incarnation = incarnation;
+  self.incarnation = incarnation_;
   HF_ASSIGN_OR_RETURN(membership_, CreateMembership({.config = config_.cluster(),
                                                      .self = self,
                                                      .state_dir = config_.state_dir(),
@@ -189,6 +205,7 @@ void ClusterRuntime::Perform(ChangePeers action) {
       peers_.try_emplace(node);
     }
   }
+  pulls_->ChangePeers(action);
   network_->ChangePeers(std::move(action));
 }
 
@@ -320,6 +337,23 @@ ClusterView ClusterRuntime::View() {
     view.problems.push_back(absl::StrCat("cluster: ", more, " more nodes are not reached"));
   }
   return view;
+}
+
+absl::Status ClusterRuntime::CheckCaller(const v1::OpenRequest& who) const {
+  if (who.to() != config_.node_name() ||
+      (who.to_incarnation() != 0 && who.to_incarnation() != incarnation_)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("node '", Utf8Text(who.from()), "' means node '", Utf8Text(who.to()),
+                     "', or another start of it: membership has not told yet"));
+  }
+  if (who.cluster() != config_.cluster().name() ||
+      who.membership() != MembershipText(config_.cluster())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("node '", Utf8Text(who.from()), "' belongs to cluster '",
+                     Utf8Text(who.cluster()), "' (", Utf8Text(who.membership()), "), this one to '",
+                     config_.cluster().name(), "' (", MembershipText(config_.cluster()), ")"));
+  }
+  return absl::OkStatus();
 }
 
 // ---- The end ----

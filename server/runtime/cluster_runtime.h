@@ -34,6 +34,7 @@
 #include "server/membership/membership.h"
 #include "server/membership/task_thread.h"
 #include "server/peers/peer_network.h"
+#include "server/peers/pull_client.h"
 
 namespace holdfast {
 
@@ -56,6 +57,8 @@ class ClusterRuntime {
 
   // Complete and sound, with a cluster.
   ClusterRuntime(const v1::DaemonConfig& config, Env* env, const LinkLimits& limits = {});
+  // Offered to the other nodes, too, at the same address. Before Start; it outlives this object.
+  void AddService(grpc::Service* service) { services_.push_back(service); }
   ~ClusterRuntime();
   ClusterRuntime(const ClusterRuntime&) = delete;
   ClusterRuntime& operator=(const ClusterRuntime&) = delete;
@@ -82,6 +85,11 @@ class ClusterRuntime {
 
   ClusterView View() EXCLUDES(mutex_);
 
+  // Any thread. To read from the memory of other nodes; and whether one that asks for that belongs
+  // to this cluster, and means this start of this node.
+  const std::shared_ptr<PullClient>& pulls() const { return pulls_; }
+  absl::Status CheckCaller(const v1::OpenRequest& who) const;
+
  private:
   // Lets through what peers say as long as the core takes it. Outlives this object in what was
   // posted and is not taken yet.
@@ -101,7 +109,10 @@ class ClusterRuntime {
   const v1::DaemonConfig config_;
   Env* const env_;
   const LinkLimits limits_;
+  const uint64_t incarnation_;
   const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<PullClient> pulls_;
+  std::vector<grpc::Service*> services_;
   PostEvent post_;
   bool stopping_ = false;  // the owner's thread's
 

@@ -113,6 +113,8 @@ Daemon::~Daemon() {
   tiers_.reset();
   executor_.reset();
   catalog_writer_.reset();
+  pull_server_.reset();
+  fabric_.reset();
 }
 
 absl::Status Daemon::WatchSignals() {
@@ -232,15 +234,43 @@ absl::Status Daemon::Open() {
 // Before the core begins, which has wishes at once; what is told waits until the reactor runs.
 absl::Status Daemon::JoinCluster() {
   if (!config_.has_cluster()) {
+    admin_context_.no_fabric = "this node is alone: there is no cluster in its settings";
     return absl::OkStatus();
   }
   cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
+  OpenFabric();
+  pull_server_ = std::make_unique<PullServer>(PullServer::Options{
+      &admin_context_, fabric_.get(), [cluster = cluster_.get()](const v1::OpenRequest& who) {
+        return cluster->CheckCaller(who);
+      }});
+  cluster_->AddService(pull_server_->service());
+  HF_RETURN_IF_ERROR(tiers_->SetPeers(cluster_->pulls(), fabric_.get()));
+  admin_context_.fabric = fabric_.get();
+  admin_context_.pulls = cluster_->pulls().get();
+  admin_context_.fabric_bandwidth_bytes_per_s_max = config_.fabric().bandwidth_bytes_per_s_max();
   return cluster_->Start([this](Event event, std::function<void()> taken) {
     reactor_->Post([this, event = std::move(event), taken = std::move(taken)]() mutable {
       Feed(std::move(event));
       taken();
     });
   });
+}
+
+// Nothing depends on it: without one the shards go over the daemons' own connections.
+void Daemon::OpenFabric() {
+  if (config_.fabric().provider() == "off") {
+    admin_context_.no_fabric = "it is switched off (fabric.provider: off)";
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<FabricPort>> fabric =
+      FabricPort::Open({config_.fabric(), config_.cluster().advertise_address(), store_, env_});
+  if (!fabric.ok()) {
+    admin_context_.no_fabric = Message(fabric.status());
+    return AddProblem(absl::StrCat("no fabric: ", Message(fabric.status()),
+                                   "; shards go over the daemons' own connections, which is "
+                                   "slower (docs/fabric.md)"));
+  }
+  fabric_ = *std::move(fabric);
 }
 
 absl::Status Daemon::Listen() {

@@ -33,10 +33,12 @@
 #include "server/runtime/client_server.h"
 #include "server/runtime/cluster_runtime.h"
 #include "server/runtime/daemon_metrics.h"
+#include "server/runtime/fabric_port.h"
 #include "server/runtime/memory_watch.h"
 #include "server/runtime/peer_reader.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
+#include "server/runtime/pull_service.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/serial_executor.h"
 #include "server/runtime/tiers/durable_tiers.h"
@@ -60,6 +62,7 @@ class Daemon {
   explicit Daemon(const v1::DaemonConfig& config);
   absl::Status Open();
   absl::Status JoinCluster();
+  void OpenFabric();
   absl::Status Listen();
   void ServeMetrics();
   absl::Status WatchSignals();
@@ -144,6 +147,8 @@ class Daemon {
   std::unique_ptr<MemoryWatch> memory_watch_;
   std::unique_ptr<Populator> populator_;
   std::unique_ptr<ClientServer> clients_;
+  std::unique_ptr<FabricPort> fabric_;  // in a cluster, where there is one
+  std::unique_ptr<PullServer> pull_server_;
   std::unique_ptr<DurableTiers> tiers_;
   std::unique_ptr<ClusterRuntime> cluster_;  // where one is configured
   std::unique_ptr<AdminGateway> gateway_;

@@ -202,6 +202,9 @@ void Daemon::Perform(PublishRecord action) {
     const RecordExpectation expected{action.expected.id, action.expected.job_name,
                                      action.expected.world_size, action.generation,
                                      action.expected.descent};
+    if (fabric_ != nullptr) {
+      fabric_->BecomesOf(action.slot, action.expected.id.job);
+    }
     const absl::StatusOr<ShardRecord> record =
         store_->PublishRecord(action.slot, expected, action.record_offset, action.record_bytes);
     published.status = record.status();
@@ -225,6 +228,9 @@ void Daemon::Perform(DeleteSlot action) {
   populator_->Cancel(action.slot);
   RunForEvent(Lane::kAllocate, SlotKey(action.slot), [this, action]() -> Event {
     populator_->Forget(action.slot);
+    if (fabric_ != nullptr) {
+      fabric_->Drop(action.slot);
+    }
     SlotDeleted deleted{action.slot, store_->Delete(action.slot)};
     HF_SYNC_POINT("daemon.slot.deleted");
     return deleted;

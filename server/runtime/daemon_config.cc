@@ -282,6 +282,7 @@ v1::DaemonConfig DefaultConfig() {
   to_remote->set_every_ms(10 * 60 * 1000);
   to_remote->set_keep_last(3);
   to_remote->set_share_replicas(true);
+  config.mutable_policy()->set_replicas(0);
   for (v1::TierPolicy* tier : {to_nvme, to_remote}) {
     tier->set_keep_every_steps(0);
     tier->set_bytes_max(0);

@@ -167,6 +167,7 @@ v1::SlotNote ToMessage(const SlotNote& note) {
     reader.set_hold(hold.id);
   }
   message.set_slot_bytes(note.slot_bytes);
+  message.set_replica(note.replica);
   return message;
 }
 
@@ -181,6 +182,7 @@ SlotNote FromMessage(const v1::SlotNote& message) {
     note.readers.push_back({{reader.pid(), reader.start_ticks()}, reader.hold()});
   }
   note.slot_bytes = message.slot_bytes();
+  note.replica = message.replica();
   return note;
 }
 

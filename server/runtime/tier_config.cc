@@ -94,7 +94,7 @@ std::string NoRoomBesideKeptFiles(uint64_t pool_bytes, uint64_t drives, uint64_t
 
 absl::Status CheckTierConfig(const v1::DaemonConfig& config) {
   const v1::NvmeConfig& nvme = config.nvme();
-  for (const SettingRange& range : TierRanges(nvme, config.remote())) {
+  for (const SettingRange& range : TierRanges(nvme, config.remote(), config.fabric())) {
     HF_RETURN_IF_ERROR(CheckRange(range));
   }
   const auto drives = static_cast<uint64_t>(nvme.dirs_size());

@@ -11,6 +11,7 @@
 #include "base/admin_mark.h"
 #include "base/status.h"
 #include "holdfast/v1/admin.grpc.pb.h"
+#include "holdfast/v1/fabric.grpc.pb.h"
 
 namespace holdfast {
 namespace {
@@ -76,6 +77,10 @@ class Service final : public v1::Admin::Service {
                    v1::PinReply* reply) override {
     return Answer(call, answers_.pin, request, reply);
   }
+  grpc::Status Replace(grpc::ServerContext* call, const v1::ReplaceRequest* request,
+                       v1::ReplaceReply* reply) override {
+    return Answer(call, answers_.replace, request, reply);
+  }
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {
@@ -90,7 +95,6 @@ class Service final : public v1::Admin::Service {
     return Answer(call, answers_.set_options, request, reply);
   }
 
- private:
   grpc::Status Marked(grpc::ServerContext* call, const absl::Status& status) const {
     if (!status.ok() && answers_.marks_errors) {
       call->AddTrailingMetadata(kAnswerMark, kAnswerMarkValue);
@@ -104,7 +108,29 @@ class Service final : public v1::Admin::Service {
                     : grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "not set");
   }
 
+  const FakeAdmin::Answers& answers() const { return answers_; }
+
+ private:
   const FakeAdmin::Answers answers_;
+};
+
+using AdminService = Service;  // (in the class below that name is its base's)
+
+class FabricService final : public v1::FabricAdmin::Service {
+ public:
+  explicit FabricService(const AdminService& service) : service_(service) {}
+
+  grpc::Status ShowFabric(grpc::ServerContext* call, const v1::ShowFabricRequest* request,
+                          v1::ShowFabricReply* reply) override {
+    return service_.Answer(call, service_.answers().show_fabric, request, reply);
+  }
+  grpc::Status MeasureFabric(grpc::ServerContext* call, const v1::MeasureFabricRequest* request,
+                             v1::MeasureFabricReply* reply) override {
+    return service_.Answer(call, service_.answers().measure_fabric, request, reply);
+  }
+
+ private:
+  const AdminService& service_;
 };
 
 std::string MakeDirectory() {
@@ -128,12 +154,14 @@ struct FakeAdmin::Impl {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
     builder.RegisterService(&service);
+    builder.RegisterService(&fabric);
     server = builder.BuildAndStart();
   }
 
   std::string directory = MakeDirectory();
   std::string socket = directory + "/admin.sock";
   Service service;
+  FabricService fabric{service};
   std::unique_ptr<grpc::Server> server;
 };
 

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "base/mutex.h"
 #include "holdfast/v1/admin.pb.h"
+#include "holdfast/v1/fabric.pb.h"
 
 namespace holdfast {
 
@@ -53,6 +54,10 @@ class FakeAdmin {
     std::function<absl::Status(const v1::CollectGarbageRequest&, v1::CollectGarbageReply&)>
         collect_garbage;
     std::function<absl::Status(const v1::PinRequest&, v1::PinReply&)> pin;
+    std::function<absl::Status(const v1::ReplaceRequest&, v1::ReplaceReply&)> replace;
+    std::function<absl::Status(const v1::ShowFabricRequest&, v1::ShowFabricReply&)> show_fabric;
+    std::function<absl::Status(const v1::MeasureFabricRequest&, v1::MeasureFabricReply&)>
+        measure_fabric;
     std::function<absl::Status(const v1::RemoveCheckpointRequest&, v1::RemoveCheckpointReply&)>
         remove_checkpoint;
     std::function<absl::Status(const v1::RebuildRequest&, v1::RebuildReply&)> rebuild;

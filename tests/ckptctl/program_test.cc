@@ -28,9 +28,10 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {
-    "status",   "jobs", "nodes", "list",  "inspect", "verify",  "restore", "where", "explain",
-    "timeline", "gc",   "pin",   "unpin", "rm",      "rebuild", "set",     "doctor"};
+const std::vector<std::string> kCommands = {"status",   "jobs",    "nodes",   "fabric", "list",
+                                            "inspect",  "verify",  "restore", "where",  "explain",
+                                            "timeline", "gc",      "pin",     "unpin",  "replace",
+                                            "rm",       "rebuild", "set",     "doctor"};
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path);
@@ -139,6 +140,9 @@ FakeAdmin::Answers Agreeable() {
       .timeline = [](const auto&, v1::TimelineReply&) { return absl::OkStatus(); },
       .collect_garbage = [](const auto&, v1::CollectGarbageReply&) { return absl::OkStatus(); },
       .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
+      .replace = [](const auto&, v1::ReplaceReply&) { return absl::OkStatus(); },
+      .show_fabric = [](const auto&, v1::ShowFabricReply&) { return absl::OkStatus(); },
+      .measure_fabric = [](const auto&, v1::MeasureFabricReply&) { return absl::OkStatus(); },
       .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
       .rebuild = [](const auto&, v1::RebuildReply&) { return absl::OkStatus(); },
       .set_options = [](const auto&, v1::SetOptionsReply&) { return absl::OkStatus(); },
@@ -226,6 +230,14 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"gc", "a", "b"},
       {"pin", "j"},
       {"unpin", "--step", "1"},
+      {"fabric", ""},
+      {"fabric", "n1", "n2"},
+      {"replace"},
+      {"replace", "n3"},
+      {"replace", "--with", "n9"},
+      {"replace", "n3", "--with", ""},
+      {"replace", "n3", "--with", "n9", "--forget"},
+      {"replace", "n3", "--with", "n9", "--job", "a/b"},
       {"rebuild", "--tier", "peer"},
       {"set"},
       {"set", "j"},
@@ -274,6 +286,7 @@ TEST(Arguments, OfTiersReachTheDaemonAsMeant) {
   Kept<v1::RemoveCheckpointRequest> removed;
   Kept<v1::SetOptionsRequest> set;
   Kept<v1::PinRequest> pin;
+  Kept<v1::ReplaceRequest> replace;
   Kept<v1::VerifyRequest> verify;
   FakeAdmin::Answers answers = Agreeable();
   answers.remove = [](const auto&, auto&) {
@@ -290,6 +303,10 @@ TEST(Arguments, OfTiersReachTheDaemonAsMeant) {
   };
   answers.pin = [&](const v1::PinRequest& request, auto&) {
     pin.Set(request);
+    return absl::OkStatus();
+  };
+  answers.replace = [&](const v1::ReplaceRequest& request, auto&) {
+    replace.Set(request);
     return absl::OkStatus();
   };
   answers.verify = [&](const v1::VerifyRequest& request, const auto&) {
@@ -315,6 +332,12 @@ TEST(Arguments, OfTiersReachTheDaemonAsMeant) {
   EXPECT_EQ(pin.Get().attempt(), 2u);
   EXPECT_EQ(run({"pin", "j", "--step", "5"}), 0);
   EXPECT_FALSE(pin.Get().unpin());
+  EXPECT_EQ(run({"replace", "n3", "--with", "n9", "--job", "j"}), 0);
+  EXPECT_EQ(replace.Get().job(), "j");
+  EXPECT_EQ(replace.Get().node(), "n3");
+  EXPECT_EQ(replace.Get().with(), "n9");
+  EXPECT_EQ(run({"replace", "n3", "--forget", "--job", "j"}), 0);
+  EXPECT_EQ(replace.Get().with(), "");
   EXPECT_EQ(run({"verify", "j", "--tier", "nvme"}), 4);
   EXPECT_EQ(verify.Get().tier(), "nvme");
 }

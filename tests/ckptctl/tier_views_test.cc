@@ -156,6 +156,20 @@ TEST(RenderStatus, TiersThatAreOffOrBusySayNoMore) {
   EXPECT_NE(text.find("  policy   nvme never\n"), std::string::npos) << text;
 }
 
+TEST(RenderTiers, SayWhatIsLent) {
+  v1::GetStatusReply reply;
+  v1::TierStatus& tier = *reply.mutable_daemon()->add_tiers();
+  tier.set_tier("peer");
+  tier.set_healthy(true);
+  tier.set_bytes_used(20 << 20);
+  tier.set_bytes_max(200 << 20);
+  tier.set_bytes_free(uint64_t{70} << 30);
+  tier.set_engine("threads");
+  const std::string text = RenderStatus(reply);
+  EXPECT_NE(text.find("20 MiB of 200 MiB lent to other nodes' replicas\n"), std::string::npos)
+      << text;
+}
+
 TEST(RenderTiers, SayWhatReplicasSave) {
   v1::GetStatusReply reply;
   v1::TierStatus& tier = *reply.mutable_daemon()->add_tiers();

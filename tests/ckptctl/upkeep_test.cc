@@ -144,6 +144,91 @@ TEST(Pin, AndUnpin) {
   EXPECT_EQ(machine.Parsed()["job"], "llama");
 }
 
+TEST(Fabric, ShowsWhatThereIs) {
+  FakeAdmin admin({.show_fabric = [](const v1::ShowFabricRequest&, v1::ShowFabricReply& reply) {
+    reply.set_node("n1");
+    reply.set_provider("verbs");
+    reply.set_library_version("1.17");
+    reply.set_bandwidth_bytes_per_s_max(1 << 30);
+    v1::FabricDevice& device = *reply.add_devices();
+    device.set_name("mlx5_0\x1b");
+    device.set_address("10.0.0.1:7");
+    device.set_numa_node(-1);
+    device.set_dscp(26);
+    device.set_message_bytes_max(1 << 30);
+    device.set_reads_max(16);
+    reply.set_problem("no room to pin 8 GiB");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunFabric(people.context(), {}), ExitCode::kOk);
+  EXPECT_EQ(people.out(),
+            "n1: verbs, by libfabric 1.17; replicas at most 1 GiB a second\n\n"
+            "  DEVICE      ADDRESS     NUMA  DSCP  MESSAGE  READS\n"
+            "  mlx5_0\\x1b  10.0.0.1:7     -    26    1 GiB     16\n"
+            "\nPROBLEM: no room to pin 8 GiB\n");
+  Console machine(admin.socket());
+  EXPECT_EQ(RunFabric(machine.Json(), {}), ExitCode::kOk);
+  EXPECT_EQ(machine.Parsed()["devices"][0]["dscp"], 26);
+}
+
+TEST(Fabric, SaysWhyThereIsNone) {
+  FakeAdmin admin({.show_fabric = [](const v1::ShowFabricRequest&, v1::ShowFabricReply& reply) {
+    reply.set_node("n1");
+    reply.set_problem("it is switched off (fabric.provider: off)");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunFabric(people.context(), {}), ExitCode::kOk);
+  EXPECT_THAT(people.out(), HasSubstr("no fabric: it is switched off"));
+  EXPECT_THAT(people.out(), HasSubstr("the daemons' own connections"));
+}
+
+TEST(Fabric, MeasuresFromTheNodeThatIsNamed) {
+  FakeAdmin admin({.measure_fabric = [](const v1::MeasureFabricRequest& request,
+                                        v1::MeasureFabricReply& reply) {
+    reply.set_from(request.node());
+    reply.set_to("n1");
+    reply.set_bytes_per_s(uint64_t{3} << 30);
+    reply.set_latency_us(41.6);
+    reply.set_problem("n2 has no fabric, or another provider");
+    return absl::OkStatus();
+  }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunFabric(people.context(), {.node = "n2"}), ExitCode::kOk);
+  EXPECT_EQ(people.out(),
+            "n2 to n1, over the daemons' own connections: 3 GiB a second, verified; 4 KiB in 42 "
+            "us\nPROBLEM: not by the fabric: n2 has no fabric, or another provider\n");
+}
+
+TEST(Replace, AsksForEachJob) {
+  std::vector<std::string> asked;
+  FakeAdmin admin({.get_status =
+                       [](const v1::GetStatusRequest&, v1::GetStatusReply& reply) {
+                         reply.add_jobs()->set_name("llama");
+                         reply.add_jobs()->set_name("whale");
+                         return absl::OkStatus();
+                       },
+                   .replace =
+                       [&](const v1::ReplaceRequest& request, v1::ReplaceReply& reply) {
+                         asked.push_back(request.job() + " " + request.node() + " " +
+                                         request.with());
+                         reply.set_text("job '" + request.job() + "'\x1b");
+                         reply.set_ranks(2);
+                         return absl::OkStatus();
+                       }});
+  Console people(admin.socket());
+  EXPECT_EQ(RunReplace(people.context(), {.node = "n3", .with = "n9"}), ExitCode::kOk);
+  EXPECT_EQ(asked, (std::vector<std::string>{"llama n3 n9", "whale n3 n9"}));
+  EXPECT_EQ(people.out(), "job 'llama'\\x1b\njob 'whale'\\x1b\n");
+  Console machine(admin.socket());
+  EXPECT_EQ(RunReplace(machine.Json(), {.node = "n3", .with = "n9", .job = "whale"}),
+            ExitCode::kOk);
+  EXPECT_EQ(asked.size(), 3u);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["job"], "whale");
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["ranks"], 2);
+}
+
 TEST(Remove, AStepAndNotTheJob) {
   Kept<v1::RemoveCheckpointRequest> got;
   FakeAdmin admin(

@@ -402,9 +402,10 @@ def test_a_node_comes_back_with_copies_of_another_branch_on_its_drive(network: N
     job.join()
     said = job.ask_anew("restore")
     assert job.agreed(said) == 4
-    assert "source=remote" in said[1], said
+    assert "source=peer" in said[1] or "source=remote" in said[1], said
+    # What is left of it may have been removed meanwhile: one shard of two, on a branch that was left.
     stale = [one for one in job.listed() if (one["attempt"], one["step"]) == (2, 3)]
-    assert len(stale) == 1 and not stale[0]["on_line"], job.listed()
+    assert not any(one["on_line"] for one in stale), job.listed()
     job.ask("save 5")
     assert job.save() == 6
     job.policy = POLICY

@@ -43,6 +43,10 @@ holdfast::Policy ParsePolicy(const std::string& text) {
   for (std::string word; words >> word;) {
     const size_t dot = word.find('.');
     const size_t equals = word.find('=');
+    if (word.substr(0, equals) == "replicas") {
+      policy.replicas = static_cast<uint32_t>(std::stoul(word.substr(equals + 1)));
+      continue;
+    }
     holdfast::TierPolicy& tier = word.substr(0, dot) == "nvme" ? policy.nvme : policy.remote;
     const std::string name = word.substr(dot + 1, equals - dot - 1);
     const uint64_t value = std::stoull(word.substr(equals + 1));
@@ -215,8 +219,10 @@ class Trainer {
     std::string tier;
     uint64_t deadline_ms = static_cast<uint64_t>(kDeadline.count());
     words >> tier >> deadline_ms;
-    const holdfast::Status whole =
-        handle_->Wait(tier == "nvme" ? Stage::kNvme : Stage::kRemote, Milliseconds(deadline_ms));
+    const holdfast::Status whole = handle_->Wait(tier == "nvme"   ? Stage::kNvme
+                                                 : tier == "peer" ? Stage::kPeer
+                                                                  : Stage::kRemote,
+                                                 Milliseconds(deadline_ms));
     return whole.ok() ? "ok " + tier : Failed(whole);
   }
 

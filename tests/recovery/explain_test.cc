@@ -35,6 +35,15 @@ TEST(Explain, AWholeStepNamesItsSources) {
                               "remote: nothing"}));
 }
 
+TEST(Explain, PeersAreNamedWhereTheyHaveSomething) {
+  constexpr TierSet kPeer = SetOf(TierKind::kPeer);
+  const CheckpointView view = View({3, 40}, {kMem | kPeer, kPeer});
+  const StepReasons r = ExplainStep(view, {.line = kLine, .world_size = 2});
+  EXPECT_EQ(r.reasons, (Lines{"whole: memory for 1 rank, peer for 1 rank",
+                              "memory: 1 of 2 shards good, 1 missing", "nvme: nothing",
+                              "peer: all of 2 shards", "remote: nothing"}));
+}
+
 TEST(Explain, WhatIsMissingBadOrUnlistedIsCounted) {
   CheckpointView view = View({3, 40}, {kNv, 0, 0});
   view.at(TierKind::kNvme).bad = 1;

@@ -44,6 +44,28 @@ TEST(ProtectionTable, EachFailureLeavesItsTiers) {
   EXPECT_FALSE(ProtectionTable(all, {}, kEveryTier)[0].survives) << "no line";
 }
 
+TEST(ProtectionTable, APeersMemoryOutlivesTheNode) {
+  constexpr TierSet kPeer = SetOf(TierKind::kPeer);
+  const std::vector<Descent> line{{1, {}}};
+  const auto from = [&](CheckpointView view, FailureKind kind) {
+    return ProtectionTable(std::vector{view}, line, kEveryTier)[static_cast<size_t>(kind)].from;
+  };
+  CheckpointView both = View({1, 1}, {kMem | kPeer, kMem | kPeer});
+  EXPECT_EQ(from(both, FailureKind::kProcess), "memory");
+  EXPECT_EQ(from(both, FailureKind::kReboot), "memory+peer");
+  EXPECT_EQ(from(both, FailureKind::kNode), "memory+peer");
+  EXPECT_EQ(from(both, FailureKind::kDomain), "") << "in the same one";
+  EXPECT_EQ(from(both, FailureKind::kAllNodes), "");
+  both.apart = true;
+  EXPECT_EQ(from(both, FailureKind::kDomain), "memory+peer");
+  EXPECT_EQ(from(View({1, 1}, {kMem | kPeer, kMem}), FailureKind::kNode), "")
+      << "one rank has none";
+  EXPECT_EQ(from(View({1, 1}, {kPeer, kPeer}), FailureKind::kNode), "")
+      << "nothing else is left, should that node be the one";
+  EXPECT_EQ(from(View({1, 1}, {kPeer | kNv, kPeer | kNv}), FailureKind::kNode), "nvme+peer");
+  EXPECT_EQ(from(View({1, 1}, {kPeer | kMem, kRem}), FailureKind::kNode), "memory+peer+remote");
+}
+
 TEST(ProtectionTable, NothingWholeNothingSurvives) {
   const std::vector<Descent> line{{1, {}}};
   EXPECT_FALSE(ProtectionTable({}, line, kEveryTier)[0].survives);
@@ -79,8 +101,8 @@ TEST(ProtectionTable, AgreesWithTheCopiesThemselves) {
     const TierSet configured = random() % kTierSets;
     for (const ProtectionLine& entry :
          ProtectionTable(ViewsOf(inventory.checkpoints), inventory.line, configured)) {
-      EXPECT_EQ(entry.survives, NewestSurviving(inventory.checkpoints, &inventory.line,
-                                                SurvivingTiers(entry.kind) & configured))
+      EXPECT_EQ(entry.survives,
+                NewestSurviving(inventory.checkpoints, &inventory.line, entry.kind, configured))
           << "seed " << seed;
       EXPECT_EQ(entry.from.empty(), !entry.survives);
     }

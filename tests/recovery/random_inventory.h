@@ -43,15 +43,54 @@ inline std::vector<CheckpointView> ViewsOf(const std::vector<ModelCheckpoint>& a
   return views;
 }
 
-// The newest step of which each rank has a good copy in a tier that survives.
+// Whether a rank has a copy left, whichever node or failure domain it is that the failure takes:
+// its own memory and nvme are on node 0, a peer's memory is on node 1, the remote tier on none.
+inline bool IsLeft(FailureKind kind, TierSet in, bool apart) {
+  struct Lies {
+    TierKind tier;
+    int node;
+    int domain;
+  };
+  const Lies all[] = {{TierKind::kMemory, 0, 0},
+                      {TierKind::kNvme, 0, 0},
+                      {TierKind::kPeer, 1, apart ? 1 : 0},
+                      {TierKind::kRemote, -1, -1}};
+  const auto left = [&](auto taken) {
+    return std::any_of(std::begin(all), std::end(all),
+                       [&](const Lies& each) { return Has(in, each.tier) && !taken(each); });
+  };
+  const auto left_whichever = [&](auto taken) {
+    return left([&](const Lies& each) { return taken(each, 0); }) &&
+           left([&](const Lies& each) { return taken(each, 1); });
+  };
+  switch (kind) {
+    case FailureKind::kProcess:
+      return left([](const Lies&) { return false; });
+    case FailureKind::kReboot:
+      return left_whichever([](const Lies& each, int lost) {
+        return each.node == lost && each.tier != TierKind::kNvme;
+      });
+    case FailureKind::kNode:
+      return left_whichever([](const Lies& each, int lost) { return each.node == lost; });
+    case FailureKind::kDomain:
+      return left_whichever([](const Lies& each, int lost) { return each.domain == lost; });
+    case FailureKind::kAllNodes:
+      return left([](const Lies& each) { return each.node >= 0; });
+  }
+  return false;
+}
+
+// The newest step of which each rank has a good copy left, of those in `configured`.
 inline std::optional<CheckpointId> NewestSurviving(const std::vector<ModelCheckpoint>& all,
                                                    const std::vector<Descent>* line,
-                                                   TierSet survives) {
+                                                   FailureKind kind,
+                                                   TierSet configured = kEveryTier) {
   std::optional<CheckpointId> newest;
   for (const ModelCheckpoint& model : all) {
-    const bool whole =
-        model.flags.consistent && std::all_of(model.good.begin(), model.good.end(),
-                                              [&](TierSet in) { return (in & survives) != 0; });
+    const bool whole = model.flags.consistent &&
+                       std::all_of(model.good.begin(), model.good.end(), [&](TierSet in) {
+                         return IsLeft(kind, in & configured, model.flags.apart);
+                       });
     if (whole && (line == nullptr || OnLine(*line, model.flags.id)) &&
         (!newest || model.flags.id > *newest)) {
       newest = model.flags.id;
@@ -89,6 +128,7 @@ inline Inventory RandomInventory(std::mt19937_64& random) {
       model.flags.complete = !one_in(4);
       model.flags.held = one_in(15);
       model.flags.pinned = one_in(15);
+      model.flags.apart = one_in(2);
       const TierSet usual = random() % kTierSets;
       for (uint32_t rank = 0; rank < ranks; ++rank) {
         const TierSet good = one_in(3) ? random() % kTierSets : usual;

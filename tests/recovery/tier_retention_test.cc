@@ -236,7 +236,7 @@ TEST(TierRetention, TheOnlyCopyOfTheNewestStepStaysOnAnyBranch) {
 std::vector<std::optional<CheckpointId>> Relied(const Inventory& inventory) {
   std::vector<std::optional<CheckpointId>> relied;
   for (size_t i = 0; i < kFailureKinds; ++i) {
-    const TierSet survives = SurvivingTiers(static_cast<FailureKind>(i));
+    const auto survives = static_cast<FailureKind>(i);
     relied.push_back(NewestSurviving(inventory.checkpoints, &inventory.line, survives));
     if (!relied.back()) {
       relied.back() = NewestSurviving(inventory.checkpoints, nullptr, survives);

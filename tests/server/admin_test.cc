@@ -114,9 +114,9 @@ TEST(AdminRequests, VerifyListsShardsAndHoldsTheOneItReads) {
   // Another user's, another job's, another filling's: as if it were not there.
   EXPECT_FALSE(t.h.Admin<ReadableShards>(Hold("mine", listed->shards[0]), 2000).ok());
   EXPECT_FALSE(t.h.Admin<ReadableShards>(Hold("theirs", listed->shards[0]), 0).ok());
-  HoldShard earlier = Hold("mine", listed->shards[0]);
-  --earlier.generation;
-  EXPECT_FALSE(t.h.Admin<ReadableShards>(earlier).ok());
+  HoldShard another = Hold("mine", listed->shards[0]);
+  ++another.generation;
+  EXPECT_FALSE(t.h.Admin<ReadableShards>(another).ok());
   const auto held = t.h.Admin<ReadableShards>(Hold("mine", listed->shards[0]));
   ASSERT_TRUE(held.ok()) << held.status();
   ASSERT_EQ(held->shards.size(), 1u);

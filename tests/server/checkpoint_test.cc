@@ -43,9 +43,24 @@ struct Model {
     return Any(TierKind::kRemote, rank, Kind::kGood) && parts.count(rank) > 0 &&
            std::any_of(shards.begin(), shards.end(), lacks);
   }
+  bool Good(TierKind tier, NodeId node, Rank rank) const {
+    const auto it = copies.find({tier, node, rank});
+    return it != copies.end() && it->second == Kind::kGood;
+  }
+  // On a node that would not lose the rank's own copy with it.
+  bool KeptByAPeer(Rank rank) const {
+    for (NodeId node = 0; node < kNodes; ++node) {
+      if (Good(TierKind::kPeer, node, rank) && !Good(TierKind::kMemory, node, rank) &&
+          !Good(TierKind::kNvme, node, rank)) {
+        return true;
+      }
+    }
+    return false;
+  }
   bool Readable(TierKind tier, Rank rank) const {
-    return Any(tier, rank, Kind::kGood) &&
-           (tier != TierKind::kRemote || (manifest && !Doubted(rank)));
+    return tier == TierKind::kPeer ? KeptByAPeer(rank)
+                                   : Any(tier, rank, Kind::kGood) && (tier != TierKind::kRemote ||
+                                                                      (manifest && !Doubted(rank)));
   }
   uint64_t Bytes(TierKind tier, Rank rank) const {
     return tier == TierKind::kRemote && parts.count(rank) > 0 ? kPartBytes : kRankBytes;
@@ -91,7 +106,8 @@ void Compare(const Checkpoint& checkpoint, const Model& model) {
     uint64_t bytes = 0;
     std::set<NodeId> nodes;
     for (const auto& [rank, holds] : model.shards) {
-      const bool is_good = model.Any(tier, rank, Kind::kGood);
+      const bool is_good =
+          tier == TierKind::kPeer ? model.KeptByAPeer(rank) : model.Any(tier, rank, Kind::kGood);
       good_there += is_good ? 1 : 0;
       bad += !is_good && model.Any(tier, rank, Kind::kBad) ? 1 : 0;
     }

@@ -226,7 +226,7 @@ TEST_F(ClusterViews, AShardOnANodeThatIsGoneIsNamed) {
   EXPECT_EQ(Reasons(Explain(10)), (Texts{"whole: memory for 2 ranks", "memory: all of 2 shards"}));
 }
 
-TEST_F(ClusterViews, ARankThatMovedCannotReachTheCopyThatItLeft) {
+TEST_F(ClusterViews, ARankThatMovedReadsTheCopyThatItLeft) {
   Save(10);
   w["a"].Kill(*r0);
   w["b"].Kill(*r1);
@@ -236,14 +236,10 @@ TEST_F(ClusterViews, ARankThatMovedCannotReachTheCopyThatItLeft) {
   ASSERT_TRUE(again.Join("job", 0, 2));
   ASSERT_TRUE(moved.Join("job", 1, 2));
   v1::ExplainReply reply = Explain(10);
-  EXPECT_EQ(
-      Reasons(reply),
-      (Texts{"cannot be restored: 1 of 2 ranks cannot reach the copy of its shard from where it "
-             "runs",
-             "rank 1: its shard is only in the memory of b; the rank runs on c now",
-             "memory: all of 2 shards"}));
+  EXPECT_EQ(Reasons(reply),
+            (Texts{"whole: memory for 1 rank, peer for 1 rank", "memory: all of 2 shards"}));
   ASSERT_EQ(reply.steps_size(), 1);
-  EXPECT_FALSE(reply.steps(0).restorable());
+  EXPECT_TRUE(reply.steps(0).restorable());
 
   const MonotonicTime killed = w["c"].now;
   w.Kill("b");
@@ -257,7 +253,7 @@ TEST_F(ClusterViews, ARankThatMovedCannotReachTheCopyThatItLeft) {
              "memory: 1 of 2 shards good, 1 missing"}));
 }
 
-TEST_F(ClusterViewsWithRemote, ARankThatMovedTakesItsShardFromRemote) {
+TEST_F(ClusterViewsWithRemote, ARankThatMovedTakesItsShardFromAPeerElseFromRemote) {
   Save(10);
   w["a"].Kill(*r0);
   w["b"].Kill(*r1);
@@ -266,6 +262,9 @@ TEST_F(ClusterViewsWithRemote, ARankThatMovedTakesItsShardFromRemote) {
   TestClient moved = w["c"].Connect(200);
   ASSERT_TRUE(again.Join("job", 0, 2));
   ASSERT_TRUE(moved.Join("job", 1, 2));
+  EXPECT_EQ(Explain(10).next_restore(), "step 10 of attempt 2: memory for 1 rank, peer for 1 rank");
+  w.Kill("b");
+  w.Advance(2 * kLease);
   EXPECT_EQ(Explain(10).next_restore(),
             "step 10 of attempt 2: memory for 1 rank, remote for 1 rank");
 }

@@ -43,6 +43,9 @@ class ClusterWorld {
           },
           remote_);
       node.core->after_request = [this] { RunSoon(); };
+      node.core->read_peer = [this, name](const std::string& other, const ShardId& shard) {
+        return ReadPeer(name, other, shard);
+      };
     }
     if (const auto& listed = nodes_.begin()->second.core->config.cluster().members();
         !listed.empty()) {
@@ -117,6 +120,24 @@ class ClusterWorld {
       }
       Run();
     }
+  }
+
+  // What the one node reads of the other's memory.
+  absl::StatusOr<SealedCopy> ReadPeer(const std::string& from, const std::string& other,
+                                      const ShardId& shard) {
+    const auto node = nodes_.find(other);
+    if (node == nodes_.end() || !node->second.up || cut_.count({from, other}) > 0 ||
+        cut_.count({other, from}) > 0) {
+      return absl::UnavailableError("node " + other + " is not reached");
+    }
+    for (const auto& [slot, file] : node->second.core->files) {
+      if (file.record && file.record->id == shard) {
+        return node->second.core->damaged_in_memory.count(shard) > 0
+                   ? absl::StatusOr<SealedCopy>(absl::DataLossError("digests differ"))
+                   : *file.record;
+      }
+    }
+    return absl::NotFoundError("node " + other + " has no such copy");
   }
 
   // The daemon is gone; its processes live on, and its lease until it ends.

@@ -343,8 +343,43 @@ void CoreHarness::Do(const CancelDrain& a, const absl::Status&) {
   }
 }
 
+// As the runtime does it: one node after the other.
+void CoreHarness::FetchFromPeers(const FetchShard& a, FetchEnded& ended) {
+  ++pulls[a.background];
+  ended.status = absl::UnavailableError("no node was named");
+  for (const std::string& peer : a.peers) {
+    ended.peer = peer;
+    const absl::StatusOr<SealedCopy> read =
+        read_peer ? read_peer(peer, a.key.id) : absl::UnimplementedError("there are no peers");
+    ended.status = read.status();
+    if (absl::IsDataLoss(read.status())) {
+      ended.bad_peers.push_back(peer);
+      ended.source_bad = true;
+    }
+    if (read.ok()) {
+      ended.copy = *read;
+      ended.source_bad = false;
+      break;
+    }
+  }
+  if (ended.status.ok()) {
+    ended.copy.generation = a.generation;
+    if (a.replaces) {
+      files.at(*a.replaces).record.reset();
+    }
+    files.at(a.slot).record = ended.copy;
+  }
+}
+
 void CoreHarness::Do(const FetchShard& a, const absl::Status& status) {
   FetchEnded ended{a.drain, a.slot, a.generation, status, false, {}};
+  if (a.from == TierKind::kPeer) {
+    if (status.ok()) {
+      FetchFromPeers(a, ended);
+    }
+    completions.push_back(ended);
+    return;
+  }
   FakeTier& from = TierOf(a.from);
   const auto source = from.copies.find(a.key.id);
   if (status.ok() && source == from.copies.end()) {

@@ -156,7 +156,12 @@ class CoreHarness {
       fail;  // what the action ends with instead of being performed
   std::vector<Action> delayed;
   std::function<void()> after_request;  // the rest of the world goes on
-  std::vector<Action> to_cluster;       // what it said to its cluster, in order
+  // Reads that node's copy of the shard in memory; DataLoss: it contradicts its digests.
+  std::function<absl::StatusOr<SealedCopy>(const std::string& node, const ShardId& shard)>
+      read_peer;
+  std::set<ShardId> damaged_in_memory;
+  std::map<bool, int> pulls;       // by whether they were in the background
+  std::vector<Action> to_cluster;  // what it said to its cluster, in order
   // What other nodes want read here; without it they are left waiting.
   std::function<std::optional<ReadForPeer>(const PeerReads&)> read_for_peer;
   std::deque<Event> completions;
@@ -188,6 +193,7 @@ class CoreHarness {
   void Do(const FlushShard& a, const absl::Status& status);
   void Do(const CancelDrain& a, const absl::Status&);
   void Do(const FetchShard& a, const absl::Status& status);
+  void FetchFromPeers(const FetchShard& a, FetchEnded& ended);
   void Do(const OpenDurable& a, const absl::Status& status);
   void Do(const PublishManifest& a, const absl::Status& status);
   void Do(const RemoveCopies& a, const absl::Status& status);

@@ -194,15 +194,15 @@ std::vector<Case> Cases() {
          p.mutable_inventory_state()->set_kind(v1::InventoryState::KIND_KNOWN);
        }},
       {"ShardGood: tier: tier 0", [](P& p) { p.mutable_shard_good()->set_attempt(1); }},
-      {"ShardGood: tier: tier 4",
+      {"ShardGood: tier: tier 5",
        [](P& p) {
          p.mutable_shard_good()->set_attempt(1);
-         p.mutable_shard_good()->set_tier(static_cast<v1::Tier>(4));
+         p.mutable_shard_good()->set_tier(static_cast<v1::Tier>(5));
        }},
       {"AwaitAsked: stage",
        [](P& p) {
          p.mutable_await_asked()->set_attempt(1);
-         p.mutable_await_asked()->set_stage(static_cast<v1::AwaitSave::Stage>(5));
+         p.mutable_await_asked()->set_stage(static_cast<v1::AwaitSave::Stage>(6));
        }},
       {"Reported: kind", [](P& p) { p.mutable_reported()->set_tier(v1::TIER_MEMORY); }},
       {"AdminAnswered: reply", [](P& p) { p.mutable_admin_answered()->set_token(1); }},
@@ -234,6 +234,10 @@ std::vector<Case> Cases() {
        }},
       {"PinAsked: request.job",
        [](P& p) { p.mutable_pin_asked()->mutable_request()->set_job(kLong); }},
+      {"ReplaceAsked: request.node",
+       [](P& p) { p.mutable_replace_asked()->mutable_request()->set_node(kLong); }},
+      {"ReplaceAsked: request.with",
+       [](P& p) { p.mutable_replace_asked()->mutable_request()->set_with(kLong); }},
       {"RemoveCheckpointAsked: request.tier",
        [](P& p) { p.mutable_remove_checkpoint_asked()->mutable_request()->set_tier(kLong); }},
       {"AdminAnswered: reply.text",
@@ -319,6 +323,40 @@ std::vector<Case> Cases() {
        [](P& p) {
          const v1::FlushWanted::Group group = Group(p);
          *p.mutable_flush_wanted()->add_groups() = group;
+       }},
+      {"FlushWanted: peer", [](P& p) { Flush(p).add_peer(1); }},
+      {"FlushWanted: peer",
+       [](P& p) {
+         Flush(p).add_peers("b");
+         p.mutable_flush_wanted()->add_peer(-1);
+       }},
+      {"FlushWanted: peers",
+       [](P& p) {
+         Flush(p).add_peers(std::string(256, 'n'));
+         p.mutable_flush_wanted()->add_peer(1);
+       }},
+      {"NodeArrived: labels",
+       [](P& p) { p.mutable_node_arrived()->add_labels()->set_name(std::string(256, 'n')); }},
+      {"NodeArrived: labels",
+       [](P& p) {
+         for (int i = 0; i < 65; ++i) {
+           p.mutable_node_arrived()->add_labels();
+         }
+       }},
+      {"SourceOffered: peers",
+       [](P& p) {
+         p.mutable_source_offered()->set_attempt(1);
+         p.mutable_source_offered()->set_offered_attempt(1);
+         p.mutable_source_offered()->set_from(v1::TIER_PEER);
+         for (int i = 0; i < 9; ++i) {
+           p.mutable_source_offered()->add_peers("b");
+         }
+       }},
+      {"ReplicasDropped: rank", [](P& p) { p.mutable_replicas_dropped()->set_attempt(1); }},
+      {"ReplicasDropped: rank",
+       [](P& p) {
+         p.mutable_replicas_dropped()->set_attempt(1);
+         p.mutable_replicas_dropped()->add_rank(kWorldSizeMax);
        }},
       {"FlushWanted: to: memory", [](P& p) { Flush(p).set_to(v1::TIER_MEMORY); }},
       {"PrefetchWanted: from", [](P& p) { Ahead(p).clear_from(); }},

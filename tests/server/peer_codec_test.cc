@@ -60,11 +60,12 @@ MEMBERS(RankRun, first, stride, count)
 MEMBERS(SealedCopy, id, job_name, world_size, generation, image_bytes, layout_hash, descent,
         sealed_unix_ms, likeness)
 MEMBERS(DurableCopy, copy, record_bytes, record_crc, from_manifest, location, file_bytes, plan)
-MEMBERS(FoundShard, copy, writer)
+MEMBERS(NodeLabel, name, value)
+MEMBERS(FoundShard, copy, writer, replica)
 MEMBERS(NodeArrived::Seat, attempt, rank, process, connection, writing, last_begun)
-MEMBERS(FlushWanted::Shard, rank, from, bytes, group)
+MEMBERS(FlushWanted::Shard, rank, from, bytes, group, peer)
 MEMBERS(FlushWanted::Group, content, ranks)
-MEMBERS(PrefetchWanted::Shard, rank, from, bytes)
+MEMBERS(PrefetchWanted::Shard, rank, from, bytes, peer)
 MEMBERS(Failure, code, reason, message)
 MEMBERS(Report, kind, job, text, bytes, tier)
 
@@ -78,20 +79,22 @@ MEMBERS(SpareAsked, token, for_job, useful)
 MEMBERS(SaveLost, attempt, rank, step, why)
 MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure, likeness)
 MEMBERS(ShardGood, checkpoint, rank, tier)
-MEMBERS(ShardBad, checkpoint, rank, what, tier)
+MEMBERS(ShardBad, checkpoint, rank, what, tier, node)
 MEMBERS(InventoryState, tier, kind, why)
 MEMBERS(CopiesFound, tier, began, as_of, copies, manifests, highest_claim)
 MEMBERS(CopiesAway, tier, dir)
-MEMBERS(ShardDrained, checkpoint, rank, to, from, status, source_bad, copy)
+MEMBERS(ShardDrained, checkpoint, rank, to, from, status, source_bad, copy, peer)
 MEMBERS(FlushStalled, checkpoint, to, stalled, what)
 MEMBERS(ManifestDone, checkpoint, status, missing)
 MEMBERS(RemovalDone, checkpoint, tier, status, ranks_left)
 MEMBERS(RemovalStalled, checkpoint, tier, what)
+MEMBERS(ReplicasDropped, checkpoint, ranks, why)
 MEMBERS(MemoryCopyGained, checkpoint, rank, bytes, unix_ms, likeness)
 MEMBERS(FetchFailed, token, attempt, rank, session, round, checkpoint, from, status, source_bad)
 MEMBERS(DurableRoomAsked, tier, bytes)
 MEMBERS(FetchRoomAsked, token, fetched, useful)
 MEMBERS(PinAsked, token, request)
+MEMBERS(ReplaceAsked, token, request)
 MEMBERS(RemoveCheckpointAsked, token, request)
 MEMBERS(SetPolicyAsked, token, policy, text)
 MEMBERS(AwaitAsked, token, attempt, rank, step, stage)
@@ -103,7 +106,7 @@ MEMBERS(LoadReported, token, attempt, rank, session, round, loaded, copy_is_bad,
 MEMBERS(RequestExpired, token)
 MEMBERS(RequestCancelled, token)
 MEMBERS(RestorePointAsked, token, request)
-MEMBERS(NodeArrived, shards, seats)
+MEMBERS(NodeArrived, shards, seats, lends_bytes, labels)
 MEMBERS(PrefetchEnded, checkpoint, rank, from, status)
 
 MEMBERS(Refused, token, failure)
@@ -111,7 +114,7 @@ MEMBERS(JoinAccepted, token, attempt, rank, world_size, decided, descent, last_s
 MEMBERS(SavePermitted, token, descent)
 MEMBERS(RoomAnswered, token, made)
 MEMBERS(StageReached, token, stage, unix_ms)
-MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes)
+MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes, peers)
 MEMBERS(SessionEnded, token, session, round, checkpoint, descent)
 MEMBERS(ShardLocated::Place, tier, why_not)
 MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere)
@@ -294,6 +297,7 @@ class Filler {
   void FillOne(v1::Policy& policy) {
     policy.mutable_nvme()->set_every_steps(Next());
     policy.mutable_remote()->set_keep_last(static_cast<uint32_t>(Next()));
+    policy.set_replicas(1 + static_cast<uint32_t>(Next() % 4));
   }
   void FillOne(v1::SetRestorePointRequest& request) {
     request.set_job("train-7b");
@@ -308,6 +312,11 @@ class Filler {
     request.set_attempt(Next());
     request.set_unpin(true);
   }
+  void FillOne(v1::ReplaceRequest& request) {
+    request.set_job("train-7b");
+    request.set_node("n3");
+    request.set_with("n9");
+  }
   void FillOne(v1::RemoveCheckpointRequest& request) {
     request.set_job("train-7b");
     request.set_step(Next());
@@ -315,7 +324,8 @@ class Filler {
     request.set_tier("nvme");
     request.set_force(true);
   }
-  void FillOne(std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply>& reply) {
+  void FillOne(std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply,
+                            v1::ReplaceReply>& reply) {
     v1::RemoveCheckpointReply removed;
     removed.set_text("gone");
     removed.set_bytes_freed(Next());
@@ -422,6 +432,8 @@ class Least {
       m.state.set_name(Header().job_name);
     } else if constexpr (std::is_same_v<T, AdminReturned>) {
       m.status = absl::CancelledError("");
+    } else if constexpr (std::is_same_v<T, ReplicasDropped>) {
+      m.ranks = {0};
     } else if constexpr (std::is_same_v<T, JobsRemoved>) {
       m.jobs = {Header().job};
     } else if constexpr (std::is_same_v<T, JobLetGo>) {
@@ -551,7 +563,11 @@ TEST(PeerCodecTest, EveryAdminsAnswerArrives) {
   pin.set_text("pinned");
   v1::SetOptionsReply options;
   options.set_text("set");
+  v1::ReplaceReply replaced;
+  replaced.set_text("gets it");
+  replaced.set_ranks(2);
   ExpectArrives<ToAgent>(AdminAnswered{1, pin}, AdminAnswered{1, pin}, "pin");
+  ExpectArrives<ToAgent>(AdminAnswered{1, replaced}, AdminAnswered{1, replaced}, "replace");
   ExpectArrives<ToAgent>(AdminAnswered{1, options}, AdminAnswered{1, options}, "options");
 }
 

@@ -169,6 +169,8 @@ class Node {
   void Do(const ScanRemote& a);
   void Do(const ScanNvme& a);
 
+  void FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended);
+  FilePtr FindSealed(const ShardId& id) const;
   SimTier& TierOf(TierKind tier);
   Place PlaceOf(TierKind tier) const;
   Duration TierLatency(TierKind tier);

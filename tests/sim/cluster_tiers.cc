@@ -25,6 +25,9 @@ Duration Node::TierLatency(TierKind tier) {
 }
 
 absl::Status Node::TierFault(TierKind kind, bool writes) {
+  if (kind == TierKind::kPeer) {
+    return MaybeFail(w_.stormy() ? 0.02 : 0);  // its own end of it
+  }
   const SimTier& tier = TierOf(kind);
   if (tier.full && writes) {
     w_.Count(Fault::kRemoteFull);
@@ -50,7 +53,8 @@ void Node::TryDrain(DrainId id) {
     return;
   }
   SimDrain& drain = it->second;
-  const int64_t hung = TierOf(drain.tier).hung_until.ns - w_.t.now();
+  const int64_t hung =
+      drain.tier == TierKind::kPeer ? 0 : TierOf(drain.tier).hung_until.ns - w_.t.now();
   if (hung > 0 && !drain.cancelled) {
     w_.Count(drain.tier == TierKind::kNvme ? Fault::kNvmeHangs : Fault::kRemoteHangs);
     if (!std::exchange(drain.stalled, true)) {
@@ -198,6 +202,57 @@ void Node::CheckShared(const holdfast::PublishManifest& a, const std::string& wh
   }
 }
 
+// From the memory of another node that can be reached: what its slot holds when it is read.
+void Node::FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended) {
+  ended.status = absl::UnavailableError("no node was named");
+  for (const std::string& peer : a.peers) {
+    ended.peer = peer;
+    Node* other = &w_.node(w_.IndexOf(peer));
+    if (other != this &&
+        (!other->up() || other->suspended() || !w_.network.Reaches(index, other->index))) {
+      w_.counts.states["peer: not reached"]++;
+      ended.status = absl::UnavailableError("the node is not reached");
+      continue;
+    }
+    const FilePtr source = other->FindSealed(a.key.id);
+    if (source == nullptr) {
+      w_.counts.states["peer: not there"]++;
+      ended.status = absl::NotFoundError("it has no such copy");
+      continue;
+    }
+    if (source->record->token != source->token) {
+      w_.counts.states["peer: source bad"]++;
+      ended.status = absl::DataLossError("digests differ");
+      ended.bad_peers.push_back(peer);
+      continue;
+    }
+    w_.counts.states["peer: read"]++;
+    ended.status = absl::OkStatus();
+    ended.copy = source->record->copy;
+    ended.copy.generation = a.generation;
+    if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
+      RecordGone(*before, Truth::Why::kFault);  // it is a bad one
+      before->replaced = true;
+    }
+    file->token = source->token;
+    file->content = source->content;
+    file->replaced = false;
+    file->record = FileRecord{ended.copy, file->token};
+    w_.truth.Added(a.key.id, {TierKind::kMemory, index});
+    return;
+  }
+  ended.source_bad = absl::IsDataLoss(ended.status);
+}
+
+FilePtr Node::FindSealed(const ShardId& id) const {
+  for (const auto& [slot, file] : files_) {
+    if (file->record && file->record->copy.id == id) {
+      return file;
+    }
+  }
+  return nullptr;
+}
+
 void Node::Do(const FetchShard& a) {
   const FilePtr file = FindFile(a.slot);
   if (!file || file->record || !file->read_by.empty() || file->note.generation() != a.generation) {
@@ -218,7 +273,11 @@ void Node::Do(const FetchShard& a) {
         false,        {}};
     const SimTier& tier = TierOf(a.from);
     const auto source = tier.copies.find(a.key.id);
-    if (ended.status.ok() && source == tier.copies.end()) {
+    if (a.from == TierKind::kPeer) {
+      if (ended.status.ok()) {
+        FetchFromPeer(a, file, ended);
+      }
+    } else if (ended.status.ok() && source == tier.copies.end()) {
       ended.status = absl::NotFoundError("no such copy");
     } else if (ended.status.ok() && source->second.token != source->second.bytes) {
       ended.status = absl::DataLossError("digests differ");

@@ -103,9 +103,16 @@ void World::MakeNodes() {
     policy->set_verify(v1::TierPolicy::VERIFY_NONE);
   }
   config.mutable_policy()->mutable_remote()->set_share_replicas(true);
+  config.mutable_policy()->set_replicas(options.seed % 3);
   for (uint32_t i = 0; i < count; ++i) {
     const std::string name = absl::StrCat("n", i);
     index_[name] = i;
+    config.mutable_cluster()->clear_labels();
+    if (options.seed / 3 % 2 == 1) {
+      v1::Label& zone = *config.mutable_cluster()->add_labels();
+      zone.set_name("zone");
+      zone.set_value(absl::StrCat("z", i / 2));
+    }
     nodes_.push_back(std::make_unique<Node>(*this, i, name, config));
   }
 }

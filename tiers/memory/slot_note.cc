@@ -20,7 +20,8 @@ enum NoteField : uint32_t {
   kGeneration = 2,
   kWriter = 3,
   kReaders = 4,
-  kSlotBytes = 5
+  kSlotBytes = 5,
+  kReplica = 6
 };
 enum ProcessField : uint32_t { kPid = 1, kStartTicks = 2, kHold = 3 };
 enum JobField : uint32_t { kJobUuid = 1, kJobName = 2 };
@@ -101,6 +102,12 @@ absl::StatusOr<SlotNote> DecodeBody(std::string_view body) {
         HF_RETURN_IF_ERROR(
             reader.Unsigned(field, std::numeric_limits<uint64_t>::max(), note.slot_bytes));
         break;
+      case kReplica: {
+        uint64_t replica = 0;
+        HF_RETURN_IF_ERROR(reader.Unsigned(field, 1, replica));
+        note.replica = replica == 1;
+        break;
+      }
       default:
         break;
     }
@@ -140,6 +147,9 @@ absl::StatusOr<std::string> EncodeSlotNote(const SlotNote& note) {
   }
   if (note.slot_bytes != 0) {
     writer.add_uint64(kSlotBytes, note.slot_bytes);
+  }
+  if (note.replica) {
+    writer.add_bool(kReplica, true);
   }
   return EncodeFrame(FrameKind::kSlotNote, body);
 }

@@ -45,6 +45,7 @@ struct SlotNote {
   std::optional<ProcessId> writer;
   std::vector<ReadHold> readers;
   uint64_t slot_bytes = 0;
+  bool replica = false;  // what it holds is kept for another node
 };
 
 struct StoredSlot {

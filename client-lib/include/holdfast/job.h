@@ -49,6 +49,8 @@ struct TierPolicy {
 struct Policy {
   TierPolicy nvme;
   TierPolicy remote;
+  // In the memory of how many other nodes each shard of the newest step is kept, too; 0: none.
+  std::optional<uint32_t> replicas;
 };
 
 struct JobOptions {
@@ -83,8 +85,9 @@ struct DeviceStream {
   void* stream = nullptr;
 };
 
-// How far a save has come. Each stage includes those before it.
-enum class Stage : uint8_t { kSnapshot = 1, kSealed, kCommitted, kNvme, kRemote };
+// How far a save has come. Each stage includes those before it, but that none of the tiers includes
+// another. kPeer: every rank's shard lies in the memory of another node, too.
+enum class Stage : uint8_t { kSnapshot = 1, kSealed, kCommitted, kNvme, kRemote, kPeer };
 const char* StageName(Stage stage);
 
 struct StageTimes {  // since the call of Save or SaveAsync; negative: not reached
@@ -96,6 +99,7 @@ struct StageTimes {  // since the call of Save or SaveAsync; negative: not reach
   std::chrono::nanoseconds committed{-1};
   std::chrono::nanoseconds nvme{-1};
   std::chrono::nanoseconds remote{-1};
+  std::chrono::nanoseconds peer{-1};
   uint64_t bytes = 0;  // of the image
 };
 

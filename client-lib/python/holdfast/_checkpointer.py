@@ -123,7 +123,7 @@ class Checkpointer:
             ckpt.save(step, {"model": model, "optim": optim, "extra": {"epoch": epoch}})
             ckpt.save(step, state, wait="remote")       # before the job is ended on purpose
 
-        `wait`: "snapshot", "sealed", "committed", "nvme" or "remote": returns when the save has come that far, or never will,
+        `wait`: "snapshot", "sealed", "committed", "peer", "nvme" or "remote": returns when the save has come that far, or never will,
         or after `timeout` seconds. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
         and the handle says so (`error`, `times`), and `failed_saves`.
         """

@@ -109,7 +109,7 @@ class Job:
         open_timeout: float = 60.0,
         call_timeout: float = 30.0,
     ) -> None:
-        """policy: {"nvme" | "remote": {"every_steps" | "every_ms" | "keep_last" | "keep_every_steps" | "bytes_max": n}}"""
+        """policy: {"nvme" | "remote": {"every_steps" | "every_ms" | "keep_last" | "keep_every_steps" | "bytes_max": n}, "peer": {"replicas": n}}"""
 
     @property
     def attempt(self) -> int: ...

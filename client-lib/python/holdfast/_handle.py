@@ -10,8 +10,8 @@ from holdfast._errors import DeadlineExceeded, HoldfastError, InvalidArgument, R
 from holdfast._jobs import seconds
 from holdfast._state import torch_module
 
-Stage = Literal["snapshot", "sealed", "committed", "nvme", "remote"]
-STAGES: tuple[str, ...] = ("snapshot", "sealed", "committed", "nvme", "remote")
+Stage = Literal["snapshot", "sealed", "committed", "peer", "nvme", "remote"]
+STAGES: tuple[str, ...] = ("snapshot", "sealed", "committed", "peer", "nvme", "remote")
 
 
 def streams_of(devices: set[int]) -> list[_core.Stream]:
@@ -50,7 +50,7 @@ class Handle:
 
     def wait(self, stage: Stage = "sealed", timeout: float | None = None) -> None:
         """Returns when the save has come that far: "snapshot" (the tensors may change), "sealed" (a crash of this process
-        loses nothing), "committed" (all ranks have sealed it), "nvme", "remote".
+        loses nothing), "committed" (all ranks have sealed it), "peer" (every shard lies in another node's memory, too), "nvme", "remote".
 
         Raises what became of the save if it never will; DeadlineExceeded after `timeout` seconds (None: no limit).
         """

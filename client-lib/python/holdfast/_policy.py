@@ -25,13 +25,14 @@ _BYTES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a job says of its durable copies; what is left out holds as ckptd's configuration says.
+    """What a job says of its copies; what is left out holds as ckptd's configuration says.
 
-        Policy(nvme_every=1, keep_nvme=2, remote_every="10min", keep_remote=5)
+        Policy(replicas=1, nvme_every=1, keep_nvme=2, remote_every="10min", keep_remote=5)
 
     `…_every`: an int is a number of steps (each so many steps, one), a text like "90s", "10min", "2h" or a timedelta a time;
     0: none. `keep_…`: so many of the newest steps stay, at least 1. `keep_…_every`: steps that it divides stay for ever.
     `…_bytes_max`: of this job in that tier, an int or a text like "500GiB"; 0: no limit of its own.
+    `replicas`: in the memory of how many other nodes each shard of the newest step is kept, too; 0: none.
     """
 
     nvme_every: int | str | datetime.timedelta | None = None
@@ -42,6 +43,7 @@ class Policy:
     keep_remote: int | None = None
     keep_remote_every: int | None = None
     remote_bytes_max: int | str | None = None
+    replicas: int | None = None
 
     def to_core(self) -> dict[str, dict[str, int]]:
         """As the extension module takes it. Raises holdfast.InvalidArgument, naming the field."""
@@ -62,6 +64,8 @@ class Policy:
                 fields["bytes_max"] = _size(f"{tier}_bytes_max", limit)
             if fields:
                 tiers[tier] = fields
+        if self.replicas is not None:
+            tiers["peer"] = {"replicas": _count("replicas", self.replicas)}
         return tiers
 
 

@@ -23,14 +23,14 @@ namespace {
 using Streams = std::vector<std::pair<int32_t, uint64_t>>;
 
 Stage StageNamed(const std::string& name) {
-  for (const Stage stage :
-       {Stage::kSnapshot, Stage::kSealed, Stage::kCommitted, Stage::kNvme, Stage::kRemote}) {
+  for (const Stage stage : {Stage::kSnapshot, Stage::kSealed, Stage::kCommitted, Stage::kPeer,
+                            Stage::kNvme, Stage::kRemote}) {
     if (name == StageName(stage)) {
       return stage;
     }
   }
-  Raise(Status(Code::kInvalidArgument,
-               "there is no stage '" + name + "': snapshot, sealed, committed, nvme, remote"));
+  Raise(Status(Code::kInvalidArgument, "there is no stage '" + name +
+                                           "': snapshot, sealed, committed, peer, nvme, remote"));
 }
 
 std::vector<DeviceStream> ToStreams(const Streams& streams) {
@@ -59,6 +59,17 @@ TierPolicy ToPolicy(const std::map<std::string, uint64_t>& fields) {
     }
   }
   return policy;
+}
+
+std::optional<uint32_t> ToReplicas(const std::map<std::string, uint64_t>& fields) {
+  std::optional<uint32_t> replicas;
+  for (const auto& [name, value] : fields) {
+    if (name != "replicas") {
+      Raise(Status(Code::kInvalidArgument, "a policy of peers has no '" + name + "'"));
+    }
+    replicas = static_cast<uint32_t>(std::min<uint64_t>(value, UINT32_MAX));
+  }
+  return replicas;
 }
 
 // Calls without the GIL; raises what went wrong.
@@ -172,7 +183,7 @@ class PySave {
     for (const auto& [stage, time] :
          {std::pair(Stage::kSnapshot, times.snapshot), std::pair(Stage::kSealed, times.sealed),
           std::pair(Stage::kCommitted, times.committed), std::pair(Stage::kNvme, times.nvme),
-          std::pair(Stage::kRemote, times.remote)}) {
+          std::pair(Stage::kRemote, times.remote), std::pair(Stage::kPeer, times.peer)}) {
       if (time.count() >= 0) {
         seconds[StageName(stage)] = static_cast<double>(time.count()) * 1e-9;
       }
@@ -199,6 +210,10 @@ class PyJob {
     options.socket = socket;
     options.copy_threads = copy_threads;
     for (const auto& [tier, fields] : policy) {
+      if (tier == "peer") {
+        options.policy.replicas = ToReplicas(fields);
+        continue;
+      }
       if (tier != "nvme" && tier != "remote") {
         Raise(Status(Code::kInvalidArgument, "a policy has no tier '" + tier + "'"));
       }

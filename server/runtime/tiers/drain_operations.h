@@ -25,6 +25,8 @@
 
 namespace holdfast {
 
+class FabricPort;
+class PullClient;
 class WorkerGroup;
 
 // What a drive's threads are to run with now. Thread-safe.
@@ -58,6 +60,11 @@ struct DrainContext {
   // By drive: for what goes from there to the remote tier, so that a drive that hangs holds threads
   // of its own only.
   std::vector<std::shared_ptr<CopyPool>> relays;
+  // To read from other nodes' memory, where there are any; and with one-sided reads, where there is
+  // a fabric.
+  std::shared_ptr<PullClient> pulls;
+  FabricPort* fabric = nullptr;
+  std::shared_ptr<Pacer> peer_pacer = std::make_shared<Pacer>();
   WantedPriority nvme_priority;
   DriveIndex index;
   SliceOwners owners;
@@ -73,6 +80,8 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
 FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard& action,
                           Operation& operation);
 FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation);
+// From the memory of the first of the nodes named that has it, good.
+FetchEnded FetchFromPeers(const Context& context, const FetchShard& action, Operation& operation);
 // Files whose descriptors are closed by a worker of that group, as operation `own`, when the last
 // who has them lets go: close may hang where they lie. Left to the end of the process when the
 // group is gone.

@@ -25,6 +25,9 @@ namespace {
 constexpr ThreadPriority kVerifyPriority{kIoPriorityIdle - 1, 19};
 constexpr size_t kRemoteVerifiers = 4;
 constexpr size_t kRemoteOpeners = 4;  // so many of the mount's calls may hang, too
+// More than an agent has replicas and prefetches under way: a restore does not wait for those.
+constexpr size_t kPullsAtOnce = 12;
+constexpr Duration kPeerStallTimeout = std::chrono::seconds(30);
 
 ThreadPriority PriorityOf(uint32_t io, uint32_t nice) {
   return {static_cast<int>(io), static_cast<int>(nice)};
@@ -72,6 +75,7 @@ DurableTiers::~DurableTiers() {
   remote_.reset();
   remote_verifier_.reset();
   remote_opener_.reset();
+  peers_.reset();
 }
 
 std::vector<WorkerGroup*> DurableTiers::Groups() const {
@@ -85,6 +89,7 @@ std::vector<WorkerGroup*> DurableTiers::Groups() const {
   groups.push_back(remote_.get());
   groups.push_back(remote_verifier_.get());
   groups.push_back(remote_opener_.get());
+  groups.push_back(peers_.get());
   std::erase(groups, nullptr);
   return groups;
 }
@@ -99,6 +104,7 @@ absl::Status DurableTiers::Open() {
   context.nvme_priority.Set(PriorityOf(nvme.io_priority(), nvme.nice()));
   context.nvme_pacer->SetRate(nvme.bandwidth_bytes_per_s_max());
   context.remote_pacer->SetRate(remote.bandwidth_bytes_per_s_max());
+  context.peer_pacer->SetRate(options_.config.fabric().bandwidth_bytes_per_s_max());
   const bool root = ::geteuid() == 0;
   const NvmeBudget budget = AskNvmeBudget(*options_.env, nvme);
   const std::string& state_dir = options_.config.state_dir();
@@ -180,9 +186,21 @@ absl::Status DurableTiers::Open() {
   return absl::OkStatus();
 }
 
+absl::Status DurableTiers::SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric) {
+  shared_->context->pulls = std::move(pulls);
+  shared_->context->fabric = fabric;
+  WorkerGroup::Options group;
+  group.name = "peers";
+  group.threads = kPullsAtOnce;
+  group.stall_timeout = kPeerStallTimeout;
+  HF_ASSIGN_OR_RETURN(peers_, WorkerGroup::Create(group, outlet_));
+  return absl::OkStatus();
+}
+
 void DurableTiers::Perform(const ApplyLimits& action) {
   shared_->context->nvme_pacer->SetRate(action.nvme.bandwidth_bytes_per_s_max());
   shared_->context->remote_pacer->SetRate(action.remote.bandwidth_bytes_per_s_max());
+  shared_->context->peer_pacer->SetRate(action.fabric.bandwidth_bytes_per_s_max());
   const auto tell = [](const absl::Status& set) {
     if (!set.ok()) {
       LogWarning(absl::StrCat("set: the priority stays as it was: ", Message(set)));

@@ -33,6 +33,9 @@
 
 namespace holdfast {
 
+class FabricPort;
+class PullClient;
+
 class DurableTiers {
  public:
   struct Options {
@@ -44,6 +47,9 @@ class DurableTiers {
   static absl::StatusOr<std::unique_ptr<DurableTiers>> Create(Options options);
   ~DurableTiers();
 
+  // Other nodes' memory, to be read from. Before anything is performed; both outlive this object,
+  // and either may be null.
+  absl::Status SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric);
   // Reads the drives that it names, or every one; one TierScanned for each.
   void ScanDrives(const ScanNvme& action);
   void Perform(FlushShard action);
@@ -66,7 +72,7 @@ class DurableTiers {
   void CheckStalls(MonotonicTime now);
   // Whether the directories are there, and what they were: now and then, for those that are idle.
   void LookAtPlaces();
-  bool configured() const { return !drives_.empty() || remote_ != nullptr; }
+  bool configured() const { return !drives_.empty() || remote_ != nullptr || peers_ != nullptr; }
   bool idle() const;
   void Cancel();  // the daemon stops: nothing is begun any more, what runs ends soon
   void FillStatus(v1::DaemonStatus& status);
@@ -105,6 +111,7 @@ class DurableTiers {
   std::unique_ptr<WorkerGroup> remote_;
   std::unique_ptr<WorkerGroup> remote_verifier_;
   std::shared_ptr<WorkerGroup> remote_opener_;
+  std::unique_ptr<WorkerGroup> peers_;
   // Names operations that the core did not ask for; above all of its own.
   std::atomic<DrainId> next_own_{DrainId{1} << 63};
 };

@@ -131,6 +131,16 @@ void DurableTiers::Perform(FetchShard action) {
   const auto answer = [action](absl::Status status, bool bad) -> Event {
     return FetchEnded{action.drain, action.slot, action.generation, std::move(status), bad, {}};
   };
+  if (action.from == TierKind::kPeer) {
+    if (peers_ == nullptr) {
+      return outlet_->Post(answer(absl::UnavailableError("this node knows no others"), false));
+    }
+    auto operation = std::make_shared<Operation>(
+        action.drain,
+        [context, action](Operation& op) -> Event { return FetchFromPeers(context, action, op); },
+        [answer] { return answer(WasCancelled(), false); });
+    return Start(*peers_, std::move(operation), true);
+  }
   const bool nvme = action.from == TierKind::kNvme;
   Drive* drive = nvme ? DriveOf(action.key.id) : nullptr;
   if (nvme ? drive == nullptr : remote_ == nullptr) {

@@ -55,7 +55,7 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
   if (!operation.Pin()) {
     return FetchFailed(action, Cancelled("the fetch"), false);
   }
-  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context->slots, *context->env, action);
+  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context, action);
   if (!slot.ok()) {
     return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
   }
@@ -90,7 +90,7 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
 FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation) {
   TierPlace& place = *context->remote;
   // 1. The slot, revocable from the first moment on.
-  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context->slots, *context->env, action);
+  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context, action);
   if (!slot.ok()) {
     return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/runtime/fabric_port.h"
 #include "server/runtime/found_state.h"
 
 namespace holdfast {
@@ -28,7 +29,11 @@ absl::StatusOr<SlotImage> OpenSealedSlot(SlotStore& slots, Env& env, const Flush
   return opened;
 }
 
-absl::StatusOr<SlotToFill> OpenSlotToFill(SlotStore& slots, Env& env, const FetchShard& action) {
+absl::StatusOr<SlotToFill> OpenSlotToFill(DrainContext& context, const FetchShard& action) {
+  SlotStore& slots = *context.slots;
+  if (context.fabric != nullptr) {
+    context.fabric->BecomesOf(action.slot, action.key.id.job);
+  }
   SlotToFill opened;
   HF_ASSIGN_OR_RETURN(opened.file, slots.OpenImageFile(action.slot, true));
   HF_ASSIGN_OR_RETURN(const FileInfo info, opened.file->Info());
@@ -36,7 +41,7 @@ absl::StatusOr<SlotToFill> OpenSlotToFill(SlotStore& slots, Env& env, const Fetc
     return absl::DataLossError(
         absl::StrCat("slot ", action.slot, " was cut to ", info.bytes, " bytes"));
   }
-  HF_ASSIGN_OR_RETURN(opened.mapping, env.Map(*opened.file, 0, action.slot_bytes, true));
+  HF_ASSIGN_OR_RETURN(opened.mapping, context.env->Map(*opened.file, 0, action.slot_bytes, true));
   return opened;
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/events.h"
+#include "server/runtime/tiers/drain_operations.h"
 #include "tiers/image/record.h"
 #include "tiers/memory/slot_store.h"
 
@@ -24,12 +25,13 @@ struct SlotImage {
 // Aborted when the slot holds another filling by now; DataLoss when its files are gone or damaged.
 absl::StatusOr<SlotImage> OpenSealedSlot(SlotStore& slots, Env& env, const FlushShard& action);
 
-// A slot to be filled, mapped for writing. DataLoss when its file is gone or too short.
+// A slot to be filled, mapped for writing; no peer reads it any more that was told of it while it
+// was another job's. DataLoss when its file is gone or too short.
 struct SlotToFill {
   std::unique_ptr<File> file;
   std::unique_ptr<Mapping> mapping;
 };
-absl::StatusOr<SlotToFill> OpenSlotToFill(SlotStore& slots, Env& env, const FetchShard& action);
+absl::StatusOr<SlotToFill> OpenSlotToFill(DrainContext& context, const FetchShard& action);
 
 // The slot holds the image now, verified: its record, and what that says. A bad copy of the same
 // shard in another slot loses its record first.

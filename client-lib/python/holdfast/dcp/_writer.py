@@ -32,7 +32,7 @@ from holdfast.dcp._layout import (
     tensor_list,
 )
 
-_STAGES = ("sealed", "committed", "nvme", "remote")
+_STAGES = ("sealed", "committed", "peer", "nvme", "remote")
 
 
 class Writer(StorageWriter):

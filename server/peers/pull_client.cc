@@ -1,0 +1,192 @@
+#include "server/peers/pull_client.h"
+
+#include <grpc/support/time.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "holdfast/v1/peer.grpc.pb.h"
+#include "server/peers/peer_tls.h"
+
+namespace holdfast {
+namespace {
+
+constexpr size_t kMessageBytesMax = size_t{4} << 20;
+constexpr auto kLook = std::chrono::milliseconds(100);  // between looks whether it was cancelled
+constexpr int kReconnectMs = 1000;
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      absl::string_view(status.error_message()));
+}
+
+}  // namespace
+
+struct PullClient::Peer {
+  PeerAddress at;
+  std::shared_ptr<grpc::Channel> channel;  // null: not used yet
+};
+
+namespace {
+
+class GrpcPullStream final : public PullStream {
+ public:
+  GrpcPullStream(std::string node, std::shared_ptr<grpc::Channel> channel, Duration at_most,
+                 std::shared_ptr<TransferControl> control)
+      : node_(std::move(node)), control_(std::move(control)), stub_(std::move(channel)) {
+    context_.set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                       gpr_time_from_nanos(at_most.count(), GPR_TIMESPAN)));
+    stream_ = stub_.AsyncPull(&context_, &queue_, this);
+  }
+  ~GrpcPullStream() override {
+    context_.TryCancel();
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  absl::Status Start() { return Await(); }
+  absl::Status Ask(const v1::PullAsked& asked) override {
+    stream_->Write(asked, this);
+    return Await();
+  }
+  absl::StatusOr<v1::PullTold> Next() override {
+    v1::PullTold told;
+    stream_->Read(&told, this);
+    HF_RETURN_IF_ERROR(Await());
+    return told;
+  }
+
+ private:
+  // The one call under way.
+  absl::Status Await() {
+    const absl::Status waited = AwaitTag();
+    if (!absl::IsAborted(waited)) {
+      return waited;
+    }
+    // The other end has ended the stream: it says why.
+    grpc::Status why;
+    stream_->Finish(&why, this);
+    const absl::Status finished = AwaitTag();
+    if (!finished.ok() && !absl::IsAborted(finished)) {
+      return finished;
+    }
+    return why.ok() ? absl::UnavailableError(
+                          absl::StrCat("node '", node_, "' ended the pull without a word"))
+                    : Annotate(FromGrpc(why), absl::StrCat("node '", node_, "'"));
+  }
+
+  // Aborted: the call came to nothing.
+  absl::Status AwaitTag() {
+    const auto begun = std::chrono::steady_clock::now();
+    absl::Status gave_up;
+    for (;;) {
+      void* tag = nullptr;
+      bool ok = false;
+      const auto next = queue_.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + kLook);
+      if (next == grpc::CompletionQueue::GOT_EVENT) {
+        return !gave_up.ok() ? gave_up : ok ? absl::OkStatus() : absl::AbortedError("");
+      }
+      if (next == grpc::CompletionQueue::SHUTDOWN) {
+        return absl::CancelledError("the stream has ended");
+      }
+      if (!gave_up.ok()) {
+        continue;  // it ends soon
+      }
+      if (control_ != nullptr && control_->cancelled()) {
+        gave_up = absl::CancelledError("as asked");
+      } else if (std::chrono::steady_clock::now() - begun > kPullStall) {
+        gave_up = absl::UnavailableError(absl::StrCat("node '", node_, "' does not answer"));
+      } else {
+        continue;
+      }
+      context_.TryCancel();
+    }
+  }
+
+  const std::string node_;
+  const std::shared_ptr<TransferControl> control_;
+  v1::Pulls::Stub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::PullAsked, v1::PullTold>> stream_;
+};
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const PeerTlsText& tls) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
+  return grpc::CreateCustomChannel(address, PeerCredentials(tls), arguments);
+}
+
+}  // namespace
+
+PullClient::PullClient(Options options) : options_(std::move(options)) {}
+
+PullClient::~PullClient() = default;
+
+void PullClient::ChangePeers(const holdfast::ChangePeers& change) {
+  MutexLock lock(mutex_);
+  for (const std::string& node : change.down) {
+    peers_.erase(node);
+  }
+  for (const auto& [node, at] : change.up) {
+    peers_[node] = std::make_shared<Peer>(Peer{at, nullptr});
+  }
+}
+
+absl::StatusOr<std::shared_ptr<PullClient::Peer>> PullClient::Find(const std::string& node) {
+  {
+    MutexLock lock(mutex_);
+    const auto known = peers_.find(node);
+    if (known == peers_.end()) {
+      return absl::UnavailableError(
+          absl::StrCat("node '", node, "' is no member of the cluster now"));
+    }
+    if (known->second->channel != nullptr) {
+      return known->second;
+    }
+  }
+  // (Certificates are read anew for each connection, and that may take a while.)
+  HF_ASSIGN_OR_RETURN(const PeerTlsText tls, ReadPeerTls(options_.env, options_.tls));
+  MutexLock lock(mutex_);
+  const auto known = peers_.find(node);
+  if (known == peers_.end()) {
+    return absl::UnavailableError(absl::StrCat("node '", node, "' has left the cluster"));
+  }
+  if (known->second->channel == nullptr) {
+    known->second = std::make_shared<Peer>(
+        Peer{known->second->at, MakeChannel(known->second->at.address, tls)});
+  }
+  return known->second;
+}
+
+absl::StatusOr<std::unique_ptr<PullStream>> PullClient::Open(
+    const std::string& node, v1::PullOpen open, Duration at_most,
+    std::shared_ptr<TransferControl> control) {
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<Peer> peer, Find(node));
+  v1::OpenRequest& who = *open.mutable_who();
+  who.set_from(options_.self);
+  who.set_incarnation(options_.incarnation);
+  who.set_to(node);
+  who.set_to_incarnation(peer->at.incarnation);
+  who.set_cluster(options_.cluster);
+  who.set_membership(options_.membership);
+  auto stream = std::make_unique<GrpcPullStream>(node, peer->channel, at_most, std::move(control));
+  HF_RETURN_IF_ERROR(stream->Start());
+  v1::PullAsked asked;
+  *asked.mutable_open() = std::move(open);
+  HF_RETURN_IF_ERROR(stream->Ask(asked));
+  return std::unique_ptr<PullStream>(std::move(stream));
+}
+
+}  // namespace holdfast

@@ -1,0 +1,205 @@
+#include "server/runtime/pull_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <span>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/sync_point.h"
+#include "holdfast/v1/peer.grpc.pb.h"
+#include "server/runtime/fabric_port.h"
+#include "server/runtime/fabric_probe.h"
+#include "server/runtime/verify.h"
+#include "tiers/image/record.h"
+
+namespace holdfast {
+namespace {
+
+using Stream = grpc::ServerReaderWriter<v1::PullTold, v1::PullAsked>;
+
+constexpr Duration kHoldDeadline = std::chrono::seconds(5);
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return {static_cast<grpc::StatusCode>(status.code()), Message(status)};
+}
+
+absl::StatusOr<HoldShard> ShardOf(const v1::PullOpen& open) {
+  HoldShard hold;
+  HF_RETURN_IF_ERROR(CheckJobName(open.job_name()));
+  hold.job = open.job_name();
+  HF_ASSIGN_OR_RETURN(hold.id.job, JobUuid::FromBytes(open.job_uuid()));
+  hold.id.attempt = open.attempt();
+  hold.id.step = open.step();
+  hold.id.rank = open.rank();
+  return hold;
+}
+
+absl::Status Gone() {
+  return absl::CancelledError("the reader has gone");
+}
+
+}  // namespace
+
+class PullServer::Service final : public v1::Pulls::Service {
+ public:
+  explicit Service(Options options) : options_(std::move(options)) {}
+
+  grpc::Status Pull(grpc::ServerContext* context, Stream* stream) override {
+    // (A stream that nobody ends would hold its slot for ever.)
+    if (context->deadline() > std::chrono::system_clock::now() + kPullLongest) {
+      return ToGrpc(absl::InvalidArgumentError("pull: it has no deadline, or a late one"));
+    }
+    if (++serving_ > kPullsServedMax) {
+      --serving_;
+      return ToGrpc(absl::ResourceExhaustedError(
+          absl::StrCat("pull: ", kPullsServedMax, " shards are being read from ",
+                       options_.context->node_name, " already; try again")));
+    }
+    const absl::Status served = Serve(*stream);
+    --serving_;
+    return ToGrpc(Annotate(served, absl::StrCat("pull from ", options_.context->node_name)));
+  }
+
+ private:
+  absl::Status Serve(Stream& stream) {
+    // 1. Who asks, and for what.
+    v1::PullAsked asked;
+    if (!stream.Read(&asked) || !asked.has_open()) {
+      return absl::InvalidArgumentError("the stream begins without saying what is wanted");
+    }
+    const v1::PullOpen& open = asked.open();
+    HF_RETURN_IF_ERROR(options_.check(open.who()));
+    if (open.probe_bytes() > 0) {
+      return ServeProbe(stream, open);
+    }
+    HF_ASSIGN_OR_RETURN(const HoldShard wanted, ShardOf(open));
+
+    // 2. The slot, held until the stream has ended.
+    HF_ASSIGN_OR_RETURN(const AdminAnswer held,
+                        options_.context->gateway->Ask(wanted, Caller{}, kHoldDeadline));
+    const auto* shards = std::get_if<ReadableShards>(&held.reply);
+    if (shards == nullptr || shards->shards.size() != 1 || held.lease == nullptr) {
+      return absl::InternalError("the daemon answered another question");
+    }
+    const ReadableShard& shard = shards->shards[0];
+    SlotStore& slots = *options_.context->store;
+    absl::StatusOr<std::string> record = slots.ReadRecord(shard.slot);
+    absl::StatusOr<std::unique_ptr<File>> image = slots.OpenImageFile(shard.slot, false);
+    if (const absl::Status both = record.ok() ? image.status() : record.status(); !both.ok()) {
+      if (IsBadCopy(both)) {
+        options_.context->gateway->ReportBadCopy(shard, Message(both));
+      }
+      return absl::NotFoundError(both.message());
+    }
+    HF_SYNC_POINT("daemon.pull.held");
+
+    // 3. What there is, and then what the reader asks for.
+    v1::PullTold told;
+    v1::PullSource& source = *told.mutable_source();
+    source.set_generation(shard.copy.generation);
+    source.set_image_bytes(shard.copy.image_bytes);
+    if (options_.fabric != nullptr) {
+      options_.fabric->Offer(open.provider(), shard, source);
+    }
+    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), *record));
+    const auto read = [&image](uint64_t offset, std::span<std::byte> into) {
+      return (*image)->ReadAt(offset, into);
+    };
+    while (stream.Read(&asked)) {
+      if (asked.has_confirm()) {
+        HF_RETURN_IF_ERROR(slots.Confirm(shard.slot, shard.copy.generation, **image));
+        v1::PullTold told;
+        told.mutable_confirmed();
+        return stream.Write(told) ? absl::OkStatus() : Gone();
+      }
+      if (!asked.has_read()) {
+        return absl::InvalidArgumentError("a question that this version does not know");
+      }
+      HF_RETURN_IF_ERROR(Send(stream, asked.read(), shard.copy.image_bytes, read));
+    }
+    return Gone();
+  }
+
+  // Memory to measure with, for as long as the stream is open.
+  absl::Status ServeProbe(Stream& stream, const v1::PullOpen& open) {
+    if (++probes_ > kProbesServedMax) {
+      --probes_;
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kProbesServedMax, " are measuring already; try again"));
+    }
+    const absl::Cleanup leave = [this] { --probes_; };
+    HF_ASSIGN_OR_RETURN(const std::unique_ptr<FabricProbe> probe,
+                        FabricProbe::Make(options_.fabric, open.probe_bytes()));
+    v1::PullTold told;
+    told.mutable_source()->set_image_bytes(probe->image().size());
+    probe->Offer(options_.fabric, open.provider(), *told.mutable_source());
+    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), probe->record()));
+    const auto read = [&probe](uint64_t offset, std::span<std::byte> into) {
+      std::copy_n(probe->image().begin() + static_cast<ptrdiff_t>(offset), into.size(),
+                  into.begin());
+      return absl::OkStatus();
+    };
+    for (v1::PullAsked asked; stream.Read(&asked);) {
+      if (!asked.has_read()) {
+        return absl::InvalidArgumentError("a question that this version does not know");
+      }
+      HF_RETURN_IF_ERROR(Send(stream, asked.read(), probe->image().size(), read));
+    }
+    return Gone();
+  }
+
+  absl::Status Tell(Stream& stream, v1::PullTold told, const std::string& record) {
+    told.mutable_source()->set_record_bytes(record.size());
+    if (!stream.Write(told)) {
+      return Gone();
+    }
+    for (size_t at = 0; at < record.size(); at += kPullChunkBytes) {
+      told.set_record(record.substr(at, kPullChunkBytes));
+      if (!stream.Write(told)) {
+        return Gone();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // (By pread: a file that is cut short is an error, and no SIGBUS.)
+  template <typename ReadAt>
+  absl::Status Send(Stream& stream, const v1::PullRead& read, uint64_t image_bytes,
+                    const ReadAt& read_at) {
+    if (read.offset() > image_bytes || read.bytes() > image_bytes - read.offset()) {
+      return absl::InvalidArgumentError("more is wanted than the image has");
+    }
+    v1::PullTold told;
+    for (uint64_t done = 0; done < read.bytes();) {
+      const uint64_t bytes = std::min<uint64_t>(kPullChunkBytes, read.bytes() - done);
+      std::string& data = *told.mutable_data();
+      data.resize(bytes);
+      HF_RETURN_IF_ERROR(read_at(read.offset() + done, std::as_writable_bytes(std::span(data))));
+      if (!stream.Write(told)) {
+        return Gone();
+      }
+      done += bytes;
+    }
+    return absl::OkStatus();
+  }
+
+  const Options options_;
+  std::atomic<size_t> serving_{0};
+  std::atomic<size_t> probes_{0};
+};
+
+PullServer::PullServer(Options options) : service_(std::make_unique<Service>(std::move(options))) {}
+
+PullServer::~PullServer() = default;
+
+grpc::Service* PullServer::service() {
+  return service_.get();
+}
+
+}  // namespace holdfast

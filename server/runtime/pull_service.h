@@ -1,0 +1,56 @@
+// Serves the shards in this node's memory to other nodes (docs/protocol.md §19): holds the slot for
+// as long as the stream of a pull is open, tells where one-sided reads find it, and sends the bytes
+// itself where no fabric does.
+//
+//   PullServer pulls({.context = &admin_context, .slots = …});
+//   options.services.push_back(pulls.service());   // of PeerNetworkOptions
+//
+// Owner: the Daemon. Calls come on gRPC's threads, one for each pull, at most kPullsServedMax. The
+// server that it is registered with ends before it does.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "holdfast/v1/peer.pb.h"
+#include "server/runtime/admin_service.h"
+
+namespace grpc {
+class Service;
+}  // namespace grpc
+
+namespace holdfast {
+
+class FabricPort;
+
+inline constexpr size_t kPullsServedMax = 32;
+inline constexpr size_t kProbesServedMax = 4;  // kProbeBytesMax each
+inline constexpr size_t kPullChunkBytes = size_t{1} << 20;
+// A pull that may take longer is refused.
+inline constexpr Duration kPullLongest = std::chrono::hours(12);
+
+class PullServer {
+ public:
+  struct Options {
+    AdminContext* context = nullptr;
+    FabricPort* fabric = nullptr;  // null: none
+    // Whether who asks may: its cluster and its membership are this node's, and this is the node,
+    // and the start of it, that it means.
+    std::function<absl::Status(const v1::OpenRequest&)> check;
+  };
+  explicit PullServer(Options options);
+  ~PullServer();
+  PullServer(const PullServer&) = delete;
+  PullServer& operator=(const PullServer&) = delete;
+
+  grpc::Service* service();
+
+ private:
+  class Service;
+  const std::unique_ptr<Service> service_;
+};
+
+}  // namespace holdfast

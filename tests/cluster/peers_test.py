@@ -1,0 +1,198 @@
+"""Copies in other nodes' memory: real daemons on nodes that share nothing, shards read over libfabric (tcp) or the daemons' own
+connections."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+import pytest
+
+from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, wait_until
+from .matrix import matrix
+from .network import Network
+
+POLICY = "replicas=1 remote.every_steps=0 remote.every_ms=0"
+
+
+def replicated_job(
+    network: Network, names: str, places: str, *, policy: str = POLICY, **settings: Any
+) -> tuple[Cluster, Job]:
+    """A job that has committed step 1 from these places, and has it in other nodes' memory."""
+    cluster = Cluster(network, names, lease_s=SHORT_LEASE_S, **settings)
+    job = Job(cluster, policy=policy)
+    job.start(places)
+    assert job.resume() == 0
+    save(job, 1)
+    return cluster, job
+
+
+def save(job: Job, step: int) -> None:
+    """Until every shard of it lies in another node's memory."""
+    assert job.ask(f"save {step}") == ["ok sealed"] * len(job.ranks)
+    assert job.ask("tier peer 30000") == ["ok peer"] * len(job.ranks)
+    job.settle()
+
+
+def protection(cluster: Cluster, job: Job, asked: str) -> dict[str, tuple[int, str]]:
+    lines = cluster.status(job.name, asked).get("protection", [])
+    return {one["kind"]: (one["step"], one["from"]) for one in lines if "step" in one}
+
+
+def copies(cluster: Cluster, job: Job, asked: str, step: int) -> list[tuple[int, str, str]]:
+    """(rank, tier, node) of what is good."""
+    said = cluster.tell(asked, "where", job.name, "--step", str(step)).get("copies", [])
+    return sorted((c["rank"], c["tier"], c["node"]) for c in said if c["state"] == "good")
+
+
+@pytest.mark.parametrize("provider", ["auto", "off"])
+def test_a_lost_nodes_ranks_go_on_from_their_peers(network: Network, provider: str) -> None:
+    cluster, job = replicated_job(
+        network, "a b spare", "a b", settings={"fabric": {"provider": provider}}
+    )
+    for step in (2, 3):
+        save(job, step)
+    assert protection(cluster, job, "a")["node"] == (3, "memory+peer")
+    cluster["b"].kill()
+    job.start("a spare")
+    job.join()
+    said = job.ask("restore")
+    assert "step=3 " in f"{said[0]} " and "source=" not in said[0], said
+    assert "step=3 " in f"{said[1]} ", said
+    kept_there = "source=" not in said[1]
+    assert kept_there or "source=peer" in said[1], said
+    save(job, 4)
+    assert protection(cluster, job, "a")["node"] == (4, "memory+peer")
+    for daemon in cluster.daemons.values():
+        if daemon.node.is_running():
+            log = daemon.log()
+            assert ("fabric provider=" in log) == (provider == "auto"), log
+
+
+def test_nothing_is_read_from_remote_when_a_node_is_lost(network: Network) -> None:
+    policy = "replicas=1 remote.every_steps=1"
+    cluster, job = replicated_job(network, "a b c d", "a b c", policy=policy)
+    assert job.ask("tier remote") == ["ok remote"] * 3
+    cluster["c"].kill()
+    job.start("a b d")
+    job.join()
+    said = job.ask("restore")
+    assert all("step=1 " in f"{each} " for each in said), said
+    assert not any("source=remote" in each for each in said), said
+
+
+def test_replicas_outlive_their_daemon(network: Network) -> None:
+    cluster, job = replicated_job(network, "a b", "a b")
+
+    def in_memory() -> list[tuple[int, str, str]]:
+        return [c for c in copies(cluster, job, "a", 1) if c[1] in ("memory", "peer")]
+
+    before = in_memory()
+    assert [c for c in before if c[1] == "peer"] == [(0, "peer", "b"), (1, "peer", "a")]
+    cluster.start_anew("a b")
+    wait_until("all copies", lambda: in_memory() == before)
+    assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
+
+
+def test_what_a_lost_node_kept_is_kept_by_another(network: Network) -> None:
+    cluster, job = replicated_job(
+        network, "a b c d", "a b", policy=POLICY.replace("replicas=1", "replicas=2")
+    )
+
+    def keepers() -> set[str]:
+        return {
+            node for rank, tier, node in copies(cluster, job, "a", 1) if (rank, tier) == (0, "peer")
+        }
+
+    wait_until("second copies", lambda: len(keepers()) == 2)
+    lost = min(keepers() - {"b"})
+    cluster[lost].kill()
+    wait_until("made up for", lambda: keepers() == {"b", "c", "d"} - {lost})
+    assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
+    save(job, 2)
+
+
+@pytest.mark.parametrize(
+    "point",
+    matrix(
+        "daemon.pull.offered",  # it reads the other's shard
+        "daemon.pull.held",  # the other one reads its shard
+        whole=["daemon.fetch.published"],
+    ),
+)
+def test_a_daemon_is_killed_in_the_middle_of_a_pull(network: Network, point: str) -> None:
+    cluster = Cluster(network, "a b", lease_s=SHORT_LEASE_S)
+    job = Job(cluster, policy=POLICY)
+    job.start("a b")
+    assert job.resume() == 0
+    cluster.start_anew("b", armed={"b": f"{point}:kill"})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: job.ask("save 1") + job.ask("tier peer 60000"))
+        cluster.revive("b")
+        said = answers.result()
+    assert said == ["ok sealed"] * 2 + ["ok peer"] * 2, said
+    assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
+
+
+def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network) -> None:
+    cluster = Cluster(network, "a b", lease_s=SHORT_LEASE_S)
+    job = Job(cluster, policy=POLICY)
+    job.start("a b")
+    assert job.resume() == 0
+    cluster.start_anew("b", armed={"b": "daemon.pull.offered:stop"})
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(lambda: job.ask("save 1"))
+        process = cluster.daemons["b"].process
+        assert process is not None
+        process.wait_stopped()
+        assert answers.result() == ["ok sealed"] * 2
+    network.links.cut(cluster["b"])
+    process.resume()
+    cluster.wait_said("a", "b is (out of reach|gone)")
+    network.links.heal(cluster["b"])
+    save_again = job.ask("tier peer 60000")
+    assert save_again == ["ok peer"] * 2, save_again
+    assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
+
+
+def test_a_spare_has_it_before_the_ranks_come(network: Network) -> None:
+    cluster, job = replicated_job(network, "a b spare", "a b")
+    cluster["b"].kill()
+    wait_until(
+        "the spare has rank 1's shard", lambda: (1, "peer", "spare") in copies(cluster, job, "a", 1)
+    )
+    job.start("a spare")
+    job.join()
+    said = job.ask("restore")
+    assert all("step=1 " in f"{each} " and "source=" not in each for each in said), said
+
+
+def test_a_node_that_is_to_be_taken_out_has_a_spare(network: Network) -> None:
+    cluster, job = replicated_job(network, "a b spare", "a b")
+    said = cluster.tell("a", "replace", "b", "--with", "spare")
+    assert [each["ranks"] for each in said["jobs"]] == [1], said
+    wait_until("it has step 1", lambda: (1, "peer", "spare") in copies(cluster, job, "a", 1))
+    save(job, 2)
+    wait_until("it has step 2", lambda: (1, "peer", "spare") in copies(cluster, job, "a", 2))
+    refused = cluster.tell("a", "replace", "b", "--with", "nobody")
+    assert "no node is called 'nobody'" in refused["error"]["message"], refused
+
+
+@pytest.mark.parametrize("provider", ["auto", "off"])
+def test_what_carries_shards_is_shown_and_measured(network: Network, provider: str) -> None:
+    cluster = Cluster(
+        network, "a b", lease_s=SHORT_LEASE_S, settings={"fabric": {"provider": provider}}
+    )
+    wait_until("they see each other", lambda: cluster.members("a") == {"a", "b"})
+    shown = cluster.tell("a", "fabric")
+    measured = cluster.tell("a", "fabric", "b")
+    assert measured.get("bytes_per_s", 0) > 0 and measured["latency_us"] > 0, measured
+    assert (measured["from"], measured["to"]) == ("b", "a"), measured
+    if provider == "auto":
+        assert shown["provider"] == measured["provider"] == "tcp", (shown, measured)
+        assert shown["devices"][0]["address"], shown
+    else:
+        assert "fabric.provider: off" in shown["problem"], shown
+        assert "no fabric here" in measured["problem"], measured
+    assert "'x'" in cluster.tell("a", "fabric", "x")["error"]["message"]
+    assert "root" in cluster.tell("a", "fabric", "b", uid=4242)["error"]["message"]

@@ -1,0 +1,59 @@
+// The door at which peers that want to read ask, and the thread that lets them in and keeps them
+// going. Internal to tiers/peer/.
+//
+//   HF_ASSIGN_OR_RETURN(auto server, FabricServer::Start(device, token));
+//
+// One-sided reads need nothing of this program where the device answers them itself; where the
+// provider is software, its work is done in the calls of this thread. It sleeps on the provider's
+// descriptors, if it has any, and else looks every few milliseconds. Owned by Fabric.
+#pragma once
+
+#include <rdma/fi_cm.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "tiers/peer/fabric_device.h"
+
+namespace holdfast {
+
+// Beyond that the oldest connection is closed: who reads on it connects again.
+inline constexpr size_t kFabricConnectionsMax = 4096;
+
+class FabricServer {
+ public:
+  // Only those are let in who say `token`.
+  static absl::StatusOr<std::unique_ptr<FabricServer>> Start(std::shared_ptr<FabricDevice> device,
+                                                             std::string token);
+  ~FabricServer();  // ends the reads that are under way
+  FabricServer(const FabricServer&) = delete;
+  FabricServer& operator=(const FabricServer&) = delete;
+
+  const std::string& address() const { return address_; }
+  bool sleeps() const { return queues_.can_sleep(); }
+
+ private:
+  FabricServer(FabricQueues queues, std::string token)
+      : token_(std::move(token)), queues_(std::move(queues)) {}
+  absl::Status Listen();
+  void Run();
+  bool Stopped(int timeout_ms) const;
+  void TakeCompletions();
+  bool TakeEvent();
+  void Accept(fi_info* info, std::string_view said);
+  void Close(const fid* connection);
+
+  const std::string token_;
+  std::string address_;
+  FabricQueues queues_;
+  FabricObject<fid_pep> door_;
+  std::deque<FabricObject<fid_ep>> connections_;  // of the thread; the oldest first
+  UniqueFd stop_;
+  std::thread thread_;
+};
+
+}  // namespace holdfast
