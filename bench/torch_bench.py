@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
-import json
 import logging
 import math
 import mmap
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
+from report import Row, print_report
 
 import holdfast
 import holdfast.dcp as holdfast_dcp
@@ -52,38 +52,6 @@ OVERLAPPED, BLOCKING = "Checkpointer, overlapped", "Checkpointer, blocking"
 
 
 # ---- what is told ----
-
-
-@dataclasses.dataclass
-class Row:
-    """As bench/report.h has it."""
-
-    name: str
-    unit: str
-    value: float
-    ceiling: float = 0.0
-    ratio: float = 0.0
-    ratio_low: float = 0.0
-    ratio_high: float = 0.0
-    bar: float = 0.0
-    goal: float = 0.0
-    higher_is_better: bool = True
-    note: str = ""
-
-    @property
-    def passes(self) -> bool:
-        return self.bar == 0 or (
-            self.ratio >= self.bar if self.higher_is_better else self.ratio <= self.bar
-        )
-
-    @property
-    def margin(self) -> float:
-        return self.ratio / self.bar if self.higher_is_better else self.bar / max(self.ratio, 1e-12)
-
-    def to_json(self) -> dict[str, Any]:
-        fields = dataclasses.asdict(self)
-        del fields["higher_is_better"]
-        return {**fields, "pass": self.passes}
 
 
 def seconds_row(name: str, seconds: list[float], note: str = "") -> Row:
@@ -109,32 +77,6 @@ def rate_row(
         COPY_GOAL if bar else 0.0,
         note=note,
     )
-
-
-def print_report(rows: list[Row], as_json: bool) -> None:
-    print(
-        f"{'torch':<48} {'value':>12} {'ceiling':>12} {'ratio':>9} {'bar':>8} {'goal':>8} {'spread':>21}"
-    )
-    for row in rows:
-        ceiling = f"{row.ceiling:.2f}" if row.ceiling else "-"
-        bar, goal = (f"{row.bar:.2f}", f"{row.goal:.2f}") if row.bar else ("-", "-")
-        spread = f"{row.ratio_low:.3f}..{row.ratio_high:.3f}"
-        verdict = "reported" if not row.bar else "pass" if row.passes else "FAIL"
-        print(
-            f"{row.name:<48} {row.value:12.3f} {ceiling:>12} {row.ratio:9.3f} {bar:>8} {goal:>8} {spread:>21}"
-            f"  {verdict} [{row.unit}] {row.note}"
-        )
-    worst = min((row for row in rows if row.bar), key=lambda row: row.margin, default=rows[0])
-    report = {
-        **worst.to_json(),
-        "row": worst.name,
-        "name": "torch",
-        "pass": all(row.passes for row in rows),
-        "rows": [row.to_json() for row in rows],
-    }
-    RESULT.write_text(json.dumps(report))
-    if as_json:
-        print(json.dumps(report))
 
 
 class Progress:
@@ -572,7 +514,7 @@ def main() -> int:
             rows += measure(make, pathlib.Path(folder), options.threads, options.rounds, progress)
         gc.collect()
     progress.end()
-    print_report(rows, options.json)
+    RESULT.write_text(print_report("torch", rows, options.json))
     dist.destroy_process_group()
     return 0 if all(row.passes for row in rows) else 1
 

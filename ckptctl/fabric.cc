@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/units.h"
 #include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
@@ -34,12 +35,16 @@ std::string RenderFabric(const v1::ShowFabricReply& reply) {
                {"NUMA", Align::kRight},
                {"DSCP", Align::kRight},
                {"MESSAGE", Align::kRight},
-               {"READS", Align::kRight}});
+               {"READS", Align::kRight},
+               {"REGISTRATION", Align::kLeft}});
   for (const v1::FabricDevice& device : reply.devices()) {
     table.AddRow({EscapeText(device.name()), EscapeText(device.address()),
                   device.numa_node() < 0 ? "-" : absl::StrCat(device.numa_node()),
                   device.dscp() == 0 ? "-" : absl::StrCat(device.dscp()),
-                  FormatBytes(device.message_bytes_max()), absl::StrCat(device.reads_max())});
+                  FormatBytes(device.message_bytes_max()), absl::StrCat(device.reads_max()),
+                  device.registration().empty()
+                      ? "-"
+                      : EscapeText(absl::StrJoin(device.registration(), ","))});
   }
   absl::StrAppend(&out, table.Render("  "));
   if (!reply.problem().empty()) {

@@ -313,7 +313,8 @@ class Agent {
     SlotId slot = 0;
     TierKind from = TierKind::kNvme;
     std::set<RequestToken> waiting;
-    std::vector<std::string> peers{};  // from kPeer
+    std::vector<std::string> peers{};     // from kPeer
+    std::vector<RemoteReader> readers{};  // from kRemote
   };
   // A shard that is to be brought into memory ahead of a restore.
   struct Prefetch {

@@ -38,6 +38,9 @@ bool Agent::JoinFetch(RequestToken token, const ShardId& id) {
   if (const auto fetch = fetches_.find(id); fetch != fetches_.end()) {
     pending.where = Where::kFetch;
     waiting_for_room_.erase(token);
+    if (fetch->second.waiting.empty() && fetch->second.drain != 0) {
+      Act(HurryFetch{fetch->second.drain});
+    }
     fetch->second.waiting.insert(token);
     return true;
   }
@@ -143,6 +146,7 @@ void Agent::StartFetch(Slot& slot, RequestToken token) {
   pending.where = Where::kFetch;
   waiting_for_room_.erase(token);
   FillFrom(slot, shard, seat.uid, seat.world_size, source.from, source.peers);
+  fetches_.at(shard).readers = source.readers;
   fetches_.at(shard).waiting.insert(token);
 }
 
@@ -204,6 +208,7 @@ void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
   action.generation = slot.generation;
   action.slot_bytes = slot.bytes;
   action.peers = fetch.peers;
+  action.readers = fetch.readers;
   action.background = slot.lent && fetch.waiting.empty();
   if (before != nullptr) {
     action.replaces = before->id;

@@ -217,6 +217,7 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
     return FlushState(t);
   }
   EndPrefetch(t);
+  EndFetchAhead(t);
   // Nothing is written any more: no write may be due, and nobody may wait for one.
   write_due_.reset();
   const Failure removed{absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
@@ -340,6 +341,7 @@ void Coordinator::On(const RestorePointAsked& m, Turn& t) {
                         found->attempt);
   }
   EndPrefetch(t);
+  EndFetchAhead(t);
   restore_point_ = point;
   ++restore_point_changes_;
   Persist(t);

@@ -432,6 +432,7 @@ class Coordinator {
   std::optional<TierKind> NearestFor(const Checkpoint& checkpoint, Rank rank, NodeId node,
                                      std::set<TierKind> without) const;
   std::vector<std::string> PeerNames(const Checkpoint& checkpoint, Rank rank, NodeId node) const;
+  std::vector<RemoteReader> RemoteReaders(NodeId node) const;
   NodeId SeatOf(Rank rank) const;
   std::vector<CheckpointId> Loadable() const;
   std::optional<Rank> RankWithout(const Checkpoint& checkpoint) const;
@@ -483,6 +484,8 @@ class Coordinator {
   void On(const PrefetchEnded& m, Turn& t);
   std::optional<MonotonicTime> PrefetchWake() const;
   v1::Prefetch PrefetchState() const;
+  void FetchAhead(Rank rank, Turn& t);
+  void EndFetchAhead(Turn& t);
 
   // coordinator_views.cc
   std::string WhereCopyLies(const ShardState::Copy& copy, EventTime time) const;
@@ -607,6 +610,8 @@ class Coordinator {
   v1::RestorePoint restore_point_;
   uint64_t restore_point_changes_ = 0;  // tells two restore points apart; not durable itself
   std::optional<Prefetch> prefetch_;    // of the restore point; not durable either
+  std::optional<CheckpointId> ahead_;   // of the open attempt, by those of its ranks that have come
+  std::set<NodeId> ahead_nodes_;        // that were asked for some of it
   uint64_t version_ = 0;                // intended
   uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;

@@ -397,6 +397,7 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
     accepted.last_step = last->second;
   }
   AnswerWhenDurable(j.token, std::move(accepted), t);
+  FetchAhead(j.rank, t);
 }
 
 void Coordinator::OpenAttempt(const JoinAsked& j, Turn& t) {
@@ -455,6 +456,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   }
 
   // 2. The new one begins empty.
+  EndFetchAhead(t);
   members_.Clear();
   last_begun_.clear();
   fates_.clear();
@@ -538,6 +540,7 @@ void Coordinator::Decide(CheckpointId parent, uint64_t restore_point_change, Tur
     restore_point_.Clear();
     EndPrefetch(t);
   }
+  EndFetchAhead(t);
   std::erase_if(replaced_, [&](const auto& r) { return members_.OnNode(r.first).empty(); });
   ComputeLine();
   Persist(t);

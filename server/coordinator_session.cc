@@ -121,6 +121,9 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
     if (offer.from == TierKind::kPeer) {
       offer.peers = PeerNames(parent, m.rank, SeatOf(m.rank));
     }
+    if (offer.from == TierKind::kRemote) {
+      offer.readers = RemoteReaders(SeatOf(m.rank));
+    }
     offer.why = WhyNotNearer(parent, m.rank, SeatOf(m.rank), offer.from);
     offer.bytes = shard->second.bytes;
   }

@@ -1,5 +1,7 @@
 // Where the ranks of a restore get their shards from: the nearest tier that has a good copy, the
 // next one when that fails (docs/protocol.md §6 and §10).
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/coordinator.h"
@@ -20,6 +22,9 @@ void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, u
     offer.from = NearestFor(it->second, rank, SeatOf(rank), without).value_or(TierKind::kMemory);
     if (offer.from == TierKind::kPeer) {
       offer.peers = PeerNames(it->second, rank, SeatOf(rank));
+    }
+    if (offer.from == TierKind::kRemote) {
+      offer.readers = RemoteReaders(SeatOf(rank));
     }
     offer.why = WhyNotNearer(it->second, rank, SeatOf(rank), offer.from);
     offer.bytes = it->second.shards.at(rank).bytes;
@@ -46,6 +51,24 @@ std::vector<std::string> Coordinator::PeerNames(const Checkpoint& checkpoint, Ra
     }
   }
   return names;
+}
+
+// Who is brought back at the same time, the node itself first and then those that follow it: in a
+// larger job each byte is read once for so many nodes. One whose ranks make no mesh is left out.
+std::vector<RemoteReader> Coordinator::RemoteReaders(NodeId node) const {
+  std::vector<RemoteReader> readers;
+  const std::map<NodeId, std::set<Rank>>& nodes = members_.by_node();
+  auto next = nodes.lower_bound(node);
+  for (size_t i = 0; i < std::min(nodes.size(), kRemoteReadersMax); ++i, ++next) {
+    if (next == nodes.end()) {
+      next = nodes.begin();
+    }
+    const std::vector<Rank> ranks(next->second.begin(), next->second.end());
+    if (std::optional<std::vector<RankRun>> runs = RunsOf(ranks)) {
+      readers.push_back({settings_.nodes->Name(next->first), *std::move(runs)});
+    }
+  }
+  return readers;
 }
 
 // The node that the rank runs on.

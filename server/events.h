@@ -424,6 +424,16 @@ struct FlushShard {
 struct CancelDrain {
   DrainId drain = 0;
 };
+// Somebody waits for a fetch that was begun in the background: no ceiling holds it back any more.
+struct HurryFetch {
+  DrainId drain = 0;
+};
+// These ranks of the checkpoint are brought back there, from the remote tier as it seems.
+struct RemoteReader {
+  std::string node;
+  std::vector<RankRun> ranks;
+};
+inline constexpr size_t kRemoteReadersMax = 64;  // named to one of them
 // Fills a slot from a copy in another tier, verifies, publishes its record → FetchEnded.
 struct FetchShard {
   DrainId drain = 0;
@@ -436,6 +446,9 @@ struct FetchShard {
   // verified, just before that is published.
   std::optional<SlotId> replaces;
   std::vector<std::string> peers{};  // from kPeer: the nodes that have it in memory, in order
+  // From kRemote: who reads other ranks' files there at the same time, which may have what this
+  // one's leaves out. None: all is read there.
+  std::vector<RemoteReader> readers{};
   bool background = false;  // nobody waits for it: held to fabric.bandwidth_bytes_per_s_max
 };
 // Opens image and record of a copy, read-only, and looks whether they are what they should be; the
@@ -597,11 +610,11 @@ struct Report {
 using Action =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
-                 IndexShard, UnindexShard, UnindexCopies, FlushShard, CancelDrain, FetchShard,
-                 OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme,
-                 ApplyLimits, SetTimer, AdminReply, PeerReads, Report, WatchHost, UnwatchHost,
-                 CampaignFor, ResignFrom, StoreAgreedState, ForgetAgreedState, ChangePeers,
-                 ConnectPeer, SayToPeer>;
+                 IndexShard, UnindexShard, UnindexCopies, FlushShard, CancelDrain, HurryFetch,
+                 FetchShard, OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies,
+                 ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, PeerReads, Report,
+                 WatchHost, UnwatchHost, CampaignFor, ResignFrom, StoreAgreedState,
+                 ForgetAgreedState, ChangePeers, ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

@@ -389,7 +389,8 @@ struct SourceOffered {
   TierKind from = TierKind::kMemory;
   std::string why;  // not from memory: what became of the nearer copies
   uint64_t bytes = 0;
-  std::vector<std::string> peers{};  // from kPeer: the nodes that have it, to be tried in order
+  std::vector<std::string> peers{};     // from kPeer: the nodes that have it, to be tried in order
+  std::vector<RemoteReader> readers{};  // from kRemote: who reads there at the same time
 };
 struct SessionEnded {
   RequestToken token = 0;

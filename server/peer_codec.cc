@@ -211,6 +211,25 @@ inline auto TakenFrom(std::string_view name, const std::string& entry) {
   return peer_internal::Field{name, [&entry] { return entry; }, [](const auto&) {}};
 }
 
+template <typename P>
+void RunsInto(const std::vector<RankRun>& runs, P& p) {
+  for (const RankRun& run : runs) {
+    p.add_first(run.first);
+    p.add_stride(run.stride);
+    p.add_count(run.count);
+  }
+}
+template <typename Io, typename P>
+void RunsFrom(Io& io, std::string_view field, const P& p, std::vector<RankRun>& runs) {
+  io.Require(static_cast<size_t>(p.first_size()) <= kRankRunsMax &&
+                 p.stride_size() == p.first_size() && p.count_size() == p.first_size(),
+             field, "one has too many runs of ranks, or half ones");
+  for (int run = 0; run < p.first_size() && io.ok(); ++run) {
+    io.Require(p.stride(run) > 0 && p.count(run) > 0, field, "one has a run of no ranks");
+    runs.push_back({p.first(run), p.stride(run), p.count(run)});
+  }
+}
+
 // The nodes that each of some shards is read from: names, each once.
 template <typename Io, typename Shards, typename P>
 void PeerOfEach(Io& io, Shards& shards, P& p) {
@@ -797,6 +816,26 @@ void Fields(Io& io, M& m, v1::StageReached& p) {
   io.Any(HF_FIELD(unix_ms));
 }
 
+template <typename Io, typename Readers>
+void ReadersOf(Io& io, Readers& readers, v1::SourceOffered& p) {
+  constexpr std::string_view kTooMany = "there are too many";
+  if constexpr (Io::kWriting) {
+    io.Require(readers.size() <= kRemoteReadersMax, "readers", kTooMany);
+    for (const RemoteReader& reader : readers) {
+      v1::SourceOffered::Reader& out = *p.add_readers();
+      NodeName(io, reader.node, OneOf("readers", [&out](const auto& n) { out.set_node(n); }));
+      RunsInto(reader.ranks, out);
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.readers_size()) <= kRemoteReadersMax, "readers", kTooMany);
+    for (int i = 0; i < p.readers_size() && io.ok(); ++i) {
+      RemoteReader& reader = readers.emplace_back();
+      NodeName(io, reader.node, TakenFrom("readers", p.readers(i).node()));
+      RunsFrom(io, "readers", p.readers(i), reader.ranks);
+    }
+  }
+}
+
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::SourceOffered& p) {
   io.Any(HF_FIELD(token));
@@ -820,6 +859,7 @@ void Fields(Io& io, M& m, v1::SourceOffered& p) {
       NodeName(io, m.peers.emplace_back(), TakenFrom("peers", p.peers(i)));
     }
   }
+  ReadersOf(io, m.readers, p);
 }
 
 template <typename Io, typename M>
@@ -987,24 +1027,16 @@ void GroupsOf(Io& io, M& m, v1::FlushWanted& p) {
     for (const FlushWanted::Group& group : m.groups) {
       v1::FlushWanted::Group& out = *p.add_groups();
       out.set_content(group.content.data(), group.content.size());
-      for (const RankRun& run : group.ranks) {
-        out.add_first(run.first);
-        out.add_stride(run.stride);
-        out.add_count(run.count);
-      }
+      RunsInto(group.ranks, out);
     }
   } else {
     io.Require(static_cast<size_t>(p.groups_size()) <= m.shards.size(), "groups", kTooManyGroups);
     for (int i = 0; i < p.groups_size() && io.ok(); ++i) {
       const v1::FlushWanted::Group& in = p.groups(i);
       FlushWanted::Group& group = m.groups.emplace_back();
-      io.Require(in.content().size() == group.content.size() &&
-                     static_cast<size_t>(in.first_size()) <= kRankRunsMax &&
-                     in.stride_size() == in.first_size() && in.count_size() == in.first_size(),
-                 "groups", "one has another hash than of 16 bytes, or too many runs, or half ones");
-      for (int run = 0; run < in.first_size() && io.ok(); ++run) {
-        group.ranks.push_back({in.first(run), in.stride(run), in.count(run)});
-      }
+      io.Require(in.content().size() == group.content.size(), "groups",
+                 "one has another hash than of 16 bytes");
+      RunsFrom(io, "groups", in, group.ranks);
       if (io.ok()) {
         std::copy(in.content().begin(), in.content().end(),
                   reinterpret_cast<char*>(group.content.data()));

@@ -86,6 +86,7 @@ class Daemon {
   void Perform(UnindexCopies action);
   void Perform(FlushShard action);
   void Perform(CancelDrain action);
+  void Perform(HurryFetch action);
   void Perform(FetchShard action);
   void Perform(OpenDurable action);
   void Perform(PublishManifest action);

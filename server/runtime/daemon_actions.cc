@@ -375,6 +375,10 @@ void Daemon::Perform(CancelDrain action) {
   tiers_->Perform(action);
 }
 
+void Daemon::Perform(HurryFetch action) {
+  tiers_->Perform(action);
+}
+
 void Daemon::Perform(FetchShard action) {
   if (stopping_) {
     return;  // nothing is begun any more; the next daemon finds what there is

@@ -59,6 +59,15 @@ absl::StatusOr<std::unique_ptr<FabricPort>> FabricPort::Open(Options options) {
   fabric.traffic_class = static_cast<uint8_t>(options.config.dscp());
   HF_ASSIGN_OR_RETURN(std::unique_ptr<Fabric> opened, Fabric::Open(fabric));
   LogInfo(absl::StrCat("fabric ", ToString(opened->info())));
+  for (const FabricDeviceInfo& device : opened->info().devices) {
+    // (verbs of libfabric 1.17 leaves it out without a word)
+    if (device.traffic_class != fabric.traffic_class) {
+      LogWarning(absl::StrCat("fabric: '", device.name, "' is not given fabric.dscp ",
+                              static_cast<int>(fabric.traffic_class), ": the provider ",
+                              opened->info().provider,
+                              " takes none; set it on the system (docs/fabric.md, RoCE)"));
+    }
+  }
   return std::unique_ptr<FabricPort>(new FabricPort(std::move(options), std::move(opened)));
 }
 

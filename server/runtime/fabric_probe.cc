@@ -129,7 +129,10 @@ absl::Status MeasureFabric(const Measurer& measurer, const std::string& node,
   if (measurer.fabric == nullptr) {
     reply.set_problem("there is no fabric here (ckptctl fabric says why)");
   } else if (!by_fabric) {
-    reply.set_problem(absl::StrCat(node, " has no fabric, or another provider"));
+    reply.set_problem(absl::StrCat(
+        node,
+        " has no fabric, another provider, or memory that cannot be registered (ckptctl "
+        "fabric there says which)"));
   }
   // 1. The first one opens connections, and is not counted.
   absl::Status first = ReadOnce(measurer, node, large, by_fabric, *control);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -41,6 +42,9 @@ class FabricService final : public v1::FabricAdmin::Service {
       shown.set_dscp(device.traffic_class);
       shown.set_message_bytes_max(device.message_bytes_max);
       shown.set_reads_max(device.reads_max);
+      for (std::string& name : NamesOfMrMode(device.mr_mode)) {
+        shown.add_registration(std::move(name));
+      }
     }
     return grpc::Status::OK;
   }

@@ -15,6 +15,7 @@
 #include "holdfast/v1/peer.grpc.pb.h"
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/fabric_probe.h"
+#include "server/runtime/passed_on.h"
 #include "server/runtime/verify.h"
 #include "tiers/image/record.h"
 
@@ -61,13 +62,13 @@ class PullServer::Service final : public v1::Pulls::Service {
           absl::StrCat("pull: ", kPullsServedMax, " shards are being read from ",
                        options_.context->node_name, " already; try again")));
     }
-    const absl::Status served = Serve(*stream);
+    const absl::Status served = Serve(*context, *stream);
     --serving_;
     return ToGrpc(Annotate(served, absl::StrCat("pull from ", options_.context->node_name)));
   }
 
  private:
-  absl::Status Serve(Stream& stream) {
+  absl::Status Serve(const grpc::ServerContext& call, Stream& stream) {
     // 1. Who asks, and for what.
     v1::PullAsked asked;
     if (!stream.Read(&asked) || !asked.has_open()) {
@@ -79,6 +80,9 @@ class PullServer::Service final : public v1::Pulls::Service {
       return ServeProbe(stream, open);
     }
     HF_ASSIGN_OR_RETURN(const HoldShard wanted, ShardOf(open));
+    if (open.remote_file()) {
+      return ServeRemoteFile(call, stream, wanted.id);
+    }
 
     // 2. The slot, held until the stream has ended.
     HF_ASSIGN_OR_RETURN(const AdminAnswer held,
@@ -122,6 +126,29 @@ class PullServer::Service final : public v1::Pulls::Service {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
       HF_RETURN_IF_ERROR(Send(stream, asked.read(), shard.copy.image_bytes, read));
+    }
+    return Gone();
+  }
+
+  // What this node reads from the remote tier at this time, as it comes.
+  absl::Status ServeRemoteFile(const grpc::ServerContext& call, Stream& stream,
+                               const ShardId& shard) {
+    const auto gone = [&call] { return call.IsCancelled(); };
+    const auto until = [] { return Clock::System()->Now() + kPassedOnWait; };
+    HF_ASSIGN_OR_RETURN(const std::shared_ptr<PassedOnFile> file,
+                        options_.passed_on->Await(shard, until(), gone));
+    v1::PullTold told;
+    told.mutable_source()->set_image_bytes(file->bytes());
+    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), ""));
+    const auto read = [&](uint64_t offset, std::span<std::byte> into) {
+      return file->Read(offset, into, until(), gone);
+    };
+    for (v1::PullAsked asked; stream.Read(&asked);) {
+      if (!asked.has_read()) {
+        return absl::InvalidArgumentError("a question that this version does not know");
+      }
+      HF_SYNC_POINT("daemon.pull.passed_on");
+      HF_RETURN_IF_ERROR(Send(stream, asked.read(), file->bytes(), read));
     }
     return Gone();
   }

@@ -25,10 +25,13 @@ class Service;
 namespace holdfast {
 
 class FabricPort;
+class PassedOn;
 
 inline constexpr size_t kPullsServedMax = 32;
 inline constexpr size_t kProbesServedMax = 4;  // kProbeBytesMax each
 inline constexpr size_t kPullChunkBytes = size_t{1} << 20;
+// What is read here for others is waited for: shorter than the reader's patience (kPullStall).
+inline constexpr Duration kPassedOnWait = std::chrono::seconds(8);
 // A pull that may take longer is refused.
 inline constexpr Duration kPullLongest = std::chrono::hours(12);
 
@@ -37,6 +40,7 @@ class PullServer {
   struct Options {
     AdminContext* context = nullptr;
     FabricPort* fabric = nullptr;  // null: none
+    std::shared_ptr<PassedOn> passed_on;
     // Whether who asks may: its cluster and its membership are this node's, and this is the node,
     // and the start of it, that it means.
     std::function<absl::Status(const v1::OpenRequest&)> check;

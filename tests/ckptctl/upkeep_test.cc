@@ -157,6 +157,8 @@ TEST(Fabric, ShowsWhatThereIs) {
     device.set_dscp(26);
     device.set_message_bytes_max(1 << 30);
     device.set_reads_max(16);
+    device.add_registration("LOCAL");
+    device.add_registration("PROV_KEY");
     reply.set_problem("no room to pin 8 GiB");
     return absl::OkStatus();
   }});
@@ -164,8 +166,8 @@ TEST(Fabric, ShowsWhatThereIs) {
   EXPECT_EQ(RunFabric(people.context(), {}), ExitCode::kOk);
   EXPECT_EQ(people.out(),
             "n1: verbs, by libfabric 1.17; replicas at most 1 GiB a second\n\n"
-            "  DEVICE      ADDRESS     NUMA  DSCP  MESSAGE  READS\n"
-            "  mlx5_0\\x1b  10.0.0.1:7     -    26    1 GiB     16\n"
+            "  DEVICE      ADDRESS     NUMA  DSCP  MESSAGE  READS  REGISTRATION\n"
+            "  mlx5_0\\x1b  10.0.0.1:7     -    26    1 GiB     16  LOCAL,PROV_KEY\n"
             "\nPROBLEM: no room to pin 8 GiB\n");
   Console machine(admin.socket());
   EXPECT_EQ(RunFabric(machine.Json(), {}), ExitCode::kOk);

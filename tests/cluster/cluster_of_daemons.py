@@ -27,10 +27,10 @@ from typing import Any, TypeVar
 
 from .daemon import Daemon
 from .etcd import Etcd
-from .network import Network
+from .network import MEMORY_BYTES, Network
 from .node import Node
 from .process import DEADLINE_S
-from .rank import Rank, ask_all
+from .rank import STATE_BYTES, Rank, ask_all
 
 LEASE_S = 10
 REQUEST_TIMEOUT_MS = 2000
@@ -72,6 +72,7 @@ class Cluster:
         start: bool = True,
         armed: Mapping[str, str] | None = None,
         lease_s: int = LEASE_S,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         """`clocks_s`: how far the wall clocks of nodes are off. `armed`: see `start`."""
         self.network = network
@@ -79,7 +80,9 @@ class Cluster:
         self.etcd = Etcd(network, members=etcd_members).start() if etcd_members else None
         offsets = clocks_s or {}
         self.nodes = {
-            name: network.add_node(name, clock_offset_s=offsets.get(name, 0))
+            name: network.add_node(
+                name, memory_bytes=memory_bytes, clock_offset_s=offsets.get(name, 0)
+            )
             for name in names.split()
         }
         self.daemons = {
@@ -209,6 +212,7 @@ class Job:
         launch: str = "",
         armed: Mapping[int, str] | None = None,
         keep: bool = False,
+        state_bytes: int = STATE_BYTES,
     ) -> None:
         """Ends all ranks that there are (unless `keep`), and starts them anew. `armed`: sync points of ranks."""
         if not keep:
@@ -220,6 +224,7 @@ class Job:
                 self.name,
                 rank=rank,
                 world_size=len(names),
+                state_bytes=state_bytes,
                 launch=launch,
                 policy=self.policy,
                 env={"HOLDFAST_SYNC_POINT": (armed or {}).get(rank, "")},

@@ -20,6 +20,7 @@ from .daemon import BIN, SOCKET
 from .node import Node
 from .process import DEADLINE_S, Process
 
+STATE_BYTES = 100_000
 USER = 1000  # who owns the jobs: the same uid on all nodes
 
 
@@ -33,7 +34,7 @@ class Rank:
         *,
         rank: int = 0,
         world_size: int = 1,
-        state_bytes: int = 100_000,
+        state_bytes: int = STATE_BYTES,
         launch: str = "",
         policy: str = "",
         uid: int = USER,
@@ -68,7 +69,7 @@ def start_ranks(
     job: str,
     *,
     per_node: int = 1,
-    state_bytes: int = 100_000,
+    state_bytes: int = STATE_BYTES,
     launch: str = "",
     policy: str = "",
     uid: int = USER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 from typing import Any
 
@@ -15,6 +16,7 @@ STATE_BYTES = 100_000  # as in rank.py
 TENSOR_BYTES = 2 * 8 * (STATE_BYTES // 16 + 1)  # two tensors of u64
 HEADER_BYTES = 4096
 OBJECT_BYTES = len('{"step": 1}')
+BIG_STATE_BYTES = 6 << 20
 MEMORY_ONLY = f"{POLICY} nvme.every_steps=0"
 
 
@@ -82,6 +84,60 @@ def test_replicas_write_their_tensors_once(network: Network) -> None:
     said = job.ask("restore")
     assert job.agreed(said) == 1
     assert all("source=remote" in each for each in said), said
+    job.save()
+    job.check_history()
+
+
+def read_from_remote(cluster: Cluster) -> int:
+    """Bytes, since the daemons were started."""
+    told = [cluster.tell(name, "status")["daemon"] for name in cluster.nodes]
+    return sum(
+        int(tier.get("bytes_read", 0))
+        for daemon in told
+        for tier in daemon["tiers"]
+        if tier["tier"] == "remote"
+    )
+
+
+def test_a_cold_start_reads_each_byte_once(network: Network) -> None:
+    """Four nodes: what they share each of them reads in part, and passes on."""
+    cluster = Cluster(network, "a b c d")
+    job = Job(cluster, policy=MEMORY_ONLY)
+    job.start("a b c d", state_bytes=BIG_STATE_BYTES)
+    assert job.resume() == 0
+    alike(job)
+    job.save()
+    lengths = files(job, 1)
+    assert max(lengths.values()) < 0.6 * BIG_STATE_BYTES, lengths
+    lose_everything_but_remote(cluster, job)
+    job.start("b c d a", state_bytes=BIG_STATE_BYTES)
+    job.join()
+    alike(job)
+    said = job.ask("restore")
+    assert job.agreed(said) == 1
+    assert all("source=remote" in each for each in said), said
+    assert read_from_remote(cluster) == sum(lengths.values())
+    job.save()
+    job.check_history()
+
+
+def test_whoever_reads_for_others_may_die(network: Network) -> None:
+    """Amid what it passes on: the others read the rest of it themselves."""
+    cluster = Cluster(network, "a b c d")
+    job = Job(cluster, policy=MEMORY_ONLY)
+    job.start("a b c d", state_bytes=BIG_STATE_BYTES)
+    assert job.resume() == 0
+    alike(job)
+    job.save()
+    lose_everything_but_remote(cluster, job)
+    lengths = files(job, 1)
+    dies = "abcd"[max(lengths, key=lambda rank: lengths[rank])]
+    cluster.start_anew(dies, armed={dies: "daemon.pull.passed_on:kill"})
+    job.start("a b c d", state_bytes=BIG_STATE_BYTES)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        restored = pool.submit(lambda: (job.join(), alike(job), job.restore())[2])
+        cluster.revive(dies)
+        assert restored.result() == 1
     job.save()
     job.check_history()
 

@@ -161,6 +161,7 @@ class CoreHarness {
       read_peer;
   std::set<ShardId> damaged_in_memory;
   std::map<bool, int> pulls;       // by whether they were in the background
+  std::vector<DrainId> hurried;    // fetches that somebody began to wait for
   std::vector<Action> to_cluster;  // what it said to its cluster, in order
   // What other nodes want read here; without it they are left waiting.
   std::function<std::optional<ReadForPeer>(const PeerReads&)> read_for_peer;
@@ -192,6 +193,7 @@ class CoreHarness {
   FakeTier& TierOf(TierKind tier);
   void Do(const FlushShard& a, const absl::Status& status);
   void Do(const CancelDrain& a, const absl::Status&);
+  void Do(const HurryFetch& a, const absl::Status&) { hurried.push_back(a.drain); }
   void Do(const FetchShard& a, const absl::Status& status);
   void FetchFromPeers(const FetchShard& a, FetchEnded& ended);
   void Do(const OpenDurable& a, const absl::Status& status);

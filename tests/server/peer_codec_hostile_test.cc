@@ -110,6 +110,17 @@ v1::FlushWanted::Group& Group(P& p) {
   group.set_content(kUuid);
   return group;
 }
+v1::SourceOffered::Reader& Reader(P& p) {
+  v1::SourceOffered& m = *p.mutable_source_offered();
+  m.set_attempt(2);
+  m.set_session(1);
+  m.set_round(1);
+  m.set_offered_attempt(1);
+  m.set_from(v1::TIER_REMOTE);
+  v1::SourceOffered::Reader& reader = *m.add_readers();
+  reader.set_node("b");
+  return reader;
+}
 v1::PrefetchWanted& Ahead(P& p) {
   v1::PrefetchWanted& m = *p.mutable_prefetch_wanted();
   m.set_attempt(1);
@@ -308,6 +319,21 @@ std::vector<Case> Cases() {
       {"FlushWanted: group", [](P& p) { Flush(p).add_group(1); }},
       {"FlushWanted: group", [](P& p) { Group(p), p.mutable_flush_wanted()->add_group(-1); }},
       {"FlushWanted: groups", [](P& p) { Group(p).set_content("short"); }},
+      {"SourceOffered: readers", [](P& p) { Reader(p).add_first(1); }},
+      {"SourceOffered: readers",
+       [](P& p) {
+         v1::SourceOffered::Reader& reader = Reader(p);
+         reader.add_first(1);
+         reader.add_stride(0);
+         reader.add_count(1);
+       }},
+      {"SourceOffered: readers",
+       [](P& p) {
+         for (size_t i = 0; i <= kRemoteReadersMax; ++i) {
+           Reader(p);
+         }
+       }},
+      {"SourceOffered: readers", [](P& p) { Reader(p).set_node(std::string(10'000, 'n')); }},
       {"FlushWanted: groups", [](P& p) { Group(p).add_first(1); }},
       {"FlushWanted: groups", [](P& p) { Group(p).add_count(1); }},
       {"FlushWanted: groups",

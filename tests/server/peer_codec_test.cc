@@ -114,7 +114,9 @@ MEMBERS(JoinAccepted, token, attempt, rank, world_size, decided, descent, last_s
 MEMBERS(SavePermitted, token, descent)
 MEMBERS(RoomAnswered, token, made)
 MEMBERS(StageReached, token, stage, unix_ms)
-MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes, peers)
+MEMBERS(RemoteReader, node, ranks)
+MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes, peers,
+        readers)
 MEMBERS(SessionEnded, token, session, round, checkpoint, descent)
 MEMBERS(ShardLocated::Place, tier, why_not)
 MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere)

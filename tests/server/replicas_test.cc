@@ -169,10 +169,10 @@ TEST_F(ReplicasTest, ANodeThatIsLostIsMadeUpForByItsPeers) {
   LoseForGood("a");
   EndRanks();
   const std::string spare = NodeWithout(0, 10);
-  TwoRanks(spare, "b");
   w[spare].pulls.clear();
-  EXPECT_EQ(Restore(10), (std::vector<std::string>{"peer", "memory"}));
-  EXPECT_EQ(w[spare].pulls[false], 1) << "somebody waits for it: no ceiling holds it back";
+  TwoRanks(spare, "b");
+  EXPECT_EQ(Restore(10), (std::vector<std::string>{"memory", "memory"})) << "it came ahead";
+  EXPECT_EQ(w[spare].pulls[false], 1) << "somebody will wait for it: no ceiling holds it back";
   EXPECT_GT(w[KeptBy(0, 10)].pulls[true], 0);
   // And what it lost is made up for: the step is safe again.
   w.Advance(seconds(5));
@@ -267,6 +267,59 @@ TEST_F(ReplicasTest, ARankThatComesToItsReplicaHasItAtOnce) {
   w.Advance(seconds(5));
   EXPECT_EQ(Replicas(0, 10), 1u) << "another node keeps it now: " << Where(0, 10);
   EXPECT_NE(KeptBy(0, 10), keeper);
+}
+
+TEST_F(ReplicasTest, ARestoreThatJoinsAReplicasFetchLetsNoCeilingHoldIt) {
+  TwoRanks();
+  const auto is_fetch = [](const Action& action) {
+    return std::holds_alternative<FetchShard>(action);
+  };
+  for (const std::string& name : nodes) {
+    w[name].delay = is_fetch;
+  }
+  Save(10);
+  std::string keeper;
+  DrainId drain = 0;
+  for (const std::string& name : nodes) {
+    for (const Action& action : w[name].delayed) {
+      const auto& fetch = std::get<FetchShard>(action);
+      if (fetch.key.id.rank == 0) {
+        EXPECT_TRUE(fetch.background);
+        keeper = name;
+        drain = fetch.drain;
+      }
+    }
+  }
+  ASSERT_NE(keeper, "");
+  EndRanks();
+  TwoRanks(keeper, "b");
+  EXPECT_EQ(w[keeper].hurried, std::vector<DrainId>()) << "nobody waits yet";
+  const uint64_t asked = r0->Send(TestClient::EnterFrame(60'000));
+  r1->Send(TestClient::EnterFrame(60'000));
+  w.RunSoon();
+  EXPECT_EQ(w[keeper].hurried, std::vector<DrainId>{drain});
+  w[keeper].PerformDelayed();
+  const std::optional<Answer> offered = r0->Take(asked);
+  ASSERT_TRUE(offered);
+  EXPECT_EQ(offered->frame.enter_session().step(), 10u);
+}
+
+TEST_F(ReplicasTest, ARanksShardIsOnItsWayBeforeTheOthersHaveCome) {
+  TwoRanks();
+  Save(10);
+  const std::string elsewhere = NodeWithout(1, 10);
+  ASSERT_NE(elsewhere, "");
+  EndRanks();
+  r1.emplace(w[elsewhere].Connect(++pid));
+  home1 = elsewhere;
+  const uint64_t asked = r1->Send(TestClient::JoinFrame("job", 1, 2, 60'000));
+  w.RunSoon();
+  EXPECT_EQ(NodeWithout(1, 10) == elsewhere, false) << "not there yet: " << Where(1, 10);
+  // The other one comes: nothing more is read for the first.
+  r0.emplace(w["a"].Connect(++pid));
+  ASSERT_TRUE(r0->Join("job", 0, 2));
+  ASSERT_TRUE(r1->Take(asked));
+  EXPECT_EQ(Restore(10), (std::vector<std::string>{"memory", "memory"}));
 }
 
 // Where a and b lend nothing, c and d keep what they have.

@@ -163,6 +163,7 @@ class Node {
   void Do(const FetchShard& a);
   void Do(const OpenDurable& a);
   void Do(const CancelDrain& a);
+  void Do(const HurryFetch&) {}  // nothing is held back here
   void Do(const PublishManifest& a);
   void Do(const RemoveCopies& a);
   void Do(const RemoveJobCopies& a);

@@ -211,6 +211,27 @@ RecordAndLayout FileImage(const RecordAndLayout& image) {
   return file;
 }
 
+ImageMap PlacesInImage(const RecordAndLayout& image) {
+  ImageMap places;
+  if (!image.record.kept) {
+    places.image_bytes = image.record.image_bytes;
+    AddRun(0, places.image_bytes, 0, 0, places.runs);
+    return places;
+  }
+  const KeptSlices& kept = *image.record.kept;
+  places.image_bytes = kept.image_bytes;
+  places.header.resize(kept.header_bytes);
+  uint64_t next = kept.header_bytes;
+  ForEachSlice(kept, [&](size_t i, bool stays, size_t) {
+    if (stays) {
+      const Slice& slice = image.layout.slices[i];
+      AddRun(next, slice.bytes, 0, slice.image_offset, places.runs);
+      next += slice.bytes;
+    }
+  });
+  return places;
+}
+
 absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
                                                   std::span<const Rank> owners,
                                                   const LayoutHash& plan) {

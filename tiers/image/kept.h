@@ -82,6 +82,10 @@ struct ImageMap {
   size_t RunAt(uint64_t offset) const;
 };
 
+// Of a file that leaves slices out: where its bytes lie in the whole image (source 0), its header
+// apart. Of one that does not: the whole image as it is.
+ImageMap PlacesInImage(const RecordAndLayout& image);
+
 // What a file holds: itself, where nothing is left out; else the slices that are kept, with their
 // places and digests in the file. For those who read or write the file alone.
 RecordAndLayout FileImage(const RecordAndLayout& image);

@@ -28,7 +28,28 @@ FabricDeviceInfo InfoOf(const FabricDevice& device, const FabricServer& server) 
           .sleeps = server.sleeps()};
 }
 
+struct MrBit {
+  uint64_t bit;
+  const char* name;
+};
+
 }  // namespace
+
+std::vector<std::string> NamesOfMrMode(uint64_t mr_mode) {
+  std::vector<std::string> names;
+  for (const MrBit& known :
+       {MrBit{FI_MR_LOCAL, "LOCAL"}, MrBit{FI_MR_VIRT_ADDR, "VIRT_ADDR"},
+        MrBit{FI_MR_ALLOCATED, "ALLOCATED"}, MrBit{FI_MR_PROV_KEY, "PROV_KEY"}}) {
+    if ((mr_mode & known.bit) != 0) {
+      names.emplace_back(known.name);
+      mr_mode &= ~known.bit;
+    }
+  }
+  if (mr_mode != 0) {
+    names.push_back(absl::StrCat(mr_mode));
+  }
+  return names;
+}
 
 std::string ToString(const FabricInfo& info) {
   std::string text =

@@ -70,6 +70,9 @@ struct FabricDeviceInfo {
   bool sleeps = false;        // its thread is woken by events, else it looks every few milliseconds
 };
 
+// The names of FI_MR_… bits: "LOCAL", "VIRT_ADDR". One that this code does not know is a number.
+std::vector<std::string> NamesOfMrMode(uint64_t mr_mode);
+
 struct FabricInfo {
   std::string provider;
   uint32_t library_version = 0;  // FI_MAJOR, FI_MINOR

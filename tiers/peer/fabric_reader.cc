@@ -6,6 +6,8 @@
 #include <rdma/fi_rma.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -15,6 +17,22 @@ namespace {
 
 // Between two looks, where nothing would wake us.
 constexpr Duration kLook = std::chrono::microseconds(50);
+
+// The device's, and where it goes: verbs chooses the port and the way there when the endpoint is
+// opened, and opens none without (EINVAL); tcp looks at it when it connects.
+absl::StatusOr<FabricInfoList> InfoTo(const FabricDevice& device, const std::string& peer) {
+  FabricInfoList info(device.library().dupinfo(&device.info()), {&device.library()});
+  void* const address = std::malloc(peer.size());  // fi_freeinfo frees it
+  if (info == nullptr || address == nullptr) {
+    std::free(address);
+    return absl::ResourceExhaustedError("fi_dupinfo: out of memory");
+  }
+  std::memcpy(address, peer.data(), peer.size());
+  std::free(info->dest_addr);
+  info->dest_addr = address;
+  info->dest_addrlen = peer.size();
+  return info;
+}
 
 }  // namespace
 
@@ -30,7 +48,15 @@ absl::StatusOr<std::unique_ptr<FabricReader>> FabricReader::Connect(
   const size_t window = device->reads_per_connection();
   HF_ASSIGN_OR_RETURN(FabricQueues queues, device->OpenQueues(window));
   std::unique_ptr<FabricReader> reader(new FabricReader(std::move(queues), window));
-  HF_ASSIGN_OR_RETURN(reader->endpoint_, device->OpenEndpoint(&device->info(), reader->queues_));
+  HF_ASSIGN_OR_RETURN(const FabricInfoList info, InfoTo(*device, peer));
+  absl::StatusOr<FabricObject<fid_ep>> endpoint = device->OpenEndpoint(info.get(), reader->queues_);
+  if (!endpoint.ok()) {
+    // Of verbs that is where a peer that is out of reach is noticed.
+    return absl::IsResourceExhausted(endpoint.status())
+               ? endpoint.status()
+               : absl::UnavailableError(Message(endpoint.status()));
+  }
+  reader->endpoint_ = *std::move(endpoint);
   const int result = ::fi_connect(reader->endpoint_.get(), peer.data(), token.data(), token.size());
   if (result != 0) {
     return reader->Broken(result, "connect");

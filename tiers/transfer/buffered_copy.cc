@@ -28,20 +28,19 @@ uint64_t CopyCachedAndDigest(std::byte* to, const std::byte* from, size_t bytes,
   return crc;
 }
 
-absl::Status CheckGather(const BufferedCopySpec& spec) {
-  const ImageMap& map = *spec.gather;
-  bool fits = spec.from_memory != nullptr && map.image_bytes == spec.image->record.image_bytes;
+absl::Status CheckInMemory(const BufferedCopySpec& spec, const ImageMap& map,
+                           const RevocableMemory* memory) {
+  bool fits = memory != nullptr && map.image_bytes == spec.image->record.image_bytes;
   uint64_t next = map.header.size();
   for (const ImageRun& run : map.runs) {
-    fits = fits && run.offset == next && run.source == 0 && spec.from_memory != nullptr &&
-           run.source_offset <= spec.from_memory->bytes() &&
-           run.bytes <= spec.from_memory->bytes() - run.source_offset;
+    fits = fits && run.offset == next && run.source == 0 && run.source_offset <= memory->bytes() &&
+           run.bytes <= memory->bytes() - run.source_offset;
     next += run.bytes;
   }
-  return fits && next == map.image_bytes ? absl::OkStatus()
-                                         : absl::InvalidArgumentError(absl::StrCat(
-                                               "copy of ", spec.image->record.id.ToString(),
-                                               ": what is to be gathered is not in memory"));
+  return fits && next == map.image_bytes
+             ? absl::OkStatus()
+             : absl::InvalidArgumentError(absl::StrCat("copy of ", spec.image->record.id.ToString(),
+                                                       ": a part of it has no place in memory"));
 }
 
 bool IsPowerOfTwo(uint32_t value) {
@@ -115,10 +114,14 @@ absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_byt
   const ShardRecord& record = spec.image->record;
   HF_RETURN_IF_ERROR(CheckIsLayoutOf(record, spec.image->layout));
   if (spec.gather != nullptr) {
-    HF_RETURN_IF_ERROR(CheckGather(spec));
+    HF_RETURN_IF_ERROR(CheckInMemory(spec, *spec.gather, spec.from_memory.get()));
+  }
+  if (spec.scatter != nullptr) {
+    HF_RETURN_IF_ERROR(CheckInMemory(spec, *spec.scatter, spec.to_memory.get()));
   }
   for (const RevocableMemory* memory : {spec.from_memory.get(), spec.to_memory.get()}) {
-    if (memory != nullptr && memory->bytes() < record.image_bytes && spec.gather == nullptr) {
+    if (memory != nullptr && memory->bytes() < record.image_bytes && spec.gather == nullptr &&
+        spec.scatter == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("copy of ", record.id.ToString(), ": ", memory->bytes(),
                        " bytes of memory for an image of ", record.image_bytes));
@@ -231,14 +234,32 @@ bool CopyOperation::FillFromFile(uint64_t offset, size_t bytes, std::byte* bounc
 
 bool CopyOperation::DrainToMemory(uint64_t offset, size_t bytes, const std::byte* bounce,
                                   PieceDigests& digests) {
-  return WithMemory(*spec_.to_memory, FaultySide::kDestination, offset, bytes,
-                    [&](std::byte* memory) {
-                      digests.Feed(offset, bytes, [&](size_t at, size_t n, uint64_t crc) {
-                        const uint64_t part = CopyAndDigest(memory + at, bounce + at, n);
-                        return crc == 0 ? part : Crc64Combine(crc, part, n);
-                      });
-                    }) &&
-         !Over();
+  // `bytes` of the image at `offset`, which go to `to` in the slot.
+  const auto drain = [&](uint64_t at, size_t n, uint64_t to) {
+    const std::byte* const from = bounce + (at - offset);
+    return WithMemory(*spec_.to_memory, FaultySide::kDestination, to, n, [&](std::byte* memory) {
+      digests.Feed(at, n, [&](size_t begin, size_t length, uint64_t crc) {
+        const uint64_t part = CopyAndDigest(memory + begin, from + begin, length);
+        return crc == 0 ? part : Crc64Combine(crc, part, length);
+      });
+    });
+  };
+  const auto scatter = [&](uint64_t at, uint64_t n, std::optional<uint32_t> source, uint64_t to) {
+    if (source) {
+      return drain(at, static_cast<size_t>(n), to);
+    }
+    const std::byte* const from = bounce + (at - offset);
+    digests.Feed(at, static_cast<size_t>(n), [from](size_t begin, size_t length, uint64_t crc) {
+      return Crc64(from + begin, length, crc);
+    });
+    return true;
+  };
+  const bool drained = spec_.scatter == nullptr ? drain(offset, bytes, offset)
+                                                : spec_.scatter->ForEach(offset, bytes, scatter);
+  if (drained && spec_.arrived) {
+    spec_.arrived(offset, bytes);
+  }
+  return drained && !Over();
 }
 
 bool CopyOperation::DrainToFile(uint64_t offset, size_t bytes, std::byte* bounce,

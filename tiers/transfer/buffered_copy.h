@@ -62,6 +62,12 @@ struct BufferedCopySpec {
   std::shared_ptr<const RecordAndLayout> image;
   // From memory that has another image, of which `image` is a part: what lies where in it.
   std::shared_ptr<const ImageMap> gather;
+  // Into memory that has another image, of which `image` is a part: what lies where in it. What its
+  // header has lies nowhere.
+  std::shared_ptr<const ImageMap> scatter;
+  // Told, by the thread that copied them, of bytes that are in to_memory, whether or not their
+  // digests turn out to be right.
+  std::function<void(uint64_t offset, uint64_t bytes)> arrived;
   // What errors call the place of a bad block; else it is from_file's path, or "memory".
   std::function<std::string(uint64_t offset)> source_name;
   std::shared_ptr<Pacer> pacer;              // may be null

@@ -33,6 +33,11 @@ bool Pacer::Acquire(uint64_t bytes, TransferControl* control) {
       granted = true;
       break;
     }
+    if (control != nullptr && control->hurried()) {
+      waiting_.erase(ticket);
+      changed_cv_.NotifyAll();
+      return true;
+    }
     if (control != nullptr && control->cancelled()) {
       break;
     }

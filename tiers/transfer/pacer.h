@@ -30,7 +30,7 @@ class Pacer {
 
   // Waits until `bytes` may be moved. False, and nothing is taken, when `control` (may be null) is
   // cancelled, at the latest 20 ms after that. Waiting for one's turn is no stall: it touches
-  // `control`.
+  // `control`. Whoever is hurried does not wait, and takes nothing from the others.
   bool Acquire(uint64_t bytes, TransferControl* control) EXCLUDES(mutex_);
 
   void SetRate(uint64_t bytes_per_second) EXCLUDES(mutex_);

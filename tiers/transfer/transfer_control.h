@@ -29,6 +29,10 @@ class TransferControl {
   void Cancel() { cancelled_.store(true, std::memory_order_release); }
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
 
+  // Somebody waits for it: no pacer holds it back from now on.
+  void Hurry() { hurried_.store(true, std::memory_order_release); }
+  bool hurried() const { return hurried_.load(std::memory_order_acquire); }
+
   // Bytes that have arrived; counts a transfer's second pass (reading back) too.
   uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }
   // When bytes_done last grew, or, before that, when this object was made or Touch was called.
@@ -58,6 +62,7 @@ class TransferControl {
 
  private:
   std::atomic<bool> cancelled_{false};
+  std::atomic<bool> hurried_{false};
   std::atomic<uint64_t> bytes_done_{0};
   std::atomic<int64_t> last_progress_ns_;
   mutable Mutex mutex_;

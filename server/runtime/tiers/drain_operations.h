@@ -26,6 +26,7 @@
 namespace holdfast {
 
 class FabricPort;
+class PassedOn;
 class PullClient;
 class WorkerGroup;
 
@@ -63,6 +64,9 @@ struct DrainContext {
   // To read from other nodes' memory, where there are any; and with one-sided reads, where there is
   // a fabric.
   std::shared_ptr<PullClient> pulls;
+  std::string node_name;
+  // What others need of what is read here from the remote tier.
+  std::shared_ptr<PassedOn> passed_on;
   FabricPort* fabric = nullptr;
   std::shared_ptr<Pacer> peer_pacer = std::make_shared<Pacer>();
   WantedPriority nvme_priority;

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "server/runtime/passed_on.h"
 #include "server/runtime/tiers/drain_operations.h"
 #include "server/runtime/tiers/durable_tiers_parts.h"
 #include "server/runtime/tiers/node_owner.h"
@@ -27,6 +28,8 @@ constexpr size_t kRemoteVerifiers = 4;
 constexpr size_t kRemoteOpeners = 4;  // so many of the mount's calls may hang, too
 // More than an agent has replicas and prefetches under way: a restore does not wait for those.
 constexpr size_t kPullsAtOnce = 12;
+// As many as a node has ranks, or more.
+constexpr size_t kRemoteFetchesAtOnce = 32;
 constexpr Duration kPeerStallTimeout = std::chrono::seconds(30);
 
 ThreadPriority PriorityOf(uint32_t io, uint32_t nice) {
@@ -75,6 +78,7 @@ DurableTiers::~DurableTiers() {
   remote_.reset();
   remote_verifier_.reset();
   remote_opener_.reset();
+  remote_fetcher_.reset();
   peers_.reset();
 }
 
@@ -89,6 +93,7 @@ std::vector<WorkerGroup*> DurableTiers::Groups() const {
   groups.push_back(remote_.get());
   groups.push_back(remote_verifier_.get());
   groups.push_back(remote_opener_.get());
+  groups.push_back(remote_fetcher_.get());
   groups.push_back(peers_.get());
   std::erase(groups, nullptr);
   return groups;
@@ -99,6 +104,8 @@ absl::Status DurableTiers::Open() {
   const v1::NvmeConfig& nvme = options_.config.nvme();
   const v1::RemoteConfig& remote = options_.config.remote();
   context.env = options_.env;
+  context.node_name = options_.config.node_name();
+  context.passed_on = std::make_shared<PassedOn>();
   context.slots = options_.slots;
   context.nvme = nvme;
   context.nvme_priority.Set(PriorityOf(nvme.io_priority(), nvme.nice()));
@@ -194,7 +201,19 @@ absl::Status DurableTiers::SetPeers(std::shared_ptr<PullClient> pulls, FabricPor
   group.threads = kPullsAtOnce;
   group.stall_timeout = kPeerStallTimeout;
   HF_ASSIGN_OR_RETURN(peers_, WorkerGroup::Create(group, outlet_));
+  if (remote_ != nullptr) {
+    const v1::RemoteConfig& remote = options_.config.remote();
+    group.name = "fetch-remote";
+    group.threads = kRemoteFetchesAtOnce;
+    group.stall_timeout = std::chrono::milliseconds(remote.stall_timeout_ms());
+    group.priority = PriorityOf(remote.io_priority(), remote.nice());
+    HF_ASSIGN_OR_RETURN(remote_fetcher_, WorkerGroup::Create(group, outlet_));
+  }
   return absl::OkStatus();
+}
+
+std::shared_ptr<PassedOn> DurableTiers::passed_on() const {
+  return shared_->context->passed_on;
 }
 
 void DurableTiers::Perform(const ApplyLimits& action) {
@@ -218,6 +237,9 @@ void DurableTiers::Perform(const ApplyLimits& action) {
   }
   if (remote_ != nullptr) {
     tell(remote_->SetPriority(remote));
+    if (remote_fetcher_ != nullptr) {
+      tell(remote_fetcher_->SetPriority(remote));
+    }
     tell(shared_->context->pool->SetPriority(remote));
   }
 }

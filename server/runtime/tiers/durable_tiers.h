@@ -34,6 +34,7 @@
 namespace holdfast {
 
 class FabricPort;
+class PassedOn;
 class PullClient;
 
 class DurableTiers {
@@ -50,10 +51,13 @@ class DurableTiers {
   // Other nodes' memory, to be read from. Before anything is performed; both outlive this object,
   // and either may be null.
   absl::Status SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric);
+  // What is read here from the remote tier, for other nodes.
+  std::shared_ptr<PassedOn> passed_on() const;
   // Reads the drives that it names, or every one; one TierScanned for each.
   void ScanDrives(const ScanNvme& action);
   void Perform(FlushShard action);
   void Perform(const CancelDrain& action);
+  void Perform(const HurryFetch& action);
   void Perform(FetchShard action);
   void Perform(OpenDurable action);
   void Perform(PublishManifest action);
@@ -111,6 +115,9 @@ class DurableTiers {
   std::unique_ptr<WorkerGroup> remote_;
   std::unique_ptr<WorkerGroup> remote_verifier_;
   std::shared_ptr<WorkerGroup> remote_opener_;
+  // Fetches of a node that has peers: some of them wait for what other nodes read, and all of a
+  // node's ranks must get to their own files meanwhile. (Their bytes go through the one CopyPool.)
+  std::unique_ptr<WorkerGroup> remote_fetcher_;
   std::unique_ptr<WorkerGroup> peers_;
   // Names operations that the core did not ask for; above all of its own.
   std::atomic<DrainId> next_own_{DrainId{1} << 63};

@@ -113,6 +113,13 @@ void DurableTiers::Perform(FlushShard action) {
   Start(group, std::move(operation), false);
 }
 
+// (Only what comes from peers is ever held back.)
+void DurableTiers::Perform(const HurryFetch& action) {
+  if (peers_ != nullptr) {
+    peers_->Hurry(action.drain);
+  }
+}
+
 void DurableTiers::Perform(const CancelDrain& action) {
   for (const std::unique_ptr<Drive>& drive : drives_) {
     if (drive->group->Cancel(action.drain) ||
@@ -123,6 +130,9 @@ void DurableTiers::Perform(const CancelDrain& action) {
   }
   if (remote_ != nullptr && !remote_->Cancel(action.drain)) {
     remote_opener_->Cancel(action.drain);
+    if (remote_fetcher_ != nullptr) {
+      remote_fetcher_->Cancel(action.drain);
+    }
   }
 }
 
@@ -156,7 +166,8 @@ void DurableTiers::Perform(FetchShard action) {
                     : FetchFromRemote(context, action, op);
       },
       [answer] { return answer(WasCancelled(), false); });
-  Start(nvme ? *drive->group : *remote_, std::move(operation), true);
+  WorkerGroup& remote = remote_fetcher_ != nullptr ? *remote_fetcher_ : *remote_;
+  Start(nvme ? *drive->group : remote, std::move(operation), true);
 }
 
 void DurableTiers::Perform(OpenDurable action) {

@@ -1,10 +1,14 @@
 // From a drive or the remote tier back into memory.
+#include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "server/runtime/tiers/operation_parts.h"
+#include "server/runtime/tiers/read_once.h"
 #include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/slot_source.h"
 #include "tiers/transfer/direct_copy.h"
@@ -121,7 +125,21 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   if (!status.ok()) {
     return FetchFailed(action, status, true);
   }
-  // 3. Its bytes, in its own file and in those of the ranks that have what it leaves out.
+  // 3. Its bytes, in its own file and in those of the ranks that have what it leaves out. Others
+  // need some of them, too.
+  std::shared_ptr<PassedOnFile> passed;
+  bool sealed_here = false;
+  const absl::Cleanup end_passed = [&passed, &sealed_here] {
+    if (passed != nullptr) {
+      passed->End(sealed_here);
+    }
+  };
+  if (!action.readers.empty() && context->pulls != nullptr) {
+    passed = std::make_shared<PassedOnFile>(context->slots, action.slot, action.generation,
+                                            std::make_shared<const ImageMap>(PlacesInImage(*image)),
+                                            memory);
+    context->passed_on->Begin(action.key.id, passed);
+  }
   BufferedCopySpec spec;
   spec.from_file = ImageOf(reading);
   spec.from_alignment = reading->alignment();
@@ -138,14 +156,32 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
     spec.from_file = whole.file;
     spec.from_alignment = 1;
     spec.source_name = whole.path_at;
-    image->record.kept.reset();  // what is in memory is whole
   }
+  std::optional<TransferResult> together;
+  if (whole.file != nullptr && passed != nullptr) {
+    ReadOnceResult read = ReadOnce(context, action, whole, *image, *passed, memory, operation);
+    place.CountRead(read.own.bytes + read.remote_bytes);
+    if (!read.own.ok() || read.rest.ok() || operation.control()->cancelled()) {
+      together = std::move(read.own);
+      together->status.Update(read.rest);
+    } else {
+      LogWarning(absl::StrCat("fetch of ", action.key.id.ToString(), ": ", Message(read.rest),
+                              "; read from the remote tier alone"));
+      passed->End(false);
+    }
+  } else if (passed != nullptr) {
+    spec.arrived = [passed](uint64_t offset, uint64_t bytes) { passed->Arrived(offset, bytes); };
+  }
+  image->record.kept.reset();  // what is in memory is whole
   spec.to_memory = memory;
   spec.image = std::make_shared<const RecordAndLayout>(*std::move(image));
   spec.control = operation.control();
   const std::shared_ptr<const RecordAndLayout> kept = spec.image;
-  const TransferResult result = context->pool->Copy(std::move(spec));
-  place.CountRead(result.bytes);
+  if (!together) {
+    together = context->pool->Copy(std::move(spec));
+    place.CountRead(together->bytes);
+  }
+  const TransferResult& result = *together;
   if (result.ok() || result.faulty == FaultySide::kSource) {
     Judge(*context, place, result.status);  // a slot that was cut is not the mount's doing
   }
@@ -167,6 +203,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   if (!sealed.ok()) {
     return FetchFailed(action, absl::UnavailableError(sealed.status().message()), false);
   }
+  sealed_here = true;
   HF_SYNC_POINT("daemon.fetch.published");
   return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
 }

@@ -83,7 +83,10 @@ absl::StatusOr<ShardRecord> PullFrom(DrainContext& context, const std::string& n
   if (by_fabric) {
     pulled = PullByFabric(*context.fabric, offered, into, node, deadline, pacer, *control);
   }
-  if (!pulled.ok() && !absl::IsDataLoss(pulled) && !control->cancelled()) {
+  // Bytes that contradict their digests, too: a device may call a read done that was not (soft-RoCE
+  // of Linux 6.1 does, when packets are dropped). What the node has is bad only if what comes the
+  // other way is.
+  if (!pulled.ok() && !control->cancelled()) {
     if (by_fabric) {
       LogWarning(absl::StrCat("fabric: pull from ", node, ": ", Message(pulled),
                               "; read over the daemons' own connection, which is slower"));

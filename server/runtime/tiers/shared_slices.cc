@@ -211,8 +211,9 @@ absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, con
     options.manifest = std::make_shared<const Manifest>(*std::move(manifest));
   }  // else each OpenCopy finds by itself what that means
   // 2. The owners' copies, one record at a time.
-  std::vector<std::shared_ptr<File>> files = {ImageOf(std::move(reading))};
-  for (const Rank rank : together.owners()) {
+  whole.files = {ImageOf(std::move(reading))};
+  whole.ranks = together.owners();
+  for (const Rank rank : whole.ranks) {
     if (control.cancelled()) {
       return Cancelled("reading what other ranks' files have");
     }
@@ -233,12 +234,13 @@ absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, con
     const std::string path = (*opened)->info().location;
     HF_RETURN_IF_ERROR(together.Add({&*read, path}));
     const uint64_t bytes = FileBytes(read->record);
-    files.push_back(std::make_shared<OwnerFile>(whole.owners, rank, path, bytes));
+    whole.files.push_back(std::make_shared<OwnerFile>(whole.owners, rank, path, bytes));
     whole.owners->Keep(rank, bytes, (*opened)->TakeImage());
   }
   // 3. What lies where.
   HF_ASSIGN_OR_RETURN(ImageMap map, std::move(together).Finish());
-  const auto file = std::make_shared<AssembledFile>(std::move(map), std::move(files));
+  whole.map = std::make_shared<const ImageMap>(map);
+  const auto file = std::make_shared<AssembledFile>(std::move(map), whole.files);
   whole.path_at = [file](uint64_t offset) { return file->PathAt(offset); };
   whole.file = file;
   return whole;

@@ -60,6 +60,11 @@ struct WholeCopy {
   std::shared_ptr<File> file;  // of the whole image
   std::function<std::string(uint64_t)> path_at;
   std::shared_ptr<OwnersFiles> owners;
+  // What `file` is made of: where each part lies, and in which of the files; the first one is the
+  // rank's own, and then one for each of `ranks`.
+  std::shared_ptr<const ImageMap> map;
+  std::vector<std::shared_ptr<File>> files;
+  std::vector<Rank> ranks;
   // After the last byte, of the owners' files that are still open. (What was read of the others was
   // compared with its digests.)
   absl::Status Confirm();

@@ -172,6 +172,20 @@ bool WorkerGroup::Cancel(DrainId drain) {
   return true;
 }
 
+void WorkerGroup::Hurry(DrainId drain) {
+  MutexLock lock(state_->mutex);
+  const auto queued = std::find_if(state_->waiting.begin(), state_->waiting.end(),
+                                   [&](const auto& waiting) { return waiting->drain() == drain; });
+  if (queued != state_->waiting.end()) {
+    const std::shared_ptr<Operation> operation = *queued;
+    state_->waiting.erase(queued);
+    state_->waiting.push_front(operation);
+    operation->control()->Hurry();
+  } else if (const auto it = state_->running.find(drain); it != state_->running.end()) {
+    it->second.operation->control()->Hurry();
+  }
+}
+
 void WorkerGroup::CancelAll() {
   std::vector<DrainId> all;
   {

@@ -47,6 +47,8 @@ class WorkerGroup {
   void Submit(std::shared_ptr<Operation> operation, bool urgent);
   // False if it is not known here (any more).
   bool Cancel(DrainId drain);
+  // Somebody waits for it: the next one to run, and held back no longer.
+  void Hurry(DrainId drain);
   void CancelAll();
   // Tells of operations that have got nowhere for the timeout, and of those that do again. One that
   // only waits, and whose stall is an answer of its own, is answered and forgotten.

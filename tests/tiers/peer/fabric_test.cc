@@ -191,12 +191,12 @@ TEST(FabricTest, OpenedAndClosedOftenLeavesNothing) {
 #endif
 }
 
-// People who look at ports, and those who know the protocol but were not told the token.
+// People who look at ports.
 TEST(FabricTest, StrangersAtTheDoor) {
   const SampleImage sample = MakeTransferImage(kMiB);
   TestSlot slot(sample.image.size(), sample.image);
   const LocalSource peer(slot);
-  FabricAddress address = ValueOf(DecodeFabricAddress(peer.fabric->address()));
+  const FabricAddress address = ValueOf(DecodeFabricAddress(peer.fabric->address()));
   sockaddr_in where{};
   ASSERT_EQ(address.endpoints.front().size(), sizeof where);
   std::memcpy(&where, address.endpoints.front().data(), sizeof where);
@@ -217,17 +217,36 @@ TEST(FabricTest, StrangersAtTheDoor) {
   }
   const auto fabric = OpenLoopback();
   TestSlot target(sample.image.size());
+  const TransferResult good =
+      PullImage(*fabric, peer.source, target.span(), sample.record, sample.layout, {});
+  EXPECT_TRUE(good.ok()) << ToString(good.status);
+}
+
+TEST(FabricTest, WhoWasNotToldTheTokenIsRefused) {
+  const SampleImage sample = MakeTransferImage(kMiB);
+  TestSlot slot(sample.image.size(), sample.image);
+  const LocalSource peer(slot);
+  const auto fabric = OpenLoopback();
+  TestSlot target(sample.image.size());
   const auto pull = [&](const PullSource& source) {
     return PullImage(*fabric, source, target.span(), sample.record, sample.layout, {});
   };
-  const TransferResult good = pull(peer.source);
-  EXPECT_TRUE(good.ok()) << ToString(good.status);
+  EXPECT_TRUE(pull(peer.source).ok());
   PullSource stranger = peer.source;
+  FabricAddress address = ValueOf(DecodeFabricAddress(peer.fabric->address()));
   address.token[3] = static_cast<char>(address.token[3] + 1);
   stranger.address = EncodeFabricAddress(address);
   const TransferResult refused = pull(stranger);
   EXPECT_TRUE(absl::IsUnavailable(refused.status)) << ToString(refused.status);
   EXPECT_TRUE(pull(peer.source).ok());
+}
+
+TEST(FabricTest, RegistrationModesHaveNames) {
+  EXPECT_THAT(NamesOfMrMode(0), ::testing::IsEmpty());
+  EXPECT_THAT(NamesOfMrMode(FI_MR_PROV_KEY | FI_MR_LOCAL),
+              ::testing::ElementsAre("LOCAL", "PROV_KEY"));
+  EXPECT_THAT(NamesOfMrMode(FI_MR_VIRT_ADDR | FI_MR_HMEM),
+              ::testing::ElementsAre("VIRT_ADDR", std::to_string(FI_MR_HMEM)));
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -16,11 +18,29 @@ extern char** environ;
 
 namespace holdfast {
 
-FabricOptions LoopbackOptions() {
+namespace {
+
+FabricOptions OptionsOf(size_t end) {
+  const char* const wanted = std::getenv("HOLDFAST_TEST_FABRIC");
+  std::istringstream words(wanted == nullptr ? "tcp 127.0.0.1 127.0.0.1" : wanted);
   FabricOptions options;
-  options.provider = "tcp";
-  options.bind_address = "127.0.0.1";
+  std::array<std::string, 2> addresses;
+  words >> options.provider >> addresses[0] >> addresses[1];
+  options.bind_address = addresses[end];
+  if (options.provider == "verbs") {  // where no devices are named it takes all
+    options.devices = {addresses[end]};
+  }
   return options;
+}
+
+}  // namespace
+
+FabricOptions LoopbackOptions() {
+  return OptionsOf(0);
+}
+
+FabricOptions SourceOptions() {
+  return OptionsOf(1);
 }
 
 std::unique_ptr<Fabric> OpenLoopback() {

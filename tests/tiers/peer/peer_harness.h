@@ -15,12 +15,15 @@
 
 namespace holdfast {
 
+// Of those that read, and of the sources. tcp on the loopback; where HOLDFAST_TEST_FABRIC is set,
+// as in tests/verbs/, what that says: "verbs 10.99.0.1 10.99.0.2", addresses of theirs.
 FabricOptions LoopbackOptions();
+FabricOptions SourceOptions();
 std::unique_ptr<Fabric> OpenLoopback();
 
 // A source that registers `slot` here.
 struct LocalSource {
-  explicit LocalSource(TestSlot& slot, FabricOptions options = LoopbackOptions());
+  explicit LocalSource(TestSlot& slot, FabricOptions options = SourceOptions());
   std::unique_ptr<Fabric> fabric;
   std::shared_ptr<Registration> registration;
   PullSource source;

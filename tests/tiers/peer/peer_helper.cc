@@ -17,8 +17,8 @@ namespace {
 
 using namespace holdfast;
 
-std::unique_ptr<Fabric> OpenOrDie() {
-  auto fabric = Fabric::Open(LoopbackOptions());
+std::unique_ptr<Fabric> OpenOrDie(const FabricOptions& options) {
+  auto fabric = Fabric::Open(options);
   if (!fabric.ok()) {
     std::fprintf(stderr, "peer_helper: %s\n", ToString(fabric.status()).c_str());
     std::exit(1);
@@ -42,7 +42,7 @@ void Say(const std::string& line) {
 }
 
 [[noreturn]] void Serve(size_t bytes) {
-  const auto fabric = OpenOrDie();
+  const auto fabric = OpenOrDie(SourceOptions());
   const auto slot = fabric->Register(MapOrDie(bytes, STDIN_FILENO), MemoryAccess::kReadByPeers);
   if (!slot.ok()) {
     std::exit(1);
@@ -54,7 +54,7 @@ void Say(const std::string& line) {
 }
 
 [[noreturn]] void Pull(size_t bytes, const PullSource& source) {
-  const auto fabric = OpenOrDie();
+  const auto fabric = OpenOrDie(LoopbackOptions());
   const auto into = MapOrDie(bytes, -1);
   for (bool said = false; true;) {
     const absl::Status status = ReadRemote(*fabric, source, 0, into, {});

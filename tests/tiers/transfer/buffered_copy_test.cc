@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -180,6 +182,43 @@ TEST_P(SharedCopyTest, WhatIsGatheredMustBeThere) {
   EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { m.runs.back().source = 1; })));
   EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { m.runs.pop_back(); })));
   EXPECT_TRUE(absl::IsInvalidArgument(written([](ImageMap& m) { ++m.image_bytes; })));
+}
+
+TEST_P(SharedCopyTest, WhatAFileHasIsScatteredToItsPlacesAndTold) {
+  const RecordAndLayout own{own_.record, sample_.layout};
+  const ImageMap places = PlacesInImage(own);
+  TestSlot target(sample_.image.size());
+  BufferedCopySpec spec;
+  spec.from_file = Open("/r/own", OpenMode::kRead);
+  spec.to_memory = MemoryOf(target);
+  spec.image = std::make_shared<RecordAndLayout>(FileImage(own));
+  spec.scatter = std::make_shared<ImageMap>(places);
+  std::mutex mutex;
+  std::map<uint64_t, uint64_t> told;
+  spec.arrived = [&](uint64_t offset, uint64_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    EXPECT_TRUE(told.emplace(offset, bytes).second) << offset;
+  };
+  const TransferResult result = pool_->Copy(spec);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  // Each byte of the file was told of once.
+  uint64_t next = 0;
+  for (const auto& [offset, bytes] : told) {
+    EXPECT_EQ(offset, next);
+    next += bytes;
+  }
+  EXPECT_EQ(next, FileBytes(own_.record));
+  // What it keeps lies where it belongs, and nothing anywhere else.
+  std::string expected(sample_.image.size(), target.text(sample_.image.size())[0]);
+  for (const ImageRun& run : places.runs) {
+    expected.replace(run.source_offset, run.bytes, sample_.image, run.source_offset, run.bytes);
+  }
+  EXPECT_TRUE(target.text(sample_.image.size()) == expected);
+
+  ImageMap beyond = places;
+  beyond.runs.back().source_offset = uint64_t{1} << 40;
+  spec.scatter = std::make_shared<ImageMap>(beyond);
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec).status));
 }
 
 TEST_P(SharedCopyTest, AFileThatWasCutIsNamed) {

@@ -51,6 +51,24 @@ TEST(PacerTest, CancelEndsWaiting) {
   EXPECT_FALSE(pacer.Acquire(1, &control));
 }
 
+TEST(PacerTest, WhoIsHurriedWaitsNoLongerAndTakesNothingFromOthers) {
+  Pacer pacer(1);
+  ASSERT_TRUE(pacer.Acquire(kGiB, nullptr));  // it goes, and is paid for in decades
+  TransferControl control;
+  TransferControl other;
+  std::thread hurries([&] {
+    EXPECT_TRUE(Eventually([&] { return pacer.waiting() == 2; }));
+    control.Hurry();
+  });
+  std::thread waits([&] { EXPECT_FALSE(pacer.Acquire(kMiB, &other)); });
+  EXPECT_TRUE(pacer.Acquire(kMiB, &control));
+  EXPECT_TRUE(pacer.Acquire(kGiB, &control));
+  hurries.join();
+  EXPECT_EQ(pacer.waiting(), 1u);
+  other.Cancel();
+  waits.join();
+}
+
 TEST(PacerTest, RateChangesWhileSomebodyWaits) {
   Pacer pacer(1);
   ASSERT_TRUE(pacer.Acquire(kMiB, nullptr));  // in debt for days
