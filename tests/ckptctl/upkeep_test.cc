@@ -204,7 +204,7 @@ TEST(Fabric, MeasuresFromTheNodeThatIsNamed) {
 }
 
 TEST(Replace, AsksForEachJob) {
-  std::vector<std::string> asked;
+  Kept<std::vector<std::string>> asked;
   FakeAdmin admin({.get_status =
                        [](const v1::GetStatusRequest&, v1::GetStatusReply& reply) {
                          reply.add_jobs()->set_name("llama");
@@ -213,20 +213,21 @@ TEST(Replace, AsksForEachJob) {
                        },
                    .replace =
                        [&](const v1::ReplaceRequest& request, v1::ReplaceReply& reply) {
-                         asked.push_back(request.job() + " " + request.node() + " " +
-                                         request.with());
+                         auto all = asked.Get();
+                         all.push_back(request.job() + " " + request.node() + " " + request.with());
+                         asked.Set(std::move(all));
                          reply.set_text("job '" + request.job() + "'\x1b");
                          reply.set_ranks(2);
                          return absl::OkStatus();
                        }});
   Console people(admin.socket());
   EXPECT_EQ(RunReplace(people.context(), {.node = "n3", .with = "n9"}), ExitCode::kOk);
-  EXPECT_EQ(asked, (std::vector<std::string>{"llama n3 n9", "whale n3 n9"}));
+  EXPECT_EQ(asked.Get(), (std::vector<std::string>{"llama n3 n9", "whale n3 n9"}));
   EXPECT_EQ(people.out(), "job 'llama'\\x1b\njob 'whale'\\x1b\n");
   Console machine(admin.socket());
   EXPECT_EQ(RunReplace(machine.Json(), {.node = "n3", .with = "n9", .job = "whale"}),
             ExitCode::kOk);
-  EXPECT_EQ(asked.size(), 3u);
+  EXPECT_EQ(asked.Get().size(), 3u);
   EXPECT_EQ(machine.Parsed()["jobs"][0]["job"], "whale");
   EXPECT_EQ(machine.Parsed()["jobs"][0]["ranks"], 2);
 }
