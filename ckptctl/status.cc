@@ -162,6 +162,17 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
   return JobHead(job) + lines.RenderWithoutTitles("  ");
 }
 
+// Nothing where nobody ever said that the network is busy.
+std::string RenderQuiet(const v1::NetworkQuiet& quiet) {
+  if (quiet.busy_processes() == 0 && quiet.held_ms() == 0) {
+    return "";
+  }
+  return absl::StrCat("network: ", Count(quiet.busy_processes(), "process says", "processes say"),
+                      " that it is busy; background copying ",
+                      quiet.holding() ? "waits" : "does not wait", ", and has waited ",
+                      FormatAge(static_cast<int64_t>(quiet.held_ms())), " in all\n");
+}
+
 std::string RenderDaemon(const v1::DaemonStatus& d) {
   std::string out =
       absl::StrCat("ckptd ", EscapeText(d.version()), " on ", EscapeText(d.node_name()), ": pid ",
@@ -173,7 +184,7 @@ std::string RenderDaemon(const v1::DaemonStatus& d) {
                   " (", d.slots_free(), " free, ", d.slots_quarantined(), " quarantined); ",
                   EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
                   " left\n");
-  absl::StrAppend(&out, RenderTiers(d));
+  absl::StrAppend(&out, RenderTiers(d), RenderQuiet(d.quiet()));
   for (const std::string& problem : d.problems()) {
     absl::StrAppend(&out, "problem: ", EscapeText(problem), "\n");
   }

@@ -87,19 +87,24 @@ Status FromFailure(const wire::Failure& failure) {
   return Status(FromReason(failure.reason, failure.code), failure.message);
 }
 
-Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline) {
+Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline,
+                                                     BusyFlag* busy) {
   HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix(path, deadline));
   auto connection = std::make_shared<Connection>(std::move(fd));
   HF_TRY_ASSIGN(
       const Answer<wire::HelloReply> hello,
       connection->Call<wire::HelloReply>(
-          wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING}, deadline));
+          wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING, busy != nullptr},
+          deadline));
   if (hello.message.protocol != wire::kProtocol) {
     return Status(
         Code::kRefused,
         absl::StrCat("ckptd ", ForWire(hello.message.daemon_version, 64), " at '", path,
                      "' speaks protocol ", hello.message.protocol, ", this library ",
                      wire::kProtocol, ": use a daemon and a library that belong together"));
+  }
+  if (busy != nullptr && !hello.descriptors.empty()) {
+    busy->Attach(hello.descriptors[0]);
   }
   HF_TRY(connection->ReleaseAbandoned(path, deadline));
   return connection;

@@ -24,6 +24,7 @@
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "client-lib/src/busy_flag.h"
 #include "client-lib/src/deadline.h"
 #include "client-lib/src/errors.h"
 #include "client-lib/src/fork_guard.h"
@@ -42,8 +43,9 @@ Status FromFailure(const wire::Failure& failure);
 
 class Connection {
  public:
-  // Connects (one attempt) and says hello.
-  static Result<std::shared_ptr<Connection>> Dial(const std::string& path, Deadline deadline);
+  // Connects (one attempt) and says hello. `busy` (may be null) gets what the daemon gives for it.
+  static Result<std::shared_ptr<Connection>> Dial(const std::string& path, Deadline deadline,
+                                                  BusyFlag* busy = nullptr);
 
   explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
   Connection(const Connection&) = delete;

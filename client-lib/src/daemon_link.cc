@@ -98,7 +98,8 @@ Result<std::shared_ptr<Connection>> DaemonLink::Connect(uint64_t attempt, uint64
     // 1. A connection: the one there is, if it lives.
     Status dialled;
     if (connection == nullptr || !connection->alive()) {
-      Result<std::shared_ptr<Connection>> fresh = Connection::Dial(identity_.socket, deadline);
+      Result<std::shared_ptr<Connection>> fresh =
+          Connection::Dial(identity_.socket, deadline, &busy_);
       dialled = fresh.status();
       connection = fresh.ok() ? *fresh : nullptr;
     }
@@ -178,6 +179,7 @@ void DaemonLink::Disconnect(const Status& why) {
 void DaemonLink::Close() {
   const MutexLock lock(mutex_);
   closed_ = true;
+  busy_.Detach();
   if (connection_ != nullptr) {
     connection_->Break(Status(Code::kRefused, "the job was closed in this process"));
     connection_.reset();

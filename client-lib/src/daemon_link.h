@@ -16,6 +16,7 @@
 
 #include "base/ids.h"
 #include "base/mutex.h"
+#include "client-lib/src/busy_flag.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/deadline.h"
 
@@ -52,6 +53,8 @@ class DaemonLink {
   void Disconnect(const Status& why);
   // Nothing is to be had from it afterwards.
   void Close();
+  // Said over whatever connection there is.
+  BusyFlag& busy() { return busy_; }
 
  private:
   struct ConnectingEnds;
@@ -63,6 +66,7 @@ class DaemonLink {
   Status Accept(const wire::JoinReply& reply, uint64_t wanted_attempt) REQUIRES(mutex_);
 
   const RankIdentity identity_;
+  BusyFlag busy_;
   Mutex mutex_;
   CondVar changed_;
   bool connecting_ GUARDED_BY(mutex_) = false;

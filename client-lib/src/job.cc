@@ -66,6 +66,17 @@ class JobImpl : public Job {
     return core_->SaveAsync(step, state, options);
   }
 
+  void EnterNetworkBusy() noexcept override {
+    if (!owner_.forked()) {
+      core_->link()->busy().Enter();
+    }
+  }
+  void LeaveNetworkBusy() noexcept override {
+    if (!owner_.forked()) {
+      core_->link()->busy().Leave();
+    }
+  }
+
   uint64_t failed_saves() const override { return owner_.forked() ? 0 : core_->failed_saves(); }
   Status last_failure() const override {
     return owner_.forked() ? ForkedError() : core_->last_failure();

@@ -74,6 +74,7 @@ struct Encode {
   Body operator()(const Hello& m) {
     w.Put(1, m.protocol);
     w.Put(2, m.client);
+    w.Put(3, m.network_flag);
     return {2, w.Take()};
   }
   Body operator()(const Join& m) {
@@ -299,6 +300,8 @@ absl::Status Read(std::string_view bytes, HelloReply& out) {
                            return fields.Get(field, out.daemon_version);
                          case 3:
                            return fields.Get(field, out.boot_id);
+                         case 4:
+                           return fields.Get(field, out.network_flag);
                          default:
                            return absl::OkStatus();
                        }
@@ -599,6 +602,9 @@ size_t DescriptorCount(const Reply& reply) {
   }
   if (const auto* reserved = std::get_if<ReserveReply>(&reply)) {
     return reserved->descriptor ? 1 : 0;
+  }
+  if (const auto* hello = std::get_if<HelloReply>(&reply)) {
+    return hello->network_flag ? 1 : 0;
   }
   if (const auto* outcome = std::get_if<SessionOutcome>(&reply)) {
     return outcome->done ? 0 : 2;

@@ -46,6 +46,7 @@ enum class Reason : uint32_t {
 struct Hello {
   uint32_t protocol = kProtocol;
   std::string client;
+  bool network_flag = false;
 };
 struct Join {
   std::string job;
@@ -162,6 +163,7 @@ struct HelloReply {
   uint32_t protocol = 0;
   std::string daemon_version;
   std::string boot_id;
+  bool network_flag = false;
 };
 struct JoinReply {
   std::string job_uuid;

@@ -263,7 +263,14 @@ void ClientServer::AnswerHello(Connection& connection, const v1::ClientFrame& fr
   LogDebug(absl::StrCat("client connected ", connection.caller.process.ToString(),
                         " uid=", connection.caller.uid, " client=", client));
   *reply.mutable_hello() = hello_;
-  Complete(id, AddReply(connection, Counted::kNo), std::move(reply), nullptr);
+  std::vector<UniqueFd> descriptors;
+  if (frame.hello().network_flag() && callbacks_.network_flag != nullptr) {
+    if (UniqueFd flag = callbacks_.network_flag(id); flag.valid()) {
+      descriptors.push_back(std::move(flag));
+      reply.mutable_hello()->set_network_flag(true);
+    }
+  }
+  Complete(id, AddReply(connection, Counted::kNo), std::move(reply), std::move(descriptors));
   if (const Connection* still = Find(id); still != nullptr) {
     callbacks_.opened(id, still->caller);
   }
@@ -395,7 +402,7 @@ void ClientServer::Flush(ConnectionId id) {
     connection->replies.pop_front();
     connection->backlog_bytes -= reply.bytes.size();
     connection->unanswered -= reply.counted ? 1 : 0;
-    callbacks_.sent(reply.frame);
+    callbacks_.sent(id, reply.frame);
     connection = Find(id);
   }
   if (connection == nullptr) {

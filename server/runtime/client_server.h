@@ -40,7 +40,9 @@ class ClientServer {
     std::function<void(ConnectionId, v1::ClientFrame)> request;
     std::function<void(ConnectionId)> closed;  // of those that were opened
     std::function<void()> protocol_error;
-    std::function<void(const v1::DaemonFrame&)> sent;  // written to the socket whole
+    std::function<void(ConnectionId, const v1::DaemonFrame&)> sent;  // written to the socket whole
+    // A page for a client that wants one (network_flags.h); invalid, or null: there is none.
+    std::function<UniqueFd(ConnectionId)> network_flag = nullptr;
   };
 
   ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1::HelloReply hello,

@@ -98,7 +98,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& co
 }
 
 Daemon::Daemon(const v1::DaemonConfig& config)
-    : config_(config), env_(Env::System()), started_(Clock::System()->Now()) {}
+    : config_(config),
+      env_(Env::System()),
+      started_(Clock::System()->Now()),
+      network_flags_(std::make_shared<NetworkFlags>(Clock::System())) {}
 
 Daemon::~Daemon() {
   if (gateway_ != nullptr) {
@@ -179,6 +182,7 @@ absl::Status Daemon::Open() {
   tiers.env = env_;
   tiers.slots = store_;
   tiers.post = post;
+  tiers.gate = network_flags_;
   HF_ASSIGN_OR_RETURN(tiers_, DurableTiers::Create(std::move(tiers)));
   if (tiers_->configured()) {
     reactor_->Arm(places_timer_, reactor_->clock().Now());
@@ -212,15 +216,22 @@ absl::Status Daemon::Open() {
                 if (frame.has_seal()) {
                   HF_SYNC_POINT("daemon.seal.received");
                 }
+                network_flags_->Asked(id, frame);
                 Feed(ClientRequest{id, std::move(frame)});
               },
           .closed =
               [this](ConnectionId id) {
                 connections_.fetch_sub(1, std::memory_order_relaxed);
+                network_flags_->Closed(id);
                 Feed(ConnectionClosed{id});
               },
           .protocol_error = [this] { metrics_.CountProtocolError(); },
-          .sent = PassSentSyncPoints,
+          .sent =
+              [this](ConnectionId id, const v1::DaemonFrame& frame) {
+                network_flags_->Answered(id, frame);
+                PassSentSyncPoints(frame);
+              },
+          .network_flag = [this](ConnectionId id) { return MakeNetworkFlag(id); },
       });
   // 4. The core, with what was found.
   core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
@@ -272,6 +283,17 @@ void Daemon::OpenFabric() {
                                    "slower (docs/fabric.md)"));
   }
   fabric_ = *std::move(fabric);
+}
+
+// Its training does without one.
+UniqueFd Daemon::MakeNetworkFlag(ConnectionId id) {
+  absl::StatusOr<UniqueFd> flag = network_flags_->Make(id);
+  if (!flag.ok()) {
+    LogFrom(LogLevel::kWarning, "network flag",
+            absl::StrCat("a client cannot say when its network is busy: ", Message(flag.status())));
+    return UniqueFd();
+  }
+  return *std::move(flag);
 }
 
 absl::Status Daemon::Listen() {
@@ -434,6 +456,7 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   if (std::string problem = catalog_writer_->problem(); !problem.empty()) {
     status.add_problems(std::move(problem));
   }
+  *status.mutable_quiet() = network_flags_->Status();
   tiers_->FillStatus(status);
   if (cluster_ != nullptr) {
     for (std::string& problem : cluster_->View().problems) {

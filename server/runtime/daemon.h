@@ -35,6 +35,7 @@
 #include "server/runtime/daemon_metrics.h"
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/memory_watch.h"
+#include "server/runtime/network_flags.h"
 #include "server/runtime/peer_reader.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
@@ -63,6 +64,7 @@ class Daemon {
   absl::Status Open();
   absl::Status JoinCluster();
   void OpenFabric();
+  UniqueFd MakeNetworkFlag(ConnectionId id);
   absl::Status Listen();
   void ServeMetrics();
   absl::Status WatchSignals();
@@ -147,6 +149,7 @@ class Daemon {
   std::unique_ptr<ProcessWatcher> watcher_;
   std::unique_ptr<MemoryWatch> memory_watch_;
   std::unique_ptr<Populator> populator_;
+  const std::shared_ptr<NetworkFlags> network_flags_;
   std::unique_ptr<ClientServer> clients_;
   std::unique_ptr<FabricPort> fabric_;  // in a cluster, where there is one
   std::unique_ptr<PullServer> pull_server_;

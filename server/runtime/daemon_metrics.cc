@@ -61,6 +61,9 @@ DaemonMetrics::DaemonMetrics()
       memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes",
                                                "Free in the file system of memory.dir.")),
       connections_(registry_.AddGauge("holdfast_connections", "Client connections.")),
+      held_(registry_.AddGauge("holdfast_background_held_seconds",
+                               "Time that background copying has waited since the daemon started, "
+                               "as processes said that their network is busy.")),
       nvme_(AddTierCounters(TierKind::kNvme)),
       remote_(AddTierCounters(TierKind::kRemote)),
       handle_(registry_.AddHistogram("holdfast_core_handle_seconds",
@@ -132,6 +135,7 @@ void DaemonMetrics::Set(const v1::DaemonStatus& status) {
   memory_max_.Set(static_cast<double>(status.memory_bytes_max()));
   memory_free_in_tmpfs_.Set(static_cast<double>(status.memory_bytes_free_in_tmpfs()));
   connections_.Set(status.connections());
+  held_.Set(static_cast<double>(status.quiet().held_ms()) / 1000);
   for (const v1::TierStatus& tier : status.tiers()) {
     SetTier(tier);
   }

@@ -59,6 +59,7 @@ class DaemonMetrics {
   Gauge& memory_max_;
   Gauge& memory_free_in_tmpfs_;
   Gauge& connections_;
+  Gauge& held_;
   struct TierCounters {
     Counter& commits;
     Counter& shed;

@@ -29,9 +29,10 @@ v1::ClientFrame Parse(uint64_t id, const Request& request) {
 constexpr uint64_t kBig = 0xfedcba9876543210;
 
 TEST(Wire, EveryRequestReadsAsWhatItIs) {
-  const v1::ClientFrame hello = Parse(1, Hello{3, "someone"});
+  const v1::ClientFrame hello = Parse(1, Hello{3, "someone", true});
   EXPECT_EQ(hello.hello().protocol(), 3u);
   EXPECT_EQ(hello.hello().client(), "someone");
+  EXPECT_TRUE(hello.hello().network_flag());
 
   const v1::ClientFrame join = Parse(kBig, Join{"job", 1, 2, "launch", kBig, 4, 5});
   EXPECT_EQ(join.join().job(), "job");
@@ -189,6 +190,11 @@ TEST(Wire, EveryReplyReadsAsWhatItIs) {
   EXPECT_EQ(hello.protocol, 1u);
   EXPECT_EQ(hello.daemon_version, "v");
   EXPECT_EQ(hello.boot_id, "b");
+  EXPECT_FALSE(hello.network_flag);
+  EXPECT_EQ(DescriptorCount(hello), 0u);
+  frame.mutable_hello()->set_network_flag(true);
+  EXPECT_TRUE(Decode<HelloReply>(frame).network_flag);
+  EXPECT_EQ(DescriptorCount(Decode<HelloReply>(frame)), 1u);
 
   v1::JoinReply* join = frame.mutable_join();
   join->set_job_uuid(std::string("\0u", 2));

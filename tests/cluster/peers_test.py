@@ -134,6 +134,32 @@ def test_a_daemon_is_killed_in_the_middle_of_a_pull(network: Network, point: str
     assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
 
 
+def test_replicas_wait_while_training_needs_the_network(network: Network) -> None:
+    cluster, job = replicated_job(network, "a b", "a b")
+
+    def quiet(node: str) -> dict[str, Any]:
+        return cluster.tell(node, "status")["daemon"].get("quiet", {})
+
+    def replicas() -> set[str]:
+        """The nodes that have taken theirs of step 2."""
+        return {node for _, tier, node in copies(cluster, job, "a", 2) if tier == "peer"}
+
+    assert job.ask("busy on") == ["ok on"] * 2
+    assert job.ask("save 2") == ["ok sealed"] * 2
+    # (On a machine that stands still for some seconds the window does not hold it any more.)
+    for node in ("a", "b"):
+        wait_until("its pull", lambda node=node: quiet(node).get("holding") or node in replicas())
+        # One piece: it goes at once, or not at all.
+        there = node in replicas()
+        assert not (quiet(node).get("holding") and there)
+    assert job.ask("busy off") == ["ok off"] * 2
+    wait_until("the replicas are there", lambda: replicas() == {"a", "b"})
+    assert all(quiet(node)["held_ms"] > 0 for node in ("a", "b"))
+    assert job.ask("busy on") == ["ok on"] * 2
+    save(job, 3)  # which is waited for
+    assert protection(cluster, job, "a")["node"] == (3, "memory+peer")
+
+
 def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network) -> None:
     cluster = Cluster(network, "a b", lease_s=SHORT_LEASE_S)
     job = Job(cluster, policy=POLICY)

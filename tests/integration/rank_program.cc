@@ -97,6 +97,8 @@ class Trainer {
       return Committed(words);
     if (verb == "tier")
       return AwaitTier(words);
+    if (verb == "busy")
+      return Busy(words);
     if (verb == "restore")
       return Restore(words);
     if (verb == "attach")
@@ -224,6 +226,14 @@ class Trainer {
                                                                   : Stage::kRemote,
                                                  Milliseconds(deadline_ms));
     return whole.ok() ? "ok " + tier : Failed(whole);
+  }
+
+  // Begins, or ends, a quiet window.
+  std::string Busy(std::istringstream& words) {
+    std::string what;
+    words >> what;
+    what == "on" ? job_->EnterNetworkBusy() : job_->LeaveNetworkBusy();
+    return "ok " + what;
   }
 
   std::string Restore(std::istringstream& words) {

@@ -1,6 +1,7 @@
 #include "tiers/transfer/pacer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tiers/transfer/transfer_control.h"
 
@@ -15,8 +16,10 @@ constexpr std::chrono::milliseconds kLook{20};
 
 }  // namespace
 
-Pacer::Pacer(uint64_t bytes_per_second)
-    : bytes_per_second_(bytes_per_second), filled_at_(std::chrono::steady_clock::now()) {}
+Pacer::Pacer(uint64_t bytes_per_second, std::shared_ptr<PacerGate> gate)
+    : gate_(std::move(gate)),
+      bytes_per_second_(bytes_per_second),
+      filled_at_(std::chrono::steady_clock::now()) {}
 
 bool Pacer::Acquire(uint64_t bytes, TransferControl* control) {
   MutexLock lock(mutex_);
@@ -26,23 +29,31 @@ bool Pacer::Acquire(uint64_t bytes, TransferControl* control) {
   const uint64_t ticket = next_ticket_++;
   waiting_.insert(ticket);
   bool granted = false;
+  bool hurried = false;
+  bool gated = false;  // the gate has held it back
   for (;;) {
     const TimePoint now = std::chrono::steady_clock::now();
     Fill(now);
-    if (bytes_per_second_ == 0 || (*waiting_.begin() == ticket && bytes_ > 0)) {
+    const bool first = *waiting_.begin() == ticket;
+    const bool held = gate_ != nullptr && gate_->Holds();
+    if (!held && (bytes_per_second_ == 0 || (first && bytes_ > 0))) {
       granted = true;
       break;
     }
     if (control != nullptr && control->hurried()) {
-      waiting_.erase(ticket);
-      changed_cv_.NotifyAll();
-      return true;
+      granted = hurried = true;
+      break;
+    }
+    if (held && !gated) {
+      gate_->BeginWait();
+      gated = true;
     }
     if (control != nullptr && control->cancelled()) {
       break;
     }
-    TimePoint until = now + kLook;
-    if (*waiting_.begin() == ticket) {
+    // (The first one looks for all: they are woken when it goes.)
+    TimePoint until = now + (held && first ? kGateLook : kLook);
+    if (first && !held) {
       const std::chrono::duration<double> missing(-bytes_ / static_cast<double>(bytes_per_second_));
       until = std::min(until, now + std::chrono::duration_cast<std::chrono::nanoseconds>(missing) +
                                   std::chrono::microseconds(50));
@@ -52,8 +63,11 @@ bool Pacer::Acquire(uint64_t bytes, TransferControl* control) {
       control->Touch();
     }
   }
+  if (gated) {
+    gate_->EndWait();
+  }
   waiting_.erase(ticket);
-  if (granted && bytes_per_second_ != 0) {
+  if (granted && !hurried && bytes_per_second_ != 0) {
     bytes_ -= static_cast<double>(bytes);
   }
   changed_cv_.NotifyAll();

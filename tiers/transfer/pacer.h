@@ -7,13 +7,15 @@
 //
 // Served in the order of arrival, so that users who ask for one piece after the other get equal
 // shares, whatever the sizes. A piece may be larger than the bucket (a tenth of a
-// second's bytes): it goes when there is anything in it and is paid for afterwards. Thread-safe;
-// outlives its users.
+// second's bytes): it goes when there is anything in it and is paid for afterwards. A gate, where
+// there is one, can hold everything back for a while, whatever the rate. Thread-safe; outlives its
+// users.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
 
 #include "base/mutex.h"
@@ -22,9 +24,21 @@ namespace holdfast {
 
 class TransferControl;
 
+// Says when bytes may not go at all. Thread-safe; none of it blocks.
+class PacerGate {
+ public:
+  virtual ~PacerGate() = default;
+  // Asked every kGateLook by whoever it holds back.
+  virtual bool Holds() = 0;
+  // Around the wait of one for whom Holds was true: so that it is known how long anything waited.
+  virtual void BeginWait() = 0;
+  virtual void EndWait() = 0;
+};
+inline constexpr std::chrono::milliseconds kGateLook{2};
+
 class Pacer {
  public:
-  explicit Pacer(uint64_t bytes_per_second = 0);
+  explicit Pacer(uint64_t bytes_per_second = 0, std::shared_ptr<PacerGate> gate = nullptr);
   Pacer(const Pacer&) = delete;
   Pacer& operator=(const Pacer&) = delete;
 
@@ -43,6 +57,7 @@ class Pacer {
 
   void Fill(TimePoint now) REQUIRES(mutex_);
 
+  const std::shared_ptr<PacerGate> gate_;  // may be null
   mutable Mutex mutex_;
   CondVar changed_cv_;
   uint64_t bytes_per_second_ GUARDED_BY(mutex_);

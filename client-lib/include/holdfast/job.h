@@ -220,6 +220,17 @@ class Job {
   // begun while another is copying waits for that copy.
   virtual std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state,
                                                 const SaveOptions& options = {}) = 0;
+  // Says that the training itself needs the network: until the window is left, its node's daemon
+  // lets what nobody waits for stand still (replicas, copies brought ahead of a restore, flushes to
+  // the remote tier; what is under way of them, some MiB, still arrives). Restores, and what a
+  // process of the node waits for, go on. A few instructions, in any thread: nothing is sent,
+  // nothing is waited for, nothing fails; with a daemon that does not know of it, or none, in a
+  // forked child, it has no effect. Windows are counted, so they may be nested and overlap. Copying
+  // never stops for good: what is not left counts for 10 s, until a window begins again after none
+  // was open, and all windows of a node hold it up for at most 9 s of any 10 s. Use NetworkBusy.
+  virtual void EnterNetworkBusy() noexcept = 0;
+  virtual void LeaveNetworkBusy() noexcept = 0;
+
   // Saves that failed since Open, and why the last one did.
   virtual uint64_t failed_saves() const = 0;
   virtual Status last_failure() const = 0;
@@ -233,6 +244,23 @@ class Job {
   // The same for a caller who has to see what was saved before it can name what it wants. `choose`
   // is called on this thread, again for every copy that is tried.
   virtual Result<Restored> Restore(const Choose& choose, const RestoreOptions& options = {}) = 0;
+};
+
+// A quiet window, for as long as it lives:
+//
+//   {
+//     holdfast::NetworkBusy busy(*job);
+//     AllReduce(gradients);
+//   }
+class NetworkBusy {
+ public:
+  explicit NetworkBusy(Job& job) noexcept : job_(job) { job_.EnterNetworkBusy(); }
+  ~NetworkBusy() { job_.LeaveNetworkBusy(); }
+  NetworkBusy(const NetworkBusy&) = delete;
+  NetworkBusy& operator=(const NetworkBusy&) = delete;
+
+ private:
+  Job& job_;
 };
 
 }  // namespace holdfast

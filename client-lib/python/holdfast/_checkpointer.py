@@ -20,6 +20,7 @@ from holdfast._errors import (
     Refused,
 )
 from holdfast._handle import STAGES, Handle, Stage, streams_of
+from holdfast._network import NetworkBusy
 from holdfast._policy import Policy
 from holdfast._restored_state import Wanted
 from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch_module
@@ -350,6 +351,23 @@ class Checkpointer:
                 tensor_list(flat.specs), flat.addresses, flat.objects, timeout
             )
         return ready, wanted
+
+    def network_busy(self) -> NetworkBusy:
+        """A quiet window: the training itself needs the network, and this node's background copying pauses meanwhile.
+
+            with ckpt.network_busy():
+                loss.backward()  # all-reduces gradients
+
+        What pauses: copies that this node takes of other nodes' shards (replicas, and ahead of a restore), and what it writes to
+        the remote tier. Restores go on, and so does everything while a process of the node waits for it (`wait="remote"`). What is
+        under way already, some MiB, still arrives.
+
+        Entering and leaving takes a microsecond: nothing is sent, nothing is waited for, and nothing fails; without a daemon, with
+        an older one, or in a forked child it has no effect. Windows are counted: they may be nested, and open in several threads,
+        and what this returns may be entered again and again. They end with the process. Copying never stops for good: a
+        window that is not left counts for 10 s, and all windows of a node hold copying up for at most 9 s of any 10 s.
+        """
+        return NetworkBusy(self._shared.core)
 
     @property
     def attempt(self) -> int:

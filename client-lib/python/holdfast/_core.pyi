@@ -153,6 +153,8 @@ class Job:
         """`choose` is given what was saved, and names what is wanted and where to. It may be asked more than once: for another
         step, or another copy. What it raises ends the session for all ranks, and is raised here."""
 
+    def enter_network_busy(self) -> None: ...
+    def leave_network_busy(self) -> None: ...
     def adopt(
         self, *, step: int | None = None, attempt: int = 0, timeout: float = 600.0
     ) -> Restored:

@@ -329,6 +329,18 @@ class PyJob {
     });
   }
 
+  // With the GIL, which nobody can wait for here; of a job that was closed: nothing.
+  void EnterNetworkBusy() {
+    if (job_ != nullptr) {
+      job_->EnterNetworkBusy();
+    }
+  }
+  void LeaveNetworkBusy() {
+    if (job_ != nullptr) {
+      job_->LeaveNetworkBusy();
+    }
+  }
+
   void Close() {
     std::shared_ptr<Job> job = std::move(job_);
     {
@@ -405,6 +417,8 @@ void BindJob(py::module_& module) {
            py::arg("streams") = Streams())
       .def("adopt", &PyJob::Adopt, py::kw_only(), py::arg("step") = py::none(),
            py::arg("attempt") = 0, py::arg("timeout") = 600.0)
+      .def("enter_network_busy", &PyJob::EnterNetworkBusy)
+      .def("leave_network_busy", &PyJob::LeaveNetworkBusy)
       .def("close", &PyJob::Close);
 }
 

@@ -55,6 +55,8 @@ struct DrainContext {
   v1::NvmeConfig nvme;
   std::shared_ptr<Pacer> nvme_pacer = std::make_shared<Pacer>();
   std::shared_ptr<Pacer> remote_pacer = std::make_shared<Pacer>();
+  // Of what a flush reads back there: no ceiling, but it waits while the network is busy.
+  std::shared_ptr<Pacer> read_back_pacer = std::make_shared<Pacer>();
   std::vector<std::shared_ptr<TierPlace>> drives;
   std::shared_ptr<TierPlace> remote;
   std::shared_ptr<CopyPool> pool;  // the remote tier's

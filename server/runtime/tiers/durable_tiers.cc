@@ -110,8 +110,10 @@ absl::Status DurableTiers::Open() {
   context.nvme = nvme;
   context.nvme_priority.Set(PriorityOf(nvme.io_priority(), nvme.nice()));
   context.nvme_pacer->SetRate(nvme.bandwidth_bytes_per_s_max());
-  context.remote_pacer->SetRate(remote.bandwidth_bytes_per_s_max());
-  context.peer_pacer->SetRate(options_.config.fabric().bandwidth_bytes_per_s_max());
+  context.remote_pacer = std::make_shared<Pacer>(remote.bandwidth_bytes_per_s_max(), options_.gate);
+  context.read_back_pacer = std::make_shared<Pacer>(0, options_.gate);
+  context.peer_pacer =
+      std::make_shared<Pacer>(options_.config.fabric().bandwidth_bytes_per_s_max(), options_.gate);
   const bool root = ::geteuid() == 0;
   const NvmeBudget budget = AskNvmeBudget(*options_.env, nvme);
   const std::string& state_dir = options_.config.state_dir();

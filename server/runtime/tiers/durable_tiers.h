@@ -44,6 +44,8 @@ class DurableTiers {
     Env* env = nullptr;
     std::shared_ptr<SlotStore> slots;
     std::function<void(Event)> post;  // any thread
+    // Before what goes over the network and nobody waits for; may be null.
+    std::shared_ptr<PacerGate> gate;
   };
   static absl::StatusOr<std::unique_ptr<DurableTiers>> Create(Options options);
   ~DurableTiers();

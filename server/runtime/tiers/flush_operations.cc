@@ -208,8 +208,9 @@ absl::StatusOr<RemoteSource> OpenRemoteSource(const Context& context, std::optio
 
 // As the policy says. What a mount's cache gives back says little about its servers; it is what can
 // be asked.
-absl::Status ReadRemoteBack(CopyStore::Writing& writing, const FlushShard& action,
-                            const RecordAndLayout& image, Operation& operation) {
+absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
+                            const FlushShard& action, const RecordAndLayout& image,
+                            Operation& operation) {
   const ReadBack how = ReadBackOf(action.verify);
   if (how == ReadBack::kNone) {
     return absl::OkStatus();
@@ -220,6 +221,7 @@ absl::Status ReadRemoteBack(CopyStore::Writing& writing, const FlushShard& actio
   DirectCopyOptions options;
   options.alignment = writing.alignment();
   options.sample_seed = action.drain;
+  options.pacer = context.read_back_pacer.get();
   options.control = operation.control().get();
   return VerifyFile(*io, writing.image(), image.record, image.layout, how, options).status;
 }
@@ -288,7 +290,7 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
       copy = result.status;
     } else if (operation.control()->cancelled()) {
       copy = Cancelled("the flush");
-    } else if (absl::Status read = ReadRemoteBack(*writing, action, *image, operation);
+    } else if (absl::Status read = ReadRemoteBack(*context, *writing, action, *image, operation);
                !read.ok()) {
       copy = read;
     } else {

@@ -11,6 +11,7 @@
 #include "base/sync_point.h"
 #include "base/units.h"
 #include "server/peers/pull_client.h"
+#include "server/quiet_windows.h"
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/pull_service.h"
 #include "server/runtime/pull_transfer.h"
@@ -26,12 +27,15 @@ constexpr Duration kPullStart = std::chrono::seconds(30);
 constexpr uint64_t kPullsTogether = 4;  // replicas, at a time
 constexpr size_t kBadPeersBelieved = 1;
 
-// The source holds its slot for so long. What is held back shares its rate with others.
+// The source holds its slot for so long. What is held back shares its rate with others, and has it
+// for as little of the time as quiet windows leave.
 Duration LongestPull(uint64_t bytes, const Pacer* pacer) {
   const uint64_t rate = pacer == nullptr ? 0 : pacer->rate() / kPullsTogether;
   const uint64_t slowest =
       rate == 0 ? kPullBytesPerSecondMin : std::min(kPullBytesPerSecondMin, rate);
-  return std::min<Duration>(kPullStart + std::chrono::seconds(bytes / slowest),
+  const int64_t times = pacer == nullptr ? 1 : kHeldPeriod / (kHeldPeriod - kHeldMax);
+  const std::chrono::seconds longest(bytes / slowest);
+  return std::min<Duration>(kPullStart + std::min<Duration>(longest, kPullLongest) * times,
                             kPullLongest - kPullStart);
 }
 

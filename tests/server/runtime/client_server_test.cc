@@ -33,7 +33,7 @@ class ClientServerTest : public ::testing::Test {
             .request = [this](ConnectionId id, v1::ClientFrame frame) { Answer(id, frame); },
             .closed = [this](ConnectionId) { ++closed_; },
             .protocol_error = [this] { ++errors_; },
-            .sent = [](const v1::DaemonFrame&) {},
+            .sent = [](ConnectionId, const v1::DaemonFrame&) {},
         });
     ASSERT_TRUE(server_->Listen().ok());
     thread_ = std::thread([this] { reactor_->Run(); });
