@@ -1,4 +1,4 @@
-"""scripts/bench restore-peer and fanout: restores of a job on several nodes of this machine, as root.
+"""scripts/bench restore-peer, fanout and replicate: a job on several nodes of this machine, as root.
 
 Real daemons in network namespaces, over libfabric's tcp: all of them share this machine's cores and memory.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
 import time
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
@@ -133,9 +136,85 @@ def fanout(rounds: int, state_bytes: int) -> list[Row]:
     ]
 
 
+def spin(counter: Any) -> None:
+    """A training loop, as the processor sees it."""
+    while True:
+        for _ in range(1000):
+            pass
+        counter.value += 1
+
+
+def cpu_seconds(cluster: Cluster) -> float:
+    """What the daemons have used so far."""
+    total = 0.0
+    for daemon in cluster.daemons.values():
+        assert daemon.process is not None
+        # After the name, which may have anything in it, come the state and 10 others.
+        fields = daemon.node.path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2]
+        total += sum(int(ticks) for ticks in fields.split()[11:13])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def replicate(rounds: int, state_bytes: int) -> list[Row]:
+    """Two nodes keep each other's shards; beside them a process computes."""
+    saves = 5
+    slower, cpu = [], []
+    counter = multiprocessing.RawValue("Q", 0)
+    loop = multiprocessing.Process(target=spin, args=(counter,), daemon=True)
+    loop.start()
+
+    def pace(since: tuple[float, int]) -> float:
+        return (counter.value - since[1]) / (time.monotonic() - since[0])
+
+    def now() -> tuple[float, int]:
+        return time.monotonic(), counter.value
+
+    try:
+        for _ in range(rounds):
+            with Network() as network:
+                cluster = make_cluster(network, "a b", state_bytes)
+                job = Job(cluster, policy="replicas=1 remote.every_steps=0 remote.every_ms=0")
+                job.start("a b", state_bytes=state_bytes)
+                assert job.resume() == 0
+                for step in range(1, saves + 1):
+                    began = now()
+                    time.sleep(0.5)
+                    undisturbed = pace(began)
+                    assert job.ask(f"save {step}") == ["ok sealed"] * 2
+                    began, used = now(), cpu_seconds(cluster)
+                    assert job.ask("tier peer 60000") == ["ok peer"] * 2
+                    slower.append(1 - pace(began) / undisturbed)
+                    cpu.append((cpu_seconds(cluster) - used) / (2 * state_bytes / 1e9))
+    finally:
+        loop.kill()
+    loss, seconds = statistics.median(slower), statistics.median(cpu)
+    note = f"2 nodes, {state_bytes // MIB} MiB each, {os.cpu_count()} cores for all; from sealed to replicated"
+    return [
+        Row(
+            "replicating: CPU seconds per GB, both ends",
+            "s/GB",
+            seconds,
+            ratio=seconds,
+            ratio_low=min(cpu),
+            ratio_high=max(cpu),
+            higher_is_better=False,
+            note=note,
+        ),
+        Row(
+            "replicating: a busy loop beside it is slower by",
+            "",
+            loss,
+            ratio=loss,
+            ratio_low=min(slower),
+            ratio_high=max(slower),
+            higher_is_better=False,
+        ),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=["restore-peer", "fanout"])
+    parser.add_argument("case", choices=["restore-peer", "fanout", "replicate"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=256, help="state of each rank")
     parser.add_argument("--json", action="store_true", help="one object as the last line")
@@ -145,7 +224,7 @@ def main() -> int:
             f"scripts/bench {options.case}: this machine does not allow it: {why}", file=sys.stderr
         )
         return 1
-    measure = {"restore-peer": restore_peer, "fanout": fanout}[options.case]
+    measure = {"restore-peer": restore_peer, "fanout": fanout, "replicate": replicate}[options.case]
     rows = measure(options.rounds, options.mib * MIB)
     report = json.loads(print_report(options.case, rows, options.json))
     return 0 if report["pass"] else 1

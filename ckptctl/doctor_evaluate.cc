@@ -182,14 +182,20 @@ void Memory(const Facts& facts, Findings& findings) {
 
 void Limits(const Facts& facts, Findings& findings) {
   const LimitFacts& limits = facts.limits;
-  const uint64_t wanted = std::max<uint64_t>(facts.daemon.memory_bytes_max, kGiB);
+  // Each network card pins slots for itself, and the kernel counts each time.
+  const uint64_t wanted = std::max<uint64_t>(facts.daemon.memory_bytes_max, kGiB) *
+                          std::max<size_t>(facts.rdma_devices.size(), 1);
   if (limits.may_lock_all || limits.memlock_bytes >= wanted) {
     Add(findings, "memlock", Verdict::kOk,
         limits.may_lock_all ? absl::StrCat(limits.of, " may lock any amount (CAP_IPC_LOCK)")
                             : absl::StrCat(limits.of, " may lock ", Limit(limits.memlock_bytes)));
   } else {
     Add(findings, "memlock", Verdict::kSlow,
-        absl::StrCat(limits.of, " may lock ", Limit(limits.memlock_bytes),
+        absl::StrCat(limits.of, " may lock ", Limit(limits.memlock_bytes), " of the ",
+                     FormatBytes(wanted), " that network cards pin",
+                     facts.rdma_devices.size() > 1
+                         ? absl::StrCat(" (each of ", facts.rdma_devices.size(), " for itself)")
+                         : "",
                      ": slots cannot be registered with network cards and drives"),
         "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   "
         "(systemd: "

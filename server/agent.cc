@@ -94,6 +94,9 @@ void Agent::OnConnectionClosed(ConnectionId id) {
   for (const RequestToken token : connection.pending) {
     const Pending pending = pending_.at(token);
     ErasePending(token);
+    for (auto& [shard, fetch] : fetches_) {
+      fetch.waiting.erase(token);
+    }
     if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
       NoteCancelled(token, pending, connection.caller);
       Send(pending.job, RequestCancelled{token});
@@ -380,6 +383,7 @@ void Agent::Expire(EventTime time) {
     deletes_again_.erase(deletes_again_.begin());
   }
   ExpirePrefetches();
+  ExpireLoads();
   if (drives_again_ && *drives_again_ <= time.now) {
     drives_again_.reset();
     std::vector<std::string> failed;
@@ -523,6 +527,9 @@ std::optional<MonotonicTime> Agent::NextDeadline() const {
   }
   for (const auto& [shard, prefetch] : prefetches_) {
     next = next ? std::min(*next, prefetch.until) : prefetch.until;
+  }
+  for (const auto& [shard, load] : loads_) {
+    next = next ? std::min(*next, load.until) : load.until;
   }
   return next;
 }

@@ -55,6 +55,7 @@ inline constexpr size_t kLookupsMax = 4096;       // joins that wait for a tier
 inline constexpr size_t kDriveScansMax = 64;      // whose beginning is remembered
 inline constexpr size_t kLeftMax = 64;            // copies of ranks that went, named at a time
 inline constexpr size_t kPrefetchesAtOnce = 4;    // fetches under way ahead of restores, on a node
+inline constexpr size_t kLoadsAtOnce = 4;         // from drives here, for other nodes
 inline constexpr size_t kReplicasAtOnce = 4;      // that are being read from other nodes
 inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
 inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
@@ -214,6 +215,7 @@ class Agent {
     // Of the memory that this node lends: it holds what is kept for other nodes, or is to (extra,
     // too; kept when it is empty, for the next ones).
     bool lent = false;
+    bool loaded = false;  // lent, for those who read it now alone: goes when the last one has
     std::vector<ReadWait> read_waits;
     // ReleaseReads that are answered when a note of that version no longer names the reader.
     std::vector<std::pair<uint64_t, RequestToken>> release_waits;
@@ -331,6 +333,15 @@ class Agent {
     std::string peer;  // which has it
     uint64_t bytes = 0;
     uint32_t world_size = 0;
+    std::optional<SlotId> slot = std::nullopt;  // that is made or filled for it
+  };
+  // A shard on a drive here that other nodes want to read: on its way into a lent slot, for as long
+  // as they read it.
+  struct Load {
+    std::vector<AdminToken> waiting;
+    uint64_t bytes = 0;
+    uint32_t world_size = 0;
+    MonotonicTime until{};
     std::optional<SlotId> slot = std::nullopt;  // that is made or filled for it
   };
   // Joins of a job that is not known here: whether a durable tier knows it.
@@ -637,6 +648,9 @@ class Agent {
   void EndReplica(const ShardId& shard, const absl::Status& status, const std::string& peer);
   void AnswerReplica(const ShardId& shard, TierKind from, absl::Status status,
                      const std::string& peer);
+  void StopReplica(const ShardId& shard, const Failure& why);
+  uint64_t StopFillingReplicas(uint64_t bytes);
+  bool ComesBack(const Slot& slot) const;
   void StopReplicas(const JobUuid& job, std::optional<CheckpointId> checkpoint, const Failure& why);
   void RemoveReplicas(const JobUuid& job, const RemovalWanted& m);
   bool TakeFromReplicas(uint64_t bytes, Limit limit);
@@ -735,6 +749,16 @@ class Agent {
   void RefuseAdmin(AdminToken token, absl::Status status);
   void HandShard(AdminToken token, Slot& slot);
 
+  // agent_loads.cc: what other nodes want to read of the drives here
+  void LoadFor(AdminToken token, const ShardId& shard);
+  void AdvanceLoads();
+  void PlaceLoad(const ShardId& shard);
+  bool LoadSlotMade(Slot& slot);
+  bool LoadSlotFailed(SlotId id, const absl::Status& status);
+  void EndLoad(const ShardId& shard, const absl::Status& status);
+  void ExpireLoads();
+  bool Awaited(const ShardId& shard, const Fetch& fetch) const;
+
   // agent_removal.cc: whole jobs that go
   void Admin(const AdminRequest& e, const v1::RemoveJobRequest& request);
   std::set<ProcessId> UsersOf(const JobUuid& job) const;
@@ -743,6 +767,7 @@ class Agent {
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
   void GiveUpAll(const JobUuid& job);
+  void StopFetches(const JobUuid& job, const Failure& why);
   void TellOfHolds(const JobUuid& uuid);
   void RemovalFailed(const JobUuid& job, const absl::Status& why);
   void RemovalIsLate(const JobUuid& job, AdminToken token, const absl::Status& why);
@@ -818,6 +843,8 @@ class Agent {
   std::map<ShardId, Fetch> fetches_;
   std::map<ShardId, Prefetch> prefetches_;
   bool prefetch_due_ = false;  // one of them may go on
+  std::map<ShardId, Load> loads_;
+  bool loads_due_ = false;  // likewise
   std::map<ShardId, Replica> replicas_;
   bool replicas_due_ = false;  // likewise
   std::set<std::string> unknown_files_;

@@ -301,8 +301,12 @@ void Agent::Admin(const AdminRequest& e, const HoldShard& request) {
   if (!job.ok()) {
     return RefuseAdmin(e.token, job.status());
   }
-  Slot* slot = request.id.job == (*job)->uuid ? FindSealed(request.id) : nullptr;
+  const bool of_the_job = request.id.job == (*job)->uuid;
+  Slot* slot = of_the_job ? FindSealed(request.id) : nullptr;
   const bool any = request.generation == 0;
+  if (request.load && of_the_job && (slot == nullptr || slot->bad)) {
+    return LoadFor(e.token, request.id);
+  }
   if (slot == nullptr || (any ? slot->bad : slot->generation != request.generation)) {
     return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(request.id.ToString(),
                                                                  " was given up for newer steps")));

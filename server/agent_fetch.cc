@@ -164,6 +164,7 @@ void Agent::FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t wo
   slot.filled_by = 0;
   slot.token = 0;
   slot.lost.reset();
+  slot.loaded = false;
   Fetch& fetch = fetches_[shard];
   fetch.slot = slot.id;
   fetch.from = from;
@@ -222,6 +223,7 @@ void Agent::FetchNoted(Slot& slot, const absl::Status& noted) {
 void Agent::EndAhead(const ShardId& shard, const absl::Status& status, const std::string& peer) {
   EndPrefetch(shard, status);
   EndReplica(shard, status, peer);
+  EndLoad(shard, status);
 }
 
 // It has ended, one way or the other.
@@ -314,11 +316,23 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
     Send(op->job, MemoryCopyGained{op->checkpoint, op->rank, slot->copy.image_bytes,
                                    slot->copy.sealed_unix_ms, slot->copy.likeness});
   }
+  if (replicas_.count(slot->shard) > 0) {
+    slot->loaded = false;  // it stays
+  }
+  if (prefetches_.count(slot->shard) > 0) {
+    Adopt(*slot);
+  }
+  // What is lent, and nobody asked for any more, would be known to nobody.
+  const bool wanted =
+      !slot->lent || replicas_.count(slot->shard) > 0 || Awaited(slot->shard, fetch);
   EndAhead(slot->shard, absl::OkStatus(), e.peer);
   for (const RequestToken token : fetch.waiting) {
     if (FindPending(token) != nullptr) {
       OfferSession(token, *slot);
     }
+  }
+  if (!wanted) {
+    Unpublish(*slot);
   }
 }
 

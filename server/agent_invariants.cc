@@ -21,6 +21,9 @@ std::string Agent::CheckInvariants() const {
     if (slot.lent && (!slot.extra || slot.writer)) {
       return where + "is kept for other nodes, and is a rank's";
     }
+    if (slot.loaded && slot.state == SlotState::kSealed && (!slot.lent || !HeldByAnybody(slot))) {
+      return where + "was loaded for others, who read it no more";
+    }
     const bool filling = Filling(slot.state);
     if (slot.state == SlotState::kWriting && !slot.writer) {
       return where + "is being written by nobody";
@@ -120,6 +123,15 @@ std::string Agent::CheckInvariants() const {
   }
   if (ahead > kPrefetchesAtOnce) {
     return absl::StrCat(ahead, " shards are brought into memory ahead at a time");
+  }
+  for (const auto& [shard, load] : loads_) {
+    if (load.waiting.empty()) {
+      return absl::StrCat(shard.ToString(), " is loaded for nobody");
+    }
+    if (load.slot && (slots_.count(*load.slot) == 0 || !slots_.at(*load.slot).lent)) {
+      return absl::StrCat(shard.ToString(), " is to be loaded into slot ", *load.slot,
+                          ", which is not lent");
+    }
   }
   for (const auto& [shard, replica] : replicas_) {
     if (replica.slot && (slots_.count(*replica.slot) == 0 || !slots_.at(*replica.slot).lent)) {

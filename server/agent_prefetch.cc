@@ -86,7 +86,10 @@ void Agent::AdvancePrefetches() {
 }
 
 void Agent::PlacePrefetch(const ShardId& shard) {
-  if (const Slot* slot = FindSealed(shard); slot != nullptr && !slot->bad) {
+  if (Slot* slot = FindSealed(shard); slot != nullptr && !slot->bad) {
+    if (slot->loaded) {
+      Adopt(*slot);  // it stays
+    }
     return EndPrefetch(shard, absl::OkStatus());
   }
   if (fetches_.count(shard) > 0) {
@@ -234,7 +237,7 @@ bool Agent::StopPrefetch(const ShardId& shard, const Prefetch& prefetch, const F
     return true;
   }
   const auto fetch = fetches_.find(shard);
-  if (fetch == fetches_.end() || fetch->second.slot != slot->id || !fetch->second.waiting.empty()) {
+  if (fetch == fetches_.end() || fetch->second.slot != slot->id || Awaited(shard, fetch->second)) {
     return false;
   }
   slot->lost = why;

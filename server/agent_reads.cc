@@ -175,6 +175,8 @@ void Agent::AfterHold(Slot& slot) {
     BecomeFree(slot);
   } else if (slot.state == SlotState::kQuarantined) {
     LeaveQuarantine(slot);
+  } else if (slot.state == SlotState::kSealed && slot.loaded) {
+    Unpublish(slot);
   }
 }
 

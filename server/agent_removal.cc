@@ -141,9 +141,36 @@ void Agent::GiveUpAll(const JobUuid& uuid) {
     GiveUpSlots(uuid, GiveUp{checkpoint, failure}, true);
   }
   StopReplicas(uuid, std::nullopt, failure);
+  StopFetches(uuid, failure);
   for (const auto& [id, op] : drains_) {
     if (op.job == uuid && op.kind == DrainOp::Kind::kFlush) {
       Act(CancelDrain{id});
+    }
+  }
+}
+
+// What is on its way here for nobody who could still use it.
+void Agent::StopFetches(const JobUuid& uuid, const Failure& why) {
+  std::set<ShardId> ahead;
+  for (const auto& [shard, fetch] : fetches_) {
+    if (shard.job == uuid) {
+      slots_.at(fetch.slot).lost = why;
+      if (fetch.drain != 0) {
+        Act(CancelDrain{fetch.drain});
+      }
+    }
+  }
+  for (const auto& [shard, prefetch] : prefetches_) {
+    ahead.insert(shard);
+  }
+  for (const auto& [shard, load] : loads_) {
+    ahead.insert(shard);
+  }
+  for (const ShardId& shard : ahead) {
+    if (shard.job == uuid) {
+      const absl::Status status(why.code, ToAbsl(why.message));
+      EndPrefetch(shard, status);
+      EndLoad(shard, status);
     }
   }
 }

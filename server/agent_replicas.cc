@@ -91,7 +91,8 @@ void Agent::AdvanceReplicas() {
 }
 
 void Agent::PlaceReplica(const ShardId& shard) {
-  if (const Slot* slot = FindSealed(shard); slot != nullptr && !slot->bad) {
+  if (Slot* slot = FindSealed(shard); slot != nullptr && !slot->bad) {
+    slot->loaded = false;  // it stays
     return EndReplica(shard, absl::OkStatus(), "");
   }
   if (fetches_.count(shard) > 0) {
@@ -169,6 +170,9 @@ bool Agent::ReplicaSlotMade(Slot& slot) {
     return false;
   }
   slot.ahead = false;
+  if (LoadSlotMade(slot)) {
+    return true;
+  }
   for (auto& [shard, replica] : replicas_) {
     if (replica.slot != slot.id) {
       continue;
@@ -187,6 +191,9 @@ bool Agent::ReplicaSlotMade(Slot& slot) {
 }
 
 bool Agent::ReplicaSlotFailed(SlotId id, const absl::Status& status) {
+  if (LoadSlotFailed(id, status)) {
+    return true;
+  }
   for (const auto& [shard, replica] : replicas_) {
     if (replica.slot == id) {
       EndReplica(
@@ -239,18 +246,22 @@ void Agent::StopReplicas(const JobUuid& job, std::optional<CheckpointId> checkpo
     }
   }
   for (const ShardId& shard : over) {
-    const auto fetch = fetches_.find(shard);
-    Slot* slot = replicas_.at(shard).slot ? FindSlot(*replicas_.at(shard).slot) : nullptr;
-    if (slot != nullptr && fetch != fetches_.end() && fetch->second.slot == slot->id &&
-        fetch->second.waiting.empty()) {
-      slot->lost = why;
-      if (fetch->second.drain != 0) {
-        Act(CancelDrain{fetch->second.drain});
-      }
-      fetches_.erase(fetch);  // who restores it now has a fetch of its own
-    }
-    EndReplica(shard, absl::Status(why.code, ToAbsl(why.message)), "");
+    StopReplica(shard, why);
   }
+}
+
+void Agent::StopReplica(const ShardId& shard, const Failure& why) {
+  const auto fetch = fetches_.find(shard);
+  Slot* slot = replicas_.at(shard).slot ? FindSlot(*replicas_.at(shard).slot) : nullptr;
+  if (slot != nullptr && fetch != fetches_.end() && fetch->second.slot == slot->id &&
+      !Awaited(shard, fetch->second)) {
+    slot->lost = why;
+    if (fetch->second.drain != 0) {
+      Act(CancelDrain{fetch->second.drain});
+    }
+    fetches_.erase(fetch);  // who restores it now has a fetch of its own
+  }
+  EndReplica(shard, absl::Status(why.code, ToAbsl(why.message)), "");
 }
 
 void Agent::RemoveReplicas(const JobUuid& job, const RemovalWanted& m) {
@@ -273,6 +284,47 @@ void Agent::RemoveReplicas(const JobUuid& job, const RemovalWanted& m) {
   Send(job, RemovalDone{m.checkpoint, m.tier, absl::OkStatus(), std::nullopt});
 }
 
+// Those that are on their way, as many as it takes: how many bytes come back.
+uint64_t Agent::StopFillingReplicas(uint64_t bytes) {
+  static const Failure kTaken{absl::StatusCode::kResourceExhausted, v1::Failure::REASON_SHED,
+                              "a save or a restore there needed the memory"};
+  uint64_t coming = 0;
+  std::vector<ShardId> stopped;
+  for (const auto& [shard, replica] : replicas_) {
+    const Slot* slot = replica.slot ? FindSlot(*replica.slot) : nullptr;
+    const auto fetch = fetches_.find(shard);
+    const bool awaited = fetch != fetches_.end() && Awaited(shard, fetch->second);
+    if (slot != nullptr && !awaited && coming < bytes) {
+      coming += slot->bytes;
+      stopped.push_back(shard);
+    }
+  }
+  for (const ShardId& shard : stopped) {
+    StopReplica(shard, kTaken);
+  }
+  return coming;
+}
+
+// It is lent, and is empty soon: nobody waits for what it was made for, or gets.
+bool Agent::ComesBack(const Slot& slot) const {
+  switch (slot.state) {
+    case SlotState::kDeleting:
+      return true;
+    case SlotState::kUnpublishing:
+      return !HeldByAnybody(slot);
+    case SlotState::kNoting:
+    case SlotState::kFetching:
+      return slot.lost.has_value();
+    case SlotState::kCreating: {
+      const auto made_for = [&](const auto& each) { return each.second.slot == slot.id; };
+      return std::none_of(replicas_.begin(), replicas_.end(), made_for) &&
+             std::none_of(loads_.begin(), loads_.end(), made_for);
+    }
+    default:
+      return false;
+  }
+}
+
 // A save or a restore on this node is short of room: what is kept for others goes before anything
 // of its own does, the oldest steps first. True if memory is on its way back.
 bool Agent::TakeFromReplicas(uint64_t bytes, Limit limit) {
@@ -282,13 +334,14 @@ bool Agent::TakeFromReplicas(uint64_t bytes, Limit limit) {
   uint64_t coming = 0;
   std::vector<const Slot*> sealed;
   for (const auto& [id, slot] : slots_) {
-    const bool goes = slot.state == SlotState::kDeleting ||
-                      (slot.state == SlotState::kUnpublishing && !HeldByAnybody(slot));
-    coming += slot.lent && goes ? slot.bytes : 0;
+    coming += slot.lent && ComesBack(slot) ? slot.bytes : 0;
     if (slot.lent && slot.state == SlotState::kSealed && slot.readers.empty() &&
         slot.admin_readers.empty()) {
       sealed.push_back(&slot);
     }
+  }
+  if (coming < bytes) {
+    coming += StopFillingReplicas(bytes - coming);
   }
   std::sort(sealed.begin(), sealed.end(), [](const Slot* a, const Slot* b) {
     return std::tuple(a->copy.sealed_unix_ms, a->id) < std::tuple(b->copy.sealed_unix_ms, b->id);
@@ -317,7 +370,7 @@ void Agent::Adopt(Slot& slot) {
   if (!slot.lent || slot.state != SlotState::kSealed) {
     return;
   }
-  slot.lent = false;
+  slot.lent = slot.loaded = false;
   NoteSlot(slot);
   Send(slot.shard.job,
        MemoryCopyGained{slot.shard.checkpoint(), slot.shard.rank, slot.copy.image_bytes,

@@ -21,10 +21,11 @@ void Agent::Settle(EventTime time) {
     AnswerRebuild();
   }
   if (!std::exchange(slots_changed_, false)) {
+    AdvanceLoads();
     AdvancePrefetches();
     return AdvanceReplicas();
   }
-  prefetch_due_ = replicas_due_ = true;
+  prefetch_due_ = replicas_due_ = loads_due_ = true;
   const std::set<RequestToken> waiting = waiting_for_room_;
   for (const RequestToken token : waiting) {
     const Pending* pending = FindPending(token);
@@ -38,6 +39,7 @@ void Agent::Settle(EventTime time) {
       pending->fetch ? PlaceFetch(token) : Place(token);
     }
   }
+  AdvanceLoads();
   AdvancePrefetches();
   AdvanceReplicas();
 }

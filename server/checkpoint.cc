@@ -45,21 +45,25 @@ bool Checkpoint::Doubted(Rank rank) const {
   return shard != shards.end() && Doubted(shard->second);
 }
 
-// The tiers that have good copies of it. A copy that a node keeps for others counts as a peer's
-// only while that node has none of the rank's own: it would be lost with that one.
+// A copy that a node keeps for others counts as a peer's only while that node has none of the
+// rank's own: it would be lost with that one.
+bool Checkpoint::CountsAsPeers(const ShardState& shard, const ShardState::Copy& copy) {
+  return copy.place.tier == TierKind::kPeer && copy.state.kind == CopyState::Kind::kGood &&
+         std::none_of(shard.copies.begin(), shard.copies.end(), [&](const ShardState::Copy& other) {
+           return other.state.kind == CopyState::Kind::kGood &&
+                  other.place.node == copy.place.node &&
+                  (other.place.tier == TierKind::kMemory || other.place.tier == TierKind::kNvme);
+         });
+}
+
+// The tiers that have good copies of it.
 TierSet Checkpoint::GoodIn(const ShardState& shard) {
   TierSet good_in = 0;
   for (const ShardState::Copy& copy : shard.copies) {
-    const bool counts =
-        copy.place.tier != TierKind::kPeer ||
-        std::none_of(shard.copies.begin(), shard.copies.end(), [&](const ShardState::Copy& other) {
-          return other.state.kind == CopyState::Kind::kGood &&
-                 other.place.node == copy.place.node &&
-                 (other.place.tier == TierKind::kMemory || other.place.tier == TierKind::kNvme);
-        });
-    if (copy.state.kind == CopyState::Kind::kGood && counts) {
-      good_in |= SetOf(copy.place.tier);
-    }
+    const bool counts = copy.place.tier == TierKind::kPeer
+                            ? CountsAsPeers(shard, copy)
+                            : copy.state.kind == CopyState::Kind::kGood;
+    good_in |= counts ? SetOf(copy.place.tier) : TierSet{0};
   }
   return good_in;
 }
@@ -350,10 +354,16 @@ bool Checkpoint::Readable(Rank rank, TierKind tier) const {
 }
 
 bool Checkpoint::ReadableOn(NodeId node, Rank rank, TierKind tier) const {
-  if (tier == TierKind::kPeer) {
-    return !PeersWith(rank, node).empty();
-  }
   const auto shard = shards.find(rank);
+  if (tier == TierKind::kPeer) {
+    return shard != shards.end() &&
+           std::any_of(shard->second.copies.begin(), shard->second.copies.end(),
+                       [node](const ShardState::Copy& copy) {
+                         return copy.state.kind == CopyState::Kind::kGood &&
+                                copy.place.tier != TierKind::kRemote &&
+                                (copy.place.tier == TierKind::kPeer || copy.place.node != node);
+                       });
+  }
   return shard != shards.end() &&
          Readable(shard->second, shard->second.at(PlaceOf(tier, node)), tier);
 }
@@ -376,15 +386,51 @@ std::vector<NodeId> Checkpoint::PeersWith(Rank rank, NodeId node) const {
   return nodes;
 }
 
+std::vector<NodeId> Checkpoint::DrivesWith(Rank rank, NodeId node) const {
+  const auto shard = shards.find(rank);
+  std::vector<NodeId> nodes;
+  if (shard == shards.end()) {
+    return nodes;
+  }
+  const std::vector<NodeId> in_memory = PeersWith(rank, node);
+  for (const ShardState::Copy& copy : shard->second.copies) {
+    const bool there =
+        copy.place.tier == TierKind::kNvme && copy.state.kind == CopyState::Kind::kGood;
+    if (there && copy.place.node != node &&
+        std::find(in_memory.begin(), in_memory.end(), copy.place.node) == in_memory.end()) {
+      nodes.push_back(copy.place.node);
+    }
+  }
+  return nodes;
+}
+
+bool Checkpoint::InMemory(Rank rank) const {
+  return Readable(rank, TierKind::kMemory) || Readable(rank, TierKind::kPeer);
+}
+
 uint32_t Checkpoint::PeerCopies(Rank rank) const {
   const auto shard = shards.find(rank);
   return shard == shards.end()
              ? 0
              : static_cast<uint32_t>(std::count_if(
-                   shard->second.copies.begin(), shard->second.copies.end(), [](const auto& copy) {
-                     return copy.place.tier == TierKind::kPeer &&
-                            copy.state.kind == CopyState::Kind::kGood;
-                   }));
+                   shard->second.copies.begin(), shard->second.copies.end(),
+                   [&](const auto& copy) { return CountsAsPeers(shard->second, copy); }));
+}
+
+std::vector<NodeId> Checkpoint::OwnNodes(Rank rank) const {
+  std::vector<NodeId> nodes;
+  const auto shard = shards.find(rank);
+  if (shard == shards.end()) {
+    return nodes;
+  }
+  for (const ShardState::Copy& copy : shard->second.copies) {
+    const bool own = copy.place.tier == TierKind::kMemory || copy.place.tier == TierKind::kNvme;
+    if (own && copy.state.kind == CopyState::Kind::kGood &&
+        std::find(nodes.begin(), nodes.end(), copy.place.node) == nodes.end()) {
+      nodes.push_back(copy.place.node);
+    }
+  }
+  return nodes;
 }
 
 bool Checkpoint::PeersApart(const std::function<NodeId(NodeId)>& domain) const {

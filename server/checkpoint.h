@@ -93,7 +93,11 @@ struct Drain {
   std::string shed;              // it was to go there, and does not: why
   std::string unwanted;          // not empty: what is under way is of no use any more, and why
   std::set<Rank> not_from_nvme;  // it went wrong from there: from memory, as long as that has it
-  std::set<NodeId> full;         // kPeer: nodes that could not take a replica, in this try
+  // kPeer: nodes that could not take a replica, in this try, why the last one could not, and nodes
+  // that they did not get one from.
+  std::set<NodeId> full;
+  absl::Status refusal;
+  std::set<NodeId> unreadable;
   bool Busy() const { return phase == Phase::kRunning || phase == Phase::kManifest; }
 };
 
@@ -155,16 +159,23 @@ struct Checkpoint {
   // Whether the shard can be read from that tier, on whatever node: there, good, and remote: named
   // by a manifest, and what its file leaves out is not in files that are bad or gone.
   bool Readable(Rank rank, TierKind tier) const;
-  // The same for a reader on that node: in its own memory or nvme, in the memory of any other node,
-  // or in the remote tier.
+  // The same for a reader on that node: in its own memory or nvme, in the memory or nvme of any
+  // other node (peer), or in the remote tier.
   bool ReadableOn(NodeId node, Rank rank, TierKind tier) const;
   // The nearest tier that has it for a reader on that node, but for those excluded.
   std::optional<TierKind> Nearest(Rank rank, NodeId node, const std::set<TierKind>& without) const;
   // The nodes in whose memory it lies for a reader on that node, be it as a peer's copy or as their
   // own: those that keep it for others first, and that node itself before all.
   std::vector<NodeId> PeersWith(Rank rank, NodeId node) const;
-  // Good copies in the memory of nodes that keep it for others.
+  // Other nodes that have it in nvme, and not in memory.
+  std::vector<NodeId> DrivesWith(Rank rank, NodeId node) const;
+  // Whether there is a good copy in the memory of any node.
+  bool InMemory(Rank rank) const;
+  // Good copies in the memory of nodes that keep it for others, and have none of the rank's own.
   uint32_t PeerCopies(Rank rank) const;
+  // Nodes that have a good copy of the rank's own, in memory or nvme: a peer's there would be lost
+  // with it.
+  std::vector<NodeId> OwnNodes(Rank rank) const;
   // Whether of every rank with a peer's copy one lies in another failure domain than its own. What
   // `domain` says of a node is remembered until ForgetApart. (Goes through the ranks.)
   bool PeersApart(const std::function<NodeId(NodeId)>& domain) const;
@@ -211,6 +222,7 @@ struct Checkpoint {
   void CountSharers(const ShardState& shard, TierSet good_in, int by);
   void NoteOn(NodeId node, Rank rank, bool there);
   bool Readable(const ShardState& shard, const CopyState& copy, TierKind tier) const;
+  static bool CountsAsPeers(const ShardState& shard, const ShardState::Copy& copy);
   static TierSet GoodIn(const ShardState& shard);
   bool Doubted(const ShardState& shard) const;
   bool Lacks(uint32_t sharers) const;

@@ -259,6 +259,7 @@ class Coordinator {
   struct Targets {
     std::vector<NodeId> all;
     std::vector<NodeId> stand_in;  // where it is expected to come up: that one, if there is one
+    uint32_t wanted = 0;
   };
   // The restore point on its way into memory (coordinator_prefetch.cc).
   struct Prefetch {
@@ -269,6 +270,8 @@ class Coordinator {
       bool asked = false;
       TierKind from = TierKind::kNvme;
       std::set<TierKind> without{};  // tiers that failed, in this try
+      size_t tries = 0;              // which of its peers is asked
+      bool last_peer = true;         // that was the last of them
       std::string problem{};
       MonotonicTime retry_at{};
     };
@@ -432,7 +435,7 @@ class Coordinator {
   std::optional<TierKind> NearestFor(const Checkpoint& checkpoint, Rank rank, NodeId node,
                                      std::set<TierKind> without) const;
   std::vector<std::string> PeerNames(const Checkpoint& checkpoint, Rank rank, NodeId node) const;
-  std::vector<RemoteReader> RemoteReaders(NodeId node) const;
+  std::vector<RemoteReader> RemoteReaders(const Checkpoint& checkpoint, NodeId node) const;
   NodeId SeatOf(Rank rank) const;
   std::vector<CheckpointId> Loadable() const;
   std::optional<Rank> RankWithout(const Checkpoint& checkpoint) const;
@@ -545,8 +548,8 @@ class Coordinator {
   // coordinator_replicas.cc: copies in the memory of other nodes
   void On(const ReplicasDropped& m, Turn& t);
   uint32_t ReplicasWanted() const;
-  uint32_t ReplicasWanted(const Checkpoint& checkpoint, Rank rank) const;
   bool LacksReplicas(const Checkpoint& checkpoint) const;
+  void NoteRefusal(const ShardDrained& m, Drain& drain, NodeId target) const;
   bool StartReplication(CheckpointId id, Turn& t);
   std::optional<FlushWanted::Shard> NextReplica(const Checkpoint& checkpoint, Rank rank,
                                                 const std::vector<NodeId>& targets,

@@ -23,8 +23,8 @@ void Coordinator::FetchAhead(Rank rank, Turn& t) {
       NearestFor(checkpoint, rank, node, {}) != TierKind::kPeer) {
     return;
   }
-  const std::vector<std::string> peers = PeerNames(checkpoint, rank, node);
-  if (peers.empty() || peers.front() == settings_.nodes->Name(node)) {
+  const std::vector<NodeId> peers = checkpoint.PeersWith(rank, node);
+  if (peers.empty() || peers.front() == node) {
     return;  // (it keeps the replica itself, which becomes the rank's own)
   }
   if (ahead_ && *ahead_ != committed.front()) {
@@ -35,7 +35,8 @@ void Coordinator::FetchAhead(Rank rank, Turn& t) {
   PrefetchWanted wanted;
   wanted.checkpoint = *ahead_;
   wanted.world_size = checkpoint.world_size;
-  wanted.shards.push_back({rank, TierKind::kPeer, shard->second.bytes, peers.front()});
+  wanted.shards.push_back(
+      {rank, TierKind::kPeer, shard->second.bytes, settings_.nodes->Name(peers.front())});
   t.Say(std::move(wanted), node);
 }
 

@@ -134,9 +134,11 @@ void Coordinator::AdvancePrefetch(Turn& t) {
     if (from) {
       shard.asked = true;
       shard.from = *from;
-      wanted[*node].shards.push_back(
-          {rank, *from, there.bytes,
-           *from == TierKind::kPeer ? PeerNames(checkpoint, rank, *node).front() : ""});
+      const std::vector<std::string> peers = *from == TierKind::kPeer
+                                                 ? PeerNames(checkpoint, rank, *node)
+                                                 : std::vector<std::string>{""};
+      wanted[*node].shards.push_back({rank, *from, there.bytes, peers[shard.tries % peers.size()]});
+      shard.last_peer = (shard.tries + 1) % peers.size() == 0;
     }
   }
   for (auto& [node, message] : wanted) {
@@ -170,7 +172,10 @@ void Coordinator::On(const PrefetchEnded& m, Turn& t) {
     prefetch_->retry = std::min(prefetch_->retry.value_or(shard.retry_at), shard.retry_at);
   } else {
     shard.problem = absl::StrCat(ToAbsl(TierName(m.from)), " copy: ", shard.problem);
-    shard.without.insert(m.from);
+    ++shard.tries;
+    if (shard.last_peer) {  // else another one is asked
+      shard.without.insert(m.from);
+    }
     prefetch_->look = true;
   }
 }

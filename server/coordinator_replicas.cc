@@ -22,6 +22,12 @@ bool HasInMemory(const ShardState& shard, NodeId node) {
   });
 }
 
+void ForgetRefusals(Drain& drain) {
+  drain.full.clear();
+  drain.unreadable.clear();
+  drain.refusal = absl::OkStatus();
+}
+
 }  // namespace
 
 uint32_t Coordinator::ReplicasWanted() const {
@@ -33,18 +39,16 @@ bool Coordinator::GoneForGood(std::optional<NodeId> node) const {
   return absence != absent_.end() && absence->second.ended;
 }
 
-// A rank whose own copy is lost for good is short of that one, too.
-uint32_t Coordinator::ReplicasWanted(const Checkpoint& checkpoint, Rank rank) const {
-  return ReplicasWanted() + (GoneForGood(HomeOf(checkpoint, rank)) ? 1 : 0);
-}
-
+// Some that could be made: what lies in no memory comes there with a restore.
 bool Coordinator::LacksReplicas(const Checkpoint& checkpoint) const {
   const std::map<NodeId, NodeId> stand_ins = StandIns();
+  const uint32_t wanted = ReplicasWanted();
   return std::any_of(checkpoint.shards.begin(), checkpoint.shards.end(), [&](const auto& s) {
     const std::optional<NodeId> home = HomeOf(checkpoint, s.first);
     const auto stand_in = home ? stand_ins.find(*home) : stand_ins.end();
-    return checkpoint.PeerCopies(s.first) < ReplicasWanted(checkpoint, s.first) ||
-           (stand_in != stand_ins.end() && !HasInMemory(s.second, stand_in->second));
+    const bool lacks = checkpoint.PeerCopies(s.first) < wanted + (GoneForGood(home) ? 1 : 0) ||
+                       (stand_in != stand_ins.end() && !HasInMemory(s.second, stand_in->second));
+    return lacks && checkpoint.InMemory(s.first);
   });
 }
 
@@ -110,13 +114,21 @@ std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(
     place.capacity_bytes = drain.full.count(node) > 0 ? 0 : lender.lends_bytes / 2;
     place.domains = DomainsOf(lender.labels, levels);
   }
-  std::vector<PlacementShard> shards;
-  std::vector<PlacementShard> lost;  // ranks whose own node is gone
+  std::map<uint32_t, std::vector<PlacementShard>> shards;  // by how many are wanted
+  const uint32_t replicas = ReplicasWanted();
   std::map<Rank, Targets> targets;
   const std::map<NodeId, NodeId> stand_ins = StandIns();
   for (const auto& [rank, shard] : checkpoint.shards) {
     const std::optional<NodeId> home = HomeOf(checkpoint, rank);
-    PlacementShard& wanted = (GoneForGood(home) ? lost : shards).emplace_back();
+    // One whose own copy is lost for good is short of that one, too.
+    targets[rank].wanted = replicas + (GoneForGood(home) ? 1 : 0);
+    // Where else it has copies of its own none counts: so many more nodes are named.
+    const std::vector<NodeId> own = checkpoint.OwnNodes(rank);
+    const auto others = std::count_if(own.begin(), own.end(), [&](NodeId node) {
+      return node != home && places.count(node) > 0;
+    });
+    PlacementShard& wanted =
+        shards[targets[rank].wanted + static_cast<uint32_t>(others)].emplace_back();
     wanted.rank = rank;
     wanted.bytes = shard.bytes;
     if (home && places.count(*home) > 0) {
@@ -127,16 +139,18 @@ std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(
       targets[rank].all.push_back(stand_ins.at(*home));  // first: the rank may come up any moment
     }
   }
-  const auto place = [&](const std::vector<PlacementShard>& of, uint32_t replicas) {
-    const absl::StatusOr<Placement> placement = Place(PlacementSeed(uuid_), nodes, of, replicas);
+  for (const auto& [count, of] : shards) {
+    const absl::StatusOr<Placement> placement =
+        Place(PlacementSeed(uuid_), nodes, of, std::min(count, kPlacementReplicasMax));
     for (size_t i = 0; i < of.size() && placement.ok(); ++i) {
+      const std::vector<NodeId> own = checkpoint.OwnNodes(of[i].rank);
       for (const uint32_t node : placement->TargetsOf(i)) {
-        targets[of[i].rank].all.push_back(numbers[node]);
+        if (std::find(own.begin(), own.end(), numbers[node]) == own.end()) {
+          targets[of[i].rank].all.push_back(numbers[node]);
+        }
       }
     }
-  };
-  place(shards, ReplicasWanted());
-  place(lost, std::min(ReplicasWanted() + 1, kPlacementReplicasMax));
+  }
   return targets;
 }
 
@@ -156,13 +170,20 @@ std::optional<FlushWanted::Shard> Coordinator::NextReplica(const Checkpoint& che
   if (sources.empty()) {
     return std::nullopt;
   }
-  // From its own node, if that has it: what others keep they may be about to lose.
-  const auto own = std::find_if(sources.begin(), sources.end(), [&](NodeId node) {
+  // From its own node, if that has it: what others keep they may be about to lose. From one that
+  // could not be read from in this try only if there is no other.
+  const std::set<NodeId>& unreadable = checkpoint.drain(TierKind::kPeer).unreadable;
+  const auto is_own = [&](NodeId node) {
     return shard.at({TierKind::kMemory, node}).kind == CopyState::Kind::kGood;
+  };
+  const NodeId source = *std::min_element(sources.begin(), sources.end(), [&](NodeId a, NodeId b) {
+    const auto worth = [&](NodeId node) {
+      return std::pair(unreadable.count(node) > 0, !is_own(node));
+    };
+    return worth(a) < worth(b);
   });
-  const NodeId source = own == sources.end() ? sources.front() : *own;
-  return FlushWanted::Shard{rank, own == sources.end() ? TierKind::kPeer : TierKind::kMemory,
-                            shard.bytes, 0, settings_.nodes->Name(source)};
+  return FlushWanted::Shard{rank, is_own(source) ? TierKind::kMemory : TierKind::kPeer, shard.bytes,
+                            0, settings_.nodes->Name(source)};
 }
 
 // One more copy of each shard that lacks some: those of which there is the least first, and last of
@@ -182,7 +203,7 @@ bool Coordinator::StartReplication(CheckpointId id, Turn& t) {
   std::map<uint32_t, std::vector<Rank>> by_copies;
   for (const auto& [rank, its_targets] : targets) {
     const uint32_t copies = checkpoint.PeerCopies(rank);
-    const bool lacks = copies < ReplicasWanted(checkpoint, rank);
+    const bool lacks = copies < its_targets.wanted;
     by_copies[lacks ? copies : UINT32_MAX].push_back(rank);
   }
   for (const auto& [copies, ranks] : by_copies) {
@@ -195,16 +216,19 @@ bool Coordinator::StartReplication(CheckpointId id, Turn& t) {
   if (drain.begun_unix_ms == 0) {
     drain.begun_unix_ms = t.time.unix_ms;
   }
-  if (by_node.empty()) {  // as many as there are nodes for
-    drain.full.clear();
-    if (checkpoint.CommittedAt(TierKind::kPeer)) {
+  if (by_node.empty()) {  // as many as there are nodes for; those that could not are asked again
+    const absl::Status refusal = drain.refusal;
+    ForgetRefusals(drain);
+    if (refusal.ok() && checkpoint.CommittedAt(TierKind::kPeer)) {
       drain.phase = Drain::Phase::kNone;
       return false;
     }
     DrainFailed(id, TierKind::kPeer,
-                absl::ResourceExhaustedError(
-                    "no other node lends twice what its shards take (memory.peer_bytes_max), or "
-                    "none that has them is in reach"),
+                !refusal.ok()
+                    ? refusal
+                    : absl::ResourceExhaustedError(
+                          "no other node lends twice what its shards take (memory.peer_bytes_max), "
+                          "or none that has them is in reach"),
                 t);
     return false;
   }
@@ -236,7 +260,7 @@ void Coordinator::EndReplicationRound(CheckpointId id, Turn& t) {
     TierCommitted(id, TierKind::kPeer, t);
   }
   if (!LacksReplicas(checkpoint)) {
-    drain.full.clear();
+    ForgetRefusals(drain);
     return;
   }
   drain.phase = Drain::Phase::kWanted;

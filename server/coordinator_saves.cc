@@ -278,6 +278,7 @@ void Coordinator::On(const ShardBad& m, Turn& t) {
     return Abandon(m.checkpoint, absl::StrCat("the copy of rank ", m.rank, " is bad: ", m.what), t);
   }
   Recheck(m.checkpoint, t);
+  ReplicateAgain(t);
 }
 
 void Coordinator::On(const ShardGood& m, Turn& t) {

@@ -122,7 +122,7 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
       offer.peers = PeerNames(parent, m.rank, SeatOf(m.rank));
     }
     if (offer.from == TierKind::kRemote) {
-      offer.readers = RemoteReaders(SeatOf(m.rank));
+      offer.readers = RemoteReaders(parent, SeatOf(m.rank));
     }
     offer.why = WhyNotNearer(parent, m.rank, SeatOf(m.rank), offer.from);
     offer.bytes = shard->second.bytes;
@@ -514,7 +514,8 @@ std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const
   }
   for (const auto& [rank, shard] : checkpoint.shards) {
     for (const auto& [node, readers] : members_.by_node()) {
-      if (!NearestFor(checkpoint, rank, node, {})) {
+      // (What other nodes have is not opened for readers.)
+      if (!NearestFor(checkpoint, rank, node, {TierKind::kPeer})) {
         return rank;
       }
     }

@@ -24,7 +24,7 @@ void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, u
       offer.peers = PeerNames(it->second, rank, SeatOf(rank));
     }
     if (offer.from == TierKind::kRemote) {
-      offer.readers = RemoteReaders(SeatOf(rank));
+      offer.readers = RemoteReaders(it->second, SeatOf(rank));
     }
     offer.why = WhyNotNearer(it->second, rank, SeatOf(rank), offer.from);
     offer.bytes = it->second.shards.at(rank).bytes;
@@ -44,18 +44,26 @@ std::optional<TierKind> Coordinator::NearestFor(const Checkpoint& checkpoint, Ra
 
 std::vector<std::string> Coordinator::PeerNames(const Checkpoint& checkpoint, Rank rank,
                                                 NodeId node) const {
+  std::vector<NodeId> peers = checkpoint.PeersWith(rank, node);
+  const std::vector<NodeId> drives = checkpoint.DrivesWith(rank, node);
+  peers.insert(peers.end(), drives.begin(), drives.end());
   std::vector<std::string> names;
-  for (const NodeId peer : checkpoint.PeersWith(rank, node)) {
-    if (names.size() < kPeersNamedMax) {
-      names.push_back(settings_.nodes->Name(peer));
-    }
+  for (size_t i = 0; i < std::min(peers.size(), kPeersNamedMax); ++i) {
+    names.push_back(settings_.nodes->Name(peers[i]));
   }
   return names;
 }
 
-// Who is brought back at the same time, the node itself first and then those that follow it: in a
-// larger job each byte is read once for so many nodes. One whose ranks make no mesh is left out.
-std::vector<RemoteReader> Coordinator::RemoteReaders(NodeId node) const {
+// Who is brought back from there at the same time, the node itself first and then those that follow
+// it: in a larger job each byte is read once for so many nodes. One whose ranks make no mesh is
+// left out.
+std::vector<RemoteReader> Coordinator::RemoteReaders(const Checkpoint& checkpoint,
+                                                     NodeId node) const {
+  const auto reads_there = [&](Rank rank, NodeId on) {
+    const auto offered = offered_from_.find(rank);
+    return (offered != offered_from_.end() && offered->second == TierKind::kRemote) ||
+           NearestFor(checkpoint, rank, on, {}) == TierKind::kRemote;
+  };
   std::vector<RemoteReader> readers;
   const std::map<NodeId, std::set<Rank>>& nodes = members_.by_node();
   auto next = nodes.lower_bound(node);
@@ -63,7 +71,12 @@ std::vector<RemoteReader> Coordinator::RemoteReaders(NodeId node) const {
     if (next == nodes.end()) {
       next = nodes.begin();
     }
-    const std::vector<Rank> ranks(next->second.begin(), next->second.end());
+    std::vector<Rank> ranks;
+    std::copy_if(next->second.begin(), next->second.end(), std::back_inserter(ranks),
+                 [&](Rank rank) { return reads_there(rank, next->first); });
+    if (ranks.empty()) {
+      continue;
+    }
     if (std::optional<std::vector<RankRun>> runs = RunsOf(ranks)) {
       readers.push_back({settings_.nodes->Name(next->first), *std::move(runs)});
     }

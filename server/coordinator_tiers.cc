@@ -374,8 +374,8 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     if (drain.failure.ok() || absl::IsCancelled(drain.failure)) {
       drain.failure = m.status;
     }
-    if (m.to == TierKind::kPeer && absl::IsResourceExhausted(m.status)) {
-      drain.full.insert(t.from);
+    if (m.to == TierKind::kPeer) {
+      NoteRefusal(m, drain, t.from);
     }
     if (m.source_bad) {
       On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from, m.peer}, t);
@@ -396,6 +396,20 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     RetainDurable(t);
     PumpDrains(t);
     GoOnWithSession(t);
+  }
+}
+
+// A node did not get a replica: another one is asked first, and another one read from.
+void Coordinator::NoteRefusal(const ShardDrained& m, Drain& drain, NodeId target) const {
+  if (absl::IsCancelled(m.status) || absl::IsAborted(m.status) ||
+      absl::IsFailedPrecondition(m.status)) {
+    return;  // that is over, or its rank has come there
+  }
+  drain.full.insert(target);
+  drain.refusal = m.status;
+  const std::optional<NodeId> source = settings_.nodes->Find(m.peer);
+  if (source && !absl::IsResourceExhausted(m.status)) {
+    drain.unreadable.insert(*source);
   }
 }
 

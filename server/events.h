@@ -224,6 +224,9 @@ struct HoldShard {
   std::string job;
   ShardId id;
   Generation generation = 0;  // 0: whichever there is, if it is good
+  // What lies on this node's drives alone is brought into its memory first, however long that
+  // takes.
+  bool load = false;
 };
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {

@@ -5,6 +5,11 @@
 #include <sys/stat.h>
 
 namespace holdfast::client {
+namespace {
+
+constexpr size_t kPagesMax = 256;
+
+}  // namespace
 
 BusyFlag::~BusyFlag() {
   const MutexLock lock(mutex_);
@@ -57,10 +62,18 @@ void BusyFlag::Say() noexcept {
 
 void BusyFlag::Attach(const UniqueFd& fd) {
   struct stat st = {};
-  // One that could be cut short would be a SIGBUS in the middle of training.
+  // One that could be cut short would be a SIGBUS in the middle of training. (-1: it knows no
+  // seals.)
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (::fstat(fd.get(), &st) != 0 || st.st_size < static_cast<off_t>(kNetworkFlagPageBytes) ||
-      (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+      seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Detach();
+  }
+  {
+    const MutexLock lock(mutex_);
+    if (mapped_.size() >= kPagesMax) {  // a daemon that is started anew again and again
+      return Detach();
+    }
   }
   void* const at =
       ::mmap(nullptr, kNetworkFlagPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);

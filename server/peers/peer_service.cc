@@ -23,8 +23,9 @@ using ::google::protobuf::io::CodedInputStream;
 
 // What gRPC cannot do without when a server starts, and a few for its calls.
 constexpr int kThreadsPerServer = 6;
-// A link has one call under way, and perhaps one that it has given up.
-constexpr int kStreamsPerConnectionMax = 8;
+// A link has one call under way, and perhaps one that it has given up; a node's pulls share one
+// connection, and one that had to wait there would look like a source that does not answer.
+constexpr int kStreamsPerConnectionMax = 8 + 64;
 // Of OpenRequest::membership, which names a node and its address.
 constexpr size_t kMembershipTextBytesMax = 2 * kNodeTextBytesMax + 64;
 constexpr size_t kMemoryBytes = size_t{512} << 20;

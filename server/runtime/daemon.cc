@@ -181,7 +181,15 @@ absl::Status Daemon::Open() {
   tiers.config = config_;
   tiers.env = env_;
   tiers.slots = store_;
-  tiers.post = post;
+  tiers.post = [this](Event event) {
+    reactor_->Post([this, event = std::move(event)]() mutable {
+      const auto* fetched = std::get_if<FetchEnded>(&event);
+      if (fetched != nullptr && fetched->status.ok()) {
+        RegisterAhead(fetched->slot, fetched->copy.id.job);
+      }
+      Feed(std::move(event));
+    });
+  };
   tiers.gate = network_flags_;
   HF_ASSIGN_OR_RETURN(tiers_, DurableTiers::Create(std::move(tiers)));
   if (tiers_->configured()) {
@@ -274,8 +282,9 @@ void Daemon::OpenFabric() {
     admin_context_.no_fabric = "it is switched off (fabric.provider: off)";
     return;
   }
-  absl::StatusOr<std::unique_ptr<FabricPort>> fabric =
-      FabricPort::Open({config_.fabric(), config_.cluster().advertise_address(), store_, env_});
+  absl::StatusOr<std::unique_ptr<FabricPort>> fabric = FabricPort::Open(
+      {config_.fabric(), config_.cluster().advertise_address(), store_, env_,
+       [this](SlotId slot) { reactor_->Post([this, slot] { RegisterExpected(slot); }); }});
   if (!fabric.ok()) {
     admin_context_.no_fabric = Message(fabric.status());
     return AddProblem(absl::StrCat("no fabric: ", Message(fabric.status()),

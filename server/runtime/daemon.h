@@ -120,6 +120,8 @@ class Daemon {
 
   // Runs `work` on the lane's threads in the key's order, and what it returns on the reactor's.
   using Completion = std::function<void()>;
+  void RegisterAhead(SlotId slot, const JobUuid& job);
+  void RegisterExpected(SlotId slot);
   void RunOn(SerialExecutor::Lane lane, SerialExecutor::Key key, std::function<Completion()> work);
   // The same, when the completion is one event.
   void RunForEvent(SerialExecutor::Lane lane, SerialExecutor::Key key, std::function<Event()> work);

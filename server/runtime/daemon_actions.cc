@@ -22,6 +22,7 @@ using Lane = SerialExecutor::Lane;
 constexpr Duration kTiersEvery = std::chrono::seconds(1);  // while they have something to do
 constexpr Duration kPlacesEvery = std::chrono::seconds(30);
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
+constexpr SerialExecutor::Key kRegisterKeys = uint64_t{1} << 61;
 
 // Where only the catalog can do what is asked: a disk that hangs for longer is an error, which the
 // core tells, or tries again.
@@ -195,7 +196,7 @@ void Daemon::Perform(WriteNote action) {
 }
 
 void Daemon::Perform(PublishRecord action) {
-  RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
+  RunOn(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Completion {
     RecordPublished published;
     published.slot = action.slot;
     published.generation = action.generation;
@@ -212,8 +213,29 @@ void Daemon::Perform(PublishRecord action) {
       published.copy = ToSealedCopy(*record);
     }
     HF_SYNC_POINT("daemon.seal.record_written");
-    return published;
+    return [this, published, job = action.expected.id.job] {
+      if (published.status.ok()) {
+        RegisterAhead(published.slot, job);
+      }
+      Feed(published);
+    };
   });
+}
+
+// It is populated now. Not in the slot's order: nobody who has to do with it waits for that.
+void Daemon::RegisterAhead(SlotId slot, const JobUuid& job) {
+  if (fabric_ != nullptr && fabric_->Expect(slot, job)) {
+    RegisterExpected(slot);
+  }
+}
+
+void Daemon::RegisterExpected(SlotId slot) {
+  if (fabric_ != nullptr && !stopping_) {
+    RunOn(Lane::kRegister, kRegisterKeys | slot, [this, slot]() -> Completion {
+      fabric_->RegisterExpected(slot);
+      return [] {};
+    });
+  }
 }
 
 void Daemon::Perform(RemoveRecord action) {

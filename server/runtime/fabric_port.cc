@@ -4,6 +4,8 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +17,9 @@
 namespace holdfast {
 
 namespace {
+
+// Well below what a reader waits for a word.
+constexpr auto kRegistrationWait = std::chrono::seconds(2);
 
 // The address that it stands for, as numbers. Empty when it has none but the loopback's (as a
 // host's own name often has in /etc/hosts), which no other node reaches.
@@ -81,20 +86,73 @@ void FabricPort::Offer(const std::string& provider, const ReadableShard& shard,
   if (provider != fabric_->info().provider) {
     return;
   }
-  const absl::StatusOr<std::shared_ptr<Slot>> slot = Register(shard);
+  if (const std::shared_ptr<Slot> slot = Registered(shard)) {
+    Describe(provider, *slot->registration, source);
+  }
+}
+
+// (Whoever asks waits for an answer: what takes longer goes the other way this time.)
+std::shared_ptr<FabricPort::Slot> FabricPort::Registered(const ReadableShard& shard) {
+  if (Expect(shard.slot, shard.copy.id.job)) {
+    options_.begin != nullptr ? options_.begin(shard.slot) : RegisterExpected(shard.slot);
+  }
+  MutexLock lock(mutex_);
+  const auto until = std::chrono::steady_clock::now() + kRegistrationWait;
+  while (expected_.count(shard.slot) > 0 && registered_.WaitUntil(mutex_, until)) {
+  }
+  const auto known = slots_.find(shard.slot);
+  return known != slots_.end() && known->second->Serves(shard) ? known->second : nullptr;
+}
+
+bool FabricPort::Expect(SlotId slot, const JobUuid& job) {
+  MutexLock lock(mutex_);
+  const auto known = slots_.find(slot);
+  const bool there =
+      known != slots_.end() && known->second->job == job && !known->second->registration->faulted();
+  if (there || expected_.count(slot) > 0) {
+    return false;
+  }
+  expected_[slot] = {job, ++last_expected_};
+  return true;
+}
+
+void FabricPort::RegisterExpected(SlotId slot) {
+  Expected expected;
   {
     MutexLock lock(mutex_);
-    const std::string problem = slot.ok() ? "" : Message(slot.status());
-    if (problem_ != problem && !problem.empty()) {
-      LogWarning(absl::StrCat("fabric: ", problem,
-                              "; shards go over the daemons' own connections, which is slower"));
+    const auto found = expected_.find(slot);
+    if (found == expected_.end()) {
+      return;
     }
-    problem_ = problem;
+    expected = found->second;
   }
-  if (!slot.ok()) {
+  absl::StatusOr<std::shared_ptr<Slot>> made = Make(slot, expected.job);
+  MutexLock lock(mutex_);  // (gone before `made` is: what is not wanted deregisters without it)
+  const auto found = expected_.find(slot);
+  if (found == expected_.end() || found->second.number != expected.number) {
+    return;  // it was deleted, or is another job's now
+  }
+  expected_.erase(found);
+  Note(slot, made.status());
+  if (made.ok()) {
+    made->swap(slots_[slot]);
+  }
+  registered_.NotifyAll();
+}
+
+void FabricPort::Note(SlotId slot, const absl::Status& made) {
+  if (made.ok()) {
+    problems_.erase(slot);
     return;
   }
-  Describe(provider, *(*slot)->registration, source);
+  const std::string problem = Message(made);
+  const bool said = std::any_of(problems_.begin(), problems_.end(),
+                                [&](const auto& each) { return each.second == problem; });
+  if (!said) {
+    LogWarning(absl::StrCat("fabric: ", problem,
+                            "; shards go over the daemons' own connections, which is slower"));
+  }
+  problems_[slot] = problem;
 }
 
 void FabricPort::Describe(const std::string& provider, const Registration& registration,
@@ -113,54 +171,47 @@ void FabricPort::Describe(const std::string& provider, const Registration& regis
   }
 }
 
-absl::StatusOr<std::shared_ptr<FabricPort::Slot>> FabricPort::Register(const ReadableShard& shard) {
-  {
-    MutexLock lock(mutex_);
-    const auto known = slots_.find(shard.slot);
-    if (known != slots_.end() && known->second->Serves(shard)) {
-      return known->second;
-    }
-  }
+absl::StatusOr<std::shared_ptr<FabricPort::Slot>> FabricPort::Make(SlotId id,
+                                                                   const JobUuid& job) const {
   auto slot = std::make_shared<Slot>();
-  slot->job = shard.copy.id.job;
-  HF_ASSIGN_OR_RETURN(slot->file, options_.slots->OpenImageFile(shard.slot, true));
+  slot->job = job;
+  HF_ASSIGN_OR_RETURN(slot->file, options_.slots->OpenImageFile(id, true));
   HF_ASSIGN_OR_RETURN(const FileInfo info, slot->file->Info());
   HF_ASSIGN_OR_RETURN(slot->mapping, options_.env->Map(*slot->file, 0, info.bytes, true));
   HF_ASSIGN_OR_RETURN(slot->registration,
                       fabric_->Register({slot->mapping->data(), slot->mapping->bytes()},
                                         MemoryAccess::kReadByPeers));
-  std::shared_ptr<Slot> before;  // (deregisters when the lock is gone)
-  MutexLock lock(mutex_);
-  std::shared_ptr<Slot>& known = slots_[shard.slot];
-  if (known != nullptr && known->Serves(shard)) {
-    before = std::move(slot);  // another reader was faster, and has been told of that one
-    return known;
-  }
-  before = std::exchange(known, slot);
   return slot;
+}
+
+std::shared_ptr<FabricPort::Slot> FabricPort::Forget(SlotId slot) {
+  expected_.erase(slot);
+  problems_.erase(slot);
+  registered_.NotifyAll();
+  auto known = slots_.extract(slot);
+  return known.empty() ? nullptr : std::move(known.mapped());
 }
 
 void FabricPort::Drop(SlotId slot) {
   std::shared_ptr<Slot> dropped;
   MutexLock lock(mutex_);
-  if (const auto known = slots_.find(slot); known != slots_.end()) {
-    dropped = std::move(known->second);
-    slots_.erase(known);
-  }
+  dropped = Forget(slot);
 }
 
 void FabricPort::BecomesOf(SlotId slot, const JobUuid& job) {
   std::shared_ptr<Slot> dropped;
   MutexLock lock(mutex_);
-  if (const auto known = slots_.find(slot); known != slots_.end() && known->second->job != job) {
-    dropped = std::move(known->second);
-    slots_.erase(known);
+  const auto expected = expected_.find(slot);
+  const auto known = slots_.find(slot);
+  if ((expected != expected_.end() && expected->second.job != job) ||
+      (known != slots_.end() && known->second->job != job)) {
+    dropped = Forget(slot);
   }
 }
 
 std::string FabricPort::problem() const {
   MutexLock lock(mutex_);
-  return problem_;
+  return problems_.empty() ? "" : problems_.begin()->second;
 }
 
 }  // namespace holdfast

@@ -1,13 +1,18 @@
 // This node's memory as other nodes' one-sided reads find it: slots are registered with the fabric
-// when they are first asked for, and stay so until they are deleted or become another job's.
+// when a job has first sealed something there, or when they are first asked for, and stay so until
+// they are deleted or become another job's.
 //
 //   HF_ASSIGN_OR_RETURN(auto port, FabricPort::Open(config.fabric, slots, env));
+//   if (port->Expect(slot, job)) {       // it is populated
+//     port->RegisterExpected(slot);      // in another thread: seconds, where devices pin memory
+//   }
 //   port->Offer("tcp", shard, source);   // in the answer to a pull
 //   port->Drop(slot);                            // before it is deleted
 //
 // Owner: the Daemon. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,14 +36,20 @@ class FabricPort {
     std::string advertise_address;  // where the other nodes reach this one: host:port
     std::shared_ptr<SlotStore> slots;
     Env* env = nullptr;
+    // Has RegisterExpected called for it in some thread, soon; any thread. Null: in the asker's.
+    std::function<void(SlotId)> begin = nullptr;
   };
   // An error says why there is none: bytes go over the daemons' own connections then.
   static absl::StatusOr<std::unique_ptr<FabricPort>> Open(Options options);
   ~FabricPort();
 
   Fabric& fabric() { return *fabric_; }
+  // False: it is registered for that job, or about to be.
+  bool Expect(SlotId slot, const JobUuid& job) EXCLUDES(mutex_);
+  // Unless it was dropped since, or is another job's.
+  void RegisterExpected(SlotId slot) EXCLUDES(mutex_);
   // Tells in `source` where the slot is found, if the reader has the same provider and the memory
-  // can be registered.
+  // is registered, or is within 2 s.
   void Offer(const std::string& provider, const ReadableShard& shard, v1::PullSource& source)
       EXCLUDES(mutex_);
   // The same of memory that is no slot's.
@@ -65,13 +76,24 @@ class FabricPort {
   };
 
   FabricPort(Options options, std::unique_ptr<Fabric> fabric);
-  absl::StatusOr<std::shared_ptr<Slot>> Register(const ReadableShard& shard);
+  std::shared_ptr<Slot> Registered(const ReadableShard& shard) EXCLUDES(mutex_);
+  absl::StatusOr<std::shared_ptr<Slot>> Make(SlotId slot, const JobUuid& job) const;
+  void Note(SlotId slot, const absl::Status& made) REQUIRES(mutex_);
+  std::shared_ptr<Slot> Forget(SlotId slot) REQUIRES(mutex_);
 
   const Options options_;
   const std::unique_ptr<Fabric> fabric_;
   mutable Mutex mutex_;
+  CondVar registered_;
   std::map<SlotId, std::shared_ptr<Slot>> slots_ GUARDED_BY(mutex_);
-  std::string problem_ GUARDED_BY(mutex_);
+  // Slots' numbers are used again: `number` tells one expectation from the next.
+  struct Expected {
+    JobUuid job;
+    uint64_t number = 0;
+  };
+  std::map<SlotId, Expected> expected_ GUARDED_BY(mutex_);
+  uint64_t last_expected_ GUARDED_BY(mutex_) = 0;
+  std::map<SlotId, std::string> problems_ GUARDED_BY(mutex_);  // of those that could not be
 };
 
 }  // namespace holdfast

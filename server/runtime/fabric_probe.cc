@@ -62,7 +62,7 @@ absl::StatusOr<Probe> OpenProbe(const Measurer& measurer, const std::string& nod
   }
   Probe probe;
   HF_ASSIGN_OR_RETURN(probe.stream, measurer.pulls->Open(node, std::move(open), kLongest, control));
-  HF_ASSIGN_OR_RETURN(probe.offer, ReadPullOffer(*probe.stream, 2 * kProbeBytesMax));
+  HF_ASSIGN_OR_RETURN(probe.offer, ReadPullOffer(*probe.stream, 2 * kProbeBytesMax, nullptr));
   probe.into.resize(probe.offer.image.record.image_bytes);
   return probe;
 }

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "holdfast/v1/peer.grpc.pb.h"
@@ -24,8 +27,6 @@ namespace {
 
 using Stream = grpc::ServerReaderWriter<v1::PullTold, v1::PullAsked>;
 
-constexpr Duration kHoldDeadline = std::chrono::seconds(5);
-
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), Message(status)};
 }
@@ -38,12 +39,78 @@ absl::StatusOr<HoldShard> ShardOf(const v1::PullOpen& open) {
   hold.id.attempt = open.attempt();
   hold.id.step = open.step();
   hold.id.rank = open.rank();
+  hold.load = open.load();
   return hold;
 }
 
 absl::Status Gone() {
   return absl::CancelledError("the reader has gone");
 }
+
+// Ends calls whose reader has said nothing for too long: whoever waits for a word in one has no
+// deadline of its own.
+class SilenceWatch {
+ public:
+  SilenceWatch() : thread_([this] { Run(); }) {}
+  ~SilenceWatch() {
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  SilenceWatch(const SilenceWatch&) = delete;
+  SilenceWatch& operator=(const SilenceWatch&) = delete;
+
+  // For as long as it lives.
+  class Guard {
+   public:
+    Guard(SilenceWatch& watch, grpc::ServerContext& call, Duration at_most) : watch_(watch) {
+      MutexLock lock(watch_.mutex_);
+      entry_ = watch_.calls_.emplace(std::chrono::steady_clock::now() + at_most, &call);
+      if (entry_ == watch_.calls_.begin()) {
+        watch_.changed_.NotifyAll();
+      }
+    }
+    ~Guard() {
+      MutexLock lock(watch_.mutex_);
+      watch_.calls_.erase(entry_);
+    }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    SilenceWatch& watch_;
+    std::multimap<std::chrono::steady_clock::time_point, grpc::ServerContext*>::iterator entry_;
+  };
+
+ private:
+  void Run() {
+    MutexLock lock(mutex_);
+    while (!stopping_) {
+      if (calls_.empty()) {
+        changed_.Wait(mutex_);
+        continue;
+      }
+      const auto now = std::chrono::steady_clock::now();
+      auto due = calls_.begin();
+      for (; due != calls_.end() && due->first <= now; ++due) {
+        due->second->TryCancel();  // (again each second, until it has ended)
+      }
+      const auto next = due == calls_.end() ? now + std::chrono::seconds(1) : due->first;
+      changed_.WaitUntil(
+          mutex_, due == calls_.begin() ? next : std::min(next, now + std::chrono::seconds(1)));
+    }
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::multimap<std::chrono::steady_clock::time_point, grpc::ServerContext*> calls_
+      GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -56,28 +123,32 @@ class PullServer::Service final : public v1::Pulls::Service {
     if (context->deadline() > std::chrono::system_clock::now() + kPullLongest) {
       return ToGrpc(absl::InvalidArgumentError("pull: it has no deadline, or a late one"));
     }
-    if (++serving_ > kPullsServedMax) {
-      --serving_;
-      return ToGrpc(absl::ResourceExhaustedError(
-          absl::StrCat("pull: ", kPullsServedMax, " shards are being read from ",
-                       options_.context->node_name, " already; try again")));
-    }
     const absl::Status served = Serve(*context, *stream);
-    --serving_;
     return ToGrpc(Annotate(served, absl::StrCat("pull from ", options_.context->node_name)));
   }
 
  private:
-  absl::Status Serve(const grpc::ServerContext& call, Stream& stream) {
+  // What the reader says next; false: it has ended, or says nothing.
+  bool Hear(grpc::ServerContext& call, Stream& stream, v1::PullAsked& asked, Duration at_most) {
+    const SilenceWatch::Guard guard(silence_, call, at_most);
+    return stream.Read(&asked);
+  }
+
+  absl::Status Serve(grpc::ServerContext& call, Stream& stream) {
     // 1. Who asks, and for what.
     v1::PullAsked asked;
-    if (!stream.Read(&asked) || !asked.has_open()) {
+    if (!Hear(call, stream, asked, options_.open_wait) || !asked.has_open()) {
       return absl::InvalidArgumentError("the stream begins without saying what is wanted");
     }
     const v1::PullOpen& open = asked.open();
     HF_RETURN_IF_ERROR(options_.check(open.who()));
+    const absl::Cleanup leave = [this] { --serving_; };
+    if (++serving_ > kPullsServedMax) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kPullsServedMax, " shards are being read from it already; try again"));
+    }
     if (open.probe_bytes() > 0) {
-      return ServeProbe(stream, open);
+      return ServeProbe(call, stream, open);
     }
     HF_ASSIGN_OR_RETURN(const HoldShard wanted, ShardOf(open));
     if (open.remote_file()) {
@@ -85,8 +156,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     }
 
     // 2. The slot, held until the stream has ended.
-    HF_ASSIGN_OR_RETURN(const AdminAnswer held,
-                        options_.context->gateway->Ask(wanted, Caller{}, kHoldDeadline));
+    HF_ASSIGN_OR_RETURN(const AdminAnswer held, Hold(stream, wanted));
     const auto* shards = std::get_if<ReadableShards>(&held.reply);
     if (shards == nullptr || shards->shards.size() != 1 || held.lease == nullptr) {
       return absl::InternalError("the daemon answered another question");
@@ -111,16 +181,18 @@ class PullServer::Service final : public v1::Pulls::Service {
     if (options_.fabric != nullptr) {
       options_.fabric->Offer(open.provider(), shard, source);
     }
+    // (Who reads by itself says nothing until it has all.)
+    const Duration silence = source.regions_size() > 0 ? kPullLongest : options_.silence_max;
     HF_RETURN_IF_ERROR(Tell(stream, std::move(told), *record));
     const auto read = [&image](uint64_t offset, std::span<std::byte> into) {
       return (*image)->ReadAt(offset, into);
     };
-    while (stream.Read(&asked)) {
+    while (Hear(call, stream, asked, silence)) {
       if (asked.has_confirm()) {
         HF_RETURN_IF_ERROR(slots.Confirm(shard.slot, shard.copy.generation, **image));
-        v1::PullTold told;
-        told.mutable_confirmed();
-        return stream.Write(told) ? absl::OkStatus() : Gone();
+        v1::PullTold confirmed;
+        confirmed.mutable_confirmed();
+        return stream.Write(confirmed) ? absl::OkStatus() : Gone();
       }
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
@@ -130,9 +202,26 @@ class PullServer::Service final : public v1::Pulls::Service {
     return Gone();
   }
 
+  // What has to be brought into memory first may take minutes: the reader hears that it comes.
+  absl::StatusOr<AdminAnswer> Hold(Stream& stream, const HoldShard& wanted) {
+    for (;;) {
+      absl::StatusOr<AdminAnswer> held =
+          options_.context->gateway->Ask(wanted, Caller{}, options_.hold_wait);
+      const bool comes =
+          wanted.load && IsUnanswered(held.status()) && absl::IsDeadlineExceeded(held.status());
+      if (!comes) {
+        return held;
+      }
+      v1::PullTold told;
+      told.mutable_loading();
+      if (!stream.Write(told)) {
+        return Gone();
+      }
+    }
+  }
+
   // What this node reads from the remote tier at this time, as it comes.
-  absl::Status ServeRemoteFile(const grpc::ServerContext& call, Stream& stream,
-                               const ShardId& shard) {
+  absl::Status ServeRemoteFile(grpc::ServerContext& call, Stream& stream, const ShardId& shard) {
     const auto gone = [&call] { return call.IsCancelled(); };
     const auto until = [] { return Clock::System()->Now() + kPassedOnWait; };
     HF_ASSIGN_OR_RETURN(const std::shared_ptr<PassedOnFile> file,
@@ -143,7 +232,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     const auto read = [&](uint64_t offset, std::span<std::byte> into) {
       return file->Read(offset, into, until(), gone);
     };
-    for (v1::PullAsked asked; stream.Read(&asked);) {
+    for (v1::PullAsked asked; Hear(call, stream, asked, options_.silence_max);) {
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
@@ -154,7 +243,7 @@ class PullServer::Service final : public v1::Pulls::Service {
   }
 
   // Memory to measure with, for as long as the stream is open.
-  absl::Status ServeProbe(Stream& stream, const v1::PullOpen& open) {
+  absl::Status ServeProbe(grpc::ServerContext& call, Stream& stream, const v1::PullOpen& open) {
     if (++probes_ > kProbesServedMax) {
       --probes_;
       return absl::ResourceExhaustedError(
@@ -172,7 +261,7 @@ class PullServer::Service final : public v1::Pulls::Service {
                   into.begin());
       return absl::OkStatus();
     };
-    for (v1::PullAsked asked; stream.Read(&asked);) {
+    for (v1::PullAsked asked; Hear(call, stream, asked, options_.silence_max);) {
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
@@ -217,6 +306,7 @@ class PullServer::Service final : public v1::Pulls::Service {
   }
 
   const Options options_;
+  SilenceWatch silence_;
   std::atomic<size_t> serving_{0};
   std::atomic<size_t> probes_{0};
 };

@@ -44,6 +44,13 @@ class PullServer {
     // Whether who asks may: its cluster and its membership are this node's, and this is the node,
     // and the start of it, that it means.
     std::function<absl::Status(const v1::OpenRequest&)> check;
+    // For the core's answer; while a shard is brought into memory first, the reader hears of it so
+    // often. (It waits for a word for longer: kPullStall.)
+    Duration hold_wait = std::chrono::seconds(5);
+    // A reader that has not said what it wants, or does not go on, for so long is sent away; not
+    // while it may be reading by one-sided reads.
+    Duration open_wait = std::chrono::seconds(10);
+    Duration silence_max = std::chrono::seconds(60);
   };
   explicit PullServer(Options options);
   ~PullServer();

@@ -13,6 +13,11 @@
 namespace holdfast {
 namespace {
 
+// A record tells less of each tensor than the image's own header does, and of each digest block 8
+// bytes.
+constexpr uint64_t kRecordBytesOfNothing = uint64_t{1} << 20;
+// (A load has as long at the source: kPrefetchDeadline.)
+constexpr Duration kLoadingLongest = std::chrono::minutes(11);
 constexpr uint64_t kPullAskBytes = uint64_t{16} << 20;  // of a stream, at a time
 
 // Each block is compared with the record as soon as the last of it is there.
@@ -40,15 +45,30 @@ class BlockCheck {
 
 }  // namespace
 
-absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes_max) {
+absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes_max,
+                                        TransferControl* control) {
   HF_ASSIGN_OR_RETURN(v1::PullTold told, stream.Next());
+  const MonotonicTime until = Clock::System()->Now() + kLoadingLongest;
+  while (told.has_loading()) {
+    if (Clock::System()->Now() > until) {
+      return absl::UnavailableError("it takes too long to bring it into its memory");
+    }
+    if (control != nullptr && control->cancelled()) {
+      return absl::CancelledError("as asked");
+    }
+    if (control != nullptr) {
+      control->Touch();  // it does not hang
+    }
+    HF_ASSIGN_OR_RETURN(told, stream.Next());
+  }
   if (!told.has_source()) {
     return absl::DataLossError("it begins with something else than what there is");
   }
   PullOffer offered;
   offered.source = std::move(*told.mutable_source());
   const uint64_t bytes = offered.source.record_bytes();
-  if (bytes > kRecordBytesMax || offered.source.image_bytes() > image_bytes_max) {
+  if (bytes > std::min(kRecordBytesMax, kRecordBytesOfNothing + 2 * image_bytes_max) ||
+      offered.source.image_bytes() > image_bytes_max) {
     return absl::DataLossError(absl::StrCat("it has a record of ", bytes, " bytes and an image of ",
                                             offered.source.image_bytes(),
                                             ", more than it was said to have"));

@@ -1,6 +1,6 @@
 // A pull's bytes, as the one who reads has them brought (docs/protocol.md §19).
 //
-//   HF_ASSIGN_OR_RETURN(const PullOffer offer, ReadPullOffer(*stream, slot_bytes));
+//   HF_ASSIGN_OR_RETURN(const PullOffer offer, ReadPullOffer(*stream, slot_bytes, &control));
 //   HF_RETURN_IF_ERROR(PullByFabric(port, offer, into, node, pacer, control));
 //   HF_RETURN_IF_ERROR(ConfirmPull(*stream));
 //
@@ -30,7 +30,9 @@ struct PullOffer {
   v1::PullSource source;
   RecordAndLayout image;
 };
-absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes_max);
+// However long the source takes to bring it into memory, if it says so; `control` may be null.
+absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes_max,
+                                        TransferControl* control);
 
 // By one-sided reads. `pacer` null: as fast as it goes. The slot is held until `deadline`.
 absl::Status PullByFabric(FabricPort& port, const PullOffer& offer, std::span<std::byte> into,

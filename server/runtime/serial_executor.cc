@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kSlotThreads = 2;
 constexpr int kPopulateNice = 10;
+constexpr int kRegisterThreads = 2;
 
 }  // namespace
 
@@ -22,6 +23,9 @@ SerialExecutor::SerialExecutor() {
   threads_.emplace_back([this] { Work(Lane::kAllocate, 0); });
   threads_.emplace_back([this] { Work(Lane::kState, 0); });
   threads_.emplace_back([this] { Work(Lane::kPopulate, kPopulateNice); });
+  for (int i = 0; i < kRegisterThreads; ++i) {
+    threads_.emplace_back([this] { Work(Lane::kRegister, 0); });
+  }
 }
 
 SerialExecutor::~SerialExecutor() {

@@ -28,6 +28,7 @@ class SerialExecutor {
     kAllocate,  // reserving and freeing slots: seconds for large ones
     kState,     // job states, small files on tmpfs
     kPopulate,  // long, low priority
+    kRegister,  // of slots with the fabric, in parallel: seconds for large ones
   };
   using Key = uint64_t;
   using Task = std::function<void()>;
@@ -42,7 +43,7 @@ class SerialExecutor {
   bool WaitIdle(Duration at_most) EXCLUDES(mutex_);
 
  private:
-  static constexpr size_t kLanes = 4;
+  static constexpr size_t kLanes = 5;
   struct Item {
     Lane lane;
     Task task;

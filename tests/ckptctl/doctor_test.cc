@@ -181,12 +181,24 @@ TEST(Evaluate, HugePages) {
 TEST(Evaluate, Limits) {
   Facts facts = GoodFacts();
   facts.limits.memlock_bytes = 8 << 20;
+  const std::string kMend =
+      "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   "
+      "(systemd: LimitMEMLOCK=infinity), then log in again";
   ExpectFinding(
       facts, "memlock", Verdict::kSlow,
-      "ckptd (pid 4711) may lock 8 MiB: slots cannot be registered with network cards and drives",
-      "printf '* - memlock unlimited\\n' | sudo tee /etc/security/limits.d/holdfast.conf   "
-      "(systemd: "
-      "LimitMEMLOCK=infinity), then log in again");
+      "ckptd (pid 4711) may lock 8 MiB of the 16 GiB that network cards pin: slots cannot be "
+      "registered with network cards and drives",
+      kMend);
+  // Each card pins all of it for itself.
+  facts.limits.memlock_bytes = facts.daemon.memory_bytes_max;
+  EXPECT_EQ(Find(facts, "memlock").verdict, Verdict::kOk);
+  facts.rdma_devices = {"mlx5_0", "mlx5_1"};
+  EXPECT_EQ(Find(facts, "memlock").verdict, Verdict::kSlow);
+  EXPECT_NE(Find(facts, "memlock").text.find("(each of 2 for itself)"), std::string::npos);
+  facts.limits.memlock_bytes *= 2;
+  EXPECT_EQ(Find(facts, "memlock").verdict, Verdict::kOk);
+  facts.rdma_devices = {"mlx5_0"};
+  facts.limits.memlock_bytes = 8 << 20;
   facts.limits.may_lock_all = true;
   EXPECT_EQ(Find(facts, "memlock").verdict, Verdict::kOk);
   facts.limits.open_files = 1024;

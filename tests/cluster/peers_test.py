@@ -181,6 +181,25 @@ def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network) -> None:
     assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
 
 
+def test_a_rank_moves_from_a_node_that_has_its_shard_on_a_drive(network: Network) -> None:
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
+    job = Job(
+        cluster, policy="replicas=0 nvme.every_steps=1 remote.every_steps=0 remote.every_ms=0"
+    )
+    job.start("a b")
+    assert job.resume() == 0
+    assert job.ask("save 1") + job.ask("tier nvme") == ["ok sealed"] * 2 + ["ok nvme"] * 2
+    cluster["b"].reboot()
+    cluster.start("b")
+    job.start("a c")
+    job.join()
+    said = job.ask("restore")
+    assert all("step=1 " in f"{each} " for each in said), said
+    assert "source=peer" in said[1], said
+    assert (1, "memory", "c") in copies(cluster, job, "a", 1)
+    assert job.ask("save 2") + job.ask("tier nvme") == ["ok sealed"] * 2 + ["ok nvme"] * 2
+
+
 def test_a_spare_has_it_before_the_ranks_come(network: Network) -> None:
     cluster, job = replicated_job(network, "a b spare", "a b")
     cluster["b"].kill()
@@ -222,3 +241,57 @@ def test_what_carries_shards_is_shown_and_measured(network: Network, provider: s
         assert "no fabric here" in measured["problem"], measured
     assert "'x'" in cluster.tell("a", "fabric", "x")["error"]["message"]
     assert "root" in cluster.tell("a", "fabric", "b", uid=4242)["error"]["message"]
+
+
+LOST = ("memory", "memory and nvme")
+
+
+@pytest.mark.parametrize(
+    "case",
+    matrix((1, LOST[1]), whole=[(r, w) for r in (0, 1, 2) for w in LOST if (r, w) != (1, LOST[1])]),
+    ids=str,
+)
+def test_every_subset_of_four_nodes_is_lost(network: Network, case: tuple[int, str]) -> None:
+    """They come back empty: all is restored if and only if that was promised."""
+    replicas, what = case
+    names = ["a", "b", "c", "d"]
+    cluster = Cluster(network, " ".join(names), lease_s=SHORT_LEASE_S)
+    policy = f"replicas={replicas} nvme.every_steps=1 remote.every_steps=0 remote.every_ms=0"
+    for mask in range(1, 16):
+        lost = [name for i, name in enumerate(names) if mask >> i & 1]
+        job = Job(cluster, f"lost-{'-'.join(lost)}", policy=policy)
+        job.start(" ".join(names))
+        assert job.resume() == 0
+        assert job.ask("save 1") + job.ask("tier nvme") == ["ok sealed"] * 4 + ["ok nvme"] * 4
+
+        def good(job: Job = job) -> list[tuple[int, str, str]]:
+            return copies(cluster, job, "a", 1)
+
+        wait_until(
+            "its replicas",
+            lambda: sum(tier == "peer" for _, tier, _ in good()) == 4 * replicas,  # noqa: B023
+        )
+        promised = protection(cluster, job, "a")
+        there = good()
+        kept = {
+            rank
+            for rank, tier, node in there
+            if node not in lost or (tier == "nvme" and what == "memory")
+        }
+        survives = kept == set(range(4))
+        if len(lost) in (1, 4):
+            kind = "reboot" if what == "memory" else "node" if len(lost) == 1 else "all_nodes"
+            assert (promised.get(kind, (0, ""))[0] == 1) == survives, (lost, promised, there)
+        job.kill()
+        for name in lost:
+            cluster[name].kill()
+            if what != "memory":
+                cluster[name].erase("nvme")
+            cluster[name].boot()
+        cluster.start(" ".join(lost))
+        job.start(" ".join(names))
+        job.join()
+        said = job.ask_anew("restore")
+        restored = ["step=1 " in f"{each} " for each in said]
+        assert restored == [survives] * 4, (lost, there, said)
+        job.kill()

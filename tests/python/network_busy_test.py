@@ -82,7 +82,8 @@ def test_a_flush_waits_for_the_window_to_end(remote: Daemon) -> None:
 def test_what_is_waited_for_does_not_wait(remote: Daemon) -> None:
     with checkpointer("waits") as ckpt, ckpt.network_busy():
         for step in range(1, 4):
-            assert ckpt.save(step, {"w": numpy.arange(10)}, wait="remote").done("remote")
+            ckpt.save(step, {"w": numpy.arange(10)}, wait="remote")
+            assert in_remote(remote, "waits") == step
         assert ckpt.restore({"w": numpy.zeros(10, dtype=numpy.int64)}) == 3
 
 

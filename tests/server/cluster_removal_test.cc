@@ -63,12 +63,8 @@ class ClusterRemovalTest : public ::testing::Test {
         left.push_back("memory");
       }
     }
-    for (const auto& [id, copy] : w[node].nvme.copies) {
-      left.push_back("nvme");
-    }
-    for (const auto& [uuid, state] : w[node].states) {
-      left.push_back("state");
-    }
+    left.insert(left.end(), w[node].nvme.copies.size(), "nvme");
+    left.insert(left.end(), w[node].states.size(), "state");
     return left;
   }
   void ExpectNothingLeft(const std::vector<std::string>& nodes) {

@@ -43,8 +43,8 @@ class ClusterWorld {
           },
           remote_);
       node.core->after_request = [this] { RunSoon(); };
-      node.core->read_peer = [this, name](const std::string& other, const ShardId& shard) {
-        return ReadPeer(name, other, shard);
+      node.core->read_peer = [this, name](const std::string& other, const FetchShard& wanted) {
+        return ReadPeer(name, other, wanted.key.job_name, wanted.key.id);
       };
     }
     if (const auto& listed = nodes_.begin()->second.core->config.cluster().members();
@@ -122,22 +122,40 @@ class ClusterWorld {
     }
   }
 
-  // What the one node reads of the other's memory.
+  // What the one node reads of the other's memory, or by that of its drives.
   absl::StatusOr<SealedCopy> ReadPeer(const std::string& from, const std::string& other,
-                                      const ShardId& shard) {
+                                      const std::string& job, const ShardId& shard) {
     const auto node = nodes_.find(other);
     if (node == nodes_.end() || !node->second.up || cut_.count({from, other}) > 0 ||
         cut_.count({other, from}) > 0) {
       return absl::UnavailableError("node " + other + " is not reached");
     }
-    for (const auto& [slot, file] : node->second.core->files) {
-      if (file.record && file.record->id == shard) {
-        return node->second.core->damaged_in_memory.count(shard) > 0
-                   ? absl::StatusOr<SealedCopy>(absl::DataLossError("digests differ"))
-                   : *file.record;
+    CoreHarness& core = *node->second.core;
+    const auto in_memory = [&]() -> absl::StatusOr<SealedCopy> {
+      for (const auto& [slot, file] : core.files) {
+        if (file.record && file.record->id == shard) {
+          return core.damaged_in_memory.count(shard) > 0
+                     ? absl::StatusOr<SealedCopy>(absl::DataLossError("digests differ"))
+                     : *file.record;
+        }
       }
+      return absl::NotFoundError("node " + other + " has no such copy");
+    };
+    if (const auto there = in_memory(); from == other || !absl::IsNotFound(there.status())) {
+      return there;
     }
-    return absl::NotFoundError("node " + other + " has no such copy");
+    const AdminToken token = core.next_token++;
+    core.Feed(AdminRequest{token, Caller{}, HoldShard{job, shard, 0, true}});
+    const auto reply = core.admin_replies.extract(token);
+    if (reply.empty()) {
+      return absl::UnavailableError("node " + other + " does not answer");
+    }
+    if (!reply.mapped().status.ok()) {
+      return reply.mapped().status;
+    }
+    const absl::StatusOr<SealedCopy> held = in_memory();
+    core.Feed(AdminReadDone{token});
+    return held;
   }
 
   // The daemon is gone; its processes live on, and its lease until it ends.

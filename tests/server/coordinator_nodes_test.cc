@@ -3137,5 +3137,55 @@ TEST_F(BadOwnersTest, RetentionDoesNotRelyOnItEither) {
   }
 }
 
+class PeersTest : public NodesTest {
+ protected:
+  PeersTest() {
+    settings_.nvme = settings_.remote = false;
+    settings_.peers = true;
+    settings_.policy.set_replicas(1);
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    for (const NodeId node : {kHere, b_, c_}) {
+      NodeArrived arrived;
+      arrived.lends_bytes = uint64_t{1} << 30;
+      Say(node, arrived);
+    }
+    TwoRanks();
+  }
+  // Until each of its shards is kept by another node: by which.
+  std::map<Rank, NodeId> Replicate(Step step) {
+    out_.clear();
+    SaveBoth(step);
+    std::map<Rank, NodeId> kept;
+    for (const auto& [node, wanted] : All<FlushWanted>()) {
+      for (const FlushWanted::Shard& shard : wanted.shards) {
+        kept[shard.rank] = node;
+        Drained(node, shard.rank, step, TierKind::kPeer, TierKind::kMemory);
+      }
+    }
+    return kept;
+  }
+};
+
+// (Found by the simulator: such a replica stayed where it was, and nobody knew of it.)
+TEST_F(PeersTest, AReplicaThatIsToldOfWhileItsStepIsRemovedGoesToo) {
+  const std::map<Rank, NodeId> kept = Replicate(1);
+  ASSERT_EQ(kept.size(), 2u);
+  ASSERT_EQ(Replicate(2).size(), 2u);
+  ASSERT_FALSE(All<RemovalWanted>().empty()) << "the step before goes";
+  out_.clear();
+  NodeArrived back;
+  back.lends_bytes = uint64_t{1} << 30;
+  back.shards.push_back(Found(0, 1));
+  back.shards.back().replica = true;
+  Say(kept.at(0), NodeLeft{false, "cut off"});
+  Say(kept.at(0), back);
+  const auto wanted = All<RemovalWanted>();
+  EXPECT_TRUE(std::any_of(wanted.begin(), wanted.end(), [&](const auto& each) {
+    return each.first == kept.at(0) && each.second.checkpoint == CheckpointId{1, 1} &&
+           each.second.tier == TierKind::kPeer;
+  }));
+}
+
 }  // namespace
 }  // namespace holdfast

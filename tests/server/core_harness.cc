@@ -350,7 +350,7 @@ void CoreHarness::FetchFromPeers(const FetchShard& a, FetchEnded& ended) {
   for (const std::string& peer : a.peers) {
     ended.peer = peer;
     const absl::StatusOr<SealedCopy> read =
-        read_peer ? read_peer(peer, a.key.id) : absl::UnimplementedError("there are no peers");
+        read_peer ? read_peer(peer, a) : absl::UnimplementedError("there are no peers");
     ended.status = read.status();
     if (absl::IsDataLoss(read.status())) {
       ended.bad_peers.push_back(peer);

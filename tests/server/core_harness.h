@@ -156,8 +156,9 @@ class CoreHarness {
       fail;  // what the action ends with instead of being performed
   std::vector<Action> delayed;
   std::function<void()> after_request;  // the rest of the world goes on
-  // Reads that node's copy of the shard in memory; DataLoss: it contradicts its digests.
-  std::function<absl::StatusOr<SealedCopy>(const std::string& node, const ShardId& shard)>
+  // Reads that node's copy of the shard, as FetchShard::key names it; DataLoss: it contradicts its
+  // digests.
+  std::function<absl::StatusOr<SealedCopy>(const std::string& node, const FetchShard& wanted)>
       read_peer;
   std::set<ShardId> damaged_in_memory;
   std::map<bool, int> pulls;       // by whether they were in the background

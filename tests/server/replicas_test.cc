@@ -3,12 +3,22 @@
 // is short.
 #include <gtest/gtest.h>
 
+#include "server/agent.h"
 #include "tests/server/cluster_world.h"
 
 namespace holdfast::testing {
 namespace {
 
 using std::chrono::seconds;
+
+v1::SetOptionsRequest SetReplicas(uint32_t replicas) {
+  v1::SetOptionsRequest request;
+  request.set_job("job");
+  v1::SetOptionsRequest::Option& option = *request.add_options();
+  option.set_name("replicas");
+  option.set_value(absl::StrCat(replicas));
+  return request;
+}
 
 class ReplicasTest : public ::testing::Test {
  protected:
@@ -322,6 +332,241 @@ TEST_F(ReplicasTest, ARanksShardIsOnItsWayBeforeTheOthersHaveCome) {
   EXPECT_EQ(Restore(10), (std::vector<std::string>{"memory", "memory"}));
 }
 
+TEST_F(ReplicasTest, ANodeThatDoesNotReachTheShardIsPassedOver) {
+  TwoRanks();
+  Save(10);
+  const std::string keeper = KeptBy(1, 10);
+  w[keeper].read_peer = [](const std::string&, const FetchShard&) {
+    return absl::UnavailableError("it does not answer");
+  };
+  Save(11);
+  w.Advance(seconds(30));
+  EXPECT_EQ(Replicas(1, 11), 1u);
+  EXPECT_NE(KeptBy(1, 11), keeper);
+}
+
+class DrivesTest : public ReplicasTest {
+ protected:
+  DrivesTest()
+      : ReplicasTest(0, {"a", "b", "c"},
+                     [](v1::DaemonConfig& config) { config.mutable_nvme()->add_dirs("/nvme0"); }) {}
+  // Its ranks end, and it is there again with its drive alone.
+  void LoseMemoryOf(const std::string& name) {
+    EndRanks();
+    w.Kill(name);
+    w.Start(name, true);
+    w.Advance(seconds(5));
+  }
+  ShardId Shard(Rank rank, Step step) {
+    for (const auto& [id, copy] : w["a"].nvme.copies) {
+      if (id.rank == rank && id.step == step) {
+        return id;
+      }
+    }
+    ADD_FAILURE() << "a has no such shard on its drive";
+    return {};
+  }
+};
+
+TEST_F(DrivesTest, WhatLiesOnAnotherNodesDriveComesThroughItsMemory) {
+  TwoRanks();
+  Save(10);
+  LoseMemoryOf("a");
+  EXPECT_EQ(Where(0, 10), "");
+  TwoRanks("c", "b");
+  EXPECT_EQ(w["c"].pulls[false], 0) << "ahead of the session comes only what is in memory";
+  EXPECT_EQ(Restore(10), (std::vector<std::string>{"peer", "memory"}));
+  EXPECT_EQ(Where(0, 10), "c") << "a's slot was for as long as it was read";
+  Save(11);
+  EXPECT_EQ(Survives(v1::Protection::FAILURE_KIND_PROCESS), "11 from memory");
+}
+
+TEST_F(DrivesTest, WhatIsBadThereIsNotTakenAndSaid) {
+  TwoRanks();
+  Save(10);
+  const ShardId shard = Shard(0, 10);
+  LoseMemoryOf("a");
+  w["a"].nvme.damaged.insert(shard);
+  TwoRanks("c", "b");
+  const uint64_t first = r0->Send(TestClient::EnterFrame(20'000));
+  r1->Send(TestClient::EnterFrame(20'000));
+  w.Advance(seconds(25));
+  const std::optional<Answer> answer = r0->Take(first);
+  ASSERT_TRUE(answer);
+  EXPECT_NE(answer->frame.enter_session().step(), 10u) << answer->frame.ShortDebugString();
+  EXPECT_EQ(Where(0, 10), "");
+  const auto where = w[w.HostOf("job")].Admin<v1::WhereReply>(
+      [] {
+        v1::WhereRequest request;
+        request.set_job("job");
+        request.set_step(10);
+        return request;
+      }(),
+      0);
+  ASSERT_TRUE(where.ok()) << where.status();
+  bool said = false;
+  for (const v1::ShardCopy& copy : where->copies()) {
+    said = said || (copy.rank() == 0 && copy.node() == "a" && copy.tier() == "nvme" &&
+                    copy.state() != "good");
+  }
+  EXPECT_TRUE(said) << where->ShortDebugString();
+}
+
+// Both come back with their drives alone, and each other's ranks: what one reads ahead, or waits
+// for, must not keep it from giving the other what that one waits for.
+TEST_F(DrivesTest, NodesThatNeedEachOthersDrivesDoNotWaitInACircle) {
+  constexpr Rank kRanks = 2 * (kPrefetchesAtOnce + 1);
+  std::vector<TestClient> ranks;
+  std::vector<uint64_t> asked;
+  const auto start = [&](const std::string& even, const std::string& odd) {
+    ranks.clear();
+    asked.clear();
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      ranks.push_back(w[rank % 2 == 0 ? even : odd].Connect(++pid));
+      asked.push_back(ranks.back().Send(TestClient::JoinFrame("job", rank, kRanks, 60'000)));
+    }
+    w.RunSoon();
+  };
+  start("a", "b");
+  for (TestClient& rank : ranks) {
+    ASSERT_TRUE(rank.Save(10));
+  }
+  w.RunSoon();
+  for (const char* name : {"a", "b"}) {
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      if ((rank % 2 == 0) == (name == nodes[0])) {
+        w[name].Kill(ranks[rank]);
+      }
+    }
+    w.Kill(name);
+    w.Start(name, true);
+  }
+  w.Advance(seconds(5));
+  // No fetch from the other node ends before all that can be asked for has been.
+  for (const char* name : {"a", "b"}) {
+    w[name].delay = [](const Action& action) {
+      const auto* fetch = std::get_if<FetchShard>(&action);
+      return fetch != nullptr && fetch->from == TierKind::kPeer;
+    };
+  }
+  start("b", "a");
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    asked[rank] = ranks[rank].Send(TestClient::EnterFrame(60'000));
+  }
+  w.RunSoon();
+  for (int round = 0; round < 2 * static_cast<int>(kRanks); ++round) {
+    for (const char* name : {"a", "b"}) {
+      w[name].PerformDelayed();
+    }
+    w.Advance(seconds(1));
+  }
+  for (Rank rank = 0; rank < kRanks; ++rank) {
+    const std::optional<Answer> offered = ranks[rank].Take(asked[rank]);
+    ASSERT_TRUE(offered) << "rank " << rank << " waits";
+    EXPECT_EQ(offered->frame.enter_session().step(), 10u) << offered->frame.ShortDebugString();
+  }
+}
+
+TEST_F(DrivesTest, AnotherJobsShardIsNotLoaded) {
+  TwoRanks();
+  Save(10);
+  const ShardId shard = Shard(0, 10);
+  LoseMemoryOf("a");
+  TestClient other = w["a"].Connect(++pid);
+  ASSERT_TRUE(other.Join("other", 0, 1));
+  const absl::Status others =
+      w["a"].Admin<ReadableShards>(HoldShard{"other", shard, 0, true}, 0).status();
+  EXPECT_TRUE(absl::IsNotFound(others)) << others;
+  EXPECT_TRUE(w["a"].Admin<ReadableShards>(HoldShard{"job", shard, 0, true}, 0).ok());
+}
+
+TEST_F(DrivesTest, AJobIsRemovedWhileItsShardIsLoaded) {
+  TwoRanks();
+  Save(10);
+  const ShardId shard = Shard(0, 10);
+  LoseMemoryOf("a");
+  w["a"].delay = [](const Action& action) { return std::holds_alternative<FetchShard>(action); };
+  EXPECT_FALSE(w["a"].Admin<ReadableShards>(HoldShard{"job", shard, 0, true}, 0).ok());
+  ASSERT_EQ(w["a"].delayed.size(), 1u) << "it is on its way";
+  v1::RemoveJobRequest request;
+  request.set_job("job");
+  static_cast<void>(w[w.HostOf("job")].Admin<v1::RemoveJobReply>(request, 1000));
+  w["a"].PerformDelayed();
+  w.Advance(seconds(5));
+  EXPECT_EQ(Where(0, 10), "");
+  EXPECT_TRUE(w["a"].nvme.copies.empty());
+}
+
+// What other nodes have is opened for no reader: such ranks load what all of them reach.
+TEST_F(DrivesTest, RanksThatReadByThemselvesGetAStepThatTheyReach) {
+  TwoRanks();
+  Save(10);
+  EndRanks();
+  TwoRanks();
+  v1::ClientFrame frame = TestClient::EnterFrame(20'000);
+  frame.mutable_enter_session()->set_reads_by_itself(true);
+  const uint64_t first = r0->Send(frame);
+  r1->Send(frame);
+  w.Advance(seconds(25));
+  const std::optional<Answer> answer = r0->Take(first);
+  ASSERT_TRUE(answer);
+  EXPECT_NE(answer->frame.enter_session().step(), 10u) << answer->frame.ShortDebugString();
+}
+
+// The rank has run on b before, and left a copy on its drive there: a replica beside it would go
+// with it.
+class MovedTest : public ReplicasTest {
+ protected:
+  MovedTest()
+      : ReplicasTest(1, {"a", "b"},
+                     [](v1::DaemonConfig& config) { config.mutable_nvme()->add_dirs("/nvme0"); }) {}
+};
+
+TEST_F(MovedTest, AReplicaDoesNotLieBesideACopyOfTheRanksOwn) {
+  TwoRanks("b", "a");
+  Save(10);
+  ASSERT_EQ(KeptBy(0, 10), "a");
+  EndRanks();
+  w.Kill("b");
+  w.Start("b", true);
+  w.Advance(seconds(5));
+  TwoRanks("a", "a");
+  Restore(10);
+  w.Advance(seconds(70));
+  EXPECT_EQ(Where(0, 10), "a");
+  EXPECT_EQ(Where(1, 10), "a b*");
+}
+
+TEST_F(ReplicasTest, OneThatIsFoundBadIsMadeAnew) {
+  TwoRanks();
+  Save(10);
+  const std::string keeper = KeptBy(0, 10);
+  for (const auto& [id, file] : w[keeper].files) {
+    if (file.record && file.record->id.rank == 0) {
+      w[keeper].Feed(CopyFoundBad{id, file.record->generation, "a digest differs"});
+      break;
+    }
+  }
+  w.RunSoon();
+  w.Advance(seconds(5));
+  EXPECT_EQ(Survives(v1::Protection::FAILURE_KIND_NODE), "10 from memory+peer");
+}
+
+// Its own ranks are entitled to all that it has.
+TEST_F(DrivesTest, WithoutRoomThereItIsRefusedAndNobodyWaits) {
+  TwoRanks();
+  Save(10);
+  w["a"].bytes_max = 0;
+  LoseMemoryOf("a");
+  TwoRanks("c", "b");
+  const uint64_t first = r0->Send(TestClient::EnterFrame(60'000));
+  r1->Send(TestClient::EnterFrame(60'000));
+  w.RunSoon();
+  const std::optional<Answer> answer = r0->Take(first);
+  ASSERT_TRUE(answer) << "it waits";
+  EXPECT_NE(answer->frame.enter_session().step(), 10u) << answer->frame.ShortDebugString();
+}
+
 // Where a and b lend nothing, c and d keep what they have.
 class TwoKeepersTest : public ReplicasTest {
  protected:
@@ -365,15 +610,6 @@ TEST_F(ReplicasTest, WhatNoPeerHasAnyMoreIsNotAskedForAgainAndAgain) {
   const std::optional<Answer> answer = r0->Take(first);
   ASSERT_TRUE(answer);
   EXPECT_TRUE(answer->frame.has_failure()) << answer->frame.ShortDebugString();
-}
-
-v1::SetOptionsRequest SetReplicas(uint32_t replicas) {
-  v1::SetOptionsRequest request;
-  request.set_job("job");
-  v1::SetOptionsRequest::Option& option = *request.add_options();
-  option.set_name("replicas");
-  option.set_value(absl::StrCat(replicas));
-  return request;
 }
 
 TEST_F(ReplicasTest, ThePolicyOfARunningJobHoldsForWhatItHas) {
@@ -469,10 +705,10 @@ TEST_F(TwoReplicasTest, AreTwoAgainWhenANodeThatKeptSomeIsLost) {
   TwoRanks();
   Save(10);
   w.Advance(seconds(5));
-  const std::string lost = Where(0, 10).find('c') != std::string::npos ? "c" : "d";
-  LoseForGood(lost);
+  const std::string keeper = Where(0, 10).find('c') != std::string::npos ? "c" : "d";
+  LoseForGood(keeper);
   w.Advance(seconds(5));
-  const std::string other = lost == "c" ? "d" : "c";
+  const std::string other = keeper == "c" ? "d" : "c";
   for (const Rank rank : {0u, 1u}) {
     EXPECT_NE(Where(rank, 10).find(other + "*"), std::string::npos) << Where(rank, 10);
   }
@@ -511,6 +747,28 @@ class ShortOfMemoryTest : public ReplicasTest {
 
 // (A node has room for eight slots: see CoreHarness. Rank 0 is entitled to three of a's, and what
 // another rank then wants is not there but for the replicas.)
+TEST_F(ShortOfMemoryTest, ReplicasThatAreOnTheirWayGoBeforeOwnCopies) {
+  w["a"].bytes_max = 4 * kSlot;
+  w.Kill("a");
+  w.Start("a");
+  w["a"].delay = [](const Action& action) { return std::holds_alternative<FetchShard>(action); };
+  TwoRanks();
+  Save(10);
+  ASSERT_EQ(w["a"].delayed.size(), 1u) << "rank 1's replica is on its way to a";
+  TestClient other = w["a"].Connect(++pid);
+  ASSERT_TRUE(other.Join("other", 0, 1));
+  ASSERT_TRUE(other.Save(1));
+  ASSERT_TRUE(other.Save(2));
+  const uint64_t third = other.Send(TestClient::BeginFrame(3, kSlot, 60'000));
+  w.RunSoon();
+  w["a"].PerformDelayed();
+  w.RunSoon();
+  const std::optional<Answer> begun = other.Take(third);
+  ASSERT_TRUE(begun && !begun->frame.has_failure());
+  EXPECT_EQ(Where(0, 1), "a") << "its own step was given up";
+  EXPECT_EQ(Where(1, 10).find("a*"), std::string::npos) << Where(1, 10);
+}
+
 TEST_F(ShortOfMemoryTest, ReplicasGoBeforeOwnCopies) {
   w["b"].bytes_max = 4 * kSlot;
   w.Kill("b");

@@ -171,6 +171,10 @@ class Node {
   void Do(const ScanNvme& a);
 
   void FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended);
+  bool FetchFromPeersDrive(Node& other, const FetchShard& a, const FilePtr& file,
+                           FetchEnded& ended);
+  void Fetched(const FetchShard& a, const SealedCopy& copy, uint64_t token, const ShardId& content,
+               const FilePtr& file, FetchEnded& ended);
   FilePtr FindSealed(const ShardId& id) const;
   SimTier& TierOf(TierKind tier);
   Place PlaceOf(TierKind tier) const;

@@ -202,6 +202,23 @@ void Node::CheckShared(const holdfast::PublishManifest& a, const std::string& wh
   }
 }
 
+// Through a slot of the other node's, which goes again as soon as it was read.
+bool Node::FetchFromPeersDrive(Node& other, const FetchShard& a, const FilePtr& file,
+                               FetchEnded& ended) {
+  const SimTier& drive = other.TierOf(TierKind::kNvme);
+  const auto copy = drive.copies.find(a.key.id);
+  const bool there = copy != drive.copies.end() && copy->second.token == copy->second.bytes;
+  ended.status = other.TierFault(TierKind::kNvme, false);
+  if (ended.status.ok() && !there) {
+    ended.status = absl::NotFoundError("it has no such copy");
+  }
+  w_.counts.states[ended.status.ok() ? "peer: read from its drive" : "peer: not there"]++;
+  if (ended.status.ok()) {
+    Fetched(a, copy->second.copy.copy, copy->second.token, copy->second.content, file, ended);
+  }
+  return ended.status.ok();
+}
+
 // From the memory of another node that can be reached: what its slot holds when it is read.
 void Node::FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended) {
   ended.status = absl::UnavailableError("no node was named");
@@ -215,9 +232,10 @@ void Node::FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& e
       continue;
     }
     const FilePtr source = other->FindSealed(a.key.id);
+    if (source == nullptr && FetchFromPeersDrive(*other, a, file, ended)) {
+      return;
+    }
     if (source == nullptr) {
-      w_.counts.states["peer: not there"]++;
-      ended.status = absl::NotFoundError("it has no such copy");
       continue;
     }
     if (source->record->token != source->token) {
@@ -228,18 +246,7 @@ void Node::FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& e
     }
     w_.counts.states["peer: read"]++;
     ended.status = absl::OkStatus();
-    ended.copy = source->record->copy;
-    ended.copy.generation = a.generation;
-    if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
-      RecordGone(*before, Truth::Why::kFault);  // it is a bad one
-      before->replaced = true;
-    }
-    file->token = source->token;
-    file->content = source->content;
-    file->replaced = false;
-    file->record = FileRecord{ended.copy, file->token};
-    w_.truth.Added(a.key.id, {TierKind::kMemory, index});
-    return;
+    return Fetched(a, source->record->copy, source->token, source->content, file, ended);
   }
   ended.source_bad = absl::IsDataLoss(ended.status);
 }
@@ -251,6 +258,22 @@ FilePtr Node::FindSealed(const ShardId& id) const {
     }
   }
   return nullptr;
+}
+
+// It is in this node's slot.
+void Node::Fetched(const FetchShard& a, const SealedCopy& copy, uint64_t token,
+                   const ShardId& content, const FilePtr& file, FetchEnded& ended) {
+  ended.copy = copy;
+  ended.copy.generation = a.generation;
+  if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
+    RecordGone(*before, Truth::Why::kFault);  // it is a bad one
+    before->replaced = true;
+  }
+  file->token = token;
+  file->content = content;
+  file->replaced = false;
+  file->record = FileRecord{ended.copy, file->token};
+  w_.truth.Added(a.key.id, {TierKind::kMemory, index});
 }
 
 void Node::Do(const FetchShard& a) {
@@ -283,17 +306,8 @@ void Node::Do(const FetchShard& a) {
       ended.status = absl::DataLossError("digests differ");
       ended.source_bad = true;
     } else if (ended.status.ok()) {
-      ended.copy = source->second.copy.copy;
-      ended.copy.generation = a.generation;
-      if (const FilePtr before = a.replaces ? FindFile(*a.replaces) : nullptr) {
-        RecordGone(*before, Truth::Why::kFault);  // it is a bad one
-        before->replaced = true;
-      }
-      file->token = source->second.token;
-      file->content = source->second.content;
-      file->replaced = false;
-      file->record = FileRecord{ended.copy, file->token};
-      w_.truth.Added(a.key.id, {TierKind::kMemory, index});
+      Fetched(a, source->second.copy.copy, source->second.token, source->second.content, file,
+              ended);
     }
     w_.counts.states[ended.status.ok()  ? "fetch: read"
                      : ended.source_bad ? "fetch: source bad"

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "tiers/peer/device_order.h"
 #include "tiers/peer/fabric_device.h"
 
 namespace holdfast {
@@ -102,9 +103,13 @@ absl::Status RemoteRange::OpenRails(bool fresh) {
   readers_.clear();
   rails_.clear();
   const std::vector<uint32_t>& theirs = memory_->devices();
-  const size_t devices = std::min(fabric_.devices().size(), theirs.size());
+  std::vector<int> nodes;
+  for (size_t i = 0; i < std::min(fabric_.devices().size(), theirs.size()); ++i) {
+    nodes.push_back(fabric_.devices()[i]->numa_node());
+  }
   const uint64_t pieces = (into_.size() + options_.piece_bytes - 1) / options_.piece_bytes;
-  for (size_t device = 0; device < devices; ++device) {
+  // (Each with the one of the same number there: so they are cabled.)
+  for (const size_t device : NearestFirst(nodes, NumaNodeOf(into_.data()))) {
     const size_t window = fabric_.devices()[device]->reads_per_connection();
     const size_t connections = window > 1 ? 1 : std::min(options_.window, kConnectionsMax);
     for (size_t i = 0; i < connections && rails_.size() < pieces; ++i) {

@@ -221,8 +221,8 @@ class Job {
   virtual std::unique_ptr<SaveHandle> SaveAsync(uint64_t step, const State& state,
                                                 const SaveOptions& options = {}) = 0;
   // Says that the training itself needs the network: until the window is left, its node's daemon
-  // lets what nobody waits for stand still (replicas, copies brought ahead of a restore, flushes to
-  // the remote tier; what is under way of them, some MiB, still arrives). Restores, and what a
+  // lets what nobody waits for stand still (replicas, flushes to the remote tier; what is under way
+  // of them, some MiB, still arrives). Restores, and what a
   // process of the node waits for, go on. A few instructions, in any thread: nothing is sent,
   // nothing is waited for, nothing fails; with a daemon that does not know of it, or none, in a
   // forked child, it has no effect. Windows are counted, so they may be nested and overlap. Copying

@@ -358,8 +358,7 @@ class Checkpointer:
             with ckpt.network_busy():
                 loss.backward()  # all-reduces gradients
 
-        What pauses: copies that this node takes of other nodes' shards (replicas, and ahead of a restore), and what it writes to
-        the remote tier. Restores go on, and so does everything while a process of the node waits for it (`wait="remote"`). What is
+        What pauses: copies that this node keeps of other nodes' shards, and what it writes to the remote tier. Restores go on, and so does everything while a process of the node waits for it (`wait="remote"`). What is
         under way already, some MiB, still arrives.
 
         Entering and leaving takes a microsecond: nothing is sent, nothing is waited for, and nothing fails; without a daemon, with

@@ -121,6 +121,9 @@ void DurableTiers::Perform(const HurryFetch& action) {
 }
 
 void DurableTiers::Perform(const CancelDrain& action) {
+  if (peers_ != nullptr && peers_->Cancel(action.drain)) {
+    return;
+  }
   for (const std::unique_ptr<Drive>& drive : drives_) {
     if (drive->group->Cancel(action.drain) ||
         (drive->relay != nullptr && drive->relay->Cancel(action.drain)) ||

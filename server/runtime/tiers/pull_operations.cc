@@ -40,16 +40,17 @@ Duration LongestPull(uint64_t bytes, const Pacer* pacer) {
 }
 
 // What it says of itself, or of the way to it, is no verdict on the copy, nor on this node's
-// memory.
-absl::Status OfTheSource(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsCancelled(status)
+// memory; nor is it for the source to say that nobody wants it.
+absl::Status OfTheSource(const absl::Status& status, const TransferControl& control) {
+  return absl::IsDataLoss(status) || (absl::IsCancelled(status) && control.cancelled())
              ? status
              : absl::UnavailableError(Message(status));
 }
 
 // Of the shard that is wanted.
-absl::StatusOr<PullOffer> ReadOffer(PullStream& stream, const FetchShard& action) {
-  HF_ASSIGN_OR_RETURN(PullOffer offered, ReadPullOffer(stream, action.slot_bytes));
+absl::StatusOr<PullOffer> ReadOffer(PullStream& stream, const FetchShard& action,
+                                    TransferControl& control) {
+  HF_ASSIGN_OR_RETURN(PullOffer offered, ReadPullOffer(stream, action.slot_bytes, &control));
   const ShardRecord& its = offered.image.record;
   if (its.id != action.key.id || its.world_size != action.key.world_size ||
       its.job_name != action.key.job_name || its.image_bytes != offered.source.image_bytes() ||
@@ -70,6 +71,7 @@ absl::StatusOr<ShardRecord> PullFrom(DrainContext& context, const std::string& n
   open.set_attempt(action.key.id.attempt);
   open.set_step(action.key.id.step);
   open.set_rank(action.key.id.rank);
+  open.set_load(true);
   if (context.fabric != nullptr) {
     open.set_provider(context.fabric->fabric().info().provider);
   }
@@ -80,7 +82,7 @@ absl::StatusOr<ShardRecord> PullFrom(DrainContext& context, const std::string& n
   const MonotonicTime deadline = Clock::System()->Now() + at_most;
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<PullStream> stream,
                       context.pulls->Open(node, std::move(open), at_most, control));
-  HF_ASSIGN_OR_RETURN(const PullOffer offered, ReadOffer(*stream, action));
+  HF_ASSIGN_OR_RETURN(const PullOffer offered, ReadOffer(*stream, action, *control));
   HF_SYNC_POINT("daemon.pull.offered");
   absl::Status pulled = absl::UnavailableError("no fabric");
   const bool by_fabric = context.fabric != nullptr && offered.source.regions_size() > 0;
@@ -127,7 +129,7 @@ FetchEnded FetchFromPeers(const Context& context, const FetchShard& action, Oper
     ended.peer = node;
     record = PullFrom(*context, node, action, into, operation);
     if (!record.ok()) {
-      record = OfTheSource(record.status());
+      record = OfTheSource(record.status(), *operation.control());
     }
     if (record.ok() || absl::IsCancelled(record.status()) || guard.faulted()) {
       break;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -28,6 +29,9 @@ constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 constexpr uint64_t kBytesPerSecondMin = uint64_t{4} << 20;
 constexpr Duration kStart = std::chrono::seconds(30);
 
+// Each wait in vain takes kPassedOnWait: after so many nodes all else is read here.
+constexpr size_t kVainMax = 3;
+
 using Sink = std::function<absl::Status(uint64_t offset, std::span<const std::byte>)>;
 
 // Another rank's file in the remote tier, as somebody reads it.
@@ -46,8 +50,8 @@ class HereReader final : public FileReader {
   absl::Status Read(uint64_t offset, uint64_t bytes, const Sink& sink) override {
     for (const uint64_t end = offset + bytes; offset < end;) {
       const std::span<std::byte> into(piece_.data(), std::min(kPieceBytes, end - offset));
-      HF_RETURN_IF_ERROR(
-          file_->Read(offset, into, until_, [this] { return control_.cancelled(); }));
+      const MonotonicTime until = std::min(until_, Clock::System()->Now() + kPassedOnWait);
+      HF_RETURN_IF_ERROR(file_->Read(offset, into, until, [this] { return control_.cancelled(); }));
       HF_RETURN_IF_ERROR(sink(offset, into));
       offset += into.size();
     }
@@ -130,11 +134,19 @@ class Filler {
         return a.source_offset < b.source_offset;
       });
       size_t done = 0;
-      const absl::Status passed = FromReader(owner, wanted, done);
+      const std::string* const node = NodeOf(whole_.ranks[owner]);
+      const absl::Status passed =
+          node == nullptr ? absl::UnavailableError("its rank is not among those that were named")
+          : vain_.count(*node) > 0 || vain_.size() >= kVainMax
+              ? absl::UnavailableError("others were waited for in vain")
+              : FromReader(owner, *node, wanted, done);
       if (control_.cancelled()) {
         return absl::CancelledError("as asked");
       }
       if (!passed.ok()) {
+        if (node != nullptr) {
+          vain_.insert(*node);
+        }
         LogInfo(absl::StrCat("fetch of ", action_.key.id.ToString(), ": rank ", whole_.ranks[owner],
                              "'s file is read from the remote tier here, too: ", Message(passed)));
         HF_RETURN_IF_ERROR(FromRemote(*whole_.files[owner + 1],
@@ -188,15 +200,12 @@ class Filler {
     return nullptr;
   }
 
-  absl::StatusOr<std::unique_ptr<FileReader>> Open(Rank rank, uint64_t wanted_bytes) {
-    const std::string* const node = NodeOf(rank);
-    if (node == nullptr) {
-      return absl::UnavailableError("its rank is not among those that were named");
-    }
+  absl::StatusOr<std::unique_ptr<FileReader>> Open(Rank rank, const std::string& node,
+                                                   uint64_t wanted_bytes) {
     ShardId id = action_.key.id;
     id.rank = rank;
     const Duration at_most = kStart + std::chrono::seconds(wanted_bytes / kBytesPerSecondMin);
-    if (*node == context_->node_name) {
+    if (node == context_->node_name) {
       const MonotonicTime now = Clock::System()->Now();
       HF_ASSIGN_OR_RETURN(std::shared_ptr<PassedOnFile> file,
                           context_->passed_on->Await(id, now + kPassedOnWait,
@@ -211,14 +220,15 @@ class Filler {
     open.set_rank(rank);
     open.set_remote_file(true);
     HF_ASSIGN_OR_RETURN(std::unique_ptr<PullStream> stream,
-                        context_->pulls->Open(*node, std::move(open), at_most, shared_control_));
+                        context_->pulls->Open(node, std::move(open), at_most, shared_control_));
     auto reader = std::make_unique<ThereReader>(std::move(stream));
     HF_RETURN_IF_ERROR(reader->Start());
     return reader;
   }
 
   // `done`: of how many of the runs all bytes have come.
-  absl::Status FromReader(size_t owner, std::span<const ImageRun> runs, size_t& done) {
+  absl::Status FromReader(size_t owner, const std::string& node, std::span<const ImageRun> runs,
+                          size_t& done) {
     uint64_t wanted = 0;
     for (const ImageRun& run : runs) {
       wanted += run.bytes;
@@ -226,7 +236,7 @@ class Filler {
     const TransferControl::Call call(&control_, "take from another node",
                                      whole_.files[owner + 1]->path());
     HF_ASSIGN_OR_RETURN(const std::unique_ptr<FileReader> reader,
-                        Open(whole_.ranks[owner], wanted));
+                        Open(whole_.ranks[owner], node, wanted));
     while (done < runs.size()) {
       // Runs that lie side by side in the file are asked for together.
       size_t end = done + 1;
@@ -279,6 +289,7 @@ class Filler {
   const FetchShard& action_;
   const WholeCopy& whole_;
   RevocableMemory& memory_;
+  std::set<std::string> vain_;  // nodes that were waited for in vain, and are not asked again
   const std::shared_ptr<TransferControl> shared_control_;
   TransferControl& control_;
 };

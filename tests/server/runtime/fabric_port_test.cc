@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "base/process.h"
 #include "tests/base/temporary_directory.h"
+#include "tests/tiers/peer/refused_registrations.h"
 
 namespace holdfast {
 namespace {
@@ -64,6 +67,58 @@ TEST_F(FabricPortTest, WhoWasToldOfAnotherJobsSlotReadsItNoMore) {
   EXPECT_NE(then.regions(0).key(), first.regions(0).key());
   port_->Drop(kSlot);
   EXPECT_NE(Offer(Job('b')).regions(0).key(), then.regions(0).key());
+}
+
+TEST_F(FabricPortTest, WhatAJobHasSealedIsRegisteredBeforeAnybodyAsks) {
+  ASSERT_TRUE(port_->Expect(kSlot, Job('a')));
+  EXPECT_FALSE(port_->Expect(kSlot, Job('a'))) << "it is on its way";
+  std::thread registers([this] { port_->RegisterExpected(kSlot); });
+  const v1::PullSource first = Offer(Job('a'));  // waits for that one
+  registers.join();
+  ASSERT_EQ(first.regions_size(), 1);
+  EXPECT_FALSE(port_->Expect(kSlot, Job('a'))) << "it is there";
+  port_->RegisterExpected(kSlot);  // nobody expects it
+  EXPECT_EQ(Offer(Job('a')).regions(0).key(), first.regions(0).key());
+}
+
+TEST_F(FabricPortTest, WhatWasDroppedOrIsAnothersIsNotRegisteredLate) {
+  ASSERT_TRUE(port_->Expect(kSlot, Job('a')));
+  port_->BecomesOf(kSlot, Job('b'));
+  port_->RegisterExpected(kSlot);
+  EXPECT_TRUE(port_->Expect(kSlot, Job('a'))) << "another job's";
+  port_->Drop(kSlot);
+  ASSERT_TRUE(slots_->Delete(kSlot).ok());
+  port_->RegisterExpected(kSlot);
+  EXPECT_EQ(port_->problem(), "") << "of a slot that nobody wants any more";
+  EXPECT_TRUE(port_->Expect(kSlot, Job('a')));
+}
+
+// The slot went, and came back for the same job, while it was being registered.
+TEST_F(FabricPortTest, ALateRegistrationIsNotTakenForTheNewSlots) {
+  int registrations = 0;
+  const RefusedRegistrations counted(port_->fabric(), 100, [&] {
+    if (++registrations == 1) {
+      port_->Drop(kSlot);
+      ASSERT_TRUE(port_->Expect(kSlot, Job('a')));
+    }
+  });
+  ASSERT_TRUE(port_->Expect(kSlot, Job('a')));
+  port_->RegisterExpected(kSlot);
+  port_->RegisterExpected(kSlot);
+  EXPECT_EQ(registrations, 2);
+  EXPECT_EQ(Offer(Job('a')).regions_size(), 1);
+}
+
+TEST_F(FabricPortTest, MemoryThatMayNotBePinnedGoesAnotherWayAndItIsSaid) {
+  {
+    RefusedRegistrations refused(port_->fabric(), 0);
+    ASSERT_TRUE(port_->Expect(kSlot, Job('a')));
+    port_->RegisterExpected(kSlot);
+    EXPECT_NE(port_->problem().find("LimitMEMLOCK"), std::string::npos) << port_->problem();
+    EXPECT_EQ(Offer(Job('a')).regions_size(), 0) << "the bytes come in the stream";
+  }
+  EXPECT_EQ(Offer(Job('a')).regions_size(), 1);
+  EXPECT_EQ(port_->problem(), "");
 }
 
 TEST_F(FabricPortTest, AReaderOfAnotherProviderIsToldNothing) {

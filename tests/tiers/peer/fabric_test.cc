@@ -17,6 +17,8 @@
 #include "base/unique_fd.h"
 #include "base/units.h"
 #include "tests/tiers/peer/peer_harness.h"
+#include "tests/tiers/peer/refused_registrations.h"
+#include "tiers/peer/device_order.h"
 #include "tiers/peer/fabric_address.h"
 #include "tiers/peer/fabric_library.h"
 
@@ -152,6 +154,35 @@ TEST(FabricTest, RegistrationsAreSplitWhereTheDeviceWantsIt) {
   EXPECT_EQ(registration->At(1, slot.data() + 10 * kMiB - 1).bytes, 1u);
   EXPECT_TRUE(absl::IsInvalidArgument(
       fabric->Register(std::span<std::byte>(), MemoryAccess::kReadByPeers).status()));
+}
+
+TEST(FabricTest, MemoryThatMayNotBePinnedIsSaidAndNothingOfItStaysRegistered) {
+  FabricOptions options = LoopbackOptions();
+  options.registration_bytes_max = kMiB;
+  const auto fabric = ValueOf(Fabric::Open(options));
+  TestSlot slot(4 * kMiB);
+  {
+    RefusedRegistrations refused(*fabric, 2);
+    const auto none = fabric->Register(slot.span(), MemoryAccess::kReadByPeers);
+    EXPECT_TRUE(absl::IsResourceExhausted(none.status())) << none.status();
+    EXPECT_THAT(std::string(none.status().message()), ::testing::HasSubstr("LimitMEMLOCK"));
+  }
+  // (A device whose domain has registrations left cannot be closed: the Fabric's end says so.)
+  EXPECT_TRUE(fabric->Register(slot.span(), MemoryAccess::kReadByPeers).ok());
+}
+
+TEST(FabricTest, DevicesNearTheMemoryComeFirst) {
+  using Order = std::vector<size_t>;
+  EXPECT_EQ(NearestFirst({0, 1, -1, 1, 0}, 1), (Order{1, 3, 2, 0, 4}));
+  EXPECT_EQ(NearestFirst({0, 1, -1, 1, 0}, 0), (Order{0, 4, 2, 1, 3}));
+  EXPECT_EQ(NearestFirst({0, 1}, -1), (Order{0, 1})) << "nobody can say";
+  EXPECT_EQ(NearestFirst({}, 0), Order{});
+  // As the system lists it; in a container it may not be allowed to say.
+  TestSlot slot(kMiB);
+  const int node = NumaNodeOf(slot.data());
+  EXPECT_TRUE(node == -1 ||
+              ::access(absl::StrCat("/sys/devices/system/node/node", node).c_str(), F_OK) == 0)
+      << node;
 }
 
 TEST(FabricTest, RegistrationOutlivesItsFabric) {

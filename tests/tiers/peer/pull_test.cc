@@ -10,6 +10,8 @@
 
 #include "base/units.h"
 #include "tests/tiers/peer/peer_harness.h"
+#include "tests/tiers/peer/refused_registrations.h"
+#include "tiers/peer/fabric_device.h"
 #include "tiers/peer/reader_pool.h"
 
 namespace holdfast {
@@ -157,6 +159,19 @@ TEST_F(PullTest, MemoryThatIsNotWhatItsOwnerSays) {
     lie = peer_.source;
     lie.address = address;
     EXPECT_TRUE(absl::IsInvalidArgument(refused(lie)));
+  }
+  ExpectIsHere(target, PullInto(target));
+}
+
+// As with verbs, which wants what it writes to registered, too.
+TEST_F(PullTest, AReaderThatMayNotPinItsOwnMemoryBlamesNobodyElse) {
+  fabric_->devices()[0]->info().domain_attr->mr_mode |= FI_MR_LOCAL;
+  TestSlot target(sample_.image.size());
+  {
+    RefusedRegistrations refused(*fabric_, 0);
+    const TransferResult result = PullInto(target);
+    EXPECT_TRUE(absl::IsResourceExhausted(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kDestination);
   }
   ExpectIsHere(target, PullInto(target));
 }
