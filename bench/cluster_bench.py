@@ -35,6 +35,15 @@ EXTRA_S_BAR, EXTRA_S_GOAL = 2.0, 0.5
 READ_ONCE_BAR, READ_ONCE_GOAL = 1.05, 1.01
 
 
+# Nothing but replicas is copied meanwhile.
+ONLY_PEERS = " ".join(
+    [
+        "replicas=1",
+        *(f"{tier}.every_{what}=0" for tier in ("nvme", "remote") for what in ("steps", "ms")),
+    ]
+)
+
+
 def make_cluster(network: Network, names: str, state_bytes: int) -> Cluster:
     # Of its memory a node gives three quarters to slots.
     return Cluster(
@@ -173,7 +182,7 @@ def replicate(rounds: int, state_bytes: int) -> list[Row]:
         for _ in range(rounds):
             with Network() as network:
                 cluster = make_cluster(network, "a b", state_bytes)
-                job = Job(cluster, policy="replicas=1 remote.every_steps=0 remote.every_ms=0")
+                job = Job(cluster, policy=ONLY_PEERS)
                 job.start("a b", state_bytes=state_bytes)
                 assert job.resume() == 0
                 for step in range(1, saves + 1):

@@ -20,6 +20,8 @@ constexpr uint32_t kRanksPerNode = 8;
 constexpr uint32_t kSlotsPerRank = 3;
 constexpr uint32_t kRanks[] = {8, 96, 768, 12'288};
 constexpr uint64_t kShardBytes = uint64_t{6} << 30;
+constexpr uint64_t kLentBytes = 4 * kRanksPerNode * kShardBytes;  // of two steps, and as much again
+constexpr uint32_t kNodesPerRack = 16;
 constexpr int kStepsBefore = 5;  // so that retention has something to do in each step
 constexpr double kStepBarMs = 100;
 constexpr double kStepGoalMs = 20;
@@ -41,13 +43,16 @@ double HeapMb() {
 // theirs would, and what they are told is counted.
 class ManyNodes {
  public:
-  explicit ManyNodes(uint32_t ranks)
-      : ranks_(ranks), nodes_((ranks + kRanksPerNode - 1) / kRanksPerNode) {
+  ManyNodes(uint32_t ranks, uint32_t replicas)
+      : ranks_(ranks), nodes_((ranks + kRanksPerNode - 1) / kRanksPerNode), replicas_(replicas) {
     for (uint32_t node = 1; node < nodes_; ++node) {
       names_.Number("node-" + std::to_string(node));
     }
     MakeCoordinator();
     job_->SetOpenedHere();
+    for (NodeId node = 0; node < nodes_ && replicas_ > 0; ++node) {
+      Say(node, ArrivalOf(node));
+    }
     TellInventories();
     for (Rank rank = 0; rank < ranks_; ++rank) {
       Join(rank, "one");
@@ -63,7 +68,7 @@ class ManyNodes {
   }
 
   // Everything that a step costs its coordinator: begun, room made for it, sealed, awaited,
-  // committed, brought into both durable tiers, an older one removed from both.
+  // committed, brought into both durable tiers and to its peers, an older one removed from these.
   double Step(holdfast::Step step) {
     step_ = step;
     told_.clear();
@@ -97,6 +102,11 @@ class ManyNodes {
     const double spent = CpuMs() - before;
     if (!job_->IsCommittedIn(TierKind::kRemote, {attempt(), step})) {
       std::fprintf(stderr, "coordinator: step %llu is not whole in remote\n",
+                   static_cast<unsigned long long>(step));
+      std::exit(1);
+    }
+    if (replicas_ > 0 && !job_->IsCommittedIn(TierKind::kPeer, {attempt(), step})) {
+      std::fprintf(stderr, "coordinator: step %llu is not whole in peer\n",
                    static_cast<unsigned long long>(step));
       std::exit(1);
     }
@@ -175,6 +185,8 @@ class ManyNodes {
     settings.commit_deadline = std::chrono::minutes(10);
     settings.slots_per_rank = kSlotsPerRank;
     settings.nvme = settings.remote = true;
+    settings.peers = replicas_ > 0;
+    settings.policy.set_replicas(replicas_);
     settings.nodes = &names_;
     settings.policy.mutable_remote()->set_share_replicas(true);
     for (v1::TierPolicy* tier :
@@ -295,6 +307,11 @@ class ManyNodes {
   }
   NodeArrived ArrivalOf(NodeId node) const {
     NodeArrived arrived;
+    arrived.lends_bytes = replicas_ > 0 ? kLentBytes : 0;
+    arrived.labels = {{"rack", std::to_string(node / kNodesPerRack)}};
+    if (step_ == 0) {
+      return arrived;
+    }
     ForRanks(node, [&](Rank rank) {
       for (const holdfast::Step step : {step_ - 1, step_}) {
         arrived.shards.push_back({CopyOf(rank, step, false).copy, std::nullopt});
@@ -317,6 +334,7 @@ class ManyNodes {
 
   const uint32_t ranks_;
   const uint32_t nodes_;
+  const uint32_t replicas_;
   NodeNames names_{"node-0"};
   std::unique_ptr<Coordinator> job_;
   v1::JobState state_;
@@ -331,6 +349,14 @@ class ManyNodes {
   uint64_t messages_ = 0;
   uint32_t offered_ = 0;
 };
+
+// Of the step after those that fill the tiers.
+double TimedStep(ManyNodes& job) {
+  for (holdfast::Step step = 1; step <= kStepsBefore; ++step) {
+    job.Step(step);
+  }
+  return job.Step(kStepsBefore + 1);
+}
 
 Row LowerRow(const std::string& name, const std::string& unit, std::vector<double> values) {
   Row row{name, unit};
@@ -351,17 +377,16 @@ Report RunCoordinator(const CaseOptions& options) {
     std::vector<double> rebuilds;
     std::vector<double> heaps;
     std::vector<double> messages;
+    std::vector<double> kept_steps;
     for (int round = 0; round < options.rounds; ++round) {
-      ManyNodes job(ranks);
-      holdfast::Step step = 0;
-      for (int i = 0; i < kStepsBefore; ++i) {
-        job.Step(++step);
-      }
-      steps.push_back(job.Step(++step));
+      ManyNodes job(ranks, 0);
+      steps.push_back(TimedStep(job));
       messages.push_back(static_cast<double>(job.messages()) / job.nodes());
       double heap = 0;
       rebuilds.push_back(job.Rebuild(heap));
       heaps.push_back(heap);
+      ManyNodes kept(ranks, ranks > kRanksPerNode ? 1 : 0);
+      kept_steps.push_back(TimedStep(kept));
       progress.Advance(std::to_string(ranks) + " ranks");
     }
     const std::string size = std::to_string(ranks) + " ranks: ";
@@ -371,6 +396,9 @@ Report RunCoordinator(const CaseOptions& options) {
     step.goal = judged ? kStepGoalMs : 0;
     report.rows.push_back(step);
     report.rows.push_back(LowerRow(size + "messages a step and node", "", messages));
+    if (ranks > kRanksPerNode) {
+      report.rows.push_back(LowerRow(size + "CPU a step, replicas: 1", "ms", kept_steps));
+    }
     Row rebuild = LowerRow(size + "CPU to rebuild and choose", "ms", rebuilds);
     rebuild.bar = judged ? kRebuildBarMs : 0;
     report.rows.push_back(rebuild);

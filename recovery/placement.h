@@ -39,6 +39,7 @@ struct PlacementNode {
   // What it lends to one step's replicas of this job. It must not depend on what lies there now.
   // 0: it takes none, but may be a home.
   uint64_t capacity_bytes = 0;
+  bool operator==(const PlacementNode&) const = default;
 };
 
 // `labels`: anything with name and value. `levels`: the keys of labels that are failure domains,
@@ -60,6 +61,7 @@ struct PlacementShard {
   Rank rank = 0;
   uint32_t home = kNoNode;  // index of the node whose rank saved it; kNoNode: it has none
   uint64_t bytes = 0;       // what it takes: its slot's, better than its image's, as slots stay
+  bool operator==(const PlacementShard&) const = default;
 };
 
 // A value that never changes once computed. Any thread may read it.

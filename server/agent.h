@@ -320,6 +320,7 @@ class Agent {
   };
   // A shard that is to be brought into memory ahead of a restore.
   struct Prefetch {
+    uint64_t turn = 0;  // when it was asked for
     TierKind from = TierKind::kNvme;
     uint64_t bytes = 0;
     uint32_t world_size = 0;
@@ -329,6 +330,7 @@ class Agent {
   };
   // A shard that is to be kept here for another node, and is not here yet.
   struct Replica {
+    uint64_t turn = 0;  // when it was asked for
     TierKind from = TierKind::kMemory;
     std::string peer;  // which has it
     uint64_t bytes = 0;
@@ -338,6 +340,7 @@ class Agent {
   // A shard on a drive here that other nodes want to read: on its way into a lent slot, for as long
   // as they read it.
   struct Load {
+    uint64_t turn = 0;  // when it was asked for
     std::vector<AdminToken> waiting;
     uint64_t bytes = 0;
     uint32_t world_size = 0;
@@ -640,6 +643,8 @@ class Agent {
   uint64_t LendsBytes() const;
   uint64_t LentBytes() const;
   void TakeReplicas(const JobUuid& job, const FlushWanted& m);
+  template <typename Waiting>
+  void StartInTurn(const Waiting& waiting, size_t at_once, void (Agent::*place)(const ShardId&));
   void AdvanceReplicas();
   void PlaceReplica(const ShardId& shard);
   Slot* FreeLentSlot(const ShardId& shard, uint32_t uid, uint64_t bytes);
@@ -651,6 +656,7 @@ class Agent {
   void StopReplica(const ShardId& shard, const Failure& why);
   uint64_t StopFillingReplicas(uint64_t bytes);
   bool ComesBack(const Slot& slot) const;
+  bool ComesInto(const ShardId& shard, const Slot& slot) const;
   void StopReplicas(const JobUuid& job, std::optional<CheckpointId> checkpoint, const Failure& why);
   void RemoveReplicas(const JobUuid& job, const RemovalWanted& m);
   bool TakeFromReplicas(uint64_t bytes, Limit limit);
@@ -846,6 +852,7 @@ class Agent {
   std::map<ShardId, Load> loads_;
   bool loads_due_ = false;  // likewise
   std::map<ShardId, Replica> replicas_;
+  uint64_t turns_ = 0;         // given to these three
   bool replicas_due_ = false;  // likewise
   std::set<std::string> unknown_files_;
   std::optional<RebuildRun> rebuild_;

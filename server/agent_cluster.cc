@@ -570,7 +570,7 @@ NodeArrived Agent::Arrival(const JobUuid& job) const {
   for (auto it = shards_.lower_bound({job, 0, 0, 0}); it != shards_.end() && it->first.job == job;
        ++it) {
     const Slot& slot = slots_.at(it->second);
-    if (slot.state == SlotState::kSealed) {
+    if (slot.state == SlotState::kSealed && !slot.loaded) {  // (which goes with its last reader)
       arrived.shards.push_back({slot.copy, slot.writer, slot.lent});
     }
   }

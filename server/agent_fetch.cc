@@ -288,8 +288,27 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
     if (fetch.slot == slot->id && fetch.drain == e.drain) {
       EndAhead(slot->shard, status, e.peer);
     }
+    // One that had joined what came from fewer nodes than it was told of: from those that are left.
+    const auto goes_on = [&](RequestToken token) {
+      const Pending* pending = FindPending(token);
+      if (!from_peer || pending == nullptr || !pending->fetch ||
+          pending->fetch->from != TierKind::kPeer) {
+        return false;
+      }
+      SourceOffered source = *pending->fetch;
+      std::erase_if(source.peers, [&](const std::string& peer) {
+        return std::find(fetch.peers.begin(), fetch.peers.end(), peer) != fetch.peers.end();
+      });
+      if (source.peers.empty()) {
+        return false;
+      }
+      FetchSource(token, source);
+      return true;
+    };
     for (const RequestToken token : fetch.waiting) {
-      FailFetch(token, fetch.from, status, e.source_bad && !from_peer);
+      if (!goes_on(token)) {
+        FailFetch(token, fetch.from, status, e.source_bad && !from_peer);
+      }
     }
     if (!heard && e.source_bad && !from_peer) {
       Send(op->job, ShardBad{op->checkpoint, op->rank, Message(status), op->tier});

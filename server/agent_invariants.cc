@@ -132,11 +132,19 @@ std::string Agent::CheckInvariants() const {
       return absl::StrCat(shard.ToString(), " is to be loaded into slot ", *load.slot,
                           ", which is not lent");
     }
+    if (load.slot && !ComesInto(shard, slots_.at(*load.slot))) {
+      return absl::StrCat(shard.ToString(), " waits for slot ", *load.slot,
+                          ", which gets something else");
+    }
   }
   for (const auto& [shard, replica] : replicas_) {
     if (replica.slot && (slots_.count(*replica.slot) == 0 || !slots_.at(*replica.slot).lent)) {
       return absl::StrCat(shard.ToString(), " is to be kept in slot ", *replica.slot,
                           ", which is not lent");
+    }
+    if (replica.slot && !ComesInto(shard, slots_.at(*replica.slot))) {
+      return absl::StrCat(shard.ToString(), " waits for slot ", *replica.slot,
+                          ", which gets something else");
     }
   }
   for (const auto& [id, connection] : connections_) {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
-#include "server/agent.h"
+#include "server/agent_in_turn.h"
 
 namespace holdfast {
 
@@ -30,6 +30,7 @@ void Agent::LoadFor(AdminToken token, const ShardId& shard) {
   if (!fresh) {
     return;
   }
+  load.turn = ++turns_;
   load.bytes = std::max(RoundUp(copy->copy.copy.image_bytes, kSlotBytesUnit), kSlotBytesUnit);
   load.world_size = copy->copy.copy.world_size;
   load.until = time_.now + kPrefetchDeadline;
@@ -37,24 +38,8 @@ void Agent::LoadFor(AdminToken token, const ShardId& shard) {
 }
 
 void Agent::AdvanceLoads() {
-  if (!std::exchange(loads_due_, false)) {
-    return;
-  }
-  size_t under_way = 0;
-  std::vector<ShardId> queue;
-  for (const auto& [shard, load] : loads_) {
-    under_way += load.slot ? 1 : 0;
-    if (!load.slot) {
-      queue.push_back(shard);
-    }
-  }
-  for (const ShardId& shard : queue) {
-    if (under_way >= kLoadsAtOnce) {
-      return;
-    }
-    PlaceLoad(shard);
-    const auto placed = loads_.find(shard);
-    under_way += placed != loads_.end() && placed->second.slot ? 1 : 0;
+  if (std::exchange(loads_due_, false)) {
+    StartInTurn(loads_, kLoadsAtOnce, &Agent::PlaceLoad);
   }
 }
 

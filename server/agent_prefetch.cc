@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
-#include "server/agent.h"
+#include "server/agent_in_turn.h"
 
 namespace holdfast {
 
@@ -37,7 +37,9 @@ void Agent::TakeMessage(const JobUuid& job, const PrefetchWanted& m) {
       Send(job, PrefetchEnded{m.checkpoint, wanted.rank, wanted.from, std::move(refused)});
       continue;
     }
-    Prefetch& prefetch = prefetches_[shard];
+    const auto [entry, fresh] = prefetches_.try_emplace(shard);
+    Prefetch& prefetch = entry->second;
+    prefetch.turn = fresh ? ++turns_ : prefetch.turn;
     if (!prefetch.slot) {
       prefetch.from = wanted.from;
       prefetch.peer = wanted.peer;
@@ -63,25 +65,9 @@ void Agent::TakeMessage(const JobUuid& job, const PrefetchUnwanted& m) {
 
 // Whoever waits for room comes first.
 void Agent::AdvancePrefetches() {
-  if (!prefetch_due_ || !waiting_for_room_.empty()) {
-    return;
-  }
-  prefetch_due_ = false;
-  size_t under_way = 0;
-  std::vector<ShardId> queue;
-  for (const auto& [shard, prefetch] : prefetches_) {
-    under_way += prefetch.slot ? 1 : 0;
-    if (!prefetch.slot) {
-      queue.push_back(shard);
-    }
-  }
-  for (const ShardId& shard : queue) {
-    if (under_way >= kPrefetchesAtOnce) {
-      return;
-    }
-    PlacePrefetch(shard);
-    const auto placed = prefetches_.find(shard);
-    under_way += placed != prefetches_.end() && placed->second.slot ? 1 : 0;
+  if (prefetch_due_ && waiting_for_room_.empty()) {
+    prefetch_due_ = false;
+    StartInTurn(prefetches_, kPrefetchesAtOnce, &Agent::PlacePrefetch);
   }
 }
 

@@ -61,10 +61,11 @@ absl::Status Agent::WhyInUse(const Coordinator& job) const {
       absl::StrAppend(&who, named == 1 ? "" : ", ", nodes_.Who(process));
     }
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("job '", job.name(), "' is in use by ",
-                   users.empty() ? "a verification, or a rank that is joining" : who,
-                   named > 8 ? " and others" : "", "; end that first"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job '", job.name(), "' is in use by ",
+      users.empty() ? "a verification, another node that reads a shard, or a rank that "
+                      "is joining; try again soon"
+                    : absl::StrCat(who, named > 8 ? " and others" : "", "; end that first")));
 }
 
 void Agent::Admin(const AdminRequest& e, const v1::RemoveJobRequest& request) {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
-#include "server/agent.h"
+#include "server/agent_in_turn.h"
 
 namespace holdfast {
 
@@ -57,7 +57,9 @@ void Agent::TakeReplicas(const JobUuid& job, const FlushWanted& m) {
       AnswerReplica(shard, wanted.from, std::move(refused), wanted.peer);
       continue;
     }
-    Replica& replica = replicas_[shard];  // (of one that is under way the end answers)
+    const auto [entry, fresh] = replicas_.try_emplace(shard);
+    Replica& replica = entry->second;  // (of one that is under way the end answers)
+    replica.turn = fresh ? ++turns_ : replica.turn;
     replica.from = wanted.from;
     replica.peer = wanted.peer;
     replica.bytes = bytes;
@@ -68,25 +70,9 @@ void Agent::TakeReplicas(const JobUuid& job, const FlushWanted& m) {
 
 // Whoever waits for room comes first.
 void Agent::AdvanceReplicas() {
-  if (!replicas_due_ || !waiting_for_room_.empty()) {
-    return;
-  }
-  replicas_due_ = false;
-  size_t under_way = 0;
-  std::vector<ShardId> queue;
-  for (const auto& [shard, replica] : replicas_) {
-    under_way += replica.slot ? 1 : 0;
-    if (!replica.slot) {
-      queue.push_back(shard);
-    }
-  }
-  for (const ShardId& shard : queue) {
-    if (under_way >= kReplicasAtOnce) {
-      return;
-    }
-    PlaceReplica(shard);
-    const auto placed = replicas_.find(shard);
-    under_way += placed != replicas_.end() && placed->second.slot ? 1 : 0;
+  if (replicas_due_ && waiting_for_room_.empty()) {
+    replicas_due_ = false;
+    StartInTurn(replicas_, kReplicasAtOnce, &Agent::PlaceReplica);
   }
 }
 
@@ -323,6 +309,13 @@ bool Agent::ComesBack(const Slot& slot) const {
     default:
       return false;
   }
+}
+
+// The slot is being made, or is being filled with it.
+bool Agent::ComesInto(const ShardId& shard, const Slot& slot) const {
+  const auto fetch = fetches_.find(shard);
+  return slot.state == SlotState::kCreating ||
+         (fetch != fetches_.end() && fetch->second.slot == slot.id);
 }
 
 // A save or a restore on this node is short of room: what is kept for others goes before anything

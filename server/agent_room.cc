@@ -411,7 +411,7 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
       readers.insert(hold.process.ToString());
     }
     if (!slot.admin_readers.empty()) {
-      readers.insert("a verification");
+      readers.insert("a verification or another node");
     }
     copies += slot.state == SlotState::kSealed ? 1 : 0;
     filling += Filling(slot.state) ? 1 : 0;

@@ -32,6 +32,7 @@
 #include "holdfast/v1/admin.pb.h"
 #include "recovery/drain_schedule.h"
 #include "recovery/explain.h"
+#include "recovery/kept_placement.h"
 #include "recovery/lineage.h"
 #include "recovery/protection.h"
 #include "recovery/restorable.h"
@@ -70,6 +71,7 @@ inline constexpr Duration kPrefetchRetry = std::chrono::seconds(10);
 inline constexpr Duration kPrefetchLook = std::chrono::milliseconds(100);  // between two looks
 inline constexpr uint32_t kPrefetchFewRanks = 256;                         // at so few at once
 inline constexpr size_t kTimelineMax = 256;
+inline constexpr size_t kStagesMax = 64;  // of each of these
 inline constexpr size_t kPinsMax = 1024;
 inline constexpr size_t kDrainsMax =
     2;  // checkpoints of a job on their way into one tier at a time, but for those that hang
@@ -554,7 +556,7 @@ class Coordinator {
   std::optional<FlushWanted::Shard> NextReplica(const Checkpoint& checkpoint, Rank rank,
                                                 const std::vector<NodeId>& targets,
                                                 NodeId& target) const;
-  std::map<Rank, Targets> ReplicaTargets(const Checkpoint& checkpoint) const;
+  std::map<Rank, Targets> ReplicaTargets(const Checkpoint& checkpoint);
   bool GoneForGood(std::optional<NodeId> node) const;
   void EndReplicationRound(CheckpointId id, Turn& t);
   void TakeLateReplica(const ShardDrained& m, Turn& t);
@@ -664,6 +666,7 @@ class Coordinator {
     std::vector<NodeLabel> labels;  // coarsest failure domain first
   };
   std::map<NodeId, Lender> lenders_;
+  KeptPlacement placement_;
   // By which, as somebody said. Best effort: a host that comes anew has not heard it.
   std::map<NodeId, NodeId> replaced_;
   mutable std::map<NodeId, NodeId> domains_;  // theirs, as far as asked for since they changed

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "recovery/placement.h"
 #include "server/coordinator.h"
 
 namespace holdfast {
@@ -98,8 +97,7 @@ NodeId Coordinator::DomainOf(NodeId node) const {
 }
 
 // The nodes that are to keep each rank's shard, the first one first.
-std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(
-    const Checkpoint& checkpoint) const {
+std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(const Checkpoint& checkpoint) {
   const Drain& drain = checkpoint.drain(TierKind::kPeer);
   std::vector<PlacementNode> nodes;
   std::vector<NodeId> numbers;
@@ -140,11 +138,11 @@ std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(
     }
   }
   for (const auto& [count, of] : shards) {
-    const absl::StatusOr<Placement> placement =
-        Place(PlacementSeed(uuid_), nodes, of, std::min(count, kPlacementReplicasMax));
+    const absl::StatusOr<const Placement*> placement =
+        placement_.For(PlacementSeed(uuid_), nodes, of, std::min(count, kPlacementReplicasMax));
     for (size_t i = 0; i < of.size() && placement.ok(); ++i) {
       const std::vector<NodeId> own = checkpoint.OwnNodes(of[i].rank);
-      for (const uint32_t node : placement->TargetsOf(i)) {
+      for (const uint32_t node : (*placement)->TargetsOf(i)) {
         if (std::find(own.begin(), own.end(), numbers[node]) == own.end()) {
           targets[of[i].rank].all.push_back(numbers[node]);
         }

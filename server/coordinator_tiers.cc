@@ -678,6 +678,9 @@ void Coordinator::NoteStage(CheckpointId id, const std::string& stage, int64_t b
     times.world_size = checkpoint->second.world_size;
   }
   times.stages.push_back({stage, begin_ms, end_ms, outcome, bytes});
+  if (times.stages.size() > kStagesMax) {  // replicas are made again and again
+    times.stages.erase(times.stages.begin());
+  }
   if (times_.size() > kTimelineMax) {
     times_.erase(times_.begin());
   }

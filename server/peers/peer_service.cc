@@ -23,6 +23,9 @@ using ::google::protobuf::io::CodedInputStream;
 
 // What gRPC cannot do without when a server starts, and a few for its calls.
 constexpr int kThreadsPerServer = 6;
+// Each call of a service in `others` has one: as many as are served there, and again as many that
+// have not said yet what they want. Whoever calls then is told that it is too much.
+constexpr int kThreadsMax = 96;
 // A link has one call under way, and perhaps one that it has given up; a node's pulls share one
 // connection, and one that had to wait there would look like a source that does not answer.
 constexpr int kStreamsPerConnectionMax = 8 + 64;
@@ -207,6 +210,7 @@ absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& 
   builder.SetMaxReceiveMessageSize(static_cast<int>(server_->limits.request_bytes_max));
   grpc::ResourceQuota quota("peers");
   quota.Resize(kMemoryBytes);
+  quota.SetMaxThreads(kThreadsMax);
   builder.SetResourceQuota(quota);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);

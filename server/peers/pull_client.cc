@@ -3,7 +3,9 @@
 #include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,15 +30,21 @@ absl::Status FromGrpc(const grpc::Status& status) {
 struct PullClient::Peer {
   PeerAddress at;
   std::shared_ptr<grpc::Channel> channel;  // null: not used yet
+  // Whose streams end: set when it is down, or up under another start.
+  std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(false);
 };
 
 namespace {
 
 class GrpcPullStream final : public PullStream {
  public:
-  GrpcPullStream(std::string node, std::shared_ptr<grpc::Channel> channel, Duration at_most,
+  GrpcPullStream(std::string node, std::shared_ptr<grpc::Channel> channel,
+                 std::shared_ptr<const std::atomic<bool>> gone, Duration at_most,
                  std::shared_ptr<TransferControl> control)
-      : node_(std::move(node)), control_(std::move(control)), stub_(std::move(channel)) {
+      : node_(std::move(node)),
+        gone_(std::move(gone)),
+        control_(std::move(control)),
+        stub_(std::move(channel)) {
     context_.set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                        gpr_time_from_nanos(at_most.count(), GPR_TIMESPAN)));
     stream_ = stub_.AsyncPull(&context_, &queue_, this);
@@ -52,17 +60,26 @@ class GrpcPullStream final : public PullStream {
 
   absl::Status Start() { return Await(); }
   absl::Status Ask(const v1::PullAsked& asked) override {
+    HF_RETURN_IF_ERROR(CheckIsMember());
     stream_->Write(asked, this);
     return Await();
   }
   absl::StatusOr<v1::PullTold> Next() override {
+    HF_RETURN_IF_ERROR(CheckIsMember());
     v1::PullTold told;
     stream_->Read(&told, this);
     HF_RETURN_IF_ERROR(Await());
     return told;
   }
+  bool node_gone() const override { return gone_->load(); }
 
  private:
+  absl::Status CheckIsMember() const {
+    return node_gone()
+               ? absl::UnavailableError(absl::StrCat("node '", node_, "' has left the cluster"))
+               : absl::OkStatus();
+  }
+
   // The one call under way.
   absl::Status Await() {
     const absl::Status waited = AwaitTag();
@@ -100,6 +117,8 @@ class GrpcPullStream final : public PullStream {
       }
       if (control_ != nullptr && control_->cancelled()) {
         gave_up = absl::CancelledError("as asked");
+      } else if (node_gone()) {
+        gave_up = CheckIsMember();
       } else if (std::chrono::steady_clock::now() - begun > kPullStall) {
         gave_up = absl::UnavailableError(absl::StrCat("node '", node_, "' does not answer"));
       } else {
@@ -110,6 +129,7 @@ class GrpcPullStream final : public PullStream {
   }
 
   const std::string node_;
+  const std::shared_ptr<const std::atomic<bool>> gone_;
   const std::shared_ptr<TransferControl> control_;
   v1::Pulls::Stub stub_;
   grpc::ClientContext context_;
@@ -136,8 +156,15 @@ PullClient::~PullClient() = default;
 
 void PullClient::ChangePeers(const holdfast::ChangePeers& change) {
   MutexLock lock(mutex_);
-  for (const std::string& node : change.down) {
-    peers_.erase(node);
+  std::set<std::string> over = change.down;
+  for (const auto& [node, at] : change.up) {
+    over.insert(node);
+  }
+  for (const std::string& node : over) {
+    if (const auto known = peers_.find(node); known != peers_.end()) {
+      known->second->gone->store(true);
+      peers_.erase(known);
+    }
   }
   for (const auto& [node, at] : change.up) {
     peers_[node] = std::make_shared<Peer>(Peer{at, nullptr});
@@ -165,7 +192,7 @@ absl::StatusOr<std::shared_ptr<PullClient::Peer>> PullClient::Find(const std::st
   }
   if (known->second->channel == nullptr) {
     known->second = std::make_shared<Peer>(
-        Peer{known->second->at, MakeChannel(known->second->at.address, tls)});
+        Peer{known->second->at, MakeChannel(known->second->at.address, tls), known->second->gone});
   }
   return known->second;
 }
@@ -181,7 +208,8 @@ absl::StatusOr<std::unique_ptr<PullStream>> PullClient::Open(
   who.set_to_incarnation(peer->at.incarnation);
   who.set_cluster(options_.cluster);
   who.set_membership(options_.membership);
-  auto stream = std::make_unique<GrpcPullStream>(node, peer->channel, at_most, std::move(control));
+  auto stream = std::make_unique<GrpcPullStream>(node, peer->channel, peer->gone, at_most,
+                                                 std::move(control));
   HF_RETURN_IF_ERROR(stream->Start());
   v1::PullAsked asked;
   *asked.mutable_open() = std::move(open);

@@ -7,7 +7,8 @@
 //   HF_RETURN_IF_ERROR(stream->Ask(read));  HF_ASSIGN_OR_RETURN(v1::PullTold told, stream->Next());
 //
 // A stream belongs to one thread, which waits in its calls: until the other end has answered,
-// nothing has come for kPullStall, the stream's deadline has passed, or `control` was cancelled.
+// nothing has come for kPullStall, the stream's deadline has passed, the node has left the cluster,
+// or `control` was cancelled.
 // Ending a stream lets go of the slot at the other end. The client is thread-safe, and outlived by
 // no stream.
 #pragma once
@@ -35,6 +36,9 @@ class PullStream {
   // Unavailable: the node is gone, or silent. What it refused with is its own.
   virtual absl::Status Ask(const v1::PullAsked& asked) = 0;
   virtual absl::StatusOr<v1::PullTold> Next() = 0;
+  // Membership has said since that the node, or the start of it that was meant, is gone: the calls
+  // above end at once, and nothing is to be expected of its fabric. Any thread may ask.
+  virtual bool node_gone() const { return false; }
 };
 
 class PullClient {

@@ -69,7 +69,7 @@ absl::StatusOr<Probe> OpenProbe(const Measurer& measurer, const std::string& nod
 
 absl::Status ReadOnce(const Measurer& measurer, const std::string& node, Probe& probe,
                       bool by_fabric, TransferControl& control) {
-  return by_fabric ? PullByFabric(*measurer.fabric, probe.offer, probe.into, node,
+  return by_fabric ? PullByFabric(*measurer.fabric, *probe.stream, probe.offer, probe.into, node,
                                   Clock::System()->Now() + kLongest, nullptr, control)
                    : PullByStream(*probe.stream, probe.offer, probe.into, node, nullptr, control);
 }

@@ -128,6 +128,12 @@ class PullServer::Service final : public v1::Pulls::Service {
   }
 
  private:
+  // False: the reader has ended, or has taken nothing for too long.
+  bool Say(grpc::ServerContext& call, Stream& stream, const v1::PullTold& told) {
+    const SilenceWatch::Guard guard(silence_, call, options_.silence_max);
+    return stream.Write(told);
+  }
+
   // What the reader says next; false: it has ended, or says nothing.
   bool Hear(grpc::ServerContext& call, Stream& stream, v1::PullAsked& asked, Duration at_most) {
     const SilenceWatch::Guard guard(silence_, call, at_most);
@@ -156,7 +162,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     }
 
     // 2. The slot, held until the stream has ended.
-    HF_ASSIGN_OR_RETURN(const AdminAnswer held, Hold(stream, wanted));
+    HF_ASSIGN_OR_RETURN(const AdminAnswer held, Hold(call, stream, wanted));
     const auto* shards = std::get_if<ReadableShards>(&held.reply);
     if (shards == nullptr || shards->shards.size() != 1 || held.lease == nullptr) {
       return absl::InternalError("the daemon answered another question");
@@ -183,7 +189,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     }
     // (Who reads by itself says nothing until it has all.)
     const Duration silence = source.regions_size() > 0 ? kPullLongest : options_.silence_max;
-    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), *record));
+    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), *record));
     const auto read = [&image](uint64_t offset, std::span<std::byte> into) {
       return (*image)->ReadAt(offset, into);
     };
@@ -192,18 +198,19 @@ class PullServer::Service final : public v1::Pulls::Service {
         HF_RETURN_IF_ERROR(slots.Confirm(shard.slot, shard.copy.generation, **image));
         v1::PullTold confirmed;
         confirmed.mutable_confirmed();
-        return stream.Write(confirmed) ? absl::OkStatus() : Gone();
+        return Say(call, stream, confirmed) ? absl::OkStatus() : Gone();
       }
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
-      HF_RETURN_IF_ERROR(Send(stream, asked.read(), shard.copy.image_bytes, read));
+      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), shard.copy.image_bytes, read));
     }
     return Gone();
   }
 
   // What has to be brought into memory first may take minutes: the reader hears that it comes.
-  absl::StatusOr<AdminAnswer> Hold(Stream& stream, const HoldShard& wanted) {
+  absl::StatusOr<AdminAnswer> Hold(grpc::ServerContext& call, Stream& stream,
+                                   const HoldShard& wanted) {
     for (;;) {
       absl::StatusOr<AdminAnswer> held =
           options_.context->gateway->Ask(wanted, Caller{}, options_.hold_wait);
@@ -214,7 +221,7 @@ class PullServer::Service final : public v1::Pulls::Service {
       }
       v1::PullTold told;
       told.mutable_loading();
-      if (!stream.Write(told)) {
+      if (!Say(call, stream, told)) {
         return Gone();
       }
     }
@@ -228,7 +235,7 @@ class PullServer::Service final : public v1::Pulls::Service {
                         options_.passed_on->Await(shard, until(), gone));
     v1::PullTold told;
     told.mutable_source()->set_image_bytes(file->bytes());
-    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), ""));
+    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), ""));
     const auto read = [&](uint64_t offset, std::span<std::byte> into) {
       return file->Read(offset, into, until(), gone);
     };
@@ -237,7 +244,7 @@ class PullServer::Service final : public v1::Pulls::Service {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
       HF_SYNC_POINT("daemon.pull.passed_on");
-      HF_RETURN_IF_ERROR(Send(stream, asked.read(), file->bytes(), read));
+      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), file->bytes(), read));
     }
     return Gone();
   }
@@ -255,7 +262,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     v1::PullTold told;
     told.mutable_source()->set_image_bytes(probe->image().size());
     probe->Offer(options_.fabric, open.provider(), *told.mutable_source());
-    HF_RETURN_IF_ERROR(Tell(stream, std::move(told), probe->record()));
+    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), probe->record()));
     const auto read = [&probe](uint64_t offset, std::span<std::byte> into) {
       std::copy_n(probe->image().begin() + static_cast<ptrdiff_t>(offset), into.size(),
                   into.begin());
@@ -265,19 +272,20 @@ class PullServer::Service final : public v1::Pulls::Service {
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
-      HF_RETURN_IF_ERROR(Send(stream, asked.read(), probe->image().size(), read));
+      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), probe->image().size(), read));
     }
     return Gone();
   }
 
-  absl::Status Tell(Stream& stream, v1::PullTold told, const std::string& record) {
+  absl::Status Tell(grpc::ServerContext& call, Stream& stream, v1::PullTold told,
+                    const std::string& record) {
     told.mutable_source()->set_record_bytes(record.size());
-    if (!stream.Write(told)) {
+    if (!Say(call, stream, told)) {
       return Gone();
     }
     for (size_t at = 0; at < record.size(); at += kPullChunkBytes) {
       told.set_record(record.substr(at, kPullChunkBytes));
-      if (!stream.Write(told)) {
+      if (!Say(call, stream, told)) {
         return Gone();
       }
     }
@@ -286,8 +294,8 @@ class PullServer::Service final : public v1::Pulls::Service {
 
   // (By pread: a file that is cut short is an error, and no SIGBUS.)
   template <typename ReadAt>
-  absl::Status Send(Stream& stream, const v1::PullRead& read, uint64_t image_bytes,
-                    const ReadAt& read_at) {
+  absl::Status Send(grpc::ServerContext& call, Stream& stream, const v1::PullRead& read,
+                    uint64_t image_bytes, const ReadAt& read_at) {
     if (read.offset() > image_bytes || read.bytes() > image_bytes - read.offset()) {
       return absl::InvalidArgumentError("more is wanted than the image has");
     }
@@ -297,7 +305,7 @@ class PullServer::Service final : public v1::Pulls::Service {
       std::string& data = *told.mutable_data();
       data.resize(bytes);
       HF_RETURN_IF_ERROR(read_at(read.offset() + done, std::as_writable_bytes(std::span(data))));
-      if (!stream.Write(told)) {
+      if (!Say(call, stream, told)) {
         return Gone();
       }
       done += bytes;

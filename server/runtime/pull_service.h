@@ -5,8 +5,9 @@
 //   PullServer pulls({.context = &admin_context, .slots = …});
 //   options.services.push_back(pulls.service());   // of PeerNetworkOptions
 //
-// Owner: the Daemon. Calls come on gRPC's threads, one for each pull, at most kPullsServedMax. The
-// server that it is registered with ends before it does.
+// Owner: the Daemon. Calls come on gRPC's threads, one for each stream (PeerService says how many
+// there may be), of which kPullsServedMax are served. The server that it is registered with ends
+// before it does.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +48,8 @@ class PullServer {
     // For the core's answer; while a shard is brought into memory first, the reader hears of it so
     // often. (It waits for a word for longer: kPullStall.)
     Duration hold_wait = std::chrono::seconds(5);
-    // A reader that has not said what it wants, or does not go on, for so long is sent away; not
-    // while it may be reading by one-sided reads.
+    // A reader that has not said what it wants, does not go on, or does not take what it is sent,
+    // for so long is sent away; one that may be reading by one-sided reads has longer to go on.
     Duration open_wait = std::chrono::seconds(10);
     Duration silence_max = std::chrono::seconds(60);
   };

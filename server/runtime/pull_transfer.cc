@@ -119,9 +119,9 @@ absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<
   return check.Arrived(bytes, node);
 }
 
-absl::Status PullByFabric(FabricPort& port, const PullOffer& offer, std::span<std::byte> into,
-                          const std::string& node, MonotonicTime deadline, Pacer* pacer,
-                          TransferControl& control) {
+absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
+                          std::span<std::byte> into, const std::string& node,
+                          MonotonicTime deadline, Pacer* pacer, TransferControl& control) {
   PullSource source;
   source.name = node;
   source.address = offer.source.fabric_address();
@@ -132,6 +132,7 @@ absl::Status PullByFabric(FabricPort& port, const PullOffer& offer, std::span<st
   options.deadline = deadline;
   options.pacer = pacer;
   options.control = &control;
+  options.source_gone = [&stream] { return stream.node_gone(); };
   return PullImage(port.fabric(), source, into, offer.image.record, offer.image.layout, options)
       .status;
 }

@@ -1,7 +1,7 @@
 // A pull's bytes, as the one who reads has them brought (docs/protocol.md §19).
 //
 //   HF_ASSIGN_OR_RETURN(const PullOffer offer, ReadPullOffer(*stream, slot_bytes, &control));
-//   HF_RETURN_IF_ERROR(PullByFabric(port, offer, into, node, pacer, control));
+//   HF_RETURN_IF_ERROR(PullByFabric(port, *stream, offer, into, node, …));
 //   HF_RETURN_IF_ERROR(ConfirmPull(*stream));
 //
 // Plain functions that block, for workers' threads. What a source says is believed as far as the
@@ -35,9 +35,9 @@ absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes
                                         TransferControl* control);
 
 // By one-sided reads. `pacer` null: as fast as it goes. The slot is held until `deadline`.
-absl::Status PullByFabric(FabricPort& port, const PullOffer& offer, std::span<std::byte> into,
-                          const std::string& node, MonotonicTime deadline, Pacer* pacer,
-                          TransferControl& control);
+absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
+                          std::span<std::byte> into, const std::string& node,
+                          MonotonicTime deadline, Pacer* pacer, TransferControl& control);
 // Over the daemons' own connection: where no fabric carries it.
 absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<std::byte> into,
                           const std::string& node, Pacer* pacer, TransferControl& control);

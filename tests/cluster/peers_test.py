@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, wait_until
+from .links import Way
 from .matrix import matrix
 from .network import Network
 
 POLICY = "replicas=1 remote.every_steps=0 remote.every_ms=0"
+BIG_STATE_BYTES = 24 << 20  # many pieces of a pull
 
 
 def replicated_job(
@@ -160,7 +162,8 @@ def test_replicas_wait_while_training_needs_the_network(network: Network) -> Non
     assert protection(cluster, job, "a")["node"] == (3, "memory+peer")
 
 
-def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network) -> None:
+@pytest.mark.parametrize("way", ["both", "out", "in"])
+def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network, way: Way) -> None:
     cluster = Cluster(network, "a b", lease_s=SHORT_LEASE_S)
     job = Job(cluster, policy=POLICY)
     job.start("a b")
@@ -172,13 +175,39 @@ def test_the_network_is_cut_in_the_middle_of_a_pull(network: Network) -> None:
         assert process is not None
         process.wait_stopped()
         assert answers.result() == ["ok sealed"] * 2
-    network.links.cut(cluster["b"])
+    network.links.cut(cluster["b"], way=way)
     process.resume()
     cluster.wait_said("a", "b is (out of reach|gone)")
     network.links.heal(cluster["b"])
     save_again = job.ask("tier peer 60000")
     assert save_again == ["ok peer"] * 2, save_again
     assert protection(cluster, job, "a")["node"] == (1, "memory+peer")
+
+
+@pytest.mark.parametrize("trouble", ["loses packets", "is late", "is slow"])
+def test_pulls_over_a_network_that(network: Network, trouble: str) -> None:
+    """Replicas are made, and a lost node's rank is brought back from them."""
+    cluster = Cluster(network, "a b c", lease_s=SHORT_LEASE_S)
+    job = Job(cluster, policy=POLICY)
+    job.start("a b", state_bytes=BIG_STATE_BYTES)
+    assert job.resume() == 0
+    for node in cluster.nodes.values():
+        if trouble == "loses packets":
+            network.links.lossy(node, share=0.02)
+        elif trouble == "is slow":
+            network.links.slow(node, bytes_per_s=8 << 20)
+    if trouble == "is late":
+        for here, there in (("a", "b"), ("a", "c"), ("b", "c")):
+            network.links.delay(cluster[here], cluster[there], by_ms=20, jitter_ms=30)
+    save(job, 1)
+    save(job, 2)
+    cluster["b"].kill()
+    job.start("a c", state_bytes=BIG_STATE_BYTES)
+    job.join()
+    said = job.ask("restore")
+    assert all("step=2 " in f"{each} " for each in said), said
+    assert all("source=" not in each or "source=peer" in each for each in said), said
+    save(job, 3)
 
 
 def test_a_rank_moves_from_a_node_that_has_its_shard_on_a_drive(network: Network) -> None:

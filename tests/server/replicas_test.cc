@@ -3,6 +3,8 @@
 // is short.
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "server/agent.h"
 #include "tests/server/cluster_world.h"
 
@@ -345,6 +347,67 @@ TEST_F(ReplicasTest, ANodeThatDoesNotReachTheShardIsPassedOver) {
   EXPECT_NE(KeptBy(1, 11), keeper);
 }
 
+class OneKeeperTest : public ReplicasTest {
+ protected:
+  OneKeeperTest() : ReplicasTest(1, {"a", "b"}) {}
+};
+
+class ThreeNodesTwoReplicasTest : public ReplicasTest {
+ protected:
+  ThreeNodesTwoReplicasTest() : ReplicasTest(2, {"a", "b", "c"}) {}
+};
+
+// What it waits for was begun as a replica, from one node.
+TEST_F(ThreeNodesTwoReplicasTest, ARestoreThatJoinedAPullFromALostNodeGetsItFromAnother) {
+  TwoRanks();
+  LoseForGood("c");
+  Save(10);
+  ASSERT_EQ(Where(1, 10), "a* b");
+  lost.clear();
+  w["c"].delay = [](const Action& action) { return std::holds_alternative<FetchShard>(action); };
+  w.Start("c");
+  w.Advance(seconds(5));
+  ASSERT_FALSE(w["c"].delayed.empty()) << "it is to keep the second ones";
+  LoseForGood("b");
+  EndRanks();
+  TwoRanks("a", "c");
+  const uint64_t first = r0->Send(TestClient::EnterFrame(60'000));
+  const uint64_t second = r1->Send(TestClient::EnterFrame(60'000));
+  w.RunSoon();
+  w["c"].PerformDelayed();
+  w.RunSoon();
+  EXPECT_EQ(Where(1, 10), "a* b c") << "(b is gone, and all that is there)";
+  for (const auto& [rank, asked] : {std::pair(&r0, first), std::pair(&r1, second)}) {
+    const std::optional<Answer> answer = (*rank)->Take(asked);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->frame.enter_session().step(), 10u) << answer->frame.ShortDebugString();
+  }
+}
+
+// Whoever saves all the time would keep another job from ever having one.
+TEST_F(OneKeeperTest, ReplicasAreMadeInTheOrderInWhichTheyWereAskedFor) {
+  std::vector<std::string> begun;
+  w["b"].delay = [](const Action& action) { return std::holds_alternative<FetchShard>(action); };
+  w["b"].read_peer = [&, read = w["b"].read_peer](const std::string& from,
+                                                  const FetchShard& wanted) {
+    begun.push_back(wanted.key.job_name);
+    return read(from, wanted);
+  };
+  std::vector<std::string> saved;
+  std::deque<TestClient> ranks;
+  for (int i = 0; i < 9; ++i) {
+    saved.push_back(absl::StrCat("job-", i));
+    ranks.push_back(w["a"].Connect(++pid));
+    ASSERT_TRUE(ranks.back().Join(saved.back(), 0, 1));
+    ASSERT_TRUE(ranks.back().Save(10));
+    w.RunSoon();
+  }
+  EXPECT_EQ(w["b"].delayed.size(), kReplicasAtOnce) << "so many at a time";
+  w["b"].PerformDelayed();
+  w.RunSoon();
+  EXPECT_EQ(begun, saved);
+}
+
 class DrivesTest : public ReplicasTest {
  protected:
   DrivesTest()
@@ -478,6 +541,37 @@ TEST_F(DrivesTest, AnotherJobsShardIsNotLoaded) {
       w["a"].Admin<ReadableShards>(HoldShard{"other", shard, 0, true}, 0).status();
   EXPECT_TRUE(absl::IsNotFound(others)) << others;
   EXPECT_TRUE(w["a"].Admin<ReadableShards>(HoldShard{"job", shard, 0, true}, 0).ok());
+}
+
+// What is in memory for a reader alone goes with it: the job's host, when it hears of the node anew
+// just then, must not count on it.
+TEST_F(DrivesTest, WhatIsLoadedForAReaderIsNoReplica) {
+  TwoRanks();
+  Save(10);
+  ShardId shard = Shard(0, 10);
+  shard.rank = 1;
+  LoseMemoryOf("b");
+  const std::string host = w.HostOf("job");
+  ASSERT_NE(host, "b");
+  ASSERT_TRUE(w["b"].Admin<ReadableShards>(HoldShard{"job", shard, 0, true}, 0).ok());
+  ASSERT_EQ(Where(1, 10), "b*") << "it is held";
+  w.Cut("b", host);
+  w.Advance(seconds(30));
+  w.Heal("b", host);
+  w.Advance(seconds(30));
+  v1::WhereRequest request;
+  request.set_job("job");
+  request.set_step(10);
+  const auto where = w[host].Admin<v1::WhereReply>(request, 1000);
+  ASSERT_TRUE(where.ok()) << where.status();
+  std::vector<std::string> on_b;
+  for (const v1::ShardCopy& copy : where->copies()) {
+    if (copy.rank() == 1 && copy.node() == "b") {
+      on_b.push_back(absl::StrCat(copy.tier(), " ", copy.state()));
+    }
+  }
+  EXPECT_EQ(Where(1, 10), "b*") << "it is held still";
+  EXPECT_EQ(on_b, std::vector<std::string>{"nvme good"});
 }
 
 TEST_F(DrivesTest, AJobIsRemovedWhileItsShardIsLoaded) {

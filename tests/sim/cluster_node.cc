@@ -228,6 +228,7 @@ void Node::KillDaemon() {
       drain.end(false);
     }
   }
+  ForgetPulls();
   core_.reset();
   suspended_until_ = 0;
   ++life_;

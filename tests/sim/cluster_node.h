@@ -105,6 +105,22 @@ class Node {
     std::string what;
     MonotonicTime due;
   };
+  // A slot that another daemon holds for this one, in one of that one's lives.
+  struct Hold {
+    Node* at = nullptr;
+    uint64_t life = 0;
+    AdminToken token = 0;
+  };
+  // A shard that is read from other nodes, one after the other.
+  struct PeerPull {
+    FetchShard action;
+    FilePtr into;
+    FetchEnded ended;
+    size_t next = 0;    // of the peers
+    uint64_t turn = 0;  // what is heard of an older one comes too late
+    bool from_drive = false;
+    std::optional<Hold> hold;
+  };
   struct OldDrive {
     SimTier nvme;
     std::map<std::string, v1::JobState> states;
@@ -170,9 +186,19 @@ class Node {
   void Do(const ScanRemote& a);
   void Do(const ScanNvme& a);
 
-  void FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended);
-  bool FetchFromPeersDrive(Node& other, const FetchShard& a, const FilePtr& file,
-                           FetchEnded& ended);
+  // cluster_pulls.cc
+  void Pull(const FetchShard& a, const FilePtr& into);
+  void PullFromNext(DrainId drain);
+  void PullHeld(DrainId drain, uint64_t turn, Node& other, const Hold& hold,
+                const AdminReply& reply);
+  void PullRead(DrainId drain, const SealedCopy& held, const FilePtr& source);
+  void EndPull(DrainId drain);
+  void CancelPull(DrainId drain);
+  void ForgetPulls();
+  PeerPull* FindPull(DrainId drain, uint64_t turn);
+  void LetGo(const Hold& hold);
+  // cluster_tiers.cc
+  void EndFetch(const FetchEnded& ended);
   void Fetched(const FetchShard& a, const SealedCopy& copy, uint64_t token, const ShardId& content,
                const FilePtr& file, FetchEnded& ended);
   FilePtr FindSealed(const ShardId& id) const;
@@ -229,6 +255,7 @@ class Node {
   SimTier nvme_;
   std::optional<OldDrive> old_drive_;
   std::map<DrainId, SimDrain> drains_;
+  std::map<DrainId, PeerPull> pulls_;
   // What this daemon has obeyed: the highest epoch under which a host met it, by job.
   std::map<std::string, uint64_t> obeyed_;
   // Who has told this daemon, as a host under that epoch, what it has, and was not lost since.

@@ -73,6 +73,7 @@ void Node::TryDrain(DrainId id) {
 }
 
 void Node::Do(const CancelDrain& a) {
+  CancelPull(a.drain);
   const auto it = drains_.find(a.drain);
   if (it != drains_.end() && !std::exchange(it->second.cancelled, true)) {
     w_.counts.states["drain: cancelled"]++;
@@ -202,55 +203,6 @@ void Node::CheckShared(const holdfast::PublishManifest& a, const std::string& wh
   }
 }
 
-// Through a slot of the other node's, which goes again as soon as it was read.
-bool Node::FetchFromPeersDrive(Node& other, const FetchShard& a, const FilePtr& file,
-                               FetchEnded& ended) {
-  const SimTier& drive = other.TierOf(TierKind::kNvme);
-  const auto copy = drive.copies.find(a.key.id);
-  const bool there = copy != drive.copies.end() && copy->second.token == copy->second.bytes;
-  ended.status = other.TierFault(TierKind::kNvme, false);
-  if (ended.status.ok() && !there) {
-    ended.status = absl::NotFoundError("it has no such copy");
-  }
-  w_.counts.states[ended.status.ok() ? "peer: read from its drive" : "peer: not there"]++;
-  if (ended.status.ok()) {
-    Fetched(a, copy->second.copy.copy, copy->second.token, copy->second.content, file, ended);
-  }
-  return ended.status.ok();
-}
-
-// From the memory of another node that can be reached: what its slot holds when it is read.
-void Node::FetchFromPeer(const FetchShard& a, const FilePtr& file, FetchEnded& ended) {
-  ended.status = absl::UnavailableError("no node was named");
-  for (const std::string& peer : a.peers) {
-    ended.peer = peer;
-    Node* other = &w_.node(w_.IndexOf(peer));
-    if (other != this &&
-        (!other->up() || other->suspended() || !w_.network.Reaches(index, other->index))) {
-      w_.counts.states["peer: not reached"]++;
-      ended.status = absl::UnavailableError("the node is not reached");
-      continue;
-    }
-    const FilePtr source = other->FindSealed(a.key.id);
-    if (source == nullptr && FetchFromPeersDrive(*other, a, file, ended)) {
-      return;
-    }
-    if (source == nullptr) {
-      continue;
-    }
-    if (source->record->token != source->token) {
-      w_.counts.states["peer: source bad"]++;
-      ended.status = absl::DataLossError("digests differ");
-      ended.bad_peers.push_back(peer);
-      continue;
-    }
-    w_.counts.states["peer: read"]++;
-    ended.status = absl::OkStatus();
-    return Fetched(a, source->record->copy, source->token, source->content, file, ended);
-  }
-  ended.source_bad = absl::IsDataLoss(ended.status);
-}
-
 FilePtr Node::FindSealed(const ShardId& id) const {
   for (const auto& [slot, file] : files_) {
     if (file->record && file->record->copy.id == id) {
@@ -294,13 +246,12 @@ void Node::Do(const FetchShard& a) {
         a.drain,      a.slot,
         a.generation, cancelled ? absl::CancelledError("as asked") : TierFault(a.from, false),
         false,        {}};
+    if (a.from == TierKind::kPeer && ended.status.ok()) {
+      return Pull(a, file);
+    }
     const SimTier& tier = TierOf(a.from);
     const auto source = tier.copies.find(a.key.id);
-    if (a.from == TierKind::kPeer) {
-      if (ended.status.ok()) {
-        FetchFromPeer(a, file, ended);
-      }
-    } else if (ended.status.ok() && source == tier.copies.end()) {
+    if (ended.status.ok() && source == tier.copies.end()) {
       ended.status = absl::NotFoundError("no such copy");
     } else if (ended.status.ok() && source->second.token != source->second.bytes) {
       ended.status = absl::DataLossError("digests differ");
@@ -309,12 +260,16 @@ void Node::Do(const FetchShard& a) {
       Fetched(a, source->second.copy.copy, source->second.token, source->second.content, file,
               ended);
     }
-    w_.counts.states[ended.status.ok()  ? "fetch: read"
-                     : ended.source_bad ? "fetch: source bad"
-                                        : "fetch: failed"]++;
-    Complete(ended);
+    EndFetch(ended);
   };
   RunDrain(a.drain, std::move(drain));
+}
+
+void Node::EndFetch(const FetchEnded& ended) {
+  w_.counts.states[ended.status.ok()  ? "fetch: read"
+                   : ended.source_bad ? "fetch: source bad"
+                                      : "fetch: failed"]++;
+  Complete(ended);
 }
 
 // (Digests are the reader's to compare.)

@@ -201,10 +201,21 @@ bool Truth::WholeRemote(const Checkpoint& of) {
          });
 }
 
-// Its manifest may be there without anybody having been told: a scan finds it.
+// Its manifest may be there without anybody having been told: a scan finds it. And what was damaged
+// unnoticed counts for whoever must go by what it knows.
 bool Truth::NewerInRemote(const Job& job, CheckpointId than) const {
+  const auto seems_whole = [](const Checkpoint& of) {
+    bool whole = of.world_size > 0 && of.manifest;
+    for (Rank rank = 0; whole && rank < of.good.size(); ++rank) {
+      const std::vector<Place>& good = of.good[rank];
+      const Place there{TierKind::kRemote, 0};
+      whole = std::find(good.begin(), good.end(), there) != good.end() ||
+              of.damaged.count({rank, there}) > 0;
+    }
+    return whole;
+  };
   return std::any_of(job.checkpoints.upper_bound(than), job.checkpoints.end(),
-                     [&](const auto& c) { return OnLine(job, c.first) && WholeRemote(c.second); });
+                     [&](const auto& c) { return OnLine(job, c.first) && seems_whole(c.second); });
 }
 
 bool Truth::MayLie(const std::string& name, CheckpointId id, Rank rank, Place place) const {

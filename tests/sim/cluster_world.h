@@ -95,6 +95,7 @@ class World {
   void Launch(Job& job, Rank rank);
   void Restart(Job& job);
   bool Place(Job& job);
+  void GiveOtherPlaces(Job& job, const std::map<uint32_t, uint32_t>& load);
   bool Reachable(uint32_t node) const;
   void Kill(RankProcess* process, Duration linger);
   void SayHowFar();
@@ -136,6 +137,8 @@ class World {
   std::vector<Job> jobs_;
   std::vector<std::unique_ptr<RankProcess>> processes_;
   bool stormy_ = true;
+  uint32_t replicas_ = 0;  // of each shard
+  uint32_t slots_per_rank_ = 0;
   std::array<uint64_t, 6> weights_ = {3, 3, 2, 1, 2, 1};  // of the troubles, as Inject has them
   bool aims_at_hosts_ = false;
   uint64_t next_token_ = 1;

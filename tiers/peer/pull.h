@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -56,6 +57,8 @@ struct PullOptions {
   std::optional<MonotonicTime> deadline;
   Pacer* pacer = nullptr;
   TransferControl* control = nullptr;
+  // Looked at now and then: whether the source is known to be gone. Then nothing is waited for.
+  std::function<bool()> source_gone;
 };
 
 // `into` is writable and holds at least image_bytes; nothing behind that is written.

@@ -147,6 +147,11 @@ absl::Status RemoteRange::CheckControl() {
 }
 
 absl::Status RemoteRange::CheckStall() {
+  if (!done() && options_.source_gone && options_.source_gone()) {
+    return FromSource(
+        absl::UnavailableError(absl::StrCat("it is no member of the cluster any more, after ",
+                                            arrived_, " of ", into_.size(), " bytes")));
+  }
   const MonotonicTime now = Now();
   if (!done() && now - last_arrival_ > options_.stall_timeout) {
     return FromSource(absl::UnavailableError(

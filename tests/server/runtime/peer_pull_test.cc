@@ -10,17 +10,16 @@
 #include <thread>
 
 #include "base/process.h"
+#include "base/status.h"
 #include "holdfast/v1/peer.grpc.pb.h"
 #include "server/peers/pull_client.h"
-#include "server/runtime/admin_gateway.h"
 #include "server/runtime/fabric_port.h"
-#include "server/runtime/found_state.h"
 #include "server/runtime/passed_on.h"
-#include "server/runtime/pull_service.h"
 #include "server/runtime/pull_transfer.h"
 #include "server/runtime/tiers/drain_operations.h"
 #include "server/runtime/tiers/durable_tiers.h"
 #include "server/runtime/tiers/operation.h"
+#include "tests/server/runtime/pull_source.h"
 #include "tests/tiers/memory/memory_harness.h"
 #include "tests/tiers/peer/refused_registrations.h"
 
@@ -30,106 +29,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr SlotId kFrom = 3;
 constexpr SlotId kInto = 5;
-
-std::shared_ptr<SlotStore> OpenStore(const std::string& dir) {
-  auto opened = SlotStore::Open(StoreOptions(*Env::System(), dir));
-  EXPECT_TRUE(opened.ok()) << opened.status();
-  EXPECT_TRUE((*opened)->Scan().ok());
-  return *std::move(opened);
-}
-
-std::unique_ptr<FabricPort> OpenPort(const std::shared_ptr<SlotStore>& slots) {
-  v1::FabricConfig config;
-  config.set_provider("tcp");
-  auto port = FabricPort::Open({config, "127.0.0.1:7070", slots, Env::System()});
-  EXPECT_TRUE(port.ok()) << port.status();
-  return *std::move(port);
-}
-
-// A node that has the shard in its slot kFrom.
-class Source {
- public:
-  explicit Source(const SlotContent& content, const std::string& name = "b") : content_(content) {
-    EXPECT_TRUE(SealSlot(*store_, kFrom, content_).ok());
-    context_.node_name = name;
-    context_.gateway = &gateway_;
-    context_.store = store_.get();
-  }
-  ~Source() {
-    if (server_ != nullptr) {
-      server_->Shutdown();
-    }
-    gateway_.Stop();
-  }
-  SlotStore& store() { return *store_; }
-  AdminGateway& gateway() { return gateway_; }
-  FabricPort& fabric() { return *fabric_; }
-  int asked() const { return asked_; }
-  // Registers the slots of this store, as if they were its own.
-  void OpenFabric(const std::shared_ptr<SlotStore>& slots) { fabric_ = OpenPort(slots); }
-  void OpenFabric() { OpenFabric(store_); }
-  // So often it is not there yet when somebody asks.
-  void AnswerAfter(int times) { unanswered_ = times; }
-  void Refuse(absl::Status why) { refusal_ = std::move(why); }
-  // Whatever is asked for, it has this.
-  void AnswerAnything() { anything_ = true; }
-  void FlipBit() {
-    auto image = store_->OpenImageFile(kFrom, true);
-    ASSERT_TRUE(image.ok()) << image.status();
-    std::string bytes = content_.sample.image;
-    bytes.back() = static_cast<char>(bytes.back() ^ 1);
-    ASSERT_TRUE((*image)->WriteAt(0, std::as_bytes(std::span(bytes))).ok());
-  }
-  std::string Serve() {
-    pulls_.emplace(PullServer::Options{&context_, fabric_.get(), std::make_shared<PassedOn>(),
-                                       [](const v1::OpenRequest&) { return absl::OkStatus(); },
-                                       std::chrono::milliseconds(unanswered_ > 0 ? 20 : 30'000),
-                                       std::chrono::milliseconds(50)});
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(pulls_->service());
-    server_ = builder.BuildAndStart();
-    EXPECT_NE(server_, nullptr);
-    return "127.0.0.1:" + std::to_string(port);
-  }
-
- private:
-  void Take(const Event& event) {
-    const auto* request = std::get_if<AdminRequest>(&event);
-    const auto* hold = request == nullptr ? nullptr : std::get_if<HoldShard>(&request->request);
-    if (hold == nullptr || asked_++ < unanswered_) {
-      return;
-    }
-    AdminReply reply{request->token, absl::NotFoundError("it has no such shard"), {}};
-    if (!refusal_.ok()) {
-      reply.status = refusal_;
-    } else if ((anything_ || hold->id == content_.expected.id) && hold->load) {
-      const auto record = DecodeRecordAndLayout(*store_->ReadRecord(kFrom));
-      reply.status = record.status();
-      if (record.ok()) {
-        reply.reply =
-            ReadableShards{{{ToSealedCopy(record->record), kFrom, TierKind::kMemory, ""}}};
-      }
-    }
-    gateway_.Deliver(std::move(reply));
-  }
-
-  const SlotContent content_;
-  const SharedMemoryDirectory dir_;
-  const std::shared_ptr<SlotStore> store_ = OpenStore(dir_.path());
-  std::atomic<int> asked_{0};
-  std::atomic<int> unanswered_{0};
-  absl::Status refusal_;
-  bool anything_ = false;
-  AdminGateway gateway_{[this](Event event) { Take(event); }};
-  AdminContext context_;
-  std::unique_ptr<FabricPort> fabric_;
-  std::optional<PullServer> pulls_;
-  std::unique_ptr<grpc::Server> server_;
-};
 
 // Node a reads it into its slot kInto.
 class PeerPullTest : public ::testing::Test {
@@ -264,6 +164,26 @@ TEST_F(PeerPullTest, OfTwoThatAreBadNeitherIsBlamed) {
   EXPECT_THAT(ended.bad_peers, IsEmpty());
 }
 
+TEST_F(PeerPullTest, WhatIsRefilledWhileItIsReadIsNotTakenThoughTheBytesFit) {
+  for (const bool by_fabric : {false, true}) {
+    SCOPED_TRACE(by_fabric);
+    Source refilled{content_, "r"};
+    refilled.RefillOnceHeld();
+    if (by_fabric) {
+      WithFabric();
+      refilled.OpenFabric();
+    }
+    const FetchEnded ended = FetchFrom({{"r", &refilled}});
+    EXPECT_TRUE(absl::IsNotFound(ended.status) || absl::IsUnavailable(ended.status))
+        << ended.status;
+    EXPECT_THAT(ended.bad_peers, IsEmpty()) << "nothing is wrong with it";
+    EXPECT_FALSE(store_->ReadRecord(kInto).ok()) << "nothing was published";
+  }
+  Source refilled{content_, "a-refilled"};
+  refilled.RefillOnceHeld();
+  ExpectIsHere(FetchFrom({{"a-refilled", &refilled}, {"b", &b_}}));
+}
+
 TEST_F(PeerPullTest, AnotherShardIsNotTaken) {
   Source c(MakeSlotContent(6, 1), "c");
   c.AnswerAnything();
@@ -315,6 +235,28 @@ TEST_F(PeerPullTest, IsCalledOff) {
   ASSERT_EQ(answer.wait_for(std::chrono::seconds(30)), std::future_status::ready);
   const absl::Status status = answer.get().status;
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
+}
+
+TEST_F(PeerPullTest, WhoIsNoMemberAnyMoreIsNotWaitedFor) {
+  b_.AnswerAfter(1'000'000);
+  auto context = std::make_shared<DrainContext>(std::make_shared<EventOutlet>(nullptr));
+  context->env = Env::System();
+  context->slots = store_;
+  context->node_name = "a";
+  context->pulls = Client({{"b", &b_}});
+  Operation operation(
+      1, [](Operation&) { return Event(TimerFired{}); }, [] { return Event(TimerFired{}); });
+  auto ended = std::async(std::launch::async,
+                          [&] { return FetchFromPeers(context, Action({"b"}), operation); });
+  while (b_.asked() == 0 &&
+         ended.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+  }
+  ChangePeers change;
+  change.down = {"b"};
+  context->pulls->ChangePeers(change);
+  const absl::Status status = ended.get().status;
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(Message(status), ::testing::HasSubstr("'b' has left the cluster"));
 }
 
 TEST_F(PeerPullTest, WhatTheSourceHasToLoadFirstIsWaitedFor) {
