@@ -46,8 +46,9 @@ RawReader::RawReader(Fabric& fabric, const PullSource& source)
   connection_->queues = MustBeOk(device.OpenQueues(kQueue), "open queues");
   connection_->endpoint =
       MustBeOk(device.OpenEndpoint(&device.info(), connection_->queues), "open an endpoint");
-  if (const int result = ::fi_connect(connection_->endpoint.get(), peer.endpoints.front().data(),
-                                      peer.token.data(), peer.token.size());
+  if (const int result =
+          ::fi_connect(connection_->endpoint.get(), peer.endpoints.front().address.data(),
+                       peer.token.data(), peer.token.size());
       result != 0) {
     GiveUp("connect", result);
   }

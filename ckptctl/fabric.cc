@@ -60,7 +60,8 @@ std::string RenderMeasured(const v1::MeasureFabricReply& reply) {
       ": ", FormatBytes(reply.bytes_per_s()), " a second, verified; 4 KiB in ",
       absl::StrFormat("%.0f", reply.latency_us()), " us\n");
   if (!reply.problem().empty()) {
-    absl::StrAppend(&out, "PROBLEM: not by the fabric: ", EscapeText(reply.problem()), "\n");
+    absl::StrAppend(&out, "PROBLEM: ", reply.provider().empty() ? "not by the fabric: " : "",
+                    EscapeText(reply.problem()), "\n");
   }
   return out;
 }

@@ -25,6 +25,10 @@ std::string RenderTier(const v1::TierStatus& tier) {
       tier.dirs(), ", ",
       [](std::string* out, const std::string& dir) { absl::StrAppend(out, EscapeText(dir)); });
   std::string out = absl::StrCat(name, pad, " ");
+  const bool lent = tier.tier() == "peer";  // of this node's memory
+  if (lent && tier.bytes_max() == 0 && tier.bytes_used() == 0) {
+    return absl::StrCat(name, pad, " lends nothing to other nodes (memory.peer_bytes_max: 0)");
+  }
   if (tier.bytes_max() > 0) {
     absl::StrAppend(&out, Bar(tier.bytes_used(), tier.bytes_max(), kBudgetCells), " ",
                     FormatBytes(tier.bytes_used()), " of ", FormatBytes(tier.bytes_max()));
@@ -38,7 +42,6 @@ std::string RenderTier(const v1::TierStatus& tier) {
     absl::StrAppend(&out, " (", FormatBytes(tier.bytes_shared()),
                     " not written, as replicas have them)");
   }
-  const bool lent = tier.tier() == "peer";  // of this node's memory
   if (lent) {
     absl::StrAppend(&out, " lent to other nodes' replicas");
   } else {

@@ -42,7 +42,6 @@ inline constexpr size_t kLaunchBytesMax = 256;
 // Of a client's text that is kept: why it could not load, why it gave a save up.
 inline constexpr size_t kProblemBytesMax = 512;
 inline constexpr size_t kWhyBytesMax = 128;
-inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
 // How long a request that may not wait for others waits for the daemon itself: a note, a record, a
 // state to be written.
 inline constexpr Duration kSettle = std::chrono::seconds(10);

@@ -6,6 +6,8 @@
 // are back: whoever hosts the name then knows from the agreed state which jobs had it before.
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -339,6 +341,11 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
     Tell(Report::Kind::kJobRemoved, e.job, absl::StrCat("job '", name, "' was removed"),
          removal.bytes);
   }
+  std::set<std::string> away(removal.away.begin(), removal.away.end());
+  if (const Coordinator* hosted = Hosted(e.job)) {  // those that went meanwhile, too
+    const std::vector<std::string> now = hosted->NodesAway();
+    away.insert(now.begin(), now.end());
+  }
   ForgetRemoved(e.job, name);
   if (removal.for_host) {
     notices_.push_back(JobGoing{name, e.job, removal.bytes, absl::OkStatus()});
@@ -346,7 +353,7 @@ void Agent::OnJobStateRemoved(const JobStateRemoved& e) {
   }
   v1::RemoveJobReply reply;
   reply.set_bytes_freed(removal.bytes);
-  reply.mutable_nodes_away()->Assign(removal.away.begin(), removal.away.end());
+  reply.mutable_nodes_away()->Assign(away.begin(), away.end());
   Act(AdminReply{removal.token, absl::OkStatus(), std::move(reply)});
 }
 

@@ -68,6 +68,11 @@ TierSet Checkpoint::GoodIn(const ShardState& shard) {
   return good_in;
 }
 
+const std::vector<Rank>& Checkpoint::SharersOf(Rank rank) const {
+  const auto shard = shards.find(rank);
+  return sharers_[shard == shards.end() ? 0 : shard->second.sharers].ranks;
+}
+
 std::optional<Rank> Checkpoint::DoubtedFor(Rank rank) const {
   if (!Doubted(rank)) {
     return std::nullopt;
@@ -138,6 +143,8 @@ void Checkpoint::NoteLikeness(Rank rank, const Likeness& likeness) {
   shard->second.likeness = likeness;
   shard->second.sharers = sharers;
   Count(shard->second, 1);
+  std::vector<Rank>& ranks = sharers_[sharers].ranks;
+  ranks.insert(std::lower_bound(ranks.begin(), ranks.end(), rank), rank);
   CountGood();
 }
 
@@ -562,6 +569,9 @@ std::string Checkpoint::CheckCounts() const {
     }
     ++in_there[in];
     Sharers& sharers = sharers_there[shard.sharers];
+    if (shard.sharers != 0) {
+      sharers.ranks.push_back(rank);
+    }
     if (!Has(in, TierKind::kRemote)) {
       ++sharers.lacking;
     } else if (shard.at(TierKind::kRemote).detail.file_bytes != 0) {

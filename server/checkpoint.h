@@ -62,7 +62,7 @@ struct ShardState {
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
   bool time_sure = true;     // unix_ms is when it was sealed; else, not before that
-  Likeness likeness{};       // not known: only a manifest told of it
+  Likeness likeness{};       // not known: of a version that had none
   std::vector<Copy> copies;  // ordered by place; never kNone
   uint32_t sharers = 0;      // the checkpoint's own number of those that hold the same
   const CopyState& at(CopyPlace place) const;
@@ -188,9 +188,11 @@ struct Checkpoint {
   const absl::btree_set<Rank>& Bad() const { return bad_; }
   // The rank has a good copy in remote that leaves slices out, and another rank's copy there, which
   // may have them, is bad or gone: of use again when that is good. (Exactly whom it needs only its
-  // record says; who holds the same is known of each rank of which any record was read. Of others
-  // it may be anybody.)
+  // record says; who holds the same is known of those of which a record or the manifest told. Of
+  // others it may be anybody.)
   bool Doubted(Rank rank) const;
+  // The ranks that hold the same, itself among them, ascending; none: it is not known.
+  const std::vector<Rank>& SharersOf(Rank rank) const;
   // Whose copy that is; a bad one first. (Goes through the ranks.)
   std::optional<Rank> DoubtedFor(Rank rank) const;
   // The ranks that have copies in memory or nvme of that node.
@@ -212,7 +214,8 @@ struct Checkpoint {
  private:
   // Ranks that hold the same.
   struct Sharers {
-    uint32_t lacking = 0;  // of which remote has no good copy
+    std::vector<Rank> ranks;  // ascending; of those of which it is not known none is listed
+    uint32_t lacking = 0;     // of which remote has no good copy
     // Of which it has one that leaves slices out, by the set of tiers in which they have good ones.
     std::array<uint32_t, kTierSets> relying{};
     bool operator==(const Sharers&) const = default;

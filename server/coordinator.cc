@@ -140,6 +140,9 @@ void Coordinator::Learn(const SealedCopy& copy, bool& learned) {
 void Coordinator::Handle(const ToCoordinator& message, NodeId from, EventTime time,
                          std::vector<ForAgent>& out) {
   Turn t{time, out, from};
+  if (!std::holds_alternative<SessionAsked>(message)) {
+    runs_read_on_.clear();
+  }
   LookForPrefetch(message, from);
   std::visit([&](const auto& m) { On(m, t); }, message);
   if (!readers_.empty() && !InventoryPending()) {

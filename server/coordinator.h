@@ -95,6 +95,9 @@ struct CoordinatorSettings {
   NodeNames* nodes = nullptr;
 };
 
+// Slots are multiples of it.
+inline constexpr uint64_t kSlotBytesUnit = 2ull << 20;
+
 class Coordinator {
  public:
   Coordinator(const CoordinatorSettings& settings, JobUuid uuid, std::string name, uint32_t uid,
@@ -437,7 +440,8 @@ class Coordinator {
   std::optional<TierKind> NearestFor(const Checkpoint& checkpoint, Rank rank, NodeId node,
                                      std::set<TierKind> without) const;
   std::vector<std::string> PeerNames(const Checkpoint& checkpoint, Rank rank, NodeId node) const;
-  std::vector<RemoteReader> RemoteReaders(const Checkpoint& checkpoint, NodeId node) const;
+  std::vector<RemoteReader> RemoteReaders(CheckpointId id, Rank rank);
+  const std::vector<RankRun>& RunsReadOn(CheckpointId id, NodeId node);
   NodeId SeatOf(Rank rank) const;
   std::vector<CheckpointId> Loadable() const;
   std::optional<Rank> RankWithout(const Checkpoint& checkpoint) const;
@@ -568,6 +572,8 @@ class Coordinator {
 
   // coordinator_stand_ins.cc: spares
   void On(const ReplaceAsked& m, Turn& t);
+  std::string WhyFewerReplicas() const;
+  uint64_t BytesOfRanksOn(NodeId node) const;
   absl::Status CheckReplace(const v1::ReplaceRequest& request) const;
   std::map<NodeId, NodeId> StandIns() const;
 
@@ -687,7 +693,10 @@ class Coordinator {
   // Sources that failed a rank in this session, though nothing says that they are bad.
   std::map<Rank, std::map<TierKind, std::string>> failed_sources_;
   std::map<Rank, TierKind> offered_from_;  // where each rank's last source lay
-  bool waits_for_inventory_ = false;       // the session does, to begin or to fall back
+  // RunsReadOn, for as long as ranks do nothing but ask for their sources: each of thousands that
+  // start at a time is told of dozens of nodes.
+  std::map<std::pair<CheckpointId, NodeId>, std::vector<RankRun>> runs_read_on_;
+  bool waits_for_inventory_ = false;  // the session does, to begin or to fall back
   struct Stage {
     std::string name;
     int64_t begin_unix_ms = 0;

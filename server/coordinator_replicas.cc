@@ -349,6 +349,21 @@ void Coordinator::DropReplicas(const std::string& why, Turn& t) {
   }
 }
 
+// What the cluster cannot give of what is wanted, for people; empty when it can.
+std::string Coordinator::WhyFewerReplicas() const {
+  const auto lend =
+      static_cast<uint32_t>(std::count_if(lenders_.begin(), lenders_.end(), [](const auto& each) {
+        return each.second.lends_bytes > 0;
+      }));
+  const uint32_t wanted = ReplicasWanted();
+  return wanted < lend || wanted == 0 ? ""
+         : lend == 0
+             ? "; no node lends memory now"
+             : absl::StrCat("; ", lend, lend == 1 ? " node lends" : " nodes lend",
+                            " memory now, perhaps a shard's own among them: until more do, each "
+                            "has as many replicas as there are others");
+}
+
 // Nodes came or went, or lost replicas: the newest step on the line gets what it lacks.
 void Coordinator::ReplicateAgain(Turn& t) {
   if (ReplicasWanted() == 0 || removed_) {

@@ -599,7 +599,8 @@ void Coordinator::On(const SetPolicyAsked& m, Turn& t) {
   policy_set_ = m.policy;
   Persist(t);
   AdminAnswered answer{m.token, v1::SetOptionsReply()};
-  std::get<v1::SetOptionsReply>(answer.reply).set_text(m.text);
+  std::get<v1::SetOptionsReply>(answer.reply)
+      .set_text(absl::StrCat(m.text, m.policy.has_replicas() ? WhyFewerReplicas() : ""));
   AnswerWhenDurable(m.token, std::move(answer), t);
   ReplicasWanted() == 0 ? DropReplicas("the job keeps none any more (replicas: 0)", t)
                         : ReplicateAgain(t);

@@ -122,7 +122,7 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
       offer.peers = PeerNames(parent, m.rank, SeatOf(m.rank));
     }
     if (offer.from == TierKind::kRemote) {
-      offer.readers = RemoteReaders(parent, SeatOf(m.rank));
+      offer.readers = RemoteReaders(info.parent, m.rank);
     }
     offer.why = WhyNotNearer(parent, m.rank, SeatOf(m.rank), offer.from);
     offer.bytes = shard->second.bytes;

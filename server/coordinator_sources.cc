@@ -7,6 +7,12 @@
 #include "server/coordinator.h"
 
 namespace holdfast {
+namespace {
+
+// For those that read from remote: where most do not, some are not found, and read for themselves.
+constexpr size_t kNodesLookedAtMax = 4 * kRemoteReadersMax;
+
+}  // namespace
 
 // From the nearest tier that has it; the caller has made sure that there is one, or the rank hears
 // that its copy is gone.
@@ -24,7 +30,7 @@ void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, u
       offer.peers = PeerNames(it->second, rank, SeatOf(rank));
     }
     if (offer.from == TierKind::kRemote) {
-      offer.readers = RemoteReaders(it->second, SeatOf(rank));
+      offer.readers = RemoteReaders(id, rank);
     }
     offer.why = WhyNotNearer(it->second, rank, SeatOf(rank), offer.from);
     offer.bytes = it->second.shards.at(rank).bytes;
@@ -54,34 +60,60 @@ std::vector<std::string> Coordinator::PeerNames(const Checkpoint& checkpoint, Ra
   return names;
 }
 
-// Who is brought back from there at the same time, the node itself first and then those that follow
-// it: in a larger job each byte is read once for so many nodes. One whose ranks make no mesh is
-// left out.
-std::vector<RemoteReader> Coordinator::RemoteReaders(const Checkpoint& checkpoint,
-                                                     NodeId node) const {
-  const auto reads_there = [&](Rank rank, NodeId on) {
-    const auto offered = offered_from_.find(rank);
-    return (offered != offered_from_.end() && offered->second == TierKind::kRemote) ||
-           NearestFor(checkpoint, rank, on, {}) == TierKind::kRemote;
-  };
+// Who is brought back from there at the same time: the nodes of those that hold the same as the
+// rank, its own first, then those that follow it; of as many others as may be named each byte is
+// read once. Where it is not known who holds the same: the nodes that follow its own.
+std::vector<RemoteReader> Coordinator::RemoteReaders(CheckpointId id, Rank rank) {
   std::vector<RemoteReader> readers;
+  std::set<NodeId> seen;
+  const auto name = [&](NodeId node) {
+    if (seen.insert(node).second) {
+      if (const std::vector<RankRun>& runs = RunsReadOn(id, node); !runs.empty()) {
+        readers.push_back({settings_.nodes->Name(node), runs});
+      }
+    }
+    return readers.size() < kRemoteReadersMax && seen.size() < kNodesLookedAtMax;
+  };
+  name(SeatOf(rank));
+  const std::vector<Rank>& alike = checkpoints_.at(id).SharersOf(rank);
+  const auto own = std::lower_bound(alike.begin(), alike.end(), rank) - alike.begin();
+  for (size_t i = 0; i < alike.size(); ++i) {
+    const Rank next = alike[(static_cast<size_t>(own) + i) % alike.size()];
+    if (members_.Find(next) != nullptr && !name(SeatOf(next))) {
+      break;
+    }
+  }
   const std::map<NodeId, std::set<Rank>>& nodes = members_.by_node();
-  auto next = nodes.lower_bound(node);
-  for (size_t i = 0; i < std::min(nodes.size(), kRemoteReadersMax); ++i, ++next) {
-    if (next == nodes.end()) {
-      next = nodes.begin();
-    }
-    std::vector<Rank> ranks;
-    std::copy_if(next->second.begin(), next->second.end(), std::back_inserter(ranks),
-                 [&](Rank rank) { return reads_there(rank, next->first); });
-    if (ranks.empty()) {
-      continue;
-    }
-    if (std::optional<std::vector<RankRun>> runs = RunsOf(ranks)) {
-      readers.push_back({settings_.nodes->Name(next->first), *std::move(runs)});
+  auto next = nodes.lower_bound(SeatOf(rank));
+  for (size_t i = 0; alike.empty() && i < nodes.size(); ++i, ++next) {
+    next = next == nodes.end() ? nodes.begin() : next;
+    if (!name(next->first)) {
+      break;
     }
   }
   return readers;
+}
+
+// Of those that run there the ones that are brought back from remote; empty, too, where they make
+// no mesh.
+const std::vector<RankRun>& Coordinator::RunsReadOn(CheckpointId id, NodeId node) {
+  const auto [known, is_new] = runs_read_on_.try_emplace({id, node});
+  const auto there = members_.by_node().find(node);
+  if (!is_new || there == members_.by_node().end()) {
+    return known->second;
+  }
+  const Checkpoint& checkpoint = checkpoints_.at(id);
+  std::vector<Rank> ranks;
+  std::copy_if(there->second.begin(), there->second.end(), std::back_inserter(ranks),
+               [&](Rank rank) {
+                 const auto offered = offered_from_.find(rank);
+                 return (offered != offered_from_.end() && offered->second == TierKind::kRemote) ||
+                        NearestFor(checkpoint, rank, node, {}) == TierKind::kRemote;
+               });
+  if (std::optional<std::vector<RankRun>> runs = RunsOf(ranks)) {
+    known->second = *std::move(runs);
+  }
+  return known->second;
 }
 
 // The node that the rank runs on.

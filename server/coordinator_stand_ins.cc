@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "server/coordinator.h"
 
 namespace holdfast {
@@ -46,6 +47,25 @@ std::map<NodeId, NodeId> Coordinator::StandIns() const {
   return stand_ins;
 }
 
+// What the newest committed step of its ranks takes in slots.
+uint64_t Coordinator::BytesOfRanksOn(NodeId node) const {
+  for (auto it = checkpoints_.rbegin(); it != checkpoints_.rend(); ++it) {
+    const auto& [id, checkpoint] = *it;
+    if (!checkpoint.committed || !OnLine(line_, id)) {
+      continue;
+    }
+    uint64_t bytes = 0;
+    for (const Rank rank : members_.OnNode(node)) {
+      const auto shard = checkpoint.shards.find(rank);
+      bytes += shard == checkpoint.shards.end()
+                   ? 0
+                   : std::max(RoundUp(shard->second.bytes, kSlotBytesUnit), kSlotBytesUnit);
+    }
+    return bytes;
+  }
+  return 0;
+}
+
 // What keeps one node from standing in for another.
 absl::Status Coordinator::CheckReplace(const v1::ReplaceRequest& request) const {
   const std::optional<NodeId> node = settings_.nodes->Find(request.node());
@@ -59,7 +79,8 @@ absl::Status Coordinator::CheckReplace(const v1::ReplaceRequest& request) const 
   const std::optional<NodeId> with = settings_.nodes->Find(request.with());
   const auto lender = with ? lenders_.find(*with) : lenders_.end();
   if (with == node) {
-    return absl::InvalidArgumentError("a node does not stand in for itself");
+    return absl::InvalidArgumentError(absl::StrCat(
+        request.node(), " cannot stand in for itself: name another node after --with"));
   }
   if (lender == lenders_.end()) {
     return absl::NotFoundError(absl::StrCat("no node is called '", request.with(),
@@ -68,6 +89,12 @@ absl::Status Coordinator::CheckReplace(const v1::ReplaceRequest& request) const 
   if (lender->second.lends_bytes == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat(request.with(), " lends no memory (memory.peer_bytes_max)"));
+  }
+  if (const uint64_t needs = BytesOfRanksOn(*node); needs > lender->second.lends_bytes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        request.with(), " lends ", FormatBytes(lender->second.lends_bytes),
+        " (memory.peer_bytes_max), and a step of ", request.node(), "'s ranks takes ",
+        FormatBytes(needs), ": raise it there, or name another node (ckptctl nodes lists them)"));
   }
   if (ReplicasWanted() == 0) {
     return absl::FailedPreconditionError(

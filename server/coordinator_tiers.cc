@@ -482,7 +482,9 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   }
   drain.backoff = std::clamp(drain.backoff * 2, kDrainRetryMin, kDrainRetryMax);
   drain.retry_at = t.time.now + drain.backoff;
-  const std::string problem = Message(status);
+  // (Its rank has come to where a replica was to be: the next try asks others, nothing is wrong.)
+  const bool moved = tier == TierKind::kPeer && absl::IsFailedPrecondition(status);
+  const std::string problem = moved ? drain.problem : Message(status);
   if (drain.problem != problem) {
     Tell(Report::Kind::kTierTrouble,
          absl::StrCat("step ", id.step, " of attempt ", id.attempt, " could not be written to ",
@@ -494,7 +496,9 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
   for (const CheckpointId& other : AllCheckpoints()) {
     if (id < other && MayGiveWay(id, tier) &&
         checkpoints_.at(other).drain(tier).phase == Drain::Phase::kWanted) {
-      return Unwant(id, tier, absl::StrCat("step ", other.step, " takes its place (", problem, ")"),
+      return Unwant(id, tier,
+                    absl::StrCat("step ", other.step, " takes its place",
+                                 problem.empty() ? "" : absl::StrCat(" (", problem, ")")),
                     t);
     }
   }
@@ -568,6 +572,7 @@ void Coordinator::BeginManifest(CheckpointId id, Turn& t) {
     copy.copy.world_size = checkpoint.world_size;
     copy.copy.image_bytes = shard.bytes;
     copy.copy.sealed_unix_ms = shard.unix_ms;
+    copy.copy.likeness = shard.likeness;
     const CopyDetail& detail = shard.at(TierKind::kRemote).detail;
     copy.copy.layout_hash = detail.layout_hash;
     copy.record_bytes = detail.record_bytes;

@@ -54,7 +54,7 @@ struct SealedCopy {
   LayoutHash layout_hash{};
   std::vector<Descent> descent;
   int64_t sealed_unix_ms = 0;
-  Likeness likeness{};  // not known: only a manifest told of it
+  Likeness likeness{};  // not known: of a version that had none
 };
 
 // One slot as found in memory.dir at start.

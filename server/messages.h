@@ -194,7 +194,7 @@ struct MemoryCopyGained {
   Rank rank = 0;
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
-  Likeness likeness{};  // a manifest did not tell it
+  Likeness likeness{};  // none: of an older version
 };
 // Replicas that the node kept went: it needs the memory itself.
 struct ReplicasDropped {

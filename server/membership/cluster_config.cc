@@ -133,6 +133,14 @@ absl::Status CheckMembers(const std::string& node_name, const v1::ClusterConfig&
       return Bad(setting, absl::StrCat("address ", member.address(), " is another member's, too"));
     }
   }
+  for (const v1::ClusterMember& member : config.members()) {
+    if (member.name() == node_name && member.labels_size() > 0 && config.labels_size() > 0 &&
+        LabelsOf(member.labels()) != LabelsOf(config.labels())) {
+      return Bad("cluster.labels",
+                 absl::StrCat("they are not those that cluster.members gives this node, '",
+                              node_name, "'; leave them out here, where the list has them"));
+    }
+  }
   const auto self = named.find(node_name);
   if (self == named.end()) {
     return Bad("cluster.members",

@@ -99,7 +99,10 @@ absl::Status CheckNode(const NodeInfo& node) {
       return Bad("a label needs a name and a value");
     }
     if (i > 0 && node.labels[i - 1].name >= label.name) {
-      return Bad(absl::StrCat("label '", label.name, "' twice, or out of order"));
+      return Bad(absl::StrCat("label '", label.name, "' ",
+                              node.labels[i - 1].name == label.name
+                                  ? "twice: a node has one value of it"
+                                  : "is out of order"));
     }
   }
   return absl::OkStatus();

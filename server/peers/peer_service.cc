@@ -219,6 +219,8 @@ absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& 
   // Whoever is gone without a word holds nothing for long.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  // (One that reads by itself is told nothing for long, and is to be asked for longer than that.)
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Else two daemons on one port would each get some of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   server_->server = builder.BuildAndStart();

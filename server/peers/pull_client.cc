@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "holdfast/v1/peer.grpc.pb.h"
 #include "server/peers/peer_tls.h"
 
@@ -43,6 +44,7 @@ class GrpcPullStream final : public PullStream {
                  std::shared_ptr<TransferControl> control)
       : node_(std::move(node)),
         gone_(std::move(gone)),
+        at_most_(at_most),
         control_(std::move(control)),
         stub_(std::move(channel)) {
     context_.set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
@@ -93,6 +95,11 @@ class GrpcPullStream final : public PullStream {
     if (!finished.ok() && !absl::IsAborted(finished)) {
       return finished;
     }
+    if (why.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+        std::chrono::steady_clock::now() - opened_ >= at_most_) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("node '", node_, "' was not done within ", FormatDuration(at_most_)));
+    }
     return why.ok() ? absl::UnavailableError(
                           absl::StrCat("node '", node_, "' ended the pull without a word"))
                     : Annotate(FromGrpc(why), absl::StrCat("node '", node_, "'"));
@@ -130,6 +137,8 @@ class GrpcPullStream final : public PullStream {
 
   const std::string node_;
   const std::shared_ptr<const std::atomic<bool>> gone_;
+  const Duration at_most_;
+  const std::chrono::steady_clock::time_point opened_ = std::chrono::steady_clock::now();
   const std::shared_ptr<TransferControl> control_;
   v1::Pulls::Stub stub_;
   grpc::ClientContext context_;

@@ -356,6 +356,11 @@ absl::Status ClusterRuntime::CheckCaller(const v1::OpenRequest& who) const {
   return absl::OkStatus();
 }
 
+bool ClusterRuntime::IsPeer(const std::string& node) {
+  MutexLock lock(mutex_);
+  return peers_.count(node) > 0;
+}
+
 // ---- The end ----
 
 void ClusterRuntime::Stop(std::function<void()> done) {

@@ -89,6 +89,7 @@ class ClusterRuntime {
   // to this cluster, and means this start of this node.
   const std::shared_ptr<PullClient>& pulls() const { return pulls_; }
   absl::Status CheckCaller(const v1::OpenRequest& who) const;
+  bool IsPeer(const std::string& node) EXCLUDES(mutex_);
 
  private:
   // Lets through what peers say as long as the core takes it. Outlives this object in what was

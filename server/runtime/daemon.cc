@@ -258,11 +258,14 @@ absl::Status Daemon::JoinCluster() {
   }
   cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
   OpenFabric();
-  pull_server_ = std::make_unique<PullServer>(
-      PullServer::Options{&admin_context_, fabric_.get(), tiers_->passed_on(),
-                          [cluster = cluster_.get()](const v1::OpenRequest& who) {
-                            return cluster->CheckCaller(who);
-                          }});
+  pull_server_ = std::make_unique<PullServer>(PullServer::Options{
+      .context = &admin_context_,
+      .fabric = fabric_.get(),
+      .passed_on = tiers_->passed_on(),
+      .check = [cluster = cluster_.get()](
+                   const v1::OpenRequest& who) { return cluster->CheckCaller(who); },
+      .is_member =
+          [cluster = cluster_.get()](const std::string& node) { return cluster->IsPeer(node); }});
   cluster_->AddService(pull_server_->service());
   HF_RETURN_IF_ERROR(tiers_->SetPeers(cluster_->pulls(), fabric_.get()));
   admin_context_.fabric = fabric_.get();

@@ -185,6 +185,14 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
                       absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
                                    FormatBytes(kSlotBytesMultiple), " are needed"));
   }
+  if (memory.peer_bytes_max() > memory.bytes_max()) {
+    return BadSetting(
+        "memory.peer_bytes_max",
+        absl::StrCat(FormatBytes(memory.peer_bytes_max()),
+                     " of other nodes' replicas are more than memory.bytes_max: ",
+                     FormatBytes(memory.bytes_max()),
+                     ", in which they are counted; lower it, or leave it out for half of that"));
+  }
   if (memory.bytes_max() > fs->bytes_total) {
     return BadSetting(
         "memory.bytes_max",

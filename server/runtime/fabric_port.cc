@@ -8,9 +8,11 @@
 #include <chrono>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -18,6 +20,7 @@ namespace holdfast {
 
 namespace {
 
+constexpr size_t kProblemsShownMax = 8;
 // Well below what a reader waits for a word.
 constexpr auto kRegistrationWait = std::chrono::seconds(2);
 
@@ -62,8 +65,14 @@ absl::StatusOr<std::unique_ptr<FabricPort>> FabricPort::Open(Options options) {
   const std::string& at = options.advertise_address;
   fabric.bind_address = NumericAddress(at.substr(0, at.rfind(':')));
   fabric.traffic_class = static_cast<uint8_t>(options.config.dscp());
+  fabric.on_problem = [](const std::string& problem) {
+    LogWarning(absl::StrCat("fabric: ", problem));
+  };
   HF_ASSIGN_OR_RETURN(std::unique_ptr<Fabric> opened, Fabric::Open(fabric));
   LogInfo(absl::StrCat("fabric ", ToString(opened->info())));
+  for (const std::string& problem : opened->info().problems) {
+    LogWarning(absl::StrCat("fabric: left out: ", problem));
+  }
   for (const FabricDeviceInfo& device : opened->info().devices) {
     // (verbs of libfabric 1.17 leaves it out without a word)
     if (device.traffic_class != fabric.traffic_class) {
@@ -133,24 +142,27 @@ void FabricPort::RegisterExpected(SlotId slot) {
     return;  // it was deleted, or is another job's now
   }
   expected_.erase(found);
-  Note(slot, made.status());
+  Note(slot, made.status(), made.ok() ? (*made)->registration->left_out() : absl::OkStatus());
   if (made.ok()) {
     made->swap(slots_[slot]);
   }
   registered_.NotifyAll();
 }
 
-void FabricPort::Note(SlotId slot, const absl::Status& made) {
-  if (made.ok()) {
+// `left_out`: why it was made with some devices only.
+void FabricPort::Note(SlotId slot, const absl::Status& made, const absl::Status& left_out) {
+  if (made.ok() && left_out.ok()) {
     problems_.erase(slot);
     return;
   }
-  const std::string problem = Message(made);
+  const std::string problem = Message(made.ok() ? left_out : made);
   const bool said = std::any_of(problems_.begin(), problems_.end(),
                                 [&](const auto& each) { return each.second == problem; });
   if (!said) {
-    LogWarning(absl::StrCat("fabric: ", problem,
-                            "; shards go over the daemons' own connections, which is slower"));
+    LogWarning(
+        absl::StrCat("fabric: ", problem,
+                     made.ok() ? "; shards go without that device"
+                               : "; shards go over the daemons' own connections, which is slower"));
   }
   problems_[slot] = problem;
 }
@@ -211,7 +223,19 @@ void FabricPort::BecomesOf(SlotId slot, const JobUuid& job) {
 
 std::string FabricPort::problem() const {
   MutexLock lock(mutex_);
-  return problems_.empty() ? "" : problems_.begin()->second;
+  std::vector<std::string> all = fabric_->Problems();
+  // (Many slots have the same one.)
+  for (const auto& [slot, problem] : problems_) {
+    if (std::find(all.begin(), all.end(), problem) == all.end()) {
+      all.push_back(problem);
+    }
+  }
+  if (all.size() > kProblemsShownMax) {
+    const size_t more = all.size() - kProblemsShownMax;
+    all.resize(kProblemsShownMax);
+    all.push_back(absl::StrCat("and ", more, " more"));
+  }
+  return absl::StrJoin(all, "; ");
 }
 
 }  // namespace holdfast

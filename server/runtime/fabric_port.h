@@ -58,7 +58,7 @@ class FabricPort {
   void Drop(SlotId slot) EXCLUDES(mutex_);
   // Who was told of it while it was another job's reads it no more.
   void BecomesOf(SlotId slot, const JobUuid& job) EXCLUDES(mutex_);
-  // Why slots are not registered; empty: they are, or nobody asked for one.
+  // Why slots are not registered, and devices not used; empty: they are.
   std::string problem() const EXCLUDES(mutex_);
 
  private:
@@ -78,7 +78,7 @@ class FabricPort {
   FabricPort(Options options, std::unique_ptr<Fabric> fabric);
   std::shared_ptr<Slot> Registered(const ReadableShard& shard) EXCLUDES(mutex_);
   absl::StatusOr<std::shared_ptr<Slot>> Make(SlotId slot, const JobUuid& job) const;
-  void Note(SlotId slot, const absl::Status& made) REQUIRES(mutex_);
+  void Note(SlotId slot, const absl::Status& made, const absl::Status& left_out) REQUIRES(mutex_);
   std::shared_ptr<Slot> Forget(SlotId slot) REQUIRES(mutex_);
 
   const Options options_;

@@ -1,7 +1,7 @@
 // How fast shards come from another node's memory: `ckptctl fabric NODE`.
 //
 //   HF_ASSIGN_OR_RETURN(const auto probe, FabricProbe::Make(port, 64 MiB));    // at the one end
-//   HF_RETURN_IF_ERROR(MeasureFabric({&pulls, port, "n1"}, "n2", reply));     // at the other
+//   HF_RETURN_IF_ERROR(MeasureFabric({&pulls, port, "n1"}, "n2", control, until, reply));  // there
 //
 // What is measured is a pull as any other, verified, of memory that is made for it and is nobody's
 // shard. For threads that may block.
@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "holdfast/v1/fabric.pb.h"
 #include "holdfast/v1/peer.pb.h"
+#include "tiers/transfer/transfer_control.h"
 
 namespace holdfast {
 
@@ -51,8 +53,9 @@ struct Measurer {
   FabricPort* fabric = nullptr;
   std::string node_name;
 };
-// Takes a second or two.
+// Takes a second or two; gives up by `until`, and when `control` is cancelled.
 absl::Status MeasureFabric(const Measurer& measurer, const std::string& node,
+                           const std::shared_ptr<TransferControl>& control, MonotonicTime until,
                            v1::MeasureFabricReply& reply);
 
 }  // namespace holdfast

@@ -2,12 +2,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/admin_mark.h"
+#include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "holdfast/v1/fabric.grpc.pb.h"
@@ -16,6 +21,48 @@
 
 namespace holdfast {
 namespace {
+
+constexpr Duration kLongest = std::chrono::seconds(30);
+constexpr Duration kAnswerTakes = std::chrono::seconds(1);
+constexpr auto kLook = std::chrono::milliseconds(100);
+
+// Well before the caller gives up: it is to hear from us what kept us.
+MonotonicTime UntilBefore(std::chrono::system_clock::time_point deadline) {
+  const Duration left = std::min<Duration>(
+      std::chrono::duration_cast<Duration>(deadline - std::chrono::system_clock::now()), kLongest);
+  return Clock::System()->Now() + (left - std::min(kAnswerTakes, left / 4));
+}
+
+// Cancels what is done for a caller that has gone; whoever waits in it looks at nothing else.
+class CancelWatch {
+ public:
+  CancelWatch(const grpc::ServerContext& call, std::shared_ptr<TransferControl> control)
+      : thread_([this, &call, control = std::move(control)] {
+          MutexLock lock(mutex_);
+          while (!done_) {
+            if (call.IsCancelled()) {
+              return control->Cancel();
+            }
+            changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLook);
+          }
+        }) {}
+  ~CancelWatch() {
+    {
+      MutexLock lock(mutex_);
+      done_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.join();
+  }
+  CancelWatch(const CancelWatch&) = delete;
+  CancelWatch& operator=(const CancelWatch&) = delete;
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool done_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses the others
+};
 
 class FabricService final : public v1::FabricAdmin::Service {
  public:
@@ -51,22 +98,26 @@ class FabricService final : public v1::FabricAdmin::Service {
 
   grpc::Status MeasureFabric(grpc::ServerContext* call, const v1::MeasureFabricRequest* request,
                              v1::MeasureFabricReply* reply) override {
-    return Answer(call, Measure(request->node(), *reply));
+    const auto control = std::make_shared<TransferControl>();
+    const CancelWatch watch(*call, control);
+    return Answer(call, Measure(request->node(), control, UntilBefore(call->deadline()), *reply));
   }
 
  private:
-  absl::Status Measure(const std::string& node, v1::MeasureFabricReply& reply) {
+  absl::Status Measure(const std::string& node, const std::shared_ptr<TransferControl>& control,
+                       MonotonicTime until, v1::MeasureFabricReply& reply) {
     if (caller_.uid != 0 && caller_.uid != ::geteuid()) {
       return absl::PermissionDeniedError(
           "fabric: measuring takes the network for a second: only root and the daemon's user may");
     }
     if (context_.measuring.exchange(true)) {
-      return absl::ResourceExhaustedError("fabric: somebody is measuring already; try again");
+      return absl::ResourceExhaustedError(
+          "fabric: somebody is measuring from here already; try again in a few seconds");
     }
     const absl::Cleanup done = [this] { context_.measuring = false; };
-    return Annotate(
-        holdfast::MeasureFabric({context_.pulls, context_.fabric, context_.node_name}, node, reply),
-        absl::StrCat("fabric: measuring from ", node));
+    return Annotate(holdfast::MeasureFabric({context_.pulls, context_.fabric, context_.node_name},
+                                            node, control, until, reply),
+                    absl::StrCat("fabric: measuring from ", node));
   }
 
   static grpc::Status Answer(grpc::ServerContext* call, const absl::Status& status) {

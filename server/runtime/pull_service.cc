@@ -47,8 +47,8 @@ absl::Status Gone() {
   return absl::CancelledError("the reader has gone");
 }
 
-// Ends calls whose reader has said nothing for too long: whoever waits for a word in one has no
-// deadline of its own.
+// Ends calls whose reader has said nothing for too long, or is gone: whoever waits for a word in
+// one has no deadline of its own.
 class SilenceWatch {
  public:
   SilenceWatch() : thread_([this] { Run(); }) {}
@@ -63,12 +63,22 @@ class SilenceWatch {
   SilenceWatch(const SilenceWatch&) = delete;
   SilenceWatch& operator=(const SilenceWatch&) = delete;
 
+  struct Call {
+    grpc::ServerContext* context;
+    const std::function<bool()>* gone;
+  };
+  using Calls = std::multimap<std::chrono::steady_clock::time_point, Call>;
+
   // For as long as it lives.
   class Guard {
    public:
-    Guard(SilenceWatch& watch, grpc::ServerContext& call, Duration at_most) : watch_(watch) {
+    // `gone` is asked each second.
+    Guard(SilenceWatch& watch, grpc::ServerContext& call, Duration at_most,
+          const std::function<bool()>& gone)
+        : watch_(watch) {
       MutexLock lock(watch_.mutex_);
-      entry_ = watch_.calls_.emplace(std::chrono::steady_clock::now() + at_most, &call);
+      entry_ =
+          watch_.calls_.emplace(std::chrono::steady_clock::now() + at_most, Call{&call, &gone});
       if (entry_ == watch_.calls_.begin()) {
         watch_.changed_.NotifyAll();
       }
@@ -82,7 +92,7 @@ class SilenceWatch {
 
    private:
     SilenceWatch& watch_;
-    std::multimap<std::chrono::steady_clock::time_point, grpc::ServerContext*>::iterator entry_;
+    Calls::iterator entry_;
   };
 
  private:
@@ -94,20 +104,21 @@ class SilenceWatch {
         continue;
       }
       const auto now = std::chrono::steady_clock::now();
-      auto due = calls_.begin();
-      for (; due != calls_.end() && due->first <= now; ++due) {
-        due->second->TryCancel();  // (again each second, until it has ended)
+      auto next = now + std::chrono::seconds(1);
+      for (const auto& [due, call] : calls_) {
+        if (due <= now || (*call.gone)()) {
+          call.context->TryCancel();  // (again each second, until it has ended)
+        } else {
+          next = std::min(next, due);
+        }
       }
-      const auto next = due == calls_.end() ? now + std::chrono::seconds(1) : due->first;
-      changed_.WaitUntil(
-          mutex_, due == calls_.begin() ? next : std::min(next, now + std::chrono::seconds(1)));
+      changed_.WaitUntil(mutex_, next);
     }
   }
 
   Mutex mutex_;
   CondVar changed_;
-  std::multimap<std::chrono::steady_clock::time_point, grpc::ServerContext*> calls_
-      GUARDED_BY(mutex_);
+  Calls calls_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
@@ -123,46 +134,66 @@ class PullServer::Service final : public v1::Pulls::Service {
     if (context->deadline() > std::chrono::system_clock::now() + kPullLongest) {
       return ToGrpc(absl::InvalidArgumentError("pull: it has no deadline, or a late one"));
     }
-    const absl::Status served = Serve(*context, *stream);
+    Reader reader{*context, *stream, [] { return false; }};
+    const absl::Status served = Serve(reader);
     return ToGrpc(Annotate(served, absl::StrCat("pull from ", options_.context->node_name)));
   }
 
  private:
+  struct Reader {
+    grpc::ServerContext& call;
+    Stream& stream;
+    std::function<bool()> gone;
+  };
+
+  // (One that is not known yet has just joined.)
+  std::function<bool()> GoneWhenNoMember(const std::string& node) const {
+    if (options_.is_member == nullptr) {
+      return [] { return false; };
+    }
+    return [this, node, known = options_.is_member(node)]() mutable {
+      const bool is_member = options_.is_member(node);
+      known = known || is_member;
+      return known && !is_member;
+    };
+  }
+
   // False: the reader has ended, or has taken nothing for too long.
-  bool Say(grpc::ServerContext& call, Stream& stream, const v1::PullTold& told) {
-    const SilenceWatch::Guard guard(silence_, call, options_.silence_max);
-    return stream.Write(told);
+  bool Say(Reader& reader, const v1::PullTold& told) {
+    const SilenceWatch::Guard guard(silence_, reader.call, options_.silence_max, reader.gone);
+    return reader.stream.Write(told);
   }
 
   // What the reader says next; false: it has ended, or says nothing.
-  bool Hear(grpc::ServerContext& call, Stream& stream, v1::PullAsked& asked, Duration at_most) {
-    const SilenceWatch::Guard guard(silence_, call, at_most);
-    return stream.Read(&asked);
+  bool Hear(Reader& reader, v1::PullAsked& asked, Duration at_most) {
+    const SilenceWatch::Guard guard(silence_, reader.call, at_most, reader.gone);
+    return reader.stream.Read(&asked);
   }
 
-  absl::Status Serve(grpc::ServerContext& call, Stream& stream) {
+  absl::Status Serve(Reader& reader) {
     // 1. Who asks, and for what.
     v1::PullAsked asked;
-    if (!Hear(call, stream, asked, options_.open_wait) || !asked.has_open()) {
+    if (!Hear(reader, asked, options_.open_wait) || !asked.has_open()) {
       return absl::InvalidArgumentError("the stream begins without saying what is wanted");
     }
     const v1::PullOpen& open = asked.open();
     HF_RETURN_IF_ERROR(options_.check(open.who()));
+    reader.gone = GoneWhenNoMember(open.who().from());
     const absl::Cleanup leave = [this] { --serving_; };
     if (++serving_ > kPullsServedMax) {
       return absl::ResourceExhaustedError(
           absl::StrCat(kPullsServedMax, " shards are being read from it already; try again"));
     }
     if (open.probe_bytes() > 0) {
-      return ServeProbe(call, stream, open);
+      return ServeProbe(reader, open);
     }
     HF_ASSIGN_OR_RETURN(const HoldShard wanted, ShardOf(open));
     if (open.remote_file()) {
-      return ServeRemoteFile(call, stream, wanted.id);
+      return ServeRemoteFile(reader, wanted.id);
     }
 
     // 2. The slot, held until the stream has ended.
-    HF_ASSIGN_OR_RETURN(const AdminAnswer held, Hold(call, stream, wanted));
+    HF_ASSIGN_OR_RETURN(const AdminAnswer held, Hold(reader, wanted));
     const auto* shards = std::get_if<ReadableShards>(&held.reply);
     if (shards == nullptr || shards->shards.size() != 1 || held.lease == nullptr) {
       return absl::InternalError("the daemon answered another question");
@@ -189,28 +220,27 @@ class PullServer::Service final : public v1::Pulls::Service {
     }
     // (Who reads by itself says nothing until it has all.)
     const Duration silence = source.regions_size() > 0 ? kPullLongest : options_.silence_max;
-    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), *record));
+    HF_RETURN_IF_ERROR(Tell(reader, std::move(told), *record));
     const auto read = [&image](uint64_t offset, std::span<std::byte> into) {
       return (*image)->ReadAt(offset, into);
     };
-    while (Hear(call, stream, asked, silence)) {
+    while (Hear(reader, asked, silence)) {
       if (asked.has_confirm()) {
         HF_RETURN_IF_ERROR(slots.Confirm(shard.slot, shard.copy.generation, **image));
         v1::PullTold confirmed;
         confirmed.mutable_confirmed();
-        return Say(call, stream, confirmed) ? absl::OkStatus() : Gone();
+        return Say(reader, confirmed) ? absl::OkStatus() : Gone();
       }
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
-      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), shard.copy.image_bytes, read));
+      HF_RETURN_IF_ERROR(Send(reader, asked.read(), shard.copy.image_bytes, read));
     }
     return Gone();
   }
 
   // What has to be brought into memory first may take minutes: the reader hears that it comes.
-  absl::StatusOr<AdminAnswer> Hold(grpc::ServerContext& call, Stream& stream,
-                                   const HoldShard& wanted) {
+  absl::StatusOr<AdminAnswer> Hold(Reader& reader, const HoldShard& wanted) {
     for (;;) {
       absl::StatusOr<AdminAnswer> held =
           options_.context->gateway->Ask(wanted, Caller{}, options_.hold_wait);
@@ -221,36 +251,36 @@ class PullServer::Service final : public v1::Pulls::Service {
       }
       v1::PullTold told;
       told.mutable_loading();
-      if (!Say(call, stream, told)) {
+      if (!Say(reader, told)) {
         return Gone();
       }
     }
   }
 
   // What this node reads from the remote tier at this time, as it comes.
-  absl::Status ServeRemoteFile(grpc::ServerContext& call, Stream& stream, const ShardId& shard) {
-    const auto gone = [&call] { return call.IsCancelled(); };
+  absl::Status ServeRemoteFile(Reader& reader, const ShardId& shard) {
+    const auto gone = [&reader] { return reader.call.IsCancelled(); };
     const auto until = [] { return Clock::System()->Now() + kPassedOnWait; };
     HF_ASSIGN_OR_RETURN(const std::shared_ptr<PassedOnFile> file,
                         options_.passed_on->Await(shard, until(), gone));
     v1::PullTold told;
     told.mutable_source()->set_image_bytes(file->bytes());
-    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), ""));
+    HF_RETURN_IF_ERROR(Tell(reader, std::move(told), ""));
     const auto read = [&](uint64_t offset, std::span<std::byte> into) {
       return file->Read(offset, into, until(), gone);
     };
-    for (v1::PullAsked asked; Hear(call, stream, asked, options_.silence_max);) {
+    for (v1::PullAsked asked; Hear(reader, asked, options_.silence_max);) {
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
       HF_SYNC_POINT("daemon.pull.passed_on");
-      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), file->bytes(), read));
+      HF_RETURN_IF_ERROR(Send(reader, asked.read(), file->bytes(), read));
     }
     return Gone();
   }
 
   // Memory to measure with, for as long as the stream is open.
-  absl::Status ServeProbe(grpc::ServerContext& call, Stream& stream, const v1::PullOpen& open) {
+  absl::Status ServeProbe(Reader& reader, const v1::PullOpen& open) {
     if (++probes_ > kProbesServedMax) {
       --probes_;
       return absl::ResourceExhaustedError(
@@ -262,30 +292,29 @@ class PullServer::Service final : public v1::Pulls::Service {
     v1::PullTold told;
     told.mutable_source()->set_image_bytes(probe->image().size());
     probe->Offer(options_.fabric, open.provider(), *told.mutable_source());
-    HF_RETURN_IF_ERROR(Tell(call, stream, std::move(told), probe->record()));
+    HF_RETURN_IF_ERROR(Tell(reader, std::move(told), probe->record()));
     const auto read = [&probe](uint64_t offset, std::span<std::byte> into) {
       std::copy_n(probe->image().begin() + static_cast<ptrdiff_t>(offset), into.size(),
                   into.begin());
       return absl::OkStatus();
     };
-    for (v1::PullAsked asked; Hear(call, stream, asked, options_.silence_max);) {
+    for (v1::PullAsked asked; Hear(reader, asked, options_.silence_max);) {
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
       }
-      HF_RETURN_IF_ERROR(Send(call, stream, asked.read(), probe->image().size(), read));
+      HF_RETURN_IF_ERROR(Send(reader, asked.read(), probe->image().size(), read));
     }
     return Gone();
   }
 
-  absl::Status Tell(grpc::ServerContext& call, Stream& stream, v1::PullTold told,
-                    const std::string& record) {
+  absl::Status Tell(Reader& reader, v1::PullTold told, const std::string& record) {
     told.mutable_source()->set_record_bytes(record.size());
-    if (!Say(call, stream, told)) {
+    if (!Say(reader, told)) {
       return Gone();
     }
     for (size_t at = 0; at < record.size(); at += kPullChunkBytes) {
       told.set_record(record.substr(at, kPullChunkBytes));
-      if (!Say(call, stream, told)) {
+      if (!Say(reader, told)) {
         return Gone();
       }
     }
@@ -294,8 +323,8 @@ class PullServer::Service final : public v1::Pulls::Service {
 
   // (By pread: a file that is cut short is an error, and no SIGBUS.)
   template <typename ReadAt>
-  absl::Status Send(grpc::ServerContext& call, Stream& stream, const v1::PullRead& read,
-                    uint64_t image_bytes, const ReadAt& read_at) {
+  absl::Status Send(Reader& reader, const v1::PullRead& read, uint64_t image_bytes,
+                    const ReadAt& read_at) {
     if (read.offset() > image_bytes || read.bytes() > image_bytes - read.offset()) {
       return absl::InvalidArgumentError("more is wanted than the image has");
     }
@@ -305,7 +334,7 @@ class PullServer::Service final : public v1::Pulls::Service {
       std::string& data = *told.mutable_data();
       data.resize(bytes);
       HF_RETURN_IF_ERROR(read_at(read.offset() + done, std::as_writable_bytes(std::span(data))));
-      if (!Say(call, stream, told)) {
+      if (!Say(reader, told)) {
         return Gone();
       }
       done += bytes;

@@ -52,6 +52,9 @@ class PullServer {
     // for so long is sent away; one that may be reading by one-sided reads has longer to go on.
     Duration open_wait = std::chrono::seconds(10);
     Duration silence_max = std::chrono::seconds(60);
+    // Whether a node is a member now. A reader that was one and is none any more holds nothing;
+    // null: nobody looks.
+    std::function<bool(const std::string&)> is_member = nullptr;
   };
   explicit PullServer(Options options);
   ~PullServer();

@@ -121,7 +121,8 @@ absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<
 
 absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
                           std::span<std::byte> into, const std::string& node,
-                          MonotonicTime deadline, Pacer* pacer, TransferControl& control) {
+                          MonotonicTime deadline, Pacer* pacer, TransferControl& control,
+                          bool another_way) {
   PullSource source;
   source.name = node;
   source.address = offer.source.fabric_address();
@@ -132,6 +133,7 @@ absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const Pull
   options.deadline = deadline;
   options.pacer = pacer;
   options.control = &control;
+  options.another_way = another_way;
   options.source_gone = [&stream] { return stream.node_gone(); };
   return PullImage(port.fabric(), source, into, offer.image.record, offer.image.layout, options)
       .status;

@@ -35,9 +35,11 @@ absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes
                                         TransferControl* control);
 
 // By one-sided reads. `pacer` null: as fast as it goes. The slot is held until `deadline`.
+// `another_way`: as PullOptions has it.
 absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
                           std::span<std::byte> into, const std::string& node,
-                          MonotonicTime deadline, Pacer* pacer, TransferControl& control);
+                          MonotonicTime deadline, Pacer* pacer, TransferControl& control,
+                          bool another_way);
 // Over the daemons' own connection: where no fabric carries it.
 absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<std::byte> into,
                           const std::string& node, Pacer* pacer, TransferControl& control);

@@ -1,8 +1,11 @@
 #include "server/runtime/tier_config.h"
 
+#include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/filesystem.h"
 #include "base/status.h"
@@ -92,7 +95,34 @@ std::string NoRoomBesideKeptFiles(uint64_t pool_bytes, uint64_t drives, uint64_t
                       " (nvme.bytes_max); lower the one, or raise the other");
 }
 
+// (What a device is called shows when it is opened.)
+absl::Status CheckFabric(const v1::FabricConfig& fabric) {
+  // (libfabric's layers on top are not used: "verbs;ofi_rxm".)
+  const std::string& provider = fabric.provider();
+  const std::string core = provider.substr(0, provider.find(';'));
+  if (!provider.empty() && provider != "auto" && provider != "off" && core != "verbs" &&
+      core != "tcp") {
+    return BadSetting("fabric.provider", absl::StrCat("'", provider.substr(0, 64),
+                                                      "': expected auto, verbs, tcp or off"));
+  }
+  std::set<std::string> seen;
+  for (const std::string& device : fabric.devices()) {
+    const bool plain = std::all_of(device.begin(), device.end(), [](char c) {
+      return absl::ascii_isgraph(static_cast<unsigned char>(c));
+    });
+    if (device.empty() || device.size() > 255 || !plain) {
+      return BadSetting("fabric.devices",
+                        "a device needs a name of 1 to 255 characters, none of them a space");
+    }
+    if (!seen.insert(device).second) {
+      return BadSetting("fabric.devices", absl::StrCat("'", device, "' twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTierConfig(const v1::DaemonConfig& config) {
+  HF_RETURN_IF_ERROR(CheckFabric(config.fabric()));
   const v1::NvmeConfig& nvme = config.nvme();
   for (const SettingRange& range : TierRanges(nvme, config.remote(), config.fabric())) {
     HF_RETURN_IF_ERROR(CheckRange(range));

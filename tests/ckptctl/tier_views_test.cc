@@ -92,6 +92,18 @@ v1::GetStatusReply StatusWithTiers() {
   return reply;
 }
 
+TEST(RenderStatus, NothingLentIsNotEverything) {
+  v1::GetStatusReply reply;
+  v1::TierStatus& lent = *reply.mutable_daemon()->add_tiers();
+  lent.set_tier("peer");
+  EXPECT_NE(RenderStatus(reply).find("peer   lends nothing to other nodes"), std::string::npos)
+      << RenderStatus(reply);
+  EXPECT_EQ(RenderStatus(reply).find("no budget"), std::string::npos);
+  lent.set_bytes_max(kGiB);
+  EXPECT_NE(RenderStatus(reply).find("0 B of 1 GiB lent to other"), std::string::npos)
+      << RenderStatus(reply);
+}
+
 TEST(RenderStatus, ShowsTheTiers) {
   const std::string text = RenderStatus(StatusWithTiers());
   const size_t tiers = text.find("nvme   [");

@@ -272,6 +272,16 @@ def test_what_carries_shards_is_shown_and_measured(network: Network, provider: s
     assert "root" in cluster.tell("a", "fabric", "b", uid=4242)["error"]["message"]
 
 
+def test_a_node_that_hangs_is_named_by_who_measures(network: Network) -> None:
+    cluster = Cluster(network, "a b", lease_s=60)
+    wait_until("they see each other", lambda: cluster.members("a") == {"a", "b"})
+    cluster["b"].freeze()
+    said = cluster.tell("a", "fabric", "b", "--timeout", "3s")["error"]["message"]
+    assert "measuring from b: node 'b'" in said, said
+    cluster["b"].thaw()
+    wait_until("it answers", lambda: "bytes_per_s" in cluster.tell("a", "fabric", "b"))
+
+
 LOST = ("memory", "memory and nvme")
 
 

@@ -212,6 +212,24 @@ TEST_F(ClusterRemovalTest, ANodeThatWasAwayLetsGoWhenItIsBack) {
   ExpectFree();
 }
 
+TEST_F(ClusterRemovalTest, ANodeThatGoesMeanwhileIsNamedToo) {
+  SaveTen();
+  w.CutFromMembership("b");
+  w.Cut("b", "a");
+  w.Cut("b", "c");
+  v1::RemoveJobRequest request;
+  request.set_job("job");
+  const AdminToken token = w["a"].next_token++;
+  w["a"].Feed(AdminRequest{token, Caller{}, request});
+  w.RunSoon();
+  ASSERT_EQ(w["a"].admin_replies.count(token), 0u) << "it waits for b";
+  w.Advance(2 * kLease);
+  ASSERT_EQ(w["a"].admin_replies.count(token), 1u);
+  const AdminReply& reply = w["a"].admin_replies.at(token);
+  ASSERT_TRUE(reply.status.ok()) << reply.status;
+  EXPECT_THAT(std::get<v1::RemoveJobReply>(reply.reply).nodes_away(), ElementsAre("b"));
+}
+
 TEST_F(ClusterRemovalTest, AlsoWhenTheNameIsAnotherJobsSince) {
   SaveTen();
   w.Kill("b");

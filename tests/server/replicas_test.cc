@@ -5,6 +5,7 @@
 
 #include <deque>
 
+#include "base/status.h"
 #include "server/agent.h"
 #include "tests/server/cluster_world.h"
 
@@ -715,10 +716,23 @@ TEST_F(ReplicasTest, ThePolicyOfARunningJobHoldsForWhatItHas) {
   EXPECT_EQ(Replicas(0, 10) + Replicas(1, 10), 0u) << Where(0, 10) << ", " << Where(1, 10);
   Save(11);
   EXPECT_EQ(Replicas(0, 11) + Replicas(1, 11), 0u);
-  ASSERT_TRUE(w["a"].Admin<v1::SetOptionsReply>(SetReplicas(2), 1000).ok());
+  const auto set = w["a"].Admin<v1::SetOptionsReply>(SetReplicas(2), 1000);
+  ASSERT_TRUE(set.ok());
+  EXPECT_EQ(set->text(), "job 'job': replicas=2");
   w.Advance(seconds(5));
   EXPECT_EQ(Replicas(0, 11), 2u) << "without another save: " << Where(0, 11);
   EXPECT_EQ(Replicas(1, 11), 2u) << Where(1, 11);
+}
+
+TEST_F(ReplicasTest, MoreReplicasThanThereAreNodesForIsSaid) {
+  TwoRanks();
+  Save(10);
+  const auto set = w["a"].Admin<v1::SetOptionsReply>(SetReplicas(8), 1000);
+  ASSERT_TRUE(set.ok());
+  EXPECT_NE(set->text().find("replicas=8; 4 nodes lend memory now"), std::string::npos)
+      << set->text();
+  w.Advance(seconds(5));
+  EXPECT_EQ(Replicas(0, 10), 3u) << Where(0, 10);
 }
 
 TEST_F(ReplicasTest, WhatNothingElseHasStaysWhateverThePolicySays) {
@@ -829,6 +843,28 @@ TEST_F(LittleLentTest, WhatDoesNotFitIsSaidAndHurtsNobody) {
                     tier.problem().find("memory.peer_bytes_max") != std::string::npos);
   }
   EXPECT_TRUE(said) << status.ShortDebugString();
+}
+
+class LittleSpareTest : public ReplicasTest {
+ protected:
+  LittleSpareTest()
+      : ReplicasTest(1, {"a", "b", "c"}, [](v1::DaemonConfig& config) {
+          config.mutable_memory()->set_peer_bytes_max(config.node_name() == "c" ? kSlot / 2
+                                                                                : 8 * kSlot);
+        }) {}
+};
+
+// It would get nothing, and nobody would know before the node is lost.
+TEST_F(LittleSpareTest, OneThatHasNoRoomForAShardIsRefused) {
+  TwoRanks();
+  Save(10);
+  const absl::Status refused = w["b"].Admin<v1::ReplaceReply>(Replace("a", "c"), 1000).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_NE(Message(refused).find(
+                "c lends 1 MiB (memory.peer_bytes_max), and a step of a's ranks takes 2 MiB"),
+            std::string::npos)
+      << refused;
+  EXPECT_TRUE(w["b"].Admin<v1::ReplaceReply>(Replace("a", "b"), 1000).ok());
 }
 
 class ShortOfMemoryTest : public ReplicasTest {

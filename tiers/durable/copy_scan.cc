@@ -325,7 +325,7 @@ class Scanner {
                              shard.layout_hash,
                              shard.WholeBytes(),
                              {},
-                             {}});
+                             shard.likeness});
     }
     std::set<std::pair<Rank, uint32_t>> others(found.records.begin(), found.records.end());
     others.insert(found.images.begin(), found.images.end());

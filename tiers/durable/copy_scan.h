@@ -24,7 +24,7 @@ struct CopyEntry {
   LayoutHash layout_hash{};
   uint64_t shard_bytes = 0;  // of the whole image: more than the file has if that leaves slices out
   LayoutHash plan{};         // KeptSlices::plan, where a record was read that has it
-  Likeness likeness{};       // where a record was read
+  Likeness likeness{};       // where a record was read, or the manifest tells
   bool operator==(const CopyEntry&) const = default;
 };
 

@@ -55,6 +55,17 @@ absl::Status ReadCrc(WireReader& reader, const WireField& field, uint64_t& crc) 
   return reader.status();
 }
 
+absl::Status ReadLikeness(std::string_view bytes, Likeness& likeness) {
+  if (bytes.size() != likeness.tensors.size() + likeness.content.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("read ManifestShard: a likeness of ", bytes.size(), " bytes, not 32"));
+  }
+  const auto content = bytes.begin() + static_cast<ptrdiff_t>(likeness.tensors.size());
+  std::copy(bytes.begin(), content, reinterpret_cast<char*>(likeness.tensors.data()));
+  std::copy(content, bytes.end(), reinterpret_cast<char*>(likeness.content.data()));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ManifestShard> ReadShard(std::string_view bytes) {
   ManifestShard shard;
   uint64_t value = 0;
@@ -86,6 +97,12 @@ absl::StatusOr<ManifestShard> ReadShard(std::string_view bytes) {
       case 6:
         HF_RETURN_IF_ERROR(reader.Unsigned(field, kImageBytesMax, shard.shard_bytes));
         break;
+      case 7: {
+        std::string_view likeness;
+        HF_RETURN_IF_ERROR(reader.Bytes(field, likeness));
+        HF_RETURN_IF_ERROR(ReadLikeness(likeness, shard.likeness));
+        break;
+      }
       default:
         break;
     }
@@ -233,6 +250,12 @@ std::string EncodeManifest(const Manifest& manifest) {
     part.add_bytes(5, reinterpret_cast<const char*>(shard.layout_hash.data()),
                    shard.layout_hash.size());
     PutUnsigned(part, 6, shard.shard_bytes);
+    if (shard.likeness.any()) {
+      const auto text = [](const LayoutHash& hash) {
+        return std::string(reinterpret_cast<const char*>(hash.data()), hash.size());
+      };
+      part.add_bytes(7, text(shard.likeness.tensors) + text(shard.likeness.content));
+    }
     writer.add_message(8, nested);
   }
   return EncodeFrame(FrameKind::kManifest, body);
@@ -278,7 +301,9 @@ std::string DifferenceOf(const Manifest& a, const Manifest& b) {
     return "the line of descent is another";
   }
   for (size_t i = 0; i < std::min(a.shards.size(), b.shards.size()); ++i) {
-    if (a.shards[i] != b.shards[i]) {
+    ManifestShard other = b.shards[i];
+    other.likeness = a.shards[i].likeness;  // (one of them may be of a version without)
+    if (a.shards[i] != other) {
       return absl::StrCat("rank ", i, "'s copy is another: record ",
                           absl::Hex(a.shards[i].record_crc, absl::kZeroPad16), " in one, ",
                           absl::Hex(b.shards[i].record_crc, absl::kZeroPad16), " in the other");

@@ -22,6 +22,7 @@ struct ManifestShard {
   uint64_t record_crc = 0;    // RecordCrcOf
   LayoutHash layout_hash{};
   uint64_t shard_bytes = 0;  // of the whole image, where the file leaves slices out; else 0
+  Likeness likeness{};       // which ranks hold the same; not known: of an older version
   uint64_t WholeBytes() const { return shard_bytes != 0 ? shard_bytes : image_bytes; }
   bool operator==(const ManifestShard&) const = default;
 };
@@ -41,7 +42,7 @@ struct Manifest {
 // its own CRC included, the CRC would be the same number for every record.)
 uint64_t RecordCrcOf(std::string_view record_file);
 
-inline constexpr uint64_t kManifestBytesMax = uint64_t{64} << 20;
+inline constexpr uint64_t kManifestBytesMax = uint64_t{128} << 20;
 
 // OK if it does not contradict itself and can be written; InvalidArgument says what is wrong.
 absl::Status CheckManifest(const Manifest& manifest);
@@ -49,7 +50,8 @@ absl::Status CheckManifest(const Manifest& manifest);
 std::string EncodeManifest(const Manifest& manifest);
 // DataLoss: torn, damaged, or contradicts itself. FailedPrecondition: of a newer format version.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
-// The first difference in what two manifests promise (all but the time), for people; empty if none.
+// The first difference in what two manifests promise (all but the time, and who holds the same),
+// for people; empty if none.
 std::string DifferenceOf(const Manifest& a, const Manifest& b);
 // manifest.json: the same for people.
 std::string ManifestJson(const Manifest& manifest);

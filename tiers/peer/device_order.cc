@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 
 namespace holdfast {
@@ -27,6 +28,29 @@ std::vector<size_t> NearestFirst(const std::vector<int>& device_nodes, int memor
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return distance(a) < distance(b); });
   return order;
+}
+
+std::vector<int> PairDevices(const std::vector<std::string>& ours,
+                             const std::vector<std::string>& theirs,
+                             const std::vector<uint32_t>& with_memory) {
+  std::vector<int> pairs(ours.size(), -1);
+  std::deque<uint32_t> left(with_memory.begin(), with_memory.end());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const auto same = std::find_if(left.begin(), left.end(), [&](uint32_t device) {
+      return theirs[device] == ours[i] && !ours[i].empty();
+    });
+    if (same != left.end()) {
+      pairs[i] = static_cast<int>(*same);
+      left.erase(same);
+    }
+  }
+  for (int& pair : pairs) {
+    if (pair < 0 && !left.empty()) {
+      pair = static_cast<int>(left.front());
+      left.pop_front();
+    }
+  }
+  return pairs;
 }
 
 }  // namespace holdfast

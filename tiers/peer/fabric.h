@@ -15,8 +15,10 @@
 // Thread-safe. Whoever pulls ends before the Fabric does; registrations may outlive it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,6 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "tiers/peer/registration.h"
 
 namespace holdfast {
@@ -37,8 +40,9 @@ inline constexpr size_t kFabricDevicesMax = 8;
 inline constexpr size_t kFabricAddressBytesMax = 4096;
 
 struct FabricOptions {
-  // libfabric's name of it, "verbs" or "tcp", or "auto": verbs where there is a device for it, else
-  // tcp. Connections are our own: what follows a semicolon ("verbs;ofi_rxm") is not looked at.
+  // libfabric's name of it, "verbs" or "tcp", or "auto": verbs where there is a device for it that
+  // can be opened, else tcp. Connections are our own: what follows a semicolon ("verbs;ofi_rxm") is
+  // not looked at.
   std::string provider = "auto";
   // The provider's names of domains ("mlx5_0", of tcp the interfaces: "eth0"), or local addresses
   // ("10.0.0.7"). Empty: of verbs all; of tcp the one that has bind_address, without that the
@@ -49,11 +53,16 @@ struct FabricOptions {
   // DSCP of what is sent, 0 to 63; 0: as the system has it. FabricInfo says whether the provider
   // takes it.
   uint8_t traffic_class = 0;
+  // One that was opened so long ago is closed, whoever reads over it goes on over a new one: so
+  // what readers leave behind that went without a word (power, a cable) does not stay for ever.
+  Duration connection_age_max = std::chrono::hours(1);
   // Connections open for reading at a time, over all devices: of tcp a pull takes up to four.
   size_t readers_max = 256;
   // A registration is split at this size, and smaller where the device refuses so much at once.
   uint64_t registration_bytes_max = uint64_t{1} << 36;
   std::string library = "libfabric.so.1";
+  // Told once when something is found to lead nowhere, for people; any thread. Null: nobody is.
+  std::function<void(const std::string&)> on_problem = nullptr;
 };
 
 // As the provider says after all was opened.
@@ -77,6 +86,7 @@ struct FabricInfo {
   std::string provider;
   uint32_t library_version = 0;  // FI_MAJOR, FI_MINOR
   std::vector<FabricDeviceInfo> devices;
+  std::vector<std::string> problems;  // devices, or a provider, that could not be opened, and why
 };
 
 // "provider=tcp;ofi_rxm device=eth0 address=…": a line for the log.
@@ -84,7 +94,8 @@ std::string ToString(const FabricInfo& info);
 
 class Fabric {
  public:
-  // NotFound: no libfabric, no such provider or device (the message lists what there is).
+  // NotFound: no libfabric, no such provider or device (the message lists what there is). Where
+  // some device can be opened it goes without the others; info().problems names them.
   static absl::StatusOr<std::unique_ptr<Fabric>> Open(const FabricOptions& options);
   ~Fabric();
   Fabric(const Fabric&) = delete;
@@ -96,6 +107,9 @@ class Fabric {
   // OK when `address` is one of a node that this one can read from; else InvalidArgument, or
   // FailedPrecondition when it is of another provider.
   absl::Status CheckAddress(std::string_view address) const;
+
+  // What is wrong with devices and peers at the moment, for people.
+  std::vector<std::string> Problems() const;
 
   // `memory` stays mapped, and where it is, until the registration is gone; populate it first. A
   // file underneath that is cut short harms nobody but those who read it. ResourceExhausted when
@@ -110,6 +124,7 @@ class Fabric {
 
  private:
   Fabric();
+  absl::Status OpenProvider(const FabricLibrary& library, const std::string& provider);
 
   FabricOptions options_;
   FabricInfo info_;

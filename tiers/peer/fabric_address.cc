@@ -15,8 +15,9 @@
 namespace holdfast {
 namespace {
 
-constexpr char kVersion = 1;
+constexpr char kVersion = 2;
 constexpr size_t kEndpointBytesMax = 256;
+constexpr size_t kDeviceNameBytesMax = 64;
 
 class Bytes {
  public:
@@ -96,9 +97,12 @@ std::string EncodeFabricAddress(const FabricAddress& address) {
   AppendNumber(bytes, 4, address.format);
   bytes += address.token;
   AppendNumber(bytes, 1, address.endpoints.size());
-  for (const std::string& endpoint : address.endpoints) {
-    AppendNumber(bytes, 2, endpoint.size());
-    bytes += endpoint;
+  for (const FabricEndpoint& endpoint : address.endpoints) {
+    const std::string device = endpoint.device.substr(0, kDeviceNameBytesMax);
+    AppendNumber(bytes, 2, endpoint.address.size());
+    bytes += endpoint.address;
+    AppendNumber(bytes, 1, device.size());
+    bytes += device;
   }
   return bytes;
 }
@@ -127,12 +131,16 @@ absl::StatusOr<FabricAddress> DecodeFabricAddress(std::string_view text) {
   address.token = token;
   for (uint32_t i = 0; i < count; ++i) {
     uint32_t endpoint_bytes = 0;
+    uint32_t device_bytes = 0;
     std::string_view endpoint;
+    std::string_view device;
     if (!bytes.TakeNumber(2, endpoint_bytes) || endpoint_bytes == 0 ||
-        endpoint_bytes > kEndpointBytesMax || !bytes.Take(endpoint_bytes, endpoint)) {
+        endpoint_bytes > kEndpointBytesMax || !bytes.Take(endpoint_bytes, endpoint) ||
+        !bytes.TakeNumber(1, device_bytes) || device_bytes > kDeviceNameBytesMax ||
+        !bytes.Take(device_bytes, device)) {
       return Malformed("an endpoint is cut short");
     }
-    address.endpoints.emplace_back(endpoint);
+    address.endpoints.push_back({std::string(endpoint), std::string(device)});
   }
   if (!bytes.empty()) {
     return Malformed("bytes behind its end");
@@ -152,11 +160,11 @@ absl::Status CheckReachable(const FabricAddress& own, const FabricAddress& peer)
                      peer.format, ", this node '", own.provider, "' with format ", own.format,
                      ": set the same fabric.provider on all nodes"));
   }
-  for (const std::string& endpoint : peer.endpoints) {
-    if (endpoint.size() != own.endpoints.front().size()) {
+  for (const FabricEndpoint& endpoint : peer.endpoints) {
+    if (endpoint.address.size() != own.endpoints.front().address.size()) {
       return Malformed("an endpoint is of another length than this node's own");
     }
-    HF_RETURN_IF_ERROR(CheckEndpoint(peer.format, endpoint));
+    HF_RETURN_IF_ERROR(CheckEndpoint(peer.format, endpoint.address));
   }
   return absl::OkStatus();
 }

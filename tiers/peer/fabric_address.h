@@ -5,9 +5,9 @@
 //
 // Values and plain functions. Decoding takes any bytes.
 //
-// Version (1 byte, 1), length of the provider's name (1 byte), the name, address format (4 bytes,
+// Version (1 byte, 2), length of the provider's name (1 byte), the name, address format (4 bytes,
 // little endian, FI_SOCKADDR_…), the token (16 bytes), count of endpoints (1 byte), of each: length
-// (2 bytes), bytes.
+// (2 bytes), bytes, length of its device's name (1 byte), the name.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,17 @@
 
 namespace holdfast {
 
+struct FabricEndpoint {
+  std::string address;
+  std::string device;
+  bool operator==(const FabricEndpoint&) const = default;
+};
+
 struct FabricAddress {
   std::string provider;
   uint32_t format = 0;
   std::string token;  // what it wants to hear of those who connect: told by itself they were
-  std::vector<std::string> endpoints;
+  std::vector<FabricEndpoint> endpoints;
   bool operator==(const FabricAddress&) const = default;
 };
 

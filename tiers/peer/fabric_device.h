@@ -1,6 +1,6 @@
 // A device of libfabric's, opened: its domain, and what is opened on it. Internal to tiers/peer/.
 //
-//   HF_ASSIGN_OR_RETURN(auto devices, OpenFabricDevices(*library, options));
+//   HF_ASSIGN_OR_RETURN(auto devices, OpenFabricDevices(*library, options, "tcp", problems));
 //   HF_ASSIGN_OR_RETURN(FabricQueues queues, device->OpenQueues(16));
 //   HF_ASSIGN_OR_RETURN(FabricObject<fid_ep> endpoint, device->OpenEndpoint(info, queues));
 //
@@ -95,8 +95,10 @@ class FabricDevice : public std::enable_shared_from_this<FabricDevice> {
   int numa_node_ = -1;
 };
 
-// Those that the options name, in their order.
+// Those of the provider that the options name, in their order. One that is not there or cannot be
+// opened is left out, if there is another: `problems` says why.
 absl::StatusOr<std::vector<std::shared_ptr<FabricDevice>>> OpenFabricDevices(
-    const FabricLibrary& library, const FabricOptions& options);
+    const FabricLibrary& library, const FabricOptions& options, const std::string& provider,
+    std::vector<std::string>& problems);
 
 }  // namespace holdfast

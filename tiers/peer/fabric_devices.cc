@@ -139,15 +139,18 @@ class Selection {
   Selection(const FabricLibrary& library, const FabricOptions& options, std::string provider)
       : library_(library), options_(options), provider_(std::move(provider)) {}
 
-  absl::StatusOr<std::vector<FabricInfoList>> Choose() {
-    if (!options_.devices.empty()) {
-      for (const std::string& name : options_.devices) {
-        HF_RETURN_IF_ERROR(ChooseNamed(name));
-      }
-    } else {
+  // At least one, or why there is none; `failed`: why others are not there.
+  absl::StatusOr<std::vector<FabricInfoList>> Choose(std::vector<absl::Status>& failed) {
+    if (options_.devices.empty()) {
       HF_RETURN_IF_ERROR(ChooseFreely());
     }
-    return std::move(chosen_);
+    for (const std::string& name : options_.devices) {
+      if (absl::Status status = ChooseNamed(name); !status.ok()) {
+        failed.push_back(std::move(status));
+      }
+    }
+    return chosen_.empty() ? absl::StatusOr<std::vector<FabricInfoList>>(failed.front())
+                           : std::move(chosen_);
   }
 
  private:
@@ -160,8 +163,9 @@ class Selection {
   }
 
   absl::Status NothingAt(const std::string& what, const std::string& offered) {
-    return absl::NotFoundError(absl::StrCat("fabric '", provider_, "': no device for '", what,
-                                            "': there is ", offered, " (fi_info -p '", provider_,
+    return absl::NotFoundError(absl::StrCat("fabric '", provider_, "': no device",
+                                            what.empty() ? "" : absl::StrCat(" for '", what, "'"),
+                                            ": there is ", offered, " (fi_info -p '", provider_,
                                             "' lists all)"));
   }
 
@@ -185,7 +189,7 @@ class Selection {
     HF_ASSIGN_OR_RETURN(const FabricInfoList offered, AskAt(address));
     const auto candidates = Candidates(offered, provider_);
     if (candidates.empty()) {
-      return NothingAt(address.empty() ? "any address" : address, "nothing");
+      return NothingAt(address, "nothing");
     }
     std::set<std::string> taken;
     for (const fi_info* info : candidates) {
@@ -207,32 +211,28 @@ class Selection {
 }  // namespace
 
 absl::StatusOr<std::vector<std::shared_ptr<FabricDevice>>> OpenFabricDevices(
-    const FabricLibrary& library, const FabricOptions& options) {
-  if (options.devices.size() > kFabricDevicesMax || options.traffic_class > 63 ||
-      (!options.bind_address.empty() && !IsAddress(options.bind_address))) {
-    return absl::InvalidArgumentError(absl::StrCat("fabric: at most ", kFabricDevicesMax,
-                                                   " devices, a DSCP up to 63, and an IP "
-                                                   "address without port to bind to, not '",
-                                                   options.bind_address, "'"));
-  }
-  std::vector<std::string> providers = {options.provider.substr(0, options.provider.find(';'))};
-  if (options.provider == "auto") {
-    providers = {"verbs", "tcp"};
-  }
-  absl::Status last;
-  for (const std::string& provider : providers) {
-    auto chosen = Selection(library, options, provider).Choose();
-    if (!chosen.ok()) {
-      last = chosen.status();
-      continue;
+    const FabricLibrary& library, const FabricOptions& options, const std::string& provider,
+    std::vector<std::string>& problems) {
+  std::vector<absl::Status> failed;
+  HF_ASSIGN_OR_RETURN(std::vector<FabricInfoList> chosen,
+                      Selection(library, options, provider).Choose(failed));
+  std::vector<std::shared_ptr<FabricDevice>> devices;
+  for (FabricInfoList& info : chosen) {
+    absl::StatusOr<std::shared_ptr<FabricDevice>> device =
+        FabricDevice::Open(library, std::move(info));
+    if (device.ok()) {
+      devices.push_back(*std::move(device));
+    } else {
+      failed.push_back(device.status());
     }
-    std::vector<std::shared_ptr<FabricDevice>> devices;
-    for (FabricInfoList& info : *chosen) {
-      HF_ASSIGN_OR_RETURN(devices.emplace_back(), FabricDevice::Open(library, std::move(info)));
-    }
-    return devices;
   }
-  return last;
+  if (devices.empty()) {
+    return failed.front();  // (Choose gives one, or says why not)
+  }
+  for (const absl::Status& each : failed) {
+    problems.push_back(Message(each));
+  }
+  return devices;
 }
 
 }  // namespace holdfast

@@ -27,9 +27,10 @@ constexpr int kBusyLooks = 64;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FabricServer>> FabricServer::Start(
-    std::shared_ptr<FabricDevice> device, std::string token) {
+    std::shared_ptr<FabricDevice> device, std::string token, Duration connection_age_max) {
   HF_ASSIGN_OR_RETURN(FabricQueues queues, device->OpenQueues(kCompletions));
-  std::unique_ptr<FabricServer> server(new FabricServer(std::move(queues), std::move(token)));
+  std::unique_ptr<FabricServer> server(
+      new FabricServer(std::move(queues), std::move(token), connection_age_max));
   HF_RETURN_IF_ERROR(server->Listen());
   server->stop_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!server->stop_.valid()) {
@@ -84,6 +85,7 @@ void FabricServer::Run() {
     TakeCompletions();
     while (TakeEvent()) {
     }
+    CloseOld();
     if (sleeps() && !queues_.MaySleep()) {
       if (++busy % kBusyLooks == 0 && Stopped(0)) {
         return;
@@ -134,15 +136,22 @@ void FabricServer::Accept(fi_info* info, std::string_view said) {
   if (connections_.size() >= kFabricConnectionsMax) {
     connections_.pop_front();
   }
-  connections_.push_back(*std::move(endpoint));
+  connections_.push_back({*std::move(endpoint), Clock::System()->Now() + connection_age_max_});
 }
 
 void FabricServer::Close(const fid* connection) {
   const auto found =
       std::find_if(connections_.begin(), connections_.end(),
-                   [connection](const auto& held) { return &held->fid == connection; });
+                   [connection](const auto& held) { return &held.endpoint->fid == connection; });
   if (found != connections_.end()) {
     connections_.erase(found);
+  }
+}
+
+// That a reader is gone without a word nobody else would tell.
+void FabricServer::CloseOld() {
+  while (!connections_.empty() && connections_.front().until < Clock::System()->Now()) {
+    connections_.pop_front();
   }
 }
 

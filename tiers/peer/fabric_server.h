@@ -1,7 +1,7 @@
 // The door at which peers that want to read ask, and the thread that lets them in and keeps them
 // going. Internal to tiers/peer/.
 //
-//   HF_ASSIGN_OR_RETURN(auto server, FabricServer::Start(device, token));
+//   HF_ASSIGN_OR_RETURN(auto server, FabricServer::Start(device, token, age_max));
 //
 // One-sided reads need nothing of this program where the device answers them itself; where the
 // provider is software, its work is done in the calls of this thread. It sleeps on the provider's
@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/unique_fd.h"
 #include "tiers/peer/fabric_device.h"
 
@@ -26,9 +27,10 @@ inline constexpr size_t kFabricConnectionsMax = 4096;
 
 class FabricServer {
  public:
-  // Only those are let in who say `token`.
+  // Only those are let in who say `token`, and only for so long.
   static absl::StatusOr<std::unique_ptr<FabricServer>> Start(std::shared_ptr<FabricDevice> device,
-                                                             std::string token);
+                                                             std::string token,
+                                                             Duration connection_age_max);
   ~FabricServer();  // ends the reads that are under way
   FabricServer(const FabricServer&) = delete;
   FabricServer& operator=(const FabricServer&) = delete;
@@ -37,8 +39,15 @@ class FabricServer {
   bool sleeps() const { return queues_.can_sleep(); }
 
  private:
-  FabricServer(FabricQueues queues, std::string token)
-      : token_(std::move(token)), queues_(std::move(queues)) {}
+  struct Connection {
+    FabricObject<fid_ep> endpoint;
+    MonotonicTime until;
+  };
+
+  FabricServer(FabricQueues queues, std::string token, Duration connection_age_max)
+      : token_(std::move(token)),
+        connection_age_max_(connection_age_max),
+        queues_(std::move(queues)) {}
   absl::Status Listen();
   void Run();
   bool Stopped(int timeout_ms) const;
@@ -46,12 +55,14 @@ class FabricServer {
   bool TakeEvent();
   void Accept(fi_info* info, std::string_view said);
   void Close(const fid* connection);
+  void CloseOld();
 
   const std::string token_;
+  const Duration connection_age_max_;
   std::string address_;
   FabricQueues queues_;
   FabricObject<fid_pep> door_;
-  std::deque<FabricObject<fid_ep>> connections_;  // of the thread; the oldest first
+  std::deque<Connection> connections_;  // of the thread; the oldest first
   UniqueFd stop_;
   std::thread thread_;
 };

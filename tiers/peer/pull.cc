@@ -1,9 +1,15 @@
 #include "tiers/peer/pull.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "tiers/peer/remote_range.h"
 #include "tiers/transfer/digest_blocks.h"
@@ -23,6 +29,46 @@ absl::Status CheckOptions(const PullOptions& options) {
   return absl::OkStatus();
 }
 
+// Smaller ones are verified by the thread that reads.
+constexpr uint64_t kVerifiedAlongsideMin = uint64_t{8} << 20;
+
+// How far it is: told by the one who reads, waited for by the one who verifies.
+class Progress {
+ public:
+  // False: the other one has ended.
+  bool Tell(uint64_t arrived) EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      arrived_ = arrived;
+    }
+    changed_.NotifyOne();
+    return !verifier_ended_.load(std::memory_order_relaxed);
+  }
+  void EndReading() EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      reading_ended_ = true;
+    }
+    changed_.NotifyOne();
+  }
+  // More than `seen`; the same when there will be no more.
+  uint64_t Await(uint64_t seen) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (arrived_ == seen && !reading_ended_) {
+      changed_.Wait(mutex_);
+    }
+    return arrived_;
+  }
+  void EndVerifying() { verifier_ended_.store(true, std::memory_order_relaxed); }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t arrived_ GUARDED_BY(mutex_) = 0;
+  bool reading_ended_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> verifier_ended_{false};
+};
+
 // One image on its way. Run once.
 class Pull {
  public:
@@ -40,16 +86,71 @@ class Pull {
     if (!result_.ok() && result_.faulty == FaultySide::kNone) {
       result_.faulty = range_.faulty();
     }
-    result_.cpu_seconds = ThreadCpuSeconds() - cpu_before;
+    result_.cpu_seconds = ThreadCpuSeconds() + verifier_cpu_seconds_ - cpu_before;
     return std::move(result_);
   }
 
  private:
   absl::Status Move() {
     HF_RETURN_IF_ERROR(range_.Begin());
+    if (image_.size() >= kVerifiedAlongsideMin) {
+      // Reading is work, too, where the provider is software: bytes are moved by the calls that ask
+      // whether they are there.
+      Progress progress;
+      absl::Status verified;
+      std::thread verifier;
+      try {
+        verifier = std::thread([&] { verified = VerifyAlongside(progress); });
+      } catch (const std::system_error&) {  // no thread is to be had
+        return MoveAlone();
+      }
+      const absl::Status read = Read(progress);
+      progress.EndReading();
+      verifier.join();
+      if (verified.ok() && read.ok() && !to_verify_.done()) {
+        return absl::InternalError("pull: all has arrived, and not all was verified");
+      }
+      return verified.ok() ? read : verified;
+    }
+    return MoveAlone();
+  }
+
+  absl::Status Read(Progress& progress) {
+    for (uint64_t told = 0; !range_.done();) {
+      HF_RETURN_IF_ERROR(range_.Advance());
+      if (range_.arrived() == told) {
+        HF_RETURN_IF_ERROR(range_.Wait());
+      } else if (told = range_.arrived(); !progress.Tell(told)) {
+        break;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status VerifyAlongside(Progress& progress) {
+    ::pthread_setname_np(::pthread_self(), "verify");
+    absl::Status status;
+    for (uint64_t arrived = 0; status.ok() && !to_verify_.done();) {
+      const uint64_t more = progress.Await(arrived);
+      if (more == arrived) {
+        break;  // what is missing the one who reads knows
+      }
+      arrived = more;
+      absl::StatusOr<bool> verified = true;
+      while (verified.ok() && *verified) {
+        verified = VerifyNext(arrived);
+      }
+      status = verified.status();
+    }
+    progress.EndVerifying();
+    verifier_cpu_seconds_ = ThreadCpuSeconds();
+    return status;
+  }
+
+  absl::Status MoveAlone() {
     while (!to_verify_.done()) {
       HF_RETURN_IF_ERROR(range_.Advance());
-      HF_ASSIGN_OR_RETURN(const bool verified, VerifyNext());
+      HF_ASSIGN_OR_RETURN(const bool verified, VerifyNext(range_.arrived()));
       if (!verified) {
         HF_RETURN_IF_ERROR(range_.Wait());
       }
@@ -57,13 +158,13 @@ class Pull {
     return absl::OkStatus();
   }
 
-  // Digests what has arrived, about one MiB of it; the rest of a block when that is there too.
-  // False when nothing is.
-  absl::StatusOr<bool> VerifyNext() {
+  // (Of one thread at a time.) Digests what has arrived, about one MiB of it; the rest of a block
+  // when that is there too. False when nothing is.
+  absl::StatusOr<bool> VerifyNext(uint64_t arrived) {
     uint64_t left = kDigestBlockBytes;
     while (left > 0 && !to_verify_.done()) {
       const uint64_t begin = to_verify_.offset() + digested_;
-      const uint64_t there = std::min(to_verify_.end(), range_.arrived());
+      const uint64_t there = std::min(to_verify_.end(), arrived);
       if (there <= begin && digested_ < to_verify_.bytes()) {
         break;
       }
@@ -102,6 +203,7 @@ class Pull {
   uint64_t digest_ = 0;  // of the first digested_ bytes of that block
   uint64_t digested_ = 0;
   TransferResult result_;
+  double verifier_cpu_seconds_ = 0;
   RemoteRange range_;  // gone first
 };
 

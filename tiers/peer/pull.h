@@ -57,6 +57,9 @@ struct PullOptions {
   std::optional<MonotonicTime> deadline;
   Pacer* pacer = nullptr;
   TransferControl* control = nullptr;
+  // There is another way to the bytes: where nothing could be read over any device a short while
+  // ago, it is not tried (FailedPrecondition). A minute later one is let try, and so on.
+  bool another_way = false;
   // Looked at now and then: whether the source is known to be gone. Then nothing is waited for.
   std::function<bool()> source_gone;
 };
@@ -65,7 +68,8 @@ struct PullOptions {
 // kSource: Unavailable (gone, stalled, or it refused), DeadlineExceeded, DataLoss (a block
 // contradicts the record; bad_block), InvalidArgument (address or regions are none, or too short).
 // kDestination: `into` was cut short (DataLoss), or cannot be registered. kNone: cancelled, no
-// connection was free (ResourceExhausted), called wrongly.
+// connection was free (ResourceExhausted), another way is better (FailedPrecondition), called
+// wrongly.
 TransferResult PullImage(Fabric& fabric, const PullSource& source, std::span<std::byte> into,
                          const ShardRecord& record, const Layout& layout,
                          const PullOptions& options);

@@ -11,6 +11,11 @@ namespace holdfast {
 namespace {
 
 constexpr size_t kIdleMax = 16;
+constexpr Duration kAvoidedMin = std::chrono::minutes(1);
+constexpr Duration kAvoidedMax = std::chrono::minutes(16);
+constexpr size_t kNotedMax = 4096;
+// Until whoever tries it again knows.
+constexpr Duration kTryTakes = std::chrono::seconds(20);
 
 }  // namespace
 
@@ -19,6 +24,7 @@ ReaderPool::Lease::Lease(Lease&& other) noexcept
       device_(other.device_),
       peer_(std::move(other.peer_)),
       reader_(std::move(other.reader_)),
+      opened_(other.opened_),
       used_(other.used_),
       keep_(other.keep_) {}
 
@@ -33,6 +39,8 @@ absl::StatusOr<ReaderPool::Lease> ReaderPool::Take(std::shared_ptr<FabricDevice>
                                                    const std::string& token, bool fresh) {
   std::vector<Idle> closing;  // after the lock
   Lease lease(*this, device.get(), peer + token);
+  const MonotonicTime now = Clock::System()->Now();
+  lease.opened_ = now;
   {
     MutexLock lock(mutex_);
     if (leased_ >= readers_max_) {
@@ -42,14 +50,17 @@ absl::StatusOr<ReaderPool::Lease> ReaderPool::Take(std::shared_ptr<FabricDevice>
     }
     ++leased_;
     for (auto it = idle_.begin(); it != idle_.end();) {
-      if (it->device != device.get() || it->peer != lease.peer_ || lease.reader_ != nullptr) {
+      const bool old = now - it->opened > reused_for_;
+      const bool fits = it->device == device.get() && it->peer == lease.peer_;
+      if (!old && (!fits || lease.reader_ != nullptr)) {
         ++it;
         continue;
       }
-      if (fresh) {
+      if (old || fresh) {
         closing.push_back(std::move(*it));
       } else {
         lease.reader_ = std::move(it->reader);
+        lease.opened_ = it->opened;
         lease.used_ = true;
       }
       it = idle_.erase(it);
@@ -61,6 +72,58 @@ absl::StatusOr<ReaderPool::Lease> ReaderPool::Take(std::shared_ptr<FabricDevice>
   return lease;
 }
 
+void ReaderPool::NoteLedNowhere(const FabricDevice* device, const std::string& peer_and_token,
+                                std::string problem) {
+  const MonotonicTime now = Clock::System()->Now();
+  bool is_new = false;
+  {
+    MutexLock lock(mutex_);
+    // (Of those that nobody has tried for long the peer has another token by now, or is gone.)
+    std::erase_if(nowhere_,
+                  [&](const auto& each) { return each.second.until + 2 * kAvoidedMax < now; });
+    if (nowhere_.size() >= kNotedMax) {
+      return;
+    }
+    const auto [it, added] = nowhere_.try_emplace({device, peer_and_token});
+    is_new = added;
+    Nowhere& noted = it->second;
+    if (added || noted.until - now < kTryTakes) {  // (else others began before it was noted)
+      noted.avoided = added ? kAvoidedMin : std::min(2 * noted.avoided, kAvoidedMax);
+      noted.until = now + noted.avoided;
+    }
+    noted.problem = problem;
+  }
+  if (is_new && on_problem_ != nullptr) {
+    on_problem_(problem);
+  }
+}
+
+bool ReaderPool::LedNowhere(const FabricDevice* device, const std::string& peer_and_token) {
+  const MonotonicTime now = Clock::System()->Now();
+  MutexLock lock(mutex_);
+  const auto known = nowhere_.find({device, peer_and_token});
+  if (known == nowhere_.end()) {
+    return false;
+  }
+  if (now < known->second.until) {
+    return true;
+  }
+  known->second.until = now + kTryTakes;
+  return false;
+}
+
+std::vector<std::string> ReaderPool::Problems() {
+  const MonotonicTime now = Clock::System()->Now();
+  MutexLock lock(mutex_);
+  std::vector<std::string> problems;
+  for (const auto& [where, noted] : nowhere_) {
+    if (now < noted.until + kAvoidedMin) {
+      problems.push_back(noted.problem);
+    }
+  }
+  return problems;
+}
+
 void ReaderPool::Return(Lease& lease) {
   std::vector<Idle> closing;
   const bool keep = lease.keep_ && lease.reader_ != nullptr && lease.reader_->in_flight() == 0;
@@ -70,7 +133,9 @@ void ReaderPool::Return(Lease& lease) {
   MutexLock lock(mutex_);
   --leased_;
   if (keep) {
-    idle_.push_back({lease.device_, std::move(lease.peer_), std::move(lease.reader_)});
+    nowhere_.erase({lease.device_, lease.peer_});
+    idle_.push_back(
+        {lease.device_, std::move(lease.peer_), std::move(lease.reader_), lease.opened_});
     if (idle_.size() > kIdleMax) {
       closing.push_back(std::move(idle_.front()));
       idle_.pop_front();

@@ -10,10 +10,15 @@
 
 #include <cstddef>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "tiers/peer/fabric_reader.h"
 
@@ -21,7 +26,11 @@ namespace holdfast {
 
 class ReaderPool {
  public:
-  explicit ReaderPool(size_t readers_max) : readers_max_(readers_max) {}
+  // `reused_for`: after it was opened, a connection waits for no further reader.
+  // `on_problem`: FabricOptions::on_problem.
+  ReaderPool(size_t readers_max, Duration reused_for,
+             std::function<void(const std::string&)> on_problem)
+      : readers_max_(readers_max), reused_for_(reused_for), on_problem_(std::move(on_problem)) {}
 
   class Lease {
    public:
@@ -42,6 +51,7 @@ class ReaderPool {
     const FabricDevice* device_;
     std::string peer_;  // and what it wants to hear: another one may listen there by now
     std::unique_ptr<FabricReader> reader_;
+    MonotonicTime opened_;
     bool used_ = false;
     bool keep_ = false;
   };
@@ -50,18 +60,37 @@ class ReaderPool {
   absl::StatusOr<Lease> Take(std::shared_ptr<FabricDevice> device, const std::string& peer,
                              const std::string& token, bool fresh) EXCLUDES(mutex_);
 
+  // Nothing could be read from that peer over that device: whoever reads next does without it, for
+  // a minute, then longer each time. `problem`: for people.
+  void NoteLedNowhere(const FabricDevice* device, const std::string& peer_and_token,
+                      std::string problem) EXCLUDES(mutex_);
+  // When the time is up, one is told false, and tries.
+  bool LedNowhere(const FabricDevice* device, const std::string& peer_and_token) EXCLUDES(mutex_);
+  // What is noted at the moment.
+  std::vector<std::string> Problems() EXCLUDES(mutex_);
+
  private:
   struct Idle {
     const FabricDevice* device;
     std::string peer;
     std::unique_ptr<FabricReader> reader;
+    MonotonicTime opened;
   };
   void Return(Lease& lease) EXCLUDES(mutex_);
 
   const size_t readers_max_;
+  const Duration reused_for_;
+  const std::function<void(const std::string&)> on_problem_;
   Mutex mutex_;
   size_t leased_ GUARDED_BY(mutex_) = 0;
   std::deque<Idle> idle_ GUARDED_BY(mutex_);  // the oldest first
+  // Gone when something was read there.
+  struct Nowhere {
+    MonotonicTime until;
+    Duration avoided{};
+    std::string problem;
+  };
+  std::map<std::pair<const FabricDevice*, std::string>, Nowhere> nowhere_ GUARDED_BY(mutex_);
 };
 
 }  // namespace holdfast

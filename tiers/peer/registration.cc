@@ -69,12 +69,25 @@ absl::StatusOr<std::shared_ptr<Registration>> Registration::Make(
     }
   }
   for (size_t device = 0; device < devices.size(); ++device) {
-    for (size_t at = 0; at < memory.size(); at += piece_bytes_max) {
+    absl::Status added;
+    for (size_t at = 0; at < memory.size() && added.ok(); at += piece_bytes_max) {
       const size_t bytes = std::min<uint64_t>(piece_bytes_max, memory.size() - at);
-      HF_RETURN_IF_ERROR(made->Add(device, memory.subspan(at, bytes), access));
+      added = made->Add(device, memory.subspan(at, bytes), access);
+    }
+    if (!added.ok()) {
+      made->LeaveOut(device);
+      made->left_out_ = std::move(added);
     }
   }
+  if (made->regions_.empty()) {
+    return made->left_out_;
+  }
   return made;
+}
+
+void Registration::LeaveOut(size_t device) {
+  pieces_[device].clear();
+  std::erase_if(regions_, [device](const RemoteRegion& region) { return region.device == device; });
 }
 
 absl::Status Registration::Add(size_t device_index, std::span<std::byte> piece,

@@ -44,6 +44,7 @@ inline constexpr size_t kRemoteRegionsMax = 4096;
 
 class Registration {
  public:
+  // With those devices that take it; an error if none does.
   static absl::StatusOr<std::shared_ptr<Registration>> Make(
       const std::vector<std::shared_ptr<FabricDevice>>& devices, std::span<std::byte> memory,
       MemoryAccess access, uint64_t piece_bytes_max);
@@ -53,11 +54,14 @@ class Registration {
 
   std::span<std::byte> memory() const { return memory_; }
   const std::vector<RemoteRegion>& regions() const { return regions_; }
+  bool Has(size_t device) const { return !pieces_[device].empty(); }
+  // Why a device was left out; OK: none was.
+  const absl::Status& left_out() const { return left_out_; }
   // The file underneath was cut short, and somebody noticed.
   bool faulted() const { return guard_.has_value() && guard_->faulted(); }
 
   // For reads of ours: what the device wants to know of `at`, and how many bytes from there on it
-  // holds for. `at` lies in memory().
+  // holds for. `at` lies in memory(), and the registration has the device.
   struct Local {
     void* descriptor;
     size_t bytes;
@@ -69,6 +73,7 @@ class Registration {
 
   Registration(const std::vector<std::shared_ptr<FabricDevice>>& devices,
                std::span<std::byte> memory);
+  void LeaveOut(size_t device);
   absl::Status Add(size_t device, std::span<std::byte> piece, MemoryAccess access);
 
   const std::vector<std::shared_ptr<FabricDevice>> devices_;
@@ -76,6 +81,7 @@ class Registration {
   std::optional<FaultGuard> guard_;
   std::vector<std::vector<Piece>> pieces_;  // by device; gone before the guard is
   std::vector<RemoteRegion> regions_;
+  absl::Status left_out_;
 };
 
 }  // namespace holdfast

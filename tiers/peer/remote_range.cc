@@ -1,7 +1,9 @@
 #include "tiers/peer/remote_range.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -19,6 +21,9 @@ constexpr Duration kSleepMax = std::chrono::milliseconds(20);
 // Side by side, where one connection takes one read at a time: what is under way on the others
 // fills the time until the next answer.
 constexpr size_t kConnectionsMax = 4;
+// A device whose connections fail so often, with less than much in between, leads nowhere.
+constexpr int kFailuresMax = 16;
+constexpr uint64_t kMuchBytes = 8 * kMiB;
 
 MonotonicTime Now() {
   return Clock::System()->Now();
@@ -54,9 +59,17 @@ absl::Status RemoteRange::FromSource(const absl::Status& status) {
   return Failed(Annotate(status, Doing()), FaultySide::kSource);
 }
 
+std::string RemoteRange::After() const {
+  return absl::StrCat(", after ", arrived_, " of ", into_.size(), " bytes");
+}
+
 absl::Status RemoteRange::CutShort() const {
   return absl::DataLossError(
       absl::StrCat(Doing(), ": the slot that it went into was cut short while it was in use"));
+}
+
+uint64_t RemoteRange::PiecesLeft() const {
+  return (into_.size() - arrived_ + options_.piece_bytes - 1) / options_.piece_bytes;
 }
 
 absl::Status RemoteRange::Begin() {
@@ -79,6 +92,15 @@ absl::Status RemoteRange::Begin() {
   if (!guard_->ok()) {
     return absl::ResourceExhaustedError(absl::StrCat(Doing(), ": too many guarded mappings"));
   }
+  HF_RETURN_IF_ERROR(RegisterInto());
+  // 3. The way.
+  PairWithPeers();
+  HF_RETURN_IF_ERROR(FillRails());
+  last_arrival_ = begun_ = Now();
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRange::RegisterInto() {
   if (options_.registration != nullptr) {
     if (!Covers(*options_.registration, into_)) {
       return absl::InvalidArgumentError(
@@ -94,184 +116,359 @@ absl::Status RemoteRange::Begin() {
     own_registration_ = *std::move(made);
     registration_ = own_registration_.get();
   }
-  // 3. The way.
-  last_arrival_ = Now();
-  return OpenRails(false);
-}
-
-absl::Status RemoteRange::OpenRails(bool fresh) {
-  readers_.clear();
-  rails_.clear();
-  const std::vector<uint32_t>& theirs = memory_->devices();
-  std::vector<int> nodes;
-  for (size_t i = 0; i < std::min(fabric_.devices().size(), theirs.size()); ++i) {
-    nodes.push_back(fabric_.devices()[i]->numa_node());
-  }
-  const uint64_t pieces = (into_.size() + options_.piece_bytes - 1) / options_.piece_bytes;
-  // (Each with the one of the same number there: so they are cabled.)
-  for (const size_t device : NearestFirst(nodes, NumaNodeOf(into_.data()))) {
-    const size_t window = fabric_.devices()[device]->reads_per_connection();
-    const size_t connections = window > 1 ? 1 : std::min(options_.window, kConnectionsMax);
-    for (size_t i = 0; i < connections && rails_.size() < pieces; ++i) {
-      absl::StatusOr<ReaderPool::Lease> lease = fabric_.readers().Take(
-          fabric_.devices()[device], peer_->endpoints[theirs[device]], peer_->token, fresh);
-      if (!lease.ok()) {
-        return Failed(Annotate(lease.status(), Doing()), absl::IsUnavailable(lease.status())
-                                                             ? FaultySide::kSource
-                                                             : FaultySide::kNone);
-      }
-      rails_.push_back(
-          {device, theirs[device], std::min(window, options_.window), *std::move(lease)});
-    }
-  }
-  for (Rail& rail : rails_) {
-    readers_.push_back(&rail.lease.reader());
-  }
   return absl::OkStatus();
 }
+
+void RemoteRange::PairWithPeers() {
+  std::vector<int> nodes;
+  std::vector<std::string> ours;
+  std::vector<std::string> theirs;
+  for (const std::shared_ptr<FabricDevice>& device : fabric_.devices()) {
+    nodes.push_back(device->numa_node());
+    ours.push_back(device->name());
+  }
+  for (const FabricEndpoint& endpoint : peer_->endpoints) {
+    theirs.push_back(endpoint.device);
+  }
+  const std::vector<int> pairs = PairDevices(ours, theirs, memory_->devices());
+  devices_.resize(ours.size());
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    devices_[i].peer_device = pairs[i];
+    devices_[i].given_up = pairs[i] < 0 || (registration_ != nullptr && !registration_->Has(i));
+  }
+  order_ = NearestFirst(nodes, NumaNodeOf(into_.data()));
+}
+
+// ---- Rails ----
+
+bool RemoteRange::HasRails(size_t device) const {
+  return std::any_of(rails_.begin(), rails_.end(),
+                     [device](const auto& rail) { return rail->device == device; });
+}
+
+// As many as there is something to do for; an error when there is none any more.
+absl::Status RemoteRange::FillRails() {
+  GiveUpThoseWithoutRails();
+  FillRails(false);
+  GiveUpThoseWithoutRails();
+  if (rails_.empty() && !done() && options_.another_way && last_rail_ == 0 && last_failure_.ok()) {
+    return Failed(absl::FailedPreconditionError(absl::StrCat(
+                      Doing(), ": nothing could be read over any device a short while ago")),
+                  FaultySide::kNone);
+  }
+  if (rails_.empty()) {
+    FillRails(true);
+  }
+  readers_.clear();
+  for (const auto& rail : rails_) {
+    readers_.push_back(&rail->lease.reader());
+  }
+  if (!rails_.empty() || done()) {
+    return absl::OkStatus();
+  }
+  if (last_failure_.ok()) {
+    return FromSource(absl::UnavailableError("none of its devices is one for ours"));
+  }
+  return absl::IsUnavailable(last_failure_)
+             ? FromSource(last_failure_)
+             : Failed(Annotate(last_failure_, Doing()), FaultySide::kNone);
+}
+
+void RemoteRange::FillRails(bool those_that_led_nowhere) {
+  for (const size_t device : order_) {
+    const FabricDevice& ours = *fabric_.devices()[device];
+    if (devices_[device].given_up || HasRails(device)) {
+      continue;
+    }
+    if (!those_that_led_nowhere && fabric_.readers().LedNowhere(&ours, KeyOf(device))) {
+      continue;
+    }
+    const size_t connections =
+        ours.reads_per_connection() > 1 ? 1 : std::min(options_.window, kConnectionsMax);
+    const bool fresh = devices_[device].failures > 0;
+    for (size_t i = 0; i < connections && rails_.size() < PiecesLeft(); ++i) {
+      if (!OpenRail(device, fresh)) {
+        break;
+      }
+    }
+  }
+}
+
+bool RemoteRange::OpenRail(size_t device, bool fresh) {
+  const auto peer_device = static_cast<uint32_t>(devices_[device].peer_device);
+  absl::StatusOr<ReaderPool::Lease> lease = fabric_.readers().Take(
+      fabric_.devices()[device], peer_->endpoints[peer_device].address, peer_->token, fresh);
+  if (!lease.ok()) {
+    last_failure_ = lease.status();
+    NoteFailure(device);
+    return false;
+  }
+  const size_t window =
+      std::min(fabric_.devices()[device]->reads_per_connection(), options_.window);
+  rails_.push_back(std::make_unique<Rail>(
+      Rail{++last_rail_, device, peer_device, window, *std::move(lease), 0, Now()}));
+  return true;
+}
+
+void RemoteRange::NoteFailure(size_t device) {
+  Device& failed = devices_[device];
+  failed.failures = failed.got_bytes >= kMuchBytes ? 1 : failed.failures + 1;
+  failed.got_bytes = 0;
+}
+
+// Those that failed, and over which nothing is read any more. The next ones who read go over the
+// others at once, if there are any.
+void RemoteRange::GiveUpThoseWithoutRails() {
+  std::vector<size_t> over;
+  for (size_t i = 0; i < devices_.size(); ++i) {
+    if (!devices_[i].given_up && devices_[i].failures > 0 && !HasRails(i)) {
+      devices_[i].given_up = true;
+      over.push_back(i);
+    }
+  }
+  // (Where something came before and there is no other, it may have been this read's own fault.)
+  const bool others = std::any_of(devices_.begin(), devices_.end(),
+                                  [](const Device& device) { return !device.given_up; });
+  for (const size_t i : over) {
+    const FabricDevice& device = *fabric_.devices()[i];
+    if (absl::IsUnavailable(last_failure_) && (others || all_bytes_ == 0)) {
+      fabric_.readers().NoteLedNowhere(
+          &device, KeyOf(i),
+          absl::StrCat("device '", device.name(), "' leads nowhere: read from '", source_.name,
+                       "': ", Message(last_failure_)));
+    }
+  }
+}
+
+std::string RemoteRange::KeyOf(size_t device) const {
+  return peer_->endpoints[static_cast<size_t>(devices_[device].peer_device)].address + peer_->token;
+}
+
+// What was under way over it is to be asked for again.
+void RemoteRange::DropRail(size_t index) {
+  const uint64_t number = rails_[index]->number;
+  for (auto& [offset, piece] : pieces_) {
+    if (piece.state == Piece::State::kAsked && piece.rail == number) {
+      piece.state = Piece::State::kWanted;
+      wanted_.insert(offset);
+    }
+  }
+  NoteFailure(rails_[index]->device);
+  rails_.erase(rails_.begin() + static_cast<ptrdiff_t>(index));
+}
+
+absl::Status RemoteRange::RailFailed(size_t index, const absl::Status& status) {
+  if (IntoIsCutShort()) {
+    return Failed(CutShort(), FaultySide::kDestination);
+  }
+  last_failure_ = absl::UnavailableError(absl::StrCat(Message(status), After()));
+  // A connection from an earlier read may have died since, or have been closed for its age: that
+  // says nothing of the peer now. One that brought something is worth another.
+  const size_t device = rails_[index]->device;
+  const bool worth_another = rails_[index]->lease.used() || rails_[index]->got_bytes > 0;
+  DropRail(index);
+  if (worth_another && devices_[device].failures <= kFailuresMax) {
+    OpenRail(device, true);
+  }
+  return FillRails();
+}
+
+// ---- Pieces ----
 
 absl::Status RemoteRange::CheckControl() {
   if (options_.control != nullptr && options_.control->cancelled()) {
-    return Failed(absl::CancelledError(absl::StrCat(Doing(), ": cancelled after ", arrived_, " of ",
-                                                    into_.size(), " bytes")),
+    return Failed(absl::CancelledError(absl::StrCat(Doing(), ": cancelled", After())),
                   FaultySide::kNone);
   }
-  const MonotonicTime now = Now();
-  if (options_.deadline.has_value() && now > *options_.deadline) {
+  if (options_.deadline.has_value() && Now() > *options_.deadline) {
     return Failed(
-        absl::DeadlineExceededError(absl::StrCat(Doing(), ": the deadline passed after ", arrived_,
-                                                 " of ", into_.size(), " bytes")),
+        absl::DeadlineExceededError(absl::StrCat(Doing(), ": the deadline passed", After())),
         FaultySide::kSource);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RemoteRange::CheckStall() {
-  if (!done() && options_.source_gone && options_.source_gone()) {
-    return FromSource(
-        absl::UnavailableError(absl::StrCat("it is no member of the cluster any more, after ",
-                                            arrived_, " of ", into_.size(), " bytes")));
-  }
-  const MonotonicTime now = Now();
-  if (!done() && now - last_arrival_ > options_.stall_timeout) {
-    return FromSource(absl::UnavailableError(
-        absl::StrCat("nothing came for ", FormatDuration(now - last_arrival_), ", after ", arrived_,
-                     " of ", into_.size(), " bytes: the node hangs, or the network between")));
   }
   return absl::OkStatus();
 }
 
 absl::Status RemoteRange::Advance() {
   HF_RETURN_IF_ERROR(CheckControl());
-  for (size_t i = 0; i < rails_.size() && !try_again_; ++i) {
-    HF_RETURN_IF_ERROR(Take(rails_[i]));
-  }
-  if (std::exchange(try_again_, false)) {
-    HF_RETURN_IF_ERROR(OpenRails(true));
+  for (size_t i = 0; i < rails_.size() && !done();) {
+    HF_ASSIGN_OR_RETURN(const bool kept, Take(i));
+    i += kept ? 1 : 0;
   }
   // In turn, so that devices get equal shares for as long as they keep up.
-  bool asked = true;
-  while (asked && asked_ < into_.size()) {
+  for (bool asked = true; asked && (asked_ < into_.size() || !wanted_.empty());) {
     asked = false;
-    for (size_t i = 0; i < rails_.size() && !try_again_; ++i) {
-      HF_ASSIGN_OR_RETURN(const bool one, Ask(rails_[i]));
+    for (size_t i = 0; i < rails_.size(); ++i) {
+      HF_ASSIGN_OR_RETURN(const bool one, Ask(i));
       asked = asked || one;
     }
   }
   if (done()) {
-    for (Rail& rail : rails_) {
-      rail.lease.KeepOpen();
+    for (const auto& rail : rails_) {
+      if (rail->lease.reader().connected()) {
+        rail->lease.KeepOpen();
+      }
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status RemoteRange::Take(Rail& rail) {
+absl::StatusOr<bool> RemoteRange::Take(size_t index) {
+  Rail& rail = *rails_[index];
   const absl::StatusOr<std::optional<uint64_t>> completed = rail.lease.reader().Poll();
   if (!completed.ok()) {
-    return RailFailed(rail, completed.status());
+    HF_RETURN_IF_ERROR(RailFailed(index, completed.status()));
+    return false;
   }
   if (completed->has_value()) {
-    Arrived(**completed);
+    Arrived(rail, **completed);
   }
-  return absl::OkStatus();
+  return true;
 }
 
-void RemoteRange::Arrived(uint64_t tag) {
-  Piece& piece = pieces_[static_cast<size_t>(tag - first_tag_)];
-  piece.arrived = true;
-  anything_arrived_ = true;
+void RemoteRange::Arrived(Rail& rail, uint64_t offset) {
+  Piece& piece = pieces_.at(offset);
+  piece.state = Piece::State::kArrived;
+  all_bytes_ += piece.bytes;
   last_arrival_ = Now();
+  rail.got_bytes += piece.bytes;
+  rail.since = last_arrival_;
+  rail.all_bytes_then = all_bytes_;
+  devices_[rail.device].got_bytes += piece.bytes;
   if (options_.control != nullptr) {
     options_.control->Advance(piece.bytes);
   }
-  while (!pieces_.empty() && pieces_.front().arrived) {
-    arrived_ += pieces_.front().bytes;
-    pieces_.pop_front();
-    ++first_tag_;
+  while (!pieces_.empty() && pieces_.begin()->second.state == Piece::State::kArrived) {
+    arrived_ += pieces_.begin()->second.bytes;
+    pieces_.erase(pieces_.begin());
   }
 }
 
-absl::Status RemoteRange::RailFailed(const Rail& rail, const absl::Status& status) {
-  if (IntoIsCutShort()) {
-    return Failed(CutShort(), FaultySide::kDestination);
-  }
-  // A connection from an earlier read may have died since, which says nothing of the peer now.
-  if (rail.lease.used() && !anything_arrived_ && !tried_again_) {
-    tried_again_ = true;
-    try_again_ = true;
-    pieces_.clear();
-    first_tag_ = 0;
-    asked_ = 0;
-    return absl::OkStatus();
-  }
-  return FromSource(absl::UnavailableError(
-      absl::StrCat(Message(status), ", after ", arrived_, " of ", into_.size(), " bytes")));
-}
-
-absl::StatusOr<bool> RemoteRange::Ask(Rail& rail) {
+absl::StatusOr<bool> RemoteRange::Ask(size_t index) {
+  Rail& rail = *rails_[index];
   FabricReader& reader = rail.lease.reader();
-  if (asked_ == into_.size() || reader.in_flight() >= rail.window) {
+  const bool again = !wanted_.empty();
+  if ((!again && asked_ == into_.size()) || reader.in_flight() >= rail.window) {
     return false;
   }
-  const RemoteMemory::Place from = memory_->At(rail.peer_device, asked_);
-  uint64_t bytes = std::min<uint64_t>(
-      {options_.piece_bytes, into_.size() - asked_, from.bytes, reader.max_bytes()});
+  const uint64_t offset = again ? *wanted_.begin() : asked_;
+  const uint64_t wanted = again ? pieces_.at(offset).bytes
+                                : std::min<uint64_t>(options_.piece_bytes, into_.size() - offset);
+  const RemoteMemory::Place from = memory_->At(rail.peer_device, offset);
+  uint64_t bytes = std::min<uint64_t>({wanted, from.bytes, reader.max_bytes()});
   void* descriptor = nullptr;
   if (registration_ != nullptr) {
-    const Registration::Local local = registration_->At(rail.device, into_.data() + asked_);
+    const Registration::Local local = registration_->At(rail.device, into_.data() + offset);
     descriptor = local.descriptor;
     bytes = std::min<uint64_t>(bytes, local.bytes);
   }
-  if (options_.pacer != nullptr && asked_ + bytes > paced_) {
-    if (!options_.pacer->Acquire(asked_ + bytes - paced_, options_.control)) {
+  if (options_.pacer != nullptr && offset + bytes > paced_) {
+    if (!options_.pacer->Acquire(offset + bytes - paced_, options_.control)) {
       HF_RETURN_IF_ERROR(CheckControl());
       return false;
     }
-    paced_ = asked_ + bytes;
+    paced_ = offset + bytes;
     last_arrival_ = std::max(last_arrival_, Now());
   }
-  absl::StatusOr<bool> posted = reader.Post(into_.subspan(asked_, bytes), descriptor, from.address,
-                                            from.key, first_tag_ + pieces_.size());
+  absl::StatusOr<bool> posted =
+      reader.Post(into_.subspan(offset, bytes), descriptor, from.address, from.key, offset);
   if (!posted.ok()) {
-    HF_RETURN_IF_ERROR(RailFailed(rail, posted.status()));
+    HF_RETURN_IF_ERROR(RailFailed(index, posted.status()));
     return false;
   }
-  if (*posted) {
-    pieces_.push_back({asked_, bytes, false});
-    asked_ += bytes;
+  if (!*posted) {
+    return false;
   }
-  return *posted;
+  if (reader.in_flight() == 1) {
+    rail.since = Now();
+    rail.all_bytes_then = all_bytes_;
+  }
+  pieces_[offset] = {bytes, Piece::State::kAsked, rail.number};
+  wanted_.erase(offset);
+  asked_ = std::max(asked_, offset + bytes);
+  if (bytes < wanted && again) {  // over this rail in smaller ones
+    pieces_[offset + bytes] = {wanted - bytes};
+    wanted_.insert(offset + bytes);
+  }
+  return true;
 }
 
 // The kernel says EFAULT where we would get SIGBUS: touching the pages tells.
 bool RemoteRange::IntoIsCutShort() const {
-  for (const Piece& piece : pieces_) {
-    for (uint64_t at = 0; at < piece.bytes && !guard_->faulted(); at += kPageBytes) {
-      static_cast<void>(*static_cast<volatile std::byte*>(into_.data() + piece.offset + at));
+  for (const auto& [offset, piece] : pieces_) {
+    for (uint64_t at = 0;
+         piece.state == Piece::State::kAsked && at < piece.bytes && !guard_->faulted();
+         at += kPageBytes) {
+      static_cast<void>(*static_cast<volatile std::byte*>(into_.data() + offset + at));
     }
   }
   return guard_->faulted();
+}
+
+// ---- Silence ----
+
+absl::Status RemoteRange::CheckStall() {
+  if (done()) {
+    return absl::OkStatus();
+  }
+  if (options_.source_gone && options_.source_gone()) {
+    return FromSource(
+        absl::UnavailableError(absl::StrCat("it is no member of the cluster any more", After())));
+  }
+  any_connected_ = any_connected_ ||
+                   std::any_of(rails_.begin(), rails_.end(),
+                               [](const auto& rail) { return rail->lease.reader().connected(); });
+  // (To be let in takes a node that is well no time.)
+  const Duration patience = any_connected_ ? options_.stall_timeout : options_.stall_timeout / 3;
+  return Now() - last_arrival_ > patience ? GoOnWithoutSilent() : DropRailThatLags();
+}
+
+// Nothing comes any more. Devices that have brought all that they were asked for, or were not
+// needed before, get the rest to do; if there are none, the source is given up.
+absl::Status RemoteRange::GoOnWithoutSilent() {
+  const Duration silence = Now() - last_arrival_;
+  std::set<size_t> silent;
+  for (const auto& rail : rails_) {
+    const FabricReader& reader = rail->lease.reader();
+    if (reader.in_flight() > 0 || !reader.connected()) {
+      silent.insert(rail->device);
+    }
+  }
+  last_failure_ =
+      absl::UnavailableError(absl::StrCat("nothing came for ", FormatDuration(silence), After(),
+                                          ": the node hangs, or the network between"));
+  for (size_t i = rails_.size(); i > 0; --i) {
+    if (silent.count(rails_[i - 1]->device) > 0) {
+      DropRail(i - 1);
+    }
+  }
+  // (Not as long once more: most often it is the source that hangs.)
+  last_arrival_ = Now();
+  last_arrival_.ns -= (options_.stall_timeout * 2 / 3).count();
+  return FillRails();
+}
+
+// One rail of which nothing comes while much comes over others: it holds up what lies behind. Or
+// while others have nothing left to do, and wait for it for long, as long as the whole has taken.
+absl::Status RemoteRange::DropRailThatLags() {
+  const MonotonicTime now = Now();
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    const Rail& rail = *rails_[i];
+    const Duration silence = now - rail.since;
+    const bool much_came = all_bytes_ - rail.all_bytes_then > kMuchBytes;
+    const bool waited_for = std::any_of(rails_.begin(), rails_.end(), [&](const auto& other) {
+      const FabricReader& reader = other->lease.reader();
+      return other->device != rail.device && reader.connected() && reader.in_flight() == 0;
+    });
+    if (rail.lease.reader().in_flight() > 0 &&
+        ((much_came && silence > options_.stall_timeout) ||
+         (waited_for && silence > options_.stall_timeout / 5 && silence > (now - begun_) / 4))) {
+      last_failure_ = absl::UnavailableError(
+          absl::StrCat("nothing came for ", FormatDuration(now - rail.since), After()));
+      DropRail(i);
+      return FillRails();
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RemoteRange::Wait() {

@@ -1,5 +1,6 @@
 // A range of a peer's memory on its way into ours, in pieces, over all devices that both have.
-// Internal to tiers/peer/.
+// Where fails, what was under way over it is asked for again, over a new connection or other
+// devices. Internal to tiers/peer/.
 //
 //   RemoteRange range(fabric, source, offset, into, options);
 //   HF_RETURN_IF_ERROR(range.Begin());
@@ -14,9 +15,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -54,29 +56,63 @@ class RemoteRange {
 
  private:
   struct Piece {
-    uint64_t offset;
-    uint64_t bytes;
-    bool arrived;
+    enum class State : uint8_t { kWanted, kAsked, kArrived };
+    uint64_t bytes = 0;
+    State state = State::kWanted;
+    uint64_t rail = 0;  // that it was asked over
   };
+  // A connection, over one of our devices to one of the peer's.
   struct Rail {
-    size_t device;         // ours
-    uint32_t peer_device;  // the peer's
+    uint64_t number;
+    size_t device;
+    uint32_t peer_device;
     size_t window;
     ReaderPool::Lease lease;
+    uint64_t got_bytes = 0;
+    // When something came over it, or it was asked for something after it had nothing to do; and
+    // how much had come over all of them by then.
+    MonotonicTime since;
+    uint64_t all_bytes_then = 0;
+  };
+  // One of ours.
+  struct Device {
+    int peer_device = -1;    // -1: the peer has none for it
+    bool given_up = false;   // it leads nowhere
+    int failures = 0;        // of rails, since it has brought much
+    uint64_t got_bytes = 0;  // since the last of these
   };
 
   absl::Status Failed(absl::Status status, FaultySide faulty);
   absl::Status FromSource(const absl::Status& status);
-  absl::Status OpenRails(bool fresh);
-  absl::Status Take(Rail& rail);
-  void Arrived(uint64_t tag);
-  absl::Status RailFailed(const Rail& rail, const absl::Status& status);
+  absl::Status RegisterInto();
+  void PairWithPeers();
+
+  // Rails.
+  absl::Status FillRails();
+  void FillRails(bool those_that_led_nowhere);
+  bool OpenRail(size_t device, bool fresh);
+  void DropRail(size_t index);
+  absl::Status RailFailed(size_t index, const absl::Status& status);
+  bool HasRails(size_t device) const;
+  void NoteFailure(size_t device);
+  void GiveUpThoseWithoutRails();
+  std::string KeyOf(size_t device) const;
+  absl::Status GoOnWithoutSilent();
+  absl::Status DropRailThatLags();
+
+  // Pieces.
+  // False: the rail is gone.
+  absl::StatusOr<bool> Take(size_t index);
+  void Arrived(Rail& rail, uint64_t offset);
   // False: nothing more can be asked of it now.
-  absl::StatusOr<bool> Ask(Rail& rail);
+  absl::StatusOr<bool> Ask(size_t index);
+  uint64_t PiecesLeft() const;
+
   absl::Status CheckControl();
   absl::Status CheckStall();
   bool IntoIsCutShort() const;
   std::string Doing() const;
+  std::string After() const;
 
   Fabric& fabric_;
   const PullSource& source_;
@@ -89,18 +125,22 @@ class RemoteRange {
   std::shared_ptr<Registration> own_registration_;
   const Registration* registration_ = nullptr;  // where a device wants one
 
-  std::deque<Piece> pieces_;  // from the first that has not arrived on
-  uint64_t first_tag_ = 0;    // of pieces_.front()
-  uint64_t asked_ = 0;        // bytes asked for, from the beginning
-  uint64_t paced_ = 0;        // of these, and of the next piece, paid for
+  std::map<uint64_t, Piece> pieces_;  // by offset, from the first that has not arrived on
+  std::set<uint64_t> wanted_;         // of these, those that are to be asked for again
+  uint64_t asked_ = 0;                // bytes asked for, from the beginning
+  uint64_t paced_ = 0;                // of these, and of the next piece, paid for
   uint64_t arrived_ = 0;
-  bool anything_arrived_ = false;
-  bool tried_again_ = false;
-  bool try_again_ = false;
+  uint64_t all_bytes_ = 0;  // that came
+  bool any_connected_ = false;
+  MonotonicTime begun_;
   MonotonicTime last_arrival_;
   FaultySide faulty_ = FaultySide::kNone;
 
-  std::vector<Rail> rails_;  // gone before what they read into is
+  std::vector<Device> devices_;
+  std::vector<size_t> order_;  // of them, the nearest first
+  absl::Status last_failure_;
+  uint64_t last_rail_ = 0;
+  std::vector<std::unique_ptr<Rail>> rails_;  // gone before what they read into is
   std::vector<FabricReader*> readers_;
 };
 

@@ -87,13 +87,14 @@ absl::StatusOr<ShardRecord> PullFrom(DrainContext& context, const std::string& n
   absl::Status pulled = absl::UnavailableError("no fabric");
   const bool by_fabric = context.fabric != nullptr && offered.source.regions_size() > 0;
   if (by_fabric) {
-    pulled = PullByFabric(*context.fabric, *stream, offered, into, node, deadline, pacer, *control);
+    pulled = PullByFabric(*context.fabric, *stream, offered, into, node, deadline, pacer, *control,
+                          true);
   }
   // Bytes that contradict their digests, too: a device may call a read done that was not (soft-RoCE
   // of Linux 6.1 does, when packets are dropped). What the node has is bad only if what comes the
   // other way is.
   if (!pulled.ok() && !control->cancelled() && !stream->node_gone()) {
-    if (by_fabric) {
+    if (by_fabric && !absl::IsFailedPrecondition(pulled)) {  // (that was said when it began)
       LogWarning(absl::StrCat("fabric: pull from ", node, ": ", Message(pulled),
                               "; read over the daemons' own connection, which is slower"));
     }

@@ -104,9 +104,10 @@ ManifestPublished PublishRemoteManifest(const Context& context,
     manifest.committed_unix_ms = Clock::System()->UnixMillis();
     for (const DurableCopy& shard : action.shards) {
       const bool part = shard.file_bytes != 0;
-      manifest.shards.push_back(
-          {shard.copy.id.rank, part ? shard.file_bytes : shard.copy.image_bytes, shard.record_bytes,
-           shard.record_crc, shard.copy.layout_hash, part ? shard.copy.image_bytes : 0});
+      manifest.shards.push_back({shard.copy.id.rank,
+                                 part ? shard.file_bytes : shard.copy.image_bytes,
+                                 shard.record_bytes, shard.record_crc, shard.copy.layout_hash,
+                                 part ? shard.copy.image_bytes : 0, shard.copy.likeness});
     }
     HF_SYNC_POINT("daemon.manifest.begun");
     status = (*store)->PublishManifest(manifest, nullptr, &missing);

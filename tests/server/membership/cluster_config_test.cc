@@ -106,6 +106,25 @@ TEST(ClusterConfig, WhatCannotBeIsNamed) {
               HasSubstr("node name"));
   EXPECT_THAT(Refusal(Etcd(), [](auto* c) { c->add_labels()->set_name("zone"); }),
               HasSubstr("label"));
+  EXPECT_THAT(Refusal(Etcd(),
+                      [](auto* c) {
+                        for (const char* value : {"1", "2"}) {
+                          v1::Label* label = c->add_labels();
+                          label->set_name("row");
+                          label->set_value(value);
+                        }
+                      }),
+              HasSubstr("'row' twice: a node has one value of it"));
+  EXPECT_THAT(Refusal(Static(),
+                      [](auto* c) {
+                        v1::Label* listed = c->mutable_members(0)->add_labels();
+                        listed->set_name("row");
+                        listed->set_value("1");
+                        v1::Label* own = c->add_labels();
+                        own->set_name("row");
+                        own->set_value("2");
+                      }),
+              HasSubstr("cluster.labels: they are not those that cluster.members gives"));
   EXPECT_THAT(Refusal(Static(), [](auto* c) { c->mutable_etcd()->add_endpoints("h:1"); }),
               HasSubstr("not both"));
   EXPECT_THAT(Refusal(

@@ -153,6 +153,16 @@ TEST_F(PullServiceTest, WhatWasRefilledMeanwhileIsNotConfirmed) {
   EXPECT_EQ(reader.Finish(), StatusCode::NOT_FOUND);
 }
 
+// It lost its power: nothing else would say so for long, and the slot is held.
+TEST_F(PullServiceTest, AReaderThatIsNoMemberAnyMoreIsLetGo) {
+  source_.BePatientFor(std::chrono::minutes(10));
+  Reader reader(source_.Serve());
+  reader.Open(ShardWanted());
+  ASSERT_TRUE(reader.IsOffered());
+  source_.BeAlone();
+  EXPECT_EQ(reader.Finish(), StatusCode::CANCELLED);
+}
+
 TEST_F(PullServiceTest, ServesSoManyAtATimeAndSaysSoToTheNext) {
   const std::string address = source_.Serve();
   const std::vector<std::unique_ptr<Reader>> readers =

@@ -75,6 +75,8 @@ class Source {
   }
   // A reader is sent away when it takes nothing for so long.
   void BePatientFor(Duration at_most) { silence_max_ = at_most; }
+  // Membership says that the others are gone.
+  void BeAlone() { alone_ = true; }
   // Whatever is asked for, it has this.
   void AnswerAnything() { anything_ = true; }
   void FlipBit() {
@@ -85,14 +87,14 @@ class Source {
     ASSERT_TRUE((*image)->WriteAt(0, std::as_bytes(std::span(bytes))).ok());
   }
   std::string Serve() {
-    pulls_.emplace(PullServer::Options{&context_, fabric_.get(), std::make_shared<PassedOn>(),
-                                       [this](const v1::OpenRequest& who) {
-                                         return who.cluster() == cluster_
-                                                    ? absl::OkStatus()
-                                                    : absl::FailedPreconditionError("a stranger");
-                                       },
-                                       std::chrono::milliseconds(unanswered_ > 0 ? 20 : 30'000),
-                                       std::chrono::milliseconds(50), silence_max_});
+    pulls_.emplace(PullServer::Options{
+        &context_, fabric_.get(), std::make_shared<PassedOn>(),
+        [this](const v1::OpenRequest& who) {
+          return who.cluster() == cluster_ ? absl::OkStatus()
+                                           : absl::FailedPreconditionError("a stranger");
+        },
+        std::chrono::milliseconds(unanswered_ > 0 ? 20 : 30'000), std::chrono::milliseconds(50),
+        silence_max_, [this](const std::string&) { return !alone_; }});
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -131,6 +133,7 @@ class Source {
   const std::shared_ptr<SlotStore> store_ = OpenStore(dir_.path());
   std::atomic<int> asked_{0};
   std::atomic<int> unanswered_{0};
+  std::atomic<bool> alone_{false};
   absl::Status refusal_;
   std::string cluster_;
   bool anything_ = false;

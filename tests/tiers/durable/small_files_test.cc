@@ -126,6 +126,21 @@ TEST(SmallFilesTest, IsWireCompatibleWithItsMessages) {
   EXPECT_EQ(manifest.descent(0).attempt(), 1u);
   EXPECT_EQ(*DecodeManifest(EncodeFrame(FrameKind::kManifest, manifest.SerializeAsString())),
             ExampleManifest());
+  // Who holds the same, where that is known: no part of what is promised.
+  Manifest alike = ExampleManifest();
+  alike.shards[1].likeness.tensors.fill(0xb0);
+  alike.shards[1].likeness.content.fill(0xc0);
+  EXPECT_EQ(*DecodeManifest(EncodeManifest(alike)), alike);
+  EXPECT_EQ(DifferenceOf(alike, ExampleManifest()), "");
+  EXPECT_EQ(DifferenceOf(ExampleManifest(), alike), "");
+  v1::Manifest with_likeness = manifest;
+  with_likeness.mutable_shards(1)->set_likeness(std::string(16, '\xb0') + std::string(16, '\xc0'));
+  EXPECT_EQ(*DecodeManifest(EncodeFrame(FrameKind::kManifest, with_likeness.SerializeAsString())),
+            alike);
+  with_likeness.mutable_shards(1)->set_likeness("short");
+  EXPECT_TRUE(absl::IsDataLoss(
+      DecodeManifest(EncodeFrame(FrameKind::kManifest, with_likeness.SerializeAsString()))
+          .status()));
   // Of a rank whose file leaves slices out; never of one whose file has all, or more.
   manifest.mutable_shards(1)->set_shard_bytes(manifest.shards(1).image_bytes() + 7);
   Manifest shared = ExampleManifest();

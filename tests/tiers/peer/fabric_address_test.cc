@@ -24,8 +24,10 @@ std::string Endpoint(uint16_t port, sa_family_t family = AF_INET) {
 }
 
 FabricAddress Sample() {
-  return {
-      "tcp", FI_SOCKADDR_IN, std::string(kFabricTokenBytes, 't'), {Endpoint(4711), Endpoint(4712)}};
+  return {"tcp",
+          FI_SOCKADDR_IN,
+          std::string(kFabricTokenBytes, 't'),
+          {{Endpoint(4711), "eth0"}, {Endpoint(4712), ""}}};
 }
 
 TEST(FabricAddressTest, ComesBackAsItWas) {
@@ -79,7 +81,7 @@ TEST(FabricAddressTest, OnlyWhatThisNodeCanReach) {
   for (const std::string& endpoint :
        {Endpoint(0), Endpoint(4711, AF_UNIX), Endpoint(4711) + "x", std::string(1, 'x')}) {
     peer = own;
-    peer.endpoints[1] = endpoint;
+    peer.endpoints[1].address = endpoint;
     EXPECT_TRUE(absl::IsInvalidArgument(CheckReachable(own, peer)));
   }
 }

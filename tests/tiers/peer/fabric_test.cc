@@ -229,8 +229,8 @@ TEST(FabricTest, StrangersAtTheDoor) {
   const LocalSource peer(slot);
   const FabricAddress address = ValueOf(DecodeFabricAddress(peer.fabric->address()));
   sockaddr_in where{};
-  ASSERT_EQ(address.endpoints.front().size(), sizeof where);
-  std::memcpy(&where, address.endpoints.front().data(), sizeof where);
+  ASSERT_EQ(address.endpoints.front().address.size(), sizeof where);
+  std::memcpy(&where, address.endpoints.front().address.data(), sizeof where);
   std::vector<UniqueFd> strangers;
   std::mt19937_64 random(11);
   for (int i = 0; i < 40; ++i) {

@@ -73,6 +73,26 @@ TEST_F(PullFaultsTest, SourceIsKilledAtAnyMoment) {
   }
 }
 
+// Of one that is so large that a thread of its own verifies it.
+TEST_F(PullFaultsTest, FlippedBitOfALargeOne) {
+  std::mt19937_64 random(5);
+  const LocalSource source(slot_);
+  for (const uint64_t byte : {uint64_t{0}, random() % sample_.image.size(),
+                              random() % sample_.image.size(), sample_.image.size() - 1}) {
+    FlipBitIn(slot_.file(), byte);
+    TestSlot target(sample_.image.size());
+    const TransferResult result = PullFrom(source.source, target);
+    EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+    EXPECT_EQ(result.faulty, FaultySide::kSource);
+    ASSERT_TRUE(result.bad_block.has_value()) << byte;
+    EXPECT_LE(result.bad_block->image_offset, byte);
+    EXPECT_GT(result.bad_block->image_offset + result.bad_block->bytes, byte);
+    EXPECT_LE(result.bytes, byte);
+    FlipBitIn(slot_.file(), byte);
+  }
+  ExpectGoodPull(source.source);
+}
+
 TEST_F(PullFaultsTest, SourceThatWasKilledBefore) {
   const auto peer = PeerProcess::Serve(slot_);
   ExpectGoodPull(peer->source());  // a connection stays open
