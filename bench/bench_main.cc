@@ -29,6 +29,7 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
       {"drain-cost", holdfast::bench::RunDrainCost},
       {"coordinator", holdfast::bench::RunCoordinator},
       {"peer", holdfast::bench::RunPeer},
+      {"reshard", holdfast::bench::RunReshard},
   };
   return cases;
 }

@@ -31,5 +31,6 @@ Report RunRemote(const CaseOptions& options);
 Report RunDrainCost(const CaseOptions& options);
 Report RunCoordinator(const CaseOptions& options);
 Report RunPeer(const CaseOptions& options);
+Report RunReshard(const CaseOptions& options);
 
 }  // namespace holdfast::bench

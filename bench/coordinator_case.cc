@@ -1,6 +1,3 @@
-#include <malloc.h>
-#include <time.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +8,7 @@
 #include <vector>
 
 #include "bench/cases.h"
+#include "bench/cost.h"
 #include "server/coordinator.h"
 
 namespace holdfast::bench {
@@ -27,17 +25,6 @@ constexpr double kStepBarMs = 100;
 constexpr double kStepGoalMs = 20;
 constexpr double kRebuildBarMs = 1000;
 constexpr double kRebuildBarMb = 500;
-
-double CpuMs() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
-}
-
-double HeapMb() {
-  const struct mallinfo2 info = mallinfo2();
-  return static_cast<double>(info.uordblks + info.hblkhd) / 1e6;
-}
 
 // A job of many nodes with eight ranks each: the coordinator is the real one, its agents say what
 // theirs would, and what they are told is counted.
@@ -370,14 +357,6 @@ double TimedStep(ManyNodes& job) {
   return job.Step(kStepsBefore + 1);
 }
 
-Row LowerRow(const std::string& name, const std::string& unit, std::vector<double> values) {
-  Row row{name, unit};
-  row.value = row.ratio = Median(values);
-  row.ratio_low = *std::min_element(values.begin(), values.end());
-  row.ratio_high = *std::max_element(values.begin(), values.end());
-  return row;
-}
-
 }  // namespace
 
 // What one job costs the daemon that coordinates it, on one core, from one node to 1,536.
@@ -405,21 +384,21 @@ Report RunCoordinator(const CaseOptions& options) {
     }
     const std::string size = std::to_string(ranks) + " ranks: ";
     const bool judged = ranks == kRanks[std::size(kRanks) - 1];
-    Row step = LowerRow(size + "CPU a step", "ms", steps);
+    Row step = CostRow(size + "CPU a step", "ms", steps);
     step.bar = judged ? kStepBarMs : 0;
     step.goal = judged ? kStepGoalMs : 0;
     report.rows.push_back(step);
-    report.rows.push_back(LowerRow(size + "messages a step and node", "", messages));
+    report.rows.push_back(CostRow(size + "messages a step and node", "", messages));
     if (ranks > kRanksPerNode) {
-      report.rows.push_back(LowerRow(size + "CPU a step, replicas: 1", "ms", kept_steps));
+      report.rows.push_back(CostRow(size + "CPU a step, replicas: 1", "ms", kept_steps));
     }
-    Row rebuild = LowerRow(size + "CPU to rebuild and choose", "ms", rebuilds);
+    Row rebuild = CostRow(size + "CPU to rebuild and choose", "ms", rebuilds);
     rebuild.bar = judged ? kRebuildBarMs : 0;
     report.rows.push_back(rebuild);
-    Row cold = LowerRow(size + "CPU of a cold start", "ms", colds);
+    Row cold = CostRow(size + "CPU of a cold start", "ms", colds);
     cold.bar = judged ? kRebuildBarMs : 0;
     report.rows.push_back(cold);
-    Row heap = LowerRow(size + "memory then", "MB", heaps);
+    Row heap = CostRow(size + "memory then", "MB", heaps);
     heap.bar = judged ? kRebuildBarMb : 0;
     report.rows.push_back(heap);
   }

@@ -230,6 +230,7 @@ class Coordinator {
   struct Released {
     CheckpointId id;
     std::set<NodeId> kept_on{};
+    std::set<NodeId> untold{};  // out of reach then: what they have of it may come back
   };
   // What goes from a tier. It counts as gone for every decision from the beginning, and its bytes
   // as used to the end.
@@ -393,6 +394,7 @@ class Coordinator {
   void RetryRoom(Turn& t);
   bool LetGoOfLeft(const RoomAsked& m, NodeId node, Turn& t);
   void NoteReleased(CheckpointId id);
+  std::optional<Failure> WhyGivenUp(CheckpointId id, NodeId node);
   bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);
   void On(const SaveLost& m, Turn& t);

@@ -375,14 +375,15 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   }
   const Member* before = members_.Find(j.rank);
   const bool known = before != nullptr && before->alive && before->process == j.caller.process;
+  const bool was_here = before != nullptr && before->process.node == kHere;
   const bool new_node = members_.OnNode(j.caller.process.node).empty();
   members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told});
-  // What nobody else can tell the next coordinator: that there is this attempt, and that the rank
-  // lives, however silent it is. (A rank of another node is known there, and told of when that node
-  // comes again; which it waits for if the state names it.)
+  // What nobody else can tell the next coordinator: that there is this attempt, that the rank
+  // lives, however silent it is, or that it lives here no more. (A rank of another node is known
+  // there, and told of when that node comes again; which it waits for if the state names it.)
   const bool here = j.caller.process.node == kHere;
   if (verdict.kind == Verdict::Kind::kOpenNext ||
-      (!known && (here || (new_node && !named_.Has(j.caller.process.node))))) {
+      (!known && (here || was_here || (new_node && !named_.Has(j.caller.process.node))))) {
     Persist(t);
   } else if (!known && new_node) {
     needed_version_ = std::max(needed_version_, named_version_);  // which may still be on its way

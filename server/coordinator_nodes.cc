@@ -11,6 +11,28 @@ namespace holdfast {
 
 // Copies in the node's memory: those that were found there at start, or that it tells when it
 // comes.
+// The node is to give up what it has of the step, or was told so and had not heard it yet when it
+// told of that: it counts as there no more, whatever it would make whole, since it goes.
+std::optional<Failure> Coordinator::WhyGivenUp(CheckpointId id, NodeId node) {
+  if (checkpoints_.count(id) > 0) {
+    return std::nullopt;
+  }
+  const auto fate = id.attempt == attempt() ? fates_.find(id.step) : fates_.end();
+  const auto released = std::find_if(released_.begin(), released_.end(),
+                                     [id](const Released& each) { return each.id == id; });
+  const bool told = released != released_.end() && released->untold.count(node) == 0;
+  if (fate == fates_.end() && !told) {
+    return std::nullopt;
+  }
+  if (released != released_.end()) {
+    released->untold.erase(node);
+  }
+  return fate != fates_.end() ? fate->second.failure
+                              : Failure{absl::StatusCode::kAborted, v1::Failure::REASON_ABANDONED,
+                                        absl::StrCat("step ", id.step, " of attempt ", id.attempt,
+                                                     " was given up before")};
+}
+
 void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
   bool learned = false;
   for (const FoundShard& found : shards) {
@@ -21,10 +43,9 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     const SealedCopy& copy = found.copy;
     const bool current = copy.id.attempt == attempt();
     const TierKind tier = found.replica ? TierKind::kPeer : TierKind::kMemory;
-    if (const auto fate = fates_.find(copy.id.step);
-        current && fate != fates_.end() && checkpoints_.count(copy.id.checkpoint()) == 0) {
+    if (const std::optional<Failure> why = WhyGivenUp(copy.id.checkpoint(), t.from)) {
       found.replica ? t.Say(RemovalWanted{copy.id.checkpoint(), tier, copy.world_size}, t.from)
-                    : t.Say(GiveUp{copy.id.checkpoint(), fate->second.failure}, t.from);
+                    : t.Say(GiveUp{copy.id.checkpoint(), *why}, t.from);
       continue;
     }
     if (found.replica && IsGoing(copy.id.checkpoint(), tier)) {

@@ -156,7 +156,10 @@ bool Coordinator::LetGoOfLeft(const RoomAsked& m, NodeId node, Turn& t) {
 
 void Coordinator::NoteReleased(CheckpointId id) {
   std::erase_if(released_, [id](const Released& each) { return each.id == id; });
-  released_.push_back({id});
+  Released& released = released_.emplace_back(Released{id});
+  for (const auto* nodes : {&missing_, &unheard_, &unreachable_}) {
+    released.untold.insert(nodes->begin(), nodes->end());
+  }
   if (released_.size() > kReleasedMax) {
     released_.pop_front();
   }

@@ -62,12 +62,12 @@ class GrpcPullStream final : public PullStream {
 
   absl::Status Start() { return Await(); }
   absl::Status Ask(const v1::PullAsked& asked) override {
-    HF_RETURN_IF_ERROR(CheckIsMember());
+    HF_RETURN_IF_ERROR(CheckIsOpen());
     stream_->Write(asked, this);
     return Await();
   }
   absl::StatusOr<v1::PullTold> Next() override {
-    HF_RETURN_IF_ERROR(CheckIsMember());
+    HF_RETURN_IF_ERROR(CheckIsOpen());
     v1::PullTold told;
     stream_->Read(&told, this);
     HF_RETURN_IF_ERROR(Await());
@@ -81,14 +81,23 @@ class GrpcPullStream final : public PullStream {
                ? absl::UnavailableError(absl::StrCat("node '", node_, "' has left the cluster"))
                : absl::OkStatus();
   }
+  absl::Status CheckIsOpen() const {
+    HF_RETURN_IF_ERROR(ended_);
+    return CheckIsMember();
+  }
 
   // The one call under way.
   absl::Status Await() {
-    const absl::Status waited = AwaitTag();
-    if (!absl::IsAborted(waited)) {
-      return waited;
+    absl::Status waited = AwaitTag();
+    if (absl::IsAborted(waited)) {
+      ended_ = waited = WhyItEnded();
     }
-    // The other end has ended the stream: it says why.
+    return waited;
+  }
+
+  // The other end has ended the stream: it says why. Asked once only, gRPC aborts the process
+  // otherwise.
+  absl::Status WhyItEnded() {
     grpc::Status why;
     stream_->Finish(&why, this);
     const absl::Status finished = AwaitTag();
@@ -100,9 +109,14 @@ class GrpcPullStream final : public PullStream {
       return absl::DeadlineExceededError(
           absl::StrCat("node '", node_, "' was not done within ", FormatDuration(at_most_)));
     }
-    return why.ok() ? absl::UnavailableError(
-                          absl::StrCat("node '", node_, "' ended the pull without a word"))
-                    : Annotate(FromGrpc(why), absl::StrCat("node '", node_, "'"));
+    if (why.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat("node '", node_, "' ended the pull without a word"));
+    }
+    // (That a copy is bad is for this end to find: only what was compared with digests is.)
+    const absl::Status its = FromGrpc(why);
+    return Annotate(absl::IsDataLoss(its) ? absl::UnavailableError(Message(its)) : its,
+                    absl::StrCat("node '", node_, "'"));
   }
 
   // Aborted: the call came to nothing.
@@ -144,6 +158,7 @@ class GrpcPullStream final : public PullStream {
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::PullAsked, v1::PullTold>> stream_;
+  absl::Status ended_;  // not OK: nothing more can be asked or heard
 };
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const PeerTlsText& tls) {

@@ -33,7 +33,9 @@ inline constexpr Duration kPullStall = std::chrono::seconds(10);
 class PullStream {
  public:
   virtual ~PullStream() = default;
-  // Unavailable: the node is gone, or silent. What it refused with is its own.
+  // Unavailable: the node is gone, or silent, or calls its own copy bad (DataLoss it never is: the
+  // copy is bad when what comes of it contradicts its digests). Else what it refused with. When it
+  // has ended the stream, both say so, however often they are called.
   virtual absl::Status Ask(const v1::PullAsked& asked) = 0;
   virtual absl::StatusOr<v1::PullTold> Next() = 0;
   // Membership has said since that the node, or the start of it that was meant, is gone: the calls

@@ -1349,5 +1349,47 @@ TEST_F(AgentClusterTest, OfTwoJobsOfOneNameTheHostsIsRight) {
   EXPECT_EQ(Only<JoinAsked>(Said(y_)).size(), 1u);
 }
 
+// A shard that is in memory for another node's reader goes with that; unless the host has it kept.
+TEST_F(AgentClusterTest, WhatIsLoadedForAReaderStaysWhenItIsToBeKept) {
+  for (const bool keep : {false, true}) {
+    actions_.clear();
+    started_.jobs = {State(x_, "job", 3)};
+    Start();
+    const DurableCopy on_drive = OnDrive(x_, 10, 0);
+    DriveScanned({Found(x_, {on_drive})});
+    Meet(Host(x_));
+    Said(x_);
+    Feed(AdminRequest{5, {{1, 1}, 0, 0}, HoldShard{"job", on_drive.copy.id, 0, true}});
+    const std::vector<FetchShard> fetches = Take<FetchShard>();
+    ASSERT_EQ(fetches.size(), 1u);
+    FetchEnded fetched;
+    fetched.drain = fetches[0].drain;
+    fetched.slot = fetches[0].slot;
+    fetched.generation = fetched.copy.generation = fetches[0].generation;
+    fetched.copy = on_drive.copy;
+    fetched.copy.generation = fetches[0].generation;
+    Feed(fetched);
+    const std::vector<AdminReply> held = Take<AdminReply>();
+    ASSERT_EQ(held.size(), 1u);
+    ASSERT_TRUE(held[0].status.ok()) << held[0].status;
+    if (keep) {
+      FlushWanted wanted;
+      wanted.checkpoint = {1, 10};
+      wanted.to = TierKind::kPeer;
+      wanted.world_size = 4;
+      wanted.shards = {{0, TierKind::kMemory, on_drive.copy.image_bytes, 0, "node-b"}};
+      Tell(x_, wanted);
+      const auto kept = Only<ShardDrained>(Said(x_));
+      ASSERT_EQ(kept.size(), 1u);
+      EXPECT_TRUE(kept[0].status.ok()) << kept[0].status;
+    }
+    Feed(AdminReadDone{5});
+    Feed(AdminRequest{6, {{1, 1}, 0, 0}, HoldShard{"job", on_drive.copy.id, 0, false}});
+    const std::vector<AdminReply> again = Take<AdminReply>();
+    ASSERT_EQ(again.size(), 1u);
+    EXPECT_EQ(again[0].status.ok(), keep) << again[0].status;
+  }
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -169,6 +169,21 @@ class NodesTest : public ::testing::Test {
     found.copy.descent = {{1, {}}};
     return found;
   }
+  // Both ranks live on b, have saved step 1, and are at step 2.
+  void BothOnBWriteTheSecond() {
+    for (const Rank rank : {0, 1}) {
+      Join(b_, rank, 2);
+    }
+    Save(b_, 0, 1);
+    Save(b_, 1, 1);
+    Begin(b_, 0, 2);
+    Begin(b_, 1, 2);
+  }
+  NodeArrived WithBothOfTwoSteps() const {
+    NodeArrived arrived;
+    arrived.shards = {Found(0, 1), Found(1, 1), Found(0, 2), Found(1, 2)};
+    return arrived;
+  }
   NodeArrived::Seat Seat(NodeId node, Rank rank, std::optional<Step> last) const {
     return {1, rank, Process(node, rank), 7, {}, last};
   }
@@ -1150,6 +1165,56 @@ TEST_F(NodesTest, ANodeWithRanksOfAnOlderAttemptHearsThatTheyAreSuperseded) {
   Say(b_, ShardSealed{1, 1, 3, 2, kBytes, 1000});
   ASSERT_EQ(All<GiveUp>().size(), 1u);
   EXPECT_EQ(All<GiveUp>()[0].second.failure.reason, v1::Failure::REASON_SUPERSEDED);
+}
+
+// The state names the ranks of its writer's node. One that has moved away from there is on another
+// node before anybody hears so: the next host would believe the state, and turn it out.
+TEST_F(NodesTest, ARankThatMovesAwayFromTheHostsNodeIsWrittenFirst) {
+  TwoRanks();
+  Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+  agrees_ = false;
+  const RequestToken moved = Join(b_, 0, 2);
+  EXPECT_EQ(Answer<JoinAccepted>(moved), nullptr);
+  agrees_ = true;
+  Say(kHere, StateWritten{written_.version(), absl::OkStatus()});
+  ASSERT_NE(Answer<JoinAccepted>(moved), nullptr);
+  for (const v1::MemberState& member : written_.members()) {
+    EXPECT_NE(member.rank(), 0u) << member.ShortDebugString();
+  }
+}
+
+// Told twice, since it had not heard the first time: what goes makes nothing whole meanwhile,
+// though it was all sealed by then and the next attempt is open.
+TEST_F(NodesTest, WhatANodeWasToldToGiveUpIsNotTakenBeforeItHasHeard) {
+  BothOnBWriteTheSecond();
+  Say(b_, SaveLost{1, 0, 2, "gone"});
+  for (const Rank rank : {0, 1}) {
+    Say(b_, SeatLost{1, rank, Process(b_, rank), 0, SeatLost::How::kProcessEnded});
+  }
+  Join(b_, 0, 2, "two", 1);
+  ASSERT_EQ(job_->attempt(), 2u);
+  out_.clear();
+  Say(b_, WithBothOfTwoSteps());
+  EXPECT_TRUE(Committed(1));
+  EXPECT_FALSE(Committed(2));
+  const auto again = All<GiveUp>();
+  ASSERT_EQ(again.size(), 2u);
+  for (const auto& [node, gone] : again) {
+    EXPECT_EQ(node, b_);
+    EXPECT_EQ(gone.checkpoint, (CheckpointId{1, 2}));
+  }
+}
+
+// But one that was not told has it still, and it is whole.
+TEST_F(NodesTest, WhatWasGivenUpWhileItsNodeWasOutOfReachComesBackWithIt) {
+  BothOnBWriteTheSecond();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Join(kHere, 0, 2, "two", 1);
+  ASSERT_EQ(job_->attempt(), 2u);
+  out_.clear();
+  Say(b_, WithBothOfTwoSteps());
+  EXPECT_TRUE(Committed(2));
+  EXPECT_TRUE(All<GiveUp>().empty());
 }
 
 // ---- Who waits ----

@@ -125,6 +125,10 @@ void World::MakeWeather() {
     weights_ = {3, 3, 0, 3, 0, 0};
     return;
   }
+  if (options.rates == Rates::kDrives) {
+    weights_ = {1, 3, 0, 3, 0, 0};
+    return;
+  }
   if (options.rates != Rates::kAbsurd || t.Chance(0.5)) {
     return;
   }
@@ -212,6 +216,7 @@ bool World::MayLoseNode() const {
 }
 
 void World::NodeTrouble() {
+  constexpr uint64_t kReboot = 10;  // to 13
   Node* node = AnyNode(true);
   if (node == nullptr) {
     return;
@@ -223,8 +228,9 @@ void World::NodeTrouble() {
       }
     }
   };
-  const uint64_t kind = t.Below(23);
-  if (kind < 10) {
+  const bool memory_alone = options.rates == Rates::kDrives && t.Chance(0.7);
+  const uint64_t kind = memory_alone ? kReboot : t.Below(23);
+  if (kind < kReboot) {
     Count(Fault::kDaemonKilled);
     node->KillDaemon();
     t.After(t.Chance(0.7) ? t.Millis(10, 3000) : t.Millis(5000, 40'000),
@@ -365,6 +371,9 @@ void World::EtcdTrouble() {
       }
     }
     return;
+  }
+  if (options.rates == Rates::kDrives && t.Chance(0.7)) {
+    return RemoveHost(jobs_[t.Below(jobs_.size())].name);
   }
   switch (t.Below(12)) {
     case 0:

@@ -16,9 +16,10 @@ enum class Rates {
   kRealistic,
   kAbsurd,
   kErasures,  // absurd: etcd is erased again and again, and many nodes find it late
+  kDrives,    // absurd: nodes reboot again and again, and others read from drives slowly
 };
-inline constexpr std::array<const char*, 4> kRatesNames = {"none", "realistic", "absurd",
-                                                           "erasures"};
+inline constexpr std::array<const char*, 5> kRatesNames = {"none", "realistic", "absurd",
+                                                           "erasures", "drives"};
 
 struct Options {
   uint64_t seed = 1;

@@ -89,7 +89,9 @@ void Node::PullHeld(DrainId drain, uint64_t turn, Node& other, const Hold& hold,
   const ReadableShard& shard = std::get<ReadableShards>(reply.reply).shards.at(0);
   const FilePtr source = other.FindFile(shard.slot);
   // It reads for a while: what is held must still be there then.
-  After(w_.t.Millis(1, 300), [this, drain, turn, copy = shard.copy, source] {
+  const bool slow = w_.options.rates == Rates::kDrives && pull->from_drive;
+  const uint64_t most_ms = slow ? 20'000 : 300;
+  After(w_.t.Millis(1, most_ms), [this, drain, turn, copy = shard.copy, source] {
     if (FindPull(drain, turn) != nullptr) {
       PullRead(drain, copy, source);
     }

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "tiers/image/layout.h"
 #include "tiers/image/layout_rules.h"
+#include "tiers/image/layout_scan.h"
 #include "tiers/image/wire.h"
 
 #define XXH_INLINE_ALL  // nothing of xxHash is exported from the client library
@@ -243,6 +244,35 @@ absl::Status ReadSlices(std::string_view layout_bytes, Layout& layout) {
   return layout.slices.empty() ? absl::InvalidArgumentError("it has no slices") : absl::OkStatus();
 }
 
+absl::Status ReadName(std::string_view bytes, std::string_view& name) {
+  WireReader reader("Slice", bytes);
+  for (WireField field; reader.Next(field);) {
+    if (field.number == 1) {
+      return reader.Bytes(field, name);
+    }
+  }
+  name = {};
+  return reader.status();
+}
+
+// Field 1, of bytes, at the front of `rest`, its length in one or two bytes: as nearly all slices
+// and names are. False: it is something else, and nothing has been taken.
+bool TakeShortField1(std::string_view& rest, std::string_view& bytes) {
+  constexpr uint8_t kField1OfBytes = 0x0A;
+  const auto* p = reinterpret_cast<const uint8_t*>(rest.data());
+  if (rest.size() < 3 || p[0] != kField1OfBytes || (p[1] >= 0x80 && p[2] >= 0x80)) {
+    return false;
+  }
+  const size_t before = p[1] < 0x80 ? 2 : 3;
+  const size_t length = p[1] < 0x80 ? p[1] : (p[1] & 0x7Fu) | size_t{p[2]} << 7;
+  if (length > rest.size() - before) {
+    return false;
+  }
+  bytes = rest.substr(before, length);
+  rest.remove_prefix(before + length);
+  return true;
+}
+
 absl::StatusOr<Layout> ReadLayout(std::string_view layout_bytes, uint64_t header_bytes,
                                   uint64_t image_bytes) {
   HF_RETURN_IF_ERROR(image_internal::CheckImageLengths(header_bytes, image_bytes));
@@ -284,6 +314,62 @@ absl::StatusOr<Layout> DecodeLayout(std::string_view layout_bytes, uint64_t head
     return Annotate(layout.status(), "decode layout");
   }
   return layout;
+}
+
+uint64_t NameHash(std::string_view name) {
+  return XXH3_64bits(name.data(), name.size());
+}
+
+absl::Status ScanLayout(std::string_view layout_bytes,
+                        absl::FunctionRef<absl::Status(const ScannedSlice&)> take) {
+  ScannedSlice slice;
+  std::string_view rest = layout_bytes;
+  while (!rest.empty()) {
+    if (!TakeShortField1(rest, slice.bytes)) {
+      WireReader reader("Layout", rest);
+      WireField field;
+      if (!reader.Next(field)) {
+        return reader.status();
+      }
+      rest = reader.rest();
+      if (field.number != 1) {
+        continue;
+      }
+      HF_RETURN_IF_ERROR(reader.Repeated(field, slice.bytes));
+    }
+    std::string_view in_slice = slice.bytes;
+    if (!TakeShortField1(in_slice, slice.name)) {
+      HF_RETURN_IF_ERROR(ReadName(slice.bytes, slice.name));
+    }
+    slice.name_hash = NameHash(slice.name);
+    HF_RETURN_IF_ERROR(take(slice));
+    ++slice.number;
+  }
+  return absl::OkStatus();
+}
+
+std::string_view PartBytes(std::string_view slice_bytes) {
+  constexpr uint32_t kPlaceFieldMax = 5;  // of name, dtype, global_shape, box, flat
+  size_t part = 0;
+  uint32_t last = 0;
+  WireReader reader("Slice", slice_bytes);
+  for (WireField field; reader.Next(field);) {
+    if (field.number > kPlaceFieldMax) {
+      break;
+    }
+    if (field.number <= last) {
+      return {};
+    }
+    last = field.number;
+    part = slice_bytes.size() - reader.rest().size();
+  }
+  return reader.status().ok() ? slice_bytes.substr(0, part) : std::string_view();
+}
+
+absl::StatusOr<Slice> DecodeSlice(std::string_view slice_bytes) {
+  Slice slice;
+  HF_RETURN_IF_ERROR(ReadSlice(slice_bytes, slice));
+  return slice;
 }
 
 }  // namespace holdfast

@@ -1,13 +1,14 @@
 // Which slices of one tensor share elements. Slices of one name are neighbours in image order, so
-// each group is looked at alone. Within a group, whole tensors and boxes are boxes, flat ranges are
-// intervals of the row-major order; candidates come from sweeping over intervals in one dimension,
-// and each is then checked exactly.
+// each group is looked at alone. Within a group, whole tensors and boxes are boxes (region.h), flat
+// ranges are intervals of the row-major order; candidates come from sweeping over intervals, and
+// each is then checked exactly.
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <span>
 
 #include "tiers/image/layout.h"
+#include "tiers/image/region.h"
 
 namespace holdfast {
 namespace {
@@ -20,16 +21,11 @@ struct Interval {
   uint32_t slice = 0;
 };
 
-// A slice that has elements, as a box of its tensor.
-struct Box {
-  uint32_t slice = 0;
-  std::vector<uint64_t> begin;
-  std::vector<uint64_t> end;
-};
-
+// The slices of one tensor that have elements.
 struct Group {
   std::vector<uint64_t> shape;  // the tensor's
-  std::vector<Box> boxes;
+  std::vector<Region> boxes;
+  std::vector<uint32_t> box_slices;  // whose they are
   std::vector<Interval> flats;
 };
 
@@ -85,64 +81,6 @@ void AddPair(uint32_t a, uint32_t b, IndexPairs& out) {
   out.emplace_back(std::min(a, b), std::max(a, b));
 }
 
-// How many pairs meet in this dimension; `intervals` are sorted by begin.
-uint64_t CountMeetings(std::span<const Interval> intervals) {
-  std::vector<uint64_t> ends;
-  ends.reserve(intervals.size());
-  for (const Interval& interval : intervals) {
-    ends.push_back(interval.end);
-  }
-  std::sort(ends.begin(), ends.end());
-  uint64_t meetings = 0;
-  size_t ended = 0;
-  for (size_t i = 0; i < intervals.size(); ++i) {
-    while (ended < i && ends[ended] <= intervals[i].begin) {
-      ++ended;
-    }
-    meetings += i - ended;
-  }
-  return meetings;
-}
-
-bool BoxesMeet(const Box& a, const Box& b) {
-  for (size_t d = 0; d < a.begin.size(); ++d) {
-    if (a.begin[d] >= b.end[d] || b.begin[d] >= a.end[d]) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// Boxes among themselves, swept over the dimension in which the fewest of them meet: a grid of any
-// shape then costs about what it must.
-void OverlapBoxes(const Group& group, IndexPairs& out) {
-  std::vector<Interval> best;
-  uint64_t best_meetings = 0;
-  for (size_t d = 0; d < group.shape.size(); ++d) {
-    std::vector<Interval> intervals;
-    intervals.reserve(group.boxes.size());
-    for (uint32_t i = 0; i < group.boxes.size(); ++i) {
-      intervals.push_back({group.boxes[i].begin[d], group.boxes[i].end[d], i});
-    }
-    SortByBegin(intervals);
-    const uint64_t meetings = CountMeetings(intervals);
-    if (best.empty() || meetings < best_meetings) {
-      best = std::move(intervals);
-      best_meetings = meetings;
-    }
-  }
-  if (group.shape.empty()) {  // 0-dim: every box is the one element
-    for (uint32_t i = 0; i < group.boxes.size(); ++i) {
-      best.push_back({0, 1, i});
-    }
-  }
-  SweepPairs(best, [&](uint32_t i, uint32_t j) {
-    if (BoxesMeet(group.boxes[i], group.boxes[j])) {
-      AddPair(group.boxes[i].slice, group.boxes[j].slice, out);
-    }
-  });
-}
-
 uint64_t LinearIndex(std::span<const uint64_t> shape, std::span<const uint64_t> position) {
   uint64_t index = 0;
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -153,30 +91,31 @@ uint64_t LinearIndex(std::span<const uint64_t> shape, std::span<const uint64_t> 
 
 // From the first to just after the last element of the box, in row-major order.
 Interval Hull(const Group& group, uint32_t box_index) {
-  const Box& box = group.boxes[box_index];
-  std::vector<uint64_t> last = box.end;
-  for (uint64_t& position : last) {
-    --position;
+  const Region& box = group.boxes[box_index];
+  Dims last = box.offset;
+  for (size_t d = 0; d < last.size(); ++d) {
+    last[d] += box.shape[d] - 1;
   }
-  return {LinearIndex(group.shape, box.begin), LinearIndex(group.shape, last) + 1, box_index};
+  return {LinearIndex(group.shape, box.offset), LinearIndex(group.shape, last) + 1, box_index};
 }
 
 // The first element of the box at or after `index` in row-major order, as a linear index.
-std::optional<uint64_t> FirstInBoxFrom(const Group& group, const Box& box, uint64_t index) {
+std::optional<uint64_t> FirstInBoxFrom(const Group& group, const Region& box, uint64_t index) {
   const size_t dimensions = group.shape.size();
+  const auto end = [&](size_t d) { return box.offset[d] + box.shape[d]; };
   std::array<uint64_t, kDimensionsMax> position{};
   for (size_t d = dimensions; d-- > 0;) {
     position[d] = index % group.shape[d];
     index /= group.shape[d];
   }
   for (size_t d = 0; d < dimensions; ++d) {
-    if (position[d] >= box.begin[d] && position[d] < box.end[d]) {
+    if (position[d] >= box.offset[d] && position[d] < end(d)) {
       continue;
     }
     size_t reset = d;  // from here on, the box's first position
-    if (position[d] >= box.end[d]) {
+    if (position[d] >= end(d)) {
       // Past the box in this dimension: carry into the nearest earlier one that has room.
-      while (reset > 0 && position[reset - 1] + 1 >= box.end[reset - 1]) {
+      while (reset > 0 && position[reset - 1] + 1 >= end(reset - 1)) {
         --reset;
       }
       if (reset == 0) {
@@ -184,7 +123,7 @@ std::optional<uint64_t> FirstInBoxFrom(const Group& group, const Box& box, uint6
       }
       ++position[reset - 1];
     }
-    std::copy(box.begin.begin() + static_cast<ptrdiff_t>(reset), box.begin.end(),
+    std::copy(box.offset.begin() + static_cast<ptrdiff_t>(reset), box.offset.end(),
               position.begin() + static_cast<ptrdiff_t>(reset));
     break;
   }
@@ -199,10 +138,9 @@ void OverlapBoxesAndFlats(const Group& group, IndexPairs& out) {
   }
   SortByBegin(hulls);
   SweepBetween(hulls, group.flats, [&](uint32_t box_index, const Interval& flat) {
-    const Box& box = group.boxes[box_index];
-    const std::optional<uint64_t> first = FirstInBoxFrom(group, box, flat.begin);
+    const std::optional<uint64_t> first = FirstInBoxFrom(group, group.boxes[box_index], flat.begin);
     if (first.has_value() && *first < flat.end) {
-      AddPair(box.slice, flat.slice, out);
+      AddPair(group.box_slices[box_index], flat.slice, out);
     }
   });
 }
@@ -219,14 +157,8 @@ Group MakeGroup(const Layout& layout, uint32_t begin, uint32_t end) {
       group.flats.push_back({flat->start, flat->start + flat->length, i});
       continue;
     }
-    Box box{i, std::vector<uint64_t>(group.shape.size(), 0), group.shape};
-    if (const auto* place = std::get_if<BoxPlace>(&slice.place)) {
-      box.begin = place->offset;
-      for (size_t d = 0; d < box.end.size(); ++d) {
-        box.end[d] = place->offset[d] + place->shape[d];
-      }
-    }
-    group.boxes.push_back(std::move(box));
+    group.boxes.push_back(RegionsOf(slice).front());
+    group.box_slices.push_back(i);
   }
   SortByBegin(group.flats);
   return group;
@@ -244,7 +176,10 @@ std::vector<std::pair<uint32_t, uint32_t>> FindOverlaps(const Layout& layout) {
     }
     if (end - begin > 1) {
       const Group group = MakeGroup(layout, begin, end);
-      OverlapBoxes(group, out);
+      ForEachMeeting(group.boxes, [&](uint32_t a, uint32_t b) {
+        AddPair(group.box_slices[a], group.box_slices[b], out);
+        return true;
+      });
       OverlapBoxesAndFlats(group, out);
       SweepPairs(group.flats, [&](uint32_t a, uint32_t b) { AddPair(a, b, out); });
     }

@@ -44,6 +44,8 @@ class WireReader {
   // False at the end, and at the first malformed byte: then status() says why.
   bool Next(WireField& field);
   const absl::Status& status() const { return status_; }
+  // What Next has not come to yet.
+  std::string_view rest() const { return rest_; }
 
   // The field's value, if it has the right wire type, fits, and is the first of its number (numbers
   // below 64).

@@ -26,6 +26,7 @@ ReaderPool::Lease::Lease(Lease&& other) noexcept
       reader_(std::move(other.reader_)),
       opened_(other.opened_),
       used_(other.used_),
+      read_(other.read_),
       keep_(other.keep_) {}
 
 ReaderPool::Lease::~Lease() {
@@ -133,7 +134,9 @@ void ReaderPool::Return(Lease& lease) {
   MutexLock lock(mutex_);
   --leased_;
   if (keep) {
-    nowhere_.erase({lease.device_, lease.peer_});
+    if (lease.read_) {
+      nowhere_.erase({lease.device_, lease.peer_});
+    }
     idle_.push_back(
         {lease.device_, std::move(lease.peer_), std::move(lease.reader_), lease.opened_});
     if (idle_.size() > kIdleMax) {

@@ -40,6 +40,8 @@ class ReaderPool {
     FabricReader& reader() const { return *reader_; }
     // It was used by somebody before: its connection may have died since.
     bool used() const { return used_; }
+    // Something was read over it: the device leads there.
+    void NoteRead() { read_ = true; }
     // All went well: the next one may have it.
     void KeepOpen() { keep_ = true; }
 
@@ -53,6 +55,7 @@ class ReaderPool {
     std::unique_ptr<FabricReader> reader_;
     MonotonicTime opened_;
     bool used_ = false;
+    bool read_ = false;
     bool keep_ = false;
   };
 

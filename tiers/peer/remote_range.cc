@@ -166,6 +166,9 @@ absl::Status RemoteRange::FillRails() {
   if (!rails_.empty() || done()) {
     return absl::OkStatus();
   }
+  if (all_bytes_ == 0) {
+    NoteThoseThatLedNowhere();
+  }
   if (last_failure_.ok()) {
     return FromSource(absl::UnavailableError("none of its devices is one for ours"));
   }
@@ -176,6 +179,9 @@ absl::Status RemoteRange::FillRails() {
 
 void RemoteRange::FillRails(bool those_that_led_nowhere) {
   for (const size_t device : order_) {
+    if (rails_.size() >= PiecesLeft()) {
+      return;  // (whoever is told that a device may be tried has to try it)
+    }
     const FabricDevice& ours = *fabric_.devices()[device];
     if (devices_[device].given_up || HasRails(device)) {
       continue;
@@ -216,26 +222,26 @@ void RemoteRange::NoteFailure(size_t device) {
   failed.got_bytes = 0;
 }
 
-// Those that failed, and over which nothing is read any more. The next ones who read go over the
-// others at once, if there are any.
+// Those that failed, and over which nothing is read any more.
 void RemoteRange::GiveUpThoseWithoutRails() {
-  std::vector<size_t> over;
   for (size_t i = 0; i < devices_.size(); ++i) {
     if (!devices_[i].given_up && devices_[i].failures > 0 && !HasRails(i)) {
       devices_[i].given_up = true;
-      over.push_back(i);
+      devices_[i].problem = absl::IsUnavailable(last_failure_) ? Message(last_failure_) : "";
     }
   }
-  // (Where something came before and there is no other, it may have been this read's own fault.)
-  const bool others = std::any_of(devices_.begin(), devices_.end(),
-                                  [](const Device& device) { return !device.given_up; });
-  for (const size_t i : over) {
+}
+
+// The next ones who read go over other devices at once. Known when all has come over those, or
+// nothing over any: else it may have been this read's own fault.
+void RemoteRange::NoteThoseThatLedNowhere() {
+  for (size_t i = 0; i < devices_.size(); ++i) {
     const FabricDevice& device = *fabric_.devices()[i];
-    if (absl::IsUnavailable(last_failure_) && (others || all_bytes_ == 0)) {
+    if (!devices_[i].problem.empty()) {
       fabric_.readers().NoteLedNowhere(
           &device, KeyOf(i),
           absl::StrCat("device '", device.name(), "' leads nowhere: read from '", source_.name,
-                       "': ", Message(last_failure_)));
+                       "': ", std::exchange(devices_[i].problem, "")));
     }
   }
 }
@@ -303,6 +309,7 @@ absl::Status RemoteRange::Advance() {
     }
   }
   if (done()) {
+    NoteThoseThatLedNowhere();
     for (const auto& rail : rails_) {
       if (rail->lease.reader().connected()) {
         rail->lease.KeepOpen();
@@ -331,6 +338,7 @@ void RemoteRange::Arrived(Rail& rail, uint64_t offset) {
   all_bytes_ += piece.bytes;
   last_arrival_ = Now();
   rail.got_bytes += piece.bytes;
+  rail.lease.NoteRead();
   rail.since = last_arrival_;
   rail.all_bytes_then = all_bytes_;
   devices_[rail.device].got_bytes += piece.bytes;
@@ -417,33 +425,30 @@ absl::Status RemoteRange::CheckStall() {
   any_connected_ = any_connected_ ||
                    std::any_of(rails_.begin(), rails_.end(),
                                [](const auto& rail) { return rail->lease.reader().connected(); });
-  // (To be let in takes a node that is well no time.)
-  const Duration patience = any_connected_ ? options_.stall_timeout : options_.stall_timeout / 3;
-  return Now() - last_arrival_ > patience ? GoOnWithoutSilent() : DropRailThatLags();
+  return Now() - last_arrival_ > Patience() ? GoOnWithoutSilent() : DropRailThatLags();
 }
 
-// Nothing comes any more. Devices that have brought all that they were asked for, or were not
-// needed before, get the rest to do; if there are none, the source is given up.
+// (To be let in takes a node that is well no time.)
+Duration RemoteRange::Patience() const {
+  return any_connected_ ? options_.stall_timeout : options_.stall_timeout / 3;
+}
+
+// Nothing comes any more. Rails that have brought all that they were asked for get the rest to do,
+// and devices that were not needed before; if there are none, the source is given up.
 absl::Status RemoteRange::GoOnWithoutSilent() {
   const Duration silence = Now() - last_arrival_;
-  std::set<size_t> silent;
-  for (const auto& rail : rails_) {
-    const FabricReader& reader = rail->lease.reader();
-    if (reader.in_flight() > 0 || !reader.connected()) {
-      silent.insert(rail->device);
-    }
-  }
   last_failure_ =
       absl::UnavailableError(absl::StrCat("nothing came for ", FormatDuration(silence), After(),
                                           ": the node hangs, or the network between"));
   for (size_t i = rails_.size(); i > 0; --i) {
-    if (silent.count(rails_[i - 1]->device) > 0) {
+    const FabricReader& reader = rails_[i - 1]->lease.reader();
+    if (reader.in_flight() > 0 || !reader.connected()) {
       DropRail(i - 1);
     }
   }
-  // (Not as long once more: most often it is the source that hangs.)
+  // (Not as long once more: most often it is the source that hangs. But long enough to be let in.)
   last_arrival_ = Now();
-  last_arrival_.ns -= (options_.stall_timeout * 2 / 3).count();
+  last_arrival_.ns -= (Patience() - options_.stall_timeout / 3).count();
   return FillRails();
 }
 
@@ -457,7 +462,7 @@ absl::Status RemoteRange::DropRailThatLags() {
     const bool much_came = all_bytes_ - rail.all_bytes_then > kMuchBytes;
     const bool waited_for = std::any_of(rails_.begin(), rails_.end(), [&](const auto& other) {
       const FabricReader& reader = other->lease.reader();
-      return other->device != rail.device && reader.connected() && reader.in_flight() == 0;
+      return reader.connected() && reader.in_flight() == 0;
     });
     if (rail.lease.reader().in_flight() > 0 &&
         ((much_came && silence > options_.stall_timeout) ||

@@ -80,6 +80,7 @@ class RemoteRange {
     bool given_up = false;   // it leads nowhere
     int failures = 0;        // of rails, since it has brought much
     uint64_t got_bytes = 0;  // since the last of these
+    std::string problem;     // given up because nothing can be read over it, and not noted yet: why
   };
 
   absl::Status Failed(absl::Status status, FaultySide faulty);
@@ -96,6 +97,7 @@ class RemoteRange {
   bool HasRails(size_t device) const;
   void NoteFailure(size_t device);
   void GiveUpThoseWithoutRails();
+  void NoteThoseThatLedNowhere();
   std::string KeyOf(size_t device) const;
   absl::Status GoOnWithoutSilent();
   absl::Status DropRailThatLags();
@@ -110,6 +112,7 @@ class RemoteRange {
 
   absl::Status CheckControl();
   absl::Status CheckStall();
+  Duration Patience() const;
   bool IntoIsCutShort() const;
   std::string Doing() const;
   std::string After() const;

@@ -40,14 +40,21 @@ class PeerPullTest : public ::testing::Test {
   }
   void WithFabric() { fabric_ = OpenPort(store_); }
 
-  std::shared_ptr<PullClient> Client(std::map<std::string, Source*> sources) {
+  std::shared_ptr<PullClient> Client(const std::map<std::string, Source*>& sources) {
+    std::map<std::string, std::string> addresses;
+    for (const auto& [name, source] : sources) {
+      addresses[name] = source->Serve();
+    }
+    return ClientOf(addresses);
+  }
+  static std::shared_ptr<PullClient> ClientOf(const std::map<std::string, std::string>& addresses) {
     PullClient::Options options;
     options.self = "a";
     options.env = Env::System();
     auto client = std::make_shared<PullClient>(std::move(options));
     ChangePeers peers;
-    for (const auto& [name, source] : sources) {
-      peers.up[name] = {source->Serve(), 1};
+    for (const auto& [name, address] : addresses) {
+      peers.up[name] = {address, 1};
     }
     client->ChangePeers(peers);
     return client;
@@ -65,16 +72,19 @@ class PeerPullTest : public ::testing::Test {
   }
   FetchEnded Fetch() { return FetchFrom({{"b", &b_}}); }
   FetchEnded FetchFrom(const std::map<std::string, Source*>& sources) {
+    std::vector<std::string> names;
+    for (const auto& [name, source] : sources) {
+      names.push_back(name);
+    }
+    return FetchBy(Client(sources), names);
+  }
+  FetchEnded FetchBy(std::shared_ptr<PullClient> client, const std::vector<std::string>& names) {
     auto context = std::make_shared<DrainContext>(std::make_shared<EventOutlet>(nullptr));
     context->env = Env::System();
     context->slots = store_;
     context->node_name = "a";
     context->fabric = fabric_.get();
-    context->pulls = Client(sources);
-    std::vector<std::string> names;
-    for (const auto& [name, source] : sources) {
-      names.push_back(name);
-    }
+    context->pulls = std::move(client);
     auto operation = std::make_shared<Operation>(
         1, [](Operation&) { return Event(TimerFired{}); }, [] { return Event(TimerFired{}); });
     return FetchFromPeers(context, Action(names), *operation);
@@ -198,6 +208,47 @@ TEST_F(PeerPullTest, NoSourceEndsTheTry) {
   const FetchEnded ended = FetchFrom({{"b", &b_}, {"c", &c}});
   ASSERT_TRUE(ended.status.ok()) << ended.status;
   EXPECT_EQ(ended.peer, "c");
+}
+
+// Offers the shard, and ends when it is asked for the bytes, calling its copy bad.
+class EndsWithDataLoss final : public v1::Pulls::Service {
+ public:
+  EndsWithDataLoss(std::string record, uint64_t image_bytes) : record_(std::move(record)) {
+    offer_.mutable_source()->set_record_bytes(record_.size());
+    offer_.mutable_source()->set_image_bytes(image_bytes);
+  }
+  grpc::Status Pull(grpc::ServerContext*,
+                    grpc::ServerReaderWriter<v1::PullTold, v1::PullAsked>* reader) override {
+    v1::PullAsked asked;
+    reader->Read(&asked);
+    reader->Write(offer_);
+    v1::PullTold record;
+    record.set_record(record_);
+    reader->Write(record);
+    reader->Read(&asked);
+    return {grpc::StatusCode::DATA_LOSS, "so I say"};
+  }
+
+ private:
+  const std::string record_;
+  v1::PullTold offer_;
+};
+
+TEST_F(PeerPullTest, ASourceThatEndsByCallingItsCopyBadIsPassedOver) {
+  EndsWithDataLoss service(*b_.store().ReadRecord(kFrom), content_.sample.image.size());
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const auto server = builder.BuildAndStart();
+  const std::string address = "127.0.0.1:" + std::to_string(port);
+  const FetchEnded alone = FetchBy(ClientOf({{"ends", address}}), {"ends"});
+  EXPECT_TRUE(absl::IsUnavailable(alone.status)) << alone.status;
+  EXPECT_THAT(Message(alone.status), ::testing::HasSubstr("so I say"));
+  EXPECT_THAT(alone.bad_peers, IsEmpty()) << "nobody has compared anything";
+  const FetchEnded ended = FetchBy(ClientOf({{"ends", address}, {"b", b_.Serve()}}), {"ends", "b"});
+  EXPECT_EQ(ended.peer, "b");
+  ExpectIsHere(ended);
 }
 
 TEST_F(PeerPullTest, AReaderThatSaysNothingIsSentAway) {

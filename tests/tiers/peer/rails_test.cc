@@ -51,8 +51,10 @@ UniqueFd Listen() {
 // A cable to a device: what is sent to it goes on there, until it is cut, or pulled out.
 class Cable {
  public:
-  explicit Cable(const std::string& to)
+  // What comes over a new connection is passed on after so long.
+  explicit Cable(const std::string& to, Duration at_first = {})
       : to_(ToAddress(to)),
+        at_first_(at_first),
         door_(Listen()),
         end_(ToEndpoint(door_.get())),
         thread_([this] { Run(); }) {}
@@ -61,17 +63,21 @@ class Cable {
     thread_.join();
   }
   const std::string& end() const { return end_; }
-  void Pull() { pulled_ = true; }  // nobody hears anything any more
-  void Cut() { stop_ = true; }     // both ends are told, and nobody gets in again
+  void Pull() { pulled_ = true; }         // nobody hears anything any more
+  void Cut() { stop_ = true; }            // both ends are told, and nobody gets in again
+  void PullOne() { one_pulled_ = true; }  // of one connection nothing is heard any more
 
  private:
   void Run() {
-    std::vector<std::array<UniqueFd, 2>> connections;
+    std::vector<Connection> connections;
     while (!stop_) {
       std::vector<pollfd> waits = {{door_.get(), POLLIN, 0}};
-      for (const auto& each : connections) {
-        waits.push_back({each[0].get(), POLLIN, 0});
-        waits.push_back({each[1].get(), POLLIN, 0});
+      for (size_t i = 0; i < connections.size(); ++i) {
+        const bool passes =
+            Clock::System()->Now() >= connections[i].from && !(i == 0 && one_pulled_);
+        for (const UniqueFd& end : connections[i].ends) {
+          waits.push_back({passes ? end.get() : -1, POLLIN, 0});  // (poll leaves those out)
+        }
       }
       ::poll(waits.data(), pulled_ ? 0 : waits.size(), 10);
       if (pulled_) {
@@ -83,7 +89,9 @@ class Cable {
         }
       }
       if (waits[0].revents != 0) {
-        std::array<UniqueFd, 2>& added = connections.emplace_back();
+        Connection& connection = connections.emplace_back();
+        connection.from = Clock::System()->Now() + at_first_;
+        std::array<UniqueFd, 2>& added = connection.ends;
         added[0].reset(::accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC));
         added[1].reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
         ::connect(added[1].get(), reinterpret_cast<const sockaddr*>(&to_), sizeof to_);
@@ -108,11 +116,18 @@ class Cable {
     }
   }
 
+  struct Connection {
+    std::array<UniqueFd, 2> ends;
+    MonotonicTime from;
+  };
+
   const sockaddr_in to_;
+  const Duration at_first_;
   UniqueFd door_;
   const std::string end_;
   std::atomic<bool> stop_ = false;
   std::atomic<bool> pulled_ = false;
+  std::atomic<bool> one_pulled_ = false;
   std::thread thread_;
 };
 
@@ -231,6 +246,43 @@ TEST_F(RailsTest, OneNeverAnswers) {
     TestSlot target(sample_.image.size());
     ExpectWhole(Pull(Through(device, ToEndpoint(door.get())), target), target);
   }
+}
+
+// The first device swallows everything, and there is little to read: the next one is opened only
+// when that is known, and is not let in at once.
+TEST_F(RailsTest, TheNextOneHasTimeToLetUsIn) {
+  const UniqueFd door = Listen();
+  Cable slow(Endpoint(1), std::chrono::milliseconds(200));
+  const PullSource source = Through(Through(0, ToEndpoint(door.get())), 1, slow.end());
+  std::vector<std::byte> into(4096);
+  const absl::Status read =
+      ReadRemote(*fabric_, source, 0, into, {.stall_timeout = std::chrono::seconds(3)});
+  EXPECT_TRUE(read.ok()) << ToString(read);
+  EXPECT_EQ(fabric_->Problems().size(), 1u) << "of the first one alone";
+}
+
+// Of several connections over one device: what it was asked for comes over the others.
+TEST_F(RailsTest, OneConnectionOfADeviceFallsSilent) {
+  const LocalSource peer(slot_, LoopbackOptions());
+  Cable cable(ValueOf(DecodeFabricAddress(peer.source.address)).endpoints[0].address);
+  fabric_ = ValueOf(Fabric::Open(LoopbackOptions()));
+  TestSlot target(sample_.image.size());
+  const uint64_t nearly_all = sample_.image.size() - 4 * kMiB;
+  ExpectWhole(
+      PullWhile(
+          Through(peer.source, 0, cable.end()), target, [&] { cable.PullOne(); }, nearly_all),
+      target);
+  EXPECT_EQ(bytes_moved_, sample_.image.size());
+  EXPECT_THAT(fabric_->Problems(), ::testing::IsEmpty());
+}
+
+// What the source does not let be read any more says nothing of the way to it.
+TEST_F(RailsTest, WhatIsRefusedInTheMiddleBlamesNoDevice) {
+  TestSlot target(sample_.image.size());
+  const TransferResult result =
+      PullWhile(peer_.source, target, [&] { peer_.registration.reset(); });
+  EXPECT_TRUE(absl::IsUnavailable(result.status)) << ToString(result.status);
+  EXPECT_THAT(fabric_->Problems(), ::testing::IsEmpty());
 }
 
 TEST_F(RailsTest, OneIsCutInTheMiddle) {
