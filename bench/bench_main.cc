@@ -30,6 +30,7 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
       {"coordinator", holdfast::bench::RunCoordinator},
       {"peer", holdfast::bench::RunPeer},
       {"reshard", holdfast::bench::RunReshard},
+      {"reshard-memory", holdfast::bench::RunReshardMemory},
   };
   return cases;
 }

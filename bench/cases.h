@@ -32,5 +32,6 @@ Report RunDrainCost(const CaseOptions& options);
 Report RunCoordinator(const CaseOptions& options);
 Report RunPeer(const CaseOptions& options);
 Report RunReshard(const CaseOptions& options);
+Report RunReshardMemory(const CaseOptions& options);
 
 }  // namespace holdfast::bench

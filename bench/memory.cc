@@ -46,7 +46,10 @@ std::vector<Piece> PiecesInto(const Memory& target, const State& state) {
   std::vector<Piece> pieces;
   size_t offset = 0;
   for (const Tensor& tensor : state.tensors) {
-    const size_t bytes = tensor.global_shape[0] * 2;
+    size_t bytes = TypeBytes(tensor.type);
+    for (const uint64_t n : tensor.global_shape) {
+      bytes *= n;
+    }
     pieces.push_back({target.data() + offset, tensor.data, bytes});
     offset += bytes;
   }

@@ -73,6 +73,13 @@ struct ExplainArguments {
   std::optional<Step> step;  // none: all of them
   Attempt attempt = 0;
 };
+struct PlanArguments {
+  std::string job;
+  std::optional<Step> step;  // none: the newest committed
+  Attempt attempt = 0;
+  std::string layout_file;
+  bool all_ranks = false;
+};
 struct TimelineArguments {
   std::string job;
   uint32_t steps_max = 0;  // 0: all that are remembered
@@ -132,6 +139,7 @@ ExitCode RunInspect(const Context& context, const InspectArguments& arguments);
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments);
 ExitCode RunWhere(const Context& context, const WhereArguments& arguments);
 ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
+ExitCode RunPlan(const Context& context, const PlanArguments& arguments);
 ExitCode RunTimeline(const Context& context, const TimelineArguments& arguments);
 ExitCode RunGarbage(const Context& context, const GarbageArguments& arguments);
 ExitCode RunPin(const Context& context, const PinArguments& arguments);

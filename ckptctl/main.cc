@@ -94,6 +94,7 @@ class Arguments {
     AddRestore();
     AddWhere();
     AddExplain();
+    AddPlan();
     AddTimeline();
     AddGarbage();
     AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
@@ -319,6 +320,25 @@ class Arguments {
     CLI::Option* step = AddStep(command, explain_.step, "Only this step (default: all)");
     AddAttempt(command, explain_.attempt)->needs(step);
   }
+  void AddPlan() {
+    CLI::App* command = AddCommand(
+        "plan", "What another mesh of ranks would read of whom, and whether anything is missing",
+        "ckptctl plan llama-7b --layout new.yaml", [this] {
+          WatchInterrupts();
+          return RunPlan(context_, plan_);
+        });
+    AddJob(command, plan_.job, "The job")->required();
+    command
+        ->add_option("--layout", plan_.layout_file,
+                     "A file that says how the new mesh splits tensors (docs/elastic.md)")
+        ->type_name("FILE")
+        ->required();
+    CLI::Option* step =
+        AddStep(command, plan_.step, "Of this step (default: the newest committed)");
+    AddAttempt(command, plan_.attempt)->needs(step);
+    command->add_flag("--all-ranks", plan_.all_ranks,
+                      "Plan for every rank of a large mesh (default: 64 from all over it)");
+  }
   void AddTimeline() {
     CLI::App* command = AddCommand(
         "timeline", "How long each save took: written, committed, in each tier; what failed",
@@ -448,6 +468,7 @@ class Arguments {
   StatusArguments status_;
   ListArguments list_;
   InspectArguments inspect_;
+  PlanArguments plan_;
   VerifyArguments verify_;
   RestoreArguments restore_;
   WhereArguments where_;

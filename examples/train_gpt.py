@@ -3,6 +3,7 @@
     python examples/train_gpt.py                                         # one process, CPU or CUDA
     torchrun --nproc-per-node=2 --max-restarts=100 examples/train_gpt.py # DistributedDataParallel
     torchrun --nproc-per-node=2 --max-restarts=100 examples/train_gpt.py --fsdp
+    torchrun --nproc-per-node=3 examples/train_gpt.py --fsdp             # the same job on three: it goes on
 
 Kill a worker (kill -9) whenever you like: torchrun starts the workers again, `restore` finds the last step that all of them
 had saved in this machine's memory, and the losses (`--losses FILE`) are those of a run that nobody disturbed. What Holdfast
@@ -147,9 +148,11 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
 
     ckpt = holdfast.Checkpointer(arguments.job)  # [holdfast] rank and world size are torchrun's
     extra: dict[str, Any] = {}
+    # [holdfast] None: nothing to restore. On another number of ranks each goes on with one of the old ones' generators.
     last = ckpt.restore(
-        {"model": model, "optim": optim, "extra": extra}
-    )  # [holdfast] None: nothing to restore
+        {"model": model, "optim": optim, "extra": extra},
+        merge={"extra.rng": lambda states: states[rank % len(states)]},
+    )
     if last is not None:
         set_rng_state(extra["rng"], device)
         text.load_state_dict(extra["text"])

@@ -109,17 +109,23 @@ const CheckpointView* Find(std::span<const CheckpointView> checkpoints, Checkpoi
   return found == checkpoints.end() ? nullptr : &*found;
 }
 
-std::string WorldMismatch(const CheckpointView& checkpoint, uint32_t world_size) {
-  return absl::StrCat("it was saved by ", Ranks(checkpoint.world_size), ", the job has ",
-                      world_size, " now");
+// No obstacle: each rank puts together what it wants.
+std::string OtherWorld(const CheckpointView& checkpoint, uint32_t world_size) {
+  return absl::StrCat("it was saved by ", Ranks(checkpoint.world_size), " and the job has ",
+                      world_size, " now, so each reads what it wants of all that was saved");
 }
 
 // What keeps a restore from taking it; empty: nothing.
 std::string Obstacle(const CheckpointView& checkpoint, const RestoreContext& context) {
-  return !checkpoint.Restorable() ? Wholeness(checkpoint, context)
-         : !FitsWorld(checkpoint, context.world_size)
-             ? WorldMismatch(checkpoint, context.world_size)
-             : "";
+  return checkpoint.Restorable() ? "" : Wholeness(checkpoint, context);
+}
+
+// Where the ranks get it from.
+std::string Ways(const CheckpointView& checkpoint, const RestoreContext& context) {
+  return absl::StrCat(
+      SourcesOf(checkpoint, context.configured),
+      FitsWorld(checkpoint, context.world_size) ? "" : "; ",
+      FitsWorld(checkpoint, context.world_size) ? "" : OtherWorld(checkpoint, context.world_size));
 }
 
 std::string ExplainRestorePoint(const CheckpointView* asked, const RestoreContext& context) {
@@ -129,7 +135,7 @@ std::string ExplainRestorePoint(const CheckpointView* asked, const RestoreContex
   if (!obstacle.empty()) {
     return absl::StrCat("none: ckptctl restore asked for ", name, ", but ", obstacle);
   }
-  return absl::StrCat(name, ", as ckptctl restore asked: ", SourcesOf(*asked, context.configured));
+  return absl::StrCat(name, ", as ckptctl restore asked: ", Ways(*asked, context));
 }
 
 }  // namespace
@@ -165,7 +171,7 @@ StepReasons ExplainStep(const CheckpointView& checkpoint, const RestoreContext& 
     reasons.push_back(LeftBranch(checkpoint.id, context.line));
   }
   if (!FitsWorld(checkpoint, context.world_size)) {
-    reasons.push_back(WorldMismatch(checkpoint, context.world_size));
+    reasons.push_back(OtherWorld(checkpoint, context.world_size));
   }
   if (!checkpoint.complete && !result.restorable) {
     reasons.push_back("not every rank has sealed it");
@@ -216,7 +222,7 @@ std::string ExplainChoice(std::span<const CheckpointView> checkpoints,
                : absl::StrCat("none: no step on the line of descent can be used; the newest, ",
                               NameOf(newest->id), ": ", Obstacle(*newest, context));
   }
-  std::string text = absl::StrCat(NameOf(chosen->id), ": ", SourcesOf(*chosen, context.configured));
+  std::string text = absl::StrCat(NameOf(chosen->id), ": ", Ways(*chosen, context));
   if (chosen != newest) {
     absl::StrAppend(&text, "; not the newer ", NameOf(newest->id), ": ",
                     Obstacle(*newest, context));

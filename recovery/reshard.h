@@ -72,6 +72,11 @@ struct ReshardSources {
   std::function<std::optional<std::span<const uint64_t>>(Rank, uint32_t)> digests;
   // Of shards that cost the same each reader starts with another one.
   uint64_t reader = 0;
+  // As many ranks read as saved: what this one saved itself is right for it, whatever others have.
+  std::optional<Rank> own = std::nullopt;
+  // Whether what can be read of that rank's shard leaves the slice out, since another rank's has
+  // it; null: no.
+  std::function<bool(Rank, uint32_t)> lacks = nullptr;
 };
 
 struct ReshardPlan {

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "base/status.h"
 #include "recovery/reshard.h"
 #include "recovery/reshard_internal.h"
@@ -217,7 +218,15 @@ const ReshardPlanner::Planning::Choice& ReshardPlanner::Planning::Choose(const s
   uint64_t least = 0;
   for (const Holder& holder : part.part->holders) {
     for (const Rank rank : state_.ranks_of[holder.layout]) {
+      if (from_.lacks && from_.lacks(rank, holder.slice)) {
+        continue;
+      }
       if (const std::optional<uint64_t> cost = from_.cost(rank)) {
+        if (rank == from_.own) {
+          choice.chosen =
+              Chosen{part.part, SourceOf(rank, holder, saved.dtype, part.part->bytes), *cost};
+          return choice;
+        }
         least = costs.empty() ? *cost : std::min(least, *cost);
         readable.emplace_back(rank, &holder);
         costs.push_back(*cost);
@@ -234,8 +243,10 @@ const ReshardPlanner::Planning::Choice& ReshardPlanner::Planning::Choose(const s
       nearest.push_back(readable[i]);
     }
   }
-  // Each reader begins with another one, and takes the next for its next part.
-  const size_t turn = (from_.reader + choices_.size() - 1) % nearest.size();
+  // Each reader begins with another one, and takes the next for its next part; what is little, and
+  // less than the opening of another shard, always of the same one.
+  const bool little = part.part->bytes < kDigestBlockBytes;
+  const size_t turn = (from_.reader + (little ? 0 : choices_.size() - 1)) % nearest.size();
   std::nth_element(nearest.begin(), nearest.begin() + static_cast<ptrdiff_t>(turn), nearest.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   const auto& [rank, holder] = nearest[turn];

@@ -505,15 +505,10 @@ def bit_flipped(demo):
     )
 
 
-def torch_job_killed(demo):
-    title("A small GPT trains under torchrun; one of its two workers is killed")
+def with_torch(demo, script):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    began = time.monotonic()
-    done = subprocess.run(
-        [
-            os.path.join(root, "build/python/bin/python"),
-            os.path.join(root, "scripts/demo_torch.py"),
-        ],
+    return subprocess.run(
+        [os.path.join(root, "build/python/bin/python"), os.path.join(root, "scripts", script)],
         env={
             **os.environ,
             "HOLDFAST_SOCKET": demo.socket,
@@ -522,6 +517,12 @@ def torch_job_killed(demo):
         },
         timeout=4 * DEADLINE_S,
     )
+
+
+def torch_job_killed(demo):
+    title("A small GPT trains under torchrun; one of its two workers is killed")
+    began = time.monotonic()
+    done = with_torch(demo, "demo_torch.py")
     check(
         "it resumed by itself, and its losses are bit for bit those of a run that nobody disturbed",
         done.returncode == 0,
@@ -530,6 +531,18 @@ def torch_job_killed(demo):
     demo.timeline.add(
         "torchrun", "killed, resumed, same losses", ms=(time.monotonic() - began) * 1000
     )
+
+
+def other_numbers_of_ranks(demo):
+    title("The same GPT, sharded by FSDP2, on 4 ranks, then on 3, then on 4")
+    began = time.monotonic()
+    done = with_torch(demo, "demo_elastic.py")
+    check(
+        "each number of ranks had, put together, bit for bit what the ranks before had saved",
+        done.returncode == 0,
+        f"scripts/demo_elastic.py ended with {done.returncode}",
+    )
+    demo.timeline.add("elastic", "4 ranks, 3 ranks, 4 ranks", ms=(time.monotonic() - began) * 1000)
 
 
 def run(demo):
@@ -543,6 +556,7 @@ def run(demo):
     bit_flipped(demo)
     demo.kill_ranks()
     torch_job_killed(demo)
+    other_numbers_of_ranks(demo)
     title("What an operator sees")
     print(demo.ctl("status", JOB))
     print(demo.ctl("list", JOB))

@@ -454,6 +454,7 @@ class Agent {
   void TakeMessage(const JobUuid& job, const RoomAnswered& m);
   void TakeMessage(const JobUuid& job, const StageReached& m);
   void TakeMessage(const JobUuid& job, const SourceOffered& m);
+  void TakeMessage(const JobUuid& job, const StepOffered& m);
   void TakeMessage(const JobUuid& job, const SessionEnded& m);
   void TakeMessage(const JobUuid& job, const GiveUp& m);
   void GiveUpSlots(const JobUuid& job, const GiveUp& m, bool replicas_too);

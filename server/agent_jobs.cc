@@ -421,6 +421,17 @@ void Agent::OfferSession(RequestToken token, Slot& slot) {
   Offer(token, slot, std::move(frame));
 }
 
+void Agent::TakeMessage(const JobUuid&, const StepOffered& m) {
+  v1::DaemonFrame frame;
+  v1::SessionOutcome& outcome = *frame.mutable_enter_session();
+  outcome.set_session(m.session);
+  outcome.set_round(m.round);
+  outcome.set_attempt(m.checkpoint.attempt);
+  outcome.set_step(m.checkpoint.step);
+  outcome.set_reshard(m.world_size);
+  Reply(m.token, std::move(frame));
+}
+
 void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
   if (const Pending* pending = FindPending(m.token)) {
     seats_.SetLine(pending->seat, m.descent);

@@ -47,8 +47,9 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   if (enter.choice() == v1::EnterSession::CHOICE_STEP) {
     wanted = CheckpointId{enter.attempt(), enter.step()};
   }
-  Send(seat.job, SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted,
-                              enter.deadline_ms() > 0, enter.reads_by_itself()});
+  Send(seat.job,
+       SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0,
+                    enter.reads_by_itself(), enter.may_reshard()});
   seats_.SetLine(seat_id, std::nullopt);
 }
 
@@ -61,9 +62,10 @@ void Agent::OnReportLoad(ConnectionId id, const Seat& seat, SeatId seat_id,
   pending.job = seat.job;
   pending.seat = seat_id;
   pending.hold = report.hold();
-  Send(seat.job, LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
-                              report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
-                              report.problem().substr(0, kProblemBytesMax)});
+  Send(seat.job,
+       LoadReported{token, seat.attempt, seat.rank, report.session(), report.round(),
+                    report.loaded(), report.copy_is_bad(), report.wants_mismatch(),
+                    report.problem().substr(0, kProblemBytesMax), report.shards_are_bad()});
 }
 
 // Notes the reader; the answer with the descriptors follows when the note is there.

@@ -463,6 +463,10 @@ class Coordinator {
   void GoOnWithSession(Turn& t);
   void On(const FetchFailed& m, Turn& t);
   void FallBack(const LoadReported& m, Turn& t);
+  // Not saved by as many ranks as the attempt has: each reads what it wants of all its shards.
+  bool OfAnotherWorld(const Checkpoint& checkpoint) const;
+  // Whether ranks of the session read of all shards of the checkpoint, wherever they run.
+  bool ReadsOfAll(const Checkpoint& checkpoint) const;
   void GoOnWithFallBack(bool read_since, Turn& t);
   bool TurnToNewer(Turn& t);
   std::string WhatTheSessionWaitsFor() const;

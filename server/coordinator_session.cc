@@ -46,7 +46,13 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
         absl::StrCat("restore of job '", name_, "', attempt ", attempt(), ": ", *conflict)};
     return FailSession(failure, t, m.token);
   }
-  const RequestToken before = session_->Enter(m.rank, m.process, wish, m.token);
+  if (session_->loading() && !m.may_reshard && !m.reads_by_itself) {
+    const auto round_of = checkpoints_.find(session_->checkpoint());
+    if (round_of != checkpoints_.end() && OfAnotherWorld(round_of->second)) {
+      return Refuse(m.token, OtherWorld(round_of->first, round_of->second.world_size), t);
+    }
+  }
+  const RequestToken before = session_->Enter(m.rank, m.process, wish, m.token, m.may_reshard);
   Refuse(before,
          {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
           "this rank has entered the session again since"},
@@ -105,14 +111,20 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   // need of it may lie on nodes that have not been heard of yet.
   const auto known = checkpoints_.find(info.parent);
   const bool has_its_own = known != checkpoints_.end() && !known->second.contradictory &&
+                           !OfAnotherWorld(known->second) &&
                            NearestFor(known->second, m.rank, SeatOf(m.rank), {});
   if (!has_its_own && !IsCommitted(info.parent)) {
     const std::optional<Failure> away = OutOfReach(info.parent);
     return Refuse(m.token, away ? *away : Unreadable(), t);
   }
   const Checkpoint& parent = known->second;
-  if (parent.world_size != info.world_size) {
-    return Refuse(m.token, OtherWorld(info.parent, parent.world_size), t);
+  if (OfAnotherWorld(parent)) {
+    if (!m.may_reshard) {
+      return Refuse(m.token, OtherWorld(info.parent, parent.world_size), t);
+    }
+    return AnswerWhenDurable(
+        m.token,
+        StepOffered{m.token, attempt(), m.rank, session, 1, info.parent, parent.world_size}, t);
   }
   SourceOffered offer{m.token, attempt(), m.rank, session, 1, info.parent};
   failed_sources_.erase(m.rank);
@@ -154,6 +166,9 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
                      m.rank, " wants something else than was saved: ", m.problem)};
     return FailSession(failure, t, m.token);
   }
+  if (!m.loaded && m.shards_are_bad) {
+    return FallBack(m, t);  // it has tried every copy of what it wants
+  }
   if (!m.loaded && !m.copy_is_bad) {
     // The copy is good: something else failed, here and now. To fall back would discard the newer
     // steps for good, for what may be gone at the next try.
@@ -167,8 +182,11 @@ void Coordinator::On(const LoadReported& m, Turn& t) {
   }
   if (!m.loaded) {
     const CheckpointId of = session_->checkpoint();
-    Doubt(m, of, t);
     const auto it = checkpoints_.find(of);
+    if (it != checkpoints_.end() && OfAnotherWorld(it->second)) {
+      return FallBack(m, t);  // no shard of it is the rank's own
+    }
+    Doubt(m, of, t);
     const std::set<TierKind> spent = SourcesSpent(m.rank, m.problem);
     if (it != checkpoints_.end() && it->second.committed &&
         NearestFor(it->second, m.rank, SeatOf(m.rank), spent)) {
@@ -248,7 +266,9 @@ void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
 }
 
 void Coordinator::Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t) {
-  if (m.copy_is_bad) {
+  const auto it = checkpoints_.find(checkpoint);
+  const bool own = it == checkpoints_.end() || !OfAnotherWorld(it->second);
+  if (m.copy_is_bad && own) {
     t.Say(CopyDoubted{checkpoint, m.rank}, t.from);
     On(ShardBad{checkpoint, m.rank, m.problem}, t);
   }
@@ -274,7 +294,7 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
   if (!m.loaded) {
     Doubt(m, info.parent, t);
     if (const auto it = checkpoints_.find(info.parent);
-        m.copy_is_bad && it != checkpoints_.end() && it->second.world_size == info.world_size &&
+        m.copy_is_bad && it != checkpoints_.end() && !OfAnotherWorld(it->second) &&
         NearestFor(it->second, m.rank, SeatOf(m.rank), SourcesSpent(m.rank, m.problem))) {
       return OfferSource(m.token, m.rank, m.session, m.round, info.parent, t);
     }
@@ -362,7 +382,7 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
       return failure;
     }
     const uint32_t saved_by = checkpoints_.at(*found).world_size;
-    if (saved_by != world_size && !session_->reads_by_itself()) {
+    if (saved_by != world_size && !session_->reads_by_itself() && !session_->may_reshard()) {
       return OtherWorld(*found, saved_by);
     }
     const Checkpoint& checkpoint = checkpoints_.at(*found);
@@ -498,13 +518,21 @@ std::vector<CheckpointSummary> Coordinator::Summaries() const {
   return summaries;
 }
 
-// A rank of the session that cannot get what it needs of the checkpoint where it runs; none: all
-// can. Ranks that read by themselves may want any shard.
+bool Coordinator::OfAnotherWorld(const Checkpoint& checkpoint) const {
+  return checkpoint.world_size != attempts_.rbegin()->second.world_size;
+}
+
+bool Coordinator::ReadsOfAll(const Checkpoint& checkpoint) const {
+  return session_ && (session_->reads_by_itself() || OfAnotherWorld(checkpoint));
+}
+
+// A rank whose shard somebody of the session may want and cannot get where it runs; none: all can.
+// Ranks that read by themselves, or reshard, may want any shard.
 std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const {
   if (checkpoint.CommittedAt(TierKind::kRemote)) {
     return std::nullopt;
   }
-  if (!session_ || !session_->reads_by_itself()) {
+  if (!ReadsOfAll(checkpoint)) {
     for (const auto& [rank, shard] : checkpoint.shards) {
       if (!NearestFor(checkpoint, rank, SeatOf(rank), {})) {
         return rank;
@@ -538,17 +566,18 @@ std::string Coordinator::WhyOutOfReach(CheckpointId id, const Checkpoint& checkp
   }
   return absl::StrCat("step ", id.step, " of attempt ", id.attempt, ": the shard of rank ", rank,
                       " lies in ", where.empty() ? "no tier that can be read" : where, ", and ",
-                      session_ && session_->reads_by_itself()
+                      ReadsOfAll(checkpoint)
                           ? "not every node of this attempt can read that"
                           : absl::StrCat("the rank runs on ", settings_.nodes->Name(SeatOf(rank))));
 }
 
 // What the ranks of the session can load where they run, newest first.
 std::vector<CheckpointId> Coordinator::Loadable() const {
-  std::vector<CheckpointId> candidates = Candidates(
-      Summaries(), line_,
-      session_->reads_by_itself() ? std::nullopt
-                                  : std::optional(attempts_.rbegin()->second.world_size));
+  std::vector<CheckpointId> candidates =
+      Candidates(Summaries(), line_,
+                 session_->reads_by_itself() || session_->may_reshard()
+                     ? std::nullopt
+                     : std::optional(attempts_.rbegin()->second.world_size));
   std::erase_if(candidates, [&](const CheckpointId& id) {
     return RankWithout(checkpoints_.at(id)).has_value();
   });
@@ -643,10 +672,11 @@ std::string Coordinator::WhyNothingOfTheLine(CheckpointId newest,
     if (checkpoint.dead || checkpoint.cut_off) {
       return WhyNotWhole(id, checkpoint);
     }
-    if (checkpoint.committed && checkpoint.world_size != attempts_.rbegin()->second.world_size) {
+    const bool reshards = session_ && (session_->reads_by_itself() || session_->may_reshard());
+    if (checkpoint.committed && OfAnotherWorld(checkpoint) && !reshards) {
       return absl::StrCat("step ", id.step, " was saved by ", checkpoint.world_size,
-                          " ranks, and this attempt has ", attempts_.rbegin()->second.world_size,
-                          " (holdfast.dcp loads into another number of ranks)");
+                          " ranks, this attempt has ", attempts_.rbegin()->second.world_size,
+                          ", and not all of them can read that (their library is older)");
     }
     if (const std::optional<Rank> rank =
             checkpoint.committed ? RankWithout(checkpoint) : std::nullopt) {

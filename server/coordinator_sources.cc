@@ -18,9 +18,12 @@ constexpr size_t kNodesLookedAtMax = 4 * kRemoteReadersMax;
 // that its copy is gone.
 void Coordinator::OfferSource(RequestToken token, Rank rank, uint64_t session, uint32_t round,
                               CheckpointId id, Turn& t) {
+  const auto it = checkpoints_.find(id);
+  if (it != checkpoints_.end() && OfAnotherWorld(it->second)) {
+    return t.Say(StepOffered{token, attempt(), rank, session, round, id, it->second.world_size});
+  }
   SourceOffered offer{token, attempt(), rank, session, round, id};
-  if (const auto it = checkpoints_.find(id);
-      it != checkpoints_.end() && it->second.shards.count(rank) > 0) {
+  if (it != checkpoints_.end() && it->second.shards.count(rank) > 0) {
     std::set<TierKind> without;
     for (const auto& [tier, why] : failed_sources_[rank]) {
       without.insert(tier);

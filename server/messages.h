@@ -265,6 +265,7 @@ struct SessionAsked {
   std::optional<CheckpointId> wanted;  // absent: newest; attempt 0: on the line
   bool may_wait = false;               // for the other ranks
   bool reads_by_itself = false;        // the rank needs no source: it only wants to hear the step
+  bool may_reshard = false;            // what another world size has saved will do, too
 };
 struct LoadReported {
   RequestToken token = 0;
@@ -276,6 +277,7 @@ struct LoadReported {
   bool copy_is_bad = false;
   bool wants_mismatch = false;
   std::string problem;
+  bool shards_are_bad = false;  // not loaded: of another rank's shard that it needs no copy will do
 };
 // A reader, which takes no part in an attempt, wants that rank's shard of a committed checkpoint.
 // Tiers that are still being read, and may hold a newer one or the one that is named, are waited
@@ -391,6 +393,16 @@ struct SourceOffered {
   uint64_t bytes = 0;
   std::vector<std::string> peers{};     // from kPeer: the nodes that have it, to be tried in order
   std::vector<RemoteReader> readers{};  // from kRemote: who reads there at the same time
+};
+// A step that another world size has saved: the rank reads what it wants of all its shards.
+struct StepOffered {
+  RequestToken token = 0;
+  Attempt attempt = 0;  // the rank's own
+  Rank rank = 0;
+  uint64_t session = 0;
+  uint32_t round = 0;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
 };
 struct SessionEnded {
   RequestToken token = 0;
@@ -513,7 +525,7 @@ struct AdminAnswered {
 };
 
 using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
-                             SourceOffered, SessionEnded, ShardLocated, Listed, GiveUp,
+                             SourceOffered, StepOffered, SessionEnded, ShardLocated, Listed, GiveUp,
                              CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet,
                              Reported, FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted,
                              AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;

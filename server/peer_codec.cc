@@ -64,6 +64,7 @@ using peer_internal::Writer;
   X(RoomAnswered, room_answered)        \
   X(StageReached, stage_reached)        \
   X(SourceOffered, source_offered)      \
+  X(StepOffered, step_offered)          \
   X(SessionEnded, session_ended)        \
   X(ShardLocated, shard_located)        \
   X(Listed, listed)                     \
@@ -439,6 +440,7 @@ void Fields(Io& io, M& m, v1::SessionAsked& p) {
   WantedOf(io, m, p);
   io.Any(HF_FIELD(may_wait));
   io.Any(HF_FIELD(reads_by_itself));
+  io.Any(HF_FIELD(may_reshard));
 }
 
 template <typename Io, typename M>
@@ -451,6 +453,7 @@ void Fields(Io& io, M& m, v1::LoadReported& p) {
   io.Any(HF_FIELD(copy_is_bad));
   io.Any(HF_FIELD(wants_mismatch));
   io.Text(HF_FIELD(problem));
+  io.Any(HF_FIELD(shards_are_bad));
 }
 
 template <typename Io, typename M>
@@ -860,6 +863,17 @@ void Fields(Io& io, M& m, v1::SourceOffered& p) {
     }
   }
   ReadersOf(io, m.readers, p);
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StepOffered& p) {
+  io.Any(HF_FIELD(token));
+  TakesPart(io, m, p);
+  io.Any(HF_FIELD(session));
+  io.Any(HF_FIELD(round));
+  io.Within(HF_FIELD_AS(m.checkpoint.attempt, offered_attempt), 1, kAny);
+  io.Any(HF_FIELD_AS(m.checkpoint.step, offered_step));
+  WorldSize(io, m, p);
 }
 
 template <typename Io, typename M>

@@ -40,10 +40,13 @@ bool Session::AsksAnew(Rank rank, const SessionWish& wish) const {
 }
 
 RequestToken Session::Enter(Rank rank, ProcessId process, const SessionWish& wish,
-                            RequestToken token) {
+                            RequestToken token, bool may_reshard) {
   wish_ = wish;
   Entry& entry = entries_[rank];
   loaded_ -= entry.loaded ? 1 : 0;
+  may_reshard_ -= entry.may_reshard ? 1 : 0;
+  may_reshard_ += may_reshard ? 1 : 0;
+  entry.may_reshard = may_reshard;
   entry.process = process;
   entry.loaded = false;
   return SetWaiting(rank, entry, token);
@@ -67,6 +70,7 @@ void Session::Drop(Rank rank, ProcessId process) {
   if (Has(rank, process)) {
     Entry& entry = entries_.at(rank);
     loaded_ -= entry.loaded ? 1 : 0;
+    may_reshard_ -= entry.may_reshard ? 1 : 0;
     SetWaiting(rank, entry, 0);
     entries_.erase(rank);
   }

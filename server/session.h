@@ -52,7 +52,10 @@ class Session {
   bool AsksAnew(Rank rank, const SessionWish& wish) const;
   // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is
   // answered.
-  RequestToken Enter(Rank rank, ProcessId process, const SessionWish& wish, RequestToken token);
+  RequestToken Enter(Rank rank, ProcessId process, const SessionWish& wish, RequestToken token,
+                     bool may_reshard);
+  // Whether a step that another world size has saved will do for all that have entered.
+  bool may_reshard() const { return may_reshard_ == entries_.size(); }
   bool Has(Rank rank, ProcessId process) const;
   bool AllEntered() const { return entries_.size() == world_size_; }
   // Removes the rank's entry (its process or connection ended), if that process holds it.
@@ -95,6 +98,7 @@ class Session {
     ProcessId process;
     RequestToken waiting = 0;
     bool loaded = false;
+    bool may_reshard = false;
   };
   // Whoever waited before is returned.
   RequestToken SetWaiting(Rank rank, Entry& entry, RequestToken token);
@@ -107,6 +111,7 @@ class Session {
   std::map<Rank, Entry> entries_;
   std::map<RequestToken, Rank> waiting_;  // whose entries wait
   size_t loaded_ = 0;                     // of them
+  size_t may_reshard_ = 0;                // of them
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;
   std::optional<Failed> failed_;

@@ -16,8 +16,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "holdfast/status.h"
+#include "tiers/image/layout.h"
+#include "tiers/image/region.h"
 
 namespace holdfast::client {
 
@@ -34,13 +37,28 @@ struct CopyInRange {
   int32_t device = -1;  // that `from` lies on; -1: host memory
 };
 
-// Digests are compared by CopyOut. `to` may be null: then the bytes are only checked.
+// What of one slice goes where, when parts of it are wanted in other places than it was saved in.
+// Into host memory only.
+struct Scatter {
+  struct Part {
+    StridedCopy copy;    // in elements: of the slice, into `to`
+    void* to = nullptr;  // of elements of that type
+    DType dtype = DType::kU8;
+  };
+  DType dtype = DType::kU8;  // of the slice
+  std::vector<Part> parts;
+};
+
+// Digests are compared by CopyOut. `to` may be null: then the bytes are only checked, and what
+// `scatter` says is copied.
 struct CopyOutRange {
   void* to = nullptr;
   const void* from = nullptr;  // in the slot
   uint64_t bytes = 0;
   const uint64_t* digests = nullptr;
   int32_t device = -1;  // that `to` lies on; -1: host memory
+  const Scatter* scatter = nullptr;
+  uint64_t in_slice = 0;  // of `from`, in bytes, where there is a scatter: whole blocks
 };
 
 struct CopyOptions {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "base/mutex.h"
 #include "base/populate.h"
 #include "base/sync_point.h"
+#include "client-lib/src/convert.h"
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/deadline.h"
 #include "client-lib/src/errors.h"
@@ -114,6 +117,67 @@ class Looks {
   std::chrono::steady_clock::time_point next_;  // the caller's own
 };
 
+// Where all elements from `begin` to just before `end` go in one piece, as they are; null: not so.
+std::byte* InOnePiece(const Scatter& scatter, uint64_t begin, uint64_t end) {
+  if (scatter.parts.size() != 1) {
+    return nullptr;
+  }
+  const Scatter::Part& part = scatter.parts[0];
+  const uint64_t behind = part.copy.from + part.copy.run;
+  if (part.dtype != scatter.dtype || !part.copy.loops.empty() || begin < part.copy.from ||
+      behind < end) {
+    return nullptr;
+  }
+  const uint64_t at = part.copy.to + (begin - part.copy.from);
+  return static_cast<std::byte*>(part.to) + at * DTypeBytes(part.dtype);
+}
+
+// Runs from which on each is digested while it is copied, and the digests are put together.
+constexpr uint64_t kFusedRunBytesMin = 16 << 10;
+
+// Of one part, whose runs come one behind the other: each byte is read once.
+uint64_t CopyRunsAndDigest(const Scatter::Part& part, const std::byte* source, uint64_t begin,
+                           uint64_t end) {
+  const uint64_t size = DTypeBytes(part.dtype);
+  uint64_t digest = 0;  // of what lies before `at`
+  uint64_t at = begin;
+  part.copy.ForEachRunWithin(begin, end, [&](uint64_t from, uint64_t to, uint64_t elements) {
+    digest = Crc64(source + (at - begin) * size, (from - at) * size, digest);
+    const uint64_t bytes = elements * size;
+    const uint64_t of_run = CopyAndDigest(static_cast<std::byte*>(part.to) + to * size,
+                                          source + (from - begin) * size, bytes);
+    digest = Crc64Combine(digest, of_run, bytes);
+    at = from + elements;
+  });
+  return Crc64(source + (at - begin) * size, (end - at) * size, digest);
+}
+
+// A block of the slice, `at` so many bytes: its digest, and what it has for each of the parts.
+uint64_t ScatterAndDigest(const Scatter& scatter, const std::byte* source, uint64_t at,
+                          uint64_t bytes) {
+  const uint64_t size = DTypeBytes(scatter.dtype);
+  const uint64_t begin = at / size;
+  const uint64_t end = (at + bytes) / size;
+  if (std::byte* const to = InOnePiece(scatter, begin, end)) {
+    return CopyAndDigest(to, source, bytes);
+  }
+  if (scatter.parts.size() == 1 && scatter.parts[0].dtype == scatter.dtype &&
+      scatter.parts[0].copy.run * size >= kFusedRunBytesMin) {
+    return CopyRunsAndDigest(scatter.parts[0], source, begin, end);
+  }
+  // From a copy of the block, which nobody can change between the digest and the reading.
+  thread_local const auto block = std::make_unique_for_overwrite<std::byte[]>(kDigestBlockBytes);
+  std::memcpy(block.get(), source, bytes);
+  for (const Scatter::Part& part : scatter.parts) {
+    const uint64_t to_size = DTypeBytes(part.dtype);
+    part.copy.ForEachRunWithin(begin, end, [&](uint64_t from, uint64_t to, uint64_t elements) {
+      ConvertElements(scatter.dtype, block.get() + (from - begin) * size, part.dtype,
+                      static_cast<std::byte*>(part.to) + to * to_size, elements);
+    });
+  }
+  return Crc64(block.get(), bytes);
+}
+
 class HostCopyEngine : public CopyEngine {
  public:
   explicit HostCopyEngine(uint32_t threads) : pool_(threads) {}
@@ -140,7 +204,9 @@ class HostCopyEngine : public CopyEngine {
         const CopyOutRange& range = ranges[i];
         const std::byte* const source = static_cast<const std::byte*>(range.from) + offset;
         const uint64_t actual =
-            range.to == nullptr
+            range.scatter != nullptr
+                ? ScatterAndDigest(*range.scatter, source, range.in_slice + offset, bytes)
+            : range.to == nullptr
                 ? Crc64(source, bytes)
                 : CopyAndDigest(static_cast<std::byte*>(range.to) + offset, source, bytes);
         const size_t block = offset / kDigestBlockBytes;

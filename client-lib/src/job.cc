@@ -83,8 +83,8 @@ class JobImpl : public Job {
   }
 
   Result<Restored> Restore(State& state, const RestoreOptions& options) override {
-    const RestoreRun::Wants wants = [&state](const Layout&, const std::vector<Object>&) {
-      return Result<const State*>(&state);
+    const RestoreRun::Wants wants = [&state](const RestoreRun::WhatIsSaved&) {
+      return Result<RestoreRun::Wanted>({&state, /*objects=*/true});
     };
     return RestoreWith(options, wants, &state);
   }
@@ -92,18 +92,12 @@ class JobImpl : public Job {
   Result<Restored> Restore(const Choose& choose, const RestoreOptions& options) override {
     State chosen;
     const RestoreRun::Wants wants =
-        [&](const Layout& layout, const std::vector<Object>& objects) -> Result<const State*> {
-      Saved saved;
-      saved.objects = objects;
-      for (const Slice& slice : layout.slices) {
-        if (slice.kind == SliceKind::kTensor) {
-          saved.tensors.push_back(ToTensor(slice));
-        }
-      }
+        [&](const RestoreRun::WhatIsSaved& what) -> Result<RestoreRun::Wanted> {
+      HF_TRY_ASSIGN(const Saved saved, what());
       HF_TRY_ASSIGN(chosen, choose(saved));
       chosen.objects.clear();
       HF_TRY(core_->CheckWanted(chosen));
-      return &chosen;
+      return RestoreRun::Wanted{&chosen, /*objects=*/false};
     };
     return RestoreWith(options, wants, nullptr);
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/sync_point.h"
 #include "client-lib/src/errors.h"
+#include "client-lib/src/shard_read.h"
 #include "client-lib/src/state_match.h"
 
 namespace holdfast::client {
@@ -46,15 +47,17 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
       Decline(outcome->message, chosen, deadline);
       return chosen;
     }
-    const wire::Source offered = *outcome->message.source;
-    Result<Answer<wire::SessionOutcome>> next = LoadAndReport(*outcome, deadline);
+    const CheckpointId offered{outcome->message.attempt, outcome->message.step};
+    Result<Answer<wire::SessionOutcome>> next = outcome->message.reshard > 0
+                                                    ? ReshardAndReport(outcome->message, deadline)
+                                                    : LoadAndReport(*outcome, deadline);
     if (!next.ok() && !connection_->alive() && next.status().code() == Code::kUnavailable &&
         mismatch_.ok() && !deadline.passed()) {
       // The daemon was restarted: it knows what was decided, or we decide again.
       next = Enter(deadline);
     }
-    const bool moved_on = next.ok() && (next->message.attempt != offered.attempt ||
-                                        next->message.step != offered.step);
+    const bool moved_on =
+        next.ok() && CheckpointId{next->message.attempt, next->message.step} != offered;
     if (moved_on && restored_.notes.size() < kNotesMax) {
       restored_.notes.push_back(
           absl::StrCat("attempt ", offered.attempt, " step ", offered.step, " was passed over: ",
@@ -105,6 +108,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   enter.step = options_.newest ? 0 : options_.step;
   enter.attempt = options_.newest ? 0 : options_.attempt;
   enter.reads_by_itself = options_.adopt_only;
+  enter.may_reshard = !options_.adopt_only;
   while (true) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
@@ -162,7 +166,7 @@ void RestoreRun::Decline(const wire::SessionOutcome& offer, const Status& why, D
   report.round = offer.round;
   report.problem = ForWire(why.message(), kProblemBytesMax);
   report.deadline_ms = deadline.DaemonMillis();
-  static_cast<void>(ReportAndRelease(report, *offer.source, nullptr, deadline).ok());
+  static_cast<void>(ReportAndRelease(report, std::nullopt, nullptr, deadline).ok());
 }
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
@@ -170,10 +174,29 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
   const wire::Source& source = *offer.message.source;
   restored_.source = source.tier.empty() ? "memory" : source.tier;
   restored_.why = source.why;
+  restored_.resharded_from = 0;
   const Clock::time_point began = Clock::now();
   const std::chrono::nanoseconds waited_before = restored_.waited;
   // Also when memory runs out in between the session must hear of it, and the copy be let go.
   Load load = NoThrow([&] { return LoadSource(source, offer.descriptors, deadline); });
+  if (load.mismatch && load.elsewhere) {
+    // It may be in the others' shards: as many ranks in another parallel layout.
+    Load of_all = NoThrow([&] {
+      return Reshard({source.attempt, source.step}, source.world_size, deadline);
+    });
+    const std::string both = absl::StrCat(load.status.message(), "; of all ", source.world_size,
+                                          " ranks' shards: ", of_all.status.message());
+    if (of_all.mismatch) {
+      of_all.status = Status(Code::kInvalidArgument, both);
+    } else if (of_all.status.code() == Code::kUnavailable) {
+      // Whoever wants what was not saved gets no better by waiting, and others are not to wait for
+      // what may be a mistake.
+      of_all.status = Status(Code::kInvalidArgument, both);
+      of_all.mismatch = true;
+    }
+    of_all.shard = std::move(load.shard);
+    load = std::move(of_all);
+  }
   restored_.copied += Clock::now() - began - (restored_.waited - waited_before);
   if (!load.status.ok() && deadline.interrupted()) {
     // Nothing is wrong with the copy: the others are not to go on to an older step for it. This
@@ -181,34 +204,44 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
     return load.status;
   }
 
+  const wire::ReportLoad report = ReportOf(offer.message, load, deadline);
+  return ReportAndRelease(report, source.slot, std::move(load.shard), deadline);
+}
+
+wire::ReportLoad RestoreRun::ReportOf(const wire::SessionOutcome& offer, const Load& load,
+                                      Deadline deadline) {
   wire::ReportLoad report;
-  report.session = offer.message.session;
-  report.round = offer.message.round;
+  report.session = offer.session;
+  report.round = offer.round;
   report.loaded = load.status.ok();
   report.problem = ForWire(load.status.message(), kProblemBytesMax);
-  report.copy_is_bad = !load.mismatch && CopyIsBad(load.status);
+  // (A daemon that does not know of several ranks' shards is not to take it for this rank's own.)
+  const bool bad = !load.mismatch && CopyIsBad(load.status);
+  report.copy_is_bad = bad && !load.resharded;
+  report.shards_are_bad = bad && load.resharded;
   report.wants_mismatch = load.mismatch;
   report.deadline_ms = deadline.DaemonMillis();
   problem_ = load.status;
-  loaded_ = load.status.ok() ? CheckpointId{source.attempt, source.step} : CheckpointId{};
+  loaded_ = load.status.ok() ? CheckpointId{offer.attempt, offer.step} : CheckpointId{};
   if (load.mismatch) {
     mismatch_ =
-        WithContext(load.status, absl::StrCat("attempt ", source.attempt, " step ", source.step));
+        WithContext(load.status, absl::StrCat("attempt ", offer.attempt, " step ", offer.step));
   }
-
-  return ReportAndRelease(report, source, std::move(load.shard), deadline);
+  return report;
 }
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
-    wire::ReportLoad report, const wire::Source& source, std::unique_ptr<SealedShard> shard,
+    wire::ReportLoad report, std::optional<uint32_t> slot, std::unique_ptr<SealedShard> shard,
     Deadline deadline) {
-  const std::unique_ptr<ReadTicket> held = std::move(held_);
+  const std::unique_ptr<ReadTicket> held = std::move(held_);  // null: nothing was offered to hold
   auto next = std::make_unique<ReadTicket>(link_.identity().socket);
   report.hold = next->id();
   const Clock::time_point reported = Clock::now();
   const Result<uint64_t> id = connection_->Send(report, deadline);
   if (!id.ok()) {
-    connection_->ReleaseLater(held->id());
+    if (held != nullptr) {
+      connection_->ReleaseLater(held->id());
+    }
     return id.status();
   }
   HF_SYNC_POINT("client.restore.reported");
@@ -216,23 +249,25 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
   // session lets it.
   if (shard != nullptr && shard->faulted()) {
     mappings_.Drop(
-        source.slot);  // if it was read through that mapping: its pages are no longer the slot's
+        *slot);  // if it was read through that mapping: its pages are no longer the slot's
   }
   shard.reset();
-  const Result<uint64_t> release = connection_->Send(wire::ReleaseRead{held->id()}, deadline);
+  const std::optional<Result<uint64_t>> release =
+      held == nullptr ? std::nullopt
+                      : std::optional(connection_->Send(wire::ReleaseRead{held->id()}, deadline));
   Result<Answer<wire::SessionOutcome>> outcome =
       connection_->Receive<wire::SessionOutcome>(*id, deadline);
   Keep(std::move(next), outcome);
   // Mostly it is answered by now. Nothing depends on it, so a slow daemon keeps nobody.
-  if (release.ok()) {
+  if (release.has_value() && release->ok()) {
     const Result<Answer<wire::Done>> released =
-        connection_->Receive<wire::Done>(*release, deadline.Earlier(Deadline::In(kReleaseTime)));
+        connection_->Receive<wire::Done>(**release, deadline.Earlier(Deadline::In(kReleaseTime)));
     if (released.ok()) {
       held->Settle();
     } else if (released.status().code() == Code::kDeadlineExceeded) {
-      connection_->Forget(*release);
+      connection_->Forget(**release);
     }
-  } else {
+  } else if (release.has_value()) {
     connection_->ReleaseLater(held->id());
   }
   restored_.waited += Clock::now() - reported;
@@ -252,20 +287,45 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
   }
   std::unique_ptr<SealedShard> shard = *std::move(opened);
   HF_SYNC_POINT("client.restore.source_mapped");
-  Result<std::vector<Object>> objects = ReadObjects(*shard, deadline.interrupt());
+  Result<std::vector<Object>> objects =
+      ReadObjects(*shard, [&](const ShardRanges& ranges, const ShardSlices& slices) {
+        CopyOptions options;
+        options.interrupt = deadline.interrupt();
+        return CopyOutOf(*shard, engine_, ranges, slices, options);
+      });
   if (!objects.ok()) {
     return {objects.status(), /*mismatch=*/false, std::move(shard)};
   }
-  const Result<const State*> wanted = wants_(shard->layout(), *objects);
-  if (!wanted.ok()) {
-    return {wanted.status(), /*mismatch=*/true, std::move(shard)};
+  restored_.bytes = 0;
+  for (const Object& object : *objects) {
+    restored_.bytes += object.bytes.size();
   }
-  const Result<StateMatch> match = MatchState(**wanted, shard->layout());
+  const Result<Wanted> wanted = wants_([&]() -> Result<Saved> {
+    Saved saved;
+    saved.attempt = source.attempt;
+    saved.step = source.step;
+    saved.objects = *objects;
+    for (const Slice& slice : shard->layout().slices) {
+      if (slice.kind == SliceKind::kTensor) {
+        saved.tensors.push_back(ToTensor(slice));
+      }
+    }
+    return saved;
+  });
+  if (!wanted.ok()) {
+    Load load(wanted.status(), /*mismatch=*/true, std::move(shard));
+    load.elsewhere = wanted.status().code() == Code::kNotFound;
+    return load;
+  }
+  const Result<StateMatch> match = MatchState(*wanted->state, shard->layout());
   if (!match.ok()) {
-    return {match.status(), /*mismatch=*/true, std::move(shard)};
+    Load load(match.status(), /*mismatch=*/true, nullptr);
+    load.elsewhere = MayBeElsewhere(*wanted->state, shard->layout(), options_.convert_types);
+    load.shard = std::move(shard);
+    return load;
   }
   // 2. The bytes.
-  if (Status copied = CopyTensors(*shard, **wanted, match->tensors, deadline.interrupt());
+  if (Status copied = CopyTensors(*shard, *wanted->state, match->tensors, deadline.interrupt());
       !copied.ok()) {
     return {std::move(copied), /*mismatch=*/false, std::move(shard)};
   }
@@ -277,32 +337,6 @@ RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
           .status();
   restored_.waited += Clock::now() - asked;
   return {confirmed, /*mismatch=*/false, std::move(shard)};
-}
-
-Result<std::vector<Object>> RestoreRun::ReadObjects(const SealedShard& shard,
-                                                    Interrupt* interrupt) {
-  std::vector<CopyOutRange> ranges = {shard.HeaderRange()};
-  std::vector<std::optional<size_t>> slices = {std::nullopt};
-  restored_.bytes = 0;
-  const std::vector<Slice>& all = shard.layout().slices;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i].kind != SliceKind::kTensor) {
-      slices.emplace_back(i);
-    }
-  }
-  std::vector<Object> objects;
-  objects.reserve(slices.size());  // ranges point into the objects
-  for (size_t i = 1; i < slices.size(); ++i) {
-    const Slice& slice = all[*slices[i]];
-    Object& object = objects.emplace_back(ToObject(slice));
-    object.bytes.resize(slice.bytes);
-    ranges.push_back(shard.SliceRange(*slices[i], object.bytes.data()));
-    restored_.bytes += slice.bytes;
-  }
-  CopyOptions options;
-  options.interrupt = interrupt;
-  HF_TRY(CopyOut(shard, ranges, slices, options));
-  return objects;
 }
 
 Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
@@ -319,20 +353,7 @@ Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
   options.half_point = "client.restore.half_copied";
   options.fence = fence.get();
   options.interrupt = interrupt;
-  return CopyOut(shard, ranges, {slices.begin(), slices.end()}, options);
-}
-
-Status RestoreRun::CopyOut(const SealedShard& shard, const std::vector<CopyOutRange>& ranges,
-                           const std::vector<std::optional<size_t>>& slices, CopyOptions options) {
-  options.populate = !shard.populated();
-  HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_.CopyOut(ranges, options));
-  if (shard.faulted()) {
-    return Status(Code::kCorrupt, "the slot was cut short while it was being read");
-  }
-  if (mismatch.has_value()) {
-    return shard.MismatchError(*mismatch, slices[mismatch->range]);
-  }
-  return Status();
+  return CopyOutOf(shard, engine_, ranges, {slices.begin(), slices.end()}, options);
 }
 
 }  // namespace holdfast::client

@@ -27,6 +27,7 @@
 #include "client-lib/src/device_fence.h"
 #include "client-lib/src/read_ticket.h"
 #include "client-lib/src/sealed_shard.h"
+#include "client-lib/src/step_shards.h"
 #include "holdfast/job.h"
 #include "tiers/image/layout.h"
 
@@ -34,10 +35,15 @@ namespace holdfast::client {
 
 class RestoreRun {
  public:
-  // What is wanted of this copy, whose objects have been read and verified. It must stay until the
-  // next call or the end of Run. A failure counts as the caller's mistake.
-  using Wants =
-      std::function<Result<const State*>(const Layout& layout, const std::vector<Object>& objects)>;
+  // What is wanted of a step; `saved` says what it has, with objects that have been read and
+  // verified. What it returns must stay until the next call or the end of Run. A failure counts as
+  // the caller's mistake.
+  struct Wanted {
+    const State* state = nullptr;
+    bool objects = false;  // its objects, too: else whoever said what is wanted has seen them
+  };
+  using WhatIsSaved = std::function<Result<Saved>()>;
+  using Wants = std::function<Result<Wanted>(const WhatIsSaved& saved)>;
   // The fence of what is wanted; null if no tensor of it is on a device.
   using Fences = std::function<Result<std::shared_ptr<DeviceFence>>(const State& wanted)>;
 
@@ -55,12 +61,14 @@ class RestoreRun {
   std::vector<Object> TakeObjects() { return std::move(objects_); }
 
  private:
-  // What came of one source.
+  // What came of one source, or of a step's shards.
   struct Load {
     Load(Status what, bool is_mismatch = false, std::unique_ptr<SealedShard> opened = nullptr)
         : status(std::move(what)), mismatch(is_mismatch), shard(std::move(opened)) {}
     Status status;
     bool mismatch;
+    bool elsewhere = false;              // the mismatch: others' shards may have it
+    bool resharded = false;              // out of several shards
     std::unique_ptr<SealedShard> shard;  // to be unmapped when nobody waits for it
   };
 
@@ -71,19 +79,28 @@ class RestoreRun {
   // An explicit step is never answered with another one.
   Status CheckChoice(const wire::SessionOutcome& outcome) const;
   void Decline(const wire::SessionOutcome& offer, const Status& why, Deadline deadline);
+  // `slot`: where the shard lies, if there is one.
   Result<Answer<wire::SessionOutcome>> ReportAndRelease(wire::ReportLoad report,
-                                                        const wire::Source& source,
+                                                        std::optional<uint32_t> slot,
                                                         std::unique_ptr<SealedShard> shard,
                                                         Deadline deadline);
   Result<Answer<wire::SessionOutcome>> LoadAndReport(const Answer<wire::SessionOutcome>& offer,
                                                      Deadline deadline);
   Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
                   Deadline deadline);
-  Result<std::vector<Object>> ReadObjects(const SealedShard& shard, Interrupt* interrupt);
+  // Out of all shards of the step.
+  Result<Answer<wire::SessionOutcome>> ReshardAndReport(const wire::SessionOutcome& offer,
+                                                        Deadline deadline);
+  Load Reshard(CheckpointId checkpoint, uint32_t saved_by, Deadline deadline);
+  Result<Saved> SavedByAll(const StepShards& shards, Deadline deadline);
+  Result<std::vector<Object>> ObjectsOf(const State& wanted, const StepShards& shards,
+                                        Deadline deadline);
+  Result<Object> Merged(const Object& wanted, const std::vector<size_t>& contents,
+                        const StepShards& shards, Deadline deadline);
+  // What this rank made of what was offered.
+  wire::ReportLoad ReportOf(const wire::SessionOutcome& offer, const Load& load, Deadline deadline);
   Status CopyTensors(const SealedShard& shard, const State& wanted,
                      const std::vector<size_t>& slices, Interrupt* interrupt);
-  Status CopyOut(const SealedShard& shard, const std::vector<CopyOutRange>& ranges,
-                 const std::vector<std::optional<size_t>>& slices, CopyOptions options);
 
   DaemonLink& link_;
   SlotMappings& mappings_;  // a slot that this process filled itself is read where it lies

@@ -91,6 +91,7 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
   shard->sealed_ = *std::move(read);
   const ShardRecord& record = shard->sealed_.record;
   shard->ranges_ = DigestedRanges(shard->sealed_.layout);
+  shard->places_ = PlacesInFile(shard->sealed_);
   HF_TRY(CheckIdentity(record, source, expected));
   if (record.kept && (source.tier != kRemote || mine != nullptr)) {
     return Status(Code::kCorrupt,
@@ -157,8 +158,8 @@ const ImageRun& SealedShard::RunOf(size_t i) const {
 
 const std::byte* SealedShard::SliceBytes(size_t i) const {
   const Slice& slice = sealed_.layout.slices[i];
-  if (!sealed_.record.kept) {
-    return image_ + slice.image_offset;
+  if (places_[i].has_value()) {
+    return image_ + *places_[i];
   }
   if (slice.bytes == 0) {
     return image_;  // it has no bytes, and may lie behind all that have
@@ -174,6 +175,15 @@ CopyOutRange SealedShard::SliceRange(size_t i, void* to) const {
           /*device=*/-1};
 }
 
+CopyOutRange SealedShard::SlicePart(size_t i, uint64_t begin, uint64_t bytes) const {
+  CopyOutRange part = SliceRange(i, nullptr);
+  part.from = SliceBytes(i) + begin;
+  part.bytes = bytes;
+  part.digests += begin / kDigestBlockBytes;
+  part.in_slice = begin;
+  return part;
+}
+
 CopyOutRange SealedShard::HeaderRange() const {
   const std::optional<KeptSlices>& kept = sealed_.record.kept;
   return {nullptr, image_, kept ? kept->header_bytes : ranges_[0].bytes,
@@ -186,7 +196,7 @@ Status SealedShard::MismatchError(const CopyMismatch& mismatch, std::optional<si
   std::string name = slice.has_value()
                          ? image_internal::QuoteName(sealed_.layout.slices[*slice].name)
                          : "the header";
-  if (slice.has_value() && record.kept && RunOf(*slice).source > 0) {
+  if (slice.has_value() && !Has(*slice)) {
     absl::StrAppend(&name, ", in the file of rank ", owners_[RunOf(*slice).source - 1].rank, ",");
   }
   const uint64_t expected = slice.has_value() || !record.kept

@@ -57,15 +57,19 @@ class SealedShard {
   std::vector<Rank> Owners() const { return OwnersOf(sealed_.record); }
   // The copy of the next of them, of the same checkpoint, as Open takes it: its file stays mapped,
   // of its record nothing is kept. kCorrupt, naming the rank: it does not have what it should.
-  // Until all were added, and after an error, no slice is to be had.
+  // Until all were added, and after an error, no slice is to be had that this file leaves out.
   Status AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
                   const Expected& expected);
 
+  // Whether slice i lies in this very file. Those that do are to be had without the owners.
+  bool Has(size_t i) const { return places_[i].has_value(); }
   // Where slice i lies, in whichever file has it.
   const std::byte* SliceBytes(size_t i) const;
 
   // Slice i, to be copied to `to` or only checked.
   CopyOutRange SliceRange(size_t i, void* to) const;
+  // A run of its bytes, whole blocks, to be checked only; where they lie in the slice is noted.
+  CopyOutRange SlicePart(size_t i, uint64_t begin, uint64_t bytes) const;
   // The header, which is checked as slices are, and compared with nothing else.
   CopyOutRange HeaderRange() const;
   // kCorrupt, naming the slice (none: the header), where, and both digests.
@@ -87,6 +91,7 @@ class SealedShard {
   std::unique_ptr<FaultGuard> guard_;
   RecordAndLayout sealed_;
   std::vector<DigestedRange> ranges_;
+  std::vector<std::optional<uint64_t>> places_;  // of slices, in this file
   std::vector<Owner> owners_;
   std::optional<WholeImage> together_;  // while owners are added
   ImageMap whole_;                      // of an image that leaves slices out: which file has what

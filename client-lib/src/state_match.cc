@@ -1,5 +1,6 @@
 #include "client-lib/src/state_match.h"
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -146,6 +147,19 @@ Result<StateMatch> MatchState(const State& state, const Layout& layout) {
     }
   }
   return match;
+}
+
+bool MayBeElsewhere(const State& state, const Layout& layout, bool convert_types) {
+  Runs runs(layout.slices);
+  return std::none_of(state.tensors.begin(), state.tensors.end(), [&](const Tensor& tensor) {
+    const auto [begin, end] = runs.Find(tensor.name);
+    if (begin == end) {
+      return false;
+    }
+    const Slice& saved = layout.slices[begin];
+    return saved.kind != SliceKind::kTensor || saved.global_shape != tensor.global_shape ||
+           (!convert_types && saved.dtype != static_cast<DType>(tensor.type));
+  });
 }
 
 Tensor ToTensor(const Slice& slice) {

@@ -24,6 +24,11 @@ struct StateMatch {
 // An empty list of objects wants all that were saved.
 Result<StateMatch> MatchState(const State& state, const Layout& layout);
 
+// Whether what of the state does not match the layout may be in other ranks' shards: none of its
+// tensors has another type (if that is no matter), or is a part of another shape, than what is
+// saved here under its name.
+bool MayBeElsewhere(const State& state, const Layout& layout, bool convert_types);
+
 // A saved tensor or object as the public types say it, without bytes.
 Tensor ToTensor(const Slice& slice);
 Object ToObject(const Slice& slice);

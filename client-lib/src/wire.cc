@@ -130,6 +130,7 @@ struct Encode {
     w.Put(4, m.deadline_ms);
     w.Put(5, m.hold);
     w.Put(6, m.reads_by_itself ? 1 : 0);
+    w.Put(7, m.may_reshard ? 1 : 0);
     return {9, w.Take()};
   }
   Body operator()(const ReportLoad& m) {
@@ -141,6 +142,7 @@ struct Encode {
     w.Put(6, m.deadline_ms);
     w.Put(7, m.wants_mismatch ? 1 : 0);
     w.Put(8, m.hold);
+    w.Put(9, m.shards_are_bad ? 1 : 0);
     return {10, w.Take()};
   }
   Body operator()(const Attach& m) {
@@ -445,13 +447,18 @@ absl::Status Read(std::string_view bytes, SessionOutcome& out) {
           }
           case 7:
             return AppendDescent(field, out.descent);
+          case 8:
+            return fields.Get(field, out.reshard);
           default:
             return absl::OkStatus();
         }
       });
   HF_RETURN_IF_ERROR(read);
-  if (!out.done && !out.source.has_value()) {
+  if (!out.done && !out.source.has_value() && out.reshard == 0) {
     return absl::InvalidArgumentError("a session that goes on, without a source");
+  }
+  if (out.reshard > kWorldSizeMax) {
+    return absl::InvalidArgumentError("a step of more ranks than there can be");
   }
   return absl::OkStatus();
 }
@@ -607,7 +614,7 @@ size_t DescriptorCount(const Reply& reply) {
     return hello->network_flag ? 1 : 0;
   }
   if (const auto* outcome = std::get_if<SessionOutcome>(&reply)) {
-    return outcome->done ? 0 : 2;
+    return outcome->done || !outcome->source.has_value() ? 0 : 2;
   }
   return std::holds_alternative<Source>(reply) ? 2 : 0;
 }

@@ -103,6 +103,7 @@ struct EnterSession {
   uint64_t deadline_ms = 0;
   uint64_t hold = 0;
   bool reads_by_itself = false;
+  bool may_reshard = false;
 };
 struct ReportLoad {
   uint64_t session = 0;
@@ -113,6 +114,7 @@ struct ReportLoad {
   uint64_t deadline_ms = 0;
   bool wants_mismatch = false;
   uint64_t hold = 0;
+  bool shards_are_bad = false;
 };
 struct Attach {
   std::string job;
@@ -217,6 +219,7 @@ struct SessionOutcome {
   uint64_t step = 0;
   std::optional<Source> source;
   std::vector<Descent> descent;
+  uint32_t reshard = 0;
 };
 
 struct ListedCheckpoint {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/digest.h"
@@ -85,6 +86,138 @@ TEST_P(CopyEngineTest, CopiesAndDigestsEveryBlock) {
     }
     EXPECT_EQ(tensors.digests, expected);
   }
+}
+
+// A matrix of so many rows and columns, of which a box of its own and a few rows are wanted.
+struct Matrix {
+  static constexpr uint64_t kRows = 3000;
+  static constexpr uint64_t kColumns = 1001;
+  static constexpr uint64_t kBlock = kDigestBlockBytes / sizeof(float);  // elements
+
+  Matrix() : saved(kRows * kColumns), box(2000 * 500, -1.0F), rows(10 * kColumns, -1.0) {
+    for (size_t i = 0; i < saved.size(); ++i) {
+      saved[i] = static_cast<float>(i);
+    }
+    AppendBlockDigests(std::as_bytes(std::span(saved)), digests);
+    scatter.dtype = DType::kF32;
+    scatter.parts.resize(2);
+    scatter.parts[0].copy.from = 500 * kColumns + 250;
+    scatter.parts[0].copy.run = 500;
+    scatter.parts[0].copy.loops = {{2000, kColumns, 500}};
+    scatter.parts[0].to = box.data();
+    scatter.parts[0].dtype = DType::kF32;
+    scatter.parts[1].copy.from = 700 * kColumns;
+    scatter.parts[1].copy.run = 10 * kColumns;
+    scatter.parts[1].to = rows.data();
+    scatter.parts[1].dtype = DType::kF64;
+  }
+  // From one block of it to just before another.
+  CopyOutRange Blocks(uint64_t first, uint64_t behind) const {
+    CopyOutRange range;
+    range.from = saved.data() + first * kBlock;
+    range.bytes =
+        (std::min<uint64_t>(behind * kBlock, saved.size()) - first * kBlock) * sizeof(float);
+    range.digests = digests.data() + first;
+    range.scatter = &scatter;
+    range.in_slice = first * kDigestBlockBytes;
+    return range;
+  }
+  void ExpectCopied() const {
+    for (size_t i = 0; i < box.size(); ++i) {
+      const size_t row = 500 + i / 500;
+      ASSERT_EQ(box[i], saved[row * kColumns + 250 + i % 500]) << i;
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ASSERT_EQ(rows[i], static_cast<double>(saved[700 * kColumns + i])) << i;
+    }
+  }
+
+  std::vector<float> saved;
+  std::vector<uint64_t> digests;
+  std::vector<float> box;
+  std::vector<double> rows;
+  Scatter scatter;
+};
+
+TEST_P(CopyEngineTest, ScattersWhatIsWantedOfEachBlock) {
+  Matrix matrix;
+  const std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(GetParam());
+  // In three runs, with what nobody wants left out.
+  const std::vector<CopyOutRange> ranges = {matrix.Blocks(1, 3), matrix.Blocks(3, 4),
+                                            matrix.Blocks(4, 10)};
+  const auto copied = engine->CopyOut(ranges, {});
+  ASSERT_TRUE(copied.ok());
+  EXPECT_FALSE(copied->has_value());
+  matrix.ExpectCopied();
+}
+
+TEST_P(CopyEngineTest, ScattersInOnePieceWhatStaysTogether) {
+  Matrix matrix;
+  std::vector<float> all(matrix.saved.size());
+  matrix.scatter.parts = {{StridedCopy{.run = all.size()}, all.data(), DType::kF32}};
+  const std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(GetParam());
+  const auto copied =
+      engine->CopyOut(std::vector<CopyOutRange>{matrix.Blocks(0, matrix.digests.size())}, {});
+  ASSERT_TRUE(copied.ok());
+  EXPECT_FALSE(copied->has_value());
+  EXPECT_EQ(all, matrix.saved);
+}
+
+// Long runs of one part are digested while they are copied, what lies between them by itself.
+TEST_P(CopyEngineTest, ScattersLongRunsAndDigestsWhatLiesBetween) {
+  constexpr uint64_t kRows = 100;
+  constexpr uint64_t kColumns = 60'000;
+  constexpr uint64_t kWantedRows = 90;
+  constexpr uint64_t kWanted = 40'001;  // columns from the 10,000th on
+  std::vector<float> saved(kRows * kColumns);
+  for (size_t i = 0; i < saved.size(); ++i) {
+    saved[i] = static_cast<float>(i);
+  }
+  std::vector<uint64_t> digests;
+  AppendBlockDigests(std::as_bytes(std::span(saved)), digests);
+  std::vector<float> box(kWantedRows * kWanted, -1.0F);
+  Scatter scatter;
+  scatter.dtype = DType::kF32;
+  scatter.parts.resize(1);
+  scatter.parts[0].copy.from = 5 * kColumns + 10'000;
+  scatter.parts[0].copy.run = kWanted;
+  scatter.parts[0].copy.loops = {{kWantedRows, kColumns, kWanted}};
+  scatter.parts[0].to = box.data();
+  scatter.parts[0].dtype = DType::kF32;
+  CopyOutRange range;
+  range.from = saved.data();
+  range.bytes = saved.size() * sizeof(float);
+  range.digests = digests.data();
+  range.scatter = &scatter;
+  const std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(GetParam());
+  const auto copied = engine->CopyOut(std::vector{range}, {});
+  ASSERT_TRUE(copied.ok());
+  EXPECT_FALSE(copied->has_value());
+  for (size_t i = 0; i < box.size(); ++i) {
+    ASSERT_EQ(box[i], saved[(5 + i / kWanted) * kColumns + 10'000 + i % kWanted]) << i;
+  }
+  // A bit in a run, one in between, one before the first and one behind the last.
+  for (const uint64_t element :
+       {20 * kColumns + 30'000, 20 * kColumns + 9'999, uint64_t{0}, kRows * kColumns - 1}) {
+    const float was = std::exchange(saved[element], -2.0F);
+    const auto bad = engine->CopyOut(std::vector{range}, {});
+    ASSERT_TRUE(bad.ok());
+    ASSERT_TRUE(bad->has_value()) << element;
+    EXPECT_EQ((*bad)->block, element * sizeof(float) / kDigestBlockBytes);
+    saved[element] = was;
+  }
+}
+
+TEST_P(CopyEngineTest, ScatteringFindsABlockThatIsNotWhatWasSaved) {
+  Matrix matrix;
+  matrix.saved[5 * Matrix::kBlock + 1] += 1;
+  const std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(GetParam());
+  const auto copied =
+      engine->CopyOut(std::vector<CopyOutRange>{matrix.Blocks(1, 3), matrix.Blocks(3, 10)}, {});
+  ASSERT_TRUE(copied.ok());
+  ASSERT_TRUE(copied->has_value());
+  EXPECT_EQ((*copied)->range, 1U);
+  EXPECT_EQ((*copied)->block, 2U);
 }
 
 TEST_P(CopyEngineTest, CopiesOutAndNamesTheFirstBadBlock) {

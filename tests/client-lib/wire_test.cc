@@ -319,6 +319,28 @@ TEST(Wire, DescriptorsAreAnnouncedByTheReply) {
   EXPECT_EQ(DescriptorCount(Listing{}), 0u);
 }
 
+TEST(Wire, AStepIsOfferedWithoutASource) {
+  v1::DaemonFrame frame;
+  frame.set_id(1);
+  v1::SessionOutcome& session = *frame.mutable_enter_session();
+  session.set_session(3);
+  session.set_round(1);
+  session.set_attempt(2);
+  session.set_step(9);
+  EXPECT_FALSE(DecodeFrame(frame.SerializeAsString()).ok()) << "it goes on with nothing";
+  session.set_reshard(12'288);
+  const auto outcome = Decode<SessionOutcome>(frame);
+  EXPECT_EQ(outcome.reshard, 12'288u);
+  EXPECT_FALSE(outcome.source.has_value());
+  EXPECT_EQ(DescriptorCount(outcome), 0u);
+  session.set_reshard(kWorldSizeMax + 1);
+  EXPECT_FALSE(DecodeFrame(frame.SerializeAsString()).ok());
+  // With a source its descriptors come.
+  session.set_reshard(2);
+  session.mutable_source()->set_slot(1);
+  EXPECT_EQ(DescriptorCount(Decode<SessionOutcome>(frame)), 2u);
+}
+
 TEST(Wire, NoReplyOrTwoOrHalfOneIsRefused) {
   v1::DaemonFrame empty;
   empty.set_id(1);

@@ -181,7 +181,9 @@ TEST_F(AttachTiersTest, AnotherWorldSizeAdoptsTheStepAndReadsByItself) {
   SavedThenMemoryLost();
   const auto alone = std::make_unique<Rank>(node_, RankOptions{});
   ASSERT_THAT(alone->Do("open"), StartsWith("ok attempt=2"));
-  EXPECT_THAT(alone->Do("restore"), StartsWith("error UNREADABLE"));
+  // (What it wants by its own shard's names has another shape.)
+  EXPECT_THAT(alone->Do("restore"),
+              AllOf(StartsWith("error INVALID_ARGUMENT"), HasSubstr("layers.0.weight")));
   EXPECT_EQ(alone->Do("adopt"), "ok attempt=1 step=2");
   for (const std::string rank : {"0", "1"}) {
     EXPECT_THAT(alone->Do("attach step=2 attempt=1 rank=" + rank), StartsWith("ok step=2"));

@@ -29,7 +29,7 @@ def tensors_of(arrays: dict[str, np.ndarray]) -> tuple[_core.TensorList, list[in
 
 def into(arrays: dict[str, np.ndarray]):
     """A `choose` that takes the arrays' names."""
-    return lambda saved, objects: tensors_of(arrays)
+    return lambda saved, objects, of_all: tensors_of(arrays)
 
 
 def test_what_was_saved_comes_back(daemon: Daemon) -> None:
@@ -50,7 +50,7 @@ def test_what_was_saved_comes_back(daemon: Daemon) -> None:
     back = np.zeros_like(w)
     seen = []
 
-    def choose(saved, objects):
+    def choose(saved, objects, of_all):
         seen.append((saved, objects))
         return tensors_of({"w": back})
 
@@ -75,13 +75,13 @@ def test_what_choose_raises_comes_out(daemon: Daemon) -> None:
     tensors, addresses = tensors_of({"w": np.ones(3, np.float32)})
     job.save(1, tensors, addresses, []).wait("sealed", 60)
 
-    def choose(saved, objects):
+    def choose(saved, objects, of_all):
         raise KeyError("no such parameter")
 
     with pytest.raises(KeyError, match="no such parameter"):
         job.restore(choose)
     with pytest.raises(holdfast.InvalidArgument, match="must return"):
-        job.restore(lambda saved, objects: 5)
+        job.restore(lambda saved, objects, of_all: 5)
     job.restore(into({}))  # and the job goes on
 
 
@@ -90,7 +90,7 @@ def test_what_choose_raises_is_told_without_its_frames(daemon: Daemon) -> None:
     tensors, addresses = tensors_of({"w": np.ones(3, np.float32)})
     job.save(1, tensors, addresses, []).wait("sealed", 60)
 
-    def choose(saved, objects):
+    def choose(saved, objects, of_all):
         raise KeyError("no such parameter")
 
     with pytest.raises(KeyError):
@@ -111,7 +111,7 @@ def test_boxes_and_ranges(daemon: Daemon) -> None:
     assert len(tensors) == 2
     job.save(1, tensors, [rows.ctypes.data, flat.ctypes.data], []).wait("sealed", 60)
     seen = []
-    job.restore(lambda saved, objects: (seen.extend(saved), (_core.TensorList(), []))[1])
+    job.restore(lambda saved, objects, of_all: (seen.extend(saved), (_core.TensorList(), []))[1])
     by_name = {t.name: t for t in seen}
     assert (by_name["rows"].offset, by_name["rows"].local_shape) == ((3, 0), (2, 4))
     assert by_name["flat"].flat == (11, 5)

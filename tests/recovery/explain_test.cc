@@ -69,7 +69,9 @@ TEST(Explain, OtherBranchesAndWorldSizes) {
   EXPECT_EQ(r.reasons[1],
             "not on the line of descent: attempt 3 went back to step 30 of attempt 2; "
             "ckptctl restore --step 35 --attempt 2 takes it all the same");
-  EXPECT_EQ(r.reasons[2], "it was saved by 1 rank, the job has 2 now");
+  EXPECT_EQ(r.reasons[2],
+            "it was saved by 1 rank and the job has 2 now, so each reads what it wants of all that "
+            "was saved");
   const std::vector<Descent> anew{{4, {}}};
   r = ExplainStep(View({2, 35}, {kMem}), {.line = anew});
   EXPECT_EQ(r.reasons[1].substr(0, 66),
@@ -93,8 +95,8 @@ TEST(Explain, TheChoiceIsTheNewestThatCanBeUsed) {
             "attempt 3: cannot be restored: no tier has a good copy of 1 of 2 shards");
   context.world_size = 4;
   EXPECT_EQ(ExplainChoice(std::span(all).first(1), context),
-            "none: no step on the line of descent can be used; the newest, step 25 of attempt 2: "
-            "it was saved by 2 ranks, the job has 4 now");
+            "step 25 of attempt 2: nvme for 1 rank, remote for 1 rank; it was saved by 2 ranks and "
+            "the job has 4 now, so each reads what it wants of all that was saved");
   EXPECT_EQ(ExplainChoice({}, context), "none: no step on the line of descent is known");
 }
 

@@ -453,7 +453,7 @@ TEST(Reshard, ReadersOfTheSameSpreadOverThoseThatHaveIt) {
   constexpr uint64_t kReaders = 48;
   std::vector<Slice> slices;
   for (int i = 0; i < 24; ++i) {
-    slices.push_back(Whole("layer." + std::to_string(i), {64, 64}));
+    slices.push_back(Whole("layer." + std::to_string(i), {1024, 1024}));
   }
   const Saved saved = SavedBy(std::vector(kHolders, slices));
   for (const uint64_t stride : {1, 2, 8}) {  // which of the readers want it: of a mesh, not all
@@ -474,6 +474,26 @@ TEST(Reshard, ReadersOfTheSameSpreadOverThoseThatHaveIt) {
     }
     EXPECT_LE(most * kHolders * 10, all * 12) << "stride " << stride;
   }
+}
+
+TEST(Reshard, WhatIsLittleIsAllReadOfOneShard) {
+  std::vector<Slice> slices;
+  for (int i = 0; i < 100; ++i) {
+    slices.push_back(Whole("step." + std::to_string(i), {}));
+  }
+  const Saved saved = SavedBy(std::vector(8, slices));
+  std::set<Rank> of_all;
+  for (uint64_t reader = 0; reader < 8; ++reader) {
+    ReshardSources sources = Everybody();
+    sources.reader = reader;
+    std::set<Rank> read;
+    for (const ReshardPlan::Source& source : PlanFor(saved, Wants(slices), sources).sources) {
+      read.insert(source.rank);
+    }
+    EXPECT_EQ(read.size(), 1u);
+    of_all.insert(read.begin(), read.end());
+  }
+  EXPECT_EQ(of_all.size(), 8u) << "each reader of another one";
 }
 
 // ---- Twice, and differently ----

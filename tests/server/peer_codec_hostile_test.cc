@@ -310,6 +310,16 @@ std::vector<Case> Cases() {
          p.mutable_session_asked()->set_attempt(1);
          p.mutable_session_asked()->set_wanted_step(5);
        }},
+      {"StepOffered: offered_attempt",
+       [](P& p) {
+         p.mutable_step_offered()->set_attempt(2);
+         p.mutable_step_offered()->set_world_size(4);
+       }},
+      {"StepOffered: world_size",
+       [](P& p) {
+         p.mutable_step_offered()->set_attempt(2);
+         p.mutable_step_offered()->set_offered_attempt(1);
+       }},
       {"FlushWanted: from", [](P& p) { Flush(p).clear_from(); }},
       {"FlushWanted: from", [](P& p) { Flush(p).set_from(0, v1::TIER_UNSPECIFIED); }},
       {"FlushWanted: rank", [](P& p) { Flush(p).set_rank(0, 8); }},

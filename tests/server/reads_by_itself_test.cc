@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/server/tier_world.h"
+#include "tests/server/saved_world.h"
 
 namespace holdfast::testing {
 namespace {
@@ -22,19 +22,7 @@ int Code(absl::StatusCode code) {
   return static_cast<int>(code);
 }
 
-// A job of two ranks that has saved steps 1 and 2.
-struct Saved : TierWorld {
-  Saved() : TierWorld(2) {
-    EXPECT_TRUE(Save(1));
-    EXPECT_TRUE(Save(2));
-  }
-  // New processes, so many ranks.
-  void Again(uint32_t ranks_now) {
-    world = ranks_now;
-    Launch();
-    Join();
-    ASSERT_TRUE(joined) << join_failure.message();
-  }
+struct Saved : SavedWorld {
   std::vector<v1::DaemonFrame> EnterAll(std::optional<CheckpointId> wanted = std::nullopt) {
     std::vector<uint64_t> ids;
     for (TestClient& rank : ranks) {
@@ -48,10 +36,6 @@ struct Saved : TierWorld {
       EXPECT_EQ(answer ? answer->descriptors : Descriptors::kNone, Descriptors::kNone);
     }
     return frames;
-  }
-  v1::AttemptState Newest() const {
-    const v1::JobState& state = h.states.at(Uuid().ToBytes());
-    return state.attempts(state.attempts_size() - 1);
   }
 };
 

@@ -1,6 +1,7 @@
 // Copies in the memory of other nodes (docs/protocol.md §19), on the real control logic of each
 // node: who keeps whose, what is restored from them, what happens to them when nodes go or memory
 // is short.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -606,6 +607,34 @@ TEST_F(DrivesTest, RanksThatReadByThemselvesGetAStepThatTheyReach) {
   const std::optional<Answer> answer = r0->Take(first);
   ASSERT_TRUE(answer);
   EXPECT_NE(answer->frame.enter_session().step(), 10u) << answer->frame.ShortDebugString();
+}
+
+// Nobody keeps anything of another's: a has one shard of the step, b the other.
+class NoReplicasTest : public ReplicasTest {
+ protected:
+  NoReplicasTest() : ReplicasTest(0, {"a", "b"}) {}
+};
+
+// A rank that reshards wants of both, and what lies on b is not opened on a.
+TEST_F(NoReplicasTest, AnotherNumberOfRanksGetsNoStepThatNotAllNodesReach) {
+  TwoRanks();
+  Save(10);
+  EndRanks();
+  r0.emplace(w["a"].Connect(++pid));
+  const uint64_t joined = r0->Send(TestClient::JoinFrame("job", 0, 1, 60'000));
+  w.Advance(seconds(5));
+  ASSERT_TRUE(r0->Take(joined));
+  v1::ClientFrame frame = TestClient::EnterFrame(20'000);
+  frame.mutable_enter_session()->set_may_reshard(true);
+  const uint64_t entered = r0->Send(frame);
+  w.Advance(seconds(25));
+  const std::optional<Answer> answer = r0->Take(entered);
+  ASSERT_TRUE(answer);
+  const v1::Failure& failure = answer->frame.failure();
+  EXPECT_EQ(failure.reason(), v1::Failure::REASON_UNREADABLE) << answer->frame.ShortDebugString();
+  EXPECT_THAT(failure.message(),
+              ::testing::HasSubstr("not every node of this attempt can read that"));
+  EXPECT_THAT(failure.message(), ::testing::HasSubstr("memory of b"));
 }
 
 // The rank has run on b before, and left a copy on its drive there: a replica beside it would go

@@ -232,6 +232,24 @@ ImageMap PlacesInImage(const RecordAndLayout& image) {
   return places;
 }
 
+std::vector<std::optional<uint64_t>> PlacesInFile(const RecordAndLayout& image) {
+  std::vector<std::optional<uint64_t>> places(image.layout.slices.size());
+  if (!image.record.kept) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      places[i] = image.layout.slices[i].image_offset;
+    }
+    return places;
+  }
+  uint64_t next = image.record.kept->header_bytes;
+  ForEachSlice(*image.record.kept, [&](size_t i, bool stays, size_t) {
+    if (stays) {
+      places[i] = next;
+      next += image.layout.slices[i].bytes;
+    }
+  });
+  return places;
+}
+
 absl::StatusOr<std::optional<PartImage>> PlanPart(const RecordAndLayout& image,
                                                   std::span<const Rank> owners,
                                                   const LayoutHash& plan) {

@@ -86,6 +86,9 @@ struct ImageMap {
 // apart. Of one that does not: the whole image as it is.
 ImageMap PlacesInImage(const RecordAndLayout& image);
 
+// Where each slice lies in the file; nothing: it is left out.
+std::vector<std::optional<uint64_t>> PlacesInFile(const RecordAndLayout& image);
+
 // What a file holds: itself, where nothing is left out; else the slices that are kept, with their
 // places and digests in the file. For those who read or write the file alone.
 RecordAndLayout FileImage(const RecordAndLayout& image);

@@ -160,6 +160,16 @@ struct SaveOptions {
   bool hold = false;
 };
 
+// One of the contents that an object has among the ranks that saved it, and which of them had it.
+struct SavedObject {
+  Object object;
+  std::vector<uint32_t> ranks;
+};
+// Makes one content, for this rank, out of those that an object has. Its failure ends the session
+// for all ranks, and is what Restore returns.
+using MergeObjects = std::function<Result<std::string>(const std::string& name,
+                                                       const std::vector<SavedObject>& saved)>;
+
 struct RestoreOptions {
   bool newest = true;              // on the line of descent; or what `ckptctl restore` has set
   uint64_t step = 0;               // with newest == false
@@ -171,6 +181,13 @@ struct RestoreOptions {
   // Decides the step with all ranks, and loads nothing: the caller reads it with Attach. The step
   // may have been saved by another world size. All ranks say the same.
   bool adopt_only = false;
+  // Tensors that were saved with another floating-point type (of two bytes an element or more) are
+  // converted: rounded to the nearest. Otherwise they are refused.
+  bool convert_types = false;
+  // When another number of ranks had saved the step: for objects that were not the same in all of
+  // them (random states, a data loader's position). Without it those that are wanted are refused,
+  // by name.
+  MergeObjects merge = {};
 };
 struct Restored {
   uint64_t attempt = 0;  // that the step was saved by
@@ -181,16 +198,30 @@ struct Restored {
   std::chrono::nanoseconds waited{0};  // for other ranks and the choice
   std::chrono::nanoseconds copied{0};
   std::vector<std::string> notes;  // newer steps that were passed over, and why
+  // Not 0: so many ranks saved the step, and what is wanted was put together out of their shards.
+  // `source` is the farthest tier then that any of them was read from.
+  uint32_t resharded_from = 0;
 };
 
-// What a shard holds, as a restore finds it: tensors without memory (`data` is null), objects with
+// What was saved, as a restore finds it: tensors without memory (`data` is null), objects with
 // their bytes.
 struct Saved {
+  uint64_t attempt = 0;
+  uint64_t step = 0;
   std::vector<Tensor> tensors;
   std::vector<Object> objects;
+  // Not 0: so many ranks saved the step, and all their shards are looked at, since they are another
+  // number than now, or this rank's own does not have what it wanted. `tensors` are whole then,
+  // whatever parts of them were saved, and `of_all` is what there is of objects; `objects` are
+  // those of this rank's own shard, if as many ranks saved the step as restore it.
+  uint32_t saved_by = 0;
+  std::vector<SavedObject> of_all;
+  std::vector<uint32_t> tensor_ranks;  // of each tensor: how many of them have some of it
 };
 // Says what of it is wanted, and where to: the tensors of the state that it returns (its objects
-// are not looked at). Its failure ends the session for all ranks, and is what Restore returns.
+// are not looked at). Its failure ends the session for all ranks, and is what Restore returns; but
+// if it is kNotFound, and was about this rank's own shard, it is asked once more, about all of
+// them.
 using Choose = std::function<Result<State>(const Saved& saved)>;
 
 struct ReserveReport {
@@ -237,7 +268,8 @@ class Job {
 
   // Fills the state from the newest step that every rank can load. kNothingToRestore: a first
   // start. kUnreadable, kCorrupt: there is something that cannot be read. Tensors are matched by
-  // name, type, global shape and place; what was saved and is not named here is left out. A failed
+  // name, type and global shape, in whatever parts, by however many ranks, they were saved
+  // (docs/elastic.md); what was saved and is not named here is left out. A failed
   // restore may have written into the tensors. In a running attempt it begins the next one: all
   // ranks must call it. With adopt_only the state is left as it is.
   virtual Result<Restored> Restore(State& state, const RestoreOptions& options = {}) = 0;

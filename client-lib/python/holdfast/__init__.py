@@ -25,6 +25,7 @@ from holdfast._errors import (
     Unreadable,
 )
 from holdfast._handle import Handle
+from holdfast._part import Part
 from holdfast._policy import Policy
 from holdfast._range import Range
 from holdfast._reader import Checkpoint, checkpoints, open
@@ -44,6 +45,7 @@ __all__ = [
     "NotFound",
     "NothingToRestore",
     "Policy",
+    "Part",
     "Range",
     "Refused",
     "Shed",
@@ -59,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """holdfast.dcp, which needs torch, without an import of its own."""
-    if name == "dcp":
-        return importlib.import_module("holdfast.dcp")
+    """holdfast.dcp and holdfast.layouts without an import of their own."""
+    if name in ("dcp", "layouts"):
+        return importlib.import_module(f"holdfast.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

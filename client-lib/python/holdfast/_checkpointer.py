@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,12 +18,15 @@ from holdfast._errors import (
     HoldfastError,
     Internal,
     InvalidArgument,
+    NotFound,
     NothingToRestore,
     Refused,
 )
 from holdfast._handle import STAGES, Handle, Stage, streams_of
+from holdfast._merged import Merge, OfAll
 from holdfast._network import NetworkBusy
 from holdfast._policy import Policy
+from holdfast._reader import Checkpoint
 from holdfast._restored_state import Wanted
 from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch_module
 
@@ -268,6 +273,9 @@ class Checkpointer:
         step: int | None = None,
         attempt: int = 0,
         strict: bool = True,
+        convert: bool = False,
+        rename: Rename | None = None,
+        merge: Mapping[str, Merge] | None = None,
         timeout: float = 600.0,
     ) -> int | None:
         """Fills the state from the newest step that every rank can load, and returns that step; None: nothing to restore.
@@ -277,6 +285,18 @@ class Checkpointer:
 
         All ranks must call it. Modules, optimizers, tensors and arrays are filled in place, bit for bit; dictionaries and
         lists without tensors get the content that was saved. Keys of the state that are left out are not restored.
+        Another number of ranks, or another parallel layout, may have saved it: each rank gets what it has a place for, out of
+        all their shards (docs/elastic.md).
+        `convert`: floating-point tensors that were saved with another type are rounded to the nearest.
+        `rename`: what tensors of modules, and of their optimizers, were called when they were saved: a function of their names
+        now, or regular expressions and what to put in their place:
+
+            ckpt.restore({"model": model}, rename={r"^model\\.encoder\\.": "model.bert."})
+
+        `merge`: what each rank gets of what was every old rank's own, when their number differs, by its path in the state:
+
+            ckpt.restore(state, merge={"extra.rng": lambda values: values[rank % len(values)]})
+
         `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
         `last_restored` tells where it came from, and why not from nearer.
         Whatever is there and cannot be read raises: never start from scratch because of an error.
@@ -294,20 +314,42 @@ class Checkpointer:
         for _, each in found_in(state):
             if is_optimizer(each):
                 self._watch(each)
+        merge = _functions(merge)
+        renamed = _renaming(rename)
         wanted: Wanted | None = None
+        views: dict[tuple[int, int], Checkpoint] = {}
+        until = time.monotonic() + timeout
 
         def choose(
-            saved: list[_core.TensorInfo], objects: list[_core.Object]
+            saved: list[_core.TensorInfo],
+            objects: list[_core.Object],
+            of_all: _core.SavedByAll | None,
         ) -> tuple[_core.TensorList, list[int]]:
             nonlocal wanted
-            wanted = Wanted(state, saved, objects, strict=strict, allow_pickle=self._allow_pickle)
+            wanted = Wanted(
+                state,
+                saved,
+                objects,
+                strict=strict,
+                allow_pickle=self._allow_pickle,
+                convert=convert,
+                rename=renamed,
+                of_all=None if of_all is None else OfAll(*of_all),
+                merge=merge,
+                values_of=lambda known, path: self._values_of(known, path, views, until),
+            )
             return tensor_list(wanted.specs), wanted.addresses
 
         devices = devices_of(state)
         with _held.alone(self._shared, "a restore", timeout):
             try:
                 restored = self._shared.core.restore(
-                    choose, step=step, attempt=attempt, timeout=timeout, streams=streams_of(devices)
+                    choose,
+                    step=step,
+                    attempt=attempt,
+                    timeout=timeout,
+                    streams=streams_of(devices),
+                    convert=convert,
                 )
             except NothingToRestore:
                 if step is not None:
@@ -318,6 +360,9 @@ class Checkpointer:
                 if wanted is not None:  # some of it may have been loaded
                     self._half_restored |= dict.fromkeys(map(str, state), str(error))
                 raise
+            finally:
+                for each in views.values():
+                    each.close()
             self._shared.has_begun = True
         assert wanted is not None
         try:
@@ -337,6 +382,35 @@ class Checkpointer:
             f" ({restored.why})" if restored.why else "",
         )
         return restored.step
+
+    def _values_of(
+        self, of_all: OfAll, path: str, opened: dict[tuple[int, int], Checkpoint], until: float
+    ) -> list[Any]:
+        """What each of the ranks that saved a step had under that path; None: nothing."""
+        checkpoint = opened.get((of_all.attempt, of_all.step))
+        if checkpoint is None:
+            views = [
+                _core.attach(
+                    self.job,
+                    rank=rank,
+                    step=of_all.step,
+                    attempt=of_all.attempt,
+                    socket=self._shared.socket,
+                    timeout=max(until - time.monotonic(), 0.0),
+                )
+                for rank in range(of_all.saved_by)
+            ]
+            checkpoint = Checkpoint(
+                self.job, views, self._shared.socket, max(until - time.monotonic(), 0.0)
+            )
+            opened[of_all.attempt, of_all.step] = checkpoint
+        values = []
+        for rank in range(of_all.saved_by):
+            try:
+                values.append(checkpoint.value(path, rank, allow_pickle=self._allow_pickle))
+            except NotFound:
+                values.append(None)
+        return values
 
     # ---- the rest ----
 
@@ -410,6 +484,46 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+# A name now made into the one that was saved; or patterns and replacements, as re.sub has them.
+Rename = Callable[[str], str] | Mapping[str, str]
+
+
+def _renaming(rename: Rename | None) -> Callable[[str], str]:
+    if rename is None:
+        return str
+    if callable(rename):
+        return rename
+    if not isinstance(rename, Mapping):
+        raise InvalidArgument(
+            "restore: rename is a function of a tensor's name, or a dictionary of patterns and replacements"
+        )
+    try:
+        patterns = [(re.compile(pattern), to) for pattern, to in rename.items()]
+        for pattern, to in patterns:
+            pattern.sub(to, "")
+    except (re.error, TypeError) as error:
+        raise InvalidArgument(f"restore: rename: {error}") from error
+
+    def renamed(name: str) -> str:
+        for pattern, to in patterns:
+            name = pattern.sub(to, name)
+        return name
+
+    return renamed
+
+
+def _functions(merge: Mapping[str, Merge] | None) -> Mapping[str, Merge]:
+    if merge is None:
+        return {}
+    if not isinstance(merge, Mapping) or not all(
+        isinstance(path, str) and callable(function) for path, function in merge.items()
+    ):
+        raise InvalidArgument(
+            "restore: merge is a dictionary of paths in the state and functions of all old ranks' values"
+        )
+    return merge
 
 
 def _failed(step: int, error: Exception) -> Handle:

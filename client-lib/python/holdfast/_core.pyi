@@ -13,6 +13,9 @@ __version__: str
 
 # name, bytes, codec; codec None: the bytes are JSON text.
 Object = tuple[str, bytes, str | None]
+# attempt, step, number of ranks, the contents that objects have among them (name, bytes, codec, ranks), and which tensors each
+# of the ranks has, or a part of them.
+SavedByAll = tuple[int, int, int, list[tuple[str, bytes, str | None, list[int]]], set[str]]
 # device ordinal, CUstream as an integer.
 Stream = tuple[int, int]
 
@@ -60,6 +63,7 @@ class Restored:
     waited_s: float
     copied_s: float
     notes: list[str]
+    resharded_from: int  # ranks that saved it, if it was put together out of their shards; else 0
 
 class Save:
     """A save under way. When the object goes, the copy has ended, and a save that was held and never sealed is given up."""
@@ -143,15 +147,19 @@ class Job:
 
     def restore(
         self,
-        choose: Callable[[list[TensorInfo], list[Object]], tuple[TensorList, list[int]]],
+        choose: Callable[
+            [list[TensorInfo], list[Object], SavedByAll | None], tuple[TensorList, list[int]]
+        ],
         *,
         step: int | None = None,
         attempt: int = 0,
         timeout: float = 600.0,
         streams: Sequence[Stream] = (),
+        convert: bool = False,
     ) -> Restored:
         """`choose` is given what was saved, and names what is wanted and where to. It may be asked more than once: for another
-        step, or another copy. What it raises ends the session for all ranks, and is raised here."""
+        step, or another copy; and, when this rank's own shard will not do, for what all ranks saved together, whose tensors are
+        shown whole. What it raises ends the session for all ranks, and is raised here."""
 
     def enter_network_busy(self) -> None: ...
     def leave_network_busy(self) -> None: ...

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
 # name, dtype, global shape, offset, local shape, device, range: what a TensorList is told of a tensor.
@@ -57,7 +58,7 @@ def is_dense(value: Any) -> bool:
 
 
 def local_parts(tensors: list[Any]) -> list[Any]:
-    """What of each tensor lies in this process: of a DTensor or a Range its part."""
+    """What of each tensor lies in this process: of a DTensor, a Range or a Part its own."""
     if plain_types().issuperset(map(type, tensors)):
         return tensors
     return [_local_part(each) for each in tensors]
@@ -66,7 +67,7 @@ def local_parts(tensors: list[Any]) -> list[Any]:
 def _local_part(tensor: Any) -> Any:
     from holdfast import _torch_types
 
-    if isinstance(tensor, Range):
+    if isinstance(tensor, PARTS):
         return tensor.tensor
     return tensor._local_tensor if _torch_types.is_dtensor(tensor) else tensor
 
@@ -89,12 +90,14 @@ def _rows(parts: list[Any]) -> Iterable[tuple[Any, ...]]:
 
 
 def _places(tensors: list[Any], parts: list[Any]) -> list[tuple[Any, ...]]:
-    """What decides where parts lie in the whole, and which tensors are parts: those of DTensors, Ranges."""
+    """What decides where parts lie in the whole, and which tensors are parts: those of DTensors, Ranges, Parts."""
     if parts is tensors:
         return []
     return [
         (index, each.shape, each.start)
         if isinstance(each, Range)
+        else (index, each.shape, each.offset)
+        if isinstance(each, Part)
         else (index, tuple(each.shape), each.device_mesh, each.placements)
         for index, (each, part) in enumerate(zip(tensors, parts, strict=True))
         if part is not each
@@ -185,7 +188,11 @@ def _add(
     if part.layout is not torch_module().strided or part.is_nested:
         raise _torch_types.without_plain_memory(part, path)
     if flat is None and part is not tensor:
-        place = _torch_types.dtensor_place(tensor, path)
+        place = (
+            _torch_types.part_place(tensor, path)
+            if isinstance(tensor, Part)
+            else _torch_types.dtensor_place(tensor, path)
+        )
         if place is None or place.empty:
             made.odd.append((index, {"absent": list(tensor.shape)}))
             return

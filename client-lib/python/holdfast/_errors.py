@@ -134,3 +134,11 @@ _BY_CODE: dict[str, type[HoldfastError]] = {
 def error_of(code: str, message: str) -> HoldfastError:
     """The exception for a status of the C++ library; the extension module raises it."""
     return _BY_CODE.get(code, Internal)(message)
+
+
+def not_in_shard(message: str) -> InvalidArgument:
+    """This rank's own shard does not have what it wants, or not as it wants it; other ranks' may: the extension module has them
+    looked at before this is raised."""
+    error = InvalidArgument(message)
+    error.may_be_elsewhere = True  # type: ignore[attr-defined]
+    return error

@@ -12,6 +12,20 @@ from typing import Any
 from holdfast._errors import InvalidArgument
 
 
+def check_plain(kind: str, tensor: Any, path: str) -> None:
+    """What a part of a tensor is of: a tensor of torch with no meaning of its own."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(
+            f"{path}: {kind} is of a torch.Tensor, not of a {type(tensor).__name__}"
+            " (torch.from_numpy shares an array's memory)"
+        )
+    if type(tensor.data) is not torch.Tensor:
+        raise InvalidArgument(
+            f"{path}: {kind} is of a plain tensor, not of a {type(tensor).__qualname__}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Range:
     """What this rank has of a tensor of that shape: its elements from `start` on, counted row by row, as many as the 1-D
@@ -51,18 +65,9 @@ class Range:
 
     def check(self, path: str) -> None:
         """Raises what is wrong with it: now, for a tensor may have been resized since."""
-        torch = sys.modules.get("torch")
         tensor = self.tensor
-        if torch is None or not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(
-                f"{path}: a Range is of a torch.Tensor, not of a {type(tensor).__name__}"
-                " (torch.from_numpy shares an array's memory)"
-            )
-        if type(tensor.data) is not torch.Tensor:
-            raise InvalidArgument(
-                f"{path}: a Range is of a plain tensor, not of a {type(tensor).__qualname__}"
-            )
-        if tensor.layout is not torch.strided or tensor.ndim != 1:
+        check_plain("a Range", tensor, path)
+        if tensor.layout is not sys.modules["torch"].strided or tensor.ndim != 1:
             raise InvalidArgument(
                 f"{path}: a Range is of a strided tensor with one dimension, not {list(tensor.shape)} {tensor.layout}: flatten it (view(-1))"
             )

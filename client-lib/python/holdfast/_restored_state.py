@@ -7,15 +7,17 @@ verified, by `finish`.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import io
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast import _json, _objects
 from holdfast._core import TensorInfo
-from holdfast._errors import Corrupt, InvalidArgument, Refused
+from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
+from holdfast._merged import AS_VALUE, DIFFERS, Merge, OfAll, refusal
+from holdfast._part import PARTS, Part
 from holdfast._range import Range
 from holdfast._state import (
     ARRAY_DTYPES_BACK,
@@ -37,6 +39,16 @@ from holdfast._state import (
     reads_plainly,
     torch_module,
     unwrapped,
+)
+from holdfast._tensor_memory import (
+    OTHER_DEVICE,
+    address_of,
+    bytes_of,
+    copy_into,
+    device_of,
+    empty_like,
+    extent_of,
+    repeats_itself,
 )
 from holdfast._tree import Owners
 
@@ -85,7 +97,7 @@ def holds_tensors(value: Any) -> bool:
     """Whether it names places that are to be filled, instead of being a value that is replaced."""
     if is_tensor(value) or is_array(value) or is_module(value) or is_optimizer(value):
         return True
-    if isinstance(value, Range):
+    if isinstance(value, PARTS):
         return True
     if isinstance(value, Mapping):
         return (type(value) is not dict and is_stateful(value)) or any(
@@ -112,19 +124,37 @@ class Wanted:
         *,
         strict: bool,
         allow_pickle: bool,
+        convert: bool = False,
+        rename: Callable[[str], str] = str,
+        of_all: OfAll | None = None,
+        merge: Mapping[str, Merge] | None = None,
+        values_of: Callable[[OfAll, str], list[Any]] | None = None,
     ) -> None:
+        """`of_all`: what all old ranks saved is looked at, not this rank's own alone: `saved` are whole tensors then.
+        `values_of(of_all, path)`: what each of them had there, for those that `merge` names."""
         self._strict = strict
+        self._convert = convert
+        self._rename = rename
+        self._of_all = of_all
+        # (As many ranks as saved: each has its own, and nobody is asked.)
+        self._merge = dict(merge or {}) if of_all is not None and not objects else {}
+        self._values_of = values_of
+        self._differing = set() if of_all is None else of_all.differing(objects)
         self._new_on: Any = "cpu"  # where tensors are made for which there is no place
         self._allow_pickle = allow_pickle
         self._saved = {info.name: info for info in saved}
+        own = objects
+        if of_all is not None:
+            objects = of_all.objects(own)
         self._objects = {name: (data, codec) for name, data, codec in objects}
-        self._parameters = Parameters(state)
+        self._parameters = Parameters(state, rename)
         self.specs: list[Spec] = []
         self.addresses: list[int] = []
         self._keep: list[Any] = []
-        # Where a saved tensor goes first; other places get it from there.
-        self._places: dict[str, Any] = {}
-        self._index_of: dict[str, int] = {}  # of the spec of a saved tensor
+        # Where a saved tensor, or that part of it, goes first; other places get it from there.
+        self._places: dict[tuple[Any, ...], Any] = {}
+        self._index_of: dict[tuple[Any, ...], int] = {}  # of its spec
+        self._wanted_names: set[str] = set()
         # Where the content of a spec (by index) goes in the end: where it is loaded, or copied from there; maybe several.
         self._goals: list[tuple[int, Any]] = []
         self._copied: list[tuple[Any, int]] = []
@@ -133,24 +163,32 @@ class Wanted:
         self._at_the_end: list[Callable[[], None]] = []
         self._loads: list[Callable[[], None]] = []
         self._modules: list[str] = []
+        self._used_merges: set[str] = set()
         self._unexpected: list[str] = []  # what modules had, and have not, that is no tensor
         if TREE not in self._objects:
             raise InvalidArgument(
                 "this step was not saved by holdfast.Checkpointer: load it with dcp.load and holdfast.dcp.Reader, or read it with holdfast.open"
             )
-        tree = _json.decode(self._objects[TREE][0])
         try:
+            tree = _json.decode(self._objects[TREE][0])
+            if of_all is not None:
+                tree = of_all.tree(own)
             nodes = {key: node for key, node in tree["dict"]}
             for key in state:
                 if key not in nodes:
-                    raise InvalidArgument(
+                    raise not_in_shard(
                         f"{key!r} was not saved; what was: {_some(map(repr, nodes))}"
                     )
                 self._into(nodes[key], state, key, str(key))
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
             raise Corrupt(
                 f"the tree of this state cannot be understood: {type(error).__name__}: {error}"
             ) from error
+        unused = self._merge.keys() - self._used_merges
+        if unused:
+            raise InvalidArgument(
+                f"merge: there is nothing to be restored under {_some(sorted(map(repr, unused)))}"
+            )
         self._check_unexpected(tree)
         self._share_memory()
 
@@ -180,13 +218,13 @@ class Wanted:
             if self._is_direct(number):
                 begin = self.addresses[index]
                 extents.append((device, begin, begin + target.nbytes, number))
-            elif device == _OTHER_DEVICE:
+            elif device == OTHER_DEVICE:
                 self._copied.append((target, index))
             elif target.nbytes:
                 extents.append((device, *extent_of(target), number))
         extents.sort()
         cluster: list[int] = []
-        device, end = _OTHER_DEVICE, 0
+        device, end = OTHER_DEVICE, 0
         for where, begin, beyond, number in extents:
             if where != device or begin >= end:
                 self._settle(cluster)
@@ -234,6 +272,9 @@ class Wanted:
     def _into(self, node: dict[str, Any], holder: Any, key: Any, path: str) -> None:
         """The node's content into holder[key], in place where there is a place."""
         target = holder[key]
+        if self._merges(path):
+            self._merged_into(self._merged_value(path), holder, key, path)
+            return
         if "tensor" in node and type(target) in (bool, int, float):
             # A learning rate that was a tensor then, and is a number now.
             made = self._make(node, path)
@@ -244,8 +285,67 @@ class Wanted:
         if value is not target:
             self._at_the_end.append(lambda: holder.__setitem__(key, value))
 
+    def _merges(self, path: str) -> bool:
+        """Whether the user says what becomes of what is there."""
+        fits = [pattern for pattern in self._merge if fnmatch.fnmatchcase(path, pattern)]
+        self._used_merges.update(fits)
+        return bool(fits)
+
+    def _merged_value(self, path: str) -> Any:
+        """What the user's function makes of all old ranks' values."""
+        assert self._of_all is not None and self._values_of is not None
+        pattern = next(each for each in self._merge if fnmatch.fnmatchcase(path, each))
+        values = self._values_of(self._of_all, path)
+        try:
+            return self._merge[pattern](values)
+        except Exception as error:
+            raise InvalidArgument(
+                f"merge of {path!r}: the function raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _merged_into(self, value: Any, holder: Any, key: Any, path: str) -> None:
+        target = holder[key]
+        if is_module(target) or is_optimizer(target):
+            raise InvalidArgument(
+                f"{path}: a {type(target).__name__} cannot be merged: its parts can"
+            )
+        if isinstance(target, PARTS) or (is_tensor(target) and torch_types().is_dtensor(target)):
+            raise InvalidArgument(
+                f"{path}: is a part of a tensor, which is put together without being merged"
+            )
+        if is_tensor(target):
+            fits = is_tensor(value) and value.shape == target.shape and value.dtype == target.dtype
+            if not fits:
+                raise InvalidArgument(
+                    f"{path}: merge made {_words(value)}, wanted is {_words(target)}"
+                )
+
+            def put() -> None:
+                with torch_module().no_grad():
+                    target.copy_(value)
+
+            self._at_the_end.append(put)
+        elif is_array(target) and is_array(value) and target.shape == value.shape:
+            self._at_the_end.append(lambda: target.__setitem__(..., value))
+        elif is_stateful(target):
+            self._loads.append(lambda: target.load_state_dict(value))
+        elif self._replacing(value, target) is not target:
+            self._at_the_end.append(lambda: holder.__setitem__(key, value))
+
+    @staticmethod
+    def _check_agreed(node: dict[str, Any], path: str) -> None:
+        if DIFFERS in node:
+            raise refusal(path)
+
+    def _present(self, node: dict[str, Any], name: str) -> dict[str, Any]:
+        """Where one old rank had no element of a tensor others had."""
+        if self._of_all is not None and "absent" in node and name in self._saved:
+            return {"tensor": name}
+        return node
+
     def _fill(self, node: dict[str, Any], target: Any, path: str) -> Any:
         """What the target is to be replaced by; itself, if it is filled in place."""
+        self._check_agreed(node, path)
         if "module" in node:
             if not is_module(target):
                 raise InvalidArgument(
@@ -268,7 +368,7 @@ class Wanted:
             raise InvalidArgument(
                 f"{path}: wanted is a {type(target).__name__}, saved was something else: {_kind(node)}"
             )
-        if is_tensor(target) or isinstance(target, Range):
+        if is_tensor(target) or isinstance(target, PARTS):
             return self._tensor_into(node, target, path)
         if is_array(target) and "array" in node:
             return self._array_into(node["array"], target, path)
@@ -292,7 +392,10 @@ class Wanted:
             and holds_tensors(target)
         ):
             parts = [
-                self._fill(each, target[i], join(path, i)) for i, each in enumerate(node["tuple"])
+                self._merged_value(join(path, i))
+                if self._merges(join(path, i))
+                else self._fill(each, target[i], join(path, i))
+                for i, each in enumerate(node["tuple"])
             ]
             return (
                 target if all(a is b for a, b in zip(parts, target, strict=True)) else tuple(parts)
@@ -318,8 +421,10 @@ class Wanted:
         nodes = {key: each for key, each in node["dict"]}
         missing = [repr(key) for key in target if key not in nodes]
         unexpected = [repr(key) for key in nodes if key not in target]
+        if AS_VALUE in node:
+            unexpected = []  # other ranks' own
         if self._strict and (missing or unexpected):
-            raise InvalidArgument(
+            raise (not_in_shard if missing else InvalidArgument)(
                 f"{path}: the keys differ: not saved: {_some(missing)}; saved and not wanted: {_some(unexpected)}"
                 " (strict=False loads what both have)"
             )
@@ -330,6 +435,13 @@ class Wanted:
 
     def _make(self, node: dict[str, Any], path: str, like: Like | None = None) -> Any:
         """Anew, of what was saved. `like`: what is in its place now, asked for when the node alone does not say enough."""
+        if self._merges(path):
+            return self._merged_value(path)
+        self._check_agreed(node, path)
+        if AS_VALUE in node:
+            if node[AS_VALUE] is None:
+                raise refusal(path)
+            node = node[AS_VALUE]
         if "value" in node:
             return node["value"]
         if "dict" in node:
@@ -360,17 +472,23 @@ class Wanted:
 
     def _make_tensor(self, node: dict[str, Any], path: str, like: Like | None) -> Any:
         info = self._info(node["tensor"], path)
-        there = _there(like) if "torch.distributed.tensor" in sys.modules else None
+        there = _there(like)
         if is_tensor(there) and torch_types().is_dtensor(there):
             return self._tensor_into(node, torch_module().empty_like(there), path)
+        if isinstance(there, Range):
+            fresh = Range(torch_module().empty_like(there.tensor), there.shape, there.start)
+            return self._tensor_into(node, fresh, path)
+        if isinstance(there, Part):
+            new = Part(torch_module().empty_like(there.tensor), there.shape, there.offset)
+            return self._tensor_into(node, new, path)
         if info.flat is not None:
             return self._new_range(info, path)
         if info.offset is not None:
-            raise InvalidArgument(
-                f"{path}: saved was a part of a tensor: give the DTensor that it goes into"
+            raise not_in_shard(
+                f"{path}: saved was a part of a tensor: give the DTensor, or the holdfast.Part, that it goes into"
             )
-        if info.name in self._places:
-            return self._places[info.name]
+        if (info.name, None) in self._places:
+            return self._places[info.name, None]
         tensor = self._new_tensor(info, path, self._new_on)
         self._want(info.name, tensor, None, path)
         return tensor
@@ -378,6 +496,8 @@ class Wanted:
     def _object(self, name: str, path: str) -> Any:
         if name not in self._objects:
             raise Corrupt(f"{path}: the object {name!r} is named and was not saved")
+        if name in self._differing:
+            raise refusal(path)
         data, codec = self._objects[name]
         if codec != TENSOR_CODEC:
             return _objects.from_object(path, data, codec, allow_pickle=self._allow_pickle)
@@ -388,7 +508,8 @@ class Wanted:
     def _info(self, name: str, path: str) -> TensorInfo:
         info = self._saved.get(name)
         if info is None:
-            raise InvalidArgument(f"{path}: no tensor {name!r} was saved by this rank")
+            who = "this rank" if self._of_all is None else "any rank"
+            raise not_in_shard(f"{path}: no tensor {name!r} was saved by {who}")
         return info
 
     def _new_tensor(self, info: TensorInfo, path: str, device: Any) -> Any:
@@ -403,7 +524,7 @@ class Wanted:
 
     def _new_range(self, info: TensorInfo, path: str) -> Range:
         assert info.flat is not None
-        tensor = self._places.get(info.name)
+        tensor = self._places.get((info.name, info.flat))
         made = self._new_tensor(info, path, self._new_on) if tensor is None else tensor
         part = Range(made, info.shape, info.flat[0])
         if tensor is None:
@@ -411,11 +532,14 @@ class Wanted:
         return part
 
     def _tensor_into(self, node: dict[str, Any], target: Any, path: str) -> Any:
+        self._check_agreed(node, path)
         _torch_types = torch_types()
         if isinstance(target, Range):
             self._check_range(node, target, path)
             self._want(node["tensor"], target.tensor, target, path)
             return target
+        if isinstance(target, Part):
+            return self._part_into(node, target, path)
         if "object" in node:
             loaded = self._object(node["object"], path)
             if (
@@ -447,13 +571,15 @@ class Wanted:
         if _torch_types.is_dtensor(target):
             place = _torch_types.dtensor_place(target, path)
             if place is None or place.empty:
+                self._wanted_names.add(node.get("tensor", path))  # of which this rank has nothing
                 return target
             local = target._local_tensor
         if "tensor" not in node:
-            raise InvalidArgument(f"{path}: wanted is a tensor, saved was {_kind(node)}")
+            error = not_in_shard if "absent" in node else InvalidArgument
+            raise error(f"{path}: wanted is a tensor, saved was {_kind(node)}")
         info = self._info(node["tensor"], path)
         if info.flat is not None:
-            raise InvalidArgument(
+            raise not_in_shard(
                 f"{path}: was saved as {_saved_as(info)}, wanted is {_words(target)}: give the holdfast.Range that it goes into"
             )
         if is_subclass(local):
@@ -463,17 +589,28 @@ class Wanted:
         self._want(node["tensor"], local, place, path)
         return target
 
+    def _part_into(self, node: dict[str, Any], target: Part, path: str) -> Part:
+        place = torch_types().part_place(target, path)
+        if place.empty:
+            self._wanted_names.add(node.get("tensor", path))
+            return target
+        if "tensor" not in node:
+            error = not_in_shard if "absent" in node else InvalidArgument
+            raise error(f"{path}: wanted is a part of a tensor, saved was {_kind(node)}")
+        self._want(node["tensor"], target.tensor, place, path)
+        return target
+
     def _check_range(self, node: dict[str, Any], target: Range, path: str) -> None:
         target.check(path)
         saved = _kind(node)
         if "tensor" in node:
             info = self._info(node["tensor"], path)
-            if (info.shape, info.flat) == (target.shape, (target.start, target.length)) and (
-                self._dtype(info, path) == target.tensor.dtype
-            ):
-                return
+            same_part = self._of_all is not None or info.flat == (target.start, target.length)
+            if info.shape == target.shape and same_part:
+                if self._dtype(info, path) == target.tensor.dtype or self._convert:
+                    return
             saved = _saved_as(info)
-        raise InvalidArgument(f"{path}: was saved as {saved}, wanted is {target}")
+        raise not_in_shard(f"{path}: was saved as {saved}, wanted is {target}")
 
     def _want(self, name: str, local: Any, place: Any, path: str) -> None:
         """The saved tensor into this one, where it lies if that is possible."""
@@ -483,8 +620,9 @@ class Wanted:
             raise InvalidArgument(
                 f"{path}: a tensor on the meta device has no memory: materialise it first (to_empty)"
             )
-        if name in self._places:
-            first = self._places[name]
+        key = (name, _place_key(place))
+        if key in self._places:
+            first = self._places[key]
             if is_array(first):
                 raise InvalidArgument(f"{path}: {name!r} is wanted as an array, too")
             if first.shape != local.shape or first.dtype != local.dtype:
@@ -494,9 +632,9 @@ class Wanted:
                 )
             if first.data_ptr() != local.data_ptr() or first.stride() != local.stride():
                 self._check_elements(local, path)
-                self._goals.append((self._index_of[name], local))
+                self._goals.append((self._index_of[key], local))
             return
-        self._places[name] = local
+        self._places[key] = local
         into = local
         if torch_module().nn.parameter.is_lazy(local):
             raise InvalidArgument(
@@ -522,7 +660,7 @@ class Wanted:
         device = _torch_types.device_ordinal(into)
         dtype = _torch_types.dtype_name(into.dtype, path)
         spec = (name, dtype, shape, offset, local_shape, device, flat)
-        self._append(spec, into.data_ptr(), into, local)
+        self._append(key, spec, into.data_ptr(), into, local)
 
     @staticmethod
     def _check_elements(target: Any, path: str) -> None:
@@ -534,8 +672,11 @@ class Wanted:
                 f"{path}: is an {kind}: several of its elements are one in memory: give one of its own ({own}())"
             )
 
-    def _append(self, spec: Spec, address: int, keep: Any, target: Any) -> None:
-        self._index_of[spec[0]] = len(self.specs)
+    def _append(
+        self, key: tuple[Any, ...], spec: Spec, address: int, keep: Any, target: Any
+    ) -> None:
+        self._wanted_names.add(spec[0])
+        self._index_of[key] = len(self.specs)
         self._goals.append((len(self.specs), target))
         self.specs.append(spec)
         self.addresses.append(address)
@@ -552,14 +693,15 @@ class Wanted:
         if not target.flags.writeable:
             return self._new_array(name, path)
         self._check_elements(target, path)
-        if name in self._places:
-            self._goals.append((self._index_of[name], target))
+        key = (name, None)
+        if key in self._places:
+            self._goals.append((self._index_of[key], target))
             return target
         into = target
         if not target.flags.c_contiguous:
             into = numpy_module().empty(target.shape, target.dtype)
-        self._places[name] = into
-        self._append(spec, address_of(into), into, target)
+        self._places[key] = into
+        self._append(key, spec, address_of(into), into, target)
         return target
 
     def _values_into(self, value: Any, target: Any) -> Any:
@@ -581,13 +723,13 @@ class Wanted:
             raise Refused(f"{path}: is an array of NumPy: import numpy first")
         if info.dtype not in ARRAY_DTYPES_BACK:
             raise InvalidArgument(f"{path}: NumPy has no dtype for {info.dtype}")
-        if name in self._places:
-            return self._places[name]
+        key = (name, None)
+        if key in self._places:
+            return self._places[key]
         array = numpy.empty(info.shape, dtype=ARRAY_DTYPES_BACK[info.dtype])
-        self._places[name] = array
-        self._append(
-            (name, info.dtype, info.shape, None, None, -1, None), address_of(array), array, array
-        )
+        self._places[key] = array
+        spec = (name, info.dtype, info.shape, None, None, -1, None)
+        self._append(key, spec, address_of(array), array, array)
         return array
 
     # ---- modules ----
@@ -601,9 +743,12 @@ class Wanted:
             self._loads.append(lambda: module.load_state_dict(state, strict=self._strict))
         missing = []
         for key, value in state.items():
-            name = f"{path}.{module_key(key)}"
-            node = rest.get(module_key(key), {"tensor": name})
-            if "tensor" in node and node["tensor"] not in self._saved:
+            name = self._rename(f"{path}.{module_key(key)}")
+            node = self._present(rest.get(name.removeprefix(f"{path}."), {"tensor": name}), name)
+            if self._merges(name):
+                self._wanted_names.add(name)
+                self._merged_into(self._merged_value(name), state, key, name)
+            elif "tensor" in node and node["tensor"] not in self._saved:
                 missing.append(name)
             elif key.rpartition(".")[2] == "_extra_state":
                 state[key] = self._make(node, name)
@@ -613,10 +758,10 @@ class Wanted:
                 self._tensor_into(node, value, name)
             else:
                 self._into(node, state, key, name)
-        for key in rest.keys() - set(module_keys(state)):
-            self._unexpected.append(f"{path}.{key}")
+        wanted = {self._rename(f"{path}.{key}") for key in module_keys(state)}
+        self._unexpected += sorted({f"{path}.{key}" for key in rest} - wanted)
         if missing and self._strict:
-            raise InvalidArgument(
+            raise not_in_shard(
                 f"{path}: not saved: {_some(missing)} (strict=False leaves them as they are)"
             )
 
@@ -627,6 +772,10 @@ class Wanted:
     def _check_unexpected(self, tree: dict[str, Any]) -> None:
         if not self._strict:
             return
+        if self._of_all is not None:
+            self._unexpected = [
+                name for name in self._unexpected if name in self._of_all.of_every_rank
+            ]
         if self._unexpected:
             raise InvalidArgument(
                 f"saved and not wanted: {_some(self._unexpected)} (strict=False leaves them out)"
@@ -636,7 +785,9 @@ class Wanted:
             unexpected = [
                 name
                 for name in self._saved
-                if name.startswith(f"{path}.") and name not in self._places
+                if name.startswith(f"{path}.")
+                and name not in self._wanted_names
+                and (self._of_all is None or name in self._of_all.of_every_rank)
             ]
             if unexpected:
                 owners = owners or Owners(tree)
@@ -650,9 +801,9 @@ class Wanted:
 
     def _optimizer(self, node: dict[str, Any], optimizer: Any, path: str) -> None:
         had = {name for group in node["groups"] for name in group["params"]}
-        names = by_position(
-            node["groups"], optimizer.param_groups, self._parameters.names_of(optimizer, had)
-        )
+        names = self._parameters.names_of(optimizer, had)
+        if node.get("by_position", True):
+            names = by_position(node["groups"], optimizer.param_groups, names)
         self._check_groups(node["groups"], optimizer, names, path)
         for saved, group in zip(node["groups"], optimizer.param_groups, strict=True):
             for key, field in saved["fields"]:
@@ -672,6 +823,8 @@ class Wanted:
         states: dict[Any, dict[str, Any]] = {}
         for kind in node["states"]:
             for name in kind["params"]:
+                if name not in parameters and self._of_all is not None:
+                    continue  # another pipeline stage's
                 parameter, group = parameters[name]
                 has = optimizer.state.get(parameter, {})
                 states[parameter] = {
@@ -697,18 +850,24 @@ class Wanted:
         self, node: dict[str, Any], has: Any, parameter: Any, on_host: bool, path: str
     ) -> Any:
         """One entry of a parameter's state: the tensor that is there, or one made as the optimizer would."""
+        self._check_agreed(node, path)
+        node = self._present(node, path)
         if "absent" in node:
             return self._absent(has, parameter)
         if "tensor" not in node:
             return self._nested_entry(node, has, parameter, path)
         info = self._info(node["tensor"], path)
         shape = info.shape if info.flat is None else info.flat[1:]
-        if is_tensor(has) and tuple(has.shape) == shape and self._dtype(info, path) == has.dtype:
+        if info.flat is None and info.shape == self._parameters.whole_shape(parameter):
+            shape = tuple(parameter.shape)  # a part, as the parameter is one
+        same_type = is_tensor(has) and (self._convert or self._dtype(info, path) == has.dtype)
+        if same_type and tuple(has.shape) == shape:
             return self._entry_into(info, has, parameter, path)
         if tuple(parameter.shape) == shape:
-            made = torch_module().empty_like(
-                parameter, dtype=self._dtype(info, path), requires_grad=False
-            )
+            dtype = self._dtype(info, path)
+            if self._convert and dtype.is_floating_point and not on_host:
+                dtype = parameter.dtype  # as the optimizer would have it
+            made = torch_module().empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
             self._check_plain(parameter, info.shape, path)
             made = self._new_tensor(info, path, "cpu" if on_host else parameter.device)
@@ -754,7 +913,7 @@ class Wanted:
     def _absent(has: Any, parameter: Any) -> Any:
         # Of a DTensor of which this rank has no element.
         if not is_absent(parameter):
-            raise InvalidArgument(
+            raise not_in_shard(
                 f"saved was no part of the state of a parameter of shape {list(parameter.shape)}, and wanted is one"
             )
         return has if is_tensor(has) else torch_module().empty_like(parameter, requires_grad=False)
@@ -764,9 +923,8 @@ class Wanted:
         _torch_types = torch_types()
         return _torch_types.dtype_from_name(info.dtype, path)
 
-    @staticmethod
     def _check_groups(
-        saved: list[dict[str, Any]], optimizer: Any, names: dict[int, str], path: str
+        self, saved: list[dict[str, Any]], optimizer: Any, names: dict[int, str], path: str
     ) -> None:
         if len(saved) != len(optimizer.param_groups):
             raise InvalidArgument(
@@ -775,68 +933,20 @@ class Wanted:
         for number, (one, group) in enumerate(zip(saved, optimizer.param_groups, strict=True)):
             wanted = {names[id(parameter)] for parameter in group["params"]}
             had = set(one["params"])
-            if wanted != had:
-                raise InvalidArgument(
+            left_out = had - wanted
+            if self._of_all is not None:
+                left_out &= self._of_all.of_every_rank
+            if wanted - had or left_out:
+                raise (not_in_shard if wanted - had else InvalidArgument)(
                     f"{path}: group {number}: not saved: {_some(sorted(wanted - had))}; saved and not wanted: {_some(sorted(had - wanted))}"
                 )
 
 
-def bytes_of(value: Any) -> Any:
-    """The bytes of its elements, in order."""
-    if is_tensor(value):
-        plain = value.detach().resolve_conj().resolve_neg()
-        return plain.contiguous().view(-1).view(torch_module().uint8)
-    return numpy_module().ascontiguousarray(value).reshape(-1).view("u1")
-
-
-def extent_of(value: Any) -> tuple[int, int]:
-    """From its first byte to behind its last; others may lie in between."""
-    if is_tensor(value):
-        size = value.element_size()
-        steps = [
-            (n - 1) * stride * size for n, stride in zip(value.shape, value.stride(), strict=True)
-        ]
-        begin = value.data_ptr()
-    else:
-        size = value.itemsize
-        steps = [(n - 1) * stride for n, stride in zip(value.shape, value.strides, strict=True)]
-        begin = value.__array_interface__["data"][0]
-    low = sum(step for step in steps if step < 0)
-    return begin + low, begin + size + sum(step for step in steps if step > 0)
-
-
-_OTHER_DEVICE = -2  # where addresses say nothing
-
-
-def device_of(value: Any) -> int:
-    """Whose addresses its address is one of."""
-    if is_array(value) or value.device.type == "cpu":
-        return -1
-    return value.device.index if value.device.type == "cuda" else _OTHER_DEVICE
-
-
-def repeats_itself(value: Any) -> bool:
-    """Whether several of its elements are one in memory, as in an expanded tensor."""
-    strides = value.stride() if is_tensor(value) else value.strides
-    return any(n > 1 and stride == 0 for n, stride in zip(value.shape, strides, strict=True))
-
-
-def empty_like(value: Any) -> Any:
-    if is_tensor(value):
-        return torch_module().empty_like(value.detach())
-    return numpy_module().empty_like(value)
-
-
-def copy_into(target: Any, source: Any) -> None:
-    if is_tensor(target):
-        with torch_module().no_grad():
-            target.detach().copy_(source.detach())
-    else:
-        target[...] = source
-
-
-def address_of(value: Any) -> int:
-    return value.data_ptr() if is_tensor(value) else value.__array_interface__["data"][0]
+def _place_key(place: Any) -> tuple[Any, ...] | None:
+    """Of places in one tensor; None: all of it."""
+    if isinstance(place, Range):
+        return place.start, place.length
+    return None if place is None or place.whole else (place.offset, place.local_shape)
 
 
 def by_position(

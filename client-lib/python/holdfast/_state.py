@@ -39,6 +39,7 @@ from holdfast._described import (
     torch_module,
 )
 from holdfast._errors import InvalidArgument, Refused
+from holdfast._part import PARTS, Part
 from holdfast._range import Range
 
 TREE = "holdfast.state"
@@ -145,8 +146,8 @@ def reads_plainly(optimizer: Any) -> bool:
 
 
 def found_in(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The modules, optimizers and ranges of a state, with their paths."""
-    if is_module(state) or is_optimizer(state) or isinstance(state, Range):
+    """The modules, optimizers, ranges and parts of a state, with their paths."""
+    if is_module(state) or is_optimizer(state) or isinstance(state, PARTS):
         yield path, state
     elif type(state) in (dict, list, tuple) or isinstance(state, Mapping):
         items = state.items() if isinstance(state, Mapping) else enumerate(state)
@@ -159,12 +160,14 @@ _NBYTES = operator.attrgetter("nbytes")
 
 
 class Parameters:
-    """The names of parameters, as the modules and ranges beside an optimizer give them."""
+    """The names of parameters, as the modules, ranges and parts beside an optimizer give them."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, rename: Callable[[str], str] = str) -> None:
+        """`rename`: a module's name for a parameter made into the one that is meant."""
+        self._rename = rename
         self._names: dict[int, str] = {}
         self._further: dict[int, list[str]] = {}  # of those that several modules have
-        self._ranges: dict[int, Range] = {}
+        self._parts: dict[int, Range | Part] = {}
         found = list(found_in(state))
         self.optimizers = [value for _, value in found if is_optimizer(value)]
         if not self.optimizers:
@@ -173,9 +176,9 @@ class Parameters:
         for path, module in modules:
             self._take(path, module)
         for path, value in found:
-            if isinstance(value, Range):
+            if isinstance(value, PARTS):
                 self._names.setdefault(id(value.tensor), path)
-                self._ranges.setdefault(id(value.tensor), value)
+                self._parts.setdefault(id(value.tensor), value)
         if not all(
             id(each) in self._names for optim in self.optimizers for each in _parameters(optim)
         ):
@@ -189,7 +192,7 @@ class Parameters:
         named = dict(module.named_parameters(remove_duplicate=True))
         prefix = f"{path}." if path else ""
         for key, parameter in zip(module_keys(named), named.values(), strict=True):
-            name = prefix + key
+            name = self._rename(prefix + key)
             if self._names.setdefault(id(parameter), name) != name:
                 self._further.setdefault(id(parameter), []).append(name)
 
@@ -207,16 +210,23 @@ class Parameters:
 
     def parts(self, parameter: Any, values: Iterable[Any]) -> Iterable[Any]:
         """What the optimizer has for a parameter: as `part` has it."""
-        if not self._ranges:
+        if not self._parts:
             return values
         return [self.part(parameter, value) for value in values]
 
+    def whole_shape(self, parameter: Any) -> tuple[int, ...] | None:
+        """Of what a parameter that is a Range or a Part is one of."""
+        of = self._parts.get(id(parameter))
+        return None if of is None else of.shape
+
     def part(self, parameter: Any, value: Any) -> Any:
-        """A tensor of the optimizer's state as the same Range that the parameter is, if it is one, and goes with each of its
-        elements."""
-        of = self._ranges.get(id(parameter))
+        """A tensor of the optimizer's state as the same Range or Part that the parameter is, if it is one, and goes with each of
+        its elements."""
+        of = self._parts.get(id(parameter))
         if of is None or not is_tensor(value) or value.shape != parameter.shape:
             return value
+        if isinstance(of, Part):
+            return Part(value, of.shape, of.offset)
         return Range(value, of.shape, of.start)
 
 
@@ -242,7 +252,7 @@ def is_described(value: Any) -> bool:
     """Whether it is saved as a tensor: subclasses are objects."""
     from holdfast import _torch_types
 
-    return isinstance(value, Range) or (
+    return isinstance(value, PARTS) or (
         is_tensor(value) and (_torch_types.is_dtensor(value) or not is_subclass(value))
     )
 
@@ -338,7 +348,7 @@ class Flattener:
     # ---- nodes ----
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
-        if is_tensor(value) or isinstance(value, Range):
+        if is_tensor(value) or isinstance(value, PARTS):
             return self._tensor(value, path)
         if self._depth == _DEPTH_MAX:
             raise InvalidArgument(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from holdfast._errors import InvalidArgument, Refused
+from holdfast._part import Part
 
 # safetensors' names; what has none cannot be in an image.
 _NAMES: dict[torch.dtype, str] = {
@@ -81,6 +82,11 @@ class Place:
     def empty(self) -> bool:
         """Nothing of a tensor that has elements: uneven sharding leaves some ranks without."""
         return 0 in self.local_shape and 0 not in self.shape
+
+
+def part_place(part: Part, path: str) -> Place:
+    part.check(path)
+    return Place(part.shape, part.offset, tuple(part.tensor.shape))
 
 
 def is_dtensor(value: Any) -> bool:

@@ -110,10 +110,32 @@ class StagedBuffer {
 // What was raised, for the daemon to tell others: without the frames of this program.
 std::string Words(const py::error_already_set& raised) {
   try {
-    return std::string(py::str(raised.value()));
+    const std::string words = py::str(raised.value());
+    return words.empty() ? std::string(py::str(raised.type().attr("__name__"))) : words;
   } catch (const py::error_already_set&) {  // its __str__ raises, too
     return std::string(py::str(raised.type().attr("__name__")));
   }
+}
+
+// Whether this rank's shard does not have it, and others' may (holdfast._errors.not_in_shard).
+bool MayBeElsewhere(const py::error_already_set& raised) {
+  return py::hasattr(raised.value(), "may_be_elsewhere");
+}
+
+// What the session makes of it. Of all ranks' shards: what was found when they were read is no
+// mistake of the caller's.
+Code CodeOf(const py::error_already_set& raised, bool of_all) {
+  if (!of_all) {
+    return MayBeElsewhere(raised) ? Code::kNotFound : Code::kInvalidArgument;
+  }
+  const std::string name = py::str(py::getattr(raised.value(), "code", py::str("")));
+  for (const Code code :
+       {Code::kUnavailable, Code::kDeadlineExceeded, Code::kCorrupt, Code::kUnreadable}) {
+    if (name == CodeName(code)) {
+      return code;
+    }
+  }
+  return Code::kInvalidArgument;
 }
 
 class PySave {
@@ -277,15 +299,17 @@ class PyJob {
   }
 
   Restored Restore(const py::function& choose, std::optional<uint64_t> step, uint64_t attempt,
-                   double timeout, const Streams& streams) {
+                   double timeout, const Streams& streams, bool convert) {
     RestoreOptions options;
     options.streams = ToStreams(streams);
+    options.convert_types = convert;
     options.newest = !step.has_value();
     options.step = step.value_or(0);
     options.attempt = attempt;
     options.deadline = ToMilliseconds(timeout);
     const std::shared_ptr<Job> job = Open();
     std::optional<py::error_already_set> raised_by_choose;
+    bool interrupted = false;  // by that
     std::optional<GilReleased> released;
     // Called by this thread, which has let the GIL go.
     const auto ask = [&](const Saved& saved) -> Result<State> {
@@ -295,12 +319,27 @@ class PyJob {
         for (size_t i = 0; i < saved.tensors.size(); ++i) {
           infos[i] = FromTensor(saved.tensors[i]);
         }
-        const auto chosen =
-            choose(infos, FromObjects(saved.objects)).cast<std::pair<py::object, py::sequence>>();
-        return State(TensorList::Use(chosen.first.cast<TensorList&>(), chosen.second).state());
+        py::object of_all = py::none();
+        if (saved.saved_by > 0) {
+          py::set of_every_rank;
+          for (size_t i = 0; i < saved.tensors.size(); ++i) {
+            if (saved.tensor_ranks[i] == saved.saved_by) {
+              of_every_rank.add(saved.tensors[i].name);
+            }
+          }
+          of_all = py::make_tuple(saved.attempt, saved.step, saved.saved_by,
+                                  FromSavedObjects(saved.of_all), of_every_rank);
+        }
+        const auto chosen = choose(infos, FromObjects(saved.objects), of_all)
+                                .cast<std::pair<py::object, py::sequence>>();
+        State wanted(TensorList::Use(chosen.first.cast<TensorList&>(), chosen.second).state());
+        raised_by_choose.reset();
+        return wanted;
       } catch (const py::error_already_set& raised) {
         raised_by_choose = raised;
-        return Status(Code::kInvalidArgument, Words(raised));
+        interrupted = !raised.matches(PyExc_Exception);  // (KeyboardInterrupt)
+        return Status(interrupted ? Code::kInvalidArgument : CodeOf(raised, saved.saved_by > 0),
+                      Words(raised));
       } catch (const py::cast_error& error) {
         return Status(Code::kInvalidArgument,
                       std::string("choose must return (TensorList, addresses): ") + error.what());
@@ -309,7 +348,13 @@ class PyJob {
     released.emplace();
     Result<Restored> restored = job->Restore(Choose(ask), options);
     released.reset();
-    if (raised_by_choose.has_value()) {
+    // What it raised is what is wrong, if that is what ended the restore. (Where others' shards
+    // were looked at, too, the status says both.)
+    if (interrupted) {
+      throw *raised_by_choose;
+    }
+    if (!restored.ok() && raised_by_choose.has_value() && !MayBeElsewhere(*raised_by_choose) &&
+        restored.status().message().find(Words(*raised_by_choose)) != std::string::npos) {
       throw *raised_by_choose;
     }
     return ValueOrRaise(std::move(restored));
@@ -369,6 +414,7 @@ void BindRestored(py::module_& module) {
       .def_readonly("source", &Restored::source)
       .def_readonly("why", &Restored::why)
       .def_readonly("notes", &Restored::notes)
+      .def_readonly("resharded_from", &Restored::resharded_from)
       .def_property_readonly(
           "waited_s",
           [](const Restored& r) { return static_cast<double>(r.waited.count()) * 1e-9; })
@@ -414,7 +460,7 @@ void BindJob(py::module_& module) {
            py::arg("wait_for_room") = 0.0)
       .def("restore", &PyJob::Restore, py::arg("choose"), py::kw_only(),
            py::arg("step") = py::none(), py::arg("attempt") = 0, py::arg("timeout") = 600.0,
-           py::arg("streams") = Streams())
+           py::arg("streams") = Streams(), py::arg("convert") = false)
       .def("adopt", &PyJob::Adopt, py::kw_only(), py::arg("step") = py::none(),
            py::arg("attempt") = 0, py::arg("timeout") = 600.0)
       .def("enter_network_busy", &PyJob::EnterNetworkBusy)

@@ -114,6 +114,17 @@ py::list FromObjects(const std::vector<Object>& objects) {
   return out;
 }
 
+py::list FromSavedObjects(const std::vector<SavedObject>& objects) {
+  py::list out(objects.size());
+  for (size_t i = 0; i < objects.size(); ++i) {
+    const Object& object = objects[i].object;
+    out[i] = py::make_tuple(object.name, py::bytes(object.bytes),
+                            object.json ? py::object(py::none()) : py::str(object.codec),
+                            objects[i].ranks);
+  }
+  return out;
+}
+
 py::object FromTensor(const Tensor& tensor) {
   return py::cast(TensorInfo{tensor});
 }

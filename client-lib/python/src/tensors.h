@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "holdfast/job.h"
 #include "holdfast/state.h"
 
 namespace holdfast::python {
@@ -46,6 +47,8 @@ class TensorList {
 // (name, bytes, codec or None) each.
 std::vector<Object> ToObjects(const pybind11::sequence& objects);
 pybind11::list FromObjects(const std::vector<Object>& objects);
+// (name, bytes, codec or None, ranks) each.
+pybind11::list FromSavedObjects(const std::vector<SavedObject>& objects);
 
 // What holdfast._core.TensorInfo shows.
 pybind11::object FromTensor(const Tensor& tensor);

@@ -1,0 +1,356 @@
+#include "client-lib/src/reshard.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "base/status.h"
+#include "client-lib/src/errors.h"
+#include "client-lib/src/shard_read.h"
+#include "client-lib/src/state_plan.h"
+
+namespace holdfast::client {
+namespace {
+
+// What is put together in memory at once for a device; a tensor that is larger comes alone.
+constexpr uint64_t kStagedBytesMax = 256 << 20;
+
+// Between whole blocks nothing is read: a block is as much as is worth reading over.
+constexpr uint64_t kGapBytes = 0;
+
+uint64_t SizeOf(const Tensor& tensor) {
+  uint64_t elements = tensor.flat_length;
+  if (tensor.place != Tensor::Place::kFlat) {
+    const bool box = tensor.place == Tensor::Place::kBox;
+    elements = 1;
+    for (const uint64_t n : box ? tensor.box_shape : tensor.global_shape) {
+      elements *= n;  // (that it is not too many was checked when it was planned)
+    }
+  }
+  return elements * TypeBytes(tensor.type);
+}
+
+const char* const kTiers[] = {"memory", "nvme", "remote"};
+
+}  // namespace
+
+Status Resharding::Plan(const State& wanted) {
+  wanted_ = &wanted;
+  std::vector<Want> wants;
+  wants.reserve(wanted.tensors.size());
+  for (const Tensor& tensor : wanted.tensors) {
+    wants.push_back({ToSlice(tensor), {}, options_.convert_types});
+  }
+  absl::StatusOr<ReshardPlanner> planner = ReshardPlanner::For(std::move(wants));
+  if (!planner.ok()) {
+    return Status(Code::kInvalidArgument, Message(planner.status()));
+  }
+  planner_.emplace(*std::move(planner));
+  HF_TRY(shards_.AddTo(*planner_));
+  return Replan();
+}
+
+Status Resharding::Replan() {
+  plan_ = planner_->Plan(shards_.Sources(options_.reader, options_.own, unreadable_));
+  if (plan_.problems.empty()) {
+    return Status();
+  }
+  const absl::Status told = StatusOf(plan_.problems);
+  const bool diverged = std::any_of(
+      plan_.problems.begin(), plan_.problems.end(),
+      [](const auto& each) { return each.kind == ReshardProblem::Kind::kContradiction; });
+  if (diverged) {
+    return Status(
+        Code::kInvalidArgument,
+        absl::StrCat(Message(told), " (what belongs to single ranks is merged, or not asked for)"));
+  }
+  // Not what was saved: the caller's mistake.
+  const bool mistake = absl::IsNotFound(told) || absl::IsFailedPrecondition(told);
+  return mistake ? Status(Code::kInvalidArgument, Message(told)) : FromAbslStatus(told, "plan");
+}
+
+// What several ranks have that is to be compared is read when all else has been: what cannot be
+// read then contradicts nobody, but what came from it is read again from others.
+Status Resharding::Copy(DeviceFence* fence, Deadline deadline) {
+  while (true) {
+    const std::set<Rank> without = unreadable_;
+    for (const Group& group : Groups()) {
+      HF_TRY(CopyGroup(group, fence, deadline));
+    }
+    const Status compared = CompareOverlaps(deadline);
+    if (compared.ok() || unreadable_ == without || deadline.passed() || !Replan().ok()) {
+      return compared;
+    }
+  }
+}
+
+std::vector<Resharding::Group> Resharding::Groups() const {
+  const std::vector<Tensor>& tensors = wanted_->tensors;
+  std::vector<Group> groups = {{std::vector<bool>(tensors.size()), false}};
+  uint64_t staged = kStagedBytesMax;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].device < 0) {
+      groups.front().wants[i] = true;
+      continue;
+    }
+    const uint64_t bytes = SizeOf(tensors[i]);
+    if (staged + bytes > kStagedBytesMax) {
+      groups.push_back({std::vector<bool>(tensors.size()), true});
+      staged = 0;
+    }
+    groups.back().wants[i] = true;
+    staged += bytes;
+  }
+  return groups;
+}
+
+Status Resharding::CopyGroup(const Group& group, DeviceFence* fence, Deadline deadline) {
+  const std::vector<Tensor>& tensors = wanted_->tensors;
+  std::vector<void*> to(tensors.size());
+  std::vector<std::unique_ptr<std::byte[]>> staging;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (group.wants[i] && group.staged) {
+      staging.push_back(std::make_unique_for_overwrite<std::byte[]>(SizeOf(tensors[i])));
+      to[i] = staging.back().get();
+    } else if (group.wants[i]) {
+      to[i] = tensors[i].data;
+    }
+  }
+  HF_TRY(CopyPlanned(group, to, deadline));
+  return group.staged ? ToDevices(group, to, fence, deadline) : Status();
+}
+
+// A shard that cannot be read at all is done without, if others have the same.
+Status Resharding::CopyPlanned(const Group& group, const std::vector<void*>& to,
+                               Deadline deadline) {
+  while (true) {
+    Status failed;
+    for (const auto& [rank, part] : Divide(group, to)) {
+      failed = CopyFrom(rank, part, deadline);
+      if (!failed.ok()) {
+        unreadable_.insert(rank);
+        break;
+      }
+    }
+    if (failed.ok() || deadline.passed() || !Replan().ok()) {
+      return failed;
+    }
+  }
+}
+
+std::map<Rank, Resharding::FromRank> Resharding::Divide(const Group& group,
+                                                        const std::vector<void*>& to) const {
+  ReshardPlan of_group;
+  of_group.sources = plan_.sources;
+  for (const ReshardPlan::Piece& piece : plan_.pieces) {
+    if (group.wants[piece.want]) {
+      of_group.pieces.push_back(piece);
+    }
+  }
+  std::vector<std::vector<ByteRun>> reads = ReadsOf(of_group, kGapBytes);
+  std::vector<Scatter> scatters(reads.size());
+  for (const ReshardPlan::Piece& piece : of_group.pieces) {
+    scatters[piece.source].parts.push_back(
+        {piece.copy, to[piece.want], static_cast<DType>(wanted_->tensors[piece.want].type)});
+  }
+  std::map<Rank, FromRank> parts;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    if (reads[i].empty()) {
+      continue;
+    }
+    const ReshardPlan::Source& source = plan_.sources[i];
+    FromRank& part = parts[source.rank];
+    scatters[i].dtype = source.dtype;
+    part.scatters.push_back(std::move(scatters[i]));
+    part.slices.push_back(source.slice);
+    part.runs.push_back(std::move(reads[i]));
+  }
+  return parts;
+}
+
+Status Resharding::CopyFrom(Rank rank, const FromRank& part, Deadline deadline) {
+  HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> held, ReadGood(rank, part, deadline));
+  read_from_[held->tier()].insert(rank);
+  if (why_.empty()) {
+    why_ = held->why();
+  }
+  return Status();
+}
+
+Result<std::unique_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRank& part,
+                                                        Deadline deadline) {
+  std::vector<std::string>& without = bad_tiers_[rank];
+  Status bad;
+  while (true) {
+    Result<std::unique_ptr<HeldShard>> held = shards_.Open(rank, without, deadline);
+    if (!held.ok()) {
+      // That there is no other copy is not what is wrong.
+      return bad.ok() || held.status().code() == Code::kUnavailable ? held.status() : bad;
+    }
+    const Status read = ReadFrom(rank, **held, part, deadline);
+    if (read.ok()) {
+      return held;
+    }
+    if (!CopyIsBad(read) || !PassOver(**held, without)) {
+      return read;
+    }
+    bad = read;
+    if (found_bad_.empty()) {
+      found_bad_ = absl::StrCat((*held)->tier(), " copy of rank ", rank, " bad: ", bad.message());
+    }
+  }
+}
+
+Status Resharding::ReadFrom(Rank rank, HeldShard& held, const FromRank& part, Deadline deadline) {
+  HF_TRY(shards_.CheckSame(rank, held));
+  const SealedShard& shard = held.shard();
+  ShardRanges ranges;
+  ShardSlices slices;
+  for (size_t i = 0; i < part.slices.size(); ++i) {
+    if (!shard.Has(part.slices[i])) {
+      return Status(Code::kCorrupt, absl::StrCat("rank ", rank, "'s file in ", held.tier(),
+                                                 " leaves out what other files have"));
+    }
+    for (const ByteRun& run : part.runs[i]) {
+      ranges.push_back(shard.SlicePart(part.slices[i], run.begin, run.bytes));
+      ranges.back().scatter = &part.scatters[i];
+      slices.emplace_back(part.slices[i]);
+    }
+  }
+  CopyOptions options;
+  options.half_point = "client.restore.half_copied";
+  options.interrupt = deadline.interrupt();
+  HF_TRY(CopyOutOf(shard, engine_, ranges, slices, options));
+  return held.Confirm(deadline);
+}
+
+// Those of the same two shards one after the other, which are opened once.
+Status Resharding::CompareOverlaps(Deadline deadline) {
+  std::map<std::pair<Rank, Rank>, std::vector<ReshardPlan::Overlap>> by_ranks;
+  for (const ReshardPlan::Overlap& overlap : plan_.overlaps) {
+    by_ranks[{plan_.sources[overlap.source].rank, plan_.sources[overlap.other].rank}].push_back(
+        overlap);
+  }
+  for (const auto& [ranks, overlaps] : by_ranks) {
+    HF_TRY(CompareShards(ranks.first, ranks.second, overlaps, deadline));
+  }
+  return Status();
+}
+
+// Both are verified, each by its own digests, and then compared with each other where they lie.
+Status Resharding::CompareShards(Rank one, Rank other,
+                                 const std::vector<ReshardPlan::Overlap>& overlaps,
+                                 Deadline deadline) {
+  ReshardPlan compared;
+  compared.sources = plan_.sources;
+  compared.overlaps = overlaps;
+  const std::vector<std::vector<ByteRun>> reads = ReadsOf(compared, kGapBytes);
+  const auto verified = [&](Rank rank) -> Result<std::unique_ptr<HeldShard>> {
+    FromRank part;
+    for (size_t i = 0; i < reads.size(); ++i) {
+      if (!reads[i].empty() && plan_.sources[i].rank == rank) {
+        part.scatters.push_back(Scatter{plan_.sources[i].dtype, {}});
+        part.slices.push_back(plan_.sources[i].slice);
+        part.runs.push_back(reads[i]);
+      }
+    }
+    Result<std::unique_ptr<HeldShard>> held = ReadGood(rank, part, deadline);
+    if (!held.ok()) {
+      unreadable_.insert(rank);
+    }
+    return held;
+  };
+  HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> first, verified(one));
+  std::unique_ptr<HeldShard> another;
+  if (other != one) {
+    HF_TRY_ASSIGN(another, verified(other));
+  }
+  HeldShard& second = another != nullptr ? *another : *first;
+  for (const ReshardPlan::Overlap& overlap : overlaps) {
+    deadline.Look();
+    if (deadline.passed()) {
+      return Status(Code::kDeadlineExceeded, "what several ranks saved was being compared");
+    }
+    const bool same = Same(overlap, first->shard(), second.shard());
+    if (first->shard().faulted() || second.shard().faulted()) {
+      return Status(Code::kCorrupt, "a slot or file was cut short while it was being compared");
+    }
+    if (!same) {
+      const Slice& slice = first->shard().layout().slices[plan_.sources[overlap.source].slice];
+      return Status(Code::kInvalidArgument,
+                    absl::StrCat("tensor '", slice.name, "': rank ", one, " and rank ", other,
+                                 " both saved some of its elements, with different values: which "
+                                 "are right nobody can say; restore an older step"));
+    }
+  }
+  HF_TRY(first->Confirm(deadline));
+  return second.Confirm(deadline);
+}
+
+bool Resharding::Same(const ReshardPlan::Overlap& overlap, const SealedShard& first,
+                      const SealedShard& second) const {
+  const ReshardPlan::Source& source = plan_.sources[overlap.source];
+  const std::byte* const here = first.SliceBytes(source.slice);
+  const std::byte* const there = second.SliceBytes(plan_.sources[overlap.other].slice);
+  const uint64_t size = DTypeBytes(source.dtype);
+  bool same = true;
+  overlap.copy.ForEachRun([&](uint64_t from, uint64_t to, uint64_t elements) {
+    same = same && std::memcmp(here + from * size, there + to * size, elements * size) == 0;
+  });
+  return same;
+}
+
+Status Resharding::ToDevices(const Group& group, const std::vector<void*>& from, DeviceFence* fence,
+                             Deadline deadline) {
+  std::vector<CopyOutRange> ranges;
+  std::vector<std::vector<uint64_t>> digests;
+  const std::vector<Tensor>& tensors = wanted_->tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const uint64_t bytes = SizeOf(tensors[i]);
+    if (!group.wants[i] || bytes == 0) {
+      continue;
+    }
+    std::vector<uint64_t>& own = digests.emplace_back();
+    const auto* const staged = static_cast<const std::byte*>(from[i]);
+    for (uint64_t at = 0; at < bytes; at += kDigestBlockBytes) {
+      own.push_back(Crc64(staged + at, std::min<uint64_t>(kDigestBlockBytes, bytes - at)));
+    }
+    ranges.push_back({tensors[i].data, staged, bytes, own.data(), tensors[i].device});
+  }
+  CopyOptions options;
+  options.fence = fence;
+  options.interrupt = deadline.interrupt();
+  HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, engine_.CopyOut(ranges, options));
+  return mismatch.has_value()
+             ? Status(Code::kInternal, "memory changed while it was copied to a device")
+             : Status();
+}
+
+std::string Resharding::Told() const {
+  std::string told;
+  for (const char* tier : kTiers) {
+    const auto from = read_from_.find(tier);
+    if (from != read_from_.end()) {
+      absl::StrAppend(&told, told.empty() ? "" : ", ", from->second.size(),
+                      from->second.size() == 1 ? " shard from " : " shards from ", tier);
+    }
+  }
+  if (told.empty()) {
+    return "nothing of their tensors was wanted";
+  }
+  const std::string& why = found_bad_.empty() ? why_ : found_bad_;
+  return why.empty() ? told : absl::StrCat(told, " (", why, ")");
+}
+
+std::string Resharding::farthest() const {
+  std::string farthest = kTiers[0];
+  for (const char* tier : kTiers) {
+    farthest = read_from_.count(tier) > 0 ? tier : farthest;
+  }
+  return farthest;
+}
+
+}  // namespace holdfast::client

@@ -1,0 +1,222 @@
+"""holdfast.layouts: jobs in the layouts of Megatron and ZeRO, without DTensors, from one mesh into another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+
+import holdfast
+from daemons import Daemon
+from holdfast import layouts
+
+LAYERS, HIDDEN, FFN, VOCABULARY, EXPERTS = 4, 8, 12, 16, 4
+
+
+def whole() -> dict[str, torch.Tensor]:
+    """All tensors of the model, whole, under their global names."""
+    shapes = {"embedding.weight": (VOCABULARY, HIDDEN), "norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        prefix = f"layers.{layer}."
+        shapes[prefix + "qkv.weight"] = (3 * HIDDEN, HIDDEN)
+        shapes[prefix + "qkv.bias"] = (3 * HIDDEN,)
+        shapes[prefix + "proj.weight"] = (HIDDEN, HIDDEN)
+        shapes[prefix + "proj.bias"] = (HIDDEN,)
+        for expert in range(EXPERTS):
+            shapes[f"{prefix}experts.{expert}.fc1.weight"] = (2 * FFN, HIDDEN)
+            shapes[f"{prefix}experts.{expert}.fc2.weight"] = (HIDDEN, FFN)
+    torch.manual_seed(7)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+class Mesh:
+    """Tensor, expert and pipeline parallel ranks, tensor parallel ones next to each other."""
+
+    def __init__(self, tensor: int, expert: int, pipeline: int) -> None:
+        self.tensor, self.expert, self.pipeline = tensor, expert, pipeline
+        self.ranks = tensor * expert * pipeline
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        return (
+            rank % self.tensor,
+            rank // self.tensor % self.expert,
+            rank // (self.tensor * self.expert),
+        )
+
+    def has(self, rank: int, name: str) -> bool:
+        _, expert, stage = self.place(rank)
+        words = name.split(".")
+        if words[0] == "embedding":
+            return stage == 0
+        if words[0] == "norm":
+            return stage == self.pipeline - 1
+        if int(words[1]) * self.pipeline // LAYERS != stage:
+            return False
+        return words[2] != "experts" or int(words[3]) * self.expert // EXPERTS == expert
+
+
+RULES = {
+    "column": ["*.qkv.*", "embedding.weight"],
+    "row": ["*.proj.*", "*.fc2.weight"],
+    "gated": ["*.fc1.weight"],
+}
+
+
+def local(name: str, value: torch.Tensor, split: layouts.Split | None) -> torch.Tensor:
+    """What a rank has of it, worked out by slicing alone."""
+    if split is None:
+        return value.clone()
+    blocks = value.chunk(split.blocks, split.dim)
+    return torch.cat(
+        [block.chunk(split.ranks, split.dim)[split.rank] for block in blocks], split.dim
+    )
+
+
+class Holder(nn.Module):
+    """A module whose state_dict has these tensors, under local names."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(tensor))
+
+
+def state_of(mesh: Mesh, rank: int, fill: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A state for Checkpointer, and the tensors that it is about."""
+    tensor, _, _ = mesh.place(rank)
+    rule = layouts.tensor_parallel(tensor, mesh.tensor, **RULES)
+    tensors = {
+        name: local(name, value, rule(name, value))
+        for name, value in whole().items()
+        if mesh.has(rank, name)
+    }
+    if not fill:
+        tensors = {name: torch.zeros_like(each) for name, each in tensors.items()}
+    module = Holder(tensors)
+    names = {name.replace(".", "_"): name for name in tensors}
+    optim = torch.optim.AdamW(module.parameters(), foreach=False)
+    if fill:
+        for parameter in module.parameters():
+            parameter.grad = parameter.detach() * 2
+        optim.step()
+    state = {"model": layouts.parts(module, rule, name=names.__getitem__), "optim": optim}
+    values = {
+        names[key]: torch.stack([each.detach(), *moments(optim, each)])
+        for key, each in module.named_parameters()
+    }
+    return state, values
+
+
+def moments(optim: torch.optim.Optimizer, parameter: torch.Tensor) -> list[torch.Tensor]:
+    entries = optim.state.get(parameter)
+    return [entries["exp_avg"], entries["exp_avg_sq"]] if entries else []
+
+
+def load(mesh: Mesh) -> None:
+    """Each rank has what it would have, had it been trained on that mesh."""
+
+    def work(rank: int) -> None:
+        _, expected = state_of(mesh, rank, fill=True)
+        state, _ = state_of(mesh, rank, fill=False)
+        model = {key: each for key, each in state["model"].items()}
+        with holdfast.Checkpointer("job") as ckpt:
+            assert ckpt.restore({"model": model}) == 3
+        rule = layouts.tensor_parallel(mesh.place(rank)[0], mesh.tensor, **RULES)
+        for name, value in expected.items():
+            split = rule(name, value[0])
+            keys = (
+                [name] if split is None or split.blocks == 1 else [f"{name}.{i}" for i in range(2)]
+            )
+            got = [model[key] if split is None else model[key].tensor for key in keys]
+            assert torch.equal(torch.cat([each.detach() for each in got]), value[0]), name
+
+    run_ranks(mesh.ranks, work, group=False)
+
+
+def test_from_one_mesh_into_others(daemon: Daemon) -> None:
+    mesh = Mesh(tensor=2, expert=2, pipeline=2)
+
+    def save(rank: int) -> None:
+        state, _ = state_of(mesh, rank, fill=True)
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(3, {"model": state["model"]}, wait="committed")
+
+    run_ranks(mesh.ranks, save, group=False)
+    for other in (mesh, Mesh(1, 1, 1), Mesh(4, 1, 1), Mesh(1, 4, 1), Mesh(2, 1, 4), Mesh(1, 2, 2)):
+        load(other)
+
+
+def test_the_optimizer_of_parts_has_parts(daemon: Daemon) -> None:
+    values = torch.arange(48.0).view(8, 6)
+
+    def state(rank: int, ranks: int, fill: bool) -> dict[str, Any]:
+        mine = values.chunk(ranks, 1)[rank].contiguous()
+        part = nn.Parameter(mine.clone() if fill else torch.zeros_like(mine))
+        optim = torch.optim.AdamW([part], foreach=False)
+        if fill:
+            part.grad = mine.clone()
+            optim.step()
+        offset = (0, rank * mine.shape[1])
+        return {"w": holdfast.Part(part, shape=(8, 6), offset=offset), "optim": optim}
+
+    def work(ranks: int, fill: bool) -> Any:
+        def run(rank: int) -> Any:
+            mine = state(rank, ranks, fill)
+            with holdfast.Checkpointer("job") as ckpt:
+                if fill:
+                    ckpt.save(1, mine, wait="committed")
+                else:
+                    assert ckpt.restore(mine) == 1
+            part = mine["w"].tensor
+            return part.detach(), mine["optim"].state[part]["exp_avg"]
+
+        return run_ranks(ranks, run, group=False)
+
+    saved = work(2, fill=True)
+    for ranks in (2, 3, 1):
+        got = work(ranks, fill=False)
+        for i in range(2):
+            assert torch.equal(
+                torch.cat([each[i] for each in got], 1), torch.cat([each[i] for each in saved], 1)
+            )
+    with holdfast.open("job") as saved_step:
+        assert saved_step.tensor("w").shape == (8, 6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 40])
+def test_flat_shards_are_all_of_it_and_nothing_twice(ranks: int) -> None:
+    shapes = {"a": (3, 5), "b": (), "c": (7,), "d": (0, 2), "e": (4, 1)}
+    total = 15 + 1 + 7 + 4
+    share = -(-total // ranks)
+    seen: dict[str, list[int]] = {name: [] for name in shapes}
+    for rank in range(ranks):
+        buffer = torch.arange(share)
+        found = layouts.flat_shards(shapes, buffer, rank, ranks)
+        at = 0
+        for name, part in found.items():
+            seen[name] += range(part.start, part.start + part.length)
+            assert part.tensor.tolist() == list(range(at, at + part.length)), "one after the other"
+            at += part.length
+    for name, shape in shapes.items():
+        assert seen[name] == list(range(torch.Size(shape).numel()))
+
+
+def test_mistakes_are_named() -> None:
+    linear = nn.Linear(3, 5)
+    for split, said in (
+        (layouts.Split(0, 2, 2), "part 2 of 2"),
+        (layouts.Split(2, 0, 2), "dimension 2"),
+        (layouts.Split(0, 0, 2, blocks=2), "2 equal blocks"),
+    ):
+        with pytest.raises(holdfast.InvalidArgument, match=f"weight.*{said}"):
+            layouts.parts(linear, lambda name, _, split=split: split if name == "weight" else None)
+    with pytest.raises(holdfast.InvalidArgument, match="two tensors"):
+        layouts.parts(linear, lambda name, _: None, name=lambda name: "same")
+    with pytest.raises(holdfast.InvalidArgument, match="4 elements"):
+        layouts.flat_shards({"a": (8,)}, torch.zeros(3), 0, 2)
+    for shape, offset in (((5, 3), (1, 0)), ((5,), (0, 0)), ((5, 3), (-1, 0)), ((5, 3), ("a", 0))):
+        with pytest.raises(holdfast.InvalidArgument):
+            holdfast.Part(torch.zeros(5, 3), shape, offset)
