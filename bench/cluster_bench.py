@@ -1,4 +1,4 @@
-"""scripts/bench restore-peer, fanout and replicate: a job on several nodes of this machine, as root.
+"""scripts/bench restore-peer, fanout, replicate and reshard-cluster: a job on several nodes of this machine, as root.
 
 Real daemons in network namespaces, over libfabric's tcp: all of them share this machine's cores and memory.
 """
@@ -33,6 +33,7 @@ MIB = 1 << 20
 SLOTS = 3
 EXTRA_S_BAR, EXTRA_S_GOAL = 2.0, 0.5
 READ_ONCE_BAR, READ_ONCE_GOAL = 1.05, 1.01
+RESHARD_BAR, RESHARD_GOAL = 1.1, 1.02
 
 
 # Nothing but replicas is copied meanwhile.
@@ -145,6 +146,68 @@ def fanout(rounds: int, state_bytes: int) -> list[Row]:
     ]
 
 
+def reshard_cluster(rounds: int, state_bytes: int) -> list[Row]:
+    """Saved by four ranks on four nodes, read by three on three: out of the remote tier, and out of the fourth node's memory."""
+    ratios, cold, warm = [], [], []
+    unique = 0
+    for _ in range(rounds):
+        with Network() as network:
+            cluster = make_cluster(network, "a b c d", state_bytes)
+            job = Job(cluster, policy="remote.every_steps=1 nvme.every_steps=0")
+            job.start("a b c d", state_bytes=state_bytes)
+            assert job.resume() == 0
+            alike(job)
+            job.save()
+            unique = sum(files(job, 1).values())
+
+            def restored_by(places: str, source: str) -> float:
+                job.start(places, state_bytes=state_bytes)
+                job.join()
+                alike(job)
+                began = time.monotonic()
+                said = job.ask("restore")
+                took = time.monotonic() - began
+                assert job.agreed(said) == 1
+                assert all("resharded from 4 ranks" in each for each in said if "why=" in each), (
+                    said
+                )
+                assert any(f"source={source}" in each for each in said) or source == "memory", said
+                return took
+
+            warm.append(restored_by("a b c", "memory"))
+            lose_everything_but_remote(cluster, job)
+            cold.append(restored_by("a b c", "remote"))
+            ratios.append(read_from_remote(cluster) / unique)
+    value = statistics.median(ratios)
+    note = f"saved by 4 ranks, read by 3, which want all of it; {unique // MIB} MiB in remote"
+    return [
+        Row(
+            "another number of ranks: remote bytes read / unique bytes wanted",
+            "",
+            value,
+            ratio=value,
+            ratio_low=min(ratios),
+            ratio_high=max(ratios),
+            bar=RESHARD_BAR,
+            goal=RESHARD_GOAL,
+            higher_is_better=False,
+            note=note,
+        ),
+        *(
+            Row(
+                f"another number of ranks: from {tier} until every bit is checked",
+                "s",
+                statistics.median(seconds),
+                ratio=statistics.median(seconds),
+                ratio_low=min(seconds),
+                ratio_high=max(seconds),
+                higher_is_better=False,
+            )
+            for tier, seconds in (("remote", cold), ("memory", warm))
+        ),
+    ]
+
+
 def spin(counter: Any) -> None:
     """A training loop, as the processor sees it."""
     while True:
@@ -221,9 +284,17 @@ def replicate(rounds: int, state_bytes: int) -> list[Row]:
     ]
 
 
+CASES = {
+    "restore-peer": restore_peer,
+    "fanout": fanout,
+    "replicate": replicate,
+    "reshard-cluster": reshard_cluster,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=["restore-peer", "fanout", "replicate"])
+    parser.add_argument("case", choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=256, help="state of each rank")
     parser.add_argument("--json", action="store_true", help="one object as the last line")
@@ -233,8 +304,7 @@ def main() -> int:
             f"scripts/bench {options.case}: this machine does not allow it: {why}", file=sys.stderr
         )
         return 1
-    measure = {"restore-peer": restore_peer, "fanout": fanout, "replicate": replicate}[options.case]
-    rows = measure(options.rounds, options.mib * MIB)
+    rows = CASES[options.case](options.rounds, options.mib * MIB)
     report = json.loads(print_report(options.case, rows, options.json))
     return 0 if report["pass"] else 1
 

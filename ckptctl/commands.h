@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "ckptctl/admin_client.h"
+#include "ckptctl/plan_time.h"
 
 namespace holdfast {
 
@@ -79,6 +80,8 @@ struct PlanArguments {
   Attempt attempt = 0;
   std::string layout_file;
   bool all_ranks = false;
+  PlanRates rates;
+  std::optional<uint32_t> ranks_per_node;  // none: kRanksPerNodeAssumed
 };
 struct TimelineArguments {
   std::string job;

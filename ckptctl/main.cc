@@ -322,8 +322,10 @@ class Arguments {
   }
   void AddPlan() {
     CLI::App* command = AddCommand(
-        "plan", "What another mesh of ranks would read of whom, and whether anything is missing",
-        "ckptctl plan llama-7b --layout new.yaml", [this] {
+        "plan",
+        "What another mesh of ranks would read of whom, whether anything is missing, and how long "
+        "it may take",
+        "ckptctl plan llama-7b --layout new.yaml --ranks-per-node 4 --rate nvme=12GB/s", [this] {
           WatchInterrupts();
           return RunPlan(context_, plan_);
         });
@@ -338,6 +340,28 @@ class Arguments {
     AddAttempt(command, plan_.attempt)->needs(step);
     command->add_flag("--all-ranks", plan_.all_ranks,
                       "Plan for every rank of a large mesh (default: 64 from all over it)");
+    command
+        ->add_option_function<std::vector<std::string>>(
+            "--rate", [this](const std::vector<std::string>& rates) { SetRates(rates); },
+            "For the estimate of the time: memory, nvme, network or remote of one node, remote-all "
+            "of all nodes together; may be given again (default: what the answer says it assumes)")
+        ->type_name("NAME=RATE")
+        ->expected(1)
+        ->take_all();
+    AddNumber<uint32_t>(command, "--ranks-per-node", "N", plan_.ranks_per_node,
+                        "For the estimate, too: ranks that share a node's drives and network "
+                        "(default 8)")
+        ->check([](const std::string& text) {
+          return text.find_first_not_of('0') == std::string::npos ? "a node has at least one rank"
+                                                                  : "";
+        });
+  }
+  void SetRates(const std::vector<std::string>& rates) {
+    for (const std::string& rate : rates) {
+      if (const absl::Status set = SetRate(rate, plan_.rates); !set.ok()) {
+        throw CLI::ValidationError("--rate", Message(set));
+      }
+    }
   }
   void AddTimeline() {
     CLI::App* command = AddCommand(

@@ -1,5 +1,8 @@
-// plan: what another mesh of ranks would read of whom, before anything is moved (docs/elastic.md).
+// plan: what another mesh of ranks would read of whom, and how long that may take, before anything
+// is moved (docs/elastic.md).
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +17,7 @@
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
 #include "ckptctl/layout_file.h"
+#include "ckptctl/plan_time.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
 #include "holdfast/v1/admin.pb.h"
@@ -31,6 +35,7 @@ constexpr size_t kNamed = 10;           // problems, and tensors that nobody wan
 struct Nearest {
   std::string tier;
   uint64_t cost = 0;
+  std::string node;  // empty: every node reaches it
 };
 std::optional<uint64_t> CostOf(std::string_view tier) {
   constexpr std::string_view kTiers[] = {"memory", "nvme", "peer", "remote"};
@@ -149,7 +154,7 @@ absl::StatusOr<SavedStep> ReadStep(AdminClient& client, const PlanArguments& arg
   SavedStep step;
   absl::Status failed;  // of the last copy of the rank that is looked for
   for (const v1::ShardCopy& copy : copies) {
-    step.nearest.try_emplace(copy.rank(), Nearest{copy.tier(), *CostOf(copy.tier())});
+    step.nearest.try_emplace(copy.rank(), Nearest{copy.tier(), *CostOf(copy.tier()), copy.node()});
     if (copy.rank() < step.digests.size()) {
       continue;  // its record is known
     }
@@ -177,6 +182,9 @@ struct Outcome {
   std::map<std::string, uint64_t> by_tier;  // bytes read
   std::set<std::string> wanted_tensors;
   std::map<std::string, std::string> problems;  // by tensor
+  std::vector<PlanReads::Read> reads;
+  // What of each slice in the remote tier is read by anybody.
+  std::map<std::pair<Rank, uint32_t>, std::vector<ByteRun>> of_remote;
 };
 
 absl::Status PlanRank(const SavedStep& step, const MeshLayout& layout,
@@ -204,16 +212,22 @@ absl::Status PlanRank(const SavedStep& step, const MeshLayout& layout,
     outcome.problems.try_emplace(problem.tensor, problem.text);
   }
   const std::vector<std::vector<ByteRun>> reads = ReadsOf(plan, 0);
-  std::set<Rank> shards;
+  std::map<Rank, uint64_t> shards;  // bytes
   for (size_t i = 0; i < reads.size(); ++i) {
     uint64_t bytes = 0;
     for (const ByteRun& run : reads[i]) {
       bytes += run.bytes;
     }
     const Rank of = plan.sources[i].rank;
-    shards.insert(of);
+    shards[of] += bytes;
     outcome.by_tier[step.nearest.at(of).tier] += bytes;
+    if (step.nearest.at(of).tier == "remote") {
+      JoinRuns(reads[i], outcome.of_remote[{of, plan.sources[i].slice}]);
+    }
     outcome.read += bytes;
+  }
+  for (const auto& [of, bytes] : shards) {
+    outcome.reads.push_back({rank, of, bytes});
   }
   ++outcome.planned;
   outcome.wanted += plan.bytes;
@@ -236,6 +250,157 @@ std::vector<Rank> Planned(uint32_t ranks, bool all) {
   return planned;
 }
 
+// How long it would take; or why nothing is said of that.
+struct Estimate {
+  std::string none;
+  uint32_t nodes = 0;
+  PlanNodeTime near;
+  PlanNodeTime far;
+};
+
+// What may well be most of the time, and no plan knows of.
+constexpr char kNotCounted[] =
+    "starting the ranks, finding and planning the step, other jobs' traffic, the way into devices, "
+    "copies that turn out bad";
+
+Estimate EstimateOf(const PlanArguments& arguments, const SavedStep& step, const MeshLayout& layout,
+                    const Outcome& outcome) {
+  Estimate estimate;
+  if (!outcome.problems.empty()) {
+    estimate.none = "it cannot be restored so";
+    return estimate;
+  }
+  // Some ranks of each node say little of what its drives and its network have to carry.
+  if (outcome.planned < layout.ranks()) {
+    estimate.none = absl::StrCat("only ", outcome.planned, " of ", layout.ranks(),
+                                 " ranks were planned for; --all-ranks has one");
+    return estimate;
+  }
+  PlanReads reads;
+  reads.ranks = layout.ranks();
+  reads.ranks_per_node = arguments.ranks_per_node.value_or(kRanksPerNodeAssumed);
+  reads.reads = outcome.reads;
+  reads.sources.resize(step.saved_by);
+  for (const auto& [rank, nearest] : step.nearest) {
+    reads.sources[rank].tier = nearest.tier == "remote" ? PlanSource::Tier::kRemote
+                               : nearest.tier == "nvme" ? PlanSource::Tier::kNvme
+                                                        : PlanSource::Tier::kMemory;
+    reads.sources[rank].node = nearest.node;
+  }
+  for (const auto& [slice, runs] : outcome.of_remote) {
+    for (const ByteRun& run : runs) {
+      reads.sources[slice.first].once_bytes += run.bytes;
+    }
+  }
+  estimate.nodes = NodesOf(reads);
+  estimate.near = EstimateSlowest(reads, arguments.rates, PlanPlacement::kNear);
+  estimate.far = EstimateSlowest(reads, arguments.rates, PlanPlacement::kFar);
+  return estimate;
+}
+
+int64_t Milliseconds(double seconds) {
+  constexpr double kMost = 1e15;  // a rate of 1 B/s may be told
+  return static_cast<int64_t>(std::llround(std::min(seconds * 1e3, kMost)));
+}
+
+// "12 s", of which the tenths would promise too much.
+std::string About(double seconds) {
+  return FormatAge(seconds > 0 ? std::max<int64_t>(Milliseconds(seconds), 1) : 0);
+}
+
+constexpr std::array<PlanPart, kPlanParts> kParts = {PlanPart::kMemory, PlanPart::kNvme,
+                                                     PlanPart::kNetwork, PlanPart::kRemote};
+
+// "ranks 0 to 7 are the last: network 33 s, nvme 8 s".
+std::string LastOnes(const PlanNodeTime& time) {
+  std::array<PlanPart, kPlanParts> parts = kParts;
+  std::stable_sort(parts.begin(), parts.end(),
+                   [&](PlanPart a, PlanPart b) { return time.of(a) > time.of(b); });
+  std::vector<std::string> waits;
+  for (const PlanPart part : parts) {
+    if (time.of(part) > 0) {
+      waits.push_back(absl::StrCat(ToAbsl(PlanPartName(part)), " ", About(time.of(part))));
+    }
+  }
+  const std::string ranks =
+      time.first_rank == time.last_rank
+          ? absl::StrCat("rank ", time.first_rank, " is the last")
+          : absl::StrCat("ranks ", time.first_rank, " to ", time.last_rank, " are the last");
+  return absl::StrCat(ranks, waits.empty() ? "" : ": ", absl::StrJoin(waits, ", "));
+}
+
+void AddEstimate(const PlanArguments& arguments, const Estimate& estimate, Table& facts) {
+  if (!estimate.none.empty()) {
+    facts.AddRow({"no estimate", estimate.none});
+    return;
+  }
+  const std::string near = About(estimate.near.total_s());
+  const std::string far = About(estimate.far.total_s());
+  if (near == far) {
+    facts.AddRow({"may take",
+                  absl::StrCat(far, ", if the rates below are right; ", LastOnes(estimate.far))});
+  } else {
+    // Near is slower where memory is said to be slower than the network.
+    const bool near_first = estimate.near.total_s() < estimate.far.total_s();
+    facts.AddRow({"may take", absl::StrCat(near_first ? near : far, " to ", near_first ? far : near,
+                                           ", if the rates below are right")});
+    facts.AddRow({"  near", absl::StrCat(near, ": ranks run where most of what they read lies; ",
+                                         LastOnes(estimate.near))});
+    facts.AddRow(
+        {"  far", absl::StrCat(far, ": they run on other nodes; ", LastOnes(estimate.far))});
+  }
+  std::vector<std::string> assumed;
+  std::vector<std::string> told;
+  (arguments.ranks_per_node ? told : assumed)
+      .push_back(absl::StrCat(
+          Count(arguments.ranks_per_node.value_or(kRanksPerNodeAssumed), "rank", "ranks"),
+          " a node (", Count(estimate.nodes, "node", "nodes"), ")"));
+  for (const PlanRateName& rate : PlanRateNames()) {
+    const std::vector<std::string>& names = arguments.rates.told;
+    const bool is_told = std::find(names.begin(), names.end(), rate.name) != names.end();
+    (is_told ? told : assumed)
+        .push_back(absl::StrCat(ToAbsl(rate.name), " ",
+                                FormatRate(arguments.rates.*rate.rate, std::chrono::seconds(1)),
+                                " ", ToAbsl(rate.unit_of)));
+  }
+  if (!assumed.empty()) {
+    facts.AddRow({"  assumed", absl::StrJoin(assumed, ", ")});
+  }
+  if (!told.empty()) {
+    facts.AddRow({"  told", absl::StrJoin(told, ", ")});
+  }
+  facts.AddRow({"  not counted", kNotCounted});
+}
+
+nlohmann::ordered_json ToJson(const PlanNodeTime& time) {
+  nlohmann::ordered_json json;
+  json["total_ms"] = Milliseconds(time.total_s());
+  json["first_rank"] = time.first_rank;
+  json["last_rank"] = time.last_rank;
+  json["waits_for"] = PlanPartName(time.longest());
+  for (const PlanPart part : kParts) {
+    json[absl::StrCat(ToAbsl(PlanPartName(part)), "_ms")] = Milliseconds(time.of(part));
+  }
+  return json;
+}
+
+nlohmann::ordered_json ToJson(const PlanArguments& arguments, const Estimate& estimate) {
+  if (!estimate.none.empty()) {
+    return nullptr;
+  }
+  nlohmann::ordered_json json;
+  json["near"] = ToJson(estimate.near);
+  json["far"] = ToJson(estimate.far);
+  json["ranks_per_node"] = arguments.ranks_per_node.value_or(kRanksPerNodeAssumed);
+  json["nodes"] = estimate.nodes;
+  for (const PlanRateName& rate : PlanRateNames()) {
+    json["rates_bytes_per_s"][std::string(rate.name)] = arguments.rates.*rate.rate;
+  }
+  json["rates_told"] = arguments.rates.told;
+  json["not_counted"] = kNotCounted;
+  return json;
+}
+
 template <typename Names>
 std::string Some(const Names& names) {
   std::vector<std::string> shown;
@@ -250,7 +415,8 @@ std::string Some(const Names& names) {
 }
 
 std::string Render(const PlanArguments& arguments, const SavedStep& step, const MeshLayout& layout,
-                   const Outcome& outcome, const std::vector<std::string>& left_out,
+                   const Outcome& outcome, const Estimate& estimate,
+                   const std::vector<std::string>& left_out,
                    const std::vector<std::string>& unused) {
   Table facts({{"", Align::kLeft}, {"", Align::kLeft}});
   if (outcome.planned < layout.ranks()) {
@@ -278,6 +444,7 @@ std::string Render(const PlanArguments& arguments, const SavedStep& step, const 
   if (!unused.empty()) {
     facts.AddRow({"rules for nothing", Some(unused)});
   }
+  AddEstimate(arguments, estimate, facts);
   std::string out =
       absl::StrCat("job ", EscapeText(arguments.job), ", step ", step.id.step, " (attempt ",
                    step.id.attempt, "), saved by ", Count(step.saved_by, "rank", "ranks"), ", for ",
@@ -298,7 +465,7 @@ std::string Render(const PlanArguments& arguments, const SavedStep& step, const 
 }
 
 std::string ToJsonText(const PlanArguments& arguments, const SavedStep& step,
-                       const MeshLayout& layout, const Outcome& outcome,
+                       const MeshLayout& layout, const Outcome& outcome, const Estimate& estimate,
                        const std::vector<std::string>& left_out,
                        const std::vector<std::string>& unused) {
   nlohmann::ordered_json json;
@@ -318,6 +485,8 @@ std::string ToJsonText(const PlanArguments& arguments, const SavedStep& step,
   for (const auto& [tensor, text] : outcome.problems) {
     json["problems"].push_back({{"tensor", tensor}, {"what", text}});
   }
+  json["estimate"] = ToJson(arguments, estimate);
+  json["no_estimate"] = estimate.none;
   return DumpJson(json);
 }
 
@@ -363,9 +532,12 @@ ExitCode RunPlan(const Context& context, const PlanArguments& arguments) {
     }
   }
   const std::vector<std::string> unused = layout->Unused(tensors);
+  const Estimate estimate = EstimateOf(arguments, *step, *layout, outcome);
   *context.out << (context.json
-                       ? ToJsonText(arguments, *step, *layout, outcome, left_out, unused) + "\n"
-                       : Render(arguments, *step, *layout, outcome, left_out, unused));
+                       ? ToJsonText(arguments, *step, *layout, outcome, estimate, left_out,
+                                    unused) +
+                             "\n"
+                       : Render(arguments, *step, *layout, outcome, estimate, left_out, unused));
   return outcome.problems.empty() ? ExitCode::kOk : ExitCode::kDamaged;
 }
 

@@ -64,6 +64,8 @@ void Agent::Handle(const Event& event, EventTime time) {
     void operator()(const FlushEnded& e) { agent.OnFlushEnded(e); }
     void operator()(const FetchEnded& e) { agent.OnFetchEnded(e); }
     void operator()(const DurableOpened& e) { agent.OnDurableOpened(e); }
+    void operator()(const PartsRead& e) { agent.OnPartsRead(e); }
+    void operator()(const RecordsGathered& e) { agent.OnRecordsGathered(e); }
     void operator()(const DrainStalled& e) { agent.OnDrainStalled(e); }
     void operator()(const ManifestPublished& e) { agent.OnManifestPublished(e); }
     void operator()(const CopiesRemoved& e) { agent.OnCopiesRemoved(e); }
@@ -112,6 +114,7 @@ void Agent::OnConnectionClosed(ConnectionId id) {
       }
     }
   }
+  EndPartsOf(id);
   // 2. What it was writing is lost; the process may go on writing into the slot, so nobody else
   // gets that.
   for (auto& [slot_id, slot] : slots_) {
@@ -208,6 +211,10 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
       return OnConfirmRead(id, connection.caller, frame);
     case Frame::kReleaseRead:
       return OnReleaseRead(id, connection.caller, frame);
+    case Frame::kReadParts:
+      return OnReadParts(id, frame);
+    case Frame::kReadRecords:
+      return OnReadRecords(id, frame);
     case Frame::kReleaseSlots:
       return OnReleaseSlots(id, connection.caller, frame);
     case Frame::kHello:
@@ -457,6 +464,10 @@ void Agent::ExpireRequest(RequestToken token) {
       return Refuse(token, late);
     case Where::kOpening:
       return GiveUpOpening(token, "it takes long");
+    case Where::kParts:
+      return GiveUpParts(token);
+    case Where::kRecords:
+      return GiveUpRecords(token);
     case Where::kFetch:
       for (auto& [shard, fetch] : fetches_) {
         fetch.waiting.erase(token);  // it goes on: whoever asks again finds it in memory

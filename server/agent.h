@@ -38,6 +38,13 @@ inline constexpr size_t kSeatsPerUidMax = 16'384;
 inline constexpr size_t kSeatsPerProcessMax = 1024;
 inline constexpr size_t kProblemsMax = 256;        // of the start, shown in the status
 inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
+// Shards of other nodes that processes of this one read in parts: each costs a thread, and memory.
+inline constexpr size_t kPartsMax = 128;
+inline constexpr size_t kPartsPerReaderMax = 4;
+inline constexpr size_t kPartsPerUserMax = 96;
+inline constexpr size_t kPartRunsMax = 1024;  // of one request
+// A little longer than it takes to find that some cannot be had.
+inline constexpr Duration kRecordsLongest = std::chrono::seconds(70);
 inline constexpr size_t kLaunchBytesMax = 256;
 // Of a client's text that is kept: why it could not load, why it gave a save up.
 inline constexpr size_t kProblemBytesMax = 512;
@@ -240,7 +247,9 @@ class Agent {
     kSource,
     kReserve,
     kHanding,
-    kOpening,  // a reader: for its copy in a durable tier
+    kOpening,  // a reader: for its copy in a durable tier, or on another node
+    kParts,    // for parts of what another node has
+    kRecords,  // for those of a step to be gathered
     kHost      // for the node that hosts the job to be heard of
   };
   // A reader's request for a shard, from whatever tier.
@@ -252,6 +261,14 @@ class Agent {
     std::set<TierKind> without;               // that the reader does not want
     std::map<TierKind, absl::Status> failed;  // that were tried
     DrainId opening = 0;
+  };
+  // A shard of another node that a reader gets in parts.
+  struct Parts {
+    ConnectionId connection = 0;
+    uint64_t hold = 0;         // as the reader calls it
+    bool open = false;         // the reader has heard of it
+    uint64_t bytes = 0;        // of the memory that they go into
+    RequestToken reading = 0;  // 0: nothing is under way
   };
   struct Pending {
     ConnectionId connection = 0;
@@ -306,6 +323,7 @@ class Agent {
     bool source_hangs = false;  // flushes: cancelled because it hung where it reads from
     std::string job_name;       // scans
     RequestToken reader = 0;    // kOpen: who waits for it
+    bool in_parts = false;      // kOpen: the reader gets it in parts
     MonotonicTime begun{};
   };
   // A slot that is being filled from another tier, and who waits for that.
@@ -550,6 +568,21 @@ class Agent {
   Failure NoSource(const ShardLocated& m, const Attaching& attach, const std::string& why) const;
   void AttachFailed(RequestToken token, TierKind tier, absl::Status status);
   void OnDurableOpened(const DurableOpened& e);
+  // agent_parts.cc
+  absl::Status MayOpenParts(const Pending& pending);
+  std::map<DrainId, Parts>::iterator FindParts(ConnectionId connection, uint64_t hold);
+  void OnReadParts(ConnectionId id, const v1::ClientFrame& frame);
+  static absl::StatusOr<std::vector<PartRun>> RunsOf(const v1::ReadParts& read, uint64_t memory);
+  void OnPartsRead(const PartsRead& e);
+  void GiveUpParts(RequestToken token);
+  bool ReleaseParts(ConnectionId id, uint64_t hold);
+  void EndPartsOf(ConnectionId id);
+  void EndParts(DrainId opened);
+  // agent_records.cc
+  void OnReadRecords(ConnectionId id, const v1::ClientFrame& frame);
+  void TakeMessage(const JobUuid& job, const RecordsLocated& m);
+  void OnRecordsGathered(const RecordsGathered& e);
+  void GiveUpRecords(RequestToken token);
   void GiveUpOpening(RequestToken token, const std::string& why);
   void OnList(ConnectionId id, const v1::ClientFrame& frame);
   void StartList(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until,
@@ -831,6 +864,15 @@ class Agent {
   std::map<ShardId, DurableCopy> flushed_;         // to the remote tier, by this node
   // Durable tiers.
   std::map<DrainId, DrainOp> drains_;
+  std::map<DrainId, Parts> parts_;  // by what opened them
+  // Records of a step that are being gathered, for all who have asked meanwhile.
+  struct Gathering {
+    JobUuid job;
+    CheckpointId checkpoint;
+    uint32_t world_size = 0;
+    std::set<RequestToken> waiting;
+  };
+  std::map<uint64_t, Gathering> gatherings_;
   DrainId next_drain_ = 1;
   uint64_t nvme_bytes_max_ = 0;
   std::string boot_id_;

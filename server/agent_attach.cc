@@ -3,6 +3,7 @@
 // copy in memory is held as any reader's; one in a durable tier is opened where that tier's
 // operations run, and an open file keeps its bytes, whatever is removed.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,6 +50,7 @@ void Agent::StartAttach(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   pending.hold = attach.hold();
   pending.request = std::make_shared<const v1::ClientFrame>(frame);
   AttachAsked asked{token, attach.rank(), std::nullopt, attach.any_tier()};
+  asked.parts = attach.any_tier() && attach.parts();
   if (attach.choice() == v1::Attach::CHOICE_STEP) {
     asked.wanted = CheckpointId{attach.attempt(), attach.step()};
   }
@@ -124,6 +126,26 @@ void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
   if (*choice.tier == TierKind::kMemory) {
     return Offer(m.token, *FindSealed(id), {});
   }
+  if (*choice.tier == TierKind::kPeer) {
+    // What this node keeps for others is at hand.
+    Slot* const kept = FindSealed(id);
+    if (kept != nullptr && !kept->bad && attach.without.count(TierKind::kMemory) == 0) {
+      pending->source_tier = TierKind::kMemory;
+      return Offer(m.token, *kept, {});
+    }
+  }
+  bool in_parts = *choice.tier == TierKind::kPeer ||
+                  (*choice.tier == TierKind::kRemote && !m.remote_reader.empty());
+  if (in_parts) {
+    if (absl::Status may = MayOpenParts(*pending); absl::IsInvalidArgument(may)) {
+      return Refuse(m.token, {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
+                              Message(may)});
+    } else if (!may.ok() && *choice.tier == TierKind::kRemote) {
+      in_parts = false;  // as a whole, then
+    } else if (!may.ok()) {
+      return AttachFailed(m.token, *choice.tier, std::move(may));
+    }
+  }
   DrainOp op;
   op.kind = DrainOp::Kind::kOpen;
   op.job = job;
@@ -131,10 +153,21 @@ void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
   op.rank = attach.rank;
   op.tier = *choice.tier;
   op.reader = m.token;
+  op.in_parts = in_parts;
   attach.opening = BeginDrain(std::move(op));
   pending->where = Where::kOpening;
   SetDeadline(m.token, choice.last ? attach.until : time_.now + (attach.until - time_.now) / 2);
-  Act(OpenDurable{attach.opening, *choice.tier, {id, JobName(job), m.world_size}});
+  OpenDurable open{attach.opening, *choice.tier, {id, JobName(job), m.world_size}};
+  if (in_parts) {
+    parts_.emplace(open.drain, Parts{pending->connection, pending->hold});
+  }
+  if (*choice.tier == TierKind::kPeer) {
+    std::copy_if(m.peers.begin(), m.peers.end(), std::back_inserter(open.peers),
+                 [&](const std::string& node) { return node != nodes_.Name(kHere); });
+  } else if (in_parts) {
+    open.peers = {m.remote_reader};
+  }
+  Act(std::move(open));
 }
 
 // A client that knows of no other tier.
@@ -234,29 +267,40 @@ void Agent::AttachFailed(RequestToken token, TierKind tier, absl::Status status)
   }
   pending.where = Where::kCoordinator;
   SetDeadline(token, attach.until);
-  Send(pending.job, AttachAsked{token, attach.rank, attach.checkpoint, true, true});
+  Send(pending.job, AttachAsked{token, attach.rank, attach.checkpoint, true, true,
+                                pending.request->attach().parts()});
 }
 
 void Agent::OnDurableOpened(const DurableOpened& e) {
   const std::optional<DrainOp> op = EndDrain(e.drain);
   Pending* pending = op ? FindPending(op->reader) : nullptr;
+  const bool in_parts = op && op->in_parts;
+  const bool of_peer = op && op->tier == TierKind::kPeer;
   absl::Status status = e.status;
   const ShardId id =
       op ? ShardId{op->job, op->checkpoint.attempt, op->checkpoint.step, op->rank} : ShardId{};
   if (op && status.ok() && e.copy.id != id) {
     status = absl::InternalError("another copy was opened than was asked for");
   }
-  if (op && (e.bad || absl::IsNotFound(status)) && jobs_.count(op->job) > 0) {
+  if (op && !of_peer && (e.bad || absl::IsNotFound(status)) && jobs_.count(op->job) > 0) {
     NoteBad(id, op->tier, true);
     Send(op->job, ShardBad{op->checkpoint, op->rank, Message(status), op->tier});
   }
   if (pending == nullptr || pending->where != Where::kOpening ||
       pending->attach->opening != e.drain) {
+    if (in_parts) {
+      EndParts(e.drain);
+    }
     return;  // nobody waits for it any more
+  }
+  if (in_parts && !status.ok()) {
+    EndParts(e.drain);
   }
   if (!status.ok()) {
     // What may go well later is not what is wrong with the copy.
-    const bool of_copy = e.bad || absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
+    // (Nodes that do not serve it say nothing of it: their host hears from them what they have.)
+    const bool of_copy =
+        !of_peer && (e.bad || absl::IsNotFound(status) || absl::IsFailedPrecondition(status));
     return AttachFailed(op->reader, op->tier,
                         e.bad     ? absl::DataLossError(status.message())
                         : of_copy ? status
@@ -273,6 +317,13 @@ void Agent::OnDurableOpened(const DurableOpened& e) {
   source.set_world_size(e.copy.world_size);
   source.set_tier(std::string(TierName(op->tier)));
   source.set_why(pending->source_why);
+  if (in_parts) {
+    Parts& parts = parts_.at(e.drain);
+    parts.open = true;
+    source.set_generation(e.copy.generation);
+    source.set_hold(parts.hold);
+    source.set_parts_bytes(parts.bytes = e.parts_bytes);
+  }
   SendReply reply{pending->connection, std::move(frame), Descriptors::kOpenedCopy};
   reply.files = e.files;
   Act(std::move(reply));

@@ -199,6 +199,9 @@ void Agent::OnConfirmRead(ConnectionId id, const Caller& caller, const v1::Clien
 }
 
 void Agent::OnReleaseRead(ConnectionId id, const Caller& caller, const v1::ClientFrame& frame) {
+  if (ReleaseParts(id, frame.release_read().hold())) {
+    return ReplyDone(id, frame);
+  }
   const ReadHold hold{caller.process, frame.release_read().hold()};
   Slot* slot = FindHeld(hold);
   // A hold that is only being noted is not the client's yet; it cannot let go of it.

@@ -325,12 +325,15 @@ class Coordinator {
   // coordinator_readers.cc: who takes no part in an attempt
   using Reader = std::variant<AttachAsked, ListAsked>;
   void On(const AttachAsked& m, Turn& t);
+  void On(const RecordsAsked& m, Turn& t);
   void On(const ListAsked& m, Turn& t);
   void KeepWaiting(RequestToken token, Reader reader, Turn& t);
   void RetryReaders(Turn& t);
   bool TryAnswer(const AttachAsked& m, NodeId node, Turn& t);
   bool TryAnswer(const ListAsked& m, NodeId node, Turn& t);
-  ShardLocated Locate(CheckpointId id, Rank rank, NodeId node) const;
+  ShardLocated Locate(CheckpointId id, Rank rank, NodeId node, bool parts) const;
+  std::string RemoteReaderOf(const Checkpoint& checkpoint, Rank rank) const;
+  RecordsLocated LocateRecords(CheckpointId id, const Checkpoint& checkpoint, NodeId node) const;
   bool MustWait(const AttachAsked& m) const;
   bool MayBeRead(const std::optional<CheckpointId>& wanted,
                  const std::optional<CheckpointId>& found) const;

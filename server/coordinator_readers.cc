@@ -23,6 +23,22 @@ void Coordinator::On(const AttachAsked& m, Turn& t) {
   }
 }
 
+void Coordinator::On(const RecordsAsked& m, Turn& t) {
+  const auto known = checkpoints_.find(m.checkpoint);
+  if (removed_ || known == checkpoints_.end() || known->second.given_up ||
+      !known->second.committed) {
+    return Refuse(
+        m.token,
+        WithoutReason(absl::StatusCode::kAborted,
+                      absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt,
+                                   " is not there (any more); ask again")),
+        t);
+  }
+  RecordsLocated located = LocateRecords(m.checkpoint, known->second, t.from);
+  located.token = m.token;
+  t.Say(std::move(located));
+}
+
 void Coordinator::On(const ListAsked& m, Turn& t) {
   if (!TryAnswer(m, t.from, t)) {
     KeepWaiting(m.token, m, t);
@@ -90,7 +106,7 @@ bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
       return refuse(WithoutReason(absl::StatusCode::kAborted,
                                   "attach: the checkpoint was given up just now; ask again"));
     }
-    return tell(Locate(*m.wanted, m.rank, node));
+    return tell(Locate(*m.wanted, m.rank, node, m.parts));
   }
   if (MustWait(m)) {
     return false;
@@ -106,7 +122,7 @@ bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
                    absl::StrCat("attach: step ", found->step, " of attempt ", found->attempt,
                                 " was saved by ", world_size, " ranks; it has no rank ", m.rank)});
   }
-  return tell(Locate(*found, m.rank, node));
+  return tell(Locate(*found, m.rank, node, m.parts));
 }
 
 bool Coordinator::TryAnswer(const ListAsked& m, NodeId, Turn& t) {
@@ -119,8 +135,9 @@ bool Coordinator::TryAnswer(const ListAsked& m, NodeId, Turn& t) {
   return true;
 }
 
-// What a reader on that node can open: its own memory and nvme, and the remote tier.
-ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node) const {
+// What a reader on that node can open: its own memory and nvme, and the remote tier; where parts
+// will do, what other nodes have, too.
+ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node, bool parts) const {
   const Checkpoint& checkpoint = checkpoints_.at(id);
   ShardLocated located;
   located.checkpoint = id;
@@ -129,19 +146,81 @@ ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node) const 
     return located;  // (who asks for memory alone may name any rank)
   }
   for (const TierKind tier : kAllTiers) {
-    if (!Configured(tier) || tier == TierKind::kPeer) {
+    if (!Configured(tier) || (tier == TierKind::kPeer && !parts)) {
       continue;
     }
     located.places.push_back({tier, checkpoint.ReadableOn(node, rank, tier)
                                         ? ""
                                         : WhyNot(checkpoint, rank, node, tier, "")});
+    if (tier == TierKind::kPeer) {
+      located.peers = PeerNames(checkpoint, rank, node);
+      continue;
+    }
+    if (tier == TierKind::kRemote && parts && Configured(TierKind::kPeer)) {
+      located.remote_reader = RemoteReaderOf(checkpoint, rank);
+    }
     const std::optional<CopyPlace> good = checkpoint.GoodPlace(rank, tier);
-    if (located.elsewhere.empty() && tier != TierKind::kRemote && good && good->node != node) {
+    if (!parts && located.elsewhere.empty() && tier != TierKind::kRemote && good &&
+        good->node != node) {
       located.elsewhere =
           absl::StrCat(ToAbsl(TierName(tier)), " of ", settings_.nodes->Name(good->node));
     }
   }
   return located;
+}
+
+// Each record from where the shard is at hand; of the remote tier from the node that reads it for
+// all.
+RecordsLocated Coordinator::LocateRecords(CheckpointId id, const Checkpoint& checkpoint,
+                                          NodeId node) const {
+  RecordsLocated located;
+  located.checkpoint = id;
+  located.world_size = checkpoint.world_size;
+  std::map<std::pair<std::string, bool>, uint32_t> known;
+  const auto holder = [&](const std::string& name, bool remote) {
+    const auto [at, fresh] = known.try_emplace({name, remote}, located.holders.size());
+    if (fresh) {
+      located.holders.push_back({name, remote});
+    }
+    return at->second;
+  };
+  std::vector<std::optional<uint32_t>> of_rank(checkpoint.world_size);
+  for (const auto& [rank, shard] : checkpoint.shards) {
+    const bool here = checkpoint.ReadableOn(node, rank, TierKind::kMemory) ||
+                      checkpoint.ReadableOn(node, rank, TierKind::kNvme) ||
+                      checkpoint.PeersWith(rank, node) == std::vector{node};
+    if (here) {
+      of_rank[rank] = holder(settings_.nodes->Name(node), false);
+    }
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kPeer, TierKind::kNvme}) {
+      if (const auto good = checkpoint.GoodPlace(rank, tier); good && !of_rank[rank]) {
+        of_rank[rank] = holder(settings_.nodes->Name(good->node), false);
+      }
+    }
+    if (!of_rank[rank] && checkpoint.ReadableOn(node, rank, TierKind::kRemote)) {
+      const std::string reader = RemoteReaderOf(checkpoint, rank);
+      of_rank[rank] = holder(reader.empty() ? settings_.nodes->Name(node) : reader, true);
+    }
+  }
+  for (const std::optional<uint32_t>& each : of_rank) {
+    const uint32_t at = each.value_or(static_cast<uint32_t>(located.holders.size()));
+    if (located.runs.empty() || located.runs.back().holder != at) {
+      located.runs.push_back({at, 0});
+    }
+    ++located.runs.back().count;
+  }
+  return located;
+}
+
+// Where the ranks run on several nodes: each of them reads its share of the files for all, so that
+// no byte is read by two. Files of ranks that follow each other are read by the same node.
+std::string Coordinator::RemoteReaderOf(const Checkpoint& checkpoint, Rank rank) const {
+  const std::map<NodeId, std::set<Rank>>& nodes = members_.by_node();
+  if (nodes.size() < 2) {
+    return "";
+  }
+  const uint64_t index = uint64_t{rank} * nodes.size() / checkpoint.world_size;
+  return settings_.nodes->Name(std::next(nodes.begin(), static_cast<ptrdiff_t>(index))->first);
 }
 
 // Whether a tier that is still being read may change what a reader gets.

@@ -540,11 +540,16 @@ std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const
     }
     return std::nullopt;
   }
+  // What some node has any other can read, in parts. (Ranks that read by themselves cannot.)
+  const bool parts = Configured(TierKind::kPeer) && !session_->reads_by_itself();
+  const std::set<TierKind> without = parts ? std::set<TierKind>{} : std::set{TierKind::kPeer};
   for (const auto& [rank, shard] : checkpoint.shards) {
     for (const auto& [node, readers] : members_.by_node()) {
-      // (What other nodes have is not opened for readers.)
-      if (!NearestFor(checkpoint, rank, node, {TierKind::kPeer})) {
+      if (!NearestFor(checkpoint, rank, node, without)) {
         return rank;
+      }
+      if (parts) {
+        break;  // it is the same for all
       }
     }
   }

@@ -273,6 +273,21 @@ struct DurableOpened {
   bool bad = false;     // the copy is of no use, whoever reads it
   SealedCopy copy;      // when OK
   std::shared_ptr<PassedFiles> files = nullptr;  // likewise: image and record
+  uint64_t parts_bytes = 0;  // kPeer: of the memory that is there in place of the image
+};
+// The parts are there, of the shard that was opened, or will not be: then nothing more is to be
+// had.
+struct PartsRead {
+  DrainId opened = 0;
+  uint64_t token = 0;
+  absl::Status status;
+};
+// What there is of a step's records; an error: none.
+struct RecordsGathered {
+  uint64_t gather = 0;
+  absl::Status status;
+  uint64_t bytes = 0;
+  std::shared_ptr<PassedFiles> files = nullptr;
 };
 // It has got nowhere for a while (the tier's stall_timeout_ms), or does again. It is still under
 // way.
@@ -329,13 +344,14 @@ struct PeerTold {
   PeerEvent event;
 };
 
-using Event = std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
-                           SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
-                           SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad,
-                           CopyFoundGood, DurableCopyJudged, SlotFileGone, HandOverFailed,
-                           AdminRequest, AdminReadDone, FlushEnded, FetchEnded, DurableOpened,
-                           DrainStalled, ManifestPublished, CopiesRemoved, TierAway, TierScanned,
-                           ReadForPeer, TimerFired, MembershipTold, PeerTold>;
+using Event =
+    std::variant<Started, ConnectionOpened, ClientRequest, ConnectionClosed, ProcessEnded,
+                 SlotCreated, SlotPopulated, NoteWritten, RecordPublished, RecordRemoved,
+                 SlotDeleted, JobStateWritten, JobStateRemoved, CopyFoundBad, CopyFoundGood,
+                 DurableCopyJudged, SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone,
+                 FlushEnded, FetchEnded, DurableOpened, PartsRead, RecordsGathered, DrainStalled,
+                 ManifestPublished, CopiesRemoved, TierAway, TierScanned, ReadForPeer, TimerFired,
+                 MembershipTold, PeerTold>;
 
 // ---- Actions ----
 
@@ -455,11 +471,47 @@ struct FetchShard {
   bool background = false;  // nobody waits for it: held to fabric.bandwidth_bytes_per_s_max
 };
 // Opens image and record of a copy, read-only, and looks whether they are what they should be; the
-// bytes of the image are the reader's to verify → DurableOpened.
+// bytes of the image are the reader's to verify → DurableOpened. Where `peers` names somebody: the
+// record, and memory for parts, which ReadParts fills until EndParts. CancelDrain ends it likewise.
 struct OpenDurable {
   DrainId drain = 0;
   TierKind tier = TierKind::kNvme;
   CopyKey key;
+  // kPeer: the nodes that have it, in the order to ask them. kRemote: the node that reads it for
+  // all; none: it is opened here.
+  std::vector<std::string> peers{};
+};
+// Brings parts of a shard that lies on another node into the memory that was opened for it
+// → PartsRead.
+struct PartRun {
+  uint64_t offset = 0;  // in the image
+  uint64_t bytes = 0;
+  uint64_t place = 0;  // in the memory
+};
+struct ReadParts {
+  DrainId opened = 0;
+  uint64_t token = 0;  // the request's
+  std::vector<PartRun> parts;
+  bool contradicted = false;  // what it brought last was not what the record says
+};
+// The records of all shards of a step, from wherever they are, into one file for clients
+// → RecordsGathered.
+struct GatherRecords {
+  struct Holder {
+    std::string node;
+    bool remote = false;
+    std::vector<std::pair<Rank, uint32_t>> ranks;  // first, how many; ascending
+  };
+  uint64_t gather = 0;
+  JobUuid job;
+  std::string job_name;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  std::vector<Holder> holders;
+};
+// Lets go of the shard; a read that is under way ends by itself. No event.
+struct EndParts {
+  DrainId opened = 0;
 };
 // The remote commit → ManifestPublished.
 struct PublishManifest {
@@ -614,10 +666,10 @@ using Action =
     std::variant<SendReply, CloseConnection, WatchProcess, UnwatchProcess, CreateSlot, PopulateSlot,
                  WriteNote, PublishRecord, RemoveRecord, DeleteSlot, WriteJobState, RemoveJobState,
                  IndexShard, UnindexShard, UnindexCopies, FlushShard, CancelDrain, HurryFetch,
-                 FetchShard, OpenDurable, PublishManifest, RemoveCopies, RemoveJobCopies,
-                 ScanRemote, ScanNvme, ApplyLimits, SetTimer, AdminReply, PeerReads, Report,
-                 WatchHost, UnwatchHost, CampaignFor, ResignFrom, StoreAgreedState,
-                 ForgetAgreedState, ChangePeers, ConnectPeer, SayToPeer>;
+                 FetchShard, OpenDurable, ReadParts, EndParts, GatherRecords, PublishManifest,
+                 RemoveCopies, RemoveJobCopies, ScanRemote, ScanNvme, ApplyLimits, SetTimer,
+                 AdminReply, PeerReads, Report, WatchHost, UnwatchHost, CampaignFor, ResignFrom,
+                 StoreAgreedState, ForgetAgreedState, ChangePeers, ConnectPeer, SayToPeer>;
 using Actions = std::vector<Action>;
 
 }  // namespace holdfast

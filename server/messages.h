@@ -288,6 +288,12 @@ struct AttachAsked {
   std::optional<CheckpointId> wanted;  // absent: the newest; attempt 0: on the line
   bool any_tier = false;               // else memory alone will do, and nothing is waited for
   bool again = false;                  // it was told of `wanted` before, and its copy failed
+  bool parts = false;                  // what lies on other nodes will do, too
+};
+// Where the records of all shards of a checkpoint are.
+struct RecordsAsked {
+  RequestToken token = 0;
+  CheckpointId checkpoint;
 };
 struct ListAsked {
   RequestToken token = 0;
@@ -345,12 +351,12 @@ struct JobRemoved {
 using ToCoordinator =
     std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
                  ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, AttachAsked,
-                 ListAsked, RequestExpired, RequestCancelled, RestorePointAsked, StateWritten,
-                 WakeUp, JobRemoved, InventoryState, CopiesFound, CopiesAway, ShardDrained,
-                 FlushStalled, ManifestDone, RemovalDone, RemovalStalled, MemoryCopyGained,
-                 FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked, RemoveCheckpointAsked,
-                 SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft, PrefetchEnded,
-                 ReplicasDropped, ReplaceAsked>;
+                 RecordsAsked, ListAsked, RequestExpired, RequestCancelled, RestorePointAsked,
+                 StateWritten, WakeUp, JobRemoved, InventoryState, CopiesFound, CopiesAway,
+                 ShardDrained, FlushStalled, ManifestDone, RemovalDone, RemovalStalled,
+                 MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked,
+                 RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft,
+                 PrefetchEnded, ReplicasDropped, ReplaceAsked>;
 
 // ---- Coordinator → agent ----
 
@@ -420,8 +426,26 @@ struct ShardLocated {
   RequestToken token = 0;
   CheckpointId checkpoint;
   uint32_t world_size = 0;
-  std::vector<Place> places;  // of the tiers that there are, the nearest first
-  std::string elsewhere;      // "memory of node-b": where else it lies; empty: nowhere
+  std::vector<Place> places;         // of the tiers that there are, the nearest first
+  std::string elsewhere;             // "memory of node-b": where else it lies; empty: nowhere
+  std::vector<std::string> peers{};  // of kPeer: the nodes that have it, in the order to ask them
+  std::string remote_reader{};  // of kRemote, in parts: the node that reads it for all; empty: none
+};
+// Runs of ranks, together all of them; of none of the holders, `holder` is how many there are.
+struct RecordsLocated {
+  struct Holder {
+    std::string node;
+    bool remote = false;  // in the remote tier, which that node reads for all
+  };
+  struct Run {
+    uint32_t holder = 0;
+    uint32_t count = 0;
+  };
+  RequestToken token = 0;
+  CheckpointId checkpoint;
+  uint32_t world_size = 0;
+  std::vector<Holder> holders;
+  std::vector<Run> runs;
 };
 // The committed checkpoints, newest first: a page.
 struct Listed {
@@ -524,11 +548,12 @@ struct AdminAnswered {
       reply;
 };
 
-using ToAgent = std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached,
-                             SourceOffered, StepOffered, SessionEnded, ShardLocated, Listed, GiveUp,
-                             CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet,
-                             Reported, FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted,
-                             AdminAnswered, PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
+using ToAgent =
+    std::variant<Refused, JoinAccepted, SavePermitted, RoomAnswered, StageReached, SourceOffered,
+                 StepOffered, SessionEnded, ShardLocated, RecordsLocated, Listed, GiveUp,
+                 CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet, Reported,
+                 FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted, AdminAnswered,
+                 PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

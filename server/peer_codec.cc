@@ -32,6 +32,7 @@ using peer_internal::Writer;
   X(SessionAsked, session_asked)                    \
   X(LoadReported, load_reported)                    \
   X(AttachAsked, attach_asked)                      \
+  X(RecordsAsked, records_asked)                    \
   X(ListAsked, list_asked)                          \
   X(RequestExpired, request_expired)                \
   X(RequestCancelled, request_cancelled)            \
@@ -67,6 +68,7 @@ using peer_internal::Writer;
   X(StepOffered, step_offered)          \
   X(SessionEnded, session_ended)        \
   X(ShardLocated, shard_located)        \
+  X(RecordsLocated, records_located)    \
   X(Listed, listed)                     \
   X(GiveUp, give_up)                    \
   X(CopyUnneeded, copy_unneeded)        \
@@ -463,6 +465,13 @@ void Fields(Io& io, M& m, v1::AttachAsked& p) {
   WantedOf(io, m, p);
   io.Any(HF_FIELD(any_tier));
   io.Any(HF_FIELD(again));
+  io.Any(HF_FIELD(parts));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RecordsAsked& p) {
+  io.Any(HF_FIELD(token));
+  CheckpointOf(io, m.checkpoint, p);
 }
 
 template <typename Io, typename M>
@@ -839,6 +848,22 @@ void ReadersOf(Io& io, Readers& readers, v1::SourceOffered& p) {
   }
 }
 
+template <typename Io, typename Peers, typename P>
+void PeersOf(Io& io, Peers& peers, P& p) {
+  constexpr std::string_view kTooMany = "there are too many";
+  if constexpr (Io::kWriting) {
+    io.Require(peers.size() <= kPeersNamedMax, "peers", kTooMany);
+    for (const std::string& peer : peers) {
+      NodeName(io, peer, OneOf("peers", [&p](const auto& name) { p.add_peers(name); }));
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.peers_size()) <= kPeersNamedMax, "peers", kTooMany);
+    for (int i = 0; i < p.peers_size() && io.ok(); ++i) {
+      NodeName(io, peers.emplace_back(), TakenFrom("peers", p.peers(i)));
+    }
+  }
+}
+
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::SourceOffered& p) {
   io.Any(HF_FIELD(token));
@@ -850,18 +875,7 @@ void Fields(Io& io, M& m, v1::SourceOffered& p) {
   io.Tier(HF_FIELD(from));
   io.Text(HF_FIELD(why));
   io.Within(HF_FIELD(bytes), 0, kImageBytesMax);
-  constexpr std::string_view kTooManyPeers = "there are too many";
-  if constexpr (Io::kWriting) {
-    io.Require(m.peers.size() <= kPeersNamedMax, "peers", kTooManyPeers);
-    for (const std::string& peer : m.peers) {
-      NodeName(io, peer, OneOf("peers", [&p](const auto& name) { p.add_peers(name); }));
-    }
-  } else {
-    io.Require(static_cast<size_t>(p.peers_size()) <= kPeersNamedMax, "peers", kTooManyPeers);
-    for (int i = 0; i < p.peers_size() && io.ok(); ++i) {
-      NodeName(io, m.peers.emplace_back(), TakenFrom("peers", p.peers(i)));
-    }
-  }
+  PeersOf(io, m.peers, p);
   ReadersOf(io, m.readers, p);
 }
 
@@ -910,6 +924,43 @@ void Fields(Io& io, M& m, v1::ShardLocated& p) {
     io.Require((tiers & SetOf(place.tier)) == 0, "places", "a tier is there twice");
     tiers |= SetOf(place.tier);
   }
+  PeersOf(io, m.peers, p);
+  NodeName(io, HF_FIELD(remote_reader));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RecordsLocated& p) {
+  io.Any(HF_FIELD(token));
+  CheckpointOf(io, m.checkpoint, p);
+  WorldSize(io, m, p);
+  if constexpr (Io::kWriting) {
+    for (const RecordsLocated::Holder& holder : m.holders) {
+      NodeName(io, holder.node, OneOf("node", [&p](const auto& name) { p.add_node(name); }));
+      p.add_remote(holder.remote ? 1 : 0);
+    }
+    for (const RecordsLocated::Run& run : m.runs) {
+      p.add_holder(run.holder);
+      p.add_count(run.count);
+    }
+  } else {
+    io.Require(p.remote_size() == p.node_size() && p.count_size() == p.holder_size(), "holder",
+               "columns of different lengths");
+    for (int i = 0; i < p.node_size() && io.ok(); ++i) {
+      RecordsLocated::Holder& holder = m.holders.emplace_back();
+      NodeName(io, holder.node, TakenFrom("node", p.node(i)));
+      holder.remote = p.remote(i) != 0;
+    }
+    for (int i = 0; i < p.holder_size() && io.ok(); ++i) {
+      m.runs.push_back({p.holder(i), p.count(i)});
+    }
+  }
+  uint64_t ranks = 0;
+  for (const RecordsLocated::Run& run : m.runs) {
+    io.Require(run.count > 0 && run.holder <= m.holders.size(), "holder",
+               "a run of no ranks, or of a holder that there is not");
+    ranks += run.count;
+  }
+  io.Require(ranks <= m.world_size, "count", "there are more ranks than the step has");
 }
 
 template <typename Io, typename M>

@@ -11,7 +11,10 @@ namespace holdfast::client {
 namespace {
 
 constexpr Milliseconds kReleaseTime{1000};
-constexpr size_t kTriesMax = 4;  // more than there are tiers
+constexpr size_t kTriesMax = 5;  // more than there are tiers
+// Ways to a shard's bytes on other nodes that are tried when what comes contradicts the digests: by
+// two means each. (When what two nodes have does so, the daemon says that it is rather this one.)
+constexpr size_t kWaysMax = 6;
 constexpr char kMemory[] = "memory";
 constexpr char kNvme[] = "nvme";
 constexpr size_t kWhyBytesMax = 4096;
@@ -38,6 +41,7 @@ Status AddOwners(const ShardSource& from, const wire::Attach& request, const wir
     attach.step = source.step;
     attach.attempt = source.attempt;
     attach.without = {kMemory, kNvme};
+    attach.parts = false;
     ReadTicket ticket(from.socket);
     attach.hold = ticket.id();
     attach.deadline_ms = deadline.DaemonMillis();
@@ -101,8 +105,69 @@ void HeldShard::Release() {
   }
 }
 
+Status HeldShard::Bring(const PartBatch& batch, bool contradicted, Deadline deadline) {
+  wire::ReadParts read;
+  read.hold = source_.hold;
+  read.contradicted = contradicted;
+  for (const PartRun& run : batch.runs) {
+    read.offset.push_back(run.offset);
+    read.bytes.push_back(run.bytes);
+    read.place.push_back(run.place);
+  }
+  read.deadline_ms = deadline.DaemonMillis();
+  return connection_->Call<wire::Done>(read, deadline).status();
+}
+
+Status HeldShard::CopyBatch(CopyEngine& engine, const PartBatch& batch, const ShardSlices& slices,
+                            const CopyOptions& options, Deadline deadline) {
+  ShardSlices of_batch;
+  for (const size_t range : batch.range_of) {
+    of_batch.push_back(slices[range]);
+  }
+  Status copied;
+  for (size_t way = 0; way < kWaysMax; ++way) {
+    HF_TRY(Bring(batch, /*contradicted=*/way > 0, deadline));
+    copied = CopyOutOf(*shard_, engine, batch.ranges, of_batch, options);
+    if (copied.code() != Code::kCorrupt) {
+      break;
+    }
+  }
+  return copied;
+}
+
+Status HeldShard::CopyOut(CopyEngine& engine, const ShardRanges& ranges, const ShardSlices& slices,
+                          const CopyOptions& options, Deadline deadline) {
+  if (!shard_->in_parts()) {
+    return CopyOutOf(*shard_, engine, ranges, slices, options);
+  }
+  PartBatches batches(ranges, shard_->image(), shard_->parts_memory());
+  while (const std::optional<PartBatch> batch = batches.Next()) {
+    HF_TRY(CopyBatch(engine, *batch, slices, options, deadline));
+  }
+  return batches.done() ? Status()
+                        : Status(Code::kInternal, "the memory for parts of a shard is too small");
+}
+
+Result<std::vector<const std::byte*>> HeldShard::Show(CopyEngine& engine, const ShardRanges& ranges,
+                                                      const ShardSlices& slices,
+                                                      Deadline deadline) {
+  PartBatches batches(ranges, shard_->image(), shard_->parts_memory());
+  const std::optional<PartBatch> batch = batches.Next();
+  if (!batch || batch->ranges.size() != ranges.size() || batches.Next()) {
+    return Status(Code::kInternal, "more than fits into the memory for parts was to be shown");
+  }
+  CopyOptions options;
+  options.interrupt = deadline.interrupt();
+  HF_TRY(CopyBatch(engine, *batch, slices, options, deadline));
+  std::vector<const std::byte*> shown;
+  for (const CopyOutRange& range : batch->ranges) {
+    shown.push_back(static_cast<const std::byte*>(range.from));
+  }
+  return shown;
+}
+
 Status HeldShard::Confirm(Deadline deadline) {
-  if (ticket_ == nullptr) {
+  if (ticket_ == nullptr || shard_->in_parts()) {  // (its daemon asked the other node each time)
     return Status();
   }
   return connection_

@@ -19,8 +19,10 @@
 #include "client-lib/src/connection.h"
 #include "client-lib/src/deadline.h"
 #include "client-lib/src/fork_guard.h"
+#include "client-lib/src/part_batches.h"
 #include "client-lib/src/read_ticket.h"
 #include "client-lib/src/sealed_shard.h"
+#include "client-lib/src/shard_read.h"
 #include "client-lib/src/wire.h"
 
 namespace holdfast::client {
@@ -53,6 +55,14 @@ class HeldShard {
   const std::string& tier() const { return tier_; }
   // What became of the nearer copies.
   const std::string& why() const { return why_; }
+  // Copies and verifies, as CopyOutOf; what lies on another node is brought here for it.
+  // kUnavailable: it cannot be (any more).
+  Status CopyOut(CopyEngine& engine, const ShardRanges& ranges, const ShardSlices& slices,
+                 const CopyOptions& options, Deadline deadline);
+  // Of a shard in parts: all of them, which one batch holds, are brought and verified; the pointers
+  // are good until the next call.
+  Result<std::vector<const std::byte*>> Show(CopyEngine& engine, const ShardRanges& ranges,
+                                             const ShardSlices& slices, Deadline deadline);
   // That a slot was of this filling until now; nothing to ask for of what lies in no slot.
   Status Confirm(Deadline deadline);
 
@@ -64,6 +74,9 @@ class HeldShard {
                                                         Deadline deadline, const Accept& accept,
                                                         std::optional<wire::Source>& offered);
   void Release();
+  Status Bring(const PartBatch& batch, bool contradicted, Deadline deadline);
+  Status CopyBatch(CopyEngine& engine, const PartBatch& batch, const ShardSlices& slices,
+                   const CopyOptions& options, Deadline deadline);
 
   const ForkOwner owner_;
   const std::string socket_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/status.h"
 #include "client-lib/src/errors.h"
 #include "client-lib/src/shard_read.h"
+#include "client-lib/src/side_by_side.h"
 #include "client-lib/src/state_plan.h"
 
 namespace holdfast::client {
@@ -33,7 +35,7 @@ uint64_t SizeOf(const Tensor& tensor) {
   return elements * TypeBytes(tensor.type);
 }
 
-const char* const kTiers[] = {"memory", "nvme", "remote"};
+const char* const kTiers[] = {"memory", "nvme", "peer", "remote"};
 
 }  // namespace
 
@@ -128,17 +130,36 @@ Status Resharding::CopyPlanned(const Group& group, const std::vector<void*>& to,
                                Deadline deadline) {
   while (true) {
     Status failed;
-    for (const auto& [rank, part] : Divide(group, to)) {
-      failed = CopyFrom(rank, part, deadline);
+    const std::map<Rank, FromRank> parts = Divide(group, to);
+    // Not all readers begin with the same one; but those that want the same do, so that what is
+    // read for one of them is at hand for the others.
+    auto next = parts.begin();
+    std::advance(next, parts.empty() ? 0 : HashOfWants() % parts.size());
+    for (size_t i = 0; i < parts.size() && failed.ok(); ++i, ++next) {
+      next = next == parts.end() ? parts.begin() : next;
+      failed = CopyFrom(next->first, next->second, deadline);
       if (!failed.ok()) {
-        unreadable_.insert(rank);
-        break;
+        unreadable_.insert(next->first);
       }
     }
     if (failed.ok() || deadline.passed() || !Replan().ok()) {
       return failed;
     }
   }
+}
+
+uint64_t Resharding::HashOfWants() const {
+  uint64_t hash = 0;
+  for (const Tensor& tensor : wanted_->tensors) {
+    hash = Crc64(tensor.name.data(), tensor.name.size(), hash);
+    for (const std::vector<uint64_t>& box : {tensor.box_offset, tensor.box_shape}) {
+      hash = Crc64(box.data(), box.size() * sizeof(uint64_t), hash);
+    }
+    for (const uint64_t flat : {tensor.flat_start, tensor.flat_length}) {
+      hash = Crc64(&flat, sizeof(flat), hash);
+    }
+  }
+  return hash;
 }
 
 std::map<Rank, Resharding::FromRank> Resharding::Divide(const Group& group,
@@ -194,12 +215,13 @@ Result<std::unique_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRan
     if (read.ok()) {
       return held;
     }
-    if (!CopyIsBad(read) || !PassOver(**held, without)) {
+    if (!MayPassOver(**held, read) || !PassOver(**held, without)) {
       return read;
     }
     bad = read;
     if (found_bad_.empty()) {
-      found_bad_ = absl::StrCat((*held)->tier(), " copy of rank ", rank, " bad: ", bad.message());
+      found_bad_ = absl::StrCat((*held)->tier(), " copy of rank ", rank,
+                                CopyIsBad(bad) ? " bad: " : " not readable now: ", bad.message());
     }
   }
 }
@@ -223,7 +245,7 @@ Status Resharding::ReadFrom(Rank rank, HeldShard& held, const FromRank& part, De
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
   options.interrupt = deadline.interrupt();
-  HF_TRY(CopyOutOf(shard, engine_, ranges, slices, options));
+  HF_TRY(held.CopyOut(engine_, ranges, slices, options, deadline));
   return held.Confirm(deadline);
 }
 
@@ -269,37 +291,64 @@ Status Resharding::CompareShards(Rank one, Rank other,
     HF_TRY_ASSIGN(another, verified(other));
   }
   HeldShard& second = another != nullptr ? *another : *first;
+  const HeldShard* failed = nullptr;
+  const Status status = CompareOpened(overlaps, *first, second, deadline, failed);
+  // What lies on another node may go, or turn out to be bad, in the middle: then from elsewhere.
+  for (const auto& [rank, held] : {std::pair{one, first.get()}, {other, &second}}) {
+    if (held == failed && MayPassOver(*held, status) && PassOver(*held, bad_tiers_[rank])) {
+      another.reset();
+      return CompareShards(one, other, overlaps, deadline);
+    }
+  }
+  return status;
+}
+
+Status Resharding::CompareOpened(const std::vector<ReshardPlan::Overlap>& overlaps,
+                                 HeldShard& first, HeldShard& second, Deadline deadline,
+                                 const HeldShard*& failed) {
   for (const ReshardPlan::Overlap& overlap : overlaps) {
     deadline.Look();
     if (deadline.passed()) {
       return Status(Code::kDeadlineExceeded, "what several ranks saved was being compared");
     }
-    const bool same = Same(overlap, first->shard(), second.shard());
-    if (first->shard().faulted() || second.shard().faulted()) {
+    HF_TRY_ASSIGN(const bool same, Same(overlap, first, second, deadline, failed));
+    if (first.shard().faulted() || second.shard().faulted()) {
       return Status(Code::kCorrupt, "a slot or file was cut short while it was being compared");
     }
     if (!same) {
-      const Slice& slice = first->shard().layout().slices[plan_.sources[overlap.source].slice];
-      return Status(Code::kInvalidArgument,
-                    absl::StrCat("tensor '", slice.name, "': rank ", one, " and rank ", other,
-                                 " both saved some of its elements, with different values: which "
-                                 "are right nobody can say; restore an older step"));
+      const ReshardPlan::Source& source = plan_.sources[overlap.source];
+      return Status(
+          Code::kInvalidArgument,
+          absl::StrCat("tensor '", first.shard().layout().slices[source.slice].name, "': rank ",
+                       source.rank, " and rank ", plan_.sources[overlap.other].rank,
+                       " both saved some of its elements, with different values: which "
+                       "are right nobody can say; restore an older step"));
     }
   }
-  HF_TRY(first->Confirm(deadline));
+  HF_TRY(first.Confirm(deadline));
   return second.Confirm(deadline);
 }
 
-bool Resharding::Same(const ReshardPlan::Overlap& overlap, const SealedShard& first,
-                      const SealedShard& second) const {
-  const ReshardPlan::Source& source = plan_.sources[overlap.source];
-  const std::byte* const here = first.SliceBytes(source.slice);
-  const std::byte* const there = second.SliceBytes(plan_.sources[overlap.other].slice);
-  const uint64_t size = DTypeBytes(source.dtype);
-  bool same = true;
+Result<bool> Resharding::Same(const ReshardPlan::Overlap& overlap, HeldShard& first,
+                              HeldShard& second, Deadline deadline, const HeldShard*& failed) {
+  const uint32_t here = plan_.sources[overlap.source].slice;
+  const uint32_t there = plan_.sources[overlap.other].slice;
+  const uint64_t size = DTypeBytes(plan_.sources[overlap.source].dtype);
+  if (!first.shard().in_parts() && !second.shard().in_parts()) {
+    const std::byte* const one = first.shard().SliceBytes(here);
+    const std::byte* const other = second.shard().SliceBytes(there);
+    bool same = true;
+    overlap.copy.ForEachRun([&](uint64_t from, uint64_t to, uint64_t elements) {
+      same = same && std::memcmp(one + from * size, other + to * size, elements * size) == 0;
+    });
+    return same;
+  }
+  SideBySide compared({&first, here}, {&second, there}, engine_, deadline);
   overlap.copy.ForEachRun([&](uint64_t from, uint64_t to, uint64_t elements) {
-    same = same && std::memcmp(here + from * size, there + to * size, elements * size) == 0;
+    compared.Add(from * size, to * size, elements * size);
   });
+  const Result<bool> same = compared.Finish();
+  failed = compared.failed();
   return same;
 }
 

@@ -66,6 +66,7 @@ class Resharding {
   std::vector<Group> Groups() const;
   Status CopyGroup(const Group& group, DeviceFence* fence, Deadline deadline);
   Status CopyPlanned(const Group& group, const std::vector<void*>& to, Deadline deadline);
+  uint64_t HashOfWants() const;
   std::map<Rank, FromRank> Divide(const Group& group, const std::vector<void*>& to) const;
   Status CopyFrom(Rank rank, const FromRank& part, Deadline deadline);
   // From the nearest tier whose copy is good, verified.
@@ -74,8 +75,11 @@ class Resharding {
   Status CompareOverlaps(Deadline deadline);
   Status CompareShards(Rank one, Rank other, const std::vector<ReshardPlan::Overlap>& overlaps,
                        Deadline deadline);
-  bool Same(const ReshardPlan::Overlap& overlap, const SealedShard& first,
-            const SealedShard& second) const;
+  // `failed`: of which of the two something could not be had.
+  Result<bool> Same(const ReshardPlan::Overlap& overlap, HeldShard& first, HeldShard& second,
+                    Deadline deadline, const HeldShard*& failed);
+  Status CompareOpened(const std::vector<ReshardPlan::Overlap>& overlaps, HeldShard& first,
+                       HeldShard& second, Deadline deadline, const HeldShard*& failed);
   Status ToDevices(const Group& group, const std::vector<void*>& from, DeviceFence* fence,
                    Deadline deadline);
 

@@ -188,11 +188,6 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
                                           " ranks' shards: ", of_all.status.message());
     if (of_all.mismatch) {
       of_all.status = Status(Code::kInvalidArgument, both);
-    } else if (of_all.status.code() == Code::kUnavailable) {
-      // Whoever wants what was not saved gets no better by waiting, and others are not to wait for
-      // what may be a mistake.
-      of_all.status = Status(Code::kInvalidArgument, both);
-      of_all.mismatch = true;
     }
     of_all.shard = std::move(load.shard);
     load = std::move(of_all);

@@ -1,5 +1,6 @@
 #include "client-lib/src/sealed_shard.h"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -99,20 +100,43 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
                   "them");
   }
   // 2. The image.
-  const uint64_t file_bytes = FileBytes(record);
+  if (source.parts_bytes != 0) {
+    HF_TRY(shard->ReserveImage(FileBytes(record)));
+  }
+  const uint64_t file_bytes = shard->in_parts() ? source.parts_bytes : FileBytes(record);
   if (mine == nullptr) {
     HF_TRY_ASSIGN(shard->mapping_,
                   SlotMapping::Map(descriptors[0], file_bytes, SlotMapping::Access::kReadOnly));
   }
-  shard->image_ = mine != nullptr ? mine->data() : shard->mapping_->data();
+  std::byte* const mapped = mine != nullptr ? mine->data() : shard->mapping_->data();
+  shard->image_ = shard->in_parts() ? shard->image_ : mapped;
   shard->populated_ = mine != nullptr && mine->populated(file_bytes);
-  shard->guard_ = std::make_unique<FaultGuard>(shard->image_, file_bytes);
+  shard->guard_ = std::make_unique<FaultGuard>(mapped, file_bytes);
   if (!shard->guard_->ok()) {
     return Status(Code::kInternal,
                   absl::StrCat("more than ", kFaultGuardsMax,
                                " slots and files of copies are mapped in this process"));
   }
   return shard;
+}
+
+SealedShard::~SealedShard() {
+  if (in_parts() && !fork_owner_.forked()) {
+    ::munmap(image_, reserved_bytes_);
+  }
+}
+
+Status SealedShard::ReserveImage(uint64_t bytes) {
+  void* const at =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) {
+    return SystemError(Code::kInternal, errno,
+                       absl::StrCat("reserve addresses for an image of ", bytes, " bytes"));
+  }
+  static_cast<void>(::madvise(at, bytes, MADV_DONTFORK));  // nothing is lost if it is
+  image_ = static_cast<std::byte*>(at);
+  reserved_bytes_ = bytes;
+  return Status();
 }
 
 Status SealedShard::AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,

@@ -9,17 +9,23 @@
 // A copy in the remote tier may leave slices out that other ranks' files have: then those files are
 // wanted, too (Owners), each opened likewise and handed over by Complete.
 //
+// A shard that lies on another node has no image here, but memory that parts of it are brought into
+// (in_parts): what points into its image is of addresses where nothing lies, and tells only which
+// bytes are meant.
+//
 // Image bytes are unverified until someone compares digests. Not thread-safe; the daemon holds the
 // copy until ReleaseRead, which is the owner's to send.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/fault_guard.h"
 #include "client-lib/src/copy_engine.h"
+#include "client-lib/src/fork_guard.h"
 #include "client-lib/src/slot_mapping.h"
 #include "client-lib/src/wire.h"
 #include "tiers/image/kept.h"
@@ -34,6 +40,10 @@ bool CopyIsBad(const Status& load);
 
 class SealedShard {
  public:
+  ~SealedShard();
+  SealedShard(const SealedShard&) = delete;
+  SealedShard& operator=(const SealedShard&) = delete;
+
   // What the caller asked for; the record must say the same.
   struct Expected {
     std::string job;
@@ -52,6 +62,9 @@ class SealedShard {
   const Layout& layout() const { return sealed_.layout; }
   bool populated() const { return populated_; }  // no page of it will fault
   bool faulted() const;
+  bool in_parts() const { return reserved_bytes_ != 0; }
+  const std::byte* image() const { return image_; }
+  std::span<const std::byte> parts_memory() const { return {mapping_->data(), mapping_->bytes()}; }
 
   // The ranks whose files have what this one leaves out, ascending; none: it has all.
   std::vector<Rank> Owners() const { return OwnersOf(sealed_.record); }
@@ -78,6 +91,7 @@ class SealedShard {
  private:
   SealedShard() = default;
   const ImageRun& RunOf(size_t i) const;
+  Status ReserveImage(uint64_t bytes);
 
   struct Owner {
     Rank rank = 0;
@@ -87,6 +101,8 @@ class SealedShard {
 
   std::unique_ptr<SlotMapping> mapping_;  // unless it is somebody else's
   std::byte* image_ = nullptr;
+  uint64_t reserved_bytes_ = 0;  // addresses alone, in parts
+  ForkOwner fork_owner_;
   bool populated_ = false;
   std::unique_ptr<FaultGuard> guard_;
   RecordAndLayout sealed_;

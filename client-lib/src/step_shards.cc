@@ -8,13 +8,15 @@
 #include "client-lib/src/errors.h"
 #include "client-lib/src/shard_read.h"
 #include "client-lib/src/state_match.h"
+#include "client-lib/src/step_records.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast::client {
 namespace {
 
 // What reading a byte costs, beside a byte of memory.
 uint64_t CostOf(const std::string& tier) {
-  return tier == "memory" ? 1 : tier == "nvme" ? 10 : 100;
+  return tier == "memory" ? 1 : tier == "nvme" ? 10 : tier == "peer" ? 20 : 100;
 }
 
 // What all objects together may have that one restore reads.
@@ -30,15 +32,21 @@ Result<StepShards> StepShards::Read(const ShardSource& source, const std::string
                                     CheckpointId checkpoint, uint32_t saved_by, Deadline deadline) {
   StepShards shards(source, job, checkpoint);
   shards.ranks_.reserve(saved_by);
+  HF_TRY_ASSIGN(const StepRecords gathered,
+                StepRecords::Read(source, job, checkpoint, saved_by, deadline));
   for (Rank rank = 0; rank < saved_by; ++rank) {
     deadline.Look();
     if (deadline.passed()) {
       return Status(Code::kDeadlineExceeded,
                     absl::StrCat("the shards of ", rank, " of ", saved_by, " ranks were found"));
     }
+    if (const std::optional<StepRecord> record = gathered.Of(rank)) {
+      shards.Keep(record->image, record->tier);
+      continue;
+    }
     HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> held, shards.Open(rank, {}, deadline));
     HF_TRY(WithContext(shards.CheckIdentity(*held, saved_by), absl::StrCat("rank ", rank)));
-    shards.Keep(*held);
+    shards.Keep({held->shard().record(), held->shard().layout()}, held->tier());
   }
   shards.object_index_.clear();
   return shards;
@@ -54,6 +62,7 @@ Result<std::unique_ptr<HeldShard>> StepShards::Open(Rank rank,
   attach.step = checkpoint_.step;
   attach.attempt = checkpoint_.attempt;
   attach.any_tier = true;
+  attach.parts = true;
   attach.without = without;
   Result<std::unique_ptr<HeldShard>> held = HeldShard::Open(
       source_, std::move(attach), HeldShard::Parts::kFileAlone, deadline, AcceptAll);
@@ -89,10 +98,10 @@ Status StepShards::CheckSame(Rank rank, HeldShard& held) const {
                                              held.tier(), " has another record than it had"));
 }
 
-void StepShards::Keep(HeldShard& held) {
+void StepShards::Keep(const RecordAndLayout& image, const std::string& tier) {
   const auto rank = static_cast<Rank>(ranks_.size());
-  const ShardRecord& record = held.shard().record();
-  const Layout& layout = held.shard().layout();
+  const ShardRecord& record = image.record;
+  const Layout& layout = image.layout;
   const std::vector<DigestedRange> ranges = DigestedRanges(layout);
   // 1. The layout, once for all that have it. (Which digests are whose does not depend on the rank:
   // they are counted from the first slice's.)
@@ -113,11 +122,11 @@ void StepShards::Keep(HeldShard& held) {
   kept.layout = &saved;
   kept.digests.assign(record.digests.begin() + static_cast<ptrdiff_t>(of_header),
                       record.digests.end());
-  kept.cost = CostOf(held.tier());
+  kept.cost = CostOf(tier);
   if (record.kept) {
-    kept.left_out.resize(layout.slices.size());
-    for (size_t i = 0; i < layout.slices.size(); ++i) {
-      kept.left_out[i] = !held.shard().Has(i);
+    const std::vector<std::optional<uint64_t>> places = PlacesInFile(image);
+    for (const std::optional<uint64_t>& place : places) {
+      kept.left_out.push_back(!place.has_value());
     }
   }
   // 3. Its objects.
@@ -232,14 +241,18 @@ Result<std::vector<Object>> StepShards::ObjectsOf(Rank rank, CopyEngine& engine,
       HF_TRY(CheckSame(rank, *held));
       CopyOptions options;
       options.interrupt = deadline.interrupt();
-      HF_TRY(CopyOutOf(held->shard(), engine, ranges, slices, options));
+      HF_TRY(held->CopyOut(engine, ranges, slices, options, deadline));
       return held->Confirm(deadline);
     };
     Result<std::vector<Object>> objects = client::ReadObjects(held->shard(), compare);
-    if (objects.ok() || !CopyIsBad(objects.status()) || !PassOver(*held, without)) {
+    if (objects.ok() || !MayPassOver(*held, objects.status()) || !PassOver(*held, without)) {
       return objects;
     }
   }
+}
+
+bool MayPassOver(HeldShard& held, const Status& read) {
+  return CopyIsBad(read) || (held.shard().in_parts() && read.code() == Code::kUnavailable);
 }
 
 bool PassOver(const HeldShard& held, std::vector<std::string>& without) {

@@ -26,6 +26,8 @@ namespace holdfast::client {
 
 // The tier of a copy that was found bad joins those that are left out. False: it was offered though
 // it was there.
+// Whether another copy is to be tried: this one is of no use, or lies on nodes that cannot be read.
+bool MayPassOver(HeldShard& held, const Status& read);
 bool PassOver(const HeldShard& held, std::vector<std::string>& without);
 
 class StepShards {
@@ -79,7 +81,7 @@ class StepShards {
   StepShards(ShardSource source, std::string job, CheckpointId checkpoint)
       : source_(std::move(source)), job_(std::move(job)), checkpoint_(checkpoint) {}
   Status CheckIdentity(const HeldShard& held, uint32_t saved_by) const;
-  void Keep(HeldShard& held);
+  void Keep(const RecordAndLayout& image, const std::string& tier);
   // All its objects, from the nearest tier whose copy is good.
   Result<std::vector<Object>> ObjectsOf(Rank rank, CopyEngine& engine, Deadline deadline) const;
   void KeepNames(const Layout& layout, Rank rank);

@@ -39,6 +39,9 @@ class Writer {
   void PutPacked(uint32_t field, const std::vector<uint32_t>& values) {
     writer_.add_packed_uint32(field, values.begin(), values.end());
   }
+  void PutPacked(uint32_t field, const std::vector<uint64_t>& values) {
+    writer_.add_packed_uint64(field, values.begin(), values.end());
+  }
   std::string Take() { return std::move(out_); }
 
  private:
@@ -157,6 +160,7 @@ struct Encode {
     for (const std::string& tier : m.without) {
       w.Put(9, tier);
     }
+    w.Put(10, m.parts ? 1 : 0);
     return {11, w.Take()};
   }
   Body operator()(const ConfirmRead& m) {
@@ -180,6 +184,22 @@ struct Encode {
     w.Put(4, m.before_step);
     w.Put(5, m.deadline_ms);
     return {16, w.Take()};
+  }
+  Body operator()(const ReadParts& m) {
+    w.Put(1, m.hold);
+    w.PutPacked(2, m.offset);
+    w.PutPacked(3, m.bytes);
+    w.PutPacked(4, m.place);
+    w.Put(5, m.contradicted ? 1 : 0);
+    w.Put(6, m.deadline_ms);
+    return {17, w.Take()};
+  }
+  Body operator()(const ReadRecords& m) {
+    w.Put(1, m.job);
+    w.Put(2, m.attempt);
+    w.Put(3, m.step);
+    w.Put(4, m.deadline_ms);
+    return {18, w.Take()};
   }
 };
 
@@ -420,10 +440,28 @@ absl::Status Read(std::string_view bytes, Source& out) {
         return fields.Get(field, out.tier);
       case 11:
         return fields.Get(field, out.why);
+      case 12:
+        return fields.Get(field, out.parts_bytes);
       default:
         return absl::OkStatus();
     }
   });
+}
+
+absl::Status Read(std::string_view bytes, StepRecords& out) {
+  return ReadMessage("StepRecords", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.job_uuid);
+                         case 2:
+                           return fields.Get(field, out.world_size);
+                         case 3:
+                           return fields.Get(field, out.bytes);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
 }
 
 absl::Status Read(std::string_view bytes, SessionOutcome& out) {
@@ -534,7 +572,9 @@ absl::Status ReadReplyField(const WireField& field, Fields& fields, Reply& out) 
       return ReadReply<Source>(field, fields, out);
     case 16:
       return ReadReply<Listing>(field, fields, out);
-    default:  // 8, 12 to 15
+    case 18:
+      return ReadReply<StepRecords>(field, fields, out);
+    default:  // 8, 12 to 15, 17
       return ReadReply<Done>(field, fields, out);
   }
 }
@@ -587,7 +627,7 @@ Result<DaemonFrame> DecodeFrame(std::string_view message) {
         if (field.number == 1) {
           return fields.Get(field, frame.id);
         }
-        if (field.number > 16) {
+        if (field.number > 18) {
           return absl::OkStatus();
         }
         ++replies;
@@ -615,6 +655,9 @@ size_t DescriptorCount(const Reply& reply) {
   }
   if (const auto* outcome = std::get_if<SessionOutcome>(&reply)) {
     return outcome->done || !outcome->source.has_value() ? 0 : 2;
+  }
+  if (std::holds_alternative<StepRecords>(reply)) {
+    return 1;
   }
   return std::holds_alternative<Source>(reply) ? 2 : 0;
 }

@@ -126,6 +126,21 @@ struct Attach {
   uint64_t deadline_ms = 0;
   bool any_tier = false;
   std::vector<std::string> without;
+  bool parts = false;
+};
+struct ReadParts {
+  uint64_t hold = 0;
+  std::vector<uint64_t> offset;
+  std::vector<uint64_t> bytes;
+  std::vector<uint64_t> place;
+  bool contradicted = false;
+  uint64_t deadline_ms = 0;
+};
+struct ReadRecords {
+  std::string job;
+  uint64_t attempt = 0;
+  uint64_t step = 0;
+  uint64_t deadline_ms = 0;
 };
 struct ConfirmRead {
   uint32_t slot = 0;
@@ -146,9 +161,9 @@ struct List {
   uint64_t deadline_ms = 0;
 };
 
-using Request =
-    std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave, EnterSession,
-                 ReportLoad, Attach, ConfirmRead, ReleaseRead, ReleaseSlots, Leave, List>;
+using Request = std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave,
+                             EnterSession, ReportLoad, Attach, ConfirmRead, ReleaseRead,
+                             ReleaseSlots, Leave, List, ReadParts, ReadRecords>;
 
 // Length prefix and message. kInvalidArgument when it would exceed the limit.
 Result<std::string> EncodeFrame(uint64_t id, const Request& request);
@@ -210,6 +225,12 @@ struct Source {
   uint64_t hold = 0;
   std::string tier;  // empty: a daemon that knows memory only
   std::string why;
+  uint64_t parts_bytes = 0;
+};
+struct StepRecords {
+  std::string job_uuid;
+  uint32_t world_size = 0;
+  uint64_t bytes = 0;
 };
 struct SessionOutcome {
   uint64_t session = 0;
@@ -238,7 +259,7 @@ struct Listing {
 };
 
 using Reply = std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed,
-                           SaveProgress, SessionOutcome, Source, Listing>;
+                           SaveProgress, SessionOutcome, Source, Listing, StepRecords>;
 
 struct DaemonFrame {
   uint64_t id = 0;

@@ -112,6 +112,8 @@ Daemon::~Daemon() {
   }
   admin_.reset();
   peer_reader_.reset();
+  part_reader_.reset();
+  record_gatherer_.reset();
   cluster_.reset();
   tiers_.reset();
   executor_.reset();
@@ -244,6 +246,11 @@ absl::Status Daemon::Open() {
   // 4. The core, with what was found.
   core_ = std::make_unique<NodeCore>(config_, config_.node_name(), RandomSeed(), ::geteuid());
   HF_RETURN_IF_ERROR(JoinCluster());
+  record_gatherer_ = std::make_unique<RecordGatherer>(RecordGatherer::Options{
+      config_.node_name(), records_, cluster_ == nullptr ? nullptr : cluster_->pulls(),
+      [this](Event event) {
+        reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
+      }});
   WatchMemory();
   Feed(std::move(started));
   Perform(ScanNvme{});
@@ -254,20 +261,36 @@ absl::Status Daemon::Open() {
 absl::Status Daemon::JoinCluster() {
   if (!config_.has_cluster()) {
     admin_context_.no_fabric = "this node is alone: there is no cluster in its settings";
+    MakeRecords();
     return absl::OkStatus();
   }
   cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
   OpenFabric();
+  HF_RETURN_IF_ERROR(tiers_->SetPeers(cluster_->pulls(), fabric_.get()));
+  MakeRecords();
   pull_server_ = std::make_unique<PullServer>(PullServer::Options{
       .context = &admin_context_,
       .fabric = fabric_.get(),
       .passed_on = tiers_->passed_on(),
       .check = [cluster = cluster_.get()](
                    const v1::OpenRequest& who) { return cluster->CheckCaller(who); },
-      .is_member =
-          [cluster = cluster_.get()](const std::string& node) { return cluster->IsPeer(node); }});
+      .is_member = [cluster =
+                        cluster_.get()](const std::string& node) { return cluster->IsPeer(node); },
+      .remote_parts = tiers_->remote_parts(),
+      .records = records_});
   cluster_->AddService(pull_server_->service());
-  HF_RETURN_IF_ERROR(tiers_->SetPeers(cluster_->pulls(), fabric_.get()));
+  part_reader_ = std::make_unique<PartReader>(PartReader::Options{
+      config_.node_name(), cluster_->pulls(), fabric_.get(), tiers_->remote_parts(),
+      [this](Event event) {
+        reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
+      },
+      [this] {
+        reactor_->Post([this] {
+          if (part_reader_ != nullptr) {
+            part_reader_->Reap();
+          }
+        });
+      }});
   admin_context_.fabric = fabric_.get();
   admin_context_.pulls = cluster_->pulls().get();
   admin_context_.fabric_bandwidth_bytes_per_s_max = config_.fabric().bandwidth_bytes_per_s_max();
@@ -277,6 +300,15 @@ absl::Status Daemon::JoinCluster() {
       taken();
     });
   });
+}
+
+// (Peers or not, the tiers are as they stay.)
+void Daemon::MakeRecords() {
+  records_ = std::make_shared<const LocalRecords>(
+      LocalRecords::Options{&admin_context_, tiers_->remote_parts(),
+                            [this](const ReadableShard& shard, const LocalRecords::Gone& gone) {
+                              return tiers_->ReadRecord(shard, gone);
+                            }});
 }
 
 // Nothing depends on it: without one the shards go over the daemons' own connections.

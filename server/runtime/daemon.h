@@ -36,11 +36,13 @@
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/memory_watch.h"
 #include "server/runtime/network_flags.h"
+#include "server/runtime/part_reader.h"
 #include "server/runtime/peer_reader.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
 #include "server/runtime/pull_service.h"
 #include "server/runtime/reactor.h"
+#include "server/runtime/record_gatherer.h"
 #include "server/runtime/serial_executor.h"
 #include "server/runtime/tiers/durable_tiers.h"
 #include "tiers/memory/slot_store.h"
@@ -64,6 +66,7 @@ class Daemon {
   absl::Status Open();
   absl::Status JoinCluster();
   void OpenFabric();
+  void MakeRecords();
   UniqueFd MakeNetworkFlag(ConnectionId id);
   absl::Status Listen();
   void ServeMetrics();
@@ -91,6 +94,9 @@ class Daemon {
   void Perform(HurryFetch action);
   void Perform(FetchShard action);
   void Perform(OpenDurable action);
+  void Perform(ReadParts action);
+  void Perform(EndParts action);
+  void Perform(GatherRecords action);
   void Perform(PublishManifest action);
   void Perform(RemoveCopies action);
   void Perform(RemoveJobCopies action);
@@ -161,6 +167,9 @@ class Daemon {
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<PeerReader> peer_reader_;  // in a cluster
+  std::unique_ptr<PartReader> part_reader_;  // likewise
+  std::shared_ptr<const LocalRecords> records_;
+  std::unique_ptr<RecordGatherer> record_gatherer_;
   UniqueFd signals_;
 
   std::deque<Event> events_;

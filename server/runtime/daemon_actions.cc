@@ -395,6 +395,9 @@ void Daemon::Perform(FlushShard action) {
 
 void Daemon::Perform(CancelDrain action) {
   tiers_->Perform(action);
+  if (part_reader_ != nullptr) {
+    part_reader_->End(action.drain);
+  }
 }
 
 void Daemon::Perform(HurryFetch action) {
@@ -413,8 +416,31 @@ void Daemon::Perform(OpenDurable action) {
   if (stopping_) {
     return;  // likewise
   }
+  if (action.tier == TierKind::kPeer || !action.peers.empty()) {
+    if (part_reader_ != nullptr) {
+      return part_reader_->Open(std::move(action));
+    }
+    return Feed(DurableOpened{
+        action.drain, absl::UnavailableError("this node is alone"), false, {}, nullptr});
+  }
   tiers_->Perform(std::move(action));
   WatchTiers();
+}
+
+void Daemon::Perform(ReadParts action) {
+  if (part_reader_ != nullptr) {
+    part_reader_->Read(std::move(action));
+  }
+}
+
+void Daemon::Perform(GatherRecords action) {
+  record_gatherer_->Gather(std::move(action));
+}
+
+void Daemon::Perform(EndParts action) {
+  if (part_reader_ != nullptr) {
+    part_reader_->End(action.opened);
+  }
 }
 
 void Daemon::Perform(PublishManifest action) {

@@ -25,6 +25,7 @@ bool MayWaitForTraffic(const v1::ClientFrame& frame) {
     case v1::ClientFrame::kEnterSession:
     case v1::ClientFrame::kReportLoad:
     case v1::ClientFrame::kAttach:
+    case v1::ClientFrame::kReadParts:
       return true;
     default:
       return false;

@@ -18,7 +18,9 @@
 #include "holdfast/v1/peer.grpc.pb.h"
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/fabric_probe.h"
+#include "server/runtime/local_records.h"
 #include "server/runtime/passed_on.h"
+#include "server/runtime/remote_parts.h"
 #include "server/runtime/verify.h"
 #include "tiers/image/record.h"
 
@@ -42,6 +44,8 @@ absl::StatusOr<HoldShard> ShardOf(const v1::PullOpen& open) {
   hold.load = open.load();
   return hold;
 }
+
+constexpr uint64_t kPartBytesMax = uint64_t{16} << 20;  // as a reader asks for at a time
 
 absl::Status Gone() {
   return absl::CancelledError("the reader has gone");
@@ -179,10 +183,20 @@ class PullServer::Service final : public v1::Pulls::Service {
     const v1::PullOpen& open = asked.open();
     HF_RETURN_IF_ERROR(options_.check(open.who()));
     reader.gone = GoneWhenNoMember(open.who().from());
-    const absl::Cleanup leave = [this] { --serving_; };
-    if (++serving_ > kPullsServedMax) {
+    const bool no_slot = open.records() || open.remote_parts();
+    std::atomic<size_t>& serving = no_slot ? serving_parts_ : serving_;
+    const size_t most = no_slot ? kPartsServedMax : kPullsServedMax;
+    const absl::Cleanup leave = [&serving] { --serving; };
+    if (++serving > most) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(kPullsServedMax, " shards are being read from it already; try again"));
+          absl::StrCat(most, " shards are being read from it already; try again"));
+    }
+    const bool in_parts = open.parts() && !no_slot;
+    const absl::Cleanup leave_parts = [this, in_parts] { serving_in_parts_ -= in_parts ? 1 : 0; };
+    serving_in_parts_ += in_parts ? 1 : 0;
+    if (in_parts && serving_in_parts_ > kPullsInPartsMax) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("parts of ", kPullsInPartsMax, " shards are being read from it already"));
     }
     if (open.probe_bytes() > 0) {
       return ServeProbe(reader, open);
@@ -190,6 +204,12 @@ class PullServer::Service final : public v1::Pulls::Service {
     HF_ASSIGN_OR_RETURN(const HoldShard wanted, ShardOf(open));
     if (open.remote_file()) {
       return ServeRemoteFile(reader, wanted.id);
+    }
+    if (open.records() && options_.records != nullptr) {
+      return ServeRecords(reader, open, wanted);
+    }
+    if (open.remote_parts()) {
+      return ServeRemoteParts(reader, {wanted.id, wanted.job, open.world_size()});
     }
 
     // 2. The slot, held until the stream has ended.
@@ -229,7 +249,13 @@ class PullServer::Service final : public v1::Pulls::Service {
         HF_RETURN_IF_ERROR(slots.Confirm(shard.slot, shard.copy.generation, **image));
         v1::PullTold confirmed;
         confirmed.mutable_confirmed();
-        return Say(reader, confirmed) ? absl::OkStatus() : Gone();
+        if (!Say(reader, confirmed)) {
+          return Gone();
+        }
+        if (!asked.confirm().goes_on()) {
+          return absl::OkStatus();
+        }
+        continue;
       }
       if (!asked.has_read()) {
         return absl::InvalidArgumentError("a question that this version does not know");
@@ -275,6 +301,82 @@ class PullServer::Service final : public v1::Pulls::Service {
       }
       HF_SYNC_POINT("daemon.pull.passed_on");
       HF_RETURN_IF_ERROR(Send(reader, asked.read(), file->bytes(), read));
+    }
+    return Gone();
+  }
+
+  // Of the ranks that are named; what cannot be read is left out.
+  absl::Status ServeRecords(Reader& reader, const v1::PullOpen& open, const HoldShard& of) {
+    if (open.first_size() != open.count_size()) {
+      return absl::InvalidArgumentError("runs of ranks in columns of different lengths");
+    }
+    RecordsWanted wanted{of.id.job,           of.job, of.id.checkpoint(), open.world_size(),
+                         open.remote_parts(), {}};
+    uint64_t ranks = 0;
+    for (int i = 0; i < open.first_size(); ++i) {
+      wanted.ranks.emplace_back(open.first(i), open.count(i));
+      ranks += open.count(i);
+    }
+    if (ranks > kWorldSizeMax || ranks > open.world_size()) {
+      return absl::InvalidArgumentError("more ranks than the step has");
+    }
+    bool heard = true;
+    HF_RETURN_IF_ERROR(options_.records->Read(
+        wanted,
+        [&](const FoundRecord& found) {
+          v1::PullTold told;
+          v1::PullRecord& next = *told.mutable_record_of();
+          next.set_rank(found.rank);
+          next.set_tier(found.tier == TierKind::kNvme ? v1::TIER_NVME : v1::TIER_MEMORY);
+          next.set_bytes(found.record.size());
+          heard = Say(reader, told);
+          for (size_t at = 0; heard && at < found.record.size(); at += kPullChunkBytes) {
+            told.set_record(found.record.substr(at, kPullChunkBytes));
+            heard = Say(reader, told);
+          }
+          return heard;
+        },
+        [&reader] { return reader.call.IsCancelled(); }));
+    v1::PullTold told;
+    told.mutable_confirmed();
+    return heard && Say(reader, told) ? absl::OkStatus() : Gone();
+  }
+
+  // Parts of a file in the remote tier, which this node reads for all that want some of it.
+  absl::Status ServeRemoteParts(Reader& reader, const CopyKey& key) {
+    if (options_.remote_parts == nullptr) {
+      return absl::FailedPreconditionError("it has no remote tier (remote.dir)");
+    }
+    RemoteParts& parts = *options_.remote_parts;
+    const auto gone = [&reader] { return reader.call.IsCancelled(); };
+    absl::StatusOr<std::shared_ptr<RemotePartFile>> file;
+    do {
+      file = parts.Open(key, Clock::System()->Now() + options_.hold_wait, gone);
+      v1::PullTold told;
+      told.mutable_loading();
+      if (absl::IsDeadlineExceeded(file.status()) && !Say(reader, told)) {
+        return Gone();
+      }
+    } while (absl::IsDeadlineExceeded(file.status()));
+    HF_RETURN_IF_ERROR(file.status());
+    v1::PullTold told;
+    told.mutable_source()->set_image_bytes((*file)->image().record.image_bytes);
+    HF_RETURN_IF_ERROR(Tell(reader, std::move(told), (*file)->record()));
+    const auto read = [&](uint64_t offset, std::span<std::byte> into) {
+      return parts.Read(*file, offset, into, Clock::System()->Now() + kPassedOnWait, gone);
+    };
+    for (v1::PullAsked asked; Hear(reader, asked, options_.silence_max);) {
+      if (!asked.has_read()) {
+        return absl::InvalidArgumentError("a question that this version does not know");
+      }
+      const v1::PullRead& part = asked.read();
+      if (part.bytes() > kPartBytesMax || part.offset() > (*file)->bytes() ||
+          part.bytes() > (*file)->bytes() - part.offset()) {
+        return absl::InvalidArgumentError("more is wanted than the file has, or at a time");
+      }
+      HF_SYNC_POINT("daemon.pull.remote_parts");
+      parts.Want(*file, asked.read().offset(), asked.read().bytes());  // all of it at once
+      HF_RETURN_IF_ERROR(Send(reader, asked.read(), (*file)->bytes(), read));
     }
     return Gone();
   }
@@ -345,6 +447,8 @@ class PullServer::Service final : public v1::Pulls::Service {
   const Options options_;
   SilenceWatch silence_;
   std::atomic<size_t> serving_{0};
+  std::atomic<size_t> serving_parts_{0};
+  std::atomic<size_t> serving_in_parts_{0};
   std::atomic<size_t> probes_{0};
 };
 

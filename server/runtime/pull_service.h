@@ -26,9 +26,15 @@ class Service;
 namespace holdfast {
 
 class FabricPort;
+class LocalRecords;
 class PassedOn;
+class RemoteParts;
 
 inline constexpr size_t kPullsServedMax = 32;
+// Records of steps, and parts of files in the remote tier, which hold no slot.
+inline constexpr size_t kPartsServedMax = 128;
+// Of the pulls, those that take parts: some room is left for those that take all and go.
+inline constexpr size_t kPullsInPartsMax = 24;
 inline constexpr size_t kProbesServedMax = 4;  // kProbeBytesMax each
 inline constexpr size_t kPullChunkBytes = size_t{1} << 20;
 // What is read here for others is waited for: shorter than the reader's patience (kPullStall).
@@ -55,6 +61,9 @@ class PullServer {
     // Whether a node is a member now. A reader that was one and is none any more holds nothing;
     // null: nobody looks.
     std::function<bool(const std::string&)> is_member = nullptr;
+    // Null: there is no remote tier.
+    std::shared_ptr<RemoteParts> remote_parts = nullptr;
+    std::shared_ptr<const LocalRecords> records = nullptr;
   };
   explicit PullServer(Options options);
   ~PullServer();

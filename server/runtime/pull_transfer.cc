@@ -43,6 +43,40 @@ class BlockCheck {
   DigestBlocks next_;
 };
 
+PullSource SourceOf(const PullOffer& offer, const std::string& node) {
+  PullSource source;
+  source.name = node;
+  source.address = offer.source.fabric_address();
+  for (const v1::RemoteRegion& region : offer.source.regions()) {
+    source.regions.push_back({region.device(), region.base(), region.key(), region.bytes()});
+  }
+  return source;
+}
+
+// `arrived` is told how many bytes of the part there are, and how many of them came just now.
+template <typename Arrived>
+absl::Status ReadFromStream(PullStream& stream, const PulledPart& part, TransferControl& control,
+                            Arrived arrived) {
+  for (uint64_t at = 0; at < part.into.size();) {
+    v1::PullAsked asked;
+    v1::PullRead& read = *asked.mutable_read();
+    read.set_offset(part.offset + at);
+    read.set_bytes(std::min<uint64_t>(kPullAskBytes, part.into.size() - at));
+    HF_RETURN_IF_ERROR(stream.Ask(asked));
+    for (const uint64_t end = at + read.bytes(); at < end;) {
+      HF_ASSIGN_OR_RETURN(const v1::PullTold told, stream.Next());
+      if (told.data().empty() || told.data().size() > end - at) {
+        return absl::DataLossError("its bytes come in other pieces than were asked for");
+      }
+      std::copy(told.data().begin(), told.data().end(), reinterpret_cast<char*>(&part.into[at]));
+      at += told.data().size();
+      control.Advance(told.data().size());
+      HF_RETURN_IF_ERROR(arrived(at, told.data().size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes_max,
@@ -89,46 +123,64 @@ absl::StatusOr<PullOffer> ReadPullOffer(PullStream& stream, uint64_t image_bytes
   if (offered.image.record.image_bytes != offered.source.image_bytes()) {
     return absl::DataLossError("its record is of an image of another length");
   }
+  offered.record = std::move(record);
   return offered;
+}
+
+absl::Status CheckIsOf(const PullOffer& offer, const CopyKey& key, TierKind tier) {
+  const ShardRecord& its = offer.image.record;
+  if (its.id != key.id || its.world_size != key.world_size || its.job_name != key.job_name ||
+      (its.kept.has_value() && tier != TierKind::kRemote)) {
+    return absl::DataLossError(
+        absl::StrCat("its record is of ", its.id.ToString(), ", another shard"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<std::byte> into,
                           const std::string& node, Pacer* pacer, TransferControl& control) {
   const uint64_t bytes = offer.image.record.image_bytes;
   BlockCheck check(offer.image, into);
-  for (uint64_t at = 0; at < bytes;) {
-    v1::PullAsked asked;
-    v1::PullRead& read = *asked.mutable_read();
-    read.set_offset(at);
-    read.set_bytes(std::min(kPullAskBytes, bytes - at));
-    HF_RETURN_IF_ERROR(stream.Ask(asked));
-    for (const uint64_t end = at + read.bytes(); at < end;) {
-      HF_ASSIGN_OR_RETURN(const v1::PullTold told, stream.Next());
-      if (told.data().empty() || told.data().size() > end - at) {
-        return absl::DataLossError("its bytes come in other pieces than were asked for");
-      }
-      std::copy(told.data().begin(), told.data().end(), reinterpret_cast<char*>(&into[at]));
-      at += told.data().size();
-      HF_RETURN_IF_ERROR(check.Arrived(at, node));
-      control.Advance(told.data().size());
-      if (pacer != nullptr && !pacer->Acquire(told.data().size(), &control)) {
-        return absl::CancelledError("pull: cancelled");
-      }
-    }
-  }
+  HF_RETURN_IF_ERROR(
+      ReadFromStream(stream, {0, into.first(bytes)}, control, [&](uint64_t at, uint64_t more) {
+        HF_RETURN_IF_ERROR(check.Arrived(at, node));
+        return pacer == nullptr || pacer->Acquire(more, &control)
+                   ? absl::OkStatus()
+                   : absl::CancelledError("pull: cancelled");
+      }));
   return check.Arrived(bytes, node);
+}
+
+absl::Status PullPartsByStream(PullStream& stream, const std::vector<PulledPart>& parts,
+                               TransferControl& control) {
+  for (const PulledPart& part : parts) {
+    HF_RETURN_IF_ERROR(ReadFromStream(stream, part, control, [&](uint64_t, uint64_t) {
+      return control.cancelled() ? absl::CancelledError("pull: cancelled") : absl::OkStatus();
+    }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PullPartsByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
+                               const std::vector<PulledPart>& parts, const std::string& node,
+                               const Registration* registration, TransferControl& control) {
+  const PullSource source = SourceOf(offer, node);
+  PullOptions options;
+  options.control = &control;
+  options.another_way = true;
+  options.registration = registration;
+  options.source_gone = [&stream] { return stream.node_gone(); };
+  for (const PulledPart& part : parts) {
+    HF_RETURN_IF_ERROR(ReadRemote(port.fabric(), source, part.offset, part.into, options));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const PullOffer& offer,
                           std::span<std::byte> into, const std::string& node,
                           MonotonicTime deadline, Pacer* pacer, TransferControl& control,
                           bool another_way) {
-  PullSource source;
-  source.name = node;
-  source.address = offer.source.fabric_address();
-  for (const v1::RemoteRegion& region : offer.source.regions()) {
-    source.regions.push_back({region.device(), region.base(), region.key(), region.bytes()});
-  }
+  const PullSource source = SourceOf(offer, node);
   PullOptions options;
   options.deadline = deadline;
   options.pacer = pacer;
@@ -139,9 +191,9 @@ absl::Status PullByFabric(FabricPort& port, const PullStream& stream, const Pull
       .status;
 }
 
-absl::Status ConfirmPull(PullStream& stream) {
+absl::Status ConfirmPull(PullStream& stream, AfterConfirm then) {
   v1::PullAsked asked;
-  asked.mutable_confirm();
+  asked.mutable_confirm()->set_goes_on(then == AfterConfirm::kGoesOn);
   HF_RETURN_IF_ERROR(stream.Ask(asked));
   HF_ASSIGN_OR_RETURN(const v1::PullTold told, stream.Next());
   return told.has_confirmed()

@@ -418,7 +418,7 @@ void FakeDaemon::AnswerSession(const v1::ClientFrame& frame, v1::DaemonFrame& re
     return;
   }
   if (frame.has_report_load() && !frame.report_load().copy_is_bad()) {
-    reply.mutable_failure()->set_code(14);
+    reply.mutable_failure()->set_code(14);  // UNAVAILABLE
     reply.mutable_failure()->set_message("rank 0 could not load it: " +
                                          frame.report_load().problem());
     return;
@@ -520,6 +520,11 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
       break;
     case v1::ClientFrame::kLeave:
       reply.mutable_leave();
+      break;
+    case v1::ClientFrame::kReadParts:
+    case v1::ClientFrame::kReadRecords:       // it is alone, and has gathered nothing
+      reply.mutable_failure()->set_code(14);  // UNAVAILABLE
+      reply.mutable_failure()->set_message("there is no other node");
       break;
     case v1::ClientFrame::REQUEST_NOT_SET:
       peer.Close();

@@ -16,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "holdfast/holdfast.h"
 #include "tests/client-lib/fake_driver.h"
+#include "tests/integration/split_model.h"
 #include "tests/integration/tier_fixture.h"
 
 namespace holdfast {
@@ -26,219 +27,25 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-using Outcome = Result<holdfast::Restored>;
-
 constexpr Milliseconds kDeadline{60'000};
-
-// A tensor as a whole: every element says where it is, and of which step.
-struct Whole {
-  std::string name;
-  Type type = Type::kF32;
-  std::vector<uint64_t> shape;
-
-  uint64_t elements() const {
-    return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
-  }
-  // Of so many bytes; floats that are exact in every type but BF16, which takes its own.
-  void Put(uint64_t element, uint64_t step, std::byte* to) const {
-    const uint64_t mixed = element * 2654435761u + step * 40503u + name.size();
-    switch (type) {
-      case Type::kF32: {
-        const auto value = static_cast<float>(mixed % 4093) - 2000;
-        std::memcpy(to, &value, sizeof(value));
-        return;
-      }
-      case Type::kI64: {
-        std::memcpy(to, &mixed, sizeof(mixed));
-        return;
-      }
-      default: {
-        const auto bits = static_cast<uint16_t>(0x3F00 + mixed % 127);
-        std::memcpy(to, &bits, sizeof(bits));
-      }
-    }
-  }
-};
-
-// Part of a tensor in memory of its own.
-struct Held {
-  Tensor tensor;
-  std::vector<std::byte> bytes;
-  std::vector<uint64_t> elements;  // of the whole, in the order in which they lie here
-};
-
-std::vector<uint64_t> ElementsOfBox(const std::vector<uint64_t>& shape,
-                                    const std::vector<uint64_t>& offset,
-                                    const std::vector<uint64_t>& extent) {
-  std::vector<uint64_t> elements = {0};
-  for (size_t d = 0; d < shape.size(); ++d) {
-    std::vector<uint64_t> next;
-    for (const uint64_t before : elements) {
-      for (uint64_t i = 0; i < extent[d]; ++i) {
-        next.push_back(before * shape[d] + offset[d] + i);
-      }
-    }
-    elements = std::move(next);
-  }
-  return elements;
-}
-
-using Parts = std::vector<std::unique_ptr<Held>>;
-
-void Add(Parts& parts, const Whole& whole, Tensor tensor, std::vector<uint64_t> elements) {
-  auto held = std::make_unique<Held>();
-  held->bytes.resize(elements.size() * TypeBytes(whole.type) + 1);  // never null
-  tensor.data = held->bytes.data();
-  held->tensor = std::move(tensor);
-  held->elements = std::move(elements);
-  parts.push_back(std::move(held));
-}
-void AddBox(Parts& parts, const Whole& whole, const std::vector<uint64_t>& offset,
-            const std::vector<uint64_t>& extent) {
-  Add(parts, whole, Tensor::Box(whole.name, whole.type, whole.shape, offset, extent, nullptr),
-      ElementsOfBox(whole.shape, offset, extent));
-}
-void AddFlat(Parts& parts, const Whole& whole, uint64_t start, uint64_t length) {
-  std::vector<uint64_t> elements(length);
-  std::iota(elements.begin(), elements.end(), start);
-  Add(parts, whole, Tensor::Flat(whole.name, whole.type, whole.shape, start, length, nullptr),
-      std::move(elements));
-}
-void AddWhole(Parts& parts, const Whole& whole) {
-  std::vector<uint64_t> elements(whole.elements());
-  std::iota(elements.begin(), elements.end(), uint64_t{0});
-  Add(parts, whole, Tensor(whole.name, whole.type, whole.shape, nullptr), std::move(elements));
-}
-
-// From the first to behind the last of what one of several ranks has of n.
-std::pair<uint64_t, uint64_t> Share(uint64_t n, uint32_t rank, uint32_t ranks) {
-  return {n * rank / ranks, n * (rank + 1) / ranks};
-}
-
-// How one tensor is split among ranks.
-enum class Split { kRows, kColumns, kFlat, kReplicated };
-
-struct Model {
-  std::vector<Whole> wholes;
-  std::vector<Split> splits;
-};
-
-Parts PartsOf(const Model& model, uint32_t rank, uint32_t ranks) {
-  Parts parts;
-  for (size_t i = 0; i < model.wholes.size(); ++i) {
-    const Whole& whole = model.wholes[i];
-    const Split split = whole.shape.empty() ? Split::kReplicated : model.splits[i];
-    if (split == Split::kReplicated) {
-      AddWhole(parts, whole);
-      continue;
-    }
-    if (split == Split::kFlat) {
-      const auto [begin, end] = Share(whole.elements(), rank, ranks);
-      AddFlat(parts, whole, begin, end - begin);
-      continue;
-    }
-    const size_t axis = split == Split::kRows ? 0 : whole.shape.size() - 1;
-    const auto [begin, end] = Share(whole.shape[axis], rank, ranks);
-    if (begin == end) {
-      continue;  // more ranks than rows: this one has none
-    }
-    std::vector<uint64_t> offset(whole.shape.size(), 0);
-    std::vector<uint64_t> extent = whole.shape;
-    offset[axis] = begin;
-    extent[axis] = end - begin;
-    AddBox(parts, whole, offset, extent);
-  }
-  return parts;
-}
-
-const Whole& WholeOf(const Model& model, const std::string& name) {
-  return *std::find_if(model.wholes.begin(), model.wholes.end(),
-                       [&](const Whole& whole) { return whole.name == name; });
-}
-
-void Fill(const Model& model, Parts& parts, uint64_t step) {
-  for (const auto& held : parts) {
-    const Whole& whole = WholeOf(model, held->tensor.name);
-    for (size_t i = 0; i < held->elements.size(); ++i) {
-      whole.Put(held->elements[i], step, held->bytes.data() + i * TypeBytes(whole.type));
-    }
-  }
-}
-
-std::string Differs(const Model& model, const Parts& parts, uint64_t step) {
-  for (const auto& held : parts) {
-    const Whole& whole = WholeOf(model, held->tensor.name);
-    std::byte expected[8];
-    for (size_t i = 0; i < held->elements.size(); ++i) {
-      whole.Put(held->elements[i], step, expected);
-      const size_t size = TypeBytes(whole.type);
-      if (std::memcmp(expected, held->bytes.data() + i * size, size) != 0) {
-        return whole.name + " element " + std::to_string(held->elements[i]);
-      }
-    }
-  }
-  return "";
-}
-
-State StateOf(const Parts& parts) {
-  State state;
-  for (const auto& held : parts) {
-    state.tensors.push_back(held->tensor);
-  }
-  return state;
-}
 
 class ReshardTest : public TierTest {
  protected:
   explicit ReshardTest(const NodeOptions& options = TierNode()) : TierTest(options) {}
   void SetUp() override { ASSERT_TRUE(node_.Start()); }
 
-  // Runs it for each rank, each in a thread of its own.
-  static void ForAll(uint32_t ranks, const std::function<void(uint32_t rank)>& run) {
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      threads.emplace_back([&run, rank] { run(rank); });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
+  SplitRank Of(uint32_t rank, uint32_t ranks) const {
+    return {rank, ranks, launch_, node_.socket()};
   }
-  std::unique_ptr<Job> Open(uint32_t rank, uint32_t ranks) {
-    auto job = Job::Open({.job = "elastic",
-                          .rank = rank,
-                          .world_size = ranks,
-                          .launch = "launch-" + std::to_string(launch_),
-                          .socket = node_.socket()});
-    EXPECT_TRUE(job.ok()) << job.status().message();
-    return job.ok() ? *std::move(job) : nullptr;
-  }
+  std::unique_ptr<Job> Open(uint32_t rank, uint32_t ranks) { return OpenRank(Of(rank, ranks)); }
   void Save(const Model& model, uint32_t ranks, uint64_t step,
             const std::vector<Object>& objects = {},
             const std::vector<Stage>& until = {Stage::kCommitted}) {
     ++launch_;
-    ForAll(ranks, [&](uint32_t rank) {
+    ForAllRanks(ranks, [&](uint32_t rank) {
       const std::unique_ptr<Job> job = Open(rank, ranks);
       ASSERT_NE(job, nullptr);
-      State nothing;
-      RestoreOptions latest{.deadline = kDeadline};
-      latest.merge = [](const std::string&, const std::vector<SavedObject>& saved) {
-        return Result<std::string>(saved.front().object.bytes);
-      };
-      const auto restored = job->Restore(nothing, latest);
-      ASSERT_TRUE(restored.ok() || restored.status().code() == Code::kNothingToRestore)
-          << restored.status().message();
-      Parts parts = PartsOf(model, rank, ranks);
-      Fill(model, parts, step);
-      State state = StateOf(parts);
-      for (Object object : objects) {
-        object.bytes = object.name == "of_rank" ? std::to_string(rank) : object.bytes;
-        state.objects.push_back(object);
-      }
-      const std::unique_ptr<SaveHandle> handle = job->SaveAsync(step, state);
-      for (const Stage stage : until) {
-        const Status saved = handle->Wait(stage, kDeadline);
-        ASSERT_TRUE(saved.ok()) << saved.message();
-      }
+      SaveRank(*job, Of(rank, ranks), model, step, objects, until, kDeadline);
     });
   }
   // What each of so many ranks got; and that it is what was saved.
@@ -247,7 +54,7 @@ class ReshardTest : public TierTest {
     ++launch_;
     std::vector<Outcome> all(ranks, Outcome(Status(Code::kInternal, "")));
     objects_.assign(ranks, {});
-    ForAll(ranks, [&](uint32_t rank) {
+    ForAllRanks(ranks, [&](uint32_t rank) {
       const std::unique_ptr<Job> job = Open(rank, ranks);
       ASSERT_NE(job, nullptr);
       Parts parts = PartsOf(model, rank, ranks);
@@ -292,24 +99,6 @@ class MemoryAloneReshardTest : public ReshardTest {
  protected:
   MemoryAloneReshardTest() : ReshardTest(NodeOptions{}) {}
 };
-
-Model SmallModel() {
-  return {{{"embedding", Type::kF32, {23, 10}},
-           {"layers.0.w", Type::kBF16, {16, 3, 5}},
-           {"layers.0.bias", Type::kF32, {7}},
-           {"optimizer.exp_avg", Type::kF32, {23, 10}},
-           {"scale", Type::kI64, {}},
-           {"empty", Type::kF32, {0, 4}}},
-          {Split::kRows, Split::kColumns, Split::kReplicated, Split::kFlat, Split::kReplicated,
-           Split::kReplicated}};
-}
-
-void ExpectAllOk(const std::vector<Outcome>& all, uint32_t from) {
-  for (const Outcome& restored : all) {
-    ASSERT_TRUE(restored.ok()) << restored.status().message();
-    EXPECT_EQ(restored->resharded_from, from);
-  }
-}
 
 TEST_F(ReshardTest, AnotherNumberOfRanksFromMemory) {
   const Model model = SmallModel();
@@ -357,21 +146,11 @@ TEST_F(ReshardTest, FromTheDrivesAndFromRemote) {
   EXPECT_EQ(all[0]->source, "remote");
 }
 
-// Random tensors, splits and numbers of ranks.
 TEST_F(ReshardTest, WhateverTheLayoutsAre) {
   std::mt19937_64 random(20261126);
   const auto below = [&](uint64_t n) { return random() % n; };
   for (uint64_t round = 1; round <= 25; ++round) {
-    Model model;
-    for (uint64_t i = 0; i < 1 + below(6); ++i) {
-      Whole whole{
-          "t" + std::to_string(i), std::vector{Type::kF32, Type::kBF16, Type::kI64}[below(3)], {}};
-      for (uint64_t d = below(4); d > 0; --d) {
-        whole.shape.push_back(1 + below(19));
-      }
-      model.wholes.push_back(whole);
-      model.splits.push_back(static_cast<Split>(below(4)));
-    }
+    Model model = RandomModel(random);
     // (A scalar that is split flat is one rank's.)
     Save(model, static_cast<uint32_t>(1 + below(4)), round);
     for (Split& split : model.splits) {
@@ -421,7 +200,7 @@ TEST_F(ReshardTest, AnotherTypeIsConvertedOnlyWhenAskedFor) {
   }
   for (const uint32_t ranks : {3U, 4U}) {
     ++launch_;
-    ForAll(ranks, [&](uint32_t rank) {
+    ForAllRanks(ranks, [&](uint32_t rank) {
       const std::unique_ptr<Job> job = Open(rank, ranks);
       Parts parts = PartsOf(model, rank, ranks);
       State state = StateOf(parts);
@@ -508,7 +287,7 @@ TEST_F(MemoryAloneReshardTest, WhatNoCopyHasWholeMakesAllFallBack) {
 TEST_F(ReshardTest, ReplicasThatDifferAreRefusedByName) {
   const Model model{{{"w", Type::kF32, {64, 1000}}}, {Split::kReplicated}};
   ++launch_;
-  ForAll(2, [&](uint32_t rank) {
+  ForAllRanks(2, [&](uint32_t rank) {
     const std::unique_ptr<Job> job = Open(rank, 2);
     Parts parts = PartsOf(model, rank, 2);
     Fill(model, parts, 1);
@@ -574,7 +353,7 @@ TEST_F(ReshardTest, AsManyRanksKeepWhatIsTheirOwn) {
   const Model saved{{cut, own}, {Split::kRows, Split::kReplicated}};
   const Model wanted{{cut, own}, {Split::kColumns, Split::kReplicated}};
   ++launch_;
-  ForAll(3, [&](uint32_t rank) {
+  ForAllRanks(3, [&](uint32_t rank) {
     const std::unique_ptr<Job> job = Open(rank, 3);
     Parts parts = PartsOf(saved, rank, 3);
     Fill(saved, parts, 1);
@@ -584,7 +363,7 @@ TEST_F(ReshardTest, AsManyRanksKeepWhatIsTheirOwn) {
     ASSERT_TRUE(job->Save(1, state).ok());
   });
   ++launch_;
-  ForAll(3, [&](uint32_t rank) {
+  ForAllRanks(3, [&](uint32_t rank) {
     const std::unique_ptr<Job> job = Open(rank, 3);
     Parts parts = PartsOf(wanted, rank, 3);
     State state = StateOf(parts);
@@ -675,6 +454,14 @@ TEST_F(ReshardTest, APlanSaysWhatWouldBeReadOfWhom) {
   EXPECT_EQ(three.parsed["not_wanted"], nlohmann::json({"layers.0.w"}));
   EXPECT_EQ(three.parsed["unused_rules"], nlohmann::json({"nothing"}));
   EXPECT_TRUE(three.parsed["problems"].empty());
+  const auto timed = [&](const char* rate) {
+    return Ctl(node_, {"plan", "elastic", "--layout", dir.Path("new.yaml"), "--json",
+                       "--ranks-per-node", "1", "--rate", "memory=1MB/s", "--rate", rate})
+        .parsed["estimate"];
+  };
+  // At worst all of it leaves this node, at 1000 bytes a second: a byte a millisecond.
+  EXPECT_EQ(timed("network=1kB/s")["far"]["total_ms"], three.parsed["read_bytes"]);
+  EXPECT_EQ(timed("network=1kB/s")["nodes"], 3);
   // What cannot be, by name.
   const CtlAnswer other = plan("rules: [{tensors: scale, dtype: F32}]\n");
   EXPECT_EQ(other.exit_code, 1) << other.text << other.errors;
@@ -687,9 +474,11 @@ TEST_F(ReshardTest, APlanSaysWhatWouldBeReadOfWhom) {
   const CtlAnswer far = plan("");
   ASSERT_EQ(far.exit_code, 0) << far.text << far.errors;
   EXPECT_EQ(far.parsed["read_bytes_by_tier"]["remote"], far.parsed["read_bytes"]);
+  EXPECT_EQ(timed("remote=1kB/s")["near"]["remote_ms"], far.parsed["read_bytes"]);
   const CtlAnswer text =
       Ctl(node_, {"plan", "elastic", "--layout", dir.Path("new.yaml"), "--step", "10"});
-  EXPECT_THAT(text.text, AllOf(HasSubstr("saved by 4 ranks"), HasSubstr("read from")));
+  EXPECT_THAT(text.text, AllOf(HasSubstr("saved by 4 ranks"), HasSubstr("read from"),
+                               HasSubstr("may take"), HasSubstr("assumed")));
 }
 
 // ---- Devices ----

@@ -671,6 +671,130 @@ TEST_F(NodesTest, AStepInTheMemoryOfAnotherNodeIsNotOfferedAndTheReasonSaysWhere
       << refused->failure.message;
 }
 
+// Its shards lie in memory of two nodes, and the one rank that there is now runs on a third.
+class ElsewhereTest : public NodesTest {
+ protected:
+  void SavedByTwoNowOnOne(bool peers) {
+    settings_.peers = peers;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    for (const NodeId node : {kHere, b_, c_}) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+    TwoRanks();
+    SaveBoth(1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(c_, 0, 1, "two", 1);
+  }
+  RequestToken EnterAs(bool may_reshard, bool by_itself) {
+    SessionAsked asked;
+    asked.token = ++token_;
+    asked.attempt = job_->attempt();
+    asked.process = Process(c_, 0, 1);
+    asked.may_wait = true;
+    asked.may_reshard = may_reshard;
+    asked.reads_by_itself = by_itself;
+    Say(c_, asked);
+    return token_;
+  }
+  const ShardLocated* Locate(Rank rank, bool parts) {
+    AttachAsked asked{++token_, rank, CheckpointId{1, 1}, true};
+    asked.parts = parts;
+    Say(c_, asked);
+    return Answer<ShardLocated>(token_);
+  }
+};
+
+TEST_F(ElsewhereTest, AStepOfAnotherWorldIsOfferedWhereItCanBeReadInParts) {
+  SavedByTwoNowOnOne(true);
+  const StepOffered* offered = Answer<StepOffered>(EnterAs(true, false));
+  ASSERT_NE(offered, nullptr);
+  EXPECT_EQ(offered->checkpoint, (CheckpointId{1, 1}));
+}
+
+TEST_F(ElsewhereTest, ItIsNoneForRanksThatReadByThemselvesNorWithoutAWayToOtherNodes) {
+  SavedByTwoNowOnOne(true);
+  const Refused* refused = Answer<Refused>(EnterAs(false, true));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "not every node"))
+      << refused->failure.message;
+  SavedByTwoNowOnOne(false);
+  refused = Answer<Refused>(EnterAs(true, false));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_TRUE(absl::StrContains(refused->failure.message, "not every node"))
+      << refused->failure.message;
+}
+
+TEST_F(ElsewhereTest, WhoTakesPartsIsToldWhichNodesHaveAShard) {
+  SavedByTwoNowOnOne(true);
+  for (const auto& [rank, node] : {std::pair<Rank, std::string>{0, "a"}, {1, "b"}}) {
+    const ShardLocated* located = Locate(rank, true);
+    ASSERT_NE(located, nullptr);
+    EXPECT_EQ(located->peers, std::vector{node});
+    EXPECT_EQ(located->elsewhere, "");
+    std::vector<TierKind> tiers;
+    for (const ShardLocated::Place& place : located->places) {
+      tiers.push_back(place.tier);
+      EXPECT_EQ(place.why_not.empty(), place.tier == TierKind::kPeer) << place.why_not;
+    }
+    EXPECT_EQ(tiers, (std::vector{TierKind::kMemory, TierKind::kNvme, TierKind::kPeer,
+                                  TierKind::kRemote}));
+    located = Locate(rank, false);
+    ASSERT_NE(located, nullptr);
+    EXPECT_TRUE(located->peers.empty());
+    EXPECT_EQ(located->elsewhere, "memory of " + node);
+    EXPECT_EQ(located->places.size(), 3u);
+  }
+}
+
+TEST_F(ElsewhereTest, EachNodeReadsItsShareOfTheRemoteTierForAll) {
+  SavedByTwoNowOnOne(true);
+  EXPECT_EQ(Locate(0, true)->remote_reader, "") << "one node alone reads by itself";
+  Say(c_, SeatLost{2, 0, Process(c_, 0), 0, SeatLost::How::kProcessEnded});
+  Join(b_, 0, 2, "three", 2);
+  Join(c_, 1, 2, "three", 2);
+  const std::string first = Locate(0, true)->remote_reader;
+  const std::string second = Locate(1, true)->remote_reader;
+  EXPECT_EQ((std::set{first, second}), (std::set<std::string>{"b", "c"}));
+  EXPECT_EQ(Locate(0, false)->remote_reader, "");
+}
+
+TEST_F(ElsewhereTest, WhereTheRecordsOfAStepAre) {
+  SavedByTwoNowOnOne(true);
+  const auto where = [&](Step step) {
+    Say(c_, RecordsAsked{++token_, {1, step}});
+    std::vector<std::string> of_rank;
+    if (const auto* located = Answer<RecordsLocated>(token_)) {
+      for (const RecordsLocated::Run& run : located->runs) {
+        for (uint32_t i = 0; i < run.count; ++i) {
+          const bool none = run.holder == located->holders.size();
+          of_rank.push_back(none ? "nowhere"
+                                 : located->holders[run.holder].node +
+                                       (located->holders[run.holder].remote ? " remote" : ""));
+        }
+      }
+    }
+    return of_rank;
+  };
+  EXPECT_EQ(where(1), (std::vector<std::string>{"a", "b"}));
+  // What the one who asks has itself comes first, wherever else it is.
+  Say(c_, MemoryCopyGained{{1, 1}, 0, kBytes, 1000});
+  EXPECT_EQ(where(1), (std::vector<std::string>{"c", "b"}));
+  Say(c_, ShardBad{{1, 1}, 0, "a bit has flipped", TierKind::kMemory});
+  EXPECT_TRUE(where(2).empty());
+  EXPECT_NE(Answer<Refused>(token_), nullptr) << "there is no such step";
+  // From the remote tier, where memory has them no more: its reader, here the one that asks.
+  Flush(1);
+  for (const auto& [node, rank] : {std::pair{kHere, Rank{0}}, {b_, Rank{1}}}) {
+    for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme}) {
+      Say(node, ShardBad{{1, 1}, rank, "a bit has flipped", tier});
+    }
+  }
+  EXPECT_EQ(where(1), (std::vector<std::string>{"c remote", "c remote"}));
+}
+
 TEST_F(NodesTest, ARemovalAsksEveryNodeThatHasSomethingAndOnlyThoseAgainThatFailed) {
   TwoRanks();
   SaveBoth(1);

@@ -400,6 +400,14 @@ void CoreHarness::Do(const FetchShard& a, const absl::Status& status) {
   completions.push_back(ended);
 }
 
+void CoreHarness::Do(const GatherRecords& a, const absl::Status& status) {
+  completions.push_back(RecordsGathered{a.gather, status, 0, nullptr});
+}
+
+void CoreHarness::Do(const ReadParts& a, const absl::Status& status) {
+  completions.push_back(PartsRead{a.opened, a.token, status});
+}
+
 void CoreHarness::Do(const OpenDurable& a, const absl::Status& status) {
   opened.emplace_back(a.tier, a.key.id);
   DurableOpened event{a.drain, status, absl::IsDataLoss(status), {}, nullptr};

@@ -161,8 +161,9 @@ class CoreHarness {
   std::function<absl::StatusOr<SealedCopy>(const std::string& node, const FetchShard& wanted)>
       read_peer;
   std::set<ShardId> damaged_in_memory;
-  std::map<bool, int> pulls;       // by whether they were in the background
-  std::vector<DrainId> hurried;    // fetches that somebody began to wait for
+  std::map<bool, int> pulls;     // by whether they were in the background
+  std::vector<DrainId> hurried;  // fetches that somebody began to wait for
+  std::vector<DrainId> ended_parts;
   std::vector<Action> to_cluster;  // what it said to its cluster, in order
   // What other nodes want read here; without it they are left waiting.
   std::function<std::optional<ReadForPeer>(const PeerReads&)> read_for_peer;
@@ -195,6 +196,9 @@ class CoreHarness {
   void Do(const FlushShard& a, const absl::Status& status);
   void Do(const CancelDrain& a, const absl::Status&);
   void Do(const HurryFetch& a, const absl::Status&) { hurried.push_back(a.drain); }
+  void Do(const ReadParts& a, const absl::Status& status);
+  void Do(const GatherRecords& a, const absl::Status& status);
+  void Do(const EndParts& a, const absl::Status&) { ended_parts.push_back(a.opened); }
   void Do(const FetchShard& a, const absl::Status& status);
   void FetchFromPeers(const FetchShard& a, FetchEnded& ended);
   void Do(const OpenDurable& a, const absl::Status& status);

@@ -320,6 +320,38 @@ std::vector<Case> Cases() {
          p.mutable_step_offered()->set_attempt(2);
          p.mutable_step_offered()->set_offered_attempt(1);
        }},
+      {"RecordsLocated: holder",
+       [](P& p) {
+         p.mutable_records_located()->set_attempt(2);
+         p.mutable_records_located()->set_world_size(4);
+         p.mutable_records_located()->add_node("b");
+         p.mutable_records_located()->add_remote(0);
+         p.mutable_records_located()->add_holder(2);
+         p.mutable_records_located()->add_count(4);
+       }},
+      {"RecordsLocated: holder",
+       [](P& p) {
+         p.mutable_records_located()->set_attempt(2);
+         p.mutable_records_located()->set_world_size(4);
+         p.mutable_records_located()->add_node("b");
+       }},
+      {"RecordsLocated: count",
+       [](P& p) {
+         p.mutable_records_located()->set_attempt(2);
+         p.mutable_records_located()->set_world_size(4);
+         for (int i = 0; i < 2; ++i) {
+           p.mutable_records_located()->add_holder(0);
+           p.mutable_records_located()->add_count(UINT32_MAX);
+         }
+       }},
+      {"ShardLocated: peers",
+       [](P& p) {
+         p.mutable_shard_located()->set_attempt(2);
+         p.mutable_shard_located()->set_world_size(4);
+         for (size_t i = 0; i <= kPeersNamedMax; ++i) {
+           p.mutable_shard_located()->add_peers("b");
+         }
+       }},
       {"FlushWanted: from", [](P& p) { Flush(p).clear_from(); }},
       {"FlushWanted: from", [](P& p) { Flush(p).set_from(0, v1::TIER_UNSPECIFIED); }},
       {"FlushWanted: rank", [](P& p) { Flush(p).set_rank(0, 8); }},

@@ -99,7 +99,8 @@ MEMBERS(RemoveCheckpointAsked, token, request)
 MEMBERS(SetPolicyAsked, token, policy, text)
 MEMBERS(AwaitAsked, token, attempt, rank, step, stage)
 MEMBERS(SessionAsked, token, attempt, rank, process, wanted, may_wait, reads_by_itself, may_reshard)
-MEMBERS(AttachAsked, token, rank, wanted, any_tier, again)
+MEMBERS(AttachAsked, token, rank, wanted, any_tier, again, parts)
+MEMBERS(RecordsAsked, token, checkpoint)
 MEMBERS(ListAsked, token, before, may_wait)
 MEMBERS(LoadReported, token, attempt, rank, session, round, loaded, copy_is_bad, wants_mismatch,
         problem, shards_are_bad)
@@ -120,7 +121,10 @@ MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, w
 MEMBERS(StepOffered, token, attempt, rank, session, round, checkpoint, world_size)
 MEMBERS(SessionEnded, token, session, round, checkpoint, descent)
 MEMBERS(ShardLocated::Place, tier, why_not)
-MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere)
+MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere, peers, remote_reader)
+MEMBERS(RecordsLocated::Holder, node, remote)
+MEMBERS(RecordsLocated::Run, holder, count)
+MEMBERS(RecordsLocated, token, checkpoint, world_size, holders, runs)
 MEMBERS(Listed, token, listing)
 MEMBERS(GiveUp, checkpoint, failure)
 MEMBERS(Superseded, by)
@@ -388,6 +392,11 @@ class Filler {
     Mend(m.copy.copy);
   }
   void Mend(ShardLocated& m) { m.places[1].tier = TierKind::kRemote; }
+  void Mend(RecordsLocated& m) {
+    m.runs[0].holder = 1;
+    m.runs[1].holder = 2;
+    m.world_size = m.runs[0].count + m.runs[1].count;
+  }
   void Mend(FlushWanted& m) {
     m.world_size = 100'000;
     m.shards[0].group = 2;

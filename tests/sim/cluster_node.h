@@ -180,6 +180,9 @@ class Node {
   void Do(const OpenDurable& a);
   void Do(const CancelDrain& a);
   void Do(const HurryFetch&) {}  // nothing is held back here
+  void Do(const ReadParts&) {}   // nobody reads in parts
+  void Do(const EndParts&) {}
+  void Do(const GatherRecords&) {}
   void Do(const PublishManifest& a);
   void Do(const RemoveCopies& a);
   void Do(const RemoveJobCopies& a);

@@ -168,6 +168,9 @@ class World {
   void Do(const OpenDurable& a);
   void Do(const CancelDrain& a);
   void Do(const HurryFetch&) {}  // nothing is held back here
+  void Do(const ReadParts&) {}   // no other node has anything
+  void Do(const EndParts&) {}
+  void Do(const GatherRecords&) {}
   void Do(const PublishManifest& a);
   void Do(const RemoveCopies& a);
   void Do(const RemoveJobCopies& a);

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/events.h"
+#include "server/runtime/remote_parts.h"
 #include "server/runtime/tiers/drive_index.h"
 #include "server/runtime/tiers/operation.h"
 #include "server/runtime/tiers/shared_slices.h"
@@ -96,6 +97,12 @@ std::shared_ptr<PassedFiles> FilesClosedBy(std::weak_ptr<WorkerGroup> closer, Dr
 DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,
                             const OpenDurable& action, std::shared_ptr<PassedFiles> files,
                             Operation& operation);
+// Of a copy on a drive, as its file has it.
+absl::StatusOr<std::string> ReadRecordOf(const Context& context, size_t drive,
+                                         const ReadableShard& shard, Operation& operation);
+// A file in the remote tier, to be read in parts; `run` lets go of it.
+absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
+    const Context& context, const CopyKey& key, const std::function<void(RemoteParts::Work)>& run);
 ManifestPublished PublishRemoteManifest(const Context& context,
                                         const holdfast::PublishManifest& action,
                                         Operation& operation);

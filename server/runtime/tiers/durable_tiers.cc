@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "server/runtime/passed_on.h"
+#include "server/runtime/remote_parts.h"
 #include "server/runtime/tiers/drain_operations.h"
 #include "server/runtime/tiers/durable_tiers_parts.h"
 #include "server/runtime/tiers/node_owner.h"
@@ -180,6 +181,7 @@ absl::Status DurableTiers::Open() {
     opener.threads = kRemoteOpeners;
     opener.priority = {};
     HF_ASSIGN_OR_RETURN(remote_opener_, WorkerGroup::Create(opener, outlet_));
+    remote_parts_ = MakeRemoteParts(remote_opener_);
     if (!drives_.empty()) {
       pool.threads = (size_t{remote.writers()} + drives_.size() - 1) / drives_.size();
       pool.threads_max = 2 * pool.threads;
@@ -210,8 +212,39 @@ absl::Status DurableTiers::SetPeers(std::shared_ptr<PullClient> pulls, FabricPor
     group.stall_timeout = std::chrono::milliseconds(remote.stall_timeout_ms());
     group.priority = PriorityOf(remote.io_priority(), remote.nice());
     HF_ASSIGN_OR_RETURN(remote_fetcher_, WorkerGroup::Create(group, outlet_));
+    remote_parts_ = MakeRemoteParts(remote_fetcher_);
   }
   return absl::OkStatus();
+}
+
+// (What may hang is done, and let go of, by the group's threads.)
+std::shared_ptr<RemoteParts> DurableTiers::MakeRemoteParts(
+    const std::shared_ptr<WorkerGroup>& workers) {
+  RemoteParts::Options options;
+  options.run = [group = std::weak_ptr<WorkerGroup>(workers),
+                 next = next_own_](const RemoteParts::Work& work) {
+    const std::shared_ptr<WorkerGroup> threads = group.lock();
+    if (threads == nullptr) {
+      return work(false);
+    }
+    auto operation = std::make_shared<Operation>(
+        (*next)++,
+        [work](Operation& op) -> Event {
+          const TransferControl::Call call(op.control().get(), "read parts in", "the remote tier");
+          work(true);
+          return TimerFired{};
+        },
+        [work]() -> Event {
+          work(false);
+          return TimerFired{};
+        });
+    operation->AnswersItself();
+    threads->Submit(std::move(operation), false);
+  };
+  options.open = [context = shared_->context, run = options.run](const CopyKey& key) {
+    return OpenForParts(context, key, run);
+  };
+  return std::make_shared<RemoteParts>(std::move(options));
 }
 
 std::shared_ptr<PassedOn> DurableTiers::passed_on() const {
@@ -254,18 +287,20 @@ void DurableTiers::CheckStalls(MonotonicTime now) {
 
 // A directory that nobody uses may go away, too, and a mount may be missing from the beginning.
 void DurableTiers::LookAtPlaces() {
+  if (remote_parts_ != nullptr) {
+    remote_parts_->Trim(Clock::System()->Now());
+  }
   const Context context = shared_->context;
   const auto look = [&](WorkerGroup& group, std::optional<size_t> drive) {
     if (!group.idle()) {
       return;  // what runs there notices it; or hangs, and one call that hangs is enough
     }
-    auto operation = std::make_shared<Operation>(
-        next_own_++,
-        [context, drive](Operation& op) -> Event {
-          LookAt(context, drive, op);
-          return TimerFired{};
-        },
-        []() -> Event { return TimerFired{}; });
+    auto operation = std::make_shared<Operation>((*next_own_)++,
+                                                 [context, drive](Operation& op) -> Event {
+                                                   LookAt(context, drive, op);
+                                                   return TimerFired{};
+                                                 },
+                                                 []() -> Event { return TimerFired{}; });
     operation->AnswersItself();
     Start(group, std::move(operation), false);
   };

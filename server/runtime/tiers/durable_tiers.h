@@ -36,6 +36,7 @@ namespace holdfast {
 class FabricPort;
 class PassedOn;
 class PullClient;
+class RemoteParts;
 
 class DurableTiers {
  public:
@@ -55,6 +56,8 @@ class DurableTiers {
   absl::Status SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric);
   // What is read here from the remote tier, for other nodes.
   std::shared_ptr<PassedOn> passed_on() const;
+  // Likewise, in parts, as they are asked for; null: without a remote tier.
+  std::shared_ptr<RemoteParts> remote_parts() const { return remote_parts_; }
   // Reads the drives that it names, or every one; one TierScanned for each.
   void ScanDrives(const ScanNvme& action);
   void Perform(FlushShard action);
@@ -74,6 +77,10 @@ class DurableTiers {
   // some times a second, answers false: then it does not wait for calls that hang.
   absl::StatusOr<std::string> Verify(const ReadableShard& shard,
                                      const std::function<bool(uint64_t)>& advance);
+
+  // The record of a copy on a drive, as its file has it; waits as Verify does.
+  absl::StatusOr<std::string> ReadRecord(const ReadableShard& shard,
+                                         const std::function<bool()>& gone);
 
   void CheckStalls(MonotonicTime now);
   // Whether the directories are there, and what they were: now and then, for those that are idle.
@@ -101,6 +108,7 @@ class DurableTiers {
   explicit DurableTiers(Options options);
   absl::Status Open();
   static bool IsWell(Drive& drive);
+  std::shared_ptr<RemoteParts> MakeRemoteParts(const std::shared_ptr<WorkerGroup>& workers);
   std::vector<WorkerGroup*> Groups() const;
   Drive* DriveOf(const ShardId& shard);
   Drive& DriveFor(const FlushShard& action);
@@ -108,6 +116,10 @@ class DurableTiers {
                                            std::function<Event(Operation&)> work,
                                            std::function<Event()> cancelled);
   void StartRemoval(Removal removal);
+  // `advance` is asked now and then whether it goes on.
+  absl::StatusOr<std::string> RunAndWait(
+      WorkerGroup& workers, std::function<absl::StatusOr<std::string>(Operation&)> work,
+      const std::function<bool(uint64_t)>& advance);
   void Start(WorkerGroup& group, std::shared_ptr<Operation> operation, bool urgent);
 
   const Options options_;
@@ -119,10 +131,13 @@ class DurableTiers {
   std::shared_ptr<WorkerGroup> remote_opener_;
   // Fetches of a node that has peers: some of them wait for what other nodes read, and all of a
   // node's ranks must get to their own files meanwhile. (Their bytes go through the one CopyPool.)
-  std::unique_ptr<WorkerGroup> remote_fetcher_;
+  std::shared_ptr<WorkerGroup> remote_fetcher_;
+  std::shared_ptr<RemoteParts> remote_parts_;
   std::unique_ptr<WorkerGroup> peers_;
   // Names operations that the core did not ask for; above all of its own.
-  std::atomic<DrainId> next_own_{DrainId{1} << 63};
+  using OwnOperations = std::atomic<DrainId>;
+  const std::shared_ptr<OwnOperations> next_own_ =
+      std::make_shared<OwnOperations>(DrainId{1} << 63);
 };
 
 }  // namespace holdfast

@@ -190,7 +190,7 @@ void DurableTiers::Perform(OpenDurable action) {
   auto operation = std::make_shared<Operation>(
       action.drain,
       [context, action, index, closer = std::weak_ptr<WorkerGroup>(opener),
-       own = next_own_++](Operation& op) -> Event {
+       own = (*next_own_)++](Operation& op) -> Event {
         return OpenForClient(context, index, action, FilesClosedBy(closer, own), op);
       },
       [answer] { return answer(WasCancelled(), false); });
@@ -363,14 +363,14 @@ void DurableTiers::ScanDrives(const ScanNvme& action) {
       outlet_->Post(failed(StillRead(absl::StrCat("'", dir, "'"))));
       continue;
     }
-    auto operation = std::make_shared<Operation>(
-        next_own_++,
-        [context, index, scan = action.drain](Operation& op) -> Event {
-          TierScanned scanned = ScanDrive(context, index, op);
-          scanned.drain = scan;
-          return scanned;
-        },
-        [failed] { return failed(WasCancelled()); });
+    auto operation =
+        std::make_shared<Operation>((*next_own_)++,
+                                    [context, index, scan = action.drain](Operation& op) -> Event {
+                                      TierScanned scanned = ScanDrive(context, index, op);
+                                      scanned.drain = scan;
+                                      return scanned;
+                                    },
+                                    [failed] { return failed(WasCancelled()); });
     operation->Hold(std::move(life));
     // What is there comes later, perhaps; until then nobody waits for it.
     operation->WhenStalled(
@@ -412,6 +412,37 @@ void DurableTiers::Perform(const ScanRemote& action) {
 
 absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
                                                  const std::function<bool(uint64_t)>& advance) {
+  const Context context = shared_->context;
+  const bool nvme = shard.tier == TierKind::kNvme;
+  Drive* drive = nvme ? DriveOf(shard.copy.id) : nullptr;
+  if (nvme ? drive == nullptr : remote_ == nullptr) {
+    return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
+  }
+  const size_t index = nvme ? drive->index : 0;
+  return RunAndWait(
+      nvme ? *drive->verifier : *remote_verifier_,
+      [context, shard, index](Operation& op) { return VerifyCopy(context, index, shard, op); },
+      advance);
+}
+
+absl::StatusOr<std::string> DurableTiers::ReadRecord(const ReadableShard& shard,
+                                                     const std::function<bool()>& gone) {
+  const Context context = shared_->context;
+  Drive* const drive = DriveOf(shard.copy.id);
+  if (drive == nullptr) {
+    return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
+  }
+  return RunAndWait(
+      *drive->opener,
+      [context, shard, index = drive->index](Operation& op) {
+        return ReadRecordOf(context, index, shard, op);
+      },
+      [&gone](uint64_t) { return !gone(); });
+}
+
+absl::StatusOr<std::string> DurableTiers::RunAndWait(
+    WorkerGroup& workers, std::function<absl::StatusOr<std::string>(Operation&)> work,
+    const std::function<bool(uint64_t)>& advance) {
   struct Outcome {
     Mutex mutex;
     CondVar cv;
@@ -424,20 +455,9 @@ absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
     outcome->cv.NotifyAll();
     return TimerFired{};
   };
-  const Context context = shared_->context;
-  const bool nvme = shard.tier == TierKind::kNvme;
-  Drive* drive = nvme ? DriveOf(shard.copy.id) : nullptr;
-  if (nvme ? drive == nullptr : remote_ == nullptr) {
-    return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
-  }
-  const size_t index = nvme ? drive->index : 0;
-  const DrainId drain = next_own_++;
-  WorkerGroup& workers = nvme ? *drive->verifier : *remote_verifier_;
+  const DrainId drain = (*next_own_)++;
   auto operation = std::make_shared<Operation>(
-      drain,
-      [context, shard, index, end](Operation& op) -> Event {
-        return end(VerifyCopy(context, index, shard, op));
-      },
+      drain, [work = std::move(work), end](Operation& op) -> Event { return end(work(op)); },
       [end]() -> Event { return end(WasCancelled()); });
   operation->AnswersItself();
   const std::shared_ptr<TransferControl> control = operation->control();

@@ -5,11 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
+#include "base/log.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/passed_files.h"
 #include "server/runtime/tiers/operation_parts.h"
 #include "server/runtime/tiers/worker_group.h"
+#include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
@@ -57,6 +60,62 @@ std::shared_ptr<PassedFiles> FilesClosedBy(std::weak_ptr<WorkerGroup> closer, Dr
             operation->AnswersItself();
             group->Submit(std::move(operation), false);
           }};
+}
+
+absl::StatusOr<std::string> ReadRecordOf(const Context& context, size_t drive,
+                                         const ReadableShard& shard, Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<CopyStore> store, StoreOf(place, operation));
+  const TransferControl::Call call(operation.control().get(), "open a copy in", place.dir());
+  HF_ASSIGN_OR_RETURN(
+      const std::unique_ptr<CopyStore::Reading> reading,
+      store->OpenCopy({shard.copy.id, shard.copy.job_name, shard.copy.world_size}, {}));
+  return reading->record_file();
+}
+
+absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
+    const Context& context, const CopyKey& key, const std::function<void(RemoteParts::Work)>& run) {
+  TierPlace& place = PlaceOf(*context, std::nullopt);
+  std::vector<std::string> lines;
+  absl::StatusOr<std::shared_ptr<CopyStore>> store = place.Store(&lines);
+  for (const std::string& line : lines) {
+    LogInfo(absl::StrCat(place.dir(), ": ", Utf8Text(line)));
+  }
+  if (!store.ok()) {
+    Judge(*context, place, store.status());
+    return absl::UnavailableError(Message(store.status()));
+  }
+  absl::StatusOr<std::unique_ptr<CopyStore::Reading>> opened =
+      (*store)->OpenCopy({key.id, key.job_name, key.world_size}, {});
+  absl::StatusOr<RecordAndLayout> image =
+      opened.ok() ? DecodeRecordAndLayout((*opened)->record_file()) : opened.status();
+  Judge(*context, place, image.status());
+  if (!image.ok()) {
+    return IsCopysFault(image.status(), TierKind::kRemote)
+               ? absl::DataLossError(Message(image.status()))
+               : image.status();
+  }
+  // Closing may hang, too.
+  const std::shared_ptr<CopyStore::Reading> reading((*opened).release(),
+                                                    [run](CopyStore::Reading* last) {
+                                                      run([last](bool may) {
+                                                        if (may) {
+                                                          delete last;
+                                                        }  // else left to the end of the process
+                                                      });
+                                                    });
+  auto copy = std::make_shared<RemoteParts::Copy>();
+  copy->record = reading->record_file();
+  copy->image = *std::move(image);
+  copy->bytes = FileBytes(copy->image.record);
+  copy->read = [reading, place = context->remote](uint64_t offset, std::span<std::byte> into) {
+    const absl::Status read = reading->image().ReadAt(offset, into);
+    if (read.ok()) {
+      place->CountRead(into.size());
+    }
+    return read;
+  };
+  return std::shared_ptr<const RemoteParts::Copy>(std::move(copy));
 }
 
 DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,

@@ -51,13 +51,7 @@ absl::Status OfTheSource(const absl::Status& status, const TransferControl& cont
 absl::StatusOr<PullOffer> ReadOffer(PullStream& stream, const FetchShard& action,
                                     TransferControl& control) {
   HF_ASSIGN_OR_RETURN(PullOffer offered, ReadPullOffer(stream, action.slot_bytes, &control));
-  const ShardRecord& its = offered.image.record;
-  if (its.id != action.key.id || its.world_size != action.key.world_size ||
-      its.job_name != action.key.job_name || its.image_bytes != offered.source.image_bytes() ||
-      its.kept.has_value()) {
-    return absl::DataLossError(
-        absl::StrCat("its record is of ", its.id.ToString(), ", another shard"));
-  }
+  HF_RETURN_IF_ERROR(CheckIsOf(offered, action.key));
   return offered;
 }
 
