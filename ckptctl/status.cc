@@ -155,6 +155,9 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
   if (job.has_prefetch()) {
     AddLine(lines, "", EscapeText(job.prefetch().text()));
   }
+  if (job.has_restore()) {
+    AddLine(lines, "restores", EscapeText(job.restore().text()));
+  }
   AddTierLines(job, now, lines);
   AddInFlight(job, lines);
   AddLosses(job, now, lines);

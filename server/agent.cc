@@ -99,6 +99,9 @@ void Agent::OnConnectionClosed(ConnectionId id) {
     for (auto& [shard, fetch] : fetches_) {
       fetch.waiting.erase(token);
     }
+    for (auto& [gather, gathering] : gatherings_) {
+      gathering.waiting.erase(token);
+    }
     if (pending.where == Where::kCoordinator || pending.where == Where::kAsking) {
       NoteCancelled(token, pending, connection.caller);
       Send(pending.job, RequestCancelled{token});

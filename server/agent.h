@@ -265,7 +265,7 @@ class Agent {
   // A shard of another node that a reader gets in parts.
   struct Parts {
     ConnectionId connection = 0;
-    uint64_t hold = 0;         // as the reader calls it
+    uint64_t hold = 0;         // as the reader calls it; 0: it waits for this one no more
     bool open = false;         // the reader has heard of it
     uint64_t bytes = 0;        // of the memory that they go into
     RequestToken reading = 0;  // 0: nothing is under way
@@ -568,6 +568,10 @@ class Agent {
   Failure NoSource(const ShardLocated& m, const Attaching& attach, const std::string& why) const;
   void AttachFailed(RequestToken token, TierKind tier, absl::Status status);
   void OnDurableOpened(const DurableOpened& e);
+  // agent_invariants.cc
+  std::string CheckParts() const;
+  std::string CheckGatherings() const;
+
   // agent_parts.cc
   absl::Status MayOpenParts(const Pending& pending);
   std::map<DrainId, Parts>::iterator FindParts(ConnectionId connection, uint64_t hold);

@@ -134,8 +134,14 @@ void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
       return Offer(m.token, *kept, {});
     }
   }
+  const auto is_other = [this](const std::string& node) { return node != nodes_.Name(kHere); };
+  if (*choice.tier == TierKind::kPeer && std::none_of(m.peers.begin(), m.peers.end(), is_other)) {
+    // What this node keeps is of no use to the reader, or goes just now.
+    return AttachFailed(m.token, *choice.tier, absl::NotFoundError("no other node has it"));
+  }
   bool in_parts = *choice.tier == TierKind::kPeer ||
-                  (*choice.tier == TierKind::kRemote && !m.remote_reader.empty());
+                  (*choice.tier == TierKind::kRemote && !m.remote_reader.empty() &&
+                   pending->request->attach().parts_of_files());
   if (in_parts) {
     if (absl::Status may = MayOpenParts(*pending); absl::IsInvalidArgument(may)) {
       return Refuse(m.token, {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
@@ -162,8 +168,7 @@ void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
     parts_.emplace(open.drain, Parts{pending->connection, pending->hold});
   }
   if (*choice.tier == TierKind::kPeer) {
-    std::copy_if(m.peers.begin(), m.peers.end(), std::back_inserter(open.peers),
-                 [&](const std::string& node) { return node != nodes_.Name(kHere); });
+    std::copy_if(m.peers.begin(), m.peers.end(), std::back_inserter(open.peers), is_other);
   } else if (in_parts) {
     open.peers = {m.remote_reader};
   }
@@ -333,7 +338,11 @@ void Agent::OnDurableOpened(const DurableOpened& e) {
 // It takes too long, or hangs.
 void Agent::GiveUpOpening(RequestToken token, const std::string& why) {
   Pending& pending = pending_.at(token);
-  Act(CancelDrain{std::exchange(pending.attach->opening, 0)});
+  const DrainId opening = std::exchange(pending.attach->opening, 0);
+  Act(CancelDrain{opening});
+  if (const auto parts = parts_.find(opening); parts != parts_.end()) {
+    parts->second.hold = 0;  // the next tier's copy may need the name before this one has ended
+  }
   if (time_.now >= pending.attach->until) {
     return Refuse(token,
                   {absl::StatusCode::kDeadlineExceeded, v1::Failure::REASON_UNSPECIFIED,

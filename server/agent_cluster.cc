@@ -564,6 +564,7 @@ void Agent::AddSeat(const Seat& seat) {
 NodeArrived Agent::Arrival(const JobUuid& job) const {
   NodeArrived arrived;
   arrived.lends_bytes = LendsBytes();
+  arrived.reads_remote = !config_.remote().dir().empty();
   for (const v1::Label& label : OwnLabels()) {
     arrived.labels.push_back({label.name(), label.value()});
   }

@@ -184,6 +184,87 @@ std::string Agent::CheckInvariants() const {
       return absl::StrCat("request ", token, " has no deadline");
     }
   }
+  std::string broken = CheckParts();
+  return broken.empty() ? CheckGatherings() : broken;
+}
+
+// Each is being opened, or its reader's connection is there; what is read is asked for.
+std::string Agent::CheckParts() const {
+  std::map<ConnectionId, size_t> of_reader;
+  std::map<uint32_t, size_t> of_user;
+  std::set<std::pair<ConnectionId, uint64_t>> named;
+  std::set<RequestToken> reading;
+  for (const auto& [opened, parts] : parts_) {
+    const std::string where = absl::StrCat("parts ", opened, ": ");
+    const auto drain = drains_.find(opened);
+    const bool opening = drain != drains_.end() && drain->second.kind == DrainOp::Kind::kOpen &&
+                         drain->second.in_parts;
+    if (parts.open == opening) {
+      return where + (opening ? "are open, and being opened" : "nobody opens them");
+    }
+    const auto connection = connections_.find(parts.connection);
+    if (connection != connections_.end()) {
+      of_reader[parts.connection] += parts.hold != 0 ? 1 : 0;
+      ++of_user[connection->second.caller.uid];
+    }
+    if (parts.open && (connection == connections_.end() || parts.hold == 0 || parts.bytes == 0)) {
+      return where + "are open for nobody";
+    }
+    if (parts.hold != 0 && !named.emplace(parts.connection, parts.hold).second) {
+      return where + "have another one's name";
+    }
+    if (parts.reading == 0) {
+      continue;
+    }
+    const auto pending = pending_.find(parts.reading);
+    if (!parts.open || pending == pending_.end() || pending->second.where != Where::kParts ||
+        pending->second.connection != parts.connection || !reading.insert(parts.reading).second) {
+      return where + "are read for nobody";
+    }
+  }
+  for (const auto& [token, pending] : pending_) {
+    if (pending.where == Where::kParts && reading.count(token) == 0) {
+      return absl::StrCat("request ", token, " waits for parts that nobody reads");
+    }
+  }
+  for (const auto& [opened, op] : drains_) {
+    if (op.kind == DrainOp::Kind::kOpen && op.in_parts && parts_.count(opened) == 0) {
+      return absl::StrCat("drain ", opened, " opens parts that are not there");
+    }
+  }
+  const auto over = [](const auto& counts, size_t limit) {
+    return std::any_of(counts.begin(), counts.end(),
+                       [limit](const auto& count) { return count.second > limit; });
+  };
+  if (parts_.size() > kPartsMax || over(of_reader, kPartsPerReaderMax) ||
+      over(of_user, kPartsPerUserMax)) {
+    return absl::StrCat(parts_.size(), " shards are read in parts, more than somebody may");
+  }
+  return "";
+}
+
+// A step's records are gathered once at a time; who waits for them has not been answered.
+std::string Agent::CheckGatherings() const {
+  std::set<std::pair<JobUuid, CheckpointId>> steps;
+  std::set<RequestToken> waiting;
+  for (const auto& [gather, gathering] : gatherings_) {
+    const std::string where = absl::StrCat("gathering ", gather, ": ");
+    if (!steps.emplace(gathering.job, gathering.checkpoint).second) {
+      return where + "its step's records are being gathered already";
+    }
+    for (const RequestToken token : gathering.waiting) {
+      const auto pending = pending_.find(token);
+      if (pending == pending_.end() || pending->second.where != Where::kRecords ||
+          pending->second.job != gathering.job || !waiting.insert(token).second) {
+        return where + "somebody waits for it who is not there, or for another one";
+      }
+    }
+  }
+  for (const auto& [token, pending] : pending_) {
+    if (pending.where == Where::kRecords && waiting.count(token) == 0) {
+      return absl::StrCat("request ", token, " waits for records that nobody gathers");
+    }
+  }
   return "";
 }
 

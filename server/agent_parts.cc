@@ -25,7 +25,7 @@ absl::Status Agent::MayOpenParts(const Pending& pending) {
         hold.id == 0 ? " is no name for one" : " is taken: each needs a number of its own"));
   }
   const auto of_reader = std::count_if(parts_.begin(), parts_.end(), [&](const auto& parts) {
-    return parts.second.connection == pending.connection;
+    return parts.second.connection == pending.connection && parts.second.hold != 0;
   });
   if (static_cast<size_t>(of_reader) >= kPartsPerReaderMax) {
     return absl::InvalidArgumentError(

@@ -49,7 +49,7 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   }
   Send(seat.job,
        SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0,
-                    enter.reads_by_itself(), enter.may_reshard()});
+                    enter.reads_by_itself(), enter.may_reshard(), enter.reads_parts()});
   seats_.SetLine(seat_id, std::nullopt);
 }
 

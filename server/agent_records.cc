@@ -79,7 +79,7 @@ void Agent::OnRecordsGathered(const RecordsGathered& e) {
   for (const RequestToken token : gathering.waiting) {
     const Pending* pending = FindPending(token);
     if (pending == nullptr) {
-      continue;  // its connection has gone
+      continue;
     }
     if (!e.status.ok()) {
       Refuse(token, RecordsFailure(absl::StatusCode::kUnavailable,

@@ -305,7 +305,10 @@ class Coordinator {
   void On(const NodeArrived& m, Turn& t);
   void On(const NodeLeft& m, Turn& t);
   void TakeShards(const std::vector<FoundShard>& shards, Turn& t);
+  void TakeJoining(const NodeArrived& m);
   void TakeSeats(const NodeArrived& m, Turn& t);
+  void EndWhoIsNotThere(const NodeArrived& m, const std::map<Rank, const NodeArrived::Seat*>& seats,
+                        Turn& t);
   void TakeLastBegun(const NodeArrived::Seat& seat);
   void Miss(NodeId node, bool comes_back, const std::string& why);
   bool MayComeBack(const std::vector<CheckpointId>& candidates) const;
@@ -332,7 +335,9 @@ class Coordinator {
   bool TryAnswer(const AttachAsked& m, NodeId node, Turn& t);
   bool TryAnswer(const ListAsked& m, NodeId node, Turn& t);
   ShardLocated Locate(CheckpointId id, Rank rank, NodeId node, bool parts) const;
-  std::string RemoteReaderOf(const Checkpoint& checkpoint, Rank rank) const;
+  std::vector<NodeId> RemoteReaders() const;
+  std::string RemoteReaderOf(const std::vector<NodeId>& readers, const Checkpoint& checkpoint,
+                             Rank rank) const;
   RecordsLocated LocateRecords(CheckpointId id, const Checkpoint& checkpoint, NodeId node) const;
   bool MustWait(const AttachAsked& m) const;
   bool MayBeRead(const std::optional<CheckpointId>& wanted,
@@ -377,6 +382,7 @@ class Coordinator {
   std::optional<NodeId> MayHaveRanksUnheard() const;
   bool WasIn(const JoinAsked& j) const;
   bool WasSeen(Rank rank) const;
+  bool LetInAlready(const JoinAsked& j) const;
   bool AsksAgain(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
   void OpenAttempt(const JoinAsked& j, Turn& t);
@@ -466,6 +472,7 @@ class Coordinator {
   void GoOnWithSession(Turn& t);
   void On(const FetchFailed& m, Turn& t);
   void FallBack(const LoadReported& m, Turn& t);
+  Failure ReadInVain() const;
   // Not saved by as many ranks as the attempt has: each reads what it wants of all its shards.
   bool OfAnotherWorld(const Checkpoint& checkpoint) const;
   // Whether ranks of the session read of all shards of the checkpoint, wherever they run.
@@ -502,6 +509,7 @@ class Coordinator {
   void On(const PrefetchEnded& m, Turn& t);
   std::optional<MonotonicTime> PrefetchWake() const;
   v1::Prefetch PrefetchState() const;
+  v1::Restore RestoreState() const;
   void FetchAhead(Rank rank, Turn& t);
   void EndFetchAhead(Turn& t);
 
@@ -679,6 +687,7 @@ class Coordinator {
   struct Lender {
     uint64_t lends_bytes = 0;
     std::vector<NodeLabel> labels;  // coarsest failure domain first
+    bool reads_remote = false;
   };
   std::map<NodeId, Lender> lenders_;
   KeptPlacement placement_;

@@ -282,6 +282,14 @@ Coordinator::Verdict Coordinator::JudgeFresh(const JoinAsked& j) const {
   return {WasIn(j) && !AsksAgain(j) ? Verdict::Kind::kOpenNext : Verdict::Kind::kJoin, {}};
 }
 
+// This very request was answered, and its node asks again because it met this host anew before it
+// heard that.
+bool Coordinator::LetInAlready(const JoinAsked& j) const {
+  const Member* member = members_.Find(j.rank);
+  return member != nullptr && member->alive && member->process == j.caller.process &&
+         j.opening != 0 && member->opening == j.opening;
+}
+
 // The process was let in, and never told: it has begun nothing. (An attempt that restored or
 // committed something had it with it.)
 bool Coordinator::AsksAgain(const JoinAsked& j) const {
@@ -319,6 +327,9 @@ Coordinator::Verdict Coordinator::JudgeByWhatIsKnown(const JoinAsked& j) const {
             {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
              absl::StrCat("this daemon knows no attempt of job '", name_,
                           "': its state was lost or the job was removed; start the rank anew")}};
+  }
+  if (LetInAlready(j)) {
+    return {Verdict::Kind::kJoin, {}};
   }
   if (j.attempt != 0) {
     return JudgeReturn(j);
@@ -377,7 +388,7 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   const bool known = before != nullptr && before->alive && before->process == j.caller.process;
   const bool was_here = before != nullptr && before->process.node == kHere;
   const bool new_node = members_.OnNode(j.caller.process.node).empty();
-  members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told});
+  members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told, j.opening});
   // What nobody else can tell the next coordinator: that there is this attempt, that the rank
   // lives, however silent it is, or that it lives here no more. (A rank of another node is known
   // there, and told of when that node comes again; which it waits for if the state names it.)

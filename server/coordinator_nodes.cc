@@ -1,6 +1,8 @@
 // Nodes that come and go (docs/protocol.md, "Many nodes"). What a node has counts from when it
 // tells all of it; what it had is kept in mind while it is out of reach, and counts for nothing.
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +16,8 @@ namespace holdfast {
 // The node is to give up what it has of the step, or was told so and had not heard it yet when it
 // told of that: it counts as there no more, whatever it would make whole, since it goes.
 std::optional<Failure> Coordinator::WhyGivenUp(CheckpointId id, NodeId node) {
-  if (checkpoints_.count(id) > 0) {
+  const auto known = checkpoints_.find(id);
+  if (known != checkpoints_.end() && !known->second.given_up) {
     return std::nullopt;
   }
   const auto fate = id.attempt == attempt() ? fates_.find(id.step) : fates_.end();
@@ -46,6 +49,10 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     if (const std::optional<Failure> why = WhyGivenUp(copy.id.checkpoint(), t.from)) {
       found.replica ? t.Say(RemovalWanted{copy.id.checkpoint(), tier, copy.world_size}, t.from)
                     : t.Say(GiveUp{copy.id.checkpoint(), *why}, t.from);
+      if (const auto kept = checkpoints_.find(copy.id.checkpoint()); kept != checkpoints_.end()) {
+        kept->second.SetNone(copy.id.rank, {tier, t.from});  // it may have been out of reach
+        EraseIfGone(copy.id.checkpoint(), *why, t);
+      }
       continue;
     }
     if (found.replica && IsGoing(copy.id.checkpoint(), tier)) {
@@ -284,7 +291,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   }
   std::sort(changed.begin(), changed.end());
   changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
-  lenders_[t.from] = {m.lends_bytes, m.labels};
+  lenders_[t.from] = {m.lends_bytes, m.labels, m.reads_remote};
   domains_.clear();
   for (auto& [id, checkpoint] : checkpoints_) {
     checkpoint.ForgetApart();
@@ -295,6 +302,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   }
 
   // 2. What it has, and who lives there.
+  TakeJoining(m);
   for (Released& each : released_) {
     each.kept_on.erase(t.from);
   }
@@ -322,6 +330,17 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   PumpDrains(t);
   RetainDurable(t);
   FlushState(t);
+}
+
+// Whom this coordinator has let in, and then taken for gone because the answer was not on its way
+// before the node met it anew.
+void Coordinator::TakeJoining(const NodeArrived& m) {
+  for (const NodeArrived::Joining& joining : m.joining) {
+    const Member* member = members_.Find(joining.rank);
+    if (member != nullptr && !member->told && member->process == joining.process) {
+      members_.SetAlive(joining.rank, true);
+    }
+  }
 }
 
 void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
@@ -364,8 +383,17 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
       }
     }
   }
-  // Who is not there any more ended while nobody heard of it; so did what they, or those who live
-  // on, were writing.
+  EndWhoIsNotThere(m, seats, t);
+}
+
+// Who is not there any more ended while nobody heard of it; so did what they, or those who live on,
+// were writing. Whom this coordinator has let in, and who has not heard it, is about to ask again.
+void Coordinator::EndWhoIsNotThere(const NodeArrived& m,
+                                   const std::map<Rank, const NodeArrived::Seat*>& seats, Turn& t) {
+  std::set<std::pair<Rank, ProcessId>> join_again;
+  for (const NodeArrived::Joining& joining : m.joining) {
+    join_again.emplace(joining.rank, joining.process);
+  }
   std::vector<SeatLost> ended;
   std::vector<std::pair<CheckpointId, Rank>> lost;
   for (const Rank rank : members_.OnNode(t.from)) {
@@ -374,7 +402,8 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
     if (!member.alive) {
       continue;
     }
-    if (seat == seats.end() || seat->second->process != member.process) {
+    if ((seat == seats.end() || seat->second->process != member.process) &&
+        join_again.count({rank, member.process}) == 0) {
       ended.push_back({attempt(), rank, member.process, 0, SeatLost::How::kProcessEnded});
     }
     for (auto it = checkpoints_.lower_bound({attempt(), 0}); it != checkpoints_.end(); ++it) {

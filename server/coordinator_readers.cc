@@ -157,7 +157,7 @@ ShardLocated Coordinator::Locate(CheckpointId id, Rank rank, NodeId node, bool p
       continue;
     }
     if (tier == TierKind::kRemote && parts && Configured(TierKind::kPeer)) {
-      located.remote_reader = RemoteReaderOf(checkpoint, rank);
+      located.remote_reader = RemoteReaderOf(RemoteReaders(), checkpoint, rank);
     }
     const std::optional<CopyPlace> good = checkpoint.GoodPlace(rank, tier);
     if (!parts && located.elsewhere.empty() && tier != TierKind::kRemote && good &&
@@ -184,6 +184,7 @@ RecordsLocated Coordinator::LocateRecords(CheckpointId id, const Checkpoint& che
     }
     return at->second;
   };
+  const std::vector<NodeId> readers = RemoteReaders();
   std::vector<std::optional<uint32_t>> of_rank(checkpoint.world_size);
   for (const auto& [rank, shard] : checkpoint.shards) {
     const bool here = checkpoint.ReadableOn(node, rank, TierKind::kMemory) ||
@@ -198,7 +199,7 @@ RecordsLocated Coordinator::LocateRecords(CheckpointId id, const Checkpoint& che
       }
     }
     if (!of_rank[rank] && checkpoint.ReadableOn(node, rank, TierKind::kRemote)) {
-      const std::string reader = RemoteReaderOf(checkpoint, rank);
+      const std::string reader = RemoteReaderOf(readers, checkpoint, rank);
       of_rank[rank] = holder(reader.empty() ? settings_.nodes->Name(node) : reader, true);
     }
   }
@@ -212,15 +213,29 @@ RecordsLocated Coordinator::LocateRecords(CheckpointId id, const Checkpoint& che
   return located;
 }
 
-// Where the ranks run on several nodes: each of them reads its share of the files for all, so that
-// no byte is read by two. Files of ranks that follow each other are read by the same node.
-std::string Coordinator::RemoteReaderOf(const Checkpoint& checkpoint, Rank rank) const {
-  const std::map<NodeId, std::set<Rank>>& nodes = members_.by_node();
-  if (nodes.size() < 2) {
-    return "";
+// Where the ranks run on several nodes: those of them that have the remote tier read it for all,
+// each its share of the files, so that no byte is read by two. (None: whoever wants a file reads
+// it.)
+std::vector<NodeId> Coordinator::RemoteReaders() const {
+  std::vector<NodeId> readers;
+  if (members_.by_node().size() < 2) {
+    return readers;
   }
-  const uint64_t index = uint64_t{rank} * nodes.size() / checkpoint.world_size;
-  return settings_.nodes->Name(std::next(nodes.begin(), static_cast<ptrdiff_t>(index))->first);
+  for (const auto& [node, ranks] : members_.by_node()) {
+    const auto there = lenders_.find(node);
+    if (there != lenders_.end() && there->second.reads_remote) {
+      readers.push_back(node);
+    }
+  }
+  return readers;
+}
+
+// Files of ranks that follow each other are read by the same node.
+std::string Coordinator::RemoteReaderOf(const std::vector<NodeId>& readers,
+                                        const Checkpoint& checkpoint, Rank rank) const {
+  return readers.empty() ? ""
+                         : settings_.nodes->Name(
+                               readers[uint64_t{rank} * readers.size() / checkpoint.world_size]);
 }
 
 // Whether a tier that is still being read may change what a reader gets.

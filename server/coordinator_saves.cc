@@ -126,7 +126,21 @@ void Coordinator::RefuseSave(const SaveAsked& m, Failure failure, Turn& t) {
   if (m.token != 0) {
     return Refuse(m.token, std::move(failure), t);
   }
-  t.Say(GiveUp{{m.attempt, m.step}, std::move(failure)}, t.from);
+  // The node, which let the rank begin, gives up all that it has of the step, also what it has not
+  // told of yet: so it is over for all.
+  const CheckpointId id{m.attempt, m.step};
+  if (m.attempt == attempt() && !SeatedElsewhere(m.rank, t.from) && fates_.count(m.step) == 0) {
+    const auto [known, fresh] = checkpoints_.try_emplace(id);
+    if (fresh) {
+      known->second.world_size = world_size();
+      known->second.begun = t.time.now;
+      known->second.begun_unix_ms = t.time.unix_ms;
+    }
+    if (!known->second.committed) {
+      return Abandon(id, failure.message, t);
+    }
+  }
+  t.Say(GiveUp{id, std::move(failure)}, t.from);
 }
 
 void Coordinator::On(const SaveLost& m, Turn& t) {

@@ -52,7 +52,8 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
       return Refuse(m.token, OtherWorld(round_of->first, round_of->second.world_size), t);
     }
   }
-  const RequestToken before = session_->Enter(m.rank, m.process, wish, m.token, m.may_reshard);
+  const RequestToken before =
+      session_->Enter(m.rank, m.process, wish, m.token, {m.may_reshard, m.reads_parts});
   Refuse(before,
          {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
           "this rank has entered the session again since"},
@@ -447,13 +448,26 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
     }
   }
   if (left.empty()) {
-    Failure failure = session_->only_these() ? ChosenUnreadable() : Unreadable();
+    Failure failure = session_->only_these() ? ChosenUnreadable()
+                      : IsCommitted(from)    ? ReadInVain()
+                                             : Unreadable();
     failure.message = absl::StrCat(what, "; ", failure.message);
     return FailSession(failure, t);
   }
   Tell(Report::Kind::kSessionFellBack,
        absl::StrCat(what, "; all ranks go on with step ", left.front().step), 0, t);
   NextRound(std::move(left), t);
+}
+
+// Of a step that nobody has marked, since a rank wanted it of several shards.
+Failure Coordinator::ReadInVain() const {
+  return {
+      absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+      absl::StrCat("no other step of the line of job '", name_, "' can be loaded; ckptctl verify ",
+                   name_,
+                   " --all reads every copy and marks those that are bad; to go on from what "
+                   "another branch has: ckptctl restore ",
+                   name_, " --step N; to begin anew: ckptctl restore ", name_, " --from-scratch")};
 }
 
 // Every rank has the step, or has come to hear which one it reads by itself. It becomes the
@@ -540,8 +554,8 @@ std::optional<Rank> Coordinator::RankWithout(const Checkpoint& checkpoint) const
     }
     return std::nullopt;
   }
-  // What some node has any other can read, in parts. (Ranks that read by themselves cannot.)
-  const bool parts = Configured(TierKind::kPeer) && !session_->reads_by_itself();
+  // What some node has any other can read, in parts, if the rank's library can.
+  const bool parts = Configured(TierKind::kPeer) && session_->reads_parts();
   const std::set<TierKind> without = parts ? std::set<TierKind>{} : std::set{TierKind::kPeer};
   for (const auto& [rank, shard] : checkpoint.shards) {
     for (const auto& [node, readers] : members_.by_node()) {

@@ -125,12 +125,39 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
   if (prefetch_) {
     *status.mutable_prefetch() = PrefetchState();
   }
+  if (session_) {
+    *status.mutable_restore() = RestoreState();
+  }
   if (restore_point_.set()) {
     status.set_restore_point(
         restore_point_.from_scratch()
             ? "from scratch"
             : absl::StrCat("attempt ", restore_point_.attempt(), " step ", restore_point_.step()));
   }
+}
+
+v1::Restore Coordinator::RestoreState() const {
+  v1::Restore state;
+  const uint32_t ranks = world_size();
+  const bool loading = session_->loading();
+  state.set_ranks_done(static_cast<uint32_t>(loading ? session_->loaded() : session_->entered()));
+  std::string what;
+  if (loading) {
+    const CheckpointId id = session_->checkpoint();
+    state.set_attempt(id.attempt);
+    state.set_step(id.step);
+    state.set_saved_by(WorldSizeOf(id));
+    what = absl::StrCat(
+        "step ", id.step, " of attempt ", id.attempt,
+        state.saved_by() == ranks ? "" : absl::StrCat(", which ", state.saved_by(), " ranks saved"),
+        ": ");
+  }
+  state.set_text(absl::StrCat(
+      what, state.ranks_done(), " of ", ranks, " ranks have ", loading ? "loaded it" : "asked",
+      state.ranks_done() < ranks ? absl::StrCat("; waits for ", session_->MissingRanks())
+      : loading                  ? ""
+                                 : "; waits for what may be newer, and is not known yet"));
+  return state;
 }
 
 void Coordinator::FillList(v1::ListCheckpointsReply& reply) const {

@@ -8,6 +8,7 @@
 // Owned by a Coordinator; not thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <set>
 
@@ -20,7 +21,8 @@ struct Member {
   ProcessId process;
   ConnectionId connection = 0;  // 0: its connection has gone
   bool alive = false;
-  bool told = false;  // it knows that it is a member: only its end makes it none
+  bool told = false;     // it knows that it is a member: only its end makes it none
+  uint64_t opening = 0;  // of the join by which it was let in (JoinAsked); 0: not known
 };
 
 class Members {

@@ -62,7 +62,7 @@ struct JoinAsked {
   Attempt leave_attempt = 0;
   bool may_wait = false;  // for a rank that is still ending
   v1::Policy policy;
-  uint64_t opening = 0;  // random: the attempt's, if this join opens one
+  uint64_t opening = 0;  // random: of this request alone, and the attempt's that it opens
 };
 // A rank that had been told that it belongs to the attempt.
 struct SeatLost {
@@ -266,6 +266,7 @@ struct SessionAsked {
   bool may_wait = false;               // for the other ranks
   bool reads_by_itself = false;        // the rank needs no source: it only wants to hear the step
   bool may_reshard = false;            // what another world size has saved will do, too
+  bool reads_parts = false;            // of other ranks' shards also what lies on other nodes
 };
 struct LoadReported {
   RequestToken token = 0;
@@ -332,10 +333,17 @@ struct NodeArrived {
     std::set<Step> writing;  // begun there, and neither sealed nor lost
     std::optional<Step> last_begun;
   };
+  // Asked to be let in over an earlier meeting, and has not heard the answer: it may have been.
+  struct Joining {
+    Rank rank = 0;
+    ProcessId process;
+  };
   std::vector<FoundShard> shards;
   std::vector<Seat> seats;
   uint64_t lends_bytes = 0;         // of its memory, to replicas of what other nodes have
   std::vector<NodeLabel> labels{};  // its failure domains
+  bool reads_remote = false;        // it has the remote tier
+  std::vector<Joining> joining{};
 };
 // What that node has is out of reach. `ended`: its processes count as ended, too.
 struct NodeLeft {

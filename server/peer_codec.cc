@@ -443,6 +443,7 @@ void Fields(Io& io, M& m, v1::SessionAsked& p) {
   io.Any(HF_FIELD(may_wait));
   io.Any(HF_FIELD(reads_by_itself));
   io.Any(HF_FIELD(may_reshard));
+  io.Any(HF_FIELD(reads_parts));
 }
 
 template <typename Io, typename M>
@@ -663,15 +664,21 @@ void Fields(Io& io, M& m, v1::FetchRoomAsked& p) {
   Useful(io, m, p);
 }
 
-template <typename Io, typename M>
-void SeatFields(Io& io, M& m, v1::NodeArrived::Seat& p) {
-  TakesPart(io, m, p);
+// By its fields `pid` and `start_ticks`.
+template <typename Io, typename M, typename P>
+void ProcessOf(Io& io, M& m, P& p) {
   v1::Process process;
   process.set_pid(p.pid());
   process.set_start_ticks(p.start_ticks());
   io.Process(m.process, process);
   p.set_pid(process.pid());
   p.set_start_ticks(process.start_ticks());
+}
+
+template <typename Io, typename M>
+void SeatFields(Io& io, M& m, v1::NodeArrived::Seat& p) {
+  TakesPart(io, m, p);
+  ProcessOf(io, m, p);
   io.Any(HF_FIELD(connection));
   std::vector<Step> writing(m.writing.begin(), m.writing.end());
   io.BaseColumn(
@@ -707,12 +714,36 @@ void LabelsOf(Io& io, M& m, v1::NodeArrived& p) {
 }
 
 template <typename Io, typename M>
+void JoiningFields(Io& io, M& m, v1::NodeArrived::Joining& p) {
+  io.Within(HF_FIELD(rank), 0, kWorldSizeMax - 1);
+  ProcessOf(io, m, p);
+}
+
+template <typename Io, typename M>
+void JoiningOf(Io& io, M& m, v1::NodeArrived& p) {
+  constexpr std::string_view kTooMany = "there are too many";
+  if constexpr (Io::kWriting) {
+    io.Require(m.joining.size() <= kSeatsMax, "joining", kTooMany);
+    for (const NodeArrived::Joining& joining : m.joining) {
+      JoiningFields(io, joining, *p.add_joining());
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.joining_size()) <= kSeatsMax, "joining", kTooMany);
+    for (int i = 0; i < p.joining_size() && io.ok(); ++i) {
+      JoiningFields(io, m.joining.emplace_back(), *p.mutable_joining(i));
+    }
+  }
+}
+
+template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::NodeArrived& p) {
   if (!Io::kWriting || !m.shards.empty()) {
     io.Shards(m.shards, *p.mutable_shards());
   }
   io.Any(HF_FIELD(lends_bytes));
   LabelsOf(io, m, p);
+  JoiningOf(io, m, p);
+  io.Any(HF_FIELD(reads_remote));
   if constexpr (Io::kWriting) {
     io.Require(m.seats.size() <= kSeatsMax, "seats", "there are too many");
     for (const NodeArrived::Seat& seat : m.seats) {

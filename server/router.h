@@ -305,6 +305,7 @@ class Router {
   void Unmeet(Job& job);
   void Tell(const std::string& name, Job& job, ToCoordinator message);
   void ForgetOutgoing(Job& job);
+  static std::vector<NodeArrived::Joining> Joining(const Job& job);
   bool Gathers(Job& job);
   void FromHost(const std::string& node, const PeerHeader& header, const ToAgent& message);
   void RefuseUnanswered(const std::string& name, Job& job);

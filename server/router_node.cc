@@ -206,6 +206,9 @@ void Router::FromAgent(const JobUuid& uuid, ToCoordinator message, EventTime tim
 }
 
 void Router::Tell(const std::string& name, Job& job, ToCoordinator message) {
+  if (auto* arrived = std::get_if<NodeArrived>(&message)) {
+    arrived->joining = Joining(job);
+  }
   if (job.hosting) {
     return owner_.TellCoordinator(*job.uuid, kHere, message);
   }
@@ -215,6 +218,18 @@ void Router::Tell(const std::string& name, Job& job, ToCoordinator message) {
   job.urgent = job.urgent || !gathers;
   job.outgoing.push_back(std::move(message));
   to_settle_.insert(name);
+}
+
+// Who asked the host to be let in when they met before. It may have, and its answer be on the way.
+std::vector<NodeArrived::Joining> Router::Joining(const Job& job) {
+  std::vector<NodeArrived::Joining> joining;
+  for (const auto& [token, request] : job.unanswered) {
+    const auto* join = std::get_if<JoinAsked>(&request.message);
+    if (join != nullptr && request.said_in != 0 && joining.size() < kSeatsMax) {
+      joining.push_back({join->rank, join->caller.process});
+    }
+  }
+  return joining;
 }
 
 // Whether what there is to say waits for what the other ranks here are about to do. Nobody waits

@@ -40,16 +40,22 @@ bool Session::AsksAnew(Rank rank, const SessionWish& wish) const {
 }
 
 RequestToken Session::Enter(Rank rank, ProcessId process, const SessionWish& wish,
-                            RequestToken token, bool may_reshard) {
+                            RequestToken token, SessionSkills skills) {
   wish_ = wish;
   Entry& entry = entries_[rank];
   loaded_ -= entry.loaded ? 1 : 0;
-  may_reshard_ -= entry.may_reshard ? 1 : 0;
-  may_reshard_ += may_reshard ? 1 : 0;
-  entry.may_reshard = may_reshard;
+  Uncount(entry.skills);
+  may_reshard_ += skills.may_reshard ? 1 : 0;
+  reads_parts_ += skills.reads_parts ? 1 : 0;
+  entry.skills = skills;
   entry.process = process;
   entry.loaded = false;
   return SetWaiting(rank, entry, token);
+}
+
+void Session::Uncount(const SessionSkills& skills) {
+  may_reshard_ -= skills.may_reshard ? 1 : 0;
+  reads_parts_ -= skills.reads_parts ? 1 : 0;
 }
 
 RequestToken Session::SetWaiting(Rank rank, Entry& entry, RequestToken token) {
@@ -70,7 +76,7 @@ void Session::Drop(Rank rank, ProcessId process) {
   if (Has(rank, process)) {
     Entry& entry = entries_.at(rank);
     loaded_ -= entry.loaded ? 1 : 0;
-    may_reshard_ -= entry.may_reshard ? 1 : 0;
+    Uncount(entry.skills);
     SetWaiting(rank, entry, 0);
     entries_.erase(rank);
   }

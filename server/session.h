@@ -27,6 +27,12 @@ struct SessionWish {
   bool operator==(const SessionWish&) const = default;
 };
 
+// What the rank's library can do.
+struct SessionSkills {
+  bool may_reshard = false;  // what another world size has saved will do
+  bool reads_parts = false;  // what lies on other nodes will do, where it reads others' shards
+};
+
 class Session {
  public:
   Session(uint64_t id, Attempt attempt, uint32_t world_size)
@@ -53,11 +59,14 @@ class Session {
   // The rank's earlier entry, if any, is replaced; whoever waited in it is returned, so that it is
   // answered.
   RequestToken Enter(Rank rank, ProcessId process, const SessionWish& wish, RequestToken token,
-                     bool may_reshard);
-  // Whether a step that another world size has saved will do for all that have entered.
+                     SessionSkills skills);
+  // Whether all that have entered can do that.
   bool may_reshard() const { return may_reshard_ == entries_.size(); }
+  bool reads_parts() const { return reads_parts_ == entries_.size(); }
   bool Has(Rank rank, ProcessId process) const;
   bool AllEntered() const { return entries_.size() == world_size_; }
+  size_t entered() const { return entries_.size(); }
+  size_t loaded() const { return loaded_; }
   // Removes the rank's entry (its process or connection ended), if that process holds it.
   void Drop(Rank rank, ProcessId process);
 
@@ -98,8 +107,9 @@ class Session {
     ProcessId process;
     RequestToken waiting = 0;
     bool loaded = false;
-    bool may_reshard = false;
+    SessionSkills skills;
   };
+  void Uncount(const SessionSkills& skills);
   // Whoever waited before is returned.
   RequestToken SetWaiting(Rank rank, Entry& entry, RequestToken token);
 
@@ -112,6 +122,7 @@ class Session {
   std::map<RequestToken, Rank> waiting_;  // whose entries wait
   size_t loaded_ = 0;                     // of them
   size_t may_reshard_ = 0;                // of them
+  size_t reads_parts_ = 0;                // of them
   std::vector<CheckpointId> candidates_;
   bool only_these_ = false;
   std::optional<Failed> failed_;

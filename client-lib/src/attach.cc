@@ -1,175 +1,41 @@
-// Attach: a committed shard as read-only tensors, straight in its slot or in its file in a durable
-// tier. Nothing is copied, populated or digested before Read or Verify, so that it takes the same
-// time for any size. A slot is held at the daemon; an open file keeps its bytes by itself.
-#include <algorithm>
-#include <atomic>
+// Attach and ListCheckpoints: what there is of a job, and one rank's shard of it, for whoever takes
+// no part in it.
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "client-lib/src/background.h"
 #include "client-lib/src/connection.h"
-#include "client-lib/src/copy_engine.h"
-#include "client-lib/src/fork_guard.h"
-#include "client-lib/src/held_shard.h"
-#include "client-lib/src/sealed_shard.h"
-#include "client-lib/src/shard_read.h"
+#include "client-lib/src/errors.h"
+#include "client-lib/src/shard_view.h"
 #include "client-lib/src/socket.h"
-#include "client-lib/src/state_match.h"
-#include "client-lib/src/worker_pool.h"
 #include "holdfast/view.h"
 
 namespace holdfast {
 namespace client {
 namespace {
 
-// `operation`: for messages.
-Status Compare(HeldShard& held, CopyEngine& engine, const ShardRanges& ranges,
-               const ShardSlices& slices, Interrupt& interrupt, std::string_view operation) {
-  const SealedShard& shard = held.shard();
-  CopyOptions options;
-  options.populate = !shard.populated();
-  options.interrupt = &interrupt;
-  const Result<std::optional<CopyMismatch>> compared = engine.CopyOut(ranges, options);
-  HF_TRY(WithContext(compared.status(), operation));
-  const std::optional<CopyMismatch>& mismatch = *compared;
-  if (!mismatch.has_value()) {
-    return Status();  // what was cut short elsewhere is not what was read
-  }
-  Status status = shard.MismatchError(*mismatch, slices[mismatch->range]);
-  if (shard.faulted()) {
-    status = Status(status.code(),
-                    absl::StrCat(status.message(), " (its file in ", held.tier(),
-                                 " was cut short, or cannot be read any more: from there on it "
-                                 "reads as zeros)"));
-  }
-  return WithContext(status, operation);
-}
-
-class ShardView : public View {
- public:
-  // The objects have been verified, with that engine.
-  ShardView(std::unique_ptr<HeldShard> held, std::vector<Object> objects,
-            std::unique_ptr<CopyEngine> engine, std::function<bool()> interrupted)
-      : interrupted_(std::move(interrupted)),
-        held_(std::move(held)),
-        objects_(std::move(objects)),
-        engine_(std::move(engine)) {
-    const Layout& layout = shard().layout();
-    tensors_.reserve(layout.slices.size());
-    for (size_t i = 0; i < layout.slices.size(); ++i) {
-      if (layout.slices[i].kind == SliceKind::kTensor) {
-        slices_.push_back(i);
-        tensors_.push_back(ToTensor(layout.slices[i]));
-        tensors_.back().data =
-            const_cast<std::byte*>(shard().SliceBytes(i));  // read-only, as the header says
-      }
-    }
-  }
-
-  ~ShardView() override {
-    if (owner_.forked()) {  // threads and locks are the parent's
-      static_cast<void>(engine_.release());
-      static_cast<void>(turns_.release());
-    }
-  }
-
-  uint64_t attempt() const override { return held_->source().attempt; }
-  uint64_t step() const override { return held_->source().step; }
-  uint32_t world_size() const override { return held_->source().world_size; }
-  const std::string& tier() const override { return held_->tier(); }
-  const std::string& why() const override { return held_->why(); }
-  const std::vector<Tensor>& tensors() const override { return tensors_; }
-  const std::vector<Object>& objects() const override { return objects_; }
-  bool verified() const override { return verified_.load(); }
-
-  Status Read(size_t tensor, void* to) override {
-    if (owner_.forked()) {
-      return ForkedError();
-    }
-    return NoThrow([&]() -> Status {
-      if (tensor >= slices_.size()) {
-        return Status(Code::kInvalidArgument, absl::StrCat("read: there is no tensor ", tensor,
-                                                           ", the shard has ", slices_.size()));
-      }
-      const size_t slice = slices_[tensor];
-      return CompareInTurn({shard().SliceRange(slice, to)}, {slice}, "read");
-    });
-  }
-
-  Status Verify() override {
-    if (owner_.forked()) {
-      return ForkedError();
-    }
-    return NoThrow([this]() -> Status {
-      ShardRanges ranges = {shard().HeaderRange()};
-      ShardSlices slices = {std::nullopt};
-      for (size_t i = 0; i < shard().layout().slices.size(); ++i) {
-        ranges.push_back(shard().SliceRange(i, nullptr));
-        slices.emplace_back(i);
-      }
-      HF_TRY(CompareInTurn(ranges, slices, "verify"));
-      verified_ = true;
-      return Status();
-    });
-  }
-
- private:
-  Status CompareInTurn(const ShardRanges& ranges, const ShardSlices& slices,
-                       std::string_view operation) {
-    Interrupt interrupt(interrupted_);
-    const Result<Background::Turn> turn = turns_->Take(Deadline::Never().Or(interrupt));
-    HF_TRY(WithContext(turn.status(), operation));
-    return Compare(*held_, *engine_, ranges, slices, interrupt, operation);
-  }
-
-  SealedShard& shard() const { return held_->shard(); }
-
-  const ForkOwner owner_;
-  const std::function<bool()> interrupted_;
-  const std::unique_ptr<HeldShard> held_;
-  std::vector<Tensor> tensors_;
-  std::vector<size_t> slices_;  // of the tensors
-  std::vector<Object> objects_;
-  std::unique_ptr<Background> turns_ = std::make_unique<Background>();
-  std::unique_ptr<CopyEngine> engine_;  // used by whoever has the turn
-  std::atomic<bool> verified_{false};
-};
-
 Result<std::unique_ptr<View>> AttachShard(const AttachOptions& options) {
   HF_TRY(FromAbslStatus(CheckJobName(options.job), "attach"));
   Interrupt interrupt(options.interrupted);
-  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt);
-  const std::string socket = SocketPath(options.socket);
-  const std::string context = absl::StrCat("attach job '", options.job, "' rank ", options.rank);
-  Result<std::shared_ptr<Connection>> connection = Connection::Dial(socket, deadline);
-  HF_TRY(WithContext(connection.status(), context));
-  wire::Attach attach;
+  WantedView wanted;
+  wanted.socket = SocketPath(options.socket);
+  wire::Attach& attach = wanted.attach;
   attach.job = options.job;
   attach.rank = options.rank;
   attach.choice = options.newest ? wire::Choice::kNewest : wire::Choice::kStep;
   attach.step = options.newest ? 0 : options.step;
   attach.attempt = options.newest ? 0 : options.attempt;
   attach.any_tier = true;
+  attach.parts = true;
   attach.without = options.without;
-  const ShardSource source{socket, *connection, options.interrupted};
-  std::unique_ptr<CopyEngine> engine = MakeHostCopyEngine(CopyThreads(0));
-  std::vector<Object> objects;
-  // Damaged objects make a copy as useless as a damaged record.
-  const auto accept = [&](HeldShard& held) -> Status {
-    HF_TRY_ASSIGN(objects, ReadObjects(held.shard(), [&](const ShardRanges& ranges,
-                                                         const ShardSlices& slices) {
-                    return Compare(held, *engine, ranges, slices, interrupt, "its objects");
-                  }));
-    return held.Confirm(deadline);
-  };
-  Result<std::unique_ptr<HeldShard>> held =
-      HeldShard::Open(source, attach, HeldShard::Parts::kWhole, deadline, accept);
-  HF_TRY(WithContext(held.status(), context));
-  return std::unique_ptr<View>(std::make_unique<ShardView>(*std::move(held), std::move(objects),
-                                                           std::move(engine), options.interrupted));
+  wanted.patience = options.deadline;
+  wanted.interrupted = options.interrupted;
+  Result<std::unique_ptr<View>> view =
+      OpenView(std::move(wanted), Deadline::In(options.deadline).Or(interrupt));
+  return view.ok() ? std::move(view)
+                   : WithContext(view.status(), absl::StrCat("attach job '", options.job, "' rank ",
+                                                             options.rank));
 }
 
 Result<std::vector<CheckpointInfo>> List(const ListOptions& options) {

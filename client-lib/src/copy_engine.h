@@ -10,6 +10,7 @@
 // afterwards.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -69,6 +70,8 @@ struct CopyOptions {
   // CopyOut: looked at between pieces, by the caller's thread; or null. When it is hit the rest is
   // left out: kDeadlineExceeded.
   Interrupt* interrupt = nullptr;
+  // CopyOut: what has been read and compared is added, block by block; or null.
+  std::atomic<uint64_t>* read = nullptr;
   // CopyIn: so many of the ranges come before all others. `first_read` is called, once, when the
   // host has read those in its memory and the copies of those on devices are enqueued
   // (DeviceFence::FirstEnqueued).

@@ -409,6 +409,7 @@ class DeviceCopyOut {
     CopyOptions verify_options;
     verify_options.populate = options_.populate;
     verify_options.interrupt = options_.interrupt;
+    verify_options.read = options_.read;
     HF_TRY_ASSIGN(const std::optional<CopyMismatch> mismatch, host_.CopyOut(parts, verify_options));
     if (mismatch.has_value()) {
       const Part<CopyOutRange>& part = piece.parts[mismatch->range];

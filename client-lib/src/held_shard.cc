@@ -100,8 +100,15 @@ void HeldShard::Release() {
     }
     connection_ = *fresh;
   }
-  if (connection_->Call<wire::Done>(wire::ReleaseRead{ticket_->id()}, deadline).ok()) {
+  const Result<uint64_t> id = connection_->Send(wire::ReleaseRead{ticket_->id()}, deadline);
+  if (!id.ok()) {
+    return;
+  }
+  const Status released = connection_->Receive<wire::Done>(*id, deadline).status();
+  if (released.ok()) {
     ticket_->Settle();
+  } else if (released.code() == Code::kDeadlineExceeded) {
+    connection_->Forget(*id);  // it is only slow: what is asked for next waits as long as it may
   }
 }
 
@@ -136,13 +143,14 @@ Status HeldShard::CopyBatch(CopyEngine& engine, const PartBatch& batch, const Sh
 }
 
 Status HeldShard::CopyOut(CopyEngine& engine, const ShardRanges& ranges, const ShardSlices& slices,
-                          const CopyOptions& options, Deadline deadline) {
+                          const CopyOptions& options, Deadline deadline, Milliseconds each) {
   if (!shard_->in_parts()) {
     return CopyOutOf(*shard_, engine, ranges, slices, options);
   }
   PartBatches batches(ranges, shard_->image(), shard_->parts_memory());
   while (const std::optional<PartBatch> batch = batches.Next()) {
-    HF_TRY(CopyBatch(engine, *batch, slices, options, deadline));
+    const Deadline until = each == kAnyTime ? deadline : deadline.Earlier(Deadline::In(each));
+    HF_TRY(CopyBatch(engine, *batch, slices, options, until));
   }
   return batches.done() ? Status()
                         : Status(Code::kInternal, "the memory for parts of a shard is too small");
@@ -217,9 +225,11 @@ Result<std::unique_ptr<HeldShard>> HeldShard::Open(const ShardSource& source, wi
       (*held)->why_ = std::move(why);
       return held;
     }
-    // A copy that is of no use: the same step from the next tier. (A daemon that knows memory only
-    // offers it again.)
-    const bool again = offered.has_value() && CopyIsBad(held.status()) &&
+    // A copy that is of no use, or on nodes that cannot be read: the same step from the next tier.
+    // (A daemon that knows memory only offers it again.)
+    const bool unreached = offered.has_value() && offered->parts_bytes > 0 &&
+                           held.status().code() == Code::kUnavailable;
+    const bool again = offered.has_value() && (unreached || CopyIsBad(held.status())) &&
                        std::find(wanted.without.begin(), wanted.without.end(), TierOf(*offered)) ==
                            wanted.without.end();
     if (!again) {
@@ -233,7 +243,9 @@ Result<std::unique_ptr<HeldShard>> HeldShard::Open(const ShardSource& source, wi
     }
     bad = held.status();
     Append(why, ForWire(offered->why, kWhyBytesMax));
-    Append(why, absl::StrCat(TierOf(*offered), " copy bad: ", bad.message()));
+    Append(why,
+           absl::StrCat(TierOf(*offered),
+                        unreached ? " copy not readable now: " : " copy bad: ", bad.message()));
     wanted.choice = wire::Choice::kStep;
     wanted.step = offered->step;
     wanted.attempt = offered->attempt;

@@ -43,6 +43,7 @@ class HeldShard {
     kFileAlone,  // slices that it leaves out are not to be had
   };
   using Accept = std::function<Status(HeldShard& held)>;
+  static constexpr Milliseconds kAnyTime = Milliseconds::max();
   static Result<std::unique_ptr<HeldShard>> Open(const ShardSource& source, wire::Attach wanted,
                                                  Parts parts, Deadline deadline,
                                                  const Accept& accept);
@@ -56,13 +57,15 @@ class HeldShard {
   // What became of the nearer copies.
   const std::string& why() const { return why_; }
   // Copies and verifies, as CopyOutOf; what lies on another node is brought here for it.
-  // kUnavailable: it cannot be (any more).
+  // kUnavailable: it cannot be (any more). `each`: how long each batch of parts may take.
   Status CopyOut(CopyEngine& engine, const ShardRanges& ranges, const ShardSlices& slices,
-                 const CopyOptions& options, Deadline deadline);
+                 const CopyOptions& options, Deadline deadline, Milliseconds each = kAnyTime);
   // Of a shard in parts: all of them, which one batch holds, are brought and verified; the pointers
   // are good until the next call.
   Result<std::vector<const std::byte*>> Show(CopyEngine& engine, const ShardRanges& ranges,
                                              const ShardSlices& slices, Deadline deadline);
+  // Whoever asked to be asked may be gone when it is let go of.
+  void ForgetInterrupt() { interrupted_ = nullptr; }
   // That a slot was of this filling until now; nothing to ask for of what lies in no slot.
   Status Confirm(Deadline deadline);
 
@@ -80,7 +83,7 @@ class HeldShard {
 
   const ForkOwner owner_;
   const std::string socket_;
-  const std::function<bool()> interrupted_;
+  std::function<bool()> interrupted_;
   std::shared_ptr<Connection> connection_;
   const wire::Source source_;
   const std::string tier_;

@@ -217,6 +217,9 @@ class HostCopyEngine : public CopyEngine {
             first = CopyMismatch{i, block, actual};
           }
         }
+        if (options.read != nullptr) {
+          options.read->fetch_add(bytes, std::memory_order_relaxed);
+        }
       });
     }));
     return first;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -61,6 +62,15 @@ class SlotCopies : public StagedTensors {
   const size_t size_;
   std::vector<std::span<const std::byte>> bytes_;
 };
+
+// Whether to go on is asked by saying how far it is, and by asking the program.
+std::function<bool()> Asks(const RestoreOptions& options, const RestoreMeter& meter,
+                           const std::function<bool()>& interrupted) {
+  if (!options.progress) {
+    return interrupted;
+  }
+  return [&] { return !options.progress(meter.Now()) || (interrupted && interrupted()); };
+}
 
 }  // namespace
 
@@ -410,8 +420,9 @@ Status JobCore::CheckWanted(const State& state) {
 
 Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRun::Wants& wants,
                                   const State* known, std::vector<Object>& objects) {
-  interrupt_.Reset();
-  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt_);
+  RestoreMeter meter;
+  Interrupt interrupt(Asks(options, meter, interrupted_));
+  const Deadline deadline = Deadline::In(options.deadline).Or(interrupt);
   std::shared_ptr<DeviceFence> fence;
   if (known != nullptr) {
     HF_TRY_ASSIGN(fence, FenceFor(known->tensors, options.streams, deadline));
@@ -429,13 +440,19 @@ Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRu
     HF_TRY(link_->NextAttempt(deadline));
     took_part_ = false;
   }
-  RestoreRun run(*link_, mappings_, *engine_, options, wants, fences);
+  RestoreRun run(*link_, mappings_, *engine_, options, wants, fences, meter);
   Result<Restored> restored = run.Run(deadline);
   if (restored.ok()) {
     objects = run.TakeObjects();
-  } else if (interrupt_.hit()) {
+  } else if (interrupt.hit()) {
     // Nobody waits for the session's answer any more.
     link_->Disconnect(Status(Code::kUnavailable, "the restore was interrupted"));
+  }
+  if (!restored.ok() && meter.touched()) {
+    restored = Status(restored.status().code(),
+                      absl::StrCat(restored.status().message(),
+                                   "; the tensors may have been written in part: restore again, "
+                                   "or do not use them"));
   }
   // "From scratch" is a decision of the attempt, too.
   took_part_ = restored.ok() || restored.status().code() == Code::kNothingToRestore;

@@ -35,6 +35,16 @@ uint64_t SizeOf(const Tensor& tensor) {
   return elements * TypeBytes(tensor.type);
 }
 
+uint64_t BytesOf(const std::vector<std::vector<ByteRun>>& reads) {
+  uint64_t bytes = 0;
+  for (const std::vector<ByteRun>& runs : reads) {
+    for (const ByteRun& run : runs) {
+      bytes += run.bytes;
+    }
+  }
+  return bytes;
+}
+
 const char* const kTiers[] = {"memory", "nvme", "peer", "remote"};
 
 }  // namespace
@@ -77,6 +87,7 @@ Status Resharding::Replan() {
 // What several ranks have that is to be compared is read when all else has been: what cannot be
 // read then contradicts nobody, but what came from it is read again from others.
 Status Resharding::Copy(DeviceFence* fence, Deadline deadline) {
+  meter_.Announce(BytesOf(ReadsOf(plan_, kGapBytes)));
   while (true) {
     const std::set<Rank> without = unreadable_;
     for (const Group& group : Groups()) {
@@ -203,7 +214,7 @@ Status Resharding::CopyFrom(Rank rank, const FromRank& part, Deadline deadline) 
 
 Result<std::unique_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRank& part,
                                                         Deadline deadline) {
-  std::vector<std::string>& without = bad_tiers_[rank];
+  const std::vector<std::string>& without = bad_tiers_[rank];
   Status bad;
   while (true) {
     Result<std::unique_ptr<HeldShard>> held = shards_.Open(rank, without, deadline);
@@ -215,15 +226,23 @@ Result<std::unique_ptr<HeldShard>> Resharding::ReadGood(Rank rank, const FromRan
     if (read.ok()) {
       return held;
     }
-    if (!MayPassOver(**held, read) || !PassOver(**held, without)) {
+    if (!PassesOver(rank, **held, read)) {
       return read;
     }
     bad = read;
-    if (found_bad_.empty()) {
-      found_bad_ = absl::StrCat((*held)->tier(), " copy of rank ", rank,
-                                CopyIsBad(bad) ? " bad: " : " not readable now: ", bad.message());
-    }
   }
+}
+
+// Whether the next copy of the rank's shard is to be tried, after what came of reading this one.
+bool Resharding::PassesOver(Rank rank, HeldShard& held, const Status& read) {
+  if (!MayPassOver(held, read) || !PassOver(held, bad_tiers_[rank])) {
+    return false;
+  }
+  if (found_bad_.empty()) {
+    found_bad_ = absl::StrCat(held.tier(), " copy of rank ", rank,
+                              CopyIsBad(read) ? " bad: " : " not readable now: ", read.message());
+  }
+  return true;
 }
 
 Status Resharding::ReadFrom(Rank rank, HeldShard& held, const FromRank& part, Deadline deadline) {
@@ -242,9 +261,11 @@ Status Resharding::ReadFrom(Rank rank, HeldShard& held, const FromRank& part, De
       slices.emplace_back(part.slices[i]);
     }
   }
+  meter_.BeginReading(BytesOf(part.runs));
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
   options.interrupt = deadline.interrupt();
+  options.read = &meter_.read();
   HF_TRY(held.CopyOut(engine_, ranges, slices, options, deadline));
   return held.Confirm(deadline);
 }
@@ -285,7 +306,7 @@ Status Resharding::CompareShards(Rank one, Rank other,
     }
     return held;
   };
-  HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> first, verified(one));
+  HF_TRY_ASSIGN(std::unique_ptr<HeldShard> first, verified(one));
   std::unique_ptr<HeldShard> another;
   if (other != one) {
     HF_TRY_ASSIGN(another, verified(other));
@@ -295,8 +316,9 @@ Status Resharding::CompareShards(Rank one, Rank other,
   const Status status = CompareOpened(overlaps, *first, second, deadline, failed);
   // What lies on another node may go, or turn out to be bad, in the middle: then from elsewhere.
   for (const auto& [rank, held] : {std::pair{one, first.get()}, {other, &second}}) {
-    if (held == failed && MayPassOver(*held, status) && PassOver(*held, bad_tiers_[rank])) {
+    if (held == failed && PassesOver(rank, *held, status)) {
       another.reset();
+      first.reset();
       return CompareShards(one, other, overlaps, deadline);
     }
   }

@@ -2,7 +2,7 @@
 // from whom (recovery/reshard.h), opens one shard after the other, verifies whole blocks, and
 // copies what is wanted of them to where it belongs.
 //
-//   Resharding resharding(shards, engine, options);
+//   Resharding resharding(shards, engine, options, meter);
 //   HF_TRY(resharding.Plan(wanted));                  // kInvalidArgument: not what was saved
 //   HF_TRY(resharding.Copy(fence, deadline));
 //
@@ -20,6 +20,7 @@
 #include "client-lib/src/copy_engine.h"
 #include "client-lib/src/deadline.h"
 #include "client-lib/src/device_fence.h"
+#include "client-lib/src/restore_meter.h"
 #include "client-lib/src/step_shards.h"
 #include "holdfast/state.h"
 #include "recovery/reshard.h"
@@ -34,8 +35,9 @@ class Resharding {
     bool convert_types = false;
   };
   // All of them must outlive it.
-  Resharding(const StepShards& shards, CopyEngine& engine, const Options& options)
-      : shards_(shards), engine_(engine), options_(options) {}
+  Resharding(const StepShards& shards, CopyEngine& engine, const Options& options,
+             RestoreMeter& meter)
+      : shards_(shards), engine_(engine), options_(options), meter_(meter) {}
 
   // `wanted` must stay as it is until the copy is done.
   Status Plan(const State& wanted);
@@ -71,6 +73,7 @@ class Resharding {
   Status CopyFrom(Rank rank, const FromRank& part, Deadline deadline);
   // From the nearest tier whose copy is good, verified.
   Result<std::unique_ptr<HeldShard>> ReadGood(Rank rank, const FromRank& part, Deadline deadline);
+  bool PassesOver(Rank rank, HeldShard& held, const Status& read);
   Status ReadFrom(Rank rank, HeldShard& held, const FromRank& part, Deadline deadline);
   Status CompareOverlaps(Deadline deadline);
   Status CompareShards(Rank one, Rank other, const std::vector<ReshardPlan::Overlap>& overlaps,
@@ -86,6 +89,7 @@ class Resharding {
   const StepShards& shards_;
   CopyEngine& engine_;
   const Options options_;
+  RestoreMeter& meter_;
   const State* wanted_ = nullptr;
   std::optional<ReshardPlanner> planner_;
   ReshardPlan plan_;

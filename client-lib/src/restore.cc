@@ -109,6 +109,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {
   enter.attempt = options_.newest ? 0 : options_.attempt;
   enter.reads_by_itself = options_.adopt_only;
   enter.may_reshard = !options_.adopt_only;
+  enter.reads_parts = true;
   while (true) {
     HF_TRY_ASSIGN(connection_, link_.Get(deadline, Patience::kUntilDeadline));
     enter.deadline_ms = deadline.DaemonMillis();
@@ -175,6 +176,7 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::LoadAndReport(
   restored_.source = source.tier.empty() ? "memory" : source.tier;
   restored_.why = source.why;
   restored_.resharded_from = 0;
+  meter_.Begin({source.attempt, source.step});
   const Clock::time_point began = Clock::now();
   const std::chrono::nanoseconds waited_before = restored_.waited;
   // Also when memory runs out in between the session must hear of it, and the copy be let go.
@@ -231,6 +233,8 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
   const std::unique_ptr<ReadTicket> held = std::move(held_);  // null: nothing was offered to hold
   auto next = std::make_unique<ReadTicket>(link_.identity().socket);
   report.hold = next->id();
+  meter_.Wait();
+  deadline.Look();  // so whoever is told how far it is hears that, however soon the others are done
   const Clock::time_point reported = Clock::now();
   const Result<uint64_t> id = connection_->Send(report, deadline);
   if (!id.ok()) {
@@ -338,16 +342,20 @@ Status RestoreRun::CopyTensors(const SealedShard& shard, const State& wanted,
                                const std::vector<size_t>& slices, Interrupt* interrupt) {
   std::vector<CopyOutRange> ranges;
   ranges.reserve(slices.size());
+  uint64_t bytes = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     ranges.push_back(shard.SliceRange(slices[i], wanted.tensors[i].data));
     ranges.back().device = wanted.tensors[i].device;
-    restored_.bytes += shard.layout().slices[slices[i]].bytes;
+    bytes += shard.layout().slices[slices[i]].bytes;
   }
+  restored_.bytes += bytes;
+  meter_.BeginReading(bytes);
   HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence, fences_(wanted));
   CopyOptions options;
   options.half_point = "client.restore.half_copied";
   options.fence = fence.get();
   options.interrupt = interrupt;
+  options.read = &meter_.read();
   return CopyOutOf(shard, engine_, ranges, {slices.begin(), slices.end()}, options);
 }
 

@@ -2,7 +2,7 @@
 // every block, reports, and goes on with what the session offers next, until all ranks have the
 // same step.
 //
-//   RestoreRun run(link, mappings, engine, options, wants, fences);
+//   RestoreRun run(link, mappings, engine, options, wants, fences, meter);
 //   HF_TRY_ASSIGN(Restored restored, run.Run(deadline));
 //   state.objects = run.TakeObjects();
 // Runs on the caller's thread. Survives a restart of the daemon in between: it joins and enters
@@ -26,6 +26,7 @@
 #include "client-lib/src/daemon_link.h"
 #include "client-lib/src/device_fence.h"
 #include "client-lib/src/read_ticket.h"
+#include "client-lib/src/restore_meter.h"
 #include "client-lib/src/sealed_shard.h"
 #include "client-lib/src/step_shards.h"
 #include "holdfast/job.h"
@@ -48,13 +49,15 @@ class RestoreRun {
   using Fences = std::function<Result<std::shared_ptr<DeviceFence>>(const State& wanted)>;
 
   RestoreRun(DaemonLink& link, SlotMappings& mappings, CopyEngine& engine,
-             const RestoreOptions& options, const Wants& wants, const Fences& fences)
+             const RestoreOptions& options, const Wants& wants, const Fences& fences,
+             RestoreMeter& meter)
       : link_(link),
         mappings_(mappings),
         engine_(engine),
         options_(options),
         wants_(wants),
-        fences_(fences) {}
+        fences_(fences),
+        meter_(meter) {}
 
   Result<Restored> Run(Deadline deadline);
   // Those that were wanted, after a Run that was OK.
@@ -108,6 +111,7 @@ class RestoreRun {
   const RestoreOptions& options_;
   const Wants& wants_;
   const Fences& fences_;
+  RestoreMeter& meter_;
   std::shared_ptr<Connection> connection_;
   std::unique_ptr<ReadTicket> held_;  // of the source on offer
   Restored restored_;

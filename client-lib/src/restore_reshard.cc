@@ -26,6 +26,7 @@ bool Has(const std::vector<uint32_t>& ranks, Rank rank) {
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::ReshardAndReport(const wire::SessionOutcome& offer,
                                                                   Deadline deadline) {
+  meter_.Begin({offer.attempt, offer.step});
   const Clock::time_point began = Clock::now();
   Load load = NoThrow([&] {
     return Reshard({offer.attempt, offer.step}, offer.reshard, deadline);
@@ -76,7 +77,8 @@ RestoreRun::Load RestoreRun::Reshard(CheckpointId checkpoint, uint32_t saved_by,
   // 2. From whom.
   Resharding resharding(
       *shards, engine_,
-      {link_.identity().rank, saved_by == link_.identity().world_size, options_.convert_types});
+      {link_.identity().rank, saved_by == link_.identity().world_size, options_.convert_types},
+      meter_);
   if (Status planned = resharding.Plan(*wanted->state); !planned.ok()) {
     return came_of(std::move(planned));
   }

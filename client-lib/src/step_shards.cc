@@ -63,6 +63,7 @@ Result<std::unique_ptr<HeldShard>> StepShards::Open(Rank rank,
   attach.attempt = checkpoint_.attempt;
   attach.any_tier = true;
   attach.parts = true;
+  attach.parts_of_files = true;
   attach.without = without;
   Result<std::unique_ptr<HeldShard>> held = HeldShard::Open(
       source_, std::move(attach), HeldShard::Parts::kFileAlone, deadline, AcceptAll);

@@ -24,10 +24,10 @@
 
 namespace holdfast::client {
 
-// The tier of a copy that was found bad joins those that are left out. False: it was offered though
-// it was there.
 // Whether another copy is to be tried: this one is of no use, or lies on nodes that cannot be read.
 bool MayPassOver(HeldShard& held, const Status& read);
+// The tier of a copy that was found bad joins those that are left out. False: it was offered though
+// it was there.
 bool PassOver(const HeldShard& held, std::vector<std::string>& without);
 
 class StepShards {

@@ -134,6 +134,7 @@ struct Encode {
     w.Put(5, m.hold);
     w.Put(6, m.reads_by_itself ? 1 : 0);
     w.Put(7, m.may_reshard ? 1 : 0);
+    w.Put(8, m.reads_parts ? 1 : 0);
     return {9, w.Take()};
   }
   Body operator()(const ReportLoad& m) {
@@ -161,6 +162,7 @@ struct Encode {
       w.Put(9, tier);
     }
     w.Put(10, m.parts ? 1 : 0);
+    w.Put(11, m.parts_of_files ? 1 : 0);
     return {11, w.Take()};
   }
   Body operator()(const ConfirmRead& m) {

@@ -104,6 +104,7 @@ struct EnterSession {
   uint64_t hold = 0;
   bool reads_by_itself = false;
   bool may_reshard = false;
+  bool reads_parts = false;
 };
 struct ReportLoad {
   uint64_t session = 0;
@@ -127,6 +128,7 @@ struct Attach {
   bool any_tier = false;
   std::vector<std::string> without;
   bool parts = false;
+  bool parts_of_files = false;
 };
 struct ReadParts {
   uint64_t hold = 0;

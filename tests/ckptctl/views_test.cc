@@ -154,6 +154,7 @@ TEST(RenderStatus, ShowsWhatSurvivesWhatWasGivenUpAndWhatHappened) {
   AddProtection(job, v1::Protection::FAILURE_KIND_ALL_NODES, 0);
   job.set_restore_point("attempt 2 step 800");
   job.mutable_prefetch()->set_text("all ranks have it in memory");
+  job.mutable_restore()->set_text("step 7 of attempt 1: 1 of 2 ranks have loaded it");
   v1::StepInFlight& saving = *job.add_in_flight();
   saving.set_attempt(3);
   saving.set_step(901);
@@ -192,6 +193,7 @@ TEST(RenderStatus, ShowsWhatSurvivesWhatWasGivenUpAndWhatHappened) {
       "  next restore                attempt 2 step 800 (set by hand; --clear of ckptctl restore "
       "takes it back)\n"
       "                              all ranks have it in memory\n"
+      "  restores                    step 7 of attempt 1: 1 of 2 ranks have loaded it\n"
       "  being saved                 step 901 (attempt 3): 1 of 2 ranks sealed\n"
       "  given up                    step 899 (attempt 3), shed: rank 1 needed a slot for step "
       "900, 1 min 1 s ago\n"

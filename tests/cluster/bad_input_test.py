@@ -80,13 +80,12 @@ def test_ranks_that_disagree_about_the_layout(network: Network) -> None:
     job.start("a b")
     job.join()
     assert job.ranks[1].ask("size 50000") == "ok"
-    # The one that is wrong hears what it wants, the other one whose fault it is.
+    # The one that is wrong hears what it wants, the other one, which may have loaded its own, whose fault it is.
     what = "tensor 'layers.0.weight' was saved as U64 [6251], wanted is U64 [3126]"
     of_others = f"restore of job 'job', step 1: rank 1 wants something else than was saved: {what}"
-    assert job.ask("restore") == [
-        f"error INVALID_ARGUMENT restore: {of_others}",
-        f"error INVALID_ARGUMENT restore: attempt 1 step 1: {what}",
-    ]
+    other, wrong = job.ask("restore")
+    assert other.startswith(f"error INVALID_ARGUMENT restore: {of_others}")
+    assert wrong == f"error INVALID_ARGUMENT restore: attempt 1 step 1: {what}"
     assert job.ranks[1].ask("size 100000") == "ok"
     assert job.restore() == 1, "nothing was discarded for that"
     job.save()

@@ -112,9 +112,9 @@ def test_readers_on_any_node(network: Network) -> None:
     assert job.resume() == 0
     job.save()
     for name, sources in (
-        ("a", ("", " source=remote why=memory copy on b, not on a, nvme copy absent")),
-        ("b", (" source=remote why=memory copy on a, not on b, nvme copy absent", "")),
-        ("c", (" source=remote why=memory copy on a, not on c, nvme copy absent", None)),
+        ("a", ("", " source=peer why=memory copy on b, not on a, nvme copy absent")),
+        ("b", (" source=peer why=memory copy on a, not on b, nvme copy absent", "")),
+        ("c", (" source=peer why=memory copy on a, not on c, nvme copy absent", None)),
     ):
         reader = Rank(cluster[name], job.name)
         assert reader.ask("list") == "ok 1:1/2,memory,remote"

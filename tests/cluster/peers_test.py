@@ -4,6 +4,7 @@ connections."""
 from __future__ import annotations
 
 import concurrent.futures
+import pathlib
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, wait_until
 from .links import Way
 from .matrix import matrix
 from .network import Network
+from .rank import start_training
 
 POLICY = "replicas=1 remote.every_steps=0 remote.every_ms=0"
 BIG_STATE_BYTES = 24 << 20  # many pieces of a pull
@@ -334,3 +336,20 @@ def test_every_subset_of_four_nodes_is_lost(network: Network, case: tuple[int, s
         restored = ["step=1 " in f"{each} " for each in said]
         assert restored == [survives] * 4, (lost, there, said)
         job.kill()
+
+
+def test_what_lies_in_other_nodes_memory_is_read_by_python_and_dcp(network: Network) -> None:
+    """Two ranks' parts, each in its own node's memory and nowhere else; a third node looks at them, and goes on from them."""
+    cluster = Cluster(network, "a b c", settings={"nvme": None, "remote": None})
+    program = pathlib.Path(__file__).parent / "elsewhere_rank.py"
+    ranks = [
+        start_training(cluster[name], [program, "save"], rank=rank, world_size=2)
+        for rank, name in enumerate(("a", "b"))
+    ]
+    for each in ranks:
+        assert each.wait() == 0, each.log()
+    for what, said in (("read", ["tiers peer peer", "read"]), ("adopt", ["went on"])):
+        reader = start_training(cluster["c"], [program, what])
+        assert reader.wait() == 0, reader.log() + cluster.daemons["c"].log()
+        lines = reader.log().split("\n")  # torch's warnings, too
+        assert [line for line in lines if line in said] == said, reader.log()

@@ -72,7 +72,7 @@ def test_replicas_write_their_tensors_once(network: Network) -> None:
     for name in cluster.nodes:
         reader = Rank(cluster[name], job.name)
         for rank in range(4):
-            said = reader.ask(f"attach rank={rank} without=memory without=nvme")
+            said = reader.ask(f"attach rank={rank} without=memory without=nvme without=peer")
             assert said.startswith("ok step=1 source=remote"), said
             assert reader.ask("read as 0") == "ok tensors=2 world=4"
     assert "every digest is right" in cluster.daemons["a"].ctl("verify", job.name)

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -25,6 +28,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr Milliseconds kDeadline{60'000};
@@ -283,6 +287,23 @@ TEST_F(MemoryAloneReshardTest, WhatNoCopyHasWholeMakesAllFallBack) {
   }
 }
 
+// Nobody has marked it: what there is to do is to look.
+TEST_F(MemoryAloneReshardTest, WhereNothingElseIsLeftItSaysHowToFindWhatIsBad) {
+  const Model model{{{"w", Type::kF32, {64, 1000}}}, {Split::kRows}};
+  Save(model, 4, 10);
+  ASSERT_NO_FATAL_FAILURE(DamageMemoryCopy(1, 10));
+  for (const auto& restored : Load(model, 3, 10)) {
+    EXPECT_EQ(restored.status().code(), Code::kUnreadable);
+    EXPECT_THAT(restored.status().message(),
+                AllOf(HasSubstr("'w'"), HasSubstr("ckptctl verify elastic --all"),
+                      Not(HasSubstr("reboot"))));
+  }
+  EXPECT_EQ(Ctl(node_, {"verify", "elastic", "--all"}).exit_code, 1);
+  for (const auto& restored : Load(model, 3, 10)) {  // as it is after that
+    EXPECT_THAT(restored.status().message(), HasSubstr("rank 1's memory copy is bad"));
+  }
+}
+
 // Two ranks saved the same elements with different values.
 TEST_F(ReshardTest, ReplicasThatDifferAreRefusedByName) {
   const Model model{{{"w", Type::kF32, {64, 1000}}}, {Split::kReplicated}};
@@ -411,6 +432,85 @@ TEST_F(ReshardTest, TheDaemonIsStartedAnewInTheMiddle) {
   ASSERT_TRUE(restored.ok()) << restored.status().message();
   EXPECT_EQ(asked, 2);
   EXPECT_EQ(Differs(model, parts, 4), "");
+}
+
+// It is told by the thread that restores, and says what is so.
+TEST_F(ReshardTest, HowFarItIsIsTold) {
+  const Model model{{{"w", Type::kF32, {4000, 2000}}}, {Split::kRows}};
+  const uint64_t bytes = model.wholes[0].elements() * 4;
+  Save(model, 2, 7);
+  for (const uint32_t ranks : {2U, 1U}) {  // each its own, and put together
+    std::mutex mutex;
+    std::map<std::thread::id, std::vector<RestoreProgress>> told;
+    RestoreOptions options;
+    options.progress = [&](const RestoreProgress& now) {
+      const std::lock_guard lock(mutex);
+      told[std::this_thread::get_id()].push_back(now);
+      return true;
+    };
+    ExpectAllOk(Load(model, ranks, 7, options), ranks == 1 ? 2 : 0);
+    ASSERT_EQ(told.size(), ranks);
+    for (const auto& [thread, all] : told) {
+      EXPECT_TRUE(std::any_of(all.begin(), all.end(),
+                              [&](const RestoreProgress& now) {
+                                return now.step == 7 && now.attempt == 1 &&
+                                       now.bytes_of >= bytes / ranks && now.bytes == now.bytes_of;
+                              }))
+          << all.back().bytes << " of " << all.back().bytes_of;
+      for (size_t i = 1; i < all.size(); ++i) {
+        EXPECT_LE(all[i - 1].bytes, all[i].bytes);
+        EXPECT_LE(all[i].bytes, all[i].bytes_of);
+      }
+    }
+  }
+}
+
+TEST_F(ReshardTest, WhoIsToldHowFarItIsMayEndIt) {
+  const Model model = SmallModel();
+  Save(model, 2, 7);
+  RestoreOptions options;
+  std::atomic<bool> goes_on = false;
+  options.progress = [&](const RestoreProgress&) { return goes_on.load(); };
+  ++launch_;
+  const std::unique_ptr<Job> job = Open(0, 1);
+  Parts parts = PartsOf(model, 0, 1);
+  State state = StateOf(parts);
+  const Outcome ended = job->Restore(state, options);
+  EXPECT_EQ(ended.status().code(), Code::kDeadlineExceeded) << ended.status().message();
+  goes_on = true;
+  const Outcome restored = job->Restore(state, options);
+  ASSERT_TRUE(restored.ok()) << restored.status().message();
+  EXPECT_EQ(restored->step, 7u);
+  EXPECT_EQ(Differs(model, parts, 7), "");
+}
+
+// For longer than it is waited for when a shard is let go of.
+TEST_F(MemoryAloneReshardTest, ADaemonThatStandsStillForAWhileIsWaitedFor) {
+  const Model model{{{"w", Type::kF32, {4000, 1000}}}, {Split::kRows}};
+  Save(model, 4, 1);
+  ++launch_;
+  const std::unique_ptr<Job> job = Open(0, 1);
+  Parts parts = PartsOf(model, 0, 1);
+  State state = StateOf(parts);
+  constexpr int kLooksOfTwoSeconds = 40;
+  int looks = 0;
+  RestoreOptions options{.deadline = kDeadline};
+  options.progress = [&](const RestoreProgress& now) {
+    const bool amid = now.loading && now.bytes > 0 && now.bytes < now.bytes_of;
+    if (looks == 0 && amid) {
+      ::kill(node_.pid(), SIGSTOP);
+    }
+    looks += looks > 0 || amid ? 1 : 0;
+    if (looks == kLooksOfTwoSeconds) {
+      ::kill(node_.pid(), SIGCONT);
+    }
+    return true;
+  };
+  const Outcome restored = job->Restore(state, options);
+  ::kill(node_.pid(), SIGCONT);
+  EXPECT_GE(looks, kLooksOfTwoSeconds);
+  ASSERT_TRUE(restored.ok()) << restored.status().message();
+  EXPECT_EQ(Differs(model, parts, 1), "");
 }
 
 TEST_F(MemoryAloneReshardTest, NothingIsHeldAfterwards) {

@@ -220,3 +220,13 @@ def test_mistakes_are_named() -> None:
     for shape, offset in (((5, 3), (1, 0)), ((5,), (0, 0)), ((5, 3), (-1, 0)), ((5, 3), ("a", 0))):
         with pytest.raises(holdfast.InvalidArgument):
             holdfast.Part(torch.zeros(5, 3), shape, offset)
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(holdfast.InvalidArgument, match="column is a list of patterns"):
+        layouts.tensor_parallel(0, 2, column="*.qkv.weight")
+    with pytest.raises(holdfast.InvalidArgument, match="no rank 7 of 2"):
+        layouts.tensor_parallel(7, 2)
+    for rank, ranks in ((7, 2), (-1, 2), (0, 0)):
+        with pytest.raises(holdfast.InvalidArgument, match=f"no rank {rank} of {ranks}"):
+            layouts.flat_shards({"w": (2,)}, torch.zeros(2), rank, ranks)

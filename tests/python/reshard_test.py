@@ -543,3 +543,194 @@ def test_training_goes_on_in_another_type(daemon: Daemon) -> None:
             optim.step()
 
     run_ranks(1, work, group=False)
+
+
+class Ends(nn.Module):
+    """The first and the last layer of a model, or one of them."""
+
+    def __init__(self, *names: str, tied: bool = False) -> None:
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Linear(4, 4, bias=False))
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+def filled(module: nn.Module, value: float) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)
+    return module
+
+
+def test_tied_weights_over_pipeline_stages_and_back(daemon: Daemon) -> None:
+    def save_tied(rank: int) -> None:
+        with holdfast.Checkpointer("job") as ckpt:
+            assert ckpt.restore({}) is None
+            model = filled(Ends("embedding", "head", tied=True), 3.0)
+            ckpt.save(1, {"model": model}, wait="committed")
+
+    def split(rank: int) -> float:
+        """Each stage has one of the two."""
+        name = ("embedding", "head")[rank]
+        with holdfast.Checkpointer("job") as ckpt:
+            model = filled(Ends(name), 0.0)
+            assert ckpt.restore({"model": model}) == 1
+            found = float(getattr(model, name).weight.detach().mean())
+            ckpt.save(2, {"model": filled(model, 4.0)}, wait="committed")
+            dist.barrier()
+            return found
+
+    def together(rank: int) -> float:
+        with holdfast.Checkpointer("job") as ckpt:
+            model = filled(Ends("embedding", "head", tied=True), 0.0)
+            assert ckpt.restore({"model": model}) == 2
+            assert model.head.weight is model.embedding.weight
+            return float(model.head.weight.detach().mean())
+
+    run_ranks(1, save_tied)
+    assert run_ranks(2, split) == [3.0, 3.0]
+    assert run_ranks(1, together) == [4.0]
+
+
+def test_tied_weights_that_stages_saved_with_different_values_are_refused(daemon: Daemon) -> None:
+    def split(rank: int) -> None:
+        name = ("embedding", "head")[rank]
+        with holdfast.Checkpointer("job") as ckpt:
+            assert ckpt.restore({}) is None
+            ckpt.save(1, {"model": filled(Ends(name), float(rank))}, wait="committed")
+            dist.barrier()
+
+    def together(rank: int) -> str:
+        with holdfast.Checkpointer("job") as ckpt:
+            try:
+                ckpt.restore({"model": Ends("embedding", "head", tied=True)})
+            except holdfast.InvalidArgument as error:
+                return str(error)
+        return ""
+
+    run_ranks(2, split)
+    assert "saved with different values" in run_ranks(1, together)[0]
+
+
+def test_how_far_it_is_is_told_and_logged(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def save(rank: int) -> None:
+        with holdfast.Checkpointer("job") as ckpt:
+            ckpt.save(3, {"w": torch.full((1 << 20,), float(rank))}, wait="committed")
+            dist.barrier()
+
+    run_ranks(2, save)
+    monkeypatch.setattr("holdfast._progress._BETWEEN_LINES_S", 0.0)
+    caplog.set_level("INFO", logger="holdfast")
+    told: list[holdfast.RestoreProgress] = []
+    with holdfast.Checkpointer("job", rank=0, world_size=2, launch="again") as ckpt:
+
+        def enough(now: holdfast.RestoreProgress) -> None:
+            told.append(now)
+            raise ZeroDivisionError("that is enough")
+
+        with pytest.raises(ZeroDivisionError, match="that is enough"):
+            ckpt.restore({"w": torch.zeros(1 << 20)}, progress=enough)
+    assert told == [holdfast.RestoreProgress(False, None, None, 0, 0)]
+    assert "job 'job': restore: waits for the other ranks" in caplog.text
+    told.clear()
+    with holdfast.Checkpointer("job", rank=0, world_size=1, launch="alone") as ckpt:
+        merge = {"w": lambda values: values[1]}
+        target = torch.zeros(1 << 20)
+        assert ckpt.restore({"w": target}, merge=merge, progress=told.append) == 3
+        assert float(target.mean()) == 1.0
+    assert told and told[0].attempt in (None, 1)
+
+
+def test_settings_of_an_optimizer_that_differ_are_merged_by_their_paths(daemon: Daemon) -> None:
+    def state(rates: list[float]) -> dict[str, Any]:
+        layers = [nn.Linear(2, 2, bias=False) for _ in rates]
+        groups = [{"params": each.parameters(), "lr": rate} for each, rate in zip(layers, rates)]
+        model = nn.ModuleDict({f"layer{i}": each for i, each in enumerate(layers)})
+        return {"model": model, "optim": torch.optim.SGD(groups)}
+
+    same = torch.Generator().manual_seed(1)
+
+    def saved(rank: int) -> dict[str, Any]:
+        made = state([0.1 * (rank + 1), 0.5])
+        with torch.no_grad():
+            for parameter in made["model"].parameters():
+                parameter.copy_(torch.rand(2, 2, generator=same.manual_seed(1)))
+        return made
+
+    save(2, saved)
+
+    def load(merge: Any) -> Callable[[int], Any]:
+        def work(rank: int) -> Any:
+            wanted = state([0.0, 0.0])
+            with holdfast.Checkpointer("job") as ckpt:
+                try:
+                    ckpt.restore(wanted, merge=merge)
+                except holdfast.InvalidArgument as error:
+                    return str(error)
+            return [group["lr"] for group in wanted["optim"].param_groups]
+
+        return work
+
+    refused = run_ranks(1, load(None), group=False)[0]
+    assert "'optim.groups.0.lr': function of" in refused
+    for path in ("optim.groups.0.lr", "optim.groups.*.lr"):
+        assert run_ranks(1, load({path: max}), group=False) == [[0.2, 0.5]]
+
+
+def test_a_setting_that_a_new_optimizer_has_not_is_merged_too(daemon: Daemon) -> None:
+    def optimizer(rate: float) -> dict[str, Any]:
+        return {"optim": torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=rate)}
+
+    def saved(rank: int) -> dict[str, Any]:
+        made = optimizer(0.5)
+        made["optim"].param_groups[0]["initial_lr"] = 0.1 * (rank + 1)  # as schedulers do
+        return made
+
+    save(2, saved)
+
+    def load(rank: int) -> Any:
+        wanted = optimizer(0.0)
+        with holdfast.Checkpointer("job") as ckpt:
+            with pytest.raises(holdfast.InvalidArgument, match=r"optim\.groups\.0\.initial_lr"):
+                ckpt.restore(wanted)
+            ckpt.restore(wanted, merge={"optim.groups.0.initial_lr": min})
+        return wanted["optim"].param_groups[0]["initial_lr"]
+
+    assert run_ranks(1, load, group=False) == [0.1]
+
+
+def test_merging_values_opens_no_shard(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(2, lambda rank: {"extra": {"rng": [rank, rank]}, "w": torch.ones(2)})
+
+    def opened(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a shard was opened")
+
+    monkeypatch.setattr("holdfast._core.attach", opened)
+    with holdfast.Checkpointer("job", rank=0, world_size=1, launch="again") as ckpt:
+        extra: dict[str, Any] = {"rng": None}
+        assert ckpt.restore({"extra": extra}, merge={"extra.rng": lambda values: values}) == 1
+    assert extra == {"rng": [[0, 0], [1, 1]]}
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_a_rename_that_fails_is_no_damaged_checkpoint(daemon: Daemon, ranks: int) -> None:
+    save(2, lambda rank: {"model": nn.Linear(2, 2)}, step=1)
+
+    def wrong(name: str) -> Any:
+        return {}[name]
+
+    for rename, said in ((wrong, "raised KeyError"), (lambda name: None, "returned None")):
+
+        def load(rank: int, rename: Any = rename) -> str:
+            with holdfast.Checkpointer("job") as ckpt:
+                try:
+                    ckpt.restore({"model": nn.Linear(2, 2)}, rename=rename)
+                except holdfast.InvalidArgument as error:
+                    return str(error)
+            return "no error"
+
+        for message in run_ranks(ranks, load, group=False):
+            assert "rename of 'model." in message and said in message

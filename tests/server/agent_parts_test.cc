@@ -19,13 +19,15 @@ class AgentPartsTest : public AgentClusterTest {
     Meet(Host(x_));
     Said(x_);
   }
-  void Attach(ConnectionId connection, uint64_t hold, uint64_t deadline_ms = 10'000) {
+  void Attach(ConnectionId connection, uint64_t hold, uint64_t deadline_ms = 10'000,
+              bool of_files = true) {
     v1::ClientFrame frame;
     v1::Attach& attach = *frame.mutable_attach();
     attach.set_job("job");
     attach.set_rank(3);
     attach.set_any_tier(true);
     attach.set_parts(true);
+    attach.set_parts_of_files(of_files);
     attach.set_hold(hold);
     attach.set_deadline_ms(deadline_ms);
     Ask(connection, frame);
@@ -264,6 +266,36 @@ TEST_F(AgentPartsTest, NodesThatCannotBeReadAreNoVerdictOnTheCopy) {
   EXPECT_THAT(failed.message(), HasSubstr("peer copy not readable now: node 'n2': it has no such"));
 }
 
+// The next tier's copy goes by the name that the reader gave, though what was begun has not ended
+// yet.
+TEST_F(AgentPartsTest, WhatIsOpenedForTooLongIsReadFromTheNextTier) {
+  Ready();
+  const std::vector<ShardLocated::Place> places = {{TierKind::kPeer, ""}, {TierKind::kRemote, ""}};
+  const ConnectionId reader = Connect(100);
+  Attach(reader, 7);
+  const auto slow = Locate(places, "n2");
+  ASSERT_EQ(slow.size(), 1u);
+  ASSERT_EQ(slow[0].tier, TierKind::kPeer);
+  Pass(std::chrono::milliseconds(5001));
+  EXPECT_EQ(Take<CancelDrain>().size(), 1u);
+  const auto opens = Locate(places, "n2");
+  ASSERT_EQ(opens.size(), 1u);
+  EXPECT_EQ(opens[0].tier, TierKind::kRemote);
+  Feed(DurableOpened{slow[0].drain, absl::CancelledError("as asked"), false, {}, nullptr});
+  const auto ended = Take<EndParts>();
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].opened, slow[0].drain);
+  Opened(opens[0]);
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].frame.attach().tier(), "remote");
+  EXPECT_EQ(replies[0].frame.attach().hold(), 7u);
+  Read(reader, 7, {{0, 1, 0}});
+  const auto reads = Take<ReadParts>();
+  ASSERT_EQ(reads.size(), 1u);
+  EXPECT_EQ(reads[0].opened, opens[0].drain);
+}
+
 // What this node keeps for others is at hand, as what its own ranks have.
 TEST_F(AgentPartsTest, AReplicaOfThisNodeIsReadWhereItLies) {
   AddSlot(Copy(x_, 9, 3));
@@ -276,6 +308,31 @@ TEST_F(AgentPartsTest, AReplicaOfThisNodeIsReadWhereItLies) {
   EXPECT_EQ(replies[0].frame.attach().tier(), "memory");
   EXPECT_EQ(replies[0].frame.attach().parts_bytes(), 0u);
   EXPECT_EQ(replies[0].descriptors, Descriptors::kReadOnlyImageAndRecord);
+}
+
+// Where that is bad, and nobody else has it, there is none: it is not to be asked for again.
+TEST_F(AgentPartsTest, ABadReplicaOfThisNodeThatNobodyElseHasIsNoCopy) {
+  AddSlot(Copy(x_, 9, 3));
+  Ready();
+  v1::ClientFrame frame;
+  v1::Attach& attach = *frame.mutable_attach();
+  attach.set_job("job");
+  attach.set_rank(3);
+  attach.set_any_tier(true);
+  attach.set_parts(true);
+  attach.set_hold(7);
+  attach.add_without("memory");
+  attach.set_deadline_ms(10'000);
+  Ask(Connect(100), frame);
+  for (int i = 0; i < 2; ++i) {
+    const auto asked = Only<AttachAsked>(Said(x_));
+    ASSERT_EQ(asked.size(), 1u);
+    ShardLocated located{asked[0].token, {1, 9}, 4, {{TierKind::kPeer, ""}}, ""};
+    located.peers = {"node-a"};
+    Tell(x_, located);
+  }
+  EXPECT_TRUE(Take<OpenDurable>().empty());
+  EXPECT_EQ(Failed().code(), Code(absl::StatusCode::kNotFound));
 }
 
 // Of what lies in the remote tier each node reads a part for all.
@@ -301,7 +358,11 @@ TEST_F(AgentPartsTest, WhatAnotherNodeReadsInRemoteComesFromThere) {
   const auto bad = Only<ShardBad>(Said(x_));
   ASSERT_EQ(bad.size(), 1u);
   EXPECT_EQ(bad[0].tier, TierKind::kRemote);
-  // Where nobody is named it is opened here, as a whole.
+  // Who wants files as a whole opens them here, and so does all where nobody is named.
+  Attach(reader, 10, 10'000, /*of_files=*/false);
+  opens = Locate({{TierKind::kRemote, ""}}, "n2");
+  ASSERT_EQ(opens.size(), 1u);
+  EXPECT_TRUE(opens[0].peers.empty());
   Attach(reader, 9);
   opens = Locate({{TierKind::kRemote, ""}});
   ASSERT_EQ(opens.size(), 1u);

@@ -336,6 +336,28 @@ TEST_F(ClusterHostsTest, ANodeThatAsksIsMetThoughItsHostHasNotHeardItBefore) {
   EXPECT_TRUE(Commits(r0, r1, 10));
 }
 
+// The host answers an earlier question of the node's, and the node tells it all that it has before
+// it hears that: a rank that was let in meanwhile is none of that.
+TEST_F(ClusterHostsTest, WhoIsLetInWhileItsNodeIsMetAgainHasNotEnded) {
+  HostOn("c");
+  TestClient r1 = w["b"].Connect(100);
+  w.Hold("b", "c");
+  w.Hold("c", "b");
+  w.Reopen("b", "c");  // it tells all
+  Hear("c", "b", "job", w.EpochOf("job"), NodeMessage(JobSought{0, 0, true}));
+  const uint64_t joins = r1.Send(TestClient::JoinFrame("job", 1, 2));
+  w.Release("b", "c");
+  TestClient r0 = w["a"].Connect(100);
+  ASSERT_TRUE(r0.Join("job", 0, 2));
+  ASSERT_TRUE(r0.Save(10));
+  w.Hold("b", "c");
+  w.Release("c", "b");
+  ASSERT_TRUE(r1.Take(joins));
+  w.Release("b", "c");
+  ASSERT_TRUE(r1.Save(10));
+  EXPECT_TRUE(r0.Committed(10));
+}
+
 // There are more jobs of the user than a node keeps in mind: one that others host, and that has
 // nothing here, is forgotten, and known again when it is asked for.
 TEST_F(ClusterHostsTest, AJobThatWasForgottenIsMetAgain) {

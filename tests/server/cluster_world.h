@@ -213,6 +213,15 @@ class ClusterWorld {
   }
   // What it says there is lost, and nobody has noticed before they are cut.
   void LoseMessages(const std::string& from, const std::string& to) { lossy_.insert({from, to}); }
+  // What it says there is on its way until it is released.
+  void Hold(const std::string& from, const std::string& to) { held_.try_emplace({from, to}); }
+  void Release(const std::string& from, const std::string& to) {
+    const auto held = held_.extract({from, to});
+    for (const Event& event : held.mapped()) {
+      Push(to, event);
+    }
+    Run();
+  }
   // The one way breaks, and it is noticed there; not the way back.
   void Break(const std::string& from, const std::string& to) {
     cut_.insert({from, to});
@@ -532,6 +541,10 @@ class ClusterWorld {
       if (lossy_.count({from, a.node}) > 0) {
         return;
       }
+      const auto held = held_.find({from, a.node});
+      if (held != held_.end()) {
+        return held->second.push_back(PeerTold{PeerSpoke{from, a.message}});
+      }
       Push(a.node, PeerTold{PeerSpoke{from, a.message}});
     }
   }
@@ -581,6 +594,7 @@ class ClusterWorld {
   std::map<std::string, Node> nodes_;
   std::set<std::pair<std::string, std::string>> cut_;
   std::set<std::pair<std::string, std::string>> lossy_;
+  std::map<std::pair<std::string, std::string>, std::deque<Event>> held_;
   std::map<std::pair<std::string, std::string>, MonotonicTime> silent_at_;
   std::map<std::string, JobHost> hosts_;
   std::map<std::string, Epoch> epochs_;

@@ -72,14 +72,21 @@ class NodesTest : public ::testing::Test {
 
   RequestToken Join(NodeId node, Rank rank, uint32_t world, const std::string& launch = "one",
                     int incarnation = 0) {
+    return Ask(node, Joining(node, rank, world, launch, incarnation));
+  }
+  JoinAsked Joining(NodeId node, Rank rank, uint32_t world, const std::string& launch,
+                    int incarnation) {
     JoinAsked join;
-    join.token = ++token_;
-    join.connection = token_;
+    join.connection = ++token_;
     join.caller = {Process(node, rank, incarnation), 1000, 1000};
     join.rank = rank;
     join.world_size = world;
     join.launch = launch;
-    join.opening = 99;
+    join.opening = 99 + token_;
+    return join;
+  }
+  RequestToken Ask(NodeId node, JoinAsked join) {
+    join.token = ++token_;
     Say(node, join);
     return token_;
   }
@@ -679,6 +686,9 @@ class ElsewhereTest : public NodesTest {
     MakeCoordinator();
     job_->SetOpenedHere();
     for (const NodeId node : {kHere, b_, c_}) {
+      NodeArrived there;
+      there.reads_remote = true;
+      Say(node, there);
       Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
     }
     Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
@@ -688,7 +698,7 @@ class ElsewhereTest : public NodesTest {
     Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
     Join(c_, 0, 1, "two", 1);
   }
-  RequestToken EnterAs(bool may_reshard, bool by_itself) {
+  RequestToken EnterAs(bool may_reshard, bool by_itself, bool parts = true) {
     SessionAsked asked;
     asked.token = ++token_;
     asked.attempt = job_->attempt();
@@ -696,6 +706,7 @@ class ElsewhereTest : public NodesTest {
     asked.may_wait = true;
     asked.may_reshard = may_reshard;
     asked.reads_by_itself = by_itself;
+    asked.reads_parts = parts;
     Say(c_, asked);
     return token_;
   }
@@ -714,17 +725,23 @@ TEST_F(ElsewhereTest, AStepOfAnotherWorldIsOfferedWhereItCanBeReadInParts) {
   EXPECT_EQ(offered->checkpoint, (CheckpointId{1, 1}));
 }
 
-TEST_F(ElsewhereTest, ItIsNoneForRanksThatReadByThemselvesNorWithoutAWayToOtherNodes) {
+TEST_F(ElsewhereTest, RanksThatReadByThemselvesHearOfItToo) {
   SavedByTwoNowOnOne(true);
-  const Refused* refused = Answer<Refused>(EnterAs(false, true));
-  ASSERT_NE(refused, nullptr);
-  EXPECT_TRUE(absl::StrContains(refused->failure.message, "not every node"))
-      << refused->failure.message;
-  SavedByTwoNowOnOne(false);
-  refused = Answer<Refused>(EnterAs(true, false));
-  ASSERT_NE(refused, nullptr);
-  EXPECT_TRUE(absl::StrContains(refused->failure.message, "not every node"))
-      << refused->failure.message;
+  const SessionEnded* ended = Answer<SessionEnded>(EnterAs(false, true));
+  ASSERT_NE(ended, nullptr);
+  EXPECT_EQ(ended->checkpoint, (CheckpointId{1, 1}));
+}
+
+// Where there is no way to other nodes, or the ranks' library is older.
+TEST_F(ElsewhereTest, ItIsNoneForWhoCannotReadInParts) {
+  for (const auto& [peers, by_itself, parts] :
+       {std::tuple{true, true, false}, {true, false, false}, {false, false, true}}) {
+    SavedByTwoNowOnOne(peers);
+    const Refused* refused = Answer<Refused>(EnterAs(!by_itself, by_itself, parts));
+    ASSERT_NE(refused, nullptr);
+    EXPECT_TRUE(absl::StrContains(refused->failure.message, "not every node"))
+        << refused->failure.message;
+  }
 }
 
 TEST_F(ElsewhereTest, WhoTakesPartsIsToldWhichNodesHaveAShard) {
@@ -759,6 +776,19 @@ TEST_F(ElsewhereTest, EachNodeReadsItsShareOfTheRemoteTierForAll) {
   const std::string second = Locate(1, true)->remote_reader;
   EXPECT_EQ((std::set{first, second}), (std::set<std::string>{"b", "c"}));
   EXPECT_EQ(Locate(0, false)->remote_reader, "");
+}
+
+TEST_F(ElsewhereTest, WhoHasNoRemoteTierReadsNothingThereForOthers) {
+  SavedByTwoNowOnOne(true);
+  Say(c_, SeatLost{2, 0, Process(c_, 0), 0, SeatLost::How::kProcessEnded});
+  Join(b_, 0, 2, "three", 2);
+  Join(c_, 1, 2, "three", 2);
+  NodeArrived anew;
+  anew.seats = {{3, 1, Process(c_, 1), 7, {}, std::nullopt}};
+  Say(c_, anew);
+  for (const Rank rank : {0, 1}) {
+    EXPECT_EQ(Locate(rank, true)->remote_reader, "b") << rank;
+  }
 }
 
 TEST_F(ElsewhereTest, WhereTheRecordsOfAStepAre) {
@@ -1326,6 +1356,83 @@ TEST_F(NodesTest, WhatANodeWasToldToGiveUpIsNotTakenBeforeItHasHeard) {
   for (const auto& [node, gone] : again) {
     EXPECT_EQ(node, b_);
     EXPECT_EQ(gone.checkpoint, (CheckpointId{1, 2}));
+  }
+}
+
+// A node that began a save by itself gives up all that it has of the step when that is refused: so
+// nobody may count on it, though the rank that was missing seals it yet.
+TEST_F(NodesTest, AStepThatOneNodeIsToldToGiveUpIsOverForAll) {
+  for (const bool told_before : {true, false}) {
+    SCOPED_TRACE(told_before);
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    Join(kHere, 0, 3);
+    Join(b_, 1, 3);
+    Join(b_, 2, 3);
+    Begin(kHere, 0, 1);
+    Begin(b_, 1, 1);
+    if (told_before) {
+      Seal(b_, 1, 1);
+    }
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    out_.clear();
+    Say(b_, SaveAsked{0, 1, 2, 1});
+    EXPECT_FALSE(All<GiveUp>().empty());
+    Seal(kHere, 0, 1);
+    if (!told_before) {
+      Seal(b_, 1, 1);
+    }
+    Seal(b_, 2, 1);
+    EXPECT_FALSE(Committed(1));
+  }
+}
+
+// Its node meets this one anew before it was told: it asks again, and has not ended.
+TEST_F(NodesTest, WhoIsLetInAndNotToldYetIsThereWhenItsNodeIsMetAnew) {
+  Join(kHere, 0, 2);
+  Begin(kHere, 0, 1);  // from scratch
+  agrees_ = false;
+  const JoinAsked join = Joining(b_, 1, 2, "one", 0);
+  const RequestToken asked = Ask(b_, join);
+  ASSERT_EQ(Answer<JoinAccepted>(asked), nullptr) << "it is not durable";
+  Say(b_, RequestCancelled{asked});  // by its node's arrival
+  NodeArrived arrived;
+  arrived.joining = {{1, Process(b_, 1)}};
+  Say(b_, arrived);
+  agrees_ = true;
+  Say(kHere, StateWritten{written_.version(), absl::OkStatus()});
+  ASSERT_NE(Answer<JoinAccepted>(Ask(b_, join)), nullptr);
+  Seal(kHere, 0, 1);
+  Save(b_, 1, 1);
+  EXPECT_TRUE(Committed(1));
+}
+
+// Nor if a part of it that lies on a drive is still to be removed.
+TEST_F(NodesTest, WhatANodeWasToldToGiveUpIsNotTakenWhileAPartOfItIsOnADrive) {
+  BothOnBWriteTheSecond();
+  Seal(b_, 0, 2);
+  Say(b_, FoundOnNvme({{0, 2}}));
+  Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  Say(b_, SaveLost{1, 1, 2, "gone"});
+  ASSERT_FALSE(All<GiveUp>().empty());
+  for (const bool away : {false, true}) {
+    SCOPED_TRACE(away);
+    if (away) {
+      Say(b_, NodeLeft{true, "its lease has ended"});
+    }
+    out_.clear();
+    NodeArrived arrived;
+    arrived.shards = {Found(0, 1), Found(1, 1), Found(0, 2)};
+    Say(b_, arrived);
+    const auto again = All<GiveUp>();
+    ASSERT_EQ(again.size(), 1u);
+    EXPECT_EQ(again[0].first, b_);
+    EXPECT_EQ(again[0].second.checkpoint, (CheckpointId{1, 2}));
+    v1::WhereReply where;
+    job_->FillWhere(std::nullopt, where);
+    for (const v1::ShardCopy& copy : where.copies()) {
+      EXPECT_FALSE(copy.step() == 2 && copy.tier() == "memory") << copy.ShortDebugString();
+    }
   }
 }
 

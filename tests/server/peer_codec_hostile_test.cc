@@ -573,6 +573,14 @@ std::vector<Case> Cases() {
        [](P& p) { Seat(p).mutable_writing()->Resize(kPeerOpenStepsMax + 1, 1); }},
       {"NodeArrived: process", [](P& p) { Seat(p).set_pid(-5); }},
       {"NodeArrived: attempt", [](P& p) { Seat(p).set_attempt(0); }},
+      {"NodeArrived: rank",
+       [](P& p) { p.mutable_node_arrived()->add_joining()->set_rank(kWorldSizeMax); }},
+      {"NodeArrived: joining",
+       [](P& p) {
+         for (size_t i = 0; i <= kSeatsMax; ++i) {
+           p.mutable_node_arrived()->add_joining();
+         }
+       }},
       {"NodeArrived: seats",
        [](P& p) {
          for (size_t i = 0; i <= kSeatsMax; ++i) {

@@ -67,7 +67,7 @@ class RemoteReadersTest : public ::testing::Test {
       join.rank = rank;
       join.world_size = ranks;
       join.launch = "two";
-      join.opening = 1;
+      join.opening = join.token;
       Say(rank, join);
     }
     for (Rank rank = 0; rank < ranks; ++rank) {

@@ -626,6 +626,7 @@ TEST_F(NoReplicasTest, AnotherNumberOfRanksGetsAStepThatLiesOnSeveralNodes) {
   ASSERT_TRUE(r0->Take(joined));
   v1::ClientFrame frame = TestClient::EnterFrame(20'000);
   frame.mutable_enter_session()->set_may_reshard(true);
+  frame.mutable_enter_session()->set_reads_parts(true);
   const uint64_t entered = r0->Send(frame);
   w.Advance(seconds(25));
   const std::optional<Answer> answer = r0->Take(entered);

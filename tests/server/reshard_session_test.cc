@@ -14,6 +14,7 @@ using v1::Failure;
 v1::ClientFrame ToEnter(std::optional<CheckpointId> wanted = std::nullopt) {
   v1::ClientFrame frame = TestClient::EnterFrame(60'000, wanted);
   frame.mutable_enter_session()->set_may_reshard(true);
+  frame.mutable_enter_session()->set_reads_parts(true);
   return frame;
 }
 v1::ClientFrame ToReport(const v1::SessionOutcome& offered, bool loaded, bool shards_are_bad) {
@@ -57,6 +58,36 @@ void ExpectOffered(const std::vector<v1::SessionOutcome>& outcomes, Step step, u
     EXPECT_EQ(outcome.step(), step);
     EXPECT_EQ(outcome.reshard(), saved_by);
   }
+}
+
+TEST(ReshardSession, HowFarItIsIsShown) {
+  Saved w;
+  w.Again(3);
+  EXPECT_FALSE(w.h.Status("job").has_restore());
+  std::vector<uint64_t> asked;
+  for (size_t i = 0; i < 2; ++i) {
+    asked.push_back(w.ranks[i].Send(ToEnter()));
+  }
+  EXPECT_EQ(w.h.Status("job").restore().text(), "2 of 3 ranks have asked; waits for rank 2");
+  asked.push_back(w.ranks[2].Send(ToEnter()));
+  std::vector<v1::SessionOutcome> offered;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    offered.push_back(w.ranks[i].Take(asked[i])->frame.enter_session());
+  }
+  ExpectOffered(offered, 2, 2);
+  w.ranks[1].Send(ToReport(offered[1], true, false));
+  const v1::Restore restore = w.h.Status("job").restore();
+  EXPECT_EQ(restore.attempt(), 1u);
+  EXPECT_EQ(restore.step(), 2u);
+  EXPECT_EQ(restore.saved_by(), 2u);
+  EXPECT_EQ(restore.ranks_done(), 1u);
+  EXPECT_EQ(restore.text(),
+            "step 2 of attempt 1, which 2 ranks saved: 1 of 3 ranks have loaded it; waits for "
+            "ranks 0, 2");
+  for (const size_t i : {0U, 2U}) {
+    w.ranks[i].Send(ToReport(offered[i], true, false));
+  }
+  EXPECT_FALSE(w.h.Status("job").has_restore());
 }
 
 TEST(ReshardSession, AStepOfAnotherWorldSizeIsOfferedAsAWhole) {

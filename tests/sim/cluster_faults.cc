@@ -129,6 +129,10 @@ void World::MakeWeather() {
     weights_ = {1, 3, 0, 3, 0, 0};
     return;
   }
+  if (options.rates == Rates::kReshards) {
+    weights_ = {3, 3, 2, 1, 6, 1};  // what is read of many is often bad somewhere
+    return;
+  }
   if (options.rates != Rates::kAbsurd || t.Chance(0.5)) {
     return;
   }

@@ -23,7 +23,7 @@
 namespace holdfast::sim {
 namespace {
 
-enum class Where { kAnywhere, kErasures, kDrives };
+enum class Where { kAnywhere, kErasures, kDrives, kReshards };
 struct Mutation {
   const char* name;
   const char* says;
@@ -62,9 +62,10 @@ std::string ViolationOf(Where where, uint64_t seed, int mutation) {
     Options options;
     options.seed = seed;
     options.stormy = std::chrono::minutes(5);
-    options.rates = where == Where::kErasures ? Rates::kErasures
-                    : where == Where::kDrives ? Rates::kDrives
-                                              : Rates::kAbsurd;
+    options.rates = where == Where::kErasures   ? Rates::kErasures
+                    : where == Where::kDrives   ? Rates::kDrives
+                    : where == Where::kReshards ? Rates::kReshards
+                                                : Rates::kAbsurd;
     World world(options);
     world.Run();
     violation = world.violation();

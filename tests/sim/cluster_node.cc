@@ -229,6 +229,7 @@ void Node::KillDaemon() {
     }
   }
   ForgetPulls();
+  ForgetParts();
   core_.reset();
   suspended_until_ = 0;
   ++life_;
@@ -349,6 +350,9 @@ void Node::Feed(const Event& event) {
     NoteMeetings(event);
   }
   Perform(actions);
+  if (const auto* closed = std::get_if<ConnectionClosed>(&event)) {
+    CheckPartsOf(closed->connection);
+  }
   if (heard && message.has_node_arrived() && w_.options.check_every == 1) {
     CheckArrival(spoke->node, *spoke, message);
   }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "server/node_core.h"
+#include "server/runtime/passed_files.h"
 #include "tests/sim/cluster_options.h"
 #include "tests/sim/cluster_timeline.h"
 #include "tests/sim/cluster_truth.h"
@@ -34,6 +35,14 @@ struct Remote {
   std::map<std::pair<JobUuid, Attempt>, uint64_t> claims;
   std::map<LayoutHash, std::vector<Rank>> plans;  // by which replicas share
 };
+
+// What is passed to a client in place of descriptors: a file, memory for parts, a step's records.
+struct SimFiles : PassedFiles {
+  FilePtr file;
+  std::vector<SealedCopy> records;
+};
+
+FilePtr OpenedFile(const TierCopy& copy);
 
 class Node {
  public:
@@ -81,6 +90,9 @@ class Node {
   void Began(const ProcessId& process) { living_.insert(process); }
   int32_t NewPid() { return next_pid_++; }
 
+  // Shards that processes here read in parts.
+  size_t parts() const { return parts_.size(); }
+
   // ---- for people ----
   void Ask(decltype(AdminRequest::request) request, uint32_t uid,
            std::function<void(const AdminReply&)> answer);
@@ -120,6 +132,25 @@ class Node {
     uint64_t turn = 0;  // what is heard of an older one comes too late
     bool from_drive = false;
     std::optional<Hold> hold;
+  };
+  // A shard that a process here reads in parts: from one node, else from the next.
+  struct Parts {
+    OpenDurable action;
+    std::shared_ptr<SimFiles> files;  // the memory, as the process has it
+    bool told = false;                // that it is open, or is not
+    bool cancelled = false;
+    ConnectionId connection = 0;      // which has been told
+    std::vector<std::string> places;  // empty: here, in the remote tier
+    size_t place = 0;
+    size_t tried = 0;   // since it was last served
+    uint64_t turn = 0;  // what is heard of an older one comes too late
+    bool served = false;
+    std::optional<Hold> hold;  // of a node's slot
+    FilePtr source;            // which is that
+    SealedCopy copy;
+    std::optional<ReadParts> reading;
+    std::set<std::string> contradicted;
+    absl::Status status;
   };
   struct OldDrive {
     SimTier nvme;
@@ -180,15 +211,35 @@ class Node {
   void Do(const OpenDurable& a);
   void Do(const CancelDrain& a);
   void Do(const HurryFetch&) {}  // nothing is held back here
-  void Do(const ReadParts&) {}   // nobody reads in parts
-  void Do(const EndParts&) {}
-  void Do(const GatherRecords&) {}
   void Do(const PublishManifest& a);
   void Do(const RemoveCopies& a);
   void Do(const RemoveJobCopies& a);
   void Do(const ScanRemote& a);
   void Do(const ScanNvme& a);
 
+  // cluster_parts.cc
+  void Do(const ReadParts& a);
+  void Do(const EndParts& a);
+  void Do(const GatherRecords& a);
+  void OpenParts(const OpenDurable& a);
+  void FindSource(DrainId opened);
+  void AskForSource(DrainId opened, Node& other);
+  void HearFrom(DrainId opened, uint64_t turn, Node& other, uint64_t others_life);
+  void ReadRemoteParts(DrainId opened, uint64_t turn);
+  void SourceFailed(DrainId opened, uint64_t turn, absl::Status status);
+  void SourceFound(DrainId opened);
+  void ReadPartsNow(DrainId opened, uint64_t turn);
+  absl::Status ReadFromSource(Parts& parts);
+  void EndReading(Parts& parts, absl::Status status);
+  void LeaveWhenIdle(DrainId opened, uint64_t turn);
+  void LeaveSource(Parts& parts);
+  void CancelParts(DrainId opened);
+  void ForgetParts();
+  void NoteReader(const SendReply& a);
+  void CheckPartsOf(ConnectionId connection);
+  void CheckRecords(const SendReply& a) const;
+  Parts* FindParts(DrainId opened, uint64_t turn);
+  bool Hears(const Node& other) const;
   // cluster_pulls.cc
   void Pull(const FetchShard& a, const FilePtr& into);
   void PullFromNext(DrainId drain);
@@ -259,6 +310,7 @@ class Node {
   std::optional<OldDrive> old_drive_;
   std::map<DrainId, SimDrain> drains_;
   std::map<DrainId, PeerPull> pulls_;
+  std::map<DrainId, Parts> parts_;
   // What this daemon has obeyed: the highest epoch under which a host met it, by job.
   std::map<std::string, uint64_t> obeyed_;
   // Who has told this daemon, as a host under that epoch, what it has, and was not lost since.

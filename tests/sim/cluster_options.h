@@ -17,9 +17,10 @@ enum class Rates {
   kAbsurd,
   kErasures,  // absurd: etcd is erased again and again, and many nodes find it late
   kDrives,    // absurd: nodes reboot again and again, and others read from drives slowly
+  kReshards,  // absurd: jobs come back with other numbers of ranks again and again
 };
-inline constexpr std::array<const char*, 5> kRatesNames = {"none", "realistic", "absurd",
-                                                           "erasures", "drives"};
+inline constexpr std::array<const char*, 6> kRatesNames = {"none",     "realistic", "absurd",
+                                                           "erasures", "drives",    "reshards"};
 
 struct Options {
   uint64_t seed = 1;

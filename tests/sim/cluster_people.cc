@@ -85,8 +85,12 @@ void World::AskForPin(Node& node, const Job& job, CheckpointId id) {
   if (request.unpin()) {
     truth.Pin(job.name, id, false);
   }
-  // (A removal that had begun before may end meanwhile.)
-  node.Ask(request, job.uid, [this, name = job.name, id](const AdminReply&) {
+  // (A removal that had begun before may end meanwhile, or, where a node is away, much later.)
+  node.Ask(request, job.uid, [this, name = job.name, id](const AdminReply& reply) {
+    const auto* pinned = std::get_if<v1::PinReply>(&reply.reply);
+    if (pinned != nullptr && pinned->text().find("being removed already") != std::string::npos) {
+      return;
+    }
     t.After(seconds(30), [this, name, id] {
       const v1::JobState* state = truth.StateOf(name);
       for (int i = 0; state != nullptr && i < state->pins_size(); ++i) {

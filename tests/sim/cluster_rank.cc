@@ -32,6 +32,7 @@ RankProcess::RankProcess(World& world, Node& node, Job& job, Rank rank, std::str
       node_(node),
       job_(job),
       rank_(rank),
+      world_size_(job.world_size),
       launch_(std::move(launch)),
       role_(role),
       process_(NewProcess(node)) {}
@@ -45,16 +46,20 @@ void RankProcess::Start() {
   Connect();
 }
 
-void RankProcess::Later(Duration delay, void (RankProcess::*what)()) {
+void RankProcess::Later(Duration delay, std::function<void()> what) {
   const int64_t at = std::max(w_.t.now() + delay.count(), hangs_until_);
-  w_.t.At(at, [this, what, epoch = epoch_] {
+  w_.t.At(at, [this, what = std::move(what), epoch = epoch_] {
     if (running() && epoch == epoch_) {
       if (hangs_until_ > w_.t.now()) {
         return Later(Duration(0), what);
       }
-      (this->*what)();
+      what();
     }
   });
+}
+
+void RankProcess::Later(Duration delay, void (RankProcess::*what)()) {
+  Later(delay, [this, what] { (this->*what)(); });
 }
 
 void RankProcess::Call(v1::ClientFrame frame, Duration deadline, Handler handler) {
@@ -66,7 +71,7 @@ void RankProcess::Call(v1::ClientFrame frame, Duration deadline, Handler handler
     frame.mutable_enter_session()->set_hold(w_.NewHold());
   } else if (frame.has_report_load()) {
     frame.mutable_report_load()->set_hold(w_.NewHold());
-  } else if (frame.has_attach()) {
+  } else if (frame.has_attach() && frame.attach().hold() == 0) {
     frame.mutable_attach()->set_hold(w_.NewHold());
   }
   handlers_[frame.id()] = std::move(handler);
@@ -88,6 +93,8 @@ void RankProcess::OnClosed() {
   connection_ = 0;
   handlers_.clear();
   awaited_.clear();
+  unsettled_.merge(held_);
+  held_.clear();
   ++epoch_;
   filling_.reset();
   filling_file_ = nullptr;
@@ -130,6 +137,7 @@ void RankProcess::Connect() {
     return Later(milliseconds(300), &RankProcess::Connect);
   }
   connection_ = node_.Open(this);
+  SettleHolds();
   switch (role_) {
     case Role::kRank:
       return Join();
@@ -150,7 +158,7 @@ void RankProcess::Join() {
   v1::Join& join = *frame.mutable_join();
   join.set_job(job_.name);
   join.set_rank(rank_);
-  join.set_world_size(job_.world_size);
+  join.set_world_size(world_size_);
   const Duration deadline = w_.t.Millis(2000, 20'000);
   join.set_deadline_ms(ToMillis(deadline));
   if (attempt_ != 0) {
@@ -196,21 +204,28 @@ void RankProcess::Enter() {
   training_ = false;
   entered_at_ = w_.t.now();
   v1::ClientFrame frame;
-  const Duration deadline = w_.t.Millis(5000, 30'000);
+  // (Others may have been told late that the last one failed: they were reading.)
+  const Duration deadline = w_.reshards() ? w_.t.Millis(15'000, 50'000) : w_.t.Millis(5000, 30'000);
   frame.mutable_enter_session()->set_deadline_ms(ToMillis(deadline));
-  w_.truth.Entered(job_.name, attempt_, rank_, job_.world_size, node_.index);
+  frame.mutable_enter_session()->set_may_reshard(true);
+  frame.mutable_enter_session()->set_reads_parts(true);
+  w_.truth.Entered(job_.name, attempt_, rank_, world_size_, node_.index);
   Call(frame, deadline,
        [this](const v1::DaemonFrame& reply, const FilePtr& file) { OnOutcome(reply, file); });
 }
 
 void RankProcess::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
   if (!frame.has_failure()) {
-    w_.counts.states[frame.enter_session().done()
-                         ? "session: done"
-                         : absl::StrCat("session: loads from ",
-                                        frame.enter_session().source().tier())]++;
-    return frame.enter_session().done() ? OnDone(frame.enter_session())
-                                        : Load(frame.enter_session(), file);
+    const v1::SessionOutcome& outcome = frame.enter_session();
+    w_.counts.states[outcome.done() ? "session: done"
+                     : outcome.reshard() > 0
+                         ? "session: reads of all"
+                         : absl::StrCat("session: loads from ", outcome.source().tier())]++;
+    if (!outcome.done() && outcome.reshard() > 0) {
+      JudgeOffer(outcome);
+      return Reshard(outcome, outcome.reshard(), nullptr);
+    }
+    return outcome.done() ? OnDone(outcome) : Load(outcome, file);
   }
   const Failure& failure = frame.failure();
   const auto code = static_cast<absl::StatusCode>(failure.code());
@@ -240,6 +255,14 @@ void RankProcess::OnOutcome(const v1::DaemonFrame& frame, const FilePtr& file) {
 
 void RankProcess::Load(const v1::SessionOutcome& outcome, const FilePtr& file) {
   const FileRecord record = *file->record;
+  if (record.copy.world_size != world_size_) {
+    return w_.truth.Violated(absl::StrCat("job ", job_.name, " rank ", rank_, " of ", world_size_,
+                                          " was given ", record.copy.id.ToString(), ", which ",
+                                          record.copy.world_size, " ranks saved"));
+  }
+  if (w_.reshards() && w_.t.Chance(0.1)) {  // it has another layout, and wants of the others', too
+    return Reshard(outcome, world_size_, file);
+  }
   w_.t.After(
       w_.t.Millis(1, w_.stormy() ? 1500 : 50), [this, outcome, file, record, epoch = epoch_] {
         if (!running() || epoch != epoch_) {

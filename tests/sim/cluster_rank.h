@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "server/events.h"
 #include "tests/sim/sim_model.h"
@@ -39,6 +41,7 @@ class RankProcess {
   bool running() const { return alive_ && !dying_; }
   const ProcessId& process() const { return process_; }
   Rank rank() const { return rank_; }
+  uint32_t world_size() const { return world_size_; }
   Job& job() { return job_; }
   Node& node() const { return node_; }
   uint32_t uid() const;
@@ -49,6 +52,7 @@ class RankProcess {
  private:
   using Handler = std::function<void(const v1::DaemonFrame&, const FilePtr&)>;
   void Call(v1::ClientFrame frame, Duration deadline, Handler handler);
+  void Later(Duration delay, std::function<void()> what);
   void Later(Duration delay, void (RankProcess::*what)());
   void Connect();
   void Join();
@@ -67,16 +71,40 @@ class RankProcess {
   void Await(Step step);
   void JudgeAwaits();
   void Release(const v1::Source& source, const FilePtr& file);
+  void Refused(const v1::Failure& failure, const char* what);
   // cluster_visitors.cc
   void JoinAsStranger();
   void Read();
   void OnAttached(const v1::Source& source, const FilePtr& file);
-  void Refused(const v1::Failure& failure, const char* what);
+
+  // cluster_reshard.cc: a step is read out of the shards of all who saved it.
+  struct OldShard;
+  struct Resharding;
+  using ReshardingPtr = std::shared_ptr<Resharding>;
+  using OldShardPtr = std::shared_ptr<OldShard>;
+  void Reshard(const v1::SessionOutcome& offer, uint32_t saved_by, const FilePtr& own);
+  void JudgeOffer(const v1::SessionOutcome& offer);
+  void ReadShards(const ReshardingPtr& run);
+  void AttachOld(const ReshardingPtr& run, const OldShardPtr& shard);
+  void OnOldAttached(const ReshardingPtr& run, const OldShardPtr& shard, const v1::Source& source,
+                     const FilePtr& file);
+  void OnOldRefused(const ReshardingPtr& run, const OldShardPtr& shard, const v1::Failure& failure);
+  void ReadOld(const ReshardingPtr& run, const OldShardPtr& shard);
+  void OnPartsRead(const ReshardingPtr& run, const OldShardPtr& shard,
+                   const v1::DaemonFrame& reply);
+  bool IsGood(const OldShard& shard);
+  void PassOver(const ReshardingPtr& run, const OldShardPtr& shard, bool bad);
+  void EndOld(const ReshardingPtr& run, const OldShardPtr& shard);
+  void LetGo(OldShard& shard);
+  void ReportReshard(const ReshardingPtr& run);
+  bool Falters();
+  void SettleHolds();
 
   World& w_;
   Node& node_;
   Job& job_;
   const Rank rank_;
+  const uint32_t world_size_;  // of its run
   const std::string launch_;
   const Role role_;
   const ProcessId process_;
@@ -98,6 +126,10 @@ class RankProcess {
   int refusals_ = 0;
   std::set<Step> awaited_;  // without a near deadline, and not answered yet
   std::optional<CheckpointId> loaded_;
+  std::map<uint64_t, FilePtr> held_;       // holds that an Attach may bring, or has brought
+  std::map<uint64_t, FilePtr> unsettled_;  // the same, of connections that are lost
+  // Of which session it has called steps bad, and how often.
+  std::pair<uint64_t, std::map<CheckpointId, int>> called_bad_;
   std::map<SlotId, FilePtr> mapped_;
   std::optional<v1::Grant> filling_;
   FilePtr filling_file_;

@@ -17,6 +17,38 @@ uint64_t Seeds() {
   return text == nullptr ? HOLDFAST_CLUSTER_SEEDS_DEFAULT : std::strtoull(text, nullptr, 10);
 }
 
+// So many come through all that is expected of them together.
+constexpr uint64_t kSeedsForAll = 20;
+constexpr const char* kOfResharding[] = {
+    "job: comes back with more ranks",
+    "job: comes back with fewer ranks",
+    "reshard: by more ranks",
+    "reshard: by fewer ranks",
+    "reshard: another layout",
+    "reshard: records told",
+    "reshard: shard from memory",
+    "reshard: shard from nvme",
+    "reshard: shard from remote",
+    "reshard: shard from remote, in parts",
+    "reshard: shard from peer, in parts",
+    "reshard: parts read",
+    "reshard: a bad copy is passed over",
+    "reshard: a copy that cannot be read is passed over",
+    "reshard: could not load",
+    "reshard: shards are bad",
+    "reshard: dies",
+    "reshard: hangs",
+    "reshard: loses its connection",
+    "reshard: lets go over the next connection",
+    "records: of all ranks",
+    "records: some are left out",
+    "records: not gathered",
+    "parts: called off",
+    "parts: not opened",
+    "parts: the next node is asked",
+    "parts: let go while nothing is read",
+};
+
 Counts RunSeeds(Options options, uint64_t seeds) {
   Counts all;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
@@ -47,7 +79,23 @@ TEST(ClusterSimulation, AbsurdRates) {
   // It is a storm: a run that meets few faults proves nothing.
   EXPECT_GT(counts.Faults(), 50 * Seeds());
   EXPECT_GT(counts.restores, Seeds());
+  if (Seeds() >= kSeedsForAll) {
+    EXPECT_GT(counts.states.count("reshard: loaded"), 0u);  // in two of seven seeds
+  }
   std::printf("%s", counts.Report().c_str());
+}
+
+// Jobs that come back with other numbers of ranks, which read what those before them saved, in
+// every way in which that goes well and badly.
+TEST(ClusterSimulation, Reshards) {
+  Options options;
+  options.rates = Rates::kReshards;
+  options.stormy = std::chrono::minutes(5);
+  const Counts counts = RunSeeds(options, 1 + Seeds() / 2);
+  EXPECT_GT(counts.states.count("reshard: loaded"), 0u);
+  for (const char* state : kOfResharding) {
+    EXPECT_TRUE(counts.states.count(state) > 0 || Seeds() < kSeedsForAll) << state;
+  }
 }
 
 TEST(ClusterSimulation, RealisticRates) {

@@ -82,6 +82,7 @@ FilePtr Node::FindFile(SlotId slot) const {
 }
 
 void Node::Do(const SendReply& a) {
+  NoteReader(a);
   int64_t at = std::max(socket_busy_until_[a.connection] + 1, w_.t.now() + Latency().count());
   const bool of_slot =
       a.descriptors != Descriptors::kNone && a.descriptors != Descriptors::kOpenedCopy;
@@ -122,6 +123,10 @@ void Node::Deliver(const SendReply& a, const FilePtr& file) {
                                             id.ToString(), " and holds no such sealed copy"));
     }
     ++file->read_by[process.process()];
+  }
+  if (a.descriptors == Descriptors::kOpenedCopy && a.files != nullptr) {
+    CheckRecords(a);
+    return process.OnReply(a, static_cast<const SimFiles&>(*a.files).file);
   }
   process.OnReply(a, file);
 }

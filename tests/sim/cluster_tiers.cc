@@ -74,6 +74,7 @@ void Node::TryDrain(DrainId id) {
 
 void Node::Do(const CancelDrain& a) {
   CancelPull(a.drain);
+  CancelParts(a.drain);
   const auto it = drains_.find(a.drain);
   if (it != drains_.end() && !std::exchange(it->second.cancelled, true)) {
     w_.counts.states["drain: cancelled"]++;
@@ -253,6 +254,7 @@ void Node::Do(const FetchShard& a) {
     const auto source = tier.copies.find(a.key.id);
     if (ended.status.ok() && source == tier.copies.end()) {
       ended.status = absl::NotFoundError("no such copy");
+      ended.source_bad = true;
     } else if (ended.status.ok() && source->second.token != source->second.bytes) {
       ended.status = absl::DataLossError("digests differ");
       ended.source_bad = true;
@@ -272,6 +274,15 @@ void Node::EndFetch(const FetchEnded& ended) {
   Complete(ended);
 }
 
+// As it is now: whatever is removed later, an open file keeps its bytes.
+FilePtr OpenedFile(const TierCopy& copy) {
+  auto file = std::make_shared<File>();
+  file->record = FileRecord{copy.copy.copy, copy.token};
+  file->token = copy.bytes;
+  file->content = copy.content;
+  return file;
+}
+
 // (Digests are the reader's to compare.)
 void Node::Do(const OpenDurable& a) {
   const std::pair checkpoint{a.key.id.job, a.key.id.checkpoint()};
@@ -279,6 +290,9 @@ void Node::Do(const OpenDurable& a) {
       w_.remote.named.count(checkpoint) == 0) {
     w_.truth.Violated(absl::StrCat(name, ": ", a.key.id.ToString(),
                                    " is opened in remote, and no manifest ever named it"));
+  }
+  if (a.tier == TierKind::kPeer || !a.peers.empty()) {
+    return OpenParts(a);
   }
   SimDrain drain{a.tier, std::nullopt, a.key.id, 0, false, false, nullptr};
   drain.end = [this, a](bool cancelled) {
@@ -292,6 +306,9 @@ void Node::Do(const OpenDurable& a) {
       opened.status = absl::NotFoundError("no such copy");
     } else if (opened.status.ok()) {
       opened.copy = source->second.copy.copy;
+      auto files = std::make_shared<SimFiles>();
+      files->file = OpenedFile(source->second);
+      opened.files = files;
     }
     Complete(opened);
   };

@@ -45,8 +45,15 @@ void Truth::Sealed(const ShardId& id, const std::string& job, uint32_t world_siz
     checkpoint.good.resize(world_size);
     checkpoint.hit.resize(world_size);
   }
-  if (id.rank >= checkpoint.world_size) {
-    return Violated(absl::StrCat(id.ToString(), " was sealed, of ", checkpoint.world_size));
+  if (id.rank >= checkpoint.world_size || world_size != checkpoint.world_size) {
+    return Violated(absl::StrCat(id.ToString(), " of ", world_size, " ranks was sealed, of ",
+                                 checkpoint.world_size));
+  }
+  const auto attempt = of.attempts.find(id.attempt);
+  if (attempt != of.attempts.end() && attempt->second.world_size != 0 &&
+      attempt->second.world_size != world_size) {
+    Violated(absl::StrCat(id.ToString(), " was sealed as one of ", world_size,
+                          " ranks, and its attempt has ", attempt->second.world_size));
   }
   uint64_t& known = checkpoint.tokens[id.rank];
   if (known != 0 && known != token) {
@@ -293,8 +300,17 @@ void Truth::Promise(Job& job, CheckpointId id, const std::string& how) {
   job.newest = Whole(checkpoint) && !checkpoint.excused ? std::optional(id) : std::nullopt;
 }
 
+// It is counted from what is there.
 void Truth::CommitReported(const std::string& name, CheckpointId id) {
-  Promise(Named(name), id, " is called committed");
+  Job& job = Named(name);
+  Promise(job, id, " is called committed");
+  const Checkpoint& checkpoint = job.checkpoints[id];
+  for (Rank rank = 0; rank < checkpoint.world_size; ++rank) {
+    if (checkpoint.good[rank].empty() && checkpoint.hit[rank].empty()) {
+      Violated(absl::StrCat(Text(job, id), " is called committed, and rank ", rank,
+                            "'s shard is nowhere"));
+    }
+  }
 }
 
 void Truth::TierCommitReported(const std::string& name, CheckpointId id, TierKind tier) {
@@ -415,22 +431,31 @@ std::optional<CheckpointId> Truth::NewestReachable(
   const Job& job = found->second;
   for (auto it = job.checkpoints.rbegin(); it != job.checkpoints.rend(); ++it) {
     const auto& [id, checkpoint] = *it;
-    if (!checkpoint.promised || checkpoint.world_size != node_of_rank.size() || !OnLine(job, id)) {
+    if (!checkpoint.promised || !OnLine(job, id)) {
       continue;
     }
-    bool all = true;
-    for (Rank rank = 0; all && rank < checkpoint.world_size; ++rank) {
-      all = std::any_of(checkpoint.good[rank].begin(), checkpoint.good[rank].end(),
-                        [&](const Place& place) {
-                          return place.tier == TierKind::kRemote ? checkpoint.manifest
-                                                                 : place.node == node_of_rank[rank];
-                        });
-    }
-    if (all) {
+    if (LoadableOn(checkpoint, node_of_rank)) {
       return id;
     }
   }
   return std::nullopt;
+}
+
+// Each rank gets its own shard where it runs; of a step of another world size any of them reads
+// what one of them has.
+bool Truth::LoadableOn(const Checkpoint& of, const std::vector<uint32_t>& node_of_rank) {
+  const auto runs_on = [&](Rank rank, uint32_t node) {
+    return of.world_size == node_of_rank.size()
+               ? node == node_of_rank[rank]
+               : std::find(node_of_rank.begin(), node_of_rank.end(), node) != node_of_rank.end();
+  };
+  bool all = of.world_size > 0;
+  for (Rank rank = 0; all && rank < of.world_size; ++rank) {
+    all = std::any_of(of.good[rank].begin(), of.good[rank].end(), [&](const Place& place) {
+      return place.tier == TierKind::kRemote ? of.manifest : runs_on(rank, place.node);
+    });
+  }
+  return all;
 }
 
 uint64_t Truth::CommitsOf(const std::string& name) const {

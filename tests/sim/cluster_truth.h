@@ -71,6 +71,11 @@ class Truth {
   void Ended(const std::string& job, uint32_t node, const ProcessId& process);
   void Entered(const std::string& job, Attempt attempt, Rank rank, uint32_t world_size,
                uint32_t node);
+  // A step of another world size, to a rank of so many.
+  void StepOffered(const std::string& job, Rank rank, uint32_t world_size, CheckpointId id,
+                   uint32_t saved_by);
+  // In calm weather, to a rank that has tried none.
+  void NoCopyTold(const ShardId& id, const std::string& why);
   void PassedOver(const std::string& job, Attempt attempt, CheckpointId id);
   void Restored(const std::string& job, Attempt attempt, Rank rank, CheckpointId parent);
   void FromScratchTold(const std::string& job, Attempt attempt);
@@ -151,6 +156,7 @@ class Truth {
   Job& Named(const std::string& name) { return jobs_[name]; }
   static bool Whole(const Checkpoint& of);
   static bool WholeRemote(const Checkpoint& of);
+  static bool LoadableOn(const Checkpoint& of, const std::vector<uint32_t>& node_of_rank);
   bool NewerInRemote(const Job& job, CheckpointId than) const;
   bool OnLine(const Job& job, CheckpointId id) const;
   void LineChanged(Job& job);

@@ -166,6 +166,47 @@ void Truth::Entered(const std::string& name, Attempt attempt, Rank rank, uint32_
   }
 }
 
+// It was committed, and each of its shards lies somewhere, but for what faults took.
+void Truth::StepOffered(const std::string& name, Rank rank, uint32_t world_size, CheckpointId id,
+                        uint32_t saved_by) {
+  Job& job = Named(name);
+  const std::string what = absl::StrCat(Text(job, id), " of ", saved_by,
+                                        " ranks is offered to rank ", rank, " of ", world_size);
+  const auto it = job.checkpoints.find(id);
+  if (it == job.checkpoints.end() || it->second.world_size != saved_by || saved_by == world_size) {
+    return Violated(what + ", and no step of so many ranks, or of as many as there are now");
+  }
+  const Checkpoint& checkpoint = it->second;
+  for (Rank old = 0; old < saved_by; ++old) {
+    if (checkpoint.tokens[old] == 0) {
+      return Violated(absl::StrCat(what, ", and rank ", old, " never sealed it"));
+    }
+    if (checkpoint.good[old].empty() && checkpoint.hit[old].empty()) {
+      return Violated(absl::StrCat(what, ", and the shard of rank ", old, " is nowhere"));
+    }
+  }
+}
+
+void Truth::NoCopyTold(const ShardId& id, const std::string& why) {
+  const Job* job = Find(id.job);
+  const auto it = job == nullptr ? decltype(job->checkpoints.begin()){}
+                                 : job->checkpoints.find(id.checkpoint());
+  if (job == nullptr || it == job->checkpoints.end()) {
+    return;
+  }
+  // (A step that lacks a shard is none.)
+  const Checkpoint& checkpoint = it->second;
+  const auto there = [&](const std::vector<Place>& places) {
+    return std::any_of(places.begin(), places.end(), [&](const Place& place) {
+      return place.tier == TierKind::kRemote ? checkpoint.manifest : w_.node(place.node).up();
+    });
+  };
+  if (!checkpoint.excused && std::all_of(checkpoint.good.begin(), checkpoint.good.end(), there)) {
+    Violated(absl::StrCat(Text(*job, id.checkpoint()), ": a reader is told that rank ", id.rank,
+                          "'s shard cannot be read, and it is there: ", why));
+  }
+}
+
 void Truth::PassedOver(const std::string& name, Attempt attempt, CheckpointId id) {
   Named(name).attempts[attempt].passed_over.insert(id);
 }
@@ -200,13 +241,7 @@ void Truth::Restored(const std::string& name, Attempt attempt, Rank rank, Checkp
   }
   // (The line is the new attempt's own by now: what was newer is judged as it is there.)
   const Checkpoint& passed = job.checkpoints.at(*newest);
-  bool there = passed.world_size == nodes.size() && !passed.excused;
-  for (Rank r = 0; there && r < passed.world_size; ++r) {
-    there = std::any_of(passed.good[r].begin(), passed.good[r].end(), [&](const Place& place) {
-      return place.tier == TierKind::kRemote ? passed.manifest : place.node == nodes[r];
-    });
-  }
-  if (there) {
+  if (!passed.excused && LoadableOn(passed, nodes)) {
     Violated(absl::StrCat(what, ", although all ranks could have loaded attempt ", newest->attempt,
                           " step ", newest->step));
   }

@@ -1,6 +1,7 @@
 #include "tests/sim/cluster_world.h"
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
 #include <cstdio>
 
@@ -20,6 +21,10 @@ constexpr int64_t kMoment = 20'000'000;  // ns
 constexpr Duration kAllAreBack = std::chrono::seconds(30);
 
 }  // namespace
+
+bool Job::Runs(const RankProcess* process) const {
+  return process->rank() < ranks.size() && ranks[process->rank()] == process;
+}
 
 Step Job::SlowestStep(Attempt attempt, int64_t now) {
   if (ranks.size() > kLargeJob && slowest_of_ == attempt && now - slowest_at_ < kMoment) {
@@ -121,10 +126,12 @@ void World::MakeNodes() {
 
 void World::MakeJobs() {
   const uint64_t count = options.jobs != 0 ? options.jobs : 1 + t.Below(2);
+  reshards_ = options.rates == Rates::kReshards || (options.ranks == 0 && options.seed % 7 > 4);
   for (uint64_t i = 0; i < count; ++i) {
     Job job;
     job.name = absl::StrCat("job", i);
     job.world_size = options.ranks != 0 ? options.ranks : 2 + static_cast<uint32_t>(t.Below(15));
+    job.usual_size = job.world_size;
     job.launch_ids = t.Chance(0.5);
     job.together = t.Chance(0.8);
     job.pace_ms = options.pace_ms != 0 ? options.pace_ms
@@ -193,6 +200,30 @@ void World::GiveOtherPlaces(Job& job, const std::map<uint32_t, uint32_t>& load) 
   }
 }
 
+// It comes back with more ranks or fewer, and later with as many as it had, on the same nodes.
+void World::Resize(Job& job) {
+  if (!reshards_ || !t.Chance(options.rates == Rates::kReshards ? 0.6 : 0.3)) {
+    return;
+  }
+  const uint32_t usual = job.usual_size;
+  const std::array<uint32_t, 6> sizes = {usual,     usual,     usual + 1,
+                                         usual - 1, 2 * usual, (usual + 1) / 2};
+  const uint32_t size = sizes[t.Below(sizes.size())];
+  if (size == job.world_size) {
+    return;
+  }
+  counts.states[size > job.world_size ? "job: comes back with more ranks"
+                                      : "job: comes back with fewer ranks"]++;
+  Trace(absl::StrCat(job.name, " comes back with ", size, " ranks, not ", job.world_size));
+  const std::vector<uint32_t> before = job.node_of_rank;
+  job.node_of_rank.clear();
+  for (Rank rank = 0; rank < size; ++rank) {
+    job.node_of_rank.push_back(before[uint64_t{rank} * before.size() / size]);
+  }
+  job.world_size = size;
+  job.ranks.assign(size, nullptr);
+}
+
 void World::Launch(Job& job, Rank rank) {
   Node& on = *nodes_[job.node_of_rank[rank]];
   if (!on.powered()) {
@@ -237,6 +268,7 @@ void World::Restart(Job& job) {
     if (job.ended) {
       return;
     }
+    Resize(job);
     if (!Place(job)) {
       return t.After(seconds(3), [this, &job] { Restart(job); });
     }
@@ -255,11 +287,11 @@ void World::Restart(Job& job) {
 
 void World::RankEnded(RankProcess* process) {
   Job& job = process->job();
-  if (job.ended || job.ranks[process->rank()] != process) {
+  if (job.ended || !job.Runs(process)) {
     return;
   }
   t.After(t.Millis(50, 2000), [this, &job, process] {
-    if (job.ended || job.restarting || job.ranks[process->rank()] != process) {
+    if (job.ended || job.restarting || !job.Runs(process)) {
       return;
     }
     if (job.together || !stormy_ || t.Chance(0.3)) {
@@ -320,8 +352,7 @@ void World::AskForNoPoint(const Job& job) {
 // What is over is forgotten, but for what lives.
 void World::Sweep() {
   std::erase_if(processes_, [&](const std::unique_ptr<RankProcess>& process) {
-    return !process->alive() && process->job().ranks[process->rank()] != process.get() &&
-           process->Forgotten(t.now());
+    return !process->alive() && !process->job().Runs(process.get()) && process->Forgotten(t.now());
   });
   t.After(seconds(60), [this] { Sweep(); });
 }
@@ -425,12 +456,12 @@ void World::Calm() {
   }
   for (const std::unique_ptr<RankProcess>& process : processes_) {
     process->Hang(Duration(0));
-    const Job& job = process->job();
-    if (process->alive() && job.ranks[process->rank()] != process.get()) {
+    if (process->alive() && !process->job().Runs(process.get())) {
       process->End();
     }
   }
   t.After(kAllAreBack, [this] {
+    settled_ = true;
     for (Job& job : jobs_) {
       job.pace_ms = std::min<uint64_t>(job.pace_ms, 1000);
       Restart(job);
@@ -448,13 +479,21 @@ void World::CheckTheEnd() {
     }
     const auto there =
         std::count_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return !node->lost(); });
-    // (With two slots a job that saves all the time does not wait for replicas.)
-    const bool peers = replicas_ > 0 && there > 1 && slots_per_rank_ > 2;
+    // (With two slots a job that saves all the time does not wait for replicas; nor with three, if
+    // it has come back with so many ranks on a node that remote is always the tier that it waits
+    // for.)
+    const bool peers = replicas_ > 0 && there > 1 && slots_per_rank_ > (reshards_ ? 3 : 2);
     for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote, TierKind::kPeer}) {
       if ((tier != TierKind::kPeer || peers) && truth.TierCommitsOf(job.name, tier) == 0) {
         truth.Violated(absl::StrCat("job ", job.name, " committed nothing in ",
                                     std::string(TierName(tier)), " in calm weather"));
       }
+    }
+  }
+  for (const std::unique_ptr<Node>& each : nodes_) {
+    if (each->parts() > 0) {
+      truth.Violated(absl::StrCat(each->name, ": ", each->parts(),
+                                  " shards are open in parts, and all ranks train"));
     }
   }
 }

@@ -32,7 +32,8 @@ inline constexpr size_t kLargeJob = 64;  // ranks: what has more is a large one
 struct Job {
   std::string name;
   uint32_t uid = 1000;
-  uint32_t world_size = 1;
+  uint32_t world_size = 1;  // of this run
+  uint32_t usual_size = 1;  // which it comes back to
   bool launch_ids = false;
   std::string launch;
   int launches = 0;
@@ -44,6 +45,8 @@ struct Job {
   std::vector<RankProcess*> ranks;   // the launcher's own
   std::vector<uint32_t> node_of_rank;
 
+  // One of the launcher's own; else one of an earlier run, or none of the ranks.
+  bool Runs(const RankProcess* process) const;
   // The least step of the ranks that train in that attempt; of a large job as it was a moment ago.
   Step SlowestStep(Attempt attempt, int64_t now);
 
@@ -76,6 +79,10 @@ class World {
   uint32_t IndexOf(const std::string& name) const { return index_.at(name); }
   size_t nodes() const { return nodes_.size(); }
   bool stormy() const { return stormy_; }
+  // And all that may be back has been back for a while.
+  bool settled() const { return settled_; }
+  // Jobs come back with other numbers of ranks.
+  bool reshards() const { return reshards_; }
   void Trace(const std::string& text) const;
   bool tracing() const { return options.trace; }
   void Count(Fault fault) { ++counts.faults[static_cast<size_t>(fault)]; }
@@ -95,6 +102,7 @@ class World {
   void Launch(Job& job, Rank rank);
   void Restart(Job& job);
   bool Place(Job& job);
+  void Resize(Job& job);
   void GiveOtherPlaces(Job& job, const std::map<uint32_t, uint32_t>& load);
   bool Reachable(uint32_t node) const;
   void Kill(RankProcess* process, Duration linger);
@@ -137,10 +145,12 @@ class World {
   std::vector<Job> jobs_;
   std::vector<std::unique_ptr<RankProcess>> processes_;
   bool stormy_ = true;
+  bool settled_ = false;
   uint32_t replicas_ = 0;  // of each shard
   uint32_t slots_per_rank_ = 0;
   std::array<uint64_t, 6> weights_ = {3, 3, 2, 1, 2, 1};  // of the troubles, as Inject has them
   bool aims_at_hosts_ = false;
+  bool reshards_ = false;
   uint64_t next_token_ = 1;
   uint64_t next_hold_ = 1;
 };

@@ -170,6 +170,15 @@ struct SavedObject {
 using MergeObjects = std::function<Result<std::string>(const std::string& name,
                                                        const std::vector<SavedObject>& saved)>;
 
+// How far a restore is, on this rank.
+struct RestoreProgress {
+  bool loading = false;   // else it waits: for the other ranks to come, or to have loaded
+  uint64_t step = 0;      // that is loaded, or was last; meaningful if attempt is not 0
+  uint64_t attempt = 0;   // 0: none has been chosen yet
+  uint64_t bytes = 0;     // read and verified of it
+  uint64_t bytes_of = 0;  // to be read, as far as is known; grows where a copy is read in vain
+};
+
 struct RestoreOptions {
   bool newest = true;              // on the line of descent; or what `ckptctl restore` has set
   uint64_t step = 0;               // with newest == false
@@ -188,12 +197,15 @@ struct RestoreOptions {
   // them (random states, a data loader's position). Without it those that are wanted are refused,
   // by name.
   MergeObjects merge = {};
+  // Called by the thread that restores, about twenty times a second, while it waits and between
+  // pieces of what it reads. False ends the restore, as JobOptions::interrupted does.
+  std::function<bool(const RestoreProgress&)> progress = {};
 };
 struct Restored {
   uint64_t attempt = 0;  // that the step was saved by
   uint64_t step = 0;
   uint64_t bytes = 0;
-  std::string source;  // where the bytes came from: memory, nvme, remote; adopt_only: ""
+  std::string source;  // where the bytes came from: memory, nvme, peer, remote; adopt_only: ""
   std::string why;     // not from memory: what became of the nearer copies
   std::chrono::nanoseconds waited{0};  // for other ranks and the choice
   std::chrono::nanoseconds copied{0};
@@ -270,8 +282,8 @@ class Job {
   // start. kUnreadable, kCorrupt: there is something that cannot be read. Tensors are matched by
   // name, type and global shape, in whatever parts, by however many ranks, they were saved
   // (docs/elastic.md); what was saved and is not named here is left out. A failed
-  // restore may have written into the tensors. In a running attempt it begins the next one: all
-  // ranks must call it. With adopt_only the state is left as it is.
+  // restore may have written into the tensors, and says so if it has. In a running attempt it
+  // begins the next one: all ranks must call it. With adopt_only the state is left as it is.
   virtual Result<Restored> Restore(State& state, const RestoreOptions& options = {}) = 0;
   // The same for a caller who has to see what was saved before it can name what it wants. `choose`
   // is called on this thread, again for every copy that is tried.

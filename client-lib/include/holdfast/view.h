@@ -14,7 +14,8 @@
 // Threads: a View's Read and Verify may be called from any thread, and take turns; everything else
 // is constant. Nothing throws. Attach and ListCheckpoints wait no longer than their deadline; to
 // read what lies in nvme or remote takes as long as the drive or the mount does, unless
-// AttachOptions::interrupted ends it. A View that goes waits a second at most for ckptd to hear so.
+// AttachOptions::interrupted ends it; of another node each 16 MiB may take the deadline. A View
+// that goes waits a second at most for ckptd to hear so.
 #pragma once
 
 #include <chrono>
@@ -35,13 +36,16 @@ using Milliseconds = std::chrono::milliseconds;
 // Read-only tensors straight in the slot, or in the file in nvme or remote, without a copy.
 // Unverified until Read or Verify says OK; objects are verified by Attach. They stay as long as the
 // object lives, also when the step is removed meanwhile.
+// Of what lies on another node ("peer") there is nothing here to point to: `data` of its tensors is
+// null, and each Read or Verify brings what it needs, from whoever has it then. Who needs pointers
+// attaches with AttachOptions::without = {"peer"}: then it is the file in remote, if there is one.
 class View {
  public:
   virtual ~View() = default;
   virtual uint64_t attempt() const = 0;
   virtual uint64_t step() const = 0;
   virtual uint32_t world_size() const = 0;      // that saved the step
-  virtual const std::string& tier() const = 0;  // memory, nvme or remote
+  virtual const std::string& tier() const = 0;  // memory, nvme, peer or remote
   virtual const std::string& why() const = 0;   // not memory: what became of the nearer copies
   virtual const std::vector<Tensor>& tensors()
       const = 0;  // `data` is read-only memory: writing to it faults
@@ -49,6 +53,7 @@ class View {
   // Copies tensor i of tensors() to `to` (its `bytes`), or only reads it (null), with several
   // threads, and compares every block with its digest. kCorrupt names the tensor: it is damaged, or
   // its file was cut short or cannot be read any more; AttachOptions::without finds another copy.
+  // kUnavailable, of another node's: no node has it any more, or none can be reached.
   // kDeadlineExceeded: interrupted; `to` may have been written in part.
   virtual Status Read(size_t tensor, void* to) = 0;
   virtual Status Verify() = 0;        // the same of everything, objects too
@@ -58,11 +63,11 @@ class View {
 struct AttachOptions {
   std::string job;
   uint32_t rank = 0;
-  bool newest = true;    // on the line of descent
-  uint64_t step = 0;     // with newest == false
-  uint64_t attempt = 0;  // with newest == false: 0 means on the line of descent
-  std::string socket;    // as in JobOptions
-  Milliseconds deadline{30'000};
+  bool newest = true;                     // on the line of descent
+  uint64_t step = 0;                      // with newest == false
+  uint64_t attempt = 0;                   // with newest == false: 0 means on the line of descent
+  std::string socket;                     // as in JobOptions
+  Milliseconds deadline{30'000};          // of another node's also for each 16 MiB that Read brings
   std::vector<std::string> without = {};  // tiers whose copy is not wanted
   // Asked about twenty times a second by the thread that waits in Attach, in the View's Read and
   // Verify, between pieces of some MiB (one piece takes as long as the drive or the mount does),

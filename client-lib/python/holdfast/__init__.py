@@ -27,6 +27,7 @@ from holdfast._errors import (
 from holdfast._handle import Handle
 from holdfast._part import Part
 from holdfast._policy import Policy
+from holdfast._progress import RestoreProgress
 from holdfast._range import Range
 from holdfast._reader import Checkpoint, checkpoints, open
 
@@ -48,6 +49,7 @@ __all__ = [
     "Part",
     "Range",
     "Refused",
+    "RestoreProgress",
     "Shed",
     "StepLost",
     "Superseded",

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +19,6 @@ from holdfast._errors import (
     HoldfastError,
     Internal,
     InvalidArgument,
-    NotFound,
     NothingToRestore,
     Refused,
 )
@@ -26,7 +26,8 @@ from holdfast._handle import STAGES, Handle, Stage, streams_of
 from holdfast._merged import Merge, OfAll
 from holdfast._network import NetworkBusy
 from holdfast._policy import Policy
-from holdfast._reader import Checkpoint
+from holdfast._progress import Progress, RestoreProgress
+from holdfast._reader import Checkpoint, OldRanks
 from holdfast._restored_state import Wanted
 from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch_module
 
@@ -276,6 +277,7 @@ class Checkpointer:
         convert: bool = False,
         rename: Rename | None = None,
         merge: Mapping[str, Merge] | None = None,
+        progress: Callable[[RestoreProgress], object] | None = None,
         timeout: float = 600.0,
     ) -> int | None:
         """Fills the state from the newest step that every rank can load, and returns that step; None: nothing to restore.
@@ -297,6 +299,8 @@ class Checkpointer:
 
             ckpt.restore(state, merge={"extra.rng": lambda values: values[rank % len(values)]})
 
+        `progress`: called a few times a second with a holdfast.RestoreProgress; what it raises ends the restore. One that
+        takes long also says so in the log (`holdfast`, every 10 s).
         `strict=False`: what only one of a module, or a dictionary with tensors, and the checkpoint has is left alone.
         `last_restored` tells where it came from, and why not from nearer.
         Whatever is there and cannot be read raises: never start from scratch because of an error.
@@ -314,10 +318,14 @@ class Checkpointer:
         for _, each in found_in(state):
             if is_optimizer(each):
                 self._watch(each)
+        if progress is not None and not callable(progress):
+            raise InvalidArgument(
+                f"restore: progress is a function of a holdfast.RestoreProgress, not a {type(progress).__name__}"
+            )
         merge = _functions(merge)
         renamed = _renaming(rename)
         wanted: Wanted | None = None
-        views: dict[tuple[int, int], Checkpoint] = {}
+        old_ranks: dict[tuple[int, int], OldRanks] = {}
         until = time.monotonic() + timeout
 
         def choose(
@@ -336,7 +344,7 @@ class Checkpointer:
                 rename=renamed,
                 of_all=None if of_all is None else OfAll(*of_all),
                 merge=merge,
-                values_of=lambda known, path: self._values_of(known, path, views, until),
+                values_of=lambda known, path: self._values_of(known, path, old_ranks, until),
             )
             return tensor_list(wanted.specs), wanted.addresses
 
@@ -350,6 +358,7 @@ class Checkpointer:
                     timeout=timeout,
                     streams=streams_of(devices),
                     convert=convert,
+                    progress=Progress(self.job, progress),
                 )
             except NothingToRestore:
                 if step is not None:
@@ -358,17 +367,17 @@ class Checkpointer:
                 return None
             except BaseException as error:
                 if wanted is not None:  # some of it may have been loaded
-                    self._half_restored |= dict.fromkeys(map(str, state), str(error))
+                    self._note_half_restored(state, error)
                 raise
             finally:
-                for each in views.values():
+                for each in old_ranks.values():
                     each.close()
             self._shared.has_begun = True
         assert wanted is not None
         try:
             wanted.finish()
         except BaseException as error:
-            self._half_restored |= dict.fromkeys(map(str, state), str(error))
+            self._note_half_restored(state, error)
             raise
         for key in map(str, state):
             self._half_restored.pop(key, None)
@@ -383,12 +392,19 @@ class Checkpointer:
         )
         return restored.step
 
+    def _note_half_restored(self, state: Mapping[str, Any], error: BaseException) -> None:
+        self._half_restored |= dict.fromkeys(map(str, state), str(error) or type(error).__name__)
+        if sys.version_info >= (3, 11):
+            error.add_note(
+                "some of the state may have been written: it is not saved before it has been restored"
+            )
+
     def _values_of(
-        self, of_all: OfAll, path: str, opened: dict[tuple[int, int], Checkpoint], until: float
+        self, of_all: OfAll, path: str, opened: dict[tuple[int, int], OldRanks], until: float
     ) -> list[Any]:
         """What each of the ranks that saved a step had under that path; None: nothing."""
-        checkpoint = opened.get((of_all.attempt, of_all.step))
-        if checkpoint is None:
+
+        def attach() -> Checkpoint:
             views = [
                 _core.attach(
                     self.job,
@@ -400,17 +416,14 @@ class Checkpointer:
                 )
                 for rank in range(of_all.saved_by)
             ]
-            checkpoint = Checkpoint(
+            return Checkpoint(
                 self.job, views, self._shared.socket, max(until - time.monotonic(), 0.0)
             )
-            opened[of_all.attempt, of_all.step] = checkpoint
-        values = []
-        for rank in range(of_all.saved_by):
-            try:
-                values.append(checkpoint.value(path, rank, allow_pickle=self._allow_pickle))
-            except NotFound:
-                values.append(None)
-        return values
+
+        key = of_all.attempt, of_all.step
+        if key not in opened:
+            opened[key] = OldRanks(of_all, attach)
+        return opened[key].values(path, allow_pickle=self._allow_pickle)
 
     # ---- the rest ----
 
@@ -494,7 +507,22 @@ def _renaming(rename: Rename | None) -> Callable[[str], str]:
     if rename is None:
         return str
     if callable(rename):
-        return rename
+        function = rename
+
+        def told(name: str) -> str:
+            try:
+                saved = function(name)
+            except Exception as error:
+                raise InvalidArgument(
+                    f"restore: rename of {name!r}: the function raised {type(error).__name__}: {error}"
+                ) from error
+            if not isinstance(saved, str):
+                raise InvalidArgument(
+                    f"restore: rename of {name!r}: the function returned {saved!r}, which is no name"
+                )
+            return saved
+
+        return told
     if not isinstance(rename, Mapping):
         raise InvalidArgument(
             "restore: rename is a function of a tensor's name, or a dictionary of patterns and replacements"

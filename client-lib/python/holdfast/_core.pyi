@@ -156,10 +156,12 @@ class Job:
         timeout: float = 600.0,
         streams: Sequence[Stream] = (),
         convert: bool = False,
+        progress: Callable[[bool, int, int, int, int], object] | None = None,
     ) -> Restored:
         """`choose` is given what was saved, and names what is wanted and where to. It may be asked more than once: for another
         step, or another copy; and, when this rank's own shard will not do, for what all ranks saved together, whose tensors are
-        shown whole. What it raises ends the session for all ranks, and is raised here."""
+        shown whole. What it raises ends the session for all ranks, and is raised here.
+        `progress(loading, step, attempt, bytes, bytes_of)`: called a few times a second; what it raises ends the restore."""
 
     def enter_network_busy(self) -> None: ...
     def leave_network_busy(self) -> None: ...
@@ -173,7 +175,8 @@ class Job:
         once."""
 
 class View:
-    """One rank's shard of a committed step, where it lies. Stays readable as long as the object lives."""
+    """One rank's shard of a committed step, where it lies. Stays readable as long as the object lives; of tier "peer", which is read
+    on another node, as long as some node has it, or remote."""
 
     attempt: int
     step: int
@@ -188,7 +191,7 @@ class View:
         caller has room for; InvalidArgument unless that is what the tensor has."""
 
     def memory(self, tensor: int) -> memoryview:
-        """Its bytes where they lie, read-only and not verified."""
+        """Its bytes where they lie, read-only and not verified. InvalidArgument of tier "peer": they lie on another node."""
 
     def verify(self) -> None:
         """Reads everything, and compares it with its digests."""

@@ -63,11 +63,15 @@ class OfAll:
         return _merged(trees, "") if trees else None
 
 
-def refusal(path: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{path}: is not the same in all ranks that saved it: say what each rank gets now: "
-        f"merge={{{path!r}: function of the list of all old ranks' values}} (what an optimizer is set to cannot be merged: restore without it)"
+def refusal(path: str, *, of_optimizer: bool = False) -> InvalidArgument:
+    """`of_optimizer`: what is no value of its own, so nobody can merge it."""
+    way_out = (
+        "restore without the optimizer"
+        if of_optimizer
+        else "say what each rank gets now: "
+        f"merge={{{path!r}: function of the list of all old ranks' values}}"
     )
+    return InvalidArgument(f"{path}: is not the same in all ranks that saved it: {way_out}")
 
 
 def _merged(nodes: list[tuple[Node, bool]], path: str) -> Node:

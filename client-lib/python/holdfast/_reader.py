@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from holdfast import _core, _daemon, _jobs, _json, _objects
 from holdfast._errors import Corrupt, HoldfastError, InvalidArgument, NotFound
+from holdfast._merged import OfAll
 from holdfast._state import (
     ARRAY_DTYPES_BACK,
     TENSOR_CODEC,
@@ -300,12 +302,62 @@ def _tied_in(node: dict[str, Any], path: str) -> Iterator[tuple[str, str]]:
         yield from _tied_in(each, join(path, key))
 
 
+class OldRanks:
+    """What each of the ranks that saved a step had: their objects are known, their shards are opened for tensors alone.
+
+    old = OldRanks(of_all, attach)
+    old.values("extra.rng", allow_pickle=False)  # of each rank, in their order; None: it had nothing there
+    """
+
+    def __init__(self, of_all: OfAll, attach: Callable[[], Checkpoint]) -> None:
+        self._of_all = of_all
+        self._attach = attach
+        self._checkpoint: Checkpoint | None = None
+        self._objects: list[dict[str, tuple[bytes, str | None]]] = [
+            {} for _ in range(of_all.saved_by)
+        ]
+        for name, data, codec, ranks in of_all.contents:
+            for rank in ranks:
+                self._objects[rank][name] = data, codec
+
+    def values(self, path: str, *, allow_pickle: bool) -> list[Any]:
+        found = []
+        for rank, objects in enumerate(self._objects):
+            value = None
+            if TREE in objects:
+                with contextlib.suppress(NotFound):
+                    node = _json.decode(objects[TREE][0])
+                    value = _Values(self, rank, objects, allow_pickle).at(node, path)
+            found.append(value)
+        return found
+
+    def close(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+
+    # What _Values asks of a checkpoint.
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards())
+
+    def tensor(self, name: str, *, rank: int) -> Any:
+        return self._shards().tensor(name, rank=rank)
+
+    def numpy(self, name: str, *, rank: int) -> Any:
+        return self._shards().numpy(name, rank=rank)
+
+    def _shards(self) -> Checkpoint:
+        if self._checkpoint is None:
+            self._checkpoint = self._attach()
+        return self._checkpoint
+
+
 class _Values:
     """Nodes of the tree (holdfast/_state.py) as plain values."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | OldRanks,
         rank: int,
         objects: dict[str, tuple[bytes, str | None]],
         allow_pickle: bool,
@@ -342,6 +394,9 @@ class _Values:
             return {str(i): each for i, each in enumerate(node.get("list", node.get("tuple")))}
         if "stateful" in node:
             return self._children(node["stateful"], path)
+        if "optimizer" in node:  # what it is set to; its states are tensors with names of their own
+            groups = [{"dict": group["fields"]} for group in node["optimizer"]["groups"]]
+            return {"groups": {"list": groups}}
         if "module" in node:
             names = [
                 name

@@ -333,9 +333,9 @@ class Wanted:
             self._at_the_end.append(lambda: holder.__setitem__(key, value))
 
     @staticmethod
-    def _check_agreed(node: dict[str, Any], path: str) -> None:
+    def _check_agreed(node: dict[str, Any], path: str, *, of_optimizer: bool = False) -> None:
         if DIFFERS in node:
-            raise refusal(path)
+            raise refusal(path, of_optimizer=of_optimizer)
 
     def _present(self, node: dict[str, Any], name: str) -> dict[str, Any]:
         """Where one old rank had no element of a tensor others had."""
@@ -345,7 +345,7 @@ class Wanted:
 
     def _fill(self, node: dict[str, Any], target: Any, path: str) -> Any:
         """What the target is to be replaced by; itself, if it is filled in place."""
-        self._check_agreed(node, path)
+        self._check_agreed(node, path, of_optimizer=is_optimizer(target))
         if "module" in node:
             if not is_module(target):
                 raise InvalidArgument(
@@ -620,6 +620,10 @@ class Wanted:
             raise InvalidArgument(
                 f"{path}: a tensor on the meta device has no memory: materialise it first (to_empty)"
             )
+        if local.layout != torch_module().strided:
+            raise InvalidArgument(
+                f"{path}: is a tensor of layout {local.layout}, which cannot be filled: give a dense one (to_dense())"
+            )
         key = (name, _place_key(place))
         if key in self._places:
             first = self._places[key]
@@ -805,9 +809,10 @@ class Wanted:
         if node.get("by_position", True):
             names = by_position(node["groups"], optimizer.param_groups, names)
         self._check_groups(node["groups"], optimizer, names, path)
-        for saved, group in zip(node["groups"], optimizer.param_groups, strict=True):
+        groups = zip(node["groups"], optimizer.param_groups, strict=True)
+        for number, (saved, group) in enumerate(groups):
             for key, field in saved["fields"]:
-                full = f"{path}.{key}"
+                full = f"{path}.groups.{number}.{key}"
                 if key in group:
                     self._into(field, group, key, full)
                 else:
@@ -850,7 +855,7 @@ class Wanted:
         self, node: dict[str, Any], has: Any, parameter: Any, on_host: bool, path: str
     ) -> Any:
         """One entry of a parameter's state: the tensor that is there, or one made as the optimizer would."""
-        self._check_agreed(node, path)
+        self._check_agreed(node, path, of_optimizer=True)
         node = self._present(node, path)
         if "absent" in node:
             return self._absent(has, parameter)

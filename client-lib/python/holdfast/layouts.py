@@ -104,6 +104,12 @@ def tensor_parallel(
     first dimension of weights and biases is (embeddings that split the vocabulary, too). `row`: whose inputs are: the last
     dimension of weights. `gated`: column parallel ones of two matrices, one behind the other. The first that fits counts: gated,
     column, row."""
+    _check_rank("tensor_parallel", rank, ranks)
+    for key, patterns in (("column", column), ("row", row), ("gated", gated)):
+        if isinstance(patterns, str):
+            raise InvalidArgument(
+                f"layouts.tensor_parallel: {key} is a list of patterns, not a text: [{patterns!r}]"
+            )
 
     def rule(name: str, tensor: Any) -> Split | None:
         def fits(patterns: Sequence[str]) -> bool:
@@ -120,6 +126,14 @@ def tensor_parallel(
     return rule
 
 
+def _check_rank(function: str, rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise InvalidArgument(
+            f"layouts.{function}: there is no rank {rank} of {ranks}: those of this split are meant, "
+            "not of the whole job"
+        )
+
+
 def flat_shards(
     shapes: Mapping[str, Sequence[int]], buffer: Any, rank: int, ranks: int
 ) -> dict[str, Range]:
@@ -129,6 +143,7 @@ def flat_shards(
         master = torch.zeros(layouts_length)                      # ceil(all elements / ranks), or less
         state["master"] = layouts.flat_shards(shapes, master, rank, ranks)
     """
+    _check_rank("flat_shards", rank, ranks)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     share = -(-sum(sizes.values()) // ranks)
     begin, end = rank * share, min((rank + 1) * share, sum(sizes.values()))

@@ -3,6 +3,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +20,8 @@ namespace py = pybind11;
 
 namespace holdfast::python {
 namespace {
+
+constexpr std::chrono::milliseconds kBetweenProgress{250};
 
 using Streams = std::vector<std::pair<int32_t, uint64_t>>;
 
@@ -299,7 +302,8 @@ class PyJob {
   }
 
   Restored Restore(const py::function& choose, std::optional<uint64_t> step, uint64_t attempt,
-                   double timeout, const Streams& streams, bool convert) {
+                   double timeout, const Streams& streams, bool convert,
+                   const std::optional<py::function>& progress) {
     RestoreOptions options;
     options.streams = ToStreams(streams);
     options.convert_types = convert;
@@ -309,7 +313,8 @@ class PyJob {
     options.deadline = ToMilliseconds(timeout);
     const std::shared_ptr<Job> job = Open();
     std::optional<py::error_already_set> raised_by_choose;
-    bool interrupted = false;  // by that
+    std::optional<py::error_already_set> raised_by_progress;
+    bool interrupted = false;  // by the former
     std::optional<GilReleased> released;
     // Called by this thread, which has let the GIL go.
     const auto ask = [&](const Saved& saved) -> Result<State> {
@@ -345,9 +350,34 @@ class PyJob {
                       std::string("choose must return (TensorList, addresses): ") + error.what());
       }
     };
+    if (progress.has_value()) {
+      // By this thread, too; seldom, for it takes the GIL.
+      options.progress =
+          [&, next = std::chrono::steady_clock::time_point()](const RestoreProgress& now) mutable {
+            if (std::chrono::steady_clock::now() < next) {
+              return true;
+            }
+            const GilReleased::Held held(*released);
+            try {
+              (*progress)(now.loading, now.step, now.attempt, now.bytes, now.bytes_of);
+            } catch (const py::error_already_set& raised) {
+              raised_by_progress = raised;
+              return false;
+            }
+            next = std::chrono::steady_clock::now() + kBetweenProgress;
+            return true;
+          };
+    }
     released.emplace();
     Result<Restored> restored = job->Restore(Choose(ask), options);
     released.reset();
+    if (raised_by_progress.has_value()) {
+      if (!restored.ok() || !IsMainThread()) {
+        throw *raised_by_progress;
+      }
+      raised_by_progress->restore();  // it has what it wanted by then
+      RaiseLater();
+    }
     // What it raised is what is wrong, if that is what ended the restore. (Where others' shards
     // were looked at, too, the status says both.)
     if (interrupted) {
@@ -460,7 +490,8 @@ void BindJob(py::module_& module) {
            py::arg("wait_for_room") = 0.0)
       .def("restore", &PyJob::Restore, py::arg("choose"), py::kw_only(),
            py::arg("step") = py::none(), py::arg("attempt") = 0, py::arg("timeout") = 600.0,
-           py::arg("streams") = Streams(), py::arg("convert") = false)
+           py::arg("streams") = Streams(), py::arg("convert") = false,
+           py::arg("progress") = py::none())
       .def("adopt", &PyJob::Adopt, py::kw_only(), py::arg("step") = py::none(),
            py::arg("attempt") = 0, py::arg("timeout") = 600.0)
       .def("enter_network_busy", &PyJob::EnterNetworkBusy)

@@ -60,6 +60,12 @@ class PyView {
   }
   py::memoryview Memory(size_t tensor) const {
     Check(tensor);
+    const Tensor& info = view_->tensors()[tensor];
+    if (info.data == nullptr && info.bytes > 0) {
+      Raise(Status(Code::kInvalidArgument,
+                   "memory: tensor '" + info.name +
+                       "' lies on another node (tier peer): read() brings it here"));
+    }
     return py::memoryview(
         py::cast(std::make_shared<TensorBuffer>(view_, view_->tensors()[tensor])));
   }
