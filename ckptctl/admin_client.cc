@@ -149,6 +149,57 @@ struct AdminClient::Impl {
     return Convert(context, status);
   }
 
+  // Until the daemon is done, is silent for too long, or `cancel` turned true.
+  template <typename Request, typename Message>
+  absl::Status Stream(std::unique_ptr<grpc::ClientAsyncReader<Message>> (v1::Admin::Stub::*begin)(
+                          grpc::ClientContext*, const Request&, grpc::CompletionQueue*, void*),
+                      const Request& request, const std::atomic<bool>& cancel,
+                      const std::function<void(const Message&)>& on_message) {
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    grpc::Status status;
+    bool silent = false;
+    // One operation is under way at a time, so any completion is its completion. Returns whether it
+    // succeeded; whoever cancels or falls silent makes it fail soon, and its completion is waited
+    // for all the same.
+    const auto wait = [&] {
+      const Watchdog watchdog(timeout, socket);
+      const auto silence_ends = DeadlineAfter(timeout);
+      void* tag = nullptr;
+      bool ok = false;
+      while (queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + kCancelPoll) ==
+             grpc::CompletionQueue::TIMEOUT) {
+        silent = silent || std::chrono::system_clock::now() >= silence_ends;
+        if (cancel || silent) {
+          context.TryCancel();
+        }
+      }
+      return ok;
+    };
+    const auto reader = (stub.get()->*begin)(&context, request, &queue, nullptr);
+    bool more = wait();
+    while (more && !cancel) {
+      Message message;
+      reader->Read(&message, nullptr);
+      more = wait();
+      if (more && !cancel) {
+        on_message(message);
+      }
+    }
+    if (cancel) {
+      context.TryCancel();  // a daemon that never stops talking gives wait() no occasion
+    }
+    reader->Finish(&status, nullptr);
+    wait();
+    if (silent) {
+      return Unmarked({grpc::StatusCode::DEADLINE_EXCEEDED, ""});
+    }
+    if (cancel) {
+      return absl::CancelledError("stopped");
+    }
+    return Convert(context, status);
+  }
+
   const std::string socket;
   const Duration timeout;
   std::shared_ptr<grpc::Channel> channel;
@@ -242,49 +293,13 @@ absl::Status AdminClient::SetOptions(const v1::SetOptionsRequest& request,
 absl::Status AdminClient::Verify(
     const v1::VerifyRequest& request, const std::atomic<bool>& cancel,
     const std::function<void(const v1::VerifyProgress&)>& on_progress) {
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  grpc::Status status;
-  bool silent = false;
-  // One operation is under way at a time, so any completion is its completion. Returns whether it
-  // succeeded; whoever cancels or falls silent makes it fail soon, and its completion is waited for
-  // all the same.
-  const auto wait = [&] {
-    const Watchdog watchdog(impl_->timeout, impl_->socket);
-    const auto silence_ends = DeadlineAfter(impl_->timeout);
-    void* tag = nullptr;
-    bool ok = false;
-    while (queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + kCancelPoll) ==
-           grpc::CompletionQueue::TIMEOUT) {
-      silent = silent || std::chrono::system_clock::now() >= silence_ends;
-      if (cancel || silent) {
-        context.TryCancel();
-      }
-    }
-    return ok;
-  };
-  const auto reader = impl_->stub->AsyncVerify(&context, request, &queue, nullptr);
-  bool more = wait();
-  while (more && !cancel) {
-    v1::VerifyProgress progress;
-    reader->Read(&progress, nullptr);
-    more = wait();
-    if (more && !cancel) {
-      on_progress(progress);
-    }
-  }
-  if (cancel) {
-    context.TryCancel();  // a daemon that never stops talking gives wait() no occasion
-  }
-  reader->Finish(&status, nullptr);
-  wait();
-  if (silent) {
-    return impl_->Unmarked({grpc::StatusCode::DEADLINE_EXCEEDED, ""});
-  }
-  if (cancel) {
-    return absl::CancelledError("stopped");
-  }
-  return impl_->Convert(context, status);
+  return impl_->Stream(&v1::Admin::Stub::AsyncVerify, request, cancel, on_progress);
+}
+
+absl::Status AdminClient::WatchEvents(const v1::WatchEventsRequest& request,
+                                      const std::atomic<bool>& cancel,
+                                      const std::function<void(const v1::EventBatch&)>& on_batch) {
+  return impl_->Stream(&v1::Admin::Stub::AsyncWatchEvents, request, cancel, on_batch);
 }
 
 absl::Status AdminClient::CheckHealth() {

@@ -58,6 +58,8 @@ class ShowFabricRequest;
 class ShowFabricReply;
 class MeasureFabricRequest;
 class MeasureFabricReply;
+class WatchEventsRequest;
+class EventBatch;
 }  // namespace v1
 
 // Whether the daemon itself answered with this error. Of daemons that do not mark their answers:
@@ -100,6 +102,10 @@ class AdminClient {
   // most a tenth of a second after `cancel` turned true: the daemon is told and stops reading.
   absl::Status Verify(const v1::VerifyRequest& request, const std::atomic<bool>& cancel,
                       const std::function<void(const v1::VerifyProgress&)>& on_progress);
+
+  // Likewise; with `follow` the daemon says something every few seconds, and is never done.
+  absl::Status WatchEvents(const v1::WatchEventsRequest& request, const std::atomic<bool>& cancel,
+                           const std::function<void(const v1::EventBatch&)>& on_batch);
 
   // What the standard gRPC health service says of the whole server: OK if it is serving.
   absl::Status CheckHealth();

@@ -88,6 +88,12 @@ struct TimelineArguments {
   uint32_t steps_max = 0;  // 0: all that are remembered
   std::string trace;       // a file to write Chrome's trace format to; empty: none
 };
+struct EventsArguments {
+  std::string job;  // empty: all, and the node's own
+  bool follow = false;
+  std::string least = "info";
+  std::optional<Duration> since;  // none: all that is kept
+};
 struct GarbageArguments {
   std::string job;  // empty: all
   bool dry_run = false;
@@ -144,6 +150,7 @@ ExitCode RunWhere(const Context& context, const WhereArguments& arguments);
 ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
 ExitCode RunPlan(const Context& context, const PlanArguments& arguments);
 ExitCode RunTimeline(const Context& context, const TimelineArguments& arguments);
+ExitCode RunEvents(const Context& context, const EventsArguments& arguments);
 ExitCode RunGarbage(const Context& context, const GarbageArguments& arguments);
 ExitCode RunPin(const Context& context, const PinArguments& arguments);
 ExitCode RunFabric(const Context& context, const FabricArguments& arguments);

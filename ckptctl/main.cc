@@ -96,6 +96,7 @@ class Arguments {
     AddExplain();
     AddPlan();
     AddTimeline();
+    AddEvents();
     AddGarbage();
     AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
     AddPin(unpin_, "unpin", "Takes a pin back: retention decides about the step again");
@@ -379,6 +380,34 @@ class Arguments {
           return std::string(file.empty() ? "a file name is needed" : "");
         });
   }
+  void AddEvents() {
+    CLI::App* command =
+        AddCommand("events",
+                   "What happened on this node: steps committed and given up, tiers in trouble, "
+                   "copies that are bad, nodes that came and went",
+                   "ckptctl events --least warning --since 1h", [this] {
+                     WatchInterrupts();
+                     return RunEvents(context_, events_);
+                   });
+    AddJob(command, events_.job, "Only of this job (default: of all of yours, and of the node)");
+    command->add_flag("--follow,-f", events_.follow, "Go on with what happens; Ctrl-C ends it");
+    command->add_option("--least", events_.least, "Only of this severity or worse")
+        ->type_name("SEVERITY")
+        ->check(CLI::IsMember({"info", "warning", "error"}))
+        ->capture_default_str();
+    command
+        ->add_option_function<std::string>(
+            "--since",
+            [this](const std::string& text) {
+              const auto since = ParseDuration(text);
+              if (!since.ok()) {
+                throw CLI::ValidationError("--since", std::string(since.status().message()));
+              }
+              events_.since = *since;
+            },
+            "Only what happened in the last TIME (default: all that ckptd keeps)")
+        ->type_name("TIME");
+  }
   void AddGarbage() {
     CLI::App* command =
         AddCommand("gc",
@@ -498,6 +527,7 @@ class Arguments {
   WhereArguments where_;
   ExplainArguments explain_;
   TimelineArguments timeline_;
+  EventsArguments events_;
   GarbageArguments garbage_;
   PinArguments pin_;
   FabricArguments fabric_;

@@ -25,6 +25,7 @@ class GetStatusReply;
 class ListCheckpointsReply;
 class RebuildReply;
 class TimelineReply;
+class DaemonEvent;
 class VerifyProgress;
 class WhereReply;
 }  // namespace v1
@@ -56,6 +57,7 @@ std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t 
 std::string RenderWhere(std::string_view job, const v1::WhereReply& reply);
 std::string RenderExplain(std::string_view job, const v1::ExplainReply& reply);
 std::string RenderTimeline(std::string_view job, const v1::TimelineReply& reply);
+std::string RenderEvent(const v1::DaemonEvent& event);
 std::string RenderGarbage(const v1::CollectGarbageReply& reply, bool dry_run);
 std::string RenderRebuild(const v1::RebuildReply& reply);
 

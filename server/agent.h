@@ -150,6 +150,7 @@ class Agent {
   uint64_t RanksHere(const JobUuid& job) const;
   // Whether the caller may see and change the job of that name, if it is known here.
   bool MayTouch(const std::string& name, const Caller& caller) const;
+  std::optional<uint32_t> OwnerOf(const std::string& name) const;  // the uid, if it is known here
   v1::DaemonStatus DescribeDaemon(const Caller& caller, EventTime time) const;
   Coordinator* Hosted(const JobUuid& job) const;  // null: it is not hosted here
 

@@ -42,6 +42,11 @@ bool Agent::MayTouch(const std::string& name, const Caller& caller) const {
   return it != names_.end() && Visible(caller, jobs_.at(it->second));
 }
 
+std::optional<uint32_t> Agent::OwnerOf(const std::string& name) const {
+  const auto it = names_.find(name);
+  return it == names_.end() ? std::nullopt : std::optional(jobs_.at(it->second).uid);
+}
+
 // (In a cluster the router answers.)
 void Agent::Admin(const AdminRequest& e, const v1::GetNodesRequest&) {
   v1::GetNodesReply reply;

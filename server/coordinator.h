@@ -468,6 +468,7 @@ class Coordinator {
       const std::function<std::optional<Step>(const AttemptInfo&)>& last_of) const;
   std::optional<CheckpointId> NewestIn(TierKind tier) const;
   bool MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& candidates) const;
+  std::optional<CheckpointId> NewestInParts() const;
   void GoOnWithTier(TierKind tier, Turn& t);
   void GoOnWithSession(Turn& t);
   void On(const FetchFailed& m, Turn& t);

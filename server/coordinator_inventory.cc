@@ -147,13 +147,27 @@ bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& c
   }
   // What the node published just before it went down, it may not have noted. As long as the tier
   // is going to be read, that is waited for: on the drives for anything, at the remote tier for
-  // what is known to have been committed.
+  // what is known to have been committed, and for a step of which parts are left: a host that is
+  // gone may have brought it there before it could be agreed on that it was committed.
   if (!rebooted_ || Inventory(tier).kind != InventoryState::Kind::kPending) {
     return false;
   }
-  return tier == TierKind::kNvme || newer(NewestOnLine([](const AttemptInfo& info) {
+  return tier == TierKind::kNvme || newer(NewestInParts()) ||
+         newer(NewestOnLine([](const AttemptInfo& info) {
            return info.any_committed ? std::optional(info.last_committed_step) : std::nullopt;
          }));
+}
+
+// The newest step of the line that some ranks' shards are known of, and not all.
+std::optional<CheckpointId> Coordinator::NewestInParts() const {
+  const auto newest =
+      std::find_if(checkpoints_.rbegin(), checkpoints_.rend(), [this](const auto& known) {
+        const auto& [id, checkpoint] = known;
+        return OnLine(line_, id) && checkpoint.good > 0 &&
+               checkpoint.good < checkpoint.world_size && !checkpoint.contradictory &&
+               !checkpoint.given_up;
+      });
+  return newest == checkpoints_.rend() ? std::nullopt : std::optional(newest->first);
 }
 
 // What runs here was opened without knowing of an attempt that a tier turns out to have: its state

@@ -244,6 +244,10 @@ Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms)
   return result;
 }
 
+std::optional<uint32_t> NodeCore::OwnerOf(const std::string& job) const {
+  return impl_->agent.OwnerOf(job);
+}
+
 std::string NodeCore::CheckInvariants() const {
   for (const auto& [uuid, job] : impl_->agent.jobs()) {
     if (job.coordinator == nullptr) {

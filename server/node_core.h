@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "holdfast/v1/config.pb.h"
@@ -27,6 +28,9 @@ class NodeCore {
   NodeCore& operator=(const NodeCore&) = delete;
 
   Actions Handle(const Event& event, MonotonicTime now, int64_t unix_ms);
+
+  // Whose job it is, if this node knows it.
+  std::optional<uint32_t> OwnerOf(const std::string& job) const;
 
   // What the invariants are checked on, after every event (design.md §6). Empty when all hold; else
   // which and why.

@@ -13,10 +13,12 @@ namespace {
 constexpr Milliseconds kReleaseTime{1000};
 constexpr size_t kTriesMax = 5;  // more than there are tiers
 // Ways to a shard's bytes on other nodes that are tried when what comes contradicts the digests: by
-// two means each. (When what two nodes have does so, the daemon says that it is rather this one.)
-constexpr size_t kWaysMax = 6;
+// two means each, of up to eight nodes. (The daemon ends it when all that it reaches have done so.)
+constexpr size_t kWaysMax = 17;
+constexpr size_t kRemoteWaysMax = 6;  // it is one file, whoever reads it
 constexpr char kMemory[] = "memory";
 constexpr char kNvme[] = "nvme";
+constexpr char kRemote[] = "remote";
 constexpr size_t kWhyBytesMax = 4096;
 
 // A daemon that knows memory only does not say so.
@@ -132,7 +134,8 @@ Status HeldShard::CopyBatch(CopyEngine& engine, const PartBatch& batch, const Sh
     of_batch.push_back(slices[range]);
   }
   Status copied;
-  for (size_t way = 0; way < kWaysMax; ++way) {
+  const size_t ways = tier_ == kRemote ? kRemoteWaysMax : kWaysMax;
+  for (size_t way = 0; way < ways; ++way) {
     HF_TRY(Bring(batch, /*contradicted=*/way > 0, deadline));
     copied = CopyOutOf(*shard_, engine, batch.ranges, of_batch, options);
     if (copied.code() != Code::kCorrupt) {

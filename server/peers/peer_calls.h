@@ -22,14 +22,9 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "holdfast/v1/peer.pb.h"
+#include "server/peers/peer_tls_files.h"
 
 namespace holdfast {
-
-struct PeerTlsText {  // PEM; all empty: no TLS
-  std::string ca;
-  std::string cert;
-  std::string key;
-};
 
 struct PeerCallEnded {
   uint64_t call = 0;

@@ -98,7 +98,9 @@ class PeerNetwork::Impl {
     inbox_ = std::make_unique<PeerInbox>(
         PeerInbox::Limits{options_.inbox_messages_max, options_.inbox_bytes_max},
         std::move(observer), [this] { loop_.Post([this] { OnRoom(); }); });
-    return service_.Listen(options_.listen, tls, options_.services);
+    HF_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ServerCredentials> credentials,
+                        PeerServerCredentials(options_.tls, tls, options_.tls_reload));
+    return service_.Listen(options_.listen, credentials, options_.services);
   }
   const std::string& address() const { return service_.address(); }
 

@@ -38,6 +38,7 @@
 #include "base/clock.h"
 #include "server/links.h"
 #include "server/peers/peer_events.h"
+#include "server/peers/peer_tls_files.h"
 
 namespace grpc {
 class Service;
@@ -47,14 +48,6 @@ namespace holdfast {
 
 class Env;
 
-// Paths of PEM files. They are read anew for each connection that this node opens; those that it
-// shows to others, at the start. All or none.
-struct PeerTls {
-  std::string ca_file;
-  std::string cert_file;
-  std::string key_file;
-};
-
 struct PeerNetworkOptions {
   std::string self;             // this node's name
   uint64_t incarnation = 0;     // of this start of the daemon; 0: not known
@@ -63,6 +56,7 @@ struct PeerNetworkOptions {
   std::string listen;           // host:port; port 0: any
   PeerTls tls = {};
   Env* env = nullptr;  // reads the files; needed with TLS
+  Duration tls_reload = kTlsReload;
   LinkLimits limits = {};
   Duration call_deadline = std::chrono::seconds(3);
   Duration hearing_tick = kHearingTick;

@@ -188,18 +188,11 @@ PeerService::~PeerService() {
   Stop();
 }
 
-absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& tls,
+absl::Status PeerService::Listen(const std::string& address,
+                                 const std::shared_ptr<grpc::ServerCredentials>& credentials,
                                  const std::vector<grpc::Service*>& others) {
   // gRPC aborts when it cannot have a thread.
   HF_RETURN_IF_ERROR(CheckThreads(kThreadsPerServer));
-  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
-  if (!tls.ca.empty()) {
-    grpc::SslServerCredentialsOptions options(
-        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-    options.pem_root_certs = tls.ca;
-    options.pem_key_cert_pairs.push_back({tls.key, tls.cert});
-    credentials = grpc::SslServerCredentials(options);
-  }
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, credentials, &port);
@@ -227,8 +220,7 @@ absl::Status PeerService::Listen(const std::string& address, const PeerTlsText& 
   if (server_->server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
         "listen for other nodes on '", address,
-        "': the address is in use, or not one of this machine, or the TLS files do not fit "
-        "together: choose another address, or mend them"));
+        "': the address is in use, or not one of this machine: choose another address"));
   }
   address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return absl::OkStatus();

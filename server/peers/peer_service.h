@@ -3,7 +3,7 @@
 //
 //   PeerService service(limits, [&](PeerCalling calling) { loop.Post(…); },
 //                       [&](uint64_t id) { … });   // the caller waits no longer: answer it too
-//   HF_RETURN_IF_ERROR(service.Listen("10.0.0.1:7071", tls));
+//   HF_RETURN_IF_ERROR(service.Listen("10.0.0.1:7071", credentials));
 //   calling.answer(absl::OkStatus(), v1::PEER_ANSWER_TAKEN, 0);   // exactly once, from any thread
 //
 // Owner: PeerNetwork. The callbacks come from gRPC's own threads, several at a time, and none after
@@ -21,6 +21,7 @@
 #include "server/peers/peer_calls.h"
 
 namespace grpc {
+class ServerCredentials;
 class Service;
 }  // namespace grpc
 
@@ -57,7 +58,8 @@ class PeerService {
   PeerService(const PeerService&) = delete;
   PeerService& operator=(const PeerService&) = delete;
 
-  absl::Status Listen(const std::string& address, const PeerTlsText& tls,
+  absl::Status Listen(const std::string& address,
+                      const std::shared_ptr<grpc::ServerCredentials>& credentials,
                       const std::vector<grpc::Service*>& others = {});
   const std::string& address() const { return address_; }
   void Stop();

@@ -38,7 +38,7 @@ namespace holdfast {
 namespace {
 
 constexpr int kRequestBytesMax = 64 << 10;
-constexpr int kThreadsPerUidMax = 8;
+constexpr int kThreadsPerUidMax = 12;  // some of them with who follows events
 // What gRPC cannot do without when a server starts, and a few for its calls.
 constexpr int kThreadsPerServer = 4;
 constexpr size_t kMemoryPerUidBytes = 32u << 20;

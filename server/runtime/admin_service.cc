@@ -16,12 +16,16 @@
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "server/message_texts.h"
 #include "server/runtime/copy_reading.h"
+#include "server/runtime/event_journal.h"
 #include "server/runtime/verify_parts.h"
 
 namespace holdfast {
 namespace {
 
 constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
+// Of somebody who follows events: between two looks at whether it is still there, and two words.
+constexpr Duration kFollowerLook = std::chrono::seconds(1);
+constexpr Duration kFollowerWord = std::chrono::seconds(3);
 constexpr Duration kRebuildMax = std::chrono::hours(1);  // it reads all drives and mounts
 
 // Marked as the daemon's answer if it is one. What was cancelled is nobody's: the daemon stops.
@@ -62,12 +66,12 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status SetRestorePoint(grpc::ServerContext* call, const v1::SetRestorePointRequest* request,
                                v1::SetRestorePointReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status RemoveJob(grpc::ServerContext* call, const v1::RemoveJobRequest* request,
                          v1::RemoveJobReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status Where(grpc::ServerContext* call, const v1::WhereRequest* request,
@@ -87,34 +91,35 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status CollectGarbage(grpc::ServerContext* call, const v1::CollectGarbageRequest* request,
                               v1::CollectGarbageReply* reply) override {
-    return AskFor(call, *request, reply);
+    const grpc::Status asked = AskFor(call, *request, reply);
+    return request->dry_run() ? asked : Change(*request, asked);
   }
 
   grpc::Status Pin(grpc::ServerContext* call, const v1::PinRequest* request,
                    v1::PinReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status Replace(grpc::ServerContext* call, const v1::ReplaceRequest* request,
                        v1::ReplaceReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
                        v1::RebuildReply* reply) override {
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request, kRebuildMax);
-    return Give(call, answer, reply);
+    return Change(*request, Give(call, answer, reply));
   }
 
   grpc::Status SetOptions(grpc::ServerContext* call, const v1::SetOptionsRequest* request,
                           v1::SetOptionsReply* reply) override {
-    return AskFor(call, *request, reply);
+    return Change(*request, AskFor(call, *request, reply));
   }
 
   grpc::Status InspectShard(grpc::ServerContext* call, const v1::InspectShardRequest* request,
@@ -162,6 +167,50 @@ class AdminService final : public v1::Admin::Service {
     return grpc::Status::OK;
   }
 
+  // (What is told may be no UTF-8 only where it came from: the journal has seen to that.)
+  grpc::Status WatchEvents(grpc::ServerContext* call, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::EventBatch>* writer) override {
+    if (!v1::Severity_IsValid(request->least())) {
+      return {grpc::StatusCode::INVALID_ARGUMENT,
+              absl::StrCat("events: severity ", request->least(), " is unknown")};
+    }
+    if (request->follow()) {
+      if (const absl::Status seat = context_.follower_seats.Take(caller_.uid); !seat.ok()) {
+        return ToGrpc(call, seat);
+      }
+    }
+    const absl::Cleanup leave = [this, request] {
+      if (request->follow()) {
+        context_.follower_seats.Leave(caller_.uid);
+      }
+    };
+    v1::WatchEventsRequest wish = *request;
+    EventJournal& events = *context_.events;
+    MonotonicTime said;
+    for (;;) {
+      v1::EventBatch batch = events.Read(wish, caller_.uid);
+      batch.set_node(Utf8Text(context_.node_name));
+      const bool more = batch.next_after() < events.last();
+      const MonotonicTime now = Clock::System()->Now();
+      const bool worth_a_word = batch.events_size() > 0 || batch.lost() > 0 ||
+                                wish.journal() != batch.journal() || now - said >= kFollowerWord;
+      if (worth_a_word) {
+        said = now;
+      }
+      if (call->IsCancelled() || (worth_a_word && !writer->Write(batch))) {
+        return {grpc::StatusCode::CANCELLED, "events: the caller has gone"};
+      }
+      wish.set_journal(batch.journal());
+      wish.set_after(batch.next_after());
+      if (!more && !request->follow()) {
+        return grpc::Status::OK;
+      }
+      if (!more && !events.AwaitAfter(wish.after(), kFollowerLook) && events.stopped()) {
+        return {grpc::StatusCode::UNAVAILABLE, "events: ckptd is stopping"};
+      }
+    }
+  }
+
   grpc::Status Verify(grpc::ServerContext* call, const v1::VerifyRequest* request,
                       grpc::ServerWriter<v1::VerifyProgress>* writer) override {
     if (const absl::Status seat = context_.verify_seats.Take(caller_.uid); !seat.ok()) {
@@ -202,6 +251,21 @@ class AdminService final : public v1::Admin::Service {
   }
 
  private:
+  // What changes something leaves a trace: who asked for what, and what came of it.
+  template <typename Request>
+  grpc::Status Change(const Request& request, const grpc::Status& outcome) {
+    std::string job;
+    if constexpr (requires { request.job(); }) {
+      job = request.job();
+    }
+    context_.audit(
+        caller_.uid, job,
+        absl::StrCat("uid ", caller_.uid, ": ", Request::descriptor()->name(), " {",
+                     request.ShortDebugString(), "}: ",
+                     outcome.ok() ? "done" : absl::StrCat("not done: ", outcome.error_message())));
+    return outcome;
+  }
+
   template <typename Request>
   absl::StatusOr<AdminAnswer> Ask(grpc::ServerContext* call, const Request& request) {
     return Ask(call, request, context_.request_timeout);
@@ -271,6 +335,23 @@ absl::Status VerifySeats::Take(uint32_t uid) {
   }
   taken_.insert(uid);
   return absl::OkStatus();
+}
+
+absl::Status FollowerSeats::Take(uint32_t uid) {
+  MutexLock lock(mutex_);
+  if (taken_.count(uid) >= kPerUidMax || taken_.size() >= kMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("events: ", taken_.count(uid), " of uid ", uid, " and ", taken_.size(),
+                     " in all are followed already, of at most ", kPerUidMax, " and ", kMax,
+                     "; end one of them, or ask without --follow"));
+  }
+  taken_.insert(uid);
+  return absl::OkStatus();
+}
+
+void FollowerSeats::Leave(uint32_t uid) {
+  MutexLock lock(mutex_);
+  taken_.erase(taken_.find(uid));
 }
 
 void VerifySeats::Leave(uint32_t uid) {

@@ -29,6 +29,7 @@ class Service;
 
 namespace holdfast {
 
+class EventJournal;
 class FabricPort;
 class PullClient;
 
@@ -46,9 +47,27 @@ class VerifySeats {
   std::set<uint32_t> taken_ GUARDED_BY(mutex_);
 };
 
+// Whoever follows events has a thread of gRPC's for as long.
+class FollowerSeats {
+ public:
+  static constexpr size_t kMax = 32;  // of all users
+  static constexpr size_t kPerUidMax = 4;
+
+  absl::Status Take(uint32_t uid) EXCLUDES(mutex_);
+  void Leave(uint32_t uid) EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  std::multiset<uint32_t> taken_ GUARDED_BY(mutex_);
+};
+
 struct AdminContext {
   std::string node_name;
   AdminGateway* gateway = nullptr;
+  EventJournal* events = nullptr;
+  // Any thread: somebody has changed something, or was refused. `job`: empty: the daemon's own.
+  std::function<void(uint32_t uid, const std::string& job, const std::string& what)> audit =
+      [](uint32_t, const std::string&, const std::string&) {};
   SlotStore* store = nullptr;
   Duration request_timeout{};
   std::function<void(v1::DaemonStatus&)>
@@ -58,6 +77,7 @@ struct AdminContext {
                                             const std::function<bool(uint64_t)>&)>
       verify_durable;
   VerifySeats verify_seats;
+  FollowerSeats follower_seats;
   // What `ckptctl fabric` shows and measures with; set before anybody asks.
   FabricPort* fabric = nullptr;  // null: there is none, and no_fabric says why
   std::string no_fabric;

@@ -15,6 +15,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -101,9 +102,14 @@ Daemon::Daemon(const v1::DaemonConfig& config)
     : config_(config),
       env_(Env::System()),
       started_(Clock::System()->Now()),
+      metrics_(Clock::System()->UnixMillis()),
+      events_of_node_(RandomSeed(), {0, ::geteuid()}),
       network_flags_(std::make_shared<NetworkFlags>(Clock::System())) {}
 
 Daemon::~Daemon() {
+  events_of_node_.Stop();
+  event_command_.reset();
+  health_.reset();
   if (gateway_ != nullptr) {
     gateway_->Stop();
   }
@@ -156,6 +162,7 @@ absl::Status Daemon::Open() {
   started.boot_id = CurrentBoot();
   for (const std::string& problem : started.problems) {
     LogWarning(problem);
+    NoteEvent(v1::SEVERITY_WARNING, "daemon_problem", problem);
   }
   LogInfo(absl::StrCat("found slots=", started.slots.size(), " jobs=", started.jobs.size(),
                        " memory_dir=", config_.memory().dir()));
@@ -200,6 +207,10 @@ absl::Status Daemon::Open() {
   gateway_ = std::make_unique<AdminGateway>(post);
   admin_context_.node_name = config_.node_name();
   admin_context_.gateway = gateway_.get();
+  admin_context_.events = &events_of_node_;
+  admin_context_.audit = [this](uint32_t uid, const std::string& job, const std::string& what) {
+    NoteCommand(uid, job, what);
+  };
   admin_context_.store = store_.get();
   admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
   admin_context_.verify_durable = [this](const ReadableShard& shard,
@@ -227,18 +238,21 @@ absl::Status Daemon::Open() {
                   HF_SYNC_POINT("daemon.seal.received");
                 }
                 network_flags_->Asked(id, frame);
+                metrics_.saves().Asked(id, frame, reactor_->clock().Now());
                 Feed(ClientRequest{id, std::move(frame)});
               },
           .closed =
               [this](ConnectionId id) {
                 connections_.fetch_sub(1, std::memory_order_relaxed);
                 network_flags_->Closed(id);
+                metrics_.saves().Closed(id);
                 Feed(ConnectionClosed{id});
               },
           .protocol_error = [this] { metrics_.CountProtocolError(); },
           .sent =
               [this](ConnectionId id, const v1::DaemonFrame& frame) {
                 network_flags_->Answered(id, frame);
+                metrics_.saves().Answered(id, frame, reactor_->clock().Now());
                 PassSentSyncPoints(frame);
               },
           .network_flag = [this](ConnectionId id) { return MakeNetworkFlag(id); },
@@ -341,7 +355,9 @@ UniqueFd Daemon::MakeNetworkFlag(ConnectionId id) {
 }
 
 absl::Status Daemon::Listen() {
+  StartEventCommand();
   HF_RETURN_IF_ERROR(clients_->Listen());
+  ServeHealth();  // (before the admin socket's: gRPC's reflection is then not among its services)
   HF_ASSIGN_OR_RETURN(admin_, AdminServer::Start(config_.admin(), admin_context_));
   ServeMetrics();
   RefreshMetrics();
@@ -360,14 +376,53 @@ void Daemon::ServeMetrics() {
   }
 }
 
+// Likewise; but who asks gets no answer then, which is one, too.
+void Daemon::ServeHealth() {
+  const std::string& address = config_.health().address();
+  if (address.empty() || address == "off") {
+    return;
+  }
+  absl::StatusOr<std::unique_ptr<HealthServer>> health = HealthServer::Start({.address = address});
+  if (!health.ok()) {
+    return AddProblem(Message(health.status()));
+  }
+  health_ = *std::move(health);
+  beat_timer_ = reactor_->AddTimer([this] {
+    health_->Beat();
+    reactor_->Arm(beat_timer_, reactor_->clock().Now() + HealthServer::kBeatEvery);
+  });
+  reactor_->Arm(beat_timer_, reactor_->clock().Now());
+}
+
+void Daemon::StartEventCommand() {
+  const v1::EventsConfig& events = config_.events();
+  if (events.command().empty()) {
+    return;
+  }
+  EventCommand::Options options;
+  options.command.assign(events.command().begin(), events.command().end());
+  options.least = ParseSeverity(events.least()).value_or(v1::SEVERITY_WARNING);
+  options.timeout = std::chrono::milliseconds(events.timeout_ms());
+  options.node = config_.node_name();
+  event_command_ = std::make_unique<EventCommand>(std::move(options), events_of_node_);
+}
+
 absl::Status Daemon::Run() {
   LogInfo(absl::StrCat("ready version=", HOLDFAST_VERSION_STRING, " pid=", ::getpid(),
                        " socket=", config_.socket().path(), " admin=", config_.admin().path(),
                        " memory_dir=", config_.memory().dir(), " memory_bytes_max=",
-                       config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port()));
+                       config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port(),
+                       " health_port=", health_ == nullptr ? 0 : health_->port()));
+  NoteEvent(v1::SEVERITY_INFO, "daemon_started",
+            absl::StrCat("ckptd ", HOLDFAST_VERSION_STRING, " serves, pid ", ::getpid()));
+  if (health_ != nullptr) {
+    health_->SetReady(true);
+  }
   FlushLog(kLogFlush);  // before the supervisor is told; best effort
   NotifySupervisor("READY=1");
   reactor_->Run();
+  events_of_node_.Stop();
+  event_command_.reset();
   admin_.reset();
   peer_reader_.reset();
   if (overdue_) {
@@ -410,6 +465,10 @@ void Daemon::BeginStop(const std::string& why) {
     return;
   }
   LogInfo(absl::StrCat("stopping: ", why));
+  NoteEvent(v1::SEVERITY_INFO, "daemon_stopping", why);
+  if (health_ != nullptr) {
+    health_->SetReady(false);
+  }
   NotifySupervisor("STOPPING=1");
   stopping_ = true;
   clients_->StopListening();
@@ -454,6 +513,7 @@ void Daemon::Feed(Event event) {
     events_.pop_front();
     const Clock& clock = reactor_->clock();
     const MonotonicTime before = clock.Now();
+    metrics_.transfers().Ended(next, before);
     Actions actions = core_->Handle(next, before, clock.UnixMillis());
     metrics_.CountHandled(clock.Now() - before);
 #ifndef NDEBUG
@@ -474,8 +534,33 @@ void Daemon::Feed(Event event) {
   }
 }
 
+void Daemon::NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text) {
+  v1::DaemonEvent event;
+  event.set_unix_ms(Clock::System()->UnixMillis());
+  event.set_severity(severity);
+  event.set_kind(kind);
+  event.set_text(text);
+  events_of_node_.Add(std::move(event), std::nullopt);
+}
+
+// The log has it at once. Its job's user, whom the core's thread alone knows, sees it among the
+// job's events: not whoever tried to touch the job of another.
+void Daemon::NoteCommand(uint32_t uid, const std::string& job, const std::string& what) {
+  LogFrom(LogLevel::kInfo, absl::StrCat("uid=", uid),
+          absl::StrCat("command: ", absl::Utf8SafeCEscape(what)));
+  v1::DaemonEvent event;
+  event.set_unix_ms(Clock::System()->UnixMillis());
+  event.set_kind("command");
+  event.set_job(job);
+  event.set_text(what);
+  reactor_->Post([this, event = std::move(event)] {
+    events_of_node_.Add(event, event.job().empty() ? std::nullopt : core_->OwnerOf(event.job()));
+  });
+}
+
 void Daemon::AddProblem(const std::string& problem) {
   LogWarning(problem);
+  NoteEvent(v1::SEVERITY_WARNING, "daemon_problem", problem);
   MutexLock lock(problems_mutex_);
   problems_.push_back(problem);
   if (problems_.size() > kProblemsMax) {
@@ -502,6 +587,11 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   }
   *status.mutable_quiet() = network_flags_->Status();
   tiers_->FillStatus(status);
+  if (event_command_ != nullptr) {
+    if (std::string problem = event_command_->problem(); !problem.empty()) {
+      status.add_problems(std::move(problem));
+    }
+  }
   if (cluster_ != nullptr) {
     for (std::string& problem : cluster_->View().problems) {
       status.add_problems(std::move(problem));
@@ -521,8 +611,28 @@ void Daemon::RefreshMetrics() {
   request.caller.uid = 0;
   request.request = v1::GetStatusRequest();
   Feed(std::move(request));
-  metrics_due_ = false;
-  reactor_->Disarm(metrics_timer_);
+  for (const std::string& job : metrics_.steps().TakeDue()) {
+    AskTimeline(job);
+  }
+  metrics_due_ = metrics_.steps().any_due() && !stopping_;
+  if (metrics_due_) {
+    reactor_->Arm(metrics_timer_, reactor_->clock().Now() + kMetricsEvery);
+  } else {
+    reactor_->Disarm(metrics_timer_);
+  }
+}
+
+// The core answers the daemon's own questions at once, in Perform(AdminReply).
+void Daemon::AskTimeline(const std::string& job) {
+  timeline_asked_ = job;
+  AdminRequest request;
+  request.token = kMetricsToken;
+  request.caller.uid = 0;
+  v1::TimelineRequest of;
+  of.set_job(job);
+  request.request = std::move(of);
+  Feed(std::move(request));
+  timeline_asked_.clear();
 }
 
 void NotifySupervisor(const std::string& state) {

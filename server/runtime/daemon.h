@@ -33,7 +33,10 @@
 #include "server/runtime/client_server.h"
 #include "server/runtime/cluster_runtime.h"
 #include "server/runtime/daemon_metrics.h"
+#include "server/runtime/event_command.h"
+#include "server/runtime/event_journal.h"
 #include "server/runtime/fabric_port.h"
+#include "server/runtime/health_server.h"
 #include "server/runtime/memory_watch.h"
 #include "server/runtime/network_flags.h"
 #include "server/runtime/part_reader.h"
@@ -70,6 +73,8 @@ class Daemon {
   UniqueFd MakeNetworkFlag(ConnectionId id);
   absl::Status Listen();
   void ServeMetrics();
+  void ServeHealth();
+  void StartEventCommand();
   absl::Status WatchSignals();
 
   // Events to the core, one at a time, in the order fed. The reactor's thread.
@@ -139,8 +144,12 @@ class Daemon {
   void EndOverdueCatalogWaits();
 
   void AddProblem(const std::string& problem) EXCLUDES(problems_mutex_);
+  // Of this node itself.
+  void NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text);
+  void NoteCommand(uint32_t uid, const std::string& job, const std::string& what);
   void FillDaemonStatus(v1::DaemonStatus& status) EXCLUDES(problems_mutex_);
   void RefreshMetrics();
+  void AskTimeline(const std::string& job);
   void WatchMemory();
   void BeginStop(const std::string& why);
   void StopWhenIdle();
@@ -149,6 +158,7 @@ class Daemon {
   Env* const env_;
   const MonotonicTime started_;
   DaemonMetrics metrics_;
+  EventJournal events_of_node_;
   std::shared_ptr<SlotStore> store_;
   std::unique_ptr<Catalog> catalog_;
   std::unique_ptr<CatalogWriter> catalog_writer_;
@@ -166,8 +176,10 @@ class Daemon {
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
-  std::unique_ptr<PeerReader> peer_reader_;  // in a cluster
-  std::unique_ptr<PartReader> part_reader_;  // likewise
+  std::unique_ptr<EventCommand> event_command_;  // where one is configured
+  std::unique_ptr<HealthServer> health_;         // likewise
+  std::unique_ptr<PeerReader> peer_reader_;      // in a cluster
+  std::unique_ptr<PartReader> part_reader_;      // likewise
   std::shared_ptr<const LocalRecords> records_;
   std::unique_ptr<RecordGatherer> record_gatherer_;
   UniqueFd signals_;
@@ -187,12 +199,14 @@ class Daemon {
   bool overdue_ = false;
   absl::Status failure_;  // why it stopped by itself
   bool metrics_due_ = false;
+  std::string timeline_asked_;  // the job's, by RefreshMetrics, just now
   Reactor::TimerId core_timer_ = 0;
   Reactor::TimerId metrics_timer_ = 0;
   Reactor::TimerId stop_timer_ = 0;
   Reactor::TimerId catalog_timer_ = 0;
   Reactor::TimerId tiers_timer_ = 0;
   Reactor::TimerId places_timer_ = 0;
+  Reactor::TimerId beat_timer_ = 0;
   bool tiers_watched_ = false;
   std::atomic<uint32_t> connections_{0};
 

@@ -389,6 +389,7 @@ void Daemon::Perform(FlushShard action) {
   if (stopping_) {
     return;  // nothing is begun any more; the next daemon finds what there is
   }
+  metrics_.transfers().Began(action, reactor_->clock().Now());
   tiers_->Perform(std::move(action));
   WatchTiers();
 }
@@ -408,6 +409,7 @@ void Daemon::Perform(FetchShard action) {
   if (stopping_) {
     return;  // nothing is begun any more; the next daemon finds what there is
   }
+  metrics_.transfers().Began(action, reactor_->clock().Now());
   tiers_->Perform(std::move(action));
   WatchTiers();
 }
@@ -500,11 +502,15 @@ void Daemon::Perform(AdminReply action) {
     return gateway_->Deliver(std::move(action));
   }
   if (auto* status = std::get_if<v1::GetStatusReply>(&action.reply)) {
+    metrics_.SetJobs(*status, status->daemon().unix_ms());  // (the time that its ages are of)
     FillDaemonStatus(*status->mutable_daemon());
     metrics_.Set(status->daemon());
+    metrics_.Set(tiers_->Places());
     if (cluster_ != nullptr) {
       metrics_.Set(cluster_->View());
     }
+  } else if (const auto* timeline = std::get_if<v1::TimelineReply>(&action.reply)) {
+    metrics_.steps().Count(timeline_asked_, *timeline);
   }
 }
 
@@ -517,7 +523,12 @@ void Daemon::Perform(PeerReads action) {
 }
 
 void Daemon::Perform(Report action) {
-  metrics_.Count(action);
+  metrics_.Count(action, reactor_->clock().UnixMillis());
+  if (std::optional<v1::DaemonEvent> event = EventOf(action)) {
+    event->set_unix_ms(reactor_->clock().UnixMillis());
+    events_of_node_.Add(*std::move(event),
+                        action.job.empty() ? std::nullopt : core_->OwnerOf(action.job));
+  }
   // Jobs cause these, with names and reasons of their own.
   LogFrom(LevelOf(action.kind), action.job.empty() ? "no job" : absl::StrCat("job=", action.job),
           absl::StrCat(absl::Utf8SafeCEscape(action.text),
@@ -560,6 +571,14 @@ void Daemon::Perform(ForgetAgreedState action) {
 }
 
 void Daemon::Perform(ChangePeers action) {
+  for (const auto& [node, address] : action.up) {
+    NoteEvent(v1::SEVERITY_INFO, "node_up",
+              absl::StrCat("node '", node, "' is a member of the cluster"));
+  }
+  for (const std::string& node : action.down) {
+    NoteEvent(v1::SEVERITY_WARNING, "node_down",
+              absl::StrCat("node '", node, "' is no member of the cluster any more"));
+  }
   PerformInCluster(std::move(action));
 }
 

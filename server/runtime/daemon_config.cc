@@ -24,6 +24,7 @@
 #include "recovery/policy.h"
 #include "server/membership/cluster_config.h"
 #include "server/runtime/cluster_files.h"
+#include "server/runtime/event_journal.h"
 #include "server/runtime/tier_config.h"
 #include "server/runtime/unix_socket.h"
 #include "tiers/memory/slot_store.h"
@@ -32,6 +33,8 @@ namespace holdfast {
 namespace {
 
 constexpr uint64_t kConfigFileBytesMax = kMiB;
+constexpr size_t kCommandWordsMax = 64;
+constexpr size_t kCommandWordBytesMax = 4096;
 constexpr char kSystemConfig[] = "/etc/holdfast/ckptd.yaml";
 
 bool IsRoot() {
@@ -130,7 +133,7 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
 }
 
 // host:port, as civetweb takes it; whether the port is free shows when it is opened.
-absl::Status CheckMetricsAddress(const std::string& address) {
+absl::Status CheckAddress(std::string_view setting, const std::string& address) {
   if (address.empty() || address == "off") {
     return absl::OkStatus();
   }
@@ -140,7 +143,7 @@ absl::Status CheckMetricsAddress(const std::string& address) {
   uint32_t number = 0;
   if (port.empty() || port.find_first_not_of("0123456789") != std::string::npos ||
       !absl::SimpleAtoi(port, &number) || number > 65'535) {
-    return BadSetting("metrics.address",
+    return BadSetting(setting,
                       absl::StrCat("'", address.substr(0, 64),
                                    "': expected HOST:PORT with a port of 0 to 65535, or off"));
   }
@@ -153,12 +156,45 @@ absl::Status CheckMetricsAddress(const std::string& address) {
            });
   if (!good) {
     return BadSetting(
-        "metrics.address",
+        setting,
         absl::StrCat(
             "'", address.substr(0, 64),
             "': the host is neither a name nor an address such as 127.0.0.1, 0.0.0.0 or [::1]"));
   }
   return absl::OkStatus();
+}
+
+// (gRPC wants a host as well.)
+absl::Status CheckHealth(const v1::HealthConfig& health) {
+  HF_RETURN_IF_ERROR(CheckAddress("health.address", health.address()));
+  if (!health.address().empty() && health.address() != "off" &&
+      health.address().find(':') == std::string::npos) {
+    return BadSetting("health.address",
+                      absl::StrCat("'", health.address(), "': expected HOST:PORT, such as 0.0.0.0:",
+                                   health.address(), ", or off"));
+  }
+  return absl::OkStatus();
+}
+
+// That it is there and may be run says --check-config, and whoever starts it.
+absl::Status CheckEvents(const v1::EventsConfig& events) {
+  if (!ParseSeverity(events.least())) {
+    return BadSetting("events.least", absl::StrCat("'", events.least().substr(0, 64),
+                                                   "' is none of info, warning, error"));
+  }
+  HF_RETURN_IF_ERROR(CheckRange("events.timeout_ms", events.timeout_ms(), 100, 3'600'000));
+  if (static_cast<size_t>(events.command_size()) > kCommandWordsMax) {
+    return BadSetting("events.command", absl::StrCat("more than ", kCommandWordsMax, " words"));
+  }
+  for (const std::string& word : events.command()) {
+    if (word.size() > kCommandWordBytesMax || word.find('\0') != std::string::npos) {
+      return BadSetting("events.command",
+                        absl::StrCat("a word of it has more than ", kCommandWordBytesMax,
+                                     " bytes, or a zero byte"));
+    }
+  }
+  return events.command().empty() ? absl::OkStatus()
+                                  : CheckPath("events.command", events.command(0));
 }
 
 absl::Status CheckMemory(const v1::MemoryConfig& memory) {
@@ -266,6 +302,8 @@ v1::DaemonConfig DefaultConfig() {
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
   config.mutable_log()->set_level("info");
+  config.mutable_events()->set_least("warning");
+  config.mutable_events()->set_timeout_ms(30'000);
   v1::NvmeConfig* nvme = config.mutable_nvme();
   nvme->set_high_watermark_percent(90);
   nvme->set_low_watermark_percent(80);
@@ -385,7 +423,9 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   if (!config.log().file().empty()) {
     HF_RETURN_IF_ERROR(CheckPath("log.file", config.log().file()));
   }
-  HF_RETURN_IF_ERROR(CheckMetricsAddress(config.metrics().address()));
+  HF_RETURN_IF_ERROR(CheckAddress("metrics.address", config.metrics().address()));
+  HF_RETURN_IF_ERROR(CheckHealth(config.health()));
+  HF_RETURN_IF_ERROR(CheckEvents(config.events()));
   if (config.has_cluster()) {
     HF_RETURN_IF_ERROR(CheckClusterConfig(config.node_name(), config.cluster()));
   }
@@ -402,6 +442,10 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
   HF_RETURN_IF_ERROR(
       CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
   HF_RETURN_IF_ERROR(CheckClusterFiles(*Env::System(), config.cluster()));
+  if (const auto& command = config.events().command();
+      !command.empty() && ::access(command[0].c_str(), X_OK) != 0) {
+    return BadSetting("events.command", Message(ErrnoStatus(errno, "run", command[0])));
+  }
   const std::string& log = config.log().file();
   if (log.empty()) {
     return absl::OkStatus();

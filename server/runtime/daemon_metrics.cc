@@ -1,5 +1,7 @@
 #include "server/runtime/daemon_metrics.h"
 
+#include <set>
+
 #include "client-lib/include/holdfast/version.h"
 
 namespace holdfast {
@@ -19,10 +21,22 @@ constexpr char kSessionsHelp[] =
     "another step.";
 constexpr char kSlots[] = "holdfast_slots";
 constexpr char kSlotsHelp[] = "Slots by state.";
+constexpr double kMillisOfASecond = 1000;
+
+double SecondsOf(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
 
 }  // namespace
 
-DaemonMetrics::DaemonMetrics()
+void DaemonMetrics::Running::AdvanceTo(double value) {
+  if (value > last) {
+    counter->Add(value - last);
+    last = value;
+  }
+}
+
+DaemonMetrics::DaemonMetrics(int64_t unix_ms)
     : saves_sealed_(registry_.AddCounter(kSaves, kSavesHelp, {{"outcome", "sealed"}})),
       saves_refused_(registry_.AddCounter(kSaves, kSavesHelp, {{"outcome", "refused"}})),
       sealed_bytes_(registry_.AddCounter("holdfast_sealed_bytes_total", "Bytes of sealed images.")),
@@ -61,21 +75,31 @@ DaemonMetrics::DaemonMetrics()
       memory_free_in_tmpfs_(registry_.AddGauge("holdfast_memory_tmpfs_free_bytes",
                                                "Free in the file system of memory.dir.")),
       connections_(registry_.AddGauge("holdfast_connections", "Client connections.")),
-      held_(registry_.AddGauge("holdfast_background_held_seconds",
-                               "Time that background copying has waited since the daemon started, "
-                               "as processes said that their network is busy.")),
+      held_{&registry_.AddCounter(
+          "holdfast_background_held_seconds_total",
+          "Time that background copying has waited, as processes said that their network is "
+          "busy.")},
+      problems_(registry_.AddGauge("holdfast_problems", "Lines among the problems of the status.")),
+      peer_(AddTierCounters(TierKind::kPeer)),
       nvme_(AddTierCounters(TierKind::kNvme)),
       remote_(AddTierCounters(TierKind::kRemote)),
       handle_(registry_.AddHistogram("holdfast_core_handle_seconds",
                                      "Time that the control logic took for one event.",
-                                     {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0})) {
+                                     {1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0})),
+      saves_(registry_),
+      steps_(registry_),
+      transfers_(registry_),
+      jobs_(registry_) {
   registry_
       .AddGauge("holdfast_build_info", "1, with the version as a label.",
                 {{"version", HOLDFAST_VERSION_STRING}})
       .Set(1);
+  registry_.AddGauge("holdfast_start_time_seconds", "Unix time at which the daemon started.")
+      .Set(static_cast<double>(unix_ms) / kMillisOfASecond);
 }
 
-void DaemonMetrics::Count(const Report& report) {
+void DaemonMetrics::Count(const Report& report, int64_t unix_ms) {
+  steps_.Count(report, unix_ms);
   switch (report.kind) {
     case Report::Kind::kShardSealed:
       saves_sealed_.Add(1);
@@ -135,9 +159,30 @@ void DaemonMetrics::Set(const v1::DaemonStatus& status) {
   memory_max_.Set(static_cast<double>(status.memory_bytes_max()));
   memory_free_in_tmpfs_.Set(static_cast<double>(status.memory_bytes_free_in_tmpfs()));
   connections_.Set(status.connections());
-  held_.Set(static_cast<double>(status.quiet().held_ms()) / 1000);
+  held_.AdvanceTo(static_cast<double>(status.quiet().held_ms()) / kMillisOfASecond);
+  problems_.Set(status.problems_size());
   for (const v1::TierStatus& tier : status.tiers()) {
     SetTier(tier);
+  }
+}
+
+void DaemonMetrics::SetJobs(const v1::GetStatusReply& status, int64_t unix_ms) {
+  jobs_.Set(status.jobs(), unix_ms);
+  std::set<std::string> names;
+  for (const v1::JobStatus& job : status.jobs()) {
+    names.insert(job.name());
+  }
+  steps_.KeepOnly(names);
+}
+
+DaemonMetrics::TierCounters& DaemonMetrics::CountersOf(TierKind tier) {
+  switch (tier) {
+    case TierKind::kPeer:
+      return peer_;
+    case TierKind::kNvme:
+      return nvme_;
+    default:
+      return remote_;
   }
 }
 
@@ -145,13 +190,12 @@ DaemonMetrics::TierCounters DaemonMetrics::AddTierCounters(TierKind tier) {
   const auto add = [&](const char* name, const char* help) -> Counter& {
     return registry_.AddCounter(name, help, {{"tier", std::string(TierName(tier))}});
   };
-  return {add("holdfast_tier_commits_total", "Steps that became whole in a durable tier."),
-          add("holdfast_tier_shed_total",
-              "Steps that were due in a durable tier and gave way to newer ones."),
-          add("holdfast_tier_troubles_total",
-              "Times that a durable tier failed, was full, or stalled; flushes try again by "
-              "themselves."),
-          add("holdfast_tier_removals_total", "Steps that retention took out of a durable tier.")};
+  return {
+      add("holdfast_tier_commits_total", "Steps that became whole in a tier."),
+      add("holdfast_tier_shed_total", "Steps that were due in a tier and gave way to newer ones."),
+      add("holdfast_tier_troubles_total",
+          "Times that a tier failed, was full, or stalled; flushes try again by themselves."),
+      add("holdfast_tier_removals_total", "Steps that retention took out of a tier.")};
 }
 
 void DaemonMetrics::Set(const ClusterView& cluster) {
@@ -184,11 +228,14 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
     gauges.flushes = add("holdfast_tier_flushes", "Shards on their way into the tier.");
     gauges.stalled = add("holdfast_tier_stalled", "Operations that have got nowhere for a while.");
     gauges.healthy = add("holdfast_tier_healthy", "1 when the tier's last operations went well.");
-    gauges.written = add("holdfast_tier_written_bytes", "Written since the daemon started.");
-    gauges.read = add("holdfast_tier_read_bytes", "Read since the daemon started.");
-    gauges.shared = add("holdfast_tier_shared_bytes",
-                        "Not written since the daemon started, as other ranks' files have the "
-                        "same bytes.");
+    const auto count = [&](const char* name, const char* help) {
+      return &registry_.AddCounter(name, help, {{"tier", tier.tier()}});
+    };
+    gauges.written.counter = count("holdfast_tier_written_bytes_total", "Written to the tier.");
+    gauges.read.counter = count("holdfast_tier_read_bytes_total", "Read from the tier.");
+    gauges.shared.counter =
+        count("holdfast_tier_shared_bytes_total",
+              "Not written to the tier, as other ranks' files have the same bytes.");
   }
   gauges.used->Set(static_cast<double>(tier.bytes_used()));
   gauges.max->Set(static_cast<double>(tier.bytes_max()));
@@ -196,9 +243,52 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
   gauges.flushes->Set(tier.flushes());
   gauges.stalled->Set(tier.stalled());
   gauges.healthy->Set(tier.healthy() ? 1 : 0);
-  gauges.written->Set(static_cast<double>(tier.bytes_written()));
-  gauges.read->Set(static_cast<double>(tier.bytes_read()));
-  gauges.shared->Set(static_cast<double>(tier.bytes_shared()));
+  gauges.written.AdvanceTo(static_cast<double>(tier.bytes_written()));
+  gauges.read.AdvanceTo(static_cast<double>(tier.bytes_read()));
+  gauges.shared.AdvanceTo(static_cast<double>(tier.bytes_shared()));
+}
+
+DaemonMetrics::PlaceMetrics& DaemonMetrics::MetricsOf(const DurableTiers::PlaceState& place) {
+  PlaceMetrics& metrics = places_[{place.tier, place.dir}];
+  if (metrics.healthy != nullptr) {
+    return metrics;
+  }
+  const Metrics::Labels labels = {{"tier", std::string(TierName(place.tier))},
+                                  {"directory", place.dir}};
+  const auto gauge = [&](const char* name, const char* help) {
+    return &registry_.AddGauge(name, help, labels);
+  };
+  const auto count = [&](const char* name, const char* help) {
+    return Running{&registry_.AddCounter(name, help, labels)};
+  };
+  metrics.healthy = gauge("holdfast_drive_healthy",
+                          "1 when the last operation on a drive, or the remote mount, went well.");
+  metrics.free = gauge("holdfast_drive_free_bytes", "Free in its file system, as last seen.");
+  metrics.written_bytes = count("holdfast_drive_written_bytes_total", "Written to it.");
+  metrics.write_seconds =
+      count("holdfast_drive_write_seconds_total",
+            "Time that writing shards there took, publication included, all together.");
+  metrics.writes = count("holdfast_drive_writes_total", "Shards written there, or begun.");
+  metrics.read_bytes = count("holdfast_drive_read_bytes_total", "Read from it.");
+  metrics.read_seconds =
+      count("holdfast_drive_read_seconds_total", "Time that reading there took, all together.");
+  metrics.reads = count("holdfast_drive_reads_total", "Shards, or parts of them, read there.");
+  return metrics;
+}
+
+void DaemonMetrics::Set(const std::vector<DurableTiers::PlaceState>& places) {
+  for (const DurableTiers::PlaceState& place : places) {
+    PlaceMetrics& metrics = MetricsOf(place);
+    const TierPlace::Health& health = place.health;
+    metrics.healthy->Set(health.problem.empty() ? 1 : 0);
+    metrics.free->Set(static_cast<double>(health.bytes_free));
+    metrics.written_bytes.AdvanceTo(static_cast<double>(health.written.bytes));
+    metrics.write_seconds.AdvanceTo(SecondsOf(health.written.took));
+    metrics.writes.AdvanceTo(static_cast<double>(health.written.operations));
+    metrics.read_bytes.AdvanceTo(static_cast<double>(health.read.bytes));
+    metrics.read_seconds.AdvanceTo(SecondsOf(health.read.took));
+    metrics.reads.AdvanceTo(static_cast<double>(health.read.operations));
+  }
 }
 
 }  // namespace holdfast

@@ -11,27 +11,47 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "holdfast/v1/admin.pb.h"
 #include "server/events.h"
 #include "server/runtime/cluster_runtime.h"
+#include "server/runtime/job_gauges.h"
+#include "server/runtime/save_times.h"
+#include "server/runtime/step_times.h"
+#include "server/runtime/tiers/durable_tiers.h"
+#include "server/runtime/transfer_times.h"
 
 namespace holdfast {
 
 class DaemonMetrics {
  public:
-  DaemonMetrics();
-  void Count(const Report& report);
+  // `unix_ms`: when the daemon started.
+  explicit DaemonMetrics(int64_t unix_ms = 0);
+  void Count(const Report& report, int64_t unix_ms);
   void CountHandled(Duration took) { handle_.Observe(std::chrono::duration<double>(took).count()); }
   void CountProtocolError() { protocol_errors_.Add(1); }
   void CountCatalogError() { catalog_errors_.Add(1); }
   void Set(const v1::DaemonStatus& status);
   void Set(const ClusterView& cluster);
+  void Set(const std::vector<DurableTiers::PlaceState>& places);
+  // All jobs that the core knows, at that time.
+  void SetJobs(const v1::GetStatusReply& status, int64_t unix_ms);
+  SaveTimes& saves() { return saves_; }
+  StepTimes& steps() { return steps_; }
+  TransferTimes& transfers() { return transfers_; }
   Metrics& registry() { return registry_; }
 
  private:
+  // A counter of what somebody else adds up.
+  struct Running {
+    Counter* counter = nullptr;
+    double last = 0;
+    void AdvanceTo(double value);
+  };
   void SetTier(const v1::TierStatus& tier);
 
   Metrics registry_;
@@ -59,7 +79,8 @@ class DaemonMetrics {
   Gauge& memory_max_;
   Gauge& memory_free_in_tmpfs_;
   Gauge& connections_;
-  Gauge& held_;
+  Running held_;
+  Gauge& problems_;
   struct TierCounters {
     Counter& commits;
     Counter& shed;
@@ -67,8 +88,9 @@ class DaemonMetrics {
     Counter& removals;
   };
   TierCounters AddTierCounters(TierKind tier);
-  TierCounters& CountersOf(TierKind tier) { return tier == TierKind::kNvme ? nvme_ : remote_; }
+  TierCounters& CountersOf(TierKind tier);
 
+  TierCounters peer_;
   TierCounters nvme_;
   TierCounters remote_;
   struct TierGauges {
@@ -78,12 +100,24 @@ class DaemonMetrics {
     Gauge* flushes = nullptr;
     Gauge* stalled = nullptr;
     Gauge* healthy = nullptr;
-    Gauge* written = nullptr;
-    Gauge* read = nullptr;
-    Gauge* shared = nullptr;
+    Running written;
+    Running read;
+    Running shared;
   };
+  struct PlaceMetrics {  // of a drive, or the remote mount
+    Gauge* healthy = nullptr;
+    Gauge* free = nullptr;
+    Running written_bytes;
+    Running write_seconds;
+    Running writes;
+    Running read_bytes;
+    Running read_seconds;
+    Running reads;
+  };
+  PlaceMetrics& MetricsOf(const DurableTiers::PlaceState& place);
   std::map<std::string, TierGauges> tiers_;  // made with the first status that has them
-  struct ClusterGauges {                     // made with the first view
+  std::map<std::pair<TierKind, std::string>, PlaceMetrics> places_;  // likewise; by directory
+  struct ClusterGauges {                                             // made with the first view
     Gauge* member = nullptr;
     Gauge* members = nullptr;
     Gauge* reached = nullptr;
@@ -91,6 +125,10 @@ class DaemonMetrics {
   };
   ClusterGauges cluster_;
   Histogram& handle_;
+  SaveTimes saves_;
+  StepTimes steps_;
+  TransferTimes transfers_;
+  JobGauges jobs_;
 };
 
 }  // namespace holdfast

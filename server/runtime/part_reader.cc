@@ -42,7 +42,8 @@ constexpr std::chrono::milliseconds kBusyPauseMax{640};
 constexpr std::chrono::milliseconds kBusyLongest{5000};  // of who reads a file for all
 // A client that wants nothing for so long gives way to others: the node holds its slot for it.
 constexpr auto kIdleLongest = std::chrono::seconds(10);
-// As in whole pulls: when what more nodes have contradicts its digests, it is rather this one.
+// As in whole pulls: when what more nodes have contradicts its digests, and no other node has
+// better, it is rather this one.
 constexpr size_t kBadNodesBelieved = 1;
 // While a file is opened here, between two looks at whether somebody waits still.
 constexpr Duration kLookHere = std::chrono::seconds(1);
@@ -233,11 +234,13 @@ class PartReader::Shard {
     std::chrono::milliseconds pause = kBusyPause;
     std::chrono::milliseconds waited{0};
     while (true) {
-      absl::Status last = absl::UnavailableError(
-          remote_ ? "this node is to read it for all, and has no remote tier (remote.dir)"
-                  : "no other node was named");
+      absl::Status last = absl::UnavailableError(NoPlaceIsLeft());
       bool busy = false;
       for (size_t tried = 0; tried < places_.size(); ++tried) {
+        if (!here() && Doubted(places_[place_].node)) {
+          place_ = (place_ + 1) % places_.size();
+          continue;
+        }
         last = here() ? OpenHere() : OpenAt(places_[place_].node);
         failed_here_ = here() && !last.ok();
         if (last.ok() || control_->cancelled()) {
@@ -255,6 +258,20 @@ class PartReader::Shard {
       waited += pause;
       pause = std::min(2 * pause, kBusyPauseMax);
     }
+  }
+  // One of several whose bytes contradict the digests: whether they are bad or this node is, shows
+  // what the others have.
+  bool Doubted(const std::string& node) const {
+    return contradicted_.size() > kBadNodesBelieved && contradicted_.count(node) > 0;
+  }
+  std::string NoPlaceIsLeft() const {
+    if (contradicted_.size() > kBadNodesBelieved) {
+      return absl::StrCat("what came from ", absl::StrJoin(contradicted_, " and from "),
+                          " contradicts its digests: they are hardly all bad, this node's memory "
+                          "or network may be (ckptctl verify finds out)");
+    }
+    return remote_ ? "this node is to read it for all, and has no remote tier (remote.dir)"
+                   : "no other node was named";
   }
   bool has_source() const { return stream_ != nullptr || file_ != nullptr; }
   void LeaveSource() {
@@ -372,12 +389,6 @@ class PartReader::Shard {
       contradicted_.insert(node);
     }
     GoOn();
-    if (!remote_ && contradicted_.size() > kBadNodesBelieved) {
-      return absl::UnavailableError(absl::StrCat(
-          "what came from ", absl::StrJoin(contradicted_, " and from "),
-          " contradicts its digests: both are hardly bad, this node's memory or network may be "
-          "(ckptctl verify finds out)"));
-    }
     return absl::OkStatus();
   }
 

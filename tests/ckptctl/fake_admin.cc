@@ -73,6 +73,14 @@ class Service final : public v1::Admin::Service {
                               v1::CollectGarbageReply* reply) override {
     return Answer(call, answers_.collect_garbage, request, reply);
   }
+  grpc::Status WatchEvents(grpc::ServerContext*, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::EventBatch>* writer) override {
+    if (!answers_.events) {
+      return {grpc::StatusCode::UNIMPLEMENTED, "not set"};
+    }
+    writer->Write(answers_.events(*request));
+    return grpc::Status::OK;
+  }
   grpc::Status Pin(grpc::ServerContext* call, const v1::PinRequest* request,
                    v1::PinReply* reply) override {
     return Answer(call, answers_.pin, request, reply);

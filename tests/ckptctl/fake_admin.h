@@ -54,6 +54,7 @@ class FakeAdmin {
     std::function<absl::Status(const v1::CollectGarbageRequest&, v1::CollectGarbageReply&)>
         collect_garbage;
     std::function<absl::Status(const v1::PinRequest&, v1::PinReply&)> pin;
+    std::function<v1::EventBatch(const v1::WatchEventsRequest&)> events;
     std::function<absl::Status(const v1::ReplaceRequest&, v1::ReplaceReply&)> replace;
     std::function<absl::Status(const v1::ShowFabricRequest&, v1::ShowFabricReply&)> show_fabric;
     std::function<absl::Status(const v1::MeasureFabricRequest&, v1::MeasureFabricReply&)>

@@ -28,10 +28,10 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"status",  "jobs",     "nodes",   "fabric", "list",
-                                            "inspect", "verify",   "restore", "where",  "explain",
-                                            "plan",    "timeline", "gc",      "pin",    "unpin",
-                                            "replace", "rm",       "rebuild", "set",    "doctor"};
+const std::vector<std::string> kCommands = {
+    "status",  "jobs",  "nodes",   "fabric", "list",     "inspect", "verify",
+    "restore", "where", "explain", "plan",   "timeline", "events",  "gc",
+    "pin",     "unpin", "replace", "rm",     "rebuild",  "set",     "doctor"};
 
 std::string Contents(const std::string& path) {
   std::ifstream file(path);
@@ -140,6 +140,7 @@ FakeAdmin::Answers Agreeable() {
       .timeline = [](const auto&, v1::TimelineReply&) { return absl::OkStatus(); },
       .collect_garbage = [](const auto&, v1::CollectGarbageReply&) { return absl::OkStatus(); },
       .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
+      .events = [](const auto&) { return v1::EventBatch(); },
       .replace = [](const auto&, v1::ReplaceReply&) { return absl::OkStatus(); },
       .show_fabric = [](const auto&, v1::ShowFabricReply&) { return absl::OkStatus(); },
       .measure_fabric = [](const auto&, v1::MeasureFabricReply&) { return absl::OkStatus(); },

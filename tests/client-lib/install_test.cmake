@@ -10,6 +10,7 @@ endif()
 set(failed "")
 foreach(step
     "${CMAKE_COMMAND};--install;${BUILD_DIR};--component;client;--prefix;${root}/prefix"
+    "${CMAKE_COMMAND};--install;${BUILD_DIR};--component;development;--prefix;${root}/prefix"
     "${CMAKE_COMMAND};-S;${SOURCE_DIR};-B;${root}/build;-DCMAKE_PREFIX_PATH=${root}/prefix;-DCMAKE_CXX_COMPILER=${CXX};-DCMAKE_CXX_FLAGS=${flags}"
     "${CMAKE_COMMAND};--build;${root}/build"
     "${root}/build/outside")

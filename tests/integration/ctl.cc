@@ -2,16 +2,22 @@
 
 namespace holdfast {
 
-CtlAnswer Ctl(const Node& node, std::vector<std::string> arguments) {
-  const TemporaryDirectory directory;
+std::unique_ptr<Child> StartCtl(const Node& node, std::vector<std::string> arguments,
+                                const std::string& error_file, uid_t uid) {
   arguments.insert(arguments.begin(), HOLDFAST_BIN_DIR "/ckptctl");
   arguments.insert(arguments.end(), {"--socket", node.admin_socket()});
-  Child child({.arguments = arguments, .error_file = directory.Path("errors"), .pipes = true});
+  return std::make_unique<Child>(
+      Child::Options{.arguments = arguments, .error_file = error_file, .pipes = true, .uid = uid});
+}
+
+CtlAnswer Ctl(const Node& node, std::vector<std::string> arguments, uid_t uid) {
+  const TemporaryDirectory directory;
+  const auto child = StartCtl(node, std::move(arguments), directory.Path("errors"), uid);
   CtlAnswer answer;
-  while (const auto line = child.ReadLine()) {
+  while (const auto line = child->ReadLine()) {
     answer.text += *line + "\n";
   }
-  answer.exit_code = child.Wait().value_or(-1000);
+  answer.exit_code = child->Wait().value_or(-1000);
   answer.errors = ReadText(directory.Path("errors"));
   answer.parsed = nlohmann::json::parse(answer.text, nullptr, false);
   return answer;

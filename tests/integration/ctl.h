@@ -5,6 +5,7 @@
 //   EXPECT_EQ(status.parsed["jobs"][0]["name"], "llama");
 #pragma once
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,6 +21,10 @@ struct CtlAnswer {
   nlohmann::json parsed;  // of stdout; discarded when it is no JSON
 };
 
-CtlAnswer Ctl(const Node& node, std::vector<std::string> arguments);
+// `uid`: not 0: as this user (root only).
+CtlAnswer Ctl(const Node& node, std::vector<std::string> arguments, uid_t uid = 0);
+// With its output in pipes, for what goes on.
+std::unique_ptr<Child> StartCtl(const Node& node, std::vector<std::string> arguments,
+                                const std::string& error_file, uid_t uid = 0);
 
 }  // namespace holdfast

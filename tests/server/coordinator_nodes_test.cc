@@ -1262,6 +1262,68 @@ TEST_F(NodesTest, AnotherNodeTakesTheJobOver) {
 }
 
 // Of a job of many nodes each would else be one write more of a state that names them all.
+// What the host before brought to remote, it could not have agreed on any more.
+class RemoteStillReadTest : public NodesTest {
+ protected:
+  // c takes the job over, and the remote tier is still being read; a has step 1, and `left`.
+  void TakeOverWith(const std::vector<FoundShard>& left) {
+    TwoRanks();
+    SaveBoth(1);
+    now_ = now_ + kStateLaziness;
+    Say(kHere, WakeUp{});
+    settings_.nodes = &others_;
+    MakeCoordinator();
+    ASSERT_TRUE(job_->Load(written_).ok());
+    job_->SetRebooted();
+    std::vector<ForAgent> out;
+    job_->Resume({}, Time(), out);
+    NodeArrived arrived;
+    arrived.shards = {Found(0, 1), Found(1, 1)};
+    arrived.shards.insert(arrived.shards.end(), left.begin(), left.end());
+    Say(a_, arrived);
+    for (const NodeId node : {kHere, a_}) {
+      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+    }
+    Say(others_.Number("b"), NodeLeft{true, "its lease has ended"});
+    Join(a_, 0, 2, "two", 1);
+    Join(a_, 1, 2, "two", 1);
+    zero_ = Enter(a_, 0, 1);
+    Enter(a_, 1, 1);
+  }
+  NodeNames others_{"c"};
+  const NodeId a_ = others_.Number("a");
+  RequestToken zero_ = 0;
+};
+
+TEST_F(RemoteStillReadTest, AStepOfWhichPartsAreLeftIsWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(TakeOverWith({Found(0, 2)}));
+  EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+  CopiesFound found = FoundOnNvme({{0, 2}, {1, 2}});
+  found.tier = TierKind::kRemote;
+  found.manifests = {{1, 2}};
+  for (DurableCopy& copy : found.copies) {
+    copy.from_manifest = true;
+  }
+  Say(kHere, found);
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
+  ASSERT_NE(Answer<SourceOffered>(zero_), nullptr);
+  EXPECT_EQ(Answer<SourceOffered>(zero_)->checkpoint, (CheckpointId{1, 2}));
+}
+
+TEST_F(RemoteStillReadTest, NotForLongIfItCannotBeRead) {
+  ASSERT_NO_FATAL_FAILURE(TakeOverWith({Found(0, 2)}));
+  EXPECT_EQ(Answer<SourceOffered>(zero_), nullptr);
+  Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kFailed, "it hangs"});
+  ASSERT_NE(Answer<SourceOffered>(zero_), nullptr);
+  EXPECT_EQ(Answer<SourceOffered>(zero_)->checkpoint, (CheckpointId{1, 1}));
+}
+
+TEST_F(RemoteStillReadTest, NobodyWaitsForWhatNothingIsLeftOf) {
+  ASSERT_NO_FATAL_FAILURE(TakeOverWith({}));
+  ASSERT_NE(Answer<SourceOffered>(zero_), nullptr);
+  EXPECT_EQ(Answer<SourceOffered>(zero_)->checkpoint, (CheckpointId{1, 1}));
+}
+
 TEST_F(NodesTest, WhoJoinsFromANodeThatTheStateNamesWaitsForNoOtherState) {
   TwoRanks();
   SaveBoth(1);

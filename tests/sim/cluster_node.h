@@ -222,6 +222,7 @@ class Node {
   void Do(const EndParts& a);
   void Do(const GatherRecords& a);
   void OpenParts(const OpenDurable& a);
+  static bool Doubted(const Parts& parts, const std::string& place);
   void FindSource(DrainId opened);
   void AskForSource(DrainId opened, Node& other);
   void HearFrom(DrainId opened, uint64_t turn, Node& other, uint64_t others_life);
@@ -250,6 +251,7 @@ class Node {
   void CancelPull(DrainId drain);
   void ForgetPulls();
   PeerPull* FindPull(DrainId drain, uint64_t turn);
+  void AwaitPull(DrainId drain, uint64_t turn, Node& other, uint64_t others_life);
   void LetGo(const Hold& hold);
   // cluster_tiers.cc
   void EndFetch(const FetchEnded& ended);

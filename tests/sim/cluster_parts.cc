@@ -55,6 +55,10 @@ void Node::OpenParts(const OpenDurable& a) {
   });
 }
 
+bool Node::Doubted(const Parts& parts, const std::string& place) {
+  return parts.contradicted.size() > kBadNodesBelieved && parts.contradicted.count(place) > 0;
+}
+
 // The first that serves it, from `place` on; each once.
 void Node::FindSource(DrainId opened) {
   Parts& parts = parts_.at(opened);
@@ -74,6 +78,9 @@ void Node::FindSource(DrainId opened) {
     return Complete(failed);
   }
   const std::string& place = parts.places[parts.place];
+  if (Doubted(parts, place)) {
+    return SourceFailed(opened, turn, absl::UnavailableError("all copies contradict the digests"));
+  }
   if (place.empty()) {
     return After(TierLatency(TierKind::kRemote),
                  [this, opened, turn] { ReadRemoteParts(opened, turn); });
@@ -193,10 +200,6 @@ void Node::Do(const ReadParts& a) {
     parts.contradicted.insert(place);
     LeaveSource(parts);
     parts.place = (parts.place + 1) % parts.places.size();
-    const bool peers = parts.action.tier == TierKind::kPeer;
-    if (peers && parts.contradicted.size() > kBadNodesBelieved) {
-      return EndReading(parts, absl::UnavailableError("two nodes' copies contradict the digests"));
-    }
   }
   const uint64_t turn = parts.turn;
   After(w_.t.Millis(1, w_.stormy() ? 300 : 20), [this, opened = a.opened, turn] {

@@ -316,7 +316,9 @@ void World::Unreadable(Job& job, Attempt attempt, int64_t entered_at, const std:
   if (!stormy_ && truth.PointSince(job.name, entered_at)) {
     return AskForNoPoint(job);  // what a person wants cannot be had: the person gives in
   }
-  const auto there = stormy_ ? std::nullopt : truth.NewestReachable(job.name, nodes);
+  // (What a session that began before came to was the weather's.)
+  const bool judged = entered_at > calm_since_;
+  const auto there = judged ? truth.NewestReachable(job.name, nodes) : std::nullopt;
   if (there) {
     return truth.Violated(absl::StrCat("job ", job.name, ": ", why, ", although attempt ",
                                        there->attempt, " step ", there->step, " is there"));
@@ -438,6 +440,7 @@ void World::SayHowFar() {
 void World::Calm() {
   Trace("calm");
   stormy_ = false;
+  calm_since_ = t.now();
   etcd.Calm();
   network.ClearRoads();
   SimTier& far = remote.tier;

@@ -145,6 +145,7 @@ class World {
   std::vector<Job> jobs_;
   std::vector<std::unique_ptr<RankProcess>> processes_;
   bool stormy_ = true;
+  int64_t calm_since_ = INT64_MAX;
   bool settled_ = false;
   uint32_t replicas_ = 0;  // of each shard
   uint32_t slots_per_rank_ = 0;

@@ -324,6 +324,17 @@ void DurableTiers::Cancel() {
   }
 }
 
+std::vector<DurableTiers::PlaceState> DurableTiers::Places() {
+  std::vector<PlaceState> places;
+  for (const std::unique_ptr<Drive>& drive : drives_) {
+    places.push_back({TierKind::kNvme, drive->place->dir(), drive->place->health()});
+  }
+  if (TierPlace* remote = shared_->context->remote.get()) {
+    places.push_back({TierKind::kRemote, remote->dir(), remote->health()});
+  }
+  return places;
+}
+
 void DurableTiers::FillStatus(v1::DaemonStatus& status) {
   for (v1::TierStatus& tier : *status.mutable_tiers()) {
     const bool nvme = tier.tier() == TierName(TierKind::kNvme);
@@ -335,8 +346,8 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
       if (health.device == 0 || devices.insert(health.device).second) {
         tier.set_bytes_free(tier.bytes_free() + health.bytes_free);
       }
-      tier.set_bytes_written(tier.bytes_written() + health.bytes_written);
-      tier.set_bytes_read(tier.bytes_read() + health.bytes_read);
+      tier.set_bytes_written(tier.bytes_written() + health.written.bytes);
+      tier.set_bytes_read(tier.bytes_read() + health.read.bytes);
       tier.set_bytes_shared(tier.bytes_shared() + health.bytes_shared);
       if (!health.engine.empty()) {
         engines.insert(health.engine);
@@ -357,7 +368,7 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
       for (const std::unique_ptr<Drive>& drive : drives_) {
         add(*drive->place);
       }
-    } else if (shared_->context->remote != nullptr) {
+    } else if (tier.tier() == TierName(TierKind::kRemote) && shared_->context->remote != nullptr) {
       add(*shared_->context->remote);
       engines.insert("threads");
     }

@@ -89,6 +89,13 @@ class DurableTiers {
   bool idle() const;
   void Cancel();  // the daemon stops: nothing is begun any more, what runs ends soon
   void FillStatus(v1::DaemonStatus& status);
+  // Each drive by itself, and the remote mount.
+  struct PlaceState {
+    TierKind tier = TierKind::kNvme;
+    std::string dir;
+    TierPlace::Health health;
+  };
+  std::vector<PlaceState> Places();
 
  private:
   struct Drive;

@@ -67,10 +67,11 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
   copy.piece_bytes = context->nvme.piece_bytes();
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
+  const MonotonicTime began = Clock::System()->Now();
   const TransferResult result =
       ReadImage(**io, (*reading)->image(), {slot->mapping->data(), slot->mapping->bytes()},
                 image->record, image->layout, copy);
-  place.CountRead(result.bytes);
+  place.CountRead(result.bytes, Clock::System()->Now() - began);
   if (result.ok() || result.faulty == FaultySide::kSource) {
     Judge(*context, place, result.status);
   }
@@ -159,8 +160,9 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   }
   std::optional<TransferResult> together;
   if (whole.file != nullptr && passed != nullptr) {
+    const MonotonicTime began = Clock::System()->Now();
     ReadOnceResult read = ReadOnce(context, action, whole, *image, *passed, memory, operation);
-    place.CountRead(read.own.bytes + read.remote_bytes);
+    place.CountRead(read.own.bytes + read.remote_bytes, Clock::System()->Now() - began);
     if (!read.own.ok() || read.rest.ok() || operation.control()->cancelled()) {
       together = std::move(read.own);
       together->status.Update(read.rest);
@@ -178,8 +180,9 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   spec.control = operation.control();
   const std::shared_ptr<const RecordAndLayout> kept = spec.image;
   if (!together) {
+    const MonotonicTime began = Clock::System()->Now();
     together = context->pool->Copy(std::move(spec));
-    place.CountRead(together->bytes);
+    place.CountRead(together->bytes, Clock::System()->Now() - began);
   }
   const TransferResult& result = *together;
   if (result.ok() || result.faulty == FaultySide::kSource) {

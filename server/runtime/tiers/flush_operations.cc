@@ -144,14 +144,15 @@ FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& 
     options.sample_seed = action.drain;
     options.pacer = context->nvme_pacer.get();
     options.control = operation.control().get();
+    const MonotonicTime begun = Clock::System()->Now();
     const TransferResult result =
         WriteImage(**io, {slot->mapping->data(), slot->mapping->bytes()}, (*writing)->image(),
                    record, slot->image->layout, options);
     source_bad = result.faulty == FaultySide::kSource;
-    place.CountWritten(result.bytes);
     const TransferControl::Call call(operation.control().get(), "publish a copy in", place.dir());
     copy = result.ok() ? EndWriting(**store, **writing, action.key, record, slot->record_file)
                        : absl::StatusOr<DurableCopy>(result.status);
+    place.CountWritten(result.bytes, Clock::System()->Now() - begun);
   }
   const absl::Status ended = source_bad ? copy.status() : Judged(*context, place, copy.status());
   if (!ended.ok()) {
@@ -283,9 +284,9 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     spec.pacer = context->remote_pacer;
     spec.control = operation.control();
     CopyPool& pool = source->reading != nullptr ? *context->relays[*drive] : *context->pool;
+    const MonotonicTime began = Clock::System()->Now();
     const TransferResult result = pool.Copy(std::move(spec));
     source_bad = result.faulty == FaultySide::kSource;
-    place.CountWritten(result.bytes);
     if (!result.ok()) {
       copy = result.status;
     } else if (operation.control()->cancelled()) {
@@ -298,6 +299,7 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
                         record.kept ? EncodeRecord(record) : source->record_file);
       place.CountShared(copy.ok() ? record.image_bytes - FileBytes(record) : 0);
     }
+    place.CountWritten(result.bytes, Clock::System()->Now() - began);
   }
   const absl::Status ended = source_bad ? copy.status() : Judged(*context, place, copy.status());
   if (!ended.ok()) {

@@ -109,9 +109,10 @@ absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
   copy->image = *std::move(image);
   copy->bytes = FileBytes(copy->image.record);
   copy->read = [reading, place = context->remote](uint64_t offset, std::span<std::byte> into) {
+    const MonotonicTime began = Clock::System()->Now();
     const absl::Status read = reading->image().ReadAt(offset, into);
     if (read.ok()) {
-      place->CountRead(into.size());
+      place->CountRead(into.size(), Clock::System()->Now() - began);
     }
     return read;
   };

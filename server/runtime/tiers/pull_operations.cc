@@ -132,13 +132,13 @@ FetchEnded FetchFromPeers(const Context& context, const FetchShard& action, Oper
     if (absl::IsDataLoss(record.status())) {
       ended.bad_peers.push_back(node);
     }
-    if (ended.bad_peers.size() > kBadPeersBelieved) {  // rather this node, or its network
-      record = absl::UnavailableError(absl::StrCat(
-          "what came from ", absl::StrJoin(ended.bad_peers, " and from "),
-          " contradicts its digests: both are hardly bad, this node's memory or network may be"));
-      ended.bad_peers.clear();
-      break;
-    }
+  }
+  if (!record.ok() && ended.bad_peers.size() > kBadPeersBelieved) {  // rather this node
+    record = absl::UnavailableError(absl::StrCat(
+        "what came from ", absl::StrJoin(ended.bad_peers, " and from "),
+        " contradicts its digests: they are hardly all bad, this node's memory or network may be "
+        "(ckptctl verify finds out)"));
+    ended.bad_peers.clear();
   }
   if (guard.faulted()) {
     ended.bad_peers.clear();

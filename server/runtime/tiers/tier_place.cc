@@ -34,6 +34,12 @@ std::optional<KnownDirectory> DecodeKnown(const std::string& text, const std::st
   return std::nullopt;  // of the system's disk, where anything goes; or not ours
 }
 
+void CountMoved(TierPlace::Traffic& traffic, uint64_t bytes, Duration took) {
+  traffic.bytes += bytes;
+  traffic.operations += 1;
+  traffic.took += took;
+}
+
 }  // namespace
 
 TierPlace::TierPlace(CopyStore::Options options, std::string memory_dir)
@@ -137,14 +143,14 @@ TierPlace::Noted TierPlace::Note(const absl::Status& status) {
   return {away_, went_away};
 }
 
-void TierPlace::CountWritten(uint64_t bytes) {
+void TierPlace::CountWritten(uint64_t bytes, Duration took) {
   MutexLock lock(mutex_);
-  health_.bytes_written += bytes;
+  CountMoved(health_.written, bytes, took);
 }
 
-void TierPlace::CountRead(uint64_t bytes) {
+void TierPlace::CountRead(uint64_t bytes, Duration took) {
   MutexLock lock(mutex_);
-  health_.bytes_read += bytes;
+  CountMoved(health_.read, bytes, took);
 }
 
 void TierPlace::CountShared(uint64_t bytes) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "tiers/durable/copy_store.h"
 #include "tiers/transfer/pacer.h"
@@ -31,15 +32,22 @@ class TierPlace {
   // The one that is open, if one is; no I/O.
   std::shared_ptr<CopyStore> OpenStore() EXCLUDES(mutex_);
 
+  // What was moved since the daemon started, in how many operations, and how long these took
+  // together: what ceilings and quiet windows held back is in it, waiting for a worker is not.
+  struct Traffic {
+    uint64_t bytes = 0;
+    uint64_t operations = 0;
+    Duration took{0};
+  };
   // How it fares, for the status; no I/O but in Note.
   struct Health {
     std::string problem;  // of the last operation
     uint64_t bytes_free = 0;
     uint64_t device = 0;     // of the file system that has them; 0: not known
     std::string filesystem;  // its type: "ext4", "tmpfs"; empty: not known
-    uint64_t bytes_written = 0;
+    Traffic written;
     uint64_t bytes_shared = 0;  // not written, since other ranks' files have them
-    uint64_t bytes_read = 0;
+    Traffic read;
     std::string engine;
   };
   // How an operation on the store ended; asks the directory whether it is what it was.
@@ -48,8 +56,8 @@ class TierPlace {
     bool went_away = false;  // and this is the first to notice
   };
   Noted Note(const absl::Status& status) EXCLUDES(mutex_);
-  void CountWritten(uint64_t bytes) EXCLUDES(mutex_);
-  void CountRead(uint64_t bytes) EXCLUDES(mutex_);
+  void CountWritten(uint64_t bytes, Duration took) EXCLUDES(mutex_);
+  void CountRead(uint64_t bytes, Duration took) EXCLUDES(mutex_);
   void CountShared(uint64_t bytes) EXCLUDES(mutex_);
   void SetEngine(std::string engine) EXCLUDES(mutex_);
   Health health() EXCLUDES(mutex_);

@@ -54,9 +54,10 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   copy.piece_bytes = size_t{4} << 20;
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
+  const MonotonicTime began = Clock::System()->Now();
   const TransferResult result =
       VerifyFile(*io, (*reading)->image(), file.record, file.layout, ReadBack::kAll, copy);
-  place.CountRead(result.bytes);
+  place.CountRead(result.bytes, Clock::System()->Now() - began);
   if (!result.ok()) {
     return judged(result.status);
   }

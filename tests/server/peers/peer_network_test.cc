@@ -979,6 +979,49 @@ TEST(PeerNetworkTest, CertificatesAreReadAnewForEachConnection) {
   a.told.Await("reached b");
 }
 
+// Also by whom it is called: another authority, and what it shows itself.
+TEST(PeerNetworkTest, WhoIsCalledReadsItsCertificatesAgain) {
+  const TemporaryDirectory before;
+  const TemporaryDirectory after;
+  const TemporaryDirectory mine;
+  const PeerTls old = MakeCertificates(before.path());
+  const PeerTls renewed = MakeCertificates(after.path());
+  const PeerTls files{mine.Path("ca"), mine.Path("cert"), mine.Path("key")};
+  const auto copy = [&](const PeerTls& from) {
+    const auto replace = std::filesystem::copy_options::overwrite_existing;
+    std::filesystem::copy_file(from.ca_file, files.ca_file, replace);
+    std::filesystem::copy_file(from.cert_file, files.cert_file, replace);
+    std::filesystem::copy_file(from.key_file, files.key_file, replace);
+  };
+  copy(old);
+  PeerNetworkOptions called = Secured(Options("b"), files);
+  called.tls_reload = std::chrono::seconds(1);
+  Node b(called);
+  Node was(Secured(Options("was"), old));
+  Node a(Secured(Options("a"), renewed));
+  b.network->ChangePeers({{{"a", {a.address()}}, {"was", {was.address()}}}});
+  was.network->ChangePeers({{{"b", {b.address()}}}});
+  was.Reach("b");
+  a.network->ChangePeers({{{"b", {b.address()}}}});
+  a.network->Connect("b");
+  a.told.Await("problem b");
+  copy(renewed);
+  a.told.Await("reached b");
+  was.Say("b", "still in");  // who was let in before stays
+  ASSERT_TRUE(b.told.AwaitCount(1));
+}
+
+TEST(PeerNetworkTest, TlsFilesThatDoNotFitTogetherAreAnErrorAtTheStart) {
+  const TemporaryDirectory one;
+  const TemporaryDirectory other;
+  PeerTls mixed = MakeCertificates(one.path());
+  mixed.key_file = MakeCertificates(other.path()).key_file;
+  PeerNetwork network(Secured(Options("a"), mixed));
+  const absl::Status status = network.Start([](const PeerEvent&) {});
+  EXPECT_THAT(std::string(status.message()), HasSubstr(mixed.key_file));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("do not fit together"));
+}
+
 TEST(PeerNetworkTest, TlsFilesThatAreMissingAreAnErrorAtTheStart) {
   const TemporaryDirectory empty;
   PeerNetwork network(Secured(

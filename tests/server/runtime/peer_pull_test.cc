@@ -174,6 +174,18 @@ TEST_F(PeerPullTest, OfTwoThatAreBadNeitherIsBlamed) {
   EXPECT_THAT(ended.bad_peers, IsEmpty());
 }
 
+// What the third one has shows that it is not this node's.
+TEST_F(PeerPullTest, OfTwoThatAreBadBothAreBlamedByAThirdThatIsGood) {
+  b_.FlipBit();
+  Source c(content_, "c");
+  c.FlipBit();
+  Source d(content_, "d");
+  const FetchEnded ended = FetchFrom({{"b", &b_}, {"c", &c}, {"d", &d}});
+  ASSERT_TRUE(ended.status.ok()) << ended.status;
+  EXPECT_EQ(ended.peer, "d");
+  EXPECT_THAT(ended.bad_peers, ElementsAre("b", "c"));
+}
+
 TEST_F(PeerPullTest, WhatIsRefilledWhileItIsReadIsNotTakenThoughTheBytesFit) {
   for (const bool by_fabric : {false, true}) {
     SCOPED_TRACE(by_fabric);

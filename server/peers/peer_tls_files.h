@@ -1,0 +1,28 @@
+// Where TLS between daemons has its keys and certificates.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "base/clock.h"
+
+namespace holdfast {
+
+// Paths of PEM files, all or none. They may be replaced at any time, as those who rotate them do:
+// they are read anew for each connection that this node opens, and for those that it takes at least
+// each kTlsReload. What was opened before goes on.
+struct PeerTls {
+  std::string ca_file;
+  std::string cert_file;
+  std::string key_file;
+};
+inline constexpr Duration kTlsReload = std::chrono::seconds(10);  // whole seconds
+
+// What they hold; all empty: no TLS.
+struct PeerTlsText {
+  std::string ca;
+  std::string cert;
+  std::string key;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,89 @@
+"""deploy/examples/training-job.yaml: Kubernetes takes it, it asks for nothing that the strictest Pod Security refuses, and its
+script trains with a real ckptd and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import rendered
+from rendered import TREE, container, objects_of, only, render
+from valid import VERSIONS, check
+
+EXAMPLE = TREE / "deploy/examples/training-job.yaml"
+sys.path.append(str(TREE / "tests/python"))
+from daemons import Daemon  # noqa: E402
+
+
+def job() -> rendered.Object:
+    return only(objects_of(EXAMPLE.read_text()), "Job")
+
+
+def test_kubernetes_takes_it() -> None:
+    for one in objects_of(EXAMPLE.read_text()):
+        for version in VERSIONS:
+            check(one, version)
+
+
+def test_it_is_allowed_where_pod_security_is_restricted() -> None:
+    pod = job()["spec"]["template"]["spec"]
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+    kinds = {kind for volume in pod["volumes"] for kind in set(volume) - {"name"}}
+    assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    for one in pod["containers"]:
+        assert one["securityContext"]["allowPrivilegeEscalation"] is False
+        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_it_finds_what_the_chart_gives() -> None:
+    one = container(job()["spec"]["template"]["spec"], "train")
+    sockets = rendered.read_yaml(rendered.CHART / "values.yaml")["socket"]["hostPath"]
+    assert rendered.mount(one, "holdfast")["mountPath"] == sockets
+    claims = rendered.of_kind(render("everything"), "PersistentVolumeClaim")
+    (volume,) = [each for each in job()["spec"]["template"]["spec"]["volumes"] if each["name"] == "holdfast"]  # fmt: skip
+    assert volume["persistentVolumeClaim"]["claimName"] in {each["metadata"]["name"] for each in claims}  # fmt: skip
+    service = only(objects_of(EXAMPLE.read_text()), "Service")
+    name = job()["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    subdomain = job()["spec"]["template"]["spec"]["subdomain"]
+    assert service["metadata"]["name"] == subdomain
+    assert f"--rdzv-endpoint={name}-0.{subdomain}:29500" in one["command"]
+
+
+@pytest.fixture
+def daemon(node: pathlib.Path, tmp_path: pathlib.Path):
+    memory = pathlib.Path(f"/dev/shm/{node.name}")
+    memory.mkdir()
+    one = Daemon(node, memory)
+    one.start()
+    yield one
+    one.stop()
+    subprocess.run(["rm", "-r", memory], check=True)
+
+
+def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    one = container(job()["spec"]["template"]["spec"], "train")
+    (tmp_path / "train.py").write_text(only(objects_of(EXAMPLE.read_text()), "ConfigMap")["data"]["train.py"])  # fmt: skip
+    variables = rendered.literal_env(one) | {"HOLDFAST_SOCKET": str(daemon.socket), "HOME": str(tmp_path)}  # fmt: skip
+
+    def train(steps: int) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            + [tmp_path / "train.py"],
+            env={**os.environ, **variables, "STEPS": str(steps), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return set(re.findall(r"rank \d goes on from \w+", done.stdout))
+
+    assert train(3) == {"rank 0 goes on from None", "rank 1 goes on from None"}
+    assert train(5) == {"rank 0 goes on from 2", "rank 1 goes on from 2"}
+    assert "step 4" in daemon.ctl("status", variables["RUN"])
