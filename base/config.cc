@@ -87,6 +87,16 @@ std::string EnumPrefix(const pb::EnumDescriptor& type) {
   return prefix + "_";
 }
 
+// What a field has that nobody set; not for setting.
+constexpr char kUnspecified[] = "UNSPECIFIED";
+
+// Without the enum's prefix.
+std::string ShortName(const pb::EnumValueDescriptor& value) {
+  const std::string prefix = EnumPrefix(*value.type());
+  const std::string& full = value.name();
+  return full.starts_with(prefix) ? full.substr(prefix.size()) : full;
+}
+
 class Reader {
  public:
   explicit Reader(std::string_view file_name) : file_name_(file_name) {}
@@ -230,10 +240,11 @@ class Reader {
   template <typename Value>
   absl::Status ReadInteger(const YamlNode& node, const std::string& path, const Field& field,
                            pb::Message& message, Setter<Value> set, Setter<Value> add) {
-    const bool is_bytes = HasSuffixWord(field.name(), "bytes");
-    const bool is_ms = HasSuffixWord(field.name(), "ms");
+    const SettingUnit unit = UnitOf(field.name());
+    const bool is_bytes = unit == SettingUnit::kBytes;
+    const bool is_ms = unit == SettingUnit::kMs;
     Value value = 0;
-    if (HasSuffixWord(field.name(), "mode")) {
+    if (unit == SettingUnit::kMode) {
       return ReadMode(node, path, field, message, set, add);
     }
     if (is_bytes || is_ms) {
@@ -336,33 +347,48 @@ class Reader {
   absl::Status ReadEnum(const YamlNode& node, const std::string& path, const Field& field,
                         pb::Message& message) {
     const pb::EnumDescriptor& type = *field.enum_type();
-    const std::string prefix = EnumPrefix(type);
     std::string given = absl::AsciiStrToUpper(node.text);
     std::replace(given.begin(), given.end(), '-', '_');
-    std::vector<std::string> names;
     for (int i = 0; i < type.value_count(); ++i) {
       const pb::EnumValueDescriptor& value = *type.value(i);
-      const std::string& full = value.name();
-      const std::string name = full.starts_with(prefix) ? full.substr(prefix.size()) : full;
-      if (name == "UNSPECIFIED") {
-        continue;  // what a field has that nobody set; not for setting
-      }
-      if (given == name || given == full) {
+      const std::string name = ShortName(value);
+      if (name != kUnspecified && (given == name || given == value.name())) {
         Store(message, field, &pb::Reflection::SetEnumValue, &pb::Reflection::AddEnumValue,
               value.number());
         return absl::OkStatus();
       }
-      names.push_back(absl::AsciiStrToLower(name));
     }
-    return Error(
-        node.line, path,
-        absl::StrCat("'", Shown(node.text), "' is not one of: ", absl::StrJoin(names, ", ")));
+    return Error(node.line, path,
+                 absl::StrCat("'", Shown(node.text),
+                              "' is not one of: ", absl::StrJoin(EnumValueTexts(type), ", ")));
   }
 
   const std::string file_name_;
 };
 
 }  // namespace
+
+SettingUnit UnitOf(std::string_view field_name) {
+  return HasSuffixWord(field_name, "bytes")  ? SettingUnit::kBytes
+         : HasSuffixWord(field_name, "ms")   ? SettingUnit::kMs
+         : HasSuffixWord(field_name, "mode") ? SettingUnit::kMode
+                                             : SettingUnit::kNone;
+}
+
+std::string EnumValueText(const pb::EnumDescriptor& type, int number) {
+  const pb::EnumValueDescriptor* value = type.FindValueByNumber(number);
+  return value == nullptr ? "" : absl::AsciiStrToLower(ShortName(*value));
+}
+
+std::vector<std::string> EnumValueTexts(const pb::EnumDescriptor& type) {
+  std::vector<std::string> texts;
+  for (int i = 0; i < type.value_count(); ++i) {
+    if (ShortName(*type.value(i)) != kUnspecified) {
+      texts.push_back(EnumValueText(type, type.value(i)->number()));
+    }
+  }
+  return texts;
+}
 
 absl::Status ParseConfig(std::string_view text, std::string_view file_name,
                          google::protobuf::Message& config) {

@@ -15,14 +15,17 @@
 //   HF_RETURN_IF_ERROR(ParseConfig(text, "/etc/holdfast/ckptd.yaml", config));
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 
 namespace google::protobuf {
+class EnumDescriptor;
 class Message;
-}
+}  // namespace google::protobuf
 
 namespace holdfast {
 
@@ -30,5 +33,14 @@ namespace holdfast {
 // before.
 absl::Status ParseConfig(std::string_view text, std::string_view file_name,
                          google::protobuf::Message& config);
+
+// What a field's name says of its value.
+enum class SettingUnit : uint8_t { kNone, kBytes, kMs, kMode };
+SettingUnit UnitOf(std::string_view field_name);
+
+// As a value of it is written: "io_uring".
+std::string EnumValueText(const google::protobuf::EnumDescriptor& type, int number);
+// All that can be.
+std::vector<std::string> EnumValueTexts(const google::protobuf::EnumDescriptor& type);
 
 }  // namespace holdfast

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -57,7 +58,7 @@ struct Place {
 };
 
 struct Logger {
-  LogLevel level = LogLevel::kInfo;
+  std::atomic<LogLevel> level = LogLevel::kInfo;
   std::vector<std::shared_ptr<Place>> places;
   Mutex limiter_mutex;
   LogLimiter limiter GUARDED_BY(limiter_mutex) = LogLimiter(Clock::System(), {});
@@ -154,6 +155,10 @@ absl::Status StartLog(LogLevel level, const std::string& path) {
   } catch (const std::exception& e) {
     return absl::FailedPreconditionError(absl::StrCat("open log '", path, "': ", e.what()));
   }
+}
+
+void SetLogLevel(LogLevel level) {
+  TheLogger()->level = level;
 }
 
 absl::Status StartLogThreads() {

@@ -6,7 +6,7 @@
 //   LogInfo("ready");
 //   StopLog(std::chrono::seconds(1));
 //
-// Log and LogFrom: any thread; the others: one.
+// Log, LogFrom and SetLogLevel: any thread; the others: one.
 #pragma once
 
 #include <string>
@@ -27,6 +27,9 @@ inline constexpr size_t kLogLineFromBytesMax = 512;
 // To stderr, and to `path` as well when not empty (opened for append). Call once, before threads.
 // Until StartLogThreads a line is out when Log returns.
 absl::Status StartLog(LogLevel level, const std::string& path);
+
+// What is logged from now on.
+void SetLogLevel(LogLevel level);
 
 // From now on stderr and the file have a thread each that writes, so that one that does not take
 // lines (a full pipe, a disk that hangs) holds nobody: a bounded number of lines waits, further

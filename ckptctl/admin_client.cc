@@ -278,6 +278,9 @@ absl::Status AdminClient::MeasureFabric(const v1::MeasureFabricRequest& request,
 absl::Status AdminClient::Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply) {
   return impl_->Call(&v1::Admin::Stub::Replace, request, reply);
 }
+absl::Status AdminClient::Drain(const v1::DrainRequest& request, v1::DrainReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Drain, request, reply);
+}
 absl::Status AdminClient::RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
                                            v1::RemoveCheckpointReply& reply) {
   return impl_->Call(&v1::Admin::Stub::RemoveCheckpoint, request, reply);

@@ -47,6 +47,8 @@ class CollectGarbageReply;
 class PinRequest;
 class PinReply;
 class ReplaceRequest;
+class DrainRequest;
+class DrainReply;
 class ReplaceReply;
 class RemoveCheckpointRequest;
 class RemoveCheckpointReply;
@@ -93,6 +95,7 @@ class AdminClient {
   absl::Status MeasureFabric(const v1::MeasureFabricRequest& request,
                              v1::MeasureFabricReply& reply);
   absl::Status Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply);
+  absl::Status Drain(const v1::DrainRequest& request, v1::DrainReply& reply);
   absl::Status RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
                                 v1::RemoveCheckpointReply& reply);
   absl::Status Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply);

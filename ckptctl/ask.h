@@ -12,6 +12,7 @@
 
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
+#include "ckptctl/progress.h"
 
 namespace holdfast {
 
@@ -26,6 +27,7 @@ absl::StatusOr<Reply> AskFor(const Context& context,
     return client.status();
   }
   Reply reply;
+  const WaitingLine waiting(context, "waiting for ckptd");
   const absl::Status status = ((**client).*method)(request, reply);
   if (!status.ok()) {
     return status;

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "ckptctl/json.h"
 #include "ckptctl/sockets.h"
@@ -32,11 +33,9 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
-}  // namespace
-
-ExitCode ReportError(const Context& context, const absl::Status& status) {
-  const ExitCode exit_code = ExitCodeOf(status);
-  *context.err << "ckptctl: " << EscapeText(Message(status)) << "\n";
+ExitCode ShowError(const Context& context, const absl::Status& status, ExitCode exit_code,
+                   const std::string& hint) {
+  *context.err << "ckptctl: " << EscapeText(Message(status)) << "\n" << hint;
   if (context.json) {
     nlohmann::ordered_json json;
     json["error"] = {{"code", absl::StatusCodeToString(status.code())},
@@ -45,6 +44,18 @@ ExitCode ReportError(const Context& context, const absl::Status& status) {
     *context.out << DumpJson(json) << "\n";
   }
   return exit_code;
+}
+
+}  // namespace
+
+ExitCode ReportError(const Context& context, const absl::Status& status) {
+  return ShowError(context, status, ExitCodeOf(status), "");
+}
+
+ExitCode ReportUsage(const Context& context, const absl::Status& status,
+                     const std::string& command) {
+  return ShowError(context, status, ExitCode::kUsage,
+                   absl::StrCat("See: ckptctl ", command.empty() ? "" : command + " ", "--help\n"));
 }
 
 absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context) {

@@ -24,6 +24,9 @@
 
 namespace holdfast {
 
+struct CapacityArguments;
+struct CliModel;
+
 enum class ExitCode {
   kOk = 0,
   kDamaged = 1,  // something is wrong with the checkpoints, or will not work
@@ -38,6 +41,8 @@ struct Context {
   std::ostream* err = nullptr;
   bool json = false;
   bool progress = false;  // err is a terminal: progress bars make sense
+  bool screen = false;    // out is a terminal: what goes on may be drawn over itself
+  std::string command;    // its name, for what is said while it is under way
   std::string socket;
   Duration timeout = std::chrono::seconds(10);
   Clock* clock = Clock::System();
@@ -88,6 +93,12 @@ struct TimelineArguments {
   uint32_t steps_max = 0;  // 0: all that are remembered
   std::string trace;       // a file to write Chrome's trace format to; empty: none
 };
+inline constexpr Duration kTopEveryMin = std::chrono::milliseconds(100);
+struct TopArguments {
+  std::string job;  // empty: all
+  Duration every = std::chrono::seconds(2);
+  uint64_t frames_max = 0;  // 0: until it is interrupted
+};
 struct EventsArguments {
   std::string job;  // empty: all, and the node's own
   bool follow = false;
@@ -112,6 +123,11 @@ struct ReplaceArguments {
   std::string with;
   bool forget = false;
   std::string job;  // empty: all
+};
+struct DrainArguments {
+  std::string node;  // empty: the daemon's own
+  bool undo = false;
+  std::optional<Duration> wait;  // none: until nothing would be lost
 };
 struct RebuildArguments {
   std::string tier;  // empty: all
@@ -140,6 +156,16 @@ struct DoctorArguments {
   std::string config;  // empty: /etc/holdfast/ckptd.yaml if there is one
 };
 
+struct CompletionArguments {
+  std::string shell;
+};
+struct CompleteNamesArguments {
+  std::string what;  // jobs, nodes
+};
+struct ManualArguments {
+  std::string page;  // ckptctl (or empty), ckptd
+};
+
 ExitCode RunStatus(const Context& context, const StatusArguments& arguments);
 ExitCode RunJobs(const Context& context);
 ExitCode RunNodes(const Context& context);
@@ -150,19 +176,32 @@ ExitCode RunWhere(const Context& context, const WhereArguments& arguments);
 ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
 ExitCode RunPlan(const Context& context, const PlanArguments& arguments);
 ExitCode RunTimeline(const Context& context, const TimelineArguments& arguments);
+ExitCode RunTop(const Context& context, const TopArguments& arguments);
 ExitCode RunEvents(const Context& context, const EventsArguments& arguments);
 ExitCode RunGarbage(const Context& context, const GarbageArguments& arguments);
 ExitCode RunPin(const Context& context, const PinArguments& arguments);
 ExitCode RunFabric(const Context& context, const FabricArguments& arguments);
 ExitCode RunReplace(const Context& context, const ReplaceArguments& arguments);
+ExitCode RunDrain(const Context& context, const DrainArguments& arguments);
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
 ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);
 ExitCode RunRemove(const Context& context, const RemoveArguments& arguments);
 ExitCode RunDoctor(const Context& context, const DoctorArguments& arguments);
+ExitCode RunPlanCapacity(const Context& context, const CapacityArguments& arguments);
+ExitCode RunCompletion(const Context& context, const CompletionArguments& arguments,
+                       const CliModel& model);
+// ckptd's page is made from what `ckptd --help` prints, which it reads from `in`.
+ExitCode RunManual(const Context& context, const ManualArguments& arguments, const CliModel& model,
+                   std::istream& in);
+// One name a line, for a shell: only words that are harmless there; none when nobody answers.
+ExitCode RunCompleteNames(const Context& context, const CompleteNamesArguments& arguments);
 
 // Says on `err` (and as JSON) what went wrong, and gives its exit code.
 ExitCode ReportError(const Context& context, const absl::Status& status);
+// Likewise of wrong arguments; `command` (may be empty) has the help.
+ExitCode ReportUsage(const Context& context, const absl::Status& status,
+                     const std::string& command);
 
 absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context);
 

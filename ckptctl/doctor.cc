@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptctl/json.h"
+#include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
 
@@ -51,7 +52,10 @@ std::string RenderFindings(const std::vector<Finding>& findings) {
 }
 
 ExitCode RunDoctor(const Context& context, const DoctorArguments& arguments) {
-  const std::vector<Finding> findings = Evaluate(CollectFacts(context, arguments));
+  const std::vector<Finding> findings = [&] {
+    const WaitingLine waiting(context, "looking at this machine");
+    return Evaluate(CollectFacts(context, arguments));
+  }();
   *context.out << (context.json ? DumpJson(FindingsToJson(findings)) + "\n"
                                 : RenderFindings(findings));
   return CountOf(findings, Verdict::kBroken) == 0 ? ExitCode::kOk : ExitCode::kDamaged;

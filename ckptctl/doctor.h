@@ -46,7 +46,30 @@ struct LimitFacts {
   uint64_t memlock_bytes = 0;
   uint64_t open_files = 0;
   bool may_lock_all = false;  // CAP_IPC_LOCK
-  std::optional<uint64_t> cgroup_memory_bytes;
+};
+
+// The tightest on the way from a process's control group up to the root.
+struct GroupLimit {
+  std::string group;
+  std::optional<uint64_t> bytes;  // none: there is none
+};
+
+struct NumaNode {
+  uint32_t id = 0;
+  uint64_t bytes_total = 0;
+  uint64_t shared_bytes = 0;  // of all shared memory, the slots among it
+};
+
+// Of the memory that slots are made of, as ckptd may have it, or whoever asks.
+struct MemoryFacts {
+  GroupLimit limit;
+  GroupLimit high;  // from here on it is held up (version 2)
+  bool group_never_swaps = false;
+  uint64_t swap_bytes = 0;
+  std::optional<uint32_t> swappiness;
+  bool mount_noswap = false;    // of memory.dir
+  std::string mpol;             // likewise; empty: none
+  std::vector<NumaNode> nodes;  // that have memory, and may be used
 };
 
 // systemd-logind removes a user's files below /dev/shm when the last session ends, unless told
@@ -100,7 +123,8 @@ struct Facts {
   std::string copy_kernel;
   bool x86 = false;
   uint64_t ram_bytes = 0;
-  bool swap = false;
+  bool noswap_known = false;  // the kernel has the mount option
+  MemoryFacts memory;
   std::string
       shmem_huge;  // the machine's setting: "never", "advise", "deny", "force", …; empty: not known
   std::vector<std::string> fabric_providers;
@@ -141,7 +165,8 @@ int TryPopulate();
 std::vector<std::string> FabricProviders();
 
 std::vector<Finding> Evaluate(const Facts& facts);
-void EvaluateTiers(const Facts& facts, std::vector<Finding>& findings);  // part of it
+void EvaluateTiers(const Facts& facts, std::vector<Finding>& findings);   // part of it
+void EvaluateMemory(const Facts& facts, std::vector<Finding>& findings);  // likewise
 // In single quotes for a shell, when it holds anything that a shell would take.
 std::string QuoteForShell(const std::string& word);
 std::string RenderFindings(const std::vector<Finding>& findings);
@@ -152,8 +177,16 @@ struct MountFacts {
   std::string mount_point;
   std::string huge;  // value of huge=, "never" if there is none
   std::string type;  // "ext4", "lustre", "fuse.ceph-fuse", …
+  bool noswap = false;
+  std::string mpol;  // "interleave", "bind:0-1"
 };
 MountFacts FindMount(std::string_view mountinfo, const std::string& path);
+
+// Under `root`, which is empty but in tests, lie /proc and /sys. `pid`: ckptd's; 0: whoever asks.
+MemoryFacts CollectMemory(const std::string& root, int32_t pid, const std::string& memory_dir);
+
+// "0-1,3", as the kernel lists nodes.
+std::vector<uint32_t> ParseNumberList(std::string_view text);
 
 // The chosen word of "always within_size [never] deny": "never"; empty if there is none.
 std::string ChosenWord(std::string_view text);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/doctor.h"
+#include "ckptctl/doctor_findings.h"
 #include "ckptctl/sockets.h"
 #include "holdfast/v1/admin.pb.h"
 #include "holdfast/v1/config.pb.h"
@@ -33,12 +35,6 @@ constexpr char kDefaultConfig[] = "/etc/holdfast/ckptd.yaml";
 constexpr uint64_t kConfigBytesMax = kMiB;
 constexpr int kCapIpcLock = 14;
 constexpr std::chrono::seconds kProbeTimeout(3);
-// Control groups without a limit show a number near 2^63 (version 1).
-constexpr uint64_t kCgroupNoLimit = uint64_t{1} << 60;
-
-std::string KernelText(const std::string& path) {
-  return ReadKernelFile(path).value_or("");
-}
 
 // The rest of the line that starts with `prefix`, without blanks around it; empty if there is none.
 std::string LineAfter(const std::string& text, std::string_view prefix) {
@@ -58,37 +54,6 @@ uint64_t SoftLimit(const std::string& limits, std::string_view name) {
   return first == "unlimited" ? kUnlimited : absl::SimpleAtoi(first, &value) ? value : 0;
 }
 
-std::optional<uint64_t> NumberIn(const std::string& path) {
-  uint64_t value = 0;
-  const std::string text = KernelText(path);
-  if (!absl::SimpleAtoi(text, &value) || value >= kCgroupNoLimit) {
-    return std::nullopt;
-  }
-  return value;
-}
-
-// The tightest memory limit on the way from the process's control group up to the root.
-std::optional<uint64_t> CgroupLimit(const std::string& process) {
-  std::optional<uint64_t> least;
-  const std::string groups = KernelText(process + "/cgroup");
-  for (const absl::string_view line : absl::StrSplit(groups, '\n', absl::SkipEmpty())) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3 || (!parts[1].empty() && parts[1] != "memory")) {
-      continue;
-    }
-    const bool v2 = parts[1].empty();
-    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    for (std::string group = parts[2]; !group.empty(); group = group.substr(0, group.rfind('/'))) {
-      const std::string path = group == "/" ? root : root + group;
-      const auto limit = NumberIn(path + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
-      if (limit && (!least || *limit < *least)) {
-        least = limit;
-      }
-    }
-  }
-  return least;
-}
-
 LimitFacts CollectLimits(int32_t daemon_pid) {
   LimitFacts facts;
   std::string process = absl::StrCat("/proc/", daemon_pid);
@@ -105,7 +70,6 @@ LimitFacts CollectLimits(int32_t daemon_pid) {
   const std::string effective = LineAfter(KernelText(process + "/status"), "CapEff:");
   facts.may_lock_all =
       absl::SimpleHexAtoi(effective, &capabilities) && (capabilities >> kCapIpcLock & 1) != 0;
-  facts.cgroup_memory_bytes = CgroupLimit(process);
   return facts;
 }
 
@@ -301,11 +265,17 @@ MountFacts FindMount(std::string_view mountinfo, const std::string& path) {
     if (!holds || mount.size() < found.mount_point.size()) {
       continue;
     }
-    found = {mount, "never", *(dash + 1)};
+    found = {.mount_point = mount, .huge = "never", .type = *(dash + 1)};
     for (const absl::string_view option : absl::StrSplit(*(dash + 3), ',')) {
       if (absl::StartsWith(option, "huge=")) {
         found.huge = std::string(option.substr(5));
+      } else if (absl::StartsWith(option, "mpol=")) {
+        found.mpol = std::string(option.substr(5));
+      } else if (!found.mpol.empty() && !option.empty() &&
+                 option.find_first_not_of("0123456789-") == absl::string_view::npos) {
+        absl::StrAppend(&found.mpol, ",", option);  // "mpol=bind:0,2": its list has commas, too
       }
+      found.noswap = found.noswap || option == "noswap";
     }
   }
   return found;
@@ -352,6 +322,10 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   utsname name{};
   if (::uname(&name) == 0) {
     facts.kernel_release = name.release;
+    int major = 0;
+    int minor = 0;
+    facts.noswap_known = std::sscanf(name.release, "%d.%d", &major, &minor) == 2 &&
+                         (major > 6 || (major == 6 && minor >= 4));
     facts.x86 = absl::StartsWith(name.machine, "x86");
   }
   facts.io_uring_error = TryIoUring();
@@ -363,8 +337,6 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   if (absl::SimpleAtoi(total.substr(0, total.find(' ')), &kib)) {
     facts.ram_bytes = kib * kKiB;
   }
-  const std::string swaps = KernelText("/proc/swaps");  // one line of titles, then one an area
-  facts.swap = std::count(swaps.begin(), swaps.end(), '\n') > 1;
   facts.shmem_huge = ChosenWord(KernelText("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
   facts.fabric_providers = FabricProviders();
   facts.rdma_devices = NamesIn("/sys/class/infiniband");
@@ -387,6 +359,7 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   }
   facts.memory_dir = memory_dir;
   facts.limits = CollectLimits(facts.daemon.pid);
+  facts.memory = CollectMemory("", facts.daemon.pid, memory_dir);
   facts.logout = CollectLogout(facts.daemon.pid);
   facts.is_daemons_user = ::geteuid() == 0 || ::geteuid() == facts.logout.uid;
   CollectTierDirs(facts.tier_dirs);

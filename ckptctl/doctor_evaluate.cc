@@ -11,21 +11,15 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/doctor.h"
+#include "ckptctl/doctor_findings.h"
 #include "ckptctl/render.h"
 
 namespace holdfast {
 namespace {
 
-using Findings = std::vector<Finding>;
-
 constexpr uint64_t kTmpfsUsefulMin = 256 * kMiB;  // containers get 64 MiB unless told otherwise
 constexpr uint64_t kOpenFilesMin = 8192;          // connections_max and as many again for slots
 constexpr uint32_t kFirstUserUid = 1000;          // those below are the system's
-
-void Add(Findings& findings, std::string_view check, Verdict verdict, std::string text,
-         std::string mend = "") {
-  findings.push_back({std::string(check), verdict, std::move(text), std::move(mend)});
-}
 
 std::string Limit(uint64_t bytes) {
   return bytes == kUnlimited ? "unlimited" : FormatBytes(bytes);
@@ -159,25 +153,6 @@ void HugePages(const TmpfsFacts& fs, const Facts& facts, Findings& findings) {
           denied ? "denied by the machine's setting" : absl::StrCat("the mount has huge=", fs.huge),
           ": making memory ready takes several times as long"),
       mend);
-}
-
-void Memory(const Facts& facts, Findings& findings) {
-  if (facts.swap) {
-    Add(findings, "swap", Verdict::kSlow,
-        "swap is on: checkpoints in memory may be pushed out to it", "sudo swapoff -a");
-  } else {
-    Add(findings, "swap", Verdict::kOk, "off: checkpoints in memory stay there");
-  }
-  const LimitFacts& limits = facts.limits;
-  const uint64_t wanted = facts.daemon.memory_bytes_max;
-  if (limits.cgroup_memory_bytes && *limits.cgroup_memory_bytes < wanted) {
-    Add(findings, "memory limit", Verdict::kBroken,
-        absl::StrCat("the control group of ", limits.of, " may use ",
-                     FormatBytes(*limits.cgroup_memory_bytes), ", the budget for checkpoints is ",
-                     FormatBytes(wanted)),
-        "raise the group's limit (systemd: sudo systemctl set-property ckptd MemoryMax=infinity), "
-        "or lower memory.bytes_max");
-  }
 }
 
 void Limits(const Facts& facts, Findings& findings) {
@@ -367,7 +342,7 @@ std::vector<Finding> Evaluate(const Facts& facts) {
     HugePages(fs, facts, findings);
   }
   EvaluateTiers(facts, findings);
-  Memory(facts, findings);
+  EvaluateMemory(facts, findings);
   Limits(facts, findings);
   Logout(facts, findings);
   Fabric(facts, findings);

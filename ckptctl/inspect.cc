@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
 #include "ckptctl/render.h"
@@ -223,21 +224,17 @@ std::string RenderShard(const InspectedShard& shard, size_t slices_max, int64_t 
 }
 
 ExitCode RunInspect(const Context& context, const InspectArguments& arguments) {
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
   v1::InspectShardRequest request;
   request.set_job(arguments.job);
   request.set_step(arguments.step.value_or(0));
   request.set_newest(!arguments.step.has_value());
   request.set_attempt(arguments.attempt);
   request.set_rank(arguments.rank);
-  v1::InspectShardReply reply;
-  if (const absl::Status status = (*client)->InspectShard(request, reply); !status.ok()) {
-    return ReportError(context, status);
+  const auto reply = AskFor(context, &AdminClient::InspectShard, request);
+  if (!reply.ok()) {
+    return ReportError(context, reply.status());
   }
-  const absl::StatusOr<InspectedShard> shard = DecodeShard(reply);
+  const absl::StatusOr<InspectedShard> shard = DecodeShard(*reply);
   if (!shard.ok()) {
     return ReportError(context, shard.status());
   }

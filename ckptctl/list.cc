@@ -1,12 +1,8 @@
-#include <nlohmann/json.hpp>
-#include <ostream>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/status.h"
 #include "base/units.h"
+#include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
-#include "ckptctl/json.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
 #include "ckptctl/views.h"
@@ -71,25 +67,12 @@ std::string RenderList(std::string_view job, const v1::ListCheckpointsReply& rep
 }
 
 ExitCode RunList(const Context& context, const ListArguments& arguments) {
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
   v1::ListCheckpointsRequest request;
   request.set_job(arguments.job);
-  v1::ListCheckpointsReply reply;
-  if (const absl::Status status = (*client)->ListCheckpoints(request, reply); !status.ok()) {
-    return ReportError(context, status);
-  }
-  if (!context.json) {
-    *context.out << RenderList(arguments.job, reply, context.clock->UnixMillis());
-    return ExitCode::kOk;
-  }
-  nlohmann::ordered_json json;
-  json["job"] = arguments.job;
-  json.update(MessageToJson(reply));
-  *context.out << DumpJson(json) << "\n";
-  return ExitCode::kOk;
+  return Ask(context, arguments.job, &AdminClient::ListCheckpoints, request,
+             [&](const v1::ListCheckpointsReply& reply) {
+               return RenderList(arguments.job, reply, context.clock->UnixMillis());
+             });
 }
 
 }  // namespace holdfast

@@ -16,7 +16,9 @@
 #include "base/program.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "ckptctl/capacity_arguments.h"
 #include "ckptctl/commands.h"
+#include "ckptctl/describe.h"
 #include "ckptctl/text.h"
 #include "ckptctl/upkeep.h"
 #include "ckptctl/watchdog.h"
@@ -42,6 +44,7 @@ void WatchInterrupts() {
 }
 
 constexpr size_t kWordShown = 64;
+constexpr char kCommonOptions[] = "Options of every command";
 
 constexpr char kAbout[] =
     "Looks at the checkpoints of your jobs, on this node and on the others of its cluster, checks "
@@ -54,13 +57,13 @@ constexpr char kFooter[] =
     "  ckptctl doctor            what will not work or will be slow on this machine, and the "
     "command that mends it\n"
     "\n"
-    "Every command takes --json, --socket PATH and --timeout TIME; `ckptctl COMMAND --help` shows "
-    "an example.\n"
+    "Every command takes --json, those that ask ckptd --socket PATH and --timeout TIME; `ckptctl "
+    "COMMAND --help` shows an example. Shell completion: ckptctl completion --help\n"
     "\n"
     "Exit codes:\n"
     "  0    all is well\n"
     "  1    something is wrong: verify found damage, a record cannot be read, doctor found what "
-    "will not work\n"
+    "will not work, plan what cannot be restored so, plan-capacity what does not fit\n"
     "  2    wrong arguments\n"
     "  3    ckptd is not reachable, or does not answer in time\n"
     "  4    refused, not found, or failed otherwise\n"
@@ -83,7 +86,8 @@ class Arguments {
     app_.require_subcommand(1);
     app_.set_version_flag("--version", "ckptctl " HOLDFAST_VERSION, "Show the version and leave");
     app_.footer(kFooter);
-    AddCommon(app_);
+    AddJson(app_);
+    AddConnection(app_);
     AddStatus();
     AddJobs();
     AddNodes();
@@ -96,15 +100,21 @@ class Arguments {
     AddExplain();
     AddPlan();
     AddTimeline();
+    AddTop();
     AddEvents();
     AddGarbage();
     AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
     AddPin(unpin_, "unpin", "Takes a pin back: retention decides about the step again");
     AddReplace();
+    AddDrain();
     AddRemove();
     AddRebuild();
     AddSet();
     AddDoctor();
+    AddPlanCapacity();
+    AddCompletion();
+    AddManual();
+    AddCompleteNames();
   }
 
   int Run(int argc, char** argv) {
@@ -112,6 +122,9 @@ class Arguments {
       std::cerr << app_.help();
       return static_cast<int>(ExitCode::kUsage);
     }
+    // Also of errors that are found before the flag is.
+    context_.json = std::any_of(argv + 1, argv + argc,
+                                [](const char* word) { return std::string(word) == "--json"; });
     // Before CLI11 looks: it would only say that a subcommand is required.
     if (const std::string word = argv[1]; word[0] != '-' && !IsCommand(word)) {
       return Usage(absl::StrCat("no command '", word.substr(0, kWordShown),
@@ -129,6 +142,7 @@ class Arguments {
     } catch (const CLI::Error& error) {
       return Usage(error.what());
     }
+    context_.command = app_.get_subcommands().front()->get_name();
     EnableWatchdog(context_.json);
     try {
       return static_cast<int>(run_());
@@ -144,40 +158,39 @@ class Arguments {
  private:
   std::vector<std::string> CommandNames() const {
     std::vector<std::string> names;
-    for (const CLI::App* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
-      names.push_back(command->get_name());
+    for (const CliCommand& command : Describe(app_, HOLDFAST_VERSION).commands) {
+      names.push_back(command.name);
     }
     return names;
   }
   bool IsCommand(const std::string& word) const {
-    const std::vector<std::string> names = CommandNames();
-    return std::find(names.begin(), names.end(), word) != names.end();
+    return !app_.get_subcommands([&](const CLI::App* a) { return a->get_name() == word; }).empty();
   }
   int Usage(const std::string& what) {
     const auto chosen = app_.get_subcommands();
-    std::cerr << "ckptctl: " << EscapeText(what) << "\nSee: ckptctl "
-              << (chosen.empty() ? "" : chosen.front()->get_name() + " ") << "--help\n";
-    return static_cast<int>(ExitCode::kUsage);
+    return static_cast<int>(ReportUsage(context_, absl::InvalidArgumentError(what),
+                                        chosen.empty() ? "" : chosen.front()->get_name()));
   }
 
-  void AddCommon(CLI::App& command) {
-    constexpr char kGroup[] = "Options of every command";
+  void AddJson(CLI::App& command) {
     command
         .add_flag("--json", context_.json, "Answer with one JSON object (fields: docs/ckptctl.md)")
-        ->group(kGroup);
+        ->group(kCommonOptions);
+  }
+  void AddConnection(CLI::App& command) {
     command
         .add_option("--socket", context_.socket,
                     "ckptd's admin socket; else $HOLDFAST_ADMIN_SOCKET, "
                     "$XDG_RUNTIME_DIR/holdfast/admin.sock, "
                     "/run/holdfast/admin.sock")
         ->type_name("PATH")
-        ->group(kGroup);
+        ->group(kCommonOptions);
     command
         .add_option_function<std::string>(
             "--timeout", [this](const std::string& text) { SetTimeout(text); },
             "Give up when ckptd says nothing for this long (default 10s)")
         ->type_name("TIME")
-        ->group(kGroup);
+        ->group(kCommonOptions);
   }
   void SetTimeout(const std::string& text) {
     const auto timeout = ParseDuration(text);
@@ -191,10 +204,17 @@ class Arguments {
 
   CLI::App* AddCommand(const std::string& name, const std::string& about,
                        const std::string& example, std::function<ExitCode()> run) {
+    CLI::App* command = AddOwnCommand(name, about, example, std::move(run));
+    AddConnection(*command);
+    return command;
+  }
+  // One that asks no daemon.
+  CLI::App* AddOwnCommand(const std::string& name, const std::string& about,
+                          const std::string& example, std::function<ExitCode()> run) {
     CLI::App* command = app_.add_subcommand(name, about);
     command->footer("Example:\n  " + example);
     command->callback([this, run = std::move(run)] { run_ = run; });
-    AddCommon(*command);
+    AddJson(*command);
     return command;
   }
   static CLI::Option* AddJob(CLI::App* command, std::string& job, const std::string& about) {
@@ -341,14 +361,11 @@ class Arguments {
     AddAttempt(command, plan_.attempt)->needs(step);
     command->add_flag("--all-ranks", plan_.all_ranks,
                       "Plan for every rank of a large mesh (default: 64 from all over it)");
-    command
-        ->add_option_function<std::vector<std::string>>(
-            "--rate", [this](const std::vector<std::string>& rates) { SetRates(rates); },
-            "For the estimate of the time: memory, nvme, network or remote of one node, remote-all "
-            "of all nodes together; may be given again (default: what the answer says it assumes)")
-        ->type_name("NAME=RATE")
-        ->expected(1)
-        ->take_all();
+    AddRates(
+        command, plan_.rates,
+        "For the estimate of the time: memory, nvme, network or remote of one node, remote-all "
+        "of all nodes together; may be given again (default: what the answer says it "
+        "assumes)");
     AddNumber<uint32_t>(command, "--ranks-per-node", "N", plan_.ranks_per_node,
                         "For the estimate, too: ranks that share a node's drives and network "
                         "(default 8)")
@@ -357,12 +374,18 @@ class Arguments {
                                                                   : "";
         });
   }
-  void SetRates(const std::vector<std::string>& rates) {
-    for (const std::string& rate : rates) {
-      if (const absl::Status set = SetRate(rate, plan_.rates); !set.ok()) {
-        throw CLI::ValidationError("--rate", Message(set));
+  static void AddRates(CLI::App* command, PlanRates& target, const std::string& about) {
+    const auto set = [&target](const std::vector<std::string>& rates) {
+      for (const std::string& rate : rates) {
+        if (const absl::Status status = SetRate(rate, target); !status.ok()) {
+          throw CLI::ValidationError("--rate", Message(status));
+        }
       }
-    }
+    };
+    command->add_option_function<std::vector<std::string>>("--rate", set, about)
+        ->type_name("NAME=RATE")
+        ->expected(1)
+        ->take_all();
   }
   void AddTimeline() {
     CLI::App* command = AddCommand(
@@ -379,6 +402,38 @@ class Arguments {
         ->check([](const std::string& file) {
           return std::string(file.empty() ? "a file name is needed" : "");
         });
+  }
+  void AddTop() {
+    CLI::App* command = AddCommand(
+        "top",
+        "The same view again and again: what would be lost, how far tiers lag behind, what is on "
+        "the way and how fast, tiers, nodes",
+        "ckptctl top llama-7b --once", [this] {
+          WatchInterrupts();
+          return RunTop(context_, top_);
+        });
+    AddJob(command, top_.job, "Only this job (default: all of yours)");
+    command
+        ->add_option_function<std::string>(
+            "--every",
+            [this](const std::string& text) {
+              const auto every = ParseDuration(text);
+              if (!every.ok() || *every < kTopEveryMin || *every > std::chrono::hours(24)) {
+                throw CLI::ValidationError(
+                    "--every", "'" + text + "' is not a time between 100ms and 24h (2s, 1min)");
+              }
+              top_.every = *every;
+            },
+            "Look again after TIME (default 2s)")
+        ->type_name("TIME");
+    CLI::Option* once = command->add_flag_callback(
+        "--once", [this] { top_.frames_max = 1; }, "Look once");
+    AddNumber<uint64_t>(command, "--count", "N", top_.frames_max,
+                        "Look N times (default: until Ctrl-C)")
+        ->check([](const std::string& text) {
+          return text.find_first_not_of('0') == std::string::npos ? "at least once" : "";
+        })
+        ->excludes(once);
   }
   void AddEvents() {
     CLI::App* command =
@@ -424,6 +479,31 @@ class Arguments {
     AddJob(command, pin.job, "The job")->required();
     AddNumber<Step>(command, "--step", "N", pin.step, "This step")->required();
     AddAttempt(command, pin.attempt);
+  }
+  void AddDrain() {
+    CLI::App* command = AddCommand(
+        "drain",
+        "Takes a node out: no rank is let in there any more, and what lies there alone goes to the "
+        "remote tier, or into other nodes' memory; waits until nothing would be lost with it",
+        "ckptctl drain n3 --wait 5min", [this] {
+          WatchInterrupts();
+          return RunDrain(context_, drain_);
+        });
+    command->add_option("NODE", drain_.node, "The node (default: this one)")->type_name("");
+    CLI::Option* undo = command->add_flag("--undo", drain_.undo, "It lets ranks in again");
+    command
+        ->add_option_function<std::string>(
+            "--wait",
+            [this](const std::string& text) {
+              const auto wait = ParseDuration(text);
+              if (!wait.ok()) {
+                throw CLI::ValidationError("--wait", std::string(wait.status().message()));
+              }
+              drain_.wait = *wait;
+            },
+            "Say after so long how far it is (default: as long as it takes)")
+        ->type_name("TIME")
+        ->excludes(undo);
   }
   void AddReplace() {
     CLI::App* command = AddCommand(
@@ -513,10 +593,66 @@ class Arguments {
         ->type_name("PATH");
   }
 
+  void AddPlanCapacity() {
+    CLI::App* command = AddOwnCommand(
+        "plan-capacity",
+        "What a job costs with Holdfast before there is one: memory, drives, network, remote, how "
+        "far each tier lags behind, lost work a year, and the settings that follow",
+        "ckptctl plan-capacity --params 405B --ranks 16384 --step-time 30s --save-every 10 "
+        "--replicas 1",
+        [this] { return RunPlanCapacity(context_, capacity_); });
+    for (const CapacityOption& option : CapacityOptions()) {
+      const auto set = [this, &option](const std::string& text) {
+        if (const absl::Status status = option.set(text, capacity_); !status.ok()) {
+          throw CLI::ValidationError(option.name, Message(status));
+        }
+      };
+      CLI::Option* added = command->add_option_function<std::string>(option.name, set, option.about)
+                               ->type_name(option.type_name)
+                               ->group(option.group);
+      if (!option.values.empty()) {
+        added->check(CLI::IsMember(option.values));
+      }
+    }
+    AddRates(command, capacity_.input.rates,
+             "memory, nvme, network or remote of one node, remote-all of all nodes together; may "
+             "be given again (default: what the answer says it assumes)");
+  }
+  void AddCompletion() {
+    CLI::App* command = AddOwnCommand(
+        "completion",
+        "The script with which a shell completes ckptctl's commands, options, jobs and nodes",
+        "ckptctl completion bash",
+        [this] { return RunCompletion(context_, completion_, Describe(app_, HOLDFAST_VERSION)); });
+    command->add_option("SHELL", completion_.shell, "For this one")
+        ->type_name("SHELL")
+        ->required()
+        ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  }
+  void AddManual() {
+    CLI::App* command = AddOwnCommand(
+        "man", "The manual page ckptctl(1); or ckptd(8) from what ckptd --help prints",
+        "ckptctl man", [this] {
+          return RunManual(context_, manual_, Describe(app_, HOLDFAST_VERSION), std::cin);
+        });
+    command->add_option("PAGE", manual_.page, "Of which program (default ckptctl)")
+        ->type_name("PAGE")
+        ->check(CLI::IsMember({"ckptctl", "ckptd"}));
+  }
+  // What completion scripts ask; hidden.
+  void AddCompleteNames() {
+    CLI::App* command = app_.add_subcommand("complete-names", "Names for a completion script");
+    command->group("");
+    command->callback([this] { run_ = [this] { return RunCompleteNames(context_, names_); }; });
+    AddConnection(*command);
+    command->add_option("WHAT", names_.what)->required()->check(CLI::IsMember({"jobs", "nodes"}));
+  }
+
   CLI::App app_{kAbout, "ckptctl"};
   Context context_{.out = &std::cout,
                    .err = &std::cerr,
                    .progress = ::isatty(STDERR_FILENO) == 1,
+                   .screen = ::isatty(STDOUT_FILENO) == 1,
                    .interrupted = &interrupted};
   StatusArguments status_;
   ListArguments list_;
@@ -527,16 +663,22 @@ class Arguments {
   WhereArguments where_;
   ExplainArguments explain_;
   TimelineArguments timeline_;
+  TopArguments top_;
   EventsArguments events_;
   GarbageArguments garbage_;
   PinArguments pin_;
   FabricArguments fabric_;
   ReplaceArguments replace_;
+  DrainArguments drain_;
   PinArguments unpin_;
   RebuildArguments rebuild_;
   SetArguments set_;
   RemoveArguments remove_;
   DoctorArguments doctor_;
+  CapacityArguments capacity_;
+  CompletionArguments completion_;
+  ManualArguments manual_;
+  CompleteNamesArguments names_;
   std::function<ExitCode()> run_;
 };
 

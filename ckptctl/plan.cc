@@ -18,6 +18,7 @@
 #include "ckptctl/json.h"
 #include "ckptctl/layout_file.h"
 #include "ckptctl/plan_time.h"
+#include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
 #include "holdfast/v1/admin.pb.h"
@@ -146,8 +147,13 @@ absl::StatusOr<std::string> ReadRecord(AdminClient& client, const std::string& j
   return std::move(*reply.mutable_record());
 }
 
-absl::StatusOr<SavedStep> ReadStep(AdminClient& client, const PlanArguments& arguments) {
-  HF_ASSIGN_OR_RETURN(std::vector<v1::ShardCopy> copies, FindCopies(client, arguments));
+absl::StatusOr<SavedStep> ReadStep(const Context& context, AdminClient& client,
+                                   const PlanArguments& arguments) {
+  HF_ASSIGN_OR_RETURN(std::vector<v1::ShardCopy> copies, [&] {
+    const WaitingLine waiting(context, "waiting for ckptd");
+    return FindCopies(client, arguments);
+  }());
+  ProgressLine line(context);
   std::stable_sort(copies.begin(), copies.end(), [](const auto& a, const auto& b) {
     return std::pair(a.rank(), *CostOf(a.tier())) < std::pair(b.rank(), *CostOf(b.tier()));
   });
@@ -161,6 +167,10 @@ absl::StatusOr<SavedStep> ReadStep(AdminClient& client, const PlanArguments& arg
     if (copy.rank() > step.digests.size()) {
       return failed;
     }
+    line.Draw([&] {
+      return absl::StrCat("plan: reading records: ", step.digests.size(), " of ",
+                          copy.world_size());
+    });
     const absl::StatusOr<std::string> record = ReadRecord(client, arguments.job, copy);
     failed = record.ok() ? Take(*record, step) : record.status();
   }
@@ -507,7 +517,7 @@ ExitCode RunPlan(const Context& context, const PlanArguments& arguments) {
   if (!client.ok()) {
     return ReportError(context, client.status());
   }
-  const absl::StatusOr<SavedStep> step = ReadStep(**client, arguments);
+  const absl::StatusOr<SavedStep> step = ReadStep(context, **client, arguments);
   if (!step.ok()) {
     return ReportError(context, step.status());
   }
@@ -516,15 +526,24 @@ ExitCode RunPlan(const Context& context, const PlanArguments& arguments) {
     tensors.push_back(tensor);
   }
   Outcome outcome;
-  for (const Rank rank : Planned(layout->ranks(), arguments.all_ranks)) {
+  ProgressLine line(context);
+  const std::vector<Rank> planned_ranks = Planned(layout->ranks(), arguments.all_ranks);
+  for (const Rank rank : planned_ranks) {
     if (context.interrupted != nullptr && context.interrupted->load()) {
-      return ExitCode::kInterrupted;
+      line.Clear();
+      return ReportError(context, absl::CancelledError("plan: stopped"));
     }
+    line.Draw([&] {
+      return absl::StrCat("plan: planning: ", outcome.planned, " of ", planned_ranks.size(),
+                          " ranks");
+    });
     if (const absl::Status planned = PlanRank(*step, *layout, tensors, rank, outcome);
         !planned.ok()) {
+      line.Clear();
       return ReportError(context, planned);
     }
   }
+  line.Clear();
   std::vector<std::string> left_out;
   for (const Slice& tensor : tensors) {
     if (outcome.wanted_tensors.count(tensor.name) == 0 && outcome.planned == layout->ranks()) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
 #include "ckptctl/render.h"
@@ -142,6 +143,19 @@ void AddEvents(const v1::JobStatus& job, int64_t now, Table& lines) {
   }
 }
 
+// "rank 3 was told to end; step 900, or the first one after it, is the last; 24 s left"
+std::string StoppingText(const v1::Stopping& stopping) {
+  return absl::StrCat(
+      "rank ", stopping.rank(), " was told to end; ",
+      stopping.chosen()
+          ? absl::StrCat("step ", stopping.last_step(), ", or the first one after it, is the last")
+          : "on which step is being agreed on",
+      stopping.left_ms() > 0
+          ? absl::StrCat("; ", FormatDuration(std::chrono::milliseconds(stopping.left_ms())),
+                         " left")
+          : "");
+}
+
 std::string RenderJob(const v1::JobStatus& job, int64_t now) {
   Table lines({{"", Align::kLeft}, {"", Align::kLeft}});
   for (const v1::Protection& p : job.protection()) {
@@ -154,6 +168,9 @@ std::string RenderJob(const v1::JobStatus& job, int64_t now) {
   }
   if (job.has_prefetch()) {
     AddLine(lines, "", EscapeText(job.prefetch().text()));
+  }
+  if (job.has_stopping()) {
+    AddLine(lines, "ends", StoppingText(job.stopping()));
   }
   if (job.has_restore()) {
     AddLine(lines, "restores", EscapeText(job.restore().text()));
@@ -188,6 +205,9 @@ std::string RenderDaemon(const v1::DaemonStatus& d) {
                   EscapeText(d.memory_dir()), " has ", FormatBytes(d.memory_bytes_free_in_tmpfs()),
                   " left\n");
   absl::StrAppend(&out, RenderTiers(d), RenderQuiet(d.quiet()));
+  if (d.draining()) {
+    absl::StrAppend(&out, "being drained: no rank is let in (ckptctl drain --undo)\n");
+  }
   for (const std::string& problem : d.problems()) {
     absl::StrAppend(&out, "problem: ", EscapeText(problem), "\n");
   }
@@ -208,18 +228,9 @@ std::string RenderStatus(const v1::GetStatusReply& reply) {
 }
 
 ExitCode RunStatus(const Context& context, const StatusArguments& arguments) {
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
   v1::GetStatusRequest request;
   request.set_job(arguments.job);
-  v1::GetStatusReply reply;
-  if (const absl::Status status = (*client)->GetStatus(request, reply); !status.ok()) {
-    return ReportError(context, status);
-  }
-  *context.out << (context.json ? DumpJson(MessageToJson(reply)) + "\n" : RenderStatus(reply));
-  return ExitCode::kOk;
+  return Ask(context, "", &AdminClient::GetStatus, request, RenderStatus);
 }
 
 }  // namespace holdfast

@@ -150,4 +150,41 @@ size_t DisplayWidth(std::string_view text) {
   return columns;
 }
 
+std::string AsciiText(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const Decoded c = DecodeAt(text, at);
+    if (c.bytes == 1) {
+      out += text[at];
+    } else if (c.bytes == 0) {
+      absl::StrAppend(&out, "\\x", absl::Hex(static_cast<uint8_t>(text[at]), absl::kZeroPad2));
+    } else {
+      absl::StrAppend(&out, "\\u{", absl::Hex(c.code), "}");
+    }
+    at += c.bytes == 0 ? 1 : c.bytes;
+  }
+  return out;
+}
+
+std::string CutText(std::string_view text, size_t columns_max, std::string_view mark) {
+  if (DisplayWidth(text) <= columns_max) {
+    return std::string(text);
+  }
+  const size_t mark_width = DisplayWidth(mark);
+  if (mark_width > columns_max) {
+    return "";
+  }
+  size_t columns = mark_width;
+  size_t end = 0;
+  while (end < text.size()) {
+    const Decoded c = DecodeAt(text, end);
+    columns += c.bytes == 0 ? 1 : WidthOf(c.code);
+    if (columns > columns_max) {
+      break;
+    }
+    end += c.bytes == 0 ? 1 : c.bytes;
+  }
+  return absl::StrCat(std::string(text.substr(0, end)), std::string(mark));
+}
+
 }  // namespace holdfast

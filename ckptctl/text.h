@@ -25,4 +25,10 @@ std::string EscapeText(std::string_view text, size_t columns_max = kTextColumnsM
 // none.
 size_t DisplayWidth(std::string_view text);
 
+// An escaped text for a terminal that has no UTF-8: every character beyond ASCII as \u{N}.
+std::string AsciiText(std::string_view text);
+
+// An escaped text in at most so many columns; one that is cut ends with `mark`.
+std::string CutText(std::string_view text, size_t columns_max, std::string_view mark);
+
 }  // namespace holdfast

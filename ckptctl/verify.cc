@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
+#include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
 #include "ckptctl/views.h"
@@ -18,15 +19,13 @@ namespace {
 
 constexpr size_t kProgressCells = 24;
 constexpr size_t kBadKeptMax = 10'000;  // for --json; the count goes on
-constexpr std::chrono::milliseconds kRedraw(100);
-constexpr char kClearLine[] = "\r\x1b[K";
 
-Duration Milliseconds(int64_t ms) {
+Duration FromMs(int64_t ms) {
   return std::chrono::milliseconds(ms);
 }
 
 // What one job's verification came to.
-struct Outcome {
+struct JobOutcome {
   std::string job;
   absl::Status status;  // NotFound: there is nothing to verify
   uint64_t bytes = 0;
@@ -39,10 +38,12 @@ struct Outcome {
 
 class Verification {
  public:
-  Verification(const Context& context, AdminClient& client) : context_(context), client_(client) {}
+  // A bar from the first moment on: how much there is to read is known at once.
+  Verification(const Context& context, AdminClient& client)
+      : context_(context), client_(client), line_(context, Duration(0)) {}
 
-  Outcome Run(const VerifyArguments& arguments, const std::string& job) {
-    outcome_ = Outcome{.job = job};
+  JobOutcome Run(const VerifyArguments& arguments, const std::string& job) {
+    outcome_ = JobOutcome{.job = job};
     begin_ = context_.clock->Now();
     v1::VerifyRequest request;
     request.set_job(job);
@@ -56,7 +57,7 @@ class Verification {
         context_.interrupted == nullptr ? kNever : *context_.interrupted;
     outcome_.status =
         client_.Verify(request, cancel, [this](const v1::VerifyProgress& p) { OnProgress(p); });
-    ClearProgress();
+    line_.Clear();
     if (outcome_.status.ok() && !outcome_.done) {
       outcome_.status =
           absl::UnavailableError("the daemon ended the verification before it was done");
@@ -77,34 +78,24 @@ class Verification {
     for (const v1::BadShard& bad : progress.bad()) {
       ++outcome_.bad_count;
       if (!context_.json) {
-        ClearProgress();
+        line_.Clear();
         *context_.out << "BAD: " << EscapeText(outcome_.job) << " " << RenderBadShard(bad)
                       << std::endl;
       } else if (outcome_.bad.size() < kBadKeptMax) {
         outcome_.bad.push_back(bad);
       }
     }
-    const MonotonicTime now = context_.clock->Now();
-    if (context_.progress && (!drawn_ || now - last_drawn_ >= kRedraw)) {
-      *context_.err << kClearLine << EscapeText(outcome_.job) << " "
-                    << RenderVerifyProgress(progress, ElapsedMs()) << std::flush;
-      drawn_ = true;
-      last_drawn_ = now;
-    }
-  }
-  void ClearProgress() {
-    if (drawn_) {
-      *context_.err << kClearLine << std::flush;
-      drawn_ = false;
-    }
+    line_.Draw([&] {
+      return absl::StrCat(EscapeText(outcome_.job), " ",
+                          RenderVerifyProgress(progress, ElapsedMs()));
+    });
   }
 
   const Context& context_;
   AdminClient& client_;
-  Outcome outcome_;
+  JobOutcome outcome_;
   MonotonicTime begin_;
-  MonotonicTime last_drawn_;
-  bool drawn_ = false;
+  ProgressLine line_;
 };
 
 absl::StatusOr<std::vector<std::string>> JobsToVerify(AdminClient& client, const std::string& job) {
@@ -120,11 +111,11 @@ absl::StatusOr<std::vector<std::string>> JobsToVerify(AdminClient& client, const
   return names;
 }
 
-void ShowOutcome(const Context& context, const Outcome& outcome, int64_t elapsed_ms) {
+void ShowOutcome(const Context& context, const JobOutcome& outcome, int64_t elapsed_ms) {
   const std::string checked = absl::StrCat(
       Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes), " in ",
       FormatAge(elapsed_ms), " (",
-      FormatRate(outcome.bytes, Milliseconds(std::max<int64_t>(elapsed_ms, 1))), ")",
+      FormatRate(outcome.bytes, FromMs(std::max<int64_t>(elapsed_ms, 1))), ")",
       outcome.skipped == 0 ? ""
                            : absl::StrCat("; ", Count(outcome.skipped, "more was", "more were"),
                                           " given up for newer steps meanwhile"));
@@ -140,7 +131,7 @@ void ShowOutcome(const Context& context, const Outcome& outcome, int64_t elapsed
   }
 }
 
-nlohmann::ordered_json OutcomeToJson(const Outcome& outcome, int64_t elapsed_ms) {
+nlohmann::ordered_json JobOutcomeToJson(const JobOutcome& outcome, int64_t elapsed_ms) {
   nlohmann::ordered_json json;
   json["job"] = outcome.job;
   json["verified"] = outcome.status.ok();
@@ -175,7 +166,7 @@ std::string RenderVerifyProgress(const v1::VerifyProgress& p, int64_t elapsed_ms
   const double left_ms = static_cast<double>(p.bytes_total() - p.bytes_done()) /
                          static_cast<double>(p.bytes_done()) * static_cast<double>(elapsed_ms);
   constexpr double kLeftMsMax = 100.0 * 86'400'000;  // more than 100 days is no estimate
-  absl::StrAppend(&line, "  ", FormatRate(p.bytes_done(), Milliseconds(elapsed_ms)));
+  absl::StrAppend(&line, "  ", FormatRate(p.bytes_done(), FromMs(elapsed_ms)));
   if (left_ms < kLeftMsMax) {
     absl::StrAppend(&line, "  ", FormatAge(static_cast<int64_t>(left_ms)), " left");
   }
@@ -195,7 +186,7 @@ ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   uint64_t bad = 0;
   for (const std::string& job : *jobs) {
-    const Outcome outcome = verification.Run(arguments, job);
+    const JobOutcome outcome = verification.Run(arguments, job);
     // A job that has nothing committed yet is no failure when all jobs were asked for.
     const bool only_empty = arguments.job.empty() && absl::IsNotFound(outcome.status);
     bad += outcome.bad_count;
@@ -204,7 +195,7 @@ ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
       return ReportError(context, Annotate(outcome.status, absl::StrCat("verify ", job)));
     }
     if (context.json) {
-      results.push_back(OutcomeToJson(outcome, verification.ElapsedMs()));
+      results.push_back(JobOutcomeToJson(outcome, verification.ElapsedMs()));
     } else {
       ShowOutcome(context, outcome, verification.ElapsedMs());
     }

@@ -26,6 +26,7 @@ class ListCheckpointsReply;
 class RebuildReply;
 class TimelineReply;
 class DaemonEvent;
+class Leaving;
 class VerifyProgress;
 class WhereReply;
 }  // namespace v1
@@ -58,6 +59,7 @@ std::string RenderWhere(std::string_view job, const v1::WhereReply& reply);
 std::string RenderExplain(std::string_view job, const v1::ExplainReply& reply);
 std::string RenderTimeline(std::string_view job, const v1::TimelineReply& reply);
 std::string RenderEvent(const v1::DaemonEvent& event);
+std::string RenderLeft(const std::string& job, const v1::Leaving& leaving);
 std::string RenderGarbage(const v1::CollectGarbageReply& reply, bool dry_run);
 std::string RenderRebuild(const v1::RebuildReply& reply);
 

@@ -23,8 +23,10 @@ bool tell_json = false;
 // Set while no timer runs, read by the signal handler.
 std::string message;       // NOLINT(runtime/string)
 std::string json_message;  // NOLINT(runtime/string)
+std::string farewell;      // NOLINT(runtime/string)
 
 void OnAlarm(int) {
+  static_cast<void>(!::write(STDOUT_FILENO, farewell.data(), farewell.size()));
   static_cast<void>(!::write(STDERR_FILENO, message.data(), message.size()));
   static_cast<void>(!::write(STDOUT_FILENO, json_message.data(), json_message.size()));
   ::_exit(static_cast<int>(ExitCode::kUnreachable));
@@ -50,6 +52,10 @@ void EnableWatchdog(bool json) {
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   enabled = true;
   tell_json = json;
+}
+
+void SetWatchdogFarewell(const std::string& text) {
+  farewell = text;
 }
 
 bool WatchdogEnabled() {

@@ -17,6 +17,10 @@ namespace holdfast {
 void EnableWatchdog(bool json);
 bool WatchdogEnabled();  // whether this is the program, and no test
 
+// What it writes to stdout before it says anything: what leaves the terminal as it was. Empty:
+// none.
+void SetWatchdogFarewell(const std::string& text);
+
 class Watchdog {
  public:
   // Somewhat later than the timeout, the program says that `socket` did not answer, and exits as it

@@ -9,6 +9,7 @@ if(SKBUILD)
 endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/ckptd.yaml ${PROJECT_SOURCE_DIR}/docs/operations.md
+  ${PROJECT_SOURCE_DIR}/docs/configuration.md
   ${PROJECT_SOURCE_DIR}/deploy/prometheus/alerts.yaml ${PROJECT_SOURCE_DIR}/deploy/grafana/holdfast.json
   ${PROJECT_SOURCE_DIR}/docs/alerts.md
   DESTINATION ${CMAKE_INSTALL_DATADIR}/holdfast COMPONENT daemon)
@@ -45,7 +46,8 @@ if(HOLDFAST_PACKAGE)
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/lib\" \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/licences\"
     $<TARGET_FILE:ckptd> $<TARGET_FILE:ckptctl> $<TARGET_FILE:holdfast> COMMAND_ERROR_IS_FATAL ANY)" COMPONENT libraries)
   install(FILES ${HOLDFAST_WHEEL} DESTINATION wheel COMPONENT wheel)
-  install(FILES ${PROJECT_SOURCE_DIR}/docs/install.md ${PROJECT_SOURCE_DIR}/docs/ckptctl.md DESTINATION share/holdfast COMPONENT daemon)
+  install(FILES ${PROJECT_SOURCE_DIR}/docs/install.md ${PROJECT_SOURCE_DIR}/docs/ckptctl.md ${PROJECT_SOURCE_DIR}/docs/capacity.md
+    ${PROJECT_SOURCE_DIR}/docs/tuning.md DESTINATION share/holdfast COMPONENT daemon)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION . COMPONENT daemon)
 
   set(CPACK_GENERATOR TGZ)

@@ -8,30 +8,77 @@
 namespace holdfast {
 namespace {
 
+using Unit = SettingRange::Unit;
+
 constexpr uint64_t kEveryMsMax = uint64_t{365} * 24 * 3600 * 1000;  // a year
 constexpr uint32_t kKeepMax = 1'000'000;
 constexpr uint32_t kReplicasMax = 8;
 
-absl::Status Check(std::string_view tier, const v1::TierPolicy& policy) {
-  const auto bad = [&](std::string_view setting, const std::string& problem) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("policy: ", ToAbsl(tier), ".", ToAbsl(setting), ": ", problem));
-  };
-  if (policy.has_keep_last() && (policy.keep_last() == 0 || policy.keep_last() > kKeepMax)) {
-    return bad("keep_last", absl::StrCat(policy.keep_last(), " is not within 1 to ", kKeepMax,
-                                         ": the newest one always stays"));
+// Names of one tier's settings.
+struct SettingNames {
+  std::string_view every_steps;
+  std::string_view every_ms;
+  std::string_view keep_last;
+  std::string_view keep_every_steps;
+  std::string_view bytes_max;
+};
+
+void AddRanges(const v1::TierPolicy& policy, const SettingNames& names,
+               std::vector<SettingRange>& ranges) {
+  if (policy.has_every_steps()) {
+    ranges.push_back({names.every_steps, policy.every_steps()});
   }
-  if (policy.every_ms() > kEveryMsMax) {
-    return bad("every_ms", absl::StrCat(policy.every_ms(), " ms is not within 0 to ", kEveryMsMax,
-                                        " ms, a year; 0: never by time"));
+  if (policy.has_every_ms()) {
+    ranges.push_back({.setting = names.every_ms,
+                      .value = policy.every_ms(),
+                      .max = kEveryMsMax,
+                      .unit = Unit::kMs,
+                      .note = "a year at most; 0: never by time"});
   }
+  if (policy.has_keep_last()) {
+    ranges.push_back({.setting = names.keep_last,
+                      .value = policy.keep_last(),
+                      .min = 1,
+                      .max = kKeepMax,
+                      .note = "the newest one always stays"});
+  }
+  if (policy.has_keep_every_steps()) {
+    ranges.push_back({names.keep_every_steps, policy.keep_every_steps()});
+  }
+  if (policy.has_bytes_max()) {
+    ranges.push_back(
+        {.setting = names.bytes_max, .value = policy.bytes_max(), .unit = Unit::kBytes});
+  }
+}
+
+absl::Status CheckVerify(std::string_view tier, const v1::TierPolicy& policy) {
   if (policy.has_verify() && !v1::TierPolicy::Verify_IsValid(policy.verify())) {
-    return bad("verify", "expected none, sample or all");
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy: ", ToAbsl(tier), ".verify: expected none, sample or all"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::vector<SettingRange> PolicyRanges(const v1::Policy& policy) {
+  std::vector<SettingRange> ranges;
+  if (policy.has_replicas()) {
+    ranges.push_back({.setting = "replicas",
+                      .value = policy.replicas(),
+                      .max = kReplicasMax,
+                      .note = "so many other nodes keep each shard in memory; 0: none"});
+  }
+  AddRanges(policy.nvme(),
+            {"nvme.every_steps", "nvme.every_ms", "nvme.keep_last", "nvme.keep_every_steps",
+             "nvme.bytes_max"},
+            ranges);
+  AddRanges(policy.remote(),
+            {"remote.every_steps", "remote.every_ms", "remote.keep_last", "remote.keep_every_steps",
+             "remote.bytes_max"},
+            ranges);
+  return ranges;
+}
 
 absl::Status CheckPolicy(const v1::Policy& policy) {
   if (policy.nvme().has_share_replicas()) {
@@ -39,15 +86,13 @@ absl::Status CheckPolicy(const v1::Policy& policy) {
         "policy: nvme.share_replicas: only the remote tier is shared by ranks of several nodes; "
         "expected remote.share_replicas");
   }
-  if (policy.replicas() > kReplicasMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("policy: replicas: ", policy.replicas(), " is not within 0 to ", kReplicasMax,
-                     ": so many other nodes keep each shard in memory; 0: none"));
+  for (const SettingRange& range : PolicyRanges(policy)) {
+    if (const absl::Status sound = CheckRange(range); !sound.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("policy: ", sound.message()));
+    }
   }
-  if (absl::Status nvme = Check("nvme", policy.nvme()); !nvme.ok()) {
-    return nvme;
-  }
-  return Check("remote", policy.remote());
+  HF_RETURN_IF_ERROR(CheckVerify("nvme", policy.nvme()));
+  return CheckVerify("remote", policy.remote());
 }
 
 }  // namespace holdfast

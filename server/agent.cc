@@ -44,6 +44,7 @@ void Agent::Handle(const Event& event, EventTime time) {
       }
     }
     void operator()(const JobStateRemoved& e) { agent.OnJobStateRemoved(e); }
+    void operator()(const SettingsChanged& e) { agent.OnSettingsChanged(e); }
     void operator()(const CopyFoundBad& e) { agent.OnCopyFoundBad(e); }
     void operator()(const DurableCopyJudged& e) {
       if (agent.jobs_.count(e.id.job) == 0) {
@@ -253,6 +254,8 @@ void Agent::Dispatch(ConnectionId id, Connection& connection, const v1::ClientFr
       return OnEnterSession(id, *seat, connection.seat, frame);
     case Frame::kReportLoad:
       return OnReportLoad(id, *seat, connection.seat, frame);
+    case Frame::kReachStep:
+      return OnReachStep(id, *seat, connection.seat, frame);
     default: {
       // (Who does not wait, and says so by a millisecond, takes a daemon that is silent for a tenth
       // of a second for one that hangs.)
@@ -278,6 +281,9 @@ RequestToken Agent::NewPending(ConnectionId connection, const v1::ClientFrame& f
   pending.connection = connection;
   pending.frame_id = frame.id();
   pending.kind = frame.request_case();
+  if (frame.join().has_passed_step()) {
+    pending.passed = frame.join().passed_step();
+  }
   pending_.emplace(token, std::move(pending));
   connections_.at(connection).pending.insert(token);
   SetDeadline(token, deadline);
@@ -471,6 +477,8 @@ void Agent::ExpireRequest(RequestToken token) {
       return GiveUpParts(token);
     case Where::kRecords:
       return GiveUpRecords(token);
+    case Where::kStanding:
+      return AnswerReached(token);  // it goes on
     case Where::kFetch:
       for (auto& [shard, fetch] : fetches_) {
         fetch.waiting.erase(token);  // it goes on: whoever asks again finds it in memory
@@ -576,6 +584,9 @@ MonotonicTime Agent::Deadline(uint64_t deadline_ms) const {
 void Agent::EraseSeat(SeatId id) {
   if (const std::optional<Seat> seat = seats_.Erase(id)) {
     Unref(seat->process);
+    if (!seats_.AnyOf(seat->job)) {
+      stops_.erase(seat->job);
+    }
   }
 }
 

@@ -65,6 +65,11 @@ inline constexpr size_t kLoadsAtOnce = 4;         // from drives here, for other
 inline constexpr size_t kReplicasAtOnce = 4;      // that are being read from other nodes
 inline constexpr size_t kCancelledJoinsMax = 4096;  // that a host may have admitted
 inline constexpr size_t kFlushedMax = 4096;         // ends of flushes that are remembered
+// How long the ranks of a job that is told to end stand still until the last step is known; longer
+// than its host asks for (StopAgreement::kRoundMax).
+inline constexpr Duration kStandMax = std::chrono::seconds(2);
+// When it did not come about, for lack of a host: until it is tried again.
+inline constexpr Duration kStopAgain = std::chrono::seconds(10);
 // How long a request that has expired waits for its host, which knows better what was missing.
 inline constexpr Duration kHostGrace = std::chrono::milliseconds(50);
 // How long who does not wait is kept waiting for the host's answer.
@@ -152,6 +157,7 @@ class Agent {
   bool MayTouch(const std::string& name, const Caller& caller) const;
   std::optional<uint32_t> OwnerOf(const std::string& name) const;  // the uid, if it is known here
   v1::DaemonStatus DescribeDaemon(const Caller& caller, EventTime time) const;
+  CoordinatorSettings Settings();                 // of coordinators, as the configuration now is
   Coordinator* Hosted(const JobUuid& job) const;  // null: it is not hosted here
 
   Jobs& jobs() { return jobs_; }
@@ -248,10 +254,11 @@ class Agent {
     kSource,
     kReserve,
     kHanding,
-    kOpening,  // a reader: for its copy in a durable tier, or on another node
-    kParts,    // for parts of what another node has
-    kRecords,  // for those of a step to be gathered
-    kHost      // for the node that hosts the job to be heard of
+    kOpening,   // a reader: for its copy in a durable tier, or on another node
+    kParts,     // for parts of what another node has
+    kRecords,   // for those of a step to be gathered
+    kStanding,  // a rank: for the last step to be agreed on
+    kHost       // for the node that hosts the job to be heard of
   };
   // A reader's request for a shard, from whatever tier.
   struct Attaching {
@@ -281,7 +288,8 @@ class Agent {
     SeatId seat = 0;
     uint64_t hold = 0;  // reads: what the client calls it
     // Saves and reserves.
-    Step step = 0;
+    Step step = 0;               // also of a rank that stands
+    std::optional<Step> passed;  // joins: that the rank had gone on beyond before
     uint64_t bytes = 0;
     uint32_t slots = 0;
     uint32_t ready = 0;
@@ -405,6 +413,15 @@ class Agent {
   struct HostWait {
     std::vector<RequestToken> waiting;
   };
+  // A job of whose ranks one was told to end.
+  struct Stop {
+    Attempt attempt = 0;
+    std::optional<Rank> told;    // which; none: on other nodes
+    MonotonicTime by{};          // its processes are killed then
+    std::optional<Step> last;    // once it is agreed on
+    MonotonicTime held_until{};  // its ranks stand still until then, or `last` is known
+    MonotonicTime again_at{};    // the host is not asked again before
+  };
   struct AdminWait {
     AdminToken token = 0;
     std::optional<MonotonicTime> deadline;
@@ -496,6 +513,19 @@ class Agent {
   void CountFailure(Slot& slot, const absl::Status& status);
   void RefuseSave(RequestToken token, const Failure& failure);
   Slot* FindFilling(const Seat& seat, SlotId slot, Generation generation, Step step);
+
+  // agent_stops.cc: the last step of a job that is told to end
+  void OnReachStep(ConnectionId id, const Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void AnswerReached(RequestToken token);
+  uint32_t LeftMs(const Stop& stop) const;
+  Stop& StopOf(const JobUuid& job, Attempt attempt);  // of a newer attempt, if there is one
+  void NoteStop(const Seat& seat, uint64_t grace_ms);
+  void TellStop(const JobUuid& job, const Stop& stop);
+  void TellStopAnew(const JobUuid& job);
+  void TakeMessage(const JobUuid& job, const HoldSteps& m);
+  void TakeMessage(const JobUuid& job, const LastStepChosen& m);
+  std::vector<RequestToken> StandingOf(const JobUuid& job) const;
+  void EndStopBelow(const JobUuid& job, Attempt attempt, const Failure& failure);
 
   // agent_reserve.cc: slots ahead of the first save
   void OnReserve(ConnectionId id, const Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
@@ -639,7 +669,6 @@ class Agent {
   void TakeMessage(const JobUuid& job, const RemovalWanted& m);
   void TakeMessage(const JobUuid& job, const AdminAnswered& m);
   bool HasTier(TierKind tier) const;
-  CoordinatorSettings Settings();
   uint64_t TierBytesUsed(TierKind tier) const;
   void AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes);
   void CheckWatermark(const JobUuid& job);
@@ -727,9 +756,11 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::CollectGarbageRequest& request);
   void Admin(const AdminRequest& e, const v1::PinRequest& request);
   void Admin(const AdminRequest& e, const v1::ReplaceRequest& request);
+  void Admin(const AdminRequest& e, const v1::DrainRequest& request);
   void Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request);
   void Admin(const AdminRequest& e, const v1::RebuildRequest& request);
   void Admin(const AdminRequest& e, const v1::SetOptionsRequest& request);
+  void OnSettingsChanged(const SettingsChanged& e);
   void Admin(const AdminRequest& e, const v1::GetNodesRequest& request);
   // agent_copies_admin.cc
   void Admin(const AdminRequest& e, const v1::FindShardRequest& request);
@@ -825,7 +856,8 @@ class Agent {
   bool FinishRemoval(const std::string& name, const v1::JobState& state);
   void TakeMessage(const JobUuid& job, const RemovalAgreed& m);
 
-  v1::DaemonConfig config_;  // as it is now: ckptctl set changes limits
+  v1::DaemonConfig config_;  // as it is now: SettingsChanged and ckptctl set change it
+  std::map<std::string, std::string> limits_set_;  // by ckptctl set: name → value as typed
   NodeNames nodes_;
   const uint32_t daemon_uid_;
   uint64_t random_;
@@ -859,6 +891,8 @@ class Agent {
   bool slots_changed_ = false;
   std::map<AdminToken, std::set<SlotId>> admin_reads_;
   std::map<RequestToken, AdminWait> admin_waits_;
+  std::map<JobUuid, Stop> stops_;  // of jobs with ranks here
+  bool draining_ = false;          // no rank is let in, no replica taken
   std::map<JobUuid, Removal> removals_;
   // In a cluster.
   std::deque<AgentNotice> notices_;

@@ -79,6 +79,7 @@ v1::DaemonStatus Agent::DescribeDaemon(const Caller& caller, EventTime time) con
                                  (slot.state == SlotState::kQuarantined ? 1 : 0));
   }
   daemon.set_connections(static_cast<uint32_t>(connections_.size()));
+  daemon.set_draining(draining_);
   FillTierStatus(daemon);
   // They name jobs of all users.
   if (caller.uid == 0 || caller.uid == daemon_uid_) {

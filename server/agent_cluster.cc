@@ -514,6 +514,7 @@ void Agent::Meet(const MeetJob& m, EventTime time) {
     }
   }
   TellDrives(*job);
+  TellStopAnew(job->uuid);
   // 3. Who waited for it.
   GoOnWithHost(m.name);
 }
@@ -565,6 +566,7 @@ NodeArrived Agent::Arrival(const JobUuid& job) const {
   NodeArrived arrived;
   arrived.lends_bytes = LendsBytes();
   arrived.reads_remote = !config_.remote().dir().empty();
+  arrived.leaving = draining_;
   for (const v1::Label& label : OwnLabels()) {
     arrived.labels.push_back({label.name(), label.value()});
   }

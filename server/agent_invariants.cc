@@ -9,6 +9,16 @@ namespace holdfast {
 std::string Agent::CheckInvariants() const {
   uint64_t bytes = 0;
   std::map<ProcessId, uint32_t> references;
+  for (const auto& [job, stop] : stops_) {
+    if (!seats_.AnyOf(job)) {
+      return "a job without ranks here is told to end";
+    }
+  }
+  for (const auto& [token, pending] : pending_) {
+    if (pending.where == Where::kStanding && !pending.deadline) {
+      return absl::StrCat("request ", token, ": a rank stands still for ever");
+    }
+  }
   for (const auto& [id, slot] : slots_) {
     const std::string where = absl::StrCat("slot ", id, ": ");
     bytes += slot.bytes;

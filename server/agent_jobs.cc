@@ -43,6 +43,13 @@ void Agent::OnJoin(ConnectionId id, Connection& connection, const v1::ClientFram
                   absl::StrCat("the launch id has ", join.launch().size(), " bytes, at most ",
                                kLaunchBytesMax, " are allowed"));
   }
+  if (draining_ && join.attempt() == 0 && join.leave_attempt() == 0) {
+    return refuse(absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+                  absl::StrCat(nodes_.Name(kHere),
+                               " is being drained, and lets no rank in; start it on another node, "
+                               "or let ranks in again: ckptctl drain ",
+                               nodes_.Name(kHere), " --undo"));
+  }
   if (const absl::Status policy = CheckPolicy(join.policy()); !policy.ok()) {
     return refuse(policy.code(), v1::Failure::REASON_UNSPECIFIED, Message(policy));
   }
@@ -273,15 +280,15 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
       old.push_back(id);
     }
   }
-  // What waits for a slot in the old seat's name would find nobody to give it to.
+  // What waits in the old seat's name would find nobody to give it to.
   std::vector<RequestToken> orphaned;
   for (const auto& [token, waiting] : pending_) {
     if (old.empty()) {
       break;
     }
-    const bool for_a_slot = waiting.where == Where::kSlot || waiting.where == Where::kRoom ||
-                            waiting.where == Where::kAsking;
-    if (for_a_slot && std::find(old.begin(), old.end(), waiting.seat) != old.end()) {
+    const bool by_seat = waiting.where == Where::kSlot || waiting.where == Where::kRoom ||
+                         waiting.where == Where::kAsking || waiting.where == Where::kStanding;
+    if (by_seat && std::find(old.begin(), old.end(), waiting.seat) != old.end()) {
       orphaned.push_back(token);
     }
   }
@@ -292,11 +299,14 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
                                                            : Refuse(token, failure);
   }
   Ref(process);
+  Seat seat{
+      job,   m.attempt,  m.rank, m.world_size, process, connection.caller.uid, pending->connection,
+      false, m.last_step};
+  seat.passed = pending->passed;
+  connection.seat = seats_.Add(seat);
   for (const SeatId id : old) {
     EraseSeat(id);
   }
-  connection.seat = seats_.Add({job, m.attempt, m.rank, m.world_size, process,
-                                connection.caller.uid, pending->connection, false, m.last_step});
   Reclaim(*FindSeat(connection.seat));
 
   v1::DaemonFrame frame;
@@ -518,6 +528,7 @@ void Agent::TakeMessage(const JobUuid& job, const Superseded& m) {
                         absl::StrCat("job '", JobName(job), "' has a newer attempt, ", m.by,
                                      "; this process should end")};
   seats_.Supersede(job, m.by);
+  EndStopBelow(job, m.by, failure);
   const std::set<RequestToken> waiting = waiting_for_room_;
   for (const RequestToken token : waiting) {
     const Seat* seat = FindSeat(pending_.at(token).seat);

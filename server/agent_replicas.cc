@@ -46,6 +46,9 @@ void Agent::TakeReplicas(const JobUuid& job, const FlushWanted& m) {
     absl::Status refused;
     if (jobs_.count(job) == 0 || removals_.count(job) > 0) {
       refused = absl::NotFoundError("the job is not known here (any more)");
+    } else if (draining_) {
+      refused = absl::ResourceExhaustedError(
+          absl::StrCat(nodes_.Name(kHere), " is being drained (ckptctl drain)"));
     } else if (bytes > LendsBytes()) {
       refused = absl::ResourceExhaustedError(
           absl::StrCat("the shard has ", FormatBytes(wanted.bytes), ", and ", nodes_.Name(kHere),

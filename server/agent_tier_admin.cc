@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kOptionsMax = 64;
 constexpr size_t kOptionBytesMax = 128;
 
-// What may be set while the daemon runs; the rest needs a restart.
+// What may be set by hand while the daemon runs.
 constexpr std::array<absl::string_view, 7> kLimits = {
     "nvme.bandwidth_bytes_per_s_max",   "nvme.io_priority",   "nvme.nice",
     "remote.bandwidth_bytes_per_s_max", "remote.io_priority", "remote.nice",
@@ -193,6 +193,37 @@ void Agent::Admin(const AdminRequest& e, const v1::ReplaceRequest& request) {
   Send((*job)->uuid(), ReplaceAsked{AwaitJob(e.token, (*job)->uuid()), request});
 }
 
+// Of this node: what lies here alone gets elsewhere (Coordinator::Rescue), and nothing new here.
+// Until it is undone, or the daemon is started anew.
+void Agent::Admin(const AdminRequest& e, const v1::DrainRequest& request) {
+  const std::string& self = nodes_.Name(kHere);
+  if (!request.node().empty() && request.node() != self) {
+    return RefuseAdmin(e.token,
+                       absl::NotFoundError(absl::StrCat("drain: no node is called '",
+                                                        request.node().substr(0, kJobNameBytesMax),
+                                                        "', or it is none now (ckptctl nodes lists "
+                                                        "them)")));
+  }
+  if (e.caller.uid != 0 && e.caller.uid != daemon_uid_) {
+    return RefuseAdmin(
+        e.token, absl::PermissionDeniedError("drain: root's and the daemon's own user's to do"));
+  }
+  if (draining_ == request.undo()) {
+    draining_ = !request.undo();
+    for (const auto& [uuid, job] : jobs_) {
+      if (Told(job)) {
+        Send(uuid, NodeLeaving{draining_});
+      }
+    }
+  }
+  v1::DrainReply reply;
+  reply.set_node(self);
+  reply.set_ranks(static_cast<uint32_t>(
+      std::count_if(seats_.all().begin(), seats_.all().end(),
+                    [](const auto& seat) { return !seat.second.superseded; })));
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
 void Agent::Admin(const AdminRequest& e, const v1::RemoveCheckpointRequest& request) {
   const auto job = FindVisible(e.caller, request.job());
   if (!job.ok()) {
@@ -256,7 +287,9 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
           e.token,
           absl::InvalidArgumentError(absl::StrCat(
               "set: '", option.name().substr(0, 64),
-              "' cannot be changed while ckptd runs; these can: ", absl::StrJoin(kLimits, ", "))));
+              "' cannot be set; these can: ", absl::StrJoin(kLimits, ", "),
+              "; others are changed in the settings' file, and read again (SIGHUP, or systemctl "
+              "reload ckptd)")));
     }
   }
   v1::DaemonConfig changed = config_;
@@ -274,6 +307,9 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
   *config_.mutable_nvme() = changed.nvme();
   *config_.mutable_remote() = changed.remote();
   *config_.mutable_fabric() = changed.fabric();
+  for (const v1::SetOptionsRequest::Option& option : request.options()) {
+    limits_set_[option.name()] = option.value();
+  }
   Act(ApplyLimits{config_.nvme(), config_.remote(), config_.fabric()});
   v1::SetOptionsReply reply;
   const bool priority = std::any_of(request.options().begin(), request.options().end(),
@@ -286,6 +322,33 @@ void Agent::Admin(const AdminRequest& e, const v1::SetOptionsRequest& request) {
       priority ? "; the kernel lets only root raise a priority: if it refuses, ckptd's log says so"
                : ""));
   Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
+}
+
+// What waits for memory may get it now. Where there is less of it, what is in use stays, and no
+// more is taken until so much is free.
+void Agent::OnSettingsChanged(const SettingsChanged& e) {
+  config_ = e.config;
+  v1::SetOptionsRequest set;
+  for (const auto& [name, value] : limits_set_) {
+    v1::SetOptionsRequest::Option& option = *set.add_options();
+    option.set_name(name);
+    option.set_value(value);
+  }
+  if (!limits_set_.empty()) {
+    // (It was parsed when it was set, and its limits depend on no other setting.)
+    const absl::StatusOr<std::string> yaml = AsYaml(set);
+    const absl::Status parsed = yaml.ok() ? ParseConfig(*yaml, "set", config_) : yaml.status();
+    if (!parsed.ok()) {
+      AddProblem(absl::StrCat("what was set is forgotten: ", Message(SetError(parsed))));
+      limits_set_.clear();
+    }
+  }
+  bytes_max_ = config_.memory().bytes_max();
+  slots_changed_ = true;
+  for (const RequestToken token : waiting_for_room_) {
+    pending_.at(token).no_create = false;
+  }
+  Act(ApplyLimits{config_.nvme(), config_.remote(), config_.fabric()});
 }
 
 // ---- Rebuild ----

@@ -415,13 +415,15 @@ bool Checkpoint::InMemory(Rank rank) const {
   return Readable(rank, TierKind::kMemory) || Readable(rank, TierKind::kPeer);
 }
 
-uint32_t Checkpoint::PeerCopies(Rank rank) const {
+uint32_t Checkpoint::PeerCopies(Rank rank, const std::set<NodeId>& but_on) const {
   const auto shard = shards.find(rank);
   return shard == shards.end()
              ? 0
              : static_cast<uint32_t>(std::count_if(
-                   shard->second.copies.begin(), shard->second.copies.end(),
-                   [&](const auto& copy) { return CountsAsPeers(shard->second, copy); }));
+                   shard->second.copies.begin(), shard->second.copies.end(), [&](const auto& copy) {
+                     return CountsAsPeers(shard->second, copy) &&
+                            but_on.count(copy.place.node) == 0;
+                   }));
 }
 
 std::vector<NodeId> Checkpoint::OwnNodes(Rank rank) const {

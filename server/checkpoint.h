@@ -172,7 +172,7 @@ struct Checkpoint {
   // Whether there is a good copy in the memory of any node.
   bool InMemory(Rank rank) const;
   // Good copies in the memory of nodes that keep it for others, and have none of the rank's own.
-  uint32_t PeerCopies(Rank rank) const;
+  uint32_t PeerCopies(Rank rank, const std::set<NodeId>& but_on = {}) const;
   // Nodes that have a good copy of the rank's own, in memory or nvme: a peer's there would be lost
   // with it.
   std::vector<NodeId> OwnNodes(Rank rank) const;

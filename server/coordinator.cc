@@ -203,6 +203,7 @@ void Coordinator::On(const WakeUp&, Turn& t) {
                          " ms after the first one began (save.commit_deadline_ms)"),
             t);
   }
+  ChooseLastStep(t);
   RetryRoom(t);
   RetainDurable(t);
   PumpDrains(t);
@@ -590,8 +591,10 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
       }
     }
   }
-  if (const std::optional<MonotonicTime> due = PrefetchWake()) {
-    also(*due);
+  for (const std::optional<MonotonicTime>& due : {PrefetchWake(), stop_.NextWake()}) {
+    if (due) {
+      also(*due);
+    }
   }
   return wake;
 }

@@ -46,6 +46,7 @@
 #include "server/pending_joins.h"
 #include "server/session.h"
 #include "server/sharing.h"
+#include "server/stop_agreement.h"
 
 namespace holdfast {
 
@@ -110,6 +111,9 @@ class Coordinator {
 
   void Handle(const ToCoordinator& message, NodeId from, EventTime time,
               std::vector<ForAgent>& out);
+  // The node's settings were read again. The tiers that there are, and the slots of a rank, stay.
+  void ChangeSettings(const CoordinatorSettings& settings, EventTime time,
+                      std::vector<ForAgent>& out);
   // When it wants a WakeUp at the latest.
   std::optional<MonotonicTime> NextWake() const;
 
@@ -404,6 +408,7 @@ class Coordinator {
   bool LetGoOfLeft(const RoomAsked& m, NodeId node, Turn& t);
   void NoteReleased(CheckpointId id);
   std::optional<Failure> WhyGivenUp(CheckpointId id, NodeId node);
+  bool GoesFromMemory(CheckpointId id, NodeId node) const;
   bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);
   void On(const SaveLost& m, Turn& t);
@@ -588,6 +593,26 @@ class Coordinator {
   std::vector<std::string> DomainLevels() const;
   NodeId DomainOf(NodeId node) const;
 
+  // coordinator_leaving.cc: nodes that are being drained
+  void On(const NodeLeaving& m, Turn& t);
+  void Rescue(Turn& t);
+  const std::pair<const CheckpointId, Checkpoint>* NewestCommitted() const;
+  bool LiesOnLeaving(const Checkpoint& checkpoint, Rank rank) const;
+  bool AnyLiesOnLeaving(const Checkpoint& checkpoint) const;
+  bool GoesToRemoteAtAll() const;
+  v1::Leaving LeavingState(NodeId node) const;
+  std::string WhyNotElsewhere(const Checkpoint& checkpoint) const;
+
+  // coordinator_stop.cc: the last step of a job that is told to end
+  void On(const StopNoticed& m, Turn& t);
+  void On(const StepsHeld& m, Turn& t);
+  std::set<NodeId> NodesAlive() const;
+  void ChooseLastStep(Turn& t);
+  LastStepChosen LastStep(const Turn& t) const;
+  void TellLastStep(Turn& t);
+  void TellOfStop(NodeId node, Turn& t);
+  bool IsLastStep(CheckpointId id) const;
+
   // coordinator_stand_ins.cc: spares
   void On(const ReplaceAsked& m, Turn& t);
   std::string WhyFewerReplicas() const;
@@ -626,7 +651,7 @@ class Coordinator {
   const Removals& RemovalsOf(TierKind tier) const { return removals_[static_cast<size_t>(tier)]; }
   bool Pinned(CheckpointId id) const;
 
-  const CoordinatorSettings settings_;
+  CoordinatorSettings settings_;
   const JobUuid uuid_;
   const std::string name_;
   const uint32_t uid_;
@@ -660,6 +685,7 @@ class Coordinator {
   Members members_;  // durable, but for their connections
   absl::btree_map<Rank, Step> last_begun_;
   bool any_save_ = false;
+  StopAgreement stop_;
   std::map<Step, Fate> fates_;
   uint64_t last_fate_ = 0;
   absl::btree_map<RequestToken, AwaitWaiter> awaits_;
@@ -700,6 +726,7 @@ class Coordinator {
   std::set<NodeId> missing_;
   std::set<NodeId> unreachable_;
   std::map<NodeId, Absence> absent_;  // those that this coordinator saw go
+  std::set<NodeId> leaving_;          // are being drained
   Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;

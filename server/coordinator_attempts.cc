@@ -473,6 +473,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   last_begun_.clear();
   fates_.clear();
   any_save_ = false;
+  stop_ = {};
 }
 
 // Any change of members or attempts may let a waiting rank in; the first that waited goes first.

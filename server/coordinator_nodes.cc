@@ -36,6 +36,14 @@ std::optional<Failure> Coordinator::WhyGivenUp(CheckpointId id, NodeId node) {
                                                      " was given up before")};
 }
 
+// A step that goes on in another tier: the node was told that its copies in memory go, and had not
+// heard it yet when it told of them.
+bool Coordinator::GoesFromMemory(CheckpointId id, NodeId node) const {
+  return std::any_of(released_.begin(), released_.end(), [&](const Released& each) {
+    return each.id == id && each.untold.count(node) == 0;
+  });
+}
+
 void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
   bool learned = false;
   for (const FoundShard& found : shards) {
@@ -70,6 +78,16 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
       if (known->second.shards.at(copy.id.rank).at(place).kind == CopyState::Kind::kAway) {
         known->second.SetNone(copy.id.rank, place);  // it took the place of the one that was there
       }
+      continue;
+    }
+    if (!found.replica && known != checkpoints_.end() &&
+        GoesFromMemory(copy.id.checkpoint(), t.from)) {
+      known->second.SetNone(copy.id.rank, place);
+      t.Say(GiveUp{copy.id.checkpoint(),
+                   {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
+                    absl::StrCat("step ", copy.id.step, " of attempt ", copy.id.attempt,
+                                 " was given up in memory before")}},
+            t.from);
       continue;
     }
     if (known != checkpoints_.end() && known->second.shards.count(copy.id.rank) > 0 &&
@@ -292,6 +310,7 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   std::sort(changed.begin(), changed.end());
   changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
   lenders_[t.from] = {m.lends_bytes, m.labels, m.reads_remote};
+  m.leaving ? void(leaving_.insert(t.from)) : void(leaving_.erase(t.from));
   domains_.clear();
   for (auto& [id, checkpoint] : checkpoints_) {
     checkpoint.ForgetApart();
@@ -325,6 +344,8 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
     // Slots came free, or may now: it looks, and asks again.
     t.Say(RoomAnswered{wait.asked.token, true});
   }
+  TellOfStop(t.from, t);
+  Rescue(t);
   GoOnWithSession(t);
   ReplicateAgain(t);
   PumpDrains(t);
@@ -495,6 +516,9 @@ void Coordinator::LoseWork(const absl::Status& why, const absl::Status& removal,
 void Coordinator::On(const NodeLeft& m, Turn& t) {
   const std::string who = settings_.nodes->Name(t.from);
   const absl::Status away = absl::UnavailableError(absl::StrCat(who, " is out of reach: ", m.why));
+  leaving_.erase(t.from);
+  stop_.Gone(t.from);
+  ChooseLastStep(t);
   lenders_.erase(t.from);
   domains_.clear();
   for (auto& [id, checkpoint] : checkpoints_) {

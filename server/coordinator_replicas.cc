@@ -45,8 +45,9 @@ bool Coordinator::LacksReplicas(const Checkpoint& checkpoint) const {
   return std::any_of(checkpoint.shards.begin(), checkpoint.shards.end(), [&](const auto& s) {
     const std::optional<NodeId> home = HomeOf(checkpoint, s.first);
     const auto stand_in = home ? stand_ins.find(*home) : stand_ins.end();
-    const bool lacks = checkpoint.PeerCopies(s.first) < wanted + (GoneForGood(home) ? 1 : 0) ||
-                       (stand_in != stand_ins.end() && !HasInMemory(s.second, stand_in->second));
+    const bool lacks =
+        checkpoint.PeerCopies(s.first, leaving_) < wanted + (GoneForGood(home) ? 1 : 0) ||
+        (stand_in != stand_ins.end() && !HasInMemory(s.second, stand_in->second));
     return lacks && checkpoint.InMemory(s.first);
   });
 }
@@ -109,7 +110,8 @@ std::map<Rank, Coordinator::Targets> Coordinator::ReplicaTargets(const Checkpoin
     PlacementNode& place = nodes.emplace_back();
     place.name = settings_.nodes->Name(node);
     // (The step before stays until this one is there.)
-    place.capacity_bytes = drain.full.count(node) > 0 ? 0 : lender.lends_bytes / 2;
+    const bool takes_none = drain.full.count(node) > 0 || leaving_.count(node) > 0;
+    place.capacity_bytes = takes_none ? 0 : lender.lends_bytes / 2;
     place.domains = DomainsOf(lender.labels, levels);
   }
   std::map<uint32_t, std::vector<PlacementShard>> shards;  // by how many are wanted
@@ -200,7 +202,7 @@ bool Coordinator::StartReplication(CheckpointId id, Turn& t) {
   };
   std::map<uint32_t, std::vector<Rank>> by_copies;
   for (const auto& [rank, its_targets] : targets) {
-    const uint32_t copies = checkpoint.PeerCopies(rank);
+    const uint32_t copies = checkpoint.PeerCopies(rank, leaving_);
     const bool lacks = copies < its_targets.wanted;
     by_copies[lacks ? copies : UINT32_MAX].push_back(rank);
   }

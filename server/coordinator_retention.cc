@@ -595,6 +595,20 @@ void Coordinator::On(const RemoveCheckpointAsked& m, Turn& t) {
   RetainDurable(t);
 }
 
+void Coordinator::ChangeSettings(const CoordinatorSettings& settings, EventTime time,
+                                 std::vector<ForAgent>& out) {
+  const v1::Policy before = EffectivePolicy();
+  settings_ = settings;
+  const v1::Policy now = EffectivePolicy();
+  Turn t{time, out, kHere};
+  if (now.replicas() != before.replicas()) {
+    now.replicas() == 0 ? DropReplicas("the settings ask for none any more (policy.replicas: 0)", t)
+                        : ReplicateAgain(t);
+  }
+  CollectGarbageAsked again;
+  On(again, t);
+}
+
 void Coordinator::On(const SetPolicyAsked& m, Turn& t) {
   policy_set_ = m.policy;
   Persist(t);

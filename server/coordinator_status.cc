@@ -74,6 +74,17 @@ void Coordinator::FillStatus(v1::JobStatus& status, EventTime time, Detail detai
                      : session_ && session_->loading() ? v1::JobStatus::ATTEMPT_PHASE_RESTORING
                                                        : v1::JobStatus::ATTEMPT_PHASE_GATHERING);
   }
+  if (stop_.noticed()) {
+    v1::Stopping& stopping = *status.mutable_stopping();
+    stopping.set_rank(stop_.rank());
+    stopping.set_left_ms(std::max(stop_.by() - time.now, Duration::zero()) /
+                         std::chrono::milliseconds(1));
+    stopping.set_chosen(stop_.last().has_value());
+    stopping.set_last_step(stop_.last().value_or(0));
+  }
+  for (const NodeId node : leaving_) {
+    *status.add_leaving() = LeavingState(node);
+  }
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (checkpoint.Open()) {
       v1::StepInFlight& open = *status.add_in_flight();

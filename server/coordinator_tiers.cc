@@ -82,7 +82,11 @@ void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
     const LastDrained& last = last_drained_[static_cast<size_t>(tier)];
     const bool older = last.id && id < *last.id;  // found in another tier, after a restart
     drain.decided = true;
-    if (!older && IsDue({rules.every_steps(), rules.every_ms()}, last, id, t.time.unix_ms)) {
+    const bool goes_at_all = rules.every_steps() > 0 || rules.every_ms() > 0;
+    const bool must = IsLastStep(id) || (tier != TierKind::kNvme && AnyLiesOnLeaving(checkpoint));
+    if (!older &&
+        (must ? goes_at_all
+              : IsDue({rules.every_steps(), rules.every_ms()}, last, id, t.time.unix_ms))) {
       Want(id, tier, t);
     }
   }
@@ -193,7 +197,8 @@ std::optional<CopyPlace> Coordinator::FlushSource(const Checkpoint& checkpoint, 
   return memory || to == TierKind::kNvme ? memory : checkpoint.GoodPlace(rank, TierKind::kPeer);
 }
 
-// Starts what may start: oldest first, a few at a time.
+// Starts what may start: oldest first, a few at a time. The last step of a job that is told to end
+// waits for no other.
 void Coordinator::PumpDrains(Turn& t) {
   for (const TierKind tier : kDrained) {
     if (!Configured(tier) || removed_) {
@@ -213,13 +218,15 @@ void Coordinator::PumpDrains(Turn& t) {
                           before.problem.empty() && before.stalled.empty() && nvme_moves;
       if (drain.phase == Drain::Phase::kWanted && drain.retry_at <= t.time.now) {
         drain.retry_at = {};  // from now on it waits for others, not for the time
-        if (!behind && !checkpoint.removing) {
+        if ((!behind || IsLastStep(id)) && !checkpoint.removing) {
           wanted.push_back(id);
         }
       }
     }
+    std::stable_partition(wanted.begin(), wanted.end(), [&](auto id) { return IsLastStep(id); });
     for (const CheckpointId& id : wanted) {
-      if (busy < kDrainsMax && open < kDrainsOpenMax && StartDrain(id, tier, t)) {
+      const bool may = IsLastStep(id) || (busy < kDrainsMax && open < kDrainsOpenMax);
+      if (may && StartDrain(id, tier, t)) {
         ++busy;
         ++open;
       }
@@ -311,7 +318,8 @@ void Coordinator::TellDivergence(CheckpointId id, const Sharing& sharing, Turn& 
   }
 }
 
-// As many as may be on their way into the remote tier at a time; oldest steps first.
+// As many as may be on their way into the remote tier at a time; oldest steps first, but a last one
+// before them.
 void Coordinator::AskForFlushes(Turn& t) {
   size_t asked = 0;
   std::erase_if(to_remote_, [&](CheckpointId id) {
@@ -322,7 +330,9 @@ void Coordinator::AskForFlushes(Turn& t) {
     const Drain& drain = checkpoints_.at(id).drain(TierKind::kRemote);
     asked += drain.waiting.size() - drain.unasked.size();
   }
-  for (const CheckpointId& id : to_remote_) {
+  std::vector<CheckpointId> in_turn(to_remote_.begin(), to_remote_.end());
+  std::stable_partition(in_turn.begin(), in_turn.end(), [&](auto id) { return IsLastStep(id); });
+  for (const CheckpointId& id : in_turn) {
     FlushQueue& unasked = checkpoints_.at(id).drain(TierKind::kRemote).unasked;
     while (asked < settings_.remote_writes_max) {
       std::optional<std::pair<NodeId, FlushWanted>> next =
@@ -535,6 +545,11 @@ void Coordinator::On(const MemoryCopyGained& m, Turn& t) {
   }
   it->second.NoteLikeness(m.rank, m.likeness);
   it->second.SetGood(m.rank, {TierKind::kMemory, t.from}, {});
+  for (Released& each : released_) {
+    if (each.id == m.checkpoint) {
+      each.untold.insert(t.from);  // that one was brought there since
+    }
+  }
   const CopyPlace lent{TierKind::kPeer, t.from};
   const bool adopted = it->second.shards.at(m.rank).at(lent).kind != CopyState::Kind::kNone;
   it->second.SetNone(m.rank, lent);  // it was that replica

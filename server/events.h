@@ -238,7 +238,7 @@ struct AdminRequest {
                v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
                v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
                v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
-               v1::VerifyMoreRequest, v1::ReplaceRequest>
+               v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -335,6 +335,11 @@ struct ReadForPeer {  // PeerReads has ended
   absl::Status status;
   std::variant<std::monostate, v1::ReadShardReply, v1::VerifyPartReply, v1::VerifyMoreReply> reply;
 };
+// The settings were read again: the configuration that holds from now on. What was set since the
+// start (`ckptctl set`) stays on top of it; what cannot change while running is as it was.
+struct SettingsChanged {
+  v1::DaemonConfig config;
+};
 struct TimerFired {};
 // Of the cluster, where one is configured.
 struct MembershipTold {
@@ -351,7 +356,7 @@ using Event =
                  DurableCopyJudged, SlotFileGone, HandOverFailed, AdminRequest, AdminReadDone,
                  FlushEnded, FetchEnded, DurableOpened, PartsRead, RecordsGathered, DrainStalled,
                  ManifestPublished, CopiesRemoved, TierAway, TierScanned, ReadForPeer, TimerFired,
-                 MembershipTold, PeerTold>;
+                 MembershipTold, PeerTold, SettingsChanged>;
 
 // ---- Actions ----
 
@@ -617,7 +622,7 @@ struct AdminReply {
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
                v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
-               v1::VerifyMoreReply, v1::ReplaceReply>
+               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply>
       reply;
 };
 // Another node asks for what only the runtime can do → ReadForPeer.
@@ -652,6 +657,7 @@ struct Report {
     kTierWell,          // what was stalled there gets on again
     kTierRemoved,       // retention
     kReplicasDiverged,  // ranks hold the same tensors with other bytes
+    kJobStopping,       // it was told to end; its last step
     kProtocolError,     // a client's doing
     kTrouble,           // the machine's: a disk, memory
   };

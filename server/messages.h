@@ -30,6 +30,9 @@ using RequestToken = uint64_t;  // 0: nobody waits
 // node count by themselves.
 inline constexpr Duration kPrefetchDeadline = std::chrono::minutes(10);
 
+// Whoever is told to end has no more time than this.
+inline constexpr uint32_t kGraceMsMax = 24u * 3600 * 1000;
+
 // The time at which an event is handled.
 struct EventTime {
   MonotonicTime now;
@@ -280,6 +283,24 @@ struct LoadReported {
   std::string problem;
   bool shards_are_bad = false;  // not loaded: of another rank's shard that it needs no copy will do
 };
+// A process of that rank was told to end, and is killed in so long (docs/protocol.md, "The last
+// step"). Said again to a host that comes anew, with what an earlier one has chosen.
+struct StopNoticed {
+  Attempt attempt = 0;
+  Rank rank = 0;
+  uint32_t left_ms = 0;
+  std::optional<Step> last = std::nullopt;
+};
+// The node is being drained, or is not any more.
+struct NodeLeaving {
+  bool leaving = false;
+};
+// The node's ranks go on to no further step until they hear of the last one, or some time is over.
+struct StepsHeld {
+  Attempt attempt = 0;
+  uint64_t round = 0;
+  std::optional<Step> passed = std::nullopt;  // the highest one that any of them is beyond
+};
 // A reader, which takes no part in an attempt, wants that rank's shard of a committed checkpoint.
 // Tiers that are still being read, and may hold a newer one or the one that is named, are waited
 // for.
@@ -344,6 +365,7 @@ struct NodeArrived {
   std::vector<NodeLabel> labels{};  // its failure domains
   bool reads_remote = false;        // it has the remote tier
   std::vector<Joining> joining{};
+  bool leaving = false;  // it is being drained
 };
 // What that node has is out of reach. `ended`: its processes count as ended, too.
 struct NodeLeft {
@@ -364,7 +386,7 @@ using ToCoordinator =
                  ShardDrained, FlushStalled, ManifestDone, RemovalDone, RemovalStalled,
                  MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked,
                  RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft,
-                 PrefetchEnded, ReplicasDropped, ReplaceAsked>;
+                 PrefetchEnded, ReplicasDropped, ReplaceAsked, StopNoticed, StepsHeld, NodeLeaving>;
 
 // ---- Coordinator → agent ----
 
@@ -471,6 +493,17 @@ struct CopyUnneeded {
   CheckpointId checkpoint;
   Rank rank = 0;
 };
+// → StepsHeld
+struct HoldSteps {
+  Attempt attempt = 0;
+  uint64_t round = 0;
+};
+// The first step that a rank reaches which is not below it is the job's last one.
+struct LastStepChosen {
+  Attempt attempt = 0;
+  Step step = 0;
+  uint32_t left_ms = 0;  // until the ranks are killed
+};
 // Attempts below this one can change nothing any more.
 struct Superseded {
   Attempt by = 0;
@@ -561,7 +594,7 @@ using ToAgent =
                  StepOffered, SessionEnded, ShardLocated, RecordsLocated, Listed, GiveUp,
                  CopyUnneeded, Superseded, CopyDoubted, PersistState, RestorePointSet, Reported,
                  FlushWanted, FlushUnwanted, ManifestWanted, RemovalWanted, AdminAnswered,
-                 PrefetchWanted, PrefetchUnwanted, RemovalAgreed>;
+                 PrefetchWanted, PrefetchUnwanted, RemovalAgreed, HoldSteps, LastStepChosen>;
 
 // Which node's agent it is for. An answer to a request goes to whoever asked.
 inline constexpr NodeId kEveryNode = UINT32_MAX;  // of the job

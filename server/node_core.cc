@@ -160,6 +160,24 @@ struct NodeCore::Impl final : RouterOwner {
     std::vector<ForAgent> answers;
     coordinator->Handle(message, from, time, answers);
     agent.Overhear(job, message, time);
+    Deliver(job, answers);
+  }
+  // Of the jobs that this node hosts.
+  void ChangeSettings() {
+    const CoordinatorSettings settings = agent.Settings();
+    std::vector<JobUuid> jobs;
+    for (const auto& [job, known] : agent.jobs()) {
+      jobs.push_back(job);
+    }
+    for (const JobUuid& job : jobs) {
+      if (Coordinator* coordinator = agent.Hosted(job); coordinator != nullptr) {
+        std::vector<ForAgent> answers;
+        coordinator->ChangeSettings(settings, time, answers);
+        Deliver(job, answers);
+      }
+    }
+  }
+  void Deliver(const JobUuid& job, std::vector<ForAgent>& answers) {
     wakes_to_update.insert(job);
     if (router) {
       router->FromCoordinator(job, answers, time);
@@ -210,6 +228,9 @@ Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms)
   } else if (const auto* asked = std::get_if<AdminRequest>(&event);
              asked == nullptr || !impl_->router || !impl_->router->TakesOver(*asked, time)) {
     impl_->agent.Handle(event, time);
+  }
+  if (std::holds_alternative<SettingsChanged>(event)) {
+    impl_->ChangeSettings();
   }
   if (std::holds_alternative<Started>(event)) {
     for (const auto& [job, known] : impl_->agent.jobs()) {

@@ -56,34 +56,39 @@ using peer_internal::Writer;
   X(CollectGarbageAsked, collect_garbage_asked)     \
   X(PrefetchEnded, prefetch_ended)                  \
   X(ReplicasDropped, replicas_dropped)              \
-  X(ReplaceAsked, replace_asked)
+  X(ReplaceAsked, replace_asked)                    \
+  X(StopNoticed, stop_noticed)                      \
+  X(StepsHeld, steps_held)                          \
+  X(NodeLeaving, node_leaving)
 
-#define HF_PEER_TO_AGENT(X)             \
-  X(Refused, refused)                   \
-  X(JoinAccepted, join_accepted)        \
-  X(SavePermitted, save_permitted)      \
-  X(RoomAnswered, room_answered)        \
-  X(StageReached, stage_reached)        \
-  X(SourceOffered, source_offered)      \
-  X(StepOffered, step_offered)          \
-  X(SessionEnded, session_ended)        \
-  X(ShardLocated, shard_located)        \
-  X(RecordsLocated, records_located)    \
-  X(Listed, listed)                     \
-  X(GiveUp, give_up)                    \
-  X(CopyUnneeded, copy_unneeded)        \
-  X(Superseded, superseded)             \
-  X(CopyDoubted, copy_doubted)          \
-  X(PersistState, persist_state)        \
-  X(RestorePointSet, restore_point_set) \
-  X(FlushWanted, flush_wanted)          \
-  X(FlushUnwanted, flush_unwanted)      \
-  X(ManifestWanted, manifest_wanted)    \
-  X(RemovalWanted, removal_wanted)      \
-  X(AdminAnswered, admin_answered)      \
-  X(Reported, reported)                 \
-  X(PrefetchWanted, prefetch_wanted)    \
-  X(PrefetchUnwanted, prefetch_unwanted)
+#define HF_PEER_TO_AGENT(X)              \
+  X(Refused, refused)                    \
+  X(JoinAccepted, join_accepted)         \
+  X(SavePermitted, save_permitted)       \
+  X(RoomAnswered, room_answered)         \
+  X(StageReached, stage_reached)         \
+  X(SourceOffered, source_offered)       \
+  X(StepOffered, step_offered)           \
+  X(SessionEnded, session_ended)         \
+  X(ShardLocated, shard_located)         \
+  X(RecordsLocated, records_located)     \
+  X(Listed, listed)                      \
+  X(GiveUp, give_up)                     \
+  X(CopyUnneeded, copy_unneeded)         \
+  X(Superseded, superseded)              \
+  X(CopyDoubted, copy_doubted)           \
+  X(PersistState, persist_state)         \
+  X(RestorePointSet, restore_point_set)  \
+  X(FlushWanted, flush_wanted)           \
+  X(FlushUnwanted, flush_unwanted)       \
+  X(ManifestWanted, manifest_wanted)     \
+  X(RemovalWanted, removal_wanted)       \
+  X(AdminAnswered, admin_answered)       \
+  X(Reported, reported)                  \
+  X(PrefetchWanted, prefetch_wanted)     \
+  X(PrefetchUnwanted, prefetch_unwanted) \
+  X(HoldSteps, hold_steps)               \
+  X(LastStepChosen, last_step_chosen)
 
 #define HF_PEER_TO_NODE(X)           \
   X(StateAsked, state_asked)         \
@@ -115,7 +120,8 @@ using peer_internal::Writer;
   X(ReadShard, read_shard)               \
   X(VerifyPart, verify_part)             \
   X(VerifyMore, verify_more)             \
-  X(Replace, replace)
+  X(Replace, replace)                    \
+  X(Drain, drain)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }
@@ -159,6 +165,7 @@ constexpr std::pair<Report::Kind, v1::ReportKind> kReportKinds[] = {
     {Report::Kind::kTierWell, v1::REPORT_KIND_TIER_WELL},
     {Report::Kind::kTierRemoved, v1::REPORT_KIND_TIER_REMOVED},
     {Report::Kind::kReplicasDiverged, v1::REPORT_KIND_REPLICAS_DIVERGED},
+    {Report::Kind::kJobStopping, v1::REPORT_KIND_JOB_STOPPING},
     {Report::Kind::kProtocolError, v1::REPORT_KIND_PROTOCOL_ERROR},
     {Report::Kind::kTrouble, v1::REPORT_KIND_TROUBLE},
 };
@@ -408,6 +415,25 @@ void SealedRows(Io& io, Rows& rows, First& m, v1::ShardsSealed& p) {
     io.Require(row.rank < m.world_size, "rank", "it is not below the world size");
     io.Require(row.bytes <= kImageBytesMax, "bytes", "it is larger than an image may be");
   }
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StopNoticed& p) {
+  TakesPart(io, m, p);
+  io.Within(HF_FIELD(left_ms), 0, kGraceMsMax);
+  io.Optional(HF_FIELD(last), HF_HAS(last));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::NodeLeaving& p) {
+  io.Any(HF_FIELD(leaving));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::StepsHeld& p) {
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  io.Any(HF_FIELD(round));
+  io.Optional(HF_FIELD(passed), HF_HAS(passed));
 }
 
 template <typename Io, typename M>
@@ -744,6 +770,7 @@ void Fields(Io& io, M& m, v1::NodeArrived& p) {
   LabelsOf(io, m, p);
   JoiningOf(io, m, p);
   io.Any(HF_FIELD(reads_remote));
+  io.Any(HF_FIELD(leaving));
   if constexpr (Io::kWriting) {
     io.Require(m.seats.size() <= kSeatsMax, "seats", "there are too many");
     for (const NodeArrived::Seat& seat : m.seats) {
@@ -763,7 +790,9 @@ void Fields(Io& io, M& m, v1::NodeArrived& p) {
 // (Texts of requests are the user's: the coordinator says what is wrong with them.)
 template <typename Request>
 void CutRequest(Request& request) {
-  request.set_job(peer_internal::MendText(request.job()));
+  if constexpr (requires { request.job(); }) {
+    request.set_job(peer_internal::MendText(request.job()));
+  }
 }
 
 template <typename Io, typename Request, typename P>
@@ -1020,6 +1049,19 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::GiveUp& p) {
   CheckpointOf(io, m.checkpoint, p);
   io.FailureOf(m.failure, *p.mutable_failure());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::HoldSteps& p) {
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  io.Any(HF_FIELD(round));
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::LastStepChosen& p) {
+  io.Within(HF_FIELD(attempt), 1, kAny);
+  io.Any(HF_FIELD(step));
+  io.Within(HF_FIELD(left_ms), 0, kGraceMsMax);
 }
 
 template <typename Io, typename M>

@@ -14,7 +14,15 @@ namespace {
 
 // The job that a request names; empty: none, or one that every node answers by itself.
 std::string JobOf(const ForwardedRequest& request) {
-  return std::visit([](const auto& one) { return one.job(); }, request);
+  return std::visit(
+      [](const auto& one) -> std::string {
+        if constexpr (requires { one.job(); }) {
+          return one.job();
+        } else {
+          return "";
+        }
+      },
+      request);
 }
 
 // The node that is to answer; empty: the job's host. (What is asked of a job about a node, that
@@ -471,7 +479,7 @@ void Router::On(const std::string& node, const PeerHeader&, const AdminForwarded
     return Answer(node, PeerHeader{}, NodeMessage(AdminReturned{m.token, refused, {}}));
   }
   const uint64_t token = NewAnswering(node, m.token);
-  if (!of_node) {
+  if (!of_node || std::holds_alternative<v1::DrainRequest>(m.request)) {
     return AskAgent(token, m.uid, m.gid, m.request);
   }
   PeerReads reads;

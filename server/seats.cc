@@ -68,6 +68,12 @@ void SeatTable::SetLastBegun(SeatId id, Step step) {
   }
 }
 
+void SeatTable::SetPassed(SeatId id, Step step) {
+  if (const auto it = seats_.find(id); it != seats_.end()) {
+    it->second.passed = std::max(it->second.passed.value_or(step), step);
+  }
+}
+
 void SeatTable::SetLine(SeatId id, std::optional<std::vector<Descent>> line) {
   if (const auto it = seats_.find(id); it != seats_.end()) {
     it->second.line = std::move(line);

@@ -32,6 +32,7 @@ struct Seat {
   ConnectionId connection = 0;  // 0: its connection has gone, its process lives
   bool superseded = false;
   std::optional<Step> last_begun = std::nullopt;  // of its attempt
+  std::optional<Step> passed = std::nullopt;      // that it has gone on beyond, as far as it tells
   // What its saves descend from, once a coordinator has said so: it does not change any more.
   std::optional<std::vector<Descent>> line = std::nullopt;
 };
@@ -43,6 +44,7 @@ class SeatTable {
   const Seat* Find(SeatId id) const;
   void Disconnect(SeatId id);
   void SetLastBegun(SeatId id, Step step);
+  void SetPassed(SeatId id, Step step);
   void SetLine(SeatId id, std::optional<std::vector<Descent>> line);
   // Of all seats of attempts of the job below this one.
   void Supersede(const JobUuid& job, Attempt below);

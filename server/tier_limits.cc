@@ -1,10 +1,5 @@
 #include "server/tier_limits.h"
 
-#include <chrono>
-#include <string>
-
-#include "absl/strings/str_cat.h"
-#include "base/status.h"
 #include "base/units.h"
 
 namespace holdfast {
@@ -23,42 +18,7 @@ constexpr uint64_t kBandwidthMin = kMiB;
 constexpr uint64_t kBandwidthMax = kTiB;
 constexpr uint64_t kDayMs = uint64_t{24} * 3'600'000;
 
-std::string Text(uint64_t value, Unit unit) {
-  switch (unit) {
-    case Unit::kBytes:
-      return FormatBytes(value);
-    case Unit::kMs:
-      return FormatDuration(std::chrono::milliseconds(value));
-    case Unit::kCount:
-      break;
-  }
-  return absl::StrCat(value);
-}
-
-// Where units round, the number itself as well.
-std::string Given(const SettingRange& range) {
-  return range.unit == Unit::kBytes
-             ? absl::StrCat(range.value, " bytes (", FormatBytes(range.value), ")")
-         : range.unit == Unit::kMs ? absl::StrCat(range.value, " ms")
-                                   : absl::StrCat(range.value);
-}
-
 }  // namespace
-
-absl::Status CheckRange(const SettingRange& range) {
-  const bool zero = range.or_zero && range.value == 0;
-  if (!zero && (range.value < range.min || range.value > range.max)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        ToAbsl(range.setting), ": ", Given(range), " is not within ", Text(range.min, range.unit),
-        " to ", Text(range.max, range.unit), range.or_zero ? ", nor 0" : ""));
-  }
-  if (range.value % range.multiple_of != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(range.setting), ": ", Given(range), ": a multiple of ",
-                     Text(range.multiple_of, range.unit), " is needed"));
-  }
-  return absl::OkStatus();
-}
 
 std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote,
                                      const v1::FabricConfig& fabric) {
@@ -68,7 +28,8 @@ std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::Remot
       {"nvme.bytes_max", nvme.bytes_max(), kMiB, kBudgetMax, Unit::kBytes, true},
       {"nvme.high_watermark_percent", high, 1, 100},
       // (Up to the high one, which has just been found to be sound.)
-      {"nvme.low_watermark_percent", nvme.low_watermark_percent(), 1, high},
+      {"nvme.low_watermark_percent", nvme.low_watermark_percent(), 1, high, Unit::kCount, false, 1,
+       "", "nvme.high_watermark_percent"},
       {"nvme.recycle_bytes_max", nvme.recycle_bytes_max(), 0, kPoolMax, Unit::kBytes},
       {"nvme.bandwidth_bytes_per_s_max", nvme.bandwidth_bytes_per_s_max(), kBandwidthMin,
        kBandwidthMax, Unit::kBytes, true},

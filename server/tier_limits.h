@@ -8,28 +8,12 @@
 // Plain functions, thread-safe.
 #pragma once
 
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "base/setting_range.h"
 #include "holdfast/v1/config.pb.h"
 
 namespace holdfast {
-
-struct SettingRange {
-  enum class Unit { kCount, kBytes, kMs };
-  std::string_view setting;  // "nvme.depth"
-  uint64_t value = 0;
-  uint64_t min = 0;
-  uint64_t max = 0;
-  Unit unit = Unit::kCount;
-  bool or_zero = false;  // 0 says "none", or "as it is by default"
-  uint64_t multiple_of = 1;
-};
-
-// InvalidArgument, naming the setting, its value and what it may be.
-absl::Status CheckRange(const SettingRange& range);
 
 std::vector<SettingRange> TierRanges(const v1::NvmeConfig& nvme, const v1::RemoteConfig& remote,
                                      const v1::FabricConfig& fabric);

@@ -143,6 +143,10 @@ Result<wire::JoinReply> DaemonLink::JoinOn(Connection& connection, uint64_t atte
   join.attempt = attempt;
   join.leave_attempt = leave_attempt;
   join.deadline_ms = deadline.DaemonMillis();
+  if (attempt != 0) {
+    const MutexLock lock(mutex_);
+    join.passed_step = passed_;
+  }
   HF_TRY_ASSIGN(const uint64_t id, connection.Send(join, deadline));
   HF_SYNC_POINT("client.join.sent");
   HF_TRY_ASSIGN(Answer<wire::JoinReply> answer, connection.Receive<wire::JoinReply>(id, deadline));
@@ -165,8 +169,16 @@ Status DaemonLink::Accept(const wire::JoinReply& reply, uint64_t wanted_attempt)
                                "): end this process"));
   }
   job_uuid_ = *uuid;
+  if (attempt_ != reply.attempt) {
+    passed_.reset();
+  }
   attempt_ = reply.attempt;
   return Status();
+}
+
+void DaemonLink::SetPassed(uint64_t step) {
+  const MutexLock lock(mutex_);
+  passed_ = step;
 }
 
 void DaemonLink::Disconnect(const Status& why) {

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/ids.h"
@@ -53,6 +54,8 @@ class DaemonLink {
   void Disconnect(const Status& why);
   // Nothing is to be had from it afterwards.
   void Close();
+  // The rank has gone on beyond that step; told with every join from now on.
+  void SetPassed(uint64_t step);
   // Said over whatever connection there is.
   BusyFlag& busy() { return busy_; }
 
@@ -74,6 +77,7 @@ class DaemonLink {
   std::shared_ptr<Connection> connection_ GUARDED_BY(mutex_);
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
   JobUuid job_uuid_ GUARDED_BY(mutex_);
+  std::optional<uint64_t> passed_ GUARDED_BY(mutex_);  // in that attempt
 };
 
 }  // namespace holdfast::client

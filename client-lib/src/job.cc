@@ -77,6 +77,19 @@ class JobImpl : public Job {
     }
   }
 
+  bool Preempted(uint64_t step) override {
+    bool last = false;
+    if (!owner_.forked()) {
+      static_cast<void>(NoThrow([&]() -> Status {
+        last = core_->Preempted(step);
+        return Status();
+      }));
+    }
+    return last;
+  }
+  void NoticeStop(Milliseconds grace) noexcept override { core_->stop_notice().Notice(grace); }
+  std::optional<Milliseconds> stop_left() const override { return core_->stop_notice().left(); }
+
   uint64_t failed_saves() const override { return owner_.forked() ? 0 : core_->failed_saves(); }
   Status last_failure() const override {
     return owner_.forked() ? ForkedError() : core_->last_failure();

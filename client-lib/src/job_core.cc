@@ -20,6 +20,12 @@ namespace holdfast::client {
 namespace {
 
 constexpr Milliseconds kLeaveTime{2000};
+// Of Preempted: for a connection that was lost, and for the daemon's answer, which comes within 2
+// s.
+constexpr Milliseconds kJoinAgain{1000};
+constexpr Milliseconds kStandMax{4000};
+// It is not asked again so soon after it has kept a rank waiting for nothing.
+constexpr Milliseconds kAskAgain{10'000};
 // A copy ends by itself: its exchanges have deadlines.
 constexpr Milliseconds kCopyAlwaysEnds = std::chrono::hours(24 * 365);
 constexpr uint32_t kReservedSlotsMax = 1024;
@@ -122,6 +128,44 @@ JobCore::JobCore(RankIdentity identity, const JobOptions& options)
 
 Status JobCore::Open(Milliseconds wait) {
   return link_->Open(Deadline::In(wait).Or(interrupt_));
+}
+
+// A daemon that is away or hangs holds no rank up: it is one that was told itself that ends then.
+bool JobCore::Preempted(uint64_t step) {
+  const bool told = stop_notice_.told();
+  wire::ReachStep reach{step, told, 0};
+  if (told) {
+    reach.grace_ms = static_cast<uint64_t>(stop_notice_.left()->count());
+  }
+  Interrupt interrupt(interrupted_);
+  const auto ask = [&]() -> Result<Answer<wire::StepReached>> {
+    if (Deadline::Clock::now().time_since_epoch().count() < ask_again_) {
+      return Status(Code::kUnavailable, "the daemon did not answer a moment ago");
+    }
+    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
+                  link_->Get(Deadline::In(kJoinAgain).Or(interrupt), Patience::kOnce));
+    return connection->Call<wire::StepReached>(reach, Deadline::In(kStandMax).Or(interrupt));
+  };
+  const Deadline::Clock::time_point began = Deadline::Clock::now();
+  const Result<Answer<wire::StepReached>> reached = ask();
+  if (!reached.ok()) {
+    const Deadline::Clock::time_point now = Deadline::Clock::now();
+    if (now - began > kStandMax / 40) {
+      ask_again_ = (now + (told ? kJoinAgain : kAskAgain)).time_since_epoch().count();
+    }
+    link_->SetPassed(step);
+    return told || stopped_attempt_ == link_->attempt();
+  }
+  if (reached->message.stopping) {
+    const uint64_t left = std::min<uint64_t>(reached->message.left_ms, INT32_MAX);
+    stop_notice_.LiveUntil(Milliseconds(left));
+  }
+  if (reached->message.stop) {
+    stopped_attempt_ = link_->attempt();
+  } else {
+    link_->SetPassed(step);
+  }
+  return reached->message.stop;
 }
 
 Status JobCore::last_failure() const {

@@ -29,6 +29,7 @@
 #include "client-lib/src/save.h"
 #include "client-lib/src/slot_mapping.h"
 #include "client-lib/src/state_plan.h"
+#include "client-lib/src/stop_notice.h"
 #include "holdfast/job.h"
 
 namespace holdfast::client {
@@ -48,6 +49,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
                            const State* known, std::vector<Object>& objects);
   // What a restore wants must be well formed before it is looked for. With the turn.
   Status CheckWanted(const State& state);
+  // Without the turn: a save that goes on holds nobody up.
+  bool Preempted(uint64_t step);
+  StopNotice& stop_notice() { return stop_notice_; }
   // Nothing can be asked of it afterwards.
   Status Leave();
 
@@ -96,6 +100,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   std::shared_ptr<RunningSave> held_;   // touched by whoever has the turn
   std::atomic<bool> took_part_{false};  // in the link's attempt: it restored, or was granted a save
   std::atomic<uint64_t> failed_saves_{0};
+  StopNotice stop_notice_;
+  std::atomic<uint64_t> stopped_attempt_{0};  // whose last step has come
+  std::atomic<int64_t> ask_again_{0};         // Preempted does not ask the daemon before
   mutable Mutex failure_mutex_;
   Status last_failure_ GUARDED_BY(failure_mutex_);
   Background background_;  // last: its thread uses the rest

@@ -42,6 +42,12 @@ class Writer {
   void PutPacked(uint32_t field, const std::vector<uint64_t>& values) {
     writer_.add_packed_uint64(field, values.begin(), values.end());
   }
+  // Present also when it is 0.
+  void PutOptional(uint32_t field, const std::optional<uint64_t>& value) {
+    if (value) {
+      writer_.add_uint64(field, *value);
+    }
+  }
   std::string Take() { return std::move(out_); }
 
  private:
@@ -91,6 +97,7 @@ struct Encode {
     if (!m.policy.empty()) {
       w.PutMessage(8, m.policy);
     }
+    w.PutOptional(9, m.passed_step);
     return {3, w.Take()};
   }
   Body operator()(const Reserve& m) {
@@ -202,6 +209,12 @@ struct Encode {
     w.Put(3, m.step);
     w.Put(4, m.deadline_ms);
     return {18, w.Take()};
+  }
+  Body operator()(const ReachStep& m) {
+    w.Put(1, m.step);
+    w.Put(2, m.told_to_stop ? 1 : 0);
+    w.Put(3, m.grace_ms);
+    return {19, w.Take()};
   }
 };
 
@@ -466,6 +479,22 @@ absl::Status Read(std::string_view bytes, StepRecords& out) {
                      });
 }
 
+absl::Status Read(std::string_view bytes, StepReached& out) {
+  return ReadMessage("StepReached", bytes,
+                     [&](const WireField& field, Fields& fields) -> absl::Status {
+                       switch (field.number) {
+                         case 1:
+                           return fields.Get(field, out.stop);
+                         case 2:
+                           return fields.Get(field, out.stopping);
+                         case 3:
+                           return fields.Get(field, out.left_ms);
+                         default:
+                           return absl::OkStatus();
+                       }
+                     });
+}
+
 absl::Status Read(std::string_view bytes, SessionOutcome& out) {
   const absl::Status read = ReadMessage(
       "SessionOutcome", bytes, [&](const WireField& field, Fields& fields) -> absl::Status {
@@ -576,6 +605,8 @@ absl::Status ReadReplyField(const WireField& field, Fields& fields, Reply& out) 
       return ReadReply<Listing>(field, fields, out);
     case 18:
       return ReadReply<StepRecords>(field, fields, out);
+    case 19:
+      return ReadReply<StepReached>(field, fields, out);
     default:  // 8, 12 to 15, 17
       return ReadReply<Done>(field, fields, out);
   }
@@ -629,7 +660,7 @@ Result<DaemonFrame> DecodeFrame(std::string_view message) {
         if (field.number == 1) {
           return fields.Get(field, frame.id);
         }
-        if (field.number > 18) {
+        if (field.number > 19) {
           return absl::OkStatus();
         }
         ++replies;

@@ -57,6 +57,7 @@ struct Join {
   uint64_t leave_attempt = 0;
   uint64_t deadline_ms = 0;
   std::string policy;  // encoded holdfast.v1.Policy; EncodePolicy makes it
+  std::optional<uint64_t> passed_step = std::nullopt;
 };
 // One tier's part of a policy: what is absent is not sent.
 struct TierPolicy {
@@ -163,9 +164,15 @@ struct List {
   uint64_t deadline_ms = 0;
 };
 
+struct ReachStep {
+  uint64_t step = 0;
+  bool told_to_stop = false;
+  uint64_t grace_ms = 0;
+};
+
 using Request = std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave,
                              EnterSession, ReportLoad, Attach, ConfirmRead, ReleaseRead,
-                             ReleaseSlots, Leave, List, ReadParts, ReadRecords>;
+                             ReleaseSlots, Leave, List, ReadParts, ReadRecords, ReachStep>;
 
 // Length prefix and message. kInvalidArgument when it would exceed the limit.
 Result<std::string> EncodeFrame(uint64_t id, const Request& request);
@@ -234,6 +241,11 @@ struct StepRecords {
   uint32_t world_size = 0;
   uint64_t bytes = 0;
 };
+struct StepReached {
+  bool stop = false;
+  bool stopping = false;
+  uint64_t left_ms = 0;
+};
 struct SessionOutcome {
   uint64_t session = 0;
   uint32_t round = 0;
@@ -261,7 +273,7 @@ struct Listing {
 };
 
 using Reply = std::variant<Done, Failure, HelloReply, JoinReply, ReserveReply, Grant, Sealed,
-                           SaveProgress, SessionOutcome, Source, Listing, StepRecords>;
+                           SaveProgress, SessionOutcome, Source, Listing, StepRecords, StepReached>;
 
 struct DaemonFrame {
   uint64_t id = 0;

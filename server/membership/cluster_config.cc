@@ -115,10 +115,6 @@ absl::Status CheckListedAddress(const std::string& node_name, const std::string&
 }
 
 absl::Status CheckMembers(const std::string& node_name, const v1::ClusterConfig& config) {
-  if (static_cast<size_t>(config.members_size()) > kMembersMax) {
-    return Bad("cluster.members", absl::StrCat(config.members_size(), " of them; at most ",
-                                               kMembersMax, " are allowed"));
-  }
   std::map<std::string, std::string> named;  // name → address
   std::set<std::string> addresses;
   for (const v1::ClusterMember& member : config.members()) {
@@ -151,10 +147,6 @@ absl::Status CheckMembers(const std::string& node_name, const v1::ClusterConfig&
 }
 
 absl::Status CheckEndpoints(const v1::EtcdConfig& etcd) {
-  if (etcd.endpoints_size() == 0 || etcd.endpoints_size() > kEndpointsMax) {
-    return Bad("cluster.etcd.endpoints",
-               absl::StrCat("1 to ", kEndpointsMax, " are needed, HOST:PORT each"));
-  }
   std::map<std::string, std::string> servers;  // address → as written
   for (const std::string& endpoint : etcd.endpoints()) {
     const absl::StatusOr<EtcdEndpoint> parsed = ParseEtcdEndpoint(etcd, endpoint);
@@ -205,32 +197,19 @@ absl::Status CheckEtcd(const v1::EtcdConfig& etcd) {
     return Bad("cluster.etcd.user",
                absl::StrCat("at most ", kNodeTextBytesMax, " bytes are allowed"));
   }
-  const uint32_t ttl = etcd.lease_ttl_ms();
-  if (ttl < kLeaseTtlMsMin || ttl > kLeaseTtlMsMax || ttl % 1000 != 0) {
-    return Bad("cluster.etcd.lease_ttl_ms", absl::StrCat(ttl, " is not whole seconds within ",
-                                                         kLeaseTtlMsMin, " to ", kLeaseTtlMsMax));
-  }
-  const uint32_t timeout = etcd.request_timeout_ms();
-  if (timeout < kRequestTimeoutMsMin || timeout > ttl / 2) {
-    return Bad(
-        "cluster.etcd.request_timeout_ms",
-        absl::StrCat(timeout, " is not within ", kRequestTimeoutMsMin, " to half of lease_ttl_ms (",
-                     ttl / 2, "): another endpoint must have time to renew the lease"));
-  }
   return absl::OkStatus();
 }
 
-absl::Status CheckTls(const v1::ClusterTlsConfig& tls) {
-  if (tls.ca_file().empty() || tls.cert_file().empty() || tls.key_file().empty()) {
-    return Bad("cluster.tls",
-               "ca_file, cert_file and key_file go together; give all, or leave tls out");
-  }
-  HF_RETURN_IF_ERROR(CheckFile("cluster.tls.ca_file", tls.ca_file()));
-  HF_RETURN_IF_ERROR(CheckFile("cluster.tls.cert_file", tls.cert_file()));
-  return CheckFile("cluster.tls.key_file", tls.key_file());
-}
-
 }  // namespace
+
+absl::Status CheckTlsConfig(const std::string& setting, const v1::ClusterTlsConfig& tls) {
+  if (tls.ca_file().empty() || tls.cert_file().empty() || tls.key_file().empty()) {
+    return Bad(setting, "ca_file, cert_file and key_file go together; give all, or leave tls out");
+  }
+  HF_RETURN_IF_ERROR(CheckFile(setting + ".ca_file", tls.ca_file()));
+  HF_RETURN_IF_ERROR(CheckFile(setting + ".cert_file", tls.cert_file()));
+  return CheckFile(setting + ".key_file", tls.key_file());
+}
 
 std::vector<NodeLabel> LabelsOf(const google::protobuf::RepeatedPtrField<v1::Label>& labels) {
   std::vector<NodeLabel> sorted;
@@ -295,6 +274,40 @@ void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* conf
   }
 }
 
+std::vector<SettingRange> ClusterRanges(const v1::ClusterConfig& config) {
+  using Unit = SettingRange::Unit;
+  std::vector<SettingRange> ranges = {
+      {.setting = "cluster.labels",
+       .value = static_cast<uint64_t>(config.labels_size()),
+       .max = kNodeLabelsMax},
+      {.setting = "cluster.members",
+       .value = static_cast<uint64_t>(config.members_size()),
+       .max = kMembersMax},
+  };
+  if (config.has_etcd()) {
+    const v1::EtcdConfig& etcd = config.etcd();
+    ranges.push_back({.setting = "cluster.etcd.endpoints",
+                      .value = static_cast<uint64_t>(etcd.endpoints_size()),
+                      .min = 1,
+                      .max = kEndpointsMax,
+                      .note = "HOST:PORT each"});
+    ranges.push_back({.setting = "cluster.etcd.lease_ttl_ms",
+                      .value = etcd.lease_ttl_ms(),
+                      .min = kLeaseTtlMsMin,
+                      .max = kLeaseTtlMsMax,
+                      .unit = Unit::kMs,
+                      .multiple_of = 1000});
+    ranges.push_back({.setting = "cluster.etcd.request_timeout_ms",
+                      .value = etcd.request_timeout_ms(),
+                      .min = kRequestTimeoutMsMin,
+                      .max = etcd.lease_ttl_ms() / 2,
+                      .unit = Unit::kMs,
+                      .max_is = "half of cluster.etcd.lease_ttl_ms",
+                      .note = "another endpoint must have time to renew the lease"});
+  }
+  return ranges;
+}
+
 absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config) {
   if (const absl::Status name = CheckJobName(config.name()); !name.ok()) {
     return Bad("cluster.name", absl::StrCat("it must be as a job's name: ", Message(name)));
@@ -302,6 +315,12 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
   if (const absl::Status name = CheckJobName(node_name); !name.ok()) {
     return Bad("node_name",
                absl::StrCat("in a cluster the node name must be as a job's name: ", Message(name)));
+  }
+  if (config.has_etcd() && config.members_size() > 0) {
+    return Bad("cluster.members", "either a static list or etcd, not both; remove one of them");
+  }
+  for (const SettingRange& range : ClusterRanges(config)) {
+    HF_RETURN_IF_ERROR(CheckRange(range));
   }
   const bool any_port = AnyPort(config.listen_address());
   const std::string listening =
@@ -319,10 +338,7 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
   HF_RETURN_IF_ERROR(
       CheckNodeOf("cluster.labels", {node_name, published, LabelsOf(config.labels())}));
   if (config.has_tls()) {
-    HF_RETURN_IF_ERROR(CheckTls(config.tls()));
-  }
-  if (config.has_etcd() && config.members_size() > 0) {
-    return Bad("cluster.members", "either a static list or etcd, not both; remove one of them");
+    HF_RETURN_IF_ERROR(CheckTlsConfig("cluster.tls", config.tls()));
   }
   return config.has_etcd() ? CheckEtcd(config.etcd()) : absl::OkStatus();
 }

@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/setting_range.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/membership/etcd_endpoint.h"
 #include "server/membership/membership.h"
@@ -25,6 +27,11 @@ inline constexpr uint64_t kPasswordBytesMax = 4096;
 void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* config);
 // Of a complete one. Every error names the setting and the way out.
 absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config);
+// Of TLS settings by that name: all three files, by absolute paths.
+absl::Status CheckTlsConfig(const std::string& setting, const v1::ClusterTlsConfig& tls);
+
+// Of a complete one; those of etcd where it has etcd.
+std::vector<SettingRange> ClusterRanges(const v1::ClusterConfig& config);
 
 // Where others reach this node: advertise_address, with the port of `listening` if it leaves that
 // open (only where listen_address does: port 0).

@@ -105,6 +105,11 @@ class AdminService final : public v1::Admin::Service {
     return Change(*request, AskFor(call, *request, reply));
   }
 
+  grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override {
+    return Change(*request, AskFor(call, *request, reply));
+  }
+
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {

@@ -69,7 +69,7 @@ struct AdminContext {
   std::function<void(uint32_t uid, const std::string& job, const std::string& what)> audit =
       [](uint32_t, const std::string&, const std::string&) {};
   SlotStore* store = nullptr;
-  Duration request_timeout{};
+  std::atomic<Duration> request_timeout{};
   std::function<void(v1::DaemonStatus&)>
       fill_daemon_status;  // any thread: what the core does not know
   // Any thread: as VerifyRun::Callbacks::durable.
@@ -82,7 +82,7 @@ struct AdminContext {
   FabricPort* fabric = nullptr;  // null: there is none, and no_fabric says why
   std::string no_fabric;
   PullClient* pulls = nullptr;  // null: this node is alone
-  uint64_t fabric_bandwidth_bytes_per_s_max = 0;
+  std::atomic<uint64_t> fabric_bandwidth_bytes_per_s_max{0};
   std::atomic<bool> measuring{false};
 };
 

@@ -20,6 +20,7 @@
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/daemon.h"
 #include "server/runtime/daemon_config.h"
+#include "server/runtime/settings_reference.h"
 #include "server/runtime/tier_config.h"
 
 namespace holdfast {
@@ -42,10 +43,10 @@ constexpr Duration kLogStop = std::chrono::seconds(1);
   }
 }
 
-int Serve(const v1::DaemonConfig& config) {
+int Serve(const v1::DaemonConfig& config, const Daemon::ReadSettings& read) {
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = absl::UnknownError("not started");
   try {
-    daemon = Daemon::Start(config);
+    daemon = Daemon::Start(config, read);
   } catch (const std::system_error& error) {
     daemon = ThreadError(error, "of the daemon");
   } catch (const std::bad_alloc&) {
@@ -69,7 +70,7 @@ int Serve(const v1::DaemonConfig& config) {
   return 0;
 }
 
-int RunDaemon(const v1::DaemonConfig& config) {
+int RunDaemon(const v1::DaemonConfig& config, const Daemon::ReadSettings& read) {
   absl::Status logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
   if (!logging.ok()) {
     std::fprintf(stderr, "ckptd: log.file: %s\n", Message(logging).c_str());
@@ -83,11 +84,21 @@ int RunDaemon(const v1::DaemonConfig& config) {
     LogError("cannot start: " + Message(logging));
     return kExitFailure;
   }
-  const int exit_code = Serve(config);
+  const int exit_code = Serve(config, read);
   if (!StopLog(kLogStop)) {
     ExitNow(exit_code);  // the log's reader hangs: exit() would wait for its lock
   }
   return exit_code;
+}
+
+// As strictly as --check-config: nobody looks on.
+absl::StatusOr<v1::DaemonConfig> ReadAgain(const ConfigFlags& flags) {
+  v1::DaemonConfig config;
+  HF_RETURN_IF_ERROR(LoadConfig(flags, &config));
+  std::vector<std::string> unanswered;
+  HF_RETURN_IF_ERROR(CheckTierPlaces(*Env::System(), config, kAskPlaces, unanswered));
+  HF_RETURN_IF_ERROR(CheckPlaces(config));
+  return config;
 }
 
 // What it says may be anything that stands in a file.
@@ -96,11 +107,22 @@ int RefuseConfig(const absl::Status& why) {
   return kExitBadConfig;
 }
 
+int PrintReference() {
+  const absl::StatusOr<std::string> reference = SettingsReference();
+  if (!reference.ok()) {
+    std::fprintf(stderr, "ckptd: %s\n", Message(reference.status()).c_str());
+    return kExitFailure;
+  }
+  std::fputs(reference->c_str(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : kExitFailure;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Holdfast's daemon: keeps the checkpoints of the training processes on this node.",
                "ckptd");
   ConfigFlags flags;
   bool check_only = false;
+  bool print_reference = false;
   app.add_option("--config", flags.file,
                  "settings (YAML); default /etc/holdfast/ckptd.yaml, for users "
                  "~/.config/holdfast/ckptd.yaml")
@@ -114,6 +136,8 @@ int Main(int argc, char** argv) {
                  "budget for all slots, for example 64GiB (memory.bytes_max)")
       ->type_name("SIZE");
   app.add_flag("--check-config", check_only, "check the settings and exit");
+  app.add_flag("--print-reference", print_reference,
+               "print what all settings mean (docs/configuration.md) and exit");
   app.set_version_flag("--version", std::string("ckptd ") + HOLDFAST_VERSION_STRING);
   try {
     app.parse(argc, argv);
@@ -121,6 +145,9 @@ int Main(int argc, char** argv) {
     const bool asked = error.get_exit_code() == 0;  // --help, --version
     app.exit(error);
     return asked ? 0 : kExitBadConfig;
+  }
+  if (print_reference) {
+    return PrintReference();
   }
   v1::DaemonConfig config;
   const absl::Status loaded = LoadConfig(flags, &config);
@@ -143,7 +170,7 @@ int Main(int argc, char** argv) {
                 FormatBytes(config.memory().bytes_max()).c_str(), config.socket().path().c_str());
     return 0;
   }
-  return RunDaemon(config);
+  return RunDaemon(config, [flags] { return ReadAgain(flags); });
 }
 
 }  // namespace

@@ -80,6 +80,13 @@ absl::Status ClientServer::Listen() {
   return reactor_.Watch(listening_.fd(), EPOLLIN, [this](uint32_t) { Accept(); });
 }
 
+void ClientServer::Change(const v1::SocketConfig& config) {
+  config_.set_connections_max(config.connections_max());
+  config_.set_connections_per_uid_max(config.connections_per_uid_max());
+  config_.set_requests_per_connection_max(config.requests_per_connection_max());
+  config_.set_reply_backlog_bytes_max(config.reply_backlog_bytes_max());
+}
+
 void ClientServer::StopListening() {
   if (stopped_) {
     return;

@@ -52,6 +52,8 @@ class ClientServer {
   ClientServer& operator=(const ClientServer&) = delete;
 
   absl::Status Listen();
+  // Its limits, for what comes from now on; path, mode and hello_timeout_ms stay as they are.
+  void Change(const v1::SocketConfig& config);
   // No new connections, no further requests; replies still go out.
   void StopListening();
 
@@ -94,7 +96,7 @@ class ClientServer {
   Connection* Find(ConnectionId id);
 
   Reactor& reactor_;
-  const v1::SocketConfig config_;
+  v1::SocketConfig config_;
   const v1::HelloReply hello_;
   const Callbacks callbacks_;
   ListeningSocket listening_;

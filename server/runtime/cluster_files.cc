@@ -98,18 +98,21 @@ absl::Status CheckFile(Env& env, std::string_view setting, const std::string& fi
 
 }  // namespace
 
+absl::Status CheckTlsFiles(Env& env, const std::string& setting, const v1::ClusterTlsConfig& tls) {
+  HF_RETURN_IF_ERROR(CheckFile(env, setting + ".ca_file", tls.ca_file(), kCertificate));
+  HF_RETURN_IF_ERROR(CheckFile(env, setting + ".cert_file", tls.cert_file(), kCertificate));
+  return CheckFile(env, setting + ".key_file", tls.key_file(), kKey);
+}
+
 absl::Status CheckClusterFiles(Env& env, const v1::ClusterConfig& cluster) {
-  const v1::ClusterTlsConfig& tls = cluster.tls();
+  HF_RETURN_IF_ERROR(CheckTlsFiles(env, "cluster.tls", cluster.tls()));
   const v1::EtcdConfig& etcd = cluster.etcd();
   struct Named {
     std::string_view setting;
     const std::string* file;
     const Kind* kind;
   };
-  const std::array<Named, 7> files = {{
-      {"cluster.tls.ca_file", &tls.ca_file(), &kCertificate},
-      {"cluster.tls.cert_file", &tls.cert_file(), &kCertificate},
-      {"cluster.tls.key_file", &tls.key_file(), &kKey},
+  const std::array<Named, 4> files = {{
       {"cluster.etcd.ca_file", &etcd.ca_file(), &kCertificate},
       {"cluster.etcd.cert_file", &etcd.cert_file(), &kCertificate},
       {"cluster.etcd.key_file", &etcd.key_file(), &kKey},

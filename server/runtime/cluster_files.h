@@ -7,6 +7,8 @@
 // A plain function; it waits for the disk.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "base/env.h"
 #include "holdfast/v1/config.pb.h"
@@ -14,6 +16,7 @@
 namespace holdfast {
 
 // Every error names the setting, the file and the way out.
+absl::Status CheckTlsFiles(Env& env, const std::string& setting, const v1::ClusterTlsConfig& tls);
 absl::Status CheckClusterFiles(Env& env, const v1::ClusterConfig& cluster);
 
 }  // namespace holdfast

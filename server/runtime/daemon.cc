@@ -17,13 +17,17 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/found_state.h"
+#include "server/runtime/settings_change.h"
+#include "server/runtime/status_source.h"
 #include "server/runtime/tiers/nvme_budget.h"
 
 namespace holdfast {
@@ -84,22 +88,29 @@ void PassSentSyncPoints([[maybe_unused]] const v1::DaemonFrame& frame) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config,
+                                                      ReadSettings read_settings) {
   RaiseDescriptorLimit();
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);    // somebody opens a file while we have its lease, for a moment
   ::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of that write (EFBIG), no death
-  std::unique_ptr<Daemon> daemon(new Daemon(config));
+  std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(read_settings)));
   // Before any thread: they inherit the mask, so that the signals come to the reactor alone.
   HF_ASSIGN_OR_RETURN(daemon->reactor_, Reactor::Create(Clock::System()));
+  daemon->settings_reload_ = std::make_unique<SettingsReload>(SettingsReload::Options{
+      .read = daemon->read_settings_,
+      .reactor = *daemon->reactor_,
+      .done = [daemon = daemon.get()](const auto& read) { daemon->TakeSettings(read); }});
   HF_RETURN_IF_ERROR(daemon->WatchSignals());
   HF_RETURN_IF_ERROR(daemon->Open());
   HF_RETURN_IF_ERROR(daemon->Listen());
   return daemon;
 }
 
-Daemon::Daemon(const v1::DaemonConfig& config)
+Daemon::Daemon(const v1::DaemonConfig& config, ReadSettings read_settings)
     : config_(config),
+      running_(config),
+      read_settings_(std::move(read_settings)),
       env_(Env::System()),
       started_(Clock::System()->Now()),
       metrics_(Clock::System()->UnixMillis()),
@@ -108,7 +119,6 @@ Daemon::Daemon(const v1::DaemonConfig& config)
 
 Daemon::~Daemon() {
   events_of_node_.Stop();
-  event_command_.reset();
   health_.reset();
   if (gateway_ != nullptr) {
     gateway_->Stop();
@@ -116,8 +126,10 @@ Daemon::~Daemon() {
   if (populator_ != nullptr) {
     populator_->Stop();
   }
+  status_page_.reset();
   admin_.reset();
   peer_reader_.reset();
+  event_command_.reset();
   part_reader_.reset();
   record_gatherer_.reset();
   cluster_.reset();
@@ -133,7 +145,7 @@ absl::Status Daemon::WatchSignals() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGHUP);  // the terminal is gone: there is nothing to read again
+  sigaddset(&set, SIGHUP);
   if (::pthread_sigmask(SIG_BLOCK, &set, nullptr) != 0) {
     return absl::InternalError("cannot block SIGTERM, SIGINT and SIGHUP");
   }
@@ -143,9 +155,14 @@ absl::Status Daemon::WatchSignals() {
   }
   return reactor_->Watch(signals_.get(), EPOLLIN, [this](uint32_t) {
     signalfd_siginfo info = {};
-    if (::read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
-      BeginStop(::strsignal(static_cast<int>(info.ssi_signo)));
+    if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) {
+      return;
     }
+    // (The kernel says by it that the terminal is gone, and with it whoever ran ckptd there.)
+    if (info.ssi_signo == SIGHUP && info.ssi_code != SI_KERNEL) {
+      return settings_reload_->Ask();
+    }
+    BeginStop(::strsignal(static_cast<int>(info.ssi_signo)));
   });
 }
 
@@ -212,7 +229,8 @@ absl::Status Daemon::Open() {
     NoteCommand(uid, job, what);
   };
   admin_context_.store = store_.get();
-  admin_context_.request_timeout = std::chrono::milliseconds(config_.admin().request_timeout_ms());
+  admin_context_.request_timeout =
+      Duration(std::chrono::milliseconds(config_.admin().request_timeout_ms()));
   admin_context_.verify_durable = [this](const ReadableShard& shard,
                                          const std::function<bool(uint64_t)>& advance) {
     return tiers_->Verify(shard, advance);
@@ -360,6 +378,7 @@ absl::Status Daemon::Listen() {
   ServeHealth();  // (before the admin socket's: gRPC's reflection is then not among its services)
   HF_ASSIGN_OR_RETURN(admin_, AdminServer::Start(config_.admin(), admin_context_));
   ServeMetrics();
+  ServeStatusPage();
   RefreshMetrics();
   return absl::OkStatus();
 }
@@ -394,11 +413,30 @@ void Daemon::ServeHealth() {
   reactor_->Arm(beat_timer_, reactor_->clock().Now());
 }
 
-void Daemon::StartEventCommand() {
-  const v1::EventsConfig& events = config_.events();
-  if (events.command().empty()) {
+// Likewise.
+void Daemon::ServeStatusPage() {
+  const v1::StatusPageConfig& config = config_.status_page();
+  if (config.address().empty() || config.address() == "off") {
     return;
   }
+  StatusPage::Options options;
+  options.address = config.address();
+  if (config.has_tls()) {
+    options.tls = {config.tls().ca_file(), config.tls().cert_file(), config.tls().key_file()};
+  }
+  options.report = [this]() -> absl::StatusOr<std::string> {
+    GatewayStatusSource source(admin_context_);
+    return StatusReport(source, *Clock::System());
+  };
+  absl::StatusOr<std::unique_ptr<StatusPage>> page = StatusPage::Start(std::move(options));
+  if (!page.ok()) {
+    return AddProblem(Message(page.status()));
+  }
+  status_page_ = *std::move(page);
+}
+
+void Daemon::StartEventCommand() {
+  const v1::EventsConfig& events = config_.events();
   EventCommand::Options options;
   options.command.assign(events.command().begin(), events.command().end());
   options.least = ParseSeverity(events.least()).value_or(v1::SEVERITY_WARNING);
@@ -412,7 +450,8 @@ absl::Status Daemon::Run() {
                        " socket=", config_.socket().path(), " admin=", config_.admin().path(),
                        " memory_dir=", config_.memory().dir(), " memory_bytes_max=",
                        config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port(),
-                       " health_port=", health_ == nullptr ? 0 : health_->port()));
+                       " health_port=", health_ == nullptr ? 0 : health_->port(),
+                       " status_page_port=", status_page_ == nullptr ? 0 : status_page_->port()));
   NoteEvent(v1::SEVERITY_INFO, "daemon_started",
             absl::StrCat("ckptd ", HOLDFAST_VERSION_STRING, " serves, pid ", ::getpid()));
   if (health_ != nullptr) {
@@ -422,9 +461,10 @@ absl::Status Daemon::Run() {
   NotifySupervisor("READY=1");
   reactor_->Run();
   events_of_node_.Stop();
-  event_command_.reset();
+  status_page_.reset();
   admin_.reset();
   peer_reader_.reset();
+  event_command_.reset();  // (after those whose threads ask it for its problem)
   if (overdue_) {
     return absl::DeadlineExceededError(absl::StrCat(
         "stop: ", in_flight_, " operations on slots",
@@ -437,6 +477,56 @@ absl::Status Daemon::Run() {
   catalog_writer_.reset();
   LogInfo("stopped");
   return failure_;
+}
+
+// All of it, or nothing. What was wrong, and what needs a restart, is a problem until settings are
+// read that are right.
+void Daemon::TakeSettings(const absl::StatusOr<v1::DaemonConfig>& read) {
+  if (stopping_) {
+    return;
+  }
+  if (!read.ok()) {
+    const std::string why = PrintableText(Message(read.status()));
+    LogWarning(absl::StrCat("settings refused, nothing changes: ", why));
+    NoteEvent(v1::SEVERITY_WARNING, "settings_refused",
+              absl::StrCat("the settings were read again and refused; nothing changes: ", why));
+    return SetSettingsProblem(
+        absl::StrCat("the settings were refused when they were read again: ", why,
+                     "; ckptd goes on with those from before: mend them, and reload"));
+  }
+  const SettingsChange change = CompareSettings(running_, *read);
+  const std::string restart = RestartText(change.restart);
+  running_ = change.config;
+  ApplySettings(running_);
+  const std::string text = absl::StrCat(
+      "the settings were read again: ",
+      change.at_once.empty() ? "nothing has changed that takes effect at once"
+                             : absl::StrCat("changed: ", absl::StrJoin(change.at_once, ", ")),
+      restart.empty() ? "" : "; ", restart);
+  restart.empty() ? LogInfo(text) : LogWarning(text);
+  NoteEvent(restart.empty() ? v1::SEVERITY_INFO : v1::SEVERITY_WARNING, "settings_read", text);
+  SetSettingsProblem(restart.empty() ? "" : absl::StrCat("settings: ", restart));
+}
+
+void Daemon::SetSettingsProblem(const std::string& problem) {
+  MutexLock lock(problems_mutex_);
+  settings_problem_ = problem;
+}
+
+void Daemon::ApplySettings(const v1::DaemonConfig& config) {
+  if (const absl::StatusOr<LogLevel> level = ParseLogLevel(config.log().level()); level.ok()) {
+    SetLogLevel(*level);
+  }
+  const v1::EventsConfig& events = config.events();
+  event_command_->Change({events.command().begin(), events.command().end()},
+                         ParseSeverity(events.least()).value_or(v1::SEVERITY_WARNING),
+                         std::chrono::milliseconds(events.timeout_ms()));
+  clients_->Change(config.socket());
+  populator_->Change(config.memory());
+  store_->SetBytesMax(config.memory().bytes_max());
+  admin_context_.request_timeout =
+      Duration(std::chrono::milliseconds(config.admin().request_timeout_ms()));
+  Feed(SettingsChanged{config});
 }
 
 void Daemon::WatchMemory() {
@@ -576,8 +666,15 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   status.set_uptime_ms(
       std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - started_).count());
   status.set_unix_ms(clock.UnixMillis());
-  status.set_memory_bytes_max(config_.memory().bytes_max());
-  status.set_memory_bytes_used(store_->bytes_used());
+  const uint64_t bytes_max = store_->bytes_max();
+  const uint64_t bytes_used = store_->bytes_used();
+  status.set_memory_bytes_max(bytes_max);
+  status.set_memory_bytes_used(bytes_used);
+  if (bytes_used > bytes_max) {
+    status.add_problems(absl::StrCat(
+        "memory.bytes_max is ", FormatBytes(bytes_max), ", and ", FormatBytes(bytes_used),
+        " are in use: nothing more is reserved until slots go (ckptctl rm, or the end of a job)"));
+  }
   const absl::StatusOr<FilesystemInfo> fs = env_->Filesystem(config_.memory().dir());
   status.set_memory_bytes_free_in_tmpfs(fs.ok() ? fs->bytes_free : 0);
   status.set_memory_dir(config_.memory().dir());
@@ -587,7 +684,8 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   }
   *status.mutable_quiet() = network_flags_->Status();
   tiers_->FillStatus(status);
-  if (event_command_ != nullptr) {
+  metrics_.transfers().FillStatus(status);
+  if (event_command_ != nullptr) {  // (not before it listens)
     if (std::string problem = event_command_->problem(); !problem.empty()) {
       status.add_problems(std::move(problem));
     }
@@ -598,6 +696,9 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
     }
   }
   MutexLock lock(problems_mutex_);
+  if (!settings_problem_.empty()) {
+    status.add_problems(settings_problem_);
+  }
   for (const std::string& problem : problems_) {
     status.add_problems(problem);
   }

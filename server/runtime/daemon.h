@@ -1,7 +1,7 @@
 // ckptd as an object: owns the core, performs its actions, and feeds it what happens.
 //
-//   HF_ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config));
-//   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM, SIGINT or SIGHUP
+//   HF_ASSIGN_OR_RETURN(auto daemon, Daemon::Start(config, read_settings));
+//   HF_RETURN_IF_ERROR(daemon->Run());     // until SIGTERM or SIGINT; SIGHUP: settings read again
 //
 // Threads: Start and Run belong to the caller's; Run's loop is where the core runs. Work in
 // memory.dir and populating have worker threads (SerialExecutor), the disk under state_dir one of
@@ -47,6 +47,8 @@
 #include "server/runtime/reactor.h"
 #include "server/runtime/record_gatherer.h"
 #include "server/runtime/serial_executor.h"
+#include "server/runtime/settings_reload.h"
+#include "server/runtime/status_page/status_page.h"
 #include "server/runtime/tiers/durable_tiers.h"
 #include "tiers/memory/slot_store.h"
 
@@ -54,8 +56,11 @@ namespace holdfast {
 
 class Daemon {
  public:
+  // As `config` was read, from the same place, complete and checked. On a thread of its own.
+  using ReadSettings = std::function<absl::StatusOr<v1::DaemonConfig>()>;
   // Takes the locks, opens what is there, listens. Every error says what to do.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config);
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const v1::DaemonConfig& config,
+                                                       ReadSettings read_settings);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -65,7 +70,7 @@ class Daemon {
   absl::Status Run();
 
  private:
-  explicit Daemon(const v1::DaemonConfig& config);
+  Daemon(const v1::DaemonConfig& config, ReadSettings read_settings);
   absl::Status Open();
   absl::Status JoinCluster();
   void OpenFabric();
@@ -74,8 +79,12 @@ class Daemon {
   absl::Status Listen();
   void ServeMetrics();
   void ServeHealth();
+  void ServeStatusPage();
   void StartEventCommand();
   absl::Status WatchSignals();
+  void TakeSettings(const absl::StatusOr<v1::DaemonConfig>& read) EXCLUDES(problems_mutex_);
+  void ApplySettings(const v1::DaemonConfig& config);
+  void SetSettingsProblem(const std::string& problem) EXCLUDES(problems_mutex_);
 
   // Events to the core, one at a time, in the order fed. The reactor's thread.
   void Feed(Event event);
@@ -154,7 +163,9 @@ class Daemon {
   void BeginStop(const std::string& why);
   void StopWhenIdle();
 
-  const v1::DaemonConfig config_;
+  const v1::DaemonConfig config_;  // as it was started with
+  v1::DaemonConfig running_;       // as it is now: the reactor's thread
+  const ReadSettings read_settings_;
   Env* const env_;
   const MonotonicTime started_;
   DaemonMetrics metrics_;
@@ -163,6 +174,7 @@ class Daemon {
   std::unique_ptr<Catalog> catalog_;
   std::unique_ptr<CatalogWriter> catalog_writer_;
   std::unique_ptr<Reactor> reactor_;
+  std::unique_ptr<SettingsReload> settings_reload_;
   std::unique_ptr<NodeCore> core_;
   std::unique_ptr<ProcessWatcher> watcher_;
   std::unique_ptr<MemoryWatch> memory_watch_;
@@ -176,10 +188,11 @@ class Daemon {
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
-  std::unique_ptr<EventCommand> event_command_;  // where one is configured
-  std::unique_ptr<HealthServer> health_;         // likewise
-  std::unique_ptr<PeerReader> peer_reader_;      // in a cluster
-  std::unique_ptr<PartReader> part_reader_;      // likewise
+  std::unique_ptr<EventCommand> event_command_;
+  std::unique_ptr<HealthServer> health_;     // where one is configured
+  std::unique_ptr<StatusPage> status_page_;  // likewise
+  std::unique_ptr<PeerReader> peer_reader_;  // in a cluster
+  std::unique_ptr<PartReader> part_reader_;  // likewise
   std::shared_ptr<const LocalRecords> records_;
   std::unique_ptr<RecordGatherer> record_gatherer_;
   UniqueFd signals_;
@@ -212,6 +225,7 @@ class Daemon {
 
   Mutex problems_mutex_;
   std::deque<std::string> problems_ GUARDED_BY(problems_mutex_);
+  std::string settings_problem_ GUARDED_BY(problems_mutex_);
 
   // Last: its threads use what is above, and end first.
   std::unique_ptr<SerialExecutor> executor_;

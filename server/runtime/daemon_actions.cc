@@ -52,6 +52,7 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kTierCommitted:
     case Report::Kind::kTierRemoved:
     case Report::Kind::kTierWell:
+    case Report::Kind::kJobStopping:
       return LogLevel::kInfo;
     case Report::Kind::kStepShed:
     case Report::Kind::kStepAbandoned:
@@ -483,6 +484,7 @@ void Daemon::Perform(ScanNvme action) {
 }
 
 void Daemon::Perform(ApplyLimits action) {
+  admin_context_.fabric_bandwidth_bytes_per_s_max = action.fabric.bandwidth_bytes_per_s_max();
   tiers_->Perform(action);
 }
 

@@ -83,13 +83,6 @@ absl::Status CheckSocketPath(std::string_view setting, const std::string& path) 
   return absl::OkStatus();
 }
 
-absl::Status CheckRange(std::string_view setting, uint64_t value, uint64_t min, uint64_t max) {
-  if (value < min || value > max) {
-    return BadSetting(setting, absl::StrCat(value, " is not within ", min, " to ", max));
-  }
-  return absl::OkStatus();
-}
-
 // Of the directory, or of the nearest one above it that exists.
 absl::StatusOr<FilesystemInfo> FilesystemOf(std::string path) {
   Env& env = *Env::System();
@@ -176,15 +169,44 @@ absl::Status CheckHealth(const v1::HealthConfig& health) {
   return absl::OkStatus();
 }
 
+// An address of this machine's loopback, spelled out: what a name means others may change.
+bool IsLoopback(std::string_view address) {
+  const std::string host(address.substr(0, address.rfind(':')));
+  in_addr v4 = {};
+  return host == "[::1]" || (::inet_pton(AF_INET, host.c_str(), &v4) == 1 &&
+                             (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET);
+}
+
+absl::Status CheckStatusPage(const v1::StatusPageConfig& page) {
+  const std::string& address = page.address();
+  HF_RETURN_IF_ERROR(CheckAddress("status_page.address", address));
+  if (page.has_tls()) {
+    HF_RETURN_IF_ERROR(CheckTlsConfig("status_page.tls", page.tls()));
+  }
+  if (address.empty() || address == "off") {
+    return absl::OkStatus();
+  }
+  if (address.rfind(':') == std::string::npos) {
+    return BadSetting("status_page.address",
+                      absl::StrCat("'", address, "': expected HOST:PORT, such as 127.0.0.1:",
+                                   address, ", or off"));
+  }
+  if (!page.has_tls() && !IsLoopback(address)) {
+    return BadSetting(
+        "status_page.address",
+        absl::StrCat("'", address.substr(0, 64),
+                     "' is no address of loopback, and the page tells the names and sizes of all "
+                     "jobs to whoever reaches it: choose 127.0.0.1:PORT or [::1]:PORT, or set "
+                     "status_page.tls, with which a browser must show a certificate"));
+  }
+  return absl::OkStatus();
+}
+
 // That it is there and may be run says --check-config, and whoever starts it.
 absl::Status CheckEvents(const v1::EventsConfig& events) {
   if (!ParseSeverity(events.least())) {
     return BadSetting("events.least", absl::StrCat("'", events.least().substr(0, 64),
                                                    "' is none of info, warning, error"));
-  }
-  HF_RETURN_IF_ERROR(CheckRange("events.timeout_ms", events.timeout_ms(), 100, 3'600'000));
-  if (static_cast<size_t>(events.command_size()) > kCommandWordsMax) {
-    return BadSetting("events.command", absl::StrCat("more than ", kCommandWordsMax, " words"));
   }
   for (const std::string& word : events.command()) {
     if (word.size() > kCommandWordBytesMax || word.find('\0') != std::string::npos) {
@@ -199,13 +221,6 @@ absl::Status CheckEvents(const v1::EventsConfig& events) {
 
 absl::Status CheckMemory(const v1::MemoryConfig& memory) {
   HF_RETURN_IF_ERROR(CheckPath("memory.dir", memory.dir()));
-  HF_RETURN_IF_ERROR(CheckRange("memory.slots_per_rank", memory.slots_per_rank(), 2, 1024));
-  HF_RETURN_IF_ERROR(
-      CheckRange("memory.slots_max", memory.slots_max(), memory.slots_per_rank(), 1u << 24));
-  HF_RETURN_IF_ERROR(CheckRange("memory.populate_chunk_bytes", memory.populate_chunk_bytes(),
-                                kSlotBytesMultiple, kGiB));
-  HF_RETURN_IF_ERROR(
-      CheckRange("memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100));
   const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
   if (!fs.ok()) {
     return BadSetting("memory.dir", Message(fs.status()));
@@ -215,19 +230,6 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
                       absl::StrCat("'", memory.dir(), "' lies on ", fs->type,
                                    ", not on tmpfs; slots are shared memory: choose a "
                                    "directory under /dev/shm, or mount a tmpfs there"));
-  }
-  if (memory.bytes_max() < kSlotBytesMultiple) {
-    return BadSetting("memory.bytes_max",
-                      absl::StrCat(FormatBytes(memory.bytes_max()), " hold no slot; at least ",
-                                   FormatBytes(kSlotBytesMultiple), " are needed"));
-  }
-  if (memory.peer_bytes_max() > memory.bytes_max()) {
-    return BadSetting(
-        "memory.peer_bytes_max",
-        absl::StrCat(FormatBytes(memory.peer_bytes_max()),
-                     " of other nodes' replicas are more than memory.bytes_max: ",
-                     FormatBytes(memory.bytes_max()),
-                     ", in which they are counted; lower it, or leave it out for half of that"));
   }
   if (memory.bytes_max() > fs->bytes_total) {
     return BadSetting(
@@ -247,18 +249,8 @@ void StripSlashes(std::string* dir) {
   }
 }
 
-absl::Status Complete(v1::DaemonConfig* config) {
-  for (std::string& dir : *config->mutable_nvme()->mutable_dirs()) {
-    StripSlashes(&dir);
-  }
-  StripSlashes(config->mutable_remote()->mutable_dir());
-  if (config->has_cluster()) {
-    CompleteClusterConfig(config->node_name(), config->mutable_cluster());
-  }
-  if (config->admin().path().empty() && !config->socket().path().empty()) {
-    config->mutable_admin()->set_path(
-        JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
-  }
+// Half of what there is.
+absl::Status CompleteBudget(v1::DaemonConfig* config) {
   if (config->memory().bytes_max() == 0 && !config->memory().dir().empty()) {
     HF_RETURN_IF_ERROR(CheckPath("memory.dir", config->memory().dir()));
     const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
@@ -273,17 +265,34 @@ absl::Status Complete(v1::DaemonConfig* config) {
 
 }  // namespace
 
-v1::DaemonConfig DefaultConfig() {
+Surroundings SurroundingsOfProcess() {
+  return {IsRoot(), absl::StrCat(::geteuid()), HostName(),
+          XdgDirectory("XDG_STATE_HOME", ".local/state"), Variable("XDG_RUNTIME_DIR")};
+}
+
+void CompleteConfig(v1::DaemonConfig* config) {
+  for (std::string& dir : *config->mutable_nvme()->mutable_dirs()) {
+    StripSlashes(&dir);
+  }
+  StripSlashes(config->mutable_remote()->mutable_dir());
+  if (config->has_cluster()) {
+    CompleteClusterConfig(config->node_name(), config->mutable_cluster());
+  }
+  if (config->admin().path().empty() && !config->socket().path().empty()) {
+    config->mutable_admin()->set_path(
+        JoinPath(ParentDirectory(config->socket().path()), "admin.sock"));
+  }
+}
+
+v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   v1::DaemonConfig config;
-  config.set_node_name(HostName());
-  config.set_state_dir(IsRoot() ? "/var/lib/holdfast"
-                                : XdgDirectory("XDG_STATE_HOME", ".local/state"));
+  config.set_node_name(surroundings.host);
+  config.set_state_dir(surroundings.root ? "/var/lib/holdfast" : surroundings.state_dir);
   v1::SocketConfig* socket = config.mutable_socket();
-  const std::string runtime = Variable("XDG_RUNTIME_DIR");
-  if (IsRoot()) {
+  if (surroundings.root) {
     socket->set_path("/run/holdfast/ckptd.sock");
-  } else if (!runtime.empty()) {
-    socket->set_path(JoinPath(runtime, "holdfast/ckptd.sock"));
+  } else if (!surroundings.runtime_dir.empty()) {
+    socket->set_path(JoinPath(surroundings.runtime_dir, "holdfast/ckptd.sock"));
   }
   socket->set_mode(0666);
   socket->set_connections_max(4096);
@@ -293,7 +302,8 @@ v1::DaemonConfig DefaultConfig() {
   socket->set_hello_timeout_ms(10'000);
   config.mutable_admin()->set_request_timeout_ms(30'000);
   v1::MemoryConfig* memory = config.mutable_memory();
-  memory->set_dir(IsRoot() ? "/dev/shm/holdfast" : absl::StrCat("/dev/shm/holdfast-", ::geteuid()));
+  memory->set_dir(surroundings.root ? "/dev/shm/holdfast"
+                                    : absl::StrCat("/dev/shm/holdfast-", surroundings.uid));
   memory->set_slots_per_rank(3);
   memory->set_slots_max(65'536);
   memory->set_populate_chunk_bytes(64 * kMiB);
@@ -301,6 +311,7 @@ v1::DaemonConfig DefaultConfig() {
   config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
+  config.mutable_status_page()->set_address("off");
   config.mutable_log()->set_level("info");
   config.mutable_events()->set_least("warning");
   config.mutable_events()->set_timeout_ms(30'000);
@@ -376,8 +387,54 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config) {
     }
     config->mutable_memory()->set_bytes_max(*bytes);
   }
-  HF_RETURN_IF_ERROR(Complete(config));
+  CompleteConfig(config);
+  HF_RETURN_IF_ERROR(CompleteBudget(config));
   return CheckConfig(*config);
+}
+
+std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
+  using Unit = SettingRange::Unit;
+  constexpr uint64_t kHourMs = 3'600'000;
+  constexpr uint64_t kWeekMs = 7 * 24 * kHourMs;
+  const v1::SocketConfig& socket = config.socket();
+  const v1::MemoryConfig& memory = config.memory();
+  return {
+      {"socket.mode", socket.mode(), 1, 0777, Unit::kMode},
+      {"socket.connections_max", socket.connections_max(), 1, 1u << 20},
+      {"socket.connections_per_uid_max", socket.connections_per_uid_max(), 1, 1u << 20},
+      {"socket.requests_per_connection_max", socket.requests_per_connection_max(), 1, 1u << 16},
+      {"socket.reply_backlog_bytes_max", socket.reply_backlog_bytes_max(), 64 * kKiB, kGiB,
+       Unit::kBytes},
+      {"socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, kHourMs, Unit::kMs},
+      {"admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, kHourMs, Unit::kMs},
+      {.setting = "memory.bytes_max",
+       .value = memory.bytes_max(),
+       .min = kSlotBytesMultiple,
+       .unit = Unit::kBytes,
+       .max_is = "the size of its file system",  // (CheckMemory)
+       .note = "a smaller budget holds no slot"},
+      {"memory.slots_per_rank", memory.slots_per_rank(), 2, 1024},
+      {.setting = "memory.slots_max",
+       .value = memory.slots_max(),
+       .min = memory.slots_per_rank(),
+       .max = 1u << 24,
+       .min_is = "memory.slots_per_rank"},
+      {"memory.populate_chunk_bytes", memory.populate_chunk_bytes(), kSlotBytesMultiple, kGiB,
+       Unit::kBytes},
+      {"memory.populate_cpu_percent", memory.populate_cpu_percent(), 1, 100},
+      {"memory.keep_committed", memory.keep_committed()},
+      {.setting = "memory.peer_bytes_max",
+       .value = memory.peer_bytes_max(),
+       .max = memory.bytes_max(),
+       .unit = Unit::kBytes,
+       .max_is = "memory.bytes_max",
+       .note = "in which they are counted; lower it, or leave it out for half of that"},
+      {"save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, kWeekMs, Unit::kMs},
+      {"session.deadline_max_ms", config.session().deadline_max_ms(), 1, kWeekMs, Unit::kMs},
+      {"events.command", static_cast<uint64_t>(config.events().command_size()), 0,
+       kCommandWordsMax},
+      {"events.timeout_ms", config.events().timeout_ms(), 100, kHourMs, Unit::kMs},
+  };
 }
 
 absl::Status CheckConfig(const v1::DaemonConfig& config) {
@@ -391,31 +448,18 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
                                    "job's name: ",
                                    Message(name)));
   }
+  for (const SettingRange& range : NodeRanges(config)) {
+    HF_RETURN_IF_ERROR(CheckRange(range));
+  }
   HF_RETURN_IF_ERROR(CheckPath("state_dir", config.state_dir()));
   const v1::SocketConfig& socket = config.socket();
   HF_RETURN_IF_ERROR(CheckSocketPath("socket.path", socket.path()));
-  HF_RETURN_IF_ERROR(CheckRange("socket.mode", socket.mode(), 1, 0777));
-  HF_RETURN_IF_ERROR(CheckRange("socket.connections_max", socket.connections_max(), 1, 1u << 20));
-  HF_RETURN_IF_ERROR(
-      CheckRange("socket.connections_per_uid_max", socket.connections_per_uid_max(), 1, 1u << 20));
-  HF_RETURN_IF_ERROR(CheckRange("socket.requests_per_connection_max",
-                                socket.requests_per_connection_max(), 1, 1u << 16));
-  HF_RETURN_IF_ERROR(CheckRange("socket.reply_backlog_bytes_max", socket.reply_backlog_bytes_max(),
-                                64 * kKiB, kGiB));
-  HF_RETURN_IF_ERROR(
-      CheckRange("socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, 3'600'000));
   HF_RETURN_IF_ERROR(CheckSocketPath("admin.path", config.admin().path()));
   if (config.admin().path() == socket.path()) {
     return BadSetting(
         "admin.path",
         absl::StrCat("'", socket.path(), "' is the clients' socket (socket.path); choose another"));
   }
-  HF_RETURN_IF_ERROR(
-      CheckRange("admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, 3'600'000));
-  HF_RETURN_IF_ERROR(CheckRange("save.commit_deadline_ms", config.save().commit_deadline_ms(), 1,
-                                7ull * 24 * 3600 * 1000));
-  HF_RETURN_IF_ERROR(CheckRange("session.deadline_max_ms", config.session().deadline_max_ms(), 1,
-                                7ull * 24 * 3600 * 1000));
   const absl::StatusOr<LogLevel> level = ParseLogLevel(config.log().level());
   if (!level.ok()) {
     return BadSetting("log.level", Message(level.status()));
@@ -425,6 +469,7 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   }
   HF_RETURN_IF_ERROR(CheckAddress("metrics.address", config.metrics().address()));
   HF_RETURN_IF_ERROR(CheckHealth(config.health()));
+  HF_RETURN_IF_ERROR(CheckStatusPage(config.status_page()));
   HF_RETURN_IF_ERROR(CheckEvents(config.events()));
   if (config.has_cluster()) {
     HF_RETURN_IF_ERROR(CheckClusterConfig(config.node_name(), config.cluster()));
@@ -442,6 +487,7 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
   HF_RETURN_IF_ERROR(
       CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
   HF_RETURN_IF_ERROR(CheckClusterFiles(*Env::System(), config.cluster()));
+  HF_RETURN_IF_ERROR(CheckTlsFiles(*Env::System(), "status_page.tls", config.status_page().tls()));
   if (const auto& command = config.events().command();
       !command.empty() && ::access(command[0].c_str(), X_OK) != 0) {
     return BadSetting("events.command", Message(ErrnoStatus(errno, "run", command[0])));

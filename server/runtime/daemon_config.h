@@ -4,13 +4,15 @@
 //   v1::DaemonConfig config;
 //   HF_RETURN_IF_ERROR(LoadConfig(flags, &config));   // complete and sound
 //
-// Plain functions, called once at start.
+// Plain functions. Who reads the settings again (Daemon) calls them from a thread of its own.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "base/setting_range.h"
 #include "holdfast/v1/config.pb.h"
 
 namespace holdfast {
@@ -24,9 +26,29 @@ struct ConfigFlags {
   std::optional<std::string> memory_bytes;  // with a unit
 };
 
+// What the defaults depend on.
+struct Surroundings {
+  bool root = false;
+  std::string uid;
+  std::string host;
+  // Of users; empty: not known.
+  std::string state_dir;
+  std::string runtime_dir;
+};
+Surroundings SurroundingsOfProcess();
+
 // System paths for root, XDG paths for users. Fields that depend on others stay empty:
 // CompleteConfig.
-v1::DaemonConfig DefaultConfig();
+v1::DaemonConfig DefaultConfig(const Surroundings& surroundings);
+inline v1::DaemonConfig DefaultConfig() {
+  return DefaultConfig(SurroundingsOfProcess());
+}
+
+// Fills in what follows from other settings alone.
+void CompleteConfig(v1::DaemonConfig* config);
+
+// Of the settings that neither the tiers (server/tier_limits.h), the cluster nor the policy have.
+std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config);
 
 // Reads and merges, fills in what depends on the rest, checks. Every error names the setting and
 // the way out.

@@ -147,6 +147,7 @@ void DaemonMetrics::Count(const Report& report, int64_t unix_ms) {
     case Report::Kind::kJobRemoved:
     case Report::Kind::kCopyGood:
     case Report::Kind::kTierWell:
+    case Report::Kind::kJobStopping:
       return;  // in the log only; the slots' gauges show the rest
   }
 }

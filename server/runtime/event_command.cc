@@ -70,30 +70,48 @@ std::string EventToJson(const v1::DaemonEvent& event, const std::string& node) {
 }
 
 EventCommand::EventCommand(Options options, EventJournal& journal)
-    : options_(std::move(options)), journal_(journal), thread_([this] { Run(); }) {}
+    : journal_(journal), options_(std::move(options)), thread_([this] { Run(); }) {}
 
 void EventCommand::Run() {
   ::pthread_setname_np(::pthread_self(), "event-command");
   v1::WatchEventsRequest wish;
-  wish.set_least(options_.least);
   while (!Overdue(kNoDeadline)) {
-    const v1::EventBatch batch = journal_.Read(wish, options_.reader);
+    const bool all_happened = journal_.stopped();  // (asked before it is read)
+    const Options options = Current();
+    wish.set_least(options.least);
+    const v1::EventBatch batch = journal_.Read(wish, options.reader);
     wish.set_journal(batch.journal());
     wish.set_after(batch.next_after());
     if (batch.events_size() > 0 || batch.lost() > 0) {
-      Tell(batch);
+      if (!options.command.empty()) {
+        Tell(batch, options);
+      }
       continue;
     }
-    if (!journal_.AwaitAfter(wish.after(), kAwaitEach)) {
-      const MutexLock lock(mutex_);
-      if (stopping_) {
-        return;
-      }
+    if (all_happened) {
+      return;
     }
+    journal_.AwaitAfter(wish.after(), kAwaitEach);
   }
 }
 
-void EventCommand::Tell(const v1::EventBatch& batch) {
+EventCommand::Options EventCommand::Current() const {
+  const MutexLock lock(mutex_);
+  return options_;
+}
+
+void EventCommand::Change(std::vector<std::string> command, v1::Severity least, Duration timeout) {
+  const MutexLock lock(mutex_);
+  if (command != options_.command) {
+    problem_.clear();  // it was the other one's
+    given_up_ = 0;
+  }
+  options_.command = std::move(command);
+  options_.least = least;
+  options_.timeout = timeout;
+}
+
+void EventCommand::Tell(const v1::EventBatch& batch, const Options& options) {
   uint64_t lost = batch.lost();
   {
     const MutexLock lock(mutex_);
@@ -103,15 +121,15 @@ void EventCommand::Tell(const v1::EventBatch& batch) {
   if (lost > 0) {
     const int64_t when =
         batch.events_size() > 0 ? batch.events(0).unix_ms() : Clock::System()->UnixMillis();
-    absl::StrAppend(&lines, EventToJson(LostEvent(lost, when), options_.node), "\n");
+    absl::StrAppend(&lines, EventToJson(LostEvent(lost, when), options.node), "\n");
   }
   for (const v1::DaemonEvent& event : batch.events()) {
-    absl::StrAppend(&lines, EventToJson(event, options_.node), "\n");
+    absl::StrAppend(&lines, EventToJson(event, options.node), "\n");
   }
   absl::Status told;
-  Duration pause = options_.pause;
+  Duration pause = options.pause;
   for (size_t tries = 1; tries <= kTriesMax; ++tries, pause *= 4) {
-    told = RunOnce(lines);
+    told = RunOnce(lines, options);
     if (told.ok() || (tries < kTriesMax && !Pause(pause))) {
       break;
     }
@@ -120,7 +138,7 @@ void EventCommand::Tell(const v1::EventBatch& batch) {
   given_up_ = told.ok() ? 0 : given_up_ + static_cast<uint64_t>(batch.events_size());
   const std::string before = std::exchange(
       problem_, told.ok() ? ""
-                          : absl::StrCat("events.command: ", options_.command.front(), ": ",
+                          : absl::StrCat("events.command: ", options.command.front(), ": ",
                                          Message(told), "; ", given_up_,
                                          " events have not been told since it last went well"));
   if (!told.ok() && before.empty()) {
@@ -130,16 +148,16 @@ void EventCommand::Tell(const v1::EventBatch& batch) {
   }
 }
 
-absl::Status EventCommand::RunOnce(const std::string& lines) {
+absl::Status EventCommand::RunOnce(const std::string& lines, const Options& options) {
   ReapLeftBehind();
   if (left_behind_.size() >= kLeftBehindMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat(left_behind_.size(), " runs of it hang, though they were killed"));
   }
-  const MonotonicTime deadline = Clock::System()->Now() + options_.timeout;
+  const MonotonicTime deadline = Clock::System()->Now() + options.timeout;
   HF_ASSIGN_OR_RETURN(
       ChildProcess child,
-      ChildProcess::Start(options_.command, {kPath, "HOLDFAST_NODE=" + options_.node}, lines));
+      ChildProcess::Start(options.command, {kPath, "HOLDFAST_NODE=" + options.node}, lines));
   while (!child.Step(kLook)) {
     if (!Overdue(deadline)) {
       continue;
@@ -149,7 +167,7 @@ absl::Status EventCommand::RunOnce(const std::string& lines) {
       left_behind_.push_back(*child.left_behind());
     }
     return absl::DeadlineExceededError(absl::StrCat("it was killed: it had not ended after ",
-                                                    FormatDuration(options_.timeout),
+                                                    FormatDuration(options.timeout),
                                                     " (events.timeout_ms), or ckptd was to stop"));
   }
   return child.Result();

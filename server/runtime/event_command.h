@@ -37,7 +37,7 @@ class EventCommand {
   static constexpr size_t kTriesMax = 3;
 
   struct Options {
-    std::vector<std::string> command;
+    std::vector<std::string> command;  // empty: nobody is told
     v1::Severity least = v1::SEVERITY_WARNING;
     Duration timeout = std::chrono::seconds(30);
     std::string node;
@@ -51,6 +51,9 @@ class EventCommand {
   EventCommand(const EventCommand&) = delete;
   EventCommand& operator=(const EventCommand&) = delete;
 
+  // Holds from the next run on; what has happened before is not told again.
+  void Change(std::vector<std::string> command, v1::Severity least, Duration timeout)
+      EXCLUDES(mutex_);
   // What was told last went wrong; empty: it did not.
   std::string problem() const EXCLUDES(mutex_);
   // The journal is stopped first. What has happened until then is told if there is time.
@@ -58,17 +61,18 @@ class EventCommand {
 
  private:
   void Run() EXCLUDES(mutex_);
-  void Tell(const v1::EventBatch& batch) EXCLUDES(mutex_);
-  absl::Status RunOnce(const std::string& lines) EXCLUDES(mutex_);
+  Options Current() const EXCLUDES(mutex_);
+  void Tell(const v1::EventBatch& batch, const Options& options) EXCLUDES(mutex_);
+  absl::Status RunOnce(const std::string& lines, const Options& options) EXCLUDES(mutex_);
   // False: it is being stopped.
   bool Pause(Duration pause) EXCLUDES(mutex_);
   // A run that may go on until `deadline`; once it is being stopped, not as long.
   bool Overdue(MonotonicTime deadline) const EXCLUDES(mutex_);
   void ReapLeftBehind();
 
-  const Options options_;
   EventJournal& journal_;
   mutable Mutex mutex_;
+  Options options_ GUARDED_BY(mutex_);
   CondVar changed_;
   bool stopping_ GUARDED_BY(mutex_) = false;
   MonotonicTime stop_by_ GUARDED_BY(mutex_);

@@ -44,6 +44,7 @@ const KindFacts& FactsOf(Report::Kind kind) {
       KindFacts{Kind::kTierWell, "tier_well", v1::SEVERITY_INFO},
       KindFacts{Kind::kTierRemoved, "tier_removed", v1::SEVERITY_INFO},
       KindFacts{Kind::kReplicasDiverged, "replicas_diverged", v1::SEVERITY_WARNING},
+      KindFacts{Kind::kJobStopping, "job_stopping", v1::SEVERITY_INFO},
       KindFacts{Kind::kProtocolError, "protocol_error", v1::SEVERITY_WARNING},
       KindFacts{Kind::kTrouble, "trouble", v1::SEVERITY_WARNING},
   };

@@ -18,15 +18,21 @@ Duration ThreadCpu() {
 
 }  // namespace
 
-Populator::Populator(SlotStore& store, const v1::MemoryConfig& config)
-    : store_(store),
-      chunk_bytes_(config.populate_chunk_bytes() / kSlotBytesMultiple * kSlotBytesMultiple),
-      percent_(config.populate_cpu_percent()) {}
+Populator::Populator(SlotStore& store, const v1::MemoryConfig& config) : store_(store) {
+  Change(config);
+}
+
+void Populator::Change(const v1::MemoryConfig& config) {
+  chunk_bytes_ = config.populate_chunk_bytes() / kSlotBytesMultiple * kSlotBytesMultiple;
+  percent_ = config.populate_cpu_percent();
+}
 
 absl::Status Populator::Populate(SlotId slot, uint64_t bytes) {
-  for (uint64_t offset = 0; offset < bytes; offset += chunk_bytes_) {
+  uint64_t chunk = 0;
+  for (uint64_t offset = 0; offset < bytes; offset += chunk) {
     const Duration before = ThreadCpu();
-    HF_RETURN_IF_ERROR(store_.Populate(slot, offset, std::min(chunk_bytes_, bytes - offset)));
+    chunk = std::min<uint64_t>(chunk_bytes_, bytes - offset);
+    HF_RETURN_IF_ERROR(store_.Populate(slot, offset, chunk));
     if (!Rest(slot, ThreadCpu() - before)) {
       return absl::CancelledError(
           absl::StrCat("populate slot ", slot, ": cancelled at ", offset, " of ", bytes, " bytes"));
@@ -36,10 +42,11 @@ absl::Status Populator::Populate(SlotId slot, uint64_t bytes) {
 }
 
 bool Populator::Rest(SlotId slot, Duration cpu) {
-  const auto until = std::chrono::steady_clock::now() + cpu * (100 - percent_) / percent_;
+  const int64_t percent = percent_;
+  const auto until = std::chrono::steady_clock::now() + cpu * (100 - percent) / percent;
   MutexLock lock(mutex_);
   while (!stopped_ && !cancelled_.contains(slot)) {
-    if (percent_ == 100 || !changed_.WaitUntil(mutex_, until)) {
+    if (percent == 100 || !changed_.WaitUntil(mutex_, until)) {
       break;
     }
   }

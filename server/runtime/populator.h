@@ -8,6 +8,7 @@
 // Owner: the Daemon. Populate is called from one thread, the rest from any.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <set>
 
@@ -23,6 +24,8 @@ namespace holdfast {
 class Populator {
  public:
   Populator(SlotStore& store, const v1::MemoryConfig& config);
+  // From its next chunk on.
+  void Change(const v1::MemoryConfig& config);
   // Cancelled when Cancel or Stop came before its last chunk.
   absl::Status Populate(SlotId slot, uint64_t bytes) EXCLUDES(mutex_);
   // Somebody waits to delete this slot: its pages are of no use any more. Until Populate of it
@@ -36,8 +39,8 @@ class Populator {
   bool Rest(SlotId slot, Duration cpu) EXCLUDES(mutex_);
 
   SlotStore& store_;
-  const uint64_t chunk_bytes_;
-  const int64_t percent_;
+  std::atomic<uint64_t> chunk_bytes_{0};
+  std::atomic<int64_t> percent_{100};
   Mutex mutex_;
   CondVar changed_;
   std::set<SlotId> cancelled_ GUARDED_BY(mutex_);

@@ -66,6 +66,15 @@ void TransferTimes::Ended(const Event& event, MonotonicTime now) {
   }
 }
 
+void TransferTimes::FillStatus(v1::DaemonStatus& status) const {
+  for (v1::TierStatus& tier : *status.mutable_tiers()) {
+    if (tier.tier() == TierName(TierKind::kPeer)) {
+      tier.set_bytes_written(replicated_bytes_.load(std::memory_order_relaxed));
+      tier.set_bytes_read(restored_from_peers_bytes_.load(std::memory_order_relaxed));
+    }
+  }
+}
+
 void TransferTimes::End(DrainId drain, bool well, uint64_t bytes, MonotonicTime now) {
   const auto found = under_way_.find(drain);
   if (found == under_way_.end()) {
@@ -83,6 +92,10 @@ void TransferTimes::End(DrainId drain, bool well, uint64_t bytes, MonotonicTime 
   }
   (transfer.use == Use::kReplica ? tier.replicated : tier.restored)
       ->Add(static_cast<double>(bytes));
+  if (transfer.tier == TierKind::kPeer) {
+    (transfer.use == Use::kReplica ? replicated_bytes_ : restored_from_peers_bytes_)
+        .fetch_add(bytes, std::memory_order_relaxed);
+  }
   if (transfer.use == Use::kRestore) {
     tier.fetched->Observe(std::chrono::duration<double>(now - transfer.began).count());
   }

@@ -5,14 +5,17 @@
 //   times.Began(action, now);        // FlushShard, FetchShard
 //   times.Ended(event, now);         // FlushEnded, FetchEnded
 //
-// Owner: DaemonMetrics; the reactor's thread only. The core bounds what is under way.
+// Owner: DaemonMetrics; the reactor's thread only, but for what FillStatus reads. The core bounds
+// what is under way.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 
 #include "base/clock.h"
 #include "base/metrics.h"
+#include "holdfast/v1/admin.pb.h"
 #include "server/events.h"
 
 namespace holdfast {
@@ -23,6 +26,9 @@ class TransferTimes {
   void Began(const FlushShard& action, MonotonicTime now);
   void Began(const FetchShard& action, MonotonicTime now);
   void Ended(const Event& event, MonotonicTime now);
+  // Any thread: what came out of other nodes' memory since the daemon started: replicas, which are
+  // written into this one's, and what was restored, which was read.
+  void FillStatus(v1::DaemonStatus& status) const;
 
  private:
   // kReplica: of another node's shard, which this one keeps for it.
@@ -46,6 +52,8 @@ class TransferTimes {
 
   std::map<DrainId, UnderWay> under_way_;
   std::map<TierKind, OfTier> tiers_;
+  std::atomic<uint64_t> replicated_bytes_{0};
+  std::atomic<uint64_t> restored_from_peers_bytes_{0};
 };
 
 }  // namespace holdfast

@@ -205,10 +205,6 @@ TEST(Evaluate, Limits) {
   ExpectFinding(facts, "open files", Verdict::kSlow,
                 "ckptd (pid 4711) may open 1024: enough for a few hundred ranks only",
                 "ulimit -n 65536   (systemd: LimitNOFILE=65536), then start ckptd again");
-  facts.limits.cgroup_memory_bytes = 16 * kGiB;
-  EXPECT_EQ(Find(facts, "memory limit").text, "(no such finding)");
-  facts.limits.cgroup_memory_bytes = 16 * kGiB - 1;
-  EXPECT_EQ(Find(facts, "memory limit").verdict, Verdict::kBroken);
 }
 
 TEST(Evaluate, Logout) {
@@ -251,13 +247,6 @@ TEST(RemovesIpc, IsOnUnlessTheLastWordIsNo) {
   EXPECT_TRUE(RemovesIpc({"[Login]\nRemoveIPC=no\n", "[Login]\nRemoveIPC=yes\n"}));
   EXPECT_FALSE(RemovesIpc({"[Login]\nRemoveIPC=yes\n", "[Login]\nRemoveIPC=0\n"}));
   EXPECT_TRUE(RemovesIpc({"[Login]\nRemoveIPC\nRemoveIPC=\nRemoveIPC=perhaps"}));
-}
-
-TEST(Evaluate, Swap) {
-  Facts facts = GoodFacts();
-  facts.swap = true;
-  ExpectFinding(facts, "swap", Verdict::kSlow,
-                "swap is on: checkpoints in memory may be pushed out to it", "sudo swapoff -a");
 }
 
 TEST(Evaluate, Fabric) {
@@ -368,6 +357,15 @@ TEST(FindMount, TakesTheDeepestAndTheLatest) {
   EXPECT_EQ(FindMount(mountinfo + "40 30 0:40 / /dev/shm rw - tmpfs tmpfs rw\n", "/dev/shm/a").huge,
             "never");
   EXPECT_EQ(FindMount("", "/x").mount_point, "");
+  const std::string special =
+      "31 30 0:27 / /a rw - tmpfs tmpfs rw,mpol=bind:0,2-3,noswap,size=1k\n"
+      "32 30 0:28 / /b rw - tmpfs tmpfs rw,size=1k,mpol=interleave\n"
+      "33 30 0:29 / /c rw - tmpfs tmpfs rw,size=1k\n";
+  EXPECT_EQ(FindMount(special, "/a").mpol, "bind:0,2-3");
+  EXPECT_TRUE(FindMount(special, "/a").noswap);
+  EXPECT_EQ(FindMount(special, "/b").mpol, "interleave");
+  EXPECT_FALSE(FindMount(special, "/b").noswap);
+  EXPECT_EQ(FindMount(special, "/c").mpol, "");
 }
 
 TEST(ChosenWord, IsTheOneInBrackets) {

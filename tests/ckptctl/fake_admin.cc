@@ -89,6 +89,10 @@ class Service final : public v1::Admin::Service {
                        v1::ReplaceReply* reply) override {
     return Answer(call, answers_.replace, request, reply);
   }
+  grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override {
+    return Answer(call, answers_.drain, request, reply);
+  }
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {

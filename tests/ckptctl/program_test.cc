@@ -1,18 +1,14 @@
 // The program itself: its help, its arguments, its exit codes, and Ctrl-C.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
@@ -20,8 +16,7 @@
 #include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.pb.h"
 #include "tests/ckptctl/fake_admin.h"
-
-extern char** environ;
+#include "tests/ckptctl/program.h"
 
 namespace holdfast {
 namespace {
@@ -29,72 +24,12 @@ namespace {
 using testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {
-    "status",  "jobs",  "nodes",   "fabric", "list",     "inspect", "verify",
-    "restore", "where", "explain", "plan",   "timeline", "events",  "gc",
-    "pin",     "unpin", "replace", "rm",     "rebuild",  "set",     "doctor"};
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-class Program {
- public:
-  explicit Program(std::vector<std::string> arguments) : Program("", std::move(arguments)) {}
-  // Under a shell: `script` runs "$0" with "$@".
-  Program(const std::string& script, std::vector<std::string> arguments)
-      : arguments_(std::move(arguments)) {
-    EXPECT_NE(::mkdtemp(directory_), nullptr);
-    arguments_.insert(arguments_.begin(), HOLDFAST_BIN_DIR "/ckptctl");
-    if (!script.empty()) {
-      arguments_.insert(arguments_.begin(), {"/bin/sh", "-c", script});
-    }
-    std::vector<char*> argv;
-    for (std::string& argument : arguments_) {
-      argv.push_back(argument.data());
-    }
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, Path("out").c_str(),
-                                     O_CREAT | O_WRONLY, 0600);
-    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, Path("err").c_str(),
-                                     O_CREAT | O_WRONLY, 0600);
-    EXPECT_EQ(::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0) << argv[0];
-    posix_spawn_file_actions_destroy(&actions);
-  }
-  ~Program() {
-    ::unlink(Path("out").c_str());
-    ::unlink(Path("err").c_str());
-    ::rmdir(directory_);
-  }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-
-  pid_t pid() const { return pid_; }
-  // Its exit code; 1000 and more when a signal ended it.
-  int Wait() {
-    int status = 0;
-    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
-    out_ = Contents(Path("out"));
-    err_ = Contents(Path("err"));
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  }
-  const std::string& out() const { return out_; }
-  const std::string& err() const { return err_; }
-
- private:
-  std::string Path(const std::string& name) const { return std::string(directory_) + "/" + name; }
-
-  std::vector<std::string> arguments_;
-  char directory_[32] = "/tmp/holdfast-program-XXXXXX";
-  pid_t pid_ = -1;
-  std::string out_;
-  std::string err_;
-};
+    "status",  "jobs",   "nodes",         "fabric",     "list",     "inspect", "verify",
+    "restore", "where",  "explain",       "plan",       "timeline", "top",     "events",
+    "gc",      "pin",    "unpin",         "replace",    "drain",    "rm",      "rebuild",
+    "set",     "doctor", "plan-capacity", "completion", "man"};
+// Those that ask no daemon.
+const std::set<std::string> kOwnCommands = {"plan-capacity", "completion", "man"};
 
 std::string HelpOf(const std::string& command) {
   Program program(command.empty() ? std::vector<std::string>{"--help"}
@@ -142,6 +77,7 @@ FakeAdmin::Answers Agreeable() {
       .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
       .events = [](const auto&) { return v1::EventBatch(); },
       .replace = [](const auto&, v1::ReplaceReply&) { return absl::OkStatus(); },
+      .drain = [](const auto&, v1::DrainReply&) { return absl::OkStatus(); },
       .show_fabric = [](const auto&, v1::ShowFabricReply&) { return absl::OkStatus(); },
       .measure_fabric = [](const auto&, v1::MeasureFabricReply&) { return absl::OkStatus(); },
       .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
@@ -159,11 +95,13 @@ TEST(Help, EveryExampleWorks) {
     ASSERT_FALSE(example.empty());
     EXPECT_EQ(example[0], command);
     std::replace(example.begin(), example.end(), std::string("saves.json"), trace);
-    example.insert(example.end(), {"--socket", admin.socket()});
+    if (kOwnCommands.count(command) == 0) {
+      example.insert(example.end(), {"--socket", admin.socket()});
+    }
     Program program(example);
     const int exit_code = program.Wait();
-    // The fake has no record to inspect, nobody has written a layout, and doctor judges this
-    // machine.
+    // The fake has no record to inspect, nobody has written a layout, and doctor
+    // judges this machine.
     const bool lacks = command == "inspect" || command == "plan";
     EXPECT_EQ(exit_code, lacks ? 4 : command == "doctor" ? exit_code : 0) << program.err();
     EXPECT_NE(exit_code, 2) << program.err();
@@ -235,6 +173,11 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"plan", "j", "--layout", "x", "--ranks-per-node", "eight"},
       {"timeline", "j", "--steps", "-1"},
       {"timeline", "j", "--trace", ""},
+      {"top", "a", "b"},
+      {"top", "--every", "99ms"},
+      {"top", "--every", "soon"},
+      {"top", "--count", "0"},
+      {"top", "--count", "2", "--once"},
       {"gc", "a", "b"},
       {"pin", "j"},
       {"unpin", "--step", "1"},
@@ -255,12 +198,42 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"status", "--timeout", "0s"},
       {"status", "--timeout", "soon"},
       {"status", "--timeout", "1000h"},
+      {"plan-capacity"},
+      {"plan-capacity", "--params", "1B", "--ranks", "8"},
+      {"plan-capacity", "--params", "1B", "--ranks", "8", "--step-time", "nan"},
+      {"plan-capacity", "--params", "1B", "--ranks", "8", "--step-time", "9s", "--profile", "adam"},
+      {"plan-capacity", "--params", "1B", "--ranks", "8", "--step-time", "9s", "--rate", "nvme=0"},
+      {"plan-capacity", "--params", "1B", "--ranks", "8", "--step-time", "9s", "--socket", "x"},
+      {"completion"},
+      {"completion", "tcsh"},
+      {"man", "bash"},
+      {"complete-names"},
+      {"complete-names", "secrets"},
   };
   for (const auto& arguments : wrong) {
     Program program(arguments);
     EXPECT_EQ(program.Wait(), 2) << absl::StrJoin(arguments, " ");
     EXPECT_EQ(program.out(), "") << absl::StrJoin(arguments, " ");
     EXPECT_THAT(program.err(), HasSubstr("--help")) << absl::StrJoin(arguments, " ");
+  }
+}
+
+TEST(Arguments, WrongOnesAreOneJsonObjectWhereJsonIsAskedFor) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--json", "nonsense"},
+        {"status", "--step", "5", "--json"},
+        {"--json", "list", "a/b"},
+        {"plan-capacity", "--json"},
+        {"plan-capacity", "--params", "nan", "--json"},
+        {"completion", "csh", "--json"},
+        {"man", "ckptd", "--json"}}) {  // (nothing on standard input)
+    Program program(arguments);
+    EXPECT_EQ(program.Wait(), 2) << absl::StrJoin(arguments, " ");
+    const auto json = nlohmann::json::parse(program.out(), nullptr, false);
+    ASSERT_FALSE(json.is_discarded()) << program.out();
+    EXPECT_EQ(json["error"]["code"], "INVALID_ARGUMENT");
+    EXPECT_EQ(json["error"]["exit_code"], 2);
+    EXPECT_THAT(program.err(), HasSubstr(json["error"]["message"].get<std::string>()));
   }
 }
 

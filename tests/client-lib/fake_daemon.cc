@@ -521,6 +521,11 @@ void FakeDaemon::Answer(const v1::ClientFrame& frame, Peer& peer) {
     case v1::ClientFrame::kLeave:
       reply.mutable_leave();
       break;
+    case v1::ClientFrame::kReachStep:  // its job is alone
+      reply.mutable_reach_step()->set_stop(frame.reach_step().told_to_stop());
+      reply.mutable_reach_step()->set_stopping(frame.reach_step().told_to_stop());
+      reply.mutable_reach_step()->set_left_ms(frame.reach_step().grace_ms());
+      break;
     case v1::ClientFrame::kReadParts:
     case v1::ClientFrame::kReadRecords:       // it is alone, and has gathered nothing
       reply.mutable_failure()->set_code(14);  // UNAVAILABLE

@@ -42,6 +42,14 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(join.join().attempt(), kBig);
   EXPECT_EQ(join.join().leave_attempt(), 4u);
   EXPECT_EQ(join.join().deadline_ms(), 5u);
+  EXPECT_FALSE(join.join().has_passed_step());
+  const v1::ClientFrame again = Parse(2, Join{"job", 1, 2, "launch", 3, 0, 5, "", 0});
+  EXPECT_TRUE(again.join().has_passed_step()) << "0 is a step as any other";
+
+  const v1::ClientFrame reach = Parse(19, ReachStep{kBig, true, 30});
+  EXPECT_EQ(reach.reach_step().step(), kBig);
+  EXPECT_TRUE(reach.reach_step().told_to_stop());
+  EXPECT_EQ(reach.reach_step().grace_ms(), 30u);
 
   const v1::ClientFrame reserve = Parse(3, Reserve{kBig, 2, 3});
   EXPECT_EQ(reserve.reserve().slot_bytes(), kBig);
@@ -241,6 +249,14 @@ TEST(Wire, EveryReplyReadsAsWhatItIs) {
   EXPECT_EQ(granted.job_uuid, "u");
   EXPECT_EQ(granted.attempt, 6u);
   EXPECT_EQ(granted.descent, (std::vector<Descent>{{7, {8, 9}}}));
+
+  frame.mutable_reach_step()->set_stop(true);
+  frame.mutable_reach_step()->set_left_ms(kBig);
+  const auto reached = Decode<StepReached>(frame);
+  EXPECT_TRUE(reached.stop);
+  EXPECT_FALSE(reached.stopping);
+  EXPECT_EQ(reached.left_ms, kBig);
+  EXPECT_EQ(DescriptorCount(reached), 0u);
 
   frame.mutable_seal()->set_sealed_unix_ms(-1);
   EXPECT_EQ(Decode<Sealed>(frame).sealed_unix_ms, -1);

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import rendered
@@ -16,7 +17,7 @@ from valid import VERSIONS, check
 
 EXAMPLE = TREE / "deploy/examples/training-job.yaml"
 sys.path.append(str(TREE / "tests/python"))
-from daemons import Daemon  # noqa: E402
+from daemons import BIN, Daemon  # noqa: E402
 
 
 def job() -> rendered.Object:
@@ -87,3 +88,46 @@ def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path)
     assert train(3) == {"rank 0 goes on from None", "rank 1 goes on from None"}
     assert train(5) == {"rank 0 goes on from 2", "rank 1 goes on from 2"}
     assert "step 4" in daemon.ctl("status", variables["RUN"])
+
+
+def listed(daemon: Daemon, run: str) -> str:
+    """What ckptctl lists of it; "" while there is nothing."""
+    done = subprocess.run(
+        [BIN / "ckptctl", "list", run, f"--socket={daemon.admin}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_it_saves_a_last_step_when_its_pod_is_told_to_end(
+    daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    """SIGTERM to the pod's first process, torchrun, which passes it on."""
+    one = container(job()["spec"]["template"]["spec"], "train")
+    (tmp_path / "train.py").write_text(only(objects_of(EXAMPLE.read_text()), "ConfigMap")["data"]["train.py"])  # fmt: skip
+    variables = rendered.literal_env(one) | {"HOLDFAST_SOCKET": str(daemon.socket), "HOME": str(tmp_path)}  # fmt: skip
+    pod = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        + [tmp_path / "train.py"],
+        env={**os.environ, **variables, "STEPS": "1000000", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 120
+        while "committed" not in listed(daemon, variables["RUN"]):  # both train
+            assert time.monotonic() < end and pod.poll() is None
+            time.sleep(0.1)
+        pod.terminate()
+        said, _ = pod.communicate(timeout=120)
+    finally:
+        pod.kill()
+        pod.wait()
+    assert pod.returncode != 0
+    last = re.findall(r"told to end: step (\d+) is \(([^)]*)\)", said)
+    assert len(last) == 2 and len({step for step, _ in last}) == 1, said
+    assert all("'committed'" in stages for _, stages in last), last
+    assert f"step {last[0][0]} is the last" in re.sub(r", or the first one after it,", "", daemon.ctl("status", variables["RUN"]))  # fmt: skip

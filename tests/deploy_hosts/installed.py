@@ -6,6 +6,7 @@ import pathlib
 import select
 import shutil
 import subprocess
+import time
 
 from machine import Machine
 
@@ -84,6 +85,12 @@ class Host:
         """Returns when ckptd has said that it serves."""
         done = self.machine.attempt("systemctl", "start", "ckptd")
         assert done.returncode == 0, f"{done.stderr}{self.log()}"
+
+    def await_status(self, text: str) -> None:
+        """Until `ckptctl status` has it."""
+        until = time.monotonic() + DEADLINE_S
+        while text not in (status := self.machine.run("ckptctl", "status")):
+            assert time.monotonic() < until, status + self.log()
 
     def rank(self, job: str = "run", settings: str = "") -> Rank:
         return Rank(self.machine, job, settings)

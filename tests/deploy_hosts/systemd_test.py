@@ -111,6 +111,24 @@ def test_a_wrong_setting_is_not_tried_again(host: Host) -> None:
     assert "no_such_setting" in host.log()
 
 
+@pytest.mark.parametrize("drop_ins", [(), ("user.conf",)])
+def test_settings_are_read_again(host: Host, drop_ins: tuple[str, ...]) -> None:
+    if drop_ins:
+        host.machine.run("useradd", "--system", "--no-create-home", "holdfast")
+    host.configure(*drop_ins, settings="memory: {bytes_max: 64MiB}")
+    host.start()
+    pid = host.property("MainPID")
+    for settings, problem in (
+        ("memory: {bytes_max: 32MiB, slots_per_rank: 4}", "memory.slots_per_rank differs from"),
+        ("memory: {no_such_setting: 1}", "memory.no_such_setting: unknown setting"),
+    ):
+        host.machine.write("/etc/holdfast/ckptd.yaml", settings)
+        host.machine.run("systemctl", "reload", "ckptd")
+        host.await_status(problem)
+        assert "32 MiB" in host.machine.run("ckptctl", "status")
+    assert host.property("MainPID") == pid
+
+
 def test_without_root(host: Host) -> None:
     host.machine.run("useradd", "--system", "--no-create-home", "holdfast")
     uid = int(host.machine.run("id", "--user", "holdfast"))

@@ -220,26 +220,27 @@ std::string Node::TierSettings() const {
 }
 
 std::vector<std::string> Node::Arguments() const {
-  return {std::string(HOLDFAST_BIN_DIR) + "/ckptd",
-          "--config",
-          state_.Path("ckptd.yaml"),
-          "--memory-dir",
-          memory_dir(),
-          "--state-dir",
-          state_dir(),
-          "--socket",
-          socket(),
-          "--admin",
-          admin_socket(),
-          "--memory-bytes",
-          options_.memory_bytes};
+  std::vector<std::string> arguments = {std::string(HOLDFAST_BIN_DIR) + "/ckptd",
+                                        "--config",
+                                        config_file(),
+                                        "--memory-dir",
+                                        memory_dir(),
+                                        "--state-dir",
+                                        state_dir(),
+                                        "--socket",
+                                        socket(),
+                                        "--admin",
+                                        admin_socket()};
+  if (!options_.memory_bytes.empty()) {
+    arguments.insert(arguments.end(), {"--memory-bytes", options_.memory_bytes});
+  }
+  return arguments;
 }
 
 bool Node::Start(const std::string& sync_point) {
   const std::string config =
       options_.config.find("metrics:") == std::string::npos ? "metrics: {address: \"off\"}\n" : "";
-  WriteText(state_.Path("ckptd.yaml"),
-            config + "log: {level: debug}\n" + TierSettings() + options_.config);
+  WriteText(config_file(), config + "log: {level: debug}\n" + TierSettings() + options_.config);
   // The daemon says that it is ready as it says it to systemd.
   const std::string notify_path = state_.Path("notify");
   ::unlink(notify_path.c_str());

@@ -28,7 +28,7 @@
 namespace holdfast {
 
 struct NodeOptions {
-  std::string memory_bytes = "256MiB";
+  std::string memory_bytes = "256MiB";  // on the command line; empty: not there
   std::string config;  // YAML beside what the harness sets (metrics off, directories)
   uint64_t own_tmpfs_bytes =
       0;  // not 0: memory.dir lies on a tmpfs of this size, which only this test's processes see
@@ -70,6 +70,7 @@ class Node {
   std::string remote_dir() const;
   size_t drives() const;
   std::string state_dir() const { return state_.Path("state"); }
+  std::string config_file() const { return state_.Path("ckptd.yaml"); }  // written by Start
   std::string log_file() const { return log_.Path("log"); }
   std::string Log() const;
   std::vector<std::string> Arguments() const;  // of ckptd, program included

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -99,6 +101,8 @@ class Trainer {
       return AwaitTier(words);
     if (verb == "busy")
       return Busy(words);
+    if (verb == "reach")
+      return Reach(words);
     if (verb == "restore")
       return Restore(words);
     if (verb == "attach")
@@ -124,6 +128,12 @@ class Trainer {
     if (verb == "as")
       return As(words);
     return "error WHAT " + line;
+  }
+  // In a signal's handler: SIGUSR1 tells it to end.
+  void NoticeStop() {
+    if (job_ != nullptr) {
+      job_->NoticeStop(Milliseconds(60'000));
+    }
   }
 
  private:
@@ -162,6 +172,12 @@ class Trainer {
     return state;
   }
 
+  // reach STEP: whether it is the last one
+  std::string Reach(std::istringstream& words) {
+    uint64_t step = 0;
+    words >> step;
+    return job_->Preempted(step) ? "ok last" : "ok on";
+  }
   // open [DEADLINE_MS]
   std::string Open(std::istringstream& words) {
     uint64_t deadline_ms = static_cast<uint64_t>(kDeadline.count());
@@ -415,6 +431,8 @@ class Trainer {
   uint64_t mapped_bytes_ = 0;
 };
 
+std::atomic<Trainer*> told{nullptr};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -431,6 +449,8 @@ int main(int argc, char** argv) {
                    .bytes = std::stoull(argv[5]),
                    .launch = argc > 6 ? argv[6] : "",
                    .policy = argc > 7 ? argv[7] : ""});
+  told = &trainer;
+  std::signal(SIGUSR1, [](int) { told.load()->NoticeStop(); });
   for (std::string line; std::getline(std::cin, line);) {
     if (line == "exit") {
       std::cout << "ok" << std::endl;

@@ -1510,6 +1510,59 @@ TEST_F(NodesTest, WhatWasGivenUpWhileItsNodeWasOutOfReachComesBackWithIt) {
   EXPECT_TRUE(All<GiveUp>().empty());
 }
 
+// Of a step that goes on in another tier: it was told so, and had not heard it yet when it told of
+// its copy in memory, which goes.
+class CrossedTest : public NodesTest {
+ protected:
+  // Step 1 is on the drives, and gone from memory.
+  void RetireTheFirst() {
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+    SaveBoth(2);
+    Begin(b_, 1, 3);
+    out_.clear();
+    Say(b_, RoomAsked{++token_, 1, 1, 3, {{1, 1}}});
+    ASSERT_EQ(All<GiveUp>().size(), 1u);
+    ASSERT_EQ(All<GiveUp>()[0].second.checkpoint, (CheckpointId{1, 1}));
+    out_.clear();
+  }
+  void ArriveWithBothSteps() {
+    NodeArrived arrived;
+    arrived.shards = {Found(1, 1), Found(1, 2)};
+    arrived.seats = {Seat(b_, 1, 3)};
+    arrived.seats[0].writing = {3};
+    Say(b_, arrived);
+  }
+  bool InMemoryOfB(Step step) const {
+    v1::WhereReply where;
+    job_->FillWhere(CheckpointId{1, step}, where);
+    return std::any_of(where.copies().begin(), where.copies().end(), [](const auto& copy) {
+      return copy.rank() == 1 && copy.tier() == "memory" && copy.state() == "good";
+    });
+  }
+};
+
+TEST_F(CrossedTest, WhatANodeTellsOfThatItIsToGiveUpDoesNotCount) {
+  RetireTheFirst();
+  ArriveWithBothSteps();
+  const auto given_up = All<GiveUp>();
+  ASSERT_EQ(given_up.size(), 1u) << "it may never have heard the first one";
+  EXPECT_EQ(given_up[0].first, b_);
+  EXPECT_EQ(given_up[0].second.checkpoint, (CheckpointId{1, 1}));
+  EXPECT_FALSE(InMemoryOfB(1)) << "it goes";
+  EXPECT_TRUE(InMemoryOfB(2));
+  EXPECT_TRUE(job_->IsCommittedIn(TierKind::kNvme, {1, 1}));
+}
+
+TEST_F(CrossedTest, WhatWasBroughtBackSinceStays) {
+  RetireTheFirst();
+  Say(b_, MemoryCopyGained{{1, 1}, 1, kBytes, 1000});
+  ArriveWithBothSteps();
+  EXPECT_TRUE(All<GiveUp>().empty());
+  EXPECT_TRUE(InMemoryOfB(1));
+}
+
 // ---- Who waits ----
 
 TEST_F(NodesTest, WhoWaitsForNvmeHearsOfWhatAScanFindsThere) {

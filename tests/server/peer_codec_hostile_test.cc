@@ -420,6 +420,25 @@ std::vector<Case> Cases() {
            p.mutable_source_offered()->add_peers("b");
          }
        }},
+      {"StopNoticed: attempt", [](P& p) { p.mutable_stop_noticed()->set_rank(1); }},
+      {"StopNoticed: rank",
+       [](P& p) {
+         p.mutable_stop_noticed()->set_attempt(1);
+         p.mutable_stop_noticed()->set_rank(kWorldSizeMax);
+       }},
+      {"StopNoticed: left_ms",
+       [](P& p) {
+         p.mutable_stop_noticed()->set_attempt(1);
+         p.mutable_stop_noticed()->set_left_ms(kGraceMsMax + 1);
+       }},
+      {"StepsHeld: attempt", [](P& p) { p.mutable_steps_held()->set_passed(1); }},
+      {"HoldSteps: attempt", [](P& p) { p.mutable_hold_steps()->set_round(1); }},
+      {"LastStepChosen: attempt", [](P& p) { p.mutable_last_step_chosen()->set_step(1); }},
+      {"LastStepChosen: left_ms",
+       [](P& p) {
+         p.mutable_last_step_chosen()->set_attempt(1);
+         p.mutable_last_step_chosen()->set_left_ms(UINT64_MAX);
+       }},
       {"ReplicasDropped: rank", [](P& p) { p.mutable_replicas_dropped()->set_attempt(1); }},
       {"ReplicasDropped: rank",
        [](P& p) {

@@ -165,10 +165,11 @@ absl::Status SlotStore::Impl::ReserveBudget(SlotId slot, uint64_t bytes) {
         absl::StrCat("create slot '", ImagePath(slot), "': there is one already"));
   }
   const uint64_t used = BytesUsed();
-  if (used > options.bytes_max || bytes > options.bytes_max - used) {
+  const uint64_t budget = bytes_max;
+  if (used > budget || bytes > budget - used) {
     return absl::ResourceExhaustedError(
         absl::StrCat("create slot '", ImagePath(slot), "': ", FormatBytes(bytes), " wanted, ",
-                     FormatBytes(used), " of the budget of ", FormatBytes(options.bytes_max),
+                     FormatBytes(used), " of the budget of ", FormatBytes(budget),
                      " are in use; raise memory.bytes_max, or remove checkpoints"));
   }
   SlotEntry entry;
@@ -190,7 +191,7 @@ absl::Status SlotStore::Impl::NoRoom(uint64_t wanted, std::string_view what) {
   }
   return absl::ResourceExhaustedError(
       absl::StrCat(ToAbsl(what), ": ", FormatBytes(wanted), " wanted, the tmpfs has ", room,
-                   " free; the budget is ", FormatBytes(options.bytes_max), ", ", FormatBytes(used),
+                   " free; the budget is ", FormatBytes(bytes_max.load()), ", ", FormatBytes(used),
                    " of it in use with this slot, and some room is kept for records. Enlarge the "
                    "tmpfs ('mount -o remount,size=…'), free what else lies on it, or lower ",
                    "memory.bytes_max"));
@@ -471,6 +472,14 @@ absl::Status SlotStore::Confirm(SlotId slot, Generation generation, File& image)
     return gone;
   }
   return record;
+}
+
+void SlotStore::SetBytesMax(uint64_t bytes_max) {
+  impl_->bytes_max = bytes_max;
+}
+
+uint64_t SlotStore::bytes_max() const {
+  return impl_->bytes_max;
 }
 
 uint64_t SlotStore::bytes_used() const {

@@ -138,6 +138,9 @@ class SlotStore {
 
   // Slots, those included that the scan left alone.
   uint64_t bytes_used() const;
+  // Any thread. Below what is in use nothing is made until so much is free; what there is stays.
+  void SetBytesMax(uint64_t bytes_max);
+  uint64_t bytes_max() const;
   const std::string& dir() const;
 
  private:

@@ -1,6 +1,7 @@
 // SlotStore's state, shared by the files that implement it. Internal to tiers/memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -34,9 +35,11 @@ struct SlotEntry {
 };
 
 struct SlotStore::Impl {
-  explicit Impl(const Options& o) : options(o), env(*o.env), reserve(env, options.dir) {}
+  explicit Impl(const Options& o)
+      : options(o), bytes_max(o.bytes_max), env(*o.env), reserve(env, options.dir) {}
 
   const Options options;
+  std::atomic<uint64_t> bytes_max;  // options.bytes_max, until SetBytesMax
   Env& env;
   std::unique_ptr<FileLock> lock;
   SlotReserve reserve;

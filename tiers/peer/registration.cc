@@ -111,7 +111,8 @@ absl::Status Registration::Add(size_t device_index, std::span<std::byte> piece,
         absl::StrCat("fi_mr_reg '", device.name(), "': ", FormatBytes(piece.size()),
                      " cannot be pinned; this process may pin ", MemlockLimit(),
                      " (ulimit -l): raise it (LimitMEMLOCK=infinity in ckptd's unit, or memlock in "
-                     "/etc/security/limits.conf)"));
+                     "/etc/security/limits.conf; in Kubernetes the capability IPC_LOCK, to which "
+                     "no limit applies, or LimitMEMLOCK of the container runtime's own unit)"));
   }
   if (result != 0) {
     return device.Error(result, "fi_mr_reg");

@@ -274,6 +274,25 @@ class Job {
   virtual void EnterNetworkBusy() noexcept = 0;
   virtual void LeaveNetworkBusy() noexcept = 0;
 
+  // Whether the job is to end, and this step is its last one. Called by every rank when it is done
+  // with a step, before it saves that:
+  //
+  //   const bool last = job->Preempted(step);
+  //   if (last || step % 100 == 0) { job->Save(step, state); }
+  //   if (last) { break; }
+  //
+  // Once a process of any rank was told to end (NoticeStop), all ranks hear `true` after the same
+  // step: their nodes agree on the first one that no rank is beyond. That step goes into every
+  // tier that the job uses, ahead of all others. In between a rank may stand here for 2 s; else it
+  // asks its node's daemon, which takes some 20 microseconds. Never fails: without a daemon it is
+  // `true` where this process itself was told to end.
+  virtual bool Preempted(uint64_t step) = 0;
+  // This process was told to end (SIGTERM, a notice of the cloud), and is killed in so long. From
+  // any thread, and from a signal's handler. The first one counts.
+  virtual void NoticeStop(Milliseconds grace) noexcept = 0;
+  // Once the job is to end, as far as Preempted has heard: what is left until it is killed.
+  virtual std::optional<Milliseconds> stop_left() const = 0;
+
   // Saves that failed since Open, and why the last one did.
   virtual uint64_t failed_saves() const = 0;
   virtual Status last_failure() const = 0;

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import re
+import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from holdfast import _core, _daemon, _held, _jobs
+from holdfast import _core, _daemon, _held, _jobs, _preemption
 from holdfast._described import Described
 from holdfast._errors import (
+    DeadlineExceeded,
     HoldfastError,
     Internal,
     InvalidArgument,
@@ -33,6 +36,10 @@ from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch
 
 _log = logging.getLogger("holdfast")
 _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+# The most valuable copies first.
+_DRAINED: tuple[Stage, ...] = ("sealed", "committed", "peer", "remote", "nvme")
+_EXIT_S = 2.0  # what a process needs to end in good order
 
 
 class Checkpointer:
@@ -55,6 +62,8 @@ class Checkpointer:
     `on_error`: what a save that fails does: "log" it, once, and go on, or "raise" it, at the latest in the next call. A state
     that cannot be saved at all (a type, a name) raises in the first save in any case.
     `start_daemon`: False: never start a ckptd of one's own where none is installed.
+    `grace`, `stop_signals`: how long the job lives after it was told to end (seconds, or a text like "90s"; else
+    HOLDFAST_GRACE, else 30 s), and by which signals: see `preempted`.
     """
 
     def __init__(
@@ -73,12 +82,17 @@ class Checkpointer:
         start_daemon: bool | None = None,
         open_timeout: float = 60.0,
         call_timeout: float = 30.0,
+        grace: float | str | None = None,
+        stop_signals: Iterable[int] = (signal.SIGTERM,),
     ) -> None:
         if on_error not in ("log", "raise"):
             raise InvalidArgument(f"on_error={on_error!r}: 'log' or 'raise'")
         if policy is not None and not isinstance(policy, Policy):
             raise InvalidArgument(f"Checkpointer: policy={policy!r} is not a holdfast.Policy")
         self.job = _jobs.job_name("Checkpointer", job)
+        self._grace = _preemption.grace_of("Checkpointer", grace)
+        self._stop_signals = _preemption.stop_signals("Checkpointer", stop_signals)
+        self._watches_signals = False
         self._overlap = overlap
         self._allow_pickle = allow_pickle
         self._raises = on_error == "raise"
@@ -264,6 +278,70 @@ class Checkpointer:
             error = failed[-1].error
             assert error is not None
             raise error
+
+    # ---- the end ----
+
+    def preempted(self, step: int) -> bool:
+        """Whether the job is to end, and this step is its last one. Every rank calls it when it is done with a step, and
+        before it saves that:
+
+            last = ckpt.preempted(step)
+            if last or step % 100 == 0:
+                ckpt.save(step, state)
+            if last:
+                print(ckpt.drain())     # ('committed', 'peer', 'remote')
+                break
+
+        From the first call on SIGTERM (see `stop_signals`) does not end the process any more, but tells the job to end; so does
+        `notice_stop`. Whichever rank was told: all hear `True` after the same step, which their nodes agree on, and which none
+        of them is beyond. That step goes into every tier that the job uses, ahead of all others, also when all ranks have
+        ended.
+
+        It is not a collective, and may be called in any rhythm that is the same on all ranks. It takes some 20 microseconds,
+        once after the notice up to 2 s, and never raises because of a daemon: without one it is `True` where this
+        process itself was told.
+        """
+        step = _jobs.unsigned("preempted", "step", step)
+        if not self._watches_signals:
+            self._watches_signals = True
+            _preemption.watch(self, self._grace, self._stop_signals)
+        return self._shared.core.preempted(step)
+
+    def notice_stop(self, grace: float | str | None = None) -> None:
+        """This process was told to end otherwise than by a signal (a notice of the cloud): it is killed in so many seconds. May
+        be called in any thread; the first one counts.
+        """
+        seconds = self._grace if grace is None else _preemption.grace_of("notice_stop", grace)
+        self._shared.core.notice_stop(seconds)
+
+    def drain(self, timeout: float | None = None) -> tuple[Stage, ...]:
+        """Waits until the last save lies wherever it goes to, and returns the stages that it has come to: of "sealed",
+        "committed", "peer", "remote", "nvme".
+
+        At the latest after `timeout` seconds; None: when the job was told to end, 2 s before it is killed. It does not raise
+        because of what the save has not come to. The daemons go on with it when this process has ended: waiting is for jobs
+        whose nodes go with them.
+        """
+        if timeout is None:
+            left = self._shared.core.stop_left
+            limit = math.inf if left is None else max(0.0, left - _EXIT_S)
+        else:
+            limit = _jobs.seconds("drain", "timeout", timeout)
+        if self._handle is None:
+            return ()
+        until = time.monotonic() + limit
+        reached: list[Stage] = []
+        for stage in _DRAINED:
+            try:
+                self._handle.wait(stage, max(0.0, until - time.monotonic()))
+                reached.append(stage)
+            except (Refused, DeadlineExceeded):
+                continue  # it does not go there, or has not come there in time
+            except HoldfastError as error:
+                _log.error("job '%s': step %d: %s", self.job, self._handle.step, error)
+                break
+        self._report()
+        return tuple(reached)
 
     # ---- restoring ----
 
@@ -479,6 +557,9 @@ class Checkpointer:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        if self._watches_signals:
+            self._watches_signals = False
+            _preemption.unwatch(self)
         self._shared.leave(self, timeout)
         self._report()
 

@@ -86,9 +86,14 @@ def _parse(name: str, text: str, units: dict[str, float] | dict[str, int], examp
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2] not in units:
         raise InvalidArgument(
-            f"Policy: {name}={text!r}: write a number and one of {', '.join(u for u in units if u)}, as in {example!r}"
+            f"{name}={text!r}: write a number and one of {', '.join(u for u in units if u)}, as in {example!r}"
         )
     return float(match[1]) * units[match[2]]
+
+
+def duration(name: str, text: str) -> float:
+    """A text like "90s", "10min", "2h" in seconds."""
+    return _parse(name, text, _SECONDS, "10min")
 
 
 def _every(name: str, value: int | str | datetime.timedelta) -> tuple[int, int]:
@@ -96,7 +101,7 @@ def _every(name: str, value: int | str | datetime.timedelta) -> tuple[int, int]:
     if isinstance(value, datetime.timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str):
-        seconds = _parse(name, value, _SECONDS, "10min")
+        seconds = duration(f"Policy: {name}", value)
     else:
         return _count(name, value), 0
     if seconds < 0:
@@ -106,7 +111,7 @@ def _every(name: str, value: int | str | datetime.timedelta) -> tuple[int, int]:
 
 def _size(name: str, value: int | str) -> int:
     return (
-        int(_parse(name, value, _BYTES, "500GiB"))
+        int(_parse(f"Policy: {name}", value, _BYTES, "500GiB"))
         if isinstance(value, str)
         else _count(name, value)
     )

@@ -254,6 +254,24 @@ class PyJob {
   uint64_t attempt() { return Open()->attempt(); }
   uint64_t failed_saves() { return Open()->failed_saves(); }
 
+  bool Preempted(uint64_t step) {
+    const std::shared_ptr<Job> job = Open();
+    bool last = false;
+    {
+      const GilReleased released;
+      last = job->Preempted(step);
+    }
+    if (PyErr_Occurred() != nullptr) {
+      throw py::error_already_set();
+    }
+    return last;
+  }
+  void NoticeStop(double grace) { Open()->NoticeStop(ToMilliseconds(grace)); }
+  std::optional<double> stop_left() {
+    const std::optional<Milliseconds> left = Open()->stop_left();
+    return left ? std::optional(static_cast<double>(left->count()) * 1e-3) : std::nullopt;
+  }
+
   py::tuple Reserve(TensorList& tensors, const py::sequence& addresses, const py::sequence& objects,
                     double timeout) {
     const std::shared_ptr<Job> job = Open();
@@ -482,6 +500,9 @@ void BindJob(py::module_& module) {
            py::arg("open_timeout") = 60.0, py::arg("call_timeout") = 30.0)
       .def_property_readonly("attempt", &PyJob::attempt)
       .def_property_readonly("failed_saves", &PyJob::failed_saves)
+      .def("preempted", &PyJob::Preempted, py::arg("step"))
+      .def("notice_stop", &PyJob::NoticeStop, py::arg("grace"))
+      .def_property_readonly("stop_left", &PyJob::stop_left)
       .def("reserve", &PyJob::Reserve, py::arg("tensors"), py::arg("addresses"), py::arg("objects"),
            py::arg("timeout"))
       .def("save", &PyJob::Save, py::arg("step"), py::arg("tensors"), py::arg("addresses"),

@@ -75,13 +75,28 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
       {"cluster: {members: [{name: other, address: \"h:1\"}]}", "(node_name), is not listed"},
       {"cluster: {etcd: {endpoints: [nowhere]}}", "cluster.etcd.endpoints: 'nowhere' is not HOST"},
       {"cluster: {tls: {ca_file: /x/ca}}", "cluster.tls: ca_file, cert_file and key_file go"},
+      {"status_page: {address: \"9470\"}", "status_page.address: '9470': expected HOST:PORT, such"},
+      {"status_page: {address: \"0.0.0.0:9470\"}",
+       "status_page.address: '0.0.0.0:9470' is no address of loopback"},
+      {"status_page: {address: \"10.0.0.7:9470\"}", "choose 127.0.0.1:PORT or [::1]:PORT, or set"},
+      {"status_page: {address: \"[::]:9470\"}", "status_page.address: '[::]:9470' is no address"},
+      {"status_page: {address: \"localhost:9470\"}", "status_page.address: 'localhost:9470' is no"},
+      {"status_page: {address: \"127.0.0.1.example:9470\"}", "is no address of loopback"},
+      {"status_page: {address: \"127.0.0.1:99999\"}",
+       "status_page.address: '127.0.0.1:99999': exp"},
+      {"status_page: {tls: {ca_file: /x/ca}}",
+       "status_page.tls: ca_file, cert_file and key_file go"},
+      {"status_page: {tls: {ca_file: /a, cert_file: b, key_file: /c}}",
+       "status_page.tls.cert_file: 'b' is not an absolute path"},
       {"fabric: {provider: TCP}", "fabric.provider: 'TCP': expected auto, verbs, tcp or off"},
       {"fabric: {provider: 'auto;ofi_rxm'}", "fabric.provider: 'auto;ofi_rxm': expected"},
       {"fabric: {provider: pigeons}", "fabric.provider: 'pigeons': expected"},
       {"fabric: {devices: [eth0, '']}", "fabric.devices: a device needs a name"},
       {"fabric: {devices: [\"eth0\\n\"]}", "fabric.devices: a device needs a name"},
       {"fabric: {devices: [eth0, eth1, eth0]}", "fabric.devices: 'eth0' twice"},
-      {"memory: {peer_bytes_max: 1PiB}", "memory.peer_bytes_max: 1 PiB of other nodes'"},
+      {"memory: {peer_bytes_max: 1PiB}",
+       "memory.peer_bytes_max: 1125899906842624 bytes (1 PiB) is not within 0 to 16 MiB "
+       "(memory.bytes_max): in which they are counted"},
       {"cluster: {listen_address: here}", "cluster.listen_address: 'here' is not HOST:PORT"},
       {"remote: {dir: /mnt/r, stripe_bytes: 100KiB}",
        "remote.stripe_bytes: 102400 bytes (100 KiB): a multiple of 64 KiB is needed"},
@@ -139,6 +154,22 @@ TEST_F(DaemonConfigTest, AClusterIsCompletedAndChecked) {
   EXPECT_TRUE(CheckPlaces(config_).ok()) << CheckPlaces(config_);
 }
 
+TEST_F(DaemonConfigTest, TheStatusPageIsOffOrOnLoopbackOrBehindCertificates) {
+  ASSERT_EQ(Load(), "");
+  EXPECT_EQ(config_.status_page().address(), "off");
+  for (const char* address : {"off", "127.0.0.1:9470", "127.9.9.9:0", "[::1]:9470"}) {
+    Write(absl::StrCat("status_page: {address: \"", address, "\"}\n"));
+    EXPECT_EQ(Load(), "") << address;
+  }
+  Write(
+      "status_page:\n"
+      "  address: 0.0.0.0:9470\n"
+      "  tls: {ca_file: /x/ca.pem, cert_file: /x/cert.pem, key_file: /x/key.pem}\n");
+  ASSERT_EQ(Load(), "");
+  EXPECT_THAT(Message(CheckPlaces(config_)),
+              HasSubstr("status_page.tls.ca_file: read '/x/ca.pem': "));
+}
+
 TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"nvme: {bytes_max: 1}", "nvme.bytes_max: 1 bytes (1 B) is not within 1 MiB to 1 EiB, nor 0"},
@@ -177,7 +208,7 @@ TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {
        "policy: nvme.share_replicas: only the remote tier is shared"},
       {"policy: {remote: {keep_last: 1000001}}", "policy: remote.keep_last: 1000001 is not within"},
       {"policy: {remote: {every_ms: 8784h}}",
-       "policy: remote.every_ms: 31622400000 ms is not within 0 to 31536000000 ms, a year"},
+       "policy: remote.every_ms: 31622400000 ms is not within 0 to 365 d: a year at most"},
   };
   for (const auto& [yaml, problem] : cases) {
     Write(yaml + "\n");
@@ -295,7 +326,7 @@ TEST_F(DaemonConfigTest, MemoryMustLieOnATmpfsThatHoldsTheBudget) {
   flags_.memory_bytes = "1000TiB";
   EXPECT_THAT(Load(), HasSubstr("are more than the file system of"));
   flags_.memory_bytes = "1MiB";
-  EXPECT_THAT(Load(), HasSubstr("hold no slot"));
+  EXPECT_THAT(Load(), HasSubstr("a smaller budget holds no slot"));
   flags_.memory_bytes = "lots";
   EXPECT_THAT(Load(), HasSubstr("--memory-bytes"));
   flags_.memory_bytes = "16MiB";

@@ -87,5 +87,24 @@ TEST_F(TransferTimesTest, ReplicasAreNoRestores) {
   EXPECT_TRUE(Has("holdfast_fetch_seconds_count{tier=\"peer\"} 1"));
 }
 
+TEST_F(TransferTimesTest, TheStatusHasWhatCameFromPeersAndLeavesOtherTiersAlone) {
+  Fetch(1, TierKind::kPeer, 4096, true);
+  EndFetch(1, 4000);
+  Fetch(2, TierKind::kPeer, 4096);
+  EndFetch(2, 3000);
+  Fetch(3, TierKind::kPeer, 4096);
+  EndFetch(3, 0, absl::UnavailableError("gone"));
+  Fetch(4, TierKind::kNvme, 4096);
+  EndFetch(4, 500);
+  v1::DaemonStatus status;
+  status.add_tiers()->set_tier("nvme");
+  status.mutable_tiers(0)->set_bytes_read(7);
+  status.add_tiers()->set_tier("peer");
+  times_.FillStatus(status);
+  EXPECT_EQ(status.tiers(0).bytes_read(), 7u);
+  EXPECT_EQ(status.tiers(1).bytes_written(), 4000u);
+  EXPECT_EQ(status.tiers(1).bytes_read(), 3000u);
+}
+
 }  // namespace
 }  // namespace holdfast

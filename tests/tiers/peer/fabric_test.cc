@@ -166,6 +166,7 @@ TEST(FabricTest, MemoryThatMayNotBePinnedIsSaidAndNothingOfItStaysRegistered) {
     const auto none = fabric->Register(slot.span(), MemoryAccess::kReadByPeers);
     EXPECT_TRUE(absl::IsResourceExhausted(none.status())) << none.status();
     EXPECT_THAT(std::string(none.status().message()), ::testing::HasSubstr("LimitMEMLOCK"));
+    EXPECT_THAT(std::string(none.status().message()), ::testing::HasSubstr("IPC_LOCK"));
   }
   // (A device whose domain has registrations left cannot be closed: the Fabric's end says so.)
   EXPECT_TRUE(fabric->Register(slot.span(), MemoryAccess::kReadByPeers).ok());

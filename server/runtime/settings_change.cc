@@ -1,0 +1,230 @@
+#include "server/runtime/settings_change.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/util/message_differencer.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+
+namespace holdfast {
+namespace {
+
+namespace pb = google::protobuf;
+using Chain = std::vector<const pb::FieldDescriptor*>;
+
+struct Verdict {
+  std::string_view setting;
+  SettingEffect effect;
+};
+constexpr SettingEffect kAtOnce = SettingEffect::kAtOnce;
+constexpr SettingEffect kRestart = SettingEffect::kRestart;
+
+constexpr auto kVerdicts = std::to_array<Verdict>({
+    // Names of this node and of its places: others know them, and files lie there.
+    {"node_name", kRestart},
+    {"state_dir", kRestart},
+    {"socket.path", kRestart},
+    {"socket.mode", kRestart},
+    {"socket.connections_max", kAtOnce},
+    {"socket.connections_per_uid_max", kAtOnce},
+    {"socket.requests_per_connection_max", kAtOnce},
+    {"socket.reply_backlog_bytes_max", kAtOnce},
+    {"socket.hello_timeout_ms", kRestart},
+    {"admin.path", kRestart},
+    {"admin.request_timeout_ms", kAtOnce},
+    {"memory.dir", kRestart},
+    {"memory.bytes_max", kAtOnce},
+    {"memory.slots_per_rank", kRestart},  // ranks that run have been given so many
+    {"memory.slots_max", kAtOnce},
+    {"memory.populate_chunk_bytes", kAtOnce},
+    {"memory.populate_cpu_percent", kAtOnce},
+    {"memory.keep_committed", kAtOnce},
+    {"memory.peer_bytes_max", kAtOnce},
+    {"save.commit_deadline_ms", kAtOnce},
+    {"session.deadline_max_ms", kAtOnce},
+    {"metrics.address", kRestart},
+    {"log.level", kAtOnce},
+    {"log.file", kRestart},
+    // Drives, and the files that are kept on them, are taken over at the start.
+    {"nvme.dirs", kRestart},
+    {"nvme.bytes_max", kRestart},
+    {"nvme.high_watermark_percent", kAtOnce},
+    {"nvme.low_watermark_percent", kAtOnce},
+    {"nvme.recycle_bytes_max", kRestart},
+    {"nvme.bandwidth_bytes_per_s_max", kAtOnce},
+    {"nvme.piece_bytes", kRestart},
+    {"nvme.depth", kRestart},
+    {"nvme.engine", kRestart},
+    {"nvme.io_priority", kAtOnce},
+    {"nvme.nice", kAtOnce},
+    {"nvme.stall_timeout_ms", kRestart},
+    {"remote.dir", kRestart},
+    {"remote.bytes_max", kAtOnce},
+    {"remote.writers", kRestart},
+    {"remote.piece_bytes", kRestart},
+    {"remote.bandwidth_bytes_per_s_max", kAtOnce},
+    {"remote.io_priority", kAtOnce},
+    {"remote.nice", kAtOnce},
+    {"remote.stall_timeout_ms", kRestart},
+    {"remote.stripe_count", kRestart},
+    {"remote.stripe_bytes", kRestart},
+    {"remote.job_writes_max", kAtOnce},
+    {"policy.replicas", kAtOnce},
+    {"policy.nvme.every_steps", kAtOnce},
+    {"policy.nvme.every_ms", kAtOnce},
+    {"policy.nvme.keep_last", kAtOnce},
+    {"policy.nvme.keep_every_steps", kAtOnce},
+    {"policy.nvme.bytes_max", kAtOnce},
+    {"policy.nvme.verify", kAtOnce},
+    {"policy.nvme.share_replicas", kAtOnce},  // (CheckPolicy refuses it)
+    {"policy.remote.every_steps", kAtOnce},
+    {"policy.remote.every_ms", kAtOnce},
+    {"policy.remote.keep_last", kAtOnce},
+    {"policy.remote.keep_every_steps", kAtOnce},
+    {"policy.remote.bytes_max", kAtOnce},
+    {"policy.remote.verify", kAtOnce},
+    {"policy.remote.share_replicas", kAtOnce},
+    // What all nodes must agree on.
+    {"cluster.name", kRestart},
+    {"cluster.listen_address", kRestart},
+    {"cluster.advertise_address", kRestart},
+    {"cluster.labels", kRestart},
+    {"cluster.members", kRestart},
+    {"cluster.etcd.endpoints", kRestart},
+    {"cluster.etcd.prefix", kRestart},
+    {"cluster.etcd.ca_file", kRestart},
+    {"cluster.etcd.cert_file", kRestart},
+    {"cluster.etcd.key_file", kRestart},
+    {"cluster.etcd.user", kRestart},
+    {"cluster.etcd.password_file", kRestart},
+    {"cluster.etcd.lease_ttl_ms", kRestart},
+    {"cluster.etcd.request_timeout_ms", kRestart},
+    {"cluster.tls.ca_file", kRestart},  // (what the files have may change: they are read again)
+    {"cluster.tls.cert_file", kRestart},
+    {"cluster.tls.key_file", kRestart},
+    {"fabric.provider", kRestart},
+    {"fabric.devices", kRestart},
+    {"fabric.dscp", kRestart},
+    {"fabric.bandwidth_bytes_per_s_max", kAtOnce},
+    {"events.command", kAtOnce},
+    {"events.least", kAtOnce},
+    {"events.timeout_ms", kAtOnce},
+    {"health.address", kRestart},
+    {"status_page.address", kRestart},
+    {"status_page.tls.ca_file", kRestart},
+    {"status_page.tls.cert_file", kRestart},
+    {"status_page.tls.key_file", kRestart},
+});
+
+std::string NameOf(const Chain& chain) {
+  return absl::StrJoin(chain, ".", [](std::string* out, const pb::FieldDescriptor* field) {
+    absl::StrAppend(out, field->name());
+  });
+}
+
+bool IsSection(const pb::FieldDescriptor& field) {
+  return field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
+}
+
+using Visit = std::function<void(const Chain&)>;
+
+void ForEachSetting(const pb::Descriptor& schema, Chain& chain, const Visit& visit) {
+  for (int i = 0; i < schema.field_count(); ++i) {
+    chain.push_back(schema.field(i));
+    if (IsSection(*schema.field(i))) {
+      ForEachSetting(*schema.field(i)->message_type(), chain, visit);
+    } else {
+      visit(chain);
+    }
+    chain.pop_back();
+  }
+}
+
+const pb::Message& SectionOf(const pb::Message& config, const Chain& chain) {
+  const pb::Message* section = &config;
+  for (size_t i = 0; i + 1 < chain.size(); ++i) {
+    section = &section->GetReflection()->GetMessage(*section, chain[i]);
+  }
+  return *section;
+}
+
+pb::Message& SectionOf(pb::Message& config, const Chain& chain) {
+  pb::Message* section = &config;
+  for (size_t i = 0; i + 1 < chain.size(); ++i) {
+    section = section->GetReflection()->MutableMessage(section, chain[i]);
+  }
+  return *section;
+}
+
+bool Same(const pb::Message& a, const pb::Message& b, const Chain& chain) {
+  const pb::Message& in_a = SectionOf(a, chain);
+  const pb::Message& in_b = SectionOf(b, chain);
+  const pb::FieldDescriptor* const field = chain.back();
+  // (0 that was said is not the same as nothing, which the comparison below would have it.)
+  if (field->has_presence() &&
+      in_a.GetReflection()->HasField(in_a, field) != in_b.GetReflection()->HasField(in_b, field)) {
+    return false;
+  }
+  pb::util::MessageDifferencer differencer;
+  return differencer.CompareWithFields(in_a, in_b, {field}, {field});
+}
+
+void Take(const pb::Message& from, const Chain& chain, pb::Message& to) {
+  const pb::Message& source = SectionOf(from, chain);
+  const std::unique_ptr<pb::Message> copy(source.New());
+  copy->CopyFrom(source);
+  pb::Message& section = SectionOf(to, chain);
+  section.GetReflection()->SwapFields(copy.get(), &section, {chain.back()});
+}
+
+}  // namespace
+
+std::optional<SettingEffect> EffectOf(std::string_view setting) {
+  const auto found = std::find_if(kVerdicts.begin(), kVerdicts.end(),
+                                  [&](const Verdict& v) { return v.setting == setting; });
+  return found == kVerdicts.end() ? std::nullopt : std::optional(found->effect);
+}
+
+std::vector<std::string> SettingNames() {
+  std::vector<std::string> names;
+  Chain chain;
+  ForEachSetting(*v1::DaemonConfig::descriptor(), chain,
+                 [&](const Chain& one) { names.push_back(NameOf(one)); });
+  return names;
+}
+
+SettingsChange CompareSettings(const v1::DaemonConfig& running, const v1::DaemonConfig& wanted) {
+  SettingsChange change;
+  change.config = running;
+  Chain chain;
+  ForEachSetting(*v1::DaemonConfig::descriptor(), chain, [&](const Chain& one) {
+    if (Same(running, wanted, one)) {
+      return;
+    }
+    const std::string name = NameOf(one);
+    if (EffectOf(name) == kAtOnce) {
+      Take(wanted, one, change.config);
+      change.at_once.push_back(name);
+    } else {
+      change.restart.push_back(name);
+    }
+  });
+  return change;
+}
+
+std::string RestartText(const std::vector<std::string>& settings) {
+  if (settings.empty()) {
+    return "";
+  }
+  return absl::StrCat(absl::StrJoin(settings, ", "), settings.size() == 1 ? " differs" : " differ",
+                      " from what runs: restart ckptd");
+}
+
+}  // namespace holdfast

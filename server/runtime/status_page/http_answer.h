@@ -1,0 +1,57 @@
+// What the status page answers to a request: pure, but for the report that it asks for.
+//
+//   const StatusSite site({.html = …, .loopback_only = true, .report = …});
+//   const std::string bytes = site.Answer(request).Bytes(request.method == "HEAD");
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/runtime/status_page/http_request.h"
+
+namespace holdfast {
+
+struct HttpAnswer {
+  int status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string policy = "default-src 'none'; frame-ancestors 'none'";  // Content-Security-Policy
+  std::vector<std::pair<std::string, std::string>> headers;           // further ones
+  std::string body;
+
+  // As it goes over the wire; each connection has one.
+  std::string Bytes(bool without_body) const;
+};
+
+// An error in a line of text, which names what there is to do.
+HttpAnswer HttpError(int status, const std::string& text);
+
+// A page of one style, one script and its body: nothing else runs, and nothing is loaded.
+struct StatusPageFiles {
+  std::string body;
+  std::string style;
+  std::string script;
+};
+// Those that are built in.
+StatusPageFiles BuiltInStatusPage();
+
+class StatusSite {
+ public:
+  struct Options {
+    StatusPageFiles files = BuiltInStatusPage();
+    bool loopback_only = true;  // then so must be what the browser calls it by
+    std::function<absl::StatusOr<std::string>()> report;  // JSON
+  };
+  explicit StatusSite(Options options);
+
+  HttpAnswer Answer(const HttpRequest& request) const;
+
+ private:
+  const Options options_;
+  std::string html_;
+  std::string policy_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,32 @@
+// Requests as the status page takes them: the head of HTTP/1.1, strictly read. A pure function.
+//
+//   const absl::StatusOr<HttpRequest> request = ParseHttpRequest(head);
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace holdfast {
+
+inline constexpr size_t kHttpHeadBytesMax = 8 << 10;
+inline constexpr size_t kHttpHeadersMax = 64;
+inline constexpr std::string_view kHttpHeadEnd = "\r\n\r\n";
+
+struct HttpRequest {
+  std::string method;
+  std::string path;  // without what follows a '?'
+  std::string host;  // of the header, as it was sent
+};
+
+// `head`: all up to and with the empty line. InvalidArgument: it is none of HTTP/1.1 (or 1.0) in
+// its strict form: one Host, no control character, no line that goes on in the next.
+absl::StatusOr<HttpRequest> ParseHttpRequest(std::string_view head);
+
+// What a browser of this machine sends as Host for an address of loopback, whatever port it went
+// through: another name is one that somebody else's page made to point here.
+bool IsLoopbackHost(std::string_view host);
+
+}  // namespace holdfast
