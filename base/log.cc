@@ -129,6 +129,18 @@ void TellLeftOut(Logger& logger, bool now) {
   }
 }
 
+void PutLimited(Logger& logger, LogLevel level, std::string_view source, std::string_view message) {
+  bool admitted = false;
+  {
+    MutexLock lock(logger.limiter_mutex);
+    admitted = logger.limiter.Admit(source, level);
+  }
+  if (admitted) {
+    Put(logger, level, message, kLogLineFromBytesMax);
+  }
+  TellLeftOut(logger, false);
+}
+
 std::chrono::steady_clock::time_point DeadlineAfter(Duration at_most) {
   return std::chrono::steady_clock::now() + at_most;
 }
@@ -190,18 +202,13 @@ void Log(LogLevel level, std::string_view message) {
 
 void LogFrom(LogLevel level, std::string_view source, std::string_view message) {
   Logger& logger = *TheLogger();
-  if (level < logger.level) {
-    return;
+  if (level >= logger.level) {
+    PutLimited(logger, level, source, message);
   }
-  bool admitted = false;
-  {
-    MutexLock lock(logger.limiter_mutex);
-    admitted = logger.limiter.Admit(source, level);
-  }
-  if (admitted) {
-    Put(logger, level, message, kLogLineFromBytesMax);
-  }
-  TellLeftOut(logger, false);
+}
+
+void LogAlways(std::string_view source, std::string_view message) {
+  PutLimited(*TheLogger(), LogLevel::kInfo, source, message);
 }
 
 void LogLeftOut() {

@@ -6,7 +6,7 @@
 //   LogInfo("ready");
 //   StopLog(std::chrono::seconds(1));
 //
-// Log, LogFrom and SetLogLevel: any thread; the others: one.
+// Log, LogFrom, LogAlways and SetLogLevel: any thread; the others: one.
 #pragma once
 
 #include <string>
@@ -47,6 +47,8 @@ void Log(LogLevel level, std::string_view message);
 // second, with a later line or by LogLeftOut.
 void LogFrom(LogLevel level, std::string_view source, std::string_view message);
 void LogLeftOut();
+// As LogFrom, whatever the level is: what must leave a trace. As information.
+void LogAlways(std::string_view source, std::string_view message);
 
 absl::StatusOr<LogLevel> ParseLogLevel(std::string_view text);  // debug, info, warning, error
 

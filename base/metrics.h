@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-
 namespace holdfast {
 
 class Counter {
@@ -42,10 +40,6 @@ class Metrics {
   Histogram& AddHistogram(const std::string& name, const std::string& help,
                           const std::vector<double>& buckets, const Labels& labels = {});
   void RemoveGauge(const std::string& name, const Labels& labels);
-  // Serves GET /metrics on host:port ("127.0.0.1:9464"; port 0 picks one). A few threads; a
-  // request that is not complete within half a second is given up. The port, or why not.
-  absl::Status Serve(const std::string& address);
-  int port() const;
   std::string Text() const;  // the exposition format
 
  private:

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <latch>
 #include <new>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 
 namespace holdfast {
 
@@ -22,6 +25,25 @@ void OpenStandardDescriptors() {
   if (fd > STDERR_FILENO) {
     ::close(fd);
   }
+}
+
+absl::Status FinishStandardOutput() {
+  // (std::cout writes through it.)
+  bool failed = std::ferror(stdout) != 0;
+  errno = 0;
+  if (failed) {
+    // Of a write that failed before nobody knows the cause any more: so one more is tried.
+    std::clearerr(stdout);
+    std::fputc('\n', stdout);
+  }
+  failed = std::fflush(stdout) != 0 || failed;
+  if (!failed) {
+    return absl::OkStatus();
+  }
+  const int error = errno == 0 ? EIO : errno;
+  return absl::FailedPreconditionError(
+      absl::StrCat(Message(ErrnoStatus(error, "write", "standard output")),
+                   "; have it go to a file or a pipe that takes it"));
 }
 
 absl::Status CheckThreads(int count) {

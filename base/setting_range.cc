@@ -72,12 +72,16 @@ std::string SettingText(uint64_t value, Unit unit) {
 absl::Status CheckRange(const SettingRange& range) {
   const bool zero = range.or_zero && range.value == 0;
   const std::string note = range.note.empty() ? "" : absl::StrCat(": ", ToAbsl(range.note));
+  // What bounds it may be known only where it is judged: no number is shown for that.
+  const bool named_only = range.max == UINT64_MAX && !range.max_is.empty();
   if (!zero && (range.value < range.min || range.value > range.max)) {
     return absl::InvalidArgumentError(absl::StrCat(
         ToAbsl(range.setting), ": ", Given(range), " is not within ",
-        SettingText(range.min, range.unit), " to ", SettingText(range.max, range.unit),
+        SettingText(range.min, range.unit), " to ",
+        named_only ? std::string(range.max_is) : SettingText(range.max, range.unit),
         range.or_zero ? ", nor 0" : "",
-        range.max_is.empty() ? "" : absl::StrCat(" (", ToAbsl(range.max_is), ")"), note));
+        named_only || range.max_is.empty() ? "" : absl::StrCat(" (", ToAbsl(range.max_is), ")"),
+        note));
   }
   if (range.value % range.multiple_of != 0) {
     return absl::InvalidArgumentError(

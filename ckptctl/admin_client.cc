@@ -1,5 +1,6 @@
 #include "ckptctl/admin_client.h"
 
+#include <fcntl.h>
 #include <google/protobuf/empty.pb.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <grpc/support/log.h>
@@ -7,9 +8,11 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,10 +20,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/admin_mark.h"
 #include "base/env.h"
+#include "base/mutex.h"
 #include "base/program.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "ckptctl/sockets.h"
+#include "ckptctl/tls_channel.h"
 #include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.grpc.pb.h"
 #include "holdfast/v1/fabric.grpc.pb.h"
@@ -32,6 +37,7 @@ namespace {
 constexpr char kAnswered[] = "holdfast/answered";  // a status's payload
 constexpr std::chrono::milliseconds kCancelPoll(100);
 constexpr std::chrono::seconds kClientSocketWait(1);
+constexpr std::chrono::seconds kTlsEndWait(1);
 constexpr int kThreadsNeeded = 8;
 constexpr rlim_t kFilesNeeded = 32;
 // A record is the largest thing that the daemon sends; the rest of its message is small.
@@ -87,6 +93,45 @@ absl::Status CheckLimits() {
   return absl::OkStatus();
 }
 
+// While it lives, cancels a call soon after `cancel` (null: never) turned true: the thread that
+// waits for the answer looks at nothing, and a signal handler may do no more than set a flag.
+class CallWatch {
+ public:
+  CallWatch(grpc::ClientContext& call, const std::atomic<bool>* cancel) {
+    if (cancel != nullptr) {
+      thread_ = std::thread([this, &call, cancel] { Watch(call, *cancel); });
+    }
+  }
+  ~CallWatch() {
+    {
+      MutexLock lock(mutex_);
+      ended_ = true;
+      end_.NotifyAll();
+    }
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  CallWatch(const CallWatch&) = delete;
+  CallWatch& operator=(const CallWatch&) = delete;
+
+ private:
+  void Watch(grpc::ClientContext& call, const std::atomic<bool>& cancel) {
+    MutexLock lock(mutex_);
+    while (!ended_ && !cancel) {
+      end_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kCancelPoll);
+    }
+    if (!ended_) {
+      call.TryCancel();
+    }
+  }
+
+  Mutex mutex_;
+  CondVar end_;
+  bool ended_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 }  // namespace
 
 bool IsDaemonsAnswer(const absl::Status& status) {
@@ -95,7 +140,12 @@ bool IsDaemonsAnswer(const absl::Status& status) {
 
 struct AdminClient::Impl {
   // On a connection of our own: gRPC would try again and again where the daemon turns us away.
-  Impl(std::string path, Duration wait, UniqueFd fd) : socket(std::move(path)), timeout(wait) {
+  // `by_tls`: whose plain end that connection is; null: none.
+  Impl(std::string path, Duration wait, UniqueFd fd, std::unique_ptr<TlsChannel> by_tls)
+      : socket(std::move(path)),
+        timeout(wait),
+        tls(std::move(by_tls)),
+        connection(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)) {
     gpr_set_log_function(
         Silent);  // what went wrong is in the status; gRPC's own lines only hide it
     grpc::ChannelArguments arguments;
@@ -103,6 +153,13 @@ struct AdminClient::Impl {
     channel = grpc::CreateCustomInsecureChannelFromFd("localhost", fd.release(), arguments);
     stub = v1::Admin::NewStub(channel);
     fabric = v1::FabricAdmin::NewStub(channel);
+  }
+
+  // The daemon has so many places for one user, and who asks again and again, as `drain` does,
+  // comes anew each time.
+  void Hangup() {
+    ::shutdown(connection.get(), SHUT_RDWR);
+    tls.reset();
   }
 
   // Both libraries number the codes alike.
@@ -129,11 +186,20 @@ struct AdminClient::Impl {
                          "shows which can be reached); give it longer with --timeout"));
       case grpc::StatusCode::CANCELLED:  // not by us: the daemon is stopping
       case grpc::StatusCode::UNAVAILABLE:
-        return WhyGone(socket, status.error_message());
+        return tls == nullptr ? WhyGone(socket, status.error_message())
+                              : WhyGoneByTls(status.error_message());
       default:
         return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                             status.error_message());
     }
+  }
+
+  absl::Status WhyGoneByTls(const std::string& what) const {
+    HF_RETURN_IF_ERROR(tls->WhyEnded(kTlsEndWait));
+    return absl::UnavailableError(
+        absl::StrCat("the daemon at ", socket, " closed the connection: ", what,
+                     ". Was it restarted, or its certificates or admin.tls.users changed? Ask "
+                     "again"));
   }
 
   template <typename Method, typename Request, typename Reply>
@@ -145,7 +211,15 @@ struct AdminClient::Impl {
     grpc::ClientContext context;
     context.set_deadline(DeadlineAfter(timeout));
     const Watchdog watchdog(timeout, socket);
-    const grpc::Status status = (of.*method)(&context, request, &reply);
+    const grpc::Status status = [&] {
+      const CallWatch watch(context, cancel_calls);
+      return (of.*method)(&context, request, &reply);
+    }();
+    if (status.error_code() == grpc::StatusCode::CANCELLED && cancel_calls != nullptr &&
+        *cancel_calls) {
+      return absl::CancelledError(
+          absl::StrCat("interrupted before the daemon at ", socket, " had answered"));
+    }
     return Convert(context, status);
   }
 
@@ -202,6 +276,9 @@ struct AdminClient::Impl {
 
   const std::string socket;
   const Duration timeout;
+  std::unique_ptr<TlsChannel> tls;
+  const UniqueFd connection;  // a second descriptor of it
+  const std::atomic<bool>* cancel_calls = nullptr;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Admin::Stub> stub;
   std::unique_ptr<v1::FabricAdmin::Stub> fabric;
@@ -212,19 +289,36 @@ AdminClient::AdminClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 // The end of gRPC's last channel ends its threads, and waits for ever for those that it could not
 // start. The program ends right after, and the kernel does the rest.
 AdminClient::~AdminClient() {
+  impl_->Hangup();
   if (WatchdogEnabled()) {
     static auto* const kept = new std::vector<std::unique_ptr<Impl>>;
     kept->push_back(std::move(impl_));
   }
 }
 
-absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket,
+absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const AdminPlace& place,
                                                                   Duration timeout) {
   HF_RETURN_IF_ERROR(CheckLimits());
-  HF_ASSIGN_OR_RETURN(UniqueFd fd, ConnectSocket(socket));
-  const Watchdog watchdog(timeout, socket);
-  return std::unique_ptr<AdminClient>(
-      new AdminClient(std::make_unique<Impl>(socket, timeout, std::move(fd))));
+  const Watchdog watchdog(timeout, place.text());
+  UniqueFd fd;
+  std::unique_ptr<TlsChannel> tls;
+  if (place.address.empty()) {
+    HF_ASSIGN_OR_RETURN(fd, ConnectSocket(place.socket));
+  } else {
+    HF_ASSIGN_OR_RETURN(tls, TlsChannel::Connect(place.address, place.tls, timeout));
+    fd = tls->TakePlain();
+  }
+  return std::unique_ptr<AdminClient>(new AdminClient(
+      std::make_unique<Impl>(place.text(), timeout, std::move(fd), std::move(tls))));
+}
+
+absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Connect(const std::string& socket,
+                                                                  Duration timeout) {
+  return Connect(AdminPlace{socket, "", ""}, timeout);
+}
+
+void AdminClient::CancelWhen(const std::atomic<bool>* cancel) {
+  impl_->cancel_calls = cancel;
 }
 
 absl::Status AdminClient::GetStatus(const v1::GetStatusRequest& request,

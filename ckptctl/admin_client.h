@@ -1,5 +1,5 @@
-// The daemon's admin service as ckptctl sees it: gRPC on a unix socket, behind a class that shows
-// none of it.
+// The daemon's admin service as ckptctl sees it: gRPC on a unix socket, or by TLS, behind a class
+// that shows none of it.
 //
 //   HF_ASSIGN_OR_RETURN(auto client, AdminClient::Connect("/run/holdfast/admin.sock", timeout));
 //   v1::GetStatusReply reply;
@@ -68,12 +68,21 @@ class EventBatch;
 // false.
 bool IsDaemonsAnswer(const absl::Status& status);
 
+struct AdminPlace;
+
 class AdminClient {
  public:
   // Connects by itself, so that the reason is known exactly when nobody answers.
+  static absl::StatusOr<std::unique_ptr<AdminClient>> Connect(const AdminPlace& place,
+                                                              Duration timeout);
   static absl::StatusOr<std::unique_ptr<AdminClient>> Connect(const std::string& socket,
                                                               Duration timeout);
   ~AdminClient();
+
+  // Calls end as Cancelled at most a tenth of a second after it turned true. It outlives the
+  // client; null: nothing cancels them.
+  void CancelWhen(const std::atomic<bool>* cancel);
+
   AdminClient(const AdminClient&) = delete;
   AdminClient& operator=(const AdminClient&) = delete;
 

@@ -59,7 +59,14 @@ ExitCode ReportUsage(const Context& context, const absl::Status& status,
 }
 
 absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context) {
-  return AdminClient::Connect(FindAdminSocket(context.socket), context.timeout);
+  const absl::StatusOr<AdminPlace> place =
+      FindAdminPlace(context.socket, context.address, context.tls);
+  if (!place.ok()) {
+    return place.status();
+  }
+  HF_ASSIGN_OR_RETURN(auto client, AdminClient::Connect(*place, context.timeout));
+  client->CancelWhen(context.interrupted);
+  return client;
 }
 
 }  // namespace holdfast

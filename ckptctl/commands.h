@@ -43,7 +43,9 @@ struct Context {
   bool progress = false;  // err is a terminal: progress bars make sense
   bool screen = false;    // out is a terminal: what goes on may be drawn over itself
   std::string command;    // its name, for what is said while it is under way
-  std::string socket;
+  std::string socket;     // as said; so are these (FindAdminPlace)
+  std::string address;
+  std::string tls;
   Duration timeout = std::chrono::seconds(10);
   Clock* clock = Clock::System();
   const std::atomic<bool>* interrupted = nullptr;  // set by SIGINT and SIGTERM; may be null

@@ -115,6 +115,13 @@ struct DaemonFacts {
   std::vector<TierWord> tiers;
 };
 
+// Of the certificates that the settings name.
+struct TlsWord {
+  std::string setting;  // "cluster.tls"
+  bool bad = false;     // expired, or unreadable; else it only ends soon
+  std::string text;     // empty: they are good
+};
+
 struct Facts {
   std::string kernel_release;  // "6.1.0-18-amd64"
   int io_uring_error = 0;      // errno of a real io_uring_setup; 0: works
@@ -138,6 +145,7 @@ struct Facts {
   LogoutFacts logout;
   DaemonFacts daemon;
   std::vector<TierDirFacts> tier_dirs;
+  std::vector<TlsWord> certificates;
   bool is_daemons_user = true;  // whoever asks may do what the daemon may
 };
 

@@ -9,7 +9,9 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -17,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/certificates.h"
 #include "base/config.h"
 #include "base/copy.h"
 #include "base/env.h"
@@ -33,6 +36,7 @@ namespace {
 
 constexpr char kDefaultConfig[] = "/etc/holdfast/ckptd.yaml";
 constexpr uint64_t kConfigBytesMax = kMiB;
+constexpr int64_t kEndsSoonS = 14 * 24 * 3600;  // as the daemon has it
 constexpr int kCapIpcLock = 14;
 constexpr std::chrono::seconds kProbeTimeout(3);
 
@@ -217,17 +221,90 @@ void CollectTierDirs(std::vector<TierDirFacts>& tier_dirs) {
   }
 }
 
+// (Whether the key fits says the daemon, which can read it.)
+void CollectCertificates(const v1::DaemonConfig& config, std::vector<TlsWord>& words) {
+  const int64_t now_s = Clock::System()->UnixMillis() / 1000;
+  const auto look = [&](const std::string& setting, const auto& tls) {
+    if (tls.cert_file().empty() || tls.ca_file().empty()) {
+      return;
+    }
+    const TlsFiles files = {tls.ca_file(), tls.cert_file(), tls.key_file()};
+    TlsWord word{.setting = setting};
+    TlsTexts texts;
+    absl::Status status;
+    for (const auto& [file, text] :
+         {std::pair(&files.ca, &texts.ca), std::pair(&files.cert, &texts.cert)}) {
+      absl::StatusOr<std::string> read = ReadFile(*Env::System(), *file, kTlsFileBytesMax);
+      if (absl::IsPermissionDenied(read.status())) {
+        return;  // nothing is known of it
+      }
+      status = status.ok() ? read.status() : status;
+      *text = read.ok() ? *std::move(read) : "";
+    }
+    status = status.ok() ? CheckTlsTimes(texts, files, now_s) : status;
+    word.bad = !status.ok();
+    word.text = status.ok() ? EndsSoonText(texts, files, now_s, kEndsSoonS) : Message(status);
+    words.push_back(std::move(word));
+  };
+  look("cluster.tls", config.cluster().tls());
+  look("status_page.tls", config.status_page().tls());
+  look("admin.tls", config.admin().tls());
+}
+
+// From where that process is; empty if that cannot be told.
+std::string AbsolutePath(const std::string& path, const std::string& process) {
+  if (path.empty() || path[0] == '/') {
+    return path;
+  }
+  std::error_code failed;
+  const auto directory = std::filesystem::read_symlink(JoinPath(process, "cwd"), failed);
+  return failed ? "" : JoinPath(directory.string(), path);
+}
+
+// What ckptd's command line says for an option; empty: nothing, or that process is no ckptd (of
+// another namespace of processes).
+std::string DaemonsOption(int32_t pid, const std::string& option) {
+  const std::vector<std::string> words =
+      absl::StrSplit(KernelText(absl::StrCat("/proc/", pid, "/cmdline")), '\0');
+  if (pid <= 0 || (words[0] != "ckptd" && !absl::EndsWith(words[0], "/ckptd"))) {
+    return "";
+  }
+  std::string value;
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (words[i] == option && i + 1 < words.size()) {
+      value = words[i + 1];
+    } else if (absl::StartsWith(words[i], option + "=")) {
+      value = words[i].substr(option.size() + 1);
+    }
+  }
+  return AbsolutePath(value, absl::StrCat("/proc/", pid));
+}
+
+// The file that is asked for; else that of the daemon that runs, if whoever asks may read it; else
+// what ckptd would take.
+std::string ConfigPath(const DoctorArguments& arguments, int32_t daemon_pid) {
+  if (!arguments.config.empty()) {
+    const std::string absolute = AbsolutePath(arguments.config, "/proc/self");
+    return absolute.empty() ? arguments.config : absolute;
+  }
+  const std::string daemons = DaemonsOption(daemon_pid, "--config");
+  return !daemons.empty() && ::access(daemons.c_str(), R_OK) == 0
+             ? daemons
+             : DefaultConfigPath(::geteuid() == 0);
+}
+
 // The daemon's settings as its file has them; what the file does not say is found as ckptd would.
 v1::DaemonConfig CollectConfig(const DoctorArguments& arguments, Facts& facts) {
   v1::DaemonConfig config;
-  const std::string path =
-      arguments.config.empty() ? DefaultConfigPath(::geteuid() == 0) : arguments.config;
-  if (path.empty()) {
-    return config;
+  facts.config_path = ConfigPath(arguments, facts.daemon.pid);
+  if (!facts.config_path.empty()) {
+    const auto text = ReadFile(*Env::System(), facts.config_path, kConfigBytesMax);
+    facts.config = text.ok() ? ParseConfig(*text, facts.config_path, config) : text.status();
   }
-  facts.config_path = path;
-  const auto text = ReadFile(*Env::System(), path, kConfigBytesMax);
-  facts.config = text.ok() ? ParseConfig(*text, path, config) : text.status();
+  const std::string socket = DaemonsOption(facts.daemon.pid, "--socket");
+  if (!socket.empty()) {
+    config.mutable_socket()->set_path(socket);
+  }
   return config;
 }
 
@@ -341,9 +418,10 @@ Facts CollectFacts(const Context& context, const DoctorArguments& arguments) {
   facts.fabric_providers = FabricProviders();
   facts.rdma_devices = NamesIn("/sys/class/infiniband");
 
-  const v1::DaemonConfig config = CollectConfig(arguments, facts);
   std::string memory_dir;
   facts.daemon = CollectDaemon(context, memory_dir, facts.tier_dirs);
+  const v1::DaemonConfig config = CollectConfig(arguments, facts);
+  CollectCertificates(config, facts.certificates);
   if (!facts.daemon.reachable.ok() || !facts.daemon.status_call.ok()) {
     ConfiguredDirs(config, facts.tier_dirs);
   }

@@ -270,6 +270,18 @@ void Sockets(const Facts& facts, Findings& findings) {
   }
 }
 
+void Certificates(const Facts& facts, Findings& findings) {
+  for (const TlsWord& word : facts.certificates) {
+    if (word.text.empty()) {
+      Add(findings, word.setting, Verdict::kOk,
+          "its certificates are valid, and for longer than two weeks");
+    } else {
+      Add(findings, word.setting, word.bad ? Verdict::kBroken : Verdict::kSlow, word.text,
+          "put new files in place of the old ones; ckptd reads them without a restart");
+    }
+  }
+}
+
 void Daemon(const Facts& facts, Findings& findings) {
   const DaemonFacts& d = facts.daemon;
   if (!d.reachable.ok()) {
@@ -347,6 +359,7 @@ std::vector<Finding> Evaluate(const Facts& facts) {
   Logout(facts, findings);
   Fabric(facts, findings);
   Config(facts, findings);
+  Certificates(facts, findings);
   Sockets(facts, findings);
   Daemon(facts, findings);
   return findings;

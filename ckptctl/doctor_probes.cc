@@ -6,7 +6,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <csignal>
 #include <set>
 
 #include "base/unique_fd.h"
@@ -18,6 +20,34 @@ namespace {
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // from Linux 5.14's interface; older headers lack it
 #endif
+
+// What is to be done about each signal is the program's to say, not that of a library which it
+// loads meanwhile: what comes while this lives is done afterwards, as it was before. The handlers
+// of libfabric's psm3 end a program with exit code 1 at Ctrl-C, without a word.
+class SignalsKept {
+ public:
+  SignalsKept() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &mask_);
+    for (int signal = 1; signal < kSignals; ++signal) {
+      ::sigaction(signal, nullptr, &actions_[static_cast<size_t>(signal)]);
+    }
+  }
+  ~SignalsKept() {
+    for (int signal = 1; signal < kSignals; ++signal) {
+      ::sigaction(signal, &actions_[static_cast<size_t>(signal)], nullptr);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  SignalsKept(const SignalsKept&) = delete;
+  SignalsKept& operator=(const SignalsKept&) = delete;
+
+ private:
+  static constexpr int kSignals = 32;  // those with names
+  std::array<struct sigaction, kSignals> actions_ = {};
+  sigset_t mask_;
+};
 
 }  // namespace
 
@@ -50,6 +80,7 @@ int TryPopulate() {
 // Loaded for this question only: libfabric's providers take 0.2 s to load, which every other
 // command would pay for.
 std::vector<std::string> FabricProviders() {
+  const SignalsKept kept;
   void* library = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return {};

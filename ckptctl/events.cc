@@ -99,6 +99,21 @@ class Watching {
     }
   }
 
+  void TellLost(const v1::EventBatch& batch) const {
+    if (!context_.json) {
+      *context_.err << "ckptctl: " << batch.lost() << " events went before they could be shown\n";
+    } else if (arguments_.follow) {
+      // As ckptd tells it to events.command.
+      nlohmann::ordered_json json;
+      json["node"] = batch.node();
+      json["journal"] = std::to_string(batch.journal());
+      json["severity"] = "warning";
+      json["kind"] = "events_lost";
+      json["text"] = absl::StrCat(batch.lost(), " events went before they could be told");
+      *context_.out << DumpJson(json) << "\n";
+    }
+  }
+
   void Take(const v1::EventBatch& batch) {
     heard_ = true;
     away_ = false;
@@ -106,8 +121,8 @@ class Watching {
     lost_ += batch.lost();
     request_.set_journal(batch.journal());
     request_.set_after(batch.next_after());
-    if (batch.lost() > 0 && !context_.json) {
-      *context_.err << "ckptctl: " << batch.lost() << " events went before they could be shown\n";
+    if (batch.lost() > 0) {
+      TellLost(batch);
     }
     for (const v1::DaemonEvent& event : batch.events()) {
       any_ = true;
@@ -117,6 +132,7 @@ class Watching {
       }
       nlohmann::ordered_json json;
       json["node"] = batch.node();
+      json["journal"] = std::to_string(batch.journal());
       json.update(MessageToJson(event));
       if (arguments_.follow) {
         *context_.out << DumpJson(json) << "\n";

@@ -19,6 +19,7 @@
 #include "ckptctl/capacity_arguments.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/describe.h"
+#include "ckptctl/sockets.h"
 #include "ckptctl/text.h"
 #include "ckptctl/upkeep.h"
 #include "ckptctl/watchdog.h"
@@ -35,12 +36,9 @@ void OnInterrupt(int) {
   interrupted = true;
 }
 
-void WatchInterrupts() {
-  struct sigaction action {};
-  action.sa_handler = OnInterrupt;
-  action.sa_flags = SA_RESTART | SA_RESETHAND;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+// What `"$UNSET"` becomes is none of "the default".
+std::string NotEmpty(const std::string& text) {
+  return text.empty() ? "is empty; give a value, or leave it out" : "";
 }
 
 constexpr size_t kWordShown = 64;
@@ -57,7 +55,8 @@ constexpr char kFooter[] =
     "  ckptctl doctor            what will not work or will be slow on this machine, and the "
     "command that mends it\n"
     "\n"
-    "Every command takes --json, those that ask ckptd --socket PATH and --timeout TIME; `ckptctl "
+    "Every command takes --json, those that ask ckptd --socket PATH (or --address HOST:PORT and "
+    "--tls DIR) and --timeout TIME; `ckptctl "
     "COMMAND --help` shows an example. Shell completion: ckptctl completion --help\n"
     "\n"
     "Exit codes:\n"
@@ -143,6 +142,9 @@ class Arguments {
       return Usage(error.what());
     }
     context_.command = app_.get_subcommands().front()->get_name();
+    if (const absl::Status place = CheckPlace(*app_.get_subcommands().front()); !place.ok()) {
+      return Usage(Message(place));
+    }
     EnableWatchdog(context_.json);
     try {
       return static_cast<int>(run_());
@@ -172,6 +174,19 @@ class Arguments {
                                         chosen.empty() ? "" : chosen.front()->get_name()));
   }
 
+  absl::Status CheckPlace(const CLI::App& command) const {
+    if (command.get_option_no_throw("--address") == nullptr) {
+      return absl::OkStatus();  // it asks no daemon
+    }
+    if (command.get_name() == "doctor") {
+      return context_.address.empty() && context_.tls.empty()
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError(
+                       "doctor looks at the machine that it runs on, and asks the ckptd there: run "
+                       "it on the other one, without --address and --tls");
+    }
+    return FindAdminPlace(context_.socket, context_.address, context_.tls).status();
+  }
   void AddJson(CLI::App& command) {
     command
         .add_flag("--json", context_.json, "Answer with one JSON object (fields: docs/ckptctl.md)")
@@ -184,6 +199,19 @@ class Arguments {
                     "$XDG_RUNTIME_DIR/holdfast/admin.sock, "
                     "/run/holdfast/admin.sock")
         ->type_name("PATH")
+        ->check(NotEmpty)
+        ->group(kCommonOptions);
+    command
+        .add_option("--address", context_.address,
+                    "The ckptd of another machine (its admin.tls.address), by TLS; else "
+                    "$HOLDFAST_ADMIN_ADDRESS")
+        ->type_name("HOST:PORT")
+        ->group(kCommonOptions);
+    command
+        .add_option("--tls", context_.tls,
+                    "The directory with ca.crt, tls.crt and tls.key that --address needs; else "
+                    "$HOLDFAST_ADMIN_TLS")
+        ->type_name("DIR")
         ->group(kCommonOptions);
     command
         .add_option_function<std::string>(
@@ -240,10 +268,22 @@ class Arguments {
                               "Of this attempt (default: on the line of descent)");
   }
 
-  static CLI::Option* AddTier(CLI::App* command, std::string& tier, const std::string& about) {
+  static CLI::Option* AddTier(CLI::App* command, std::string& tier, const std::string& about,
+                              const std::vector<std::string>& tiers = {"memory", "nvme",
+                                                                       "remote"}) {
     return command->add_option("--tier", tier, about)
         ->type_name("TIER")
-        ->check(CLI::IsMember({"memory", "nvme", "remote"}));
+        ->check(CLI::IsMember(tiers));
+  }
+
+  // From now on Ctrl-C is the command's to see to.
+  void WatchInterrupts() {
+    struct sigaction action {};
+    action.sa_handler = OnInterrupt;
+    action.sa_flags = SA_RESTART | SA_RESETHAND;
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+    context_.interrupted = &interrupted;
   }
 
   void AddStatus() {
@@ -489,7 +529,9 @@ class Arguments {
           WatchInterrupts();
           return RunDrain(context_, drain_);
         });
-    command->add_option("NODE", drain_.node, "The node (default: this one)")->type_name("");
+    command->add_option("NODE", drain_.node, "The node (default: this one)")
+        ->type_name("")
+        ->check(NotEmpty);
     CLI::Option* undo = command->add_flag("--undo", drain_.undo, "It lets ranks in again");
     command
         ->add_option_function<std::string>(
@@ -514,6 +556,7 @@ class Arguments {
         "ckptctl replace n3 --with n9", [this] { return RunReplace(context_, replace_); });
     command->add_option("NODE", replace_.node, "The node that is lost, or is to be taken out")
         ->type_name("")
+        ->check(NotEmpty)
         ->required();
     CLI::Option* with = command->add_option("--with", replace_.with, "The node that gets it")
                             ->type_name("NODE")
@@ -553,7 +596,7 @@ class Arguments {
     CLI::App* command = AddCommand(
         "rebuild", "Reads the tiers again and writes the catalog anew; nothing is removed",
         "ckptctl rebuild --timeout 10min", [this] { return RunRebuild(context_, rebuild_); });
-    AddTier(command, rebuild_.tier, "Only this tier (default: all)");
+    AddTier(command, rebuild_.tier, "Only this tier (default: both)", {"nvme", "remote"});
   }
   void AddSet() {
     CLI::App* command = AddCommand(
@@ -586,11 +629,12 @@ class Arguments {
         "What will not work or will be slow on this machine, and the command that mends it",
         "ckptctl doctor", [this] { return RunDoctor(context_, doctor_); });
     command
-        ->add_option(
-            "--config", doctor_.config,
-            "ckptd's settings (default: /etc/holdfast/ckptd.yaml if there is one; for users "
-            "their own, ~/.config/holdfast/ckptd.yaml, before it)")
-        ->type_name("PATH");
+        ->add_option("--config", doctor_.config,
+                     "ckptd's settings (default: those of the ckptd that runs, else "
+                     "/etc/holdfast/ckptd.yaml if there is one; for users "
+                     "their own, ~/.config/holdfast/ckptd.yaml, before it)")
+        ->type_name("PATH")
+        ->check(NotEmpty);
   }
 
   void AddPlanCapacity() {
@@ -652,8 +696,7 @@ class Arguments {
   Context context_{.out = &std::cout,
                    .err = &std::cerr,
                    .progress = ::isatty(STDERR_FILENO) == 1,
-                   .screen = ::isatty(STDOUT_FILENO) == 1,
-                   .interrupted = &interrupted};
+                   .screen = ::isatty(STDOUT_FILENO) == 1};
   StatusArguments status_;
   ListArguments list_;
   InspectArguments inspect_;
@@ -689,8 +732,9 @@ int main(int argc, char** argv) {
   holdfast::OpenStandardDescriptors();
   holdfast::Arguments arguments;
   const int exit_code = arguments.Run(argc, argv);
-  if (!std::cout.flush()) {
-    std::cerr << "ckptctl: writing the answer failed\n";
+  std::cout.flush();
+  if (const absl::Status written = holdfast::FinishStandardOutput(); !written.ok()) {
+    std::cerr << "ckptctl: " << holdfast::Message(written) << "\n";
     return static_cast<int>(holdfast::ExitCode::kRefused);
   }
   return exit_code;

@@ -14,9 +14,48 @@
 #include "absl/strings/str_cat.h"
 #include "base/private_place.h"
 #include "base/status.h"
+#include "base/tcp_socket.h"
 #include "holdfast/v1/client.pb.h"
 
 namespace holdfast {
+namespace {
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+absl::StatusOr<AdminPlace> FindAdminPlace(const std::string& socket, const std::string& address,
+                                          const std::string& tls) {
+  if (!socket.empty() && !address.empty()) {
+    return absl::InvalidArgumentError("--socket and --address name two places: say one of them");
+  }
+  AdminPlace place;
+  place.address =
+      !address.empty() || !socket.empty() ? address : Variable("HOLDFAST_ADMIN_ADDRESS");
+  if (place.address.empty()) {
+    if (!tls.empty()) {
+      return absl::InvalidArgumentError(
+          "--tls is for --address HOST:PORT: at a socket nobody shows a certificate");
+    }
+    place.socket = FindAdminSocket(socket);
+    return place;
+  }
+  const std::string said_by = address.empty() ? "HOLDFAST_ADMIN_ADDRESS" : "--address";
+  if (const absl::Status split = SplitAddress(place.address).status(); !split.ok()) {
+    return Annotate(split, said_by);
+  }
+  place.tls = tls.empty() ? Variable("HOLDFAST_ADMIN_TLS") : tls;
+  if (place.tls.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        said_by, " ", place.address,
+        " is reached by TLS: say with --tls DIR (or HOLDFAST_ADMIN_TLS) where ca.crt, tls.crt and "
+        "tls.key are"));
+  }
+  return place;
+}
 
 std::string FindAdminSocket(const std::string& flag) {
   if (!flag.empty()) {

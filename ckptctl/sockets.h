@@ -19,6 +19,19 @@ namespace holdfast {
 // one, else the private daemon's (base/private_place.h) if there is one.
 std::string FindAdminSocket(const std::string& flag);
 
+// Where the daemon is asked: at a socket of this machine, or at a TCP address by TLS.
+struct AdminPlace {
+  std::string socket;   // empty: by TLS
+  std::string address;  // HOST:PORT
+  std::string tls;      // directory with ca.crt, tls.crt and tls.key
+  const std::string& text() const { return address.empty() ? socket : address; }
+};
+// What was said on the command line, each maybe empty: --socket, or --address with --tls. Else
+// $HOLDFAST_ADMIN_ADDRESS, else the socket that FindAdminSocket finds; $HOLDFAST_ADMIN_TLS where
+// --tls is not said. InvalidArgument: they contradict each other, or lack something.
+absl::StatusOr<AdminPlace> FindAdminPlace(const std::string& socket, const std::string& address,
+                                          const std::string& tls);
+
 // A connected stream socket, not blocking; the status says why not, and what to do about it.
 absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path);
 

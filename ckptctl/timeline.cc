@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <climits>
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <system_error>
@@ -176,12 +177,22 @@ absl::Status WriteTrace(const std::string& path, const std::string& text) {
     return WriteFileAtomically(*Env::System(), absolute, text);
   }
   // A device, a pipe, a link: it is written into, not replaced.
-  std::ofstream out(absolute, std::ios::binary);
-  out << text << std::flush;
-  return out ? absl::OkStatus()
-             : absl::UnavailableError(absl::StrCat("write '", absolute,
-                                                   "': it failed; name a file in a directory that "
-                                                   "you may write into"));
+  const auto failed = [&absolute](const char* call, int error) {
+    // (Whatever the errno: nothing that is out of reach for a while.)
+    return absl::FailedPreconditionError(
+        absl::StrCat(Message(ErrnoStatus(error, call, absolute)),
+                     "; name a file in a directory that you may write into"));
+  };
+  std::FILE* const out = std::fopen(absolute.c_str(), "wbe");
+  if (out == nullptr) {
+    return failed("open", errno);
+  }
+  const bool written = std::fwrite(text.data(), 1, text.size(), out) == text.size();
+  const int error = errno;
+  if (std::fclose(out) != 0) {
+    return failed("write", errno);
+  }
+  return written ? absl::OkStatus() : failed("write", error);
 }
 
 }  // namespace

@@ -34,7 +34,9 @@ class Viewing {
   absl::Status Run() {
     MonotonicTime next = context_.clock->Now();
     for (uint64_t frames = 1; !Interrupted(); ++frames) {
-      HF_RETURN_IF_ERROR(Look());
+      if (const absl::Status looked = Look(); !looked.ok()) {
+        return Interrupted() && last_ ? absl::OkStatus() : looked;
+      }
       Show();
       if (frames == arguments_.frames_max) {
         break;

@@ -99,8 +99,13 @@ absl::Status ParseSetWords(const SetArguments& arguments, v1::SetOptionsRequest&
     if (!GoodName(word.substr(0, equals)) || equals + 1 == word.size()) {
       return WordError(absl::StrCat("'", word, "' is no name=value"));
     }
+    const std::string name = word.substr(0, equals);
+    if (std::any_of(request.options().begin(), request.options().end(),
+                    [&](const v1::SetOptionsRequest::Option& o) { return o.name() == name; })) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " is given twice; leave one out"));
+    }
     v1::SetOptionsRequest::Option& option = *request.add_options();
-    option.set_name(word.substr(0, equals));
+    option.set_name(name);
     option.set_value(word.substr(equals + 1));
   }
   request.set_clear(arguments.clear);

@@ -53,6 +53,8 @@ inline constexpr size_t kWhyBytesMax = 128;
 // state to be written.
 inline constexpr Duration kSettle = std::chrono::seconds(10);
 inline constexpr uint32_t kSlotFailuresMax = 2;  // in a row; then it is not filled again
+inline constexpr Duration kEndingLook =
+    std::chrono::milliseconds(100);  // whether what was cancelled has ended
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
 inline constexpr Duration kRescan =
     std::chrono::seconds(10);                     // of what could not be read, or is away
@@ -394,12 +396,13 @@ class Agent {
     std::set<TierKind> tiers_left;  // whose removals have not begun
     absl::Status failure;
     // In a cluster.
-    bool for_host = false;               // another node is its host, and waits
-    bool waits = false;                  // for the other nodes, which come first
-    bool agreed = false;                 // they have been told
-    std::optional<MonotonicTime> again;  // it failed
-    std::vector<std::string> away;       // nodes that were
-    bool holds_told = false;             // that processes have its memory mapped
+    bool for_host = false;                    // another node is its host, and waits
+    bool waits = false;                       // for the other nodes, which come first
+    bool agreed = false;                      // they have been told
+    std::optional<MonotonicTime> again;       // it failed
+    std::optional<MonotonicTime> busy_until;  // by then what was on its way there has ended
+    std::vector<std::string> away;            // nodes that were
+    bool holds_told = false;                  // that processes have its memory mapped
   };
   // A job's name that this node hosts.
   struct Hosting {
@@ -841,6 +844,7 @@ class Agent {
   Removal& BeginRemoval(const JobUuid& job, const std::vector<TierKind>& tiers);
   void RemoveJob(const JobUuid& job, AdminToken token);
   void AdvanceRemoval(const JobUuid& job);
+  bool AwaitEnding(Removal& removal, TierKind tier);
   void GiveUpAll(const JobUuid& job);
   void StopFetches(const JobUuid& job, const Failure& why);
   void TellOfHolds(const JobUuid& uuid);

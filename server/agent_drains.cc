@@ -192,18 +192,25 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
   const uint64_t used = TierBytesUsed(m.to);
   if (max > 0 && used + bytes > max) {
     const bool can_fit = bytes <= max;
+    const absl::string_view tier = ToAbsl(TierName(m.to));
+    // (Of nvme's budget the files that are kept to be overwritten have their part.)
+    const bool shared = m.to == TierKind::kNvme;
     if (can_fit) {  // (else nothing that goes would help)
       AskDurableRoom(job, m.to, used + bytes - max);
     }
     const absl::Status full = absl::ResourceExhaustedError(
-        !can_fit
-            ? absl::StrCat("the step takes ", FormatBytes(bytes), ", more than all of ",
-                           ToAbsl(TierName(m.to)), ".bytes_max (", FormatBytes(max), "); raise it")
-            : absl::StrCat(ToAbsl(TierName(m.to)), " holds ", FormatBytes(used), " of ",
-                           FormatBytes(max), " (", ToAbsl(TierName(m.to)),
-                           ".bytes_max), and the step takes ", FormatBytes(bytes),
-                           "; raise it, or let the job keep less there: ckptctl set ", known.name,
-                           " ", ToAbsl(TierName(m.to)), ".keep_last=1"));
+        !can_fit ? absl::StrCat("the step takes ", FormatBytes(bytes), ", more than ",
+                                shared ? absl::StrCat("the ", FormatBytes(max), " that ", tier,
+                                                      ".bytes_max leaves for copies")
+                                       : absl::StrCat("all of ", tier, ".bytes_max (",
+                                                      FormatBytes(max), ")"),
+                                "; raise it")
+                 : absl::StrCat(tier, " holds ", FormatBytes(used), " of ", FormatBytes(max), " (",
+                                shared ? "what " : "", tier, ".bytes_max",
+                                shared ? " leaves for copies" : "", "), and the step takes ",
+                                FormatBytes(bytes),
+                                "; raise it, or let the job keep less there: ckptctl set ",
+                                known.name, " ", tier, ".keep_last=1"));
     for (const FlushWanted::Shard& shard : shards) {
       refuse(shard, full);
     }
@@ -410,6 +417,9 @@ void Agent::OnCopiesRemoved(const CopiesRemoved& e) {
     if (const auto removal = removals_.find(op->job); removal != removals_.end()) {
       if (op->tier == TierKind::kNvme && (e.status.ok() || absl::IsNotFound(e.status))) {
         drive_copies_.Forget(op->job);
+      }
+      if (absl::IsAborted(e.status) && AwaitEnding(removal->second, op->tier)) {
+        return;
       }
       if (failed) {
         removal->second.failure = e.status;

@@ -230,6 +230,19 @@ void Agent::AdvanceRemoval(const JobUuid& uuid) {
   Act(RemoveJobState{uuid});
 }
 
+// What was cancelled for it may still be in its last call to that tier. False: it hangs there.
+bool Agent::AwaitEnding(Removal& removal, TierKind tier) {
+  if (!removal.busy_until) {
+    removal.busy_until = time_.now + kSettle;
+  }
+  if (time_.now >= *removal.busy_until) {
+    return false;
+  }
+  removal.tiers_left.insert(tier);
+  removal.again = time_.now + kEndingLook;
+  return true;
+}
+
 // Whoever waits for the end hears once what it waits for, which may take long.
 void Agent::TellOfHolds(const JobUuid& uuid) {
   Removal& removal = removals_.at(uuid);
@@ -257,6 +270,7 @@ void Agent::RemovalFailed(const JobUuid& uuid, const absl::Status& why) {
     return RefuseAdmin(token, why);
   }
   removal.failure = absl::OkStatus();
+  removal.busy_until.reset();
   removal.state_removed = false;
   removal.again = time_.now + kRescan;
   removal.tiers_left = removal.for_host ? std::set<TierKind>{TierKind::kNvme}

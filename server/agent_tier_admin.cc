@@ -2,6 +2,7 @@
 // rebuild, set (proto/holdfast/v1/admin.proto).
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -36,6 +37,7 @@ absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
         absl::StrCat("set: 1 to ", kOptionsMax, " settings are needed, as in nvme.keep_last=3"));
   }
   std::map<std::string, std::string> by_section;
+  std::set<std::string> names;
   std::string yaml;
   for (const v1::SetOptionsRequest::Option& option : request.options()) {
     const std::vector<std::string> path = absl::StrSplit(option.name(), '.');
@@ -46,12 +48,21 @@ absl::StatusOr<std::string> AsYaml(const v1::SetOptionsRequest& request) {
       return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_';
     });
     const bool whole = path.size() == 1 && !path[0].empty();  // of no tier: replicas
-    if ((!whole && (path.size() != 2 || path[0].empty() || path[1].empty())) || !named || !plain ||
+    if ((!whole && (path.size() != 2 || path[0].empty() || path[1].empty())) || !named ||
         option.value().empty() || option.name().size() + option.value().size() > kOptionBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat(
           "set: '", option.name().substr(0, 64), "=", option.value().substr(0, 64),
           "': expected TIER.SETTING=VALUE, as in remote.every_ms=10min or nvme.keep_last=3, or "
           "replicas=1"));
+    }
+    if (!plain) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("set: ", option.name(), ": '", option.value(),
+                       "' is neither a number (10) nor a size (4GiB), a time (10min) or a word"));
+    }
+    if (!names.insert(option.name()).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("set: ", option.name(), ": given twice; leave one out"));
     }
     if (whole) {
       absl::StrAppend(&yaml, path[0], ": ", option.value(), "\n");
@@ -208,7 +219,7 @@ void Agent::Admin(const AdminRequest& e, const v1::DrainRequest& request) {
     return RefuseAdmin(
         e.token, absl::PermissionDeniedError("drain: root's and the daemon's own user's to do"));
   }
-  if (draining_ == request.undo()) {
+  if (!request.look() && draining_ == request.undo()) {
     draining_ = !request.undo();
     for (const auto& [uuid, job] : jobs_) {
       if (Told(job)) {
@@ -221,6 +232,14 @@ void Agent::Admin(const AdminRequest& e, const v1::DrainRequest& request) {
   reply.set_ranks(static_cast<uint32_t>(
       std::count_if(seats_.all().begin(), seats_.all().end(),
                     [](const auto& seat) { return !seat.second.superseded; })));
+  reply.set_draining(draining_);
+  for (const auto& [uuid, job] : jobs_) {
+    if (HasAnything(uuid)) {
+      v1::DrainReply::Job& there = *reply.add_jobs();
+      there.set_name(job.name);
+      there.set_uuid(uuid.ToString());
+    }
+  }
   Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
 }
 
@@ -364,8 +383,13 @@ void Agent::Admin(const AdminRequest& e, const v1::RebuildRequest& request) {
   const auto asked = [&](TierKind tier) {
     return HasTier(tier) && (request.tier().empty() || request.tier() == TierName(tier));
   };
-  if (!request.tier().empty() && request.tier() != TierName(TierKind::kMemory) &&
-      !asked(TierKind::kNvme) && !asked(TierKind::kRemote)) {
+  if (request.tier() == TierName(TierKind::kMemory)) {
+    return RefuseAdmin(e.token,
+                       absl::InvalidArgumentError(
+                           "rebuild: what lies in memory is read when ckptd starts, and known from "
+                           "then on; name nvme or remote, or no tier for both"));
+  }
+  if (!request.tier().empty() && !asked(TierKind::kNvme) && !asked(TierKind::kRemote)) {
     return RefuseAdmin(e.token, absl::InvalidArgumentError(absl::StrCat(
                                     "rebuild: there is no tier '", request.tier(), "' here")));
   }

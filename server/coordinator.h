@@ -77,6 +77,8 @@ inline constexpr size_t kPinsMax = 1024;
 inline constexpr size_t kDrainsMax =
     2;  // checkpoints of a job on their way into one tier at a time, but for those that hang
 inline constexpr size_t kDrainsOpenMax = 8;  // and with them
+// After the time by which a job's processes were to end: if they live on, it is a job like others.
+inline constexpr Duration kStopCounts = std::chrono::minutes(5);
 inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
 inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
 inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
@@ -611,7 +613,8 @@ class Coordinator {
   LastStepChosen LastStep(const Turn& t) const;
   void TellLastStep(Turn& t);
   void TellOfStop(NodeId node, Turn& t);
-  bool IsLastStep(CheckpointId id) const;
+  bool EndsAttempt(CheckpointId id) const;
+  bool IsLastStep(CheckpointId id, MonotonicTime now) const;
 
   // coordinator_stand_ins.cc: spares
   void On(const ReplaceAsked& m, Turn& t);

@@ -85,7 +85,7 @@ void Coordinator::TellLastStep(Turn& t) {
        0, t);
   // (After another host has chosen it, it may be committed already.)
   for (const CheckpointId& id : AllCheckpoints()) {
-    if (IsLastStep(id) && checkpoints_.at(id).committed) {
+    if (IsLastStep(id, t.time.now)) {
       ChooseTiers(id, t);
     }
   }
@@ -99,8 +99,18 @@ void Coordinator::TellOfStop(NodeId node, Turn& t) {
   }
 }
 
-bool Coordinator::IsLastStep(CheckpointId id) const {
+bool Coordinator::EndsAttempt(CheckpointId id) const {
   return id.attempt == attempt() && stop_.last() && id.step >= *stop_.last();
+}
+
+// Whether a loop ends with it nobody knows before its ranks have: of those that it may be, the
+// newest. Long after all should have ended there is none: they go on.
+bool Coordinator::IsLastStep(CheckpointId id, MonotonicTime now) const {
+  if (!EndsAttempt(id) || now >= stop_.by() + kStopCounts) {
+    return false;
+  }
+  const auto* newest = NewestCommitted();
+  return newest != nullptr && newest->first == id;
 }
 
 }  // namespace holdfast

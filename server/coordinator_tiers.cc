@@ -83,7 +83,8 @@ void Coordinator::ChooseTiers(CheckpointId id, Turn& t) {
     const bool older = last.id && id < *last.id;  // found in another tier, after a restart
     drain.decided = true;
     const bool goes_at_all = rules.every_steps() > 0 || rules.every_ms() > 0;
-    const bool must = IsLastStep(id) || (tier != TierKind::kNvme && AnyLiesOnLeaving(checkpoint));
+    const bool must =
+        IsLastStep(id, t.time.now) || (tier != TierKind::kNvme && AnyLiesOnLeaving(checkpoint));
     if (!older &&
         (must ? goes_at_all
               : IsDue({rules.every_steps(), rules.every_ms()}, last, id, t.time.unix_ms))) {
@@ -198,7 +199,7 @@ std::optional<CopyPlace> Coordinator::FlushSource(const Checkpoint& checkpoint, 
 }
 
 // Starts what may start: oldest first, a few at a time. The last step of a job that is told to end
-// waits for no other.
+// waits for no other, but for one that was taken for the last one before it.
 void Coordinator::PumpDrains(Turn& t) {
   for (const TierKind tier : kDrained) {
     if (!Configured(tier) || removed_) {
@@ -206,26 +207,30 @@ void Coordinator::PumpDrains(Turn& t) {
     }
     size_t busy = 0;
     size_t open = 0;
+    bool last_under_way = false;
     std::vector<CheckpointId> wanted;
+    const auto is_last = [&](CheckpointId id) { return IsLastStep(id, t.time.now); };
     const bool nvme_moves = NvmeMoves();
     for (auto& [id, checkpoint] : checkpoints_) {
       Drain& drain = checkpoint.drain(tier);
       open += drain.Busy() ? 1 : 0;
       busy += drain.Busy() && drain.stalled.empty() ? 1 : 0;
+      last_under_way = last_under_way || (drain.Busy() && EndsAttempt(id));
       const Drain& before = checkpoint.drain(TierKind::kNvme);
       // From nvme, if it is on its way there.
       const bool behind = tier == TierKind::kRemote && before.phase != Drain::Phase::kNone &&
                           before.problem.empty() && before.stalled.empty() && nvme_moves;
       if (drain.phase == Drain::Phase::kWanted && drain.retry_at <= t.time.now) {
         drain.retry_at = {};  // from now on it waits for others, not for the time
-        if ((!behind || IsLastStep(id)) && !checkpoint.removing) {
+        if ((!behind || is_last(id)) && !checkpoint.removing) {
           wanted.push_back(id);
         }
       }
     }
-    std::stable_partition(wanted.begin(), wanted.end(), [&](auto id) { return IsLastStep(id); });
+    std::stable_partition(wanted.begin(), wanted.end(), is_last);
     for (const CheckpointId& id : wanted) {
-      const bool may = IsLastStep(id) || (busy < kDrainsMax && open < kDrainsOpenMax);
+      const bool ahead = is_last(id) && !last_under_way;
+      const bool may = ahead || (busy < kDrainsMax && open < kDrainsOpenMax);
       if (may && StartDrain(id, tier, t)) {
         ++busy;
         ++open;
@@ -331,7 +336,8 @@ void Coordinator::AskForFlushes(Turn& t) {
     asked += drain.waiting.size() - drain.unasked.size();
   }
   std::vector<CheckpointId> in_turn(to_remote_.begin(), to_remote_.end());
-  std::stable_partition(in_turn.begin(), in_turn.end(), [&](auto id) { return IsLastStep(id); });
+  std::stable_partition(in_turn.begin(), in_turn.end(),
+                        [&](auto id) { return IsLastStep(id, t.time.now); });
   for (const CheckpointId& id : in_turn) {
     FlushQueue& unasked = checkpoints_.at(id).drain(TierKind::kRemote).unasked;
     while (asked < settings_.remote_writes_max) {

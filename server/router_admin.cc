@@ -328,6 +328,7 @@ void Router::AnswerAll(uint64_t id) {
         absl::StrCat("the jobs of ", node, " are not shown: it ", WhyNoAnswer(node)));
   }
   for (std::string& problem : forwarded.problems) {
+    forwarded.all.add_not_shown(problem);
     forwarded.all.mutable_daemon()->add_problems(std::move(problem));
   }
   auto& jobs = *forwarded.all.mutable_jobs();

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,10 +21,15 @@ namespace holdfast::client {
 namespace {
 
 constexpr Milliseconds kLeaveTime{2000};
-// Of Preempted: for a connection that was lost, and for the daemon's answer, which comes within 2
-// s.
+// Of Preempted: for a connection that was lost, and in all. The daemon answers within 2 s; a moment
+// more for the answer's way, since whoever was told and does not get it ends without the others.
 constexpr Milliseconds kJoinAgain{1000};
-constexpr Milliseconds kStandMax{4000};
+constexpr Milliseconds kStandMax{2250};
+// However little time is left: a daemon that does its work answers in less.
+constexpr Milliseconds kAskMin{100};
+constexpr Milliseconds kBetweenTries{20};
+// What took so long was waiting for nothing.
+constexpr Milliseconds kHeldUp{100};
 // It is not asked again so soon after it has kept a rank waiting for nothing.
 constexpr Milliseconds kAskAgain{10'000};
 // A copy ends by itself: its exchanges have deadlines.
@@ -130,42 +136,74 @@ Status JobCore::Open(Milliseconds wait) {
   return link_->Open(Deadline::In(wait).Or(interrupt_));
 }
 
-// A daemon that is away or hangs holds no rank up: it is one that was told itself that ends then.
 bool JobCore::Preempted(uint64_t step) {
+  last_step_ = AskWhetherLast(step);
+  return last_step_;
+}
+
+// A daemon that is away or hangs holds no rank up for longer than the others may stand: it is one
+// that was told itself that ends then.
+bool JobCore::AskWhetherLast(uint64_t step) {
   const bool told = stop_notice_.told();
-  wire::ReachStep reach{step, told, 0};
-  if (told) {
-    reach.grace_ms = static_cast<uint64_t>(stop_notice_.left()->count());
-  }
+  const std::optional<Milliseconds> spare = stop_notice_.spare();
   Interrupt interrupt(interrupted_);
-  const auto ask = [&]() -> Result<Answer<wire::StepReached>> {
-    if (Deadline::Clock::now().time_since_epoch().count() < ask_again_) {
-      return Status(Code::kUnavailable, "the daemon did not answer a moment ago");
-    }
-    HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
-                  link_->Get(Deadline::In(kJoinAgain).Or(interrupt), Patience::kOnce));
-    return connection->Call<wire::StepReached>(reach, Deadline::In(kStandMax).Or(interrupt));
-  };
+  const Deadline until =
+      Deadline::In(spare ? std::clamp(*spare, kAskMin, kStandMax) : kStandMax).Or(interrupt);
   const Deadline::Clock::time_point began = Deadline::Clock::now();
-  const Result<Answer<wire::StepReached>> reached = ask();
+  const Result<wire::StepReached> reached = AskDaemon(step, told, until);
   if (!reached.ok()) {
     const Deadline::Clock::time_point now = Deadline::Clock::now();
-    if (now - began > kStandMax / 40) {
+    if (now - began > kHeldUp) {
       ask_again_ = (now + (told ? kJoinAgain : kAskAgain)).time_since_epoch().count();
     }
     link_->SetPassed(step);
     return told || stopped_attempt_ == link_->attempt();
   }
-  if (reached->message.stopping) {
-    const uint64_t left = std::min<uint64_t>(reached->message.left_ms, INT32_MAX);
-    stop_notice_.LiveUntil(Milliseconds(left));
+  if (reached->stopping) {
+    stop_notice_.LiveUntil(Milliseconds(std::min<uint64_t>(reached->left_ms, INT32_MAX)));
   }
-  if (reached->message.stop) {
+  if (reached->stop) {
     stopped_attempt_ = link_->attempt();
   } else {
     link_->SetPassed(step);
   }
-  return reached->message.stop;
+  return reached->stop;
+}
+
+Result<wire::StepReached> JobCore::AskDaemon(uint64_t step, bool told, Deadline until) {
+  // However slow it was a moment ago: that this process was told is said once.
+  const bool news = told && !told_daemon_;
+  if (!news && Deadline::Clock::now().time_since_epoch().count() < ask_again_) {
+    return Status(Code::kUnavailable, "the daemon did not answer a moment ago");
+  }
+  while (true) {
+    Result<wire::StepReached> reached = AskDaemonOnce(step, told, until);
+    // Through it the others hear that the job is to end: it may be just being restarted.
+    if (!told || reached.status().code() != Code::kUnavailable || until.passed()) {
+      return reached;
+    }
+    std::this_thread::sleep_for(std::min(kBetweenTries, until.left()));
+    until.Look();
+  }
+}
+
+Result<wire::StepReached> JobCore::AskDaemonOnce(uint64_t step, bool told, Deadline until) {
+  wire::ReachStep reach{step, told, 0};
+  if (told) {
+    reach.grace_ms = static_cast<uint64_t>(stop_notice_.left()->count());
+  }
+  HF_TRY_ASSIGN(const std::shared_ptr<Connection> connection,
+                link_->Get(until.Earlier(Deadline::In(kJoinAgain)), Patience::kOnce));
+  HF_TRY_ASSIGN(const uint64_t id, connection->Send(reach, until));
+  told_daemon_ = told_daemon_ || told;
+  Result<Answer<wire::StepReached>> answer = connection->Receive<wire::StepReached>(id, until);
+  // One that has the rank stand for longer than there is time does not hang: the save that comes
+  // next is not refused for that.
+  if (stop_notice_.left()) {
+    connection->Forget(id);
+  }
+  HF_TRY(answer.status());
+  return answer->message;
 }
 
 Status JobCore::last_failure() const {
@@ -224,6 +262,9 @@ Result<SaveRequest> JobCore::Prepare(uint64_t step, const State& state, const Sa
   SaveRequest request;
   request.step = step;
   request.options = options;
+  if (const std::optional<Milliseconds> spare = stop_notice_.spare(); last_step_ && spare) {
+    request.until = Deadline::In(*spare);
+  }
   HF_TRY_ASSIGN(request.plan, plans_.Get(state));
   request.tensors.reserve(state.tensors.size());
   for (const Tensor& tensor : state.tensors) {

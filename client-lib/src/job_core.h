@@ -64,6 +64,9 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   Result<std::shared_ptr<const StagedTensors>> StagedOf(SaveProgress& progress) override;
 
  private:
+  bool AskWhetherLast(uint64_t step);
+  Result<wire::StepReached> AskDaemon(uint64_t step, bool told, Deadline until);
+  Result<wire::StepReached> AskDaemonOnce(uint64_t step, bool told, Deadline until);
   // One save with all that it works with, for as long as it goes on.
   struct RunningSave;
 
@@ -102,6 +105,8 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   std::atomic<uint64_t> failed_saves_{0};
   StopNotice stop_notice_;
   std::atomic<uint64_t> stopped_attempt_{0};  // whose last step has come
+  std::atomic<bool> last_step_{false};        // what Preempted has answered last
+  std::atomic<bool> told_daemon_{false};      // that this process was told
   std::atomic<int64_t> ask_again_{0};         // Preempted does not ask the daemon before
   mutable Mutex failure_mutex_;
   Status last_failure_ GUARDED_BY(failure_mutex_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -20,6 +21,9 @@ constexpr size_t kReasonBytesMax = 2048;
 constexpr Milliseconds kGiveUpTime{
     1000};  // for telling the daemon about a save that failed already
 constexpr size_t kSlotsPerRelease = 1024;
+// Between tries to begin a last step.
+constexpr Milliseconds kFirstPause{20};
+constexpr Milliseconds kLongestPause{500};
 
 }  // namespace
 
@@ -62,8 +66,11 @@ Status SaveRun::Copy() {
 }
 
 Status SaveRun::Seal() {
-  const Status sealed = WriteRecordAndSeal();
-  if (!sealed.ok()) {
+  Status sealed = WriteRecordAndSeal();
+  if (sealed.code() == Code::kUnavailable && request_.until) {
+    sealed = SealWithNextDaemon(sealed);
+  }
+  if (!sealed.ok() && slot_ != nullptr) {
     GiveUp(sealed);
   }
   return sealed;
@@ -108,12 +115,30 @@ Status SaveRun::CompareInSlot() const {
   return CompareOverlaps(*plan_, copies);
 }
 
+// Of one exchange with the daemon, which may take so much longer than others.
+Deadline SaveRun::CallDeadline(Milliseconds longer) const {
+  const Deadline deadline = Deadline::In(context_.call_deadline + longer).Or(context_.ended);
+  return request_.until ? deadline.Earlier(*request_.until) : deadline;
+}
+
 Status SaveRun::Begin() {
-  const Deadline deadline =
-      Deadline::In(context_.call_deadline + request_.options.wait_for_room).Or(context_.ended);
-  HF_TRY_ASSIGN(
-      connection_,
-      context_.link.Get(Deadline::In(context_.call_deadline).Or(context_.ended), Patience::kOnce));
+  const Deadline patience = CallDeadline();
+  for (Milliseconds pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    Status begun = BeginOnce(patience);
+    patience.Look();
+    // (What was granted, and cannot be mapped here, is no better the next time.)
+    if (begun.code() != Code::kUnavailable || grant_ || !request_.until || patience.passed()) {
+      return begun;
+    }
+    std::this_thread::sleep_for(std::min(pause, patience.left()));
+  }
+}
+
+Status SaveRun::BeginOnce(Deadline connected) {
+  const Deadline deadline = CallDeadline(request_.options.wait_for_room);
+  grant_.reset();
+  HF_TRY_ASSIGN(connection_, context_.link.Get(connected, request_.until ? Patience::kUntilDeadline
+                                                                         : Patience::kOnce));
   context_.mappings.DropUnfit(plan_->slot_bytes);
   ReleaseDropped(*connection_, context_.mappings, deadline);
   wire::BeginSave begin;
@@ -214,7 +239,7 @@ Status SaveRun::WriteRecordAndSeal() {
   record.header_bytes = plan_->image.layout.header_bytes;
   record.layout_hash = plan_->image.layout_hash;
   record.layout_bytes = plan_->image.layout_bytes;
-  record.digests = std::move(digests_);
+  record.digests = digests_;
   record.descent = grant_->descent;
   record.sealed_unix_ms = Clock::System()->UnixMillis();
   const std::string encoded = EncodeRecord(record);
@@ -240,7 +265,7 @@ Status SaveRun::WriteRecordAndSeal() {
   HF_SYNC_POINT("client.save.record_written");
 
   // 2. From here on the daemon may publish it at any moment.
-  const Deadline deadline = Deadline::In(context_.call_deadline).Or(context_.ended);
+  const Deadline deadline = CallDeadline();
   HF_TRY_ASSIGN(const uint64_t id,
                 connection_->Send(wire::Seal{request_.step, grant_->slot, grant_->generation,
                                              offset, encoded.size()},
@@ -249,6 +274,45 @@ Status SaveRun::WriteRecordAndSeal() {
   HF_TRY(connection_->Receive<wire::Sealed>(id, deadline).status());
   HF_SYNC_POINT("client.save.sealed");
   return Status();
+}
+
+// The daemon that had granted the slot of a last step has gone (docs/protocol.md §22).
+Status SaveRun::SealWithNextDaemon(const Status& why) {
+  // 1. The next one may have found the copy by its record.
+  const Deadline until = CallDeadline();
+  const Result<std::shared_ptr<Connection>> next =
+      context_.link.Get(until, Patience::kUntilDeadline);
+  if (!next.ok() || context_.link.attempt() != grant_->attempt) {
+    return why;
+  }
+  const wire::AwaitSave await{request_.step, wire::Stage::kSealed, until.DaemonMillis()};
+  const Status known = (*next)->Call<wire::SaveProgress>(await, until).status();
+  if (known.code() != Code::kInvalidArgument) {
+    return known.ok() ? known
+                      : Status(why.code(), absl::StrCat(why.message(),
+                                                        "; the next one says: ", known.message()));
+  }
+  // 2. It does not know that the step was begun: so that is begun once more, and what is there of
+  // it goes on from where it is, for the tensors may have changed. Where it lies nobody else writes
+  // as long as this process lives, be it granted that again.
+  const std::unique_ptr<SlotMapping> image = context_.mappings.Take(grant_->slot);
+  slot_ = nullptr;
+  HF_TRY(Begin());
+  if (!slot_->SameFile(*image)) {
+    const uint64_t bytes = plan_->image.layout.image_bytes;
+    const FaultGuard from(image->data(), bytes);
+    const FaultGuard to(slot_->data(), bytes);
+    if (!from.ok() || !to.ok()) {
+      return Status(Code::kInternal, "too many mappings are being copied at once in this process");
+    }
+    StreamCopy(slot_->data(), image->data(), bytes);
+    if (from.faulted() || to.faulted()) {
+      return Status(Code::kCorrupt, absl::StrCat("step ", request_.step,
+                                                 " was cut short while it was copied from one slot "
+                                                 "into another, behind a restart of ckptd"));
+    }
+  }
+  return WriteRecordAndSeal();
 }
 
 void SaveRun::GiveUp(const Status& why) {

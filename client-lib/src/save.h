@@ -28,6 +28,9 @@ namespace holdfast::client {
 struct SaveRequest {
   uint64_t step = 0;
   SaveOptions options;
+  // Of a job's last step there is no next one: a daemon that is being restarted is waited for, for
+  // as long as one exchange may take, and no longer than until then.
+  std::optional<Deadline> until;
   std::shared_ptr<const StatePlan> plan;  // may be of other objects: FitsObjects decides
   std::vector<const void*> tensors;       // in the caller's order
   std::vector<int32_t> devices;           // that they lie on; empty: host memory, all of them
@@ -76,8 +79,11 @@ class SaveRun {
  private:
   Status Plan();
   Status Begin();
+  Status BeginOnce(Deadline connected);
   Status Fill();
   Status WriteRecordAndSeal();
+  Status SealWithNextDaemon(const Status& why);
+  Deadline CallDeadline(Milliseconds longer = Milliseconds(0)) const;
   Status CompareInSlot() const;
   const void* Source(size_t input) const;
   int32_t DeviceOf(size_t input) const;

@@ -204,6 +204,11 @@ SlotMapping* SlotMappings::Find(uint32_t slot, uint64_t bytes, const UniqueFd& f
   return usable ? known->second.get() : nullptr;
 }
 
+std::unique_ptr<SlotMapping> SlotMappings::Take(uint32_t slot) {
+  const auto known = mappings_.find(slot);
+  return known == mappings_.end() ? nullptr : std::move(mappings_.extract(known).mapped());
+}
+
 // Out of use; unmapped now, or when no device writes any more.
 void SlotMappings::Retire(Map::iterator mapping) {
   if (mapping->second->written_by_device()) {

@@ -47,6 +47,9 @@ class SlotMapping {
   uint64_t bytes() const { return bytes_; }
   // Of the very file behind this descriptor?
   bool SameFile(const UniqueFd& fd) const;
+  bool SameFile(const SlotMapping& other) const {
+    return device_ == other.device_ && inode_ == other.inode_;
+  }
 
   // Whether every page of [0, bytes) is in this process's page tables already.
   bool populated(uint64_t bytes) const { return populated_bytes_ >= bytes; }
@@ -86,6 +89,9 @@ class SlotMappings {
   // What this process has mapped of the file behind `fd` from saving into it; null if nothing, or
   // less than `bytes`.
   SlotMapping* Find(uint32_t slot, uint64_t bytes, const UniqueFd& fd) const;
+  // The caller's from now on, to read from. For a slot of a daemon that has gone: the rank has its
+  // place at the next one, and so has let go of it (docs/protocol.md §3). Null if it is not mapped.
+  std::unique_ptr<SlotMapping> Take(uint32_t slot);
   // Unmaps; the slot is released with the next ReleaseSlots. Later, if a device still writes.
   void Drop(uint32_t slot);
   // False: devices still write into some, which stay mapped until the process ends.

@@ -31,6 +31,12 @@ class StopNotice {
     until_.compare_exchange_strong(
         none, Now() + std::clamp(left, Milliseconds(0), kLongest) / std::chrono::nanoseconds(1));
   }
+  // What a call may wait: all but what the process needs afterwards to end in good order, and half
+  // where there is not much left. Absent: nobody was told.
+  std::optional<Milliseconds> spare() const noexcept {
+    const std::optional<Milliseconds> all = left();
+    return all ? std::optional(std::max(*all - kEnd, *all / 2)) : std::nullopt;
+  }
   // Absent: nobody was told.
   std::optional<Milliseconds> left() const noexcept {
     const int64_t until = until_.load(std::memory_order_acquire);
@@ -42,6 +48,7 @@ class StopNotice {
 
  private:
   static constexpr int64_t kNever = INT64_MAX;
+  static constexpr Milliseconds kEnd{2000};
   static constexpr Milliseconds kLongest = std::chrono::hours(24);
   static int64_t Now() noexcept {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

@@ -77,6 +77,24 @@ bool IsWildcard(const std::string& address) {
          (IN6_IS_ADDR_UNSPECIFIED(&v6) || IN6_ARE_ADDR_EQUAL(&v6, &mapped));
 }
 
+// What is said in the clear is said by whoever reaches the port.
+absl::Status CheckPlaintext(const v1::ClusterConfig& config, const std::string& listening) {
+  if (config.has_tls()) {
+    return config.plaintext()
+               ? Bad("cluster.plaintext",
+                     "it is true, and cluster.tls is set: which of both? Take one of them out")
+               : absl::OkStatus();
+  }
+  if (config.plaintext() || IsLoopbackAddress(listening)) {
+    return absl::OkStatus();
+  }
+  return Bad("cluster.tls",
+             absl::StrCat("there is none, and in the clear whoever reaches '", listening,
+                          "' (cluster.listen_address) could read shards, and speak as any node: "
+                          "set cluster.tls (ca_file, cert_file, key_file), or, where the network "
+                          "is trusted, cluster.plaintext: true"));
+}
+
 absl::Status CheckReachable(const std::string& setting, const std::string& address,
                             std::string_view node) {
   if (!IsWildcard(address)) {
@@ -201,6 +219,13 @@ absl::Status CheckEtcd(const v1::EtcdConfig& etcd) {
 }
 
 }  // namespace
+
+bool IsLoopbackAddress(std::string_view address) {
+  const std::string host(address.substr(0, address.rfind(':')));
+  in_addr v4 = {};
+  return host == "[::1]" || (::inet_pton(AF_INET, host.c_str(), &v4) == 1 &&
+                             (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET);
+}
 
 absl::Status CheckTlsConfig(const std::string& setting, const v1::ClusterTlsConfig& tls) {
   if (tls.ca_file().empty() || tls.cert_file().empty() || tls.key_file().empty()) {
@@ -340,7 +365,10 @@ absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterC
   if (config.has_tls()) {
     HF_RETURN_IF_ERROR(CheckTlsConfig("cluster.tls", config.tls()));
   }
-  return config.has_etcd() ? CheckEtcd(config.etcd()) : absl::OkStatus();
+  if (config.has_etcd()) {
+    HF_RETURN_IF_ERROR(CheckEtcd(config.etcd()));
+  }
+  return CheckPlaintext(config, listening);
 }
 
 }  // namespace holdfast

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -27,6 +28,8 @@ inline constexpr uint64_t kPasswordBytesMax = 4096;
 void CompleteClusterConfig(const std::string& node_name, v1::ClusterConfig* config);
 // Of a complete one. Every error names the setting and the way out.
 absl::Status CheckClusterConfig(const std::string& node_name, const v1::ClusterConfig& config);
+// HOST:PORT of this machine's loopback, spelled out: what a name means others may change.
+bool IsLoopbackAddress(std::string_view address);
 // Of TLS settings by that name: all three files, by absolute paths.
 absl::Status CheckTlsConfig(const std::string& setting, const v1::ClusterTlsConfig& tls);
 

@@ -212,6 +212,8 @@ absl::Status PeerService::Listen(const std::string& address,
   // Whoever is gone without a word holds nothing for long.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  // Those that say nothing are asked, too.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // (One that reads by itself is told nothing for long, and is to be asked for longer than that.)
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Else two daemons on one port would each get some of the calls.

@@ -31,6 +31,7 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "server/runtime/fabric_service.h"
+#include "server/runtime/http2_farewell.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/unix_socket.h"
 
@@ -41,16 +42,13 @@ constexpr int kRequestBytesMax = 64 << 10;
 constexpr int kThreadsPerUidMax = 12;  // some of them with who follows events
 // What gRPC cannot do without when a server starts, and a few for its calls.
 constexpr int kThreadsPerServer = 4;
+constexpr uint32_t kNoGroup = 65534;
 constexpr size_t kMemoryPerUidBytes = 32u << 20;
 constexpr int kStreamsPerConnectionMax = 16;
 constexpr std::chrono::seconds kShutdownGrace{2};
 
-// RFC 9113: what a client sends first, and what it is told who is not wanted.
+// RFC 9113: what a client sends first.
 constexpr std::string_view kGreeting = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-constexpr char kSettingsFrame[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
-constexpr char kGoawayType = 7;
-constexpr char kEnhanceYourCalm = 0xb;
-constexpr size_t kGoawayTextMax = 200;
 
 // The calls of one user under way, and when the last one ended.
 struct Calls {
@@ -98,16 +96,31 @@ struct UidServer {
   uint64_t last_used = 0;
 };
 
-absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& caller, Duration idle) {
+// Who asks: a user of this node, or one whom a certificate stands for. Those are told apart by it,
+// whatever their uid: so the audit knows it.
+struct Identity {
+  uint32_t uid = 0;
+  std::string certificate;  // empty: at the socket
+  auto operator<=>(const Identity&) const = default;
+
+  bool is_local() const { return certificate.empty(); }
+  std::string Text() const {
+    return is_local() ? absl::StrCat("uid ", uid)
+                      : absl::StrCat("uid ", uid, " (certificate '", certificate, "')");
+  }
+};
+
+absl::StatusOr<UidServer> BuildServer(AdminContext& context, const Caller& caller,
+                                      const Identity& identity, Duration idle) {
   // gRPC aborts when it cannot have a thread.
   HF_RETURN_IF_ERROR(CheckThreads(kThreadsPerServer));
   UidServer built;
-  built.service = MakeAdminService(context, caller);
+  built.service = MakeAdminService(context, caller, identity.Text());
   built.fabric = MakeFabricService(context, caller);
   grpc::ServerBuilder builder;
   builder.RegisterService(built.service.get());
   builder.RegisterService(built.fabric.get());
-  grpc::ResourceQuota quota(absl::StrCat("admin-uid-", caller.uid));
+  grpc::ResourceQuota quota(absl::StrCat("admin-", identity.Text()));
   quota.SetMaxThreads(kThreadsPerUidMax);
   quota.Resize(kMemoryPerUidBytes);
   builder.SetResourceQuota(quota);
@@ -134,18 +147,14 @@ void ShutDown(UidServer& server, std::chrono::seconds grace) {
   server.server->Wait();
 }
 
-// The daemon's operators: they get in however many others there are.
-bool IsOperator(uint32_t uid) {
-  return uid == 0 || uid == ::geteuid();
+// The daemon's operators on its node: they get in however many others there are.
+bool IsOperatorHere(const Identity& identity) {
+  return identity.is_local() && IsOperator(identity.uid);
 }
 
 // Best effort, as all of HTTP/2's farewells; closes the connection.
 void TurnAway(UniqueFd fd, std::string_view why) {
-  const std::string text(why.substr(0, kGoawayTextMax));
-  std::string frames(kSettingsFrame, sizeof(kSettingsFrame));
-  frames += {0, 0, static_cast<char>(8 + text.size()), kGoawayType, 0, 0, 0, 0, 0};
-  frames += {0, 0, 0, 0, 0, 0, 0, kEnhanceYourCalm};
-  frames += text;
+  const std::string frames = Http2Farewell(why);
   static_cast<void>(::send(fd.get(), frames.data(), frames.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
@@ -172,7 +181,14 @@ struct AdminServer::Impl {
   struct Visitor {
     UniqueFd fd;
     Caller caller;
+    std::string certificate;
     MonotonicTime until;
+
+    Identity identity() const { return {caller.uid, certificate}; }
+    std::string Text() const {
+      return certificate.empty() ? absl::StrCat(caller.process.ToString(), " of uid ", caller.uid)
+                                 : identity().Text();
+    }
   };
   using Visit = uint64_t;  // increasing: the first has waited longest
 
@@ -190,24 +206,25 @@ struct AdminServer::Impl {
       return LogFrom(LogLevel::kDebug, "admin connections",
                      absl::StrCat("admin connection lost: ", Message(peer.status())));
     }
+    Enter({std::move(fd), Caller{peer->process, peer->uid, peer->gid}, "", {}});
+  }
+
+  void Enter(Visitor visitor) {
     const Visit visit = next_visit++;
     // Edge-triggered: what lies there unread must not wake us again and again.
-    const absl::Status watched = reactor->Watch(fd.get(), EPOLLIN | EPOLLRDHUP | EPOLLET,
+    const absl::Status watched = reactor->Watch(visitor.fd.get(), EPOLLIN | EPOLLRDHUP | EPOLLET,
                                                 [this, visit](uint32_t) { Listen(visit); });
-    const Caller caller{peer->process, peer->uid, peer->gid};
     if (!watched.ok()) {
-      return Refuse(std::move(fd), caller, watched);
+      return Refuse(std::move(visitor), watched);
     }
-    const MonotonicTime until = reactor->clock().Now() + times.greeting;
-    door.emplace(visit, Visitor{std::move(fd), caller, until});
+    visitor.until = reactor->clock().Now() + times.greeting;
+    door.emplace(visit, std::move(visitor));
     if (door.size() == 1) {
-      reactor->Arm(door_timer, until);
+      reactor->Arm(door_timer, door.begin()->second.until);
     }
     if (door.size() > kAtTheDoorMax) {
       // Whoever is in earnest speaks at once: the one that has been silent longest leaves.
-      Visitor silent = LeaveDoor(door.begin());
-      Refuse(std::move(silent.fd), silent.caller,
-             absl::ResourceExhaustedError("too many silent connections"));
+      Refuse(LeaveDoor(door.begin()), absl::ResourceExhaustedError("too many silent connections"));
     }
   }
 
@@ -238,9 +255,8 @@ struct AdminServer::Impl {
       return;
     }
     Visitor visitor = LeaveDoor(found);
-    const absl::Status admitted = Admit(visitor.fd, visitor.caller);
-    if (!admitted.ok()) {
-      Refuse(std::move(visitor.fd), visitor.caller, admitted);
+    if (const absl::Status admitted = Admit(visitor); !admitted.ok()) {
+      Refuse(std::move(visitor), admitted);
     }
   }
 
@@ -249,58 +265,64 @@ struct AdminServer::Impl {
     while (!door.empty() && door.begin()->second.until <= now) {
       const Visitor visitor = LeaveDoor(door.begin());
       LogFrom(LogLevel::kDebug, absl::StrCat("admin connections of uid ", visitor.caller.uid),
-              absl::StrCat("admin connection closed: ", visitor.caller.process.ToString(),
-                           " said nothing"));
+              absl::StrCat("admin connection closed: ", visitor.Text(), " said nothing"));
     }
     if (!door.empty()) {
       reactor->Arm(door_timer, door.begin()->second.until);
     }
   }
 
-  static void Refuse(UniqueFd fd, const Caller& caller, const absl::Status& why) {
-    LogFrom(LogLevel::kWarning, absl::StrCat("admin connections of uid ", caller.uid),
-            absl::StrCat("admin connection turned away: ", caller.process.ToString(), " of uid ",
-                         caller.uid, ": ", Message(why)));
-    TurnAway(std::move(fd), Message(why));
+  static void Refuse(Visitor visitor, const absl::Status& why) {
+    LogFrom(LogLevel::kWarning, absl::StrCat("admin connections of ", visitor.identity().Text()),
+            absl::StrCat("admin connection turned away: ", visitor.Text(), ": ", Message(why)));
+    TurnAway(std::move(visitor.fd), Message(why));
   }
 
   // ---- Inside ----
 
-  absl::Status Admit(UniqueFd& fd, const Caller& caller) {
-    HF_ASSIGN_OR_RETURN(UidServer * server, ServerFor(caller));
+  absl::Status Admit(Visitor& visitor) {
+    const Identity identity = visitor.identity();
+    HF_ASSIGN_OR_RETURN(UidServer * server, ServerFor(visitor.caller, identity));
     if (server->connections.size() >= kConnectionsPerUidMax) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "uid ", caller.uid, " has ", kConnectionsPerUidMax, " connections to the admin socket"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat(identity.Text(), " has ", kConnectionsPerUidMax,
+                       " connections to the admin ", identity.is_local() ? "socket" : "address"));
     }
     // gRPC owns the descriptor from now on; a second one tells us when the connection ends, whoever
     // ends it.
-    UniqueFd watch(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+    UniqueFd watch(::fcntl(visitor.fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!watch.valid()) {
       return ErrnoStatus(errno, "dup", "admin connection");
     }
     const int number = watch.get();
     HF_RETURN_IF_ERROR(reactor->Watch(
-        number, EPOLLRDHUP, [this, number, uid = caller.uid](uint32_t) { Ended(number, uid); }));
+        number, EPOLLRDHUP, [this, number, identity](uint32_t) { Ended(number, identity); }));
     server->connections.emplace(number, std::move(watch));
-    grpc::AddInsecureChannelFromFd(server->server.get(), fd.release());
+    grpc::AddInsecureChannelFromFd(server->server.get(), visitor.fd.release());
     return absl::OkStatus();
   }
 
-  absl::StatusOr<UidServer*> ServerFor(const Caller& caller) {
-    auto found = servers.find(caller.uid);
+  absl::StatusOr<UidServer*> ServerFor(const Caller& caller, const Identity& identity) {
+    auto found = servers.find(identity);
     if (found == servers.end()) {
-      if (servers.size() >= kUidsMax + operators) {
-        HF_RETURN_IF_ERROR(MakeRoom());
+      // Users of this node and those who come by the network take no places from each other.
+      const bool local = identity.is_local();
+      const auto alike =
+          static_cast<size_t>(std::count_if(servers.begin(), servers.end(), [&](const auto& one) {
+            return one.first.is_local() == local;
+          }));
+      if (alike >= kUidsMax + (local ? operators : 0)) {
+        HF_RETURN_IF_ERROR(MakeRoom(local));
       }
-      HF_ASSIGN_OR_RETURN(UidServer built, BuildServer(context, caller, times.idle));
-      found = servers.emplace(caller.uid, std::move(built)).first;
+      HF_ASSIGN_OR_RETURN(UidServer built, BuildServer(context, caller, identity, times.idle));
+      found = servers.emplace(identity, std::move(built)).first;
     }
     found->second.last_used = ++uses;
     return &found->second;
   }
 
   // Of the users who ask nothing, the one who came longest ago leaves.
-  absl::Status MakeRoom() {
+  absl::Status MakeRoom(bool local) {
     const MonotonicTime now = reactor->clock().Now();
     auto oldest = servers.end();
     for (auto it = servers.begin(); it != servers.end(); ++it) {
@@ -308,14 +330,16 @@ struct AdminServer::Impl {
       const MonotonicTime ended{server.calls->ended_at_ns};
       const bool quiet =
           server.calls->running == 0 && (server.connections.empty() || ended + times.quiet <= now);
-      if (!IsOperator(it->first) && quiet &&
+      if (it->first.is_local() == local && !IsOperatorHere(it->first) && quiet &&
           (oldest == servers.end() || server.last_used < oldest->second.last_used)) {
         oldest = it;
       }
     }
     if (oldest == servers.end()) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket"));
+          local ? absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket")
+                : absl::StrCat("users of ", kUidsMax,
+                               " certificates are connected to the admin address"));
     }
     for (const auto& [number, fd] : oldest->second.connections) {
       reactor->Unwatch(number);
@@ -325,15 +349,15 @@ struct AdminServer::Impl {
     return absl::OkStatus();
   }
 
-  void Ended(int number, uint32_t uid) {
+  void Ended(int number, const Identity& identity) {
     reactor->Unwatch(number);
-    servers.at(uid).connections.erase(number);
+    servers.at(identity).connections.erase(number);
   }
 
   // With their threads, which may not be there to be had later.
   absl::Status AddOperators() {
     for (const uint32_t uid : {uint32_t{0}, static_cast<uint32_t>(::geteuid())}) {
-      HF_RETURN_IF_ERROR(ServerFor(Caller{{}, uid, 0}).status());
+      HF_RETURN_IF_ERROR(ServerFor(Caller{{}, uid, 0}, {uid, ""}).status());
     }
     operators = servers.size();
     return absl::OkStatus();
@@ -347,7 +371,7 @@ struct AdminServer::Impl {
   const Reactor::TimerId door_timer;
   std::map<Visit, Visitor> door;
   Visit next_visit = 1;
-  std::map<uint32_t, UidServer> servers;
+  std::map<Identity, UidServer> servers;
   size_t operators = 0;
   uint64_t uses = 0;
   std::thread thread;
@@ -375,11 +399,18 @@ absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const v1::AdminC
 
 AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
+void AdminServer::Welcome(UniqueFd fd, uint32_t uid, const std::string& certificate) {
+  // (A certificate says nothing of groups, and no question depends on one.)
+  auto visitor = std::make_shared<Impl::Visitor>(
+      Impl::Visitor{std::move(fd), Caller{{}, uid, kNoGroup}, certificate, {}});
+  impl_->reactor->Post([i = impl_.get(), visitor] { i->Enter(std::move(*visitor)); });
+}
+
 AdminServer::~AdminServer() {
   impl_->reactor->Stop();
   impl_->thread.join();
   impl_->listening.Close();
-  for (auto& [uid, server] : impl_->servers) {
+  for (auto& [identity, server] : impl_->servers) {
     ShutDown(server, kShutdownGrace);
   }
 }

@@ -12,14 +12,19 @@
 // taken, that of a user who asks nothing makes room. Root and the daemon's own user have servers
 // from the start and always get in. Whoever is turned away is told why (GOAWAY), and so is the log.
 //
+// Those who come by TLS (admin_tls.h) are brought in by Welcome, and treated likewise: by uid and
+// certificate, with as many places of their own.
+//
 // A thread of its own accepts and counts; gRPC's threads run the calls.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/unique_fd.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/runtime/admin_service.h"
 
@@ -44,6 +49,9 @@ class AdminServer {
     return Start(config, context, Times());
   }
   ~AdminServer();
+  // Any thread: somebody whose certificate stands for that uid, at the other end of a socket that
+  // does not block.
+  void Welcome(UniqueFd fd, uint32_t uid, const std::string& certificate);
   AdminServer(const AdminServer&) = delete;
   AdminServer& operator=(const AdminServer&) = delete;
 

@@ -1,6 +1,7 @@
 #include "server/runtime/admin_service.h"
 
 #include <grpcpp/grpcpp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -40,15 +41,30 @@ grpc::Status ToGrpc(grpc::ServerContext* call, const absl::Status& status) {
           Utf8Text(Message(status))};
 }
 
+// They quote settings, and what the operator's programs print.
+void CountProblems(v1::GetStatusReply& reply) {
+  v1::DaemonStatus& daemon = *reply.mutable_daemon();
+  const int count = daemon.problems_size() - reply.not_shown_size();
+  *daemon.mutable_problems() = reply.not_shown();
+  if (count > 0) {
+    daemon.add_problems(absl::StrCat(count, count == 1 ? " problem" : " problems",
+                                     " of this node: root and ckptd's own user see what they are"));
+  }
+}
+
 class AdminService final : public v1::Admin::Service {
  public:
-  AdminService(AdminContext& context, const Caller& caller) : context_(context), caller_(caller) {}
+  AdminService(AdminContext& context, const Caller& caller, std::string who)
+      : context_(context), caller_(caller), who_(std::move(who)) {}
 
   grpc::Status GetStatus(grpc::ServerContext* call, const v1::GetStatusRequest* request,
                          v1::GetStatusReply* reply) override {
     const grpc::Status asked = AskFor(call, *request, reply);
     if (asked.ok()) {
       context_.fill_daemon_status(*reply->mutable_daemon());
+      if (!IsOperator(caller_.uid)) {
+        CountProblems(*reply);
+      }
       MakeUtf8(*reply);
     }
     return asked;
@@ -107,7 +123,8 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
                      v1::DrainReply* reply) override {
-    return Change(*request, AskFor(call, *request, reply));
+    const grpc::Status asked = AskFor(call, *request, reply);
+    return request->look() ? asked : Change(*request, asked);
   }
 
   grpc::Status RemoveCheckpoint(grpc::ServerContext* call,
@@ -265,9 +282,10 @@ class AdminService final : public v1::Admin::Service {
     }
     context_.audit(
         caller_.uid, job,
-        absl::StrCat("uid ", caller_.uid, ": ", Request::descriptor()->name(), " {",
-                     request.ShortDebugString(), "}: ",
-                     outcome.ok() ? "done" : absl::StrCat("not done: ", outcome.error_message())));
+        absl::StrCat(
+            who_, ": ", Request::descriptor()->name(), " {", request.ShortDebugString(),
+            "}: ", outcome.ok() ? "done" : absl::StrCat("not done: ", outcome.error_message())),
+        outcome.ok());
     return outcome;
   }
 
@@ -324,6 +342,7 @@ class AdminService final : public v1::Admin::Service {
 
   AdminContext& context_;
   const Caller caller_;
+  const std::string who_;
 };
 
 }  // namespace
@@ -364,8 +383,13 @@ void VerifySeats::Leave(uint32_t uid) {
   taken_.erase(uid);
 }
 
-std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller) {
-  return std::make_unique<AdminService>(context, caller);
+bool IsOperator(uint32_t uid) {
+  return uid == 0 || uid == ::geteuid();
+}
+
+std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller,
+                                                const std::string& who) {
+  return std::make_unique<AdminService>(context, caller, who);
 }
 
 }  // namespace holdfast

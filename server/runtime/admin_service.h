@@ -66,8 +66,8 @@ struct AdminContext {
   AdminGateway* gateway = nullptr;
   EventJournal* events = nullptr;
   // Any thread: somebody has changed something, or was refused. `job`: empty: the daemon's own.
-  std::function<void(uint32_t uid, const std::string& job, const std::string& what)> audit =
-      [](uint32_t, const std::string&, const std::string&) {};
+  std::function<void(uint32_t uid, const std::string& job, const std::string& what, bool done)>
+      audit = [](uint32_t, const std::string&, const std::string&, bool) {};
   SlotStore* store = nullptr;
   std::atomic<Duration> request_timeout{};
   std::function<void(v1::DaemonStatus&)>
@@ -86,6 +86,11 @@ struct AdminContext {
   std::atomic<bool> measuring{false};
 };
 
-std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller);
+// The daemon's operators: they see all; those on its node get in however many others there are.
+bool IsOperator(uint32_t uid);
+
+// `who`: the caller, as the audit calls it.
+std::unique_ptr<grpc::Service> MakeAdminService(AdminContext& context, const Caller& caller,
+                                                const std::string& who);
 
 }  // namespace holdfast

@@ -220,6 +220,9 @@ absl::Status Catalog::OpenAndCheck() {
   options.env->SetBackgroundThreads(1, rocksdb::Env::Priority::LOW);
   options.env->SetBackgroundThreads(1, rocksdb::Env::Priority::HIGH);
   db_.reset();  // before it is opened again: it holds the lock
+  // (RocksDB would let everybody read which jobs there are, where state_dir does.)
+  env_->CreateDirectories(path_, 0700).IgnoreError();
+  env_->SetDirectoryAccess(path_, kKeepOwner, kKeepOwner, 0700).IgnoreError();
   HF_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(options, path_, &db), "open", path_));
   db_.reset(db);
   failed_ = false;

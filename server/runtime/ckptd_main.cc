@@ -1,5 +1,6 @@
 // ckptd's command line. Exit codes: 0 clean stop, 1 cannot start or did not stop cleanly, 2 bad
 // command line or configuration.
+#include <google/protobuf/stubs/logging.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/program.h"
@@ -70,8 +72,27 @@ int Serve(const v1::DaemonConfig& config, const Daemon::ReadSettings& read) {
   return 0;
 }
 
+// What it says may be anything that stands in a file.
+int RefuseConfig(const absl::Status& why) {
+  std::fprintf(stderr, "ckptd: %s\n", PrintableText(Message(why)).c_str());
+  return kExitBadConfig;
+}
+
+// 0, unless it could not be written.
+int Printed() {
+  const absl::Status written = FinishStandardOutput();
+  if (!written.ok()) {
+    std::fprintf(stderr, "ckptd: %s\n", Message(written).c_str());
+  }
+  return written.ok() ? 0 : kExitFailure;
+}
+
 int RunDaemon(const v1::DaemonConfig& config, const Daemon::ReadSettings& read) {
-  absl::Status logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
+  absl::Status logging = CheckLogFile(config.log().file());
+  if (!logging.ok()) {
+    return RefuseConfig(logging);
+  }
+  logging = StartLog(*ParseLogLevel(config.log().level()), config.log().file());
   if (!logging.ok()) {
     std::fprintf(stderr, "ckptd: log.file: %s\n", Message(logging).c_str());
     return kExitBadConfig;
@@ -84,6 +105,13 @@ int RunDaemon(const v1::DaemonConfig& config, const Daemon::ReadSettings& read) 
     LogError("cannot start: " + Message(logging));
     return kExitFailure;
   }
+  // By itself it writes to stderr, at the pace of whoever sends what it cannot read, and waits for
+  // whoever reads that.
+  google::protobuf::SetLogHandler(
+      [](google::protobuf::LogLevel level, const char*, int, const std::string& message) {
+        LogFrom(level >= google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kWarning,
+                "Protobuf", absl::StrCat("Protobuf: ", message));
+      });
   const int exit_code = Serve(config, read);
   if (!StopLog(kLogStop)) {
     ExitNow(exit_code);  // the log's reader hangs: exit() would wait for its lock
@@ -101,12 +129,6 @@ absl::StatusOr<v1::DaemonConfig> ReadAgain(const ConfigFlags& flags) {
   return config;
 }
 
-// What it says may be anything that stands in a file.
-int RefuseConfig(const absl::Status& why) {
-  std::fprintf(stderr, "ckptd: %s\n", PrintableText(Message(why)).c_str());
-  return kExitBadConfig;
-}
-
 int PrintReference() {
   const absl::StatusOr<std::string> reference = SettingsReference();
   if (!reference.ok()) {
@@ -114,7 +136,7 @@ int PrintReference() {
     return kExitFailure;
   }
   std::fputs(reference->c_str(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : kExitFailure;
+  return Printed();
 }
 
 int Main(int argc, char** argv) {
@@ -138,13 +160,21 @@ int Main(int argc, char** argv) {
   app.add_flag("--check-config", check_only, "check the settings and exit");
   app.add_flag("--print-reference", print_reference,
                "print what all settings mean (docs/configuration.md) and exit");
+  // `--config "$UNSET"` is none of "the default": another daemon would start than was meant.
+  for (CLI::Option* const option : app.get_options()) {
+    if (option->get_type_size() > 0) {
+      option->check([](const std::string& text) {
+        return std::string(text.empty() ? "is empty; give a value, or leave the option out" : "");
+      });
+    }
+  }
   app.set_version_flag("--version", std::string("ckptd ") + HOLDFAST_VERSION_STRING);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const bool asked = error.get_exit_code() == 0;  // --help, --version
     app.exit(error);
-    return asked ? 0 : kExitBadConfig;
+    return asked ? Printed() : kExitBadConfig;
   }
   if (print_reference) {
     return PrintReference();
@@ -168,7 +198,7 @@ int Main(int argc, char** argv) {
     }
     std::printf("ok: memory.dir %s, budget %s, socket %s\n", config.memory().dir().c_str(),
                 FormatBytes(config.memory().bytes_max()).c_str(), config.socket().path().c_str());
-    return 0;
+    return Printed();
   }
   return RunDaemon(config, [flags] { return ReadAgain(flags); });
 }

@@ -67,6 +67,8 @@ class ClusterRuntime {
   absl::Status Start(PostEvent post);
   // Where it listens, with the port that it got.
   const std::string& address() const { return network_->address(); }
+  // Of this start, as membership tells it to the other nodes.
+  uint64_t incarnation() const { return incarnation_; }
 
   void Perform(WatchHost action);
   void Perform(UnwatchHost action);

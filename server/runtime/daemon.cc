@@ -127,6 +127,9 @@ Daemon::~Daemon() {
     populator_->Stop();
   }
   status_page_.reset();
+  metrics_server_.reset();
+  certificate_watch_.reset();
+  admin_tls_.reset();
   admin_.reset();
   peer_reader_.reset();
   event_command_.reset();
@@ -225,9 +228,8 @@ absl::Status Daemon::Open() {
   admin_context_.node_name = config_.node_name();
   admin_context_.gateway = gateway_.get();
   admin_context_.events = &events_of_node_;
-  admin_context_.audit = [this](uint32_t uid, const std::string& job, const std::string& what) {
-    NoteCommand(uid, job, what);
-  };
+  admin_context_.audit = [this](uint32_t uid, const std::string& job, const std::string& what,
+                                bool done) { NoteCommand(uid, job, what, done); };
   admin_context_.store = store_.get();
   admin_context_.request_timeout =
       Duration(std::chrono::milliseconds(config_.admin().request_timeout_ms()));
@@ -328,6 +330,7 @@ absl::Status Daemon::JoinCluster() {
   admin_context_.fabric_bandwidth_bytes_per_s_max = config_.fabric().bandwidth_bytes_per_s_max();
   return cluster_->Start([this](Event event, std::function<void()> taken) {
     reactor_->Post([this, event = std::move(event), taken = std::move(taken)]() mutable {
+      NoteMembership(event);
       Feed(std::move(event));
       taken();
     });
@@ -349,9 +352,11 @@ void Daemon::OpenFabric() {
     admin_context_.no_fabric = "it is switched off (fabric.provider: off)";
     return;
   }
-  absl::StatusOr<std::unique_ptr<FabricPort>> fabric = FabricPort::Open(
-      {config_.fabric(), config_.cluster().advertise_address(), store_, env_,
-       [this](SlotId slot) { reactor_->Post([this, slot] { RegisterExpected(slot); }); }});
+  absl::StatusOr<std::unique_ptr<FabricPort>> fabric =
+      FabricPort::Open({config_.fabric(), config_.cluster().advertise_address(), store_, env_,
+                        cluster_->incarnation(), [this](SlotId slot) {
+                          reactor_->Post([this, slot] { RegisterExpected(slot); });
+                        }});
   if (!fabric.ok()) {
     admin_context_.no_fabric = Message(fabric.status());
     return AddProblem(absl::StrCat("no fabric: ", Message(fabric.status()),
@@ -379,6 +384,8 @@ absl::Status Daemon::Listen() {
   HF_ASSIGN_OR_RETURN(admin_, AdminServer::Start(config_.admin(), admin_context_));
   ServeMetrics();
   ServeStatusPage();
+  ServeAdminTls();
+  WatchCertificates();
   RefreshMetrics();
   return absl::OkStatus();
 }
@@ -389,10 +396,13 @@ void Daemon::ServeMetrics() {
   if (address.empty() || address == "off") {
     return;
   }
-  const absl::Status served = metrics_.registry().Serve(address);
-  if (!served.ok()) {
-    AddProblem(absl::StrCat("no metrics on ", address, " (metrics.address): ", Message(served)));
+  absl::StatusOr<std::unique_ptr<MetricsServer>> server =
+      MetricsServer::Start({address, [this] { return metrics_.registry().Text(); }});
+  if (!server.ok()) {
+    return AddProblem(
+        absl::StrCat("no metrics on ", address, " (metrics.address): ", Message(server.status())));
   }
+  metrics_server_ = *std::move(server);
 }
 
 // Likewise; but who asks gets no answer then, which is one, too.
@@ -435,6 +445,75 @@ void Daemon::ServeStatusPage() {
   status_page_ = *std::move(page);
 }
 
+// Likewise: at the socket they answer all the same.
+void Daemon::ServeAdminTls() {
+  const v1::AdminTlsConfig& config = config_.admin().tls();
+  if (config.address().empty() || config.address() == "off") {
+    return;
+  }
+  AdminTls::Options options;
+  options.address = config.address();
+  options.files = {config.ca_file(), config.cert_file(), config.key_file()};
+  options.users = AdminTlsUsers(config);
+  options.env = env_;
+  options.welcome = [this](UniqueFd fd, const AdminTlsUser& user) {
+    admin_->Welcome(std::move(fd), user.uid, user.certificate);
+  };
+  options.problem_changed = [this](const std::string& problem) {
+    SetTlsProblem("the admin address's files", problem);
+  };
+  absl::StatusOr<std::unique_ptr<AdminTls>> tls = AdminTls::Start(std::move(options));
+  if (!tls.ok()) {
+    return AddProblem(Message(tls.status()));
+  }
+  admin_tls_ = *std::move(tls);
+}
+
+// Any thread. An event when something is wrong that was not; how long it still lasts is none.
+void Daemon::SetTlsProblem(const std::string& what, const std::string& problem) {
+  bool is_new = false;
+  {
+    MutexLock lock(problems_mutex_);
+    std::string& known = tls_problems_[what];
+    is_new = known.empty() && !problem.empty();
+    known = problem;
+  }
+  if (is_new) {
+    LogWarning(problem);
+    NoteEvent(v1::SEVERITY_WARNING, "daemon_problem", problem);
+  } else {
+    LogInfo(problem.empty() ? absl::StrCat(what, ": good again") : problem);
+  }
+}
+
+// Whom nobody lets in any more, as its certificate has expired, is a node less.
+void Daemon::WatchCertificates() {
+  CertificateWatch::Options options;
+  options.env = env_;
+  const auto watch = [&](const std::string& setting, const auto& tls, bool only_soon) {
+    if (!tls.cert_file().empty()) {
+      options.watched.push_back(
+          {setting, {tls.ca_file(), tls.cert_file(), tls.key_file()}, only_soon});
+    }
+  };
+  watch("cluster.tls", config_.cluster().tls(), false);
+  watch("status_page.tls", config_.status_page().tls(), false);
+  watch("admin.tls", config_.admin().tls(), admin_tls_ != nullptr);
+  if (options.watched.empty()) {
+    return;
+  }
+  options.changed = [this](const std::string& setting, const std::string& problem) {
+    SetTlsProblem(absl::StrCat("the certificates of ", setting), problem);
+  };
+  absl::StatusOr<std::unique_ptr<CertificateWatch>> watching =
+      CertificateWatch::Start(std::move(options));
+  if (!watching.ok()) {
+    return AddProblem(
+        absl::StrCat("nobody notices when certificates expire: ", Message(watching.status())));
+  }
+  certificate_watch_ = *std::move(watching);
+}
+
 void Daemon::StartEventCommand() {
   const v1::EventsConfig& events = config_.events();
   EventCommand::Options options;
@@ -448,10 +527,12 @@ void Daemon::StartEventCommand() {
 absl::Status Daemon::Run() {
   LogInfo(absl::StrCat("ready version=", HOLDFAST_VERSION_STRING, " pid=", ::getpid(),
                        " socket=", config_.socket().path(), " admin=", config_.admin().path(),
-                       " memory_dir=", config_.memory().dir(), " memory_bytes_max=",
-                       config_.memory().bytes_max(), " metrics_port=", metrics_.registry().port(),
+                       " memory_dir=", config_.memory().dir(),
+                       " memory_bytes_max=", config_.memory().bytes_max(),
+                       " metrics_port=", metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                        " health_port=", health_ == nullptr ? 0 : health_->port(),
-                       " status_page_port=", status_page_ == nullptr ? 0 : status_page_->port()));
+                       " status_page_port=", status_page_ == nullptr ? 0 : status_page_->port(),
+                       " admin_tls_port=", admin_tls_ == nullptr ? 0 : admin_tls_->port()));
   NoteEvent(v1::SEVERITY_INFO, "daemon_started",
             absl::StrCat("ckptd ", HOLDFAST_VERSION_STRING, " serves, pid ", ::getpid()));
   if (health_ != nullptr) {
@@ -462,6 +543,9 @@ absl::Status Daemon::Run() {
   reactor_->Run();
   events_of_node_.Stop();
   status_page_.reset();
+  metrics_server_.reset();
+  certificate_watch_.reset();
+  admin_tls_.reset();
   admin_.reset();
   peer_reader_.reset();
   event_command_.reset();  // (after those whose threads ask it for its problem)
@@ -494,7 +578,13 @@ void Daemon::TakeSettings(const absl::StatusOr<v1::DaemonConfig>& read) {
         absl::StrCat("the settings were refused when they were read again: ", why,
                      "; ckptd goes on with those from before: mend them, and reload"));
   }
+  if (const absl::Status stay = CheckTiersStay(running_, *read); !stay.ok()) {
+    return TakeSettings(stay);
+  }
   const SettingsChange change = CompareSettings(running_, *read);
+  if (const absl::Status mixture = CheckMixture(change); !mixture.ok()) {
+    return TakeSettings(mixture);
+  }
   const std::string restart = RestartText(change.restart);
   running_ = change.config;
   ApplySettings(running_);
@@ -526,6 +616,9 @@ void Daemon::ApplySettings(const v1::DaemonConfig& config) {
   store_->SetBytesMax(config.memory().bytes_max());
   admin_context_.request_timeout =
       Duration(std::chrono::milliseconds(config.admin().request_timeout_ms()));
+  if (admin_tls_ != nullptr) {
+    admin_tls_->Change(AdminTlsUsers(config.admin().tls()));
+  }
   Feed(SettingsChanged{config});
 }
 
@@ -624,27 +717,46 @@ void Daemon::Feed(Event event) {
   }
 }
 
-void Daemon::NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text) {
+void Daemon::NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text,
+                       const std::string& job) {
   v1::DaemonEvent event;
   event.set_unix_ms(Clock::System()->UnixMillis());
   event.set_severity(severity);
   event.set_kind(kind);
   event.set_text(text);
-  events_of_node_.Add(std::move(event), std::nullopt);
+  event.set_job(job);
+  events_of_node_.Add(std::move(event), job.empty() ? std::nullopt : core_->OwnerOf(job));
 }
 
-// The log has it at once. Its job's user, whom the core's thread alone knows, sees it among the
-// job's events: not whoever tried to touch the job of another.
-void Daemon::NoteCommand(uint32_t uid, const std::string& job, const std::string& what) {
-  LogFrom(LogLevel::kInfo, absl::StrCat("uid=", uid),
-          absl::StrCat("command: ", absl::Utf8SafeCEscape(what)));
+// (Of the others Perform(ChangePeers) tells.)
+void Daemon::NoteMembership(const Event& event) {
+  const auto* told = std::get_if<MembershipTold>(&event);
+  if (told == nullptr || stopping_) {
+    return;
+  }
+  const auto* lost = std::get_if<LeaseLost>(&told->event);
+  if (lost != nullptr && std::exchange(member_, false)) {
+    NoteEvent(v1::SEVERITY_WARNING, "membership_lost",
+              absl::StrCat("this node is no member of the cluster any more: ", lost->why));
+  } else if (std::holds_alternative<LeaseHolds>(told->event) && !std::exchange(member_, true)) {
+    NoteEvent(v1::SEVERITY_INFO, "membership_held", "this node is a member of the cluster");
+  }
+}
+
+// The log has it at once, whatever its level. Its job's user, whom the core's thread alone knows,
+// sees it among the job's events: not whoever tried to touch the job of another.
+void Daemon::NoteCommand(uint32_t uid, const std::string& job, const std::string& what, bool done) {
+  // (Whoever is refused often makes none be left out of what was done.)
+  LogAlways(absl::StrCat(done ? "commands of uid=" : "refused commands of uid=", uid),
+            absl::StrCat("command: ", absl::Utf8SafeCEscape(what)));
   v1::DaemonEvent event;
   event.set_unix_ms(Clock::System()->UnixMillis());
   event.set_kind("command");
   event.set_job(job);
   event.set_text(what);
-  reactor_->Post([this, event = std::move(event)] {
-    events_of_node_.Add(event, event.job().empty() ? std::nullopt : core_->OwnerOf(event.job()));
+  reactor_->Post([this, uid, event = std::move(event)] {
+    events_of_node_.Add(event, event.job().empty() ? std::nullopt : core_->OwnerOf(event.job()),
+                        uid);
   });
 }
 
@@ -698,6 +810,11 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   MutexLock lock(problems_mutex_);
   if (!settings_problem_.empty()) {
     status.add_problems(settings_problem_);
+  }
+  for (const auto& [what, problem] : tls_problems_) {
+    if (!problem.empty()) {
+      status.add_problems(problem);
+    }
   }
   for (const std::string& problem : problems_) {
     status.add_problems(problem);

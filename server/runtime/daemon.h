@@ -28,8 +28,10 @@
 #include "server/node_core.h"
 #include "server/runtime/admin_gateway.h"
 #include "server/runtime/admin_server.h"
+#include "server/runtime/admin_tls.h"
 #include "server/runtime/catalog.h"
 #include "server/runtime/catalog_writer.h"
+#include "server/runtime/certificate_watch.h"
 #include "server/runtime/client_server.h"
 #include "server/runtime/cluster_runtime.h"
 #include "server/runtime/daemon_metrics.h"
@@ -37,7 +39,9 @@
 #include "server/runtime/event_journal.h"
 #include "server/runtime/fabric_port.h"
 #include "server/runtime/health_server.h"
+#include "server/runtime/lag_watch.h"
 #include "server/runtime/memory_watch.h"
+#include "server/runtime/metrics_server.h"
 #include "server/runtime/network_flags.h"
 #include "server/runtime/part_reader.h"
 #include "server/runtime/peer_reader.h"
@@ -80,11 +84,14 @@ class Daemon {
   void ServeMetrics();
   void ServeHealth();
   void ServeStatusPage();
+  void ServeAdminTls();
+  void WatchCertificates();
   void StartEventCommand();
   absl::Status WatchSignals();
   void TakeSettings(const absl::StatusOr<v1::DaemonConfig>& read) EXCLUDES(problems_mutex_);
   void ApplySettings(const v1::DaemonConfig& config);
   void SetSettingsProblem(const std::string& problem) EXCLUDES(problems_mutex_);
+  void SetTlsProblem(const std::string& what, const std::string& problem) EXCLUDES(problems_mutex_);
 
   // Events to the core, one at a time, in the order fed. The reactor's thread.
   void Feed(Event event);
@@ -154,8 +161,11 @@ class Daemon {
 
   void AddProblem(const std::string& problem) EXCLUDES(problems_mutex_);
   // Of this node itself.
-  void NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text);
-  void NoteCommand(uint32_t uid, const std::string& job, const std::string& what);
+  // `job`: only on the reactor's thread.
+  void NoteEvent(v1::Severity severity, const std::string& kind, const std::string& text,
+                 const std::string& job = "");
+  void NoteMembership(const Event& event);
+  void NoteCommand(uint32_t uid, const std::string& job, const std::string& what, bool done);
   void FillDaemonStatus(v1::DaemonStatus& status) EXCLUDES(problems_mutex_);
   void RefreshMetrics();
   void AskTimeline(const std::string& job);
@@ -169,6 +179,8 @@ class Daemon {
   Env* const env_;
   const MonotonicTime started_;
   DaemonMetrics metrics_;
+  LagWatch lag_watch_;
+  bool member_ = false;  // as the events say
   EventJournal events_of_node_;
   std::shared_ptr<SlotStore> store_;
   std::unique_ptr<Catalog> catalog_;
@@ -188,11 +200,14 @@ class Daemon {
   std::unique_ptr<AdminGateway> gateway_;
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
+  std::unique_ptr<AdminTls> admin_tls_;  // where one is configured; before admin_ ends
+  std::unique_ptr<CertificateWatch> certificate_watch_;  // where there are certificates
   std::unique_ptr<EventCommand> event_command_;
-  std::unique_ptr<HealthServer> health_;     // where one is configured
-  std::unique_ptr<StatusPage> status_page_;  // likewise
-  std::unique_ptr<PeerReader> peer_reader_;  // in a cluster
-  std::unique_ptr<PartReader> part_reader_;  // likewise
+  std::unique_ptr<HealthServer> health_;           // where one is configured
+  std::unique_ptr<MetricsServer> metrics_server_;  // likewise
+  std::unique_ptr<StatusPage> status_page_;        // likewise
+  std::unique_ptr<PeerReader> peer_reader_;        // in a cluster
+  std::unique_ptr<PartReader> part_reader_;        // likewise
   std::shared_ptr<const LocalRecords> records_;
   std::unique_ptr<RecordGatherer> record_gatherer_;
   UniqueFd signals_;
@@ -226,6 +241,8 @@ class Daemon {
   Mutex problems_mutex_;
   std::deque<std::string> problems_ GUARDED_BY(problems_mutex_);
   std::string settings_problem_ GUARDED_BY(problems_mutex_);
+  // Of certificates: by who has found it.
+  std::map<std::string, std::string> tls_problems_ GUARDED_BY(problems_mutex_);
 
   // Last: its threads use what is above, and end first.
   std::unique_ptr<SerialExecutor> executor_;

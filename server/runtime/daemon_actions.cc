@@ -23,6 +23,7 @@ constexpr Duration kTiersEvery = std::chrono::seconds(1);  // while they have so
 constexpr Duration kPlacesEvery = std::chrono::seconds(30);
 constexpr SerialExecutor::Key kJobKeys = uint64_t{1} << 62;
 constexpr SerialExecutor::Key kRegisterKeys = uint64_t{1} << 61;
+constexpr SerialExecutor::Key kPeersKey = uint64_t{1} << 60;
 
 // Where only the catalog can do what is asked: a disk that hangs for longer is an error, which the
 // core tells, or tries again.
@@ -505,6 +506,10 @@ void Daemon::Perform(AdminReply action) {
   }
   if (auto* status = std::get_if<v1::GetStatusReply>(&action.reply)) {
     metrics_.SetJobs(*status, status->daemon().unix_ms());  // (the time that its ages are of)
+    for (const LagWatch::Change& change : lag_watch_.Look(metrics_.lags())) {
+      NoteEvent(change.behind ? v1::SEVERITY_WARNING : v1::SEVERITY_INFO,
+                change.behind ? "tier_lags" : "tier_caught_up", change.text, change.job);
+    }
     FillDaemonStatus(*status->mutable_daemon());
     metrics_.Set(status->daemon());
     metrics_.Set(tiers_->Places());
@@ -580,6 +585,12 @@ void Daemon::Perform(ChangePeers action) {
   for (const std::string& node : action.down) {
     NoteEvent(v1::SEVERITY_WARNING, "node_down",
               absl::StrCat("node '", node, "' is no member of the cluster any more"));
+  }
+  if (fabric_ != nullptr) {
+    RunOn(Lane::kRegister, kPeersKey, [this, action]() -> Completion {
+      fabric_->ChangePeers(action);
+      return [] {};
+    });
   }
   PerformInCluster(std::move(action));
 }

@@ -1,6 +1,7 @@
 #include "server/runtime/daemon_config.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,8 +10,12 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <initializer_list>
+#include <map>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -20,6 +25,7 @@
 #include "base/ids.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "base/units.h"
 #include "recovery/policy.h"
 #include "server/membership/cluster_config.h"
@@ -35,6 +41,9 @@ namespace {
 constexpr uint64_t kConfigFileBytesMax = kMiB;
 constexpr size_t kCommandWordsMax = 64;
 constexpr size_t kCommandWordBytesMax = 4096;
+constexpr int kCertificateUsersMax = 4096;
+constexpr size_t kCertificateNameBytesMax = 1024;
+constexpr uint32_t kNoUid = 0xffffffff;
 constexpr char kSystemConfig[] = "/etc/holdfast/ckptd.yaml";
 
 bool IsRoot() {
@@ -125,7 +134,7 @@ absl::Status CheckDirectory(std::string_view setting, const std::string& directo
   return absl::OkStatus();
 }
 
-// host:port, as civetweb takes it; whether the port is free shows when it is opened.
+// HOST:PORT, or the port alone; whether it is free shows when it is opened.
 absl::Status CheckAddress(std::string_view setting, const std::string& address) {
   if (address.empty() || address == "off") {
     return absl::OkStatus();
@@ -169,14 +178,6 @@ absl::Status CheckHealth(const v1::HealthConfig& health) {
   return absl::OkStatus();
 }
 
-// An address of this machine's loopback, spelled out: what a name means others may change.
-bool IsLoopback(std::string_view address) {
-  const std::string host(address.substr(0, address.rfind(':')));
-  in_addr v4 = {};
-  return host == "[::1]" || (::inet_pton(AF_INET, host.c_str(), &v4) == 1 &&
-                             (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET);
-}
-
 absl::Status CheckStatusPage(const v1::StatusPageConfig& page) {
   const std::string& address = page.address();
   HF_RETURN_IF_ERROR(CheckAddress("status_page.address", address));
@@ -191,13 +192,104 @@ absl::Status CheckStatusPage(const v1::StatusPageConfig& page) {
                       absl::StrCat("'", address, "': expected HOST:PORT, such as 127.0.0.1:",
                                    address, ", or off"));
   }
-  if (!page.has_tls() && !IsLoopback(address)) {
+  if (!page.has_tls() && !IsLoopbackAddress(address)) {
     return BadSetting(
         "status_page.address",
         absl::StrCat("'", address.substr(0, 64),
                      "' is no address of loopback, and the page tells the names and sizes of all "
                      "jobs to whoever reaches it: choose 127.0.0.1:PORT or [::1]:PORT, or set "
                      "status_page.tls, with which a browser must show a certificate"));
+  }
+  return absl::OkStatus();
+}
+
+v1::ClusterTlsConfig FilesOf(const v1::AdminTlsConfig& tls) {
+  v1::ClusterTlsConfig files;
+  files.set_ca_file(tls.ca_file());
+  files.set_cert_file(tls.cert_file());
+  files.set_key_file(tls.key_file());
+  return files;
+}
+
+// Whoever forgets a number must not have made an operator of somebody.
+absl::Status CheckAdminTlsUsers(const v1::AdminTlsConfig& tls) {
+  std::map<std::string, uint32_t> known;
+  for (const v1::AdminTlsUser& user : tls.users()) {
+    const std::string& name = user.certificate();
+    if (name.empty() || name.size() > kCertificateNameBytesMax) {
+      return BadSetting("admin.tls.users", absl::StrCat("each needs a certificate, a name of 1 to ",
+                                                        kCertificateNameBytesMax, " bytes"));
+    }
+    if (!user.has_uid() || user.uid() == kNoUid) {
+      return BadSetting("admin.tls.users", absl::StrCat("'", name.substr(0, 64),
+                                                        "' has no uid: say whom it stands "
+                                                        "for (uid: 1001; 0 is an operator)"));
+    }
+    if (!known.emplace(name, user.uid()).second) {
+      return BadSetting("admin.tls.users",
+                        absl::StrCat("'", name.substr(0, 64), "' is listed twice"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAdminTls(const v1::AdminTlsConfig& tls) {
+  const std::string& address = tls.address();
+  HF_RETURN_IF_ERROR(CheckAddress("admin.tls.address", address));
+  HF_RETURN_IF_ERROR(CheckAdminTlsUsers(tls));
+  if (address.empty() || address == "off") {
+    return absl::OkStatus();
+  }
+  if (address.rfind(':') == std::string::npos) {
+    return BadSetting(
+        "admin.tls.address",
+        absl::StrCat("'", address, "': expected HOST:PORT, such as 0.0.0.0:", address, ", or off"));
+  }
+  HF_RETURN_IF_ERROR(CheckTlsConfig("admin.tls", FilesOf(tls)));
+  if (tls.users().empty()) {
+    return BadSetting("admin.tls.users",
+                      "nobody is listed, so nobody would be let in: say whom certificates stand "
+                      "for ({certificate: alice@example.com, uid: 1001})");
+  }
+  return absl::OkStatus();
+}
+
+// Where two servers would listen at one port: the later one to start could not.
+absl::Status CheckAddressesDiffer(const v1::DaemonConfig& config) {
+  struct Place {
+    const char* setting;
+    const std::string& address;
+    std::string host;
+    std::string port;
+  };
+  std::vector<Place> taken;
+  const std::string none;
+  for (const auto& [setting, address] :
+       std::initializer_list<std::pair<const char*, const std::string&>>{
+           {"cluster.listen_address",
+            config.has_cluster() ? config.cluster().listen_address() : none},
+           {"metrics.address", config.metrics().address()},
+           {"health.address", config.health().address()},
+           {"status_page.address", config.status_page().address()}}) {
+    const size_t colon = address.rfind(':');
+    Place place = {setting, address,
+                   colon == std::string::npos ? "0.0.0.0" : address.substr(0, colon),
+                   colon == std::string::npos ? address : address.substr(colon + 1)};
+    if (place.host == "localhost") {
+      place.host = "127.0.0.1";
+    }
+    if (address.empty() || address == "off" || place.port == "0") {
+      continue;
+    }
+    for (const Place& other : taken) {
+      const bool everywhere = (place.host == "0.0.0.0" || other.host == "0.0.0.0") &&
+                              place.host[0] != '[' && other.host[0] != '[';
+      if (place.port == other.port && (place.host == other.host || everywhere)) {
+        return BadSetting(setting, absl::StrCat("'", address, "' is taken by ", other.setting,
+                                                ", '", other.address, "'; choose another port"));
+      }
+    }
+    taken.push_back(std::move(place));
   }
   return absl::OkStatus();
 }
@@ -219,9 +311,10 @@ absl::Status CheckEvents(const v1::EventsConfig& events) {
                                   : CheckPath("events.command", events.command(0));
 }
 
-absl::Status CheckMemory(const v1::MemoryConfig& memory) {
+// The tmpfs that slots will lie on.
+absl::StatusOr<FilesystemInfo> MemoryFilesystem(const v1::MemoryConfig& memory) {
   HF_RETURN_IF_ERROR(CheckPath("memory.dir", memory.dir()));
-  const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
+  absl::StatusOr<FilesystemInfo> fs = FilesystemOf(memory.dir());
   if (!fs.ok()) {
     return BadSetting("memory.dir", Message(fs.status()));
   }
@@ -231,12 +324,17 @@ absl::Status CheckMemory(const v1::MemoryConfig& memory) {
                                    ", not on tmpfs; slots are shared memory: choose a "
                                    "directory under /dev/shm, or mount a tmpfs there"));
   }
-  if (memory.bytes_max() > fs->bytes_total) {
+  return fs;
+}
+
+absl::Status CheckMemory(const v1::MemoryConfig& memory) {
+  HF_ASSIGN_OR_RETURN(const FilesystemInfo fs, MemoryFilesystem(memory));
+  if (memory.bytes_max() > fs.bytes_total) {
     return BadSetting(
         "memory.bytes_max",
         absl::StrCat(memory.bytes_max(), " bytes (", FormatBytes(memory.bytes_max()),
                      ") are more than the file system of '", memory.dir(),
-                     "' has: ", fs->bytes_total, " (", FormatBytes(fs->bytes_total),
+                     "' has: ", fs.bytes_total, " (", FormatBytes(fs.bytes_total),
                      "); lower the budget, or enlarge it: mount -o remount,size=<bytes>"));
   }
   return absl::OkStatus();
@@ -252,12 +350,8 @@ void StripSlashes(std::string* dir) {
 // Half of what there is.
 absl::Status CompleteBudget(v1::DaemonConfig* config) {
   if (config->memory().bytes_max() == 0 && !config->memory().dir().empty()) {
-    HF_RETURN_IF_ERROR(CheckPath("memory.dir", config->memory().dir()));
-    const absl::StatusOr<FilesystemInfo> fs = FilesystemOf(config->memory().dir());
-    if (!fs.ok()) {
-      return BadSetting("memory.dir", Message(fs.status()));
-    }
-    config->mutable_memory()->set_bytes_max(fs->bytes_total / 2 / kSlotBytesMultiple *
+    HF_ASSIGN_OR_RETURN(const FilesystemInfo fs, MemoryFilesystem(config->memory()));
+    config->mutable_memory()->set_bytes_max(fs.bytes_total / 2 / kSlotBytesMultiple *
                                             kSlotBytesMultiple);
   }
   return absl::OkStatus();
@@ -407,6 +501,9 @@ std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
        Unit::kBytes},
       {"socket.hello_timeout_ms", socket.hello_timeout_ms(), 1, kHourMs, Unit::kMs},
       {"admin.request_timeout_ms", config.admin().request_timeout_ms(), 1, kHourMs, Unit::kMs},
+      {.setting = "admin.tls.users",
+       .value = static_cast<uint64_t>(config.admin().tls().users_size()),
+       .max = kCertificateUsersMax},
       {.setting = "memory.bytes_max",
        .value = memory.bytes_max(),
        .min = kSlotBytesMultiple,
@@ -470,13 +567,28 @@ absl::Status CheckConfig(const v1::DaemonConfig& config) {
   HF_RETURN_IF_ERROR(CheckAddress("metrics.address", config.metrics().address()));
   HF_RETURN_IF_ERROR(CheckHealth(config.health()));
   HF_RETURN_IF_ERROR(CheckStatusPage(config.status_page()));
+  HF_RETURN_IF_ERROR(CheckAdminTls(config.admin().tls()));
   HF_RETURN_IF_ERROR(CheckEvents(config.events()));
   if (config.has_cluster()) {
     HF_RETURN_IF_ERROR(CheckClusterConfig(config.node_name(), config.cluster()));
   }
+  HF_RETURN_IF_ERROR(CheckAddressesDiffer(config));
   HF_RETURN_IF_ERROR(CheckTierConfig(config));
   HF_RETURN_IF_ERROR(CheckPolicy(config.policy()));
   return CheckMemory(config.memory());
+}
+
+absl::Status CheckLogFile(const std::string& file) {
+  struct stat info = {};
+  if (::stat(file.c_str(), &info) != 0 || !S_ISFIFO(info.st_mode)) {
+    return absl::OkStatus();
+  }
+  const UniqueFd pipe(::open(file.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+  return pipe.valid() || errno != ENXIO
+             ? absl::OkStatus()
+             : BadSetting("log.file", absl::StrCat("'", file,
+                                                   "' is a pipe that nobody reads; start its "
+                                                   "reader first, or name a file"));
 }
 
 absl::Status CheckPlaces(const v1::DaemonConfig& config) {
@@ -488,16 +600,23 @@ absl::Status CheckPlaces(const v1::DaemonConfig& config) {
       CheckDirectory("admin.path", ParentDirectory(config.admin().path()), Missing::kIsMade));
   HF_RETURN_IF_ERROR(CheckClusterFiles(*Env::System(), config.cluster()));
   HF_RETURN_IF_ERROR(CheckTlsFiles(*Env::System(), "status_page.tls", config.status_page().tls()));
-  if (const auto& command = config.events().command();
-      !command.empty() && ::access(command[0].c_str(), X_OK) != 0) {
-    return BadSetting("events.command", Message(ErrnoStatus(errno, "run", command[0])));
+  HF_RETURN_IF_ERROR(CheckTlsFiles(*Env::System(), "admin.tls", FilesOf(config.admin().tls())));
+  struct stat info = {};
+  if (const auto& command = config.events().command(); !command.empty()) {
+    if (::access(command[0].c_str(), X_OK) != 0) {
+      return BadSetting("events.command", Message(ErrnoStatus(errno, "run", command[0])));
+    }
+    if (::stat(command[0].c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+      return BadSetting("events.command",
+                        absl::StrCat("'", command[0], "' is no file: name the program to run"));
+    }
   }
   const std::string& log = config.log().file();
   if (log.empty()) {
     return absl::OkStatus();
   }
   HF_RETURN_IF_ERROR(CheckDirectory("log.file", ParentDirectory(log), Missing::kIsAnError));
-  struct stat info = {};
+  HF_RETURN_IF_ERROR(CheckLogFile(log));
   if (::stat(log.c_str(), &info) == 0 &&
       (S_ISDIR(info.st_mode) || ::access(log.c_str(), W_OK) != 0)) {
     return BadSetting("log.file", absl::StrCat("'", log, "' cannot be written: it is ",

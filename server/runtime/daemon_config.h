@@ -58,6 +58,9 @@ absl::Status LoadConfig(const ConfigFlags& flags, v1::DaemonConfig* config);
 // budget.
 absl::Status CheckConfig(const v1::DaemonConfig& config);
 
+// That the log's file is no pipe without a reader: it would be waited for without a word.
+absl::Status CheckLogFile(const std::string& file);
+
 // What the start would find at the places that the settings name, as far as that can be told
 // without changing anything: directories that can be made and written, files (certificates, keys, a
 // password) that can be read and hold what they are for.

@@ -40,6 +40,8 @@ class DaemonMetrics {
   void Set(const std::vector<DurableTiers::PlaceState>& places);
   // All jobs that the core knows, at that time.
   void SetJobs(const v1::GetStatusReply& status, int64_t unix_ms);
+  // As they were set last.
+  const TierLags& lags() const { return jobs_.lags(); }
   SaveTimes& saves() { return saves_; }
   StepTimes& steps() { return steps_; }
   TransferTimes& transfers() { return transfers_; }

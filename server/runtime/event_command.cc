@@ -109,9 +109,16 @@ void EventCommand::Change(std::vector<std::string> command, v1::Severity least, 
   options_.command = std::move(command);
   options_.least = least;
   options_.timeout = timeout;
+  ++changes_;
+  changed_.NotifyAll();
 }
 
-void EventCommand::Tell(const v1::EventBatch& batch, const Options& options) {
+bool EventCommand::Replaced(const Options& options) const {
+  const MutexLock lock(mutex_);
+  return options_.command != options.command;
+}
+
+void EventCommand::Tell(const v1::EventBatch& batch, Options options) {
   uint64_t lost = batch.lost();
   {
     const MutexLock lock(mutex_);
@@ -130,8 +137,16 @@ void EventCommand::Tell(const v1::EventBatch& batch, const Options& options) {
   Duration pause = options.pause;
   for (size_t tries = 1; tries <= kTriesMax; ++tries, pause *= 4) {
     told = RunOnce(lines, options);
-    if (told.ok() || (tries < kTriesMax && !Pause(pause))) {
+    if (told.ok() || (tries < kTriesMax && !Replaced(options) && !Pause(pause))) {
       break;
+    }
+    if (Replaced(options)) {  // the next one is told, as often as any
+      options = Current();
+      tries = 0;
+      pause = options.pause / 4;
+      if (options.command.empty()) {
+        return;
+      }
     }
   }
   const MutexLock lock(mutex_);
@@ -159,12 +174,16 @@ absl::Status EventCommand::RunOnce(const std::string& lines, const Options& opti
       ChildProcess child,
       ChildProcess::Start(options.command, {kPath, "HOLDFAST_NODE=" + options.node}, lines));
   while (!child.Step(kLook)) {
-    if (!Overdue(deadline)) {
+    const bool replaced = Replaced(options);
+    if (!replaced && !Overdue(deadline)) {
       continue;
     }
     child.Kill();
     if (child.left_behind()) {
       left_behind_.push_back(*child.left_behind());
+    }
+    if (replaced) {
+      return absl::CancelledError("another one has taken its place");
     }
     return absl::DeadlineExceededError(absl::StrCat("it was killed: it had not ended after ",
                                                     FormatDuration(options.timeout),
@@ -185,7 +204,8 @@ bool EventCommand::Overdue(MonotonicTime deadline) const {
 bool EventCommand::Pause(Duration pause) {
   const auto until = std::chrono::steady_clock::now() + pause;
   const MutexLock lock(mutex_);
-  while (!stopping_ && changed_.WaitUntil(mutex_, until)) {
+  const uint64_t changes = changes_;
+  while (!stopping_ && changes_ == changes && changed_.WaitUntil(mutex_, until)) {
   }
   return !stopping_;
 }

@@ -62,18 +62,20 @@ class EventCommand {
  private:
   void Run() EXCLUDES(mutex_);
   Options Current() const EXCLUDES(mutex_);
-  void Tell(const v1::EventBatch& batch, const Options& options) EXCLUDES(mutex_);
+  void Tell(const v1::EventBatch& batch, Options options) EXCLUDES(mutex_);
   absl::Status RunOnce(const std::string& lines, const Options& options) EXCLUDES(mutex_);
   // False: it is being stopped.
   bool Pause(Duration pause) EXCLUDES(mutex_);
   // A run that may go on until `deadline`; once it is being stopped, not as long.
   bool Overdue(MonotonicTime deadline) const EXCLUDES(mutex_);
+  bool Replaced(const Options& options) const EXCLUDES(mutex_);  // by another command
   void ReapLeftBehind();
 
   EventJournal& journal_;
   mutable Mutex mutex_;
   Options options_ GUARDED_BY(mutex_);
   CondVar changed_;
+  uint64_t changes_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
   MonotonicTime stop_by_ GUARDED_BY(mutex_);
   std::string problem_ GUARDED_BY(mutex_);

@@ -92,23 +92,37 @@ std::optional<v1::Severity> ParseSeverity(const std::string& name) {
   return std::nullopt;
 }
 
-void EventJournal::Add(v1::DaemonEvent event, std::optional<uint32_t> owner) {
+void EventJournal::Add(v1::DaemonEvent event, std::optional<uint32_t> owner,
+                       std::optional<uint32_t> cause) {
   event.set_job(Utf8Text(event.job()));
   event.set_text(Utf8Text(event.text().substr(0, kTextBytesMax)));
   const MutexLock lock(mutex_);
   if (!owner && !event.job().empty()) {
     // The last that is said of a job that was removed is its user's, too.
-    const auto before = std::find_if(kept_.rbegin(), kept_.rend(), [&](const Kept& kept) {
-      return kept.event.job() == event.job();
+    const auto before = std::find_if(kept_.rbegin(), kept_.rend(), [&](const auto& kept) {
+      return kept.second.event.job() == event.job();
     });
-    owner = before == kept_.rend() ? std::nullopt : before->owner;
+    owner = before == kept_.rend() ? std::nullopt : before->second.owner;
   }
   event.set_number(++last_);
-  kept_.push_back({std::move(event), owner});
+  const Cause by = cause ? cause : owner;
+  kept_.emplace(last_, Kept{std::move(event), owner, by});
+  of_cause_[by].push_back(last_);
   if (kept_.size() > kEventsMax) {
-    kept_.pop_front();
+    MakeRoom();
   }
   changed_.NotifyAll();
+}
+
+void EventJournal::MakeRoom() {
+  const auto most = std::max_element(
+      of_cause_.begin(), of_cause_.end(),
+      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  kept_.erase(most->second.front());
+  most->second.pop_front();
+  if (most->second.empty()) {
+    of_cause_.erase(most);
+  }
 }
 
 bool EventJournal::MaySee(const Kept& kept, uint32_t caller) const {
@@ -129,19 +143,19 @@ v1::EventBatch EventJournal::Read(const v1::WatchEventsRequest& request, uint32_
   const uint64_t after = request.journal() == journal_ ? request.after() : 0;
   const MutexLock lock(mutex_);
   batch.set_next_after(std::max(after, last_));
-  const uint64_t oldest = kept_.empty() ? last_ + 1 : kept_.front().event.number();
-  // (Of those, too, that the caller may not see: how many of each went is not known any more.)
-  batch.set_lost(after != 0 && after < oldest ? oldest - after - 1 : 0);
-  const size_t skip = after < oldest ? 0 : std::min<uint64_t>(after - oldest + 1, kept_.size());
-  for (auto it = kept_.begin() + static_cast<ptrdiff_t>(skip); it != kept_.end(); ++it) {
+  uint64_t there = 0;
+  for (auto it = kept_.upper_bound(after); it != kept_.end(); ++it, ++there) {
+    const auto& [number, kept] = *it;
     if (batch.events_size() == kBatchMax) {
-      batch.set_next_after(it->event.number() - 1);
+      batch.set_next_after(number - 1);
       break;
     }
-    if (MaySee(*it, caller) && Matches(it->event, request)) {
-      *batch.add_events() = it->event;
+    if (MaySee(kept, caller) && Matches(kept.event, request)) {
+      *batch.add_events() = kept.event;
     }
   }
+  // (Of those, too, that the caller may not see: how many of each went is not known any more.)
+  batch.set_lost(after == 0 ? 0 : batch.next_after() - after - there);
   return batch;
 }
 

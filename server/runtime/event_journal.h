@@ -5,13 +5,16 @@
 //   v1::EventBatch batch = journal.Read(request, caller_uid);     // those that the caller may see
 //   journal.AwaitAfter(batch.next_after(), 5s);
 //
-// Bounded: the oldest go. Thread-safe; AwaitAfter blocks, for threads that may.
+// Bounded: when it is full, the oldest one goes of whoever has most in it, so that a user who makes
+// many pushes nobody else's out, and none of the node's. Thread-safe; AwaitAfter blocks, for
+// threads that may.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,8 +45,10 @@ class EventJournal {
       : journal_(journal), operators_(std::move(operators)) {}
 
   // Its number is given here. `owner`: of its job, if that is known; else as that of the job's
-  // events before. Without one, or without a job, only operators see it.
-  void Add(v1::DaemonEvent event, std::optional<uint32_t> owner) EXCLUDES(mutex_);
+  // events before. Without one, or without a job, only operators see it. `cause`: the user at whose
+  // pace they come; none: the owner, or the node.
+  void Add(v1::DaemonEvent event, std::optional<uint32_t> owner,
+           std::optional<uint32_t> cause = std::nullopt) EXCLUDES(mutex_);
   // At most kBatchMax; next_after tells whether there are more.
   v1::EventBatch Read(const v1::WatchEventsRequest& request, uint32_t caller) const
       EXCLUDES(mutex_);
@@ -55,10 +60,13 @@ class EventJournal {
   bool stopped() const EXCLUDES(mutex_);
 
  private:
+  using Cause = std::optional<uint32_t>;  // none: the node
   struct Kept {
     v1::DaemonEvent event;
     std::optional<uint32_t> owner;
+    Cause cause;
   };
+  void MakeRoom() REQUIRES(mutex_);
   bool MaySee(const Kept& kept, uint32_t caller) const;
   static bool Matches(const v1::DaemonEvent& event, const v1::WatchEventsRequest& request);
 
@@ -66,7 +74,8 @@ class EventJournal {
   const std::vector<uint32_t> operators_;
   mutable Mutex mutex_;
   CondVar changed_;
-  std::deque<Kept> kept_ GUARDED_BY(mutex_);
+  std::map<uint64_t, Kept> kept_ GUARDED_BY(mutex_);  // by their numbers
+  std::map<Cause, std::deque<uint64_t>> of_cause_ GUARDED_BY(mutex_);
   uint64_t last_ GUARDED_BY(mutex_) = 0;
   bool stopped_ GUARDED_BY(mutex_) = false;
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -65,6 +66,7 @@ absl::StatusOr<std::unique_ptr<FabricPort>> FabricPort::Open(Options options) {
   const std::string& at = options.advertise_address;
   fabric.bind_address = NumericAddress(at.substr(0, at.rfind(':')));
   fabric.traffic_class = static_cast<uint8_t>(options.config.dscp());
+  fabric.reader_id = options.incarnation;
   fabric.on_problem = [](const std::string& problem) {
     LogWarning(absl::StrCat("fabric: ", problem));
   };
@@ -89,6 +91,28 @@ FabricPort::FabricPort(Options options, std::unique_ptr<Fabric> fabric)
     : options_(std::move(options)), fabric_(std::move(fabric)) {}
 
 FabricPort::~FabricPort() = default;
+
+void FabricPort::ChangePeers(const holdfast::ChangePeers& change) {
+  std::set<uint64_t> gone;
+  {
+    MutexLock lock(mutex_);
+    for (const std::string& node : change.down) {
+      if (const auto known = peers_.extract(node)) {
+        gone.insert(known.mapped());
+      }
+    }
+    for (const auto& [node, at] : change.up) {
+      const uint64_t before = std::exchange(peers_[node], at.incarnation);
+      if (before != at.incarnation) {
+        gone.insert(before);
+      }
+    }
+  }
+  gone.erase(0);  // not known
+  for (const uint64_t incarnation : gone) {
+    fabric_->LetGoOf(incarnation);
+  }
+}
 
 void FabricPort::Offer(const std::string& provider, const ReadableShard& shard,
                        v1::PullSource& source) {

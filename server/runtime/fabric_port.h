@@ -12,6 +12,7 @@
 // Owner: the Daemon. Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "holdfast/v1/config.pb.h"
 #include "holdfast/v1/peer.pb.h"
 #include "server/events.h"
+#include "server/peers/peer_events.h"
 #include "tiers/memory/slot_store.h"
 #include "tiers/peer/fabric.h"
 #include "tiers/peer/registration.h"
@@ -36,6 +38,7 @@ class FabricPort {
     std::string advertise_address;  // where the other nodes reach this one: host:port
     std::shared_ptr<SlotStore> slots;
     Env* env = nullptr;
+    uint64_t incarnation = 0;  // as membership tells it to the other nodes
     // Has RegisterExpected called for it in some thread, soon; any thread. Null: in the asker's.
     std::function<void(SlotId)> begin = nullptr;
   };
@@ -56,6 +59,8 @@ class FabricPort {
   void Describe(const std::string& provider, const Registration& registration,
                 v1::PullSource& source) const;
   void Drop(SlotId slot) EXCLUDES(mutex_);
+  // Connections of nodes that are gone, or were started anew, are closed. May take milliseconds.
+  void ChangePeers(const holdfast::ChangePeers& change) EXCLUDES(mutex_);
   // Who was told of it while it was another job's reads it no more.
   void BecomesOf(SlotId slot, const JobUuid& job) EXCLUDES(mutex_);
   // Why slots are not registered, and devices not used; empty: they are.
@@ -94,6 +99,7 @@ class FabricPort {
   std::map<SlotId, Expected> expected_ GUARDED_BY(mutex_);
   uint64_t last_expected_ GUARDED_BY(mutex_) = 0;
   std::map<SlotId, std::string> problems_ GUARDED_BY(mutex_);  // of those that could not be
+  std::map<std::string, uint64_t> peers_ GUARDED_BY(mutex_);   // the incarnation of each
 };
 
 }  // namespace holdfast

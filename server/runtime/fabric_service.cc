@@ -24,7 +24,7 @@ namespace {
 
 constexpr Duration kLongest = std::chrono::seconds(30);
 constexpr Duration kAnswerTakes = std::chrono::seconds(1);
-constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kMeasureLook = std::chrono::milliseconds(100);
 
 // Well before the caller gives up: it is to hear from us what kept us.
 MonotonicTime UntilBefore(std::chrono::system_clock::time_point deadline) {
@@ -43,7 +43,7 @@ class CancelWatch {
             if (call.IsCancelled()) {
               return control->Cancel();
             }
-            changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLook);
+            changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kMeasureLook);
           }
         }) {}
   ~CancelWatch() {

@@ -76,8 +76,14 @@ void JobGauges::Set(const Jobs& jobs, int64_t unix_ms) {
   ChooseNamed(jobs);
   std::set<Series> shown;
   std::optional<Values> others;
+  lags_.clear();
   for (const v1::JobStatus& job : jobs) {
     const Values values = ValuesOf(job, unix_ms);
+    if (job.ranks_alive() > 0) {
+      for (const auto& [tier, at] : values.tiers) {
+        lags_[{job.name(), tier}] = at.lag_seconds;
+      }
+    }
     if (named_.count(job.name()) > 0) {
       Show(job.name(), values, shown);
     } else {

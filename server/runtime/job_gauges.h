@@ -20,6 +20,7 @@
 
 #include "base/metrics.h"
 #include "holdfast/v1/admin.pb.h"
+#include "server/runtime/lag_watch.h"
 
 namespace holdfast {
 
@@ -30,6 +31,8 @@ class JobGauges {
 
   explicit JobGauges(Metrics& registry);
   void Set(const google::protobuf::RepeatedPtrField<v1::JobStatus>& jobs, int64_t unix_ms);
+  // As they were set; all jobs, named or not.
+  const TierLags& lags() const { return lags_; }
 
  private:
   struct Tier {
@@ -64,6 +67,7 @@ class JobGauges {
   Gauge& jobs_;
   std::set<std::string> named_;
   std::map<std::string, Since> since_;  // by job
+  TierLags lags_;
   std::map<Series, Gauge*> shown_;
 };
 

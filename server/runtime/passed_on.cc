@@ -13,7 +13,7 @@ namespace holdfast {
 namespace {
 
 constexpr uint64_t kPartBytes = uint64_t{1} << 20;
-constexpr Duration kLook =
+constexpr Duration kGoneLook =
     std::chrono::milliseconds(100);  // between looks whether who asks is gone
 
 }  // namespace
@@ -76,7 +76,7 @@ absl::StatusOr<PassedOnFile::State> PassedOnFile::Wait(uint64_t offset, uint64_t
       if (state_ != State::kArriving || Has(offset, bytes)) {
         return state_;
       }
-      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLook);
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kGoneLook);
     }
     if (gone()) {
       return absl::CancelledError("who asked for it has gone");
@@ -172,7 +172,7 @@ absl::StatusOr<std::shared_ptr<PassedOnFile>> PassedOn::Await(const ShardId& sha
       if (const auto it = files_.find(shard); it != files_.end() && it->second->lives(shard)) {
         return it->second;
       }
-      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kLook);
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + kGoneLook);
     }
     if (gone()) {
       return absl::CancelledError("who asked for it has gone");

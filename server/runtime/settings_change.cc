@@ -7,11 +7,15 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/setting_range.h"
 #include "base/status.h"
+#include "server/runtime/daemon_config.h"
+#include "server/tier_limits.h"
 
 namespace holdfast {
 namespace {
@@ -22,6 +26,8 @@ using Chain = std::vector<const pb::FieldDescriptor*>;
 struct Verdict {
   std::string_view setting;
   SettingEffect effect;
+  // Judged by that one: while it waits for a restart, this one does.
+  std::string_view of = {};
 };
 constexpr SettingEffect kAtOnce = SettingEffect::kAtOnce;
 constexpr SettingEffect kRestart = SettingEffect::kRestart;
@@ -39,14 +45,19 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"socket.hello_timeout_ms", kRestart},
     {"admin.path", kRestart},
     {"admin.request_timeout_ms", kAtOnce},
+    {"admin.tls.address", kRestart},
+    {"admin.tls.ca_file", kRestart},  // (what the files have may change: they are read again)
+    {"admin.tls.cert_file", kRestart},
+    {"admin.tls.key_file", kRestart},
+    {"admin.tls.users", kAtOnce},
     {"memory.dir", kRestart},
-    {"memory.bytes_max", kAtOnce},
-    {"memory.slots_per_rank", kRestart},  // ranks that run have been given so many
+    {"memory.bytes_max", kAtOnce, "memory.dir"},  // (of its file system)
+    {"memory.slots_per_rank", kRestart},          // ranks that run have been given so many
     {"memory.slots_max", kAtOnce},
     {"memory.populate_chunk_bytes", kAtOnce},
     {"memory.populate_cpu_percent", kAtOnce},
     {"memory.keep_committed", kAtOnce},
-    {"memory.peer_bytes_max", kAtOnce},
+    {"memory.peer_bytes_max", kAtOnce, "memory.dir"},
     {"save.commit_deadline_ms", kAtOnce},
     {"session.deadline_max_ms", kAtOnce},
     {"metrics.address", kRestart},
@@ -109,6 +120,7 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"cluster.tls.ca_file", kRestart},  // (what the files have may change: they are read again)
     {"cluster.tls.cert_file", kRestart},
     {"cluster.tls.key_file", kRestart},
+    {"cluster.plaintext", kRestart},
     {"fabric.provider", kRestart},
     {"fabric.devices", kRestart},
     {"fabric.dscp", kRestart},
@@ -176,6 +188,12 @@ bool Same(const pb::Message& a, const pb::Message& b, const Chain& chain) {
   return differencer.CompareWithFields(in_a, in_b, {field}, {field});
 }
 
+const Verdict* VerdictOf(std::string_view setting) {
+  const auto found = std::find_if(kVerdicts.begin(), kVerdicts.end(),
+                                  [&](const Verdict& v) { return v.setting == setting; });
+  return found == kVerdicts.end() ? nullptr : &*found;
+}
+
 void Take(const pb::Message& from, const Chain& chain, pb::Message& to) {
   const pb::Message& source = SectionOf(from, chain);
   const std::unique_ptr<pb::Message> copy(source.New());
@@ -187,9 +205,8 @@ void Take(const pb::Message& from, const Chain& chain, pb::Message& to) {
 }  // namespace
 
 std::optional<SettingEffect> EffectOf(std::string_view setting) {
-  const auto found = std::find_if(kVerdicts.begin(), kVerdicts.end(),
-                                  [&](const Verdict& v) { return v.setting == setting; });
-  return found == kVerdicts.end() ? std::nullopt : std::optional(found->effect);
+  const Verdict* const verdict = VerdictOf(setting);
+  return verdict == nullptr ? std::nullopt : std::optional(verdict->effect);
 }
 
 std::vector<std::string> SettingNames() {
@@ -203,13 +220,21 @@ std::vector<std::string> SettingNames() {
 SettingsChange CompareSettings(const v1::DaemonConfig& running, const v1::DaemonConfig& wanted) {
   SettingsChange change;
   change.config = running;
+  std::set<std::string> differ;
   Chain chain;
   ForEachSetting(*v1::DaemonConfig::descriptor(), chain, [&](const Chain& one) {
-    if (Same(running, wanted, one)) {
+    if (!Same(running, wanted, one)) {
+      differ.insert(NameOf(one));
+    }
+  });
+  ForEachSetting(*v1::DaemonConfig::descriptor(), chain, [&](const Chain& one) {
+    const std::string name = NameOf(one);
+    if (differ.count(name) == 0) {
       return;
     }
-    const std::string name = NameOf(one);
-    if (EffectOf(name) == kAtOnce) {
+    const Verdict* const verdict = VerdictOf(name);
+    if (verdict != nullptr && verdict->effect == kAtOnce &&
+        differ.count(std::string(verdict->of)) == 0) {
       Take(wanted, one, change.config);
       change.at_once.push_back(name);
     } else {
@@ -217,6 +242,38 @@ SettingsChange CompareSettings(const v1::DaemonConfig& running, const v1::Daemon
     }
   });
   return change;
+}
+
+absl::Status CheckMixture(const SettingsChange& change) {
+  const v1::DaemonConfig& config = change.config;
+  std::vector<SettingRange> ranges = NodeRanges(config);
+  const std::vector<SettingRange> tiers =
+      TierRanges(config.nvme(), config.remote(), config.fabric());
+  ranges.insert(ranges.end(), tiers.begin(), tiers.end());
+  for (const SettingRange& range : ranges) {
+    if (const absl::Status fits = CheckRange(range); !fits.ok()) {
+      return absl::OutOfRangeError(
+          absl::StrCat(Message(fits), "; together with what takes effect at a restart only (",
+                       absl::StrJoin(change.restart, ", "), "): restart ckptd"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiersStay(const v1::DaemonConfig& running, const v1::DaemonConfig& wanted) {
+  std::vector<std::string> gone;
+  if (running.nvme().dirs_size() > 0 && wanted.nvme().dirs_size() == 0) {
+    gone.push_back("nvme.dirs");
+  }
+  if (!running.remote().dir().empty() && wanted.remote().dir().empty()) {
+    gone.push_back("remote.dir");
+  }
+  return gone.empty() ? absl::OkStatus()
+                      : absl::FailedPreconditionError(absl::StrCat(
+                            absl::StrJoin(gone, " and "), gone.size() == 1 ? " is" : " are",
+                            " not there any more: was the file read while it was written? A tier "
+                            "is given up "
+                            "by a restart"));
 }
 
 std::string RestartText(const std::vector<std::string>& settings) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "holdfast/v1/config.pb.h"
 
 namespace holdfast {
@@ -33,6 +34,14 @@ struct SettingsChange {
 };
 // Both complete and sound.
 SettingsChange CompareSettings(const v1::DaemonConfig& running, const v1::DaemonConfig& wanted);
+
+// What runs with the new ones is not what was checked as a whole. OutOfRange: they contradict what
+// goes on until a restart.
+absl::Status CheckMixture(const SettingsChange& change);
+
+// FailedPrecondition: a tier that is in use has vanished, as in a file that is empty, or written in
+// part. (What the rest of such a file says of policies would have copies removed.)
+absl::Status CheckTiersStay(const v1::DaemonConfig& running, const v1::DaemonConfig& wanted);
 
 // For people; empty: none does.
 std::string RestartText(const std::vector<std::string>& settings);

@@ -51,6 +51,16 @@ TEST(LogTest, WritesLinesFromTheLevelUp) {
   EXPECT_THAT(text, HasSubstr(" error four\n"));
 }
 
+TEST(LogTest, WhatMustLeaveATraceDoesWhateverTheLevel) {
+  const TemporaryDirectory dir;
+  ASSERT_TRUE(StartLog(LogLevel::kError, dir.Path("log")).ok());
+  LogFrom(LogLevel::kWarning, "uid=1", "one");
+  LogAlways("uid=1", "two");
+  const std::string text = Contents(dir.Path("log"));
+  EXPECT_THAT(text, Not(HasSubstr("one")));
+  EXPECT_THAT(text, HasSubstr(" info two\n"));
+}
+
 TEST(LogTest, AppendsToWhatIsThere) {
   const TemporaryDirectory dir;
   ASSERT_TRUE(StartLog(LogLevel::kInfo, dir.Path("log")).ok());

@@ -25,7 +25,7 @@ PAGES = sorted(
 def commands_of(page: str) -> list[tuple[str, list[str]]]:
     """Each command, and the lines quoted below it."""
     found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"^```\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S):
+    for block in re.findall(r"^```\w*\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S):
         quoted: list[str] | None = None  # of a command that is ours
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):

@@ -18,7 +18,7 @@ LINES = [
     ("ckptctl complete", []),  # hidden: for scripts only
     ("ckptctl --v", ["--version"]),
     ("ckptctl --json sta", ["status"]),
-    ("ckptctl verify --t", ["--tier", "--timeout"]),
+    ("ckptctl verify --t", ["--tier", "--timeout", "--tls"]),
     ("ckptctl verify --tier ", ["memory", "nvme", "remote"]),
     ("ckptctl verify --tier n", ["nvme"]),
     ("ckptctl verify --tier=n", ["--tier=nvme"]),
@@ -26,7 +26,7 @@ LINES = [
     ("ckptctl verify --socket ADMIN ll", ["llama-7b"]),
     ("ckptctl --socket=ADMIN verify ll", ["llama-7b"]),
     ("ckptctl verify --tier nvme lla", ["llama-7b"]),
-    ("ckptctl verify llama-7b --a", ["--all", "--attempt"]),
+    ("ckptctl verify llama-7b --a", ["--address", "--all", "--attempt"]),
     ("ckptctl list llama-7b l", []),  # it has one JOB
     ("ckptctl replace n", ["node-a"]),
     ("ckptctl replace node-x --with n", ["node-a"]),

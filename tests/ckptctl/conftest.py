@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 
 import pytest
-from programs import BIN, CKPTCTL, DEADLINE_S, SAVE, Daemon, run_python
+from programs import BIN, CKPTCTL, DEADLINE_S, Daemon, daemon_with_a_job
 
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A daemon that has step 900 of the job llama-7b, of a process that has ended."""
-    root = pathlib.Path(tempfile.mkdtemp(prefix="hf-ctl-"))
-    memory = pathlib.Path(tempfile.mkdtemp(prefix="hf-ctl-", dir="/dev/shm"))
-    one = Daemon(root, memory, "node_name: node-a\n")
-    try:
-        one.start()
-        saved = run_python(SAVE, HOLDFAST_SOCKET=str(one.socket))
-        assert saved.returncode == 0, saved.stderr
+    with daemon_with_a_job() as one:
         yield one
-    finally:
-        one.stop()
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.rmtree(memory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -328,6 +328,18 @@ TEST(Evaluate, QuarantineAndProblems) {
             "the daemon reports 2 problems, first: catalog was rebuilt");
 }
 
+TEST(Evaluate, Certificates) {
+  Facts facts = GoodFacts();
+  facts.certificates = {{"cluster.tls", false, ""},
+                        {"admin.tls", false, "it is good until soon"},
+                        {"status_page.tls", true, "it was good until then"}};
+  EXPECT_EQ(Find(facts, "cluster.tls").verdict, Verdict::kOk);
+  EXPECT_EQ(Find(facts, "admin.tls").verdict, Verdict::kSlow);
+  EXPECT_EQ(Find(facts, "admin.tls").text, "it is good until soon");
+  EXPECT_EQ(Find(facts, "status_page.tls").verdict, Verdict::kBroken);
+  EXPECT_NE(Find(facts, "status_page.tls").mend, "");
+}
+
 TEST(RenderFindings, OneLineEachWithTheCommandBelow) {
   EXPECT_EQ(RenderFindings({{"kernel", Verdict::kOk, "Linux 6.1", ""},
                             {"swap", Verdict::kSlow, "swap is on", "sudo swapoff -a"},

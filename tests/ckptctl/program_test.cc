@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -15,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "ckptctl/watchdog.h"
 #include "holdfast/v1/admin.pb.h"
+#include "tests/ckptctl/console.h"
 #include "tests/ckptctl/fake_admin.h"
 #include "tests/ckptctl/program.h"
 
@@ -77,7 +79,11 @@ FakeAdmin::Answers Agreeable() {
       .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
       .events = [](const auto&) { return v1::EventBatch(); },
       .replace = [](const auto&, v1::ReplaceReply&) { return absl::OkStatus(); },
-      .drain = [](const auto&, v1::DrainReply&) { return absl::OkStatus(); },
+      .drain =
+          [](const auto&, v1::DrainReply& reply) {
+            reply.set_draining(true);
+            return absl::OkStatus();
+          },
       .show_fabric = [](const auto&, v1::ShowFabricReply&) { return absl::OkStatus(); },
       .measure_fabric = [](const auto&, v1::MeasureFabricReply&) { return absl::OkStatus(); },
       .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
@@ -190,11 +196,18 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"replace", "n3", "--with", "n9", "--forget"},
       {"replace", "n3", "--with", "n9", "--job", "a/b"},
       {"rebuild", "--tier", "peer"},
+      {"rebuild", "--tier", "memory"},
       {"set"},
       {"set", "j"},
       {"set", "--clear"},
       {"set", "j", "k", "a=1"},
       {"set", "j", "a=1", "--clear"},
+      {"set", "j", "a=1", "a=2"},
+      {"drain", ""},
+      {"replace", "", "--with", "n9"},
+      {"status", "--socket", ""},
+      {"--socket", "", "status"},
+      {"doctor", "--config", ""},
       {"status", "--timeout", "0s"},
       {"status", "--timeout", "soon"},
       {"status", "--timeout", "1000h"},
@@ -379,7 +392,9 @@ TEST(Program, AClosedStdoutIsNoSuccess) {
   FakeAdmin admin(Agreeable());
   Program program("exec \"$0\" \"$@\" <&- >&-", {"status", "--socket", admin.socket()});
   EXPECT_EQ(program.Wait(), 4);
-  EXPECT_THAT(program.err(), HasSubstr("writing the answer failed"));
+  EXPECT_EQ(program.err(),
+            "ckptctl: write 'standard output': Bad file descriptor (EBADF); have it go "
+            "to a file or a pipe that takes it\n");
 }
 
 TEST(Program, UnknownCommandsAreNamed) {
@@ -407,11 +422,14 @@ TEST(WatchdogDeathTest, EndsTheProgramSoonAfterTheTimeout) {
 
 TEST(Program, FullDiskIsNoSuccess) {
   FakeAdmin admin(Agreeable());
-  const std::string command = std::string(HOLDFAST_BIN_DIR "/ckptctl status --json --socket ") +
-                              admin.socket() + " >/dev/full 2>/dev/null";
-  const int status = std::system(command.c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 4);
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"status", "--json", "--socket", admin.socket()}, {"man"}}) {
+    Program program("exec \"$0\" \"$@\" >/dev/full", arguments);
+    EXPECT_EQ(program.Wait(), 4);
+    EXPECT_THAT(program.err(), HasSubstr("ckptctl: write 'standard output': "
+                                         "No space left on device (ENOSPC); have it go "))
+        << arguments[0];
+  }
 }
 
 TEST(Program, CtrlCStopsVerifyCleanly) {
@@ -438,6 +456,72 @@ TEST(Program, CtrlCStopsVerifyCleanly) {
     EXPECT_EQ(program.err(), "ckptctl: verify j: stopped\n");
   }
   EXPECT_TRUE(told);
+}
+
+// Where the daemon does not answer at all: no flag is looked at while a call waits for it.
+TEST(Program, CtrlCEndsTheWaitForASilentDaemon) {
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"verify", "--all"}, {"drain", "n1"}, {"top"}, {"top", "--json"}}) {
+    std::atomic<pid_t> pid{0};
+    Gate ended;
+    const auto silent = [&](const auto&, auto&) {
+      pid.wait(0);
+      ::kill(pid, SIGINT);
+      ended.Wait();
+      return absl::OkStatus();
+    };
+    FakeAdmin::Answers answers = Agreeable();
+    answers.get_status = silent;
+    answers.drain = silent;
+    FakeAdmin admin(std::move(answers));
+    std::vector<std::string> arguments = command;
+    arguments.insert(arguments.end(), {"--timeout", "5s", "--socket", admin.socket()});
+    Program program(arguments);
+    pid = program.pid();
+    pid.notify_all();
+    EXPECT_EQ(program.Wait(), 130) << command[0];
+    ended.Open();
+    EXPECT_EQ(program.err(),
+              "ckptctl: interrupted before the daemon at " + admin.socket() + " had answered\n");
+    if (command.back() == "--json") {
+      EXPECT_EQ(nlohmann::json::parse(program.out(), nullptr, false)["error"]["exit_code"], 130);
+    } else {
+      EXPECT_EQ(program.out(), "");
+    }
+  }
+}
+
+// libfabric's providers, which it loads to name them, put handlers of their own for signals.
+TEST(Program, CtrlCEndsDoctorAsASignalDoes) {
+  std::atomic<pid_t> pid{0};
+  Gate ended;
+  FakeAdmin::Answers answers = Agreeable();
+  answers.get_status = [&](const auto&, auto&) {
+    pid.wait(0);
+    ::kill(pid, SIGINT);
+    ended.Wait();
+    return absl::OkStatus();
+  };
+  FakeAdmin admin(std::move(answers));
+  Program program({"doctor", "--timeout", "5s", "--socket", admin.socket()});
+  pid = program.pid();
+  pid.notify_all();
+  EXPECT_EQ(program.Wait(), 1000 + SIGINT) << "a shell says 130";
+  ended.Open();
+}
+
+TEST(Program, DoctorTakesAFileByARelativePath) {
+  FakeAdmin admin(Agreeable());
+  const std::string file = admin.directory() + "/own.yaml";
+  for (const auto& [settings, said] : std::vector<std::pair<std::string, std::string>>{
+           {"", file + " is understood\n"}, {"x: 1", "mend: sudoedit " + file + "\n"}}) {
+    std::ofstream(file) << settings;
+    Program program("cd '" + admin.directory() + "' && exec \"$0\" \"$@\"",
+                    {"doctor", "--config", "own.yaml", "--socket", admin.socket()});
+    program.Wait();
+    EXPECT_THAT(program.out(), HasSubstr(said));
+  }
+  EXPECT_EQ(::unlink(file.c_str()), 0);
 }
 
 }  // namespace

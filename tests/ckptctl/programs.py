@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests/python"))
 
-from daemons import BIN, DEADLINE_S, Daemon, run_python  # noqa: E402
+from daemons import BIN, DEADLINE_S, Daemon, own_daemon, run_python  # noqa: E402
 
-__all__ = ["BIN", "CKPTCTL", "DEADLINE_S", "Daemon", "ROOT", "SAVE", "ckptctl", "run_python"]
+__all__ = [
+    "BIN",
+    "CKPTCTL",
+    "DEADLINE_S",
+    "Daemon",
+    "ROOT",
+    "ckptctl",
+    "daemon_with_a_job",
+    "own_daemon",
+    "run_python",
+]
 
 CKPTCTL = BIN.resolve() / "ckptctl"
 
@@ -30,3 +42,12 @@ def ckptctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
     return subprocess.run(
         [CKPTCTL, *arguments], input=stdin, capture_output=True, text=True, timeout=DEADLINE_S
     )
+
+
+@contextlib.contextmanager
+def daemon_with_a_job() -> Iterator[Daemon]:
+    """node-a's, that has step 900 of the job llama-7b, of a process that has ended."""
+    with own_daemon("node_name: node-a\n") as one:
+        saved = run_python(SAVE, HOLDFAST_SOCKET=str(one.socket))
+        assert saved.returncode == 0, saved.stderr
+        yield one

@@ -5,21 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
-import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from programs import CKPTCTL, DEADLINE_S, SAVE, Daemon, ckptctl, run_python
+from programs import CKPTCTL, DEADLINE_S, Daemon, ckptctl, daemon_with_a_job
 
 ENTER = "\x1b[?1049h\x1b[?25l"
 LEAVE = "\x1b[?25h\x1b[?1049l"
@@ -78,20 +75,10 @@ class Terminal:
 
 
 @pytest.fixture
-def own_daemon() -> Iterator[Daemon]:
+def mortal_daemon() -> Iterator[Daemon]:
     """One that a test may stop."""
-    root = pathlib.Path(tempfile.mkdtemp(prefix="hf-top-"))
-    memory = pathlib.Path(tempfile.mkdtemp(prefix="hf-top-", dir="/dev/shm"))
-    one = Daemon(root, memory, "node_name: node-a\n")
-    try:
-        one.start()
-        saved = run_python(SAVE, HOLDFAST_SOCKET=str(one.socket))
-        assert saved.returncode == 0, saved.stderr
+    with daemon_with_a_job() as one:
         yield one
-    finally:
-        one.stop()
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.rmtree(memory, ignore_errors=True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -138,12 +125,12 @@ def test_it_fits_the_terminal_also_when_that_changes(daemon: Daemon) -> None:
         assert "more" in top.frames()[-1][-1]
 
 
-def test_a_daemon_that_goes_away_is_shown_so_until_it_is_back(own_daemon: Daemon) -> None:
-    with Terminal(own_daemon) as top:
+def test_a_daemon_that_goes_away_is_shown_so_until_it_is_back(mortal_daemon: Daemon) -> None:
+    with Terminal(mortal_daemon) as top:
         top.read_new("llama-7b")
-        own_daemon.kill()
+        mortal_daemon.kill()
         top.read_new("AWAY for .*below is what it said last: nobody listens (?s:.)*llama-7b")
-        own_daemon.start()
+        mortal_daemon.start()
         top.read_until(
             lambda text: (
                 "AWAY" not in text.split("\x1b[H")[-2] and "llama-7b" in text.split("\x1b[H")[-2]

@@ -102,6 +102,15 @@ TEST(Timeline, WritesATraceFile) {
             ExitCode::kRefused);
   EXPECT_EQ(refused.out(), "");
   EXPECT_THAT(refused.err(), HasSubstr("/nonexistent/x.json"));
+  // What the machine refuses is no daemon out of reach.
+  for (const auto& [place, why] : std::vector<std::pair<std::string, std::string>>{
+           {directory, "open '" + std::string(directory) + "': Is a directory (EISDIR)"},
+           {"/dev/full", "write '/dev/full': No space left on device (ENOSPC)"}}) {
+    Console full(admin.socket());
+    EXPECT_EQ(RunTimeline(full.context(), {.job = "llama", .trace = place}), ExitCode::kRefused);
+    EXPECT_EQ(full.out(), "");
+    EXPECT_THAT(full.err(), HasSubstr(why + "; name a file in a directory that you may write"));
+  }
   EXPECT_EQ(::unlink(file.c_str()), 0);
   EXPECT_EQ(::rmdir(directory), 0) << "nothing else is left there";
 }
@@ -333,6 +342,10 @@ TEST(Set, WrongWords) {
         SetArguments{.words = {"j", "a=1"}, .clear = true}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckSetWords(wrong)));
   }
+  EXPECT_THAT(
+      std::string(
+          CheckSetWords({.words = {"nvme.keep_last=3", "a=1", "nvme.keep_last=4"}}).message()),
+      HasSubstr("nvme.keep_last is given twice"));
 }
 
 }  // namespace

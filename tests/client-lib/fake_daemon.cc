@@ -376,6 +376,15 @@ void FakeDaemon::CopyToTier(const std::string& tier) {
   tier_copies_.push_back(std::move(copy));
 }
 
+void FakeDaemon::ForgetSteps() {
+  const MutexLock lock(mutex_);
+  last_step_.reset();
+  for (auto& [id, slot] : slots_) {
+    slot.writing = false;
+    slot.mapped = false;
+  }
+}
+
 void FakeDaemon::LoseMemory() {
   const MutexLock lock(mutex_);
   slots_.clear();

@@ -97,6 +97,8 @@ class FakeDaemon {
   void CopyToTier(const std::string& tier) EXCLUDES(mutex_);
   // Whatever lies in slots is gone.
   void LoseMemory() EXCLUDES(mutex_);
+  // As one that was started anew: it knows of no step that was begun, and passes descriptors again.
+  void ForgetSteps() EXCLUDES(mutex_);
   struct TierCopy {
     std::string tier;
     uint64_t attempt = 0;

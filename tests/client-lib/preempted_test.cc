@@ -4,8 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
 
 #include "tests/client-lib/fake_daemon.h"
 
@@ -14,6 +19,11 @@ namespace {
 
 using std::chrono::hours;
 using std::chrono::seconds;
+
+// The daemon never answers how far a rank is; all else it does.
+bool LeavesRanksStanding(const v1::ClientFrame& frame, FakeDaemon::Peer& /*peer*/) {
+  return frame.has_reach_step();
+}
 
 class PreemptedTest : public testing::Test {
  protected:
@@ -28,6 +38,11 @@ class PreemptedTest : public testing::Test {
     return frames.empty() ? v1::ReachStep() : frames.back().reach_step();
   }
 
+  Status Save(uint64_t step) {
+    return job_->Save(step, State{{{"w", Type::kF32, {4}, values_.data()}}, {}});
+  }
+
+  std::array<float, 4> values_{1, 2, 3, 4};
   FakeDaemon daemon_;
   std::unique_ptr<Job> job_;
 };
@@ -89,15 +104,212 @@ TEST_F(PreemptedTest, WithoutADaemonItIsWhatThisProcessWasTold) {
 }
 
 TEST_F(PreemptedTest, ADaemonThatHangsHoldsTheLoopUpOnce) {
-  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
-    return frame.has_reach_step();  // never answered
-  });
+  daemon_.SetHook(LeavesRanksStanding);
   EXPECT_FALSE(job_->Preempted(1));
   const int asked = daemon_.Count("reach_step");
   for (uint64_t step = 2; step < 200; ++step) {
     EXPECT_FALSE(job_->Preempted(step));
   }
-  EXPECT_EQ(daemon_.Count("reach_step"), asked) << "198 times 4 s, else";
+  EXPECT_EQ(daemon_.Count("reach_step"), asked) << "198 times 2 s, else";
+}
+
+TEST_F(PreemptedTest, ADaemonThatWasSlowIsToldAllTheSame) {
+  std::mutex mutex;
+  std::optional<std::pair<v1::ClientFrame, FakeDaemon::Peer>> kept;
+  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!frame.has_reach_step() || kept) {
+      return false;
+    }
+    kept.emplace(frame, peer);
+    return true;
+  });
+  EXPECT_FALSE(job_->Preempted(1));
+  job_->NoticeStop(seconds(60));
+  std::future<bool> last = std::async(std::launch::async, [this] { return job_->Preempted(2); });
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ASSERT_TRUE(kept.has_value());
+    daemon_.AnswerLate(kept->first, kept->second);
+  }
+  EXPECT_TRUE(last.get());
+  EXPECT_TRUE(Last().told_to_stop()) << "or the other ranks hear nothing of it";
+}
+
+TEST_F(PreemptedTest, ADaemonThatHangsHoldsTheLoopUpForTwoSeconds) {
+  daemon_.SetHook(LeavesRanksStanding);
+  job_->NoticeStop(seconds(30));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_GT(*job_->stop_left(), seconds(26));
+}
+
+TEST_F(PreemptedTest, OfAShortGraceNoMoreThanHalfIsSpentOnADaemonThatHangs) {
+  daemon_.SetHook(LeavesRanksStanding);
+  job_->NoticeStop(Milliseconds(1500));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_GT(*job_->stop_left(), Milliseconds(0));
+}
+
+TEST_F(PreemptedTest, ARankThatStoodForLongerThanThereIsTimeSavesAllTheSame) {
+  daemon_.SetHook(LeavesRanksStanding);
+  job_->NoticeStop(seconds(3));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).ToString(), Status().ToString());
+}
+
+TEST_F(PreemptedTest, WhoWasToldWaitsForADaemonThatIsBeingRestarted) {
+  std::atomic<int> asked{0};
+  daemon_.SetHook([&asked](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_reach_step() || ++asked > 1) {
+      return false;
+    }
+    peer.Close();
+    return true;
+  });
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(asked, 2);
+}
+
+TEST_F(PreemptedTest, TheLastStepIsBegunAgainWhereTheDaemonWentAway) {
+  std::atomic<int> begun{0};
+  daemon_.SetHook([&begun](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_begin_save() || ++begun > 1) {
+      return false;
+    }
+    peer.Close();
+    return true;
+  });
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).ToString(), Status().ToString());
+  EXPECT_EQ(begun, 2);
+}
+
+TEST_F(PreemptedTest, TheLastStepWaitsForADaemonThatIsBeingStarted) {
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  daemon_.Stop();
+  std::future<Status> saved = std::async(std::launch::async, [this] { return Save(1); });
+  EXPECT_EQ(saved.wait_for(Milliseconds(100)), std::future_status::timeout);
+  daemon_.Start();
+  EXPECT_EQ(saved.get().ToString(), Status().ToString());
+}
+
+TEST_F(PreemptedTest, AStepThatIsNotTheLastOneWaitsForNobody) {
+  EXPECT_FALSE(job_->Preempted(1));
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (frame.has_begin_save()) {
+      peer.Close();
+    }
+    return frame.has_begin_save();
+  });
+  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
+  EXPECT_EQ(daemon_.Count("begin_save"), 1);
+}
+
+TEST_F(PreemptedTest, TheLastStepWaitsNoLongerThanThereIsTime) {
+  job_->NoticeStop(seconds(2));
+  EXPECT_TRUE(job_->Preempted(1));
+  daemon_.Stop();
+  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
+  EXPECT_GT(*job_->stop_left(), Milliseconds(0));
+}
+
+TEST_F(PreemptedTest, TheLastStepWaitsNoLongerForADaemonThatHangs) {
+  daemon_.SetHook(
+      [](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
+  job_->NoticeStop(seconds(2));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
+  EXPECT_GT(*job_->stop_left(), Milliseconds(0));
+}
+
+// The daemon had published the copy before it went, and found it when it came again.
+TEST_F(PreemptedTest, TheLastStepIsSealedThoughNobodySaidSo) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (frame.has_seal()) {
+      peer.Close();
+      return true;
+    }
+    if (frame.has_await_save()) {
+      v1::DaemonFrame reply;
+      reply.set_id(frame.id());
+      reply.mutable_await_save()->set_stage(v1::AwaitSave::STAGE_SEALED);
+      peer.Send(reply);
+      return true;
+    }
+    return false;
+  });
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).ToString(), Status().ToString());
+  ASSERT_EQ(daemon_.Count("await_save"), 1);
+  EXPECT_EQ(daemon_.Frames("await_save").front().await_save().step(), 1u);
+}
+
+v1::DaemonFrame NeverBegun(const v1::ClientFrame& frame) {
+  v1::DaemonFrame reply;
+  reply.set_id(frame.id());
+  reply.mutable_failure()->set_code(3);
+  reply.mutable_failure()->set_message("rank 0 has not begun step 1");
+  return reply;
+}
+
+// Behind the copy the daemon is started anew, and knows nothing of the step.
+class LostSlotTest : public PreemptedTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(LostSlotTest, TheLastStepGoesIntoAnotherSlot) {
+  daemon_.SetHook(
+      [this, lost = false](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) mutable {
+        if (frame.has_seal() && !lost) {
+          lost = true;
+          values_ = {5, 6, 7, 8};  // as the program may, from the snapshot on
+          if (GetParam()) {
+            daemon_.LoseMemory();
+          }
+          daemon_.ForgetSteps();
+          peer.Close();
+          return true;
+        }
+        if (frame.has_await_save()) {
+          peer.Send(NeverBegun(frame));
+          return true;
+        }
+        return false;
+      });
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).ToString(), Status().ToString());
+  EXPECT_EQ(daemon_.Count("begin_save"), 2);
+  EXPECT_EQ(daemon_.Count("abort_save"), 0);
+  State state{{{"w", Type::kF32, {4}, values_.data()}}, {}};
+  const Result<Restored> restored = job_->Restore(state);
+  ASSERT_TRUE(restored.ok()) << restored.status().ToString();
+  EXPECT_EQ(restored->step, 1u);
+  EXPECT_EQ(values_, (std::array<float, 4>{1, 2, 3, 4}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, LostSlotTest, testing::Bool());
+
+TEST_F(PreemptedTest, ALastStepThatIsAbandonedIsNotBegunAgain) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (frame.has_await_save()) {
+      v1::DaemonFrame reply = NeverBegun(frame);
+      reply.mutable_failure()->set_code(10);
+      reply.mutable_failure()->set_reason(v1::Failure::REASON_ABANDONED);
+      peer.Send(reply);
+      return true;
+    }
+    if (frame.has_seal()) {
+      peer.Close();
+    }
+    return frame.has_seal();
+  });
+  job_->NoticeStop(seconds(60));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
+  EXPECT_EQ(daemon_.Count("begin_save"), 1);
 }
 
 TEST_F(PreemptedTest, WhoComesAgainSaysWhatItHasPassed) {

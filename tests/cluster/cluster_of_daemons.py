@@ -39,7 +39,7 @@ SHORT_LEASE_S = 3
 SHORT_REQUEST_TIMEOUT_MS = 700
 PORT = 9465
 # Every step goes to remote and stays there, so that a commit that is lost is missed.
-POLICY = "remote.every_steps=1 remote.keep_last=100"
+POLICY = "remote.every_steps=1 remote.keep_last=1000"
 TRIES_MAX = 5  # of what a death may have spoilt, and that again when its consequences come later
 # A step that lacks a rank's shard may lie there for minutes: the next one is tried instead.
 SPOILT_MS = 8000
@@ -94,7 +94,11 @@ class Cluster:
 
     def section(self, node: Node) -> dict[str, Any]:
         """The section `cluster` of its settings."""
-        section: dict[str, Any] = {"name": "test", "advertise_address": f"{node.address}:{PORT}"}
+        section: dict[str, Any] = {
+            "name": "test",
+            "advertise_address": f"{node.address}:{PORT}",
+            "plaintext": True,
+        }
         if self.etcd is None:
             section["members"] = [
                 {"name": name, "address": f"{member.address}:{PORT}"}

@@ -14,8 +14,6 @@ It runs as uid 0 of its node, as the packaged unit does, with memory in /dev/shm
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 import select
 import socket
 from collections.abc import Mapping
@@ -24,7 +22,6 @@ from typing import Any
 from .node import Node
 from .process import DEADLINE_S, Process
 
-BIN = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin")).resolve()
 SOCKET = "/run/holdfast/ckptd.sock"
 _ADMIN = "/run/holdfast/admin.sock"
 _CONFIG = "/run/holdfast/ckptd.yaml"
@@ -64,7 +61,7 @@ class Daemon:
             ready.bind(str(ready_path))
             ready_path.chmod(0o666)
             self.process = self.node.start(
-                [BIN / "ckptd", f"--config={_CONFIG}"],
+                [self.node.programs / "ckptd", f"--config={_CONFIG}"],
                 env={"NOTIFY_SOCKET": "/run/holdfast/ready.sock", **env},
                 clock_offset_s=clock_offset_s,
             )
@@ -90,7 +87,9 @@ class Daemon:
 
     def ctl(self, *arguments: str, uid: int = 0) -> str:
         """What `ckptctl` prints on this node; raises when it fails."""
-        return self.node.run([BIN / "ckptctl", *arguments, f"--socket={_ADMIN}"], uid=uid)
+        return self.node.run(
+            [self.node.programs / "ckptctl", *arguments, f"--socket={_ADMIN}"], uid=uid
+        )
 
 
 def _laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from . import system_calls as sc
 from .links import Links
-from .node import ADDRESS_PREFIX, Node, run_in_network
+from .node import ADDRESS_PREFIX, PROGRAMS, Node, run_in_network
 
 DIRECTORY_PREFIX = "holdfast-cluster-"
 MEMORY_BYTES = 512 << 20
@@ -45,9 +45,13 @@ class Network:
         self.remote.mkdir()
         (self.directory / "hosts").write_text("127.0.0.1 localhost\n")
         # The tree, the build and Python, wherever they lie.
-        build = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", _TREE / "build/test/bin")).parent
+        build = PROGRAMS.parent
+        previous = os.environ.get("HOLDFAST_TEST_PREVIOUS_BIN", "")  # tests/cluster/previous
         self.visible = sorted(
-            {os.path.realpath(path) for path in (_TREE, build, sys.prefix, sys.base_prefix)}
+            {
+                os.path.realpath(path)
+                for path in (_TREE, build, previous or build, sys.prefix, sys.base_prefix)
+            }
         )
         self.nodes: dict[str, Node] = {}
         with sc.in_network(None):

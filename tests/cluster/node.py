@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .network import Network
 
 IDS_PER_NODE = 65536
+PROGRAMS = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin")).resolve()
 ADDRESS_PREFIX = "10.77.0."
 _HERE = pathlib.Path(__file__).parent
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -74,6 +75,7 @@ class Node:
         self.outer_id = 1_000_000 + IDS_PER_NODE * number  # what uid 0 of the node is outside
         self.machine_id = uuid.uuid4().hex
         self.boot_id = ""
+        self.programs = PROGRAMS  # of which release: a test may choose another one
         self.processes: list[Process] = []
         self._keeper: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

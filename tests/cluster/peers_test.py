@@ -353,3 +353,23 @@ def test_what_lies_in_other_nodes_memory_is_read_by_python_and_dcp(network: Netw
         assert reader.wait() == 0, reader.log() + cluster.daemons["c"].log()
         lines = reader.log().split("\n")  # torch's warnings, too
         assert [line for line in lines if line in said] == said, reader.log()
+
+
+def test_who_loses_power_leaves_no_connections_behind(network: Network) -> None:
+    """Nothing tells the others that those are over: no word came."""
+    cluster, job = replicated_job(network, "a b c", "a b", policy=POLICY.replace("=1", "=2", 1))
+    job.kill()
+
+    def connections() -> int:
+        """That are open to b and c, as the system has them."""
+        lines = cluster["a"].run(["ss", "-Htn", "state", "established"]).splitlines()
+        lost = [cluster[name].address for name in "bc"]
+        return sum(
+            any(f"{address}:" in line.replace("]", "") for address in lost) for line in lines
+        )
+
+    wait_until("connections of all kinds", lambda: connections() >= 6)
+    for name in "bc":
+        cluster[name].kill()
+    cluster.wait_members("a", "a")
+    wait_until("none", lambda: connections() == 0, deadline_s=120)

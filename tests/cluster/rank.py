@@ -12,12 +12,11 @@ milliseconds, so tests of the daemons use it. `start_training` is for programs o
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from .daemon import BIN, SOCKET
-from .node import Node
+from .daemon import SOCKET
+from .node import PROGRAMS, Node
 from .process import DEADLINE_S, Process
 
 STATE_BYTES = 100_000
@@ -44,7 +43,11 @@ class Rank:
         self.rank = rank
         words = [SOCKET, job, str(rank), str(world_size), str(state_bytes), launch, policy]
         self.process = node.start(
-            [BIN / "holdfast_test_rank", *words], uid=uid, env=env, stdin=True, stdout=True
+            [node.programs / "holdfast_test_rank", *words],
+            uid=uid,
+            env=env,
+            stdin=True,
+            stdout=True,
         )
 
     def send(self, command: str) -> None:
@@ -110,7 +113,7 @@ def start_training(
     env: Mapping[str, str] | None = None,
 ) -> Process:
     """A Python program with the package `holdfast` and what torchrun tells a rank; its log has what it prints."""
-    build = pathlib.Path(BIN).parent
+    build = PROGRAMS.parent
     variables = {
         "PYTHONPATH": str(build / "python"),
         "HOLDFAST_SOCKET": SOCKET,

@@ -7,20 +7,18 @@ HOLDFAST_SOAK_MINUTES (30) says how long, HOLDFAST_SOAK_SEED which faults; both 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pathlib
 import random
 import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .cluster_of_daemons import SHORT_LEASE_S, Cluster, Job, wait_until
+from .held import Held, held_by
 from .network import Network
-from .process import Process
 
 MINUTES = float(os.environ.get("HOLDFAST_SOAK_MINUTES", "30"))
 SEED = int(os.environ.get("HOLDFAST_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -233,24 +231,6 @@ def of_before(event: dict[str, Any], first: int) -> bool:
     """What the faults have left is given up when its room is needed."""
     step = re.match(r"step (\d+) of attempt", event["text"])
     return event["kind"] == "step_shed" and step is not None and int(step[1]) < first
-
-
-class Held(NamedTuple):
-    descriptors: Counter[str]  # by what they lead to
-    threads: int
-    kib: int  # of its own memory
-
-
-def held_by(process: Process) -> Held:
-    proc = pathlib.Path(f"/proc/{process.outer_pid()}")
-    status = (proc / "status").read_text()
-    threads = int(re.findall(r"^Threads:\s+(\d+)", status, re.M)[0])
-    anonymous = int(re.findall(r"^RssAnon:\s+(\d+)", status, re.M)[0])
-    descriptors: Counter[str] = Counter()
-    for one in (proc / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            descriptors[re.sub(r"[0-9a-f]{4,}|\d+", "N", os.readlink(one))] += 1
-    return Held(descriptors, threads, anonymous)
 
 
 def test_half_an_hour_of_faults(network: Network) -> None:

@@ -72,6 +72,23 @@ def test_the_schema_knows_each_value_and_no_other() -> None:
     assert set(given(DEFAULTS)) == known - issuer
 
 
+def sections() -> list[str]:
+    """Of ckptd.yaml, in the order of the schema that ckptd has of it."""
+    proto = (rendered.TREE / "proto/holdfast/v1/config.proto").read_text()
+    (body,) = re.findall(r"^message DaemonConfig \{\n(.*?)^\}", proto, re.M | re.S)
+    return re.findall(r"^  (?:optional |repeated )?[\w.]+ (\w+) = \d+;", body, re.M)
+
+
+def test_each_section_of_ckptd_yaml_can_be_set_or_is_the_charts() -> None:
+    settable = SCHEMA["properties"]["settings"]["properties"]
+    for section in sections():
+        if section not in settable:
+            by_chart = rendered.objects_of(rendered.render_text(rendered.values_of("everything")))
+            (written,) = rendered.objects_of(only(by_chart, "ConfigMap")["data"]["ckptd.yaml"])
+            assert section in written, f"settings.{section}: nobody can set it"
+    assert set(settable) <= set(sections())
+
+
 def test_each_value_does_something() -> None:
     templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
     for path in leaves(DEFAULTS, SCHEMA):
@@ -156,6 +173,8 @@ def test_wrong_values_are_refused(path: str, value: Any) -> None:
         ("remote", {"remote": {"claimName": "a", "hostPath": "/b"}}),
         ("networkPolicy.nodeCidrs", {"hostNetwork": True}),
         ("podMonitor", {"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}),
+        ("networkPolicy.metricsFrom", {"podMonitor": {"enabled": True}}),
+        ("cluster.tls", {"cluster": {"plaintext": False}}),
         ("cluster.tls.secretName", {"cluster": {"tls": {"enabled": True}}}),
         ("cluster.tls", {"cluster": {"membership": "none", "tls": {"enabled": True}}}),
         ("certManager", {"cluster": {"tls": {"certManager": {"enabled": True}}}}),
@@ -243,13 +262,22 @@ def test_other_settings_are_another_checksum_and_only_they() -> None:
     assert checksum(with_value("memory.hostPath", "/dev/shm/other")) != same
 
 
+def test_ckptctl_in_the_pod_finds_its_daemon_wherever_its_socket_is() -> None:
+    for case in CASES:
+        objects = render(case)
+        env = rendered.literal_env(rendered.container(daemon_pod(objects), "ckptd"))
+        (written,) = rendered.objects_of(only(objects, "ConfigMap")["data"]["ckptd.yaml"])
+        assert env["HOLDFAST_ADMIN_SOCKET"] == written["admin"]["path"], case
+
+
 def test_the_notes_name_what_there_is() -> None:
     notes = rendered.render_text(rendered.values_of("defaults"), notes=True)
     assert "DaemonSet holdfast in holdfast" in notes and "in the clear" in notes
     assert "lost with the node's" in notes
     notes = rendered.render_text(rendered.values_of("everything"), notes=True)
     assert "claim holdfast in team-a, team-b" in notes and "in the clear" not in notes
-    assert "lost with the node's" not in notes and "/run/holdfast-prod" in notes
+    assert "lost with the node's" not in notes
+    assert "HOLDFAST_SOCKET=/run/holdfast-prod/ckptd.sock" in notes
 
 
 def test_the_values_in_the_docs_are_what_the_chart_takes() -> None:

@@ -3,12 +3,14 @@ script trains with a real ckptd and goes on where it was."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 import rendered
@@ -17,7 +19,7 @@ from valid import VERSIONS, check
 
 EXAMPLE = TREE / "deploy/examples/training-job.yaml"
 sys.path.append(str(TREE / "tests/python"))
-from daemons import BIN, Daemon  # noqa: E402
+from daemons import BIN, Daemon, own_daemon  # noqa: E402
 
 
 def job() -> rendered.Object:
@@ -57,15 +59,35 @@ def test_it_finds_what_the_chart_gives() -> None:
     assert f"--rdzv-endpoint={name}-0.{subdomain}:29500" in one["command"]
 
 
+def test_a_policy_holds_tenants_to_their_uids() -> None:
+    policy, binding = objects_of((TREE / "deploy/examples/tenants.yaml").read_text())
+    for one in (policy, binding):
+        check(one, VERSIONS[-1])  # (1.27 does not have them)
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert (policy["spec"]["failurePolicy"], binding["spec"]["validationActions"]) == ("Fail", ["Deny"])  # fmt: skip
+    # Pods, and what is added to them later.
+    resources = {name for rule in policy["spec"]["matchConstraints"]["resourceRules"] for name in rule["resources"]}  # fmt: skip
+    assert resources == {"pods", "pods/ephemeralcontainers"}
+    # Each variable that an expression uses was made before it, and each kind of container is looked at.
+    known: set[str] = set()
+    for variable in policy["spec"]["variables"]:
+        assert set(re.findall(r"variables\.(\w+)", variable["expression"])) <= known
+        known.add(variable["name"])
+    for rule in policy["spec"]["validations"]:
+        said = rule["expression"] + rule.get("messageExpression", "")
+        assert set(re.findall(r"variables\.(\w+)", said)) <= known
+    everything = json.dumps(policy)
+    for kind in ("containers", "initContainers", "ephemeralContainers"):
+        assert f"object.spec.{kind}" in everything, kind
+    assert "runAsUser" in everything and "runAsGroup" in everything
+    pages = [(TREE / "docs" / name).read_text() for name in ("security.md", "kubernetes.md")]
+    assert all("deploy/examples/tenants.yaml" in page for page in pages)
+
+
 @pytest.fixture
-def daemon(node: pathlib.Path, tmp_path: pathlib.Path):
-    memory = pathlib.Path(f"/dev/shm/{node.name}")
-    memory.mkdir()
-    one = Daemon(node, memory)
-    one.start()
-    yield one
-    one.stop()
-    subprocess.run(["rm", "-r", memory], check=True)
+def daemon() -> Iterator[Daemon]:
+    with own_daemon() as one:
+        yield one
 
 
 def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path) -> None:

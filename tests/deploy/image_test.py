@@ -74,6 +74,8 @@ def packages_of(paths: set[str]) -> dict[str, str]:
 
 @debian_12
 def test_apt_knows_each_package() -> None:
+    if not any(pathlib.Path("/var/lib/apt/lists").glob("*_Packages*")):
+        pytest.skip("this machine's lists of packages were removed")
     wanted = [name for stage in stages() for name in packages(stage)]
     shown = output("apt-cache", "show", "--no-all-versions", *wanted)
     known = set(re.findall(r"^Package: (\S+)$", shown, re.M))

@@ -23,6 +23,7 @@ OBSTACLE = pod.possible()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 USER = 10042  # of the training pods
 VALUES = {
+    "cluster": {"plaintext": True},  # the pods' network is the test's own
     "image": {"repository": "registry.example.com/holdfast/ckptd"},
     "nvme": {"hostPaths": ["/mnt/nvme0/holdfast"]},
     "remote": {"claimName": "checkpoints"},
@@ -86,7 +87,9 @@ class World:
     def ckptctl(self, *words: str) -> str:
         one = container(daemon_pod(self.objects), "ckptd")
         command = ["/opt/bin/ckptctl", *words]
-        code, said = self.node.start(command, self.mounts(one), confinement(one)).wait()
+        code, said = self.node.start(
+            command, self.mounts(one), confinement(one), env=rendered.literal_env(one)
+        ).wait()
         assert code == 0, said
         return said
 
@@ -231,6 +234,12 @@ def test_a_user_has_his_own_files_and_nobody_else(make_world) -> None:
     assert (image.stat().st_uid, image.stat().st_mode & 0o777) == (USER + 1, 0o640)
     thief = world.rank("one", USER + 1).ask("open")
     assert "belongs to uid 10042, not to uid 10043" in thief, thief
+
+
+def test_ckptctl_finds_a_daemon_whose_sockets_are_elsewhere(make_world) -> None:
+    world = make_world(merged(ALONE, {"socket": {"hostPath": "/run/holdfast-prod"}}))
+    world.start_pod()
+    assert "no job" in world.ckptctl("status")
 
 
 def test_without_the_nodes_processes_nobody_is_let_in(make_world) -> None:

@@ -139,8 +139,11 @@ def test_the_network_is_closed_to_all_but_the_daemons() -> None:
         policy = only(objects, "NetworkPolicy", "holdfast")["spec"]
         assert policy["policyTypes"] == ["Ingress", "Egress"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-        (inward,) = policy["ingress"]
+        inward, *metrics = policy["ingress"]
         assert inward["from"] == [{"podSelector": policy["podSelector"]}]
+        # The overlays let Prometheus in, too.
+        assert all(one["from"][0].keys() == {"namespaceSelector"} for one in metrics)
+        assert ports_of(metrics) <= {("TCP", 9464, 9464)}
         env = rendered.literal_env(container(daemon_pod(objects), "ckptd"))
         fabric = int(env["FI_TCP_PORT_LOW_RANGE"]), int(env["FI_TCP_PORT_HIGH_RANGE"])
         assert ports_of([inward]) == {("TCP", 9465, 9465), ("TCP", *fabric)}

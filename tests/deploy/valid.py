@@ -11,7 +11,11 @@ from rendered import HERE, Object
 # The chart's kubeVersion, and the newest that the package knows.
 VERSIONS = ["1.27", kubernetes_validate.latest_version()]
 # Kinds that Kubernetes does not know by itself.
-_OF_OTHERS = {"PodMonitor": "podmonitor", "Certificate": "certificate"}
+_OF_OTHERS = {
+    "PodMonitor": "podmonitor",
+    "PrometheusRule": "prometheusrule",
+    "Certificate": "certificate",
+}
 
 
 def check(one: Object, version: str) -> None:

@@ -123,11 +123,14 @@ def test_the_development_package_compiles_a_program(
 def newer(package: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """The same package with a higher version."""
     tree = folder / "tree"
+    tree.mkdir(parents=True)
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
     control = tree / "DEBIAN/control"
     control.write_text(re.sub("(?m)^Version: .*$", "Version: 99", control.read_text()))
     made = folder / "newer.deb"
-    subprocess.run(["dpkg-deb", "--build", tree, made], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["dpkg-deb", "-Zgzip", "-z1", "--build", tree, made], check=True, stdout=subprocess.DEVNULL
+    )
     shutil.rmtree(tree)
     return made
 
@@ -167,3 +170,20 @@ def test_the_life_of_an_installation(
         assert host.machine.attempt("test", "-e", gone).returncode == 1, gone
     for kept in ("/dev/shm/holdfast", "/var/lib/holdfast"):
         assert (host.machine.attempt("test", "-e", kept).returncode == 1) == asked, kept
+
+
+def test_an_upgrade_ends_whole_when_the_daemon_does_not_come_up(
+    host: Host, packages: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    host.configure(settings="memory: {bytes_max: 64MiB}")
+    host.start()
+    # As a setting that the new version refuses.
+    host.machine.write("/etc/holdfast/ckptd.yaml", "memory: {bytes_mox: 64MiB}\n")
+    package = newer(packages["holdfast"], tmp_path / "newer")
+    done = host.machine.attempt("dpkg", "--install", package)
+    assert done.returncode == 0, done.stderr
+    assert "ckptd did not start again" in done.stderr
+    state = host.machine.run("dpkg-query", "--show", "--showformat=${db:Status-Status}", "holdfast")
+    assert state == "installed"
+    host.machine.write("/etc/holdfast/ckptd.yaml", "memory: {bytes_max: 64MiB}\n")
+    host.start()

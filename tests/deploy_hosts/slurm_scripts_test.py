@@ -11,6 +11,7 @@ import time
 import pytest
 from conftest import TREE
 from installed import Host
+from machine import Machine
 
 SLURM = "/usr/share/holdfast/slurm"
 ENVIRONMENT = ("env", "SLURM_JOB_ID=77", "SLURM_CLUSTER_NAME=hills")
@@ -115,6 +116,30 @@ def test_the_epilog_removes_nothing(host: Host) -> None:
     again.do("open")
     assert again.do("restore") == "ok attempt=1 step=5"
     again.end()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ("hills", "hills"),
+        ("GPU cluster", "GPU_cluster"),
+        ("my/cluster", "my_cluster"),
+        ("a b\nexport LD_PRELOAD=/tmp/x.so\n", "a_b_export_LD_PRELOAD__tmp_x.so_"),
+        ("Höhen", "H__hen"),
+    ],
+)
+def test_a_cluster_of_any_name_gives_one_that_a_job_may_have(
+    machine: Machine, cluster: str, name: str
+) -> None:
+    environment = ("env", f"SLURM_CLUSTER_NAME={cluster}", "SLURM_JOB_ID=77")
+    out = machine.run(*environment, "/opt/deploy/slurm/task_prolog")
+    assert out.splitlines() == [
+        f"export HOLDFAST_JOB=slurm-{name}-77",
+        "export HOLDFAST_START_DAEMON=0",
+    ]
+    machine.write("/usr/local/bin/ckptctl", '#!/bin/sh\necho "  if $2"\n', mode=0o755)
+    done = machine.attempt(*environment, "/opt/deploy/slurm/epilog")
+    assert f"slurm-{name}-77: if slurm-{name}-77\n" in done.stderr
 
 
 @pytest.mark.parametrize(

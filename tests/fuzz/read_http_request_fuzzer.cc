@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/loopback.h"
 #include "server/runtime/status_page/http_request.h"
 
 namespace {

@@ -131,11 +131,23 @@ TEST_F(CkptctlTest, RemoveWaitsForTheProcessesToEnd) {
   EXPECT_EQ(Ctl(node_, {"status", "--json"}).parsed["daemon"]["memory_bytes_used"], 0);
 }
 
+// It asks again and again, over more connections than one user may have at a time.
+TEST_F(CkptctlTest, DrainWaitsForLongerThanItHasConnections) {
+  const CtlAnswer drained = Ctl(node_, {"drain", "--wait", "6s", "--json"});
+  EXPECT_EQ(drained.exit_code, 1) << drained.text << drained.errors;
+  EXPECT_EQ(drained.parsed["safe"], false);
+  EXPECT_EQ(drained.parsed["jobs"][0]["job"], "llama");
+  EXPECT_EQ(Ctl(node_, {"drain", "--undo"}).exit_code, 0);
+}
+
 TEST_F(CkptctlTest, DoctorAndAKilledDaemon) {
   const json well = Ctl(node_, {"doctor", "--json"}).parsed;
   for (const json& finding : well["findings"]) {
     for (const char* check : {"daemon", "admin socket", "client socket", "pidfd"}) {
       EXPECT_TRUE(finding["check"] != check || finding["verdict"] == "ok") << finding;
+    }
+    if (finding["check"] == "config") {
+      EXPECT_EQ(finding["text"], node_.config_file() + " is understood") << "the daemon's own";
     }
   }
   node_.Kill();

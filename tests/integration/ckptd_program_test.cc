@@ -53,6 +53,29 @@ TEST(Ckptd, TellsItsVersionAndItsOptions) {
   }
 }
 
+TEST(Ckptd, WhatItCannotPrintIsNoSuccess) {
+  for (const std::string option : {"--version", "--help", "--print-reference", "--check-config"}) {
+    TemporaryDirectory memory("/dev/shm");
+    const Ended full = RunCkptd(
+        {option, "--memory-dir", memory.Path("m"), "--memory-bytes", "16MiB"}, "exec >/dev/full");
+    EXPECT_EQ(full.code, 1) << option;
+    EXPECT_EQ(full.err,
+              "ckptd: write 'standard output': No space left on device (ENOSPC); have it go to a "
+              "file or a pipe that takes it\n")
+        << option;
+  }
+}
+
+// `--config "$UNSET"`: no daemon with other places than were meant.
+TEST(Ckptd, EmptyPathsExitWithTwo) {
+  for (const std::string option :
+       {"--config", "--memory-dir", "--state-dir", "--socket", "--admin", "--memory-bytes"}) {
+    const Ended empty = RunCkptd({option, "", "--check-config"});
+    EXPECT_EQ(empty.code, 2) << option;
+    EXPECT_THAT(empty.err, HasSubstr(option + ": is empty")) << option;
+  }
+}
+
 TEST(Ckptd, TheExampleConfigurationIsSound) {
   const Ended checked = RunCkptd(
       {"--config", std::string(HOLDFAST_SOURCE_DIR) + "/deploy/ckptd.yaml", "--check-config"});
@@ -140,6 +163,18 @@ TEST(Ckptd, CheckConfigLooksAtThePlacesToo) {
   const Ended ended = RunCkptd(arguments);
   EXPECT_EQ(ended.code, 2);
   EXPECT_THAT(ended.err, HasSubstr("log.file"));
+}
+
+// It would wait for one without a word.
+TEST(Ckptd, APipeForTheLogNeedsAReader) {
+  TemporaryDirectory memory("/dev/shm");
+  TemporaryDirectory dir;
+  const std::vector<std::string> arguments = ArgumentsIn(memory, dir);
+  ASSERT_EQ(::mkfifo(dir.Path("pipe").c_str(), 0600), 0);
+  WriteText(dir.Path("ckptd.yaml"), "log: {file: \"" + dir.Path("pipe") + "\"}\n");
+  const Ended ended = RunCkptd(arguments);
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.err, HasSubstr("log.file: '" + dir.Path("pipe") + "' is a pipe that nobody"));
 }
 
 // Whatever the file holds, it is said in one whole line.

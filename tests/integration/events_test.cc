@@ -1,5 +1,6 @@
 // What ckptd tells of: `ckptctl events`, events.command, and the health port.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "holdfast/v1/admin.grpc.pb.h"
 #include "tests/integration/ctl.h"
 #include "tests/integration/harness.h"
 #include "tests/server/runtime/health_probe.h"
@@ -138,6 +140,44 @@ TEST_F(EventsTest, WhoChangedWhatIsTold) {
   EXPECT_THAT(told[1], AllOf(HasSubstr(who + "RemoveCheckpointRequest"), HasSubstr("step: 99"),
                              HasSubstr("}: not done: ")));
   EXPECT_THAT(node_->Log(), HasSubstr("command: " + who + "PinRequest"));
+}
+
+// However often somebody asks for what is refused, and however little is logged: what was done is
+// in the log.
+TEST_F(EventsTest, WhatWasDoneStaysInTheLog) {
+  Start({.log_level = "error"});
+  Save("llama", "10");
+  const auto admin = v1::Admin::NewStub(
+      grpc::CreateChannel("unix:" + node_->admin_socket(), grpc::InsecureChannelCredentials()));
+  for (int i = 0; i < 1000; ++i) {
+    v1::PinRequest request;
+    request.set_job("nobody's");
+    grpc::ClientContext context;
+    v1::PinReply reply;
+    EXPECT_FALSE(admin->Pin(&context, request, &reply).ok());
+  }
+  ASSERT_EQ(Ctl(*node_, {"rm", "llama", "--yes"}).exit_code, 0);
+  ASSERT_EQ(node_->Stop(), 0);  // what was logged is out
+  EXPECT_THAT(node_->Log(), HasSubstr("RemoveJobRequest"));
+  EXPECT_THAT(node_->Log(), HasSubstr("PinRequest"));
+}
+
+// It quotes what the operator's own program has printed.
+TEST_F(EventsTest, WhatIsWrongWithTheNodeOnlyItsOperatorsSee) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "needs root to become other users";
+  }
+  Start({.config =
+             "events: {command: [/bin/sh, -c, \"echo https://secret; false\"], least: info}\n"});
+  ASSERT_TRUE(node_->Until([&](const v1::GetStatusReply& status) {
+    return status.daemon().problems_size() == 1 &&
+           status.daemon().problems(0).find("secret") != std::string::npos;
+  })) << node_->Log();
+  EXPECT_THAT(Ctl(*node_, {"status", "--json"}).text, HasSubstr("secret"));
+  const CtlAnswer other = Ctl(*node_, {"status", "--json"}, 12345);
+  EXPECT_THAT(other.text, Not(HasSubstr("secret")));
+  EXPECT_EQ(other.parsed["daemon"]["problems"],
+            json::array({"1 problem of this node: root and ckptd's own user see what they are"}));
 }
 
 TEST_F(EventsTest, WhoIsRefusedLearnsNothingByTrying) {

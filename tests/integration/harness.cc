@@ -240,7 +240,8 @@ std::vector<std::string> Node::Arguments() const {
 bool Node::Start(const std::string& sync_point) {
   const std::string config =
       options_.config.find("metrics:") == std::string::npos ? "metrics: {address: \"off\"}\n" : "";
-  WriteText(config_file(), config + "log: {level: debug}\n" + TierSettings() + options_.config);
+  WriteText(config_file(), config + "log: {level: " + options_.log_level + "}\n" + TierSettings() +
+                               options_.config);
   // The daemon says that it is ready as it says it to systemd.
   const std::string notify_path = state_.Path("notify");
   ::unlink(notify_path.c_str());

@@ -40,6 +40,7 @@ struct NodeOptions {
   std::string remote_options;  // YAML of section remote, likewise
   std::vector<std::string> nvme_dirs;  // instead of directories of the harness's
   std::string remote_dir;
+  std::string log_level = "debug";
 };
 
 // One ckptd, to be started, killed and started again over the same directories.

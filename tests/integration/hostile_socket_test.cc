@@ -120,6 +120,29 @@ TEST_F(HostileSocketTest, DescriptorsAreClosedWithTheConnection) {
   EXPECT_LE(OpenDescriptors(node_->pid()), before + 2);
 }
 
+// Protobuf says of such what it thinks: not by itself, and not as often as they come.
+TEST_F(HostileSocketTest, TextsThatAreNoUtf8DoNotFillTheLog) {
+  StartNode();
+  v1::ClientFrame hello;
+  hello.set_id(1);
+  hello.mutable_hello()->set_protocol(1);
+  hello.mutable_hello()->set_client("abc");
+  std::string bytes = hello.SerializeAsString();
+  bytes.replace(bytes.find("abc"), 3, "\xff\xfe\xfd");
+  for (int i = 0; i < 2000; ++i) {
+    auto client = RawClient::Connect(node_->socket());
+    ASSERT_NE(client, nullptr);
+    client->SendBytes(Framed(bytes));
+    ASSERT_TRUE(client->WaitClosed());
+  }
+  ExpectHealthy();
+  ASSERT_EQ(node_->Stop(), 0);  // what was logged is out
+  const std::string log = node_->Log();
+  EXPECT_EQ(log.find("[libprotobuf"), std::string::npos);
+  EXPECT_NE(log.find("warning Protobuf: "), std::string::npos);
+  EXPECT_LT(log.size(), 1u << 20);
+}
+
 TEST_F(HostileSocketTest, ClientsThatSayNothingOrHalfAFrameAreClosed) {
   StartNode("hello_timeout_ms: 1000");
   auto silent = RawClient::Connect(node_->socket());

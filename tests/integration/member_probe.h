@@ -44,6 +44,7 @@ class Member {
  public:
   explicit Member(const MemberOptions& options) {
     v1::ClusterConfig config;
+    config.set_plaintext(true);
     config.set_advertise_address(options.address);
     for (const std::string& endpoint : options.etcd) {
       config.mutable_etcd()->add_endpoints(endpoint);

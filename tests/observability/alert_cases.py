@@ -165,29 +165,46 @@ CASES = [
     Case(
         alert="HoldfastExposedToNodeLoss",
         severity="warning",
-        fires=job_running(**{survives("node"): "0x400", survives("process"): "0+60x400"}),
+        fires=job_running(
+            **{survives("node"): "0x400", survives("process"): "0+60x400", lag("peer"): "0x400"}
+        ),
         at=90,
         labels={**ON_NODE, "job_name": "llama", "failure": "node"},
         summary="Losing a node would cost job llama 1h 30m 0s of training",
         description="Its newest step that is whole without any one node is that old.",
         quiet=[
-            job_ended(**{survives("node"): "0x400"}),
-            job_running(**{survives("node"): "0x62 3720x60"}),  # just before the alert
-            job_running(**{survives("node"): "0+60x400", survives("all_nodes"): "0x400"}),
+            job_ended(**{survives("node"): "0x400", lag("remote"): "0x400"}),
+            job_running(  # just before the alert
+                **{survives("node"): "0x62 3720x60", lag("remote"): "0x400"}
+            ),
+            job_running(
+                **{
+                    survives("node"): "0+60x400",
+                    survives("all_nodes"): "0x400",
+                    lag("remote"): "0x400",
+                }
+            ),
+            job_running(**{survives("node"): "0x400"}),  # it has neither replicas nor remote
+            job_running(**{survives("node"): "0x400", lag("nvme"): "0x400"}),
         ],
     ),
     Case(
         alert="HoldfastExposedToClusterLoss",
         severity="warning",
-        fires=job_running(**{survives("all_nodes"): "0x400"}),
+        fires=job_running(**{survives("all_nodes"): "0x400", lag("remote"): "0x400"}),
         at=300,
         labels={**ON_NODE, "job_name": "llama", "failure": "all_nodes"},
         summary="Losing all nodes would cost job llama 5h 0m 0s of training",
         description="Its newest step that is whole in the remote tier is that old.",
         quiet=[
-            job_ended(**{survives("all_nodes"): "0x400"}),
-            job_running(**{survives("all_nodes"): "0x242 14520x100"}),  # just before the alert
-            job_running(**{survives("domain"): "0x400"}),
+            job_ended(**{survives("all_nodes"): "0x400", lag("remote"): "0x400"}),
+            job_running(  # just before the alert
+                **{survives("all_nodes"): "0x242 14520x100", lag("remote"): "0x400"}
+            ),
+            job_running(**{survives("domain"): "0x400", lag("remote"): "0x400"}),
+            job_running(  # there is no remote tier
+                **{survives("all_nodes"): "0x400", lag("nvme"): "0x400", lag("peer"): "0x400"}
+            ),
         ],
     ),
     Case(

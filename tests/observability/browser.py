@@ -20,7 +20,7 @@ class Browser:
     """One page. What it complains of (errors, and what a policy forbids) is in `complaints`.
 
     with Browser() as browser:
-        browser.open("http://127.0.0.1:9470/")
+        browser.open("http://127.0.0.1:9467/")
         browser.wait_for("document.title == 'Holdfast'")
     """
 

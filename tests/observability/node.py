@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import re
 import select
 import shutil
-import socket
 import subprocess
-import tempfile
+import sys
 import urllib.request
 
+from files import TREE
 from prometheus import DEADLINE_S
 
-BIN = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin"))
+sys.path.append(str(TREE / "tests/python"))
+from daemons import BIN, Daemon, own_folders  # noqa: E402
+
 STATE_BYTES = 1_000_000
 
 
@@ -56,62 +56,31 @@ cluster: {listen_address: "127.0.0.1:0", advertise_address: "127.0.0.1:0"}
 """
 
 
-class Node:
+class Node(Daemon):
+    """A daemon that can be asked for its metrics, and the ranks on it."""
+
     def __init__(self, settings: str = WHOLE) -> None:
-        self.root = pathlib.Path(tempfile.mkdtemp(prefix="hf-obs-"))
-        self.memory = pathlib.Path(tempfile.mkdtemp(prefix="hf-obs-", dir="/dev/shm"))
-        self.remote = self.root / "remote"
-        self.socket = self.root / "ckptd.sock"
+        root, memory = own_folders(["remote"])
+        super().__init__(
+            root,
+            memory,
+            settings.replace("ROOT", str(root)),
+            metrics="127.0.0.1:0",
+            memory_bytes="256MiB",
+        )
+        self.remote = root / "remote"
         self.ranks: list[Rank] = []
         self.metrics_address = ""
-        self.process: subprocess.Popen[bytes] | None = None
-        self.remote.mkdir()
-        (self.root / "ckptd.yaml").write_text(
-            'metrics: {address: "127.0.0.1:0"}\n' + settings.replace("ROOT", str(self.root))
-        )
 
     def start(self) -> None:
-        ready_path = self.root / "notify.sock"
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
-            open(self.root / "log", "ab") as log,
-        ):
-            ready.bind(str(ready_path))
-            self.process = subprocess.Popen(
-                [
-                    BIN / "ckptd",
-                    f"--config={self.root / 'ckptd.yaml'}",
-                    f"--memory-dir={self.memory}",
-                    f"--state-dir={self.root / 'state'}",
-                    f"--socket={self.socket}",
-                    f"--admin={self.root / 'admin.sock'}",
-                    "--memory-bytes=256MiB",
-                ],
-                env={**os.environ, "NOTIFY_SOCKET": str(ready_path)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-            end = os.pidfd_open(self.process.pid)
-            readable, _, _ = select.select([ready, end], [], [], DEADLINE_S)
-            os.close(end)
-        assert ready in readable, f"ckptd did not become ready: {self.log()}"
+        super().start()
         port = re.search(r"metrics_port=(\d+)", (self.root / "log").read_text())
         assert port is not None
         self.metrics_address = f"127.0.0.1:{port[1]}"
 
-    def log(self) -> str:
-        return (self.root / "log").read_text(errors="replace")[-4000:]
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(DEADLINE_S)
-            self.process = None
-
     def close(self) -> None:
         self.end_ranks()
-        self.kill()
+        self.stop()
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.rmtree(self.memory, ignore_errors=True)
 
@@ -135,17 +104,6 @@ class Node:
     def save(self, step: int) -> None:
         for command, answer in ((f"save {step}", "ok sealed"), ("committed", "ok committed")):
             assert self.ask(command) == [answer] * len(self.ranks)
-
-    def ctl(self, *words: str) -> str:
-        done = subprocess.run(
-            [BIN / "ckptctl", *words, f"--socket={self.root / 'admin.sock'}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        assert done.returncode == 0, f"ckptctl {' '.join(words)}: {done.stdout}{done.stderr}"
-        return done.stdout
 
     def metrics(self) -> str:
         with urllib.request.urlopen(

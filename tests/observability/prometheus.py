@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 DEADLINE_S = 90
@@ -42,7 +42,14 @@ def wait_until(what: str, look: Callable[[], T | None], deadline_s: float = DEAD
 
 
 class Prometheus:
-    def __init__(self, root: pathlib.Path, targets: dict[str, list[str]], rules: str) -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        targets: dict[str, list[str]],
+        rules: str,
+        *,
+        more: Sequence[dict] = (),  # scrape jobs as Prometheus has them
+    ) -> None:
         self._root = root
         (root / "rules.yaml").write_text(rules)
         config = {
@@ -55,7 +62,8 @@ class Prometheus:
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": addresses}]}
                 for job, addresses in targets.items()
-            ],
+            ]
+            + list(more),
         }
         (root / "prometheus.yaml").write_text(json.dumps(config))  # JSON is YAML, too
         self._process: subprocess.Popen[bytes] | None = None

@@ -193,3 +193,11 @@ def test_the_dashboards_panels_are_whole() -> None:
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
             assert "$node" in target["expr"] and "$cluster" in target["expr"], panel["title"]
+
+
+def test_a_panel_shows_what_its_axis_is_of() -> None:
+    for panel in files.panels(files.dashboard()):
+        defaults = panel["fieldConfig"]["defaults"]
+        kind = {"bytes": "bytes", "Bps": "bytes", "s": "seconds"}.get(defaults["unit"], "")
+        for target in panel["targets"]:
+            assert kind in target["expr"], f"{panel['title']}: {target['expr']}"

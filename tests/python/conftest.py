@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from daemons import Daemon
+from daemons import Daemon, own_daemon
 
 if TYPE_CHECKING:
     from training import Torchrun
@@ -20,25 +19,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def make_daemon() -> Iterator[Callable[..., Daemon]]:
     """make_daemon(settings="…ROOT/nvme…", ["nvme"]): a daemon that runs, with these folders under ROOT; all gone after the test."""
-    made: list[Daemon] = []
-    folders: list[str] = []
-
-    def make(settings: str = "", inside: Iterable[str] = ()) -> Daemon:
-        root = tempfile.mkdtemp(prefix="hf-py-")
-        memory = tempfile.mkdtemp(prefix="hf-py-", dir="/dev/shm")
-        folders.extend([root, memory])
-        for name in inside:
-            (pathlib.Path(root) / name).mkdir()
-        daemon = Daemon(pathlib.Path(root), pathlib.Path(memory), settings.replace("ROOT", root))
-        made.append(daemon)
-        daemon.start()
-        return daemon
-
-    yield make
-    for daemon in made:
-        daemon.stop()
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as made:
+        yield lambda settings="", inside=(): made.enter_context(own_daemon(settings, inside))
 
 
 @pytest.fixture

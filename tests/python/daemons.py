@@ -1,13 +1,17 @@
-"""Real daemons and processes for the tests of the Python package."""
+"""Real daemons and processes, for the tests in Python of whatever folder."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator
 
 DEADLINE_S = int(os.environ.get("HOLDFAST_TEST_DEADLINE_S", "240"))
 BIN = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin"))
@@ -16,13 +20,22 @@ BIN = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin"))
 class Daemon:
     """A ckptd with directories of its own. `start` after `kill` finds what the last one left."""
 
-    def __init__(self, root: pathlib.Path, memory: pathlib.Path, settings: str = "") -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        memory: pathlib.Path,
+        settings: str = "",
+        *,
+        metrics: str = "off",
+        memory_bytes: str = "4GiB",
+    ) -> None:
         self.root = root
         self.memory = memory
         self.socket = root / "ckptd.sock"
         self.admin = root / "admin.sock"
         self.config = root / "ckptd.yaml"
-        self.config.write_text("metrics: {address: 'off'}\n" + settings)
+        self.config.write_text(f"metrics: {{address: '{metrics}'}}\n" + settings)
+        self._memory_bytes = memory_bytes
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -42,7 +55,7 @@ class Daemon:
                     f"--state-dir={self.root / 'state'}",
                     f"--socket={self.socket}",
                     f"--admin={self.admin}",
-                    "--memory-bytes=4GiB",
+                    f"--memory-bytes={self._memory_bytes}",
                 ],
                 env={**os.environ, "NOTIFY_SOCKET": str(ready_path)},
                 stdin=subprocess.DEVNULL,
@@ -83,6 +96,28 @@ class Daemon:
         )
         assert done.returncode == 0, f"ckptctl {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+
+def own_folders(inside: Iterable[str] = ()) -> tuple[pathlib.Path, pathlib.Path]:
+    """For a daemon: its root, with these folders in it, and one on a tmpfs. Short, as a socket's path must be."""
+    root = pathlib.Path(tempfile.mkdtemp(prefix="hf-"))
+    for name in inside:
+        (root / name).mkdir()
+    return root, pathlib.Path(tempfile.mkdtemp(prefix="hf-", dir="/dev/shm"))
+
+
+@contextlib.contextmanager
+def own_daemon(settings: str = "", inside: Iterable[str] = ()) -> Iterator[Daemon]:
+    """One that runs, with folders of its own that go with it; in the settings ROOT is its root."""
+    root, memory = own_folders(inside)
+    one = Daemon(root, memory, settings.replace("ROOT", str(root)))
+    try:
+        one.start()
+        yield one
+    finally:
+        one.stop()
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 def run_python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 // step"): the agreement by itself, over several nodes, and the way of that step into the tiers.
 #include <gtest/gtest.h>
 
+#include "server/coordinator.h"
 #include "server/stop_agreement.h"
 #include "tests/server/cluster_world.h"
 
@@ -393,6 +394,44 @@ TEST_F(LastStepTest, ItWaitsForNoOtherStep) {
   SaveAll(4);
   EXPECT_TRUE(InRemote(4));
   hang = false;
+}
+
+// A loop that hears it and goes on, or asks only after each hundredth step: what it saves is never
+// more than one at a time beyond what may be under way.
+TEST_F(LastStepTest, ThoseAfterItDoNotPileUp) {
+  Begin();
+  std::set<Step> begun;
+  bool hang = true;
+  for (const char* node : {"a", "b"}) {
+    w[node].delay = [&](const Action& action) {
+      const auto* flush = std::get_if<FlushShard>(&action);
+      if (flush != nullptr) {
+        begun.insert(flush->key.id.step);
+      }
+      return hang && flush != nullptr;
+    };
+  }
+  ASSERT_TRUE(Stops(*r0, 1, true));
+  ASSERT_TRUE(Stops(*r1, 1));
+  for (Step step = 1; step <= 3; ++step) {  // (more than memory holds would be shed)
+    SaveAll(step);
+  }
+  EXPECT_EQ(begun, (std::set<Step>{1, 2})) << "as many as of any job";
+  hang = false;
+}
+
+TEST_F(RareStepsTest, WhoLivesOnIsAJobLikeOthers) {
+  Begin();
+  SaveAll(1);
+  ASSERT_TRUE(Stops(*r0, 2, true));
+  ASSERT_TRUE(Stops(*r1, 2));
+  SaveAll(2);
+  ASSERT_TRUE(InRemote(2));
+  SaveAll(3);
+  EXPECT_TRUE(InRemote(3)) << "it may be the last one";
+  w.Advance(seconds(30) + kStopCounts);
+  SaveAll(4);
+  EXPECT_FALSE(InRemote(4)) << "as its policy says";
 }
 
 }  // namespace

@@ -185,6 +185,29 @@ TEST_F(LeavingWithReplicasTest, ReplicasThatLieThereAreMadeElsewhere) {
   EXPECT_EQ(NodesWith(2, 1), (std::set<std::string>{"a", "b"}));
 }
 
+// What ckptctl goes by: of each job that has something there, somebody must say what would be lost.
+TEST_F(LeavingTest, TheNodeSaysWhichJobsHaveSomethingThere) {
+  Begin();
+  const auto look = [&](const std::string& node) {
+    v1::DrainRequest request = Drain(node);
+    request.set_look(true);
+    return *w[node].Admin<v1::DrainReply>(request, 0);
+  };
+  EXPECT_FALSE(look("a").draining());
+  EXPECT_EQ(Job().leaving_size(), 0) << "looking changes nothing";
+  ASSERT_TRUE(Told("c", Drain("a")).ok());
+  const v1::DrainReply there = look("a");
+  EXPECT_TRUE(there.draining());
+  ASSERT_EQ(there.jobs_size(), 1);
+  EXPECT_EQ(there.jobs(0).name(), "job");
+  EXPECT_EQ(there.jobs(0).uuid(), Job().uuid());
+  ASSERT_TRUE(Told("a", Drain("c")).ok());
+  EXPECT_EQ(look("c").jobs_size(), 0) << "nothing is there";
+  w["a"].Restart();
+  w.Advance(seconds(1));
+  EXPECT_FALSE(look("a").draining()) << "it forgets";
+}
+
 class LeavingWithRemoteTest : public LeavingTest {
  protected:
   LeavingWithRemoteTest() : LeavingTest({.remote_every = 1000}) {}

@@ -2,10 +2,15 @@
 // nothing else arrives.
 #include "server/peer_codec.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/descriptor.pb.h>
+#include <google/protobuf/dynamic_message.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -537,6 +542,60 @@ TEST(PeerCodecTest, WhatCoordinatorsSayArrivesWithAllItsFields) {
 
 TEST(PeerCodecTest, WhatNodesSayArrivesWithAllItsFields) {
   ExpectAllArrive<NodeMessage>();
+}
+
+// Of the release before, as tests/compat has it: what it says is what it knows of.
+class OlderDaemon {
+ public:
+  OlderDaemon() {
+    std::ifstream file(
+        std::string(HOLDFAST_SOURCE_DIR) + "/tests/fixtures/protocol/0.1/schema.binpb",
+        std::ios::binary);
+    google::protobuf::FileDescriptorSet set;
+    EXPECT_TRUE(set.ParseFromIstream(&file));
+    for (const google::protobuf::FileDescriptorProto& each : set.file()) {
+      EXPECT_NE(pool_.BuildFile(each), nullptr);
+    }
+  }
+  // Empty: it has no such message.
+  std::string Says(const std::string& bytes) {
+    const google::protobuf::Descriptor* const type =
+        pool_.FindMessageTypeByName("holdfast.v1.PeerMessage");
+    std::unique_ptr<google::protobuf::Message> message(factory_.GetPrototype(type)->New());
+    EXPECT_TRUE(message->ParseFromString(bytes));
+    message->DiscardUnknownFields();
+    const bool known = message->GetReflection()->HasOneof(*message, type->FindOneofByName("body"));
+    return known ? message->SerializeAsString() : "";
+  }
+
+ private:
+  google::protobuf::DescriptorPool pool_;
+  google::protobuf::DynamicMessageFactory factory_;
+};
+
+template <typename Variant>
+int ExpectUnderstoodOf(OlderDaemon& older) {
+  int understood = 0;
+  ForEachKind<Variant>([&]<typename T>(size_t i) {
+    if constexpr (!kLocal<T>) {
+      T said;
+      Filler(kHere).Fill(said);
+      const std::string bytes = older.Says(*Encoded(Variant(said)));
+      if (!bytes.empty()) {
+        ++understood;
+        const absl::StatusOr<PeerSaid> come = DecodePeer(bytes, Context());
+        EXPECT_TRUE(come.ok()) << i << ": " << ToString(come.status());
+      }
+    }
+  });
+  return understood;
+}
+
+TEST(PeerCodecTest, WhatAnOlderDaemonDoesNotSayIsNotMissed) {
+  OlderDaemon older;
+  EXPECT_GT(ExpectUnderstoodOf<ToCoordinator>(older), 40);
+  EXPECT_GT(ExpectUnderstoodOf<ToAgent>(older), 25);
+  EXPECT_GT(ExpectUnderstoodOf<NodeMessage>(older), 9);
 }
 
 // Each value of an enum, one after the other: what is not in the codec's tables does not arrive.

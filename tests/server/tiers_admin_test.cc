@@ -139,11 +139,19 @@ TEST(TierAdmin, AStepThatNobodyKnowsIsNotExplained) {
 
 TEST(TierAdmin, WhatIsWrongWithASettingIsSaidByItsName) {
   TierWorld w;
+  v1::SetOptionsRequest twice = Set("job", "nvme.keep_last", "3");
+  *twice.add_options() = twice.options(0);
   for (const auto& [request, said] : std::vector<std::pair<v1::SetOptionsRequest, std::string>>{
            {Set("job", "nvme.no_such", "1"), "set: nvme.no_such: unknown setting"},
            {Set("job", "nvme.keep_last", "many"), "set: nvme.keep_last: "},
            {Set("job", "nvme.keep_last", "0"), "set: nvme.keep_last: 0 is not within"},
            {Set("job", "tape.keep_last", "1"), "set: tape: unknown setting"},
+           {Set("job", "nvme.every_steps", "-1"),
+            "set: nvme.every_steps: '-1' is neither a number (10) nor a size (4GiB), a time "
+            "(10min) "
+            "or a word"},
+           {Set("job", "a.b.c", "1"), "set: 'a.b.c=1': expected TIER.SETTING=VALUE"},
+           {twice, "set: nvme.keep_last: given twice"},
            {Set("", "nvme.bandwidth_bytes_per_s_max", "many"),
             "set: nvme.bandwidth_bytes_per_s_max: "}}) {
     const absl::Status refused = w.h.Admin<v1::SetOptionsReply>(request, 0).status();
@@ -362,6 +370,17 @@ TEST(TierAdmin, RebuildForgetsATierThatIsEmptyNow) {
     EXPECT_EQ(Where(w, 1), (std::vector<std::string>{"memory", other}));
     EXPECT_EQ(w.h.Daemon().tiers(tier == TierKind::kNvme ? 0 : 1).bytes_used(), 0u);
   }
+}
+
+TEST(TierAdmin, NothingInMemoryIsReadAgain) {
+  TierWorld w;
+  v1::RebuildRequest rebuild;
+  rebuild.set_tier("memory");
+  const absl::Status refused = w.h.Admin<v1::RebuildReply>(rebuild, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_NE(Message(refused).find("what lies in memory is read when ckptd starts"),
+            std::string::npos)
+      << refused;
 }
 
 TEST(TierAdmin, RebuildForgetsNothingWhereATierCouldNotBeRead) {

@@ -4,7 +4,9 @@
 #include <cerrno>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "tests/server/tier_world.h"
 
 namespace holdfast::testing {
@@ -383,6 +385,22 @@ TEST(Flush, AStepLargerThanTheBudgetCostsNoOther) {
   EXPECT_EQ(w.Remote(), (Steps{1, 2, 3})) << "nothing that goes would help";
   EXPECT_NE(w.Tier("remote").problem().find("more than all of remote.bytes_max"), std::string::npos)
       << w.Tier("remote").problem();
+}
+
+// Files that are kept to be overwritten have their part of nvme.bytes_max: the number is not the
+// one that was set.
+TEST(Flush, OfNvmeItIsSaidThatItsBudgetIsWhatIsLeftForCopies) {
+  TierWorld w;
+  w.EndAll();
+  w.h.nvme_bytes_max = kSlot / 4;
+  w.h.Restart();
+  w.Restore();
+  ASSERT_TRUE(w.Save(1));
+  EXPECT_NE(w.Tier("nvme").problem().find(
+                absl::StrCat("more than the ", FormatBytes(kSlot / 4),
+                             " that nvme.bytes_max leaves for copies; raise it")),
+            std::string::npos)
+      << w.Tier("nvme").problem();
 }
 
 TEST(Flush, AStalledTierHoldsUpNothingElse) {

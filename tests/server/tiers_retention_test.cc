@@ -1,6 +1,7 @@
 // What goes from the durable tiers, and what never does (docs/protocol.md §11).
 #include <gtest/gtest.h>
 
+#include "server/agent.h"
 #include "server/coordinator.h"
 #include "tests/server/tier_world.h"
 
@@ -585,6 +586,49 @@ TEST(Removal, OfAJobWhoseTierFailsIsSaidAndTriedAgain) {
   w.h.fail = nullptr;
   EXPECT_TRUE(w.h.Admin<v1::RemoveJobReply>(rm).ok());
   EXPECT_TRUE(w.h.remote.copies.empty());
+}
+
+// A flush that was cancelled is answered before its last write has returned.
+TEST(Removal, OfAJobWaitsForWhatWasCancelledToEnd) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  w.h.Kill(w.ranks[0]);
+  bool ended = false;
+  w.h.fail = [&](const Action& a) {
+    const auto* remove = std::get_if<RemoveJobCopies>(&a);
+    return remove != nullptr && remove->tier == TierKind::kRemote && !ended
+               ? absl::AbortedError("it has not ended")
+               : absl::OkStatus();
+  };
+  v1::RemoveJobRequest rm;
+  rm.set_job("job");
+  AdminToken token = w.h.next_token;
+  EXPECT_FALSE(w.h.Admin<v1::RemoveJobReply>(rm).ok());
+  w.h.Advance(std::chrono::seconds(3));
+  ASSERT_EQ(w.h.admin_replies.count(token), 0u) << "it waits";
+  ended = true;
+  w.h.Advance(kEndingLook);
+  ASSERT_EQ(w.h.admin_replies.count(token), 1u);
+  EXPECT_TRUE(w.h.admin_replies.at(token).status.ok());
+  EXPECT_TRUE(w.h.remote.copies.empty());
+  EXPECT_TRUE(w.h.states.empty());
+}
+
+TEST(Removal, OfAJobDoesNotWaitForEverForWhatHangs) {
+  TierWorld w;
+  ASSERT_TRUE(w.Save(1));
+  w.h.Kill(w.ranks[0]);
+  w.h.fail = [](const Action& a) {
+    return std::holds_alternative<RemoveJobCopies>(a) ? absl::AbortedError("it has not ended")
+                                                      : absl::OkStatus();
+  };
+  v1::RemoveJobRequest rm;
+  rm.set_job("job");
+  const AdminToken token = w.h.next_token;
+  EXPECT_FALSE(w.h.Admin<v1::RemoveJobReply>(rm).ok());
+  w.h.Advance(kSettle + kEndingLook);
+  ASSERT_EQ(w.h.admin_replies.count(token), 1u);
+  EXPECT_TRUE(absl::IsAborted(w.h.admin_replies.at(token).status));
 }
 
 TEST(Removal, OfAJobThatFailsHalfwayLeavesWhatItsTiersReallyHave) {

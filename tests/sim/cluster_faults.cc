@@ -55,6 +55,9 @@ const char* NameOf(Fault fault) {
       "reader attaches",
       "another user's process joins",
       "another user's wish",
+      "node drained, or not any more",
+      "job told to end",
+      "settings read again",
   };
   return kNames[static_cast<size_t>(fault)];
 }
@@ -127,6 +130,10 @@ void World::MakeWeather() {
   }
   if (options.rates == Rates::kDrives) {
     weights_ = {1, 3, 0, 3, 0, 0};
+    return;
+  }
+  if (options.rates == Rates::kOperators) {
+    weights_ = {2, 2, 1, 1, 1, 4};
     return;
   }
   if (options.rates == Rates::kReshards) {

@@ -189,7 +189,7 @@ void Node::StartDaemon() {
   w_.Trace(name + ": daemon starts");
   core_ = std::make_unique<NodeCore>(config_, name, w_.t.Random(), 0);
   Started started;
-  started.memory_bytes_max = 4096 * kSlotBytes;
+  started.memory_bytes_max = kMemoryBytes;
   started.boot_id = absl::StrCat("boot-", index, "-", boots_);
   for (const auto& [slot, file] : files_) {
     FoundSlot found{slot, file->bytes, file->note, std::nullopt};

@@ -96,6 +96,7 @@ class Node {
   // ---- for people ----
   void Ask(decltype(AdminRequest::request) request, uint32_t uid,
            std::function<void(const AdminReply&)> answer);
+  void ReadOtherSettings();
 
   // ---- what goes wrong ----
   SimTier& nvme() { return nvme_; }

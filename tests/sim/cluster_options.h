@@ -15,12 +15,13 @@ enum class Rates {
   kNone,
   kRealistic,
   kAbsurd,
-  kErasures,  // absurd: etcd is erased again and again, and many nodes find it late
-  kDrives,    // absurd: nodes reboot again and again, and others read from drives slowly
-  kReshards,  // absurd: jobs come back with other numbers of ranks again and again
+  kErasures,   // absurd: etcd is erased again and again, and many nodes find it late
+  kDrives,     // absurd: nodes reboot again and again, and others read from drives slowly
+  kReshards,   // absurd: jobs come back with other numbers of ranks again and again
+  kOperators,  // absurd: nodes are drained, jobs told to end, settings read again, again and again
 };
-inline constexpr std::array<const char*, 6> kRatesNames = {"none",     "realistic", "absurd",
-                                                           "erasures", "drives",    "reshards"};
+inline constexpr std::array<const char*, 7> kRatesNames = {
+    "none", "realistic", "absurd", "erasures", "drives", "reshards", "operators"};
 
 struct Options {
   uint64_t seed = 1;
@@ -44,6 +45,7 @@ inline constexpr Duration kLeaseTtl = std::chrono::seconds(10);
 // 2 s after its deadline, and the runtime may be late itself.
 inline constexpr Duration kAnswerSlack = std::chrono::seconds(30);
 inline constexpr uint64_t kSlotBytes = 2ull << 20;
+inline constexpr uint64_t kMemoryBytes = 4096 * kSlotBytes;  // of a node
 
 enum class Fault {
   kProcessKilled,
@@ -88,6 +90,9 @@ enum class Fault {
   kReader,         // attaches, and takes part in nothing
   kStranger,       // another user's process joins under the name
   kStrangersWish,  // another user would change something of it
+  kDrained,        // a node is taken out, or let in again
+  kToldToEnd,      // a rank hears that its job is to end
+  kSettingsRead,   // a daemon reads others
   kCount
 };
 const char* NameOf(Fault fault);

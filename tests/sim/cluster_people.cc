@@ -11,6 +11,9 @@ namespace holdfast::sim::cluster {
 using std::chrono::seconds;
 
 void World::PeopleTrouble() {
+  if (options.rates == Rates::kOperators && t.Chance(0.8)) {
+    return OperatorTrouble();
+  }
   Node* node = AnyNode(true);
   Job& job = jobs_[t.Below(jobs_.size())];
   if (node == nullptr) {

@@ -15,6 +15,8 @@ using v1::Failure;
 
 namespace {
 
+constexpr Duration kDrain = std::chrono::seconds(20);
+
 uint64_t ToMillis(Duration d) {
   return static_cast<uint64_t>(d / milliseconds(1));
 }
@@ -132,6 +134,13 @@ void RankProcess::Hang(Duration time) {
   hangs_until_ = w_.t.now() + time.count();
 }
 
+void RankProcess::TellToEnd(Duration grace) {
+  if (killed_at_ == 0) {
+    killed_at_ = w_.t.now() + grace.count();
+    w_.t.After(grace, [this] { End(); });
+  }
+}
+
 void RankProcess::Connect() {
   if (!node_.up()) {
     return Later(milliseconds(300), &RankProcess::Connect);
@@ -163,6 +172,9 @@ void RankProcess::Join() {
   join.set_deadline_ms(ToMillis(deadline));
   if (attempt_ != 0) {
     join.set_attempt(attempt_);
+    if (passed_) {
+      join.set_passed_step(*passed_);
+    }
   } else {
     join.set_launch(launch_);
   }
@@ -352,8 +364,34 @@ void RankProcess::Begin() {
     return Later(milliseconds(std::max<uint64_t>(job_.pace_ms / 4, 5)), &RankProcess::Begin);
   }
   ++step_;
+  w_.operated() ? Reach() : Save();
+}
+
+// Whether it is the last step.
+void RankProcess::Reach() {
+  v1::ClientFrame frame;
+  v1::ReachStep& reach = *frame.mutable_reach_step();
+  reach.set_step(step_);
+  if (killed_at_ != 0) {
+    reach.set_told_to_stop(true);
+    reach.set_grace_ms(ToMillis(Duration(std::max<int64_t>(killed_at_ - w_.t.now(), 0))));
+  }
+  Call(frame, seconds(10), [this](const v1::DaemonFrame& reply, const FilePtr&) {
+    if (reply.has_failure()) {
+      return Refused(reply.failure(), "reach");
+    }
+    ends_ = reply.reach_step().stop();
+    w_.counts.states[ends_ ? "reach: the last one" : "reach: go on"]++;
+    if (!ends_) {
+      passed_ = step_;
+    }
+    Save();
+  });
+}
+
+void RankProcess::Save() {
   const bool hurried = PerRank() == 1 || w_.t.Chance(PerRank());
-  const Duration deadline = !hurried           ? seconds(30)
+  const Duration deadline = !hurried || ends_  ? seconds(30)
                             : w_.t.Chance(0.7) ? Duration(0)
                                                : w_.t.Millis(0, 4000);
   v1::ClientFrame frame;
@@ -436,11 +474,26 @@ void RankProcess::Seal() {
       return Refused(reply.failure(), "seal");
     }
     w_.counts.states["save: sealed"]++;
+    if (ends_) {
+      return Drain(step);
+    }
     JudgeAwaits();
     if (w_.t.Chance(0.2)) {
       Await(step);
     }
     Train();
+  });
+}
+
+// Until all have sealed the last step: a launcher may end those that are left when one has gone.
+void RankProcess::Drain(Step step) {
+  v1::ClientFrame frame;
+  frame.mutable_await_save()->set_step(step);
+  frame.mutable_await_save()->set_stage(v1::AwaitSave::STAGE_COMMITTED);
+  frame.mutable_await_save()->set_deadline_ms(ToMillis(kDrain));
+  Call(frame, kDrain, [this, step](const v1::DaemonFrame&, const FilePtr&) {
+    w_.StoppedAt(job_, attempt_, rank_, step);
+    End();
   });
 }
 

@@ -31,6 +31,8 @@ class RankProcess {
   void Kill();  // its sockets close, its threads may write on
   void End();   // it is gone
   void Hang(Duration time);
+  // It gets a signal; whoever sent it kills it so much later.
+  void TellToEnd(Duration grace);
   void OnReply(const SendReply& reply, const FilePtr& file);
   void OnClosed();
 
@@ -65,9 +67,12 @@ class RankProcess {
   Step AheadAtMost() const;
   void Train();
   void Begin();
+  void Reach();
+  void Save();
   void OnGrant(const v1::DaemonFrame& frame, const FilePtr& file);
   void Write();
   void Seal();
+  void Drain(Step step);
   void Await(Step step);
   void JudgeAwaits();
   void Release(const v1::Source& source, const FilePtr& file);
@@ -114,6 +119,9 @@ class RankProcess {
   bool stubborn_ = false;  // was told to end, and goes on
   int64_t entered_at_ = 0;
   bool training_ = false;
+  int64_t killed_at_ = 0;  // not 0: it was told to end
+  bool ends_ = false;      // with the step that it saves
+  std::optional<Step> passed_;
   int64_t hangs_until_ = 0;
   int64_t ended_at_ = 0;
   ConnectionId connection_ = 0;

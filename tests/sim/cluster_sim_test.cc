@@ -98,6 +98,18 @@ TEST(ClusterSimulation, Reshards) {
   }
 }
 
+// Nodes that are drained, jobs that are told to end, settings that are read again.
+TEST(ClusterSimulation, Operators) {
+  Options options;
+  options.rates = Rates::kOperators;
+  options.stormy = std::chrono::minutes(5);
+  const Counts counts = RunSeeds(options, 1 + Seeds() / 2);
+  EXPECT_GT(counts.states.count("end: the last step is in remote"), 0u);
+  for (const Fault fault : {Fault::kDrained, Fault::kToldToEnd, Fault::kSettingsRead}) {
+    EXPECT_GT(counts.faults[static_cast<size_t>(fault)], 0u) << NameOf(fault);
+  }
+}
+
 TEST(ClusterSimulation, RealisticRates) {
   Options options;
   options.rates = Rates::kRealistic;

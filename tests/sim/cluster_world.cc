@@ -152,7 +152,7 @@ void World::MakeJobs() {
 
 bool World::Reachable(uint32_t index) const {
   const Node& of = *nodes_[index];
-  return of.powered() && !of.lost();
+  return of.powered() && !of.lost() && draining_.count(index) == 0;
 }
 
 // Ranks stay where they were as long as their node is well.
@@ -290,7 +290,8 @@ void World::RankEnded(RankProcess* process) {
   if (job.ended || !job.Runs(process)) {
     return;
   }
-  t.After(t.Millis(50, 2000), [this, &job, process] {
+  // (Those of a job that ends go one after the other.)
+  t.After(operated() ? t.Millis(3000, 6000) : t.Millis(50, 2000), [this, &job, process] {
     if (job.ended || job.restarting || !job.Runs(process)) {
       return;
     }
@@ -414,6 +415,9 @@ void World::Run() {
     };
     t.At(t.now() + (kAllAreBack - seconds(5)).count(), ask_where);
     t.At(calm_ends - Duration(seconds(10)).count(), ask_where);
+    if (operated()) {
+      t.At(calm_ends - Duration(seconds(60)).count(), [this] { TellJobsToEnd(); });
+    }
   }
   while (t.now() < calm_ends && violation().empty()) {
     t.Step();
@@ -465,6 +469,9 @@ void World::Calm() {
   }
   t.After(kAllAreBack, [this] {
     settled_ = true;
+    for (const uint32_t index : std::set<uint32_t>(draining_)) {
+      Drain(*nodes_[index], true);
+    }
     for (Job& job : jobs_) {
       job.pace_ms = std::min<uint64_t>(job.pace_ms, 1000);
       Restart(job);

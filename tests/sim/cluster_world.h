@@ -83,6 +83,8 @@ class World {
   bool settled() const { return settled_; }
   // Jobs come back with other numbers of ranks.
   bool reshards() const { return reshards_; }
+  // They are told to end.
+  bool operated() const { return options.rates == Rates::kOperators; }
   void Trace(const std::string& text) const;
   bool tracing() const { return options.trace; }
   void Count(Fault fault) { ++counts.faults[static_cast<size_t>(fault)]; }
@@ -92,6 +94,8 @@ class World {
   // ---- for ranks ----
   void RankEnded(RankProcess* process);
   std::vector<Job>& jobs() { return jobs_; }
+  // It has sealed the step with which it was to end, and ends.
+  void StoppedAt(const Job& job, Attempt attempt, Rank rank, Step step);
   // Nothing that it could load is there, it says. After a while a person lets it begin anew.
   void Unreadable(Job& job, Attempt attempt, int64_t entered_at, const std::string& why);
 
@@ -139,6 +143,11 @@ class World {
   void AskToRead(Node& node, const Job& job, CheckpointId id);
   void AskAsStranger(Node& node, const Job& job, CheckpointId id);
   void AskForRemoval(Node& node, const Job& job, CheckpointId id);
+  // cluster_operators.cc
+  void OperatorTrouble();
+  void Drain(Node& node, bool undo);
+  void TellJobsToEnd();
+  void JudgeEnd(Job& job, Attempt attempt, int64_t until);
 
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::string, uint32_t> index_;
@@ -152,6 +161,8 @@ class World {
   std::array<uint64_t, 6> weights_ = {3, 3, 2, 1, 2, 1};  // of the troubles, as Inject has them
   bool aims_at_hosts_ = false;
   bool reshards_ = false;
+  std::set<uint32_t> draining_;  // as was asked last
+  std::map<std::pair<std::string, Attempt>, std::map<Rank, Step>> stopped_;
   uint64_t next_token_ = 1;
   uint64_t next_hold_ = 1;
 };

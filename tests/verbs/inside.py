@@ -136,6 +136,7 @@ class Node:
             "cluster": {
                 "listen_address": f"{self.address}:{PORT}",
                 "advertise_address": f"{self.address}:{PORT}",
+                "plaintext": True,
                 # n2 first: it hosts the job, and n1 is the one that is lost.
                 "members": [
                     {"name": f"n{number}", "address": f"10.99.0.{number}:{PORT}"}

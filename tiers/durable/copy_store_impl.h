@@ -107,6 +107,9 @@ struct CopyStore::Impl {
   // ---- durable_home.cc: the directory itself ----
 
   std::string LockPath() const;
+  absl::Status MakeOwn(const std::string& path);
+  absl::Status CheckOwn(const std::string& directory);
+  absl::StatusOr<uint32_t> OwnerOfWhatWeMake(const std::string& directory);
   absl::Status TakeLock() REQUIRES(preparing);
   absl::Status DropLockOfAFileThatIsGone() REQUIRES(preparing);
   absl::Status LockHome() REQUIRES(preparing);

@@ -53,8 +53,52 @@ absl::Status CopyStore::Impl::TakeLock() {
     return absl::OkStatus();
   }
   HF_RETURN_IF_ERROR(env.CreateDirectories(options.dir, kHomeMode));
-  HF_RETURN_IF_ERROR(env.CreateDirectories(home, kHomeMode));
+  HF_RETURN_IF_ERROR(MakeOwn(home));
   return LockHome();
+}
+
+// With what is above it, below `dir`, where others may have been first. A link of theirs, or a
+// directory that they can change, would have them say where the daemon's files go.
+absl::Status CopyStore::Impl::MakeOwn(const std::string& path) {
+  std::string at = options.dir;
+  for (const absl::string_view name :
+       absl::StrSplit(path.substr(options.dir.size()), '/', absl::SkipEmpty())) {
+    at = JoinPath(at, std::string(name));
+    HF_RETURN_IF_ERROR(env.CreateDirectories(at, kHomeMode));
+    HF_RETURN_IF_ERROR(CheckOwn(at));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyStore::Impl::CheckOwn(const std::string& directory) {
+  HF_ASSIGN_OR_RETURN(const FileInfo info, env.Info(directory));
+  const auto refused = [&](const std::string& why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", directory, "' ", why,
+                     ": ckptd has this directory for itself, and somebody else made "
+                     "it; look at what it is, remove it, and ckptd makes it anew"));
+  };
+  if (!S_ISDIR(info.mode)) {
+    return refused(S_ISLNK(info.mode) ? "is a symbolic link" : "is not a directory");
+  }
+  if ((info.mode & S_IWOTH) != 0) {
+    return refused("may be written by everybody");
+  }
+  if (info.uid == 0 || info.uid == ::geteuid()) {
+    return absl::OkStatus();
+  }
+  // What we make there may have another owner: a file server knows no root.
+  HF_ASSIGN_OR_RETURN(const uint32_t ours, OwnerOfWhatWeMake(directory));
+  return info.uid == ours ? absl::OkStatus() : refused(absl::StrCat("belongs to uid ", info.uid));
+}
+
+absl::StatusOr<uint32_t> CopyStore::Impl::OwnerOfWhatWeMake(const std::string& directory) {
+  const std::string path = JoinPath(directory, absl::StrCat(ToAbsl(kHomeProbePrefix), NewUnique()));
+  HF_RETURN_IF_ERROR(env.Open(path, OpenMode::kCreateExclusive, {.no_symlink = true}).status());
+  const absl::StatusOr<FileInfo> info = env.Info(path);
+  HF_RETURN_IF_ERROR(RemoveIfThere(path));
+  HF_RETURN_IF_ERROR(info.status());
+  return info->uid;
 }
 
 std::string CopyStore::Impl::LockPath() const {
@@ -99,9 +143,9 @@ absl::Status CopyStore::Impl::Prepare() {
   HF_RETURN_IF_ERROR(CheckMount());
   HF_RETURN_IF_ERROR(DropLockOfAFileThatIsGone());
   HF_RETURN_IF_ERROR(TakeLock());
-  HF_RETURN_IF_ERROR(env.CreateDirectories(intents_dir, kHomeMode));
+  HF_RETURN_IF_ERROR(MakeOwn(intents_dir));
   if (!remote()) {
-    HF_RETURN_IF_ERROR(env.CreateDirectories(pool_dir, kHomeMode));
+    HF_RETURN_IF_ERROR(MakeOwn(pool_dir));
     // Once: other calls may be moving files in and out by now.
     HF_RETURN_IF_ERROR(pool_loaded ? ForgetWhatLeftThePool() : LoadPool());
     pool_loaded = true;
@@ -149,6 +193,13 @@ absl::Status CopyStore::Impl::PrepareAgain() {
 absl::Status CopyStore::Impl::Probe(DurableCapabilities& found) {
   HF_ASSIGN_OR_RETURN(const FilesystemInfo filesystem, env.Filesystem(options.dir));
   found.filesystem = filesystem.type;
+  HF_ASSIGN_OR_RETURN(const FileInfo directory, InfoOfDirectory());
+  if ((directory.mode & S_IWOTH) != 0) {
+    found.notes.push_back(absl::StrCat(
+        "'", options.dir,
+        "' may be written by everybody: who is there first can take the name "
+        "of a job, or of ckptd's own directory; chmod o-w, or give ckptd a directory of its own"));
+  }
   // 1. What an earlier probe left that was interrupted.
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> names, env.List(home, kDirectoryNamesMax));
   for (const std::string& name : names) {

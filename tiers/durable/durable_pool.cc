@@ -123,7 +123,7 @@ absl::Status CopyStore::Impl::Recycle(const std::string& path, uint64_t bytes,
     absl::Status moved = env.Rename(path, JoinPath(pool_dir, name));
     if (absl::IsNotFound(moved)) {  // somebody removed the pool
       HF_RETURN_IF_ERROR(CheckMount());
-      HF_RETURN_IF_ERROR(env.CreateDirectories(pool_dir, kHomeMode));
+      HF_RETURN_IF_ERROR(MakeOwn(pool_dir));
       HF_RETURN_IF_ERROR(ForgetWhatLeftThePool());
       moved = env.Rename(path, JoinPath(pool_dir, name));
     }

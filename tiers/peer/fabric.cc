@@ -161,7 +161,7 @@ absl::Status Fabric::OpenProvider(const FabricLibrary& library, const std::strin
   address_ = EncodeFabricAddress(address);
   HF_RETURN_IF_ERROR(CheckAddress(address_));
   readers_ = std::make_unique<ReaderPool>(options_.readers_max, options_.connection_age_max / 2,
-                                          options_.on_problem);
+                                          options_.reader_id, options_.on_problem);
   return absl::OkStatus();
 }
 
@@ -177,6 +177,13 @@ std::vector<std::string> Fabric::Problems() const {
     problems.push_back(std::move(problem));
   }
   return problems;
+}
+
+void Fabric::LetGoOf(uint64_t reader_id) {
+  for (const std::unique_ptr<FabricServer>& server : servers_) {
+    server->LetGoOf(reader_id);
+  }
+  readers_->CloseIdle();
 }
 
 absl::StatusOr<std::shared_ptr<Registration>> Fabric::Register(std::span<std::byte> memory,

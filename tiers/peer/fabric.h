@@ -56,6 +56,9 @@ struct FabricOptions {
   // One that was opened so long ago is closed, whoever reads over it goes on over a new one: so
   // what readers leave behind that went without a word (power, a cable) does not stay for ever.
   Duration connection_age_max = std::chrono::hours(1);
+  // How the nodes that this one reads from know its connections: as what their LetGoOf is told.
+  // 0: they do not.
+  uint64_t reader_id = 0;
   // Connections open for reading at a time, over all devices: of tcp a pull takes up to four.
   size_t readers_max = 256;
   // A registration is split at this size, and smaller where the device refuses so much at once.
@@ -116,6 +119,11 @@ class Fabric {
   // the system does not let so much memory be pinned: the message says what to raise.
   absl::StatusOr<std::shared_ptr<Registration>> Register(std::span<std::byte> memory,
                                                          MemoryAccess access);
+
+  // A node that read from here is gone: its connections are closed, soon, and of ours those that
+  // nobody reads over at the moment, since some may lead there. (Who went without a word ends
+  // none.) May take milliseconds.
+  void LetGoOf(uint64_t reader_id);
 
   // For tiers/peer/ itself.
   const std::vector<std::shared_ptr<FabricDevice>>& devices() const { return devices_; }

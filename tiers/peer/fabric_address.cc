@@ -107,6 +107,23 @@ std::string EncodeFabricAddress(const FabricAddress& address) {
   return bytes;
 }
 
+std::string FabricGreeting(const std::string& token, uint64_t reader_id) {
+  std::string greeting = token;
+  AppendNumber(greeting, 8, reader_id);
+  return greeting;
+}
+
+uint64_t FabricReaderIdFrom(std::string_view said) {
+  if (said.size() < 8) {
+    return 0;
+  }
+  uint64_t reader_id = 0;
+  for (size_t i = 0; i < 8; ++i) {
+    reader_id |= static_cast<uint64_t>(static_cast<unsigned char>(said[i])) << (8 * i);
+  }
+  return reader_id;
+}
+
 absl::StatusOr<FabricAddress> DecodeFabricAddress(std::string_view text) {
   if (text.size() > kFabricAddressBytesMax) {
     return Malformed(absl::StrCat("of ", text.size(), " bytes"));

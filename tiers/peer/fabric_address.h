@@ -35,6 +35,12 @@ struct FabricAddress {
 
 inline constexpr size_t kFabricTokenBytes = 16;
 
+// What a reader says when it connects: the token of the one it wants to read from, and who it is
+// (8 bytes, little endian), so that its connections can be closed when it is gone.
+std::string FabricGreeting(const std::string& token, uint64_t reader_id);
+// Of what follows the token; 0: it did not say. Takes any bytes.
+uint64_t FabricReaderIdFrom(std::string_view said);
+
 std::string EncodeFabricAddress(const FabricAddress& address);
 // InvalidArgument when that is none.
 absl::StatusOr<FabricAddress> DecodeFabricAddress(std::string_view bytes);

@@ -44,7 +44,7 @@ FabricReader::FabricReader(FabricQueues queues, size_t window)
 }
 
 absl::StatusOr<std::unique_ptr<FabricReader>> FabricReader::Connect(
-    std::shared_ptr<FabricDevice> device, const std::string& peer, const std::string& token) {
+    std::shared_ptr<FabricDevice> device, const std::string& peer, const std::string& greeting) {
   const size_t window = device->reads_per_connection();
   HF_ASSIGN_OR_RETURN(FabricQueues queues, device->OpenQueues(window));
   std::unique_ptr<FabricReader> reader(new FabricReader(std::move(queues), window));
@@ -57,7 +57,8 @@ absl::StatusOr<std::unique_ptr<FabricReader>> FabricReader::Connect(
                : absl::UnavailableError(Message(endpoint.status()));
   }
   reader->endpoint_ = *std::move(endpoint);
-  const int result = ::fi_connect(reader->endpoint_.get(), peer.data(), token.data(), token.size());
+  const int result =
+      ::fi_connect(reader->endpoint_.get(), peer.data(), greeting.data(), greeting.size());
   if (result != 0) {
     return reader->Broken(result, "connect");
   }

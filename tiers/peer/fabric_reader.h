@@ -1,7 +1,7 @@
 // A connection to a device of a peer, to read over, driven by the thread that owns it. Internal to
 // tiers/peer/.
 //
-//   HF_ASSIGN_OR_RETURN(auto reader, FabricReader::Connect(device, endpoint, token));
+//   HF_ASSIGN_OR_RETURN(auto reader, FabricReader::Connect(device, endpoint, greeting));
 //   reader->Post(…, tag);                          // false: not now
 //   while (auto done = reader->Poll()) … done->tag …
 //   FabricReader::Wait({&reader, 1}, 20ms);
@@ -30,10 +30,10 @@ namespace holdfast {
 
 class FabricReader {
  public:
-  // Begins to connect. `peer`: where it listens, `token`: what it wants to hear.
+  // Begins to connect. `peer`: where it listens, `greeting`: what it wants to hear.
   static absl::StatusOr<std::unique_ptr<FabricReader>> Connect(std::shared_ptr<FabricDevice> device,
                                                                const std::string& peer,
-                                                               const std::string& token);
+                                                               const std::string& greeting);
   FabricReader(const FabricReader&) = delete;
   FabricReader& operator=(const FabricReader&) = delete;
 

@@ -9,8 +9,10 @@
 #include <array>
 #include <cerrno>
 #include <optional>
+#include <utility>
 
 #include "base/status.h"
+#include "tiers/peer/fabric_address.h"
 
 namespace holdfast {
 namespace {
@@ -32,8 +34,8 @@ absl::StatusOr<std::unique_ptr<FabricServer>> FabricServer::Start(
   std::unique_ptr<FabricServer> server(
       new FabricServer(std::move(queues), std::move(token), connection_age_max));
   HF_RETURN_IF_ERROR(server->Listen());
-  server->stop_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!server->stop_.valid()) {
+  server->wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!server->wake_.valid()) {
     return ErrnoStatus(errno, "eventfd", "fabric");
   }
   server->thread_ = std::thread([raw = server.get()] { raw->Run(); });
@@ -67,16 +69,44 @@ absl::Status FabricServer::Listen() {
 
 FabricServer::~FabricServer() {
   if (thread_.joinable()) {
-    ::eventfd_write(stop_.get(), 1);
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    ::eventfd_write(wake_.get(), 1);
     thread_.join();
   }
 }
 
-bool FabricServer::Stopped(int timeout_ms) const {
+void FabricServer::LetGoOf(uint64_t reader_id) {
+  {
+    MutexLock lock(mutex_);
+    gone_.insert(reader_id);
+  }
+  ::eventfd_write(wake_.get(), 1);
+}
+
+bool FabricServer::Wait(int timeout_ms) {
   const std::array<pollfd, 2> queues = queues_.Waits();
-  std::array<pollfd, 3> waits = {pollfd{stop_.get(), POLLIN, 0}, queues[0], queues[1]};
+  std::array<pollfd, 3> waits = {pollfd{wake_.get(), POLLIN, 0}, queues[0], queues[1]};
   static_cast<void>(::poll(waits.data(), sleeps() ? waits.size() : 1, timeout_ms));
-  return waits[0].revents != 0;
+  return waits[0].revents == 0 || TakeOrders();
+}
+
+bool FabricServer::TakeOrders() {
+  eventfd_t count = 0;
+  ::eventfd_read(wake_.get(), &count);
+  std::set<uint64_t> gone;
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) {
+      return false;
+    }
+    gone = std::exchange(gone_, {});
+  }
+  std::erase_if(connections_,
+                [&gone](const Connection& each) { return gone.count(each.reader_id) > 0; });
+  return true;
 }
 
 void FabricServer::Run() {
@@ -87,12 +117,12 @@ void FabricServer::Run() {
     }
     CloseOld();
     if (sleeps() && !queues_.MaySleep()) {
-      if (++busy % kBusyLooks == 0 && Stopped(0)) {
+      if (++busy % kBusyLooks == 0 && !Wait(0)) {
         return;
       }
       continue;
     }
-    if (Stopped(sleeps() ? kSleepMs : kLookMs)) {
+    if (!Wait(sleeps() ? kSleepMs : kLookMs)) {
       return;
     }
   }
@@ -136,7 +166,8 @@ void FabricServer::Accept(fi_info* info, std::string_view said) {
   if (connections_.size() >= kFabricConnectionsMax) {
     connections_.pop_front();
   }
-  connections_.push_back({*std::move(endpoint), Clock::System()->Now() + connection_age_max_});
+  connections_.push_back({*std::move(endpoint), Clock::System()->Now() + connection_age_max_,
+                          FabricReaderIdFrom(said.substr(token_.size()))});
 }
 
 void FabricServer::Close(const fid* connection) {
@@ -148,7 +179,7 @@ void FabricServer::Close(const fid* connection) {
   }
 }
 
-// That a reader is gone without a word nobody else would tell.
+// That a reader is gone without a word nobody else may tell.
 void FabricServer::CloseOld() {
   while (!connections_.empty() && connections_.front().until < Clock::System()->Now()) {
     connections_.pop_front();

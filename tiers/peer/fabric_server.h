@@ -10,13 +10,16 @@
 
 #include <rdma/fi_cm.h>
 
+#include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "tiers/peer/fabric_device.h"
 
@@ -37,11 +40,14 @@ class FabricServer {
 
   const std::string& address() const { return address_; }
   bool sleeps() const { return queues_.can_sleep(); }
+  // Its connections are closed, soon: it is gone. Any thread.
+  void LetGoOf(uint64_t reader_id) EXCLUDES(mutex_);
 
  private:
   struct Connection {
     FabricObject<fid_ep> endpoint;
     MonotonicTime until;
+    uint64_t reader_id;
   };
 
   FabricServer(FabricQueues queues, std::string token, Duration connection_age_max)
@@ -50,12 +56,14 @@ class FabricServer {
         queues_(std::move(queues)) {}
   absl::Status Listen();
   void Run();
-  bool Stopped(int timeout_ms) const;
+  // Sleeps; false when it is to stop.
+  bool Wait(int timeout_ms) EXCLUDES(mutex_);
   void TakeCompletions();
   bool TakeEvent();
   void Accept(fi_info* info, std::string_view said);
   void Close(const fid* connection);
   void CloseOld();
+  bool TakeOrders() EXCLUDES(mutex_);
 
   const std::string token_;
   const Duration connection_age_max_;
@@ -63,7 +71,10 @@ class FabricServer {
   FabricQueues queues_;
   FabricObject<fid_pep> door_;
   std::deque<Connection> connections_;  // of the thread; the oldest first
-  UniqueFd stop_;
+  Mutex mutex_;
+  std::set<uint64_t> gone_ GUARDED_BY(mutex_);  // readers that the thread has not let go of yet
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  UniqueFd wake_;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "tiers/peer/fabric_address.h"
 
 namespace holdfast {
 namespace {
@@ -68,9 +69,16 @@ absl::StatusOr<ReaderPool::Lease> ReaderPool::Take(std::shared_ptr<FabricDevice>
     }
   }
   if (lease.reader_ == nullptr) {
-    HF_ASSIGN_OR_RETURN(lease.reader_, FabricReader::Connect(std::move(device), peer, token));
+    HF_ASSIGN_OR_RETURN(lease.reader_, FabricReader::Connect(std::move(device), peer,
+                                                             FabricGreeting(token, reader_id_)));
   }
   return lease;
+}
+
+void ReaderPool::CloseIdle() {
+  std::deque<Idle> closing;  // after the lock
+  MutexLock lock(mutex_);
+  closing.swap(idle_);
 }
 
 void ReaderPool::NoteLedNowhere(const FabricDevice* device, const std::string& peer_and_token,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -27,10 +28,13 @@ namespace holdfast {
 class ReaderPool {
  public:
   // `reused_for`: after it was opened, a connection waits for no further reader.
-  // `on_problem`: FabricOptions::on_problem.
-  ReaderPool(size_t readers_max, Duration reused_for,
+  // `reader_id`, `on_problem`: FabricOptions.
+  ReaderPool(size_t readers_max, Duration reused_for, uint64_t reader_id,
              std::function<void(const std::string&)> on_problem)
-      : readers_max_(readers_max), reused_for_(reused_for), on_problem_(std::move(on_problem)) {}
+      : readers_max_(readers_max),
+        reused_for_(reused_for),
+        reader_id_(reader_id),
+        on_problem_(std::move(on_problem)) {}
 
   class Lease {
    public:
@@ -63,6 +67,9 @@ class ReaderPool {
   absl::StatusOr<Lease> Take(std::shared_ptr<FabricDevice> device, const std::string& peer,
                              const std::string& token, bool fresh) EXCLUDES(mutex_);
 
+  // Those that wait for the next reader wait no more.
+  void CloseIdle() EXCLUDES(mutex_);
+
   // Nothing could be read from that peer over that device: whoever reads next does without it, for
   // a minute, then longer each time. `problem`: for people.
   void NoteLedNowhere(const FabricDevice* device, const std::string& peer_and_token,
@@ -83,6 +90,7 @@ class ReaderPool {
 
   const size_t readers_max_;
   const Duration reused_for_;
+  const uint64_t reader_id_;
   const std::function<void(const std::string&)> on_problem_;
   Mutex mutex_;
   size_t leased_ GUARDED_BY(mutex_) = 0;

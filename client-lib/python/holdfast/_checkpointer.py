@@ -124,6 +124,7 @@ class Checkpointer:
         self._unreported: list[Handle] = []  # what becomes of them is not known yet
         self._to_report: list[Handle] = []  # failed, and nobody was told
         self._failed = 0
+        self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
         self._hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.last_restored: _core.Restored | None = None
@@ -298,14 +299,20 @@ class Checkpointer:
         ended.
 
         It is not a collective, and may be called in any rhythm that is the same on all ranks. It takes some 20 microseconds,
-        once after the notice up to 2 s, and never raises because of a daemon: without one it is `True` where this
-        process itself was told.
+        once after the notice up to 2 s (of a short grace no more than half), and never raises because of a daemon: without one
+        it is `True` where this process itself was told. A daemon that is just being restarted is waited for as long; so it is
+        by the save of the last step, for `call_timeout`, as far as the grace goes.
         """
         step = _jobs.unsigned("preempted", "step", step)
         if not self._watches_signals:
             self._watches_signals = True
             _preemption.watch(self, self._grace, self._stop_signals)
-        return self._shared.core.preempted(step)
+        last = self._shared.core.preempted(step)
+        if not last:
+            self._last_step = None  # of an attempt before this one
+        elif self._last_step is None:
+            self._last_step = step
+        return last
 
     def notice_stop(self, grace: float | str | None = None) -> None:
         """This process was told to end otherwise than by a signal (a notice of the cloud): it is killed in so many seconds. May
@@ -319,14 +326,25 @@ class Checkpointer:
         "committed", "peer", "remote", "nvme".
 
         At the latest after `timeout` seconds; None: when the job was told to end, 2 s before it is killed. It does not raise
-        because of what the save has not come to. The daemons go on with it when this process has ended: waiting is for jobs
-        whose nodes go with them.
+        because of what the save has not come to. () where the step that `preempted` has called the last one was not saved here. The
+        daemons go on with it when this process has ended: waiting is for jobs whose nodes go with them.
         """
         if timeout is None:
             left = self._shared.core.stop_left
             limit = math.inf if left is None else max(0.0, left - _EXIT_S)
         else:
             limit = _jobs.seconds("drain", "timeout", timeout)
+        if self._last_step is not None and (
+            self._handle is None or self._handle.step < self._last_step
+        ):
+            _log.error(
+                "job '%s': drain: step %d, the last one of the job, was not saved by this Checkpointer, and is not committed for "
+                "any rank without that: call save(%d, …) after `preempted` has said True, then drain()",
+                self.job,
+                self._last_step,
+                self._last_step,
+            )
+            return ()
         if self._handle is None:
             return ()
         until = time.monotonic() + limit
@@ -338,7 +356,8 @@ class Checkpointer:
             except (Refused, DeadlineExceeded):
                 continue  # it does not go there, or has not come there in time
             except HoldfastError as error:
-                _log.error("job '%s': step %d: %s", self.job, self._handle.step, error)
+                if self._handle.error is None:  # or it is reported as any other save that failed
+                    _log.error("job '%s': step %d: %s", self.job, self._handle.step, error)
                 break
         self._report()
         return tuple(reached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -10,8 +11,10 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Protocol
 
-from holdfast._errors import HoldfastError, InvalidArgument
+from holdfast._errors import InvalidArgument
 from holdfast._policy import duration
+
+_log = logging.getLogger("holdfast")
 
 DEFAULT_GRACE_S = 30.0  # what Kubernetes gives a pod, and Slurm (KillWait) a job
 
@@ -38,16 +41,17 @@ def grace_of(who: str, grace: float | str | None) -> float:
 
 
 def _seconds(name: str, value: object) -> float:
+    number = value
     if isinstance(value, str):
         try:
-            return float(int(value))
+            number = float(value)
         except ValueError:
-            return duration(name, value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+            number = duration(name, value)
+    if isinstance(value, bool) or not isinstance(number, (int, float)) or not 0 <= number < 1e9:
         raise InvalidArgument(
             f"{name}={value!r} is neither a number of seconds nor a time like '90s'"
         )
-    return float(value)
+    return float(number)
 
 
 def stop_signals(who: str, signals: Iterable[int]) -> tuple[signal.Signals, ...]:
@@ -89,11 +93,64 @@ def unwatch(user: Told) -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    told = False
+    why = "the Checkpointers that wanted to hear it are gone"
     for user, grace in list(_told.items()):
         try:
             user.notice_stop(grace)
-        except HoldfastError:
-            pass  # it was closed a moment ago
+            told = True
+        except (
+            Exception
+        ) as error:  # it was closed a moment ago; whatever it is, the training goes on
+            why = str(error) or type(error).__name__
     before: Callable[[int, FrameType | None], Any] | int | None = _handlers.get(number)
+    if not told and number in _handlers:
+        _give_back(number, why)
     if callable(before):
         before(number, frame)
+
+
+def _give_back(number: int, why: str) -> None:
+    """Nobody hears the signal: it does again what it does without us. A process that a signal neither ends nor tells anything
+    can only be killed."""
+    before = _handlers.pop(number)
+    _log.error(
+        "%s: no job could be told that it is to end: %s; the signal does what it did before `preempted` took it "
+        "(close a Checkpointer that is not needed any more)",
+        signal.Signals(number).name,
+        why,
+    )
+    if signal.getsignal(number) is _on_signal:  # else somebody's own handler has called this one
+        signal.signal(number, before)
+        if before == signal.SIG_DFL:
+            signal.raise_signal(number)
+
+
+_forking = threading.local()  # .mask: what the thread that forks had blocked before
+
+
+def _before_fork() -> None:
+    # A signal that comes to the child before it has its handlers waits until then: Python would forget it.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handlers)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    # A child has no part in the job, and does what the program said of the signal. With our handler it would not end by
+    # SIGTERM, and who terminates it and waits, as multiprocessing does at exit, would wait for ever.
+    _told.clear()
+    for number, before in _handlers.items():
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, before)
+    _handlers.clear()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

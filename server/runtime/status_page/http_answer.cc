@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/loopback.h"
 #include "base/status.h"
 
 namespace holdfast {

@@ -1,7 +1,5 @@
 #include "server/runtime/status_page/http_request.h"
 
-#include <arpa/inet.h>
-
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -108,27 +106,6 @@ absl::StatusOr<HttpRequest> ParseHttpRequest(std::string_view head) {
     return Bad("there is no Host");
   }
   return request;
-}
-
-bool IsLoopbackHost(std::string_view host) {
-  std::string_view name = host;
-  std::string_view port;
-  // (A colon within brackets is of the address.)
-  if (const size_t colon = host.rfind(':');
-      colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos) {
-    name = host.substr(0, colon);
-    port = host.substr(colon + 1);
-    if (port.empty() || port.size() > 5 ||
-        port.find_first_not_of("0123456789") != std::string_view::npos) {
-      return false;
-    }
-  }
-  if (absl::EqualsIgnoreCase(ToAbsl(name), "localhost") || name == "[::1]") {
-    return true;
-  }
-  in_addr v4 = {};
-  return ::inet_pton(AF_INET, std::string(name).c_str(), &v4) == 1 &&
-         (ntohl(v4.s_addr) >> 24) == IN_LOOPBACKNET;
 }
 
 }  // namespace holdfast

@@ -25,8 +25,4 @@ struct HttpRequest {
 // its strict form: one Host, no control character, no line that goes on in the next.
 absl::StatusOr<HttpRequest> ParseHttpRequest(std::string_view head);
 
-// What a browser of this machine sends as Host for an address of loopback, whatever port it went
-// through: another name is one that somebody else's page made to point here.
-bool IsLoopbackHost(std::string_view host);
-
 }  // namespace holdfast

@@ -1,38 +1,22 @@
 #include "server/runtime/status_page/status_connection.h"
 
-#include <openssl/err.h>
-#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "base/env.h"
 #include "base/status.h"
+#include "base/tcp_socket.h"
+#include "base/tls.h"
 
 namespace holdfast {
 namespace {
 
 absl::Status AwaitSocket(int fd, int16_t events, MonotonicTime until) {
-  for (;;) {
-    const Duration left = until - Clock::System()->Now();
-    if (left <= Duration(0)) {
-      return absl::DeadlineExceededError("the browser is too slow");
-    }
-    pollfd one = {fd, events, 0};
-    // Rounded up: not to turn round and round in the last millisecond.
-    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-    const int ready = ::poll(&one, 1, static_cast<int>(std::min<int64_t>(ms, INT_MAX)));
-    if (ready > 0) {
-      return absl::OkStatus();
-    }
-    if (ready < 0 && errno != EINTR) {
-      return ErrnoStatus(errno, "poll", "a browser's connection");
-    }
-  }
+  return AwaitReady(fd, events, until) ? absl::OkStatus()
+                                       : absl::DeadlineExceededError("the browser is too slow");
 }
 
 class Plain final : public StatusConnection {
@@ -73,123 +57,66 @@ class Plain final : public StatusConnection {
   const UniqueFd fd_;
 };
 
-struct Free {
-  void operator()(SSL* ssl) const { SSL_free(ssl); }
-  void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
-};
-
-// What OpenSSL says last; it keeps a list for each thread.
-std::string TlsError() {
-  std::string text = "no reason is given";
-  if (const unsigned long code = ERR_peek_last_error(); code != 0) {
-    char buffer[256] = {};
-    ERR_error_string_n(code, buffer, sizeof(buffer));
-    text = buffer;
-  }
-  ERR_clear_error();
-  return text;
-}
-
 class Encrypted final : public StatusConnection {
  public:
-  Encrypted(UniqueFd fd, std::unique_ptr<SSL, Free> ssl)
-      : fd_(std::move(fd)), ssl_(std::move(ssl)) {}
+  Encrypted(UniqueFd fd, std::unique_ptr<TlsSession> session)
+      : fd_(std::move(fd)), session_(std::move(session)) {}
 
   absl::Status Handshake(MonotonicTime until) {
-    return Until(until, [this] { return SSL_accept(ssl_.get()); });
+    return Until(until, [this] { return session_->Handshake(); }).status();
   }
 
   absl::StatusOr<size_t> Read(std::span<char> buffer, MonotonicTime until) override {
-    int size = 0;
-    const absl::Status status = Until(until, [&] {
-      size = SSL_read(ssl_.get(), buffer.data(),
-                      static_cast<int>(std::min<size_t>(buffer.size(), INT_MAX)));
-      return size;
-    });
-    if (absl::IsOutOfRange(status)) {
-      return size_t{0};
-    }
-    HF_RETURN_IF_ERROR(status);
-    return static_cast<size_t>(size);
+    return Until(until, [&] { return session_->Read(buffer); });
   }
 
   absl::Status Write(std::string_view bytes, MonotonicTime until) override {
     while (!bytes.empty()) {
-      int size = 0;
-      HF_RETURN_IF_ERROR(Until(until, [&] {
-        size = SSL_write(ssl_.get(), bytes.data(),
-                         static_cast<int>(std::min<size_t>(bytes.size(), 16 << 10)));
-        return size;
-      }));
-      bytes.remove_prefix(static_cast<size_t>(size));
+      HF_ASSIGN_OR_RETURN(const size_t size, Until(until, [&] { return session_->Write(bytes); }));
+      if (size == 0) {
+        return absl::UnavailableError("the browser has ended the connection");
+      }
+      bytes.remove_prefix(size);
     }
     return absl::OkStatus();
   }
 
   void End(MonotonicTime) override {
-    SSL_shutdown(ssl_.get());
-    ERR_clear_error();
+    session_->End();
     ::shutdown(fd_.get(), SHUT_WR);
   }
 
  private:
-  // OutOfRange: the other side has ended.
+  // 0: the other side has ended.
   template <typename Step>
-  absl::Status Until(MonotonicTime until, Step step) {
+  absl::StatusOr<size_t> Until(MonotonicTime until, Step step) {
     for (;;) {
-      ERR_clear_error();
-      const int result = step();
-      if (result > 0) {
-        return absl::OkStatus();
+      const absl::StatusOr<TlsStep> result = step();
+      if (!result.ok()) {
+        return Annotate(result.status(), "TLS with a browser");
       }
-      switch (SSL_get_error(ssl_.get(), result)) {
-        case SSL_ERROR_WANT_READ:
+      switch (result->kind) {
+        case TlsStep::Kind::kDone:
+          return result->bytes;
+        case TlsStep::Kind::kEnded:
+          return size_t{0};
+        case TlsStep::Kind::kWantsToRead:
           HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLIN, until));
           break;
-        case SSL_ERROR_WANT_WRITE:
+        case TlsStep::Kind::kWantsToWrite:
           HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLOUT, until));
           break;
-        case SSL_ERROR_ZERO_RETURN:
-          return absl::OutOfRangeError("the browser has ended the connection");
-        default:
-          return absl::UnavailableError(absl::StrCat("TLS with a browser: ", TlsError()));
       }
     }
   }
 
   const UniqueFd fd_;
-  const std::unique_ptr<SSL, Free> ssl_;
+  const std::unique_ptr<TlsSession> session_;
 };
 
-absl::StatusOr<std::unique_ptr<SSL_CTX, Free>> MakeContext(const StatusTls::Files& files) {
-  std::unique_ptr<SSL_CTX, Free> context(SSL_CTX_new(TLS_server_method()));
-  if (context == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("TLS: ", TlsError()));
-  }
-  SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
-  // Each connection is judged by the authority that counts now.
-  SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
-  SSL_CTX_set_mode(context.get(),
-                   SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  const auto bad = [](const std::string& what) {
-    return absl::FailedPreconditionError(absl::StrCat(what, ": ", TlsError()));
-  };
-  if (SSL_CTX_load_verify_locations(context.get(), files.ca.c_str(), nullptr) != 1) {
-    return bad(absl::StrCat("read certificates of authorities from '", files.ca, "'"));
-  }
-  SSL_CTX_set_client_CA_list(context.get(), SSL_load_client_CA_file(files.ca.c_str()));
-  if (SSL_CTX_use_certificate_chain_file(context.get(), files.cert.c_str()) != 1) {
-    return bad(absl::StrCat("read a certificate from '", files.cert, "'"));
-  }
-  // (A key with a password must not ask the terminal for it.)
-  SSL_CTX_set_default_passwd_cb(context.get(), [](char*, int, int, void*) { return 0; });
-  if (SSL_CTX_use_PrivateKey_file(context.get(), files.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_check_private_key(context.get()) != 1) {
-    return bad(absl::StrCat("read the key of '", files.cert, "' from '", files.key, "'"));
-  }
-  return context;
+absl::StatusOr<std::shared_ptr<const TlsContext>> ReadContext(const TlsFiles& files) {
+  HF_ASSIGN_OR_RETURN(const TlsTexts texts, ReadTlsFiles(*Env::System(), files));
+  return TlsContext::ForServer(texts);
 }
 
 }  // namespace
@@ -198,19 +125,22 @@ std::unique_ptr<StatusConnection> PlainConnection(UniqueFd fd) {
   return std::make_unique<Plain>(std::move(fd));
 }
 
-absl::StatusOr<std::unique_ptr<StatusTls>> StatusTls::Open(const Files& files) {
-  HF_RETURN_IF_ERROR(MakeContext(files).status());
+absl::StatusOr<std::unique_ptr<StatusTls>> StatusTls::Open(const TlsFiles& files) {
+  HF_ASSIGN_OR_RETURN(const TlsTexts texts, ReadTlsFiles(*Env::System(), files));
+  // (One that is not valid now may be replaced at any time.)
+  if (const absl::Status fits = CheckTlsTexts(texts, files, Clock::System()->UnixMillis() / 1000);
+      absl::IsInvalidArgument(fits)) {
+    return fits;
+  }
+  HF_RETURN_IF_ERROR(TlsContext::ForServer(texts).status());
   return std::make_unique<StatusTls>(files);
 }
 
 absl::StatusOr<std::unique_ptr<StatusConnection>> StatusTls::Accept(UniqueFd fd,
                                                                     MonotonicTime until) const {
-  HF_ASSIGN_OR_RETURN(const auto context, MakeContext(files_));
-  std::unique_ptr<SSL, Free> ssl(SSL_new(context.get()));
-  if (ssl == nullptr || SSL_set_fd(ssl.get(), fd.get()) != 1) {
-    return absl::ResourceExhaustedError(absl::StrCat("TLS: ", TlsError()));
-  }
-  auto connection = std::make_unique<Encrypted>(std::move(fd), std::move(ssl));
+  HF_ASSIGN_OR_RETURN(const auto context, ReadContext(files_));
+  HF_ASSIGN_OR_RETURN(auto session, TlsSession::Create(context, fd.get(), ""));
+  auto connection = std::make_unique<Encrypted>(std::move(fd), std::move(session));
   HF_RETURN_IF_ERROR(connection->Handshake(until));
   return connection;
 }

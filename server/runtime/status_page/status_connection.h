@@ -8,10 +8,10 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/certificates.h"
 #include "base/clock.h"
 #include "base/unique_fd.h"
 
@@ -35,20 +35,15 @@ std::unique_ptr<StatusConnection> PlainConnection(UniqueFd fd);
 // read anew for each connection: they may be replaced at any time. Thread-safe.
 class StatusTls {
  public:
-  struct Files {
-    std::string ca;
-    std::string cert;
-    std::string key;
-  };
   // An error when the files do not fit together now.
-  static absl::StatusOr<std::unique_ptr<StatusTls>> Open(const Files& files);
-  explicit StatusTls(Files files) : files_(std::move(files)) {}
+  static absl::StatusOr<std::unique_ptr<StatusTls>> Open(const TlsFiles& files);
+  explicit StatusTls(TlsFiles files) : files_(std::move(files)) {}
 
   // With the handshake.
   absl::StatusOr<std::unique_ptr<StatusConnection>> Accept(UniqueFd fd, MonotonicTime until) const;
 
  private:
-  const Files files_;
+  const TlsFiles files_;
 };
 
 }  // namespace holdfast

@@ -1,8 +1,6 @@
 #include "server/runtime/status_page/status_page.h"
 
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -16,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/program.h"
 #include "base/status.h"
+#include "base/tcp_socket.h"
 #include "server/runtime/status_page/http_answer.h"
 #include "server/runtime/status_page/http_request.h"
 #include "server/runtime/status_page/once_a_while.h"
@@ -36,44 +34,13 @@ constexpr size_t kRestBytesMax = 64 << 10;
 constexpr Duration kRestMax = std::chrono::seconds(1);
 
 absl::StatusOr<UniqueFd> Listen(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  const std::string port = address.substr(colon + 1);
-  if (host.size() > 2 && host.front() == '[') {
-    host = host.substr(1, host.size() - 2);
-  }
-  const auto failed = [&](const std::string& what) {
+  absl::StatusOr<UniqueFd> fd = ListenTcp(address, kBacklog);
+  if (!fd.ok()) {
     return absl::UnavailableError(absl::StrCat("no status page on '", address,
-                                               "' (status_page.address): ", what,
+                                               "' (status_page.address): ", Message(fd.status()),
                                                "; is the port taken? (port 0 picks a free one)"));
-  };
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return failed(::gai_strerror(error));
-  }
-  const absl::Cleanup free = [found] { ::freeaddrinfo(found); };
-  UniqueFd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int yes = 1;
-  if (!fd.valid() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
-      ::bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      ::listen(fd.get(), kBacklog) != 0) {
-    return failed(Message(ErrnoStatus(errno, "listen", address)));
   }
   return fd;
-}
-
-int PortOf(int fd) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return 0;
-  }
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6*>(&address)->sin6_port
-                   : reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
 }  // namespace
@@ -226,7 +193,7 @@ struct StatusPage::Impl {
 
   absl::Status Begin() {
     HF_ASSIGN_OR_RETURN(listening, Listen(options.address));
-    port = PortOf(listening.get());
+    port = LocalPort(listening.get());
     stop = UniqueFd(::eventfd(0, EFD_CLOEXEC));
     if (!stop.valid()) {
       return ErrnoStatus(errno, "eventfd", "the status page");

@@ -27,7 +27,7 @@ class StatusPage {
 
   struct Options {
     std::string address;  // HOST:PORT, checked; port 0 picks one
-    std::optional<StatusTls::Files> tls;
+    std::optional<TlsFiles> tls;
     // JSON. Asked on the page's threads, at most once in `report_at_least`, and ends in time.
     std::function<absl::StatusOr<std::string>()> report;
     Duration report_at_least = std::chrono::seconds(1);

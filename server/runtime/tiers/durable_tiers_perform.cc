@@ -20,6 +20,11 @@ absl::Status StillHangs() {
       "later");
 }
 
+// (Cancelled, it was answered before its last call has returned: moments, as a rule.)
+absl::Status HasNotEnded() {
+  return absl::AbortedError("an earlier operation on the same files has not ended; does it hang?");
+}
+
 absl::Status WasCancelled() {
   return absl::CancelledError("cancelled");
 }
@@ -261,7 +266,7 @@ class RemovalGroup {
 void DurableTiers::StartRemoval(Removal removal) {
   std::shared_ptr<LiveOperations::Entry> life = shared_->live->Enter(removal.key);
   if (life == nullptr) {
-    return outlet_->Post(CopiesRemoved{removal.drain, StillHangs(), std::nullopt});
+    return outlet_->Post(CopiesRemoved{removal.drain, HasNotEnded(), std::nullopt});
   }
   if (removal.places.empty()) {
     return outlet_->Post(CopiesRemoved{removal.drain, absl::OkStatus(), std::nullopt});

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 v1::ClusterConfig Etcd() {
   v1::ClusterConfig config;
   config.mutable_etcd()->add_endpoints("10.0.0.1:2379");
+  config.set_plaintext(true);
   CompleteClusterConfig("n1", &config);
   return config;
 }
@@ -27,6 +28,7 @@ v1::ClusterConfig Static() {
     member->set_name(name);
     member->set_address(std::string(name) + ".example:9465");
   }
+  config.set_plaintext(true);
   CompleteClusterConfig("n1", &config);
   return config;
 }
@@ -43,6 +45,7 @@ TEST(ClusterConfig, Defaults) {
   EXPECT_EQ(Static().advertise_address(), "n1.example:9465");
   EXPECT_TRUE(CheckClusterConfig("n1", Static()).ok()) << CheckClusterConfig("n1", Static());
   v1::ClusterConfig alone;
+  alone.set_plaintext(true);
   CompleteClusterConfig("n1", &alone);
   EXPECT_TRUE(CheckClusterConfig("n1", alone).ok());
 }
@@ -61,10 +64,37 @@ TEST(ClusterConfig, AnyPortIsPublishedAsWhatItTurnsOutToBe) {
 
 TEST(ClusterConfig, TlsIsAllOrNothing) {
   v1::ClusterConfig config = Etcd();
+  config.clear_plaintext();
   config.mutable_tls()->set_ca_file("/ca.pem");
   config.mutable_tls()->set_cert_file("/cert.pem");
   config.mutable_tls()->set_key_file("/key.pem");
   EXPECT_TRUE(CheckClusterConfig("n1", config).ok()) << CheckClusterConfig("n1", config);
+}
+
+TEST(ClusterConfig, PlainTextBeyondLoopbackHasToBeSaid) {
+  v1::ClusterConfig config = Static();
+  config.clear_plaintext();
+  for (const char* address : {"0.0.0.0:9465", "[::]:9465", "10.0.0.1:9465", "n1.example:9465",
+                              "localhost:9465", "[::2]:9465", "128.0.0.1:9465", "0.0.0.0:0"}) {
+    config.set_listen_address(address);
+    const absl::Status refused = CheckClusterConfig("n1", config);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << address;
+    EXPECT_THAT(Message(refused), HasSubstr("cluster.tls: there is none"));
+    EXPECT_THAT(Message(refused), HasSubstr("cluster.plaintext: true"));
+  }
+  for (const char* address : {"127.0.0.1:9465", "127.8.8.8:9465", "[::1]:9465", "127.0.0.1:0"}) {
+    config.set_listen_address(address);
+    EXPECT_EQ(CheckClusterConfig("n1", config), absl::OkStatus()) << address;
+  }
+  config.set_listen_address("0.0.0.0:9465");
+  config.set_plaintext(true);
+  EXPECT_EQ(CheckClusterConfig("n1", config), absl::OkStatus());
+  config.mutable_tls()->set_ca_file("/ca.pem");
+  config.mutable_tls()->set_cert_file("/cert.pem");
+  config.mutable_tls()->set_key_file("/key.pem");
+  EXPECT_THAT(Message(CheckClusterConfig("n1", config)), HasSubstr("which of both?"));
+  config.set_plaintext(false);
+  EXPECT_EQ(CheckClusterConfig("n1", config), absl::OkStatus());
 }
 
 TEST(ClusterConfig, IsReadFromYaml) {
@@ -75,6 +105,7 @@ labels: [{name: zone, value: z1}, {name: rack, value: r7}]
 etcd:
   endpoints: [10.0.0.1:2379, "https://etcd-2:2379"]
   lease_ttl_ms: 15s
+plaintext: true
 )",
                                           "test.yaml", config);
   ASSERT_TRUE(status.ok()) << status;

@@ -96,6 +96,7 @@ TEST(StaticMembership, NoEpochIsGivenThatCouldBeForgotten) {
   FaultEnv env;
   ASSERT_TRUE(env.CreateDirectories("/s", 0755).ok());
   v1::ClusterConfig config;
+  config.set_plaintext(true);
   CompleteClusterConfig("n", &config);
   Epoch last = 0;
   for (int life = 0; life < 4; ++life) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -82,6 +83,15 @@ class CatalogTest : public ::testing::Test {
 
   TemporaryDirectory dir_;
 };
+
+// Whoever made state_dir may have let everybody look into it.
+TEST_F(CatalogTest, NobodyElseReadsWhichJobsThereAre) {
+  ASSERT_EQ(::chmod(dir_.path().c_str(), 0755), 0);
+  const auto catalog = Open();
+  const auto info = Env::System()->Info(dir_.Path("catalog"));
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->mode & 0777, 0700u);
+}
 
 TEST_F(CatalogTest, RemembersJobStatesAndShards) {
   {

@@ -1,7 +1,9 @@
 #include "server/runtime/daemon_config.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +11,7 @@
 
 #include "base/fault_env.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "server/runtime/tier_config.h"
 #include "tests/base/temporary_directory.h"
 
@@ -110,6 +113,18 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
       {"admin: {path: relative.sock}", "admin.path: 'relative.sock' is not an absolute path"},
       {"admin: {path: \"" + dir_.Path("ckptd.sock") + "\"}", "is the clients' socket"},
       {"admin: {path: \"/tmp/" + std::string(120, 'x') + "\"}", "a unix socket's path has at most"},
+      {"health: {address: \"127.0.0.1:9464\"}",
+       "health.address: '127.0.0.1:9464' is taken by metrics.address, '127.0.0.1:9464'; choose "
+       "another port"},
+      {"metrics: {address: \"9470\"}\nstatus_page: {address: \"127.0.0.1:9470\"}",
+       "status_page.address: '127.0.0.1:9470' is taken by metrics.address, '9470'"},
+      {"health: {address: \"10.0.0.1:7\"}\nmetrics: {address: \"0.0.0.0:7\"}",
+       "health.address: '10.0.0.1:7' is taken by metrics.address"},
+      {"metrics: {address: \"localhost:7\"}\nstatus_page: {address: \"127.0.0.1:7\"}",
+       "status_page.address: '127.0.0.1:7' is taken by metrics.address"},
+      {"node_name: n\nhealth: {address: \"0.0.0.0:9465\"}\n"
+       "cluster: {plaintext: true, etcd: {endpoints: [h:1]}}",
+       "health.address: '0.0.0.0:9465' is taken by cluster.listen_address, '0.0.0.0:9465'"},
       {"log: {level: loud}", "log.level"},
       {"log: {file: x.log}", "log.file"},
       {"session: {deadline_max_ms: 0}", "session.deadline_max_ms"},
@@ -148,10 +163,38 @@ TEST_F(DaemonConfigTest, AClusterIsCompletedAndChecked) {
   EXPECT_THAT(Message(CheckPlaces(config_)), HasSubstr("cluster.tls.ca_file: read '/x/ca.pem': "));
   Write(
       "node_name: b\n"
-      "cluster: {members: [{name: a, address: \"h1:9465\"}, {name: b, address: \"h2:9466\"}]}\n");
+      "cluster: {plaintext: true, members: [{name: a, address: \"h1:9465\"}, {name: b, address: "
+      "\"h2:9466\"}]}\n");
   ASSERT_EQ(Load(), "");
   EXPECT_EQ(config_.cluster().advertise_address(), "h2:9466");
   EXPECT_TRUE(CheckPlaces(config_).ok()) << CheckPlaces(config_);
+}
+
+TEST_F(DaemonConfigTest, TheAdminAddressIsOffOrSaysWhomCertificatesStandFor) {
+  ASSERT_EQ(Load(), "");
+  EXPECT_EQ(config_.admin().tls().address(), "");
+  const std::string files = "ca_file: /x/ca, cert_file: /x/crt, key_file: /x/key";
+  const auto problem = [&](const std::string& tls) {
+    Write("admin: {tls: {" + tls + "}}\n");
+    return Load();
+  };
+  EXPECT_EQ(problem("address: \"off\""), "");
+  EXPECT_EQ(problem("address: \"0.0.0.0:9468\", " + files +
+                    ", users: [{certificate: a, uid: 0}, {certificate: b, uid: 7}]"),
+            "");
+  EXPECT_EQ(config_.admin().tls().users(1).uid(), 7u);
+  EXPECT_THAT(Message(CheckPlaces(config_)), HasSubstr("admin.tls.ca_file: read '/x/ca'"));
+  const std::string on = "address: \"0.0.0.0:9468\", " + files + ", users: ";
+  EXPECT_THAT(problem("address: \"9468\", " + files), HasSubstr("expected HOST:PORT"));
+  EXPECT_THAT(problem("address: \"0.0.0.0:9468\", users: [{certificate: a, uid: 0}]"),
+              HasSubstr("admin.tls: ca_file, cert_file and key_file go together"));
+  EXPECT_THAT(problem("address: \"0.0.0.0:9468\", " + files), HasSubstr("nobody is listed"));
+  // Nobody becomes an operator because a number was forgotten.
+  EXPECT_THAT(problem(on + "[{certificate: a}]"), HasSubstr("admin.tls.users: 'a' has no uid"));
+  EXPECT_THAT(problem(on + "[{uid: 7}]"), HasSubstr("each needs a certificate"));
+  EXPECT_THAT(problem(on + "[{certificate: a, uid: 4294967295}]"), HasSubstr("has no uid"));
+  EXPECT_THAT(problem(on + "[{certificate: a, uid: 1}, {certificate: a, uid: 2}]"),
+              HasSubstr("'a' is listed twice"));
 }
 
 TEST_F(DaemonConfigTest, TheStatusPageIsOffOrOnLoopbackOrBehindCertificates) {
@@ -342,10 +385,28 @@ TEST_F(DaemonConfigTest, MetricsAddressesOfEveryKind) {
   }
 }
 
+TEST_F(DaemonConfigTest, AddressesOfOnePortMayStandSideBySide) {
+  for (const std::string settings :
+       {"metrics: {address: \"127.0.0.1:0\"}\nhealth: {address: \"127.0.0.1:0\"}",
+        "metrics: {address: \"10.0.0.1:7\"}\nhealth: {address: \"127.0.0.1:7\"}",
+        "metrics: {address: off}\nhealth: {address: off}"}) {
+    Write(settings);
+    EXPECT_EQ(Load(), "") << settings;
+  }
+}
+
+TEST_F(DaemonConfigTest, ABudgetBelowTheLeastIsRefusedWithoutAnInventedMost) {
+  flags_.memory_bytes = "1KiB";
+  EXPECT_EQ(Load(),
+            "memory.bytes_max: 1024 bytes (1 KiB) is not within 2 MiB to the size of its file "
+            "system: a smaller budget holds no slot");
+}
+
 TEST_F(DaemonConfigTest, MemoryDirIsRefusedInWordsThatHelp) {
   flags_.memory_dir = "/proc/x";
   EXPECT_THAT(Load(), HasSubstr("'/proc/x' lies on proc, not on tmpfs"));
   flags_.memory_bytes.reset();
+  EXPECT_THAT(Load(), HasSubstr("'/proc/x' lies on proc, not on tmpfs"));
   flags_.memory_dir = "x";
   EXPECT_EQ(Load(), "memory.dir: 'x' is not an absolute path");
 }
@@ -374,6 +435,15 @@ TEST_F(DaemonConfigTest, PlacesAreLookedAtWithoutTouchingThem) {
   EXPECT_THAT(problem(), HasSubstr("log.file: "));
   Write("log: {file: \"" + dir_.Path("log") + "\"}\n");
   EXPECT_EQ(problem(), "");
+  const std::string pipe = dir_.Path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  Write("log: {file: \"" + pipe + "\"}\n");
+  EXPECT_EQ(problem(), "log.file: '" + pipe +
+                           "' is a pipe that nobody reads; start its reader first, or name a file");
+  const UniqueFd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  EXPECT_EQ(problem(), "");
+  Write("events: {command: [" + dir_.path() + "]}\n");
+  EXPECT_EQ(problem(), "events.command: '" + dir_.path() + "' is no file: name the program to run");
 }
 
 // A pair of lines that a certificate or key lies between.
@@ -407,7 +477,7 @@ class ClusterFilesTest : public DaemonConfigTest {
                    ", key_file: " + paths_["key"] + "}");
   }
   std::string OfEtcd() {
-    return Problem("etcd: {endpoints: [h:1], ca_file: " + paths_["ca"] +
+    return Problem("plaintext: true, etcd: {endpoints: [h:1], ca_file: " + paths_["ca"] +
                    ", cert_file: " + paths_["cert"] + ", key_file: " + paths_["key"] +
                    ", user: u, password_file: " + paths_["password"] + "}");
   }

@@ -103,7 +103,7 @@ TEST_F(DurableTiersTest, ADriveThatHangsHoldsNobodyUpInRemote) {
   // A removal does: its end takes away what it has begun there.
   tiers_->Perform(RemoveCopies{5, TierKind::kRemote, again.key.id.job, again.key.job_name,
                                again.key.id.checkpoint(), again.key.world_size});
-  EXPECT_TRUE(absl::IsUnavailable(Await<CopiesRemoved>().status));
+  EXPECT_TRUE(absl::IsAborted(Await<CopiesRemoved>().status));
 }
 
 // It reads whole images, and may hang: nothing that is written waits behind it.

@@ -104,6 +104,18 @@ TEST_F(EventCommandTest, GetsEachEventAsALine) {
   EXPECT_EQ(command.problem(), "");
 }
 
+// Nobody waits for the old one, which may hang: the new one is told what that had not taken.
+TEST_F(EventCommandTest, AnotherCommandTakesOverAtOnce) {
+  Running command(Shell("echo run >> $D/old; exec sleep 1000"), journal_);
+  Happens("first");
+  ASSERT_TRUE(Until([&] { return Contents("old") == "run\n"; }));
+  command.Change(Shell("cat >> $D/got").command, v1::SEVERITY_WARNING, kPatience);
+  ASSERT_TRUE(Until([&] { return Lines("got").size() == 1; }));
+  EXPECT_EQ(Lines("got")[0]["text"], "first");
+  EXPECT_EQ(Contents("old"), "run\n") << "it is not tried again";
+  ASSERT_TRUE(Until([&] { return command.problem().empty(); }));
+}
+
 TEST_F(EventCommandTest, WhatIsMilderIsNotTold) {
   Running command(Shell("cat >> $D/got"), journal_);
   Happens("mild", v1::SEVERITY_INFO);

@@ -114,6 +114,40 @@ TEST_F(EventJournalTest, TheOldestGoAndThatIsSaid) {
   EXPECT_EQ(journal_.Read({}, kRoot).lost(), 0u);
 }
 
+// Whoever asks for many things, or has a job that does, pushes out none but its own.
+TEST_F(EventJournalTest, AUserWhoMakesManyPushesNobodyElsesOut) {
+  journal_.Add(Of("a drive fails"), std::nullopt);
+  journal_.Add(Of("other's", "b"), kOther);
+  for (size_t i = 0; i < 2 * EventJournal::kEventsMax; ++i) {
+    i % 2 == 0 ? journal_.Add(Of("asks"), std::nullopt, kUser)
+               : journal_.Add(Of("opens", "a"), kUser);
+  }
+  journal_.Add(Of("another drive fails"), std::nullopt);
+  v1::WatchEventsRequest request;
+  request.set_journal(kJournal);
+  std::vector<std::string> others;
+  uint64_t seen = 0;
+  for (v1::EventBatch batch = journal_.Read(request, kRoot);;
+       batch = journal_.Read(request, kRoot)) {
+    seen += batch.lost();
+    for (const v1::DaemonEvent& event : batch.events()) {
+      ++seen;
+      if (event.text() != "asks" && event.text() != "opens") {
+        others.push_back(event.text());
+      }
+    }
+    if (batch.events_size() == 0) {
+      break;
+    }
+    request.set_after(batch.next_after());
+  }
+  EXPECT_THAT(others, ElementsAre("a drive fails", "other's", "another drive fails"));
+  // (Of those before the first one that it was given nothing is promised.)
+  EXPECT_EQ(seen, EventJournal::kEventsMax);
+  request.set_after(2);
+  EXPECT_EQ(journal_.Read(request, kRoot).lost(), journal_.last() - EventJournal::kEventsMax);
+}
+
 TEST_F(EventJournalTest, WhateverStandsInIt) {
   journal_.Add(Of(std::string(100'000, 'x') + "\xff", "job\xe4"), std::nullopt);
   const v1::EventBatch batch = journal_.Read({}, kRoot);

@@ -3,9 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <thread>
+#include <sys/socket.h>
 
+#include <atomic>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "base/tcp_socket.h"
 #include "tests/server/runtime/health_probe.h"
 
 namespace holdfast {
@@ -55,6 +60,32 @@ TEST(HealthServerTest, NothingElseIsServedThere) {
   for (const char* method : {"/holdfast.v1.Admin/GetStatus", "/holdfast.v1.Admin/RemoveJob"}) {
     EXPECT_EQ(probe.Call(method, ""), 1000u + grpc::StatusCode::UNIMPLEMENTED) << method;
   }
+}
+
+// Who says nothing, and who asks and stays, keep no probe out, however many they are.
+TEST(HealthServerTest, StrangersInAnyNumberKeepNoProbeOut) {
+  auto health = HealthServer::Start({.address = "127.0.0.1:0"});
+  ASSERT_TRUE(health.ok()) << health.status();
+  const std::string address = "127.0.0.1:" + std::to_string((*health)->port());
+  const MonotonicTime until = Clock::System()->Now() + std::chrono::seconds(60);
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = descriptors();
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 800; ++i) {
+    strangers.push_back(*ConnectTcp(address, until));
+    if (i % 2 == 0) {  // as a client does that will never ask
+      const std::string greeting = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+      ASSERT_EQ(::send(strangers.back().get(), greeting.data(), greeting.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(greeting.size()));
+    }
+    if (i % 100 == 99) {
+      EXPECT_EQ(HealthProbe((*health)->port()).Ask(""), kServing) << i;
+    }
+  }
+  // Of the server's ends, which are in this process, too, it has kept what it has places for.
+  EXPECT_LT(descriptors() - before, 800 + 256 + 2 * 64 + 100);
 }
 
 TEST(HealthServerTest, APortThatIsTakenIsSaidSo) {

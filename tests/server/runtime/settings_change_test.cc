@@ -102,6 +102,51 @@ TEST(SettingsChange, EachSettingTakesEffectAtOnceOrWaitsForARestart) {
   }
 }
 
+// The budget was judged by the new place's file system.
+TEST(SettingsChange, WhatIsJudgedByAPlaceWaitsForIt) {
+  v1::DaemonConfig running = Whole();
+  running.mutable_memory()->set_dir("/dev/shm/holdfast");
+  running.mutable_memory()->set_bytes_max(1 << 30);
+  v1::DaemonConfig wanted = running;
+  wanted.mutable_memory()->set_dir("/mnt/slots");
+  wanted.mutable_memory()->set_bytes_max(uint64_t{1} << 40);
+  wanted.mutable_memory()->set_peer_bytes_max(uint64_t{1} << 39);
+  wanted.mutable_memory()->set_slots_max(running.memory().slots_max() + 1);
+  const SettingsChange change = CompareSettings(running, wanted);
+  EXPECT_THAT(change.at_once, ElementsAre("memory.slots_max"));
+  EXPECT_THAT(change.restart,
+              ElementsAre("memory.dir", "memory.bytes_max", "memory.peer_bytes_max"));
+  EXPECT_EQ(change.config.memory().bytes_max(), 1u << 30);
+  EXPECT_TRUE(CheckMixture(change).ok());
+}
+
+TEST(SettingsChange, WhatContradictsWhatGoesOnIsRefused) {
+  v1::DaemonConfig running = Whole();
+  running.mutable_memory()->set_bytes_max(1 << 30);
+  running.mutable_memory()->set_slots_per_rank(100);
+  running.mutable_memory()->set_slots_max(200);
+  v1::DaemonConfig wanted = running;
+  wanted.mutable_memory()->set_slots_per_rank(2);
+  wanted.mutable_memory()->set_slots_max(50);
+  const absl::Status refused = CheckMixture(CompareSettings(running, wanted));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("memory.slots_max"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("takes effect at a restart only (memory.slots_per_rank): restart ckptd"));
+}
+
+TEST(SettingsChange, AFileWithoutTheTiersThatAreInUseIsRefused) {
+  v1::DaemonConfig running = Whole();
+  running.mutable_nvme()->add_dirs("/mnt/nvme0");
+  running.mutable_remote()->set_dir("/mnt/remote");
+  EXPECT_TRUE(CheckTiersStay(running, running).ok());
+  EXPECT_TRUE(CheckTiersStay(Whole(), running).ok()) << "one more waits for a restart";
+  const absl::Status refused = CheckTiersStay(running, Whole());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("nvme.dirs and remote.dir are not there any more"));
+}
+
 TEST(SettingsChange, NothingDiffersFromItself) {
   const SettingsChange change = CompareSettings(Whole(), Whole());
   EXPECT_THAT(change.at_once, IsEmpty());

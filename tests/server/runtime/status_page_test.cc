@@ -19,6 +19,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/loopback.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -589,7 +590,7 @@ TEST_F(StatusPageTest, FilesThatDoNotFitTogetherAreAnErrorAtTheStart) {
   StatusPage::Options options = Options();
   options.tls = {own.Path("ca.pem"), own.Path("server.pem"), own.Path("browser.key")};
   const absl::Status status = StatusPage::Start(std::move(options)).status();
-  EXPECT_THAT(Message(status), StartsWith("no status page: status_page.tls: read the key of '"));
+  EXPECT_THAT(Message(status), StartsWith("no status page: status_page.tls: the key in '"));
   EXPECT_THAT(Message(status), HasSubstr(own.Path("browser.key")));
 }
 

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -15,7 +18,9 @@
 namespace holdfast {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class HostileCopyTest : public HostileTest, public testing::WithParamInterface<DurableKind> {
@@ -271,6 +276,62 @@ TEST_P(SymlinkTest, AreNeverFollowed) {
   ASSERT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
   EXPECT_EQ(env().List(outside.path())->size(), 0u) << "nothing was written there";
   EXPECT_TRUE(env().Info(Path("demo/901-a3")).ok()) << "left alone";
+}
+
+// Whoever may make names in the directory, as in a shared scratch, and was there first, does not
+// say where the daemon's files go.
+TEST_P(SymlinkTest, NobodyElseMakesTheDaemonsOwnDirectory) {
+  TemporaryDirectory outside;
+  const std::string home = Path(".holdfast");
+  const bool remote = GetParam() == DurableKind::kRemote;
+  harness_.Stop();
+  // 1. Each directory on the way, as a link.
+  const std::vector<std::string> below =
+      remote ? std::vector<std::string>{"", "/nodes", "/nodes/" + harness_.options().node_name,
+                                        "/nodes/" + harness_.options().node_name + "/intents"}
+             : std::vector<std::string>{"", "/intents", "/pool"};
+  for (const std::string& at : below) {
+    std::filesystem::remove_all(home);
+    std::filesystem::create_directories(ParentDirectory(home + at));
+    ASSERT_EQ(::symlink(outside.path().c_str(), (home + at).c_str()), 0) << at;
+    harness_.Start().IgnoreError();
+    const absl::Status status = PublishShard(store(), SampleShard(900, 1, 4)).status();
+    EXPECT_FALSE(status.ok()) << at;
+    EXPECT_THAT(Message(status),
+                HasSubstr("is a symbolic link: ckptd has this directory for itself"));
+    EXPECT_EQ(env().List(outside.path())->size(), 0u) << at << ": nothing was made there";
+    harness_.Stop();
+  }
+  // 2. One that all may write in, and one of another user's.
+  std::filesystem::remove_all(home);
+  ASSERT_EQ(::mkdir(home.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(home.c_str(), 0777), 0);
+  harness_.Start().IgnoreError();
+  EXPECT_THAT(Message(PublishShard(store(), SampleShard(900, 1, 4)).status()),
+              HasSubstr("may be written by everybody"));
+  harness_.Stop();
+  ASSERT_EQ(::chmod(home.c_str(), 0700), 0);
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(home.c_str(), 12345, 12345), 0);
+    harness_.Start().IgnoreError();
+    EXPECT_THAT(Message(PublishShard(store(), SampleShard(900, 1, 4)).status()),
+                HasSubstr("belongs to uid 12345"));
+    harness_.Stop();
+    ASSERT_EQ(::chown(home.c_str(), 0, 0), 0);
+  }
+  // 3. As it is meant.
+  ASSERT_TRUE(harness_.Start().ok());
+  Publish(SampleShard(900, 1, 4));
+}
+
+TEST_P(SymlinkTest, ADirectoryThatAllMayWriteInIsNoted) {
+  EXPECT_THAT(store().capabilities().notes,
+              Not(Contains(HasSubstr("may be written by everybody"))));
+  harness_.Stop();
+  ASSERT_EQ(::chmod(harness_.dir().c_str(), 01777), 0);
+  ASSERT_TRUE(harness_.Start().ok());
+  Publish(SampleShard(900, 1, 4));
+  EXPECT_THAT(store().capabilities().notes, Contains(HasSubstr("may be written by everybody")));
 }
 
 }  // namespace

@@ -273,6 +273,34 @@ TEST(FabricTest, WhoWasNotToldTheTokenIsRefused) {
   EXPECT_TRUE(pull(peer.source).ok());
 }
 
+// Who lost its power ends no connection. Its reads end here, and what waits to read from it there.
+TEST(FabricTest, ConnectionsOfWhoIsGoneAreClosed) {
+  const SampleImage sample = MakeTransferImage(kMiB);
+  TestSlot slot(sample.image.size(), sample.image);
+  const LocalSource peer(slot);
+  FabricOptions options = LoopbackOptions();
+  options.reader_id = 0x0123456789abcdef;
+  const auto reader = ValueOf(Fabric::Open(options));
+  TestSlot target(sample.image.size());
+  const size_t before = CountDescriptors();
+  const auto pull = [&] {
+    return PullImage(*reader, peer.source, target.span(), sample.record, sample.layout, {}).ok();
+  };
+  ASSERT_TRUE(pull());
+  const size_t connected = CountDescriptors();
+  ASSERT_GT(connected, before);
+
+  peer.fabric->LetGoOf(options.reader_id + 1);  // somebody else
+  ASSERT_TRUE(pull());
+  EXPECT_EQ(CountDescriptors(), connected) << "over the connection that there was";
+
+  peer.fabric->LetGoOf(options.reader_id);
+  EXPECT_TRUE(Eventually([&] { return CountDescriptors() < connected; }));
+  reader->LetGoOf(1);
+  EXPECT_TRUE(Eventually([&] { return CountDescriptors() == before; }));
+  EXPECT_TRUE(pull()) << "that it was called gone holds nobody up who is there";
+}
+
 TEST(FabricTest, RegistrationModesHaveNames) {
   EXPECT_THAT(NamesOfMrMode(0), ::testing::IsEmpty());
   EXPECT_THAT(NamesOfMrMode(FI_MR_PROV_KEY | FI_MR_LOCAL),

@@ -115,8 +115,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.podMonitor.enabled (not .Values.metrics.enabled) -}}
 {{- fail "podMonitor: there is nothing to scrape while metrics.enabled is false" -}}
 {{- end -}}
+{{- if and .Values.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.hostNetwork) (not .Values.networkPolicy.metricsFrom) -}}
+{{- fail "networkPolicy.metricsFrom: podMonitor is enabled and the network policy lets no scraper in; name Prometheus' namespace, [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" -}}
+{{- end -}}
 {{- if and $cluster.tls.enabled (eq $cluster.membership "none") -}}
 {{- fail "cluster.tls: with cluster.membership none there are no connections between daemons; disable it, or choose another membership" -}}
+{{- end -}}
+{{- if not (or $cluster.tls.enabled $cluster.plaintext (eq $cluster.membership "none")) -}}
+{{- fail "cluster.tls: without it whoever reaches the daemons' port could read shards, and speak as any node; enable it, or, where the network is trusted, set cluster.plaintext to true" -}}
 {{- end -}}
 {{- if and $cluster.tls.certManager.enabled (not $cluster.tls.enabled) -}}
 {{- fail "cluster.tls.certManager: its certificates are not used while cluster.tls.enabled is false" -}}

@@ -50,6 +50,8 @@ tls:
   ca_file: /etc/holdfast-certificates/cluster/ca.crt
   cert_file: /etc/holdfast-certificates/cluster/tls.crt
   key_file: /etc/holdfast-certificates/cluster/tls.key
+{{- else }}
+plaintext: {{ $cluster.plaintext }}
 {{- end }}
 {{- end -}}
 
