@@ -18,7 +18,7 @@
 namespace holdfast {
 namespace {
 
-constexpr size_t kChainMax = 64;  // certificates in a text; more are not looked at
+constexpr size_t kCertificatesMax = 256;  // in a text
 constexpr size_t kNamesMax = 256;
 constexpr size_t kNameBytesMax = 1024;
 constexpr size_t kNamesShown = 4;
@@ -136,31 +136,53 @@ struct Parsed {
   }
 };
 
-absl::StatusOr<Parsed> Parse(const TlsTexts& texts, const TlsFiles& files) {
-  Parsed parsed = {CertificatesIn(texts.ca), CertificatesIn(texts.cert)};
-  for (const auto& [found, file] :
-       {std::pair(&parsed.authorities, &files.ca), std::pair(&parsed.chain, &files.cert)}) {
-    if (found->empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", *file, "' has no certificate in PEM in it (-----BEGIN CERTIFICATE-----)"));
-    }
+absl::StatusOr<std::vector<OpensslCertificate>> SomeIn(std::string_view pem,
+                                                       const std::string& file) {
+  const std::string what = absl::StrCat("'", file, "'");
+  HF_ASSIGN_OR_RETURN(std::vector<OpensslCertificate> found, CertificatesIn(pem, what));
+  if (found.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " has no certificate in PEM in it (-----BEGIN CERTIFICATE-----)"));
   }
+  return found;
+}
+
+absl::StatusOr<Parsed> Parse(const TlsTexts& texts, const TlsFiles& files) {
+  Parsed parsed;
+  HF_ASSIGN_OR_RETURN(parsed.authorities, SomeIn(texts.ca, files.ca));
+  HF_ASSIGN_OR_RETURN(parsed.chain, SomeIn(texts.cert, files.cert));
   return parsed;
 }
 
 }  // namespace
 
-std::vector<OpensslCertificate> CertificatesIn(std::string_view pem) {
+absl::StatusOr<std::vector<OpensslCertificate>> CertificatesIn(std::string_view pem,
+                                                               const std::string& what) {
   std::vector<OpensslCertificate> all;
+  ERR_clear_error();
   const OpensslBio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  while (bio != nullptr && all.size() < kChainMax) {
+  if (bio == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": ", OpensslError()));
+  }
+  for (;;) {
     OpensslCertificate next(PEM_read_bio_X509(bio.get(), nullptr, NoPassword, nullptr));
     if (next == nullptr) {
       break;
     }
+    if (all.size() == kCertificatesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " has more than ", kCertificatesMax,
+                       " certificates in it: leave those there that are needed"));
+    }
     all.push_back(std::move(next));
   }
-  ERR_clear_error();  // (the end is one)
+  const unsigned long code = ERR_peek_last_error();
+  if (ERR_GET_LIB(code) != ERR_LIB_PEM || ERR_GET_REASON(code) != PEM_R_NO_START_LINE) {
+    return absl::InvalidArgumentError(absl::StrCat("certificate ", all.size() + 1, " in ", what,
+                                                   " cannot be read: ", OpensslError(),
+                                                   ": mend it, or take it out"));
+  }
+  ERR_clear_error();
   return all;
 }
 
@@ -201,7 +223,7 @@ absl::StatusOr<TlsTexts> ReadTlsFiles(Env& env, const TlsFiles& files) {
 }
 
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem) {
-  const std::vector<OpensslCertificate> all = CertificatesIn(pem);
+  HF_ASSIGN_OR_RETURN(const std::vector<OpensslCertificate> all, CertificatesIn(pem, "the text"));
   if (all.empty()) {
     return absl::InvalidArgumentError("there is no certificate in PEM");
   }

@@ -47,13 +47,14 @@ struct CertificateFacts {
   int64_t from_unix_s = 0;
   int64_t until_unix_s = 0;
 };
-// Of the first certificate in the text.
+// Of the first certificate in the text; all must be readable.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem);
 // "'node-1', '10.0.0.1' and 3 more"; "no name".
 std::string NamesText(const std::vector<CertificateName>& names);
 std::string UtcTimeText(int64_t unix_s);  // "2026-11-27 14:05 UTC"
 
-// InvalidArgument: they are no certificates and no key, or not those of each other.
+// InvalidArgument: they are no certificates and no key, one of them cannot be read, or they are not
+// those of each other.
 // FailedPrecondition: one is not valid yet, or any more. Messages name the file, and what to do.
 // (Whether the authority vouches for the own certificate is the other side's business, who may know
 // others.)

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "base/certificates.h"
 
 namespace holdfast {
@@ -31,7 +32,10 @@ using OpensslCertificate = std::unique_ptr<X509, OpensslFree>;
 using OpensslKey = std::unique_ptr<EVP_PKEY, OpensslFree>;
 using OpensslNames = std::unique_ptr<GENERAL_NAMES, OpensslFree>;
 
-std::vector<OpensslCertificate> CertificatesIn(std::string_view pem);
+// All in the text, none if there are none; `what` is the text in errors. One that cannot be read is
+// an error, as whoever put it there counts on it.
+absl::StatusOr<std::vector<OpensslCertificate>> CertificatesIn(std::string_view pem,
+                                                               const std::string& what);
 OpensslKey KeyIn(std::string_view pem);  // null: there is none, or it has a password
 CertificateFacts FactsOf(const X509* certificate);
 // What OpenSSL says last, and no more from then on; it keeps a list for each thread.

@@ -104,6 +104,15 @@ int TakeProtocol(SSL*, const unsigned char** chosen, unsigned char* size,
   return SSL_TLSEXT_ERR_OK;
 }
 
+absl::StatusOr<std::vector<OpensslCertificate>> Certificates(const std::string& pem,
+                                                             const std::string& what) {
+  absl::StatusOr<std::vector<OpensslCertificate>> found = CertificatesIn(pem, what);
+  if (!found.ok()) {
+    return Annotate(found.status(), "TLS");
+  }
+  return found;
+}
+
 absl::StatusOr<std::unique_ptr<SSL_CTX, OpensslFree>> MakeContext(const SSL_METHOD* method,
                                                                   const TlsTexts& texts) {
   // Whoever runs when the process ends is not to find OpenSSL taken down.
@@ -125,7 +134,7 @@ absl::StatusOr<std::unique_ptr<SSL_CTX, OpensslFree>> MakeContext(const SSL_METH
   SSL_CTX_set_default_passwd_cb(context.get(), NoPassword);
   X509_STORE* const store = SSL_CTX_get_cert_store(context.get());
   X509_STORE_set_flags(store, X509_V_FLAG_PARTIAL_CHAIN);
-  const auto authorities = CertificatesIn(texts.ca);
+  HF_ASSIGN_OR_RETURN(const auto authorities, Certificates(texts.ca, "the authority's file"));
   if (authorities.empty()) {
     return absl::InvalidArgumentError("TLS: the authority's file has no certificate in PEM in it");
   }
@@ -133,7 +142,7 @@ absl::StatusOr<std::unique_ptr<SSL_CTX, OpensslFree>> MakeContext(const SSL_METH
     X509_STORE_add_cert(store, authority.get());
     SSL_CTX_add_client_CA(context.get(), authority.get());
   }
-  const auto chain = CertificatesIn(texts.cert);
+  HF_ASSIGN_OR_RETURN(const auto chain, Certificates(texts.cert, "the certificate's file"));
   if (chain.empty()) {
     return absl::InvalidArgumentError("TLS: the certificate's file has none in PEM in it");
   }

@@ -138,6 +138,10 @@ bool IsDaemonsAnswer(const absl::Status& status) {
   return status.GetPayload(kAnswered).has_value();
 }
 
+bool IsNotLetIn(const absl::Status& status) {
+  return status.GetPayload(kNotLetIn).has_value();
+}
+
 struct AdminClient::Impl {
   // On a connection of our own: gRPC would try again and again where the daemon turns us away.
   // `by_tls`: whose plain end that connection is; null: none.

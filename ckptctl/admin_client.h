@@ -67,6 +67,8 @@ class EventBatch;
 // Whether the daemon itself answered with this error. Of daemons that do not mark their answers:
 // false.
 bool IsDaemonsAnswer(const absl::Status& status);
+// Whether somebody is there (or our own files are wrong), and lets us not in: to wait is of no use.
+bool IsNotLetIn(const absl::Status& status);
 
 struct AdminPlace;
 

@@ -130,11 +130,12 @@ _ckptctl_files() {
 }
 _ckptctl_names() {
   local names
-  names=$("$program" ${socket:+--socket "$socket"} complete-names "$1" 2>/dev/null) || names=
+  names=$("$program" "${at[@]}" complete-names "$1" 2>/dev/null) || names=
   COMPREPLY=($(compgen -W "$names" -- "$word"))
 }
 _ckptctl() {
-  local program=$1 word=${COMP_WORDS[COMP_CWORD]} before= command= socket= place=0 i=1
+  local program=$1 word=${COMP_WORDS[COMP_CWORD]} before= command= option= value= place=0 i=1
+  local -a at=()  # where the line says that the daemon is
   COMPREPLY=()
   if [[ $word == = ]]; then
     word=
@@ -147,10 +148,16 @@ _ckptctl() {
     case "${COMP_WORDS[i]}" in
 )sh";
 constexpr char kBashMiddle[] = R"sh(
+        option=${COMP_WORDS[i]}
         if [[ ${COMP_WORDS[i+1]-} == = ]]; then ((i += 1)); fi
-        if [[ ${COMP_WORDS[i-1]} == --socket || ${COMP_WORDS[i]} == --socket ]] && ((i + 1 < COMP_CWORD)); then
-          socket=${COMP_WORDS[i+1]}
-        fi
+        value=${COMP_WORDS[i+1]-}
+        while [[ ${COMP_WORDS[i+2]-} == :* ]] && ((i + 3 < COMP_CWORD)); do  # and so does HOST:PORT
+          value+=${COMP_WORDS[i+2]}${COMP_WORDS[i+3]}
+          ((i += 2))
+        done
+        case $option in
+          --socket|--address|--tls) at+=("$option" "$value") ;;
+        esac
         ((i += 1)) ;;
       -*) ;;
       *)
@@ -249,8 +256,8 @@ _ckptctl() {
   local i
   for (( i = 2; i < CURRENT; ++i )); do
     case $words[i] in
-      --socket) at=(--socket ${(Q)words[i+1]}) ;;
-      --socket=*) at=(${(Q)words[i]}) ;;
+      --socket|--address|--tls) at+=($words[i] ${(Q)words[i+1]}) ;;
+      --socket=*|--address=*|--tls=*) at+=(${(Q)words[i]}) ;;
     esac
   done
   typeset -A opt_args
@@ -348,10 +355,10 @@ function __ckptctl_names
     set -l words (commandline -opc)
     set -l at
     for i in (seq 2 (count $words))
-        if test $words[$i] = --socket; and test $i -lt (count $words)
-            set at --socket $words[(math $i + 1)]
-        else if string match -q -- '--socket=*' $words[$i]
-            set at $words[$i]
+        if contains -- $words[$i] --socket --address --tls; and test $i -lt (count $words)
+            set -a at $words[$i] $words[(math $i + 1)]
+        else if string match -qr -- '^--(socket|address|tls)=' $words[$i]
+            set -a at $words[$i]
         end
     end
     $words[1] $at complete-names $argv[1] 2>/dev/null

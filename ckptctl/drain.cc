@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/ask.h"
@@ -29,8 +30,9 @@ struct Left {
   std::vector<std::string> problems;  // why it is not known what else would be lost
   bool over = false;  // it is not being drained any more: there is nothing to wait for
   uint32_t shards = 0;
+  uint32_t pinned = 0;  // steps
   uint32_t ranks = 0;
-  bool safe() const { return shards == 0 && problems.empty(); }
+  bool safe() const { return shards == 0 && pinned == 0 && problems.empty(); }
 };
 
 // Safe is only what its host has counted: of each job that has something there, as the node says.
@@ -44,9 +46,13 @@ Left LookAt(const v1::GetStatusReply& reply, const v1::DrainReply& there) {
         continue;
       }
       counted.insert(job.uuid());
-      if (leaving.shards_left() > 0 || leaving.ranks() > 0) {
+      if (!leaving.not_known().empty()) {
+        left.problems.push_back(absl::StrCat("job '", job.name(), "': ", leaving.not_known()));
+      }
+      if (leaving.shards_left() > 0 || leaving.pinned_size() > 0 || leaving.ranks() > 0) {
         left.jobs.emplace_back(job.name(), leaving);
         left.shards += leaving.shards_left();
+        left.pinned += static_cast<uint32_t>(leaving.pinned_size());
         left.ranks += leaving.ranks();
       }
     }
@@ -137,12 +143,19 @@ std::string RenderLeft(const std::string& job, const v1::Leaving& leaving) {
     absl::StrAppend(&text, leaving.shards_left(), leaving.shards_left() == 1 ? " shard" : " shards",
                     " of step ", leaving.step(), " (", FormatBytes(leaving.bytes_left()),
                     leaving.shards_left() == 1 ? ") lies" : ") lie", " there alone");
-    if (!leaving.problem().empty()) {
-      absl::StrAppend(&text, ": ", EscapeText(leaving.problem()));
-    }
+  }
+  if (leaving.pinned_size() > 0) {
+    absl::StrAppend(&text, leaving.shards_left() > 0 ? "; " : "", "pinned ",
+                    leaving.pinned_size() == 1 ? "step " : "steps ",
+                    absl::StrJoin(leaving.pinned(), ", "), " (some shards, or all)",
+                    leaving.pinned_size() == 1 ? " lies" : " lie", " there alone");
+  }
+  const bool any = leaving.shards_left() > 0 || leaving.pinned_size() > 0;
+  if (any && !leaving.problem().empty()) {
+    absl::StrAppend(&text, ": ", EscapeText(leaving.problem()));
   }
   if (leaving.ranks() > 0) {
-    absl::StrAppend(&text, leaving.shards_left() > 0 ? "; " : "", leaving.ranks(),
+    absl::StrAppend(&text, any ? "; " : "", leaving.ranks(),
                     leaving.ranks() == 1 ? " rank runs" : " ranks run", " there");
   }
   return text;
@@ -185,10 +198,14 @@ ExitCode RunDrain(const Context& context, const DrainArguments& arguments) {
         break;
       }
       line.Draw([&] {
-        return left.shards == 0 ? absl::StrCat("drain: ", EscapeText(left.problems.front()))
-                                : absl::StrCat("drain: ", left.shards,
-                                               left.shards == 1 ? " shard lies" : " shards lie",
-                                               " on ", EscapeText(node), " alone");
+        return left.shards == 0 && !left.problems.empty()
+                   ? absl::StrCat("drain: ", EscapeText(left.problems.front()))
+               : left.shards == 0
+                   ? absl::StrCat("drain: of ", left.pinned, " pinned steps some lies on ",
+                                  EscapeText(node), " alone")
+                   : absl::StrCat("drain: ", left.shards,
+                                  left.shards == 1 ? " shard lies" : " shards lie", " on ",
+                                  EscapeText(node), " alone");
       });
       for (auto pause = kLookEvery / kLook; pause > 0 && !Interrupted(context); --pause) {
         std::this_thread::sleep_for(kLook);
@@ -209,8 +226,9 @@ ExitCode RunDrain(const Context& context, const DrainArguments& arguments) {
     }
     *context.out << EscapeText(node)
                  << (left.safe()
-                         ? ": nothing would be lost with it; until `ckptctl drain --undo`, or a "
-                           "restart of its ckptd, it lets no rank in\n"
+                         ? ": no job's newest step, and none that is pinned, would be lost with "
+                           "it; until `ckptctl drain --undo`, or a restart of its ckptd, it lets "
+                           "no rank in\n"
                      : left.over
                          ? ": not everything is safe without it\n"
                          : ": not everything is safe without it yet; it goes on, ask again\n");

@@ -59,7 +59,8 @@ class Watching {
                                   [this](const v1::EventBatch& batch) { Take(batch); });
   }
 
-  // A daemon that is restarted or upgraded is no end; one that was never there is.
+  // A daemon that is restarted or upgraded is no end; one that was never there is, and so is one
+  // that is there and does not let us in any more.
   absl::Status UntilInterrupted() {
     for (;;) {
       const absl::Status status = Once();
@@ -67,12 +68,14 @@ class Watching {
         return absl::OkStatus();
       }
       const bool gone = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-      if (!heard_ || !gone) {
+      if (!heard_ || !gone || IsNotLetIn(status)) {
         return status.ok() ? absl::UnavailableError("the daemon ended what was to go on") : status;
       }
-      if (!away_) {
-        away_ = true;
-        *context_.err << "ckptctl: ckptd is away; its events go on when it is back\n" << std::flush;
+      if (away_ != Message(status)) {
+        away_ = Message(status);
+        *context_.err << "ckptctl: ckptd is away (" << EscapeText(away_)
+                      << "); its events go on when it is back\n"
+                      << std::flush;
       }
       Pause();
     }
@@ -116,7 +119,7 @@ class Watching {
 
   void Take(const v1::EventBatch& batch) {
     heard_ = true;
-    away_ = false;
+    away_.clear();
     node_ = batch.node();
     lost_ += batch.lost();
     request_.set_journal(batch.journal());
@@ -150,7 +153,7 @@ class Watching {
   uint64_t lost_ = 0;
   nlohmann::ordered_json events_ = nlohmann::ordered_json::array();
   bool heard_ = false;
-  bool away_ = false;
+  std::string away_;  // as was said last; empty: it is there
   bool any_ = false;
 };
 

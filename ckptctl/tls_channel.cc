@@ -10,6 +10,7 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/env.h"
 #include "base/status.h"
@@ -31,6 +32,16 @@ std::string Absolute(const std::string& path) {
   return path.empty() || path[0] == '/' || ::getcwd(here.data(), here.size()) == nullptr
              ? path
              : JoinPath(here.data(), path);
+}
+
+absl::Status NotLetIn(absl::Status status) {
+  status.SetPayload(kNotLetIn, absl::Cord());
+  return status;
+}
+
+// What a daemon that has gone, or comes, may look like.
+bool MayPass(TlsFault fault) {
+  return fault == TlsFault::kNone || fault == TlsFault::kOther || fault == TlsFault::kClosed;
 }
 
 std::string Seconds(Duration time) {
@@ -113,8 +124,9 @@ absl::Status TlsChannel::Explain(const absl::Status& status, TlsFault fault) con
     default:
       break;
   }
-  return absl::UnavailableError(
+  const absl::Status explained = absl::UnavailableError(
       absl::StrCat("no TLS with ckptd at ", address_, ": ", Message(status), way_out));
+  return MayPass(fault) ? explained : NotLetIn(explained);
 }
 
 absl::Status TlsChannel::Begin(Duration timeout) {
@@ -132,19 +144,20 @@ absl::Status TlsChannel::Begin(Duration timeout) {
   const TlsFiles files = FilesIn(directory_);
   const absl::StatusOr<TlsTexts> texts = ReadTlsFiles(*Env::System(), files);
   if (!texts.ok()) {
-    return unreachable(absl::StrCat(Message(texts.status()),
-                                    "; --tls names a directory with ca.crt, tls.crt and tls.key, "
-                                    "as a Kubernetes secret has them"));
+    return NotLetIn(
+        unreachable(absl::StrCat(Message(texts.status()),
+                                 "; --tls names a directory with ca.crt, tls.crt and tls.key, "
+                                 "as a Kubernetes secret has them")));
   }
   if (const absl::Status fits = CheckTlsTexts(*texts, files, Clock::System()->UnixMillis() / 1000);
       !fits.ok()) {
-    return unreachable(Message(fits));
+    return NotLetIn(unreachable(Message(fits)));
   }
   const absl::StatusOr<std::shared_ptr<const TlsContext>> context =
       TlsContext::ForClient(*texts, "h2");
   if (!context.ok()) {
-    return unreachable(
-        absl::StrCat("the files of '", directory_, "': ", Message(context.status())));
+    return NotLetIn(
+        unreachable(absl::StrCat("the files of '", directory_, "': ", Message(context.status()))));
   }
   // 2. Somebody there.
   absl::StatusOr<UniqueFd> fd = ConnectTcp(address_, until);
@@ -221,8 +234,8 @@ void TlsChannel::Carry() {
   const std::string farewell = FarewellIn(relay.first_bytes());
   MutexLock lock(mutex_);
   if (!farewell.empty()) {
-    why_ =
-        absl::UnavailableError(absl::StrCat("ckptd at ", address_, " lets us not in: ", farewell));
+    why_ = NotLetIn(
+        absl::UnavailableError(absl::StrCat("ckptd at ", address_, " lets us not in: ", farewell)));
   } else if (!relay.status().ok()) {
     why_ = Explain(relay.status(), relay.fault());
   }

@@ -22,10 +22,14 @@
 
 namespace holdfast {
 
+// A payload of statuses below: it is nothing that passes by itself, such as a daemon that is being
+// restarted. Somebody has to see to it that we are let in.
+inline constexpr char kNotLetIn[] = "holdfast/not_let_in";
+
 class TlsChannel {
  public:
-  // `directory`: with ca.crt, tls.crt and tls.key. Unavailable: what was wrong, and the way out;
-  // DeadlineExceeded: nobody answered in time.
+  // `directory`: with ca.crt, tls.crt and tls.key. Unavailable: what was wrong, and the way out
+  // (kNotLetIn: with those files, or a certificate); DeadlineExceeded: nobody answered in time.
   static absl::StatusOr<std::unique_ptr<TlsChannel>> Connect(const std::string& address,
                                                              const std::string& directory,
                                                              Duration timeout);

@@ -157,6 +157,7 @@ class Agent {
   uint64_t RanksHere(const JobUuid& job) const;
   // Whether the caller may see and change the job of that name, if it is known here.
   bool MayTouch(const std::string& name, const Caller& caller) const;
+  uint32_t SavesBeingWritten() const;  // shards that processes here are writing now
   std::optional<uint32_t> OwnerOf(const std::string& name) const;  // the uid, if it is known here
   v1::DaemonStatus DescribeDaemon(const Caller& caller, EventTime time) const;
   CoordinatorSettings Settings();                 // of coordinators, as the configuration now is
@@ -519,6 +520,8 @@ class Agent {
 
   // agent_stops.cc: the last step of a job that is told to end
   void OnReachStep(ConnectionId id, const Seat& seat, SeatId seat_id, const v1::ClientFrame& frame);
+  void NotePassed(const Seat& seat, SeatId seat_id, Step passed);
+  void TellBeyond(const Seat& seat, Step passed, Step last);
   void AnswerReached(RequestToken token);
   uint32_t LeftMs(const Stop& stop) const;
   Stop& StopOf(const JobUuid& job, Attempt attempt);  // of a newer attempt, if there is one

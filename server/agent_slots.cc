@@ -17,6 +17,13 @@ bool Agent::Filling(SlotState state) {
          state == SlotState::kPublishing;
 }
 
+uint32_t Agent::SavesBeingWritten() const {
+  return static_cast<uint32_t>(std::count_if(slots_.begin(), slots_.end(), [](const auto& each) {
+    const Slot& slot = each.second;
+    return Filling(slot.state) && !slot.fetch && slot.writer && !slot.lost;
+  }));
+}
+
 Agent::Slot& Agent::CreateSlotFor(const Seat& seat, uint64_t bytes, bool populate,
                                   RequestToken token) {
   SlotId id = 0;

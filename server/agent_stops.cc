@@ -11,6 +11,9 @@ namespace holdfast {
 void Agent::OnReachStep(ConnectionId id, const Seat& seat, SeatId seat_id,
                         const v1::ClientFrame& frame) {
   const v1::ReachStep& reach = frame.reach_step();
+  if (reach.has_passed_step()) {
+    NotePassed(seat, seat_id, reach.passed_step());
+  }
   if (reach.told_to_stop()) {
     NoteStop(seat, reach.grace_ms());
   }
@@ -28,6 +31,24 @@ void Agent::OnReachStep(ConnectionId id, const Seat& seat, SeatId seat_id,
   pending.job = seat.job;
   pending.seat = seat_id;
   pending.step = reach.step();
+}
+
+// The rank was not heard when it went on: whoever asks how far it is must hear it, be it that it
+// stands from now on.
+void Agent::NotePassed(const Seat& seat, SeatId seat_id, Step passed) {
+  if (const auto stop = stops_.find(seat.job);
+      stop != stops_.end() && stop->second.attempt == seat.attempt && stop->second.last &&
+      passed >= *stop->second.last && !(seat.passed >= *stop->second.last)) {
+    TellBeyond(seat, passed, *stop->second.last);
+  }
+  seats_.SetPassed(seat_id, passed);
+}
+
+void Agent::TellBeyond(const Seat& seat, Step passed, Step last) {
+  Tell(Report::Kind::kTrouble, seat.job,
+       absl::StrCat("rank ", seat.rank, " had gone on beyond step ", passed,
+                    " before it heard that the job ends with step ", last,
+                    ": that step lacks it if it has not been saved"));
 }
 
 // The rank goes on beyond that step, or ends with it.
@@ -126,10 +147,7 @@ void Agent::TakeMessage(const JobUuid& job, const LastStepChosen& m) {
   }
   for (const auto& [id, seat] : seats_.all()) {
     if (seat.job == job && seat.attempt == m.attempt && seat.passed >= m.step) {
-      Tell(Report::Kind::kTrouble, job,
-           absl::StrCat("rank ", seat.rank, " had gone on beyond step ", *seat.passed,
-                        " before it heard that the job ends with step ", m.step,
-                        ": that step lacks it if it has not been saved"));
+      TellBeyond(seat, *seat.passed, m.step);
     }
   }
   for (const RequestToken token : StandingOf(job)) {

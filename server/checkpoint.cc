@@ -271,6 +271,13 @@ bool Checkpoint::InMemoryOf(NodeId node) const {
   });
 }
 
+bool Checkpoint::BadInMemoryOf(NodeId node) const {
+  const std::vector<Rank>& ranks = RanksOn(node);
+  return std::any_of(ranks.begin(), ranks.end(), [&](Rank rank) {
+    return shards.at(rank).at({TierKind::kMemory, node}).kind == CopyState::Kind::kBad;
+  });
+}
+
 const std::vector<Rank>& Checkpoint::RanksOn(NodeId node) const {
   static const std::vector<Rank> none;
   const auto on = ranks_on_.find(node);

@@ -182,6 +182,7 @@ struct Checkpoint {
   void ForgetApart() { apart_.reset(); }
   // Whether any copy of it, good or bad, is known in that node's memory.
   bool InMemoryOf(NodeId node) const;
+  bool BadInMemoryOf(NodeId node) const;
   // Where it can be copied on from: a good copy in that tier.
   std::optional<CopyPlace> GoodPlace(Rank rank, TierKind tier) const;
   // Ranks that have a bad copy somewhere.

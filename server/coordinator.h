@@ -440,6 +440,7 @@ class Coordinator {
                           const Checkpoint& checkpoint, Turn& t);
   std::vector<ShedChoice> Choices(const std::vector<CheckpointId>* useful) const;
   bool Held(CheckpointId id) const;
+  bool HeldUntilDurable(CheckpointId id) const;
   std::string ShedReason(const Victim& victim, const RoomAsked& m) const;
 
   // coordinator_session.cc
@@ -555,6 +556,7 @@ class Coordinator {
   bool MayGiveWay(CheckpointId id, TierKind tier) const;
   void ChooseForMissing(TierKind tier, Turn& t);
   void Want(CheckpointId id, TierKind tier, Turn& t);
+  void BeginWanting(CheckpointId id, TierKind tier);
   void Unwant(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   void PumpDrains(Turn& t);
   bool StartDrain(CheckpointId id, TierKind tier, Turn& t);
@@ -602,6 +604,7 @@ class Coordinator {
   bool LiesOnLeaving(const Checkpoint& checkpoint, Rank rank) const;
   bool AnyLiesOnLeaving(const Checkpoint& checkpoint) const;
   bool GoesToRemoteAtAll() const;
+  std::string NotKnownOf(NodeId node) const;
   v1::Leaving LeavingState(NodeId node) const;
   std::string WhyNotElsewhere(const Checkpoint& checkpoint) const;
 

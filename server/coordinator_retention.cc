@@ -371,12 +371,24 @@ void Coordinator::On(const CollectGarbageAsked&, Turn& t) {
 }
 
 // A restore needs memory: of no use, or whole without its copies in memory; then what a save could
-// have, too.
+// have, too; last, for it gets nowhere otherwise, the older ones of what it could fall back to.
 void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
   if (ComesAnyway(m.useful, t.from)) {
     t.Say(RoomAnswered{m.token, true});
     return;
   }
+  const auto newer = [&](CheckpointId id, const auto& counts) {
+    return std::any_of(checkpoints_.upper_bound(id), checkpoints_.end(), [&](const auto& c) {
+      return c.second.committed && OnLine(line_, c.first) && counts(c.first);
+    });
+  };
+  const auto any = [](CheckpointId) { return true; };
+  const auto fetched = checkpoints_.find(m.fetched);
+  // What there is of it, and is bad, goes for it before that.
+  const bool replaces = fetched != checkpoints_.end() && fetched->second.BadInMemoryOf(t.from);
+  const auto fallback = [&](CheckpointId id) {
+    return id != m.fetched && session_ && session_->Holds(id);
+  };
   // How little is lost with it; 0: too much.
   const auto rule = [&](CheckpointId id, const Checkpoint& checkpoint) {
     if (checkpoint.dead) {
@@ -385,14 +397,16 @@ void Coordinator::On(const FetchRoomAsked& m, Turn& t) {
     if (checkpoint.committed && checkpoint.View(id).Without(TierKind::kMemory).Restorable()) {
       return 2;
     }
-    if (Held(id) || Pinned(id) || checkpoint.Open()) {
+    if (HeldUntilDurable(id) || Pinned(id) || checkpoint.Open()) {
       return 0;
+    }
+    if (fallback(id)) {
+      return !replaces && newer(id, fallback) ? 6 : 0;  // the newest one stays
     }
     if (!OnLine(line_, id)) {
       return 3;
     }
-    const auto newer = [&](const auto& c) { return c.second.committed && OnLine(line_, c.first); };
-    if (std::any_of(checkpoints_.upper_bound(id), checkpoints_.end(), newer)) {
+    if (newer(id, any)) {
       return 4;
     }
     // It was passed over, since what it lacks is gone for good: the decision will discard it.

@@ -16,9 +16,10 @@ Failure Shed(std::string message) {
 }  // namespace
 
 bool Coordinator::Held(CheckpointId id) const {
-  if (session_ && session_->Holds(id)) {
-    return true;
-  }
+  return (session_ && session_->Holds(id)) || HeldUntilDurable(id);
+}
+
+bool Coordinator::HeldUntilDurable(CheckpointId id) const {
   if (held_until_durable_.empty()) {
     return false;
   }

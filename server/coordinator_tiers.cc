@@ -120,11 +120,13 @@ void Coordinator::ChooseForMissing(TierKind tier, Turn& t) {
   }
 }
 
-// It waits for its turn, and has more to write than its manifest.
+// It waits for its turn, and has more to write than its manifest. (What is pinned, and would be
+// lost with a node that is drained, waits beside newer ones.)
 bool Coordinator::MayGiveWay(CheckpointId id, TierKind tier) const {
   const Checkpoint& checkpoint = checkpoints_.at(id);
   return checkpoint.drain(tier).phase == Drain::Phase::kWanted &&
-         (checkpoint.GoodAt(tier) < checkpoint.world_size || tier == TierKind::kPeer);
+         (checkpoint.GoodAt(tier) < checkpoint.world_size || tier == TierKind::kPeer) &&
+         !(tier == TierKind::kRemote && Pinned(id) && AnyLiesOnLeaving(checkpoint));
 }
 
 // One step waits at a time: a newer one takes its place, so that a tier that is slower than the
@@ -141,6 +143,10 @@ void Coordinator::Want(CheckpointId id, TierKind tier, Turn& t) {
     }
   }
   last_drained_[static_cast<size_t>(tier)] = {id, t.time.unix_ms};
+  BeginWanting(id, tier);
+}
+
+void Coordinator::BeginWanting(CheckpointId id, TierKind tier) {
   Drain& drain = checkpoints_.at(id).drain(tier);
   drain.phase = Drain::Phase::kWanted;
   drain.retry_at = {};

@@ -265,6 +265,10 @@ Actions NodeCore::Handle(const Event& event, MonotonicTime now, int64_t unix_ms)
   return result;
 }
 
+uint32_t NodeCore::SavesBeingWritten() const {
+  return impl_->agent.SavesBeingWritten();
+}
+
 std::optional<uint32_t> NodeCore::OwnerOf(const std::string& job) const {
   return impl_->agent.OwnerOf(job);
 }

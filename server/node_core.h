@@ -29,6 +29,8 @@ class NodeCore {
 
   Actions Handle(const Event& event, MonotonicTime now, int64_t unix_ms);
 
+  // Shards that processes here are writing now: a stop of the daemon would cost these saves.
+  uint32_t SavesBeingWritten() const;
   // Whose job it is, if this node knows it.
   std::optional<uint32_t> OwnerOf(const std::string& job) const;
 

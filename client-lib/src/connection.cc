@@ -18,6 +18,10 @@ namespace {
 constexpr size_t kWaitingDescriptorsMax = 64;
 // How long a new request waits for the answers that are overdue.
 constexpr Milliseconds kSettleTime{100};
+// What is mentioned to a daemon that hangs it has to read when it goes on; and the next request
+// counts as unanswered together with them (socket.requests_per_connection_max).
+constexpr size_t kMentionsMax = 32;
+constexpr Milliseconds kBetweenMentions{250};
 
 Code FromWireCode(int32_t code) {
   switch (code) {  // absl::StatusCode's numbers
@@ -204,6 +208,43 @@ Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadlin
   return id;
 }
 
+void Connection::Mention(const wire::Request& request) {
+  uint64_t id = 0;
+  {
+    const MutexLock lock(mutex_);
+    if (writing_ || !broken_.ok() || mentioned_ >= kMentionsMax || !mention_again_.passed()) {
+      return;
+    }
+    writing_ = true;
+    id = next_id_++;
+    pending_[id].abandoned = true;
+    pending_[id].mentioned = true;
+    ++mentioned_;
+    mention_again_ = Deadline::In(kBetweenMentions);
+  }
+  const Result<std::string> frame = wire::EncodeFrame(id, request);
+  const Result<bool> sent = frame.ok() ? TrySend(fd_.get(), *frame) : Result<bool>(frame.status());
+
+  const MutexLock lock(mutex_);
+  writing_ = false;
+  if (!sent.ok() || !*sent) {
+    pending_.erase(id);
+    --mentioned_;
+  }
+  if (!sent.ok() && sent.status().code() != Code::kInvalidArgument) {
+    BreakLocked(sent.status());
+  }
+  changed_.NotifyAll();
+}
+
+bool Connection::Answers() {
+  const MutexLock lock(mutex_);
+  if (silent_ && broken_.ok()) {
+    ReadOrWait(Deadline::In(Milliseconds(0)));
+  }
+  return !silent_ || !broken_.ok();
+}
+
 Status Connection::WriteFrame(const wire::Request& request, uint64_t id, Deadline deadline) {
   HF_TRY_ASSIGN(const std::string frame, wire::EncodeFrame(id, request));
   return SendAll(fd_.get(), frame, deadline);
@@ -229,6 +270,7 @@ Result<Connection::Arrived> Connection::Await(uint64_t id, Deadline deadline) {
       mine->second.abandoned = true;
       mine->second.overdue = true;
       ++overdue_;
+      silent_ = true;
       return Status(Code::kDeadlineExceeded, "ckptd did not answer in time");
     }
     ReadOrWait(deadline);
@@ -280,6 +322,7 @@ void Connection::ReadOrWait(Deadline deadline) {
   reading_ = false;
   Status read = got.status();
   if (read.ok()) {
+    silent_ = false;
     inbox_.append(buffer_.data(), *got);
     std::move(descriptors.begin(), descriptors.end(), std::back_inserter(inbox_descriptors_));
     read = ParseInbox();
@@ -338,6 +381,7 @@ Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descr
   }
   if (found->second.abandoned) {
     overdue_ -= found->second.overdue ? 1 : 0;
+    mentioned_ -= found->second.mentioned ? 1 : 0;
     GiveBack(found->second, frame.reply);
     pending_.erase(found);
     return Status();

@@ -62,6 +62,13 @@ class Connection {
     }
     return Unexpected(arrived.reply);
   }
+  // Said without waiting for anything, also where earlier requests are unanswered; nobody hears the
+  // reply. Left out when another one was said a moment ago, too many are unanswered, or there is no
+  // room: for what the next one says as well.
+  void Mention(const wire::Request& request);
+  // Whether anything has come from the daemon since somebody waited in vain; looks at the socket,
+  // without waiting.
+  bool Answers();
   // Nobody waits for that reply any more, and a daemon that leaves it out does not hang for that.
   void Forget(uint64_t id);
   template <typename Message>
@@ -90,6 +97,7 @@ class Connection {
     uint64_t step = 0;  // of BeginSave
     bool abandoned = false;
     bool overdue = false;
+    bool mentioned = false;
     bool arrived = false;
     Arrived value;
   };
@@ -112,7 +120,10 @@ class Connection {
   bool writing_ GUARDED_BY(mutex_) = false;  // somebody is in WriteFrame
   uint64_t next_id_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
-  size_t overdue_ GUARDED_BY(mutex_) = 0;  // abandoned because their deadline passed
+  size_t overdue_ GUARDED_BY(mutex_) = 0;    // abandoned because their deadline passed
+  bool silent_ GUARDED_BY(mutex_) = false;   // nothing has come since a deadline passed
+  size_t mentioned_ GUARDED_BY(mutex_) = 0;  // and not answered
+  Deadline mention_again_ GUARDED_BY(mutex_) = Deadline::In(Milliseconds(0));
   std::string inbox_ GUARDED_BY(mutex_);
   std::vector<UniqueFd> inbox_descriptors_ GUARDED_BY(mutex_);
   std::vector<wire::Request> give_back_ GUARDED_BY(mutex_);  // to be sent before the next request

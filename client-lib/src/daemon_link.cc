@@ -61,6 +61,11 @@ Result<std::shared_ptr<Connection>> DaemonLink::Get(Deadline deadline, Patience 
   return Connect(attempt, 0, deadline, patience);
 }
 
+std::shared_ptr<Connection> DaemonLink::Current() {
+  const MutexLock lock(mutex_);
+  return !connecting_ && connection_ != nullptr && connection_->alive() ? connection_ : nullptr;
+}
+
 Status DaemonLink::NextAttempt(Deadline deadline) {
   // The join itself may be cut off by a restart of the daemon; asking again is harmless
   // (docs/protocol.md §2).
@@ -179,6 +184,11 @@ Status DaemonLink::Accept(const wire::JoinReply& reply, uint64_t wanted_attempt)
 void DaemonLink::SetPassed(uint64_t step) {
   const MutexLock lock(mutex_);
   passed_ = step;
+}
+
+std::optional<uint64_t> DaemonLink::passed() {
+  const MutexLock lock(mutex_);
+  return passed_;
 }
 
 void DaemonLink::Disconnect(const Status& why) {

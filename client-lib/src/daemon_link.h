@@ -48,6 +48,8 @@ class DaemonLink {
   Status Open(Deadline deadline);
   // A connection on which this rank has joined.
   Result<std::shared_ptr<Connection>> Get(Deadline deadline, Patience patience);
+  // The one there is, if it lives and nobody is just making another; or null. Waits for nothing.
+  std::shared_ptr<Connection> Current();
   // Leaves the attempt for the next one.
   Status NextAttempt(Deadline deadline);
   // What was asked and not answered yet is of no interest any more; the next Get connects again.
@@ -56,6 +58,7 @@ class DaemonLink {
   void Close();
   // The rank has gone on beyond that step; told with every join from now on.
   void SetPassed(uint64_t step);
+  std::optional<uint64_t> passed();
   // Said over whatever connection there is.
   BusyFlag& busy() { return busy_; }
 

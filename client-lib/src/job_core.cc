@@ -30,7 +30,8 @@ constexpr Milliseconds kAskMin{100};
 constexpr Milliseconds kBetweenTries{20};
 // What took so long was waiting for nothing.
 constexpr Milliseconds kHeldUp{100};
-// It is not asked again so soon after it has kept a rank waiting for nothing.
+// It is not asked again so soon after it has kept a rank waiting for nothing; unless it says
+// something before, and has not done the same just before.
 constexpr Milliseconds kAskAgain{10'000};
 // A copy ends by itself: its exchanges have deadlines.
 constexpr Milliseconds kCopyAlwaysEnds = std::chrono::hours(24 * 365);
@@ -154,6 +155,7 @@ bool JobCore::AskWhetherLast(uint64_t step) {
   if (!reached.ok()) {
     const Deadline::Clock::time_point now = Deadline::Clock::now();
     if (now - began > kHeldUp) {
+      or_heard_ = began.time_since_epoch().count() >= ask_again_ && link_->Current() != nullptr;
       ask_again_ = (now + (told ? kJoinAgain : kAskAgain)).time_since_epoch().count();
     }
     link_->SetPassed(step);
@@ -173,7 +175,11 @@ bool JobCore::AskWhetherLast(uint64_t step) {
 Result<wire::StepReached> JobCore::AskDaemon(uint64_t step, bool told, Deadline until) {
   // However slow it was a moment ago: that this process was told is said once.
   const bool news = told && !told_daemon_;
-  if (!news && Deadline::Clock::now().time_since_epoch().count() < ask_again_) {
+  if (!news && !MayAsk()) {
+    // The others end with a step that nobody is beyond: the daemon hears it when it goes on.
+    if (const std::shared_ptr<Connection> connection = link_->Current(); connection && !told) {
+      connection->Mention(wire::ReachStep{step, false, 0, step});
+    }
     return Status(Code::kUnavailable, "the daemon did not answer a moment ago");
   }
   while (true) {
@@ -187,8 +193,19 @@ Result<wire::StepReached> JobCore::AskDaemon(uint64_t step, bool told, Deadline 
   }
 }
 
+bool JobCore::MayAsk() {
+  if (Deadline::Clock::now().time_since_epoch().count() >= ask_again_) {
+    return true;
+  }
+  if (!or_heard_) {
+    return false;
+  }
+  const std::shared_ptr<Connection> connection = link_->Current();
+  return connection == nullptr || connection->Answers();
+}
+
 Result<wire::StepReached> JobCore::AskDaemonOnce(uint64_t step, bool told, Deadline until) {
-  wire::ReachStep reach{step, told, 0};
+  wire::ReachStep reach{step, told, 0, link_->passed()};
   if (told) {
     reach.grace_ms = static_cast<uint64_t>(stop_notice_.left()->count());
   }

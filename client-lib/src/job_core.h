@@ -65,6 +65,7 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
 
  private:
   bool AskWhetherLast(uint64_t step);
+  bool MayAsk();
   Result<wire::StepReached> AskDaemon(uint64_t step, bool told, Deadline until);
   Result<wire::StepReached> AskDaemonOnce(uint64_t step, bool told, Deadline until);
   // One save with all that it works with, for as long as it goes on.
@@ -107,7 +108,8 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   std::atomic<uint64_t> stopped_attempt_{0};  // whose last step has come
   std::atomic<bool> last_step_{false};        // what Preempted has answered last
   std::atomic<bool> told_daemon_{false};      // that this process was told
-  std::atomic<int64_t> ask_again_{0};         // Preempted does not ask the daemon before
+  std::atomic<int64_t> ask_again_{0};         // Preempted does not ask the daemon before …
+  std::atomic<bool> or_heard_{false};         // … or before anything has come from it
   mutable Mutex failure_mutex_;
   Status last_failure_ GUARDED_BY(failure_mutex_);
   Background background_;  // last: its thread uses the rest

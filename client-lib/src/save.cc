@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
@@ -117,37 +118,33 @@ Status SaveRun::CompareInSlot() const {
 
 // Of one exchange with the daemon, which may take so much longer than others.
 Deadline SaveRun::CallDeadline(Milliseconds longer) const {
-  const Deadline deadline = Deadline::In(context_.call_deadline + longer).Or(context_.ended);
-  return request_.until ? deadline.Earlier(*request_.until) : deadline;
+  return Deadline::In(context_.call_deadline + longer).Or(context_.ended);
 }
 
-Status SaveRun::Begin() {
-  const Deadline patience = CallDeadline();
+// Does it, again and again for as long as a last step waits for a daemon.
+Status SaveRun::WithADaemon(const std::function<Status()>& doing) const {
+  const Deadline patience =
+      request_.until ? CallDeadline().Earlier(*request_.until) : Deadline::In(Milliseconds(0));
   for (Milliseconds pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    Status begun = BeginOnce(patience);
+    const Status status = doing();
     patience.Look();
-    // (What was granted, and cannot be mapped here, is no better the next time.)
-    if (begun.code() != Code::kUnavailable || grant_ || !request_.until || patience.passed()) {
-      return begun;
+    if (status.code() != Code::kUnavailable) {
+      return status;
+    }
+    if (patience.passed()) {
+      return !request_.until || !request_.until->passed()
+                 ? status
+                 : Status(status.code(),
+                          absl::StrCat(status.message(),
+                                       " (the grace leaves no time to wait for a daemon)"));
     }
     std::this_thread::sleep_for(std::min(pause, patience.left()));
   }
 }
 
-Status SaveRun::BeginOnce(Deadline connected) {
-  const Deadline deadline = CallDeadline(request_.options.wait_for_room);
-  grant_.reset();
-  HF_TRY_ASSIGN(connection_, context_.link.Get(connected, request_.until ? Patience::kUntilDeadline
-                                                                         : Patience::kOnce));
-  context_.mappings.DropUnfit(plan_->slot_bytes);
-  ReleaseDropped(*connection_, context_.mappings, deadline);
-  wire::BeginSave begin;
-  begin.step = request_.step;
-  begin.slot_bytes = plan_->slot_bytes;
-  begin.deadline_ms =
-      static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
-  HF_TRY_ASSIGN(const Answer<wire::Grant> answer, connection_->Call<wire::Grant>(begin, deadline));
-  grant_ = answer.message;
+Status SaveRun::Begin() {
+  std::vector<UniqueFd> descriptors;
+  HF_TRY(WithADaemon([&] { return AskForSlot(descriptors); }));
   HF_SYNC_POINT("client.save.granted");
   observer_.granted(grant_->attempt);
   if (grant_->slot_bytes < plan_->slot_bytes || grant_->generation == 0) {
@@ -155,19 +152,36 @@ Status SaveRun::BeginOnce(Deadline connected) {
                         absl::StrCat("ckptd granted slot ", grant_->slot, " of ",
                                      grant_->slot_bytes, " bytes (generation ", grant_->generation,
                                      ") for a save of ", plan_->slot_bytes));
-    if (!answer.descriptors.empty()) {
+    if (!descriptors.empty()) {
       context_.mappings.Drop(grant_->slot);
     }
     GiveUp(status);
     return status;
   }
   Result<SlotMapping*> mapped =
-      context_.mappings.Writable(grant_->slot, grant_->slot_bytes, answer.descriptors);
+      context_.mappings.Writable(grant_->slot, grant_->slot_bytes, descriptors);
   if (!mapped.ok()) {
     GiveUp(mapped.status());
     return mapped.status();
   }
   slot_ = *mapped;
+  return Status();
+}
+
+Status SaveRun::AskForSlot(std::vector<UniqueFd>& descriptors) {
+  const Deadline deadline = CallDeadline(request_.options.wait_for_room);
+  grant_.reset();
+  HF_TRY_ASSIGN(connection_, context_.link.Get(CallDeadline(), Patience::kOnce));
+  context_.mappings.DropUnfit(plan_->slot_bytes);
+  ReleaseDropped(*connection_, context_.mappings, deadline);
+  wire::BeginSave begin;
+  begin.step = request_.step;
+  begin.slot_bytes = plan_->slot_bytes;
+  begin.deadline_ms =
+      static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
+  HF_TRY_ASSIGN(Answer<wire::Grant> answer, connection_->Call<wire::Grant>(begin, deadline));
+  grant_ = answer.message;
+  descriptors = std::move(answer.descriptors);
   return Status();
 }
 
@@ -279,14 +293,20 @@ Status SaveRun::WriteRecordAndSeal() {
 // The daemon that had granted the slot of a last step has gone (docs/protocol.md §22).
 Status SaveRun::SealWithNextDaemon(const Status& why) {
   // 1. The next one may have found the copy by its record.
-  const Deadline until = CallDeadline();
-  const Result<std::shared_ptr<Connection>> next =
-      context_.link.Get(until, Patience::kUntilDeadline);
-  if (!next.ok() || context_.link.attempt() != grant_->attempt) {
+  std::shared_ptr<Connection> next;
+  const Status found = WithADaemon([&]() -> Status {
+    HF_TRY_ASSIGN(next, context_.link.Get(CallDeadline(), Patience::kOnce));
+    return Status();
+  });
+  if (!found.ok()) {
+    return Status(why.code(), absl::StrCat(why.message(), "; then: ", found.message()));
+  }
+  if (context_.link.attempt() != grant_->attempt) {
     return why;
   }
-  const wire::AwaitSave await{request_.step, wire::Stage::kSealed, until.DaemonMillis()};
-  const Status known = (*next)->Call<wire::SaveProgress>(await, until).status();
+  const Deadline deadline = CallDeadline();
+  const wire::AwaitSave await{request_.step, wire::Stage::kSealed, deadline.DaemonMillis()};
+  const Status known = next->Call<wire::SaveProgress>(await, deadline).status();
   if (known.code() != Code::kInvalidArgument) {
     return known.ok() ? known
                       : Status(why.code(), absl::StrCat(why.message(),

@@ -29,7 +29,8 @@ struct SaveRequest {
   uint64_t step = 0;
   SaveOptions options;
   // Of a job's last step there is no next one: a daemon that is being restarted is waited for, for
-  // as long as one exchange may take, and no longer than until then.
+  // as long as one exchange may take, and no longer than until then. One that is there has its time
+  // for each exchange, whenever that is: the grace is what was assumed.
   std::optional<Deadline> until;
   std::shared_ptr<const StatePlan> plan;  // may be of other objects: FitsObjects decides
   std::vector<const void*> tensors;       // in the caller's order
@@ -79,11 +80,12 @@ class SaveRun {
  private:
   Status Plan();
   Status Begin();
-  Status BeginOnce(Deadline connected);
+  Status AskForSlot(std::vector<UniqueFd>& descriptors);
   Status Fill();
   Status WriteRecordAndSeal();
   Status SealWithNextDaemon(const Status& why);
   Deadline CallDeadline(Milliseconds longer = Milliseconds(0)) const;
+  Status WithADaemon(const std::function<Status()>& doing) const;
   Status CompareInSlot() const;
   const void* Source(size_t input) const;
   int32_t DeviceOf(size_t input) const;

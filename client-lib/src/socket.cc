@@ -141,6 +141,17 @@ Status SendAll(int fd, std::string_view bytes, Deadline deadline) {
   return Status();
 }
 
+Result<bool> TrySend(int fd, std::string_view bytes) {
+  const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return false;
+  }
+  if (sent != static_cast<ssize_t>(bytes.size())) {
+    return Gone("send a request");
+  }
+  return true;
+}
+
 Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,
                            Deadline deadline) {
   while (true) {

@@ -29,6 +29,10 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 // may have been sent.
 Status SendAll(int fd, std::string_view bytes, Deadline deadline);
 
+// Without waiting: all of it, or nothing (false) when the peer has too much to read already. A few
+// bytes only, which the kernel does not divide.
+Result<bool> TrySend(int fd, std::string_view bytes);
+
 // At least one byte, waiting for it until the deadline; descriptors that came along are appended.
 // kUnavailable at the end of the stream, kInternal when more descriptors came than any frame has.
 Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,

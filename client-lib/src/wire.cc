@@ -214,6 +214,7 @@ struct Encode {
     w.Put(1, m.step);
     w.Put(2, m.told_to_stop ? 1 : 0);
     w.Put(3, m.grace_ms);
+    w.PutOptional(4, m.passed_step);
     return {19, w.Take()};
   }
 };

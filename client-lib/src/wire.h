@@ -168,6 +168,7 @@ struct ReachStep {
   uint64_t step = 0;
   bool told_to_stop = false;
   uint64_t grace_ms = 0;
+  std::optional<uint64_t> passed_step = std::nullopt;
 };
 
 using Request = std::variant<Hello, Join, Reserve, BeginSave, Seal, AbortSave, AwaitSave,

@@ -64,6 +64,7 @@ class PeerCalls::TypedCall final : public PeerCalls::Call {
     auto ended = [this, flights, call](const grpc::Status& status) {
       PeerCallEnded told{.call = call};
       if (!status.ok()) {
+        told.unreached = status.error_code() == grpc::StatusCode::UNAVAILABLE;
         told.error = absl::StrCat(
             absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())), ": ",
             status.error_message());

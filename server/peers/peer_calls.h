@@ -28,7 +28,8 @@ namespace holdfast {
 
 struct PeerCallEnded {
   uint64_t call = 0;
-  std::string error;  // empty: it was answered
+  std::string error;       // empty: it was answered
+  bool unreached = false;  // nobody there answered, or in no way that is understood
   v1::PeerAnswer answer = v1::PEER_ANSWER_UNSPECIFIED;
   uint64_t channel = 0;  // of an OpenReply
 };

@@ -21,6 +21,7 @@
 #include "server/peers/peer_inbox.h"
 #include "server/peers/peer_service.h"
 #include "server/peers/peer_tls.h"
+#include "server/peers/tls_probe.h"
 
 namespace holdfast {
 namespace {
@@ -31,6 +32,7 @@ constexpr size_t kBatchHeadBytes = 4096;
 // Batches that wait for room, of all nodes together.
 constexpr size_t kWaitingBytesMax = size_t{64} << 20;
 constexpr MonotonicTime kNever{INT64_MAX};
+constexpr Duration kTlsProbe = std::chrono::seconds(2);
 
 size_t BatchBytesMax(const LinkLimits& limits) {
   return limits.batch_bytes_max + kPeerMessageBytesMax + limits.batch_messages_max * kFramingBytes +
@@ -53,7 +55,8 @@ std::string Belonging(const std::string& cluster, const std::string& membership)
 }  // namespace
 
 // Threads: `loop_` owns all that is below it and never waits; `doors_` reads files and makes and
-// ends connections; the inbox's tells the observer; gRPC's only post to the loop.
+// ends connections; `probes_` finds out what was wrong with TLS when one did not come about; the
+// inbox's tells the observer; gRPC's only post to the loop.
 class PeerNetwork::Impl {
  public:
   explicit Impl(PeerNetworkOptions options)
@@ -91,6 +94,7 @@ class PeerNetwork::Impl {
       inbox_->Stop();
     }
     doors_.Stop();
+    probes_.Stop();
   }
 
   absl::Status Start(PeerObserver observer) {
@@ -136,6 +140,8 @@ class PeerNetwork::Impl {
     uint64_t link_id = 0;     // a link that takes the place of another has another one
     PeerChannel channel = 0;  // as the observer was told; 0: none
     std::string told_problem;
+    std::string tls_problem;  // what a probe found; known after the problem itself
+    bool probing = false;
     std::deque<LinkRequest> requests;  // wait for the connection, or the end of the last call
     std::shared_ptr<PeerCalls::Connection> connection;
     bool connecting = false;
@@ -187,6 +193,7 @@ class PeerNetwork::Impl {
         EndIncoming(peer, absl::UnavailableError("the caller was started anew"));
       }
       peer.at = at;
+      peer.tls_problem.clear();
       next_tick_ = next_tick_.value_or(clock_.Now() + options_.hearing_tick);
       peer.link = std::make_unique<SendLink>(options_.limits);
       peer.link_id = ++last_link_id_;
@@ -231,6 +238,7 @@ class PeerNetwork::Impl {
       if (change == SendLink::Change::kReached) {
         peer.channel = ++last_channel_;
         peer.told_problem.clear();
+        peer.tls_problem.clear();
         inbox_->Reached(node, peer.channel);
       } else {
         inbox_->Lost(node, std::exchange(peer.channel, 0), peer.link->problem());
@@ -241,15 +249,50 @@ class PeerNetwork::Impl {
         }
       }
     }
-    if (peer.link->problem() != peer.told_problem) {
-      peer.told_problem = peer.link->problem();
-      inbox_->Problem(node, peer.told_problem);
+    if (const std::string problem = ProblemOf(peer); problem != peer.told_problem) {
+      peer.told_problem = problem;
+      inbox_->Problem(node, problem);
     }
     for (LinkRequest& request : peer.link->TakeRequests()) {
       peer.requests.push_back(std::move(request));
     }
     SetTimer(node, peer, peer.link->NextTime());
     Send(node, peer);
+  }
+
+  static std::string ProblemOf(const Peer& peer) {
+    const std::string& problem = peer.link->problem();
+    return problem.empty() || peer.tls_problem.empty()
+               ? problem
+               : absl::StrCat(problem, " (", peer.tls_problem, ")");
+  }
+
+  // It could not be called, and gRPC does not say what about its certificate, or ours.
+  void ProbeTls(const std::string& node, Peer& peer) {
+    if (options_.tls.ca_file.empty() || peer.probing) {
+      return;
+    }
+    peer.probing = true;
+    probes_.Post([this, node, link_id = peer.link_id, address = peer.at.address] {
+      const absl::StatusOr<PeerTlsText> tls = ReadPeerTls(options_.env, options_.tls);
+      std::string why;
+      if (tls.ok()) {
+        const PeerTls& files = options_.tls;
+        why = WhyNoTls({files.ca_file, files.cert_file, files.key_file},
+                       {tls->ca, tls->cert, tls->key}, address, clock_.Now() + kTlsProbe);
+      }
+      loop_.Post([this, node, link_id, why] {
+        const auto it = peers_.find(node);
+        if (it == peers_.end() || closed_) {
+          return;
+        }
+        it->second.probing = false;
+        if (it->second.link_id == link_id && it->second.channel == 0) {
+          it->second.tls_problem = why;
+          Pump(it->first, it->second);
+        }
+      });
+    });
   }
 
   void Send(const std::string& node, Peer& peer) {
@@ -338,6 +381,9 @@ class PeerNetwork::Impl {
     if (!ended.error.empty()) {
       DropConnection(peer);
       link.OnFailed(flight.request, absl::StrCat(peer.at.address, ": ", ended.error), now);
+      if (flight.opens && ended.unreached) {
+        ProbeTls(it->first, peer);
+      }
     } else if (ended.answer == v1::PEER_ANSWER_WRONG_NODE) {
       DropConnection(peer);
       link.OnRefused(
@@ -561,6 +607,7 @@ class PeerNetwork::Impl {
   uint64_t last_call_ = 0;
   bool closed_ = false;
 
+  TaskThread probes_;
   TaskThread doors_;
   TaskThread loop_;
   PeerCalls calls_;

@@ -147,9 +147,25 @@ void ShutDown(UidServer& server, std::chrono::seconds grace) {
   server.server->Wait();
 }
 
-// The daemon's operators on its node: they get in however many others there are.
-bool IsOperatorHere(const Identity& identity) {
-  return identity.is_local() && IsOperator(identity.uid);
+// Who takes places from each other: users of this node and those who come by the network do not,
+// nor do users and operators. (Operators here all have theirs from the start.)
+struct Row {
+  bool local = false;
+  bool operators = false;
+  bool operator==(const Row&) const = default;
+
+  size_t places() const {
+    return operators && !local ? AdminServer::kOperatorsByTlsMax : AdminServer::kUidsMax;
+  }
+  std::string FullText() const {
+    return absl::StrCat(operators ? "operators of " : "users of ", places(),
+                        local ? " uids are connected to the admin socket"
+                              : " certificates are connected to the admin address");
+  }
+};
+
+Row RowOf(const Identity& identity) {
+  return {identity.is_local(), IsOperator(identity.uid)};
 }
 
 // Best effort, as all of HTTP/2's farewells; closes the connection.
@@ -305,14 +321,11 @@ struct AdminServer::Impl {
   absl::StatusOr<UidServer*> ServerFor(const Caller& caller, const Identity& identity) {
     auto found = servers.find(identity);
     if (found == servers.end()) {
-      // Users of this node and those who come by the network take no places from each other.
-      const bool local = identity.is_local();
-      const auto alike =
-          static_cast<size_t>(std::count_if(servers.begin(), servers.end(), [&](const auto& one) {
-            return one.first.is_local() == local;
-          }));
-      if (alike >= kUidsMax + (local ? operators : 0)) {
-        HF_RETURN_IF_ERROR(MakeRoom(local));
+      const Row row = RowOf(identity);
+      const auto alike = std::count_if(servers.begin(), servers.end(),
+                                       [&](const auto& one) { return RowOf(one.first) == row; });
+      if (static_cast<size_t>(alike) >= row.places()) {
+        HF_RETURN_IF_ERROR(MakeRoom(row));
       }
       HF_ASSIGN_OR_RETURN(UidServer built, BuildServer(context, caller, identity, times.idle));
       found = servers.emplace(identity, std::move(built)).first;
@@ -322,7 +335,7 @@ struct AdminServer::Impl {
   }
 
   // Of the users who ask nothing, the one who came longest ago leaves.
-  absl::Status MakeRoom(bool local) {
+  absl::Status MakeRoom(const Row& row) {
     const MonotonicTime now = reactor->clock().Now();
     auto oldest = servers.end();
     for (auto it = servers.begin(); it != servers.end(); ++it) {
@@ -330,16 +343,13 @@ struct AdminServer::Impl {
       const MonotonicTime ended{server.calls->ended_at_ns};
       const bool quiet =
           server.calls->running == 0 && (server.connections.empty() || ended + times.quiet <= now);
-      if (it->first.is_local() == local && !IsOperatorHere(it->first) && quiet &&
+      if (RowOf(it->first) == row && quiet &&
           (oldest == servers.end() || server.last_used < oldest->second.last_used)) {
         oldest = it;
       }
     }
     if (oldest == servers.end()) {
-      return absl::ResourceExhaustedError(
-          local ? absl::StrCat("users of ", kUidsMax, " uids are connected to the admin socket")
-                : absl::StrCat("users of ", kUidsMax,
-                               " certificates are connected to the admin address"));
+      return absl::ResourceExhaustedError(row.FullText());
     }
     for (const auto& [number, fd] : oldest->second.connections) {
       reactor->Unwatch(number);
@@ -359,7 +369,6 @@ struct AdminServer::Impl {
     for (const uint32_t uid : {uint32_t{0}, static_cast<uint32_t>(::geteuid())}) {
       HF_RETURN_IF_ERROR(ServerFor(Caller{{}, uid, 0}, {uid, ""}).status());
     }
-    operators = servers.size();
     return absl::OkStatus();
   }
 
@@ -372,7 +381,6 @@ struct AdminServer::Impl {
   std::map<Visit, Visitor> door;
   Visit next_visit = 1;
   std::map<Identity, UidServer> servers;
-  size_t operators = 0;
   uint64_t uses = 0;
   std::thread thread;
 };

@@ -13,7 +13,8 @@
 // from the start and always get in. Whoever is turned away is told why (GOAWAY), and so is the log.
 //
 // Those who come by TLS (admin_tls.h) are brought in by Welcome, and treated likewise: by uid and
-// certificate, with as many places of their own.
+// certificate, with as many places of their own. Operators among them have kOperatorsByTlsMax
+// others, which no user takes.
 //
 // A thread of its own accepts and counts; gRPC's threads run the calls.
 #pragma once
@@ -33,6 +34,7 @@ namespace holdfast {
 class AdminServer {
  public:
   static constexpr size_t kUidsMax = 16;
+  static constexpr size_t kOperatorsByTlsMax = 8;
   static constexpr size_t kConnectionsPerUidMax = 16;
   static constexpr size_t kAtTheDoorMax = 256;
 

@@ -21,6 +21,7 @@
 #include "base/tls.h"
 #include "base/tls_relay.h"
 #include "server/runtime/admin_server.h"
+#include "server/runtime/admin_service.h"
 #include "server/runtime/http2_farewell.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/unix_socket.h"
@@ -231,12 +232,20 @@ struct AdminTls::Impl {
 
   absl::StatusOr<AdminTlsUser> MayComeIn(const std::vector<CertificateName>& names) const {
     HF_ASSIGN_OR_RETURN(AdminTlsUser user, UserOfCertificate(names, users));
-    const auto of_user = std::count_if(connections.begin(), connections.end(), [&](const auto& c) {
-      return c.second.user && c.second.user->certificate == user.certificate;
-    });
-    if (static_cast<size_t>(of_user) >= AdminServer::kConnectionsPerUidMax) {
+    const size_t of_certificate = Count(
+        [&](const Connection& c) { return c.user && c.user->certificate == user.certificate; });
+    if (of_certificate >= AdminServer::kConnectionsPerUidMax) {
       return absl::ResourceExhaustedError(absl::StrCat("certificate '", user.certificate, "' has ",
                                                        AdminServer::kConnectionsPerUidMax,
+                                                       " connections to the admin address"));
+    }
+    const bool is_operator = IsOperator(user.uid);
+    const size_t places = is_operator ? kOperatorConnectionsMax : kConnectionsMax;
+    const size_t alike = Count(
+        [&](const Connection& c) { return c.user && IsOperator(c.user->uid) == is_operator; });
+    if (alike >= places) {
+      return absl::ResourceExhaustedError(absl::StrCat(is_operator ? "operators" : "users",
+                                                       " have ", places,
                                                        " connections to the admin address"));
     }
     return user;
@@ -245,9 +254,6 @@ struct AdminTls::Impl {
   // With a socket of which gRPC gets the other end; or, to be told why not, one in which that lies
   // ready.
   void Admit(Number number, Handshake done) {
-    if (connections.size() >= kConnectionsMax) {
-      return LogRefused(done.from, "too many connections");
-    }
     int ends[2] = {-1, -1};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
       return LogRefused(done.from, Message(ErrnoStatus(errno, "socketpair", "admin.tls")));
@@ -287,9 +293,20 @@ struct AdminTls::Impl {
       const std::string farewell = Http2Farewell(Message(user.status()));
       static_cast<void>(::send(theirs.get(), farewell.data(), farewell.size(), MSG_NOSIGNAL));
       theirs.reset();
+      MakeRoomForOneTurnedAway();
     }
     connections.emplace(number, std::move(connection));
     Carry(number);
+  }
+
+  // They hear it at once, or not at all.
+  void MakeRoomForOneTurnedAway() {
+    const auto is_turned_away = [](const Connection& c) { return !c.user; };
+    if (Count(is_turned_away) >= kTurnedAwayMax) {
+      End(std::find_if(connections.begin(), connections.end(),
+                       [&](const auto& one) { return is_turned_away(one.second); }),
+          "others are told why they are not let in");
+    }
   }
 
   // ---- What is carried ----
@@ -325,6 +342,12 @@ struct AdminTls::Impl {
     }
     reactor->Unwatch(connection.relay->socket());
     connections.erase(it);
+  }
+
+  template <typename Matches>
+  size_t Count(Matches matches) const {
+    return static_cast<size_t>(std::count_if(connections.begin(), connections.end(),
+                                             [&](const auto& one) { return matches(one.second); }));
   }
 
   template <typename Matches>

@@ -11,9 +11,11 @@
 // certificate stands for, connections of before end.
 //
 // One thread does it all: handshakes and what is carried wait for nobody. Limits: kHandshakesMax
-// that have not ended (the one that has taken longest makes room), kConnectionsMax in all, of one
-// certificate as many as of a uid at the socket. Deadlines: of a handshake, of a client that does
-// not take its answers, and of one that does not go when it is told to.
+// that have not ended (the one that has taken longest makes room), kConnectionsMax of users and
+// kOperatorConnectionsMax of operators, of one certificate as many as of a uid at the socket. Those
+// who are told why they are not let in have kTurnedAwayMax places apart, of which the oldest makes
+// room. Deadlines: of a handshake, of a client that does not take its answers, and of one that does
+// not go when it is told to.
 #pragma once
 
 #include <chrono>
@@ -47,6 +49,8 @@ class AdminTls {
  public:
   static constexpr size_t kHandshakesMax = 64;
   static constexpr size_t kConnectionsMax = 128;
+  static constexpr size_t kOperatorConnectionsMax = 64;
+  static constexpr size_t kTurnedAwayMax = 32;
 
   struct Times {
     Duration handshake = std::chrono::seconds(5);

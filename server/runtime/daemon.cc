@@ -34,6 +34,7 @@ namespace holdfast {
 namespace {
 
 constexpr Duration kStopDeadline = std::chrono::seconds(10);
+constexpr Duration kLastSaves = std::chrono::seconds(10);
 constexpr Duration kMetricsEvery = std::chrono::seconds(1);
 constexpr Duration kLogFlush = std::chrono::milliseconds(500);
 constexpr size_t kProblemsMax = 64;
@@ -165,7 +166,7 @@ absl::Status Daemon::WatchSignals() {
     if (info.ssi_signo == SIGHUP && info.ssi_code != SI_KERNEL) {
       return settings_reload_->Ask();
     }
-    BeginStop(::strsignal(static_cast<int>(info.ssi_signo)));
+    AskToStop(::strsignal(static_cast<int>(info.ssi_signo)));
   });
 }
 
@@ -200,6 +201,11 @@ absl::Status Daemon::Open() {
   stop_timer_ = reactor_->AddTimer([this] {
     overdue_ = true;
     reactor_->Stop();
+  });
+  last_saves_timer_ = reactor_->AddTimer([this] {
+    LogWarning(absl::StrCat("stop: ", core_->SavesBeingWritten(), " saves were not sealed within ",
+                            FormatDuration(kLastSaves), ", and end with this daemon"));
+    BeginStop(stop_asked_);
   });
   const auto post = [this](Event event) {
     reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
@@ -643,6 +649,27 @@ void Daemon::WatchMemory() {
   memory_watch_ = *std::move(watch);
 }
 
+void Daemon::AskToStop(const std::string& why) {
+  const uint32_t saves = core_->SavesBeingWritten();
+  if (saves == 0 || !stop_asked_.empty()) {
+    return BeginStop(why);
+  }
+  LogInfo(absl::StrCat("will stop (", why, ") when ", saves, " saves that are being written are ",
+                       "sealed, in ", FormatDuration(kLastSaves), " at most; to stop it at once, ",
+                       "send the signal again"));
+  if (health_ != nullptr) {
+    health_->SetReady(false);
+  }
+  stop_asked_ = why;
+  reactor_->Arm(last_saves_timer_, reactor_->clock().Now() + kLastSaves);
+}
+
+void Daemon::StopWhenSaved() {
+  if (!stop_asked_.empty() && !stopping_ && core_->SavesBeingWritten() == 0) {
+    BeginStop(stop_asked_);
+  }
+}
+
 void Daemon::BeginStop(const std::string& why) {
   if (stopping_) {
     return;
@@ -654,6 +681,7 @@ void Daemon::BeginStop(const std::string& why) {
   }
   NotifySupervisor("STOPPING=1");
   stopping_ = true;
+  reactor_->Disarm(last_saves_timer_);
   clients_->StopListening();
   gateway_->Stop();
   populator_->Stop();
@@ -711,6 +739,7 @@ void Daemon::Feed(Event event) {
     }
   }
   feeding_ = false;
+  StopWhenSaved();
   if (!metrics_due_ && !stopping_) {
     metrics_due_ = true;
     reactor_->Arm(metrics_timer_, reactor_->clock().Now() + kMetricsEvery);

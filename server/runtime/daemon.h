@@ -170,6 +170,9 @@ class Daemon {
   void RefreshMetrics();
   void AskTimeline(const std::string& job);
   void WatchMemory();
+  // Once what is being saved here is sealed, but not for long; a second time: at once.
+  void AskToStop(const std::string& why);
+  void StopWhenSaved();
   void BeginStop(const std::string& why);
   void StopWhenIdle();
 
@@ -221,6 +224,7 @@ class Daemon {
   };
   std::map<uint64_t, CatalogWait> catalog_waits_;  // in the order begun, so also of their ends
   uint64_t next_catalog_wait_ = 1;
+  std::string stop_asked_;  // why; empty: it was not
   bool stopping_ = false;
   bool cluster_stopping_ = false;
   bool catalog_stopping_ = false;
@@ -231,6 +235,7 @@ class Daemon {
   Reactor::TimerId core_timer_ = 0;
   Reactor::TimerId metrics_timer_ = 0;
   Reactor::TimerId stop_timer_ = 0;
+  Reactor::TimerId last_saves_timer_ = 0;
   Reactor::TimerId catalog_timer_ = 0;
   Reactor::TimerId tiers_timer_ = 0;
   Reactor::TimerId places_timer_ = 0;

@@ -270,7 +270,8 @@ absl::Status CheckAddressesDiffer(const v1::DaemonConfig& config) {
             config.has_cluster() ? config.cluster().listen_address() : none},
            {"metrics.address", config.metrics().address()},
            {"health.address", config.health().address()},
-           {"status_page.address", config.status_page().address()}}) {
+           {"status_page.address", config.status_page().address()},
+           {"admin.tls.address", config.admin().tls().address()}}) {
     const size_t colon = address.rfind(':');
     Place place = {setting, address,
                    colon == std::string::npos ? "0.0.0.0" : address.substr(0, colon),

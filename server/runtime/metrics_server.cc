@@ -25,10 +25,21 @@ namespace {
 constexpr char kMetricsPath[] = "/metrics";
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 
+// Who says something else than a request is answered as well: so it is told what is spoken here.
 TcpDoor::Heard HttpHeardOf(std::string_view said) {
-  return said.find(kHttpHeadEnd) != std::string_view::npos || said.size() > kHttpHeadBytesMax
-             ? TcpDoor::Heard::kAll
-             : TcpDoor::Heard::kMore;
+  return HttpHeadOf(said) == HttpHead::kBegun ? TcpDoor::Heard::kMore : TcpDoor::Heard::kAll;
+}
+
+absl::StatusOr<HttpRequest> RequestIn(std::string_view said) {
+  switch (HttpHeadOf(said)) {
+    case HttpHead::kWhole:
+      return ParseHttpRequest(said.substr(0, said.find(kHttpHeadEnd) + kHttpHeadEnd.size()));
+    case HttpHead::kTooLong:
+      return absl::InvalidArgumentError("the request's head is too long");
+    default:
+      return absl::InvalidArgumentError(
+          "this is no HTTP, which is what is spoken here, in the clear");
+  }
 }
 
 }  // namespace
@@ -95,11 +106,7 @@ struct MetricsServer::Impl {
     std::string head(kHttpHeadBytesMax + 1, '\0');
     const ssize_t size = ::recv(fd.get(), head.data(), head.size(), MSG_DONTWAIT);
     head.resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
-    const size_t end = head.find(kHttpHeadEnd);
-    const absl::StatusOr<HttpRequest> request =
-        end == std::string::npos
-            ? absl::InvalidArgumentError("the request's head is too long")
-            : ParseHttpRequest(std::string_view(head).substr(0, end + kHttpHeadEnd.size()));
+    const absl::StatusOr<HttpRequest> request = RequestIn(head);
     const bool without_body = request.ok() && request->method == "HEAD";
     const Number number = next++;
     const auto [it, added] =

@@ -26,7 +26,8 @@ using Chain = std::vector<const pb::FieldDescriptor*>;
 struct Verdict {
   std::string_view setting;
   SettingEffect effect;
-  // Judged by that one: while it waits for a restart, this one does.
+  // Judged by that one, or by all others of that section ("admin.tls."): while one of them waits
+  // for a restart, this one does.
   std::string_view of = {};
 };
 constexpr SettingEffect kAtOnce = SettingEffect::kAtOnce;
@@ -49,7 +50,7 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"admin.tls.ca_file", kRestart},  // (what the files have may change: they are read again)
     {"admin.tls.cert_file", kRestart},
     {"admin.tls.key_file", kRestart},
-    {"admin.tls.users", kAtOnce},
+    {"admin.tls.users", kAtOnce, "admin.tls."},  // (who listens, and by which authority)
     {"memory.dir", kRestart},
     {"memory.bytes_max", kAtOnce, "memory.dir"},  // (of its file system)
     {"memory.slots_per_rank", kRestart},          // ranks that run have been given so many
@@ -233,8 +234,13 @@ SettingsChange CompareSettings(const v1::DaemonConfig& running, const v1::Daemon
       return;
     }
     const Verdict* const verdict = VerdictOf(name);
-    if (verdict != nullptr && verdict->effect == kAtOnce &&
-        differ.count(std::string(verdict->of)) == 0) {
+    const bool waits =
+        verdict != nullptr && !verdict->of.empty() &&
+        std::any_of(differ.begin(), differ.end(), [&](const std::string& other) {
+          return other == verdict->of ||
+                 (verdict->of.ends_with('.') && other.starts_with(verdict->of) && other != name);
+        });
+    if (verdict != nullptr && verdict->effect == kAtOnce && !waits) {
       Take(wanted, one, change.config);
       change.at_once.push_back(name);
     } else {

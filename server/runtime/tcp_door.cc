@@ -59,7 +59,7 @@ void TcpDoor::Accept() {
   // Edge-triggered: what lies there unread must not wake us again and again.
   if (!reactor_
            .Watch(fd.get(), EPOLLIN | EPOLLRDHUP | EPOLLET,
-                  [this, visit](uint32_t) { Listen(visit); })
+                  [this, visit](uint32_t events) { Listen(visit, events); })
            .ok()) {
     return;
   }
@@ -72,7 +72,7 @@ void TcpDoor::Accept() {
   }
 }
 
-void TcpDoor::Listen(Visit visit) {
+void TcpDoor::Listen(Visit visit, uint32_t events) {
   const auto found = visitors_.find(visit);
   if (found == visitors_.end()) {
     return;
@@ -85,7 +85,8 @@ void TcpDoor::Listen(Visit visit) {
   }
   said.resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
   const Heard heard = size <= 0 ? Heard::kNonsense : options_.heard(said);
-  if (heard == Heard::kMore) {
+  // (Whoever says nothing more has said it all.)
+  if (heard == Heard::kMore && (events & (EPOLLRDHUP | EPOLLHUP)) == 0) {
     return;
   }
   UniqueFd fd = Leave(found);

@@ -49,7 +49,7 @@ class TcpDoor {
 
   TcpDoor(Reactor& reactor, Options options, UniqueFd listening);
   void Accept();
-  void Listen(Visit visit);
+  void Listen(Visit visit, uint32_t events);
   UniqueFd Leave(std::map<Visit, Visitor>::iterator visitor);
   void CloseTheSilent();
 

@@ -100,7 +100,7 @@ TEST_F(CertificatesTest, AKeyOfAnotherIsNamed) {
 TEST_F(CertificatesTest, WhatIsNoPemIsNamed) {
   const TlsFiles good = authority_.Issue("node");
   const std::string text = authority_.Directory("text");
-  std::ofstream(text) << "-----BEGIN CERTIFICATE-----\nbut no\n-----END CERTIFICATE-----\n";
+  std::ofstream(text) << "certificates are elsewhere\n";
   for (const TlsFiles& files : {TlsFiles{text, good.cert, good.key},
                                 {good.ca, text, good.key},
                                 {good.ca, good.cert, text}}) {
@@ -111,6 +111,45 @@ TEST_F(CertificatesTest, WhatIsNoPemIsNamed) {
   TlsFiles none = good;
   none.cert += ".none";
   EXPECT_THAT(Message(ReadTlsFiles(*Env::System(), none).status()), HasSubstr(none.cert));
+}
+
+// Where authorities change, the new one would be missing with nobody being told.
+TEST_F(CertificatesTest, OneAmongOthersThatCannotBeReadIsNamed) {
+  const TlsFiles good = authority_.Issue("node");
+  const TlsTexts texts = Read(good);
+  const std::string begin = "-----BEGIN CERTIFICATE-----\n";
+  const std::string end = "-----END CERTIFICATE-----\n";
+  for (const std::string& broken : {begin + "MIIB\n" + end, begin + "not base64 !\n" + end,
+                                    texts.ca.substr(0, texts.ca.size() / 2)}) {
+    TlsTexts both = texts;
+    both.ca += broken;
+    absl::Status status = CheckTlsTexts(both, good, Now());
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Message(status), StartsWith("certificate 2 in '" + good.ca + "' cannot be read: "));
+    both.ca = broken + texts.ca;
+    status = CheckTlsTimes(both, good, Now());
+    EXPECT_THAT(Message(status), StartsWith("certificate 1 in '" + good.ca + "' cannot be read: "));
+    both = texts;
+    both.cert += broken;
+    status = CheckTlsTexts(both, good, Now());
+    EXPECT_THAT(Message(status),
+                StartsWith("certificate 2 in '" + good.cert + "' cannot be read: "));
+  }
+  // What is between them, and of another kind, is not looked at.
+  TlsTexts mixed = texts;
+  mixed.ca = "# the old one\n" + texts.ca + "\n# a key\n" + texts.key + texts.ca + "\n\n";
+  EXPECT_EQ(CheckTlsTexts(mixed, good, Now()), absl::OkStatus());
+}
+
+TEST_F(CertificatesTest, MoreThanAreLookedAtIsSaid) {
+  const TlsFiles good = authority_.Issue("node");
+  const TlsTexts one = Read(good);
+  TlsTexts many = one;
+  while (many.ca.size() + one.ca.size() < kTlsFileBytesMax) {
+    many.ca += one.ca;
+  }
+  EXPECT_THAT(Message(CheckTlsTexts(many, good, Now())),
+              StartsWith("'" + good.ca + "' has more than 256 certificates in it"));
 }
 
 TEST_F(CertificatesTest, AKeyWithAPasswordAsksNobody) {

@@ -199,6 +199,10 @@ TEST_F(TlsTest, TextsThatDoNotFitMakeNoContext) {
   texts.key = "";
   EXPECT_TRUE(absl::IsInvalidArgument(TlsContext::ForServer(texts).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(TlsContext::ForClient({}).status()));
+  texts = Read(node_);
+  texts.ca += texts.ca.substr(0, texts.ca.size() / 2);
+  EXPECT_THAT(Message(TlsContext::ForServer(texts).status()),
+              HasSubstr("certificate 2 in the authority's file cannot be read"));
 }
 
 // ---- What is carried ----

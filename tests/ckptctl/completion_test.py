@@ -9,7 +9,7 @@ import select
 import subprocess
 
 import pytest
-from programs import DEADLINE_S, ckptctl
+from programs import DEADLINE_S, Remote, ckptctl
 
 # A line, and what may follow it: all of it, or (with "...") some of it. In a shell whose daemon has the job llama-7b on node-a.
 LINES = [
@@ -25,6 +25,9 @@ LINES = [
     ("ckptctl verify ", ["llama-7b"]),
     ("ckptctl verify --socket ADMIN ll", ["llama-7b"]),
     ("ckptctl --socket=ADMIN verify ll", ["llama-7b"]),
+    ("ckptctl verify --address HOST --tls FOLDER ll", ["llama-7b"]),
+    ("ckptctl --address=HOST verify --tls=FOLDER --tier nvme ll", ["llama-7b"]),
+    ("ckptctl --tls FOLDER --address HOST replace n", ["node-a"]),
     ("ckptctl verify --tier nvme lla", ["llama-7b"]),
     ("ckptctl verify llama-7b --a", ["--address", "--all", "--attempt"]),
     ("ckptctl list llama-7b l", []),  # it has one JOB
@@ -81,13 +84,14 @@ class Terminal:
         os.close(self.master)
 
 
-def told(line: str, environment: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """With ADMIN the daemon is found by what the line says, and by nothing else."""
-    if "ADMIN" not in line:
+def told(line: str, environment: dict[str, str], remote: Remote) -> tuple[str, dict[str, str]]:
+    """With ADMIN or HOST the daemon is found by what the line says, and by nothing else."""
+    if "ADMIN" not in line and "HOST" not in line:
         return line, environment
     socket = environment["HOLDFAST_ADMIN_SOCKET"]
     nobody = {"HOLDFAST_ADMIN_SOCKET": "/nonexistent/admin.sock"}
-    return line.replace("ADMIN", socket), {**environment, **nobody}
+    line = line.replace("ADMIN", socket).replace("HOST", remote.address)
+    return line.replace("FOLDER", str(remote.certificates)), {**environment, **nobody}
 
 
 @pytest.fixture
@@ -109,8 +113,8 @@ def is_what_follows(words: list[str], line: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line,expected", LINES)
-def test_bash(installed, shell_environment, tmp_path, pipe, line, expected) -> None:
-    line, shell_environment = told(line, shell_environment)
+def test_bash(installed, shell_environment, remote, tmp_path, pipe, line, expected) -> None:
+    line, shell_environment = told(line, shell_environment, remote)
     rc = tmp_path / "rc"
     script = installed / "share/bash-completion/completions/ckptctl"
     rc.write_text(
@@ -127,8 +131,8 @@ def test_bash(installed, shell_environment, tmp_path, pipe, line, expected) -> N
 
 
 @pytest.mark.parametrize("line,expected", LINES)
-def test_zsh(installed, shell_environment, tmp_path, pipe, line, expected) -> None:
-    line, shell_environment = told(line, shell_environment)
+def test_zsh(installed, shell_environment, remote, tmp_path, pipe, line, expected) -> None:
+    line, shell_environment = told(line, shell_environment, remote)
     (tmp_path / ".zshrc").write_text(
         f"fpath=({installed}/share/zsh/site-functions $fpath)\n"
         "autoload -U compinit; compinit -u -D\n"
@@ -147,8 +151,8 @@ def test_zsh(installed, shell_environment, tmp_path, pipe, line, expected) -> No
 
 
 @pytest.mark.parametrize("line,expected", LINES)
-def test_fish(installed, shell_environment, tmp_path, line, expected) -> None:
-    line, shell_environment = told(line, shell_environment)
+def test_fish(installed, shell_environment, remote, tmp_path, line, expected) -> None:
+    line, shell_environment = told(line, shell_environment, remote)
     script = installed / "share/fish/vendor_completions.d/ckptctl.fish"
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {script}; complete -C {line!r}"],

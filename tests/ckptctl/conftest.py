@@ -8,13 +8,35 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from programs import BIN, CKPTCTL, DEADLINE_S, Daemon, daemon_with_a_job
+from programs import (
+    ADMIN_TLS,
+    BIN,
+    CKPTCTL,
+    DEADLINE_S,
+    Daemon,
+    Remote,
+    daemon_with_a_job,
+    make_certificates,
+    remote_of,
+)
 
 
 @pytest.fixture(scope="session")
-def daemon() -> Iterator[Daemon]:
-    with daemon_with_a_job() as one:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def daemon(certificates: pathlib.Path) -> Iterator[Daemon]:
+    with daemon_with_a_job(ADMIN_TLS.replace("FOLDER", str(certificates))) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def remote(daemon: Daemon, certificates: pathlib.Path) -> Remote:
+    return remote_of(daemon, certificates)
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,7 @@ TEST(Drain, ItIsSafeWhenTheHostSaysSo) {
   cluster.counted = {Of("n3", 0)};
   const Drained drained = Drain(cluster);
   EXPECT_EQ(drained.code, ExitCode::kOk);
-  EXPECT_THAT(drained.out, HasSubstr("n3: nothing would be lost with it"));
+  EXPECT_THAT(drained.out, HasSubstr("n3: no job's newest step"));
 }
 
 TEST(Drain, ItWaitsForWhatLiesThereAlone) {
@@ -103,6 +103,20 @@ TEST(Drain, ItWaitsForWhatLiesThereAlone) {
   };
   EXPECT_EQ(Drain(cluster, std::chrono::minutes(1)).code, ExitCode::kOk);
   EXPECT_EQ(cluster.looks, 2);
+}
+
+TEST(Drain, WhatIsPinnedAndWhatIsNotKnownIsNotSafe) {
+  Cluster cluster;
+  cluster.counted = {Of("n3", 0)};
+  cluster.counted[0].add_pinned(8);
+  Drained drained = Drain(cluster);
+  EXPECT_EQ(drained.code, ExitCode::kDamaged);
+  EXPECT_THAT(drained.out, HasSubstr("pinned step 8 (some shards, or all) lies there alone"));
+  cluster.counted = {Of("n3", 0)};
+  cluster.counted[0].set_not_known("step 12 has copies there");
+  drained = Drain(cluster);
+  EXPECT_EQ(drained.code, ExitCode::kDamaged);
+  EXPECT_THAT(drained.out, HasSubstr("job 'llama': step 12 has copies there"));
 }
 
 // The host has not heard of it yet, or has lost the node: it says nothing of it, which is no yes.

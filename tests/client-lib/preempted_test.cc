@@ -1,4 +1,5 @@
 // What the library says of a process that was told to end, and how little it waits for a daemon.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -10,7 +11,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/client-lib/fake_daemon.h"
 
@@ -19,6 +22,7 @@ namespace {
 
 using std::chrono::hours;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 // The daemon never answers how far a rank is; all else it does.
 bool LeavesRanksStanding(const v1::ClientFrame& frame, FakeDaemon::Peer& /*peer*/) {
@@ -106,11 +110,90 @@ TEST_F(PreemptedTest, WithoutADaemonItIsWhatThisProcessWasTold) {
 TEST_F(PreemptedTest, ADaemonThatHangsHoldsTheLoopUpOnce) {
   daemon_.SetHook(LeavesRanksStanding);
   EXPECT_FALSE(job_->Preempted(1));
-  const int asked = daemon_.Count("reach_step");
+  const auto began = std::chrono::steady_clock::now();
   for (uint64_t step = 2; step < 200; ++step) {
     EXPECT_FALSE(job_->Preempted(step));
   }
-  EXPECT_EQ(daemon_.Count("reach_step"), asked) << "198 times 2 s, else";
+  EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(2)) << "198 times that, else";
+}
+
+TEST_F(PreemptedTest, ADaemonThatHangsWillHearHowFarTheRankIs) {
+  daemon_.SetHook(LeavesRanksStanding);
+  EXPECT_FALSE(job_->Preempted(1));
+  EXPECT_FALSE(job_->Preempted(2));
+  EXPECT_TRUE(daemon_.WaitForCount("reach_step", 2));
+  EXPECT_EQ(Last().passed_step(), 2u);
+  for (uint64_t step = 3; step < 10'000; ++step) {
+    EXPECT_FALSE(job_->Preempted(step));
+  }
+  EXPECT_LT(daemon_.Count("reach_step"), 40) << "it has to read them all";
+}
+
+// Answers how far a rank is only when it is told to.
+class StallingTest : public PreemptedTest {
+ protected:
+  void SetUp() override {
+    PreemptedTest::SetUp();
+    daemon_.SetHook([this](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!frame.has_reach_step() || !stalls_) {
+        return false;
+      }
+      kept_.emplace_back(frame, peer);
+      return true;
+    });
+  }
+  void TearDown() override {
+    job_.reset();
+    daemon_.Stop();
+  }
+  void StallNoMore() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stalls_ = false;
+  }
+  void AnswerLate() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [frame, peer] : kept_) {
+      daemon_.AnswerLate(frame, peer);
+    }
+    kept_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool stalls_ = true;
+  std::vector<std::pair<v1::ClientFrame, FakeDaemon::Peer>> kept_;
+};
+
+TEST_F(StallingTest, ADaemonThatAnswersAgainIsAskedAgain) {
+  EXPECT_FALSE(job_->Preempted(1));
+  StallNoMore();
+  AnswerLate();
+  EXPECT_FALSE(job_->Preempted(2));
+  EXPECT_EQ(daemon_.Count("reach_step"), 2);
+  EXPECT_EQ(Last().step(), 2u);
+  EXPECT_EQ(Last().passed_step(), 1u) << "which it has not heard in time";
+  EXPECT_FALSE(job_->Preempted(3));
+  EXPECT_EQ(daemon_.Count("reach_step"), 3);
+}
+
+TEST_F(StallingTest, OneThatStallsAgainAndAgainHoldsTheLoopUpTwiceInTenSeconds) {
+  const auto began = std::chrono::steady_clock::now();
+  for (uint64_t step = 1; step < 10; ++step) {
+    EXPECT_FALSE(job_->Preempted(step));
+    AnswerLate();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, seconds(6));
+}
+
+TEST_F(StallingTest, ADaemonThatIsStartedAnewIsAskedAtOnce) {
+  EXPECT_FALSE(job_->Preempted(1));
+  daemon_.Stop();
+  daemon_.Start();
+  StallNoMore();
+  EXPECT_FALSE(job_->Preempted(2));
+  EXPECT_EQ(daemon_.Count("join"), 2);
+  EXPECT_EQ(Last().step(), 2u);
 }
 
 TEST_F(PreemptedTest, ADaemonThatWasSlowIsToldAllTheSame) {
@@ -212,21 +295,60 @@ TEST_F(PreemptedTest, TheLastStepWaitsNoLongerThanThereIsTime) {
   job_->NoticeStop(seconds(2));
   EXPECT_TRUE(job_->Preempted(1));
   daemon_.Stop();
-  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
+  const Status saved = Save(1);
+  EXPECT_EQ(saved.code(), Code::kUnavailable);
+  EXPECT_THAT(saved.message(), HasSubstr("the grace"));
   EXPECT_GT(*job_->stop_left(), Milliseconds(0));
 }
 
-TEST_F(PreemptedTest, TheLastStepWaitsNoLongerForADaemonThatHangs) {
-  daemon_.SetHook(
-      [](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_begin_save(); });
-  job_->NoticeStop(seconds(2));
+TEST_F(PreemptedTest, ALastStepThatHasNoTimeToWaitForADaemonSaysSo) {
+  job_->NoticeStop(seconds(0));
   EXPECT_TRUE(job_->Preempted(1));
-  EXPECT_EQ(Save(1).code(), Code::kUnavailable);
-  EXPECT_GT(*job_->stop_left(), Milliseconds(0));
+  daemon_.Stop();
+  const Status saved = Save(1);
+  EXPECT_EQ(saved.code(), Code::kUnavailable);
+  EXPECT_THAT(saved.message(), HasSubstr("is ckptd running?"));
+  EXPECT_THAT(saved.message(), HasSubstr("the grace"));
+}
+
+// The grace is what was assumed; who lives on saves on.
+TEST_F(PreemptedTest, WhoLivesOnWhenTheGraceIsOverSavesOn) {
+  job_->NoticeStop(seconds(0));
+  for (uint64_t step = 1; step < 4; ++step) {
+    EXPECT_TRUE(job_->Preempted(step));
+    EXPECT_EQ(Save(step).ToString(), Status().ToString());
+  }
+}
+
+TEST_F(PreemptedTest, ADaemonThatIsThereIsNotCutShortByTheGrace) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+    if (frame.has_begin_save()) {
+      std::this_thread::sleep_for(Milliseconds(700));
+    }
+    return false;
+  });
+  job_->NoticeStop(seconds(1));
+  EXPECT_TRUE(job_->Preempted(1));
+  EXPECT_EQ(Save(1).ToString(), Status().ToString());
+}
+
+TEST_F(PreemptedTest, ALastStepThatIsCopiedWhenTheGraceEndsIsSealedAllTheSame) {
+  job_->NoticeStop(Milliseconds(300));
+  EXPECT_TRUE(job_->Preempted(1));
+  State state{{{"w", Type::kF32, {4}, values_.data()}}, {}};
+  const std::unique_ptr<SaveHandle> save = job_->SaveAsync(1, state, {.hold = true});
+  ASSERT_TRUE(save->WaitSnapshot(seconds(60)).ok());
+  while (*job_->stop_left() > Milliseconds(0)) {
+    std::this_thread::sleep_for(Milliseconds(10));
+  }
+  ASSERT_TRUE(save->Seal(seconds(60)).ok());
+  EXPECT_EQ(save->Wait(Stage::kSealed, seconds(60)).ToString(), Status().ToString());
 }
 
 // The daemon had published the copy before it went, and found it when it came again.
-TEST_F(PreemptedTest, TheLastStepIsSealedThoughNobodySaidSo) {
+class SealedUnheardTest : public PreemptedTest, public testing::WithParamInterface<seconds> {};
+
+TEST_P(SealedUnheardTest, TheLastStepIsSealedThoughNobodySaidSo) {
   daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
     if (frame.has_seal()) {
       peer.Close();
@@ -241,12 +363,14 @@ TEST_F(PreemptedTest, TheLastStepIsSealedThoughNobodySaidSo) {
     }
     return false;
   });
-  job_->NoticeStop(seconds(60));
+  job_->NoticeStop(GetParam());
   EXPECT_TRUE(job_->Preempted(1));
   EXPECT_EQ(Save(1).ToString(), Status().ToString());
   ASSERT_EQ(daemon_.Count("await_save"), 1);
   EXPECT_EQ(daemon_.Frames("await_save").front().await_save().step(), 1u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Graces, SealedUnheardTest, testing::Values(seconds(60), seconds(0)));
 
 v1::DaemonFrame NeverBegun(const v1::ClientFrame& frame) {
   v1::DaemonFrame reply;

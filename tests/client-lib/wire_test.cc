@@ -50,6 +50,8 @@ TEST(Wire, EveryRequestReadsAsWhatItIs) {
   EXPECT_EQ(reach.reach_step().step(), kBig);
   EXPECT_TRUE(reach.reach_step().told_to_stop());
   EXPECT_EQ(reach.reach_step().grace_ms(), 30u);
+  EXPECT_FALSE(reach.reach_step().has_passed_step());
+  EXPECT_TRUE(Parse(20, ReachStep{1, false, 0, 0}).reach_step().has_passed_step());
 
   const v1::ClientFrame reserve = Parse(3, Reserve{kBig, 2, 3});
   EXPECT_EQ(reserve.reserve().slot_bytes(), kBig);

@@ -146,7 +146,18 @@ def test_etcd_stands_still_for_longer_than_the_leases(network: Network) -> None:
     cluster.etcd.resume()
     job.save_soon()
     job.save()
+    for name in cluster.nodes:
+        wait_until(
+            f"{name} is a member again",
+            lambda name=name: _membership(cluster, name) == ["held", "lost", "held"],
+        )
     _ends_well(job)
+
+
+def _membership(cluster: Cluster, name: str) -> list[str]:
+    """What happened to it, as that node's events say."""
+    kinds = [event["kind"] for event in cluster.tell(name, "events")["events"]]
+    return [kind.removeprefix("membership_") for kind in kinds if kind.startswith("membership_")]
 
 
 @pytest.mark.parametrize("same_cluster_id", [False, True])

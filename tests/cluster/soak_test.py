@@ -32,7 +32,9 @@ NEVER = {"copy_bad", "slot_lost", "protocol_error", "events_lost"}
 ALWAYS = {"replicas_diverged"}
 CALM_SAVES = 4
 # Beyond those of a daemon that was just started.
-MORE_DESCRIPTORS = 16  # connections to others come and go
+# Of each kind: connections to others come and go, the catalog has more files the longer it was written, and more slots are full.
+# What leaks with one kind of fault leaks some sixty times in half an hour.
+MORE_DESCRIPTORS = 16
 MORE_THREADS = 8
 MORE_KIB = 48 << 10
 
@@ -262,6 +264,8 @@ def test_half_an_hour_of_faults(network: Network) -> None:
     for name in NODES.split():
         now, before = soaked[name], fresh[name]
         more = now.descriptors - before.descriptors
-        assert more.total() <= MORE_DESCRIPTORS, soak.said(f"{name}: {more}; {before.descriptors}")
+        assert max(more.values(), default=0) <= MORE_DESCRIPTORS, soak.said(
+            f"{name}: {more}; {before.descriptors}"
+        )
         assert now.threads <= before.threads + MORE_THREADS, soak.said(f"{name}: {now}, {before}")
         assert now.kib <= before.kib + MORE_KIB, soak.said(f"{name}: {now}, {before}")

@@ -174,6 +174,18 @@ def test_wrong_values_are_refused(path: str, value: Any) -> None:
         ("networkPolicy.nodeCidrs", {"hostNetwork": True}),
         ("podMonitor", {"podMonitor": {"enabled": True}, "metrics": {"enabled": False}}),
         ("networkPolicy.metricsFrom", {"podMonitor": {"enabled": True}}),
+        ("admin.tls.users", {"admin": {"tls": {"enabled": True, "secretName": "a"}}}),
+        (
+            "networkPolicy.adminFrom",
+            {"admin": {"tls": {"enabled": True, "users": [{"certificate": "a", "uid": 1}]}}},
+        ),
+        (
+            "admin.tls.secretName",
+            {
+                "admin": {"tls": {"enabled": True, "users": [{"certificate": "a", "uid": 1}]}},
+                "networkPolicy": {"enabled": False},
+            },
+        ),
         ("cluster.tls", {"cluster": {"plaintext": False}}),
         ("cluster.tls.secretName", {"cluster": {"tls": {"enabled": True}}}),
         ("cluster.tls", {"cluster": {"membership": "none", "tls": {"enabled": True}}}),

@@ -164,11 +164,13 @@ def test_the_network_is_closed_to_all_but_the_daemons() -> None:
 
 def test_the_network_policy_follows_the_values() -> None:
     policy = only(render("everything"), "NetworkPolicy")["spec"]
-    peers, metrics = policy["ingress"]
+    peers, metrics, admin = policy["ingress"]
     # verbs goes past the pod's network: no port of libfabric's.
     assert ports_of([peers]) == {("TCP", 19465, 19465)}
     assert ports_of([metrics]) == {("TCP", 19464, 19464)}
     assert metrics["from"][0]["namespaceSelector"]
+    assert ports_of([admin]) == {("TCP", 19468, 19468)}
+    assert admin["from"] == [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
     outward = ports_of(policy["egress"])
     assert {("TCP", 2379, 2379), ("TCP", 12379, 12379), ("TCP", 8443, 8443)} <= outward
     # auto may end up with tcp.
@@ -183,6 +185,18 @@ def test_the_network_policy_follows_the_values() -> None:
     only_one = only(render("cert_manager"), "NetworkPolicy")
     assert only_one["metadata"]["name"] == "holdfast-etcd"
     assert only_one["spec"]["ingress"][0]["from"] == [{"ipBlock": {"cidr": "10.0.0.0/16"}}]
+
+
+def test_certificates_of_people_are_apart_from_those_of_daemons() -> None:
+    pod = daemon_pod(render("everything"))
+    for name, path, secret in [
+        ("admin-certificates", "/etc/holdfast-certificates/admin", "admin-tls"),
+        ("cluster-certificates", "/etc/holdfast-certificates/cluster", "holdfast-tls"),
+    ]:
+        mount = rendered.mount(container(pod, "ckptd"), name)
+        assert (mount["mountPath"], mount["readOnly"]) == (path, True)
+        (volume,) = (each for each in pod["volumes"] if each["name"] == name)
+        assert volume["secret"]["secretName"] == secret
 
 
 def test_probes_ask_the_port_that_settings_open() -> None:

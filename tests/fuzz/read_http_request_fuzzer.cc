@@ -37,6 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto request = holdfast::ParseHttpRequest(head);
   if (request.ok()) {
     Require(end != std::string_view::npos && head.size() <= holdfast::kHttpHeadBytesMax);
+    Require(holdfast::HttpHeadOf(head) == holdfast::HttpHead::kWhole);
     Require(!request->method.empty() && request->path.starts_with('/'));
     Require(!HasControl(request->method) && !HasControl(request->path));
     Require(!HasControl(request->host));
@@ -45,5 +46,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             request->host.find_first_of("/@ ") == std::string::npos);
   }
   holdfast::IsLoopbackHost(text);
+  holdfast::HttpHeadOf(text);
   return 0;
 }

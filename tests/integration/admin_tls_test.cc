@@ -212,6 +212,19 @@ TEST_F(AdminTlsCtl, PlainTextAtTheOtherEndIsNamed) {
   EXPECT_THAT(ReadText(directory.Path("errors")), HasSubstr("is it spoken in plain text there?"));
 }
 
+TEST_F(AdminTlsCtl, ThePortOfMetricsIsNoneOfOurs) {
+  Node node(
+      NodeOptions{.config = "metrics: {address: \"127.0.0.1:0\"}\n" + settings_ + Users(kAlice)});
+  ASSERT_TRUE(node.Start()) << node.Log();
+  const auto port = NumberAfter(node.Log(), "metrics_port=");
+  ASSERT_TRUE(port && *port != 0) << node.Log();
+  const auto begun = std::chrono::steady_clock::now();
+  ExpectUnreachable(
+      At("127.0.0.1:" + std::to_string(*port), authority_.Directory("alice"), {"status", "--json"}),
+      "what comes is no TLS: is it spoken in plain text there?");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(4));
+}
+
 TEST_F(AdminTlsCtl, AUserSeesAndChangesWhatThatUidWould) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "needs root to become other users";
@@ -314,6 +327,22 @@ TEST_F(AdminTlsCtl, WhomACertificateStandsForIsReadAgain) {
   ASSERT_EQ(::kill(node_->pid(), SIGHUP), 0);
   EXPECT_TRUE(Until([&] { return As("dave", {"jobs"}).exit_code == 0; })) << node_->Log();
   EXPECT_EQ(As("alice", {"jobs"}).exit_code, 3);
+}
+
+TEST_F(AdminTlsCtl, WhoFollowsAndIsTakenOutHearsWhy) {
+  const TemporaryDirectory directory;
+  Child follow({.arguments = {HOLDFAST_BIN_DIR "/ckptctl", "events", "--follow", "--address",
+                              address_, "--tls", authority_.Directory("ops")},
+                .error_file = directory.Path("errors"),
+                .pipes = true});
+  ASSERT_TRUE(follow.ReadLine());
+  WriteText(node_->config_file(), "metrics: {address: \"off\"}\nlog: {level: debug}\n" + settings_ +
+                                      "    users: [{certificate: alice@example.com, uid: 1005}]\n");
+  ASSERT_EQ(::kill(node_->pid(), SIGHUP), 0);
+  EXPECT_EQ(follow.Wait(), 3);
+  EXPECT_THAT(
+      ReadText(directory.Path("errors")),
+      HasSubstr("lets us not in: nobody has said for whom the certificate of 'ops.example'"));
 }
 
 size_t CountIn(pid_t pid, const std::string& what) {

@@ -117,7 +117,7 @@ TEST_F(EventsTest, AreFollowedOverARestart) {
   EXPECT_FALSE(next("daemon_started").is_null()) << ReadText(directory.Path("errors"));
   follow->Signal(SIGINT);
   EXPECT_EQ(follow->Wait(), 0);
-  EXPECT_THAT(ReadText(directory.Path("errors")), HasSubstr("ckptd is away"));
+  EXPECT_THAT(ReadText(directory.Path("errors")), HasSubstr("ckptd is away (the daemon at "));
 }
 
 TEST_F(EventsTest, WhoChangedWhatIsTold) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rocksdb/db.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -115,6 +116,63 @@ TEST_F(RestartTest, StoppedWhilePopulatingItEndsInTime) {
   ASSERT_EQ(rank.Do("open"), "ok attempt=1");
   rank.Send("reserve");
   EXPECT_EQ(node_.Stop(), 0);
+}
+
+// A rank stands still in the middle of its save.
+class StoppedInASaveTest : public RestartTest {
+ protected:
+  void SetUp() override {
+    RestartTest::SetUp();
+    rank_ =
+        std::make_unique<Rank>(node_, RankOptions{.sync_point = "client.save.half_copied:stop@2"});
+    ASSERT_EQ(rank_->Do("open"), "ok attempt=1");
+    ASSERT_EQ(rank_->Do("save 1"), "ok sealed");
+    ASSERT_EQ(rank_->Do("committed"), "ok committed");
+    rank_->Send("save 2");
+    siginfo_t info = {};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(rank_->child().pid()), &info, WSTOPPED | WNOWAIT),
+              0);
+  }
+  void AskToStop() {
+    node_.Terminate();
+    ASSERT_TRUE(node_.Until([this](const v1::GetStatusReply&) {
+      return node_.Log().find("will stop (Terminated) when 1 saves") != std::string::npos;
+    })) << node_.Log();
+  }
+  void GoOn() { rank_->child().Signal(SIGCONT); }
+
+  std::unique_ptr<Rank> rank_;
+};
+
+TEST_F(StoppedInASaveTest, TheSaveIsSealedBeforeItStops) {
+  AskToStop();
+  GoOn();
+  EXPECT_EQ(rank_->Answer(), "ok sealed");
+  EXPECT_EQ(node_.WaitExit(), 0);
+  ASSERT_TRUE(node_.Start());
+  EXPECT_EQ(rank_->Do("committed"), "ok committed");
+  rank_->Kill();
+  Rank next(node_, {});
+  ASSERT_EQ(next.Do("open"), "ok attempt=2");
+  EXPECT_THAT(next.Do("restore"), HasSubstr("step=2"));
+}
+
+TEST_F(StoppedInASaveTest, ASecondSignalStopsItAtOnce) {
+  AskToStop();
+  node_.Terminate();
+  EXPECT_EQ(node_.WaitExit(), 0);
+  EXPECT_THAT(node_.Log(), ::testing::Not(HasSubstr("were not sealed within")));
+  GoOn();
+  EXPECT_THAT(rank_->Answer(), HasSubstr("error UNAVAILABLE"));
+}
+
+TEST_F(StoppedInASaveTest, ARankThatHangsDoesNotHoldItUpForLong) {
+  EXPECT_EQ(node_.Stop(), 0);
+  EXPECT_THAT(node_.Log(), HasSubstr("1 saves were not sealed within 10 s"));
+  GoOn();
+  EXPECT_THAT(rank_->Answer(), HasSubstr("error UNAVAILABLE"));
+  ASSERT_TRUE(node_.Start());
+  EXPECT_EQ(rank_->Do("save 3"), "ok sealed");
 }
 
 TEST_F(RestartTest, TheCatalogIsOnlyAnIndex) {

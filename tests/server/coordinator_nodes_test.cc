@@ -2643,6 +2643,35 @@ TEST_F(NodesTest, ARestoreGetsTheMemoryOfAnOlderCommittedStep) {
   EXPECT_FALSE(room->made);  // the newest one is what there is
 }
 
+// The rank comes back to where older steps, each whole in memory alone, have all of its slots: the
+// oldest of what the restore could fall back to goes, for otherwise it never gets anywhere; one
+// stays.
+TEST_F(NodesTest, ARestoreGetsTheMemoryOfTheOldestStepThatItCouldFallBackTo) {
+  TwoRanks();
+  for (const Step step : {1, 2, 3, 4}) {
+    SaveBoth(step);
+  }
+  Flush(4);
+  StartBothAnew();
+  Enter(kHere, 0, 1);
+  const SourceOffered* offered = Answer<SourceOffered>(Enter(b_, 1, 1));
+  ASSERT_NE(offered, nullptr);
+  ASSERT_EQ(offered->checkpoint, (CheckpointId{1, 4}));
+  out_.clear();
+  const auto room = [&](std::vector<CheckpointId> useful) {
+    Say(b_, FetchRoomAsked{++token_, {1, 4}, std::move(useful)});
+    return Answer<RoomAnswered>(token_)->made;
+  };
+  EXPECT_TRUE(room({{1, 1}, {1, 2}, {1, 3}}));
+  EXPECT_FALSE(Committed(1));
+  EXPECT_TRUE(Committed(2));
+  EXPECT_TRUE(room({{1, 2}, {1, 3}}));
+  EXPECT_FALSE(Committed(2));
+  EXPECT_FALSE(room({{1, 3}})) << "if step 4 turns out to be bad, this is what is left";
+  EXPECT_TRUE(Committed(3));
+  EXPECT_TRUE(Committed(4));
+}
+
 // Three ranks on three nodes of which two are cut off now and then, and what really lies where.
 class RandomNodesTest : public NodesTest {
  protected:

@@ -288,6 +288,31 @@ TEST_F(LastStepTest, WhoComesAgainSaysHowFarItIs) {
   EXPECT_TRUE(Stops(again, 7));
 }
 
+// As one does whose daemon did not answer for a while.
+TEST_F(LastStepTest, WhoWentOnUnheardSaysHowFarItIs) {
+  Begin();
+  ASSERT_FALSE(Stops(*r0, 3));
+  ASSERT_FALSE(Stops(*r1, 3));
+  v1::ClientFrame reach = Reach(9, true);
+  reach.mutable_reach_step()->set_passed_step(8);
+  EXPECT_TRUE(r1->Call(reach).reach_step().stop());
+  EXPECT_FALSE(Stops(*r0, 4)) << "the other one will end with 9, and saves nothing before that";
+  EXPECT_TRUE(Stops(*r0, 9));
+}
+
+TEST_F(LastStepTest, ThatOneWasBeyondItAlreadyIsSaidOnce) {
+  Begin();
+  ASSERT_FALSE(Stops(*r0, 3));
+  ASSERT_FALSE(Stops(*r1, 3));
+  ASSERT_TRUE(Stops(*r0, 4, true));
+  v1::ClientFrame reach = Reach(9);
+  reach.mutable_reach_step()->set_passed_step(8);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(r1->Call(reach).reach_step().stop());
+    EXPECT_EQ(w["b"].CountReports(Report::Kind::kTrouble), 1u);
+  }
+}
+
 TEST_F(LastStepTest, TheNextAttemptKnowsNothingOfIt) {
   Begin();
   SaveAll(0);  // (an attempt that nobody has saved in goes on with new processes)

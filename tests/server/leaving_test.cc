@@ -208,6 +208,25 @@ TEST_F(LeavingTest, TheNodeSaysWhichJobsHaveSomethingThere) {
   EXPECT_FALSE(look("a").draining()) << "it forgets";
 }
 
+// c has rank 1's shard of step 2, and is away for a moment: what a has of it is needed when c is
+// back.
+TEST_F(LeavingTest, WhatMayBeTheNewestStepWhenAnotherNodeIsBackIsNotSafe) {
+  Begin();
+  const std::string host = w.HostOf("job");
+  const std::string other = host == "a" ? "b" : "a";  // has a rank, and does not host
+  SaveAll(2);
+  w.Kill(other);
+  w.Advance(kLease + seconds(2));
+  ASSERT_TRUE(Told("c", Drain(host)).ok());
+  EXPECT_EQ(Left().shards_left(), 0u) << Left().ShortDebugString();
+  EXPECT_THAT(Left().not_known(), HasSubstr("step 2 has copies there"));
+  EXPECT_THAT(Left().not_known(), HasSubstr("out of reach is " + other));
+  w.Start(other);
+  w.Advance(seconds(5));
+  EXPECT_EQ(Left().not_known(), "");
+  EXPECT_EQ(Left().shards_left(), 1u);
+}
+
 class LeavingWithRemoteTest : public LeavingTest {
  protected:
   LeavingWithRemoteTest() : LeavingTest({.remote_every = 1000}) {}
@@ -227,6 +246,35 @@ TEST_F(LeavingWithRemoteTest, ItGoesToRemoteWhenItIsNotDueThere) {
   ASSERT_TRUE(Told("c", Drain("a", true)).ok());
   SaveAll(4);
   EXPECT_FALSE(InRemote(4));
+}
+
+// Step 1 is to stay, and of its shards in memory some lie there alone.
+TEST_F(LeavingTest, PinnedStepsCountAsTheNewestOneDoes) {
+  Begin();
+  SaveAll(2);
+  v1::PinRequest pin;
+  pin.set_job("job");
+  pin.set_step(1);
+  ASSERT_TRUE(w["a"].Admin<v1::PinReply>(pin, 1000).ok());
+  ASSERT_TRUE(Told("c", Drain("a")).ok());
+  EXPECT_EQ(Left().step(), 2u);
+  ASSERT_EQ(Left().pinned_size(), 1);
+  EXPECT_EQ(Left().pinned(0), 1u);
+}
+
+TEST_F(LeavingWithRemoteTest, PinnedStepsGoToRemote) {
+  Begin();
+  SaveAll(2);
+  SaveAll(3);
+  ASSERT_FALSE(InRemote(2));
+  v1::PinRequest pin;
+  pin.set_job("job");
+  pin.set_step(2);
+  ASSERT_TRUE(w["a"].Admin<v1::PinReply>(pin, 1000).ok());
+  ASSERT_TRUE(Told("c", Drain("a")).ok());
+  EXPECT_TRUE(InRemote(2));
+  EXPECT_TRUE(InRemote(3));
+  EXPECT_EQ(Left().pinned_size(), 0);
 }
 
 }  // namespace

@@ -268,6 +268,24 @@ TEST(RestoreFromTiers, ABadMemoryCopyGoesIfThereIsNoOtherRoomForTheOneThatReplac
   ASSERT_TRUE(w.Save(3)) << "and it goes on";
 }
 
+TEST(RestoreFromTiers, ABadMemoryCopyGoesBeforeAnyStepThatAllCouldFallBackTo) {
+  TierWorld w(2, [](v1::DaemonConfig& c) {
+    c.mutable_memory()->set_slots_per_rank(3);
+    c.mutable_policy()->mutable_nvme()->set_keep_last(1);
+    c.mutable_policy()->mutable_remote()->set_keep_last(1);
+  });
+  for (const Step step : {1, 2, 3}) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  const Restored got = w.Restore([](Rank rank, const v1::SessionOutcome& outcome) {
+    return rank == 1 && outcome.source().tier() == "memory" && outcome.step() == 3;
+  });
+  EXPECT_TRUE(got.done) << got.failure.message();
+  EXPECT_EQ(got.step, 3u);
+  EXPECT_EQ(got.tiers, (Names{"memory", "nvme"}));
+  EXPECT_EQ(w.h.Committed("job"), (Names{"1:3", "1:2", "1:1"}));
+}
+
 TEST(RestoreFromTiers, ADamagedCopyIsReplacedByTheNextTierForItsRankAlone) {
   TierWorld w(2);
   ASSERT_TRUE(w.Save(1));

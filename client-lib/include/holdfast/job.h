@@ -285,10 +285,12 @@ class Job {
   // step: their nodes agree on the first one that no rank is beyond. That step goes into every
   // tier that the job uses, ahead of all others. In between a rank may stand here for 2 s (and a
   // moment, should its daemon not answer), but for no more than half of a short grace; else it asks
-  // its node's daemon, which takes some 20 microseconds. Never fails: without a daemon it is `true`
-  // where this process itself was told to end; one that is just being restarted is waited for as
-  // long. So it is by the save of the last step, for JobOptions::call_deadline, as far as the grace
-  // goes: it is begun again, or sealed again, where the daemon went away.
+  // its node's daemon, which takes some 20 microseconds. A daemon that did not answer is not waited
+  // for again for 10 s, or until it says something: twice in that time at most. Never fails:
+  // without a daemon it is `true` where this process itself was told to end; one that is just being
+  // restarted is waited for as long. So it is by the save of the last step, for
+  // JobOptions::call_deadline, as far as the grace goes: it is begun again, or sealed again, where
+  // the daemon went away. When the grace is over saves are as any other.
   virtual bool Preempted(uint64_t step) = 0;
   // This process was told to end (SIGTERM, a notice of the cloud), and is killed in so long. From
   // any thread, and from a signal's handler. The first one counts.

@@ -22,8 +22,6 @@ const char* ReasonOf(int status) {
       return "Not Found";
     case 405:
       return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
     case 421:
       return "Misdirected Request";
     case 431:
@@ -79,7 +77,7 @@ StatusSite::StatusSite(Options options) : options_(std::move(options)) {
                          "'none'; frame-ancestors 'none'");
 }
 
-HttpAnswer StatusSite::Answer(const HttpRequest& request) const {
+std::optional<HttpAnswer> StatusSite::Answer(const HttpRequest& request) const {
   if (options_.loopback_only && !IsLoopbackHost(request.host)) {
     return HttpError(421,
                      "this is the status page of a ckptd on loopback: ask for it as "
@@ -90,8 +88,8 @@ HttpAnswer StatusSite::Answer(const HttpRequest& request) const {
     answer.headers.emplace_back("Allow", "GET, HEAD");
     return answer;
   }
-  HttpAnswer answer;
   if (request.path == "/") {
+    HttpAnswer answer;
     answer.content_type = "text/html; charset=utf-8";
     answer.policy = policy_;
     answer.body = html_;
@@ -100,12 +98,16 @@ HttpAnswer StatusSite::Answer(const HttpRequest& request) const {
   if (request.path != "/status.json") {
     return HttpError(404, "there are / and /status.json");
   }
-  absl::StatusOr<std::string> report = options_.report();
+  return std::nullopt;
+}
+
+HttpAnswer StatusSite::AnswerOfReport(const absl::StatusOr<std::string>& report) {
   if (!report.ok()) {
     return HttpError(503, absl::StrCat("status: ", Message(report.status()), "; try again"));
   }
+  HttpAnswer answer;
   answer.content_type = "application/json; charset=utf-8";
-  answer.body = *std::move(report);
+  answer.body = *report;
   return answer;
 }
 

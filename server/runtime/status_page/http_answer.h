@@ -1,10 +1,11 @@
-// What the status page answers to a request: pure, but for the report that it asks for.
+// What the status page answers to a request: pure.
 //
-//   const StatusSite site({.html = …, .loopback_only = true, .report = …});
-//   const std::string bytes = site.Answer(request).Bytes(request.method == "HEAD");
+//   const StatusSite site({.loopback_only = true});
+//   const std::optional<HttpAnswer> answer = site.Answer(request);   // none: it wants the report
+//   … answer.value_or(StatusSite::AnswerOfReport(report)).Bytes(request.method == "HEAD")
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,11 +43,12 @@ class StatusSite {
   struct Options {
     StatusPageFiles files = BuiltInStatusPage();
     bool loopback_only = true;  // then so must be what the browser calls it by
-    std::function<absl::StatusOr<std::string>()> report;  // JSON
   };
   explicit StatusSite(Options options);
 
-  HttpAnswer Answer(const HttpRequest& request) const;
+  // None: the report is asked for, as it may be.
+  std::optional<HttpAnswer> Answer(const HttpRequest& request) const;
+  static HttpAnswer AnswerOfReport(const absl::StatusOr<std::string>& report);  // JSON
 
  private:
   const Options options_;

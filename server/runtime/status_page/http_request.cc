@@ -77,6 +77,18 @@ absl::StatusOr<HttpRequest> ParseRequestLine(std::string_view line, bool& needs_
 
 }  // namespace
 
+HttpHead HttpHeadOf(std::string_view said) {
+  const std::string_view method = said.substr(0, said.find(' '));
+  if (!said.empty() && !IsToken(method)) {
+    return HttpHead::kNone;
+  }
+  const size_t end = said.find(kHttpHeadEnd);
+  if (end != std::string_view::npos && end + kHttpHeadEnd.size() <= kHttpHeadBytesMax) {
+    return HttpHead::kWhole;
+  }
+  return said.size() > kHttpHeadBytesMax ? HttpHead::kTooLong : HttpHead::kBegun;
+}
+
 absl::StatusOr<HttpRequest> ParseHttpRequest(std::string_view head) {
   if (head.size() > kHttpHeadBytesMax || !head.ends_with(kHttpHeadEnd)) {
     return Bad("the head has no end");

@@ -1,59 +1,49 @@
 #include "server/runtime/status_page/status_connection.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/env.h"
+#include "base/log.h"
 #include "base/status.h"
-#include "base/tcp_socket.h"
-#include "base/tls.h"
 
 namespace holdfast {
 namespace {
-
-absl::Status AwaitSocket(int fd, int16_t events, MonotonicTime until) {
-  return AwaitReady(fd, events, until) ? absl::OkStatus()
-                                       : absl::DeadlineExceededError("the browser is too slow");
-}
 
 class Plain final : public StatusConnection {
  public:
   explicit Plain(UniqueFd fd) : fd_(std::move(fd)) {}
 
-  absl::StatusOr<size_t> Read(std::span<char> buffer, MonotonicTime until) override {
-    for (;;) {
-      const ssize_t size = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
-      if (size >= 0) {
-        return static_cast<size_t>(size);
-      }
-      if (errno == EAGAIN) {
-        HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLIN, until));
-      } else if (errno != EINTR) {
-        return ErrnoStatus(errno, "recv", "a browser's connection");
-      }
-    }
+  int socket() const override { return fd_.get(); }
+
+  absl::StatusOr<TlsStep> Read(std::span<char> buffer) override {
+    const ssize_t size = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    return size == 0 ? TlsStep{TlsStep::Kind::kEnded, 0}
+                     : StepOf(size, "recv", TlsStep::Kind::kWantsToRead);
   }
 
-  absl::Status Write(std::string_view bytes, MonotonicTime until) override {
-    while (!bytes.empty()) {
-      const ssize_t size = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (size >= 0) {
-        bytes.remove_prefix(static_cast<size_t>(size));
-      } else if (errno == EAGAIN) {
-        HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLOUT, until));
-      } else if (errno != EINTR) {
-        return ErrnoStatus(errno, "send", "a browser's connection");
-      }
-    }
-    return absl::OkStatus();
+  absl::StatusOr<TlsStep> Write(std::string_view bytes) override {
+    const ssize_t size = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return StepOf(size, "send", TlsStep::Kind::kWantsToWrite);
   }
 
-  void End(MonotonicTime) override { ::shutdown(fd_.get(), SHUT_WR); }
+  void End() override { ::shutdown(fd_.get(), SHUT_WR); }
 
  private:
+  static absl::StatusOr<TlsStep> StepOf(ssize_t size, const char* call, TlsStep::Kind not_ready) {
+    if (size >= 0) {
+      return TlsStep{TlsStep::Kind::kDone, static_cast<size_t>(size)};
+    }
+    if (errno == EAGAIN) {
+      return TlsStep{not_ready, 0};
+    }
+    return ErrnoStatus(errno, call, "a browser's connection");
+  }
+
   const UniqueFd fd_;
 };
 
@@ -62,62 +52,31 @@ class Encrypted final : public StatusConnection {
   Encrypted(UniqueFd fd, std::unique_ptr<TlsSession> session)
       : fd_(std::move(fd)), session_(std::move(session)) {}
 
-  absl::Status Handshake(MonotonicTime until) {
-    return Until(until, [this] { return session_->Handshake(); }).status();
-  }
+  int socket() const override { return fd_.get(); }
 
-  absl::StatusOr<size_t> Read(std::span<char> buffer, MonotonicTime until) override {
-    return Until(until, [&] { return session_->Read(buffer); });
-  }
-
-  absl::Status Write(std::string_view bytes, MonotonicTime until) override {
-    while (!bytes.empty()) {
-      HF_ASSIGN_OR_RETURN(const size_t size, Until(until, [&] { return session_->Write(bytes); }));
-      if (size == 0) {
-        return absl::UnavailableError("the browser has ended the connection");
+  absl::StatusOr<TlsStep> Read(std::span<char> buffer) override {
+    if (!greeted_) {
+      HF_ASSIGN_OR_RETURN(const TlsStep step, session_->Handshake());
+      if (step.kind != TlsStep::Kind::kDone) {
+        return step;
       }
-      bytes.remove_prefix(size);
+      greeted_ = true;
     }
-    return absl::OkStatus();
+    return session_->Read(buffer);
   }
 
-  void End(MonotonicTime) override {
+  absl::StatusOr<TlsStep> Write(std::string_view bytes) override { return session_->Write(bytes); }
+
+  void End() override {
     session_->End();
     ::shutdown(fd_.get(), SHUT_WR);
   }
 
  private:
-  // 0: the other side has ended.
-  template <typename Step>
-  absl::StatusOr<size_t> Until(MonotonicTime until, Step step) {
-    for (;;) {
-      const absl::StatusOr<TlsStep> result = step();
-      if (!result.ok()) {
-        return Annotate(result.status(), "TLS with a browser");
-      }
-      switch (result->kind) {
-        case TlsStep::Kind::kDone:
-          return result->bytes;
-        case TlsStep::Kind::kEnded:
-          return size_t{0};
-        case TlsStep::Kind::kWantsToRead:
-          HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLIN, until));
-          break;
-        case TlsStep::Kind::kWantsToWrite:
-          HF_RETURN_IF_ERROR(AwaitSocket(fd_.get(), POLLOUT, until));
-          break;
-      }
-    }
-  }
-
   const UniqueFd fd_;
   const std::unique_ptr<TlsSession> session_;
+  bool greeted_ = false;
 };
-
-absl::StatusOr<std::shared_ptr<const TlsContext>> ReadContext(const TlsFiles& files) {
-  HF_ASSIGN_OR_RETURN(const TlsTexts texts, ReadTlsFiles(*Env::System(), files));
-  return TlsContext::ForServer(texts);
-}
 
 }  // namespace
 
@@ -132,17 +91,27 @@ absl::StatusOr<std::unique_ptr<StatusTls>> StatusTls::Open(const TlsFiles& files
       absl::IsInvalidArgument(fits)) {
     return fits;
   }
-  HF_RETURN_IF_ERROR(TlsContext::ForServer(texts).status());
-  return std::make_unique<StatusTls>(files);
+  std::unique_ptr<StatusTls> tls(new StatusTls(files));
+  HF_RETURN_IF_ERROR(tls->Read());
+  return tls;
 }
 
-absl::StatusOr<std::unique_ptr<StatusConnection>> StatusTls::Accept(UniqueFd fd,
-                                                                    MonotonicTime until) const {
-  HF_ASSIGN_OR_RETURN(const auto context, ReadContext(files_));
-  HF_ASSIGN_OR_RETURN(auto session, TlsSession::Create(context, fd.get(), ""));
-  auto connection = std::make_unique<Encrypted>(std::move(fd), std::move(session));
-  HF_RETURN_IF_ERROR(connection->Handshake(until));
-  return connection;
+absl::Status StatusTls::Read() {
+  HF_ASSIGN_OR_RETURN(TlsTexts texts, ReadTlsFiles(*Env::System(), files_));
+  if (context_ == nullptr || texts != texts_) {
+    HF_ASSIGN_OR_RETURN(context_, TlsContext::ForServer(texts));
+    texts_ = std::move(texts);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StatusConnection>> StatusTls::Accept(UniqueFd fd) {
+  if (const absl::Status read = Read(); !read.ok()) {
+    LogFrom(LogLevel::kDebug, "status page",
+            absl::StrCat("status_page.tls: ", Message(read), "; those of before go on"));
+  }
+  HF_ASSIGN_OR_RETURN(auto session, TlsSession::Create(context_, fd.get(), ""));
+  return std::make_unique<Encrypted>(std::move(fd), std::move(session));
 }
 
 }  // namespace holdfast

@@ -1,9 +1,9 @@
-// One connection of a browser: bytes in and out before a deadline, in the clear or over TLS.
+// One connection of a browser: bytes in and out, in the clear or over TLS. Nothing here waits.
 //
-//   HF_ASSIGN_OR_RETURN(auto connection, tls->Accept(std::move(fd), until));
-//   HF_ASSIGN_OR_RETURN(const size_t size, connection->Read(buffer, until));
+//   HF_ASSIGN_OR_RETURN(auto connection, tls->Accept(std::move(fd)));
+//   HF_ASSIGN_OR_RETURN(const TlsStep step, connection->Read(buffer));   // again when it is ready
 //
-// One thread uses a connection. Whoever ends it from elsewhere shuts its socket down.
+// One thread.
 #pragma once
 
 #include <memory>
@@ -12,38 +12,42 @@
 
 #include "absl/status/statusor.h"
 #include "base/certificates.h"
-#include "base/clock.h"
+#include "base/tls.h"
 #include "base/unique_fd.h"
 
 namespace holdfast {
 
-// Their deadlines are of the system's clock.
 class StatusConnection {
  public:
   virtual ~StatusConnection() = default;
-  // 0: the other side has ended. DeadlineExceeded, or what went wrong.
-  virtual absl::StatusOr<size_t> Read(std::span<char> buffer, MonotonicTime until) = 0;
-  virtual absl::Status Write(std::string_view bytes, MonotonicTime until) = 0;
+  virtual int socket() const = 0;
+  // Over TLS with what is still to do of the handshake.
+  virtual absl::StatusOr<TlsStep> Read(std::span<char> buffer) = 0;
+  virtual absl::StatusOr<TlsStep> Write(std::string_view bytes) = 0;
   // Says that nothing follows.
-  virtual void End(MonotonicTime until) = 0;
+  virtual void End() = 0;
 };
 
 // `fd`: a non-blocking socket.
 std::unique_ptr<StatusConnection> PlainConnection(UniqueFd fd);
 
 // What a server needs for TLS 1.2 or newer, with a certificate of the browser's. The files are
-// read anew for each connection: they may be replaced at any time. Thread-safe.
+// read anew for each connection: they may be replaced at any time, and what was there before goes
+// on where they are no good.
 class StatusTls {
  public:
   // An error when the files do not fit together now.
   static absl::StatusOr<std::unique_ptr<StatusTls>> Open(const TlsFiles& files);
-  explicit StatusTls(TlsFiles files) : files_(std::move(files)) {}
 
-  // With the handshake.
-  absl::StatusOr<std::unique_ptr<StatusConnection>> Accept(UniqueFd fd, MonotonicTime until) const;
+  absl::StatusOr<std::unique_ptr<StatusConnection>> Accept(UniqueFd fd);
 
  private:
+  explicit StatusTls(TlsFiles files) : files_(std::move(files)) {}
+  absl::Status Read();
+
   const TlsFiles files_;
+  TlsTexts texts_;
+  std::shared_ptr<const TlsContext> context_;
 };
 
 }  // namespace holdfast

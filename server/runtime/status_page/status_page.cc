@@ -1,15 +1,11 @@
 #include "server/runtime/status_page/status_page.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <pthread.h>
+#include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <deque>
-#include <set>
+#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,185 +15,43 @@
 #include "base/mutex.h"
 #include "base/program.h"
 #include "base/status.h"
-#include "base/tcp_socket.h"
+#include "server/runtime/reactor.h"
 #include "server/runtime/status_page/http_answer.h"
 #include "server/runtime/status_page/http_request.h"
 #include "server/runtime/status_page/once_a_while.h"
+#include "server/runtime/status_page/status_connection.h"
+#include "server/runtime/tcp_door.h"
 
 namespace holdfast {
 namespace {
 
-constexpr int kBacklog = 16;
-constexpr std::chrono::milliseconds kAcceptPauseMs(100);  // where there was no descriptor for one
 // What a browser still sends is read, so that the answer is not lost with it: so much, so long.
 constexpr size_t kRestBytesMax = 64 << 10;
 constexpr Duration kRestMax = std::chrono::seconds(1);
+constexpr int kStepsPerTurn = 16;  // then others have theirs
+constexpr char kHandshakeRecord = 0x16;
+constexpr uint32_t kEdge = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 
-absl::StatusOr<UniqueFd> Listen(const std::string& address) {
-  absl::StatusOr<UniqueFd> fd = ListenTcp(address, kBacklog);
-  if (!fd.ok()) {
-    return absl::UnavailableError(absl::StrCat("no status page on '", address,
-                                               "' (status_page.address): ", Message(fd.status()),
-                                               "; is the port taken? (port 0 picks a free one)"));
-  }
-  return fd;
+// (What is no HTTP is answered, too: so it is told what is spoken here.)
+TcpDoor::Heard HttpHeardOf(std::string_view said) {
+  return HttpHeadOf(said) == HttpHead::kBegun ? TcpDoor::Heard::kMore : TcpDoor::Heard::kAll;
+}
+
+TcpDoor::Heard TlsHeardOf(std::string_view said) {
+  return said.front() == kHandshakeRecord ? TcpDoor::Heard::kAll : TcpDoor::Heard::kNonsense;
 }
 
 }  // namespace
 
 struct StatusPage::Impl {
-  explicit Impl(Options given)
+  Impl(Options given, std::unique_ptr<Reactor> loop)
       : options(std::move(given)),
+        site({.loopback_only = !options.tls}),
         report(options.report_at_least, options.report),
-        site({.loopback_only = !options.tls, .report = [this] { return report.Get(); }}) {}
-
-  struct Waiting {
-    UniqueFd fd;
-    MonotonicTime until;  // its request is to be there
-  };
-
-  // ---- The thread that accepts ----
-
-  void AcceptAll() {
-    std::array<pollfd, 2> ready = {{{listening.get(), POLLIN, 0}, {stop.get(), POLLIN, 0}}};
-    for (;;) {
-      if (::poll(ready.data(), ready.size(), -1) < 0 && errno != EINTR) {
-        return LogWarning(Message(ErrnoStatus(errno, "poll", "the status page's socket")));
-      }
-      if ((ready[1].revents & POLLIN) != 0) {
-        return;
-      }
-      if (!AcceptOne()) {
-        ::poll(&ready[1], 1, static_cast<int>(kAcceptPauseMs.count()));
-      }
-    }
-  }
-
-  // False: there is nothing to accept one with.
-  bool AcceptOne() {
-    UniqueFd fd(::accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!fd.valid()) {
-      return errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
-    }
-    {
-      MutexLock lock(mutex);
-      if (waiting.size() < kWaitingMax) {
-        waiting.push_back({std::move(fd), Clock::System()->Now() + options.request_max});
-        work.NotifyOne();
-        return true;
-      }
-    }
-    LogFrom(LogLevel::kWarning, "status page",
-            "a browser was turned away from the status page: too many connections");
-    if (tls == nullptr) {  // best effort
-      const std::string busy = HttpError(503, "too many connections; try again").Bytes(false);
-      static_cast<void>(::send(fd.get(), busy.data(), busy.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
-    }
-    return true;
-  }
-
-  // ---- Those that answer ----
-
-  void Work() {
-    for (;;) {
-      Waiting next;
-      {
-        MutexLock lock(mutex);
-        while (waiting.empty() && !stopping) {
-          work.Wait(mutex);
-        }
-        if (stopping) {
-          return;
-        }
-        next = std::move(waiting.front());
-        waiting.pop_front();
-      }
-      Serve(std::move(next));
-    }
-  }
-
-  void Serve(Waiting one) {
-    // By a second descriptor: the first one's number is another's as soon as it is closed.
-    const UniqueFd held(::fcntl(one.fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (!held.valid()) {
-      return;
-    }
-    {
-      MutexLock lock(mutex);
-      if (stopping) {
-        return;
-      }
-      serving.insert(held.get());
-    }
-    const absl::Status status = Talk(std::move(one));
-    if (!status.ok()) {
-      LogFrom(LogLevel::kDebug, "status page",
-              absl::StrCat("a connection to the status page failed: ", Message(status)));
-    }
-    MutexLock lock(mutex);
-    serving.erase(held.get());
-  }
-
-  absl::Status Talk(Waiting one) {
-    std::unique_ptr<StatusConnection> connection;
-    if (tls == nullptr) {
-      connection = PlainConnection(std::move(one.fd));
-    } else {
-      HF_ASSIGN_OR_RETURN(connection, tls->Accept(std::move(one.fd), one.until));
-    }
-    bool head_only = false;
-    const HttpAnswer answer = AnswerOf(*connection, one.until, head_only);
-    const MonotonicTime until = Clock::System()->Now() + options.answer_max;
-    HF_RETURN_IF_ERROR(connection->Write(answer.Bytes(head_only), until));
-    connection->End(until);
-    return ReadRest(*connection);
-  }
-
-  HttpAnswer AnswerOf(StatusConnection& connection, MonotonicTime until, bool& head_only) const {
-    std::string head;
-    std::array<char, 2048> buffer;
-    while (head.find(kHttpHeadEnd) == std::string::npos) {
-      if (head.size() > kHttpHeadBytesMax) {
-        return HttpError(431, absl::StrCat("more than ", kHttpHeadBytesMax, " bytes of headers"));
-      }
-      const absl::StatusOr<size_t> size = connection.Read(buffer, until);
-      if (!size.ok()) {
-        return HttpError(408, Message(size.status()));
-      }
-      if (*size == 0) {
-        return HttpError(400, "the request has no end");
-      }
-      head.append(buffer.data(), *size);
-    }
-    head.resize(head.find(kHttpHeadEnd) + kHttpHeadEnd.size());
-    const absl::StatusOr<HttpRequest> request = ParseHttpRequest(head);
-    if (!request.ok()) {
-      return HttpError(400, Message(request.status()));
-    }
-    head_only = request->method == "HEAD";
-    return site.Answer(*request);
-  }
-
-  static absl::Status ReadRest(StatusConnection& connection) {
-    const MonotonicTime until = Clock::System()->Now() + kRestMax;
-    std::array<char, 2048> buffer;
-    for (size_t read = 0; read < kRestBytesMax;) {
-      HF_ASSIGN_OR_RETURN(const size_t size, connection.Read(buffer, until));
-      if (size == 0) {
-        break;
-      }
-      read += size;
-    }
-    return absl::OkStatus();
-  }
+        reactor(std::move(loop)),
+        timer(reactor->AddTimer([this] { CutOffTheSlow(); })) {}
 
   absl::Status Begin() {
-    HF_ASSIGN_OR_RETURN(listening, Listen(options.address));
-    port = LocalPort(listening.get());
-    stop = UniqueFd(::eventfd(0, EFD_CLOEXEC));
-    if (!stop.valid()) {
-      return ErrnoStatus(errno, "eventfd", "the status page");
-    }
     if (options.tls) {
       absl::StatusOr<std::unique_ptr<StatusTls>> opened = StatusTls::Open(*options.tls);
       if (!opened.ok()) {
@@ -205,55 +59,269 @@ struct StatusPage::Impl {
       }
       tls = *std::move(opened);
     }
-    HF_RETURN_IF_ERROR(CheckThreads(kThreads + 1));
-    threads.emplace_back([this] { AcceptAll(); });
-    for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([this] { Work(); });
+    absl::StatusOr<std::unique_ptr<TcpDoor>> opened =
+        TcpDoor::Open(*reactor, {.address = options.address,
+                                 .silence_max = options.request_max,
+                                 .looked_at_max = tls == nullptr ? kHttpHeadBytesMax + 1 : 1,
+                                 .heard = tls == nullptr ? HttpHeardOf : TlsHeardOf,
+                                 .enter = [this](UniqueFd fd) { Enter(std::move(fd)); }});
+    if (!opened.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat("no status page on '", options.address, "' (status_page.address): ",
+                       Message(opened.status()), "; is the port taken? (port 0 picks a free one)"));
     }
+    door = *std::move(opened);
+    port = door->port();
     return absl::OkStatus();
   }
 
-  void Stop() {
-    const uint64_t one = 1;
-    static_cast<void>(!::write(stop.get(), &one, sizeof(one)));
-    {
-      MutexLock lock(mutex);
-      stopping = true;
-      for (const int fd : serving) {
-        ::shutdown(fd, SHUT_RDWR);
-      }
-      work.NotifyAll();
+  // ---- Of the thread that serves ----
+
+  struct Visit {
+    enum class Phase : uint8_t { kAsks, kWaits, kTakes, kParts };
+    std::unique_ptr<StatusConnection> connection;
+    MonotonicTime until;
+    Phase phase = Phase::kAsks;
+    std::string head;        // kAsks: what has come of it
+    bool head_only = false;  // of the answer
+    std::string answer;
+    size_t sent = 0;
+    size_t rest = 0;  // kParts: bytes that came all the same
+  };
+  using Phase = Visit::Phase;
+  using Number = uint64_t;  // increasing: the first has been here longest
+  enum class Outcome : uint8_t { kMore, kWaits, kEnded };
+
+  MonotonicTime Now() const { return reactor->clock().Now(); }
+
+  void Enter(UniqueFd fd) {
+    absl::StatusOr<std::unique_ptr<StatusConnection>> connection =
+        tls == nullptr ? PlainConnection(std::move(fd)) : tls->Accept(std::move(fd));
+    const Number number = next++;
+    const absl::Status watched = connection.ok()
+                                     ? reactor->Watch((*connection)->socket(), kEdge,
+                                                      [this, number](uint32_t) { Go(number); })
+                                     : connection.status();
+    if (!watched.ok()) {
+      return LogFailed(watched);
     }
-    for (std::thread& thread : threads) {
-      thread.join();
+    Visit& visit = visits[number];
+    visit.connection = *std::move(connection);
+    visit.until = Now() + options.request_max;
+    Go(number);
+  }
+
+  void Go(Number number) {
+    const auto found = visits.find(number);
+    if (found == visits.end()) {
+      return;
+    }
+    Outcome outcome = Outcome::kMore;
+    for (int i = 0; i < kStepsPerTurn && outcome == Outcome::kMore; ++i) {
+      outcome = Step(found->second);
+    }
+    if (outcome == Outcome::kEnded) {
+      End(found);
+    } else if (outcome == Outcome::kMore) {
+      reactor->Post([this, number] { Go(number); });
+    }
+    const auto asks = [](const Visit& visit) { return visit.phase == Phase::kAsks; };
+    KeepAtMost(kAskingMax, asks);
+    KeepAtMost(kAnswersMax, [&](const Visit& visit) { return !asks(visit); });
+    ArmTimer();
+  }
+
+  Outcome Step(Visit& visit) {
+    std::array<char, 2048> buffer;
+    if (visit.phase == Phase::kWaits) {
+      return Outcome::kWaits;
+    }
+    const absl::StatusOr<TlsStep> step =
+        visit.phase == Phase::kTakes
+            ? visit.connection->Write(std::string_view(visit.answer).substr(visit.sent))
+            : visit.connection->Read(buffer);
+    if (!step.ok()) {
+      LogFailed(step.status());
+      return Outcome::kEnded;
+    }
+    if (step->kind != TlsStep::Kind::kDone) {
+      return step->kind == TlsStep::Kind::kEnded ? Outcome::kEnded : Outcome::kWaits;
+    }
+    switch (visit.phase) {
+      case Phase::kAsks:
+        visit.head.append(buffer.data(), step->bytes);
+        if (HttpHeadOf(visit.head) != HttpHead::kBegun) {
+          Hear(visit);
+        }
+        break;
+      case Phase::kTakes:
+        visit.sent += step->bytes;
+        if (visit.sent == visit.answer.size()) {
+          visit.connection->End();
+          visit.phase = Phase::kParts;
+          visit.until = Now() + kRestMax;
+        }
+        break;
+      default:
+        visit.rest += step->bytes;
+        break;
+    }
+    return visit.rest > kRestBytesMax ? Outcome::kEnded : Outcome::kMore;
+  }
+
+  void Hear(Visit& visit) {
+    const HttpHead head = HttpHeadOf(visit.head);
+    if (head == HttpHead::kTooLong) {
+      return Answer(visit, HttpError(431, absl::StrCat("more than ", kHttpHeadBytesMax,
+                                                       " bytes of headers")));
+    }
+    if (head == HttpHead::kNone) {
+      return Answer(visit, HttpError(400, "this is no HTTP"));
+    }
+    const std::string_view text = visit.head;
+    const absl::StatusOr<HttpRequest> request =
+        ParseHttpRequest(text.substr(0, text.find(kHttpHeadEnd) + kHttpHeadEnd.size()));
+    if (!request.ok()) {
+      return Answer(visit, HttpError(400, Message(request.status())));
+    }
+    visit.head_only = request->method == "HEAD";
+    if (const std::optional<HttpAnswer> answer = site.Answer(*request)) {
+      return Answer(visit, *answer);
+    }
+    visit.phase = Phase::kWaits;
+    visit.until = Now() + options.answer_max;
+    if (!making) {
+      making = true;
+      MutexLock lock(mutex);
+      wanted = true;
+      work.NotifyOne();
+    }
+  }
+
+  void Answer(Visit& visit, const HttpAnswer& answer) {
+    visit.answer = answer.Bytes(visit.head_only);
+    visit.phase = Phase::kTakes;
+    visit.until = Now() + options.answer_max;
+  }
+
+  void Deliver(const absl::StatusOr<std::string>& made) {
+    making = false;
+    const HttpAnswer answer = StatusSite::AnswerOfReport(made);
+    std::vector<Number> answered;
+    for (auto& [number, visit] : visits) {
+      if (visit.phase == Phase::kWaits) {
+        Answer(visit, answer);
+        answered.push_back(number);
+      }
+    }
+    for (const Number number : answered) {
+      Go(number);
+    }
+  }
+
+  using Visits = std::map<Number, Visit>;
+  Visits::iterator End(Visits::iterator it) {
+    reactor->Unwatch(it->second.connection->socket());
+    return visits.erase(it);
+  }
+
+  template <typename Alike>
+  void KeepAtMost(size_t most, Alike alike) {
+    const auto is_one = [&](const auto& one) { return alike(one.second); };
+    if (static_cast<size_t>(std::count_if(visits.begin(), visits.end(), is_one)) > most) {
+      End(std::find_if(visits.begin(), visits.end(), is_one));
+    }
+  }
+
+  void CutOffTheSlow() {
+    const MonotonicTime now = Now();
+    for (auto it = visits.begin(); it != visits.end();) {
+      it = it->second.until <= now ? End(it) : std::next(it);
+    }
+    ArmTimer();
+  }
+
+  void ArmTimer() {
+    const auto first = std::min_element(
+        visits.begin(), visits.end(),
+        [](const auto& a, const auto& b) { return a.second.until < b.second.until; });
+    if (first == visits.end()) {
+      reactor->Disarm(timer);
+    } else {
+      reactor->Arm(timer, first->second.until);
+    }
+  }
+
+  static void LogFailed(const absl::Status& status) {
+    LogFrom(LogLevel::kDebug, "status page",
+            absl::StrCat("a connection to the status page failed: ", Message(status)));
+  }
+
+  // ---- The thread that makes the report ----
+
+  void MakeReports() {
+    for (;;) {
+      {
+        MutexLock lock(mutex);
+        while (!wanted && !stopping) {
+          work.Wait(mutex);
+        }
+        if (stopping) {
+          return;
+        }
+        wanted = false;
+      }
+      reactor->Post([this, made = report.Get()] { Deliver(made); });
     }
   }
 
   const Options options;
-  OnceAWhile report;
   const StatusSite site;
+  OnceAWhile report;
+  const std::unique_ptr<Reactor> reactor;
+  const Reactor::TimerId timer;
   std::unique_ptr<StatusTls> tls;
-  UniqueFd listening;
-  UniqueFd stop;
+  std::unique_ptr<TcpDoor> door;
   int port = 0;
+  Visits visits;
+  Number next = 1;
+  bool making = false;
   Mutex mutex;
   CondVar work;
-  std::deque<Waiting> waiting GUARDED_BY(mutex);
-  std::set<int> serving GUARDED_BY(mutex);  // descriptors that are shut down to end at once
+  bool wanted GUARDED_BY(mutex) = false;
   bool stopping GUARDED_BY(mutex) = false;
-  std::vector<std::thread> threads;
+  std::thread serving;
+  std::thread reporting;
 };
 
 absl::StatusOr<std::unique_ptr<StatusPage>> StatusPage::Start(Options options) {
-  auto impl = std::make_unique<Impl>(std::move(options));
+  HF_RETURN_IF_ERROR(CheckThreads(2));
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<Reactor> reactor, Reactor::Create(Clock::System()));
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(reactor));
   HF_RETURN_IF_ERROR(impl->Begin());
+  impl->serving = std::thread([i = impl.get()] {
+    ::pthread_setname_np(::pthread_self(), "status-page");
+    i->reactor->Run();
+  });
+  impl->reporting = std::thread([i = impl.get()] {
+    ::pthread_setname_np(::pthread_self(), "status-report");
+    i->MakeReports();
+  });
   return std::unique_ptr<StatusPage>(new StatusPage(std::move(impl)));
 }
 
 StatusPage::StatusPage(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 StatusPage::~StatusPage() {
-  impl_->Stop();
+  impl_->reactor->Stop();
+  {
+    MutexLock lock(impl_->mutex);
+    impl_->stopping = true;
+    impl_->work.NotifyOne();
+  }
+  impl_->serving.join();
+  impl_->reporting.join();
+  impl_->door = nullptr;
 }
 
 int StatusPage::port() const {

@@ -3,9 +3,11 @@
 //   HF_ASSIGN_OR_RETURN(auto page, StatusPage::Start(std::move(options)));
 //   page.reset();   // ends all connections
 //
-// A thread accepts, kThreads answer, each one connection after another; kWaitingMax more may wait,
-// the next are refused. A connection has one request, and a deadline for it, from when it was
-// accepted; another one for the answer. All threads wait without a clock while nobody asks.
+// A thread takes requests, one a connection, and answers them; it waits for nobody. Who does not
+// ask, or over TLS has said nothing, waits at a door (tcp_door.h). Behind it those whose handshake
+// or request over TLS is not complete have kAskingMax places, and those who are being answered
+// kAnswersMax: the one that has been there longest makes room. Each has a deadline. Another thread
+// makes the report, when somebody asks for it.
 #pragma once
 
 #include <chrono>
@@ -15,24 +17,24 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/certificates.h"
 #include "base/clock.h"
-#include "server/runtime/status_page/status_connection.h"
 
 namespace holdfast {
 
 class StatusPage {
  public:
-  static constexpr int kThreads = 4;
-  static constexpr size_t kWaitingMax = 8;
+  static constexpr size_t kAskingMax = 64;
+  static constexpr size_t kAnswersMax = 64;
 
   struct Options {
     std::string address;  // HOST:PORT, checked; port 0 picks one
     std::optional<TlsFiles> tls;
-    // JSON. Asked on the page's threads, at most once in `report_at_least`, and ends in time.
+    // JSON. Asked on a thread of the page's, at most once in `report_at_least`, and ends in time.
     std::function<absl::StatusOr<std::string>()> report;
     Duration report_at_least = std::chrono::seconds(1);
-    Duration request_max = std::chrono::seconds(5);
-    Duration answer_max = std::chrono::seconds(10);
+    Duration request_max = std::chrono::seconds(5);  // at the door, and over TLS behind it
+    Duration answer_max = std::chrono::seconds(10);  // to wait for the report, and to take it
   };
   static absl::StatusOr<std::unique_ptr<StatusPage>> Start(Options options);
   ~StatusPage();

@@ -35,6 +35,7 @@
 #include "holdfast/v1/peer.grpc.pb.h"
 #include "server/peers/peer_inbox.h"
 #include "tests/base/temporary_directory.h"
+#include "tests/base/test_certificates.h"
 
 namespace holdfast {
 namespace {
@@ -952,6 +953,40 @@ TEST(PeerNetworkTest, WithTlsBothSidesProveThatTheyBelongToTheCluster) {
   a.told.Await("problem plain");
   EXPECT_EQ(b.told.Count("began"), 1u);
   EXPECT_EQ(plain.told.Count("began") + stranger.told.Count("began"), 0u);
+}
+
+// What is wrong with whose certificate is said where the call comes from, too.
+TEST(PeerNetworkTest, WhyACertificateIsNotTakenIsSaid) {
+  const TestAuthority authority("ours");
+  const TestAuthority other("theirs");
+  const auto issue = [](const TestAuthority& by, const std::string& name,
+                        TestCertificate certificate = {}) {
+    certificate.names = certificate.names.empty() ? "IP:127.0.0.1" : certificate.names;
+    const TlsFiles files = by.Issue(name, certificate);
+    return PeerTls{files.ca, files.cert, files.key};
+  };
+  const PeerTls good = issue(authority, "good");
+  const PeerTls expired = issue(authority, "expired", {.until = "-1 hour"});
+  const PeerTls elsewhere = issue(authority, "elsewhere", {.names = "DNS:gpu-17"});
+  PeerTls unknown = issue(other, "unknown");
+  unknown.ca_file = good.ca_file;  // it takes ours, and we do not take its
+  const auto what_a_hears = [](const PeerTls& of_a, const PeerTls& of_b, const std::string& what) {
+    Node a(Secured(Options("a"), of_a));
+    Node b(Secured(Options("b"), of_b));
+    Acquaint(a, b);
+    a.network->Connect("b");
+    std::string problem;
+    while (problem.find(" (TLS: ") == std::string::npos && !::testing::Test::HasFailure()) {
+      problem = a.told.Await("problem b: ");
+    }
+    EXPECT_THAT(problem, HasSubstr(what));
+  };
+  what_a_hears(good, expired, "was good until");
+  what_a_hears(good, elsewhere, "'gpu-17'");
+  what_a_hears(good, unknown, "belongs into cluster.tls.ca_file here");
+  what_a_hears(expired, good, expired.cert_file);
+  what_a_hears(unknown, good, "belongs into cluster.tls.ca_file there");
+  what_a_hears(good, {}, "is cluster.tls set there, too?");
 }
 
 TEST(PeerNetworkTest, CertificatesAreReadAnewForEachConnection) {

@@ -66,6 +66,16 @@ class AdminServerTest : public ::testing::Test {
         << sent << ", errno " << errno;
     return fd;
   }
+  // As one of whom the certificate says who it is.
+  UniqueFd Welcome(uint32_t uid, const std::string& certificate) const {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    UniqueFd ours(ends[0]);
+    EXPECT_EQ(::send(ours.get(), kHello.data(), kHello.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(kHello.size()));
+    server_->Welcome(UniqueFd(ends[1]), uid, certificate);
+    return ours;
+  }
   // What comes next; "closed" at the end, "silence" when nothing comes.
   static std::string Hear(const UniqueFd& fd, std::chrono::milliseconds at_most = kPatience) {
     pollfd wait = {fd.get(), POLLIN, 0};
@@ -306,6 +316,37 @@ TEST_F(AdminServerTest, ManyUsersDoNotLockOutTheOperators) {
   EXPECT_EQ(CallAsOneself(), absl::OkStatus());
 }
 
+TEST_F(AdminServerTest, ManyWhoComeByTlsDoNotLockOutTheOperatorsAmongThem) {
+  Start({.quiet = std::chrono::hours(1)});
+  std::vector<UniqueFd> held;
+  for (uint32_t i = 0; i < AdminServer::kUidsMax; ++i) {
+    held.push_back(Welcome(2000 + i, "user-" + std::to_string(i)));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("certificates")));
+  }
+  EXPECT_THAT(HearAll(Welcome(3000, "one-more")),
+              HasSubstr("users of 16 certificates are connected to the admin address"));
+  for (const uint32_t uid : {uint32_t{0}, static_cast<uint32_t>(::geteuid())}) {
+    held.push_back(Welcome(uid, "ops-" + std::to_string(uid)));
+    EXPECT_THAT(Hear(held.back()), testing::AllOf(Not(HasSubstr("certificates")), Not("closed")));
+  }
+  EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST_F(AdminServerTest, OperatorsWhoComeByTlsTakeNoPlacesFromUsers) {
+  Start({.quiet = std::chrono::hours(1)});
+  std::vector<UniqueFd> held;
+  for (size_t i = 0; i < 8; ++i) {
+    held.push_back(Welcome(0, "ops-" + std::to_string(i)));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("certificates")));
+  }
+  EXPECT_THAT(HearAll(Welcome(0, "ops-8")),
+              HasSubstr("operators of 8 certificates are connected to the admin address"));
+  for (uint32_t i = 0; i < AdminServer::kUidsMax; ++i) {
+    held.push_back(Welcome(2000 + i, "user-" + std::to_string(i)));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("certificates")));
+  }
+}
+
 TEST_F(AdminServerTest, WhoAsksNothingMakesRoom) {
   NeedRoot();
   if (IsSkipped()) {
@@ -319,6 +360,22 @@ TEST_F(AdminServerTest, WhoAsksNothingMakesRoom) {
   }
   EXPECT_THAT(HearAll(held.front()), testing::EndsWith("closed"));
   EXPECT_EQ(CallAsOneself(), absl::OkStatus());
+}
+
+TEST(AdminSeats, UsersKeepNoOperatorOut) {
+  FollowerSeats followers;
+  VerifySeats verifiers;
+  for (uint32_t i = 0; i < FollowerSeats::kMax; ++i) {
+    EXPECT_TRUE(followers.Take(1000 + i / FollowerSeats::kPerUidMax).ok());
+  }
+  for (uint32_t uid = 1000; uid < 1000 + VerifySeats::kMax; ++uid) {
+    EXPECT_TRUE(verifiers.Take(uid).ok());
+  }
+  EXPECT_FALSE(followers.Take(2000).ok());
+  EXPECT_FALSE(verifiers.Take(2000).ok());
+  EXPECT_TRUE(followers.Take(0).ok());
+  EXPECT_TRUE(verifiers.Take(0).ok());
+  EXPECT_FALSE(verifiers.Take(0).ok()) << "one each";
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ class AdminTlsTest : public ::testing::Test {
     AdminTls::Options options;
     options.address = "127.0.0.1:0";
     options.files = files_;
-    options.users = {{"alice@example.com", 1001}, {"bob", 0}};
+    options.users = users_;
     options.env = Env::System();
     options.times = times_;
     options.welcome = [this](UniqueFd fd, const AdminTlsUser& user) {
@@ -225,6 +225,7 @@ class AdminTlsTest : public ::testing::Test {
   const TestAuthority authority_{"test-ca"};
   TemporaryDirectory dir_;
   TlsFiles files_;
+  std::vector<AdminTlsUser> users_ = {{"alice@example.com", 1001}, {"bob", 0}};
   AdminTls::Times times_{.look = std::chrono::milliseconds(50),
                          .sweep = std::chrono::milliseconds(50)};
   AdminContext context_;
@@ -257,6 +258,37 @@ TEST_F(AdminTlsTest, WhoHasTooManyConnectionsIsToldAndOthersGetIn) {
   EXPECT_EQ(CallAs("bob"), absl::OkStatus());
   held.clear();
   EXPECT_TRUE(Until([&] { return CallAs("alice").ok(); }));
+}
+
+TEST_F(AdminTlsTest, ThoseWhomNobodyListsKeepOutNobodyWhoIs) {
+  times_.parting = std::chrono::hours(1);
+  Start();
+  std::vector<Raw> held;
+  for (size_t i = 0; i < AdminTls::kConnectionsMax; ++i) {
+    held.push_back(Connect("stranger"));
+    ASSERT_THAT(Hear(held.back()), HasSubstr("nobody has said for whom")) << i;
+  }
+  EXPECT_EQ(CallAs("alice"), absl::OkStatus());
+  EXPECT_EQ(CallAs("bob"), absl::OkStatus());
+  EXPECT_TRUE(IsClosed(held.front().fd)) << "who was told first makes room";
+  Raw last = Connect("stranger");
+  EXPECT_THAT(Hear(last), HasSubstr("nobody has said for whom")) << "and who comes last is told";
+}
+
+TEST_F(AdminTlsTest, UsersWithAllTheirConnectionsKeepNoOperatorOut) {
+  constexpr size_t kFull = AdminTls::kConnectionsMax / AdminServer::kConnectionsPerUidMax;
+  for (size_t i = 0; i < kFull; ++i) {
+    users_.push_back({absl::StrCat("user-", i), static_cast<uint32_t>(2000 + i)});
+    authority_.Issue(users_.back().certificate);
+  }
+  Start();
+  std::vector<Raw> held;
+  for (size_t i = 0; i < AdminTls::kConnectionsMax; ++i) {
+    held.push_back(Connect(absl::StrCat("user-", i % kFull)));
+    ASSERT_THAT(Hear(held.back()), Not(HasSubstr("connections")));
+  }
+  EXPECT_EQ(CallAs("bob"), absl::OkStatus());
+  EXPECT_THAT(Message(CallAs("alice")), HasSubstr("users have 128 connections to the admin addr"));
 }
 
 TEST_F(AdminTlsTest, WhoIsSilentIsClosed) {
@@ -341,6 +373,17 @@ TEST_F(AdminTlsTest, ANewCertificateCountsAndABadOneIsAProblem) {
   authority_.Issue("node", {.names = "IP:127.0.0.1,DNS:mended"});
   EXPECT_TRUE(Until([&] { return tls_->problem().empty(); }));
   EXPECT_EQ(shown(), "'127.0.0.1', 'mended', 'node'");
+}
+
+TEST_F(AdminTlsTest, ASecondAuthorityThatCannotBeReadIsAProblem) {
+  Start();
+  std::ofstream(files_.ca, std::ios::app)
+      << "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+  EXPECT_TRUE(Until([&] { return !tls_->problem().empty(); }));
+  EXPECT_THAT(tls_->problem(),
+              HasSubstr("admin.tls: certificate 2 in '" + files_.ca + "' cannot be read: "));
+  EXPECT_THAT(tls_->problem(), HasSubstr("the certificates of before go on"));
+  EXPECT_EQ(CallAs("alice"), absl::OkStatus());
 }
 
 TEST_F(AdminTlsTest, FilesThatAreBadAtTheStartAreMendedLater) {

@@ -5,6 +5,7 @@
 
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "tests/base/test_certificates.h"
@@ -74,6 +75,17 @@ TEST_F(CertificateWatchTest, ExpiredAndMissingOnesAreTold) {
   EXPECT_THAT(Next("status_page.tls"), HasSubstr("ENOENT"));
   MutexLock lock(mutex_);
   EXPECT_EQ(told_.count("admin.tls"), 0u);
+}
+
+TEST_F(CertificateWatchTest, ASecondAuthorityThatCannotBeReadIsTold) {
+  const TlsFiles good = authority_.Issue("good");
+  Watch({{"cluster.tls", good}});
+  std::ofstream(good.ca, std::ios::app)
+      << "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+  EXPECT_THAT(Next("cluster.tls"),
+              StartsWith("cluster.tls: certificate 2 in '" + good.ca + "' cannot be read: "));
+  authority_.Issue("good");
+  EXPECT_EQ(Next("cluster.tls"), "");
 }
 
 TEST_F(CertificateWatchTest, WhatIsAsBeforeIsToldOnce) {

@@ -125,6 +125,9 @@ TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
       {"node_name: n\nhealth: {address: \"0.0.0.0:9465\"}\n"
        "cluster: {plaintext: true, etcd: {endpoints: [h:1]}}",
        "health.address: '0.0.0.0:9465' is taken by cluster.listen_address, '0.0.0.0:9465'"},
+      {"metrics: {address: \"127.0.0.1:7\"}\nadmin: {tls: {address: \"127.0.0.1:7\", ca_file: /c, "
+       "cert_file: /c, key_file: /c, users: [{certificate: a, uid: 1}]}}",
+       "admin.tls.address: '127.0.0.1:7' is taken by metrics.address"},
       {"log: {level: loud}", "log.level"},
       {"log: {file: x.log}", "log.file"},
       {"session: {deadline_max_ms: 0}", "session.deadline_max_ms"},

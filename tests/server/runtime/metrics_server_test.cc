@@ -80,6 +80,23 @@ TEST_F(MetricsServerTest, ServesThemAndNothingElse) {
   EXPECT_THAT(Get(port, "/" + std::string(20'000, 'x')), StartsWith("HTTP/1.1 400 "));
 }
 
+TEST_F(MetricsServerTest, WhatIsNoHttpIsAnsweredAtOnce) {
+  MetricsServer::Options options;
+  options.request_max = std::chrono::hours(1);
+  Start(std::move(options));
+  for (const std::string& said : {std::string("\x16\x03\x01\x02\x00\x01", 6), std::string(1, '\0'),
+                                  std::string("\r\n"), std::string("GET\x01")}) {
+    const UniqueFd socket = Connect(server_->port());
+    ASSERT_EQ(::send(socket.get(), said.data(), said.size(), 0), static_cast<ssize_t>(said.size()));
+    const timeval patience = {20, 0};
+    ASSERT_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+    char buffer[4096];
+    const ssize_t got = ::recv(socket.get(), buffer, sizeof(buffer), 0);
+    ASSERT_GT(got, 0);
+    EXPECT_THAT(std::string(buffer, static_cast<size_t>(got)), StartsWith("HTTP/1.1 400 "));
+  }
+}
+
 // As a page does under whose name a browser was made to come here.
 TEST_F(MetricsServerTest, TheLoopbackAnswersByItsOwnNames) {
   Start();

@@ -102,6 +102,24 @@ TEST(SettingsChange, EachSettingTakesEffectAtOnceOrWaitsForARestart) {
   }
 }
 
+// A door that waits for a restart to be closed, or to ask for another authority's certificates,
+// lets in whom it did.
+TEST(SettingsChange, WhoIsLetInChangesTogetherWithTheDoor) {
+  v1::DaemonConfig running = Whole();
+  running.mutable_admin()->mutable_tls()->set_address("127.0.0.1:9468");
+  running.mutable_admin()->mutable_tls()->set_ca_file("/ca");
+  running.mutable_admin()->mutable_tls()->add_users()->set_certificate("alice");
+  v1::DaemonConfig without = running;
+  without.mutable_admin()->clear_tls();
+  EXPECT_THAT(CompareSettings(running, without).at_once, IsEmpty());
+  v1::DaemonConfig of_others = running;
+  of_others.mutable_admin()->mutable_tls()->set_ca_file("/other");
+  of_others.mutable_admin()->mutable_tls()->add_users()->set_certificate("bob");
+  const SettingsChange change = CompareSettings(running, of_others);
+  EXPECT_THAT(change.at_once, IsEmpty());
+  EXPECT_EQ(change.config.admin().tls().users_size(), 1);
+}
+
 // The budget was judged by the new place's file system.
 TEST(SettingsChange, WhatIsJudgedByAPlaceWaitsForIt) {
   v1::DaemonConfig running = Whole();

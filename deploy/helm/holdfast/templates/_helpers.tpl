@@ -118,6 +118,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.hostNetwork) (not .Values.networkPolicy.metricsFrom) -}}
 {{- fail "networkPolicy.metricsFrom: podMonitor is enabled and the network policy lets no scraper in; name Prometheus' namespace, [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" -}}
 {{- end -}}
+{{- if and .Values.admin.tls.enabled (not .Values.admin.tls.users) -}}
+{{- fail "admin.tls.users: nobody is listed, so nobody would be let in; say whom each certificate stands for, [{certificate: alice, uid: 1001}]" -}}
+{{- end -}}
+{{- if and .Values.admin.tls.enabled .Values.networkPolicy.enabled (not .Values.hostNetwork) (not .Values.networkPolicy.adminFrom) -}}
+{{- fail "networkPolicy.adminFrom: admin.tls is enabled and the network policy lets nobody reach it; name from where, [{ipBlock: {cidr: 10.1.0.0/16}}]" -}}
+{{- end -}}
 {{- if and $cluster.tls.enabled (eq $cluster.membership "none") -}}
 {{- fail "cluster.tls: with cluster.membership none there are no connections between daemons; disable it, or choose another membership" -}}
 {{- end -}}

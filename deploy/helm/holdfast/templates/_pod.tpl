@@ -124,6 +124,9 @@ capabilities:
 {{- if and (ne $cluster.membership "none") $cluster.tls.enabled }}
 - {name: cluster-certificates, mountPath: /etc/holdfast-certificates/cluster, readOnly: true}
 {{- end }}
+{{- if .Values.admin.tls.enabled }}
+- {name: admin-certificates, mountPath: /etc/holdfast-certificates/admin, readOnly: true}
+{{- end }}
 {{- if eq $cluster.membership "externalEtcd" }}
 {{- if $cluster.externalEtcd.tls.enabled }}
 - {name: etcd-certificates, mountPath: /etc/holdfast-certificates/etcd, readOnly: true}
@@ -159,6 +162,10 @@ capabilities:
 {{- if and (ne $cluster.membership "none") $cluster.tls.enabled }}
 - name: cluster-certificates
   secret: {secretName: {{ include "holdfast.tlsSecret" . }}, defaultMode: {{ $mode }}}
+{{- end }}
+{{- if .Values.admin.tls.enabled }}
+- name: admin-certificates
+  secret: {secretName: {{ required "admin.tls.secretName: name the Secret with ca.crt, tls.crt and tls.key" .Values.admin.tls.secretName }}, defaultMode: {{ $mode }}}
 {{- end }}
 {{- if eq $cluster.membership "externalEtcd" }}
 {{- if $external.tls.enabled }}

@@ -8,7 +8,7 @@ each node by its init container (deploy/container/node-config).
     "node_name" "@NODE_NAME@"
     "state_dir" .Values.state.hostPath
     "socket" (dict "path" (printf "%s/ckptd.sock" .Values.socket.hostPath) "mode" .Values.socket.mode)
-    "admin" (dict "path" (printf "%s/admin.sock" .Values.socket.hostPath))
+    "admin" (include "holdfast.adminSettings" . | fromYaml)
     "memory" (dict "dir" .Values.memory.hostPath)
     "health" (dict "address" (printf "%s:%d" .Values.listenHost (int .Values.health.port)))
     "metrics" (dict "address" (ternary (printf "%s:%d" .Values.listenHost (int .Values.metrics.port)) "off" .Values.metrics.enabled))
@@ -24,6 +24,20 @@ each node by its init container (deploy/container/node-config).
 {{- $_ := set $known "fabric" (dict "provider" .Values.fabric.provider) -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.settings) $known) -}}
+{{- end -}}
+
+{{- define "holdfast.adminSettings" -}}
+{{- $tls := .Values.admin.tls -}}
+path: {{ printf "%s/admin.sock" .Values.socket.hostPath }}
+{{- if $tls.enabled }}
+tls:
+  address: {{ printf "%s:%d" .Values.listenHost (int $tls.port) | quote }}
+  ca_file: /etc/holdfast-certificates/admin/ca.crt
+  cert_file: /etc/holdfast-certificates/admin/tls.crt
+  key_file: /etc/holdfast-certificates/admin/tls.key
+  users:
+    {{- toYaml $tls.users | nindent 4 }}
+{{- end }}
 {{- end -}}
 
 {{- define "holdfast.remoteDir" -}}
