@@ -26,6 +26,7 @@ const std::map<std::string, Report (*)(const CaseOptions&)>& Cases() {
       {"flush", holdfast::bench::RunFlush},
       {"load", holdfast::bench::RunLoad},
       {"remote", holdfast::bench::RunRemote},
+      {"export", holdfast::bench::RunExport},
       {"drain-cost", holdfast::bench::RunDrainCost},
       {"coordinator", holdfast::bench::RunCoordinator},
       {"peer", holdfast::bench::RunPeer},

@@ -28,6 +28,7 @@ Report RunIdle(const CaseOptions& options);
 Report RunFlush(const CaseOptions& options);
 Report RunLoad(const CaseOptions& options);
 Report RunRemote(const CaseOptions& options);
+Report RunExport(const CaseOptions& options);
 Report RunDrainCost(const CaseOptions& options);
 Report RunCoordinator(const CaseOptions& options);
 Report RunPeer(const CaseOptions& options);

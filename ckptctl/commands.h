@@ -131,6 +131,49 @@ struct DrainArguments {
   bool undo = false;
   std::optional<Duration> wait;  // none: until nothing would be lost
 };
+// Of what commands that read what was saved themselves.
+struct StepArguments {
+  std::string job;
+  std::optional<Step> step;   // none: the newest committed
+  Attempt attempt = 0;        // 0: on the line of descent
+  std::string client_socket;  // empty: FindClientSocket finds it
+};
+inline constexpr uint64_t kExportFileBytes = 5'000'000'000;  // as model hubs have it
+struct ExportArguments {
+  StepArguments step;
+  std::string directory;
+  std::vector<std::string> only;  // keys of the state; empty: everything
+  std::optional<Rank> rank;       // of what is single ranks' own: that one's
+  uint64_t file_bytes_max = kExportFileBytes;
+};
+struct StatsArguments {
+  StepArguments step;
+  std::vector<std::string> only;  // keys of the state; empty: everything
+  std::string tensor;             // a pattern; empty: all
+};
+struct DiffArguments {
+  StepArguments a;
+  StepArguments b;
+  std::vector<std::string> only;
+  std::string tensor;
+};
+struct BackupArguments {
+  std::string job;
+  std::string directory;
+  std::vector<Step> steps;    // empty: all of them
+  std::string client_socket;  // empty: FindClientSocket finds it
+};
+struct RestoreBackupArguments {
+  std::string directory;
+  std::string job;
+  std::string to;
+  std::vector<Step> steps;  // empty: all of them
+  struct Owner {
+    uint32_t uid = 0;
+    uint32_t gid = 0;
+  };
+  std::optional<Owner> owner;  // none: as in the backup
+};
 struct RebuildArguments {
   std::string tier;  // empty: all
 };
@@ -185,6 +228,11 @@ ExitCode RunPin(const Context& context, const PinArguments& arguments);
 ExitCode RunFabric(const Context& context, const FabricArguments& arguments);
 ExitCode RunReplace(const Context& context, const ReplaceArguments& arguments);
 ExitCode RunDrain(const Context& context, const DrainArguments& arguments);
+ExitCode RunExport(const Context& context, const ExportArguments& arguments);
+ExitCode RunStats(const Context& context, const StatsArguments& arguments);
+ExitCode RunDiff(const Context& context, const DiffArguments& arguments);
+ExitCode RunBackup(const Context& context, const BackupArguments& arguments);
+ExitCode RunRestoreBackup(const Context& context, const RestoreBackupArguments& arguments);
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
 ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);

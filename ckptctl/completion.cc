@@ -22,7 +22,8 @@ Kind KindOf(const CliOption& option) {
   if (!option.values.empty()) {
     return Kind::kValues;
   }
-  if (option.value == "PATH" || option.value == "FILE") {
+  if (option.value == "PATH" || option.value == "FILE" || option.value == "DIRECTORY" ||
+      option.value == "REMOTE_DIR") {
     return Kind::kFile;
   }
   // The words of `set` begin with a job, too.

@@ -61,8 +61,10 @@ constexpr char kFooter[] =
     "\n"
     "Exit codes:\n"
     "  0    all is well\n"
-    "  1    something is wrong: verify found damage, a record cannot be read, doctor found what "
-    "will not work, plan what cannot be restored so, plan-capacity what does not fit\n"
+    "  1    something is wrong: verify found damage, a record cannot be read, export, stats, "
+    "diff, backup or restore-backup found no good copy, doctor found what will not work, plan what "
+    "cannot be restored so, "
+    "plan-capacity what does not fit\n"
     "  2    wrong arguments\n"
     "  3    ckptd is not reachable, or does not answer in time\n"
     "  4    refused, not found, or failed otherwise\n"
@@ -101,6 +103,11 @@ class Arguments {
     AddTimeline();
     AddTop();
     AddEvents();
+    AddExport();
+    AddStats();
+    AddDiff();
+    AddBackup();
+    AddRestoreBackup();
     AddGarbage();
     AddPin(pin_, "pin", "Keeps a step: no retention removes it, however old it gets");
     AddPin(unpin_, "unpin", "Takes a pin back: retention decides about the step again");
@@ -184,6 +191,15 @@ class Arguments {
                  : absl::InvalidArgumentError(
                        "doctor looks at the machine that it runs on, and asks the ckptd there: run "
                        "it on the other one, without --address and --tls");
+    }
+    if (command.get_option_no_throw("--client-socket") != nullptr) {
+      return context_.address.empty() && context_.tls.empty()
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError(absl::StrCat(
+                       command.get_name(),
+                       " reads through the ckptd of the machine that it runs on, which passes it "
+                       "memory and files: run it on a node of the cluster, any of them, without "
+                       "--address and --tls"));
     }
     return FindAdminPlace(context_.socket, context_.address, context_.tls).status();
   }
@@ -503,6 +519,194 @@ class Arguments {
             "Only what happened in the last TIME (default: all that ckptd keeps)")
         ->type_name("TIME");
   }
+  // Of a command that reads what was saved itself.
+  void AddStepToRead(CLI::App* command, StepArguments& step) {
+    AddJob(command, step.job, "The job")->required();
+    CLI::Option* number = AddStep(command, step.step, "This step (default: the newest committed)");
+    AddAttempt(command, step.attempt)->needs(number);
+    AddClientSocket(command, step.client_socket);
+  }
+  static void AddClientSocket(CLI::App* command, std::string& client_socket) {
+    command
+        ->add_option("--client-socket", client_socket,
+                     "ckptd's socket for training processes, through which it is read (default: "
+                     "ckptd.sock beside the admin socket; without --socket $HOLDFAST_SOCKET before "
+                     "that)")
+        ->type_name("PATH")
+        ->check(NotEmpty);
+  }
+  static void AddOnly(CLI::App* command, std::vector<std::string>& only, const std::string& about) {
+    command->add_option("--only", only, about)
+        ->type_name("KEY")
+        ->expected(1)
+        ->take_all()
+        ->check(NotEmpty);
+  }
+  void AddExport() {
+    CLI::App* command = AddCommand(
+        "export",
+        "Writes a step as one set of safetensors files with an index, as model hubs have it; what "
+        "ranks have split is put together; run again, it goes on where it was ended",
+        "ckptctl export llama-7b ./llama-7b-900 --step 900 --only model", [this] {
+          WatchInterrupts();
+          return RunExport(context_, export_);
+        });
+    AddStepToRead(command, export_.step);
+    command
+        ->add_option("DIRECTORY", export_.directory,
+                     "Into this one, which is made, or empty, or has the begun export of the same "
+                     "step")
+        ->type_name("")
+        ->required()
+        ->check(NotEmpty);
+    AddOnly(command, export_.only,
+            "Only tensors under this key of the state; with one KEY their names lose it (model: "
+            "what load_state_dict wants); may be given again (default: everything)");
+    command
+        ->add_option_function<std::string>(
+            "--rank",
+            [this](const std::string& text) { export_.rank = ParseNumber<Rank>("--rank", text); },
+            "Of what ranks have of their own, this one's (default: everybody's)")
+        ->type_name("R");
+    command
+        ->add_option_function<std::string>(
+            "--max-file-bytes",
+            [this](const std::string& text) {
+              const auto bytes = ParseBytes(text);
+              if (!bytes.ok() || *bytes == 0) {
+                throw CLI::ValidationError("--max-file-bytes",
+                                           "'" + text + "' is not a size (5GB, 512MiB)");
+              }
+              export_.file_bytes_max = *bytes;
+            },
+            "As much in one file at most (default 5GB); a larger tensor has one of its own")
+        ->type_name("SIZE");
+  }
+  static void AddTensorPattern(CLI::App* command, std::string& pattern) {
+    command
+        ->add_option("--tensor", pattern,
+                     "Only tensors whose whole name fits: * stands for any characters, ? for one "
+                     "('*.norm.weight')")
+        ->type_name("PATTERN")
+        ->check(NotEmpty);
+  }
+  static constexpr char kOnlyTensors[] =
+      "Only tensors under this key of the state; may be given again (default: all)";
+  void AddStats() {
+    CLI::App* command = AddCommand(
+        "stats",
+        "Of each tensor of a step: NaN, infinity, zeros, minimum, maximum, mean; to find the step "
+        "at which a run went bad",
+        "ckptctl stats llama-7b --step 900 --only model", [this] {
+          WatchInterrupts();
+          return RunStats(context_, stats_);
+        });
+    AddStepToRead(command, stats_.step);
+    AddOnly(command, stats_.only, kOnlyTensors);
+    AddTensorPattern(command, stats_.tensor);
+  }
+  void AddDiff() {
+    CLI::App* command = AddCommand(
+        "diff",
+        "Which tensors differ between two steps, and how far: the largest difference, the norm, "
+        "how many elements",
+        "ckptctl diff llama-7b 880 900@1 --only model", [this] {
+          WatchInterrupts();
+          return RunDiff(context_, diff_);
+        });
+    AddJob(command, diff_.a.job, "The job")->required();
+    AddStepName(command, "A", diff_.a, "A step, or STEP@ATTEMPT (default: on the line of descent)");
+    AddStepName(command, "B", diff_.b, "Another one, likewise");
+    AddOnly(command, diff_.only, kOnlyTensors);
+    AddTensorPattern(command, diff_.tensor);
+    AddClientSocket(command, diff_.a.client_socket);
+    command->parse_complete_callback([this] {
+      diff_.b.job = diff_.a.job;
+      diff_.b.client_socket = diff_.a.client_socket;
+    });
+  }
+  // "900" or "900@2".
+  static void AddStepName(CLI::App* command, const std::string& name, StepArguments& step,
+                          const std::string& about) {
+    const auto set = [name, &step](const std::string& text) {
+      const size_t at = text.find('@');
+      step.step = ParseNumber<Step>(name, text.substr(0, at));
+      if (at != std::string::npos) {
+        step.attempt = ParseNumber<Attempt>(name, text.substr(at + 1));
+      }
+    };
+    command->add_option_function<std::string>(name, set, about)->type_name("")->required();
+  }
+  static void AddSteps(CLI::App* command, std::vector<Step>& steps, const std::string& about) {
+    const auto add = [&steps](const std::vector<std::string>& texts) {
+      for (const std::string& text : texts) {
+        steps.push_back(ParseNumber<Step>("--step", text));
+      }
+    };
+    command->add_option_function<std::vector<std::string>>("--step", add, about)
+        ->type_name("N")
+        ->expected(1)
+        ->allow_extra_args(false)  // what follows is the next argument
+        ->take_all();
+  }
+  void AddBackup() {
+    CLI::App* command = AddCommand(
+        "backup",
+        "Copies every committed step of a job into a directory, from wherever it lies, verified; "
+        "run again, it goes on where it was ended, and adds what is new",
+        "ckptctl backup llama-7b /mnt/backup", [this] {
+          WatchInterrupts();
+          return RunBackup(context_, backup_);
+        });
+    AddJob(command, backup_.job, "The job")->required();
+    command
+        ->add_option("DIRECTORY", backup_.directory,
+                     "Into this one, which may have other jobs' backups; it is not made")
+        ->type_name("")
+        ->required()
+        ->check(NotEmpty);
+    AddSteps(command, backup_.steps, "This step; may be given again (default: all of them)");
+    AddClientSocket(command, backup_.client_socket);
+  }
+  void AddRestoreBackup() {
+    CLI::App* command = AddOwnCommand(
+        "restore-backup",
+        "Copies a job out of a directory of backups into a cluster's remote directory, verified; "
+        "asks no ckptd, and goes on where it was ended",
+        "ckptctl restore-backup /mnt/backup llama-7b --to /mnt/new/holdfast", [this] {
+          WatchInterrupts();
+          return RunRestoreBackup(context_, restore_backup_);
+        });
+    command
+        ->add_option("DIRECTORY", restore_backup_.directory,
+                     "The directory of backups; or the remote.dir of another cluster")
+        ->type_name("")
+        ->required()
+        ->check(NotEmpty);
+    AddJob(command, restore_backup_.job, "The job")->required();
+    command
+        ->add_option("--to", restore_backup_.to,
+                     "Into this one, the remote.dir of the cluster that is to have the job; it is "
+                     "not made")
+        ->type_name("REMOTE_DIR")
+        ->required()
+        ->check(NotEmpty);
+    AddSteps(command, restore_backup_.steps,
+             "This step; may be given again (default: all of them)");
+    command
+        ->add_option_function<std::string>(
+            "--owner",
+            [this](const std::string& text) {
+              const size_t colon = text.find(':');
+              if (colon == std::string::npos) {
+                throw CLI::ValidationError("--owner", "'" + text + "' is not UID:GID (1001:100)");
+              }
+              restore_backup_.owner = {ParseNumber<uint32_t>("--owner", text.substr(0, colon)),
+                                       ParseNumber<uint32_t>("--owner", text.substr(colon + 1))};
+            },
+            "The job is this user's and this group's there (default: as in the backup)")
+        ->type_name("UID:GID");
+  }
   void AddGarbage() {
     CLI::App* command =
         AddCommand("gc",
@@ -708,6 +912,11 @@ class Arguments {
   TimelineArguments timeline_;
   TopArguments top_;
   EventsArguments events_;
+  BackupArguments backup_;
+  RestoreBackupArguments restore_backup_;
+  ExportArguments export_;
+  StatsArguments stats_;
+  DiffArguments diff_;
   GarbageArguments garbage_;
   PinArguments pin_;
   FabricArguments fabric_;

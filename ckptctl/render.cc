@@ -1,10 +1,12 @@
 #include "ckptctl/render.h"
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/units.h"
 #include "ckptctl/text.h"
 
 namespace holdfast {
@@ -87,6 +89,23 @@ std::string Bar(uint64_t part, uint64_t whole, size_t cells) {
 
 uint32_t Percent(uint64_t part, uint64_t whole) {
   return static_cast<uint32_t>(whole == 0 ? 100 : Share(part, whole, 100));
+}
+
+std::string ByteProgress(uint64_t done, uint64_t total, int64_t elapsed_ms) {
+  constexpr size_t kCells = 24;
+  std::string line = absl::StrCat(Bar(done, total, kCells), " ", Percent(done, total), "%  ",
+                                  FormatBytes(done), " of ", FormatBytes(total));
+  if (elapsed_ms <= 0 || done == 0 || done > total) {
+    return line;
+  }
+  const double left_ms = static_cast<double>(total - done) / static_cast<double>(done) *
+                         static_cast<double>(elapsed_ms);
+  constexpr double kLeftMsMax = 100.0 * 86'400'000;  // more than 100 days is no estimate
+  absl::StrAppend(&line, "  ", FormatRate(done, std::chrono::milliseconds(elapsed_ms)));
+  if (left_ms < kLeftMsMax) {
+    absl::StrAppend(&line, "  ", FormatAge(static_cast<int64_t>(left_ms)), " left");
+  }
+  return line;
 }
 
 std::string Count(uint64_t n, std::string_view one, std::string_view many) {

@@ -28,6 +28,10 @@ std::string FormatTime(int64_t unix_ms);
 std::string Bar(uint64_t part, uint64_t whole, size_t cells);
 uint32_t Percent(uint64_t part, uint64_t whole);  // 0 to 100, rounded down; of nothing: 100
 
+// "[####----] 50%  1 GiB of 2 GiB  1 GB/s  1 s left": how far a command is that reads or writes so
+// many bytes.
+std::string ByteProgress(uint64_t done, uint64_t total, int64_t elapsed_ms);
+
 // "1 rank", "2 ranks".
 std::string Count(uint64_t n, std::string_view one, std::string_view many);
 

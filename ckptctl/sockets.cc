@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/env.h"
 #include "base/private_place.h"
 #include "base/status.h"
 #include "base/tcp_socket.h"
@@ -75,6 +76,16 @@ std::string FindAdminSocket(const std::string& flag) {
   struct stat info;
   const std::string own = ::stat(system.c_str(), &info) == 0 ? "" : PrivateSocket("admin.sock");
   return own.empty() ? system : own;
+}
+
+std::string FindClientSocket(const std::string& client, const std::string& admin) {
+  if (!client.empty()) {
+    return client;
+  }
+  if (const std::string set = Variable("HOLDFAST_SOCKET"); admin.empty() && !set.empty()) {
+    return set;
+  }
+  return JoinPath(ParentDirectory(FindAdminSocket(admin)), "ckptd.sock");
 }
 
 absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path) {

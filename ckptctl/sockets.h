@@ -32,6 +32,11 @@ struct AdminPlace {
 absl::StatusOr<AdminPlace> FindAdminPlace(const std::string& socket, const std::string& address,
                                           const std::string& tls);
 
+// Where training processes and readers connect, for commands that read what was saved: `client` if
+// it was said; else ckptd.sock beside the admin socket that was said; else $HOLDFAST_SOCKET; else
+// beside the admin socket that FindAdminSocket finds.
+std::string FindClientSocket(const std::string& client, const std::string& admin);
+
 // A connected stream socket, not blocking; the status says why not, and what to do about it.
 absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path);
 

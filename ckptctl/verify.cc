@@ -17,7 +17,6 @@
 namespace holdfast {
 namespace {
 
-constexpr size_t kProgressCells = 24;
 constexpr size_t kBadKeptMax = 10'000;  // for --json; the count goes on
 
 Duration FromMs(int64_t ms) {
@@ -156,21 +155,7 @@ std::string RenderBadShard(const v1::BadShard& bad) {
 }
 
 std::string RenderVerifyProgress(const v1::VerifyProgress& p, int64_t elapsed_ms) {
-  std::string line =
-      absl::StrCat(Bar(p.bytes_done(), p.bytes_total(), kProgressCells), " ",
-                   Percent(p.bytes_done(), p.bytes_total()), "%  ", FormatBytes(p.bytes_done()),
-                   " of ", FormatBytes(p.bytes_total()));
-  if (elapsed_ms <= 0 || p.bytes_done() == 0 || p.bytes_done() > p.bytes_total()) {
-    return line;
-  }
-  const double left_ms = static_cast<double>(p.bytes_total() - p.bytes_done()) /
-                         static_cast<double>(p.bytes_done()) * static_cast<double>(elapsed_ms);
-  constexpr double kLeftMsMax = 100.0 * 86'400'000;  // more than 100 days is no estimate
-  absl::StrAppend(&line, "  ", FormatRate(p.bytes_done(), FromMs(elapsed_ms)));
-  if (left_ms < kLeftMsMax) {
-    absl::StrAppend(&line, "  ", FormatAge(static_cast<int64_t>(left_ms)), " left");
-  }
-  return line;
+  return ByteProgress(p.bytes_done(), p.bytes_total(), elapsed_ms);
 }
 
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {

@@ -61,7 +61,7 @@ Status Resharding::Plan(const State& wanted) {
     return Status(Code::kInvalidArgument, Message(planner.status()));
   }
   planner_.emplace(*std::move(planner));
-  HF_TRY(shards_.AddTo(*planner_));
+  HF_TRY(shards_.AddTo(*planner_, options_.only));
   return Replan();
 }
 
@@ -98,6 +98,30 @@ Status Resharding::Copy(DeviceFence* fence, Deadline deadline) {
       return compared;
     }
   }
+}
+
+// What cannot be read is done without from here on, and what others have in its place is compared.
+Status Resharding::Compare(Deadline deadline) {
+  while (true) {
+    const std::set<Rank> without = unreadable_;
+    const Status compared = CompareOverlaps(deadline);
+    if (compared.ok()) {
+      compared_without_ = unreadable_;
+    }
+    if (compared.ok() || unreadable_ == without || deadline.passed() || !Replan().ok()) {
+      return compared;
+    }
+  }
+}
+
+Status Resharding::CopySome(const std::vector<void*>& to, Deadline deadline) {
+  Group group;
+  group.wants.reserve(to.size());
+  for (void* const memory : to) {
+    group.wants.push_back(memory != nullptr);
+  }
+  HF_TRY(CopyPlanned(group, to, deadline));
+  return unreadable_ == compared_without_ ? Status() : Compare(deadline);
 }
 
 std::vector<Resharding::Group> Resharding::Groups() const {

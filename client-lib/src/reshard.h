@@ -33,6 +33,7 @@ class Resharding {
     Rank reader = 0;
     bool own = false;  // as many ranks read as saved: what the reader saved itself is right for it
     bool convert_types = false;
+    std::optional<Rank> only = std::nullopt;  // from that rank's shard alone
   };
   // All of them must outlive it.
   Resharding(const StepShards& shards, CopyEngine& engine, const Options& options,
@@ -43,6 +44,10 @@ class Resharding {
   Status Plan(const State& wanted);
   // `fence`: of what lies on devices; null if nothing does. Looks at the deadline's interrupt.
   Status Copy(DeviceFence* fence, Deadline deadline);
+  // For who has no room for all at once: first what Copy compares of different ranks, then some of
+  // the wanted tensors at a time, each to `to[i]` (of those that are not meant: null) in memory.
+  Status Compare(Deadline deadline);
+  Status CopySome(const std::vector<void*>& to, Deadline deadline);
 
   uint64_t bytes() const { return plan_.bytes; }
   // From which tiers how many shards were read: "3 shards from memory, 1 from nvme (…)"; and the
@@ -95,6 +100,7 @@ class Resharding {
   ReshardPlan plan_;
   std::map<Rank, std::vector<std::string>> bad_tiers_;
   std::set<Rank> unreadable_;
+  std::set<Rank> compared_without_;                  // what was unreadable when Compare ended well
   std::map<std::string, std::set<Rank>> read_from_;  // by tier
   std::string found_bad_;                            // the first copy that was, and why
   std::string why_;  // of the first shard that did not come from memory

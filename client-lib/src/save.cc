@@ -169,7 +169,10 @@ Status SaveRun::Begin() {
 }
 
 Status SaveRun::AskForSlot(std::vector<UniqueFd>& descriptors) {
-  const Deadline deadline = CallDeadline(request_.options.wait_for_room);
+  // There is no other save to put the last step's trust in: it has all that is left of the grace.
+  const Milliseconds room = request_.options.wait_for_room;
+  const Milliseconds patience = request_.until ? std::max(room, request_.until->left()) : room;
+  const Deadline deadline = CallDeadline(patience);
   grant_.reset();
   HF_TRY_ASSIGN(connection_, context_.link.Get(CallDeadline(), Patience::kOnce));
   context_.mappings.DropUnfit(plan_->slot_bytes);
@@ -177,8 +180,7 @@ Status SaveRun::AskForSlot(std::vector<UniqueFd>& descriptors) {
   wire::BeginSave begin;
   begin.step = request_.step;
   begin.slot_bytes = plan_->slot_bytes;
-  begin.deadline_ms =
-      static_cast<uint64_t>(std::max<int64_t>(0, request_.options.wait_for_room.count()));
+  begin.deadline_ms = static_cast<uint64_t>(std::max<int64_t>(0, patience.count()));
   HF_TRY_ASSIGN(Answer<wire::Grant> answer, connection_->Call<wire::Grant>(begin, deadline));
   grant_ = answer.message;
   descriptors = std::move(answer.descriptors);

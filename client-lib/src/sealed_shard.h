@@ -85,6 +85,9 @@ class SealedShard {
   CopyOutRange SlicePart(size_t i, uint64_t begin, uint64_t bytes) const;
   // The header, which is checked as slices are, and compared with nothing else.
   CopyOutRange HeaderRange() const;
+  // That of the whole image, of a file that leaves slices out: made anew when all owners had been
+  // added. Unverified.
+  const std::string& WholeHeader() const { return whole_.header; }
   // kCorrupt, naming the slice (none: the header), where, and both digests.
   Status MismatchError(const CopyMismatch& mismatch, std::optional<size_t> slice) const;
 

@@ -4,12 +4,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "base/status.h"
 #include "client-lib/src/errors.h"
 #include "client-lib/src/shard_read.h"
 #include "client-lib/src/state_match.h"
 #include "client-lib/src/step_records.h"
 #include "tiers/image/kept.h"
+#include "tiers/image/layout_scan.h"
 
 namespace holdfast::client {
 namespace {
@@ -124,6 +126,8 @@ void StepShards::Keep(const RecordAndLayout& image, const std::string& tier) {
   kept.digests.assign(record.digests.begin() + static_cast<ptrdiff_t>(of_header),
                       record.digests.end());
   kept.cost = CostOf(tier);
+  content_ = Crc64(record.layout_hash.data(), record.layout_hash.size(), content_);
+  content_ = Crc64(kept.digests.data(), kept.digests.size() * sizeof(uint64_t), content_);
   if (record.kept) {
     const std::vector<std::optional<uint64_t>> places = PlacesInFile(image);
     for (const std::optional<uint64_t>& place : places) {
@@ -252,6 +256,54 @@ Result<std::vector<Object>> StepShards::ObjectsOf(Rank rank, CopyEngine& engine,
   }
 }
 
+// Each time of the first rank that has it and can be read.
+Status StepShards::ReadObjectPart(size_t which, uint64_t begin, uint64_t bytes, void* to,
+                                  CopyEngine& engine, Deadline deadline) const {
+  const Content& wanted = objects_[which];
+  CopyOutRange part;
+  part.to = to;
+  part.in_slice = begin;
+  part.bytes = bytes;
+  Status failed;
+  for (const Rank rank : wanted.content.ranks) {
+    failed = ReadObjectPartOf(rank, wanted, part, engine, deadline);
+    if (failed.ok() || deadline.passed()) {
+      break;
+    }
+  }
+  return failed;
+}
+
+Status StepShards::ReadObjectPartOf(Rank rank, const Content& wanted, const CopyOutRange& part,
+                                    CopyEngine& engine, Deadline deadline) const {
+  const Object& object = wanted.content.object;
+  std::vector<std::string> without;
+  while (true) {
+    HF_TRY_ASSIGN(const std::unique_ptr<HeldShard> held, Open(rank, without, deadline));
+    const auto read = [&]() -> Status {
+      HF_TRY(CheckSame(rank, *held));
+      const std::vector<Slice>& slices = held->shard().layout().slices;
+      const auto slice = std::find_if(slices.begin(), slices.end(), [&](const Slice& each) {
+        return each.kind != SliceKind::kTensor && each.name == object.name;
+      });
+      if (slice == slices.end()) {
+        return Status(Code::kInternal, absl::StrCat("'", object.name, "' is in no shard"));
+      }
+      const auto number = static_cast<size_t>(slice - slices.begin());
+      CopyOutRange range = held->shard().SlicePart(number, part.in_slice, part.bytes);
+      range.to = part.to;
+      CopyOptions options;
+      options.interrupt = deadline.interrupt();
+      HF_TRY(held->CopyOut(engine, {range}, {number}, options, deadline));
+      return held->Confirm(deadline);
+    };
+    const Status status = read();
+    if (status.ok() || !MayPassOver(*held, status) || !PassOver(*held, without)) {
+      return status;
+    }
+  }
+}
+
 bool MayPassOver(HeldShard& held, const Status& read) {
   return CopyIsBad(read) || (held.shard().in_parts() && read.code() == Code::kUnavailable);
 }
@@ -264,9 +316,13 @@ bool PassOver(const HeldShard& held, std::vector<std::string>& without) {
   return true;
 }
 
-Status StepShards::AddTo(ReshardPlanner& planner) const {
+Status StepShards::AddTo(ReshardPlanner& planner, std::optional<Rank> only) const {
   for (const auto& [hash, layout] : layouts_) {
-    const absl::Status added = planner.Add(layout.bytes, layout.ranks);
+    if (only && ranks_[*only].layout != &layout) {
+      continue;
+    }
+    const absl::Status added =
+        planner.Add(layout.bytes, only ? std::span(&*only, 1) : std::span(layout.ranks));
     if (absl::IsInvalidArgument(added)) {
       return Status(Code::kCorrupt, absl::StrCat("the layout of rank ", layout.ranks.front(), ": ",
                                                  added.message()));
@@ -274,6 +330,26 @@ Status StepShards::AddTo(ReshardPlanner& planner) const {
     HF_TRY(FromAbslStatus(added, "plan"));
   }
   return Status();
+}
+
+Result<std::vector<Tensor>> StepShards::TensorsOf(Rank rank,
+                                                  const std::set<std::string>& names) const {
+  std::vector<Tensor> tensors;
+  std::set<std::string> seen;
+  const absl::Status scanned =
+      ScanLayout(ranks_[rank].layout->bytes, [&](const ScannedSlice& each) {
+        const std::string name(each.name);
+        if (names.count(name) == 0) {
+          return absl::OkStatus();
+        }
+        HF_ASSIGN_OR_RETURN(const Slice slice, DecodeSlice(each.bytes));
+        if (slice.kind == SliceKind::kTensor && seen.insert(name).second) {
+          tensors.emplace_back(name, static_cast<Type>(slice.dtype), slice.global_shape, nullptr);
+        }
+        return absl::OkStatus();
+      });
+  HF_TRY(FromAbslStatus(scanned, absl::StrCat("the layout of rank ", rank)));
+  return tensors;
 }
 
 ReshardSources StepShards::Sources(Rank reader, bool own, const std::set<Rank>& without) const {

@@ -53,8 +53,16 @@ class StepShards {
   // With their bytes, each from one of the ranks that have it.
   Result<std::vector<SavedObject>> ReadObjects(const std::vector<size_t>& which, CopyEngine& engine,
                                                Deadline deadline) const;
+  // Some bytes of one of them, however large it is; they begin with a digest block.
+  Status ReadObjectPart(size_t which, uint64_t begin, uint64_t bytes, void* to, CopyEngine& engine,
+                        Deadline deadline) const;
 
-  Status AddTo(ReshardPlanner& planner) const;
+  // `only`: of that rank's shard alone, as if no other rank had saved.
+  Status AddTo(ReshardPlanner& planner, std::optional<Rank> only = std::nullopt) const;
+  // The tensors of those names of which the rank has a part, whole; none has bytes.
+  Result<std::vector<Tensor>> TensorsOf(Rank rank, const std::set<std::string>& names) const;
+  // Of the slices of all ranks: their layouts and digests.
+  uint64_t content() const { return content_; }
   // Whom to read from, but for those ranks: the nearest first. `own`: as many ranks as saved read.
   ReshardSources Sources(Rank reader, bool own, const std::set<Rank>& without) const;
 
@@ -84,6 +92,8 @@ class StepShards {
   void Keep(const RecordAndLayout& image, const std::string& tier);
   // All its objects, from the nearest tier whose copy is good.
   Result<std::vector<Object>> ObjectsOf(Rank rank, CopyEngine& engine, Deadline deadline) const;
+  Status ReadObjectPartOf(Rank rank, const Content& wanted, const CopyOutRange& part,
+                          CopyEngine& engine, Deadline deadline) const;
   void KeepNames(const Layout& layout, Rank rank);
   std::optional<std::span<const uint64_t>> Digests(Rank rank, uint32_t slice) const;
 
@@ -101,6 +111,7 @@ class StepShards {
   std::map<std::string, Known> tensors_;
   std::map<ObjectKey, size_t> object_index_;  // while it is read
   std::vector<Content> objects_;
+  uint64_t content_ = 0;
 };
 
 }  // namespace holdfast::client

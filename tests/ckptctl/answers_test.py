@@ -26,6 +26,11 @@ MISSING = {
     "plan": ["nojob", "--layout", "LAYOUT"],
     "timeline": ["nojob"],
     "top": ["nojob", "--once"],
+    "export": ["nojob", "OUT"],
+    "stats": ["nojob"],
+    "diff": ["nojob", "1", "2"],
+    "backup": ["nojob", "HERE"],
+    "restore-backup": ["BACKUP", "nojob", "--to", "HERE"],
     "gc": ["nojob"],
     "pin": ["nojob", "--step", "1"],
     "unpin": ["nojob", "--step", "1"],
@@ -52,6 +57,11 @@ POSSIBLE = {
     "timeline": ["llama-7b"],
     "top": ["llama-7b", "--once"],
     "events": ["llama-7b"],
+    "export": ["llama-7b", "OUT", "--only", "model"],
+    "stats": ["llama-7b"],
+    "diff": ["llama-7b", "900", "900@1"],
+    "backup": ["llama-7b", "HERE"],
+    "restore-backup": ["BACKUP", "llama-7b", "--to", "HERE"],
     "gc": ["--dry-run"],
     "pin": ["llama-7b", "--step", "900"],
     "unpin": ["llama-7b", "--step", "900"],
@@ -64,7 +74,7 @@ POSSIBLE = {
     "man": [],
 }
 
-OWN = ("plan-capacity", "completion", "man")  # they ask no daemon
+OWN = ("restore-backup", "plan-capacity", "completion", "man")  # they ask no daemon
 
 
 def table() -> dict[str, tuple[str, str, str]]:
@@ -83,11 +93,26 @@ def commands() -> list[str]:
     return re.findall(r"^  ([a-z-]+) +\S", listed, re.M)
 
 
+@pytest.fixture(scope="session")
+def backed_up(daemon, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("backup")
+    done = ckptctl("backup", "llama-7b", str(folder), "--socket", str(daemon.admin))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.fixture
-def arguments_of(tmp_path: pathlib.Path):
+def arguments_of(tmp_path: pathlib.Path, backed_up: pathlib.Path):
     layout = tmp_path / "layout.yaml"
     layout.write_text("mesh: [{name: dp, ranks: 1}]\n")
-    return lambda words: [str(layout) if word == "LAYOUT" else word for word in words]
+    (tmp_path / "here").mkdir()
+    places = {
+        "LAYOUT": str(layout),
+        "OUT": str(tmp_path / "out"),
+        "HERE": str(tmp_path / "here"),
+        "BACKUP": str(backed_up),
+    }
+    return lambda words: [places.get(word, word) for word in words]
 
 
 def is_error(done: subprocess.CompletedProcess[str], exit_code: int) -> None:
@@ -107,6 +132,11 @@ def test_the_table_has_every_command() -> None:
         "inspect",
         "verify",
         "plan",
+        "export",
+        "stats",
+        "diff",
+        "backup",
+        "restore-backup",
         "drain",
         "rm",
         "rebuild",
@@ -134,7 +164,9 @@ def test_without_a_daemon(command, arguments_of) -> None:
 
 @pytest.mark.parametrize("command", MISSING)
 def test_of_what_there_is_not(command, arguments_of, daemon) -> None:
-    words = [command, *arguments_of(MISSING[command]), "--socket", str(daemon.admin)]
+    words = [command, *arguments_of(MISSING[command])]
+    if command not in OWN:
+        words += ["--socket", str(daemon.admin)]
     done = ckptctl(*words)
     assert done.returncode == int(TABLE[command][1]), done.stderr
     assert done.stdout == ""

@@ -17,7 +17,11 @@ LINES = [
     ("ckptctl pla", ["plan", "plan-capacity"]),
     ("ckptctl complete", []),  # hidden: for scripts only
     ("ckptctl --v", ["--version"]),
-    ("ckptctl --json sta", ["status"]),
+    ("ckptctl --json sta", ["stats", "status"]),
+    ("ckptctl stats ll", ["llama-7b"]),
+    ("ckptctl export llama-7b /usr/sha", ["/usr/share"]),
+    ("ckptctl restore-backup /usr/sha", ["/usr/share"]),
+    ("ckptctl restore-backup /usr/share llama-7b --to /usr/sha", ["/usr/share"]),
     ("ckptctl verify --t", ["--tier", "--timeout", "--tls"]),
     ("ckptctl verify --tier ", ["memory", "nvme", "remote"]),
     ("ckptctl verify --tier n", ["nvme"]),
@@ -106,7 +110,8 @@ def is_what_follows(words: list[str], line: str, expected: list[str]) -> None:
     if not line.endswith(" "):
         typed = typed[:-1]
     assert words[: len(typed)] == typed, words
-    rest = sorted(word for word in words[len(typed) :])
+    # Shells may show that it is a directory.
+    rest = sorted(word.rstrip("/") for word in words[len(typed) :])
     if not expected and not line.endswith(" "):
         expected = [line.split()[-1]]  # as it was typed
     assert rest == sorted(expected), line
@@ -164,7 +169,7 @@ def test_fish(installed, shell_environment, remote, tmp_path, line, expected) ->
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     # Each candidate with its description after a tab.
-    words = [candidate.split("\t")[0] for candidate in done.stdout.splitlines()]
+    words = [candidate.split("\t")[0].rstrip("/") for candidate in done.stdout.splitlines()]
     assert sorted(words) == sorted(expected)
     assert all("\t" in candidate for candidate in done.stdout.splitlines() if "--" in candidate)
 

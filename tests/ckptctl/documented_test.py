@@ -33,7 +33,7 @@ NO_COMMAND = re.compile(
 # By whom a command is run that this file does not run, and words of it that are there.
 ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
     (
-        r"python train\.py|torchrun .*",
+        r"python (train|pretrained)\.py|python -m holdfast import .*|torchrun .*",
         "tests/python/docs_test.py",
         ("docs/python.md", "run_blocks"),
     ),
@@ -115,6 +115,11 @@ RUN_AS = {
     "ckptctl events --least warning --follow": "timeout 1 ckptctl events --least warning --follow; [ $? = 124 ]",
     "ckptctl completion fish > ~/.config/fish/completions/ckptctl.fish": "mkdir -p ~/.config/fish/completions; "
     "ckptctl completion fish > ~/.config/fish/completions/ckptctl.fish",
+    # Where the machine has such mounts.
+    "ckptctl backup llama-7b /mnt/backup": "mkdir backup; ckptctl backup llama-7b backup",
+    "ckptctl backup my-run /mnt/backup": "mkdir backup; ckptctl backup my-run backup",
+    "ckptctl restore-backup /mnt/backup llama-7b --to /mnt/new/holdfast": "mkdir backup new; ckptctl backup llama-7b backup; "
+    "ckptctl restore-backup backup llama-7b --to new",
     "ckptctl rm <job>": "ckptctl rm JOB --yes",  # as who is asked says
     "ckptctl rm JOB": "ckptctl rm JOB --yes",
     "kill $(cat /dev/shm/holdfast-private-$(id -u)/memory/lock)": "kill $(cat MEMORY/lock)",
@@ -164,7 +169,7 @@ for name in sys.argv[1:]:
     job = _core.Job(name, rank=0, world_size=1)
     for step in (880, 900):
         tensors = _core.TensorList()
-        tensors.add("w", "F32", w.shape)
+        tensors.add("model.w", "F32", w.shape)
         save = job.save(step, tensors, [w.ctypes.data], [])
         for stage in ("committed", "nvme", "remote"):
             save.wait(stage, 60)

@@ -26,12 +26,15 @@ namespace {
 using testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {
-    "status",  "jobs",   "nodes",         "fabric",     "list",     "inspect", "verify",
-    "restore", "where",  "explain",       "plan",       "timeline", "top",     "events",
-    "gc",      "pin",    "unpin",         "replace",    "drain",    "rm",      "rebuild",
-    "set",     "doctor", "plan-capacity", "completion", "man"};
+    "status",        "jobs",       "nodes",   "fabric", "list",           "inspect", "verify",
+    "restore",       "where",      "explain", "plan",   "timeline",       "top",     "events",
+    "export",        "stats",      "diff",    "backup", "restore-backup", "gc",      "pin",
+    "unpin",         "replace",    "drain",   "rm",     "rebuild",        "set",     "doctor",
+    "plan-capacity", "completion", "man"};
+// Those that read what was saved, through the client's socket.
+const std::set<std::string> kReadingCommands = {"export", "stats", "diff", "backup"};
 // Those that ask no daemon.
-const std::set<std::string> kOwnCommands = {"plan-capacity", "completion", "man"};
+const std::set<std::string> kOwnCommands = {"restore-backup", "plan-capacity", "completion", "man"};
 
 std::string HelpOf(const std::string& command) {
   Program program(command.empty() ? std::vector<std::string>{"--help"}
@@ -106,10 +109,16 @@ TEST(Help, EveryExampleWorks) {
     }
     Program program(example);
     const int exit_code = program.Wait();
-    // The fake has no record to inspect, nobody has written a layout, and doctor
+    // The fake has no record to inspect, nobody has written a layout or a backup, and doctor
     // judges this machine.
-    const bool lacks = command == "inspect" || command == "plan";
-    EXPECT_EQ(exit_code, lacks ? 4 : command == "doctor" ? exit_code : 0) << program.err();
+    const bool lacks = command == "inspect" || command == "plan" || command == "restore-backup";
+    // Nor has it a client's socket.
+    const bool reads = kReadingCommands.count(command) > 0;
+    EXPECT_EQ(exit_code, lacks                 ? 4
+                         : reads               ? 3
+                         : command == "doctor" ? exit_code
+                                               : 0)
+        << program.err();
     EXPECT_NE(exit_code, 2) << program.err();
   }
   EXPECT_EQ(::unlink(trace.c_str()), 0) << "no trace was written";
@@ -184,6 +193,40 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"top", "--every", "soon"},
       {"top", "--count", "0"},
       {"top", "--count", "2", "--once"},
+      {"export"},
+      {"export", "j"},
+      {"export", "j", ""},
+      {"export", "j", "d", "--attempt", "1"},
+      {"export", "j", "d", "--only", ""},
+      {"export", "j", "d", "--rank", "first"},
+      {"export", "j", "d", "--max-file-bytes", "0"},
+      {"export", "j", "d", "--max-file-bytes", "large"},
+      {"export", "j", "d", "--client-socket", ""},
+      {"export", "j", "d", "--address", "h:1", "--tls", "t"},
+      {"backup"},
+      {"backup", "j"},
+      {"backup", "j", ""},
+      {"backup", "j", "d", "--step", "all"},
+      {"backup", "j", "d", "--step", "1", "2"},
+      {"backup", "j", "d", "--client-socket", ""},
+      {"backup", "j", "d", "--address", "h:1", "--tls", "t"},
+      {"restore-backup"},
+      {"restore-backup", "d", "j"},
+      {"restore-backup", "d", "j", "--to", ""},
+      {"restore-backup", "d", ".j", "--to", "r"},
+      {"restore-backup", "d", "j", "--to", "r", "--step", "-1"},
+      {"restore-backup", "d", "j", "--to", "r", "--owner", "ann"},
+      {"restore-backup", "d", "j", "--to", "r", "--owner", "1001"},
+      {"restore-backup", "d", "j", "--to", "r", "--owner", "1001:"},
+      {"restore-backup", "d", "j", "--to", "r", "--socket", "s"},
+      {"stats"},
+      {"stats", "j", "--attempt", "1"},
+      {"stats", "j", "--tensor", ""},
+      {"diff", "j", "1"},
+      {"diff", "j", "1", "two"},
+      {"diff", "j", "1@", "2"},
+      {"diff", "j", "1", "2@one"},
+      {"diff", "j", "@1", "2"},
       {"gc", "a", "b"},
       {"pin", "j"},
       {"unpin", "--step", "1"},

@@ -40,7 +40,7 @@ from holdfast import _core
 job = _core.Job("llama-7b", rank=0, world_size=1)
 w = np.ones(1000, np.float32)
 tensors = _core.TensorList()
-tensors.add("w", "F32", w.shape)
+tensors.add("model.w", "F32", w.shape)
 job.save(900, tensors, [w.ctypes.data], []).wait("committed", 60)
 """
 

@@ -197,23 +197,26 @@ TEST_F(StallingTest, ADaemonThatIsStartedAnewIsAskedAtOnce) {
 }
 
 TEST_F(PreemptedTest, ADaemonThatWasSlowIsToldAllTheSame) {
-  std::mutex mutex;
-  std::optional<std::pair<v1::ClientFrame, FakeDaemon::Peer>> kept;
-  daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (!frame.has_reach_step() || kept) {
+  struct Kept {
+    std::mutex mutex;
+    std::optional<std::pair<v1::ClientFrame, FakeDaemon::Peer>> first;
+  };
+  const auto kept = std::make_shared<Kept>();  // the hook's, too, which outlives this function
+  daemon_.SetHook([kept](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    const std::lock_guard<std::mutex> lock(kept->mutex);
+    if (!frame.has_reach_step() || kept->first) {
       return false;
     }
-    kept.emplace(frame, peer);
+    kept->first.emplace(frame, peer);
     return true;
   });
   EXPECT_FALSE(job_->Preempted(1));
   job_->NoticeStop(seconds(60));
   std::future<bool> last = std::async(std::launch::async, [this] { return job_->Preempted(2); });
   {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ASSERT_TRUE(kept.has_value());
-    daemon_.AnswerLate(kept->first, kept->second);
+    const std::lock_guard<std::mutex> lock(kept->mutex);
+    ASSERT_TRUE(kept->first.has_value());
+    daemon_.AnswerLate(kept->first->first, kept->first->second);
   }
   EXPECT_TRUE(last.get());
   EXPECT_TRUE(Last().told_to_stop()) << "or the other ranks hear nothing of it";
@@ -277,6 +280,21 @@ TEST_F(PreemptedTest, TheLastStepWaitsForADaemonThatIsBeingStarted) {
   EXPECT_EQ(saved.wait_for(Milliseconds(100)), std::future_status::timeout);
   daemon_.Start();
   EXPECT_EQ(saved.get().ToString(), Status().ToString());
+}
+
+TEST_F(PreemptedTest, TheLastStepWaitsForASlot) {
+  const auto waits_ms = [this] {
+    return daemon_.Frames("begin_save").back().begin_save().deadline_ms();
+  };
+  ASSERT_TRUE(Save(1).ok());
+  EXPECT_EQ(waits_ms(), 0u);
+  job_->NoticeStop(seconds(60));
+  ASSERT_TRUE(Save(2).ok());
+  EXPECT_EQ(waits_ms(), 0u) << "nobody has called it the last one";
+  ASSERT_TRUE(job_->Preempted(3));
+  ASSERT_TRUE(Save(3).ok());
+  EXPECT_GT(waits_ms(), 0u);
+  EXPECT_LE(waits_ms(), 60'000u);
 }
 
 TEST_F(PreemptedTest, AStepThatIsNotTheLastOneWaitsForNobody) {

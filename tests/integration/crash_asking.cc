@@ -71,8 +71,8 @@ std::vector<std::string> PointsOfDurableTiers() {
 std::vector<std::string> PointsWithoutDurableTiers() {
   std::vector<std::string> points = SyncPoints();
   std::erase_if(points, [](const std::string& point) {
-    return OfDurableTiers(point) || point.rfind("daemon.host.", 0) == 0 ||
-           point.rfind("daemon.pull.", 0) == 0;
+    return OfDurableTiers(point) || point.rfind("ckptctl.", 0) == 0 ||
+           point.rfind("daemon.host.", 0) == 0 || point.rfind("daemon.pull.", 0) == 0;
   });
   return points;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -18,7 +19,7 @@ import torch
 from training import wait_until
 
 import holdfast
-from daemons import Daemon, run_python
+from daemons import DEADLINE_S, Daemon, run_python
 from holdfast import _jobs
 
 
@@ -944,3 +945,29 @@ def test_a_step_is_an_integer(ckpt: holdfast.Checkpointer, step: Any) -> None:
         with pytest.raises(holdfast.InvalidArgument, match="open: step"):
             holdfast.open("job", step=step)
     assert ckpt.save(np.int64(3), state, wait="sealed", timeout=60).error is None
+
+
+def test_a_save_that_is_waited_for_waits_for_its_slot_too(
+    make_daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slots, and readers hold what is in both: a save fails, unless it was told to wait."""
+    one = make_daemon(memory_bytes="4MiB")
+    monkeypatch.setenv("HOLDFAST_SOCKET", str(one.socket))
+    state = {"w": torch.arange(1000.0)}
+    with holdfast.Checkpointer("job") as ckpt, contextlib.ExitStack() as held:
+        readers = []
+        for step in (1, 2):
+            ckpt.save(step, state, wait="committed")
+            readers.append(held.enter_context(holdfast.open("job", step=step)))
+        with pytest.raises(holdfast.NoRoom):
+            ckpt.save(3, state).wait("sealed", timeout=DEADLINE_S)
+        begun = holdfast.Handle._wait_first
+
+        def close_a_reader(handle: holdfast.Handle) -> None:
+            one.ctl("status")  # the save has most likely asked for its slot by then
+            readers[0].close()
+            begun(handle)
+
+        monkeypatch.setattr(holdfast.Handle, "_wait_first", close_a_reader)
+        handle = ckpt.save(4, state, wait="committed", timeout=DEADLINE_S)
+        assert handle.error is None and "committed" in handle.times

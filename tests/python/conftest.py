@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def make_daemon() -> Iterator[Callable[..., Daemon]]:
     """make_daemon(settings="…ROOT/nvme…", ["nvme"]): a daemon that runs, with these folders under ROOT; all gone after the test."""
     with contextlib.ExitStack() as made:
-        yield lambda settings="", inside=(): made.enter_context(own_daemon(settings, inside))
+        yield lambda *settings, **others: made.enter_context(own_daemon(*settings, **others))
 
 
 @pytest.fixture

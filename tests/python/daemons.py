@@ -14,6 +14,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 DEADLINE_S = int(os.environ.get("HOLDFAST_TEST_DEADLINE_S", "240"))
+# For several processes that print into one file: where Python was told to keep nothing back, it writes the end of a line for
+# itself, and another's line may come between.
+WHOLE_LINES = {"PYTHONUNBUFFERED": ""}
 BIN = pathlib.Path(os.environ.get("HOLDFAST_TEST_BIN", "build/test/bin"))
 
 
@@ -107,10 +110,12 @@ def own_folders(inside: Iterable[str] = ()) -> tuple[pathlib.Path, pathlib.Path]
 
 
 @contextlib.contextmanager
-def own_daemon(settings: str = "", inside: Iterable[str] = ()) -> Iterator[Daemon]:
+def own_daemon(
+    settings: str = "", inside: Iterable[str] = (), memory_bytes: str = "4GiB"
+) -> Iterator[Daemon]:
     """One that runs, with folders of its own that go with it; in the settings ROOT is its root."""
     root, memory = own_folders(inside)
-    one = Daemon(root, memory, settings.replace("ROOT", str(root)))
+    one = Daemon(root, memory, settings.replace("ROOT", str(root)), memory_bytes=memory_bytes)
     try:
         one.start()
         yield one

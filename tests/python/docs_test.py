@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import holdfast
-from daemons import BIN, DEADLINE_S, Daemon
+from daemons import BIN, DEADLINE_S, WHOLE_LINES, Daemon
 from holdfast import _errors, _json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -62,7 +62,10 @@ def newcomer(make_daemon, tmp_path: pathlib.Path) -> tuple[Daemon, dict[str, str
         if name not in ("RANK", "WORLD_SIZE", "XDG_RUNTIME_DIR", "HOLDFAST_SOCKET")
     }
     programs = [str(BIN.resolve()), str(pathlib.Path(sys.executable).parent), environment["PATH"]]
-    environment |= {"HOLDFAST_PRIVATE_DIR": str(daemon.root), "PATH": ":".join(programs)}
+    environment |= WHOLE_LINES | {
+        "HOLDFAST_PRIVATE_DIR": str(daemon.root),
+        "PATH": ":".join(programs),
+    }
     return daemon, environment
 
 

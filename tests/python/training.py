@@ -15,7 +15,7 @@ from typing import Any
 
 from ranks import run_ranks
 
-from daemons import DEADLINE_S
+from daemons import DEADLINE_S, WHOLE_LINES
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
 # Tiny, so that a step takes milliseconds.
@@ -131,7 +131,7 @@ class Torchrun:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                env={**os.environ, **WHOLE_LINES, "OMP_NUM_THREADS": "1", **(environment or {})},
             )
 
     def said(self) -> str:

@@ -23,7 +23,7 @@
 namespace holdfast::sim {
 namespace {
 
-enum class Where { kAnywhere, kErasures, kDrives, kReshards };
+enum class Where { kAnywhere, kErasures, kReshards };
 struct Mutation {
   const char* name;
   const char* says;
@@ -63,7 +63,6 @@ std::string ViolationOf(Where where, uint64_t seed, int mutation) {
     options.seed = seed;
     options.stormy = std::chrono::minutes(5);
     options.rates = where == Where::kErasures   ? Rates::kErasures
-                    : where == Where::kDrives   ? Rates::kDrives
                     : where == Where::kReshards ? Rates::kReshards
                                                 : Rates::kAbsurd;
     World world(options);

@@ -1,6 +1,7 @@
 // Holdfast's public C++ interface.
 #pragma once
 
+#include "holdfast/checkpoint_reader.h"
 #include "holdfast/job.h"
 #include "holdfast/state.h"
 #include "holdfast/status.h"

@@ -143,7 +143,9 @@ class SaveHandle {
 };
 
 struct SaveOptions {
-  Milliseconds wait_for_room{0};  // by default a save never waits for a slot: it fails with kNoRoom
+  // By default a save never waits for a slot: it fails with kNoRoom. (That of the last step, once
+  // Preempted has said so, waits as long as the grace lets it.)
+  Milliseconds wait_for_room{0};
   // Tensors on devices are read after what is enqueued on these streams when Save or SaveAsync is
   // called. Without any, what they hold must be there already. A save while a CUDA graph is being
   // captured on one of them is refused, and does the capture no harm.

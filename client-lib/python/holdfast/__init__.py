@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """holdfast.dcp and holdfast.layouts without an import of their own."""
-    if name in ("dcp", "layouts"):
+    """holdfast.dcp and the like without an import of their own."""
+    if name in ("dcp", "importing", "layouts"):
         return importlib.import_module(f"holdfast.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,6 +40,7 @@ _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 # The most valuable copies first.
 _DRAINED: tuple[Stage, ...] = ("sealed", "committed", "peer", "remote", "nvme")
 _EXIT_S = 2.0  # what a process needs to end in good order
+_ROOM_S = 600.0  # that a save waits for a slot, if it waits at all and nothing is said
 
 
 class Checkpointer:
@@ -146,8 +147,9 @@ class Checkpointer:
             ckpt.save(step, state, wait="remote")       # before the job is ended on purpose
 
         `wait`: "snapshot", "sealed", "committed", "peer", "nvme" or "remote": returns when the save has come that far, or never will,
-        or after `timeout` seconds. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
-        and the handle says so (`error`, `times`), and `failed_saves`.
+        or after `timeout` seconds. Such a save (but for "snapshot") also waits for a slot, should none be free: as long as that, or
+        ten minutes. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged, and the handle says
+        so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
@@ -155,12 +157,17 @@ class Checkpointer:
         timeout = None if timeout is None else _jobs.seconds("save", "timeout", timeout)
         self._report()
         self.wait_snapshot()  # of the save before: here Ctrl-C works
-        handle = self._begun(step, state)
+        until = None if timeout is None else time.monotonic() + timeout
+        room = 0.0
+        if wait is not None and wait != "snapshot":
+            room = _ROOM_S if timeout is None else min(timeout, _ROOM_S)
+        handle = self._begun(step, state, room)
         self._handle = handle
         self._unreported.append(handle)
         handle._wait_first()
         if wait is not None:
-            self._await(handle, wait, timeout)
+            left = None if until is None else max(0.0, until - time.monotonic())
+            self._await(handle, wait, left)
         self._report()
         return handle
 
@@ -175,7 +182,7 @@ class Checkpointer:
                     "job '%s': step %d has not come to %r: %s", self.job, handle.step, stage, error
                 )
 
-    def _begun(self, step: int, state: Mapping[str, Any]) -> Handle:
+    def _begun(self, step: int, state: Mapping[str, Any], wait_for_room: float) -> Handle:
         """What goes wrong with the state is raised as long as nothing was saved, and is a failed save in the middle of a run."""
         try:
             flat, tensors = self._taken_apart(step, state)
@@ -184,7 +191,7 @@ class Checkpointer:
                 raise
             return _failed(step, error)
         try:
-            handle = self._started(step, flat, tensors)
+            handle = self._started(step, flat, tensors, wait_for_room)
         except Exception as error:
             return _failed(step, error)
         if (
@@ -196,7 +203,9 @@ class Checkpointer:
         self._has_saved = True
         return handle
 
-    def _started(self, step: int, flat: Flat, tensors: _core.TensorList) -> Handle:
+    def _started(
+        self, step: int, flat: Flat, tensors: _core.TensorList, wait_for_room: float
+    ) -> Handle:
         self._shared.begin(60.0)
         with _held.alone(self._shared, f"step {step}", _held.PATIENCE_S):
             # In one expression: an interrupt finds either the save, which waits for its copy when it goes, or the handle,
@@ -211,6 +220,7 @@ class Checkpointer:
                     copy_first=flat.copy_first,
                     wait_first=False,
                     streams=streams_of(flat.devices),
+                    wait_for_room=wait_for_room,
                 ),
                 flat.keep,
                 None,
