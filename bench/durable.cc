@@ -40,17 +40,6 @@ std::vector<Slice> Tensors(uint64_t bytes) {
   return slices;
 }
 
-// Not zeros, and not alike: neither the drive nor the hypervisor should find anything to save.
-void FillWithNoise(std::span<std::byte> bytes) {
-  uint64_t x = 0x9e3779b97f4a7c15;
-  for (size_t at = 0; at + 8 <= bytes.size(); at += 8) {
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    std::memcpy(bytes.data() + at, &x, 8);
-  }
-}
-
 ShardRecord RecordOf(const ImagePlan& plan, std::span<const std::byte> memory) {
   ShardRecord record;
   record.id = {JobUuid{{1}}, 1, 1, 0};
@@ -74,7 +63,18 @@ void MustBeOk(const absl::Status& status, const char* doing) {
   }
 }
 
-ShardInMemory::ShardInMemory(uint64_t bytes) {
+void FillWithNoise(std::span<std::byte> bytes) {
+  uint64_t x = 0x9e3779b97f4a7c15;
+  for (size_t at = 0; at + 8 <= bytes.size(); at += 8) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    std::memcpy(bytes.data() + at, &x, 8);
+  }
+}
+
+ShardInMemory::ShardInMemory(uint64_t bytes,
+                             const std::function<void(std::span<std::byte>)>& fill) {
   std::string path = "/dev/shm/holdfast-bench-slot-XXXXXX";
   const int fd = ::mkstemp(path.data());
   if (fd < 0) {
@@ -89,7 +89,7 @@ ShardInMemory::ShardInMemory(uint64_t bytes) {
   MustBeOk(file_->Allocate(0, slot_bytes), "allocate the slot");
   mapping_ = MustBeOk(env.Map(*file_, 0, slot_bytes, true), "map the slot");
   MustBeOk(env.Populate(*mapping_, 0, slot_bytes), "populate the slot");
-  FillWithNoise(memory());
+  fill(memory());
   std::memcpy(mapping_->data(), plan.header.data(), plan.header.size());
   auto image = std::make_shared<RecordAndLayout>();
   image->record = RecordOf(plan, memory());

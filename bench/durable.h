@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,10 +22,14 @@ T MustBeOk(absl::StatusOr<T> value, const char* doing) {
   return *std::move(value);
 }
 
+// Not zeros, and not alike: neither the drive nor the hypervisor should find anything to save.
+void FillWithNoise(std::span<std::byte> bytes);
+
 // An image of about `bytes` in tensors of 16 MiB, in a populated slot of its own.
 class ShardInMemory {
  public:
-  explicit ShardInMemory(uint64_t bytes);
+  explicit ShardInMemory(uint64_t bytes,
+                         const std::function<void(std::span<std::byte>)>& fill = FillWithNoise);
   ShardInMemory(const ShardInMemory&) = delete;
   ShardInMemory& operator=(const ShardInMemory&) = delete;
 

@@ -373,6 +373,9 @@ absl::Status AdminClient::MeasureFabric(const v1::MeasureFabricRequest& request,
                                         v1::MeasureFabricReply& reply) {
   return impl_->Call(*impl_->fabric, &v1::FabricAdmin::Stub::MeasureFabric, request, reply);
 }
+absl::Status AdminClient::Repair(const v1::RepairRequest& request, v1::RepairReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::Repair, request, reply);
+}
 absl::Status AdminClient::Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply) {
   return impl_->Call(&v1::Admin::Stub::Replace, request, reply);
 }

@@ -46,6 +46,8 @@ class CollectGarbageRequest;
 class CollectGarbageReply;
 class PinRequest;
 class PinReply;
+class RepairRequest;
+class RepairReply;
 class ReplaceRequest;
 class DrainRequest;
 class DrainReply;
@@ -105,6 +107,7 @@ class AdminClient {
   absl::Status ShowFabric(const v1::ShowFabricRequest& request, v1::ShowFabricReply& reply);
   absl::Status MeasureFabric(const v1::MeasureFabricRequest& request,
                              v1::MeasureFabricReply& reply);
+  absl::Status Repair(const v1::RepairRequest& request, v1::RepairReply& reply);
   absl::Status Replace(const v1::ReplaceRequest& request, v1::ReplaceReply& reply);
   absl::Status Drain(const v1::DrainRequest& request, v1::DrainReply& reply);
   absl::Status RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,

@@ -30,9 +30,9 @@ void DoesNotFit(const std::string& place, uint64_t needed, uint64_t there,
 uint64_t StepsFor(double seconds, const CapacityInput& input) {
   const double saves =
       std::ceil(seconds / (input.step_seconds * static_cast<double>(input.save_every_steps)));
-  constexpr double kStepsMax = 1e15;
+  constexpr double kStepsFitMax = 1e15;
   return static_cast<uint64_t>(
-      std::min(std::max(saves, 1.0) * static_cast<double>(input.save_every_steps), kStepsMax));
+      std::min(std::max(saves, 1.0) * static_cast<double>(input.save_every_steps), kStepsFitMax));
 }
 
 void DoesNotKeepUp(const std::string& tier, const TierLoad& load, const std::string& change,

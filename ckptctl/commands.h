@@ -71,6 +71,20 @@ struct VerifyArguments {
   bool all = false;
   std::string tier;  // empty: wherever copies lie
 };
+struct ScrubArguments {
+  std::string job;         // empty: every job
+  std::string tier;        // empty: wherever copies lie
+  uint64_t bandwidth = 0;  // bytes a second; 0: as fast as it can
+  bool no_repair = false;
+  bool status = false;  // how far the background scrub is, and nothing else
+};
+struct RepairArguments {
+  std::string job;           // empty: every job
+  std::optional<Step> step;  // none: all
+  Attempt attempt = 0;
+  std::string tier;  // empty: both
+  std::optional<Rank> rank;
+};
 struct WhereArguments {
   std::string job;
   std::optional<Step> step;  // none: all of them
@@ -174,6 +188,15 @@ struct RestoreBackupArguments {
   };
   std::optional<Owner> owner;  // none: as in the backup
 };
+struct ImportArguments {
+  std::string job;
+  std::string source;
+  Step step = 0;
+  std::string key;               // empty: as the package has it
+  std::string only;              // empty: everything
+  std::string client_socket;     // empty: as in a training process
+  std::optional<Duration> wait;  // for the tiers; none: no limit
+};
 struct RebuildArguments {
   std::string tier;  // empty: all
 };
@@ -217,6 +240,8 @@ ExitCode RunNodes(const Context& context);
 ExitCode RunList(const Context& context, const ListArguments& arguments);
 ExitCode RunInspect(const Context& context, const InspectArguments& arguments);
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments);
+ExitCode RunScrub(const Context& context, const ScrubArguments& arguments);
+ExitCode RunRepair(const Context& context, const RepairArguments& arguments);
 ExitCode RunWhere(const Context& context, const WhereArguments& arguments);
 ExitCode RunExplain(const Context& context, const ExplainArguments& arguments);
 ExitCode RunPlan(const Context& context, const PlanArguments& arguments);
@@ -233,6 +258,8 @@ ExitCode RunStats(const Context& context, const StatsArguments& arguments);
 ExitCode RunDiff(const Context& context, const DiffArguments& arguments);
 ExitCode RunBackup(const Context& context, const BackupArguments& arguments);
 ExitCode RunRestoreBackup(const Context& context, const RestoreBackupArguments& arguments);
+// Returns only what went wrong before the Python package took over.
+ExitCode RunImport(const Context& context, const ImportArguments& arguments);
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
 ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);
@@ -254,5 +281,7 @@ ExitCode ReportUsage(const Context& context, const absl::Status& status,
                      const std::string& command);
 
 absl::StatusOr<std::unique_ptr<AdminClient>> ConnectAdmin(const Context& context);
+// That one, or all that the caller may see.
+absl::StatusOr<std::vector<std::string>> JobsOf(AdminClient& client, const std::string& job);
 
 }  // namespace holdfast

@@ -127,15 +127,19 @@ absl::StatusOr<std::vector<v1::ShardCopy>> FindCopies(AdminClient& client,
       " of which every shard has a good copy: ckptctl explain ", arguments.job));
 }
 
+constexpr std::string_view kImage = ".safetensors";
+constexpr std::string_view kCompressed = ".zst";
+
 // The record beside a file in nvme or remote; of a slot the daemon tells it.
 absl::StatusOr<std::string> ReadRecord(AdminClient& client, const std::string& job,
                                        const v1::ShardCopy& copy) {
-  constexpr std::string_view kImage = ".safetensors";
-  std::string path = copy.location();
-  if (path.size() > kImage.size() && path[0] == '/' &&
-      path.compare(path.size() - kImage.size(), kImage.size(), kImage) == 0) {
-    path.replace(path.size() - kImage.size(), kImage.size(), ".record");
-    return ReadFile(*Env::System(), path, kRecordBytesMax);
+  std::string_view stem = copy.location();
+  if (stem.ends_with(kCompressed)) {
+    stem.remove_suffix(kCompressed.size());
+  }
+  if (stem.starts_with('/') && stem.ends_with(kImage)) {
+    stem.remove_suffix(kImage.size());
+    return ReadFile(*Env::System(), absl::StrCat(ToAbsl(stem), ".record"), kRecordBytesMax);
   }
   v1::InspectShardRequest inspect;
   inspect.set_job(job);

@@ -42,6 +42,10 @@ std::string RenderTier(const v1::TierStatus& tier) {
     absl::StrAppend(&out, " (", FormatBytes(tier.bytes_shared()),
                     " not written, as replicas have them)");
   }
+  if (tier.bytes_compressed_away() > 0) {
+    absl::StrAppend(&out, " (", FormatBytes(tier.bytes_compressed_away()),
+                    " saved by compression)");
+  }
   if (lent) {
     absl::StrAppend(&out, " lent to other nodes' replicas");
   } else {
@@ -153,6 +157,9 @@ std::string PolicyText(std::string_view name, const v1::TierPolicy& policy) {
   }
   if (policy.has_share_replicas() && !policy.share_replicas()) {
     absl::StrAppend(&text, ", each rank's file whole");
+  }
+  if (policy.compression() == v1::TierPolicy::COMPRESSION_ZSTD) {
+    absl::StrAppend(&text, ", compressed (zstd, level ", policy.compression_level(), ")");
   }
   return text;
 }

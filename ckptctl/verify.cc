@@ -6,10 +6,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
 #include "ckptctl/json.h"
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
+#include "ckptctl/repair.h"
 #include "ckptctl/text.h"
 #include "ckptctl/views.h"
 #include "holdfast/v1/admin.pb.h"
@@ -17,7 +19,7 @@
 namespace holdfast {
 namespace {
 
-constexpr size_t kBadKeptMax = 10'000;  // for --json; the count goes on
+constexpr size_t kBadKeptMax = 10'000;  // for --json, and to follow; the count goes on
 
 Duration FromMs(int64_t ms) {
   return std::chrono::milliseconds(ms);
@@ -41,16 +43,9 @@ class Verification {
   Verification(const Context& context, AdminClient& client)
       : context_(context), client_(client), line_(context, Duration(0)) {}
 
-  JobOutcome Run(const VerifyArguments& arguments, const std::string& job) {
-    outcome_ = JobOutcome{.job = job};
+  JobOutcome Run(const v1::VerifyRequest& request) {
+    outcome_ = JobOutcome{.job = request.job()};
     begin_ = context_.clock->Now();
-    v1::VerifyRequest request;
-    request.set_job(job);
-    request.set_step(arguments.step.value_or(0));
-    request.set_attempt(arguments.attempt);
-    request.set_all_steps(arguments.all);
-    request.set_tier(arguments.tier);
-    request.set_newest(!arguments.all && !arguments.step.has_value());
     static const std::atomic<bool> kNever{false};
     const std::atomic<bool>& cancel =
         context_.interrupted == nullptr ? kNever : *context_.interrupted;
@@ -80,7 +75,8 @@ class Verification {
         line_.Clear();
         *context_.out << "BAD: " << EscapeText(outcome_.job) << " " << RenderBadShard(bad)
                       << std::endl;
-      } else if (outcome_.bad.size() < kBadKeptMax) {
+      }
+      if (outcome_.bad.size() < kBadKeptMax) {
         outcome_.bad.push_back(bad);
       }
     }
@@ -97,20 +93,10 @@ class Verification {
   ProgressLine line_;
 };
 
-absl::StatusOr<std::vector<std::string>> JobsToVerify(AdminClient& client, const std::string& job) {
-  if (!job.empty()) {
-    return std::vector<std::string>{job};
-  }
-  v1::GetStatusReply reply;
-  HF_RETURN_IF_ERROR(client.GetStatus(v1::GetStatusRequest(), reply));
-  std::vector<std::string> names;
-  for (const v1::JobStatus& status : reply.jobs()) {
-    names.push_back(status.name());
-  }
-  return names;
-}
+enum class WhatFollows { kRestoreElsewhere, kMending };
 
-void ShowOutcome(const Context& context, const JobOutcome& outcome, int64_t elapsed_ms) {
+void ShowOutcome(const Context& context, const JobOutcome& outcome, int64_t elapsed_ms,
+                 WhatFollows next) {
   const std::string checked = absl::StrCat(
       Count(outcome.shards, "shard", "shards"), ", ", FormatBytes(outcome.bytes), " in ",
       FormatAge(elapsed_ms), " (",
@@ -124,9 +110,12 @@ void ShowOutcome(const Context& context, const JobOutcome& outcome, int64_t elap
   } else if (outcome.bad_count == 0) {
     *context.out << "every digest is right: " << checked << "\n";
   } else {
-    *context.out << Count(outcome.bad_count, "shard is", "shards are") << " BAD: " << checked
-                 << ". A restore will use another step; ckptctl list " << EscapeText(outcome.job)
-                 << " shows which\n";
+    *context.out << Count(outcome.bad_count, "shard is", "shards are") << " BAD: " << checked;
+    if (next == WhatFollows::kRestoreElsewhere) {
+      *context.out << ". A restore will use another step; ckptctl list " << EscapeText(outcome.job)
+                   << " shows which";
+    }
+    *context.out << "\n";
   }
 }
 
@@ -147,7 +136,92 @@ nlohmann::ordered_json JobOutcomeToJson(const JobOutcome& outcome, int64_t elaps
   return json;
 }
 
+v1::VerifyRequest RequestOf(const VerifyArguments& arguments, const std::string& job) {
+  v1::VerifyRequest request;
+  request.set_job(job);
+  request.set_step(arguments.step.value_or(0));
+  request.set_attempt(arguments.attempt);
+  request.set_all_steps(arguments.all);
+  request.set_tier(arguments.tier);
+  request.set_newest(!arguments.all && !arguments.step.has_value());
+  return request;
+}
+
+v1::VerifyRequest RequestOf(const ScrubArguments& arguments, const std::string& job) {
+  v1::VerifyRequest request;
+  request.set_job(job);
+  request.set_all_steps(true);
+  request.set_tier(arguments.tier);
+  request.set_bandwidth_bytes_per_s_max(arguments.bandwidth);
+  request.set_no_repair(arguments.no_repair);
+  return request;
+}
+
+// What is bad in memory is taken anew by itself, where it is wanted; there is nothing to wait for.
+v1::RepairRequest RepairOf(const ScrubArguments& arguments, const std::string& job) {
+  v1::RepairRequest request;
+  request.set_job(job);
+  request.set_all_steps(true);
+  request.set_tier(arguments.tier);
+  return request;
+}
+
+ExitCode ShowScrub(const Context& context) {
+  const auto reply = AskFor(context, &AdminClient::GetStatus, v1::GetStatusRequest());
+  if (!reply.ok()) {
+    return ReportError(context, reply.status());
+  }
+  const v1::ScrubStatus& scrub = reply->daemon().scrub();
+  if (context.json) {
+    ShowJson(context, "", scrub);
+  } else {
+    *context.out << RenderScrub(scrub, reply->daemon().unix_ms());
+  }
+  return scrub.problem().empty() ? ExitCode::kOk : ExitCode::kDamaged;
+}
+
 }  // namespace
+
+std::string RenderScrub(const v1::ScrubStatus& scrub, int64_t unix_ms) {
+  if (scrub.period_ms() == 0) {
+    return "scrub: off (scrub.period_ms is 0); ckptctl scrub reads all copies now\n";
+  }
+  std::string out = absl::StrCat(
+      "scrub: ", Count(scrub.copies(), "copy", "copies"), " (", FormatBytes(scrub.bytes()),
+      ") read within ", FormatDuration(FromMs(static_cast<int64_t>(scrub.period_ms()))), ", at ",
+      scrub.bandwidth_bytes_per_s_max() == 0
+          ? std::string("any speed")
+          : absl::StrCat("most ", FormatBytes(scrub.bandwidth_bytes_per_s_max()), "/s"),
+      "\n");
+  if (scrub.copies() > 0) {
+    absl::StrAppend(&out, "  longest not read: ", FormatAge(unix_ms - scrub.oldest_unix_ms()),
+                    scrub.reading().empty()
+                        ? absl::StrCat("; next in ", FormatAge(std::max<int64_t>(
+                                                         scrub.due_unix_ms() - unix_ms, 0)))
+                        : absl::StrCat("; reads ", EscapeText(scrub.reading())),
+                    "\n");
+  }
+  absl::StrAppend(
+      &out, "  since the daemon started: ", Count(scrub.copies_read(), "copy", "copies"), " (",
+      FormatBytes(scrub.bytes_read()), ") read, ", scrub.copies_bad(), " found bad\n");
+  if (!scrub.problem().empty()) {
+    absl::StrAppend(&out, "  BEHIND: ", EscapeText(scrub.problem()), "\n");
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<std::string>> JobsOf(AdminClient& client, const std::string& job) {
+  if (!job.empty()) {
+    return std::vector<std::string>{job};
+  }
+  v1::GetStatusReply reply;
+  HF_RETURN_IF_ERROR(client.GetStatus(v1::GetStatusRequest(), reply));
+  std::vector<std::string> names;
+  for (const v1::JobStatus& status : reply.jobs()) {
+    names.push_back(status.name());
+  }
+  return names;
+}
 
 std::string RenderBadShard(const v1::BadShard& bad) {
   return absl::StrCat("step ", bad.step(), " (attempt ", bad.attempt(), ") rank ", bad.rank(), ", ",
@@ -163,7 +237,7 @@ ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
   if (!client.ok()) {
     return ReportError(context, client.status());
   }
-  const auto jobs = JobsToVerify(**client, arguments.job);
+  const auto jobs = JobsOf(**client, arguments.job);
   if (!jobs.ok()) {
     return ReportError(context, jobs.status());
   }
@@ -171,7 +245,7 @@ ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   uint64_t bad = 0;
   for (const std::string& job : *jobs) {
-    const JobOutcome outcome = verification.Run(arguments, job);
+    const JobOutcome outcome = verification.Run(RequestOf(arguments, job));
     // A job that has nothing committed yet is no failure when all jobs were asked for.
     const bool only_empty = arguments.job.empty() && absl::IsNotFound(outcome.status);
     bad += outcome.bad_count;
@@ -182,21 +256,72 @@ ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
     if (context.json) {
       results.push_back(JobOutcomeToJson(outcome, verification.ElapsedMs()));
     } else {
-      ShowOutcome(context, outcome, verification.ElapsedMs());
+      ShowOutcome(context, outcome, verification.ElapsedMs(), WhatFollows::kRestoreElsewhere);
     }
     if (!outcome.status.ok() && !only_empty) {
       break;
     }
   }
-  if (context.json) {
-    nlohmann::ordered_json json;
-    json["ok"] = bad == 0;
-    json["jobs"] = std::move(results);
-    *context.out << DumpJson(json) << "\n";
-  } else if (jobs->empty()) {
-    *context.out << "no jobs of yours: nothing to verify\n";
+  return EndOfJobs(context, "verify", *jobs, std::move(results), bad);
+}
+
+ExitCode RunScrub(const Context& context, const ScrubArguments& arguments) {
+  if (arguments.status) {
+    return ShowScrub(context);
   }
-  return bad == 0 ? ExitCode::kOk : ExitCode::kDamaged;
+  const auto client = ConnectAdmin(context);
+  if (!client.ok()) {
+    return ReportError(context, client.status());
+  }
+  const auto jobs = JobsOf(**client, arguments.job);
+  if (!jobs.ok()) {
+    return ReportError(context, jobs.status());
+  }
+  Verification verification(context, **client);
+  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  uint64_t bad = 0;
+  for (const std::string& job : *jobs) {
+    // 1. Every copy is read.
+    const JobOutcome outcome = verification.Run(RequestOf(arguments, job));
+    const bool only_empty = arguments.job.empty() && absl::IsNotFound(outcome.status);
+    if (!outcome.status.ok() && !only_empty && outcome.bad_count + bad == 0) {
+      return ReportError(context, Annotate(outcome.status, absl::StrCat("scrub ", job)));
+    }
+    // 2. What is bad is written anew.
+    Mended mended;
+    const bool mends = !arguments.no_repair && arguments.tier != "memory" &&
+                       outcome.bad_count > 0 && !RepairInterrupted(context);
+    if (mends) {
+      absl::StatusOr<Mended> done =
+          MendCopies(context, **client, RepairOf(arguments, job), outcome.bad);
+      if (!done.ok()) {
+        return ReportError(context, Annotate(done.status(), absl::StrCat("repair ", job)));
+      }
+      mended = *std::move(done);
+    }
+    bad += mends ? mended.bad() + mended.not_known : outcome.bad_count;
+    if (context.json) {
+      nlohmann::ordered_json json = JobOutcomeToJson(outcome, verification.ElapsedMs());
+      if (mends) {
+        AddMended(mended, json);
+      } else {
+        json["copies"] = nlohmann::ordered_json::array();
+      }
+      results.push_back(std::move(json));
+    } else {
+      ShowOutcome(context, outcome, verification.ElapsedMs(),
+                  mends ? WhatFollows::kMending : WhatFollows::kRestoreElsewhere);
+      *context.out << (mends ? RenderMended(job, mended) : "");
+    }
+    if (mended.interrupted) {
+      return ExitCode::kInterrupted;
+    }
+    if (!outcome.status.ok() && !only_empty) {
+      bad += 1;  // not all of it was read
+      break;
+    }
+  }
+  return EndOfJobs(context, "scrub", *jobs, std::move(results), bad);
 }
 
 }  // namespace holdfast

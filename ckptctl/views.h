@@ -15,6 +15,7 @@ namespace holdfast {
 
 namespace v1 {
 class BadShard;
+class ScrubStatus;
 class CollectGarbageReply;
 class DaemonStatus;
 class ExplainReply;
@@ -73,6 +74,7 @@ std::string RenderBadShard(const v1::BadShard& bad);
 
 // One line for a terminal, without its line end: bar, share, bytes, rate and what is left at this
 // rate.
+std::string RenderScrub(const v1::ScrubStatus& scrub, int64_t unix_ms);
 std::string RenderVerifyProgress(const v1::VerifyProgress& progress, int64_t elapsed_ms);
 
 }  // namespace holdfast

@@ -51,6 +51,22 @@ void AddRanges(const v1::TierPolicy& policy, const SettingNames& names,
   }
 }
 
+// Of settings that the messages of both tiers have, those that only the remote one takes.
+absl::Status CheckNvme(const v1::TierPolicy& policy) {
+  if (policy.has_share_replicas()) {
+    return absl::InvalidArgumentError(
+        "policy: nvme.share_replicas: only the remote tier is shared by ranks of several nodes; "
+        "expected remote.share_replicas");
+  }
+  if (policy.has_compression() || policy.has_compression_level() ||
+      policy.has_compression_threads()) {
+    return absl::InvalidArgumentError(
+        "policy: nvme.compression: a local drive is faster than any compression; expected "
+        "remote.compression");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckVerify(std::string_view tier, const v1::TierPolicy& policy) {
   if (policy.has_verify() && !v1::TierPolicy::Verify_IsValid(policy.verify())) {
     return absl::InvalidArgumentError(
@@ -77,14 +93,26 @@ std::vector<SettingRange> PolicyRanges(const v1::Policy& policy) {
             {"remote.every_steps", "remote.every_ms", "remote.keep_last", "remote.keep_every_steps",
              "remote.bytes_max"},
             ranges);
+  if (policy.remote().has_compression_level()) {
+    ranges.push_back({.setting = "remote.compression_level",
+                      .value = policy.remote().compression_level(),
+                      .min = 1,
+                      .max = kZstdLevelMax});
+  }
+  if (policy.remote().has_compression_threads()) {
+    ranges.push_back({.setting = "remote.compression_threads",
+                      .value = policy.remote().compression_threads(),
+                      .max = kZstdThreadsMax,
+                      .note = "0: as many as remote.writers"});
+  }
   return ranges;
 }
 
 absl::Status CheckPolicy(const v1::Policy& policy) {
-  if (policy.nvme().has_share_replicas()) {
-    return absl::InvalidArgumentError(
-        "policy: nvme.share_replicas: only the remote tier is shared by ranks of several nodes; "
-        "expected remote.share_replicas");
+  HF_RETURN_IF_ERROR(CheckNvme(policy.nvme()));
+  const v1::TierPolicy& remote = policy.remote();
+  if (remote.has_compression() && !v1::TierPolicy::Compression_IsValid(remote.compression())) {
+    return absl::InvalidArgumentError("policy: remote.compression: expected none or zstd");
   }
   for (const SettingRange& range : PolicyRanges(policy)) {
     if (const absl::Status sound = CheckRange(range); !sound.ok()) {

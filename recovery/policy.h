@@ -11,6 +11,9 @@
 
 namespace holdfast {
 
+inline constexpr uint32_t kZstdLevelMax = 19;  // beyond it memory grows faster than what it saves
+inline constexpr uint32_t kZstdThreadsMax = 64;
+
 // InvalidArgument, naming the setting and what it may be.
 absl::Status CheckPolicy(const v1::Policy& policy);
 

@@ -54,7 +54,7 @@ void Agent::Handle(const Event& event, EventTime time) {
       if (e.what.empty()) {
         agent.Send(e.id.job, ShardGood{e.id.checkpoint(), e.id.rank, e.tier});
       } else {
-        agent.Send(e.id.job, ShardBad{e.id.checkpoint(), e.id.rank, e.what, e.tier});
+        agent.Send(e.id.job, ShardBad{e.id.checkpoint(), e.id.rank, e.what, e.tier, {}, e.leave});
       }
     }
     void operator()(const SlotFileGone& e) { agent.OnSlotFileGone(e); }

@@ -332,6 +332,7 @@ class Agent {
     std::optional<SlotId> replaces;     // a fetch: whose record it removes when it is done
     uint64_t bytes = 0;
     std::string stalled;
+    bool replace = false;       // flushes: in the place of a bad copy
     bool source_hangs = false;  // flushes: cancelled because it hung where it reads from
     std::string job_name;       // scans
     RequestToken reader = 0;    // kOpen: who waits for it
@@ -605,6 +606,8 @@ class Agent {
   Failure NoSource(const ShardLocated& m, const Attaching& attach, const std::string& why) const;
   void AttachFailed(RequestToken token, TierKind tier, absl::Status status);
   void OnDurableOpened(const DurableOpened& e);
+  void BeginOpening(RequestToken token, OpenDurable open);
+  void OpenInParts(RequestToken token, TierKind tier, const SealedCopy& copy);
   // agent_invariants.cc
   std::string CheckParts() const;
   std::string CheckGatherings() const;
@@ -824,6 +827,8 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::InspectShardRequest& request);
   void Admin(const AdminRequest& e, const v1::VerifyRequest& request);
   void Admin(const AdminRequest& e, const HoldShard& request);
+  void Admin(const AdminRequest& e, const ListCopies& request);
+  void Admin(const AdminRequest& e, const v1::RepairRequest& request);
   void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
   bool Visible(const Caller& caller, const KnownJob& job) const;
   absl::StatusOr<Coordinator*> FindVisible(const Caller& caller, const std::string& name);

@@ -152,27 +152,59 @@ void Agent::TakeMessage(const JobUuid& job, const ShardLocated& m) {
       return AttachFailed(m.token, *choice.tier, std::move(may));
     }
   }
-  DrainOp op;
-  op.kind = DrainOp::Kind::kOpen;
-  op.job = job;
-  op.checkpoint = m.checkpoint;
-  op.rank = attach.rank;
-  op.tier = *choice.tier;
-  op.reader = m.token;
-  op.in_parts = in_parts;
-  attach.opening = BeginDrain(std::move(op));
   pending->where = Where::kOpening;
   SetDeadline(m.token, choice.last ? attach.until : time_.now + (attach.until - time_.now) / 2);
-  OpenDurable open{attach.opening, *choice.tier, {id, JobName(job), m.world_size}};
-  if (in_parts) {
-    parts_.emplace(open.drain, Parts{pending->connection, pending->hold});
-  }
+  OpenDurable open;
+  open.tier = *choice.tier;
+  open.key = {id, JobName(job), m.world_size};
+  open.in_parts = in_parts;
   if (*choice.tier == TierKind::kPeer) {
     std::copy_if(m.peers.begin(), m.peers.end(), std::back_inserter(open.peers), is_other);
   } else if (in_parts) {
     open.peers = {m.remote_reader};
   }
+  BeginOpening(m.token, std::move(open));
+}
+
+void Agent::BeginOpening(RequestToken token, OpenDurable open) {
+  Pending& pending = pending_.at(token);
+  DrainOp op;
+  op.kind = DrainOp::Kind::kOpen;
+  op.job = open.key.id.job;
+  op.checkpoint = open.key.id.checkpoint();
+  op.rank = open.key.id.rank;
+  op.tier = open.tier;
+  op.reader = token;
+  op.in_parts = open.in_parts;
+  open.drain = pending.attach->opening = BeginDrain(std::move(op));
+  if (open.in_parts) {
+    parts_.emplace(open.drain, Parts{pending.connection, pending.hold});
+  }
   Act(std::move(open));
+}
+
+// What was to be opened as a file is compressed: there is no descriptor that shows the image.
+void Agent::OpenInParts(RequestToken token, TierKind tier, const SealedCopy& copy) {
+  const Pending& pending = pending_.at(token);
+  const v1::Attach& attach = pending.request->attach();
+  if (!attach.parts()) {
+    return AttachFailed(token, tier,
+                        absl::FailedPreconditionError(
+                            "it is compressed, which this program's library cannot read: use a "
+                            "newer one"));
+  }
+  if (absl::Status may = MayOpenParts(pending); absl::IsInvalidArgument(may)) {
+    return Refuse(
+        token, {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED, Message(may)});
+  } else if (!may.ok()) {
+    return AttachFailed(token, tier, std::move(may));
+  }
+  OpenDurable open;
+  open.tier = tier;
+  open.key = {copy.id, copy.job_name, copy.world_size};
+  open.in_parts = true;
+  open.whole = !attach.parts_of_files();
+  BeginOpening(token, std::move(open));
 }
 
 // A client that knows of no other tier.
@@ -310,6 +342,9 @@ void Agent::OnDurableOpened(const DurableOpened& e) {
                         e.bad     ? absl::DataLossError(status.message())
                         : of_copy ? status
                                   : absl::UnavailableError(status.message()));
+  }
+  if (e.parts_only) {
+    return OpenInParts(op->reader, op->tier, e.copy);
   }
   v1::DaemonFrame frame;
   frame.set_id(pending->frame_id);

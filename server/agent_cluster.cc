@@ -629,12 +629,18 @@ void Agent::TellDrives(const KnownJob& job) {
     } else if (each.state != DriveCopies::State::kThere) {
       continue;
     }
+    if (!each.unread.empty()) {
+      if (copies.bad.size() < kBadCopiesMax) {
+        copies.bad.push_back({each.copy, each.unread});
+      }
+      continue;
+    }
     copies.copies.push_back(each.copy);
     if (each.bad) {
       bad.push_back({id.checkpoint(), id.rank, "it was found bad before", TierKind::kNvme});
     }
   }
-  if (!copies.copies.empty() || copies.as_of != MonotonicTime()) {
+  if (!copies.copies.empty() || !copies.bad.empty() || copies.as_of != MonotonicTime()) {
     Send(job.uuid, std::move(copies));
   }
   for (ShardBad& each : bad) {

@@ -296,6 +296,39 @@ void Agent::Admin(const AdminRequest& e, const v1::VerifyRequest& request) {
   Act(AdminReply{e.token, absl::OkStatus(), std::move(listed)});
 }
 
+// Of all jobs: what the scrub reads. (What a tier's inventory does not know of is read when it
+// does.)
+void Agent::Admin(const AdminRequest& e, const ListCopies&) {
+  ListedShards listed;
+  for (const auto& [uuid, job] : jobs_) {
+    if (removals_.count(uuid) > 0) {
+      continue;
+    }
+    ListMemory(uuid, std::nullopt, listed);
+    for (const TierKind tier : kDurable) {
+      ListDurable(job, tier, std::nullopt, listed);
+    }
+  }
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(listed)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::RepairRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  if (!request.tier().empty() && request.tier() != TierName(TierKind::kNvme) &&
+      request.tier() != TierName(TierKind::kRemote)) {
+    return RefuseAdmin(
+        e.token,
+        absl::InvalidArgumentError(absl::StrCat(
+            "repair: '", request.tier().substr(0, 32),
+            "' is no tier whose copies are mended; nvme "
+            "and remote are (what is bad in memory is taken anew from a good copy by itself)")));
+  }
+  Send((*job)->uuid(), RepairAsked{AwaitJob(e.token, (*job)->uuid()), request});
+}
+
 void Agent::Admin(const AdminRequest& e, const HoldShard& request) {
   const auto job = FindCopiesOf(e.caller, request.job);
   if (!job.ok()) {

@@ -153,6 +153,7 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     ended.from = shard.from;
     ended.status = std::move(status);
     ended.copy = copy;
+    ended.replaced = m.replace;
     Send(job, std::move(ended));
   };
   const auto refuse = [&](const FlushWanted::Shard& shard, absl::Status status) {
@@ -174,7 +175,8 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     if (OnTheWay(DrainOp::Kind::kFlush, job, m.checkpoint, m.to, shard.rank)) {
       continue;
     }
-    if (const DurableCopy* done = FlushedBefore(id, m.to, shard.bytes)) {
+    const DurableCopy* const done = FlushedBefore(id, m.to, shard.bytes);
+    if (done != nullptr && !m.replace) {
       answer(shard, absl::OkStatus(), *done);
     } else {
       shards.push_back(shard);
@@ -222,7 +224,9 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     const bool from_slot = shard.from == TierKind::kMemory || shard.from == TierKind::kPeer;
     Slot* slot = from_slot ? FindSealed(id) : nullptr;
     if (from_slot && (slot == nullptr || slot->bad)) {
-      refuse(shard, absl::NotFoundError("its copy in memory is gone, or bad"));
+      // (NotFound, of a replacement, is said of the copy that was to be replaced.)
+      constexpr char kGone[] = "its copy in memory is gone, or bad";
+      refuse(shard, m.replace ? absl::UnavailableError(kGone) : absl::NotFoundError(kGone));
       continue;
     }
     DrainOp op;
@@ -233,10 +237,12 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     op.tier = m.to;
     op.from = shard.from;
     op.bytes = shard.bytes;
+    op.replace = m.replace;
     if (slot != nullptr) {
       op.slot = slot->id;
     }
     FlushShard flush;
+    flush.replace = m.replace;
     flush.drain = BeginDrain(std::move(op));
     flush.to = m.to;
     flush.key = {id, known.name, m.world_size};
@@ -250,6 +256,8 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     }
     flush.opening = m.opening;
     flush.verify = m.verify;
+    flush.zstd_level = m.zstd_level;
+    flush.zstd_threads = m.zstd_threads;
     flush.replicas = GroupOf(groups, shard);
     Act(std::move(flush));
   }
@@ -273,8 +281,8 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
     e.status = absl::UnavailableError("the directory went away while it was being written");
   }
   if (!op && e.status.ok() && jobs_.count(e.copy.copy.id.job) > 0) {
-    // Answered as cancelled while it hung in remote, and published all the same (what is written
-    // from memory to nvme is never answered before its end).
+    // Answered as cancelled while it hung in remote, and published all the same (what is written to
+    // nvme is pinned before it is published, and never answered before its end).
     CopiesFound late;
     late.tier = TierKind::kRemote;
     late.copies.push_back(e.copy);
@@ -297,6 +305,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
                      : e.status;
   ended.source_bad = e.source_bad;
   ended.copy = e.copy;
+  ended.replaced = op->replace;
   if (e.source_bad && op->slot) {
     if (Slot* slot = FindSealed({op->job, op->checkpoint.attempt, op->checkpoint.step, op->rank});
         slot != nullptr && op->slot == slot->id) {
@@ -470,6 +479,10 @@ void Agent::OnDrainStalled(const DrainStalled& e) {
       op.source_hangs = true;  // tried again from memory
       Act(CancelDrain{e.drain});
     }
+  }
+  if (op.kind == DrainOp::Kind::kFlush && e.stalled && op.replace) {
+    op.source_hangs = true;  // another good copy is tried; and it holds the step up no longer
+    Act(CancelDrain{e.drain});
   }
   if (op.kind == DrainOp::Kind::kRemoveJob && e.stalled) {
     // Nobody waits for calls that hang. The removal goes on, and ends when they return.

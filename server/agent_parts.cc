@@ -30,7 +30,7 @@ absl::Status Agent::MayOpenParts(const Pending& pending) {
   if (static_cast<size_t>(of_reader) >= kPartsPerReaderMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("attach: this connection reads ", of_reader,
-                     " shards of other nodes already; release some of them"));
+                     " shards in parts already; release some of them"));
   }
   const uint32_t uid = connections_.at(pending.connection).caller.uid;
   const auto of_user = std::count_if(parts_.begin(), parts_.end(), [&](const auto& parts) {
@@ -40,12 +40,12 @@ absl::Status Agent::MayOpenParts(const Pending& pending) {
   if (static_cast<size_t>(of_user) >= kPartsPerUserMax) {
     return absl::UnavailableError(
         absl::StrCat("processes of this user read ", of_user,
-                     " shards of other nodes here already, as many as one user may"));
+                     " shards in parts here already, as many as one user may"));
   }
   if (parts_.size() >= kPartsMax) {
     return absl::UnavailableError(
         absl::StrCat("processes of this node read ", parts_.size(),
-                     " shards of other nodes already, as many as there may be"));
+                     " shards in parts already, as many as there may be"));
   }
   return absl::OkStatus();
 }
@@ -64,7 +64,7 @@ void Agent::OnReadParts(ConnectionId id, const v1::ClientFrame& frame) {
         id, frame.id(),
         PartsFailure(absl::StatusCode::kUnavailable,
                      absl::StrCat("hold ", read.hold(),
-                                  " is of no shard of another node (any more); attach it "
+                                  " is of no shard that is read in parts (any more); attach it "
                                   "again")));
   }
   Parts& parts = found->second;
@@ -141,7 +141,7 @@ void Agent::GiveUpParts(RequestToken token) {
     EndParts(found->first);
   }
   Refuse(token, PartsFailure(absl::StatusCode::kDeadlineExceeded,
-                             "read parts: the other node did not bring them in time; try again"));
+                             "read parts: they did not come in time; try again"));
 }
 
 // True: there was such a hold, and it is gone.

@@ -7,6 +7,16 @@
 #include "server/agent.h"
 
 namespace holdfast {
+namespace {
+
+// Of several drives.
+void AddBad(const std::vector<BadDurableCopy>& bad, CopiesFound& all) {
+  const size_t room = kBadCopiesMax - std::min(kBadCopiesMax, all.bad.size());
+  const auto count = static_cast<std::ptrdiff_t>(std::min(bad.size(), room));
+  all.bad.insert(all.bad.end(), bad.begin(), bad.begin() + count);
+}
+
+}  // namespace
 
 void Agent::OnTierScanned(const TierScanned& e) {
   for (const std::string& problem : e.problems) {
@@ -72,14 +82,19 @@ void Agent::OnDriveScanned(const TierScanned& e) {
         Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
       }
     }
+    for (const BadDurableCopy& bad : found.bad) {
+      drive_copies_.SeenBad(bad, began);
+    }
     CopiesFound copies;
     copies.tier = TierKind::kNvme;
     copies.began = began;
     copies.copies = found.copies;
+    copies.bad = found.bad;
     if (again) {
       // (What is gone is judged when all drives have answered.)
       std::vector<DurableCopy>& all = rebuild_->nvme[found.uuid].copies;
       all.insert(all.end(), found.copies.begin(), found.copies.end());
+      AddBad(found.bad, rebuild_->nvme[found.uuid]);
     }
     if (Tells(jobs_.at(found.uuid), TierKind::kNvme)) {
       Send(found.uuid, std::move(copies));
@@ -175,6 +190,7 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
     copies.copies = found.copies;
     copies.manifests = found.manifests;
     copies.highest_claim = found.highest_claim;
+    copies.bad = found.bad;
     copies.began = op.begun;
     for (const DurableCopy& copy : found.copies) {
       Act(IndexShard{copy.copy, TierKind::kRemote, 0, copy.location});

@@ -453,6 +453,9 @@ void Agent::AdvanceRebuild() {
       for (const DurableCopy& copy : all.copies) {
         seen.insert(copy.copy.id);
       }
+      for (const BadDurableCopy& bad : all.bad) {
+        seen.insert(bad.copy.copy.id);
+      }
       drive_copies_.DropUnseen(uuid, all.as_of, seen);
       if (Tells(job, TierKind::kNvme)) {
         Send(uuid, std::move(all));

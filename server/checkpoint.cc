@@ -298,6 +298,10 @@ bool Checkpoint::SetBad(Rank rank, CopyPlace place, std::string why) {
   return true;
 }
 
+void Checkpoint::SetFoundBad(Rank rank, CopyPlace place, CopyDetail detail, std::string why) {
+  Set(rank, place, {CopyState::Kind::kBad, std::move(detail), std::move(why)});
+}
+
 void Checkpoint::SetNone(Rank rank, CopyPlace place) {
   if (shards.count(rank) > 0) {
     Set(rank, place, {});

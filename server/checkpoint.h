@@ -128,6 +128,8 @@ struct Checkpoint {
   void SetGood(Rank rank, CopyPlace place, CopyDetail detail);
   // False if there was no good copy to be called bad.
   bool SetBad(Rank rank, CopyPlace place, std::string why);
+  // It lies there, and nobody has ever seen it good.
+  void SetFoundBad(Rank rank, CopyPlace place, CopyDetail detail, std::string why);
   void SetNone(Rank rank, CopyPlace place);
   // What the shard holds, as soon as anybody has read its record.
   void NoteLikeness(Rank rank, const Likeness& likeness);

@@ -144,11 +144,13 @@ void Coordinator::Handle(const ToCoordinator& message, NodeId from, EventTime ti
     runs_read_on_.clear();
   }
   LookForPrefetch(message, from);
+  LookForRepairs(message);
   std::visit([&](const auto& m) { On(m, t); }, message);
   if (!readers_.empty() && !InventoryPending()) {
     RetryReaders(t);
   }
   AdvancePrefetch(t);
+  AdvanceRepairs(t);
 }
 
 void Coordinator::On(const StateWritten& m, Turn& t) {
@@ -591,7 +593,7 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
       }
     }
   }
-  for (const std::optional<MonotonicTime>& due : {PrefetchWake(), stop_.NextWake()}) {
+  for (const std::optional<MonotonicTime>& due : {PrefetchWake(), stop_.NextWake(), RepairWake()}) {
     if (due) {
       also(*due);
     }

@@ -82,6 +82,14 @@ inline constexpr Duration kStopCounts = std::chrono::minutes(5);
 inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
 inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
 inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
+inline constexpr size_t kRepairsAtOnce = 2;  // of one job's copies in one tier, by one node
+inline constexpr size_t kRepairsOfJobAtOnce = 64;
+inline constexpr Duration kRepairRetryMin = std::chrono::seconds(1);
+inline constexpr Duration kRepairRetryMax = std::chrono::minutes(10);
+// Of what was refused, and will be again until somebody sees to it: each try reads a whole copy.
+inline constexpr Duration kRefusedRepairRetryMax = std::chrono::hours(24);
+inline constexpr size_t kMendedMax = 256;           // that are remembered
+inline constexpr size_t kBadToldMax = 1024;         // named in one answer
 inline constexpr size_t kRemovedMax = 256;          // removals that are remembered
 inline constexpr size_t kRemovalsStuckMax = 64;     // that hang; the next one is waited for
 inline constexpr int64_t kRemovalsFailedMax = 256;  // that failed; then retention waits for them
@@ -296,6 +304,24 @@ class Coordinator {
     std::optional<MonotonicTime> retry;  // of the first shard that is to be tried again
     std::map<Rank, Shard> shards;
   };
+  // A bad copy in a durable tier, to be written anew from a good one (coordinator_repair.cc).
+  struct Repair {
+    std::optional<CopyPlace> from;  // under way: what it is read from
+    NodeId asked = kHere;           // who does it
+    std::set<CopyPlace> failed;  // what it could not be taken from, though nothing says it is bad
+    MonotonicTime not_before{};
+    Duration backoff{};
+    std::string problem;  // why the last try failed, or why there is none
+    bool no_source = false;
+    bool no_room = false;
+    bool left = false;  // as it was asked for
+  };
+  struct RepairKey {
+    CheckpointId id;
+    Rank rank = 0;
+    CopyPlace place;
+    auto operator<=>(const RepairKey&) const = default;
+  };
   // One Handle call's surroundings.
   struct Turn {
     EventTime time;
@@ -419,6 +445,8 @@ class Coordinator {
   void On(const ShardGood& m, Turn& t);
   void On(const AwaitAsked& m, Turn& t);
   void AddShard(const ShardSealed& m, TierKind tier, CopyDetail detail, Turn& t);
+  void AddCopy(const ShardSealed& m, TierKind tier, CopyState copy, Turn& t);
+  void TellBad(CheckpointId id, Rank rank, CopyPlace place, const std::string& what, Turn& t);
   void Recheck(CheckpointId id, Turn& t);
   void Erase(CheckpointId id, Failure failure, Turn& t);
   static bool DrainsFromMemory(const Checkpoint& checkpoint);
@@ -546,7 +574,9 @@ class Coordinator {
   bool Configured(TierKind tier) const;
   void Learn(const SealedCopy& copy, bool& learned);
   void GiveWay(const CopiesFound& m, Turn& t);
+  bool MayLieThere(const CopiesFound& m, CheckpointId id, const Turn& t);
   bool MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t);
+  void NoteBegun(const SealedCopy& copy);
   bool IsAnotherSave(const SealedCopy& copy, TierKind tier, const std::string& location,
                      bool time_known, Turn& t);
   void PruneIncomplete(Turn& t);
@@ -625,6 +655,41 @@ class Coordinator {
   uint64_t BytesOfRanksOn(NodeId node) const;
   absl::Status CheckReplace(const v1::ReplaceRequest& request) const;
   std::map<NodeId, NodeId> StandIns() const;
+
+  // coordinator_repair.cc: bad copies in the durable tiers, written anew
+  void On(const RepairAsked& m, Turn& t);
+  void WantRepair(const RepairKey& key, bool leave);
+  void LookForRepairs(const ToCoordinator& message);
+  void AdvanceRepairs(Turn& t);
+  void StartRepair(const RepairKey& key, Repair& repair, Turn& t);
+  bool HasItsTurn(TierKind tier, NodeId by) const;
+  CopyPlace StopMending(const RepairKey& key, Repair& repair);
+  std::optional<CopyPlace> RepairSource(const RepairKey& key, const Repair& repair) const;
+  std::string WhyNoSource(const RepairKey& key) const;
+  void EndRepair(const ShardDrained& m, Turn& t);
+  void LoseRepairs(NodeId node, const std::string& why, Turn& t);
+  void RepairFailed(const RepairKey& key, const absl::Status& why, Turn& t);
+  std::optional<MonotonicTime> RepairWake() const;
+  // Whether a copy of it there is written anew just now, or read for that.
+  bool BeingMended(CheckpointId id, TierKind tier) const;
+  // The same, or it is to be, soon: retention, which takes from a tier what is not whole there
+  // while another one has it, leaves it alone.
+  bool ToBeMended(CheckpointId id, TierKind tier) const;
+  std::string SourceText(const CopyPlace& from) const;
+  void FillBadCopy(const RepairKey& key, const CopyState& copy, v1::BadCopy& out) const;
+  void ForEachBad(std::optional<CheckpointId> only, const v1::RepairRequest& request,
+                  const std::function<void(const RepairKey&, const CopyState&)>& visit) const;
+  void FillRepair(std::optional<CheckpointId> only, const v1::RepairRequest& request,
+                  v1::RepairReply& reply) const;
+
+  // coordinator_damage.cc: copies that a look at a tier found to be bad
+  void TakeBad(const CopiesFound& m, Turn& t);
+  void TakeBad(const BadDurableCopy& bad, const CopiesFound& m, Turn& t);
+  void TakeNamedBad(CheckpointId id, Rank rank, Turn& t);
+  void CountAsBad(const RepairKey& key, const std::string& location, const std::string& what,
+                  Turn& t);
+  void ForgetNamedBad(const std::function<bool(const RepairKey&, const std::string&)>& which);
+  void MendFound(Turn& t);
 
   // coordinator_retention.cc: what goes from the durable tiers
   void On(const RemovalDone& m, Turn& t);
@@ -736,6 +801,22 @@ class Coordinator {
   Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
+  std::map<RepairKey, Repair> repairs_;
+  std::set<RepairKey> mending_;  // those of repairs_ that are under way
+  bool repairs_wait_for_drains_ = false;
+  bool look_for_repairs_ = false;   // something changed: is there anything to ask for?
+  bool look_for_sources_ = false;   // and what had no good copy may have one now
+  std::set<CheckpointId> touched_;  // something of these changed
+  std::optional<MonotonicTime> repair_wake_;
+  // Copies that are bad, and known by their names alone, of shards of which nothing else tells yet.
+  struct NamedBad {
+    std::string location;
+    std::string what;
+    bool told = false;
+  };
+  std::map<RepairKey, NamedBad> named_bad_;
+  std::set<RepairKey> to_mend_;       // found to be bad: when all tiers have been read
+  std::deque<v1::BadCopy> mended_;    // newest last
   std::set<CheckpointId> to_remote_;  // of which flushes may be under way, or wait for a ticket
   std::array<Removals, kTierKinds> removals_;
   MonotonicTime forgotten_at_{};  // what scans that began before tell of the tiers is past

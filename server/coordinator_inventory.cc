@@ -65,6 +65,7 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
 
 // What waited for the tier to be read may go on.
 void Coordinator::GoOnWithTier(TierKind tier, Turn& t) {
+  MendFound(t);
   if (AllInventoriesKnown() && !history_known_) {
     history_known_ = true;
     Persist(t);
@@ -177,6 +178,9 @@ void Coordinator::GiveWay(const CopiesFound& m, Turn& t) {
   for (const DurableCopy& found : m.copies) {
     newest = std::max(newest, found.copy.id.attempt);
   }
+  for (const BadDurableCopy& bad : m.bad) {
+    newest = std::max(newest, bad.copy.copy.world_size > 0 ? bad.copy.copy.id.attempt : 0);
+  }
   if (members_.empty() || newest < attempt() ||
       (newest == attempt() && attempts_.rbegin()->second.decided)) {
     return;
@@ -193,11 +197,8 @@ void Coordinator::GiveWay(const CopiesFound& m, Turn& t) {
   Persist(t);
 }
 
-// Whether a copy that was found is one of the step that is known by its name.
-bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t) {
-  const SealedCopy& copy = found.copy;
-  const CheckpointId id = copy.id.checkpoint();
-  // A scan may have seen what was removed while it went on.
+// A scan may have seen what was removed while it went on.
+bool Coordinator::MayLieThere(const CopiesFound& m, CheckpointId id, const Turn& t) {
   Removals& removals = RemovalsOf(m.tier);
   const auto& ended = removals.ended;
   const auto removed = ended.find(id);
@@ -212,7 +213,14 @@ bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn&
   }
   std::for_each(removals.stuck.begin(), removals.stuck.end(), ask_too);
   std::for_each(removals.waiting.begin(), removals.waiting.end(), ask_too);
-  if (IsGoing(id, m.tier) || (removed != ended.end() && !(removed->second < m.began))) {
+  return !IsGoing(id, m.tier) && (removed == ended.end() || removed->second < m.began);
+}
+
+// Whether a copy that was found is one of the step that is known by its name.
+bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn& t) {
+  const SealedCopy& copy = found.copy;
+  const CheckpointId id = copy.id.checkpoint();
+  if (!MayLieThere(m, id, t)) {
     return false;
   }
   const auto known = checkpoints_.find(id);
@@ -227,7 +235,8 @@ bool Coordinator::MayCount(const CopiesFound& m, const DurableCopy& found, Turn&
   return shard.at(PlaceOf(m.tier, t.from)).kind != CopyState::Kind::kBad;
 }
 
-// Of an attempt that had this number before the job's state was lost.
+// Of an attempt that had this number before the job's state was lost; or of digests that are not
+// the ones that the rank sealed, whatever its own record says.
 bool Coordinator::IsAnotherSave(const SealedCopy& copy, TierKind tier, const std::string& location,
                                 bool time_known, Turn& t) {
   const CheckpointId id = copy.id.checkpoint();
@@ -237,7 +246,9 @@ bool Coordinator::IsAnotherSave(const SealedCopy& copy, TierKind tier, const std
   }
   const ShardState& shard = known->second.shards.at(copy.id.rank);
   const bool other_time = shard.time_sure && time_known && shard.unix_ms != copy.sealed_unix_ms;
-  if (!other_time && shard.bytes == copy.image_bytes) {
+  const bool other_digests = shard.likeness.any() && copy.likeness.any() &&
+                             shard.likeness.content != copy.likeness.content;
+  if (!other_time && !other_digests && shard.bytes == copy.image_bytes) {
     return false;
   }
   Tell(Report::Kind::kTierTrouble,
@@ -246,6 +257,15 @@ bool Coordinator::IsAnotherSave(const SealedCopy& copy, TierKind tier, const std
                     ") is another save than the one that is known by this name; left alone"),
        0, t, tier);
   return true;
+}
+
+// That it lies there says that it was saved.
+void Coordinator::NoteBegun(const SealedCopy& copy) {
+  if (copy.id.attempt == attempt()) {
+    any_save_ = true;
+    Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
+    last = std::max(last, copy.id.step);
+  }
 }
 
 void Coordinator::On(const CopiesFound& m, Turn& t) {
@@ -261,6 +281,12 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
   for (const DurableCopy& found : m.copies) {
     Learn(found.copy, learned);
   }
+  for (const BadDurableCopy& bad : m.bad) {
+    there.insert({bad.copy.copy.id.checkpoint(), bad.copy.copy.id.rank});
+    if (bad.copy.copy.world_size > 0) {
+      Learn(bad.copy.copy, learned);
+    }
+  }
   ComputeLine();
   for (const DurableCopy& found : m.copies) {
     const SealedCopy& copy = found.copy;
@@ -269,15 +295,12 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
     if (!MayCount(m, found, t)) {
       continue;
     }
-    if (copy.id.attempt == attempt()) {
-      any_save_ = true;
-      Step& last = last_begun_.try_emplace(copy.id.rank, copy.id.step).first->second;
-      last = std::max(last, copy.id.step);
-    }
+    NoteBegun(copy);
     AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
               copy.sealed_unix_ms, !found.from_manifest, copy.likeness},
              m.tier, DetailOf(found), t);
   }
+  TakeBad(m, t);
   for (const CheckpointId& id : m.manifests) {
     if (const auto it = checkpoints_.find(id);
         it != checkpoints_.end() && it->second.AnyAt(m.tier)) {
@@ -352,6 +375,9 @@ std::vector<CheckpointId> Coordinator::DropCopies(
 // Nothing is judged by what cannot be read. What was found bad is not forgotten: it would be good
 // again when the directory is back.
 void Coordinator::On(const CopiesAway& m, Turn& t) {
+  ForgetNamedBad([&](const RepairKey& key, const std::string& location) {
+    return key.place == PlaceOf(m.tier, t.from) && location.rfind(m.dir + "/", 0) == 0;
+  });
   const auto lies_there = [&](CheckpointId, Rank, const CopyState& copy) {
     return IsGoodBelow(copy, m.dir);
   };
@@ -409,6 +435,7 @@ std::vector<ShardId> Coordinator::GoodAt(TierKind tier, NodeId node) const {
 // A removal of everything has ended halfway: what is left is what the tiers' next scans find.
 void Coordinator::ForgetDurable(Turn& t) {
   forgotten_at_ = t.time.now;
+  named_bad_.clear();
   for (const TierKind tier : kDrained) {
     Removals fresh;
     fresh.ended = std::move(RemovalsOf(tier).ended);
@@ -450,6 +477,8 @@ void Coordinator::PruneIncomplete(Turn& t) {
     } else if (open && CutOff(id, checkpoint)) {
       checkpoint.cut_off = true;
       checkpoint.is_protected = false;
+    } else if (open && over && checkpoint.Complete() && !checkpoint.Bad().empty()) {
+      checkpoint.dead = true;  // it was whole once, and is again when what is bad has been mended
     } else if (open && over) {
       incomplete.push_back(id);
     }

@@ -534,6 +534,7 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   const bool was_pending = Inventory(TierKind::kNvme).kind == InventoryState::Kind::kPending;
   Miss(t.from, !m.ended, m.why);
   SumUpNvme();
+  LoseRepairs(t.from, Message(away), t);
   const MonotonicTime since = absent_.try_emplace(t.from, Absence{t.time.now}).first->second.since;
   absent_[t.from] = {since, m.ended};
   for (const CheckpointId& id : AllCheckpoints()) {

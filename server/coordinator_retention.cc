@@ -39,6 +39,9 @@ std::vector<CheckpointView> Coordinator::Views() const {
     CheckpointView view = checkpoint.View(id);
     view.held = Held(id);
     view.pinned = Pinned(id);
+    for (const TierKind tier : kDurable) {
+      view.at(tier).source = view.at(tier).source || ToBeMended(id, tier);
+    }
     view.apart = checkpoint.GoodAt(TierKind::kPeer) > 0 &&
                  checkpoint.PeersApart([this](NodeId node) { return DomainOf(node); });
     for (const TierKind tier : kDrained) {
@@ -172,7 +175,8 @@ std::optional<Coordinator::Going> Coordinator::NextWaiting(TierKind tier, bool f
     }
     it->not_before = {};  // from now on it waits for others, not for the time
     const Checkpoint& checkpoint = checkpoints_.at(it->id);
-    if (!checkpoint.drain(tier).Busy() && !ReadFrom(checkpoint, tier)) {
+    if (!checkpoint.drain(tier).Busy() && !ReadFrom(checkpoint, tier) &&
+        !BeingMended(it->id, tier)) {
       Going next = std::move(*it);
       waiting.erase(it);
       return next;
@@ -223,6 +227,9 @@ Coordinator::Going Coordinator::TakeFrom(CheckpointId id, TierKind tier, Turn& t
     }
   }
   checkpoint.removing = true;
+  ForgetNamedBad([&](const RepairKey& key, const std::string&) {
+    return key.id == id && key.place.tier == tier;
+  });
   checkpoint.Clear(tier);
   if (tier == TierKind::kRemote) {
     t.Say(FlushUnwanted{id, tier}, kEveryNode);  // what was written there is remembered by nobody

@@ -164,6 +164,11 @@ void Coordinator::On(const ShardSealed& m, Turn& t) {
 
 // A copy of the shard is in that tier: sealed just now, found there, or copied there.
 void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detail, Turn& t) {
+  AddCopy(m, tier, {CopyState::Kind::kGood, std::move(detail), ""}, t);
+}
+
+// The same, good or bad.
+void Coordinator::AddCopy(const ShardSealed& m, TierKind tier, CopyState copy, Turn& t) {
   const CheckpointId id{m.attempt, m.step};
   auto [it, fresh] = checkpoints_.try_emplace(id);
   Checkpoint& checkpoint = it->second;
@@ -188,8 +193,16 @@ void Coordinator::AddShard(const ShardSealed& m, TierKind tier, CopyDetail detai
   }
   checkpoint.writing.erase(m.rank);
   checkpoint.AddShard(m.rank, m.bytes, m.unix_ms, m.time_sure, m.likeness);
-  checkpoint.SetGood(m.rank, PlaceOf(tier, t.from), std::move(detail));
+  const CopyPlace place = PlaceOf(tier, t.from);
+  if (copy.kind == CopyState::Kind::kGood) {
+    checkpoint.SetGood(m.rank, place, std::move(copy.detail));
+  } else {
+    checkpoint.SetFoundBad(m.rank, place, std::move(copy.detail), std::move(copy.why));
+  }
   Recheck(id, t);
+  if (!named_bad_.empty()) {
+    TakeNamedBad(id, m.rank, t);
+  }
   if (before == stage()) {
     AnswerAwaitsOf(m.rank, id.step, t);
   } else {
@@ -277,22 +290,39 @@ void Coordinator::On(const ShardBad& m, Turn& t) {
       it != checkpoints_.end() &&
       (it->second.SetBad(m.rank, PlaceOf(m.tier, node), m.what) ||
        (m.tier == TierKind::kPeer && it->second.SetBad(m.rank, {TierKind::kMemory, node}, m.what)));
+  const CopyPlace place = PlaceOf(m.tier, node);
+  const bool mends = m.tier == TierKind::kNvme || m.tier == TierKind::kRemote;
   if (!bad) {
-    return;
+    // What was left as it is, and is found again, is mended unless that is not wanted either.
+    const bool was = it != checkpoints_.end() && it->second.shards.count(m.rank) > 0 &&
+                     it->second.shards.at(m.rank).at(place).kind == CopyState::Kind::kBad;
+    return was && mends && !m.leave ? WantRepair({m.checkpoint, m.rank, place}, false) : void();
   }
   if (other) {
     t.Say(CopyDoubted{m.checkpoint, m.rank}, node);
   }
   Checkpoint& checkpoint = it->second;
-  Tell(Report::Kind::kCopyBad,
-       absl::StrCat("step ", m.checkpoint.step, " of attempt ", m.checkpoint.attempt, " rank ",
-                    m.rank, ": its ", ToAbsl(TierName(m.tier)), " copy: ", m.what),
-       checkpoint.shards.at(m.rank).bytes, t);
+  TellBad(m.checkpoint, m.rank, place, m.what, t);
   if (checkpoint.Open()) {
     return Abandon(m.checkpoint, absl::StrCat("the copy of rank ", m.rank, " is bad: ", m.what), t);
   }
+  if (mends) {
+    WantRepair({m.checkpoint, m.rank, place}, m.leave);
+  }
   Recheck(m.checkpoint, t);
   ReplicateAgain(t);
+}
+
+void Coordinator::TellBad(CheckpointId id, Rank rank, CopyPlace place, const std::string& what,
+                          Turn& t) {
+  Tell(Report::Kind::kCopyBad,
+       absl::StrCat("step ", id.step, " of attempt ", id.attempt, " rank ", rank, ": its ",
+                    ToAbsl(TierName(place.tier)), " copy",
+                    settings_.nodes->Several() && place.tier != TierKind::kRemote
+                        ? absl::StrCat(" on ", settings_.nodes->Name(place.node))
+                        : "",
+                    ": ", what),
+       checkpoints_.at(id).shards.at(rank).bytes, t);
 }
 
 void Coordinator::On(const ShardGood& m, Turn& t) {

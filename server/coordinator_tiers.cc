@@ -264,13 +264,19 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   flush.world_size = checkpoint.world_size;
   const v1::Policy policy = EffectivePolicy();
   flush.verify = TierPolicyOf(policy, tier).verify();
+  if (tier == TierKind::kRemote &&
+      policy.remote().compression() == v1::TierPolicy::COMPRESSION_ZSTD) {
+    flush.zstd_level = policy.remote().compression_level();
+    flush.zstd_threads = policy.remote().compression_threads();
+  }
   if (const auto info = attempts_.find(id.attempt); info != attempts_.end()) {
     flush.opening = info->second.opening;
   }
   const Sharing sharing = tier == TierKind::kRemote && policy.remote().share_replicas()
                               ? Sharing(checkpoint)
                               : Sharing();
-  std::map<NodeId, FlushWanted> by_node;  // each copies on what it has
+  std::map<NodeId, FlushWanted> by_node;             // each copies on what it has
+  std::vector<std::pair<NodeId, FlushWanted>> anew;  // in the place of what is bad there
   const bool nvme_moves = NvmeMoves();
   for (const auto& [rank, shard] : checkpoint.shards) {
     if (shard.at(tier).kind == CopyState::Kind::kGood) {
@@ -285,10 +291,17 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
       LoseDrain(id, tier, absl::StrCat("rank ", rank, " has no copy to take it from any more"), t);
       return false;
     }
+    drain.waiting.Set(rank, *from);
+    if (shard.at(PlaceOf(tier, from->node)).kind == CopyState::Kind::kBad) {
+      anew.emplace_back(from->node, flush);
+      anew.back().second.replace = true;
+      anew.back().second.shards.push_back({rank, from->tier, shard.bytes, 0});
+      sharing.AddGroup(anew.back().second);
+      continue;
+    }
     const auto [its, fresh] = by_node.try_emplace(from->node, flush);
     its->second.shards.push_back({rank, from->tier, shard.bytes, 0});
     sharing.AddGroup(its->second);
-    drain.waiting.Set(rank, *from);
   }
   drain.retry_at = {};
   drain.failure = absl::OkStatus();
@@ -298,7 +311,10 @@ bool Coordinator::StartDrain(CheckpointId id, TierKind tier, Turn& t) {
   if (drain.begun_unix_ms == 0) {
     drain.begun_unix_ms = t.time.unix_ms;
   }
-  if (by_node.empty()) {
+  for (auto& [node, its] : anew) {
+    t.Say(std::move(its), node);
+  }
+  if (drain.waiting.empty()) {
     drain.phase = Drain::Phase::kRunning;
     EndDrainRound(id, tier, t);
     const auto left = checkpoints_.find(id);
@@ -363,10 +379,18 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
   const CopyPlace* from =
       it == checkpoints_.end() ? nullptr : it->second.drain(m.to).waiting.Find(m.rank);
   if (from == nullptr || from->node != t.from) {
-    return m.to == TierKind::kPeer ? TakeLateReplica(m, t) : void();
+    return m.to == TierKind::kPeer ? TakeLateReplica(m, t) : EndRepair(m, t);
   }
   Checkpoint& checkpoint = it->second;
   Drain& drain = checkpoint.drain(m.to);
+  // (It may have been begun as a repair: the node answers once.)
+  if (const auto repair = repairs_.find({m.checkpoint, m.rank, PlaceOf(m.to, t.from)});
+      repair != repairs_.end() && repair->second.asked == t.from) {
+    StopMending(repair->first, repair->second);
+  }
+  const bool left_bad =
+      m.status.ok() && !m.replaced && m.to != TierKind::kPeer &&
+      checkpoint.shards.at(m.rank).at(PlaceOf(m.to, t.from)).kind == CopyState::Kind::kBad;
   drain.waiting.Erase(m.rank);
   drain.unasked.Drop(t.from, m.rank);
   if (m.to == TierKind::kRemote) {
@@ -385,7 +409,17 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
             m.copy.file_bytes != 0 ? m.copy.file_bytes : checkpoint.shards.at(m.rank).bytes;
       }
     }
+  } else if (left_bad) {
+    // One that knows of no replacement finds a copy there, and says that all is well.
+    drain.failure =
+        absl::UnimplementedError("the ckptd there is of a version that mends no copies");
   } else if (m.status.ok()) {
+    if (checkpoint.shards.at(m.rank).at(PlaceOf(m.to, t.from)).kind == CopyState::Kind::kBad) {
+      EndRepair(m, t);  // it is told that it was mended with the rest
+      if (checkpoints_.count(m.checkpoint) == 0) {
+        return;
+      }
+    }
     CopyDetail detail = DetailOf(m.copy);
     detail.since = t.time.now;
     checkpoint.SetGood(m.rank, PlaceOf(m.to, t.from), std::move(detail));
@@ -398,6 +432,9 @@ void Coordinator::On(const ShardDrained& m, Turn& t) {
     }
     if (m.to == TierKind::kPeer) {
       NoteRefusal(m, drain, t.from);
+    }
+    if (m.replaced && absl::IsNotFound(m.status) && !m.source_bad) {
+      checkpoint.SetNone(m.rank, PlaceOf(m.to, t.from));  // it is written as any other
     }
     if (m.source_bad) {
       On(ShardBad{m.checkpoint, m.rank, Message(m.status), m.from, m.peer}, t);

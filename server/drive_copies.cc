@@ -46,23 +46,49 @@ void DriveCopies::DropIf(const JobUuid& job, const Which& which) {
 
 void DriveCopies::Written(const DurableCopy& copy, MonotonicTime now) {
   Put(copy, now);
-  jobs_.at(copy.copy.id.job).at(copy.copy.id).bad = false;
+  Copy& here = jobs_.at(copy.copy.id.job).at(copy.copy.id);
+  here.bad = false;
+  here.unread.clear();
 }
 
-bool DriveCopies::Seen(const DurableCopy& copy, MonotonicTime began) {
-  const ShardId& id = copy.copy.id;
+// What a scan that began then says of it: it goes, has gone, or was written anew since.
+bool DriveCopies::IsPast(const ShardId& id, MonotonicTime began) const {
   if (const Copy* known = Find(id);
       known != nullptr &&
       (known->state == State::kGoing || (known->state == State::kThere && began < known->since))) {
+    return true;
+  }
+  const auto job = ended_.find(id.job);
+  if (job == ended_.end()) {
     return false;
   }
-  if (const auto job = ended_.find(id.job); job != ended_.end()) {
-    const auto ended = job->second.find(id.checkpoint());
-    if (ended != job->second.end() && !(ended->second < began)) {
-      return false;
-    }
+  const auto ended = job->second.find(id.checkpoint());
+  return ended != job->second.end() && !(ended->second < began);
+}
+
+bool DriveCopies::Seen(const DurableCopy& copy, MonotonicTime began) {
+  if (IsPast(copy.copy.id, began)) {
+    return false;
   }
   Put(copy, {});
+  Copy& here = jobs_.at(copy.copy.id.job).at(copy.copy.id);
+  here.bad = here.bad && here.unread.empty();
+  here.unread.clear();
+  return true;
+}
+
+bool DriveCopies::SeenBad(const BadDurableCopy& bad, MonotonicTime began) {
+  const ShardId& id = bad.copy.copy.id;
+  const Copy* known = Find(id);
+  const bool elsewhere = known != nullptr && known->state == State::kThere && !known->bad &&
+                         known->copy.location != bad.copy.location;
+  if (IsPast(id, began) || elsewhere) {  // (another drive has a good one)
+    return false;
+  }
+  Put(known != nullptr && bad.copy.copy.world_size == 0 ? DurableCopy(known->copy) : bad.copy, {});
+  Copy& here = jobs_.at(id.job).at(id);
+  here.bad = true;
+  here.unread = bad.what;
   return true;
 }
 
@@ -77,6 +103,9 @@ void DriveCopies::SetBad(const ShardId& shard, bool bad) {
   if (const auto job = jobs_.find(shard.job); job != jobs_.end()) {
     if (const auto copy = job->second.find(shard); copy != job->second.end()) {
       copy->second.bad = bad;
+      if (!bad) {
+        copy->second.unread.clear();
+      }
     }
   }
 }

@@ -30,12 +30,15 @@ class DriveCopies {
     DurableCopy copy;
     State state = State::kThere;
     bool bad = false;
+    std::string unread;     // not empty: bad, and no scan can read it: why
     MonotonicTime since{};  // when it was written, by this daemon; else 0
   };
 
   void Written(const DurableCopy& copy, MonotonicTime now);
   // False: it is on its way out, or was removed or written since the scan began.
   bool Seen(const DurableCopy& copy, MonotonicTime began);
+  // The same of one that it found, and could not read. (World size 0: what was known of it stays.)
+  bool SeenBad(const BadDurableCopy& bad, MonotonicTime began);
   // Of the job, what was there before `as_of` and is not among these is not there.
   void DropUnseen(const JobUuid& job, MonotonicTime as_of, const std::set<ShardId>& seen);
   void SetBad(const ShardId& shard, bool bad);
@@ -62,6 +65,7 @@ class DriveCopies {
 
  private:
   using Copies = std::map<ShardId, Copy>;
+  bool IsPast(const ShardId& id, MonotonicTime began) const;
   void Put(const DurableCopy& copy, MonotonicTime since);
   Copies::iterator Drop(Copies& copies, Copies::iterator it);
   template <typename Which>

@@ -89,6 +89,14 @@ struct DurableCopy {
   uint64_t file_bytes = 0;
   LayoutHash plan{};
 };
+// One that belongs where it lies, and is of no use: its image or record is damaged, cut or gone.
+// World size 0: nothing tells of it but its names. Then it has an identity and a location, and
+// image_bytes is what its image's file has.
+struct BadDurableCopy {
+  DurableCopy copy;
+  std::string what;
+};
+inline constexpr size_t kBadCopiesMax = 4096;  // of one job that are told at a time
 // What a scan found of one job.
 struct FoundJob {
   JobUuid uuid;
@@ -98,6 +106,7 @@ struct FoundJob {
   std::vector<DurableCopy> copies;
   std::vector<CheckpointId> manifests;  // remote: those that have one
   Attempt highest_claim = 0;            // remote: attempts up to this one were opened by somebody
+  std::vector<BadDurableCopy> bad{};
 };
 
 // A slot file that the daemon must not touch (a newer version's, another boot's, unreadable): its
@@ -209,7 +218,8 @@ struct CopyFoundGood {
 struct DurableCopyJudged {
   TierKind tier = TierKind::kNvme;
   ShardId id;
-  std::string what;  // empty: it is good
+  std::string what;    // empty: it is good
+  bool leave = false;  // it is not written anew by itself
 };
 // The client has heard nothing. DataLoss, NotFound: the slot's file is at fault; Cancelled: the
 // client has gone.
@@ -228,17 +238,20 @@ struct HoldShard {
   // takes.
   bool load = false;
 };
+// The scrub wants to know what there is to read: every sealed copy in this node's memory and on its
+// drives, and those in the remote tier of the jobs that are hosted here. → ListedShards
+struct ListCopies {};
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
-  std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
-               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
-               v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
-               v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
-               v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
-               v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
-               v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest>
+  std::variant<
+      v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest, v1::VerifyRequest,
+      HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest, v1::WhereRequest,
+      v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest, v1::PinRequest,
+      v1::RemoveCheckpointRequest, v1::RebuildRequest, v1::SetOptionsRequest, v1::GetNodesRequest,
+      v1::FindShardRequest, v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
+      v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest, ListCopies>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -273,7 +286,10 @@ struct DurableOpened {
   bool bad = false;     // the copy is of no use, whoever reads it
   SealedCopy copy;      // when OK
   std::shared_ptr<PassedFiles> files = nullptr;  // likewise: image and record
-  uint64_t parts_bytes = 0;  // kPeer: of the memory that is there in place of the image
+  uint64_t parts_bytes = 0;  // in parts: of the memory that is there in place of the image
+  // OK, but without files: the image is compressed, or some of what it needs is, and can be had in
+  // parts only.
+  bool parts_only = false;
 };
 // The parts are there, of the shard that was opened, or will not be: then nothing more is to be
 // had.
@@ -442,6 +458,10 @@ struct FlushShard {
   // Remote: the ranks that hold the same tensors, this one among them; each writes some of them
   // once for all. Null: the shard is written whole.
   std::shared_ptr<const Replicas::Group> replicas = nullptr;
+  uint32_t zstd_level = 0;    // remote: compressed, if that saves something; 0: it is not
+  uint32_t zstd_threads = 0;  // at work for it at once; 0: all there are
+  // The copy there is bad: the new one is written aside, verified, and then put in its place.
+  bool replace = false;
 };
 // It ends soon as Cancelled, unless it is done already; nobody touches its slot any more when its
 // end is told. One that is stuck in a call lets go of its slot all the same.
@@ -476,15 +496,18 @@ struct FetchShard {
   bool background = false;  // nobody waits for it: held to fabric.bandwidth_bytes_per_s_max
 };
 // Opens image and record of a copy, read-only, and looks whether they are what they should be; the
-// bytes of the image are the reader's to verify → DurableOpened. Where `peers` names somebody: the
+// bytes of the image are the reader's to verify → DurableOpened. Where it is wanted in parts: the
 // record, and memory for parts, which ReadParts fills until EndParts. CancelDrain ends it likewise.
 struct OpenDurable {
   DrainId drain = 0;
   TierKind tier = TierKind::kNvme;
   CopyKey key;
-  // kPeer: the nodes that have it, in the order to ask them. kRemote: the node that reads it for
-  // all; none: it is opened here.
+  bool in_parts = false;
+  // kPeer: the nodes that have it, in the order to ask them. kRemote, in parts: the node that reads
+  // it for all; none: it is read here.
   std::vector<std::string> peers{};
+  // kRemote: with what its file leaves out, which other ranks' files have.
+  bool whole = false;
 };
 // Brings parts of a shard that lies on another node into the memory that was opened for it
 // → PartsRead.
@@ -622,7 +645,7 @@ struct AdminReply {
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
                v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
-               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply>
+               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply, v1::RepairReply>
       reply;
 };
 // Another node asks for what only the runtime can do → ReadForPeer.
@@ -646,7 +669,9 @@ struct Report {
     kSessionFellBack,
     kSessionFailed,
     kCopyBad,
-    kCopyGood,  // it was called bad, and is not
+    kCopyGood,      // it was called bad, and is not
+    kCopyMended,    // it was bad, and was written anew from a good one
+    kCopyUnmended,  // it is bad, and there is no good one
     kSlotQuarantined,
     kSlotReleased,
     kSlotLost,

@@ -132,6 +132,7 @@ struct ShardBad {
   std::string what;
   TierKind tier = TierKind::kMemory;
   std::string node{};  // whose copy it is; empty: the sender's
+  bool leave = false;  // it is not written anew by itself
 };
 // What the node knows of a tier. Until it knows it, something newer than what is seen may lie
 // there.
@@ -142,7 +143,7 @@ struct InventoryState {
   std::string why;  // kFailed
 };
 // What a scan of a tier that began at `began` found of the job. What the coordinator believed to be
-// there before `as_of`, if that is set, and is not among these is gone.
+// there before `as_of`, if that is set, and is not among these, good or bad, is gone.
 struct CopiesFound {
   TierKind tier = TierKind::kNvme;
   MonotonicTime began{};
@@ -150,6 +151,7 @@ struct CopiesFound {
   std::vector<DurableCopy> copies;
   std::vector<CheckpointId> manifests;
   Attempt highest_claim = 0;
+  std::vector<BadDurableCopy> bad{};  // at most kBadCopiesMax
 };
 // What lies in one of the tier's directories is out of reach. An InventoryState follows, and
 // CopiesFound when it is back.
@@ -167,6 +169,9 @@ struct ShardDrained {
   bool source_bad = false;
   DurableCopy copy;
   std::string peer{};  // to kPeer: the node that it was read from
+  // A bad copy was written anew, or was to be. (Older daemons do not know how, and say that all is
+  // well when a copy is there.)
+  bool replaced = false;
 };
 struct FlushStalled {
   CheckpointId checkpoint;
@@ -234,6 +239,10 @@ struct FetchRoomAsked {
   RequestToken token = 0;
   CheckpointId fetched;
   std::vector<CheckpointId> useful;
+};
+struct RepairAsked {
+  RequestToken token = 0;
+  v1::RepairRequest request;
 };
 struct PinAsked {
   RequestToken token = 0;
@@ -378,15 +387,14 @@ struct JobRemoved {
   bool agreed_first = false;  // in a cluster: it is to be durable → RemovalAgreed
 };
 
-using ToCoordinator =
-    std::variant<JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed,
-                 ShardBad, ShardGood, AwaitAsked, SessionAsked, LoadReported, AttachAsked,
-                 RecordsAsked, ListAsked, RequestExpired, RequestCancelled, RestorePointAsked,
-                 StateWritten, WakeUp, JobRemoved, InventoryState, CopiesFound, CopiesAway,
-                 ShardDrained, FlushStalled, ManifestDone, RemovalDone, RemovalStalled,
-                 MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked,
-                 RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft,
-                 PrefetchEnded, ReplicasDropped, ReplaceAsked, StopNoticed, StepsHeld, NodeLeaving>;
+using ToCoordinator = std::variant<
+    JoinAsked, SeatLost, SaveAsked, RoomAsked, SpareAsked, SaveLost, ShardSealed, ShardBad,
+    ShardGood, AwaitAsked, SessionAsked, LoadReported, AttachAsked, RecordsAsked, ListAsked,
+    RequestExpired, RequestCancelled, RestorePointAsked, StateWritten, WakeUp, JobRemoved,
+    InventoryState, CopiesFound, CopiesAway, ShardDrained, FlushStalled, ManifestDone, RemovalDone,
+    RemovalStalled, MemoryCopyGained, FetchFailed, DurableRoomAsked, FetchRoomAsked, PinAsked,
+    RepairAsked, RemoveCheckpointAsked, SetPolicyAsked, CollectGarbageAsked, NodeArrived, NodeLeft,
+    PrefetchEnded, ReplicasDropped, ReplaceAsked, StopNoticed, StepsHeld, NodeLeaving>;
 
 // ---- Coordinator → agent ----
 
@@ -548,6 +556,10 @@ struct FlushWanted {
   uint64_t opening = 0;
   v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
   std::vector<Group> groups;  // remote: of replicas that share what they write
+  uint32_t zstd_level = 0;    // remote: images are compressed; 0: they are not
+  uint32_t zstd_threads = 0;  // at work for one of them at once; 0: all there are
+  // They are bad there: written anew aside, verified, then put in place of what is there.
+  bool replace = false;
 };
 struct FlushUnwanted {
   CheckpointId checkpoint;
@@ -585,7 +597,8 @@ struct PrefetchUnwanted {
 };
 struct AdminAnswered {
   RequestToken token = 0;
-  std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::ReplaceReply>
+  std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::ReplaceReply,
+               v1::RepairReply>
       reply;
 };
 

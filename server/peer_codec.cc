@@ -51,6 +51,7 @@ using peer_internal::Writer;
   X(NodeArrived, node_arrived)                      \
   X(RestorePointAsked, restore_point_asked)         \
   X(PinAsked, pin_asked)                            \
+  X(RepairAsked, repair_asked)                      \
   X(RemoveCheckpointAsked, remove_checkpoint_asked) \
   X(SetPolicyAsked, set_policy_asked)               \
   X(CollectGarbageAsked, collect_garbage_asked)     \
@@ -121,7 +122,8 @@ using peer_internal::Writer;
   X(VerifyPart, verify_part)             \
   X(VerifyMore, verify_more)             \
   X(Replace, replace)                    \
-  X(Drain, drain)
+  X(Drain, drain)                        \
+  X(Repair, repair)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }
@@ -155,6 +157,8 @@ constexpr std::pair<Report::Kind, v1::ReportKind> kReportKinds[] = {
     {Report::Kind::kSessionFailed, v1::REPORT_KIND_SESSION_FAILED},
     {Report::Kind::kCopyBad, v1::REPORT_KIND_COPY_BAD},
     {Report::Kind::kCopyGood, v1::REPORT_KIND_COPY_GOOD},
+    {Report::Kind::kCopyMended, v1::REPORT_KIND_COPY_MENDED},
+    {Report::Kind::kCopyUnmended, v1::REPORT_KIND_COPY_UNMENDED},
     {Report::Kind::kSlotQuarantined, v1::REPORT_KIND_SLOT_QUARANTINED},
     {Report::Kind::kSlotReleased, v1::REPORT_KIND_SLOT_RELEASED},
     {Report::Kind::kSlotLost, v1::REPORT_KIND_SLOT_LOST},
@@ -450,6 +454,7 @@ void Fields(Io& io, M& m, v1::ShardBad& p) {
   io.Tier(HF_FIELD(tier));
   io.Text(HF_FIELD(what));
   NodeName(io, HF_FIELD(node));
+  io.Any(HF_FIELD(leave));
 }
 
 template <typename Io, typename M>
@@ -535,6 +540,38 @@ void Fields(Io& io, M& m, v1::InventoryState& p) {
   io.Text(HF_FIELD(why));
 }
 
+// Of what only its names tell of, how long its file is stays at its node.
+template <typename Io, typename M>
+void BadCopy(Io& io, M& m, v1::FoundBad& p) {
+  CheckpointId id = m.copy.copy.id.checkpoint();
+  Rank rank = m.copy.copy.id.rank;
+  std::string location = m.copy.location;
+  CheckpointOf(io, id, p);
+  io.Within(HF_FIELD_AS(rank, rank), 0, kWorldSizeMax - 1);
+  io.Path(HF_FIELD_AS(location, location));
+  io.Text(HF_FIELD(what));
+  if constexpr (Io::kWriting) {
+    if (m.copy.copy.world_size != 0) {
+      std::vector<DurableCopy> copy{m.copy};
+      copy.front().location.clear();
+      io.Copies(copy, *p.mutable_copy());
+    }
+  } else {
+    std::vector<DurableCopy> copies;
+    io.Copies(copies, *p.mutable_copy());
+    io.Require(copies.size() <= 1, "bad", "there are several");
+    if (!copies.empty()) {
+      m.copy = copies.front();
+      io.Require(m.copy.copy.id.checkpoint() == id && m.copy.copy.id.rank == rank, "bad",
+                 "it is another shard");
+    } else {
+      m.copy.copy.id = {io.header().job, id.attempt, id.step, rank};
+      m.copy.copy.job_name = io.header().job_name;
+    }
+    m.copy.location = location;
+  }
+}
+
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::CopiesFound& p) {
   DurableTier(io, HF_FIELD(tier));
@@ -546,6 +583,17 @@ void Fields(Io& io, M& m, v1::CopiesFound& p) {
   Checkpoints(io, m.manifests, *p.mutable_manifest_attempt(), *p.mutable_manifest_step(),
               "manifests");
   io.Any(HF_FIELD(highest_claim));
+  if constexpr (Io::kWriting) {
+    io.Require(m.bad.size() <= kBadCopiesMax, "bad", "they are too many");
+    for (const BadDurableCopy& bad : m.bad) {
+      BadCopy(io, bad, *p.add_bad());
+    }
+  } else {
+    io.Require(static_cast<size_t>(p.bad_size()) <= kBadCopiesMax, "bad", "they are too many");
+    for (int i = 0; i < p.bad_size() && io.ok(); ++i) {
+      BadCopy(io, m.bad.emplace_back(), *p.mutable_bad(i));
+    }
+  }
 }
 
 template <typename Io, typename M>
@@ -563,6 +611,7 @@ void Fields(Io& io, M& m, v1::ShardDrained& p) {
   io.Status(m.status, HF_HAS(status), HF_MUTABLE(status));
   io.Any(HF_FIELD(source_bad));
   NodeName(io, HF_FIELD(peer));
+  io.Any(HF_FIELD(replaced));
   std::vector<DurableCopy> copies;
   if constexpr (Io::kWriting) {
     if (!m.copy.copy.id.job.IsZero()) {
@@ -815,6 +864,17 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::PinAsked& p) {
   io.Any(HF_FIELD(token));
   RequestOf(io, m.request, *p.mutable_request());
+}
+
+template <typename Io, typename M>
+void Fields(Io& io, M& m, v1::RepairAsked& p) {
+  io.Any(HF_FIELD(token));
+  RequestOf(io, m.request, *p.mutable_request());
+  if constexpr (Io::kWriting) {
+    p.mutable_request()->set_tier(peer_internal::MendText(m.request.tier()));
+  } else {
+    io.Require(m.request.tier().size() <= kPeerTextBytesMax, "request.tier", "it is too long");
+  }
 }
 
 template <typename Io, typename M>
@@ -1195,6 +1255,9 @@ void Fields(Io& io, M& m, v1::FlushWanted& p) {
   io.ProtoEnum(HF_FIELD(verify), v1::TierPolicy::Verify_IsValid);
   Sources(io, m, p);
   GroupsOf(io, m, p);
+  io.Within(HF_FIELD(zstd_level), 0, kZstdLevelMax);
+  io.Within(HF_FIELD(zstd_threads), 0, kZstdThreadsMax);
+  io.Any(HF_FIELD(replace));
 }
 
 template <typename Io, typename M>
@@ -1259,6 +1322,8 @@ void Fields(Io& io, M& m, v1::AdminAnswered& p) {
       ReplyOf(io, *removed, *p.mutable_remove_checkpoint());
     } else if (const auto* replaced = std::get_if<v1::ReplaceReply>(&m.reply)) {
       ReplyOf(io, *replaced, *p.mutable_replace());
+    } else if (const auto* repair = std::get_if<v1::RepairReply>(&m.reply)) {
+      io.Message(*repair, *p.mutable_repair());
     } else {
       ReplyOf(io, std::get<v1::SetOptionsReply>(m.reply), *p.mutable_set_options());
     }
@@ -1271,6 +1336,8 @@ void Fields(Io& io, M& m, v1::AdminAnswered& p) {
                        *p.mutable_remove_checkpoint());
       case v1::AdminAnswered::kReplace:
         return ReplyOf(io, m.reply.template emplace<v1::ReplaceReply>(), *p.mutable_replace());
+      case v1::AdminAnswered::kRepair:
+        return io.Message(m.reply.template emplace<v1::RepairReply>(), *p.mutable_repair());
       case v1::AdminAnswered::kSetOptions:
         return ReplyOf(io, m.reply.template emplace<v1::SetOptionsReply>(),
                        *p.mutable_set_options());

@@ -51,9 +51,10 @@ class PendingJoins {
       const auto next = all_.lower_bound(from);
       return next == all_.end() ? std::nullopt : std::optional(next->first);
     }
-    const auto next = of_rank_.lower_bound({*rank, from});
-    return next == of_rank_.end() || next->first != *rank ? std::nullopt
-                                                          : std::optional(next->second);
+    const Rank wanted = *rank;
+    const auto next = of_rank_.lower_bound({wanted, from});
+    return next == of_rank_.end() || next->first != wanted ? std::nullopt
+                                                           : std::optional(next->second);
   }
 
  private:

@@ -75,16 +75,16 @@ std::unique_ptr<ReadLease> AdminGateway::Lease(AdminToken token) {
   return std::make_unique<ReadLease>([post = post_, token] { post(AdminReadDone{token}); });
 }
 
-void AdminGateway::ReportBadCopy(const ReadableShard& shard, const std::string& what) {
+void AdminGateway::ReportBadCopy(const ReadableShard& shard, const std::string& what, bool leave) {
   if (shard.tier != TierKind::kMemory) {
-    return post_(DurableCopyJudged{shard.tier, shard.copy.id, what});
+    return post_(DurableCopyJudged{shard.tier, shard.copy.id, what, leave});
   }
   post_(CopyFoundBad{shard.slot, shard.copy.generation, what});
 }
 
 void AdminGateway::ReportGoodCopy(const ReadableShard& shard) {
   if (shard.tier != TierKind::kMemory) {
-    return post_(DurableCopyJudged{shard.tier, shard.copy.id, ""});
+    return post_(DurableCopyJudged{shard.tier, shard.copy.id, "", false});
   }
   post_(CopyFoundGood{shard.slot, shard.copy.generation});
 }

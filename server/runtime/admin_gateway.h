@@ -49,7 +49,8 @@ class AdminGateway {
 
   absl::StatusOr<AdminAnswer> Ask(decltype(AdminRequest::request) request, const Caller& caller,
                                   Duration at_most) EXCLUDES(mutex_);
-  void ReportBadCopy(const ReadableShard& shard, const std::string& what);
+  // `leave`: it is not written anew by itself.
+  void ReportBadCopy(const ReadableShard& shard, const std::string& what, bool leave = false);
   void ReportGoodCopy(const ReadableShard& shard);
   void Deliver(AdminReply reply) EXCLUDES(mutex_);
   // Whoever waits is told that the daemon stops; so is whoever asks later.

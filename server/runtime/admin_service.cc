@@ -116,6 +116,12 @@ class AdminService final : public v1::Admin::Service {
     return Change(*request, AskFor(call, *request, reply));
   }
 
+  grpc::Status Repair(grpc::ServerContext* call, const v1::RepairRequest* request,
+                      v1::RepairReply* reply) override {
+    const grpc::Status asked = AskFor(call, *request, reply);
+    return request->look() ? asked : Change(*request, asked);
+  }
+
   grpc::Status Replace(grpc::ServerContext* call, const v1::ReplaceRequest* request,
                        v1::ReplaceReply* reply) override {
     return Change(*request, AskFor(call, *request, reply));

@@ -31,6 +31,7 @@ namespace holdfast {
 
 class EventJournal;
 class FabricPort;
+class Pacer;
 class PullClient;
 
 // Verify reads whole checkpoints: more of them at once would only be slower each. One user's are
@@ -73,9 +74,11 @@ struct AdminContext {
   std::function<void(v1::DaemonStatus&)>
       fill_daemon_status;  // any thread: what the core does not know
   // Any thread: as VerifyRun::Callbacks::durable.
-  std::function<absl::StatusOr<std::string>(const ReadableShard&,
-                                            const std::function<bool(uint64_t)>&)>
+  std::function<absl::StatusOr<std::string>(
+      const ReadableShard&, const std::function<bool(uint64_t)>&, std::shared_ptr<Pacer>)>
       verify_durable;
+  // Any thread: a copy was read whole and judged.
+  std::function<void(const ReadableShard&)> verified = [](const ReadableShard&) {};
   VerifySeats verify_seats;
   FollowerSeats follower_seats;
   // What `ckptctl fabric` shows and measures with; set before anybody asks.

@@ -77,23 +77,34 @@ absl::StatusOr<ListedShards> ListHere(AdminContext& context, const Caller& calle
   return std::move(*listed);
 }
 
+VerifyHow HowOf(const v1::VerifyRequest& request) {
+  const uint64_t bandwidth = request.bandwidth_bytes_per_s_max();
+  return {request.job(), request.no_repair(),
+          bandwidth > 0 ? std::make_shared<Pacer>(bandwidth) : nullptr};
+}
+
 std::unique_ptr<VerifyRun> BeginVerify(AdminContext& context, const Caller& caller,
-                                       const std::string& job, std::vector<ReadableShard> shards) {
+                                       const VerifyHow& how, std::vector<ReadableShard> shards) {
+  const std::string& job = how.job;
   VerifyRun::Callbacks callbacks;
   callbacks.hold = [&context, caller, job](const ReadableShard& shard) {
     return Hold(context, caller, job, shard);
   };
-  callbacks.bad = [&context](const ReadableShard& shard, const std::string& what) {
-    context.gateway->ReportBadCopy(shard, what);
+  callbacks.bad = [&context, leave = how.leave](const ReadableShard& shard,
+                                                const std::string& why) {
+    context.gateway->ReportBadCopy(shard, why, leave);
+    context.verified(shard);
   };
   callbacks.good = [&context](const ReadableShard& shard) {
     context.gateway->ReportGoodCopy(shard);
+    context.verified(shard);
   };
   callbacks.durable = context.verify_durable;
   callbacks.listed = [&context, caller, job](const ReadableShard& shard) {
     return StillListed(context, caller, job, shard);
   };
-  return std::make_unique<VerifyRun>(*context.store, std::move(shards), std::move(callbacks));
+  return std::make_unique<VerifyRun>(*context.store, std::move(shards), std::move(callbacks),
+                                     how.pacer);
 }
 
 }  // namespace holdfast

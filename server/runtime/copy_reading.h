@@ -2,7 +2,8 @@
 // one in memory, or all bytes of many.
 //
 //   HF_ASSIGN_OR_RETURN(v1::ReadShardReply record, ReadRecordHere(context, caller, request, 5s));
-//   std::unique_ptr<VerifyRun> run = BeginVerify(context, caller, "train", std::move(shards));
+//   std::unique_ptr<VerifyRun> run = BeginVerify(context, caller, HowOf(request),
+//   std::move(shards));
 //
 // Any thread but the reactor's: they ask the core.
 #pragma once
@@ -26,8 +27,14 @@ absl::StatusOr<v1::ReadShardReply> ReadRecordHere(AdminContext& context, const C
 // NotFound: nothing of it lies here.
 absl::StatusOr<ListedShards> ListHere(AdminContext& context, const Caller& caller,
                                       const v1::VerifyRequest& request);
+struct VerifyHow {
+  std::string job;
+  bool leave = false;  // what is bad is not written anew by itself
+  std::shared_ptr<Pacer> pacer = nullptr;
+};
+VerifyHow HowOf(const v1::VerifyRequest& request);
 // The context outlives the run.
 std::unique_ptr<VerifyRun> BeginVerify(AdminContext& context, const Caller& caller,
-                                       const std::string& job, std::vector<ReadableShard> shards);
+                                       const VerifyHow& how, std::vector<ReadableShard> shards);
 
 }  // namespace holdfast

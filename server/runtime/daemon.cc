@@ -26,9 +26,11 @@
 #include "base/utf8.h"
 #include "client-lib/include/holdfast/version.h"
 #include "server/runtime/found_state.h"
+#include "server/runtime/scrubber.h"
 #include "server/runtime/settings_change.h"
 #include "server/runtime/status_source.h"
 #include "server/runtime/tiers/nvme_budget.h"
+#include "server/runtime/tiers/training_cores.h"
 
 namespace holdfast {
 namespace {
@@ -118,6 +120,14 @@ Daemon::Daemon(const v1::DaemonConfig& config, ReadSettings read_settings)
       events_of_node_(RandomSeed(), {0, ::geteuid()}),
       network_flags_(std::make_shared<NetworkFlags>(Clock::System())) {}
 
+// Its own thread asks for it, too: that ends first.
+void Daemon::StopScrubber() {
+  if (scrubber_ != nullptr) {
+    scrubber_->Stop();
+    scrubber_.reset();
+  }
+}
+
 Daemon::~Daemon() {
   events_of_node_.Stop();
   health_.reset();
@@ -133,6 +143,7 @@ Daemon::~Daemon() {
   admin_tls_.reset();
   admin_.reset();
   peer_reader_.reset();
+  StopScrubber();  // (after those whose threads tell it what they have read)
   event_command_.reset();
   part_reader_.reset();
   record_gatherer_.reset();
@@ -193,8 +204,10 @@ absl::Status Daemon::Open() {
       *catalog_, *store_,
       CatalogWriter::Options{.failed = [this] { metrics_.CountCatalogError(); }});
   populator_ = std::make_unique<Populator>(*store_, config_.memory());
-  watcher_ = std::make_unique<ProcessWatcher>(
-      *reactor_, [this](const ProcessId& process) { Feed(ProcessEnded{process}); });
+  watcher_ = std::make_unique<ProcessWatcher>(*reactor_, [this](const ProcessId& process) {
+    tiers_->training_cores()->Remove(process.pid);
+    Feed(ProcessEnded{process});
+  });
   core_timer_ = reactor_->AddTimer([this] { Feed(TimerFired{}); });
   metrics_timer_ = reactor_->AddTimer([this] { RefreshMetrics(); });
   catalog_timer_ = reactor_->AddTimer([this] { EndOverdueCatalogWaits(); });
@@ -240,8 +253,14 @@ absl::Status Daemon::Open() {
   admin_context_.request_timeout =
       Duration(std::chrono::milliseconds(config_.admin().request_timeout_ms()));
   admin_context_.verify_durable = [this](const ReadableShard& shard,
-                                         const std::function<bool(uint64_t)>& advance) {
-    return tiers_->Verify(shard, advance);
+                                         const std::function<bool(uint64_t)>& advance,
+                                         std::shared_ptr<Pacer> pacer) {
+    return tiers_->Verify(shard, advance, std::move(pacer));
+  };
+  admin_context_.verified = [this](const ReadableShard& shard) {
+    if (scrubber_ != nullptr) {
+      scrubber_->NoteVerified(shard);
+    }
   };
   admin_context_.fill_daemon_status = [this](v1::DaemonStatus& status) {
     FillDaemonStatus(status);
@@ -297,11 +316,28 @@ absl::Status Daemon::Open() {
   return absl::OkStatus();
 }
 
+// `pulls`: null where this node is alone.
+void Daemon::MakePartReader(std::shared_ptr<PullClient> pulls) {
+  part_reader_ = std::make_unique<PartReader>(PartReader::Options{
+      config_.node_name(), std::move(pulls), fabric_.get(), tiers_->remote_parts(),
+      [this](Event event) {
+        reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
+      },
+      [this] {
+        reactor_->Post([this] {
+          if (part_reader_ != nullptr) {
+            part_reader_->Reap();
+          }
+        });
+      }});
+}
+
 // Before the core begins, which has wishes at once; what is told waits until the reactor runs.
 absl::Status Daemon::JoinCluster() {
   if (!config_.has_cluster()) {
     admin_context_.no_fabric = "this node is alone: there is no cluster in its settings";
     MakeRecords();
+    MakePartReader(nullptr);
     return absl::OkStatus();
   }
   cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
@@ -319,18 +355,7 @@ absl::Status Daemon::JoinCluster() {
       .remote_parts = tiers_->remote_parts(),
       .records = records_});
   cluster_->AddService(pull_server_->service());
-  part_reader_ = std::make_unique<PartReader>(PartReader::Options{
-      config_.node_name(), cluster_->pulls(), fabric_.get(), tiers_->remote_parts(),
-      [this](Event event) {
-        reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
-      },
-      [this] {
-        reactor_->Post([this] {
-          if (part_reader_ != nullptr) {
-            part_reader_->Reap();
-          }
-        });
-      }});
+  MakePartReader(cluster_->pulls());
   admin_context_.fabric = fabric_.get();
   admin_context_.pulls = cluster_->pulls().get();
   admin_context_.fabric_bandwidth_bytes_per_s_max = config_.fabric().bandwidth_bytes_per_s_max();
@@ -385,6 +410,7 @@ UniqueFd Daemon::MakeNetworkFlag(ConnectionId id) {
 
 absl::Status Daemon::Listen() {
   StartEventCommand();
+  StartScrub();  // (before anybody can ask how far it is)
   HF_RETURN_IF_ERROR(clients_->Listen());
   ServeHealth();  // (before the admin socket's: gRPC's reflection is then not among its services)
   HF_ASSIGN_OR_RETURN(admin_, AdminServer::Start(config_.admin(), admin_context_));
@@ -394,6 +420,25 @@ absl::Status Daemon::Listen() {
   WatchCertificates();
   RefreshMetrics();
   return absl::OkStatus();
+}
+
+void Daemon::StartScrub() {
+  Scrubber::Options options;
+  options.config = config_.scrub();
+  options.state_path = JoinPath(config_.state_dir(), "scrub");
+  options.env = env_;
+  options.gate = network_flags_;
+  options.stall_after = std::chrono::milliseconds(
+      std::max(config_.nvme().stall_timeout_ms(), config_.remote().stall_timeout_ms()));
+  options.tell = [this](const std::string& problem) {
+    const bool behind = !problem.empty();
+    NoteEvent(behind ? v1::SEVERITY_WARNING : v1::SEVERITY_INFO,
+              behind ? "scrub_behind" : "scrub_in_time",
+              behind ? absl::StrCat("scrub: ", problem)
+                     : "scrub: every copy was read again within the period");
+  };
+  scrubber_ = std::make_unique<Scrubber>(admin_context_, std::move(options));
+  scrubber_->Start();
 }
 
 // Nobody's training depends on it: a port that is taken is a problem in the status.
@@ -554,6 +599,7 @@ absl::Status Daemon::Run() {
   admin_tls_.reset();
   admin_.reset();
   peer_reader_.reset();
+  StopScrubber();          // (after those whose threads tell it what they have read)
   event_command_.reset();  // (after those whose threads ask it for its problem)
   if (overdue_) {
     return absl::DeadlineExceededError(absl::StrCat(
@@ -619,6 +665,7 @@ void Daemon::ApplySettings(const v1::DaemonConfig& config) {
                          std::chrono::milliseconds(events.timeout_ms()));
   clients_->Change(config.socket());
   populator_->Change(config.memory());
+  scrubber_->Change(config.scrub());
   store_->SetBytesMax(config.memory().bytes_max());
   admin_context_.request_timeout =
       Duration(std::chrono::milliseconds(config.admin().request_timeout_ms()));
@@ -824,9 +871,12 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
     status.add_problems(std::move(problem));
   }
   *status.mutable_quiet() = network_flags_->Status();
+  if (scrubber_ != nullptr) {  // (not before it listens)
+    scrubber_->Fill(*status.mutable_scrub());
+  }
   tiers_->FillStatus(status);
   metrics_.transfers().FillStatus(status);
-  if (event_command_ != nullptr) {  // (not before it listens)
+  if (event_command_ != nullptr) {  // (likewise)
     if (std::string problem = event_command_->problem(); !problem.empty()) {
       status.add_problems(std::move(problem));
     }

@@ -50,6 +50,7 @@
 #include "server/runtime/pull_service.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/record_gatherer.h"
+#include "server/runtime/scrubber.h"
 #include "server/runtime/serial_executor.h"
 #include "server/runtime/settings_reload.h"
 #include "server/runtime/status_page/status_page.h"
@@ -79,6 +80,7 @@ class Daemon {
   absl::Status JoinCluster();
   void OpenFabric();
   void MakeRecords();
+  void MakePartReader(std::shared_ptr<PullClient> pulls);
   UniqueFd MakeNetworkFlag(ConnectionId id);
   absl::Status Listen();
   void ServeMetrics();
@@ -87,6 +89,8 @@ class Daemon {
   void ServeAdminTls();
   void WatchCertificates();
   void StartEventCommand();
+  void StartScrub();
+  void StopScrubber();
   absl::Status WatchSignals();
   void TakeSettings(const absl::StatusOr<v1::DaemonConfig>& read) EXCLUDES(problems_mutex_);
   void ApplySettings(const v1::DaemonConfig& config);
@@ -204,6 +208,7 @@ class Daemon {
   AdminContext admin_context_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<AdminTls> admin_tls_;  // where one is configured; before admin_ ends
+  std::unique_ptr<Scrubber> scrubber_;   // asks the gateway; before that ends
   std::unique_ptr<CertificateWatch> certificate_watch_;  // where there are certificates
   std::unique_ptr<EventCommand> event_command_;
   std::unique_ptr<HealthServer> health_;           // where one is configured

@@ -12,6 +12,7 @@
 #include "server/runtime/daemon.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/frames.h"
+#include "server/runtime/tiers/training_cores.h"
 
 namespace holdfast {
 namespace {
@@ -65,9 +66,11 @@ LogLevel LevelOf(Report::Kind kind) {
     case Report::Kind::kTierShed:
     case Report::Kind::kTierTrouble:
     case Report::Kind::kReplicasDiverged:
+    case Report::Kind::kCopyMended:
     case Report::Kind::kTrouble:
       return LogLevel::kWarning;
     case Report::Kind::kCopyBad:
+    case Report::Kind::kCopyUnmended:
     case Report::Kind::kSlotLost:
       return LogLevel::kError;
   }
@@ -160,10 +163,12 @@ void Daemon::Perform(CloseConnection action) {
 
 void Daemon::Perform(WatchProcess action) {
   watcher_->Watch(action.process);
+  tiers_->training_cores()->Add(action.process.pid);
 }
 
 void Daemon::Perform(UnwatchProcess action) {
   watcher_->Unwatch(action.process);
+  tiers_->training_cores()->Remove(action.process.pid);
 }
 
 void Daemon::Perform(CreateSlot action) {
@@ -420,21 +425,15 @@ void Daemon::Perform(OpenDurable action) {
   if (stopping_) {
     return;  // likewise
   }
-  if (action.tier == TierKind::kPeer || !action.peers.empty()) {
-    if (part_reader_ != nullptr) {
-      return part_reader_->Open(std::move(action));
-    }
-    return Feed(DurableOpened{
-        action.drain, absl::UnavailableError("this node is alone"), false, {}, nullptr});
+  if (action.in_parts) {
+    return part_reader_->Open(std::move(action));
   }
   tiers_->Perform(std::move(action));
   WatchTiers();
 }
 
 void Daemon::Perform(ReadParts action) {
-  if (part_reader_ != nullptr) {
-    part_reader_->Read(std::move(action));
-  }
+  part_reader_->Read(std::move(action));
 }
 
 void Daemon::Perform(GatherRecords action) {

@@ -405,6 +405,8 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   memory->set_populate_cpu_percent(100);
   config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
+  config.mutable_scrub()->set_period_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
+  config.mutable_scrub()->set_bandwidth_bytes_per_s_max(100 * kMiB);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
   config.mutable_status_page()->set_address("off");
   config.mutable_log()->set_level("info");
@@ -434,6 +436,9 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   to_remote->set_every_ms(10 * 60 * 1000);
   to_remote->set_keep_last(3);
   to_remote->set_share_replicas(true);
+  to_remote->set_compression(v1::TierPolicy::COMPRESSION_NONE);
+  to_remote->set_compression_level(3);
+  to_remote->set_compression_threads(0);
   config.mutable_policy()->set_replicas(0);
   for (v1::TierPolicy* tier : {to_nvme, to_remote}) {
     tier->set_keep_every_steps(0);
@@ -529,6 +534,9 @@ std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
        .note = "in which they are counted; lower it, or leave it out for half of that"},
       {"save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, kWeekMs, Unit::kMs},
       {"session.deadline_max_ms", config.session().deadline_max_ms(), 1, kWeekMs, Unit::kMs},
+      {"scrub.period_ms", config.scrub().period_ms(), 1000, 52 * kWeekMs, Unit::kMs, true},
+      {"scrub.bandwidth_bytes_per_s_max", config.scrub().bandwidth_bytes_per_s_max(), 64 * kKiB,
+       1024 * kGiB, Unit::kBytes, true},
       {"events.command", static_cast<uint64_t>(config.events().command_size()), 0,
        kCommandWordsMax},
       {"events.timeout_ms", config.events().timeout_ms(), 100, kHourMs, Unit::kMs},

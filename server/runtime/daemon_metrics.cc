@@ -52,6 +52,11 @@ DaemonMetrics::DaemonMetrics(int64_t unix_ms)
       bad_copies_(
           registry_.AddCounter("holdfast_bad_copies_total",
                                "Copies whose bytes contradict their digests, or are gone.")),
+      mended_copies_(registry_.AddCounter("holdfast_mended_copies_total",
+                                          "Bad copies that were written anew from good ones.")),
+      unmended_copies_(registry_.AddCounter(
+          "holdfast_unmended_copies_total",
+          "Bad copies of which no good one was found when it was looked for.")),
       diverged_(registry_.AddCounter(
           "holdfast_replicas_diverged_total",
           "Steps of which ranks hold the same tensors with other bytes, as found on their way to "
@@ -80,6 +85,17 @@ DaemonMetrics::DaemonMetrics(int64_t unix_ms)
           "Time that background copying has waited, as processes said that their network is "
           "busy.")},
       problems_(registry_.AddGauge("holdfast_problems", "Lines among the problems of the status.")),
+      scrub_bytes_{&registry_.AddCounter("holdfast_scrub_read_bytes_total",
+                                         "Bytes of copies that the background scrub has read.")},
+      scrub_copies_{&registry_.AddCounter("holdfast_scrub_copies_total",
+                                          "Copies that the background scrub has verified.")},
+      scrub_bad_{&registry_.AddCounter("holdfast_scrub_bad_copies_total",
+                                       "Copies that the background scrub has found bad.")},
+      scrub_oldest_(registry_.AddGauge(
+          "holdfast_scrub_oldest_seconds",
+          "Time since the copy was verified, or written, of which that is longest ago.")),
+      scrub_overdue_(registry_.AddGauge("holdfast_scrub_overdue_copies",
+                                        "Copies that were not read again within scrub.period_ms.")),
       peer_(AddTierCounters(TierKind::kPeer)),
       nvme_(AddTierCounters(TierKind::kNvme)),
       remote_(AddTierCounters(TierKind::kRemote)),
@@ -125,6 +141,10 @@ void DaemonMetrics::Count(const Report& report, int64_t unix_ms) {
       return sessions_fell_back_.Add(1);
     case Report::Kind::kCopyBad:
       return bad_copies_.Add(1);
+    case Report::Kind::kCopyMended:
+      return mended_copies_.Add(1);
+    case Report::Kind::kCopyUnmended:
+      return unmended_copies_.Add(1);
     case Report::Kind::kSlotLost:
       return lost_slots_.Add(1);
     case Report::Kind::kTierCommitted:
@@ -162,6 +182,15 @@ void DaemonMetrics::Set(const v1::DaemonStatus& status) {
   connections_.Set(status.connections());
   held_.AdvanceTo(static_cast<double>(status.quiet().held_ms()) / kMillisOfASecond);
   problems_.Set(status.problems_size());
+  const v1::ScrubStatus& scrub = status.scrub();
+  scrub_bytes_.AdvanceTo(static_cast<double>(scrub.bytes_read()));
+  scrub_copies_.AdvanceTo(static_cast<double>(scrub.copies_read()));
+  scrub_bad_.AdvanceTo(static_cast<double>(scrub.copies_bad()));
+  scrub_oldest_.Set(scrub.oldest_unix_ms() == 0
+                        ? 0
+                        : static_cast<double>(status.unix_ms() - scrub.oldest_unix_ms()) /
+                              kMillisOfASecond);
+  scrub_overdue_.Set(static_cast<double>(scrub.overdue()));
   for (const v1::TierStatus& tier : status.tiers()) {
     SetTier(tier);
   }
@@ -237,6 +266,9 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
     gauges.shared.counter =
         count("holdfast_tier_shared_bytes_total",
               "Not written to the tier, as other ranks' files have the same bytes.");
+    gauges.compressed_away.counter =
+        count("holdfast_tier_compressed_away_bytes_total",
+              "Not written to the tier, as what was written is compressed.");
   }
   gauges.used->Set(static_cast<double>(tier.bytes_used()));
   gauges.max->Set(static_cast<double>(tier.bytes_max()));
@@ -247,6 +279,7 @@ void DaemonMetrics::SetTier(const v1::TierStatus& tier) {
   gauges.written.AdvanceTo(static_cast<double>(tier.bytes_written()));
   gauges.read.AdvanceTo(static_cast<double>(tier.bytes_read()));
   gauges.shared.AdvanceTo(static_cast<double>(tier.bytes_shared()));
+  gauges.compressed_away.AdvanceTo(static_cast<double>(tier.bytes_compressed_away()));
 }
 
 DaemonMetrics::PlaceMetrics& DaemonMetrics::MetricsOf(const DurableTiers::PlaceState& place) {

@@ -69,6 +69,8 @@ class DaemonMetrics {
   Counter& sessions_failed_;
   Counter& sessions_fell_back_;
   Counter& bad_copies_;
+  Counter& mended_copies_;
+  Counter& unmended_copies_;
   Counter& diverged_;
   Counter& lost_slots_;
   Counter& protocol_errors_;
@@ -83,6 +85,11 @@ class DaemonMetrics {
   Gauge& connections_;
   Running held_;
   Gauge& problems_;
+  Running scrub_bytes_;
+  Running scrub_copies_;
+  Running scrub_bad_;
+  Gauge& scrub_oldest_;
+  Gauge& scrub_overdue_;
   struct TierCounters {
     Counter& commits;
     Counter& shed;
@@ -105,6 +112,7 @@ class DaemonMetrics {
     Running written;
     Running read;
     Running shared;
+    Running compressed_away;
   };
   struct PlaceMetrics {  // of a drive, or the remote mount
     Gauge* healthy = nullptr;

@@ -34,6 +34,8 @@ const KindFacts& FactsOf(Report::Kind kind) {
       KindFacts{Kind::kSessionFailed, "restore_failed", v1::SEVERITY_WARNING},
       KindFacts{Kind::kCopyBad, "copy_bad", v1::SEVERITY_ERROR},
       KindFacts{Kind::kCopyGood, "copy_good", v1::SEVERITY_INFO},
+      KindFacts{Kind::kCopyMended, "copy_mended", v1::SEVERITY_WARNING},
+      KindFacts{Kind::kCopyUnmended, "copy_unmended", v1::SEVERITY_ERROR},
       KindFacts{Kind::kSlotQuarantined, "slot_quarantined", v1::SEVERITY_WARNING},
       KindFacts{Kind::kSlotReleased, "slot_released", kUntold},
       KindFacts{Kind::kSlotLost, "slot_lost", v1::SEVERITY_ERROR},

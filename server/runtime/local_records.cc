@@ -86,11 +86,12 @@ absl::Status LocalRecords::ReadRemote(const RecordsWanted& wanted,
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (i % kOpenedTogether == 0) {  // begins with the next ones, and waits for none of them
       for (size_t k = i; k < std::min(ranks.size(), i + kOpenedTogether); ++k) {
-        static_cast<void>(options_.remote_parts->Open(key(ranks[k]), MonotonicTime{}, gone));
+        static_cast<void>(
+            options_.remote_parts->Open(key(ranks[k]), /*whole=*/false, MonotonicTime{}, gone));
       }
     }
-    const auto file =
-        options_.remote_parts->Open(key(ranks[i]), Clock::System()->Now() + kOpenedWithin, gone);
+    const auto file = options_.remote_parts->Open(key(ranks[i]), /*whole=*/false,
+                                                  Clock::System()->Now() + kOpenedWithin, gone);
     if (absl::IsCancelled(file.status())) {
       return file.status();
     }

@@ -282,7 +282,7 @@ class PartReader::Shard {
   absl::Status OpenHere() {
     absl::StatusOr<std::shared_ptr<RemotePartFile>> file;
     do {
-      file = options_.remote_parts->Open(open_.key, Clock::System()->Now() + kLookHere,
+      file = options_.remote_parts->Open(open_.key, open_.whole, Clock::System()->Now() + kLookHere,
                                          [this] { return control_->cancelled(); });
     } while (absl::IsDeadlineExceeded(file.status()));
     HF_RETURN_IF_ERROR(file.status());

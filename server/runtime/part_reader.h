@@ -37,7 +37,7 @@ class PartReader {
  public:
   struct Options {
     std::string node_name;
-    std::shared_ptr<PullClient> pulls;
+    std::shared_ptr<PullClient> pulls;          // null: no other node is asked
     FabricPort* fabric = nullptr;               // null: none
     std::shared_ptr<RemoteParts> remote_parts;  // null: there is no remote tier
     std::function<void(Event)> post;

@@ -109,7 +109,7 @@ absl::StatusOr<v1::VerifyPartReply> PeerReader::Do(const Caller& caller,
   HF_RETURN_IF_ERROR(context_.verify_seats.Take(caller.uid));
   Run& run = runs_[id];
   run.asked = Clock::System()->Now();
-  run.verify = BeginVerify(context_, caller, request.what().job(), std::move(listed.shards));
+  run.verify = BeginVerify(context_, caller, HowOf(request.what()), std::move(listed.shards));
   return v1::VerifyPartReply();
 }
 

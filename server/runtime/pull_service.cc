@@ -351,7 +351,7 @@ class PullServer::Service final : public v1::Pulls::Service {
     const auto gone = [&reader] { return reader.call.IsCancelled(); };
     absl::StatusOr<std::shared_ptr<RemotePartFile>> file;
     do {
-      file = parts.Open(key, Clock::System()->Now() + options_.hold_wait, gone);
+      file = parts.Open(key, /*whole=*/false, Clock::System()->Now() + options_.hold_wait, gone);
       v1::PullTold told;
       told.mutable_loading();
       if (absl::IsDeadlineExceeded(file.status()) && !Say(reader, told)) {

@@ -141,13 +141,13 @@ absl::Status PullByStream(PullStream& stream, const PullOffer& offer, std::span<
                           const std::string& node, Pacer* pacer, TransferControl& control) {
   const uint64_t bytes = offer.image.record.image_bytes;
   BlockCheck check(offer.image, into);
-  HF_RETURN_IF_ERROR(
-      ReadFromStream(stream, {0, into.first(bytes)}, control, [&](uint64_t at, uint64_t more) {
-        HF_RETURN_IF_ERROR(check.Arrived(at, node));
-        return pacer == nullptr || pacer->Acquire(more, &control)
-                   ? absl::OkStatus()
-                   : absl::CancelledError("pull: cancelled");
-      }));
+  const auto arrived = [&](uint64_t at, uint64_t more) {
+    HF_RETURN_IF_ERROR(check.Arrived(at, node));
+    return pacer == nullptr || pacer->Acquire(more, &control)
+               ? absl::OkStatus()
+               : absl::CancelledError("pull: cancelled");
+  };
+  HF_RETURN_IF_ERROR(ReadFromStream(stream, {0, into.first(bytes)}, control, arrived));
   return check.Arrived(bytes, node);
 }
 

@@ -18,7 +18,7 @@ MonotonicTime Now() {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<RemotePartFile>> RemoteParts::Open(const CopyKey& key,
+absl::StatusOr<std::shared_ptr<RemotePartFile>> RemoteParts::Open(const CopyKey& key, bool whole,
                                                                   MonotonicTime until,
                                                                   const Gone& gone) {
   std::shared_ptr<RemotePartFile> file;
@@ -29,7 +29,7 @@ absl::StatusOr<std::shared_ptr<RemotePartFile>> RemoteParts::Open(const CopyKey&
     if (files_.size() > kFilesMax) {
       DropUnused(Now(), Duration(0), unused);
     }
-    std::shared_ptr<RemotePartFile>& known = files_[key.id];
+    std::shared_ptr<RemotePartFile>& known = files_[{key.id, whole}];
     first = known == nullptr;
     if (first) {
       known = std::make_shared<RemotePartFile>();
@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<RemotePartFile>> RemoteParts::Open(const CopyKey&
     file->used_ = Now();
   }
   if (first) {
-    Begin(key, file);
+    Begin(key, whole, file);
   }
   MutexLock lock(mutex_);
   while (file->opening_) {
@@ -51,17 +51,18 @@ absl::StatusOr<std::shared_ptr<RemotePartFile>> RemoteParts::Open(const CopyKey&
   return file;
 }
 
-void RemoteParts::Begin(const CopyKey& key, const std::shared_ptr<RemotePartFile>& file) {
-  options_.run([self = shared_from_this(), key, file](bool may) {
+void RemoteParts::Begin(const CopyKey& key, bool whole,
+                        const std::shared_ptr<RemotePartFile>& file) {
+  options_.run([self = shared_from_this(), key, whole, file](bool may) {
     absl::StatusOr<std::shared_ptr<const Copy>> copy =
-        may ? self->options_.open(key) : absl::CancelledError("the daemon stops");
+        may ? self->options_.open(key, whole) : absl::CancelledError("the daemon stops");
     MutexLock lock(self->mutex_);
     file->opening_ = false;
     if (copy.ok()) {
       file->copy_ = *std::move(copy);
     } else {
       file->failed_ = copy.status();
-      const auto known = self->files_.find(key.id);
+      const auto known = self->files_.find({key.id, whole});
       if (known != self->files_.end() && known->second == file) {
         self->files_.erase(known);  // whoever asks again has it tried again
       }

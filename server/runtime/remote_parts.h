@@ -66,7 +66,7 @@ class RemoteParts : public std::enable_shared_from_this<RemoteParts> {
     // Has it done on a thread that may hang. Exactly once.
     std::function<void(Work)> run;
     // Called there.
-    std::function<absl::StatusOr<std::shared_ptr<const Copy>>(const CopyKey&)> open;
+    std::function<absl::StatusOr<std::shared_ptr<const Copy>>(const CopyKey&, bool whole)> open;
     uint64_t bytes_max = uint64_t{1} << 30;  // kept at hand
   };
   static constexpr uint64_t kPageBytes = uint64_t{64} << 10;
@@ -76,9 +76,11 @@ class RemoteParts : public std::enable_shared_from_this<RemoteParts> {
 
   explicit RemoteParts(Options options) : options_(std::move(options)) {}
 
-  // DeadlineExceeded: not by then; asked again it goes on. Else as `open` says; Cancelled: `gone`.
-  absl::StatusOr<std::shared_ptr<RemotePartFile>> Open(const CopyKey& key, MonotonicTime until,
-                                                       const Gone& gone) EXCLUDES(mutex_);
+  // `whole`: put together with what the file leaves out; else the file alone. DeadlineExceeded: not
+  // by then; asked again it goes on. Else as `open` says; Cancelled: `gone`.
+  absl::StatusOr<std::shared_ptr<RemotePartFile>> Open(const CopyKey& key, bool whole,
+                                                       MonotonicTime until, const Gone& gone)
+      EXCLUDES(mutex_);
   void Want(const std::shared_ptr<RemotePartFile>& file, uint64_t offset, uint64_t bytes)
       EXCLUDES(mutex_);
   absl::Status Read(const std::shared_ptr<RemotePartFile>& file, uint64_t offset,
@@ -105,7 +107,7 @@ class RemoteParts : public std::enable_shared_from_this<RemoteParts> {
     uint64_t pages = 0;
   };
 
-  void Begin(const CopyKey& key, const std::shared_ptr<RemotePartFile>& file);
+  void Begin(const CopyKey& key, bool whole, const std::shared_ptr<RemotePartFile>& file);
   std::vector<Run> Claim(const RemotePartFile& file, uint64_t offset, uint64_t bytes)
       REQUIRES(mutex_);
   void Start(const std::shared_ptr<RemotePartFile>& file, const std::vector<Run>& runs);
@@ -122,7 +124,8 @@ class RemoteParts : public std::enable_shared_from_this<RemoteParts> {
   const Options options_;
   mutable Mutex mutex_;
   CondVar changed_;
-  std::map<ShardId, std::shared_ptr<RemotePartFile>> files_ GUARDED_BY(mutex_);
+  using FileId = std::pair<ShardId, bool>;  // the other: whether it is put together
+  std::map<FileId, std::shared_ptr<RemotePartFile>> files_ GUARDED_BY(mutex_);
   uint64_t next_number_ GUARDED_BY(mutex_) = 1;
   std::map<PageId, Kept> pages_ GUARDED_BY(mutex_);
   std::list<PageId> turns_ GUARDED_BY(mutex_);  // of those that are there, the longest unused first

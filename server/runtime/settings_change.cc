@@ -95,7 +95,11 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"policy.nvme.keep_every_steps", kAtOnce},
     {"policy.nvme.bytes_max", kAtOnce},
     {"policy.nvme.verify", kAtOnce},
-    {"policy.nvme.share_replicas", kAtOnce},  // (CheckPolicy refuses it)
+    // (CheckPolicy refuses these.)
+    {"policy.nvme.share_replicas", kAtOnce},
+    {"policy.nvme.compression", kAtOnce},
+    {"policy.nvme.compression_level", kAtOnce},
+    {"policy.nvme.compression_threads", kAtOnce},
     {"policy.remote.every_steps", kAtOnce},
     {"policy.remote.every_ms", kAtOnce},
     {"policy.remote.keep_last", kAtOnce},
@@ -103,6 +107,9 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"policy.remote.bytes_max", kAtOnce},
     {"policy.remote.verify", kAtOnce},
     {"policy.remote.share_replicas", kAtOnce},
+    {"policy.remote.compression", kAtOnce},
+    {"policy.remote.compression_level", kAtOnce},
+    {"policy.remote.compression_threads", kAtOnce},
     // What all nodes must agree on.
     {"cluster.name", kRestart},
     {"cluster.listen_address", kRestart},
@@ -129,6 +136,8 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"events.command", kAtOnce},
     {"events.least", kAtOnce},
     {"events.timeout_ms", kAtOnce},
+    {"scrub.period_ms", kAtOnce},
+    {"scrub.bandwidth_bytes_per_s_max", kAtOnce},
     {"health.address", kRestart},
     {"status_page.address", kRestart},
     {"status_page.tls.ca_file", kRestart},

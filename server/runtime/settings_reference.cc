@@ -32,8 +32,10 @@ using Field = pb::FieldDescriptor;
 
 constexpr std::string_view kDefault = "default: ";
 constexpr char kSchema[] = "holdfast.v1.DaemonConfig";
-// TierPolicy is of both tiers; CheckPolicy refuses this one.
-constexpr std::string_view kNoSetting = "policy.nvme.share_replicas";
+// TierPolicy is of both tiers; CheckPolicy refuses these.
+constexpr std::string_view kNoSettings[] = {"policy.nvme.share_replicas", "policy.nvme.compression",
+                                            "policy.nvme.compression_level",
+                                            "policy.nvme.compression_threads"};
 
 struct Section {
   std::string name;  // empty: what is in no section
@@ -251,7 +253,7 @@ absl::Status Describe(const pb::Descriptor& schema, const std::string& name,
                    user.GetReflection()->GetMessage(user, &known), all));
       continue;
     }
-    if (path == kNoSetting) {
+    if (std::find(std::begin(kNoSettings), std::end(kNoSettings), path) != std::end(kNoSettings)) {
       continue;
     }
     HF_ASSIGN_OR_RETURN(SettingRow row, RowOf(field, path, root, user, all));

@@ -17,7 +17,7 @@ namespace holdfast {
 namespace {
 
 constexpr int kNice = 10;
-constexpr size_t kBadBlocksMax = 8;
+constexpr size_t kBadBlocksMax = 65'536;  // counted
 constexpr int kUnreadMax = 16;  // copies that could not be read: then it is no one copy's trouble
 constexpr char kGone[] = "the copy is gone: somebody else removed it";
 
@@ -52,8 +52,12 @@ bool IsBadCopy(const absl::Status& read) {
   return absl::IsDataLoss(read) || absl::IsNotFound(read) || absl::IsOutOfRange(read);
 }
 
-VerifyRun::VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks)
-    : store_(store), shards_(std::move(shards)), callbacks_(std::move(callbacks)) {
+VerifyRun::VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks,
+                     std::shared_ptr<Pacer> pacer)
+    : store_(store),
+      shards_(std::move(shards)),
+      callbacks_(std::move(callbacks)),
+      pacer_(std::move(pacer)) {
   uint64_t total = 0;
   for (const ReadableShard& shard : shards_) {
     total += shard.copy.image_bytes;
@@ -68,6 +72,7 @@ VerifyRun::~VerifyRun() {
 }
 
 void VerifyRun::Cancel() {
+  control_.Cancel();
   MutexLock lock(mutex_);
   cancelled_ = true;
 }
@@ -103,7 +108,8 @@ bool VerifyRun::cancelled() {
 
 absl::StatusOr<std::string> VerifyRun::Check(const ReadableShard& shard) {
   if (shard.tier != TierKind::kMemory) {
-    return callbacks_.durable(shard, [this](uint64_t done) { return Advance(done); });
+    return callbacks_.durable(
+        shard, [this](uint64_t done) { return Advance(done); }, pacer_);
   }
   const absl::StatusOr<std::string> bytes = store_.ReadRecord(shard.slot);
   if (!bytes.ok()) {
@@ -186,6 +192,13 @@ absl::Status VerifyRun::VerifyAll() {
   for (const ReadableShard& shard : shards_) {
     std::unique_ptr<ReadLease> held;
     if (shard.tier == TierKind::kMemory) {
+      // Paid for before it is held, and read at once: a save may need the slot.
+      if (pacer_ != nullptr) {
+        pacer_->Acquire(shard.copy.image_bytes, &control_);
+      }
+      if (cancelled()) {
+        return absl::OkStatus();
+      }
       absl::StatusOr<std::unique_ptr<ReadLease>> hold = callbacks_.hold(shard);
       if (absl::IsNotFound(hold.status())) {
         Skip(shard);

@@ -29,6 +29,8 @@
 #include "server/events.h"
 #include "server/runtime/admin_gateway.h"
 #include "tiers/memory/slot_store.h"
+#include "tiers/transfer/pacer.h"
+#include "tiers/transfer/transfer_control.h"
 
 namespace holdfast {
 
@@ -45,13 +47,17 @@ class VerifyRun {
     std::function<void(const ReadableShard&)> good;
     // Of a copy in a durable tier: what is wrong with it, empty when nothing is; NotFound: it is
     // gone. `advance` is told how far it is, and answers false when nobody asks any more.
+    // What it reads goes by the pacer.
     std::function<absl::StatusOr<std::string>(const ReadableShard&,
-                                              const std::function<bool(uint64_t)>& advance)>
+                                              const std::function<bool(uint64_t)>& advance,
+                                              std::shared_ptr<Pacer> pacer)>
         durable;
     // Of a copy in a durable tier that looks bad, or gone: whether the core counts on it still.
     std::function<absl::StatusOr<bool>(const ReadableShard&)> listed;
   };
-  VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks);
+  // `pacer`: for what it reads; null: as fast as it can.
+  VerifyRun(SlotStore& store, std::vector<ReadableShard> shards, Callbacks callbacks,
+            std::shared_ptr<Pacer> pacer = nullptr);
   ~VerifyRun();  // cancels and waits
   VerifyRun(const VerifyRun&) = delete;
   VerifyRun& operator=(const VerifyRun&) = delete;
@@ -78,6 +84,8 @@ class VerifyRun {
   SlotStore& store_;
   const std::vector<ReadableShard> shards_;
   const Callbacks callbacks_;
+  const std::shared_ptr<Pacer> pacer_;
+  TransferControl control_;  // of what waits for the pacer
   Mutex mutex_;
   CondVar changed_;
   v1::VerifyProgress progress_ GUARDED_BY(mutex_);

@@ -56,7 +56,7 @@ void VerifyParts::Begin(Part& part, const v1::VerifyRequest& what) {
     absl::StatusOr<ListedShards> listed = ListHere(context_, caller_, what);
     if (listed.ok()) {
       part.begun = true;
-      part.here = BeginVerify(context_, caller_, job_, std::move(listed->shards));
+      part.here = BeginVerify(context_, caller_, HowOf(what), std::move(listed->shards));
     } else {
       part.done = true;
       part.status = listed.status();

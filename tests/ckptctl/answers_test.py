@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import struct
 import subprocess
+import sys
 
 import pytest
 from programs import ROOT, ckptctl
@@ -20,6 +22,8 @@ MISSING = {
     "list": ["nojob"],
     "inspect": ["nojob"],
     "verify": ["nojob"],
+    "scrub": ["nojob"],
+    "repair": ["nojob"],
     "restore": ["nojob", "--step", "1"],
     "where": ["nojob"],
     "explain": ["nojob"],
@@ -50,6 +54,8 @@ POSSIBLE = {
     "list": ["llama-7b"],
     "inspect": ["llama-7b"],
     "verify": ["llama-7b"],
+    "scrub": ["llama-7b"],
+    "repair": ["llama-7b"],
     "restore": ["llama-7b", "--clear"],
     "where": ["llama-7b"],
     "explain": ["llama-7b"],
@@ -62,6 +68,7 @@ POSSIBLE = {
     "diff": ["llama-7b", "900", "900@1"],
     "backup": ["llama-7b", "HERE"],
     "restore-backup": ["BACKUP", "llama-7b", "--to", "HERE"],
+    "import": ["imported", "WEIGHTS", "--step", "1", "--client-socket", "CLIENT"],
     "gc": ["--dry-run"],
     "pin": ["llama-7b", "--step", "900"],
     "unpin": ["llama-7b", "--step", "900"],
@@ -74,7 +81,7 @@ POSSIBLE = {
     "man": [],
 }
 
-OWN = ("restore-backup", "plan-capacity", "completion", "man")  # they ask no daemon
+OWN = ("restore-backup", "import", "plan-capacity", "completion", "man")  # they ask no daemon
 
 
 def table() -> dict[str, tuple[str, str, str]]:
@@ -102,7 +109,13 @@ def backed_up(daemon, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture
-def arguments_of(tmp_path: pathlib.Path, backed_up: pathlib.Path):
+def arguments_of(
+    tmp_path: pathlib.Path, backed_up: pathlib.Path, daemon, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOLDFAST_PYTHON", sys.executable)
+    weights = tmp_path / "w.safetensors"
+    header = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    weights.write_bytes(struct.pack("<Q", len(header)) + header + b"\1")
     layout = tmp_path / "layout.yaml"
     layout.write_text("mesh: [{name: dp, ranks: 1}]\n")
     (tmp_path / "here").mkdir()
@@ -111,6 +124,8 @@ def arguments_of(tmp_path: pathlib.Path, backed_up: pathlib.Path):
         "OUT": str(tmp_path / "out"),
         "HERE": str(tmp_path / "here"),
         "BACKUP": str(backed_up),
+        "WEIGHTS": str(weights),
+        "CLIENT": str(daemon.socket),
     }
     return lambda words: [places.get(word, word) for word in words]
 
@@ -131,6 +146,8 @@ def test_the_table_has_every_command() -> None:
     assert {command for command, (_, _, says) in TABLE.items() if says} == {
         "inspect",
         "verify",
+        "scrub",
+        "repair",
         "plan",
         "export",
         "stats",
@@ -150,6 +167,8 @@ def test_without_a_daemon(command, arguments_of) -> None:
     expected = int(TABLE[command][0])
     words = arguments_of({**POSSIBLE, "rm": ["llama-7b", "--yes"], "doctor": []}[command])
     socket = [] if command in OWN else ["--socket", NOBODY]
+    if command == "import":
+        words[-1] = NOBODY
     done = ckptctl(command, *words, *socket)
     assert done.returncode == expected, done.stderr
     as_json = ckptctl(command, *words, *socket, "--json")
@@ -197,6 +216,8 @@ def test_json_of_an_answer(command, arguments_of, daemon) -> None:
     done = ckptctl(*words)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
+    if command == "import":
+        words[1] = "imported-anew"  # a job of its own each time
     done = ckptctl(*words, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii() and done.stdout.count("\n") == 1

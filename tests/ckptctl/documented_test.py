@@ -37,6 +37,7 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
         "tests/python/docs_test.py",
         ("docs/python.md", "run_blocks"),
     ),
+    (r"ckptctl import .*", "tests/python/importing_test.py", ("by_ckptctl", "--step")),
     (r"python -c 'import holdfast; .*|pip install .*", "tests/python/packages_test.py", ("pip",)),
     (r"tar -xzf .*|~/anywhere/\S+ --version", "scripts/check-tarball", ("ckptd", "tar")),
     (

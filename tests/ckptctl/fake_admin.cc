@@ -85,6 +85,10 @@ class Service final : public v1::Admin::Service {
                    v1::PinReply* reply) override {
     return Answer(call, answers_.pin, request, reply);
   }
+  grpc::Status Repair(grpc::ServerContext* call, const v1::RepairRequest* request,
+                      v1::RepairReply* reply) override {
+    return Answer(call, answers_.repair, request, reply);
+  }
   grpc::Status Replace(grpc::ServerContext* call, const v1::ReplaceRequest* request,
                        v1::ReplaceReply* reply) override {
     return Answer(call, answers_.replace, request, reply);

@@ -56,6 +56,7 @@ class FakeAdmin {
     std::function<absl::Status(const v1::PinRequest&, v1::PinReply&)> pin;
     std::function<v1::EventBatch(const v1::WatchEventsRequest&)> events;
     std::function<absl::Status(const v1::ReplaceRequest&, v1::ReplaceReply&)> replace;
+    std::function<absl::Status(const v1::RepairRequest&, v1::RepairReply&)> repair = {};
     std::function<absl::Status(const v1::DrainRequest&, v1::DrainReply&)> drain;
     std::function<absl::Status(const v1::ShowFabricRequest&, v1::ShowFabricReply&)> show_fabric;
     std::function<absl::Status(const v1::MeasureFabricRequest&, v1::MeasureFabricReply&)>

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
@@ -26,15 +28,16 @@ namespace {
 using testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {
-    "status",        "jobs",       "nodes",   "fabric", "list",           "inspect", "verify",
-    "restore",       "where",      "explain", "plan",   "timeline",       "top",     "events",
-    "export",        "stats",      "diff",    "backup", "restore-backup", "gc",      "pin",
-    "unpin",         "replace",    "drain",   "rm",     "rebuild",        "set",     "doctor",
-    "plan-capacity", "completion", "man"};
+    "status",  "jobs",   "nodes",   "fabric",        "list",       "inspect", "verify",
+    "scrub",   "repair", "restore", "where",         "explain",    "plan",    "timeline",
+    "top",     "events", "export",  "stats",         "diff",       "backup",  "restore-backup",
+    "import",  "gc",     "pin",     "unpin",         "replace",    "drain",   "rm",
+    "rebuild", "set",    "doctor",  "plan-capacity", "completion", "man"};
 // Those that read what was saved, through the client's socket.
 const std::set<std::string> kReadingCommands = {"export", "stats", "diff", "backup"};
 // Those that ask no daemon.
-const std::set<std::string> kOwnCommands = {"restore-backup", "plan-capacity", "completion", "man"};
+const std::set<std::string> kOwnCommands = {"restore-backup", "import", "plan-capacity",
+                                            "completion", "man"};
 
 std::string HelpOf(const std::string& command) {
   Program program(command.empty() ? std::vector<std::string>{"--help"}
@@ -82,6 +85,7 @@ FakeAdmin::Answers Agreeable() {
       .pin = [](const auto&, v1::PinReply&) { return absl::OkStatus(); },
       .events = [](const auto&) { return v1::EventBatch(); },
       .replace = [](const auto&, v1::ReplaceReply&) { return absl::OkStatus(); },
+      .repair = [](const auto&, v1::RepairReply&) { return absl::OkStatus(); },
       .drain =
           [](const auto&, v1::DrainReply& reply) {
             reply.set_draining(true);
@@ -109,9 +113,10 @@ TEST(Help, EveryExampleWorks) {
     }
     Program program(example);
     const int exit_code = program.Wait();
-    // The fake has no record to inspect, nobody has written a layout or a backup, and doctor
-    // judges this machine.
-    const bool lacks = command == "inspect" || command == "plan" || command == "restore-backup";
+    // The fake has no record to inspect, nobody has written a layout, a backup or weights, and
+    // doctor judges this machine.
+    const bool lacks = command == "inspect" || command == "plan" || command == "restore-backup" ||
+                       command == "import";
     // Nor has it a client's socket.
     const bool reads = kReadingCommands.count(command) > 0;
     EXPECT_EQ(exit_code, lacks                 ? 4
@@ -219,6 +224,15 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"restore-backup", "d", "j", "--to", "r", "--owner", "1001"},
       {"restore-backup", "d", "j", "--to", "r", "--owner", "1001:"},
       {"restore-backup", "d", "j", "--to", "r", "--socket", "s"},
+      {"import"},
+      {"import", "j", "w.pt"},
+      {"import", "j", "--step", "1"},
+      {"import", "a/b", "w.pt", "--step", "1"},
+      {"import", "j", "w.pt", "--step", "-1"},
+      {"import", "j", "", "--step", "1"},
+      {"import", "j", "w.pt", "--step", "1", "--key", ""},
+      {"import", "j", "w.pt", "--step", "1", "--wait", "long"},
+      {"import", "j", "w.pt", "--step", "1", "--socket", "s"},
       {"stats"},
       {"stats", "j", "--attempt", "1"},
       {"stats", "j", "--tensor", ""},
@@ -387,6 +401,63 @@ TEST(Arguments, ATraceFileIsNamedFromWhereOneIs) {
   const std::string trace = admin.directory() + "/saves.json";
   EXPECT_THAT(Contents(trace), HasSubstr("traceEvents"));
   EXPECT_EQ(::unlink(trace.c_str()), 0);
+}
+
+// `python` answers for the interpreter, as a script of sh in a file.
+class ImportBy {
+ public:
+  explicit ImportBy(const std::string& python) {
+    EXPECT_NE(::mkdtemp(directory_), nullptr);
+    std::ofstream(Path()) << "#!/bin/sh\n" << python << "\n";
+    EXPECT_EQ(::chmod(Path().c_str(), 0755), 0);
+  }
+  ~ImportBy() {
+    ::unlink(Path().c_str());
+    ::rmdir(directory_);
+  }
+  std::string Path() const { return std::string(directory_) + "/python"; }
+  // Its exit code, and what it said.
+  std::tuple<int, std::string, std::string> Run(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "import");
+    Program program("HOLDFAST_PYTHON='" + Path() + "' exec \"$0\" \"$@\"", arguments);
+    const int exit_code = program.Wait();
+    return {exit_code, program.out(), program.err()};
+  }
+
+ private:
+  char directory_[32] = "/tmp/holdfast-python-XXXXXX";
+};
+
+TEST(Import, BecomesThePackagesCommand) {
+  const ImportBy python(R"([ "$1" = -c ] && exit 0; printf '<%s>' "$@"; exit 3)");
+  using testing::FieldsAre;
+  EXPECT_THAT(python.Run({"j", "$(rm -rf x) w.pt", "--step", "0010"}),
+              FieldsAre(3, "<-m><holdfast><import><--step=10><--><j><$(rm -rf x) w.pt>", ""));
+  EXPECT_THAT(python.Run({"--json", "--step=1", "--key", "k'", "--only=-o", "--client-socket", "/s",
+                          "--wait", "1500ms", "--", "j", "--help"}),
+              FieldsAre(3,
+                        "<-m><holdfast><import><--step=1><--key=k'><--only=-o><--socket=/s>"
+                        "<--timeout=1.500><--json><--><j><--help>",
+                        ""));
+}
+
+TEST(Import, WithoutAPythonOrItsPackageTheWayOutIsSaid) {
+  const auto refused = [](const std::string& why) {
+    return testing::FieldsAre(
+        4, "", testing::AllOf(HasSubstr(why), HasSubstr("set HOLDFAST_PYTHON to the python")));
+  };
+  const std::vector<std::string> words = {"j", "w.pt", "--step", "1"};
+  EXPECT_THAT(ImportBy("exit 77").Run(words), refused("has no package holdfast: pip install"));
+  EXPECT_THAT(ImportBy("exit 1").Run(words), refused("(exit code 1): is it a python?"));
+  EXPECT_THAT(ImportBy("kill -9 $$").Run(words), refused("(signal 9): is it a python?"));
+  Program none("HOLDFAST_PYTHON=/nonexistent/python exec \"$0\" \"$@\"",
+               {"import", "j", "w.pt", "--step", "1", "--json"});
+  EXPECT_EQ(none.Wait(), 4);
+  EXPECT_THAT(none.err(), HasSubstr("'/nonexistent/python' cannot be run: No such file"));
+  const auto json = nlohmann::json::parse(none.out(), nullptr, false);
+  ASSERT_FALSE(json.is_discarded()) << none.out();
+  EXPECT_EQ(json["error"]["code"], "NOT_FOUND");
+  EXPECT_EQ(json["error"]["exit_code"], 4);
 }
 
 TEST(Program, Version) {

@@ -202,6 +202,27 @@ TEST(RenderTiers, SayWhatReplicasSave) {
   EXPECT_NE(text.find("keeps the last 3, each rank's file whole"), std::string::npos) << text;
 }
 
+TEST(RenderTiers, SayWhatCompressionSaves) {
+  v1::GetStatusReply reply;
+  v1::TierStatus& tier = *reply.mutable_daemon()->add_tiers();
+  tier.set_tier("remote");
+  tier.set_healthy(true);
+  v1::JobStatus& job = *reply.add_jobs();
+  job.add_tiers()->set_tier("remote");
+  v1::TierPolicy& policy = *job.mutable_policy()->mutable_remote();
+  policy.set_every_steps(1);
+  policy.set_keep_last(3);
+  policy.set_compression(v1::TierPolicy::COMPRESSION_NONE);
+  policy.set_compression_level(5);
+  std::string text = RenderStatus(reply);
+  EXPECT_EQ(text.find("compress"), std::string::npos) << text;
+  tier.set_bytes_compressed_away(3 * kGiB);
+  policy.set_compression(v1::TierPolicy::COMPRESSION_ZSTD);
+  text = RenderStatus(reply);
+  EXPECT_NE(text.find("(3 GiB saved by compression)"), std::string::npos) << text;
+  EXPECT_NE(text.find("keeps the last 3, compressed (zstd, level 5)"), std::string::npos) << text;
+}
+
 void AddCopy(v1::WhereReply& reply, uint64_t step, uint32_t rank, const std::string& tier,
              const std::string& state, const std::string& location) {
   v1::ShardCopy& copy = *reply.add_copies();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <vector>
 
 #include "holdfast/v1/admin.pb.h"
 #include "tests/ckptctl/console.h"
@@ -191,6 +192,218 @@ TEST(Verify, AnInterruptReachesADaemonThatNeverStopsTalking) {
     EXPECT_EQ(RunVerify(console.context(), {.job = "llama"}), ExitCode::kInterrupted);
   }
   EXPECT_LT(sent, kMessages);  // it was told, and did not run to its end
+}
+
+// ---- scrub and repair ----
+
+v1::BadCopy BadCopyOf(Rank rank, v1::BadCopy::State state, const std::string& problem = "") {
+  v1::BadCopy copy;
+  copy.set_attempt(3);
+  copy.set_step(900);
+  copy.set_rank(rank);
+  copy.set_tier("nvme");
+  copy.set_node("node-a");
+  copy.set_location("/mnt/nvme0/llama/900-a3/1.safetensors");
+  copy.set_what("a block differs");
+  copy.set_state(state);
+  copy.set_problem(problem);
+  return copy;
+}
+
+// Under way at first, mended when it is looked at.
+FakeAdmin::Answers Mending(v1::BadCopy::State in_the_end, Kept<v1::VerifyRequest>& verify) {
+  FakeAdmin::Answers answers;
+  answers.verify = [&verify](const v1::VerifyRequest& request,
+                             const FakeAdmin::SendProgress& send) {
+    verify.Set(request);
+    v1::VerifyProgress p = Progress(4000, 2, true);
+    v1::BadShard& bad = *p.add_bad();
+    bad.set_attempt(3);
+    bad.set_step(900);
+    bad.set_rank(1);
+    bad.set_location("node-a: /mnt/nvme0/llama/900-a3/1.safetensors");
+    send(p);
+    return absl::OkStatus();
+  };
+  answers.repair = [in_the_end](const v1::RepairRequest& request, v1::RepairReply& reply) {
+    EXPECT_EQ(request.job(), "llama");
+    EXPECT_TRUE(request.all_steps());
+    if (!request.look()) {
+      *reply.add_copies() = BadCopyOf(1, v1::BadCopy::STATE_UNDER_WAY);
+    } else if (in_the_end == v1::BadCopy::STATE_MENDED) {
+      *reply.add_mended() = BadCopyOf(1, in_the_end);
+      reply.mutable_mended(0)->set_source("the memory");
+    } else {
+      *reply.add_copies() = BadCopyOf(1, in_the_end, "there is no good copy of it anywhere");
+    }
+    return absl::OkStatus();
+  };
+  return answers;
+}
+
+TEST(Scrub, WaitsUntilWhatItFoundIsMended) {
+  Kept<v1::VerifyRequest> verify;
+  FakeAdmin admin(Mending(v1::BadCopy::STATE_MENDED, verify));
+  Console people(admin.socket());
+  EXPECT_EQ(RunScrub(people.context(), {.job = "llama", .bandwidth = 1 << 20}), ExitCode::kOk);
+  EXPECT_THAT(people.out(),
+              HasSubstr("MENDED: llama step 900 (attempt 3) rank 1, nvme on node-a, "
+                        "/mnt/nvme0/llama/900-a3/1.safetensors: written anew from the memory; it "
+                        "was bad: a block differs\njob llama: 1 copy mended, 0 are bad still\n"));
+  EXPECT_THAT(people.out(), testing::Not(HasSubstr("A restore will use another step")));
+  EXPECT_TRUE(verify.Get().all_steps());
+  EXPECT_EQ(verify.Get().bandwidth_bytes_per_s_max(), 1u << 20);
+  EXPECT_FALSE(verify.Get().no_repair());
+}
+
+TEST(Scrub, WhatStaysBadHasItsExitCode) {
+  Kept<v1::VerifyRequest> verify;
+  FakeAdmin admin(Mending(v1::BadCopy::STATE_NO_SOURCE, verify));
+  Console machine(admin.socket());
+  EXPECT_EQ(RunScrub(machine.Json(), {.job = "llama"}), ExitCode::kDamaged);
+  EXPECT_EQ(machine.Parsed()["ok"], false);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies"][0]["state"], "no_source");
+  Console left(admin.socket());
+  EXPECT_EQ(RunScrub(left.context(), {.job = "llama", .no_repair = true}), ExitCode::kDamaged);
+  EXPECT_TRUE(verify.Get().no_repair());
+  EXPECT_THAT(left.out(), testing::Not(HasSubstr("mended")));
+  EXPECT_THAT(left.out(), HasSubstr("A restore will use another step"));
+}
+
+TEST(Scrub, StatusSaysHowFarItIs) {
+  v1::ScrubStatus scrub;
+  scrub.set_period_ms(604'800'000);
+  scrub.set_copies(3);
+  scrub.set_bytes(3 << 20);
+  scrub.set_oldest_unix_ms(1);
+  const auto with = [&](const auto&, v1::GetStatusReply& reply) {
+    reply.mutable_daemon()->set_unix_ms(3'600'001);
+    *reply.mutable_daemon()->mutable_scrub() = scrub;
+    return absl::OkStatus();
+  };
+  FakeAdmin admin({.get_status = with});
+  Console well(admin.socket());
+  EXPECT_EQ(RunScrub(well.context(), {.status = true}), ExitCode::kOk);
+  EXPECT_THAT(well.out(), testing::AllOf(HasSubstr("scrub: 3 copies (3 MiB) read within "),
+                                         HasSubstr("longest not read: 1 h")));
+  scrub.set_problem("2 copies were not read again");
+  FakeAdmin behind({.get_status = with});
+  Console late(behind.socket());
+  EXPECT_EQ(RunScrub(late.context(), {.status = true}), ExitCode::kDamaged);
+  EXPECT_THAT(late.out(), HasSubstr("BEHIND: 2 copies were not read again"));
+}
+
+TEST(Repair, SaysWhatMendedEachOrWhyNot) {
+  FakeAdmin admin({.repair = [](const v1::RepairRequest& request, v1::RepairReply& reply) {
+    EXPECT_EQ(request.tier(), "nvme");
+    EXPECT_EQ(request.rank(), 1u);
+    *reply.add_copies() =
+        BadCopyOf(1, v1::BadCopy::STATE_WAITS, "from the memory: the drive is on fire");
+    return absl::OkStatus();
+  }});
+  Console console(admin.socket());
+  EXPECT_EQ(RunRepair(console.context(), {.job = "llama", .tier = "nvme", .rank = 1}),
+            ExitCode::kDamaged);
+  EXPECT_THAT(console.out(),
+              testing::AllOf(HasSubstr("the drive is on fire (tried again by itself)"),
+                             HasSubstr("0 copies mended, 1 is bad still")));
+  FakeAdmin nothing({.repair = [](const auto&, v1::RepairReply&) { return absl::OkStatus(); }});
+  Console well(nothing.socket());
+  EXPECT_EQ(RunRepair(well.context(), {.job = "llama"}), ExitCode::kOk);
+  EXPECT_THAT(well.out(), HasSubstr("no copy in nvme or remote is known to be bad"));
+}
+
+// ckptd names so many bad copies in one answer and counts the rest: here two.
+void TellTwo(const std::vector<v1::BadCopy>& bad, v1::RepairReply& reply) {
+  for (size_t i = 0; i < bad.size() && i < 2; ++i) {
+    *reply.add_copies() = bad[i];
+  }
+  reply.set_copies_bad(bad.size());
+}
+
+TEST(Repair, GoesOnWithWhatOneAnswerHasNoRoomFor) {
+  std::atomic<int> looks{0};
+  FakeAdmin::Answers answers;
+  answers.repair = [&looks](const v1::RepairRequest& request, v1::RepairReply& reply) {
+    const auto waits = v1::BadCopy::STATE_WAITS;
+    const auto mended = v1::BadCopy::STATE_MENDED;
+    if (!request.look()) {
+      looks = 0;
+      TellTwo({BadCopyOf(0, waits), BadCopyOf(1, waits), BadCopyOf(2, waits), BadCopyOf(3, waits)},
+              reply);
+      *reply.add_mended() = BadCopyOf(9, mended);  // before it was asked for
+      return absl::OkStatus();
+    }
+    switch (++looks) {
+      case 1:  // the newest first, which were not named
+        TellTwo(
+            {BadCopyOf(0, v1::BadCopy::STATE_UNDER_WAY), BadCopyOf(1, waits), BadCopyOf(2, waits)},
+            reply);
+        *reply.add_mended() = BadCopyOf(9, mended);
+        *reply.add_mended() = BadCopyOf(3, mended);
+        return absl::OkStatus();
+      case 2:
+        TellTwo({BadCopyOf(2, v1::BadCopy::STATE_UNDER_WAY)}, reply);
+        *reply.add_mended() = BadCopyOf(0, mended);
+        *reply.add_mended() = BadCopyOf(1, mended);
+        return absl::OkStatus();
+      default:  // and the mended ones are remembered no more
+        TellTwo({BadCopyOf(2, v1::BadCopy::STATE_NO_SOURCE, "there is no good copy of it")}, reply);
+        return absl::OkStatus();
+    }
+  };
+  FakeAdmin admin(std::move(answers));
+  Console people(admin.socket());
+  EXPECT_EQ(RunRepair(people.context(), {.job = "llama"}), ExitCode::kDamaged);
+  EXPECT_THAT(people.out(),
+              testing::AllOf(HasSubstr("MENDED: llama step 900 (attempt 3) rank 0,"),
+                             HasSubstr("MENDED: llama step 900 (attempt 3) rank 1,"),
+                             HasSubstr("BAD: llama step 900 (attempt 3) rank 2,"),
+                             HasSubstr("MENDED: llama step 900 (attempt 3) rank 3,"),
+                             testing::Not(HasSubstr("rank 9,")),
+                             HasSubstr("job llama: 3 copies mended, 1 is bad still\n")));
+  Console machine(admin.socket());
+  EXPECT_EQ(RunRepair(machine.Json(), {.job = "llama"}), ExitCode::kDamaged);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies_bad"], 1);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies_not_told"], 0);
+}
+
+// Ten seconds go by between two looks at it.
+class HurriedClock final : public Clock {
+ public:
+  MonotonicTime Now() const override { return {seconds_.fetch_add(10) * 1'000'000'000}; }
+  int64_t UnixMillis() const override { return 0; }
+
+ private:
+  mutable std::atomic<int64_t> seconds_{0};
+};
+
+TEST(Repair, WhatIsNotNamedAtAllCountsAndIsNotWaitedForForEver) {
+  const auto repair = [](const v1::RepairRequest& request, v1::RepairReply& reply) {
+    const std::string none = "there is no good copy of it anywhere";
+    const auto state = request.look() ? v1::BadCopy::STATE_NO_SOURCE : v1::BadCopy::STATE_UNDER_WAY;
+    std::vector<v1::BadCopy> bad;
+    for (Rank rank = 0; rank < 5; ++rank) {
+      bad.push_back(BadCopyOf(rank, state, none));
+    }
+    TellTwo(bad, reply);
+    return absl::OkStatus();
+  };
+  HurriedClock clock;
+  FakeAdmin admin({.repair = repair});
+  Console people(admin.socket());
+  people.context().clock = &clock;
+  EXPECT_EQ(RunRepair(people.context(), {.job = "llama"}), ExitCode::kDamaged);
+  EXPECT_THAT(
+      people.out(),
+      HasSubstr("job llama: 0 copies mended, 5 are bad still (3 of them are not named here: "
+                "ask for less, by --step, --rank or --tier)\n"));
+  Console machine(admin.socket());
+  machine.context().clock = &clock;
+  EXPECT_EQ(RunRepair(machine.Json(), {.job = "llama"}), ExitCode::kDamaged);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies"].size(), 2u);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies_bad"], 5);
+  EXPECT_EQ(machine.Parsed()["jobs"][0]["copies_not_told"], 3);
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ void CheckNames(std::string_view name) {
     const holdfast::StepFile file = holdfast::ParseStepFileName(kind, name);
     const bool image = file.role == holdfast::StepFileRole::kImage;
     if (image || file.role == holdfast::StepFileRole::kRecord) {
-      const std::string again = image ? holdfast::ImageFileName(kind, file.rank, file.world_size)
-                                      : holdfast::RecordFileName(kind, file.rank, file.world_size);
+      const std::string again =
+          image ? holdfast::ImageFileName(kind, file.rank, file.world_size, file.form)
+                : holdfast::RecordFileName(kind, file.rank, file.world_size);
       if (again != name) {
         std::abort();
       }

@@ -72,7 +72,8 @@ std::vector<std::string> PointsWithoutDurableTiers() {
   std::vector<std::string> points = SyncPoints();
   std::erase_if(points, [](const std::string& point) {
     return OfDurableTiers(point) || point.rfind("ckptctl.", 0) == 0 ||
-           point.rfind("daemon.host.", 0) == 0 || point.rfind("daemon.pull.", 0) == 0;
+           point.rfind("daemon.host.", 0) == 0 || point.rfind("daemon.pull.", 0) == 0 ||
+           point.rfind("daemon.replace.", 0) == 0;  // (repair_test.cc)
   });
   return points;
 }

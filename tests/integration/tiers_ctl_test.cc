@@ -256,7 +256,9 @@ TEST_F(TiersCtlTest, VerifyReadsEveryTier) {
   EXPECT_EQ(bad.exit_code, 1) << bad.text;
   ASSERT_EQ(bad.parsed["jobs"][0]["bad"].size(), 1u) << bad.text;
   EXPECT_EQ(bad.parsed["jobs"][0]["bad"][0]["location"], image);
-  EXPECT_THAT(Ask({"where", "job", "--step", "20"}).text, HasSubstr("bad: "));
+  Ask({"repair", "job"});
+  EXPECT_THAT(Ask({"where", "job", "--step", "20"}).text, Not(HasSubstr("bad: ")));
+  Ask({"verify", "job", "--all", "--tier", "remote"});
 }
 
 // Somebody else removed files: what the daemon goes on naming is missing, and counts no more.
@@ -282,14 +284,18 @@ TEST_F(TiersCtlTest, VerifySaysWhichFilesAreGoneAndTheTableIsLowered) {
   EXPECT_THAT(drive.text, HasSubstr("BAD: job step 20 (attempt 1) rank 1, " + on_a_drive +
                                     ": the copy is gone: somebody else removed it\n"));
   EXPECT_THAT(drive.text, HasSubstr("1 shard is BAD: 4 shards"));
+  // On the drive it is written anew; a step that was removed from remote does not come back.
+  Ask({"repair", "job", "--tier", "nvme"});
+  EXPECT_EQ(Ctl(node_, {"repair", "job", "--tier", "remote"}).exit_code, 1);
+  EXPECT_FALSE(std::filesystem::exists(in_remote));
   const json where = Ask({"where", "job", "--json"}).parsed;
   for (const json& copy : where["copies"]) {
     EXPECT_EQ(copy["state"] == "good", std::filesystem::exists(copy["location"])) << copy;
   }
   const json status = Ask({"status", "job", "--json"}).parsed;
   for (const json& line : status["jobs"][0]["protection"]) {
-    const bool memory = line["kind"] == "process";
-    EXPECT_EQ(line["step"], memory ? 20 : 10) << line;
+    const bool here = line["kind"] == "process" || line["kind"] == "reboot";
+    EXPECT_EQ(line["step"], here ? 20 : 10) << line;
   }
 }
 

@@ -535,6 +535,35 @@ def test_what_is_bad_everywhere_is_named_and_the_rest_is_there(
     assert not (folder / "job" / "20-a1" / "MANIFEST").exists()
 
 
+def test_a_step_that_is_bad_everywhere_is_brought_back(
+    make_daemon, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/operations.md has it ("Mend a copy")."""
+    daemon = make_daemon(TIERS, ["nvme", "remote"])
+    monkeypatch.setenv("HOLDFAST_SOCKET", str(daemon.socket))
+    save(daemon)
+    answer(daemon, "backup", "job", folder)
+    leave_only("remote", daemon)
+    remote = daemon.root / "remote"
+    flip(file_of(remote, 20, 1))
+    assert ckptctl(daemon, "verify", "job", "--step", "20").returncode == 1
+    done = ckptctl(daemon, "repair", "job", "--step", "20")
+    assert done.returncode == 1 and "there is no good copy of it anywhere" in done.stdout
+    # What is there is told by its record, and never replaced.
+    before = file_of(remote, 20, 1).read_bytes()
+    assert states(brought(folder, remote, "--step", "20")) == {20: "was_there"}
+    assert file_of(remote, 20, 1).read_bytes() == before
+    daemon.ctl("rm", "job", "--step", "20", "--tier", "remote")
+    wait_until("the step's files gone", lambda: not file_of(remote, 20, 1).parent.exists())
+    # The cluster that has the attempt itself takes nothing of it from a program.
+    refused(restore_backup(folder, remote, "--step", "20"), "was claimed by another opening")
+    shutil.copytree(folder / "job" / "20-a1", daemon.root / "aside")
+    (daemon.root / "aside").rename(remote / "job" / "20-a1")
+    daemon.ctl("rebuild", "--tier", "remote")
+    assert "every digest is right" in daemon.ctl("verify", "job", "--step", "20")
+    assert restore(daemon, RANKS, step=20) == [(20, 2)] * RANKS
+
+
 @pytest.fixture
 def damaged(backed_up: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     shutil.rmtree(folder)

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
-from daemons import DEADLINE_S, Daemon
+from daemons import BIN, DEADLINE_S, Daemon
 from holdfast import _weights, importing
 
 
@@ -446,3 +447,42 @@ def test_the_command(daemon: Daemon, tmp_path: pathlib.Path) -> None:
         done = shell(*arguments)
         assert done.returncode == code and says in done.stderr, (arguments, done)
     assert "import llama-7b" in shell("--help").stdout
+    done = shell("import", "other", str(tmp_path / "none"), "--step=1", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["exit_code"]) == ("NOT_FOUND", 4)
+    assert error["message"] in done.stderr
+
+
+def by_ckptctl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / "ckptctl", "import", *arguments],
+        env={**os.environ, "HOLDFAST_PYTHON": sys.executable, **variables},
+        capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+
+
+def test_by_ckptctl(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "two words $(false).safetensors"
+    state = {f"net.{key}": value.contiguous() for key, value in model_of(9).state_dict().items()}
+    safetensors.torch.save_file({**state, "other": torch.ones(2)}, source)
+    done = by_ckptctl("job", str(source), "--step", "12", "--only=net", "--wait=2min", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert (said["job"], said["step"], said["tensors"]) == ("job", 12, 9)
+    assert said["left_out"] == ["other"]
+    assert is_of(restored("job"), 9)
+    done = by_ckptctl("second", str(source), "--step=1", f"--client-socket={tmp_path}/none.sock")
+    assert done.returncode == 3 and "none.sock" in done.stderr
+    done = by_ckptctl("second", str(tmp_path / "none"), "--step=1")
+    assert done.returncode == 4 and "no file and no directory" in done.stderr
+    # A Python that has no package, whatever lies in the folder it is called from.
+    bare = ("second", str(source), "--step=1")
+    done = by_ckptctl(*bare, PYTHONPATH="", HOLDFAST_PYTHON="/usr/bin/python3")
+    assert done.returncode == 4 and "has no package holdfast: pip install" in done.stderr
+
+
+def test_ckptctl_has_each_option_of_the_package() -> None:
+    of_package = set(re.findall(r"--[a-z-]+", shell("import", "--help").stdout))
+    of_ckptctl = set(re.findall(r"--[a-z-]+", by_ckptctl("--help").stdout))
+    renamed = {"--socket": "--client-socket", "--timeout": "--wait"}
+    assert {renamed.get(option, option) for option in of_package} == of_ckptctl

@@ -1088,5 +1088,48 @@ TEST_F(AgentClusterTest, WhatIsLoadedForAReaderStaysWhenItIsToBeKept) {
   }
 }
 
+// Else a job that saves all the time would keep another's replicas from ever beginning: whose
+// shards come first by their names says nothing.
+TEST_F(AgentClusterTest, ReplicasBeginInTheOrderInWhichTheyWereAskedFor) {
+  started_.jobs = {State(x_, "first", 3), State(y_, "second", 3)};
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Meet(Host(y_));
+  const auto ask = [&](const JobUuid& job) {
+    FlushWanted wanted;
+    wanted.checkpoint = {1, 10};
+    wanted.to = TierKind::kPeer;
+    wanted.world_size = 8;
+    for (Rank rank = 0; rank <= kReplicasAtOnce; ++rank) {
+      wanted.shards.push_back({rank, TierKind::kMemory, 4096, 0, "node-b"});
+    }
+    Tell(job, wanted);
+  };
+  ask(y_);
+  ask(x_);
+  const auto populate = [&] {
+    for (const PopulateSlot& slot : Take<PopulateSlot>()) {
+      Feed(SlotPopulated{slot.slot, absl::OkStatus()});
+    }
+    return Take<FetchShard>();
+  };
+  const std::vector<FetchShard> fetches = populate();
+  ASSERT_EQ(fetches.size(), kReplicasAtOnce);
+  for (const FetchShard& fetch : fetches) {
+    EXPECT_EQ(fetch.key.id.job, y_);
+  }
+  FetchEnded ended;
+  ended.drain = fetches[0].drain;
+  ended.slot = fetches[0].slot;
+  ended.generation = ended.copy.generation = fetches[0].generation;
+  ended.copy = Copy(y_, 10, fetches[0].key.id.rank);
+  ended.copy.generation = fetches[0].generation;
+  Feed(ended);
+  const std::vector<FetchShard> next = populate();
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].key.id.job, y_) << "it was asked for before the other job's";
+}
+
 }  // namespace
 }  // namespace holdfast

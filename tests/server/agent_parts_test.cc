@@ -369,5 +369,97 @@ TEST_F(AgentPartsTest, WhatAnotherNodeReadsInRemoteComesFromThere) {
   EXPECT_TRUE(opens[0].peers.empty());
 }
 
+// ---- Images that are compressed: no descriptor shows them ----
+
+class CompressedForReadersTest : public AgentPartsTest {
+ protected:
+  // The remote copy as it is opened for a reader.
+  OpenDurable OpenRemote() {
+    const auto opens = Locate({{TierKind::kRemote, ""}});
+    EXPECT_EQ(opens.size(), 1u);
+    return opens.empty() ? OpenDurable() : opens[0];
+  }
+  // It turns out to be had in parts only; what is done then.
+  std::vector<OpenDurable> InPartsOnly(const OpenDurable& open) {
+    DurableOpened opened{open.drain, absl::OkStatus(), false, Copy(x_, 9, 3), nullptr};
+    opened.parts_only = true;
+    Feed(opened);
+    return Take<OpenDurable>();
+  }
+};
+
+TEST_F(CompressedForReadersTest, TheyAreReadInParts) {
+  Ready();
+  const ConnectionId reader = Connect(100);
+  for (const bool of_files : {true, false}) {
+    Attach(reader, of_files ? 7 : 8, 10'000, of_files);
+    const OpenDurable first = OpenRemote();
+    EXPECT_FALSE(first.in_parts);
+    const auto again = InPartsOnly(first);
+    ASSERT_EQ(again.size(), 1u);
+    EXPECT_NE(again[0].drain, first.drain);
+    EXPECT_TRUE(again[0].in_parts);
+    EXPECT_EQ(again[0].tier, TierKind::kRemote);
+    EXPECT_EQ(again[0].key.id, (ShardId{x_, 1, 9, 3}));
+    EXPECT_EQ(again[0].key.world_size, 4u);
+    EXPECT_TRUE(again[0].peers.empty());
+    EXPECT_EQ(again[0].whole, !of_files) << "with what it leaves out, for who wants all of it";
+    Opened(again[0]);
+    const auto replies = Take<SendReply>();
+    ASSERT_EQ(replies.size(), 1u);
+    EXPECT_EQ(replies[0].frame.attach().tier(), "remote");
+    EXPECT_EQ(replies[0].frame.attach().parts_bytes(), kMemory);
+    Read(reader, of_files ? 7 : 8, {{5, 6, 0}});
+    EXPECT_EQ(Take<ReadParts>().size(), 1u);
+  }
+}
+
+TEST_F(CompressedForReadersTest, WhoTakesNoPartsIsToldWhatIsNeeded) {
+  Ready();
+  v1::ClientFrame frame;
+  v1::Attach& attach = *frame.mutable_attach();
+  attach.set_job("job");
+  attach.set_rank(3);
+  attach.set_any_tier(true);
+  attach.set_hold(7);
+  attach.set_deadline_ms(10'000);
+  Ask(Connect(100), frame);
+  const auto locate = [&] {
+    for (const AttachAsked& asked : Only<AttachAsked>(Said(x_))) {
+      Tell(x_, ShardLocated{asked.token, {1, 9}, 4, {{TierKind::kRemote, ""}}, ""});
+    }
+    return Take<OpenDurable>();
+  };
+  const auto opens = locate();
+  ASSERT_EQ(opens.size(), 1u);
+  EXPECT_TRUE(InPartsOnly(opens[0]).empty());
+  EXPECT_TRUE(locate().empty()) << "there is no other tier";
+  const v1::Failure failure = Failed();
+  EXPECT_EQ(failure.reason(), v1::Failure::REASON_UNREADABLE);
+  EXPECT_THAT(failure.message(), HasSubstr("compressed"));
+  EXPECT_TRUE(Only<ShardBad>(Said(x_)).empty()) << "nothing is wrong with the copy";
+}
+
+TEST_F(CompressedForReadersTest, LimitsOfPartsHoldForThem) {
+  Ready();
+  const ConnectionId reader = Connect(100);
+  for (uint64_t hold = 1; hold <= kPartsPerReaderMax; ++hold) {
+    Open(reader, hold);
+  }
+  Attach(reader, 99);
+  EXPECT_TRUE(InPartsOnly(OpenRemote()).empty());
+  EXPECT_THAT(Failed().message(), HasSubstr("release some"));
+}
+
+TEST_F(CompressedForReadersTest, WhoHasGoneMeanwhileGetsNone) {
+  Ready();
+  const ConnectionId reader = Connect(100);
+  Attach(reader, 7);
+  const OpenDurable first = OpenRemote();
+  Feed(ConnectionClosed{reader});
+  EXPECT_TRUE(InPartsOnly(first).empty());
+  EXPECT_TRUE(Take<SendReply>().empty());
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -68,6 +68,13 @@ struct Readable : TierWorld {
   }
 };
 
+// What is bad stays so: writing it anew fails.
+absl::Status MendsNothing(const Action& action) {
+  const auto* flush = std::get_if<FlushShard>(&action);
+  return flush != nullptr && flush->replace ? absl::InternalError("mends nothing")
+                                            : absl::OkStatus();
+}
+
 TEST(AttachTiers, MemoryThenNvmeThenRemote) {
   Readable w;
   TestClient reader = w.Reader();
@@ -133,6 +140,7 @@ TEST(AttachTiers, WhatIsNotThere) {
 
 TEST(AttachTiers, ABadCopyIsPassedOverAndRemembered) {
   Readable w;
+  w.h.fail = MendsNothing;
   w.Reboot();
   w.h.nvme.damaged.insert(w.Shard(2));
   TestClient reader = w.Reader();
@@ -159,6 +167,7 @@ TEST(AttachTiers, ACopyThatCannotBeReadNowIsPassedOverAndNotCalledBad) {
 
 TEST(AttachTiers, WithNoCopyLeftItSaysWhatIsWrongWithEach) {
   Readable w;
+  w.h.fail = MendsNothing;
   w.Reboot();
   w.h.nvme.damaged.insert(w.Shard(2));
   w.h.remote.unreadable.insert(w.Shard(2));

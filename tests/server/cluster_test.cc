@@ -870,10 +870,24 @@ TEST_F(ClusterReadersTest, ACopyThatIsDamagedIsPassedOverAndItsHostHearsOfIt) {
       << failure.message();
   EXPECT_NE(failure.message().find("it lies in memory of a"), std::string::npos)
       << failure.message();
-  // The host knows it now: it is not offered again.
+  // The host knows it now, and has had it written anew from what a has in memory.
+  EXPECT_TRUE(w.remote().damaged.empty());
+  EXPECT_EQ(reader.Call(AttachFrame(0)).attach().tier(), "remote");
+}
+
+TEST_F(ClusterReadersTest, ACopyThatIsDamagedAndCannotBeMendedIsNotOfferedAgain) {
+  SaveTen();
+  w.Cut("a", "b");
+  w.Cut("a", "c");
+  const ShardId shard = w.remote().copies.begin()->first;
+  w.remote().damaged.insert(shard);
+  w.Advance(seconds(60));  // another host, to which a's memory is out of reach
+  TestClient reader = Reader("b");
+  EXPECT_TRUE(reader.Call(AttachFrame(0)).has_failure());
   const size_t opened = w["b"].opened.size();
   EXPECT_TRUE(reader.Call(AttachFrame(0)).has_failure());
   EXPECT_EQ(w["b"].opened.size(), opened);
+  EXPECT_EQ(w.remote().damaged.count(shard), 1u);
 }
 
 TEST_F(ClusterReadersTest, WhoReadsIsAnsweredByTheNextHost) {

@@ -2334,18 +2334,24 @@ TEST_F(NodesTest, ABadCopyIsNotGoodAgainBecauseItsNodeTellsOfIt) {
 }
 
 TEST_F(NodesTest, AnotherSaveOfTheSameNameDoesNotCount) {
-  for (const bool other_size : {false, true}) {
-    SCOPED_TRACE(other_size);
+  for (const std::string other : {"size", "time", "digests"}) {
+    SCOPED_TRACE(other);
     settings_.nvme = settings_.remote = false;
     MakeCoordinator();
     job_->SetOpenedHere();
     TwoRanks();
     SaveBoth(1);
+    MemoryCopyGained told{{1, 1}, 1};
+    told.likeness.content[0] = 1;
+    Say(b_, told);
     Say(b_, NodeLeft{false, "no answer"});
     NodeArrived back;
     back.shards = {Found(1, 1)};
-    back.shards[0].copy.image_bytes += other_size ? 1 : 0;
-    back.shards[0].copy.sealed_unix_ms += other_size ? 0 : 1;
+    SealedCopy& copy = back.shards[0].copy;
+    copy.image_bytes += other == "size" ? 1 : 0;
+    copy.sealed_unix_ms += other == "time" ? 1 : 0;
+    copy.likeness = told.likeness;
+    copy.likeness.content[0] += other == "digests" ? 1 : 0;
     back.seats = {Seat(b_, 1, 1)};
     Say(b_, back);
     EXPECT_FALSE(Committed(1));

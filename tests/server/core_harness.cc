@@ -289,13 +289,19 @@ FakeTier& CoreHarness::TierOf(TierKind tier) {
 void CoreHarness::Do(const FlushShard& a, const absl::Status& status) {
   FlushEnded ended{a.drain, status, false, {}};
   DurableCopy copy;
-  if (status.ok() && a.from == TierKind::kMemory) {
+  if (status.ok() && a.from == TierKind::kMemory && damaged_in_memory.count(a.key.id) > 0) {
+    ended.status = absl::DataLossError("digests differ");
+    ended.source_bad = true;
+  } else if (status.ok() && a.from == TierKind::kMemory) {
     copy.copy = *files.at(a.slot).record;
   } else if (status.ok()) {
-    const auto source = nvme.copies.find(a.key.id);
-    if (source == nvme.copies.end()) {
-      ended.status = absl::NotFoundError("no such copy in nvme");
-    } else if (nvme.damaged.count(a.key.id) > 0) {
+    const FakeTier& from = TierOf(a.from);
+    const auto source = from.copies.find(a.key.id);
+    if (source == from.copies.end()) {
+      // (NotFound, of a replacement, is said of the copy that was to be replaced.)
+      ended.status = a.replace ? absl::UnavailableError("no such copy there")
+                               : absl::NotFoundError("no such copy there");
+    } else if (from.damaged.count(a.key.id) > 0) {
       ended.status = absl::DataLossError("digests differ");
       ended.source_bad = true;
     } else {
@@ -312,6 +318,10 @@ void CoreHarness::Do(const FlushShard& a, const absl::Status& status) {
                                  : config.remote().dir()) +
         "/" + a.key.id.ToString();
     TierOf(a.to).copies[a.key.id] = copy;
+    if (a.replace) {  // else what is there is adopted
+      TierOf(a.to).damaged.erase(a.key.id);
+      TierOf(a.to).cut.erase(a.key.id);
+    }
     TierOf(a.to).jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
     ended.copy = copy;
   }
@@ -495,6 +505,9 @@ void CoreHarness::Do(const ScanNvme& a, const absl::Status&) {
       for (FoundJob& job : scanned.jobs) {
         std::erase_if(job.copies, [&](const DurableCopy& copy) {
           return copy.location.rfind(dir + "/", 0) != 0;
+        });
+        std::erase_if(job.bad, [&](const BadDurableCopy& bad) {
+          return bad.copy.location.rfind(dir + "/", 0) != 0;
         });
       }
     }

@@ -25,6 +25,8 @@ struct FakeTier {
   absl::Status scan;             // what a scan ends with
   std::set<ShardId> damaged;     // digests disagree: found by whoever reads them
   std::set<ShardId> unreadable;  // reading fails, and may go well later
+  // A scan finds them to be cut or damaged; true: only its names tell of it.
+  std::map<ShardId, bool> cut;
 
   void Wipe() {
     copies.clear();
@@ -40,8 +42,13 @@ struct FakeTier {
       FoundJob one{uuid, job.name, job.uid, job.gid, {}, {}};
       one.highest_claim = claimed;
       for (const auto& [id, copy] : copies) {
-        if (id.job == uuid) {
+        if (id.job != uuid) {
+          continue;
+        }
+        if (const auto bad = cut.find(id); bad == cut.end()) {
           one.copies.push_back(copy);
+        } else {
+          one.bad.push_back({bad->second ? Named(copy) : copy, "the image was cut"});
         }
       }
       for (const auto& [owner, checkpoint] : manifests) {
@@ -52,6 +59,14 @@ struct FakeTier {
       found.push_back(std::move(one));
     }
     return found;
+  }
+  static DurableCopy Named(const DurableCopy& copy) {
+    DurableCopy named;
+    named.copy.id = copy.copy.id;
+    named.copy.job_name = copy.copy.job_name;
+    named.copy.image_bytes = 17;  // what is left of the file
+    named.location = copy.location;
+    return named;
   }
   // Steps of which there is a copy of every rank.
   std::vector<Step> Whole(uint32_t world_size) const {

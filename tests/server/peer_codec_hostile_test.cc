@@ -83,6 +83,12 @@ v1::CopyRun& Run(P& p, v1::CopySet& set) {
 v1::CopyRun& FoundRun(P& p) {
   return Run(p, *Found(p).mutable_copies());
 }
+v1::FoundBad& FoundBad(P& p) {
+  p.set_job_name("job");
+  v1::FoundBad& bad = *Found(p).add_bad();
+  bad.set_attempt(3);
+  return bad;
+}
 v1::NodeArrived::Seat& Seat(P& p) {
   v1::NodeArrived::Seat& seat = *p.mutable_node_arrived()->add_seats();
   seat.set_attempt(1);
@@ -358,6 +364,8 @@ std::vector<Case> Cases() {
       {"FlushWanted: bytes", [](P& p) { Flush(p).add_bytes(-1); }},
       {"FlushWanted: verify",
        [](P& p) { Flush(p).set_verify(static_cast<v1::TierPolicy::Verify>(4)); }},
+      {"FlushWanted: zstd_level", [](P& p) { Flush(p).set_zstd_level(20); }},
+      {"FlushWanted: zstd_threads", [](P& p) { Flush(p).set_zstd_threads(65); }},
       {"FlushWanted: group", [](P& p) { Flush(p).add_group(1); }},
       {"FlushWanted: group", [](P& p) { Group(p), p.mutable_flush_wanted()->add_group(-1); }},
       {"FlushWanted: groups", [](P& p) { Group(p).set_content("short"); }},
@@ -437,7 +445,7 @@ std::vector<Case> Cases() {
       {"LastStepChosen: left_ms",
        [](P& p) {
          p.mutable_last_step_chosen()->set_attempt(1);
-         p.mutable_last_step_chosen()->set_left_ms(UINT64_MAX);
+         p.mutable_last_step_chosen()->set_left_ms(UINT32_MAX);
        }},
       {"ReplicasDropped: rank", [](P& p) { p.mutable_replicas_dropped()->set_attempt(1); }},
       {"ReplicasDropped: rank",
@@ -536,6 +544,22 @@ std::vector<Case> Cases() {
       {"CopiesFound: began_age_ms", [](P& p) { Found(p).set_began_age_ms(~uint64_t{0}); }},
       {"CopiesFound: as_of_age_ms", [](P& p) { Found(p).set_as_of_age_ms(uint64_t{1} << 53); }},
       {"CopiesFound: manifests", [](P& p) { Found(p).add_manifest_attempt(0); }},
+      {"CopiesFound: attempt", [](P& p) { FoundBad(p).set_attempt(0); }},
+      {"CopiesFound: rank", [](P& p) { FoundBad(p).set_rank(kWorldSizeMax); }},
+      {"CopiesFound: location", [](P& p) { FoundBad(p).set_location(kLong); }},
+      {"CopiesFound: what", [](P& p) { FoundBad(p).set_what(kLong); }},
+      {"CopiesFound: bad", [](P& p) { Run(p, *FoundBad(p).mutable_copy()); }},  // two
+      {"CopiesFound: bad",                                                      // another rank's
+       [](P& p) {
+         Run(p, *FoundBad(p).mutable_copy()).mutable_rank()->Resize(1, 0);
+         p.mutable_copies_found()->mutable_bad(0)->set_rank(1);
+       }},
+      {"CopiesFound: bad",
+       [](P& p) {
+         for (size_t i = 0; i <= kBadCopiesMax; ++i) {
+           FoundBad(p);
+         }
+       }},
       {"CopiesFound: descent",
        [](P& p) {  // little on the wire, much in memory
          v1::CopySet& set = *Found(p).mutable_copies();

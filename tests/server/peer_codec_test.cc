@@ -84,11 +84,12 @@ MEMBERS(SpareAsked, token, for_job, useful)
 MEMBERS(SaveLost, attempt, rank, step, why)
 MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure, likeness)
 MEMBERS(ShardGood, checkpoint, rank, tier)
-MEMBERS(ShardBad, checkpoint, rank, what, tier, node)
+MEMBERS(ShardBad, checkpoint, rank, what, tier, node, leave)
 MEMBERS(InventoryState, tier, kind, why)
-MEMBERS(CopiesFound, tier, began, as_of, copies, manifests, highest_claim)
+MEMBERS(BadDurableCopy, copy, what)
+MEMBERS(CopiesFound, tier, began, as_of, copies, manifests, highest_claim, bad)
 MEMBERS(CopiesAway, tier, dir)
-MEMBERS(ShardDrained, checkpoint, rank, to, from, status, source_bad, copy, peer)
+MEMBERS(ShardDrained, checkpoint, rank, to, from, status, source_bad, copy, peer, replaced)
 MEMBERS(FlushStalled, checkpoint, to, stalled, what)
 MEMBERS(ManifestDone, checkpoint, status, missing)
 MEMBERS(RemovalDone, checkpoint, tier, status, ranks_left)
@@ -99,6 +100,7 @@ MEMBERS(FetchFailed, token, attempt, rank, session, round, checkpoint, from, sta
 MEMBERS(DurableRoomAsked, tier, bytes)
 MEMBERS(FetchRoomAsked, token, fetched, useful)
 MEMBERS(PinAsked, token, request)
+MEMBERS(RepairAsked, token, request)
 MEMBERS(ReplaceAsked, token, request)
 MEMBERS(RemoveCheckpointAsked, token, request)
 MEMBERS(SetPolicyAsked, token, policy, text)
@@ -145,7 +147,8 @@ MEMBERS(CopyDoubted, checkpoint, rank)
 MEMBERS(PersistState, state)
 MEMBERS(RestorePointSet, token, text)
 MEMBERS(Reported, report)
-MEMBERS(FlushWanted, checkpoint, to, world_size, shards, opening, verify, groups)
+MEMBERS(FlushWanted, checkpoint, to, world_size, shards, opening, verify, groups, zstd_level,
+        zstd_threads, replace)
 MEMBERS(FlushUnwanted, checkpoint, to)
 MEMBERS(ManifestWanted, checkpoint, world_size, opening, descent, shards)
 MEMBERS(RemovalWanted, checkpoint, tier, world_size)
@@ -331,6 +334,14 @@ class Filler {
     request.set_attempt(Next());
     request.set_unpin(true);
   }
+  void FillOne(v1::RepairRequest& request) {
+    request.set_job("train-7b");
+    request.set_step(Next());
+    request.set_attempt(Next());
+    request.set_tier("nvme");
+    request.set_rank(0);
+    request.set_look(true);
+  }
   void FillOne(v1::ReplaceRequest& request) {
     request.set_job("train-7b");
     request.set_node("n3");
@@ -344,7 +355,7 @@ class Filler {
     request.set_force(true);
   }
   void FillOne(std::variant<v1::PinReply, v1::RemoveCheckpointReply, v1::SetOptionsReply,
-                            v1::ReplaceReply>& reply) {
+                            v1::ReplaceReply, v1::RepairReply>& reply) {
     v1::RemoveCheckpointReply removed;
     removed.set_text("gone");
     removed.set_bytes_freed(Next());
@@ -413,6 +424,8 @@ class Filler {
     m.world_size = 100'000;
     m.shards[0].group = 2;
     m.shards[1].group = 0;
+    m.zstd_level = 7;
+    m.zstd_threads = 9;
   }
   void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
   void Mend(JobHosted& m) { m.world_size = 100'000; }
@@ -644,6 +657,10 @@ TEST(PeerCodecTest, EveryAdminsAnswerArrives) {
   v1::ReplaceReply replaced;
   replaced.set_text("gets it");
   replaced.set_ranks(2);
+  v1::RepairReply repair;
+  repair.add_copies()->set_what("bad");
+  repair.add_mended()->set_source("the memory");
+  ExpectArrives<ToAgent>(AdminAnswered{1, repair}, AdminAnswered{1, repair}, "repair");
   ExpectArrives<ToAgent>(AdminAnswered{1, pin}, AdminAnswered{1, pin}, "pin");
   ExpectArrives<ToAgent>(AdminAnswered{1, replaced}, AdminAnswered{1, replaced}, "replace");
   ExpectArrives<ToAgent>(AdminAnswered{1, options}, AdminAnswered{1, options}, "options");
@@ -742,6 +759,18 @@ TEST(PeerCodecTest, CopiesArriveInTheirOrderWhateverTheyHaveInCommon) {
                   {CopyOf(3, 7, 1, one), 5, 6, false, "/mnt/a"},
                   {CopyOf(3, 7, 2, one), 7, 0, true, "/mnt/grün"}};
   ExpectArrives<ToCoordinator>(found, found, "found");
+  // Bad ones: by a record, and by their names alone.
+  found.bad = {{{CopyOf(3, 7, 3, one), 5, 6, false, "/mnt/b"}, "it was cut"}, {}};
+  SealedCopy& named = found.bad[1].copy.copy;
+  named.id = CopyOf(3, 7, 4, {}).id;
+  named.job_name = CopyOf(3, 7, 4, {}).job_name;
+  found.bad[1].copy.location = "/mnt/c";
+  ExpectArrives<ToCoordinator>(found, found, "bad ones, too");
+  CopiesFound said = found;  // how long its file is stays at its node
+  said.bad[1].copy.copy.image_bytes = 4711;
+  ExpectArrives<ToCoordinator>(said, found, "a length");
+  said.bad.resize(kBadCopiesMax + 1, found.bad[1]);
+  EXPECT_FALSE(Encoded(ToCoordinator(said)).ok());
 }
 
 TEST(PeerCodecTest, OfAnotherJobNoCopyIsSaid) {

@@ -89,7 +89,8 @@ TEST(TierAdmin, ACopyThatIsKnownToBeBadIsListedStill) {
   // The step cannot be restored any more, and what was found gone is still asked for.
   w.Reboot();
   for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
-    w.h.Feed(DurableCopyJudged{tier, w.Shard(1), "the copy is gone: somebody else removed it"});
+    w.h.Feed(
+        DurableCopyJudged{tier, w.Shard(1), "the copy is gone: somebody else removed it", true});
   }
   EXPECT_EQ(Listed(w, named), there);
   EXPECT_FALSE(w.h.Status("job").protection(1).any());
@@ -653,6 +654,11 @@ TEST(TierAdmin, ARebuildJudgesNothingBeforeAllOfItHasBeenRead) {
 
 TEST(TierAdmin, ARebuildDoesNotBringBackWhatIsKnownToBeBadOrWasJustRemoved) {
   TierWorld w(1, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_keep_last(5); });
+  w.h.fail = [](const Action& action) {
+    const auto* flush = std::get_if<FlushShard>(&action);
+    return flush != nullptr && flush->replace ? absl::InternalError("what is bad stays so")
+                                              : absl::OkStatus();
+  };
   ASSERT_TRUE(w.Save(1));
   ASSERT_TRUE(w.Save(2));
   w.h.nvme.damaged.insert(w.Shard(2));

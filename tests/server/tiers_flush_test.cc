@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,30 @@ TEST(Flush, AStepGoesToNvmeAndFromThereToRemote) {
   EXPECT_EQ(w.Protection(), (Steps{1, 1, 1, 1, 1}));
   EXPECT_EQ(w.Tier("remote").step(), 1u);
   EXPECT_TRUE(w.Reached(1, v1::AwaitSave::STAGE_REMOTE));
+}
+
+TEST(Flush, WhatGoesToRemoteIsCompressedIfThePolicySaysSo) {
+  for (const bool zstd : {false, true}) {
+    TierWorld w(1, [zstd](v1::DaemonConfig& c) {
+      v1::TierPolicy& remote = *c.mutable_policy()->mutable_remote();
+      remote.set_compression(zstd ? v1::TierPolicy::COMPRESSION_ZSTD
+                                  : v1::TierPolicy::COMPRESSION_NONE);
+      remote.set_compression_level(7);
+      remote.set_compression_threads(2);
+    });
+    std::map<TierKind, FlushShard> flushes;
+    w.h.fail = [&](const Action& action) {
+      if (const auto* flush = std::get_if<FlushShard>(&action)) {
+        flushes[flush->to] = *flush;
+      }
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(w.Save(1));
+    ASSERT_EQ(flushes.size(), 2u);
+    EXPECT_EQ(flushes[TierKind::kNvme].zstd_level, 0u);
+    EXPECT_EQ(flushes[TierKind::kRemote].zstd_level, zstd ? 7u : 0u);
+    EXPECT_EQ(flushes[TierKind::kRemote].zstd_threads, zstd ? 2u : 0u);
+  }
 }
 
 // Steps that hang are given to one drive; the next ones go to another, up to a limit.

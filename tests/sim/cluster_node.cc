@@ -437,19 +437,13 @@ void Node::Do(const Report& a) {
   if (w_.tracing()) {
     w_.Trace(absl::StrCat(name, ": ", a.job, ": ", a.text));
   }
-  static constexpr std::array kKinds = {"shard sealed",      "step committed",
-                                        "step shed",         "step retired",
-                                        "step abandoned",    "save refused",
-                                        "attempt opened",    "session decided",
-                                        "session done",      "session fell back",
-                                        "session failed",    "copy bad",
-                                        "copy good",         "slot quarantined",
-                                        "slot released",     "slot lost",
-                                        "job removed",       "tier committed",
-                                        "tier shed",         "tier trouble",
-                                        "tier well",         "tier removed",
-                                        "replicas diverged", "job stopping",
-                                        "protocol error",    "trouble"};
+  static constexpr std::array kKinds = {
+      "shard sealed",     "step committed", "step shed",       "step retired", "step abandoned",
+      "save refused",     "attempt opened", "session decided", "session done", "session fell back",
+      "session failed",   "copy bad",       "copy good",       "copy mended",  "copy unmended",
+      "slot quarantined", "slot released",  "slot lost",       "job removed",  "tier committed",
+      "tier shed",        "tier trouble",   "tier well",       "tier removed", "replicas diverged",
+      "job stopping",     "protocol error", "trouble"};
   static_assert(kKinds.size() == static_cast<size_t>(Report::Kind::kTrouble) + 1);
   w_.counts.states[absl::StrCat("report: ", kKinds[static_cast<size_t>(a.kind)])]++;
   CheckpointId id;

@@ -116,10 +116,17 @@ FlushEnded Node::FlushNow(const FlushShard& a, const FilePtr& file,
                                      a.key.id.ToString(), " was being flushed from it"));
     }
     written = {{record->copy, 100, 0, false, ""}, record->token, file->token, file->content};
-  } else if (const auto source = nvme_.copies.find(a.key.id); source != nvme_.copies.end()) {
-    written = source->second;
-  } else if (ended.status.ok()) {
-    ended.status = absl::NotFoundError("no such copy in nvme");
+  } else {
+    const SimTier& from = TierOf(a.from);
+    const auto source = from.copies.find(a.key.id);
+    if (source != from.copies.end()) {
+      written = source->second;
+    } else if (ended.status.ok()) {
+      ended.status = absl::NotFoundError("no such copy there");
+    }
+  }
+  if (ended.status.ok() && a.replace && TierOf(a.to).copies.count(a.key.id) == 0) {
+    ended.status = absl::NotFoundError("what was to be mended was removed");
   }
   if (!ended.status.ok()) {
     return ended;
@@ -291,7 +298,7 @@ void Node::Do(const OpenDurable& a) {
     w_.truth.Violated(absl::StrCat(name, ": ", a.key.id.ToString(),
                                    " is opened in remote, and no manifest ever named it"));
   }
-  if (a.tier == TierKind::kPeer || !a.peers.empty()) {
+  if (a.in_parts) {
     return OpenParts(a);
   }
   SimDrain drain{a.tier, std::nullopt, a.key.id, 0, false, false, nullptr};
@@ -306,9 +313,13 @@ void Node::Do(const OpenDurable& a) {
       opened.status = absl::NotFoundError("no such copy");
     } else if (opened.status.ok()) {
       opened.copy = source->second.copy.copy;
-      auto files = std::make_shared<SimFiles>();
-      files->file = OpenedFile(source->second);
-      opened.files = files;
+      // Some images are compressed: of those there are parts only.
+      opened.parts_only = a.tier == TierKind::kRemote && (a.key.id.rank + a.key.id.step) % 3 == 0;
+      if (!opened.parts_only) {
+        auto files = std::make_shared<SimFiles>();
+        files->file = OpenedFile(source->second);
+        opened.files = files;
+      }
     }
     Complete(opened);
   };

@@ -182,10 +182,17 @@ FlushEnded World::FlushNow(const FlushShard& a, const FilePtr& file,
                                     a.key.id.ToString(), " was being flushed from it"));
     }
     written = {{record->copy, 100, 0, false, ""}, record->token, file->token, file->content};
-  } else if (const auto source = nvme_.copies.find(a.key.id); source != nvme_.copies.end()) {
-    written = source->second;
-  } else if (ended.status.ok()) {
-    ended.status = absl::NotFoundError("no such copy in nvme");
+  } else {
+    const SimTier& from = TierOf(a.from);
+    const auto source = from.copies.find(a.key.id);
+    if (source != from.copies.end()) {
+      written = source->second;
+    } else if (ended.status.ok()) {
+      ended.status = absl::NotFoundError("no such copy there");
+    }
+  }
+  if (ended.status.ok() && a.replace && TierOf(a.to).copies.count(a.key.id) == 0) {
+    ended.status = absl::NotFoundError("what was to be mended was removed");
   }
   if (!ended.status.ok()) {
     return ended;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/status.h"
+#include "tiers/compressed/compressed_file.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/durable/record_check.h"
 #include "tiers/image/kept.h"
@@ -18,9 +19,10 @@ namespace {
 
 class ReadingCopy : public CopyStore::Reading {
  public:
-  ReadingCopy(CopyStore::Impl& store, std::string path, std::string record_path, ShardRecord record,
-              std::string record_file)
+  ReadingCopy(CopyStore::Impl& store, std::string path, ImageForm form, std::string record_path,
+              ShardRecord record, std::string record_file)
       : store_(store),
+        form_(form),
         record_path_(std::move(record_path)),
         info_{record.id, record.world_size, FileBytes(record), record.sealed_unix_ms,
               std::move(path)},
@@ -29,7 +31,7 @@ class ReadingCopy : public CopyStore::Reading {
 
   absl::Status OpenImage(bool direct) {
     absl::StatusOr<std::unique_ptr<File>> file = absl::UnimplementedError("");
-    if (direct) {
+    if (direct && !compressed()) {
       file = store_.env.Open(info_.location, OpenMode::kRead, {.direct = true, .no_symlink = true});
       absl::StatusOr<DirectAlignment> alignment = file.ok() ? (*file)->Alignment() : file.status();
       if (alignment.ok()) {
@@ -41,12 +43,11 @@ class ReadingCopy : public CopyStore::Reading {
       }
     }
     if (absl::IsUnimplemented(file.status())) {
-      file = store_.OpenImage(info_.location);
+      file = store_.OpenImage(info_.location, form_, info_.image_bytes);
     }
     HF_RETURN_IF_ERROR(file.status());
     image_ = *std::move(file);
-    HF_ASSIGN_OR_RETURN(opened_, image_->Info());
-    return CheckImageLength(info_.location, opened_.bytes, info_.image_bytes);
+    return Confirm();
   }
 
   const CopyInfo& info() const override { return info_; }
@@ -68,6 +69,7 @@ class ReadingCopy : public CopyStore::Reading {
   std::unique_ptr<File> TakeImage() override { return std::move(image_); }
   uint32_t alignment() const override { return alignment_; }
   bool direct() const override { return alignment_ != 1; }
+  bool compressed() const override { return form_ == ImageForm::kCompressed; }
 
   absl::Status Confirm() override {
     HF_ASSIGN_OR_RETURN(const FileInfo now, image_->Info());
@@ -76,12 +78,12 @@ class ReadingCopy : public CopyStore::Reading {
 
  private:
   CopyStore::Impl& store_;
+  const ImageForm form_;
   const std::string record_path_;
   const CopyInfo info_;
   const ShardRecord record_;
   const std::string record_file_;
   std::unique_ptr<File> image_;
-  FileInfo opened_;
   uint32_t alignment_ = 1;
 };
 
@@ -104,7 +106,7 @@ absl::Status CheckIsWhole(const std::string& path, const ShardRecord& record) {
       "'", path, "': it is of an image that leaves slices out, as only the remote tier has them"));
 }
 
-absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::OpenImage(const std::string& path) {
+absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::OpenImageFile(const std::string& path) {
   absl::StatusOr<std::unique_ptr<File>> file =
       env.Open(path, OpenMode::kRead, {.no_symlink = true});
   if (absl::IsNotFound(file.status())) {
@@ -112,6 +114,18 @@ absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::OpenImage(const std::stri
     return absl::DataLossError(
         absl::StrCat("'", path, "': the image is gone, its record is there"));
   }
+  return file;
+}
+
+absl::StatusOr<std::unique_ptr<File>> CopyStore::Impl::OpenImage(const std::string& path,
+                                                                 ImageForm form,
+                                                                 uint64_t image_bytes) {
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<File> file, OpenImageFile(path));
+  if (form == ImageForm::kCompressed) {
+    HF_ASSIGN_OR_RETURN(file, CompressedFile::Open(std::move(file), image_bytes));
+  }
+  HF_ASSIGN_OR_RETURN(const FileInfo info, file->Info());
+  HF_RETURN_IF_ERROR(CheckImageLength(path, info.bytes, image_bytes));
   return file;
 }
 
@@ -159,10 +173,10 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
   if (!read.ok()) {
     return AsOfCopy(read.status());
   }
-  std::string bytes = *std::move(read);
+  const std::string bytes = *std::move(read);
   CopyName expected = named;
   expected.world_size = remote() ? named.world_size : wanted.world_size;
-  HF_ASSIGN_OR_RETURN(ShardRecord record, CheckRecordFile(record_path, bytes, expected));
+  HF_ASSIGN_OR_RETURN(const ShardRecord record, CheckRecordFile(record_path, bytes, expected));
   if (!remote()) {
     HF_RETURN_IF_ERROR(CheckIsWhole(record_path, record));
   }
@@ -192,9 +206,12 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
     }
   }
   // 4. The image.
-  auto reading = std::make_unique<ReadingCopy>(*this, ImagePath(named), record_path,
-                                               std::move(record), std::move(bytes));
-  HF_RETURN_IF_ERROR(AsOfCopy(reading->OpenImage(read_options.direct)));
+  std::unique_ptr<ReadingCopy> reading;
+  HF_RETURN_IF_ERROR(AsOfCopy(OpenForm(named, [&](ImageForm form) {
+    reading = std::make_unique<ReadingCopy>(*this, ImagePath(named, form), form, record_path,
+                                            record, bytes);
+    return reading->OpenImage(read_options.direct);
+  })));
   return reading;
 }
 
@@ -211,15 +228,30 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::OpenCopy(
 
 absl::StatusOr<std::unique_ptr<File>> CopyStore::OpenImage(const CopyName& name,
                                                            uint64_t image_bytes) {
-  const std::string path = impl_->ImagePath(name);
-  absl::StatusOr<std::unique_ptr<File>> file = impl_->OpenImage(path);
-  absl::StatusOr<FileInfo> info = file.ok() ? (*file)->Info() : file.status();
-  absl::Status status =
-      info.ok() ? CheckImageLength(path, info->bytes, image_bytes) : info.status();
-  if (!status.ok()) {
-    return impl_->SinceMounted(AsOfCopy(status));
+  std::unique_ptr<File> image;
+  const absl::Status opened = impl_->OpenForm(name, [&](ImageForm form) -> absl::Status {
+    HF_ASSIGN_OR_RETURN(image, impl_->OpenImage(impl_->ImagePath(name, form), form, image_bytes));
+    return absl::OkStatus();
+  });
+  if (!opened.ok()) {
+    return impl_->SinceMounted(AsOfCopy(opened));
   }
-  return file;
+  return image;
+}
+
+absl::StatusOr<bool> CopyStore::HasCompressed(const CheckpointName& name) {
+  if (!impl_->remote()) {
+    return false;
+  }
+  const absl::StatusOr<std::vector<std::string>> names =
+      impl_->env.List(impl_->StepDirectory(name.job_name, name.id), kStepNamesMax);
+  if (!names.ok()) {
+    return impl_->SinceMounted(names.status());
+  }
+  return std::any_of(names->begin(), names->end(), [](const std::string& file_name) {
+    const StepFile file = ParseStepFileName(DurableKind::kRemote, file_name);
+    return file.role == StepFileRole::kImage && file.form == ImageForm::kCompressed;
+  });
 }
 
 }  // namespace holdfast

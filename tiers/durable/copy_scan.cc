@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -55,7 +56,7 @@ class Scanner {
   // What a step's directory holds, by rank.
   struct StepNames {
     std::vector<std::pair<Rank, uint32_t>> records;  // with the world size in the name
-    std::set<std::pair<Rank, uint32_t>> images;
+    std::map<std::pair<Rank, uint32_t>, ImageForm> images;
     bool manifest = false;
   };
 
@@ -76,6 +77,20 @@ class Scanner {
     if (out_.unreadable.size() < kScanProblemsMax) {
       out_.unreadable.push_back({path, why});
     }
+  }
+
+  // Judged by what was read. What the system says about a call is no copy's fault: it may be the
+  // drive's, or the mount's.
+  static bool IsCopysFault(const absl::Status& why) {
+    return absl::IsDataLoss(why) && !IsErrno(why);
+  }
+  void Damaged(CheckpointScan& step, DamagedEntry damaged, const absl::Status& why) {
+    if (damaged_count_ == kScanDamagedMax) {
+      return;
+    }
+    ++damaged_count_;
+    damaged.why = Message(why);
+    step.damaged.push_back(std::move(damaged));
   }
 
   bool IsDirectory(const std::string& path) {
@@ -254,7 +269,12 @@ class Scanner {
           found.records.emplace_back(file.rank, file.world_size);
           break;
         case StepFileRole::kImage:
-          found.images.emplace(file.rank, file.world_size);
+          // (Plain where it is there in both forms: that is what is read.)
+          if (const auto [it, fresh] =
+                  found.images.try_emplace({file.rank, file.world_size}, file.form);
+              !fresh) {
+            it->second = ImageForm::kPlain;
+          }
           break;
         case StepFileRole::kManifest:
           found.manifest = true;
@@ -287,7 +307,8 @@ class Scanner {
     if (!found.manifest) {
       ScanRecords(name, found, step);
     }
-    if (step.has_manifest || step.manifest_unreadable || !step.copies.empty()) {
+    if (step.has_manifest || step.manifest_unreadable || !step.copies.empty() ||
+        !step.damaged.empty()) {
       job.checkpoints.push_back(std::move(step));
     }
   }
@@ -309,33 +330,76 @@ class Scanner {
       const CopyName copy{{name.job, name.id.attempt, name.id.step, shard.rank},
                           name.job_name,
                           manifest.world_size};
+      ImageForm form = FormOf(found, copy);
       absl::Status status = CheckLength(store_.RecordPath(copy), shard.record_bytes);
       if (status.ok()) {
-        status = CheckLength(store_.ImagePath(copy), shard.image_bytes);
+        status = CheckImage(copy, shard.image_bytes, form);
       }
-      if (!status.ok()) {
-        Unreadable(store_.ImagePath(copy), status);
+      const CopyEntry entry{shard.rank,
+                            shard.image_bytes,
+                            shard.record_bytes,
+                            shard.record_crc,
+                            0,
+                            shard.layout_hash,
+                            shard.WholeBytes(),
+                            {},
+                            shard.likeness,
+                            form};
+      if (status.ok()) {
+        step.copies.push_back(entry);
         continue;
       }
-      step.copies.push_back({shard.rank,
-                             shard.image_bytes,
-                             shard.record_bytes,
-                             shard.record_crc,
-                             0,
-                             shard.layout_hash,
-                             shard.WholeBytes(),
-                             {},
-                             shard.likeness});
+      Unreadable(store_.ImagePath(copy, form), status);
+      if (IsCopysFault(status)) {
+        Damaged(step, {entry, manifest.world_size, manifest.descent, ""}, status);
+      }
+    }
+    // What goes is not damaged: a removal takes the manifest first.
+    const std::string path = JoinPath(store_.StepDirectory(name.job_name, name.id), kManifestName);
+    if (!step.damaged.empty() && !store_.Exists(path).value_or(false)) {
+      damaged_count_ -= step.damaged.size();
+      step.damaged.clear();
     }
     std::set<std::pair<Rank, uint32_t>> others(found.records.begin(), found.records.end());
-    others.insert(found.images.begin(), found.images.end());
+    for (const auto& [of, form] : found.images) {
+      others.insert(of);
+    }
     for (const auto& [rank, world_size] : others) {
       if (world_size != manifest.world_size) {
-        Unknown(store_.ImagePath(
-                    {{name.job, name.id.attempt, name.id.step, rank}, name.job_name, world_size}),
+        const CopyName copy{
+            {name.job, name.id.attempt, name.id.step, rank}, name.job_name, world_size};
+        Unknown(store_.ImagePath(copy, FormOf(found, copy)),
                 "the step's manifest does not name it");
       }
     }
+  }
+
+  static ImageForm FormOf(const StepNames& found, const CopyName& copy) {
+    const auto it = found.images.find({copy.id.rank, copy.world_size});
+    return it != found.images.end() ? it->second : ImageForm::kPlain;
+  }
+
+  // As it was listed in `form`; if it does not fit so, in whichever it does.
+  absl::Status CheckImage(const CopyName& copy, uint64_t image_bytes, ImageForm& form) {
+    const absl::Status listed = CheckForm(copy, form, image_bytes);
+    if (!absl::IsDataLoss(listed) || IsErrno(listed) || store_.Forms().size() == 1) {
+      return listed;
+    }
+    const absl::Status any = store_.OpenForm(copy, [&](ImageForm other) {
+      form = other;
+      return CheckForm(copy, other, image_bytes);
+    });
+    return any.ok() ? any : listed;
+  }
+
+  // Of a compressed one only its seek table says how long it should be: that is read.
+  absl::Status CheckForm(const CopyName& copy, ImageForm form, uint64_t image_bytes) {
+    const std::string path = store_.ImagePath(copy, form);
+    if (form == ImageForm::kPlain) {
+      return CheckLength(path, image_bytes);
+    }
+    const absl::Status opened = store_.OpenImage(path, form, image_bytes).status();
+    return absl::IsFailedPrecondition(opened) ? absl::DataLossError(opened.message()) : opened;
   }
 
   absl::Status CheckLength(const std::string& path, uint64_t expected) {
@@ -357,44 +421,105 @@ class Scanner {
     for (const auto& [rank, world_size] : found.records) {
       const CopyName copy{
           {name.job, name.id.attempt, name.id.step, rank}, name.job_name, world_size};
+      ImageForm form = FormOf(found, copy);
       found.images.erase({rank, world_size});
       if (Busy(name, rank)) {
         continue;
       }
-      const absl::Status status = ScanRecord(copy, step);
-      if (!status.ok() && !absl::IsNotFound(status)) {
-        Unreadable(store_.ImagePath(copy), status);
+      DamagedEntry damaged;
+      const absl::Status status = ScanRecord(copy, form, step, damaged);
+      if (status.ok() || absl::IsNotFound(status)) {
+        continue;
+      }
+      Unreadable(store_.ImagePath(copy, form), status);
+      if (MayBeDamaged(status, damaged, step)) {
+        NoteDamaged(copy, form, std::move(damaged), status, step);
       }
     }
-    for (const auto& [rank, world_size] : found.images) {
-      if (!Busy(name, rank)) {
-        Unknown(store_.ImagePath(
-                    {{name.job, name.id.attempt, name.id.step, rank}, name.job_name, world_size}),
+    for (const auto& [of, form] : found.images) {
+      const CopyName copy{
+          {name.job, name.id.attempt, name.id.step, of.first}, name.job_name, of.second};
+      if (Busy(name, of.first)) {
+        continue;
+      }
+      if (store_.remote()) {
+        Unknown(store_.ImagePath(copy, form),
                 "an image without a record: being published by another node, or nobody's");
+      } else {
+        ScanWithoutRecord(copy, step);
       }
     }
   }
 
+  // On a drive nobody else publishes, and what this node had begun has been put right.
+  void ScanWithoutRecord(const CopyName& copy, CheckpointScan& step) {
+    const std::string path = store_.ImagePath(copy, ImageForm::kPlain);
+    const bool record = store_.Exists(store_.RecordPath(copy)).value_or(true);
+    if (record || !store_.Exists(path).value_or(false)) {
+      return;  // published or removed since the directory was listed
+    }
+    const absl::Status why =
+        absl::DataLossError(absl::StrCat("'", path, "': its record is gone, the image is there"));
+    Unreadable(path, why);
+    NoteDamaged(copy, ImageForm::kPlain, {}, why, step);
+  }
+
+  // On a drive only: in the remote tier it is a manifest that says what belongs to a step.
+  // `damaged`: as far as a record tells. One that contradicts the step's others may be right, or
+  // they are.
+  bool MayBeDamaged(const absl::Status& status, const DamagedEntry& damaged,
+                    const CheckpointScan& step) const {
+    const bool told = damaged.world_size != 0 && !step.copies.empty();
+    const bool fits =
+        !told || (damaged.world_size == step.world_size && damaged.descent == step.descent);
+    return !store_.remote() && IsCopysFault(status) && fits;
+  }
+
+  void NoteDamaged(const CopyName& copy, ImageForm form, DamagedEntry damaged,
+                   const absl::Status& why, CheckpointScan& step) {
+    CopyEntry& entry = damaged.entry;
+    if (damaged.world_size == 0) {
+      const absl::StatusOr<FileInfo> image = env_.Info(store_.ImagePath(copy, form));
+      entry.rank = copy.id.rank;
+      entry.form = form;
+      entry.image_bytes = entry.shard_bytes =
+          image.ok() && S_ISREG(image->mode) ? std::min(image->bytes, kImageBytesMax) : 0;
+    }
+    Damaged(step, std::move(damaged), why);
+  }
+
+  static CopyEntry EntryOf(const ShardRecord& record, std::string_view file, ImageForm form) {
+    return {record.id.rank,        FileBytes(record),
+            file.size(),           RecordCrcOf(file),
+            record.sealed_unix_ms, record.layout_hash,
+            record.image_bytes,    record.kept ? record.kept->plan : LayoutHash{},
+            record.likeness,       form};
+  }
+
   // One record at a time, and of it what an entry holds. NotFound: it was removed meanwhile.
-  absl::Status ScanRecord(const CopyName& copy, CheckpointScan& step) {
+  // `damaged`: what the record says of an image that does not fit.
+  absl::Status ScanRecord(const CopyName& copy, ImageForm& form, CheckpointScan& step,
+                          DamagedEntry& damaged) {
     const std::string path = store_.RecordPath(copy);
     HF_ASSIGN_OR_RETURN(const std::string bytes, store_.ReadSmallFile(path, kRecordBytesMax));
     HF_ASSIGN_OR_RETURN(const ShardRecord record, CheckRecordFile(path, bytes, copy));
     if (!store_.remote()) {
       HF_RETURN_IF_ERROR(CheckIsWhole(path, record));
     }
-    HF_RETURN_IF_ERROR(CheckLength(store_.ImagePath(copy), FileBytes(record)));
+    if (absl::Status image = CheckImage(copy, FileBytes(record), form); !image.ok()) {
+      damaged = {EntryOf(record, bytes, form), record.world_size, record.descent, ""};
+      return image;
+    }
     if (step.copies.empty()) {
       step.world_size = record.world_size;
       step.descent = record.descent;
     } else if (step.world_size != record.world_size || step.descent != record.descent) {
+      damaged = {EntryOf(record, bytes, form), record.world_size, record.descent, ""};
       return absl::DataLossError(
           absl::StrCat("'", path, "': its world size of ", record.world_size,
                        " or its line of descent is not that of the step's other copies"));
     }
-    step.copies.push_back({copy.id.rank, FileBytes(record), bytes.size(), RecordCrcOf(bytes),
-                           record.sealed_unix_ms, record.layout_hash, record.image_bytes,
-                           record.kept ? record.kept->plan : LayoutHash{}, record.likeness});
+    step.copies.push_back(EntryOf(record, bytes, form));
     return absl::OkStatus();
   }
 
@@ -403,6 +528,7 @@ class Scanner {
   std::string job_;  // that is being scanned
   DurableScan out_;
   std::set<std::string> intents_;
+  size_t damaged_count_ = 0;
 };
 
 }  // namespace

@@ -15,9 +15,12 @@
 
 namespace holdfast {
 
+// How an image lies in its file: as it is, or as seekable Zstandard (tiers/compressed).
+enum class ImageForm { kPlain, kCompressed };
+
 struct CopyEntry {
   Rank rank = 0;
-  uint64_t image_bytes = 0;  // of the file
+  uint64_t image_bytes = 0;  // of the file, as it is without compression
   uint64_t record_bytes = 0;
   uint64_t record_crc = 0;     // RecordCrcOf (manifest.h)
   int64_t sealed_unix_ms = 0;  // 0 when no record was read (a manifest told)
@@ -25,7 +28,18 @@ struct CopyEntry {
   uint64_t shard_bytes = 0;  // of the whole image: more than the file has if that leaves slices out
   LayoutHash plan{};         // KeptSlices::plan, where a record was read that has it
   Likeness likeness{};       // where a record was read, or the manifest tells
+  ImageForm form = ImageForm::kPlain;
   bool operator==(const CopyEntry&) const = default;
+};
+
+// A copy that belongs there, because the step's manifest or its own names say so, and is of no use:
+// its image or record is damaged, cut or gone. (What could not be read just now, and what a newer
+// program wrote, is none.)
+struct DamagedEntry {
+  CopyEntry entry;
+  uint32_t world_size = 0;       // 0: but for its rank, and how long its image is, nothing is known
+  std::vector<Descent> descent;  // where the world size is known
+  std::string why;
 };
 
 struct CheckpointScan {
@@ -41,6 +55,7 @@ struct CheckpointScan {
   absl::Status manifest_why;  // damaged, of a newer version, not readable just now
   int64_t committed_unix_ms = 0;
   std::vector<CopyEntry> copies;  // image and record there, lengths right; by rank
+  std::vector<DamagedEntry> damaged;
 };
 
 struct JobScan {
@@ -69,5 +84,6 @@ struct DurableScan {
 };
 
 inline constexpr size_t kScanProblemsMax = 1000;
+inline constexpr size_t kScanDamagedMax = 4096;  // of all checkpoints; more are only counted
 
 }  // namespace holdfast

@@ -43,9 +43,9 @@ std::string CopyStore::Impl::StepDirectory(std::string_view job_name,
                                            const CheckpointId& id) const {
   return JoinPath(JobDirectory(job_name), StepDirectoryName(id));
 }
-std::string CopyStore::Impl::ImagePath(const CopyName& name) const {
+std::string CopyStore::Impl::ImagePath(const CopyName& name, ImageForm form) const {
   return JoinPath(StepDirectory(name.job_name, name.id.checkpoint()),
-                  ImageFileName(options.kind, name.id.rank, name.world_size));
+                  ImageFileName(options.kind, name.id.rank, name.world_size, form));
 }
 std::string CopyStore::Impl::RecordPath(const CopyName& name) const {
   return JoinPath(StepDirectory(name.job_name, name.id.checkpoint()),
@@ -69,6 +69,29 @@ absl::StatusOr<bool> CopyStore::Impl::Exists(const std::string& path) {
     return info.ok();
   }
   return info.status();
+}
+
+std::span<const ImageForm> CopyStore::Impl::Forms() const {
+  static constexpr ImageForm kForms[] = {ImageForm::kPlain, ImageForm::kCompressed};
+  return std::span(kForms).first(remote() ? 2 : 1);
+}
+
+absl::Status CopyStore::Impl::OpenForm(const CopyName& name,
+                                       const std::function<absl::Status(ImageForm)>& open) {
+  if (Forms().size() == 1) {
+    return open(Forms().front());
+  }
+  // (Once more plain: a repair may have put it there, and taken the other away, in between.)
+  absl::Status first;
+  for (const ImageForm form : {ImageForm::kPlain, ImageForm::kCompressed, ImageForm::kPlain}) {
+    HF_ASSIGN_OR_RETURN(const bool there, Exists(ImagePath(name, form)));
+    const absl::Status opened = there ? open(form) : absl::OkStatus();
+    if (there && (!absl::IsDataLoss(opened) || IsErrno(opened))) {
+      return opened;
+    }
+    first = first.ok() ? opened : first;
+  }
+  return first.ok() ? open(ImageForm::kPlain) : first;  // it is gone, which that says
 }
 
 absl::Status CopyStore::Impl::CheckDirectory(const std::string& path) {
@@ -262,8 +285,8 @@ absl::StatusOr<FilesystemInfo> CopyStore::Space() {
   HF_RETURN_IF_ERROR(impl_->CheckMount());
   return impl_->env.Filesystem(impl_->options.dir);
 }
-std::string CopyStore::ImagePath(const CopyName& name) const {
-  return impl_->ImagePath(name);
+std::string CopyStore::ImagePath(const CopyName& name, ImageForm form) const {
+  return impl_->ImagePath(name, form);
 }
 
 }  // namespace holdfast

@@ -86,6 +86,7 @@ struct NodeOwner {
 struct PublishedCopy {
   std::string location;  // path of the image
   uint64_t image_bytes = 0;
+  uint64_t stored_bytes = 0;  // what its file has: fewer where it is compressed
   uint64_t record_bytes = 0;
   uint64_t record_crc = 0;
   LayoutHash layout_hash{};
@@ -161,7 +162,18 @@ class CopyStore : public Tier {
   class Writing;
   // Room for a copy, and its image under a temporary name. Opens the job by itself, as `NewCopy`
   // says. AlreadyExists if there is such a copy. Remote: FailedPrecondition without a claim.
-  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy);
+  // `zstd_level`: the image is compressed on its way (1 to 19; remote only), else it is not.
+  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy,
+                                                 std::optional<int> zstd_level = std::nullopt);
+
+  // For a copy that is bad: a new one in its place. What is there stays, and is read as before,
+  // until Publish has all of the new one on the disk; then the new image takes the name of the old
+  // one, and the record, if it is not the same, follows. Nothing of a copy that has gone meanwhile
+  // is brought back: NotFound. (What is not there at all at the beginning is written as by Begin on
+  // NVMe; in the remote tier, where the step has no manifest either, it is NotFound.) Publish says
+  // FailedPrecondition, and nothing was touched, for a record that is not the one that the step's
+  // manifest names; AlreadyExists, for one that differs from an undamaged one that is there.
+  absl::StatusOr<std::unique_ptr<Writing>> BeginReplacement(const NewCopy& copy);
 
   // ---- Reading ----
 
@@ -173,7 +185,9 @@ class CopyStore : public Tier {
   };
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);
-  // The image alone, buffered, of a copy that was opened before, when its file had that many bytes.
+  // The record alone, whatever its image is like. DataLoss: it is damaged, or another shard's.
+  absl::StatusOr<std::string> ReadRecordFile(const CopyName& name);
+  // The image alone, buffered, of a copy that was opened before, when it had that many bytes.
   // DataLoss: it is gone, or has not.
   absl::StatusOr<std::unique_ptr<File>> OpenImage(const CopyName& name, uint64_t image_bytes);
 
@@ -215,9 +229,11 @@ class CopyStore : public Tier {
   // NotFound if there is no such job.
   absl::StatusOr<DurableScan> ScanJob(const std::string& job_name);
 
-  // Path of an image; of its record with ".record" for ".safetensors". `world_size` is needed for
-  // remote.
-  std::string ImagePath(const CopyName& name) const;
+  // Path of an image; of its record with ".record" for ".safetensors" and what follows.
+  // `world_size` is needed for remote.
+  std::string ImagePath(const CopyName& name, ImageForm form = ImageForm::kPlain) const;
+  // Whether any image of the step is compressed here, by the names alone.
+  absl::StatusOr<bool> HasCompressed(const CheckpointName& name);
 
   // ---- The contract of all tiers, over the above: buffered, jobs found by their uuid ----
 
@@ -241,7 +257,12 @@ class CopyStore::Writing {
   virtual ~Writing() = default;
   virtual const NewCopy& copy() const = 0;
   // As long as image_bytes rounded up to alignment(), with room reserved where the file system can.
+  // One that is compressed takes whole frames (kFrameBytes of tiers/compressed), each once.
   virtual File& image() = 0;
+  // All of the image was written; from here on image() can be read. Publish does it by itself.
+  virtual absl::Status FinishImage() = 0;
+  // What the image's file has then.
+  virtual uint64_t stored_bytes() const = 0;
   // For writes to image(): 1 when it is buffered. Bytes behind image_bytes are cut off by Publish.
   virtual uint32_t alignment() const = 0;
   virtual bool direct() const = 0;
@@ -267,6 +288,8 @@ class CopyStore::Reading {
   virtual std::unique_ptr<File> TakeImage() = 0;
   virtual uint32_t alignment() const = 0;  // for reads of image(); 1 when it is buffered
   virtual bool direct() const = 0;
+  // Its file is: image() is what it holds, and has no descriptor to give away.
+  virtual bool compressed() const = 0;
   // After the last byte: DataLoss if the file was cut or extended meanwhile. What is overwritten in
   // place fails its digests; a file that is removed or replaced keeps its bytes for this Reading.
   virtual absl::Status Confirm() = 0;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -81,12 +82,17 @@ struct CopyStore::Impl {
   bool remote() const { return options.kind == DurableKind::kRemote; }
   std::string JobDirectory(std::string_view job_name) const;
   std::string StepDirectory(std::string_view job_name, const CheckpointId& id) const;
-  std::string ImagePath(const CopyName& name) const;
+  std::string ImagePath(const CopyName& name, ImageForm form) const;
   std::string RecordPath(const CopyName& name) const;
 
   void Note(const std::string& note);
 
   absl::StatusOr<bool> Exists(const std::string& path);
+  // Has the copy's image opened in the form in which it is there. In both, which a crash, a repair
+  // or people may leave: in the one that fits. `open`: DataLoss where it does not.
+  absl::Status OpenForm(const CopyName& name, const std::function<absl::Status(ImageForm)>& open);
+  // Those that an image can have here.
+  std::span<const ImageForm> Forms() const;
   absl::Status CheckDirectory(const std::string& path);      // one, and no symbolic link
   absl::Status RemoveIfThere(const std::string& path);       // of a file
   absl::Status RemoveIfEmpty(const std::string& directory);  // and durably; OK if it is not empty
@@ -141,7 +147,9 @@ struct CopyStore::Impl {
   // Does what remains to be done for an intent and deletes it. Idempotent.
   absl::Status Resolve(const Intent& intent, Standing standing, RemovalReport& report);
   absl::Status ResolvePublish(const Intent& intent, Standing standing);
+  absl::Status ResolveReplace(const Intent& intent);
   absl::Status ResolveRemove(const Intent& intent, RemovalReport& report);
+  absl::StatusOr<bool> RemoveImage(const std::string& path, RemovalReport& report);
   absl::Status ResolveSmallFiles(const Intent& intent);
   absl::StatusOr<SweepReport> SweepAll();
   void SweepOne(const std::string& name, SweepReport& report);
@@ -182,15 +190,40 @@ struct CopyStore::Impl {
                                                      bool direct);
   absl::Status TrimPool(uint64_t bytes);
 
+  // ---- copy_replace.cc ----
+
+  absl::StatusOr<std::unique_ptr<Writing>> BeginReplacement(const NewCopy& copy, bool direct);
+  // Whether anything is left of the copy that would be mended: a part of it, or a manifest.
+  absl::StatusOr<bool> AnythingOf(const CopyName& name);
+  // Remote: that the manifest, if there is one, names this record.
+  absl::Status CheckManifestNames(const CopyName& name, std::string_view record,
+                                  uint64_t image_bytes);
+
   // ---- copy_write.cc, copy_read.cc, copy_removal.cc, durable_manifests.cc, copy_scan.cc ----
 
-  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy, bool direct);
+  absl::StatusOr<std::unique_ptr<Writing>> Begin(const NewCopy& copy, bool direct,
+                                                 std::optional<int> zstd_level);
   // Makes the file that long, with room for all of it; the pool makes room when there is none.
   absl::Status Reserve(File& file, uint64_t bytes);
+  // A file for an image of that length, as long as that in whole units of its alignment: a recycled
+  // one, or a fresh one.
+  struct NewImage {
+    std::unique_ptr<File> file;
+    uint32_t alignment = 1;
+    bool recycled = false;
+  };
+  absl::StatusOr<NewImage> OpenNewImage(const std::string& path, uint64_t bytes, bool direct);
+  // The record is whole, and this copy's. `what`: "publish", for the error.
+  absl::StatusOr<ShardRecord> CheckOwnRecord(const char* what, const NewCopy& copy,
+                                             std::string_view record_file) const;
   absl::StatusOr<CopyName> FindWorldSize(const CopyName& name);
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);
-  absl::StatusOr<std::unique_ptr<File>> OpenImage(const std::string& path);  // buffered
+  // Buffered, as it lies there.
+  absl::StatusOr<std::unique_ptr<File>> OpenImageFile(const std::string& path);
+  // Buffered, and decompressed where it is not plain. DataLoss if the image has not as many bytes.
+  absl::StatusOr<std::unique_ptr<File>> OpenImage(const std::string& path, ImageForm form,
+                                                  uint64_t image_bytes);
   absl::StatusOr<RemovalReport> RemoveCopy(const CopyName& copy);
   absl::StatusOr<RemovalReport> RemoveCheckpoint(const CheckpointName& name,
                                                  const MayGoOn& may_go_on);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "tiers/compressed/compressing_file.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/image/kept.h"
 
@@ -25,7 +26,7 @@ absl::Status CheckNewCopy(const NewCopy& copy) {
   return absl::OkStatus();
 }
 
-Intent PublishIntent(const NewCopy& copy) {
+Intent PublishIntent(const NewCopy& copy, ImageForm form) {
   Intent intent;
   intent.kind = IntentKind::kPublish;
   intent.unique = NewUnique();
@@ -34,21 +35,25 @@ Intent PublishIntent(const NewCopy& copy) {
   intent.checkpoint = copy.id.checkpoint();
   intent.world_size = copy.world_size;
   intent.ranks = {copy.id.rank};
+  intent.compressed = form == ImageForm::kCompressed;
   return intent;
 }
 
 class WritingCopy : public CopyStore::Writing {
  public:
-  WritingCopy(CopyStore::Impl& store, NewCopy copy)
+  WritingCopy(CopyStore::Impl& store, NewCopy copy, std::optional<int> zstd_level)
       : store_(store),
         copy_(std::move(copy)),
+        zstd_level_(zstd_level),
+        form_(zstd_level ? ImageForm::kCompressed : ImageForm::kPlain),
         name_{copy_.id, copy_.job_name, copy_.world_size},
         directory_(store.StepDirectory(copy_.job_name, copy_.id.checkpoint())),
-        intent_(store, PublishIntent(copy_)) {}
+        intent_(store, PublishIntent(copy_, form_)),
+        stored_bytes_(copy_.image_bytes) {}
 
   ~WritingCopy() override {
     if (!done_) {
-      image_.reset();
+      image_.file.reset();
       intent_.Resolve(Standing::kTemporaries).IgnoreError();  // else the next sweep does it
     }
   }
@@ -75,17 +80,25 @@ class WritingCopy : public CopyStore::Writing {
   }
 
   const NewCopy& copy() const override { return copy_; }
-  File& image() override { return *image_; }
-  uint32_t alignment() const override { return alignment_; }
-  bool direct() const override { return alignment_ != 1; }
-  bool recycled() const override { return recycled_; }
+  File& image() override { return *image_.file; }
+  absl::Status FinishImage() override {
+    if (compressing_ != nullptr) {
+      HF_RETURN_IF_ERROR(compressing_->Finish());
+      stored_bytes_ = compressing_->stored_bytes();
+    }
+    return absl::OkStatus();
+  }
+  uint64_t stored_bytes() const override { return stored_bytes_; }
+  uint32_t alignment() const override { return image_.alignment; }
+  bool direct() const override { return image_.alignment != 1; }
+  bool recycled() const override { return image_.recycled; }
 
   absl::StatusOr<PublishedCopy> Publish(std::string_view record_file) override {
     if (done_) {
       return absl::FailedPreconditionError(
           absl::StrCat("publish ", copy_.id.ToString(), ": it is published, or failed before"));
     }
-    HF_ASSIGN_OR_RETURN(ShardRecord record, CheckRecord(record_file));
+    HF_ASSIGN_OR_RETURN(ShardRecord record, store_.CheckOwnRecord("publish", copy_, record_file));
     record.generation = 0;
     const std::string bytes = EncodeRecord(record);
     done_ = true;
@@ -95,7 +108,8 @@ class WritingCopy : public CopyStore::Writing {
         shard.taken() ? PublishFiles(bytes, standing)
                       : absl::AlreadyExistsError(absl::StrCat("publish ", copy_.id.ToString(),
                                                               ": another call is busy with it"));
-    image_.reset();
+    compressing_ = nullptr;
+    image_.file.reset();
     if (!status.ok()) {
       intent_.Resolve(standing).IgnoreError();
       // What it lay in may have been removed with the job: then that is what is wrong.
@@ -105,72 +119,73 @@ class WritingCopy : public CopyStore::Writing {
       return going.ok() ? status : going;
     }
     intent_.Finish();
-    return PublishedCopy{store_.ImagePath(name_), copy_.image_bytes, bytes.size(),
-                         RecordCrcOf(bytes), record.layout_hash};
+    return PublishedCopy{store_.ImagePath(name_, form_),
+                         copy_.image_bytes,
+                         stored_bytes_,
+                         bytes.size(),
+                         RecordCrcOf(bytes),
+                         record.layout_hash};
   }
 
  private:
-  // A recycled file or a fresh one, as long as the image in whole units of its alignment.
   absl::Status OpenImage(bool direct) {
-    const std::string path =
-        Temporary(ImageFileName(store_.options.kind, name_.id.rank, name_.world_size));
-    if (!store_.remote()) {
-      HF_ASSIGN_OR_RETURN(image_, store_.TakeFromPool(path, copy_.image_bytes, direct));
-      recycled_ = image_ != nullptr;
+    const std::string path = Temporary(ImageName());
+    if (zstd_level_) {
+      // (Nothing is reserved: how long it will be shows when it is written.)
+      HF_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
+                          store_.env.Open(path, OpenMode::kCreateExclusive, {.no_symlink = true}));
+      auto compressing =
+          std::make_unique<CompressingFile>(std::move(file), copy_.image_bytes, *zstd_level_);
+      compressing_ = compressing.get();
+      image_.file = std::move(compressing);
+      return absl::OkStatus();
     }
-    if (image_ == nullptr) {
-      HF_ASSIGN_OR_RETURN(image_, store_.env.Open(path, OpenMode::kCreateExclusive,
-                                                  {.direct = direct, .no_symlink = true}));
-    }
-    if (direct) {
-      HF_ASSIGN_OR_RETURN(const DirectAlignment alignment, image_->Alignment());
-      alignment_ = std::max(alignment.memory_bytes, alignment.offset_bytes);
-    }
-    const uint64_t rounded = (copy_.image_bytes + alignment_ - 1) / alignment_ * alignment_;
-    return store_.Reserve(*image_, rounded);
+    HF_ASSIGN_OR_RETURN(image_, store_.OpenNewImage(path, copy_.image_bytes, direct));
+    return absl::OkStatus();
+  }
+
+  std::string ImageName() const {
+    return ImageFileName(store_.options.kind, name_.id.rank, name_.world_size, form_);
   }
 
   std::string Temporary(std::string_view final_name) const {
     return JoinPath(directory_, TemporaryName(final_name, intent_.intent().unique));
   }
 
-  // The record is whole, and this copy's.
-  absl::StatusOr<ShardRecord> CheckRecord(std::string_view record_file) const {
-    const std::string what = absl::StrCat("publish ", copy_.id.ToString());
-    absl::StatusOr<ShardRecord> record = DecodeRecord(record_file);
-    if (!record.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(what, ": ", record.status().message()));
+  // Another node's image of the same shard has another name, if only one of the two is compressed:
+  // whoever finds that of the other takes its own back.
+  absl::Status CheckNoOtherForm() {
+    for (const ImageForm form : store_.Forms()) {
+      const std::string path = store_.ImagePath(name_, form);
+      HF_ASSIGN_OR_RETURN(const bool there,
+                          form == form_ ? absl::StatusOr<bool>(false) : store_.Exists(path));
+      if (there) {
+        return absl::AlreadyExistsError(
+            absl::StrCat("publish ", copy_.id.ToString(), ": there is '", path, "'"));
+      }
     }
-    if (record->id != copy_.id || record->job_name != copy_.job_name ||
-        record->world_size != copy_.world_size || FileBytes(*record) != copy_.image_bytes ||
-        (record->kept && !store_.remote())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          what, " of ", copy_.world_size, " of job '", copy_.job_name, "' with ", copy_.image_bytes,
-          " bytes: the record is of ", record->id.ToString(), " of ", record->world_size,
-          " of job '", record->job_name, "' with ", FileBytes(*record), " bytes",
-          record->kept ? ", and leaves slices out" : ""));
-    }
-    return record;
+    return absl::OkStatus();
   }
 
   absl::Status PublishFiles(const std::string& record, Standing& standing) {
     const DurableKind kind = store_.options.kind;
-    const std::string image_path = store_.ImagePath(name_);
+    const std::string image_path = store_.ImagePath(name_, form_);
     const std::string record_path = store_.RecordPath(name_);
     HF_RETURN_IF_ERROR(store_.CheckMount());
     // 1. The image as it is to be, durable. Should this fail, nothing of it is tried again.
-    HF_RETURN_IF_ERROR(image_->Truncate(copy_.image_bytes));
-    HF_RETURN_IF_ERROR(store_.GiveToOwner(*image_, copy_.uid, copy_.gid));
-    HF_RETURN_IF_ERROR(image_->SyncData());
+    HF_RETURN_IF_ERROR(compressing_ != nullptr ? FinishImage()
+                                               : image_.file->Truncate(copy_.image_bytes));
+    HF_RETURN_IF_ERROR(store_.GiveToOwner(*image_.file, copy_.uid, copy_.gid));
+    HF_RETURN_IF_ERROR(image_.file->SyncData());
     // 2. Its name. After an error that does not say whether it was moved, that is looked at.
     standing = Standing::kUnknown;
-    const absl::Status moved = store_.MoveWithoutReplacing(
-        Temporary(ImageFileName(kind, name_.id.rank, name_.world_size)), image_path);
+    const absl::Status moved = store_.MoveWithoutReplacing(Temporary(ImageName()), image_path);
     if (absl::IsAlreadyExists(moved)) {
       standing = Standing::kTemporaries;
     }
     HF_RETURN_IF_ERROR(moved);
     standing = Standing::kImageInPlace;
+    HF_RETURN_IF_ERROR(CheckNoOtherForm());
     HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
     // 3. The record: from the moment that it has its name the copy is there.
     const std::string temporary = Temporary(RecordFileName(kind, name_.id.rank, name_.world_size));
@@ -183,9 +198,9 @@ class WritingCopy : public CopyStore::Writing {
     HF_RETURN_IF_ERROR(named);
     HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
     // 4. What the record stands beside is what was written.
-    HF_ASSIGN_OR_RETURN(const FileInfo written, image_->Info());
+    HF_ASSIGN_OR_RETURN(const FileInfo written, image_.file->Info());
     HF_ASSIGN_OR_RETURN(const FileInfo there, store_.env.Info(image_path));
-    if (written.inode != there.inode || there.bytes != copy_.image_bytes) {
+    if (written.inode != there.inode || there.bytes != stored_bytes_) {
       return absl::DataLossError(
           absl::StrCat("publish '", image_path, "': somebody changed it while it was published"));
     }
@@ -194,16 +209,58 @@ class WritingCopy : public CopyStore::Writing {
 
   CopyStore::Impl& store_;
   const NewCopy copy_;
+  const std::optional<int> zstd_level_;
+  const ImageForm form_;
   const CopyName name_;
   const std::string directory_;
   LiveIntent intent_;
-  std::unique_ptr<File> image_;
-  uint32_t alignment_ = 1;
-  bool recycled_ = false;
+  CopyStore::Impl::NewImage image_;
+  CompressingFile* compressing_ = nullptr;  // image_.file, where it is compressed
+  uint64_t stored_bytes_;
   bool done_ = false;
 };
 
 }  // namespace
+
+absl::StatusOr<CopyStore::Impl::NewImage> CopyStore::Impl::OpenNewImage(const std::string& path,
+                                                                        uint64_t bytes,
+                                                                        bool direct) {
+  NewImage image;
+  if (!remote()) {
+    HF_ASSIGN_OR_RETURN(image.file, TakeFromPool(path, bytes, direct));
+    image.recycled = image.file != nullptr;
+  }
+  if (image.file == nullptr) {
+    HF_ASSIGN_OR_RETURN(image.file, env.Open(path, OpenMode::kCreateExclusive,
+                                             {.direct = direct, .no_symlink = true}));
+  }
+  if (direct) {
+    HF_ASSIGN_OR_RETURN(const DirectAlignment alignment, image.file->Alignment());
+    image.alignment = std::max(alignment.memory_bytes, alignment.offset_bytes);
+  }
+  HF_RETURN_IF_ERROR(
+      Reserve(*image.file, (bytes + image.alignment - 1) / image.alignment * image.alignment));
+  return image;
+}
+
+absl::StatusOr<ShardRecord> CopyStore::Impl::CheckOwnRecord(const char* what, const NewCopy& copy,
+                                                            std::string_view record_file) const {
+  absl::StatusOr<ShardRecord> record = DecodeRecord(record_file);
+  if (!record.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " ", copy.id.ToString(), ": ", record.status().message()));
+  }
+  if (record->id != copy.id || record->job_name != copy.job_name ||
+      record->world_size != copy.world_size || FileBytes(*record) != copy.image_bytes ||
+      (record->kept && !remote())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, " ", copy.id.ToString(), " of ", copy.world_size, " of job '", copy.job_name,
+        "' with ", copy.image_bytes, " bytes: the record is of ", record->id.ToString(), " of ",
+        record->world_size, " of job '", record->job_name, "' with ", FileBytes(*record), " bytes",
+        record->kept ? ", and leaves slices out" : ""));
+  }
+  return record;
+}
 
 absl::Status CopyStore::Impl::Reserve(File& file, uint64_t bytes) {
   absl::Status status = file.Allocate(0, bytes);
@@ -226,17 +283,26 @@ absl::Status CopyStore::Impl::Reserve(File& file, uint64_t bytes) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Impl::Begin(const NewCopy& copy,
-                                                                           bool direct) {
+absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Impl::Begin(
+    const NewCopy& copy, bool direct, std::optional<int> zstd_level) {
   // 1. Whether there is anything to be written, and by us.
   HF_RETURN_IF_ERROR(CheckNewCopy(copy));
+  if (zstd_level && !remote()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("write a copy of ", copy.id.ToString(),
+                     " compressed: only the remote tier has such copies"));
+  }
   HF_RETURN_IF_ERROR(Prepare());
   HF_RETURN_IF_ERROR(CheckMount());
   SweepIfNeeded();
   HF_RETURN_IF_ERROR(OpenJob({copy.id.job, copy.job_name, copy.uid, copy.gid}));
   HF_RETURN_IF_ERROR(CheckClaimed(copy.id.job, copy.id.attempt));
   const CopyName name{copy.id, copy.job_name, copy.world_size};
-  for (const std::string& path : {RecordPath(name), ImagePath(name)}) {
+  std::vector<std::string> paths = {RecordPath(name)};
+  for (const ImageForm form : Forms()) {
+    paths.push_back(ImagePath(name, form));
+  }
+  for (const std::string& path : paths) {
     HF_ASSIGN_OR_RETURN(const bool there, Exists(path));
     if (there) {
       return absl::AlreadyExistsError(
@@ -244,18 +310,19 @@ absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Impl::Begin(const
     }
   }
   // 2. The intent, and the file that it names.
-  auto writing = std::make_unique<WritingCopy>(*this, copy);
+  auto writing = std::make_unique<WritingCopy>(*this, copy, zstd_level);
   bool can_direct = false;
   {
     MutexLock hold(mutex);
     can_direct = capabilities.direct;
   }
-  HF_RETURN_IF_ERROR(writing->Start(direct && can_direct));
+  HF_RETURN_IF_ERROR(writing->Start(direct && can_direct && !zstd_level));
   return writing;
 }
 
-absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Begin(const NewCopy& copy) {
-  return impl_->Begin(copy, impl_->options.direct);
+absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Begin(
+    const NewCopy& copy, std::optional<int> zstd_level) {
+  return impl_->Begin(copy, impl_->options.direct, zstd_level);
 }
 
 }  // namespace holdfast

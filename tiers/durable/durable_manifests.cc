@@ -15,14 +15,19 @@ std::string Missing(const std::vector<std::string>& names, const Manifest& manif
                     std::vector<Rank>& ranks) {
   std::string first;
   for (const ManifestShard& shard : manifest.shards) {
-    for (const std::string& wanted :
-         {ImageFileName(DurableKind::kRemote, shard.rank, manifest.world_size),
-          RecordFileName(DurableKind::kRemote, shard.rank, manifest.world_size)}) {
-      if (!std::binary_search(names.begin(), names.end(), wanted)) {
-        first = first.empty() ? wanted : first;
-        ranks.push_back(shard.rank);
-        break;
-      }
+    const auto name = [&](ImageForm form) {
+      return ImageFileName(DurableKind::kRemote, shard.rank, manifest.world_size, form);
+    };
+    const auto there = [&](const std::string& wanted) {
+      return std::binary_search(names.begin(), names.end(), wanted);
+    };
+    const std::string record =
+        RecordFileName(DurableKind::kRemote, shard.rank, manifest.world_size);
+    const bool image = there(name(ImageForm::kPlain)) || there(name(ImageForm::kCompressed));
+    if (!image || !there(record)) {
+      const std::string wanted = image ? record : name(ImageForm::kPlain);
+      first = first.empty() ? wanted : first;
+      ranks.push_back(shard.rank);
     }
   }
   return first;

@@ -23,6 +23,9 @@ std::string Describe(const Intent& intent) {
   switch (intent.kind) {
     case IntentKind::kPublish:
       return absl::StrCat("unfinished copy of ", where, " rank ", intent.ranks.front());
+    case IntentKind::kReplace:
+      return absl::StrCat("unfinished replacement of the copy of ", where, " rank ",
+                          intent.ranks.front());
     case IntentKind::kRemove:
       return absl::StrCat("unfinished removal of ", where);
     case IntentKind::kCreateJob:
@@ -101,7 +104,8 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   const ShardId id{intent.job, intent.checkpoint.attempt, intent.checkpoint.step,
                    intent.ranks.front()};
   const CopyName name{id, intent.job_name, intent.world_size};
-  const std::string image = ImagePath(name);
+  const std::string image =
+      ImagePath(name, intent.compressed ? ImageForm::kCompressed : ImageForm::kPlain);
   const std::string record = RecordPath(name);
   const auto temporary = [&](const std::string& path) {
     return JoinPath(directory, TemporaryName(path.substr(directory.size() + 1), intent.unique));
@@ -149,6 +153,24 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   return RemoveIfEmpty(directory);
 }
 
+// Its record is gone. False: there was none.
+absl::StatusOr<bool> CopyStore::Impl::RemoveImage(const std::string& path, RemovalReport& report) {
+  const absl::StatusOr<FileInfo> info = env.Info(path);
+  if (absl::IsNotFound(info.status())) {
+    return false;
+  }
+  HF_RETURN_IF_ERROR(info.status());
+  // Under a second name (which a crash amid a move can leave) it is not to be overwritten.
+  const bool alone = info->links == 1;
+  if (alone && !remote()) {
+    HF_RETURN_IF_ERROR(Recycle(path, info->bytes, report));
+  } else {
+    HF_RETURN_IF_ERROR(RemoveIfThere(path));
+    report.bytes_freed += info->bytes;
+  }
+  return true;
+}
+
 absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport& report) {
   const std::string directory = StepDirectory(intent.job_name, intent.checkpoint);
   HF_ASSIGN_OR_RETURN(const bool still_there, IsStillThere(intent));
@@ -191,21 +213,12 @@ absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport&
     HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
   }
   for (const Rank rank : bare) {
-    const std::string image = ImagePath(name_of(rank));
-    const absl::StatusOr<FileInfo> info = env.Info(image);
-    if (absl::IsNotFound(info.status())) {
-      continue;
+    bool any = false;
+    for (const ImageForm form : Forms()) {
+      HF_ASSIGN_OR_RETURN(const bool gone, RemoveImage(ImagePath(name_of(rank), form), report));
+      any = any || gone;
     }
-    HF_RETURN_IF_ERROR(info.status());
-    // Under a second name (which a crash amid a move can leave) it is not to be overwritten.
-    const bool alone = info->links == 1;
-    if (alone && !remote()) {
-      HF_RETURN_IF_ERROR(Recycle(image, info->bytes, report));
-    } else {
-      HF_RETURN_IF_ERROR(RemoveIfThere(image));
-      report.bytes_freed += info->bytes;
-    }
-    ++report.copies;
+    report.copies += any ? 1 : 0;
   }
   if (intent.manifest_first) {
     HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, kManifestJsonName)));
@@ -253,6 +266,9 @@ absl::Status CopyStore::Impl::Resolve(const Intent& intent, Standing standing,
   switch (intent.kind) {
     case IntentKind::kPublish:
       HF_RETURN_IF_ERROR(ResolvePublish(intent, standing));
+      break;
+    case IntentKind::kReplace:
+      HF_RETURN_IF_ERROR(ResolveReplace(intent));
       break;
     case IntentKind::kRemove:
       HF_RETURN_IF_ERROR(ResolveRemove(intent, report));

@@ -11,6 +11,7 @@ namespace holdfast {
 namespace {
 
 constexpr std::string_view kImageSuffix = ".safetensors";
+constexpr std::string_view kCompressedSuffix = ".safetensors.zst";
 constexpr std::string_view kRecordSuffix = ".record";
 constexpr std::string_view kIntentSuffix = ".intent";
 constexpr std::string_view kTemporarySuffix = ".tmp";
@@ -113,8 +114,9 @@ std::optional<JobUuid> ParseRemovedName(std::string_view name) {
   return job.ok() && RemovedName(*job) == name ? std::optional(*job) : std::nullopt;
 }
 
-std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size) {
-  return absl::StrCat(CopyStem(kind, rank, world_size), ToAbsl(kImageSuffix));
+std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size, ImageForm form) {
+  return absl::StrCat(CopyStem(kind, rank, world_size),
+                      ToAbsl(form == ImageForm::kPlain ? kImageSuffix : kCompressedSuffix));
 }
 
 std::string RecordFileName(DurableKind kind, Rank rank, uint32_t world_size) {
@@ -135,6 +137,9 @@ StepFile ParseStepFileName(DurableKind kind, std::string_view name) {
   std::string_view stem = name;
   if (TakeSuffix(stem, kImageSuffix)) {
     file.role = StepFileRole::kImage;
+  } else if (kind == DurableKind::kRemote && TakeSuffix(stem, kCompressedSuffix)) {
+    file.role = StepFileRole::kImage;
+    file.form = ImageForm::kCompressed;
   } else if (TakeSuffix(stem, kRecordSuffix)) {
     file.role = StepFileRole::kRecord;
   } else {

@@ -30,8 +30,9 @@ inline constexpr std::string_view kManifestJsonName = "manifest.json";
 enum class StepFileRole { kUnknown, kImage, kRecord, kManifest, kManifestJson, kTemporary };
 struct StepFile {
   StepFileRole role = StepFileRole::kUnknown;
-  Rank rank = 0;            // kImage, kRecord
-  uint32_t world_size = 0;  // the same, in the remote tier
+  Rank rank = 0;                       // kImage, kRecord
+  uint32_t world_size = 0;             // the same, in the remote tier
+  ImageForm form = ImageForm::kPlain;  // kImage
 };
 
 enum class HomeEntry { kUnknown, kFile, kDirectory };
@@ -49,8 +50,10 @@ std::optional<Attempt> ParseClaimName(std::string_view name);
 std::string RemovedName(const JobUuid& job);
 std::optional<JobUuid> ParseRemovedName(std::string_view name);
 
-// NVMe: "1.safetensors". Remote: "shard-00001-of-00004.safetensors".
-std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size);
+// NVMe: "1.safetensors". Remote: "shard-00001-of-00004.safetensors", and, compressed, the same with
+// ".zst" behind it.
+std::string ImageFileName(DurableKind kind, Rank rank, uint32_t world_size,
+                          ImageForm form = ImageForm::kPlain);
 std::string RecordFileName(DurableKind kind, Rank rank, uint32_t world_size);
 StepFile ParseStepFileName(DurableKind kind, std::string_view name);
 

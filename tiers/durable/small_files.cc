@@ -18,6 +18,8 @@ using image_internal::WireReader;
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 constexpr uint64_t kAny32 = std::numeric_limits<uint32_t>::max();
 
+constexpr uint64_t kPublishCompressed = 8;  // as in the proto
+
 void PutUnsigned(protozero::pbf_writer& writer, uint32_t field, uint64_t value) {
   if (value != 0) {
     writer.add_uint64(field, value);
@@ -85,7 +87,9 @@ absl::StatusOr<Intent> ReadIntent(std::string_view body) {
     }
   }
   HF_RETURN_IF_ERROR(reader.status());
-  intent.kind = static_cast<IntentKind>(kind);
+  // (In the file a kind of its own: a version that does not know it leaves it alone.)
+  intent.compressed = kind == kPublishCompressed;
+  intent.kind = intent.compressed ? IntentKind::kPublish : static_cast<IntentKind>(kind);
   intent.manifest_first = flag != 0;
   intent.ranks.reserve(ranks.size());
   for (const uint64_t rank : ranks) {
@@ -148,19 +152,18 @@ absl::StatusOr<AttemptClaim> ReadClaim(std::string_view body) {
 }
 
 bool NamesStep(IntentKind kind) {
-  return kind == IntentKind::kPublish || kind == IntentKind::kRemove ||
-         kind == IntentKind::kManifest;
+  return kind == IntentKind::kPublish || kind == IntentKind::kReplace ||
+         kind == IntentKind::kRemove || kind == IntentKind::kManifest;
 }
 
 absl::Status CheckRanks(const Intent& intent) {
-  const bool names_ranks =
-      intent.kind == IntentKind::kPublish || intent.kind == IntentKind::kRemove;
-  if (!names_ranks) {
+  const bool names_one = intent.kind == IntentKind::kPublish || intent.kind == IntentKind::kReplace;
+  if (!names_one && intent.kind != IntentKind::kRemove) {
     return intent.ranks.empty() && intent.world_size == 0
                ? absl::OkStatus()
                : absl::InvalidArgumentError("intent: ranks where none are meant");
   }
-  if (intent.kind == IntentKind::kPublish && intent.ranks.size() != 1) {
+  if (names_one && intent.ranks.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("intent: it publishes ", intent.ranks.size(), " ranks, not one"));
   }
@@ -178,7 +181,7 @@ absl::Status CheckRanks(const Intent& intent) {
 }  // namespace
 
 absl::Status CheckIntent(const Intent& intent) {
-  if (intent.kind < IntentKind::kPublish || intent.kind > IntentKind::kRemoveJob) {
+  if (intent.kind < IntentKind::kPublish || intent.kind > IntentKind::kReplace) {
     return absl::InvalidArgumentError(
         absl::StrCat("intent: of kind ", static_cast<uint32_t>(intent.kind)));
   }
@@ -192,7 +195,8 @@ absl::Status CheckIntent(const Intent& intent) {
   const bool names_attempt = NamesStep(intent.kind) || intent.kind == IntentKind::kClaim;
   if (names_attempt != (intent.checkpoint.attempt != 0) ||
       (!NamesStep(intent.kind) && intent.checkpoint.step != 0) ||
-      (intent.manifest_first && intent.kind != IntentKind::kRemove)) {
+      (intent.manifest_first && intent.kind != IntentKind::kRemove) ||
+      (intent.compressed && intent.kind != IntentKind::kPublish)) {
     return absl::InvalidArgumentError(
         "intent: its attempt, step and flags are not those of its kind");
   }
@@ -205,7 +209,8 @@ absl::Status CheckIntent(const Intent& intent) {
 std::string EncodeIntent(const Intent& intent) {
   std::string body;
   protozero::pbf_writer writer(body);
-  PutUnsigned(writer, 1, static_cast<uint32_t>(intent.kind));
+  PutUnsigned(writer, 1,
+              intent.compressed ? kPublishCompressed : static_cast<uint32_t>(intent.kind));
   writer.add_string(2, intent.unique);
   writer.add_bytes(3, intent.job.ToBytes());
   writer.add_string(4, intent.job_name);

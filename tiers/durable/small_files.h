@@ -25,6 +25,7 @@ enum class IntentKind : uint32_t {
   kClaim = 4,
   kManifest = 5,
   kRemoveJob = 6,
+  kReplace = 7,
 };
 
 struct Intent {
@@ -33,9 +34,10 @@ struct Intent {
   JobUuid job;
   std::string job_name;
   CheckpointId checkpoint;  // kClaim: the attempt only; kCreateJob, kRemoveJob: neither
-  uint32_t world_size = 0;  // kPublish, kRemove
-  std::vector<Rank> ranks;  // kPublish: one; kRemove: ascending
+  uint32_t world_size = 0;  // kPublish, kReplace, kRemove
+  std::vector<Rank> ranks;  // kPublish, kReplace: one; kRemove: ascending
   bool manifest_first = false;
+  bool compressed = false;  // kPublish: the image is, and has the name of one that is
   bool operator==(const Intent&) const = default;
 };
 

@@ -69,7 +69,7 @@ std::string_view CopyStore::kind() const {
 }
 
 absl::StatusOr<std::unique_ptr<CopyWriter>> CopyStore::Create(const NewCopy& copy) {
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<Writing> writing, impl_->Begin(copy, false));
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<Writing> writing, impl_->Begin(copy, false, std::nullopt));
   return std::make_unique<Writer>(std::move(writing));
 }
 
@@ -92,9 +92,9 @@ absl::StatusOr<Inventory> CopyStore::Scan() {
     for (const CheckpointScan& checkpoint : job.checkpoints) {
       for (const CopyEntry& copy : checkpoint.copies) {
         const ShardId id{job.job.job, checkpoint.id.attempt, checkpoint.id.step, copy.rank};
-        inventory.copies.push_back({id, checkpoint.world_size, copy.image_bytes,
-                                    copy.sealed_unix_ms,
-                                    ImagePath({id, job.job.name, checkpoint.world_size})});
+        inventory.copies.push_back(
+            {id, checkpoint.world_size, copy.image_bytes, copy.sealed_unix_ms,
+             ImagePath({id, job.job.name, checkpoint.world_size}, copy.form)});
       }
     }
   }

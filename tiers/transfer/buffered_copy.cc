@@ -100,7 +100,7 @@ class CopyOperation::PieceDigests {
 CopyOperation::CopyOperation(BufferedCopySpec spec, size_t piece_bytes)
     : spec_(std::move(spec)),
       image_bytes_(spec_.image->record.image_bytes),
-      piece_bytes_(piece_bytes),
+      piece_bytes_(static_cast<size_t>(RoundUp(piece_bytes, spec_.piece_unit))),
       next_block_(spec_.image->layout) {}
 
 absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_bytes) {
@@ -112,6 +112,10 @@ absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_byt
         "file, and an image");
   }
   const ShardRecord& record = spec.image->record;
+  if (spec.piece_unit == 0 || kChunkBytes % spec.piece_unit != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy: pieces of a multiple of ", spec.piece_unit, " bytes"));
+  }
   HF_RETURN_IF_ERROR(CheckIsLayoutOf(record, spec.image->layout));
   if (spec.gather != nullptr) {
     HF_RETURN_IF_ERROR(CheckInMemory(spec, *spec.gather, spec.from_memory.get()));
@@ -137,9 +141,16 @@ absl::Status CopyOperation::Check(const BufferedCopySpec& spec, size_t piece_byt
   return absl::OkStatus();
 }
 
+bool CopyOperation::may_begin() const {
+  return under_way_.empty() ||
+         ((spec_.threads_max == 0 || under_way_.size() < spec_.threads_max) &&
+          (spec_.ahead_max == 0 || next_offset_ - *under_way_.begin() < spec_.ahead_max));
+}
+
 CopyOperation::Piece CopyOperation::TakePiece() {
   Piece piece{next_offset_, std::min<uint64_t>(piece_bytes_, image_bytes_ - next_offset_),
               next_block_};
+  under_way_.insert(piece.offset);
   next_offset_ += piece.bytes;
   while (!next_block_.done() && next_block_.end() <= next_offset_) {
     next_block_.Next();

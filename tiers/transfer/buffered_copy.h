@@ -43,6 +43,7 @@
 #include "tiers/image/record.h"
 #include "tiers/transfer/pacer.h"
 #include "tiers/transfer/revocable_memory.h"
+#include "tiers/transfer/thread_cores.h"
 #include "tiers/transfer/thread_priority.h"
 #include "tiers/transfer/transfer_control.h"
 #include "tiers/transfer/transfer_result.h"
@@ -59,6 +60,16 @@ struct BufferedCopySpec {
   // next multiple, with zeros behind the image.
   uint32_t from_alignment = 1;
   uint32_t to_alignment = 1;
+  // Files that are compressed are written and read in whole frames: pieces are so long, or a
+  // multiple of it. 1: any.
+  uint32_t piece_unit = 1;
+  // to_file keeps in memory what comes before what is in front of it: pieces begin no further ahead
+  // of the first that is under way. 0: anywhere.
+  uint64_t ahead_max = 0;
+  // So many threads at most are at work for it at once, those that are stuck among them; 0: all.
+  size_t threads_max = 0;
+  // Where its pieces are copied, if that can be had; empty: on those of whoever made the pool.
+  Cores cores;
   std::shared_ptr<const RecordAndLayout> image;
   // From memory that has another image, of which `image` is a part: what lies where in it.
   std::shared_ptr<const ImageMap> gather;

@@ -1,7 +1,7 @@
 // One image on its way through a CopyPool, piece by piece. Internal to tiers/transfer/.
 //
 // The pool says which thread copies which piece when; this says how, and what became of it.
-// Thread-safe, but for TakePiece, whose calls the pool orders.
+// Thread-safe, but for TakePiece, EndPiece and may_begin, whose calls the pool orders.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "base/mutex.h"
@@ -44,7 +45,11 @@ class CopyOperation {
     DigestBlocks first_block;  // the one that holds the piece's first byte
   };
   bool has_pieces() const { return next_offset_ < image_bytes_; }
+  // Whether the next piece may begin: neither too many are under way, nor is it too far ahead of
+  // the first of them.
+  bool may_begin() const;
   Piece TakePiece();
+  void EndPiece(const Piece& piece) { under_way_.erase(piece.offset); }
 
   // In a pool's thread, through its buffer of kBounceBytes.
   void CopyPiece(const Piece& piece, AlignedBuffer& bounce, CallWatcher& watcher);
@@ -75,8 +80,10 @@ class CopyOperation {
   const BufferedCopySpec spec_;
   const uint64_t image_bytes_;
   const size_t piece_bytes_;
-  uint64_t next_offset_ = 0;  // TakePiece's
-  DigestBlocks next_block_;   // TakePiece's
+  // Of TakePiece and EndPiece.
+  uint64_t next_offset_ = 0;
+  DigestBlocks next_block_;
+  std::set<uint64_t> under_way_;  // offsets
   SplitBlocks split_blocks_;
   std::atomic<bool> over_{false};
   mutable Mutex mutex_;

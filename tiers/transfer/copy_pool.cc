@@ -43,6 +43,19 @@ struct Worker {
   MonotonicTime call_began;
 };
 
+// The cores that a worker's own thread runs on, which change with what it copies.
+class OwnCores {
+ public:
+  void Change(const Cores& wanted) {
+    if (wanted != now_ && SetThreadCores(0, wanted).ok()) {  // else it runs where it did
+      now_ = wanted;
+    }
+  }
+
+ private:
+  Cores now_ = CoresOf(0).value_or(Cores());
+};
+
 // A file that is not as long as the record says is not the copy that it describes.
 absl::Status CheckSourceLength(const BufferedCopySpec& spec) {
   if (spec.from_file == nullptr) {
@@ -74,6 +87,8 @@ struct CopyPool::State : public std::enable_shared_from_this<CopyPool::State> {
   void JoinEnded() REQUIRES(mutex);
 
   const CopyPoolOptions options;
+  // Where the pool was made; a thread would begin where the one that starts it runs just then.
+  const Cores cores = CoresOf(0).value_or(Cores());
   mutable Mutex mutex;
   CondVar work_cv;   // there are pieces, or the end has come
   CondVar ended_cv;  // a piece, a call or a thread has ended
@@ -129,6 +144,7 @@ absl::Status CopyPool::State::StartWorker() {
 
 void CopyPool::State::Run(Worker& worker) {
   AlignedBuffer bounce(kBounceBytes);
+  OwnCores own_cores;
   MutexLock lock(mutex);
   worker.id = CurrentThreadId();
   static_cast<void>(SetThreadPriority(worker.id, priority));  // said by whoever sets it
@@ -149,11 +165,17 @@ void CopyPool::State::Run(Worker& worker) {
     }
     mutex.Unlock();
     {
+      const Cores& wanted = operation->copy.spec().cores;
+      own_cores.Change(wanted.empty() ? cores : wanted);
       Watcher watcher(*this, worker, *operation);
       operation->copy.CopyPiece(piece, bounce, watcher);
     }
     mutex.Lock();
+    operation->copy.EndPiece(piece);
     --operation->pieces_under_way;
+    if (operation->copy.has_pieces()) {
+      work_cv.NotifyAll();  // the next one may have waited for this one
+    }
     ended_cv.NotifyAll();
   }
   worker.ended = true;
@@ -166,7 +188,7 @@ std::shared_ptr<Operation> CopyPool::State::NextOperation() {
     if ((*it)->copy.Over()) {
       it = waiting.erase(it);
       ended_cv.NotifyAll();
-    } else if ((*it)->threads_stuck > 0) {
+    } else if ((*it)->threads_stuck > 0 || !(*it)->copy.may_begin()) {
       ++it;
     } else {
       std::shared_ptr<Operation> operation = std::move(*it);

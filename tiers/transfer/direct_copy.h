@@ -44,6 +44,8 @@ struct DirectCopyOptions {
   ReadBack read_back = ReadBack::kNone;
   uint32_t sample_every = 64;
   uint64_t sample_seed = 0;
+  // VerifyFile: goes on behind a bad block, to tell how many there are.
+  bool count_bad = false;
   Pacer* pacer = nullptr;
   TransferControl* control = nullptr;
 };

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -49,6 +50,10 @@ absl::Status SetupRefused(int error) {
                        : ""));
 }
 
+// liburing maps a ring's memory, and unmaps it, out of sight of whoever watches the threads
+// (ThreadSanitizer): this says that one which lies where another one did comes after that.
+std::atomic<uint64_t> rings_ended{0};
+
 class UringBlockIo : public BlockIo {
  public:
   UringBlockIo(size_t depth, const char* description)
@@ -63,6 +68,7 @@ class UringBlockIo : public BlockIo {
       return;
     }
     Drain();
+    rings_ended.fetch_add(1, std::memory_order_release);
     ::io_uring_queue_exit(&ring_);
   }
 
@@ -73,6 +79,7 @@ class UringBlockIo : public BlockIo {
       return -result;
     }
     open_ = true;
+    static_cast<void>(rings_ended.load(std::memory_order_acquire));
     // A process may not have room for the tables (RLIMIT_MEMLOCK on older kernels): then without.
     can_register_files_ = ::io_uring_register_files_sparse(&ring_, kRegisteredFilesMax) == 0;
     can_register_memory_ = ::io_uring_register_buffers_sparse(&ring_, kRegisteredBuffersMax) == 0;

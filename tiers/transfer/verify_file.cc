@@ -97,6 +97,13 @@ class FileCheck {
       io_.UnregisterFile(file_);
     }
     result_.cpu_seconds += ThreadCpuSeconds() - cpu_before;
+    if (result_.ok() && bad_blocks_ > 0) {
+      const absl::Status bad =
+          BadBlockError(record_, *result_.bad_block, absl::StrCat("'", file_.path(), "'"));
+      Fail(bad_blocks_ == 1 ? bad
+                            : absl::DataLossError(absl::StrCat(bad.message(), "; ", bad_blocks_ - 1,
+                                                               " more such blocks")));
+    }
     return std::move(result_);
   }
 
@@ -148,6 +155,12 @@ class FileCheck {
       const uint64_t digest =
           Crc64(read.buffer.data() + (block.offset() - read.begin), block.bytes());
       if (std::optional<BadBlock> bad = CompareBlock(record_, block, digest)) {
+        if (options_.count_bad) {
+          if (++bad_blocks_ == 1 || bad->image_offset < result_.bad_block->image_offset) {
+            result_.bad_block = std::move(bad);
+          }
+          continue;
+        }
         Fail(BadBlockError(record_, *bad, absl::StrCat("'", file_.path(), "'")));
         result_.bad_block = std::move(bad);
         return;
@@ -167,6 +180,7 @@ class FileCheck {
   DigestBlocks next_;
   const size_t read_bytes_max_;
   std::vector<Read> reads_;
+  uint64_t bad_blocks_ = 0;  // count_bad
   TransferResult result_;
 };
 

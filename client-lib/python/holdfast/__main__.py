@@ -70,12 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
             socket=asked.socket,
         )
     except (HoldfastError, OSError) as error:
+        code = getattr(error, "code", "IO")
+        exit_code = {"INVALID_ARGUMENT": 2, "UNAVAILABLE": 3}.get(code, 4)
+        print(f"holdfast: {error}", file=sys.stderr)
         if asked.json:
-            print(json.dumps({"error": str(error), "code": getattr(error, "code", "IO")}))
-        else:
-            print(f"holdfast: {error}", file=sys.stderr)
-        code = getattr(error, "code", "")
-        return {"INVALID_ARGUMENT": 2, "UNAVAILABLE": 3}.get(code, 4)
+            told = {"code": code, "message": str(error), "exit_code": exit_code}
+            print(json.dumps({"error": told}))
+        return exit_code
     print(json.dumps(dataclasses.asdict(imported)) if asked.json else imported)
     return 0
 

@@ -18,6 +18,7 @@
 #include "server/runtime/tiers/operation.h"
 #include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/tier_place.h"
+#include "server/runtime/tiers/training_cores.h"
 #include "tiers/memory/slot_store.h"
 #include "tiers/transfer/block_io.h"
 #include "tiers/transfer/buffered_copy.h"
@@ -64,6 +65,7 @@ struct DrainContext {
   // By drive: for what goes from there to the remote tier, so that a drive that hangs holds threads
   // of its own only.
   std::vector<std::shared_ptr<CopyPool>> relays;
+  std::shared_ptr<TrainingCores> training_cores = std::make_shared<TrainingCores>();
   // To read from other nodes' memory, where there are any; and with one-sided reads, where there is
   // a fabric.
   std::shared_ptr<PullClient> pulls;
@@ -84,6 +86,10 @@ FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& 
 // `drive`: the source's, if that is one.
 FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
                          const FlushShard& action, Operation& operation);
+// FlushShard::replace: a good copy in place of a bad one (tiers/durable/copy_replace.cc), read from
+// memory or the other durable tier. `drive`: the one that is read, or written.
+FlushEnded ReplaceCopy(const Context& context, std::optional<size_t> drive,
+                       const FlushShard& action, Operation& operation);
 FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard& action,
                           Operation& operation);
 FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation);
@@ -100,15 +106,18 @@ DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,
 // Of a copy on a drive, as its file has it.
 absl::StatusOr<std::string> ReadRecordOf(const Context& context, size_t drive,
                                          const ReadableShard& shard, Operation& operation);
-// A file in the remote tier, to be read in parts; `run` lets go of it.
+// A file in the remote tier, to be read in parts; `run` lets go of it. `whole`: put together with
+// what it leaves out and other ranks' files have.
 absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
-    const Context& context, const CopyKey& key, const std::function<void(RemoteParts::Work)>& run);
+    const Context& context, const CopyKey& key, bool whole,
+    const std::function<void(RemoteParts::Work)>& run);
 ManifestPublished PublishRemoteManifest(const Context& context,
                                         const holdfast::PublishManifest& action,
                                         Operation& operation);
 // What is wrong with the copy; empty when nothing is.
 absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
-                                       const ReadableShard& shard, Operation& operation);
+                                       const ReadableShard& shard, Pacer* pacer,
+                                       Operation& operation);
 // `drive`: on which of them; none: at the remote tier.
 absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
                         const RemoveCopies& action, Operation& operation);

@@ -26,6 +26,8 @@ namespace {
 // Of verifications, which nobody's training waits for; of the mount's, so many may hang.
 constexpr ThreadPriority kVerifyPriority{kIoPriorityIdle - 1, 19};
 constexpr size_t kRemoteVerifiers = 4;
+// Of a drive's: one that reads slowly, as it was told to, does not keep others waiting for days.
+constexpr size_t kDriveVerifiers = 4;
 constexpr size_t kRemoteOpeners = 4;  // so many of the mount's calls may hang, too
 // More than an agent has replicas and prefetches under way: a restore does not wait for those.
 constexpr size_t kPullsAtOnce = 12;
@@ -134,9 +136,12 @@ absl::Status DurableTiers::Open() {
     group.stall_timeout = std::chrono::milliseconds(nvme.stall_timeout_ms());
     group.priority = PriorityOf(nvme.io_priority(), nvme.nice());
     HF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerGroup> workers, WorkerGroup::Create(group, outlet_));
-    group.name = absl::StrCat("verify-", drives_.size());
-    group.priority = kVerifyPriority;
-    HF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerGroup> verifier, WorkerGroup::Create(group, outlet_));
+    WorkerGroup::Options verifies = group;
+    verifies.name = absl::StrCat("verify-", drives_.size());
+    verifies.threads = kDriveVerifiers;
+    verifies.priority = kVerifyPriority;
+    HF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerGroup> verifier,
+                        WorkerGroup::Create(verifies, outlet_));
     drives_.push_back(
         std::make_unique<Drive>(drives_.size(), context.drives.back(), std::move(workers)));
     drives_.back()->verifier = std::move(verifier);
@@ -241,10 +246,14 @@ std::shared_ptr<RemoteParts> DurableTiers::MakeRemoteParts(
     operation->AnswersItself();
     threads->Submit(std::move(operation), false);
   };
-  options.open = [context = shared_->context, run = options.run](const CopyKey& key) {
-    return OpenForParts(context, key, run);
+  options.open = [context = shared_->context, run = options.run](const CopyKey& key, bool whole) {
+    return OpenForParts(context, key, whole, run);
   };
   return std::make_shared<RemoteParts>(std::move(options));
+}
+
+std::shared_ptr<TrainingCores> DurableTiers::training_cores() const {
+  return shared_->context->training_cores;
 }
 
 std::shared_ptr<PassedOn> DurableTiers::passed_on() const {
@@ -349,6 +358,7 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
       tier.set_bytes_written(tier.bytes_written() + health.written.bytes);
       tier.set_bytes_read(tier.bytes_read() + health.read.bytes);
       tier.set_bytes_shared(tier.bytes_shared() + health.bytes_shared);
+      tier.set_bytes_compressed_away(tier.bytes_compressed_away() + health.bytes_compressed_away);
       if (!health.engine.empty()) {
         engines.insert(health.engine);
       }

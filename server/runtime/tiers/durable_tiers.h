@@ -34,7 +34,9 @@
 namespace holdfast {
 
 class FabricPort;
+class Pacer;
 class PassedOn;
+class TrainingCores;
 class PullClient;
 class RemoteParts;
 
@@ -56,6 +58,8 @@ class DurableTiers {
   absl::Status SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric);
   // What is read here from the remote tier, for other nodes.
   std::shared_ptr<PassedOn> passed_on() const;
+  // To be told of the processes that train here.
+  std::shared_ptr<TrainingCores> training_cores() const;
   // Likewise, in parts, as they are asked for; null: without a remote tier.
   std::shared_ptr<RemoteParts> remote_parts() const { return remote_parts_; }
   // Reads the drives that it names, or every one; one TierScanned for each.
@@ -76,7 +80,8 @@ class DurableTiers {
   // may be read as damaged, when its file is used again. Cancelled when `advance`, which is asked
   // some times a second, answers false: then it does not wait for calls that hang.
   absl::StatusOr<std::string> Verify(const ReadableShard& shard,
-                                     const std::function<bool(uint64_t)>& advance);
+                                     const std::function<bool(uint64_t)>& advance,
+                                     std::shared_ptr<Pacer> pacer = nullptr);
 
   // The record of a copy on a drive, as its file has it; waits as Verify does.
   absl::StatusOr<std::string> ReadRecord(const ReadableShard& shard,

@@ -99,22 +99,29 @@ void DurableTiers::Perform(FlushShard action) {
   if (nvme ? drives_.empty() : remote_ == nullptr) {
     return outlet_->Post(answer(absl::FailedPreconditionError("there is no such tier")));
   }
-  // (Null: from memory, or on none of the drives, which is for the operation to say.)
-  Drive* drive = nvme                             ? &DriveFor(action)
-                 : action.from == TierKind::kNvme ? DriveOf(action.key.id)
-                                                  : nullptr;
+  // (Null: from memory, or on none of the drives, which is for the operation to say. What is mended
+  // on a drive lies there already.)
+  const bool on_a_drive = action.from == TierKind::kNvme || (nvme && action.replace);
+  Drive* drive = on_a_drive ? DriveOf(action.key.id) : nvme ? &DriveFor(action) : nullptr;
   const std::optional<size_t> index = drive != nullptr ? std::optional(drive->index) : std::nullopt;
   std::shared_ptr<Operation> operation = MakeOperation(
       action.drain, key,
       [context, action, nvme, index](Operation& op) -> Event {
-        return nvme ? FlushToDrive(context, *index, action, op)
-                    : FlushToRemote(context, index, action, op);
+        return action.replace ? ReplaceCopy(context, index, action, op)
+               : nvme         ? FlushToDrive(context, *index, action, op)
+                              : FlushToRemote(context, index, action, op);
       },
       [answer] { return answer(WasCancelled()); });
   if (operation == nullptr) {
     return outlet_->Post(answer(StillHangs()));
   }
-  WorkerGroup& group = nvme ? *drive->group : drive != nullptr ? *drive->relay : *remote_;
+  if (drive == nullptr && nvme) {
+    return outlet_->Post(answer(absl::UnavailableError(
+        absl::StrCat(action.key.id.ToString(), " is on none of the drives"))));
+  }
+  // (What is mended does not hold up what is flushed there, where there are other threads.)
+  const bool aside = nvme && action.replace && drive->relay != nullptr;
+  WorkerGroup& group = nvme && !aside ? *drive->group : drive != nullptr ? *drive->relay : *remote_;
   Start(group, std::move(operation), false);
 }
 
@@ -416,7 +423,8 @@ void DurableTiers::Perform(const ScanRemote& action) {
 }
 
 absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
-                                                 const std::function<bool(uint64_t)>& advance) {
+                                                 const std::function<bool(uint64_t)>& advance,
+                                                 std::shared_ptr<Pacer> pacer) {
   const Context context = shared_->context;
   const bool nvme = shard.tier == TierKind::kNvme;
   Drive* drive = nvme ? DriveOf(shard.copy.id) : nullptr;
@@ -426,7 +434,9 @@ absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
   const size_t index = nvme ? drive->index : 0;
   return RunAndWait(
       nvme ? *drive->verifier : *remote_verifier_,
-      [context, shard, index](Operation& op) { return VerifyCopy(context, index, shard, op); },
+      [context, shard, index, pacer = std::move(pacer)](Operation& op) {
+        return VerifyCopy(context, index, shard, pacer.get(), op);
+      },
       advance);
 }
 

@@ -11,6 +11,7 @@
 #include "server/runtime/tiers/read_once.h"
 #include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/slot_source.h"
+#include "tiers/compressed/seek_table.h"
 #include "tiers/transfer/direct_copy.h"
 
 namespace holdfast {
@@ -144,6 +145,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   BufferedCopySpec spec;
   spec.from_file = ImageOf(reading);
   spec.from_alignment = reading->alignment();
+  spec.piece_unit = reading->compressed() ? kFrameBytes : 1;
   WholeCopy whole;
   if (image->record.kept) {
     const TransferControl::Call call(operation.control().get(), "open copies in", place.dir());

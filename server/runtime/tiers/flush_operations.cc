@@ -1,13 +1,16 @@
 // From memory to a drive, from memory or a drive to the remote tier.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "server/runtime/found_state.h"
+#include "server/runtime/tiers/compression_choice.h"
 #include "server/runtime/tiers/operation_parts.h"
 #include "server/runtime/tiers/slot_source.h"
 #include "server/runtime/tiers/source_file.h"
+#include "tiers/compressed/seek_table.h"
 #include "tiers/transfer/assembled_file.h"
 #include "tiers/transfer/direct_copy.h"
 
@@ -216,6 +219,7 @@ absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
   if (how == ReadBack::kNone) {
     return absl::OkStatus();
   }
+  HF_RETURN_IF_ERROR(writing.FinishImage());
   HF_RETURN_IF_ERROR(writing.image().SyncData());
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io,
                       CreateBlockIo({.mode = BlockIoMode::kThreads, .depth = 2}));
@@ -226,6 +230,13 @@ absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
   options.control = operation.control().get();
   return VerifyFile(*io, writing.image(), image.record, image.layout, how, options).status;
 }
+
+namespace {
+
+// Of an image, compressed or not, in memory because what is in front of it is not there yet.
+constexpr uint64_t kCompressedAheadMax = uint64_t{32} << 20;
+
+}  // namespace
 
 FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
                          const FlushShard& action, Operation& operation) {
@@ -257,8 +268,19 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     status = (*store)->ClaimAttempt(IdentityOf(action), action.key.id.attempt,
                                     OpeningText(action.opening));
   }
+  // What is read, where that is a file.
+  std::shared_ptr<File> file = source->reading != nullptr ? ImageOf(source->reading) : nullptr;
+  const uint32_t alignment = source->reading != nullptr ? source->reading->alignment() : 1;
+  if (file != nullptr && gather != nullptr) {
+    file = std::make_shared<AssembledFile>(*gather, std::vector<std::shared_ptr<File>>{file});
+  }
+  const RunsBesideTraining beside(*context->training_cores, action.zstd_level > 0);
+  const std::optional<int> zstd_level =
+      status.ok() ? ZstdLevelOf(action, {source->memory.get(), gather.get(), file.get(), alignment},
+                                FileBytes(record), operation)
+                  : std::nullopt;
   absl::StatusOr<std::unique_ptr<CopyStore::Writing>> begun =
-      status.ok() ? (*store)->Begin(NewCopyOf(action, FileBytes(record)))
+      status.ok() ? (*store)->Begin(NewCopyOf(action, FileBytes(record)), zstd_level)
                   : absl::StatusOr<std::unique_ptr<CopyStore::Writing>>(status);
   absl::StatusOr<DurableCopy> copy = begun.ok() ? NotYet() : begun.status();
   bool source_bad = false;
@@ -268,18 +290,20 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     const std::shared_ptr<CopyStore::Writing> writing = *std::move(begun);
     BufferedCopySpec spec;
     spec.from_memory = source->memory;
-    if (source->reading != nullptr) {
-      std::shared_ptr<File> file = ImageOf(source->reading);
-      spec.from_alignment = source->reading->alignment();
-      if (gather != nullptr) {
-        file = std::make_shared<AssembledFile>(*gather, std::vector<std::shared_ptr<File>>{file});
-      }
+    if (file != nullptr) {
+      spec.from_alignment = alignment;
       spec.from_file = std::make_shared<SourceFile>(std::move(file), operation.shared_from_this());
     } else {
       spec.gather = gather;
     }
     spec.to_file = ImageOf(writing);
     spec.to_alignment = writing->alignment();
+    if (zstd_level) {
+      spec.piece_unit = kFrameBytes;
+      spec.ahead_max = kCompressedAheadMax;
+      spec.threads_max = action.zstd_threads;
+      spec.cores = context->training_cores->Beside();
+    }
     spec.image = image;
     spec.pacer = context->remote_pacer;
     spec.control = operation.control();
@@ -298,6 +322,8 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
       copy = EndWriting(**store, *writing, action.key, record,
                         record.kept ? EncodeRecord(record) : source->record_file);
       place.CountShared(copy.ok() ? record.image_bytes - FileBytes(record) : 0);
+      const uint64_t stored = std::min(writing->stored_bytes(), FileBytes(record));
+      place.CountCompressedAway(copy.ok() ? FileBytes(record) - stored : 0);
     }
     place.CountWritten(result.bytes, Clock::System()->Now() - began);
   }

@@ -1,16 +1,21 @@
 // Copies of the durable tiers opened for clients, who read them by themselves.
 #include <fcntl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/passed_files.h"
 #include "server/runtime/tiers/operation_parts.h"
+#include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/worker_group.h"
 #include "tiers/image/kept.h"
 
@@ -73,8 +78,72 @@ absl::StatusOr<std::string> ReadRecordOf(const Context& context, size_t drive,
   return reading->record_file();
 }
 
+namespace {
+
+// An image of the remote tier, and whatever it is read from.
+struct PartSource {
+  std::shared_ptr<CopyStore> store;  // first: it ends last
+  std::shared_ptr<CopyStore::Reading> reading;
+  WholeCopy whole;  // where it was put together
+  std::string job;
+  std::atomic<bool> told_damaged{false};
+  File& file() const { return whole.file != nullptr ? *whole.file : reading->image(); }
+};
+
+// Closing it may hang, and nobody is there any more to wait for that: it is left to the end of the
+// process, where whoever looks for what was lost finds it.
+void LeaveOpen(PartSource* source) {
+  struct Left {
+    Mutex mutex;
+    std::vector<PartSource*> sources GUARDED_BY(mutex);
+  };
+  static Left* const left = new Left();
+  MutexLock lock(left->mutex);
+  left->sources.push_back(source);
+}
+
+// What of a file is damaged so that it cannot be read at all (compressed frames) is handed out as
+// zeros: the reader's digests tell it, as they tell any damaged byte, and its step is passed over.
+absl::Status ReadPart(PartSource& source, uint64_t offset, std::span<std::byte> into) {
+  const absl::Status all = source.file().ReadAt(offset, into);
+  if (!absl::IsDataLoss(all) || IsErrno(all)) {
+    return all;
+  }
+  // Once: whoever owns the file may read it, and open it, as often as he likes.
+  if (!source.told_damaged.exchange(true)) {
+    LogFrom(LogLevel::kWarning, absl::StrCat("job=", source.job),
+            absl::StrCat("read parts: ", Utf8Text(Message(all)),
+                         "; zeros are handed out for it (said once, as long as the file is "
+                         "open)"));
+  }
+  for (size_t at = 0; at < into.size(); at += RemoteParts::kPageBytes) {
+    const std::span<std::byte> page =
+        into.subspan(at, std::min<size_t>(RemoteParts::kPageBytes, into.size() - at));
+    const absl::Status read = source.file().ReadAt(offset + at, page);
+    if (absl::IsDataLoss(read) && !IsErrno(read)) {
+      std::fill(page.begin(), page.end(), std::byte{0});
+    } else if (!read.ok()) {
+      return read;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Of an image that leaves slices out: with the files that have them, and as if it did not.
+absl::Status PutTogether(const CopyKey& key, PartSource& source, RemoteParts::Copy& copy) {
+  TransferControl control;
+  HF_ASSIGN_OR_RETURN(source.whole,
+                      OpenWhole(source.store, key, source.reading, copy.image, control));
+  copy.image.record.kept.reset();
+  copy.record = EncodeRecord(copy.image.record);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
-    const Context& context, const CopyKey& key, const std::function<void(RemoteParts::Work)>& run) {
+    const Context& context, const CopyKey& key, bool whole,
+    const std::function<void(RemoteParts::Work)>& run) {
   TierPlace& place = PlaceOf(*context, std::nullopt);
   std::vector<std::string> lines;
   absl::StatusOr<std::shared_ptr<CopyStore>> store = place.Store(&lines);
@@ -85,32 +154,29 @@ absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
     Judge(*context, place, store.status());
     return absl::UnavailableError(Message(store.status()));
   }
-  absl::StatusOr<std::unique_ptr<CopyStore::Reading>> opened =
-      (*store)->OpenCopy({key.id, key.job_name, key.world_size}, {});
-  absl::StatusOr<RecordAndLayout> image =
-      opened.ok() ? DecodeRecordAndLayout((*opened)->record_file()) : opened.status();
-  Judge(*context, place, image.status());
-  if (!image.ok()) {
-    return IsCopysFault(image.status(), TierKind::kRemote)
-               ? absl::DataLossError(Message(image.status()))
-               : image.status();
-  }
   // Closing may hang, too.
-  const std::shared_ptr<CopyStore::Reading> reading((*opened).release(),
-                                                    [run](CopyStore::Reading* last) {
-                                                      run([last](bool may) {
-                                                        if (may) {
-                                                          delete last;
-                                                        }  // else left to the end of the process
-                                                      });
-                                                    });
+  const std::shared_ptr<PartSource> source(new PartSource(), [run](PartSource* last) {
+    run([last](bool may) { may ? delete last : LeaveOpen(last); });
+  });
   auto copy = std::make_shared<RemoteParts::Copy>();
-  copy->record = reading->record_file();
-  copy->image = *std::move(image);
+  const auto open = [&]() -> absl::Status {
+    source->job = key.job_name;
+    source->store = *store;
+    HF_ASSIGN_OR_RETURN(source->reading,
+                        source->store->OpenCopy({key.id, key.job_name, key.world_size}, {}));
+    copy->record = source->reading->record_file();
+    HF_ASSIGN_OR_RETURN(copy->image, DecodeRecordAndLayout(copy->record));
+    return whole && copy->image.record.kept ? PutTogether(key, *source, *copy) : absl::OkStatus();
+  };
+  const absl::Status opened = open();
+  Judge(*context, place, opened);
+  if (!opened.ok()) {
+    return IsCopysFault(opened, TierKind::kRemote) ? absl::DataLossError(Message(opened)) : opened;
+  }
   copy->bytes = FileBytes(copy->image.record);
-  copy->read = [reading, place = context->remote](uint64_t offset, std::span<std::byte> into) {
+  copy->read = [source, place = context->remote](uint64_t offset, std::span<std::byte> into) {
     const MonotonicTime began = Clock::System()->Now();
-    const absl::Status read = reading->image().ReadAt(offset, into);
+    const absl::Status read = ReadPart(*source, offset, into);
     if (read.ok()) {
       place->CountRead(into.size(), Clock::System()->Now() - began);
     }
@@ -118,6 +184,19 @@ absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> OpenForParts(
   };
   return std::shared_ptr<const RemoteParts::Copy>(std::move(copy));
 }
+
+namespace {
+
+// Whether no descriptor shows the image, or that of a rank's file which has what it leaves out.
+absl::StatusOr<bool> InPartsOnly(CopyStore& store, const CopyKey& key,
+                                 const CopyStore::Reading& reading) {
+  if (reading.compressed() || !reading.record().kept) {
+    return reading.compressed();
+  }
+  return store.HasCompressed({key.id.job, key.job_name, key.id.checkpoint()});
+}
+
+}  // namespace
 
 DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,
                             const OpenDurable& action, std::shared_ptr<PassedFiles> files,
@@ -139,6 +218,16 @@ DurableOpened OpenForClient(const Context& context, std::optional<size_t> drive,
       (*store)->OpenCopy({action.key.id, action.key.job_name, action.key.world_size}, {});
   if (!reading.ok()) {
     return failed(reading.status());
+  }
+  const absl::StatusOr<bool> parts_only = InPartsOnly(**store, action.key, **reading);
+  if (!parts_only.ok()) {
+    return failed(parts_only.status());
+  }
+  if (*parts_only) {
+    DurableOpened opened{action.drain, absl::OkStatus(), false, ToSealedCopy((*reading)->record()),
+                         nullptr};
+    opened.parts_only = true;
+    return opened;
   }
   absl::StatusOr<std::unique_ptr<File>> record = (*reading)->OpenRecord();
   if (!record.ok()) {

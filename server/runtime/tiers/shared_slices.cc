@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -13,6 +14,8 @@
 
 namespace holdfast {
 namespace {
+
+constexpr char kOwnersFault[] = "holdfast/owners-fault";
 
 // Of what is remembered: 24 bytes a slice and 40 a rank.
 constexpr size_t kKnownMax = 16;
@@ -197,6 +200,10 @@ absl::Status WholeCopy::Confirm() {
   return owners != nullptr ? owners->Confirm() : absl::OkStatus();
 }
 
+bool IsOwnersFault(const absl::Status& opening) {
+  return opening.GetPayload(kOwnersFault).has_value();
+}
+
 absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, const CopyKey& key,
                                     std::shared_ptr<CopyStore::Reading> reading,
                                     const RecordAndLayout& image, TransferControl& control) {
@@ -219,8 +226,10 @@ absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, con
     }
     control.Touch();
     const auto needed = [&](const absl::Status& status) {
-      return Annotate(
+      absl::Status failed = Annotate(
           status, absl::StrCat("rank ", rank, "'s file, which has slices of rank ", key.id.rank));
+      failed.SetPayload(kOwnersFault, absl::Cord());
+      return failed;
     };
     absl::StatusOr<std::unique_ptr<CopyStore::Reading>> opened =
         store->OpenCopy(whole.owners->NameOf(rank), options);

@@ -71,6 +71,9 @@ struct WholeCopy {
 };
 // `image` is of `reading`. The status is of the first file that is gone, bad, or does not have what
 // it should, and names it. Of an owner's record nothing is kept. `control` hears of each.
+// IsOwnersFault: of whether it is another rank's file that cannot be read; the rank's own says
+// nothing wrong then.
+bool IsOwnersFault(const absl::Status& opening);
 absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, const CopyKey& key,
                                     std::shared_ptr<CopyStore::Reading> reading,
                                     const RecordAndLayout& image, TransferControl& control);

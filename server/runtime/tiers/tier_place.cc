@@ -158,6 +158,11 @@ void TierPlace::CountShared(uint64_t bytes) {
   health_.bytes_shared += bytes;
 }
 
+void TierPlace::CountCompressedAway(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  health_.bytes_compressed_away += bytes;
+}
+
 void TierPlace::SetEngine(std::string engine) {
   MutexLock lock(mutex_);
   health_.engine = std::move(engine);

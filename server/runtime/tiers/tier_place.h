@@ -46,7 +46,8 @@ class TierPlace {
     uint64_t device = 0;     // of the file system that has them; 0: not known
     std::string filesystem;  // its type: "ext4", "tmpfs"; empty: not known
     Traffic written;
-    uint64_t bytes_shared = 0;  // not written, since other ranks' files have them
+    uint64_t bytes_shared = 0;           // not written, since other ranks' files have them
+    uint64_t bytes_compressed_away = 0;  // not written, since what was is compressed
     Traffic read;
     std::string engine;
   };
@@ -59,6 +60,7 @@ class TierPlace {
   void CountWritten(uint64_t bytes, Duration took) EXCLUDES(mutex_);
   void CountRead(uint64_t bytes, Duration took) EXCLUDES(mutex_);
   void CountShared(uint64_t bytes) EXCLUDES(mutex_);
+  void CountCompressedAway(uint64_t bytes) EXCLUDES(mutex_);
   void SetEngine(std::string engine) EXCLUDES(mutex_);
   Health health() EXCLUDES(mutex_);
 

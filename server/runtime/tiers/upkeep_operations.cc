@@ -16,7 +16,8 @@
 namespace holdfast {
 
 absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
-                                       const ReadableShard& shard, Operation& operation) {
+                                       const ReadableShard& shard, Pacer* pacer,
+                                       Operation& operation) {
   const bool nvme = shard.tier == TierKind::kNvme;
   TierPlace& place = nvme ? *context->drives[drive] : *context->remote;
   const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
@@ -44,16 +45,21 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
     return judged(image.status());
   }
   const RecordAndLayout file = FileImage(*image);
-  // As much in flight as keeps it reading, and no more: others have the drive, too. In the mount
-  // what hangs holds a thread, as all its calls do.
+  // As much in flight as keeps it reading while a piece is digested, and no more: others have the
+  // drive, too, and what is not to be that fast has a pacer. In the mount what hangs holds a
+  // thread, as all its calls do.
+  // (Unpacking takes a core, here and in the threads that read for this one.)
+  const RunsBesideTraining beside(*context->training_cores, (*reading)->compressed());
   BlockIoOptions io_options;
   io_options.mode = nvme ? ModeOf(context->nvme) : BlockIoMode::kThreads;
-  io_options.depth = 2;
+  io_options.depth = nvme ? 4 : 2;
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io, CreateBlockIo(io_options));
   DirectCopyOptions copy;
   copy.piece_bytes = size_t{4} << 20;
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
+  copy.pacer = pacer;
+  copy.count_bad = true;
   const MonotonicTime began = Clock::System()->Now();
   const TransferResult result =
       VerifyFile(*io, (*reading)->image(), file.record, file.layout, ReadBack::kAll, copy);
@@ -66,12 +72,13 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
     return judged(confirmed);
   }
   if (image->record.kept) {
-    // What other files have of it is verified with those; here, that they say so.
+    // What other files have of it is verified with those; here, that they say so. (One that cannot
+    // be read is bad itself, and this one is as it should be.)
     const absl::Status whole =
         OpenWhole(*store, {shard.copy.id, shard.copy.job_name, shard.copy.world_size},
                   *std::move(reading), *image, *operation.control())
             .status();
-    if (!whole.ok()) {
+    if (!whole.ok() && !(IsOwnersFault(whole) && IsCopysFault(whole, shard.tier))) {
       return judged(whole);
     }
   }
@@ -210,8 +217,32 @@ bool Whole(const CheckpointScan& step) {
   return step.world_size > 0 && step.copies.size() == step.world_size;
 }
 
+constexpr size_t kWhatBytesMax = 512;
+
+DurableCopy CopyOf(const JobScan& job, const CheckpointScan& step, const CopyEntry& entry,
+                   uint32_t world_size, const std::vector<Descent>& descent, CopyStore& store) {
+  DurableCopy copy;
+  copy.copy.id = {job.job.job, step.id.attempt, step.id.step, entry.rank};
+  copy.copy.job_name = job.job.name;
+  copy.copy.world_size = world_size;
+  copy.copy.image_bytes = entry.shard_bytes;
+  copy.copy.likeness = entry.likeness;
+  copy.file_bytes = entry.image_bytes != entry.shard_bytes ? entry.image_bytes : 0;
+  copy.plan = entry.plan;
+  copy.copy.layout_hash = entry.layout_hash;
+  copy.copy.descent = descent;
+  copy.copy.sealed_unix_ms =
+      entry.sealed_unix_ms != 0 ? entry.sealed_unix_ms : step.committed_unix_ms;
+  copy.from_manifest = entry.sealed_unix_ms == 0;
+  copy.record_bytes = entry.record_bytes;
+  copy.record_crc = entry.record_crc;
+  copy.location = store.ImagePath({copy.copy.id, job.job.name, world_size}, entry.form);
+  return copy;
+}
+
 void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
-             const std::function<void(const ShardId&)>& each) {
+             const std::function<void(const ShardId&)>& each,
+             const std::function<void(const ShardId&)>& each_bad) {
   for (const JobScan& job : scan.jobs) {
     FoundJob found{job.job.job, job.job.name, job.job.uid, job.job.gid, {}, {}};
     for (const Attempt claim : job.claims) {
@@ -227,24 +258,17 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
         found.manifests.push_back(step.id);
       }
       for (const CopyEntry& entry : step.copies) {
-        DurableCopy copy;
-        copy.copy.id = {job.job.job, step.id.attempt, step.id.step, entry.rank};
-        copy.copy.job_name = job.job.name;
-        copy.copy.world_size = step.world_size;
-        copy.copy.image_bytes = entry.shard_bytes;
-        copy.copy.likeness = entry.likeness;
-        copy.file_bytes = entry.image_bytes != entry.shard_bytes ? entry.image_bytes : 0;
-        copy.plan = entry.plan;
-        copy.copy.layout_hash = entry.layout_hash;
-        copy.copy.descent = step.descent;
-        copy.copy.sealed_unix_ms =
-            entry.sealed_unix_ms != 0 ? entry.sealed_unix_ms : step.committed_unix_ms;
-        copy.from_manifest = entry.sealed_unix_ms == 0;
-        copy.record_bytes = entry.record_bytes;
-        copy.record_crc = entry.record_crc;
-        copy.location = store.ImagePath({copy.copy.id, job.job.name, step.world_size});
-        each(copy.copy.id);
-        found.copies.push_back(std::move(copy));
+        found.copies.push_back(CopyOf(job, step, entry, step.world_size, step.descent, store));
+        each(found.copies.back().copy.id);
+      }
+      for (const DamagedEntry& damaged : step.damaged) {
+        if (found.bad.size() == kBadCopiesMax) {
+          break;
+        }
+        found.bad.push_back(
+            {CopyOf(job, step, damaged.entry, damaged.world_size, damaged.descent, store),
+             Utf8Text(damaged.why.substr(0, kWhatBytesMax))});
+        each_bad(found.bad.back().copy.copy.id);
       }
     }
     out.jobs.push_back(std::move(found));
@@ -298,7 +322,13 @@ TierScanned ScanDrive(const Context& context, size_t drive, Operation& operation
   }
   scanned.status = Shown(Judged(*context, place, scan.status()));
   if (scanned.status.ok()) {
-    Convert(*scan, scanned, **store, [&](const ShardId& id) { context->index.Put(id, drive); });
+    Convert(
+        *scan, scanned, **store, [&](const ShardId& id) { context->index.Put(id, drive); },
+        [&](const ShardId& id) {
+          if (!context->index.Find(id)) {  // (another drive may have a good one)
+            context->index.Put(id, drive);
+          }
+        });
   }
   return scanned;
 }
@@ -322,7 +352,8 @@ TierScanned ScanMount(const Context& context, DrainId drain, const std::string& 
   }
   scanned.status = Shown(Judged(*context, place, scan.status()));
   if (scanned.status.ok()) {
-    Convert(*scan, scanned, **store, [](const ShardId&) {});
+    const auto nothing = [](const ShardId&) {};
+    Convert(*scan, scanned, **store, nothing, nothing);
     if (!only_job.empty()) {
       scanned.status = Shown(WhatWasNotJudged(*scan, only_job));
     }

@@ -88,9 +88,10 @@ TEST_F(CertificateWatchTest, ASecondAuthorityThatCannotBeReadIsTold) {
   EXPECT_EQ(Next("cluster.tls"), "");
 }
 
+// (The hours: so many days are left in each of the looks.)
 TEST_F(CertificateWatchTest, WhatIsAsBeforeIsToldOnce) {
-  Watch({{"cluster.tls", authority_.Issue("soon", {.until = "+13 days"})},
-         {"status_page.tls", authority_.Issue("later", {.until = "+13 days"})}});
+  Watch({{"cluster.tls", authority_.Issue("soon", {.until = "+13 days 6 hours"})},
+         {"status_page.tls", authority_.Issue("later", {.until = "+13 days 6 hours"})}});
   EXPECT_NE(Next("cluster.tls"), "");
   EXPECT_NE(Next("status_page.tls"), "");
   // (Looks of which the last is seen by what it finds.)

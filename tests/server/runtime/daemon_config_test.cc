@@ -252,6 +252,14 @@ TEST_F(DaemonConfigTest, TierSettingsThatCannotWorkAreRefusedWithTheirRange) {
       {"policy: {nvme: {keep_last: 0}}", "policy: nvme.keep_last: 0 is not within 1 to 1000000"},
       {"policy: {nvme: {share_replicas: false}}",
        "policy: nvme.share_replicas: only the remote tier is shared"},
+      {"policy: {nvme: {compression: zstd}}",
+       "policy: nvme.compression: a local drive is faster than any compression; expected "
+       "remote.compression"},
+      {"policy: {remote: {compression_level: 20}}",
+       "policy: remote.compression_level: 20 is not within 1 to 19"},
+      {"policy: {remote: {compression_threads: 65}}",
+       "policy: remote.compression_threads: 65 is not within 0 to 64: 0: as many as "
+       "remote.writers"},
       {"policy: {remote: {keep_last: 1000001}}", "policy: remote.keep_last: 1000001 is not within"},
       {"policy: {remote: {every_ms: 8784h}}",
        "policy: remote.every_ms: 31622400000 ms is not within 0 to 365 d: a year at most"},

@@ -1,10 +1,18 @@
 // Replicas in the remote tier: each of their tensors is written once, and read again by all, from
 // whichever file has it.
+#include <signal.h>
+#include <sys/wait.h>
+
 #include <map>
 #include <numeric>
+#include <random>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/runtime/remote_parts.h"
+#include "server/runtime/tiers/training_cores.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
+#include "tiers/compressed/seek_table.h"
 #include "tiers/image/kept.h"
 #include "tiers/image/safetensors.h"
 
@@ -85,6 +93,7 @@ class SharedTiersTest : public DurableTiersTest {
     flush.generation = 1;
     flush.opening = 7;
     flush.replicas = shared && rank < 2 ? GroupOf({0, 1}) : nullptr;
+    flush.zstd_level = zstd_levels_[rank];
     return flush;
   }
   DurableCopy Written(Rank rank, TierKind from = TierKind::kMemory, bool shared = true) {
@@ -147,6 +156,7 @@ class SharedTiersTest : public DurableTiersTest {
 
   std::vector<SlotContent> contents_;
   std::vector<DurableCopy> copies_;
+  std::map<Rank, uint32_t> zstd_levels_;  // 0: as they are
   DrainId drain_ = 0;
 };
 
@@ -307,7 +317,15 @@ TEST_F(SharedTiersTest, AnOwnersFileThatIsGoneIsNamed) {
     EXPECT_TRUE(ended.source_bad);
     EXPECT_THAT(Message(ended.status), HasSubstr(path));
     EXPECT_THAT(Message(ended.status), HasSubstr("rank 0"));
-    EXPECT_THAT(VerifiedCopy(1), HasSubstr(path));
+    EXPECT_NE(VerifiedCopy(0), "");
+    EXPECT_EQ(VerifiedCopy(1), "") << "its own file is as it should be";
+    // Nor is it called bad where it is what another copy would be mended from.
+    FlushShard to_drive = ToRemote(1, TierKind::kRemote);
+    to_drive.to = TierKind::kNvme;
+    to_drive.replace = true;
+    const FlushEnded mended = Do(to_drive);
+    EXPECT_FALSE(mended.status.ok());
+    EXPECT_FALSE(mended.source_bad) << mended.status;
     std::filesystem::rename(path + "-away", path);
   }
   EXPECT_EQ(VerifiedCopy(1), "");
@@ -324,6 +342,515 @@ TEST_F(SharedTiersTest, AnOwnersRecordThatWasReplacedIsNotBelieved) {
   const FetchEnded ended = Fetch(1, bytes);
   EXPECT_TRUE(absl::IsDataLoss(ended.status)) << ended.status;
   EXPECT_THAT(Message(ended.status), HasSubstr(path));
+}
+
+// ---- Compressed ----
+
+class CompressedTiersTest : public SharedTiersTest {
+ protected:
+  // Rank 1's file has what it has as it is; the others' are compressed.
+  void SetUp() override {
+    SharedTiersTest::SetUp();
+    zstd_levels_ = {{0, 3}, {2, 1}};
+  }
+  DurableOpened OpenedForClient(Rank rank) {
+    const FlushShard of = ToRemote(rank, TierKind::kMemory);
+    OpenDurable open;
+    open.drain = ++drain_;
+    open.tier = TierKind::kRemote;
+    open.key = of.key;
+    tiers_->Perform(open);
+    return Await<DurableOpened>([&](const DurableOpened& e) { return e.drain == open.drain; });
+  }
+  // What a reader gets in parts, and how long that is.
+  std::string ReadInParts(Rank rank, bool whole) {
+    const auto never = [] { return false; };
+    const auto until = [] { return Clock::System()->Now() + std::chrono::seconds(60); };
+    const FlushShard of = ToRemote(rank, TierKind::kMemory);
+    const auto parts = tiers_->remote_parts();
+    const auto file = parts->Open(of.key, whole, until(), never);
+    EXPECT_TRUE(file.ok()) << file.status();
+    if (!file.ok()) {
+      return "";
+    }
+    std::string bytes((*file)->bytes(), '\0');
+    const absl::Status read =
+        parts->Read(*file, 0, std::as_writable_bytes(std::span(bytes)), until(), never);
+    EXPECT_TRUE(read.ok()) << read;
+    return bytes;
+  }
+};
+
+TEST_F(CompressedTiersTest, EveryRankGetsItsOwnBytesBack) {
+  WriteAll();
+  uint64_t stored = 0;
+  uint64_t logical = 0;
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    EXPECT_EQ(absl::EndsWith(copies_[rank].location, ".safetensors.zst"), rank != 1)
+        << copies_[rank].location;
+    const uint64_t of_file =
+        copies_[rank].file_bytes != 0 ? copies_[rank].file_bytes : copies_[rank].copy.image_bytes;
+    stored += std::filesystem::file_size(copies_[rank].location);
+    logical += of_file;
+  }
+  EXPECT_LT(stored, logical);
+  EXPECT_EQ(Tier(TierKind::kRemote).bytes_compressed_away(), logical - stored);
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    std::string bytes;
+    const FetchEnded ended = Fetch(rank, bytes);
+    ASSERT_EQ(ended.status, absl::OkStatus());
+    EXPECT_TRUE(bytes == contents_[rank].sample.image) << rank;
+    EXPECT_EQ(VerifiedCopy(rank), "");
+  }
+}
+
+// The very same record, and so the same manifest, whatever form the files have.
+TEST_F(CompressedTiersTest, RecordsAndScansSayNothingOfIt) {
+  WriteAll();
+  tiers_->Perform(ScanRemote{++drain_, "demo"});
+  const auto scanned = Await<TierScanned>();
+  ASSERT_EQ(scanned.status, absl::OkStatus());
+  EXPECT_THAT(scanned.problems, SizeIs(0));
+  ASSERT_THAT(scanned.jobs, SizeIs(1));
+  ASSERT_THAT(scanned.jobs[0].copies, SizeIs(kWorld));
+  for (const DurableCopy& found : scanned.jobs[0].copies) {
+    const DurableCopy& copy = copies_[found.copy.id.rank];
+    EXPECT_EQ(found.copy.image_bytes, copy.copy.image_bytes);
+    EXPECT_EQ(found.file_bytes, copy.file_bytes);
+    EXPECT_EQ(found.record_crc, copy.record_crc);
+    EXPECT_EQ(found.location, copy.location);
+  }
+}
+
+TEST_F(CompressedTiersTest, FromADriveItIsCompressedAsWell) {
+  zstd_levels_ = {{1, 3}};
+  FlushShard to_nvme = ToRemote(1, TierKind::kMemory);
+  to_nvme.to = TierKind::kNvme;
+  ASSERT_EQ(Do(to_nvme).status, absl::OkStatus());
+  EXPECT_EQ(std::filesystem::file_size(dir_.Path("nvme/demo/7-a3/1.safetensors")),
+            contents_[1].sample.image.size())
+      << "what lies on a node's drive is as it is";
+  copies_ = {Written(0), Written(1, TierKind::kNvme), Written(2)};
+  EXPECT_TRUE(absl::EndsWith(copies_[1].location, ".zst")) << copies_[1].location;
+  ASSERT_EQ(Commit(copies_), absl::OkStatus());
+  std::string bytes;
+  ASSERT_EQ(Fetch(1, bytes).status, absl::OkStatus());
+  EXPECT_TRUE(bytes == contents_[1].sample.image);
+}
+
+TEST_F(CompressedTiersTest, WhatIsReadBackIsWhatWillBeRead) {
+  for (const auto verify : {v1::TierPolicy::VERIFY_ALL, v1::TierPolicy::VERIFY_SAMPLE}) {
+    FlushShard flush = ToRemote(verify == v1::TierPolicy::VERIFY_ALL ? 0 : 2, TierKind::kMemory);
+    flush.verify = verify;
+    flush.replicas = nullptr;
+    const FlushEnded ended = Do(flush);
+    ASSERT_EQ(ended.status, absl::OkStatus());
+    EXPECT_TRUE(absl::EndsWith(ended.copy.location, ".zst"));
+  }
+}
+
+// No descriptor shows what is compressed: neither of the file itself, nor of one that has what it
+// leaves out.
+TEST_F(CompressedTiersTest, ReadersGetThemInParts) {
+  WriteAll();
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    const DurableOpened opened = OpenedForClient(rank);
+    ASSERT_EQ(opened.status, absl::OkStatus());
+    EXPECT_TRUE(opened.parts_only) << rank;
+    EXPECT_EQ(opened.files, nullptr);
+    EXPECT_EQ(opened.copy.id, contents_[rank].sample.record.id);
+    EXPECT_EQ(opened.copy.world_size, kWorld);
+    EXPECT_TRUE(ReadInParts(rank, /*whole=*/true) == contents_[rank].sample.image) << rank;
+    const std::string alone = ReadInParts(rank, /*whole=*/false);
+    EXPECT_EQ(alone.size(),
+              rank == 2 ? contents_[rank].sample.image.size() : copies_[rank].file_bytes);
+  }
+}
+
+TEST_F(CompressedTiersTest, ReadersGetDescriptorsWhereNothingIsCompressed) {
+  zstd_levels_.clear();
+  WriteAll();
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    const DurableOpened opened = OpenedForClient(rank);
+    ASSERT_EQ(opened.status, absl::OkStatus());
+    EXPECT_FALSE(opened.parts_only);
+    ASSERT_NE(opened.files, nullptr);
+  }
+}
+
+TEST_F(CompressedTiersTest, ABadByteIsFoundAndTheFileIsNamed) {
+  WriteAll();
+  const std::string& path = copies_[0].location;
+  const uint64_t bytes = std::filesystem::file_size(path);
+  for (const uint64_t at : {bytes - 1, bytes - 12, bytes / 2, uint64_t{0}}) {
+    ASSERT_EQ(FlipBitOf(*Env::System(), path, at), absl::OkStatus());
+    std::string read;
+    const FetchEnded ended = Fetch(0, read);
+    EXPECT_TRUE(absl::IsDataLoss(ended.status)) << at << ": " << ended.status;
+    EXPECT_TRUE(ended.source_bad);
+    EXPECT_THAT(Message(ended.status), HasSubstr(path));
+    EXPECT_NE(VerifiedCopy(0), "");
+    EXPECT_EQ(Verified(ToRemote(2, TierKind::kMemory), {0, {}, false, copies_[2]}), "");
+    ASSERT_EQ(FlipBitOf(*Env::System(), path, at), absl::OkStatus());
+  }
+  EXPECT_EQ(VerifiedCopy(0), "");
+}
+
+// What cannot be read is told by the reader's digests, as any other damage: parts are handed out.
+TEST_F(CompressedTiersTest, ADamagedFrameIsHandedOutForTheDigestsToTell) {
+  WriteAll();
+  const std::string& path = copies_[2].location;
+  const uint64_t bytes = std::filesystem::file_size(path);
+  ASSERT_EQ(FlipBitOf(*Env::System(), path, bytes / 3), absl::OkStatus());
+  const std::string read = ReadInParts(2, /*whole=*/true);
+  const std::string& image = contents_[2].sample.image;
+  ASSERT_EQ(read.size(), image.size());
+  EXPECT_FALSE(read == image);
+  for (size_t at = 0; at < read.size(); ++at) {
+    ASSERT_TRUE(read[at] == image[at] || read[at] == 0) << at;
+  }
+}
+
+// The log is not the reader's to fill: one line for each time that the file is opened.
+TEST_F(CompressedTiersTest, ADamagedFileIsToldOnceHoweverOftenItIsRead) {
+  WriteAll();
+  const std::string& path = copies_[2].location;
+  ASSERT_EQ(FlipBitOf(*Env::System(), path, std::filesystem::file_size(path) / 3),
+            absl::OkStatus());
+  const auto never = [] { return false; };
+  const auto until = [] { return Clock::System()->Now() + std::chrono::seconds(60); };
+  const auto parts = tiers_->remote_parts();
+  const auto file =
+      parts->Open(ToRemote(2, TierKind::kMemory).key, /*whole=*/true, until(), never).value();
+  testing::internal::CaptureStderr();
+  std::string page(RemoteParts::kPageBytes, '\0');
+  for (int round = 0; round < 3; ++round) {
+    for (uint64_t at = 0; at + page.size() <= file->bytes(); at += page.size()) {
+      EXPECT_EQ(parts->Read(file, at, std::as_writable_bytes(std::span(page)), until(), never),
+                absl::OkStatus());
+      parts->Forget(*file, at, page.size());
+    }
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  const size_t first = log.find(path);
+  EXPECT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find("read parts", first), std::string::npos) << log;
+}
+
+// Each is whole, and the seek table fits: the digests alone tell that they are in each other's
+// place.
+TEST_F(CompressedTiersTest, FramesThatChangedPlacesAreTold) {
+  ShardRecord identity = contents_[2].sample.record;
+  identity.digests.clear();
+  identity.id.step = 8;
+  const std::vector<Slice> slices = {Whole("big", DType::kU8, {3'600'000})};
+  std::mt19937_64 random(3);
+  std::string data(3'600'000, 'x');
+  for (size_t at = 0; at < data.size(); at += 2) {
+    data[at] = static_cast<char>(random());
+  }
+  SlotContent content;
+  content.sample = MakeImageOf(slices, identity, {data});
+  content.record_offset = (content.sample.image.size() + 4095) / 4096 * 4096;
+  content.expected = contents_[2].expected;
+  content.expected.id.step = 8;
+  ASSERT_EQ(SealSlot(*slots_, 50, content, 2 * kSlot), absl::OkStatus());
+  FlushShard flush = ToRemote(2, TierKind::kMemory);
+  flush.slot = 50;
+  flush.key.id.step = 8;
+  flush.image_bytes = content.sample.image.size();
+  const FlushEnded ended = Do(flush);
+  ASSERT_EQ(ended.status, absl::OkStatus());
+  const std::string& path = ended.copy.location;
+  ASSERT_TRUE(absl::EndsWith(path, ".zst")) << path;
+  const std::string good = ReadFile(*Env::System(), path, uint64_t{1} << 30).value();
+  const uint64_t table_at = good.size() - SeekTableBytes(FramesOf(content.sample.image.size()));
+  const SeekTable table =
+      DecodeSeekTable(good.substr(table_at), good.size(), content.sample.image.size()).value();
+  ASSERT_EQ(table.frames(), 4u);
+  // Frames in this order; in their own one all is well.
+  const auto lies = [&](const std::vector<uint64_t>& order) {
+    std::string frames;
+    std::vector<uint32_t> sizes;
+    for (const uint64_t i : order) {
+      frames += good.substr(table.frame(i).offset, table.frame(i).stored_bytes);
+      sizes.push_back(static_cast<uint32_t>(table.frame(i).stored_bytes));
+    }
+    EXPECT_EQ(OverwriteFile(*Env::System(), path,
+                            frames + EncodeSeekTable(content.sample.image.size(), sizes)),
+              absl::OkStatus());
+  };
+  const auto fetch = [&] {
+    FetchShard action;
+    action.drain = ++drain_;
+    action.from = TierKind::kRemote;
+    action.key = flush.key;
+    action.slot = static_cast<SlotId>(100 + action.drain);
+    action.generation = 1;
+    action.slot_bytes = 2 * kSlot;
+    EXPECT_EQ(slots_->Create(action.slot, action.slot_bytes), absl::OkStatus());
+    EXPECT_EQ(slots_->WriteNote(action.slot, NoteOf(1, action.slot_bytes)), absl::OkStatus());
+    tiers_->Perform(action);
+    const auto fetched =
+        Await<FetchEnded>([&](const FetchEnded& e) { return e.drain == action.drain; });
+    EXPECT_EQ(slots_->RemoveRecord(action.slot).ok(), fetched.status.ok());
+    return fetched;
+  };
+  EXPECT_EQ(slots_->RemoveRecord(50), absl::OkStatus());
+  lies({0, 1, 2, 3});
+  EXPECT_EQ(Verified(flush, ended), "");
+  EXPECT_EQ(fetch().status, absl::OkStatus());
+  for (const std::vector<uint64_t>& order :
+       {std::vector<uint64_t>{0, 2, 1, 3}, std::vector<uint64_t>{0, 1, 1, 3}}) {
+    lies(order);
+    EXPECT_THAT(Verified(flush, ended), HasSubstr(path));
+    const FetchEnded fetched = fetch();
+    EXPECT_TRUE(absl::IsDataLoss(fetched.status)) << fetched.status;
+    EXPECT_TRUE(fetched.source_bad);
+    EXPECT_THAT(Message(fetched.status), HasSubstr(path));
+  }
+}
+
+// ---- Beside training ----
+
+// A process that trains on one core, and where images are read and written meanwhile.
+class BesideTrainingTest : public CompressedTiersTest {
+ protected:
+  void SetUp() override {
+    CompressedTiersTest::SetUp();
+    if (all_.size() < 2) {
+      GTEST_SKIP() << "there is one core only";
+    }
+    trainer_ = ::fork();
+    if (trainer_ == 0) {
+      for (;;) {
+        ::pause();
+      }
+    }
+    ASSERT_TRUE(SetThreadCores(trainer_, {*all_.begin()}).ok());
+    beside_.erase(beside_.begin());
+    tiers_->training_cores()->Add(trainer_);
+  }
+  void TearDown() override {
+    CompressedTiersTest::TearDown();
+    if (trainer_ > 0) {
+      ::kill(trainer_, SIGKILL);
+      ::waitpid(trainer_, nullptr, 0);
+    }
+  }
+  // Of the calls on images since the last look: the cores of who made them.
+  std::pair<std::set<Cores>, std::set<Cores>> ReadAndWrittenOn(const std::function<void()>& what) {
+    auto seen = std::make_shared<Seen>();
+    Meddling watched;
+    watched.dir = DirOf(TierKind::kRemote);
+    watched.at_read = [seen](uint64_t offset) {
+      if (offset == 0) {  // (the seek table is read by whoever opens the file)
+        const MutexLock lock(seen->mutex);
+        seen->read.insert(CoresOf(0).value());
+      }
+    };
+    watched.at_write = [seen] {
+      const MutexLock lock(seen->mutex);
+      seen->written.insert(CoresOf(0).value());
+    };
+    env_.Meddle(watched);
+    what();
+    env_.Meddle({});
+    const MutexLock lock(seen->mutex);
+    return {seen->read, seen->written};
+  }
+
+  struct Seen {
+    Mutex mutex;
+    std::set<Cores> read GUARDED_BY(mutex);
+    std::set<Cores> written GUARDED_BY(mutex);
+  };
+  using On = std::pair<std::set<Cores>, std::set<Cores>>;
+  const Cores all_ = CoresOf(0).value();
+  Cores beside_ = all_;
+  pid_t trainer_ = 0;
+};
+
+TEST_F(BesideTrainingTest, WhatIsCompressedIsFlushedAndReadBackThere) {
+  const auto flush = [&](Rank rank) {
+    FlushShard action = ToRemote(rank, TierKind::kMemory);
+    action.verify = v1::TierPolicy::VERIFY_ALL;
+    const FlushEnded ended = Do(action);
+    EXPECT_EQ(ended.status, absl::OkStatus());
+    EXPECT_EQ(absl::EndsWith(ended.copy.location, ".zst"), zstd_levels_[rank] > 0);
+  };
+  EXPECT_EQ(ReadAndWrittenOn([&] { flush(0); }), (On{{beside_}, {beside_}}));
+  EXPECT_EQ(ReadAndWrittenOn([&] { flush(1); }), (On{{all_}, {all_}})) << "it is plain";
+  EXPECT_EQ(ReadAndWrittenOn([&] { flush(2); }), (On{{beside_}, {beside_}}));
+}
+
+TEST_F(BesideTrainingTest, WhatIsCompressedIsVerifiedThere) {
+  WriteAll();
+  for (int round = 0; round < 2; ++round) {
+    for (Rank rank = 0; rank < kWorld; ++rank) {
+      std::string bad = "not yet";
+      EXPECT_EQ(ReadAndWrittenOn([&] { bad = VerifiedCopy(rank); }),
+                (On{{zstd_levels_[rank] > 0 ? beside_ : all_}, {}}))
+          << rank;
+      EXPECT_EQ(bad, "");
+    }
+  }
+}
+
+// Somebody waits for it.
+TEST_F(BesideTrainingTest, WhatIsFetchedIsUnpackedAnywhere) {
+  WriteAll();
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    std::string bytes;
+    absl::Status fetched = absl::UnknownError("not yet");
+    EXPECT_EQ(ReadAndWrittenOn([&] { fetched = Fetch(rank, bytes).status; }), (On{{all_}, {}}))
+        << rank;
+    EXPECT_EQ(fetched, absl::OkStatus());
+  }
+}
+
+// The whole compresses, what this rank's file has of it does not.
+TEST_F(CompressedTiersTest, WhatIsSampledIsWhatIsWritten) {
+  std::mt19937_64 random(2);
+  SlotContent contents[2];
+  for (Rank rank = 0; rank < 2; ++rank) {
+    ShardRecord identity = SampleRecord();
+    identity.id.step = 9;
+    identity.id.rank = rank;
+    identity.world_size = kWorld;
+    identity.generation = 1;
+    const std::vector<Slice> slices = {Whole("calm", DType::kF32, {200'000}),
+                                       Whole("noise", DType::kF32, {200'000})};
+    const ImagePlan plan = *PlanImage(slices, rank);
+    std::vector<std::string> data;
+    random.seed(2);
+    for (const Slice& slice : plan.layout.slices) {
+      std::string& bytes = data.emplace_back(slice.bytes, 'x');
+      for (size_t at = 0; slice.name == "noise" && at < bytes.size(); ++at) {
+        bytes[at] = static_cast<char>(random());
+      }
+    }
+    contents[rank].sample = MakeImageOf(slices, identity, data);
+    contents[rank].record_offset = (contents[rank].sample.image.size() + 4095) / 4096 * 4096;
+    const ShardRecord& record = contents[rank].sample.record;
+    contents[rank].expected = {record.id, record.job_name, record.world_size, record.generation,
+                               record.descent};
+    ASSERT_EQ(SealSlot(*slots_, 60 + rank, contents[rank], 2 * kSlot), absl::OkStatus());
+  }
+  int compressed = 0;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    const SampleImage& sample = contents[rank].sample;
+    FlushShard flush = ToRemote(rank, TierKind::kMemory);
+    flush.key.id.step = 9;
+    flush.slot = 60 + rank;
+    flush.image_bytes = sample.image.size();
+    flush.zstd_level = 3;
+    flush.replicas = std::make_shared<const Replicas::Group>(
+        Replicas::Group{LikenessOf(sample.record, sample.layout).content, {0, 1}});
+    const FlushEnded ended = Do(flush);
+    ASSERT_EQ(ended.status, absl::OkStatus());
+    EXPECT_GT(ended.copy.file_bytes, 0u);
+    compressed += absl::EndsWith(ended.copy.location, ".zst") ? 1 : 0;
+  }
+  EXPECT_EQ(compressed, 1) << "the one that has the calm tensor";
+  EXPECT_LT(Tier(TierKind::kRemote).bytes_compressed_away(), 1'000'000u);
+}
+
+TEST_F(CompressedTiersTest, ADamagedOneIsMended) {
+  WriteAll();
+  for (const Rank rank : {0u, 2u}) {
+    std::filesystem::resize_file(copies_[rank].location, 100);
+    EXPECT_NE(VerifiedCopy(rank), "");
+    FlushShard mend = ToRemote(rank, TierKind::kMemory);
+    mend.replace = true;
+    const FlushEnded ended = Do(mend);
+    ASSERT_EQ(ended.status, absl::OkStatus());
+    EXPECT_EQ(ended.copy.record_crc, copies_[rank].record_crc);
+    EXPECT_EQ(ended.copy.file_bytes, copies_[rank].file_bytes);
+    EXPECT_TRUE(absl::EndsWith(ended.copy.location, ".safetensors")) << ended.copy.location;
+    EXPECT_FALSE(std::filesystem::exists(copies_[rank].location));
+    copies_[rank] = ended.copy;
+    EXPECT_EQ(VerifiedCopy(rank), "");
+  }
+  for (Rank rank = 0; rank < kWorld; ++rank) {
+    std::string bytes;
+    ASSERT_EQ(Fetch(rank, bytes).status, absl::OkStatus());
+    EXPECT_TRUE(bytes == contents_[rank].sample.image) << rank;
+  }
+}
+
+TEST_F(CompressedTiersTest, WhatSavesNothingIsWrittenAsItIs) {
+  SlotContent noise = Content(2);
+  std::mt19937_64 random(1);
+  std::vector<std::string> data;
+  for (const Slice& slice : noise.sample.layout.slices) {
+    std::string& bytes = data.emplace_back(slice.bytes, '\0');
+    for (char& byte : bytes) {
+      byte = static_cast<char>(random());
+    }
+  }
+  ShardRecord identity = noise.sample.record;
+  identity.digests.clear();
+  identity.id.step = 8;
+  noise.sample = MakeImageOf(noise.sample.layout.slices, identity, data);
+  noise.record_offset = (noise.sample.image.size() + 4095) / 4096 * 4096;
+  noise.expected.id.step = 8;
+  ASSERT_EQ(SealSlot(*slots_, 50, noise, 2 * kSlot), absl::OkStatus());
+  FlushShard flush = ToRemote(2, TierKind::kMemory);
+  flush.slot = 50;
+  flush.key.id.step = 8;
+  flush.image_bytes = noise.sample.image.size();
+  const FlushEnded ended = Do(flush);
+  ASSERT_EQ(ended.status, absl::OkStatus());
+  EXPECT_TRUE(absl::EndsWith(ended.copy.location, ".safetensors")) << ended.copy.location;
+  EXPECT_EQ(Tier(TierKind::kRemote).bytes_compressed_away(), 0u);
+}
+
+TEST_F(CompressedTiersTest, ItIsAdoptedInWhateverFormItIsThere) {
+  const DurableCopy compressed = Written(2);
+  zstd_levels_.clear();
+  const DurableCopy again = Written(2);
+  EXPECT_EQ(again.location, compressed.location);
+  EXPECT_EQ(again.record_crc, compressed.record_crc);
+}
+
+// A file that leaves slices out is written anew with exactly those left out: as the record beside
+// it says, or, where that is damaged, too, as its group has it.
+TEST_F(SharedTiersTest, ABadFileThatLeavesSlicesOutIsMendedAsItWas) {
+  WriteAll();
+  for (const Rank rank : {Rank{0}, Rank{1}}) {
+    const std::string image = copies_[rank].location;
+    const std::string record = image.substr(0, image.rfind('.')) + ".record";
+    const auto read = [](const std::string& path) {
+      return ReadFile(*Env::System(), path, uint64_t{1} << 30).value();
+    };
+    const std::string before = read(image) + read(record);
+    for (const bool record_too : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("rank ", rank, record_too ? ", its record too" : ""));
+      std::filesystem::resize_file(image, 4096);
+      if (record_too) {
+        std::filesystem::resize_file(record, 20);
+      }
+      FlushShard mend = ToRemote(rank, TierKind::kMemory);
+      mend.replace = true;
+      const FlushEnded ended = Do(mend);
+      ASSERT_EQ(ended.status, absl::OkStatus());
+      EXPECT_EQ(ended.copy.record_crc, copies_[rank].record_crc);
+      EXPECT_EQ(ended.copy.file_bytes, copies_[rank].file_bytes);
+      EXPECT_TRUE(read(image) + read(record) == before);
+      EXPECT_EQ(Verified(mend, ended), "");
+    }
+    // Of a group that it does not have, the manifest's record cannot be made: nothing is touched.
+    std::filesystem::resize_file(record, 20);
+    FlushShard alone = ToRemote(rank, TierKind::kMemory, false);
+    alone.replace = true;
+    EXPECT_TRUE(absl::IsFailedPrecondition(Do(alone).status));
+    EXPECT_EQ(std::filesystem::file_size(record), 20u);
+    FlushShard mend = ToRemote(rank, TierKind::kMemory);
+    mend.replace = true;
+    ASSERT_EQ(Do(mend).status, absl::OkStatus());
+  }
+  EXPECT_THAT(Leftovers(TierKind::kRemote), SizeIs(0));
 }
 
 }  // namespace

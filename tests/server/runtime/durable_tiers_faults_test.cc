@@ -1,5 +1,8 @@
 // Flushes whose calls fail, whose mount goes away in the middle, whose bytes are lost on the way:
-// what they end with, that the other tier goes on, and that it is over when the fault is.
+// what they end with, that the other tier goes on, and that it is over when the fault is. And what
+// is left of replacements that do not come to their end.
+#include <future>
+
 #include "base/errno_status.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
 
@@ -170,6 +173,113 @@ TEST_P(TierMiddleTest, NothingIsPublishedFromASlotWithAFlippedBit) {
   EXPECT_THAT(Leftovers(GetParam()), ::testing::IsEmpty());
   for (const auto& entry : std::filesystem::recursive_directory_iterator(DirOf(GetParam()))) {
     EXPECT_THAT(entry.path().string(), ::testing::Not(::testing::EndsWith(".record")));
+  }
+}
+
+// A bad copy, and good ones in memory and in the other tier.
+class ReplacementTest : public TierMiddleTest {
+ protected:
+  void SetUp() override {
+    TierMiddleTest::SetUp();
+    SealBig();
+    const FlushEnded good = Do(Flush(++drain_, 1, TierKind::kMemory, other()));
+    ASSERT_EQ(good.status, absl::OkStatus());
+    good_ = good.copy.location;
+    const FlushEnded bad = Do(Flush(++drain_, 1, TierKind::kMemory, GetParam()));
+    ASSERT_EQ(bad.status, absl::OkStatus());
+    bad_ = bad.copy.location;
+    std::filesystem::resize_file(bad_, kCut);
+  }
+  TierKind other() const {
+    return GetParam() == TierKind::kNvme ? TierKind::kRemote : TierKind::kNvme;
+  }
+  FlushShard Replace(TierKind from) {
+    FlushShard replace = Flush(++drain_, 1, from, GetParam());
+    replace.replace = true;
+    return replace;
+  }
+  void ExpectUntouched() {
+    AwaitIdle();
+    EXPECT_EQ(std::filesystem::file_size(bad_), kCut);
+    EXPECT_THAT(Leftovers(GetParam()), ::testing::IsEmpty());
+  }
+
+  static constexpr uint64_t kCut = 4096;
+  DrainId drain_ = 0;
+  std::string bad_;
+  std::string good_;  // in the other tier
+};
+
+INSTANTIATE_TEST_SUITE_P(All, ReplacementTest,
+                         ::testing::Values(TierKind::kNvme, TierKind::kRemote),
+                         [](const auto& at) { return std::string(TierName(at.param)); });
+
+TEST_P(ReplacementTest, ThatIsCalledOffTouchesNothing) {
+  for (const TierKind from : {TierKind::kMemory, other()}) {
+    SCOPED_TRACE(TierName(from));
+    std::promise<void> writes;
+    std::promise<void> called_off;
+    std::shared_future<void> goes_on = called_off.get_future().share();
+    env_.Meddle({.dir = DirOf(GetParam()),
+                 .at_write = [&, first = std::make_shared<std::atomic<bool>>(true)] {
+                   if (first->exchange(false)) {
+                     writes.set_value();
+                   }
+                   goes_on.wait_for(kPatience);
+                 }});
+    const FlushShard replace = Replace(from);
+    tiers_->Perform(replace);
+    ASSERT_EQ(writes.get_future().wait_for(kPatience), std::future_status::ready);
+    tiers_->Perform(CancelDrain{replace.drain});
+    called_off.set_value();
+    EXPECT_TRUE(absl::IsCancelled(AwaitFlush(replace.drain).status));
+    AwaitIdle();
+    env_.Meddle({});
+    ExpectUntouched();
+  }
+  EXPECT_EQ(Do(Replace(other())).status, absl::OkStatus());
+}
+
+// What no manifest names is the attempt's first opening's: another one of that number is refused.
+TEST_P(ReplacementTest, OfAnotherOpeningIsRefused) {
+  if (GetParam() == TierKind::kNvme) {
+    GTEST_SKIP() << "a drive is one node's";
+  }
+  FlushShard replace = Replace(TierKind::kMemory);
+  replace.opening = 8;
+  EXPECT_FALSE(Do(replace).status.ok());
+  ExpectUntouched();
+}
+
+// The good one, while it is read: its end, when its beginning has been written.
+TEST_P(ReplacementTest, WhoseSourceGoesBadMeanwhileTouchesNothing) {
+  for (const TierKind from : {other(), TierKind::kMemory}) {
+    SCOPED_TRACE(TierName(from));
+    const FlushShard replace = Replace(from);
+    const uint64_t place = replace.image_bytes - 100;
+    const auto flip = [&](File& file) {
+      std::byte byte{};
+      EXPECT_EQ(file.ReadAt(place, {&byte, 1}), absl::OkStatus());
+      byte ^= std::byte{1};
+      EXPECT_EQ(file.WriteAt(place, {&byte, 1}), absl::OkStatus());
+    };
+    env_.Meddle({.dir = DirOf(GetParam()),
+                 .at_write = [&, first = std::make_shared<std::atomic<bool>>(true)] {
+                   if (!first->exchange(false)) {
+                     return;
+                   }
+                   const auto file = from == TierKind::kMemory
+                                         ? slots_->OpenImageFile(replace.slot, true)
+                                         : Env::System()->Open(good_, OpenMode::kReadWrite);
+                   ASSERT_TRUE(file.ok()) << file.status();
+                   flip(**file);
+                 }});
+    const FlushEnded ended = Do(replace);
+    AwaitIdle();
+    env_.Meddle({});
+    EXPECT_TRUE(absl::IsDataLoss(ended.status)) << ended.status;
+    EXPECT_TRUE(ended.source_bad);
+    ExpectUntouched();
   }
 }
 

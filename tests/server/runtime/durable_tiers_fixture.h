@@ -39,6 +39,7 @@ struct Meddling {
   int error = 0;       // (0: goes on)
   bool flips = false;  // a bit of what is written
   std::function<void()> at_write;
+  std::function<void(uint64_t offset)> at_read;
 };
 
 // The system's, but opening what lies below a directory for reading hangs while it is told to, a
@@ -191,6 +192,10 @@ class MeddledFile : public File {
   absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) override {
     if (written_ && IsImage()) {
       env_.CountReadBack(out.size());
+    }
+    const Meddling meddling = env_.MeddlingWith(path());
+    if (meddling.at_read != nullptr && IsImage()) {
+      meddling.at_read(offset);
     }
     return file_->ReadAt(offset, out);
   }

@@ -43,8 +43,9 @@ class RemotePartsTest : public ::testing::Test {
         work(true);
       }
     };
-    options.open =
-        [this](const CopyKey&) -> absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> {
+    options.open = [this](
+                       const CopyKey&,
+                       bool /*whole*/) -> absl::StatusOr<std::shared_ptr<const RemoteParts::Copy>> {
       ++opened_;
       if (!refusal_.ok()) {
         return refusal_;
@@ -73,7 +74,7 @@ class RemotePartsTest : public ::testing::Test {
   std::shared_ptr<RemotePartFile> Open(Rank rank = 0) {
     CopyKey key;
     key.id.rank = rank;
-    auto file = parts_->Open(key, Soon(), Never);
+    auto file = parts_->Open(key, false, Soon(), Never);
     EXPECT_TRUE(file.ok()) << file.status();
     return file.ok() ? *file : nullptr;
   }
@@ -192,7 +193,7 @@ TEST_F(RemotePartsTest, AFileThatCannotBeOpenedIsTriedAgainWhenAskedAgain) {
   Make(kPage);
   refusal_ = absl::DataLossError("the record is torn");
   for (int i = 1; i <= 2; ++i) {
-    EXPECT_TRUE(absl::IsDataLoss(parts_->Open(CopyKey{}, Soon(), Never).status()));
+    EXPECT_TRUE(absl::IsDataLoss(parts_->Open(CopyKey{}, false, Soon(), Never).status()));
     EXPECT_EQ(opened_, i);
   }
   refusal_ = absl::OkStatus();
@@ -203,8 +204,10 @@ TEST_F(RemotePartsTest, NobodyWaitsForAMountThatHangs) {
   Make(4 * kPage);
   hold_ = true;
   const auto in_a_moment = [] { return Clock::System()->Now() + std::chrono::milliseconds(20); };
-  EXPECT_TRUE(absl::IsDeadlineExceeded(parts_->Open(CopyKey{}, in_a_moment(), Never).status()));
-  EXPECT_TRUE(absl::IsCancelled(parts_->Open(CopyKey{}, Soon(), [] { return true; }).status()));
+  EXPECT_TRUE(
+      absl::IsDeadlineExceeded(parts_->Open(CopyKey{}, false, in_a_moment(), Never).status()));
+  EXPECT_TRUE(
+      absl::IsCancelled(parts_->Open(CopyKey{}, false, Soon(), [] { return true; }).status()));
   EXPECT_EQ(held_.size(), 1u) << "it is asked once";
   RunHeld();
   const auto file = Open();

@@ -47,12 +47,22 @@ TEST(SettingsReference, EverySettingIsDescribed) {
   }
   for (const std::string& name : SettingNames()) {
     // Of both tiers in the schema, refused for this one.
-    const bool is_none = name == "policy.nvme.share_replicas";
+    const bool is_none =
+        name == "policy.nvme.share_replicas" || absl::StartsWith(name, "policy.nvme.compression");
     EXPECT_EQ(described.count(name), is_none ? 0u : 1u) << name;
   }
-  v1::Policy policy;
-  policy.mutable_nvme()->set_share_replicas(true);
-  EXPECT_FALSE(CheckPolicy(policy).ok());
+  v1::Policy shared;
+  shared.mutable_nvme()->set_share_replicas(true);
+  EXPECT_FALSE(CheckPolicy(shared).ok());
+  v1::Policy compressed;
+  compressed.mutable_nvme()->set_compression(v1::TierPolicy::COMPRESSION_NONE);
+  EXPECT_FALSE(CheckPolicy(compressed).ok());
+  v1::Policy level;
+  level.mutable_nvme()->set_compression_level(3);
+  EXPECT_FALSE(CheckPolicy(level).ok());
+  v1::Policy threads;
+  threads.mutable_nvme()->set_compression_threads(1);
+  EXPECT_FALSE(CheckPolicy(threads).ok());
 }
 
 // What stands in the column can stand in the file, and is what holds without it.

@@ -68,7 +68,8 @@ class VerifyTest : public ::testing::Test {
          .bad = [&](const ReadableShard&, const std::string& what) { reported.push_back(what); },
          .good = [&](const ReadableShard&) { ++good; },
          .durable =
-             [this](const ReadableShard& shard, const std::function<bool(uint64_t)>& advance) {
+             [this](const ReadableShard& shard, const std::function<bool(uint64_t)>& advance,
+                    const std::shared_ptr<Pacer>&) {
                advance(shard.copy.image_bytes / 2);
                return durable_(shard);
              },

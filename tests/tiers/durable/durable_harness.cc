@@ -94,7 +94,7 @@ std::vector<std::string> DurableHarness::Leftovers() {
     bool bad = parsed.role == StepFileRole::kTemporary || name.ends_with(".intent") ||
                name.starts_with("probe-");
     if (parsed.role == StepFileRole::kImage) {
-      bad = !env_->Info(path.substr(0, path.rfind('.')) + ".record").ok();
+      bad = !env_->Info(path.substr(0, path.rfind(".safetensors")) + ".record").ok();
     }
     if (bad) {
       left.push_back(file);
@@ -201,9 +201,10 @@ absl::Status WriteShard(CopyStore::Writing& writing, const SampleImage& sample) 
   return writing.image().WriteAt(0, {static_cast<const std::byte*>(buffer.get()), bytes});
 }
 
-absl::StatusOr<PublishedCopy> PublishShard(CopyStore& store, const SampleImage& sample) {
+absl::StatusOr<PublishedCopy> PublishShard(CopyStore& store, const SampleImage& sample,
+                                           std::optional<int> zstd_level) {
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<CopyStore::Writing> writing,
-                      store.Begin(NewCopyOfShard(sample)));
+                      store.Begin(NewCopyOfShard(sample), zstd_level));
   HF_RETURN_IF_ERROR(WriteShard(*writing, sample));
   return writing->Publish(sample.record_file);
 }

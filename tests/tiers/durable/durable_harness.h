@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ struct DurablePlace {
   bool rename_no_replace = true;
   bool allocate = true;
   bool direct = false;
-  bool power_loss = true;  // what Crash is; else the process dies and the kernel lives
+  bool power_loss = true;   // what Crash is; else the process dies and the kernel lives
+  bool compressed = false;  // for the test to pass on, which publishes
 };
 
 class DurableHarness : public TierHarness {
@@ -70,7 +72,8 @@ CheckpointName CheckpointOf(const SampleImage& sample);
 NewCopy NewCopyOfShard(const SampleImage& sample);
 
 // Begin, write, Publish; direct where the store does so.
-absl::StatusOr<PublishedCopy> PublishShard(CopyStore& store, const SampleImage& sample);
+absl::StatusOr<PublishedCopy> PublishShard(CopyStore& store, const SampleImage& sample,
+                                           std::optional<int> zstd_level = std::nullopt);
 absl::Status WriteShard(CopyStore::Writing& writing, const SampleImage& sample);
 // Reads it back and compares everything.
 absl::Status CheckShard(CopyStore& store, const SampleImage& sample);

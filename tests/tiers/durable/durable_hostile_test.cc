@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -154,6 +156,115 @@ TEST_P(HostileCopyTest, CopiesThatContradictTheirNeighbours) {
   EXPECT_THAT(scan->jobs.at(0).checkpoints.at(0).copies, SizeIs(1));
   ASSERT_THAT(scan->unreadable, SizeIs(1));
   EXPECT_THAT(Message(scan->unreadable[0].why), HasSubstr("line of descent"));
+}
+
+// What belongs there is told, so that it can be written anew: on a drive by its names, in the
+// remote tier by the step's manifest.
+TEST_P(HostileCopyTest, DamagedCopiesThatBelongThereAreTold) {
+  const bool remote = GetParam() == DurableKind::kRemote;
+  const std::vector<SampleImage> samples = {SampleShard(900, 0, 2), SampleShard(900, 1, 2)};
+  const std::vector<PublishedCopy> copies = {Publish(samples[0]), Publish(samples[1])};
+  const std::string image = ImageOf(samples[1]);
+  const std::string record = RecordOf(samples[1]);
+  const std::string image_bytes = Read(image);
+  const std::string record_bytes = Read(record);
+  const auto restore = [&] {
+    Write(image, image_bytes);
+    Write(record, record_bytes);
+  };
+  const auto step = [&] { return store().ScanAll()->jobs.at(0).checkpoints.at(0); };
+  const struct {
+    const char* what;
+    std::function<void()> make;
+    bool by_record;  // that tells of it on a drive, too
+  } kinds[] = {
+      {"image cut", [&] { Write(image, image_bytes.substr(1)); }, true},
+      {"image gone", [&] { ASSERT_TRUE(env().Unlink(image).ok()); }, true},
+      {"record cut", [&] { Write(record, record_bytes.substr(1)); }, false},
+      {"record gone", [&] { ASSERT_TRUE(env().Unlink(record).ok()); }, false},
+  };
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.what);
+    if (remote) {  // of what is not committed, it is not known what belongs to it
+      kind.make();
+      EXPECT_THAT(step().damaged, SizeIs(0));
+      restore();
+      ASSERT_TRUE(store().PublishManifest(ManifestOf(samples, copies)).ok());
+    }
+    EXPECT_THAT(step().damaged, SizeIs(0));
+    kind.make();
+    const CheckpointScan found = step();
+    EXPECT_THAT(found.copies, SizeIs(1));
+    ASSERT_THAT(found.damaged, SizeIs(1));
+    const DamagedEntry& damaged = found.damaged[0];
+    EXPECT_EQ(damaged.entry.rank, 1u);
+    EXPECT_NE(damaged.why, "");
+    if (remote || kind.by_record) {
+      EXPECT_EQ(damaged.world_size, 2u);
+      EXPECT_EQ(damaged.descent, samples[1].record.descent);
+      EXPECT_EQ(damaged.entry.record_crc, copies[1].record_crc);
+    } else {
+      EXPECT_EQ(damaged.world_size, 0u);
+    }
+    EXPECT_EQ(damaged.entry.shard_bytes, image_bytes.size());
+    EXPECT_GE(store().ScanAll()->unreadable_count, 1u);
+    restore();
+    if (remote) {
+      ASSERT_TRUE(env().Unlink(Path("demo/900-a3/MANIFEST")).ok());
+      static_cast<void>(env().Unlink(Path("demo/900-a3/manifest.json")));
+    }
+  }
+}
+
+TEST_P(HostileCopyTest, WhatIsNoCopysFaultIsNotDamaged) {
+  const std::vector<SampleImage> samples = {SampleShard(900, 0, 2), SampleShard(900, 1, 2)};
+  const std::vector<PublishedCopy> copies = {Publish(samples[0]), Publish(samples[1])};
+  const auto damaged = [&] {
+    size_t count = 0;
+    for (const JobScan& job : store().ScanAll()->jobs) {
+      for (const CheckpointScan& step : job.checkpoints) {
+        count += step.damaged.size();
+      }
+    }
+    return count;
+  };
+  if (GetParam() == DurableKind::kRemote) {
+    ASSERT_TRUE(store().PublishManifest(ManifestOf(samples, copies)).ok());
+  }
+  for (const std::string& path :
+       {RecordOf(samples[1]), ImageOf(samples[1]), Path("demo/900-a3"), Path("demo")}) {
+    for (const int error : {EIO, ESTALE, EACCES, ETIMEDOUT}) {
+      harness_.faults()->FailMatching(path, error);
+      EXPECT_EQ(damaged(), 0u) << path << " " << error;
+      harness_.faults()->FailMatching(path, 0);
+    }
+  }
+  if (GetParam() == DurableKind::kNvme) {
+    const std::string record = Read(RecordOf(samples[1]));
+    Write(RecordOf(samples[1]), FrameRecordBody("of the future", kRecordFormatVersion + 1));
+    EXPECT_EQ(damaged(), 0u) << "of a newer version";
+    ShardRecord other = samples[1].record;
+    other.generation = 0;
+    other.descent = {{3, {2, 7}}, {2, {0, 0}}};
+    Write(RecordOf(samples[1]), EncodeRecord(other));
+    EXPECT_EQ(damaged(), 0u) << "one of the two contradicts the other";
+    Write(RecordOf(samples[1]), record);
+  }
+}
+
+// No more than so many are told.
+TEST_P(HostileCopyTest, DamagedCopiesHaveALimit) {
+  if (GetParam() == DurableKind::kRemote) {
+    GTEST_SKIP() << "there they are no more than a manifest names";
+  }
+  Publish(SampleShard(900, 0, 2));
+  for (size_t i = 1; i <= kScanDamagedMax + 3; ++i) {
+    Write(Path(absl::StrCat("demo/900-a3/", i, ".record")), "x");
+  }
+  const auto scan = store().ScanAll();
+  ASSERT_TRUE(scan.ok());
+  EXPECT_THAT(scan->jobs.at(0).checkpoints.at(0).damaged, SizeIs(kScanDamagedMax));
+  EXPECT_EQ(scan->unreadable_count, kScanDamagedMax + 3);
 }
 
 TEST_P(HostileCopyTest, JobFiles) {

@@ -89,6 +89,12 @@ TEST(SmallFilesTest, IsWireCompatibleWithItsMessages) {
   EXPECT_EQ(intent.world_size(), 2u);
   ASSERT_EQ(intent.ranks_size(), 1);
   EXPECT_EQ(intent.ranks(0), 1u);
+  Intent compressed = ExampleIntent();
+  compressed.compressed = true;
+  v1::Intent says_so;
+  ASSERT_TRUE(says_so.ParseFromString(BodyOf(FrameKind::kIntent, EncodeIntent(compressed))));
+  EXPECT_EQ(says_so.kind(), v1::Intent::KIND_PUBLISH_COMPRESSED);
+  EXPECT_EQ(*DecodeIntent(EncodeIntent(compressed)), compressed);
   intent.set_kind(v1::Intent::KIND_REMOVE);
   intent.set_world_size(1000);
   intent.add_ranks(999);

@@ -404,6 +404,228 @@ TEST_P(BufferedCopyTest, ALimitHoldsItBackUntilItIsLifted) {
   }
 }
 
+// For files that take whole frames only, whatever the pool's pieces are.
+TEST_P(BufferedCopyTest, PiecesAreWholeUnits) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  std::mutex mutex;
+  std::map<uint64_t, size_t> writes;
+  class Noted : public ForwardingFile {
+   public:
+    Noted(std::unique_ptr<File> file, std::function<void(uint64_t, size_t)> note)
+        : ForwardingFile(std::move(file)), note_(std::move(note)) {}
+    absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override {
+      note_(offset, data.size());
+      return ForwardingFile::WriteAt(offset, data);
+    }
+
+   private:
+    const std::function<void(uint64_t, size_t)> note_;
+  };
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = std::make_shared<Noted>(
+      ValueOf(env_.Open("/r/units", OpenMode::kCreateExclusive)), [&](uint64_t at, size_t bytes) {
+        const std::lock_guard lock(mutex);
+        EXPECT_TRUE(writes.emplace(at, bytes).second);
+      });
+  spec_.piece_unit = kMiB;
+  const TransferResult result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_TRUE(Content("/r/units") == sample_.image);
+  for (const auto& [at, bytes] : writes) {
+    EXPECT_EQ(at % kMiB, 0u);
+    EXPECT_EQ(bytes, std::min<uint64_t>(kMiB, sample_.image.size() - at));
+  }
+  spec_.piece_unit = 3;
+  EXPECT_TRUE(absl::IsInvalidArgument(pool_->Copy(spec_).status));
+}
+
+// What is written behind a piece that stands still is kept in memory: no more than was allowed for.
+TEST_P(BufferedCopyTest, NobodyRunsAheadFurtherThanMayBe) {
+  const SampleImage large = MakeTransferImage(40 * kMiB);
+  const auto image = std::make_shared<RecordAndLayout>();
+  image->record = large.record;
+  image->layout = large.layout;
+  const uint64_t piece = RoundUp(GetParam(), kMiB);
+  TestSlot slot(large.image.size(), large.image);
+  const auto gate = std::make_shared<Gate>();
+  std::atomic<uint64_t> furthest{0};
+  class FirstHangs : public ForwardingFile {
+   public:
+    FirstHangs(std::unique_ptr<File> file, std::shared_ptr<Gate> gate,
+               std::atomic<uint64_t>& furthest)
+        : ForwardingFile(std::move(file)), gate_(std::move(gate)), furthest_(furthest) {}
+    absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override {
+      if (offset == 0) {
+        gate_->Pass();
+      }
+      for (uint64_t seen = furthest_; seen < offset + data.size();) {
+        furthest_.compare_exchange_weak(seen, offset + data.size());
+      }
+      return ForwardingFile::WriteAt(offset, data);
+    }
+
+   private:
+    const std::shared_ptr<Gate> gate_;
+    std::atomic<uint64_t>& furthest_;
+  };
+  spec_.image = image;
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = std::make_shared<FirstHangs>(
+      ValueOf(env_.Open("/r/ahead", OpenMode::kCreateExclusive)), gate, furthest);
+  spec_.piece_unit = kMiB;
+  spec_.ahead_max = 3 * piece;
+  std::thread copy([&, spec = spec_] {
+    const TransferResult result = pool_->Copy(spec);
+    EXPECT_TRUE(result.ok()) << ToString(result.status);
+  });
+  gate->WaitForWaiting(1);
+  EXPECT_TRUE(Eventually([&] { return furthest == 3 * piece; }));
+  // Whoever is free by now does something else, and would have begun the next piece before that.
+  BufferedCopySpec other;
+  other.image = image_;
+  TestSlot small(sample_.image.size(), sample_.image);
+  other.from_memory = MemoryOf(small);
+  other.to_file = Open("/r/other", OpenMode::kCreateExclusive);
+  EXPECT_TRUE(pool_->Copy(other).ok());
+  EXPECT_EQ(furthest, 3 * piece);
+  gate->Open();
+  copy.join();
+  EXPECT_TRUE(Content("/r/ahead") == large.image);
+}
+
+TEST_P(BufferedCopyTest, NoMoreThreadsThanMayBeAreAtWorkForIt) {
+  TestSlot slot(sample_.image.size(), sample_.image);
+  std::atomic<int> now{0};
+  std::atomic<int> most{0};
+  class Counted : public ForwardingFile {
+   public:
+    Counted(std::unique_ptr<File> file, std::atomic<int>& now, std::atomic<int>& most)
+        : ForwardingFile(std::move(file)), now_(now), most_(most) {}
+    absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override {
+      const int at_once = ++now_;
+      for (int seen = most_; seen < at_once;) {
+        most_.compare_exchange_weak(seen, at_once);
+      }
+      const absl::Status status = ForwardingFile::WriteAt(offset, data);
+      --now_;
+      return status;
+    }
+
+   private:
+    std::atomic<int>& now_;
+    std::atomic<int>& most_;
+  };
+  spec_.from_memory = MemoryOf(slot);
+  spec_.to_file = std::make_shared<Counted>(
+      ValueOf(env_.Open("/r/threads", OpenMode::kCreateExclusive)), now, most);
+  spec_.threads_max = 1;
+  const TransferResult result = pool_->Copy(spec_);
+  ASSERT_TRUE(result.ok()) << ToString(result.status);
+  EXPECT_EQ(most, 1);
+  EXPECT_TRUE(Content("/r/threads") == sample_.image);
+}
+
+// ---- Where its threads run ----
+
+class CopyCoresTest : public BufferedCopyTest {
+ protected:
+  void SetUp() override {
+    BufferedCopyTest::SetUp();
+    if (all_.size() < 2) {
+      GTEST_SKIP() << "there is one core only";
+    }
+    Publish("/r/source");
+  }
+  // From a file that tells where it is read, before each read, to one that tells where it is
+  // written.
+  BufferedCopySpec Watched(const std::string& to, const Cores& cores, WatchedFile::Before before) {
+    BufferedCopySpec spec;
+    spec.image = image_;
+    spec.cores = cores;
+    spec.from_file = std::make_shared<WatchedFile>(ValueOf(env_.Open("/r/source", OpenMode::kRead)),
+                                                   std::move(before));
+    spec.to_file = std::make_shared<WatchedFile>(ValueOf(env_.Open(to, OpenMode::kCreateExclusive)),
+                                                 [expected = cores.empty() ? all_ : cores](int) {
+                                                   EXPECT_EQ(ValueOf(CoresOf(0)), expected);
+                                                   return absl::OkStatus();
+                                                 });
+    return spec;
+  }
+
+  const Cores all_ = ValueOf(CoresOf(0));
+  const Cores one_ = {*all_.begin()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Pieces, CopyCoresTest, ::testing::Values(64 * kKiB, 4 * kMiB),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(CopyCoresTest, EachCopyHasItsOwnWhoeverElseIsUnderWay) {
+  Gate both;
+  const auto copy = [&](const std::string& to, const Cores& cores) {
+    const TransferResult result = pool_->Copy(Watched(to, cores, [&](int call) {
+      if (call == 1) {
+        both.Pass();  // neither is over before the other has begun
+      }
+      EXPECT_EQ(ValueOf(CoresOf(0)), cores.empty() ? all_ : cores) << to << ", read " << call;
+      return absl::OkStatus();
+    }));
+    EXPECT_TRUE(result.ok()) << ToString(result.status);
+  };
+  std::thread confined(copy, "/r/confined", one_);
+  std::thread anywhere(copy, "/r/anywhere", Cores());
+  both.WaitForWaiting(2);
+  both.Open();
+  confined.join();
+  anywhere.join();
+  // One behind the other: what the first one left behind says nothing.
+  copy("/r/confined-again", one_);
+  copy("/r/anywhere-again", {});
+}
+
+// A thread inherits those of whoever starts it, which may be one that waits, confined, for a copy.
+TEST_P(CopyCoresTest, WhoTakesAStuckThreadsPlaceRunsWhereTheOthersDo) {
+  pool_ = ValueOf(CopyPool::Start({.threads = 1,
+                                   .piece_bytes = GetParam(),
+                                   .stuck_after = std::chrono::milliseconds(10),
+                                   .threads_max = 2}));
+  Gate gate;
+  std::thread hanging([&] {
+    ASSERT_TRUE(SetThreadCores(0, one_).ok());
+    EXPECT_TRUE(pool_
+                    ->Copy(Watched("/r/hanging", {},
+                                   [&](int call) {
+                                     if (call == 1) {
+                                       gate.Pass();
+                                     }
+                                     return absl::OkStatus();
+                                   }))
+                    .ok());
+  });
+  gate.WaitForWaiting(1);
+  EXPECT_TRUE(Eventually([&] { return pool_->threads_stuck() == 1; }));
+  std::thread other([&] {
+    ASSERT_TRUE(SetThreadCores(0, one_).ok());
+    EXPECT_TRUE(pool_
+                    ->Copy(Watched("/r/other", {},
+                                   [&](int) {
+                                     EXPECT_EQ(ValueOf(CoresOf(0)), all_);
+                                     return absl::OkStatus();
+                                   }))
+                    .ok());
+  });
+  other.join();
+  gate.Open();
+  hanging.join();
+}
+
+// Of cores that are not there: it is copied all the same.
+TEST_P(CopyCoresTest, WhatCannotBeConfinedRunsWhereItDid) {
+  BufferedCopySpec spec = Watched("/r/nowhere", {}, [](int) { return absl::OkStatus(); });
+  spec.cores = {4000};
+  EXPECT_TRUE(pool_->Copy(std::move(spec)).ok());
+  EXPECT_TRUE(Content("/r/nowhere") == sample_.image);
+}
+
 TEST_P(BufferedCopyTest, SeveralAtATime) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i) {
