@@ -15,12 +15,8 @@ namespace {
 
 constexpr double kRateBar = 0.90;
 constexpr double kRateGoal = 0.97;
-constexpr double kCpuBytes = 8e9;
-constexpr double kCpuBar = 1.5;
-constexpr double kCpuGoal = 1.0;
 constexpr double kMemoryBarMib = 64;
 constexpr double kMemoryGoalMib = 32;
-constexpr size_t kScrubDepth = 4;
 
 // The most private memory that this process had while it lives, beyond what it had at first.
 class MemoryWatch {
@@ -100,20 +96,6 @@ class Drive {
     return took;
   }
 
-  // As the scrub reads a copy on a drive, unthrottled (VerifyCopy).
-  Took Scrub() {
-    const DirectFile direct = OpenDirect(dir_.Path("ours"), OpenMode::kRead);
-    const double cpu_before = ProcessCpuSeconds();
-    const Stopwatch watch;
-    DirectCopyOptions copy = CopyOptions(direct.alignment);
-    copy.count_bad = true;
-    const TransferResult result = VerifyFile(*scrub_io_, *direct.file, shard_.image()->record,
-                                             shard_.image()->layout, ReadBack::kAll, copy);
-    const Took took{watch.Seconds(), ProcessCpuSeconds() - cpu_before};
-    MustBeOk(result.status, "scrub");
-    return took;
-  }
-
   double Fio(bool write) const {
     return TimeFio({dir_.Path("fio"), write, shard_.bytes(), options_.piece_bytes, options_.depth});
   }
@@ -138,23 +120,8 @@ class Drive {
   const ShardInMemory shard_;
   const ScratchDirectory dir_;
   const std::unique_ptr<BlockIo> io_;
-  const std::unique_ptr<BlockIo> scrub_io_ =
-      MustBeOk(CreateBlockIo({.depth = kScrubDepth}), "make a ring");
   std::vector<double> sync_seconds_;
 };
-
-Row CpuRow(const std::string& name, uint64_t bytes, const std::vector<double>& seconds) {
-  const double per = kCpuBytes / static_cast<double>(bytes);
-  Row row{name, "s per 8 GB"};
-  row.better = Better::kLower;
-  row.value = row.ratio = Median(seconds) * per;
-  row.ratio_low = *std::min_element(seconds.begin(), seconds.end()) * per;
-  row.ratio_high = *std::max_element(seconds.begin(), seconds.end()) * per;
-  row.bar = kCpuBar;
-  row.goal = kCpuGoal;
-  row.note = "the whole process, verification included";
-  return row;
-}
 
 Row MemoryRow(double mib) {
   Row row{"memory beyond the slot", "MiB"};
@@ -231,32 +198,6 @@ Report RunLoad(const CaseOptions& options) {
   cpu_row.bar = 0;  // reported
   report.rows.push_back(cpu_row);
   report.rows.push_back(MemoryRow(memory.MostMib()));
-  return report;
-}
-
-Report RunScrub(const CaseOptions& options) {
-  Report report{"scrub", Better::kHigher, {}};
-  Drive drive(options);
-  std::vector<double> ours, cpu, fio;
-  Progress progress("scrub", options.rounds);
-  for (int round = 0; round < options.rounds; ++round) {
-    if (round % 2 == 0) {
-      fio.push_back(drive.Fio(false));
-    }
-    const Drive::Took took = drive.Scrub();
-    ours.push_back(took.seconds);
-    cpu.push_back(took.cpu_seconds);
-    if (round % 2 != 0) {
-      fio.push_back(drive.Fio(false));
-    }
-    progress.Advance("round " + std::to_string(round + 1));
-  }
-  Row row = RateRow("scrub of a copy on a drive", drive.bytes(), ours, fio, kRateBar, kRateGoal);
-  row.note = "ceiling: fio " + PieceAndDepth(options) + ", ours: " + drive.engine();
-  report.rows.push_back(row);
-  Row cpu_row = CpuRow("scrub, CPU", drive.bytes(), cpu);
-  cpu_row.bar = 0;  // reported
-  report.rows.push_back(cpu_row);
   return report;
 }
 

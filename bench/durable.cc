@@ -19,6 +19,9 @@ namespace {
 
 constexpr uint64_t kTensorBytes = 16 * kMiB;
 constexpr uint64_t kSlotMultiple = 2 * kMiB;
+constexpr double kCpuBytes = 8e9;
+constexpr double kCpuBar = 1.5;
+constexpr double kCpuGoal = 1.0;
 
 [[noreturn]] void GiveUp(const std::string& message) {
   std::fprintf(stderr, "holdfast_bench: %s\n", message.c_str());
@@ -127,6 +130,19 @@ double ProcessCpuSeconds() {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+Row CpuRow(const std::string& name, uint64_t bytes, const std::vector<double>& seconds) {
+  const double per = kCpuBytes / static_cast<double>(bytes);
+  Row row{name, "s per 8 GB"};
+  row.better = Better::kLower;
+  row.value = row.ratio = Median(seconds) * per;
+  row.ratio_low = *std::min_element(seconds.begin(), seconds.end()) * per;
+  row.ratio_high = *std::max_element(seconds.begin(), seconds.end()) * per;
+  row.bar = kCpuBar;
+  row.goal = kCpuGoal;
+  row.note = "the whole process, verification included";
+  return row;
 }
 
 uint64_t PrivateBytes() {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/env.h"
 #include "bench/cases.h"
@@ -66,6 +67,8 @@ DirectFile OpenDirect(const std::string& path, OpenMode mode);
 
 // Of this process, the kernel's workers for it included.
 double ProcessCpuSeconds();
+// What such seconds come to for as many bytes as the bar is about.
+Row CpuRow(const std::string& name, uint64_t bytes, const std::vector<double>& seconds);
 // Resident memory that belongs to no file and no tmpfs.
 uint64_t PrivateBytes();
 

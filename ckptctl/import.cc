@@ -1,6 +1,8 @@
 // ckptctl import: `python -m holdfast import`, which reads what other programs have saved, under
 // the name at which one looks for it. This process becomes that one: what it says, and its exit
 // code, are the answer.
+#include "ckptctl/import.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
@@ -18,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "base/units.h"
 #include "ckptctl/commands.h"
 
 extern char** environ;
@@ -52,8 +55,8 @@ absl::Status NotStarted(const std::string& python, int error) {
 }
 
 // How the child ended, as waitpid tells it.
-absl::StatusOr<int> WaitForPython(pid_t pid) {
-  const auto end = std::chrono::steady_clock::now() + kPythonAnswersWithin;
+absl::StatusOr<int> WaitForPython(pid_t pid, Duration answers_within) {
+  const auto end = std::chrono::steady_clock::now() + answers_within;
   for (;;) {
     int status = 0;
     const pid_t ended = ::waitpid(pid, &status, WNOHANG);
@@ -66,40 +69,10 @@ absl::StatusOr<int> WaitForPython(pid_t pid) {
     if (std::chrono::steady_clock::now() >= end) {
       ::kill(pid, SIGKILL);
       ::waitpid(pid, &status, 0);
-      return absl::AbortedError("no answer within 1 min");
+      return absl::AbortedError(absl::StrCat("no answer within ", FormatDuration(answers_within)));
     }
     std::this_thread::sleep_for(kPythonLook);
   }
-}
-
-// Asked before: what python itself says of a package that is not there names no way out.
-absl::Status CheckPackage(const std::string& python) {
-  std::vector<std::string> words = {python, "-c", kFindPackage};
-  const std::vector<char*> argv = Pointers(words);
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-  pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, argv[0], &files, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&files);
-  if (error != 0) {
-    return NotStarted(python, error);
-  }
-  const absl::StatusOr<int> ended = WaitForPython(pid);
-  if (ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) == 0) {
-    return absl::OkStatus();
-  }
-  if (ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) == kNoPackage) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "import: '", python, "' has no package holdfast: pip install it there, or ", kWayOut));
-  }
-  const std::string how = !ended.ok()         ? Message(ended.status())
-                          : WIFEXITED(*ended) ? absl::StrCat("exit code ", WEXITSTATUS(*ended))
-                                              : absl::StrCat("signal ", WTERMSIG(*ended));
-  return absl::FailedPreconditionError(
-      absl::StrCat("import: '", python, "' does not say whether it has the package holdfast (", how,
-                   "): is it a python? Else ", kWayOut));
 }
 
 std::vector<std::string> ImportWords(const Context& context, const ImportArguments& arguments,
@@ -127,10 +100,40 @@ std::vector<std::string> ImportWords(const Context& context, const ImportArgumen
 
 }  // namespace
 
+// Asked before: what python itself says of a package that is not there names no way out.
+absl::Status CheckPythonPackage(const std::string& python, Duration answers_within) {
+  std::vector<std::string> words = {python, "-c", kFindPackage};
+  const std::vector<char*> argv = Pointers(words);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t pid = -1;
+  const int error = ::posix_spawnp(&pid, argv[0], &files, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  if (error != 0) {
+    return NotStarted(python, error);
+  }
+  const absl::StatusOr<int> ended = WaitForPython(pid, answers_within);
+  if (ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) == 0) {
+    return absl::OkStatus();
+  }
+  if (ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) == kNoPackage) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "import: '", python, "' has no package holdfast: pip install it there, or ", kWayOut));
+  }
+  const std::string how = !ended.ok()         ? Message(ended.status())
+                          : WIFEXITED(*ended) ? absl::StrCat("exit code ", WEXITSTATUS(*ended))
+                                              : absl::StrCat("signal ", WTERMSIG(*ended));
+  return absl::FailedPreconditionError(
+      absl::StrCat("import: '", python, "' does not say whether it has the package holdfast (", how,
+                   "): is it a python? Else ", kWayOut));
+}
+
 ExitCode RunImport(const Context& context, const ImportArguments& arguments) {
   const char* chosen = std::getenv("HOLDFAST_PYTHON");
   const std::string python = chosen == nullptr || *chosen == '\0' ? "python3" : chosen;
-  if (const absl::Status status = CheckPackage(python); !status.ok()) {
+  if (const absl::Status status = CheckPythonPackage(python, kPythonAnswersWithin); !status.ok()) {
     return ReportError(context, status);
   }
   std::vector<std::string> words = ImportWords(context, arguments, python);

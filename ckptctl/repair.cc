@@ -11,7 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "ckptctl/ask.h"
+#include "ckptctl/each_job.h"
+#include "ckptctl/json.h"
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
@@ -261,31 +262,9 @@ void AddMended(const Mended& mended, nlohmann::ordered_json& json) {
   json["copies_not_told"] = mended.not_told;
 }
 
-ExitCode EndOfJobs(const Context& context, const char* what, const std::vector<std::string>& jobs,
-                   nlohmann::ordered_json results, uint64_t bad) {
-  if (context.json) {
-    nlohmann::ordered_json json;
-    json["ok"] = bad == 0;
-    json["jobs"] = std::move(results);
-    *context.out << DumpJson(json) << "\n";
-  } else if (jobs.empty()) {
-    *context.out << "no jobs of yours: nothing to " << what << "\n";
-  }
-  return bad == 0 ? ExitCode::kOk : ExitCode::kDamaged;
-}
-
 ExitCode RunRepair(const Context& context, const RepairArguments& arguments) {
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
-  const auto jobs = JobsOf(**client, arguments.job);
-  if (!jobs.ok()) {
-    return ReportError(context, jobs.status());
-  }
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  uint64_t bad = 0;
-  for (const std::string& job : *jobs) {
+  const auto mend = [&](AdminClient& client, const std::string& job,
+                        uint64_t /*bad_before*/) -> absl::StatusOr<JobDone> {
     v1::RepairRequest request;
     request.set_job(job);
     request.set_step(arguments.step.value_or(0));
@@ -295,23 +274,17 @@ ExitCode RunRepair(const Context& context, const RepairArguments& arguments) {
     if (arguments.rank) {
       request.set_rank(*arguments.rank);
     }
-    const absl::StatusOr<Mended> mended = MendCopies(context, **client, request);
-    if (!mended.ok()) {
-      return ReportError(context, Annotate(mended.status(), absl::StrCat("repair ", job)));
-    }
-    bad += mended->bad();
+    HF_ASSIGN_OR_RETURN(const Mended mended, MendCopies(context, client, request));
+    JobDone done{.bad = mended.bad(), .interrupted = mended.interrupted};
     if (context.json) {
-      nlohmann::ordered_json json = {{"job", job}};
-      AddMended(*mended, json);
-      results.push_back(std::move(json));
+      done.json = {{"job", job}};
+      AddMended(mended, done.json);
     } else {
-      *context.out << RenderMended(job, *mended);
+      *context.out << RenderMended(job, mended);
     }
-    if (mended->interrupted) {
-      return ExitCode::kInterrupted;
-    }
-  }
-  return EndOfJobs(context, "repair", *jobs, std::move(results), bad);
+    return done;
+  };
+  return ForEachJob(context, "repair", arguments.job, mend);
 }
 
 }  // namespace holdfast

@@ -35,8 +35,5 @@ bool RepairInterrupted(const Context& context);
 std::string RenderMendedCopy(const std::string& job, const v1::BadCopy& copy);
 std::string RenderMended(const std::string& job, const Mended& mended);
 void AddMended(const Mended& mended, nlohmann::ordered_json& json);
-// What verify, scrub and repair end with: `results` of each job, and how many copies are bad still.
-ExitCode EndOfJobs(const Context& context, const char* what, const std::vector<std::string>& jobs,
-                   nlohmann::ordered_json results, uint64_t bad);
 
 }  // namespace holdfast

@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "ckptctl/ask.h"
 #include "ckptctl/commands.h"
+#include "ckptctl/each_job.h"
 #include "ckptctl/json.h"
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
@@ -166,6 +167,63 @@ v1::RepairRequest RepairOf(const ScrubArguments& arguments, const std::string& j
   return request;
 }
 
+// `of_all`: one that has nothing committed yet is no failure. Damage that was found before is what
+// the exit code must say.
+absl::StatusOr<JobDone> VerifyJob(const Context& context, AdminClient& client,
+                                  const v1::VerifyRequest& request, bool of_all,
+                                  uint64_t bad_before) {
+  Verification verification(context, client);
+  const JobOutcome outcome = verification.Run(request);
+  const bool failed = !outcome.status.ok() && !(of_all && absl::IsNotFound(outcome.status));
+  if (failed && outcome.bad_count + bad_before == 0) {
+    return outcome.status;
+  }
+  JobDone done{.bad = outcome.bad_count, .ends = failed};
+  if (context.json) {
+    done.json = JobOutcomeToJson(outcome, verification.ElapsedMs());
+  } else {
+    ShowOutcome(context, outcome, verification.ElapsedMs(), WhatFollows::kRestoreElsewhere);
+  }
+  return done;
+}
+
+absl::StatusOr<JobDone> ScrubJob(const Context& context, AdminClient& client,
+                                 const ScrubArguments& arguments, const std::string& job,
+                                 uint64_t bad_before) {
+  // 1. Every copy is read.
+  Verification verification(context, client);
+  const JobOutcome outcome = verification.Run(RequestOf(arguments, job));
+  const bool failed =
+      !outcome.status.ok() && !(arguments.job.empty() && absl::IsNotFound(outcome.status));
+  if (failed && outcome.bad_count + bad_before == 0) {
+    return outcome.status;
+  }
+  // 2. What is bad is written anew.
+  Mended mended;
+  const bool mends = !arguments.no_repair && arguments.tier != "memory" && outcome.bad_count > 0 &&
+                     !RepairInterrupted(context);
+  if (mends) {
+    HF_ASSIGN_OR_RETURN(mended, MendCopies(context, client, RepairOf(arguments, job), outcome.bad));
+  }
+  JobDone done{.bad = mends ? mended.bad() + mended.not_known : outcome.bad_count,
+               .interrupted = mended.interrupted,
+               .ends = failed};
+  done.bad += failed ? 1 : 0;  // not all of it was read
+  if (context.json) {
+    done.json = JobOutcomeToJson(outcome, verification.ElapsedMs());
+    if (mends) {
+      AddMended(mended, done.json);
+    } else {
+      done.json["copies"] = nlohmann::ordered_json::array();
+    }
+  } else {
+    ShowOutcome(context, outcome, verification.ElapsedMs(),
+                mends ? WhatFollows::kMending : WhatFollows::kRestoreElsewhere);
+    *context.out << (mends ? RenderMended(job, mended) : "");
+  }
+  return done;
+}
+
 ExitCode ShowScrub(const Context& context) {
   const auto reply = AskFor(context, &AdminClient::GetStatus, v1::GetStatusRequest());
   if (!reply.ok()) {
@@ -233,95 +291,21 @@ std::string RenderVerifyProgress(const v1::VerifyProgress& p, int64_t elapsed_ms
 }
 
 ExitCode RunVerify(const Context& context, const VerifyArguments& arguments) {
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
-  const auto jobs = JobsOf(**client, arguments.job);
-  if (!jobs.ok()) {
-    return ReportError(context, jobs.status());
-  }
-  Verification verification(context, **client);
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  uint64_t bad = 0;
-  for (const std::string& job : *jobs) {
-    const JobOutcome outcome = verification.Run(RequestOf(arguments, job));
-    // A job that has nothing committed yet is no failure when all jobs were asked for.
-    const bool only_empty = arguments.job.empty() && absl::IsNotFound(outcome.status);
-    bad += outcome.bad_count;
-    // Damage that was found before is what the exit code must say.
-    if (!outcome.status.ok() && !only_empty && bad == 0) {
-      return ReportError(context, Annotate(outcome.status, absl::StrCat("verify ", job)));
-    }
-    if (context.json) {
-      results.push_back(JobOutcomeToJson(outcome, verification.ElapsedMs()));
-    } else {
-      ShowOutcome(context, outcome, verification.ElapsedMs(), WhatFollows::kRestoreElsewhere);
-    }
-    if (!outcome.status.ok() && !only_empty) {
-      break;
-    }
-  }
-  return EndOfJobs(context, "verify", *jobs, std::move(results), bad);
+  return ForEachJob(context, "verify", arguments.job,
+                    [&](AdminClient& client, const std::string& job, uint64_t bad_before) {
+                      return VerifyJob(context, client, RequestOf(arguments, job),
+                                       arguments.job.empty(), bad_before);
+                    });
 }
 
 ExitCode RunScrub(const Context& context, const ScrubArguments& arguments) {
   if (arguments.status) {
     return ShowScrub(context);
   }
-  const auto client = ConnectAdmin(context);
-  if (!client.ok()) {
-    return ReportError(context, client.status());
-  }
-  const auto jobs = JobsOf(**client, arguments.job);
-  if (!jobs.ok()) {
-    return ReportError(context, jobs.status());
-  }
-  Verification verification(context, **client);
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
-  uint64_t bad = 0;
-  for (const std::string& job : *jobs) {
-    // 1. Every copy is read.
-    const JobOutcome outcome = verification.Run(RequestOf(arguments, job));
-    const bool only_empty = arguments.job.empty() && absl::IsNotFound(outcome.status);
-    if (!outcome.status.ok() && !only_empty && outcome.bad_count + bad == 0) {
-      return ReportError(context, Annotate(outcome.status, absl::StrCat("scrub ", job)));
-    }
-    // 2. What is bad is written anew.
-    Mended mended;
-    const bool mends = !arguments.no_repair && arguments.tier != "memory" &&
-                       outcome.bad_count > 0 && !RepairInterrupted(context);
-    if (mends) {
-      absl::StatusOr<Mended> done =
-          MendCopies(context, **client, RepairOf(arguments, job), outcome.bad);
-      if (!done.ok()) {
-        return ReportError(context, Annotate(done.status(), absl::StrCat("repair ", job)));
-      }
-      mended = *std::move(done);
-    }
-    bad += mends ? mended.bad() + mended.not_known : outcome.bad_count;
-    if (context.json) {
-      nlohmann::ordered_json json = JobOutcomeToJson(outcome, verification.ElapsedMs());
-      if (mends) {
-        AddMended(mended, json);
-      } else {
-        json["copies"] = nlohmann::ordered_json::array();
-      }
-      results.push_back(std::move(json));
-    } else {
-      ShowOutcome(context, outcome, verification.ElapsedMs(),
-                  mends ? WhatFollows::kMending : WhatFollows::kRestoreElsewhere);
-      *context.out << (mends ? RenderMended(job, mended) : "");
-    }
-    if (mended.interrupted) {
-      return ExitCode::kInterrupted;
-    }
-    if (!outcome.status.ok() && !only_empty) {
-      bad += 1;  // not all of it was read
-      break;
-    }
-  }
-  return EndOfJobs(context, "scrub", *jobs, std::move(results), bad);
+  return ForEachJob(context, "scrub", arguments.job,
+                    [&](AdminClient& client, const std::string& job, uint64_t bad_before) {
+                      return ScrubJob(context, client, arguments, job, bad_before);
+                    });
 }
 
 }  // namespace holdfast

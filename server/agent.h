@@ -828,6 +828,7 @@ class Agent {
   void Admin(const AdminRequest& e, const v1::VerifyRequest& request);
   void Admin(const AdminRequest& e, const HoldShard& request);
   void Admin(const AdminRequest& e, const ListCopies& request);
+  void Admin(const AdminRequest& e, const v1::PlanScrubRequest& request);
   void Admin(const AdminRequest& e, const v1::RepairRequest& request);
   void Admin(const AdminRequest& e, const v1::SetRestorePointRequest& request);
   bool Visible(const Caller& caller, const KnownJob& job) const;

@@ -2,10 +2,12 @@
 // copies of it (FindShard, PlanVerify); each node reads what lies there itself, and needs no
 // coordinator for that.
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "server/agent.h"
+#include "server/scrub_part.h"
 #include "server/tier_lists.h"
 
 namespace holdfast {
@@ -305,11 +307,34 @@ void Agent::Admin(const AdminRequest& e, const ListCopies&) {
       continue;
     }
     ListMemory(uuid, std::nullopt, listed);
-    for (const TierKind tier : kDurable) {
-      ListDurable(job, tier, std::nullopt, listed);
+    ListDurable(job, TierKind::kNvme, std::nullopt, listed);
+    if (job.coordinator == nullptr) {
+      listed.hosted_elsewhere.push_back(job.name);
+      continue;
+    }
+    v1::PlanScrubReply here;
+    job.coordinator->FillScrub(kHere, {}, std::numeric_limits<size_t>::max(), time_, here);
+    for (const v1::ScrubCopy& copy : here.copies()) {
+      listed.shards.push_back(InRemote(job.name, uuid, copy));
     }
   }
   Act(AdminReply{e.token, absl::OkStatus(), std::move(listed)});
+}
+
+void Agent::Admin(const AdminRequest& e, const v1::PlanScrubRequest& request) {
+  const auto job = FindVisible(e.caller, request.job());
+  if (!job.ok()) {
+    return RefuseAdmin(e.token, job.status());
+  }
+  const std::optional<NodeId> reader = nodes_.Find(request.reader());
+  if (!reader) {
+    return RefuseAdmin(e.token, absl::NotFoundError(absl::StrCat(
+                                    "scrub: node '", request.reader().substr(0, kJobNameBytesMax),
+                                    "' has no part in job '", (*job)->name(), "'")));
+  }
+  v1::PlanScrubReply reply;
+  (*job)->FillScrub(*reader, request, kScrubCopiesMax, time_, reply);
+  Act(AdminReply{e.token, absl::OkStatus(), std::move(reply)});
 }
 
 void Agent::Admin(const AdminRequest& e, const v1::RepairRequest& request) {

@@ -61,10 +61,12 @@ struct ShardState {
   };
   uint64_t bytes = 0;
   int64_t unix_ms = 0;
-  bool time_sure = true;     // unix_ms is when it was sealed; else, not before that
-  Likeness likeness{};       // not known: of a version that had none
-  std::vector<Copy> copies;  // ordered by place; never kNone
-  uint32_t sharers = 0;      // the checkpoint's own number of those that hold the same
+  bool time_sure = true;            // unix_ms is when it was sealed; else, not before that
+  Likeness likeness{};              // not known: of a version that had none
+  std::vector<Copy> copies;         // ordered by place; never kNone
+  uint32_t sharers = 0;             // the checkpoint's own number of those that hold the same
+  int64_t scrub_known_unix_ms = 0;  // remote: since then scrubs have it read; 0: none asked yet
+  int64_t scrub_read_unix_ms = 0;   // remote: read by one, and good; 0: not yet
   const CopyState& at(CopyPlace place) const;
   // What the tier has of it, on any node: a good copy if there is one, else a bad one, one that is
   // away, none.

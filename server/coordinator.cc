@@ -151,6 +151,7 @@ void Coordinator::Handle(const ToCoordinator& message, NodeId from, EventTime ti
   }
   AdvancePrefetch(t);
   AdvanceRepairs(t);
+  AdvanceSourceWaits(t);
 }
 
 void Coordinator::On(const StateWritten& m, Turn& t) {
@@ -593,7 +594,8 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
       }
     }
   }
-  for (const std::optional<MonotonicTime>& due : {PrefetchWake(), stop_.NextWake(), RepairWake()}) {
+  for (const std::optional<MonotonicTime>& due :
+       {PrefetchWake(), stop_.NextWake(), RepairWake(), SourceWaitsWake()}) {
     if (due) {
       also(*due);
     }

@@ -187,6 +187,10 @@ class Coordinator {
                    v1::ExplainReply& reply) const;
   void FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) const;
   void FillGarbage(v1::CollectGarbageReply& reply) const;
+  // The copies in remote that the scrub of that node (kHere: the host's) is to read
+  // (coordinator_scrub.cc). Asking for them, it takes part.
+  void FillScrub(NodeId reader, const v1::PlanScrubRequest& request, size_t copies_max,
+                 EventTime time, v1::PlanScrubReply& reply);
   // The step that is named on the line (attempt 0) or anywhere, whether it is whole or not.
   absl::StatusOr<CheckpointId> FindKnown(Attempt attempt, Step step) const;
 
@@ -353,7 +357,8 @@ class Coordinator {
   void GiveWay(const NodeArrived& m, Turn& t);
   void LoseWork(const absl::Status& why, const absl::Status& removal, Turn& t);
   void RecheckCutOff(Turn& t);
-  void DropAway(NodeId node, TierKind tier, const std::string& why, Turn& t);
+  void DropLost(NodeId node, TierKind tier, std::set<CopyState::Kind> kinds, const std::string& why,
+                Turn& t);
   void ForgetGone(CheckpointId safe, Turn& t);
   void ForgetAwayBelow(CheckpointId id, Turn& t);
   void ForgetDurable(Turn& t);
@@ -682,6 +687,19 @@ class Coordinator {
   void FillRepair(std::optional<CheckpointId> only, const v1::RepairRequest& request,
                   v1::RepairReply& reply) const;
 
+  // coordinator_source_waits.cc: nodes that are read from, and are not there for a moment
+  bool WaitsForSource(const FetchFailed& m, Turn& t);
+  bool LoadsInRound(const FetchFailed& m) const;
+  void AdvanceSourceWaits(Turn& t);
+  void TryAgain(const FetchFailed& m, Turn& t);
+  void EndSourceWait(Rank rank, const Failure& why, Turn& t);
+  std::optional<MonotonicTime> SourceWaitsWake() const;
+
+  // coordinator_scrub.cc
+  NodeId ScrubReaderOf(Rank rank, MonotonicTime now) const;
+  void FillScrubCopy(std::pair<const CheckpointId, Checkpoint>& of, Rank rank, EventTime time,
+                     v1::PlanScrubReply& reply);
+
   // coordinator_damage.cc: copies that a look at a tier found to be bad
   void TakeBad(const CopiesFound& m, Turn& t);
   void TakeBad(const BadDurableCopy& bad, const CopiesFound& m, Turn& t);
@@ -801,6 +819,7 @@ class Coordinator {
   Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
   std::array<LastDrained, kTierKinds> last_drained_;
+  std::map<NodeId, MonotonicTime> scrub_readers_;  // when each asked last what it is to read
   std::map<RepairKey, Repair> repairs_;
   std::set<RepairKey> mending_;  // those of repairs_ that are under way
   bool repairs_wait_for_drains_ = false;
@@ -826,6 +845,12 @@ class Coordinator {
   // Sources that failed a rank in this session, though nothing says that they are bad.
   std::map<Rank, std::map<TierKind, std::string>> failed_sources_;
   std::map<Rank, TierKind> offered_from_;  // where each rank's last source lay
+  struct SourceWait {
+    std::optional<FetchFailed> failed = std::nullopt;  // none: it is tried just now
+    MonotonicTime again{};
+    MonotonicTime until{};
+  };
+  std::map<Rank, SourceWait> source_waits_;  // in this round
   // RunsReadOn, for as long as ranks do nothing but ask for their sources: each of thousands that
   // start at a time is told of dozens of nodes.
   std::map<std::pair<CheckpointId, NodeId>, std::vector<RankRun>> runs_read_on_;

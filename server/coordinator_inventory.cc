@@ -45,7 +45,7 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
   }
   if (t.from != kHere) {
     if (m.tier == TierKind::kNvme && m.kind == InventoryState::Kind::kKnown) {
-      DropAway(t.from, m.tier, "which lost them", t);
+      DropLost(t.from, m.tier, {CopyState::Kind::kAway}, "which lost them", t);
     }
     RecheckCutOff(t);
   }

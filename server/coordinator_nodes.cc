@@ -237,11 +237,12 @@ void Coordinator::RecheckCutOff(Turn& t) {
 }
 
 // What was out of reach there, and is not there or not expected any more.
-void Coordinator::DropAway(NodeId node, TierKind tier, const std::string& why, Turn& t) {
-  const auto away = [](CheckpointId, Rank, const CopyState& copy) {
-    return copy.kind == CopyState::Kind::kAway;
+void Coordinator::DropLost(NodeId node, TierKind tier, std::set<CopyState::Kind> kinds,
+                           const std::string& why, Turn& t) {
+  const auto lost = [&](CheckpointId, Rank, const CopyState& copy) {
+    return kinds.count(copy.kind) > 0;
   };
-  for (const CheckpointId& id : DropCopies({tier, node}, away)) {
+  for (const CheckpointId& id : DropCopies({tier, node}, lost)) {
     Recheck(id, t);
     EraseIfGone(id,
                 {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
@@ -271,7 +272,7 @@ void Coordinator::ForgetGone(CheckpointId safe, Turn& t) {
     absent_.erase(node);
     unheard_.erase(node);
     for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme, TierKind::kPeer}) {
-      DropAway(node, tier, "which is gone", t);
+      DropLost(node, tier, {CopyState::Kind::kAway, CopyState::Kind::kBad}, "which is gone", t);
     }
   }
   RecheckCutOff(t);
@@ -487,6 +488,7 @@ void Coordinator::LoseWork(const absl::Status& why, const absl::Status& removal,
              t);
     }
   }
+  LoseRepairs(t.from, Message(why), t);
   std::vector<ShardDrained> drained;
   for (const auto& [id, checkpoint] : checkpoints_) {
     for (const TierKind tier : kAllTiers) {
@@ -534,7 +536,6 @@ void Coordinator::On(const NodeLeft& m, Turn& t) {
   const bool was_pending = Inventory(TierKind::kNvme).kind == InventoryState::Kind::kPending;
   Miss(t.from, !m.ended, m.why);
   SumUpNvme();
-  LoseRepairs(t.from, Message(away), t);
   const MonotonicTime since = absent_.try_emplace(t.from, Absence{t.time.now}).first->second.since;
   absent_[t.from] = {since, m.ended};
   for (const CheckpointId& id : AllCheckpoints()) {

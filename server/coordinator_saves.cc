@@ -333,7 +333,13 @@ void Coordinator::On(const ShardGood& m, Turn& t) {
   Checkpoint& checkpoint = it->second;
   const auto shard = checkpoint.shards.find(m.rank);
   const CopyPlace place = PlaceOf(m.tier, t.from);
-  if (shard == checkpoint.shards.end() || shard->second.at(place).kind != CopyState::Kind::kBad) {
+  if (shard == checkpoint.shards.end()) {
+    return;
+  }
+  if (m.tier == TierKind::kRemote) {
+    shard->second.scrub_read_unix_ms = t.time.unix_ms;
+  }
+  if (shard->second.at(place).kind != CopyState::Kind::kBad) {
     return;
   }
   checkpoint.SetGood(m.rank, place, shard->second.at(place).detail);

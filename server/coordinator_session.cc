@@ -9,6 +9,8 @@
 namespace holdfast {
 namespace {
 
+constexpr char kEnteredAgain[] = "this rank has entered the session again since";
+
 Failure ReportedAgain() {
   return {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
           "this rank has reported again since"};
@@ -54,12 +56,11 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
   }
   const RequestToken before =
       session_->Enter(m.rank, m.process, wish, m.token, {m.may_reshard, m.reads_parts});
-  Refuse(before,
-         {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
-          "this rank has entered the session again since"},
-         t);
+  Refuse(before, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, kEnteredAgain}, t);
   if (session_->loading()) {  // a replacement, or a rank that begins again: this round's source
     session_->StopWaiting(m.token);
+    EndSourceWait(m.rank,
+                  {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, kEnteredAgain}, t);
     failed_sources_.erase(m.rank);
     return OfferSource(m.token, m.rank, session_->id(), session_->round(), session_->checkpoint(),
                        t);
@@ -259,6 +260,7 @@ std::string Coordinator::HowNotToWait() const {
 
 void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
   session_->NextRound(std::move(candidates));
+  std::erase_if(source_waits_, [](const auto& wait) { return !wait.second.failed; });
   waits_for_inventory_ = false;
   failed_sources_.clear();
   for (const auto& [rank, token] : session_->TakeWaiting()) {

@@ -249,6 +249,9 @@ void Coordinator::NextSource(const FetchFailed& m, Turn& t) {
     return OfferSource(m.token, m.rank, m.session, m.round, m.checkpoint, t);
   }
   const bool readable_later = !without.empty();
+  if (readable_later && takes_part && WaitsForSource(m, t)) {
+    return;
+  }
   if (readable_later) {
     const Failure failure{
         absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,

@@ -239,19 +239,21 @@ struct HoldShard {
   bool load = false;
 };
 // The scrub wants to know what there is to read: every sealed copy in this node's memory and on its
-// drives, and those in the remote tier of the jobs that are hosted here. → ListedShards
+// drives, and, of the jobs that are hosted here, those in the remote tier that no other node reads
+// (PlanScrubRequest). → ListedShards
 struct ListCopies {};
 // Requests by gRPC. The caller's process is the asker's.
 struct AdminRequest {
   AdminToken token = 0;
   Caller caller;
-  std::variant<
-      v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest, v1::VerifyRequest,
-      HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest, v1::WhereRequest,
-      v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest, v1::PinRequest,
-      v1::RemoveCheckpointRequest, v1::RebuildRequest, v1::SetOptionsRequest, v1::GetNodesRequest,
-      v1::FindShardRequest, v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
-      v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest, ListCopies>
+  std::variant<v1::GetStatusRequest, v1::ListCheckpointsRequest, v1::InspectShardRequest,
+               v1::VerifyRequest, HoldShard, v1::SetRestorePointRequest, v1::RemoveJobRequest,
+               v1::WhereRequest, v1::ExplainRequest, v1::TimelineRequest, v1::CollectGarbageRequest,
+               v1::PinRequest, v1::RemoveCheckpointRequest, v1::RebuildRequest,
+               v1::SetOptionsRequest, v1::GetNodesRequest, v1::FindShardRequest,
+               v1::PlanVerifyRequest, v1::ReadShardRequest, v1::VerifyPartRequest,
+               v1::VerifyMoreRequest, v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest,
+               v1::PlanScrubRequest, ListCopies>
       request;
 };
 // The runtime's reader has let go of the slots that an AdminReply gave it (ReadableShards).
@@ -627,6 +629,9 @@ struct ReadableShard {
   SlotId slot = 0;  // memory
   TierKind tier = TierKind::kMemory;
   std::string location;  // other tiers
+  // For the scrub, remote: how long its host has known it, and when it was read last; 0: not known.
+  int64_t known_unix_ms = 0;
+  int64_t read_unix_ms = 0;
 };
 // Shards held for the runtime to read until AdminReadDone.
 struct ReadableShards {
@@ -636,6 +641,7 @@ struct ReadableShards {
 struct ListedShards {
   std::vector<ReadableShard> shards;
   std::string unread;  // why that is not all that was asked for; empty: it is
+  std::vector<std::string> hosted_elsewhere;  // ListCopies: jobs whose hosts know the rest
 };
 struct AdminReply {
   AdminToken token = 0;
@@ -645,7 +651,8 @@ struct AdminReply {
                v1::ExplainReply, v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                v1::RemoveCheckpointReply, v1::RebuildReply, v1::SetOptionsReply, v1::GetNodesReply,
                v1::FindShardReply, v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply,
-               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply, v1::RepairReply>
+               v1::VerifyMoreReply, v1::ReplaceReply, v1::DrainReply, v1::RepairReply,
+               v1::PlanScrubReply>
       reply;
 };
 // Another node asks for what only the runtime can do → ReadForPeer.

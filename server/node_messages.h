@@ -74,14 +74,14 @@ using ForwardedRequest =
                  v1::CollectGarbageRequest, v1::PinRequest, v1::RemoveCheckpointRequest,
                  v1::SetOptionsRequest, v1::FindShardRequest, v1::PlanVerifyRequest,
                  v1::ReadShardRequest, v1::VerifyPartRequest, v1::VerifyMoreRequest,
-                 v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest>;
+                 v1::ReplaceRequest, v1::DrainRequest, v1::RepairRequest, v1::PlanScrubRequest>;
 using ReturnedReply =
     std::variant<std::monostate, v1::GetStatusReply, v1::ListCheckpointsReply,
                  v1::SetRestorePointReply, v1::RemoveJobReply, v1::WhereReply, v1::ExplainReply,
                  v1::TimelineReply, v1::CollectGarbageReply, v1::PinReply,
                  v1::RemoveCheckpointReply, v1::SetOptionsReply, v1::FindShardReply,
                  v1::PlanVerifyReply, v1::ReadShardReply, v1::VerifyPartReply, v1::VerifyMoreReply,
-                 v1::ReplaceReply, v1::DrainReply, v1::RepairReply>;
+                 v1::ReplaceReply, v1::DrainReply, v1::RepairReply, v1::PlanScrubReply>;
 struct AdminForwarded {
   uint64_t token = 0;
   uint32_t uid = 0;

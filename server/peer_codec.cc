@@ -123,7 +123,8 @@ using peer_internal::Writer;
   X(VerifyMore, verify_more)             \
   X(Replace, replace)                    \
   X(Drain, drain)                        \
-  X(Repair, repair)
+  X(Repair, repair)                      \
+  X(PlanScrub, plan_scrub)
 
 #define HF_HAS(field) [&p] { return p.has_##field(); }
 #define HF_MUTABLE(field) [&p] { return p.mutable_##field(); }

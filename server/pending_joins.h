@@ -51,7 +51,7 @@ class PendingJoins {
       const auto next = all_.lower_bound(from);
       return next == all_.end() ? std::nullopt : std::optional(next->first);
     }
-    const Rank wanted = *rank;
+    const Rank wanted = rank.value_or(0);  // (GCC 12 takes *rank for uninitialized)
     const auto next = of_rank_.lower_bound({wanted, from});
     return next == of_rank_.end() || next->first != wanted ? std::nullopt
                                                            : std::optional(next->second);

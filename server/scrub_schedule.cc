@@ -35,11 +35,12 @@ void ScrubSchedule::SetCopies(const std::vector<ScrubCopy>& copies, int64_t now)
       bytes_ -= entry.bytes;
     }
     const auto remembered = remembered_.find(copy.key);
-    entry.at = now;
+    entry.at = copy.known_unix_ms != 0 ? copy.known_unix_ms : now;
     if (remembered != remembered_.end()) {
-      entry.at = std::min(remembered->second, now);
+      entry.at = remembered->second;
       remembered_.erase(remembered);
     }
+    entry.at = std::min(std::max(entry.at, copy.read_unix_ms), now);
     entry.written = copy.written_unix_ms;
     entry.bytes = copy.bytes;
     entry.not_before = 0;

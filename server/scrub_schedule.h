@@ -35,6 +35,9 @@ struct ScrubCopy {
   ScrubKey key;
   uint64_t bytes = 0;
   int64_t written_unix_ms = 0;  // 0: not known
+  // In remote, of its host: since when scrubs have it read, and when one did last; 0: not known.
+  int64_t known_unix_ms = 0;
+  int64_t read_unix_ms = 0;
 };
 
 class ScrubSchedule {
@@ -47,8 +50,9 @@ class ScrubSchedule {
   void Change(const Settings& settings) { settings_ = settings; }
   const Settings& settings() const { return settings_; }
 
-  // What there is now. One that was not there before counts as read when it was written, or now if
-  // that is later: a node that learns of old copies does not read them all at once.
+  // What there is now. One that was not there before counts as read when its host says that another
+  // node did, or began to have it read, else now: a node that learns of old copies does not read
+  // them all at once, and one that goes from node to node with its rank is read all the same.
   void SetCopies(const std::vector<ScrubCopy>& copies, int64_t now);
   // Each copy's last time, to be remembered; and what was remembered, before SetCopies.
   std::map<ScrubKey, int64_t> Known() const;

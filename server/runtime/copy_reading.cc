@@ -25,9 +25,29 @@ absl::StatusOr<std::unique_ptr<ReadLease>> Hold(AdminContext& context, const Cal
   return std::move(answer.lease);
 }
 
+// Whether there still is such a copy in remote, as far as the host knows.
+absl::StatusOr<bool> StillInRemote(AdminContext& context, const Caller& caller,
+                                   const std::string& job, const ReadableShard& shard) {
+  v1::PlanScrubRequest request;
+  request.set_job(job);
+  request.set_reader(context.node_name);
+  request.mutable_only()->set_attempt(shard.copy.id.attempt);
+  request.mutable_only()->set_step(shard.copy.id.step);
+  request.mutable_only()->set_rank(shard.copy.id.rank);
+  const absl::StatusOr<v1::PlanScrubReply> reply = PlanScrub(context, caller, request);
+  if (absl::IsNotFound(reply.status())) {
+    return false;
+  }
+  HF_RETURN_IF_ERROR(reply.status());
+  return reply->copies_size() > 0 && reply->job_uuid() == shard.copy.id.job.ToBytes();
+}
+
 // Whether the copy is still among those that there are to verify.
 absl::StatusOr<bool> StillListed(AdminContext& context, const Caller& caller,
                                  const std::string& job, const ReadableShard& shard) {
+  if (shard.tier == TierKind::kRemote) {
+    return StillInRemote(context, caller, job, shard);
+  }
   v1::VerifyRequest request;
   request.set_job(job);
   request.set_attempt(shard.copy.id.attempt);
@@ -75,6 +95,17 @@ absl::StatusOr<ListedShards> ListHere(AdminContext& context, const Caller& calle
     return AnotherQuestion();
   }
   return std::move(*listed);
+}
+
+absl::StatusOr<v1::PlanScrubReply> PlanScrub(AdminContext& context, const Caller& caller,
+                                             const v1::PlanScrubRequest& request) {
+  HF_ASSIGN_OR_RETURN(AdminAnswer answer,
+                      context.gateway->Ask(request, caller, context.request_timeout));
+  auto* reply = std::get_if<v1::PlanScrubReply>(&answer.reply);
+  if (reply == nullptr) {
+    return AnotherQuestion();
+  }
+  return std::move(*reply);
 }
 
 VerifyHow HowOf(const v1::VerifyRequest& request) {

@@ -27,6 +27,9 @@ absl::StatusOr<v1::ReadShardReply> ReadRecordHere(AdminContext& context, const C
 // NotFound: nothing of it lies here.
 absl::StatusOr<ListedShards> ListHere(AdminContext& context, const Caller& caller,
                                       const v1::VerifyRequest& request);
+// Asks the job's host, be that this node or another one.
+absl::StatusOr<v1::PlanScrubReply> PlanScrub(AdminContext& context, const Caller& caller,
+                                             const v1::PlanScrubRequest& request);
 struct VerifyHow {
   std::string job;
   bool leave = false;  // what is bad is not written anew by itself

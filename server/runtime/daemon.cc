@@ -428,6 +428,7 @@ void Daemon::StartScrub() {
   options.state_path = JoinPath(config_.state_dir(), "scrub");
   options.env = env_;
   options.gate = network_flags_;
+  options.remote = !config_.remote().dir().empty();
   options.stall_after = std::chrono::milliseconds(
       std::max(config_.nvme().stall_timeout_ms(), config_.remote().stall_timeout_ms()));
   options.tell = [this](const std::string& problem) {

@@ -13,6 +13,7 @@
 #include "server/runtime/copy_reading.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/verify.h"
+#include "server/scrub_part.h"
 #include "server/tier_lists.h"
 
 namespace holdfast {
@@ -25,6 +26,7 @@ constexpr int64_t kPostponedMs = 10 * 60 * 1000;
 constexpr Duration kStateEvery = std::chrono::minutes(5);
 constexpr uint64_t kPieceBytes = uint64_t{8} << 20;  // what a verification reads before it says so
 constexpr Duration kStopLook = std::chrono::milliseconds(200);
+constexpr size_t kPartMax = 1'000'000;
 constexpr uint64_t kScrubStateBytesMax = uint64_t{256} << 20;
 
 ScrubSchedule::Settings ScrubSettingsOf(const v1::ScrubConfig& config) {
@@ -164,7 +166,14 @@ void Scrubber::Run() {
 bool Scrubber::List() {
   absl::StatusOr<AdminAnswer> answer =
       context_.gateway->Ask(ListCopies{}, Scrubs(), context_.request_timeout);
-  const auto* listed = answer.ok() ? std::get_if<ListedShards>(&answer->reply) : nullptr;
+  auto* listed = answer.ok() ? std::get_if<ListedShards>(&answer->reply) : nullptr;
+  if (listed != nullptr && options_.remote) {
+    for (const std::string& job : listed->hosted_elsewhere) {
+      for (ReadableShard& shard : PartOf(job)) {
+        listed->shards.push_back(std::move(shard));
+      }
+    }
+  }
   MutexLock lock(mutex_);
   unread_.clear();
   if (listed == nullptr) {
@@ -174,11 +183,50 @@ bool Scrubber::List() {
   std::vector<ScrubCopy> copies;
   there_.clear();
   for (const ReadableShard& shard : listed->shards) {
-    copies.push_back({ScrubKeyOf(shard), shard.copy.image_bytes, shard.copy.sealed_unix_ms});
+    copies.push_back({ScrubKeyOf(shard), shard.copy.image_bytes, shard.copy.sealed_unix_ms,
+                      shard.known_unix_ms, shard.read_unix_ms});
     there_[ScrubKeyOf(shard)] = shard;
   }
   schedule_.SetCopies(copies, Clock::System()->UnixMillis());
   return true;
+}
+
+std::vector<ReadableShard> Scrubber::PartOf(const std::string& job) {
+  std::vector<ReadableShard> part;
+  v1::PlanScrubRequest request;
+  request.set_job(job);
+  request.set_reader(context_.node_name);
+  for (bool more = true; more;) {
+    absl::StatusOr<v1::PlanScrubReply> reply = PlanScrub(context_, Scrubs(), request);
+    if (absl::IsNotFound(reply.status())) {
+      return {};
+    }
+    if (!reply.ok()) {  // the host is away, or moves: what there was counts as still there
+      return KnownOf(job);
+    }
+    const absl::StatusOr<JobUuid> uuid = JobUuid::FromBytes(reply->job_uuid());
+    more = uuid.ok() && reply->more() && reply->copies_size() > 0 && part.size() < kPartMax;
+    for (const v1::ScrubCopy& copy : reply->copies()) {
+      if (uuid.ok()) {
+        part.push_back(InRemote(job, *uuid, copy));
+      }
+    }
+    if (more) {
+      *request.mutable_after() = *reply->copies().rbegin();
+    }
+  }
+  return part;
+}
+
+std::vector<ReadableShard> Scrubber::KnownOf(const std::string& job) {
+  std::vector<ReadableShard> known;
+  MutexLock lock(mutex_);
+  for (const auto& [key, shard] : there_) {
+    if (key.tier == TierKind::kRemote && shard.copy.job_name == job) {
+      known.push_back(shard);
+    }
+  }
+  return known;
 }
 
 void Scrubber::ReadNext() {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/env.h"
@@ -36,6 +37,7 @@ class Scrubber {
     std::string state_path;  // when each copy was read last
     Env* env = nullptr;
     std::shared_ptr<PacerGate> gate;  // may be null
+    bool remote = false;              // this node has the tier
     // A copy of which nothing is read for so long is left for later, with all others of its tier: a
     // mount that hangs keeps nobody from reading what lies on drives.
     Duration stall_after = std::chrono::minutes(1);
@@ -58,6 +60,9 @@ class Scrubber {
  private:
   void Run() EXCLUDES(mutex_);
   bool List() EXCLUDES(mutex_);
+  // This node's part of what lies in remote of a job that another node hosts.
+  std::vector<ReadableShard> PartOf(const std::string& job) EXCLUDES(mutex_);
+  std::vector<ReadableShard> KnownOf(const std::string& job) EXCLUDES(mutex_);
   void ReadNext() EXCLUDES(mutex_);
   void ReadCopy(const ReadableShard& shard) EXCLUDES(mutex_);
   void PostponeTier(TierKind tier) REQUIRES(mutex_);

@@ -221,7 +221,9 @@ def test_a_rank_moves_from_a_node_that_has_its_shard_on_a_drive(network: Network
     assert job.resume() == 0
     assert job.ask("save 1") + job.ask("tier nvme") == ["ok sealed"] * 2 + ["ok nvme"] * 2
     cluster["b"].reboot()
+    cluster.wait_said("a", "cluster: member 'b' is gone")
     cluster.start("b")
+    wait_until("a knows what lies there", lambda: (1, "nvme", "b") in copies(cluster, job, "a", 1))
     job.start("a c")
     job.join()
     said = job.ask("restore")

@@ -19,7 +19,7 @@ from valid import VERSIONS, check
 
 EXAMPLE = TREE / "deploy/examples/training-job.yaml"
 sys.path.append(str(TREE / "tests/python"))
-from daemons import BIN, WHOLE_LINES, Daemon, own_daemon  # noqa: E402
+from daemons import BIN, Daemon, own_daemon  # noqa: E402
 
 
 def job() -> rendered.Object:
@@ -94,7 +94,6 @@ def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path)
     one = container(job()["spec"]["template"]["spec"], "train")
     (tmp_path / "train.py").write_text(only(objects_of(EXAMPLE.read_text()), "ConfigMap")["data"]["train.py"])  # fmt: skip
     variables = rendered.literal_env(one) | {"HOLDFAST_SOCKET": str(daemon.socket), "HOME": str(tmp_path)}  # fmt: skip
-    variables |= WHOLE_LINES
 
     def train(steps: int) -> set[str]:
         done = subprocess.run(
@@ -106,7 +105,8 @@ def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path)
             timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return set(re.findall(r"rank \d goes on from \w+", done.stdout))
+        # torchrun runs its workers with -u: another's line may come before the end of one.
+        return set(re.findall(r"rank \d goes on from (?:None|\d+)", done.stdout))
 
     assert train(3) == {"rank 0 goes on from None", "rank 1 goes on from None"}
     assert train(5) == {"rank 0 goes on from 2", "rank 1 goes on from 2"}

@@ -55,6 +55,11 @@ class Ceph:
         wait_until("all OSDs are there again", lambda: self._osds_up() == len(_OSDS))
         wait_until("every object is there three times again", self._is_clean)
 
+    def mount_anew(self) -> None:
+        self._run("umount", self.path)
+        self._daemons.pop("mount").wait(DEADLINE_S)
+        self._mount_it()
+
     def cut_off(self) -> None:
         """No OSD says a word, and none is known to be gone: every call of the mount waits."""
         self._signal(signal.SIGSTOP, "mon", *(f"osd{number}" for number in _OSDS), "mds")
@@ -164,7 +169,7 @@ client quota df = false
         wait_until("every object is there three times", self._is_clean)
 
     def _mount_it(self) -> None:
-        self.path.mkdir()
+        self.path.mkdir(exist_ok=True)
         self._start("mount", "ceph-fuse", str(self.path))
         wait_until("it is mounted", lambda: os.path.ismount(self.path))
 

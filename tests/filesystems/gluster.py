@@ -58,6 +58,13 @@ class Gluster:
         wait_until("the brick is there again", lambda: self._bricks_online() == len(_SERVERS))
         wait_until("what was written meanwhile is healed", self._is_healed)
 
+    def mount_anew(self) -> None:
+        assert self._mount is not None
+        run(["umount", self.path])
+        self._mount.terminate()
+        self._mount.wait(DEADLINE_S)
+        self._mount_it()
+
     def cut_off(self) -> None:
         run(["ip", "-n", self._netns[_CLIENT], "link", "set", "eth0", "down"])
 
@@ -128,7 +135,9 @@ class Gluster:
 
     def _start_glusterd(self, number: int) -> None:
         place = self._root / str(number)
+        # (Of the volume's mount it has no part: that would outlive it.)
         own = f"""
+            umount -l {self.path} 2>/dev/null || true
             mkdir -p /var/lib/glusterd /var/log/glusterfs
             mount --bind {place}/lib /var/lib/glusterd
             mount --bind {place}/log /var/log/glusterfs
@@ -157,6 +166,9 @@ class Gluster:
         bricks = [f"{self._address(n)}:{self._root}/{n}/brick/data" for n in _SERVERS]
         self._ask("volume", "create", _VOLUME, "replica", str(len(_SERVERS)), *bricks)
         self._ask("volume", "set", _VOLUME, "network.ping-timeout", str(_PING_S))
+        # The one that dies is the one that is read from; all are on this machine.
+        self._ask("volume", "set", _VOLUME, "cluster.choose-local", "off")
+        self._ask("volume", "set", _VOLUME, "cluster.read-subvolume-index", str(_SERVERS.index(_LOST)))  # fmt: skip
         self._ask("volume", "start", _VOLUME)
         wait_until("all bricks are there", lambda: self._bricks_online() == len(_SERVERS))
 
@@ -172,7 +184,7 @@ class Gluster:
 
     def _mount_it(self) -> None:
         """The mount is this machine's; what it says goes through the fourth namespace."""
-        self.path.mkdir()
+        self.path.mkdir(exist_ok=True)
         with open(self._root / "mount.out", "ab") as log:
             self._mount = subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{self._netns[_CLIENT]}", "glusterfs", "--no-daemon"]

@@ -22,6 +22,9 @@ class Mounted(Protocol):
     def bring_it_back(self) -> None:
         """It comes back, and has what was written meanwhile when this returns."""
 
+    def mount_anew(self) -> None:
+        """As after a reboot: nothing is in a cache of this machine. Nobody has a file open there."""
+
     def cut_off(self) -> None:
         """The mount reaches none of them."""
 

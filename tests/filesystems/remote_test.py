@@ -3,12 +3,13 @@ system is full. Training saves on, what is lost is said, and what was agreed com
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -21,7 +22,8 @@ from mounted import DEADLINE_S, Mounted, wait_until
 import holdfast
 from daemons import Daemon, own_daemon
 
-FLOATS = 24 << 20  # 96 MiB
+STATE_MIB = 96
+FLOATS = STATE_MIB << 18
 POLICY = holdfast.Policy(remote_every=1, nvme_every=0)
 
 
@@ -61,12 +63,25 @@ def saved(ckpt: holdfast.Checkpointer, step: int, wait: str | None = None) -> ho
     return handle
 
 
-def after_a_reboot(daemon: Daemon) -> None:
-    """The daemon again, on a machine whose memory is empty."""
+def after_a_reboot(daemon: Daemon, mounted: Mounted) -> None:
+    """The daemon again, on a machine whose memory is empty, caches of files included."""
     daemon.stop()
     for path in daemon.memory.iterdir():
         path.unlink()
+    mounted.mount_anew()
     daemon.start()
+
+
+def is_stopped(daemon: Daemon) -> bool:
+    """By a signal, as base/sync_point.h has it."""
+    assert daemon.process is not None
+    said = pathlib.Path(f"/proc/{daemon.process.pid}/stat").read_text()
+    return said.rpartition(")")[2].split()[0] == "T"
+
+
+def go_on(daemon: Daemon) -> None:
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGCONT)
 
 
 def check_restored(step: int) -> None:
@@ -93,7 +108,7 @@ def remote_of(daemon: Daemon) -> pathlib.Path:
     return pathlib.Path(line.split("dir: ")[1].split(",")[0].rstrip("}"))
 
 
-def test_a_step_comes_there_and_back(start: Callable[..., Daemon]) -> None:
+def test_a_step_comes_there_and_back(start: Callable[..., Daemon], mounted: Mounted) -> None:
     daemon = start()
     with holdfast.Checkpointer("job", rank=0, world_size=1, policy=POLICY) as ckpt:
         for step in (1, 2):
@@ -101,7 +116,7 @@ def test_a_step_comes_there_and_back(start: Callable[..., Daemon]) -> None:
     # As anybody reads it.
     (image,) = remote_of(daemon).glob("job/2-a1/*.safetensors")
     assert safetensors.numpy.load_file(image)["w"].tobytes() == state(2)["w"].tobytes()
-    after_a_reboot(daemon)
+    after_a_reboot(daemon, mounted)
     check_restored(2)
     assert "every digest is right" in daemon.ctl("verify", "job", "--all", "--tier", "remote")
     assert said_of_remote(daemon) == ""
@@ -116,33 +131,38 @@ def test_a_server_dies_in_the_middle_of_a_flush(
         wait_until("the flush has begun", lambda: bool(files_under_way(remote_of(daemon))))
         mounted.lose_a_server()
         handle.wait("remote", timeout=DEADLINE_S)
-    after_a_reboot(daemon)
+    after_a_reboot(daemon, mounted)
     check_restored(1)
     mounted.bring_it_back()
     assert "every digest is right" in daemon.ctl("verify", "job", "--all", "--tier", "remote")
 
 
 def test_a_server_dies_in_the_middle_of_a_restore(
-    start: Callable[..., Daemon], mounted: Mounted
+    start: Callable[..., Daemon], mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = start()
     with holdfast.Checkpointer("job", rank=0, world_size=1, policy=POLICY) as ckpt:
         saved(ckpt, 1, wait="remote")
-    after_a_reboot(daemon)
-    lost = threading.Thread(target=mounted.lose_a_server)
+    with monkeypatch.context() as armed:
+        # It stops where so many MiB of the image have come, and no more are asked for.
+        armed.setenv("HOLDFAST_SYNC_POINT", f"daemon.fetch.part_arrived:stop@{STATE_MIB // 4}")
+        after_a_reboot(daemon, mounted)
     found = {"w": np.zeros(FLOATS, np.float32)}
-
-    def progress(of: holdfast.RestoreProgress) -> None:
-        if of.attempt != 0 and lost.ident is None:
-            lost.start()  # the step is chosen: its bytes are on their way
-
-    with holdfast.Checkpointer("job", rank=0, world_size=1, policy=POLICY) as ckpt:
-        assert ckpt.restore(found, progress=progress) == 1
-    if lost.ident is None:  # it was done before it was asked how far it is
-        lost.start()
-    lost.join()
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        holdfast.Checkpointer("job", rank=0, world_size=1, policy=POLICY) as ckpt,
+    ):
+        restored = threads.submit(ckpt.restore, found)
+        try:
+            wait_until("a part has been read", lambda: restored.done() or is_stopped(daemon))
+            assert not restored.done(), "it is done, or has failed, before it could be held up"
+            mounted.lose_a_server()
+            assert is_stopped(daemon) and not restored.done()
+        finally:
+            go_on(daemon)
+        assert restored.result(DEADLINE_S) == 1  # the rest has come from the other servers
     assert found["w"].tobytes() == state(1)["w"].tobytes()
-    after_a_reboot(daemon)
+    after_a_reboot(daemon, mounted)
     check_restored(1)  # from what is left
     mounted.bring_it_back()
 
@@ -164,7 +184,7 @@ def test_saves_go_on_while_the_mount_is_cut_off(
         handle = saved(ckpt, 4, wait="committed")
         handle.wait("remote", timeout=DEADLINE_S)
     wait_until("nothing is said of it any more", lambda: not said_of_remote(daemon))
-    after_a_reboot(daemon)
+    after_a_reboot(daemon, mounted)
     check_restored(4)
 
 
@@ -218,7 +238,7 @@ def test_a_full_file_system_is_said_and_used_again(
         finally:
             mounted.lift_limit()
         saved(ckpt, 4, wait="committed").wait("remote", timeout=DEADLINE_S)
-    after_a_reboot(daemon)
+    after_a_reboot(daemon, mounted)
     check_restored(4)
     # Nothing half written is left.
     assert files_under_way(remote_of(daemon)) == []

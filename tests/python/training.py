@@ -147,7 +147,7 @@ class Torchrun:
     def resumed(self) -> list[int]:
         """After which steps the workers went on, in the order of their starts; -1: from scratch."""
         found = re.findall(
-            r"^(?:resumed after step (\d+) from \w+|(from scratch))$",
+            r"resumed after step (\d+) from \w+|^(from scratch)$",  # (torchrun runs its workers with -u)
             self.output.read_text(errors="replace"),
             re.MULTILINE,
         )

@@ -475,6 +475,31 @@ TEST_F(NodeStillReadTest, WhoWaitsForAStepThatDoesNotGoThereHearsOfIt) {
   ASSERT_NE(Answer<Refused>(token), nullptr);
 }
 
+// Of a large job no one answer could hold it all.
+TEST_F(NodesTest, WhatTheScrubIsToReadIsToldPartByPart) {
+  TwoRanks();
+  for (const Step step : {Step{1}, Step{2}}) {
+    SaveBoth(step);
+    Flush(step);
+  }
+  std::vector<std::pair<Step, Rank>> told;
+  v1::PlanScrubRequest request;
+  for (bool more = true; more;) {
+    v1::PlanScrubReply reply;
+    job_->FillScrub(kHere, request, 1, Time(), reply);
+    ASSERT_EQ(reply.copies_size(), 1);
+    told.emplace_back(reply.copies(0).step(), reply.copies(0).rank());
+    *request.mutable_after() = reply.copies(0);
+    more = reply.more();
+    ASSERT_LE(told.size(), 4u);
+  }
+  const std::vector<std::pair<Step, Rank>> all = {{1, 0}, {1, 1}, {2, 0}, {2, 1}};
+  EXPECT_EQ(told, all);
+  v1::PlanScrubReply behind;
+  job_->FillScrub(kHere, request, 1, Time(), behind);
+  EXPECT_EQ(behind.copies_size(), 0);
+}
+
 TEST_F(NodesTest, WhatIsOutOfReachIsNeitherOfferedNorGivenUp) {
   TwoRanks();
   SaveBoth(1);
@@ -969,6 +994,58 @@ TEST_F(NodesTest, ARemovalDoesNotWaitForANodeThatGoesAway) {
   ASSERT_EQ(wanted.size(), 1u);
   EXPECT_EQ(wanted[0].first, b_);
   EXPECT_EQ(wanted[0].second.checkpoint, (CheckpointId{1, 1}));
+}
+
+// Rank 1's copy of step 1 on b, or on c, is bad.
+class NodesRepairTest : public NodesTest {
+ protected:
+  NodesRepairTest() {
+    TwoRanks();
+    SaveBoth(1);
+    Flush(1);
+  }
+  void FindBad(NodeId node) { Say(node, ShardBad{{1, 1}, 1, "a block differs", TierKind::kNvme}); }
+  // Since that was asked last.
+  size_t Asked(NodeId node) {
+    const auto wanted = All<FlushWanted>();
+    out_.clear();
+    return static_cast<size_t>(std::count_if(wanted.begin(), wanted.end(), [&](const auto& each) {
+      return each.first == node && each.second.replace;
+    }));
+  }
+  void TellDrive(NodeId node) {
+    Say(node, FoundOnNvme({{1, 1}}));
+    Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
+  }
+};
+
+// What it was asked for, or its answer, may be lost with the channel.
+TEST_F(NodesRepairTest, IsAskedForAgainWhenItsNodeTellsAnewWhatItHas) {
+  FindBad(b_);
+  ASSERT_EQ(Asked(b_), 1u);
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  back.seats = {Seat(b_, 1, 1)};
+  Say(b_, back);
+  TellDrive(b_);
+  FindBad(b_);
+  now_ = now_ + kRepairRetryMin;
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(Asked(b_), 1u);
+}
+
+// Else the step would never go from its tiers.
+TEST_F(NodesRepairTest, IsNotAskedOfANodeThatIsGone) {
+  Say(c_, NodeArrived());
+  TellDrive(c_);
+  FindBad(c_);
+  ASSERT_EQ(Asked(c_), 1u);
+  Say(c_, NodeLeft{true, "its lease has ended"});
+  SaveBoth(2);
+  Flush(2);
+  now_ = now_ + kRepairRetryMin;
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(Asked(c_), 0u);
 }
 
 TEST_F(NodesTest, WhatIsLeftOfAStepStaysInNvmeWhileANodeIsMissing) {
@@ -2211,6 +2288,149 @@ TEST_F(ReplacedInSessionTest, WhatItsFirstProcessCannotFetchEndsNothing) {
                       false});
   ExpectRefused();
   ExpectGoesOn();
+}
+
+// Rank 1 has moved from b to c, and b, which alone has its shard of step 1, cannot be read just
+// now.
+class SourceWaitTest : public NodesTest {
+ protected:
+  SourceWaitTest() {
+    settings_.nvme = settings_.remote = false;
+    settings_.peers = true;
+    MakeCoordinator();
+    job_->SetOpenedHere();
+    TwoRanks();
+    SaveBoth(1);
+    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
+    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
+    Join(kHere, 0, 2, "two", 1);
+    Join(c_, 1, 2, "two", 1);
+    mine_ = Enter(kHere, 0, 1);
+    theirs_ = Enter(c_, 1, 1);
+    EXPECT_NE(Offer(), nullptr);
+    offer_ = Offer() != nullptr ? *Offer() : SourceOffered{};
+    EXPECT_EQ(offer_.from, TierKind::kPeer);
+    EXPECT_EQ(offer_.peers, std::vector<std::string>{"b"});
+    loaded_ = ++token_;
+    Say(kHere, LoadReported{loaded_, 2, 0, offer_.session, 1, true, false, false, ""});
+    out_.clear();
+  }
+  const SourceOffered* Offer() { return Answer<SourceOffered>(theirs_); }
+  void CannotRead(absl::Status why = absl::UnavailableError("node 'b' was started anew")) {
+    Say(c_, FetchFailed{theirs_,
+                        2,
+                        1,
+                        offer_.session,
+                        offer_.round,
+                        {1, 1},
+                        TierKind::kPeer,
+                        std::move(why),
+                        false});
+  }
+  void Pass(Duration by) {
+    now_ = now_ + by;
+    Say(kHere, WakeUp{});
+  }
+  // The time at which the coordinator wants to be woken comes.
+  void PassToWake() {
+    ASSERT_TRUE(job_->NextWake().has_value());
+    ASSERT_LE(*job_->NextWake(), now_ + std::chrono::seconds(1));
+    Pass(std::max(*job_->NextWake() - now_, Duration(0)));
+  }
+
+  RequestToken mine_ = 0;
+  RequestToken theirs_ = 0;
+  RequestToken loaded_ = 0;
+  SourceOffered offer_;
+};
+
+TEST_F(SourceWaitTest, ItIsTriedAgainUntilItCanBeRead) {
+  for (int i = 0; i < 5; ++i) {
+    CannotRead();
+    EXPECT_EQ(Offer(), nullptr);
+    PassToWake();
+    ASSERT_NE(Offer(), nullptr);
+    EXPECT_EQ(Offer()->peers, std::vector<std::string>{"b"});
+    EXPECT_EQ(Answer<Refused>(theirs_), nullptr);
+    out_.clear();
+  }
+  Say(c_, LoadReported{theirs_, 2, 1, offer_.session, 1, true, false, false, ""});
+  ASSERT_NE(Answer<SessionEnded>(theirs_), nullptr);
+  EXPECT_EQ(Answer<SessionEnded>(theirs_)->checkpoint, (CheckpointId{1, 1}));
+  ASSERT_NE(Answer<SessionEnded>(loaded_), nullptr);
+}
+
+TEST_F(SourceWaitTest, NotForEver) {
+  const MonotonicTime began = now_;
+  while (Answer<Refused>(theirs_) == nullptr && now_ < began + std::chrono::minutes(1)) {
+    out_.clear();
+    CannotRead();
+    if (Answer<Refused>(theirs_) == nullptr) {
+      PassToWake();
+    }
+  }
+  EXPECT_GE(now_, began + std::chrono::seconds(10));
+  EXPECT_LE(now_, began + std::chrono::seconds(11));
+  for (const RequestToken token : {theirs_, loaded_}) {
+    ASSERT_NE(Answer<Refused>(token), nullptr);
+    EXPECT_EQ(Answer<Refused>(token)->failure.code, absl::StatusCode::kUnavailable);
+    EXPECT_TRUE(absl::StrContains(Answer<Refused>(token)->failure.message, "was started anew"));
+  }
+  EXPECT_FALSE(job_->NextWake().has_value() && *job_->NextWake() < now_ + std::chrono::seconds(1));
+}
+
+// It was started anew: for a moment nothing is known of it.
+TEST_F(SourceWaitTest, ANodeThatIsGoneAndBackIsReadAgain) {
+  CannotRead();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  Pass(std::chrono::seconds(2));
+  EXPECT_EQ(Offer(), nullptr);
+  EXPECT_EQ(Answer<Refused>(theirs_), nullptr);
+  NodeArrived back;
+  back.shards = {Found(1, 1)};
+  Say(b_, back);
+  Pass(std::chrono::milliseconds(500));
+  ASSERT_NE(Offer(), nullptr);
+  EXPECT_EQ(Offer()->peers, std::vector<std::string>{"b"});
+}
+
+TEST_F(SourceWaitTest, ANodeThatDoesNotComeBackEndsIt) {
+  CannotRead();
+  Say(b_, NodeLeft{true, "its lease has ended"});
+  for (int i = 0; i < 22 && Answer<Refused>(theirs_) == nullptr; ++i) {
+    Pass(std::chrono::milliseconds(500));
+  }
+  ASSERT_NE(Answer<Refused>(theirs_), nullptr);
+  EXPECT_EQ(Answer<Refused>(theirs_)->failure.code, absl::StatusCode::kUnavailable);
+  EXPECT_NE(Answer<Refused>(loaded_), nullptr);
+}
+
+TEST_F(SourceWaitTest, WhatItsNodeDoesNotGetOverIsNotWaitedFor) {
+  CannotRead(absl::ResourceExhaustedError("no room"));
+  ASSERT_NE(Answer<Refused>(theirs_), nullptr);
+}
+
+TEST_F(SourceWaitTest, WhoEntersAgainWaitsAnew) {
+  CannotRead();
+  const RequestToken again = Enter(c_, 1, 1);
+  ASSERT_NE(Answer<Refused>(theirs_), nullptr);
+  EXPECT_EQ(Answer<Refused>(theirs_)->failure.code, absl::StatusCode::kAborted);
+  EXPECT_NE(Answer<SourceOffered>(again), nullptr);
+}
+
+TEST_F(SourceWaitTest, WhenTheRestoreEndsItHears) {
+  CannotRead();
+  SessionAsked other;
+  other.token = ++token_;
+  other.attempt = 2;
+  other.rank = 0;
+  other.process = Process(kHere, 0, 1);
+  other.may_wait = true;
+  other.wanted = {CheckpointId{1, 7}};
+  Say(kHere, other);
+  ASSERT_NE(Answer<Refused>(theirs_), nullptr);
+  EXPECT_EQ(Offer(), nullptr);
+  EXPECT_FALSE(job_->NextWake().has_value() && *job_->NextWake() < now_ + std::chrono::seconds(1));
 }
 
 // The step lies nowhere else: all ranks get the one before.

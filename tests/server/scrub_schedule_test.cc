@@ -42,6 +42,29 @@ std::vector<std::pair<Step, int64_t>> RunUntil(ScrubSchedule& schedule, int64_t&
   }
 }
 
+// In remote: the ranks, and with them who reads their copies, go from node to node.
+TEST(ScrubSchedule, WhenAnotherNodeReadItCounts) {
+  const int64_t now = kStart + 100 * kDay;
+  ScrubSchedule schedule({kPeriod, 0});
+  schedule.Remember({{Key(3), kStart + 99 * kDay}, {Key(4), kStart + 95 * kDay}});
+  const std::vector<ScrubCopy> copies = {
+      {Key(1), 100, 0, kStart, kStart + 96 * kDay},              // read by another
+      {Key(2), 100, 0, kStart + 97 * kDay, 0},                   // never, known for so long
+      {Key(3), 100, 0, kStart, kStart + 96 * kDay},              // here, later
+      {Key(4), 100, 0, kStart + 98 * kDay, kStart + 97 * kDay},  // there, later
+      {Key(5), 100, 0, now + kDay, now + kDay},                  // its host's clock is ahead
+      {Key(6), 100, 0},
+  };
+  schedule.SetCopies(copies, now);
+  const std::map<ScrubKey, int64_t> expected = {{Key(1), kStart + 96 * kDay},
+                                                {Key(2), kStart + 97 * kDay},
+                                                {Key(3), kStart + 99 * kDay},
+                                                {Key(4), kStart + 97 * kDay},
+                                                {Key(5), now},
+                                                {Key(6), now}};
+  EXPECT_EQ(schedule.Known(), expected);
+}
+
 TEST(ScrubSchedule, NothingIsReadWithoutAPeriodOrCopies) {
   ScrubSchedule off({0, 0});
   off.SetCopies(Copies(1, 3, 100), kStart);

@@ -39,6 +39,8 @@ const char* NameOf(Fault fault) {
       "bit flipped in nvme",
       "bit flipped in remote",
       "nvme copy lost",
+      "nvme copy cut",
+      "remote copy cut",
       "stale drive",
       "nvme fails",
       "nvme hangs",
@@ -138,6 +140,10 @@ void World::MakeWeather() {
   }
   if (options.rates == Rates::kReshards) {
     weights_ = {3, 3, 2, 1, 6, 1};  // what is read of many is often bad somewhere
+    return;
+  }
+  if (options.rates == Rates::kRot) {
+    weights_ = {1, 2, 1, 1, 8, 1};
     return;
   }
   if (options.rates != Rates::kAbsurd || t.Chance(0.5)) {
@@ -456,7 +462,17 @@ void World::TierTrouble() {
   SimTier& near = node->nvme();
   SimTier& far = remote.tier;
   const Duration time = t.Millis(500, 40'000);
-  switch (t.Below(11)) {
+  // (The kinds up to kHarms make copies bad.)
+  constexpr uint64_t kHarms = 6;
+  constexpr uint64_t kKinds = 13;
+  const bool harms = options.rates == Rates::kRot && t.Chance(0.8);
+  if (harms && t.Chance(0.2)) {  // many of a drive at once
+    for (int i = 0; i < 8; ++i) {
+      CutCopy(near, {TierKind::kNvme, node->index});
+    }
+    return;
+  }
+  switch (t.Below(harms ? kHarms : kKinds)) {
     case 0:
       return node->FlipInMemory() ? Count(Fault::kBitFlippedMemory) : void();
     case 1:
@@ -475,21 +491,25 @@ void World::TierTrouble() {
     case 3:
       return node->LoseNvmeCopy() ? Count(Fault::kNvmeCopyLost) : void();
     case 4:
+      return CutCopy(near, {TierKind::kNvme, node->index});
+    case 5:
+      return t.Chance(0.5) ? CutCopy(far, {TierKind::kRemote, 0}) : void();
+    case 6:
       near.fails = 0.3;
       return t.After(time, [&near] { near.fails = 0; });
-    case 5:
+    case 7:
       near.hung_until = {t.now() + time.count()};
       return;
-    case 6:
+    case 8:
       far.fails = 0.3;
       return t.After(time, [&far] { far.fails = 0; });
-    case 7:
+    case 9:
       far.full = true;
       return t.After(time, [&far] { far.full = false; });
-    case 8:
+    case 10:
       far.hung_until = {t.now() + time.count()};
       return;
-    case 9:
+    case 11:
       far.unreadable = true;
       return t.After(time, [&far] { far.unreadable = false; });
     default:

@@ -54,6 +54,7 @@ void Node::CheckOldMeeting(const std::string& from, const v1::PeerMessage& messa
   const Meeting meeting{from, message.job_uuid(), message.epoch()};
   if (message.has_node_arrived()) {
     met_here_.insert(meeting);
+    lost_at_[from] = w_.t.now();
     return;
   }
   const int number = message.body_case();
@@ -73,6 +74,7 @@ void Node::CheckOldMeeting(const std::string& from, const v1::PeerMessage& messa
 
 void Node::NoteMeetings(const Event& event) {
   const auto lost = [this](const std::string& node) {
+    lost_at_[node] = w_.t.now();
     std::erase_if(met_here_, [&](const Meeting& meeting) { return meeting.node == node; });
   };
   if (const auto* told = std::get_if<PeerTold>(&event)) {
@@ -80,6 +82,15 @@ void Node::NoteMeetings(const Event& event) {
       lost(began->node);
     } else if (const auto* gone = std::get_if<PeerLost>(&told->event)) {
       lost(gone->node);
+    } else if (const auto* silent = std::get_if<PeerSilent>(&told->event)) {
+      lost_at_[silent->node] = w_.t.now();
+    }
+  } else if (const auto* members = std::get_if<MembershipTold>(&event)) {
+    const MembershipEvent& of = members->event;
+    if (std::holds_alternative<MemberGone>(of) || std::holds_alternative<MembersAre>(of) ||
+        std::holds_alternative<LeaseLost>(of) || std::holds_alternative<ClusterWiped>(of) ||
+        std::holds_alternative<Deposed>(of)) {
+      members_at_ = w_.t.now();
     }
   }
 }

@@ -23,7 +23,7 @@
 namespace holdfast::sim {
 namespace {
 
-enum class Where { kAnywhere, kErasures, kReshards };
+enum class Where { kAnywhere, kErasures, kReshards, kRot };
 struct Mutation {
   const char* name;
   const char* says;
@@ -64,6 +64,7 @@ std::string ViolationOf(Where where, uint64_t seed, int mutation) {
     options.stormy = std::chrono::minutes(5);
     options.rates = where == Where::kErasures   ? Rates::kErasures
                     : where == Where::kReshards ? Rates::kReshards
+                    : where == Where::kRot      ? Rates::kRot
                                                 : Rates::kAbsurd;
     World world(options);
     world.Run();

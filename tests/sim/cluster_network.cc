@@ -237,7 +237,7 @@ void Network::Take(Node& node, const std::string& from, Peer& peer, Call& call) 
   }
   for (std::string& message : messages) {
     ++w_.counts.messages;
-    node.Post(PeerTold{PeerSpoke{from, std::move(message)}});
+    node.Post(PeerTold{PeerSpoke{from, node.AsUnderstood(std::move(message))}});
   }
 }
 

@@ -20,7 +20,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Node::Node(World& world, uint32_t i, std::string its_name, v1::DaemonConfig config)
-    : index(i), name(std::move(its_name)), w_(world), config_(std::move(config)) {
+    : index(i),
+      name(std::move(its_name)),
+      knows_mending(world.options.seed % 4 != 2 || i != 1),
+      w_(world),
+      config_(std::move(config)) {
   config_.set_node_name(name);
 }
 
@@ -78,6 +82,9 @@ void Node::RecordGone(File& file, Truth::Why why) {
   if (file.record) {
     const ShardId id = file.record->copy.id;
     file.record.reset();
+    if (HoldsGood(id)) {
+      return;  // a replica that goes, and was asked for again meanwhile
+    }
     w_.truth.Removed(id, {TierKind::kMemory, index}, why);
   }
 }
@@ -167,6 +174,7 @@ bool Node::LoseNvmeCopy() {
   }
   auto it = nvme_.copies.begin();
   std::advance(it, static_cast<ptrdiff_t>(w_.t.Below(nvme_.copies.size())));
+  w_.Trace(absl::StrCat(name, ": lost in nvme, ", it->first.ToString()));
   w_.truth.DamagedUnnoticed(it->first, {TierKind::kNvme, index});
   nvme_.copies.erase(it);
   return true;
@@ -214,6 +222,7 @@ void Node::StartDaemon() {
   w_.etcd.Start(*this);
   Feed(started);
   Do(ScanNvme{});
+  Scrub();
 }
 
 // SIGKILL. What it was doing and had not done yet does not happen; some of what was under way was
@@ -245,6 +254,9 @@ void Node::KillDaemon() {
   socket_busy_until_.clear();
   granted_.clear();
   obeyed_.clear();
+  lost_at_.clear();
+  known_bad_.clear();
+  tries_.clear();
   met_here_.clear();
   asked_.clear();
   requests_.clear();
@@ -349,7 +361,9 @@ void Node::Feed(const Event& event) {
   } else {
     NoteMeetings(event);
   }
+  heard_of_ = heard ? absl::StrCat(spoke->node, " ", message.epoch()) : "";
   Perform(actions);
+  heard_of_.clear();
   if (const auto* closed = std::get_if<ConnectionClosed>(&event)) {
     CheckPartsOf(closed->connection);
   }
@@ -455,6 +469,8 @@ void Node::Do(const Report& a) {
     w_.truth.CommitReported(a.job, id);
   } else if (a.kind == Report::Kind::kTierCommitted) {
     w_.truth.TierCommitReported(a.job, id, a.tier);
+  } else if (a.kind == Report::Kind::kCopyMended) {
+    w_.ToldMended(a.job, a.text);
   }
 }
 

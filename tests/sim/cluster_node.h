@@ -51,6 +51,9 @@ class Node {
 
   const uint32_t index;
   const std::string name;
+  // An earlier version's takes it for any other flush when it is to write a bad copy anew.
+  const bool knows_mending;
+  std::string AsUnderstood(std::string message) const;
 
   // ---- the machine ----
   bool powered() const { return powered_; }
@@ -102,6 +105,8 @@ class Node {
   SimTier& nvme() { return nvme_; }
   double state_failures = 0;
   double slot_failures = 0;
+  bool HasGood(const ShardId& id, TierKind tier) const;
+  bool HoldsGood(const ShardId& id) const;  // in memory
   bool FlipInMemory();
   bool FlipInNvme();
   bool LoseNvmeCopy();
@@ -218,6 +223,16 @@ class Node {
   void Do(const ScanRemote& a);
   void Do(const ScanNvme& a);
 
+  // cluster_scrub.cc
+  void Scrub();
+  void ReadAgain(const std::vector<ReadableShard>& shards);
+  void ReadSlotAgain(const ReadableShard& shard);
+  void ReadCopyAgain(const ReadableShard& shard);
+  std::string CommanderOf(const JobUuid& uuid) const;
+  bool IsUnderWayFor(const std::string& commander, int64_t then) const;
+  bool HasHeardSince(const std::string& node, int64_t then) const;
+  void JudgeRepair(const FlushShard& a, const std::string& commander);
+  void JudgeRemoval(const RemoveCopies& a);
   // cluster_parts.cc
   void Do(const ReadParts& a);
   void Do(const EndParts& a);
@@ -324,6 +339,14 @@ class Node {
     auto operator<=>(const Meeting&) const = default;
   };
   std::set<Meeting> met_here_;
+  // Who commands what is performed just now, and when this daemon lost whom last.
+  std::string heard_of_;
+  std::map<std::string, int64_t> lost_at_;
+  int64_t members_at_ = 0;
+  // What repairs here were told to have found bad where they read, by which host they were wanted,
+  // and when; when they were begun.
+  std::map<std::pair<ShardId, TierKind>, std::pair<std::string, int64_t>> known_bad_;
+  std::map<std::pair<ShardId, TierKind>, std::deque<int64_t>> tries_;
 };
 
 }  // namespace holdfast::sim::cluster

@@ -19,9 +19,10 @@ enum class Rates {
   kDrives,     // absurd: nodes reboot again and again, and others read from drives slowly
   kReshards,   // absurd: jobs come back with other numbers of ranks again and again
   kOperators,  // absurd: nodes are drained, jobs told to end, settings read again, again and again
+  kRot,        // absurd: copies in the durable tiers go bad again and again
 };
-inline constexpr std::array<const char*, 7> kRatesNames = {
-    "none", "realistic", "absurd", "erasures", "drives", "reshards", "operators"};
+inline constexpr std::array<const char*, 8> kRatesNames = {
+    "none", "realistic", "absurd", "erasures", "drives", "reshards", "operators", "rot"};
 
 struct Options {
   uint64_t seed = 1;
@@ -74,6 +75,8 @@ enum class Fault {
   kBitFlippedNvme,
   kBitFlippedRemote,
   kNvmeCopyLost,
+  kNvmeCopyCut,
+  kRemoteCopyCut,
   kNvmeStale,  // an older image of the drive, and of the states on it, comes back
   kNvmeFails,
   kNvmeHangs,

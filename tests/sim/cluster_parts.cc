@@ -364,9 +364,11 @@ void Node::Do(const GatherRecords& a) {
             files->records.push_back(slot->record->copy);
           } else if (copy != tier.copies.end()) {
             files->records.push_back(copy->second.copy.copy);
-          } else {
+          } else if (!w_.truth.MayLie(a.job_name, id.checkpoint(), rank,
+                                      {holder.remote ? TierKind::kRemote : TierKind::kNvme,
+                                       holder.remote ? 0 : other.index})) {
             continue;
-          }
+          }  // (else a fault took it, and nobody has noticed)
           left_out.erase(rank);
         }
       }

@@ -36,7 +36,7 @@ constexpr const char* kUsage =
     "                   [--processes N]\n"
     "                   [--nodes N] [--spares N]\n"
     "                   [--ranks N] [--jobs N] [--pace-ms N] [--steps N] [--minutes N]\n"
-    "                   [--rates none|realistic|absurd|erasures|drives|reshards|operators]\n"
+    "                   [--rates none|realistic|absurd|erasures|drives|reshards|operators|rot]\n"
     "                   [--check-every "
     "N]\n"
     "                   [--trace | --trace-messages]\n";

@@ -110,6 +110,18 @@ TEST(ClusterSimulation, Operators) {
   }
 }
 
+// Copies in the durable tiers that go bad, are found so, and are written anew.
+TEST(ClusterSimulation, Rot) {
+  Options options;
+  options.rates = Rates::kRot;
+  options.stormy = std::chrono::minutes(5);
+  const Counts counts = RunSeeds(options, 1 + Seeds() / 8);
+  for (const char* state : {"scan: a bad copy", "scrub: bad", "repair: from memory",
+                            "repair: from nvme", "repair: from remote", "replacement: written"}) {
+    EXPECT_TRUE(counts.states.count(state) > 0 || Seeds() < kSeedsForAll) << state;
+  }
+}
+
 TEST(ClusterSimulation, RealisticRates) {
   Options options;
   options.rates = Rates::kRealistic;

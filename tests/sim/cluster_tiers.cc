@@ -90,16 +90,26 @@ void Node::Do(const FlushShard& a) {
                                           a.key.id.ToString(), ", and holds no such sealed copy"));
   }
   SimDrain drain{a.to, a.from, a.key.id, a.image_bytes, false, false, nullptr};
+  drain.commander = CommanderOf(a.key.id.job);
+  drain.begun = w_.t.now();
+  drain.mends = a.replace && a.verify == v1::TierPolicy::VERIFY_ALL;
+  if (drain.mends) {
+    JudgeRepair(a, drain.commander);
+  }
   const std::optional<FileRecord> record = file ? file->record : std::nullopt;
-  drain.end = [this, a, file, record](bool cancelled) {
+  drain.end = [this, a, file, record, commander = drain.commander](bool cancelled) {
     FlushEnded ended{a.drain, absl::CancelledError("as asked"), false, {}};
     if (!cancelled) {
       ended = FlushNow(a, file, record);
     }
-    w_.counts.states[ended.status.ok()  ? "flush: written"
-                     : cancelled        ? "flush: cancelled"
-                     : ended.source_bad ? "flush: source bad"
-                                        : "flush: failed"]++;
+    if (a.replace && ended.source_bad) {
+      known_bad_[{a.key.id, a.from}] = {commander, w_.t.now()};
+    }
+    w_.counts.states[absl::StrCat(a.replace ? "replacement: " : "flush: ",
+                                  ended.status.ok()  ? "written"
+                                  : cancelled        ? "cancelled"
+                                  : ended.source_bad ? "source bad"
+                                                     : "failed")]++;
     Complete(ended);
   };
   RunDrain(a.drain, std::move(drain));
@@ -136,7 +146,9 @@ FlushEnded Node::FlushNow(const FlushShard& a, const FilePtr& file,
     ended.source_bad = true;
     return ended;
   }
-  if (a.to == TierKind::kRemote) {
+  // (What a manifest names anybody may mend.)
+  if (a.to == TierKind::kRemote &&
+      !(a.replace && w_.remote.tier.manifests.count({a.key.id.job, a.key.id.checkpoint()}) > 0)) {
     const auto [claim, fresh] =
         w_.remote.claims.try_emplace({a.key.id.job, a.key.id.attempt}, a.opening);
     if (claim->second != a.opening) {
@@ -148,15 +160,31 @@ FlushEnded Node::FlushNow(const FlushShard& a, const FilePtr& file,
   SimTier& tier = TierOf(a.to);
   written.copy.copy.generation = 0;
   written.copy.record_crc = written.token;
+  written.torn = TierCopy::Torn::kNo;
   written.copy.location =
-      absl::StrCat(a.to == TierKind::kNvme ? "/nvme0/" : "/remote/", a.key.id.ToString());
+      absl::StrCat(a.to == TierKind::kNvme ? absl::StrCat("/nvme0/", name, "/") : "/remote/",
+                   a.key.id.ToString());
   if (const auto there = tier.copies.find(a.key.id);
       there != tier.copies.end() && there->second.token != written.token) {
     w_.truth.Violated(absl::StrCat(a.key.id.ToString(), " is in ", std::string(TierName(a.to)),
                                    " with other bytes"));
   }
+  // What is there stays as it is, unless it is to be replaced; the image is not read.
+  if (const auto there = tier.copies.find(a.key.id); there != tier.copies.end() && !a.replace) {
+    known_bad_.erase({a.key.id, a.to});
+    w_.counts.states[there->second.token != there->second.bytes ? "flush: a bad one is there"
+                                                                : "flush: it is there"]++;
+    if (there->second.torn != TierCopy::Torn::kNo) {
+      ended.status = absl::DataLossError("what is there is cut");
+    }
+    ended.copy = there->second.copy;
+    return ended;
+  }
   if (a.to == TierKind::kRemote) {
     LeaveOut(a, written);
+  }
+  if (a.replace) {
+    ++w_.written_anew[written.copy.location];
   }
   tier.copies[a.key.id] = written;
   tier.jobs[a.key.id.job] = {a.key.job_name, a.uid, a.gid};
@@ -390,6 +418,7 @@ void Node::Do(const PublishManifest& a) {
 }
 
 void Node::Do(const RemoveCopies& a) {
+  JudgeRemoval(a);
   SimDrain drain{a.tier, std::nullopt, {a.job, a.checkpoint.attempt, a.checkpoint.step, 0},
                  0,      false,        false,
                  nullptr};
@@ -425,7 +454,20 @@ FoundJob Node::FoundIn(const SimTier& tier, const JobUuid& uuid) const {
   FoundJob found{uuid, job.name, job.uid, job.gid, {}, {}};
   for (auto it = tier.copies.lower_bound({uuid, 0, 0, 0});
        it != tier.copies.end() && it->first.job == uuid; ++it) {
-    found.copies.push_back(it->second.copy);
+    if (it->second.torn == TierCopy::Torn::kNo) {
+      found.copies.push_back(it->second.copy);
+    } else if (&tier == &nvme_ || tier.manifests.count({uuid, it->first.checkpoint()}) > 0) {
+      found.bad.push_back({it->second.copy, "it is cut"});
+      if (it->second.torn == TierCopy::Torn::kRecord) {
+        DurableCopy& named = found.bad.back().copy;
+        const DurableCopy& copy = it->second.copy;
+        named = DurableCopy();
+        named.copy.id = copy.copy.id;
+        named.copy.image_bytes = copy.copy.image_bytes;
+        named.location = copy.location;
+      }
+      w_.counts.states["scan: a bad copy"]++;
+    }
   }
   for (auto it = tier.manifests.lower_bound({uuid, {}});
        it != tier.manifests.end() && it->first == uuid; ++it) {

@@ -92,6 +92,7 @@ void Truth::Added(const ShardId& id, Place place) {
   if (std::find(good.begin(), good.end(), place) == good.end()) {
     good.push_back(place);
   }
+  checkpoint.damaged.erase({id.rank, place});
   if (place.tier == TierKind::kNvme) {
     checkpoint.in_nvme.insert(id.rank);
   }
@@ -480,6 +481,12 @@ void Truth::ClearCommits() {
 Epoch Truth::HighestEpoch(const std::string& name) const {
   const auto job = jobs_.find(name);
   return job == jobs_.end() || job->second.acting.empty() ? 0 : job->second.acting.rbegin()->first;
+}
+
+std::string Truth::ActsFor(const std::string& name) const {
+  const auto job = jobs_.find(name);
+  return job == jobs_.end() || job->second.acting.empty() ? ""
+                                                          : job->second.acting.rbegin()->second;
 }
 
 void Truth::Met(const std::string& uuid_bytes, const std::string& node, Epoch epoch) {

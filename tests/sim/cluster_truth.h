@@ -94,6 +94,7 @@ class Truth {
   const v1::JobState* StateOf(const std::string& job) const;
   // Under which anybody has acted as its host.
   Epoch HighestEpoch(const std::string& job) const;
+  std::string ActsFor(const std::string& job) const;  // who has acted under that
   // The node has told a host under that epoch what it has; it has told the host that acts.
   void Met(const std::string& uuid_bytes, const std::string& node, Epoch epoch);
   bool HasMetHost(const std::string& job, const std::string& node) const;

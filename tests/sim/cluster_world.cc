@@ -414,6 +414,11 @@ void World::Run() {
       }
     };
     t.At(t.now() + (kAllAreBack - seconds(5)).count(), ask_where);
+    t.At(t.now() + (kAllAreBack - seconds(10)).count(), [this] {
+      for (const Job& job : jobs_) {
+        AskWhatIsMended(job.name, {});
+      }
+    });
     t.At(calm_ends - Duration(seconds(10)).count(), ask_where);
     if (operated()) {
       t.At(calm_ends - Duration(seconds(60)).count(), [this] { TellJobsToEnd(); });
@@ -477,6 +482,7 @@ void World::Calm() {
       Restart(job);
     }
     truth.ClearCommits();
+    WatchMending({});
   });
 }
 

@@ -91,6 +91,13 @@ class World {
   uint64_t NewToken() { return next_token_++; }
   uint64_t NewHold() { return next_hold_++; }
 
+  // ---- for the judge of repairs ----
+  std::map<std::string, uint64_t> written_anew;  // bad copies, by location, and not told yet
+  void ToldMended(const std::string& job, const std::string& text);
+  // What nodes write for that host just now, and it knows of.
+  size_t UnderWay(const std::string& commander,
+                  const std::function<bool(const Node&, const SimDrain&)>& which) const;
+
   // ---- for ranks ----
   void RankEnded(RankProcess* process);
   std::vector<Job>& jobs() { return jobs_; }
@@ -135,6 +142,12 @@ class World {
   bool StatesAreSpread() const;
   void NodeTrouble();
   bool MayLoseNode() const;
+  // cluster_scrub.cc
+  void CutCopy(SimTier& tier, cluster::Place place);
+  bool IsGoodInRemote(const ShardId& id) const;
+  bool MayBeMended(const ShardId& id, cluster::Place place) const;
+  void AskWhatIsMended(const std::string& job, std::set<std::string> doubted);
+  void WatchMending(std::map<std::pair<ShardId, cluster::Place>, int64_t> since);
   // cluster_people.cc
   void PeopleTrouble();
   void Visit(Job& job, Node& node, RankProcess::Role role);

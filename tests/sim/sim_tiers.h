@@ -20,6 +20,10 @@ struct TierCopy {
   uint64_t token = 0;  // what its record says
   uint64_t bytes = 0;  // what its bytes are: another token once they have rotted
   ShardId content;     // whose bytes they were
+  // What a look at the tier sees, too: its image is cut; so is its record, and nothing but its
+  // names tells of it. (The bytes of such are others.)
+  enum class Torn { kNo, kImage, kRecord };
+  Torn torn = Torn::kNo;
 };
 
 struct SimTier {
@@ -85,6 +89,10 @@ struct SimDrain {
   bool cancelled = false;
   bool stalled = false;
   std::function<void(bool cancelled)> end;  // performs it, and says so
+  // Of a cluster: which host wants it, since when, and whether it is a repair.
+  std::string commander{};
+  int64_t begun = 0;
+  bool mends = false;
 };
 
 }  // namespace holdfast::sim

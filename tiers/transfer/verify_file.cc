@@ -68,8 +68,13 @@ class FileCheck {
     const TransferControl::Call call(options_.control, "read", file_.path());
     const bool registered = options_.register_file && io_.RegisterFile(file_);
     std::vector<size_t> idle;
+    std::vector<std::byte*> pinned;  // what is not is pinned, page by page, for each read
     for (size_t i = 0; i < reads_.size(); ++i) {
       idle.push_back(i);
+      const AlignedBuffer& buffer = reads_[i].buffer;
+      if (options_.register_memory && io_.RegisterMemory(buffer.data(), buffer.bytes())) {
+        pinned.push_back(buffer.data());
+      }
     }
     while (result_.ok() && (!next_.done() || io_.in_flight() > 0)) {
       if (options_.control != nullptr && options_.control->cancelled()) {
@@ -93,6 +98,9 @@ class FileCheck {
       }
     }
     io_.Drain();
+    for (std::byte* const memory : pinned) {
+      io_.UnregisterMemory(memory);
+    }
     if (registered) {
       io_.UnregisterFile(file_);
     }

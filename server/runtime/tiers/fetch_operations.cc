@@ -11,7 +11,6 @@
 #include "server/runtime/tiers/read_once.h"
 #include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/slot_source.h"
-#include "tiers/compressed/seek_table.h"
 #include "tiers/transfer/direct_copy.h"
 
 namespace holdfast {
@@ -145,7 +144,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   BufferedCopySpec spec;
   spec.from_file = ImageOf(reading);
   spec.from_alignment = reading->alignment();
-  spec.piece_unit = reading->compressed() ? kFrameBytes : 1;
+  spec.piece_unit = PieceUnitOf(*reading);
   WholeCopy whole;
   if (image->record.kept) {
     const TransferControl::Call call(operation.control().get(), "open copies in", place.dir());
@@ -173,8 +172,13 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
                               "; read from the remote tier alone"));
       passed->End(false);
     }
-  } else if (passed != nullptr) {
-    spec.arrived = [passed](uint64_t offset, uint64_t bytes) { passed->Arrived(offset, bytes); };
+  } else {
+    spec.arrived = [passed](uint64_t offset, uint64_t bytes) {
+      if (passed != nullptr) {
+        passed->Arrived(offset, bytes);
+      }
+      HF_SYNC_POINT("daemon.fetch.part_arrived");
+    };
   }
   image->record.kept.reset();  // what is in memory is whole
   spec.to_memory = memory;

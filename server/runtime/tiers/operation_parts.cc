@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "tiers/compressed/seek_table.h"
 
 namespace holdfast {
 namespace {
@@ -125,6 +126,10 @@ absl::Status NotYet() {
 
 absl::Status Cancelled(std::string_view what) {
   return absl::CancelledError(absl::StrCat(ToAbsl(what), " was cancelled"));
+}
+
+uint32_t PieceUnitOf(const CopyStore::Reading& reading) {
+  return reading.compressed() ? uint32_t{kFrameBytes} : 1;
 }
 
 }  // namespace holdfast

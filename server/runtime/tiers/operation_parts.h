@@ -37,6 +37,10 @@ std::string OpeningText(uint64_t opening);
 absl::Status NotYet();
 absl::Status Cancelled(std::string_view what);
 
+// In what pieces its image is to be read (BufferedCopySpec::piece_unit): each frame of one that is
+// compressed by one thread.
+uint32_t PieceUnitOf(const CopyStore::Reading& reading);
+
 // A File that keeps what it belongs to: a thread that hangs in it may outlive everything else.
 template <typename Owner>
 std::shared_ptr<File> ImageOf(const std::shared_ptr<Owner>& owner) {

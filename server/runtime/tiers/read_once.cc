@@ -303,6 +303,7 @@ ReadOnceResult ReadOnce(const Context& context, const FetchShard& action, const 
   // 1. What this rank's own file has, for all: nobody waits for anybody in it.
   BufferedCopySpec spec;
   spec.from_file = whole.files[0];
+  spec.piece_unit = whole.own_piece_unit;
   spec.to_memory = memory;
   spec.image = std::make_shared<const RecordAndLayout>(FileImage(image));
   spec.scatter = std::make_shared<const ImageMap>(PlacesInImage(image));

@@ -218,6 +218,7 @@ absl::StatusOr<WholeCopy> OpenWhole(const std::shared_ptr<CopyStore>& store, con
     options.manifest = std::make_shared<const Manifest>(*std::move(manifest));
   }  // else each OpenCopy finds by itself what that means
   // 2. The owners' copies, one record at a time.
+  whole.own_piece_unit = PieceUnitOf(*reading);
   whole.files = {ImageOf(std::move(reading))};
   whole.ranks = together.owners();
   for (const Rank rank : whole.ranks) {

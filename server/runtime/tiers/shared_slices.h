@@ -65,6 +65,7 @@ struct WholeCopy {
   std::shared_ptr<const ImageMap> map;
   std::vector<std::shared_ptr<File>> files;
   std::vector<Rank> ranks;
+  uint32_t own_piece_unit = 1;  // of the rank's own file (BufferedCopySpec::piece_unit)
   // After the last byte, of the owners' files that are still open. (What was read of the others was
   // compared with its digests.)
   absl::Status Confirm();

@@ -48,11 +48,12 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   // As much in flight as keeps it reading while a piece is digested, and no more: others have the
   // drive, too, and what is not to be that fast has a pacer. In the mount what hangs holds a
   // thread, as all its calls do.
-  // (Unpacking takes a core, here and in the threads that read for this one.)
+  // Unpacking takes a core, here and in the threads that read for this one: of those there are
+  // fewer.
   const RunsBesideTraining beside(*context->training_cores, (*reading)->compressed());
   BlockIoOptions io_options;
   io_options.mode = nvme ? ModeOf(context->nvme) : BlockIoMode::kThreads;
-  io_options.depth = nvme ? 4 : 2;
+  io_options.depth = (*reading)->compressed() ? 2 : 4;
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io, CreateBlockIo(io_options));
   DirectCopyOptions copy;
   copy.piece_bytes = size_t{4} << 20;

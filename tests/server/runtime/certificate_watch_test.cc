@@ -54,7 +54,7 @@ class CertificateWatchTest : public ::testing::Test {
 };
 
 TEST_F(CertificateWatchTest, OneThatEndsSoonIsToldUntilThereIsANewOne) {
-  const TlsFiles soon = authority_.Issue("soon", {.until = "+13 days"});
+  const TlsFiles soon = authority_.Issue("soon", {.until = "+13 days 6 hours"});
   const TlsFiles good = authority_.Issue("good", {.until = "+15 days"});
   Watch({{"status_page.tls", good}, {"cluster.tls", soon}});
   EXPECT_THAT(Next("cluster.tls"), StartsWith("cluster.tls: the certificate of 'soon' in '" +

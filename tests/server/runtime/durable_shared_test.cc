@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/peers/pull_client.h"
 #include "server/runtime/remote_parts.h"
 #include "server/runtime/tiers/training_cores.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
@@ -123,7 +124,7 @@ class SharedTiersTest : public DurableTiersTest {
   }
 
   // Into a slot of its own; its bytes.
-  FetchEnded Fetch(Rank rank, std::string& bytes) {
+  FetchEnded Fetch(Rank rank, std::string& bytes, std::vector<RemoteReader> readers = {}) {
     const ShardRecord& record = contents_[rank].sample.record;
     FetchShard fetch;
     fetch.drain = ++drain_;
@@ -132,6 +133,7 @@ class SharedTiersTest : public DurableTiersTest {
     fetch.slot = static_cast<SlotId>(100 + fetch.drain);
     fetch.generation = 1;
     fetch.slot_bytes = 2 * kSlot;
+    fetch.readers = std::move(readers);
     EXPECT_EQ(slots_->RemoveRecord(SlotOf(rank)), absl::OkStatus());
     EXPECT_EQ(slots_->Create(fetch.slot, fetch.slot_bytes), absl::OkStatus());
     EXPECT_EQ(slots_->WriteNote(fetch.slot, NoteOf(1, fetch.slot_bytes)), absl::OkStatus());
@@ -609,6 +611,62 @@ TEST_F(CompressedTiersTest, FramesThatChangedPlacesAreTold) {
     EXPECT_TRUE(fetched.source_bad);
     EXPECT_THAT(Message(fetched.status), HasSubstr(path));
   }
+}
+
+// Pieces that end amid frames, and two threads that read them.
+class OddPiecesTest : public CompressedTiersTest {
+ protected:
+  OddPiecesTest() {
+    writers_ = 2;
+    remote_piece_bytes_ = kFrameBytes + (kFrameBytes >> 4);
+  }
+  void SetUp() override {
+    CompressedTiersTest::SetUp();
+    zstd_levels_ = {{0, 1}, {1, 1}, {2, 1}};
+    PullClient::Options options;
+    options.self = "node";
+    options.env = &env_;
+    ASSERT_EQ(tiers_->SetPeers(std::make_shared<PullClient>(std::move(options)), nullptr),
+              absl::OkStatus());
+  }
+  // How often the second frame of the rank's file is read while it is fetched. Whoever reads it as
+  // the first waits a moment: others come meanwhile, if any do.
+  int ReadsOfTheSecondFrame(Rank rank, std::vector<RemoteReader> readers) {
+    const std::string& path = copies_[rank].location;
+    const uint64_t image_bytes =
+        copies_[rank].file_bytes != 0 ? copies_[rank].file_bytes : copies_[rank].copy.image_bytes;
+    const auto file = Env::System()->Open(path, OpenMode::kRead, {});
+    EXPECT_TRUE(file.ok()) << file.status();
+    const absl::StatusOr<SeekTable> table =
+        ReadSeekTable(**file, std::filesystem::file_size(path), image_bytes);
+    EXPECT_TRUE(table.ok()) << table.status();
+    EXPECT_EQ(table->frames(), 2u);
+    const uint64_t second = table->frame(1).offset;
+    auto reads = std::make_shared<std::atomic<int>>(0);
+    env_.Meddle({.dir = std::filesystem::path(path).parent_path(),
+                 .at_read = [reads, second](uint64_t offset) {
+                   if (offset == second && ++*reads == 1) {
+                     for (int i = 0; i < 100 && *reads == 1; ++i) {
+                       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                     }
+                   }
+                 }});
+    std::string bytes;
+    EXPECT_EQ(Fetch(rank, bytes, std::move(readers)).status, absl::OkStatus());
+    env_.Meddle({});
+    EXPECT_TRUE(bytes == contents_[rank].sample.image) << rank;
+    return *reads;
+  }
+};
+
+TEST_F(OddPiecesTest, EachFrameIsUnpackedOnce) {
+  WriteAll();
+  EXPECT_EQ(ReadsOfTheSecondFrame(2, {}), 1) << "a file that has all of its image";
+  // Of those that share their tensors, the one that has the large one.
+  const Rank owner = copies_[0].file_bytes > kFrameBytes ? 0 : 1;
+  ASSERT_GT(copies_[owner].file_bytes, remote_piece_bytes_);
+  EXPECT_EQ(ReadsOfTheSecondFrame(owner, {RemoteReader{"another", {}}}), 1)
+      << "one that is passed on while it is read";
 }
 
 // ---- Beside training ----

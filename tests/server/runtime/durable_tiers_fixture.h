@@ -266,7 +266,8 @@ class DurableTiersTest : public ::testing::Test {
     config_.mutable_nvme()->set_bytes_max(uint64_t{1} << 30);
     config_.mutable_nvme()->set_engine(v1::NvmeConfig::IO_ENGINE_THREADS);
     config_.mutable_remote()->set_dir(dir_.Path("remote"));
-    config_.mutable_remote()->set_writers(1);
+    config_.mutable_remote()->set_writers(writers_);
+    config_.mutable_remote()->set_piece_bytes(remote_piece_bytes_);
     ASSERT_TRUE(std::filesystem::create_directory(dir_.Path("remote")));
     slots_ = SlotStore::Open(StoreOptions(*Env::System(), memory_.path())).value();
     ASSERT_TRUE(slots_->Scan().ok());
@@ -406,6 +407,8 @@ class DurableTiersTest : public ::testing::Test {
 
   std::vector<const char*> drives_ = {"nvme"};
   uint64_t elements_ = 3000;
+  uint32_t writers_ = 1;
+  uint64_t remote_piece_bytes_ = uint64_t{4} << 20;
   static inline HangingEnv& env_ = *new HangingEnv();
   TemporaryDirectory dir_;
   SharedMemoryDirectory memory_;

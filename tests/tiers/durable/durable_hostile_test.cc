@@ -221,7 +221,8 @@ TEST_P(HostileCopyTest, WhatIsNoCopysFaultIsNotDamaged) {
   const std::vector<PublishedCopy> copies = {Publish(samples[0]), Publish(samples[1])};
   const auto damaged = [&] {
     size_t count = 0;
-    for (const JobScan& job : store().ScanAll()->jobs) {
+    const absl::StatusOr<DurableScan> scan = store().ScanAll();
+    for (const JobScan& job : scan->jobs) {
       for (const CheckpointScan& step : job.checkpoints) {
         count += step.damaged.size();
       }
