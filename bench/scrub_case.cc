@@ -1,6 +1,6 @@
 // Scrub: a copy on a local drive and one in a remote directory, read and verified as the daemon's
-// scrub does it (VerifyCopy) with no limit, at this process' own priority; against fio, and against
-// the fastest of some plain ways to read the same file.
+// scrub does it (VerifyCopy) with no limit, at this process' own priority; against the fastest of
+// some plain ways to read the same file, on a drive of fio, too.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +25,12 @@ namespace {
 constexpr double kBar = 0.90;
 constexpr double kGoal = 0.97;
 // Plain reading: so many threads take pieces in turn, each into a buffer of its own.
-constexpr std::array<int, 3> kPlainThreads = {1, 2, 4};
+struct PlainWay {
+  int threads;
+  bool direct;
+};
+constexpr PlainWay kPlainWays[] = {{1, false}, {2, false}, {4, false}, {1, true}, {2, true}};
+constexpr size_t kPlainWaysCount = std::size(kPlainWays);
 
 void DropFromCache(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -34,21 +39,23 @@ void DropFromCache(const std::string& path) {
 }
 
 // Seconds.
-double ReadPlainly(const std::string& path, size_t piece_bytes, int threads) {
+double ReadPlainly(const std::string& path, size_t piece_bytes, const PlainWay& way) {
   const Stopwatch watch;
   const std::unique_ptr<File> file =
-      MustBeOk(Env::System()->Open(path, OpenMode::kRead), "open the copy");
+      MustBeOk(Env::System()->Open(path, OpenMode::kRead, {.direct = way.direct}), "open the copy");
   const uint64_t bytes = MustBeOk(file->Info(), "ask for the copy's length").bytes;
   std::atomic<uint64_t> next{0};
   const auto run = [&] {
     const AlignedBuffer buffer(piece_bytes);
     for (uint64_t at = 0; (at = next.fetch_add(piece_bytes)) < bytes;) {
       const auto now = static_cast<size_t>(std::min<uint64_t>(piece_bytes, bytes - at));
-      MustBeOk(file->ReadAt(at, {buffer.data(), now}), "read the copy");
+      // (The last piece ends with the file: direct reads ask for whole pages.)
+      MustBeOk(ReadAtLeast(*file, at, {buffer.data(), way.direct ? piece_bytes : now}, now),
+               "read the copy");
     }
   };
   std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) {
+  for (int i = 1; i < way.threads; ++i) {
     others.emplace_back(run);
   }
   run();
@@ -100,9 +107,10 @@ class Copies {
   double Fio() const {
     return TimeFio({nvme_path_, false, shard_.bytes(), options_.piece_bytes, options_.depth});
   }
-  double Plain(int threads) const {
-    DropFromCache(remote_path_);
-    return ReadPlainly(remote_path_, options_.piece_bytes, threads);
+  double Plain(TierKind tier, const PlainWay& way) const {
+    const std::string& path = tier == TierKind::kNvme ? nvme_path_ : remote_path_;
+    DropFromCache(path);
+    return ReadPlainly(path, options_.piece_bytes, way);
   }
   uint64_t bytes() const { return shard_.bytes(); }
 
@@ -151,69 +159,81 @@ class Copies {
   std::string remote_path_;
 };
 
+// How one tier fared: the scrub, and each way in which the same bytes were read without it.
+class TierRuns {
+ public:
+  TierRuns(TierKind tier, const Copies& copies) : tier_(tier), copies_(copies) {}
+
+  // Whoever is second finds the drive busier or its cache fuller: they take turns.
+  void Round(int round, Copies& copies) {
+    // Not counted: what others freed a virtual machine has given back, and gets again slowly.
+    copies.Plain(tier_, kPlainWays[0]);
+    const bool with_fio = tier_ == TierKind::kNvme;
+    const size_t ways = kPlainWaysCount + (with_fio ? 2 : 1);
+    for (size_t i = 0; i < ways; ++i) {
+      const size_t way = (static_cast<size_t>(round) + i) % ways;
+      if (way < kPlainWaysCount) {
+        others_[way].push_back(copies.Plain(tier_, kPlainWays[way]));
+      } else if (way == kPlainWaysCount) {
+        const Copies::Took took = copies.Scrub(tier_);
+        ours_.push_back(took.seconds);
+        cpu_.push_back(took.cpu_seconds);
+      } else {
+        others_[kPlainWaysCount].push_back(copies.Fio());
+      }
+    }
+  }
+
+  void AddRows(const std::string& name, const std::string& pieces, Report& report) const {
+    const auto end = others_.end() - (others_.back().empty() ? 1 : 0);
+    const auto fastest = std::min_element(
+        others_.begin(), end, [](const auto& a, const auto& b) { return Median(a) < Median(b); });
+    Row row = RateRow(name, copies_.bytes(), ours_, *fastest, kBar, kGoal);
+    row.note = "ceiling: the fastest, in pieces of " + pieces + ", of";
+    for (auto at = others_.begin(); at != end; ++at) {
+      char way[64];
+      std::snprintf(way, sizeof way, "%s %s (%.2f GB/s)", at == others_.begin() ? "" : ",",
+                    NameOf(static_cast<size_t>(at - others_.begin())).c_str(),
+                    Rate(copies_.bytes(), Median(*at)));
+      row.note += way;
+    }
+    report.rows.push_back(row);
+    Row cpu = CpuRow(name + ", CPU", copies_.bytes(), cpu_);
+    cpu.bar = 0;  // reported
+    report.rows.push_back(cpu);
+  }
+
+ private:
+  static std::string NameOf(size_t way) {
+    if (way == kPlainWaysCount) {
+      return "fio";
+    }
+    return std::string(kPlainWays[way].direct ? "direct by " : "buffered by ") +
+           std::to_string(kPlainWays[way].threads);
+  }
+
+  const TierKind tier_;
+  const Copies& copies_;
+  std::vector<double> ours_, cpu_;
+  std::array<std::vector<double>, kPlainWaysCount + 1> others_;  // the last: fio, of a drive
+};
+
 }  // namespace
 
 Report RunScrub(const CaseOptions& options) {
   Report report{"scrub", Better::kHigher, {}};
   Copies copies(options);
-  struct Tier {
-    std::vector<double> ours, cpu;
-    void Add(const Copies::Took& took) {
-      ours.push_back(took.seconds);
-      cpu.push_back(took.cpu_seconds);
-    }
-  };
-  Tier nvme, remote;
-  std::vector<double> fio;
-  std::array<std::vector<double>, kPlainThreads.size()> plain;
+  TierRuns nvme(TierKind::kNvme, copies);
+  TierRuns remote(TierKind::kRemote, copies);
   Progress progress("scrub", options.rounds);
   for (int round = 0; round < options.rounds; ++round) {
-    // Whoever is second finds the drive busier or its cache fuller: take turns.
-    if (round % 2 == 0) {
-      fio.push_back(copies.Fio());
-    }
-    nvme.Add(copies.Scrub(TierKind::kNvme));
-    if (round % 2 != 0) {
-      fio.push_back(copies.Fio());
-    }
-    // Not counted: what others freed a virtual machine has given back, and gets again slowly.
-    copies.Plain(1);
-    const size_t ways = plain.size() + 1;
-    for (size_t i = 0; i < ways; ++i) {
-      const size_t way = (static_cast<size_t>(round) + i) % ways;
-      if (way == plain.size()) {
-        remote.Add(copies.Scrub(TierKind::kRemote));
-      } else {
-        plain[way].push_back(copies.Plain(kPlainThreads[way]));
-      }
-    }
+    nvme.Round(round, copies);
+    remote.Round(round, copies);
     progress.Advance("round " + std::to_string(round + 1));
   }
   const std::string pieces = std::to_string(options.piece_bytes / kKiB) + " KiB";
-  Row row = RateRow("scrub of a copy on a drive", copies.bytes(), nvme.ours, fio, kBar, kGoal);
-  row.note = "ceiling: fio " + pieces + " x " + std::to_string(options.depth);
-  report.rows.push_back(row);
-  const auto cpu_row = [&](const std::string& name, const Tier& tier) {
-    Row cpu = CpuRow(name, copies.bytes(), tier.cpu);
-    cpu.bar = 0;  // reported
-    report.rows.push_back(cpu);
-  };
-  cpu_row("scrub of a copy on a drive, CPU", nvme);
-  const auto fastest =
-      std::min_element(plain.begin(), plain.end(),
-                       [](const auto& a, const auto& b) { return Median(a) < Median(b); });
-  row = RateRow("scrub of a copy in remote", copies.bytes(), remote.ours, *fastest, kBar, kGoal);
-  row.note = "ceiling: pieces of " + pieces + " read by " +
-             std::to_string(kPlainThreads[static_cast<size_t>(fastest - plain.begin())]) +
-             " threads, the fastest of";
-  for (size_t i = 0; i < plain.size(); ++i) {
-    char way[48];
-    std::snprintf(way, sizeof way, "%s %d (%.2f GB/s)", i == 0 ? "" : ",", kPlainThreads[i],
-                  Rate(copies.bytes(), Median(plain[i])));
-    row.note += way;
-  }
-  report.rows.push_back(row);
-  cpu_row("scrub of a copy in remote, CPU", remote);
+  nvme.AddRows("scrub of a copy on a drive", pieces, report);
+  remote.AddRows("scrub of a copy in remote", pieces, report);
   return report;
 }
 

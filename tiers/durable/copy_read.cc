@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -17,6 +19,11 @@
 namespace holdfast {
 namespace {
 
+// A file system that does not say in what units it is read directly (FUSE, NFS, Lustre) is taken to
+// want its preferred ones, which may be megabytes. No device has such: pages are tried there.
+constexpr uint32_t kUnitMax = 1U << 16;
+constexpr uint32_t kPage = 4096;
+
 class ReadingCopy : public CopyStore::Reading {
  public:
   ReadingCopy(CopyStore::Impl& store, std::string path, ImageForm form, std::string record_path,
@@ -29,17 +36,26 @@ class ReadingCopy : public CopyStore::Reading {
         record_(std::move(record)),
         record_file_(std::move(record_file)) {}
 
-  absl::Status OpenImage(bool direct) {
+  absl::Status OpenImage(const CopyStore::ReadOptions& options) {
     absl::StatusOr<std::unique_ptr<File>> file = absl::UnimplementedError("");
-    if (direct && !compressed()) {
+    if ((options.direct || options.past_cache) && !compressed()) {
       file = store_.env.Open(info_.location, OpenMode::kRead, {.direct = true, .no_symlink = true});
       absl::StatusOr<DirectAlignment> alignment = file.ok() ? (*file)->Alignment() : file.status();
       if (alignment.ok()) {
         alignment_ = std::max(alignment->memory_bytes, alignment->offset_bytes);
+        if (options.past_cache && alignment_ > kUnitMax) {
+          alignment_ = kPage;
+        }
       } else if (absl::IsUnimplemented(alignment.status())) {
         file = alignment.status();
       } else {
         return alignment.status();
+      }
+      // Nobody asked beforehand, as for `direct`, what this file system can do, and some that open
+      // a file so refuse to read it.
+      if (file.ok() && options.past_cache && !ReadsSo(**file)) {
+        file = absl::UnimplementedError("");
+        alignment_ = 1;
       }
     }
     if (absl::IsUnimplemented(file.status())) {
@@ -77,6 +93,12 @@ class ReadingCopy : public CopyStore::Reading {
   }
 
  private:
+  bool ReadsSo(File& file) const {
+    const std::unique_ptr<std::byte, decltype(&std::free)> first(
+        static_cast<std::byte*>(std::aligned_alloc(alignment_, alignment_)), &std::free);
+    return first != nullptr && file.ReadAt(0, {first.get(), alignment_}).ok();
+  }
+
   CopyStore::Impl& store_;
   const ImageForm form_;
   const std::string record_path_;
@@ -210,7 +232,7 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
   HF_RETURN_IF_ERROR(AsOfCopy(OpenForm(named, [&](ImageForm form) {
     reading = std::make_unique<ReadingCopy>(*this, ImagePath(named, form), form, record_path,
                                             record, bytes);
-    return reading->OpenImage(read_options.direct);
+    return reading->OpenImage(read_options);
   })));
   return reading;
 }

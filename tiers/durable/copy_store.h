@@ -182,6 +182,9 @@ class CopyStore : public Tier {
     bool direct = false;  // O_DIRECT if Options wants it and the file system has it
     // Remote: what the copy is checked against. Null: the step's manifest is read, if there is one.
     std::shared_ptr<const Manifest> manifest;
+    // What lies there is to be judged, not what the page cache still has of it: O_DIRECT, whatever
+    // Options say, wherever a read with it succeeds. (A compressed image is read buffered.)
+    bool past_cache = false;
   };
   absl::StatusOr<std::unique_ptr<Reading>> OpenCopy(const CopyName& name,
                                                     const ReadOptions& options);

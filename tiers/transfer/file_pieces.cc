@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include <new>
@@ -16,6 +17,14 @@ namespace holdfast {
 namespace {
 
 constexpr size_t kBufferAlignment = 4096;
+// Of one huge page, where the kernel grants them. A drive takes a request in as many segments as
+// there are pieces of memory, and only so many: out of pages of 4 KiB a read of 4 MiB becomes
+// several, which on some drives has a third of the throughput.
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+size_t AlignmentOf(size_t bytes) {
+  return bytes < kHugePageBytes ? kBufferAlignment : kHugePageBytes;
+}
 
 }  // namespace
 
@@ -36,10 +45,16 @@ absl::Status ReadAtLeast(File& file, uint64_t offset, std::span<std::byte> out, 
 
 AlignedBuffer::AlignedBuffer(size_t bytes)
     : bytes_(RoundUp(bytes, kBufferAlignment)),
-      data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t(kBufferAlignment)))) {}
+      data_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t(AlignmentOf(bytes_)))),
+            Free{AlignmentOf(bytes_)}) {
+  if (bytes_ >= kHugePageBytes) {
+    // Without them it is a buffer all the same.
+    (void)::madvise(data_.get(), bytes_ / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);
+  }
+}
 
 void AlignedBuffer::Free::operator()(std::byte* data) const {
-  ::operator delete(data, std::align_val_t(kBufferAlignment));
+  ::operator delete(data, std::align_val_t(alignment));
 }
 
 double ThreadCpuSeconds() {

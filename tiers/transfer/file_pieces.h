@@ -26,6 +26,7 @@ class AlignedBuffer {
 
  private:
   struct Free {
+    size_t alignment;
     void operator()(std::byte* data) const;
   };
   size_t bytes_;

@@ -57,7 +57,10 @@ class FileCheck {
     SkipUnselected(next_);
     // A read begins and ends at blocks of the file system, not of the image.
     const size_t buffer_bytes = read_bytes_max_ + 2 * size_t{options.alignment};
-    const size_t count = std::clamp<size_t>(kBuffersBytesMax / buffer_bytes, 1, io.depth());
+    // Twice as many as are read at a time: what has arrived makes room for the next read at once,
+    // and is digested while that goes on.
+    const size_t count =
+        std::clamp<size_t>(kBuffersBytesMax / buffer_bytes, 1, 2 * size_t{io.depth()});
     for (size_t i = 0; i < count && !(next_.done() && i > 0); ++i) {
       reads_.push_back({AlignedBuffer(buffer_bytes), next_, 0, 0});
     }
@@ -82,10 +85,7 @@ class FileCheck {
             "read '", file_.path(), "': cancelled after ", result_.bytes, " bytes were verified"));
         break;
       }
-      while (result_.ok() && !next_.done() && !idle.empty()) {
-        Begin(idle.back());
-        idle.pop_back();
-      }
+      BeginWhatFits(idle);
       if (result_.ok() && io_.in_flight() > 0) {
         const BlockCompletion done = io_.Wait();
         result_.cpu_seconds += done.cpu_seconds;
@@ -93,6 +93,7 @@ class FileCheck {
           Fail(done.status);
           break;
         }
+        BeginWhatFits(idle);
         Verify(reads_[done.tag]);
         idle.push_back(static_cast<size_t>(done.tag));
       }
@@ -133,6 +134,13 @@ class FileCheck {
   void Fail(absl::Status status) {
     result_.status = std::move(status);
     result_.faulty = FaultySide::kSource;
+  }
+
+  void BeginWhatFits(std::vector<size_t>& idle) {
+    while (result_.ok() && !next_.done() && !idle.empty() && io_.in_flight() < io_.depth()) {
+      Begin(idle.back());
+      idle.pop_back();
+    }
   }
 
   void Begin(size_t index) {

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   }
   const TransferControl::Call call(operation.control().get(), "verify a copy in", place.dir());
   CopyStore::ReadOptions options;
-  options.direct = nvme;
+  options.past_cache = true;
   absl::StatusOr<std::unique_ptr<CopyStore::Reading>> reading =
       (*store)->OpenCopy({shard.copy.id, shard.copy.job_name, shard.copy.world_size}, options);
   if (absl::IsNotFound(reading.status())) {
@@ -65,6 +65,9 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   const TransferResult result =
       VerifyFile(*io, (*reading)->image(), file.record, file.layout, ReadBack::kAll, copy);
   place.CountRead(result.bytes, Clock::System()->Now() - began);
+  if (!result.ok() && result.faulty != FaultySide::kSource) {
+    return result.status;  // given up, or never begun: nothing is known of the copy
+  }
   if (!result.ok()) {
     return judged(result.status);
   }

@@ -1,7 +1,13 @@
 // What operations on durable tiers do to each other: a drive or a mount that hangs, jobs that are
 // not what they say, what was answered before its end.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <future>
 
+#include "base/unique_fd.h"
 #include "server/runtime/passed_files.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
 
@@ -146,6 +152,39 @@ TEST_F(DurableTiersTest, AVerificationHoldsNothingElseUp) {
     EXPECT_TRUE(
         absl::IsCancelled(tiers_->Verify(shard, [&](uint64_t) { return asked.load(); }).status()));
     env_.Hang("");
+  }
+}
+
+// Pages of the file that this machine remembers.
+size_t PagesInCache(int fd, size_t bytes) {
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  EXPECT_NE(mapped, MAP_FAILED);
+  std::vector<unsigned char> present((bytes + 4095) / 4096);
+  EXPECT_EQ(::mincore(mapped, bytes, present.data()), 0);
+  ::munmap(mapped, bytes);
+  return static_cast<size_t>(
+      std::count_if(present.begin(), present.end(), [](unsigned char page) { return page & 1; }));
+}
+
+// What lies in the tier is verified, not what this machine remembers of it, and what others have
+// in the page cache stays there.
+TEST_F(DurableTiersTest, AVerificationReadsPastThePageCache) {
+  DrainId drain = 0;
+  for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
+    const FlushShard flush = Flush(++drain, 1, TierKind::kMemory, tier);
+    const FlushEnded flushed = Do(flush);
+    ASSERT_EQ(flushed.status, absl::OkStatus());
+    const UniqueFd direct(::open(flushed.copy.location.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+    if (!direct.valid()) {
+      GTEST_SKIP() << "no O_DIRECT where temporary files lie";
+    }
+    const UniqueFd file(::open(flushed.copy.location.c_str(), O_RDONLY | O_CLOEXEC));
+    const size_t bytes = std::filesystem::file_size(flushed.copy.location);
+    ASSERT_EQ(::fsync(file.get()), 0);
+    ASSERT_EQ(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
+    ASSERT_EQ(PagesInCache(file.get(), bytes), 0u);
+    EXPECT_EQ(Verified(flush, flushed), "");
+    EXPECT_EQ(PagesInCache(file.get(), bytes), 0u);
   }
 }
 

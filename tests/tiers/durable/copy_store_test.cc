@@ -478,6 +478,30 @@ TEST_P(CopyStoreTest, DirectImagesAreWrittenInWholeUnitsAndCutToLength) {
       (*store().OpenCopy(NameOf(sample), {.direct = true, .manifest = nullptr}))->direct());
 }
 
+// Who judges what lies there is not to be shown what the page cache still has of it.
+TEST_P(CopyStoreTest, ReadPastTheCacheWhateverIsWrittenHow) {
+  harness_.options().direct = false;
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const auto is_direct = [&](const CopyStore::ReadOptions& options) {
+    const auto reading = store().OpenCopy(NameOf(sample), options);
+    EXPECT_TRUE(reading.ok()) << ToString(reading.status());
+    return reading.ok() && (*reading)->direct();
+  };
+  CopyStore::ReadOptions past_cache;
+  past_cache.past_cache = true;
+  EXPECT_TRUE(is_direct(past_cache));
+  EXPECT_FALSE(is_direct({.direct = true, .manifest = nullptr}));
+  // File systems that open a file so, and then refuse to read it; those that have no such thing.
+  env().FailMatching("read " + store().ImagePath(NameOf(sample)), EINVAL);
+  EXPECT_FALSE(is_direct(past_cache));
+  env().FailMatching("read " + store().ImagePath(NameOf(sample)), 0);
+  for (const uint32_t alignment : {0U, 4U << 20}) {
+    env().SetDirectAlignment(alignment);
+    EXPECT_FALSE(is_direct(past_cache)) << alignment;
+  }
+}
+
 TEST_P(CopyStoreTest, NothingIsWrittenWhenTheMountIsAnotherThanAtTheStart) {
   const SampleImage sample = SampleShard(900, 1, 4);
   const auto begun = store().Begin(NewCopyOfShard(SampleShard(901, 1, 4)));
