@@ -1,6 +1,6 @@
-// ckptctl import: `python -m holdfast import`, which reads what other programs have saved, under
-// the name at which one looks for it. This process becomes that one: what it says, and its exit
-// code, are the answer.
+// ckptctl import: what `python -m holdfast import` does, which reads what other programs have
+// saved, under the name at which one looks for it. This process becomes that one: what it says, and
+// its exit code, are the answer.
 #include "ckptctl/import.h"
 
 #include <fcntl.h>
@@ -17,8 +17,13 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/commands.h"
@@ -31,13 +36,41 @@ namespace {
 constexpr Duration kPythonAnswersWithin = std::chrono::seconds(60);  // from a cold network mount
 constexpr auto kPythonLook = std::chrono::milliseconds(5);
 constexpr int kNoPackage = 77;
-// (A folder of that name in the working directory is no package.)
+// Python looks into the working directory before everything else, where what was downloaded may
+// hold a torch.py. From 3.11 on a variable forbids that; an older one is told before it has
+// imported anything that is a file. (-I would hide what PYTHONPATH names, too; -m comes too late.)
+constexpr char kForbidWorkingDirectory[] = "PYTHONSAFEPATH=1";
+constexpr char kLeaveWorkingDirectory[] =
+    "import sys; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); ";
+// (A folder of that name without an __init__.py is no package.)
 constexpr char kFindPackage[] =
-    "import importlib.util, sys; found = importlib.util.find_spec('holdfast'); "
+    "import importlib.util; found = importlib.util.find_spec('holdfast'); "
     "sys.exit(77 if found is None or found.origin is None else 0)";
+constexpr char kRunPackage[] =
+    "import runpy; runpy.run_module('holdfast', run_name='__main__', alter_sys=True)";
 constexpr char kWayOut[] =
     "set HOLDFAST_PYTHON to the python that has it (HOLDFAST_PYTHON=~/venv/bin/python ckptctl "
     "import …), or call that one: python -m holdfast import …";
+
+// This process's, without the working directory as a place of modules: what is empty between the
+// colons of PYTHONPATH stands for it ("$PYTHONPATH:/opt/modules" of a shell that has none).
+std::vector<std::string> PythonEnvironment() {
+  constexpr absl::string_view kPath = "PYTHONPATH=";
+  std::vector<std::string> variables = {kForbidWorkingDirectory};
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    absl::string_view said = *variable;
+    if (absl::StartsWith(said, "PYTHONSAFEPATH=")) {
+      continue;
+    }
+    if (absl::ConsumePrefix(&said, kPath)) {
+      variables.push_back(
+          absl::StrCat(kPath, absl::StrJoin(absl::StrSplit(said, ':', absl::SkipEmpty()), ":")));
+    } else {
+      variables.emplace_back(said);
+    }
+  }
+  return variables;
+}
 
 std::vector<char*> Pointers(std::vector<std::string>& words) {
   std::vector<char*> pointers;
@@ -77,7 +110,8 @@ absl::StatusOr<int> WaitForPython(pid_t pid, Duration answers_within) {
 
 std::vector<std::string> ImportWords(const Context& context, const ImportArguments& arguments,
                                      const std::string& python) {
-  std::vector<std::string> words = {python, "-m", "holdfast", "import"};
+  std::vector<std::string> words = {python, "-c", absl::StrCat(kLeaveWorkingDirectory, kRunPackage),
+                                    "import"};
   const auto add = [&words](const char* option, const std::string& value) {
     if (!value.empty()) {
       words.push_back(absl::StrCat(option, "=", value));
@@ -102,14 +136,17 @@ std::vector<std::string> ImportWords(const Context& context, const ImportArgumen
 
 // Asked before: what python itself says of a package that is not there names no way out.
 absl::Status CheckPythonPackage(const std::string& python, Duration answers_within) {
-  std::vector<std::string> words = {python, "-c", kFindPackage};
+  std::vector<std::string> words = {python, "-c",
+                                    absl::StrCat(kLeaveWorkingDirectory, kFindPackage)};
+  std::vector<std::string> variables = PythonEnvironment();
   const std::vector<char*> argv = Pointers(words);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, argv[0], &files, nullptr, argv.data(), environ);
+  const int error =
+      ::posix_spawnp(&pid, argv[0], &files, nullptr, argv.data(), Pointers(variables).data());
   posix_spawn_file_actions_destroy(&files);
   if (error != 0) {
     return NotStarted(python, error);
@@ -137,7 +174,8 @@ ExitCode RunImport(const Context& context, const ImportArguments& arguments) {
     return ReportError(context, status);
   }
   std::vector<std::string> words = ImportWords(context, arguments, python);
-  ::execvp(python.c_str(), Pointers(words).data());
+  std::vector<std::string> variables = PythonEnvironment();
+  ::execvpe(python.c_str(), Pointers(words).data(), Pointers(variables).data());
   return ReportError(context, NotStarted(python, errno));
 }
 

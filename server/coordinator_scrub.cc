@@ -39,15 +39,26 @@ void Coordinator::FillScrub(NodeId reader, const v1::PlanScrubRequest& request, 
   if (reader != kHere) {
     scrub_readers_[reader] = time.now;
   }
+  const std::set<Rank>& own = members_.OnNode(reader);
   for (auto it = checkpoints_.lower_bound(IdOf(request.after())); it != checkpoints_.end(); ++it) {
     const bool begun = request.has_after() && it->first == IdOf(request.after());
+    if (reader != kHere) {  // its own are few: the others are not gone through for them
+      auto rank = begun ? own.upper_bound(request.after().rank()) : own.begin();
+      for (; rank != own.end(); ++rank) {
+        if (static_cast<size_t>(reply.copies_size()) == copies_max) {
+          return reply.set_more(true);
+        }
+        FillScrubCopy(*it, *rank, time, reply);
+      }
+      continue;
+    }
     const auto& shards = it->second.shards;
     auto shard = begun ? shards.upper_bound(request.after().rank()) : shards.begin();
     for (; shard != shards.end(); ++shard) {
       if (static_cast<size_t>(reply.copies_size()) == copies_max) {
         return reply.set_more(true);
       }
-      if (ScrubReaderOf(shard->first, time.now) == reader) {
+      if (ScrubReaderOf(shard->first, time.now) == kHere) {
         FillScrubCopy(*it, shard->first, time, reply);
       }
     }

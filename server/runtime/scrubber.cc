@@ -24,7 +24,6 @@ constexpr Duration kListEveryMin = std::chrono::milliseconds(200);
 constexpr Duration kListAgainAfter = std::chrono::seconds(10);
 constexpr int64_t kPostponedMs = 10 * 60 * 1000;
 constexpr Duration kStateEvery = std::chrono::minutes(5);
-constexpr uint64_t kPieceBytes = uint64_t{8} << 20;  // what a verification reads before it says so
 constexpr Duration kStopLook = std::chrono::milliseconds(200);
 constexpr size_t kPartMax = 1'000'000;
 constexpr uint64_t kScrubStateBytesMax = uint64_t{256} << 20;
@@ -80,11 +79,11 @@ void Scrubber::Change(const v1::ScrubConfig& config) {
 
 void Scrubber::NoteVerified(const ReadableShard& shard) {
   MutexLock lock(mutex_);
-  schedule_.Verified(ScrubKeyOf(shard), Clock::System()->UnixMillis());
+  schedule_.Verified(ScrubKeyOf(shard), options_.clock->UnixMillis());
 }
 
 void Scrubber::Fill(v1::ScrubStatus& status) {
-  const int64_t now = Clock::System()->UnixMillis();
+  const int64_t now = options_.clock->UnixMillis();
   MutexLock lock(mutex_);
   const ScrubSchedule::Settings& settings = schedule_.settings();
   status.set_period_ms(static_cast<uint64_t>(settings.period_ms));
@@ -133,7 +132,7 @@ void Scrubber::Run() {
       off = schedule_.settings().period_ms == 0;
       list_every = ListEvery();
     }
-    const MonotonicTime now = Clock::System()->Now();
+    const MonotonicTime now = options_.clock->Now();
     if (!off && (listed_ == MonotonicTime{} || listed_ + list_every <= now)) {
       if (!List()) {
         goes_on = Wait(std::min(kListAgainAfter, list_every));
@@ -144,7 +143,7 @@ void Scrubber::Run() {
     TellProblem();
     {
       MutexLock lock(mutex_);
-      const int64_t unix_ms = Clock::System()->UnixMillis();
+      const int64_t unix_ms = options_.clock->UnixMillis();
       const std::optional<ScrubSchedule::Choice> next = schedule_.Next(unix_ms);
       wait = off ? std::chrono::hours(1) : list_every;
       if (next) {
@@ -187,7 +186,7 @@ bool Scrubber::List() {
                       shard.known_unix_ms, shard.read_unix_ms});
     there_[ScrubKeyOf(shard)] = shard;
   }
-  schedule_.SetCopies(copies, Clock::System()->UnixMillis());
+  schedule_.SetCopies(copies, options_.clock->UnixMillis());
   return true;
 }
 
@@ -233,7 +232,7 @@ void Scrubber::ReadNext() {
   ReadableShard shard;
   {
     MutexLock lock(mutex_);
-    const std::optional<ScrubSchedule::Choice> next = schedule_.Next(Clock::System()->UnixMillis());
+    const std::optional<ScrubSchedule::Choice> next = schedule_.Next(options_.clock->UnixMillis());
     const auto found = next ? there_.find(next->copy.key) : there_.end();
     if (found == there_.end()) {
       if (next) {
@@ -256,23 +255,25 @@ void Scrubber::ReadCopy(const ReadableShard& shard) {
   v1::VerifyProgress progress;
   uint64_t bad = 0;
   uint64_t bytes = 0;
-  MonotonicTime got_on = Clock::System()->Now();
+  MonotonicTime got_on = options_.clock->Now();
   bool stalled = false;
   for (bool done = false; !done;) {
     done = run->WaitFor(kStopLook, &progress);
     bad += static_cast<uint64_t>(progress.bad_size());
-    const MonotonicTime now = Clock::System()->Now();
-    if (std::exchange(bytes, progress.bytes_done()) != bytes) {
+    const MonotonicTime now = options_.clock->Now();
+    // (What waits for the pacer waits for its turn, and hangs nowhere. Nobody else takes from it.)
+    if (progress.bytes_done() != bytes || pacer_->waiting() > 0) {
+      bytes = progress.bytes_done();
       got_on = now;
     }
-    stalled = stalled || (!done && now - got_on >= StallAfter());
+    stalled = stalled || (!done && now - got_on >= options_.stall_after);
     MutexLock lock(mutex_);
     if (stopping_ || stalled) {
       run->Cancel();
     }
   }
   const absl::Status result = run->result();
-  const int64_t now = Clock::System()->UnixMillis();
+  const int64_t now = options_.clock->UnixMillis();
   MutexLock lock(mutex_);
   bytes_read_ += progress.bytes_done();
   copies_bad_ += bad;
@@ -291,7 +292,7 @@ void Scrubber::ReadCopy(const ReadableShard& shard) {
 }
 
 void Scrubber::PostponeTier(TierKind tier) {
-  const int64_t until = Clock::System()->UnixMillis() + kPostponedMs;
+  const int64_t until = options_.clock->UnixMillis() + kPostponedMs;
   for (const auto& [key, shard] : there_) {
     if (key.tier == tier) {
       schedule_.Postpone(key, until);
@@ -299,19 +300,11 @@ void Scrubber::PostponeTier(TierKind tier) {
   }
 }
 
-// (At a low bandwidth it takes its time.)
-Duration Scrubber::StallAfter() const {
-  const uint64_t rate = pacer_->rate();
-  const double paced = rate == 0 ? 0 : static_cast<double>(kPieceBytes) / static_cast<double>(rate);
-  return options_.stall_after +
-         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(paced));
-}
-
 void Scrubber::TellProblem() {
   std::string problem;
   {
     MutexLock lock(mutex_);
-    problem = schedule_.Problem(Clock::System()->UnixMillis());
+    problem = schedule_.Problem(options_.clock->UnixMillis());
   }
   // (How many copies it are, and for how long, changes all the time.)
   if (problem.empty() != told_.empty()) {
@@ -342,7 +335,7 @@ void Scrubber::LoadState() {
     const auto* const tier =
         std::find_if(std::begin(kAllTiers), std::end(kAllTiers),
                      [&](TierKind each) { return TierName(each) == copy.tier(); });
-    const int64_t now = Clock::System()->UnixMillis();
+    const int64_t now = options_.clock->UnixMillis();
     const bool sound = copy.read_unix_ms() > 0 && copy.read_unix_ms() <= now;
     if (job.ok() && tier != std::end(kAllTiers) && sound) {
       known[{*tier, {*job, copy.attempt(), copy.step(), copy.rank()}}] = copy.read_unix_ms();
@@ -353,7 +346,7 @@ void Scrubber::LoadState() {
 }
 
 void Scrubber::SaveState(bool now) {
-  const MonotonicTime time = Clock::System()->Now();
+  const MonotonicTime time = options_.clock->Now();
   if (!now && saved_ + kStateEvery > time) {
     return;
   }

@@ -38,11 +38,13 @@ class Scrubber {
     Env* env = nullptr;
     std::shared_ptr<PacerGate> gate;  // may be null
     bool remote = false;              // this node has the tier
-    // A copy of which nothing is read for so long is left for later, with all others of its tier: a
-    // mount that hangs keeps nobody from reading what lies on drives.
+    // A copy of which nothing is read for so long, while neither bandwidth nor gate holds it back,
+    // is left for later, with all others of its tier: a mount that hangs keeps nobody from reading
+    // what lies on drives.
     Duration stall_after = std::chrono::minutes(1);
     // From its thread: the period is not kept, and why; or, with an empty text, it is again.
     std::function<void(const std::string& problem)> tell;
+    const Clock* clock = Clock::System();
   };
   // The context outlives it.
   Scrubber(AdminContext& context, Options options);
@@ -66,7 +68,6 @@ class Scrubber {
   void ReadNext() EXCLUDES(mutex_);
   void ReadCopy(const ReadableShard& shard) EXCLUDES(mutex_);
   void PostponeTier(TierKind tier) REQUIRES(mutex_);
-  Duration StallAfter() const;
   void TellProblem() EXCLUDES(mutex_);
   void LoadState() EXCLUDES(mutex_);
   void SaveState(bool now) EXCLUDES(mutex_);
@@ -84,7 +85,8 @@ class Scrubber {
   ScrubSchedule schedule_ GUARDED_BY(mutex_);
   std::map<ScrubKey, ReadableShard> there_ GUARDED_BY(mutex_);
   std::string reading_ GUARDED_BY(mutex_);
-  std::string unread_ GUARDED_BY(mutex_);  // why the last copy, or the list, could not be read
+  // Why a copy (the last such one), or the list, could not be read; until it lists them anew.
+  std::string unread_ GUARDED_BY(mutex_);
   uint64_t bytes_read_ GUARDED_BY(mutex_) = 0;
   uint64_t copies_read_ GUARDED_BY(mutex_) = 0;
   uint64_t copies_bad_ GUARDED_BY(mutex_) = 0;

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -17,7 +18,8 @@ namespace holdfast {
 namespace {
 
 constexpr int kNice = 10;
-constexpr size_t kBadBlocksMax = 65'536;  // counted
+constexpr uint64_t kPieceBytes = uint64_t{4} << 20;  // paid for at once
+constexpr size_t kBadBlocksMax = 65'536;             // counted
 constexpr int kUnreadMax = 16;  // copies that could not be read: then it is no one copy's trouble
 constexpr char kGone[] = "the copy is gone: somebody else removed it";
 
@@ -186,6 +188,18 @@ absl::Status VerifyRun::Judge(const ReadableShard& shard, uint64_t bytes, const 
   return absl::OkStatus();
 }
 
+// In pieces: what is granted at once is waited for by whoever comes next.
+bool VerifyRun::Pay(uint64_t bytes) {
+  while (pacer_ != nullptr && bytes > 0) {
+    const uint64_t piece = std::min(bytes, kPieceBytes);
+    if (!pacer_->Acquire(piece, &control_)) {
+      return false;
+    }
+    bytes -= piece;
+  }
+  return true;
+}
+
 absl::Status VerifyRun::VerifyAll() {
   absl::Status first;  // of those that could not be read: what others are is looked at all the same
   int unread = 0;
@@ -193,10 +207,7 @@ absl::Status VerifyRun::VerifyAll() {
     std::unique_ptr<ReadLease> held;
     if (shard.tier == TierKind::kMemory) {
       // Paid for before it is held, and read at once: a save may need the slot.
-      if (pacer_ != nullptr) {
-        pacer_->Acquire(shard.copy.image_bytes, &control_);
-      }
-      if (cancelled()) {
+      if (!Pay(shard.copy.image_bytes) || cancelled()) {
         return absl::OkStatus();
       }
       absl::StatusOr<std::unique_ptr<ReadLease>> hold = callbacks_.hold(shard);

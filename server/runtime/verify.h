@@ -71,6 +71,8 @@ class VerifyRun {
  private:
   void Run() EXCLUDES(mutex_);
   absl::Status VerifyAll() EXCLUDES(mutex_);
+  // False: it was cancelled.
+  bool Pay(uint64_t bytes);
   // `bytes`: how many of its image were read.
   void Count(const ReadableShard& shard, uint64_t bytes, const std::string& what) EXCLUDES(mutex_);
   void Skip(const ReadableShard& shard) EXCLUDES(mutex_);

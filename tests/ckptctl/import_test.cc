@@ -8,9 +8,11 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "tests/base/temporary_directory.h"
 
@@ -55,6 +57,24 @@ TEST_F(ImportTest, WhatIsNoPythonIsNamed) {
   const absl::Status none = CheckPythonPackage("/no/such/python", hours(1));
   EXPECT_TRUE(absl::IsNotFound(none)) << none;
   EXPECT_FALSE(HasChildren());
+}
+
+// Python runs what lies in the working directory (importing_test.py has it do so).
+TEST_F(ImportTest, APythonDoesNotLookIntoTheWorkingDirectory) {
+  const std::string python = Python(R"(
+[[ $2 == 'import sys; '*'sys.path.pop(0); import importlib.util;'* ]] || exit 3
+[ "$PYTHONSAFEPATH" = 1 ] || exit 4
+[ "$PYTHONPATH" = "$EXPECTED" ] || exit 5)");
+  ASSERT_EQ(::setenv("PYTHONSAFEPATH", "", 1), 0);
+  for (const auto& [path, expected] :
+       {std::pair(":/a::/b c:.:", "/a:/b c:."), std::pair(":", "")}) {
+    ASSERT_EQ(::setenv("PYTHONPATH", path, 1), 0);
+    ASSERT_EQ(::setenv("EXPECTED", expected, 1), 0);
+    EXPECT_EQ(CheckPythonPackage(python, hours(1)), absl::OkStatus()) << path;
+  }
+  ::unsetenv("PYTHONSAFEPATH");
+  ::unsetenv("PYTHONPATH");
+  ::unsetenv("EXPECTED");
 }
 
 TEST_F(ImportTest, OneThatHangsIsKilled) {

@@ -429,14 +429,17 @@ class ImportBy {
 };
 
 TEST(Import, BecomesThePackagesCommand) {
-  const ImportBy python(R"([ "$1" = -c ] && exit 0; printf '<%s>' "$@"; exit 3)");
+  const ImportBy python(R"(case "$1 $2" in
+  "-c "*find_spec*) exit 0;;
+  "-c "*"run_module('holdfast'"*) shift 2; printf '<%s>' "$@"; exit 3;;
+esac)");
   using testing::FieldsAre;
   EXPECT_THAT(python.Run({"j", "$(rm -rf x) w.pt", "--step", "0010"}),
-              FieldsAre(3, "<-m><holdfast><import><--step=10><--><j><$(rm -rf x) w.pt>", ""));
+              FieldsAre(3, "<import><--step=10><--><j><$(rm -rf x) w.pt>", ""));
   EXPECT_THAT(python.Run({"--json", "--step=1", "--key", "k'", "--only=-o", "--client-socket", "/s",
                           "--wait", "1500ms", "--", "j", "--help"}),
               FieldsAre(3,
-                        "<-m><holdfast><import><--step=1><--key=k'><--only=-o><--socket=/s>"
+                        "<import><--step=1><--key=k'><--only=-o><--socket=/s>"
                         "<--timeout=1.500><--json><--><j><--help>",
                         ""));
 }

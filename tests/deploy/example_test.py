@@ -98,7 +98,7 @@ def test_its_script_goes_on_where_it_was(daemon: Daemon, tmp_path: pathlib.Path)
     def train(steps: int) -> set[str]:
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-            + [tmp_path / "train.py"],
+            + [f"--log-dir={tmp_path / 'launcher'}", tmp_path / "train.py"],
             env={**os.environ, **variables, "STEPS": str(steps), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -133,7 +133,7 @@ def test_it_saves_a_last_step_when_its_pod_is_told_to_end(
     variables = rendered.literal_env(one) | {"HOLDFAST_SOCKET": str(daemon.socket), "HOME": str(tmp_path)}  # fmt: skip
     pod = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        + [tmp_path / "train.py"],
+        + [f"--log-dir={tmp_path / 'launcher'}", tmp_path / "train.py"],
         env={**os.environ, **variables, "STEPS": "1000000", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,6 +3,8 @@ hostile in them is refused before it does anything."""
 
 from __future__ import annotations
 
+import copyreg
+import enum
 import io
 import json
 import os
@@ -12,6 +14,7 @@ import re
 import struct
 import subprocess
 import sys
+import zipfile
 from typing import Any
 
 import pytest
@@ -270,10 +273,10 @@ def test_a_pickle_that_would_run_something_runs_nothing(tmp_path: pathlib.Path) 
     (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(Runs(ran)))
     with pytest.raises(holdfast.Refused, match=r"posix\.mkdir"):
         _weights.read(tmp_path / "dcp")
-    # Through getattr, as which members of enumerations are pickled.
-    program = b"cbuiltins\ngetattr\n(ctorch\nSize\nS'__class__'\ntR."
+    # Through getattr, as which some Pythons pickle members of enumerations.
+    program = b"cbuiltins\ngetattr\nctorch\nSize\n\x8c\x09__class__\x86R."
     (tmp_path / "dcp/.metadata").write_bytes(program)
-    with pytest.raises(holdfast.Refused, match="no member of an enumeration"):
+    with pytest.raises(holdfast.InvalidArgument, match="not DCP's metadata"):
         _weights.read(tmp_path / "dcp")
     assert not ran.exists()
 
@@ -305,6 +308,137 @@ def one_chunk(folder: pathlib.Path, **changed: Any) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+def text(value: str) -> bytes:
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+# What DCP's metadata are made of, as a pickle names it.
+NAMED = [
+    (dcp_metadata.__name__, "Metadata"),
+    (dcp_metadata.__name__, "MetadataIndex"),
+    (dcp_metadata.__name__, "TensorStorageMetadata"),
+    (dcp_metadata.__name__, "BytesStorageMetadata"),
+    (dcp_metadata.__name__, "ChunkStorageMetadata"),
+    (dcp_metadata.__name__, "TensorProperties"),
+    (dcp_metadata.__name__, "StorageMeta"),
+    (dcp_metadata.__name__, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMED)
+@pytest.mark.parametrize("called", [b"", b")R", b")\x81"], ids=["itself", "called", "made"])
+def test_no_pickle_changes_a_class(
+    tmp_path: pathlib.Path, module: str, name: str, called: bytes
+) -> None:
+    named = getattr(sys.modules[module], name)
+    before = dict(vars(named))
+    attribute = text("is_file") + b"K\x05"
+    (tmp_path / ".metadata").write_bytes(
+        b"\x80\x04" + text(module) + text(name) + b"\x93" + called
+        # Its state is (None, {"is_file": 5}), then {"is_file": 5}.
+        + b"N}" + attribute + b"s\x86b" + b"}" + attribute + b"sb."
+    )  # fmt: skip
+    try:
+        with pytest.raises(holdfast.InvalidArgument, match="not DCP's metadata"):
+            _weights.read(tmp_path)
+        assert dict(vars(named)) == before
+    finally:
+        for attribute_name in vars(named).keys() - before.keys() - {"_hash", "_str"}:
+            delattr(named, attribute_name)
+        if not isinstance(named, enum.EnumMeta) and before.get("is_file"):
+            named.is_file = before["is_file"]
+
+
+def test_no_pickle_leads_out_of_the_directory(tmp_path: pathlib.Path) -> None:
+    one_chunk(tmp_path / "other")
+    one_chunk(tmp_path / "dcp", path=f"{tmp_path}/other/data")
+    good = (tmp_path / "dcp/.metadata").read_bytes()
+    truediv = pathlib.PosixPath.__truediv__
+    # PosixPath.__truediv__ = PosixPath; then what was there.
+    path = text("pathlib") + text("PosixPath") + b"\x93"
+    attack = path + b"N}" + text("__truediv__") + path + b"s\x86b0"
+    (tmp_path / "dcp/.metadata").write_bytes(b"\x80\x04" + attack + good)
+    try:
+        with pytest.raises(holdfast.HoldfastError):
+            _weights.read(tmp_path / "dcp")
+        assert pathlib.PosixPath.__truediv__ is truediv
+    finally:
+        pathlib.PosixPath.__truediv__ = truediv  # type: ignore[method-assign]
+
+
+SIZE = text("torch") + text("Size") + b"\x93"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x82\xf0.",  # EXT1: of the process's own registry
+        b"\x83\xf0\0.",
+        b"\x84\xf0\0\0\0.",
+        b"(itorch\nSize\n.",
+        b"(" + SIZE + b"o.",
+        SIZE + b")}\x92.",  # NEWOBJ_EX
+        b"Pother\n.",
+        b"N" + b"Q.",
+        b"\x8f(K\x01\x90.",  # a set
+    ],
+)
+def test_what_a_pickle_of_dcp_has_no_need_of(tmp_path: pathlib.Path, program: bytes) -> None:
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + program)
+    copyreg.add_extension("torch", "Size", 0xF0)  # type: ignore[no-untyped-call]
+    try:
+        with pytest.raises(holdfast.Refused, match="no need of"):
+            _weights.read(tmp_path)
+    finally:
+        copyreg.remove_extension("torch", "Size", 0xF0)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b".",
+        b"N",
+        b"0.",
+        b"R.",
+        b"NNR.",
+        b"]]b.",
+        b"Ns.",
+        b"NNNs.",
+        b"NNa.",
+        b"\x86.",
+        b"h\x07.",
+        b"\x8e" + b"\xff" * 8 + b".",  # bytes of a length that is not there
+        b"X\xff\xff\xff\x7f.",
+        b"\x8c\x02\xff\xfe.",
+        b"Nr\xff\xff\xff\xff.",  # a place of 64 GiB in the memo of Python's own
+        b"(" * 100_000 + b"t" * 100_000 + b".",
+        # {((((), ()), …), …): None}: 2^60 steps for whoever wants the key's hash.
+        b"})" + b"".join(b"\x94h" + bytes([n]) + b"\x86" for n in range(60)) + b"Ns.",
+    ],
+)  # fmt: skip
+def test_pickles_that_make_no_sense(tmp_path: pathlib.Path, program: bytes) -> None:
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + program)
+    with pytest.raises((holdfast.InvalidArgument, holdfast.Refused), match=r"\.metadata'"):
+        _weights.read(tmp_path)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_metadata_of_each_protocol(tmp_path: pathlib.Path, protocol: int) -> None:
+    one_chunk(tmp_path / "dcp")
+    path = tmp_path / "dcp/.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = {"w": ("w", 0, 1.5, 1 << 40, True, None)}
+    metadata.storage_meta = dcp_metadata.StorageMeta(pathlib.Path("/a/b"), "1", "2", ["m"])
+    path.write_bytes(pickle.dumps(metadata, protocol))
+    assert _weights.read(tmp_path / "dcp").tensors["w"].tolist() == [0, 1, 2, 3]
+
+
 def test_one_chunk_as_it_should_be(tmp_path: pathlib.Path) -> None:
     one_chunk(tmp_path / "dcp")
     assert _weights.read(tmp_path / "dcp").tensors["w"].tolist() == [0, 1, 2, 3]
@@ -321,12 +455,19 @@ def test_one_chunk_as_it_should_be(tmp_path: pathlib.Path) -> None:
         ({"at": -1}, "beyond its end"),
         ({"length": 1 << 40}, "beyond its end"),
         ({"length": 40}, "a part is damaged"),
+        ({"length": 1 << 63, "size": [1 << 60]}, "64 bits"),
+        ({"length": (1 << 63) - 1, "size": [1 << 60]}, "beyond its end"),
+        ({"length": 1 << 62, "size": [1 << 60], "at": 1 << 62}, "beyond its end"),
+        ({"size": [1 << 62, 0, 1 << 62], "sizes": [1 << 62, 0, 1 << 62]}, "contradicts itself"),
+        ({"size": [1] * 1000}, "contradicts itself"),
+        ({"stored": torch.arange(4.0).to_sparse()}, "no tensor with plain memory"),
+        ({"stored": torch.empty(4, device="meta")}, "no tensor with plain memory"),
         ({"name": "v"}, "contradicts itself"),
         ({"offset": [1]}, "is not in"),
         ({"offset": [-1]}, "is not in"),
         ({"sizes": [5]}, "is not in"),
         ({"size": [5]}, "only"),
-        ({"size": [5], "times": 2}, "do not make up"),
+        ({"size": [5], "times": 2}, "only"),
         ({"size": [1 << 50]}, "bytes are stored of a tensor"),
         ({"size": [-4]}, "no shape|contradicts itself"),
         ({"size": [2, 2]}, "contradicts itself|is not in"),
@@ -341,6 +482,122 @@ def test_hostile_directories_of_dcp(tmp_path: pathlib.Path, changed: Any, says: 
     one_chunk(tmp_path / "dcp", **changed)
     with pytest.raises(holdfast.HoldfastError, match=says):
         _weights.read(tmp_path / "dcp")
+
+
+def test_a_part_that_several_tensors_claim(tmp_path: pathlib.Path) -> None:
+    one_chunk(tmp_path / "dcp")
+    path = tmp_path / "dcp/.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for number in range(1000):  # each of them would be memory of its own
+        metadata.state_dict_metadata[f"w{number}"] = metadata.state_dict_metadata["w"]
+        index = dcp_metadata.MetadataIndex(f"w{number}", torch.Size([0]))
+        metadata.storage_data[index] = next(iter(metadata.storage_data.values()))
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(holdfast.InvalidArgument, match="more of it than it has"):
+        _weights.read(tmp_path / "dcp")
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_parts_that_leave_something_out(tmp_path: pathlib.Path, size: int) -> None:
+    one_chunk(tmp_path / "dcp", stored=torch.ones(2), sizes=[2], size=[size])
+    path = tmp_path / "dcp/.metadata"
+    metadata = pickle.loads(path.read_bytes())
+    at = torch.Size([2])
+    metadata.state_dict_metadata["w"].chunks.append(
+        dcp_metadata.ChunkStorageMetadata(at, torch.Size([2]))
+    )
+    data = (tmp_path / "dcp/data").read_bytes()
+    (tmp_path / "dcp/more").write_bytes(data)
+    metadata.storage_data[dcp_metadata.MetadataIndex("w", at)] = _StorageInfo("more", 0, len(data))
+    path.write_bytes(pickle.dumps(metadata))
+    if size == 4:
+        assert _weights.read(tmp_path / "dcp").tensors["w"].tolist() == [1] * 4
+    else:
+        with pytest.raises(holdfast.InvalidArgument, match="do not make up"):
+            _weights.read(tmp_path / "dcp")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't allocate memory"), MemoryError()])
+def test_where_there_is_no_memory_it_is_said(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    one_chunk(tmp_path / "dcp")
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(holdfast.NoRoom, match=r"dcp': 'w': no memory for it .*on a host"):
+        _weights.read(tmp_path / "dcp")
+
+
+def nested(levels: int, within: Any) -> Any:
+    for _ in range(levels):
+        within = [within, within]
+    return within
+
+
+@pytest.mark.parametrize("levels", [22, 40])
+@pytest.mark.parametrize("within", ["no tensor", torch.ones(1)], ids=["text", "tensor"])
+def test_values_that_are_there_again_and_again(
+    tmp_path: pathlib.Path, levels: int, within: Any
+) -> None:
+    torch.save({"w": torch.ones(1), "x": nested(levels, within)}, tmp_path / "w.pt")
+    with pytest.raises(holdfast.InvalidArgument, match=r"w\.pt': more than 1000000 values"):
+        _weights.read(tmp_path / "w.pt")
+
+
+def test_names_that_take_too_much(tmp_path: pathlib.Path) -> None:
+    state = {"w": torch.ones(1), "x" * 1_000_000: dict.fromkeys(map(str, range(100_000)), [1, [2]])}
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(holdfast.InvalidArgument, match="bytes of names"):
+        _weights.read(tmp_path / "w.pt")
+
+
+def test_many_values_that_are_no_tensors_have_one_name(tmp_path: pathlib.Path) -> None:
+    state = {"w": torch.ones(1), "losses": [0.5] * 2_000_000, "lr": [0.1, 0.2]}
+    torch.save(state, tmp_path / "w.pt")
+    assert _weights.read(tmp_path / "w.pt").left_out == ["losses", "lr.0", "lr.1"]
+
+
+def test_keys_that_are_no_names(tmp_path: pathlib.Path) -> None:
+    key: Any = ("a",)
+    for _ in range(18):
+        key = (key, key)
+    state = {"w": torch.ones(1), key: torch.ones(1), ("a", 1): 1, 7: torch.ones(1), None: 1}
+    torch.save(state, tmp_path / "w.pt")
+    found = _weights.read(tmp_path / "w.pt")
+    assert sorted(found.tensors) == ["7", "w"]
+    assert sorted(found.left_out) == ["('a', 1)", "<a tuple>", "None"]
+
+
+def test_tensors_that_claim_more_than_there_is(tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.ones(1).expand(1 << 40)}, tmp_path / "w.pt")
+    with pytest.raises(holdfast.InvalidArgument, match="tensors of more than"):
+        _weights.read(tmp_path / "w.pt")
+    expanded = {"w": torch.ones(1).expand(1000), "v": torch.ones(4)[::2]}
+    torch.save(expanded, tmp_path / "w.pt")
+    assert _weights.read(tmp_path / "w.pt").tensors["w"].sum() == 1000
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(tmp_path: pathlib.Path, layout: torch.layout) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    tensor = torch.nested.nested_tensor(parts, layout=layout)
+    torch.save({"w": tensor, "v": torch.ones(1)}, tmp_path / "w.pt")
+    with pytest.raises(holdfast.HoldfastError, match=r"w\.pt': ('w': a nested|it holds more)"):
+        _weights.read(tmp_path / "w.pt")
+
+
+def test_what_is_compressed_is_not_unpacked(tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "w.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.namelist():
+            packed.writestr(entry, plain.read(entry))
+    with pytest.raises(holdfast.InvalidArgument, match="compressed"):
+        _weights.read(tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize(
@@ -363,6 +620,15 @@ def test_hostile_directories_of_dcp(tmp_path: pathlib.Path, changed: Any, says: 
                 b'{"w":{"dtype":"F32","shape":[-2],"data_offsets":[8,0]}}',
                 b'{"w":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}',
                 b'{"w":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}}',
+                b'{"w":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}}',
+                b'{"w":{"dtype":"F32","shape":[0,%d,%d],"data_offsets":[0,0]}}'
+                % (1 << 62, 1 << 62),
+                b'{"w":{"dtype":"F32","shape":[0,%d],"data_offsets":[0,0]}}' % (1 << 64),
+                b'{"w":{"dtype":"F32","shape":[2%s],"data_offsets":[0,8]}}' % (b",1" * 64),
+                b'{"w":{"dtype":"F32","shape":[0%s],"data_offsets":[0,0]}}' % (b",9" * 99999),
+                b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+                b'"v":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}',
+                b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
                 b"[" * 90_000,
             )
         ),
@@ -397,6 +663,28 @@ def test_hostile_indices(tmp_path: pathlib.Path, weight_map: Any, says: str) -> 
         _weights.read(folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "w.safetensors"])
+def test_what_is_no_file_is_not_opened(tmp_path: pathlib.Path, name: str) -> None:
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "v.safetensors")
+    os.mkfifo(tmp_path / name)  # nobody will ever write to it
+    with pytest.raises(holdfast.InvalidArgument, match=f"{name}': not a file"):
+        _weights.read(tmp_path)
+
+
+def test_an_index_that_is_too_long(tmp_path: pathlib.Path) -> None:
+    with open(tmp_path / "model.safetensors.index.json", "wb") as index:
+        index.truncate(1 << 40)
+    with pytest.raises(holdfast.InvalidArgument, match="an index of more than"):
+        _weights.read(tmp_path)
+
+
+def test_a_set_of_many_files_that_says_it_has_more(tmp_path: pathlib.Path) -> None:
+    for number in range(1, 3000):
+        (tmp_path / f"w-{number:05}-of-99999.safetensors").touch()
+    with pytest.raises(holdfast.NotFound, match="w-03000-of-99999.safetensors' is missing"):
+        _weights.read(tmp_path)
+
+
 def test_names_that_cannot_be_told_apart(tmp_path: pathlib.Path) -> None:
     torch.save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, tmp_path / "w.pt")
     with pytest.raises(holdfast.InvalidArgument, match=r"two tensors are called 'a\.b'"):
@@ -423,10 +711,10 @@ def test_what_holds_no_weights_is_said(tmp_path: pathlib.Path) -> None:
 # ---- from a shell ----
 
 
-def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
+def shell(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "holdfast", *arguments],
-        capture_output=True, text=True, timeout=DEADLINE_S,
+        capture_output=True, text=True, timeout=DEADLINE_S, **options,
     )  # fmt: skip
 
 
@@ -453,9 +741,11 @@ def test_the_command(daemon: Daemon, tmp_path: pathlib.Path) -> None:
     assert error["message"] in done.stderr
 
 
-def by_ckptctl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def by_ckptctl(
+    *arguments: str, cwd: pathlib.Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [BIN / "ckptctl", "import", *arguments],
+        [BIN / "ckptctl", "import", *arguments], cwd=cwd,
         env={**os.environ, "HOLDFAST_PYTHON": sys.executable, **variables},
         capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
@@ -479,6 +769,70 @@ def test_by_ckptctl(daemon: Daemon, tmp_path: pathlib.Path) -> None:
     bare = ("second", str(source), "--step=1")
     done = by_ckptctl(*bare, PYTHONPATH="", HOLDFAST_PYTHON="/usr/bin/python3")
     assert done.returncode == 4 and "has no package holdfast: pip install" in done.stderr
+
+
+def downloaded(folder: pathlib.Path, *modules: str) -> pathlib.Path:
+    """Weights, and modules beside them that make a file when they are imported."""
+    folder.mkdir()
+    safetensors.torch.save_file({"w": torch.ones(2)}, folder / "w.safetensors")
+    for module in modules:
+        path = folder / f"{module}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"open({str(folder / 'ran')!r}, 'a').write({module!r})")
+    return folder
+
+
+MODULES = ["torch", "numpy", "safetensors", "json", "argparse", "dataclasses", "logging"]
+
+
+def test_ckptctl_runs_nothing_of_the_working_directory(
+    daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    # With what Python needs to run a module, and what it looks for when it starts.
+    more = ["types", "runpy", "importlib/__init__", "sitecustomize", "usercustomize"]
+    package = ["holdfast/__init__", "holdfast/__main__"]
+    folder = downloaded(tmp_path / "downloaded", *MODULES, *more, *package)
+    # (An entry of PYTHONPATH that is empty is the working directory, too.)
+    paths = f":{os.environ['PYTHONPATH']}:"
+    done = by_ckptctl("job", ".", "--step=0", cwd=folder, PYTHONPATH=paths)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (folder / "ran").exists(), (folder / "ran").read_text()
+    # A package there is none, unless the user names the folder.
+    place = pathlib.Path(os.environ["PYTHONPATH"])
+    done = by_ckptctl("other", str(folder), "--step=0", cwd=place, PYTHONPATH=":")
+    assert done.returncode == 4 and "has no package holdfast" in done.stderr
+    for named in (str(place), "."):
+        done = by_ckptctl(
+            f"job-{len(named)}", str(folder), "--step=0", cwd=place, PYTHONPATH=f"/none:{named}"
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_command_runs_nothing_of_the_working_directory(
+    daemon: Daemon, tmp_path: pathlib.Path
+) -> None:
+    folder = downloaded(tmp_path / "downloaded", *MODULES)
+    done = shell("import", "job", ".", "--step=0", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (folder / "ran").exists(), (folder / "ran").read_text()
+    # The package itself may lie there, and what PYTHONPATH names is kept.
+    place = os.environ["PYTHONPATH"]
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for env in (bare, bare | {"PYTHONPATH": place}, bare | {"PYTHONSAFEPATH": "1"}):
+        done = shell("--version", cwd=place, env=env)
+        assert ("PYTHONSAFEPATH" in env) == ("No module named holdfast" in done.stderr), done
+    # Of another program nothing is taken away.
+    (tmp_path / "program.py").write_text("import holdfast, sys; print(sys.path[0])")
+    done = subprocess.run(
+        [sys.executable, "-m", "program"], cwd=place, capture_output=True, text=True,
+        env=bare | {"PYTHONPATH": f"{place}:{tmp_path}"},
+    )  # fmt: skip
+    assert done.stdout.strip() == os.path.realpath(place), done.stderr
+
+
+def test_names_are_shown_as_text(tmp_path: pathlib.Path) -> None:
+    shown = str(importing.Imported("job", 1, 2, 8, ("a b", "\x1b[2J", "\ud800"), ("committed",)))
+    assert shown.splitlines()[1] == r"left out: a b, '\x1b[2J', '\ud800'"
 
 
 def test_ckptctl_has_each_option_of_the_package() -> None:

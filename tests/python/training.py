@@ -121,6 +121,7 @@ class Torchrun:
             *(launcher or ()),
             f"--nproc-per-node={ranks}",
             f"--max-restarts={restarts}",
+            f"--log-dir={root.with_suffix('.launcher')}",  # by itself it leaves one in /tmp
         ]
         command = [
             sys.executable, *(() if launcher is None else torchrun), str(EXAMPLE), *SMALL, f"--job={job}", f"--steps={steps}", f"--losses={self.losses_path}", *arguments,

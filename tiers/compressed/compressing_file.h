@@ -35,6 +35,7 @@ class CompressingFile : public File {
   absl::Status WriteAt(uint64_t offset, std::span<const std::byte> data) override;
   // FailedPrecondition: some frames were not written.
   absl::Status Finish();
+  int stored_fd() const { return file_->fd(); }  // of what lies there
   // Of the whole file, after Finish.
   uint64_t stored_bytes() const { return stored_bytes_; }
 

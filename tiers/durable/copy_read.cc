@@ -26,13 +26,14 @@ constexpr uint32_t kPage = 4096;
 
 class ReadingCopy : public CopyStore::Reading {
  public:
-  ReadingCopy(CopyStore::Impl& store, std::string path, ImageForm form, std::string record_path,
-              ShardRecord record, std::string record_file)
+  ReadingCopy(CopyStore::Impl& store, CopyName name, ImageForm form, ShardRecord record,
+              std::string record_file)
       : store_(store),
+        name_(std::move(name)),
         form_(form),
-        record_path_(std::move(record_path)),
+        record_path_(store.RecordPath(name_)),
         info_{record.id, record.world_size, FileBytes(record), record.sealed_unix_ms,
-              std::move(path)},
+              store.ImagePath(name_, form)},
         record_(std::move(record)),
         record_file_(std::move(record_file)) {}
 
@@ -52,10 +53,16 @@ class ReadingCopy : public CopyStore::Reading {
         return alignment.status();
       }
       // Nobody asked beforehand, as for `direct`, what this file system can do, and some that open
-      // a file so refuse to read it.
-      if (file.ok() && options.past_cache && !ReadsSo(**file)) {
-        file = absl::UnimplementedError("");
-        alignment_ = 1;
+      // a file so refuse to read it. (One that is shorter than a unit is read otherwise, too.)
+      if (file.ok() && options.past_cache) {
+        const absl::Status first = ReadFirst(**file);
+        if (absl::IsInvalidArgument(first) || absl::IsUnimplemented(first) ||
+            absl::IsOutOfRange(first)) {
+          file = absl::UnimplementedError("");
+          alignment_ = 1;
+        } else {
+          HF_RETURN_IF_ERROR(first);  // of what lies there, and the page cache would hide it
+        }
       }
     }
     if (absl::IsUnimplemented(file.status())) {
@@ -63,7 +70,8 @@ class ReadingCopy : public CopyStore::Reading {
     }
     HF_RETURN_IF_ERROR(file.status());
     image_ = *std::move(file);
-    return Confirm();
+    HF_ASSIGN_OR_RETURN(opened_, image_->Info());
+    return CheckImageLength(info_.location, opened_.bytes, info_.image_bytes);
   }
 
   const CopyInfo& info() const override { return info_; }
@@ -92,20 +100,35 @@ class ReadingCopy : public CopyStore::Reading {
     return CheckImageLength(info_.location, now.bytes, info_.image_bytes);
   }
 
+  bool WasReplaced() override {
+    bool another = false;
+    for (const ImageForm form : store_.Forms()) {
+      const absl::StatusOr<FileInfo> now = store_.env.Info(store_.ImagePath(name_, form));
+      if (now.ok() && now->inode == opened_.inode && now->device == opened_.device) {
+        return false;
+      }
+      another = another || now.ok();
+    }
+    return another;
+  }
+
  private:
-  bool ReadsSo(File& file) const {
+  absl::Status ReadFirst(File& file) const {
     const std::unique_ptr<std::byte, decltype(&std::free)> first(
         static_cast<std::byte*>(std::aligned_alloc(alignment_, alignment_)), &std::free);
-    return first != nullptr && file.ReadAt(0, {first.get(), alignment_}).ok();
+    return first == nullptr ? absl::UnimplementedError("no memory for a unit")
+                            : file.ReadAt(0, {first.get(), alignment_});
   }
 
   CopyStore::Impl& store_;
+  const CopyName name_;
   const ImageForm form_;
   const std::string record_path_;
   const CopyInfo info_;
   const ShardRecord record_;
   const std::string record_file_;
   std::unique_ptr<File> image_;
+  FileInfo opened_;
   uint32_t alignment_ = 1;
 };
 
@@ -230,8 +253,7 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
   // 4. The image.
   std::unique_ptr<ReadingCopy> reading;
   HF_RETURN_IF_ERROR(AsOfCopy(OpenForm(named, [&](ImageForm form) {
-    reading = std::make_unique<ReadingCopy>(*this, ImagePath(named, form), form, record_path,
-                                            record, bytes);
+    reading = std::make_unique<ReadingCopy>(*this, named, form, record, bytes);
     return reading->OpenImage(read_options);
   })));
   return reading;

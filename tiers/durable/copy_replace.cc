@@ -3,6 +3,8 @@
 // names passes from the old file to the new one at once, the image's first. Its record is, as a
 // rule, the one that is there already: then that is all. The new image is never compressed: where
 // the old one was, it goes when the new one, which is read before it, has its name.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -56,6 +58,9 @@ class ReplacingCopy : public CopyStore::Writing {
   const NewCopy& copy() const override { return copy_; }
   File& image() override { return *image_.file; }
   absl::Status FinishImage() override { return absl::OkStatus(); }
+  void DropCached() override {
+    (void)::posix_fadvise(image_.file->fd(), 0, 0, POSIX_FADV_DONTNEED);
+  }
   uint64_t stored_bytes() const override { return copy_.image_bytes; }
   uint32_t alignment() const override { return image_.alignment; }
   bool direct() const override { return image_.alignment != 1; }

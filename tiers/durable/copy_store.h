@@ -264,6 +264,9 @@ class CopyStore::Writing {
   virtual File& image() = 0;
   // All of the image was written; from here on image() can be read. Publish does it by itself.
   virtual absl::Status FinishImage() = 0;
+  // What the page cache has of the image and was synced goes, so that the next reads bring what
+  // lies there. (A request: nothing, where there is no such cache.)
+  virtual void DropCached() = 0;
   // What the image's file has then.
   virtual uint64_t stored_bytes() const = 0;
   // For writes to image(): 1 when it is buffered. Bytes behind image_bytes are cut off by Publish.
@@ -296,6 +299,9 @@ class CopyStore::Reading {
   // After the last byte: DataLoss if the file was cut or extended meanwhile. What is overwritten in
   // place fails its digests; a file that is removed or replaced keeps its bytes for this Reading.
   virtual absl::Status Confirm() = 0;
+  // Another image has its name by now (BeginReplacement): what is wrong with this one says nothing
+  // of that. False also where nothing can be told.
+  virtual bool WasReplaced() = 0;
 };
 
 }  // namespace holdfast

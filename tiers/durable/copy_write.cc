@@ -1,5 +1,7 @@
 // Publication: data, name, record, each durable before the next (docs/formats.md, "Order of
 // changes in durable tiers").
+#include <fcntl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -87,6 +89,10 @@ class WritingCopy : public CopyStore::Writing {
       stored_bytes_ = compressing_->stored_bytes();
     }
     return absl::OkStatus();
+  }
+  void DropCached() override {
+    const int fd = compressing_ != nullptr ? compressing_->stored_fd() : image_.file->fd();
+    (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   }
   uint64_t stored_bytes() const override { return stored_bytes_; }
   uint32_t alignment() const override { return image_.alignment; }

@@ -57,10 +57,10 @@ class FileCheck {
     SkipUnselected(next_);
     // A read begins and ends at blocks of the file system, not of the image.
     const size_t buffer_bytes = read_bytes_max_ + 2 * size_t{options.alignment};
-    // Twice as many as are read at a time: what has arrived makes room for the next read at once,
-    // and is digested while that goes on.
+    // One more than are read at a time: what has arrived makes room for the next read at once, and
+    // is digested while that goes on.
     const size_t count =
-        std::clamp<size_t>(kBuffersBytesMax / buffer_bytes, 1, 2 * size_t{io.depth()});
+        std::clamp<size_t>(kBuffersBytesMax / buffer_bytes, 1, size_t{io.depth()} + 1);
     for (size_t i = 0; i < count && !(next_.done() && i > 0); ++i) {
       reads_.push_back({AlignedBuffer(buffer_bytes), next_, 0, 0});
     }
@@ -106,13 +106,7 @@ class FileCheck {
       io_.UnregisterFile(file_);
     }
     result_.cpu_seconds += ThreadCpuSeconds() - cpu_before;
-    if (result_.ok() && bad_blocks_ > 0) {
-      const absl::Status bad =
-          BadBlockError(record_, *result_.bad_block, absl::StrCat("'", file_.path(), "'"));
-      Fail(bad_blocks_ == 1 ? bad
-                            : absl::DataLossError(absl::StrCat(bad.message(), "; ", bad_blocks_ - 1,
-                                                               " more such blocks")));
-    }
+    TellBadBlocks();
     return std::move(result_);
   }
 
@@ -134,6 +128,22 @@ class FileCheck {
   void Fail(absl::Status status) {
     result_.status = std::move(status);
     result_.faulty = FaultySide::kSource;
+  }
+
+  // count_bad: what was found stays so, whatever ended the reading before its end.
+  void TellBadBlocks() {
+    if (!options_.count_bad || bad_blocks_ == 0) {
+      return;
+    }
+    std::string what(
+        BadBlockError(record_, *result_.bad_block, absl::StrCat("'", file_.path(), "'")).message());
+    if (bad_blocks_ > 1) {
+      absl::StrAppend(&what, "; ", bad_blocks_ - 1, " more such blocks");
+    }
+    if (!result_.ok()) {
+      absl::StrAppend(&what, "; and then: ", result_.status.message());
+    }
+    Fail(absl::DataLossError(what));
   }
 
   void BeginWhatFits(std::vector<size_t>& idle) {

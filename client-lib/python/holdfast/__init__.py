@@ -1,5 +1,17 @@
 """Holdfast keeps the state of long training runs safe without making them wait."""
 
+import sys
+
+# `python -m holdfast` has the working directory before everything else in its path: files there, which may have been downloaded a
+# moment ago, must not stand in for the modules that are imported from here on. (What PYTHONPATH names comes after it, and stays.)
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)] in ("holdfast", "-mholdfast")
+    and not sys.flags.isolated
+    and not getattr(sys.flags, "safe_path", False)  # Python 3.11
+):
+    del sys.path[0]
+
 import importlib
 from types import ModuleType
 

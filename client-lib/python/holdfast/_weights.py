@@ -3,15 +3,15 @@ torch.distributed.checkpoint, safetensors files and directories of such.
 
     weights = read("consolidated.00.pth")          # Weights(tensors={"layers.0.weight": …}, left_out=["epoch"])
 
-Whatever a source says is hostile: nothing of it is executed (pickles are read by an unpickler that makes tensors, containers
-and DCP's own records, and refuses all else), names in it never lead out of its directory, and lengths are checked before
-anything is read.
+Whatever a source says is hostile: nothing of it is executed (pickles are read by torch's unpickler of weights, and DCP's metadata
+as data alone), names in it never lead out of its directory, lengths are compared with what its files have before anything is read
+or memory is taken, and what it says once does not count a million times.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import enum
 import io
 import json
 import math
@@ -20,20 +20,32 @@ import os
 import pathlib
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
-from holdfast import _torch_types
-from holdfast._errors import HoldfastError, InvalidArgument, NotFound, Refused
+from holdfast import _dcp_metadata, _torch_types
+from holdfast._errors import InvalidArgument, NoRoom, NotFound, Refused
 from holdfast._state import join
 
 _HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
+_INDEX_BYTES_MAX = 100_000_000
 _METADATA_BYTES_MAX = 1 << 30
 _INDEX = "*.safetensors.index.json"
 _DCP_METADATA = ".metadata"
+_ARCHIVE = b"PK\3\4"  # how a file of torch.save begins
+_RANK_MAX = 64  # torch's own limit
+_INTEGER_MAX = (1 << 63) - 1
+_FILE_NAME_MAX = 255  # of any file system
+_SHOWN_CHARACTERS_MAX = 200
+# Of what a dictionary of torch.save holds, in which one value can be in many places:
 _DEPTH_MAX = 150
+_VALUES_MAX = 1_000_000
+_NAMES_BYTES_MAX = 256 << 20
+_NAMED_EACH_MAX = 1000  # of a container without tensors; a longer one has one name
+_EXPANDED_BYTES_MAX = 1 << 30  # what tensors may have more than their file
 
 
 @dataclasses.dataclass
@@ -62,56 +74,166 @@ def read(source: str | os.PathLike[str]) -> Weights:
     return _read_torch(path)
 
 
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:_SHOWN_CHARACTERS_MAX] if text else type(error).__name__
+
+
+def _shown(name: str) -> str:
+    """A name that something hostile may have given."""
+    long = len(name) > _SHOWN_CHARACTERS_MAX
+    return repr(name[:_SHOWN_CHARACTERS_MAX]) + ("…" if long else "")
+
+
+def of_memory(where: str, error: Exception) -> NoRoom | None:
+    """What to raise instead, if the error is one of memory that is not to be had."""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return NoRoom(
+            f"{where}: no memory for it ({_first_line(error)}): import it on a host that has more"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def _memory(where: str) -> Iterator[None]:
+    """Memory is taken in it. (How much there is, is not asked before: that depends on what else runs.)"""
+    try:
+        yield
+    except (MemoryError, OSError, OverflowError, RuntimeError) as error:
+        if no_room := of_memory(where, error):
+            raise no_room from None
+        if isinstance(error, OSError):
+            raise
+        raise InvalidArgument(f"{where}: {_first_line(error)}") from None
+
+
+def _add(weights: Weights, where: str, name: str, tensor: torch.Tensor) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"{where}: a tensor is called {_shown(name)}, which is no text"
+        ) from None
+    if name in weights.tensors:
+        raise InvalidArgument(
+            f"{where}: two tensors are called {_shown(name)}: they cannot be told apart"
+        )
+    weights.tensors[name] = tensor.detach()
+
+
 # ---- torch.save ----
 
 
 def _read_torch(path: pathlib.Path) -> Weights:
-    for mapped in (True, False):  # files of before torch 1.6 cannot be mapped
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-            break
-        except pickle.UnpicklingError as error:
-            raise Refused(
-                f"read '{path}': it holds more than tensors, containers and numbers, and what else it holds could run any code: "
-                f"load it yourself, if you trust who wrote it, and save its weights with holdfast.Checkpointer ({_first_line(error)})"
-            ) from None
-        except Exception as error:  # of many kinds, for a file that is none of torch's
-            if not mapped:
-                raise InvalidArgument(
-                    f"read '{path}': not a file of torch.save, or a damaged one ({_first_line(error)}); files of safetensors "
-                    "are known by the end of their names"
-                ) from None
-    weights = Weights({}, [])
+    with open(path, "rb") as file:
+        # (Files of before torch 1.6 are no archives, and cannot be mapped.)
+        mapped = file.read(len(_ARCHIVE)) == _ARCHIVE
+    try:
+        if mapped:
+            _check_archive(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        raise Refused(
+            f"read '{path}': it holds more than tensors, containers and numbers, and what else it holds could run any code: "
+            f"load it yourself, if you trust who wrote it, and save its weights with holdfast.Checkpointer ({_first_line(error)})"
+        ) from None
+    except Exception as error:  # of many kinds, for a file that is none of torch's
+        if no_room := of_memory(f"read '{path}'", error):
+            raise no_room from None
+        raise InvalidArgument(
+            f"read '{path}': not a file of torch.save, or a damaged one ({_first_line(error)}); files of safetensors "
+            "are known by the end of their names"
+        ) from None
     if not isinstance(content, Mapping):
         raise InvalidArgument(
             f"read '{path}': it holds a {type(content).__name__}: a dictionary of tensors is wanted"
         )
-    _collect(content, "", weights, 0)
-    return weights
+    return _Collected(path).weights(content)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def _check_archive(file: str | os.PathLike[str] | io.BytesIO) -> None:
+    """torch.save compresses nothing; what is compressed can be a thousand times as long as the file."""
+    with zipfile.ZipFile(file) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed")
 
 
-def _collect(value: Any, path: str, weights: Weights, depth: int) -> None:
-    if isinstance(value, torch.Tensor):
-        _add(weights, path, value)
-    elif depth < _DEPTH_MAX and isinstance(value, Mapping) and value:
-        for key, each in value.items():
-            _collect(each, join(path, key), weights, depth + 1)
-    elif depth < _DEPTH_MAX and isinstance(value, (list, tuple)) and value:
-        for number, each in enumerate(value):
-            _collect(each, join(path, number), weights, depth + 1)
-    else:
-        weights.left_out.append(path)
+class _Collected:
+    """The tensors of nested containers, in which one value may be in many places, or within itself."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._weights = Weights({}, [])
+        self._values = 0
+        self._names_bytes = 0
+        self._nbytes: dict[str, int] = {}  # of tensors, by where they lie
+        self._plain: dict[int, bool] = {}
+
+    def weights(self, content: Mapping[Any, Any]) -> Weights:
+        self._collect(content, "", 0)
+        nbytes_max = 4 * self._path.stat().st_size + _EXPANDED_BYTES_MAX
+        if sum(self._nbytes.values()) > nbytes_max:  # of a few bytes that they share
+            raise InvalidArgument(
+                f"read '{self._path}': tensors of more than {nbytes_max} bytes in a file of {self._path.stat().st_size}: save them "
+                "anew, each tensor by itself (tensor.clone())"
+            )
+        return self._weights
+
+    def _collect(self, value: Any, name: str, depth: int) -> None:
+        self._values += 1
+        self._names_bytes += len(name)
+        if self._values > _VALUES_MAX or self._names_bytes > _NAMES_BYTES_MAX:
+            raise InvalidArgument(
+                f"read '{self._path}': more than {_VALUES_MAX} values, or {_NAMES_BYTES_MAX} bytes of names: save a dictionary "
+                "of the weights alone"
+            )
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, name)
+        elif (
+            depth == _DEPTH_MAX
+            or not isinstance(value, (Mapping, list, tuple))
+            or not value
+            or self._many_plain(value)
+        ):
+            self._weights.left_out.append(name)
+        else:
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, each in items:
+                if _is_name(key):
+                    self._collect(each, join(name, key), depth + 1)
+                else:
+                    self._weights.left_out.append(join(name, f"<a {type(key).__name__}>"))
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+        if _torch_types.is_dtensor(tensor):
+            raise InvalidArgument(
+                f"read '{self._path}': {_shown(name)} is a DTensor, of which other ranks have parts: save it whole (full_tensor())"
+            )
+        if tensor.is_nested:
+            raise _torch_types.without_plain_memory(tensor, f"read '{self._path}': {_shown(name)}")
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+            where = f"{tensor.data_ptr()} {tensor.dtype} {tensor.shape} {tensor.stride()}"
+            self._nbytes[where] = tensor.nbytes
+        _add(self._weights, f"read '{self._path}'", name, tensor)
+
+    def _many_plain(self, value: Any) -> bool:
+        """Whether it is long (a history of losses, the order of samples) and nothing in it can hold a tensor."""
+        if len(value) <= _NAMED_EACH_MAX:
+            return False
+        if id(value) not in self._plain:
+            values = value.values() if isinstance(value, Mapping) else value
+            self._plain[id(value)] = not any(
+                isinstance(each, (torch.Tensor, Mapping, list, tuple)) for each in values
+            )
+        return self._plain[id(value)]
 
 
-def _add(weights: Weights, name: str, tensor: torch.Tensor) -> None:
-    if name in weights.tensors:
-        raise InvalidArgument(f"two tensors are called {name!r}: they cannot be told apart")
-    weights.tensors[name] = tensor.detach()
+def _is_name(key: Any) -> bool:
+    """Whether its text says it, and is short; there are tuples of tuples whose text never ends."""
+    plain = (str, int, float, bool, type(None))
+    return isinstance(key, plain) or (
+        isinstance(key, tuple) and len(key) < 10 and all(isinstance(each, plain) for each in key)
+    )
 
 
 # ---- safetensors ----
@@ -136,7 +258,7 @@ class _Files:
             if name.startswith(_NO_TENSORS):
                 self._weights.left_out.append(name)
             elif wanted(name):
-                _add(self._weights, name, tensor)
+                _add(self._weights, f"read '{path}'", name, tensor)
 
     def weights(self) -> Weights:
         tensors = self._weights.tensors
@@ -163,24 +285,30 @@ def _read_directory(path: pathlib.Path) -> Weights:
         )
     if indices:
         return _read_indexed(path, indices[0])
-    names = sorted(file.name for file in path.glob("*.safetensors"))
+    names = {file.name for file in path.glob("*.safetensors")}
     if not names:
         raise NotFound(
             f"read '{path}': no weights in it: looked for *.safetensors and for DCP's {_DCP_METADATA}"
         )
-    for name in names:
-        if of := _OF_SEVERAL.fullmatch(name):
-            for number in range(1, min(int(of[3]), len(names) + 1) + 1):
-                other = f"{of[1]}-{number:0{len(of[2])}}-of-{of[3]}.safetensors"
-                if other not in names:
-                    raise NotFound(f"read '{path}': '{other}' is missing: the set is not complete")
+    sets = {
+        (of[1], len(of[2]), of[3]) for of in (_OF_SEVERAL.fullmatch(name) for name in names) if of
+    }
+    for start, digits, count in sorted(sets):
+        for number in range(1, min(int(count), len(names) + 1) + 1):
+            other = f"{start}-{number:0{digits}}-of-{count}.safetensors"
+            if other not in names:
+                raise NotFound(f"read '{path}': '{other}' is missing: the set is not complete")
     files = _Files()
-    for name in names:
+    for name in sorted(names):
         files.add(path / name)
     return files.weights()
 
 
 def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
+    if not index.is_file():
+        raise InvalidArgument(f"read '{index}': not a file")
+    if index.stat().st_size > _INDEX_BYTES_MAX:
+        raise InvalidArgument(f"read '{index}': an index of more than {_INDEX_BYTES_MAX} bytes")
     try:
         said = json.loads(index.read_bytes())["weight_map"]
         wanted = {str(name): str(file) for name, file in said.items()}
@@ -194,8 +322,8 @@ def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
     missing = sorted(wanted.keys() - found)
     if missing:
         raise InvalidArgument(
-            f"read '{index}': {missing[0]!r} is not in '{wanted[missing[0]]}', where it should be, nor are {len(missing) - 1} others"
-            " where they should be"
+            f"read '{index}': {_shown(missing[0])} is not in '{wanted[missing[0]]}', where it should be, nor are "
+            f"{len(missing) - 1} others where they should be"
         )
     return weights
 
@@ -203,9 +331,11 @@ def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
 def _inside(path: pathlib.Path, name: str, said_by: pathlib.Path) -> pathlib.Path:
     """The file of that name, which something hostile may have given."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise Refused(f"read '{said_by}': it names {name!r}, which is no file of its directory")
-    if not (path / name).is_file():
-        raise NotFound(f"read '{said_by}': it names '{name}', and there is no such file")
+        raise Refused(
+            f"read '{said_by}': it names {_shown(name)}, which is no file of its directory"
+        )
+    if len(name) > _FILE_NAME_MAX or not (path / name).is_file():
+        raise NotFound(f"read '{said_by}': it names {_shown(name)}, and there is no such file")
     return path / name
 
 
@@ -217,45 +347,66 @@ def _read_safetensors(
     def wrong(what: str) -> InvalidArgument:
         return InvalidArgument(f"read '{path}': not a safetensors file, or a damaged one: {what}")
 
+    if not path.is_file():
+        raise InvalidArgument(f"read '{path}': not a file")
     with open(path, "rb") as file:
         bytes_in_file = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if bytes_in_file < 8 or length > min(_HEADER_BYTES_MAX, bytes_in_file - 8):
             raise wrong(f"{bytes_in_file} bytes, {length} of them header")
+        data = 8 + length
         try:
             header = json.loads(file.read(length))
             metadata = {
                 str(key): str(value) for key, value in header.get("__metadata__", {}).items()
             }
             described = {
-                name: (str(each["dtype"]), tuple(each["shape"]), tuple(each["data_offsets"]))
+                name: _described(each["dtype"], each["shape"], each["data_offsets"])
                 for name, each in header.items()
                 if name != "__metadata__"
             }
+        except InvalidArgument as error:
+            raise wrong(str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise wrong("its header says nothing that makes sense") from None
-        data = 8 + length
-        mapping = (
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if bytes_in_file > data else b""
-        )
+        for name, (dtype, shape, (first, end)) in described.items():
+            count = math.prod(shape)
+            if end - first != count * dtype.itemsize:
+                raise wrong(
+                    f"{_shown(name)}: {first} to {end} is not where {count} elements of {dtype} lie"
+                )
+            if end > bytes_in_file - data:
+                raise wrong(f"{_shown(name)} lies beyond the end of the file, which was cut short")
+        if sum(end - first for _, _, (first, end) in described.values()) > bytes_in_file - data:
+            raise wrong("several of its tensors lie in the same place")
+        with _memory(f"read '{path}'"):
+            mapping = (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                if bytes_in_file > data
+                else b""
+            )
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, (dtype_name, shape, offsets) in described.items():
-            dtype = _torch_types.dtype_from_name(dtype_name, f"'{path}': {name}")
-            if not all(type(each) is int and each >= 0 for each in (*shape, *offsets)):
-                raise wrong(
-                    f"{name!r}: a shape and two offsets are wanted, not {shape} and {offsets}"
-                )
-            count = math.prod(shape)
-            if len(offsets) != 2 or offsets[1] - offsets[0] != count * dtype.itemsize:
-                raise wrong(
-                    f"{name!r}: {offsets} is not where {count} elements of {dtype_name} lie"
-                )
-            if offsets[1] > bytes_in_file - data:
-                raise wrong(f"{name!r} lies beyond the end of the file, which was cut short")
-            yield name, _mapped(mapping, data + offsets[0], dtype, count).reshape(shape)
+        for name, (dtype, shape, (first, _)) in described.items():
+            with _memory(f"read '{path}': {_shown(name)}"):
+                flat = _mapped(mapping, data + first, dtype, math.prod(shape))
+                shaped = flat.reshape(shape)
+            yield name, shaped
 
     return tensors(), metadata
+
+
+def _described(
+    dtype: Any, shape: Any, offsets: Any
+) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """What a header says of a tensor, as what it must be."""
+    if type(dtype) is not str or len(shape) > _RANK_MAX or len(offsets) != 2:
+        raise ValueError
+    if not all(type(each) is int and 0 <= each <= _INTEGER_MAX for each in (*shape, *offsets)):
+        raise ValueError
+    if math.prod(each or 1 for each in shape) > _INTEGER_MAX:
+        raise ValueError
+    return _torch_types.dtype_from_name(dtype, "a tensor"), tuple(shape), tuple(offsets)
 
 
 def _mapped(mapping: Any, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
@@ -269,143 +420,106 @@ def _mapped(mapping: Any, offset: int, dtype: torch.dtype, count: int) -> torch.
 
 # ---- torch.distributed.checkpoint ----
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-# What its metadata are made of. Each of these makes a value and does nothing else.
-_ALLOWED = {
-    (_METADATA, "Metadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "StorageMeta"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "Path"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),
-}
-
-
-def _member(kind: Any, name: Any) -> Any:
-    """Instead of getattr, as which some Pythons pickle an enumeration's members."""
-    if isinstance(kind, enum.EnumMeta) and name in kind.__members__:
-        return kind.__members__[name]
-    raise Refused(f"it asks for {name!r} of {kind!r}, which is no member of an enumeration")
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        raise Refused(f"it asks for {module}.{name}, which DCP's metadata have no need of")
-
 
 def _read_dcp(path: pathlib.Path) -> Weights:
-    metadata_path = path / _DCP_METADATA
-    metadata = _read_metadata(metadata_path)
+    said_by = path / _DCP_METADATA
+    metadata = _read_metadata(said_by)
     weights = Weights({}, [])
-    files: dict[str, BinaryIO] = {}
-
-    def part_of(info: Any) -> bytes:
-        name, offset, length = str(info.relative_path), int(info.offset), int(info.length)
-        if getattr(info, "transform_descriptors", None):
-            raise Refused(
-                f"read '{path / name}': what DCP has transformed ({list(info.transform_descriptors)}) is not read: "
-                "load it with dcp.load, and save it with holdfast.Checkpointer"
-            )
-        if name not in files:
-            files[name] = open(_inside(path, name, metadata_path), "rb")
-        file = files[name]
-        if offset < 0 or length < 0 or offset + length > os.fstat(file.fileno()).st_size:
-            raise InvalidArgument(
-                f"read '{path / name}': {length} bytes at {offset} are beyond its end: it was cut short"
-            )
-        file.seek(offset)
-        return file.read(length)
-
-    try:
-        stored_at = {
-            (index.fqn, tuple(index.offset or ())): info
-            for index, info in metadata.storage_data.items()
-        }
-        for name, tensor in sorted(metadata.state_dict_metadata.items()):
-            if not hasattr(tensor, "chunks"):
-                weights.left_out.append(name)
-                continue
+    parts = _Parts(path)
+    for name, tensor in sorted(metadata.tensors.items()):
+        if tensor is None:
+            weights.left_out.append(name)
+            continue
+        where = f"read '{path}': {_shown(name)}"
+        try:
             stored = [
-                (tuple(chunk.offsets), tuple(chunk.sizes), stored_at[name, tuple(chunk.offsets)])
-                for chunk in tensor.chunks
+                (offsets, sizes, metadata.stored_at(name, offsets))
+                for offsets, sizes in tensor.parts
             ]
-            where = f"read '{path}': {name}"
-            _add(weights, name, _whole(where, tensor, stored, part_of))
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, HoldfastError):
-            raise
-        raise InvalidArgument(
-            f"read '{metadata_path}': it contradicts itself ({_first_line(error)})"
-        ) from None
-    finally:
-        for file in files.values():
-            file.close()
+        except LookupError:
+            raise InvalidArgument(
+                f"read '{said_by}': it contradicts itself: of {_shown(name)} a part lies nowhere"
+            ) from None
+        _add(weights, f"read '{path}'", name, _whole(where, tensor, stored, parts))
     return weights
 
 
-def _read_metadata(path: pathlib.Path) -> Any:
-    # (Its classes are torch's; they are there before anything is unpickled.)
-    import torch.distributed.checkpoint as dcp
-
+def _read_metadata(path: pathlib.Path) -> _dcp_metadata.Metadata:
     if path.stat().st_size > _METADATA_BYTES_MAX:
         raise InvalidArgument(f"read '{path}': metadata of more than {_METADATA_BYTES_MAX} bytes")
     try:
-        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        return _dcp_metadata.parse(path.read_bytes())
     except Refused as refused:
         raise Refused(f"read '{path}': {refused}") from None
     except Exception as error:
-        raise InvalidArgument(
-            f"read '{path}': not DCP's metadata, or damaged ({_first_line(error)})"
+        raise of_memory(f"read '{path}'", error) or InvalidArgument(
+            f"read '{path}': not DCP's metadata, or damaged, or it contradicts itself ({_first_line(error)})"
         ) from None
-    if not isinstance(metadata, dcp.metadata.Metadata) or not all(
-        isinstance(each, dict) for each in (metadata.state_dict_metadata, metadata.storage_data)
-    ):
-        raise InvalidArgument(f"read '{path}': not DCP's metadata")
-    return metadata
+
+
+class _Parts:
+    """The files of a directory of DCP. No part is read twice, so that what is read is never more than they have."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._left: dict[str, int] = {}  # bytes of a file that no part was
+
+    def claim(self, stored: _dcp_metadata.Stored) -> None:
+        """Before memory is taken for it."""
+        name, offset, length = stored.file, stored.offset, stored.length
+        size = _inside(self._path, name, self._path / _DCP_METADATA).stat().st_size
+        if stored.transformed:
+            raise Refused(
+                f"read '{self._path / name}': what DCP has transformed (compressed, for one) is not read: "
+                "load it with dcp.load, and save it with holdfast.Checkpointer"
+            )
+        if offset < 0 or length < 0 or offset + length > size:
+            raise InvalidArgument(
+                f"read '{self._path / name}': {length} bytes at {offset} are beyond its end: it was cut short"
+            )
+        self._left[name] = self._left.get(name, size) - length
+        if self._left[name] < 0:
+            raise InvalidArgument(
+                f"read '{self._path / name}': '{_DCP_METADATA}' names more of it than it has: parts of tensors lie in the same place"
+            )
+
+    def read(self, stored: _dcp_metadata.Stored) -> bytes:
+        with open(self._path / stored.file, "rb") as file:
+            file.seek(stored.offset)
+            return file.read(stored.length)
 
 
 def _whole(
     where: str,
-    tensor: Any,
-    stored: list[tuple[tuple[int, ...], tuple[int, ...], Any]],
-    part_of: Callable[[Any], bytes],
+    tensor: _dcp_metadata.Described,
+    stored: list[tuple[tuple[int, ...], tuple[int, ...], _dcp_metadata.Stored]],
+    parts: _Parts,
 ) -> torch.Tensor:
-    """One tensor, put together out of its chunks."""
-    shape, dtype = tuple(tensor.size), tensor.properties.dtype
+    """One tensor, put together out of its parts."""
+    shape, dtype = tensor.shape, tensor.dtype
     _torch_types.dtype_name(dtype, where)
-    if not all(type(each) is int and each >= 0 for each in shape):
+    if any(size < 0 for size in shape):
         raise InvalidArgument(f"{where}: {shape} is no shape")
-    bytes_stored = sum(int(info.length) for _, _, info in stored)
-    if math.prod(shape) * dtype.itemsize > bytes_stored:  # before memory is taken for it
-        raise InvalidArgument(f"{where}: {bytes_stored} bytes are stored of a tensor of {shape}")
-    whole = torch.empty(shape, dtype=dtype)
-    has = None if len(stored) == 1 else torch.zeros(shape, dtype=torch.bool)
-    for offsets, sizes, info in stored:
-        box = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
-        if len(box) != len(shape) or any(
+    for offsets, sizes, place in stored:
+        if not len(offsets) == len(sizes) == len(shape) or any(
             o < 0 or n < 0 or o + n > size for o, n, size in zip(offsets, sizes, shape, strict=True)
         ):
             raise InvalidArgument(f"{where}: a part at {offsets} of {sizes} is not in {shape}")
-        part = _chunk(where, part_of(info))
+        parts.claim(place)
+    bytes_stored = sum(place.length for _, _, place in stored)
+    if math.prod(shape) * dtype.itemsize > bytes_stored:
+        raise InvalidArgument(f"{where}: {bytes_stored} bytes are stored of a tensor of {shape}")
+    with _memory(where):
+        whole = torch.empty(shape, dtype=dtype)
+        has = None if len(stored) == 1 else torch.zeros(shape, dtype=torch.bool)
+    for offsets, sizes, place in stored:
+        with _memory(where):
+            part = _part(where, parts.read(place))
         if part.dtype != dtype or tuple(part.shape) != sizes:
             raise InvalidArgument(
                 f"{where}: the part at {offsets} is {part.dtype} of {tuple(part.shape)}, not {dtype} of {sizes}"
             )
+        box = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
         whole[box] = part
         if has is not None:
             has[box] = True
@@ -416,11 +530,21 @@ def _whole(
     return whole
 
 
-def _chunk(where: str, data: bytes) -> torch.Tensor:
+def _part(where: str, data: bytes) -> torch.Tensor:
     try:
+        if not data.startswith(_ARCHIVE):
+            raise ValueError("it is no file of torch.save")
+        _check_archive(io.BytesIO(data))
         part = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        raise InvalidArgument(f"{where}: a part is damaged ({_first_line(error)})") from None
-    if not isinstance(part, torch.Tensor):
-        raise InvalidArgument(f"{where}: a part is no tensor")
-    return part
+        raise of_memory(where, error) or InvalidArgument(
+            f"{where}: a part is damaged ({_first_line(error)})"
+        ) from None
+    if (
+        type(part) not in (torch.Tensor, torch.nn.Parameter)
+        or part.layout != torch.strided
+        or part.device.type != "cpu"
+        or part.is_quantized
+    ):
+        raise InvalidArgument(f"{where}: a part is no tensor with plain memory")
+    return part.detach()

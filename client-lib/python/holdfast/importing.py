@@ -49,7 +49,9 @@ class Imported:
             f"{', '.join(self.stages)}"
         )
         if self.left_out:
-            shown = ", ".join(self.left_out[:_SHOWN])
+            shown = ", ".join(
+                name if name.isprintable() else ascii(name) for name in self.left_out[:_SHOWN]
+            )
             more = len(self.left_out) - _SHOWN
             text += f"\nleft out: {shown}" + (f" and {more} more" if more > 0 else "")
         return text
@@ -98,7 +100,10 @@ def import_weights(
         called = "" if only is None else f" that is called '{only}.…'"
         raise InvalidArgument(f"import: there is no tensor in '{source}'{called}")
     with Checkpointer(job, rank=0, world_size=1, on_error="raise", **options) as ckpt:
-        ckpt.save(step, {key: _Saved(tensors)}, wait="committed", timeout=timeout)
+        try:
+            ckpt.save(step, {key: _Saved(tensors)}, wait="committed", timeout=timeout)
+        except (MemoryError, RuntimeError) as error:
+            raise _weights.of_memory(f"import '{source}'", error) or error from None
         stages = ckpt.drain(timeout)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Imported(job, step, len(tensors), nbytes, tuple(sorted(left_out)), stages)

@@ -76,9 +76,11 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
     Judge(*context, place, result.status);
   }
   if (!result.ok()) {
+    status = result.faulty == FaultySide::kSource ? OfWhatLiesThere(result.status, **reading)
+                                                  : result.status;
     return FetchFailed(
-        action, result.status,
-        result.faulty == FaultySide::kSource && IsCopysFault(result.status, TierKind::kNvme));
+        action, status,
+        result.faulty == FaultySide::kSource && IsCopysFault(status, TierKind::kNvme));
   }
   status = (*reading)->Confirm();
   if (!status.ok()) {
@@ -195,9 +197,12 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
     Judge(*context, place, result.status);  // a slot that was cut is not the mount's doing
   }
   if (!result.ok()) {
+    const TransferControl::Call call(operation.control().get(), "look at a copy in", place.dir());
+    status = result.faulty == FaultySide::kSource ? OfWhatLiesThere(result.status, *reading)
+                                                  : result.status;
     return FetchFailed(
-        action, result.status,
-        result.faulty == FaultySide::kSource && IsCopysFault(result.status, TierKind::kRemote));
+        action, status,
+        result.faulty == FaultySide::kSource && IsCopysFault(status, TierKind::kRemote));
   }
   status = reading->Confirm();
   status.Update(whole.Confirm());

@@ -210,8 +210,7 @@ absl::StatusOr<RemoteSource> OpenRemoteSource(const Context& context, std::optio
 
 }  // namespace
 
-// As the policy says. What a mount's cache gives back says little about its servers; it is what can
-// be asked.
+// As the policy says.
 absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
                             const FlushShard& action, const RecordAndLayout& image,
                             Operation& operation) {
@@ -221,6 +220,7 @@ absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
   }
   HF_RETURN_IF_ERROR(writing.FinishImage());
   HF_RETURN_IF_ERROR(writing.image().SyncData());
+  writing.DropCached();
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io,
                       CreateBlockIo({.mode = BlockIoMode::kThreads, .depth = 2}));
   DirectCopyOptions options;
@@ -312,7 +312,9 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     const TransferResult result = pool.Copy(std::move(spec));
     source_bad = result.faulty == FaultySide::kSource;
     if (!result.ok()) {
-      copy = result.status;
+      const bool of_file = source_bad && source->reading != nullptr;
+      copy = of_file ? OfWhatLiesThere(result.status, *source->reading) : result.status;
+      source_bad = source_bad && !(of_file && absl::IsUnavailable(copy.status()));
     } else if (operation.control()->cancelled()) {
       copy = Cancelled("the flush");
     } else if (absl::Status read = ReadRemoteBack(*context, *writing, action, *image, operation);

@@ -112,6 +112,15 @@ bool IsCopysFault(const absl::Status& status, TierKind tier) {
   return fault && (tier == TierKind::kNvme || absl::IsNotFound(status) || !IsErrno(status));
 }
 
+absl::Status OfWhatLiesThere(const absl::Status& status, CopyStore::Reading& reading) {
+  return !status.ok() && reading.WasReplaced()
+             ? absl::UnavailableError(
+                   absl::StrCat("'", reading.info().location,
+                                "' was written anew while it was read: read it again; before, ",
+                                status.message()))
+             : status;
+}
+
 std::string OpeningText(uint64_t opening) {
   std::string bytes(sizeof(opening), '\0');
   for (size_t i = 0; i < sizeof(opening); ++i) {

@@ -30,6 +30,9 @@ Event AwayEvent(DrainContext& context, TierPlace& place, const absl::Status& why
 void Judge(DrainContext& context, TierPlace& place, const absl::Status& status);
 // Whether it says that the copy itself is of no use, whoever reads it.
 bool IsCopysFault(const absl::Status& status, TierKind tier);
+// Of reading it: Unavailable where that read what lies there no more, since a good copy was put in
+// its place meanwhile.
+absl::Status OfWhatLiesThere(const absl::Status& status, CopyStore::Reading& reading);
 
 // Which opening of an attempt writes, as a claim has it.
 std::string OpeningText(uint64_t opening);

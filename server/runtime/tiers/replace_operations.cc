@@ -141,6 +141,7 @@ absl::StatusOr<std::optional<PartImage>> PartToWrite(const Context& context, Cop
 absl::Status ReadReplacementBack(DrainContext& context, CopyStore::Writing& writing,
                                  const RecordAndLayout& image, bool nvme, Operation& operation) {
   HF_RETURN_IF_ERROR(writing.image().SyncData());
+  writing.DropCached();
   BlockIoOptions io_options;
   io_options.mode = nvme ? ModeOf(context.nvme) : BlockIoMode::kThreads;
   io_options.depth = 2;
@@ -228,8 +229,12 @@ ReplaceOutcome WriteAndPlace(const Context& context, TierPlace& place, CopyPool&
     const bool owners =
         result.bad_block && good.whole.path_at != nullptr &&
         good.whole.path_at(result.bad_block->image_offset) != good.reading->info().location;
+    const bool sources = result.faulty == FaultySide::kSource;
     return owners ? ReplaceOutcome{absl::UnavailableError(result.status.message())}
-                  : ReplaceOutcome{result.status, result.faulty == FaultySide::kSource};
+                  : ReplaceOutcome{sources && good.reading != nullptr
+                                       ? OfWhatLiesThere(result.status, *good.reading)
+                                       : result.status,
+                                   sources};
   }
   const absl::Status confirmed =
       good.reading != nullptr ? good.reading->Confirm() : absl::OkStatus();

@@ -15,9 +15,12 @@
 
 namespace holdfast {
 
-absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
-                                       const ReadableShard& shard, Pacer* pacer,
-                                       Operation& operation) {
+namespace {
+
+// `replaced`: what was found wrong was so before a good copy was put in its place.
+absl::StatusOr<std::string> VerifyWhatLiesThere(const Context& context, size_t drive,
+                                                const ReadableShard& shard, Pacer* pacer,
+                                                Operation& operation, bool& replaced) {
   const bool nvme = shard.tier == TierKind::kNvme;
   TierPlace& place = nvme ? *context->drives[drive] : *context->remote;
   const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
@@ -46,17 +49,17 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   }
   const RecordAndLayout file = FileImage(*image);
   // As much in flight as keeps it reading while a piece is digested, and no more: others have the
-  // drive, too, and what is not to be that fast has a pacer. In the mount what hangs holds a
-  // thread, as all its calls do.
+  // drive, too, and buffers that stay in the processor's cache are filled faster than more of them
+  // would be. In the mount what hangs holds a thread, as all its calls do.
   // Unpacking takes a core, here and in the threads that read for this one: of those there are
   // fewer.
   const RunsBesideTraining beside(*context->training_cores, (*reading)->compressed());
   BlockIoOptions io_options;
   io_options.mode = nvme ? ModeOf(context->nvme) : BlockIoMode::kThreads;
-  io_options.depth = (*reading)->compressed() ? 2 : 4;
+  io_options.depth = 2;
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io, CreateBlockIo(io_options));
   DirectCopyOptions copy;
-  copy.piece_bytes = size_t{4} << 20;
+  copy.piece_bytes = size_t{2} << 20;
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
   copy.pacer = pacer;
@@ -68,11 +71,9 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   if (!result.ok() && result.faulty != FaultySide::kSource) {
     return result.status;  // given up, or never begun: nothing is known of the copy
   }
-  if (!result.ok()) {
-    return judged(result.status);
-  }
-  const absl::Status confirmed = (*reading)->Confirm();
+  const absl::Status confirmed = result.ok() ? (*reading)->Confirm() : result.status;
   if (!confirmed.ok()) {
+    replaced = (*reading)->WasReplaced();
     return judged(confirmed);
   }
   if (image->record.kept) {
@@ -88,6 +89,20 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   }
   Judge(*context, place, confirmed);
   return std::string();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
+                                       const ReadableShard& shard, Pacer* pacer,
+                                       Operation& operation) {
+  bool replaced = false;
+  absl::StatusOr<std::string> verdict =
+      VerifyWhatLiesThere(context, drive, shard, pacer, operation, replaced);
+  // (Once: what lies there is judged in the end also where a mount tells files apart by nothing.)
+  return std::exchange(replaced, false) && !operation.control()->cancelled()
+             ? VerifyWhatLiesThere(context, drive, shard, pacer, operation, replaced)
+             : std::move(verdict);
 }
 
 ManifestPublished PublishRemoteManifest(const Context& context,

@@ -1,9 +1,13 @@
 // Flushes whose calls fail, whose mount goes away in the middle, whose bytes are lost on the way:
 // what they end with, that the other tier goes on, and that it is over when the fault is. And what
 // is left of replacements that do not come to their end.
+#include <fcntl.h>
+
 #include <future>
+#include <optional>
 
 #include "base/errno_status.h"
+#include "base/unique_fd.h"
 #include "tests/server/runtime/durable_tiers_fixture.h"
 
 namespace holdfast {
@@ -285,6 +289,122 @@ TEST_P(ReplacementTest, WhoseSourceGoesBadMeanwhileTouchesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(All, TierMiddleTest, ::testing::Values(TierKind::kNvme, TierKind::kRemote),
                          [](const auto& at) { return std::string(TierName(at.param)); });
+
+// A bad copy that is being read while a good one is put in its place: what is found of the file
+// that was there is no verdict on the one that is.
+class MendedMeanwhileTest : public DurableTiersTest,
+                            public ::testing::WithParamInterface<TierKind> {
+ protected:
+  void SetUp() override {
+    DurableTiersTest::SetUp();
+    written_ = Flush(1, 1, TierKind::kMemory, GetParam());
+    copy_ = Do(written_);
+    ASSERT_EQ(copy_.status, absl::OkStatus());
+    std::filesystem::copy_file(copy_.copy.location, dir_.Path("good"));
+    ASSERT_EQ(FlipBitOf(*Env::System(), copy_.copy.location, written_.image_bytes - 100),
+              absl::OkStatus());
+  }
+  // When its image is read for the first time.
+  void MendAtTheFirstRead() {
+    env_.Meddle({.dir = DirOf(GetParam()),
+                 .at_read = [this, first = std::make_shared<std::atomic<bool>>(true)](uint64_t) {
+                   if (first->exchange(false)) {
+                     std::filesystem::rename(dir_.Path("good"), copy_.copy.location);
+                   }
+                 }});
+  }
+
+  // What reads the copy while it is mended ends, blames nothing, and goes well the next time.
+  void ExpectItIsTriedAgain(FlushShard flush) {
+    flush.drain = 8;
+    const FlushEnded ended = Do(flush);
+    EXPECT_TRUE(absl::IsUnavailable(ended.status)) << ended.status;
+    EXPECT_FALSE(ended.source_bad);
+    flush.drain = 9;
+    EXPECT_EQ(Do(flush).status, absl::OkStatus());
+  }
+
+  FlushShard written_;
+  FlushEnded copy_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, MendedMeanwhileTest,
+                         ::testing::Values(TierKind::kNvme, TierKind::kRemote),
+                         [](const auto& at) { return std::string(TierName(at.param)); });
+
+TEST_P(MendedMeanwhileTest, AVerificationJudgesWhatLiesThere) {
+  EXPECT_NE(Verified(written_, copy_), "");
+  MendAtTheFirstRead();
+  EXPECT_EQ(Verified(written_, copy_), "");
+}
+
+TEST_P(MendedMeanwhileTest, ARestoreReadsItAgainAndCallsNothingBad) {
+  MendAtTheFirstRead();
+  FetchShard fetch;
+  fetch.drain = 2;
+  fetch.from = GetParam();
+  fetch.key = written_.key;
+  fetch.slot = 100;
+  fetch.generation = 1;
+  fetch.slot_bytes = 2 * kSlot;
+  ASSERT_EQ(slots_->Create(fetch.slot, fetch.slot_bytes), absl::OkStatus());
+  ASSERT_EQ(slots_->WriteNote(fetch.slot, NoteOf(1, fetch.slot_bytes)), absl::OkStatus());
+  tiers_->Perform(fetch);
+  const auto ended = Await<FetchEnded>();
+  EXPECT_TRUE(absl::IsUnavailable(ended.status)) << ended.status;
+  EXPECT_THAT(Message(ended.status), HasSubstr("written anew"));
+  EXPECT_FALSE(ended.source_bad);
+}
+
+// (Nothing is flushed from the remote tier.)
+class MendedOnADriveTest : public MendedMeanwhileTest {};
+INSTANTIATE_TEST_SUITE_P(Nvme, MendedOnADriveTest, ::testing::Values(TierKind::kNvme));
+
+TEST_P(MendedOnADriveTest, AFlushThatReadsItCallsNothingBad) {
+  MendAtTheFirstRead();
+  ExpectItIsTriedAgain(Flush(2, 1, TierKind::kNvme, TierKind::kRemote));
+}
+
+TEST_P(MendedMeanwhileTest, WhatIsMendedFromItCallsNothingBad) {
+  const TierKind other = GetParam() == TierKind::kNvme ? TierKind::kRemote : TierKind::kNvme;
+  const FlushEnded bad = Do(Flush(2, 1, TierKind::kMemory, other));
+  ASSERT_EQ(bad.status, absl::OkStatus());
+  std::filesystem::resize_file(bad.copy.location, 4096);
+  MendAtTheFirstRead();
+  FlushShard mend = Flush(2, 1, GetParam(), other);
+  mend.replace = true;
+  ExpectItIsTriedAgain(mend);
+}
+
+// Else it is this machine's memory that is compared with itself.
+TEST_F(DurableTiersTest, WhatWasWrittenToAMountIsReadBackFromThere) {
+  for (const bool replaces : {false, true}) {
+    FlushShard flush = Flush(replaces ? 2 : 1, 1, TierKind::kMemory, TierKind::kRemote);
+    flush.verify = v1::TierPolicy::VERIFY_ALL;
+    flush.replace = replaces;
+    Mutex mutex;  // nobody reads before the first has counted
+    std::optional<size_t> pages;
+    std::string image;
+    env_.Meddle({.dir = DirOf(TierKind::kRemote), .at_read = [&](uint64_t) {
+                   const MutexLock lock(mutex);
+                   for (const std::string& path : Leftovers(TierKind::kRemote)) {
+                     if (!pages && path.find(".safetensors") != std::string::npos) {
+                       image = path;
+                       pages = PagesInCache(path);
+                     }
+                   }
+                 }});
+    const FlushEnded ended = Do(flush);
+    env_.Meddle({});
+    ASSERT_EQ(ended.status, absl::OkStatus());
+    const UniqueFd direct(::open(ended.copy.location.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+    if (!direct.valid()) {
+      GTEST_SKIP() << "where temporary files lie there is nothing but the page cache";
+    }
+    EXPECT_EQ(pages, 0u) << image;
+    std::filesystem::resize_file(ended.copy.location, 4096);  // to be replaced
+  }
+}
 
 // A manifest that cannot be read just now: the step counts as committed, none of it is opened,
 // called bad or removed.

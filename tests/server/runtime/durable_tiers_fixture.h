@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "server/runtime/daemon_config.h"
 #include "server/runtime/tiers/durable_tiers.h"
 #include "tests/base/temporary_directory.h"
@@ -253,6 +255,20 @@ class MeddledFile : public File {
 
 std::unique_ptr<File> HangingEnv::Meddled(std::unique_ptr<File> file, OpenMode mode) {
   return std::make_unique<MeddledFile>(*this, std::move(file), mode != OpenMode::kRead);
+}
+
+// Pages of the file that this machine remembers.
+inline size_t PagesInCache(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  EXPECT_TRUE(file.valid()) << path;
+  const size_t bytes = std::filesystem::file_size(path);
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file.get(), 0);
+  EXPECT_NE(mapped, MAP_FAILED);
+  std::vector<unsigned char> present((bytes + 4095) / 4096);
+  EXPECT_EQ(::mincore(mapped, bytes, present.data()), 0);
+  ::munmap(mapped, bytes);
+  return static_cast<size_t>(
+      std::count_if(present.begin(), present.end(), [](unsigned char page) { return page & 1; }));
 }
 
 class DurableTiersTest : public ::testing::Test {

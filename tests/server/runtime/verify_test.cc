@@ -59,6 +59,7 @@ class VerifyTest : public ::testing::Test {
         *store_, std::move(shards),
         {.hold = [&](const ReadableShard& shard) -> absl::StatusOr<std::unique_ptr<ReadLease>> {
            EXPECT_EQ(held_, 0) << "one at a time";
+           paid_when_held_.push_back(paid_);
            if (gone_.contains(shard.slot)) {
              return absl::NotFoundError("gone");
            }
@@ -73,7 +74,8 @@ class VerifyTest : public ::testing::Test {
                advance(shard.copy.image_bytes / 2);
                return durable_(shard);
              },
-         .listed = [this](const ReadableShard& shard) { return listed_(shard); }});
+         .listed = [this](const ReadableShard& shard) { return listed_(shard); }},
+        pacer_);
     bool done = false;
     while (!done) {
       done = run.WaitFor(std::chrono::seconds(1), &verified.progress);
@@ -88,6 +90,24 @@ class VerifyTest : public ::testing::Test {
     return verified;
   }
 
+  // Counts what is asked of a pacer.
+  class Counts : public PacerGate {
+   public:
+    explicit Counts(int& paid) : paid_(paid) {}
+    bool Holds() override {
+      ++paid_;
+      return false;
+    }
+    void BeginWait() override {}
+    void EndWait() override {}
+
+   private:
+    int& paid_;
+  };
+
+  std::shared_ptr<Pacer> pacer_;
+  int paid_ = 0;  // pieces
+  std::vector<int> paid_when_held_;
   int held_ = 0;
   std::set<SlotId> gone_;  // before their turn
   std::function<absl::StatusOr<std::string>(const ReadableShard&)> durable_;
@@ -110,6 +130,22 @@ TEST_F(VerifyTest, WhatIsGoneWhenItsTurnComesIsSkippedAndSaidSo) {
   EXPECT_EQ(verified.progress.shards_checked(), 1u);
   EXPECT_EQ(verified.progress.shards_skipped(), 1u);
   EXPECT_EQ(verified.progress.bytes_done(), verified.progress.bytes_total());
+}
+
+// So that whoever comes next owes no more than one of them; and before it is held: a save may need
+// the slot.
+TEST_F(VerifyTest, MemoryIsPaidForInPiecesBeforeItIsHeld) {
+  pacer_ = std::make_shared<Pacer>(0, std::make_shared<Counts>(paid_));
+  ReadableShard large;
+  large.slot = 1;
+  large.copy.image_bytes = (40 << 20) + 1;
+  ReadableShard small = large;
+  small.copy.image_bytes = 1;
+  gone_ = {1};
+  const Verified verified = Verify({large, small});
+  EXPECT_TRUE(verified.result.ok()) << verified.result;
+  EXPECT_THAT(paid_when_held_, ::testing::ElementsAre(11, 12));
+  EXPECT_EQ(paid_, 12);
 }
 
 ReadableShard InRemote(Rank rank) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tests/tiers/durable/durable_harness.h"
 #include "tiers/durable/names.h"
@@ -495,6 +496,11 @@ TEST_P(CopyStoreTest, ReadPastTheCacheWhateverIsWrittenHow) {
   // File systems that open a file so, and then refuse to read it; those that have no such thing.
   env().FailMatching("read " + store().ImagePath(NameOf(sample)), EINVAL);
   EXPECT_FALSE(is_direct(past_cache));
+  // What lies there cannot be read, which the page cache would hide.
+  env().FailMatching("read " + store().ImagePath(NameOf(sample)), EIO);
+  const absl::Status unreadable = store().OpenCopy(NameOf(sample), past_cache).status();
+  EXPECT_TRUE(IsErrno(unreadable)) << ToString(unreadable);
+  EXPECT_THAT(Message(unreadable), HasSubstr(store().ImagePath(NameOf(sample))));
   env().FailMatching("read " + store().ImagePath(NameOf(sample)), 0);
   for (const uint32_t alignment : {0U, 4U << 20}) {
     env().SetDirectAlignment(alignment);

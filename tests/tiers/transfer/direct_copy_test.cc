@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/errno_status.h"
 #include "base/fault_env.h"
 #include "base/units.h"
 #include "tests/base/temporary_directory.h"
@@ -188,6 +189,27 @@ TEST_P(DirectCopyTest, FlippedBitInTheFileIsFoundOnLoading) {
     EXPECT_TRUE(result.ok()) << ToString(result.status);
     EXPECT_EQ(result.bytes, sample.image.size());
   }
+}
+
+// Bad blocks are a fact, whatever is behind them: here, bytes that nobody can read.
+TEST_P(DirectCopyTest, BadBlocksAreToldThoughReadingEndsBeforeTheEnd) {
+  const SampleImage sample = MakeTransferImage();
+  Publish(sample);
+  FlipBitIn(*ValueOf(Env::System()->Open(dir_.Path("image"), OpenMode::kReadWrite)), 9);
+  const auto file = Open(OpenMode::kReadWrite);
+  ASSERT_TRUE(file->Truncate(sample.image.size() - 5000).ok());
+  options_.count_bad = true;
+  options_.piece_bytes = kMiB;
+  // One after the other, so that the end is read last.
+  const auto io = ValueOf(CreateBlockIo({.mode = GetParam().mode, .depth = 1}));
+  const TransferResult result =
+      VerifyFile(*io, *file, sample.record, sample.layout, ReadBack::kAll, options_);
+  EXPECT_TRUE(absl::IsDataLoss(result.status)) << ToString(result.status);
+  EXPECT_FALSE(IsErrno(result.status));
+  EXPECT_EQ(result.faulty, FaultySide::kSource);
+  ASSERT_TRUE(result.bad_block.has_value());
+  EXPECT_EQ(result.bad_block->image_offset, 0u);
+  EXPECT_THAT(Message(result.status), HasSubstr("and then: "));
 }
 
 TEST_P(DirectCopyTest, FilesOfAnotherLengthAreRefused) {
