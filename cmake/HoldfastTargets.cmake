@@ -6,6 +6,16 @@ if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()
 
+# A test leg links hundreds of programs, and no cache keeps those.
+if(HOLDFAST_LINKER)
+  find_program(HOLDFAST_LINKER_PROGRAM ${HOLDFAST_LINKER})
+  if(HOLDFAST_LINKER_PROGRAM)
+    add_link_options(-fuse-ld=${HOLDFAST_LINKER})
+  else()
+    message(STATUS "${HOLDFAST_LINKER} is not installed: linking takes longer")
+  endif()
+endif()
+
 add_library(holdfast_options INTERFACE)
 target_compile_options(holdfast_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers -Werror=return-type)

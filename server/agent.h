@@ -663,6 +663,7 @@ class Agent {
   void OnTierAway(const TierAway& e);
   void TakeRemoteScan(const TierScanned& e, const DrainOp& op);
   void OnDriveScanned(const TierScanned& e);
+  CopiesFound TakeDriveCopies(const FoundJob& found, MonotonicTime began);
   void ChangeIndex(std::variant<IndexShard, UnindexCopies> change);
   void NoteBad(const ShardId& shard, TierKind tier, bool bad);
   bool OnTheWay(DrainOp::Kind kind, const JobUuid& job, CheckpointId checkpoint, TierKind tier,

@@ -77,24 +77,12 @@ void Agent::OnDriveScanned(const TierScanned& e) {
     if (AdoptFound(found, began) == nullptr) {
       continue;
     }
-    for (const DurableCopy& copy : found.copies) {
-      if (drive_copies_.Seen(copy, began)) {
-        Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
-      }
-    }
-    for (const BadDurableCopy& bad : found.bad) {
-      drive_copies_.SeenBad(bad, began);
-    }
-    CopiesFound copies;
-    copies.tier = TierKind::kNvme;
-    copies.began = began;
-    copies.copies = found.copies;
-    copies.bad = found.bad;
+    CopiesFound copies = TakeDriveCopies(found, began);
     if (again) {
       // (What is gone is judged when all drives have answered.)
       std::vector<DurableCopy>& all = rebuild_->nvme[found.uuid].copies;
-      all.insert(all.end(), found.copies.begin(), found.copies.end());
-      AddBad(found.bad, rebuild_->nvme[found.uuid]);
+      all.insert(all.end(), copies.copies.begin(), copies.copies.end());
+      AddBad(copies.bad, rebuild_->nvme[found.uuid]);
     }
     if (Tells(jobs_.at(found.uuid), TierKind::kNvme)) {
       Send(found.uuid, std::move(copies));
@@ -107,6 +95,27 @@ void Agent::OnDriveScanned(const TierScanned& e) {
     TellInventory(uuid, TierKind::kNvme);
   }
   AdvanceLookups();
+}
+
+// What is there now of what the scan found. What was removed since nobody hears of: a host that was
+// not told of the removal's end, since this node was out of reach, would count it.
+CopiesFound Agent::TakeDriveCopies(const FoundJob& found, MonotonicTime began) {
+  CopiesFound there;
+  there.tier = TierKind::kNvme;
+  there.began = began;
+  for (const DurableCopy& copy : found.copies) {
+    if (drive_copies_.Seen(copy, began)) {
+      Act(IndexShard{copy.copy, TierKind::kNvme, 0, copy.location});
+      there.copies.push_back(copy);
+    }
+  }
+  for (const BadDurableCopy& bad : found.bad) {
+    if (!drive_copies_.IsPast(bad.copy.copy.id, began)) {
+      drive_copies_.SeenBad(bad, began);
+      there.bad.push_back(bad);
+    }
+  }
+  return there;
 }
 
 // Told as often as it is noticed. It is looked for again as what could not be read is; what scans

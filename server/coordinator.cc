@@ -50,6 +50,11 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
       return bad(absl::StrCat("attempt ", a.attempt(), " is there twice"));
     }
     highest_attempt_ = std::max(highest_attempt_, a.attempt());
+    if (a.attempt() == attempts_.rbegin()->first) {
+      if (const absl::Status joined = joined_before_.Load(a, *settings_.nodes); !joined.ok()) {
+        return bad(absl::StrCat("attempt ", a.attempt(), ": ", Message(joined)));
+      }
+    }
   }
   highest_attempt_ = std::max(highest_attempt_, state.highest_attempt());
   highest_epoch_ = state.highest_epoch();
@@ -98,7 +103,9 @@ void Coordinator::LoadMembers(const v1::JobState& state) {
     }
   }
   for (const std::string& name : NodesIn(state.nodes())) {
-    if (const NodeId node = settings_.nodes->Number(name); node != kHere) {
+    const NodeId node = settings_.nodes->Number(name);
+    to_tell_.insert(node);
+    if (node != kHere) {
       unheard_.insert(node);
       Miss(node, true, "it has not been heard of yet");
     }
@@ -394,11 +401,13 @@ void Coordinator::FlushState(Turn& t) {
   t.Say(PersistState{State(named_)});
 }
 
-// Where its ranks are, and where something of it lies.
+// Where its ranks are, and where something of it lies, as far as is known or was before.
 NodeMarks Coordinator::NodesOfIt() const {
   NodeMarks nodes;
-  for (const NodeId node : missing_) {
-    nodes.Set(node);
+  for (const std::set<NodeId>* others : {&missing_, &to_tell_}) {
+    for (const NodeId node : *others) {
+      nodes.Set(node);
+    }
   }
   for (const auto& [node, ranks] : members_.by_node()) {
     nodes.Set(node);
@@ -451,6 +460,9 @@ v1::JobState Coordinator::State(const NodeMarks& nodes) const {
     if (info.last_remote_step) {
       a.set_last_remote_step(*info.last_remote_step);
     }
+    if (number == attempt() && NamesWhoJoined()) {
+      joined_before_.Save(number, members_, *settings_.nodes, a);
+    }
   }
   if (settings_.nodes->Several()) {
     std::vector<std::string> names;
@@ -475,6 +487,9 @@ void Coordinator::Answer(ToAgent message, Turn& t) {
   if (const auto* accepted = std::get_if<JoinAccepted>(&message);
       accepted != nullptr && accepted->attempt == attempt()) {
     members_.SetTold(accepted->rank);
+    if (NamesWhoJoined()) {
+      PersistLazily(t);  // which still says that it was not
+    }
   }
   t.Say(std::move(message));
 }

@@ -39,6 +39,7 @@
 #include "recovery/retention.h"
 #include "recovery/shedding.h"
 #include "server/checkpoint.h"
+#include "server/joined_before.h"
 #include "server/members.h"
 #include "server/messages.h"
 #include "server/node_inventories.h"
@@ -269,7 +270,8 @@ class Coordinator {
     // After the current one: asked for by `ckptctl rm`, or tried and failed. What fails holds up
     // no other: it may lie on a drive that is gone for good.
     std::deque<Going> waiting;
-    // What was removed lately, and when: a scan that began before may still have seen it.
+    // What was removed lately, and when: a scan of remote that began before may still have seen it.
+    // (Of its drives a node tells what is there, whenever it looked.)
     std::map<CheckpointId, MonotonicTime> ended;
     uint64_t pressure = 0;  // bytes that the tier's budget is short of
     bool collect = true;    // something changed since nothing was left to remove
@@ -419,6 +421,8 @@ class Coordinator {
   std::optional<NodeId> MayHaveRanksUnheard() const;
   bool WasIn(const JoinAsked& j) const;
   bool WasSeen(Rank rank) const;
+  bool NamesWhoJoined() const;
+  bool IsToBeNamed(Rank rank) const;
   bool LetInAlready(const JoinAsked& j) const;
   bool AsksAgain(const JoinAsked& j) const;
   void Admit(const JoinAsked& j, const Verdict& verdict, Turn& t);
@@ -818,6 +822,8 @@ class Coordinator {
   std::set<NodeId> leaving_;          // are being drained
   Attempt loaded_attempt_ = 0;        // what the state that it began with called the newest
   std::set<NodeId> unheard_;  // by this coordinator, ever: what they have may have been committed
+  std::set<NodeId> to_tell_;  // that state named them; they have not told all that they have
+  JoinedBefore joined_before_;
   std::array<LastDrained, kTierKinds> last_drained_;
   std::map<NodeId, MonotonicTime> scrub_readers_;  // when each asked last what it is to read
   std::map<RepairKey, Repair> repairs_;

@@ -122,14 +122,31 @@ std::optional<NodeId> Coordinator::MayHaveRanksUnheard() const {
 }
 
 // Whether the rank was in the current attempt before, or may have been: whoever takes its place
-// would save other bytes under names that may have been given. Should the state that names its
-// members have been lost, those that sealed something are known by that; an attempt that restored
-// or committed something had them all; and a node that never told this coordinator who lives there
-// may have had any, though it is gone by now.
+// would save other bytes under names that may have been given. Of an attempt that neither restored
+// nor committed anything, and so need not have had them all, the state says who joined. Should that
+// have been lost, those that sealed something are known by that; and a node that never told this
+// coordinator who lives there may have had any, though it is gone by now.
 bool Coordinator::WasIn(const JoinAsked& j) const {
   const AttemptInfo& newest = attempts_.rbegin()->second;
   const bool had_all = newest.any_committed || (newest.decided && newest.parent.attempt != 0);
-  return WasSeen(j.rank) || had_all || (attempt() == loaded_attempt_ && !unheard_.empty());
+  const bool before = joined_before_.Has(attempt(), j.rank) &&
+                      !joined_before_.WasUntold(attempt(), j.rank, j.caller.process);
+  return WasSeen(j.rank) || had_all || before ||
+         (attempt() == loaded_attempt_ && !unheard_.empty());
+}
+
+// Nodes tell the next host who lives there. Of who ended before that nobody else would.
+bool Coordinator::NamesWhoJoined() const {
+  if (!settings_.nodes->Several() || attempts_.empty()) {
+    return false;
+  }
+  const AttemptInfo& newest = attempts_.rbegin()->second;
+  return newest.decided && newest.parent.attempt == 0 && !newest.any_committed;
+}
+
+// It is in the attempt, and the state that was loaded does not say so.
+bool Coordinator::IsToBeNamed(Rank rank) const {
+  return NamesWhoJoined() && !joined_before_.Has(attempt(), rank);
 }
 
 bool Coordinator::WasSeen(Rank rank) const {
@@ -204,6 +221,8 @@ Coordinator::Verdict Coordinator::JudgeReturn(const JoinAsked& j) const {
   if (auto verdict = JudgeHolder(j)) {
     return *verdict;
   }
+  // (Of one that nothing is known of here it is taken to be that process: only what was told so
+  // names the attempt.)
   const Member* member = members_.Find(j.rank);
   if (newest.decided && member != nullptr && member->process != j.caller.process) {
     return {Verdict::Kind::kRefuse,
@@ -253,12 +272,16 @@ Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
   const Member* member = members_.Find(j.rank);
   const bool same_process = member != nullptr && member->process == j.caller.process;
   if (newest.decided && WasIn(j) && !same_process) {
-    return {Verdict::Kind::kRefuse,
-            {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
-             absl::StrCat("rank ", j.rank, " of job '", name_, "' ",
-                          WasSeen(j.rank) ? "was" : "may have been", " in launch '", j.launch,
-                          "' with another process, and attempt ", attempt(),
-                          " has moved on; start all ranks again under a new launch id")}};
+    return {
+        Verdict::Kind::kRefuse,
+        {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+         absl::StrCat(
+             "rank ", j.rank, " of job '", name_, "' ",
+             WasSeen(j.rank) || joined_before_.Has(attempt(), j.rank) ? "was" : "may have been",
+             " in launch '", j.launch,
+             WasSeen(j.rank) ? "' with another process" : "' before another node took the job over",
+             ", and attempt ", attempt(),
+             " has moved on; start all ranks again under a new launch id")}};
   }
   return JudgeWorld(j);
 }
@@ -387,14 +410,19 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   const Member* before = members_.Find(j.rank);
   const bool known = before != nullptr && before->alive && before->process == j.caller.process;
   const bool was_here = before != nullptr && before->process.node == kHere;
+  const bool first = before == nullptr;
   const bool new_node = members_.OnNode(j.caller.process.node).empty();
   members_.Set(j.rank, {j.caller.process, j.connection, true, known && before->told, j.opening});
   // What nobody else can tell the next coordinator: that there is this attempt, that the rank
   // lives, however silent it is, or that it lives here no more. (A rank of another node is known
   // there, and told of when that node comes again; which it waits for if the state names it.)
   const bool here = j.caller.process.node == kHere;
+  // Nor who was in an attempt that has committed nothing: they are named when it decides, or when
+  // they come later.
+  const bool to_be_named = first && IsToBeNamed(j.rank);
   if (verdict.kind == Verdict::Kind::kOpenNext ||
-      (!known && (here || was_here || (new_node && !named_.Has(j.caller.process.node))))) {
+      (!known &&
+       (here || was_here || to_be_named || (new_node && !named_.Has(j.caller.process.node))))) {
     Persist(t);
   } else if (!known && new_node) {
     needed_version_ = std::max(needed_version_, named_version_);  // which may still be on its way
@@ -470,6 +498,7 @@ void Coordinator::EndAttempt(Attempt number, const Failure& superseded, Turn& t)
   // 2. The new one begins empty.
   EndFetchAhead(t);
   members_.Clear();
+  joined_before_.Clear();
   last_begun_.clear();
   fates_.clear();
   any_save_ = false;

@@ -33,6 +33,9 @@ void Coordinator::On(const InventoryState& m, Turn& t) {
   if (m.tier == TierKind::kNvme) {
     nvme_on_.Set(t.from, m);
     SumUpNvme();
+    if (m.kind == InventoryState::Kind::kKnown) {
+      to_tell_.erase(t.from);
+    }
   } else {
     inventory_[static_cast<size_t>(m.tier)] = m;
   }
@@ -197,7 +200,7 @@ void Coordinator::GiveWay(const CopiesFound& m, Turn& t) {
   Persist(t);
 }
 
-// A scan may have seen what was removed while it went on.
+// A scan may have seen what was removed while it went on. (Of drives their node knows that.)
 bool Coordinator::MayLieThere(const CopiesFound& m, CheckpointId id, const Turn& t) {
   Removals& removals = RemovalsOf(m.tier);
   const auto& ended = removals.ended;
@@ -213,7 +216,9 @@ bool Coordinator::MayLieThere(const CopiesFound& m, CheckpointId id, const Turn&
   }
   std::for_each(removals.stuck.begin(), removals.stuck.end(), ask_too);
   std::for_each(removals.waiting.begin(), removals.waiting.end(), ask_too);
-  return !IsGoing(id, m.tier) && (removed == ended.end() || removed->second < m.began);
+  const bool past =
+      m.tier == TierKind::kRemote && removed != ended.end() && !(removed->second < m.began);
+  return !IsGoing(id, m.tier) && !past;
 }
 
 // Whether a copy that was found is one of the step that is known by its name.

@@ -106,6 +106,7 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     if (found.writer) {  // says who the rank is when the state that said so was lost
       if (members_.Find(copy.id.rank) == nullptr) {
         members_.Set(copy.id.rank, {*found.writer, 0, true, true});
+        learned = learned || IsToBeNamed(copy.id.rank);
       }
     }
   }
@@ -271,6 +272,7 @@ void Coordinator::ForgetGone(CheckpointId safe, Turn& t) {
     missing_.erase(node);
     absent_.erase(node);
     unheard_.erase(node);
+    to_tell_.erase(node);
     for (const TierKind tier : {TierKind::kMemory, TierKind::kNvme, TierKind::kPeer}) {
       DropLost(node, tier, {CopyState::Kind::kAway, CopyState::Kind::kBad}, "which is gone", t);
     }
@@ -288,6 +290,8 @@ void Coordinator::On(const NodeArrived& m, Turn& t) {
   if (Configured(TierKind::kNvme)) {
     nvme_on_.Set(t.from, {TierKind::kNvme, InventoryState::Kind::kPending, ""});
     SumUpNvme();
+  } else {
+    to_tell_.erase(t.from);
   }
   const absl::Status anew = absl::UnavailableError(
       absl::StrCat(settings_.nodes->Name(t.from), " was started anew, or could not be heard"));
@@ -377,9 +381,11 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
   if (superseded) {
     t.Say(Superseded{attempt()}, t.from);
   }
+  bool to_be_named = false;
   for (const auto& [rank, seat] : seats) {
     if (members_.Find(rank) == nullptr) {
       members_.Set(rank, {seat->process, 0, true, true});
+      to_be_named = to_be_named || IsToBeNamed(rank);
     }
     if (members_.Find(rank)->process != seat->process) {
       continue;  // another process has taken the rank since
@@ -404,6 +410,9 @@ void Coordinator::TakeSeats(const NodeArrived& m, Turn& t) {
         it->second.writing.insert(rank);
       }
     }
+  }
+  if (to_be_named) {
+    Persist(t);
   }
   EndWhoIsNotThere(m, seats, t);
 }

@@ -51,7 +51,6 @@ void DriveCopies::Written(const DurableCopy& copy, MonotonicTime now) {
   here.unread.clear();
 }
 
-// What a scan that began then says of it: it goes, has gone, or was written anew since.
 bool DriveCopies::IsPast(const ShardId& id, MonotonicTime began) const {
   if (const Copy* known = Find(id);
       known != nullptr &&

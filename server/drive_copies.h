@@ -35,7 +35,10 @@ class DriveCopies {
   };
 
   void Written(const DurableCopy& copy, MonotonicTime now);
-  // False: it is on its way out, or was removed or written since the scan began.
+  // What a scan that began then says of it is past: it is on its way out, or was removed or written
+  // since.
+  bool IsPast(const ShardId& id, MonotonicTime began) const;
+  // False: that is so.
   bool Seen(const DurableCopy& copy, MonotonicTime began);
   // The same of one that it found, and could not read. (World size 0: what was known of it stays.)
   bool SeenBad(const BadDurableCopy& bad, MonotonicTime began);
@@ -65,7 +68,6 @@ class DriveCopies {
 
  private:
   using Copies = std::map<ShardId, Copy>;
-  bool IsPast(const ShardId& id, MonotonicTime began) const;
   void Put(const DurableCopy& copy, MonotonicTime since);
   Copies::iterator Drop(Copies& copies, Copies::iterator it);
   template <typename Which>

@@ -354,6 +354,10 @@ void Router::TellState(const std::string& name, Hosting& hosting, const v1::JobS
   essence.clear_version();
   essence.clear_nodes();
   essence.clear_members();
+  for (v1::AttemptState& attempt : *essence.mutable_attempts()) {
+    attempt.clear_joined();
+    attempt.clear_untold();
+  }
   std::string text = essence.SerializeAsString();
   if (text == hosting.told_state && time_.now < hosting.tell_at) {
     hosting.untold = state;

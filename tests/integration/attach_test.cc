@@ -15,6 +15,7 @@ namespace holdfast {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -98,10 +99,14 @@ TEST_F(AttachTiersTest, ATruncatedImageIsPassedOver) {
   EXPECT_THAT(reader->Do("attach rank=0"), AllOf(StartsWith("ok step=2 source=remote"),
                                                  HasSubstr("nvme copy bad"), HasSubstr("cut")));
   EXPECT_EQ(reader->Do("read"), "ok tensors=2 world=2");
-  std::filesystem::resize_file(Image("remote", 2, 0), 5000);
-  EXPECT_THAT(
-      reader->Do("attach step=2 rank=0"),
-      AllOf(StartsWith("error CORRUPT"), HasSubstr("nvme copy bad"), HasSubstr("remote copy bad")));
+  // Of another step, whose copies nobody mends meanwhile. (The daemon may be the first that finds
+  // the one in remote bad: when it wants to mend the other one.)
+  for (const std::string tier : {"nvme", "remote"}) {
+    std::filesystem::resize_file(Image(tier, 1, 0), 5000);
+  }
+  EXPECT_THAT(reader->Do("attach step=1 rank=0"),
+              AllOf(StartsWith("error CORRUPT"), HasSubstr("nvme copy bad"),
+                    ContainsRegex("remote copy (is )?bad")));
 }
 
 TEST_F(AttachTiersTest, ATornRecordAndOneOfANewerFormatArePassedOver) {

@@ -727,6 +727,31 @@ TEST_F(AgentClusterTest, ARemovalThatIsAskedForAgainIsDoneOnceAndAnsweredOnce) {
   EXPECT_TRUE(Said(x_).empty());
 }
 
+// Its host may not have heard that it is gone: the node was out of reach.
+TEST_F(AgentClusterTest, WhatIsRemovedWhileDrivesAreReadIsNotToldAsFound) {
+  Start();
+  const FoundJob both = Found(x_, {OnDrive(x_, 9, 0), OnDrive(x_, 10, 0)});
+  DriveScanned({both});
+  Meet(Host(x_));
+  Tell(x_, RemovalWanted{{1, 9}, TierKind::kNvme, 4});
+  const DrainId removal = Take<RemoveCopies>().at(0).drain;
+  for (const bool done : {false, true}) {
+    SCOPED_TRACE(done);
+    if (done) {
+      Feed(CopiesRemoved{removal, absl::OkStatus(), std::nullopt});
+    }
+    Said(x_);
+    FoundJob found = both;
+    found.bad.push_back({OnDrive(x_, 9, 1), "cut"});
+    DriveScanned({found});  // it began when the daemon did
+    const auto told = Only<CopiesFound>(Said(x_));
+    ASSERT_EQ(told.size(), 1u);
+    ASSERT_EQ(told[0].copies.size(), 1u);
+    EXPECT_EQ(told[0].copies[0].copy.id.step, 10u);
+    EXPECT_EQ(told[0].bad.size(), done ? 0u : 1u) << "nobody knew of rank 1's when the other went";
+  }
+}
+
 // Each node that has a part of it is told: what it does then must not grow with the job's ranks.
 TEST_F(AgentClusterTest, ARemovalCostsANodeWhatItHasAndNotWhatTheJobHas) {
   Start();

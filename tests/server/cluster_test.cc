@@ -178,34 +178,40 @@ TEST(OneNodesRanksTest, WhatTheySealTogetherIsOneMessage) {
   EXPECT_GT(w.Said("a", "c"), late);
 }
 
-// While ranks join the state changes with each node, and all nodes keep it: they are not told each
-// time.
+// While ranks join the state changes with each node, or, when others save already, with each rank,
+// and all nodes keep it: they are not told each time.
 TEST(ManyNodesTest, ThatRanksJoinIsNotToldToAllNodesOneByOne) {
   std::vector<std::string> nodes;
   for (int i = 0; i < 16; ++i) {
     nodes.push_back("n" + std::to_string(i));
   }
-  ClusterWorld w(nodes);
-  TestClient first = w["n0"].Connect(100);
-  ASSERT_TRUE(first.Join("job", 0, 16));
-  const std::string host = w.HostOf("job");
-  w.Advance(seconds(1));
-  for (const std::string& node : nodes) {
-    w[node].after_request = [&w] { w.Run(); };  // no time passes
-  }
-  const uint64_t version = w.AgreedState("job").version();
-  const uint64_t before = w.Said(host, "n1");
-  std::vector<TestClient> ranks;
-  for (Rank rank = 1; rank < 16; ++rank) {
-    ranks.push_back(w[nodes[rank]].Connect(100));
-    ASSERT_TRUE(ranks.back().Join("job", rank, 16));
-  }
-  EXPECT_GE(w.AgreedState("job").version(), version + 10);
-  EXPECT_LE(w.Said(host, "n1") - before, 3u);  // that, and what it says to its own rank
-  w.Advance(seconds(1));
-  for (const std::string& node : nodes) {
-    ASSERT_EQ(w[node].states.size(), 1u) << node;
-    EXPECT_EQ(w[node].states.begin()->second.version(), w.AgreedState("job").version()) << node;
+  for (const bool saves : {false, true}) {
+    SCOPED_TRACE(saves);
+    ClusterWorld w(nodes);
+    TestClient first = w["n0"].Connect(100);
+    ASSERT_TRUE(first.Join("job", 0, 16));
+    if (saves) {
+      ASSERT_TRUE(first.Begin(1));
+    }
+    const std::string host = w.HostOf("job");
+    w.Advance(seconds(1));
+    for (const std::string& node : nodes) {
+      w[node].after_request = [&w] { w.Run(); };  // no time passes
+    }
+    const uint64_t version = w.AgreedState("job").version();
+    const uint64_t before = w.Said(host, "n1");
+    std::vector<TestClient> ranks;
+    for (Rank rank = 1; rank < 16; ++rank) {
+      ranks.push_back(w[nodes[rank]].Connect(100));
+      ASSERT_TRUE(ranks.back().Join("job", rank, 16));
+    }
+    EXPECT_GE(w.AgreedState("job").version(), version + 10);
+    EXPECT_LE(w.Said(host, "n1") - before, 3u);  // that, and what it says to its own rank
+    w.Advance(seconds(1));
+    for (const std::string& node : nodes) {
+      ASSERT_EQ(w[node].states.size(), 1u) << node;
+      EXPECT_EQ(w[node].states.begin()->second.version(), w.AgreedState("job").version()) << node;
+    }
   }
 }
 

@@ -14,230 +14,13 @@
 #include "absl/strings/match.h"
 #include "server/node_ranges.h"
 #include "server/peer_codec.h"
+#include "tests/server/nodes_fixture.h"
 #include "tiers/image/kept.h"
 
 namespace holdfast {
 namespace {
 
-constexpr uint64_t kBytes = 4096;
-
-class NodesTest : public ::testing::Test {
- protected:
-  NodesTest() {
-    settings_.commit_deadline = std::chrono::minutes(10);
-    settings_.slots_per_rank = 3;
-    settings_.nodes = &nodes_;
-    settings_.nvme = true;
-    settings_.remote = true;
-    settings_.policy.mutable_nvme()->set_every_steps(1);
-    settings_.policy.mutable_nvme()->set_keep_last(1);
-    settings_.policy.mutable_remote()->set_every_steps(1);
-    settings_.policy.mutable_remote()->set_keep_last(2);
-    MakeCoordinator();
-    job_->SetOpenedHere();
-    for (const NodeId node : {kHere, b_, c_}) {
-      Say(node, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
-    }
-    Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
-    out_.clear();
-  }
-
-  void MakeCoordinator() {
-    JobUuid uuid;
-    uuid.bytes[0] = 7;
-    job_ = std::make_unique<Coordinator>(settings_, uuid, "job", 1000, 1000, 1);
-  }
-
-  // What is to be written is written at once.
-  void Say(NodeId from, const ToCoordinator& message) {
-    std::vector<ForAgent> out;
-    job_->Handle(message, from, Time(), out);
-    for (ForAgent& each : out) {
-      if (const auto* state = std::get_if<PersistState>(&each.message)) {
-        written_ = state->state;
-        if (agrees_) {
-          Say(kHere, StateWritten{state->state.version(), absl::OkStatus()});
-        }
-        continue;
-      }
-      out_.push_back(std::move(each));
-    }
-    EXPECT_EQ(job_->CheckInvariants(), "");
-  }
-
-  EventTime Time() const { return {now_, 1'000'000}; }
-  ProcessId Process(NodeId node, Rank rank, int incarnation = 0) const {
-    return {static_cast<int32_t>(100 + rank), 5u + static_cast<unsigned>(incarnation), node};
-  }
-
-  RequestToken Join(NodeId node, Rank rank, uint32_t world, const std::string& launch = "one",
-                    int incarnation = 0) {
-    return Ask(node, Joining(node, rank, world, launch, incarnation));
-  }
-  JoinAsked Joining(NodeId node, Rank rank, uint32_t world, const std::string& launch,
-                    int incarnation) {
-    JoinAsked join;
-    join.connection = ++token_;
-    join.caller = {Process(node, rank, incarnation), 1000, 1000};
-    join.rank = rank;
-    join.world_size = world;
-    join.launch = launch;
-    join.opening = 99 + token_;
-    return join;
-  }
-  RequestToken Ask(NodeId node, JoinAsked join) {
-    join.token = ++token_;
-    Say(node, join);
-    return token_;
-  }
-  template <typename T>
-  std::vector<std::pair<NodeId, T>> All() const {
-    std::vector<std::pair<NodeId, T>> all;
-    for (const ForAgent& each : out_) {
-      if (const T* message = std::get_if<T>(&each.message)) {
-        all.emplace_back(each.to, *message);
-      }
-    }
-    return all;
-  }
-  template <typename T>
-  const T* Answer(RequestToken token) const {
-    const T* found = nullptr;
-    for (const ForAgent& each : out_) {
-      if (const T* message = std::get_if<T>(&each.message); message && message->token == token) {
-        found = message;
-      }
-    }
-    return found;
-  }
-
-  void Begin(NodeId node, Rank rank, Step step) {
-    Say(node, SaveAsked{++token_, job_->attempt(), rank, step});
-    ASSERT_NE(Answer<SavePermitted>(token_), nullptr);
-  }
-  void Seal(NodeId node, Rank rank, Step step) {
-    Say(node, ShardSealed{job_->attempt(), rank, step, job_->world_size(), kBytes, 1000});
-  }
-  void Save(NodeId node, Rank rank, Step step) {
-    Begin(node, rank, step);
-    Seal(node, rank, step);
-  }
-  // Rank 0 on the coordinator's node, rank 1 on b.
-  void TwoRanks() {
-    Join(kHere, 0, 2);
-    Join(b_, 1, 2);
-  }
-  // Their processes end, and attempt 2 begins where they were.
-  void StartBothAnew() {
-    Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
-    Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
-    Join(kHere, 0, 2, "two", 1);
-    Join(b_, 1, 2, "two", 1);
-  }
-  void SaveBoth(Step step) {
-    Begin(kHere, 0, step);
-    Begin(b_, 1, step);
-    Seal(kHere, 0, step);
-    Seal(b_, 1, step);
-  }
-  bool Committed(Step step) const { return job_->IsCommitted({1, step}); }
-
-  void Drained(NodeId node, Rank rank, Step step, TierKind to, TierKind from,
-               absl::Status status = absl::OkStatus()) {
-    ShardDrained drained{{1, step}, rank, to, from, std::move(status), false, {}};
-    drained.copy.location = "/drive/x";
-    Say(node, drained);
-  }
-  // All the way: nvme of both nodes, then remote with its manifest.
-  void Flush(Step step) {
-    Drained(kHere, 0, step, TierKind::kNvme, TierKind::kMemory);
-    Drained(b_, 1, step, TierKind::kNvme, TierKind::kMemory);
-    Drained(kHere, 0, step, TierKind::kRemote, TierKind::kNvme);
-    Drained(b_, 1, step, TierKind::kRemote, TierKind::kNvme);
-    Say(kHere, ManifestDone{{1, step}, absl::OkStatus()});
-  }
-  RequestToken Enter(NodeId node, Rank rank, int incarnation) {
-    SessionAsked asked;
-    asked.token = ++token_;
-    asked.attempt = job_->attempt();
-    asked.rank = rank;
-    asked.process = Process(node, rank, incarnation);
-    asked.may_wait = true;
-    Say(node, asked);
-    return token_;
-  }
-  FoundShard Found(Rank rank, Step step) const {
-    FoundShard found;
-    found.copy.id = {job_->uuid(), 1, step, rank};
-    found.copy.job_name = "job";
-    found.copy.world_size = 2;
-    found.copy.image_bytes = kBytes;
-    found.copy.sealed_unix_ms = 1000;
-    found.copy.descent = {{1, {}}};
-    return found;
-  }
-  // Both ranks live on b, have saved step 1, and are at step 2.
-  void BothOnBWriteTheSecond() {
-    for (const Rank rank : {0, 1}) {
-      Join(b_, rank, 2);
-    }
-    Save(b_, 0, 1);
-    Save(b_, 1, 1);
-    Begin(b_, 0, 2);
-    Begin(b_, 1, 2);
-  }
-  NodeArrived WithBothOfTwoSteps() const {
-    NodeArrived arrived;
-    arrived.shards = {Found(0, 1), Found(1, 1), Found(0, 2), Found(1, 2)};
-    return arrived;
-  }
-  NodeArrived::Seat Seat(NodeId node, Rank rank, std::optional<Step> last) const {
-    return {1, rank, Process(node, rank), 7, {}, last};
-  }
-
-  // Another node, with what was written, has the job from now on.
-  void TakeOver(NodeNames& nodes, bool tiers) {
-    now_ = now_ + kStateLaziness;
-    Say(kHere, WakeUp{});
-    settings_.nodes = &nodes;
-    settings_.nvme = settings_.remote = tiers;
-    MakeCoordinator();
-    ASSERT_TRUE(job_->Load(written_).ok());
-    std::vector<ForAgent> out;
-    job_->Resume({}, Time(), out);
-    if (tiers) {
-      Say(kHere, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
-      Say(kHere, InventoryState{TierKind::kRemote, InventoryState::Kind::kKnown, ""});
-    }
-    out_.clear();
-  }
-  RequestToken Await(Rank rank, Step step, v1::AwaitSave::Stage stage) {
-    Say(kHere, AwaitAsked{++token_, job_->attempt(), rank, step, stage});
-    return token_;
-  }
-  CopiesFound FoundOnNvme(const std::vector<std::pair<Rank, Step>>& shards) const {
-    CopiesFound found;
-    found.tier = TierKind::kNvme;
-    found.began = now_;
-    for (const auto& [rank, step] : shards) {
-      DurableCopy copy;
-      copy.copy = Found(rank, step).copy;
-      found.copies.push_back(copy);
-    }
-    return found;
-  }
-
-  NodeNames nodes_{"a"};
-  const NodeId b_ = nodes_.Number("b");
-  const NodeId c_ = nodes_.Number("c");
-  CoordinatorSettings settings_;
-  std::unique_ptr<Coordinator> job_;
-  std::vector<ForAgent> out_;
-  v1::JobState written_;
-  bool agrees_ = true;  // at once, to each state
-  MonotonicTime now_{1'000'000'000'000};
-  RequestToken token_ = 0;
-};
+constexpr uint64_t kBytes = kShardBytes;
 
 TEST_F(NodesTest, AStepIsCommittedWhenTheRanksOfAllNodesHaveSealedIt) {
   TwoRanks();
@@ -969,25 +752,22 @@ TEST_F(NodesTest, ARemovalDoesNotWaitForANodeThatGoesAway) {
   v1::CollectGarbageReply going;
   job_->FillGarbage(going);
   EXPECT_TRUE(absl::StrContains(going.DebugString(), "is being removed"));
+  const MonotonicTime began = now_;
+  now_ = now_ + std::chrono::seconds(1);
   Say(b_, NodeLeft{false, "no answer"});
   v1::CollectGarbageReply gone;
   job_->FillGarbage(gone);
   EXPECT_FALSE(absl::StrContains(gone.DebugString(), "is being removed")) << gone.DebugString();
-  // What it has not removed is found there when it is back, and goes then.
+  // What it has not removed is found there when it is back, and goes then: although it began to
+  // look before the removal ended here. (What it has removed meanwhile it does not tell.)
   out_.clear();
   NodeArrived back;
   back.shards = {Found(1, 2)};
   back.seats = {Seat(b_, 1, 2)};
   Say(b_, back);
   now_ = now_ + std::chrono::seconds(1);
-  CopiesFound found;
-  found.tier = TierKind::kNvme;
-  found.began = now_;
-  for (const Step step : {1, 2}) {
-    DurableCopy copy;
-    copy.copy = Found(1, step).copy;
-    found.copies.push_back(copy);
-  }
+  CopiesFound found = FoundOnNvme({{1, 1}, {1, 2}});
+  found.began = began;
   Say(b_, found);
   Say(b_, InventoryState{TierKind::kNvme, InventoryState::Kind::kKnown, ""});
   const auto wanted = All<RemovalWanted>();
@@ -2095,90 +1875,6 @@ TEST_F(NodesTest, ARankThatWaitedOnANodeThatIsGoneIsNotLetIn) {
   Say(kHere, SeatLost{1, 0, Process(kHere, 0), 0, SeatLost::How::kProcessEnded});
   EXPECT_FALSE(job_->IsMember(0, Process(b_, 0, 1)));
   EXPECT_NE(Answer<JoinAccepted>(Join(c_, 0, 2, "one", 2)), nullptr);
-}
-
-// The state names the members of the node that wrote it. Which ranks the others have they tell.
-TEST_F(NodesTest, ANewCoordinatorGivesNoRankAwayThatASilentNodeMayHave) {
-  TwoRanks();
-  NodeNames nodes("c");
-  TakeOver(nodes, false);
-  const NodeId a = nodes.Number("a");
-  const NodeId b = nodes.Number("b");
-  NodeArrived first;
-  first.seats = {Seat(a, 0, std::nullopt)};
-  Say(a, first);
-  Join(a, 1, 2);
-  ASSERT_NE(Answer<Refused>(token_), nullptr) << "b has not been heard of";
-  EXPECT_THAT(Answer<Refused>(token_)->failure.message, testing::HasSubstr(" on b, "));
-  JoinAsked patient;
-  patient.token = ++token_;
-  patient.connection = token_;
-  patient.caller = {Process(a, 1, 1), 1000, 1000};
-  patient.rank = 1;
-  patient.world_size = 2;
-  patient.launch = "one";
-  patient.may_wait = true;
-  Say(a, patient);
-  EXPECT_EQ(Answer<JoinAccepted>(token_), nullptr);
-  Say(b, NodeLeft{true, "its lease has ended"});
-  EXPECT_NE(Answer<JoinAccepted>(patient.token), nullptr);
-}
-
-// The node that had the rank is gone and cannot tell what it saved: another process that took its
-// place in the same attempt would save other bytes under the same names.
-class ReplacedUnheardTest : public NodesTest {
- protected:
-  // b had rank 1, and a new host never hears of it.
-  void LoseTheHostAndB(const std::string& launch, bool committed) {
-    Join(kHere, 0, 2, launch);
-    Join(b_, 1, 2, launch);
-    if (committed) {
-      SaveBoth(1);
-      ASSERT_TRUE(Committed(1));
-    } else {
-      Save(b_, 1, 1);
-    }
-    TakeOver(elsewhere_, false);
-    Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
-    Say(lost_, NodeLeft{true, "it is not a member of the cluster"});
-    out_.clear();
-  }
-
-  NodeNames elsewhere_{"c"};
-  const NodeId old_host_ = elsewhere_.Number("a");
-  const NodeId lost_ = elsewhere_.Number("b");
-};
-
-TEST_F(ReplacedUnheardTest, OpensTheNextAttempt) {
-  for (const bool committed : {true, false}) {
-    SCOPED_TRACE(committed);
-    settings_.nodes = &nodes_;
-    MakeCoordinator();
-    job_->SetOpenedHere();
-    LoseTheHostAndB("", committed);
-    const RequestToken asked = Join(kHere, 1, 2, "");
-    const JoinAccepted* accepted = Answer<JoinAccepted>(asked);
-    ASSERT_NE(accepted, nullptr);
-    EXPECT_EQ(accepted->attempt, 2u);
-  }
-}
-
-TEST_F(ReplacedUnheardTest, OfTheSameLaunchIsRefused) {
-  LoseTheHostAndB("one", true);
-  const Refused* refused = Answer<Refused>(Join(kHere, 1, 2, "one"));
-  ASSERT_NE(refused, nullptr);
-  EXPECT_THAT(refused->failure.message, ::testing::HasSubstr("start all ranks again"));
-}
-
-TEST_F(NodesTest, ANewCoordinatorLetsANewLaunchInWhoeverIsSilent) {
-  TwoRanks();
-  NodeNames nodes("c");
-  TakeOver(nodes, false);
-  const NodeId a = nodes.Number("a");
-  EXPECT_NE(Answer<JoinAccepted>(Join(a, 0, 3, "two", 1)), nullptr);
-  EXPECT_NE(Answer<JoinAccepted>(Join(a, 1, 3, "two", 1)), nullptr)
-      << "of an attempt that the silent node cannot know of";
-  EXPECT_NE(Answer<JoinAccepted>(Join(a, 2, 3, "two", 1)), nullptr);
 }
 
 // What failed before is not tried again by itself then.
