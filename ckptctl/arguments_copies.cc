@@ -1,4 +1,12 @@
 // Commands: copies: read, checked, mended, written out.
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/units.h"
 #include "ckptctl/arguments.h"
 
@@ -7,6 +15,21 @@ namespace {
 
 constexpr char kOnlyTensors[] =
     "Only tensors under this key of the state; may be given again (default: all)";
+
+// As chown takes it: by the number after the last one it leaves a file whose it is.
+constexpr uint32_t kOwnerMax = std::numeric_limits<uint32_t>::max() - 1;
+
+RestoreBackupArguments::Owner ParseOwner(const std::string& text) {
+  RestoreBackupArguments::Owner owner;
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &owner.uid) ||
+      !absl::SimpleAtoi(parts[1], &owner.gid) || owner.uid > kOwnerMax || owner.gid > kOwnerMax) {
+    throw CLI::ValidationError(
+        "--owner",
+        absl::StrCat("'", text, "' is not UID:GID (1001:100), two numbers of at most ", kOwnerMax));
+  }
+  return owner;
+}
 
 }  // namespace
 
@@ -259,15 +282,7 @@ void Arguments::AddRestoreBackup() {
   AddSteps(command, restore_backup_.steps, "This step; may be given again (default: all of them)");
   command
       ->add_option_function<std::string>(
-          "--owner",
-          [this](const std::string& text) {
-            const size_t colon = text.find(':');
-            if (colon == std::string::npos) {
-              throw CLI::ValidationError("--owner", "'" + text + "' is not UID:GID (1001:100)");
-            }
-            restore_backup_.owner = {ParseNumber<uint32_t>("--owner", text.substr(0, colon)),
-                                     ParseNumber<uint32_t>("--owner", text.substr(colon + 1))};
-          },
+          "--owner", [this](const std::string& text) { restore_backup_.owner = ParseOwner(text); },
           "The job is this user's and this group's there (default: as in the backup)")
       ->type_name("UID:GID");
 }

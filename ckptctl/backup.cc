@@ -82,19 +82,18 @@ class Backup {
   absl::StatusOr<std::vector<CheckpointInfo>> List() const;
   absl::Status Choose(const std::vector<CheckpointInfo>& all);
   absl::Status DiscardUnfinished(const std::vector<CheckpointInfo>& all);
-  // An error ends the run; what is wrong with this step alone is in `of_step`.
-  absl::Status CopyStep(const CheckpointInfo& info, absl::Status& of_step);
-  absl::Status CopyRank(Shards& step, Rank rank, absl::Status& of_step);
+  // An error ends the run; what is wrong with this step alone is in `fault`.
+  absl::Status CopyStep(const CheckpointInfo& info, StepFault& fault);
+  absl::Status CopyRank(Shards& step, Rank rank, StepFault& fault);
   static std::optional<ShardRecord> RecordOf(const Shards& step, Rank rank);
   absl::Status OpenShard(const Shards& step, Rank rank, std::unique_ptr<client::ShardImage>& image,
-                         absl::Status& of_step) const;
-  absl::Status WriteShard(Shards& step, client::ShardImage& image, absl::Status& of_step);
-  absl::Status WriteBytes(client::ShardImage& image, CopyStore::Writing& writing,
-                          absl::Status& of_step);
-  absl::Status AddFailed(const CheckpointInfo& info, const absl::Status& why);
+                         StepFault& fault) const;
+  absl::Status WriteShard(Shards& step, client::ShardImage& image, StepFault& fault);
+  absl::Status WriteBytes(client::ShardImage& image, CopyStore::Writing& writing, StepFault& fault);
+  absl::Status AddFailed(const CheckpointInfo& info, const StepFault& fault);
   absl::StatusOr<bool> IsListed(const CheckpointId& id) const;
   // What the source fails with: an error that ends the run, or one of this step alone.
-  static absl::Status Sort(const absl::Status& status, absl::Status& of_step);
+  static absl::Status Sort(const absl::Status& status, StepFault& fault);
   absl::Status OfSource(const Status& status) const {
     return FromClient(context_, socket_, status);
   }
@@ -128,14 +127,14 @@ absl::Status Backup::Run() {
   begin_ = context_.clock->Now();
   HF_RETURN_IF_ERROR(Open());
   for (const CheckpointInfo& info : steps_) {
-    absl::Status of_step;
-    HF_RETURN_IF_ERROR(Explain(CopyStep(info, of_step)));
-    if (!of_step.ok()) {
-      HF_RETURN_IF_ERROR(Explain(AddFailed(info, of_step)));
+    StepFault fault;
+    HF_RETURN_IF_ERROR(Explain(CopyStep(info, fault)));
+    if (!fault.why.ok()) {
+      HF_RETURN_IF_ERROR(Explain(AddFailed(info, fault)));
     }
   }
   line_.Clear();
-  return absl::OkStatus();
+  return Explain(directory_->ReleaseClaims());
 }
 
 absl::Status Backup::Open() {
@@ -201,27 +200,28 @@ absl::Status Backup::DiscardUnfinished(const std::vector<CheckpointInfo>& all) {
     const bool goes_on = std::any_of(all.begin(), all.end(), [&](const CheckpointInfo& info) {
       return IdOf(info) == scanned.id;
     });
-    if (!goes_on && !scanned.has_manifest && !scanned.manifest_unreadable) {
+    const bool begun = !scanned.copies.empty() && !scanned.has_manifest;
+    if (!goes_on && begun && !scanned.manifest_unreadable) {
       HF_RETURN_IF_ERROR(directory_->Discard(scanned.id));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Backup::Sort(const absl::Status& status, absl::Status& of_step) {
+absl::Status Backup::Sort(const absl::Status& status, StepFault& fault) {
   switch (status.code()) {
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kResourceExhausted:
-      of_step = status;
+      fault.why = status;
       return absl::OkStatus();
     default:
       return status;
   }
 }
 
-absl::Status Backup::CopyStep(const CheckpointInfo& info, absl::Status& of_step) {
+absl::Status Backup::CopyStep(const CheckpointInfo& info, StepFault& fault) {
   Shards step;
   step.info = info;
   step.manifest.job = job_.job;
@@ -235,8 +235,8 @@ absl::Status Backup::CopyStep(const CheckpointInfo& info, absl::Status& of_step)
   HF_RETURN_IF_ERROR(OfSource(records.status()));
   step.records = *std::move(records);
   for (Rank rank = 0; rank < info.world_size; ++rank) {
-    HF_RETURN_IF_ERROR(CopyRank(step, rank, of_step));
-    if (!of_step.ok()) {
+    HF_RETURN_IF_ERROR(CopyRank(step, rank, fault));
+    if (!fault.why.ok()) {
       return absl::OkStatus();
     }
   }
@@ -244,8 +244,10 @@ absl::Status Backup::CopyStep(const CheckpointInfo& info, absl::Status& of_step)
   const bool was_there = scanned != nullptr && scanned->has_manifest && step.copied.bytes == 0;
   if (!was_there) {
     step.manifest.committed_unix_ms = context_.clock->UnixMillis();
-    HF_RETURN_IF_ERROR(directory_->Claim(info.attempt));
-    HF_RETURN_IF_ERROR(directory_->Commit(step.manifest));
+    HF_RETURN_IF_ERROR(SortTarget(directory_->Commit(step.manifest), fault));
+    if (!fault.why.ok()) {
+      return absl::OkStatus();
+    }
   }
   step.copied.state = was_there ? StepCopied::kWasThere : StepCopied::kWritten;
   report_.Add(std::move(step.copied));
@@ -262,8 +264,7 @@ std::optional<ShardRecord> Backup::RecordOf(const Shards& step, Rank rank) {
 }
 
 absl::Status Backup::OpenShard(const Shards& step, Rank rank,
-                               std::unique_ptr<client::ShardImage>& image,
-                               absl::Status& of_step) const {
+                               std::unique_ptr<client::ShardImage>& image, StepFault& fault) const {
   client::ShardImageOptions options;
   options.job = arguments_.job;
   options.checkpoint = IdOf(step.info);
@@ -273,25 +274,25 @@ absl::Status Backup::OpenShard(const Shards& step, Rank rank,
   options.deadline = WindowTime();
   Result<std::unique_ptr<client::ShardImage>> opened = client::ShardImage::Open(source_, options);
   if (!opened.ok()) {
-    return Sort(OfSource(opened.status()), of_step);
+    return Sort(OfSource(opened.status()), fault);
   }
   image = *std::move(opened);
   return absl::OkStatus();
 }
 
-absl::Status Backup::CopyRank(Shards& step, Rank rank, absl::Status& of_step) {
+absl::Status Backup::CopyRank(Shards& step, Rank rank, StepFault& fault) {
   // 1. What the shard is.
   std::unique_ptr<client::ShardImage> image;
   std::optional<ShardRecord> record = RecordOf(step, rank);
   if (!record) {
-    HF_RETURN_IF_ERROR(OpenShard(step, rank, image, of_step));
-    if (!of_step.ok()) {
+    HF_RETURN_IF_ERROR(OpenShard(step, rank, image, fault));
+    if (!fault.why.ok()) {
       return absl::OkStatus();
     }
     record = image->record();
   }
   if (record->id.job != job_.job) {
-    of_step = absl::NotFoundError("the job was removed, and made anew, meanwhile");
+    fault.why = absl::NotFoundError("the job was removed, and made anew, meanwhile");
     return absl::OkStatus();
   }
   if (step.manifest.descent.empty()) {
@@ -299,32 +300,38 @@ absl::Status Backup::CopyRank(Shards& step, Rank rank, absl::Status& of_step) {
   }
   // 2. Whether it is there.
   const absl::StatusOr<std::optional<ManifestShard>> there = directory_->Find(*record);
-  if (absl::IsDataLoss(there.status()) || absl::IsAlreadyExists(there.status())) {
-    of_step = there.status();
+  HF_RETURN_IF_ERROR(SortTarget(there.status(), fault));
+  if (!there.ok()) {
     return absl::OkStatus();
   }
-  HF_RETURN_IF_ERROR(there.status());
   if (there->has_value()) {
     step.manifest.shards.push_back(**there);
     return Advance((*there)->WholeBytes());
   }
   // 3. Else it is written.
   if (image == nullptr) {
-    HF_RETURN_IF_ERROR(OpenShard(step, rank, image, of_step));
+    HF_RETURN_IF_ERROR(OpenShard(step, rank, image, fault));
   }
-  return of_step.ok() ? WriteShard(step, *image, of_step) : absl::OkStatus();
+  return fault.why.ok() ? WriteShard(step, *image, fault) : absl::OkStatus();
 }
 
-absl::Status Backup::WriteShard(Shards& step, client::ShardImage& image, absl::Status& of_step) {
+absl::Status Backup::WriteShard(Shards& step, client::ShardImage& image, StepFault& fault) {
   const ShardRecord& record = image.record();
-  HF_RETURN_IF_ERROR(directory_->Claim(step.info.attempt));
-  HF_ASSIGN_OR_RETURN(const std::unique_ptr<CopyStore::Writing> writing, directory_->Begin(record));
-  HF_RETURN_IF_ERROR(WriteBytes(image, *writing, of_step));
-  if (!of_step.ok()) {
+  const absl::StatusOr<std::unique_ptr<CopyStore::Writing>> writing = directory_->Begin(record);
+  HF_RETURN_IF_ERROR(SortTarget(writing.status(), fault));
+  if (!writing.ok()) {
     return absl::OkStatus();
   }
-  HF_ASSIGN_OR_RETURN(const ManifestShard shard, directory_->Publish(*writing, record));
-  step.manifest.shards.push_back(shard);
+  HF_RETURN_IF_ERROR(WriteBytes(image, **writing, fault));
+  if (!fault.why.ok()) {
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<ManifestShard> shard = directory_->Publish(**writing, record);
+  HF_RETURN_IF_ERROR(SortTarget(shard.status(), fault));
+  if (!shard.ok()) {
+    return absl::OkStatus();
+  }
+  step.manifest.shards.push_back(*shard);
   step.copied.bytes += record.image_bytes;
   if (!image.why().empty()) {
     step.copied.notes.push_back(absl::StrCat("rank ", record.id.rank, ": ", image.why()));
@@ -333,13 +340,13 @@ absl::Status Backup::WriteShard(Shards& step, client::ShardImage& image, absl::S
 }
 
 absl::Status Backup::WriteBytes(client::ShardImage& image, CopyStore::Writing& writing,
-                                absl::Status& of_step) {
+                                StepFault& fault) {
   WindowReader windows(context_, socket_,
                        [&image](std::byte* to) { return image.Next(std::span(to, kWindowBytes)); });
   for (uint64_t at = 0;;) {
     const absl::StatusOr<std::span<const std::byte>> bytes = windows.Next();
     if (!bytes.ok()) {
-      return Sort(bytes.status(), of_step);
+      return Sort(bytes.status(), fault);
     }
     if (bytes->empty()) {
       return at == image.record().image_bytes
@@ -360,12 +367,11 @@ absl::StatusOr<bool> Backup::IsListed(const CheckpointId& id) const {
 }
 
 // Retention may have removed it while it was read, whatever reading it says.
-absl::Status Backup::AddFailed(const CheckpointInfo& info, const absl::Status& why) {
+absl::Status Backup::AddFailed(const CheckpointInfo& info, const StepFault& fault) {
   line_.Clear();
-  const bool of_directory = absl::IsAlreadyExists(why);
   const absl::StatusOr<bool> listed = IsListed(IdOf(info));
   const bool gone =
-      !of_directory && (absl::IsNotFound(listed.status()) || (listed.ok() && !*listed));
+      !fault.of_target && (absl::IsNotFound(listed.status()) || (listed.ok() && !*listed));
   if (gone) {
     HF_RETURN_IF_ERROR(directory_->Discard(IdOf(info)));
   } else if (!absl::IsNotFound(listed.status())) {
@@ -374,7 +380,7 @@ absl::Status Backup::AddFailed(const CheckpointInfo& info, const absl::Status& w
   CopiedStep failed;
   failed.id = IdOf(info);
   failed.ranks = info.world_size;
-  failed.why = why;
+  failed.why = fault.why;
   failed.state = gone && arguments_.steps.empty() ? StepCopied::kGone : StepCopied::kFailed;
   report_.Add(std::move(failed));
   return absl::OkStatus();

@@ -4,7 +4,6 @@
 // any point leaves nothing half done.
 //
 //   HF_ASSIGN_OR_RETURN(auto to, BackupDirectory::OpenToWrite(env, path, job));
-//   HF_RETURN_IF_ERROR(to->Claim(id.attempt));
 //   HF_ASSIGN_OR_RETURN(std::optional<ManifestShard> there, to->Find(record));
 //   if (!there) {
 //     HF_ASSIGN_OR_RETURN(auto writing, to->Begin(record));
@@ -13,7 +12,8 @@
 //   }
 //   HF_RETURN_IF_ERROR(to->Commit(manifest));
 //
-// Errors: DataLoss: what lies there is damaged. AlreadyExists: it is of other content.
+// Errors: DataLoss: what lies there of that step is damaged, or is no file of ours. AlreadyExists:
+// it is of other content, or of a newer Holdfast. Both say nothing of other steps. The others do:
 // FailedPrecondition: the directory is not there, not ours, or failing; none of them says anything
 // of a daemon. Used by one thread.
 #pragma once
@@ -22,8 +22,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/env.h"
@@ -31,6 +33,12 @@
 #include "tiers/durable/copy_store.h"
 
 namespace holdfast {
+
+// What has a step's name, or nearly, and is none: nothing of it is read.
+struct StrayStep {
+  CheckpointId id;  // as its name says
+  absl::Status why;
+};
 
 class BackupDirectory {
  public:
@@ -47,22 +55,25 @@ class BackupDirectory {
 
   const std::string& path() const { return path_; }
   const JobIdentity& job() const { return job_; }
-  // What of the job lay there when it was opened: by attempt, then by step.
+  // What of the job lay there when it was opened: by attempt, then by step. Every directory that
+  // has a step's name is among it.
   const JobScan& scan() const { return scan_; }
+  const std::vector<StrayStep>& strays() const { return strays_; }
   // Of one step; null: nothing.
   const CheckpointScan* Scanned(const CheckpointId& id) const;
   // Whether that is this directory, too.
   absl::StatusOr<bool> IsSame(const std::string& path) const;
+  absl::StatusOr<bool> Contains(const std::string& path) const;  // as this one, or deep in it
 
-  absl::StatusOr<Manifest> ReadManifest(const CheckpointId& id);
+  // Null: there is none, the step is not whole.
+  absl::StatusOr<std::shared_ptr<const Manifest>> FindManifest(const CheckpointId& id);
   absl::StatusOr<std::unique_ptr<CopyStore::Reading>> OpenCopy(
       const CheckpointId& id, Rank rank, std::shared_ptr<const Manifest> manifest);
 
-  // No daemon of the job writes of that attempt there, and none will.
-  absl::Status Claim(Attempt attempt);
-  // The shard as a manifest names it, if a copy with the same record lies there; what its file
-  // leaves out makes no difference.
+  // The shard as a manifest names it, if a copy with the same record lies there, which is read;
+  // what its file leaves out makes no difference.
   absl::StatusOr<std::optional<ManifestShard>> Find(const ShardRecord& record);
+  // Claims the attempt, as does Commit: no daemon of the job writes of it there, and none will.
   // AlreadyExists: it is there by now.
   absl::StatusOr<std::unique_ptr<CopyStore::Writing>> Begin(const ShardRecord& record);
   // The next bytes, durable when it returns: all of them at the end would take as long as the disk,
@@ -73,6 +84,8 @@ class BackupDirectory {
   absl::Status Commit(const Manifest& manifest);
   // What was written of a step that cannot be completed goes, if it is ours and not committed.
   absl::Status Discard(const CheckpointId& id);
+  // What this one has claimed, and of which nothing lies there, is nobody's again. The last call.
+  absl::Status ReleaseClaims();
 
  private:
   BackupDirectory(Env& env, std::string path, std::unique_ptr<CopyStore> store)
@@ -82,15 +95,32 @@ class BackupDirectory {
   absl::Status TakeName(const std::string& node_name);
   absl::StatusOr<JobIdentity> CheckJob(const JobIdentity& job) const;
   absl::Status Scan();
+  absl::Status LookForStrays();
+  absl::Status NoJob(const std::string& job_name) const;
   absl::StatusOr<std::string> JobsThere() const;
+  std::string JobPath() const { return JoinPath(path_, job_.name); }
+  std::string StepPath(const CheckpointId& id) const;
   CopyName NameOf(const CheckpointId& id, Rank rank, uint32_t world_size) const;
-  absl::Status CheckMayComplete(const ShardRecord& record, const std::string& record_file);
+  absl::Status Claim(Attempt attempt);
+  absl::Status CheckKind(const std::string& path, uint32_t kind) const;
+  bool HadClaim(Attempt attempt) const;  // when it was opened
+  absl::StatusOr<std::optional<ManifestShard>> FindShard(const ShardRecord& record);
+  absl::Status CheckMayBegin(const CopyName& name, const Manifest* manifest,
+                             const std::string& record_file) const;
 
   Env& env_;
   const std::string path_;
   const std::unique_ptr<CopyStore> store_;
   JobIdentity job_;
   JobScan scan_;
+  std::vector<StrayStep> strays_;
+  std::set<Attempt> claimed_;  // by this one, and not before
+  // Of the step that was looked at last: each of its ranks asks for it.
+  struct OfStep {
+    CheckpointId id;
+    std::shared_ptr<const Manifest> manifest;
+  };
+  std::optional<OfStep> last_;
 };
 
 // What a directory's file system fails with, said of it alone.

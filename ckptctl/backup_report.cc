@@ -50,6 +50,14 @@ std::string DescribeCopied(const CopiedStep& step) {
 
 }  // namespace
 
+absl::Status SortTarget(const absl::Status& status, StepFault& fault) {
+  if (!absl::IsDataLoss(status) && !absl::IsAlreadyExists(status)) {
+    return status;
+  }
+  fault = {status, /*of_target=*/true};
+  return absl::OkStatus();
+}
+
 std::string StepText(const CheckpointId& id) {
   return absl::StrCat("step ", id.step, " (attempt ", id.attempt, ")");
 }

@@ -35,6 +35,16 @@ struct CopiedStep {
   std::vector<std::string> notes;  // copies that were passed over
 };
 
+// What is wrong with one step alone: the others go on.
+struct StepFault {
+  absl::Status why;        // OK: nothing
+  bool of_target = false;  // it is where the step is to be, not where it is read
+};
+
+// What the target's BackupDirectory fails with: an error that ends the run, or the fault of the
+// step that is copied just then.
+absl::Status SortTarget(const absl::Status& status, StepFault& fault);
+
 // "step 900 (attempt 1)".
 std::string StepText(const CheckpointId& id);
 

@@ -159,6 +159,23 @@ const char* BadStateName(v1::BadCopy::State state) {
   }
 }
 
+// Of a rank that never was nothing is bad either, which is no good news for who meant another one.
+absl::Status CheckRank(AdminClient& client, const std::string& job, Rank rank) {
+  v1::ListCheckpointsRequest request;
+  request.set_job(job);
+  v1::ListCheckpointsReply reply;
+  HF_RETURN_IF_ERROR(client.ListCheckpoints(request, reply));
+  uint32_t most = 0;
+  for (const v1::Checkpoint& checkpoint : reply.checkpoints()) {
+    most = std::max(most, checkpoint.world_size());
+  }
+  return rank < most || most == 0
+             ? absl::OkStatus()
+             : absl::NotFoundError(absl::StrCat("it has no rank ", rank, ": at most ",
+                                                Count(most, "rank", "ranks"),
+                                                " saved a step of it, and the first one is 0"));
+}
+
 }  // namespace
 
 bool RepairInterrupted(const Context& context) {
@@ -275,6 +292,9 @@ ExitCode RunRepair(const Context& context, const RepairArguments& arguments) {
       request.set_rank(*arguments.rank);
     }
     HF_ASSIGN_OR_RETURN(const Mended mended, MendCopies(context, client, request));
+    if (arguments.rank && !arguments.job.empty() && mended.copies.empty() && mended.bad() == 0) {
+      HF_RETURN_IF_ERROR(CheckRank(client, job, *arguments.rank));
+    }
     JobDone done{.bad = mended.bad(), .interrupted = mended.interrupted};
     if (context.json) {
       done.json = {{"job", job}};

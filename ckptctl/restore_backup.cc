@@ -73,16 +73,18 @@ class RestoreBackup {
 
  private:
   absl::Status Open();
+  absl::Status CheckApart() const;
+  bool IsWanted(Step step) const;
   absl::Status Choose();
-  // An error ends the run; what is wrong with this step alone is in `of_step`.
-  absl::Status CopyStep(const CheckpointScan& scanned, absl::Status& of_step);
+  // An error ends the run; what is wrong with this step alone is in `fault`.
+  absl::Status CopyStep(const CheckpointScan& scanned, StepFault& fault);
   absl::Status CopyRank(const std::shared_ptr<const Manifest>& manifest, Rank rank,
-                        CopiedStep& copied, absl::Status& of_step);
+                        CopiedStep& copied, StepFault& fault);
   absl::Status CopyFile(std::shared_ptr<CopyStore::Reading> reading, CopiedStep& copied,
-                        absl::Status& of_step);
+                        StepFault& fault);
   absl::Status CopyBytes(const std::shared_ptr<CopyStore::Reading>& reading,
-                         const std::shared_ptr<CopyStore::Writing>& writing, absl::Status& of_step);
-  absl::Status AddFailed(const CheckpointScan& scanned, const absl::Status& why);
+                         const std::shared_ptr<CopyStore::Writing>& writing, StepFault& fault);
+  absl::Status AddFailed(const CheckpointScan& scanned, const StepFault& fault);
   absl::Status Advance(uint64_t bytes);
   absl::Status Explain(const absl::Status& failed) const;
 
@@ -94,6 +96,7 @@ class RestoreBackup {
   std::unique_ptr<BackupDirectory> to_;
   std::unique_ptr<CopyPool> pool_;
   std::vector<const CheckpointScan*> steps_;  // newest first
+  std::vector<const StrayStep*> strays_;
   uint64_t bytes_total_ = 0;
   uint64_t bytes_done_ = 0;
   MonotonicTime begin_;
@@ -103,14 +106,21 @@ absl::Status RestoreBackup::Run() {
   begin_ = context_.clock->Now();
   HF_RETURN_IF_ERROR(Explain(Open()));
   for (const CheckpointScan* step : steps_) {
-    absl::Status of_step;
-    HF_RETURN_IF_ERROR(Explain(CopyStep(*step, of_step)));
-    if (!of_step.ok()) {
-      HF_RETURN_IF_ERROR(Explain(AddFailed(*step, of_step)));
+    StepFault fault;
+    HF_RETURN_IF_ERROR(Explain(CopyStep(*step, fault)));
+    if (!fault.why.ok()) {
+      HF_RETURN_IF_ERROR(Explain(AddFailed(*step, fault)));
     }
   }
+  for (const StrayStep* stray : strays_) {
+    CopiedStep left_out;
+    left_out.id = stray->id;
+    left_out.state = StepCopied::kFailed;
+    left_out.why = stray->why;
+    report_.Add(std::move(left_out));
+  }
   line_.Clear();
-  return absl::OkStatus();
+  return Explain(to_->ReleaseClaims());
 }
 
 absl::Status RestoreBackup::Open() {
@@ -123,10 +133,7 @@ absl::Status RestoreBackup::Open() {
     job.uid = arguments_.owner->uid;
     job.gid = arguments_.owner->gid;
   }
-  HF_ASSIGN_OR_RETURN(const bool same, from_->IsSame(arguments_.to));
-  if (same) {
-    return absl::FailedPreconditionError("both are one directory");
-  }
+  HF_RETURN_IF_ERROR(CheckApart());
   auto to = BackupDirectory::OpenToWrite(*Env::System(), arguments_.to, job);
   HF_RETURN_IF_ERROR(to.status());
   to_ = *std::move(to);
@@ -141,18 +148,28 @@ absl::Status RestoreBackup::Open() {
   return absl::OkStatus();
 }
 
+// Nothing is written among the files of the backup that is read.
+absl::Status RestoreBackup::CheckApart() const {
+  HF_ASSIGN_OR_RETURN(const bool same, from_->IsSame(arguments_.to));
+  if (same) {
+    return absl::FailedPreconditionError("both are one directory");
+  }
+  HF_ASSIGN_OR_RETURN(const bool inside, from_->Contains(arguments_.to));
+  return inside ? absl::FailedPreconditionError(
+                      "that lies in the backup itself: name the remote.dir of the cluster that is "
+                      "to have the job")
+                : absl::OkStatus();
+}
+
+bool RestoreBackup::IsWanted(Step step) const {
+  const std::vector<Step>& wanted = arguments_.steps;
+  return wanted.empty() || std::find(wanted.begin(), wanted.end(), step) != wanted.end();
+}
+
 absl::Status RestoreBackup::Choose() {
   const std::vector<CheckpointScan>& there = from_->scan().checkpoints;
-  for (const Step step : arguments_.steps) {
-    if (std::none_of(there.begin(), there.end(),
-                     [&](const CheckpointScan& scanned) { return scanned.id.step == step; })) {
-      return absl::NotFoundError(
-          absl::StrCat("'", from_->path(), "' has no step ", step, " of that job"));
-    }
-  }
   for (auto scanned = there.rbegin(); scanned != there.rend(); ++scanned) {
-    if (!arguments_.steps.empty() && std::find(arguments_.steps.begin(), arguments_.steps.end(),
-                                               scanned->id.step) == arguments_.steps.end()) {
+    if (!IsWanted(scanned->id.step)) {
       continue;
     }
     steps_.push_back(&*scanned);
@@ -160,43 +177,54 @@ absl::Status RestoreBackup::Choose() {
       bytes_total_ += copy.image_bytes;
     }
   }
-  return steps_.empty()
+  for (const StrayStep& stray : from_->strays()) {
+    if (IsWanted(stray.id.step)) {
+      strays_.push_back(&stray);
+    }
+  }
+  for (const Step step : arguments_.steps) {
+    const auto is_it = [&](const auto* found) { return found->id.step == step; };
+    if (std::none_of(steps_.begin(), steps_.end(), is_it) &&
+        std::none_of(strays_.begin(), strays_.end(), is_it)) {
+      return absl::NotFoundError(
+          absl::StrCat("'", from_->path(), "' has no step ", step, " of that job"));
+    }
+  }
+  return steps_.empty() && strays_.empty()
              ? absl::NotFoundError(absl::StrCat("'", from_->path(), "' has no step of that job"))
              : absl::OkStatus();
 }
 
-absl::Status RestoreBackup::CopyStep(const CheckpointScan& scanned, absl::Status& of_step) {
+absl::Status RestoreBackup::CopyStep(const CheckpointScan& scanned, StepFault& fault) {
   CopiedStep copied;
   copied.id = scanned.id;
   copied.ranks = scanned.world_size;
-  if (scanned.manifest_unreadable) {
-    of_step = scanned.manifest_why;
+  const absl::StatusOr<std::shared_ptr<const Manifest>> manifest = from_->FindManifest(scanned.id);
+  if (!manifest.ok()) {
+    fault.why = manifest.status();
     return absl::OkStatus();
   }
-  if (!scanned.has_manifest) {
+  if (*manifest == nullptr) {
     copied.state = arguments_.steps.empty() ? StepCopied::kIncomplete : StepCopied::kFailed;
     copied.why =
         absl::NotFoundError("the backup was ended before it was whole, and not gone on with");
     report_.Add(std::move(copied));
     return absl::OkStatus();
   }
-  absl::StatusOr<Manifest> manifest = from_->ReadManifest(scanned.id);
-  if (!manifest.ok()) {
-    of_step = manifest.status();
-    return absl::OkStatus();
-  }
-  const auto shared = std::make_shared<const Manifest>(*std::move(manifest));
-  for (Rank rank = 0; rank < shared->world_size; ++rank) {
-    HF_RETURN_IF_ERROR(CopyRank(shared, rank, copied, of_step));
-    if (!of_step.ok()) {
+  copied.ranks = (*manifest)->world_size;
+  for (Rank rank = 0; rank < copied.ranks; ++rank) {
+    HF_RETURN_IF_ERROR(CopyRank(*manifest, rank, copied, fault));
+    if (!fault.why.ok()) {
       return absl::OkStatus();
     }
   }
   const CheckpointScan* const there = to_->Scanned(scanned.id);
   const bool was_there = there != nullptr && there->has_manifest && copied.bytes == 0;
   if (!was_there) {
-    HF_RETURN_IF_ERROR(to_->Claim(scanned.id.attempt));
-    HF_RETURN_IF_ERROR(to_->Commit(*shared));
+    HF_RETURN_IF_ERROR(SortTarget(to_->Commit(**manifest), fault));
+    if (!fault.why.ok()) {
+      return absl::OkStatus();
+    }
   }
   copied.state = was_there ? StepCopied::kWasThere : StepCopied::kWritten;
   report_.Add(std::move(copied));
@@ -204,43 +232,45 @@ absl::Status RestoreBackup::CopyStep(const CheckpointScan& scanned, absl::Status
 }
 
 absl::Status RestoreBackup::CopyRank(const std::shared_ptr<const Manifest>& manifest, Rank rank,
-                                     CopiedStep& copied, absl::Status& of_step) {
+                                     CopiedStep& copied, StepFault& fault) {
   absl::StatusOr<std::unique_ptr<CopyStore::Reading>> reading =
       from_->OpenCopy(manifest->checkpoint, rank, manifest);
   if (!reading.ok()) {
-    of_step = reading.status();
+    fault.why = reading.status();
     return absl::OkStatus();
   }
   const absl::StatusOr<std::optional<ManifestShard>> there = to_->Find((*reading)->record());
-  if (absl::IsDataLoss(there.status()) || absl::IsAlreadyExists(there.status())) {
-    of_step = there.status();
+  HF_RETURN_IF_ERROR(SortTarget(there.status(), fault));
+  if (!there.ok()) {
     return absl::OkStatus();
   }
-  HF_RETURN_IF_ERROR(there.status());
   if (there->has_value()) {
     return Advance((*reading)->info().image_bytes);
   }
-  return CopyFile(*std::move(reading), copied, of_step);
+  return CopyFile(*std::move(reading), copied, fault);
 }
 
 absl::Status RestoreBackup::CopyFile(std::shared_ptr<CopyStore::Reading> reading,
-                                     CopiedStep& copied, absl::Status& of_step) {
+                                     CopiedStep& copied, StepFault& fault) {
   const ShardRecord& record = reading->record();
   if (EncodeRecord(record) != reading->record_file()) {
-    of_step = absl::FailedPreconditionError(absl::StrCat(
+    fault.why = absl::FailedPreconditionError(absl::StrCat(
         "the record beside '", reading->info().location,
         "' has more in it than this ckptctl knows: it was written by a newer Holdfast, whose "
         "ckptctl brings it back"));
     return absl::OkStatus();
   }
-  HF_RETURN_IF_ERROR(to_->Claim(record.id.attempt));
-  HF_ASSIGN_OR_RETURN(std::unique_ptr<CopyStore::Writing> begun, to_->Begin(record));
-  const std::shared_ptr<CopyStore::Writing> writing = std::move(begun);
-  HF_RETURN_IF_ERROR(CopyBytes(reading, writing, of_step));
-  if (!of_step.ok()) {
+  absl::StatusOr<std::unique_ptr<CopyStore::Writing>> begun = to_->Begin(record);
+  HF_RETURN_IF_ERROR(SortTarget(begun.status(), fault));
+  if (!begun.ok()) {
     return absl::OkStatus();
   }
-  HF_RETURN_IF_ERROR(to_->Publish(*writing, record).status());
+  const std::shared_ptr<CopyStore::Writing> writing = *std::move(begun);
+  HF_RETURN_IF_ERROR(CopyBytes(reading, writing, fault));
+  if (!fault.why.ok()) {
+    return absl::OkStatus();
+  }
+  HF_RETURN_IF_ERROR(SortTarget(to_->Publish(*writing, record).status(), fault));
   copied.bytes += FileBytes(record);
   return absl::OkStatus();
 }
@@ -248,7 +278,7 @@ absl::Status RestoreBackup::CopyFile(std::shared_ptr<CopyStore::Reading> reading
 // Every block is compared with the record on its way.
 absl::Status RestoreBackup::CopyBytes(const std::shared_ptr<CopyStore::Reading>& reading,
                                       const std::shared_ptr<CopyStore::Writing>& writing,
-                                      absl::Status& of_step) {
+                                      StepFault& fault) {
   HF_ASSIGN_OR_RETURN(const RecordAndLayout image, DecodeRecordAndLayout(reading->record_file()));
   const auto control = std::make_shared<TransferControl>();
   BufferedCopySpec spec;
@@ -272,21 +302,22 @@ absl::Status RestoreBackup::CopyBytes(const std::shared_ptr<CopyStore::Reading>&
     }
   }
   if (result->faulty == FaultySide::kSource) {
-    of_step = result->status;
+    fault.why = result->status;
     return absl::OkStatus();
   }
   return OfBackup(result->status);
 }
 
-// Nothing completes it: what was written of it would only take room.
-absl::Status RestoreBackup::AddFailed(const CheckpointScan& scanned, const absl::Status& why) {
+// One that is bad in the backup nothing completes: what was written of it would only take room.
+absl::Status RestoreBackup::AddFailed(const CheckpointScan& scanned, const StepFault& fault) {
   CopiedStep failed;
   failed.id = scanned.id;
   failed.ranks = scanned.world_size;
   failed.state = StepCopied::kFailed;
-  failed.why = why;
+  failed.why = fault.why;
   report_.Add(std::move(failed));
-  return absl::IsDataLoss(why) ? to_->Discard(scanned.id) : absl::OkStatus();
+  return absl::IsDataLoss(fault.why) && !fault.of_target ? to_->Discard(scanned.id)
+                                                         : absl::OkStatus();
 }
 
 absl::Status RestoreBackup::Advance(uint64_t bytes) {

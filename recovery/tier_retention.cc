@@ -104,11 +104,18 @@ class Planner {
         keep_last_(std::max<size_t>(rules.keep_last, 1)),
         guard_(checkpoints, line) {
     for (const CheckpointView& checkpoint : checkpoints) {
-      if (checkpoint.CommittedAt(tier) && OnLine(line, checkpoint.id)) {
+      if (!OnLine(line, checkpoint.id)) {
+        continue;
+      }
+      if (checkpoint.CommittedAt(tier)) {
         on_line_here_.push_back(checkpoint.id);
+      }
+      if (checkpoint.CommittedAt(tier) || WentBad(checkpoint)) {
+        were_whole_.push_back(checkpoint.id);
       }
     }
     std::sort(on_line_here_.rbegin(), on_line_here_.rend());
+    std::sort(were_whole_.rbegin(), were_whole_.rend());
     nothing_left_ = std::none_of(checkpoints.begin(), checkpoints.end(),
                                  [](const CheckpointView& c) { return c.Restorable(); });
   }
@@ -138,6 +145,20 @@ class Planner {
       perhaps += checkpoint.at(tier).bad + checkpoint.at(tier).doubted;
     }
     return checkpoint.complete && checkpoint.consistent && perhaps >= checkpoint.world_size;
+  }
+
+  // Some of it lies here.
+  bool WentBad(const CheckpointView& checkpoint) const {
+    return Lies(checkpoint.at(tier_)) && !checkpoint.Restorable() && MayProveWhole(checkpoint);
+  }
+
+  // What is bad of it may prove good, or be put back from elsewhere: its turn comes as if it were
+  // whole, but it takes no place of one that is.
+  bool KeptThoughBad(const CheckpointView& checkpoint) const {
+    const auto place = std::find(were_whole_.begin(), were_whole_.end(), checkpoint.id);
+    return WentBad(checkpoint) && place != were_whole_.end() &&
+           (KeptForEver(checkpoint) ||
+            static_cast<size_t>(place - were_whole_.begin()) < keep_last_);
   }
 
   std::string NeverGoes(const CheckpointView& checkpoint) const {
@@ -205,7 +226,8 @@ class Planner {
     const bool manifest_missing =
         checkpoint.consistent && uint64_t{here.good} + here.unlisted >= checkpoint.world_size;
     const bool needed = checkpoint.Restorable() && NeededWithOthers(checkpoint);
-    if (!perhaps_whole && !manifest_missing && !needed) {
+    const bool kept_though_bad = KeptThoughBad(checkpoint);
+    if (!perhaps_whole && !manifest_missing && !needed && !kept_though_bad) {
       judged.fate = Fate::kDead;
       judged.why =
           !checkpoint.consistent
@@ -223,11 +245,14 @@ class Planner {
       return;
     }
     judged.fate = OfLeftBranch(checkpoint) ? Fate::kMayOffLine : Fate::kMayOnLine;
-    judged.why = needed ? absl::StrCat("with what lies in other tiers it makes the step whole")
-                 : doubted > 0
-                     ? absl::StrCat("may be whole: files leave out what is in others, which are ",
-                                    "bad or gone now")
-                     : absl::StrCat("may become whole: no manifest names its shards yet");
+    judged.why =
+        needed        ? absl::StrCat("with what lies in other tiers it makes the step whole")
+        : doubted > 0 ? absl::StrCat("may be whole: files leave out what is in others, which are ",
+                                     "bad or gone now")
+        : kept_though_bad
+            ? absl::StrCat(Counts(checkpoint), ", the others bad; it stays as long as the ",
+                           "rules would keep it, for them to be put back")
+            : absl::StrCat("may become whole: no manifest names its shards yet");
   }
 
   // All shards lie here.
@@ -299,6 +324,7 @@ class Planner {
   const size_t keep_last_;
   const Guard guard_;
   std::vector<CheckpointId> on_line_here_;  // committed here, newest first
+  std::vector<CheckpointId> were_whole_;    // those, and what has gone bad since, newest first
   bool nothing_left_ = false;               // that could be restored
 };
 

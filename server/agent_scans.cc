@@ -60,7 +60,7 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   if (e.drain < drive.first_scan) {
     return;
   }
-  const MonotonicTime began = DriveScanBegan(e.drain);
+  MonotonicTime began = DriveScanBegan(e.drain);
   drive.answered = true;
   drive.was_read = drive.was_read || e.status.ok();
   drive.problem = e.status.ok() ? "" : Message(e.status);
@@ -70,8 +70,9 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   }
   const bool again =
       rebuild_ && e.drain >= rebuild_->nvme_scan && rebuild_->drives.erase(e.dir) > 0;
-  if (again && !e.status.ok()) {
-    rebuild_->nvme_read = false;
+  if (again) {
+    began = std::max(began, rebuild_->since);  // (when it began may not be remembered)
+    rebuild_->nvme_read = rebuild_->nvme_read && e.status.ok();
   }
   for (const FoundJob& found : e.jobs) {
     if (AdoptFound(found, began) == nullptr) {
@@ -79,9 +80,14 @@ void Agent::OnDriveScanned(const TierScanned& e) {
     }
     CopiesFound copies = TakeDriveCopies(found, began);
     if (again) {
-      // (What is gone is judged when all drives have answered.)
-      std::vector<DurableCopy>& all = rebuild_->nvme[found.uuid].copies;
-      all.insert(all.end(), copies.copies.begin(), copies.copies.end());
+      // (What is gone is judged when all drives have answered. What was written since it began is
+      // not; to a host elsewhere the times of the two may come out as one.)
+      for (const DurableCopy& copy : found.copies) {
+        if (const DriveCopies::Copy* known = drive_copies_.Find(copy.copy.id);
+            known != nullptr && known->state == DriveCopies::State::kThere) {
+          rebuild_->nvme[found.uuid].copies.push_back(known->copy);
+        }
+      }
       AddBad(copies.bad, rebuild_->nvme[found.uuid]);
     }
     if (Tells(jobs_.at(found.uuid), TierKind::kNvme)) {

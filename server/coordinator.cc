@@ -486,10 +486,11 @@ v1::JobState Coordinator::State(const NodeMarks& nodes) const {
 void Coordinator::Answer(ToAgent message, Turn& t) {
   if (const auto* accepted = std::get_if<JoinAccepted>(&message);
       accepted != nullptr && accepted->attempt == attempt()) {
-    members_.SetTold(accepted->rank);
-    if (NamesWhoJoined()) {
+    const Member* member = members_.Find(accepted->rank);
+    if (NamesWhoJoined() && member != nullptr && !member->told) {
       PersistLazily(t);  // which still says that it was not
     }
+    members_.SetTold(accepted->rank);
   }
   t.Say(std::move(message));
 }

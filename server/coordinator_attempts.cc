@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/attempts.h"
 #include "server/coordinator.h"
 
 namespace holdfast {
@@ -279,7 +280,7 @@ Coordinator::Verdict Coordinator::JudgeLaunch(const JoinAsked& j) const {
              "rank ", j.rank, " of job '", name_, "' ",
              WasSeen(j.rank) || joined_before_.Has(attempt(), j.rank) ? "was" : "may have been",
              " in launch '", j.launch,
-             WasSeen(j.rank) ? "' with another process" : "' before another node took the job over",
+             WasSeen(j.rank) ? "' with another process" : "' before the job had its present host",
              ", and attempt ", attempt(),
              " has moved on; start all ranks again under a new launch id")}};
   }
@@ -396,6 +397,15 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
       joins_.Add(j);
       return;
     case Verdict::Kind::kOpenNext:
+      if (highest_attempt_ >= kAttemptMax) {
+        return Refuse(j.token,
+                      {absl::StatusCode::kFailedPrecondition, v1::Failure::REASON_UNSPECIFIED,
+                       absl::StrCat("job '", name_, "' is said to have had ", highest_attempt_,
+                                    " attempts, and none is counted after it (somebody has made ",
+                                    "files of such names): take a step to another job with ",
+                                    "ckptctl export and import, and go on there")},
+                      t);
+      }
       OpenAttempt(j, t);
       break;
     case Verdict::Kind::kJoin:

@@ -42,19 +42,34 @@ void JoinedBefore::Save(Attempt attempt, const Members& members, const NodeNames
     joined.resize(std::max<size_t>(joined.size(), rank / kBits + 1));
     joined[rank / kBits] = static_cast<char>(joined[rank / kBits] | (1 << (rank % kBits)));
   };
+  const auto add_untold = [&](Rank rank, const ProcessId& process) {
+    if (static_cast<size_t>(state.untold_size()) < kUntoldMax) {
+      v1::Newcomer& newcomer = *state.add_untold();
+      newcomer.set_rank(rank);
+      newcomer.mutable_process()->set_pid(process.pid);
+      newcomer.mutable_process()->set_start_ticks(process.start_ticks);
+      newcomer.set_node(nodes.Name(process.node));
+    }
+  };
+  for (const auto& [rank, member] : members.all()) {
+    if (rank >= state.world_size()) {
+      continue;  // (Found shards may say so, of a state that was lost: no host could load this
+                 // one.)
+    }
+    add(rank);
+    if (!member.told) {
+      add_untold(rank, member.process);
+    }
+  }
   for (Rank rank = 0; attempt == attempt_ && rank < state.world_size(); ++rank) {
     if (ranks_.count(rank) > 0) {
       add(rank);
     }
   }
-  for (const auto& [rank, member] : members.all()) {
-    add(rank);
-    if (!member.told && static_cast<size_t>(state.untold_size()) < kUntoldMax) {
-      v1::Newcomer& newcomer = *state.add_untold();
-      newcomer.set_rank(rank);
-      newcomer.mutable_process()->set_pid(member.process.pid);
-      newcomer.mutable_process()->set_start_ticks(member.process.start_ticks);
-      newcomer.set_node(nodes.Name(member.process.node));
+  // Who did not hear of it from that host, and has not asked this one, may ask the next.
+  for (const auto& [rank, process] : untold_) {
+    if (attempt == attempt_ && members.Find(rank) == nullptr) {
+      add_untold(rank, process);
     }
   }
   state.set_joined(std::move(joined));

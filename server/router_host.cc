@@ -348,7 +348,8 @@ void Router::SayToArrived(const Hosting& hosting, NodeId to,
   }
 }
 
-// The nodes keep it, too. At once, if it says anything that somebody may build on.
+// The nodes keep it, too. At once, if it says anything that somebody may build on. (Who joined is
+// what each join of a large attempt changes: with that they may be a moment behind.)
 void Router::TellState(const std::string& name, Hosting& hosting, const v1::JobState& state) {
   v1::JobState essence = state;
   essence.clear_version();

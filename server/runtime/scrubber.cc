@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "holdfast/v1/state.pb.h"
@@ -24,6 +25,7 @@ constexpr Duration kListEveryMin = std::chrono::milliseconds(200);
 constexpr Duration kListAgainAfter = std::chrono::seconds(10);
 constexpr int64_t kPostponedMs = 10 * 60 * 1000;
 constexpr Duration kStateEvery = std::chrono::minutes(5);
+constexpr size_t kUnreadMax = 64;
 constexpr Duration kStopLook = std::chrono::milliseconds(200);
 constexpr size_t kPartMax = 1'000'000;
 constexpr uint64_t kScrubStateBytesMax = uint64_t{256} << 20;
@@ -80,6 +82,26 @@ void Scrubber::Change(const v1::ScrubConfig& config) {
 void Scrubber::NoteVerified(const ReadableShard& shard) {
   MutexLock lock(mutex_);
   schedule_.Verified(ScrubKeyOf(shard), options_.clock->UnixMillis());
+  unread_.erase(ScrubKeyOf(shard));
+}
+
+void Scrubber::NoteUnread(const ScrubKey& key, const std::string& why) {
+  if (unread_.size() < kUnreadMax || unread_.count(key) > 0) {
+    unread_[key] = why;
+  }
+}
+
+std::string Scrubber::Problem(int64_t now_unix_ms) {
+  std::vector<std::string> problems{schedule_.Problem(now_unix_ms), unlisted_};
+  if (!unread_.empty()) {
+    problems.push_back(unread_.begin()->second);
+  }
+  if (unread_.size() > 1) {
+    problems.push_back(absl::StrCat(unread_.size() == kUnreadMax ? "at least " : "",
+                                    unread_.size() - 1, " more could not be read"));
+  }
+  std::erase(problems, "");
+  return absl::StrJoin(problems, "; ");
 }
 
 void Scrubber::Fill(v1::ScrubStatus& status) {
@@ -95,9 +117,7 @@ void Scrubber::Fill(v1::ScrubStatus& status) {
   status.set_due_unix_ms(next ? next->start_unix_ms : 0);
   status.set_reading(reading_);
   status.set_overdue(schedule_.Overdue(now));
-  const std::string problem = schedule_.Problem(now);
-  status.set_problem(!problem.empty() && !unread_.empty() ? absl::StrCat(problem, "; ", unread_)
-                                                          : problem + unread_);
+  status.set_problem(Problem(now));
   status.set_bytes_read(bytes_read_);
   status.set_copies_read(copies_read_);
   status.set_copies_bad(copies_bad_);
@@ -174,9 +194,9 @@ bool Scrubber::List() {
     }
   }
   MutexLock lock(mutex_);
-  unread_.clear();
+  unlisted_.clear();
   if (listed == nullptr) {
-    unread_ = absl::StrCat("what there is to read is not known: ", Message(answer.status()));
+    unlisted_ = absl::StrCat("what there is to read is not known: ", Message(answer.status()));
     return false;
   }
   std::vector<ScrubCopy> copies;
@@ -187,6 +207,7 @@ bool Scrubber::List() {
     there_[ScrubKeyOf(shard)] = shard;
   }
   schedule_.SetCopies(copies, options_.clock->UnixMillis());
+  std::erase_if(unread_, [this](const auto& unread) { return there_.count(unread.first) == 0; });
   return true;
 }
 
@@ -278,14 +299,16 @@ void Scrubber::ReadCopy(const ReadableShard& shard) {
   bytes_read_ += progress.bytes_done();
   copies_bad_ += bad;
   if (stalled && !stopping_) {
-    unread_ = absl::StrCat("reading ", reading_, " gets nowhere; what lies there is read later");
+    NoteUnread(ScrubKeyOf(shard),
+               absl::StrCat("reading ", reading_, " gets nowhere; what lies there is read later"));
     PostponeTier(shard.tier);
   } else if (!result.ok()) {
-    unread_ = Message(result);
+    NoteUnread(ScrubKeyOf(shard), Message(result));
     schedule_.Postpone(ScrubKeyOf(shard), now + kPostponedMs);
   } else if (progress.shards_checked() > 0) {
     ++copies_read_;
     schedule_.Verified(ScrubKeyOf(shard), now);
+    unread_.erase(ScrubKeyOf(shard));
   } else if (!stopping_) {  // it left before its turn came, or is listed and could not be held
     schedule_.Postpone(ScrubKeyOf(shard), now + kPostponedMs);
   }

@@ -67,6 +67,10 @@ class Scrubber {
   std::vector<ReadableShard> KnownOf(const std::string& job) EXCLUDES(mutex_);
   void ReadNext() EXCLUDES(mutex_);
   void ReadCopy(const ReadableShard& shard) EXCLUDES(mutex_);
+  // Not read, that is why, and it is tried again later.
+  void NoteUnread(const ScrubKey& key, const std::string& why) REQUIRES(mutex_);
+  // All that is told of what could not be read.
+  std::string Problem(int64_t now_unix_ms) REQUIRES(mutex_);
   void PostponeTier(TierKind tier) REQUIRES(mutex_);
   void TellProblem() EXCLUDES(mutex_);
   void LoadState() EXCLUDES(mutex_);
@@ -85,8 +89,9 @@ class Scrubber {
   ScrubSchedule schedule_ GUARDED_BY(mutex_);
   std::map<ScrubKey, ReadableShard> there_ GUARDED_BY(mutex_);
   std::string reading_ GUARDED_BY(mutex_);
-  // Why a copy (the last such one), or the list, could not be read; until it lists them anew.
-  std::string unread_ GUARDED_BY(mutex_);
+  std::string unlisted_ GUARDED_BY(mutex_);  // why there is no new list
+  // Why these could not be read (of the first kUnreadMax); until they are, or are not there.
+  std::map<ScrubKey, std::string> unread_ GUARDED_BY(mutex_);
   uint64_t bytes_read_ GUARDED_BY(mutex_) = 0;
   uint64_t copies_read_ GUARDED_BY(mutex_) = 0;
   uint64_t copies_bad_ GUARDED_BY(mutex_) = 0;

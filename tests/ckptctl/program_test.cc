@@ -223,6 +223,7 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"restore-backup", "d", "j", "--to", "r", "--owner", "ann"},
       {"restore-backup", "d", "j", "--to", "r", "--owner", "1001"},
       {"restore-backup", "d", "j", "--to", "r", "--owner", "1001:"},
+      {"restore-backup", "d", "j", "--to", "r", "--owner", "1001:1:1"},
       {"restore-backup", "d", "j", "--to", "r", "--socket", "s"},
       {"import"},
       {"import", "j", "w.pt"},
@@ -520,6 +521,17 @@ TEST(Program, UnknownCommandsAreNamed) {
     EXPECT_EQ(program.Wait(), 2);
     EXPECT_THAT(program.err(), HasSubstr("no command '" + word +
                                          "'; commands: " + absl::StrJoin(kCommands, ", ")));
+  }
+}
+
+// The kernel takes the number that is all ones for "leave it as it is".
+TEST(Program, AnOwnerIsAUserAndAGroup) {
+  for (const std::string owner : {"", "1:", ":1", "ann:ann", "4294967295:0", "0:4294967295"}) {
+    Program program({"restore-backup", "d", "j", "--to", "r", "--owner", owner});
+    EXPECT_EQ(program.Wait(), 2) << owner;
+    EXPECT_THAT(program.err(), HasSubstr("--owner: '" + owner +
+                                         "' is not UID:GID (1001:100), two "
+                                         "numbers of at most 4294967294"));
   }
 }
 

@@ -313,6 +313,23 @@ TEST(Repair, SaysWhatMendedEachOrWhyNot) {
   EXPECT_THAT(well.out(), HasSubstr("no copy in nvme or remote is known to be bad"));
 }
 
+TEST(Repair, ARankThatThereIsNotIsNoGoodNews) {
+  FakeAdmin admin({.list =
+                       [](const auto&, v1::ListCheckpointsReply& reply) {
+                         reply.add_checkpoints()->set_world_size(2);
+                         reply.add_checkpoints()->set_world_size(4);
+                         return absl::OkStatus();
+                       },
+                   .repair = [](const auto&, v1::RepairReply&) { return absl::OkStatus(); }});
+  Console none(admin.socket());
+  EXPECT_EQ(RunRepair(none.context(), {.job = "llama", .rank = 4}), ExitCode::kRefused);
+  EXPECT_THAT(none.err(), HasSubstr("repair llama: it has no rank 4: at most 4 ranks saved a step "
+                                    "of it, and the first one is 0"));
+  EXPECT_EQ(none.out(), "");
+  Console last(admin.socket());
+  EXPECT_EQ(RunRepair(last.context(), {.job = "llama", .rank = 3}), ExitCode::kOk) << last.err();
+}
+
 // ckptd names so many bad copies in one answer and counts the rest: here two.
 void TellTwo(const std::vector<v1::BadCopy>& bad, v1::RepairReply& reply) {
   for (size_t i = 0; i < bad.size() && i < 2; ++i) {

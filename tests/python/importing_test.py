@@ -3,6 +3,7 @@ hostile in them is refused before it does anything."""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import io
@@ -11,10 +12,14 @@ import os
 import pathlib
 import pickle
 import re
+import signal
+import socket
 import struct
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +35,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import holdfast
 from daemons import BIN, DEADLINE_S, Daemon
-from holdfast import _weights, importing
+from holdfast import _daemon, _weights, importing
 
 
 def model_of(seed: int) -> torch.nn.Module:
@@ -559,6 +564,18 @@ def test_many_values_that_are_no_tensors_have_one_name(tmp_path: pathlib.Path) -
     assert _weights.read(tmp_path / "w.pt").left_out == ["losses", "lr.0", "lr.1"]
 
 
+def test_containers_within_themselves_are_left_out(tmp_path: pathlib.Path) -> None:
+    shared = {"w": torch.ones(1)}
+    state: dict[str, Any] = {"a": shared, "b": [shared, shared]}
+    state |= {"self": state, "list": [state, 7]}
+    ring = state["ring"] = {"v": torch.ones(2), "next": {}}
+    ring["next"]["next"] = ring
+    torch.save(state, tmp_path / "w.pt")
+    found = _weights.read(tmp_path / "w.pt")
+    assert sorted(found.tensors) == ["a.w", "b.0.w", "b.1.w", "ring.v"]
+    assert sorted(found.left_out) == ["list.0", "list.1", "ring.next.next", "self"]
+
+
 def test_keys_that_are_no_names(tmp_path: pathlib.Path) -> None:
     key: Any = ("a",)
     for _ in range(18):
@@ -568,6 +585,51 @@ def test_keys_that_are_no_names(tmp_path: pathlib.Path) -> None:
     found = _weights.read(tmp_path / "w.pt")
     assert sorted(found.tensors) == ["7", "w"]
     assert sorted(found.left_out) == ["('a', 1)", "<a tuple>", "None"]
+
+
+def nameless(count: int) -> dict[Any, Any]:
+    return {((number,),): 1 for number in range(count)} | {"k": [1]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"y" * 100_000: nameless(3000)}, {"x": [nameless(900)] * 2000}],
+    ids=["long", "many"],
+)
+def test_keys_that_are_no_names_count(tmp_path: pathlib.Path, content: Any) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(holdfast.InvalidArgument, match="more than 1000000 values, or"):
+        _weights.read(tmp_path / "w.pt")
+
+
+def test_archives_whose_end_says_something_else(tmp_path: pathlib.Path) -> None:
+    """Python and torch would take another list of contents for the archive's."""
+    path = tmp_path / "w.pt"
+    torch.save({"w": torch.ones(1)}, path)
+    data = path.read_bytes()
+    start = int.from_bytes(data[-6:-2], "little")
+    contents, end = data[start:-22], data[-22:]
+    for forged, what in [
+        (data[:start] + contents + contents + end, "not where it says"),
+        (data[:-2] + b"\1\0#", "something follows"),
+    ]:
+        path.write_bytes(forged)
+        with pytest.raises(holdfast.InvalidArgument, match=what):
+            _weights.read(path)
+    path.write_bytes(data)
+    assert _weights.read(path).tensors.keys() == {"w"}
+
+
+def test_pickles_of_more_than_a_limit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"w": torch.ones(1), "many": list(range(1000))}, tmp_path / "w.pt")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp/.metadata").write_bytes(b"}" * 1001 + b".")
+    monkeypatch.setattr(_weights, "_PICKLE_BYTES_MAX", 1000)
+    for source, what in [("w.pt", "no tensor has more than 1000"), ("dcp", "more than 1000 bytes")]:
+        with pytest.raises(holdfast.InvalidArgument, match=what):
+            _weights.read(tmp_path / source)
 
 
 def test_tensors_that_claim_more_than_there_is(tmp_path: pathlib.Path) -> None:
@@ -641,6 +703,62 @@ def test_damaged_safetensors(tmp_path: pathlib.Path, content: bytes) -> None:
         _weights.read(path)
 
 
+def file_of(path: pathlib.Path, header: str, data: bytes) -> pathlib.Path:
+    """A safetensors file that says this."""
+    text = header.encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def at(first: int, end: int) -> str:
+    return f'{{"dtype":"U8","shape":[{end - first}],"data_offsets":[{first},{end}]}}'
+
+
+@pytest.mark.parametrize(
+    ("header", "twice"),
+    [
+        (f'{{"w":{at(0, 4)},"w":{at(4, 8)}}}', "w"),
+        (f'{{"w":{at(0, 4)},"\\u0077":{at(0, 4)}}}', "w"),
+        ('{"w":{"dtype":"U8","shape":[4],"shape":[8],"data_offsets":[0,8]}}', "shape"),
+        (f'{{"__metadata__":{{"a":"w","a":"v"}},"w":{at(0, 8)}}}', "a"),
+        (f'{{"__metadata__":{{}},"w":{at(0, 8)},"__metadata__":{{}}}}', "__metadata__"),
+    ],
+)
+def test_names_that_a_header_says_twice(tmp_path: pathlib.Path, header: str, twice: str) -> None:
+    file_of(tmp_path / "w.safetensors", header, bytes(8))
+    with pytest.raises(
+        holdfast.InvalidArgument, match=rf"w\.safetensors'.*: it says '{twice}' twice"
+    ):
+        _weights.read(tmp_path)
+
+
+def test_names_that_an_index_says_twice(tmp_path: pathlib.Path) -> None:
+    for file in ("one", "two"):
+        safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / f"{file}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map":{"w":"one.safetensors","w":"two.safetensors"}}'
+    )
+    with pytest.raises(holdfast.InvalidArgument, match=r"index\.json'.*: it says 'w' twice"):
+        _weights.read(tmp_path)
+
+
+@pytest.mark.parametrize("places", [[(0, 4), (2, 6)], [(2, 6), (0, 4)], [(0, 6), (2, 3), (6, 7)]])
+def test_tensors_that_lie_over_each_other(
+    tmp_path: pathlib.Path, places: list[tuple[int, int]]
+) -> None:
+    header = ",".join(f'"{number}":{at(*place)}' for number, place in enumerate(places))
+    file_of(tmp_path / "w.safetensors", f"{{{header}}}", bytes(8))
+    with pytest.raises(holdfast.InvalidArgument, match="several of its tensors lie in the same"):
+        _weights.read(tmp_path)
+
+
+def test_tensors_with_something_between_them(tmp_path: pathlib.Path) -> None:
+    header = f'{{"b":{at(5, 8)},"a":{at(1, 4)},"none":{at(2, 2)}}}'
+    path = file_of(tmp_path / "w.safetensors", header, bytes(range(9)))
+    found = {name: tensor.tolist() for name, tensor in _weights.read(path).tensors.items()}
+    assert found == {"a": [1, 2, 3], "b": [5, 6, 7], "none": []}
+
+
 @pytest.mark.parametrize(
     ("weight_map", "says"),
     [
@@ -708,6 +826,72 @@ def test_what_holds_no_weights_is_said(tmp_path: pathlib.Path) -> None:
         importing.import_weights("job", tmp_path / "w.pt", step=1, only="model")
 
 
+# ---- daemons that are not there ----
+
+LOOKS_ON_S = 30  # that nobody waits who looks on, with room for a machine that is busy
+
+
+@contextlib.contextmanager
+def who_looks_on(says: str) -> Iterator[None]:
+    began = time.monotonic()
+    with pytest.raises(holdfast.Unavailable, match=says):
+        yield
+    assert time.monotonic() - began < LOOKS_ON_S
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["none", "dead"])
+def test_where_nobody_listens_it_says_so_at_once(tmp_path: pathlib.Path, dead: bool) -> None:
+    path = tmp_path / "c.sock"
+    if dead:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+    # Before the source is read, which may take long.
+    with who_looks_on(r"c\.sock'.*ckptctl import --client-socket"):
+        importing.import_weights("job", tmp_path / "none", step=0, socket=path)
+
+
+def test_where_no_daemon_is_found_or_started(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_daemon, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
+    monkeypatch.setenv("HOLDFAST_PRIVATE_DIR", str(tmp_path / "private"))
+    for name in ("HOLDFAST_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
+    with who_looks_on(r"system\.sock'.*ckptctl import --client-socket"):
+        importing.import_weights("job", tmp_path / "w.pt", step=0, start_daemon=False)
+
+
+def test_a_daemon_that_hangs_is_given_up(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        with who_looks_on(r"in time.*ckptd\.sock.*ckptctl import --client-socket"):
+            importing.import_weights("job", tmp_path / "w.pt", step=0, timeout=0.5)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"step": -1}, "step=-1 is not"),
+        ({"timeout": -1}, "timeout=-1 is not"),
+        ({"tensor": torch.ones(2, dtype=torch.complex128)}, "no place in a safetensors file"),
+        ({"tensor": torch.ones(2, device="meta")}, "meta device"),
+    ],
+)
+def test_what_cannot_be_saved_makes_no_job(
+    daemon: Daemon, tmp_path: pathlib.Path, changed: dict[str, Any], says: str
+) -> None:
+    asked = {"step": 0} | changed
+    torch.save({"w": asked.pop("tensor", torch.ones(2))}, tmp_path / "w.pt")
+    with pytest.raises(holdfast.InvalidArgument, match=says):
+        importing.import_weights("job", tmp_path / "w.pt", **asked)
+    assert json.loads(daemon.ctl("status", "--json"))["jobs"] == []
+
+
 # ---- from a shell ----
 
 
@@ -762,7 +946,8 @@ def test_by_ckptctl(daemon: Daemon, tmp_path: pathlib.Path) -> None:
     assert said["left_out"] == ["other"]
     assert is_of(restored("job"), 9)
     done = by_ckptctl("second", str(source), "--step=1", f"--client-socket={tmp_path}/none.sock")
-    assert done.returncode == 3 and "none.sock" in done.stderr
+    assert done.returncode == 3, done
+    assert "none.sock" in done.stderr and "--client-socket" in done.stderr
     done = by_ckptctl("second", str(tmp_path / "none"), "--step=1")
     assert done.returncode == 4 and "no file and no directory" in done.stderr
     # A Python that has no package, whatever lies in the folder it is called from.

@@ -77,8 +77,44 @@ TEST(TierRetention, WhatMayBeNeededByABadOneStays) {
   EXPECT_EQ(judge({doubted, older, View({2, 50}, {kRem, kRem, kRem, kRem})}),
             "goes: only 2 of 4 shards are good here; the step cannot be restored from anywhere");
   doubted.at(TierKind::kRemote).doubted = 0;
+  doubted.at(TierKind::kRemote).bad = 0;
   EXPECT_EQ(judge({doubted, older}),
             "goes: only 2 of 4 shards are good here; the step cannot be restored from anywhere");
+}
+
+// Of a step that went bad the other ranks' shards are good, and somebody may have the rest.
+TEST(TierRetention, WhatWentBadGoesWhenItsTurnComes) {
+  const auto whole = [](Step step) { return View({2, step}, {kNv, kNv}); };
+  const auto bad = [](CheckpointId id, bool lies) {
+    ModelCheckpoint model;
+    model.flags.id = id;
+    model.flags.world_size = 2;
+    model.flags.complete = true;
+    model.good = {kNv, 0};
+    model.bad = {0, lies ? kNv : TierSet{0}};
+    return ViewOf(model);
+  };
+  const std::string stays =
+      "only 1 of 2 shards are good here, the others bad; it stays as long as the rules would keep "
+      "it, for them to be put back";
+  Plan plan = Nvme({whole(30), bad({2, 40}, true), whole(50), whole(60)}, {.keep_last = 3});
+  EXPECT_EQ(plan.goes, Ids{}) << "the one that is whole has its place still";
+  EXPECT_EQ(plan.why.at({2, 40}), stays);
+  plan = Nvme({bad({2, 40}, true), whole(50), whole(60), whole(70)}, {.keep_last = 3});
+  EXPECT_EQ(plan.goes, (Ids{{2, 40}}));
+  EXPECT_EQ(plan.why.at({2, 40}),
+            "only 1 of 2 shards are good here; the step cannot be restored from anywhere");
+  // Those of which nothing is whole are not collected without end.
+  plan = Nvme({View({1, 10}, {kMem, kMem}), bad({2, 40}, true), bad({2, 41}, true)}, {});
+  EXPECT_EQ(plan.goes, (Ids{{2, 40}}));
+  // As an archive keeps it, it stays.
+  EXPECT_EQ(Nvme({bad({2, 40}, true), whole(50), whole(60)}, {.keep_every_steps = 40}).goes,
+            (Ids{{2, 50}}));
+  // But not what lies nowhere, what another branch has, or where room is short.
+  EXPECT_EQ(Nvme({bad({2, 40}, false), whole(30)}, {.keep_last = 3}).goes, (Ids{{2, 40}}));
+  EXPECT_EQ(Nvme({bad({1, 40}, true), whole(30)}, {.keep_last = 3}).goes, (Ids{{1, 40}}));
+  EXPECT_EQ(Nvme({bad({2, 40}, true), whole(50), whole(60)}, {.keep_last = 3}, 100).goes,
+            (Ids{{2, 40}}));
 }
 
 // It is all that the job has: what was found bad may prove good.
@@ -103,7 +139,7 @@ TEST(TierRetention, StepsThatWereWholeStayAsLongAsNothingElseCanBeRestored) {
   }
   EXPECT_EQ(Nvme({ViewOf(wreck)}, {.bytes_max = 1}, 1000).goes, Ids{});
   const CheckpointView whole = View({1, 10}, {kMem, kMem});
-  EXPECT_EQ(Nvme({ViewOf(wreck), whole}, {}).goes, (Ids{{2, 40}}));
+  EXPECT_EQ(Nvme({ViewOf(wreck), whole, View({2, 45}, {kNv, kNv})}, {}).goes, (Ids{{2, 40}}));
 }
 
 TEST(TierRetention, BranchesStayUntilTheLineHasItsOwn) {

@@ -752,6 +752,39 @@ TEST_F(AgentClusterTest, WhatIsRemovedWhileDrivesAreReadIsNotToldAsFound) {
   }
 }
 
+// Its host takes what was there before the rebuild and is not in the list for gone, and times are a
+// little off between nodes.
+TEST_F(AgentClusterTest, ARebuildTellsOfWhatWasWrittenSinceItBegan) {
+  AddSlot(Copy(x_, 10, 0));
+  Start();
+  DriveScanned({Found(x_, {OnDrive(x_, 9, 0)})});
+  Meet(Host(x_));
+  v1::RebuildRequest rebuild;
+  rebuild.set_tier("nvme");
+  Feed(AdminRequest{++admin_, {{1, 1}, 0, 0}, rebuild});
+  const auto scans = Take<ScanNvme>();
+  ASSERT_FALSE(scans.empty());
+  now_ = now_ + std::chrono::seconds(1);
+  FlushWanted wanted;
+  wanted.checkpoint = {1, 10};
+  wanted.world_size = 4;
+  wanted.to = TierKind::kNvme;
+  wanted.shards = {{0, TierKind::kMemory, 4096}};
+  Tell(x_, wanted);
+  Feed(FlushEnded{Take<FlushShard>().at(0).drain, absl::OkStatus(), false, OnDrive(x_, 10, 0)});
+  Said(x_);
+  TierScanned scanned;
+  scanned.dir = "/nvme";
+  scanned.drain = scans.back().drain;
+  scanned.jobs = {Found(x_, {OnDrive(x_, 9, 0), OnDrive(x_, 10, 0)})};
+  Feed(scanned);
+  const auto told = Only<CopiesFound>(Said(x_));
+  ASSERT_FALSE(told.empty());
+  EXPECT_NE(told.back().as_of, MonotonicTime{}) << "all that there is";
+  ASSERT_EQ(told.back().copies.size(), 2u);
+  EXPECT_EQ(told.back().copies[1].copy.id.step, 10u);
+}
+
 // Each node that has a part of it is told: what it does then must not grow with the job's ranks.
 TEST_F(AgentClusterTest, ARemovalCostsANodeWhatItHasAndNotWhatTheJobHas) {
   Start();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/attempts.h"
 #include "server/node_ranges.h"
 #include "tests/server/nodes_fixture.h"
 
@@ -104,23 +105,42 @@ TEST_F(NodesTest, ANewCoordinatorLetsANewLaunchInWhoeverIsSilent) {
 // named to the next host: who ended before it came nobody else tells it of.
 class ReplacedBeforeTest : public NodesTest {
  protected:
-  // b had rank 1, whose process has ended; rank 2 never came. A new host has heard both nodes.
-  void EndRankOneThenLoseTheHost(const std::string& launch) {
+  // Rank 1, on b, has saved a step; nothing is committed.
+  void StartWithoutRankTwo(const std::string& launch) {
     Join(kHere, 0, 3, launch);
     Join(b_, 1, 3, launch);
     Save(b_, 1, 1);
+  }
+  // Rank 1's process has ended; rank 2 never came. A new host has heard both nodes.
+  void EndRankOneThenLoseTheHost(const std::string& launch) {
+    StartWithoutRankTwo(launch);
     Say(b_, SeatLost{1, 1, Process(b_, 1), 0, SeatLost::How::kProcessEnded});
     LoseTheHost();
   }
   void LoseTheHost() {
     TakeOver(elsewhere_, false);
     Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
-    Say(elsewhere_.Number("b"), NodeArrived{});
+    Say(new_b_, NodeArrived{});
     out_.clear();
+  }
+
+  // Rank 2, on b, is let in: that is written, and its host lost before it heard so.
+  void LoseTheHostBeforeRankTwoHears(const std::string& launch) {
+    StartWithoutRankTwo(launch);
+    agrees_ = false;
+    EXPECT_EQ(Answer<JoinAccepted>(Join(b_, 2, 3, launch)), nullptr);
+    const v1::JobState agreed = written_;
+    LoseTheHost();
+    agrees_ = true;
+    MakeCoordinator();
+    ASSERT_TRUE(job_->Load(agreed).ok());
+    Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
+    Say(new_b_, NodeArrived{{}, {Seat(new_b_, 1, 1)}});
   }
 
   NodeNames elsewhere_{"c"};
   const NodeId old_host_ = elsewhere_.Number("a");
+  const NodeId new_b_ = elsewhere_.Number("b");
 };
 
 TEST_F(ReplacedBeforeTest, OfTheSameLaunchIsRefused) {
@@ -164,48 +184,38 @@ TEST_F(ReplacedBeforeTest, WhoWasNotToldYetMayAskTheNextHost) {
     settings_.nodes = &nodes_;
     MakeCoordinator();
     job_->SetOpenedHere();
-    Join(kHere, 0, 3, launch);
-    Join(b_, 1, 3, launch);
-    Save(b_, 1, 1);
-    agrees_ = false;
-    EXPECT_EQ(Answer<JoinAccepted>(Join(b_, 2, 3, launch)), nullptr);
-    const v1::JobState agreed = written_;  // and nobody was told
-    LoseTheHost();
-    agrees_ = true;
-    MakeCoordinator();
-    ASSERT_TRUE(job_->Load(agreed).ok());
-    Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
-    const NodeId b = elsewhere_.Number("b");
-    Say(b, NodeArrived{{}, {Seat(b, 1, 1)}});
-    const RequestToken again = Join(b, 2, 3, launch);
-    const JoinAccepted* accepted = Answer<JoinAccepted>(again);
+    LoseTheHostBeforeRankTwoHears(launch);
+    const JoinAccepted* accepted = Answer<JoinAccepted>(Join(new_b_, 2, 3, launch));
     ASSERT_NE(accepted, nullptr);
     EXPECT_EQ(accepted->attempt, 1u);
   }
 }
 
-TEST_F(ReplacedBeforeTest, AnotherProcessDoesNotGetTheRankOfWhoWasNotTold) {
-  Join(kHere, 0, 3, "one");
-  Join(b_, 1, 3, "one");
-  Save(b_, 1, 1);
-  agrees_ = false;
-  Join(b_, 2, 3, "one");
+// Nor does the next one forget it that hears nothing of it.
+TEST_F(ReplacedBeforeTest, WhoWasNotToldYetMayAskTheHostAfterThatOne) {
+  LoseTheHostBeforeRankTwoHears("one");
+  Say(kHere, SetPolicyAsked{});  // which is written
   const v1::JobState agreed = written_;
-  LoseTheHost();
-  agrees_ = true;
-  MakeCoordinator();
-  ASSERT_TRUE(job_->Load(agreed).ok());
-  Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
-  const NodeId b = elsewhere_.Number("b");
-  Say(b, NodeArrived{{}, {Seat(b, 1, 1)}});
-  EXPECT_NE(Answer<Refused>(Join(b, 2, 3, "one", 1)), nullptr);
+  for (const bool itself : {true, false}) {
+    SCOPED_TRACE(itself);
+    MakeCoordinator();
+    ASSERT_TRUE(job_->Load(agreed).ok());
+    Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, 1)}});
+    Say(new_b_, NodeArrived{{}, {Seat(new_b_, 1, 1)}});
+    const RequestToken asked = Join(new_b_, 2, 3, "one", itself ? 0 : 1);
+    EXPECT_EQ(Answer<JoinAccepted>(asked) != nullptr, itself);
+    EXPECT_EQ(Answer<Refused>(asked) != nullptr, !itself);
+  }
+}
+
+TEST_F(ReplacedBeforeTest, AnotherProcessDoesNotGetTheRankOfWhoWasNotTold) {
+  LoseTheHostBeforeRankTwoHears("one");
+  EXPECT_NE(Answer<Refused>(Join(new_b_, 2, 3, "one", 1)), nullptr);
 }
 
 // Then it may have begun something: who was told is known by its process no more.
 TEST_F(ReplacedBeforeTest, WhoWasToldIsWrittenAsToldSoonAfter) {
-  Join(kHere, 0, 3, "one");
-  Join(b_, 1, 3, "one");
-  Save(b_, 1, 1);
+  StartWithoutRankTwo("one");
   agrees_ = false;
   Join(b_, 2, 3, "one");
   ASSERT_EQ(written_.attempts(0).untold_size(), 1);
@@ -227,8 +237,7 @@ TEST_F(ReplacedBeforeTest, WhoIsHeardOfLaterIsNamed) {
   Say(old_host_, NodeArrived{{}, {Seat(old_host_, 0, std::nullopt)}});
   Begin(old_host_, 0, 1);
   ASSERT_EQ(written_.attempts(0).joined(), "\x01");
-  const NodeId b = elsewhere_.Number("b");
-  Say(b, NodeArrived{{}, {Seat(b, 1, std::nullopt)}});
+  Say(new_b_, NodeArrived{{}, {Seat(new_b_, 1, std::nullopt)}});
   EXPECT_EQ(written_.attempts(0).joined(), "\x03");
 }
 
@@ -242,6 +251,41 @@ TEST_F(ReplacedBeforeTest, NobodyIsNamedWhenAStepIsCommitted) {
   Seal(b_, 1, 1);
   ASSERT_TRUE(Committed(1));
   EXPECT_EQ(written_.attempts(0).joined(), "");
+}
+
+// That they are told again is nothing to be written.
+TEST_F(ReplacedBeforeTest, WhoWasToldBeforeIsNotWrittenAgain) {
+  Join(kHere, 0, 2, "one");
+  JoinAsked again = Joining(b_, 1, 2, "one", 0);
+  Ask(b_, again);
+  Save(b_, 1, 1);
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  const uint64_t version = written_.version();
+  Say(b_, SeatLost{1, 1, Process(b_, 1), again.connection, SeatLost::How::kDisconnected});
+  again.attempt = 1;
+  again.connection = ++token_;
+  ASSERT_NE(Answer<JoinAccepted>(Ask(b_, again)), nullptr);
+  now_ = now_ + kStateLaziness;
+  Say(kHere, WakeUp{});
+  EXPECT_EQ(written_.version(), version);
+}
+
+// Where the states were lost, an attempt of the same number may have had more ranks once.
+TEST_F(ReplacedBeforeTest, AFoundShardOfARankBeyondTheWorldLeavesAStateThatCanBeLoaded) {
+  TwoRanks();
+  Begin(kHere, 0, 1);
+  FoundShard found = Found(6, 1);
+  found.copy.world_size = 8;
+  found.writer = Process(c_, 6);
+  NodeArrived arrived;
+  arrived.shards = {found};
+  Say(c_, arrived);
+  Say(kHere, SetPolicyAsked{});  // which is written
+  EXPECT_EQ(written_.attempts(0).joined(), "\x03");
+  const v1::JobState last = written_;
+  MakeCoordinator();
+  EXPECT_TRUE(job_->Load(last).ok());
 }
 
 TEST_F(ReplacedBeforeTest, RanksBeyondTheWorldAreNoState) {
@@ -268,6 +312,21 @@ TEST_F(ReplacedBeforeTest, RanksBeyondTheWorldAreNoState) {
   EXPECT_TRUE(absl::IsDataLoss(loads("\x01", {0}, "../b")));
   std::vector<uint32_t> many(kUntoldMax + 1);
   EXPECT_TRUE(absl::IsDataLoss(loads("\x01", many, "b"))) << "one rank that is named often";
+}
+
+// Whoever may write into the job's directory can make a file of any name.
+TEST_F(NodesTest, WhereTheNumbersOfAttemptsEndNoneIsOpened) {
+  TwoRanks();
+  SaveBoth(1);
+  CopiesFound found;
+  found.tier = TierKind::kRemote;
+  found.began = now_;
+  found.highest_claim = kAttemptMax;
+  Say(kHere, found);
+  const Refused* refused = Answer<Refused>(Join(kHere, 0, 2, "two", 1));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_THAT(refused->failure.message, HasSubstr("said to have had 1000000000000 attempts"));
+  EXPECT_EQ(job_->attempt(), 1u);
 }
 
 // Whom the state before named, and who has not told yet what it has, the new host's own node among

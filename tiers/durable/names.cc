@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/attempts.h"
 #include "base/status.h"
 
 namespace holdfast {
@@ -50,6 +51,10 @@ bool ParseNumber(std::string_view text, Number& out) {
   return absl::SimpleAtoi(ToAbsl(text), &out);
 }
 
+bool ParseAttempt(std::string_view text, Attempt& out) {
+  return ParseNumber(text, out) && out != 0 && out <= kAttemptMax;
+}
+
 }  // namespace
 
 HomeEntry ParseHomeName(DurableKind kind, std::string_view name) {
@@ -80,8 +85,7 @@ std::optional<CheckpointId> ParseStepDirectoryName(std::string_view name) {
   const size_t dash = name.find("-a");
   CheckpointId id;
   if (dash == std::string_view::npos || !ParseNumber(name.substr(0, dash), id.step) ||
-      !ParseNumber(name.substr(dash + 2), id.attempt) || id.attempt == 0 ||
-      StepDirectoryName(id) != name) {
+      !ParseAttempt(name.substr(dash + 2), id.attempt) || StepDirectoryName(id) != name) {
     return std::nullopt;
   }
   return id;
@@ -94,7 +98,7 @@ std::string ClaimName(Attempt attempt) {
 std::optional<Attempt> ParseClaimName(std::string_view name) {
   Attempt attempt = 0;
   std::string_view number = name;
-  if (!TakePrefix(number, kClaimPrefix) || !ParseNumber(number, attempt) || attempt == 0 ||
+  if (!TakePrefix(number, kClaimPrefix) || !ParseAttempt(number, attempt) ||
       ClaimName(attempt) != name) {
     return std::nullopt;
   }

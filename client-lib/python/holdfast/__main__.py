@@ -47,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--socket", help="of ckptd; by default as in a training process")
     one.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="how long to wait for the tiers; no limit"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long to wait for the daemon and the tiers; no limit",
     )
     one.add_argument("--json", action="store_true", help="one line, an object")
     return parser

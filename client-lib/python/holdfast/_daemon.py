@@ -55,11 +55,8 @@ def ensure_daemon(socket: str | None = None, *, start: bool = True, timeout: flo
     would be expected. Raises `Unavailable` where the daemon of a configuration does not come up by
     `timeout`, or the private one cannot start.
     """
-    named = socket or os.environ.get("HOLDFAST_SOCKET")
-    if named:
-        return named
-    if found := _system_socket():
-        return found
+    if known := known_socket(socket):
+        return known
     place = private_place()
     own = os.path.join(place, "ckptd.sock")
     trusted = _is_ours(place)
@@ -73,6 +70,11 @@ def ensure_daemon(socket: str | None = None, *, start: bool = True, timeout: flo
     _make_place(place)
     with _starting(place, end):
         return own if _somebody_listens(own) else _start(place, own, end)
+
+
+def known_socket(socket: str | None) -> str | None:
+    """The path that somebody has named or made, whether a daemon is there or not; nobody's: None."""
+    return socket or os.environ.get("HOLDFAST_SOCKET") or _system_socket()
 
 
 def private_place() -> str:
@@ -157,15 +159,19 @@ def _make_place(place: str) -> None:
         )
 
 
-def _somebody_listens(path: str) -> bool:
-    """Whether a process has this socket open. One that is stuck has it open, too."""
+def connect_error(path: str) -> OSError | None:
+    """Why one cannot connect to this socket; None: a process has it open. One that is stuck has it open, too."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except OSError as error:
-            return error.errno == errno.EAGAIN
-        return True
+            return None if error.errno == errno.EAGAIN else error
+        return None
+
+
+def _somebody_listens(path: str) -> bool:
+    return connect_error(path) is None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ class _Record:
     name: str
     arguments: Any
     state: Any = None
-    pairs: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    pairs: list[tuple[Any, Any]] | tuple[()] = ()
 
 
 class _Machine:
@@ -223,7 +223,9 @@ class _Machine:
 
     def _set(self, values: list[Any]) -> None:
         pairs = zip(values[::2], values[1::2], strict=True)
-        _typed(self._stack[-1], _Record).pairs.extend(pairs)
+        record = _typed(self._stack[-1], _Record)
+        record.pairs = record.pairs or []
+        record.pairs.extend(pairs)
 
     def _call(self) -> None:
         function, arguments = self._pop(2)
@@ -253,7 +255,7 @@ def _typed(value: Any, kind: type) -> Any:
     return value
 
 
-def _pairs(value: Any) -> list[tuple[Any, Any]]:
+def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
     if _typed(value, _Record).name != "dict":
         raise ValueError(f"a {value.name} where a dict should be")
     return value.pairs

@@ -10,9 +10,11 @@ or memory is taken, and what it says once does not count a million times.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import math
 import mmap
@@ -21,8 +23,8 @@ import pathlib
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import torch
 
@@ -32,10 +34,13 @@ from holdfast._state import join
 
 _HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
 _INDEX_BYTES_MAX = 100_000_000
-_METADATA_BYTES_MAX = 1 << 30
+# To read a pickle takes up to 64 times as much memory, whatever it says. (DCP's metadata of 900,000 parts have so many bytes.)
+_PICKLE_BYTES_MAX = 128 << 20
 _INDEX = "*.safetensors.index.json"
 _DCP_METADATA = ".metadata"
 _ARCHIVE = b"PK\3\4"  # how a file of torch.save begins
+_PICKLE = "data.pkl"  # in it
+_END_BYTES, _LOCATOR_BYTES, _END64_BYTES = 22, 20, 56  # and with what it ends: zip's records
 _RANK_MAX = 64  # torch's own limit
 _INTEGER_MAX = (1 << 63) - 1
 _FILE_NAME_MAX = 255  # of any file system
@@ -130,7 +135,8 @@ def _read_torch(path: pathlib.Path) -> Weights:
         mapped = file.read(len(_ARCHIVE)) == _ARCHIVE
     try:
         if mapped:
-            _check_archive(path)
+            with open(path, "rb") as file:
+                _check_archive(file)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise Refused(
@@ -148,14 +154,40 @@ def _read_torch(path: pathlib.Path) -> Weights:
         raise InvalidArgument(
             f"read '{path}': it holds a {type(content).__name__}: a dictionary of tensors is wanted"
         )
-    return _Collected(path).weights(content)
+    with _memory(f"read '{path}'"):
+        return _Collected(path).weights(content)
 
 
-def _check_archive(file: str | os.PathLike[str] | io.BytesIO) -> None:
+def _check_archive(file: IO[bytes]) -> None:
     """torch.save compresses nothing; what is compressed can be a thousand times as long as the file."""
     with zipfile.ZipFile(file) as archive:
+        if archive.start_dir != _stated_start(file):
+            raise ValueError("its list of contents is not where it says")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("it is compressed")
+        if any(
+            entry.filename.endswith(_PICKLE) and entry.file_size > _PICKLE_BYTES_MAX
+            for entry in archive.infolist()
+        ):
+            raise ValueError(f"what is no tensor has more than {_PICKLE_BYTES_MAX} bytes in it")
+
+
+def _stated_start(file: IO[bytes]) -> int:
+    """Where an archive says that its list of contents begins: there torch reads it, and Python in front of the archive's end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _END_BYTES - _LOCATOR_BYTES - _END64_BYTES, 0))
+    tail = file.read()
+    end, locator = tail[-_END_BYTES:], tail[-_END_BYTES - _LOCATOR_BYTES : -_END_BYTES]
+    if not end.startswith(b"PK\5\6") or end[20:] != b"\0\0":
+        raise ValueError("something follows its end")
+    if not locator.startswith(b"PK\6\7"):
+        return int.from_bytes(end[16:20], "little")
+    end64 = tail[: -_END_BYTES - _LOCATOR_BYTES]
+    if not end64.startswith(b"PK\6\6") or int.from_bytes(locator[8:16], "little") != size - len(
+        tail
+    ):
+        raise ValueError("its end is not where it says")
+    return int.from_bytes(end64[48:56], "little")
 
 
 class _Collected:
@@ -168,6 +200,7 @@ class _Collected:
         self._names_bytes = 0
         self._nbytes: dict[str, int] = {}  # of tensors, by where they lie
         self._plain: dict[int, bool] = {}
+        self._around: set[int] = set()  # the containers around the value that is looked at
 
     def weights(self, content: Mapping[Any, Any]) -> Weights:
         self._collect(content, "", 0)
@@ -179,7 +212,7 @@ class _Collected:
             )
         return self._weights
 
-    def _collect(self, value: Any, name: str, depth: int) -> None:
+    def _count(self, name: str) -> None:
         self._values += 1
         self._names_bytes += len(name)
         if self._values > _VALUES_MAX or self._names_bytes > _NAMES_BYTES_MAX:
@@ -187,22 +220,33 @@ class _Collected:
                 f"read '{self._path}': more than {_VALUES_MAX} values, or {_NAMES_BYTES_MAX} bytes of names: save a dictionary "
                 "of the weights alone"
             )
+
+    def _collect(self, value: Any, name: str, depth: int) -> None:
+        self._count(name)
         if isinstance(value, torch.Tensor):
             self._tensor(value, name)
         elif (
             depth == _DEPTH_MAX
             or not isinstance(value, (Mapping, list, tuple))
             or not value
+            or id(value) in self._around  # or what is in it had names without end
             or self._many_plain(value)
         ):
             self._weights.left_out.append(name)
         else:
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for key, each in items:
-                if _is_name(key):
-                    self._collect(each, join(name, key), depth + 1)
-                else:
-                    self._weights.left_out.append(join(name, f"<a {type(key).__name__}>"))
+            self._around.add(id(value))
+            self._collect_each(value, name, depth + 1)
+            self._around.remove(id(value))
+
+    def _collect_each(self, container: Any, name: str, depth: int) -> None:
+        items = container.items() if isinstance(container, Mapping) else enumerate(container)
+        for key, each in items:
+            if _is_name(key):
+                self._collect(each, join(name, key), depth)
+            else:
+                nameless = join(name, f"<a {type(key).__name__}>")
+                self._count(nameless)
+                self._weights.left_out.append(nameless)
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> None:
         if _torch_types.is_dtensor(tensor):
@@ -237,6 +281,28 @@ def _is_name(key: Any) -> bool:
 
 
 # ---- safetensors ----
+
+
+def _object_of(text: bytes) -> dict[str, Any]:
+    """The object that a header or an index is. What it says twice could be read in two ways, and checked in one of them."""
+
+    def told_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        told = dict(pairs)
+        if len(told) != len(pairs):
+            [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
+            raise InvalidArgument(f"it says {_shown(twice)} twice")
+        return told
+
+    try:
+        told = json.loads(text, object_pairs_hook=told_once)
+    except InvalidArgument:
+        raise
+    except (ValueError, RecursionError):
+        told = None
+    if type(told) is not dict:
+        raise InvalidArgument("it says nothing that makes sense")
+    return told
+
 
 # Of a set: "model-00002-of-00003.safetensors".
 _OF_SEVERAL = re.compile(r"(.*)-(\d+)-of-(\d+)\.safetensors")
@@ -310,9 +376,13 @@ def _read_indexed(path: pathlib.Path, index: pathlib.Path) -> Weights:
     if index.stat().st_size > _INDEX_BYTES_MAX:
         raise InvalidArgument(f"read '{index}': an index of more than {_INDEX_BYTES_MAX} bytes")
     try:
-        said = json.loads(index.read_bytes())["weight_map"]
+        said = _object_of(index.read_bytes())["weight_map"]
         wanted = {str(name): str(file) for name, file in said.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"read '{index}': not an index of safetensors files: {error}"
+        ) from None
+    except (KeyError, AttributeError):
         raise InvalidArgument(f"read '{index}': not an index of safetensors files") from None
     files = _Files()
     for file in sorted(set(wanted.values())):
@@ -356,7 +426,7 @@ def _read_safetensors(
             raise wrong(f"{bytes_in_file} bytes, {length} of them header")
         data = 8 + length
         try:
-            header = json.loads(file.read(length))
+            header = _object_of(file.read(length))
             metadata = {
                 str(key): str(value) for key, value in header.get("__metadata__", {}).items()
             }
@@ -367,7 +437,7 @@ def _read_safetensors(
             }
         except InvalidArgument as error:
             raise wrong(str(error)) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise wrong("its header says nothing that makes sense") from None
         for name, (dtype, shape, (first, end)) in described.items():
             count = math.prod(shape)
@@ -377,7 +447,7 @@ def _read_safetensors(
                 )
             if end > bytes_in_file - data:
                 raise wrong(f"{_shown(name)} lies beyond the end of the file, which was cut short")
-        if sum(end - first for _, _, (first, end) in described.values()) > bytes_in_file - data:
+        if _overlap(place for _, _, place in described.values()):
             raise wrong("several of its tensors lie in the same place")
         with _memory(f"read '{path}'"):
             mapping = (
@@ -394,6 +464,12 @@ def _read_safetensors(
             yield name, shaped
 
     return tensors(), metadata
+
+
+def _overlap(places: Iterable[tuple[int, ...]]) -> bool:
+    """Whether something lies in two of them. (What lies in none harms nobody.)"""
+    taken = sorted((first, end) for first, end in places if first < end)
+    return any(following < end for (_, end), (following, _) in itertools.pairwise(taken))
 
 
 def _described(
@@ -445,8 +521,8 @@ def _read_dcp(path: pathlib.Path) -> Weights:
 
 
 def _read_metadata(path: pathlib.Path) -> _dcp_metadata.Metadata:
-    if path.stat().st_size > _METADATA_BYTES_MAX:
-        raise InvalidArgument(f"read '{path}': metadata of more than {_METADATA_BYTES_MAX} bytes")
+    if path.stat().st_size > _PICKLE_BYTES_MAX:
+        raise InvalidArgument(f"read '{path}': metadata of more than {_PICKLE_BYTES_MAX} bytes")
     try:
         return _dcp_metadata.parse(path.read_bytes())
     except Refused as refused:

@@ -17,19 +17,28 @@ What is no tensor is left out, and said. Nothing that a source holds is executed
 from __future__ import annotations
 
 import dataclasses
+import errno
+import math
 import os
+import time
 from typing import Any
 
 import torch
 
-from holdfast import _weights
+from holdfast import _daemon, _jobs, _weights
 from holdfast._checkpointer import Checkpointer
-from holdfast._errors import InvalidArgument
+from holdfast._errors import DeadlineExceeded, InvalidArgument, Unavailable
 from holdfast._handle import Stage
+from holdfast._state import Flattener
 
 __all__ = ["Imported", "import_weights"]
 
 _SHOWN = 8
+# A training process outlives its daemon's restart, and waits for it; an import is looked on at, as every command of ckptctl is.
+_DAEMON_S = 10.0
+_CALL_S = 30.0  # of one that is there: it makes room for a shard of any size
+_MOMENT_S = 1.0  # even where nobody wants to wait
+_NAMED_BY = "ckptctl import --client-socket, python -m holdfast import --socket, HOLDFAST_SOCKET"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +85,47 @@ def import_weights(
     key: str = "model",
     only: str | None = None,
     timeout: float | None = None,
+    socket: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Imported:
     """Saves the weights as a step of the job, which must be new, and returns when they lie in every tier that its policy names.
 
     `source`: a file of torch.save, a directory of torch.distributed.checkpoint, a safetensors file, or a directory of such with or
     without an index. `key`: the key of the state under which a run restores them. `only`: of the source, what is called "<only>.…",
-    without that. `options`: as Checkpointer has them (policy, socket, …).
+    without that. `timeout`: of all that comes after the reading of the source, in seconds. `socket`, `options`: as Checkpointer
+    has them (policy, …); but a daemon that is not there is not waited for, and one that does not answer for 10 s at most.
     """
+    step = _jobs.unsigned("import", "step", step)
+    limit = math.inf if timeout is None else _jobs.seconds("import", "timeout", timeout)
     if not isinstance(key, str) or not key:
         raise InvalidArgument(f"import: key={key!r} is not a key of a state")
+    named = None if socket is None else os.fspath(socket)
+    if known := _daemon.known_socket(named):
+        _check_listens(known)  # it may take long to read the source
+    tensors, left_out = _read(source, only)
+    end = time.monotonic() + limit
+    state = {key: _Saved(tensors)}
+    try:
+        # What no step can hold is refused before there is a job, which would stay behind without one.
+        allow_pickle = bool(options.get("allow_pickle"))
+        Flattener(allow_pickle=allow_pickle, fences=lambda _: False).run(state)
+        with _joined(job, named, limit, options) as ckpt:
+            ckpt.save(step, state, wait="committed", timeout=_left(end))
+            stages = ckpt.drain(_left(end))
+    except (MemoryError, RuntimeError) as error:
+        raise _weights.of_memory(f"import '{source}'", error) or error from None
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Imported(job, step, len(tensors), nbytes, tuple(sorted(left_out)), stages)
+
+
+def _left(end: float) -> float | None:
+    return None if end == math.inf else max(0.0, end - time.monotonic())
+
+
+def _read(
+    source: str | os.PathLike[str], only: str | None
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The tensors by the names that they get, and the names of what is left out."""
     found = _weights.read(source)
     tensors, left_out = found.tensors, list(found.left_out)
     if only is not None:
@@ -99,11 +139,31 @@ def import_weights(
     if not tensors:
         called = "" if only is None else f" that is called '{only}.…'"
         raise InvalidArgument(f"import: there is no tensor in '{source}'{called}")
-    with Checkpointer(job, rank=0, world_size=1, on_error="raise", **options) as ckpt:
-        try:
-            ckpt.save(step, {key: _Saved(tensors)}, wait="committed", timeout=timeout)
-        except (MemoryError, RuntimeError) as error:
-            raise _weights.of_memory(f"import '{source}'", error) or error from None
-        stages = ckpt.drain(timeout)
-    nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    return Imported(job, step, len(tensors), nbytes, tuple(sorted(left_out)), stages)
+    return tensors, left_out
+
+
+def _joined(job: str, socket: str | None, limit: float, options: dict[str, Any]) -> Checkpointer:
+    patience = max(_MOMENT_S, min(_DAEMON_S, limit))
+    path = _daemon.ensure_daemon(
+        socket, start=options.get("start_daemon") is not False, timeout=patience
+    )
+    _check_listens(path)
+    waits = {"open_timeout": patience, "call_timeout": max(_MOMENT_S, min(_CALL_S, limit))}
+    try:
+        return Checkpointer(
+            job, rank=0, world_size=1, socket=path, on_error="raise", **{**waits, **options}
+        )
+    except DeadlineExceeded as error:
+        raise Unavailable(
+            f"{error} ('{path}', within {patience:g} s): see its log, or name another one's socket ({_NAMED_BY})"
+        ) from None
+
+
+def _check_listens(path: str) -> None:
+    """(Of a path that cannot be one, and of a socket that this user may not use, the library says more.)"""
+    error = _daemon.connect_error(path)
+    if error is not None and error.errno not in (None, errno.EACCES, errno.EPERM):
+        raise Unavailable(
+            f"import: connect to ckptd at '{path}': {error.strerror}: is ckptd running? Start it, or name its socket "
+            f"({_NAMED_BY})"
+        )

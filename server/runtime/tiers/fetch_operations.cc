@@ -198,8 +198,12 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   }
   if (!result.ok()) {
     const TransferControl::Call call(operation.control().get(), "look at a copy in", place.dir());
-    status = result.faulty == FaultySide::kSource ? OfWhatLiesThere(result.status, *reading)
-                                                  : result.status;
+    status = result.status;
+    if (result.faulty == FaultySide::kSource) {
+      const std::string owners = whole.OwnerWrittenAnew();
+      status =
+          owners.empty() ? OfWhatLiesThere(status, *reading) : WrittenAnewMeanwhile(owners, status);
+    }
     return FetchFailed(
         action, status,
         result.faulty == FaultySide::kSource && IsCopysFault(status, TierKind::kRemote));

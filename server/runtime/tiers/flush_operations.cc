@@ -283,6 +283,7 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
       status.ok() ? (*store)->Begin(NewCopyOf(action, FileBytes(record)), zstd_level)
                   : absl::StatusOr<std::unique_ptr<CopyStore::Writing>>(status);
   absl::StatusOr<DurableCopy> copy = begun.ok() ? NotYet() : begun.status();
+  bool of_source = false;  // why it failed
   bool source_bad = false;
   if (absl::IsAlreadyExists(begun.status())) {
     copy = Adopt(**store, action.key, record);
@@ -310,11 +311,11 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     CopyPool& pool = source->reading != nullptr ? *context->relays[*drive] : *context->pool;
     const MonotonicTime began = Clock::System()->Now();
     const TransferResult result = pool.Copy(std::move(spec));
-    source_bad = result.faulty == FaultySide::kSource;
+    of_source = result.faulty == FaultySide::kSource;
     if (!result.ok()) {
-      const bool of_file = source_bad && source->reading != nullptr;
+      const bool of_file = of_source && source->reading != nullptr;
       copy = of_file ? OfWhatLiesThere(result.status, *source->reading) : result.status;
-      source_bad = source_bad && !(of_file && absl::IsUnavailable(copy.status()));
+      source_bad = of_source && !(of_file && absl::IsUnavailable(copy.status()));
     } else if (operation.control()->cancelled()) {
       copy = Cancelled("the flush");
     } else if (absl::Status read = ReadRemoteBack(*context, *writing, action, *image, operation);
@@ -329,7 +330,7 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
     }
     place.CountWritten(result.bytes, Clock::System()->Now() - began);
   }
-  const absl::Status ended = source_bad ? copy.status() : Judged(*context, place, copy.status());
+  const absl::Status ended = of_source ? copy.status() : Judged(*context, place, copy.status());
   if (!ended.ok()) {
     return Failed(
         action, ended,

@@ -114,11 +114,14 @@ bool IsCopysFault(const absl::Status& status, TierKind tier) {
 
 absl::Status OfWhatLiesThere(const absl::Status& status, CopyStore::Reading& reading) {
   return !status.ok() && reading.WasReplaced()
-             ? absl::UnavailableError(
-                   absl::StrCat("'", reading.info().location,
-                                "' was written anew while it was read: read it again; before, ",
-                                status.message()))
+             ? WrittenAnewMeanwhile(reading.info().location, status)
              : status;
+}
+
+absl::Status WrittenAnewMeanwhile(const std::string& location, const absl::Status& status) {
+  return absl::UnavailableError(
+      absl::StrCat("'", location, "' was written anew while it was read: read it again; before, ",
+                   status.message()));
 }
 
 std::string OpeningText(uint64_t opening) {

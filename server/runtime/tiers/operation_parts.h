@@ -33,6 +33,7 @@ bool IsCopysFault(const absl::Status& status, TierKind tier);
 // Of reading it: Unavailable where that read what lies there no more, since a good copy was put in
 // its place meanwhile.
 absl::Status OfWhatLiesThere(const absl::Status& status, CopyStore::Reading& reading);
+absl::Status WrittenAnewMeanwhile(const std::string& location, const absl::Status& status);
 
 // Which opening of an attempt writes, as a claim has it.
 std::string OpeningText(uint64_t opening);

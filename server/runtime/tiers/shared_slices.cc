@@ -174,6 +174,23 @@ class OwnersFiles {
     return absl::OkStatus();
   }
 
+  std::string WrittenAnew() EXCLUDES(mutex_) {
+    std::list<Opened> open;
+    {
+      MutexLock lock(mutex_);
+      open = open_;
+    }
+    for (const Opened& opened : open) {
+      const auto there = store_->OpenImage(NameOf(opened.rank), opened.bytes);
+      const auto now = there.ok() ? (*there)->Info() : there.status();
+      const auto then = opened.file->Info();
+      if (now.ok() && then.ok() && (now->inode != then->inode || now->device != then->device)) {
+        return opened.file->path();
+      }
+    }
+    return "";
+  }
+
  private:
   struct Opened {
     Rank rank = 0;
@@ -198,6 +215,10 @@ absl::StatusOr<FileInfo> OwnerFile::Info() {
 
 absl::Status WholeCopy::Confirm() {
   return owners != nullptr ? owners->Confirm() : absl::OkStatus();
+}
+
+std::string WholeCopy::OwnerWrittenAnew() {
+  return owners != nullptr ? owners->WrittenAnew() : "";
 }
 
 bool IsOwnersFault(const absl::Status& opening) {

@@ -69,6 +69,8 @@ struct WholeCopy {
   // After the last byte, of the owners' files that are still open. (What was read of the others was
   // compared with its digests.)
   absl::Status Confirm();
+  // Of those: one that was put in the place of what is read by now; "": none.
+  std::string OwnerWrittenAnew();
 };
 // `image` is of `reading`. The status is of the first file that is gone, bad, or does not have what
 // it should, and names it. Of an owner's record nothing is kept. `control` hears of each.

@@ -308,6 +308,27 @@ TEST_F(SharedTiersTest, ABadByteInAnOwnersFileIsFoundByWhoNeedsItAndTheFileIsNam
   }
 }
 
+// A good one was put in its place while the bad one was read.
+TEST_F(SharedTiersTest, AnOwnersFileThatIsMendedMeanwhileMakesNobodysBad) {
+  WriteAll();
+  const Rank owner = copies_[0].file_bytes > 1'000'000 ? 0 : 1;
+  const std::string& path = copies_[owner].location;
+  std::filesystem::copy_file(path, dir_.Path("good"));
+  Flip(owner, 4096 + 8192);
+  env_.Meddle(
+      {.dir = path, .at_read = [&, first = std::make_shared<std::atomic<bool>>(true)](uint64_t) {
+         if (first->exchange(false)) {
+           std::filesystem::rename(dir_.Path("good"), path);
+         }
+       }});
+  std::string bytes;
+  const FetchEnded ended = Fetch(1 - owner, bytes);
+  EXPECT_TRUE(absl::IsUnavailable(ended.status)) << ended.status;
+  EXPECT_THAT(Message(ended.status), HasSubstr(path));
+  EXPECT_FALSE(ended.source_bad);
+  EXPECT_EQ(Fetch(1 - owner, bytes).status, absl::OkStatus());
+}
+
 TEST_F(SharedTiersTest, AnOwnersFileThatIsGoneIsNamed) {
   WriteAll();
   for (const std::string suffix : {".safetensors", ".record"}) {

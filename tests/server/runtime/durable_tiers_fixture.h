@@ -36,7 +36,7 @@ inline constexpr auto kPatience = std::chrono::seconds(30);
 
 // What becomes of calls on images below a directory.
 struct Meddling {
-  std::string dir;     // "": of none
+  std::string dir;     // of what lies below it, or of that file; "": of none
   std::string call;    // "write", "allocate", "sync": fails with
   int error = 0;       // (0: goes on)
   bool flips = false;  // a bit of what is written
@@ -55,7 +55,7 @@ class HangingEnv : public Env {
   }
   Meddling MeddlingWith(const std::string& path) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    const bool below = !meddling_.dir.empty() && path.rfind(meddling_.dir + "/", 0) == 0;
+    const bool below = !meddling_.dir.empty() && (path + "/").rfind(meddling_.dir + "/", 0) == 0;
     return below ? meddling_ : Meddling();
   }
   // Bytes of images read by whoever may write them.

@@ -170,6 +170,7 @@ class ScrubberTest : public ::testing::Test {
       AdminReply reply;
       reply.token = request->token;
       if (std::holds_alternative<ListCopies>(request->request)) {
+        happened_.Note([&] { ++lists_; });
         reply.reply = ListedShards{copies_, "", {}};
       } else if (const auto* hold = std::get_if<HoldShard>(&request->request)) {
         happened_.Note([&] { holds_.push_back(hold->id.rank); });
@@ -185,7 +186,8 @@ class ScrubberTest : public ::testing::Test {
   ClockOfLooks clock_{happened_};
   std::vector<ReadableShard> copies_;
   Reads reads_;
-  int begun_ = 0;              // in durable tiers
+  int begun_ = 0;  // in durable tiers
+  int lists_ = 0;
   std::vector<SlotId> holds_;  // asked for
   std::vector<TierKind> judged_;
   v1::ScrubConfig config_;
@@ -231,6 +233,28 @@ TEST_F(ScrubberTest, WhatHangsIsLeftWithItsTierAndTheOthersGoOn) {
   EXPECT_EQ(begun_, 2);
   EXPECT_EQ(status.copies_read(), 1u);
   EXPECT_THAT(status.problem(), HasSubstr("step 100 rank 0 in remote gets nowhere"));
+}
+
+// There is a new list in between, and what can be read is read.
+TEST_F(ScrubberTest, WhatCouldNotBeReadIsToldUntilItIs) {
+  reads_ = [](const ReadableShard& shard, const auto&, Pacer&) -> absl::StatusOr<std::string> {
+    return shard.copy.id.rank < 2 ? absl::PermissionDeniedError("open '/there': EACCES")
+                                  : absl::StatusOr<std::string>("");
+  };
+  Start(0, {Copy(TierKind::kRemote, 0), Copy(TierKind::kRemote, 1), Copy(TierKind::kRemote, 2)});
+  ASSERT_TRUE(happened_.Await([&] { return judged_.size() == 1; }));
+  int lists = 0;
+  happened_.Note([&] { lists = lists_; });
+  ASSERT_TRUE(happened_.Await([&] {
+    scrubber_->Change(config_);  // it looks whether it is to list anew
+    return lists_ > lists;
+  }));
+  const v1::ScrubStatus status = Status();
+  EXPECT_THAT(status.problem(), HasSubstr("EACCES"));
+  EXPECT_THAT(status.problem(), HasSubstr("1 more could not be read"));
+  scrubber_->NoteVerified(Copy(TierKind::kRemote, 0));
+  scrubber_->NoteVerified(Copy(TierKind::kRemote, 1));
+  EXPECT_EQ(Status().problem(), "");
 }
 
 TEST_F(ScrubberTest, WhatWasNotReadInTimeIsToldWithWhy) {

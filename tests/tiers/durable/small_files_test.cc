@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "base/attempts.h"
 #include "base/digest.h"
 #include "base/status.h"
 #include "holdfast/v1/record.pb.h"
@@ -286,6 +287,12 @@ TEST(NamesTest, OnlyTheExactFormCounts) {
   EXPECT_EQ(ParseClaimName("attempt-12"), 12u);
   EXPECT_FALSE(ParseClaimName("attempt-012").has_value());
   EXPECT_FALSE(ParseClaimName("attempt-0").has_value());
+  // The next attempt must be one still.
+  EXPECT_EQ(ParseClaimName("attempt-1000000000000"), kAttemptMax);
+  for (const std::string bad : {"1000000000001", "18446744073709551615"}) {
+    EXPECT_FALSE(ParseClaimName("attempt-" + bad).has_value()) << bad;
+    EXPECT_FALSE(ParseStepDirectoryName("3-a" + bad).has_value()) << bad;
+  }
 }
 
 TEST(NamesTest, Temporaries) {
