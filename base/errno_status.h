@@ -2,9 +2,14 @@
 // DataLoss; only the second says something about the file for sure.
 #pragma once
 
+#include <optional>
+
 #include "absl/status/status.h"
 
 namespace holdfast {
+
+// What the system said, of a status that came out of ErrnoStatus (base/status.h), annotated or not.
+std::optional<int> ErrnoOf(const absl::Status& status);
 
 // Whether the status came out of ErrnoStatus (base/status.h), annotated or not.
 bool IsErrno(const absl::Status& status);

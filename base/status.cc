@@ -4,8 +4,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
+#include <string>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/errno_status.h"
 
@@ -67,26 +70,31 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
   return status;
 }
 
+std::optional<int> ErrnoOf(const absl::Status& status) {
+  const auto error = status.GetPayload(kErrnoPayload);
+  int number = 0;
+  return error && absl::SimpleAtoi(std::string(*error), &number) ? std::optional<int>(number)
+                                                                 : std::nullopt;
+}
+
 bool IsErrno(const absl::Status& status) {
-  return status.GetPayload(kErrnoPayload).has_value();
+  return ErrnoOf(status).has_value();
 }
 
 bool IsNoSpace(const absl::Status& status) {
-  const auto error = status.GetPayload(kErrnoPayload);
-  return error && (*error == absl::StrCat(ENOSPC) || *error == absl::StrCat(EDQUOT));
+  const std::optional<int> error = ErrnoOf(status);
+  return error == ENOSPC || error == EDQUOT;
 }
 
 bool MayPass(const absl::Status& status) {
-  const auto error = status.GetPayload(kErrnoPayload);
+  const std::optional<int> error = ErrnoOf(status);
   constexpr std::array<int, 10> kPassing = {EIO,    ESTALE, ETIMEDOUT, EACCES, EPERM,
                                             ENOMEM, EMFILE, ENFILE,    EINTR,  EAGAIN};
-  return error && std::any_of(kPassing.begin(), kPassing.end(),
-                              [&](int passing) { return *error == absl::StrCat(passing); });
+  return error && std::find(kPassing.begin(), kPassing.end(), *error) != kPassing.end();
 }
 
 bool IsNotADirectory(const absl::Status& status) {
-  const auto error = status.GetPayload(kErrnoPayload);
-  return error && *error == absl::StrCat(ENOTDIR);
+  return ErrnoOf(status) == ENOTDIR;
 }
 
 absl::Status Annotate(const absl::Status& status, std::string_view context) {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/errno_status.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/backup_directory.h"
@@ -20,6 +19,7 @@
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
+#include "ckptctl/way_out.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/shard_image.h"
 #include "client-lib/src/step_records.h"
@@ -406,12 +406,9 @@ absl::Status Backup::Explain(const absl::Status& failed) const {
           ? "the same command goes on"
           : absl::StrCat("the same command goes on behind the ",
                          Count(report_.complete(), "step that is", "steps that are"), " whole");
-  std::string way_out;
-  if (IsNoSpace(failed)) {
-    way_out = absl::StrCat("; make room for ",
-                           FormatBytes(bytes_total_ - std::min(bytes_total_, bytes_done_)),
-                           " there, and ", again);
-  } else if (absl::IsPermissionDenied(failed)) {
+  std::string way_out =
+      WayOutOfDirectory(failed, bytes_total_ - std::min(bytes_total_, bytes_done_), again);
+  if (absl::IsPermissionDenied(failed)) {
     way_out = "; name a directory that you may write to";
   } else if (absl::IsCancelled(failed) || absl::IsUnavailable(failed)) {
     way_out = absl::StrCat("; ", again);

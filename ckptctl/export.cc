@@ -4,7 +4,6 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "base/errno_status.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/commands.h"
@@ -15,6 +14,7 @@
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
+#include "ckptctl/way_out.h"
 
 namespace holdfast {
 namespace {
@@ -198,12 +198,9 @@ absl::Status Export::Explain(const absl::Status& failed) const {
           ? "the same command begins anew"
           : absl::StrCat("the same command goes on behind the ",
                          Count(files_complete_, "file that is", "files that are"), " complete");
-  std::string way_out;
-  if (IsNoSpace(failed)) {
-    way_out = absl::StrCat("; make room for ",
-                           FormatBytes(plan_.bytes - std::min(plan_.bytes, bytes_done_)),
-                           " there, and ", again);
-  } else if (absl::IsNotFound(failed)) {
+  std::string way_out =
+      WayOutOfDirectory(failed, plan_.bytes - std::min(plan_.bytes, bytes_done_), again);
+  if (absl::IsNotFound(failed)) {
     way_out = absl::StrCat(
         "; is it gone meanwhile? Then remove the directory and export another "
         "step; ckptctl pin keeps one for as long as an export takes");

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/errno_status.h"
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/units.h"
@@ -18,6 +17,7 @@
 #include "ckptctl/progress.h"
 #include "ckptctl/render.h"
 #include "ckptctl/text.h"
+#include "ckptctl/way_out.h"
 #include "tiers/image/kept.h"
 #include "tiers/transfer/buffered_copy.h"
 
@@ -341,12 +341,9 @@ absl::Status RestoreBackup::Explain(const absl::Status& failed) const {
           ? "the same command goes on"
           : absl::StrCat("the same command goes on behind the ",
                          Count(report_.complete(), "step that is", "steps that are"), " whole");
-  std::string way_out;
-  if (IsNoSpace(failed)) {
-    way_out = absl::StrCat("; make room for ",
-                           FormatBytes(bytes_total_ - std::min(bytes_total_, bytes_done_)),
-                           " there, and ", again);
-  } else if (absl::IsPermissionDenied(failed)) {
+  std::string way_out =
+      WayOutOfDirectory(failed, bytes_total_ - std::min(bytes_total_, bytes_done_), again);
+  if (absl::IsPermissionDenied(failed)) {
     way_out = "; run it as the user that ckptd is there";
   } else if (absl::IsCancelled(failed)) {
     way_out = absl::StrCat("; ", again);

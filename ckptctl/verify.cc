@@ -113,8 +113,8 @@ void ShowOutcome(const Context& context, const JobOutcome& outcome, int64_t elap
   } else {
     *context.out << Count(outcome.bad_count, "shard is", "shards are") << " BAD: " << checked;
     if (next == WhatFollows::kRestoreElsewhere) {
-      *context.out << ". A restore will use another step; ckptctl list " << EscapeText(outcome.job)
-                   << " shows which";
+      *context.out << ". A restore takes another good copy, or another step; ckptctl list "
+                   << EscapeText(outcome.job) << " shows which";
     }
     *context.out << "\n";
   }

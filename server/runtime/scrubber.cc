@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -207,7 +208,9 @@ bool Scrubber::List() {
     there_[ScrubKeyOf(shard)] = shard;
   }
   schedule_.SetCopies(copies, options_.clock->UnixMillis());
-  std::erase_if(unread_, [this](const auto& unread) { return there_.count(unread.first) == 0; });
+  for (auto unread = unread_.begin(); unread != unread_.end();) {
+    unread = there_.count(unread->first) > 0 ? std::next(unread) : unread_.erase(unread);
+  }
   return true;
 }
 

@@ -86,6 +86,8 @@ TEST(StatusTest, WhatTheSystemSaidIsToldFromWhatWasRead) {
   EXPECT_FALSE(IsErrno(absl::DataLossError("digest differs")));
   EXPECT_FALSE(IsErrno(Annotate(absl::DataLossError("digest differs"), "copy")));
   EXPECT_FALSE(IsErrno(absl::OkStatus()));
+  EXPECT_EQ(ErrnoOf(Annotate(system, "copy")), EIO);
+  EXPECT_EQ(ErrnoOf(absl::DataLossError("digest differs")), std::nullopt);
 }
 
 TEST(StatusTest, SomeErrorsOfTheSystemAreToldFromOthersOfTheirCode) {

@@ -146,6 +146,7 @@ def test_a_limit_on_files_is_told(
     done = with_small_files(*arguments[command])
     assert done.returncode == 4, done.stdout + done.stderr
     assert "File too large (EFBIG)" in done.stderr and str(folder) in done.stderr
+    assert "ulimit -f" in done.stderr
     left = [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".intent"))]
     assert left == []
 

@@ -250,7 +250,8 @@ TEST(Scrub, WaitsUntilWhatItFoundIsMended) {
               HasSubstr("MENDED: llama step 900 (attempt 3) rank 1, nvme on node-a, "
                         "/mnt/nvme0/llama/900-a3/1.safetensors: written anew from the memory; it "
                         "was bad: a block differs\njob llama: 1 copy mended, 0 are bad still\n"));
-  EXPECT_THAT(people.out(), testing::Not(HasSubstr("A restore will use another step")));
+  EXPECT_THAT(people.out(),
+              testing::Not(HasSubstr("A restore takes another good copy, or another step")));
   EXPECT_TRUE(verify.Get().all_steps());
   EXPECT_EQ(verify.Get().bandwidth_bytes_per_s_max(), 1u << 20);
   EXPECT_FALSE(verify.Get().no_repair());
@@ -267,7 +268,7 @@ TEST(Scrub, WhatStaysBadHasItsExitCode) {
   EXPECT_EQ(RunScrub(left.context(), {.job = "llama", .no_repair = true}), ExitCode::kDamaged);
   EXPECT_TRUE(verify.Get().no_repair());
   EXPECT_THAT(left.out(), testing::Not(HasSubstr("mended")));
-  EXPECT_THAT(left.out(), HasSubstr("A restore will use another step"));
+  EXPECT_THAT(left.out(), HasSubstr("A restore takes another good copy, or another step"));
 }
 
 TEST(Scrub, StatusSaysHowFarItIs) {
