@@ -42,7 +42,7 @@ elseif(NOT HOLDFAST_SANITIZER STREQUAL "")
 endif()
 
 # The headers of others that most sources include, and the messages: parsed once for all that is compiled alike, which
-# saves a third of the work. What a source needs it includes nevertheless: the clang leg does without.
+# saves a third of the work. What a source needs it includes nevertheless: the asan leg does without.
 set(HOLDFAST_COMMON_HEADERS
   <algorithm> <array> <chrono> <cstdint> <deque> <functional> <map> <memory> <mutex> <optional> <set> <string>
   <string_view> <thread> <tuple> <utility> <variant> <vector>
@@ -76,7 +76,7 @@ function(holdfast_use_headers target name)
 endfunction()
 
 # holdfast_library(<name> SOURCES a.cc … DEPS x …): a static library with the project's options. UNITY: its sources do not mind
-# being compiled several at a time, which all presets but debug and clang do (HOLDFAST_UNITY): that is much faster where all is
+# being compiled several at a time, which all presets but debug do (HOLDFAST_UNITY): that is much faster where all is
 # built. What is one source's own is then no longer so to the compiler: its warning about that says nothing.
 function(holdfast_library name)
   cmake_parse_arguments(ARG "UNITY" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
@@ -148,7 +148,7 @@ function(holdfast_test name)
     endif()
   endforeach()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  _holdfast_test_is_built(built "${ARG_LABELS}" ${ARG_SOURCES})
+  _holdfast_test_is_built(built "${ARG_LABELS}")
   if(ARG_SINGLE_THREADED AND HOLDFAST_SANITIZER STREQUAL "thread")
     set(built FALSE)
   else()
@@ -210,19 +210,11 @@ function(holdfast_common_test_headers)
   endif()
 endfunction()
 
-# Whether HOLDFAST_TESTS asks for a test. What clang says of locks needs those tests only that take one (base/mutex.h).
+# Whether HOLDFAST_TESTS asks for a test.
 function(_holdfast_test_is_built result labels)
   set(${result} TRUE PARENT_SCOPE)
   if(HOLDFAST_TESTS STREQUAL "fast" AND slow IN_LIST labels)
     set(${result} FALSE PARENT_SCOPE)
-  elseif(HOLDFAST_TESTS STREQUAL "locking")
-    set(${result} FALSE PARENT_SCOPE)
-    foreach(source ${ARGN})
-      file(STRINGS ${source} takes_lock REGEX "Mutex|GUARDED_BY|REQUIRES" LIMIT_COUNT 1)
-      if(takes_lock)
-        set(${result} TRUE PARENT_SCOPE)
-      endif()
-    endforeach()
   endif()
 endfunction()
 

@@ -1,5 +1,5 @@
 // One checkpoint as the decisions about it see it: how many of its shards lie where, and who needs
-// it. The coordinator makes these; what follows from them (recovery/retention.h, protection.h,
+// it. The coordinator makes these; what follows from them (recovery/deletion.h, protection.h,
 // drain_schedule.h, explain.h) are pure functions over them.
 #pragma once
 
@@ -37,13 +37,13 @@ struct TierPresence {
 struct CheckpointView {
   CheckpointId id;
   uint32_t world_size = 0;
-  int64_t unix_ms = 0;      // sealed by its last rank
-  bool consistent = true;   // false: its shards disagree about the world size, or it was given up
-  bool complete = false;    // every rank has sealed it, once
-  uint32_t restorable = 0;  // ranks with a good copy in any tier
-  bool held = false;        // a session's candidate
-  bool pinned = false;      // by `ckptctl pin`, or as the restore point
-  bool given_up = false;    // a save that was told to have failed
+  int64_t unix_ms = 0;       // sealed by its last rank
+  int64_t left_unix_ms = 0;  // not on the line: when its branch was left; 0: not known
+  bool consistent = true;    // false: its shards disagree about the world size
+  bool complete = false;     // every rank has sealed it, once
+  uint32_t restorable = 0;   // ranks with a good copy in any tier
+  bool held = false;         // a session's candidate
+  bool pinned = false;       // by `ckptctl pin`, or as the restore point
   // Of every rank that has a copy in a peer's memory that, or one of those, lies in another failure
   // domain than what is in its own memory and nvme.
   bool apart = false;

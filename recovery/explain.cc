@@ -36,9 +36,6 @@ const Unreadable* WhyUnreadable(CheckpointId id, const RestoreContext& context) 
 
 // Why it is not whole, or from where it would come.
 std::string Wholeness(const CheckpointView& checkpoint, const RestoreContext& context) {
-  if (checkpoint.given_up) {
-    return "cannot be restored: its save was given up";
-  }
   if (!checkpoint.consistent || checkpoint.world_size == 0) {
     return "cannot be restored: its shards disagree about the number of ranks";
   }

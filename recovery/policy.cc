@@ -70,7 +70,7 @@ absl::Status CheckNvme(const v1::TierPolicy& policy) {
 absl::Status CheckVerify(std::string_view tier, const v1::TierPolicy& policy) {
   if (policy.has_verify() && !v1::TierPolicy::Verify_IsValid(policy.verify())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("policy: ", ToAbsl(tier), ".verify: expected none, sample or all"));
+        absl::StrCat("policy: ", ToAbsl(tier), ".verify: expected sample or all"));
   }
   return absl::OkStatus();
 }

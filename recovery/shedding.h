@@ -5,8 +5,10 @@
 // Pure functions, thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/ids.h"
 
@@ -59,5 +61,10 @@ std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints);
 // The checkpoint that is never given up: the newest committed one on the line, or, while the line
 // has none, of the job.
 std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints);
+
+// What to evict so that at most `keep` committed checkpoints remain in memory, in the order in
+// which to evict them: other branches first, oldest first. Never the untouchable one, a held or a
+// pinned one. `keep` 0: no cap, nothing is surplus.
+std::vector<CheckpointId> Surplus(std::span<const ShedChoice> checkpoints, uint32_t keep);
 
 }  // namespace holdfast

@@ -57,6 +57,7 @@ bool Agent::HasTier(TierKind tier) const {
 CoordinatorSettings Agent::Settings() {
   CoordinatorSettings settings;
   settings.commit_deadline = std::chrono::milliseconds(config_.save().commit_deadline_ms());
+  settings.retention_grace_ms = static_cast<int64_t>(config_.retention().grace_ms());
   settings.keep_committed = config_.memory().keep_committed();
   settings.slots_per_rank = config_.memory().slots_per_rank();
   settings.nvme = HasTier(TierKind::kNvme);

@@ -454,6 +454,7 @@ void Agent::TakeMessage(const JobUuid&, const SessionEnded& m) {
   outcome.set_attempt(m.checkpoint.attempt);
   outcome.set_step(m.checkpoint.step);
   AddDescent(m.descent, outcome.mutable_descent());
+  outcome.set_passed_over(m.passed_over);
   Reply(m.token, std::move(frame));
 }
 

@@ -163,7 +163,7 @@ void Agent::Admin(const AdminRequest& e, const v1::CollectGarbageRequest& reques
         job.coordinator == nullptr) {
       continue;
     }
-    job.coordinator->FillGarbage(reply);
+    job.coordinator->FillGarbage(time_.unix_ms, reply);
     if (!request.dry_run()) {
       Send(uuid, CollectGarbageAsked{});
     }

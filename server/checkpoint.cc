@@ -517,8 +517,7 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
   view.id = id;
   view.world_size = world_size;
   view.unix_ms = unix_ms;
-  view.consistent = !contradictory && !given_up;
-  view.given_up = given_up;
+  view.consistent = !contradictory;
   view.complete = Complete();
   view.ranks_in = UsableIn();
   view.restorable = good;

@@ -110,7 +110,6 @@ struct Checkpoint {
   bool cut_off = false;        // it was whole, and is again when nodes can be reached again
   bool contradictory = false;  // its shards contradict each other: that does not mend
   bool is_protected = false;   // its predecessor was shed: it gets its chance
-  bool given_up = false;       // nothing of it may stay: what is left of it is being removed
   bool manifest = false;       // its remote copies are committed
   bool removing = false;       // in one of the durable tiers, or from peers, just now
   bool replicated = false;     // it was told that it is whole in peers' memory, and it still is

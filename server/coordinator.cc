@@ -61,6 +61,14 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
   restore_point_ = state.restore_point();
   policy_ = state.policy();
   policy_set_ = state.policy_set();
+  for (v1::Policy* policy : {&policy_, &policy_set_}) {  // (of a daemon that still took "none")
+    if (!v1::TierPolicy::Verify_IsValid(policy->nvme().verify())) {
+      policy->mutable_nvme()->clear_verify();
+    }
+    if (!v1::TierPolicy::Verify_IsValid(policy->remote().verify())) {
+      policy->mutable_remote()->clear_verify();
+    }
+  }
   for (const v1::Pin& pin : state.pins()) {
     pins_.insert({pin.attempt(), pin.step()});
   }
@@ -241,7 +249,6 @@ void Coordinator::On(const JobRemoved& m, Turn& t) {
       Unwant(id, tier, "the job was removed", t);
     }
     if (!m.agreed_first) {  // (else nothing is given up before that)
-      checkpoints_.at(id).given_up = true;
       LetGo(id, removed, t);
     }
   }

@@ -30,13 +30,13 @@
 #include "absl/container/btree_set.h"
 #include "absl/status/statusor.h"
 #include "holdfast/v1/admin.pb.h"
+#include "recovery/deletion.h"
 #include "recovery/drain_schedule.h"
 #include "recovery/explain.h"
 #include "recovery/kept_placement.h"
 #include "recovery/lineage.h"
 #include "recovery/protection.h"
 #include "recovery/restorable.h"
-#include "recovery/retention.h"
 #include "recovery/shedding.h"
 #include "server/checkpoint.h"
 #include "server/joined_before.h"
@@ -97,6 +97,7 @@ inline constexpr int64_t kRemovalsFailedMax = 256;  // that failed; then retenti
 
 struct CoordinatorSettings {
   Duration commit_deadline{};
+  int64_t retention_grace_ms = 0;
   uint32_t keep_committed = 0;
   uint32_t slots_per_rank = 3;
   bool nvme = false;  // is there such a tier
@@ -187,7 +188,7 @@ class Coordinator {
   void FillExplain(const v1::ExplainRequest& request, EventTime time,
                    v1::ExplainReply& reply) const;
   void FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) const;
-  void FillGarbage(v1::CollectGarbageReply& reply) const;
+  void FillGarbage(int64_t now_unix_ms, v1::CollectGarbageReply& reply) const;
   // The copies in remote that the scrub of that node (kHere: the host's) is to read
   // (coordinator_scrub.cc). Asking for them, it takes part.
   void FillScrub(NodeId reader, const v1::PlanScrubRequest& request, size_t copies_max,
@@ -314,6 +315,7 @@ class Coordinator {
   struct Repair {
     std::optional<CopyPlace> from;  // under way: what it is read from
     NodeId asked = kHere;           // who does it
+    MonotonicTime asked_at{};
     std::set<CopyPlace> failed;  // what it could not be taken from, though nothing says it is bad
     MonotonicTime not_before{};
     Duration backoff{};
@@ -530,6 +532,7 @@ class Coordinator {
   std::string NamesOf(const std::set<NodeId>& nodes) const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);
+  std::string WhatIsPassedOver(CheckpointId restored) const;
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
   void DropFromSession(Rank rank, ProcessId process);
   bool SessionOpen() const { return session_ != nullptr; }
@@ -545,6 +548,7 @@ class Coordinator {
   std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
   std::string OtherBranchText() const;
   bool EverCommitted() const;
+  bool AnythingSaved() const;
 
   // coordinator_prefetch.cc: the restore point, ahead of the restore
   void BeginPrefetch(Turn& t);
@@ -723,8 +727,9 @@ class Coordinator {
   void On(const SetPolicyAsked& m, Turn& t);
   void On(const CollectGarbageAsked& m, Turn& t);
   std::vector<CheckpointView> Views() const;
-  std::vector<RetentionVerdict> Verdicts(TierKind tier, const std::vector<CheckpointView>& views,
-                                         uint64_t bytes_wanted) const;
+  int64_t LeftUnixMs(CheckpointId id) const;
+  std::vector<DeletionVerdict> Verdicts(TierKind tier, const std::vector<CheckpointView>& views,
+                                        int64_t now_unix_ms, uint64_t bytes_wanted) const;
   void RetainDurable(Turn& t);
   void BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   Going TakeFrom(CheckpointId id, TierKind tier, Turn& t);

@@ -102,7 +102,7 @@ void Coordinator::GoOnWithSession(Turn& t) {
 // All its copies are in the remote tier, and it is not committed there yet.
 bool Coordinator::ManifestMissing(const Checkpoint& checkpoint) const {
   return Inventory(TierKind::kRemote).kind == InventoryState::Kind::kKnown &&
-         !checkpoint.manifest && !checkpoint.given_up && checkpoint.Complete() &&
+         !checkpoint.manifest && checkpoint.Complete() &&
          checkpoint.GoodAt(TierKind::kRemote) == checkpoint.world_size;
 }
 
@@ -168,8 +168,7 @@ std::optional<CheckpointId> Coordinator::NewestInParts() const {
       std::find_if(checkpoints_.rbegin(), checkpoints_.rend(), [this](const auto& known) {
         const auto& [id, checkpoint] = known;
         return OnLine(line_, id) && checkpoint.good > 0 &&
-               checkpoint.good < checkpoint.world_size && !checkpoint.contradictory &&
-               !checkpoint.given_up;
+               checkpoint.good < checkpoint.world_size && !checkpoint.contradictory;
       });
   return newest == checkpoints_.rend() ? std::nullopt : std::optional(newest->first);
 }
@@ -288,6 +287,9 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
   }
   for (const BadDurableCopy& bad : m.bad) {
     there.insert({bad.copy.copy.id.checkpoint(), bad.copy.copy.id.rank});
+    // (Nobody else's save may get the name of what is damaged.)
+    learned = learned || bad.copy.copy.id.attempt > highest_attempt_;
+    highest_attempt_ = std::max(highest_attempt_, bad.copy.copy.id.attempt);
     if (bad.copy.copy.world_size > 0) {
       Learn(bad.copy.copy, learned);
     }
@@ -452,7 +454,7 @@ void Coordinator::ForgetDurable(Turn& t) {
   nvme_on_.SetAllPending();
   for (const CheckpointId& id : AllCheckpoints()) {
     Checkpoint& checkpoint = checkpoints_.at(id);
-    checkpoint.removing = checkpoint.given_up = false;
+    checkpoint.removing = false;
     for (const TierKind tier : kDrained) {
       checkpoint.Clear(tier);
     }
@@ -465,8 +467,10 @@ void Coordinator::ForgetDurable(Turn& t) {
   }
 }
 
-// Steps of older attempts that never became whole never will. As long as a tier has not been read,
-// be it that it cannot be read now, it may have what is missing.
+// Steps of older attempts that are incomplete are not written any more: what memory has of them
+// goes. What a durable tier has of one stays, and with it what memory has until that is needed
+// (recovery/deletion.h): the rest may come back, and then it is whole. As long as a tier has not
+// been read, it may have what is missing.
 void Coordinator::PruneIncomplete(Turn& t) {
   if (!AllInventoriesKnown()) {
     return;
@@ -482,8 +486,8 @@ void Coordinator::PruneIncomplete(Turn& t) {
     } else if (open && CutOff(id, checkpoint)) {
       checkpoint.cut_off = true;
       checkpoint.is_protected = false;
-    } else if (open && over && checkpoint.Complete() && !checkpoint.Bad().empty()) {
-      checkpoint.dead = true;  // it was whole once, and is again when what is bad has been mended
+    } else if (open && over && checkpoint.AnythingDurable()) {
+      checkpoint.dead = true;  // until what is missing is back, or what is corrupt is repaired
     } else if (open && over) {
       incomplete.push_back(id);
     }
@@ -527,9 +531,10 @@ std::optional<Failure> Coordinator::WaitForInventory(
             : candidates.empty() ? std::string(", and may hold a step; elsewhere there is none")
                                  : absl::StrCat(", and may hold a newer step than step ",
                                                 candidates.front().step, ", the newest elsewhere"),
-            "; restore again when it can be read, or choose what there is: ckptctl "
-            "restore ",
-            name_, candidates.empty() && !others ? " --from-scratch" : " --step N")};
+            "; restore again when it can be read",
+            candidates.empty() && !others
+                ? absl::StrCat("; what there is: ckptctl explain ", name_)
+                : absl::StrCat(", or choose what there is: ckptctl restore ", name_, " --step N"))};
   }
   return std::nullopt;
 }

@@ -16,8 +16,7 @@ namespace holdfast {
 // The node is to give up what it has of the step, or was told so and had not heard it yet when it
 // told of that: it counts as there no more, whatever it would make whole, since it goes.
 std::optional<Failure> Coordinator::WhyGivenUp(CheckpointId id, NodeId node) {
-  const auto known = checkpoints_.find(id);
-  if (known != checkpoints_.end() && !known->second.given_up) {
+  if (checkpoints_.count(id) > 0) {
     return std::nullopt;
   }
   const auto fate = id.attempt == attempt() ? fates_.find(id.step) : fates_.end();
@@ -57,10 +56,6 @@ void Coordinator::TakeShards(const std::vector<FoundShard>& shards, Turn& t) {
     if (const std::optional<Failure> why = WhyGivenUp(copy.id.checkpoint(), t.from)) {
       found.replica ? t.Say(RemovalWanted{copy.id.checkpoint(), tier, copy.world_size}, t.from)
                     : t.Say(GiveUp{copy.id.checkpoint(), *why}, t.from);
-      if (const auto kept = checkpoints_.find(copy.id.checkpoint()); kept != checkpoints_.end()) {
-        kept->second.SetNone(copy.id.rank, {tier, t.from});  // it may have been out of reach
-        EraseIfGone(copy.id.checkpoint(), *why, t);
-      }
       continue;
     }
     if (found.replica && IsGoing(copy.id.checkpoint(), tier)) {
@@ -145,7 +140,7 @@ bool Coordinator::MayComeBack(const std::vector<CheckpointId>& candidates) const
 
 // Whether it was whole, and what it lacks is on nodes that are not there, as far as is known.
 bool Coordinator::CutOff(CheckpointId id, const Checkpoint& checkpoint) const {
-  if (checkpoint.given_up || checkpoint.contradictory || !checkpoint.writing.empty()) {
+  if (checkpoint.contradictory || !checkpoint.writing.empty()) {
     return false;
   }
   // The state says of the last commits a little later that they were: before all nodes have been

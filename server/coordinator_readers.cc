@@ -25,8 +25,7 @@ void Coordinator::On(const AttachAsked& m, Turn& t) {
 
 void Coordinator::On(const RecordsAsked& m, Turn& t) {
   const auto known = checkpoints_.find(m.checkpoint);
-  if (removed_ || known == checkpoints_.end() || known->second.given_up ||
-      !known->second.committed) {
+  if (removed_ || known == checkpoints_.end() || !known->second.committed) {
     return Refuse(
         m.token,
         WithoutReason(absl::StatusCode::kAborted,
@@ -102,7 +101,7 @@ bool Coordinator::TryAnswer(const AttachAsked& m, NodeId node, Turn& t) {
   }
   if (m.again) {  // it may not be whole any more for that very copy: what else there is tells why
     const auto known = m.wanted ? checkpoints_.find(*m.wanted) : checkpoints_.end();
-    if (known == checkpoints_.end() || known->second.given_up) {
+    if (known == checkpoints_.end()) {
       return refuse(WithoutReason(absl::StatusCode::kAborted,
                                   "attach: the checkpoint was given up just now; ask again"));
     }

@@ -169,6 +169,7 @@ void Coordinator::StartRepair(const RepairKey& key, Repair& repair, Turn& t) {
   }
   repair.from = from;
   repair.asked = by;
+  repair.asked_at = t.time.now;
   mending_.insert(key);
   FlushWanted flush;
   flush.checkpoint = key.id;
@@ -340,7 +341,9 @@ bool Coordinator::BeingMended(CheckpointId id, TierKind tier) const {
 void Coordinator::LoseRepairs(NodeId node, const std::string& why, Turn& t) {
   std::vector<RepairKey> lost;
   for (const RepairKey& key : mending_) {
-    if (repairs_.at(key).asked == node) {
+    // (A node may say twice at once that it is here. What it was asked in between it will hear.)
+    if (repairs_.at(key).asked == node &&
+        (missing_.count(node) > 0 || repairs_.at(key).asked_at != t.time.now)) {
       lost.push_back(key);
     }
   }

@@ -282,8 +282,7 @@ void Coordinator::TakeLateReplica(const ShardDrained& m, Turn& t) {
     return TakeShards({FoundShard{m.copy.copy, std::nullopt, true}}, t);
   }
   const bool counts = known != checkpoints_.end() && known->second.shards.count(m.rank) > 0 &&
-                      !known->second.given_up && known->second.drain(m.to).unwanted.empty() &&
-                      !IsGoing(m.checkpoint, m.to);
+                      known->second.drain(m.to).unwanted.empty() && !IsGoing(m.checkpoint, m.to);
   if (!counts) {
     t.Say(RemovalWanted{m.checkpoint, m.to, m.copy.copy.world_size}, t.from);
     return;
@@ -377,7 +376,7 @@ void Coordinator::ReplicateAgain(Turn& t) {
       continue;
     }
     Drain& drain = checkpoint.drain(TierKind::kPeer);
-    if (drain.phase == Drain::Phase::kNone && !checkpoint.given_up && drain.unwanted.empty() &&
+    if (drain.phase == Drain::Phase::kNone && drain.unwanted.empty() &&
         !IsGoing(id, TierKind::kPeer) && LacksReplicas(checkpoint)) {
       checkpoint.replicated = checkpoint.replicated && checkpoint.CommittedAt(TierKind::kPeer);
       drain.decided = true;

@@ -39,6 +39,7 @@ std::vector<CheckpointView> Coordinator::Views() const {
     CheckpointView view = checkpoint.View(id);
     view.held = Held(id);
     view.pinned = Pinned(id);
+    view.left_unix_ms = LeftUnixMs(id);
     for (const TierKind tier : kDurable) {
       view.at(tier).source = view.at(tier).source || ToBeMended(id, tier);
     }
@@ -54,15 +55,29 @@ std::vector<CheckpointView> Coordinator::Views() const {
   return views;
 }
 
-std::vector<RetentionVerdict> Coordinator::Verdicts(TierKind tier,
-                                                    const std::vector<CheckpointView>& views,
-                                                    uint64_t bytes_wanted) const {
+// When the line of descent left the branch of this step; 0: it is on the line, or nobody knows.
+int64_t Coordinator::LeftUnixMs(CheckpointId id) const {
+  if (OnLine(line_, id)) {
+    return 0;
+  }
+  // (The line is the youngest attempt first.)
+  const auto younger = std::find_if(line_.rbegin(), line_.rend(),
+                                    [id](const Descent& d) { return d.attempt > id.attempt; });
+  const auto info = younger == line_.rend() ? attempts_.end() : attempts_.find(younger->attempt);
+  return info == attempts_.end() ? 0 : info->second.opened_unix_ms;
+}
+
+std::vector<DeletionVerdict> Coordinator::Verdicts(TierKind tier,
+                                                   const std::vector<CheckpointView>& views,
+                                                   int64_t now_unix_ms,
+                                                   uint64_t bytes_wanted) const {
   const v1::Policy policy = EffectivePolicy();
   const v1::TierPolicy& rules = TierPolicyOf(policy, tier);
-  return PlanRetention(tier, views, line_,
-                       {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(),
-                        !AllInventoriesKnown() || !missing_.empty()},
-                       bytes_wanted);
+  return PlanDeletion(
+      tier, views, line_,
+      {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(),
+       !AllInventoriesKnown() || !missing_.empty(), now_unix_ms, settings_.retention_grace_ms},
+      bytes_wanted);
 }
 
 std::vector<const Coordinator::Going*> Coordinator::AllGoing(TierKind tier) const {
@@ -150,9 +165,10 @@ void Coordinator::RetainDurable(Turn& t) {
       continue;
     }
     if (removals.collect && WhyNothingGoes(tier).empty()) {
-      const std::vector<RetentionVerdict> verdicts = Verdicts(tier, Views(), removals.pressure);
+      const std::vector<DeletionVerdict> verdicts =
+          Verdicts(tier, Views(), t.time.unix_ms, removals.pressure);
       if (!verdicts.empty() && verdicts.front().goes) {
-        const RetentionVerdict& first = verdicts.front();
+        const DeletionVerdict& first = verdicts.front();
         removals.pressure -= std::min(removals.pressure, first.bytes);
         BeginRemoval(first.id, tier, first.why, t);
         continue;

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "recovery/retention.h"
+#include "recovery/shedding.h"
 #include "server/coordinator.h"
 
 namespace holdfast {
@@ -54,7 +54,8 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                                "' has in the durable tiers is not known yet, "
                                "and it may have to restore that; restore first"));
   }
-  if (!info.decided && (EverCommitted() || restore_point_.set()) && !from_scratch) {
+  if (!info.decided && (EverCommitted() || AnythingSaved() || restore_point_.set()) &&
+      !from_scratch) {
     // It would start a line of descent from nothing, and discard for good what is there.
     return refuse(
         absl::StatusCode::kFailedPrecondition,
@@ -213,11 +214,11 @@ void Coordinator::AddCopy(const ShardSealed& m, TierKind tier, CopyState copy, T
 // After any change of its copies: whether every rank has one now.
 void Coordinator::Recheck(CheckpointId id, Turn& t) {
   Checkpoint& checkpoint = checkpoints_.at(id);
-  const bool whole = checkpoint.Whole() && !checkpoint.given_up;
+  const bool whole = checkpoint.Whole();
   for (Removals& removals : removals_) {
     removals.collect = true;
   }
-  checkpoint.dead = checkpoint.dead || checkpoint.contradictory || checkpoint.given_up;
+  checkpoint.dead = checkpoint.dead || checkpoint.contradictory;
   if ((checkpoint.committed || checkpoint.cut_off) && !whole) {
     // Of what all ranks have not been seen to seal, the rest may still come, or it is pruned.
     const bool once = checkpoint.committed || checkpoint.dead || checkpoint.Complete();
@@ -438,8 +439,8 @@ void Coordinator::Retire(CheckpointId id, Failure failure, Turn& t) {
     return Erase(id, std::move(failure), t);
   }
   const bool open = checkpoint.Open();
-  // It will never become whole, unless a tier that has not been read yet has the rest.
-  checkpoint.given_up = checkpoint.given_up || (open && AllInventoriesKnown());
+  // Nobody writes it any more. It is whole again if a durable tier turns out to have the rest.
+  checkpoint.dead = checkpoint.dead || (open && AllInventoriesKnown());
   checkpoint.writing.clear();
   checkpoint.is_protected = false;
   checkpoint.Clear(TierKind::kMemory);

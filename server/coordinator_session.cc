@@ -253,9 +253,10 @@ std::string Coordinator::WhatTheSessionWaitsFor() const {
 
 std::string Coordinator::HowNotToWait() const {
   return absl::StrCat(
-      "; restore again when they can be read, or choose what there is: ckptctl "
-      "restore ",
-      name_, CommittedOnLine().empty() ? " --from-scratch" : " --step N");
+      "; restore again when they can be read",
+      CommittedOnLine().empty()
+          ? absl::StrCat("; what there is: ckptctl explain ", name_)
+          : absl::StrCat(", or choose what there is: ckptctl restore ", name_, " --step N"));
 }
 
 void Coordinator::NextRound(std::vector<CheckpointId> candidates, Turn& t) {
@@ -400,7 +401,7 @@ std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& 
   if (!candidates.empty()) {
     return std::nullopt;
   }
-  if (!EverCommitted()) {
+  if (!EverCommitted() && !AnythingSaved()) {
     return Failure{
         absl::StatusCode::kNotFound, v1::Failure::REASON_NOTHING_TO_RESTORE,
         absl::StrCat("job '", name_,
@@ -467,9 +468,9 @@ Failure Coordinator::ReadInVain() const {
       absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
       absl::StrCat("no other step of the line of job '", name_, "' can be loaded; ckptctl verify ",
                    name_,
-                   " --all reads every copy and marks those that are bad; to go on from what "
-                   "another branch has: ckptctl restore ",
-                   name_, " --step N; to begin anew: ckptctl restore ", name_, " --from-scratch")};
+                   " --all reads every copy and marks those that are bad; to continue from another "
+                   "branch: ckptctl restore ",
+                   name_, " --step N; what there is: ckptctl explain ", name_)};
 }
 
 // Every rank has the step, or has come to hear which one it reads by itself. It becomes the
@@ -480,6 +481,11 @@ void Coordinator::FinishSession(Turn& t) {
   const CheckpointId parent = session->checkpoint();
   last_session_ = session->id();
   last_failure_.reset();
+  const std::string passed_over = session->only_these() ? "" : WhatIsPassedOver(parent);
+  if (!passed_over.empty()) {
+    Tell(Report::Kind::kSessionFellBack,
+         absl::StrCat("step ", parent.step, " is restored: ", passed_over), 0, t);
+  }
   Decide(parent, session->restore_point_change(), t);
   Tell(Report::Kind::kSessionDone,
        session->reads_by_itself()
@@ -488,9 +494,50 @@ void Coordinator::FinishSession(Turn& t) {
            : absl::StrCat("all ranks of attempt ", attempt(), " have loaded step ", parent.step),
        0, t);
   for (const auto& [rank, token] : session->TakeWaiting()) {
-    AnswerWhenDurable(token, SessionEnded{token, session->id(), session->round(), parent, line_},
-                      t);
+    AnswerWhenDurable(
+        token, SessionEnded{token, session->id(), session->round(), parent, line_, passed_over}, t);
   }
+}
+
+// The newest step of the line that was saved, if that is newer than the one that is restored, and
+// why it was not. Only committed steps are flushed, so what a durable tier has of one was saved.
+std::string Coordinator::WhatIsPassedOver(CheckpointId restored) const {
+  constexpr size_t kTextBytesMax = 1000;
+  std::optional<CheckpointId> newest = NewestOnLine([](const AttemptInfo& info) {
+    return info.any_committed ? std::optional(info.last_committed_step) : std::nullopt;
+  });
+  for (const auto& [id, checkpoint] : checkpoints_) {
+    const bool durable = checkpoint.AnyAt(TierKind::kNvme) || checkpoint.AnyAt(TierKind::kRemote);
+    if (durable && OnLine(line_, id) && (!newest || *newest < id)) {
+      newest = id;
+    }
+  }
+  // (Of what only the names of damaged files tell: what is not on the line has another attempt's.)
+  const NamedBad* named = nullptr;
+  for (const auto& [key, bad] : named_bad_) {
+    const bool counts = key.id.attempt > restored.attempt || OnLine(line_, key.id);
+    if (counts && (!newest || *newest < key.id)) {
+      newest = key.id;
+      named = &bad;
+    }
+  }
+  if (!newest || !(restored < *newest)) {
+    return "";
+  }
+  if (named != nullptr) {
+    return absl::StrCat("the newer step ", newest->step, " of attempt ", newest->attempt,
+                        " is passed over: '", named->location, "' is corrupt: ", named->what)
+        .substr(0, kTextBytesMax);
+  }
+  const auto known = checkpoints_.find(*newest);
+  const std::string why =
+      known != checkpoints_.end()
+          ? (known->second.committed ? std::string("not every rank could load it")
+                                     : WhyNotWhole(*newest, known->second))
+          : std::string("nothing of it is left");
+  return absl::StrCat("the newer step ", newest->step, " of attempt ", newest->attempt,
+                      " is passed over: ", why)
+      .substr(0, kTextBytesMax);
 }
 
 void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {
@@ -525,11 +572,9 @@ void Coordinator::DropFromSession(Rank rank, ProcessId process) {
 std::vector<CheckpointSummary> Coordinator::Summaries() const {
   std::vector<CheckpointSummary> summaries;
   for (const auto& [id, checkpoint] : checkpoints_) {
-    if (!checkpoint.given_up) {
-      summaries.push_back({id, checkpoint.world_size, checkpoint.good,
-                           static_cast<uint32_t>(checkpoint.shards.size()) - checkpoint.good,
-                           !checkpoint.contradictory});
-    }
+    summaries.push_back({id, checkpoint.world_size, checkpoint.good,
+                         static_cast<uint32_t>(checkpoint.shards.size()) - checkpoint.good,
+                         !checkpoint.contradictory});
   }
   return summaries;
 }
@@ -623,6 +668,20 @@ bool Coordinator::EverCommitted() const {
   return LineRestoredAnything(line_) || (newest != attempts_.end() && newest->second.any_committed);
 }
 
+// Whether a durable tier has anything that was saved on the line, however damaged: a step is
+// flushed when it is committed, not before. It tells so also when the job's state was lost.
+bool Coordinator::AnythingSaved() const {
+  const auto counts = [this](CheckpointId id) {
+    return line_.empty() || id.attempt > line_.front().attempt || OnLine(line_, id);
+  };
+  return std::any_of(named_bad_.begin(), named_bad_.end(),
+                     [&](const auto& bad) { return counts(bad.first.id); }) ||
+         std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
+           return counts(c.first) &&
+                  (c.second.AnyAt(TierKind::kNvme) || c.second.AnyAt(TierKind::kRemote));
+         });
+}
+
 // What a tier or a node may have of it that cannot be read, or heard, now.
 std::optional<Failure> Coordinator::OutOfReach(CheckpointId id) const {
   for (const TierKind tier : {TierKind::kNvme, TierKind::kRemote}) {
@@ -652,17 +711,15 @@ Failure Coordinator::Unreadable() const {
   }
   std::optional<CheckpointId> named;
   const std::string why = WhyNothingOfTheLine(newest, named);
-  return {absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
-          absl::StrCat("job '", name_, "' had committed ",
-                       newest.attempt == 0
-                           ? std::string("a checkpoint")
-                           : absl::StrCat("step ", newest.step, " of attempt ", newest.attempt),
-                       ", and nothing of its line can be read now: ", why,
-                       named ? absl::StrCat("; what there is of it: ckptctl explain ", name_,
-                                            " --step ", named->step, " --attempt ", named->attempt)
-                             : "",
-                       DoubtedText(), OtherBranchText(), "; to begin anew: ckptctl restore ", name_,
-                       " --from-scratch")};
+  return {
+      absl::StatusCode::kDataLoss, v1::Failure::REASON_UNREADABLE,
+      absl::StrCat(
+          "job '", name_, "' had committed ",
+          newest.attempt == 0 ? std::string("a checkpoint")
+                              : absl::StrCat("step ", newest.step, " of attempt ", newest.attempt),
+          ", and nothing of its line can be read now: ", why, DoubtedText(), OtherBranchText(),
+          "; what there is: ckptctl explain ", name_,
+          named ? absl::StrCat(" --step ", named->step, " --attempt ", named->attempt) : "")};
 }
 
 // Somebody chose it: nothing else is taken for it, and what else there is is for them to say.
@@ -705,6 +762,12 @@ std::string Coordinator::WhyNothingOfTheLine(CheckpointId newest,
     }
   }
   named.reset();
+  if (!named_bad_.empty()) {
+    const auto& [key, bad] = *named_bad_.rbegin();
+    return absl::StrCat("step ", key.id.step, " of attempt ", key.id.attempt, ": rank ", key.rank,
+                        "'s ", Name(key.place.tier), " copy (", bad.location,
+                        ") is corrupt: ", bad.what);
+  }
   const auto times = times_.find(newest);
   return times != times_.end() && !times->second.fate.empty()
              ? absl::StrCat("none of its copies is left: ", times->second.fate)

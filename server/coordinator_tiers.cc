@@ -480,11 +480,11 @@ void Coordinator::EndDrainRound(CheckpointId id, TierKind tier, Turn& t) {
   if (!drain.unwanted.empty()) {
     return EndUnwanted(id, tier, t);
   }
-  if (checkpoint.given_up || removed_) {
+  if (removed_) {
     drain.phase = Drain::Phase::kNone;
     return EraseIfGone(id,
                        {absl::StatusCode::kAborted, v1::Failure::REASON_SHED,
-                        absl::StrCat("step ", id.step, " was given up")},
+                        absl::StrCat("step ", id.step, " went with its job")},
                        t);
   }
   if (tier == TierKind::kPeer) {

@@ -399,10 +399,10 @@ void Coordinator::FillTimeline(uint32_t steps_max, v1::TimelineReply& reply) con
 
 // What goes, as retention goes about it: one at a time, in each tier in turn, each judged by what
 // is left; then what stays.
-void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
+void Coordinator::FillGarbage(int64_t now_unix_ms, v1::CollectGarbageReply& reply) const {
   std::vector<CheckpointView> views = Views();
-  std::array<std::vector<RetentionVerdict>, kTierKinds> going;
-  const auto add = [&](TierKind tier, const RetentionVerdict& verdict, bool goes,
+  std::array<std::vector<DeletionVerdict>, kTierKinds> going;
+  const auto add = [&](TierKind tier, const DeletionVerdict& verdict, bool goes,
                        std::string_view why) {
     v1::RetentionVerdict& out = *reply.add_verdicts();
     out.set_job(name_);
@@ -429,11 +429,11 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
         continue;
       }
       uint64_t& wanted = pressure[static_cast<size_t>(tier)];
-      const std::vector<RetentionVerdict> verdicts = Verdicts(tier, views, wanted);
+      const std::vector<DeletionVerdict> verdicts = Verdicts(tier, views, now_unix_ms, wanted);
       if (!Configured(tier) || verdicts.empty() || !verdicts.front().goes) {
         continue;
       }
-      const RetentionVerdict& first = verdicts.front();
+      const DeletionVerdict& first = verdicts.front();
       going[static_cast<size_t>(tier)].push_back(first);
       wanted -= std::min(wanted, first.bytes);
       for (CheckpointView& view : views) {
@@ -448,10 +448,10 @@ void Coordinator::FillGarbage(v1::CollectGarbageReply& reply) const {
       add(tier, {begun->id, true, "", begun->bytes}, true,
           absl::StrCat("is being removed", why.empty() ? "" : ", and tried again: ", why));
     }
-    for (const RetentionVerdict& verdict : going[static_cast<size_t>(tier)]) {
+    for (const DeletionVerdict& verdict : going[static_cast<size_t>(tier)]) {
       add(tier, verdict, true, verdict.why);
     }
-    for (const RetentionVerdict& verdict : Verdicts(tier, views, 0)) {
+    for (const DeletionVerdict& verdict : Verdicts(tier, views, now_unix_ms, 0)) {
       if (Configured(tier)) {
         add(tier, verdict, false,
             verdict.goes ? std::string_view(not_now[static_cast<size_t>(tier)])

@@ -456,7 +456,7 @@ struct FlushShard {
   SlotId slot = 0;  // from memory
   Generation generation = 0;
   uint64_t opening = 0;  // remote: the attempt's, by which it is claimed
-  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_SAMPLE;
   // Remote: the ranks that hold the same tensors, this one among them; each writes some of them
   // once for all. Null: the shard is written whole.
   std::shared_ptr<const Replicas::Group> replicas = nullptr;

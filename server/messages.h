@@ -454,6 +454,7 @@ struct SessionEnded {
   uint32_t round = 0;
   CheckpointId checkpoint;
   std::vector<Descent> descent;
+  std::string passed_over{};  // a newer step that was saved and could not be restored, and why
 };
 // Which checkpoint a reader gets, and in which tiers its node can read the shard.
 struct ShardLocated {
@@ -554,7 +555,7 @@ struct FlushWanted {
   uint32_t world_size = 0;
   std::vector<Shard> shards;
   uint64_t opening = 0;
-  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_NONE;
+  v1::TierPolicy::Verify verify = v1::TierPolicy::VERIFY_SAMPLE;
   std::vector<Group> groups;  // remote: of replicas that share what they write
   uint32_t zstd_level = 0;    // remote: images are compressed; 0: they are not
   uint32_t zstd_threads = 0;  // at work for one of them at once; 0: all there are

@@ -1019,6 +1019,7 @@ void Fields(Io& io, M& m, v1::SessionEnded& p) {
   io.Any(HF_FIELD_AS(m.checkpoint.attempt, attempt));
   io.Any(HF_FIELD_AS(m.checkpoint.step, step));
   DescentOf(io, m, p);
+  io.Text(HF_FIELD(passed_over));
 }
 
 template <typename Io, typename M>

@@ -77,6 +77,7 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
                      outcome->message.step, " is restored, which this rank has not loaded"));
   }
   HF_SYNC_POINT("client.restore.done");
+  NotePassedOver(outcome->message);
   restored_.attempt = outcome->message.attempt;
   restored_.step = outcome->message.step;
   return std::move(restored_);
@@ -97,9 +98,16 @@ Result<Restored> RestoreRun::Adopt(Deadline deadline) {
     }
     return chosen;
   }
+  NotePassedOver(outcome.message);
   restored_.attempt = outcome.message.attempt;
   restored_.step = outcome.message.step;
   return std::move(restored_);
+}
+
+void RestoreRun::NotePassedOver(const wire::SessionOutcome& outcome) {
+  if (!outcome.passed_over.empty()) {
+    restored_.notes.insert(restored_.notes.begin(), outcome.passed_over);
+  }
 }
 
 Result<Answer<wire::SessionOutcome>> RestoreRun::Enter(Deadline deadline) {

@@ -76,6 +76,7 @@ class RestoreRun {
   };
 
   Result<Restored> Adopt(Deadline deadline);
+  void NotePassedOver(const wire::SessionOutcome& outcome);
   Result<Answer<wire::SessionOutcome>> Enter(Deadline deadline);
   // What the answer to the ticket's request makes of it.
   void Keep(std::unique_ptr<ReadTicket> ticket, const Result<Answer<wire::SessionOutcome>>& answer);

@@ -519,6 +519,8 @@ absl::Status Read(std::string_view bytes, SessionOutcome& out) {
             return AppendDescent(field, out.descent);
           case 8:
             return fields.Get(field, out.reshard);
+          case 9:
+            return fields.Get(field, out.passed_over);
           default:
             return absl::OkStatus();
         }

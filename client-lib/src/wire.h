@@ -256,6 +256,7 @@ struct SessionOutcome {
   std::optional<Source> source;
   std::vector<Descent> descent;
   uint32_t reshard = 0;
+  std::string passed_over;
 };
 
 struct ListedCheckpoint {

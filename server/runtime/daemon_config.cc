@@ -405,6 +405,7 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   memory->set_populate_cpu_percent(100);
   config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
+  config.mutable_retention()->set_grace_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
   config.mutable_scrub()->set_period_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
   config.mutable_scrub()->set_bandwidth_bytes_per_s_max(100 * kMiB);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
@@ -443,7 +444,7 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   for (v1::TierPolicy* tier : {to_nvme, to_remote}) {
     tier->set_keep_every_steps(0);
     tier->set_bytes_max(0);
-    tier->set_verify(v1::TierPolicy::VERIFY_NONE);
+    tier->set_verify(v1::TierPolicy::VERIFY_SAMPLE);
   }
   return config;
 }
@@ -534,6 +535,7 @@ std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
        .note = "in which they are counted; lower it, or leave it out for half of that"},
       {"save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, kWeekMs, Unit::kMs},
       {"session.deadline_max_ms", config.session().deadline_max_ms(), 1, kWeekMs, Unit::kMs},
+      {"retention.grace_ms", config.retention().grace_ms(), 1000, 52 * kWeekMs, Unit::kMs, true},
       {"scrub.period_ms", config.scrub().period_ms(), 1000, 52 * kWeekMs, Unit::kMs, true},
       {"scrub.bandwidth_bytes_per_s_max", config.scrub().bandwidth_bytes_per_s_max(), 64 * kKiB,
        1024 * kGiB, Unit::kBytes, true},

@@ -63,6 +63,9 @@ absl::Status ReadFromStream(PullStream& stream, const PulledPart& part, Transfer
     read.set_offset(part.offset + at);
     read.set_bytes(std::min<uint64_t>(kPullAskBytes, part.into.size() - at));
     HF_RETURN_IF_ERROR(stream.Ask(asked));
+    // All that was asked for is taken from the stream, also after a bad block: what is said next,
+    // the confirmation, comes behind it.
+    absl::Status judged;
     for (const uint64_t end = at + read.bytes(); at < end;) {
       HF_ASSIGN_OR_RETURN(const v1::PullTold told, stream.Next());
       if (told.data().empty() || told.data().size() > end - at) {
@@ -71,8 +74,11 @@ absl::Status ReadFromStream(PullStream& stream, const PulledPart& part, Transfer
       std::copy(told.data().begin(), told.data().end(), reinterpret_cast<char*>(&part.into[at]));
       at += told.data().size();
       control.Advance(told.data().size());
-      HF_RETURN_IF_ERROR(arrived(at, told.data().size()));
+      if (judged.ok()) {
+        judged = arrived(at, told.data().size());
+      }
     }
+    HF_RETURN_IF_ERROR(judged);
   }
   return absl::OkStatus();
 }

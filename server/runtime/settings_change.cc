@@ -136,6 +136,7 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"events.command", kAtOnce},
     {"events.least", kAtOnce},
     {"events.timeout_ms", kAtOnce},
+    {"retention.grace_ms", kAtOnce},
     {"scrub.period_ms", kAtOnce},
     {"scrub.bandwidth_bytes_per_s_max", kAtOnce},
     {"health.address", kRestart},

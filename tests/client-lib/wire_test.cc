@@ -273,6 +273,7 @@ TEST(Wire, EveryReplyReadsAsWhatItIs) {
   session->set_round(2);
   session->set_attempt(4);
   session->set_step(5);
+  session->set_passed_over("step 6");
   Fill(session->mutable_source());
   Fill(session->add_descent(), 3);
   const auto outcome = Decode<SessionOutcome>(frame);
@@ -281,6 +282,7 @@ TEST(Wire, EveryReplyReadsAsWhatItIs) {
   EXPECT_FALSE(outcome.done);
   EXPECT_EQ(outcome.attempt, 4u);
   EXPECT_EQ(outcome.step, 5u);
+  EXPECT_EQ(outcome.passed_over, "step 6");
   ASSERT_TRUE(outcome.source.has_value());
   ExpectFilled(*outcome.source);
   EXPECT_EQ(outcome.descent, (std::vector<Descent>{{3, {4, 5}}}));

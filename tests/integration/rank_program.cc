@@ -105,6 +105,8 @@ class Trainer {
       return Reach(words);
     if (verb == "restore")
       return Restore(words);
+    if (verb == "notes")
+      return "ok " + notes_;
     if (verb == "attach")
       return Attach(words);
     if (verb == "read")
@@ -262,8 +264,12 @@ class Trainer {
     holdfast::State state = MakeState(0);
     state.objects[0].bytes.clear();
     const auto restored = job_->Restore(state, options);
+    notes_.clear();
     if (!restored.ok()) {
       return Failed(restored.status());
+    }
+    for (const std::string& note : restored->notes) {
+      notes_ += (notes_.empty() ? "" : "; ") + note;
     }
     if (!Matches(restored->step) ||
         state.objects[0].bytes != "{\"step\": " + std::to_string(restored->step) + "}") {
@@ -422,6 +428,7 @@ class Trainer {
   uint32_t content_rank_;  // whose tensors it has
   std::vector<uint64_t> weights_;
   std::vector<uint64_t> moments_;
+  std::string notes_;  // of the last restore
   std::unique_ptr<holdfast::Job> job_;
   std::unique_ptr<holdfast::SaveHandle> handle_;
   std::unique_ptr<holdfast::View> view_;

@@ -21,7 +21,7 @@ CoreHarness::CoreHarness(std::function<void(v1::DaemonConfig&)> adjust,
     tier->set_keep_last(2);
     tier->set_keep_every_steps(0);
     tier->set_bytes_max(0);
-    tier->set_verify(v1::TierPolicy::VERIFY_NONE);
+    tier->set_verify(v1::TierPolicy::VERIFY_SAMPLE);
   }
   config.mutable_nvme()->set_high_watermark_percent(90);
   config.mutable_nvme()->set_low_watermark_percent(80);

@@ -131,7 +131,7 @@ MEMBERS(RemoteReader, node, ranks)
 MEMBERS(SourceOffered, token, attempt, rank, session, round, checkpoint, from, why, bytes, peers,
         readers)
 MEMBERS(StepOffered, token, attempt, rank, session, round, checkpoint, world_size)
-MEMBERS(SessionEnded, token, session, round, checkpoint, descent)
+MEMBERS(SessionEnded, token, session, round, checkpoint, descent, passed_over)
 MEMBERS(ShardLocated::Place, tier, why_not)
 MEMBERS(ShardLocated, token, checkpoint, world_size, places, elsewhere, peers, remote_reader)
 MEMBERS(RecordsLocated::Holder, node, remote)
@@ -632,7 +632,12 @@ TEST(PeerCodecTest, EveryValueOfAnEnumArrives) {
   ExpectEachArrives<ToCoordinator>(&ShardGood::tier, TierKind::kRemote);
   ExpectEachArrives<ToCoordinator>(&AwaitAsked::stage, v1::AwaitSave::STAGE_REMOTE);
   ExpectEachArrives<ToAgent>(&SourceOffered::from, TierKind::kRemote);
-  ExpectEachArrives<ToAgent>(&FlushWanted::verify, v1::TierPolicy::VERIFY_ALL);
+  for (const auto verify : {v1::TierPolicy::VERIFY_SAMPLE, v1::TierPolicy::VERIFY_ALL}) {
+    FlushWanted m;
+    Least().Fill(m);
+    m.verify = verify;
+    ExpectArrives<ToAgent>(m, m, absl::StrCat("verify ", static_cast<int>(verify)));
+  }
   for (int kind = 0; kind <= static_cast<int>(Report::Kind::kTrouble); ++kind) {
     const Reported m{{static_cast<Report::Kind>(kind), "job", "text", 1, TierKind::kMemory}};
     ExpectArrives<ToAgent>(m, m, absl::StrCat("report ", kind));

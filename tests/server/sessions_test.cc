@@ -210,7 +210,12 @@ TEST(Sessions, ABadCopySendsAllRanksBackTogether) {
   EXPECT_EQ(p.enter_session().step(), 20u);
   EXPECT_EQ(q.enter_session().step(), 20u);
   EXPECT_EQ(t.h.CountReports(Report::Kind::kCopyBad), 1u);
-  EXPECT_EQ(t.h.CountReports(Report::Kind::kSessionFellBack), 1u);
+  EXPECT_EQ(t.h.CountReports(Report::Kind::kSessionFellBack), 2u)
+      << "when it happens, and in the end, for all ranks";
+  for (const v1::DaemonFrame& frame : {p, q}) {
+    const std::string& said = frame.enter_session().passed_over();
+    EXPECT_EQ(said.rfind("the newer step 30 of attempt 1 is passed over: ", 0), 0u) << said;
+  }
   EXPECT_EQ(t.h.Committed("job").front(), "1:20");
 }
 
@@ -306,7 +311,9 @@ TEST(Sessions, MemoryGoneIsUnreadableNotNothing) {
   const auto [a, b] = t.Enter();
   EXPECT_EQ(a.failure().reason(), Failure::REASON_UNREADABLE);
   EXPECT_NE(a.failure().message().find("step 30"), std::string::npos) << a.failure().message();
-  EXPECT_NE(a.failure().message().find("--from-scratch"), std::string::npos);
+  EXPECT_EQ(a.failure().message().find("--from-scratch"), std::string::npos)
+      << "no way out that destroys something: " << a.failure().message();
+  EXPECT_NE(a.failure().message().find("ckptctl explain job"), std::string::npos);
 }
 
 TEST(Sessions, AnotherWorldSizeIsSaidSo) {

@@ -106,7 +106,7 @@ void World::MakeNodes() {
     policy->set_keep_last(1 + static_cast<uint32_t>(t.Below(3)));
     policy->set_keep_every_steps(0);
     policy->set_bytes_max(0);
-    policy->set_verify(v1::TierPolicy::VERIFY_NONE);
+    policy->set_verify(v1::TierPolicy::VERIFY_SAMPLE);
   }
   config.mutable_policy()->mutable_remote()->set_share_replicas(true);
   replicas_ = options.seed % 3;

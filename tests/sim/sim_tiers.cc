@@ -50,7 +50,7 @@ void World::MakeTiers() {
     policy->set_keep_last(1 + static_cast<uint32_t>(TierBelow(3)));
     policy->set_keep_every_steps(TierChance(0.2) ? 50 : 0);
     policy->set_bytes_max(0);
-    policy->set_verify(v1::TierPolicy::VERIFY_NONE);
+    policy->set_verify(v1::TierPolicy::VERIFY_SAMPLE);
   }
   uint64_t ranks = 0;
   for (const JobPlan& job : jobs_) {
@@ -498,6 +498,7 @@ void World::JudgeRemoval(const RemoveCopies& a) {
       oracle_.Violated(what + " although it is pinned");
     }
   }
+  JudgeCover(a, state->second);
   const bool rotten =
       std::any_of(TierOf(a.tier).copies.begin(), TierOf(a.tier).copies.end(), [&](const auto& c) {
         return c.first.job == a.job && c.first.checkpoint() == a.checkpoint &&
@@ -543,6 +544,38 @@ void World::JudgeRemoval(const RemoveCopies& a) {
     if (!newer && !unheard_of && forced_.count(name_and_id) == 0) {
       oracle_.Violated(what + ", and was the newest that would have survived a failure");
     }
+  }
+}
+
+// The rule of docs/deletion.md: what is incomplete or corrupt is no reason to remove the rest. What
+// goes is followed by a complete step of the line there, or, being incomplete itself, by two more
+// that are, which are all that stays where room is short.
+void World::JudgeCover(const RemoveCopies& a, const v1::JobState& state) {
+  if (removed_by_hand_.count({state.name(), a.checkpoint}) > 0 ||
+      !Oracle::OnLine(state, a.checkpoint)) {
+    return;
+  }
+  const SimTier& tier = TierOf(a.tier);
+  const auto complete = [&](CheckpointId id) {
+    for (Rank rank = 0; rank < oracle_.job(state.name()).World(id.attempt); ++rank) {
+      if (!tier.Has(a.tier, {a.job, id.attempt, id.step, rank}, true)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  std::set<CheckpointId> parts;
+  for (const auto& [id, copy] : tier.copies) {
+    if (id.job != a.job || !(a.checkpoint < id.checkpoint())) {
+      continue;
+    }
+    if (complete(id.checkpoint()) && Oracle::OnLine(state, id.checkpoint())) {
+      return;
+    }
+    parts.insert(id.checkpoint());
+  }
+  if (complete(a.checkpoint) || parts.size() < 2) {
+    oracle_.Violated(TextOf(a) + ", and the line has no later complete step there");
   }
 }
 

@@ -203,6 +203,7 @@ class World {
   void LosePower();
   void SyncFlushed(const FlushShard& a, FlushEnded ended, uint64_t life);
   void JudgeRemoval(const RemoveCopies& a);
+  void JudgeCover(const RemoveCopies& a, const v1::JobState& state);
   void RemovalGranted(const Report& a, CheckpointId id);
   void BeginRemoval(const RemoveCopies& a);
   void JudgeReaders(const RemoveCopies& a);

@@ -183,12 +183,16 @@ class Scanner {
     if (!IsDirectory(directory)) {
       return;
     }
-    const absl::StatusOr<JobIdentity> identity = store_.ReadJobFile(name);
+    absl::StatusOr<JobIdentity> identity = store_.ReadJobFile(name);
+    if (absl::IsNotFound(identity.status()) || IsCopysFault(identity.status())) {
+      identity = store_.RebuildJob(name, identity.status());
+    }
     if (absl::IsNotFound(identity.status())) {
       // Being made or removed just now, or somebody else's.
-      return Unknown(directory, "a directory without a file JOB");
+      return Unknown(directory, "a directory without a file JOB, or with another job's");
     }
     if (!identity.ok()) {
+      out_.hidden.try_emplace(name, identity.status());  // something of it may lie there
       return Unreadable(JoinPath(directory, kJobFileName), identity.status());
     }
     const auto names = env_.List(directory, kDirectoryNamesMax);

@@ -164,6 +164,12 @@ struct CopyStore::Impl {
   absl::Status OpenJob(const JobIdentity& job);
   absl::StatusOr<JobIdentity> ReadJobFile(const std::string& job_name);
   absl::Status CreateJob(const JobIdentity& job);
+  // Whose directory it is when its file JOB is gone or damaged (`why`): what the records in it say.
+  // They must agree. Writes JOB again where it can. The owner is the records' owner; a daemon that
+  // cannot give files away owns them itself. NotFound: nothing was saved there. DataLoss: something
+  // was, and no record tells whose it is.
+  absl::StatusOr<JobIdentity> RebuildJob(const std::string& job_name, const absl::Status& why);
+  absl::Status WriteJobAgain(const JobIdentity& job, bool damaged);
   absl::StatusOr<JobIdentity> CheckJobIs(const JobUuid& job, const std::string& job_name);
   absl::StatusOr<std::string> NameOf(const JobUuid& job);
   // Nothing, too, of one whose directory was removed or replaced since: it is forgotten.

@@ -1,15 +1,21 @@
 // Whose directory a job's name is, which attempts may write there, and the directories of steps.
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
+#include "tiers/image/record.h"
 
 namespace holdfast {
 namespace {
 
 // Another node may remove an empty directory just when this one is about to use it.
 constexpr int kTriesMax = 4;
+// Read to find out whose a directory without a file JOB is: so many, and more if none can be read.
+constexpr size_t kRecordsAskedMax = 64;
+constexpr size_t kRecordsMax = 4096;
 
 }  // namespace
 
@@ -56,6 +62,120 @@ absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
         .status();
   };
   const absl::Status status = make();
+  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  return status.ok() ? resolved : status;
+}
+
+absl::StatusOr<JobIdentity> CopyStore::Impl::RebuildJob(const std::string& job_name,
+                                                        const absl::Status& why) {
+  const std::string directory = JobDirectory(job_name);
+  HF_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
+                      env.List(directory, kDirectoryNamesMax));
+  std::vector<CheckpointId> steps;
+  for (const std::string& entry : entries) {
+    if (const auto id = ParseStepDirectoryName(entry)) {
+      steps.push_back(*id);
+    } else if (remote() && ParseRemovedName(entry).has_value()) {
+      return absl::NotFoundError(absl::StrCat("'", directory, "': its job is being removed"));
+    }
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  const auto lost = [&](std::string_view but) {
+    return absl::DataLossError(absl::StrCat(
+        "'", directory, "': its file JOB is gone or damaged (", Message(why), "), and ",
+        std::string(but), "; put the file back, or move the directory elsewhere"));
+  };
+  std::optional<JobIdentity> job;
+  std::string other_name;
+  bool anything = false;
+  size_t asked = 0;
+  for (const CheckpointId& step : steps) {
+    const absl::StatusOr<std::vector<std::string>> names =
+        env.List(StepDirectory(job_name, step), kStepNamesMax);
+    for (const std::string& name : names.value_or(std::vector<std::string>())) {
+      const StepFile file = ParseStepFileName(options.kind, name);
+      anything = anything || file.role == StepFileRole::kImage ||
+                 file.role == StepFileRole::kRecord || file.role == StepFileRole::kManifest;
+      if (file.role != StepFileRole::kRecord || asked >= (job ? kRecordsAskedMax : kRecordsMax)) {
+        continue;
+      }
+      ++asked;
+      const std::string path = JoinPath(StepDirectory(job_name, step), name);
+      const absl::StatusOr<std::string> bytes = ReadSmallFile(path, kRecordBytesMax);
+      const absl::StatusOr<FileInfo> info = env.Info(path);
+      if (!bytes.ok() || !info.ok()) {
+        continue;
+      }
+      const absl::StatusOr<ShardRecord> record = DecodeRecord(*bytes);
+      if (!record.ok() || record->id.checkpoint() != step || record->id.rank != file.rank) {
+        continue;
+      }
+      if (record->job_name != job_name) {
+        other_name = record->job_name;
+        continue;
+      }
+      const JobIdentity says{record->id.job, job_name, info->uid, info->gid};
+      if (job && !(*job == says)) {
+        return lost("its records name more than one job or owner");
+      }
+      job = says;
+    }
+  }
+  if (!job && !other_name.empty()) {  // a copy, or a directory that somebody has renamed
+    return absl::NotFoundError(
+        absl::StrCat("'", directory, "': its records are of job '", other_name, "'"));
+  }
+  if (!job) {
+    return anything ? lost("no record in it can be read")
+                    : absl::NotFoundError(
+                          absl::StrCat("'", directory, "': a directory without a file JOB"));
+  }
+  HF_RETURN_IF_ERROR(Prepare());
+  if (options.set_owner) {
+    HF_ASSIGN_OR_RETURN(const uint32_t made_by, OwnerOfWhatWeMake(home));
+    if (made_by != 0) {
+      return lost("this file system keeps no owners that would tell whose it is");
+    }
+  }
+  const absl::Status written = WriteJobAgain(*job, !absl::IsNotFound(why));
+  Note(absl::StrCat(
+      "'", JobFilePath(job_name), "' was gone or damaged (", Message(why), "): rebuilt from ",
+      asked, asked == 1 ? " record" : " records",
+      written.ok() ? "" : absl::StrCat("; it could not be written: ", Message(written))));
+  const absl::StatusOr<JobIdentity> there = ReadJobFile(job_name);  // (another node may be faster)
+  return there.ok() ? there : *job;
+}
+
+// In place of a damaged one, or where there is none; never in a directory that is not there.
+absl::Status CopyStore::Impl::WriteJobAgain(const JobIdentity& job, bool damaged) {
+  const std::string directory = JobDirectory(job.name);
+  Intent intent;
+  intent.kind = IntentKind::kCreateJob;
+  intent.unique = NewUnique();
+  intent.job = job.job;
+  intent.job_name = job.name;
+  LiveIntent live_intent(*this, intent);
+  HF_RETURN_IF_ERROR(live_intent.Write());
+  const auto write = [&]() -> absl::Status {
+    if (!damaged) {
+      return PublishOnce(
+                 directory, kJobFileName, intent.unique, EncodeJobFile(job), kKeepOwner, job.gid,
+                 [&]() -> absl::Status {
+                   HF_ASSIGN_OR_RETURN(const bool going,
+                                       Exists(JoinPath(directory, RemovedName(job.job))));
+                   return going ? absl::AbortedError("its job is being removed") : absl::OkStatus();
+                 })
+          .status();
+    }
+    const std::string temporary = JoinPath(directory, TemporaryName(kJobFileName, intent.unique));
+    HF_RETURN_IF_ERROR(WriteNewFile(temporary, EncodeJobFile(job), kKeepOwner, job.gid));
+    if (!absl::IsDataLoss(ReadJobFile(job.name).status())) {
+      return absl::OkStatus();  // somebody has put it right, or taken it away
+    }
+    HF_RETURN_IF_ERROR(env.Rename(temporary, JobFilePath(job.name)));
+    return env.SyncDirectory(directory);
+  };
+  const absl::Status status = write();
   const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
   return status.ok() ? resolved : status;
 }

@@ -489,6 +489,8 @@ class Checkpointer:
         for key in map(str, state):
             self._half_restored.pop(key, None)
         self.last_restored = restored
+        for note in restored.notes:
+            _log.warning("job '%s': restored step %d, but %s", self.job, restored.step, note)
         _log.info(
             "job '%s': restored step %d of attempt %d from %s%s",
             self.job,

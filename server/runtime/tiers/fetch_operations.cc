@@ -68,9 +68,17 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
   copy.alignment = (*reading)->alignment();
   copy.control = operation.control().get();
   const MonotonicTime began = Clock::System()->Now();
-  const TransferResult result =
-      ReadImage(**io, (*reading)->image(), {slot->mapping->data(), slot->mapping->bytes()},
-                image->record, image->layout, copy);
+  const auto read = [&] {
+    return ReadImage(**io, (*reading)->image(), {slot->mapping->data(), slot->mapping->bytes()},
+                     image->record, image->layout, copy);
+  };
+  TransferResult result = read();
+  if (result.bad_block && result.faulty == FaultySide::kSource && !copy.control->cancelled()) {
+    // Nothing is condemned on one reading: a cable or a bus may have flipped the bit.
+    LogWarning(absl::StrCat("fetch of ", action.key.id.ToString(), ": ", Message(result.status),
+                            "; read once more"));
+    result = read();
+  }
   place.CountRead(result.bytes, Clock::System()->Now() - began);
   if (result.ok() || result.faulty == FaultySide::kSource) {
     Judge(*context, place, result.status);

@@ -18,14 +18,7 @@ namespace holdfast {
 namespace {
 
 ReadBack ReadBackOf(v1::TierPolicy::Verify verify) {
-  switch (verify) {
-    case v1::TierPolicy::VERIFY_ALL:
-      return ReadBack::kAll;
-    case v1::TierPolicy::VERIFY_SAMPLE:
-      return ReadBack::kSample;
-    default:
-      return ReadBack::kNone;
-  }
+  return verify == v1::TierPolicy::VERIFY_ALL ? ReadBack::kAll : ReadBack::kSample;
 }
 
 JobIdentity IdentityOf(const FlushShard& action) {

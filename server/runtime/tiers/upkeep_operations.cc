@@ -100,7 +100,12 @@ absl::StatusOr<std::string> VerifyCopy(const Context& context, size_t drive,
   absl::StatusOr<std::string> verdict =
       VerifyWhatLiesThere(context, drive, shard, pacer, operation, replaced);
   // (Once: what lies there is judged in the end also where a mount tells files apart by nothing.)
-  return std::exchange(replaced, false) && !operation.control()->cancelled()
+  if (std::exchange(replaced, false) && !operation.control()->cancelled()) {
+    verdict = VerifyWhatLiesThere(context, drive, shard, pacer, operation, replaced);
+  }
+  // Nothing is condemned on one reading: a cable, a cache or a bus may have flipped the bit.
+  const bool condemned = verdict.ok() && !verdict->empty();
+  return condemned && !operation.control()->cancelled()
              ? VerifyWhatLiesThere(context, drive, shard, pacer, operation, replaced)
              : std::move(verdict);
 }

@@ -154,6 +154,17 @@ TEST_F(PeerPullTest, WhatIsBadInTheSlotIsNotTakenEitherWay) {
   EXPECT_THAT(ended.bad_peers, ElementsAre("b"));
 }
 
+// What comes behind the bad block is on its way already when that is found.
+TEST_F(PeerPullTest, ABadBlockAmidALongImageIsTheSources) {
+  const SlotContent content = MakeSlotContent(5, 1, 450'000);
+  ASSERT_GT(content.sample.image.size(), kPullChunkBytes * 3 / 2);
+  Source big(content, "big");
+  big.FlipBit(content.sample.image.size() - kPullChunkBytes / 2);
+  const FetchEnded ended = FetchFrom({{"big", &big}});
+  EXPECT_TRUE(absl::IsDataLoss(ended.status)) << ended.status;
+  EXPECT_THAT(ended.bad_peers, ElementsAre("big"));
+}
+
 TEST_F(PeerPullTest, AfterOneThatIsBadTheNextOneIsTaken) {
   b_.FlipBit();
   Source c(content_, "c");

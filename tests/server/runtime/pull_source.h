@@ -79,11 +79,13 @@ class Source {
   void BeAlone() { alone_ = true; }
   // Whatever is asked for, it has this.
   void AnswerAnything() { anything_ = true; }
-  void FlipBit() {
+  // In the byte so far from the end of its image.
+  void FlipBit(size_t from_end = 1) {
     auto image = store_->OpenImageFile(kFrom, true);
     ASSERT_TRUE(image.ok()) << image.status();
     std::string bytes = content_.sample.image;
-    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    char& byte = bytes.at(bytes.size() - from_end);
+    byte = static_cast<char>(byte ^ 1);
     ASSERT_TRUE((*image)->WriteAt(0, std::as_bytes(std::span(bytes))).ok());
   }
   std::string Serve() {

@@ -1,4 +1,4 @@
-#include "recovery/retention.h"
+#include "recovery/shedding.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using Kind = ShedChoice::Kind;
 
-TEST(Retention, OtherBranchesFirstThenOldest) {
+TEST(Surplus, OtherBranchesFirstThenOldest) {
   const std::vector<ShedChoice> all{{{1, 1}, Kind::kOnLine},
                                     {{1, 2}, Kind::kOnLine},
                                     {{1, 8}, Kind::kOffLine},
@@ -22,7 +22,7 @@ TEST(Retention, OtherBranchesFirstThenOldest) {
   EXPECT_EQ(Surplus(all, 1), (std::vector<CheckpointId>{{1, 8}, {1, 1}, {1, 2}}));
 }
 
-TEST(Retention, NeverLowersProtectionOrTakesWhatIsHeld) {
+TEST(Surplus, NeverLowersProtectionOrTakesWhatIsHeld) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 2000; ++round) {
     std::vector<ShedChoice> all;
