@@ -146,14 +146,15 @@ bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& c
   const auto newer = [&](const std::optional<CheckpointId>& there) {
     return there && (candidates.empty() || candidates.front() < *there);
   };
-  if (!history_known_ || newer(NewestIn(tier))) {
-    return true;
+  const bool pending = Inventory(tier).kind == InventoryState::Kind::kPending;
+  if (!history_known_ || newer(NewestIn(tier)) || (candidates.empty() && pending)) {
+    return true;  // (whoever has nothing else waits for what is about to be known)
   }
   // What the node published just before it went down, it may not have noted. As long as the tier
   // is going to be read, that is waited for: on the drives for anything, at the remote tier for
   // what is known to have been committed, and for a step of which parts are left: a host that is
   // gone may have brought it there before it could be agreed on that it was committed.
-  if (!rebooted_ || Inventory(tier).kind != InventoryState::Kind::kPending) {
+  if (!rebooted_ || !pending) {
     return false;
   }
   return tier == TierKind::kNvme || newer(NewestInParts()) ||

@@ -75,6 +75,38 @@ TEST(LostState, WhatATierHadNotAnsweredForBecomesWholeWhenItDoes) {
   EXPECT_EQ(w.Restore().step, 2u);
 }
 
+// Of the steps on a drive that was away while the state was lost no state knows: not even that
+// there are some.
+TEST(LostState, ADriveThatIsBackIsReadBeforeAnybodyHearsThatNothingIsLeft) {
+  TierWorld w(2, NoRemote);
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  const auto away = w.h.nvme.copies.extract(w.Shard(2, 1));
+  w.h.nvme.copies.erase(w.Shard(1, 0));
+  w.h.nvme.copies.erase(w.Shard(1, 1));
+  w.EndAll();
+  w.h.states.clear();
+  w.Reboot();
+  EXPECT_EQ(w.Restore().failure.reason(), v1::Failure::REASON_UNREADABLE);
+  EXPECT_EQ(w.h.nvme.copies.count(w.Shard(2, 0)), 1u) << "what is there of the step stays";
+  w.EndAll();
+  w.h.nvme.copies.insert({away.key(), away.mapped()});
+  w.h.late_drives = true;
+  w.Reboot();
+  w.Launch();
+  w.Join();
+  const uint64_t a = w.ranks[0].Send(TestClient::EnterFrame(60'000));
+  const uint64_t b = w.ranks[1].Send(TestClient::EnterFrame(60'000));
+  EXPECT_FALSE(w.ranks[0].Take(a)) << "the drives are being read";
+  w.h.late_drives = false;
+  w.h.AnswerDrives();
+  for (const auto& [rank, id] : {std::pair(0, a), std::pair(1, b)}) {
+    const auto answer = w.ranks[rank].Take(id);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->frame.enter_session().step(), 2u) << answer->frame.failure().message();
+  }
+}
+
 TEST(LostState, AJoinWaitsUntilItIsKnownWhichAttemptsThereWere) {
   TierWorld w(1, KeepThree);
   LoseTheState(w);
