@@ -104,9 +104,10 @@ Result<Restored> RestoreRun::Adopt(Deadline deadline) {
   return std::move(restored_);
 }
 
+// What this rank saw itself says more.
 void RestoreRun::NotePassedOver(const wire::SessionOutcome& outcome) {
-  if (!outcome.passed_over.empty()) {
-    restored_.notes.insert(restored_.notes.begin(), outcome.passed_over);
+  if (!outcome.passed_over.empty() && restored_.notes.empty()) {
+    restored_.notes.push_back(outcome.passed_over);
   }
 }
 
