@@ -7,6 +7,7 @@
 #include <cstring>
 #include <future>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,21 +29,19 @@ std::unique_ptr<Job> Open(const FakeDaemon& daemon) {
 // Keeps requests of one kind until it is told to let them through.
 class Gate {
  public:
-  Gate(FakeDaemon& daemon, const std::string& request) : daemon_(daemon), request_(request) {
-    daemon_.SetHook([this](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
-      if (RequestName(frame) == request_) {
-        opened_.get_future().wait_for(kLong);
+  // (What the daemon's thread uses lives as long as that: requests may come when the gate is gone.)
+  Gate(FakeDaemon& daemon, const std::string& request) {
+    daemon.SetHook([opened = opened_, request](const v1::ClientFrame& frame, FakeDaemon::Peer&) {
+      if (RequestName(frame) == request) {
+        opened->get_future().wait_for(kLong);
       }
-      static_cast<void>(peer);
       return false;
     });
   }
-  void Open() { opened_.set_value(); }
+  void Open() { opened_->set_value(); }
 
  private:
-  FakeDaemon& daemon_;
-  const std::string request_;
-  std::promise<void> opened_;
+  const std::shared_ptr<std::promise<void>> opened_ = std::make_shared<std::promise<void>>();
 };
 
 std::string Bytes(FakeDaemon& daemon, const std::vector<uint8_t>& tensor) {
