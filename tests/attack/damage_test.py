@@ -149,7 +149,8 @@ def test_what_is_put_back_is_there_again(case: Case, tmp_path: pathlib.Path) -> 
         if _all_ok(restored):
             if all("step=1" in answer for answer in restored):
                 for notes in node.all("notes"):
-                    assert "the newer step 2 of attempt 1 is passed over" in notes, notes
+                    # (A rank that found the damage itself says so in its own words.)
+                    assert "step 2" in notes and "passed over" in notes, notes
             else:
                 assert all("step=2" in answer for answer in restored), restored
             node.save_everywhere(3)
