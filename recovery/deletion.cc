@@ -200,7 +200,7 @@ class Planner {
   static int64_t Since(const CheckpointView& checkpoint) {
     return std::max(checkpoint.unix_ms, checkpoint.left_unix_ms);
   }
-  // Whether the grace time that began then goes on. If nobody knows when it began it has no end.
+  // Whether the grace time that began then continues. An unknown beginning (0) means that it does.
   bool InGrace(int64_t since_unix_ms) const {
     return durable_ && rules_.grace_ms > 0 &&
            (since_unix_ms == 0 || rules_.now_unix_ms - since_unix_ms < rules_.grace_ms);

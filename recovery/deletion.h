@@ -45,7 +45,7 @@ struct DeletionVerdict {
 // - steps of a branch that was left, and incomplete steps (shards that are missing, corrupt or not
 //   named by a manifest), when the grace time has passed, too. That a step "can never be restored"
 //   is no reason: what is missing may come back, or be repaired by a person.
-// Never goes, whatever covers it: what is held, pinned, being written here or read for another
+// Never goes, even if it is covered: what is held, pinned, being written here or read for another
 // tier; the newest complete step on the line; what a line of the protection table stands on (while
 // the line of descent has nothing that survives a failure: the newest of any branch that does);
 // steps that keep_every_steps divides; incomplete steps while `unread`.

@@ -148,7 +148,7 @@ bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& c
   };
   const bool pending = Inventory(tier).kind == InventoryState::Kind::kPending;
   if (!history_known_ || newer(NewestIn(tier)) || (candidates.empty() && pending)) {
-    return true;  // (whoever has nothing else waits for what is about to be known)
+    return true;  // (a session without candidates waits for the tiers being read)
   }
   // What the node published just before it went down, it may not have noted. As long as the tier
   // is going to be read, that is waited for: on the drives for anything, at the remote tier for
