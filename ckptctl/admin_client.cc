@@ -386,6 +386,14 @@ absl::Status AdminClient::RemoveCheckpoint(const v1::RemoveCheckpointRequest& re
                                            v1::RemoveCheckpointReply& reply) {
   return impl_->Call(&v1::Admin::Stub::RemoveCheckpoint, request, reply);
 }
+absl::Status AdminClient::ForgetDrive(const v1::ForgetDriveRequest& request,
+                                      v1::ForgetDriveReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::ForgetDrive, request, reply);
+}
+absl::Status AdminClient::AdoptRemote(const v1::AdoptRemoteRequest& request,
+                                      v1::AdoptRemoteReply& reply) {
+  return impl_->Call(&v1::Admin::Stub::AdoptRemote, request, reply);
+}
 absl::Status AdminClient::Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply) {
   return impl_->Call(&v1::Admin::Stub::Rebuild, request, reply);
 }

@@ -54,6 +54,10 @@ class DrainReply;
 class ReplaceReply;
 class RemoveCheckpointRequest;
 class RemoveCheckpointReply;
+class ForgetDriveRequest;
+class ForgetDriveReply;
+class AdoptRemoteRequest;
+class AdoptRemoteReply;
 class RebuildRequest;
 class RebuildReply;
 class SetOptionsRequest;
@@ -112,6 +116,8 @@ class AdminClient {
   absl::Status Drain(const v1::DrainRequest& request, v1::DrainReply& reply);
   absl::Status RemoveCheckpoint(const v1::RemoveCheckpointRequest& request,
                                 v1::RemoveCheckpointReply& reply);
+  absl::Status ForgetDrive(const v1::ForgetDriveRequest& request, v1::ForgetDriveReply& reply);
+  absl::Status AdoptRemote(const v1::AdoptRemoteRequest& request, v1::AdoptRemoteReply& reply);
   absl::Status Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply);
   absl::Status SetOptions(const v1::SetOptionsRequest& request, v1::SetOptionsReply& reply);
 

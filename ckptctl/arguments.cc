@@ -97,6 +97,8 @@ Arguments::Arguments() : app_(kAbout, "ckptctl") {
   AddReplace();
   AddDrain();
   AddRemove();
+  AddForgetDrive();
+  AddAdoptRemote();
   AddRebuild();
   AddSet();
   AddDoctor();

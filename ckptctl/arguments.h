@@ -68,6 +68,8 @@ class Arguments {
   static CLI::Option* AddStep(CLI::App* command, std::optional<Step>& step,
                               const std::string& about);
   static CLI::Option* AddAttempt(CLI::App* command, Attempt& attempt);
+  static CLI::Option* AddOwner(CLI::App* command, std::optional<OwnerArgument>& owner,
+                               const std::string& about);
   static CLI::Option* AddTier(CLI::App* command, std::string& tier, const std::string& about,
                               const std::vector<std::string>& tiers = {"memory", "nvme", "remote"});
   // From now on Ctrl-C is the command's to see to.
@@ -109,6 +111,8 @@ class Arguments {
   void AddDrain();
   void AddReplace();
   void AddRemove();
+  void AddForgetDrive();
+  void AddAdoptRemote();
   void AddRebuild();
   void AddSet();
   // Words are wrong arguments, found before the daemon is asked.
@@ -150,6 +154,8 @@ class Arguments {
   ReplaceArguments replace_;
   DrainArguments drain_;
   PinArguments unpin_;
+  ForgetDriveArguments forget_drive_;
+  AdoptRemoteArguments adopt_remote_;
   RebuildArguments rebuild_;
   SetArguments set_;
   RemoveArguments remove_;

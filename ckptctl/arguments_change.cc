@@ -115,11 +115,60 @@ void Arguments::AddRemove() {
       ->needs(step);
 }
 
+void Arguments::AddAdoptRemote() {
+  CLI::App* command =
+      AddCommand("adopt-remote", "Takes over a remote directory whose cluster is gone for good",
+                 "ckptctl adopt-remote 0123456789abcdef0123456789abcdef --yes",
+                 [this] { return RunAdoptRemote(context_, adopt_remote_); });
+  command
+      ->add_option("ID", adopt_remote_.id,
+                   "Who has it now: the id that ckptd's refusal names (ckptctl status)")
+      ->type_name("")
+      ->check([](const std::string& id) {
+        constexpr size_t kIdDigits = 32;
+        return id.size() == kIdDigits &&
+                       id.find_first_not_of("0123456789abcdef") == std::string::npos
+                   ? ""
+                   : "is no id: 32 hexadecimal digits, as ckptctl status shows them";
+      })
+      ->required();
+  command->add_flag("--yes", adopt_remote_.yes,
+                    "Do it; without this it only says what would happen");
+}
+
+void Arguments::AddForgetDrive() {
+  CLI::App* command = AddCommand("forget-drive", "Stop waiting for a drive that is lost for good",
+                                 "ckptctl forget-drive 3f2a91c0 --yes",
+                                 [this] { return RunForgetDrive(context_, forget_drive_); });
+  command
+      ->add_option("ID", forget_drive_.id,
+                   "The drive's id, or its first 8 digits, as ckptctl status shows them")
+      ->type_name("")
+      ->check([](const std::string& id) {
+        return id.size() >= 8 && id.size() <= 32 &&
+                       id.find_first_not_of("0123456789abcdef") == std::string::npos
+                   ? ""
+                   : "is no id: 8 to 32 hexadecimal digits, as ckptctl status shows them";
+      })
+      ->required();
+  command->add_flag("--yes", forget_drive_.yes,
+                    "Do it; without this it only says what would happen");
+}
+
 void Arguments::AddRebuild() {
-  CLI::App* command = AddCommand(
-      "rebuild", "Reads the tiers again and writes the catalog anew; nothing is removed",
-      "ckptctl rebuild --timeout 10min", [this] { return RunRebuild(context_, rebuild_); });
-  AddTier(command, rebuild_.tier, "Only this tier (default: both)", {"nvme", "remote"});
+  CLI::App* command = AddCommand("rebuild",
+                                 "Reads the tiers again and writes the catalog anew; with --owner "
+                                 "also a JOB file that is lost",
+                                 "ckptctl rebuild --timeout 10min",
+                                 [this] { return RunRebuild(context_, rebuild_); });
+  CLI::Option* tier =
+      AddTier(command, rebuild_.tier, "Only this tier (default: both)", {"nvme", "remote"});
+  CLI::Option* job = AddJob(command, rebuild_.job, "The job whose file JOB is lost or damaged");
+  CLI::Option* owner = AddOwner(command, rebuild_.owner,
+                                "Write the JOB's file JOB again wherever it is lost: the job is "
+                                "this user's and this group's");
+  owner->needs(job)->excludes(tier);
+  job->needs(owner);
 }
 
 void Arguments::AddSet() {

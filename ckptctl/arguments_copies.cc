@@ -19,8 +19,8 @@ constexpr char kOnlyTensors[] =
 // As chown takes it: by the number after the last one it leaves a file whose it is.
 constexpr uint32_t kOwnerMax = std::numeric_limits<uint32_t>::max() - 1;
 
-RestoreBackupArguments::Owner ParseOwner(const std::string& text) {
-  RestoreBackupArguments::Owner owner;
+OwnerArgument ParseOwner(const std::string& text) {
+  OwnerArgument owner;
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &owner.uid) ||
       !absl::SimpleAtoi(parts[1], &owner.gid) || owner.uid > kOwnerMax || owner.gid > kOwnerMax) {
@@ -32,6 +32,14 @@ RestoreBackupArguments::Owner ParseOwner(const std::string& text) {
 }
 
 }  // namespace
+
+CLI::Option* Arguments::AddOwner(CLI::App* command, std::optional<OwnerArgument>& owner,
+                                 const std::string& about) {
+  return command
+      ->add_option_function<std::string>(
+          "--owner", [&owner](const std::string& text) { owner = ParseOwner(text); }, about)
+      ->type_name("UID:GID");
+}
 
 void Arguments::AddVerify() {
   CLI::App* command =
@@ -280,11 +288,8 @@ void Arguments::AddRestoreBackup() {
       ->required()
       ->check(NotEmpty);
   AddSteps(command, restore_backup_.steps, "This step; may be given again (default: all of them)");
-  command
-      ->add_option_function<std::string>(
-          "--owner", [this](const std::string& text) { restore_backup_.owner = ParseOwner(text); },
-          "The job is this user's and this group's there (default: as in the backup)")
-      ->type_name("UID:GID");
+  AddOwner(command, restore_backup_.owner,
+           "The job is this user's and this group's there (default: as in the backup)");
 }
 
 void Arguments::AddImport() {

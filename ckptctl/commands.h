@@ -177,16 +177,16 @@ struct BackupArguments {
   std::vector<Step> steps;    // empty: all of them
   std::string client_socket;  // empty: FindClientSocket finds it
 };
+struct OwnerArgument {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+};
 struct RestoreBackupArguments {
   std::string directory;
   std::string job;
   std::string to;
-  std::vector<Step> steps;  // empty: all of them
-  struct Owner {
-    uint32_t uid = 0;
-    uint32_t gid = 0;
-  };
-  std::optional<Owner> owner;  // none: as in the backup
+  std::vector<Step> steps;             // empty: all of them
+  std::optional<OwnerArgument> owner;  // none: as in the backup
 };
 struct ImportArguments {
   std::string job;
@@ -197,8 +197,18 @@ struct ImportArguments {
   std::string client_socket;     // empty: as in a training process
   std::optional<Duration> wait;  // for the tiers; none: no limit
 };
+struct ForgetDriveArguments {
+  std::string id;
+  bool yes = false;
+};
+struct AdoptRemoteArguments {
+  std::string id;  // of the cluster that has the directory, or of the directory that was noted
+  bool yes = false;
+};
 struct RebuildArguments {
-  std::string tier;  // empty: all
+  std::string tier;                    // empty: all
+  std::string job;                     // empty: of no job in particular
+  std::optional<OwnerArgument> owner;  // whose that job is
 };
 struct SetArguments {
   // As on the command line: a job (or none: the daemon itself), then name=value.
@@ -260,6 +270,8 @@ ExitCode RunBackup(const Context& context, const BackupArguments& arguments);
 ExitCode RunRestoreBackup(const Context& context, const RestoreBackupArguments& arguments);
 // Returns only what went wrong before the Python package took over.
 ExitCode RunImport(const Context& context, const ImportArguments& arguments);
+ExitCode RunForgetDrive(const Context& context, const ForgetDriveArguments& arguments);
+ExitCode RunAdoptRemote(const Context& context, const AdoptRemoteArguments& arguments);
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments);
 ExitCode RunSet(const Context& context, const SetArguments& arguments);
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments);

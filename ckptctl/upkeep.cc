@@ -75,7 +75,11 @@ std::string RenderGarbage(const v1::CollectGarbageReply& reply, bool dry_run) {
 }
 
 std::string RenderRebuild(const v1::RebuildReply& reply) {
-  return absl::StrCat("found ", Count(reply.shards(), "copy", "copies"), " of ",
+  std::string written;
+  for (const std::string& line : reply.written()) {
+    absl::StrAppend(&written, EscapeText(line), "\n");
+  }
+  return absl::StrCat(written, "found ", Count(reply.shards(), "copy", "copies"), " of ",
                       Count(reply.checkpoints(), "checkpoint", "checkpoints"), " of ",
                       Count(reply.jobs(), "job", "jobs"), "; the catalog is written anew\n",
                       Listed("problems:", reply.problems()),
@@ -158,6 +162,12 @@ ExitCode RunRemoveStep(const Context& context, const RemoveArguments& arguments)
 ExitCode RunRebuild(const Context& context, const RebuildArguments& arguments) {
   v1::RebuildRequest request;
   request.set_tier(arguments.tier);
+  if (arguments.owner) {
+    v1::RebuildRequest::Owner& owner = *request.mutable_owner();
+    owner.set_job(arguments.job);
+    owner.set_uid(arguments.owner->uid);
+    owner.set_gid(arguments.owner->gid);
+  }
   const auto reply = AskFor(context, &AdminClient::Rebuild, request);
   if (!reply.ok()) {
     return ReportError(context, reply.status());

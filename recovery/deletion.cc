@@ -20,12 +20,16 @@ enum class Fate {
   kOffLine,      // goes: of a branch that was left
   kOnLine,       // goes: older than the rules keep
   kParts,        // goes: incomplete, and older than that
-  kLeft,         // goes: of a branch that was left not long ago, where nothing else makes room
+  kInRemote,     // goes: of an ended job, and remote has it, too; where nothing else makes room
+  kLeft,         // goes: of a branch that was left not long ago, likewise
+  kEnded,        // goes: of a job that ended long ago, likewise
   kRoomOffLine,  // stays, unless room is short; in this order
   kRoomOnLine,
   kRoomOldParts,
   kRoomParts,
+  kRoomInRemote,
   kRoomLeft,
+  kRoomEnded,
   kStays
 };
 constexpr Fate kFirstThatStays = Fate::kRoomOffLine;
@@ -33,6 +37,8 @@ constexpr Fate kFirstThatStays = Fate::kRoomOffLine;
 // Of the incomplete steps that are newer than every complete one, so many stay though room is
 // short.
 constexpr size_t kPartsKept = 2;
+// Of a job's incomplete steps on the line, so many stay in remote: most often nothing limits it.
+constexpr size_t kRemotePartsMax = 8;
 
 struct Judged {
   const CheckpointView* checkpoint = nullptr;
@@ -118,6 +124,7 @@ class Planner {
         keep_last_(std::max<size_t>(rules.keep_last, 1)),
         guard_(checkpoints, line) {
     for (const CheckpointView& checkpoint : checkpoints) {
+      newest_ms_ = std::max(newest_ms_, checkpoint.unix_ms);
       if (checkpoint.CommittedAt(tier) && OnLine(line, checkpoint.id)) {
         complete_.push_back(checkpoint.id);
       }
@@ -130,11 +137,14 @@ class Planner {
       }
     }
     std::sort(parts_.rbegin(), parts_.rend());
+    std::copy_if(parts_.begin(), parts_.end(), std::back_inserter(parts_on_line_),
+                 [&](CheckpointId id) { return OnLine(line, id); });
   }
 
   Judged Judge(const CheckpointView& checkpoint) const {
     Judged judged{&checkpoint, Fate::kStays, NeverGoes(checkpoint), false};
     if (!judged.why.empty()) {
+      judged.fate = FateOfEnded(checkpoint);
       return judged;
     }
     if (!checkpoint.CommittedAt(tier_)) {
@@ -152,6 +162,19 @@ class Planner {
 
  private:
   std::string NeverGoes(const CheckpointView& checkpoint) const {
+    if (std::string why = InUse(checkpoint); !why.empty()) {
+      return why;
+    }
+    if (!complete_.empty() && checkpoint.id == complete_.front()) {
+      return absl::StrCat("newest step on the line in ", name_);
+    }
+    if (std::string why = guard_.Forbids(checkpoint, tier_); !why.empty()) {
+      return why;
+    }
+    return StillToCome(checkpoint);
+  }
+
+  std::string InUse(const CheckpointView& checkpoint) const {
     const TierPresence& here = checkpoint.at(tier_);
     if (here.flushing) {
       return absl::StrCat("is being written to ", name_);
@@ -165,23 +188,36 @@ class Planner {
     if (checkpoint.pinned) {
       return "pinned";
     }
-    if (!complete_.empty() && checkpoint.id == complete_.front()) {
-      return absl::StrCat("newest step on the line in ", name_);
-    }
-    if (std::string why = guard_.Forbids(checkpoint, tier_); !why.empty()) {
-      return why;
-    }
-    if (!checkpoint.CommittedAt(tier_)) {
-      if (here.wanted) {
-        return absl::StrCat("waits for the rest to be written to ", name_);
-      }
-      // What a newer attempt finds unfinished is not written any more; the newest one's may be.
-      if (!checkpoint.complete && checkpoint.consistent &&
-          (line_.empty() || checkpoint.id.attempt >= line_.front().attempt)) {
-        return "is still being saved";
-      }
-    }
     return "";
+  }
+
+  std::string StillToCome(const CheckpointView& checkpoint) const {
+    if (checkpoint.CommittedAt(tier_)) {
+      return "";
+    }
+    if (checkpoint.at(tier_).wanted) {
+      return absl::StrCat("waits for the rest to be written to ", name_);
+    }
+    // What a newer attempt finds unfinished is not written any more; the newest one's may be.
+    const bool newest = line_.empty() || checkpoint.id.attempt >= line_.front().attempt;
+    return !checkpoint.complete && checkpoint.consistent && newest ? "is still being saved" : "";
+  }
+
+  // What it stays for is that somebody may go on with it, but the job has ended, and others run.
+  Fate FateOfEnded(const CheckpointView& checkpoint) const {
+    if (!rules_.ended || tier_ != TierKind::kNvme || !InUse(checkpoint).empty() ||
+        !StillToCome(checkpoint).empty()) {
+      return Fate::kStays;
+    }
+    if (checkpoint.CommittedAt(TierKind::kRemote) && guard_.Forbids(checkpoint, tier_).empty()) {
+      return Fate::kRoomInRemote;
+    }
+    return EndedLongAgo() ? Fate::kRoomEnded : Fate::kStays;
+  }
+
+  bool EndedLongAgo() const {
+    return rules_.ended && tier_ == TierKind::kNvme && rules_.keep_ended_ms > 0 && newest_ms_ > 0 &&
+           rules_.now_unix_ms - newest_ms_ >= rules_.keep_ended_ms;
   }
 
   bool KeptForEver(const CheckpointView& checkpoint) const {
@@ -267,10 +303,17 @@ class Planner {
           absl::StrCat(counts(), "; the line has ", Later(checkpoint.id), " later in ", name_);
       return;
     }
+    if (BeyondRemoteLimit(checkpoint.id)) {
+      judged.fate = Fate::kParts;
+      judged.why = absl::StrCat(counts(), "; ", name_, " keeps the newest ", kRemotePartsMax,
+                                " of a job's incomplete steps");
+      return;
+    }
     const bool old = !complete_.empty() && checkpoint.id < complete_.front();
     const auto place = std::find(parts_.begin(), parts_.end(), checkpoint.id) - parts_.begin();
     judged.fate = old                                        ? Fate::kRoomOldParts
                   : static_cast<size_t>(place) >= kPartsKept ? Fate::kRoomParts
+                  : EndedLongAgo()                           ? Fate::kRoomEnded
                                                              : Fate::kStays;
     judged.why = absl::StrCat(
         counts(), "; it stays ",
@@ -279,6 +322,12 @@ class Planner {
         : covered ? Grace()
                   : absl::StrCat("until the line has ", keep_last_, " later in ", name_),
         ", to be repaired or put back");
+  }
+
+  // What a restore passed over is not on the line any more: it does not count, and stays.
+  bool BeyondRemoteLimit(CheckpointId id) const {
+    return tier_ == TierKind::kRemote && parts_on_line_.size() > kRemotePartsMax &&
+           OnLine(line_, id) && id < parts_on_line_[kRemotePartsMax - 1];
   }
 
   // Memory that others lend is no place for what is of no use to anybody now.
@@ -338,10 +387,37 @@ class Planner {
   const Guard guard_;
   std::vector<CheckpointId> complete_;  // here and on the line, newest first
   std::vector<CheckpointId> parts_;     // incomplete here, and may go, newest first
+  std::vector<CheckpointId> parts_on_line_;
+  int64_t newest_ms_ = 0;  // when the job saved its newest step
 };
 
+// What goes for want of room, in this order.
+struct RoomRule {
+  Fate spared;
+  Fate goes;
+  RoomStage from;  // the stage that takes it
+  const char* because;
+};
+constexpr RoomRule kRoomRules[] = {
+    {Fate::kRoomOffLine, Fate::kOffLine, RoomStage::kIncomplete, ""},
+    {Fate::kRoomOnLine, Fate::kOnLine, RoomStage::kIncomplete, ""},
+    {Fate::kRoomOldParts, Fate::kParts, RoomStage::kIncomplete, ""},
+    {Fate::kRoomParts, Fate::kParts, RoomStage::kIncomplete, ""},
+    {Fate::kRoomInRemote, Fate::kInRemote, RoomStage::kEndedInRemote,
+     ", the job has ended, and remote has it"},
+    {Fate::kRoomLeft, Fate::kLeft, RoomStage::kLeftBranches, ""},
+    {Fate::kRoomEnded, Fate::kEnded, RoomStage::kEndedJobs,
+     ", and the job ended longer ago than nvme.keep_ended_ms"},
+};
+
+bool Takes(RoomStage stage, RoomStage from) {
+  return stage == RoomStage::kUsual
+             ? from == RoomStage::kIncomplete || from == RoomStage::kLeftBranches
+             : from <= stage;
+}
+
 // Lets go of what room is short for. Returns how much is still missing.
-uint64_t MakeRoom(TierKind tier, std::vector<Judged>& all, uint64_t needed,
+uint64_t MakeRoom(TierKind tier, std::vector<Judged>& all, uint64_t needed, RoomStage stage,
                   const std::string& why) {
   for (Judged& judged : all) {
     const uint64_t bytes = judged.checkpoint->at(tier).bytes;
@@ -349,20 +425,15 @@ uint64_t MakeRoom(TierKind tier, std::vector<Judged>& all, uint64_t needed,
       needed -= std::min(needed, bytes);
     }
   }
-  constexpr std::pair<Fate, Fate> kInThisOrder[] = {{Fate::kRoomOffLine, Fate::kOffLine},
-                                                    {Fate::kRoomOnLine, Fate::kOnLine},
-                                                    {Fate::kRoomOldParts, Fate::kParts},
-                                                    {Fate::kRoomParts, Fate::kParts},
-                                                    {Fate::kRoomLeft, Fate::kLeft}};
-  for (const auto& [spared, goes] : kInThisOrder) {
+  for (const RoomRule& rule : kRoomRules) {
     for (Judged& judged : all) {
       const uint64_t bytes = judged.checkpoint->at(tier).bytes;
       if (needed == 0) {
         return 0;
       }
-      if (judged.fate == spared && bytes > 0) {
-        judged.fate = goes;
-        judged.why = why;
+      if (Takes(stage, rule.from) && judged.fate == rule.spared && bytes > 0) {
+        judged.fate = rule.goes;
+        judged.why = absl::StrCat(why, rule.because);
         needed -= std::min(needed, bytes);
       }
     }
@@ -393,7 +464,7 @@ std::vector<DeletionVerdict> PlanDeletion(TierKind tier,
       rules.bytes_max > 0 && bytes > rules.bytes_max ? bytes - rules.bytes_max : 0;
   const std::string name(TierName(tier));
   const uint64_t missing = MakeRoom(
-      tier, all, std::max(excess, bytes_wanted),
+      tier, all, std::max(excess, bytes_wanted), rules.room_stage,
       excess >= bytes_wanted
           ? absl::StrCat("the job's bytes_max in ", name, " is ", FormatBytes(rules.bytes_max))
           : absl::StrCat("room is short in ", name));

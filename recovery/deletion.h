@@ -15,6 +15,15 @@
 
 namespace holdfast {
 
+// How far it goes when room is short: what the stages before it take, and then this.
+enum class RoomStage : uint32_t {
+  kUsual = 0,          // as kLeftBranches, but for kEndedInRemote
+  kIncomplete = 1,     // superseded steps, then incomplete ones
+  kEndedInRemote = 2,  // nvme, of an ended job: its newest step, too, if remote has it whole
+  kLeftBranches = 3,   // steps of branches that were left, within their grace time
+  kEndedJobs = 4,      // nvme, of a job that ended long ago: its last steps
+};
+
 struct DeletionRules {
   uint32_t keep_last = 1;         // complete here, on the line; 0 counts as 1
   uint64_t keep_every_steps = 0;  // steps that it divides stay for ever; 0: none do
@@ -23,6 +32,9 @@ struct DeletionRules {
   int64_t now_unix_ms = 0;
   // Nvme, remote: incomplete steps, and those of a branch that was left, stay at least so long.
   int64_t grace_ms = 0;
+  RoomStage room_stage = RoomStage::kUsual;
+  bool ended = false;         // none of the job's processes lives
+  int64_t keep_ended_ms = 0;  // how long an ended job keeps its newest step; 0: for ever
 };
 
 struct DeletionVerdict {
@@ -45,6 +57,8 @@ struct DeletionVerdict {
 // - steps of a branch that was left, and incomplete steps (shards that are missing, corrupt or not
 //   named by a manifest), when the grace time has passed, too. That a step "can never be restored"
 //   is no reason: what is missing may come back, or be repaired by a person.
+// In remote, where often no budget limits what lies there, a job keeps the newest eight incomplete
+// steps of its line.
 // Never goes, even if it is covered: what is held, pinned, being written here or read for another
 // tier; the newest complete step on the line; what a line of the protection table stands on (while
 // the line of descent has nothing that survives a failure: the newest of any branch that does);
@@ -53,7 +67,9 @@ struct DeletionVerdict {
 // If the job takes more than bytes_max, or `bytes_wanted` > 0 bytes must become free, no more than
 // needed goes in this order, oldest first: complete steps that have at least one later complete
 // step on the line; incomplete steps older than the newest complete one; all but the two newest
-// incomplete steps; steps of branches that were left, within their grace time.
+// incomplete steps; of an ended job in nvme what remote has, too; steps of branches that were left,
+// within their grace time; of a job that ended longer ago than keep_ended_ms everything in nvme.
+// (What is held, pinned or being written stays even then.)
 //
 // In the memory of peers (kPeer), which is no safe place anyway, shards of steps that cannot be
 // restored go at once, and there is no grace time.

@@ -23,6 +23,7 @@
 #include "holdfast/v1/config.pb.h"
 #include "server/coordinator.h"
 #include "server/drive_copies.h"
+#include "server/durable_room.h"
 #include "server/known_job.h"
 #include "server/messages.h"
 #include "server/seats.h"
@@ -931,6 +932,7 @@ class Agent {
   std::string boot_id_;
   std::map<std::string, Drive> drives_;
   DriveCopies drive_copies_;
+  DurableRoom durable_room_;
   std::optional<MonotonicTime> drives_again_;  // when those that failed are read again
   MonotonicTime started_{};
   std::map<DrainId, MonotonicTime> drive_scans_;    // when they began: the newest ones

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/units.h"
 #include "server/agent.h"
+#include "server/holders.h"
 
 namespace holdfast {
 namespace {
@@ -58,6 +59,9 @@ CoordinatorSettings Agent::Settings() {
   CoordinatorSettings settings;
   settings.commit_deadline = std::chrono::milliseconds(config_.save().commit_deadline_ms());
   settings.retention_grace_ms = static_cast<int64_t>(config_.retention().grace_ms());
+  settings.keep_ended_ms = static_cast<int64_t>(config_.nvme().keep_ended_ms());
+  settings.wait_for_copies = std::chrono::milliseconds(config_.restore().wait_for_copies_ms());
+  settings.fall_back = !config_.restore().has_fall_back() || config_.restore().fall_back();
   settings.keep_committed = config_.memory().keep_committed();
   settings.slots_per_rank = config_.memory().slots_per_rank();
   settings.nvme = HasTier(TierKind::kNvme);
@@ -121,14 +125,22 @@ uint64_t Agent::TierBytesUsed(TierKind tier) const {
   return bytes;
 }
 
-// Of the job itself, then of others of the same user.
+// A flush found none.
 void Agent::AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes) {
-  Send(job, DurableRoomAsked{tier, bytes});
-  const uint32_t uid = jobs_.at(job).uid;
+  const bool nvme = tier == TierKind::kNvme;
+  const bool going = std::any_of(drains_.begin(), drains_.end(), [&](const auto& drain) {
+    const DrainOp& op = drain.second;
+    return op.kind == DrainOp::Kind::kRemove && op.tier == tier && op.stalled.empty();
+  });
+  std::vector<DurableRoom::Ended> ended;
   for (const auto& [other, known] : jobs_) {
-    if (other != job && known.uid == uid && Told(known) && !AnyRankAlive(known)) {
-      Send(other, DurableRoomAsked{tier, bytes});
+    if (other != job && Told(known) && !AnyRankAlive(known)) {
+      ended.push_back(
+          {other, known.uid == jobs_.at(job).uid, nvme ? drive_copies_.Bytes(other) : uint64_t{1}});
     }
+  }
+  for (const DurableRoom::Ask& ask : durable_room_.Next(tier, job, ended, going)) {
+    Send(ask.job, DurableRoomAsked{tier, bytes, static_cast<uint32_t>(ask.stage)});
   }
 }
 
@@ -137,7 +149,13 @@ void Agent::CheckWatermark(const JobUuid& job) {
   const uint64_t high = nvme_bytes_max_ / 100 * config_.nvme().high_watermark_percent();
   const uint64_t low = nvme_bytes_max_ / 100 * config_.nvme().low_watermark_percent();
   if (nvme_bytes_max_ > 0 && used > high) {
-    AskDurableRoom(job, TierKind::kNvme, used - low);
+    // (Nobody is short of room yet: what ended jobs keep stays.)
+    Send(job, DurableRoomAsked{TierKind::kNvme, used - low});
+    for (const auto& [other, known] : jobs_) {
+      if (other != job && known.uid == jobs_.at(job).uid && Told(known) && !AnyRankAlive(known)) {
+        Send(other, DurableRoomAsked{TierKind::kNvme, used - low});
+      }
+    }
   }
 }
 
@@ -168,6 +186,18 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     return;
   }
   const KnownJob& known = found->second;
+  const auto holders = [&](TierKind tier) {
+    std::vector<Holder> all;
+    for (const auto& [uuid, other] : jobs_) {
+      const bool nvme = tier == TierKind::kNvme;
+      all.push_back({other.name,
+                     nvme                           ? drive_copies_.Bytes(uuid)
+                     : other.coordinator != nullptr ? other.coordinator->BytesAt(tier)
+                                                    : 0,
+                     other.uid == known.uid});
+    }
+    return HoldersText(std::move(all));
+  };
   // What a host asks for again, since it has not heard how it went: of what is under way the end
   // answers, of what is done the copy.
   std::vector<FlushWanted::Shard> shards;
@@ -202,18 +232,19 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
       AskDurableRoom(job, m.to, used + bytes - max);
     }
     const absl::Status full = absl::ResourceExhaustedError(
-        !can_fit ? absl::StrCat("the step takes ", FormatBytes(bytes), ", more than ",
-                                shared ? absl::StrCat("the ", FormatBytes(max), " that ", tier,
-                                                      ".bytes_max leaves for copies")
-                                       : absl::StrCat("all of ", tier, ".bytes_max (",
-                                                      FormatBytes(max), ")"),
-                                "; raise it")
-                 : absl::StrCat(tier, " holds ", FormatBytes(used), " of ", FormatBytes(max), " (",
-                                shared ? "what " : "", tier, ".bytes_max",
-                                shared ? " leaves for copies" : "", "), and the step takes ",
-                                FormatBytes(bytes),
-                                "; raise it, or let the job keep less there: ckptctl set ",
-                                known.name, " ", tier, ".keep_last=1"));
+        !can_fit
+            ? absl::StrCat(
+                  "the step takes ", FormatBytes(bytes), ", more than ",
+                  shared ? absl::StrCat("the ", FormatBytes(max), " that ", tier,
+                                        ".bytes_max leaves for copies")
+                         : absl::StrCat("all of ", tier, ".bytes_max (", FormatBytes(max), ")"),
+                  "; raise it")
+            : absl::StrCat(
+                  tier, " holds ", FormatBytes(used), " of ", FormatBytes(max), " (",
+                  shared ? "what " : "", tier, ".bytes_max", shared ? " leaves for copies" : "",
+                  "), and the step takes ", FormatBytes(bytes),
+                  "; raise it, or let the job keep less there: ckptctl set ", known.name, " ", tier,
+                  ".keep_last=1", holders(m.to), "; ckptctl gc --dry-run shows what may go"));
     for (const FlushWanted::Shard& shard : shards) {
       refuse(shard, full);
     }
@@ -304,6 +335,12 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
   ended.status = op->source_hangs && absl::IsCancelled(e.status)
                      ? absl::UnavailableError(op->stalled)
                      : e.status;
+  if (IsNoSpace(e.status)) {
+    ended.status = Annotate(
+        ended.status, absl::StrCat("the file system of ", ToAbsl(TierName(op->tier)),
+                                   " is full, or its quota is (ckptctl gc --dry-run shows what "
+                                   "Holdfast may delete there)"));
+  }
   ended.source_bad = e.source_bad;
   ended.copy = e.copy;
   ended.replaced = op->replace;
@@ -326,12 +363,16 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
     TellStalled(*op);
   }
   Send(op->job, std::move(ended));
+  if (e.status.ok()) {
+    durable_room_.Found(op->tier);
+  }
   if (e.status.ok() && op->tier == TierKind::kNvme) {
     CheckWatermark(op->job);
     drive_copies_.Written(e.copy, time_.now);  // (it counts for the next one)
-  } else if (op->tier == TierKind::kNvme && IsNoSpace(e.status)) {
-    // The drive is full before the budget is. (Remote is not ours alone: what others fill is not
-    // emptied at the cost of this job's older steps.)
+  } else if (IsNoSpace(e.status) &&
+             (op->tier == TierKind::kNvme || config_.remote().bytes_max() == 0)) {
+    // The file system is full, or its quota is, before a budget is. (A remote tier with a budget
+    // has its share: what others fill is not emptied at the cost of this job's older steps.)
     AskDurableRoom(op->job, op->tier, op->bytes);
   }
 }

@@ -49,7 +49,9 @@ void Agent::OnEnterSession(ConnectionId id, const Seat& seat, SeatId seat_id,
   }
   Send(seat.job,
        SessionAsked{token, seat.attempt, seat.rank, seat.process, wanted, enter.deadline_ms() > 0,
-                    enter.reads_by_itself(), enter.may_reshard(), enter.reads_parts()});
+                    enter.reads_by_itself(), enter.may_reshard(), enter.reads_parts(),
+                    static_cast<uint64_t>((Deadline(enter.deadline_ms()) - time_.now) /
+                                          std::chrono::milliseconds(1))});
   seats_.SetLine(seat_id, std::nullopt);
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
 #include "server/agent.h"
+#include "server/holders.h"
 
 namespace holdfast {
 
@@ -431,28 +432,18 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
     absl::StrAppend(&text, "; making a slot failed: ", pending.create_problem);
   }
   if (pending.limit == Limit::kBudget) {
-    std::vector<std::pair<uint64_t, std::string>> holders;
+    std::vector<Holder> holders;
+    uint64_t named = 0;
     for (const auto& [job, bytes] : BytesByJob()) {
-      if (const auto found = jobs_.find(job);
-          found != jobs_.end() && found->second.uid == seat.uid) {
-        holders.emplace_back(bytes, found->second.name);
+      const auto found = jobs_.find(job);
+      if (found != jobs_.end() && found->second.uid == seat.uid) {
+        holders.push_back({found->second.name, bytes, true});
+        named += bytes;
       }
     }
-    std::sort(holders.rbegin(), holders.rend());
-    uint64_t own = 0;
-    for (const auto& [bytes, name] : holders) {
-      own += bytes;
-    }
-    for (size_t i = 0; i < holders.size() && i < 3; ++i) {
-      absl::StrAppend(&text, i == 0 ? "; of your jobs '" : ", '", holders[i].second, "' holds ",
-                      FormatBytes(holders[i].first));
-    }
-    if (bytes_used_ > own) {
-      absl::StrAppend(
-          &text, holders.empty() ? "; jobs of other users hold " : ", jobs of other users hold ",
-          FormatBytes(bytes_used_ - own));
-    }
-    absl::StrAppend(&text, "; ckptctl rm <job> frees what an ended job holds");
+    holders.push_back({"", bytes_used_ - named, false});
+    absl::StrAppend(&text, HoldersText(std::move(holders)),
+                    "; ckptctl rm <job> frees what an ended job holds");
   }
   return {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, std::move(text)};
 }

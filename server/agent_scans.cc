@@ -206,6 +206,7 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
     copies.manifests = found.manifests;
     copies.highest_claim = found.highest_claim;
     copies.bad = found.bad;
+    copies.begun = found.begun;
     copies.began = op.begun;
     for (const DurableCopy& copy : found.copies) {
       Act(IndexShard{copy.copy, TierKind::kRemote, 0, copy.location});

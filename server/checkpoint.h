@@ -111,6 +111,7 @@ struct Checkpoint {
   bool contradictory = false;  // its shards contradict each other: that does not mend
   bool is_protected = false;   // its predecessor was shed: it gets its chance
   bool manifest = false;       // its remote copies are committed
+  bool begun_there = false;    // a scan found its remote copies marked as being written
   bool removing = false;       // in one of the durable tiers, or from peers, just now
   bool replicated = false;     // it was told that it is whole in peers' memory, and it still is
   uint32_t good = 0;           // ranks with a good copy somewhere

@@ -84,6 +84,7 @@ absl::Status Coordinator::Load(const v1::JobState& state) {
     return bad(nodes.ok() ? "who wrote it has no name that a node can have" : Message(nodes));
   }
   history_known_ = !state.history_unknown();
+  LoadStepWait(state.step_wait());
   version_ = durable_version_ = state.version();
   if (state.epoch() != 0) {
     // Of a cluster's nodes some may have been told it before it was agreed on, and perhaps it never
@@ -223,6 +224,8 @@ void Coordinator::On(const WakeUp&, Turn& t) {
   }
   ChooseLastStep(t);
   RetryRoom(t);
+  GoOnWithSession(t);
+  EndGrace(t.time.now);
   RetainDurable(t);
   PumpDrains(t);
   FlushState(t);
@@ -289,9 +292,11 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
     failure.message = absl::StrCat(
         "restore of job '", name_, "', attempt ", attempt(),
         ": the deadline passed while waiting for ",
-        waits_for_inventory_ ? absl::StrCat(WhatTheSessionWaitsFor(), HowNotToWait())
-                             : absl::StrCat(session_->MissingRanks(),
-                                            session_->loading() ? " to load" : " to enter"));
+        waits_for_inventory_
+            ? absl::StrCat(fall_back_.waiting() ? fall_back_.places() : WhatTheSessionWaitsFor(),
+                           HowNotToWait())
+            : absl::StrCat(session_->MissingRanks(),
+                           session_->loading() ? " to load" : " to enter"));
     return FailSession(failure, t);
   }
   if (readers_.erase(m.token) > 0) {
@@ -405,7 +410,7 @@ void Coordinator::FlushState(Turn& t) {
   in_flight_version_ = version_;
   named_ = NodesOfIt();
   named_version_ = version_;
-  t.Say(PersistState{State(named_)});
+  t.Say(PersistState{State(named_, t.time.now)});
 }
 
 // Where its ranks are, and where something of it lies, as far as is known or was before.
@@ -425,7 +430,7 @@ NodeMarks Coordinator::NodesOfIt() const {
   return nodes;
 }
 
-v1::JobState Coordinator::State(const NodeMarks& nodes) const {
+v1::JobState Coordinator::State(const NodeMarks& nodes, MonotonicTime now) const {
   v1::JobState state;
   state.set_job_uuid(uuid_.ToBytes());
   state.set_name(name_);
@@ -438,6 +443,7 @@ v1::JobState Coordinator::State(const NodeMarks& nodes) const {
     *state.mutable_restore_point() = restore_point_;
   }
   state.set_history_unknown(!history_known_);
+  SaveStepWait(now, state);
   state.set_removed(removal_version_.has_value());
   for (const JobUuid& before : removed_before_) {
     state.add_removed_before(before.ToBytes());
@@ -618,7 +624,9 @@ std::optional<MonotonicTime> Coordinator::NextWake() const {
     }
   }
   for (const std::optional<MonotonicTime>& due :
-       {PrefetchWake(), stop_.NextWake(), RepairWake(), SourceWaitsWake()}) {
+       {PrefetchWake(), stop_.NextWake(), RepairWake(), SourceWaitsWake(),
+        waits_for_inventory_ ? fall_back_.NextWake() : std::nullopt,
+        removed_ ? std::nullopt : grace_ends_}) {
     if (due) {
       also(*due);
     }

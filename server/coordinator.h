@@ -33,6 +33,7 @@
 #include "recovery/deletion.h"
 #include "recovery/drain_schedule.h"
 #include "recovery/explain.h"
+#include "recovery/fall_back.h"
 #include "recovery/kept_placement.h"
 #include "recovery/lineage.h"
 #include "recovery/protection.h"
@@ -98,6 +99,9 @@ inline constexpr int64_t kRemovalsFailedMax = 256;  // that failed; then retenti
 struct CoordinatorSettings {
   Duration commit_deadline{};
   int64_t retention_grace_ms = 0;
+  int64_t keep_ended_ms = 0;
+  Duration wait_for_copies{};  // of the newest saved step, before a restore uses an older one
+  bool fall_back = true;       // else it is refused instead
   uint32_t keep_committed = 0;
   uint32_t slots_per_rank = 3;
   bool nvme = false;  // is there such a tier
@@ -208,6 +212,7 @@ class Coordinator {
     uint64_t opening = 0;
     std::optional<Step> last_nvme_step;
     std::optional<Step> last_remote_step;
+    std::string passed_over;  // by its decision; not durable
   };
   // How a step of the current attempt ended, for those who ask late.
   struct Fate {
@@ -274,8 +279,9 @@ class Coordinator {
     // What was removed lately, and when: a scan of remote that began before may still have seen it.
     // (Of its drives a node tells what is there, whenever it looked.)
     std::map<CheckpointId, MonotonicTime> ended;
-    uint64_t pressure = 0;  // bytes that the tier's budget is short of
-    bool collect = true;    // something changed since nothing was left to remove
+    uint64_t pressure = 0;                // bytes that the tier's budget is short of
+    RoomStage stage = RoomStage::kUsual;  // how far that goes
+    bool collect = true;                  // something changed since nothing was left to remove
   };
   // A node that took part and is not there.
   struct Absence {
@@ -352,6 +358,7 @@ class Coordinator {
   void TakeLastBegun(const NodeArrived::Seat& seat);
   void Miss(NodeId node, bool comes_back, const std::string& why);
   bool MayComeBack(const std::vector<CheckpointId>& candidates) const;
+  bool AnyCutOffAbove(const std::vector<CheckpointId>& candidates) const;
   bool CutOff(CheckpointId id, const Checkpoint& checkpoint) const;
   bool CommittedOnce(CheckpointId id) const;
   bool StillToTell() const;
@@ -393,7 +400,7 @@ class Coordinator {
   void PersistLazily(Turn& t);
   void FlushState(Turn& t);
   NodeMarks NodesOfIt() const;
-  v1::JobState State(const NodeMarks& nodes) const;
+  v1::JobState State(const NodeMarks& nodes, MonotonicTime now) const;
   // When everything intended so far is durable; or, if given, when that version is.
   void Answer(ToAgent message, Turn& t);
   void AnswerWhenDurable(RequestToken token, ToAgent message, Turn& t,
@@ -489,6 +496,7 @@ class Coordinator {
   void ReportDecided(const LoadReported& m, Turn& t);
   void BeginSession(Turn& t);
   std::optional<Failure> ChooseCandidates(std::vector<CheckpointId>& candidates) const;
+  bool WaitsForAnyStep(std::optional<Failure>& failure) const;
   Failure OtherWorld(CheckpointId id, uint32_t saved_by) const;
   void Doubt(const LoadReported& m, CheckpointId checkpoint, Turn& t);
   void OfferSource(RequestToken token, Rank rank, uint64_t session, uint32_t round, CheckpointId id,
@@ -532,9 +540,8 @@ class Coordinator {
   std::string NamesOf(const std::set<NodeId>& nodes) const;
   void NextRound(std::vector<CheckpointId> candidates, Turn& t);
   void FinishSession(Turn& t);
-  std::string WhatIsPassedOver(CheckpointId restored) const;
   void FailSession(const Failure& failure, Turn& t, RequestToken asker = 0);
-  void DropFromSession(Rank rank, ProcessId process);
+  void DropFromSession(Rank rank, ProcessId process, Turn& t);
   bool SessionOpen() const { return session_ != nullptr; }
   std::vector<CheckpointSummary> Summaries() const;
   std::vector<CheckpointId> CommittedOnLine() const;
@@ -549,6 +556,18 @@ class Coordinator {
   std::string OtherBranchText() const;
   bool EverCommitted() const;
   bool AnythingSaved() const;
+
+  // coordinator_fall_back.cc: an older step than the newest that was saved
+  struct NamedBad;
+  std::optional<CheckpointId> NewestSaved(CheckpointId restored, const NamedBad** named) const;
+  std::optional<NewerStep> NewerThan(CheckpointId usable) const;
+  std::string WhyNotUsed(CheckpointId id, const NamedBad* named) const;
+  void AddUnread(CheckpointId usable, NewerStep& newer) const;
+  bool MayUse(CheckpointId step, Turn& t);
+  void EndWaitForCopies(Turn& t);
+  std::string WhatIsPassedOver(CheckpointId restored) const;
+  void LoadStepWait(const v1::StepWait& wait);
+  void SaveStepWait(MonotonicTime now, v1::JobState& state) const;
 
   // coordinator_prefetch.cc: the restore point, ahead of the restore
   void BeginPrefetch(Turn& t);
@@ -731,6 +750,8 @@ class Coordinator {
   std::vector<DeletionVerdict> Verdicts(TierKind tier, const std::vector<CheckpointView>& views,
                                         int64_t now_unix_ms, uint64_t bytes_wanted) const;
   void RetainDurable(Turn& t);
+  void NoteGrace(TierKind tier, const std::vector<CheckpointView>& views, EventTime time);
+  void EndGrace(MonotonicTime now);
   void BeginRemoval(CheckpointId id, TierKind tier, const std::string& why, Turn& t);
   Going TakeFrom(CheckpointId id, TierKind tier, Turn& t);
   std::string WhyNothingGoes(TierKind tier) const;
@@ -849,6 +870,7 @@ class Coordinator {
   std::deque<v1::BadCopy> mended_;    // newest last
   std::set<CheckpointId> to_remote_;  // of which flushes may be under way, or wait for a ticket
   std::array<Removals, kTierKinds> removals_;
+  std::optional<MonotonicTime> grace_ends_;  // of the first step that may go then
   MonotonicTime forgotten_at_{};  // what scans that began before tell of the tiers is past
   bool rebooted_ = false;
   // What its attempts brought into the durable tiers is known, also while those cannot be read.
@@ -866,6 +888,7 @@ class Coordinator {
   // start at a time is told of dozens of nodes.
   std::map<std::pair<CheckpointId, NodeId>, std::vector<RankRun>> runs_read_on_;
   bool waits_for_inventory_ = false;  // the session does, to begin or to fall back
+  FallBackRule fall_back_;
   struct Stage {
     std::string name;
     int64_t begin_unix_ms = 0;

@@ -414,7 +414,7 @@ void Coordinator::Admit(const JoinAsked& j, const Verdict& verdict, Turn& t) {
   if (session_ && !session_->Has(j.rank, j.caller.process)) {
     // A replacement: what its predecessor had loaded is gone.
     if (const Member* old = members_.Find(j.rank)) {
-      DropFromSession(j.rank, ProcessId(old->process));
+      DropFromSession(j.rank, ProcessId(old->process), t);
     }
   }
   const Member* before = members_.Find(j.rank);
@@ -574,7 +574,7 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
                      " without having begun it"),
         t);
   }
-  DropFromSession(m.rank, m.process);
+  DropFromSession(m.rank, m.process, t);
   RetryJoinsFor({m.rank}, t);
   RetainDurable(t);  // it waits for those who have still to restore
 }

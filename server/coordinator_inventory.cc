@@ -296,6 +296,7 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
     }
   }
   ComputeLine();
+  const std::set<CheckpointId> begun(m.begun.begin(), m.begun.end());
   for (const DurableCopy& found : m.copies) {
     const SealedCopy& copy = found.copy;
     const CheckpointId id = copy.id.checkpoint();
@@ -307,6 +308,10 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
     AddShard({copy.id.attempt, copy.id.rank, copy.id.step, copy.world_size, copy.image_bytes,
               copy.sealed_unix_ms, !found.from_manifest, copy.likeness},
              m.tier, DetailOf(found), t);
+    if (const auto it = checkpoints_.find(id);
+        it != checkpoints_.end() && m.tier == TierKind::kRemote) {
+      it->second.begun_there = begun.count(id) > 0;
+    }
   }
   TakeBad(m, t);
   for (const CheckpointId& id : m.manifests) {

@@ -131,11 +131,14 @@ void Coordinator::Miss(NodeId node, bool comes_back, const std::string& why) {
 
 // Whether a step that is newer than the candidates is whole again when a node is back that may be.
 bool Coordinator::MayComeBack(const std::vector<CheckpointId>& candidates) const {
-  return !unreachable_.empty() &&
-         std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
-           return c.second.cut_off && OnLine(line_, c.first) &&
-                  (candidates.empty() || candidates.front() < c.first);
-         });
+  return !unreachable_.empty() && AnyCutOffAbove(candidates);
+}
+
+bool Coordinator::AnyCutOffAbove(const std::vector<CheckpointId>& candidates) const {
+  return std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
+    return c.second.cut_off && OnLine(line_, c.first) &&
+           (candidates.empty() || candidates.front() < c.first);
+  });
 }
 
 // Whether it was whole, and what it lacks is on nodes that are not there, as far as is known.

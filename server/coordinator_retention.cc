@@ -76,7 +76,8 @@ std::vector<DeletionVerdict> Coordinator::Verdicts(TierKind tier,
   return PlanDeletion(
       tier, views, line_,
       {rules.keep_last(), rules.keep_every_steps(), rules.bytes_max(),
-       !AllInventoriesKnown() || !missing_.empty(), now_unix_ms, settings_.retention_grace_ms},
+       !AllInventoriesKnown() || !missing_.empty(), now_unix_ms, settings_.retention_grace_ms,
+       RemovalsOf(tier).stage, RanksAlive() == 0, settings_.keep_ended_ms},
       bytes_wanted);
 }
 
@@ -165,8 +166,9 @@ void Coordinator::RetainDurable(Turn& t) {
       continue;
     }
     if (removals.collect && WhyNothingGoes(tier).empty()) {
+      const std::vector<CheckpointView> views = Views();
       const std::vector<DeletionVerdict> verdicts =
-          Verdicts(tier, Views(), t.time.unix_ms, removals.pressure);
+          Verdicts(tier, views, t.time.unix_ms, removals.pressure);
       if (!verdicts.empty() && verdicts.front().goes) {
         const DeletionVerdict& first = verdicts.front();
         removals.pressure -= std::min(removals.pressure, first.bytes);
@@ -175,8 +177,35 @@ void Coordinator::RetainDurable(Turn& t) {
       }
       removals.collect = false;
       removals.pressure = 0;
+      removals.stage = RoomStage::kUsual;
+      NoteGrace(tier, views, t.time);
     }
     Remove(NextWaiting(tier, true, t.time.now), tier, t);  // what fails waits for all others
+  }
+}
+
+// When the grace time of something there ends, it may go, though nothing else happens.
+void Coordinator::NoteGrace(TierKind tier, const std::vector<CheckpointView>& views,
+                            EventTime time) {
+  constexpr int64_t kLookAgainMs = int64_t{60} * 60 * 1000;  // (the wall clock may be set)
+  for (const CheckpointView& view : views) {
+    const int64_t since = std::max(view.unix_ms, view.left_unix_ms);
+    const int64_t left = since + settings_.retention_grace_ms - time.unix_ms;
+    const bool in_grace = tier != TierKind::kPeer && view.at(tier).bytes > 0 && since > 0 &&
+                          left > 0 && (!view.CommittedAt(tier) || !OnLine(line_, view.id));
+    if (in_grace) {
+      const MonotonicTime due = time.now + std::chrono::milliseconds(std::min(left, kLookAgainMs));
+      grace_ends_ = std::min(grace_ends_.value_or(due), due);
+    }
+  }
+}
+
+void Coordinator::EndGrace(MonotonicTime now) {
+  if (grace_ends_ && *grace_ends_ <= now) {
+    grace_ends_.reset();
+    for (const TierKind tier : kDurable) {
+      RemovalsOf(tier).collect = true;
+    }
   }
 }
 
@@ -378,7 +407,12 @@ void Coordinator::On(const DurableRoomAsked& m, Turn& t) {
   for (const Going* going : AllGoing(m.tier)) {
     coming += going->problem.empty() && going->stalled.empty() ? going->bytes : 0;
   }
+  const auto stage = static_cast<RoomStage>(m.stage);
+  if (RanksAlive() > 0 && (stage == RoomStage::kEndedInRemote || stage == RoomStage::kEndedJobs)) {
+    return;  // it runs (again)
+  }
   removals.pressure = std::max(removals.pressure, m.bytes - std::min(m.bytes, coming));
+  removals.stage = stage;
   removals.collect = true;
   RetainDurable(t);
 }

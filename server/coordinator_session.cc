@@ -9,11 +9,20 @@
 namespace holdfast {
 namespace {
 
+constexpr uint64_t kDeadlineMsMax = uint64_t{7} * 24 * 3600 * 1000;
 constexpr char kEnteredAgain[] = "this rank has entered the session again since";
 
 Failure ReportedAgain() {
   return {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
           "this rank has reported again since"};
+}
+
+SessionSkills SkillsOf(const SessionAsked& m, MonotonicTime now) {
+  SessionSkills skills{m.may_reshard, m.reads_parts};
+  if (m.deadline_ms > 0 || !m.may_wait) {
+    skills.until = now + std::chrono::milliseconds(std::min(m.deadline_ms, kDeadlineMsMax));
+  }
+  return skills;
 }
 
 }  // namespace
@@ -55,7 +64,7 @@ void Coordinator::On(const SessionAsked& m, Turn& t) {
     }
   }
   const RequestToken before =
-      session_->Enter(m.rank, m.process, wish, m.token, {m.may_reshard, m.reads_parts});
+      session_->Enter(m.rank, m.process, wish, m.token, SkillsOf(m, t.time.now));
   Refuse(before, {absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED, kEnteredAgain}, t);
   if (session_->loading()) {  // a replacement, or a rank that begins again: this round's source
     session_->StopWaiting(m.token);
@@ -107,7 +116,8 @@ void Coordinator::EnterDecided(const SessionAsked& m, Turn& t) {
   }
   const uint64_t session = last_session_ != 0 ? last_session_ : (last_session_ = next_session_++);
   if (m.reads_by_itself) {  // whether it can be read, whoever reads it finds out
-    return AnswerWhenDurable(m.token, SessionEnded{m.token, session, 1, info.parent, line_}, t);
+    return AnswerWhenDurable(
+        m.token, SessionEnded{m.token, session, 1, info.parent, line_, info.passed_over}, t);
   }
   // What this rank needs is enough: that the step was whole was agreed on, and what other ranks
   // need of it may lie on nodes that have not been heard of yet.
@@ -313,7 +323,8 @@ void Coordinator::ReportDecided(const LoadReported& m, Turn& t) {
                      ": ", m.problem, "; start all ranks again to restore an older step");
     return Refuse(m.token, failure, t);
   }
-  AnswerWhenDurable(m.token, SessionEnded{m.token, m.session, m.round, info.parent, line_}, t);
+  AnswerWhenDurable(
+      m.token, SessionEnded{m.token, m.session, m.round, info.parent, line_, info.passed_over}, t);
 }
 
 // All ranks have entered: what can they all load?
@@ -324,14 +335,11 @@ void Coordinator::BeginSession(Turn& t) {
   // What was asked for and found is what it is.
   const bool chosen = (!failure && (session_->wanted() || restore_point_.set())) ||
                       (!session_->wanted() && restore_point_.from_scratch());
-  if (const auto wait = chosen ? std::nullopt : WaitForInventory(candidates)) {
-    if (InventoryPending()) {
-      waits_for_inventory_ = true;
-      return;
-    }
-    failure = *wait;
+  if (!chosen && !candidates.empty() && !MayUse(candidates.front(), t)) {
+    return;
   }
-  if (!chosen && (ManifestComing(candidates) || MayComeBack(candidates))) {
+  EndWaitForCopies(t);
+  if (!chosen && candidates.empty() && WaitsForAnyStep(failure)) {
     waits_for_inventory_ = true;
     return;
   }
@@ -357,6 +365,17 @@ void Coordinator::BeginSession(Turn& t) {
   for (const auto& [rank, token] : session_->TakeWaiting()) {
     OfferSource(token, rank, session_->id(), session_->round(), session_->checkpoint(), t);
   }
+}
+
+// There is none that could be used. Whether one may come; else `failure` says what cannot be read.
+bool Coordinator::WaitsForAnyStep(std::optional<Failure>& failure) const {
+  if (const std::optional<Failure> wait = WaitForInventory({})) {
+    if (InventoryPending()) {
+      return true;
+    }
+    failure = wait;
+  }
+  return ManifestComing({}) || MayComeBack({});
 }
 
 std::optional<Failure> Coordinator::ChooseCandidates(std::vector<CheckpointId>& candidates) const {
@@ -437,17 +456,17 @@ void Coordinator::GoOnWithFallBack(bool read_since, Turn& t) {
       return (from < id && session_->Tried(id)) || (id == from && !read_since);
     });
     // A durable tier may have something in between.
-    if (std::optional<Failure> failure = WaitForInventory(left)) {
-      if (InventoryPending()) {
-        waits_for_inventory_ = true;
-        return;
-      }
-      failure->message = absl::StrCat(what, "; ", failure->message);
-      return FailSession(*failure, t);
+    if (!left.empty() && !MayUse(left.front(), t)) {
+      return;
     }
-    if (MayComeBack(left)) {
+    std::optional<Failure> failure;
+    if (left.empty() && WaitsForAnyStep(failure)) {
       waits_for_inventory_ = true;
       return;
+    }
+    if (failure) {
+      failure->message = absl::StrCat(what, "; ", failure->message);
+      return FailSession(*failure, t);
     }
   }
   if (left.empty()) {
@@ -482,6 +501,7 @@ void Coordinator::FinishSession(Turn& t) {
   last_session_ = session->id();
   last_failure_.reset();
   const std::string passed_over = session->only_these() ? "" : WhatIsPassedOver(parent);
+  attempts_.rbegin()->second.passed_over = passed_over;
   if (!passed_over.empty()) {
     Tell(Report::Kind::kSessionFellBack,
          absl::StrCat("step ", parent.step, " is restored: ", passed_over), 0, t);
@@ -499,50 +519,10 @@ void Coordinator::FinishSession(Turn& t) {
   }
 }
 
-// The newest step of the line that was saved, if that is newer than the one that is restored, and
-// why it was not. Only committed steps are flushed, so what a durable tier has of one was saved.
-std::string Coordinator::WhatIsPassedOver(CheckpointId restored) const {
-  constexpr size_t kTextBytesMax = 1000;
-  std::optional<CheckpointId> newest = NewestOnLine([](const AttemptInfo& info) {
-    return info.any_committed ? std::optional(info.last_committed_step) : std::nullopt;
-  });
-  for (const auto& [id, checkpoint] : checkpoints_) {
-    const bool durable = checkpoint.AnyAt(TierKind::kNvme) || checkpoint.AnyAt(TierKind::kRemote);
-    if (durable && OnLine(line_, id) && (!newest || *newest < id)) {
-      newest = id;
-    }
-  }
-  // (Of what only the names of damaged files tell: what is not on the line has another attempt's.)
-  const NamedBad* named = nullptr;
-  for (const auto& [key, bad] : named_bad_) {
-    const bool counts = key.id.attempt > restored.attempt || OnLine(line_, key.id);
-    if (counts && (!newest || *newest < key.id)) {
-      newest = key.id;
-      named = &bad;
-    }
-  }
-  if (!newest || !(restored < *newest)) {
-    return "";
-  }
-  if (named != nullptr) {
-    return absl::StrCat("the newer step ", newest->step, " of attempt ", newest->attempt,
-                        " is passed over: '", named->location, "' is corrupt: ", named->what)
-        .substr(0, kTextBytesMax);
-  }
-  const auto known = checkpoints_.find(*newest);
-  const std::string why =
-      known != checkpoints_.end()
-          ? (known->second.committed ? std::string("not every rank could load it")
-                                     : WhyNotWhole(*newest, known->second))
-          : std::string("nothing of it is left");
-  return absl::StrCat("the newer step ", newest->step, " of attempt ", newest->attempt,
-                      " is passed over: ", why)
-      .substr(0, kTextBytesMax);
-}
-
 void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken asker) {
   const std::unique_ptr<Session> session = std::move(session_);
   waits_for_inventory_ = false;
+  EndWaitForCopies(t);
   last_session_ = session->id();
   last_failure_ = failure;
   Tell(Report::Kind::kSessionFailed, failure.message, 0, t);
@@ -558,11 +538,14 @@ void Coordinator::FailSession(const Failure& failure, Turn& t, RequestToken aske
   }
 }
 
-void Coordinator::DropFromSession(Rank rank, ProcessId process) {
+void Coordinator::DropFromSession(Rank rank, ProcessId process, Turn& t) {
   if (!session_) {
     return;
   }
   session_->Drop(rank, process);
+  if (!session_->loading() || session_->empty()) {
+    EndWaitForCopies(t);  // all of them wait for that rank first
+  }
   if (session_->empty()) {
     session_.reset();
     waits_for_inventory_ = false;
@@ -669,7 +652,8 @@ bool Coordinator::EverCommitted() const {
 }
 
 // Whether a durable tier has anything that was saved on the line, however damaged: a step is
-// flushed when it is committed, not before. It tells so also when the job's state was lost.
+// flushed when it is committed, not before. It tells so also when the job's state was lost. (What a
+// crash interrupted before remote had a manifest was never promised there.)
 bool Coordinator::AnythingSaved() const {
   const auto counts = [this](CheckpointId id) {
     return line_.empty() || id.attempt > line_.front().attempt || OnLine(line_, id);
@@ -677,8 +661,9 @@ bool Coordinator::AnythingSaved() const {
   return std::any_of(named_bad_.begin(), named_bad_.end(),
                      [&](const auto& bad) { return counts(bad.first.id); }) ||
          std::any_of(checkpoints_.begin(), checkpoints_.end(), [&](const auto& c) {
-           return counts(c.first) &&
-                  (c.second.AnyAt(TierKind::kNvme) || c.second.AnyAt(TierKind::kRemote));
+           const bool begun = c.second.begun_there && !c.second.manifest;
+           return counts(c.first) && (c.second.AnyAt(TierKind::kNvme) ||
+                                      (c.second.AnyAt(TierKind::kRemote) && !begun));
          });
 }
 

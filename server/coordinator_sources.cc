@@ -248,7 +248,10 @@ void Coordinator::NextSource(const FetchFailed& m, Turn& t) {
          absl::StrCat("step ", m.checkpoint.step, ": ", what, "; its next copy is used"), 0, t);
     return OfferSource(m.token, m.rank, m.session, m.round, m.checkpoint, t);
   }
-  const bool readable_later = !without.empty();
+  // (What a peer has is bad, and so is, or is not there, what all others had.)
+  const bool all_bad = absl::IsDataLoss(m.status) && it != checkpoints_.end() &&
+                       !NearestFor(it->second, m.rank, SeatOf(m.rank), {});
+  const bool readable_later = !without.empty() && !all_bad;
   if (readable_later && takes_part && WaitsForSource(m, t)) {
     return;
   }

@@ -130,6 +130,7 @@ void Coordinator::On(const ReplaceAsked& m, Turn& t) {
   }
   t.Say(std::move(answer));
   ReplicateAgain(t);
+  GoOnWithSession(t);  // nobody waits any more for what that node had
 }
 
 }  // namespace holdfast

@@ -107,6 +107,8 @@ struct FoundJob {
   std::vector<CheckpointId> manifests;  // remote: those that have one
   Attempt highest_claim = 0;            // remote: attempts up to this one were opened by somebody
   std::vector<BadDurableCopy> bad{};
+  // Remote: those that are marked as being written, and have no manifest: nothing was promised yet.
+  std::vector<CheckpointId> begun{};
 };
 
 // A slot file that the daemon must not touch (a newer version's, another boot's, unreadable): its

@@ -152,6 +152,8 @@ struct CopiesFound {
   std::vector<CheckpointId> manifests;
   Attempt highest_claim = 0;
   std::vector<BadDurableCopy> bad{};  // at most kBadCopiesMax
+  // FoundJob::begun. Only a host scans remote, so no message between nodes carries it.
+  std::vector<CheckpointId> begun{};
 };
 // What lies in one of the tier's directories is out of reach. An InventoryState follows, and
 // CopiesFound when it is back.
@@ -233,6 +235,7 @@ struct PrefetchEnded {
 struct DurableRoomAsked {
   TierKind tier = TierKind::kNvme;
   uint64_t bytes = 0;
+  uint32_t stage = 0;  // RoomStage (recovery/deletion.h)
 };
 // What a memory copy is needed for is a fetch, not a save.
 struct FetchRoomAsked {
@@ -279,6 +282,7 @@ struct SessionAsked {
   bool reads_by_itself = false;        // the rank needs no source: it only wants to hear the step
   bool may_reshard = false;            // what another world size has saved will do, too
   bool reads_parts = false;            // of other ranks' shards also what lies on other nodes
+  uint64_t deadline_ms = 0;            // how long the rank waits; 0: not known, of an older node
 };
 struct LoadReported {
   RequestToken token = 0;

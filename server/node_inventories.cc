@@ -1,5 +1,6 @@
 #include "server/node_inventories.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +60,12 @@ bool NodeInventories::AnyPendingElsewhere() const {
   const auto here = nodes_.find(kHere);
   const uint32_t own = here != nodes_.end() && here->second.kind == Kind::kPending ? 1 : 0;
   return of_kind_[static_cast<size_t>(Kind::kPending)] > own;
+}
+
+bool NodeInventories::AnyPendingBut(const std::set<NodeId>& nodes) const {
+  return std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& node) {
+    return node.second.kind == Kind::kPending && nodes.count(node.first) == 0;
+  });
 }
 
 InventoryState NodeInventories::Sum(const NodeNames& names) const {

@@ -31,6 +31,8 @@ class NodeInventories {
   bool empty() const { return nodes_.empty(); }
   // Any but this one.
   bool AnyPendingElsewhere() const;
+  // Any but these. (Goes through the nodes.)
+  bool AnyPendingBut(const std::set<NodeId>& nodes) const;
   // Known when every node has told. `why` names the troubled ones, but not thousands.
   InventoryState Sum(const NodeNames& names) const;
 

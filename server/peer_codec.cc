@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "recovery/deletion.h"
 #include "recovery/policy.h"
 #include "server/agent.h"
 #include "server/message_texts.h"
@@ -476,6 +477,7 @@ void Fields(Io& io, M& m, v1::SessionAsked& p) {
   io.Any(HF_FIELD(reads_by_itself));
   io.Any(HF_FIELD(may_reshard));
   io.Any(HF_FIELD(reads_parts));
+  io.Any(HF_FIELD(deadline_ms));
 }
 
 template <typename Io, typename M>
@@ -730,6 +732,7 @@ template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::DurableRoomAsked& p) {
   DurableTier(io, HF_FIELD(tier));
   io.Any(HF_FIELD(bytes));
+  io.Within(HF_FIELD(stage), 0, static_cast<uint32_t>(RoomStage::kEndedJobs));
 }
 
 template <typename Io, typename M>

@@ -67,6 +67,16 @@ RequestToken Session::SetWaiting(Rank rank, Entry& entry, RequestToken token) {
   return before;
 }
 
+std::optional<MonotonicTime> Session::Deadline() const {
+  std::optional<MonotonicTime> earliest;
+  for (const auto& [rank, entry] : entries_) {
+    if (entry.skills.until) {
+      earliest = std::min(earliest.value_or(*entry.skills.until), *entry.skills.until);
+    }
+  }
+  return earliest;
+}
+
 bool Session::Has(Rank rank, ProcessId process) const {
   const auto it = entries_.find(rank);
   return it != entries_.end() && it->second.process == process;

@@ -27,10 +27,11 @@ struct SessionWish {
   bool operator==(const SessionWish&) const = default;
 };
 
-// What the rank's library can do.
+// What the rank's library can do, and how long it waits.
 struct SessionSkills {
   bool may_reshard = false;  // what another world size has saved will do
   bool reads_parts = false;  // what lies on other nodes will do, where it reads others' shards
+  std::optional<MonotonicTime> until = std::nullopt;  // it waits no longer than that
 };
 
 class Session {
@@ -64,6 +65,8 @@ class Session {
   bool may_reshard() const { return may_reshard_ == entries_.size(); }
   bool reads_parts() const { return reads_parts_ == entries_.size(); }
   bool Has(Rank rank, ProcessId process) const;
+  // The earliest one of those that have entered; none: it is not known. (Goes through the ranks.)
+  std::optional<MonotonicTime> Deadline() const;
   bool AllEntered() const { return entries_.size() == world_size_; }
   size_t entered() const { return entries_.size(); }
   size_t loaded() const { return loaded_; }

@@ -58,6 +58,7 @@ Result<Restored> RestoreRun::Run(Deadline deadline) {
     }
     const bool moved_on =
         next.ok() && CheckpointId{next->message.attempt, next->message.step} != offered;
+    saw_itself_ = saw_itself_ || (moved_on && !problem_.ok());
     if (moved_on && restored_.notes.size() < kNotesMax) {
       restored_.notes.push_back(
           absl::StrCat("attempt ", offered.attempt, " step ", offered.step, " was passed over: ",
@@ -104,10 +105,10 @@ Result<Restored> RestoreRun::Adopt(Deadline deadline) {
   return std::move(restored_);
 }
 
-// What this rank saw itself says more.
+// What this rank saw itself says more; that another one could not load it says less.
 void RestoreRun::NotePassedOver(const wire::SessionOutcome& outcome) {
-  if (!outcome.passed_over.empty() && restored_.notes.empty()) {
-    restored_.notes.push_back(outcome.passed_over);
+  if (!outcome.passed_over.empty() && !saw_itself_) {
+    restored_.notes = {outcome.passed_over};
   }
 }
 

@@ -119,6 +119,7 @@ class RestoreRun {
   std::vector<Object> objects_;  // of the last copy that was loaded
   CheckpointId loaded_;          // what is in the tensors now; attempt 0: nothing whole
   Status problem_;               // what was wrong with the last source
+  bool saw_itself_ = false;      // why a step was passed over
   Status mismatch_;              // the caller's mistake, once one was found
 };
 

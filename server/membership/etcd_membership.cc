@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/membership/cluster_config.h"
+#include "server/membership/cluster_note.h"
 #include "server/membership/etcd_client.h"
 #include "server/membership/etcd_session.h"
 #include "server/membership/membership_note.h"
@@ -33,7 +34,7 @@ Duration SuspendedSoFar() {
   return all - Duration(Clock::System()->Now().ns);
 }
 
-class EtcdMembership final : public Membership {
+class EtcdMembership final : public Membership, public ClusterNotes {
  public:
   explicit EtcdMembership(const MembershipOptions& options)
       : config_(options.config.etcd()),
@@ -81,6 +82,14 @@ class EtcdMembership final : public Membership {
   void ReadState(const std::string& job) override { Post(EtcdSession::AskReadState{job}); }
   void ForgetJob(const std::string& job, Epoch epoch) override {
     Post(EtcdSession::AskForgetJob{job, epoch});
+  }
+  void FollowNote(std::string remembered, Observer observer) override {
+    note_observer_ = std::move(observer);
+    Post(EtcdSession::AskNote{std::move(remembered)});
+  }
+  void AskNote() override { Post(EtcdSession::AskNote{}); }
+  void NoteRemote(std::string id, std::string instead_of) override {
+    Post(EtcdSession::AskNoteRemote{std::move(id), std::move(instead_of)});
   }
 
  private:
@@ -144,6 +153,8 @@ class EtcdMembership final : public Membership {
         });
       } else if (auto* event = std::get_if<MembershipEvent>(&action)) {
         observer_(*event);
+      } else if (auto* agreed = std::get_if<ClusterNote>(&action); agreed && note_observer_) {
+        note_observer_(*agreed);
       }
     }
   }
@@ -185,6 +196,7 @@ class EtcdMembership final : public Membership {
   std::vector<EtcdEndpoint> endpoints_;
   EtcdSession::Options session_options_;
   MembershipObserver observer_;
+  Observer note_observer_;
   std::unique_ptr<EtcdSession> session_;
   std::vector<EtcdSession::Event> early_;  // asked before the note was read
   Duration suspended_{};

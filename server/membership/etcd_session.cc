@@ -131,6 +131,10 @@ void EtcdSession::Process(Event& event) {
     Ask(*read);
   } else if (const auto* forget = std::get_if<AskForgetJob>(&event)) {
     Ask(*forget);
+  } else if (const auto* note = std::get_if<AskNote>(&event)) {
+    Ask(*note);
+  } else if (const auto* remote = std::get_if<AskNoteRemote>(&event)) {
+    Ask(*remote);
   }
 }
 
@@ -147,6 +151,7 @@ void EtcdSession::Pump() {
     Probe();
   }
   if (ready()) {
+    PumpNote();
     PumpWatches();
     PumpJobs();
   }
@@ -360,6 +365,7 @@ void EtcdSession::Wiped(const std::string& what) {
   keep_alive_at_ = now_;
   JobsEndCampaigns(what);
   ListAllAgain();
+  note_.wanted = note_.wanted || note_.told;
 }
 
 bool EtcdSession::Refused(const absl::Status& status) {

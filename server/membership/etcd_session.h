@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "base/clock.h"
 #include "etcd/rpc.pb.h"
+#include "server/membership/cluster_note.h"
 #include "server/membership/membership.h"
 #include "server/membership/membership_records.h"
 
@@ -61,7 +62,7 @@ struct WriteMembershipNote {
   MembershipNoteData note;
 };
 using EtcdAction = std::variant<EtcdConnect, EtcdDisconnect, EtcdCall, EtcdOpenWatch,
-                                EtcdWriteWatch, WriteMembershipNote, MembershipEvent>;
+                                EtcdWriteWatch, WriteMembershipNote, MembershipEvent, ClusterNote>;
 
 class EtcdSession {
  public:
@@ -134,9 +135,18 @@ class EtcdSession {
     std::string job;
     Epoch epoch = 0;
   };
-  using Event = std::variant<Begin, Tick, Slept, ConnectionOpened, CallEnded, WatchMessage,
-                             WatchEnded, NoteWritten, AskLeave, AskWatchHost, AskUnwatchHost,
-                             AskCampaign, AskResign, AskStoreState, AskReadState, AskForgetJob>;
+  // The calls of ClusterNotes.
+  struct AskNote {
+    std::string remembered;
+  };
+  struct AskNoteRemote {
+    std::string id;
+    std::string instead_of;
+  };
+  using Event =
+      std::variant<Begin, Tick, Slept, ConnectionOpened, CallEnded, WatchMessage, WatchEnded,
+                   NoteWritten, AskLeave, AskWatchHost, AskUnwatchHost, AskCampaign, AskResign,
+                   AskStoreState, AskReadState, AskForgetJob, AskNote, AskNoteRemote>;
 
   explicit EtcdSession(Options options);
   ~EtcdSession();
@@ -248,6 +258,14 @@ class EtcdSession {
   std::optional<NodeInfo> TakeMember(const std::string& name, const etcd::KeyValue& value);
   void TellStrange();
 
+  // etcd_session_note.cc: the cluster's id, and which remote directory it has.
+  void PumpNote();
+  void ReadNote();
+  void WriteRemote(int64_t revision);
+  bool NoteFailed(const absl::Status& status, bool makes_sense);
+  void Ask(const AskNote& ask);
+  void Ask(const AskNoteRemote& ask);
+
   // etcd_session_jobs.cc: who hosts, and the agreed states.
   std::shared_ptr<Job> JobFor(const std::string& name, std::string* why);
   void PumpJobs();
@@ -330,6 +348,17 @@ class EtcdSession {
   int64_t page_limit_ = 0;
   std::map<std::string, NodeInfo> members_;
   std::map<std::string, std::string> strange_members_;  // what cannot be read, and why
+
+  struct Note {
+    bool wanted = false;  // it is to be read and told
+    bool asking = false;  // a call is under way
+    bool told = false;
+    std::string id;      // of the cluster: as told last, or what is put if there is none
+    std::string remote;  // to be noted, if what is noted is the next
+    std::string instead_of;
+    Backoff backoff;
+  };
+  Note note_;
 
   std::map<std::string, std::shared_ptr<Job>> jobs_;
 };

@@ -22,6 +22,8 @@ class EtcdKeys {
  public:
   explicit EtcdKeys(std::string prefix) : prefix_(std::move(prefix)) {}
   std::string Id() const { return prefix_ + "id"; }
+  std::string Cluster() const { return prefix_ + "cluster"; }
+  std::string Remote() const { return prefix_ + "remote"; }
   std::string Nodes() const { return prefix_ + "nodes/"; }
   std::string Node(std::string_view name) const { return Nodes().append(name); }
   std::string Host(std::string_view job) const { return OfJob(job, "/host"); }

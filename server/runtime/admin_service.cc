@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,10 @@ constexpr Duration kProgressEvery = std::chrono::milliseconds(200);
 // Of somebody who follows events: between two looks at whether it is still there, and two words.
 constexpr Duration kFollowerLook = std::chrono::seconds(1);
 constexpr Duration kFollowerWord = std::chrono::seconds(3);
+// (chown takes the number after it for "as it is".)
+constexpr uint32_t kOwnerMax = std::numeric_limits<uint32_t>::max() - 1;
+// A directory that hangs longer is named in the answer.
+constexpr Duration kJobFilesMax = std::chrono::seconds(10);
 constexpr Duration kRebuildMax = std::chrono::hours(1);  // it reads all drives and mounts
 
 // Marked as the daemon's answer if it is one. What was cancelled is nobody's: the daemon stops.
@@ -50,6 +55,17 @@ void CountProblems(v1::GetStatusReply& reply) {
     daemon.add_problems(absl::StrCat(count, count == 1 ? " problem" : " problems",
                                      " of this node: root and ckptd's own user see what they are"));
   }
+}
+
+// What earlier scans found wrong with a file that has been written since.
+void DropSolved(const std::string& file, v1::RebuildReply& reply) {
+  google::protobuf::RepeatedPtrField<std::string> left;
+  for (const std::string& problem : reply.problems()) {
+    if (problem.find(file) == std::string::npos) {
+      left.Add(std::string(problem));
+    }
+  }
+  reply.mutable_problems()->Swap(&left);
 }
 
 class AdminService final : public v1::Admin::Service {
@@ -141,8 +157,42 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
                        v1::RebuildReply* reply) override {
+    std::vector<std::string> written;
+    if (request->has_owner()) {
+      absl::StatusOr<std::vector<std::string>> lines = WriteJobFiles(call, request->owner());
+      if (!lines.ok()) {
+        return Change(*request, ToGrpc(call, lines.status()));
+      }
+      written = *std::move(lines);
+    }
     absl::StatusOr<AdminAnswer> answer = Ask(call, *request, kRebuildMax);
-    return Change(*request, Give(call, answer, reply));
+    const grpc::Status given = Give(call, answer, reply);
+    for (const std::string& line : written) {
+      reply->add_written(Utf8Text(line));
+    }
+    if (!written.empty()) {
+      DropSolved(absl::StrCat("/", request->owner().job(), "/JOB': "), *reply);
+    }
+    return Change(*request, given);
+  }
+
+  grpc::Status ForgetDrive(grpc::ServerContext* call, const v1::ForgetDriveRequest* request,
+                           v1::ForgetDriveReply* reply) override {
+    absl::StatusOr<std::string> text =
+        !IsOperator(caller_.uid)
+            ? absl::PermissionDeniedError("forget-drive: root's and the daemon's own user's to do")
+        : context_.forget_drive == nullptr ? absl::UnavailableError("forget-drive: not ready yet")
+                                           : context_.forget_drive(request->id());
+    if (text.ok()) {
+      reply->set_text(*std::move(text));
+      MakeUtf8(*reply);
+    }
+    return Change(*request, ToGrpc(call, text.status()));
+  }
+
+  grpc::Status AdoptRemote(grpc::ServerContext* call, const v1::AdoptRemoteRequest* request,
+                           v1::AdoptRemoteReply* reply) override {
+    return Change(*request, AdoptRemoteDirectory(call, *request, reply));
   }
 
   grpc::Status SetOptions(grpc::ServerContext* call, const v1::SetOptionsRequest* request,
@@ -279,6 +329,22 @@ class AdminService final : public v1::Admin::Service {
   }
 
  private:
+  absl::StatusOr<std::vector<std::string>> WriteJobFiles(grpc::ServerContext* call,
+                                                         const v1::RebuildRequest::Owner& owner) {
+    if (!IsOperator(caller_.uid)) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "rebuild --owner: only root and ckptd's own user say whose a job is; they run: "
+          "ckptctl rebuild JOB --owner UID:GID"));
+    }
+    HF_RETURN_IF_ERROR(CheckJobName(owner.job()));
+    if (owner.uid() > kOwnerMax || owner.gid() > kOwnerMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rebuild --owner: UID and GID are numbers of at most ", kOwnerMax));
+    }
+    const MonotonicTime until = Clock::System()->Now() + TimeFor(call, kJobFilesMax);
+    return context_.write_job_files(owner, [until] { return Clock::System()->Now() >= until; });
+  }
+
   // What changes something leaves a trace: who asked for what, and what came of it.
   template <typename Request>
   grpc::Status Change(const Request& request, const grpc::Status& outcome) {
@@ -328,6 +394,32 @@ class AdminService final : public v1::Admin::Service {
       return {grpc::StatusCode::INTERNAL, "the daemon answered another question"};
     }
     *reply = std::move(*got);
+    return grpc::Status::OK;
+  }
+
+  // Takes it over, and has it read.
+  grpc::Status AdoptRemoteDirectory(grpc::ServerContext* call,
+                                    const v1::AdoptRemoteRequest& request,
+                                    v1::AdoptRemoteReply* reply) {
+    if (!IsOperator(caller_.uid)) {
+      return ToGrpc(call, absl::PermissionDeniedError(
+                              "adopt-remote: only root and ckptd's own user may order it"));
+    }
+    const auto gone = [call] { return call->IsCancelled(); };
+    if (const absl::Status adopted = context_.adopt_remote(request.from(), gone); !adopted.ok()) {
+      return ToGrpc(call, adopted);
+    }
+    v1::RebuildRequest read;
+    read.set_tier("remote");
+    absl::StatusOr<AdminAnswer> answer = Ask(call, read, kRebuildMax);
+    v1::RebuildReply found;
+    const grpc::Status took = Take(call, answer, &found);
+    reply->set_text(
+        took.ok() ? absl::StrCat("the remote directory is this cluster's now; copies found there: ",
+                                 found.shards())
+                  : absl::StrCat("the remote directory is this cluster's now; it is still to be "
+                                 "read: ",
+                                 took.error_message()));
     return grpc::Status::OK;
   }
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -77,8 +78,17 @@ struct AdminContext {
   std::function<absl::StatusOr<std::string>(
       const ReadableShard&, const std::function<bool(uint64_t)>&, std::shared_ptr<Pacer>)>
       verify_durable;
+  // Any thread: DurableTiers::WriteJobFiles.
+  std::function<absl::StatusOr<std::vector<std::string>>(const v1::RebuildRequest::Owner&,
+                                                         const std::function<bool()>& gone)>
+      write_job_files;
+  // Any thread: the remote directory is this cluster's, instead of that one's.
+  std::function<absl::Status(const std::string& from, const std::function<bool()>& gone)>
+      adopt_remote;
   // Any thread: a copy was read whole and judged.
   std::function<void(const ReadableShard&)> verified = [](const ReadableShard&) {};
+  // Any thread: DurableTiers::ForgetDrive.
+  std::function<absl::StatusOr<std::string>(const std::string& id)> forget_drive;
   VerifySeats verify_seats;
   FollowerSeats follower_seats;
   // What `ckptctl fabric` shows and measures with; set before anybody asks.

@@ -148,8 +148,29 @@ absl::Status ClusterRuntime::Start(PostEvent post) {
                        config_.cluster().has_etcd()           ? "etcd"
                        : config_.cluster().members_size() > 0 ? "static"
                                                               : "alone"));
+  notes_ = dynamic_cast<ClusterNotes*>(membership_.get());
+  if (notes_ != nullptr && note_observer_) {
+    notes_->FollowNote(remembered_, note_observer_);
+  }
   membership_->Start([this](const MembershipEvent& event) { OnMembership(event); });
   return absl::OkStatus();
+}
+
+void ClusterRuntime::FollowNote(std::string remembered, ClusterNotes::Observer observer) {
+  remembered_ = std::move(remembered);
+  note_observer_ = std::move(observer);
+}
+
+void ClusterRuntime::AskNote() {
+  if (notes_ != nullptr && !stopping_) {
+    notes_->AskNote();
+  }
+}
+
+void ClusterRuntime::NoteRemote(std::string id, std::string instead_of) {
+  if (notes_ != nullptr && !stopping_) {
+    notes_->NoteRemote(std::move(id), std::move(instead_of));
+  }
 }
 
 // ---- Actions ----

@@ -31,6 +31,7 @@
 #include "base/mutex.h"
 #include "holdfast/v1/config.pb.h"
 #include "server/events.h"
+#include "server/membership/cluster_note.h"
 #include "server/membership/membership.h"
 #include "server/membership/task_thread.h"
 #include "server/peers/peer_network.h"
@@ -65,6 +66,11 @@ class ClusterRuntime {
 
   // Once. An error says why it cannot listen; what it cannot reach it waits for.
   absl::Status Start(PostEvent post);
+  // What the cluster agrees on for good (ClusterNotes); without etcd nobody is told anything.
+  // Before Start; from any thread, later, comes what the observer is told.
+  void FollowNote(std::string remembered, ClusterNotes::Observer observer);
+  void AskNote();
+  void NoteRemote(std::string id, std::string instead_of);
   // Where it listens, with the port that it got.
   const std::string& address() const { return network_->address(); }
   // Of this start, as membership tells it to the other nodes.
@@ -118,6 +124,9 @@ class ClusterRuntime {
   std::vector<grpc::Service*> services_;
   PostEvent post_;
   bool stopping_ = false;  // the owner's thread's
+  std::string remembered_;
+  ClusterNotes::Observer note_observer_;
+  ClusterNotes* notes_ = nullptr;  // membership_'s, where it has etcd
 
   Mutex mutex_;
   CondVar left_changed_;

@@ -30,6 +30,7 @@
 #include "server/runtime/settings_change.h"
 #include "server/runtime/status_source.h"
 #include "server/runtime/tiers/nvme_budget.h"
+#include "server/runtime/tiers/remote_owner.h"
 #include "server/runtime/tiers/training_cores.h"
 
 namespace holdfast {
@@ -239,6 +240,13 @@ absl::Status Daemon::Open() {
     });
   };
   tiers.gate = network_flags_;
+  tiers.note_remote = [this](const std::string& id, const std::string& instead_of) {
+    reactor_->Post([this, id, instead_of] {
+      if (cluster_ != nullptr) {
+        cluster_->NoteRemote(id, instead_of);
+      }
+    });
+  };
   HF_ASSIGN_OR_RETURN(tiers_, DurableTiers::Create(std::move(tiers)));
   if (tiers_->configured()) {
     reactor_->Arm(places_timer_, reactor_->clock().Now());
@@ -256,6 +264,14 @@ absl::Status Daemon::Open() {
                                          const std::function<bool(uint64_t)>& advance,
                                          std::shared_ptr<Pacer> pacer) {
     return tiers_->Verify(shard, advance, std::move(pacer));
+  };
+  admin_context_.write_job_files = [this](const v1::RebuildRequest::Owner& owner,
+                                          const std::function<bool()>& gone) {
+    return tiers_->WriteJobFiles(owner.job(), {owner.uid(), owner.gid()}, gone);
+  };
+  admin_context_.forget_drive = [this](const std::string& id) { return tiers_->ForgetDrive(id); };
+  admin_context_.adopt_remote = [this](const std::string& from, const std::function<bool()>& gone) {
+    return tiers_->AdoptRemote(from, gone);
   };
   admin_context_.verified = [this](const ReadableShard& shard) {
     if (scrubber_ != nullptr) {
@@ -341,6 +357,7 @@ absl::Status Daemon::JoinCluster() {
     return absl::OkStatus();
   }
   cluster_ = std::make_unique<ClusterRuntime>(config_, env_);
+  FollowClusterNote();
   OpenFabric();
   HF_RETURN_IF_ERROR(tiers_->SetPeers(cluster_->pulls(), fabric_.get()));
   MakeRecords();
@@ -365,6 +382,19 @@ absl::Status Daemon::JoinCluster() {
       Feed(std::move(event));
       taken();
     });
+  });
+}
+
+// The remote directory is not used before etcd has said which cluster this is.
+void Daemon::FollowClusterNote() {
+  const std::shared_ptr<RemoteOwner> owner = tiers_->remote_owner();
+  if (owner == nullptr) {
+    return;
+  }
+  cluster_->FollowNote(owner->remembered(), [this, owner](const ClusterNote& note) {
+    if (owner->Agreed(note)) {
+      reactor_->Post([this] { tiers_->LookAtPlaces(); });
+    }
   });
 }
 

@@ -130,6 +130,7 @@ class Daemon {
   void Perform(ApplyLimits action);
   void CheckTiers();
   void LookAtPlaces();
+  void FollowClusterNote();
   void WatchTiers();
   void Perform(SetTimer action);
   void Perform(AdminReply action);

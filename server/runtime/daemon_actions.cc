@@ -388,6 +388,9 @@ void Daemon::LookAtPlaces() {
     return;
   }
   tiers_->LookAtPlaces();
+  if (cluster_ != nullptr && tiers_->remote_owner() != nullptr) {
+    cluster_->AskNote();  // another node may have said that the directory was replaced
+  }
   WatchTiers();
   reactor_->Arm(places_timer_, reactor_->clock().Now() + kPlacesEvery);
 }

@@ -406,6 +406,8 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
   config.mutable_retention()->set_grace_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
+  config.mutable_restore()->set_wait_for_copies_ms(2 * 60 * 1000);
+  config.mutable_restore()->set_fall_back(true);
   config.mutable_scrub()->set_period_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
   config.mutable_scrub()->set_bandwidth_bytes_per_s_max(100 * kMiB);
   config.mutable_metrics()->set_address("127.0.0.1:9464");
@@ -421,6 +423,7 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   nvme->set_io_priority(6);
   nvme->set_nice(10);
   nvme->set_stall_timeout_ms(30'000);
+  nvme->set_keep_ended_ms(uint64_t{30} * 24 * 60 * 60 * 1000);
   v1::RemoteConfig* remote = config.mutable_remote();
   remote->set_writers(4);
   remote->set_job_writes_max(1024);
@@ -535,7 +538,10 @@ std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
        .note = "in which they are counted; lower it, or leave it out for half of that"},
       {"save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, kWeekMs, Unit::kMs},
       {"session.deadline_max_ms", config.session().deadline_max_ms(), 1, kWeekMs, Unit::kMs},
+      {"nvme.keep_ended_ms", config.nvme().keep_ended_ms(), 1000, 520 * kWeekMs, Unit::kMs, true},
       {"retention.grace_ms", config.retention().grace_ms(), 1000, 52 * kWeekMs, Unit::kMs, true},
+      {"restore.wait_for_copies_ms", config.restore().wait_for_copies_ms(), 1000, kHourMs,
+       Unit::kMs, true},
       {"scrub.period_ms", config.scrub().period_ms(), 1000, 52 * kWeekMs, Unit::kMs, true},
       {"scrub.bandwidth_bytes_per_s_max", config.scrub().bandwidth_bytes_per_s_max(), 64 * kKiB,
        1024 * kGiB, Unit::kBytes, true},

@@ -173,8 +173,7 @@ def test_what_is_put_back_is_there_again(case: Case, tmp_path: pathlib.Path) -> 
         assert all("ok attempt=" in answer for answer in opened), opened
         restored = node.restore_when_ready()
         assert all("ok " in answer for answer in restored), restored
-        whole = node.whole_steps()
-        assert all({1, 2} <= whole[tier] for tier in case.tiers), whole
+        node.wait_for_whole({1, 2}, case.tiers)
         node.crash()
         _unharmed(before, node.files(), pathlib.Path("/nowhere"))
 
@@ -207,6 +206,51 @@ def test_a_drive_that_comes_back_has_all_its_steps(
         assert all("ok attempt=" in answer for answer in opened), opened
         restored = node.restore_when_ready()
         assert all("step=2" in answer for answer in restored), restored
-        assert {1, 2} <= node.whole_steps()["nvme"]
+        node.wait_for_whole({1, 2}, ["nvme"])
         node.crash()
         _unharmed(before, node.files(), pathlib.Path("/nowhere"))
+
+
+# All was lost but what a crash left in remote of the very first step, before its MANIFEST; or that MANIFEST is lost.
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_beginning_in_remote_is_nothing_that_was_saved(marked: bool) -> None:
+    with saved_node(("remote",)) as node:
+        step = node.root / "remote" / JOB / "1-a1"
+        shutil.rmtree(step.parent / "2-a1")
+        (step / "MANIFEST").unlink()
+        assert not (step / "writing").exists()
+        if marked:
+            (step / "writing").touch()
+        node.lose_state()
+        before = node.files()
+        node.start()
+        assert _all_ok(node.launch())
+        restored = node.restore_when_ready()
+        assert all(("NOTHING_TO_RESTORE" in answer) == marked for answer in restored), restored
+        if marked:
+            node.save_everywhere(1)
+        node.crash()
+        _unharmed(before, node.files(), pathlib.Path("/nowhere"))
+
+
+# Where the owners of the records say nothing a person says whose the job is.
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon gives files to their jobs' users")
+def test_an_operator_says_whose_a_job_is_that_lost_its_file_job() -> None:
+    with saved_node(("nvme",)) as node:
+        job = node.root / "d0" / JOB
+        owner = (job / "JOB").stat()
+        (job / "JOB").unlink()
+        os.chown(sorted(job.glob("*/*.record"))[0], 4711, 4711)
+        node.lose_state()
+        node.start()
+        refused = node.launch()
+        refused = node.restore_when_ready() if _all_ok(refused) else refused
+        assert all(f"ckptctl rebuild {JOB} --owner UID:GID" in a for a in refused), refused
+        said = node.daemon.ctl("rebuild", JOB, "--owner", f"{owner.st_uid}:{owner.st_gid}")
+        assert f"{node.root}/d0: JOB was written" in said, said
+        assert f"{node.root}/d1: JOB is as it was" in said, said
+        for rank in node.ranks:
+            rank.kill()
+        assert _all_ok(node.launch())
+        restored = node.restore_when_ready()
+        assert all("step=2" in answer for answer in restored), restored

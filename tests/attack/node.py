@@ -11,7 +11,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from daemons import BIN, DEADLINE_S, Daemon, own_folders
 
@@ -25,6 +25,7 @@ _SETTINGS = {
     "": (
         "policy: {nvme: {every_steps: 1, keep_last: 9}, "
         "remote: {every_steps: 1, every_ms: 0, keep_last: 9}}\n"
+        "restore: {wait_for_copies_ms: 0}\n"
     ),
 }
 
@@ -147,6 +148,12 @@ class Node:
                 if any(reason.startswith(f"{tier}: all of") for reason in step["reasons"]):
                     whole[tier].add(int(step["step"]))
         return whole
+
+    def wait_for_whole(self, steps: set[int], tiers: Iterable[str]) -> None:
+        """A tier may still be read after another one has given a restore what it needs."""
+        until = time.monotonic() + DEADLINE_S
+        while not all(steps <= (whole := self.whole_steps())[tier] for tier in tiers):
+            assert time.monotonic() < until, whole
 
     def close(self) -> None:
         self.crash()

@@ -41,6 +41,8 @@ MISSING = {
     "replace": ["nonode", "--with", "node-a"],
     "drain": ["nonode"],
     "rm": ["nojob", "--yes"],
+    "forget-drive": ["0123abcd", "--yes"],
+    "adopt-remote": ["0" * 32, "--yes"],
     "rebuild": ["--tier", "nvme"],
     "set": ["nojob", "nvme.every_steps=1"],
 }
@@ -165,7 +167,15 @@ def test_the_table_has_every_command() -> None:
 @pytest.mark.parametrize("command", TABLE)
 def test_without_a_daemon(command, arguments_of) -> None:
     expected = int(TABLE[command][0])
-    words = arguments_of({**POSSIBLE, "rm": ["llama-7b", "--yes"], "doctor": []}[command])
+    words = arguments_of(
+        {
+            **POSSIBLE,
+            "rm": ["llama-7b", "--yes"],
+            "forget-drive": ["0123abcd", "--yes"],
+            "adopt-remote": ["0" * 32, "--yes"],
+            "doctor": [],
+        }[command]
+    )
     socket = [] if command in OWN else ["--socket", NOBODY]
     if command == "import":
         words[-1] = NOBODY
@@ -233,6 +243,7 @@ def test_a_daemon_refuses(daemon) -> None:
         (["explain", "llama-7b", "--step", "7"], 4, "7"),
         (["inspect", "llama-7b", "--rank", "5"], 4, "5"),
         (["pin", "llama-7b", "--step", "7"], 4, "7"),
+        (["forget-drive", "0123abcd"], 4, "nothing was changed"),
         (["set", "nvme.nosuch=1"], 2, "nvme.nosuch"),
         (["set", "llama-7b", "nvme.keep_last=0"], 2, "keep_last"),
     ):

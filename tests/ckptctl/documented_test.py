@@ -45,6 +45,7 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
         ".ci/run",
         ("scripts/demo", "scripts/test", "scripts/setup"),
     ),
+    (r"ckptctl adopt-remote .*", "tests/cluster/remote_owner_test.py", ("adopt-remote", "--yes")),
     (r"ckptctl .*--address .*", "tests/integration/admin_tls_test.cc", ("--address", "--tls")),
     (
         r"scripts/package --deb.*|apt install .*",
@@ -112,6 +113,8 @@ def in_passing() -> dict[str, list[str]]:
 RUN_AS = {
     "ckptd --check-config [--config FILE …]": "ckptd --check-config",
     "ckptctl drain n3 --wait 5min": "ckptctl drain n3 --wait 100ms; code=$?; ckptctl drain n3 --undo; exit $code",
+    "ckptctl forget-drive OLD-ID": "ckptctl forget-drive 0123abcd --yes || test $? = 4",
+    "ckptctl forget-drive 3f2a91c0 --yes": "ckptctl forget-drive 3f2a91c0 --yes || test $? = 4",
     "ckptctl drain NODE": "ckptctl drain n2; code=$?; ckptctl drain n2 --undo; exit $code",
     "ckptctl events --least warning --follow": "timeout 1 ckptctl events --least warning --follow; [ $? = 124 ]",
     "ckptctl completion fish > ~/.config/fish/completions/ckptctl.fish": "mkdir -p ~/.config/fish/completions; "
@@ -136,6 +139,7 @@ PLACEHOLDERS = {
     r"--step N\b": "--step 880",
     r"\bDIR/": "./",
     r"=…": "=1GiB",
+    r"\bUID:GID\b": "$(id -u):$(id -g)",
 }
 OF_A_JOB = re.compile(r"\bJOB\b|<job>|\"\$HOLDFAST_JOB\"")
 JOBS = ("llama-7b", "llama-70b", "my-run", "first-run", "old-run", "slurm-hills-4711")

@@ -93,6 +93,10 @@ class Service final : public v1::Admin::Service {
                        v1::ReplaceReply* reply) override {
     return Answer(call, answers_.replace, request, reply);
   }
+  grpc::Status ForgetDrive(grpc::ServerContext* call, const v1::ForgetDriveRequest* request,
+                           v1::ForgetDriveReply* reply) override {
+    return Answer(call, answers_.forget_drive, request, reply);
+  }
   grpc::Status Drain(grpc::ServerContext* call, const v1::DrainRequest* request,
                      v1::DrainReply* reply) override {
     return Answer(call, answers_.drain, request, reply);
@@ -101,6 +105,10 @@ class Service final : public v1::Admin::Service {
                                 const v1::RemoveCheckpointRequest* request,
                                 v1::RemoveCheckpointReply* reply) override {
     return Answer(call, answers_.remove_checkpoint, request, reply);
+  }
+  grpc::Status AdoptRemote(grpc::ServerContext* call, const v1::AdoptRemoteRequest* request,
+                           v1::AdoptRemoteReply* reply) override {
+    return Answer(call, answers_.adopt_remote, request, reply);
   }
   grpc::Status Rebuild(grpc::ServerContext* call, const v1::RebuildRequest* request,
                        v1::RebuildReply* reply) override {

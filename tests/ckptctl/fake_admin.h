@@ -58,11 +58,13 @@ class FakeAdmin {
     std::function<absl::Status(const v1::ReplaceRequest&, v1::ReplaceReply&)> replace;
     std::function<absl::Status(const v1::RepairRequest&, v1::RepairReply&)> repair = {};
     std::function<absl::Status(const v1::DrainRequest&, v1::DrainReply&)> drain;
+    std::function<absl::Status(const v1::ForgetDriveRequest&, v1::ForgetDriveReply&)> forget_drive;
     std::function<absl::Status(const v1::ShowFabricRequest&, v1::ShowFabricReply&)> show_fabric;
     std::function<absl::Status(const v1::MeasureFabricRequest&, v1::MeasureFabricReply&)>
         measure_fabric;
     std::function<absl::Status(const v1::RemoveCheckpointRequest&, v1::RemoveCheckpointReply&)>
         remove_checkpoint;
+    std::function<absl::Status(const v1::AdoptRemoteRequest&, v1::AdoptRemoteReply&)> adopt_remote;
     std::function<absl::Status(const v1::RebuildRequest&, v1::RebuildReply&)> rebuild;
     std::function<absl::Status(const v1::SetOptionsRequest&, v1::SetOptionsReply&)> set_options;
     std::function<absl::Status(const v1::GetNodesRequest&, v1::GetNodesReply&)> nodes;

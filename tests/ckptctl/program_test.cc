@@ -28,11 +28,15 @@ namespace {
 using testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {
-    "status",  "jobs",   "nodes",   "fabric",        "list",       "inspect", "verify",
-    "scrub",   "repair", "restore", "where",         "explain",    "plan",    "timeline",
-    "top",     "events", "export",  "stats",         "diff",       "backup",  "restore-backup",
-    "import",  "gc",     "pin",     "unpin",         "replace",    "drain",   "rm",
-    "rebuild", "set",    "doctor",  "plan-capacity", "completion", "man"};
+    "status",         "jobs",          "nodes",      "fabric",
+    "list",           "inspect",       "verify",     "scrub",
+    "repair",         "restore",       "where",      "explain",
+    "plan",           "timeline",      "top",        "events",
+    "export",         "stats",         "diff",       "backup",
+    "restore-backup", "import",        "gc",         "pin",
+    "unpin",          "replace",       "drain",      "rm",
+    "forget-drive",   "adopt-remote",  "rebuild",    "set",
+    "doctor",         "plan-capacity", "completion", "man"};
 // Those that read what was saved, through the client's socket.
 const std::set<std::string> kReadingCommands = {"export", "stats", "diff", "backup"};
 // Those that ask no daemon.
@@ -91,9 +95,11 @@ FakeAdmin::Answers Agreeable() {
             reply.set_draining(true);
             return absl::OkStatus();
           },
+      .forget_drive = [](const auto&, v1::ForgetDriveReply&) { return absl::OkStatus(); },
       .show_fabric = [](const auto&, v1::ShowFabricReply&) { return absl::OkStatus(); },
       .measure_fabric = [](const auto&, v1::MeasureFabricReply&) { return absl::OkStatus(); },
       .remove_checkpoint = [](const auto&, v1::RemoveCheckpointReply&) { return absl::OkStatus(); },
+      .adopt_remote = [](const auto&, v1::AdoptRemoteReply&) { return absl::OkStatus(); },
       .rebuild = [](const auto&, v1::RebuildReply&) { return absl::OkStatus(); },
       .set_options = [](const auto&, v1::SetOptionsReply&) { return absl::OkStatus(); },
       .nodes = [](const auto&, v1::GetNodesReply&) { return absl::OkStatus(); },
@@ -253,8 +259,17 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"replace", "n3", "--with", ""},
       {"replace", "n3", "--with", "n9", "--forget"},
       {"replace", "n3", "--with", "n9", "--job", "a/b"},
+      {"adopt-remote"},
+      {"adopt-remote", "--yes"},
+      {"adopt-remote", "prod"},
+      {"adopt-remote", "0123456789ABCDEF0123456789ABCDEF"},
       {"rebuild", "--tier", "peer"},
       {"rebuild", "--tier", "memory"},
+      {"rebuild", "j"},
+      {"rebuild", "--owner", "0:0"},
+      {"rebuild", "j", "--owner", "me"},
+      {"rebuild", "j", "--owner", "0:4294967295"},
+      {"rebuild", "j", "--owner", "0:0", "--tier", "nvme"},
       {"set"},
       {"set", "j"},
       {"set", "--clear"},
@@ -262,6 +277,9 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"set", "j", "a=1", "--clear"},
       {"set", "j", "a=1", "a=2"},
       {"drain", ""},
+      {"forget-drive"},
+      {"forget-drive", "3f2a91"},
+      {"forget-drive", "/dev/nvme0"},
       {"replace", "", "--with", "n9"},
       {"status", "--socket", ""},
       {"--socket", "", "status"},

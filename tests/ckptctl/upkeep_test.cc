@@ -274,6 +274,25 @@ TEST(Remove, AStepAndNotTheJob) {
   EXPECT_EQ(got.Get().tier(), "nvme");
 }
 
+TEST(AdoptRemote, AsksBeforeItTakesWhatAnotherHas) {
+  Kept<v1::AdoptRemoteRequest> got;
+  FakeAdmin admin(
+      {.adopt_remote = [&](const v1::AdoptRemoteRequest& request, v1::AdoptRemoteReply& reply) {
+        got.Set(request);
+        reply.set_text("it is\x1b");
+        return absl::OkStatus();
+      }});
+  const std::string id(32, 'a');
+  Console unsure(admin.socket());
+  EXPECT_EQ(RunAdoptRemote(unsure.context(), {.id = id}), ExitCode::kRefused);
+  EXPECT_THAT(unsure.err(), HasSubstr("ckptctl adopt-remote " + id + " --yes"));
+  EXPECT_EQ(got.Get().from(), "");
+  Console sure(admin.socket());
+  EXPECT_EQ(RunAdoptRemote(sure.context(), {.id = id, .yes = true}), ExitCode::kOk);
+  EXPECT_EQ(sure.out(), "it is\\x1b\n");
+  EXPECT_EQ(got.Get().from(), id);
+}
+
 TEST(Rebuild, ProblemsAreNoSuccess) {
   FakeAdmin admin({.rebuild = [](const v1::RebuildRequest& request, v1::RebuildReply& reply) {
     reply.set_shards(4);
@@ -288,6 +307,23 @@ TEST(Rebuild, ProblemsAreNoSuccess) {
   Console bad(admin.socket());
   EXPECT_EQ(RunRebuild(bad.Json(), {.tier = "nvme"}), ExitCode::kDamaged);
   EXPECT_EQ(bad.Parsed()["problems"][0], "0.record is torn");
+}
+
+TEST(Rebuild, AnOwnerIsAskedForByJobAndWhatWasWrittenIsShown) {
+  Kept<v1::RebuildRequest> got;
+  FakeAdmin admin({.rebuild = [&](const v1::RebuildRequest& request, v1::RebuildReply& reply) {
+    got.Set(request);
+    reply.add_written("/mnt/nvme0: JOB was written\x1b");
+    return absl::OkStatus();
+  }});
+  Console console(admin.socket());
+  EXPECT_EQ(RunRebuild(console.context(), {.job = "llama", .owner = OwnerArgument{1000, 100}}),
+            ExitCode::kOk);
+  EXPECT_THAT(console.out(),
+              testing::StartsWith("/mnt/nvme0: JOB was written\\x1b\nfound 0 copies"));
+  EXPECT_EQ(got.Get().owner().job(), "llama");
+  EXPECT_EQ(got.Get().owner().uid(), 1000u);
+  EXPECT_EQ(got.Get().owner().gid(), 100u);
 }
 
 TEST(Set, AJobsPolicyOrTheDaemonsLimits) {

@@ -44,6 +44,8 @@ TRIES_MAX = 5  # of what a death may have spoilt, and that again when its conseq
 # A step that lacks a rank's shard may lie there for minutes: the next one is tried instead.
 SPOILT_MS = 8000
 _LOOK_AGAIN_S = 0.02
+# What only a node that is gone had is not waited for: most of these tests take nodes away for good.
+_SETTINGS: Mapping[str, Any] = {"restore": {"wait_for_copies_ms": 0}}
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class Cluster:
             for name in names.split()
         }
         self.daemons = {
-            name: Daemon(node, {**(settings or {}), "cluster": self.section(node)})
+            name: Daemon(node, {**_SETTINGS, **(settings or {}), "cluster": self.section(node)})
             for name, node in self.nodes.items()
         }
         if start:
@@ -138,6 +140,13 @@ class Cluster:
     def is_running(self, name: str) -> bool:
         process = self.daemons[name].process
         return process is not None and process.is_running()
+
+    def adopt_remote(self, name: str) -> None:
+        """That node takes the remote directory over for the cluster, from the one that it says it is of."""
+        mark = (self.network.remote / ".holdfast" / "cluster").read_text()
+        (owner,) = re.findall(r"^cluster ([0-9a-f]{32})$", mark, re.M)
+        wait_until("it is refused", lambda: f"adopt-remote {owner}" in self.daemons[name].log())
+        self.daemons[name].ctl("adopt-remote", owner, "--yes")
 
     # What they tell.
 

@@ -85,10 +85,10 @@ class Member:
 
 
 class Etcd:
-    """`members`: 1 or 3. Their nodes are called etcd1, …"""
+    """`members`: 1 or 3. Their nodes are called etcd1, …, or after another `name`."""
 
-    def __init__(self, network: Network, members: int = 1) -> None:
-        self.members = [Member(network.add_node(f"etcd{n + 1}")) for n in range(members)]
+    def __init__(self, network: Network, members: int = 1, name: str = "etcd") -> None:
+        self.members = [Member(network.add_node(f"{name}{n + 1}")) for n in range(members)]
         self._token = uuid.uuid4().hex
 
     @property

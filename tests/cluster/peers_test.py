@@ -328,8 +328,9 @@ def test_every_subset_of_four_nodes_is_lost(network: Network, case: tuple[int, s
         job.kill()
         for name in lost:
             cluster[name].kill()
-            if what != "memory":
+            if what != "memory":  # (a node that knew of its drive would wait for it)
                 cluster[name].erase("nvme")
+                cluster[name].erase("state")
             cluster[name].boot()
         cluster.start(" ".join(lost))
         job.start(" ".join(names))

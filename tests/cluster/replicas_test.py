@@ -50,7 +50,9 @@ def lose_everything_but_remote(cluster: Cluster, job: Job) -> None:
     job.kill()
     for name, daemon in cluster.daemons.items():
         daemon.kill()
-        cluster[name].run(["sh", "-c", "rm -rf /dev/shm/holdfast/* /nvme/holdfast"])
+        cluster[name].run(
+            ["sh", "-c", "rm -rf /dev/shm/holdfast/* /nvme/holdfast /var/lib/holdfast/*"]
+        )
     cluster.start(" ".join(cluster.nodes))
 
 
@@ -162,6 +164,7 @@ def test_reading_the_manifest_is_enough(network: Network, places: str) -> None:
         for node in cluster.nodes.values():
             node.boot()
         cluster.start("a b")
+    job.cluster.adopt_remote(places[0])  # to what they know it is another cluster's
     job.start(places)
     job.join()
     alike(job)

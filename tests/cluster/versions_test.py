@@ -28,11 +28,12 @@ def previous() -> pathlib.Path:
 def use(cluster: Cluster, name: str, programs: pathlib.Path) -> None:
     """From its next start on, with settings that it knows."""
     cluster[name].programs = programs
-    section = cluster.daemons[name].settings["cluster"]
+    settings = cluster.daemons[name].settings
     if programs == PROGRAMS:
-        section["plaintext"] = True
+        settings["cluster"]["plaintext"] = True
     else:
-        section.pop("plaintext", None)  # which was not asked for in 0.1
+        settings["cluster"].pop("plaintext", None)  # which was not asked for in 0.1
+        settings.pop("restore", None)
 
 
 def cluster_of(network: Network, programs: dict[str, pathlib.Path]) -> Cluster:

@@ -32,6 +32,7 @@ VALUES = {
     "settings": {
         "memory": {"bytes_max": "512MiB"},
         "nvme": {"bytes_max": "1GiB"},
+        "remote": {"mounted": False},  # a directory of this test's, wherever that lies
         "policy": {
             "nvme": {"every_steps": 1, "keep_last": 1},
             "remote": {"every_steps": 1, "keep_last": 1},

@@ -45,12 +45,18 @@ class Daemon:
         """Returns when the daemon has said that it is ready."""
         ready_path = self.root / "notify.sock"
         ready_path.unlink(missing_ok=True)
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
-            open(self.root / "log", "ab") as log,
-        ):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.bind(str(ready_path))
-            self.process = subprocess.Popen(
+            self.process = self.spawn(NOTIFY_SOCKET=str(ready_path))
+            end = os.pidfd_open(self.process.pid)
+            readable, _, _ = select.select([ready, end], [], [], DEADLINE_S)
+            os.close(end)
+        assert ready in readable, f"ckptd did not become ready: {self.log()}"
+
+    def spawn(self, **variables: str) -> subprocess.Popen[bytes]:
+        """One that nobody waits for."""
+        with open(self.root / "log", "ab") as log:
+            return subprocess.Popen(
                 [
                     BIN / "ckptd",
                     f"--config={self.config}",
@@ -60,15 +66,11 @@ class Daemon:
                     f"--admin={self.admin}",
                     f"--memory-bytes={self._memory_bytes}",
                 ],
-                env={**os.environ, "NOTIFY_SOCKET": str(ready_path)},
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-            end = os.pidfd_open(self.process.pid)
-            readable, _, _ = select.select([ready, end], [], [], DEADLINE_S)
-            os.close(end)
-        assert ready in readable, f"ckptd did not become ready: {self.log()}"
 
     def kill(self) -> None:
         """SIGKILL, as a crash."""

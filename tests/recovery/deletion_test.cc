@@ -147,6 +147,40 @@ TEST(Deletion, IncompleteStepsOfAnArchiveStay) {
       << "unless room is short";
 }
 
+TEST(Deletion, RemoteKeepsEightIncompleteStepsOfTheLine) {
+  std::vector<CheckpointView> views;
+  for (Step step = 21; step <= 28; ++step) {
+    views.push_back(View({2, step}, {kRem, 0}));
+  }
+  for (Step step = 30; step <= 40; ++step) {
+    views.push_back(View({1, step}, {kRem, 0}));  // passed over: attempt 2 went back to 20
+  }
+  const auto goes = [&](TierKind tier, const DeletionRules& rules) {
+    Ids ids;
+    for (const DeletionVerdict& verdict : PlanDeletion(tier, views, kLine, rules, 0)) {
+      if (verdict.goes) {
+        ids.push_back(verdict.id);
+      }
+    }
+    return ids;
+  };
+  const DeletionRules rules{.now_unix_ms = kSealed + 1, .grace_ms = 1000};
+  EXPECT_EQ(goes(TierKind::kRemote, rules), Ids{});
+  views.push_back(View({2, 29}, {0, kRem}));
+  EXPECT_EQ(goes(TierKind::kRemote, rules), (Ids{{2, 21}}));
+  DeletionRules unread = rules;
+  unread.unread = true;
+  EXPECT_EQ(goes(TierKind::kRemote, unread), Ids{});
+  views.front().pinned = true;
+  EXPECT_EQ(goes(TierKind::kRemote, rules), Ids{})
+      << "what stays for another reason does not count";
+  for (CheckpointView& view : views) {
+    std::swap(view.tiers[static_cast<size_t>(TierKind::kRemote)],
+              view.tiers[static_cast<size_t>(TierKind::kNvme)]);
+  }
+  EXPECT_EQ(goes(TierKind::kNvme, rules), Ids{}) << "nvme has a budget";
+}
+
 TEST(Deletion, NothingIncompleteGoesWhileATierIsUnread) {
   const std::vector<CheckpointView> views{Parts({2, 40}), Whole({2, 50}), Whole({2, 60})};
   EXPECT_EQ(Nvme(views, {.unread = true}).goes, (Ids{{2, 50}}));
@@ -182,6 +216,36 @@ TEST(Deletion, RoomTakesSupersededThenIncompleteThenBranches) {
   }
   EXPECT_EQ(Nvme(views, rules, 100'000).goes, order)
       << "the newest complete step, and the two newest incomplete ones, never go";
+}
+
+TEST(Deletion, EndedJobsGiveWayWhereRemoteHasTheStepThenAfterALongTime) {
+  const auto goes = [](const std::vector<CheckpointView>& views, DeletionRules rules) {
+    rules.keep_ended_ms = 1000;
+    return Nvme(views, rules, 100'000).goes;
+  };
+  const auto at = [](RoomStage stage, bool ended, int64_t since_ms) {
+    return DeletionRules{.now_unix_ms = kSealed + since_ms, .room_stage = stage, .ended = ended};
+  };
+  const std::vector<CheckpointView> only{Whole({2, 40})};
+  const std::vector<CheckpointView> both{View({2, 40}, {kNv | kRem, kNv | kRem})};
+  for (const RoomStage stage : {RoomStage::kUsual, RoomStage::kIncomplete}) {
+    EXPECT_EQ(goes(both, at(stage, true, 5000)), Ids{});
+  }
+  for (const RoomStage stage :
+       {RoomStage::kEndedInRemote, RoomStage::kLeftBranches, RoomStage::kEndedJobs}) {
+    EXPECT_EQ(goes(both, at(stage, true, 0)), (Ids{{2, 40}}));
+    EXPECT_EQ(goes(both, at(stage, false, 0)), Ids{}) << "it runs";
+    EXPECT_EQ(goes(only, at(stage, true, 999)), Ids{});
+    EXPECT_EQ(goes(only, at(stage, true, 1000)),
+              stage == RoomStage::kEndedJobs ? (Ids{{2, 40}}) : Ids{});
+  }
+  std::vector<CheckpointView> pinned = both;
+  pinned.front().pinned = true;
+  EXPECT_EQ(goes(pinned, at(RoomStage::kEndedJobs, true, 5000)), Ids{});
+  std::vector<CheckpointView> half{View({2, 40}, {kNv | kRem, kNv})};
+  EXPECT_EQ(goes(half, at(RoomStage::kEndedInRemote, true, 0)), Ids{}) << "not whole in remote";
+  EXPECT_EQ(goes({Parts({2, 40})}, at(RoomStage::kEndedJobs, true, 5000)), (Ids{{2, 40}}));
+  EXPECT_EQ(goes({Parts({2, 40})}, at(RoomStage::kLeftBranches, true, 5000)), Ids{});
 }
 
 TEST(Deletion, KeepEveryIsForEver) {
@@ -391,9 +455,16 @@ TEST_P(RandomDeletion, WithoutNeedOnlyWhatLaterStepsCoverGoes) {
       }
       ++judged;
       size_t later = 0;
+      size_t later_parts = 0;
       for (const ModelCheckpoint& model : inventory.checkpoints) {
-        later += verdict.id < model.flags.id && complete(model) &&
-                 OnLine(inventory.line, model.flags.id);
+        const bool after = verdict.id < model.flags.id && OnLine(inventory.line, model.flags.id);
+        later += after && complete(model);
+        later_parts += after && !complete(model);
+      }
+      if (tier == TierKind::kRemote && later_parts >= 8 && !rules.unread) {
+        continue;  // (RemoteKeepsEightIncompleteStepsOfTheLine)
+      }
+      for (const ModelCheckpoint& model : inventory.checkpoints) {
         if (model.flags.id != verdict.id) {
           continue;
         }

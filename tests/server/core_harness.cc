@@ -11,6 +11,7 @@ CoreHarness::CoreHarness(std::function<void(v1::DaemonConfig&)> adjust,
   config.mutable_memory()->set_slots_per_rank(3);
   config.mutable_memory()->set_slots_max(1000);
   config.mutable_save()->set_commit_deadline_ms(600'000);
+  config.mutable_restore()->set_wait_for_copies_ms(120'000);
   config.mutable_session()->set_deadline_max_ms(3'600'000);
   config.mutable_socket()->set_requests_per_connection_max(64);
   config.mutable_admin()->set_request_timeout_ms(30'000);

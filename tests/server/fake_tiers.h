@@ -20,6 +20,7 @@ struct FakeTier {
   };
   std::map<ShardId, DurableCopy> copies;
   std::set<std::pair<JobUuid, CheckpointId>> manifests;
+  std::set<CheckpointId> marks;  // remote: of steps that are being written, of any job
   std::map<JobUuid, Job> jobs;
   Attempt claimed = 0;           // somebody opened the attempts up to this one
   absl::Status scan;             // what a scan ends with
@@ -54,6 +55,11 @@ struct FakeTier {
       for (const auto& [owner, checkpoint] : manifests) {
         if (owner == uuid) {
           one.manifests.push_back(checkpoint);
+        }
+      }
+      for (const CheckpointId& mark : marks) {
+        if (!manifests.contains({uuid, mark})) {
+          one.begun.push_back(mark);
         }
       }
       found.push_back(std::move(one));

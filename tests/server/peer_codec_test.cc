@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "holdfast/v1/peer.pb.h"
+#include "recovery/deletion.h"
 #include "server/node_ranges.h"
 
 namespace holdfast {
@@ -87,7 +88,13 @@ MEMBERS(ShardGood, checkpoint, rank, tier)
 MEMBERS(ShardBad, checkpoint, rank, what, tier, node, leave)
 MEMBERS(InventoryState, tier, kind, why)
 MEMBERS(BadDurableCopy, copy, what)
-MEMBERS(CopiesFound, tier, began, as_of, copies, manifests, highest_claim, bad)
+// Steps of remote whose writing has only begun stay with the host that has scanned it.
+template <typename M>
+requires std::is_same_v<std::remove_const_t<M>, CopiesFound>
+auto Members(M& m) {
+  auto& [tier, began, as_of, copies, manifests, highest_claim, bad, begun] = m;
+  return std::tie(tier, began, as_of, copies, manifests, highest_claim, bad);
+}
 MEMBERS(CopiesAway, tier, dir)
 MEMBERS(ShardDrained, checkpoint, rank, to, from, status, source_bad, copy, peer, replaced)
 MEMBERS(FlushStalled, checkpoint, to, stalled, what)
@@ -97,7 +104,7 @@ MEMBERS(RemovalStalled, checkpoint, tier, what)
 MEMBERS(ReplicasDropped, checkpoint, ranks, why)
 MEMBERS(MemoryCopyGained, checkpoint, rank, bytes, unix_ms, likeness)
 MEMBERS(FetchFailed, token, attempt, rank, session, round, checkpoint, from, status, source_bad)
-MEMBERS(DurableRoomAsked, tier, bytes)
+MEMBERS(DurableRoomAsked, tier, bytes, stage)
 MEMBERS(FetchRoomAsked, token, fetched, useful)
 MEMBERS(PinAsked, token, request)
 MEMBERS(RepairAsked, token, request)
@@ -109,7 +116,7 @@ MEMBERS(StepsHeld, attempt, round, passed)
 MEMBERS(NodeLeaving, leaving)
 MEMBERS(AwaitAsked, token, attempt, rank, step, stage)
 MEMBERS(SessionAsked, token, attempt, rank, process, wanted, may_wait, reads_by_itself, may_reshard,
-        reads_parts)
+        reads_parts, deadline_ms)
 MEMBERS(AttachAsked, token, rank, wanted, any_tier, again, parts)
 MEMBERS(RecordsAsked, token, checkpoint)
 MEMBERS(ListAsked, token, before, may_wait)
@@ -427,6 +434,7 @@ class Filler {
     m.zstd_level = 7;
     m.zstd_threads = 9;
   }
+  void Mend(DurableRoomAsked& m) { m.stage = static_cast<uint32_t>(RoomStage::kEndedJobs); }
   void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
   void Mend(JobHosted& m) { m.world_size = 100'000; }
   void Mend(ManifestWanted& m) {

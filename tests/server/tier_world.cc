@@ -57,7 +57,7 @@ Restored TierWorld::Enter(const std::function<bool(Rank, const v1::SessionOutcom
                           std::optional<CheckpointId> wanted) {
   waiting.assign(world, 0);
   for (Rank rank = 0; rank < world; ++rank) {
-    waiting[rank] = ranks[rank].Send(TestClient::EnterFrame(60'000, wanted));
+    waiting[rank] = ranks[rank].Send(TestClient::EnterFrame(deadline_ms, wanted));
   }
   result = {};
   result.tiers.resize(world);
@@ -85,6 +85,8 @@ Restored TierWorld::GoOn(const std::function<bool(Rank, const v1::SessionOutcome
         EXPECT_TRUE(ended == 0 || result.step == outcome.step());
         result.attempt = outcome.attempt();
         result.step = outcome.step();
+        EXPECT_TRUE(ended == 0 || result.passed_over == outcome.passed_over());
+        result.passed_over = outcome.passed_over();
         ++ended;
         continue;
       }

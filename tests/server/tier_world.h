@@ -24,6 +24,7 @@ struct Restored {
   uint32_t round = 0;
   std::vector<std::string> tiers;  // by rank: of its last source
   std::vector<std::string> whys;
+  std::string passed_over;
   v1::Failure failure;
 };
 
@@ -79,6 +80,7 @@ class TierWorld {
   std::vector<uint64_t> waiting;
   Restored result;
   int32_t next_pid = 100;
+  uint64_t deadline_ms = 60'000;  // of who enters
 
  private:
   std::vector<Step> Steps(const FakeTier& tier) const;

@@ -277,17 +277,25 @@ TEST(Flush, ASlotThatIsReadByAFlushIsNotFilledBeforeThatHasEnded) {
 }
 
 // Others may have filled it: to remove our steps would not help, and would cost us.
-TEST(Flush, AFullRemoteFileSystemCostsNoOlderStep) {
-  TierWorld w(1,
-              [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_remote()->set_keep_last(3); });
-  for (Step step = 1; step <= 3; ++step) {
-    ASSERT_TRUE(w.Save(step));
+// Of older steps only, and of a tier with a budget of its own not even those.
+TEST(Flush, AFullRemoteFileSystemIsANeedForRoom) {
+  for (const int error : {ENOSPC, EDQUOT, EIO}) {
+    for (const uint64_t budget : {uint64_t{0}, uint64_t{1} << 40}) {
+      TierWorld w(1, [&](v1::DaemonConfig& c) {
+        c.mutable_policy()->mutable_remote()->set_keep_last(3);
+        c.mutable_remote()->set_bytes_max(budget);
+      });
+      for (Step step = 1; step <= 3; ++step) {
+        ASSERT_TRUE(w.Save(step));
+      }
+      ASSERT_EQ(w.Manifests(), (Steps{1, 2, 3}));
+      w.FailFlushes(TierKind::kRemote, ErrnoStatus(error, "write", "/remote/x"));
+      ASSERT_TRUE(w.Save(4));
+      w.h.Advance(minutes(30));
+      EXPECT_EQ(w.Manifests(), budget == 0 && error != EIO ? Steps{3} : (Steps{1, 2, 3}))
+          << error << " " << budget;
+    }
   }
-  ASSERT_EQ(w.Manifests(), (Steps{1, 2, 3}));
-  w.FailFlushes(TierKind::kRemote, ErrnoStatus(ENOSPC, "write", "/remote/x"));
-  ASSERT_TRUE(w.Save(4));
-  w.h.Advance(seconds(30));
-  EXPECT_EQ(w.Manifests(), (Steps{1, 2, 3}));
 }
 
 TEST(Flush, ADriveIsEmptiedWhenItIsFullAndNotForWantOfDescriptors) {
@@ -410,6 +418,67 @@ TEST(Flush, AStepLargerThanTheBudgetCostsNoOther) {
   EXPECT_EQ(w.Remote(), (Steps{1, 2, 3})) << "nothing that goes would help";
   EXPECT_NE(w.Tier("remote").problem().find("more than all of remote.bytes_max"), std::string::npos)
       << w.Tier("remote").problem();
+}
+
+TEST(Flush, AFullBudgetSaysWhoHoldsItAndWhatToDo) {
+  TierWorld w(1, [](v1::DaemonConfig& c) {
+    c.mutable_remote()->set_bytes_max(kSlot / 4 * 3);  // an image and a half
+  });
+  ASSERT_TRUE(w.Save(1));
+  ASSERT_TRUE(w.Save(2));
+  ASSERT_EQ(w.Manifests(), Steps{1}) << "the only one that is there stays";
+  const std::string problem = w.Tier("remote").problem();
+  EXPECT_NE(problem.find("; of your jobs 'job' holds "), std::string::npos) << problem;
+  EXPECT_NE(problem.find("; ckptctl gc --dry-run shows"), std::string::npos) << problem;
+}
+
+// "job" of one user has ended; another user's job finds no room for its second step.
+void FillWithAnotherJob(TierWorld& w) {
+  ASSERT_TRUE(w.Save(1));
+  for (const TestClient& rank : w.ranks) {
+    w.h.Kill(rank);
+  }
+  w.ranks.clear();
+  TestClient other = w.h.Connect(900, 2000);
+  ASSERT_TRUE(other.Join("other", 0, 1));
+  ASSERT_TRUE(other.Save(1));
+  ASSERT_TRUE(other.Save(2));
+  for (int i = 0; i < 20; ++i) {
+    w.h.Advance(seconds(10));
+  }
+}
+
+TEST(Flush, AnEndedJobGivesItsRoomInNvmeIfRemoteHasItsStep) {
+  for (const bool in_remote : {true, false}) {
+    TierWorld w(1, [&](v1::DaemonConfig& c) {
+      c.mutable_nvme()->set_keep_ended_ms(0);
+      if (!in_remote) {
+        c.mutable_policy()->mutable_remote()->set_every_steps(0);
+      }
+    });
+    w.h.nvme_bytes_max = kSlot;  // two images
+    w.h.Restart();
+    w.Restore();
+    const ShardId ended = w.Shard(1, 0, 2);
+    FillWithAnotherJob(w);
+    EXPECT_EQ(w.h.nvme.copies.count(ended), in_remote ? 0u : 1u);
+    EXPECT_EQ(w.Reported("step 2 of attempt 1 is whole in nvme"), in_remote);
+  }
+}
+
+TEST(Flush, AnEndedJobsLastStepStaysForItsTime) {
+  for (const uint64_t keep_ms : {0, 3600'000, 60'000}) {
+    TierWorld w(1, [&](v1::DaemonConfig& c) {
+      c.mutable_nvme()->set_keep_ended_ms(keep_ms);
+      c.mutable_policy()->mutable_remote()->set_every_steps(0);
+    });
+    w.h.nvme_bytes_max = kSlot;
+    w.h.Restart();
+    w.Restore();
+    const ShardId ended = w.Shard(1, 0, 2);
+    FillWithAnotherJob(w);
+    EXPECT_EQ(w.h.nvme.copies.count(ended), keep_ms == 60'000 ? 0u : 1u) << keep_ms;
+  }
 }
 
 // Files that are kept to be overwritten have their part of nvme.bytes_max: the number is not the

@@ -107,6 +107,33 @@ TEST(LostState, ADriveThatIsBackIsReadBeforeAnybodyHearsThatNothingIsLeft) {
   }
 }
 
+// The whole node went while the first step was on its way to remote: a part of it is there.
+TEST(LostState, WhatWasOnlyBegunInRemoteIsNothingThatWasSaved) {
+  TierWorld w(2, [](v1::DaemonConfig& config) { config.clear_nvme(); });
+  ASSERT_TRUE(w.Save(1));
+  const std::pair step{w.Shard(1).job, w.Shard(1).checkpoint()};
+  ASSERT_EQ(w.h.remote.manifests.count(step), 1u);
+  w.h.remote.copies.erase(w.Shard(1, 1));
+  const auto lose_all_but_remote = [&] {
+    w.EndAll();
+    w.h.states.clear();
+    w.Reboot();
+  };
+  // With a manifest it was saved, mark or not; and one that has lost it was saved.
+  w.h.remote.marks.insert(step.second);
+  lose_all_but_remote();
+  EXPECT_EQ(w.Restore().failure.reason(), v1::Failure::REASON_UNREADABLE);
+  w.h.remote.manifests.clear();
+  w.h.remote.marks.clear();
+  lose_all_but_remote();
+  EXPECT_EQ(w.Restore().failure.reason(), v1::Failure::REASON_UNREADABLE);
+  w.h.remote.marks.insert(step.second);
+  lose_all_but_remote();
+  EXPECT_EQ(w.Restore().failure.reason(), v1::Failure::REASON_NOTHING_TO_RESTORE);
+  EXPECT_TRUE(w.Save(1)) << "it starts from scratch";
+  EXPECT_EQ(w.h.remote.copies.count(w.Shard(1, 0)), 1u) << "what was begun stays";
+}
+
 TEST(LostState, AJoinWaitsUntilItIsKnownWhichAttemptsThereWere) {
   TierWorld w(1, KeepThree);
   LoseTheState(w);

@@ -91,7 +91,7 @@ TEST(ClusterSimulation, Reshards) {
   Options options;
   options.rates = Rates::kReshards;
   options.stormy = std::chrono::minutes(5);
-  const Counts counts = RunSeeds(options, 1 + Seeds() / 2);
+  const Counts counts = RunSeeds(options, 1 + Seeds() * 3 / 4);
   EXPECT_GT(counts.states.count("reshard: loaded"), 0u);
   for (const char* state : kOfResharding) {
     EXPECT_TRUE(counts.states.count(state) > 0 || Seeds() < kSeedsForAll) << state;

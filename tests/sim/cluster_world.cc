@@ -91,6 +91,8 @@ void World::MakeNodes() {
   config.mutable_memory()->set_slots_max(4096);
   config.mutable_save()->set_commit_deadline_ms(10'000 + t.Below(50'000));
   config.mutable_session()->set_deadline_max_ms(60'000);
+  // (Longer than anything is away that comes back: nothing newer may be passed over for that.)
+  config.mutable_restore()->set_wait_for_copies_ms(90'000);
   config.mutable_socket()->set_requests_per_connection_max(64);
   config.mutable_admin()->set_request_timeout_ms(10'000);
   config.mutable_nvme()->add_dirs("/nvme0");

@@ -20,6 +20,8 @@ World::World(uint64_t seed, WorldOptions options)
                                                            : 0);
   config_.mutable_save()->set_commit_deadline_ms(5000 + Below(30'000));
   config_.mutable_session()->set_deadline_max_ms(60'000);
+  // (What is older is judged as if it was waited for ever: recovery/fall_back.h has its own tests.)
+  config_.mutable_restore()->set_wait_for_copies_ms(3'600'000);
   config_.mutable_socket()->set_requests_per_connection_max(64);
   config_.mutable_admin()->set_request_timeout_ms(5000);
   failure_rate_ = Chance(0.5) ? 0.03 : 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -214,14 +215,19 @@ absl::StatusOr<std::unique_ptr<CopyStore::Reading>> CopyStore::Impl::OpenCopy(
     HF_RETURN_IF_ERROR(CheckDirectory(path));
   }
   // 2. The record.
-  absl::StatusOr<std::string> read = ReadSmallFile(record_path, kRecordBytesMax);
-  if (!read.ok()) {
-    return AsOfCopy(read.status());
-  }
-  const std::string bytes = *std::move(read);
   CopyName expected = named;
   expected.world_size = remote() ? named.world_size : wanted.world_size;
-  HF_ASSIGN_OR_RETURN(const ShardRecord record, CheckRecordFile(record_path, bytes, expected));
+  std::optional<std::string> read;
+  const absl::StatusOr<ShardRecord> decoded =
+      ReadTwice(record_path, kRecordBytesMax, [&](std::string there) {
+        read = std::move(there);
+        return CheckRecordFile(record_path, *read, expected);
+      });
+  if (!decoded.ok()) {
+    return read ? decoded.status() : AsOfCopy(decoded.status());
+  }
+  const ShardRecord& record = *decoded;
+  const std::string& bytes = *read;
   if (!remote()) {
     HF_RETURN_IF_ERROR(CheckIsWhole(record_path, record));
   }

@@ -179,7 +179,7 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
   if (json) {
     HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, kManifestJsonName)));
   }
-  HF_RETURN_IF_ERROR(RemoveIfEmpty(directory));
+  HF_RETURN_IF_ERROR(RemoveStepIfEmpty(directory));
   // 3. What keeps the directory.
   const auto left = env.List(directory, kStepNamesMax);
   if (!left.ok() && !absl::IsNotFound(left.status())) {
@@ -188,8 +188,11 @@ absl::StatusOr<RemovalReport> CopyStore::Impl::RemoveCheckpoint(const Checkpoint
   if (left.ok()) {
     for (const std::string& file_name : *left) {
       const std::string path = JoinPath(directory, file_name);
-      const bool unfinished =
-          ParseStepFileName(options.kind, file_name).role == StepFileRole::kTemporary;
+      const StepFileRole role = ParseStepFileName(options.kind, file_name).role;
+      const bool unfinished = role == StepFileRole::kTemporary;
+      if (role == StepFileRole::kMark) {
+        continue;  // of what is being written
+      }
       if (unfinished && !remote() && report.unfinished.empty()) {
         HF_ASSIGN_OR_RETURN(const bool somebodys, HasIntent(file_name));
         report.unfinished = somebodys ? path : "";

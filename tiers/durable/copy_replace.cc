@@ -139,7 +139,7 @@ class ReplacingCopy : public CopyStore::Writing {
     HF_RETURN_IF_ERROR(image_.file->SyncData());
     const std::string record_aside = TemporaryOf(record_path);
     if (new_record) {
-      HF_RETURN_IF_ERROR(store_.WriteNewFile(record_aside, record, copy_.uid, copy_.gid));
+      HF_RETURN_IF_ERROR(store_.WriteRecord(record_aside, record, copy_.uid, copy_.gid));
     }
     HF_RETURN_IF_ERROR(store_.CheckGoesOn(copy_.id.job, copy_.job_name));
     HF_RETURN_IF_ERROR(IsStillThere());
@@ -275,7 +275,7 @@ absl::Status CopyStore::Impl::ResolveReplace(const Intent& intent) {
   if (!synced.ok() && !absl::IsNotFound(synced)) {
     return synced;
   }
-  return RemoveIfEmpty(directory);
+  return RemoveStepIfEmpty(directory);
 }
 
 absl::StatusOr<std::unique_ptr<CopyStore::Writing>> CopyStore::Impl::BeginReplacement(

@@ -58,6 +58,7 @@ class Scanner {
     std::vector<std::pair<Rank, uint32_t>> records;  // with the world size in the name
     std::map<std::pair<Rank, uint32_t>, ImageForm> images;
     bool manifest = false;
+    bool mark = false;
   };
 
   void Unknown(const std::string& path, std::string why) {
@@ -106,6 +107,15 @@ class Scanner {
       Unknown(path, "not a directory");
     }
     return S_ISDIR(info->mode);
+  }
+
+  // The mark of a step; anything else of that name was put there by somebody.
+  bool IsFile(const std::string& path) {
+    const absl::StatusOr<FileInfo> info = env_.Info(path);
+    if (info.ok() && !S_ISREG(info->mode)) {
+      Unknown(path, "not a regular file");
+    }
+    return info.ok() && S_ISREG(info->mode);
   }
 
   // What all share, and this node's part: another node tells of its own.
@@ -285,6 +295,9 @@ class Scanner {
           break;
         case StepFileRole::kManifestJson:
           break;
+        case StepFileRole::kMark:
+          found.mark = IsFile(JoinPath(directory, name));
+          break;
         case StepFileRole::kTemporary:
         case StepFileRole::kUnknown:
           TemporaryOrUnknown(directory, name);
@@ -308,6 +321,7 @@ class Scanner {
         found.manifest = false;
       }
     }
+    step.begun = found.mark && !found.manifest && !step.manifest_unreadable;
     if (!found.manifest) {
       ScanRecords(name, found, step);
     }
@@ -505,8 +519,12 @@ class Scanner {
   absl::Status ScanRecord(const CopyName& copy, ImageForm& form, CheckpointScan& step,
                           DamagedEntry& damaged) {
     const std::string path = store_.RecordPath(copy);
-    HF_ASSIGN_OR_RETURN(const std::string bytes, store_.ReadSmallFile(path, kRecordBytesMax));
-    HF_ASSIGN_OR_RETURN(const ShardRecord record, CheckRecordFile(path, bytes, copy));
+    std::string bytes;
+    HF_ASSIGN_OR_RETURN(const ShardRecord record,
+                        store_.ReadTwice(path, kRecordBytesMax, [&](std::string read) {
+                          bytes = std::move(read);
+                          return CheckRecordFile(path, bytes, copy);
+                        }));
     if (!store_.remote()) {
       HF_RETURN_IF_ERROR(CheckIsWhole(path, record));
     }

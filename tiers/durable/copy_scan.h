@@ -54,6 +54,8 @@ struct CheckpointScan {
   bool manifest_unreadable = false;
   absl::Status manifest_why;  // damaged, of a newer version, not readable just now
   int64_t committed_unix_ms = 0;
+  // Remote only: marked as being written, without a manifest: `copies` were promised to nobody.
+  bool begun = false;
   std::vector<CopyEntry> copies;  // image and record there, lengths right; by rank
   std::vector<DamagedEntry> damaged;
 };

@@ -1,5 +1,6 @@
 #include "tiers/durable/copy_store.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -127,6 +128,14 @@ absl::StatusOr<std::string> CopyStore::Impl::ReadSmallFile(const std::string& pa
   return bytes;
 }
 
+void CopyStore::Impl::DropCached(const std::string& path) {
+  const absl::StatusOr<std::unique_ptr<File>> file =
+      env.Open(path, OpenMode::kRead, {.no_symlink = true});
+  if (file.ok() && (*file)->fd() >= 0) {
+    (void)::posix_fadvise((*file)->fd(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
 // A file system that has no owners, or squashes root, keeps its own; that is told and no error.
 absl::Status CopyStore::Impl::GiveToOwner(File& file, uint32_t uid, uint32_t gid) {
   for (const absl::Status& status :
@@ -169,11 +178,18 @@ absl::Status CopyStore::Impl::MoveWithoutReplacing(const std::string& from, cons
     MutexLock hold(mutex);
     can = capabilities;
   }
-  if (can.rename_no_replace) {
-    return env.RenameNoReplace(from, to);
+  // (Before anything was tried: whatever works.)
+  if (can.rename_no_replace || !can.known) {
+    const absl::Status renamed = env.RenameNoReplace(from, to);
+    if (can.known || !MeansNotHere(renamed)) {
+      return renamed;
+    }
   }
-  if (can.hard_links) {
+  if (can.hard_links || !can.known) {
     const absl::Status linked = env.Link(from, to);
+    if (!can.known && MeansNotHere(linked)) {
+      return RenameIfFree(from, to);
+    }
     if (absl::IsAlreadyExists(linked)) {
       // A network file system may say so of a link that it made itself, when an answer got lost.
       HF_ASSIGN_OR_RETURN(const FileInfo ours, env.Info(from));
@@ -186,6 +202,10 @@ absl::Status CopyStore::Impl::MoveWithoutReplacing(const std::string& from, cons
     }
     return env.Unlink(from);
   }
+  return RenameIfFree(from, to);
+}
+
+absl::Status CopyStore::Impl::RenameIfFree(const std::string& from, const std::string& to) {
   HF_ASSIGN_OR_RETURN(const bool taken, Exists(to));
   if (taken) {
     return absl::AlreadyExistsError(absl::StrCat("rename '", from, "' to '", to, "': it exists"));
@@ -247,17 +267,10 @@ absl::StatusOr<std::unique_ptr<CopyStore>> CopyStore::Open(const Options& option
     }
     // Anything else (read-only, full): there may be something to read. Who writes tries again.
   }
-  HF_ASSIGN_OR_RETURN(const FileInfo info, impl->InfoOfDirectory());
-  if (!S_ISDIR(info.mode)) {
-    return absl::FailedPreconditionError(absl::StrCat("'", options.dir, "': not a directory"));
-  }
-  impl->device = info.device;
-  const absl::StatusOr<std::string> id = impl->ReadId();
-  {
-    MutexLock hold(impl->mutex);
-    impl->directory_inode = info.inode;
-    impl->directory_born_ns = info.born_ns;
-    impl->directory_id = id.value_or("");
+  HF_RETURN_IF_ERROR(impl->See());
+  if (options.cluster) {
+    MutexLock prepare(impl->preparing);
+    HF_RETURN_IF_ERROR(impl->ClaimCluster(Impl::Claiming::kReads));
   }
   return std::unique_ptr<CopyStore>(new CopyStore(std::move(impl)));
 }
@@ -283,6 +296,7 @@ uint64_t CopyStore::pool_bytes() const {
 }
 absl::StatusOr<FilesystemInfo> CopyStore::Space() {
   HF_RETURN_IF_ERROR(impl_->CheckMount());
+  HF_RETURN_IF_ERROR(impl_->CheckCluster());
   return impl_->env.Filesystem(impl_->options.dir);
 }
 std::string CopyStore::ImagePath(const CopyName& name, ImageForm form) const {

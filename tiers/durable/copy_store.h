@@ -34,6 +34,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/env.h"
+#include "tiers/durable/cluster_mark.h"
 #include "tiers/durable/copy_scan.h"
 #include "tiers/durable/manifest.h"
 #include "tiers/tier.h"
@@ -73,6 +74,7 @@ struct KnownDirectory {
   uint64_t device = 0;     // 0: another process knew it, and numbers may have changed
   std::string id;          // of .holdfast/id; empty: not known (nothing could be written there)
   bool own_mount = false;  // it was not on the system's own disk
+  bool by_id = false;      // its id alone counts: a directory without it is another one
 };
 
 // Who writes in a remote directory under a node's name.
@@ -81,6 +83,11 @@ struct NodeOwner {
   std::string machine;  // /etc/machine-id
   std::string boot;     // of the kernel
   bool operator==(const NodeOwner&) const = default;
+};
+
+struct JobOwner {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
 };
 
 struct PublishedCopy {
@@ -122,6 +129,10 @@ class CopyStore : public Tier {
     // The directory is to be this one; Open says Unavailable, and makes nothing, if it is not.
     std::optional<KnownDirectory> same_as;
     NodeOwner owner;  // remote: two of them under one name undo each other's work
+    // Remote: the cluster that the directory is to belong to, which it does once somebody has
+    // opened it; none: that is not asked. Open says Unavailable, and has read and written nothing
+    // else there, if it is another's.
+    std::optional<ClusterIdentity> cluster;
   };
 
   // Reads only, but for NVMe's lock. Unavailable: another daemon has it. A directory that cannot be
@@ -129,6 +140,10 @@ class CopyStore : public Tier {
   // again and says why not.
   static absl::StatusOr<std::unique_ptr<CopyStore>> Open(const Options& options);
   ~CopyStore() override;
+  // By a person's order: the directory is taken over from the cluster that has the id `from`.
+  // FailedPrecondition, and nothing was changed, if that one has it not. Also if `from` is the
+  // remote directory that was noted, which this one replaces.
+  static absl::Status Adopt(const Options& options, const std::string& from);
 
   const std::string& dir() const;
   // As known so far; no I/O.
@@ -138,6 +153,20 @@ class CopyStore : public Tier {
   // Empty: no such reason. As known so far; no I/O.
   std::string refusal() const;
   uint64_t pool_bytes() const;
+  // ---- NVMe: what the drive says of the node's drives (recovery/witnesses.h) ----
+
+  // The message in `.holdfast/witness`. NotFound: it has none. DataLoss: it is damaged.
+  // FailedPrecondition: of a newer version.
+  absl::StatusOr<std::string> ReadWitness();
+  absl::Status WriteWitness(std::string_view message);
+  // Names of jobs that have a directory here.
+  absl::StatusOr<std::vector<std::string>> JobNames();
+
+  // The id of the cluster that has it: options.cluster's, or the one that was taken on in its
+  // place. Empty: that is not asked. As known so far; no I/O.
+  std::string cluster_id() const;
+  // Whether another cluster has taken the directory over since (Unavailable).
+  absl::Status CheckCluster();
   // Whether the directory is still the one of Open (Unavailable if not), and its room.
   absl::StatusOr<FilesystemInfo> Space();
 
@@ -147,11 +176,20 @@ class CopyStore : public Tier {
 
   // ---- Jobs and attempts ----
 
+  struct JobFileWritten {
+    JobIdentity job;       // as JOB has it now
+    bool written = false;  // else it was there
+  };
+
   // Makes the job's directory, or checks that it is this job's: FailedPrecondition, naming both,
   // when another run has it.
   absl::Status OpenJob(const JobIdentity& job);
   // NotFound if there is none.
   absl::StatusOr<JobIdentity> FindJob(const std::string& job_name);
+  // On a person's word: a file JOB that is gone or damaged is written again for this owner, with
+  // the uuid that the records name. One that can be read stays as it is. NotFound: nothing of the
+  // job lies here. DataLoss: no record can be read, or they are of two jobs.
+  absl::StatusOr<JobFileWritten> WriteJobFile(const std::string& job_name, const JobOwner& owner);
   // Remote only. Once per attempt, before its first Begin or PublishManifest here: the attempt is
   // this `opening`'s (bytes that no other opening of it has). FailedPrecondition when another
   // opening claimed it: then this one may write nothing here.

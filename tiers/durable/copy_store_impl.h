@@ -70,6 +70,11 @@ struct CopyStore::Impl {
   std::string directory_id GUARDED_BY(mutex);
   bool own_mount GUARDED_BY(mutex) = false;
   std::string refusal GUARDED_BY(mutex);
+  // Of the cluster that has the directory: what its file was like when that was found out, and why
+  // it says nothing of us yet.
+  std::string cluster_id GUARDED_BY(mutex);
+  FileInfo cluster_file GUARDED_BY(mutex);
+  absl::Status cluster_unmarked GUARDED_BY(mutex);
   struct OpenedJob {
     JobIdentity identity;
     uint64_t inode = 0;  // of its file JOB
@@ -96,6 +101,23 @@ struct CopyStore::Impl {
   absl::Status CheckDirectory(const std::string& path);      // one, and no symbolic link
   absl::Status RemoveIfThere(const std::string& path);       // of a file
   absl::Status RemoveIfEmpty(const std::string& directory);  // and durably; OK if it is not empty
+  // What `take` makes of the file's bytes (a StatusOr). Of an error the file is read once more,
+  // past the page cache: a cable, a cache or a bus may have flipped a bit.
+  template <typename Take>
+  auto ReadTwice(const std::string& path, uint64_t bytes_max, const Take& take)
+      -> decltype(take(std::string())) {
+    const auto read = [&]() -> decltype(take(std::string())) {
+      HF_ASSIGN_OR_RETURN(std::string bytes, ReadSmallFile(path, bytes_max));
+      return take(std::move(bytes));
+    };
+    auto taken = read();
+    if (taken.ok() || absl::IsNotFound(taken.status())) {
+      return taken;
+    }
+    DropCached(path);
+    return read();
+  }
+  void DropCached(const std::string& path);
   absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t bytes_max);
   absl::Status GiveToOwner(File& file, uint32_t uid, uint32_t gid);
   absl::Status GiveDirectoryToOwner(const std::string& path, uint32_t gid);
@@ -103,6 +125,7 @@ struct CopyStore::Impl {
                             uint32_t gid);
   // By whatever the file system has. AlreadyExists if `to` is there.
   absl::Status MoveWithoutReplacing(const std::string& from, const std::string& to);
+  absl::Status RenameIfFree(const std::string& from, const std::string& to);
   // A file that may exist once: written aside, then given its name. False: there is one already.
   // Durable either way. `uid` kKeepOwner: it stays the daemon's.
   // Given up if `may` says so, asked when it is there under its temporary name.
@@ -125,6 +148,7 @@ struct CopyStore::Impl {
   absl::Status Probe(DurableCapabilities& found);
   absl::Status CheckMount();  // that `dir` is the directory that was opened
   absl::StatusOr<FileInfo> InfoOfDirectory();
+  absl::Status See();  // which directory it is: what CheckMount compares with
   // NotFound only while the mount is there: else it says nothing about the copy.
   absl::Status SinceMounted(absl::Status status);
   std::string IdPath() const;
@@ -132,11 +156,29 @@ struct CopyStore::Impl {
   absl::Status MakeId();
   absl::StatusOr<bool> IsOwnMount(uint64_t its_device);
   absl::Status CheckSame(const KnownDirectory& before);
+  absl::Status CheckHasId(const std::string& id);
   absl::Status NotTheSame(std::string_view why, const absl::Status& its_id,
                           std::string_view way_out) const;
   absl::Status LockName() REQUIRES(preparing);
   absl::Status CheckOwner() REQUIRES(preparing);
   absl::StatusOr<bool> PublishInHome(const std::string& path, std::string_view text);
+  absl::Status ReplaceInHome(const std::string& path, std::string_view text);
+  absl::StatusOr<std::string> WriteAside(std::string_view text);  // its path
+  std::string WitnessPath() const;
+
+  // ---- durable_cluster.cc: which cluster has the directory ----
+
+  std::string ClusterPath() const;
+  ClusterIdentity Us();
+  absl::StatusOr<std::optional<ClusterMark>> ReadCluster();
+  absl::Status WriteCluster(ClusterMark mark, bool replace);
+  absl::Status Refused(const ClusterMark& noted, const ClusterIdentity& us) const;
+  // Unavailable: it is another's. Takes it if nobody has it, and it can be written.
+  enum class Claiming { kReads, kWrites };
+  absl::Status ClaimCluster(Claiming why) REQUIRES(preparing);
+  absl::Status MarkCluster()
+      REQUIRES(preparing);      // the same; an error also if it cannot be written
+  absl::Status CheckCluster();  // the same as the first, if the file has changed
 
   // ---- durable_sweep.cc: intents ----
 
@@ -164,11 +206,26 @@ struct CopyStore::Impl {
   absl::Status OpenJob(const JobIdentity& job);
   absl::StatusOr<JobIdentity> ReadJobFile(const std::string& job_name);
   absl::Status CreateJob(const JobIdentity& job);
+  absl::Status WithJobIntent(const JobIdentity& job,
+                             const std::function<absl::Status(const std::string& unique)>& make);
+  // What the records in a job's directory say of it. The owner is that of their files.
+  struct RecordsSay {
+    std::optional<JobIdentity> job;
+    bool two_jobs = false;    // they contradict each other
+    bool two_owners = false;  // in their owner, or in more
+    bool anything = false;    // a record, an image or a manifest is there, readable or not
+    std::string other_name;   // of a job that is not this directory's
+    size_t asked = 0;
+  };
+  absl::StatusOr<RecordsSay> AskRecords(const std::string& job_name);
+  void AskRecord(const std::string& job_name, const CheckpointId& step, const std::string& name,
+                 Rank rank, RecordsSay& say);
   // Whose directory it is when its file JOB is gone or damaged (`why`): what the records in it say.
-  // They must agree. Writes JOB again where it can. The owner is the records' owner; a daemon that
-  // cannot give files away owns them itself. NotFound: nothing was saved there. DataLoss: something
-  // was, and no record tells whose it is.
-  absl::StatusOr<JobIdentity> RebuildJob(const std::string& job_name, const absl::Status& why);
+  // They must agree. Writes JOB again where it can. The owner is the records' owner, or the one
+  // that a person names; a daemon that cannot give files away owns them itself. NotFound: nothing
+  // was saved there. DataLoss: something was, and no record tells whose it is.
+  absl::StatusOr<JobIdentity> RebuildJob(const std::string& job_name, const absl::Status& why,
+                                         const std::optional<JobOwner>& owner = std::nullopt);
   absl::Status WriteJobAgain(const JobIdentity& job, bool damaged);
   absl::StatusOr<JobIdentity> CheckJobIs(const JobUuid& job, const std::string& job_name);
   absl::StatusOr<std::string> NameOf(const JobUuid& job);
@@ -180,6 +237,18 @@ struct CopyStore::Impl {
   absl::Status CheckGoesOn(const JobUuid& job, const std::string& job_name);
   absl::Status CheckClaimed(const JobUuid& job, Attempt attempt) const;
   absl::Status EnsureStepDirectory(const JobIdentity& job, const CheckpointId& id);
+
+  // ---- step_mark.cc: the mark of a step whose writing has only begun (remote) ----
+
+  // It is there, durably, or the step has a manifest and needs none. Before a file of the step is
+  // made; the directory is there.
+  absl::Status MarkBegun(const std::string& step_directory, uint32_t gid);
+  // The same before a file gets its name, where somebody may have removed the empty step meanwhile.
+  absl::Status MarkStillBegun(const std::string& step_directory, uint32_t gid);
+  // Beside a manifest it means nothing, and goes. The caller syncs the directory.
+  absl::Status DropMarkOfCommitted(const std::string& step_directory);
+  // RemoveIfEmpty, of a step: the mark goes with the last file.
+  absl::Status RemoveStepIfEmpty(const std::string& step_directory);
 
   // ---- durable_pool.cc ----
 
@@ -219,6 +288,10 @@ struct CopyStore::Impl {
     bool recycled = false;
   };
   absl::StatusOr<NewImage> OpenNewImage(const std::string& path, uint64_t bytes, bool direct);
+  // A record, before it gets its name: durable, and read back past the page cache. DataLoss: it is
+  // not what was written.
+  absl::Status WriteRecord(const std::string& path, std::string_view record, uint32_t uid,
+                           uint32_t gid);
   // The record is whole, and this copy's. `what`: "publish", for the error.
   absl::StatusOr<ShardRecord> CheckOwnRecord(const char* what, const NewCopy& copy,
                                              std::string_view record_file) const;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,6 +67,9 @@ class WritingCopy : public CopyStore::Writing {
     const JobIdentity job{copy_.id.job, copy_.job_name, copy_.uid, copy_.gid};
     for (int tries = 1;; ++tries) {
       absl::Status status = store_.EnsureStepDirectory(job, copy_.id.checkpoint());
+      if (status.ok()) {
+        status = store_.MarkBegun(directory_, copy_.gid);
+      }
       if (status.ok()) {
         status = OpenImage(direct);
       }
@@ -184,6 +188,7 @@ class WritingCopy : public CopyStore::Writing {
     HF_RETURN_IF_ERROR(store_.GiveToOwner(*image_.file, copy_.uid, copy_.gid));
     HF_RETURN_IF_ERROR(image_.file->SyncData());
     // 2. Its name. After an error that does not say whether it was moved, that is looked at.
+    HF_RETURN_IF_ERROR(store_.MarkStillBegun(directory_, copy_.gid));
     standing = Standing::kUnknown;
     const absl::Status moved = store_.MoveWithoutReplacing(Temporary(ImageName()), image_path);
     if (absl::IsAlreadyExists(moved)) {
@@ -195,7 +200,7 @@ class WritingCopy : public CopyStore::Writing {
     HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
     // 3. The record: from the moment that it has its name the copy is there.
     const std::string temporary = Temporary(RecordFileName(kind, name_.id.rank, name_.world_size));
-    HF_RETURN_IF_ERROR(store_.WriteNewFile(temporary, record, copy_.uid, copy_.gid));
+    HF_RETURN_IF_ERROR(store_.WriteRecord(temporary, record, copy_.uid, copy_.gid));
     HF_RETURN_IF_ERROR(store_.CheckGoesOn(copy_.id.job, copy_.job_name));
     const absl::Status named = store_.MoveWithoutReplacing(temporary, record_path);
     if (!absl::IsAlreadyExists(named)) {
@@ -247,6 +252,27 @@ absl::StatusOr<CopyStore::Impl::NewImage> CopyStore::Impl::OpenNewImage(const st
   HF_RETURN_IF_ERROR(
       Reserve(*image.file, (bytes + image.alignment - 1) / image.alignment * image.alignment));
   return image;
+}
+
+absl::Status CopyStore::Impl::WriteRecord(const std::string& path, std::string_view record,
+                                          uint32_t uid, uint32_t gid) {
+  // (Not opened again: once it is the user's, root without CAP_DAC_OVERRIDE may not.)
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                      env.Open(path, OpenMode::kCreateExclusive, {.no_symlink = true}));
+  HF_RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span<const char>(record))));
+  HF_RETURN_IF_ERROR(GiveToOwner(*file, uid, gid));
+  HF_RETURN_IF_ERROR(file->Sync());
+  // It is synced: what the page cache has of it goes, and what lies there is read. (O_DIRECT reads
+  // no file that is shorter than a unit, as most records are.)
+  (void)::posix_fadvise(file->fd(), 0, 0, POSIX_FADV_DONTNEED);
+  std::string there(record.size(), '\0');
+  HF_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(there))));
+  return there == record
+             ? absl::OkStatus()
+             : absl::DataLossError(absl::StrCat(
+                   "'", path, "': the record reads back otherwise than it was written; ",
+                   "nothing was published. Look for errors of the drive or the mount ",
+                   "in the kernel's log (dmesg)"));
 }
 
 absl::StatusOr<ShardRecord> CopyStore::Impl::CheckOwnRecord(const char* what, const NewCopy& copy,

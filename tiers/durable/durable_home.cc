@@ -11,11 +11,14 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
+#include "tiers/image/frame.h"
 
 namespace holdfast {
 namespace {
 
 constexpr uint64_t kTextBytesMax = 4096;
+constexpr size_t kIdShownBytes = 8;
+constexpr uint64_t kWitnessBytesMax = uint64_t{64} << 20;  // as server/runtime writes at most
 
 // "state <id>\nmachine <id>\n…"; what is not known is not there.
 std::string EncodeOwner(const NodeOwner& owner) {
@@ -141,6 +144,7 @@ absl::Status CopyStore::Impl::Prepare() {
     return absl::OkStatus();  // by another call meanwhile
   }
   HF_RETURN_IF_ERROR(CheckMount());
+  HF_RETURN_IF_ERROR(MarkCluster());
   HF_RETURN_IF_ERROR(DropLockOfAFileThatIsGone());
   HF_RETURN_IF_ERROR(TakeLock());
   HF_RETURN_IF_ERROR(MakeOwn(intents_dir));
@@ -262,6 +266,20 @@ absl::StatusOr<FileInfo> CopyStore::Impl::InfoOfDirectory() {
   return info;
 }
 
+absl::Status CopyStore::Impl::See() {
+  HF_ASSIGN_OR_RETURN(const FileInfo info, InfoOfDirectory());
+  if (!S_ISDIR(info.mode)) {
+    return absl::FailedPreconditionError(absl::StrCat("'", options.dir, "': not a directory"));
+  }
+  device = info.device;
+  const absl::StatusOr<std::string> id = ReadId();
+  MutexLock hold(mutex);
+  directory_inode = info.inode;
+  directory_born_ns = info.born_ns;
+  directory_id = id.value_or("");
+  return absl::OkStatus();
+}
+
 absl::Status CopyStore::Impl::SinceMounted(absl::Status status) {
   if (absl::IsNotFound(status)) {
     HF_RETURN_IF_ERROR(CheckMount());
@@ -336,6 +354,9 @@ absl::StatusOr<bool> CopyStore::Impl::IsOwnMount(uint64_t its_device) {
 }
 
 absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
+  if (before.by_id) {
+    return CheckHasId(before.id);
+  }
   // 1. Its file system, or that in which it would be made.
   std::string there = options.dir;
   absl::StatusOr<FileInfo> info = env.Info(JoinPath(there, "."));
@@ -352,6 +373,11 @@ absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
   if (plausible) {
     return absl::OkStatus();
   }
+  if (before.device == 0 && before.id.empty()) {  // it was never seen
+    return absl::UnavailableError(absl::StrCat(
+        "'", options.dir, "' is an empty mount point: it is on the root file system, and ",
+        "remote.mounted says that it is a mount. Mount it, or set remote.mounted: false"));
+  }
   // 3. A network file system may come back with another device number.
   const absl::StatusOr<std::string> now = ReadId();
   if (now.ok() && *now == before.id) {
@@ -361,16 +387,41 @@ absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
                     "mount it again");
 }
 
-// Made aside, in a name that the next probe would remove. False: there is one already.
+absl::Status CopyStore::Impl::CheckHasId(const std::string& id) {
+  HF_RETURN_IF_ERROR(InfoOfDirectory().status());
+  const absl::StatusOr<std::string> now = ReadId();
+  if (now.ok() && *now == id) {
+    return absl::OkStatus();
+  }
+  const std::string found = now.ok()                         ? absl::StrCat("it has id ", *now)
+                            : absl::IsNotFound(now.status()) ? "it has none"
+                                                             : Message(now.status());
+  return absl::UnavailableError(absl::StrCat(
+      "'", options.dir, "' is not the directory that this node used before (id ", id, "; ", found,
+      "): mount it again. If it was replaced for good: ", "ckptctl forget-drive ",
+      id.substr(0, kIdShownBytes)));
+}
+
+// In a name that the next probe would remove.
+absl::StatusOr<std::string> CopyStore::Impl::WriteAside(std::string_view text) {
+  std::string aside = JoinPath(home, absl::StrCat(ToAbsl(kHomeProbePrefix), NewUnique()));
+  HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                      env.Open(aside, OpenMode::kCreateExclusive, {.no_symlink = true}));
+  absl::Status written = file->WriteAt(0, std::as_bytes(std::span<const char>(text)));
+  if (written.ok()) {
+    written = file->Sync();
+  }
+  if (!written.ok()) {
+    RemoveIfThere(aside).IgnoreError();
+    return written;
+  }
+  return aside;
+}
+
+// False: there is one already.
 absl::StatusOr<bool> CopyStore::Impl::PublishInHome(const std::string& path,
                                                     std::string_view text) {
-  const std::string aside = JoinPath(home, absl::StrCat(ToAbsl(kHomeProbePrefix), NewUnique()));
-  {
-    HF_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
-                        env.Open(aside, OpenMode::kCreateExclusive, {.no_symlink = true}));
-    HF_RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span<const char>(text))));
-    HF_RETURN_IF_ERROR(file->Sync());
-  }
+  HF_ASSIGN_OR_RETURN(const std::string aside, WriteAside(text));
   const absl::Status moved = MoveWithoutReplacing(aside, path);
   if (!moved.ok() && !absl::IsAlreadyExists(moved)) {
     return moved;
@@ -378,6 +429,15 @@ absl::StatusOr<bool> CopyStore::Impl::PublishInHome(const std::string& path,
   HF_RETURN_IF_ERROR(RemoveIfThere(aside));
   HF_RETURN_IF_ERROR(env.SyncDirectory(ParentDirectory(path)));
   return moved.ok();
+}
+
+absl::Status CopyStore::Impl::ReplaceInHome(const std::string& path, std::string_view text) {
+  HF_ASSIGN_OR_RETURN(const std::string aside, WriteAside(text));
+  if (absl::Status moved = env.Rename(aside, path); !moved.ok()) {
+    RemoveIfThere(aside).IgnoreError();
+    return moved;
+  }
+  return env.SyncDirectory(home);
 }
 
 absl::Status CopyStore::Impl::MakeId() {
@@ -402,6 +462,42 @@ absl::Status CopyStore::Impl::MakeId() {
   directory_id = there.value_or("");
   own_mount = apart;
   return absl::OkStatus();
+}
+
+// ---- What the drive says of the node's drives ----
+
+absl::StatusOr<std::string> CopyStore::ReadWitness() {
+  HF_ASSIGN_OR_RETURN(const std::string bytes,
+                      impl_->ReadSmallFile(impl_->WitnessPath(), kWitnessBytesMax));
+  HF_ASSIGN_OR_RETURN(const std::string_view body, DecodeFrame(FrameKind::kWitness, bytes));
+  return std::string(body);
+}
+
+absl::Status CopyStore::WriteWitness(std::string_view message) {
+  HF_RETURN_IF_ERROR(impl_->Prepare());
+  HF_RETURN_IF_ERROR(impl_->CheckMount());
+  return impl_->ReplaceInHome(impl_->WitnessPath(), EncodeFrame(FrameKind::kWitness, message));
+}
+
+std::string CopyStore::Impl::WitnessPath() const {
+  return JoinPath(home, kHomeWitnessName);
+}
+
+absl::StatusOr<std::vector<std::string>> CopyStore::JobNames() {
+  HF_ASSIGN_OR_RETURN(std::vector<std::string> names,
+                      impl_->env.List(impl_->options.dir, kDirectoryNamesMax));
+  std::vector<std::string> jobs;
+  for (std::string& name : names) {
+    if (name == kHomeName || !CheckJobName(name).ok()) {
+      continue;
+    }
+    const absl::StatusOr<FileInfo> info = impl_->env.Info(impl_->JobDirectory(name));
+    if (!absl::IsNotFound(info.status()) && (!info.ok() || S_ISDIR(info->mode))) {
+      jobs.push_back(std::move(name));
+    }
+  }
+  HF_RETURN_IF_ERROR(impl_->CheckMount());  // else those were another directory's
+  return jobs;
 }
 
 // ---- Whose part of the remote directory it is ----

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/image/record.h"
@@ -40,7 +41,9 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::ReadJobFile(const std::string& job_
   return job;
 }
 
-absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
+// The file JOB is made by `make`, under an intent that a crash leaves behind.
+absl::Status CopyStore::Impl::WithJobIntent(
+    const JobIdentity& job, const std::function<absl::Status(const std::string& unique)>& make) {
   Intent intent;
   intent.kind = IntentKind::kCreateJob;
   intent.unique = NewUnique();
@@ -48,8 +51,14 @@ absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
   intent.job_name = job.name;
   LiveIntent live_intent(*this, intent);
   HF_RETURN_IF_ERROR(live_intent.Write());
-  const std::string directory = JobDirectory(job.name);
-  const auto make = [&]() -> absl::Status {
+  const absl::Status status = make(intent.unique);
+  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
+  return status.ok() ? resolved : status;
+}
+
+absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
+  return WithJobIntent(job, [&](const std::string& unique) -> absl::Status {
+    const std::string directory = JobDirectory(job.name);
     const absl::Status made = env.CreateDirectory(directory, kDirectoryMode);
     if (!made.ok() && !absl::IsAlreadyExists(made)) {
       return made;
@@ -57,17 +66,13 @@ absl::Status CopyStore::Impl::CreateJob(const JobIdentity& job) {
     HF_RETURN_IF_ERROR(CheckDirectory(directory));
     HF_RETURN_IF_ERROR(GiveDirectoryToOwner(directory, job.gid));
     // Whoever could write it could hide all copies of the job: its users read it.
-    return PublishOnce(directory, kJobFileName, intent.unique, EncodeJobFile(job), kKeepOwner,
-                       job.gid)
+    return PublishOnce(directory, kJobFileName, unique, EncodeJobFile(job), kKeepOwner, job.gid)
         .status();
-  };
-  const absl::Status status = make();
-  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
-  return status.ok() ? resolved : status;
+  });
 }
 
-absl::StatusOr<JobIdentity> CopyStore::Impl::RebuildJob(const std::string& job_name,
-                                                        const absl::Status& why) {
+absl::StatusOr<CopyStore::Impl::RecordsSay> CopyStore::Impl::AskRecords(
+    const std::string& job_name) {
   const std::string directory = JobDirectory(job_name);
   HF_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
                       env.List(directory, kDirectoryNamesMax));
@@ -80,104 +85,136 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::RebuildJob(const std::string& job_n
     }
   }
   std::sort(steps.rbegin(), steps.rend());
-  const auto lost = [&](std::string_view but) {
-    return absl::DataLossError(absl::StrCat(
-        "'", directory, "': its file JOB is gone or damaged (", Message(why), "), and ",
-        std::string(but), "; put the file back, or move the directory elsewhere"));
-  };
-  std::optional<JobIdentity> job;
-  std::string other_name;
-  bool anything = false;
-  size_t asked = 0;
+  RecordsSay say;
   for (const CheckpointId& step : steps) {
     const absl::StatusOr<std::vector<std::string>> names =
         env.List(StepDirectory(job_name, step), kStepNamesMax);
     for (const std::string& name : names.value_or(std::vector<std::string>())) {
       const StepFile file = ParseStepFileName(options.kind, name);
-      anything = anything || file.role == StepFileRole::kImage ||
-                 file.role == StepFileRole::kRecord || file.role == StepFileRole::kManifest;
-      if (file.role != StepFileRole::kRecord || asked >= (job ? kRecordsAskedMax : kRecordsMax)) {
-        continue;
+      say.anything = say.anything || file.role == StepFileRole::kImage ||
+                     file.role == StepFileRole::kRecord || file.role == StepFileRole::kManifest;
+      if (file.role == StepFileRole::kRecord &&
+          say.asked < (say.job ? kRecordsAskedMax : kRecordsMax)) {
+        ++say.asked;
+        AskRecord(job_name, step, name, file.rank, say);
       }
-      ++asked;
-      const std::string path = JoinPath(StepDirectory(job_name, step), name);
-      const absl::StatusOr<std::string> bytes = ReadSmallFile(path, kRecordBytesMax);
-      const absl::StatusOr<FileInfo> info = env.Info(path);
-      if (!bytes.ok() || !info.ok()) {
-        continue;
-      }
-      const absl::StatusOr<ShardRecord> record = DecodeRecord(*bytes);
-      if (!record.ok() || record->id.checkpoint() != step || record->id.rank != file.rank) {
-        continue;
-      }
-      if (record->job_name != job_name) {
-        other_name = record->job_name;
-        continue;
-      }
-      const JobIdentity says{record->id.job, job_name, info->uid, info->gid};
-      if (job && !(*job == says)) {
-        return lost("its records name more than one job or owner");
-      }
-      job = says;
     }
   }
-  if (!job && !other_name.empty()) {  // a copy, or a directory that somebody has renamed
-    return absl::NotFoundError(
-        absl::StrCat("'", directory, "': its records are of job '", other_name, "'"));
+  return say;
+}
+
+void CopyStore::Impl::AskRecord(const std::string& job_name, const CheckpointId& step,
+                                const std::string& name, Rank rank, RecordsSay& say) {
+  const std::string path = JoinPath(StepDirectory(job_name, step), name);
+  const absl::StatusOr<std::string> bytes = ReadSmallFile(path, kRecordBytesMax);
+  const absl::StatusOr<FileInfo> info = env.Info(path);
+  if (!bytes.ok() || !info.ok()) {
+    return;
   }
-  if (!job) {
-    return anything ? lost("no record in it can be read")
-                    : absl::NotFoundError(
-                          absl::StrCat("'", directory, "': a directory without a file JOB"));
+  const absl::StatusOr<ShardRecord> record = DecodeRecord(*bytes);
+  if (!record.ok() || record->id.checkpoint() != step || record->id.rank != rank) {
+    return;
+  }
+  if (record->job_name != job_name) {
+    say.other_name = record->job_name;
+    return;
+  }
+  const JobIdentity says{record->id.job, job_name, info->uid, info->gid};
+  say.two_jobs = say.two_jobs || (say.job && say.job->job != says.job);
+  say.two_owners = say.two_owners || (say.job && !(*say.job == says));
+  say.job = says;
+}
+
+absl::StatusOr<JobIdentity> CopyStore::Impl::RebuildJob(const std::string& job_name,
+                                                        const absl::Status& why,
+                                                        const std::optional<JobOwner>& owner) {
+  const std::string directory = JobDirectory(job_name);
+  HF_ASSIGN_OR_RETURN(RecordsSay say, AskRecords(job_name));
+  const auto lost = [&](std::string_view but, const std::string& way_out) {
+    return absl::DataLossError(absl::StrCat("'", directory, "': its file JOB is gone or damaged (",
+                                            Message(why), "), and ", std::string(but), "; ",
+                                            way_out));
+  };
+  const std::string say_whose = absl::StrCat(
+      "put the file back, or say whose the job is: ckptctl rebuild ", job_name, " --owner UID:GID");
+  if (say.two_jobs) {
+    return lost("its records name more than one job",
+                "move the steps of the other job elsewhere, then: ckptctl rebuild");
+  }
+  if (!say.job && !say.other_name.empty()) {  // a copy, or a directory that somebody has renamed
+    return absl::NotFoundError(
+        absl::StrCat("'", directory, "': its records are of job '", say.other_name, "'"));
+  }
+  if (!say.job) {
+    return say.anything ? lost("no record in it can be read",
+                               "put JOB or one of the records back, or move the directory "
+                               "elsewhere, then: ckptctl rebuild")
+                        : absl::NotFoundError(
+                              absl::StrCat("'", directory, "': a directory without a file JOB"));
   }
   HF_RETURN_IF_ERROR(Prepare());
-  if (options.set_owner) {
+  if (owner) {
+    say.job->uid = owner->uid;
+    say.job->gid = owner->gid;
+  } else if (say.two_owners) {
+    return lost("its records name more than one owner", say_whose);
+  } else if (options.set_owner) {
     HF_ASSIGN_OR_RETURN(const uint32_t made_by, OwnerOfWhatWeMake(home));
     if (made_by != 0) {
-      return lost("this file system keeps no owners that would tell whose it is");
+      return lost("this file system keeps no owners that would tell whose it is", say_whose);
     }
   }
-  const absl::Status written = WriteJobAgain(*job, !absl::IsNotFound(why));
+  const absl::Status written = WriteJobAgain(*say.job, !absl::IsNotFound(why));
+  if (owner) {  // somebody waits for it
+    HF_RETURN_IF_ERROR(written);
+    return ReadJobFile(job_name);
+  }
   Note(absl::StrCat(
       "'", JobFilePath(job_name), "' was gone or damaged (", Message(why), "): rebuilt from ",
-      asked, asked == 1 ? " record" : " records",
+      say.asked, say.asked == 1 ? " record" : " records",
       written.ok() ? "" : absl::StrCat("; it could not be written: ", Message(written))));
   const absl::StatusOr<JobIdentity> there = ReadJobFile(job_name);  // (another node may be faster)
-  return there.ok() ? there : *job;
+  return there.ok() ? there : *say.job;
 }
 
 // In place of a damaged one, or where there is none; never in a directory that is not there.
 absl::Status CopyStore::Impl::WriteJobAgain(const JobIdentity& job, bool damaged) {
   const std::string directory = JobDirectory(job.name);
-  Intent intent;
-  intent.kind = IntentKind::kCreateJob;
-  intent.unique = NewUnique();
-  intent.job = job.job;
-  intent.job_name = job.name;
-  LiveIntent live_intent(*this, intent);
-  HF_RETURN_IF_ERROR(live_intent.Write());
-  const auto write = [&]() -> absl::Status {
+  return WithJobIntent(job, [&](const std::string& unique) -> absl::Status {
     if (!damaged) {
-      return PublishOnce(
-                 directory, kJobFileName, intent.unique, EncodeJobFile(job), kKeepOwner, job.gid,
-                 [&]() -> absl::Status {
-                   HF_ASSIGN_OR_RETURN(const bool going,
-                                       Exists(JoinPath(directory, RemovedName(job.job))));
-                   return going ? absl::AbortedError("its job is being removed") : absl::OkStatus();
-                 })
+      return PublishOnce(directory, kJobFileName, unique, EncodeJobFile(job), kKeepOwner, job.gid,
+                         [&]() -> absl::Status {
+                           HF_ASSIGN_OR_RETURN(const bool going,
+                                               Exists(JoinPath(directory, RemovedName(job.job))));
+                           return going ? absl::AbortedError("its job is being removed")
+                                        : absl::OkStatus();
+                         })
           .status();
     }
-    const std::string temporary = JoinPath(directory, TemporaryName(kJobFileName, intent.unique));
+    const std::string temporary = JoinPath(directory, TemporaryName(kJobFileName, unique));
     HF_RETURN_IF_ERROR(WriteNewFile(temporary, EncodeJobFile(job), kKeepOwner, job.gid));
     if (!absl::IsDataLoss(ReadJobFile(job.name).status())) {
       return absl::OkStatus();  // somebody has put it right, or taken it away
     }
     HF_RETURN_IF_ERROR(env.Rename(temporary, JobFilePath(job.name)));
     return env.SyncDirectory(directory);
-  };
-  const absl::Status status = write();
-  const absl::Status resolved = live_intent.Resolve(Standing::kUnknown);
-  return status.ok() ? resolved : status;
+  });
+}
+
+// (What the system says about a call does not make the file a damaged one.)
+absl::StatusOr<CopyStore::JobFileWritten> CopyStore::WriteJobFile(const std::string& job_name,
+                                                                  const JobOwner& owner) {
+  HF_RETURN_IF_ERROR(impl_->CheckMount());
+  absl::StatusOr<JobIdentity> there = impl_->ReadJobFile(job_name);
+  if (there.ok()) {
+    return JobFileWritten{*std::move(there), false};
+  }
+  const bool damaged = absl::IsDataLoss(there.status()) && !IsErrno(there.status());
+  if (!absl::IsNotFound(there.status()) && !damaged) {
+    return there.status();
+  }
+  HF_ASSIGN_OR_RETURN(JobIdentity job, impl_->RebuildJob(job_name, there.status(), owner));
+  return JobFileWritten{std::move(job), true};
 }
 
 absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {

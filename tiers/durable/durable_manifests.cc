@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 
@@ -38,8 +39,11 @@ std::string Missing(const std::vector<std::string>& names, const Manifest& manif
 absl::StatusOr<Manifest> CopyStore::Impl::ReadManifest(const CheckpointName& name) {
   HF_RETURN_IF_ERROR(CheckJobName(name.job_name));
   const std::string path = JoinPath(StepDirectory(name.job_name, name.id), kManifestName);
-  HF_ASSIGN_OR_RETURN(const std::string bytes, ReadSmallFile(path, kManifestBytesMax));
-  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  absl::StatusOr<Manifest> manifest = ReadTwice(
+      path, kManifestBytesMax, [](const std::string& bytes) { return DecodeManifest(bytes); });
+  if (absl::IsNotFound(manifest.status()) || IsErrno(manifest.status())) {
+    return manifest.status();
+  }
   if (!manifest.ok()) {
     return Annotate(manifest.status(), absl::StrCat("'", path, "'"));
   }

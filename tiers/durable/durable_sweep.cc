@@ -146,11 +146,12 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   }
   HF_RETURN_IF_ERROR(RemoveIfThere(temporary(image)));
   HF_RETURN_IF_ERROR(RemoveIfThere(temporary(record)));
+  HF_RETURN_IF_ERROR(DropMarkOfCommitted(directory));
   const absl::Status synced = env.SyncDirectory(directory);
   if (!synced.ok() && !absl::IsNotFound(synced)) {
     return synced;
   }
-  return RemoveIfEmpty(directory);
+  return RemoveStepIfEmpty(directory);
 }
 
 // Its record is gone. False: there was none.
@@ -179,7 +180,7 @@ absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport&
   }
   HF_ASSIGN_OR_RETURN(const bool there, Exists(directory));
   if (!there) {
-    return RemoveIfEmpty(directory);  // durably gone
+    return RemoveStepIfEmpty(directory);  // durably gone
   }
   if (intent.manifest_first) {
     HF_ASSIGN_OR_RETURN(const bool committed, Exists(JoinPath(directory, kManifestName)));
@@ -224,7 +225,7 @@ absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport&
     HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, kManifestJsonName)));
   }
   HF_RETURN_IF_ERROR(env.SyncDirectory(directory));
-  return RemoveIfEmpty(directory);
+  return RemoveStepIfEmpty(directory);
 }
 
 absl::Status CopyStore::Impl::ResolveSmallFiles(const Intent& intent) {
@@ -253,11 +254,15 @@ absl::Status CopyStore::Impl::ResolveSmallFiles(const Intent& intent) {
   for (const std::string& name : names) {
     HF_RETURN_IF_ERROR(RemoveIfThere(JoinPath(directory, TemporaryName(name, intent.unique))));
   }
+  const bool of_a_step = intent.kind == IntentKind::kManifest;
+  if (of_a_step) {
+    HF_RETURN_IF_ERROR(DropMarkOfCommitted(directory));
+  }
   const absl::Status synced = env.SyncDirectory(directory);
   if (!synced.ok() && !absl::IsNotFound(synced)) {
     return synced;
   }
-  return RemoveIfEmpty(directory);
+  return of_a_step ? RemoveStepIfEmpty(directory) : RemoveIfEmpty(directory);
 }
 
 absl::Status CopyStore::Impl::Resolve(const Intent& intent, Standing standing,

@@ -65,7 +65,7 @@ HomeEntry ParseHomeName(DurableKind kind, std::string_view name) {
   // The owner is replaced through a temporary of WriteFileAtomically (base/env.h).
   const bool file =
       name == kHomeLockName || name == kHomeReserveName || name.starts_with(kHomeProbePrefix) ||
-      (nvme ? name == kHomeIdName
+      (nvme ? name == kHomeIdName || name == kHomeWitnessName
             : name == kHomeOwnerName || name == absl::StrCat(ToAbsl(kHomeOwnerName), ".tmp"));
   return file ? HomeEntry::kFile : HomeEntry::kUnknown;
 }
@@ -74,7 +74,7 @@ HomeEntry ParseSharedHomeName(std::string_view name) {
   if (name == kHomeNodesName) {
     return HomeEntry::kDirectory;
   }
-  return name == kHomeIdName ? HomeEntry::kFile : HomeEntry::kUnknown;
+  return name == kHomeIdName || name == kHomeClusterName ? HomeEntry::kFile : HomeEntry::kUnknown;
 }
 
 std::string StepDirectoryName(const CheckpointId& id) {
@@ -136,6 +136,9 @@ StepFile ParseStepFileName(DurableKind kind, std::string_view name) {
   }
   if (kind == DurableKind::kRemote && name == kManifestJsonName) {
     return {StepFileRole::kManifestJson};
+  }
+  if (kind == DurableKind::kRemote && name == kMarkName) {
+    return {StepFileRole::kMark};
   }
   StepFile file;
   std::string_view stem = name;

@@ -19,15 +19,19 @@ inline constexpr std::string_view kHomeLockName = "lock";
 inline constexpr std::string_view kHomeReserveName = "reserve";
 inline constexpr std::string_view kHomeOwnerName = "owner";
 inline constexpr std::string_view kHomeProbePrefix = "probe-";
+inline constexpr std::string_view kHomeWitnessName = "witness";  // NVMe only
 // In it, whatever the kind; nodes in a remote directory only.
 inline constexpr std::string_view kHomeIdName = "id";
 inline constexpr std::string_view kHomeNodesName = "nodes";
+inline constexpr std::string_view kHomeClusterName = "cluster";  // remote: whose it is
 inline constexpr std::string_view kDoctorPrefix = ".holdfast-doctor-";
 inline constexpr std::string_view kJobFileName = "JOB";
 inline constexpr std::string_view kManifestName = "MANIFEST";
 inline constexpr std::string_view kManifestJsonName = "manifest.json";
+// In a remote step's directory from before its first shard until there is a manifest.
+inline constexpr std::string_view kMarkName = "writing";
 
-enum class StepFileRole { kUnknown, kImage, kRecord, kManifest, kManifestJson, kTemporary };
+enum class StepFileRole { kUnknown, kImage, kRecord, kManifest, kManifestJson, kMark, kTemporary };
 struct StepFile {
   StepFileRole role = StepFileRole::kUnknown;
   Rank rank = 0;                       // kImage, kRecord

@@ -32,6 +32,8 @@ Kind Describe(FrameKind kind) {
       return {"HFMANIFE", "manifest"};
     case FrameKind::kMembership:
       return {"HFMEMBER", "membership note"};
+    case FrameKind::kWitness:
+      return {"HFWITNES", "witness"};
   }
   return {};
 }

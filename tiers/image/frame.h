@@ -29,6 +29,7 @@ enum class FrameKind {
   kAttemptClaim,  // "HFATCLAI"
   kManifest,      // "HFMANIFE"
   kMembership,    // "HFMEMBER"
+  kWitness,       // "HFWITNES"
 };
 
 inline constexpr uint32_t kFrameFormatVersion = 1;

@@ -274,11 +274,10 @@ absl::Status CheckDirectCopy(const ShardRecord& record, const Layout& layout,
   const uint32_t alignment = options.alignment;
   if (alignment == 0 || alignment > kAlignmentMax || (alignment & (alignment - 1)) != 0 ||
       options.piece_bytes < kPieceBytesMin || options.piece_bytes > kPieceBytesMax ||
-      options.piece_bytes % std::max<uint64_t>(alignment, kMemoryAlignmentMax) != 0 ||
-      options.sample_every == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("transfer: pieces of ", options.piece_bytes, " bytes aligned to ", alignment,
-                     ", one block in ", options.sample_every, " read back: not to be had"));
+      options.piece_bytes % std::max<uint64_t>(alignment, kMemoryAlignmentMax) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("transfer: pieces of ", options.piece_bytes,
+                                                   " bytes aligned to ", alignment,
+                                                   ": not to be had"));
   }
   return absl::OkStatus();
 }
@@ -293,18 +292,7 @@ TransferResult WriteImage(BlockIo& io, std::span<std::byte> image, File& file,
   if (!check.ok()) {
     return Refused(std::move(check));
   }
-  TransferResult result =
-      DirectCopy(BlockOp::kWrite, io, image, file, record, layout, options).Run();
-  if (!result.ok() || options.read_back == ReadBack::kNone) {
-    return result;
-  }
-  TransferResult back = VerifyFile(io, file, record, layout, options.read_back, options);
-  back.bytes = result.bytes;
-  back.cpu_seconds += result.cpu_seconds;
-  if (back.faulty == FaultySide::kSource) {
-    back.faulty = FaultySide::kDestination;
-  }
-  return back;
+  return DirectCopy(BlockOp::kWrite, io, image, file, record, layout, options).Run();
 }
 
 TransferResult ReadImage(BlockIo& io, File& file, std::span<std::byte> image,

@@ -26,7 +26,8 @@
 
 namespace holdfast {
 
-enum class ReadBack : uint8_t { kNone, kSample, kAll };
+// kSample: sampled_blocks.h.
+enum class ReadBack : uint8_t { kSample, kAll };
 
 inline constexpr size_t kPieceBytesMin = size_t{64} << 10;
 inline constexpr size_t kPieceBytesMax = size_t{16} << 20;
@@ -39,11 +40,10 @@ struct DirectCopyOptions {
   // Registers file and memory for as long as it takes, where they are not yet and it is allowed.
   bool register_file = true;
   bool register_memory = true;
-  // WriteImage: afterwards reads so much of the file back. A sample is one block in `sample_every`,
-  // at least one, chosen by `sample_seed`.
-  ReadBack read_back = ReadBack::kNone;
-  uint32_t sample_every = 64;
-  uint64_t sample_seed = 0;
+  uint64_t sample_seed = 0;  // VerifyFile: which blocks a sample has
+  // What a read of the file brings begins and ends at multiples of it: frames of a compressed one.
+  // 0: of `alignment`.
+  uint32_t sample_unit = 0;
   // VerifyFile: goes on behind a bad block, to tell how many there are.
   bool count_bad = false;
   Pacer* pacer = nullptr;
@@ -53,7 +53,8 @@ struct DirectCopyOptions {
 // Writes image_bytes rounded up to the alignment; what lies behind the image is zeros. The file is
 // allocated or overwritten, truncated and synced by the caller.
 // kSource: a block contradicts the record (DataLoss, bad_block), or the mapping was cut short
-// (DataLoss). kDestination: the file's error, or a block that reads back otherwise.
+// (DataLoss). kDestination: the file's error. What was written is read back by VerifyFile, when the
+// file has been synced.
 TransferResult WriteImage(BlockIo& io, std::span<std::byte> image, File& file,
                           const ShardRecord& record, const Layout& layout,
                           const DirectCopyOptions& options);

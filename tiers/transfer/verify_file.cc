@@ -10,37 +10,29 @@
 #include "tiers/transfer/direct_copy.h"
 #include "tiers/transfer/direct_copy_checks.h"
 #include "tiers/transfer/file_pieces.h"
+#include "tiers/transfer/sampled_blocks.h"
 
 namespace holdfast {
 namespace {
 
 constexpr size_t kBuffersBytesMax = size_t{32} << 20;
 
-// splitmix64's finalizer.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 // Which blocks are looked at.
 class Selection {
  public:
-  Selection(ReadBack how, const DirectCopyOptions& options, size_t digests)
+  Selection(ReadBack how, const DirectCopyOptions& options, const Layout& layout)
       : all_(how == ReadBack::kAll),
-        every_(options.sample_every),
-        seed_(Mix(options.sample_seed)),
-        always_(digests == 0 ? 0 : seed_ % digests) {}
+        sampled_(all_ ? std::vector<size_t>()
+                      : SampledBlocks(
+                            layout, options.sample_seed,
+                            options.sample_unit != 0 ? options.sample_unit : options.alignment)) {}
   bool Has(size_t digest) const {
-    return all_ || digest == always_ || Mix(seed_ ^ digest) % every_ == 0;
+    return all_ || std::binary_search(sampled_.begin(), sampled_.end(), digest);
   }
 
  private:
   const bool all_;
-  const uint32_t every_;
-  const uint64_t seed_;
-  const size_t always_;
+  const std::vector<size_t> sampled_;
 };
 
 class FileCheck {
@@ -51,7 +43,7 @@ class FileCheck {
         file_(file),
         record_(record),
         options_(options),
-        selection_(how, options, record.digests.size()),
+        selection_(how, options, layout),
         next_(layout),
         read_bytes_max_(std::max(options.piece_bytes, kDigestBlockBytes)) {
     SkipUnselected(next_);
@@ -216,7 +208,7 @@ TransferResult VerifyFile(BlockIo& io, File& file, const ShardRecord& record, co
                           ReadBack how, const DirectCopyOptions& options) {
   TransferResult result;
   result.status = CheckDirectCopy(record, layout, options);
-  if (!result.ok() || how == ReadBack::kNone) {
+  if (!result.ok()) {
     return result;
   }
   return FileCheck(io, file, record, layout, how, options).Run();

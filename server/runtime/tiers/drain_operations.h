@@ -15,6 +15,7 @@
 #include "server/events.h"
 #include "server/runtime/remote_parts.h"
 #include "server/runtime/tiers/drive_index.h"
+#include "server/runtime/tiers/drive_witnesses.h"
 #include "server/runtime/tiers/operation.h"
 #include "server/runtime/tiers/shared_slices.h"
 #include "server/runtime/tiers/tier_place.h"
@@ -77,6 +78,7 @@ struct DrainContext {
   WantedPriority nvme_priority;
   DriveIndex index;
   SliceOwners owners;
+  std::shared_ptr<DriveWitnesses> witnesses;
 };
 
 using Context = std::shared_ptr<DrainContext>;
@@ -123,6 +125,17 @@ absl::Status RemoveFrom(const Context& context, std::optional<size_t> drive,
                         const RemoveCopies& action, Operation& operation);
 absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
                            const RemoveJobCopies& action, Operation& operation);
+// FailedPrecondition: the job's file JOB names another owner there.
+absl::StatusOr<std::string> CheckJobFileIn(const Context& context, std::optional<size_t> drive,
+                                           const std::string& job_name, const JobOwner& owner,
+                                           Operation& operation);
+// CopyStore::WriteJobFile; what became of it, for people.
+absl::StatusOr<std::string> WriteJobFileIn(const Context& context, std::optional<size_t> drive,
+                                           const std::string& job_name, const JobOwner& owner,
+                                           Operation& operation);
+// By a person's order, from the cluster of that id. Empty: done.
+absl::StatusOr<std::string> AdoptRemoteDirectory(const Context& context, const std::string& from,
+                                                 Operation& operation);
 // Whether the directory is still there, and what it was; opens it if it is not open.
 void LookAt(const Context& context, std::optional<size_t> drive, Operation& operation);
 TierScanned ScanDrive(const Context& context, size_t drive, Operation& operation);

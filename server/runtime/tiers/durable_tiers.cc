@@ -19,6 +19,7 @@
 #include "server/runtime/tiers/durable_tiers_parts.h"
 #include "server/runtime/tiers/node_owner.h"
 #include "server/runtime/tiers/nvme_budget.h"
+#include "server/runtime/tiers/remote_owner.h"
 
 namespace holdfast {
 namespace {
@@ -78,6 +79,7 @@ DurableTiers::~DurableTiers() {
   Cancel();
   outlet_->Close();
   drives_.clear();
+  state_writer_.reset();
   remote_.reset();
   remote_verifier_.reset();
   remote_opener_.reset();
@@ -93,6 +95,7 @@ std::vector<WorkerGroup*> DurableTiers::Groups() const {
       groups.push_back(group);
     }
   }
+  groups.push_back(state_writer_.get());
   groups.push_back(remote_.get());
   groups.push_back(remote_verifier_.get());
   groups.push_back(remote_opener_.get());
@@ -121,6 +124,7 @@ absl::Status DurableTiers::Open() {
   const NvmeBudget budget = AskNvmeBudget(*options_.env, nvme);
   const std::string& state_dir = options_.config.state_dir();
   const std::string places = state_dir.empty() ? "" : JoinPath(state_dir, "places");
+  HF_RETURN_IF_ERROR(MakeWitnesses());
   for (const std::string& dir : nvme.dirs()) {
     CopyStore::Options store;
     store.env = options_.env;
@@ -130,7 +134,8 @@ absl::Status DurableTiers::Open() {
     store.pool_bytes_max = budget.pool_bytes;
     store.direct = true;
     store.set_owner = root;
-    context.drives.push_back(std::make_shared<TierPlace>(std::move(store), places));
+    context.drives.push_back(
+        std::make_shared<TierPlace>(std::move(store), places, context.witnesses, drives_.size()));
     WorkerGroup::Options group;
     group.name = absl::StrCat("nvme-", drives_.size());
     group.stall_timeout = std::chrono::milliseconds(nvme.stall_timeout_ms());
@@ -148,6 +153,7 @@ absl::Status DurableTiers::Open() {
     group.name = absl::StrCat("open-", drives_.back()->index);
     group.priority = {};
     HF_ASSIGN_OR_RETURN(drives_.back()->opener, WorkerGroup::Create(group, outlet_));
+    shared_->witness_writers->drives.push_back(drives_.back()->opener);
   }
   if (!remote.dir().empty()) {
     CopyStore::Options store;
@@ -162,7 +168,12 @@ absl::Status DurableTiers::Open() {
       store.striping = Striping{static_cast<int32_t>(remote.stripe_count()),
                                 static_cast<uint32_t>(remote.stripe_bytes())};
     }
-    context.remote = std::make_shared<TierPlace>(std::move(store), places);
+    remote_owner_ = std::make_shared<RemoteOwner>(
+        RemoteOwner::Options{options_.env, state_dir, remote.dir(),
+                             DescribeSelf(options_.config.cluster(), options_.config.node_name()),
+                             options_.note_remote});
+    context.remote = std::make_shared<TierPlace>(std::move(store), "", context.witnesses,
+                                                 std::nullopt, remote_owner_);
     CopyPoolOptions pool;
     pool.threads = remote.writers();
     pool.piece_bytes = remote.piece_bytes();
@@ -200,6 +211,59 @@ absl::Status DurableTiers::Open() {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status DurableTiers::MakeWitnesses() {
+  DriveWitnesses::Options options;
+  options.env = options_.env;
+  options.state_dir = options_.config.state_dir();
+  options.dirs = {options_.config.nvme().dirs().begin(), options_.config.nvme().dirs().end()};
+  options.remote_dir = options_.config.remote().dir();
+  options.remote_mounted = options_.config.remote().mounted();
+  if (!options.state_dir.empty() && (!options.dirs.empty() || !options.remote_dir.empty())) {
+    WorkerGroup::Options group;
+    group.name = "witness";
+    HF_ASSIGN_OR_RETURN(state_writer_, WorkerGroup::Create(group, outlet_));
+    shared_->witness_writers->state = state_writer_;
+  }
+  // Each in threads that nothing waits for which only flushes.
+  const auto spread = [weak = std::weak_ptr<DrainContext>(shared_->context),
+                       writers = shared_->witness_writers,
+                       next = next_own_](std::optional<size_t> drive) {
+    const Context context = weak.lock();
+    const std::shared_ptr<WorkerGroup> group =
+        drive ? writers->drives[*drive].lock() : writers->state.lock();
+    if (context == nullptr) {
+      return;
+    }
+    if (group == nullptr) {
+      return context->witnesses->Dropped(drive);
+    }
+    auto operation = std::make_shared<Operation>(
+        (*next)++,
+        [context, drive](Operation& op) -> Event {
+          const std::string where = drive ? context->drives[*drive]->dir() : "the state directory";
+          const TransferControl::Call call(op.control().get(), "note the drives in", where);
+          const std::shared_ptr<CopyStore> store =
+              drive ? context->drives[*drive]->OpenStore() : nullptr;
+          context->witnesses->Write(drive, store.get()).IgnoreError();
+          return TimerFired{};
+        },
+        [context, drive]() -> Event {
+          context->witnesses->Dropped(drive);
+          return TimerFired{};
+        });
+    operation->AnswersItself();
+    group->Submit(std::move(operation), false);
+  };
+  shared_->context->witnesses = std::make_shared<DriveWitnesses>(
+      std::move(options),
+      [outlet = outlet_](TierScanned scanned) { outlet->Post(std::move(scanned)); }, spread);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> DurableTiers::ForgetDrive(const std::string& id) {
+  return shared_->context->witnesses->Forget(id);
 }
 
 absl::Status DurableTiers::SetPeers(std::shared_ptr<PullClient> pulls, FabricPort* fabric) {
@@ -300,6 +364,7 @@ void DurableTiers::LookAtPlaces() {
     remote_parts_->Trim(Clock::System()->Now());
   }
   const Context context = shared_->context;
+  context->witnesses->LookAgain();
   const auto look = [&](WorkerGroup& group, std::optional<size_t> drive) {
     if (!group.idle()) {
       return;  // what runs there notices it; or hangs, and one call that hangs is enough
@@ -377,6 +442,10 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
     if (nvme) {
       for (const std::unique_ptr<Drive>& drive : drives_) {
         add(*drive->place);
+      }
+      for (std::string& note : shared_->context->witnesses->Notes()) {
+        problem = problem.empty() ? note : problem;
+        tier.add_notes(std::move(note));
       }
     } else if (tier.tier() == TierName(TierKind::kRemote) && shared_->context->remote != nullptr) {
       add(*shared_->context->remote);

@@ -38,6 +38,7 @@ class Pacer;
 class PassedOn;
 class TrainingCores;
 class PullClient;
+class RemoteOwner;
 class RemoteParts;
 
 class DurableTiers {
@@ -49,6 +50,9 @@ class DurableTiers {
     std::function<void(Event)> post;  // any thread
     // Before what goes over the network and nobody waits for; may be null.
     std::shared_ptr<PacerGate> gate;
+    // RemoteOwner::Options::note_remote.
+    std::function<void(std::string id, std::string instead_of)> note_remote =
+        [](const std::string&, const std::string&) {};
   };
   static absl::StatusOr<std::unique_ptr<DurableTiers>> Create(Options options);
   ~DurableTiers();
@@ -62,6 +66,8 @@ class DurableTiers {
   std::shared_ptr<TrainingCores> training_cores() const;
   // Likewise, in parts, as they are asked for; null: without a remote tier.
   std::shared_ptr<RemoteParts> remote_parts() const { return remote_parts_; }
+  // Which cluster the remote directory is to belong to; null: without a remote tier.
+  std::shared_ptr<RemoteOwner> remote_owner() const { return remote_owner_; }
   // Reads the drives that it names, or every one; one TierScanned for each.
   void ScanDrives(const ScanNvme& action);
   void Perform(FlushShard action);
@@ -83,9 +89,19 @@ class DurableTiers {
                                      const std::function<bool(uint64_t)>& advance,
                                      std::shared_ptr<Pacer> pacer = nullptr);
 
+  // The remote directory is this cluster's from now on; waits as Verify does.
+  absl::Status AdoptRemote(const std::string& from, const std::function<bool()>& gone);
+
   // The record of a copy on a drive, as its file has it; waits as Verify does.
   absl::StatusOr<std::string> ReadRecord(const ReadableShard& shard,
                                          const std::function<bool()>& gone);
+
+  // Writes the file JOB of a job again wherever it is lost or damaged: a person says whose it is.
+  // What became of it, a line for each directory of this node that has something of the job; an
+  // error where it is nowhere then. Waits as Verify does, for all of them at once.
+  absl::StatusOr<std::vector<std::string>> WriteJobFiles(const std::string& job_name,
+                                                         const JobOwner& owner,
+                                                         const std::function<bool()>& gone);
 
   void CheckStalls(MonotonicTime now);
   // Whether the directories are there, and what they were: now and then, for those that are idle.
@@ -94,6 +110,8 @@ class DurableTiers {
   bool idle() const;
   void Cancel();  // the daemon stops: nothing is begun any more, what runs ends soon
   void FillStatus(v1::DaemonStatus& status);
+  // `ckptctl forget-drive`: what came of it. Any thread; waits until it is noted.
+  absl::StatusOr<std::string> ForgetDrive(const std::string& id);
   // Each drive by itself, and the remote mount.
   struct PlaceState {
     TierKind tier = TierKind::kNvme;
@@ -120,6 +138,7 @@ class DurableTiers {
   explicit DurableTiers(Options options);
   absl::Status Open();
   static bool IsWell(Drive& drive);
+  absl::Status MakeWitnesses();
   std::shared_ptr<RemoteParts> MakeRemoteParts(const std::shared_ptr<WorkerGroup>& workers);
   std::vector<WorkerGroup*> Groups() const;
   Drive* DriveOf(const ShardId& shard);
@@ -128,16 +147,28 @@ class DurableTiers {
                                            std::function<Event(Operation&)> work,
                                            std::function<Event()> cancelled);
   void StartRemoval(Removal removal);
+  using TextWork = std::function<absl::StatusOr<std::string>(Operation&)>;
+  struct TextOutcome;  // of one, as soon as it is there
+  std::shared_ptr<TextOutcome> Run(WorkerGroup& workers, TextWork work);
+  struct PlaceText {
+    std::string dir;
+    absl::StatusOr<std::string> text;
+  };
+  // On each drive and in remote at the same time.
+  std::vector<PlaceText> RunEverywhere(
+      const std::function<TextWork(std::optional<size_t> drive)>& work,
+      const std::function<bool()>& gone);
   // `advance` is asked now and then whether it goes on.
-  absl::StatusOr<std::string> RunAndWait(
-      WorkerGroup& workers, std::function<absl::StatusOr<std::string>(Operation&)> work,
-      const std::function<bool(uint64_t)>& advance);
+  static absl::StatusOr<std::string> Wait(TextOutcome& outcome,
+                                          const std::function<bool(uint64_t)>& advance);
   void Start(WorkerGroup& group, std::shared_ptr<Operation> operation, bool urgent);
 
   const Options options_;
   const std::shared_ptr<EventOutlet> outlet_;
   std::shared_ptr<Shared> shared_;
   std::vector<std::unique_ptr<Drive>> drives_;
+  std::shared_ptr<WorkerGroup> state_writer_;  // of the witness in the state directory
+  std::shared_ptr<RemoteOwner> remote_owner_;
   std::unique_ptr<WorkerGroup> remote_;
   std::unique_ptr<WorkerGroup> remote_verifier_;
   std::shared_ptr<WorkerGroup> remote_opener_;

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "server/runtime/tiers/drain_operations.h"
@@ -51,6 +52,12 @@ class LiveScans : public std::enable_shared_from_this<LiveScans> {
   std::set<std::string> live_ GUARDED_BY(mutex_);
 };
 
+// By witness, whose threads write its file.
+struct WitnessWriters {
+  std::vector<std::weak_ptr<WorkerGroup>> drives;
+  std::weak_ptr<WorkerGroup> state;
+};
+
 struct DurableTiers::Shared {
   explicit Shared(std::shared_ptr<EventOutlet> outlet)
       : context(std::make_shared<DrainContext>(std::move(outlet))) {}
@@ -58,6 +65,7 @@ struct DurableTiers::Shared {
   std::shared_ptr<LiveOperations> live = std::make_shared<LiveOperations>();
   // One of a drive or a job at a time: what hangs is not to be asked again and again.
   std::shared_ptr<LiveScans> scans = std::make_shared<LiveScans>();
+  std::shared_ptr<WitnessWriters> witness_writers = std::make_shared<WitnessWriters>();
 };
 
 }  // namespace holdfast

@@ -389,6 +389,9 @@ void DurableTiers::ScanDrives(const ScanNvme& action) {
         [failed](const std::string& what) { return failed(absl::DeadlineExceededError(what)); });
     Start(*drive->group, std::move(operation), true);
   }
+  for (TierScanned& absent : context->witnesses->Scanned(action)) {
+    outlet_->Post(std::move(absent));
+  }
 }
 
 void DurableTiers::Perform(const ScanRemote& action) {
@@ -432,12 +435,12 @@ absl::StatusOr<std::string> DurableTiers::Verify(const ReadableShard& shard,
     return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
   }
   const size_t index = nvme ? drive->index : 0;
-  return RunAndWait(
-      nvme ? *drive->verifier : *remote_verifier_,
-      [context, shard, index, pacer = std::move(pacer)](Operation& op) {
-        return VerifyCopy(context, index, shard, pacer.get(), op);
-      },
-      advance);
+  const std::shared_ptr<TextOutcome> verdict =
+      Run(nvme ? *drive->verifier : *remote_verifier_,
+          [context, shard, index, pacer = std::move(pacer)](Operation& op) {
+            return VerifyCopy(context, index, shard, pacer.get(), op);
+          });
+  return Wait(*verdict, advance);
 }
 
 absl::StatusOr<std::string> DurableTiers::ReadRecord(const ReadableShard& shard,
@@ -447,51 +450,137 @@ absl::StatusOr<std::string> DurableTiers::ReadRecord(const ReadableShard& shard,
   if (drive == nullptr) {
     return absl::NotFoundError(absl::StrCat(shard.copy.id.ToString(), " is not there any more"));
   }
-  return RunAndWait(
-      *drive->opener,
-      [context, shard, index = drive->index](Operation& op) {
+  const std::shared_ptr<TextOutcome> record =
+      Run(*drive->opener, [context, shard, index = drive->index](Operation& op) {
         return ReadRecordOf(context, index, shard, op);
-      },
-      [&gone](uint64_t) { return !gone(); });
+      });
+  return Wait(*record, [&gone](uint64_t) { return !gone(); });
 }
 
-absl::StatusOr<std::string> DurableTiers::RunAndWait(
-    WorkerGroup& workers, std::function<absl::StatusOr<std::string>(Operation&)> work,
-    const std::function<bool(uint64_t)>& advance) {
-  struct Outcome {
-    Mutex mutex;
-    CondVar cv;
-    std::optional<absl::StatusOr<std::string>> result GUARDED_BY(mutex);
-  };
-  const auto outcome = std::make_shared<Outcome>();
+struct DurableTiers::TextOutcome {
+  explicit TextOutcome(WorkerGroup& w, DrainId d) : workers(w), drain(d) {}
+  WorkerGroup& workers;
+  const DrainId drain;
+  std::shared_ptr<TransferControl> control;
+  Mutex mutex;
+  CondVar cv;
+  std::optional<absl::StatusOr<std::string>> result GUARDED_BY(mutex);
+};
+
+absl::Status DurableTiers::AdoptRemote(const std::string& from, const std::function<bool()>& gone) {
+  if (remote_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "adopt-remote: this node has no remote directory (remote.dir)");
+  }
+  const std::shared_ptr<TextOutcome> adopted =
+      Run(*remote_opener_, [context = shared_->context, from](Operation& op) {
+        return AdoptRemoteDirectory(context, from, op);
+      });
+  return Wait(*adopted, [&gone](uint64_t) { return !gone(); }).status();
+}
+
+std::shared_ptr<DurableTiers::TextOutcome> DurableTiers::Run(WorkerGroup& workers, TextWork work) {
+  const auto outcome = std::make_shared<TextOutcome>(workers, (*next_own_)++);
   const auto end = [outcome](absl::StatusOr<std::string> result) -> Event {
     MutexLock lock(outcome->mutex);
     outcome->result = std::move(result);
     outcome->cv.NotifyAll();
     return TimerFired{};
   };
-  const DrainId drain = (*next_own_)++;
   auto operation = std::make_shared<Operation>(
-      drain, [work = std::move(work), end](Operation& op) -> Event { return end(work(op)); },
+      outcome->drain,
+      [work = std::move(work), end](Operation& op) -> Event { return end(work(op)); },
       [end]() -> Event { return end(WasCancelled()); });
   operation->AnswersItself();
-  const std::shared_ptr<TransferControl> control = operation->control();
+  outcome->control = operation->control();
   Start(workers, std::move(operation), false);
+  return outcome;
+}
+
+absl::StatusOr<std::string> DurableTiers::Wait(TextOutcome& outcome,
+                                               const std::function<bool(uint64_t)>& advance) {
   bool goes_on = true;
   while (goes_on) {
     {
-      MutexLock lock(outcome->mutex);
-      if (!outcome->result) {
-        outcome->cv.WaitUntil(outcome->mutex, std::chrono::steady_clock::now() + kVerifyLook);
+      MutexLock lock(outcome.mutex);
+      if (!outcome.result) {
+        outcome.cv.WaitUntil(outcome.mutex, std::chrono::steady_clock::now() + kVerifyLook);
       }
-      if (outcome->result) {
-        return *std::move(outcome->result);
+      if (outcome.result) {
+        return *std::move(outcome.result);
       }
     }
-    goes_on = advance(control->bytes_done());
+    goes_on = advance(outcome.control->bytes_done());
   }
-  workers.Cancel(drain);  // if it still waits for a thread, it is gone at once
+  outcome.workers.Cancel(outcome.drain);  // if it still waits for a thread, it is gone at once
   return WasCancelled();
+}
+
+// In the threads that open files for clients: no flush is in front of it there.
+std::vector<DurableTiers::PlaceText> DurableTiers::RunEverywhere(
+    const std::function<TextWork(std::optional<size_t> drive)>& work,
+    const std::function<bool()>& gone) {
+  struct Part {
+    std::string dir;
+    std::shared_ptr<TextOutcome> outcome;
+  };
+  std::vector<Part> parts;
+  for (const std::unique_ptr<Drive>& drive : drives_) {
+    parts.push_back({drive->place->dir(), Run(*drive->opener, work(drive->index))});
+  }
+  if (remote_opener_ != nullptr) {
+    parts.push_back({shared_->context->remote->dir(), Run(*remote_opener_, work(std::nullopt))});
+  }
+  std::vector<PlaceText> texts;
+  for (const Part& part : parts) {
+    texts.push_back({part.dir, Wait(*part.outcome, [&](uint64_t) { return !gone(); })});
+  }
+  return texts;
+}
+
+absl::StatusOr<std::vector<std::string>> DurableTiers::WriteJobFiles(
+    const std::string& job_name, const JobOwner& owner, const std::function<bool()>& gone) {
+  const Context context = shared_->context;
+  const auto refused = [&](const absl::Status& why) {
+    return absl::Status(why.code(), absl::StrCat("rebuild: the file JOB of job '", job_name,
+                                                 "' was written nowhere: ", Message(why)));
+  };
+  // 1. Two of them are not to name two owners.
+  for (const PlaceText& found : RunEverywhere(
+           [&](std::optional<size_t> drive) -> TextWork {
+             return [context, drive, job_name, owner](Operation& op) {
+               return CheckJobFileIn(context, drive, job_name, owner, op);
+             };
+           },
+           gone)) {
+    if (absl::IsFailedPrecondition(found.text.status())) {
+      return refused(found.text.status());
+    }
+  }
+  // 2. Each where it is lost.
+  std::vector<std::string> lines;
+  absl::Status failure = absl::NotFoundError("nothing of it lies in this node's directories");
+  bool done = false;
+  for (const PlaceText& written : RunEverywhere(
+           [&](std::optional<size_t> drive) -> TextWork {
+             return [context, drive, job_name, owner](Operation& op) {
+               return WriteJobFileIn(context, drive, job_name, owner, op);
+             };
+           },
+           gone)) {
+    const absl::Status& status = written.text.status();
+    done = done || status.ok();
+    if (absl::IsNotFound(status)) {
+      continue;
+    }
+    failure = absl::IsNotFound(failure) ? status : failure;
+    lines.push_back(absl::StrCat(written.dir, ": ",
+                                 status.ok() ? *written.text
+                                 : absl::IsCancelled(status)
+                                     ? "it does not answer; try again when it does"
+                                     : absl::StrCat("not written: ", Message(status))));
+  }
+  return done ? absl::StatusOr<std::vector<std::string>>(std::move(lines)) : refused(failure);
 }
 
 }  // namespace holdfast

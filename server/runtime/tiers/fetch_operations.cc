@@ -1,4 +1,7 @@
 // From a drive or the remote tier back into memory.
+#include <fcntl.h>
+
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -26,6 +29,13 @@ absl::Status CheckFits(const ShardRecord& record, const FetchShard& action) {
         absl::StrCat("the copy has ", record.image_bytes, " bytes, more than it was said to have"));
   }
   return absl::OkStatus();
+}
+
+// What is read of it next is what lies there.
+void DropCached(const File& file) {
+  if (file.fd() >= 0) {
+    (void)::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+  }
 }
 
 }  // namespace
@@ -102,19 +112,14 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
   return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
 }
 
-FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation) {
+namespace {
+
+// Into `memory`, and from there on sealed. `anew`: it was read before, and found bad.
+FetchEnded ReadFromRemote(const Context& context, const FetchShard& action,
+                          const std::shared_ptr<RevocableMemory>& memory, Operation& operation,
+                          bool anew) {
   TierPlace& place = *context->remote;
-  // 1. The slot, revocable from the first moment on.
-  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context, action);
-  if (!slot.ok()) {
-    return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
-  }
-  const auto memory =
-      std::make_shared<RevocableMemory>(std::move(slot->mapping), action.slot_bytes);
-  if (!operation.LendMemory(memory)) {
-    return FetchFailed(action, Cancelled("the fetch"), false);
-  }
-  // 2. The copy.
+  // 1. The copy.
   const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
   if (!store.ok()) {
     Judge(*context, place, store.status());
@@ -136,7 +141,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   if (!status.ok()) {
     return FetchFailed(action, status, true);
   }
-  // 3. Its bytes, in its own file and in those of the ranks that have what it leaves out. Others
+  // 2. Its bytes, in its own file and in those of the ranks that have what it leaves out. Others
   // need some of them, too.
   std::shared_ptr<PassedOnFile> passed;
   bool sealed_here = false;
@@ -168,6 +173,11 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
     spec.from_file = whole.file;
     spec.from_alignment = 1;
     spec.source_name = whole.path_at;
+  }
+  if (anew) {
+    DropCached(reading->image());
+    std::for_each(whole.files.begin(), whole.files.end(),
+                  [](const auto& file) { DropCached(*file); });
   }
   std::optional<TransferResult> together;
   if (whole.file != nullptr && passed != nullptr) {
@@ -221,7 +231,7 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   if (!status.ok()) {
     return FetchFailed(action, status, IsCopysFault(status, TierKind::kRemote));
   }
-  // 4. From here on the slot is spoken for.
+  // 3. From here on the slot is spoken for.
   if (!operation.Pin()) {
     return FetchFailed(action, Cancelled("the fetch"), false);
   }
@@ -232,6 +242,31 @@ FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Ope
   sealed_here = true;
   HF_SYNC_POINT("daemon.fetch.published");
   return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
+}
+
+}  // namespace
+
+FetchEnded FetchFromRemote(const Context& context, const FetchShard& action, Operation& operation) {
+  // The slot, revocable from the first moment on.
+  absl::StatusOr<SlotToFill> slot = OpenSlotToFill(*context, action);
+  if (!slot.ok()) {
+    return FetchFailed(action, absl::UnavailableError(slot.status().message()), false);
+  }
+  const auto memory =
+      std::make_shared<RevocableMemory>(std::move(slot->mapping), action.slot_bytes);
+  if (!operation.LendMemory(memory)) {
+    return FetchFailed(action, Cancelled("the fetch"), false);
+  }
+  FetchEnded ended = ReadFromRemote(context, action, memory, operation, /*anew=*/false);
+  if (ended.source_bad && !operation.control()->cancelled()) {
+    // Nothing is condemned on one reading, nor for what came from other nodes.
+    LogWarning(absl::StrCat("fetch of ", action.key.id.ToString(), ": ", Message(ended.status),
+                            "; read once more, from the remote tier alone"));
+    FetchShard alone = action;
+    alone.readers.clear();
+    ended = ReadFromRemote(context, alone, memory, operation, /*anew=*/true);
+  }
+  return ended;
 }
 
 }  // namespace holdfast

@@ -99,7 +99,31 @@ absl::StatusOr<DurableCopy> EndWriting(CopyStore& store, CopyStore::Writing& wri
   return Published(record, *published);
 }
 
+// As the policy says, of what is on the disk by then.
+absl::Status ReadBackWritten(CopyStore::Writing& writing, const FlushShard& action,
+                             const RecordAndLayout& image, BlockIo& io, DirectCopyOptions options) {
+  HF_RETURN_IF_ERROR(writing.FinishImage());
+  HF_RETURN_IF_ERROR(writing.image().SyncData());
+  writing.DropCached();
+  options.sample_seed = action.drain;
+  return VerifyFile(io, writing.image(), image.record, image.layout, ReadBackOf(action.verify),
+                    options)
+      .status;
+}
+
 }  // namespace
+
+// Before the job's first shard lies there, the others know that it may. No room: as for an image.
+absl::Status NoteJob(DrainContext& context, size_t drive, CopyStore& store, const JobIdentity& job,
+                     Operation& operation) {
+  const TransferControl::Call call(operation.control().get(), "note a job in", store.dir());
+  absl::Status noted = context.witnesses->Note(drive, store, job, *operation.control());
+  if (absl::IsResourceExhausted(noted) && store.pool_bytes() > 0) {
+    HF_RETURN_IF_ERROR(store.TrimPool(0));
+    noted = context.witnesses->Note(drive, store, job, *operation.control());
+  }
+  return noted;
+}
 
 // ---- Memory → NVMe: straight from the slot ----
 
@@ -115,6 +139,10 @@ FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& 
   if (!io.ok()) {
     Judge(*context, place, io.status());
     return Failed(action, io.status());
+  }
+  if (absl::Status noted = NoteJob(*context, drive, **store, IdentityOf(action), operation);
+      !noted.ok()) {
+    return Failed(action, Judged(*context, place, noted));
   }
   if (!operation.Pin()) {
     return Failed(action, Cancelled("the flush"));
@@ -136,8 +164,6 @@ FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& 
     DirectCopyOptions options;
     options.piece_bytes = context->nvme.piece_bytes();
     options.alignment = (*writing)->alignment();
-    options.read_back = ReadBackOf(action.verify);
-    options.sample_seed = action.drain;
     options.pacer = context->nvme_pacer.get();
     options.control = operation.control().get();
     const MonotonicTime begun = Clock::System()->Now();
@@ -146,8 +172,11 @@ FlushEnded FlushToDrive(const Context& context, size_t drive, const FlushShard& 
                    record, slot->image->layout, options);
     source_bad = result.faulty == FaultySide::kSource;
     const TransferControl::Call call(operation.control().get(), "publish a copy in", place.dir());
-    copy = result.ok() ? EndWriting(**store, **writing, action.key, record, slot->record_file)
-                       : absl::StatusOr<DurableCopy>(result.status);
+    const absl::Status written =
+        result.ok() ? ReadBackWritten(**writing, action, *slot->image, **io, options)
+                    : result.status;
+    copy = written.ok() ? EndWriting(**store, **writing, action.key, record, slot->record_file)
+                        : absl::StatusOr<DurableCopy>(written);
     place.CountWritten(result.bytes, Clock::System()->Now() - begun);
   }
   const absl::Status ended = source_bad ? copy.status() : Judged(*context, place, copy.status());
@@ -201,30 +230,18 @@ absl::StatusOr<RemoteSource> OpenRemoteSource(const Context& context, std::optio
   return source;
 }
 
-}  // namespace
-
-// As the policy says.
 absl::Status ReadRemoteBack(DrainContext& context, CopyStore::Writing& writing,
-                            const FlushShard& action, const RecordAndLayout& image,
+                            const FlushShard& action, const RecordAndLayout& image, bool compressed,
                             Operation& operation) {
-  const ReadBack how = ReadBackOf(action.verify);
-  if (how == ReadBack::kNone) {
-    return absl::OkStatus();
-  }
-  HF_RETURN_IF_ERROR(writing.FinishImage());
-  HF_RETURN_IF_ERROR(writing.image().SyncData());
-  writing.DropCached();
   HF_ASSIGN_OR_RETURN(const std::unique_ptr<BlockIo> io,
                       CreateBlockIo({.mode = BlockIoMode::kThreads, .depth = 2}));
   DirectCopyOptions options;
   options.alignment = writing.alignment();
-  options.sample_seed = action.drain;
+  options.sample_unit = compressed ? static_cast<uint32_t>(kFrameBytes) : 0;
   options.pacer = context.read_back_pacer.get();
   options.control = operation.control().get();
-  return VerifyFile(*io, writing.image(), image.record, image.layout, how, options).status;
+  return ReadBackWritten(writing, action, image, *io, options);
 }
-
-namespace {
 
 // Of an image, compressed or not, in memory because what is in front of it is not there yet.
 constexpr uint64_t kCompressedAheadMax = uint64_t{32} << 20;
@@ -311,7 +328,8 @@ FlushEnded FlushToRemote(const Context& context, std::optional<size_t> drive,
       source_bad = of_source && !(of_file && absl::IsUnavailable(copy.status()));
     } else if (operation.control()->cancelled()) {
       copy = Cancelled("the flush");
-    } else if (absl::Status read = ReadRemoteBack(*context, *writing, action, *image, operation);
+    } else if (absl::Status read = ReadRemoteBack(*context, *writing, action, *image,
+                                                  zstd_level.has_value(), operation);
                !read.ok()) {
       copy = read;
     } else {

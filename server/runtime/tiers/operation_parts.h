@@ -16,6 +16,9 @@ absl::StatusOr<std::shared_ptr<CopyStore>> StoreOf(TierPlace& place, Operation& 
 // `drive` none: the remote tier's.
 TierPlace& PlaceOf(DrainContext& context, std::optional<size_t> drive);
 
+absl::Status NoteJob(DrainContext& context, size_t drive, CopyStore& store, const JobIdentity& job,
+                     Operation& operation);
+
 BlockIoMode ModeOf(const v1::NvmeConfig& config);
 // The ring belongs to the thread: it is made with its first transfer, and ends with it.
 absl::StatusOr<BlockIo*> ThreadIo(DrainContext& context, TierPlace& place);

@@ -94,6 +94,11 @@ absl::StatusOr<ShardRecord> PullFrom(DrainContext& context, const std::string& n
     }
     pulled = PullByStream(*stream, offered, into, node, pacer, *control);
   }
+  if (absl::IsDataLoss(pulled) && !control->cancelled() && !stream->node_gone()) {
+    // Nothing is condemned on one reading.
+    LogWarning(absl::StrCat("pull from ", node, ": ", Message(pulled), "; read once more"));
+    pulled = PullByStream(*stream, offered, into, node, pacer, *control);
+  }
   if (pulled.ok() || absl::IsDataLoss(pulled)) {  // (what was refilled meanwhile is not bad)
     HF_RETURN_IF_ERROR(ConfirmPull(*stream));
   }

@@ -300,6 +300,10 @@ FlushEnded ReplaceCopy(const Context& context, std::optional<size_t> drive,
   const absl::StatusOr<std::shared_ptr<CopyStore>> store = StoreOf(place, operation);
   const TransferControl::Call call(operation.control().get(), "replace a copy in", place.dir());
   absl::Status status = store.status();
+  if (status.ok() && nvme && drive) {
+    status = NoteJob(*context, *drive, **store,
+                     {action.key.id.job, action.key.job_name, action.uid, action.gid}, operation);
+  }
   if (status.ok()) {
     status = OpenJobToMend(**store, action);
   }

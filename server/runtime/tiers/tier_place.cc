@@ -6,6 +6,7 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "server/runtime/tiers/remote_owner.h"
 
 namespace holdfast {
 namespace {
@@ -42,8 +43,29 @@ void CountMoved(TierPlace::Traffic& traffic, uint64_t bytes, Duration took) {
 
 }  // namespace
 
-TierPlace::TierPlace(CopyStore::Options options, std::string memory_dir)
-    : options_(std::move(options)), memory_path_(MemoryPath(memory_dir, options_.dir)) {}
+TierPlace::TierPlace(CopyStore::Options options, std::string memory_dir,
+                     std::shared_ptr<DriveWitnesses> witnesses, std::optional<size_t> drive,
+                     std::shared_ptr<RemoteOwner> owner)
+    : options_(std::move(options)),
+      memory_path_(MemoryPath(memory_dir, options_.dir)),
+      witnesses_(std::move(witnesses)),
+      drive_(drive),
+      owner_(std::move(owner)) {}
+
+std::optional<KnownDirectory> TierPlace::OfAnotherProcess() {
+  if (memory_path_.empty()) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<std::string> text = ReadFile(*options_.env, memory_path_, kMemoryBytesMax);
+  std::optional<KnownDirectory> known = text.ok() ? DecodeKnown(*text, options_.dir) : std::nullopt;
+  if (known && witnesses_ != nullptr) {
+    if (witnesses_->WasForgotten(known->id)) {
+      return std::nullopt;
+    }
+    witnesses_->Expect(known->id, options_.dir);
+  }
+  return known;
+}
 
 // Trusts what lies there only if nothing better is known.
 absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::Open() {
@@ -52,20 +74,70 @@ absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::Open() {
     MutexLock lock(mutex_);
     options.same_as = known_;
   }
+  if (options.same_as && witnesses_ != nullptr && witnesses_->WasForgotten(options.same_as->id)) {
+    options.same_as.reset();
+  }
   bool of_another_process = false;
-  if (!options.same_as && !memory_path_.empty()) {
-    const absl::StatusOr<std::string> text = ReadFile(*options_.env, memory_path_, kMemoryBytesMax);
-    options.same_as = text.ok() ? DecodeKnown(*text, options_.dir) : std::nullopt;
+  if (!options.same_as) {
+    options.same_as = OfAnotherProcess();
     of_another_process = options.same_as.has_value();
   }
-  absl::StatusOr<std::unique_ptr<CopyStore>> store = CopyStore::Open(options);
+  absl::StatusOr<std::shared_ptr<CopyStore>> store = OpenOwned(options);
   if (of_another_process && absl::IsUnavailable(store.status())) {
     return absl::UnavailableError(
         absl::StrCat(Message(store.status()),
-                     ". If it is to be on the system's disk from now on, rm '", memory_path_, "'"));
+                     ". If the drive is lost for good, or the directory is to be on the system's ",
+                     "disk from now on: ckptctl forget-drive ", options.same_as->id.substr(0, 8)));
   }
-  HF_RETURN_IF_ERROR(store.status());
-  return std::shared_ptr<CopyStore>(*std::move(store));
+  return store;
+}
+
+absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::OpenOwned(CopyStore::Options options) {
+  if (owner_ != nullptr) {
+    HF_ASSIGN_OR_RETURN(options.cluster, owner_->Us());
+  }
+  // (What the cluster has noted is newer than what this node knows.)
+  const bool noted = options.cluster && !options.cluster->remote_id.empty();
+  if (witnesses_ != nullptr && !drive_ && !noted) {
+    if (const std::optional<KnownDirectory> must = witnesses_->RemoteMustBe()) {
+      options.same_as = must;
+    }
+  }
+  HF_ASSIGN_OR_RETURN(std::unique_ptr<CopyStore> store, CopyStore::Open(options));
+  if (owner_ != nullptr) {
+    HF_RETURN_IF_ERROR(owner_->Opened(*store));
+  }
+  return std::shared_ptr<CopyStore>(std::move(store));
+}
+
+absl::Status TierPlace::StillOurs(CopyStore& store) {
+  if (owner_ == nullptr) {
+    return absl::OkStatus();
+  }
+  HF_RETURN_IF_ERROR(owner_->StillOurs(store));
+  return store.CheckCluster();
+}
+
+absl::Status TierPlace::Adopt(const std::string& from) {
+  if (owner_ == nullptr) {
+    return absl::FailedPreconditionError("adopt-remote: there is no remote directory");
+  }
+  {
+    MutexLock opening(opening_);
+    CopyStore::Options options = options_;
+    HF_ASSIGN_OR_RETURN(options.cluster, owner_->Us());
+    HF_RETURN_IF_ERROR(CopyStore::Adopt(options, from));
+    options.cluster->remote_id.clear();  // it is another one now, or the same
+    HF_ASSIGN_OR_RETURN(const std::unique_ptr<CopyStore> adopted, CopyStore::Open(options));
+    HF_RETURN_IF_ERROR(owner_->Replaced(*adopted));
+    if (witnesses_ != nullptr) {
+      witnesses_->RemoteOpened(adopted->place().id);
+    }
+    MutexLock lock(mutex_);
+    known_.reset();
+    store_ = nullptr;
+  }
+  return Store(nullptr).status();
 }
 
 void TierPlace::Remember(const KnownDirectory& known) {
@@ -87,6 +159,14 @@ void TierPlace::Remember(const KnownDirectory& known) {
   }
 }
 
+void TierPlace::TellAway() {
+  if (witnesses_ != nullptr && drive_) {
+    witnesses_->NotOpened(*drive_);
+  } else if (witnesses_ != nullptr) {
+    witnesses_->RemoteOpened("");
+  }
+}
+
 std::shared_ptr<CopyStore> TierPlace::OpenStore() {
   MutexLock lock(mutex_);
   return store_;
@@ -94,13 +174,19 @@ std::shared_ptr<CopyStore> TierPlace::OpenStore() {
 
 absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::Store(std::vector<std::string>* told) {
   if (std::shared_ptr<CopyStore> open = OpenStore()) {
+    HF_RETURN_IF_ERROR(StillOurs(*open));
     return open;
   }
   MutexLock opening(opening_);
   if (std::shared_ptr<CopyStore> open = OpenStore()) {
     return open;
   }
-  HF_ASSIGN_OR_RETURN(std::shared_ptr<CopyStore> store, Open());
+  absl::StatusOr<std::shared_ptr<CopyStore>> opened = Open();
+  if (!opened.ok()) {
+    TellAway();
+  }
+  HF_RETURN_IF_ERROR(opened.status());
+  std::shared_ptr<CopyStore> store = *std::move(opened);
   absl::StatusOr<SweepReport> swept = store->Sweep();
   if (told != nullptr && swept.ok()) {
     told->insert(told->end(), swept->done.begin(), swept->done.end());
@@ -113,17 +199,30 @@ absl::StatusOr<std::shared_ptr<CopyStore>> TierPlace::Store(std::vector<std::str
   }
   const KnownDirectory known = store->place();
   Remember(known);
-  MutexLock lock(mutex_);
-  known_ = known;
-  store_ = store;
-  away_ = absl::OkStatus();
+  if (witnesses_ != nullptr && drive_) {
+    witnesses_->Opened(*drive_, *store);
+  }
+  {
+    MutexLock lock(mutex_);
+    known_ = known;
+    store_ = store;
+    away_ = absl::OkStatus();
+  }
+  if (witnesses_ != nullptr && !drive_) {
+    witnesses_->RemoteOpened(known.id);
+  } else if (witnesses_ != nullptr) {
+    witnesses_->LookAgain();
+  }
   return store;
 }
 
 TierPlace::Noted TierPlace::Note(const absl::Status& status) {
   const std::shared_ptr<CopyStore> store = OpenStore();
-  const absl::StatusOr<FilesystemInfo> space =
-      store != nullptr ? store->Space() : absl::StatusOr<FilesystemInfo>(absl::UnknownError(""));
+  absl::StatusOr<FilesystemInfo> space = absl::UnknownError("");
+  if (store != nullptr) {
+    const absl::Status ours = StillOurs(*store);
+    space = ours.ok() ? store->Space() : ours;
+  }
   bool went_away = false;
   MutexLock lock(mutex_);
   const bool cannot_ask = absl::IsResourceExhausted(space.status());  // memory, file descriptors
@@ -132,6 +231,9 @@ TierPlace::Noted TierPlace::Note(const absl::Status& status) {
     store_ = nullptr;  // another file system lies there now: the next operation looks anew
     away_ = absl::UnavailableError(Message(space.status()));
     went_away = true;
+  }
+  if (went_away) {
+    TellAway();
   }
   const absl::Status& outcome = status.ok() ? away_ : status;
   health_.problem = outcome.ok() || absl::IsCancelled(outcome) ? "" : Message(outcome);

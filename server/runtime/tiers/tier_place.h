@@ -2,7 +2,8 @@
 // when that failed, and how it fares. Shared by the operations that use it, which may outlive the
 // daemon's own objects. What lies at that path is taken for the drive or the mount once: when the
 // store is opened again, in this process or the next, it must be the same, or one that may well
-// have been put there on purpose (CopyStore::Options::same_as).
+// have been put there on purpose (CopyStore::Options::same_as). The witnesses hear of what is there
+// (drive_witnesses.h), and say which remote directory it has to be.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,31 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "server/runtime/tiers/drive_witnesses.h"
 #include "tiers/durable/copy_store.h"
 #include "tiers/transfer/pacer.h"
 
 namespace holdfast {
 
+class RemoteOwner;
+
 class TierPlace {
  public:
-  // `memory_dir`: what is known of the directory is kept there across restarts; "": nowhere.
-  explicit TierPlace(CopyStore::Options options, std::string memory_dir = "");
+  // `memory_dir`, of a drive: whether it was a mount is kept there across restarts; "": nowhere.
+  // `drive`: which of the witnesses' it is; none: the remote directory.
+  // `owner`: of the remote directory, which cluster's it is to be; null: that is not asked.
+  explicit TierPlace(CopyStore::Options options, std::string memory_dir = "",
+                     std::shared_ptr<DriveWitnesses> witnesses = nullptr,
+                     std::optional<size_t> drive = std::nullopt,
+                     std::shared_ptr<RemoteOwner> owner = nullptr);
 
   const std::string& dir() const { return options_.dir; }
   // Blocks on I/O. What the sweep of its first opening had to tell comes with `told`.
   absl::StatusOr<std::shared_ptr<CopyStore>> Store(std::vector<std::string>* told)
       EXCLUDES(mutex_, opening_);
+  // By a person's order, takes the remote directory over from that cluster, and opens it. Blocks on
+  // I/O.
+  absl::Status Adopt(const std::string& from) EXCLUDES(mutex_, opening_);
   // The one that is open, if one is; no I/O.
   std::shared_ptr<CopyStore> OpenStore() EXCLUDES(mutex_);
 
@@ -66,10 +78,18 @@ class TierPlace {
 
  private:
   absl::StatusOr<std::shared_ptr<CopyStore>> Open() REQUIRES(opening_) EXCLUDES(mutex_);
+  absl::StatusOr<std::shared_ptr<CopyStore>> OpenOwned(CopyStore::Options options)
+      REQUIRES(opening_);
+  absl::Status StillOurs(CopyStore& store);
   void Remember(const KnownDirectory& known) REQUIRES(opening_);
+  std::optional<KnownDirectory> OfAnotherProcess();
+  void TellAway();
 
   const CopyStore::Options options_;
   const std::string memory_path_;
+  const std::shared_ptr<DriveWitnesses> witnesses_;  // may be null
+  const std::optional<size_t> drive_;
+  const std::shared_ptr<RemoteOwner> owner_;
   Mutex opening_;  // held while the store is being opened, and nothing else
   Mutex mutex_;
   std::shared_ptr<CopyStore> store_ GUARDED_BY(mutex_);

@@ -199,8 +199,45 @@ absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
       absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);
   if (drive && (ended.ok() || absl::IsNotFound(ended))) {
     context->index.EraseJob(action.job, *drive);
+    context->witnesses->JobGone(*drive, action.job_name);
   }
   return ended;
+}
+
+absl::StatusOr<std::string> CheckJobFileIn(const Context& context, std::optional<size_t> drive,
+                                           const std::string& job_name, const JobOwner& owner,
+                                           Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<CopyStore> store, StoreOf(place, operation));
+  const TransferControl::Call call(operation.control().get(), "look for JOB in", place.dir());
+  const absl::StatusOr<JobIdentity> job = store->FindJob(job_name);
+  if (!job.ok() || (job->uid == owner.uid && job->gid == owner.gid)) {
+    return std::string();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the one in ", place.dir(), " says that the job is ", job->uid, ":", job->gid,
+                   "'s; to write the others like it: ckptctl rebuild ", job_name, " --owner ",
+                   job->uid, ":", job->gid));
+}
+
+absl::StatusOr<std::string> WriteJobFileIn(const Context& context, std::optional<size_t> drive,
+                                           const std::string& job_name, const JobOwner& owner,
+                                           Operation& operation) {
+  TierPlace& place = PlaceOf(*context, drive);
+  HF_ASSIGN_OR_RETURN(const std::shared_ptr<CopyStore> store, StoreOf(place, operation));
+  const TransferControl::Call call(operation.control().get(), "write JOB in", place.dir());
+  HF_ASSIGN_OR_RETURN(const CopyStore::JobFileWritten file, store->WriteJobFile(job_name, owner));
+  return absl::StrCat("JOB ", file.written ? "was written" : "is as it was", ": job ",
+                      file.job.job.ToString(), " of ", file.job.uid, ":", file.job.gid);
+}
+
+absl::StatusOr<std::string> AdoptRemoteDirectory(const Context& context, const std::string& from,
+                                                 Operation& operation) {
+  TierPlace& place = PlaceOf(*context, std::nullopt);
+  const TransferControl::Call call(operation.control().get(), "adopt", place.dir());
+  HF_RETURN_IF_ERROR(place.Adopt(from));
+  Judge(*context, place, absl::OkStatus());
+  return std::string();
 }
 
 void LookAt(const Context& context, std::optional<size_t> drive, Operation& operation) {
@@ -280,6 +317,9 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
       // manifest is newer, or cannot be read just now, is told so.
       if (step.has_manifest || step.manifest_unreadable) {
         found.manifests.push_back(step.id);
+      }
+      if (step.begun) {
+        found.begun.push_back(step.id);
       }
       for (const CopyEntry& entry : step.copies) {
         found.copies.push_back(CopyOf(job, step, entry, step.world_size, step.descent, store));

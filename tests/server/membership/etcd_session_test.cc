@@ -339,5 +339,76 @@ TEST(EtcdSession, ManyNodesAreListedInPages) {
   EXPECT_EQ(world.Told<MembersAre>(0).size(), 1u);
 }
 
+// ---- The cluster's note ----
+
+const std::string kDirectory(32, 'd');
+const std::string kOtherDirectory(32, 'e');
+
+TEST(EtcdSession, TheFirstToAskSaysWhatTheClustersIdIs) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Add("b");
+  world.Deliver(0, EtcdSession::AskNote{std::string(32, 'a')});
+  world.Run(milliseconds(100));
+  world.Deliver(1, EtcdSession::AskNote{std::string(32, 'b')});
+  world.Run(milliseconds(100));
+  for (size_t n : {size_t{0}, size_t{1}}) {
+    ASSERT_EQ(world.nodes[n].notes.size(), 1u);
+    EXPECT_EQ(world.nodes[n].notes[0].id, std::string(32, 'a'));
+    EXPECT_EQ(world.nodes[n].notes[0].remote, "");
+  }
+  EXPECT_EQ(world.etcd.kv.at("/t/cluster").value(), std::string(32, 'a'));
+}
+
+TEST(EtcdSession, OneRemoteDirectoryIsNotedAndReplacedOnlyKnowingly) {
+  SessionWorld world(1, {});
+  world.Add("a");
+  world.Add("b");
+  world.Deliver(0, EtcdSession::AskNoteRemote{kDirectory, ""});
+  world.Deliver(1, EtcdSession::AskNoteRemote{kOtherDirectory, ""});
+  world.Run(milliseconds(100));
+  const std::string noted = world.etcd.kv.at("/t/remote").value();
+  EXPECT_EQ(world.nodes[0].notes.back().remote, noted);
+  EXPECT_EQ(world.nodes[1].notes.back().remote, noted);
+  world.Deliver(0, EtcdSession::AskNoteRemote{kOtherDirectory, std::string(32, 'x')});
+  world.Run(milliseconds(100));
+  EXPECT_EQ(world.nodes[0].notes.back().remote, noted);
+  const std::string other = noted == kDirectory ? kOtherDirectory : kDirectory;
+  world.Deliver(0, EtcdSession::AskNoteRemote{other, noted});
+  world.Run(milliseconds(100));
+  EXPECT_EQ(world.nodes[0].notes.back().remote, other);
+  EXPECT_EQ(world.etcd.kv.at("/t/remote").value(), other);
+}
+
+TEST(EtcdSession, AClusterKeepsItsIdWhenEtcdIsErasedUnderIt) {
+  SessionWorld world(1, {.wipes = true});
+  world.Add("a");
+  world.Deliver(0, EtcdSession::AskNote{});
+  world.Run(milliseconds(100));
+  ASSERT_EQ(world.nodes[0].notes.size(), 1u);
+  const std::string id = world.nodes[0].notes[0].id;
+  EXPECT_EQ(id.size(), 32u);
+  world.WipeEtcd();
+  world.Run(seconds(10));
+  EXPECT_EQ(world.nodes[0].notes.size(), 2u) << "and it is told without being asked for";
+  EXPECT_EQ(world.nodes[0].notes.back().id, id);
+  EXPECT_EQ(world.etcd.kv.at("/t/cluster").value(), id);
+}
+
+TEST(EtcdSession, NothingIsToldOfANoteThatIsNone) {
+  SessionWorld world(1, {});
+  world.etcd.Put("/t/cluster", "what is this");
+  world.Add("a");
+  world.Deliver(0, EtcdSession::AskNote{});
+  world.Run(seconds(1));
+  EXPECT_TRUE(world.nodes[0].notes.empty());
+  EXPECT_THAT(world.nodes[0].problem, HasSubstr("/t/cluster"));
+  EXPECT_TRUE(world.IsMember(0)) << "all else goes on";
+  world.etcd.Delete("/t/cluster");
+  world.Run(seconds(5));
+  EXPECT_EQ(world.nodes[0].notes.size(), 1u);
+  EXPECT_EQ(world.nodes[0].problem, "");
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -92,6 +92,8 @@ TEST(MembershipRecords, RangesOfPrefixes) {
   EXPECT_EQ(keys.EpochOf("j"), "/holdfast/c/jobs/j/epoch");
   EXPECT_EQ(keys.State("j"), "/holdfast/c/jobs/j/state");
   EXPECT_EQ(keys.Id(), "/holdfast/c/id");
+  EXPECT_EQ(keys.Cluster(), "/holdfast/c/cluster");
+  EXPECT_EQ(keys.Remote(), "/holdfast/c/remote");
 }
 
 TEST(MembershipNote, IsReadBackAndOthersAreNot) {

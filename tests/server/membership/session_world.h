@@ -50,6 +50,7 @@ class SessionWorld {
     std::map<std::string, NodeInfo> members;
     std::string problem;
     std::vector<MembershipEvent> events;
+    std::vector<ClusterNote> notes;
     uint64_t etcd_life = 0;  // of the etcd that it is connected with
     uint64_t stream = 0;
     int64_t stream_in_at = 0;  // streams keep their order
@@ -269,6 +270,8 @@ class SessionWorld {
         });
       } else if (const auto* event = std::get_if<MembershipEvent>(&action)) {
         Hear(n, *event);
+      } else if (const auto* agreed = std::get_if<ClusterNote>(&action)) {
+        node.notes.push_back(*agreed);
       }
     }
   }

@@ -2,6 +2,7 @@
 #include "server/runtime/admin_server.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -21,6 +22,8 @@
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "ckptctl/admin_client.h"
+#include "holdfast/v1/admin.grpc.pb.h"
+#include "server/runtime/admin_service.h"
 #include "tests/base/temporary_directory.h"
 
 namespace holdfast {
@@ -150,6 +153,27 @@ TEST_F(AdminServerTest, ARebuildMayTakeAsLongAsItsCallerSays) {
   server_.reset();
 }
 
+// The service as a caller of that uid has it.
+class ServiceOf {
+ public:
+  ServiceOf(AdminContext& context, uint32_t uid)
+      : service_(MakeAdminService(context, {{}, uid, uid}, "test")) {
+    grpc::ServerBuilder builder;
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    stub_ = v1::Admin::NewStub(server_->InProcessChannel({}));
+  }
+  grpc::Status Rebuild(const v1::RebuildRequest& request, v1::RebuildReply& reply) {
+    grpc::ClientContext call;
+    return stub_->Rebuild(&call, request, &reply);
+  }
+
+ private:
+  std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::Admin::Stub> stub_;
+};
+
 // Answers every question alike, at once.
 class Answering {
  public:
@@ -206,6 +230,44 @@ TEST_F(AdminServerTest, TheDaemonsOwnErrorsAreTold) {
   EXPECT_THAT(std::string(stopped.message()), HasSubstr("the daemon is stopping"));
   EXPECT_FALSE(IsDaemonsAnswer(stopped));
   server_.reset();
+}
+
+TEST_F(AdminServerTest, OnlyOperatorsSayWhoseAJobIs) {
+  Answering core(context_);
+  core.Answer(absl::OkStatus(), v1::RebuildReply());
+  std::vector<std::string> asked;
+  absl::StatusOr<std::vector<std::string>> lines = std::vector<std::string>{"/d0: written \xff"};
+  context_.write_job_files = [&](const v1::RebuildRequest::Owner& owner,
+                                 const std::function<bool()>& gone) {
+    EXPECT_FALSE(gone());
+    asked.push_back(owner.job());
+    return lines;
+  };
+  v1::RebuildRequest request;
+  request.mutable_owner()->set_job("demo");
+  request.mutable_owner()->set_uid(1000);
+  v1::RebuildReply reply;
+  ServiceOf somebodys(context_, ::geteuid() + 4711);
+  const grpc::Status refused = somebodys.Rebuild(request, reply);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("only root and ckptd's own user"));
+  EXPECT_THAT(asked, testing::IsEmpty());
+
+  ServiceOf operators(context_, ::geteuid());
+  EXPECT_TRUE(operators.Rebuild(request, reply).ok());
+  EXPECT_THAT(asked, testing::ElementsAre("demo"));
+  EXPECT_THAT(reply.written(), testing::ElementsAre("/d0: written \\xff"));
+  // What makes no sense is asked of nobody; what failed is not followed by a rebuild.
+  request.mutable_owner()->set_gid(~0u);
+  EXPECT_EQ(operators.Rebuild(request, reply).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.mutable_owner()->set_gid(0);
+  request.mutable_owner()->set_job("../demo");
+  EXPECT_FALSE(operators.Rebuild(request, reply).ok());
+  EXPECT_THAT(asked, testing::SizeIs(1));
+  request.mutable_owner()->set_job("demo");
+  lines = absl::DataLossError("no record in it can be read");
+  core.Answer(absl::InternalError("a rebuild was asked for"));
+  EXPECT_EQ(operators.Rebuild(request, reply).error_code(), grpc::StatusCode::DATA_LOSS);
 }
 
 // Names of files are bytes; who gets a message that is no UTF-8 cannot read any of it.

@@ -139,6 +139,20 @@ TEST_P(TierMiddleTest, WhatWasWrittenIsReadBackAsThePolicySays) {
   EXPECT_GE(read[v1::TierPolicy::VERIFY_ALL], flush.image_bytes);
 }
 
+TEST_P(TierMiddleTest, OfWhatWasWrittenFivePercentAtMostAreReadBack) {
+  elements_ = 17'000'000;  // more than 64 MiB
+  FlushShard flush = Flush(1, 1, TierKind::kMemory, GetParam());
+  ASSERT_GE(flush.image_bytes, uint64_t{64} << 20);
+  env_.TakeReadBack();
+  const FlushEnded ended = Do(flush);
+  ASSERT_EQ(ended.status, absl::OkStatus());
+  const uint64_t read = env_.TakeReadBack() + ended.copy.record_bytes;
+  EXPECT_GT(read, ended.copy.record_bytes);
+  EXPECT_LE(20 * read, flush.image_bytes + ended.copy.record_bytes);
+  RecordProperty("read_back", std::to_string(read));
+  RecordProperty("written", std::to_string(flush.image_bytes + ended.copy.record_bytes));
+}
+
 TEST_P(TierMiddleTest, ABitThatIsLostOnTheWayIsFoundBeforeThePublication) {
   const FlushShard first = Flush(1, 1, TierKind::kMemory, GetParam());
   env_.Meddle({.dir = DirOf(GetParam()), .flips = true});
@@ -307,6 +321,20 @@ class MendedMeanwhileTest : public DurableTiersTest,
                  }});
   }
 
+  FetchEnded Fetch() {
+    FetchShard fetch;
+    fetch.drain = 2;
+    fetch.from = GetParam();
+    fetch.key = written_.key;
+    fetch.slot = 100;
+    fetch.generation = 1;
+    fetch.slot_bytes = 2 * kSlot;
+    EXPECT_EQ(slots_->Create(fetch.slot, fetch.slot_bytes), absl::OkStatus());
+    EXPECT_EQ(slots_->WriteNote(fetch.slot, NoteOf(1, fetch.slot_bytes)), absl::OkStatus());
+    tiers_->Perform(fetch);
+    return Await<FetchEnded>();
+  }
+
   // What reads the copy while it is mended ends, blames nothing, and goes well the next time.
   void ExpectItIsTriedAgain(FlushShard flush) {
     flush.drain = 8;
@@ -336,20 +364,31 @@ TEST_P(MendedMeanwhileTest, AVerificationJudgesWhatLiesThere) {
 
 TEST_P(MendedMeanwhileTest, ARestoreCallsNothingBad) {
   MendAtTheFirstRead();
-  FetchShard fetch;
-  fetch.drain = 2;
-  fetch.from = GetParam();
-  fetch.key = written_.key;
-  fetch.slot = 100;
-  fetch.generation = 1;
-  fetch.slot_bytes = 2 * kSlot;
-  ASSERT_EQ(slots_->Create(fetch.slot, fetch.slot_bytes), absl::OkStatus());
-  ASSERT_EQ(slots_->WriteNote(fetch.slot, NoteOf(1, fetch.slot_bytes)), absl::OkStatus());
-  tiers_->Perform(fetch);
-  const auto ended = Await<FetchEnded>();
+  const FetchEnded ended = Fetch();
   EXPECT_TRUE(absl::IsUnavailable(ended.status)) << ended.status;
   EXPECT_THAT(Message(ended.status), HasSubstr("written anew"));
   EXPECT_FALSE(ended.source_bad);
+}
+
+// The bit is as it should be again when the copy is read for the second time.
+TEST_P(MendedMeanwhileTest, ARestoreCondemnsNothingOnOneReading) {
+  const auto begun = std::make_shared<std::atomic<int>>(0);
+  env_.Meddle({.dir = DirOf(GetParam()), .at_read = [this, begun](uint64_t offset) {
+                 if (offset == 0 && ++*begun == 2) {
+                   EXPECT_EQ(
+                       FlipBitOf(*Env::System(), copy_.copy.location, written_.image_bytes - 100),
+                       absl::OkStatus());
+                 }
+               }});
+  ASSERT_TRUE(slots_->RemoveRecord(written_.slot).ok());  // (there is room for one of it)
+  EXPECT_EQ(Fetch().status, absl::OkStatus());
+  EXPECT_EQ(*begun, 2);
+}
+
+TEST_P(MendedMeanwhileTest, ARestoreCondemnsWhatIsBadTwice) {
+  const FetchEnded ended = Fetch();
+  EXPECT_TRUE(absl::IsDataLoss(ended.status)) << ended.status;
+  EXPECT_TRUE(ended.source_bad);
 }
 
 // (Nothing is flushed from the remote tier.)

@@ -29,6 +29,7 @@
 #include "server/runtime/tiers/durable_tiers.h"
 #include "tests/base/temporary_directory.h"
 #include "tests/tiers/memory/memory_harness.h"
+#include "tiers/image/frame.h"
 
 namespace holdfast {
 
@@ -276,6 +277,12 @@ class DurableTiersTest : public ::testing::Test {
   void SetUp() override {
     config_ = DefaultConfig();
     config_.set_node_name("node");
+    config_.set_state_dir(dir_.Path("state"));
+    ASSERT_TRUE(std::filesystem::create_directory(config_.state_dir()));
+    // Of a node that has been here before: nothing waits until its drives have been read.
+    ASSERT_TRUE(WriteFileAtomically(*Env::System(), config_.state_dir() + "/witness",
+                                    EncodeFrame(FrameKind::kWitness, ""))
+                    .ok());
     for (const char* drive : drives_) {
       config_.mutable_nvme()->add_dirs(dir_.Path(drive));
     }

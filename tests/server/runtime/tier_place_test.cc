@@ -8,6 +8,7 @@
 
 #include "base/fault_env.h"
 #include "base/status.h"
+#include "tests/server/runtime/drive_process.h"
 
 namespace holdfast {
 namespace {
@@ -17,22 +18,23 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr char kDir[] = "/mnt/drive";
-constexpr char kMemory[] = "/state/places";
+constexpr char kState[] = "/state";
 
 class TierPlaceTest : public ::testing::TestWithParam<DurableKind> {
  protected:
   TierPlaceTest() {
     EXPECT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
-    EXPECT_TRUE(env_.CreateDirectories("/state", 0700).ok());
+    EXPECT_TRUE(env_.CreateDirectories(kState, 0700).ok());
     Mount(7);
   }
-  std::unique_ptr<TierPlace> NewPlace() {
-    CopyStore::Options options;
-    options.env = &env_;
-    options.kind = GetParam();
-    options.dir = kDir;
-    options.node_name = "node-1";
-    return std::make_unique<TierPlace>(options, kMemory);
+  bool remote() const { return GetParam() == DurableKind::kRemote; }
+  // The next daemon's.
+  TierPlace* NewPlace(bool mounted = false) {
+    process_.reset();
+    process_ = std::make_unique<DriveProcess>(
+        env_, kState, remote() ? std::vector<std::string>() : std::vector<std::string>{kDir},
+        remote() ? kDir : "", mounted);
+    return remote() ? process_->remote.get() : process_->drives.front().get();
   }
   void Mount(uint64_t device) {
     env_.SetDevice(device, kDir);
@@ -51,6 +53,7 @@ class TierPlaceTest : public ::testing::TestWithParam<DurableKind> {
   }
 
   FaultEnv env_;
+  std::unique_ptr<DriveProcess> process_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TierPlaceTest,
@@ -60,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, TierPlaceTest,
                          });
 
 TEST_P(TierPlaceTest, AMountThatWentAwayIsNotOpenedAnewAtItsMountPoint) {
-  const auto place = NewPlace();
+  TierPlace* const place = NewPlace();
   ASSERT_TRUE(place->Store(nullptr).ok());
   Unmount();
   // The first operation notices, as every operation afterwards.
@@ -97,10 +100,10 @@ TEST_P(TierPlaceTest, TheNextDaemonKnowsThatThereWasAMount) {
   EXPECT_TRUE(absl::IsUnavailable(missing)) << ToString(missing);
   // The way out is in the message.
   const std::string text = Message(missing);
-  const size_t rm = text.find("rm '");
-  ASSERT_NE(rm, std::string::npos) << text;
-  const std::string path = text.substr(rm + 4, text.size() - rm - 5);
-  EXPECT_THAT(path, ::testing::StartsWith(kMemory));
+  const std::string command = "ckptctl forget-drive ";
+  const size_t way_out = text.find(command);
+  ASSERT_NE(way_out, std::string::npos) << text;
+  const std::string id = text.substr(way_out + command.size(), 8);
   Mount(9);
   EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "mounted again";
   env_.SetDevice(1, kDir);
@@ -108,52 +111,88 @@ TEST_P(TierPlaceTest, TheNextDaemonKnowsThatThereWasAMount) {
   Mount(9);
   ASSERT_TRUE(NewPlace()->Store(nullptr).ok());
   Unmount();
-  ASSERT_TRUE(env_.Unlink(path).ok());
-  EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "it is to lie on the system's disk";
+  TierPlace* const place = NewPlace();
+  EXPECT_FALSE(place->Store(nullptr).ok());
+  EXPECT_TRUE(process_->witnesses->Forget(id).ok());
+  EXPECT_TRUE(place->Store(nullptr).ok()) << "it is to lie on the system's disk";
 }
 
 // What docs/operations.md says of a new drive that is mounted while ckptd runs ("NVMe is gone, or
 // not mounted").
 TEST_P(TierPlaceTest, AnotherDriveIsNotTakenForTheOneThatWasOpen) {
-  const auto place = NewPlace();
+  TierPlace* const place = NewPlace();
   ASSERT_TRUE(place->Store(nullptr).ok());
   ExchangeDrive(8);
   ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
   place->Note(place->OpenStore()->ScanAll().status());
   for (int i = 0; i < 2; ++i) {
     const absl::Status status = place->Store(nullptr).status();
-    EXPECT_THAT(Message(status), HasSubstr("is not the directory that it was"));
+    EXPECT_THAT(Message(status), HasSubstr("is not the directory that "));
     place->Note(status);
   }
-  EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "the next daemon takes it";
+  const absl::Status next = NewPlace()->Store(nullptr).status();
+  EXPECT_EQ(next.ok(), !remote()) << "the next daemon takes a new drive";
+  EXPECT_TRUE(!remote() || Message(next).find("ckptctl forget-drive") != std::string::npos);
 }
 
 TEST_P(TierPlaceTest, AnotherDriveIsTakenIfTheOldOneWasNeverOpen) {
   ASSERT_TRUE(NewPlace()->Store(nullptr).ok());
   Unmount();
-  const auto place = NewPlace();
+  TierPlace* const place = NewPlace();
   EXPECT_TRUE(absl::IsUnavailable(place->Store(nullptr).status()));
   Mount(7);
   ExchangeDrive(8);
   ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
-  EXPECT_TRUE(place->Store(nullptr).ok());
+  EXPECT_EQ(place->Store(nullptr).ok(), !remote());
 }
 
 TEST_P(TierPlaceTest, AnotherDriveWithTheSameDeviceNumberIsTakenOnceItsDirectoryCanBeMade) {
-  const auto place = NewPlace();
+  TierPlace* const place = NewPlace();
   ASSERT_TRUE(place->Store(nullptr).ok());
   ExchangeDrive(7);
   place->Note(place->OpenStore()->ScanAll().status());
   EXPECT_EQ(place->OpenStore(), nullptr);
-  if (GetParam() == DurableKind::kRemote) {
+  if (remote()) {
     EXPECT_THAT(Message(place->Store(nullptr).status()), HasSubstr("mount it again, or make it"));
     ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
   }
+  EXPECT_EQ(place->Store(nullptr).ok(), !remote());
+}
+
+TEST_P(TierPlaceTest, ARemoteDirectoryIsKnownByItsId) {
+  if (!remote()) {
+    GTEST_SKIP() << "a drive with another id is another drive";
+  }
+  ASSERT_TRUE(NewPlace()->Store(nullptr).ok());
+  ExchangeDrive(7);
+  ASSERT_TRUE(env_.CreateDirectories(kDir, 0700).ok());
+  TierPlace* const place = NewPlace();
+  const absl::Status other = place->Store(nullptr).status();
+  EXPECT_TRUE(absl::IsUnavailable(other)) << ToString(other);
+  EXPECT_THAT(env_.List(kDir, 10).value(), ::testing::IsEmpty()) << "nothing is made there";
+  const std::string text = Message(other);
+  const std::string id = text.substr(text.find("(id ") + 4, 32);
+  const absl::StatusOr<std::string> forgotten = process_->witnesses->Forget(id);
+  EXPECT_TRUE(forgotten.ok()) << forgotten.status();
   EXPECT_TRUE(place->Store(nullptr).ok());
+  EXPECT_TRUE(NewPlace()->Store(nullptr).ok()) << "that is the one from now on";
+}
+
+TEST_P(TierPlaceTest, AMountThatWasNeverSeenIsNotTakenForEmpty) {
+  if (!remote()) {
+    GTEST_SKIP() << "a drive may lie on the system's disk";
+  }
+  Unmount();
+  const absl::Status empty = NewPlace(true)->Store(nullptr).status();
+  EXPECT_TRUE(absl::IsUnavailable(empty)) << ToString(empty);
+  EXPECT_THAT(Message(empty), HasSubstr("is an empty mount point"));
+  EXPECT_TRUE(NewPlace(false)->Store(nullptr).ok()) << "where nobody says that it is one";
+  Mount(7);
+  EXPECT_TRUE(NewPlace(true)->Store(nullptr).ok());
 }
 
 TEST_P(TierPlaceTest, WhatCannotBeRememberedIsNoError) {
-  env_.FailMatching(kMemory, EROFS);
+  env_.FailMatching(kState, EROFS);
   ASSERT_TRUE(NewPlace()->Store(nullptr).ok());
 }
 

@@ -626,6 +626,32 @@ TEST_P(CopyStoreTest, ATemporaryWithoutAnIntentHoldsUpNoRemoval) {
   EXPECT_TRUE(store().RemoveJob(SampleJob().job, "demo").ok());
 }
 
+// A drive that loses a bit of a record that was just synced.
+TEST_P(CopyStoreTest, ARecordThatReadsBackOtherwiseIsNotPublished) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  const std::string step = harness_.dir() + "/demo/900-a3";
+  const std::string record = "." + RecordFileName(GetParam(), 1, 4) + ".";
+  const std::string reading = "read " + step + "/" + record;
+  env().StallMatching(reading);
+  absl::Status published;
+  std::thread writer([&] { published = PublishShard(store(), sample).status(); });
+  EXPECT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+  const std::vector<std::string> names = env().List(step).value();
+  for (const std::string& name : names) {
+    if (name.starts_with(record)) {
+      EXPECT_TRUE(env().FlipBit(JoinPath(step, name), 20, 3).ok());
+    }
+  }
+  env().ReleaseStalled(reading);
+  writer.join();
+  EXPECT_TRUE(absl::IsDataLoss(published)) << ToString(published);
+  EXPECT_THAT(Message(published), HasSubstr("the record reads back otherwise"));
+  EXPECT_TRUE(Scan().jobs.at(0).checkpoints.empty());
+  EXPECT_THAT(harness_.Leftovers(), IsEmpty());
+  Publish(sample);
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+}
+
 // Nodes that share a remote directory.
 class SharedDirectoryTest : public CopyStoreTest {
  protected:

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -14,6 +15,7 @@
 #include "base/errno_status.h"
 #include "base/status.h"
 #include "tests/tiers/durable/durable_harness.h"
+#include "tiers/durable/names.h"
 
 namespace holdfast {
 namespace {
@@ -47,7 +49,31 @@ class DurableCrashTest : public testing::TestWithParam<Paths> {
   bool StepIsThere(Step step) {
     return env().Info(absl::StrCat(harness_->dir(), "/demo/", step, "-a3")).ok();
   }
+  // Of remote steps: shards have a manifest or the mark beside them. `swept`: and nothing else has.
+  void CheckMarks(bool swept) {
+    const std::string job = harness_->dir() + "/demo";
+    const std::vector<std::string> steps = env().List(job).value_or(std::vector<std::string>());
+    for (const std::string& step : steps) {
+      if (!remote() || !ParseStepDirectoryName(step)) {
+        continue;
+      }
+      std::set<StepFileRole> roles;
+      const std::vector<std::string> names = env().List(JoinPath(job, step)).value();
+      for (const std::string& name : names) {
+        roles.insert(ParseStepFileName(DurableKind::kRemote, name).role);
+      }
+      const bool shards =
+          roles.contains(StepFileRole::kImage) || roles.contains(StepFileRole::kRecord);
+      const bool manifest = roles.contains(StepFileRole::kManifest);
+      const bool mark = roles.contains(StepFileRole::kMark);
+      EXPECT_TRUE(!shards || manifest || mark) << step << ": nothing says that it was only begun";
+      if (swept) {
+        EXPECT_FALSE(mark && (manifest || !shards)) << step << ": it is marked for nothing";
+      }
+    }
+  }
   void CheckTidy() {
+    CheckMarks(true);
     for (const std::string& problem : harness_->problems()) {
       ADD_FAILURE() << problem;
     }
@@ -88,6 +114,9 @@ class DurableCrashTest : public testing::TestWithParam<Paths> {
         reached = faults.calls() - before >= n;
         harness_->Stop();
         harness_->Crash();
+        if (only_begun_) {
+          CheckMarks(false);  // another node may look before this one has put right what it left
+        }
         if (twice) {
           before = faults.calls();
           faults.CrashAtCall(n * 7 % sweep_calls + 1);
@@ -218,6 +247,7 @@ class DurableCrashTest : public testing::TestWithParam<Paths> {
   int crashes_ = 0;
   int failures_ = 0;
   uint64_t bad_copies_ = 0;     // that were there before
+  bool only_begun_ = false;     // no manifest goes in this story
   bool drive_is_full_ = false;  // so that what fails may end in ENOSPC, too
   Manifest manifest_;
 };
@@ -270,6 +300,7 @@ INSTANTIATE_TEST_SUITE_P(Failing, DurableCrashTest,
                          NameOfPaths);
 
 TEST_P(DurableCrashTest, Publishing) {
+  only_begun_ = true;
   Everywhere([&] { PublishAll(1, true); }, [&] { return Publish(SampleShard(2, 0, 3)).status(); },
              [&](bool acknowledged) {
                EXPECT_EQ(GoodCopies(1), 3);
@@ -532,6 +563,7 @@ TEST_P(DurableCrashTest, StartingWithALowerLimit) {
 }
 
 TEST_P(DurableCrashTest, GivingUpHalfWay) {
+  only_begun_ = true;
   Everywhere([&] { PublishAll(1, true); },
              [&]() -> absl::Status {
                HF_ASSIGN_OR_RETURN(
@@ -547,6 +579,7 @@ TEST_P(DurableCrashTest, GivingUpHalfWay) {
 }
 
 TEST_P(DurableCrashTest, RemovingACopy) {
+  only_begun_ = true;
   Everywhere([&] { PublishAll(1, false); },
              [&] { return store().RemoveCopy(NameOf(SampleShard(1, 1, 3))).status(); },
              [&](bool acknowledged) {
@@ -597,6 +630,7 @@ TEST_P(DurableCrashTest, RemovingACommittedStep) {
 }
 
 TEST_P(DurableCrashTest, RemovingAnUncommittedStep) {
+  only_begun_ = true;
   Everywhere([&] { PublishAll(1, false); },
              [&] { return store().RemoveCheckpoint(CheckpointOf(SampleShard(1, 0, 3))).status(); },
              [&](bool acknowledged) {
@@ -668,6 +702,7 @@ TEST_P(DurableCrashTest, Committing) {
   if (!remote()) {
     return;
   }
+  only_begun_ = true;
   Everywhere([&] { PublishAll(1, false); }, [&] { return store().PublishManifest(manifest_); },
              [&](bool acknowledged) {
                EXPECT_EQ(GoodCopies(1), 3);

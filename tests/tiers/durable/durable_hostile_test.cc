@@ -362,6 +362,74 @@ TEST_P(HostileCopyTest, AJobFileThatIsGoneIsRebuiltFromRecords) {
   EXPECT_EQ(scan->hidden.count("begun"), 0u);
 }
 
+TEST_P(HostileCopyTest, AnOwnerThatAPersonNamesGoesIntoAJobFileThatIsLost) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const uint32_t uid = ::geteuid();
+  const JobIdentity named{SampleJob().job, "demo", uid + 7, ::getegid()};
+  const auto write = [&] { return store().WriteJobFile("demo", {named.uid, named.gid}); };
+  // One that is there is nobody's to change.
+  auto written = write();
+  ASSERT_TRUE(written.ok()) << ToString(written.status());
+  EXPECT_FALSE(written->written);
+  EXPECT_EQ(written->job, SampleJob());
+  // Gone, then damaged.
+  for (const bool gone : {true, false}) {
+    if (gone) {
+      ASSERT_TRUE(env().Unlink(Path("demo/JOB")).ok());
+    } else {
+      Write(Path("demo/JOB"), "damaged");
+    }
+    written = write();
+    ASSERT_TRUE(written.ok()) << ToString(written.status());
+    EXPECT_TRUE(written->written);
+    EXPECT_EQ(written->job, named);
+    EXPECT_EQ(Read(Path("demo/JOB")), EncodeJobFile(named));
+  }
+  EXPECT_TRUE(CheckShard(store(), sample).ok());
+  // Of whom nothing lies here; and what no record tells of.
+  EXPECT_EQ(store().WriteJobFile("nobody", {1, 1}).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(env().Unlink(Path("demo/JOB")).ok());
+  const std::string record = Read(RecordOf(sample));
+  Write(RecordOf(sample), "damaged, too");
+  written = write();
+  EXPECT_EQ(written.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Message(written.status()), HasSubstr("put JOB or one of the records back"));
+  EXPECT_FALSE(env().Info(Path("demo/JOB")).ok());
+  // Nor are records of two jobs anybody's.
+  Write(RecordOf(sample), record);
+  const SampleImage other = SampleShard(901, 0, 4);
+  absl::StatusOr<ShardRecord> theirs = DecodeRecord(record);
+  ASSERT_TRUE(theirs.ok());
+  theirs->id = other.record.id;
+  theirs->id.job = OtherUuid();
+  ASSERT_TRUE(env().CreateDirectory(Path("demo/901-a3"), 0750).ok());
+  Write(RecordOf(other), EncodeRecord(*theirs));
+  written = write();
+  EXPECT_EQ(written.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Message(written.status()), HasSubstr("more than one job"));
+}
+
+// Where records do not agree on the owner only a person knows; the refusal says what to type.
+TEST_P(HostileCopyTest, RecordsOfTwoOwnersNeedAPersonsWord) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  Publish(SampleShard(901, 0, 4));
+  const auto record = env().Open(RecordOf(sample), OpenMode::kReadWrite);
+  ASSERT_TRUE(record.ok());
+  ASSERT_TRUE((*record)->SetOwner(4711, 4711).ok());
+  ASSERT_TRUE(env().Unlink(Path("demo/JOB")).ok());
+  const auto scan = store().ScanAll();
+  ASSERT_TRUE(scan.ok());
+  ASSERT_EQ(scan->hidden.count("demo"), 1u);
+  EXPECT_THAT(Message(scan->hidden.at("demo")),
+              HasSubstr("more than one owner; put the file back, or say whose the job is: "
+                        "ckptctl rebuild demo --owner UID:GID"));
+  const auto written = store().WriteJobFile("demo", {4711, 4711});
+  ASSERT_TRUE(written.ok()) << ToString(written.status());
+  EXPECT_EQ(written->job.uid, 4711u);
+}
+
 TEST_P(HostileCopyTest, AJobThatIsBeingRemovedIsNotRebuilt) {
   if (GetParam() == DurableKind::kNvme) {
     return;  // there nobody else removes

@@ -77,6 +77,96 @@ TEST_F(HostileRemoteTest, ACommittedStepIsListedByItsManifest) {
   EXPECT_TRUE(damaged->jobs[0].checkpoints[0].has_manifest);
 }
 
+// ---- The mark of a step whose writing has only begun ----
+
+TEST_F(HostileRemoteTest, AStepIsABeginningWhileItHasTheMarkAndNoManifest) {
+  const auto begun = [&] {
+    const auto scan = store().ScanJob("demo");
+    return scan.ok() && scan->jobs.size() == 1 && scan->jobs[0].checkpoints.size() == 1 &&
+           scan->jobs[0].checkpoints[0].begun;
+  };
+  const std::string mark = Path("demo/900-a3/writing");
+  const Manifest manifest = ManifestOf(samples_, {Publish(samples_[0]), Publish(samples_[1])});
+  EXPECT_TRUE(env().Info(mark).ok());
+  EXPECT_TRUE(begun());
+  ASSERT_TRUE(store().PublishManifest(manifest).ok());
+  EXPECT_FALSE(env().Info(mark).ok());
+  EXPECT_FALSE(begun());
+  // Beside a manifest it means nothing, be that one damaged or not.
+  Write(mark, "");
+  EXPECT_FALSE(begun());
+  EXPECT_TRUE(store().ScanJob("demo")->jobs[0].checkpoints[0].has_manifest);
+  const std::string good = Read(ManifestPath());
+  Write(ManifestPath(), "damaged");
+  EXPECT_FALSE(begun());
+  // Without it a step has lost its manifest.
+  ASSERT_TRUE(env().Unlink(ManifestPath()).ok());
+  EXPECT_TRUE(begun());
+  ASSERT_TRUE(env().Unlink(mark).ok());
+  EXPECT_FALSE(begun());
+  // What is no file is none of ours.
+  ASSERT_TRUE(env().CreateDirectory(mark, 0750).ok());
+  EXPECT_FALSE(begun());
+  EXPECT_EQ(store().ScanJob("demo")->unknown_count, 1u);
+  Write(ManifestPath(), good);
+  EXPECT_TRUE(CheckShard(store(), samples_[0]).ok());
+}
+
+TEST_F(HostileRemoteTest, NamesThatAreNotOursAreReportedAndKeepNoMark) {
+  Publish(samples_[0]);
+  ASSERT_TRUE(env().CreateDirectory(Path("lost+found"), 0700).ok());
+  Write(Path("demo/900-a3/.nfs0000000000000001"), "open somewhere");
+  const auto scan = store().ScanAll();
+  ASSERT_TRUE(scan.ok());
+  EXPECT_THAT(scan->jobs, SizeIs(1));
+  EXPECT_THAT(scan->hidden, testing::IsEmpty());
+  EXPECT_EQ(scan->unknown_count, 2u);
+  const auto removed = store().RemoveJob(SampleJob().job, "demo");
+  ASSERT_TRUE(removed.ok()) << ToString(removed.status());
+  EXPECT_THAT(env().List(Path("demo/900-a3")).value(),
+              testing::ElementsAre(".nfs0000000000000001"));
+}
+
+// Another node writes as this one commits, or removes.
+TEST_F(HostileRemoteTest, AMarkThatComesTooLateGoesAgain) {
+  CopyStore::Options options = harness_.options();
+  options.node_name = "node-2";
+  const auto other = CopyStore::Open(options).value();
+  ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+  const std::string mark = Path("demo/900-a3/writing");
+  const Manifest manifest = ManifestOf(samples_, {Publish(samples_[0]), Publish(samples_[1])});
+  harness_.faults()->StallMatching("create " + mark);
+  std::unique_ptr<CopyStore::Writing> late;
+  std::thread writer([&] {
+    auto begun = other->Begin(NewCopyOfShard(SampleShard(900, 1, 3)));
+    EXPECT_TRUE(begun.ok()) << ToString(begun.status());
+    late = begun.ok() ? *std::move(begun) : nullptr;
+  });
+  EXPECT_TRUE(harness_.faults()->WaitForStalled(1, std::chrono::seconds(60)));
+  EXPECT_TRUE(store().PublishManifest(manifest).ok());
+  harness_.faults()->ReleaseStalled("create " + mark);
+  writer.join();
+  EXPECT_FALSE(env().Info(mark).ok());
+}
+
+TEST_F(HostileRemoteTest, AStepThatIsRemovedWhileItIsWrittenKeepsItsMark) {
+  CopyStore::Options options = harness_.options();
+  options.node_name = "node-2";
+  const auto other = CopyStore::Open(options).value();
+  const std::string mark = Path("demo/900-a3/writing");
+  auto writing = store().Begin(NewCopyOfShard(samples_[0]));
+  ASSERT_TRUE(writing.ok());
+  ASSERT_TRUE(WriteShard(**writing, samples_[0]).ok());
+  const auto removed = other->RemoveCheckpoint(CheckpointOf(samples_[0]));
+  ASSERT_TRUE(removed.ok()) << ToString(removed.status());
+  EXPECT_THAT(removed->left_alone, SizeIs(1)) << "what is being written";
+  EXPECT_TRUE(env().Info(mark).ok());
+  // Nor does it lack one whose mark was taken just before its first file was there.
+  ASSERT_TRUE(env().Unlink(mark).ok());
+  ASSERT_TRUE((*writing)->Publish(samples_[0].record_file).ok());
+  EXPECT_TRUE(env().Info(mark).ok());
+}
+
 TEST_F(HostileRemoteTest, ARecordThatTheManifestDoesNotNameIsRefused) {
   Commit();
   ShardRecord other = samples_[1].record;  // valid, of the right shard, and not the one

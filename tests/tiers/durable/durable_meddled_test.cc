@@ -65,6 +65,26 @@ INSTANTIATE_TEST_SUITE_P(Kinds, MeddledTest,
                            return kind.param == DurableKind::kNvme ? "Nvme" : "Remote";
                          });
 
+// ---- Reads that fail once ----
+
+// Nothing is condemned on one reading: not the record, nor, with the other ranks' shards, the step.
+TEST_P(MeddledTest, ARecordThatCannotBeReadIsReadOnceMore) {
+  Publish(SampleShard(900, 1, 4));
+  FaultEnv& faults = *harness_.faults();
+  Scan();
+  faults.RecordCalls();
+  ASSERT_THAT(Scan().jobs.at(0).checkpoints.at(0).copies, SizeIs(1));
+  const std::vector<std::string> calls = faults.TakeCalls();
+  const auto read = std::find_if(calls.begin(), calls.end(), [](const std::string& call) {
+    return call.rfind("read ", 0) == 0 && call.ends_with(".record");
+  });
+  ASSERT_NE(read, calls.end());
+  faults.FailCall(static_cast<int>(read - calls.begin()) + 1, EIO);
+  const DurableScan scan = Scan();
+  EXPECT_THAT(scan.jobs.at(0).checkpoints.at(0).copies, SizeIs(1));
+  EXPECT_THAT(scan.jobs.at(0).checkpoints.at(0).damaged, IsEmpty());
+}
+
 // ---- The tier's directory ----
 
 TEST_P(MeddledTest, AnotherDirectoryInItsPlaceIsNotTakenForIt) {

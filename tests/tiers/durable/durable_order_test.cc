@@ -154,7 +154,8 @@ TEST_F(DurableOrderTest, ACommitAndTheRemovalOfACommittedStep) {
                           "fsync STEP/.manifest.json.U.tmp",
                           "rename STEP/.manifest.json.U.tmp STEP/manifest.json",
                           "unlink STEP/.MANIFEST.U.tmp", "unlink STEP/.manifest.json.U.tmp",
-                          "syncdir STEP", "remove directory STEP",  // which is not empty
+                          "syncdir STEP", "unlink STEP/writing", "syncdir STEP",
+                          "remove directory STEP",  // which is not empty
                           "unlink HOME/intents/U.intent"));
   env().RecordCalls();
   ASSERT_TRUE(store().RemoveCheckpoint(CheckpointOf(samples[0])).ok());
@@ -166,6 +167,28 @@ TEST_F(DurableOrderTest, ACommitAndTheRemovalOfACommittedStep) {
                                    "unlink STEP/shard-00000-of-00001.safetensors",
                                    "unlink STEP/manifest.json", "syncdir STEP",
                                    "remove directory STEP", "syncdir JOB"));
+}
+
+TEST_F(DurableOrderTest, TheMarkOfAStepIsThereBeforeItsFirstShardAndGoesWithTheLast) {
+  Start(DurableKind::kRemote);
+  ASSERT_TRUE(PublishShard(store(), SampleShard(2, 0, 2)).ok());
+  env().RecordCalls();
+  ASSERT_TRUE(PublishShard(store(), SampleShard(1, 0, 2)).ok());
+  std::vector<std::string> publication = Changes();
+  publication.erase(publication.begin(), publication.begin() + 5);  // the intent
+  publication.resize(6);
+  EXPECT_THAT(publication,
+              ElementsAre("create directory STEP", "syncdir JOB", "create STEP/writing",
+                          "set mode STEP/writing", "syncdir STEP",
+                          "create STEP/.shard-00000-of-00002.safetensors.U.tmp"));
+  env().RecordCalls();
+  ASSERT_TRUE(store().RemoveCopy(NameOf(SampleShard(1, 0, 2))).ok());
+  std::vector<std::string> removal = Changes();
+  removal.erase(removal.begin(), removal.begin() + 5);
+  EXPECT_THAT(removal, ElementsAre("unlink STEP/shard-00000-of-00002.record", "syncdir STEP",
+                                   "unlink STEP/shard-00000-of-00002.safetensors", "syncdir STEP",
+                                   "unlink STEP/writing", "remove directory STEP", "syncdir JOB",
+                                   "unlink HOME/intents/U.intent"));
 }
 
 }  // namespace

@@ -275,6 +275,8 @@ TEST(NamesTest, OnlyTheExactFormCounts) {
   EXPECT_EQ(ParseStepFileName(kNvme, "7.safetensors").role, StepFileRole::kImage);
   EXPECT_EQ(ParseStepFileName(kRemote, "MANIFEST").role, StepFileRole::kManifest);
   EXPECT_EQ(ParseStepFileName(kNvme, "MANIFEST").role, StepFileRole::kUnknown);
+  EXPECT_EQ(ParseStepFileName(kRemote, "writing").role, StepFileRole::kMark);
+  EXPECT_EQ(ParseStepFileName(kNvme, "writing").role, StepFileRole::kUnknown);
   for (const char* bad : {"07.record", "-1.record", "7.record~", "record", ".record",
                           "1048576.record", "7.safetensors.zst"}) {
     EXPECT_EQ(ParseStepFileName(kNvme, bad).role, StepFileRole::kUnknown) << bad;

@@ -131,7 +131,6 @@ TEST_P(DirectCopyTest, FilesOfRemovedCopiesAreOverwritten) {
   Publish(longer);
   const auto file = Open(OpenMode::kReadWrite);
   TestSlot slot(sample.image.size(), sample.image);
-  options_.read_back = ReadBack::kAll;
   const TransferResult result =
       WriteImage(*io_, slot.span(), *file, sample.record, sample.layout, options_);
   ASSERT_TRUE(result.ok()) << ToString(result.status);
@@ -235,7 +234,6 @@ TEST_P(DirectCopyTest, SamplesReadLittleAndFindWhatTheyHit) {
   const SampleImage sample = MakeTransferImage();
   Publish(sample);
   const auto file = Open(OpenMode::kRead);
-  options_.sample_every = 8;
   uint64_t bytes = 0;
   for (options_.sample_seed = 1; options_.sample_seed <= 20; ++options_.sample_seed) {
     const TransferResult result =

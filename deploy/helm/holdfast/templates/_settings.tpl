@@ -4,6 +4,7 @@ each node by its init container (deploy/container/node-config).
 */}}
 {{- define "holdfast.settings" -}}
 {{- $remote := include "holdfast.remoteDir" . -}}
+{{- $defaults := dict -}}
 {{- $known := dict
     "node_name" "@NODE_NAME@"
     "state_dir" .Values.state.hostPath
@@ -18,12 +19,13 @@ each node by its init container (deploy/container/node-config).
 {{- end -}}
 {{- if $remote -}}
 {{- $_ := set $known "remote" (dict "dir" $remote) -}}
+{{- $_ := set $defaults "remote" (dict "mounted" true) -}}
 {{- end -}}
 {{- if ne .Values.cluster.membership "none" -}}
 {{- $_ := set $known "cluster" (include "holdfast.clusterSettings" . | fromYaml) -}}
 {{- $_ := set $known "fabric" (dict "provider" .Values.fabric.provider) -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite (deepCopy .Values.settings) $known) -}}
+{{- toYaml (mergeOverwrite $defaults (deepCopy .Values.settings) $known) -}}
 {{- end -}}
 
 {{- define "holdfast.adminSettings" -}}
