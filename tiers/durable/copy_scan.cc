@@ -248,8 +248,8 @@ class Scanner {
     }
   }
 
-  // The intents of this node, or of all nodes that share the directory.
-  void LoadIntents() {
+  // Of this node, or of all nodes that share the directory.
+  std::vector<std::string> IntentDirectories() {
     std::vector<std::string> directories = {store_.intents_dir};
     if (store_.remote()) {
       const std::string nodes = ParentDirectory(store_.home);
@@ -258,7 +258,11 @@ class Scanner {
         directories.push_back(JoinPath(JoinPath(nodes, node), kHomeIntentsName));
       }
     }
-    for (const std::string& directory : directories) {
+    return directories;
+  }
+
+  void LoadIntents() {
+    for (const std::string& directory : IntentDirectories()) {
       const auto names = env_.List(directory, kDirectoryNamesMax);
       for (const std::string& name : names.value_or(std::vector<std::string>())) {
         intents_.insert(name.substr(0, name.find('.')));
@@ -435,6 +439,37 @@ class Scanner {
                      absl::StrCat("'", path, "': ", info->bytes, " bytes instead of ", expected));
   }
 
+  // What intents name as not finished, of this node or, in the remote tier, of any: an image that
+  // lies there without its record is being written or removed. False if they cannot be told now.
+  bool Unfinished(const CopyName& copy, bool& unfinished) {
+    for (const std::string& directory : IntentDirectories()) {
+      const auto names = env_.List(directory, kDirectoryNamesMax);
+      if (!names.ok() && !absl::IsNotFound(names.status())) {
+        Unreadable(directory, names.status());
+        return false;
+      }
+      for (const std::string& name : names.value_or(std::vector<std::string>())) {
+        if (!ParseIntentFileName(name) || ParseTemporaryName(name)) {
+          continue;
+        }
+        const std::string path = JoinPath(directory, name);
+        const absl::StatusOr<Intent> intent = store_.ReadTwice(
+            path, kIntentBytesMax, [](const std::string& bytes) { return DecodeIntent(bytes); });
+        if (!intent.ok() && MayPass(intent.status())) {
+          Unreadable(path, intent.status());
+          return false;
+        }
+        unfinished = unfinished || (intent.ok() && Names(*intent, copy));
+      }
+    }
+    return true;
+  }
+
+  static bool Names(const Intent& intent, const CopyName& copy) {
+    return intent.job == copy.id.job && intent.checkpoint == copy.id.checkpoint() &&
+           std::find(intent.ranks.begin(), intent.ranks.end(), copy.id.rank) != intent.ranks.end();
+  }
+
   void ScanRecords(const CheckpointName& name, StepNames& found, CheckpointScan& step) {
     for (const auto& [rank, world_size] : found.records) {
       const CopyName copy{
@@ -457,40 +492,42 @@ class Scanner {
     for (const auto& [of, form] : found.images) {
       const CopyName copy{
           {name.job, name.id.attempt, name.id.step, of.first}, name.job_name, of.second};
-      if (Busy(name, of.first)) {
-        continue;
-      }
-      if (store_.remote()) {
-        Unknown(store_.ImagePath(copy, form),
-                "an image without a record: being published by another node, or nobody's");
-      } else {
-        ScanWithoutRecord(copy, step);
+      if (!Busy(name, of.first)) {
+        ScanWithoutRecord(copy, form, step);
       }
     }
   }
 
-  // On a drive nobody else publishes, and what this node had begun has been put right.
-  void ScanWithoutRecord(const CopyName& copy, CheckpointScan& step) {
-    const std::string path = store_.ImagePath(copy, ImageForm::kPlain);
+  // In the remote tier others write, and a step that is marked as being written promises nothing.
+  void ScanWithoutRecord(const CopyName& copy, ImageForm form, CheckpointScan& step) {
+    const std::string path = store_.ImagePath(copy, form);
+    bool unfinished = step.begun;
+    if (!unfinished && !Unfinished(copy, unfinished)) {
+      return;
+    }
     const bool record = store_.Exists(store_.RecordPath(copy)).value_or(true);
     if (record || !store_.Exists(path).value_or(false)) {
       return;  // published or removed since the directory was listed
     }
+    if (unfinished) {
+      return Unknown(path, "an image without a record: what was writing or removing it has not "
+                           "ended, or was broken off");
+    }
     const absl::Status why =
         absl::DataLossError(absl::StrCat("'", path, "': its record is gone, the image is there"));
     Unreadable(path, why);
-    NoteDamaged(copy, ImageForm::kPlain, {}, why, step);
+    NoteDamaged(copy, form, {}, why, step);
   }
 
-  // On a drive only: in the remote tier it is a manifest that says what belongs to a step.
   // `damaged`: as far as a record tells. One that contradicts the step's others may be right, or
-  // they are.
+  // they are. In the remote tier a manifest says what belongs to a step; where there is none, what
+  // lies in a step that is not being written belongs to it.
   bool MayBeDamaged(const absl::Status& status, const DamagedEntry& damaged,
                     const CheckpointScan& step) const {
     const bool told = damaged.world_size != 0 && !step.copies.empty();
     const bool fits =
         !told || (damaged.world_size == step.world_size && damaged.descent == step.descent);
-    return !store_.remote() && IsCopysFault(status) && fits;
+    return !step.begun && IsCopysFault(status) && fits;
   }
 
   void NoteDamaged(const CopyName& copy, ImageForm form, DamagedEntry damaged,
@@ -555,14 +592,17 @@ class Scanner {
 
 }  // namespace
 
-// What is not found because the mount went away amid the scan is not gone.
+// What a call that failed had left is put right first: else it would be taken for damage. What is
+// not found because the mount went away amid the scan is not gone.
 absl::StatusOr<DurableScan> CopyStore::ScanAll() {
+  impl_->SweepIfNeeded();
   absl::StatusOr<DurableScan> scan = Scanner(*impl_).All();
   HF_RETURN_IF_ERROR(impl_->CheckMount());
   return scan;
 }
 
 absl::StatusOr<DurableScan> CopyStore::ScanJob(const std::string& job_name) {
+  impl_->SweepIfNeeded();
   absl::StatusOr<DurableScan> scan = Scanner(*impl_).One(job_name);
   HF_RETURN_IF_ERROR(impl_->CheckMount());
   return scan;

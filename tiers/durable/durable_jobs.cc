@@ -29,8 +29,11 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::ReadJobFile(const std::string& job_
   const std::string directory = JobDirectory(job_name);
   HF_RETURN_IF_ERROR(CheckDirectory(directory));
   const std::string path = JobFilePath(job_name);
-  HF_ASSIGN_OR_RETURN(const std::string bytes, ReadSmallFile(path, kJobFileBytesMax));
-  absl::StatusOr<JobIdentity> job = DecodeJobFile(bytes);
+  absl::StatusOr<JobIdentity> job = ReadTwice(
+      path, kJobFileBytesMax, [](const std::string& bytes) { return DecodeJobFile(bytes); });
+  if (absl::IsNotFound(job.status()) || IsErrno(job.status())) {
+    return job.status();
+  }
   if (!job.ok()) {
     return Annotate(job.status(), absl::StrCat("'", path, "'"));
   }

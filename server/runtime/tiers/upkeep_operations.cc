@@ -278,6 +278,11 @@ bool Whole(const CheckpointScan& step) {
   return step.world_size > 0 && step.copies.size() == step.world_size;
 }
 
+// Nobody will ever read it. (What the system says about a call may be another tomorrow.)
+bool IsDamage(const absl::Status& why) {
+  return absl::IsDataLoss(why) && !IsErrno(why);
+}
+
 constexpr size_t kWhatBytesMax = 512;
 
 DurableCopy CopyOf(const JobScan& job, const CheckpointScan& step, const CopyEntry& entry,
@@ -310,12 +315,14 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
       found.highest_claim = std::max(found.highest_claim, claim);
     }
     for (const CheckpointScan& step : job.checkpoints) {
-      if (step.manifest_unreadable && !Whole(step)) {
-        continue;  // what else was committed is not known: it is told below, and nobody touches it
+      // What else was committed is not known, and may be tomorrow: it is told below.
+      if (step.manifest_unreadable && !Whole(step) && !IsDamage(step.manifest_why)) {
+        continue;
       }
-      // With a manifest that is there it was committed. Whoever opens a copy of a step whose
-      // manifest is newer, or cannot be read just now, is told so.
-      if (step.has_manifest || step.manifest_unreadable) {
+      // With a manifest that is there it was committed; also with one that is no use, if every
+      // rank's copy is there. Whoever opens a copy of a step whose manifest is newer, or cannot be
+      // read just now, is told so.
+      if (step.has_manifest || (step.manifest_unreadable && Whole(step))) {
         found.manifests.push_back(step.id);
       }
       if (step.begun) {
@@ -352,7 +359,7 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
 
 // What a newer program wrote, or what cannot be read just now, may be the job's newest step. With
 // nothing of it told, this scan says nothing about what there is not. (A damaged manifest is
-// another matter: nobody will ever read it.)
+// another matter.)
 absl::Status WhatWasNotJudged(const DurableScan& scan, const std::string& job) {
   if (!scan.hidden.empty()) {
     return scan.hidden.begin()->second;
@@ -362,8 +369,7 @@ absl::Status WhatWasNotJudged(const DurableScan& scan, const std::string& job) {
   }
   for (const JobScan& found : scan.jobs) {
     for (const CheckpointScan& step : found.checkpoints) {
-      const bool damaged = absl::IsDataLoss(step.manifest_why) && !IsErrno(step.manifest_why);
-      if (!step.manifest_why.ok() && !damaged && !Whole(step)) {
+      if (!step.manifest_why.ok() && !IsDamage(step.manifest_why) && !Whole(step)) {
         return step.manifest_why;
       }
     }

@@ -168,8 +168,8 @@ TEST_P(HostileCopyTest, CopiesThatContradictTheirNeighbours) {
   EXPECT_THAT(Message(scan->unreadable[0].why), HasSubstr("line of descent"));
 }
 
-// What belongs there is told, so that it can be written anew: on a drive by its names, in the
-// remote tier by the step's manifest.
+// What belongs there is told, so that it can be written anew: by its names, or the step's manifest.
+// A step of the remote tier that is marked as being written promises nothing.
 TEST_P(HostileCopyTest, DamagedCopiesThatBelongThereAreTold) {
   const bool remote = GetParam() == DurableKind::kRemote;
   const std::vector<SampleImage> samples = {SampleShard(900, 0, 2), SampleShard(900, 1, 2)};
@@ -195,9 +195,13 @@ TEST_P(HostileCopyTest, DamagedCopiesThatBelongThereAreTold) {
   };
   for (const auto& kind : kinds) {
     SCOPED_TRACE(kind.what);
-    if (remote) {  // of what is not committed, it is not known what belongs to it
+    if (remote) {
+      const std::string mark = Path("demo/900-a3/writing");
+      Write(mark, "");
       kind.make();
       EXPECT_THAT(step().damaged, SizeIs(0));
+      ASSERT_TRUE(env().Unlink(mark).ok());
+      EXPECT_THAT(step().damaged, SizeIs(1)) << "it has lost its manifest, and more";
       restore();
       ASSERT_TRUE(store().PublishManifest(ManifestOf(samples, copies)).ok());
     }
@@ -261,6 +265,82 @@ TEST_P(HostileCopyTest, WhatIsNoCopysFaultIsNotDamaged) {
     EXPECT_EQ(damaged(), 0u) << "one of the two contradicts the other";
     Write(RecordOf(samples[1]), record);
   }
+}
+
+// What is being written or removed, on this node or in the remote tier on any, is no damage.
+TEST_P(HostileCopyTest, AnImageWithoutARecordIsDamageUnlessAnIntentNamesIt) {
+  const SampleImage sample = SampleShard(900, 1, 2);
+  Publish(SampleShard(900, 0, 2));
+  Publish(sample);
+  ASSERT_TRUE(env().Unlink(RecordOf(sample)).ok());
+  std::string intents = Path(".holdfast/intents/");
+  if (GetParam() == DurableKind::kRemote) {
+    ASSERT_TRUE(env().Unlink(Path("demo/900-a3/writing")).ok());
+    intents = Path(".holdfast/nodes/another/intents/");
+    ASSERT_TRUE(env().CreateDirectories(intents.substr(0, intents.size() - 1), 0750).ok());
+  }
+  const auto damaged = [&] {
+    return store().ScanAll()->jobs.at(0).checkpoints.at(0).damaged.size();
+  };
+  EXPECT_EQ(damaged(), 1u);
+  Intent intent;
+  intent.unique = std::string(32, 'a');
+  intent.job = SampleJob().job;
+  intent.job_name = "demo";
+  intent.checkpoint = {3, 900};
+  intent.world_size = 2;
+  intent.ranks = {1};
+  const std::string path = intents + IntentFileName(intent.unique);
+  for (const IntentKind kind : {IntentKind::kPublish, IntentKind::kRemove}) {
+    intent.kind = kind;
+    Write(path, EncodeIntent(intent));
+    EXPECT_EQ(damaged(), 0u);
+  }
+  harness_.faults()->FailMatching(path, EIO);
+  EXPECT_EQ(damaged(), 0u) << "who knows what it names";
+  EXPECT_THAT(store().ScanAll()->hidden, SizeIs(1));
+  harness_.faults()->FailMatching(path, 0);
+  Intent other = intent;
+  other.ranks = {0};
+  Write(path, EncodeIntent(other));
+  EXPECT_EQ(damaged(), 1u) << "it is of another rank";
+  other = intent;
+  other.checkpoint.attempt = 4;
+  Write(path, EncodeIntent(other));
+  EXPECT_EQ(damaged(), 1u) << "it is of another attempt";
+  Write(path, EncodeIntent(intent).substr(1));
+  EXPECT_EQ(damaged(), 1u) << "it says nothing";
+}
+
+// A call that failed once as an intent was put right: before anything is judged, it is tried again.
+TEST_P(HostileCopyTest, WhatASweepCouldNotPutRightIsNoDamage) {
+  const SampleImage sample = SampleShard(900, 1, 2);
+  Publish(SampleShard(900, 0, 2));
+  Publish(sample);
+  ASSERT_TRUE(env().Unlink(RecordOf(sample)).ok());
+  Intent intent;
+  intent.unique = std::string(32, 'a');
+  intent.job = SampleJob().job;
+  intent.job_name = "demo";
+  intent.checkpoint = {3, 900};
+  intent.world_size = 2;
+  intent.ranks = {1};
+  const std::string home = GetParam() == DurableKind::kRemote
+                               ? Path(".holdfast/nodes/") + harness_.options().node_name
+                               : Path(".holdfast");
+  Write(home + "/intents/" + IntentFileName(intent.unique), EncodeIntent(intent));
+  const std::string call = "sync directory " + Path("demo/900-a3");
+  harness_.faults()->FailMatching(call, EIO);
+  ASSERT_THAT(store().Sweep()->left_alone, SizeIs(1));
+  const auto damaged = [&] {
+    return store().ScanAll()->jobs.at(0).checkpoints.at(0).damaged.size();
+  };
+  EXPECT_EQ(damaged(), 0u);
+  EXPECT_TRUE(env().Info(ImageOf(sample)).ok());
+  harness_.faults()->FailMatching(call, 0);
+  EXPECT_EQ(damaged(), 0u);
+  EXPECT_FALSE(env().Info(ImageOf(sample)).ok());
+  EXPECT_THAT(harness_.Leftovers(), SizeIs(0));
 }
 
 // No more than so many are told.
