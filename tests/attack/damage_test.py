@@ -233,6 +233,39 @@ def test_a_beginning_in_remote_is_nothing_that_was_saved(marked: bool) -> None:
         _unharmed(before, node.files(), pathlib.Path("/nowhere"))
 
 
+# Two things of the only step that there is, which nothing else tells of: a run never starts from scratch.
+@pytest.mark.parametrize("damage", ["bit", "delete"])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("MANIFEST", "*-00001-*.record"),
+        ("MANIFEST", "*-00001-*.safetensors"),
+        ("MANIFEST", "*.record"),
+        ("MANIFEST", "../JOB"),
+        ("*.record", "../JOB"),
+    ],
+    ids=" and ".join,
+)
+def test_what_lost_more_than_one_file_is_not_nothing(targets: tuple[str, ...], damage: str) -> None:
+    with saved_node(("remote",)) as node:
+        step = node.root / "remote" / JOB / "2-a1"
+        shutil.rmtree(step.parent / "1-a1")
+        for target in targets:
+            for path in sorted(step.glob(target)):
+                FILE_DAMAGE[damage](path)
+        node.lose_state()
+        before = node.files()
+        node.start()
+        opened = node.launch()
+        restored = node.restore_when_ready() if _all_ok(opened) else opened
+        assert not any("NOTHING_TO_RESTORE" in answer for answer in restored), restored
+        if not all("step=2" in answer for answer in restored):
+            assert all("error " in answer for answer in restored), restored
+            assert any("ckptctl explain" in a or "ckptctl rebuild" in a for a in restored), restored
+        node.crash()
+        _unharmed(before, node.files(), step.parent / "JOB")  # (that is written again)
+
+
 # Where the owners of the records say nothing a person says whose the job is.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon gives files to their jobs' users")
 def test_an_operator_says_whose_a_job_is_that_lost_its_file_job() -> None:
