@@ -464,10 +464,7 @@ void Agent::ExpireRequest(RequestToken token) {
       }
       return;
     case Where::kHost:
-      late.code = absl::StatusCode::kUnavailable;
-      late.message =
-          "no node was heard of in time that hosts the job; see ckptctl status, or try again";
-      return Refuse(token, late);
+      return Refuse(token, NotHosted(*pending.request));
     case Where::kLookup:
       late.message = "the durable tiers, which may know the job, have not been read yet; try again";
       return Refuse(token, late);

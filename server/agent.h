@@ -26,6 +26,7 @@
 #include "server/durable_room.h"
 #include "server/known_job.h"
 #include "server/messages.h"
+#include "server/problems.h"
 #include "server/seats.h"
 
 namespace holdfast {
@@ -37,7 +38,6 @@ inline constexpr size_t kJobsPerUidMax = 1024;  // so that one user cannot shut 
 inline constexpr size_t kSeatsMax = 65'536;
 inline constexpr size_t kSeatsPerUidMax = 16'384;
 inline constexpr size_t kSeatsPerProcessMax = 1024;
-inline constexpr size_t kProblemsMax = 256;        // of the start, shown in the status
 inline constexpr size_t kReadersPerSlotMax = 256;  // a slot's note stays small
 // Shards of other nodes that processes of this one read in parts: each costs a thread, and memory.
 inline constexpr size_t kPartsMax = 128;
@@ -411,6 +411,7 @@ class Agent {
   struct Hosting {
     DrainId first_scan = 0;        // what older ones tell is past
     bool looked_up = false;        // no tier knows it
+    std::string unread;            // why that cannot be told now
     JobWanters wanted;             // on other nodes
     std::vector<JobUuid> removed;  // had the name before, while no job has it; the newest first
     uint64_t version = 0;          // of the state that says so: what follows it is newer
@@ -804,6 +805,9 @@ class Agent {
   void LookUpHosted(const std::string& name);
   void LookedUp(const std::string& name);
   void EndLookup(const std::string& name, const std::string& failure);
+  static const std::string& JobAskedFor(const v1::ClientFrame& frame);
+  Failure NotHosted(const v1::ClientFrame& frame) const;
+  static Failure NotLookedUp(const std::string& name, const std::string& why);
   std::vector<JobWanter> Joining(const std::string& name) const;
   void OpenWanted(const std::string& name);
   bool TakesRemote(const FoundJob& found);
@@ -878,7 +882,7 @@ class Agent {
   uint64_t random_;
   uint64_t bytes_max_ = 0;
   uint64_t bytes_used_ = 0;
-  std::vector<std::string> problems_;
+  Problems problems_;
   EventTime time_;  // of the event being handled
 
   Jobs jobs_;

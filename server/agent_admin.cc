@@ -83,7 +83,7 @@ v1::DaemonStatus Agent::DescribeDaemon(const Caller& caller, EventTime time) con
   FillTierStatus(daemon);
   // They name jobs of all users.
   if (caller.uid == 0 || caller.uid == daemon_uid_) {
-    for (const std::string& problem : problems_) {
+    for (const std::string& problem : problems_.All()) {
       daemon.add_problems(problem);
     }
   }

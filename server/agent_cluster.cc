@@ -190,6 +190,7 @@ void Agent::EndHosting(const std::string& name) {
     return;
   }
   lookups_.erase(name);
+  problems_.Over(absl::StrCat("lookup ", name));
   rescan_at_.erase(name);
   KnownJob* job = FindJob(name);
   for (const auto& [id, op] : drains_) {
@@ -235,13 +236,16 @@ void Agent::LookUpHosted(const std::string& name) {
 }
 
 void Agent::EndLookup(const std::string& name, const std::string& failure) {
+  problems_.Over(absl::StrCat("lookup ", name));
   const auto hosting = hosting_.find(name);
   if (hosting == hosting_.end() || FindJob(name) != nullptr) {
     return;
   }
+  hosting->second.unread = failure;
   if (!failure.empty()) {
-    AddProblem(absl::StrCat("whether there are checkpoints of a job '", name,
-                            "' could not be told, and it is asked again: ", failure));
+    problems_.Now(absl::StrCat("lookup ", name),
+                  {absl::StrCat("whether there are checkpoints of a job '", name,
+                                "' could not be told, and it is asked again: ", failure)});
     rescan_at_[name] = time_.now + kRescan;
     return;
   }
@@ -435,9 +439,7 @@ void Agent::ReturnByItself(const KnownJob& job, ConnectionId id, const v1::Clien
 }
 
 void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until) {
-  const std::string& name = frame.has_join()   ? frame.join().job()
-                            : frame.has_list() ? frame.list().job()
-                                               : frame.attach().job();
+  const std::string& name = JobAskedFor(frame);
   if (host_waits_.size() >= kLookupsMax && host_waits_.count(name) == 0) {
     std::erase_if(host_waits_, [&](const auto& wait) {
       return std::all_of(wait.second.waiting.begin(), wait.second.waiting.end(),
@@ -466,6 +468,19 @@ void Agent::WaitForHost(ConnectionId id, const v1::ClientFrame& frame, Monotonic
   } else if (first) {
     notices_.push_back(JobRead{name});
   }
+}
+
+// A node that hosts the name opens no job before it knows that no tier has one.
+Failure Agent::NotHosted(const v1::ClientFrame& frame) const {
+  const std::string& name = JobAskedFor(frame);
+  const auto hosting = hosting_.find(name);
+  if (hosting != hosting_.end() && !hosting->second.unread.empty() && names_.count(name) == 0) {
+    return NotLookedUp(name, hosting->second.unread);
+  }
+  return {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+          absl::StrCat("no node was heard of in time that hosts job '", name,
+                       "': none is in reach, or its host cannot read all tiers; ckptctl status "
+                       "there says which; try again")};
 }
 
 void Agent::GoOnWithHost(const std::string& name) {

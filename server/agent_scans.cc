@@ -19,10 +19,9 @@ void AddBad(const std::vector<BadDurableCopy>& bad, CopiesFound& all) {
 }  // namespace
 
 void Agent::OnTierScanned(const TierScanned& e) {
-  for (const std::string& problem : e.problems) {
-    const size_t known = problems_.size();
-    AddProblem(problem);
-    if (problems_.size() > known) {
+  if (e.status.ok()) {  // (else it says nothing of what it could not look at)
+    for (const std::string& problem :
+         problems_.Now(absl::StrCat(e.dir, "/", e.job_name), e.problems)) {
       Act(Report{Report::Kind::kTierTrouble, "", problem, 0, e.tier});
     }
   }
@@ -357,10 +356,14 @@ void Agent::ScanRemoteFor(const std::string& name) {
 
 // ---- Joins of jobs that only a durable tier may know ----
 
+const std::string& Agent::JobAskedFor(const v1::ClientFrame& frame) {
+  return frame.has_join()   ? frame.join().job()
+         : frame.has_list() ? frame.list().job()
+                            : frame.attach().job();
+}
+
 void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime until) {
-  const std::string& name = frame.has_join()   ? frame.join().job()
-                            : frame.has_list() ? frame.list().job()
-                                               : frame.attach().job();
+  const std::string& name = JobAskedFor(frame);
   if (lookups_.size() >= kLookupsMax && lookups_.count(name) == 0) {
     return RefuseNow(
         id, frame.id(),
@@ -381,6 +384,13 @@ void Agent::LookUp(ConnectionId id, const v1::ClientFrame& frame, MonotonicTime 
   AdvanceLookups();  // the drives may have answered long ago
 }
 
+Failure Agent::NotLookedUp(const std::string& name, const std::string& why) {
+  return {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
+          absl::StrCat("whether there are checkpoints of a job '", name,
+                       "', which this daemon does not know, cannot be told now: ", why,
+                       "; try again when that can be read")};
+}
+
 // Those whose tiers have all answered go on now: with the job that was found, or a new one.
 void Agent::AdvanceLookups() {
   const bool drives =
@@ -394,7 +404,8 @@ void Agent::AdvanceLookups() {
     Lookup lookup = std::move(it->second);
     it = lookups_.erase(it);
     if (!lookup.failure.empty()) {
-      lookup.failure = absl::StrCat(config_.remote().dir(), ": ", lookup.failure);
+      lookup.failure = absl::StrCat(config_.remote().dir(), ": ", lookup.failure,
+                                    "; take it out of the configuration if it is gone for good");
     }
     for (const auto& [dir, drive] : drives_) {
       if (!drive.problem.empty() && !drive.was_read) {
@@ -411,12 +422,7 @@ void Agent::AdvanceLookups() {
         continue;
       }
       if (!lookup.failure.empty() && FindJob(name) == nullptr) {
-        Refuse(token, {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-                       absl::StrCat("whether there are checkpoints of a job '", name,
-                                    "', which this daemon does not know, cannot be told now: ",
-                                    lookup.failure,
-                                    "; try again when it can be read, or take the directory out of "
-                                    "the configuration")});
+        Refuse(token, NotLookedUp(name, lookup.failure));
         continue;
       }
       if (pending->kind != v1::ClientFrame::kJoin) {

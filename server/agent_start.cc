@@ -25,7 +25,7 @@ void Agent::Start(const Started& event, EventTime time) {
   for (const std::string& dir : config_.nvme().dirs()) {
     drives_[dir];  // each is scanned by the runtime, which tells
   }
-  problems_.clear();
+  problems_ = Problems();
   for (const std::string& problem : event.problems) {
     AddProblem(problem);
   }
@@ -36,14 +36,7 @@ void Agent::Start(const Started& event, EventTime time) {
 }
 
 void Agent::AddProblem(std::string problem) {
-  if (std::find(problems_.begin(), problems_.end(), problem) != problems_.end()) {
-    return;  // a scan that was repeated
-  }
-  if (problems_.size() < kProblemsMax) {
-    problems_.push_back(std::move(problem));
-  } else {
-    problems_.back() = "there are more problems than are shown";
-  }
+  problems_.Add(std::move(problem));
 }
 
 void Agent::StartJobs(const Started& event) {

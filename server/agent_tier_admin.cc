@@ -537,7 +537,7 @@ void Agent::AnswerRebuild() {
       Act(IndexShard{slots_.at(slot).copy, TierKind::kMemory, slot, ""});
     }
   }
-  for (const std::string& problem : problems_) {
+  for (const std::string& problem : problems_.All()) {
     run.reply.add_problems(problem);
   }
   for (const std::string& file : unknown_files_) {

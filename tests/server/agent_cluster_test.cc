@@ -1,5 +1,6 @@
 // The agent of a node of a cluster: it works without the coordinators of its jobs, by messages
 // alone (docs/protocol.md §16).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -908,6 +909,32 @@ TEST_F(AgentClusterTest, TiersThatCannotBeReadAreAskedAgainBeforeAJobIsOpened) {
   Feed(TimerFired{});
   RemoteScanned({});
   EXPECT_EQ(Notices<JobOpened>().size(), 1u);
+}
+
+// A rank that gives up waiting for it hears why, and a problem is told until it is over.
+TEST_F(AgentClusterTest, WhoWaitsForATierThatCannotBeReadHearsWhy) {
+  Start();
+  DriveScanned({});
+  Join(Connect(100), 0, "job", 4750);
+  agent_->BeginHosting("job", nullptr, Time());
+  Settle();
+  TierScanned failed;
+  failed.tier = TierKind::kRemote;
+  failed.drain = Take<ScanRemote>().at(0).drain;
+  failed.job_name = "job";
+  failed.status = absl::UnavailableError("its mount went away");
+  Feed(failed);
+  EXPECT_EQ(Problems().size(), 1u);
+  EXPECT_TRUE(Take<SendReply>().empty());
+  now_ = now_ + milliseconds(4750);
+  Feed(TimerFired{});
+  const auto failures = Failures();
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_THAT(failures[0].message(), ::testing::HasSubstr("its mount went away"));
+  now_ = now_ + kRescan;
+  Feed(TimerFired{});
+  RemoteScanned({});
+  EXPECT_TRUE(Problems().empty());
 }
 
 // It may hang there, and go on when the next host has chosen what to keep.
