@@ -249,3 +249,23 @@ def test_two_users() -> None:
         assert ask_all([rank], "open")[0].startswith("ok attempt=")
         assert "step=1" in ask_all([rank], "restore")[0]
         rank.close()
+
+
+# A person chooses an older step, and the node loses power: before the job is started, as its ranks have joined, when
+# they have restored and saved nothing yet.
+@pytest.mark.parametrize("when", ["before it starts", "when it has joined", "when it has restored"])
+def test_what_a_person_chose_outlives_a_loss_of_power(when: str) -> None:
+    with saved_node() as node:
+        node.start()
+        node.wait_for_whole({1, 2}, node.tiers)
+        node.daemon.ctl("restore", JOB, "--step", "1")
+        if when != "before it starts":
+            node.launch()
+        if when == "when it has restored":
+            restored = node.restore_when_ready()
+            assert all("step=1" in answer for answer in restored), restored
+        node.crash()
+        for _ in range(2):
+            restored = _restarted(node)
+            assert all("step=1" in answer for answer in restored), restored
+            node.crash()
