@@ -1,10 +1,31 @@
 // Commands: what the daemons are told.
+#include <functional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "ckptctl/arguments.h"
 #include "ckptctl/upkeep.h"
 
 namespace holdfast {
+namespace {
+
+constexpr size_t kIdDigits = 32;
+
+// Of a drive or a directory, or that many of its first digits at least.
+std::function<std::string(const std::string&)> IsId(size_t digits_min) {
+  return [digits_min](const std::string& id) -> std::string {
+    const bool digits = id.find_first_not_of("0123456789abcdef") == std::string::npos;
+    return digits && id.size() >= digits_min && id.size() <= kIdDigits
+               ? ""
+               : absl::StrCat(
+                     "is no id: ", digits_min == kIdDigits ? "" : absl::StrCat(digits_min, " to "),
+                     kIdDigits, " hexadecimal digits, as ckptctl status shows them");
+  };
+}
+
+}  // namespace
 
 void Arguments::AddRestore() {
   CLI::App* command = AddCommand(
@@ -16,10 +37,14 @@ void Arguments::AddRestore() {
   AddStep(what, restore_.step,
           "At this step; later ones are discarded once the job has restored it");
   what->add_flag("--from-scratch", restore_.from_scratch,
-                 "From nothing: all checkpoints so far are discarded");
+                 "From nothing; what was saved so far goes when its grace time is over");
   what->add_flag("--clear", restore_.clear,
                  "At the newest committed step again, as if nothing had been said");
   AddAttempt(command, restore_.attempt)->needs(what->get_option("--step"));
+  command
+      ->add_flag("--yes", restore_.yes,
+                 "Start over; without this --from-scratch only says what would happen")
+      ->needs(what->get_option("--from-scratch"));
 }
 
 void Arguments::AddGarbage() {
@@ -124,13 +149,7 @@ void Arguments::AddAdoptRemote() {
       ->add_option("ID", adopt_remote_.id,
                    "Who has it now: the id that ckptd's refusal names (ckptctl status)")
       ->type_name("")
-      ->check([](const std::string& id) {
-        constexpr size_t kIdDigits = 32;
-        return id.size() == kIdDigits &&
-                       id.find_first_not_of("0123456789abcdef") == std::string::npos
-                   ? ""
-                   : "is no id: 32 hexadecimal digits, as ckptctl status shows them";
-      })
+      ->check(IsId(kIdDigits))
       ->required();
   command->add_flag("--yes", adopt_remote_.yes,
                     "Do it; without this it only says what would happen");
@@ -144,12 +163,7 @@ void Arguments::AddForgetDrive() {
       ->add_option("ID", forget_drive_.id,
                    "The drive's id, or its first 8 digits, as ckptctl status shows them")
       ->type_name("")
-      ->check([](const std::string& id) {
-        return id.size() >= 8 && id.size() <= 32 &&
-                       id.find_first_not_of("0123456789abcdef") == std::string::npos
-                   ? ""
-                   : "is no id: 8 to 32 hexadecimal digits, as ckptctl status shows them";
-      })
+      ->check(IsId(8))
       ->required();
   command->add_flag("--yes", forget_drive_.yes,
                     "Do it; without this it only says what would happen");

@@ -30,9 +30,25 @@ absl::Status WouldRemove(const Context& context, const std::string& job) {
       FormatBytes(bytes), ", for good. If that is meant: ckptctl rm ", job, " --yes"));
 }
 
+// What `restore --from-scratch` without --yes says instead of doing it.
+absl::Status WouldStartOver(const Context& context, const std::string& job) {
+  v1::ListCheckpointsRequest request;
+  request.set_job(job);
+  HF_ASSIGN_OR_RETURN(const v1::ListCheckpointsReply reply,
+                      AskFor(context, &AdminClient::ListCheckpoints, request));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "nothing was changed. Job ", job, " would begin from nothing, and what it has saved so far (",
+      Count(static_cast<uint64_t>(reply.checkpoints_size()), "checkpoint", "checkpoints"),
+      ") would go when its grace time is over. If that is meant: ckptctl restore ", job,
+      " --from-scratch --yes"));
+}
+
 }  // namespace
 
 ExitCode RunRestore(const Context& context, const RestoreArguments& arguments) {
+  if (arguments.from_scratch && !arguments.yes) {
+    return ReportError(context, WouldStartOver(context, arguments.job));
+  }
   v1::SetRestorePointRequest request;
   request.set_job(arguments.job);
   request.set_step(arguments.step.value_or(0));

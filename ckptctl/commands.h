@@ -220,6 +220,7 @@ struct RestoreArguments {
   std::optional<Step> step;
   Attempt attempt = 0;
   bool from_scratch = false;
+  bool yes = false;  // with from_scratch
   bool clear = false;
 };
 struct RemoveArguments {

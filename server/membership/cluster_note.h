@@ -1,7 +1,7 @@
 // What a cluster has agreed on for good, in etcd (docs/formats.md, "Keys in etcd"): its id, and the
 // id of its remote directory. What keeps it is the Membership of a cluster with etcd.
 //
-//   if (auto* notes = dynamic_cast<ClusterNotes*>(membership.get())) {
+//   if (ClusterNotes* notes = membership->notes(); notes != nullptr) {
 //     notes->FollowNote(id_of_an_earlier_life, [](const ClusterNote& note) { … });  // before Start
 //   }
 //   notes->NoteRemote(directory_id, note.remote);

@@ -83,6 +83,7 @@ class EtcdMembership final : public Membership, public ClusterNotes {
   void ForgetJob(const std::string& job, Epoch epoch) override {
     Post(EtcdSession::AskForgetJob{job, epoch});
   }
+  ClusterNotes* notes() override { return this; }
   void FollowNote(std::string remembered, Observer observer) override {
     note_observer_ = std::move(observer);
     Post(EtcdSession::AskNote{std::move(remembered)});

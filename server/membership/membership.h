@@ -29,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "server/membership/cluster_note.h"
 #include "server/node_messages.h"
 
 namespace holdfast {
@@ -202,6 +203,9 @@ class Membership {
   // Removes state and host of a job that this node hosts; its epoch stays, so that it never goes
   // back. Ends the hosting.
   virtual void ForgetJob(const std::string& job, Epoch epoch) = 0;
+
+  // What the cluster has agreed on for good. Null: nothing that all nodes share keeps it.
+  virtual ClusterNotes* notes() { return nullptr; }
 };
 
 struct MembershipOptions {

@@ -148,7 +148,7 @@ absl::Status ClusterRuntime::Start(PostEvent post) {
                        config_.cluster().has_etcd()           ? "etcd"
                        : config_.cluster().members_size() > 0 ? "static"
                                                               : "alone"));
-  notes_ = dynamic_cast<ClusterNotes*>(membership_.get());
+  notes_ = membership_->notes();
   if (notes_ != nullptr && note_observer_) {
     notes_->FollowNote(remembered_, note_observer_);
   }

@@ -130,7 +130,7 @@ class Job:
         if any("UNREADABLE" in answer for answer in restored):
             if (promised := self.ledger.promised()) is not None:
                 raise Fault(f"attempt {self.attempt}: {promised} was promised: {restored}")
-            self.campaign.ctl("restore", self.name, "--from-scratch")
+            self.campaign.ctl("restore", self.name, "--from-scratch", "--yes")
             self.campaign.done["starts over after a loss of memory"] += 1
         return all(answer.startswith(("ok ", "error NOTHING_TO_RESTORE")) for answer in restored)
 
@@ -147,7 +147,7 @@ class Job:
 
     def start_over(self) -> None:
         """By a person's order, with new ranks: nothing is restored, and steps count from 1 again."""
-        self.campaign.ctl("restore", self.name, "--from-scratch")
+        self.campaign.ctl("restore", self.name, "--from-scratch", "--yes")
         until = time.monotonic() + _RECOVERY_S
         said: collections.Counter[str] = collections.Counter()
         while True:

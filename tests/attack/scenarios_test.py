@@ -149,7 +149,7 @@ def test_a_job_that_is_started_over_counts_its_steps_from_the_first_again() -> N
     with saved_node() as node:
         before = node.files()
         node.start()
-        node.daemon.ctl("restore", JOB, "--from-scratch")
+        node.daemon.ctl("restore", JOB, "--from-scratch", "--yes")
         opened = node.launch()
         assert all("ok attempt=2" in answer for answer in opened), opened
         assert all("NOTHING_TO_RESTORE" in answer for answer in node.restore_when_ready())
@@ -215,7 +215,7 @@ def test_two_users() -> None:
         for order in (
             ["rm", "hers", "--yes"],
             ["rm", "hers", "--step", "1", "--yes"],
-            ["restore", "hers", "--from-scratch"],
+            ["restore", "hers", "--from-scratch", "--yes"],
             ["pin", "hers", "--step", "1"],
             ["set", "hers", "nvme.keep_last=1"],
         ):

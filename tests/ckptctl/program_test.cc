@@ -180,6 +180,7 @@ TEST(Arguments, WrongOnesAreUsageErrors) {
       {"restore", "j"},
       {"restore", "j", "--step", "1", "--clear"},
       {"restore", "j", "--from-scratch", "--clear"},
+      {"restore", "j", "--step", "3", "--yes"},
       {"restore", "j", "--from-scratch", "--attempt", "3"},
       {"rm"},
       {"rm", "j", "--tier", "nvme"},
@@ -348,7 +349,12 @@ TEST(Arguments, ReachTheDaemonAsMeant) {
   EXPECT_EQ(Program({"restore", "j", "--step", "0", "--socket", admin.socket()}).Wait(), 0);
   EXPECT_EQ(restore.Get().step(), 0u);
   EXPECT_FALSE(restore.Get().from_scratch());
-  EXPECT_EQ(Program({"restore", "--from-scratch", "j", "--socket", admin.socket()}).Wait(), 0);
+  Program asked({"restore", "--from-scratch", "j", "--socket", admin.socket()});
+  EXPECT_EQ(asked.Wait(), 4);
+  EXPECT_THAT(asked.err(), testing::HasSubstr("ckptctl restore j --from-scratch --yes"));
+  EXPECT_FALSE(restore.Get().from_scratch());
+  EXPECT_EQ(Program({"restore", "--from-scratch", "--yes", "j", "--socket", admin.socket()}).Wait(),
+            0);
   EXPECT_TRUE(restore.Get().from_scratch());
 }
 

@@ -109,7 +109,7 @@ TEST_F(CkptctlTest, RestoreDecidesTheNextSession) {
     EXPECT_EQ(checkpoint["on_line"], checkpoint["step"] == 10)
         << checkpoint;  // the later step was left
   }
-  EXPECT_EQ(Ctl(node_, {"restore", "llama", "--from-scratch"}).exit_code, 0);
+  EXPECT_EQ(Ctl(node_, {"restore", "llama", "--from-scratch", "--yes"}).exit_code, 0);
   EXPECT_EQ(Ctl(node_, {"restore", "llama", "--clear"}).exit_code, 0);
   EXPECT_EQ(Ctl(node_, {"status", "llama", "--json"}).parsed["jobs"][0]["restore_point"], "");
 }

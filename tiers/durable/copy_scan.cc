@@ -510,8 +510,9 @@ class Scanner {
       return;  // published or removed since the directory was listed
     }
     if (unfinished) {
-      return Unknown(path, "an image without a record: what was writing or removing it has not "
-                           "ended, or was broken off");
+      return Unknown(path,
+                     "an image without a record: what was writing or removing it has not "
+                     "ended, or was broken off");
     }
     const absl::Status why =
         absl::DataLossError(absl::StrCat("'", path, "': its record is gone, the image is there"));

@@ -373,8 +373,8 @@ TEST_P(MendedMeanwhileTest, ARestoreCallsNothingBad) {
   EXPECT_FALSE(ended.source_bad);
 }
 
-// The bit is as it should be again when the copy is read for the second time: as soon as any part of it is read again
-// (several threads read it, in no order).
+// The bit is as it should be again when the copy is read for the second time: as soon as any part
+// of it is read again (several threads read it, in no order).
 TEST_P(MendedMeanwhileTest, ARestoreCondemnsNothingOnOneReading) {
   struct Reads {
     std::mutex mu;
