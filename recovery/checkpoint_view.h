@@ -26,6 +26,7 @@ struct TierPresence {
   uint32_t good = 0;      // ranks with a good copy here; remote: none before its manifest is there
   uint32_t bad = 0;       // ranks whose copy here contradicted its digests or cannot be read
   uint32_t unlisted = 0;  // remote: copies that no manifest names yet
+  bool promised = false;  // remote: it has, or has lost, what made it whole: it is no beginning
   // Remote: good copies that leave out what other ranks' copies have, of which one is bad or gone.
   uint32_t doubted = 0;
   uint64_t bytes = 0;     // what all that lies here takes

@@ -137,8 +137,12 @@ class Planner {
       }
     }
     std::sort(parts_.rbegin(), parts_.rend());
-    std::copy_if(parts_.begin(), parts_.end(), std::back_inserter(parts_on_line_),
-                 [&](CheckpointId id) { return OnLine(line, id); });
+    for (const CheckpointView& checkpoint : checkpoints) {
+      if (IsUnfinished(checkpoint) && NeverGoes(checkpoint).empty()) {
+        unfinished_.push_back(checkpoint.id);
+      }
+    }
+    std::sort(unfinished_.rbegin(), unfinished_.rend());
   }
 
   Judged Judge(const CheckpointView& checkpoint) const {
@@ -303,10 +307,10 @@ class Planner {
           absl::StrCat(counts(), "; the line has ", Later(checkpoint.id), " later in ", name_);
       return;
     }
-    if (BeyondRemoteLimit(checkpoint.id)) {
+    if (BeyondRemoteLimit(checkpoint)) {
       judged.fate = Fate::kParts;
       judged.why = absl::StrCat(counts(), "; ", name_, " keeps the newest ", kRemotePartsMax,
-                                " of a job's incomplete steps");
+                                " steps of a job whose writing there did not end");
       return;
     }
     const bool old = !complete_.empty() && checkpoint.id < complete_.front();
@@ -324,10 +328,16 @@ class Planner {
         ", to be repaired or put back");
   }
 
-  // What a restore passed over is not on the line any more: it does not count, and stays.
-  bool BeyondRemoteLimit(CheckpointId id) const {
-    return tier_ == TierKind::kRemote && parts_on_line_.size() > kRemotePartsMax &&
-           OnLine(line_, id) && id < parts_on_line_[kRemotePartsMax - 1];
+  // Nobody was ever told that it is safe in remote. (What was whole there and is damaged may be
+  // repaired; what a restore passed over is not on the line any more: neither counts, both stay.)
+  bool IsUnfinished(const CheckpointView& checkpoint) const {
+    const TierPresence& there = checkpoint.at(TierKind::kRemote);
+    return tier_ == TierKind::kRemote && !checkpoint.CommittedAt(tier_) && Lies(there) &&
+           !there.promised && OnLine(line_, checkpoint.id) && !KeptForEver(checkpoint);
+  }
+  bool BeyondRemoteLimit(const CheckpointView& checkpoint) const {
+    return IsUnfinished(checkpoint) && unfinished_.size() > kRemotePartsMax &&
+           checkpoint.id < unfinished_[kRemotePartsMax - 1];
   }
 
   // Memory that others lend is no place for what is of no use to anybody now.
@@ -385,10 +395,10 @@ class Planner {
   const DeletionRules rules_;
   const size_t keep_last_;
   const Guard guard_;
-  std::vector<CheckpointId> complete_;  // here and on the line, newest first
-  std::vector<CheckpointId> parts_;     // incomplete here, and may go, newest first
-  std::vector<CheckpointId> parts_on_line_;
-  int64_t newest_ms_ = 0;  // when the job saved its newest step
+  std::vector<CheckpointId> complete_;    // here and on the line, newest first
+  std::vector<CheckpointId> parts_;       // incomplete here, and may go, newest first
+  std::vector<CheckpointId> unfinished_;  // of those, newest first: IsUnfinished
+  int64_t newest_ms_ = 0;                 // when the job saved its newest step
 };
 
 // What goes for want of room, in this order.
@@ -411,9 +421,7 @@ constexpr RoomRule kRoomRules[] = {
 };
 
 bool Takes(RoomStage stage, RoomStage from) {
-  return stage == RoomStage::kUsual
-             ? from == RoomStage::kIncomplete || from == RoomStage::kLeftBranches
-             : from <= stage;
+  return stage == RoomStage::kUsual ? from == RoomStage::kIncomplete : from <= stage;
 }
 
 // Lets go of what room is short for. Returns how much is still missing.
@@ -463,10 +471,14 @@ std::vector<DeletionVerdict> PlanDeletion(TierKind tier,
   const uint64_t excess =
       rules.bytes_max > 0 && bytes > rules.bytes_max ? bytes - rules.bytes_max : 0;
   const std::string name(TierName(tier));
+  // (A job's own limit takes what is the job's own, whoever lacks room.)
+  const bool own = excess >= bytes_wanted;
+  const RoomStage stage = own && rules.room_stage < RoomStage::kLeftBranches && !rules.ended
+                              ? RoomStage::kLeftBranches
+                              : rules.room_stage;
   const uint64_t missing = MakeRoom(
-      tier, all, std::max(excess, bytes_wanted), rules.room_stage,
-      excess >= bytes_wanted
-          ? absl::StrCat("the job's bytes_max in ", name, " is ", FormatBytes(rules.bytes_max))
+      tier, all, std::max(excess, bytes_wanted), stage,
+      own ? absl::StrCat("the job's bytes_max in ", name, " is ", FormatBytes(rules.bytes_max))
           : absl::StrCat("room is short in ", name));
   std::stable_sort(all.begin(), all.end(),
                    [](const Judged& a, const Judged& b) { return a.fate < b.fate; });

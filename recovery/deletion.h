@@ -17,7 +17,7 @@ namespace holdfast {
 
 // How far it goes when room is short: what the stages before it take, and then this.
 enum class RoomStage : uint32_t {
-  kUsual = 0,          // as kLeftBranches, but for kEndedInRemote
+  kUsual = 0,          // as kIncomplete; a job's own bytes_max takes what kLeftBranches does
   kIncomplete = 1,     // superseded steps, then incomplete ones
   kEndedInRemote = 2,  // nvme, of an ended job: its newest step, too, if remote has it whole
   kLeftBranches = 3,   // steps of branches that were left, within their grace time
@@ -57,8 +57,8 @@ struct DeletionVerdict {
 // - steps of a branch that was left, and incomplete steps (shards that are missing, corrupt or not
 //   named by a manifest), when the grace time has passed, too. That a step "can never be restored"
 //   is no reason: what is missing may come back, or be repaired by a person.
-// In remote, where often no budget limits what lies there, a job keeps the newest eight incomplete
-// steps of its line.
+// In remote, where often no budget limits what lies there, a job keeps the newest eight steps of
+// its line whose writing did not end; what was whole there once does not count.
 // Never goes, even if it is covered: what is held, pinned, being written here or read for another
 // tier; the newest complete step on the line; what a line of the protection table stands on (while
 // the line of descent has nothing that survives a failure: the newest of any branch that does);

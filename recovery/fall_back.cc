@@ -29,12 +29,9 @@ Duration Left(const NewerStep& newer, Duration waited, MonotonicTime since, Mono
   if (!deadline) {
     return left;
   }
-  // Who had too little time for both from the beginning hears at its end what is missing: the time
-  // counts, so that this comes to an end, too.
-  if (*deadline - since <= kLeftForRestore) {
-    return std::min(left, now < *deadline ? *deadline - now : kWaitIsTold);
-  }
-  return std::min(left, *deadline - now - kLeftForRestore);
+  const Duration for_restore =
+      std::min(kLeftForRestore, std::max(*deadline - since, Duration{}) / 2);
+  return std::min(left, *deadline - now - for_restore);
 }
 
 }  // namespace
@@ -80,6 +77,10 @@ void FallBackRule::Stop(MonotonicTime now) {
   waited_ = SoFar(now);
   since_.reset();
   told_.reset();
+}
+
+void FallBackRule::Forget() {
+  *this = FallBackRule();
 }
 
 FallBackRule::Waited FallBackRule::SoFar(MonotonicTime now) const {

@@ -59,11 +59,14 @@ class FallBackRule {
   };
 
   // Whether to use what there is although `newer` was saved. `deadline`: the callers'; absent: not
-  // known.
+  // known. The wait ends kLeftForRestore before that, or, for those who had less than twice
+  // as long, when half of their time is over.
   Decision Judge(const NewerStep& newer, MonotonicTime now, std::optional<MonotonicTime> deadline,
                  const Settings& settings);
   // Nobody waits any more, or not for that.
   void Stop(MonotonicTime now);
+  // The newest step was used: nothing has been waited for in vain.
+  void Forget();
   bool waiting() const { return since_.has_value(); }
   const std::string& places() const { return places_; }  // that are waited for
   // Of the last decision to wait, while that lasts.

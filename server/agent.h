@@ -683,6 +683,7 @@ class Agent {
   bool HasTier(TierKind tier) const;
   uint64_t TierBytesUsed(TierKind tier) const;
   void AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes);
+  std::string HoldersIn(TierKind tier, uint32_t uid) const;
   void CheckWatermark(const JobUuid& job);
   DrainId BeginDrain(DrainOp op);
   std::optional<DrainOp> EndDrain(DrainId id);
@@ -691,6 +692,7 @@ class Agent {
   void ScanDrives(std::vector<std::string> dirs = {});
   MonotonicTime DriveScanBegan(DrainId scan) const;
   KnownJob* AdoptFound(const FoundJob& found, MonotonicTime began);
+  std::string AnotherRun(const FoundJob& found, const std::string& dir) const;
   std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);

@@ -139,9 +139,21 @@ void Agent::AskDurableRoom(const JobUuid& job, TierKind tier, uint64_t bytes) {
           {other, known.uid == jobs_.at(job).uid, nvme ? drive_copies_.Bytes(other) : uint64_t{1}});
     }
   }
-  for (const DurableRoom::Ask& ask : durable_room_.Next(tier, job, ended, going)) {
-    Send(ask.job, DurableRoomAsked{tier, bytes, static_cast<uint32_t>(ask.stage)});
+  if (const auto ask = durable_room_.Next(tier, job, ended, going, time_.now)) {
+    Send(ask->job,
+         DurableRoomAsked{tier, bytes, static_cast<uint32_t>(ask->stage), ask->job != job});
   }
+}
+
+std::string Agent::HoldersIn(TierKind tier, uint32_t uid) const {
+  std::vector<Holder> all;
+  for (const auto& [uuid, job] : jobs_) {
+    const uint64_t bytes = tier == TierKind::kNvme      ? drive_copies_.Bytes(uuid)
+                           : job.coordinator != nullptr ? job.coordinator->BytesAt(tier)
+                                                        : 0;
+    all.push_back({job.name, bytes, job.uid == uid});
+  }
+  return HoldersText(std::move(all));
 }
 
 void Agent::CheckWatermark(const JobUuid& job) {
@@ -149,13 +161,7 @@ void Agent::CheckWatermark(const JobUuid& job) {
   const uint64_t high = nvme_bytes_max_ / 100 * config_.nvme().high_watermark_percent();
   const uint64_t low = nvme_bytes_max_ / 100 * config_.nvme().low_watermark_percent();
   if (nvme_bytes_max_ > 0 && used > high) {
-    // (Nobody is short of room yet: what ended jobs keep stays.)
-    Send(job, DurableRoomAsked{TierKind::kNvme, used - low});
-    for (const auto& [other, known] : jobs_) {
-      if (other != job && known.uid == jobs_.at(job).uid && Told(known) && !AnyRankAlive(known)) {
-        Send(other, DurableRoomAsked{TierKind::kNvme, used - low});
-      }
-    }
+    Send(job, DurableRoomAsked{TierKind::kNvme, used - low});  // nobody is short of room yet
   }
 }
 
@@ -186,18 +192,6 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
     return;
   }
   const KnownJob& known = found->second;
-  const auto holders = [&](TierKind tier) {
-    std::vector<Holder> all;
-    for (const auto& [uuid, other] : jobs_) {
-      const bool nvme = tier == TierKind::kNvme;
-      all.push_back({other.name,
-                     nvme                           ? drive_copies_.Bytes(uuid)
-                     : other.coordinator != nullptr ? other.coordinator->BytesAt(tier)
-                                                    : 0,
-                     other.uid == known.uid});
-    }
-    return HoldersText(std::move(all));
-  };
   // What a host asks for again, since it has not heard how it went: of what is under way the end
   // answers, of what is done the copy.
   std::vector<FlushWanted::Shard> shards;
@@ -232,19 +226,19 @@ void Agent::TakeMessage(const JobUuid& job, const FlushWanted& m) {
       AskDurableRoom(job, m.to, used + bytes - max);
     }
     const absl::Status full = absl::ResourceExhaustedError(
-        !can_fit
-            ? absl::StrCat(
-                  "the step takes ", FormatBytes(bytes), ", more than ",
-                  shared ? absl::StrCat("the ", FormatBytes(max), " that ", tier,
-                                        ".bytes_max leaves for copies")
-                         : absl::StrCat("all of ", tier, ".bytes_max (", FormatBytes(max), ")"),
-                  "; raise it")
-            : absl::StrCat(
-                  tier, " holds ", FormatBytes(used), " of ", FormatBytes(max), " (",
-                  shared ? "what " : "", tier, ".bytes_max", shared ? " leaves for copies" : "",
-                  "), and the step takes ", FormatBytes(bytes),
-                  "; raise it, or let the job keep less there: ckptctl set ", known.name, " ", tier,
-                  ".keep_last=1", holders(m.to), "; ckptctl gc --dry-run shows what may go"));
+        !can_fit ? absl::StrCat("the step takes ", FormatBytes(bytes), ", more than ",
+                                shared ? absl::StrCat("the ", FormatBytes(max), " that ", tier,
+                                                      ".bytes_max leaves for copies")
+                                       : absl::StrCat("all of ", tier, ".bytes_max (",
+                                                      FormatBytes(max), ")"),
+                                "; raise it")
+                 : absl::StrCat(tier, " holds ", FormatBytes(used), " of ", FormatBytes(max), " (",
+                                shared ? "what " : "", tier, ".bytes_max",
+                                shared ? " leaves for copies" : "", "), and the step takes ",
+                                FormatBytes(bytes),
+                                "; raise it, or let the job keep less there: ckptctl set ",
+                                known.name, " ", tier, ".keep_last=1", HoldersIn(m.to, known.uid),
+                                "; ckptctl gc --dry-run shows what may go"));
     for (const FlushWanted::Shard& shard : shards) {
       refuse(shard, full);
     }
@@ -336,10 +330,14 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
                      ? absl::UnavailableError(op->stalled)
                      : e.status;
   if (IsNoSpace(e.status)) {
+    const KnownJob& known = jobs_.at(op->job);
+    const absl::string_view tier = ToAbsl(TierName(op->tier));
     ended.status = Annotate(
-        ended.status, absl::StrCat("the file system of ", ToAbsl(TierName(op->tier)),
-                                   " is full, or its quota is (ckptctl gc --dry-run shows what "
-                                   "Holdfast may delete there)"));
+        ended.status,
+        absl::StrCat("the file system of ", tier, " is full, or its quota is: make room there, or ",
+                     "let the job keep less: ckptctl set ", known.name, " ", tier, ".keep_last=1",
+                     HoldersIn(op->tier, known.uid),
+                     " (ckptctl gc --dry-run shows what Holdfast may delete there)"));
   }
   ended.source_bad = e.source_bad;
   ended.copy = e.copy;
@@ -364,7 +362,7 @@ void Agent::OnFlushEnded(const FlushEnded& told) {
   }
   Send(op->job, std::move(ended));
   if (e.status.ok()) {
-    durable_room_.Found(op->tier);
+    durable_room_.Found(op->tier, op->job);
   }
   if (e.status.ok() && op->tier == TierKind::kNvme) {
     CheckWatermark(op->job);

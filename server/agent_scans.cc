@@ -74,7 +74,12 @@ void Agent::OnDriveScanned(const TierScanned& e) {
     rebuild_->nvme_read = rebuild_->nvme_read && e.status.ok();
   }
   for (const FoundJob& found : e.jobs) {
-    if (AdoptFound(found, began) == nullptr) {
+    const bool adopted = AdoptFound(found, began) != nullptr;
+    if (std::string another = AnotherRun(found, e.dir); !another.empty()) {
+      drive.hidden[found.name] = std::move(another);
+      drives_again_ = time_.now + kRescan;
+    }
+    if (!adopted) {
       continue;
     }
     CopiesFound copies = TakeDriveCopies(found, began);
@@ -195,8 +200,11 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
       rebuild_->reply.add_problems(Message(e.status));
     }
   }
+  std::string another;
   for (const FoundJob& found : e.jobs) {
-    if (!TakesRemote(found) || AdoptFound(found, op.begun) == nullptr) {
+    const bool adopted = TakesRemote(found) && AdoptFound(found, op.begun) != nullptr;
+    another = AnotherRun(found, e.dir);
+    if (!adopted) {
       continue;
     }
     CopiesFound copies;
@@ -220,13 +228,13 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   }
   if (const KnownJob* job = FindJob(e.job_name); job != nullptr && job->coordinator != nullptr) {
     const JobUuid uuid = job->uuid;
-    if (e.status.ok()) {
+    if (e.status.ok() && another.empty()) {
       remote_known_.insert(uuid);
       remote_problems_.erase(uuid);
       remote_away_bytes_.erase(uuid);
       rescan_at_.erase(e.job_name);
     } else if (remote_known_.count(uuid) == 0) {
-      remote_problems_[uuid] = Message(e.status);
+      remote_problems_[uuid] = e.status.ok() ? another : Message(e.status);
       rescan_at_[e.job_name] = time_.now + kRescan;
     }
     TellInventory(uuid, TierKind::kRemote);
@@ -237,6 +245,23 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
     lookup->second.failure = e.status.ok() ? "" : Message(e.status);
   }
   AdvanceLookups();
+}
+
+// Not empty: what lies under the job's name there is of another run of it, which whoever starts
+// over or restores an older step must not miss.
+std::string Agent::AnotherRun(const FoundJob& found, const std::string& dir) const {
+  const auto here = names_.find(found.name);
+  const bool goes = removed_jobs_.count(found.uuid) + removals_.count(found.uuid) > 0 ||
+                    (clustered() && WasRemoved(found.name, found.uuid));
+  if (here == names_.end() || here->second == found.uuid || goes ||
+      (found.copies.empty() && found.bad.empty())) {
+    return "";
+  }
+  return absl::StrCat("'", dir, "/", found.name, "' has copies of another run of job '", found.name,
+                      "', ", found.uuid.ToString(), ", and the job is ", here->second.ToString(),
+                      " here; to go back to that run: ckptctl rm ", found.name,
+                      " --yes, which takes the present run alone, and start the job again; else "
+                      "move that directory elsewhere");
 }
 
 // The job as its tier knows it, here too from now on. Null: its name is another job's here.

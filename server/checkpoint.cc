@@ -530,6 +530,7 @@ CheckpointView Checkpoint::View(CheckpointId id) const {
   for (const TierKind tier : kAllTiers) {
     TierPresence& there = view.at(tier);
     there.unlisted = tier == TierKind::kRemote && !manifest ? GoodAt(tier) : 0;
+    there.promised = tier == TierKind::kRemote && (manifest || promised_there);
     there.bad = BadAt(tier);
     there.bytes = BytesAt(tier);
     there.flushing = drain(tier).Busy();

@@ -105,18 +105,19 @@ struct Drain {
 
 struct Checkpoint {
   uint32_t world_size = 0;
-  bool committed = false;      // every rank has a good copy somewhere
-  bool dead = false;           // it was whole or never can be, and is not now
-  bool cut_off = false;        // it was whole, and is again when nodes can be reached again
-  bool contradictory = false;  // its shards contradict each other: that does not mend
-  bool is_protected = false;   // its predecessor was shed: it gets its chance
-  bool manifest = false;       // its remote copies are committed
-  bool begun_there = false;    // a scan found its remote copies marked as being written
-  bool removing = false;       // in one of the durable tiers, or from peers, just now
-  bool replicated = false;     // it was told that it is whole in peers' memory, and it still is
-  uint32_t good = 0;           // ranks with a good copy somewhere
-  uint64_t bytes = 0;          // of all its shards
-  int64_t unix_ms = 0;         // of the newest shard
+  bool committed = false;       // every rank has a good copy somewhere
+  bool dead = false;            // it was whole or never can be, and is not now
+  bool cut_off = false;         // it was whole, and is again when nodes can be reached again
+  bool contradictory = false;   // its shards contradict each other: that does not mend
+  bool is_protected = false;    // its predecessor was shed: it gets its chance
+  bool manifest = false;        // its remote copies are committed
+  bool begun_there = false;     // a scan found its remote copies marked as being written
+  bool promised_there = false;  // … without that mark: it was committed there, or is
+  bool removing = false;        // in one of the durable tiers, or from peers, just now
+  bool replicated = false;      // it was told that it is whole in peers' memory, and it still is
+  uint32_t good = 0;            // ranks with a good copy somewhere
+  uint64_t bytes = 0;           // of all its shards
+  int64_t unix_ms = 0;          // of the newest shard
   int64_t begun_unix_ms = 0;
   MonotonicTime begun{};
   std::string divergence;  // not empty: which replicas hold other bytes than the rest

@@ -523,7 +523,7 @@ class Coordinator {
       const std::function<std::optional<Step>(const AttemptInfo&)>& last_of) const;
   std::optional<CheckpointId> NewestIn(TierKind tier) const;
   bool MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& candidates) const;
-  std::optional<CheckpointId> NewestInParts() const;
+  std::optional<CheckpointId> NewestInParts(std::optional<TierKind> tier) const;
   void GoOnWithTier(TierKind tier, Turn& t);
   void GoOnWithSession(Turn& t);
   void On(const FetchFailed& m, Turn& t);
@@ -565,6 +565,7 @@ class Coordinator {
   void AddUnread(CheckpointId usable, NewerStep& newer) const;
   bool MayUse(CheckpointId step, Turn& t);
   void EndWaitForCopies(Turn& t);
+  void ForgetWaitForCopies(Turn& t);
   std::string WhatIsPassedOver(CheckpointId restored) const;
   void LoadStepWait(const v1::StepWait& wait);
   void SaveStepWait(MonotonicTime now, v1::JobState& state) const;

@@ -102,7 +102,7 @@ void Coordinator::AddUnread(CheckpointId usable, NewerStep& newer) const {
 bool Coordinator::MayUse(CheckpointId step, Turn& t) {
   const std::optional<NewerStep> newer = NewerThan(step);
   if (!newer) {
-    EndWaitForCopies(t);
+    ForgetWaitForCopies(t);
     return true;
   }
   const FallBackRule::Decision decision = fall_back_.Judge(
@@ -134,6 +134,13 @@ bool Coordinator::MayUse(CheckpointId step, Turn& t) {
 void Coordinator::EndWaitForCopies(Turn& t) {
   if (fall_back_.waiting()) {
     fall_back_.Stop(t.time.now);
+    PersistLazily(t);
+  }
+}
+
+void Coordinator::ForgetWaitForCopies(Turn& t) {
+  if (fall_back_.SoFar(t.time.now).time > Duration{}) {
+    fall_back_.Forget();
     PersistLazily(t);
   }
 }

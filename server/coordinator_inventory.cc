@@ -150,6 +150,10 @@ bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& c
   if (!history_known_ || newer(NewestIn(tier)) || (candidates.empty() && pending)) {
     return true;  // (a session without candidates waits for the tiers being read)
   }
+  // The rest of what lies there in parts may be where it cannot be read.
+  if (!pending && newer(NewestInParts(tier))) {
+    return true;
+  }
   // What the node published just before it went down, it may not have noted. As long as the tier
   // is going to be read, that is waited for: on the drives for anything, at the remote tier for
   // what is known to have been committed, and for a step of which parts are left: a host that is
@@ -157,18 +161,19 @@ bool Coordinator::MayHoldNewer(TierKind tier, const std::vector<CheckpointId>& c
   if (!rebooted_ || !pending) {
     return false;
   }
-  return tier == TierKind::kNvme || newer(NewestInParts()) ||
+  return tier == TierKind::kNvme || newer(NewestInParts(std::nullopt)) ||
          newer(NewestOnLine([](const AttemptInfo& info) {
            return info.any_committed ? std::optional(info.last_committed_step) : std::nullopt;
          }));
 }
 
-// The newest step of the line that some ranks' shards are known of, and not all.
-std::optional<CheckpointId> Coordinator::NewestInParts() const {
+// The newest step of the line that some ranks' shards are known of, there if a tier is named, and
+// not all.
+std::optional<CheckpointId> Coordinator::NewestInParts(std::optional<TierKind> tier) const {
   const auto newest =
-      std::find_if(checkpoints_.rbegin(), checkpoints_.rend(), [this](const auto& known) {
+      std::find_if(checkpoints_.rbegin(), checkpoints_.rend(), [&](const auto& known) {
         const auto& [id, checkpoint] = known;
-        return OnLine(line_, id) && checkpoint.good > 0 &&
+        return OnLine(line_, id) && checkpoint.good > 0 && (!tier || checkpoint.AnyAt(*tier)) &&
                checkpoint.good < checkpoint.world_size && !checkpoint.contradictory;
       });
   return newest == checkpoints_.rend() ? std::nullopt : std::optional(newest->first);
@@ -311,9 +316,16 @@ void Coordinator::On(const CopiesFound& m, Turn& t) {
     if (const auto it = checkpoints_.find(id);
         it != checkpoints_.end() && m.tier == TierKind::kRemote) {
       it->second.begun_there = begun.count(id) > 0;
+      it->second.promised_there = !it->second.begun_there;
     }
   }
   TakeBad(m, t);
+  for (const BadDurableCopy& bad : m.bad) {
+    if (const auto it = checkpoints_.find(bad.copy.copy.id.checkpoint());
+        it != checkpoints_.end() && m.tier == TierKind::kRemote) {
+      it->second.promised_there = true;  // (what is only begun there is never told as damaged)
+    }
+  }
   for (const CheckpointId& id : m.manifests) {
     if (const auto it = checkpoints_.find(id);
         it != checkpoints_.end() && it->second.AnyAt(m.tier)) {

@@ -408,8 +408,9 @@ void Coordinator::On(const DurableRoomAsked& m, Turn& t) {
     coming += going->problem.empty() && going->stalled.empty() ? going->bytes : 0;
   }
   const auto stage = static_cast<RoomStage>(m.stage);
-  if (RanksAlive() > 0 && (stage == RoomStage::kEndedInRemote || stage == RoomStage::kEndedJobs)) {
-    return;  // it runs (again)
+  const bool of_ended = stage == RoomStage::kEndedInRemote || stage == RoomStage::kEndedJobs;
+  if (RanksAlive() > 0 && (of_ended || m.for_another)) {
+    return;  // it runs (again), wherever
   }
   removals.pressure = std::max(removals.pressure, m.bytes - std::min(m.bytes, coming));
   removals.stage = stage;

@@ -64,8 +64,10 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
                      last_failure_
                          ? absl::StrCat(" (its restore failed: ", last_failure_->message, ")")
                          : "",
-                     "; restore first, or decide to begin anew: ckptctl restore ", name_,
-                     " --from-scratch"));
+                     last_failure_ ? absl::StrCat("; see ckptctl explain ", name_)
+                                   : absl::StrCat("; restore first, or decide to begin anew: "
+                                                  "ckptctl restore ",
+                                                  name_, " --from-scratch")));
   }
   const auto last = last_begun_.find(m.rank);
   if (last != last_begun_.end() && m.step <= last->second) {
@@ -584,7 +586,12 @@ bool Coordinator::AnswerDurableAwait(RequestToken token, const AwaitWaiter& wait
   const TierKind tier = TierOf(waiter.stage);
   if (checkpoint.CommittedAt(tier)) {
     // Whoever asks late hears when it was; what was found there by a scan, nobody knows of.
-    t.Say(StageReached{token, waiter.stage, checkpoint.drain(tier).whole_unix_ms});
+    const StageReached reached{token, waiter.stage, checkpoint.drain(tier).whole_unix_ms};
+    if (tier == TierKind::kPeer) {
+      t.Say(reached);
+    } else {  // a restore that cannot read the tier must know that the step lies there
+      AnswerWhenDurable(token, reached, t);
+    }
     return true;
   }
   const Drain& drain = checkpoint.drain(tier);

@@ -34,33 +34,25 @@ std::vector<JobUuid> Who(RoomStage stage, const JobUuid& job,
 
 }  // namespace
 
-std::vector<DurableRoom::Ask> DurableRoom::Next(TierKind tier, const JobUuid& job,
-                                                const std::vector<Ended>& ended, bool going) {
-  State& state = states_[static_cast<size_t>(tier)];
-  const std::vector<RoomStage>& stages = StagesOf(tier);
-  if (going) {
-    return {};
+std::optional<DurableRoom::Ask> DurableRoom::Next(TierKind tier, const JobUuid& job,
+                                                  const std::vector<Ended>& ended, bool going,
+                                                  MonotonicTime now) {
+  const auto before = asked_at_.find(tier);
+  if (going || (before != asked_at_.end() && now - before->second < kRoomPatience)) {
+    return std::nullopt;
   }
+  State& state = states_[{tier, job}];
+  const std::vector<RoomStage>& stages = StagesOf(tier);
   for (size_t tries = 0; tries <= stages.size(); ++tries) {
     const RoomStage stage = stages[state.stage];
     const std::vector<JobUuid> who = Who(stage, job, ended);
-    // An ended job's last copies go one job after the other, so that no more go than are needed.
-    const bool one = stage == RoomStage::kEndedJobs;
-    if (state.asked < (one ? who.size() : std::min<size_t>(who.size(), 1))) {
-      std::vector<Ask> asks;
-      for (size_t i = one ? state.asked : 0; i < (one ? state.asked + 1 : who.size()); ++i) {
-        asks.push_back({who[i], stage});
-      }
-      ++state.asked;
-      return asks;
+    if (state.asked < who.size()) {
+      asked_at_[tier] = now;
+      return Ask{who[state.asked++], stage};
     }
     state = {(state.stage + 1) % stages.size(), 0};
   }
-  return {};
-}
-
-void DurableRoom::Found(TierKind tier) {
-  states_[static_cast<size_t>(tier)] = State();
+  return std::nullopt;
 }
 
 }  // namespace holdfast

@@ -3,21 +3,27 @@
 // on its way out any more and there still is no room (docs/deletion.md, "When room is short").
 //
 //   DurableRoom room;
-//   for (const DurableRoom::Ask& ask : room.Next(tier, job, ended, going)) …   // DurableRoomAsked
-//   room.Found(tier);                                           // a flush has ended well
+//   if (const auto ask = room.Next(tier, job, ended, going, now)) …   // DurableRoomAsked
+//   room.Found(tier, job);                                   // a flush of the job has ended well
 //
 // Owned by the Agent; pure, not thread-safe.
 #pragma once
 
-#include <array>
+#include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/ids.h"
 #include "recovery/deletion.h"
 
 namespace holdfast {
+
+// Whoever is asked has so long to begin: what another node is asked for is not seen from here.
+inline constexpr Duration kRoomPatience = std::chrono::seconds(2);
 
 class DurableRoom {
  public:
@@ -31,18 +37,20 @@ class DurableRoom {
     RoomStage stage = RoomStage::kUsual;
   };
 
-  // `going`: something is on its way out of the tier already; then nothing more is asked for.
-  std::vector<Ask> Next(TierKind tier, const JobUuid& job, const std::vector<Ended>& ended,
-                        bool going);
-  void Found(TierKind tier);
+  // One job after the other is asked, so that no more goes than is needed. Nobody, while something
+  // is on its way out of the tier (`going`), or somebody was asked a moment ago.
+  std::optional<Ask> Next(TierKind tier, const JobUuid& job, const std::vector<Ended>& ended,
+                          bool going, MonotonicTime now);
+  void Found(TierKind tier, const JobUuid& job) { states_.erase({tier, job}); }
 
  private:
   struct State {
     size_t stage = 0;  // of those that the tier has
-    size_t asked = 0;  // times in this stage
+    size_t asked = 0;  // jobs in this stage
   };
 
-  std::array<State, kTierKinds> states_;
+  std::map<std::pair<TierKind, JobUuid>, State> states_;  // of who needs room
+  std::map<TierKind, MonotonicTime> asked_at_;
 };
 
 }  // namespace holdfast

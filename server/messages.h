@@ -235,7 +235,8 @@ struct PrefetchEnded {
 struct DurableRoomAsked {
   TierKind tier = TierKind::kNvme;
   uint64_t bytes = 0;
-  uint32_t stage = 0;  // RoomStage (recovery/deletion.h)
+  uint32_t stage = 0;        // RoomStage (recovery/deletion.h)
+  bool for_another = false;  // job: then one that runs gives nothing
 };
 // What a memory copy is needed for is a fetch, not a save.
 struct FetchRoomAsked {

@@ -733,6 +733,7 @@ void Fields(Io& io, M& m, v1::DurableRoomAsked& p) {
   DurableTier(io, HF_FIELD(tier));
   io.Any(HF_FIELD(bytes));
   io.Within(HF_FIELD(stage), 0, static_cast<uint32_t>(RoomStage::kEndedJobs));
+  io.Any(HF_FIELD(for_another));
 }
 
 template <typename Io, typename M>

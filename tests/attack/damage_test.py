@@ -10,13 +10,15 @@ is told which step was passed over, and once the thing is back every step is who
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from _pytest.mark import ParameterSet
 from node import JOB, Node, saved_node
 
 
@@ -113,6 +115,17 @@ CASES = [
 CASES = [case for case in CASES if not _nothing_tells(case)]
 
 
+def _marked() -> Iterator[ParameterSet]:
+    """Of each thing and damage one case always runs, in turn with the state kept or lost, alone or not; the rest is slow."""
+    by_damage = itertools.groupby(CASES, key=lambda case: (case.target, case.damage))
+    for turn, (_, cases) in enumerate(by_damage):
+        of_one = list(cases)
+        always = turn % len(of_one)
+        for number, case in enumerate(of_one):
+            marks = [] if number == always else [pytest.mark.slow]
+            yield pytest.param(case, marks=marks, id=str(case))
+
+
 def _all_ok(answers: list[str]) -> bool:
     return all(answer.startswith("ok ") for answer in answers)
 
@@ -127,7 +140,7 @@ def _unharmed(
         assert now[path] == digest, f"{path} was changed"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", _marked())
 def test_what_is_put_back_is_there_again(case: Case, tmp_path: pathlib.Path) -> None:
     with saved_node(case.tiers) as node:
         before = node.files()

@@ -147,7 +147,7 @@ TEST(Deletion, IncompleteStepsOfAnArchiveStay) {
       << "unless room is short";
 }
 
-TEST(Deletion, RemoteKeepsEightIncompleteStepsOfTheLine) {
+TEST(Deletion, RemoteKeepsEightStepsOfTheLineWhoseWritingDidNotEnd) {
   std::vector<CheckpointView> views;
   for (Step step = 21; step <= 28; ++step) {
     views.push_back(View({2, step}, {kRem, 0}));
@@ -171,6 +171,15 @@ TEST(Deletion, RemoteKeepsEightIncompleteStepsOfTheLine) {
   DeletionRules unread = rules;
   unread.unread = true;
   EXPECT_EQ(goes(TierKind::kRemote, unread), Ids{});
+  DeletionRules for_ever = rules;
+  for_ever.keep_every_steps = 7;
+  EXPECT_EQ(goes(TierKind::kRemote, for_ever), Ids{}) << "21 and 28 stay, and do not count";
+  // What was whole there, and is damaged now, may be put back: it stays, and does not count.
+  for (const size_t promised : {size_t{0}, views.size() - 1}) {
+    views[promised].at(TierKind::kRemote).promised = true;
+    EXPECT_EQ(goes(TierKind::kRemote, rules), Ids{});
+    views[promised].at(TierKind::kRemote).promised = false;
+  }
   views.front().pinned = true;
   EXPECT_EQ(goes(TierKind::kRemote, rules), Ids{})
       << "what stays for another reason does not count";
@@ -201,9 +210,12 @@ TEST(Deletion, RoomTakesSupersededThenIncompleteThenBranches) {
   std::vector<CheckpointView> views{Parts({1, 5}),  Whole({1, 15}), Whole({1, 35}), Whole({2, 40}),
                                     Parts({2, 50}), Parts({2, 60}), Parts({2, 70})};
   views[2].left_unix_ms = kSealed;
-  const DeletionRules rules{.keep_last = 9, .now_unix_ms = kSealed + 1, .grace_ms = 1000};
+  DeletionRules rules{.keep_last = 9, .now_unix_ms = kSealed + 1, .grace_ms = 1000};
   EXPECT_EQ(Nvme(views, rules).goes, Ids{});
   const Ids order{{1, 15}, {1, 5}, {2, 50}, {1, 35}};
+  EXPECT_EQ(Nvme(views, rules, 100'000).goes, (Ids{{1, 15}, {1, 5}, {2, 50}}))
+      << "above the high watermark nobody is short of room yet";
+  rules.room_stage = RoomStage::kLeftBranches;
   for (size_t n = 1; n <= order.size(); ++n) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -345,7 +357,8 @@ TEST(Deletion, TheOnlyCopyOfTheNewestStepStaysOnAnyBranch) {
   // A job begun anew: its line has nothing yet.
   const std::vector<Descent> anew{{3, {}}};
   const std::vector<CheckpointView> views{View({1, 10}, {kNv}), View({2, 30}, {kNv})};
-  Plan plan = Nvme(views, {.keep_last = 1}, 1000, anew);
+  const DeletionRules short_of_room{.keep_last = 1, .room_stage = RoomStage::kLeftBranches};
+  Plan plan = Nvme(views, short_of_room, 1000, anew);
   EXPECT_EQ(plan.goes, (Ids{{1, 10}}));
   EXPECT_EQ(plan.why.at({2, 30}),
             "newest step of any branch that would outlive a reboot of the node");
@@ -462,7 +475,7 @@ TEST_P(RandomDeletion, WithoutNeedOnlyWhatLaterStepsCoverGoes) {
         later_parts += after && !complete(model);
       }
       if (tier == TierKind::kRemote && later_parts >= 8 && !rules.unread) {
-        continue;  // (RemoteKeepsEightIncompleteStepsOfTheLine)
+        continue;  // (RemoteKeepsEightStepsOfTheLineWhoseWritingDidNotEnd)
       }
       for (const ModelCheckpoint& model : inventory.checkpoints) {
         if (model.flags.id != verdict.id) {

@@ -106,6 +106,10 @@ class Scanner {
     if (!S_ISDIR(info->mode)) {
       Unknown(path, "not a directory");
     }
+    if (S_ISLNK(info->mode)) {  // somebody has moved it; what it leads to is not read
+      out_.hidden.try_emplace(job_, absl::FailedPreconditionError(absl::StrCat(
+                                        "'", path, "' is a link: put the directory itself there")));
+    }
     return S_ISDIR(info->mode);
   }
 

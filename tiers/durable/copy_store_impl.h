@@ -217,6 +217,7 @@ struct CopyStore::Impl {
     std::string other_name;   // of a job that is not this directory's
     size_t asked = 0;
   };
+  absl::Status CheckNothingIsThere(const JobIdentity& job);
   absl::StatusOr<RecordsSay> AskRecords(const std::string& job_name);
   void AskRecord(const std::string& job_name, const CheckpointId& step, const std::string& name,
                  Rank rank, RecordsSay& say);

@@ -92,6 +92,9 @@ absl::StatusOr<CopyStore::Impl::RecordsSay> CopyStore::Impl::AskRecords(
   for (const CheckpointId& step : steps) {
     const absl::StatusOr<std::vector<std::string>> names =
         env.List(StepDirectory(job_name, step), kStepNamesMax);
+    if (!names.ok() && !absl::IsNotFound(names.status())) {
+      return names.status();  // something of the job may lie there
+    }
     for (const std::string& name : names.value_or(std::vector<std::string>())) {
       const StepFile file = ParseStepFileName(options.kind, name);
       say.anything = say.anything || file.role == StepFileRole::kImage ||
@@ -149,11 +152,12 @@ absl::StatusOr<JobIdentity> CopyStore::Impl::RebuildJob(const std::string& job_n
         absl::StrCat("'", directory, "': its records are of job '", say.other_name, "'"));
   }
   if (!say.job) {
-    return say.anything ? lost("no record in it can be read",
-                               "put JOB or one of the records back, or move the directory "
-                               "elsewhere, then: ckptctl rebuild")
-                        : absl::NotFoundError(
-                              absl::StrCat("'", directory, "': a directory without a file JOB"));
+    return say.anything || !absl::IsNotFound(why)
+               ? lost("no record in it can be read",
+                      "put JOB or one of the records back, or move the directory elsewhere, then: "
+                      "ckptctl rebuild")
+               : absl::NotFoundError(
+                     absl::StrCat("'", directory, "': a directory without a file JOB"));
   }
   HF_RETURN_IF_ERROR(Prepare());
   if (owner) {
@@ -220,6 +224,23 @@ absl::StatusOr<CopyStore::JobFileWritten> CopyStore::WriteJobFile(const std::str
   return JobFileWritten{std::move(job), true};
 }
 
+// A directory that has lost its file JOB and has copies of another job is not this one's: with its
+// JOB they would be nobody's. (A scan writes JOB again from the records, where they agree.)
+absl::Status CopyStore::Impl::CheckNothingIsThere(const JobIdentity& job) {
+  const absl::StatusOr<RecordsSay> say = AskRecords(job.name);
+  if (absl::IsNotFound(say.status())) {
+    return absl::OkStatus();  // no directory, or one that is being removed
+  }
+  HF_RETURN_IF_ERROR(say.status());
+  if (!say->anything || (say->job && !say->two_jobs && say->job->job == job.job)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", JobDirectory(job.name), "' has no file JOB, and copies that are not of this job",
+      say->other_name.empty() ? "" : absl::StrCat(" (of job '", say->other_name, "')"),
+      ": put JOB back, move the directory elsewhere, or give this job another name"));
+}
+
 absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
   HF_RETURN_IF_ERROR(CheckJob(job));
   const auto another = [&](const JobUuid& theirs) {
@@ -254,6 +275,7 @@ absl::Status CopyStore::Impl::OpenJob(const JobIdentity& job) {
     if (!absl::IsNotFound(there.status())) {
       return there.status();
     }
+    HF_RETURN_IF_ERROR(CheckNothingIsThere(job));
     const absl::Status made = CreateJob(job);
     if (!made.ok() && !(absl::IsNotFound(made) && tries < kTriesMax)) {
       return made;

@@ -8,6 +8,7 @@
 // afterwards: so one of the two takes it away.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,17 @@ absl::Status CopyStore::Impl::MarkBegun(const std::string& step_directory, uint3
     return absl::OkStatus();
   }
   const std::string mark = JoinPath(step_directory, kMarkName);
+  HF_ASSIGN_OR_RETURN(const bool marked, Exists(mark));
+  if (!marked) {
+    // What lies there without a mark was whole, and has lost its manifest: it is no beginning.
+    HF_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        env.List(step_directory, kStepNamesMax));
+    if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+          return ParseStepFileName(options.kind, name).role == StepFileRole::kRecord;
+        })) {
+      return absl::OkStatus();
+    }
+  }
   const absl::StatusOr<std::unique_ptr<File>> made =
       env.Open(mark, OpenMode::kCreateExclusive, {.no_symlink = true});
   if (made.ok()) {

@@ -199,7 +199,9 @@ absl::Status RemoveJobFrom(const Context& context, std::optional<size_t> drive,
       absl::IsFailedPrecondition(removed) ? absl::OkStatus() : Judged(*context, place, removed);
   if (drive && (ended.ok() || absl::IsNotFound(ended))) {
     context->index.EraseJob(action.job, *drive);
-    context->witnesses->JobGone(*drive, action.job_name);
+    if (!absl::IsFailedPrecondition(removed)) {  // (the other run's drive is still expected)
+      context->witnesses->JobGone(*drive, action.job_name);
+    }
   }
   return ended;
 }
@@ -306,6 +308,19 @@ DurableCopy CopyOf(const JobScan& job, const CheckpointScan& step, const CopyEnt
   return copy;
 }
 
+// Nothing else tells that there was such a step: it is known by the name of its manifest.
+BadDurableCopy NothingButItsManifest(const JobScan& job, const CheckpointScan& step,
+                                     CopyStore& store) {
+  BadDurableCopy bad;
+  bad.copy = CopyOf(job, step, CopyEntry(), 0, {}, store);
+  bad.copy.location =
+      absl::StrCat(bad.copy.location.substr(0, bad.copy.location.rfind('/') + 1), "MANIFEST");
+  bad.what =
+      Utf8Text(absl::StrCat(Message(step.manifest_why), "; no other file of the step is there")
+                   .substr(0, kWhatBytesMax));
+  return bad;
+}
+
 void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
              const std::function<void(const ShardId&)>& each,
              const std::function<void(const ShardId&)>& each_bad) {
@@ -327,6 +342,9 @@ void Convert(const DurableScan& scan, TierScanned& out, CopyStore& store,
       }
       if (step.begun) {
         found.begun.push_back(step.id);
+      }
+      if (step.manifest_unreadable && step.copies.empty() && step.damaged.empty()) {
+        found.bad.push_back(NothingButItsManifest(job, step, store));
       }
       for (const CopyEntry& entry : step.copies) {
         found.copies.push_back(CopyOf(job, step, entry, step.world_size, step.descent, store));
