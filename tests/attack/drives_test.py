@@ -97,6 +97,23 @@ def test_nvme_alone_waits_for_its_drive(how: str, state: str) -> None:
         node.save_everywhere(3)
 
 
+def test_what_was_acknowledged_a_moment_before_the_power_went_is_known_to_be_there() -> None:
+    with saved_node(("nvme",)) as node:
+        drive = _id_of(node.root / "d0")
+        for step in range(3, 9):
+            node.start()
+            assert all(f"step={step - 1}" in answer for answer in _launch_and_restore(node))
+            node.save_everywhere(step)
+            node.crash()
+            _take_away(node, "gone")
+            node.start()
+            answers = _launch_and_restore(node)
+            assert all("error " in answer for answer in answers), answers
+            assert all(f"forget-drive {drive[:8]}" in answer for answer in answers), answers
+            node.crash()
+            _put_back(node)
+
+
 @pytest.mark.parametrize("state", ["kept", "lost"])
 def test_what_lay_on_one_drive_alone_is_not_nothing(state: str) -> None:
     """The other drive has no file of the job. What it says of the first one is all that tells of it."""

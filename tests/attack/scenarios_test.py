@@ -269,3 +269,57 @@ def test_what_a_person_chose_outlives_a_loss_of_power(when: str) -> None:
             restored = _restarted(node)
             assert all("step=1" in answer for answer in restored), restored
             node.crash()
+
+
+@pytest.mark.parametrize("what", ["remote/job", "remote/job/2-a1"])
+def test_a_directory_that_became_a_link(what: str) -> None:
+    """To where somebody made room. It is not followed, and it is not nothing."""
+    with saved_node(("remote",)) as node:
+        before = node.files()
+        (node.root / what).rename(node.root / "elsewhere")
+        (node.root / what).symlink_to(node.root / "elsewhere")
+        node.lose_state()
+        node.start()
+        opened = node.launch()
+        if all(answer.startswith("ok ") for answer in opened):
+            restored = node.all("restore")
+            assert not any("NOTHING_TO_RESTORE" in answer for answer in restored), restored
+            for answer, notes in zip(restored, node.all("notes"), strict=True):
+                assert answer.startswith("error ") or "is a link" in notes, (answer, notes)
+        node.crash()
+        (node.root / what).unlink()
+        (node.root / "elsewhere").rename(node.root / what)
+        _unharmed(before, node)
+
+
+def test_a_run_whose_directory_was_away_is_not_forgotten_for_the_next_one() -> None:
+    """The job starts from nothing while its directories have another name, and then they are back."""
+    with saved_node() as node:
+        before = node.files()
+        for place in node.places():
+            (place / JOB).rename(place / "another")
+        node.lose_state()
+        node.start()
+        node.launch()
+        node.all("restore")
+        node.crash()
+        for place in node.places():
+            shutil.rmtree(place / JOB, ignore_errors=True)
+            (place / "another").rename(place / JOB)
+        node.start()
+        opened = node.launch()
+        restored = node.restore_when_ready() if "ok " in opened[0] else opened
+        assert all("error " in answer for answer in restored), restored
+        assert not any("NOTHING_TO_RESTORE" in answer for answer in restored), restored
+        assert any("another run of job" in a and f"ckptctl rm {JOB}" in a for a in restored), (
+            restored
+        )
+        for rank in node.ranks:
+            rank.kill()
+        node.ranks = []
+        node.daemon.ctl("rm", JOB, "--yes")
+        node.crash()
+        restored = _restarted(node)
+        assert all("step=2" in answer for answer in restored), restored
+        node.crash()
+        _unharmed(before, node)

@@ -358,6 +358,34 @@ TEST_P(HostileCopyTest, DamagedCopiesHaveALimit) {
   EXPECT_EQ(scan->unreadable_count, kScanDamagedMax + 3);
 }
 
+// A directory that has lost its JOB is no new job's while anything of a step may lie there.
+TEST_P(HostileCopyTest, NoJobIsMadeWhereCopiesLieOrMayLie) {
+  const SampleImage sample = SampleShard(900, 1, 4);
+  Publish(sample);
+  const std::string job_file = Path("demo/JOB");
+  const std::string good = Read(job_file);
+  JobIdentity other = SampleJob();
+  other.job = OtherUuid();
+  const auto open_anew = [&](const JobIdentity& job) {
+    const auto anew = CopyStore::Open(harness_.options());  // it remembers no job
+    return anew.ok() ? (*anew)->OpenJob(job) : anew.status();
+  };
+  ASSERT_TRUE(env().Unlink(job_file).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(open_anew(other))) << "the records are of another";
+  EXPECT_FALSE(env().Info(job_file).ok());
+  harness_.faults()->FailMatching("list " + Path("demo/900-a3"), EIO);
+  EXPECT_FALSE(open_anew(other).ok());
+  EXPECT_THAT(store().ScanAll()->hidden, SizeIs(1)) << "something may lie there";
+  harness_.faults()->FailMatching("list " + Path("demo/900-a3"), 0);
+  EXPECT_TRUE(open_anew(SampleJob()).ok()) << "they are its own";
+  EXPECT_EQ(Read(job_file), good);
+  // Damaged, and nothing else is left.
+  ASSERT_TRUE(store().RemoveCheckpoint(CheckpointOf(sample)).ok());
+  Write(job_file, good.substr(1));
+  EXPECT_THAT(store().ScanAll()->hidden, SizeIs(1));
+  EXPECT_FALSE(open_anew(other).ok());
+}
+
 TEST_P(HostileCopyTest, JobFiles) {
   const SampleImage sample = SampleShard(900, 1, 4);
   Publish(sample);

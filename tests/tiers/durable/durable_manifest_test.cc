@@ -112,6 +112,16 @@ TEST_F(HostileRemoteTest, AStepIsABeginningWhileItHasTheMarkAndNoManifest) {
   EXPECT_TRUE(CheckShard(store(), samples_[0]).ok());
 }
 
+// With a mark it would be a beginning, and nobody would miss it.
+TEST_F(HostileRemoteTest, AStepThatHasLostItsManifestGetsNoMarkAgain) {
+  Commit();
+  ASSERT_TRUE(env().Unlink(ManifestPath()).ok());
+  ASSERT_TRUE(env().Unlink(RecordOf(samples_[0])).ok());
+  ASSERT_TRUE(env().Unlink(ImageOf(samples_[0])).ok());
+  Publish(samples_[0]);
+  EXPECT_FALSE(env().Info(Path("demo/900-a3/writing")).ok());
+}
+
 TEST_F(HostileRemoteTest, NamesThatAreNotOursAreReportedAndKeepNoMark) {
   Publish(samples_[0]);
   ASSERT_TRUE(env().CreateDirectory(Path("lost+found"), 0700).ok());
