@@ -692,7 +692,7 @@ class Agent {
   void ScanDrives(std::vector<std::string> dirs = {});
   MonotonicTime DriveScanBegan(DrainId scan) const;
   KnownJob* AdoptFound(const FoundJob& found, MonotonicTime began);
-  std::string AnotherRun(const FoundJob& found, const std::string& dir) const;
+  void TellAnotherRun(const FoundJob& found, const TierScanned& e, MonotonicTime began);
   std::string HiddenOnDrives(const std::string& job_name) const;
   void TellInventory(const JobUuid& job, TierKind tier);
   void ScanRemoteFor(const std::string& name);

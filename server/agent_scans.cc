@@ -75,10 +75,7 @@ void Agent::OnDriveScanned(const TierScanned& e) {
   }
   for (const FoundJob& found : e.jobs) {
     const bool adopted = AdoptFound(found, began) != nullptr;
-    if (std::string another = AnotherRun(found, e.dir); !another.empty()) {
-      drive.hidden[found.name] = std::move(another);
-      drives_again_ = time_.now + kRescan;
-    }
+    TellAnotherRun(found, e, began);
     if (!adopted) {
       continue;
     }
@@ -200,10 +197,9 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
       rebuild_->reply.add_problems(Message(e.status));
     }
   }
-  std::string another;
   for (const FoundJob& found : e.jobs) {
     const bool adopted = TakesRemote(found) && AdoptFound(found, op.begun) != nullptr;
-    another = AnotherRun(found, e.dir);
+    TellAnotherRun(found, e, op.begun);
     if (!adopted) {
       continue;
     }
@@ -228,13 +224,13 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   }
   if (const KnownJob* job = FindJob(e.job_name); job != nullptr && job->coordinator != nullptr) {
     const JobUuid uuid = job->uuid;
-    if (e.status.ok() && another.empty()) {
+    if (e.status.ok()) {
       remote_known_.insert(uuid);
       remote_problems_.erase(uuid);
       remote_away_bytes_.erase(uuid);
       rescan_at_.erase(e.job_name);
     } else if (remote_known_.count(uuid) == 0) {
-      remote_problems_[uuid] = e.status.ok() ? another : Message(e.status);
+      remote_problems_[uuid] = Message(e.status);
       rescan_at_[e.job_name] = time_.now + kRescan;
     }
     TellInventory(uuid, TierKind::kRemote);
@@ -247,21 +243,33 @@ void Agent::TakeRemoteScan(const TierScanned& e, const DrainOp& op) {
   AdvanceLookups();
 }
 
-// Not empty: what lies under the job's name there is of another run of it, which whoever starts
-// over or restores an older step must not miss.
-std::string Agent::AnotherRun(const FoundJob& found, const std::string& dir) const {
+// What lies under the job's name there is of another run of it. It is of no use to this one, and
+// whoever would start over hears of it: the newest of it is told as a copy that cannot be used.
+void Agent::TellAnotherRun(const FoundJob& found, const TierScanned& e, MonotonicTime began) {
   const auto here = names_.find(found.name);
   const bool goes = removed_jobs_.count(found.uuid) + removals_.count(found.uuid) > 0 ||
                     (clustered() && WasRemoved(found.name, found.uuid));
-  if (here == names_.end() || here->second == found.uuid || goes ||
-      (found.copies.empty() && found.bad.empty())) {
-    return "";
+  if (here == names_.end() || here->second == found.uuid || goes || found.copies.empty() ||
+      !Tells(jobs_.at(here->second), e.tier)) {
+    return;
   }
-  return absl::StrCat("'", dir, "/", found.name, "' has copies of another run of job '", found.name,
-                      "', ", found.uuid.ToString(), ", and the job is ", here->second.ToString(),
-                      " here; to go back to that run: ckptctl rm ", found.name,
-                      " --yes, which takes the present run alone, and start the job again; else "
-                      "move that directory elsewhere");
+  const DurableCopy& newest = *std::max_element(
+      found.copies.begin(), found.copies.end(), [](const DurableCopy& a, const DurableCopy& b) {
+        return a.copy.id.checkpoint() < b.copy.id.checkpoint();
+      });
+  BadDurableCopy bad{newest,
+                     absl::StrCat("it is of another run of job '", found.name, "', ",
+                                  found.uuid.ToString(), "; the job is ", here->second.ToString(),
+                                  " here. To go back to that run: ckptctl rm ", found.name,
+                                  " --yes, which takes the present run alone, and start the job "
+                                  "again; else move that directory elsewhere")};
+  bad.copy.copy.id.job = here->second;
+  bad.copy.copy.world_size = 0;  // of the present one's shards it tells nothing
+  CopiesFound told;
+  told.tier = e.tier;
+  told.began = began;
+  told.bad = {std::move(bad)};
+  Send(here->second, std::move(told));
 }
 
 // The job as its tier knows it, here too from now on. Null: its name is another job's here.

@@ -754,10 +754,17 @@ std::string Coordinator::WhyNothingOfTheLine(CheckpointId newest,
                         ") is corrupt: ", bad.what);
   }
   const auto times = times_.find(newest);
-  return times != times_.end() && !times->second.fate.empty()
-             ? absl::StrCat("none of its copies is left: ", times->second.fate)
-             : "its copies are gone with this node's memory (a reboot, or the memory directory was "
-               "emptied)";
+  if (times != times_.end() && !times->second.fate.empty()) {
+    return absl::StrCat("none of its copies is left: ", times->second.fate);
+  }
+  for (const TierKind tier : kDurable) {
+    if (Configured(tier) && NewestIn(tier) == newest) {
+      return absl::StrCat("it was whole in ", Name(tier),
+                          ", and nothing of it is there now: put back what was moved or removed");
+    }
+  }
+  return "its copies are gone with this node's memory (a reboot, or the memory directory was "
+         "emptied)";
 }
 
 // "step 1 of attempt 1: rank 3's remote copy ('/…') is bad: …"

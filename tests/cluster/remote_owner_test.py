@@ -82,6 +82,7 @@ def test_two_clusters_that_were_given_one_remote_directory(network: Network) -> 
     rank = Rank(b, "job", policy=EVERY_STEP)
     said = rank.ask("open")
     assert said.startswith("error"), f"a new run does not begin while a tier is unread: {said}"
+    assert "belongs to cluster 'prod'" in said, f"and hears why: {said}"
     rank.kill()
     test.ctl("gc")
     assert _listing(network.remote) == before, "nothing was written, and nothing removed"

@@ -366,10 +366,7 @@ TEST_P(HostileCopyTest, NoJobIsMadeWhereCopiesLieOrMayLie) {
   const std::string good = Read(job_file);
   JobIdentity other = SampleJob();
   other.job = OtherUuid();
-  const auto open_anew = [&](const JobIdentity& job) {
-    const auto anew = CopyStore::Open(harness_.options());  // it remembers no job
-    return anew.ok() ? (*anew)->OpenJob(job) : anew.status();
-  };
+  const auto open_anew = [&](const JobIdentity& job) { return store().OpenJob(job); };
   ASSERT_TRUE(env().Unlink(job_file).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(open_anew(other))) << "the records are of another";
   EXPECT_FALSE(env().Info(job_file).ok());
