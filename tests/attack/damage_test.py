@@ -140,7 +140,7 @@ def _unharmed(
         assert now[path] == digest, f"{path} was changed"
 
 
-@pytest.mark.parametrize("case", _marked())
+@pytest.mark.parametrize("case", list(_marked()))
 def test_what_is_put_back_is_there_again(case: Case, tmp_path: pathlib.Path) -> None:
     with saved_node(case.tiers) as node:
         before = node.files()
