@@ -20,18 +20,18 @@ std::string PlacesOf(const NewerStep& newer) {
                       more == 0 ? "" : absl::StrCat("; and ", more, " more"));
 }
 
-// What is left of the time that the step is waited for, this time since `since`; not positive:
-// none.
-Duration Left(const NewerStep& newer, Duration waited, MonotonicTime since, MonotonicTime now,
+// What is left of the time that the step is waited for; not positive: none.
+Duration Left(const NewerStep& newer, Duration waited, MonotonicTime now,
               std::optional<MonotonicTime> deadline, const FallBackRule::Settings& settings) {
   const bool coming = !newer.coming.empty();
   const Duration left = (coming ? std::max(settings.wait, kComingWait) : settings.wait) - waited;
   if (!deadline) {
     return left;
   }
-  const Duration for_restore =
-      std::min(kLeftForRestore, std::max(*deadline - since, Duration{}) / 2);
-  return std::min(left, *deadline - now - for_restore);
+  if (settings.hurried) {
+    return std::min(left, now < *deadline ? *deadline - now : kWaitIsTold);
+  }
+  return std::min(left, *deadline - now - kLeftForRestore);
 }
 
 }  // namespace
@@ -45,8 +45,7 @@ FallBackRule::Decision FallBackRule::Judge(const NewerStep& newer, MonotonicTime
     waited_ = {newer.id, {}};
   }
   const Duration waited = SoFar(now).time;
-  const Duration left =
-      all_read ? Duration{} : Left(newer, waited, since_.value_or(now), now, deadline, settings);
+  const Duration left = all_read ? Duration{} : Left(newer, waited, now, deadline, settings);
   if (left > Duration{}) {
     const bool tell = !told_ || *told_ + kWaitIsTold <= now;
     since_ = since_.value_or(now);

@@ -42,6 +42,7 @@ class FallBackRule {
   struct Settings {
     Duration wait{};  // for places that cannot be read; 0: not at all
     bool allowed = true;
+    bool hurried = false;  // the callers' whole time is no more than kLeftForRestore
   };
   struct Waited {
     CheckpointId id;
@@ -59,8 +60,8 @@ class FallBackRule {
   };
 
   // Whether to use what there is although `newer` was saved. `deadline`: the callers'; absent: not
-  // known. The wait ends kLeftForRestore before that, or, for those who had less than twice
-  // as long, when half of their time is over.
+  // known. The wait ends kLeftForRestore before that. Who is hurried hears at the deadline
+  // what is missing, and that time counts, too: so this comes to an end after some restarts.
   Decision Judge(const NewerStep& newer, MonotonicTime now, std::optional<MonotonicTime> deadline,
                  const Settings& settings);
   // Nobody waits any more, or not for that.

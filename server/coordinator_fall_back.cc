@@ -106,7 +106,8 @@ bool Coordinator::MayUse(CheckpointId step, Turn& t) {
     return true;
   }
   const FallBackRule::Decision decision = fall_back_.Judge(
-      *newer, t.time.now, session_->Deadline(), {settings_.wait_for_copies, settings_.fall_back});
+      *newer, t.time.now, session_->Deadline(),
+      {settings_.wait_for_copies, settings_.fall_back, session_->AllWithin(kLeftForRestore)});
   const std::string how = absl::StrCat("ckptctl restore ", name_, " --step ", step.step);
   if (decision.kind == FallBackRule::Kind::kWait) {
     waits_for_inventory_ = true;

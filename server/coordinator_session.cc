@@ -20,7 +20,8 @@ Failure ReportedAgain() {
 SessionSkills SkillsOf(const SessionAsked& m, MonotonicTime now) {
   SessionSkills skills{m.may_reshard, m.reads_parts};
   if (m.deadline_ms > 0 || !m.may_wait) {
-    skills.until = now + std::chrono::milliseconds(std::min(m.deadline_ms, kDeadlineMsMax));
+    skills.whole = std::chrono::milliseconds(std::min(m.deadline_ms, kDeadlineMsMax));
+    skills.until = now + skills.whole;
   }
   return skills;
 }

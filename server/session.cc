@@ -77,6 +77,12 @@ std::optional<MonotonicTime> Session::Deadline() const {
   return earliest;
 }
 
+bool Session::AllWithin(Duration time) const {
+  return std::all_of(entries_.begin(), entries_.end(), [time](const auto& entry) {
+    return !entry.second.skills.until || entry.second.skills.whole <= time;
+  });
+}
+
 bool Session::Has(Rank rank, ProcessId process) const {
   const auto it = entries_.find(rank);
   return it != entries_.end() && it->second.process == process;

@@ -32,6 +32,7 @@ struct SessionSkills {
   bool may_reshard = false;  // what another world size has saved will do
   bool reads_parts = false;  // what lies on other nodes will do, where it reads others' shards
   std::optional<MonotonicTime> until = std::nullopt;  // it waits no longer than that
+  Duration whole{};                                   // how long that was when it asked
 };
 
 class Session {
@@ -67,6 +68,8 @@ class Session {
   bool Has(Rank rank, ProcessId process) const;
   // The earliest one of those that have entered; none: it is not known. (Goes through the ranks.)
   std::optional<MonotonicTime> Deadline() const;
+  // No rank that tells its deadline has asked for more than that.
+  bool AllWithin(Duration time) const;
   bool AllEntered() const { return entries_.size() == world_size_; }
   size_t entered() const { return entries_.size(); }
   size_t loaded() const { return loaded_; }

@@ -99,15 +99,22 @@ TEST_F(FallBackTest, SomeOfTheCallersTimeIsLeftForTheRestore) {
   EXPECT_EQ(Judge(Unread(), minutes(1) - kLeftForRestore, deadline).kind, Kind::kUse);
 }
 
-TEST_F(FallBackTest, WhoHasNoTimeToSpareWaitsForHalfOfItAndThatCounts) {
-  EXPECT_EQ(Judge(Unread(), {}, At(seconds(24))).kind, Kind::kWait);
-  EXPECT_EQ(Judge(Unread(), seconds(11), At(seconds(24))).kind, Kind::kWait);
-  EXPECT_EQ(fall_back.NextWake(), At(seconds(12)));
-  EXPECT_EQ(Judge(Unread(), seconds(12), At(seconds(24))).kind, Kind::kUse);
-  settings.wait = seconds(20);
-  EXPECT_EQ(Judge(Unread(), seconds(30), At(seconds(54))).kind, Kind::kWait);
-  EXPECT_EQ(fall_back.NextWake(), At(seconds(38))) << "12 s were waited before";
-  EXPECT_EQ(Judge(Unread(), seconds(38), At(seconds(54))).kind, Kind::kUse);
+// A rank came late, and another one's time is almost over.
+TEST_F(FallBackTest, WhoHasTooLittleTimeLeftIsNotHeldUp) {
+  EXPECT_EQ(Judge(Unread(), {}, At(seconds(25))).kind, Kind::kUse);
+}
+
+TEST_F(FallBackTest, WhoIsHurriedWaitsToTheEndAndThatCounts) {
+  settings.hurried = true;
+  EXPECT_EQ(Judge(Unread(), {}, At(seconds(20))).kind, Kind::kWait);
+  EXPECT_EQ(fall_back.NextWake(), At(kWaitIsTold));
+  EXPECT_EQ(Judge(Unread(), seconds(20), At(seconds(20))).kind, Kind::kWait) << "its end ends it";
+  EXPECT_GT(*fall_back.NextWake(), At(seconds(20)));
+  fall_back.Stop(At(seconds(20)));
+  EXPECT_EQ(Judge(Unread(), seconds(30), At(seconds(50))).kind, Kind::kWait);
+  fall_back.Stop(At(seconds(50)));
+  settings.wait = seconds(40);
+  EXPECT_EQ(Judge(Unread(), seconds(60), At(seconds(80))).kind, Kind::kUse);
 }
 
 TEST_F(FallBackTest, WhatWasNotInVainIsForgotten) {
