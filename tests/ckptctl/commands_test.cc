@@ -321,7 +321,8 @@ TEST(Restore, SaysWhatTheDaemonSays) {
   EXPECT_EQ(got.Get().step(), 800u);
   EXPECT_EQ(got.Get().attempt(), 2u);
   Console machine(admin.socket());
-  EXPECT_EQ(RunRestore(machine.Json(), {.job = "llama", .from_scratch = true, .yes = true}), ExitCode::kOk);
+  EXPECT_EQ(RunRestore(machine.Json(), {.job = "llama", .from_scratch = true, .yes = true}),
+            ExitCode::kOk);
   EXPECT_TRUE(got.Get().from_scratch());
   EXPECT_EQ(machine.Parsed()["job"], "llama");
   EXPECT_EQ(machine.Parsed()["text"], "the next session of llama\x1b will begin at step 800");
