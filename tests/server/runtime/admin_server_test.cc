@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -235,12 +236,18 @@ TEST_F(AdminServerTest, TheDaemonsOwnErrorsAreTold) {
 TEST_F(AdminServerTest, OnlyOperatorsSayWhoseAJobIs) {
   Answering core(context_);
   core.Answer(absl::OkStatus(), v1::RebuildReply());
-  std::vector<std::string> asked;
+  std::mutex mu;  // gRPC's threads come here, too
+  std::vector<std::string> jobs;
   absl::StatusOr<std::vector<std::string>> lines = std::vector<std::string>{"/d0: written \xff"};
+  const auto asked = [&] {
+    const std::lock_guard lock(mu);
+    return jobs;
+  };
   context_.write_job_files = [&](const v1::RebuildRequest::Owner& owner,
                                  const std::function<bool()>& gone) {
     EXPECT_FALSE(gone());
-    asked.push_back(owner.job());
+    const std::lock_guard lock(mu);
+    jobs.push_back(owner.job());
     return lines;
   };
   v1::RebuildRequest request;
@@ -251,11 +258,11 @@ TEST_F(AdminServerTest, OnlyOperatorsSayWhoseAJobIs) {
   const grpc::Status refused = somebodys.Rebuild(request, reply);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_THAT(refused.error_message(), HasSubstr("only root and ckptd's own user"));
-  EXPECT_THAT(asked, testing::IsEmpty());
+  EXPECT_THAT(asked(), testing::IsEmpty());
 
   ServiceOf operators(context_, ::geteuid());
   EXPECT_TRUE(operators.Rebuild(request, reply).ok());
-  EXPECT_THAT(asked, testing::ElementsAre("demo"));
+  EXPECT_THAT(asked(), testing::ElementsAre("demo"));
   EXPECT_THAT(reply.written(), testing::ElementsAre("/d0: written \\xff"));
   // What makes no sense is asked of nobody; what failed is not followed by a rebuild.
   request.mutable_owner()->set_gid(~0u);
@@ -263,9 +270,12 @@ TEST_F(AdminServerTest, OnlyOperatorsSayWhoseAJobIs) {
   request.mutable_owner()->set_gid(0);
   request.mutable_owner()->set_job("../demo");
   EXPECT_FALSE(operators.Rebuild(request, reply).ok());
-  EXPECT_THAT(asked, testing::SizeIs(1));
+  EXPECT_THAT(asked(), testing::SizeIs(1));
   request.mutable_owner()->set_job("demo");
-  lines = absl::DataLossError("no record in it can be read");
+  {
+    const std::lock_guard lock(mu);
+    lines = absl::DataLossError("no record in it can be read");
+  }
   core.Answer(absl::InternalError("a rebuild was asked for"));
   EXPECT_EQ(operators.Rebuild(request, reply).error_code(), grpc::StatusCode::DATA_LOSS);
 }
