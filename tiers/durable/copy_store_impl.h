@@ -153,6 +153,7 @@ struct CopyStore::Impl {
   absl::Status SinceMounted(absl::Status status);
   std::string IdPath() const;
   absl::StatusOr<std::string> ReadId();
+  absl::StatusOr<std::string> ReadIdOnce();
   absl::Status MakeId();
   absl::StatusOr<bool> IsOwnMount(uint64_t its_device);
   absl::Status CheckSame(const KnownDirectory& before);

@@ -307,7 +307,10 @@ absl::Status CopyStore::Impl::CheckMount() {
   }
   // Another directory, or one of a file system that numbers its files anew, or that does not tell
   // when they were made: its id tells.
-  const absl::StatusOr<std::string> now = ReadId();
+  absl::StatusOr<std::string> now = ReadIdOnce();
+  if (!now.ok() || *now != id) {
+    now = ReadId();
+  }
   if (same_inode && absl::IsNotFound(now.status())) {
     const absl::StatusOr<bool> has_home = Exists(JoinPath(options.dir, kHomeName));
     if (has_home.ok() && *has_home) {
@@ -336,7 +339,29 @@ std::string CopyStore::Impl::IdPath() const {
   return JoinPath(JoinPath(options.dir, kHomeName), kHomeIdName);
 }
 
+// It has no checksum, and with one wrong bit it may be another id: so two readings of three at most
+// must agree.
 absl::StatusOr<std::string> CopyStore::Impl::ReadId() {
+  const absl::StatusOr<std::string> first = ReadIdOnce();
+  DropCached(IdPath());
+  absl::StatusOr<std::string> last = ReadIdOnce();
+  const auto agrees = [&last](const absl::StatusOr<std::string>& other) {
+    return last.ok() == other.ok() && (!last.ok() || *last == *other);
+  };
+  if (agrees(first)) {
+    return last;
+  }
+  const absl::StatusOr<std::string> second = std::move(last);
+  DropCached(IdPath());
+  last = ReadIdOnce();
+  if (last.ok() && !agrees(first) && !agrees(second)) {
+    return absl::UnavailableError(
+        absl::StrCat("'", IdPath(), "' reads differently each time: the drive or the mount fails"));
+  }
+  return last;
+}
+
+absl::StatusOr<std::string> CopyStore::Impl::ReadIdOnce() {
   HF_ASSIGN_OR_RETURN(std::string text, ReadSmallFile(IdPath(), kTextBytesMax));
   if (text.empty() || text.back() != '\n' ||
       !IsUnique(std::string_view(text).substr(0, text.size() - 1))) {
