@@ -474,6 +474,10 @@ class Campaign:
             rank.process.kill()
         job.end_work()
         before = job.ledger.newest
+        until = time.monotonic() + _RECOVERY_S
+        while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # what was covered goes
+            if time.monotonic() > until:
+                raise Hung(f"{job.name}: a removal does not end")
         job.launch(draw)
         job.start_over()
         job.audit(before)  # from now on nothing of that line goes
