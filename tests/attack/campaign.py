@@ -474,12 +474,12 @@ class Campaign:
             rank.process.kill()
         job.end_work()
         before = job.ledger.newest
-        until = time.monotonic() + _RECOVERY_S
-        while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # what was covered goes
-            if time.monotonic() > until:
-                raise Hung(f"{job.name}: a removal does not end")
         job.launch(draw)
         job.start_over()
+        until = time.monotonic() + _RECOVERY_S
+        while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # what was covered before
+            if time.monotonic() > until:
+                raise Hung(f"{job.name}: a removal does not end")
         job.audit(before)  # from now on nothing of that line goes
 
     # Rounds.
