@@ -477,7 +477,7 @@ class Campaign:
         job.launch(draw)
         job.start_over()
         until = time.monotonic() + _RECOVERY_S
-        while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # what was covered before
+        while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # of before
             if time.monotonic() > until:
                 raise Hung(f"{job.name}: a removal does not end")
         job.audit(before)  # from now on nothing of that line goes
