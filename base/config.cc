@@ -66,7 +66,7 @@ std::string Nearest(std::string_view given, const std::vector<std::string>& name
 }
 
 bool HasSuffixWord(std::string_view name, std::string_view word) {
-  for (const std::string_view limit : {"", "_max", "_min", "_per_s_max"}) {
+  for (const std::string_view limit : {"", "_max", "_min", "_per_s_max", "_per_uid_max"}) {
     const std::string suffix = absl::StrCat(ToAbsl(word), ToAbsl(limit));
     if (name == suffix || name.ends_with("_" + suffix)) {
       return true;

@@ -124,8 +124,9 @@ class Env {
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(File& file, uint64_t offset, uint64_t bytes,
                                                        bool writable) = 0;
   // Makes the range's pages present, in one blocking call (MADV_POPULATE_WRITE, or touching pages
-  // where the kernel lacks it), and leaves what they hold as it is. ResourceExhausted when the file
-  // system has no room, DataLoss when the file was cut short; never SIGBUS. After an error the
+  // where the kernel lacks it), and leaves what they hold as it is; those of a writable mapping on
+  // huge pages, where the kernel has them at hand (base/huge_pages.h). ResourceExhausted when the
+  // file system has no room, DataLoss when the file was cut short; never SIGBUS. After an error the
   // mapping is of no more use.
   virtual absl::Status Populate(Mapping& mapping, uint64_t offset, uint64_t bytes) = 0;
 

@@ -14,9 +14,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/dying.h"
 #include "base/env.h"
 #include "base/env_checks.h"
 #include "base/filesystem.h"
+#include "base/huge_pages.h"
 #include "base/populate.h"
 #include "base/posix_file.h"
 #include "base/status.h"
@@ -68,6 +71,13 @@ absl::Status LockHeld(int fd, const std::string& path) {
   std::string holder = "another process";
   if (got > 0 && absl::SimpleAtoi(absl::string_view(text, static_cast<size_t>(got)), &pid) &&
       pid > 0) {
+    if (FindDying(pid)) {
+      return absl::UnavailableError(
+          absl::StrCat("lock '", path, "': held by pid ", pid,
+                       ", which was killed and hangs in a call; it is free when that call returns: "
+                       "look at the mount or drive that does not answer ('cat /proc/",
+                       pid, "/task/*/stack')"));
+    }
     holder = pid == ::getpid() ? absl::StrCat("this process (pid ", pid, ")")
                                : absl::StrCat("pid ", pid);
   }
@@ -144,11 +154,19 @@ class PosixEnv : public Env {
                                                 " bytes at offset ", offset, " of a file of ",
                                                 info.bytes, " bytes"));
     }
-    void* const data =
-        ::mmap(nullptr, static_cast<size_t>(bytes), writable ? PROT_READ | PROT_WRITE : PROT_READ,
-               MAP_SHARED, file.fd(), static_cast<off_t>(offset));
+    // Where huge pages can be, if there is any. (No room for that: then wherever it fits.)
+    std::byte* const at = offset % kHugePageBytes == 0 && bytes >= kHugePageBytes
+                              ? ReserveAligned(static_cast<size_t>(bytes))
+                              : nullptr;
+    void* const data = ::mmap(
+        at, static_cast<size_t>(bytes), writable ? PROT_READ | PROT_WRITE : PROT_READ,
+        at != nullptr ? MAP_SHARED | MAP_FIXED : MAP_SHARED, file.fd(), static_cast<off_t>(offset));
     if (data == MAP_FAILED) {
-      return ErrnoStatus(errno, "map", file.path());
+      const int error = errno;
+      if (at != nullptr) {
+        ::munmap(at, static_cast<size_t>(bytes));
+      }
+      return ErrnoStatus(error, "map", file.path());
     }
     return std::make_unique<PosixMapping>(static_cast<std::byte*>(data), bytes, offset, writable,
                                           file.path());
@@ -163,6 +181,10 @@ class PosixEnv : public Env {
       return absl::OutOfRangeError(absl::StrCat("populate '", posix->path(), "': ", bytes,
                                                 " bytes at offset ", offset, " of a mapping of ",
                                                 posix->bytes(), " bytes"));
+    }
+    // First: what then lies on huge pages is mapped at once.
+    if (posix->writable()) {
+      huge_pages_.Use(posix->data() + offset, static_cast<size_t>(bytes));
     }
     const int error = PopulatePages(posix->data() + offset, static_cast<size_t>(bytes),
                                     posix->writable(), PopulateMethod::kBest);
@@ -379,6 +401,8 @@ class PosixEnv : public Env {
         "populate '", mapping.path(), "': no room for its pages on the file system or in memory",
         room, "; make it larger or lower the budget"));
   }
+
+  HugePages huge_pages_{*Clock::System()};
 };
 
 }  // namespace

@@ -74,6 +74,25 @@ std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints) {
   return std::nullopt;
 }
 
+std::optional<CheckpointId> ChooseDurable(std::span<const ShedChoice> checkpoints) {
+  return Oldest(checkpoints, std::nullopt, [](const ShedChoice& c) {
+    return c.durable && c.drain == ShedChoice::Drain::kNone;
+  });
+}
+
+std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints) {
+  for (const bool committed : {false, true}) {
+    const auto oldest = Oldest(checkpoints, std::nullopt, [&](const ShedChoice& c) {
+      const bool whole = c.kind == Kind::kOnLine || c.kind == Kind::kOffLine;
+      return whole == committed && !c.pinned && c.drain == ShedChoice::Drain::kNone;
+    });
+    if (oldest) {
+      return oldest;
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, CheckpointId begun) {
   if (auto spare = ChooseSpare(checkpoints)) {
     return spare;

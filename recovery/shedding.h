@@ -25,6 +25,7 @@ struct ShedChoice {
   bool useful = false;        // giving it up makes room where it is wanted
   bool held = false;          // a session's candidate
   bool pinned = false;        // the restore point that a user set
+  bool durable = false;       // committed, and whole in a durable tier alone, too
   bool is_protected = false;  // kUncommitted: its predecessor was shed, it gets its chance
   // Its copies in memory are needed to bring it into a durable tier.
   enum class Drain {
@@ -57,6 +58,14 @@ std::optional<Victim> ChooseVictim(std::span<const ShedChoice> checkpoints, Chec
 
 // For somebody else's need: only what rules 1 to 3 allow.
 std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints);
+
+// Of a job that has ended, for somebody else's need: the oldest step that a durable tier has, too,
+// and is not being read from memory. The newest one as well.
+std::optional<CheckpointId> ChooseDurable(std::span<const ShedChoice> checkpoints);
+
+// Of a job that has ended, for somebody else's need, when nothing else is left: its newest
+// committed step. Not while it is read for another tier, and not what a user pinned.
+std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints);
 
 // The checkpoint that is never given up: the newest committed one on the line, or, while the line
 // has none, of the job.

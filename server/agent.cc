@@ -168,7 +168,7 @@ void Agent::OnProcessEnded(ProcessId process) {
   for (const SeatId id : seats) {
     const Seat seat = *seats_.Find(id);
     Send(seat.job, SeatLost{seat.attempt, seat.rank, process, 0, SeatLost::How::kProcessEnded});
-    EraseSeat(id);
+    EraseSeat(id, SeatEnd::kProcessEnded);
   }
   for (auto& [id, slot] : slots_) {
     const size_t ended =
@@ -488,7 +488,9 @@ void Agent::ExpireRequest(RequestToken token) {
         Send(pending.job, RequestCancelled{token});
       }
       if (pending.fetch) {
-        late.message = "no slot could be had in time to bring the shard into memory; restore again";
+        const Seat* reader = FindSeat(pending.seat);
+        late.message = reader == nullptr ? "the rank has joined again since"
+                                         : NoRoom(pending, *reader).message + "; restore again";
         return Refuse(token, late);
       }
       if (const Seat* seat = FindSeat(pending.seat)) {
@@ -497,7 +499,9 @@ void Agent::ExpireRequest(RequestToken token) {
       return Refuse(token, late);
     case Where::kSlot:
       if (pending.fetch) {
-        late.message = "no slot could be had in time to bring the shard into memory; restore again";
+        const Seat* reader = FindSeat(pending.seat);
+        late.message = reader == nullptr ? "the rank has joined again since"
+                                         : NoRoom(pending, *reader).message + "; restore again";
         return Refuse(token, late);
       }
       for (auto& [id, slot] : slots_) {
@@ -578,9 +582,17 @@ MonotonicTime Agent::Deadline(uint64_t deadline_ms) const {
                                                    : std::min<uint64_t>(deadline_ms, 3'600'000));
 }
 
-void Agent::EraseSeat(SeatId id) {
+SeatId Agent::SeatRank(const Seat& seat) {
+  ended_jobs_.RankCame(seat.job);
+  return seats_.Add(seat);
+}
+
+void Agent::EraseSeat(SeatId id, SeatEnd how) {
   if (const std::optional<Seat> seat = seats_.Erase(id)) {
     Unref(seat->process);
+    if (how != SeatEnd::kJoinedAgain && !seat->superseded) {
+      ended_jobs_.RankWent(seat->job, how == SeatEnd::kLeft, time_.now);
+    }
     if (!seats_.AnyOf(seat->job)) {
       stops_.erase(seat->job);
     }

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,9 +22,11 @@
 #include <vector>
 
 #include "holdfast/v1/config.pb.h"
+#include "recovery/eviction.h"
 #include "server/coordinator.h"
 #include "server/drive_copies.h"
 #include "server/durable_room.h"
+#include "server/ended_jobs.h"
 #include "server/known_job.h"
 #include "server/messages.h"
 #include "server/problems.h"
@@ -116,6 +119,10 @@ class Agent {
   // In a cluster (agent_cluster.cc; docs/protocol.md §16). The caller empties the notices.
   std::deque<AgentNotice>& notices() { return notices_; }
   NodeNames& nodes() { return nodes_; }
+  // Who knows why the host of a job is not heard (Router::WhyNotHeard).
+  void AskWhyNotHeard(std::function<std::string(const std::string& name)> ask) {
+    why_not_heard_ = std::move(ask);
+  }
   // This node hosts the name from now on. With a state the job's coordinator is made of it, at
   // once. Without one what this node and the remote tier know is looked up; if that is nothing,
   // there is none until somebody wants it.
@@ -220,6 +227,7 @@ class Agent {
     std::optional<Failure> lost;  // the filling will never be sealed, and why
     std::vector<Descent> descent;
     SealedCopy copy;        // kSealed
+    uint64_t beside = 0;    // kSealed: bytes beyond the slot that it takes (BesideSlot)
     bool removing = false;  // kUnpublishing: the record is on its way out
     std::set<ReadHold> readers;
     std::set<AdminToken> admin_readers;
@@ -247,7 +255,8 @@ class Agent {
   struct Process {
     uint32_t references = 0;  // connections, seats, slots it writes, holds
   };
-  enum class Limit { kNone, kRank, kBudget };
+  // What is short: the rank's slots, the user's memory, the node's.
+  enum class Limit { kNone, kRank, kUser, kBudget };
   enum class Where {
     kCoordinator,
     kLookup,
@@ -304,7 +313,8 @@ class Agent {
     std::vector<Descent> descent;
     bool no_create = false;  // making a slot failed; again when memory came back
     std::string create_problem;
-    std::set<JobUuid> asked;             // jobs that had nothing to spare
+    std::set<EvictionAsk> asked;         // jobs that had nothing to give up
+    EvictionAsk asking;                  // kAsking: which one is asked
     Limit limit = Limit::kNone;          // what it was short of when it last asked for room
     std::optional<SourceOffered> fetch;  // the source that is to be brought into memory for it
     TierKind source_tier = TierKind::kMemory;  // where the source that it gets lay
@@ -468,7 +478,9 @@ class Agent {
   void Unref(ProcessId process);
   MonotonicTime Deadline(uint64_t deadline_ms) const;
   const Seat* FindSeat(SeatId id) const { return seats_.Find(id); }
-  void EraseSeat(SeatId id);
+  SeatId SeatRank(const Seat& seat);
+  enum class SeatEnd { kLeft, kProcessEnded, kJoinedAgain };
+  void EraseSeat(SeatId id, SeatEnd how);
   KnownJob* FindJob(const std::string& name);
   bool AnyRankAlive(const KnownJob& job) const;
   bool IsMember(const JobUuid& job, Rank rank, const ProcessId& process) const;
@@ -558,6 +570,8 @@ class Agent {
   void Quarantine(Slot& slot, const std::string& why);
   void LeaveQuarantine(Slot& slot);
   void Delete(Slot& slot);
+  static uint64_t BesideSlot(const Slot& slot, uint64_t record_bytes);
+  void HasCopy(Slot& slot, const SealedCopy& copy, uint64_t record_bytes);
   void ReleaseWriter(Slot& slot, const std::string& why);
   void Reclaim(const Seat& seat);
   void ForgetShard(Slot& slot);
@@ -584,10 +598,18 @@ class Agent {
   std::vector<CheckpointId> Useful(const JobUuid& job, const Seat& seat, uint64_t bytes,
                                    Limit limit) const;
   std::vector<RoomAsked::Left> LeftHere(const Seat& seat, uint64_t bytes, Limit limit) const;
-  void AskForRoom(RequestToken token, Pending& pending, const Seat& seat);
+  std::vector<EvictionAsk> WhomToAsk(const Pending& pending, const Seat& seat) const;
+  std::vector<MemoryJob> JobsInMemory() const;
+  bool Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, const Seat& seat);
+  bool AskForRoom(RequestToken token, const Seat& seat);
   void PopulateNext(const JobUuid& job, Rank rank);
   Failure NoRoom(const Pending& pending, const Seat& seat) const;
+  std::string HoldersHere(const Seat& seat) const;
   std::map<JobUuid, uint64_t> BytesByJob() const;
+  uint64_t BytesOf(uint32_t uid) const;
+  uint64_t UserBytesMax() const;
+  std::string UserBytesMaxText() const;
+  bool MemoryHas(uint32_t uid, uint64_t bytes) const;
 
   // agent_attach.cc: readers that take no part in an attempt
   struct SourceChoice {
@@ -713,7 +735,7 @@ class Agent {
   void GiveUpFetch(const DrainOp& op, DrainId drain, const std::string& why);
   void OfferSession(RequestToken token, Slot& slot);
   void FailFetch(RequestToken token, TierKind from, const absl::Status& status, bool source_bad);
-  void AskForFetchRoom(RequestToken token, const Seat& seat);
+  void FetchWithoutRoom(RequestToken token, const Seat& seat);
   bool DropWhatItReplaces(const ShardId& shard);
 
   void FillFrom(Slot& slot, const ShardId& shard, uint32_t uid, uint32_t world_size, TierKind from,
@@ -893,6 +915,7 @@ class Agent {
   std::map<ConnectionId, Connection> connections_;
   std::map<ProcessId, Process> processes_;
   SeatTable seats_;
+  EndedJobs ended_jobs_;
   std::map<SlotId, Slot> slots_;
   std::set<std::pair<MonotonicTime, SlotId>> deletes_again_;
   std::map<SlotId, Generation> retired_;  // the last generation of ids that may be used again
@@ -919,6 +942,7 @@ class Agent {
   std::deque<AgentNotice> notices_;
   std::map<std::string, Hosting> hosting_;
   std::map<std::string, HostWait> host_waits_;  // by job name
+  std::function<std::string(const std::string&)> why_not_heard_;
   std::set<JobUuid> found_unmet_;  // jobs of which slots were found at start, before a host is met
   std::map<JobUuid, MonotonicTime> states_again_;  // that could not be written
   std::map<ShardId, DurableCopy> flushed_;         // to the remote tier, by this node

@@ -477,10 +477,13 @@ Failure Agent::NotHosted(const v1::ClientFrame& frame) const {
   if (hosting != hosting_.end() && !hosting->second.unread.empty() && names_.count(name) == 0) {
     return NotLookedUp(name, hosting->second.unread);
   }
+  const std::string why = why_not_heard_ ? why_not_heard_(name) : "";
   return {absl::StatusCode::kUnavailable, v1::Failure::REASON_UNSPECIFIED,
-          absl::StrCat("no node was heard of in time that hosts job '", name,
-                       "': none is in reach, or its host cannot read all tiers; ckptctl status "
-                       "there says which; try again")};
+          absl::StrCat("no node was heard of in time that hosts job '", name, "': ",
+                       why.empty() ? "none is in reach, or its host cannot read all tiers; ckptctl "
+                                     "status there says which"
+                                   : why,
+                       "; try again")};
 }
 
 void Agent::GoOnWithHost(const std::string& name) {
@@ -573,7 +576,7 @@ void Agent::AddSeat(const Seat& seat) {
   });
   if (!there && seats_.size() < kSeatsMax) {
     Ref(seat.process);  // reported at once if it ended meanwhile
-    seats_.Add(seat);
+    SeatRank(seat);
   }
 }
 
@@ -758,6 +761,7 @@ bool Agent::ForgetElsewhere(std::optional<uint32_t> uid) {
   }
   states_again_.erase(uuid);
   jobs_.erase(uuid);
+  ended_jobs_.Forget(uuid);
   return true;
 }
 

@@ -17,12 +17,12 @@ void Agent::FetchSource(RequestToken token, const SourceOffered& m) {
   if (JoinFetch(token, id)) {
     return;
   }
-  if (m.bytes > bytes_max_) {
+  if (m.bytes > UserBytesMax()) {
     return FailFetch(
         token, m.from,
-        absl::ResourceExhaustedError(absl::StrCat("the shard has ", FormatBytes(m.bytes),
-                                                  ", more than all slots of this node may hold, ",
-                                                  FormatBytes(bytes_max_), " (memory.bytes_max)")),
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the shard has ", FormatBytes(m.bytes),
+            ", more than all of its user's slots on this node may hold, ", UserBytesMaxText())),
         false);
   }
   pending.bytes = std::max(RoundUp(m.bytes, kSlotBytesUnit), kSlotBytesUnit);
@@ -76,37 +76,14 @@ void Agent::PlaceFetch(RequestToken token) {
   }
   pending.limit = got.limit;
   if (!TakeFromPrefetches(*seat, pending.bytes, got.limit) &&
-      !TakeFromReplicas(pending.bytes, got.limit)) {
-    AskForFetchRoom(token, *seat);
+      !TakeFromReplicas(pending.bytes, got.limit) && !AskForRoom(token, *seat)) {
+    FetchWithoutRoom(token, *seat);
   }
 }
 
-// What the restore does not need: of the job itself, then of others of the same user or that ended.
-void Agent::AskForFetchRoom(RequestToken token, const Seat& seat) {
+// Nobody gives up anything for it.
+void Agent::FetchWithoutRoom(RequestToken token, const Seat& seat) {
   Pending& pending = pending_.at(token);
-  if (pending.asked.insert(seat.job).second) {
-    std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
-    if (!useful.empty()) {
-      pending.where = Where::kAsking;
-      return Send(seat.job, FetchRoomAsked{token, pending.fetch->checkpoint, std::move(useful)});
-    }
-  }
-  if (pending.limit == Limit::kBudget) {
-    for (const auto& [job, bytes] : BytesByJob()) {
-      const auto found = jobs_.find(job);
-      const bool may =
-          found != jobs_.end() && Told(found->second) &&
-          (found->second.uid == seat.uid || !AnyRankAlive(found->second) || HasExtra(job));
-      if (!may || !pending.asked.insert(job).second) {
-        continue;
-      }
-      std::vector<CheckpointId> useful = Useful(job, seat, pending.bytes, pending.limit);
-      if (!useful.empty()) {
-        pending.where = Where::kAsking;
-        return Send(job, SpareAsked{token, JobName(seat.job), std::move(useful)});
-      }
-    }
-  }
   if (DropWhatItReplaces({pending.job, pending.fetch->checkpoint.attempt,
                           pending.fetch->checkpoint.step, pending.fetch->rank})) {
     pending.where = Where::kRoom;  // its slot is on its way
@@ -327,7 +304,7 @@ void Agent::OnFetchEnded(const FetchEnded& e) {
   slot->ahead = false;
   slot->populated = true;
   slot->failures = 0;
-  slot->copy = e.copy;
+  HasCopy(*slot, e.copy, e.record_bytes);
   shards_[slot->shard] = slot->id;
   slots_changed_ = true;
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});

@@ -21,7 +21,7 @@ std::string Agent::CheckInvariants() const {
   }
   for (const auto& [id, slot] : slots_) {
     const std::string where = absl::StrCat("slot ", id, ": ");
-    bytes += slot.bytes;
+    bytes += slot.bytes + slot.beside;
     if (slot.writer) {
       ++references[*slot.writer];
     }

@@ -226,7 +226,7 @@ void Agent::OnLeave(ConnectionId id, Connection& connection, const v1::ClientFra
       }
     }
     Send(seat.job, SeatLost{seat.attempt, seat.rank, seat.process, id, SeatLost::How::kLeft});
-    EraseSeat(connection.seat);
+    EraseSeat(connection.seat, SeatEnd::kLeft);
     connection.seat = 0;
     // A rank that has left waits for nothing.
     const std::set<RequestToken> waiting = connection.pending;
@@ -303,9 +303,9 @@ void Agent::TakeMessage(const JobUuid& job, const JoinAccepted& m) {
       job,   m.attempt,  m.rank, m.world_size, process, connection.caller.uid, pending->connection,
       false, m.last_step};
   seat.passed = pending->passed;
-  connection.seat = seats_.Add(seat);
+  connection.seat = SeatRank(seat);
   for (const SeatId id : old) {
-    EraseSeat(id);
+    EraseSeat(id, SeatEnd::kJoinedAgain);
   }
   Reclaim(*FindSeat(connection.seat));
 
@@ -349,7 +349,7 @@ void Agent::TakeCancelled(const JoinAccepted& m) {
     return;  // it has asked again since, over another connection
   }
   Ref(join.process);  // reported at once if it ended meanwhile
-  seats_.Add(
+  SeatRank(
       {join.job, m.attempt, m.rank, m.world_size, join.process, join.uid, 0, false, m.last_step});
   Send(join.job,
        SeatLost{m.attempt, m.rank, join.process, join.connection, SeatLost::How::kDisconnected});
@@ -376,12 +376,12 @@ void Agent::TakePermission(RequestToken token, std::vector<Descent> line) {
 
 void Agent::TakeMessage(const JobUuid& job, const RoomAnswered& m) {
   Pending* pending = FindPending(m.token);
-  if (pending == nullptr || pending->where != Where::kAsking) {
+  if (pending == nullptr || pending->where != Where::kAsking || pending->asking.job != job) {
     return;
   }
   pending->where = Where::kRoom;
   if (!m.made) {
-    pending->asked.insert(job);
+    pending->asked.insert(pending->asking);
   }
   // (If nothing was given up for it: what went for other reasons while it asked may be enough.)
   pending->fetch ? PlaceFetch(m.token) : Place(m.token);

@@ -101,7 +101,7 @@ void Agent::PlacePrefetch(const ShardId& shard) {
            s.second.rank == shard.rank;
   });
   const uint64_t promised = BytesPromised(prefetch.bytes);
-  if (bytes_used_ + promised + prefetch.bytes > bytes_max_ ||
+  if (!MemoryHas(seat.uid, promised + prefetch.bytes) ||
       slots_.size() >= config_.memory().slots_max() || extras >= int64_t{own_max}) {
     return EndPrefetch(
         shard, absl::ResourceExhaustedError(absl::StrCat(
@@ -248,7 +248,7 @@ void Agent::EndPrefetch(const ShardId& shard, const absl::Status& status) {
 // on its way; what hangs is not waited for.
 bool Agent::TakeFromPrefetches(const Seat& seat, uint64_t bytes, Limit limit) {
   const auto of_use = [&](const Slot& slot) {
-    return limit == Limit::kBudget ||
+    return limit == Limit::kBudget || (limit == Limit::kUser && slot.uid == seat.uid) ||
            (slot.job == seat.job && slot.rank == seat.rank && !slot.extra);
   };
   const auto comes_back = [&](const Slot& slot) {

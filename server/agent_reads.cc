@@ -133,6 +133,22 @@ void Agent::FinishOffer(Slot& slot, const ReadWait& wait, const absl::Status& no
     return AttachFailed(wait.token, TierKind::kMemory,
                         file_gone ? noted : absl::AbortedError("it was given up just now"));
   }
+  if (pending != nullptr && pending->kind != v1::ClientFrame::kAttach && !superseded &&
+      slot.state != SlotState::kSealed && (noted.ok() || file_gone)) {
+    // It went while the note was written: the host names the rank's next source, or another step.
+    const v1::SessionOutcome& offered = wait.frame.enter_session();
+    pending_.at(wait.token).where = Where::kCoordinator;
+    DropHold(slot, wait.hold);
+    return Send(seat->job, FetchFailed{wait.token,
+                                       seat->attempt,
+                                       seat->rank,
+                                       offered.session(),
+                                       offered.round(),
+                                       {offered.source().attempt(), offered.source().step()},
+                                       TierKind::kMemory,
+                                       absl::NotFoundError("its copy is gone"),
+                                       false});
+  }
   Failure failure{absl::StatusCode::kAborted, v1::Failure::REASON_UNSPECIFIED,
                   "the copy was given up just now; ask again"};
   if (superseded) {
@@ -293,6 +309,13 @@ void Agent::OnHandOverFailed(const HandOverFailed& e) {
   }
   if (connections_.count(reply.connection) == 0) {
     return;  // what it was writing was lost with the connection
+  }
+  if (reply.descriptors == Descriptors::kOpenedCopy) {  // its user keeps too much passed memory
+    if (reply.frame.attach().hold() != 0) {
+      ReleaseParts(reply.connection, reply.frame.attach().hold());
+    }
+    return RefuseNow(reply.connection, reply.frame.id(),
+                     {e.status.code(), v1::Failure::REASON_UNSPECIFIED, Message(e.status)});
   }
   if (IsFilesFault(e.status)) {
     RefuseNow(reply.connection, reply.frame.id(),

@@ -379,6 +379,7 @@ void Agent::ForgetRemoved(const JobUuid& uuid, const std::string& name) {
   states_again_.erase(uuid);
   found_unmet_.erase(uuid);
   jobs_.erase(uuid);
+  ended_jobs_.Forget(uuid);
   remote_known_.erase(uuid);
   remote_problems_.erase(uuid);
   remote_away_bytes_.erase(uuid);

@@ -16,12 +16,12 @@ void Agent::OnReserve(ConnectionId id, const Seat& seat, SeatId seat_id,
                      {absl::StatusCode::kInvalidArgument, v1::Failure::REASON_UNSPECIFIED,
                       "reserve: slot_bytes is 0"});
   }
-  if (reserve.slot_bytes() > bytes_max_) {
-    return RefuseNow(id, frame.id(),
-                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
-                      absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()),
-                                   " is more than this node may hold, ", FormatBytes(bytes_max_),
-                                   " (memory.bytes_max)")});
+  if (reserve.slot_bytes() > UserBytesMax()) {
+    return RefuseNow(
+        id, frame.id(),
+        {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
+         absl::StrCat("reserve: a slot of ", FormatBytes(reserve.slot_bytes()),
+                      " is more than a user may have on this node, ", UserBytesMaxText())});
   }
   const uint32_t max = config_.memory().slots_per_rank();
   const RequestToken token = NewPending(

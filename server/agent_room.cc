@@ -146,10 +146,34 @@ bool Agent::OthersCanHaveTwo(const Seat& seat, uint64_t bytes, uint64_t bytes_le
   return wanting <= bytes_left / bytes;
 }
 
+// Of the slots of this user's jobs; replicas of other nodes' are nobody's here.
+uint64_t Agent::BytesOf(uint32_t uid) const {
+  uint64_t bytes = 0;
+  for (const auto& [id, slot] : slots_) {
+    bytes += slot.owned && !slot.lent && slot.uid == uid ? slot.bytes + slot.beside : 0;
+  }
+  return bytes;
+}
+
+uint64_t Agent::UserBytesMax() const {
+  const uint64_t max = config_.memory().bytes_per_uid_max();
+  return max == 0 ? bytes_max_ : std::min(max, bytes_max_);
+}
+
+std::string Agent::UserBytesMaxText() const {
+  const bool own = UserBytesMax() < bytes_max_;
+  return absl::StrCat(FormatBytes(UserBytesMax()),
+                      own ? " (memory.bytes_per_uid_max)" : " (memory.bytes_max)");
+}
+
+bool Agent::MemoryHas(uint32_t uid, uint64_t bytes) const {
+  return bytes_used_ + bytes <= bytes_max_ && BytesOf(uid) + bytes <= UserBytesMax();
+}
+
 // A rank's third slot and any further one is made only while every other rank of the job could
 // still have two.
 bool Agent::BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const {
-  if (bytes_used_ + bytes > bytes_max_ || slots_.size() >= config_.memory().slots_max()) {
+  if (!MemoryHas(seat.uid, bytes) || slots_.size() >= config_.memory().slots_max()) {
     return false;
   }
   return count < 2 || OthersCanHaveTwo(seat, bytes, bytes_max_ - bytes_used_ - bytes);
@@ -160,14 +184,24 @@ bool Agent::BudgetHas(const Seat& seat, uint64_t bytes, uint32_t count) const {
 // memory is on its way back.
 bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   uint64_t coming = 0;
+  uint64_t coming_of_user = 0;
+  const auto count = [&](const Slot& slot) {
+    const uint64_t bytes = slot.bytes + slot.beside;
+    coming += bytes;
+    coming_of_user += slot.owned && !slot.lent && slot.uid == seat.uid ? bytes : 0;
+  };
   for (const auto& [id, slot] : slots_) {
     const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer &&
                          slot.readers.empty() && slot.admin_readers.empty();
-    const bool goes =
-        slot.state == SlotState::kDeleting || (emptied && (slot.extra || Orphan(slot)));
-    coming += goes ? slot.bytes : 0;
+    if (slot.state == SlotState::kDeleting || (emptied && (slot.extra || Orphan(slot)))) {
+      count(slot);
+    }
   }
-  const auto enough = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
+  const uint64_t of_user = BytesOf(seat.uid);
+  const auto node_has = [&] { return bytes_used_ - coming + bytes <= bytes_max_; };
+  const auto enough = [&] {
+    return node_has() && of_user - coming_of_user + bytes <= UserBytesMax();
+  };
   std::map<Rank, uint64_t> has = SlotsByRank(seat.job);
   std::vector<Slot*> victims;
   for (auto& [id, slot] : slots_) {
@@ -191,9 +225,12 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   bool own_deleted = false;
   for (Slot* slot : victims) {
     const bool mine = slot->job == seat.job && slot->rank == seat.rank;
+    if (slot->uid != seat.uid && node_has()) {
+      continue;  // the user's own limit is reached: what others have does not help
+    }
     if (mine ? (over_count && !own_deleted) || !enough() : !over_count && !enough()) {
       own_deleted = own_deleted || mine;
-      coming += slot->bytes;
+      count(*slot);
       Delete(*slot);
     }
   }
@@ -254,7 +291,12 @@ Agent::Allocation Agent::Allocate(const Seat& seat, const Pending& pending, Requ
         (slot.state == SlotState::kCreating && slot.token == 0 && !slot.ahead) ||
         ((slot.state == SlotState::kPublishing || slot.state == SlotState::kNoting) && slot.lost);
   }
-  return {nullptr, coming, may_have_more ? Limit::kBudget : Limit::kRank};
+  const bool user_full =
+      BytesOf(seat.uid) + pending.bytes > UserBytesMax() && UserBytesMax() < bytes_max_;
+  return {nullptr, coming,
+          !may_have_more ? Limit::kRank
+          : user_full    ? Limit::kUser
+                         : Limit::kBudget};
 }
 
 void Agent::Place(RequestToken token) {
@@ -275,47 +317,106 @@ void Agent::Place(RequestToken token) {
     return;
   }
   pending.limit = got.limit;
-  if (!TakeFromPrefetches(*seat, pending.bytes, got.limit) &&
-      !TakeFromReplicas(pending.bytes, got.limit)) {
-    AskForRoom(token, pending, *seat);
+  const bool room = TakeFromPrefetches(*seat, pending.bytes, got.limit) ||
+                    TakeFromReplicas(pending.bytes, got.limit) || AskForRoom(token, *seat);
+  if (!room && !pending.may_wait) {
+    RefuseSave(token, NoRoom(pending, *seat));
   }
 }
 
-// The job itself gives up first; if the node is what is full, other jobs of the same user and jobs
-// that have ended, the largest first.
-void Agent::AskForRoom(RequestToken token, Pending& pending, const Seat& seat) {
-  if (pending.asked.count(seat.job) == 0) {
-    std::vector<CheckpointId> useful = Useful(seat.job, seat, pending.bytes, pending.limit);
+std::vector<EvictionAsk> Agent::WhomToAsk(const Pending& pending, const Seat& seat) const {
+  if (pending.limit == Limit::kRank) {
+    return {{seat.job, EvictionStage::kSpare}, {seat.job, EvictionStage::kLast}};
+  }
+  const EvictionRules rules{bytes_max_,
+                            std::chrono::milliseconds(config_.memory().keep_ended_ms())};
+  std::vector<EvictionAsk> order = EvictionOrder(
+      {seat.job, seat.uid, pending.limit == Limit::kUser}, JobsInMemory(), rules, time_.now);
+  if (MemoryHas(seat.uid, pending.bytes)) {
+    // A slot could not be made although there is room: nobody's last copy would help.
+    std::erase_if(order, [&](const EvictionAsk& ask) {
+      return ask.job != seat.job && ask.stage == EvictionStage::kLast;
+    });
+  }
+  return order;
+}
+
+// But for what is on its way out, and what is kept here for other nodes.
+std::vector<MemoryJob> Agent::JobsInMemory() const {
+  struct Held {
+    uint64_t bytes = 0;
+    int64_t saved_unix_ms = 0;
+  };
+  std::map<JobUuid, Held> held;
+  for (const auto& [id, slot] : slots_) {
+    const bool goes = slot.state == SlotState::kUnpublishing || slot.state == SlotState::kDeleting;
+    if (slot.owned && !slot.lent && !goes) {
+      Held& of_job = held[slot.job];
+      of_job.bytes += slot.bytes + slot.beside;
+      of_job.saved_unix_ms = std::max(of_job.saved_unix_ms, slot.copy.sealed_unix_ms);
+    }
+  }
+  std::vector<MemoryJob> jobs;
+  for (const auto& [uuid, of_job] : held) {
+    const auto known = jobs_.find(uuid);
+    if (known == jobs_.end()) {
+      continue;
+    }
+    const int64_t ago_ms = std::max<int64_t>(time_.unix_ms - of_job.saved_unix_ms, 0);
+    const MonotonicTime saved = {time_.now.ns - std::min(time_.now.ns, ago_ms * 1'000'000)};
+    const EndedJobs::End end = ended_jobs_.Of(uuid, saved, time_.now);
+    jobs.push_back({uuid, known->second.uid, of_job.bytes, AnyRankAlive(known->second),
+                    HasExtra(uuid), end.in_order, end.at});
+  }
+  return jobs;
+}
+
+// False: it has nothing to give up that would make room.
+bool Agent::Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, const Seat& seat) {
+  const auto known = jobs_.find(ask.job);
+  if (known == jobs_.end() || !Told(known->second)) {
+    return false;
+  }
+  std::vector<CheckpointId> useful = Useful(ask.job, seat, pending.bytes, pending.limit);
+  const bool last = ask.stage == EvictionStage::kLast;
+  if (ask.job != seat.job) {
+    if (useful.empty()) {
+      return false;
+    }
+    Send(ask.job,
+         SpareAsked{token, JobName(seat.job), std::move(useful), static_cast<uint32_t>(ask.stage)});
+  } else if (pending.fetch) {
+    if (useful.empty() || last) {
+      return false;
+    }
+    Send(seat.job, FetchRoomAsked{token, pending.fetch->checkpoint, std::move(useful)});
+  } else {
     std::vector<RoomAsked::Left> left = LeftHere(seat, pending.bytes, pending.limit);
-    if (!useful.empty() || !left.empty()) {
+    if (useful.empty() && left.empty()) {
+      return false;
+    }
+    Send(seat.job, RoomAsked{token, seat.attempt, seat.rank, pending.step, std::move(useful),
+                             std::move(left), !last});
+  }
+  return true;
+}
+
+// The job itself and, if the memory of the node or of the user is full, others, one after the other
+// (recovery/eviction.h). False: nobody is left to ask.
+bool Agent::AskForRoom(RequestToken token, const Seat& seat) {
+  Pending& pending = pending_.at(token);
+  for (const EvictionAsk& ask : WhomToAsk(pending, seat)) {
+    if (pending.asked.count(ask) > 0) {
+      continue;
+    }
+    if (Ask(ask, token, pending, seat)) {
       pending.where = Where::kAsking;
-      return Send(seat.job, RoomAsked{token, seat.attempt, seat.rank, pending.step,
-                                      std::move(useful), std::move(left)});
+      pending.asking = ask;
+      return true;
     }
-    pending.asked.insert(seat.job);
+    pending.asked.insert(ask);
   }
-  if (pending.limit == Limit::kBudget) {
-    std::vector<std::pair<uint64_t, JobUuid>> others;
-    for (const auto& [job, bytes] : BytesByJob()) {
-      const auto found = jobs_.find(job);
-      if (found != jobs_.end() && Told(found->second) && pending.asked.count(job) == 0 &&
-          (found->second.uid == seat.uid || !AnyRankAlive(found->second) || HasExtra(job))) {
-        others.emplace_back(bytes, job);
-      }
-    }
-    std::sort(others.rbegin(), others.rend());
-    for (const auto& [bytes, job] : others) {
-      std::vector<CheckpointId> useful = Useful(job, seat, pending.bytes, pending.limit);
-      if (!useful.empty()) {
-        pending.where = Where::kAsking;
-        return Send(job, SpareAsked{token, JobName(seat.job), std::move(useful)});
-      }
-      pending.asked.insert(job);
-    }
-  }
-  if (!pending.may_wait) {
-    RefuseSave(token, NoRoom(pending, seat));
-  }
+  return false;
 }
 
 // The checkpoints of `job` that would make room here, now, if they were given up.
@@ -341,9 +442,9 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
     // Kept by a reader, an old process or a bad file, it no longer counts for the rank: another
     // slot can be made, if there is memory.
     const bool stuck_then = !unread || slot.bad || (slot.writer && *slot.writer != seat.process);
-    const bool another = mine && stuck_then && bytes_used_ + bytes <= bytes_max_;
+    const bool another = mine && stuck_then && MemoryHas(seat.uid, bytes);
     if (reusable || deletable || (limit == Limit::kRank && another)) {
-      if (limit == Limit::kBudget || mine) {
+      if (limit != Limit::kRank || mine) {
         useful.push_back(it->first.checkpoint());
       }
     }
@@ -355,7 +456,7 @@ std::vector<CheckpointId> Agent::Useful(const JobUuid& job, const Seat& seat, ui
 // Copies that would make room and are of ranks which run on other nodes, or nowhere.
 std::vector<RoomAsked::Left> Agent::LeftHere(const Seat& seat, uint64_t bytes, Limit limit) const {
   std::vector<RoomAsked::Left> left;
-  if (!clustered() || limit != Limit::kBudget) {
+  if (!clustered() || limit == Limit::kRank) {
     return left;
   }
   for (auto it = shards_.lower_bound({seat.job, 0, 0, 0});
@@ -374,7 +475,7 @@ std::map<JobUuid, uint64_t> Agent::BytesByJob() const {
   std::map<JobUuid, uint64_t> bytes;
   for (const auto& [id, slot] : slots_) {
     if (slot.owned) {
-      bytes[slot.job] += slot.bytes;
+      bytes[slot.job] += slot.bytes + slot.beside;
     }
   }
   return bytes;
@@ -397,6 +498,29 @@ std::string NameSome(const std::set<std::string>& names) {
 }
 
 }  // namespace
+
+// Who has the memory, and what would free it.
+std::string Agent::HoldersHere(const Seat& seat) const {
+  std::vector<Holder> holders;
+  std::optional<std::string> ended;  // a job of this user that has
+  uint64_t named = 0;
+  for (const auto& [job, bytes] : BytesByJob()) {
+    const auto known = jobs_.find(job);
+    if (known != jobs_.end() && known->second.uid == seat.uid) {
+      holders.push_back({known->second.name, bytes, true});
+      named += bytes;
+      ended = !ended && !AnyRankAlive(known->second) ? known->second.name : ended;
+    }
+  }
+  holders.push_back({"", bytes_used_ - named, false});
+  std::string text = HoldersText(std::move(holders));
+  if (ended) {
+    absl::StrAppend(&text, "; 'ckptctl rm ", *ended, "' frees what that ended job of yours holds");
+  } else {
+    absl::StrAppend(&text, "; it takes a larger memory.bytes_max, or fewer jobs at a time");
+  }
+  return text;
+}
 
 Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
   uint32_t copies = 0;
@@ -431,19 +555,12 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
   if (!pending.create_problem.empty()) {
     absl::StrAppend(&text, "; making a slot failed: ", pending.create_problem);
   }
-  if (pending.limit == Limit::kBudget) {
-    std::vector<Holder> holders;
-    uint64_t named = 0;
-    for (const auto& [job, bytes] : BytesByJob()) {
-      const auto found = jobs_.find(job);
-      if (found != jobs_.end() && found->second.uid == seat.uid) {
-        holders.push_back({found->second.name, bytes, true});
-        named += bytes;
-      }
-    }
-    holders.push_back({"", bytes_used_ - named, false});
-    absl::StrAppend(&text, HoldersText(std::move(holders)),
-                    "; ckptctl rm <job> frees what an ended job holds");
+  if (pending.limit == Limit::kUser) {
+    absl::StrAppend(&text, "; your jobs hold ", FormatBytes(BytesOf(seat.uid)), " of ",
+                    UserBytesMaxText());
+  }
+  if (pending.limit != Limit::kRank) {
+    absl::StrAppend(&text, HoldersHere(seat));
   }
   return {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, std::move(text)};
 }

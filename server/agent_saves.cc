@@ -34,12 +34,13 @@ void Agent::OnBeginSave(ConnectionId id, const Seat& seat, SeatId seat_id,
   pending.seat = seat_id;
   pending.step = save.step();
   pending.may_wait = may_wait;
-  if (save.slot_bytes() > bytes_max_) {
+  if (save.slot_bytes() > UserBytesMax()) {
     return RefuseSave(token, {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM,
                               absl::StrCat("save of step ", save.step(), " by rank ", seat.rank,
                                            " needs ", FormatBytes(save.slot_bytes()),
-                                           ", more than all slots of this node may hold, ",
-                                           FormatBytes(bytes_max_), " (memory.bytes_max)")});
+                                           ", more than all of its user's slots on this node may "
+                                           "hold, ",
+                                           UserBytesMaxText())});
   }
   pending.bytes = RoundUp(save.slot_bytes(), kSlotBytesUnit);
   // Of a job that another node hosts a save waits for nobody: whether the attempt still may, it is
@@ -216,6 +217,20 @@ void Agent::OnSeal(ConnectionId id, const Seat& seat, const v1::ClientFrame& fra
     BecomeFree(*slot);
     return RefuseNow(id, frame.id(), Invalid(why));
   }
+  const uint64_t beside = BesideSlot(*slot, seal.record_bytes());
+  if (beside > 0 && !MemoryHas(seat.uid, beside)) {
+    const std::string why =
+        absl::StrCat("seal of step ", seal.step(), ": its record of ",
+                     FormatBytes(seal.record_bytes()), " takes ", FormatBytes(beside),
+                     " of memory beside the slot, and there is none left: the "
+                     "node holds ",
+                     FormatBytes(bytes_used_), " of ", FormatBytes(bytes_max_),
+                     " (memory.bytes_max); save fewer, larger tensors");
+    LoseFilling(*slot, why);
+    BecomeFree(*slot);
+    return RefuseNow(id, frame.id(),
+                     {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, why});
+  }
   const RequestToken token = NewPending(id, frame, std::nullopt);
   Pending& pending = pending_.at(token);
   pending.job = seat.job;
@@ -265,7 +280,7 @@ void Agent::OnRecordPublished(const RecordPublished& e) {
   slot->state = SlotState::kSealed;
   slot->populated = true;
   slot->failures = 0;
-  slot->copy = e.copy;
+  HasCopy(*slot, e.copy, e.record_bytes);
   slots_changed_ = true;
   Act(IndexShard{slot->copy, TierKind::kMemory, slot->id, ""});
   Tell(Report::Kind::kShardSealed, slot->shard.job,

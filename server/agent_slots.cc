@@ -153,7 +153,7 @@ void Agent::NoteSlot(Slot& slot) {
     reader.set_start_ticks(hold.process.start_ticks);
     reader.set_hold(hold.id);
   }
-  Act(WriteNote{slot.id, ++slot.note_version, std::move(note)});
+  Act(WriteNote{slot.id, ++slot.note_version, std::move(note), slot.fetch});
 }
 
 void Agent::OnNoteWritten(const NoteWritten& e) {
@@ -194,6 +194,20 @@ void Agent::SetWriter(Slot& slot, std::optional<ProcessId> writer) {
   }
   slot.writer = writer;
   slot.mapped_on = 0;
+}
+
+// A record lies in memory beside its slot. Up to a sixteenth of the slot it is not counted, as a
+// record of tensors that one trains is much smaller; what it takes beyond that is memory like
+// slots.
+uint64_t Agent::BesideSlot(const Slot& slot, uint64_t record_bytes) {
+  return record_bytes - std::min(record_bytes, slot.bytes / 16);
+}
+
+void Agent::HasCopy(Slot& slot, const SealedCopy& copy, uint64_t record_bytes) {
+  bytes_used_ -= slot.beside;
+  slot.copy = copy;
+  slot.beside = BesideSlot(slot, record_bytes);
+  bytes_used_ += slot.beside;
 }
 
 void Agent::ForgetShard(Slot& slot) {
@@ -242,7 +256,7 @@ void Agent::BecomeFree(Slot& slot) {
   slot.token = 0;
   slot.lost.reset();
   slot.descent.clear();
-  slot.copy = {};
+  HasCopy(slot, {}, 0);
   slots_changed_ = true;
   if (slot.bad && slot.writer) {
     return Quarantine(slot, "its file misbehaved and a process may have it mapped");
@@ -295,7 +309,7 @@ void Agent::OnSlotDeleted(const SlotDeleted& e) {
     deletes_again_.insert({time_.now + kDeleteRetry, slot->id});
     return;
   }
-  bytes_used_ -= slot->bytes;
+  bytes_used_ -= slot->bytes + slot->beside;
   retired_[slot->id] = slot->generation;
   const JobUuid job = slot->job;
   slots_.erase(e.slot);

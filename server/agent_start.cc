@@ -22,6 +22,7 @@ void Agent::Start(const Started& event, EventTime time) {
   nvme_bytes_max_ = event.nvme_bytes_max;
   boot_id_ = event.boot_id;
   started_ = time.now;
+  ended_jobs_.Start(time.now);
   for (const std::string& dir : config_.nvme().dirs()) {
     drives_[dir];  // each is scanned by the runtime, which tells
   }
@@ -153,7 +154,7 @@ void Agent::StartSlots(const Started& event) {
     slot.lent = slot.extra = clustered() && found.note.replica();
     slot.shard = copy.id;
     slot.world_size = copy.world_size;
-    slot.copy = copy;
+    HasCopy(slot, copy, found.record_bytes);
     shards_[copy.id] = slot.id;
     Act(IndexShard{copy, TierKind::kMemory, slot.id, ""});
     found_by_job[copy.id.job].push_back({copy, slot.writer});
@@ -173,8 +174,8 @@ void Agent::StartSlots(const Started& event) {
     for (const auto& [rank, process] : coordinator.LivingMembers()) {
       if (process.node == kHere) {
         Ref(process);  // reported at once if it ended meanwhile
-        seats_.Add({uuid, coordinator.attempt(), rank, coordinator.world_size(), process, job.uid,
-                    0, false});
+        SeatRank({uuid, coordinator.attempt(), rank, coordinator.world_size(), process, job.uid, 0,
+                  false});
       }
     }
     Take(uuid, out, time_);

@@ -307,23 +307,12 @@ void Coordinator::On(const RequestExpired& m, Turn& t) {
   }
   if (const auto it = awaits_.find(m.token); it != awaits_.end()) {
     const auto found = checkpoints_.find({attempt(), it->second.step});
-    failure.message = absl::StrCat("step ", it->second.step, " is not there yet",
-                                   found == checkpoints_.end() ? "" : HowFar(found->second));
+    failure.message =
+        absl::StrCat("step ", it->second.step, " is not there yet",
+                     found == checkpoints_.end() ? "" : HowFar(found->second, it->second.stage));
     ForgetAwait(m.token);
   }
   Refuse(m.token, failure, t);
-}
-
-// ": 7 of 8 ranks have sealed it, and 1 of these is out of reach with node-c"
-std::string Coordinator::HowFar(const Checkpoint& checkpoint) const {
-  const size_t sealed = checkpoint.shards.size();
-  const std::string away = NamesOf(missing_);
-  return absl::StrCat(": ", sealed, " of ", checkpoint.world_size, " ranks have sealed it",
-                      checkpoint.AnyAway() && sealed > checkpoint.good
-                          ? absl::StrCat(", and ", sealed - checkpoint.good, " of these ",
-                                         sealed - checkpoint.good == 1 ? "is" : "are",
-                                         " out of reach", away.empty() ? "" : " with ", away)
-                          : "");
 }
 
 void Coordinator::On(const RequestCancelled& m, Turn& t) {
@@ -407,6 +396,9 @@ void Coordinator::FlushState(Turn& t) {
     return;
   }
   write_due_.reset();
+  if (named_version_ == version_) {
+    ++version_;  // it failed, and may have happened all the same: what is told now may differ
+  }
   in_flight_version_ = version_;
   named_ = NodesOfIt();
   named_version_ = version_;

@@ -83,6 +83,8 @@ inline constexpr size_t kDrainsOpenMax = 8;  // and with them
 inline constexpr Duration kStopCounts = std::chrono::minutes(5);
 inline constexpr Duration kDrainRetryMin = std::chrono::seconds(1);
 inline constexpr Duration kDrainRetryMax = std::chrono::seconds(60);
+// Of a tier that was full: others make room there, and nobody tells of it.
+inline constexpr Duration kDrainRetryFullMax = std::chrono::seconds(10);
 inline constexpr Duration kRemovalRetry = std::chrono::seconds(10);
 inline constexpr size_t kRepairsAtOnce = 2;  // of one job's copies in one tier, by one node
 inline constexpr size_t kRepairsOfJobAtOnce = 64;
@@ -457,6 +459,7 @@ class Coordinator {
   bool GoesFromMemory(CheckpointId id, NodeId node) const;
   bool ComesAnyway(const std::vector<CheckpointId>& useful, NodeId node) const;
   void On(const SpareAsked& m, Turn& t);
+  std::optional<std::pair<CheckpointId, std::string>> ForAnother(const SpareAsked& m) const;
   void On(const SaveLost& m, Turn& t);
   void On(const ShardSealed& m, Turn& t);
   void On(const ShardBad& m, Turn& t);
@@ -551,7 +554,7 @@ class Coordinator {
   Failure Unreadable() const;
   Failure ChosenUnreadable() const;
   std::string WhyNothingOfTheLine(CheckpointId newest, std::optional<CheckpointId>& named) const;
-  std::string HowFar(const Checkpoint& checkpoint) const;
+  std::string HowFar(const Checkpoint& checkpoint, v1::AwaitSave::Stage stage) const;
   std::string WhyNotWhole(CheckpointId id, const Checkpoint& checkpoint) const;
   std::string OtherBranchText() const;
   bool EverCommitted() const;
@@ -681,6 +684,7 @@ class Coordinator {
   void TellOfStop(NodeId node, Turn& t);
   bool EndsAttempt(CheckpointId id) const;
   bool IsLastStep(CheckpointId id, MonotonicTime now) const;
+  void SendEndOfRun(Turn& t);
 
   // coordinator_stand_ins.cc: spares
   void On(const ReplaceAsked& m, Turn& t);

@@ -573,6 +573,9 @@ void Coordinator::On(const SeatLost& m, Turn& t) {
                                                          : "ended",
                      " without having begun it"),
         t);
+    if (m.how == SeatLost::How::kLeft) {
+      SendEndOfRun(t);
+    }
   }
   DropFromSession(m.rank, m.process, t);
   RetryJoinsFor({m.rank}, t);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "recovery/eviction.h"
 #include "recovery/shedding.h"
 #include "server/coordinator.h"
 
@@ -66,6 +67,8 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
     }
     // What a pin keeps is the step; its memory is free when it is whole without that.
     choice.pinned = Pinned(id) && !checkpoint.View(id).Without(TierKind::kMemory).Restorable();
+    choice.durable = checkpoint.committed && (checkpoint.CommittedAt(TierKind::kNvme) ||
+                                              checkpoint.CommittedAt(TierKind::kRemote));
     choice.is_protected = checkpoint.is_protected;
     if (DrainsFromMemory(checkpoint) || WaitsForMemory(checkpoint)) {
       // One step at a time is let finish on its way, where the ranks have a slot to spare for that.
@@ -198,7 +201,8 @@ bool Coordinator::MakeRoom(const RoomAsked& m, NodeId node, Turn& t) {
   const CheckpointId begun{m.attempt, m.step};
   std::optional<Victim> victim;
   if (m.attempt == attempt() && checkpoints_.count(begun) > 0) {
-    victim = ChooseVictim(Choices(&m.useful), begun);
+    const std::vector<ShedChoice> choices = Choices(&m.useful);
+    victim = m.spare_only ? ChooseSpare(choices) : ChooseVictim(choices, begun);
   }
   if (!victim) {
     return false;
@@ -226,22 +230,55 @@ bool Coordinator::MakeRoom(const RoomAsked& m, NodeId node, Turn& t) {
   return true;
 }
 
+// What another job may have of this one, and why it goes.
+std::optional<std::pair<CheckpointId, std::string>> Coordinator::ForAnother(
+    const SpareAsked& m) const {
+  const std::vector<ShedChoice> choices = Choices(&m.useful);
+  const auto stage = static_cast<EvictionStage>(m.stage);
+  if (stage == EvictionStage::kSpare) {
+    const std::optional<Victim> spare = ChooseSpare(choices);
+    return spare ? std::optional(std::pair(
+                       spare->id, std::string("this was not the newest committed step of the job")))
+                 : std::nullopt;
+  }
+  if (RanksAlive() > 0 || !joins_.empty()) {
+    return std::nullopt;  // somebody asked who did not know
+  }
+  if (stage == EvictionStage::kVerified) {
+    const std::optional<CheckpointId> durable = ChooseDurable(choices);
+    return durable ? std::optional(std::pair(
+                         *durable, std::string("the job has ended, and a durable tier has it")))
+                   : std::nullopt;
+  }
+  const std::optional<CheckpointId> last = ChooseLast(choices);
+  if (!last) {
+    return std::nullopt;
+  }
+  std::string why = "the job has ended";
+  if (!checkpoints_.at(*last).View(*last).Without(TierKind::kMemory).Restorable()) {
+    absl::StrAppend(&why, ", and it lay nowhere else; 'ckptctl pin ", name_, " --step ", last->step,
+                    "' would have kept it");
+  }
+  return std::pair(*last, why);
+}
+
 void Coordinator::On(const SpareAsked& m, Turn& t) {
   if (ComesAnyway(m.useful, t.from)) {
     t.Say(RoomAnswered{m.token, true});
     return;
   }
-  const std::optional<Victim> victim = ChooseSpare(Choices(&m.useful));
-  if (!victim) {
-    t.Say(RoomAnswered{m.token, false});
-    return;
+  const auto given = ForAnother(m);
+  if (given) {
+    const auto& [id, why] = *given;
+    const bool durable = static_cast<EvictionStage>(m.stage) == EvictionStage::kVerified;
+    const Failure failure = Shed(absl::StrCat("step ", id.step, " of attempt ", id.attempt,
+                                              durable ? " left memory: job '" : " shed: job '",
+                                              m.for_job, "' needed the memory, and ", why));
+    Tell(durable ? Report::Kind::kStepRetired : Report::Kind::kStepShed, failure.message,
+         checkpoints_.at(id).bytes, t);
+    durable ? Retire(id, failure, t) : LetGo(id, failure, t);
   }
-  const Failure failure = Shed(absl::StrCat(
-      "step ", victim->id.step, " of attempt ", victim->id.attempt, " shed: job '", m.for_job,
-      "' needed the memory, and this was not the newest committed step of the job"));
-  Tell(Report::Kind::kStepShed, failure.message, checkpoints_.at(victim->id).bytes, t);
-  LetGo(victim->id, failure, t);
-  t.Say(RoomAnswered{m.token, true});
+  t.Say(RoomAnswered{m.token, given.has_value()});
 }
 
 }  // namespace holdfast

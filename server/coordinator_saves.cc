@@ -102,6 +102,18 @@ void Coordinator::On(const SaveAsked& m, Turn& t) {
   const CheckpointId id{m.attempt, m.step};
   auto found = checkpoints_.find(id);
   if (found == checkpoints_.end()) {
+    const auto ahead = std::find_if(last_begun_.begin(), last_begun_.end(),
+                                    [&](const auto& begun) { return begun.second > m.step; });
+    if (ahead != last_begun_.end()) {
+      return RefuseSave(
+          m,
+          Lost(v1::Failure::REASON_ABANDONED,
+               absl::StrCat("save of step ", m.step, " by rank ", m.rank, ": rank ", ahead->first,
+                            " went on to step ", ahead->second,
+                            " without it, so it can never be committed; all ranks have to save "
+                            "the same steps")),
+          t);
+    }
     const auto open = std::count_if(checkpoints_.begin(), checkpoints_.end(),
                                     [](const auto& c) { return c.second.Open(); });
     if (static_cast<size_t>(open) >= kOpenStepsMax) {
@@ -279,6 +291,27 @@ void Coordinator::Retain(Turn& t) {
                              " retired: memory.keep_committed is ", settings_.keep_committed)),
            t);
   }
+}
+
+// ": 7 of 8 ranks have sealed it, and 1 of these is out of reach with node-c; nvme: no space left"
+std::string Coordinator::HowFar(const Checkpoint& checkpoint, v1::AwaitSave::Stage stage) const {
+  const size_t sealed = checkpoint.shards.size();
+  const std::string away = NamesOf(missing_);
+  std::string text =
+      absl::StrCat(": ", sealed, " of ", checkpoint.world_size, " ranks have sealed it");
+  if (checkpoint.AnyAway() && sealed > checkpoint.good) {
+    absl::StrAppend(&text, ", and ", sealed - checkpoint.good, " of these ",
+                    sealed - checkpoint.good == 1 ? "is" : "are", " out of reach",
+                    away.empty() ? "" : " with ", away);
+  }
+  if (OfTier(stage)) {
+    const Drain& drain = checkpoint.drain(TierOf(stage));
+    const std::string& problem = drain.stalled.empty() ? drain.problem : drain.stalled;
+    if (!problem.empty()) {
+      absl::StrAppend(&text, "; ", ToAbsl(TierName(TierOf(stage))), ": ", problem);
+    }
+  }
+  return text;
 }
 
 void Coordinator::On(const ShardBad& m, Turn& t) {

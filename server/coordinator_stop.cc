@@ -113,4 +113,24 @@ bool Coordinator::IsLastStep(CheckpointId id, MonotonicTime now) const {
   return newest != nullptr && newest->first == id;
 }
 
+// The last rank has left: the newest step goes to nvme also if the policy has a later one go there.
+void Coordinator::SendEndOfRun(Turn& t) {
+  const auto* newest = NewestCommitted();
+  if (RanksAlive() > 0 || newest == nullptr || newest->first.attempt != attempt()) {
+    return;
+  }
+  const v1::Policy policy = EffectivePolicy();
+  const CheckpointId id = newest->first;
+  Drain& drain = checkpoints_.at(id).drain(TierKind::kNvme);
+  if (!Configured(TierKind::kNvme) || newest->second.CommittedAt(TierKind::kNvme) ||
+      drain.phase != Drain::Phase::kNone ||
+      Inventory(TierKind::kNvme).kind != InventoryState::Kind::kKnown ||
+      (policy.nvme().every_steps() == 0 && policy.nvme().every_ms() == 0)) {
+    return;
+  }
+  drain.decided = true;
+  Want(id, TierKind::kNvme, t);
+  PumpDrains(t);
+}
+
 }  // namespace holdfast

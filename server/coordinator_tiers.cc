@@ -539,7 +539,9 @@ void Coordinator::DrainFailed(CheckpointId id, TierKind tier, const absl::Status
                        t);
     }
   }
-  drain.backoff = std::clamp(drain.backoff * 2, kDrainRetryMin, kDrainRetryMax);
+  const bool full = tier != TierKind::kPeer && absl::IsResourceExhausted(status);
+  drain.backoff =
+      std::clamp(drain.backoff * 2, kDrainRetryMin, full ? kDrainRetryFullMax : kDrainRetryMax);
   drain.retry_at = t.time.now + drain.backoff;
   // (Its rank has come to where a replica was to be: the next try asks others, nothing is wrong.)
   const bool moved = tier == TierKind::kPeer && absl::IsFailedPrecondition(status);

@@ -64,6 +64,7 @@ struct FoundSlot {
   v1::SlotNote note;  // writer and readers already reduced to those that are alive
   std::optional<SealedCopy>
       sealed;  // absent: no record, or one that is torn, foreign or of another generation
+  uint64_t record_bytes = 0;  // of its record, in memory beside the slot
 };
 
 // ---- Durable tiers (nvme, remote) ----
@@ -182,6 +183,7 @@ struct RecordPublished {
   absl::Status
       status;       // InvalidArgument: the client's record is torn, hostile or of another identity
   SealedCopy copy;  // when OK
+  uint64_t record_bytes = 0;
 };
 struct RecordRemoved {
   SlotId slot = 0;
@@ -281,6 +283,7 @@ struct FetchEnded {
   // From kPeer: the node that was tried last, and those whose copy contradicts its digests.
   std::string peer{};
   std::vector<std::string> bad_peers{};
+  uint64_t record_bytes = 0;  // when OK
 };
 // A copy was opened for a client, or not. What nobody sends any more closes with the last who has
 // it.
@@ -403,6 +406,7 @@ struct WriteNote {  // → NoteWritten
   SlotId slot = 0;
   uint64_t note_version = 0;
   v1::SlotNote note;
+  bool daemon_fills = false;  // its note names this daemon as a reader, too
 };
 // Reads the client's record out of the slot, checks it against `expected` (identity, generation,
 // lengths, descent) and its own framing, and publishes it → RecordPublished.

@@ -97,12 +97,14 @@ struct RoomAsked {
     Rank rank = 0;
   };
   std::vector<Left> left{};
+  bool spare_only = false;  // what nobody would restore: other jobs are asked before more than that
 };
-// Another job is short of memory: what this one can spare.
+// Another job is short of memory: what this one can give up (recovery/eviction.h).
 struct SpareAsked {
   RequestToken token = 0;
   std::string for_job;
   std::vector<CheckpointId> useful;
+  uint32_t stage = 0;  // EvictionStage
 };
 // This rank's shard of the step will never be sealed.
 struct SaveLost {

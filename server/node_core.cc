@@ -14,6 +14,7 @@ struct NodeCore::Impl final : RouterOwner {
       : agent(config, std::move(node_name), seed, daemon_uid) {
     if (config.has_cluster()) {
       router.emplace(*this, agent.nodes(), config.cluster().members_size() > 0);
+      agent.AskWhyNotHeard([this](const std::string& name) { return router->WhyNotHeard(name); });
     }
   }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "recovery/deletion.h"
+#include "recovery/eviction.h"
 #include "recovery/policy.h"
 #include "server/agent.h"
 #include "server/message_texts.h"
@@ -376,10 +377,12 @@ void Fields(Io& io, M& m, v1::RoomAsked& p) {
     io.Require(left.checkpoint.attempt != 0 && left.rank < kWorldSizeMax, "left",
                "a copy of attempt 0, or of no rank");
   }
+  io.Any(HF_FIELD(spare_only));
 }
 
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::SpareAsked& p) {
+  io.Within(HF_FIELD(stage), 0, static_cast<uint32_t>(EvictionStage::kLast));
   io.Any(HF_FIELD(token));
   io.Text(HF_FIELD(for_job));
   const absl::Status name = CheckJobName(m.for_job);

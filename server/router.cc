@@ -687,6 +687,16 @@ std::string Router::HostOf(const std::string& name) const {
   return it->second.host->node;
 }
 
+std::string Router::WhyNotHeard(const std::string& name) const {
+  if (const auto job = jobs_.find(name); job != jobs_.end() && job->second.host) {
+    const std::string& node = job->second.host->node;
+    if (const auto why = peer_problems_.find(node); why != peer_problems_.end()) {
+      return absl::StrCat("its host, node '", node, "', is not reached: ", why->second);
+    }
+  }
+  return problem_;
+}
+
 std::string Router::CheckInvariants() const {
   const auto reached = std::count_if(peers_.begin(), peers_.end(),
                                      [](const auto& peer) { return InReach(peer.second); });

@@ -140,6 +140,8 @@ class Router {
   bool Hosts(const std::string& name) const;
   // For errors and the status: the node that hosts the job, or why nobody does.
   std::string HostOf(const std::string& name) const;
+  // Why nothing is heard of the job's host, as far as it is known here: else empty.
+  std::string WhyNotHeard(const std::string& name) const;
   std::vector<NodeInfo> Members() const;
 
   std::string CheckInvariants() const;

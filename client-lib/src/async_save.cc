@@ -9,6 +9,8 @@ namespace holdfast::client {
 namespace {
 
 constexpr Milliseconds kAnswerTime{100};
+// Its exchanges have deadlines.
+constexpr Milliseconds kCopyAlwaysEnds = std::chrono::hours(24 * 365);
 
 }  // namespace
 
@@ -49,44 +51,119 @@ bool SaveProgress::finished() {
   return finished_;
 }
 
-void SaveProgress::WaitUntilTensorsAreFree() {
-  Interrupt interrupt(interrupted_);
-  Deadline deadline = Deadline::Never().Or(interrupt);
-  const auto free = [this] {
+// A wait of one caller. A stage is often waited for in many short calls, so that the program can be
+// asked in between: what a line is about is all of them.
+class SaveProgress::Caller {
+ public:
+  Caller(SaveProgress& progress, Stage stage, std::function<bool()> interrupted = {})
+      : progress_(progress), stage_(stage), interrupt_([this, asks = std::move(interrupted)] {
+          Say();
+          return asks && asks();
+        }) {}
+  ~Caller() {
+    const MutexLock lock(progress_.mutex_);
+    progress_.kept_ += Deadline::Clock::now() - began_;
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  Deadline In(Milliseconds wait) { return Deadline::In(wait).Or(interrupt_); }
+  // As it ends in vain: the next one may be as short.
+  Status Passed(const Status& status) {
+    if (status.code() == Code::kDeadlineExceeded || status.code() == Code::kUnavailable) {
+      Say();
+    }
+    return status;
+  }
+
+ private:
+  void Say() { progress_.Say(Deadline::Clock::now() - began_, stage_); }
+
+  SaveProgress& progress_;
+  const Stage stage_;
+  const Deadline::Clock::time_point began_ = Deadline::Clock::now();
+  Interrupt interrupt_;
+};
+
+void SaveProgress::Kept(Stage stage) {
+  Say(Deadline::Clock::now() - began_, stage);
+}
+
+void SaveProgress::Say(std::chrono::nanoseconds kept, Stage stage) {
+  WaitNotice::Next next = WaitNotice::Next::kNothing;
+  {
     const MutexLock lock(mutex_);
-    return copied_ || finished_;
-  };
-  while (!free()) {  // a copy always ends
+    kept += kept_;
+    next = notice_.Look(kept);
+  }
+  if (next != WaitNotice::Next::kNothing) {
+    Tell(next, kept, *link_, warn_, WaitingFor(stage));
+  }
+}
+
+Waiting SaveProgress::WaitingFor(Stage stage) {
+  const std::string see = absl::StrCat(": see `ckptctl status ", link_->identity().job, "`");
+  const MutexLock lock(mutex_);
+  std::string why;
+  if (finished_ && stage == Stage::kCommitted) {
+    why = absl::StrCat("other ranks have not sealed it yet", see);
+  } else if (finished_) {
+    why = absl::StrCat("it has not come to '", StageName(stage), "' yet", see);
+  } else if (copied_) {
+    why = absl::StrCat("ckptd has not sealed it yet", see);
+  } else if (attempt_ != 0) {
+    why = "it is being copied";
+  } else {
+    why = "ckptd has granted no slot yet: see `ckptctl status` for what has the memory";
+  }
+  return {absl::StrCat("the save of step ", step_), std::move(why)};
+}
+
+bool SaveProgress::ReachedLocked(Point point) const {
+  return finished_ || (point != Point::kFinished && copied_) ||
+         (point == Point::kFirstRead && first_read_);
+}
+
+bool SaveProgress::Await(Point point, Deadline deadline) {
+  while (true) {
     {
       const MutexLock lock(mutex_);
-      if (!copied_ && !finished_) {
-        changed_.WaitUntil(mutex_, deadline.NextLook());
+      while (!ReachedLocked(point)) {
+        if (!changed_.WaitUntil(mutex_, deadline.NextLook())) {
+          break;
+        }
+      }
+      if (ReachedLocked(point)) {
+        return true;
       }
     }
     deadline.Look();
     if (deadline.passed()) {
-      Cancel();
-      deadline = Deadline::Never();
+      return false;
     }
   }
 }
 
+void SaveProgress::WaitUntilTensorsAreFree() {
+  Caller caller(*this, Stage::kSnapshot, interrupted_);
+  if (!Await(Point::kCopied, caller.In(kCopyAlwaysEnds))) {
+    Cancel();
+    static_cast<void>(Await(Point::kCopied, Deadline::Never()));
+  }
+}
+
 Status SaveProgress::WaitFirst(Milliseconds wait) {
-  const Deadline deadline = Deadline::In(wait);
-  {
-    const MutexLock lock(mutex_);
-    while (!first_read_ && !copied_ && !finished_) {
-      if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && deadline.passed()) {
-        return NotYet(Stage::kSnapshot);
-      }
-    }
+  Caller caller(*this, Stage::kSnapshot);
+  const Deadline deadline = caller.In(wait);
+  if (!Await(Point::kFirstRead, deadline)) {
+    return caller.Passed(NotYet(Stage::kSnapshot));
   }
   if (fence_ == nullptr || fence_->FenceFirst().ok()) {
     return Status();
   }
   // There is no stream that could wait: so the caller does.
-  const Status copied = WaitSnapshot(deadline.left());
-  return finished() ? Status() : copied;
+  const Status copied = WaitStage(Stage::kSnapshot, deadline);
+  return finished() ? Status() : caller.Passed(copied);
 }
 
 Status SaveProgress::NotYet(Stage stage) const {
@@ -96,32 +173,25 @@ Status SaveProgress::NotYet(Stage stage) const {
 }
 
 Status SaveProgress::WaitSnapshot(Milliseconds wait) {
-  const Deadline deadline = Deadline::In(wait);
-  const MutexLock lock(mutex_);
-  while (!copied_ && !finished_) {
-    if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && !copied_ && !finished_) {
-      return NotYet(Stage::kSnapshot);
-    }
-  }
-  return copied_ ? Status() : status_;
-}
-
-Status SaveProgress::WaitSealed(Deadline deadline) {
-  const MutexLock lock(mutex_);
-  while (!finished_) {
-    if (!changed_.WaitUntil(mutex_, deadline.NextLook()) && !finished_) {
-      return NotYet(Stage::kSealed);
-    }
-  }
-  return status_;
+  return Wait(Stage::kSnapshot, wait);
 }
 
 Status SaveProgress::Wait(Stage stage, Milliseconds wait) {
-  if (stage == Stage::kSnapshot) {
-    return WaitSnapshot(wait);
+  Caller caller(*this, stage);
+  return caller.Passed(WaitStage(stage, caller.In(wait)));
+}
+
+Status SaveProgress::WaitStage(Stage stage, Deadline deadline) {
+  if (!Await(stage == Stage::kSnapshot ? Point::kCopied : Point::kFinished, deadline)) {
+    return NotYet(stage == Stage::kSnapshot ? stage : Stage::kSealed);
   }
-  const Deadline deadline = Deadline::In(wait);
-  HF_TRY(WaitSealed(deadline));
+  {
+    const MutexLock lock(mutex_);
+    if (stage == Stage::kSnapshot) {
+      return copied_ ? Status() : status_;
+    }
+    HF_TRY(status_);
+  }
   if (stage == Stage::kSealed) {
     return Status();
   }
@@ -196,7 +266,10 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
     }
     // The daemon answers by the caller's deadline; a moment more for the answer's way, so that even
     // a wait of nothing learns how things stand, and leaves no request behind.
-    const Deadline exchange = Deadline::In(deadline.left() + kAnswerTime);
+    Deadline exchange = Deadline::In(deadline.left() + kAnswerTime);
+    if (Interrupt* const caller = deadline.interrupt()) {
+      exchange = exchange.Or(*caller);
+    }
     const Result<Answer<wire::SaveProgress>> answer =
         connection->Call<wire::SaveProgress>(AwaitOf(stage, deadline.DaemonMillis()), exchange);
     const Status reached = answer.status();

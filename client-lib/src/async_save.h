@@ -17,16 +17,20 @@
 #include "client-lib/src/daemon_link.h"
 #include "client-lib/src/device_fence.h"
 #include "client-lib/src/fork_guard.h"
+#include "client-lib/src/wait_notice.h"
 #include "holdfast/job.h"
 
 namespace holdfast::client {
 
 class SaveProgress {
  public:
-  // `interrupted`: JobOptions::interrupted.
+  // `interrupted`, `warn`: those of JobOptions.
   SaveProgress(std::shared_ptr<DaemonLink> link, uint64_t step,
-               std::function<bool()> interrupted = {})
-      : link_(std::move(link)), step_(step), interrupted_(std::move(interrupted)) {}
+               std::function<bool()> interrupted = {}, Warn warn = {})
+      : link_(std::move(link)),
+        step_(step),
+        interrupted_(std::move(interrupted)),
+        warn_(std::move(warn)) {}
 
   uint64_t step() const { return step_; }
   // Before anybody waits.
@@ -51,9 +55,21 @@ class SaveProgress {
   Status Wait(Stage stage, Milliseconds wait);
   Status FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds wait);
   StageTimes times();
+  // Says what keeps a caller, now and then, once that has been a second in all. By a caller that
+  // waits for that stage, since the save began.
+  void Kept(Stage stage);
 
  private:
-  Status WaitSealed(Deadline deadline);
+  // What is known here without asking the daemon, each with those before it.
+  enum class Point { kFirstRead, kCopied, kFinished };
+  class Caller;
+
+  // False: not by then.
+  bool Await(Point point, Deadline deadline);
+  bool ReachedLocked(Point point) const REQUIRES(mutex_);
+  void Say(std::chrono::nanoseconds kept, Stage stage);
+  Waiting WaitingFor(Stage stage);
+  Status WaitStage(Stage stage, Deadline deadline);
   Status AskDaemon(Stage stage, Deadline deadline);
   // The times of the stages before it, as far as the daemon knows them now.
   void AskForEarlier(Stage stage);
@@ -67,6 +83,7 @@ class SaveProgress {
   const std::shared_ptr<DaemonLink> link_;
   const uint64_t step_;
   const std::function<bool()> interrupted_;
+  const Warn warn_;
   std::atomic<bool> cancelled_{false};
   std::shared_ptr<DeviceFence> fence_;  // null: nothing is on a device
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
@@ -79,6 +96,8 @@ class SaveProgress {
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;
   Status status_ GUARDED_BY(mutex_);
   StageTimes times_ GUARDED_BY(mutex_);
+  WaitNotice notice_ GUARDED_BY(mutex_);
+  std::chrono::nanoseconds kept_ GUARDED_BY(mutex_){0};  // by waits that have ended
 };
 
 // What a handle asks of the job about a save that is held. Thread-safe.

@@ -42,7 +42,7 @@ Background::~Background() {
   }
 }
 
-Result<Background::Turn> Background::Take(Deadline deadline) {
+Result<Background::Turn> Background::Take(std::string what, Deadline deadline) {
   while (true) {
     {
       const MutexLock lock(mutex_);
@@ -53,6 +53,7 @@ Result<Background::Turn> Background::Take(Deadline deadline) {
       }
       if (!taken_) {
         taken_ = true;
+        what_ = std::move(what);
         taker_ = std::this_thread::get_id();
         return Turn(this);
       }
@@ -68,6 +69,11 @@ Result<Background::Turn> Background::Take(Deadline deadline) {
       return Status(Code::kDeadlineExceeded, "an earlier call was still under way");
     }
   }
+}
+
+std::string Background::holder() {
+  const MutexLock lock(mutex_);
+  return taken_ ? what_ : "";
 }
 
 void Background::Finish() {

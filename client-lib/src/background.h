@@ -1,7 +1,7 @@
 // Whose turn it is with a job's slots and copy engine, or with those of a view, and one thread to
 // finish a turn on.
 //
-//   HF_TRY_ASSIGN(Background::Turn turn, background.Take(deadline));   // nothing else is under way
+//   HF_TRY_ASSIGN(Background::Turn turn, background.Take("step 5", deadline));  // no other has it
 //   …                                                                  // done: the turn ends here
 //   turn.HandTo([&] { Save(); });                                      // or: it ends with the work
 //
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "base/mutex.h"
@@ -41,9 +42,10 @@ class Background {
 
   // kDeadlineExceeded: something was still under way. kRefused: it is this thread that has the turn
   // (a signal's handler that came in the middle of a call), and would wait for itself.
-  Result<Turn> Take(Deadline deadline);
-  // For what is bounded by itself: a copy, exchanges with deadlines.
-  Result<Turn> Take() { return Take(Deadline::Never()); }
+  // `what` is what others that wait are told.
+  Result<Turn> Take(std::string what, Deadline deadline);
+  // What has the turn now; "": nothing.
+  std::string holder();
 
  private:
   void Finish();
@@ -55,6 +57,7 @@ class Background {
   std::function<void()> work_ GUARDED_BY(mutex_);  // not begun yet
   bool taken_ GUARDED_BY(mutex_) = false;          // until the turn ends, or the work handed over
   std::thread::id taker_ GUARDED_BY(mutex_);       // none: the background thread has it
+  std::string what_ GUARDED_BY(mutex_);
   bool stop_ GUARDED_BY(mutex_) = false;
 };
 

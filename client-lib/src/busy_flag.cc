@@ -4,6 +4,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstddef>
+
+#include "base/huge_pages.h"
+#include "client-lib/src/fork_guard.h"
+
 namespace holdfast::client {
 namespace {
 
@@ -60,12 +65,12 @@ void BusyFlag::Say() noexcept {
   }
 }
 
-void BusyFlag::Attach(const UniqueFd& fd) {
+void BusyFlag::Attach(int fd) {
   struct stat st = {};
   // One that could be cut short would be a SIGBUS in the middle of training. (-1: it knows no
   // seals.)
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (::fstat(fd.get(), &st) != 0 || st.st_size < static_cast<off_t>(kNetworkFlagPageBytes) ||
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (::fstat(fd, &st) != 0 || st.st_size < static_cast<off_t>(kNetworkFlagPageBytes) ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Detach();
   }
@@ -75,12 +80,17 @@ void BusyFlag::Attach(const UniqueFd& fd) {
       return Detach();
     }
   }
-  void* const at =
-      ::mmap(nullptr, kNetworkFlagPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (at == MAP_FAILED) {
+  std::byte* const reserved = ReserveAligned(kNetworkFlagPageBytes);
+  if (reserved == nullptr) {
     return Detach();
   }
-  ::madvise(at, kNetworkFlagPageBytes, MADV_DONTFORK);  // a child says nothing in its parent's name
+  // A child says nothing in its parent's name.
+  void* const at =
+      MapNotInherited(reserved, kNetworkFlagPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+  if (at == MAP_FAILED) {
+    ::munmap(reserved, kNetworkFlagPageBytes);
+    return Detach();
+  }
   {
     const MutexLock lock(mutex_);
     mapped_.push_back(at);

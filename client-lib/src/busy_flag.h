@@ -1,7 +1,7 @@
 // What this rank says of its network, in a page that its daemon reads (base/network_flag.h).
 //
 //   BusyFlag busy;
-//   busy.Attach(hello.descriptors[0]);   // whenever there is a new connection
+//   busy.Attach(page.get());             // whenever there is a new connection
 //   busy.Enter();                        // windows are counted: of all threads, nested ones too
 //   busy.Leave();
 //
@@ -16,7 +16,6 @@
 
 #include "base/mutex.h"
 #include "base/network_flag.h"
-#include "base/unique_fd.h"
 
 namespace holdfast::client {
 
@@ -30,7 +29,7 @@ class BusyFlag {
   void Enter() noexcept;
   void Leave() noexcept;
   // Instead of the one before. A page that is no page is passed over: nothing is said then.
-  void Attach(const UniqueFd& page) EXCLUDES(mutex_);
+  void Attach(int page) EXCLUDES(mutex_);
   void Detach() noexcept { page_.store(nullptr); }
 
  private:

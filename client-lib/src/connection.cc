@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "client-lib/src/daemon_process.h"
+#include "client-lib/src/quiet_wait.h"
 #include "client-lib/src/read_ticket.h"
 #include "client-lib/src/socket.h"
 #include "holdfast/version.h"
@@ -18,6 +20,8 @@ namespace {
 constexpr size_t kWaitingDescriptorsMax = 64;
 // How long a new request waits for the answers that are overdue.
 constexpr Milliseconds kSettleTime{100};
+// For all that earlier connections left: a daemon that does its work takes some microseconds each.
+constexpr Milliseconds kReleaseTime{1000};
 // What is mentioned to a daemon that hangs it has to read when it goes on; and the next request
 // counts as unanswered together with them (socket.requests_per_connection_max).
 constexpr size_t kMentionsMax = 32;
@@ -93,13 +97,26 @@ Status FromFailure(const wire::Failure& failure) {
 
 Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline,
                                                      BusyFlag* busy) {
-  HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix(path, deadline));
-  auto connection = std::make_shared<Connection>(std::move(fd));
-  HF_TRY_ASSIGN(
-      const Answer<wire::HelloReply> hello,
-      connection->Call<wire::HelloReply>(
-          wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING, busy != nullptr},
-          deadline));
+  HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, Connect(path, deadline));
+  HF_TRY_ASSIGN(const uint64_t hello, connection->SayHello(busy != nullptr, deadline));
+  HF_TRY(connection->TakeHello(hello, path, deadline, busy));
+  return connection;
+}
+
+Result<std::shared_ptr<Connection>> Connection::Connect(const std::string& path,
+                                                        Deadline deadline) {
+  HF_TRY_ASSIGN(ForkClosedFd fd, ConnectUnix(path, deadline));
+  return std::make_shared<Connection>(std::move(fd));
+}
+
+Result<uint64_t> Connection::SayHello(bool wants_busy_flag, Deadline deadline) {
+  return Send(wire::Hello{wire::kProtocol, "libholdfast " HOLDFAST_VERSION_STRING, wants_busy_flag},
+              deadline);
+}
+
+Status Connection::TakeHello(uint64_t id, const std::string& path, Deadline deadline,
+                             BusyFlag* busy) {
+  HF_TRY_ASSIGN(const Answer<wire::HelloReply> hello, Receive<wire::HelloReply>(id, deadline));
   if (hello.message.protocol != wire::kProtocol) {
     return Status(
         Code::kRefused,
@@ -108,18 +125,29 @@ Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, De
                      wire::kProtocol, ": use a daemon and a library that belong together"));
   }
   if (busy != nullptr && !hello.descriptors.empty()) {
-    busy->Attach(hello.descriptors[0]);
+    busy->Attach(hello.descriptors[0].get());
   }
-  HF_TRY(connection->ReleaseAbandoned(path, deadline));
-  return connection;
+  ReleaseAbandoned(path, deadline);
+  return Status();
 }
 
-Status Connection::ReleaseAbandoned(const std::string& path, Deadline deadline) {
+void Connection::ReleaseAbandoned(const std::string& path, Deadline deadline) {
+  const Deadline moment = deadline.Earlier(Deadline::In(kReleaseTime));
   for (const uint64_t hold : AbandonedTickets(path)) {
-    HF_TRY(Call<wire::Done>(wire::ReleaseRead{hold}, deadline).status());
-    SettleAbandoned(hold);
+    const Result<uint64_t> id = Send(wire::ReleaseRead{hold}, moment);
+    if (!id.ok()) {
+      return;
+    }
+    const Status released = Receive<wire::Done>(*id, moment).status();
+    if (released.ok()) {
+      SettleAbandoned(hold);
+      continue;
+    }
+    Forget(*id);  // so that the next request is not refused for it
+    if (moment.passed() || Hangs() || !alive()) {
+      return;
+    }
   }
-  return Status();
 }
 
 void Connection::ReleaseLater(uint64_t hold) {
@@ -209,10 +237,57 @@ Result<uint64_t> Connection::Send(const wire::Request& request, Deadline deadlin
 }
 
 void Connection::Mention(const wire::Request& request) {
+  {
+    const MutexLock lock(mutex_);
+    if (!mention_again_.passed()) {
+      return;
+    }
+    mention_again_ = Deadline::In(kBetweenMentions);
+  }
+  SayUnheard(request);
+}
+
+void Connection::Ask() {
+  {
+    const MutexLock lock(mutex_);
+    if (pending_.empty()) {
+      return;  // nobody waits for it
+    }
+    asked_ = heard_;
+  }
+  SayUnheard(wire::ReleaseRead{0});  // nothing is held by that number
+}
+
+pid_t Connection::Process() const {
+  return PeerProcess(fd_.get());
+}
+
+bool Connection::Hangs() {
+  const MutexLock lock(mutex_);
+  if (hangs_ && broken_.ok()) {
+    ReadOrWait(Deadline::In(Milliseconds(0)));
+  }
+  return hangs_ && broken_.ok();
+}
+
+std::string Connection::HangText() {
+  {
+    const MutexLock lock(mutex_);
+    if (broken_.ok() && (hangs_ || asked_ == heard_)) {
+      ReadOrWait(Deadline::In(Milliseconds(0)));
+    }
+    if (!broken_.ok() || (!hangs_ && asked_ != heard_)) {
+      return "";
+    }
+  }
+  return client::HangText(fd_.get());
+}
+
+void Connection::SayUnheard(const wire::Request& request) {
   uint64_t id = 0;
   {
     const MutexLock lock(mutex_);
-    if (writing_ || !broken_.ok() || mentioned_ >= kMentionsMax || !mention_again_.passed()) {
+    if (writing_ || !broken_.ok() || mentioned_ >= kMentionsMax) {
       return;
     }
     writing_ = true;
@@ -220,7 +295,6 @@ void Connection::Mention(const wire::Request& request) {
     pending_[id].abandoned = true;
     pending_[id].mentioned = true;
     ++mentioned_;
-    mention_again_ = Deadline::In(kBetweenMentions);
   }
   const Result<std::string> frame = wire::EncodeFrame(id, request);
   const Result<bool> sent = frame.ok() ? TrySend(fd_.get(), *frame) : Result<bool>(frame.status());
@@ -252,28 +326,69 @@ Status Connection::WriteFrame(const wire::Request& request, uint64_t id, Deadlin
 
 Result<Connection::Arrived> Connection::Await(uint64_t id, Deadline deadline) {
   const MutexLock lock(mutex_);
+  const Status waited = WaitForLocked(id, deadline);
+  const auto mine = pending_.find(id);
+  if (mine == pending_.end()) {
+    return waited;
+  }
+  if (waited.ok()) {
+    Arrived value = std::move(mine->second.value);
+    pending_.erase(mine);
+    return value;
+  }
+  if (!broken_.ok()) {
+    pending_.erase(mine);
+    return waited;
+  }
+  mine->second.abandoned = true;
+  mine->second.overdue = true;
+  ++overdue_;
+  silent_ = true;
+  return waited;
+}
+
+Status Connection::WaitFor(uint64_t id, Deadline deadline) {
+  const MutexLock lock(mutex_);
+  // What an earlier wait was given up for may be there by now.
+  if (hangs_ || deadline.passed()) {
+    ReadOrWait(Deadline::In(Milliseconds(0)));
+  }
+  return WaitForLocked(id, deadline);
+}
+
+Status Connection::WaitForLocked(uint64_t id, Deadline deadline) {
+  QuietWait quiet(deadline, heard_);
   while (true) {
     const auto mine = pending_.find(id);
     if (mine == pending_.end()) {
       return Status(Code::kInternal, "waited twice for one reply");
     }
     if (mine->second.arrived) {
-      Arrived value = std::move(mine->second.value);
-      pending_.erase(mine);
-      return value;
+      return Status();
     }
     if (!broken_.ok()) {
-      pending_.erase(mine);
       return broken_;
     }
     if (deadline.passed()) {
-      mine->second.abandoned = true;
-      mine->second.overdue = true;
-      ++overdue_;
-      silent_ = true;
       return Status(Code::kDeadlineExceeded, "ckptd did not answer in time");
     }
-    ReadOrWait(deadline);
+    if (deadline.minds_silence()) {
+      const QuietWait::Next next = quiet.Look(heard_);
+      if (next == QuietWait::Next::kGiveUp && !hangs_) {
+        hangs_ = true;
+        changed_.NotifyAll();  // the others need not find out for themselves
+      }
+      if (hangs_) {
+        return Status(Code::kUnavailable, client::HangText(fd_.get()));
+      }
+      if (next == QuietWait::Next::kAsk) {
+        mutex_.Unlock();
+        Ask();
+        mutex_.Lock();
+        continue;
+      }
+    }
+    ReadOrWait(quiet.Slice(deadline));
   }
 }
 
@@ -294,6 +409,12 @@ void Connection::Forget(uint64_t id) {
 
 // A daemon that let a deadline pass hangs, or was only slow: a moment's wait tells.
 Status Connection::Settle(Deadline deadline) {
+  if (deadline.minds_silence() && hangs_) {
+    ReadOrWait(Deadline::In(Milliseconds(0)));
+  }
+  if (deadline.minds_silence() && hangs_ && broken_.ok()) {
+    return Status(Code::kUnavailable, client::HangText(fd_.get()));
+  }
   const Deadline moment = deadline.Earlier(Deadline::In(kSettleTime));
   while (overdue_ != 0 && broken_.ok()) {
     if (moment.passed()) {
@@ -316,13 +437,15 @@ void Connection::ReadOrWait(Deadline deadline) {
   }
   reading_ = true;
   mutex_.Unlock();
-  std::vector<UniqueFd> descriptors;
+  std::vector<ForkClosedFd> descriptors;
   const Result<size_t> got = ReceiveSome(fd_.get(), buffer_, descriptors, deadline);
   mutex_.Lock();
   reading_ = false;
   Status read = got.status();
   if (read.ok()) {
     silent_ = false;
+    hangs_ = false;
+    ++heard_;
     inbox_.append(buffer_.data(), *got);
     std::move(descriptors.begin(), descriptors.end(), std::back_inserter(inbox_descriptors_));
     read = ParseInbox();
@@ -359,8 +482,8 @@ Status Connection::ParseInbox() {
                                         wanted, " descriptors"));
     }
     const auto end = inbox_descriptors_.begin() + static_cast<ptrdiff_t>(wanted);
-    std::vector<UniqueFd> descriptors(std::make_move_iterator(inbox_descriptors_.begin()),
-                                      std::make_move_iterator(end));
+    std::vector<ForkClosedFd> descriptors(std::make_move_iterator(inbox_descriptors_.begin()),
+                                          std::make_move_iterator(end));
     inbox_descriptors_.erase(inbox_descriptors_.begin(), end);
     HF_TRY(Dispatch(*std::move(frame), std::move(descriptors)));
     at += wire::kFrameHeaderBytes + length;
@@ -373,7 +496,7 @@ Status Connection::ParseInbox() {
   return Status();
 }
 
-Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descriptors) {
+Status Connection::Dispatch(wire::DaemonFrame frame, std::vector<ForkClosedFd> descriptors) {
   const auto found = pending_.find(frame.id);
   if (found == pending_.end() || found->second.arrived) {
     return ProtocolError(

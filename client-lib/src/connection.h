@@ -10,9 +10,13 @@
 // sent) the connection is broken for good: every call answers with the reason, and alive() is
 // false. A deadline that passes breaks nothing: the late reply is thrown away, and what it granted
 // is given back; but until it has come, further requests fail at once instead of waiting for a
-// daemon that hangs. Shared by the job, its saves and its handles; the descriptor is closed when
+// daemon that hangs. A call whose deadline minds silence ends early when the daemon says nothing at
+// all, not even to a question that it answers at once. Those that follow end without waiting, until
+// something has come. Shared by the job, its saves and its handles; the descriptor is closed when
 // the last lets go.
 #pragma once
+
+#include <sys/types.h>
 
 #include <array>
 #include <map>
@@ -23,7 +27,6 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/unique_fd.h"
 #include "client-lib/src/busy_flag.h"
 #include "client-lib/src/deadline.h"
 #include "client-lib/src/errors.h"
@@ -35,7 +38,7 @@ namespace holdfast::client {
 template <typename Message>
 struct Answer {
   Message message;
-  std::vector<UniqueFd> descriptors;
+  std::vector<ForkClosedFd> descriptors;
 };
 
 // A failure that the daemon answered with, as the caller will see it.
@@ -47,7 +50,13 @@ class Connection {
   static Result<std::shared_ptr<Connection>> Dial(const std::string& path, Deadline deadline,
                                                   BusyFlag* busy = nullptr);
 
-  explicit Connection(UniqueFd fd) : fd_(std::move(fd)) {}
+  // The same in steps, for those who go on with it in a later call: connects; says hello; and, when
+  // that was answered (WaitFor), takes the answer and lets go of what earlier connections left.
+  static Result<std::shared_ptr<Connection>> Connect(const std::string& path, Deadline deadline);
+  Result<uint64_t> SayHello(bool wants_busy_flag, Deadline deadline);
+  Status TakeHello(uint64_t id, const std::string& path, Deadline deadline, BusyFlag* busy);
+
+  explicit Connection(ForkClosedFd fd) : fd_(std::move(fd)) {}
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -62,6 +71,9 @@ class Connection {
     }
     return Unexpected(arrived.reply);
   }
+  // Until the reply is there, for a Receive that follows. When it is not there in time it is still
+  // wanted: call again, or Forget.
+  Status WaitFor(uint64_t id, Deadline deadline);
   // Said without waiting for anything, also where earlier requests are unanswered; nobody hears the
   // reply. Left out when another one was said a moment ago, too many are unanswered, or there is no
   // room: for what the next one says as well.
@@ -69,6 +81,15 @@ class Connection {
   // Whether anything has come from the daemon since somebody waited in vain; looks at the socket,
   // without waiting.
   bool Answers();
+  // Asks what any daemon answers at once, and does not wait: a moment later HangText knows.
+  void Ask();
+  // What is wrong with a daemon that has said nothing since it was asked, and what to do; "" if it
+  // answers, or was not asked. Looks at the socket, without waiting; as Hangs does.
+  std::string HangText();
+  // The daemon's; 0: unknown (daemon_process.h).
+  pid_t Process() const;
+  // Whether a wait was given up since the daemon says nothing, and nothing has come since.
+  bool Hangs();
   // Nobody waits for that reply any more, and a daemon that leaves it out does not hang for that.
   void Forget(uint64_t id);
   template <typename Message>
@@ -85,11 +106,11 @@ class Connection {
 
  private:
   // What this process may still hold for reading at that daemon, by an earlier connection, and
-  // nobody wants any more.
-  Status ReleaseAbandoned(const std::string& path, Deadline deadline);
+  // nobody wants any more. What cannot be released now is left to the next connection.
+  void ReleaseAbandoned(const std::string& path, Deadline deadline);
   struct Arrived {
     wire::Reply reply;
-    std::vector<UniqueFd> descriptors;
+    std::vector<ForkClosedFd> descriptors;
   };
   // A request that somebody waits for; or nobody any more (overdue), or never (what was given
   // back).
@@ -105,10 +126,12 @@ class Connection {
   Result<Arrived> Await(uint64_t id, Deadline deadline);
   Status Unexpected(const wire::Reply& reply);
   Status WriteFrame(const wire::Request& request, uint64_t id, Deadline deadline) EXCLUDES(mutex_);
+  Status WaitForLocked(uint64_t id, Deadline deadline) REQUIRES(mutex_);
+  void SayUnheard(const wire::Request& request) EXCLUDES(mutex_);
   Status Settle(Deadline deadline) REQUIRES(mutex_);
   void ReadOrWait(Deadline deadline) REQUIRES(mutex_);
   Status ParseInbox() REQUIRES(mutex_);
-  Status Dispatch(wire::DaemonFrame frame, std::vector<UniqueFd> descriptors) REQUIRES(mutex_);
+  Status Dispatch(wire::DaemonFrame frame, std::vector<ForkClosedFd> descriptors) REQUIRES(mutex_);
   void GiveBack(const Pending& pending, const wire::Reply& reply) REQUIRES(mutex_);
   void BreakLocked(const Status& why) REQUIRES(mutex_);
 
@@ -122,10 +145,13 @@ class Connection {
   std::map<uint64_t, Pending> pending_ GUARDED_BY(mutex_);
   size_t overdue_ GUARDED_BY(mutex_) = 0;    // abandoned because their deadline passed
   bool silent_ GUARDED_BY(mutex_) = false;   // nothing has come since a deadline passed
+  bool hangs_ GUARDED_BY(mutex_) = false;    // nor since somebody gave it up for that
+  uint64_t heard_ GUARDED_BY(mutex_) = 1;    // grows with whatever comes
+  uint64_t asked_ GUARDED_BY(mutex_) = 0;    // heard_, as Ask was called
   size_t mentioned_ GUARDED_BY(mutex_) = 0;  // and not answered
   Deadline mention_again_ GUARDED_BY(mutex_) = Deadline::In(Milliseconds(0));
   std::string inbox_ GUARDED_BY(mutex_);
-  std::vector<UniqueFd> inbox_descriptors_ GUARDED_BY(mutex_);
+  std::vector<ForkClosedFd> inbox_descriptors_ GUARDED_BY(mutex_);
   std::vector<wire::Request> give_back_ GUARDED_BY(mutex_);  // to be sent before the next request
   std::array<char, 16 * 1024> buffer_;                       // of the one who is reading
 };

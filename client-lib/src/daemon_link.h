@@ -7,6 +7,12 @@
 //   // one operation uses one connection: when it breaks, the operation fails, and the next Get
 //   makes another
 //
+// A caller that waits for a daemon keeps no other: each try is one exchange, and between two tries
+// anybody may make one. What a caller that minds silence does not get within that time (a hello, a
+// join) stays asked for: the next Get looks whether it has come, without waiting again.
+//
+// While a connection is silent, a Get leaves it for a ckptd that has taken its place (successor.h).
+//
 // Thread-safe. Shared by the job and its save handles; closed by the job.
 #pragma once
 
@@ -20,6 +26,7 @@
 #include "client-lib/src/busy_flag.h"
 #include "client-lib/src/connection.h"
 #include "client-lib/src/deadline.h"
+#include "client-lib/src/successor.h"
 
 namespace holdfast::client {
 
@@ -50,6 +57,10 @@ class DaemonLink {
   Result<std::shared_ptr<Connection>> Get(Deadline deadline, Patience patience);
   // The one there is, if it lives and nobody is just making another; or null. Waits for nothing.
   std::shared_ptr<Connection> Current();
+  // For a line about a call that waits (wait_notice.h). Ask sends the daemon a question, without
+  // waiting; a moment later Holdup says what is wrong with it, and what to do. "": it answers.
+  void Ask();
+  std::string Holdup();
   // Leaves the attempt for the next one.
   Status NextAttempt(Deadline deadline);
   // What was asked and not answered yet is of no interest any more; the next Get connects again.
@@ -64,18 +75,32 @@ class DaemonLink {
 
  private:
   struct ConnectingEnds;
-  Result<std::shared_ptr<Connection>> Connect(uint64_t attempt, uint64_t leave_attempt,
-                                              Deadline deadline, Patience patience);
-  Result<wire::JoinReply> JoinOn(Connection& connection, uint64_t attempt, uint64_t leave_attempt,
-                                 Deadline deadline);
-  Status WaitUntilConnected(Deadline deadline) REQUIRES(mutex_);
+  struct Joining;
+  enum class Purpose { kThisAttempt, kNextAttempt };
+
+  Result<std::shared_ptr<Connection>> Connect(Purpose purpose, Deadline deadline,
+                                              Patience patience);
+  Result<std::shared_ptr<Connection>> Try(Purpose purpose, Deadline deadline);
+  Result<wire::JoinReply> GoOn(Joining& joining, Deadline deadline) EXCLUDES(mutex_);
+  Status Greet(Joining& joining, Deadline deadline) EXCLUDES(mutex_);
+  Status Answered(const Joining& joining, uint64_t id, Deadline deadline) EXCLUDES(mutex_);
+  wire::Join JoinOf(const Joining& joining, Deadline deadline) EXCLUDES(mutex_);
+  void BeginJoining(Purpose purpose) REQUIRES(mutex_);
+  void SentNow(Joining& joining) EXCLUDES(mutex_);
+  std::shared_ptr<Connection> Newest() EXCLUDES(mutex_);
+  std::shared_ptr<Connection> WaitedInVainFor() EXCLUDES(mutex_);
+  void LeaveIfReplaced(Connection& silent);
+  Status WaitUntilNobodyConnects(Deadline deadline) REQUIRES(mutex_);
   Status Accept(const wire::JoinReply& reply, uint64_t wanted_attempt) REQUIRES(mutex_);
 
   const RankIdentity identity_;
   BusyFlag busy_;
+  Successor successor_;
   Mutex mutex_;
   CondVar changed_;
-  bool connecting_ GUARDED_BY(mutex_) = false;
+  bool connecting_ GUARDED_BY(mutex_) = false;  // somebody goes on with joining_
+  std::shared_ptr<Joining> joining_ GUARDED_BY(mutex_);
+  Status trouble_ GUARDED_BY(mutex_);  // of the last try
   bool closed_ GUARDED_BY(mutex_) = false;
   std::shared_ptr<Connection> connection_ GUARDED_BY(mutex_);
   uint64_t attempt_ GUARDED_BY(mutex_) = 0;

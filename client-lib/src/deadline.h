@@ -4,7 +4,8 @@
 //   poll(&fd, 1, deadline.PollMillis());
 //
 // One that knows of an Interrupt comes as soon as that says so. Whoever waits without a lock looks
-// now and then (Look); whoever holds one sees only what was seen (passed).
+// now and then (Look); whoever holds one sees only what was seen (passed). One that minds silence
+// also ends a wait for a daemon that hangs; the Connection judges that.
 #pragma once
 
 #include <algorithm>
@@ -44,13 +45,15 @@ class Deadline {
   static constexpr Milliseconds kBetweenLooks{50};
 
   static Deadline In(Milliseconds wait) {
-    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest), nullptr);
+    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest), nullptr, {});
   }
   static Deadline Never() { return In(kLongest); }
   // Until then, or until the interrupt.
   Deadline Or(Interrupt& interrupt) const {
-    return Deadline(at_, interrupt.asks() ? &interrupt : nullptr);
+    return Deadline(at_, interrupt.asks() ? &interrupt : nullptr, silence_);
   }
+  // The caller must not be kept for longer by a daemon that says nothing at all.
+  Deadline OrSilence(Milliseconds longest) const { return Deadline(at_, interrupt_, longest); }
 
   bool passed() const {
     return Clock::now() >= at_ || (interrupt_ != nullptr && interrupt_->hit());
@@ -64,7 +67,16 @@ class Deadline {
   bool interrupted() const { return interrupt_ != nullptr && interrupt_->hit(); }
   Interrupt* interrupt() const { return interrupt_; }  // or null
   // Of the other one, only the time.
-  Deadline Earlier(Deadline other) const { return Deadline(std::min(at_, other.at_), interrupt_); }
+  Deadline Earlier(Deadline other) const {
+    return Deadline(std::min(at_, other.at_), interrupt_, silence_);
+  }
+  bool minds_silence() const { return silence_.count() > 0; }
+  Milliseconds silence() const { return silence_; }  // 0: however long
+  // For one request that was sent then and is not answered yet.
+  Deadline Bearing(Clock::time_point since) const {
+    return minds_silence() ? Deadline(std::min(at_, since + silence_), interrupt_, silence_)
+                           : *this;
+  }
 
   // How long to wait before the next Look.
   Clock::time_point NextLook() const {
@@ -91,10 +103,12 @@ class Deadline {
 
  private:
   static constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
-  Deadline(Clock::time_point at, Interrupt* interrupt) : at_(at), interrupt_(interrupt) {}
+  Deadline(Clock::time_point at, Interrupt* interrupt, Milliseconds silence)
+      : at_(at), interrupt_(interrupt), silence_(silence) {}
 
   Clock::time_point at_;
   Interrupt* interrupt_;
+  Milliseconds silence_;
 };
 
 }  // namespace holdfast::client

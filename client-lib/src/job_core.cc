@@ -1,20 +1,17 @@
 #include "client-lib/src/job_core.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <optional>
 #include <set>
-#include <span>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_guard.h"
 #include "client-lib/src/errors.h"
+#include "client-lib/src/slot_copies.h"
 #include "client-lib/src/worker_pool.h"
 
 namespace holdfast::client {
@@ -38,61 +35,46 @@ constexpr Milliseconds kCopyAlwaysEnds = std::chrono::hours(24 * 365);
 constexpr uint32_t kReservedSlotsMax = 1024;
 // What SaveOptions::copy_first may come to without a slot at hand.
 constexpr uint64_t kSetAsideBytesMax = 16 << 20;
+// For lines about calls that wait: who has the turn, and what is said when it has just become free.
+constexpr char kNoOther[] = "an earlier call in this process has just ended";
+constexpr char kReserving[] = "a reservation of slots";
+constexpr char kRestoring[] = "a restore";
+constexpr char kLeaving[] = "leaving the job";
 
-// A second mapping of a slot, for looking at.
-class SlotCopies : public StagedTensors {
- public:
-  static Result<std::shared_ptr<const StagedTensors>> Map(
-      const SlotMapping& slot, const std::vector<std::span<const std::byte>>& copies) {
-    // Length 0: not moved but made once more, of the same pages.
-    void* const memory = ::mremap(slot.data(), 0, slot.bytes(), MREMAP_MAYMOVE);
-    if (memory == MAP_FAILED) {
-      return SystemError(Code::kInternal, errno, "map a slot once more");
-    }
-    std::shared_ptr<SlotCopies> mapped(
-        new SlotCopies(static_cast<std::byte*>(memory), slot.bytes()));
-    if (::mprotect(memory, slot.bytes(), PROT_READ) != 0 ||
-        ::madvise(memory, slot.bytes(), MADV_DONTFORK) != 0) {
-      return SystemError(Code::kInternal, errno, "map a slot once more");
-    }
-    for (const std::span<const std::byte> copy : copies) {
-      mapped->bytes_.push_back({mapped->memory_ + (copy.data() - slot.data()), copy.size()});
-    }
-    return std::shared_ptr<const StagedTensors>(std::move(mapped));
+std::string OfStep(uint64_t step) {
+  return absl::StrCat("the save of step ", step);
+}
+
+// Why a restore does not go on, if its daemon does its work.
+std::string WhyItWaits(const std::string& job, const RestoreProgress& now) {
+  const std::string see = absl::StrCat(": see `ckptctl status ", job, "`");
+  if (now.loading) {
+    return absl::StrCat("nothing more of step ", now.step, " has been read", see);
   }
-  ~SlotCopies() override {
-    if (!owner_.forked()) {  // there it was never mapped
-      ::munmap(memory_, size_);
-    }
+  if (now.attempt != 0) {
+    return absl::StrCat("the other ranks have not all loaded step ", now.step, see);
   }
-  const std::vector<std::span<const std::byte>>& bytes() const override { return bytes_; }
-
- private:
-  SlotCopies(std::byte* memory, size_t size) : memory_(memory), size_(size) {}
-
-  const ForkOwner owner_;
-  std::byte* const memory_;
-  const size_t size_;
-  std::vector<std::span<const std::byte>> bytes_;
-};
-
-// Whether to go on is asked by saying how far it is, and by asking the program.
-std::function<bool()> Asks(const RestoreOptions& options, const RestoreMeter& meter,
-                           const std::function<bool()>& interrupted) {
-  if (!options.progress) {
-    return interrupted;
-  }
-  return [&] { return !options.progress(meter.Now()) || (interrupted && interrupted()); };
+  return absl::StrCat(
+      "the other ranks have not all begun to restore, or what may be newer cannot be read yet", see,
+      "; to restore an older step: ckptctl restore ", job, " --step N");
 }
 
 }  // namespace
 
 struct JobCore::RunningSave {
-  RunningSave(JobCore& core, SaveRequest wanted, std::shared_ptr<SaveProgress> how_far)
+  // `kept`: called now and then by a caller that runs it itself.
+  RunningSave(JobCore& core, SaveRequest wanted, std::shared_ptr<SaveProgress> how_far,
+              std::function<void()> kept = {})
       : request(std::move(wanted)),
         progress(std::move(how_far)),
-        ended([this, &core] { return progress->cancelled() || core.closing_; }),
-        context{*core.link_, core.mappings_, *core.engine_, core.call_deadline_, ended} {
+        ended([this, &core, kept = std::move(kept)] {
+          if (kept) {
+            kept();
+          }
+          return progress->cancelled() || core.closing_;
+        }),
+        context{*core.link_,         core.mappings_,         *core.engine_,
+                core.call_deadline_, core.silence_deadline_, ended} {
     if (request.objects == nullptr) {
       request.objects = &request.own_objects;
     }
@@ -126,15 +108,43 @@ struct JobCore::RunningSave {
 
 JobCore::JobCore(RankIdentity identity, const JobOptions& options)
     : call_deadline_(options.call_deadline),
+      silence_deadline_(options.silence_deadline),
       device_deadline_(options.device_deadline),
       interrupted_(options.interrupted),
-      interrupt_(options.interrupted),
+      warn_(options.warn),
       plans_(identity.rank),
       engine_(MakeCopyEngine(CopyThreads(options.copy_threads))),
       link_(std::make_shared<DaemonLink>(std::move(identity))) {}
 
+std::function<bool()> JobCore::Asks(std::function<Waiting()> waiting) {
+  return [this, waiting = std::move(waiting), notice = WaitNotice(),
+          began = Deadline::Clock::now()]() mutable {
+    const auto kept = Deadline::Clock::now() - began;
+    if (const WaitNotice::Next next = notice.Look(kept); next != WaitNotice::Next::kNothing) {
+      Tell(next, kept, *link_, warn_, waiting());
+    }
+    return interrupted_ && interrupted_();
+  };
+}
+
+// What waits for the turn waits for another call; `why` is what it waits for when it has the turn.
+Waiting JobCore::ForTurn(const std::string& what, const std::string& why) {
+  const std::string holder = background_.holder();
+  return {what, holder == what || holder.empty()
+                    ? why
+                    : absl::StrCat(holder, " is still under way in this process: see `ckptctl ",
+                                   "status ", link_->identity().job, "`")};
+}
+
 Status JobCore::Open(Milliseconds wait) {
-  return link_->Open(Deadline::In(wait).Or(interrupt_));
+  const std::string& job = link_->identity().job;
+  Interrupt interrupt(Asks([this, &job]() -> Waiting {
+    return {absl::StrCat("joining as rank ", link_->identity().rank),
+            absl::StrCat("another process may have this rank still, or the job's host is not known "
+                         "yet: see `ckptctl status ",
+                         job, "` and `ckptctl nodes`")};
+  }));
+  return link_->Open(Deadline::In(wait).Or(interrupt));
 }
 
 bool JobCore::Preempted(uint64_t step) {
@@ -147,9 +157,17 @@ bool JobCore::Preempted(uint64_t step) {
 bool JobCore::AskWhetherLast(uint64_t step) {
   const bool told = stop_notice_.told();
   const std::optional<Milliseconds> spare = stop_notice_.spare();
-  Interrupt interrupt(interrupted_);
-  const Deadline until =
+  Interrupt interrupt(Asks([this, step]() -> Waiting {
+    return {absl::StrCat("preempted(", step, ")"),
+            absl::StrCat("the nodes of the job agree on its last step, which takes 2 s at most: "
+                         "see `ckptctl status ",
+                         link_->identity().job, "`")};
+  }));
+  Deadline until =
       Deadline::In(spare ? std::clamp(*spare, kAskMin, kStandMax) : kStandMax).Or(interrupt);
+  if (!told) {
+    until = until.OrSilence(silence_deadline_);
+  }
   const Deadline::Clock::time_point began = Deadline::Clock::now();
   const Result<wire::StepReached> reached = AskDaemon(step, told, until);
   if (!reached.ok()) {
@@ -175,9 +193,11 @@ bool JobCore::AskWhetherLast(uint64_t step) {
 Result<wire::StepReached> JobCore::AskDaemon(uint64_t step, bool told, Deadline until) {
   // However slow it was a moment ago: that this process was told is said once.
   const bool news = told && !told_daemon_;
-  if (!news && !MayAsk()) {
+  const std::shared_ptr<Connection> connection = link_->Current();
+  const bool hangs = !told && connection != nullptr && connection->Hangs();
+  if (hangs || (!news && !MayAsk())) {
     // The others end with a step that nobody is beyond: the daemon hears it when it goes on.
-    if (const std::shared_ptr<Connection> connection = link_->Current(); connection && !told) {
+    if (connection && !told) {
       connection->Mention(wire::ReachStep{step, false, 0, step});
     }
     return Status(Code::kUnavailable, "the daemon did not answer a moment ago");
@@ -348,11 +368,15 @@ Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& optio
   const auto save = [&]() -> Status {
     HF_TRY_ASSIGN(std::shared_ptr<DeviceFence> fence,
                   FenceFor(state.tensors, options.streams, std::nullopt));
-    HF_TRY_ASSIGN(const Background::Turn turn, background_.Take());
+    Interrupt interrupt(Asks([this, step] { return ForTurn(OfStep(step), kNoOther); }));
+    HF_TRY_ASSIGN(const Background::Turn turn,
+                  background_.Take(OfStep(step), Deadline::Never().Or(interrupt)));
     GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
     HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, std::move(fence)));
     request.objects = &state.objects;
-    RunningSave running(*this, std::move(request), std::make_shared<SaveProgress>(link_, step));
+    const auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_, warn_);
+    RunningSave running(*this, std::move(request), progress,
+                        [progress] { progress->Kept(Stage::kSealed); });
     return RunSave(running);
   };
   return Noted(step, save());
@@ -360,13 +384,14 @@ Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& optio
 
 std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state,
                                                const SaveOptions& options) {
-  auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_);
-  interrupt_.Reset();
+  auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_, warn_);
+  Interrupt interrupt(Asks([this, step] { return ForTurn(OfStep(step), kNoOther); }));
   const auto begin = [&]() -> Status {
     HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence,
                   FenceFor(state.tensors, options.streams, std::nullopt));
     progress->set_fence(fence);
-    HF_TRY_ASSIGN(Background::Turn turn, background_.Take(Deadline::Never().Or(interrupt_)));
+    HF_TRY_ASSIGN(Background::Turn turn,
+                  background_.Take(OfStep(step), Deadline::Never().Or(interrupt)));
     GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
     HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, fence));
     HF_TRY(SetAside(state, options.copy_first, request));
@@ -413,7 +438,7 @@ void JobCore::GiveUpHeld(const Status& why) {
 }
 
 Status JobCore::SealHeld(SaveProgress& progress, Deadline deadline) {
-  HF_TRY_ASSIGN(Background::Turn turn, background_.Take(deadline));
+  HF_TRY_ASSIGN(Background::Turn turn, background_.Take(OfStep(progress.step()), deadline));
   if (held_ == nullptr || held_->progress.get() != &progress) {
     return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
                                                " is not held any more: it was sealed or given up"));
@@ -428,7 +453,8 @@ Status JobCore::SealHeld(SaveProgress& progress, Deadline deadline) {
 // Whatever else has the turn ends soon, or begins with giving up what is held.
 Result<Background::Turn> JobCore::TakeHeld(SaveProgress& progress) {
   while (true) {
-    Result<Background::Turn> turn = background_.Take(Deadline::In(Deadline::kBetweenLooks));
+    Result<Background::Turn> turn =
+        background_.Take(OfStep(progress.step()), Deadline::In(Deadline::kBetweenLooks));
     if (turn.status().code() != Code::kDeadlineExceeded || progress.finished()) {
       return turn;
     }
@@ -454,17 +480,19 @@ Result<std::shared_ptr<const StagedTensors>> JobCore::StagedOf(SaveProgress& pro
     return Status(Code::kRefused, absl::StrCat("step ", progress.step(),
                                                " is not held any more: it was sealed or given up"));
   }
-  return SlotCopies::Map(held_->run.slot(), held_->run.Copies());
+  return MapCopies(held_->run.slot(), held_->run.Copies());
 }
 
 // ---- Room ----
 
 Result<ReserveReport> JobCore::Reserve(const State& state, Milliseconds wait) {
-  interrupt_.Reset();
-  const Deadline deadline = Deadline::In(wait).Or(interrupt_);
+  Interrupt interrupt(Asks([this] {
+    return ForTurn(kReserving, "ckptd has not made the slots yet: see `ckptctl status`");
+  }));
+  const Deadline deadline = Deadline::In(wait).Or(interrupt);
   HF_TRY_ASSIGN(const std::shared_ptr<DeviceFence> fence,
                 FenceFor(state.tensors, {}, std::nullopt));
-  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(kReserving, deadline));
   GiveUpHeld(Status(Code::kAbandoned, "slots were reserved in between"));
   return ReserveSlots(state, fence.get(), deadline);
 }
@@ -490,14 +518,9 @@ Result<ReserveReport> JobCore::ReserveSlots(const State& state, DeviceFence* fen
                   connection->Call<wire::ReserveReply>(reserve, deadline));
     const wire::ReserveReply& reply = answer.message;
     if (!reply.descriptor) {
-      // 2. With all of them ready, what makes later mappings cheap.
-      bool huge_pages = true;
-      for (size_t slot = 0; slot < fresh.size() && !deadline.passed(); ++slot) {
-        huge_pages = huge_pages && fresh[slot]->UseHugePages(deadline);
-        fresh[slot]->Populate();
-        if (fence != nullptr && !deadline.passed()) {
-          static_cast<void>(fresh[slot]->Pin(fence->devices()));
-        }
+      // 2. With all of them mapped, what takes longer.
+      for (size_t slot = 0; slot < fresh.size() && fence != nullptr && !deadline.passed(); ++slot) {
+        static_cast<void>(fresh[slot]->Pin(fence->devices()));
       }
       return ReserveReport{reply.ready, reply.wanted, reply.slot_bytes};
     }
@@ -523,7 +546,21 @@ Status JobCore::CheckWanted(const State& state) {
 Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRun::Wants& wants,
                                   const State* known, std::vector<Object>& objects) {
   RestoreMeter meter;
-  Interrupt interrupt(Asks(options, meter, interrupted_));
+  // Whether to go on is asked by saying how far it is, and by asking the program. It waits for as
+  // long as nothing is read.
+  const auto asks = [this, &meter] {
+    return Asks([this, &meter] {
+      return ForTurn(kRestoring, WhyItWaits(link_->identity().job, meter.Now()));
+    });
+  };
+  Interrupt interrupt([&, waits = asks(), read = uint64_t{0}]() mutable {
+    const RestoreProgress now = meter.Now();
+    if (now.bytes != read) {
+      read = now.bytes;
+      waits = asks();
+    }
+    return (options.progress && !options.progress(now)) || waits();
+  });
   const Deadline deadline = Deadline::In(options.deadline).Or(interrupt);
   std::shared_ptr<DeviceFence> fence;
   if (known != nullptr) {
@@ -533,7 +570,7 @@ Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRu
     return known != nullptr ? Result<std::shared_ptr<DeviceFence>>(fence)
                             : FenceFor(wanted.tensors, options.streams, deadline);
   };
-  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(deadline));
+  HF_TRY_ASSIGN(const Background::Turn turn, background_.Take(kRestoring, deadline));
   if (known != nullptr && !options.adopt_only) {
     HF_TRY(CheckWanted(*known));
   }
@@ -562,19 +599,20 @@ Result<Restored> JobCore::Restore(const RestoreOptions& options, const RestoreRu
 }
 
 // When the program is interrupted: what is under way is not waited for any longer than it copies.
-Result<Background::Turn> JobCore::TakeLast() {
-  interrupt_.Reset();
-  Result<Background::Turn> turn = background_.Take(Deadline::Never().Or(interrupt_));
+Result<Background::Turn> JobCore::TakeLast(Interrupt& interrupt) {
+  Result<Background::Turn> turn = background_.Take(kLeaving, Deadline::Never().Or(interrupt));
   if (turn.status().code() != Code::kDeadlineExceeded) {
     return turn;
   }
   closing_ = true;
   link_->Close();
-  return background_.Take();
+  return background_.Take(kLeaving, Deadline::Never());
 }
 
 Status JobCore::Leave() {
-  HF_TRY_ASSIGN(const Background::Turn turn, TakeLast());
+  Interrupt interrupt(
+      Asks([this] { return ForTurn(kLeaving, "ckptd has not heard of it yet; 2 s at most"); }));
+  HF_TRY_ASSIGN(const Background::Turn turn, TakeLast(interrupt));
   GiveUpHeld(Status(Code::kAbandoned, "the job was closed before it was sealed"));
   if (link_->attempt() == 0) {
     return Status();  // never had a place to leave
@@ -583,7 +621,7 @@ Status JobCore::Leave() {
     link_->Close();  // without leaving: the slots are this process's until it ends
     return Status();
   }
-  const Deadline deadline = Deadline::In(kLeaveTime).Or(interrupt_);
+  const Deadline deadline = Deadline::In(kLeaveTime).Or(interrupt);
   Result<std::shared_ptr<Connection>> connection = link_->Get(deadline, Patience::kOnce);
   if (connection.ok()) {
     ReleaseDropped(**connection, mappings_, deadline);

@@ -30,6 +30,7 @@
 #include "client-lib/src/slot_mapping.h"
 #include "client-lib/src/state_plan.h"
 #include "client-lib/src/stop_notice.h"
+#include "client-lib/src/wait_notice.h"
 #include "holdfast/job.h"
 
 namespace holdfast::client {
@@ -81,7 +82,10 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   Status SetAside(const State& state, const std::vector<size_t>& tensors, SaveRequest& request);
   // Ends as soon as the save is not held any more.
   Result<Background::Turn> TakeHeld(SaveProgress& progress);
-  Result<Background::Turn> TakeLast();
+  Result<Background::Turn> TakeLast(Interrupt& interrupt);
+  // For an Interrupt of one call: asks the program, and says what keeps the call.
+  std::function<bool()> Asks(std::function<Waiting()> waiting);
+  Waiting ForTurn(const std::string& what, const std::string& why);
   Status RunSave(RunningSave& save);
   void KeepHeld(std::shared_ptr<RunningSave> save, const Status& copied);
   // With the turn. Whatever else begins a save, or lets slots go, ends one that is held.
@@ -90,9 +94,10 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
   Result<ReserveReport> ReserveSlots(const State& state, DeviceFence* fence, Deadline deadline);
 
   const Milliseconds call_deadline_;
+  const Milliseconds silence_deadline_;
   const Milliseconds device_deadline_;
   const std::function<bool()> interrupted_;
-  Interrupt interrupt_;
+  const Warn warn_;
   std::atomic<bool> closing_{false};  // and nobody waits for what is under way
   Mutex devices_mutex_;
   std::shared_ptr<Devices> devices_ GUARDED_BY(devices_mutex_);  // made when first needed

@@ -284,13 +284,13 @@ Result<Answer<wire::SessionOutcome>> RestoreRun::ReportAndRelease(
 }
 
 RestoreRun::Load RestoreRun::LoadSource(const wire::Source& source,
-                                        const std::vector<UniqueFd>& descriptors,
+                                        const std::vector<ForkClosedFd>& descriptors,
                                         Deadline deadline) {
   // 1. The copy, and what of it is wanted.
   const SealedShard::Expected expected{link_.identity().job, link_.identity().rank};
   Result<std::unique_ptr<SealedShard>> opened =
       SealedShard::Open(source, descriptors, expected,
-                        mappings_.Find(source.slot, source.image_bytes, descriptors[0]));
+                        mappings_.Find(source.slot, source.image_bytes, descriptors[0].get()));
   if (!opened.ok()) {
     return opened.status();
   }

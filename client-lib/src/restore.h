@@ -90,7 +90,7 @@ class RestoreRun {
                                                         Deadline deadline);
   Result<Answer<wire::SessionOutcome>> LoadAndReport(const Answer<wire::SessionOutcome>& offer,
                                                      Deadline deadline);
-  Load LoadSource(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+  Load LoadSource(const wire::Source& source, const std::vector<ForkClosedFd>& descriptors,
                   Deadline deadline);
   // Out of all shards of the step.
   Result<Answer<wire::SessionOutcome>> ReshardAndReport(const wire::SessionOutcome& offer,

@@ -118,7 +118,14 @@ Status SaveRun::CompareInSlot() const {
 
 // Of one exchange with the daemon, which may take so much longer than others.
 Deadline SaveRun::CallDeadline(Milliseconds longer) const {
-  return Deadline::In(context_.call_deadline + longer).Or(context_.ended);
+  return MindsSilence(Deadline::In(context_.call_deadline + longer).Or(context_.ended));
+}
+
+// A daemon that hangs costs a save that the loop does not wait for, and little time.
+Deadline SaveRun::MindsSilence(Deadline deadline) const {
+  const bool waited_for =
+      request_.until || request_.options.hold || request_.options.wait_for_room.count() > 0;
+  return waited_for ? deadline : deadline.OrSilence(context_.silence_deadline);
 }
 
 // Does it, again and again for as long as a last step waits for a daemon.
@@ -143,7 +150,7 @@ Status SaveRun::WithADaemon(const std::function<Status()>& doing) const {
 }
 
 Status SaveRun::Begin() {
-  std::vector<UniqueFd> descriptors;
+  std::vector<ForkClosedFd> descriptors;
   HF_TRY(WithADaemon([&] { return AskForSlot(descriptors); }));
   HF_SYNC_POINT("client.save.granted");
   observer_.granted(grant_->attempt);
@@ -168,7 +175,7 @@ Status SaveRun::Begin() {
   return Status();
 }
 
-Status SaveRun::AskForSlot(std::vector<UniqueFd>& descriptors) {
+Status SaveRun::AskForSlot(std::vector<ForkClosedFd>& descriptors) {
   // There is no other save to put the last step's trust in: it has all that is left of the grace.
   const Milliseconds room = request_.options.wait_for_room;
   const Milliseconds patience = request_.until ? std::max(room, request_.until->left()) : room;
@@ -348,7 +355,7 @@ void SaveRun::GiveUp(const Status& why) {
   }
   slot_ = nullptr;
   if (connection_->alive()) {
-    const Deadline deadline = Deadline::In(kGiveUpTime);
+    const Deadline deadline = MindsSilence(Deadline::In(kGiveUpTime));
     const wire::AbortSave abort{request_.step, grant_->slot, grant_->generation,
                                 ForWire(why.message(), kReasonBytesMax)};
     static_cast<void>(connection_->Call<wire::Done>(abort, deadline).ok());

@@ -48,6 +48,7 @@ struct SaveContext {
   SlotMappings& mappings;
   CopyEngine& engine;
   Milliseconds call_deadline;
+  Milliseconds silence_deadline;  // of a daemon, for a save that nobody waits for
   Interrupt& ended;  // nobody wants the save any more: what waits for the daemon need not
 };
 
@@ -80,11 +81,12 @@ class SaveRun {
  private:
   Status Plan();
   Status Begin();
-  Status AskForSlot(std::vector<UniqueFd>& descriptors);
+  Status AskForSlot(std::vector<ForkClosedFd>& descriptors);
   Status Fill();
   Status WriteRecordAndSeal();
   Status SealWithNextDaemon(const Status& why);
   Deadline CallDeadline(Milliseconds longer = Milliseconds(0)) const;
+  Deadline MindsSilence(Deadline deadline) const;
   Status WithADaemon(const std::function<Status()>& doing) const;
   Status CompareInSlot() const;
   const void* Source(size_t input) const;

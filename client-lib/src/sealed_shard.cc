@@ -78,7 +78,7 @@ bool CopyIsBad(const Status& load) {
 }
 
 Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& source,
-                                                       const std::vector<UniqueFd>& descriptors,
+                                                       const std::vector<ForkClosedFd>& descriptors,
                                                        const Expected& expected,
                                                        const SlotMapping* mine) {
   std::unique_ptr<SealedShard> shard(new SealedShard());
@@ -105,8 +105,8 @@ Result<std::unique_ptr<SealedShard>> SealedShard::Open(const wire::Source& sourc
   }
   const uint64_t file_bytes = shard->in_parts() ? source.parts_bytes : FileBytes(record);
   if (mine == nullptr) {
-    HF_TRY_ASSIGN(shard->mapping_,
-                  SlotMapping::Map(descriptors[0], file_bytes, SlotMapping::Access::kReadOnly));
+    HF_TRY_ASSIGN(shard->mapping_, SlotMapping::Map(descriptors[0].get(), file_bytes,
+                                                    SlotMapping::Access::kReadOnly));
   }
   std::byte* const mapped = mine != nullptr ? mine->data() : shard->mapping_->data();
   shard->image_ = shard->in_parts() ? shard->image_ : mapped;
@@ -139,7 +139,8 @@ Status SealedShard::ReserveImage(uint64_t bytes) {
   return Status();
 }
 
-Status SealedShard::AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+Status SealedShard::AddOwner(const wire::Source& source,
+                             const std::vector<ForkClosedFd>& descriptors,
                              const Expected& expected) {
   if (!together_.has_value()) {
     absl::StatusOr<WholeImage> together = WholeImage::Of(sealed_);

@@ -54,7 +54,7 @@ class SealedShard {
   // `mine`: a mapping that this process has of that slot already, to be read through; it must
   // outlive the shard. Null: a new one.
   static Result<std::unique_ptr<SealedShard>> Open(const wire::Source& source,
-                                                   const std::vector<UniqueFd>& descriptors,
+                                                   const std::vector<ForkClosedFd>& descriptors,
                                                    const Expected& expected,
                                                    const SlotMapping* mine);
 
@@ -71,7 +71,7 @@ class SealedShard {
   // The copy of the next of them, of the same checkpoint, as Open takes it: its file stays mapped,
   // of its record nothing is kept. kCorrupt, naming the rank: it does not have what it should.
   // Until all were added, and after an error, no slice is to be had that this file leaves out.
-  Status AddOwner(const wire::Source& source, const std::vector<UniqueFd>& descriptors,
+  Status AddOwner(const wire::Source& source, const std::vector<ForkClosedFd>& descriptors,
                   const Expected& expected);
 
   // Whether slice i lies in this very file. Those that do are to be had without the owners.

@@ -187,7 +187,8 @@ class ShardView : public View {
  private:
   Status CompareInTurn(const Reads& reads, std::string_view operation) {
     Interrupt interrupt(wanted_.interrupted);
-    const Result<Background::Turn> turn = turns_->Take(Deadline::Never().Or(interrupt));
+    const Result<Background::Turn> turn =
+        turns_->Take("a read of this view", Deadline::Never().Or(interrupt));
     HF_TRY(WithContext(turn.status(), operation));
     return in_parts_ ? CompareInParts(reads, interrupt, operation)
                      : CompareNow(*held_, reads, interrupt, operation);

@@ -22,8 +22,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/unique_fd.h"
-#include "client-lib/src/deadline.h"
 #include "client-lib/src/devices.h"
 #include "client-lib/src/fork_guard.h"
 #include "client-lib/src/wire.h"
@@ -37,8 +35,7 @@ class SlotMapping {
 
   // kCorrupt: the file is not a regular one of at least `bytes`. kInternal: it can't be mapped
   // here.
-  static Result<std::unique_ptr<SlotMapping>> Map(const UniqueFd& fd, uint64_t bytes,
-                                                  Access access);
+  static Result<std::unique_ptr<SlotMapping>> Map(int fd, uint64_t bytes, Access access);
   ~SlotMapping();
   SlotMapping(const SlotMapping&) = delete;
   SlotMapping& operator=(const SlotMapping&) = delete;
@@ -46,7 +43,7 @@ class SlotMapping {
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
   // Of the very file behind this descriptor?
-  bool SameFile(const UniqueFd& fd) const;
+  bool SameFile(int fd) const;
   bool SameFile(const SlotMapping& other) const {
     return device_ == other.device_ && inode_ == other.inode_;
   }
@@ -56,10 +53,6 @@ class SlotMapping {
   void set_populated(uint64_t bytes) { populated_bytes_ = bytes; }
   // Makes them so ahead of time; what can't be done is left to the copy, which notices.
   void Populate();
-  // Has the kernel put the slot on huge pages, which stay with the file: whoever maps it later, a
-  // process that restores above all, takes one fault instead of 512. Copies the slot once. Where
-  // there are none to be had, it stays as it is; false: or where they are to be had only slowly.
-  bool UseHugePages(Deadline deadline);
 
   // Pins the slot for these devices, if that was not tried before. False: it cannot be.
   bool Pin(const std::shared_ptr<Devices>& devices);
@@ -85,10 +78,10 @@ class SlotMappings {
   // The mapping of the slot that was granted: the one there is, or a new one of the descriptor that
   // came.
   Result<SlotMapping*> Writable(uint32_t slot, uint64_t slot_bytes,
-                                const std::vector<UniqueFd>& descriptors);
+                                const std::vector<ForkClosedFd>& descriptors);
   // What this process has mapped of the file behind `fd` from saving into it; null if nothing, or
   // less than `bytes`.
-  SlotMapping* Find(uint32_t slot, uint64_t bytes, const UniqueFd& fd) const;
+  SlotMapping* Find(uint32_t slot, uint64_t bytes, int fd) const;
   // The caller's from now on, to read from. For a slot of a daemon that has gone: the rank has its
   // place at the next one, and so has let go of it (docs/protocol.md §3). Null if it is not mapped.
   std::unique_ptr<SlotMapping> Take(uint32_t slot);

@@ -58,7 +58,7 @@ Status ConnectError(int error, const std::string& path) {
 }
 
 // Takes the descriptors out of a received message; false when some were cut off.
-bool TakeDescriptors(struct msghdr& message, std::vector<UniqueFd>& out) {
+bool TakeDescriptors(struct msghdr& message, std::vector<ForkClosedFd>& out) {
   for (struct cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
        control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
@@ -68,10 +68,15 @@ bool TakeDescriptors(struct msghdr& message, std::vector<UniqueFd>& out) {
     for (size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
-      out.emplace_back(fd);
+      out.emplace_back(UniqueFd(fd));
     }
   }
   return (message.msg_flags & MSG_CTRUNC) == 0;
+}
+
+ForkClosedFd MakeSocket() {
+  const NoFork no_fork;
+  return ForkClosedFd(UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
 }
 
 }  // namespace
@@ -95,7 +100,7 @@ std::string SocketPath(const std::string& wanted) {
   return own.empty() ? system : own;
 }
 
-Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
+Result<ForkClosedFd> ConnectUnix(const std::string& path, Deadline deadline) {
   struct sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path) || path.find('\0') != std::string::npos) {
@@ -105,7 +110,7 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
                                " bytes and no zero byte"));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  ForkClosedFd fd = MakeSocket();
   if (!fd.valid()) {
     return SystemError(Code::kInternal, errno, "create a socket");
   }
@@ -152,7 +157,7 @@ Result<bool> TrySend(int fd, std::string_view bytes) {
   return true;
 }
 
-Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<ForkClosedFd>& descriptors,
                            Deadline deadline) {
   while (true) {
     struct iovec piece = {buffer.data(), buffer.size()};
@@ -162,9 +167,17 @@ Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = sizeof(control);
-    const ssize_t got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t got = 0;
+    int error = 0;
+    bool whole = true;
+    {
+      const NoFork no_fork;  // a child would have the descriptors that come
+      got = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+      error = errno;
+      whole = got <= 0 || TakeDescriptors(message, descriptors);
+    }
     if (got > 0) {
-      if (!TakeDescriptors(message, descriptors)) {
+      if (!whole) {
         return Status(
             Code::kInternal,
             absl::StrCat(
@@ -173,13 +186,13 @@ Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>
       }
       return static_cast<size_t>(got);
     }
-    if (got == 0 || errno == ECONNRESET || errno == ENOTCONN) {
+    if (got == 0 || error == ECONNRESET || error == ENOTCONN) {
       return Gone("wait for an answer");
     }
-    if (errno == EAGAIN) {
+    if (error == EAGAIN) {
       HF_TRY(WaitFor(fd, POLLIN, deadline, "wait for an answer"));
-    } else if (errno != EINTR) {
-      return SystemError(Code::kUnavailable, errno, "receive from ckptd");
+    } else if (error != EINTR) {
+      return SystemError(Code::kUnavailable, error, "receive from ckptd");
     }
   }
 }

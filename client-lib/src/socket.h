@@ -2,7 +2,7 @@
 // never waits past a deadline. Plain functions over a descriptor that the caller owns; one thread
 // may send while another receives.
 //
-//   HF_TRY_ASSIGN(UniqueFd fd, ConnectUnix("/run/holdfast/ckptd.sock", deadline));
+//   HF_TRY_ASSIGN(ForkClosedFd fd, ConnectUnix("/run/holdfast/ckptd.sock", deadline));
 //   HF_TRY(SendAll(fd.get(), frame, deadline));
 #pragma once
 
@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/unique_fd.h"
 #include "client-lib/src/deadline.h"
+#include "client-lib/src/fork_guard.h"
 #include "holdfast/status.h"
 
 namespace holdfast::client {
@@ -23,7 +23,7 @@ namespace holdfast::client {
 std::string SocketPath(const std::string& wanted);
 
 // One attempt. kUnavailable: nobody listens there.
-Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
+Result<ForkClosedFd> ConnectUnix(const std::string& path, Deadline deadline);
 
 // kUnavailable when the peer is gone; kDeadlineExceeded when it does not read, and then part of it
 // may have been sent.
@@ -35,7 +35,7 @@ Result<bool> TrySend(int fd, std::string_view bytes);
 
 // At least one byte, waiting for it until the deadline; descriptors that came along are appended.
 // kUnavailable at the end of the stream, kInternal when more descriptors came than any frame has.
-Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<UniqueFd>& descriptors,
+Result<size_t> ReceiveSome(int fd, std::span<char> buffer, std::vector<ForkClosedFd>& descriptors,
                            Deadline deadline);
 
 // Whether the peer has closed its end.

@@ -57,7 +57,7 @@ Result<StepRecords> StepRecords::Read(const ShardSource& source, const std::stri
     return records;
   }
   Result<std::unique_ptr<SlotMapping>> file =
-      SlotMapping::Map(answer->descriptors[0], told.bytes, SlotMapping::Access::kReadOnly);
+      SlotMapping::Map(answer->descriptors[0].get(), told.bytes, SlotMapping::Access::kReadOnly);
   if (!file.ok()) {
     return records;
   }

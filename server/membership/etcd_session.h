@@ -237,6 +237,7 @@ class EtcdSession {
   void ExtendLease(MonotonicTime sent, Duration slept, int64_t ttl_s);
   void LoseLease(const std::string& why);
   void Publish();
+  void RemoveStaleName(int64_t mod_revision);
   void OnPublished(int64_t create_revision);
   void NameTaken(const etcd::KeyValue& holder);
   bool member() const { return published_revision_ != 0; }

@@ -50,6 +50,11 @@ bool HasRanges(const etcd::TxnResponse& response, int count) {
                      [](const etcd::ResponseOp& op) { return op.has_response_range(); });
 }
 
+// Of a key whose value cannot be read. (What it said the nodes know, too.)
+std::string WayOut(const std::string& key) {
+  return absl::StrCat(". If no newer ckptd put it there, remove it: etcdctl del ", key);
+}
+
 }  // namespace
 
 EtcdSession::~EtcdSession() = default;
@@ -173,21 +178,24 @@ void EtcdSession::OnHost(Job& job, const etcd::KeyValue* value, int64_t at_revis
   std::optional<JobHost> host;
   if (value != nullptr) {
     const absl::StatusOr<JobHost> decoded = DecodeHost(value->value());
-    // Somebody's key is in the way, whatever it says.
-    host = decoded.ok() ? *decoded : JobHost{};
+    // Hosts put their keys on their leases: one without is a stale copy, which the next campaign
+    // removes. Any other key is in the way, whatever it says.
+    if (!decoded.ok() || value->lease() != 0) {
+      host = decoded.ok() ? *decoded : JobHost{};
+    }
     SetProblem(absl::StrCat("host ", job.name),
                decoded.ok()
                    ? ""
                    : absl::StrCat("job '", job.name, "': the key of its host cannot be read: ",
-                                  Message(decoded.status())));
+                                  Message(decoded.status()), WayOut(keys_.Host(job.name))));
   }
   job.host = host;
   job.host_known = true;
   TellHost(job);
-  // 1. Somebody removed or replaced our key.
+  // 1. Somebody removed or replaced our key, or took it off our lease.
   if (job.hosting && at_revision > job.host_revision &&
       (value == nullptr || value->create_revision() != job.host_revision ||
-       value->value() != job.host_value)) {
+       value->value() != job.host_value || value->lease() != lease_)) {
     EndHosting(job);
   }
   // 2. An election that was given up has taken place all the same.
@@ -241,6 +249,21 @@ void EtcdSession::JudgeCampaign(Job& job, const etcd::TxnResponse& view) {
   const etcd::KeyValue* state = Value(view, 2);
   if (host != nullptr) {
     const absl::StatusOr<JobHost> winner = DecodeHost(host->value());
+    if (host->lease() == 0 && winner.ok()) {
+      // It was put back from a copy of etcd's data. If the host that it names lives, that one gives
+      // it up itself, when it sees so: until then nobody else may host the job.
+      const auto named = members_.find(winner->node);
+      if (named != members_.end() && named->second.incarnation == winner->incarnation &&
+          winner->node != options_.self.name) {
+        Retry(job, job.backoff,
+              absl::UnavailableError(
+                  absl::StrCat("the key of its host has no lease, and names node '", winner->node,
+                               "', which is there", WayOut(keys_.Host(job.name)))));
+        return;
+      }
+      job.removal = Job::Removal{host->create_revision(), host->value()};
+      return;
+    }
     if (host->lease() == lease_ && winner.ok()) {
       // Ours: an earlier try of which no answer came. If it was told before, or lies too low,
       // another one is needed.
@@ -254,7 +277,8 @@ void EtcdSession::JudgeCampaign(Job& job, const etcd::TxnResponse& view) {
     if (!winner.ok()) {
       Retry(job, job.backoff,
             absl::InvalidArgumentError(
-                absl::StrCat("the key of its host cannot be read: ", winner.status().message())));
+                absl::StrCat("the key of its host cannot be read: ", winner.status().message(),
+                             WayOut(keys_.Host(job.name)))));
       return;
     }
     job.campaign = Job::Campaign::kNone;
@@ -266,7 +290,9 @@ void EtcdSession::JudgeCampaign(Job& job, const etcd::TxnResponse& view) {
     const absl::StatusOr<Epoch> given = DecodeEpoch(epoch->value());
     if (!given.ok()) {
       Retry(job, job.backoff,
-            Annotate(given.status(), absl::StrCat("the key ", keys_.EpochOf(job.name))));
+            absl::InvalidArgumentError(
+                absl::StrCat("the key of its epoch cannot be read: ", given.status().message(),
+                             WayOut(keys_.EpochOf(job.name)))));
       return;
     }
     last = std::max(last, *given);

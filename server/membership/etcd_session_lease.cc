@@ -266,9 +266,35 @@ void EtcdSession::Publish() {
     const etcd::KeyValue& holder = txn->responses(0).response_range().kvs(0);
     if (holder.lease() == lease_) {
       OnPublished(holder.create_revision());
+    } else if (holder.lease() == 0 && DecodeNode(options_.self.name, holder.value()).ok()) {
+      RemoveStaleName(holder.mod_revision());
     } else {
       NameTaken(holder);
     }
+  });
+}
+
+// Daemons put their names on their leases. One without is of none that lives: it was put back from
+// a copy of etcd's data. When it is gone, this node publishes its own.
+void EtcdSession::RemoveStaleName(int64_t mod_revision) {
+  publishing_ = true;
+  const std::string key = keys_.Node(options_.self.name);
+  etcd::TxnRequest request;
+  etcd::Compare* same = request.add_compare();
+  same->set_target(etcd::Compare::MOD);
+  same->set_key(key);
+  same->set_mod_revision(mod_revision);
+  request.add_success()->mutable_request_delete_range()->set_key(key);
+  Send(std::move(request), [this, key, lease = lease_](const absl::Status& status, Response&) {
+    publishing_ = false;
+    if (Refused(status) || status.ok() || lease_state_ != Lease::kHeld || lease != lease_) {
+      return;
+    }
+    SetProblem("name",
+               absl::StrCat("this node could not be published: the key ", key,
+                            " is a stale copy without a lease, and etcd does not remove it: ",
+                            Message(status), ". Remove it: etcdctl del ", key));
+    Failed(publish_backoff_, kRetryMax);
   });
 }
 

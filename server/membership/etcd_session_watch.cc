@@ -219,6 +219,12 @@ void EtcdSession::LeaveStream() {
 std::optional<NodeInfo> EtcdSession::TakeMember(const std::string& name,
                                                 const etcd::KeyValue& value) {
   absl::StatusOr<NodeInfo> node = DecodeNode(name, value.value());
+  if (node.ok() && value.lease() == 0) {
+    node = absl::FailedPreconditionError(absl::StrCat(
+        "it has no lease, so no daemon that lives put it there. The daemon of that node "
+        "replaces it. If there is none any more, remove it: etcdctl del ",
+        keys_.Node(name)));
+  }
   if (node.ok() && members_.size() >= kMembersMax && !members_.contains(name)) {
     node = absl::ResourceExhaustedError(absl::StrCat("more than ", kMembersMax, " nodes"));
   }
@@ -239,10 +245,9 @@ void EtcdSession::TellStrange() {
   }
   const auto& [name, why] = *strange_members_.begin();
   const bool one = strange_members_.size() == 1;
-  SetProblem("members",
-             absl::StrCat(strange_members_.size(), one ? " key" : " keys", " under ", keys_.Nodes(),
-                          " cannot be read and ", one ? "is" : "are", " passed over: '",
-                          Utf8Text(name.substr(0, kNodeTextBytesMax)), "': ", why));
+  SetProblem("members", absl::StrCat(strange_members_.size(), one ? " key" : " keys", " under ",
+                                     keys_.Nodes(), one ? " is" : " are", " passed over: '",
+                                     Utf8Text(name.substr(0, kNodeTextBytesMax)), "': ", why));
 }
 
 void EtcdSession::OnMembers(const Range& range) {

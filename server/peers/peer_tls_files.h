@@ -9,8 +9,8 @@
 namespace holdfast {
 
 // Paths of PEM files, all or none. They may be replaced at any time, as those who rotate them do:
-// they are read anew for each connection that this node opens, and for those that it takes at least
-// each kTlsReload. What was opened before goes on.
+// they are read again for each connection that this node opens and for each pull that it begins,
+// and at least each kTlsReload for those that it takes. What was opened before goes on.
 struct PeerTls {
   std::string ca_file;
   std::string cert_file;
@@ -23,6 +23,7 @@ struct PeerTlsText {
   std::string ca;
   std::string cert;
   std::string key;
+  bool operator==(const PeerTlsText&) const = default;
 };
 
 }  // namespace holdfast

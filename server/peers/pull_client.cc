@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/certificates.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "holdfast/v1/peer.grpc.pb.h"
@@ -31,6 +32,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
 struct PullClient::Peer {
   PeerAddress at;
   std::shared_ptr<grpc::Channel> channel;  // null: not used yet
+  std::shared_ptr<const PeerTlsText> tls;  // of the channel
   // Whose streams end: set when it is down, or up under another start.
   std::shared_ptr<std::atomic<bool>> gone = std::make_shared<std::atomic<bool>>(false);
 };
@@ -191,34 +193,52 @@ void PullClient::ChangePeers(const holdfast::ChangePeers& change) {
     }
   }
   for (const auto& [node, at] : change.up) {
-    peers_[node] = std::make_shared<Peer>(Peer{at, nullptr});
+    peers_[node] = std::make_shared<Peer>(Peer{at, nullptr, nullptr});
   }
+}
+
+// Those of before are kept when the new ones cannot be used; no error as long as there are some.
+absl::Status PullClient::TakeCertificates(const absl::StatusOr<PeerTlsText>& read) {
+  if (!read.ok()) {
+    return tls_ == nullptr ? read.status() : absl::OkStatus();
+  }
+  if (tls_ != nullptr) {
+    const PeerTls& files = options_.tls;
+    if (*read == *tls_ ||
+        absl::IsInvalidArgument(CheckTlsTexts({read->ca, read->cert, read->key},
+                                              {files.ca_file, files.cert_file, files.key_file},
+                                              Clock::System()->UnixMillis() / 1000))) {
+      return absl::OkStatus();
+    }
+  }
+  tls_ = std::make_shared<const PeerTlsText>(*read);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<PullClient::Peer>> PullClient::Find(const std::string& node) {
   {
     MutexLock lock(mutex_);
-    const auto known = peers_.find(node);
-    if (known == peers_.end()) {
+    if (peers_.count(node) == 0) {
       return absl::UnavailableError(
           absl::StrCat("node '", node, "' is no member of the cluster now"));
     }
-    if (known->second->channel != nullptr) {
-      return known->second;
-    }
   }
-  // (Certificates are read anew for each connection, and that may take a while.)
-  HF_ASSIGN_OR_RETURN(const PeerTlsText tls, ReadPeerTls(options_.env, options_.tls));
+  // (That may take a while.)
+  const absl::StatusOr<PeerTlsText> read = ReadPeerTls(options_.env, options_.tls);
+  std::shared_ptr<Peer> replaced;  // its channel may end here, after the lock
   MutexLock lock(mutex_);
   const auto known = peers_.find(node);
   if (known == peers_.end()) {
     return absl::UnavailableError(absl::StrCat("node '", node, "' has left the cluster"));
   }
-  if (known->second->channel == nullptr) {
-    known->second = std::make_shared<Peer>(
-        Peer{known->second->at, MakeChannel(known->second->at.address, tls), known->second->gone});
+  HF_RETURN_IF_ERROR(TakeCertificates(read));
+  std::shared_ptr<Peer>& peer = known->second;
+  if (peer->channel == nullptr || peer->tls != tls_) {
+    auto renewed = std::make_shared<Peer>(
+        Peer{peer->at, MakeChannel(peer->at.address, *tls_), tls_, peer->gone});
+    replaced = std::exchange(peer, std::move(renewed));
   }
-  return known->second;
+  return peer;
 }
 
 absl::StatusOr<std::unique_ptr<PullStream>> PullClient::Open(

@@ -11,6 +11,10 @@
 // or `control` was cancelled.
 // Ending a stream lets go of the slot at the other end. The client is thread-safe, and outlived by
 // no stream.
+//
+// With TLS each Open reads the certificates' files. When they hold others, the stream goes over a
+// new connection; streams that are under way keep theirs. While a file cannot be read, or the key
+// is not that of the certificate (as in the middle of a renewal), those of before are used.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +72,11 @@ class PullClient {
  private:
   struct Peer;
   absl::StatusOr<std::shared_ptr<Peer>> Find(const std::string& node) EXCLUDES(mutex_);
+  absl::Status TakeCertificates(const absl::StatusOr<PeerTlsText>& read) REQUIRES(mutex_);
 
   const Options options_;
   Mutex mutex_;
+  std::shared_ptr<const PeerTlsText> tls_ GUARDED_BY(mutex_);  // null: not read yet
   std::map<std::string, std::shared_ptr<Peer>> peers_ GUARDED_BY(mutex_);
 };
 

@@ -161,14 +161,15 @@ absl::Status Catalog::open_status() {
   return open_status_;
 }
 
+// From a dying daemon, too: until that is gone RocksDB's own lock keeps the catalog closed.
 absl::Status Catalog::LockDirectory() {
-  if (lock_ != nullptr) {
+  if (lock_.held()) {
     return absl::OkStatus();
   }
   const absl::Status made = env_->CreateDirectories(state_dir_, 0700);
   const std::string path = JoinPath(state_dir_, "lock");
   read_lock_.reset();  // it would keep us out as well
-  absl::StatusOr<std::unique_ptr<FileLock>> locked = env_->Lock(path);
+  absl::StatusOr<DaemonLock> locked = DaemonLock::Take(*env_, path);
   if (locked.ok()) {
     lock_ = *std::move(locked);
     return absl::OkStatus();

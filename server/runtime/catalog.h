@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/daemon_lock.h"
 #include "base/env.h"
 #include "base/ids.h"
 #include "base/mutex.h"
@@ -50,7 +51,7 @@ struct CatalogRange {
 
 class Catalog {
  public:
-  // Unavailable: another process has <state_dir>/lock. No other failure is an error.
+  // Unavailable: another process that lives has <state_dir>/lock. No other failure is an error.
   static absl::StatusOr<std::unique_ptr<Catalog>> Open(Env* env, const std::string& state_dir);
   ~Catalog();
   Catalog(const Catalog&) = delete;
@@ -103,7 +104,7 @@ class Catalog {
   const std::string state_dir_;
   const std::string path_;
   Mutex mutex_;
-  std::unique_ptr<FileLock> lock_ GUARDED_BY(mutex_);
+  DaemonLock lock_ GUARDED_BY(mutex_);
   // Where no lock file can be written: the one that is there, opened for reading.
   std::unique_ptr<File> read_lock_ GUARDED_BY(mutex_);
   std::vector<std::string> problems_ GUARDED_BY(mutex_);

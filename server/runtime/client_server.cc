@@ -24,6 +24,11 @@ constexpr size_t kReadBytesMax = 64 * 1024;
 constexpr int kAcceptsMax = 64;
 constexpr Duration kErrorWindow = std::chrono::seconds(10);
 constexpr uint32_t kErrorsPerWindowMax = 50;
+// Of a socket. The kernel doubles it, and counts some 800 bytes for a small reply: about ten of
+// them may be unread, with two descriptors each.
+constexpr int kSendBufferBytes = 4096;
+// Until descriptors are passed again of which too many were in flight.
+constexpr Duration kInFlightPause = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -65,7 +70,9 @@ ClientServer::ClientServer(Reactor& reactor, const v1::SocketConfig& config, v1:
         if (!stopped_) {
           reactor_.Change(listening_.fd(), EPOLLIN);
         }
-      })) {}
+      })),
+      unread_(reactor, [this](uint32_t uid) { Leaves(uid); }),
+      later_timer_(reactor.AddTimer([this] { FlushDelayed(); })) {}
 
 ClientServer::~ClientServer() {
   StopListening();
@@ -73,6 +80,7 @@ ClientServer::~ClientServer() {
     reactor_.Unwatch(connection->fd.get());
   }
   reactor_.Disarm(deadline_timer_);
+  reactor_.Disarm(later_timer_);
 }
 
 absl::Status ClientServer::Listen() {
@@ -107,6 +115,12 @@ ClientServer::Connection* ClientServer::Find(ConnectionId id) {
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
+std::optional<uint32_t> ClientServer::UserOf(ConnectionId id) const {
+  const auto found = connections_.find(id);
+  return found == connections_.end() ? std::nullopt
+                                     : std::optional<uint32_t>(found->second->caller.uid);
+}
+
 void ClientServer::Accept() {
   for (int i = 0; i < kAcceptsMax; ++i) {
     UniqueFd fd(::accept4(listening_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -130,10 +144,10 @@ void ClientServer::Admit(UniqueFd fd) {
     LogProtocolError(absl::StrCat("client turned away: ", Message(peer.status())));
     return;
   }
+  unread_.LookAt(peer->uid);
   std::string refused;
-  if (connections_.size() >= config_.connections_max()) {
-    refused = absl::StrCat("the daemon has ", connections_.size(),
-                           " connections (socket.connections_max)");
+  if (const size_t all = connections_.size() + unread_.size(); all >= config_.connections_max()) {
+    refused = absl::StrCat("the daemon has ", all, " connections (socket.connections_max)");
   } else if (const auto uid = per_uid_.find(peer->uid);
              uid != per_uid_.end() && uid->second >= config_.connections_per_uid_max()) {
     refused = absl::StrCat("uid ", peer->uid, " has ", uid->second,
@@ -151,6 +165,7 @@ void ClientServer::Admit(UniqueFd fd) {
         ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return;
   }
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));
   auto connection = std::make_unique<Connection>();
   const ConnectionId id = next_id_++;
   connection->id = id;
@@ -386,7 +401,10 @@ ClientServer::Written ClientServer::WriteFront(Connection& connection) {
       if (errno == EINTR) {
         continue;
       }
-      return errno == EAGAIN ? Written::kSocketFull : Written::kFailed;
+      if (errno == EAGAIN) {
+        return Written::kSocketFull;
+      }
+      return errno == ETOOMANYREFS ? Written::kTooManyInFlight : Written::kFailed;
     }
     reply.files.reset();
     reply.written += static_cast<size_t>(sent);
@@ -396,10 +414,11 @@ ClientServer::Written ClientServer::WriteFront(Connection& connection) {
 
 void ClientServer::Flush(ConnectionId id) {
   Connection* connection = Find(id);
+  Written written = Written::kWhole;
   while (connection != nullptr && !connection->replies.empty() &&
          connection->replies.front().ready) {
-    const Written written = WriteFront(*connection);
-    if (written == Written::kSocketFull) {
+    written = WriteFront(*connection);
+    if (written == Written::kSocketFull || written == Written::kTooManyInFlight) {
       break;
     }
     if (written == Written::kFailed) {
@@ -418,11 +437,37 @@ void ClientServer::Flush(ConnectionId id) {
   if (connection->closing && connection->replies.empty()) {
     return Drop(id, connection->why);
   }
-  const bool wants = !connection->replies.empty() && connection->replies.front().ready;
+  if (written == Written::kTooManyInFlight) {
+    FlushLater(id);
+  } else {
+    to_flush_later_.erase(id);
+  }
+  const bool wants = written == Written::kSocketFull;
   if (wants != connection->writable_watched) {
     connection->writable_watched = wants;
     const uint32_t reading = connection->closing || stopped_ ? 0 : uint32_t{EPOLLIN};
     reactor_.Change(connection->fd.get(), reading | (wants ? uint32_t{EPOLLOUT} : 0));
+  }
+}
+
+// No fault of this client's: others have not read what they were sent.
+void ClientServer::FlushLater(ConnectionId id) {
+  if (to_flush_later_.empty()) {
+    LogFrom(LogLevel::kWarning, "client socket",
+            "answers with descriptors wait: other clients do not read theirs, and the kernel "
+            "lets no more be unread than ckptd's limit of open files. Raise LimitNOFILE=, or end "
+            "the processes that do not read (ss -xp shows them: Recv-Q)");
+    reactor_.Arm(later_timer_, reactor_.clock().Now() + kInFlightPause);
+  }
+  to_flush_later_.insert(id);
+}
+
+void ClientServer::FlushDelayed() {
+  for (const ConnectionId id : std::set<ConnectionId>(to_flush_later_)) {
+    Flush(id);
+  }
+  if (!to_flush_later_.empty()) {
+    reactor_.Arm(later_timer_, reactor_.clock().Now() + kInFlightPause);
   }
 }
 
@@ -449,13 +494,18 @@ void ClientServer::Drop(ConnectionId id, const std::string& why) {
   const auto found = connections_.find(id);
   const std::unique_ptr<Connection> connection = std::move(found->second);
   connections_.erase(found);
+  to_flush_later_.erase(id);
   reactor_.Unwatch(connection->fd.get());
-  if (--per_uid_[connection->caller.uid] == 0) {
-    per_uid_.erase(connection->caller.uid);
-  }
+  unread_.Keep(connection->caller.uid, std::move(connection->fd));
   LogDebug(absl::StrCat("client gone ", connection->caller.process.ToString(), ": ", why));
   if (connection->opened) {
     callbacks_.closed(id);
+  }
+}
+
+void ClientServer::Leaves(uint32_t uid) {
+  if (--per_uid_[uid] == 0) {
+    per_uid_.erase(uid);
   }
 }
 

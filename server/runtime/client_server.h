@@ -6,14 +6,18 @@
 //   server.Send(connection, frame, {});
 //
 // Every client is hostile until proven otherwise: whatever breaks the protocol closes the
-// connection with a log line, and every queue has a limit from the config. Owner: the Daemon; the
-// reactor's thread only.
+// connection with a log line, and every queue has a limit from the config. A client that does not
+// read takes few of the descriptors that the kernel lets be in flight: its socket holds few
+// replies, and a connection that ends counts as its user's until they are read. Owner: the Daemon;
+// the reactor's thread only.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -27,6 +31,7 @@
 #include "server/runtime/passed_files.h"
 #include "server/runtime/reactor.h"
 #include "server/runtime/unix_socket.h"
+#include "server/runtime/unread_sockets.h"
 
 namespace holdfast {
 
@@ -71,9 +76,11 @@ class ClientServer {
   void Close(ConnectionId connection, const std::string& why);
 
   size_t connections() const { return connections_.size(); }
+  std::optional<uint32_t> UserOf(ConnectionId connection) const;
 
  private:
-  enum class Written : uint8_t { kWhole, kSocketFull, kFailed };
+  // kTooManyInFlight: the kernel passes no more descriptors of this daemon now.
+  enum class Written : uint8_t { kWhole, kSocketFull, kTooManyInFlight, kFailed };
   // Whether a reply answers a request that counts against the limit of unanswered ones.
   enum class Counted : uint8_t { kNo, kYes };
   struct Reply;
@@ -86,6 +93,8 @@ class ClientServer {
   void Dispatch(ConnectionId id, v1::ClientFrame frame);
   void AnswerHello(Connection& connection, const v1::ClientFrame& frame);
   void Flush(ConnectionId id);
+  void FlushLater(ConnectionId id);
+  void FlushDelayed();
   Written WriteFront(Connection& connection);
   uint64_t AddReply(Connection& connection, Counted counted);
   void Break(ConnectionId id, const std::string& why);  // protocol error: closes at once
@@ -94,6 +103,7 @@ class ClientServer {
   void CloseOverdue();
   void LogProtocolError(const std::string& line);
   Connection* Find(ConnectionId id);
+  void Leaves(uint32_t uid);  // one connection of the user
 
   Reactor& reactor_;
   v1::SocketConfig config_;
@@ -105,7 +115,11 @@ class ClientServer {
   Reactor::TimerId accept_timer_;
   ConnectionId next_id_ = 1;
   std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
-  std::unordered_map<uint32_t, uint32_t> per_uid_;
+  std::unordered_map<uint32_t, uint32_t> per_uid_;  // connections, with those in unread_
+  UnreadSockets unread_;
+  // Whose next reply has descriptors that the kernel did not pass: tried again by the timer.
+  std::set<ConnectionId> to_flush_later_;
+  Reactor::TimerId later_timer_;
   // (when, which), in order: every deadline is the same time ahead. Entries of connections that met
   // theirs are skipped.
   std::deque<std::pair<MonotonicTime, ConnectionId>> deadlines_;

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/daemon_lock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/sync_point.h"
@@ -38,6 +39,7 @@ namespace {
 
 constexpr Duration kStopDeadline = std::chrono::seconds(10);
 constexpr Duration kLastSaves = std::chrono::seconds(10);
+constexpr Duration kPredecessorEnds = std::chrono::seconds(3);
 constexpr Duration kMetricsEvery = std::chrono::seconds(1);
 constexpr Duration kLogFlush = std::chrono::milliseconds(500);
 constexpr size_t kProblemsMax = 64;
@@ -182,8 +184,26 @@ absl::Status Daemon::WatchSignals() {
   });
 }
 
+// Who was killed is gone in a moment, or else keeps its locks until its call returns: then this
+// daemon goes on beside it (base/daemon_lock.h).
+void Daemon::AwaitPredecessors() {
+  const std::vector<std::string> locks = {JoinPath(config_.state_dir(), "lock"),
+                                          JoinPath(config_.memory().dir(), "lock")};
+  for (const ProcessId& process : AwaitDying(*env_, locks, kPredecessorEnds)) {
+    const std::string text = absl::StrCat(
+        "start: ", process.ToString(),
+        ", the ckptd from before, was killed and hangs in a call to a mount or drive. This one "
+        "serves from memory; the catalog, nvme and remote follow when that call has returned. "
+        "Look at what does not answer: cat /proc/",
+        process.pid, "/task/*/stack");
+    LogWarning(text);
+    NoteEvent(v1::SEVERITY_WARNING, "daemon_problem", text);
+  }
+}
+
 absl::Status Daemon::Open() {
   // 1. Nobody else works here: state_dir's lock, then memory.dir's.
+  AwaitPredecessors();
   HF_ASSIGN_OR_RETURN(catalog_, Catalog::Open(env_, config_.state_dir()));
   HF_ASSIGN_OR_RETURN(store_, SlotStore::Open({env_, config_.memory().dir(),
                                                config_.memory().bytes_max(), CurrentBoot()}));
@@ -327,6 +347,7 @@ absl::Status Daemon::Open() {
         reactor_->Post([this, event = std::move(event)]() mutable { Feed(std::move(event)); });
       }});
   WatchMemory();
+  CountPassedMemory();
   Feed(std::move(started));
   Perform(ScanNvme{});
   return absl::OkStatus();
@@ -435,6 +456,10 @@ UniqueFd Daemon::MakeNetworkFlag(ConnectionId id) {
             absl::StrCat("a client cannot say when its network is busy: ", Message(flag.status())));
     return UniqueFd();
   }
+  if (!Charge(id, {&*flag, 1}).ok()) {
+    network_flags_->Closed(id);
+    return UniqueFd();
+  }
   return *std::move(flag);
 }
 
@@ -515,6 +540,7 @@ void Daemon::ServeStatusPage() {
   options.address = config.address();
   if (config.has_tls()) {
     options.tls = {config.tls().ca_file(), config.tls().cert_file(), config.tls().key_file()};
+    options.env = env_;
   }
   options.report = [this]() -> absl::StatusOr<std::string> {
     GatewayStatusSource source(admin_context_);
@@ -719,12 +745,36 @@ void Daemon::WatchMemory() {
                                 "(it makes the directory anew), and keep cleaners away from it"));
                BeginStop(Message(failure_));
              }
-           }});
+           },
+       .slots = [this] { return store_->Slots(); }});
   if (!watch.ok()) {
     return AddProblem(absl::StrCat("files that others remove are not noticed at once: ",
                                    Message(watch.status())));
   }
   memory_watch_ = *std::move(watch);
+}
+
+void Daemon::CountPassedMemory() {
+  absl::StatusOr<std::unique_ptr<PassedMemory>> passed = PassedMemory::Start(*reactor_);
+  if (!passed.ok()) {
+    return AddProblem(absl::StrCat(
+        "a user may keep any amount of the memory that ckptd passes: ", Message(passed.status()),
+        "; raise fs.inotify.max_user_instances (sysctl)"));
+  }
+  passed_memory_ = *std::move(passed);
+}
+
+// To the connection's user. An error: they must not be passed.
+absl::Status Daemon::Charge(ConnectionId connection, std::span<const UniqueFd> files) {
+  const std::optional<uint32_t> user = clients_->UserOf(connection);
+  if (passed_memory_ == nullptr || !user) {
+    return absl::OkStatus();
+  }
+  const absl::Status charged = passed_memory_->Charge(*user, files);
+  if (!charged.ok()) {
+    LogFrom(LogLevel::kWarning, absl::StrCat("uid=", *user), Message(charged));
+  }
+  return charged;
 }
 
 void Daemon::AskToStop(const std::string& why) {

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@
 #include "server/runtime/metrics_server.h"
 #include "server/runtime/network_flags.h"
 #include "server/runtime/part_reader.h"
+#include "server/runtime/passed_memory.h"
 #include "server/runtime/peer_reader.h"
 #include "server/runtime/populator.h"
 #include "server/runtime/process_watcher.h"
@@ -76,6 +78,7 @@ class Daemon {
 
  private:
   Daemon(const v1::DaemonConfig& config, ReadSettings read_settings);
+  void AwaitPredecessors();
   absl::Status Open();
   absl::Status JoinCluster();
   void OpenFabric();
@@ -147,6 +150,7 @@ class Daemon {
   void Perform(SayToPeer action);
   template <typename ClusterAction>
   void PerformInCluster(ClusterAction action);
+  void SendOpenedCopy(SendReply action);
   void SendWithDescriptors(SendReply action);
   void JobStateTried(const JobUuid& job, const v1::JobState& state, const absl::Status& status);
 
@@ -175,6 +179,8 @@ class Daemon {
   void RefreshMetrics();
   void AskTimeline(const std::string& job);
   void WatchMemory();
+  void CountPassedMemory();
+  absl::Status Charge(ConnectionId connection, std::span<const UniqueFd> files);
   // Once what is being saved here is sealed, but not for long; a second time: at once.
   void AskToStop(const std::string& why);
   void StopWhenSaved();
@@ -198,6 +204,7 @@ class Daemon {
   std::unique_ptr<NodeCore> core_;
   std::unique_ptr<ProcessWatcher> watcher_;
   std::unique_ptr<MemoryWatch> memory_watch_;
+  std::unique_ptr<PassedMemory> passed_memory_;
   std::unique_ptr<Populator> populator_;
   const std::shared_ptr<NetworkFlags> network_flags_;
   std::unique_ptr<ClientServer> clients_;

@@ -6,12 +6,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/status.h"
 #include "base/sync_point.h"
 #include "base/units.h"
 #include "server/runtime/daemon.h"
 #include "server/runtime/found_state.h"
 #include "server/runtime/frames.h"
+#include "server/runtime/passed_files.h"
 #include "server/runtime/tiers/training_cores.h"
 
 namespace holdfast {
@@ -124,12 +126,24 @@ void Daemon::Perform(SendReply action) {
   if (action.descriptors == Descriptors::kNone) {
     clients_->Send(action.connection, std::move(action.frame));
   } else if (action.descriptors == Descriptors::kOpenedCopy) {
-    if (const uint64_t place = clients_->Reserve(action.connection); place != 0) {
-      clients_->Complete(action.connection, place, std::move(action.frame),
-                         std::move(action.files));
-    }
+    SendOpenedCopy(std::move(action));
   } else {
     SendWithDescriptors(std::move(action));
+  }
+}
+
+void Daemon::SendOpenedCopy(SendReply action) {
+  const absl::Status charged = action.files == nullptr
+                                   ? absl::OkStatus()
+                                   : Charge(action.connection, action.files->descriptors);
+  if (!charged.ok()) {
+    action.files = nullptr;
+    return reactor_->Post([this, action = std::move(action), charged] {
+      Feed(HandOverFailed{action, charged});
+    });
+  }
+  if (const uint64_t place = clients_->Reserve(action.connection); place != 0) {
+    clients_->Complete(action.connection, place, std::move(action.frame), std::move(action.files));
   }
 }
 
@@ -193,8 +207,11 @@ void Daemon::Perform(PopulateSlot action) {
 
 void Daemon::Perform(WriteNote action) {
   RunForEvent(Lane::kSlots, SlotKey(action.slot), [this, action]() -> Event {
-    NoteWritten written{action.slot, action.note_version,
-                        store_->WriteNote(action.slot, FromMessage(action.note))};
+    SlotNote note = FromMessage(action.note);
+    if (action.daemon_fills) {
+      note.readers.push_back({ThisProcess(), 0});
+    }
+    NoteWritten written{action.slot, action.note_version, store_->WriteNote(action.slot, note)};
     if (action.note.has_writer()) {
       HF_SYNC_POINT("daemon.begin.note_written");
     }
@@ -218,6 +235,7 @@ void Daemon::Perform(PublishRecord action) {
     published.status = record.status();
     if (record.ok()) {
       published.copy = ToSealedCopy(*record);
+      published.record_bytes = action.record_bytes;
     }
     HF_SYNC_POINT("daemon.seal.record_written");
     return [this, published, job = action.expected.id.job] {

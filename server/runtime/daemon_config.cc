@@ -403,6 +403,7 @@ v1::DaemonConfig DefaultConfig(const Surroundings& surroundings) {
   memory->set_slots_max(65'536);
   memory->set_populate_chunk_bytes(64 * kMiB);
   memory->set_populate_cpu_percent(100);
+  memory->set_keep_ended_ms(uint64_t{24} * 60 * 60 * 1000);
   config.mutable_save()->set_commit_deadline_ms(10 * 60 * 1000);
   config.mutable_session()->set_deadline_max_ms(60 * 60 * 1000);
   config.mutable_retention()->set_grace_ms(uint64_t{7} * 24 * 60 * 60 * 1000);
@@ -536,6 +537,9 @@ std::vector<SettingRange> NodeRanges(const v1::DaemonConfig& config) {
        .unit = Unit::kBytes,
        .max_is = "memory.bytes_max",
        .note = "in which they are counted; lower it, or leave it out for half of that"},
+      {"memory.keep_ended_ms", memory.keep_ended_ms(), 1000, 520 * kWeekMs, Unit::kMs, true},
+      {"memory.bytes_per_uid_max", memory.bytes_per_uid_max(), kSlotBytesMultiple, UINT64_MAX,
+       Unit::kBytes, true},
       {"save.commit_deadline_ms", config.save().commit_deadline_ms(), 1, kWeekMs, Unit::kMs},
       {"session.deadline_max_ms", config.session().deadline_max_ms(), 1, kWeekMs, Unit::kMs},
       {"nvme.keep_ended_ms", config.nvme().keep_ended_ms(), 1000, 520 * kWeekMs, Unit::kMs, true},

@@ -1,5 +1,6 @@
 #include "server/runtime/found_state.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -102,7 +103,10 @@ bool IsAlive(const ProcessId& process, AliveProcesses& known) {
   return entry->second;
 }
 
-FoundSlot ToFoundSlot(const StoredSlot& stored, AliveProcesses& known) {
+// `dying`: the daemons that had memory.dir before. What one of them was filling it may still write;
+// what is sealed it was not filling any more.
+FoundSlot ToFoundSlot(const StoredSlot& stored, const std::vector<ProcessId>& dying,
+                      AliveProcesses& known) {
   FoundSlot found;
   found.slot = stored.slot;
   found.bytes = stored.bytes;
@@ -111,11 +115,15 @@ FoundSlot ToFoundSlot(const StoredSlot& stored, AliveProcesses& known) {
   if (note.writer.has_value() && (!this_boot || !IsAlive(*note.writer, known))) {
     note.writer.reset();
   }
-  std::erase_if(note.readers,
-                [&](const ReadHold& hold) { return !this_boot || !IsAlive(hold.process, known); });
+  std::erase_if(note.readers, [&](const ReadHold& hold) {
+    const bool filled =
+        stored.record && std::find(dying.begin(), dying.end(), hold.process) != dying.end();
+    return !this_boot || filled || !IsAlive(hold.process, known);
+  });
   found.note = holdfast::ToMessage(note);
   if (stored.record.has_value()) {
     found.sealed = ToSealedCopy(*stored.record);
+    found.record_bytes = EncodeRecord(*stored.record).size();
   }
   return found;
 }
@@ -130,7 +138,7 @@ absl::StatusOr<Started> FindState(SlotStore& store, Catalog& catalog, uint64_t m
   started.problems.insert(started.problems.end(), scan.problems.begin(), scan.problems.end());
   AliveProcesses known;
   for (const StoredSlot& stored : scan.slots) {
-    started.slots.push_back(ToFoundSlot(stored, known));
+    started.slots.push_back(ToFoundSlot(stored, store.dying(), known));
   }
   for (const auto& [slot, bytes] : scan.left_alone) {
     started.left_alone.push_back({slot, bytes});

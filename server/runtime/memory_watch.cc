@@ -54,6 +54,10 @@ void MemoryWatch::Read() {
   for (ssize_t at = 0; at < got;) {
     const auto* event = reinterpret_cast<const inotify_event*>(buffer.data() + at);
     at += static_cast<ssize_t>(sizeof(inotify_event)) + event->len;
+    if ((event->mask & IN_Q_OVERFLOW) != 0) {
+      LookAtAll();
+      continue;
+    }
     if ((event->mask & kDirectoryGone) != 0) {
       return callbacks_.lost(absl::StrCat("'", directory_, "' was removed or moved away"));
     }
@@ -61,7 +65,7 @@ void MemoryWatch::Read() {
     const ParsedName file = ParseFileName(name);
     // What is there again was replaced, or made anew under the same number.
     if ((file.role != FileRole::kImage && file.role != FileRole::kLock) ||
-        !absl::IsNotFound(Env::System()->Info(JoinPath(directory_, name)).status())) {
+        !IsGone(JoinPath(directory_, name))) {
       continue;
     }
     if (file.role == FileRole::kLock) {
@@ -69,6 +73,25 @@ void MemoryWatch::Read() {
     }
     callbacks_.image_gone(file.slot);
   }
+}
+
+// The kernel has left out events: any file may be gone.
+void MemoryWatch::LookAtAll() {
+  if (IsGone(directory_)) {
+    return callbacks_.lost(absl::StrCat("'", directory_, "' was removed or moved away"));
+  }
+  if (IsGone(JoinPath(directory_, kLockName))) {
+    return callbacks_.lost(absl::StrCat("the lock in '", directory_, "' was removed"));
+  }
+  for (const SlotId slot : callbacks_.slots()) {
+    if (IsGone(JoinPath(directory_, ImageName(slot)))) {
+      callbacks_.image_gone(slot);
+    }
+  }
+}
+
+bool MemoryWatch::IsGone(const std::string& path) const {
+  return absl::IsNotFound(Env::System()->Info(path).status());
 }
 
 }  // namespace holdfast

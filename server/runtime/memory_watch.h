@@ -1,7 +1,7 @@
 // Notices when somebody else takes files out of memory.dir (a cleaner of /dev/shm, rm -rf, a user's
 // logout with RemoveIPC): else the status would promise what is gone.
 //
-//   HF_ASSIGN_OR_RETURN(watch, MemoryWatch::Start(*reactor, dir, {.image_gone = …, .lost = …}));
+//   HF_ASSIGN_OR_RETURN(watch, MemoryWatch::Start(*reactor, dir, {.image_gone = …, …}));
 //
 // Owner: the Daemon; callbacks on the reactor's thread.
 #pragma once
@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
@@ -25,6 +26,8 @@ class MemoryWatch {
     std::function<void(SlotId)> image_gone;
     // The directory, or the lock in it, is not there: another daemon could come.
     std::function<void(const std::string& what)> lost;
+    // Whose images should be there: asked when the kernel has left out events.
+    std::function<std::vector<SlotId>()> slots;
   };
 
   static absl::StatusOr<std::unique_ptr<MemoryWatch>> Start(Reactor& reactor,
@@ -37,6 +40,8 @@ class MemoryWatch {
  private:
   MemoryWatch(Reactor& reactor, std::string directory, Callbacks callbacks, UniqueFd inotify);
   void Read();
+  void LookAtAll();
+  bool IsGone(const std::string& path) const;
 
   Reactor& reactor_;
   const std::string directory_;

@@ -1,14 +1,13 @@
 #include "server/runtime/network_flags.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <new>
 
 #include "base/network_flag.h"
 #include "base/status.h"
+#include "server/runtime/sealed_memory.h"
 
 namespace holdfast {
 namespace {
@@ -53,15 +52,8 @@ NetworkFlags::NetworkFlags(const Clock* clock) : clock_(clock) {}
 NetworkFlags::~NetworkFlags() = default;
 
 absl::StatusOr<UniqueFd> NetworkFlags::Make(ConnectionId connection) {
-  UniqueFd fd(::memfd_create("holdfast-network-flag", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) {
-    return ErrnoStatus(errno, "memfd_create", "a network flag");
-  }
-  // Sealed: the client can write into it, but not cut it short, which would be a SIGBUS here.
-  if (::ftruncate(fd.get(), kNetworkFlagPageBytes) != 0 ||
-      ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return ErrnoStatus(errno, "make", "a network flag");
-  }
+  HF_ASSIGN_OR_RETURN(UniqueFd fd,
+                      SealedMemory("holdfast-network-flag", kNetworkFlagPageBytes, {}));
   void* const at =
       ::mmap(nullptr, kNetworkFlagPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,6 +36,14 @@ absl::StatusOr<UniqueFd> SealedMemory(const char* name, uint64_t bytes,
     return ErrnoStatus(errno, "seal", name);
   }
   return fd;
+}
+
+uint64_t SealedBytes(int fd) {
+  // (A file on tmpfs, as a slot is, says that no seals can be put on it.)
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  struct stat st = {};
+  const bool sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(fd, &st) == 0;
+  return sealed ? static_cast<uint64_t>(st.st_size) : 0;
 }
 
 }  // namespace holdfast

@@ -20,4 +20,7 @@ namespace holdfast {
 absl::StatusOr<UniqueFd> SealedMemory(const char* name, uint64_t bytes,
                                       std::span<const std::string_view> content);
 
+// Of such a file; 0: it is another one.
+uint64_t SealedBytes(int fd);
+
 }  // namespace holdfast

@@ -59,6 +59,8 @@ constexpr auto kVerdicts = std::to_array<Verdict>({
     {"memory.populate_cpu_percent", kAtOnce},
     {"memory.keep_committed", kAtOnce},
     {"memory.peer_bytes_max", kAtOnce, "memory.dir"},
+    {"memory.keep_ended_ms", kAtOnce},
+    {"memory.bytes_per_uid_max", kAtOnce},
     {"save.commit_deadline_ms", kAtOnce},
     {"session.deadline_max_ms", kAtOnce},
     {"metrics.address", kRestart},

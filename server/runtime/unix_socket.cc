@@ -7,11 +7,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/daemon_lock.h"
 #include "base/env.h"
 #include "base/process.h"
 #include "base/status.h"
@@ -39,8 +42,43 @@ UniqueFd NewSocket() {
   return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
+// Whose listening socket it is connected to; 0: unknown.
+int32_t ListenerOf(int fd) {
+  ucred credentials = {};
+  socklen_t size = sizeof(credentials);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 ? credentials.pid : 0;
+}
+
+// Nobody but those: the kernel takes connections for a dying process until that is gone.
+absl::Status CheckNobodyListens(const std::string& path, const std::vector<ProcessId>& dying) {
+  const UniqueFd probe = NewSocket();
+  if (!probe.valid()) {
+    return ErrnoStatus(errno, "socket", path);
+  }
+  const sockaddr_un address = Address(path);
+  const bool connected =
+      ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const int error = connected ? 0 : errno;
+  // (So many wait there that one more may not: then nothing says whose socket it is.)
+  const bool full = error == EAGAIN;
+  const bool of_dying =
+      (full && !dying.empty()) ||
+      (connected && std::any_of(dying.begin(), dying.end(), [&](const ProcessId& process) {
+         return process.pid == ListenerOf(probe.get());
+       }));
+  if (of_dying || error == ECONNREFUSED) {
+    return absl::OkStatus();
+  }
+  if (connected || full) {
+    return absl::UnavailableError(absl::StrCat(
+        "listen on '", path,
+        "': another process already listens there; stop it first, or choose another path"));
+  }
+  return ErrnoStatus(error, "probe who listens on", path);
+}
+
 // OK when nothing is at `path`, or was and is gone now.
-absl::Status RemoveStale(const std::string& path) {
+absl::Status RemoveStale(const std::string& path, const std::vector<ProcessId>& dying) {
   Env& env = *Env::System();
   const absl::StatusOr<FileInfo> info = env.Info(path);
   if (absl::IsNotFound(info.status())) {
@@ -52,20 +90,7 @@ absl::Status RemoveStale(const std::string& path) {
         "listen on '", path,
         "': something that is not a socket lies there; remove it or choose another path"));
   }
-  const UniqueFd probe = NewSocket();
-  if (!probe.valid()) {
-    return ErrnoStatus(errno, "socket", path);
-  }
-  const sockaddr_un address = Address(path);
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-      errno == EAGAIN) {
-    return absl::UnavailableError(absl::StrCat(
-        "listen on '", path,
-        "': another process already listens there; stop it first, or choose another path"));
-  }
-  if (errno != ECONNREFUSED) {
-    return ErrnoStatus(errno, "probe who listens on", path);
-  }
+  HF_RETURN_IF_ERROR(CheckNobodyListens(path, dying));
   const absl::Status removed = env.Unlink(path);
   return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
 }
@@ -110,8 +135,8 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Open(const std::string& path, u
   }
   HF_RETURN_IF_ERROR(Env::System()->CreateDirectories(ParentDirectory(path), 0755));
   ListeningSocket socket;
-  HF_ASSIGN_OR_RETURN(socket.lock_, Env::System()->Lock(path + kLockSuffix));
-  HF_RETURN_IF_ERROR(RemoveStale(path));
+  HF_ASSIGN_OR_RETURN(socket.lock_, DaemonLock::Take(*Env::System(), path + kLockSuffix));
+  HF_RETURN_IF_ERROR(RemoveStale(path, socket.lock_.dying()));
   socket.fd_ = NewSocket();
   if (!socket.fd_.valid()) {
     return ErrnoStatus(errno, "socket", path);
@@ -163,8 +188,7 @@ void ListeningSocket::Close() {
     Env::System()->Unlink(path_).IgnoreError();
   }
   fd_.reset();
-  Env::System()->Unlink(path_ + kLockSuffix).IgnoreError();
-  lock_.reset();
+  lock_.Remove(*Env::System());
 }
 
 absl::StatusOr<Peer> IdentifyPeer(int fd) {

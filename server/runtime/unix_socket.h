@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
-#include "base/env.h"
+#include "base/daemon_lock.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
 
@@ -22,8 +22,9 @@ namespace holdfast {
 
 class ListeningSocket {
  public:
-  // Non-blocking, O_CLOEXEC. A socket file where nobody listens is replaced; where somebody does:
-  // Unavailable; where something else lies: FailedPrecondition. Makes the parent directory.
+  // Non-blocking, O_CLOEXEC. A socket file where nobody listens, or a dying daemon does, is
+  // replaced; where somebody else does: Unavailable; where something else lies: FailedPrecondition.
+  // Makes the parent directory.
   static absl::StatusOr<ListeningSocket> Open(const std::string& path, uint32_t mode);
   ListeningSocket() = default;
   ~ListeningSocket();  // removes the file, if it is still this socket's
@@ -35,8 +36,8 @@ class ListeningSocket {
   void Close();
 
  private:
-  std::unique_ptr<FileLock>
-      lock_;  // `<path>.lock`: so that two daemons that start at once do not remove each other's
+  // `<path>.lock`: so that two daemons that start at once do not remove each other's.
+  DaemonLock lock_;
   UniqueFd fd_;
   std::string path_;
   uint64_t inode_ = 0;

@@ -39,8 +39,8 @@ policy:
 """
 # Nothing here damages a byte, and no client misbehaves: whoever says so is wrong.
 _NEVER = {"copy_bad", "slot_lost", "protocol_error", "copy_unmended"}
-_RECOVERY_S = 120  # from the end of what happened until all ranks have restored
-_EXIT_S = 60
+RECOVERY_S = 120  # from the end of what happened until all ranks have restored
+EXIT_S = 60
 _ROUNDS_OF_A_NODE = 100  # then a new one, with other jobs
 _TIER_MS = 5000  # that long a job waits for a tier, which may hang; then it goes on
 _FAILURES_MAX = 3  # steps in a row that fail before a job is started again
@@ -49,12 +49,16 @@ _FAILURES_MAX = 3  # steps in a row that fail before a job is started again
 class Job:
     """Its ranks, what they were promised, and the work that they do in a thread while things happen."""
 
-    def __init__(self, campaign: Campaign, name: str, world: int) -> None:
+    rank_kind = Rank
+
+    def __init__(self, campaign: Campaign, name: str, world: int, user: int | None = None) -> None:
         self.campaign = campaign
         self.name = name
         self.world = world
+        self.user = user  # uid; None: ours
         self.ledger = Ledger()
         self.ranks: list[Rank] = []
+        self.answers: list[str] = []  # to the last that they were told while they worked
         self.attempt = 0
         self.step = 0
         self.keep_last = dict.fromkeys(TIERS, _KEEP_LAST_MAX)  # the least since the last audit
@@ -84,7 +88,7 @@ class Job:
 
     def _rank(self, rank: int) -> Rank:
         socket = self.campaign.daemon.socket
-        return Rank(socket, self.name, rank, self.world, _BYTES, self._policy)
+        return self.rank_kind(socket, self.name, rank, self.world, _BYTES, self._policy, self.user)
 
     def replace_dead(self) -> None:
         for index, rank in enumerate(self.ranks):
@@ -100,7 +104,7 @@ class Job:
 
     def resume(self) -> None:
         """Until all ranks have restored one step; judged."""
-        until = time.monotonic() + _RECOVERY_S
+        until = time.monotonic() + RECOVERY_S
         said: collections.Counter[str] = collections.Counter()
         while True:
             if self._tried(said):
@@ -109,7 +113,7 @@ class Job:
                 return
             self.campaign.done["restores tried again"] += 1
             if time.monotonic() > until:
-                raise Hung(f"{self.name}: not restored within {_RECOVERY_S} s: {dict(said)}")
+                raise Hung(f"{self.name}: not restored within {RECOVERY_S} s: {dict(said)}")
 
     def _tried(self, said: collections.Counter[str]) -> bool:
         opened = self._ask("open", said)
@@ -148,7 +152,7 @@ class Job:
     def start_over(self) -> None:
         """By a person's order, with new ranks: nothing is restored, and steps count from 1 again."""
         self.campaign.ctl("restore", self.name, "--from-scratch", "--yes")
-        until = time.monotonic() + _RECOVERY_S
+        until = time.monotonic() + RECOVERY_S
         said: collections.Counter[str] = collections.Counter()
         while True:
             opened = self._ask("open", said)
@@ -163,7 +167,7 @@ class Job:
                 if any(answer.startswith("ok ") for answer in restored):
                     raise Fault(f"{self.name}: told to start over, but restored: {restored}")
             if time.monotonic() > until:
-                raise Hung(f"{self.name}: not started over within {_RECOVERY_S} s: {dict(said)}")
+                raise Hung(f"{self.name}: not started over within {RECOVERY_S} s: {dict(said)}")
 
     # Work.
 
@@ -212,7 +216,7 @@ class Job:
         return True
 
     def _all_say(self, command: str, promise: Callable[[], None]) -> bool:
-        answers = ask_all(self.ranks, command)
+        answers = self.answers = ask_all(self.ranks, command)
         if any(answer.startswith("ok ") for answer in answers):
             promise()
             self.campaign.acknowledged(command.split()[0])
@@ -270,6 +274,8 @@ class Campaign:
     """One node and its jobs, for as many rounds as are asked for."""
 
     test = "campaign_test.py -k test_short"  # what repeats it
+    settings = _SETTINGS
+    memory_bytes = "4GiB"
     kept_at_least = _KEEP_LAST_MAX  # if less, whatever keep_last says: where room may be short
 
     def __init__(self, seed: int) -> None:
@@ -281,7 +287,8 @@ class Campaign:
         self._lock = threading.Condition()
         self._heard = 0
         self.root, self.memory = own_folders(["d0", "d1", "remote"])
-        self.daemon = Daemon(self.root, self.memory, _SETTINGS.replace("ROOT", str(self.root)))
+        settings = self.settings.replace("ROOT", str(self.root))
+        self.daemon = Daemon(self.root, self.memory, settings, memory_bytes=self.memory_bytes)
         draw = random.Random(f"{seed} jobs")
         self.jobs = [Job(self, "alpha", draw.choice([2, 3]))]
         if draw.random() < 0.5:
@@ -323,13 +330,13 @@ class Campaign:
 
     def ctl(self, *arguments: str) -> str:
         """Repeated while ckptd is not ready for it."""
-        until = time.monotonic() + _RECOVERY_S
+        until = time.monotonic() + RECOVERY_S
         while True:
             done = subprocess.run(
                 [BIN / "ckptctl", *arguments, f"--socket={self.daemon.admin}"],
                 capture_output=True,
                 text=True,
-                timeout=_RECOVERY_S,
+                timeout=RECOVERY_S,
             )
             if done.returncode == 0:
                 return done.stdout
@@ -368,10 +375,10 @@ class Campaign:
         assert process is not None
         process.terminate()
         try:
-            code = process.wait(_EXIT_S)
+            code = process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             raise Hung(
-                f"ckptd: SIGTERM did not end it in {_EXIT_S} s\n" + where_it_waits(process.pid)
+                f"ckptd: SIGTERM did not end it in {EXIT_S} s\n" + where_it_waits(process.pid)
             ) from None
         if code != 0:
             raise Fault(f"ckptd ended with {code} after SIGTERM")
@@ -405,7 +412,7 @@ class Campaign:
     def a_rank_terminated(self, draw: random.Random) -> None:
         rank = self._some_rank(draw)
         rank.signal(signal.SIGTERM)
-        rank.process.wait(_EXIT_S)
+        rank.process.wait(EXIT_S)
 
     def a_rank_stands_still(self, draw: random.Random) -> None:
         rank = self._some_rank(draw)
@@ -476,7 +483,7 @@ class Campaign:
         before = job.ledger.newest
         job.launch(draw)
         job.start_over()
-        until = time.monotonic() + _RECOVERY_S
+        until = time.monotonic() + RECOVERY_S
         while "is being removed" in self.ctl("gc", job.name, "--dry-run"):  # of before
             if time.monotonic() > until:
                 raise Hung(f"{job.name}: a removal does not end")

@@ -10,7 +10,7 @@
 
 It speaks the kernel's protocol (linux/fuse.h) itself, on a thread of this process: no library is needed. The mount is in a
 mount namespace of the thread that calls `own_mounts`, and of the processes that it starts; a process that is killed while
-its calls hang ends.
+its calls hang ends, unless the file system is not `killable`.
 """
 
 from __future__ import annotations
@@ -240,10 +240,16 @@ class HostileFs:
 
     `cached`: the kernel's page cache keeps what was read, so that a second look at it finds the same. Else short reads and
     writes come through to the process.
+    `killable`: a process that is killed while its calls hang ends. Else it ends when they are answered.
     """
 
     def __init__(
-        self, directory: pathlib.Path, *, capacity: int = 1 << 30, cached: bool = False
+        self,
+        directory: pathlib.Path,
+        *,
+        capacity: int = 1 << 30,
+        cached: bool = False,
+        killable: bool = True,
     ) -> None:
         self.directory = directory
         self.capacity = capacity
@@ -252,6 +258,7 @@ class HostileFs:
         self.lies_about_syncs = False
         self.counts: dict[str, int] = {}  # of calls that got an effect, by its name
         self._cached = cached
+        self._killable = killable
         self._lock = threading.RLock()
         self._hung = threading.Condition(self._lock)
         self._waiting: dict[int, bytes] = {}
@@ -295,6 +302,10 @@ class HostileFs:
     def await_hanging(self, deadline_s: float = 60) -> None:
         with self._hung:
             assert self._hung.wait_for(lambda: self._waiting, deadline_s), "no call hangs"
+
+    def is_hanging(self) -> bool:
+        with self._lock:
+            return bool(self._waiting)
 
     def release(self) -> None:
         """All rules are forgotten, and the calls that hang are answered."""
@@ -368,7 +379,8 @@ class HostileFs:
             return
         if code == _INTERRUPT:
             (other,) = struct.unpack_from("<Q", request, _IN.size)
-            if self._waiting.pop(other, None) is not None:
+            # (The kernel lets a killed process go only when its call is answered.)
+            if self._killable and self._waiting.pop(other, None) is not None:
                 self._reply(other, errno.EINTR)
             return
         name = _NAMES.get(code, "")

@@ -7,8 +7,9 @@ import pathlib
 import select
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from daemons import BIN
 
@@ -36,6 +37,9 @@ def where_it_waits(pid: int) -> str:
 class Rank:
     """tests/integration/rank_program.cc, which checks each restored bit by itself."""
 
+    program: Sequence[str | pathlib.Path] = (BIN / "holdfast_test_rank",)
+    environment: Mapping[str, str] | None = None  # None: ours
+
     def __init__(
         self,
         socket: pathlib.Path,
@@ -50,7 +54,7 @@ class Rank:
         self.rank = rank
         self.process = subprocess.Popen(
             [
-                BIN / "holdfast_test_rank",
+                *self.program,
                 socket,
                 job,
                 str(rank),
@@ -61,6 +65,7 @@ class Rank:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=self.environment,
             user=user,
             group=user,
             extra_groups=None if user is None else [],
@@ -114,6 +119,13 @@ class Rank:
         except BrokenPipeError:
             pass
         self.process.stdout.close()
+
+
+class LoopingRank(Rank):
+    """looping_rank.py: the same in Python, with a loop as users write it."""
+
+    program = (sys.executable, pathlib.Path(__file__).with_name("looping_rank.py"))
+    environment: Mapping[str, str] | None = {**os.environ, "PYTHONPATH": str(BIN.parent / "python")}
 
 
 def ask_all(ranks: Sequence[Rank], command: str) -> list[str]:

@@ -315,22 +315,22 @@ TEST(Background, DoesOnePieceOfWorkAfterTheOther) {
   {
     Background background;
     for (int i = 0; i < 500; ++i) {
-      background.Take()->HandTo([&done] { ++done; });
-      const Result<Background::Turn> turn = background.Take();
+      background.Take("a test", Deadline::Never())->HandTo([&done] { ++done; });
+      const Result<Background::Turn> turn = background.Take("a test", Deadline::Never());
       ASSERT_TRUE(turn.ok());
       ASSERT_EQ(done, i + 1);
     }
-    background.Take()->HandTo([&done] { ++done; });
+    background.Take("a test", Deadline::Never())->HandTo([&done] { ++done; });
   }
   EXPECT_EQ(done, 501);
 }
 
 TEST(Background, WhoHasTheTurnDoesNotWaitForItself) {
   Background background;
-  const Result<Background::Turn> turn = background.Take();
-  EXPECT_EQ(background.Take().status().code(), Code::kRefused);
+  const Result<Background::Turn> turn = background.Take("a test", Deadline::Never());
+  EXPECT_EQ(background.Take("a test", Deadline::Never()).status().code(), Code::kRefused);
   std::thread other([&] {
-    EXPECT_EQ(background.Take(Deadline::In(Milliseconds(1))).status().code(),
+    EXPECT_EQ(background.Take("a test", Deadline::In(Milliseconds(1))).status().code(),
               Code::kDeadlineExceeded);
   });
   other.join();

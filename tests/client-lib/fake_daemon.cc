@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +34,17 @@ std::string ReadAll(const UniqueFd& fd, uint64_t offset, uint64_t bytes) {
   const ssize_t got = ::pread(fd.get(), out.data(), bytes, static_cast<off_t>(offset));
   out.resize(got < 0 ? 0 : static_cast<size_t>(got));
   return out;
+}
+
+// The kernel names the process that made a socket listen.
+void ListenInAChild(int listener) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(::listen(listener, 16) == 0 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 UniqueFd RecordFile(const std::string& record) {
@@ -85,7 +97,7 @@ void FakeDaemon::Peer::Close() {
   ::shutdown(fd_, SHUT_RDWR);
 }
 
-FakeDaemon::FakeDaemon() {
+FakeDaemon::FakeDaemon(Listens listens) : listens_(listens) {
   std::string directory = "/tmp/holdfast-fake-XXXXXX";
   EXPECT_NE(::mkdtemp(directory.data()), nullptr);
   directory_ = directory;
@@ -114,7 +126,11 @@ void FakeDaemon::Start() {
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket_.c_str(), sizeof(address.sun_path) - 1);
   EXPECT_EQ(::bind(listener, reinterpret_cast<struct sockaddr*>(&address), sizeof(address)), 0);
-  EXPECT_EQ(::listen(listener, 16), 0);
+  if (listens_ == Listens::kAnother) {
+    ListenInAChild(listener);
+  } else {
+    EXPECT_EQ(::listen(listener, 16), 0);
+  }
   EXPECT_EQ(::pipe2(stop_pipe_, O_CLOEXEC), 0);
   thread_ = std::thread([this, listener] { Serve(listener); });
 }
@@ -135,6 +151,15 @@ void FakeDaemon::Stop() {
   }
 }
 
+void FakeDaemon::TakePathOf(const FakeDaemon& other) {
+  EXPECT_EQ(::rename(socket_.c_str(), other.socket_.c_str()), 0);
+}
+
+int FakeDaemon::Accepted() {
+  const MutexLock lock(mutex_);
+  return accepted_;
+}
+
 void FakeDaemon::Serve(int listener) {
   while (true) {
     std::vector<struct pollfd> fds = {{stop_pipe_[0], POLLIN, 0}, {listener, POLLIN, 0}};
@@ -147,6 +172,8 @@ void FakeDaemon::Serve(int listener) {
     }
     if (fds[1].revents != 0) {
       inboxes_[::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)];
+      const MutexLock lock(mutex_);
+      ++accepted_;
     }
     for (size_t i = 2; i < fds.size(); ++i) {
       if (fds[i].revents != 0 && !ServeOne(fds[i].fd)) {

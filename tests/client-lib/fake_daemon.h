@@ -60,7 +60,10 @@ class FakeDaemon {
     std::string record;
   };
 
-  FakeDaemon();
+  // Which process listens, for whoever asks the kernel.
+  enum class Listens { kThisProcess, kAnother };
+
+  explicit FakeDaemon(Listens listens = Listens::kThisProcess);
   ~FakeDaemon();
   FakeDaemon(const FakeDaemon&) = delete;
   FakeDaemon& operator=(const FakeDaemon&) = delete;
@@ -77,7 +80,11 @@ class FakeDaemon {
   // the same slots.
   void Stop();
   void Start();
+  // Clients that look for that one at its path find this one, as after a restart; those that are
+  // connected stay so.
+  void TakePathOf(const FakeDaemon& other);
 
+  int Accepted() EXCLUDES(mutex_);  // connections
   // What has come, by the request's name in the protocol ("begin_save"), and every frame whole.
   int Count(const std::string& request) EXCLUDES(mutex_);
   std::vector<v1::ClientFrame> Frames(const std::string& request) EXCLUDES(mutex_);
@@ -131,6 +138,7 @@ class FakeDaemon {
                      std::vector<UniqueFd>& descriptors) REQUIRES(mutex_);
   Slot* Newest() REQUIRES(mutex_);
 
+  const Listens listens_;
   std::string directory_;
   std::string socket_;
   int stop_pipe_[2] = {-1, -1};
@@ -139,6 +147,7 @@ class FakeDaemon {
 
   Mutex mutex_;
   CondVar changed_;
+  int accepted_ GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const Hook> hook_ GUARDED_BY(mutex_);  // one for all requests: a hook may count
   std::vector<v1::ClientFrame> frames_ GUARDED_BY(mutex_);
   std::map<uint32_t, Slot> slots_ GUARDED_BY(mutex_);

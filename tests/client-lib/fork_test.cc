@@ -89,6 +89,16 @@ TEST_F(ForkTest, NoSocketAndNoSlotIsInherited) {
   EXPECT_TRUE(InChild([&] { return MappedSlots() == 0 && ConnectedSockets() == sockets - 1; }));
 }
 
+TEST_F(ForkTest, StagedCopiesAreNotInherited) {
+  auto handle = job_->SaveAsync(1, state_, {.hold = true});
+  ASSERT_TRUE(handle->Wait(Stage::kSnapshot, kLong).ok());
+  const Result<std::shared_ptr<const StagedTensors>> staged = handle->Staged();
+  ASSERT_TRUE(staged.ok()) << staged.status().ToString();
+  ASSERT_EQ(MappedSlots(), 2);
+  EXPECT_TRUE(InChild([] { return MappedSlots() == 0; }));
+  EXPECT_EQ((*staged)->bytes()[0][0], std::byte{1});
+}
+
 TEST_F(ForkTest, DestroyingItInTheChildTouchesNothingOfTheParents) {
   AttachOptions attach;
   attach.job = "test";

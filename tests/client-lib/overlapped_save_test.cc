@@ -150,6 +150,18 @@ TEST_F(Held, ItsCopiesCanBeLookedAt) {
   EXPECT_EQ(copy[0], std::byte{5});
 }
 
+// Whoever looks at the copies reads zeros, lives on, and learns of it by the seal.
+TEST_F(Held, ItsCopiesMayBeCutShortWhileTheyAreLookedAt) {
+  auto handle = Hold(1);
+  auto staged = handle->Staged();
+  ASSERT_TRUE(staged.ok()) << staged.status().ToString();
+  daemon_.TruncateAll(0);
+  const auto* const copy = static_cast<const volatile std::byte*>((*staged)->bytes()[0].data());
+  const std::byte last = copy[w_.size() - 1];
+  EXPECT_EQ(last, std::byte{0});
+  EXPECT_EQ(handle->Seal(kLong).code(), Code::kCorrupt);
+}
+
 TEST_F(Held, IsGivenUpWithItsHandleAndByDiscard) {
   Hold(1);  // goes at once
   EXPECT_EQ(daemon_.Count("abort_save"), 1);

@@ -21,14 +21,18 @@
 namespace holdfast::client {
 namespace {
 
-UniqueFd FileOf(const std::string& bytes) {
-  UniqueFd fd(::memfd_create("slot", MFD_CLOEXEC));
+ForkClosedFd FileOf(const std::string& bytes) {
+  ForkClosedFd fd(UniqueFd(::memfd_create("slot", MFD_CLOEXEC)));
   EXPECT_EQ(::pwrite(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   return fd;
 }
 
-UniqueFd Again(const UniqueFd& fd, int flags) {
-  return UniqueFd(::open(("/proc/self/fd/" + std::to_string(fd.get())).c_str(), flags | O_CLOEXEC));
+ForkClosedFd Opened(const std::string& path, int flags) {
+  return ForkClosedFd(UniqueFd(::open(path.c_str(), flags | O_CLOEXEC)));
+}
+
+ForkClosedFd Again(const ForkClosedFd& fd, int flags) {
+  return Opened("/proc/self/fd/" + std::to_string(fd.get()), flags);
 }
 
 // A whole copy; every test spoils one thing.
@@ -52,7 +56,7 @@ struct Copy {
   }
   const SampleImage sample = MakeSampleImage(VariedSlices(), SampleRecord());
   wire::Source source;
-  std::vector<UniqueFd> descriptors;
+  std::vector<ForkClosedFd> descriptors;
   SealedShard::Expected expected;
 };
 
@@ -231,10 +235,8 @@ TEST(SealedShard, WhatIsWrongWithTheCopyMakesItBad) {
        [](Copy& c) {
          ASSERT_EQ(::ftruncate(c.descriptors[1].get(), static_cast<off_t>(kRecordBytesMax + 1)), 0);
        }},
-      {"a directory for the record",
-       [](Copy& c) { c.descriptors[1] = UniqueFd(::open("/", O_RDONLY | O_CLOEXEC)); }},
-      {"a directory for the image",
-       [](Copy& c) { c.descriptors[0] = UniqueFd(::open("/", O_RDONLY | O_CLOEXEC)); }},
+      {"a directory for the record", [](Copy& c) { c.descriptors[1] = Opened("/", O_RDONLY); }},
+      {"a directory for the image", [](Copy& c) { c.descriptors[0] = Opened("/", O_RDONLY); }},
       {"an image cut short",
        [](Copy& c) {
          ASSERT_EQ(
@@ -297,34 +299,14 @@ TEST(SealedShard, CutShortWhileItIsReadIsNoticed) {
 // Huge pages need it, and the kernel does it by itself only where they are the mount's choice.
 TEST(SlotMapping, BeginsWhereHugePagesCan) {
   constexpr uintptr_t kHugePageBytes = 2 << 20;
-  const UniqueFd fd = FileOf(std::string((4 << 20) + 5000, 'x'));
+  const ForkClosedFd fd = FileOf(std::string((4 << 20) + 5000, 'x'));
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{5000}, uint64_t{2} << 20, uint64_t{4} << 20}) {
-    const auto mapping = SlotMapping::Map(fd, bytes, SlotMapping::Access::kReadOnly);
+    const auto mapping = SlotMapping::Map(fd.get(), bytes, SlotMapping::Access::kReadOnly);
     ASSERT_TRUE(mapping.ok()) << mapping.status().ToString();
     EXPECT_EQ(reinterpret_cast<uintptr_t>((*mapping)->data()) % kHugePageBytes, 0u) << bytes;
     EXPECT_EQ((*mapping)->data()[bytes - 1], std::byte{'x'});
   }
-  EXPECT_FALSE(SlotMapping::Map(fd, UINT64_MAX, SlotMapping::Access::kReadOnly).ok());
-}
-
-TEST(SlotMapping, HugePagesChangeNoByte) {
-  std::string bytes(6 << 20, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<char>(i * 2654435761 >> 13);
-  }
-  const UniqueFd fd = FileOf(bytes);
-  const auto mapping = SlotMapping::Map(fd, bytes.size(), SlotMapping::Access::kWritable);
-  ASSERT_TRUE(mapping.ok());
-  (*mapping)->UseHugePages(Deadline::In(Milliseconds(60'000)));
-  (*mapping)->Populate();
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>((*mapping)->data()), bytes.size()), bytes);
-  (*mapping)->data()[3 << 20] = std::byte{'!'};
-  char byte = 0;
-  EXPECT_EQ(::pread(fd.get(), &byte, 1, 3 << 20), 1);
-  EXPECT_EQ(byte, '!');
-  // Cut short it is an error, not a crash, and the next slot is unharmed.
-  ASSERT_EQ(::ftruncate(fd.get(), 4096), 0);
-  (*mapping)->UseHugePages(Deadline::In(Milliseconds(60'000)));
+  EXPECT_FALSE(SlotMapping::Map(fd.get(), UINT64_MAX, SlotMapping::Access::kReadOnly).ok());
 }
 
 }  // namespace

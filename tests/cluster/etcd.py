@@ -35,6 +35,7 @@ _ELECTION_MS = 500
 _CALL_DEADLINE_S = 15.0  # etcd itself gives up after 5 s and two elections
 _LEADER_DEADLINE_S = 1.0
 _DATA = "/nvme/etcd"
+_COPY = "/nvme/etcd.copy"
 
 
 class EtcdError(Exception):
@@ -175,6 +176,31 @@ class Etcd:
             member.node.erase("nvme")
         if not same_cluster_id:
             self._token = uuid.uuid4().hex
+        self.start()
+
+    def dump(self) -> list[dict[str, str]]:
+        """All keys and values, as `etcdctl get` shows them: without their leases."""
+        found = self._ask("/v3/kv/range", {"key": _encoded("\0"), "range_end": _encoded("\0")})
+        return [{"key": one["key"], "value": one.get("value", "")} for one in found.get("kvs", [])]
+
+    def put_back(self, dump: list[dict[str, str]]) -> None:
+        """As `etcdctl put` does: what had a lease has none then, and stays."""
+        for one in dump:
+            self._ask("/v3/kv/put", one)
+
+    def copy_files(self) -> None:
+        """A backup of all that etcd has, its leases too."""
+        self.kill()
+        for member in self.members:
+            member.node.run(["cp", "-a", _DATA, _COPY])
+        self.start()
+
+    def put_files_back(self) -> None:
+        """Starts it again with what `copy_files` copied."""
+        self.kill()
+        for member in self.members:
+            member.node.run(["rm", "-rf", _DATA])
+            member.node.run(["mv", _COPY, _DATA])
         self.start()
 
     def cluster_id(self) -> str:

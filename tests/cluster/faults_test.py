@@ -181,6 +181,33 @@ def test_etcd_is_wiped_while_all_daemons_are_down(network: Network) -> None:
     _ends_well(job)
 
 
+@pytest.mark.parametrize("copy", ["keys", "files"])
+def test_etcd_is_set_back_while_all_daemons_are_down(network: Network, copy: str) -> None:
+    cluster, job = _running(network, lease_s=SHORT_LEASE_S)
+    assert cluster.etcd is not None
+    dump = cluster.etcd.dump()
+    if copy == "files":
+        cluster.etcd.copy_files()
+    # What is put back names earlier starts of the daemons, and an older epoch.
+    cluster.start_anew("a b c")
+    job.save_soon()
+    for daemon in cluster.daemons.values():
+        daemon.kill()
+    if copy == "files":
+        cluster.etcd.put_files_back()
+    else:
+        cluster.etcd.put_back(dump)
+        found = cluster.etcd.keys("/holdfast/test/")
+        for key in ("nodes/a", "nodes/b", "nodes/c", f"jobs/{job.name}/host"):
+            assert f"/holdfast/test/{key}" in found, found
+    cluster.start("a b c")
+    job.save_soon()
+    _ends_well(job)
+    for name in cluster.nodes:
+        cluster.wait_members(name, "a b c")
+        wait_until("all is well", lambda name=name: "cluster:" not in cluster.problems(name))
+
+
 def test_two_of_three_members_of_etcd_are_cut_off(network: Network) -> None:
     cluster, job = _running(network, etcd_members=3, lease_s=SHORT_LEASE_S)
     assert cluster.etcd is not None

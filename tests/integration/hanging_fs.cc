@@ -94,6 +94,11 @@ bool HangingMount::AwaitHanging() {
   return hung_.wait_for(lock, kPatience, [this] { return hanging_; });
 }
 
+void HangingMount::IgnoreInterrupts() {
+  const std::lock_guard lock(mutex_);
+  interrupts_ = false;
+}
+
 void HangingMount::Release() {
   std::vector<Request> waiting;
   {
@@ -147,6 +152,9 @@ void HangingMount::Take(Request request) {
 
 void HangingMount::Interrupted(uint64_t unique) {
   const std::lock_guard lock(mutex_);
+  if (!interrupts_) {
+    return;
+  }
   for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
     if (Header(*it).unique == unique) {
       waiting_.erase(it);

@@ -7,9 +7,10 @@
 //   mount.AwaitHanging();
 //   mount.Release();         // now all of them are answered
 //
-// A process that is killed meanwhile ends: its calls are interrupted. Mounted in a mount namespace
-// of the thread that made it, which its children share; that thread must not touch it while it
-// hangs.
+// A process that is killed meanwhile ends: its calls are interrupted. After IgnoreInterrupts() it
+// stays until Release(), as where a server's mount is "hard", or a drive is gone. Mounted in a
+// mount namespace of the thread that made it, which its children share; that thread must not touch
+// it while it hangs.
 #pragma once
 
 #include <condition_variable>
@@ -36,6 +37,7 @@ class HangingMount {
   std::string path() const { return directory_.Path("mount"); }
   void HangAtWrite();
   bool AwaitHanging();  // within the tests' patience
+  void IgnoreInterrupts();
   void Release();
 
  private:
@@ -66,6 +68,7 @@ class HangingMount {
   std::mutex mutex_;
   std::condition_variable hung_;
   bool armed_ = false;
+  bool interrupts_ = true;
   bool hanging_ = false;
   std::vector<Request> waiting_;
   std::mutex serving_;  // what Perform uses: Release answers from the test's thread

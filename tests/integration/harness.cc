@@ -283,6 +283,11 @@ void Node::Kill() {
   child_->Wait();
 }
 
+std::unique_ptr<Child> Node::KillAndLeave() {
+  child_->Signal(SIGKILL);
+  return std::move(child_);
+}
+
 std::optional<int> Node::Stop() {
   child_->Signal(SIGTERM);
   return child_->Wait();

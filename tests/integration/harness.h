@@ -51,7 +51,9 @@ class Node {
 
   // Waits for "ready". `sync_point` as in base/sync_point.h.
   bool Start(const std::string& sync_point = "");
-  void Kill();                              // SIGKILL
+  void Kill();  // SIGKILL
+  // The same without waiting for the end; Start begins another one beside it.
+  std::unique_ptr<Child> KillAndLeave();
   void Terminate() { child_->Signal(15); }  // SIGTERM, without waiting for the end
   // SIGTERM; the exit code, or nothing at the deadline.
   std::optional<int> Stop();

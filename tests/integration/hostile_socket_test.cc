@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 
+#include "server/runtime/passed_memory.h"
 #include "tests/integration/harness.h"
 
 namespace holdfast {
@@ -175,6 +177,41 @@ TEST_F(HostileSocketTest, AClientThatStopsReadingIsClosedAndOthersGoOn) {
   }
   EXPECT_TRUE(closed);
   ExpectHealthy();
+}
+
+// Memory that ckptd passed is charged to ckptd for as long as somebody has it. Here a user keeps
+// the page of each connection that was.
+TEST_F(HostileSocketTest, AUserKeepsSoMuchPassedMemoryAndNoMore) {
+  StartNode();
+  v1::ClientFrame hello;
+  hello.mutable_hello()->set_protocol(1);
+  hello.mutable_hello()->set_network_flag(true);
+  std::vector<void*> kept;
+  const auto connect = [&](bool keep) {
+    auto client = RawClient::Connect(node_->socket());
+    const auto reply = client == nullptr ? std::nullopt : client->Call(hello);
+    const bool has_page = reply && reply->frame.hello().network_flag();
+    if (has_page && keep) {
+      const int page = reply->descriptors.at(0).get();
+      kept.push_back(::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, page, 0));
+    }
+    return has_page;
+  };
+  while (kept.size() <= PassedMemory::kFilesPerUserMax && connect(true)) {
+  }
+  EXPECT_EQ(kept.size(), PassedMemory::kFilesPerUserMax);
+  ExpectHealthy();  // that user's training, too
+  for (void* const page : kept) {
+    ::munmap(page, 4096);
+  }
+  bool has_page = false;
+  for (const auto until = std::chrono::steady_clock::now() + kPatience;
+       !has_page && std::chrono::steady_clock::now() < until;) {
+    has_page = connect(false);
+  }
+  EXPECT_TRUE(has_page) << "it has nothing any more";
+  ASSERT_EQ(node_->Stop(), 0);  // what was logged is out
+  EXPECT_THAT(node_->Log(), HasSubstr("files that ckptd passed to them"));
 }
 
 TEST_F(HostileSocketTest, AStoppedClientDelaysNobody) {

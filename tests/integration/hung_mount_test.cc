@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/integration/hanging_fs.h"
@@ -16,6 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 NodeOptions OnMount(const HangingMount& mount) {
   NodeOptions options = TierNode();
@@ -23,6 +25,13 @@ NodeOptions OnMount(const HangingMount& mount) {
   options.remote_dir = mount.path();
   options.remote_options = "stall_timeout_ms: 1000, ";
   return options;
+}
+
+bool HasNoCatalog(const v1::GetStatusReply& reply) {
+  const auto& problems = reply.daemon().problems();
+  return std::any_of(problems.begin(), problems.end(), [](const std::string& problem) {
+    return problem.find("without the catalog") != std::string::npos;
+  });
 }
 
 class Mounted {
@@ -102,6 +111,71 @@ TEST_F(HungMountTest, TheDaemonEndsInTimeAndTheNextRestoresFromTheDrives) {
   EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& reply) {
     return reply.jobs_size() == 1 && reply.jobs(0).tiers(1).step() == 3;
   }));
+}
+
+// The kernel keeps the process for a call that no signal ends, and with it its locks, its sockets
+// and their connections.
+TEST_F(HungMountTest, WhoWasKilledAndHangsKeepsNoOtherDaemonFromServingMemory) {
+  EXPECT_TRUE(Stalled());
+  mount().IgnoreInterrupts();
+  KillRanks();
+  const pid_t pid = node_.pid();
+  const std::unique_ptr<Child> dying = node_.KillAndLeave();
+  ASSERT_TRUE(node_.Start()) << node_.Log();
+  ASSERT_TRUE(dying->running()) << "it ended: this test tests nothing";
+  EXPECT_THAT(node_.Log(), HasSubstr("pid " + std::to_string(pid) +
+                                     ", the ckptd from before, was "
+                                     "killed and hangs in a call"));
+  Launch();
+  EXPECT_THAT(Restored(), Each(AllOf(HasSubstr("step=2"), Not(HasSubstr("source=")))));
+  Save(3, "");
+  // One that lives keeps others out, whether the first one is gone or not.
+  const TemporaryDirectory scratch;
+  Child other({.arguments = node_.Arguments(), .error_file = scratch.Path("err"), .pipes = true});
+  // (It has looked at the mount, too, and cannot end before that answers.)
+  const std::string refused = "held by pid " + std::to_string(node_.pid()) + ";";
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (ReadText(scratch.Path("err")).find(refused) == std::string::npos &&
+         std::chrono::steady_clock::now() < until) {
+    other.Wait(std::chrono::milliseconds(10));
+  }
+  EXPECT_THAT(ReadText(scratch.Path("err")), HasSubstr(refused));
+  // The next one may hang as well.
+  KillRanks();
+  const std::unique_ptr<Child> second = node_.KillAndLeave();
+  ASSERT_TRUE(node_.Start()) << node_.Log();
+  Launch();
+  EXPECT_THAT(Restored(), Each(AllOf(HasSubstr("step=3"), Not(HasSubstr("source=")))));
+  Save(4, "");
+  EXPECT_TRUE(node_.Until(HasNoCatalog));  // the killed one has it
+  EXPECT_TRUE(dying->running());
+  mount().Release();
+  EXPECT_TRUE(dying->Wait().has_value());
+  EXPECT_TRUE(second->Wait().has_value());
+  // What they held is free: the drives, the mount and the catalog are used again.
+  SaveEverywhere(5);
+  EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& reply) { return !HasNoCatalog(reply); }));
+}
+
+// Their connections to the killed one stay open.
+TEST_F(HungMountTest, RanksGoOnWithTheDaemonAfterOneThatWasKilledAndHangs) {
+  EXPECT_TRUE(Stalled());
+  mount().IgnoreInterrupts();
+  const std::unique_ptr<Child> dying = node_.KillAndLeave();
+  ASSERT_TRUE(node_.Start()) << node_.Log();
+  ASSERT_TRUE(dying->running()) << "it ended: this test tests nothing";
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  uint64_t step = 2;
+  std::vector<std::string> saved;
+  do {
+    saved = DoAll(ranks_, "save " + std::to_string(++step));
+  } while (saved != std::vector<std::string>(2, "ok sealed") &&
+           std::chrono::steady_clock::now() < until);
+  EXPECT_THAT(saved, Each("ok sealed"));
+  EXPECT_THAT(DoAll(ranks_, "committed"), Each("ok committed"));
+  EXPECT_TRUE(dying->running());
+  mount().Release();
+  EXPECT_TRUE(dying->Wait().has_value());
 }
 
 }  // namespace

@@ -193,7 +193,11 @@ class Trainer {
                                        .copy_threads = 1,
                                        .policy = ParsePolicy(settings_.policy),
                                        .open_deadline = Milliseconds(deadline_ms),
-                                       .call_deadline = kDeadline});
+                                       .call_deadline = kDeadline,
+                                       // A test may hold the daemon for as long as it likes.
+                                       .silence_deadline = kDeadline,
+                                       // Some read its answers and errors from one pipe.
+                                       .warn = [](const std::string&) {}});
     if (!opened.ok()) {
       return Failed(opened.status());
     }

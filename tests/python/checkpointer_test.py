@@ -618,7 +618,8 @@ def test_a_failing_save_is_logged_once_and_counted(
         bad.error, holdfast.InvalidArgument
     )
     assert ckpt.failed_saves == 2
-    assert [record.message.split(":")[1] for record in caplog.records] == [
+    lines = [record.message for record in caplog.records]
+    assert [line.split(":")[1] for line in lines if "was not saved" in line] == [
         " step 5 was not saved",
         " step 7 was not saved",
     ]
@@ -818,7 +819,7 @@ def test_reading_the_count_hides_no_failure(
             pass
         assert ckpt.failed_saves == 1
         ckpt.save(6, state)
-    assert len(caplog.records) == 1
+    assert sum("was not saved" in record.message for record in caplog.records) == 1
 
 
 def test_a_stage_that_never_comes_does_not_unmake_a_save(daemon: Daemon) -> None:

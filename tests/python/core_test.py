@@ -229,8 +229,9 @@ class World:
         return job
 
     def save(self, job: _core.Job, step: int, **options: Any) -> _core.Save:
+        """One that waits for a slot waits for a daemon that hangs, too."""
         tensors, addresses = tensors_of({"w": self.big})
-        return job.save(step, tensors, addresses, [], **options)
+        return job.save(step, tensors, addresses, [], wait_for_room=WAIT_S, **options)
 
     def held(self) -> _core.Save:
         save = self.save(self.job(), 1, hold=True)

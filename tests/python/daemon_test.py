@@ -19,10 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from holdfast import _core, _daemon, _spill
 
 BIN = os.environ["HOLDFAST_TEST_BIN"]
 PACKAGE = os.environ["PYTHONPATH"]
@@ -31,10 +34,14 @@ DEADLINE_S = 60
 # What a program that uses the package does, with the machine's own places out of sight.
 PREAMBLE = """
 import json, os, sys
-from holdfast import _daemon
+from holdfast import _core, _daemon, _spill
 from holdfast._errors import HoldfastError
 _daemon.SYSTEM_SOCKET = os.environ["TEST_SYSTEM_SOCKET"]
 _daemon.SYSTEM_CONFIG = os.environ["TEST_SYSTEM_CONFIG"]
+_daemon.SHARED_MEMORY = os.environ.get("TEST_SHARED_MEMORY", _daemon.SHARED_MEMORY)
+_spill.MACHINE_ID = os.environ.get("TEST_MACHINE_ID", _spill.MACHINE_ID)
+if "TEST_FILESYSTEM" in os.environ:
+    _core.filesystem_type = lambda path: os.environ["TEST_FILESYSTEM"]
 """
 ENSURE = """
 try:
@@ -162,6 +169,45 @@ class Machine:
         shutil.rmtree(self.memory, ignore_errors=True)
 
 
+class Laptop(Machine):
+    """A machine on which nobody has said where the daemon lies: it keeps checkpoints on disk too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = self.memory / f"holdfast-private-{os.geteuid()}"
+        (self.work / "machine-id").write_text("0123456789abcdef" * 2 + "\n")
+        self.spill = self.work / ".local/state/holdfast" / ("private-" + "0123456789abcdef" * 2)
+        del self.environment["HOLDFAST_PRIVATE_DIR"]
+        self.environment |= {
+            "TEST_SHARED_MEMORY": str(self.memory),
+            "TEST_MACHINE_ID": str(self.work / "machine-id"),
+            "TEST_FILESYSTEM": "ext4",  # wherever the tests run
+        }
+
+    def train(self, *arguments: str) -> list[dict[str, object]]:
+        return super().train("--socket", str(self.place / "ckptd.sock"), *arguments)
+
+    def crash(self) -> None:
+        self.kill(listener(str(self.place / "ckptd.sock")))
+
+    def reboot(self) -> None:
+        self.crash()
+        shutil.rmtree(self.place)
+
+    def restored(self) -> list[tuple[object, object]]:
+        """The step that a next run restores, and from where."""
+        events = self.train("--steps", "0")
+        assert [event["event"] for event in events] == ["open", "restore", "done"], events
+        return [(event["step"], event["source"]) for event in events if event["event"] == "restore"]
+
+
+@pytest.fixture
+def laptop() -> Iterator[Laptop]:
+    made = Laptop()
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def machine() -> Iterator[Machine]:
     made = Machine()
@@ -276,6 +322,41 @@ def test_one_that_is_stopped_for_a_moment_is_not_replaced(machine: Machine) -> N
         assert machine.daemons() == [daemon]
     finally:
         os.kill(daemon, signal.SIGCONT)
+
+
+# (tests/base/dying_test.cc and tests/integration/hung_mount_test.cc say which process is dying.)
+def test_one_that_was_killed_and_hangs_does_not_count(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not _core.is_dying(os.getpid())
+    path = str(machine.work / "ckptd.sock")
+    with sockets.socket(sockets.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(8)
+        assert _daemon._somebody_listens(path)
+        monkeypatch.setattr(_core, "is_dying", lambda pid: pid == os.getpid())
+        assert not _daemon._somebody_listens(path)
+
+
+def test_its_lock_does_not_count_but_that_of_the_one_after_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = machine.work / "lock"
+    with contextlib.ExitStack() as held:
+
+        def hold(path: pathlib.Path, pid: int) -> None:
+            file = held.enter_context(path.open("w"))
+            print(pid, file=file, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+        assert not _spill._is_held(str(lock))
+        hold(lock, 4711)
+        monkeypatch.setattr(_core, "is_dying", lambda pid: False)
+        assert _spill._is_held(str(lock))
+        monkeypatch.setattr(_core, "is_dying", lambda pid: pid == 4711)
+        assert not _spill._is_held(str(lock))
+        hold(machine.work / "lock.1", 4712)
+        assert _spill._is_held(str(lock))
 
 
 @pytest.mark.parametrize("where", ["system", "home", "xdg"])
@@ -507,3 +588,185 @@ def test_another_daemon_at_its_place_is_waited_for_not_joined(machine: Machine) 
     assert json.loads(program.communicate(timeout=DEADLINE_S)[0]) == {
         "path": str(machine.place / "ckptd.sock")
     }
+
+
+# ---- on disk ----
+
+
+def test_checkpoints_outlive_a_reboot(laptop: Laptop) -> None:
+    laptop.path()
+    events = laptop.train("--steps", "1", "--await-tier", "nvme")
+    assert "whole" in [event["event"] for event in events], (events, laptop.log())
+    laptop.reboot()
+    laptop.path()
+    assert laptop.restored() == [(0, "nvme")]
+    assert oct(laptop.spill.stat().st_mode & 0o777) == oct(0o700)
+
+
+def test_the_last_step_of_a_run_goes_to_disk_at_its_end(laptop: Laptop) -> None:
+    """The first step goes in any case; the others are not due for five minutes."""
+    laptop.path()
+    laptop.train("--steps", "3", "--await-commit")
+    record = laptop.spill / "checkpoints/job/2-a1/0.record"
+    wait_until("step 2 on disk", record.exists, said=laptop.log)
+    laptop.reboot()
+    laptop.path()
+    assert laptop.restored() == [(2, "nvme")]
+
+
+def test_a_restart_finds_the_directory_again(laptop: Laptop) -> None:
+    laptop.path()
+    laptop.train("--steps", "1", "--await-tier", "nvme")
+    token = (laptop.spill / "token").read_text()
+    laptop.kill(listener(laptop.path()), signal.SIGTERM)
+    laptop.path()
+    assert laptop.log().count(f"to '{laptop.spill}' (at most ") == 2
+    assert laptop.log().count("the directory survives a reboot too") == 2
+    assert (laptop.spill / "token").read_text() == token
+    assert laptop.restored() == [(0, "memory")]
+
+
+@pytest.mark.parametrize("removed", ["", "checkpoints"])
+def test_who_removes_the_directory_begins_from_scratch(laptop: Laptop, removed: str) -> None:
+    laptop.path()
+    laptop.train("--steps", "1", "--await-tier", "nvme")
+    laptop.crash()
+    for file in (laptop.place / "memory").glob("slot-*"):
+        file.unlink()  # as when newer runs took its place
+    shutil.rmtree(laptop.spill / removed)
+    laptop.path()
+    events = [event["event"] for event in laptop.train("--steps", "1", "--await-tier", "nvme")]
+    expected = ["open", "scratch", "step", "save", "committed", "whole", "done"]
+    assert events == expected, laptop.log()
+
+
+def test_who_removes_the_directory_keeps_what_is_in_memory(laptop: Laptop) -> None:
+    laptop.path()
+    laptop.train("--steps", "1", "--await-tier", "nvme")
+    laptop.crash()
+    shutil.rmtree(laptop.spill)
+    laptop.path()
+    assert laptop.restored() == [(0, "memory")]
+
+
+def test_a_job_is_forgotten_only_with_the_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_PRIVATE_DIR", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(_spill, "MACHINE_ID", str(tmp_path / "machine-id"))
+    monkeypatch.setattr(_core, "filesystem_type", lambda path: "ext4")
+    (tmp_path / "machine-id").write_text("0123456789abcdef" * 2)
+    (tmp_path / "home").mkdir()
+    place = tmp_path / "place"
+    memory = place / "memory"
+    memory.mkdir(parents=True)
+    in_memory, on_disk, nowhere = (uuid.uuid4() for _ in range(3))
+    for job in (in_memory, on_disk, nowhere):
+        (memory / f"job-{job}").touch()
+    (memory / "slot-000000.record").write_bytes(b"head" + in_memory.bytes + b"rest")
+
+    def find() -> _spill.Spill:
+        return _spill.find_spill(str(place))
+
+    def known() -> set[str]:
+        return {file.name for file in memory.glob("job-*")}
+
+    everything = known()
+    spill = find()  # new to this place: nothing was removed
+    witness = pathlib.Path(spill.checkpoints, ".holdfast/witness")
+    catalog = pathlib.Path(spill.state, "catalog")
+    for file in (witness, catalog):
+        file.parent.mkdir()
+        file.touch()
+    find()
+    assert known() == everything and witness.exists() and catalog.exists()
+
+    # The daemon that still runs makes some of it again after the removal.
+    shutil.rmtree(spill.directory)
+    for file in (witness, catalog, pathlib.Path(spill.checkpoints, "other/JOB")):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(on_disk.bytes)
+    find()
+    assert known() == {f"job-{in_memory}", f"job-{on_disk}"}
+    assert not witness.exists() and not catalog.exists()
+
+    # Another directory is no removal.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home/second"))
+    (memory / f"job-{nowhere}").touch()
+    assert find().directory != spill.directory
+    assert known() == everything
+
+
+def refuses_disk(laptop: Laptop, reason: str) -> None:
+    out, errors = laptop.spawn().communicate(timeout=DEADLINE_S)
+    assert json.loads(out) == {"path": str(laptop.place / "ckptd.sock")}, errors
+    for said in (errors, laptop.log()):
+        assert f"checkpoints go to memory only ('{laptop.place}'), since {reason}" in said
+        assert "not a reboot" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"HOLDFAST_PRIVATE_DIR": "{place}"}, "HOLDFAST_PRIVATE_DIR is set"),
+        ({"TEST_FILESYSTEM": "nfs"}, "'{work}' is on nfs, which is not known to be a local drive"),
+        ({"TEST_MACHINE_ID": "/nowhere"}, "'/nowhere' does not name this machine"),
+        ({"HOME": ""}, "neither HOME nor XDG_STATE_HOME is set"),
+        ({"XDG_STATE_HOME": "/dev/null"}, "'/dev/null' is not a directory of this user's"),
+    ],
+    ids=["place", "network", "machine", "home", "file"],
+)
+def test_memory_only_and_why(laptop: Laptop, changed: dict[str, str], reason: str) -> None:
+    names = {"place": laptop.place, "work": laptop.work}
+    laptop.environment |= {name: value.format(**names) for name, value in changed.items()}
+    refuses_disk(laptop, reason.format(**names))
+    assert not (laptop.work / ".local").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_memory_only_in_somebody_elses_home(laptop: Laptop) -> None:
+    os.chown(laptop.work, 12_345, 12_345)
+    refuses_disk(laptop, f"'{laptop.work}' is not a directory of this user's")
+
+
+def test_memory_only_while_another_daemon_has_the_directory(laptop: Laptop) -> None:
+    laptop.path()
+    second = Laptop()
+    try:
+        second.environment["XDG_STATE_HOME"] = str(laptop.work / ".local/state")
+        refuses_disk(second, f"another daemon uses '{laptop.spill}'")
+        laptop.crash()
+        second.crash()
+        second.path()
+        assert f"to '{laptop.spill}' (at most " in second.log()
+    finally:
+        second.close()
+
+
+def test_settings_of_ones_own_say_whether_there_is_a_disk(laptop: Laptop) -> None:
+    settings = laptop.work / ".config/holdfast/private.yaml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("metrics: {address: 'off'}\n")
+    laptop.path()
+    assert f"to the directories of `nvme.dirs` in '{settings}', if it names any" in laptop.log()
+    assert not laptop.spill.exists()
+
+
+def test_any_name_may_lead_to_the_directory(laptop: Laptop) -> None:
+    home = laptop.work / 'a "b": {é, \'c'
+    laptop.environment["XDG_STATE_HOME"] = str(home)
+    laptop.path()
+    laptop.train("--steps", "1", "--await-tier", "nvme")
+    assert (home / "holdfast" / laptop.spill.name / "checkpoints/job/0-a1/0.record").exists()
+
+
+def test_how_much_of_the_disk_is_used() -> None:
+    assert _spill.budget(50 << 30) == 5 << 30
+    assert _spill.budget(1 << 40) == 20 << 30
+
+
+def test_the_type_of_a_file_system() -> None:
+    assert _core.filesystem_type("/dev/shm") == "tmpfs"
+    with pytest.raises(OSError, match="'/nowhere'"):
+        _core.filesystem_type("/nowhere")

@@ -400,12 +400,16 @@ def test_an_exception_in_the_loop_that_goes_on(ckpt: holdfast.Checkpointer) -> N
 
 
 def test_ctrl_c_in_each_wait_and_the_save_goes_on(
-    ckpt: holdfast.Checkpointer, daemon: Daemon
+    ckpt: holdfast.Checkpointer, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Weights(1000)
     optim = sgd(model)
     state = {"model": model, "optim": optim}
     ckpt.save(0, state, wait="committed", timeout=DEADLINE_S)
+    started = ckpt._started  # each save waits for the daemon, as if it were one with `wait`
+    monkeypatch.setattr(
+        ckpt, "_started", lambda step, flat, tensors, _: started(step, flat, tensors, DEADLINE_S)
+    )
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)  # it grants no slot
     try:

@@ -10,6 +10,7 @@ import enum
 import gc
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -159,9 +160,8 @@ def test_a_wait_that_is_in_vain_is_told(daemon: Daemon, caplog: pytest.LogCaptur
     with holdfast.Checkpointer("job") as ckpt:
         with caplog.at_level(logging.ERROR, "holdfast"):
             handle = ckpt.save(0, state, wait="remote", timeout=60)
-        assert [record.message.split(":")[1] for record in caplog.records] == [
-            " step 0 has not come to 'remote'"
-        ]
+        told = [record.message for record in caplog.records if "has not come" in record.message]
+        assert [line.split(":")[1] for line in told] == [" step 0 has not come to 'remote'"]
         assert handle.error is None and "remote" not in handle.times and ckpt.failed_saves == 0
     with holdfast.Checkpointer("job", on_error="raise") as ckpt:
         ckpt.restore({"w": torch.zeros(3)})
@@ -381,8 +381,45 @@ def test_elements_that_are_one_are_refused(ckpt: holdfast.Checkpointer, kind: st
     target: Any = torch.zeros(1).expand(4)
     if kind == "numpy":
         target = np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
-    with pytest.raises(holdfast.InvalidArgument, match="^w: .*several of its elements are one"):
+    what = "an expanded tensor" if kind == "torch" else "a broadcast array"
+    with pytest.raises(holdfast.InvalidArgument, match=f"^w: is {what}: several of its elements"):
         ckpt.restore({"w": target})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.zeros((0, 3)),
+        lambda: np.zeros((3, 0, 2), np.float32),
+        lambda: np.zeros((0, 3), order="F"),
+        lambda: np.zeros((4, 5))[:, 2:2],
+        lambda: torch.empty(0, 3),
+        lambda: torch.zeros(3, 0).t(),
+        lambda: torch.zeros(1, 0).expand(4, 0),
+        lambda: torch.from_numpy(np.zeros((0, 3))),
+    ],
+    ids=["0x3", "3x0x2", "fortran", "slice", "torch", "transposed", "expanded", "from-numpy"],
+)
+def test_what_is_empty_comes_back(ckpt: holdfast.Checkpointer, make: Callable[[], Any]) -> None:
+    saved = make()
+    ckpt.save(0, {"w": saved, "other": torch.ones(2)})
+    for target in (make(), None):
+        state = {"w": target, "other": torch.zeros(2)}
+        assert ckpt.restore(state) == 0
+        restored = state["w"]
+        assert type(restored) is type(saved)
+        assert (restored.shape, restored.dtype) == (saved.shape, saved.dtype)
+        assert state["other"].tolist() == [1, 1]
+
+
+def test_an_empty_array_shares_no_memory(ckpt: holdfast.Checkpointer) -> None:
+    ckpt.save(0, {"w": np.arange(8.0), "nothing": np.zeros((0, 96))})
+    memory = np.zeros(1000)
+    into = memory[:8]
+    # Its address is in `into`, and by its strides it would reach beyond.
+    nothing = memory.reshape(10, 100)[0:0, 4:]
+    ckpt.restore({"w": into, "nothing": nothing})
+    assert into.tolist() == list(range(8))
 
 
 def test_memory_in_between_others(ckpt: holdfast.Checkpointer) -> None:

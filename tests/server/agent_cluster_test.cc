@@ -985,6 +985,43 @@ TEST_F(AgentClusterTest, WhoIsOfferedWhatIsNotInMemorySaysSo) {
   EXPECT_TRUE(absl::IsNotFound(failed[0].status));
 }
 
+// Likewise while it is noted who reads it: nobody is told to ask again.
+TEST_F(AgentClusterTest, ACopyThatGoesWhileItsReaderIsNotedIsToldToTheHost) {
+  AddSlot(Copy(x_, 9, 0));
+  Start();
+  DriveScanned({});
+  Meet(Host(x_));
+  Said(x_);
+  const ConnectionId a = Seated(x_, 0, 100);
+  v1::ClientFrame enter;
+  enter.mutable_enter_session()->set_deadline_ms(60'000);
+  enter.mutable_enter_session()->set_hold(1);
+  Ask(a, enter);
+  const auto asked = Only<SessionAsked>(Said(x_));
+  ASSERT_EQ(asked.size(), 1u);
+  Take<SendReply>();
+  keep_notes_ = true;
+  SourceOffered offer;
+  offer.token = asked[0].token;
+  offer.attempt = 1;
+  offer.session = 4;
+  offer.round = 2;
+  offer.checkpoint = {1, 9};
+  Tell(x_, offer);
+  const auto notes = Take<WriteNote>();
+  ASSERT_EQ(notes.size(), 1u);
+  Tell(x_, GiveUp{{1, 9}, {absl::StatusCode::kAborted, v1::Failure::REASON_SHED, "given up"}});
+  Feed(NoteWritten{notes[0].slot, notes[0].note_version, absl::OkStatus()});
+  EXPECT_TRUE(Take<SendReply>().empty());
+  const auto failed = Only<FetchFailed>(Said(x_));
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].token, offer.token);
+  EXPECT_EQ(failed[0].session, 4u);
+  EXPECT_EQ(failed[0].round, 2u);
+  EXPECT_EQ(failed[0].checkpoint, (CheckpointId{1, 9}));
+  EXPECT_TRUE(absl::IsNotFound(failed[0].status));
+}
+
 TEST_F(AgentClusterTest, AJobThatWasRemovedCanBeOpenedAgain) {
   const auto first = OpenAndRemove();
   ASSERT_EQ(first.size(), 1u);

@@ -132,6 +132,22 @@ TEST_F(AgentPartsTest, WhatAnotherNodeHasIsReadAsItIsAskedFor) {
   EXPECT_EQ(Failed().code(), Code(absl::StatusCode::kUnavailable));
 }
 
+TEST_F(AgentPartsTest, WhoMayBePassedNoMoreMemoryHearsSoAndStays) {
+  Ready();
+  const ConnectionId reader = Connect(100);
+  Attach(reader, 7);
+  const auto opens = Locate();
+  ASSERT_EQ(opens.size(), 1u);
+  Opened(opens[0]);
+  const auto replies = Take<SendReply>();
+  ASSERT_EQ(replies.size(), 1u);
+  Feed(HandOverFailed{replies[0], absl::ResourceExhaustedError("user 1000 keeps 4 GiB")});
+  EXPECT_THAT(Failed().message(), HasSubstr("user 1000 keeps 4 GiB"));
+  EXPECT_EQ(Take<EndParts>().size(), 1u);
+  EXPECT_TRUE(Take<CloseConnection>().empty());
+  Open(reader, 7);  // under the same name
+}
+
 TEST_F(AgentPartsTest, AskingForWhatCannotBeIsRefused) {
   Ready();
   const ConnectionId reader = Connect(100);

@@ -69,6 +69,19 @@ TEST_F(ClusterHostsTest, AHostThatIsCutOffFromTheOthersGivesWay) {
   }
 }
 
+TEST_F(ClusterHostsTest, WhoIsRefusedForWantOfAHostHearsWhatIsWrongWithTheMembership) {
+  w.CutFromMembership("a");
+  w.Tell("a", MembershipTold{MembershipProblem{"etcd at etcd-1:2379 does not answer"}});
+  TestClient rank = w["a"].Connect(100);
+  const uint64_t id = rank.Send(TestClient::JoinFrame("job", 0, 1, 1000));
+  w.Advance(seconds(3));
+  const auto refused = rank.Take(id);
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(
+      absl::StrContains(refused->frame.failure().message(), "etcd at etcd-1:2379 does not answer"))
+      << refused->frame.DebugString();
+}
+
 TEST_F(ClusterHostsTest, AHostThatReachesMostOfThemStays) {
   HostOn("c");
   auto [r0, r1] = TwoRanks();

@@ -248,6 +248,7 @@ void CoreHarness::Do(const PublishRecord& a, const absl::Status& status) {
   RecordPublished published{a.slot, a.generation, status, a.expected};
   published.copy.image_bytes = kSlot / 2;
   published.copy.sealed_unix_ms = unix_ms();
+  published.record_bytes = a.record_bytes;
   if (status.ok()) {
     files.at(a.slot).record = published.copy;
   }

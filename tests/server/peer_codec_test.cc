@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "holdfast/v1/peer.pb.h"
 #include "recovery/deletion.h"
+#include "recovery/eviction.h"
 #include "server/node_ranges.h"
 
 namespace holdfast {
@@ -80,8 +81,8 @@ MEMBERS(JoinAsked, token, connection, caller, rank, world_size, launch, attempt,
 MEMBERS(SeatLost, attempt, rank, process, connection, how)
 MEMBERS(SaveAsked, token, attempt, rank, step)
 MEMBERS(RoomAsked::Left, checkpoint, rank)
-MEMBERS(RoomAsked, token, attempt, rank, step, useful, left)
-MEMBERS(SpareAsked, token, for_job, useful)
+MEMBERS(RoomAsked, token, attempt, rank, step, useful, left, spare_only)
+MEMBERS(SpareAsked, token, for_job, useful, stage)
 MEMBERS(SaveLost, attempt, rank, step, why)
 MEMBERS(ShardSealed, attempt, rank, step, world_size, bytes, unix_ms, time_sure, likeness)
 MEMBERS(ShardGood, checkpoint, rank, tier)
@@ -434,6 +435,7 @@ class Filler {
     m.zstd_level = 7;
     m.zstd_threads = 9;
   }
+  void Mend(SpareAsked& m) { m.stage = static_cast<uint32_t>(EvictionStage::kLast); }
   void Mend(DurableRoomAsked& m) { m.stage = static_cast<uint32_t>(RoomStage::kEndedJobs); }
   void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
   void Mend(JobHosted& m) { m.world_size = 100'000; }

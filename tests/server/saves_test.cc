@@ -47,6 +47,17 @@ TEST(Saves, TheDescriptorComesAfterTheNoteThatNamesTheWriter) {
   EXPECT_EQ(note.generation(), answer->frame.begin_save().generation());
 }
 
+TEST(Saves, AStepThatAnotherRankHasGoneBeyondIsRefusedAtOnce) {
+  TwoRanks t;
+  ASSERT_TRUE(t.b.Save(10));
+  const v1::DaemonFrame refused = t.a.Call(TestClient::BeginFrame(5, kSlot, 5000));
+  EXPECT_EQ(refused.failure().reason(), Failure::REASON_ABANDONED) << refused.DebugString();
+  EXPECT_NE(refused.failure().message().find("rank 1 went on to step 10"), std::string::npos)
+      << refused.failure().message();
+  ASSERT_TRUE(t.a.Save(10));
+  EXPECT_TRUE(t.a.Committed(10));
+}
+
 // Whether the word that it may begin has come, or not yet.
 TEST(Saves, ASaveWhoseStepIsGivenUpMeanwhileWaitsNoLonger) {
   TwoRanks t;

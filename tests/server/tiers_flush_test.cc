@@ -200,6 +200,35 @@ TEST(Flush, PolicyByStepsAndByTime) {
   EXPECT_NE(no.message().find("the first of each 3 steps"), std::string::npos) << no.message();
 }
 
+TEST(Flush, TheNewestStepGoesToNvmeWhenTheLastRankHasLeft) {
+  TierWorld w(
+      2, [](v1::DaemonConfig& c) { c.mutable_policy()->mutable_nvme()->set_every_steps(100); });
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(w.Save(step));
+  }
+  ASSERT_EQ(w.Nvme(), Steps{1});
+  v1::ClientFrame leave;
+  leave.mutable_leave();
+  w.ranks[0].Call(leave);
+  EXPECT_EQ(w.Nvme(), Steps{1}) << "the other one may go on";
+  w.ranks[1].Call(leave);
+  EXPECT_EQ(w.Nvme(), (Steps{1, 3}));
+}
+
+// Nobody tells when others have made room.
+TEST(Flush, AFullTierIsTriedAgainWithinTenSeconds) {
+  TierWorld w(1);
+  w.FailFlushes(TierKind::kNvme, absl::ResourceExhaustedError("No space left on device"));
+  ASSERT_TRUE(w.Save(1));
+  w.h.Advance(seconds(95));
+  ASSERT_TRUE(w.Nvme().empty());
+  const v1::Failure late = w.Await(1, v1::AwaitSave::STAGE_NVME);
+  EXPECT_NE(late.message().find("No space left on device"), std::string::npos) << late.message();
+  w.h.fail = nullptr;
+  w.h.Advance(seconds(10));
+  EXPECT_EQ(w.Nvme(), Steps{1});
+}
+
 TEST(Flush, SavesThatOvertakeASlowTierShedWhatWaitsAndGoOn) {
   for (const uint32_t slots : {2u, 3u}) {
     TierWorld w(2, [&](v1::DaemonConfig& c) { c.mutable_memory()->set_slots_per_rank(slots); });

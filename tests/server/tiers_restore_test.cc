@@ -38,6 +38,25 @@ TEST(RestoreFromTiers, MemoryThenNvmeThenRemote) {
   EXPECT_EQ(w.Protection(), (Steps{3, 3, 3, 3, 3}));
 }
 
+// If it is killed and hangs amid that, its threads may write on.
+TEST(RestoreFromTiers, WhileTheDaemonFillsASlotItsNoteSaysSo) {
+  TierWorld w(1);
+  ASSERT_TRUE(w.Save(1));
+  w.Reboot();
+  std::vector<bool> fills;
+  w.h.fail = [&](const Action& action) {
+    if (const auto* note = std::get_if<WriteNote>(&action)) {
+      fills.push_back(note->daemon_fills);
+    }
+    return absl::OkStatus();
+  };
+  const Restored got = w.Restore();
+  EXPECT_EQ(got.tiers, Names{"nvme"});
+  ASSERT_GE(fills.size(), 2u);
+  EXPECT_TRUE(fills.front());
+  EXPECT_FALSE(fills.back()) << "it is the rank's to read";
+}
+
 TEST(RestoreFromTiers, WithTheDaemonsStateGoneTheJobIsFoundByItsName) {
   TierWorld w(2);
   ASSERT_TRUE(w.Save(7));

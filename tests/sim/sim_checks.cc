@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/sim/sim_client.h"
 #include "tests/sim/sim_world.h"
@@ -68,6 +69,27 @@ void World::Do(const Report& a) {
       truth.given_up.insert(id);  // before it was whole: that is allowed
     }
   }
+  if (a.kind == Report::Kind::kStepShed && absl::StrContains(a.text, "the job has ended")) {
+    JudgeEviction(a, id);
+  }
+}
+
+// An ended job's newest step goes for another job: nothing of the job is promised any more but what
+// is whole elsewhere.
+void World::JudgeEviction(const Report& a, CheckpointId id) {
+  JobTruth& truth = oracle_.job(a.job);
+  for (const std::unique_ptr<Client>& client : clients_) {
+    if (client->job().name == a.job && client->TrainsIn(truth.opened)) {
+      oracle_.Violated(
+          absl::StrCat("job ", a.job, ": its rank ", client->rank(), " trains, and yet: ", a.text));
+    }
+  }
+  for (const auto& [step, ranks] : truth.acknowledged) {
+    if (step <= id && !oracle_.Whole(a.job, step, files_, /*flipped_too=*/true)) {
+      truth.given_up.insert(step);
+    }
+  }
+  truth.given_up.insert(id);
 }
 
 // From when another attempt is opened on nobody is told that it belongs to this one or may save in

@@ -29,6 +29,10 @@ class Client : public Peer {
   Rank rank() const { return rank_; }
   JobPlan& job() { return *job_; }
   ConnectionId connection() const { return connection_; }
+  // As far as it knows itself.
+  bool TrainsIn(Attempt attempt) const {
+    return running() && training_ && connection_ != 0 && attempt_ == attempt;
+  }
 
  private:
   using Handler = std::function<void(const v1::DaemonFrame&, const FilePtr&)>;

@@ -228,6 +228,7 @@ class World {
   void CheckGrant(const SendReply& a, Peer& peer, const FilePtr& file);
   void AttemptOpened(const Report& a);
   void CheckAttempt(const JobUuid& job, Attempt attempt);
+  void JudgeEviction(const Report& a, CheckpointId id);
   void CheckForeign(SlotId slot, const char* what);
   void CheckDeadlines();
   bool InLife(uint64_t life) const { return core_ != nullptr && life == life_; }

@@ -160,6 +160,7 @@ struct CopyStore::Impl {
   absl::Status CheckHasId(const std::string& id);
   absl::Status NotTheSame(std::string_view why, const absl::Status& its_id,
                           std::string_view way_out) const;
+  absl::Status IdUnread(const absl::Status& why) const;  // an error other than NotFound
   absl::Status LockName() REQUIRES(preparing);
   absl::Status CheckOwner() REQUIRES(preparing);
   absl::StatusOr<bool> PublishInHome(const std::string& path, std::string_view text);
@@ -189,6 +190,15 @@ struct CopyStore::Impl {
   void GiveUpReserve();
   // Does what remains to be done for an intent and deletes it. Idempotent.
   absl::Status Resolve(const Intent& intent, Standing standing, RemovalReport& report);
+  struct UnfinishedCopy {  // the paths of a publication
+    std::string image;
+    std::string record;
+    std::string temporary_image;
+    std::string temporary_record;
+  };
+  absl::StatusOr<bool> GaveImageItsName(const UnfinishedCopy& copy);
+  absl::Status MoveBack(const std::string& path, const std::string& temporary);
+  absl::Status SyncIfThere(const std::string& directory);
   absl::Status ResolvePublish(const Intent& intent, Standing standing);
   absl::Status ResolveReplace(const Intent& intent);
   absl::Status ResolveRemove(const Intent& intent, RemovalReport& report);

@@ -187,7 +187,16 @@ class WritingCopy : public CopyStore::Writing {
                                                : image_.file->Truncate(copy_.image_bytes));
     HF_RETURN_IF_ERROR(store_.GiveToOwner(*image_.file, copy_.uid, copy_.gid));
     HF_RETURN_IF_ERROR(image_.file->SyncData());
-    // 2. Its name. After an error that does not say whether it was moved, that is looked at.
+    // 2. The record beside it, before the image has its name: a sweep tells by it whose image that
+    // is (GaveImageItsName).
+    const std::string temporary = Temporary(RecordFileName(kind, name_.id.rank, name_.world_size));
+    HF_RETURN_IF_ERROR(store_.WriteRecord(temporary, record, copy_.uid, copy_.gid));
+    HF_RETURN_IF_ERROR(store_.CheckGoesOn(copy_.id.job, copy_.job_name));
+    if (store_.remote()) {
+      HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
+    }
+    // 3. The image's name. After an error that does not say whether it was moved, that is looked
+    // at.
     HF_RETURN_IF_ERROR(store_.MarkStillBegun(directory_, copy_.gid));
     standing = Standing::kUnknown;
     const absl::Status moved = store_.MoveWithoutReplacing(Temporary(ImageName()), image_path);
@@ -198,9 +207,7 @@ class WritingCopy : public CopyStore::Writing {
     standing = Standing::kImageInPlace;
     HF_RETURN_IF_ERROR(CheckNoOtherForm());
     HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
-    // 3. The record: from the moment that it has its name the copy is there.
-    const std::string temporary = Temporary(RecordFileName(kind, name_.id.rank, name_.world_size));
-    HF_RETURN_IF_ERROR(store_.WriteRecord(temporary, record, copy_.uid, copy_.gid));
+    // 4. The record's: from the moment that it has it the copy is there.
     HF_RETURN_IF_ERROR(store_.CheckGoesOn(copy_.id.job, copy_.job_name));
     const absl::Status named = store_.MoveWithoutReplacing(temporary, record_path);
     if (!absl::IsAlreadyExists(named)) {
@@ -208,7 +215,7 @@ class WritingCopy : public CopyStore::Writing {
     }
     HF_RETURN_IF_ERROR(named);
     HF_RETURN_IF_ERROR(store_.env.SyncDirectory(directory_));
-    // 4. What the record stands beside is what was written.
+    // 5. What the record stands beside is what was written.
     HF_ASSIGN_OR_RETURN(const FileInfo written, image_.file->Info());
     HF_ASSIGN_OR_RETURN(const FileInfo there, store_.env.Info(image_path));
     if (written.inode != there.inode || there.bytes != stored_bytes_) {

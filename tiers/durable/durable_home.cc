@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/errno_status.h"
 #include "base/status.h"
 #include "tiers/durable/copy_store_impl.h"
 #include "tiers/image/frame.h"
@@ -317,6 +318,9 @@ absl::Status CopyStore::Impl::CheckMount() {
       return absl::OkStatus();  // somebody removed the id alone
     }
   }
+  if (!now.ok() && !absl::IsNotFound(now.status())) {
+    return IdUnread(now.status());
+  }
   if (!now.ok() || id.empty() || *now != id) {
     return NotTheSame("another one lies in its place", now.status(), "move the old one back");
   }
@@ -331,6 +335,18 @@ absl::Status CopyStore::Impl::NotTheSame(std::string_view why, const absl::Statu
   return absl::UnavailableError(
       absl::StrCat("'", options.dir, "' is not the directory that it was: ", ToAbsl(why), " (",
                    its_id.ok() ? "another id" : Message(its_id), "); ", ToAbsl(way_out)));
+}
+
+absl::Status CopyStore::Impl::IdUnread(const absl::Status& why) const {
+  const std::string way_out =
+      absl::IsPermissionDenied(why)
+          ? absl::StrCat("let ckptd read that file (ls -ln '", IdPath(), "')")
+      : IsErrno(why) ? "if it stays so, mount the directory again"
+                     : "";  // (of what is there, the reason says it)
+  return absl::UnavailableError(
+      absl::StrCat("'", options.dir, "': its id cannot be read, so whether it is still the same ",
+                   "directory is not known, and nothing is written there: ", Message(why),
+                   way_out.empty() ? "" : "; ", way_out));
 }
 
 // ---- Whether it is the directory that it is taken for ----
@@ -408,6 +424,9 @@ absl::Status CopyStore::Impl::CheckSame(const KnownDirectory& before) {
   if (now.ok() && *now == before.id) {
     return absl::OkStatus();
   }
+  if (!now.ok() && !absl::IsNotFound(now.status())) {
+    return IdUnread(now.status());
+  }
   return NotTheSame("its mount went away, or another one lies over it", now.status(),
                     "mount it again");
 }
@@ -418,9 +437,10 @@ absl::Status CopyStore::Impl::CheckHasId(const std::string& id) {
   if (now.ok() && *now == id) {
     return absl::OkStatus();
   }
-  const std::string found = now.ok()                         ? absl::StrCat("it has id ", *now)
-                            : absl::IsNotFound(now.status()) ? "it has none"
-                                                             : Message(now.status());
+  if (!now.ok() && !absl::IsNotFound(now.status())) {
+    return IdUnread(now.status());
+  }
+  const std::string found = now.ok() ? absl::StrCat("it has id ", *now) : "it has none";
   return absl::UnavailableError(absl::StrCat(
       "'", options.dir, "' is not the directory that this node used before (id ", id, "; ", found,
       "): mount it again. If it was replaced for good: ", "ckptctl forget-drive ",

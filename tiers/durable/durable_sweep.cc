@@ -99,17 +99,58 @@ absl::StatusOr<bool> CopyStore::Impl::IsStillThere(const Intent& intent) {
                                                                       : there.status();
 }
 
+// Of a publication that has published no record. In a remote directory another node may be
+// publishing the same shard: what has the image's name may be that node's.
+absl::StatusOr<bool> CopyStore::Impl::GaveImageItsName(const UnfinishedCopy& copy) {
+  const absl::StatusOr<FileInfo> there = env.Info(copy.image);
+  if (absl::IsNotFound(there.status())) {
+    return false;
+  }
+  HF_RETURN_IF_ERROR(there.status());
+  const absl::StatusOr<FileInfo> aside = env.Info(copy.temporary_image);
+  if (aside.ok()) {
+    return aside->inode == there->inode;  // a link, its second half to come
+  }
+  if (!absl::IsNotFound(aside.status())) {
+    return aside.status();
+  }
+  // The temporary image was moved there, was never made, or was removed. The temporary record tells
+  // which: it is made before the image is moved, and removed before the temporary image is.
+  return remote() ? Exists(copy.temporary_record) : absl::StatusOr<bool>(true);
+}
+
+// A file that this intent gave its final name has its temporary one again. So a crash before all is
+// gone leaves what the next sweep knows for ours.
+absl::Status CopyStore::Impl::MoveBack(const std::string& path, const std::string& temporary) {
+  const absl::StatusOr<FileInfo> there = env.Info(path);
+  if (absl::IsNotFound(there.status())) {
+    return absl::OkStatus();
+  }
+  HF_RETURN_IF_ERROR(there.status());
+  const absl::StatusOr<FileInfo> aside = env.Info(temporary);
+  if (aside.ok()) {  // a link, its second half to come; else what lies there is not ours
+    return aside->inode == there->inode ? RemoveIfThere(path) : absl::OkStatus();
+  }
+  if (!absl::IsNotFound(aside.status())) {
+    return aside.status();
+  }
+  const absl::Status moved = env.Rename(path, temporary);
+  return absl::IsNotFound(moved) ? absl::OkStatus() : moved;
+}
+
 absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing standing) {
   const std::string directory = StepDirectory(intent.job_name, intent.checkpoint);
   const ShardId id{intent.job, intent.checkpoint.attempt, intent.checkpoint.step,
                    intent.ranks.front()};
   const CopyName name{id, intent.job_name, intent.world_size};
-  const std::string image =
-      ImagePath(name, intent.compressed ? ImageForm::kCompressed : ImageForm::kPlain);
-  const std::string record = RecordPath(name);
   const auto temporary = [&](const std::string& path) {
     return JoinPath(directory, TemporaryName(path.substr(directory.size() + 1), intent.unique));
   };
+  UnfinishedCopy copy;
+  copy.image = ImagePath(name, intent.compressed ? ImageForm::kCompressed : ImageForm::kPlain);
+  copy.record = RecordPath(name);
+  copy.temporary_image = temporary(copy.image);
+  copy.temporary_record = temporary(copy.record);
 
   // 1. Which of the final names are this intent's, and to go.
   bool still_there = false;
@@ -118,39 +159,24 @@ absl::Status CopyStore::Impl::ResolvePublish(const Intent& intent, Standing stan
   }
   bool take_back = still_there && standing != Standing::kUnknown;
   if (still_there && standing == Standing::kUnknown) {
-    HF_ASSIGN_OR_RETURN(const bool complete, Exists(record));
-    const absl::StatusOr<FileInfo> there = env.Info(image);
-    if (!there.ok() && !absl::IsNotFound(there.status())) {
-      return there.status();
-    }
-    if (!complete && there.ok()) {
-      // It was moved there, so its temporary name is gone; one that is still there is of the same
-      // file (a link, its second half to come) or the image is somebody else's.
-      const absl::StatusOr<FileInfo> ours = env.Info(temporary(image));
-      if (!ours.ok() && !absl::IsNotFound(ours.status())) {
-        return ours.status();
-      }
-      take_back = !ours.ok() || ours->inode == there->inode;
+    HF_ASSIGN_OR_RETURN(const bool complete, Exists(copy.record));
+    if (!complete) {
+      HF_ASSIGN_OR_RETURN(take_back, GaveImageItsName(copy));
     }
   }
-  // 2. The record first, durably; then bytes.
+  // 2. The record first, durably; then the image.
   if (take_back) {
     if (standing == Standing::kRecordInPlace) {
-      HF_RETURN_IF_ERROR(RemoveIfThere(record));
+      HF_RETURN_IF_ERROR(MoveBack(copy.record, copy.temporary_record));
     }
-    const absl::Status durable = env.SyncDirectory(directory);
-    if (!durable.ok() && !absl::IsNotFound(durable)) {
-      return durable;
-    }
-    HF_RETURN_IF_ERROR(RemoveIfThere(image));
+    HF_RETURN_IF_ERROR(SyncIfThere(directory));
+    HF_RETURN_IF_ERROR(MoveBack(copy.image, copy.temporary_image));
+    HF_RETURN_IF_ERROR(SyncIfThere(directory));
   }
-  HF_RETURN_IF_ERROR(RemoveIfThere(temporary(image)));
-  HF_RETURN_IF_ERROR(RemoveIfThere(temporary(record)));
+  HF_RETURN_IF_ERROR(RemoveIfThere(copy.temporary_record));  // (first: see GaveImageItsName)
+  HF_RETURN_IF_ERROR(RemoveIfThere(copy.temporary_image));
   HF_RETURN_IF_ERROR(DropMarkOfCommitted(directory));
-  const absl::Status synced = env.SyncDirectory(directory);
-  if (!synced.ok() && !absl::IsNotFound(synced)) {
-    return synced;
-  }
+  HF_RETURN_IF_ERROR(SyncIfThere(directory));
   return RemoveStepIfEmpty(directory);
 }
 
@@ -228,6 +254,11 @@ absl::Status CopyStore::Impl::ResolveRemove(const Intent& intent, RemovalReport&
   return RemoveStepIfEmpty(directory);
 }
 
+absl::Status CopyStore::Impl::SyncIfThere(const std::string& directory) {
+  const absl::Status synced = env.SyncDirectory(directory);
+  return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
+}
+
 absl::Status CopyStore::Impl::ResolveSmallFiles(const Intent& intent) {
   const std::string job = JobDirectory(intent.job_name);
   std::string directory = job;
@@ -258,10 +289,7 @@ absl::Status CopyStore::Impl::ResolveSmallFiles(const Intent& intent) {
   if (of_a_step) {
     HF_RETURN_IF_ERROR(DropMarkOfCommitted(directory));
   }
-  const absl::Status synced = env.SyncDirectory(directory);
-  if (!synced.ok() && !absl::IsNotFound(synced)) {
-    return synced;
-  }
+  HF_RETURN_IF_ERROR(SyncIfThere(directory));
   return of_a_step ? RemoveStepIfEmpty(directory) : RemoveIfEmpty(directory);
 }
 

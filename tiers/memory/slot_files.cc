@@ -4,11 +4,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/daemon_lock.h"
 #include "base/status.h"
 
 namespace holdfast {
 namespace {
 
+constexpr std::string_view kLaterLockPrefix = "lock.";
 constexpr std::string_view kSlotPrefix = "slot-";
 constexpr std::string_view kNoteSuffix = ".note";
 constexpr std::string_view kRecordSuffix = ".record";
@@ -21,6 +23,14 @@ bool TakeSuffix(std::string_view& name, std::string_view suffix) {
   }
   name.remove_suffix(suffix.size());
   return true;
+}
+
+// "lock.1", … (base/daemon_lock.h).
+bool IsLaterLock(std::string_view name) {
+  int index = 0;
+  return name.starts_with(kLaterLockPrefix) &&
+         absl::SimpleAtoi(ToAbsl(name.substr(kLaterLockPrefix.size())), &index) && index > 0 &&
+         index < kDaemonLocksMax && name == absl::StrCat(ToAbsl(kLaterLockPrefix), index);
 }
 
 }  // namespace
@@ -39,7 +49,7 @@ std::string JobStateName(const JobUuid& job) {
 }
 
 ParsedName ParseFileName(std::string_view name) {
-  if (name == kLockName) {
+  if (name == kLockName || IsLaterLock(name)) {
     return {FileRole::kLock, 0, {}};
   }
   if (name == kReserveName) {

@@ -86,7 +86,8 @@ absl::StatusOr<std::unique_ptr<SlotStore>> SlotStore::Open(const Options& option
   HF_RETURN_IF_ERROR(impl->env.CreateDirectories(options.dir, 0700));
   HF_RETURN_IF_ERROR(CheckDirectory(impl->env, options.dir));
   HF_RETURN_IF_ERROR(CheckFilesystem(impl->env, options.dir, options.bytes_max));
-  HF_ASSIGN_OR_RETURN(impl->lock, impl->env.Lock(JoinPath(options.dir, kLockName)));
+  HF_ASSIGN_OR_RETURN(impl->lock, DaemonLock::Take(impl->env, JoinPath(options.dir, kLockName),
+                                                   options.find_dying));
   HF_RETURN_IF_ERROR(impl->CountWhatIsThere());
   impl->reserve.Refill();
   return std::unique_ptr<SlotStore>(new SlotStore(std::move(impl)));
@@ -448,6 +449,17 @@ std::vector<StoredSlot> SlotStore::Sealed() const {
   return sealed;
 }
 
+std::vector<SlotId> SlotStore::Slots() const {
+  MutexLock hold(impl_->mutex);
+  std::vector<SlotId> slots;
+  for (const auto& [slot, entry] : impl_->entries) {
+    if (entry.state == SlotEntry::State::kReady) {
+      slots.push_back(slot);
+    }
+  }
+  return slots;
+}
+
 absl::Status SlotStore::Confirm(SlotId slot, Generation generation, File& image) {
   Impl& m = *impl_;
   const absl::Status gone =
@@ -489,6 +501,10 @@ uint64_t SlotStore::bytes_used() const {
 
 const std::string& SlotStore::dir() const {
   return impl_->options.dir;
+}
+
+const std::vector<ProcessId>& SlotStore::dying() const {
+  return impl_->lock.dying();
 }
 
 }  // namespace holdfast

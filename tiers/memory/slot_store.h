@@ -1,6 +1,6 @@
 // Slots on tmpfs: the thin I/O under the memory tier (docs/formats.md, "Memory tier directory").
 //
-//   <dir>/lock                 one daemon at a time
+//   <dir>/lock                 one daemon at a time (lock.1, …: base/daemon_lock.h)
 //   <dir>/reserve              1 MiB, given up for the small files when others filled the tmpfs
 //   <dir>/slot-000017          the image, a multiple of 2 MiB, reserved by fallocate, mode 0600
 //   <dir>/slot-000017.note     who may touch it (holdfast.v1.SlotNote, framed, CRC)
@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/daemon_lock.h"
 #include "base/env.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
@@ -82,9 +83,10 @@ class SlotStore {
     std::string dir;
     uint64_t bytes_max = 0;
     std::string boot_id;
+    DaemonLock::Judge find_dying = FindDying;  // another one in tests
   };
-  // Creates the directory (0700) if needed, takes the lock. Fails clearly when `dir` is not on
-  // tmpfs or too small.
+  // Creates the directory (0700) if needed, takes the lock, from dying daemons too (dying()). Fails
+  // clearly when `dir` is not on tmpfs or too small.
   static absl::StatusOr<std::unique_ptr<SlotStore>> Open(const Options& options);
   ~SlotStore();
 
@@ -131,6 +133,7 @@ class SlotStore {
   // there is none.
   absl::StatusOr<StoredSlot> Find(const ShardId& shard) const;
   std::vector<StoredSlot> Sealed() const;  // all of them, as Find
+  std::vector<SlotId> Slots() const;       // that can be used, sealed or not; likewise without I/O
   // OK if all that was read through `image` (from OpenImageFile) belonged to this filling, which is
   // still sealed and whole. NotFound: removed or refilled meanwhile. DataLoss: cut short, deleted
   // or replaced underneath.
@@ -142,6 +145,9 @@ class SlotStore {
   void SetBytesMax(uint64_t bytes_max);
   uint64_t bytes_max() const;
   const std::string& dir() const;
+  // The daemons that had the directory before and were dying when it was opened: their calls may
+  // still read or write the slots that they were filling.
+  const std::vector<ProcessId>& dying() const;
 
  private:
   struct Impl;

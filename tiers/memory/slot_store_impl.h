@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/daemon_lock.h"
 #include "base/env.h"
 #include "base/mutex.h"
 #include "tiers/memory/slot_files.h"
@@ -41,7 +42,7 @@ struct SlotStore::Impl {
   const Options options;
   std::atomic<uint64_t> bytes_max;  // options.bytes_max, until SetBytesMax
   Env& env;
-  std::unique_ptr<FileLock> lock;
+  DaemonLock lock;
   SlotReserve reserve;
 
   // Shared by calls that change the directory, exclusive for Scan: what it sees is then never half

@@ -34,6 +34,13 @@ constexpr Setting kSettings[] = {
     {"IPATH_NO_BACKTRACE", "1"},
 };
 
+// Before main, when there is one thread: another one may be in getenv, which setenv breaks.
+__attribute__((constructor)) void SetFabricDefaults() {
+  for (const Setting& setting : kSettings) {
+    ::setenv(setting.name, setting.value, 0);
+  }
+}
+
 absl::Status NotUsable(const std::string& name, const std::string& why) {
   return absl::NotFoundError(
       absl::StrCat("load '", name, "': ", why,
@@ -48,9 +55,6 @@ bool Find(void* handle, const char* symbol, F& function) {
 }
 
 absl::StatusOr<FabricLibrary> Load(const std::string& name) {
-  for (const Setting& setting : kSettings) {
-    ::setenv(setting.name, setting.value, 0);
-  }
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* const error = ::dlerror();

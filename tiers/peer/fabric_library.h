@@ -33,8 +33,8 @@ struct FabricLibrary {
 };
 
 // `name` as dlopen takes it. NotFound with the way out when there is none, or one that lacks what
-// we need. Before the first load it sets those of libfabric's own settings, which it reads from the
-// environment only, that the user has not set (fabric_library.cc lists them and says why).
+// we need. libfabric reads its own settings from the environment only: every program that has this
+// code sets some before main, unless the user has (fabric_library.cc lists them and says why).
 absl::StatusOr<const FabricLibrary*> LoadFabricLibrary(const std::string& name);
 
 // The error of a call of libfabric's: `result` is what it returned, negative or not.

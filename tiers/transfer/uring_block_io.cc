@@ -1,7 +1,6 @@
 // BlockIo on an io_uring of its own. One thread submits and reaps, so the kernel needs no locks of
 // its own and runs completions when that thread asks for them, instead of interrupting it.
 #include <liburing.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -239,9 +238,16 @@ class UringBlockIo : public BlockIo {
   int Start(uint32_t index) {
     Request& request = requests_[index];
     const BlockRequest& r = request.request;
-    io_uring_sqe* const sqe = ::io_uring_get_sqe(&ring_);
+    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
     if (sqe == nullptr) {
-      return EBUSY;  // as many entries as requests: cannot be
+      // The queue has a place for each request. It is full of entries that the kernel refused.
+      if (const int error = SubmitAll(); error != 0) {
+        return error;
+      }
+      sqe = ::io_uring_get_sqe(&ring_);
+    }
+    if (sqe == nullptr) {
+      return EBUSY;  // cannot be: the queue is empty
     }
     std::byte* const memory = r.memory + request.done;
     const auto bytes = static_cast<unsigned>(r.bytes - request.done);
@@ -260,21 +266,18 @@ class UringBlockIo : public BlockIo {
       sqe->flags |= IOSQE_FIXED_FILE;
     }
     ::io_uring_sqe_set_data64(sqe, tags_.Issue(index));
-    int submitted = 0;
-    for (int tries = 0; tries < kTriesMax; ++tries) {
-      submitted = ::io_uring_submit(&ring_);
-      if (submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) {
-        break;
-      }
-      ::sched_yield();  // the kernel is short of memory for a moment
-    }
-    if (submitted < 0) {
-      // The entry stays in the queue and would go with the next submission: make it harmless.
+    const int error = SubmitAll();
+    if (error != 0) {
+      // The entry stays in the queue and goes with the next submission: make it harmless.
       ::io_uring_prep_nop(sqe);
       ::io_uring_sqe_set_data64(sqe, RequestTags::kNobody);
-      return -submitted;
     }
-    return 0;
+    return error;
+  }
+
+  int SubmitAll() {
+    return SubmitQueued([this] { return ::io_uring_submit(&ring_); },
+                        [this] { return ::io_uring_sq_ready(&ring_); });
   }
 
   // Takes one entry of the completion queue. Empty when there is none, or when it was not the end

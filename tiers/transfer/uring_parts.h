@@ -1,9 +1,10 @@
-// What an io_uring of ours decides without asking the kernel: whose a completion is, and how memory
-// is cut up for registration. Internal to tiers/transfer/.
+// What an io_uring of ours decides without asking the kernel: whose a completion is, when the queue
+// is submitted, and how memory is cut up for registration. Internal to tiers/transfer/.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,12 @@ class RequestTags {
  private:
   std::vector<uint32_t> generations_;  // by place
 };
+
+// Submits until nothing is queued. The kernel may take only a part of the queue, which is no error,
+// and whoever waits for the rest would wait for ever. `submit` returns how many entries the kernel
+// took, or minus an errno (io_uring_submit). `queued` returns how many it has not taken
+// (io_uring_sq_ready). 0, or the errno with which the kernel left the last entry in the queue.
+int SubmitQueued(const std::function<int()>& submit, const std::function<unsigned()>& queued);
 
 inline constexpr uint64_t kRegisteredBytesMax = kGiB;  // the kernel's limit for one buffer
 

@@ -68,8 +68,14 @@ struct JobOptions {
   Milliseconds open_deadline{60'000};
   Milliseconds call_deadline{
       30'000};  // for one exchange with the daemon in Save and Reserve's bookkeeping
+  // A save that nobody waits for (no wait_for_room, not held, not the job's last step) fails when
+  // the daemon says nothing at all for so long. The next ones fail at once until it says something.
+  Milliseconds silence_deadline{1'000};
+  // Gets a line about whatever keeps a caller for a second, then every 10 s: what it waits for, and
+  // what to do. By the thread that waits. Null: the line goes to the standard error.
+  std::function<void(const std::string& line)> warn;
   // Asked about twenty times a second by the thread that waits in Open, Reserve or Restore, or in
-  // SaveAsync for an earlier call: true ends the call as if its deadline had passed
+  // Save and SaveAsync for an earlier call: true ends the call as if its deadline had passed
   // (kDeadlineExceeded), and leaves its session. A restore that copies is asked between pieces of
   // some MiB. In the destructors of a Job and of a SaveHandle true gives up what they wait for,
   // unless it is being copied: that ends first. Must be there as long as they are.
@@ -105,7 +111,7 @@ struct StageTimes {  // since the call of Save or SaveAsync; negative: not reach
 
 // The copies of a held save's tensors in its slot, in the order of State::tensors; read-only
 // memory, which stays mapped as long as the object lives. What lies there is that save's until it
-// is sealed or given up, and nobody's afterwards.
+// is sealed or given up, and nobody's afterwards. A forked child does not have the memory.
 class StagedTensors {
  public:
   virtual ~StagedTensors() = default;
@@ -144,7 +150,8 @@ class SaveHandle {
 
 struct SaveOptions {
   // By default a save never waits for a slot: it fails with kNoRoom. (That of the last step, once
-  // Preempted has said so, waits as long as the grace lets it.)
+  // Preempted has said so, waits as long as the grace lets it.) One that waits for a slot also
+  // waits for a daemon that hangs.
   Milliseconds wait_for_room{0};
   // Tensors on devices are read after what is enqueued on these streams when Save or SaveAsync is
   // called. Without any, what they hold must be there already. A save while a CUDA graph is being

@@ -35,7 +35,8 @@ using Milliseconds = std::chrono::milliseconds;
 
 // Read-only tensors straight in the slot, or in the file in nvme or remote, without a copy.
 // Unverified until Read or Verify says OK; objects are verified by Attach. They stay as long as the
-// object lives, also when the step is removed meanwhile.
+// object lives, also when the step is removed meanwhile. A forked child does not have their memory:
+// it attaches for itself.
 // Of what lies on another node ("peer") there is nothing here to point to: `data` of its tensors is
 // null, and each Read or Verify brings what it needs, from whoever has it then. Who needs pointers
 // attaches with AttachOptions::without = {"peer"}: then it is the file in remote, if there is one.

@@ -40,7 +40,7 @@ _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 # The most valuable copies first.
 _DRAINED: tuple[Stage, ...] = ("sealed", "committed", "peer", "remote", "nvme")
 _EXIT_S = 2.0  # what a process needs to end in good order
-_ROOM_S = 600.0  # that a save waits for a slot, if it waits at all and nothing is said
+_WAIT_S = 60.0  # that a save waits for its slot and its commit, if it waits and nothing is said
 
 
 class Checkpointer:
@@ -147,9 +147,10 @@ class Checkpointer:
             ckpt.save(step, state, wait="remote")       # before the job is ended on purpose
 
         `wait`: "snapshot", "sealed", "committed", "peer", "nvme" or "remote": returns when the save has come that far, or never will,
-        or after `timeout` seconds. Such a save (but for "snapshot") also waits for a slot, should none be free: as long as that, or
-        ten minutes. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged, and the handle says
-        so (`error`, `times`), and `failed_saves`.
+        or after `timeout` seconds. Without `timeout` it waits 60 s for the save to be committed, and for a tier after that as long
+        as the tier takes. Such a save (but for "snapshot") also waits for a slot, should none be free, and for a daemon that
+        hangs; one without `wait` is given up when the daemon has said nothing for a second. A save that fails, or has not come that
+        far, does not raise (see `on_error`): it is logged, and the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
@@ -160,19 +161,22 @@ class Checkpointer:
         until = None if timeout is None else time.monotonic() + timeout
         room = 0.0
         if wait is not None and wait != "snapshot":
-            room = _ROOM_S if timeout is None else min(timeout, _ROOM_S)
+            room = _WAIT_S if timeout is None else timeout
         handle = self._begun(step, state, room)
         self._handle = handle
         self._unreported.append(handle)
         handle._wait_first()
         if wait is not None:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            self._await(handle, wait, left)
+            self._await(handle, wait, None if until is None else max(0.0, until - time.monotonic()))
         self._report()
         return handle
 
     def _await(self, handle: Handle, stage: Stage, timeout: float | None) -> None:
         try:
+            if timeout is None and stage != "snapshot":
+                # A tier's speed is known to whoever waits for it. That a step is not committed is not a matter of speed.
+                first: Stage = "sealed" if stage == "sealed" else "committed"
+                handle.wait(first, _WAIT_S)
             handle.wait(stage, timeout)
         except HoldfastError as error:
             if handle.error is None:  # or it is reported as any other save that failed

@@ -11,6 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 __version__: str
 
+def filesystem_type(path: str) -> str:
+    """By statfs: "ext4", "nfs", "tmpfs", …; of one that is not known the number, as "0x517b". Raises OSError."""
+
+def is_dying(pid: int) -> bool:
+    """Whether that process was killed and hangs in a call that no signal ends."""
+
 # name, bytes, codec; codec None: the bytes are JSON text.
 Object = tuple[str, bytes, str | None]
 # attempt, step, number of ranks, the contents that objects have among them (name, bytes, codec, ranks), and which tensors each

@@ -9,7 +9,10 @@ $HOLDFAST_PRIVATE_DIR or /dev/shm/holdfast-private-<uid> (base/private_place.h: 
 ckptctl look there, too):
 
     ckptd.sock, admin.sock      its sockets
-    memory/, state/             its slots and its catalog
+    memory/                     its slots
+    state/                      its catalog, if it keeps checkpoints in memory only
+    settings.yaml               its settings, if it keeps checkpoints on disk too (_spill.py)
+    spill                       which directory on disk it used last
     ckptd.log                   what it says
     start.lock                  held by the process that is starting it
 """
@@ -19,25 +22,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import select
 import shutil
 import socket as sockets
 import stat
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
 
+from holdfast import _core
 from holdfast._errors import DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from holdfast._programs import carried
+from holdfast._spill import MemoryOnly, find_spill
 
 SYSTEM_SOCKET = "/run/holdfast/ckptd.sock"
 SYSTEM_CONFIG = "/etc/holdfast/ckptd.yaml"
+SHARED_MEMORY = "/dev/shm"
 
+_log = logging.getLogger("holdfast")
 _PAUSE_S = 0.05
 _PAUSE_MAX_S = 1.0
 _LOG_BYTES_MAX = 1 << 20
 _CORES_MAX = 4096
+_CREDENTIALS = "3i"  # pid, uid, gid
 _QUOTED_LINES = 12
 _QUOTED_CHARACTERS = 4096
 # What ckptd says when another one works at the same place.
@@ -79,7 +89,9 @@ def known_socket(socket: str | None) -> str | None:
 
 def private_place() -> str:
     """The directory in which the private daemon of this user lies, whether there is one or not."""
-    place = os.environ.get("HOLDFAST_PRIVATE_DIR") or f"/dev/shm/holdfast-private-{os.geteuid()}"
+    place = os.environ.get("HOLDFAST_PRIVATE_DIR") or os.path.join(
+        SHARED_MEMORY, f"holdfast-private-{os.geteuid()}"
+    )
     if not os.path.isabs(place):
         raise InvalidArgument(f"HOLDFAST_PRIVATE_DIR: '{place}' is not an absolute path")
     return place
@@ -162,16 +174,28 @@ def _make_place(place: str) -> None:
 def connect_error(path: str) -> OSError | None:
     """Why one cannot connect to this socket; None: a process has it open. One that is stuck has it open, too."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except OSError as error:
-            return None if error.errno == errno.EAGAIN else error
-        return None
+        return _connect(probe, path)
+
+
+def _connect(probe: sockets.socket, path: str) -> OSError | None:
+    probe.setblocking(False)
+    try:
+        probe.connect(path)
+    except OSError as error:
+        return None if error.errno == errno.EAGAIN else error
+    return None
 
 
 def _somebody_listens(path: str) -> bool:
-    return connect_error(path) is None
+    """A ckptd that was killed and hangs has the socket open, too. Another one takes its place."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        if _connect(probe, path) is not None:
+            return False
+        credentials = probe.getsockopt(
+            sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize(_CREDENTIALS)
+        )
+        # (Pid 0: the queue is full, or it is another namespace's.)
+        return not _core.is_dying(struct.unpack(_CREDENTIALS, credentials)[0])
 
 
 @contextlib.contextmanager
@@ -221,38 +245,65 @@ def _program() -> str:
     )
 
 
-def _settings() -> str:
+def _settings(place: str) -> tuple[str, str, str]:
+    """The settings file, the state directory, and one line for people: where checkpoints go and
+    what survives."""
+    state = os.path.join(place, "state")
     home = _config_home()
     own = os.path.join(home, "private.yaml") if home else ""
+    if own and os.path.lexists(own):
+        return (
+            own,
+            state,
+            f"checkpoints go to memory ('{place}') and to the directories of `nvme.dirs` in "
+            f"'{own}', if it names any. Memory survives the end of a program; these directories "
+            "survive a reboot too",
+        )
+    package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "private.yaml")
+    try:
+        spill = find_spill(place)
+    except MemoryOnly as reason:
+        return (
+            package,
+            state,
+            f"checkpoints go to memory only ('{place}'), since {reason}. They survive the end of "
+            "a program, not a reboot",
+        )
+    made = os.path.join(place, "settings.yaml")
+    with open(package, encoding="utf-8") as file:
+        text = file.read() + spill.settings()
+    with open(made, "w", encoding="utf-8") as file:
+        file.write(text)
     return (
-        own
-        if own and os.path.lexists(own)
-        else os.path.join(os.path.dirname(os.path.abspath(__file__)), "private.yaml")
+        made,
+        spill.state,
+        f"checkpoints go to memory ('{place}') and, every 5 minutes and at the end of a run, to "
+        f"'{spill.directory}' (at most {spill.bytes_max / (1 << 30):.1f} GiB). Memory survives "
+        "the end of a program; the directory survives a reboot too",
     )
+
+
+def _tell(log: str, where: str) -> None:
+    line = f"started a private ckptd: {where}"
+    with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(line + "\n")
+    _log.warning("holdfast: %s", line)  # (what is not a warning, most programs do not show)
 
 
 def _start(place: str, own: str, end: float) -> str:
     """Starts it, again if another one still holds the place, until somebody listens. The lock
     `start.lock` is held."""
-    command = [
-        _program(),
-        "--config",
-        _settings(),
-        "--socket",
-        own,
-        "--admin",
-        os.path.join(place, "admin.sock"),
-    ]
-    command += [
-        "--memory-dir",
-        os.path.join(place, "memory"),
-        "--state-dir",
-        os.path.join(place, "state"),
-    ]
+    program = _program()
     log = os.path.join(place, "ckptd.log")
     taken = ""  # what the last try said that found another one there
     pause = _PAUSE_S
     while True:
+        settings, state, where = _settings(place)
+        command = [
+            *(program, "--config", settings, "--state-dir", state),
+            *("--memory-dir", os.path.join(place, "memory")),
+            *("--socket", own, "--admin", os.path.join(place, "admin.sock")),
+        ]
         began, process = _launch(command, log)
         try:
             while (
@@ -265,6 +316,8 @@ def _start(place: str, own: str, end: float) -> str:
             if process is not None:
                 os.close(process)
         if _somebody_listens(own):
+            if not over:
+                _tell(log, where)
             return own
         said = _said(log, began)
         if over and not any(words in said for words in _TAKEN):

@@ -117,6 +117,8 @@ _live_changed = threading.Condition()
 PATIENCE_S = 60.0
 # Of one that is dropped nobody tells.
 _LOOK_EVERY_S = 0.05
+_FIRST_LINE_S = 0.9
+_BETWEEN_LINES_S = 10.0
 
 
 def holder_of(address: int) -> HeldSave | None:
@@ -161,6 +163,7 @@ def alone(shared: SharedJob, what: str, timeout: float) -> Iterator[None]:
 
 def _wait_for_others(shared: SharedJob, what: str, until: float) -> None:
     told = False
+    next_line = time.monotonic() + _FIRST_LINE_S
     while True:
         with _live_changed:
             others = [held.step for held in _unsettled(shared)]
@@ -171,6 +174,16 @@ def _wait_for_others(shared: SharedJob, what: str, until: float) -> None:
         if not told:
             _log.info("holdfast: job %s: %s waits for step %d", shared.name, what, others[0])
             told = True
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + _BETWEEN_LINES_S
+            _log.warning(
+                "holdfast: job %s: %s still waits for step %d, which dcp.async_save has staged and "
+                "not sealed yet: its own thread seals it, or it is given up in %.0f s",
+                shared.name,
+                what,
+                others[0],
+                max(0.0, until - time.monotonic()),
+            )
 
 
 def _after_fork() -> None:

@@ -214,13 +214,15 @@ class Wanted:
         compared with what came to lie there."""
         extents = []
         for number, (index, target) in enumerate(self._goals):
+            if target.nbytes == 0:
+                continue  # no byte of it is in memory, whatever its address and strides are
             device = device_of(target)
             if self._is_direct(number):
                 begin = self.addresses[index]
                 extents.append((device, begin, begin + target.nbytes, number))
             elif device == OTHER_DEVICE:
                 self._copied.append((target, index))
-            elif target.nbytes:
+            else:
                 extents.append((device, *extent_of(target), number))
         extents.sort()
         cluster: list[int] = []
@@ -669,11 +671,13 @@ class Wanted:
     @staticmethod
     def _check_elements(target: Any, path: str) -> None:
         if repeats_itself(target):
-            kind, own = (
-                ("expanded tensor", "clone") if is_tensor(target) else ("broadcast array", "copy")
+            kind, copy = (
+                ("an expanded tensor", "clone")
+                if is_tensor(target)
+                else ("a broadcast array", "copy")
             )
             raise InvalidArgument(
-                f"{path}: is an {kind}: several of its elements are one in memory: give one of its own ({own}())"
+                f"{path}: is {kind}: several of its elements are one in memory. Give a copy of it ({copy}())"
             )
 
     def _append(

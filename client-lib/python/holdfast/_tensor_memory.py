@@ -16,7 +16,7 @@ def bytes_of(value: Any) -> Any:
 
 
 def extent_of(value: Any) -> tuple[int, int]:
-    """From its first byte to behind its last; others may lie in between."""
+    """From its first byte to behind its last; others may lie in between. Not of an empty one."""
     if is_tensor(value):
         size = value.element_size()
         steps = [
@@ -43,6 +43,8 @@ def device_of(value: Any) -> int:
 
 def repeats_itself(value: Any) -> bool:
     """Whether several of its elements are one in memory, as in an expanded tensor."""
+    if 0 in value.shape:  # NumPy's strides are all 0 then
+        return False
     strides = value.stride() if is_tensor(value) else value.strides
     return any(n > 1 and stride == 0 for n, stride in zip(value.shape, strides, strict=True))
 

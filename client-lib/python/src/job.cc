@@ -247,6 +247,7 @@ class PyJob {
     options.open_deadline = ToMilliseconds(open_timeout);
     options.call_deadline = ToMilliseconds(call_timeout);
     options.interrupted = SignalRaised;
+    options.warn = WarnInPython;
     job_ = Unlocked([&] { return Job::Open(options); });
   }
   ~PyJob() { LetGo(job_); }

@@ -48,6 +48,26 @@ bool SignalRaised() {
   return PyErr_Occurred() != nullptr || TakeLeft() || PyErr_CheckSignals() != 0;
 }
 
+void WarnInPython(const std::string& line) {
+  const GilReleased* const released = GilReleased::current();
+  if (released == nullptr) {
+    return;
+  }
+  const GilReleased::Held gil(*released);
+  if (PyErr_Occurred() != nullptr) {
+    return;  // the call is about to end with that
+  }
+  try {
+    pybind11::module_::import("logging").attr("getLogger")("holdfast").attr("warning")("%s", line);
+  } catch (pybind11::error_already_set& raised) {
+    if (raised.matches(PyExc_Exception)) {
+      raised.discard_as_unraisable("the logger holdfast");
+    } else {
+      raised.restore();  // (KeyboardInterrupt)
+    }
+  }
+}
+
 void RaiseLater() {
   if (!IsMainThread() || PyErr_Occurred() == nullptr) {
     return;

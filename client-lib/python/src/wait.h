@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include "holdfast/job.h"
 
@@ -31,26 +33,46 @@ void EndOfInterpreter();
 // Lets the GIL go.
 class GilReleased {
  public:
-  GilReleased() : state_(PyEval_SaveThread()) {}
-  ~GilReleased() { EnterPython(state_); }
+  GilReleased() : state_(PyEval_SaveThread()), outer_(std::exchange(current_, this)) {}
+  ~GilReleased() {
+    current_ = outer_;
+    EnterPython(state_);
+  }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;
 
   // Within one of them: has the GIL again, for a moment.
   class Held {
    public:
-    explicit Held(GilReleased& released) : released_(released) { EnterPython(released.state_); }
-    ~Held() { released_.state_ = PyEval_SaveThread(); }
+    explicit Held(const GilReleased& released) : released_(released) {
+      EnterPython(released.state_);
+      current_ = nullptr;
+    }
+    ~Held() {
+      current_ = &released_;
+      static_cast<void>(PyEval_SaveThread());  // this thread's state, which it has already
+    }
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
 
    private:
-    GilReleased& released_;
+    const GilReleased& released_;
   };
 
+  // The one that this thread is in; null: it is none of Python's, or has the GIL.
+  static const GilReleased* current() { return current_; }
+
  private:
-  PyThreadState* state_;
+  inline static thread_local const GilReleased* current_ = nullptr;
+
+  PyThreadState* const state_;
+  const GilReleased* const outer_;
 };
+
+// A warning of the logger `holdfast`. Without the GIL, by a thread that has let it go
+// (GilReleased); by any other one nothing is said. A KeyboardInterrupt in it is pending then, as
+// after SignalRaised.
+void WarnInPython(const std::string& line);
 
 // Runs Python's signal handlers, if this is the main thread. True: one has raised, and what it
 // raised is pending. Takes the GIL.

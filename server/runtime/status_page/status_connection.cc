@@ -1,14 +1,15 @@
 #include "server/runtime/status_page/status_connection.h"
 
+#include <pthread.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/clock.h"
-#include "base/env.h"
 #include "base/log.h"
+#include "base/program.h"
 #include "base/status.h"
 
 namespace holdfast {
@@ -84,33 +85,79 @@ std::unique_ptr<StatusConnection> PlainConnection(UniqueFd fd) {
   return std::make_unique<Plain>(std::move(fd));
 }
 
-absl::StatusOr<std::unique_ptr<StatusTls>> StatusTls::Open(const TlsFiles& files) {
-  HF_ASSIGN_OR_RETURN(const TlsTexts texts, ReadTlsFiles(*Env::System(), files));
+absl::StatusOr<std::unique_ptr<StatusTls>> StatusTls::Open(Env& env, const TlsFiles& files,
+                                                           Duration look) {
+  HF_RETURN_IF_ERROR(CheckThreads(1));
+  HF_ASSIGN_OR_RETURN(TlsTexts texts, ReadTlsFiles(env, files));
   // (One that is not valid now may be replaced at any time.)
   if (const absl::Status fits = CheckTlsTexts(texts, files, Clock::System()->UnixMillis() / 1000);
       absl::IsInvalidArgument(fits)) {
     return fits;
   }
-  std::unique_ptr<StatusTls> tls(new StatusTls(files));
-  HF_RETURN_IF_ERROR(tls->Read());
+  HF_ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> context, TlsContext::ForServer(texts));
+  std::unique_ptr<StatusTls> tls(
+      new StatusTls(env, files, look, std::move(texts), std::move(context)));
+  tls->thread_ = std::thread([t = tls.get()] { t->Run(); });
   return tls;
 }
 
-absl::Status StatusTls::Read() {
-  HF_ASSIGN_OR_RETURN(TlsTexts texts, ReadTlsFiles(*Env::System(), files_));
-  if (context_ == nullptr || texts != texts_) {
-    HF_ASSIGN_OR_RETURN(context_, TlsContext::ForServer(texts));
-    texts_ = std::move(texts);
+StatusTls::StatusTls(Env& env, TlsFiles files, Duration look, TlsTexts texts,
+                     std::shared_ptr<const TlsContext> context)
+    : env_(env),
+      files_(std::move(files)),
+      look_(look),
+      texts_(std::move(texts)),
+      context_(std::move(context)) {}
+
+StatusTls::~StatusTls() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    wake_.NotifyAll();
   }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void StatusTls::Run() {
+  ::pthread_setname_np(::pthread_self(), "status-tls");
+  for (;;) {
+    {
+      const auto until = std::chrono::steady_clock::now() + look_;
+      MutexLock lock(mutex_);
+      while (!stopping_ && wake_.WaitUntil(mutex_, until)) {
+      }
+      if (stopping_) {
+        return;
+      }
+    }
+    if (const absl::Status looked = Look(); !looked.ok()) {
+      LogFrom(LogLevel::kDebug, "status page",
+              absl::StrCat("status_page.tls: ", Message(looked), "; those of before stay in use"));
+    }
+  }
+}
+
+absl::Status StatusTls::Look() {
+  HF_ASSIGN_OR_RETURN(TlsTexts texts, ReadTlsFiles(env_, files_));
+  if (texts == texts_) {
+    return absl::OkStatus();
+  }
+  HF_ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> context, TlsContext::ForServer(texts));
+  texts_ = std::move(texts);
+  MutexLock lock(mutex_);
+  context_ = std::move(context);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<StatusConnection>> StatusTls::Accept(UniqueFd fd) {
-  if (const absl::Status read = Read(); !read.ok()) {
-    LogFrom(LogLevel::kDebug, "status page",
-            absl::StrCat("status_page.tls: ", Message(read), "; those of before go on"));
+  std::shared_ptr<const TlsContext> context;
+  {
+    MutexLock lock(mutex_);
+    context = context_;
   }
-  HF_ASSIGN_OR_RETURN(auto session, TlsSession::Create(context_, fd.get(), ""));
+  HF_ASSIGN_OR_RETURN(auto session, TlsSession::Create(context, fd.get(), ""));
   return std::make_unique<Encrypted>(std::move(fd), std::move(session));
 }
 

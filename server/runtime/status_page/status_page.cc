@@ -53,7 +53,8 @@ struct StatusPage::Impl {
 
   absl::Status Begin() {
     if (options.tls) {
-      absl::StatusOr<std::unique_ptr<StatusTls>> opened = StatusTls::Open(*options.tls);
+      absl::StatusOr<std::unique_ptr<StatusTls>> opened =
+          StatusTls::Open(*options.env, *options.tls, options.look);
       if (!opened.ok()) {
         return Annotate(opened.status(), "no status page: status_page.tls");
       }

@@ -7,7 +7,7 @@
 // ask, or over TLS has said nothing, waits at a door (tcp_door.h). Behind it those whose handshake
 // or request over TLS is not complete have kAskingMax places, and those who are being answered
 // kAnswersMax: the one that has been there longest makes room. Each has a deadline. Another thread
-// makes the report, when somebody asks for it.
+// makes the report, when somebody asks for it; with TLS a third one looks at its files.
 #pragma once
 
 #include <chrono>
@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "base/certificates.h"
 #include "base/clock.h"
+#include "base/env.h"
 
 namespace holdfast {
 
@@ -30,11 +31,13 @@ class StatusPage {
   struct Options {
     std::string address;  // HOST:PORT, checked; port 0 picks one
     std::optional<TlsFiles> tls;
+    Env* env = Env::System();  // those files'
     // JSON. Asked on a thread of the page's, at most once in `report_at_least`, and ends in time.
     std::function<absl::StatusOr<std::string>()> report;
     Duration report_at_least = std::chrono::seconds(1);
     Duration request_max = std::chrono::seconds(5);  // at the door, and over TLS behind it
     Duration answer_max = std::chrono::seconds(10);  // to wait for the report, and to take it
+    Duration look = std::chrono::seconds(5);         // from one look at the TLS files to the next
   };
   static absl::StatusOr<std::unique_ptr<StatusPage>> Start(Options options);
   ~StatusPage();

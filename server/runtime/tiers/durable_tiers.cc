@@ -415,7 +415,7 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
     std::set<std::string> engines;
     std::set<uint64_t> devices;  // drives' directories may lie on one file system
     std::string problem;
-    const auto add = [&](TierPlace& place) {
+    const auto add = [&](TierPlace& place, const WorkerGroup& group) {
       const TierPlace::Health health = place.health();
       if (health.device == 0 || devices.insert(health.device).second) {
         tier.set_bytes_free(tier.bytes_free() + health.bytes_free);
@@ -438,17 +438,22 @@ void DurableTiers::FillStatus(v1::DaemonStatus& status) {
           problem = refusal;
         }
       }
+      // Also what the core has not asked for, or has heard the end of.
+      if (const std::string stall = group.stall(); problem.empty() && !stall.empty()) {
+        problem = absl::StrCat(place.dir(), " hangs: ", stall,
+                               "; see whether its drive, or its server and the network, answer");
+      }
     };
     if (nvme) {
       for (const std::unique_ptr<Drive>& drive : drives_) {
-        add(*drive->place);
+        add(*drive->place, *drive->group);
       }
       for (std::string& note : shared_->context->witnesses->Notes()) {
         problem = problem.empty() ? note : problem;
         tier.add_notes(std::move(note));
       }
     } else if (tier.tier() == TierName(TierKind::kRemote) && shared_->context->remote != nullptr) {
-      add(*shared_->context->remote);
+      add(*shared_->context->remote, *remote_);
       engines.insert("threads");
     }
     tier.set_engine(absl::StrJoin(engines, ", "));

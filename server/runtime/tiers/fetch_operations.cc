@@ -104,12 +104,12 @@ FetchEnded FetchFromDrive(const Context& context, size_t drive, const FetchShard
   if (!status.ok()) {
     return FetchFailed(action, status, IsCopysFault(status, TierKind::kNvme));
   }
-  absl::StatusOr<SealedCopy> sealed = PublishFetched(*context->slots, action, image->record);
+  absl::StatusOr<FetchEnded> sealed = PublishFetched(*context->slots, action, image->record);
   if (!sealed.ok()) {
     return FetchFailed(action, absl::UnavailableError(sealed.status().message()), false);
   }
   HF_SYNC_POINT("daemon.fetch.published");
-  return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
+  return *std::move(sealed);
 }
 
 namespace {
@@ -235,13 +235,13 @@ FetchEnded ReadFromRemote(const Context& context, const FetchShard& action,
   if (!operation.Pin()) {
     return FetchFailed(action, Cancelled("the fetch"), false);
   }
-  absl::StatusOr<SealedCopy> sealed = PublishFetched(*context->slots, action, kept->record);
+  absl::StatusOr<FetchEnded> sealed = PublishFetched(*context->slots, action, kept->record);
   if (!sealed.ok()) {
     return FetchFailed(action, absl::UnavailableError(sealed.status().message()), false);
   }
   sealed_here = true;
   HF_SYNC_POINT("daemon.fetch.published");
-  return {action.drain, action.slot, action.generation, absl::OkStatus(), false, *sealed};
+  return *std::move(sealed);
 }
 
 }  // namespace

@@ -153,12 +153,13 @@ FetchEnded FetchFromPeers(const Context& context, const FetchShard& action, Oper
     ended.source_bad = absl::IsDataLoss(record.status());
     return failed(record.status());
   }
-  absl::StatusOr<SealedCopy> sealed = PublishFetched(*context->slots, action, *record);
+  absl::StatusOr<FetchEnded> sealed = PublishFetched(*context->slots, action, *record);
   if (!sealed.ok()) {
     return failed(absl::UnavailableError(sealed.status().message()));
   }
   HF_SYNC_POINT("daemon.fetch.published");
-  ended.copy = *std::move(sealed);
+  ended.copy = std::move(sealed->copy);
+  ended.record_bytes = sealed->record_bytes;
   return ended;
 }
 

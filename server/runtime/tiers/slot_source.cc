@@ -45,7 +45,7 @@ absl::StatusOr<SlotToFill> OpenSlotToFill(DrainContext& context, const FetchShar
   return opened;
 }
 
-absl::StatusOr<SealedCopy> PublishFetched(SlotStore& slots, const FetchShard& action,
+absl::StatusOr<FetchEnded> PublishFetched(SlotStore& slots, const FetchShard& action,
                                           const ShardRecord& record) {
   ShardRecord in_slot = record;
   in_slot.generation = action.generation;
@@ -57,9 +57,13 @@ absl::StatusOr<SealedCopy> PublishFetched(SlotStore& slots, const FetchShard& ac
   }
   const RecordExpectation expected{action.key.id, action.key.job_name, in_slot.world_size,
                                    action.generation, in_slot.descent};
+  const std::string bytes = EncodeRecord(in_slot);
   HF_ASSIGN_OR_RETURN(const ShardRecord published,
-                      slots.PublishRecordBytes(action.slot, expected, EncodeRecord(in_slot)));
-  return ToSealedCopy(published);
+                      slots.PublishRecordBytes(action.slot, expected, bytes));
+  FetchEnded ended{action.drain,     action.slot, action.generation,
+                   absl::OkStatus(), false,       ToSealedCopy(published)};
+  ended.record_bytes = bytes.size();
+  return ended;
 }
 
 }  // namespace holdfast

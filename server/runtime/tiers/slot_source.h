@@ -35,7 +35,7 @@ absl::StatusOr<SlotToFill> OpenSlotToFill(DrainContext& context, const FetchShar
 
 // The slot holds the image now, verified: its record, and what that says. A bad copy of the same
 // shard in another slot loses its record first.
-absl::StatusOr<SealedCopy> PublishFetched(SlotStore& slots, const FetchShard& action,
+absl::StatusOr<FetchEnded> PublishFetched(SlotStore& slots, const FetchShard& action,
                                           const ShardRecord& record);
 
 }  // namespace holdfast

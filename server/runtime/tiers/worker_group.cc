@@ -27,7 +27,7 @@ struct WorkerGroup::State {
 
   struct Running {
     std::shared_ptr<Operation> operation;
-    bool stalled = false;
+    std::string stall;  // for how long, and where, it has got nowhere; empty: it gets on
   };
 
   const Options options;
@@ -101,7 +101,7 @@ void WorkerGroup::Run(const std::shared_ptr<State>& state) {
       }
       operation = std::move(state->waiting.front());
       state->waiting.pop_front();
-      state->running[operation->drain()] = {operation, false};
+      state->running[operation->drain()] = {operation, ""};
       ++state->busy;
     }
     RunOne(state, std::move(operation));
@@ -220,8 +220,9 @@ void WorkerGroup::CheckStalls(MonotonicTime now) {
       all_in_source = all_in_source && !source.empty();
       what = absl::StrCat("no progress for ", FormatDuration(still),
                           doing.empty() ? "" : absl::StrCat(": ", doing));
-      if (stalled != running.stalled) {
-        running.stalled = stalled;
+      const bool was_stalled = !running.stall.empty();
+      running.stall = stalled ? what : "";
+      if (stalled != was_stalled) {
         changes.push_back(DrainStalled{drain, stalled, what, stalled && !source.empty()});
         if (stalled && running.operation->when_stalled() != nullptr) {
           changes.push_back(running.operation->when_stalled()(what));
@@ -278,7 +279,17 @@ size_t WorkerGroup::stalled() const {
   MutexLock lock(state_->mutex);
   return static_cast<size_t>(
       std::count_if(state_->running.begin(), state_->running.end(),
-                    [](const auto& running) { return running.second.stalled; }));
+                    [](const auto& running) { return !running.second.stall.empty(); }));
+}
+
+std::string WorkerGroup::stall() const {
+  MutexLock lock(state_->mutex);
+  for (const auto& [drain, running] : state_->running) {
+    if (!running.stall.empty()) {
+      return running.stall;
+    }
+  }
+  return "";
 }
 
 }  // namespace holdfast

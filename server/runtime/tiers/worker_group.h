@@ -58,6 +58,8 @@ class WorkerGroup {
   // Nothing waits or runs, and nothing of what ran is still to be let go of.
   bool idle() const;
   size_t stalled() const;
+  // What one of those says: "no progress for 60 s: look at '/mnt/x'". Empty: none is stalled.
+  std::string stall() const;
 
  private:
   struct State;

@@ -2,8 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <future>
 #include <thread>
 
 #include "server/runtime/daemon_config.h"
@@ -15,8 +26,60 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A server on a thread of its own; its "core" answers Leave at once, keeps Reserve waiting, and
-// answers Attach with a pile of text.
+// The calling thread may have no more descriptors in flight than other users' threads.
+void ActAsNoRoot() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  std::array<__user_cap_data_struct, 2> data = {};
+  ASSERT_EQ(::syscall(SYS_capget, &header, data.data()), 0);
+  data[0].effective &= ~((1u << CAP_SYS_RESOURCE) | (1u << CAP_SYS_ADMIN));
+  ASSERT_EQ(::syscall(SYS_capset, &header, data.data()), 0);
+}
+
+// As many descriptors in flight as the kernel allows, which are then fewer, until it goes.
+class NoRoomInFlight {
+ public:
+  NoRoomInFlight() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few = {kDescriptorsMax, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    std::array<int, 2> fds = {};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+    from_ = UniqueFd(fds[0]);
+    to_ = UniqueFd(fds[1]);
+    const std::array<int, kDescriptorsMax + 1> many = {};  // standard input, so many times
+    char byte = 1;
+    iovec data = {&byte, 1};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(many))> control = {};
+    msghdr message = {};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(many));
+    std::memcpy(CMSG_DATA(header), many.data(), sizeof(many));
+    EXPECT_EQ(::sendmsg(from_.get(), &message, MSG_NOSIGNAL), 1);
+  }
+  ~NoRoomInFlight() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  static constexpr size_t kDescriptorsMax = 200;  // more than this process has open
+  rlimit before_ = {};
+  UniqueFd from_;
+  UniqueFd to_;
+};
+
+// Bytes that the client has not read yet.
+int UnreadBytes(const RawClient& client) {
+  int bytes = -1;
+  EXPECT_EQ(::ioctl(client.fd(), FIONREAD, &bytes), 0);
+  return bytes;
+}
+
+// A server on a thread of its own; its "core" answers Leave at once, ReleaseRead with two
+// descriptors, keeps Reserve waiting, and answers Attach with a pile of text.
 class ClientServerTest : public ::testing::Test {
  protected:
   void Serve(const std::function<void(v1::SocketConfig&)>& change = [](v1::SocketConfig&) {}) {
@@ -66,9 +129,37 @@ class ClientServerTest : public ::testing::Test {
       descriptors.emplace_back(::dup(0));
       descriptors.emplace_back(::dup(0));
       server_->Complete(id, first, reply, std::move(descriptors));
+    } else if (frame.has_release_read()) {
+      reply.mutable_release_read();
+      std::vector<UniqueFd> descriptors;
+      descriptors.emplace_back(::dup(0));
+      descriptors.emplace_back(::dup(0));
+      server_->Complete(id, server_->Reserve(id), reply, std::move(descriptors));
     }
   }
+  // Until the server has taken what this client sent, and has done all that comes of it at once.
+  void AwaitServed(const RawClient& client) {
+    int unsent = 1;
+    for (const auto until = std::chrono::steady_clock::now() + kPatience;
+         unsent > 0 && std::chrono::steady_clock::now() < until;) {
+      ASSERT_EQ(::ioctl(client.fd(), SIOCOUTQ, &unsent), 0);
+      std::this_thread::yield();
+    }
+    ASSERT_EQ(unsent, 0) << "the server does not read";
+    AwaitLoop();
+  }
+  // Until what the loop does now is done.
+  void AwaitLoop() {
+    std::promise<void> done;
+    reactor_->Post([&done] { done.set_value(); });
+    ASSERT_EQ(done.get_future().wait_for(kPatience), std::future_status::ready);
+  }
   std::unique_ptr<RawClient> Greet() { return RawClient::Greet(dir_.Path("s")); }
+  v1::ClientFrame AskForDescriptors() {
+    v1::ClientFrame frame;
+    frame.mutable_release_read();
+    return frame;
+  }
   v1::ClientFrame Leave() {
     v1::ClientFrame frame;
     frame.mutable_leave();
@@ -210,6 +301,75 @@ TEST_F(ClientServerTest, LimitsOfConnectionsAreToldToTheClient) {
   ASSERT_TRUE(second->Call(Leave()).has_value());
   ASSERT_TRUE(second->WaitClosed());
   EXPECT_NE(Greet(), nullptr) << "there is room again";
+}
+
+// What is unread in a socket is in flight for the kernel, which lets so many descriptors be.
+TEST_F(ClientServerTest, OfAClientThatDoesNotReadFewDescriptorsAreInFlight) {
+  constexpr int kRequests = 100;
+  constexpr int kUnreadMax = 16;      // replies
+  constexpr int kReplyBytesMax = 16;  // of these
+  Serve([](v1::SocketConfig& config) { config.set_requests_per_connection_max(kRequests); });
+  auto client = Greet();
+  ASSERT_NE(client, nullptr);
+  for (int i = 0; i < kRequests; ++i) {
+    client->Send(AskForDescriptors());
+  }
+  AwaitServed(*client);
+  EXPECT_GT(UnreadBytes(*client), 0);
+  EXPECT_LE(UnreadBytes(*client), kUnreadMax * kReplyBytesMax);
+  for (int i = 0; i < kRequests; ++i) {
+    const auto reply = client->Receive();
+    ASSERT_TRUE(reply.has_value()) << i;
+    EXPECT_TRUE(reply->frame.has_release_read());
+    EXPECT_EQ(reply->descriptors.size(), 2u);
+  }
+}
+
+TEST_F(ClientServerTest, WhereTooManyDescriptorsAreInFlightTheReplyWaits) {
+  Serve();
+  auto client = Greet();
+  ASSERT_NE(client, nullptr);
+  reactor_->Post([] { ActAsNoRoot(); });
+  AwaitLoop();
+  {
+    const NoRoomInFlight others;
+    client->Send(AskForDescriptors());
+    AwaitServed(*client);
+    char byte = 0;
+    const ssize_t got = ::recv(client->fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    const int error = errno;
+    EXPECT_EQ(got, -1) << "it was answered, or closed";
+    EXPECT_EQ(error, EAGAIN);
+    EXPECT_EQ(closed_, 0);
+  }
+  const auto reply = client->Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->frame.has_release_read());
+  EXPECT_EQ(reply->descriptors.size(), 2u);
+}
+
+// Else who connects again and again, and reads nothing, has any number of descriptors in flight.
+TEST_F(ClientServerTest, AConnectionThatEndedCountsUntilItsClientHasReadOrGone) {
+  Serve([](v1::SocketConfig& config) { config.set_connections_per_uid_max(2); });
+  auto reads_later = Greet();
+  auto goes_later = Greet();
+  for (RawClient* const client : {reads_later.get(), goes_later.get()}) {
+    ASSERT_NE(client, nullptr);
+    client->Send(AskForDescriptors());
+    client->SendBytes(Framed(""));  // which ends the connection
+    AwaitServed(*client);
+  }
+  ASSERT_EQ(closed_, 2);
+  EXPECT_EQ(Greet(), nullptr) << "neither has read its answer";
+  const auto reply = reads_later->Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->descriptors.size(), 2u);
+  EXPECT_TRUE(reads_later->WaitClosed());
+  auto next = Greet();
+  EXPECT_NE(next, nullptr);
+  EXPECT_EQ(Greet(), nullptr);
+  goes_later.reset();
+  EXPECT_NE(Greet(), nullptr);
 }
 
 }  // namespace

@@ -252,6 +252,21 @@ TEST_F(DurableTiersTest, WhatHangsInRemoteIsNotTheDrivesDoing) {
   EXPECT_FALSE(Await<DrainStalled>().source);
 }
 
+// Nobody has saved or restored anything yet: the look that is taken by itself notices it.
+TEST_F(DurableTiersTest, AMountThatHangsIsNamedOnANodeWithoutJobs) {
+  env_.Hang(dir_.Path("remote"));
+  tiers_->LookAtPlaces();
+  ASSERT_TRUE(env_.AwaitHanging(1));
+  EXPECT_TRUE(Tier(TierKind::kRemote).healthy()) << Tier(TierKind::kRemote).state();
+  tiers_->CheckStalls(Later());
+  EXPECT_FALSE(Tier(TierKind::kRemote).healthy());
+  EXPECT_THAT(Tier(TierKind::kRemote).state(),
+              HasSubstr(dir_.Path("remote") + " hangs: no progress for "));
+  env_.Hang("");
+  AwaitIdle();
+  EXPECT_TRUE(Tier(TierKind::kRemote).healthy()) << Tier(TierKind::kRemote).state();
+}
+
 TEST_F(DurableTiersTest, ScansThatHangDoNotPileUp) {
   ASSERT_EQ(Do(Flush(1, 1, TierKind::kMemory, TierKind::kRemote)).status, absl::OkStatus());
   env_.Hang(dir_.Path("remote"));

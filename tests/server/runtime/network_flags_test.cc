@@ -51,7 +51,7 @@ struct Client {
     absl::StatusOr<UniqueFd> page = flags.Make(id);
     EXPECT_TRUE(page.ok()) << page.status();
     if (page.ok()) {
-      busy.Attach(*page);
+      busy.Attach(page->get());
     }
   }
   client::BusyFlag busy;
@@ -91,7 +91,7 @@ TEST(NetworkFlagsTest, ItEndsWithTheConnection) {
   // The next connection hears of it.
   const absl::StatusOr<UniqueFd> page = flags.Make(8);
   ASSERT_TRUE(page.ok());
-  client.busy.Attach(*page);
+  client.busy.Attach(page->get());
   EXPECT_TRUE(flags.Holds());
   client.busy.Detach();
   client.busy.Leave();

@@ -15,12 +15,14 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/certificates.h"
+#include "base/env.h"
+#include "base/fault_env.h"
 #include "base/loopback.h"
 #include "base/mutex.h"
 #include "base/status.h"
@@ -258,6 +260,14 @@ class StatusPageTest : public ::testing::Test {
     page_ = *std::move(page);
     ASSERT_GT(page_->port(), 0);
   }
+  // With the certificates that CopyCertificates put there.
+  void ServeOverTls() {
+    StatusPage::Options options = Options();
+    options.tls = {"/tls/ca.pem", "/tls/server.pem", "/tls/server.key"};
+    options.env = &env_;
+    options.look = std::chrono::milliseconds(5);
+    Serve(std::move(options));
+  }
   std::string Ask(const std::string& bytes) {
     Client client(page_->port());
     client.Send(bytes);
@@ -266,6 +276,7 @@ class StatusPageTest : public ::testing::Test {
 
   std::atomic<int> reports_{0};
   absl::Status report_error_;
+  FaultEnv env_;
   std::unique_ptr<StatusPage> page_;
 };
 
@@ -560,6 +571,27 @@ done
   EXPECT_EQ(std::system(script.c_str()), 0);
 }
 
+// Those of the server, as /tls of `env`.
+void CopyCertificates(const TemporaryDirectory& from, FaultEnv& env) {
+  ASSERT_TRUE(env.CreateDirectory("/tls", 0755).ok());
+  for (const char* name : {"ca.pem", "server.pem", "server.key"}) {
+    const absl::StatusOr<std::string> text =
+        ReadFile(*Env::System(), from.Path(name), kTlsFileBytesMax);
+    ASSERT_TRUE(text.ok()) << text.status();
+    ASSERT_TRUE(WriteFileAtomically(env, JoinPath("/tls", name), *text).ok());
+  }
+}
+// More calls than a look that was under way and the next one make.
+void AwaitLooks(const FaultEnv& env) {
+  constexpr int kCallsOfTwoLooks = 100;
+  const int before = env.calls();
+  const auto until = std::chrono::steady_clock::now() + kDeadline;
+  while (env.calls() < before + kCallsOfTwoLooks && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GE(env.calls(), before + kCallsOfTwoLooks) << "nobody looks at the files";
+}
+
 // What a browser with that certificate gets; empty: it is refused.
 std::string AskOverTls(int port, const std::string& ca, const std::string& cert,
                        const std::string& key) {
@@ -618,13 +650,14 @@ TEST_F(StatusPageTest, OverTlsABrowserMustShowACertificateOfTheAuthority) {
   EXPECT_THAT(said, Not(HasSubstr("HTTP/1.1")));
 }
 
-TEST_F(StatusPageTest, CertificatesThatAreReplacedCountFromTheNextConnectionOn) {
+TEST_F(StatusPageTest, CertificatesThatAreReplacedCountForNewConnectionsSoon) {
   const TemporaryDirectory own;
   const TemporaryDirectory next;
   MakeCertificates(own.path());
   MakeCertificates(next.path());
   StatusPage::Options options = Options();
   options.tls = {own.Path("ca.pem"), own.Path("server.pem"), own.Path("server.key")};
+  options.look = std::chrono::milliseconds(5);
   Serve(std::move(options));
   const auto ask = [&](const TemporaryDirectory& by, const std::string& ca) {
     return AskOverTls(page_->port(), ca, by.Path("browser.pem"), by.Path("browser.key"));
@@ -636,8 +669,30 @@ TEST_F(StatusPageTest, CertificatesThatAreReplacedCountFromTheNextConnectionOn) 
   }
   std::filesystem::rename(own.Path("ca.pem"), own.Path("old.pem"));
   std::filesystem::copy_file(next.Path("ca.pem"), own.Path("ca.pem"));
-  EXPECT_THAT(ask(next, next.Path("ca.pem")), StartsWith("HTTP/1.1 200 "));
+  std::string answer;
+  for (const auto until = std::chrono::steady_clock::now() + kDeadline;
+       answer.empty() && std::chrono::steady_clock::now() < until;) {
+    answer = ask(next, next.Path("ca.pem"));
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
   EXPECT_EQ(ask(own, next.Path("ca.pem")), "");
+}
+
+// As on a mount that hangs.
+TEST_F(StatusPageTest, FilesThatCannotBeReadNowHoldUpNobody) {
+  const TemporaryDirectory own;
+  MakeCertificates(own.path());
+  CopyCertificates(own, env_);
+  ServeOverTls();
+  env_.StallMatching("/tls/ca.pem");
+  const auto ask = [&] {
+    return AskOverTls(page_->port(), own.Path("ca.pem"), own.Path("browser.pem"),
+                      own.Path("browser.key"));
+  };
+  ASSERT_TRUE(env_.WaitForStalled(1, kDeadline)) << "nobody looks at the files";
+  EXPECT_THAT(ask(), StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(ask(), StartsWith("HTTP/1.1 200 "));
+  env_.ReleaseStalled("/tls/ca.pem");
 }
 
 TEST_F(StatusPageTest, FilesThatDoNotFitTogetherAreAnErrorAtTheStart) {
@@ -653,18 +708,21 @@ TEST_F(StatusPageTest, FilesThatDoNotFitTogetherAreAnErrorAtTheStart) {
 TEST_F(StatusPageTest, FilesThatAreNoGoodLaterLeaveThoseOfBefore) {
   const TemporaryDirectory own;
   MakeCertificates(own.path());
-  StatusPage::Options options = Options();
-  options.tls = {own.Path("ca.pem"), own.Path("server.pem"), own.Path("server.key")};
-  Serve(std::move(options));
-  std::filesystem::copy_file(own.Path("ca.pem"), own.Path("ours.pem"));
-  std::ofstream(own.Path("ca.pem"), std::ios::app)
-      << "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+  CopyCertificates(own, env_);
+  ServeOverTls();
   const auto ask = [&] {
-    return AskOverTls(page_->port(), own.Path("ours.pem"), own.Path("browser.pem"),
+    return AskOverTls(page_->port(), own.Path("ca.pem"), own.Path("browser.pem"),
                       own.Path("browser.key"));
   };
+  const std::string ca = *ReadFile(env_, "/tls/ca.pem", kTlsFileBytesMax);
+  ASSERT_TRUE(
+      WriteFileAtomically(env_, "/tls/ca.pem",
+                          ca + "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+          .ok());
+  AwaitLooks(env_);
   EXPECT_THAT(ask(), StartsWith("HTTP/1.1 200 "));
-  std::filesystem::remove(own.Path("server.key"));
+  ASSERT_TRUE(env_.Unlink("/tls/server.key").ok());
+  AwaitLooks(env_);
   EXPECT_THAT(ask(), StartsWith("HTTP/1.1 200 "));
 }
 

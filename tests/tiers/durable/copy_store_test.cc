@@ -438,12 +438,14 @@ TEST_P(CopyStoreTest, AnImageThatIsReplacedWhileItIsPublishedIsNoCopy) {
   const auto writing = store().Begin(NewCopyOfShard(sample));
   ASSERT_TRUE(writing.ok());
   ASSERT_TRUE(WriteShard(**writing, sample).ok());
-  env().StallMatching(".record");
+  const std::string call =
+      "rename " + harness_.dir() + "/demo/900-a3/." + RecordFileName(GetParam(), 1, 4);
+  env().StallMatching(call);
   absl::Status published;
   std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
   ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
   ASSERT_TRUE(Overwrite(env(), store().ImagePath(NameOf(sample)), sample.image).ok());
-  env().ReleaseStalled(".record");
+  env().ReleaseStalled(call);
   publisher.join();
   EXPECT_TRUE(absl::IsDataLoss(published)) << ToString(published);
   EXPECT_FALSE(store().OpenCopy(NameOf(sample), {}).ok());
@@ -824,7 +826,7 @@ TEST_P(SharedDirectoryTest, WhoComesBackTakesNothingBackOfTheNextRun) {
     unique = name.size() > 36 ? name.substr(name.size() - 36, 32) : unique;
   }
   const std::string call =
-      "fsync " + JobDir() + "/900-a3/" + TemporaryName("shard-00001-of-00002.record", unique);
+      "rename " + JobDir() + "/900-a3/" + TemporaryName("shard-00001-of-00002.record", unique);
   env().StallMatching(call);
   absl::Status published;
   std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
@@ -884,20 +886,64 @@ TEST_P(SharedDirectoryTest, IntentsOfARunThatWasRemovedTouchNothingOfTheNext) {
   auto writing = store().Begin(NewCopyOfShard(second));
   ASSERT_TRUE(writing.ok()) << ToString(writing.status());
   ASSERT_TRUE(WriteShard(**writing, second).ok());
-  env().StallMatching("create " + JobDir() + "/900-a3/.shard-00001-of-00002.record");
+  const std::string call = "rename " + JobDir() + "/900-a3/.shard-00001-of-00002.record";
+  env().StallMatching(call);
   absl::Status published;
   std::thread publisher([&] { published = (*writing)->Publish(second.record_file).status(); });
   ASSERT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
   WriteIntent("node-2", publish);
   WriteIntent("node-2", remove);
   const auto swept = other->Sweep();
-  env().ReleaseStalled("create " + JobDir() + "/900-a3/.shard-00001-of-00002.record");
+  env().ReleaseStalled(call);
   publisher.join();
   ASSERT_TRUE(swept.ok()) << ToString(swept.status());
   EXPECT_THAT(swept->done, SizeIs(2));
   EXPECT_TRUE(published.ok()) << ToString(published);
   EXPECT_TRUE(CheckShard(store(), first).ok());
   EXPECT_TRUE(CheckShard(store(), second).ok());
+}
+
+// A node was killed between the end of its work on a shard and the end of the intent. It comes back
+// while another node publishes that shard, whose image has its name and whose record has not: the
+// image is not its own, although nothing of its own is left to compare with.
+TEST_P(SharedDirectoryTest, WhoComesBackTakesNoImageOfANodeThatPublishes) {
+  const std::string call = "rename " + JobDir() + "/900-a3/.shard-00001-of-00002.record";
+  const std::string intents = "unlink " + harness_.dir() + "/.holdfast/nodes/node-2/intents/";
+  const SampleImage sample = SampleShard(900, 1, 2);
+  // It had given its copy up before it had a name, or after.
+  for (const bool named : {false, true}) {
+    const auto other = OtherNode();
+    ASSERT_TRUE(other->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
+    auto theirs = other->Begin(NewCopyOfShard(sample));
+    ASSERT_TRUE(theirs.ok()) << ToString(theirs.status());
+    ASSERT_TRUE(WriteShard(**theirs, sample).ok());
+    env().FailMatching(intents, EIO);
+    if (named) {
+      env().FailMatching(call, EIO);
+      EXPECT_FALSE((*theirs)->Publish(sample.record_file).ok());
+      env().FailMatching(call, 0);
+    }
+    theirs->reset();
+    env().FailMatching(intents, 0);
+    ASSERT_THAT(harness_.Leftovers(), ElementsAre(HasSubstr("/node-2/intents/"))) << named;
+
+    auto writing = store().Begin(NewCopyOfShard(sample));
+    ASSERT_TRUE(writing.ok()) << ToString(writing.status());
+    ASSERT_TRUE(WriteShard(**writing, sample).ok());
+    env().StallMatching(call);
+    absl::Status published;
+    std::thread publisher([&] { published = (*writing)->Publish(sample.record_file).status(); });
+    EXPECT_TRUE(env().WaitForStalled(1, std::chrono::seconds(60)));
+    const auto swept = other->Sweep();
+    env().ReleaseStalled(call);
+    publisher.join();
+    ASSERT_TRUE(swept.ok()) << ToString(swept.status());
+    EXPECT_THAT(swept->done, SizeIs(1)) << named;
+    EXPECT_TRUE(published.ok()) << named << ": " << ToString(published);
+    EXPECT_TRUE(CheckShard(store(), sample).ok()) << named;
+    EXPECT_THAT(harness_.Leftovers(), IsEmpty()) << named;
+    ASSERT_TRUE(store().RemoveCopy(NameOf(sample)).ok());
+  }
 }
 
 TEST_P(CopyStoreTest, WhatADoctorLeftIsNothingUnknown) {

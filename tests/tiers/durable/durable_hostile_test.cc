@@ -317,9 +317,13 @@ TEST_P(HostileCopyTest, WhatASweepCouldNotPutRightIsNoDamage) {
   const SampleImage sample = SampleShard(900, 1, 2);
   Publish(SampleShard(900, 0, 2));
   Publish(sample);
-  ASSERT_TRUE(env().Unlink(RecordOf(sample)).ok());
   Intent intent;
   intent.unique = std::string(32, 'a');
+  // As a crash leaves it before the record has its name.
+  const std::string step = Path("demo/900-a3");
+  const std::string record = RecordOf(sample).substr(step.size() + 1);
+  ASSERT_TRUE(
+      env().Rename(RecordOf(sample), JoinPath(step, TemporaryName(record, intent.unique))).ok());
   intent.job = SampleJob().job;
   intent.job_name = "demo";
   intent.checkpoint = {3, 900};
@@ -329,7 +333,7 @@ TEST_P(HostileCopyTest, WhatASweepCouldNotPutRightIsNoDamage) {
                                ? Path(".holdfast/nodes/") + harness_.options().node_name
                                : Path(".holdfast");
   Write(home + "/intents/" + IntentFileName(intent.unique), EncodeIntent(intent));
-  const std::string call = "sync directory " + Path("demo/900-a3");
+  const std::string call = "sync directory " + step;
   harness_.faults()->FailMatching(call, EIO);
   ASSERT_THAT(store().Sweep()->left_alone, SizeIs(1));
   const auto damaged = [&] {

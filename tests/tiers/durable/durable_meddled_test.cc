@@ -20,6 +20,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class MeddledTest : public HostileTest, public testing::WithParamInterface<DurableKind> {
@@ -168,6 +169,51 @@ TEST_P(MeddledTest, AnotherDirectoryOfTheSameNumberIsNotTakenForIt) {
     ASSERT_TRUE((*anew)->ClaimAttempt(SampleJob(), 3, "opening 1").ok());
     EXPECT_TRUE(PublishShard(**anew, SampleShard(902, 1, 4)).ok());
     EXPECT_NE((*anew)->place().id, old_id);
+  }
+}
+
+// The id cannot be read just now: that says nothing of another directory. (Where nothing tells when
+// a directory was made, the id is looked at each time.)
+TEST_P(MeddledTest, AnIdThatCannotBeReadIsNotTakenForAnothers) {
+  harness_.faults()->ReuseDirectoryNumbers(false);
+  const std::string dir = harness_.dir();
+  harness_.Stop();
+  RemoveTree(dir);
+  ASSERT_TRUE(env().CreateDirectory(dir, 0700).ok());
+  ASSERT_TRUE(harness_.Start().ok());
+  Publish(SampleShard(900, 1, 4));
+  const std::string id = Path(".holdfast/id");
+  for (const auto& [error, way_out] :
+       {std::pair(ESTALE, std::string("mount the directory again")),
+        {EIO, "mount the directory again"},
+        {EACCES, "let ckptd read that file (ls -ln '" + id + "')"}}) {
+    harness_.faults()->FailMatching(id, error);
+    for (const absl::Status& status :
+         {store().Space().status(), PublishShard(store(), SampleShard(901, 1, 4)).status()}) {
+      EXPECT_TRUE(absl::IsUnavailable(status)) << ToString(status);
+      EXPECT_THAT(Message(status), HasSubstr("'" + dir + "': its id cannot be read"));
+      EXPECT_THAT(Message(status), HasSubstr(::strerrorname_np(error)));
+      EXPECT_THAT(Message(status), HasSubstr(way_out));
+      EXPECT_THAT(Message(status), Not(HasSubstr("another one lies in its place")));
+    }
+    harness_.faults()->FailMatching(id, 0);
+    EXPECT_TRUE(store().Space().ok());
+  }
+  const KnownDirectory known = store().place();
+  Publish(SampleShard(901, 1, 4));
+  // Nor at a start that expects this very directory, whatever its device is called.
+  harness_.Stop();
+  CopyStore::Options options = harness_.options();
+  for (const bool by_id : {false, true}) {
+    options.same_as = known;
+    options.same_as->device = known.device + 1;
+    options.same_as->by_id = by_id;
+    harness_.faults()->FailMatching(id, ESTALE);
+    const absl::Status opened = CopyStore::Open(options).status();
+    EXPECT_TRUE(absl::IsUnavailable(opened)) << ToString(opened);
+    EXPECT_THAT(Message(opened), HasSubstr("its id cannot be read"));
+    harness_.faults()->FailMatching(id, 0);
+    EXPECT_TRUE(CopyStore::Open(options).ok());
   }
 }
 

@@ -67,10 +67,10 @@ TEST_F(DurableOrderTest, Publication) {
                   "create directory STEP", "syncdir JOB", "create STEP/.0.safetensors.U.tmp",
                   "allocate STEP/.0.safetensors.U.tmp", "write STEP/.0.safetensors.U.tmp",
                   "truncate STEP/.0.safetensors.U.tmp", "set mode STEP/.0.safetensors.U.tmp",
-                  "fdatasync STEP/.0.safetensors.U.tmp",
+                  "fdatasync STEP/.0.safetensors.U.tmp", "create STEP/.0.record.U.tmp",
+                  "write STEP/.0.record.U.tmp", "set mode STEP/.0.record.U.tmp",
+                  "fsync STEP/.0.record.U.tmp",
                   "rename STEP/.0.safetensors.U.tmp STEP/0.safetensors", "syncdir STEP",
-                  "create STEP/.0.record.U.tmp", "write STEP/.0.record.U.tmp",
-                  "set mode STEP/.0.record.U.tmp", "fsync STEP/.0.record.U.tmp",
                   "rename STEP/.0.record.U.tmp STEP/0.record", "syncdir STEP",
                   "unlink HOME/intents/U.intent"));
 }
@@ -132,8 +132,9 @@ TEST_F(DurableOrderTest, TakingBackAPublicationWhoseLastSyncFailed) {
   EXPECT_THAT(
       undone,
       ElementsAre("syncdir STEP",  // that fails
-                  "unlink STEP/0.record", "syncdir STEP", "unlink STEP/0.safetensors",
-                  "unlink STEP/.0.safetensors.U.tmp", "unlink STEP/.0.record.U.tmp", "syncdir STEP",
+                  "rename STEP/0.record STEP/.0.record.U.tmp", "syncdir STEP",
+                  "rename STEP/0.safetensors STEP/.0.safetensors.U.tmp", "syncdir STEP",
+                  "unlink STEP/.0.record.U.tmp", "unlink STEP/.0.safetensors.U.tmp", "syncdir STEP",
                   "remove directory STEP", "syncdir JOB", "unlink HOME/intents/U.intent"));
 }
 
@@ -176,6 +177,12 @@ TEST_F(DurableOrderTest, TheMarkOfAStepIsThereBeforeItsFirstShardAndGoesWithTheL
   ASSERT_TRUE(PublishShard(store(), SampleShard(1, 0, 2)).ok());
   std::vector<std::string> publication = Changes();
   publication.erase(publication.begin(), publication.begin() + 5);  // the intent
+  const auto image = std::find(publication.begin(), publication.end(),
+                               "rename STEP/.shard-00000-of-00002.safetensors.U.tmp "
+                               "STEP/shard-00000-of-00002.safetensors");
+  ASSERT_GT(image - publication.begin(), 6);
+  EXPECT_EQ(*std::prev(image), "syncdir STEP") << "a sweep tells by the record whose image it is";
+  EXPECT_EQ(*std::prev(image, 2), "fsync STEP/.shard-00000-of-00002.record.U.tmp");
   publication.resize(6);
   EXPECT_THAT(publication,
               ElementsAre("create directory STEP", "syncdir JOB", "create STEP/writing",

@@ -194,6 +194,8 @@ TEST(FileNames, OnlyTheExactFormCounts) {
   EXPECT_EQ(ParseFileName("slot-000017.note.tmp").role, FileRole::kTemporary);
   EXPECT_EQ(ParseFileName("slot-000017.record.tmp").role, FileRole::kTemporary);
   EXPECT_EQ(ParseFileName("lock").role, FileRole::kLock);
+  EXPECT_EQ(ParseFileName("lock.1").role, FileRole::kLock);
+  EXPECT_EQ(ParseFileName("lock.15").role, FileRole::kLock);
   EXPECT_EQ(ParseFileName("reserve").role, FileRole::kReserve);
   JobUuid job;
   job.bytes[3] = 0xab;
@@ -203,7 +205,8 @@ TEST(FileNames, OnlyTheExactFormCounts) {
   for (const char* name :
        {"", "slot-17", "slot-0000017", "slot-4294967296", "slot--00001", "slot-00001a",
         "slot-000017.tmp", "slot-000017.records", "slot-000017.record.note", "slot-+00017",
-        "slot- 00017", "lock.tmp", "x.tmp", "job-000000AB-0000-0000-0000-000000000000", "job-"}) {
+        "slot- 00017", "lock.tmp", "lock.0", "lock.01", "lock.16", "lock.", "x.tmp",
+        "job-000000AB-0000-0000-0000-000000000000", "job-"}) {
     EXPECT_EQ(ParseFileName(name).role, FileRole::kUnknown) << name;
   }
 }

@@ -27,6 +27,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// What the environment says before the first test, when nothing has loaded libfabric.
+class EnvironmentAtStart : public ::testing::Environment {
+ public:
+  void SetUp() override { has_setting = ::getenv("FI_MR_CACHE_MAX_COUNT") != nullptr; }
+  bool has_setting = false;
+};
+const auto* const kAtStart = static_cast<const EnvironmentAtStart*>(
+    ::testing::AddGlobalTestEnvironment(new EnvironmentAtStart));
+
 size_t ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
   size_t whole = 0;
@@ -52,6 +61,11 @@ TEST(FabricTest, SaysWhatItGot) {
   EXPECT_TRUE(fabric->CheckAddress(fabric->address()).ok());
   EXPECT_THAT(ToString(info), HasSubstr("provider=tcp"));
   EXPECT_THAT(ToString(info), HasSubstr("device=lo address=127.0.0.1:"));
+}
+
+// Later there are threads, and setenv breaks those that read the environment.
+TEST(FabricTest, ItsSettingsAreInTheEnvironmentBeforeItIsLoaded) {
+  EXPECT_TRUE(kAtStart->has_setting);
 }
 
 TEST(FabricTest, TrafficClassIsReadBack) {

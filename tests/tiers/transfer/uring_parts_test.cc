@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <deque>
+
 namespace holdfast {
 namespace {
 
@@ -41,6 +44,51 @@ TEST(RequestTagsTest, WhatNobodyWaitsForIsNobodys) {
   EXPECT_EQ(tags.PlaceOf(RequestTags::kNobody), std::nullopt);
   EXPECT_EQ(tags.PlaceOf(2), std::nullopt) << "a place that there is not";
   EXPECT_EQ(tags.PlaceOf(uint64_t{7} << 32), std::nullopt) << "a submission that there was not";
+}
+
+// A queue, and what the kernel answers: how many entries it takes, or minus an errno. It gives the
+// last answer again and again.
+struct FakeQueue {
+  unsigned queued;
+  std::deque<int> answers;
+  int calls = 0;
+
+  int Submit() {
+    ++calls;
+    const int answer = answers.front();
+    if (answers.size() > 1) {
+      answers.pop_front();
+    }
+    queued -= answer > 0 ? static_cast<unsigned>(answer) : 0;
+    return answer;
+  }
+  int SubmitAll() {
+    return SubmitQueued([this] { return Submit(); }, [this] { return queued; });
+  }
+};
+
+TEST(SubmitQueuedTest, WhatTheKernelLeftIsSubmittedAgain) {
+  for (const std::deque<int>& answers :
+       {std::deque<int>{2}, {1, 1}, {0, 2}, {-EAGAIN, 1, -EINTR, 1}, {-EBUSY, 1, 0, 1}}) {
+    FakeQueue queue{2, answers};
+    EXPECT_EQ(queue.SubmitAll(), 0) << testing::PrintToString(answers);
+    EXPECT_EQ(queue.queued, 0u) << testing::PrintToString(answers);
+  }
+  FakeQueue empty{0, {-EIO}};
+  EXPECT_EQ(empty.SubmitAll(), 0);
+  EXPECT_EQ(empty.calls, 0);
+}
+
+TEST(SubmitQueuedTest, ARefusalIsTheLastEntrys) {
+  FakeQueue refused{2, {1, -EBADF}};
+  EXPECT_EQ(refused.SubmitAll(), EBADF);
+  EXPECT_EQ(refused.queued, 1u);
+  EXPECT_EQ(refused.calls, 2);
+  for (const int answer : {-EAGAIN, 0}) {  // for ever
+    FakeQueue stuck{2, {1, answer}};
+    EXPECT_EQ(stuck.SubmitAll(), EAGAIN) << answer;
+    EXPECT_EQ(stuck.queued, 1u) << answer;
+  }
 }
 
 TEST(RegisteredSlicesTest, NoneIsLargerThanTheKernelTakes) {

@@ -109,6 +109,26 @@ TEST_F(UringRingTest, IsOfASingleIssuerWithDeferredTaskWorkAndNoPollingThread) {
   }).join();
 }
 
+// Each leaves an entry in the queue, which has four places: they go with what is submitted next.
+TEST_F(UringRingTest, RequestsThatTheKernelRefusedTakeNoPlaceInTheQueue) {
+  const auto file = ValueOf(Env::System()->Open(dir_.Path("file"), OpenMode::kCreateExclusive));
+  const BlockRequest request{BlockOp::kWrite, file.get(), 0, slot_.data(), 4096, 1};
+  std::thread([&] {
+    for (int i = 0; i < 9; ++i) {
+      EXPECT_THAT(Message(io_->Submit(request)), HasSubstr("EEXIST")) << i;
+    }
+  }).join();
+  for (uint64_t i = 0; i < 9; ++i) {
+    const BlockRequest next{BlockOp::kWrite, file.get(), i * 4096, slot_.data(), 4096, i};
+    const absl::Status submitted = io_->Submit(next);
+    ASSERT_TRUE(submitted.ok()) << i << ": " << ToString(submitted);
+    const BlockCompletion done = io_->Wait();
+    EXPECT_TRUE(done.status.ok()) << ToString(done.status);
+    EXPECT_EQ(done.tag, i);
+  }
+  EXPECT_TRUE(ContentOf(dir_.Path("file")) == std::string(9 * 4096, 'x'));
+}
+
 // The kernel works on the memory that it pinned and the file that it holds, whatever became of the
 // mapping's access and the descriptor since: so it looks neither up with each request.
 TEST_F(UringRingTest, MovesPiecesByWhatIsRegistered) {
