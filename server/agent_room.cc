@@ -374,7 +374,7 @@ std::vector<MemoryJob> Agent::JobsInMemory() const {
 // False: it has nothing to give up that would make room.
 bool Agent::Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, const Seat& seat) {
   const auto known = jobs_.find(ask.job);
-  if (known == jobs_.end() || !Told(known->second)) {
+  if (known == jobs_.end() || (ask.job != seat.job && !Told(known->second))) {
     return false;
   }
   std::vector<CheckpointId> useful = Useful(ask.job, seat, pending.bytes, pending.limit);
