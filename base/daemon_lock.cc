@@ -24,12 +24,13 @@ std::string NameOf(const std::string& path, int index) {
 // By the pid in the file (Env::Lock).
 std::optional<ProcessId> DyingHolder(Env& env, const std::string& path,
                                      const DaemonLock::Judge& judge) {
+  const absl::StatusOr<FileInfo> info = env.Info(path);
   const absl::StatusOr<std::string> text = ReadFile(env, path, kPidBytesMax);
   int32_t pid = 0;
-  if (!text.ok() || !absl::SimpleAtoi(*text, &pid) || pid <= 0) {
+  if (!info.ok() || !text.ok() || !absl::SimpleAtoi(*text, &pid) || pid <= 0) {
     return std::nullopt;
   }
-  return judge(pid);
+  return judge(pid, info->inode);
 }
 
 void Insert(std::vector<ProcessId>& processes, const ProcessId& process) {
@@ -44,7 +45,8 @@ void Insert(std::vector<ProcessId>& processes, const ProcessId& process) {
 absl::StatusOr<DaemonLock> DaemonLock::Take(Env& env, const std::string& path, const Judge& judge) {
   DaemonLock taken;
   std::vector<std::string> others;
-  // 1. Those that there are, and a new one if none of them is to be had.
+  // 1. The first that is to be had, a new one if none of them is. The others are looked at: they
+  // are free, or dying processes hold them.
   for (int index = 0; index < kDaemonLocksMax; ++index) {
     const std::string name = NameOf(path, index);
     if (taken.held()) {
@@ -55,25 +57,25 @@ absl::StatusOr<DaemonLock> DaemonLock::Take(Env& env, const std::string& path, c
       HF_RETURN_IF_ERROR(info.status());
     }
     absl::StatusOr<std::unique_ptr<FileLock>> lock = env.Lock(name);
-    if (lock.ok()) {
-      taken.files_.push_back({name, *std::move(lock)});
+    if (lock.ok() && !taken.held()) {
+      taken.path_ = name;
+      taken.lock_ = *std::move(lock);
     } else if (absl::IsUnavailable(lock.status()) && DyingHolder(env, name, judge)) {
       others.push_back(name);
-    } else {
+    } else if (!lock.ok()) {
       return lock.status();
     }
   }
   if (!taken.held()) {
-    return absl::ResourceExhaustedError(
+    return absl::UnavailableError(
         absl::StrCat("lock '", path, "': ", kDaemonLocksMax,
                      " daemons were killed there and hang in calls; restart the machine"));
   }
   // 2. The others once more, now that ours names us: a daemon that got one of them meanwhile sees
   // ours, or we see its.
   for (const std::string& name : others) {
-    absl::StatusOr<std::unique_ptr<FileLock>> lock = env.Lock(name);
+    const absl::StatusOr<std::unique_ptr<FileLock>> lock = env.Lock(name);
     if (lock.ok()) {
-      taken.files_.push_back({name, *std::move(lock)});
       continue;
     }
     const std::optional<ProcessId> dying =
@@ -87,10 +89,10 @@ absl::StatusOr<DaemonLock> DaemonLock::Take(Env& env, const std::string& path, c
 }
 
 void DaemonLock::Remove(Env& env) {
-  for (const Held& held : files_) {
-    env.Unlink(held.path).IgnoreError();
+  if (held()) {
+    env.Unlink(path_).IgnoreError();
+    lock_ = nullptr;
   }
-  files_.clear();
 }
 
 std::vector<ProcessId> AwaitDying(Env& env, const std::vector<std::string>& locks, Duration at_most,

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -74,6 +75,30 @@ absl::StatusOr<ThreadFacts> ParseThreadFacts(const std::string& stat, const std:
 
 bool NeverRunsAgain(const std::vector<ThreadFacts>& threads) {
   return !threads.empty() && std::all_of(threads.begin(), threads.end(), RunsNoMore);
+}
+
+// A line: "7: FLOCK  ADVISORY  WRITE 4711 00:1c:118 0 EOF".
+bool HasFlock(const std::string& locks, int32_t pid, uint64_t inode) {
+  constexpr size_t kKind = 1;
+  constexpr size_t kPid = 4;
+  constexpr size_t kFile = 5;
+  for (const absl::string_view line : absl::StrSplit(locks, '\n')) {
+    const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (fields.size() <= kFile || fields[kKind] != "FLOCK" || fields[kPid] != absl::StrCat(pid)) {
+      continue;
+    }
+    if (absl::EndsWith(fields[kFile], absl::StrCat(":", inode))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::optional<ProcessId> FindDyingHolder(int32_t pid, uint64_t inode) {
+  const std::optional<ProcessId> dying = FindDying(pid);
+  const absl::StatusOr<std::string> locks = ReadKernelFile("/proc/locks");
+  const bool holds = dying && locks.ok() && HasFlock(*locks, pid, inode);
+  return holds ? dying : std::nullopt;
 }
 
 std::optional<ProcessId> FindDying(int32_t pid) {

@@ -38,4 +38,12 @@ bool NeverRunsAgain(const std::vector<ThreadFacts>& threads);
 // looked at.
 std::optional<ProcessId> FindDying(int32_t pid);
 
+// Likewise, and only if that process holds the flock(2) of the file that has this number on its
+// file system. A number that was read from a file may be another process here: of another
+// namespace of pids, or one that got it later.
+std::optional<ProcessId> FindDyingHolder(int32_t pid, uint64_t inode);
+
+// Whether the kernel's list of locks (/proc/locks) has that one.
+bool HasFlock(const std::string& locks, int32_t pid, uint64_t inode);
+
 }  // namespace holdfast

@@ -71,7 +71,8 @@ absl::Status LockHeld(int fd, const std::string& path) {
   std::string holder = "another process";
   if (got > 0 && absl::SimpleAtoi(absl::string_view(text, static_cast<size_t>(got)), &pid) &&
       pid > 0) {
-    if (FindDying(pid)) {
+    struct stat st = {};
+    if (::fstat(fd, &st) == 0 && FindDyingHolder(pid, st.st_ino)) {
       return absl::UnavailableError(
           absl::StrCat("lock '", path, "': held by pid ", pid,
                        ", which was killed and hangs in a call; it is free when that call returns: "

@@ -34,7 +34,8 @@ double TimeFio(const FioRun& run) {
   const nlohmann::json report = nlohmann::json::parse(
       output.substr(std::min(output.find('{'), output.size())), nullptr, false);
   if (report.is_discarded() || !report.contains("jobs")) {
-    std::fprintf(stderr, "holdfast_bench: fio gave no report (scripts/setup installs it): %s\n",
+    std::fprintf(stderr,
+                 "holdfast_bench: fio gave no report (scripts/setup bench installs it): %s\n",
                  output.c_str());
     std::exit(1);
   }

@@ -157,7 +157,8 @@ absl::Status CheckPythonPackage(const std::string& python, Duration answers_with
   }
   if (ended.ok() && WIFEXITED(*ended) && WEXITSTATUS(*ended) == kNoPackage) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "import: '", python, "' has no package holdfast: pip install it there, or ", kWayOut));
+        "import: '", python, "' has no package holdfast: pip install Holdfast's wheel there, or ",
+        kWayOut));
   }
   const std::string how = !ended.ok()         ? Message(ended.status())
                           : WIFEXITED(*ended) ? absl::StrCat("exit code ", WEXITSTATUS(*ended))

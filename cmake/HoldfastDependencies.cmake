@@ -1,4 +1,4 @@
-# Everything comes from the system; scripts/setup installs it. Protobuf before gRPC: gRPC's config needs its targets.
+# Everything comes from the system; scripts/setup build installs it. Protobuf before gRPC: gRPC's config needs its targets.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(Protobuf REQUIRED)

@@ -8,11 +8,6 @@
 namespace holdfast {
 namespace {
 
-// It may be started again at any moment.
-bool DiedLately(const MemoryJob& job, MonotonicTime now) {
-  return !job.living && !job.left && now - job.ended < kDiedLately;
-}
-
 // Users of more than their share. Who has neither a living job nor a copy that is kept has none.
 std::set<uint32_t> BeyondTheirShare(const EvictionWish& wish, std::span<const MemoryJob> jobs,
                                     const EvictionRules& rules, MonotonicTime now) {
@@ -35,6 +30,11 @@ std::set<uint32_t> BeyondTheirShare(const EvictionWish& wish, std::span<const Me
 }
 
 }  // namespace
+
+// It may be started again at any moment.
+bool DiedLately(const MemoryJob& job, MonotonicTime now) {
+  return !job.living && !job.left && now - job.ended < kDiedLately;
+}
 
 std::vector<EvictionAsk> EvictionOrder(const EvictionWish& wish, std::span<const MemoryJob> jobs,
                                        const EvictionRules& rules, MonotonicTime now) {
@@ -66,9 +66,15 @@ std::vector<EvictionAsk> EvictionOrder(const EvictionWish& wish, std::span<const
            std::tuple(DiedLately(*b, now), !b->left, b->ended, b->job);
   });
   const std::set<uint32_t> beyond = BeyondTheirShare(wish, jobs, rules, now);
+  std::erase_if(others, [&](const MemoryJob* job) {
+    return job->uid != wish.uid && (beyond.count(job->uid) == 0 || DiedLately(*job, now));
+  });
   for (const MemoryJob* job : others) {
-    if (job->uid == wish.uid || (beyond.count(job->uid) > 0 && !DiedLately(*job, now))) {
-      order.push_back({job->job, EvictionStage::kLast});
+    order.push_back({job->job, EvictionStage::kLast});
+  }
+  for (const MemoryJob* job : others) {
+    if (now - job->ended >= kDrainIsAwaited) {
+      order.push_back({job->job, EvictionStage::kDraining});
     }
   }
   order.push_back({wish.job, EvictionStage::kLast});

@@ -20,6 +20,9 @@ namespace holdfast {
 // other jobs take its last copy last.
 inline constexpr Duration kDiedLately = std::chrono::minutes(10);
 
+// So long after a job has ended its last step is let finish on its way to a durable tier.
+inline constexpr Duration kDrainIsAwaited = std::chrono::seconds(30);
+
 // A job that has copies in the memory of this node.
 struct MemoryJob {
   JobUuid job;
@@ -30,6 +33,9 @@ struct MemoryJob {
   bool left = false;      // not living: all its ranks left in order
   MonotonicTime ended{};  // not living: when its last rank here ended
 };
+
+// Of another user's job: it keeps what it has until that time is over.
+bool DiedLately(const MemoryJob& job, MonotonicTime now);
 
 // Who has no slot.
 struct EvictionWish {
@@ -49,6 +55,8 @@ enum class EvictionStage : uint32_t {
   kVerified = 1,  // of an ended job: a copy that a durable tier has, too
   kLast = 2,      // of an ended job: its newest step, which lies nowhere else; of the wishing job
                   // itself: what it gives up before it goes without (recovery/shedding.h)
+  kDraining = 3,  // of an ended job: likewise, a step that has been on its way to a durable tier
+                  // for kDrainIsAwaited
 };
 
 struct EvictionAsk {
@@ -60,8 +68,8 @@ struct EvictionAsk {
 
 // In which order to ask. Copies of ended jobs that a durable tier has go first, then what is
 // superseded, that of the wishing job before others', then last copies of ended jobs: those of jobs
-// that left in order before those of jobs that died, each oldest first. Then it is the wishing
-// job's turn.
+// that left in order before those of jobs that died, each oldest first; last of all those that are
+// on their way to a durable tier. Then it is the wishing job's turn.
 //
 // Within a user's share other users get none of its last copies. A share is `bytes_max` by the
 // number of users who have a living job or a job that ended less than `keep_ended` ago; who has

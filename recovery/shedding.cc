@@ -42,6 +42,9 @@ std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints)
   std::optional<CheckpointId> on_line;
   std::optional<CheckpointId> any;
   for (const ShedChoice& choice : checkpoints) {
+    if (choice.superseded) {
+      continue;
+    }
     if (choice.kind == Kind::kOnLine && (!on_line || choice.id > *on_line)) {
       on_line = choice.id;
     }
@@ -80,11 +83,12 @@ std::optional<CheckpointId> ChooseDurable(std::span<const ShedChoice> checkpoint
   });
 }
 
-std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints) {
+std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints, bool draining) {
   for (const bool committed : {false, true}) {
     const auto oldest = Oldest(checkpoints, std::nullopt, [&](const ShedChoice& c) {
       const bool whole = c.kind == Kind::kOnLine || c.kind == Kind::kOffLine;
-      return whole == committed && !c.pinned && c.drain == ShedChoice::Drain::kNone;
+      const bool rests = c.drain == ShedChoice::Drain::kNone;
+      return whole == committed && !c.pinned && (rests || draining);
     });
     if (oldest) {
       return oldest;

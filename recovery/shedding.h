@@ -26,6 +26,7 @@ struct ShedChoice {
   bool held = false;          // a session's candidate
   bool pinned = false;        // the restore point that a user set
   bool durable = false;       // committed, and whole in a durable tier alone, too
+  bool superseded = false;    // a later step of the line is whole in a durable tier
   bool is_protected = false;  // kUncommitted: its predecessor was shed, it gets its chance
   // Its copies in memory are needed to bring it into a durable tier.
   enum class Drain {
@@ -64,11 +65,12 @@ std::optional<Victim> ChooseSpare(std::span<const ShedChoice> checkpoints);
 std::optional<CheckpointId> ChooseDurable(std::span<const ShedChoice> checkpoints);
 
 // Of a job that has ended, for somebody else's need, when nothing else is left: its newest
-// committed step. Not while it is read for another tier, and not what a user pinned.
-std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints);
+// committed step. Not what a user pinned; what is read for another tier only if `draining`.
+std::optional<CheckpointId> ChooseLast(std::span<const ShedChoice> checkpoints,
+                                       bool draining = false);
 
 // The checkpoint that is never given up: the newest committed one on the line, or, while the line
-// has none, of the job.
+// has none, of the job. None of those that are superseded.
 std::optional<CheckpointId> Untouchable(std::span<const ShedChoice> checkpoints);
 
 // What to evict so that at most `keep` committed checkpoints remain in memory, in the order in

@@ -88,6 +88,23 @@ class Lockstep:
                 other.go()
 
 
+class FirstCommit:
+    """Prints once how long a user has waited for a committed step, packages and building included."""
+
+    def __init__(self, began):
+        self.began = began
+        self.lock = threading.Lock()
+        self.seen = False
+
+    def on_committed(self):
+        with self.lock:
+            if self.seen:
+                return
+            self.seen = True
+        minutes, seconds = divmod(int(time.time() - self.began), 60)
+        print(f"  first committed step after {minutes}:{seconds:02}", flush=True)
+
+
 class RankProcess:
     """One training process; its JSON lines arrive in a queue."""
 
@@ -125,6 +142,8 @@ class RankProcess:
         for line in self.process.stdout:
             event = json.loads(line)
             self._show(event)
+            if event["event"] == "committed":
+                self.demo.first_commit.on_committed()
             self.events.put(event)
             if event["event"] == "ready":
                 self.demo.lockstep.arrive(self, event["step"])
@@ -195,8 +214,9 @@ class RankProcess:
 
 
 class Demo:
-    def __init__(self, bin_directory, state_bytes):
+    def __init__(self, bin_directory, state_bytes, began):
         self.bin, self.bytes = os.path.abspath(bin_directory), state_bytes
+        self.first_commit = FirstCommit(began)
         self.timeline = Timeline()
         self.memory = tempfile.mkdtemp(prefix="holdfast-demo-", dir="/dev/shm")
         self.work = tempfile.mkdtemp(prefix="holdfast-demo-")
@@ -567,6 +587,9 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/demo")
     parser.add_argument("bin")
     parser.add_argument("--bytes", type=int, default=64 << 20, help="of state per rank")
+    parser.add_argument(
+        "--began", type=int, default=int(time.time()), help="when it was asked for, in s since 1970"
+    )
     arguments = parser.parse_args()
     state_bytes = fitting_bytes(arguments.bytes)
     if state_bytes is None:
@@ -575,7 +598,7 @@ def main():
             file=sys.stderr,
         )
         return 1
-    demo = Demo(arguments.bin, state_bytes)
+    demo = Demo(arguments.bin, state_bytes, arguments.began)
     try:
         run(demo)
         demo.timeline.print()

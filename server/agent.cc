@@ -400,6 +400,10 @@ void Agent::Expire(EventTime time) {
   }
   ExpirePrefetches();
   ExpireLoads();
+  if (room_again_ && *room_again_ <= time.now) {
+    room_again_.reset();
+    slots_changed_ = true;
+  }
   if (drives_again_ && *drives_again_ <= time.now) {
     drives_again_.reset();
     std::vector<std::string> failed;
@@ -537,8 +541,10 @@ std::optional<MonotonicTime> Agent::NextDeadline() const {
   for (const auto& [name, at] : rescan_at_) {
     next = next ? std::min(*next, at) : at;
   }
-  if (drives_again_) {
-    next = next ? std::min(*next, *drives_again_) : *drives_again_;
+  for (const std::optional<MonotonicTime>& again : {drives_again_, room_again_}) {
+    if (again) {
+      next = next ? std::min(*next, *again) : *again;
+    }
   }
   for (const auto& [job, at] : states_again_) {
     next = next ? std::min(*next, at) : at;

@@ -60,6 +60,7 @@ inline constexpr uint32_t kSlotFailuresMax = 2;  // in a row; then it is not fil
 inline constexpr Duration kEndingLook =
     std::chrono::milliseconds(100);  // whether what was cancelled has ended
 inline constexpr Duration kDeleteRetry = std::chrono::seconds(10);
+inline constexpr Duration kRoomLook = std::chrono::seconds(5);  // time alone may have made room
 inline constexpr Duration kRescan =
     std::chrono::seconds(10);                     // of what could not be read, or is away
 inline constexpr size_t kUnknownFilesMax = 1024;  // shown
@@ -602,9 +603,13 @@ class Agent {
   std::vector<MemoryJob> JobsInMemory() const;
   bool Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, const Seat& seat);
   bool AskForRoom(RequestToken token, const Seat& seat);
+  bool Suffices(const Pending& pending, const Seat& seat,
+                const std::function<bool(const Slot&)>& goes) const;
+  bool LastCopiesSuffice(const Pending& pending, const Seat& seat) const;
+  bool RoomMayCome(const Pending& pending, const Seat& seat) const;
   void PopulateNext(const JobUuid& job, Rank rank);
   Failure NoRoom(const Pending& pending, const Seat& seat) const;
-  std::string HoldersHere(const Seat& seat) const;
+  std::string HoldersHere(const Pending& pending, const Seat& seat) const;
   std::map<JobUuid, uint64_t> BytesByJob() const;
   uint64_t BytesOf(uint32_t uid) const;
   uint64_t UserBytesMax() const;
@@ -964,6 +969,7 @@ class Agent {
   DriveCopies drive_copies_;
   DurableRoom durable_room_;
   std::optional<MonotonicTime> drives_again_;  // when those that failed are read again
+  std::optional<MonotonicTime> room_again_;    // when who waits for room is looked at again
   MonotonicTime started_{};
   std::map<DrainId, MonotonicTime> drive_scans_;    // when they began: the newest ones
   std::map<JobUuid, MonotonicTime> removed_jobs_;   // a scan that began before may show them

@@ -89,6 +89,11 @@ void Agent::FetchWithoutRoom(RequestToken token, const Seat& seat) {
     pending.where = Where::kRoom;  // its slot is on its way
     return;
   }
+  if (RoomMayCome(pending, seat)) {
+    pending.where = Where::kRoom;
+    room_again_ = room_again_.value_or(time_.now + kRoomLook);
+    return;
+  }
   const TierKind from = pending.fetch->from;
   const Failure failure = NoRoom(pending, seat);
   waiting_for_room_.erase(token);

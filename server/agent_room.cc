@@ -186,9 +186,9 @@ bool Agent::MakeSpace(const Seat& seat, uint64_t bytes) {
   uint64_t coming = 0;
   uint64_t coming_of_user = 0;
   const auto count = [&](const Slot& slot) {
-    const uint64_t bytes = slot.bytes + slot.beside;
-    coming += bytes;
-    coming_of_user += slot.owned && !slot.lent && slot.uid == seat.uid ? bytes : 0;
+    const uint64_t has = slot.bytes + slot.beside;
+    coming += has;
+    coming_of_user += slot.owned && !slot.lent && slot.uid == seat.uid ? has : 0;
   };
   for (const auto& [id, slot] : slots_) {
     const bool emptied = slot.state == SlotState::kUnpublishing && !slot.writer &&
@@ -320,7 +320,10 @@ void Agent::Place(RequestToken token) {
   const bool room = TakeFromPrefetches(*seat, pending.bytes, got.limit) ||
                     TakeFromReplicas(pending.bytes, got.limit) || AskForRoom(token, *seat);
   if (!room && !pending.may_wait) {
-    RefuseSave(token, NoRoom(pending, *seat));
+    return RefuseSave(token, NoRoom(pending, *seat));
+  }
+  if (!room) {
+    room_again_ = room_again_.value_or(time_.now + kRoomLook);
   }
 }
 
@@ -335,7 +338,8 @@ std::vector<EvictionAsk> Agent::WhomToAsk(const Pending& pending, const Seat& se
   if (MemoryHas(seat.uid, pending.bytes)) {
     // A slot could not be made although there is room: nobody's last copy would help.
     std::erase_if(order, [&](const EvictionAsk& ask) {
-      return ask.job != seat.job && ask.stage == EvictionStage::kLast;
+      return ask.job != seat.job &&
+             (ask.stage == EvictionStage::kLast || ask.stage == EvictionStage::kDraining);
     });
   }
   return order;
@@ -383,8 +387,9 @@ bool Agent::Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, co
     if (useful.empty()) {
       return false;
     }
-    Send(ask.job,
-         SpareAsked{token, JobName(seat.job), std::move(useful), static_cast<uint32_t>(ask.stage)});
+    // (What users call their jobs is nobody else's to know.)
+    Send(ask.job, SpareAsked{token, JobName(known->second.uid == seat.uid ? seat.job : ask.job),
+                             std::move(useful), static_cast<uint32_t>(ask.stage)});
   } else if (pending.fetch) {
     if (useful.empty() || last) {
       return false;
@@ -406,7 +411,9 @@ bool Agent::Ask(const EvictionAsk& ask, RequestToken token, Pending& pending, co
 bool Agent::AskForRoom(RequestToken token, const Seat& seat) {
   Pending& pending = pending_.at(token);
   for (const EvictionAsk& ask : WhomToAsk(pending, seat)) {
-    if (pending.asked.count(ask) > 0) {
+    const bool last = ask.stage == EvictionStage::kLast || ask.stage == EvictionStage::kDraining;
+    if (pending.asked.count(ask) > 0 ||
+        (last && ask.job != seat.job && !LastCopiesSuffice(pending, seat))) {
       continue;
     }
     if (Ask(ask, token, pending, seat)) {
@@ -417,6 +424,55 @@ bool Agent::AskForRoom(RequestToken token, const Seat& seat) {
     pending.asked.insert(ask);
   }
   return false;
+}
+
+// Whether there is room when all those slots have gone, and what is on its way out.
+bool Agent::Suffices(const Pending& pending, const Seat& seat,
+                     const std::function<bool(const Slot&)>& goes) const {
+  uint64_t freed = 0;
+  uint64_t freed_of_user = 0;
+  for (const auto& [id, slot] : slots_) {
+    const bool free_of_use = !slot.writer && slot.readers.empty() && slot.admin_readers.empty();
+    const bool emptied =
+        slot.state == SlotState::kUnpublishing && free_of_use && (slot.extra || Orphan(slot));
+    const bool given = slot.state == SlotState::kSealed && !slot.lent && free_of_use && goes(slot);
+    if (slot.state == SlotState::kDeleting || emptied || given) {
+      const uint64_t bytes = slot.bytes + slot.beside;
+      freed += bytes;
+      freed_of_user += slot.owned && !slot.lent && slot.uid == seat.uid ? bytes : 0;
+    }
+  }
+  return bytes_used_ - freed + pending.bytes <= bytes_max_ &&
+         BytesOf(seat.uid) - freed_of_user + pending.bytes <= UserBytesMax();
+}
+
+// Nobody's last copy goes in vain: those that have not said no are enough. (What durable tiers have
+// went before.)
+bool Agent::LastCopiesSuffice(const Pending& pending, const Seat& seat) const {
+  std::set<JobUuid> ended;
+  for (const EvictionAsk& ask : WhomToAsk(pending, seat)) {
+    const bool last = ask.stage == EvictionStage::kLast || ask.stage == EvictionStage::kDraining;
+    if (last && ask.job != seat.job && pending.asked.count(ask) == 0) {
+      ended.insert(ask.job);
+    }
+  }
+  return Suffices(pending, seat, [&](const Slot& slot) { return ended.count(slot.job) > 0; });
+}
+
+// There will be room when what ended jobs have is in a durable tier.
+bool Agent::RoomMayCome(const Pending& pending, const Seat& seat) const {
+  if (pending.limit == Limit::kRank) {
+    return false;
+  }
+  std::set<JobUuid> ended;
+  for (const EvictionAsk& ask : WhomToAsk(pending, seat)) {
+    if (ask.job != seat.job && ask.stage != EvictionStage::kSpare) {
+      ended.insert(ask.job);
+    }
+  }
+  return Suffices(pending, seat, [&](const Slot& slot) {
+    return ended.count(slot.job) > 0 && !slot.drains.empty();
+  });
 }
 
 // The checkpoints of `job` that would make room here, now, if they were given up.
@@ -500,7 +556,7 @@ std::string NameSome(const std::set<std::string>& names) {
 }  // namespace
 
 // Who has the memory, and what would free it.
-std::string Agent::HoldersHere(const Seat& seat) const {
+std::string Agent::HoldersHere(const Pending& pending, const Seat& seat) const {
   std::vector<Holder> holders;
   std::optional<std::string> ended;  // a job of this user that has
   uint64_t named = 0;
@@ -515,9 +571,21 @@ std::string Agent::HoldersHere(const Seat& seat) const {
   holders.push_back({"", bytes_used_ - named, false});
   std::string text = HoldersText(std::move(holders));
   if (ended) {
-    absl::StrAppend(&text, "; 'ckptctl rm ", *ended, "' frees what that ended job of yours holds");
+    absl::StrAppend(&text, "; 'ckptctl rm ", *ended,
+                    " --yes' frees what that ended job of yours holds");
   } else {
-    absl::StrAppend(&text, "; it takes a larger memory.bytes_max, or fewer jobs at a time");
+    absl::StrAppend(&text, "; it takes a larger memory.",
+                    pending.limit == Limit::kUser ? "bytes_per_uid_max" : "bytes_max",
+                    ", or fewer jobs at a time");
+  }
+  uint64_t of_dead = 0;
+  for (const MemoryJob& job : JobsInMemory()) {
+    of_dead += job.uid != seat.uid && DiedLately(job, time_.now) ? job.bytes : 0;
+  }
+  if (of_dead > 0 && pending.limit == Limit::kBudget &&
+      (HasTier(TierKind::kNvme) || HasTier(TierKind::kRemote))) {
+    absl::StrAppend(&text, "; jobs of other users that died hold ", FormatBytes(of_dead),
+                    "; what nvme or remote has too gives way ten minutes after that");
   }
   return text;
 }
@@ -560,7 +628,7 @@ Failure Agent::NoRoom(const Pending& pending, const Seat& seat) const {
                     UserBytesMaxText());
   }
   if (pending.limit != Limit::kRank) {
-    absl::StrAppend(&text, HoldersHere(seat));
+    absl::StrAppend(&text, HoldersHere(pending, seat));
   }
   return {absl::StatusCode::kResourceExhausted, v1::Failure::REASON_NO_ROOM, std::move(text)};
 }

@@ -57,9 +57,10 @@ std::string Coordinator::WhyNotUsed(CheckpointId id, const NamedBad* named) cons
     return absl::StrCat("'", named->location, "' is corrupt: ", named->what);
   }
   const auto known = checkpoints_.find(id);
-  return known == checkpoints_.end() ? "nothing of it is left"
-         : known->second.committed   ? "not every rank could load it"
-                                     : WhyNotWhole(id, known->second);
+  return known == checkpoints_.end()
+             ? "nothing of it is left, nor of what was saved after it in memory only"
+         : known->second.committed ? "not every rank could load it"
+                                   : WhyNotWhole(id, known->second);
 }
 
 // Where the rest of what is newer than that step may be.

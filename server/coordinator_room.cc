@@ -37,12 +37,18 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
   choices.reserve(checkpoints_.size());
   std::optional<CheckpointId> first_drain;
   std::optional<CheckpointId> newest_on_line;  // committed
+  std::optional<CheckpointId> newest_durable;  // likewise, and whole in a durable tier
+  const auto durable = [](const Checkpoint& checkpoint) {
+    return checkpoint.committed &&
+           (checkpoint.CommittedAt(TierKind::kNvme) || checkpoint.CommittedAt(TierKind::kRemote));
+  };
   for (const auto& [id, checkpoint] : checkpoints_) {
     if (!first_drain && DrainsFromMemory(checkpoint)) {
       first_drain = id;
     }
     if (checkpoint.committed && OnLine(line_, id)) {
       newest_on_line = id;
+      newest_durable = durable(checkpoint) ? id : newest_durable;
     }
   }
   for (const auto& [id, checkpoint] : checkpoints_) {
@@ -67,8 +73,8 @@ std::vector<ShedChoice> Coordinator::Choices(const std::vector<CheckpointId>* us
     }
     // What a pin keeps is the step; its memory is free when it is whole without that.
     choice.pinned = Pinned(id) && !checkpoint.View(id).Without(TierKind::kMemory).Restorable();
-    choice.durable = checkpoint.committed && (checkpoint.CommittedAt(TierKind::kNvme) ||
-                                              checkpoint.CommittedAt(TierKind::kRemote));
+    choice.durable = durable(checkpoint);
+    choice.superseded = newest_durable > id;
     choice.is_protected = checkpoint.is_protected;
     if (DrainsFromMemory(checkpoint) || WaitsForMemory(checkpoint)) {
       // One step at a time is let finish on its way, where the ranks have a slot to spare for that.
@@ -250,7 +256,7 @@ std::optional<std::pair<CheckpointId, std::string>> Coordinator::ForAnother(
                          *durable, std::string("the job has ended, and a durable tier has it")))
                    : std::nullopt;
   }
-  const std::optional<CheckpointId> last = ChooseLast(choices);
+  const std::optional<CheckpointId> last = ChooseLast(choices, stage == EvictionStage::kDraining);
   if (!last) {
     return std::nullopt;
   }
@@ -271,9 +277,11 @@ void Coordinator::On(const SpareAsked& m, Turn& t) {
   if (given) {
     const auto& [id, why] = *given;
     const bool durable = static_cast<EvictionStage>(m.stage) == EvictionStage::kVerified;
+    const std::string whose =
+        m.for_job == name_ ? "a job of another user" : absl::StrCat("job '", m.for_job, "'");
     const Failure failure = Shed(absl::StrCat("step ", id.step, " of attempt ", id.attempt,
-                                              durable ? " left memory: job '" : " shed: job '",
-                                              m.for_job, "' needed the memory, and ", why));
+                                              durable ? " left memory: " : " shed: ", whose,
+                                              " needed the memory, and ", why));
     Tell(durable ? Report::Kind::kStepRetired : Report::Kind::kStepShed, failure.message,
          checkpoints_.at(id).bytes, t);
     durable ? Retire(id, failure, t) : LetGo(id, failure, t);

@@ -102,7 +102,7 @@ struct RoomAsked {
 // Another job is short of memory: what this one can give up (recovery/eviction.h).
 struct SpareAsked {
   RequestToken token = 0;
-  std::string for_job;
+  std::string for_job;  // the name of the job that is asked: another user's
   std::vector<CheckpointId> useful;
   uint32_t stage = 0;  // EvictionStage
 };

@@ -382,7 +382,7 @@ void Fields(Io& io, M& m, v1::RoomAsked& p) {
 
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::SpareAsked& p) {
-  io.Within(HF_FIELD(stage), 0, static_cast<uint32_t>(EvictionStage::kLast));
+  io.Within(HF_FIELD(stage), 0, static_cast<uint32_t>(EvictionStage::kDraining));
   io.Any(HF_FIELD(token));
   io.Text(HF_FIELD(for_job));
   const absl::Status name = CheckJobName(m.for_job);

@@ -1,5 +1,5 @@
-// The README's example, word for word (client_readme_test compares them): one rank that counts, and
-// goes on counting when it is started again.
+// The example in docs/cpp.md, word for word (client_docs_test compares them): one rank that counts,
+// and continues to count when it is started again.
 #include <holdfast/holdfast.h>
 
 #include <cstdio>

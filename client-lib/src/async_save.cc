@@ -114,7 +114,10 @@ Waiting SaveProgress::WaitingFor(Stage stage) {
   } else if (attempt_ != 0) {
     why = "it is being copied";
   } else {
-    why = "ckptd has granted no slot yet: see `ckptctl status` for what has the memory";
+    why =
+        "ckptd has no free slot yet. `ckptctl status` shows your jobs. If they do not fill the "
+        "memory, ask the operator, who sees all jobs there. To wait less: timeout= "
+        "(SaveOptions::wait_for_room)";
   }
   return {absl::StrCat("the save of step ", step_), std::move(why)};
 }
@@ -166,10 +169,11 @@ Status SaveProgress::WaitFirst(Milliseconds wait) {
   return finished() ? Status() : caller.Passed(copied);
 }
 
-Status SaveProgress::NotYet(Stage stage) const {
-  return Status(
-      Code::kDeadlineExceeded,
-      absl::StrCat("step ", step_, " has not reached the stage '", StageName(stage), "' yet"));
+Status SaveProgress::NotYet(Stage stage) {
+  const std::string holdup = link_->Holdup();
+  return Status(Code::kDeadlineExceeded,
+                absl::StrCat("step ", step_, " has not reached the stage '", StageName(stage),
+                             "' yet: ", holdup.empty() ? WaitingFor(stage).why : holdup));
 }
 
 Status SaveProgress::WaitSnapshot(Milliseconds wait) {
@@ -218,16 +222,11 @@ void SaveProgress::AskInPassing(Stage stage) {
   if (!connection.ok() || link_->attempt() != attempt()) {
     return;
   }
-  const Result<uint64_t> asked = (*connection)->Send(AwaitOf(stage, 1), moment);
-  if (!asked.ok()) {
-    return;
-  }
   const Result<Answer<wire::SaveProgress>> answer =
-      (*connection)->Receive<wire::SaveProgress>(*asked, moment);
+      (*connection)->CallInPassing<wire::SaveProgress>(AwaitOf(stage, 1), moment);
   if (answer.ok()) {
     Told(stage, answer->message.unix_ms);
   }
-  (*connection)->Forget(*asked);
 }
 
 Status SaveProgress::FenceStreams(const std::vector<DeviceStream>& streams, Milliseconds wait) {
@@ -270,8 +269,12 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
     if (Interrupt* const caller = deadline.interrupt()) {
       exchange = exchange.Or(*caller);
     }
+    // Whoever does not wait takes no daemon for one that hangs.
+    const bool in_passing = deadline.passed();
+    const wire::AwaitSave await = AwaitOf(stage, deadline.DaemonMillis());
     const Result<Answer<wire::SaveProgress>> answer =
-        connection->Call<wire::SaveProgress>(AwaitOf(stage, deadline.DaemonMillis()), exchange);
+        in_passing ? connection->CallInPassing<wire::SaveProgress>(await, exchange)
+                   : connection->Call<wire::SaveProgress>(await, exchange);
     const Status reached = answer.status();
     if (answer.ok()) {
       Told(stage, answer->message.unix_ms);

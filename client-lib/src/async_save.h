@@ -76,7 +76,7 @@ class SaveProgress {
   void AskInPassing(Stage stage);
   uint64_t attempt();
   wire::AwaitSave AwaitOf(Stage stage, uint64_t deadline_ms) const;
-  Status NotYet(Stage stage) const;
+  Status NotYet(Stage stage);
   void Told(Stage stage, int64_t unix_ms);
 
   const ForkOwner owner_;

@@ -11,6 +11,7 @@
 #include "client-lib/src/quiet_wait.h"
 #include "client-lib/src/read_ticket.h"
 #include "client-lib/src/socket.h"
+#include "client-lib/src/wait_notice.h"
 #include "holdfast/version.h"
 
 namespace holdfast::client {
@@ -18,7 +19,7 @@ namespace {
 
 // More than any frame announces; beyond it the stream has lost its order.
 constexpr size_t kWaitingDescriptorsMax = 64;
-// How long a new request waits for the answers that are overdue.
+// How long a new request waits at least for the answers that are overdue.
 constexpr Milliseconds kSettleTime{100};
 // For all that earlier connections left: a daemon that does its work takes some microseconds each.
 constexpr Milliseconds kReleaseTime{1000};
@@ -26,6 +27,8 @@ constexpr Milliseconds kReleaseTime{1000};
 // counts as unanswered together with them (socket.requests_per_connection_max).
 constexpr size_t kMentionsMax = 32;
 constexpr Milliseconds kBetweenMentions{250};
+// Of one connection: a reader may make many short calls, each of which is kept for a second.
+constexpr Milliseconds kBetweenLines = WaitNotice::kBetween / 2;
 
 Code FromWireCode(int32_t code) {
   switch (code) {  // absl::StatusCode's numbers
@@ -98,6 +101,7 @@ Status FromFailure(const wire::Failure& failure) {
 Result<std::shared_ptr<Connection>> Connection::Dial(const std::string& path, Deadline deadline,
                                                      BusyFlag* busy) {
   HF_TRY_ASSIGN(std::shared_ptr<Connection> connection, Connect(path, deadline));
+  connection->is_readers_ = true;
   HF_TRY_ASSIGN(const uint64_t hello, connection->SayHello(busy != nullptr, deadline));
   HF_TRY(connection->TakeHello(hello, path, deadline, busy));
   return connection;
@@ -356,8 +360,15 @@ Status Connection::WaitFor(uint64_t id, Deadline deadline) {
   return WaitForLocked(id, deadline);
 }
 
+// Of one call: since when the daemon keeps it.
+struct Connection::Kept {
+  WaitNotice notice;
+  const Deadline::Clock::time_point since = Deadline::Clock::now();
+};
+
 Status Connection::WaitForLocked(uint64_t id, Deadline deadline) {
   QuietWait quiet(deadline, heard_);
+  Kept kept;
   while (true) {
     const auto mine = pending_.find(id);
     if (mine == pending_.end()) {
@@ -370,16 +381,16 @@ Status Connection::WaitForLocked(uint64_t id, Deadline deadline) {
       return broken_;
     }
     if (deadline.passed()) {
-      return Status(Code::kDeadlineExceeded, "ckptd did not answer in time");
+      return NotInTime();
     }
-    if (deadline.minds_silence()) {
+    if (deadline.may_mind_silence()) {
       const QuietWait::Next next = quiet.Look(heard_);
       if (next == QuietWait::Next::kGiveUp && !hangs_) {
         hangs_ = true;
         changed_.NotifyAll();  // the others need not find out for themselves
       }
-      if (hangs_) {
-        return Status(Code::kUnavailable, client::HangText(fd_.get()));
+      if (hangs_ && deadline.minds_silence()) {
+        return Hanging();
       }
       if (next == QuietWait::Next::kAsk) {
         mutex_.Unlock();
@@ -388,7 +399,7 @@ Status Connection::WaitForLocked(uint64_t id, Deadline deadline) {
         continue;
       }
     }
-    ReadOrWait(quiet.Slice(deadline));
+    ReadOrSay(kept, quiet.Slice(deadline));
   }
 }
 
@@ -407,23 +418,66 @@ void Connection::Forget(uint64_t id) {
   found->second.abandoned = true;
 }
 
-// A daemon that let a deadline pass hangs, or was only slow: a moment's wait tells.
+// A daemon that let a deadline pass hangs, or was only slow. For a caller that minds silence a
+// moment tells; any other one waits until it is answered again.
 Status Connection::Settle(Deadline deadline) {
   if (deadline.minds_silence() && hangs_) {
     ReadOrWait(Deadline::In(Milliseconds(0)));
   }
   if (deadline.minds_silence() && hangs_ && broken_.ok()) {
-    return Status(Code::kUnavailable, client::HangText(fd_.get()));
+    return Hanging();
   }
-  const Deadline moment = deadline.Earlier(Deadline::In(kSettleTime));
+  const Deadline patience = deadline.Patience(kSettleTime);
+  Kept kept;
   while (overdue_ != 0 && broken_.ok()) {
-    if (moment.passed()) {
-      return Status(Code::kUnavailable, absl::StrCat("ckptd hangs: it has left ", overdue_,
-                                                     " earlier request(s) without an answer"));
+    if (patience.passed()) {
+      return Hanging();
     }
-    ReadOrWait(moment);
+    ReadOrSay(kept, patience);
   }
   return broken_;
+}
+
+Status Connection::Hanging() const {
+  return Status(Code::kUnavailable, client::HangText(fd_.get()));
+}
+
+// With who hangs, if it says nothing to a question either.
+Status Connection::NotInTime() const {
+  const bool hangs = hangs_ || asked_ == heard_;
+  return Status(Code::kDeadlineExceeded,
+                absl::StrCat("ckptd did not answer in time",
+                             hangs ? absl::StrCat("; ", client::HangText(fd_.get())) : ""));
+}
+
+// As ReadOrWait; a reader's connection says now and then what keeps its caller.
+void Connection::ReadOrSay(Kept& kept, Deadline deadline) {
+  if (!is_readers_) {
+    ReadOrWait(deadline);
+    return;
+  }
+  const auto so_far = Deadline::Clock::now() - kept.since;
+  const WaitNotice::Next next = kept.notice.Look(so_far);
+  if (next == WaitNotice::Next::kNothing) {
+    ReadOrWait(deadline.Earlier(Deadline::In(Deadline::kBetweenLooks)));
+    return;
+  }
+  const bool say = next == WaitNotice::Next::kSay && say_again_.passed();
+  if (say) {
+    say_again_ = Deadline::In(kBetweenLines);
+  }
+  mutex_.Unlock();
+  if (next == WaitNotice::Next::kAsk) {
+    Ask();
+  }
+  if (say) {
+    const std::string hang = HangText();
+    SayWaiting({}, "reading checkpoints", so_far,
+               hang.empty() ? "ckptd still works on it, since a tier or another node is slow: see "
+                              "`ckptctl status`"
+                            : hang);
+  }
+  mutex_.Lock();
 }
 
 // Lets the lock go while it reads or waits; something may have changed when it returns.

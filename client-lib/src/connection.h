@@ -9,11 +9,11 @@
 // Once anything is wrong with the stream (closed, garbage, descriptors missing, half a request
 // sent) the connection is broken for good: every call answers with the reason, and alive() is
 // false. A deadline that passes breaks nothing: the late reply is thrown away, and what it granted
-// is given back; but until it has come, further requests fail at once instead of waiting for a
-// daemon that hangs. A call whose deadline minds silence ends early when the daemon says nothing at
-// all, not even to a question that it answers at once. Those that follow end without waiting, until
-// something has come. Shared by the job, its saves and its handles; the descriptor is closed when
-// the last lets go.
+// is given back. Until it has come, a further request is not sent: it waits for that. A call whose
+// deadline minds silence ends early when the daemon says nothing at all, not even to a question
+// that it answers at once. Calls of that kind that follow end without waiting, until something has
+// come. Shared by the job, its saves and its handles; the descriptor is closed when the last lets
+// go.
 #pragma once
 
 #include <sys/types.h>
@@ -47,6 +47,8 @@ Status FromFailure(const wire::Failure& failure);
 class Connection {
  public:
   // Connects (one attempt) and says hello. `busy` (may be null) gets what the daemon gives for it.
+  // For readers, which have no DaemonLink: this connection itself says what keeps its callers
+  // (wait_notice.h).
   static Result<std::shared_ptr<Connection>> Dial(const std::string& path, Deadline deadline,
                                                   BusyFlag* busy = nullptr);
 
@@ -97,6 +99,14 @@ class Connection {
     HF_TRY_ASSIGN(const uint64_t id, Send(request, deadline));
     return Receive<Message>(id, deadline);
   }
+  // Nobody needs the answer: a daemon that is slow with it does not hang for that.
+  template <typename Message>
+  Result<Answer<Message>> CallInPassing(const wire::Request& request, Deadline deadline) {
+    HF_TRY_ASSIGN(const uint64_t id, Send(request, deadline));
+    Result<Answer<Message>> answer = Receive<Message>(id, deadline);
+    Forget(id);
+    return answer;
+  }
 
   // Lets go of a copy when the next request is sent, without waiting for the answer.
   void ReleaseLater(uint64_t hold);
@@ -105,6 +115,7 @@ class Connection {
   void Break(const Status& why);
 
  private:
+  struct Kept;
   // What this process may still hold for reading at that daemon, by an earlier connection, and
   // nobody wants any more. What cannot be released now is left to the next connection.
   void ReleaseAbandoned(const std::string& path, Deadline deadline);
@@ -129,13 +140,17 @@ class Connection {
   Status WaitForLocked(uint64_t id, Deadline deadline) REQUIRES(mutex_);
   void SayUnheard(const wire::Request& request) EXCLUDES(mutex_);
   Status Settle(Deadline deadline) REQUIRES(mutex_);
+  Status Hanging() const;  // what a call that is given up for that ends with
+  Status NotInTime() const REQUIRES(mutex_);
   void ReadOrWait(Deadline deadline) REQUIRES(mutex_);
+  void ReadOrSay(Kept& kept, Deadline deadline) REQUIRES(mutex_);
   Status ParseInbox() REQUIRES(mutex_);
   Status Dispatch(wire::DaemonFrame frame, std::vector<ForkClosedFd> descriptors) REQUIRES(mutex_);
   void GiveBack(const Pending& pending, const wire::Reply& reply) REQUIRES(mutex_);
   void BreakLocked(const Status& why) REQUIRES(mutex_);
 
   const ForkClosedFd fd_;
+  bool is_readers_ = false;  // made by Dial
   Mutex mutex_;
   CondVar changed_;
   Status broken_ GUARDED_BY(mutex_);
@@ -150,6 +165,7 @@ class Connection {
   uint64_t asked_ GUARDED_BY(mutex_) = 0;    // heard_, as Ask was called
   size_t mentioned_ GUARDED_BY(mutex_) = 0;  // and not answered
   Deadline mention_again_ GUARDED_BY(mutex_) = Deadline::In(Milliseconds(0));
+  Deadline say_again_ GUARDED_BY(mutex_) = Deadline::In(Milliseconds(0));
   std::string inbox_ GUARDED_BY(mutex_);
   std::vector<ForkClosedFd> inbox_descriptors_ GUARDED_BY(mutex_);
   std::vector<wire::Request> give_back_ GUARDED_BY(mutex_);  // to be sent before the next request

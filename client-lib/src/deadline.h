@@ -5,7 +5,7 @@
 //
 // One that knows of an Interrupt comes as soon as that says so. Whoever waits without a lock looks
 // now and then (Look); whoever holds one sees only what was seen (passed). One that minds silence
-// also ends a wait for a daemon that hangs; the Connection judges that.
+// also ends a wait for a daemon that hangs; the Connection judges that. It may be patient first.
 #pragma once
 
 #include <algorithm>
@@ -45,15 +45,26 @@ class Deadline {
   static constexpr Milliseconds kBetweenLooks{50};
 
   static Deadline In(Milliseconds wait) {
-    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest), nullptr, {});
+    return Deadline(Clock::now() + std::clamp(wait, Milliseconds(0), kLongest));
   }
   static Deadline Never() { return In(kLongest); }
   // Until then, or until the interrupt.
   Deadline Or(Interrupt& interrupt) const {
-    return Deadline(at_, interrupt.asks() ? &interrupt : nullptr, silence_);
+    Deadline one = *this;
+    one.interrupt_ = interrupt.asks() ? &interrupt : nullptr;
+    return one;
   }
-  // The caller must not be kept for longer by a daemon that says nothing at all.
-  Deadline OrSilence(Milliseconds longest) const { return Deadline(at_, interrupt_, longest); }
+  // The caller must not be kept for longer by a daemon that says nothing at all. With `patience` it
+  // waits for such a daemon at least until then; silence before that counts.
+  Deadline OrSilence(Milliseconds longest) const {
+    return OrSilence(longest, Deadline(Clock::time_point()));
+  }
+  Deadline OrSilence(Milliseconds longest, Deadline patience) const {
+    Deadline one = *this;
+    one.silence_ = longest;
+    one.patient_until_ = patience.at_;
+    return one;
+  }
 
   bool passed() const {
     return Clock::now() >= at_ || (interrupt_ != nullptr && interrupt_->hit());
@@ -68,14 +79,23 @@ class Deadline {
   Interrupt* interrupt() const { return interrupt_; }  // or null
   // Of the other one, only the time.
   Deadline Earlier(Deadline other) const {
-    return Deadline(std::min(at_, other.at_), interrupt_, silence_);
+    Deadline one = *this;
+    one.at_ = std::min(at_, other.at_);
+    return one;
   }
-  bool minds_silence() const { return silence_.count() > 0; }
+  // Whether it minds silence now; may_mind_silence: or will, once its patience is over.
+  bool minds_silence() const { return may_mind_silence() && Clock::now() >= patient_until_; }
+  bool may_mind_silence() const { return silence_.count() > 0; }
+  // Until then a daemon that hangs is waited for, and for `moment` in any case.
+  Deadline Patience(Milliseconds moment) const {
+    return may_mind_silence() ? Earlier(Deadline(std::max(patient_until_, Clock::now() + moment)))
+                              : *this;
+  }
   Milliseconds silence() const { return silence_; }  // 0: however long
   // For one request that was sent then and is not answered yet.
   Deadline Bearing(Clock::time_point since) const {
-    return minds_silence() ? Deadline(std::min(at_, since + silence_), interrupt_, silence_)
-                           : *this;
+    return may_mind_silence() ? Earlier(Deadline(std::max(patient_until_, since + silence_)))
+                              : *this;
   }
 
   // How long to wait before the next Look.
@@ -103,12 +123,12 @@ class Deadline {
 
  private:
   static constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
-  Deadline(Clock::time_point at, Interrupt* interrupt, Milliseconds silence)
-      : at_(at), interrupt_(interrupt), silence_(silence) {}
+  explicit Deadline(Clock::time_point at) : at_(at) {}
 
   Clock::time_point at_;
-  Interrupt* interrupt_;
-  Milliseconds silence_;
+  Interrupt* interrupt_ = nullptr;
+  Milliseconds silence_{0};
+  Clock::time_point patient_until_;
 };
 
 }  // namespace holdfast::client

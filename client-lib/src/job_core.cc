@@ -137,12 +137,10 @@ Waiting JobCore::ForTurn(const std::string& what, const std::string& why) {
 }
 
 Status JobCore::Open(Milliseconds wait) {
-  const std::string& job = link_->identity().job;
-  Interrupt interrupt(Asks([this, &job]() -> Waiting {
+  Interrupt interrupt(Asks([this]() -> Waiting {
     return {absl::StrCat("joining as rank ", link_->identity().rank),
-            absl::StrCat("another process may have this rank still, or the job's host is not known "
-                         "yet: see `ckptctl status ",
-                         job, "` and `ckptctl nodes`")};
+            "another process may have this rank still, ckptd may not have read nvme or remote yet, "
+            "or the job's host is not known yet: see `ckptctl status` and `ckptctl nodes`"};
   }));
   return link_->Open(Deadline::In(wait).Or(interrupt));
 }
@@ -295,10 +293,11 @@ Result<std::shared_ptr<DeviceFence>> JobCore::FenceFor(const std::vector<Tensor>
 
 // Everything of a save that happens before anybody is asked, but for reading the tensors.
 Result<SaveRequest> JobCore::Prepare(uint64_t step, const State& state, const SaveOptions& options,
-                                     std::shared_ptr<DeviceFence> fence) {
+                                     Deadline waited_for, std::shared_ptr<DeviceFence> fence) {
   SaveRequest request;
   request.step = step;
   request.options = options;
+  request.waited_for = waited_for;
   if (const std::optional<Milliseconds> spare = stop_notice_.spare(); last_step_ && spare) {
     request.until = Deadline::In(*spare);
   }
@@ -365,6 +364,7 @@ Status JobCore::RunSave(RunningSave& save) {
 }
 
 Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& options) {
+  const Deadline waited_for = Deadline::In(options.wait_for_room);
   const auto save = [&]() -> Status {
     HF_TRY_ASSIGN(std::shared_ptr<DeviceFence> fence,
                   FenceFor(state.tensors, options.streams, std::nullopt));
@@ -372,7 +372,7 @@ Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& optio
     HF_TRY_ASSIGN(const Background::Turn turn,
                   background_.Take(OfStep(step), Deadline::Never().Or(interrupt)));
     GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
-    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, std::move(fence)));
+    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, waited_for, std::move(fence)));
     request.objects = &state.objects;
     const auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_, warn_);
     RunningSave running(*this, std::move(request), progress,
@@ -384,6 +384,7 @@ Status JobCore::Save(uint64_t step, const State& state, const SaveOptions& optio
 
 std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state,
                                                const SaveOptions& options) {
+  const Deadline waited_for = Deadline::In(options.wait_for_room);
   auto progress = std::make_shared<SaveProgress>(link_, step, interrupted_, warn_);
   Interrupt interrupt(Asks([this, step] { return ForTurn(OfStep(step), kNoOther); }));
   const auto begin = [&]() -> Status {
@@ -393,7 +394,7 @@ std::unique_ptr<SaveHandle> JobCore::SaveAsync(uint64_t step, const State& state
     HF_TRY_ASSIGN(Background::Turn turn,
                   background_.Take(OfStep(step), Deadline::Never().Or(interrupt)));
     GiveUpHeld(Status(Code::kAbandoned, absl::StrCat("step ", step, " began in between")));
-    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, fence));
+    HF_TRY_ASSIGN(SaveRequest request, Prepare(step, state, options, waited_for, fence));
     HF_TRY(SetAside(state, options.copy_first, request));
     if (request.first.empty()) {
       progress->FirstRead();
@@ -621,7 +622,7 @@ Status JobCore::Leave() {
     link_->Close();  // without leaving: the slots are this process's until it ends
     return Status();
   }
-  const Deadline deadline = Deadline::In(kLeaveTime).Or(interrupt);
+  const Deadline deadline = Deadline::In(kLeaveTime).Or(interrupt).OrSilence(silence_deadline_);
   Result<std::shared_ptr<Connection>> connection = link_->Get(deadline, Patience::kOnce);
   if (connection.ok()) {
     ReleaseDropped(**connection, mappings_, deadline);

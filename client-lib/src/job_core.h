@@ -78,7 +78,7 @@ class JobCore : public HeldSaves, public std::enable_shared_from_this<JobCore> {
                                                 const std::vector<DeviceStream>& streams,
                                                 std::optional<Deadline> until);
   Result<SaveRequest> Prepare(uint64_t step, const State& state, const SaveOptions& options,
-                              std::shared_ptr<DeviceFence> fence);
+                              Deadline waited_for, std::shared_ptr<DeviceFence> fence);
   Status SetAside(const State& state, const std::vector<size_t>& tensors, SaveRequest& request);
   // Ends as soon as the save is not held any more.
   Result<Background::Turn> TakeHeld(SaveProgress& progress);

@@ -32,7 +32,7 @@ class QuietWait {
         heard_(heard) {}
 
   Deadline Slice(Deadline deadline) const {
-    return deadline.minds_silence() ? deadline.Earlier(end_) : deadline;
+    return deadline.may_mind_silence() ? deadline.Earlier(end_) : deadline;
   }
   Next Look(uint64_t heard) {
     if (heard != heard_) {

@@ -22,7 +22,7 @@ constexpr size_t kReasonBytesMax = 2048;
 constexpr Milliseconds kGiveUpTime{
     1000};  // for telling the daemon about a save that failed already
 constexpr size_t kSlotsPerRelease = 1024;
-// Between tries to begin a last step.
+// Between tries to reach a daemon that is away.
 constexpr Milliseconds kFirstPause{20};
 constexpr Milliseconds kLongestPause{500};
 
@@ -118,20 +118,30 @@ Status SaveRun::CompareInSlot() const {
 
 // Of one exchange with the daemon, which may take so much longer than others.
 Deadline SaveRun::CallDeadline(Milliseconds longer) const {
-  return MindsSilence(Deadline::In(context_.call_deadline + longer).Or(context_.ended));
+  const Milliseconds most = context_.call_deadline + std::max(longer, LeftToWait());
+  return MindsSilence(Deadline::In(most).Or(context_.ended));
 }
 
-// A daemon that hangs costs a save that the loop does not wait for, and little time.
+// How long the caller still waits for the save itself.
+Milliseconds SaveRun::LeftToWait() const {
+  return request_.until || request_.options.hold ? Milliseconds(0) : request_.waited_for.left();
+}
+
+// A daemon that hangs costs a save that the loop does not wait for, and little time. A last step
+// and a held save give it the time of an exchange, once.
 Deadline SaveRun::MindsSilence(Deadline deadline) const {
-  const bool waited_for =
-      request_.until || request_.options.hold || request_.options.wait_for_room.count() > 0;
-  return waited_for ? deadline : deadline.OrSilence(context_.silence_deadline);
+  const Milliseconds exchange = std::max(context_.call_deadline, context_.silence_deadline);
+  if (request_.until) {
+    return deadline.OrSilence(exchange, *request_.until);
+  }
+  return deadline.OrSilence(request_.options.hold ? exchange : context_.silence_deadline,
+                            request_.waited_for);
 }
 
-// Does it, again and again for as long as a last step waits for a daemon.
+// Does it, again and again while a caller, or the last step's grace, waits for a daemon.
 Status SaveRun::WithADaemon(const std::function<Status()>& doing) const {
-  const Deadline patience =
-      request_.until ? CallDeadline().Earlier(*request_.until) : Deadline::In(Milliseconds(0));
+  const Deadline patience = request_.until ? CallDeadline().Earlier(*request_.until)
+                                           : request_.waited_for.Or(context_.ended);
   for (Milliseconds pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     const Status status = doing();
     patience.Look();
@@ -145,7 +155,11 @@ Status SaveRun::WithADaemon(const std::function<Status()>& doing) const {
                           absl::StrCat(status.message(),
                                        " (the grace leaves no time to wait for a daemon)"));
     }
-    std::this_thread::sleep_for(std::min(pause, patience.left()));
+    const Deadline again = patience.Earlier(Deadline::In(pause));
+    while (!again.passed()) {
+      std::this_thread::sleep_for(std::min(Deadline::kBetweenLooks, again.left()));
+      again.Look();
+    }
   }
 }
 
@@ -177,7 +191,7 @@ Status SaveRun::Begin() {
 
 Status SaveRun::AskForSlot(std::vector<ForkClosedFd>& descriptors) {
   // There is no other save to put the last step's trust in: it has all that is left of the grace.
-  const Milliseconds room = request_.options.wait_for_room;
+  const Milliseconds room = request_.waited_for.left();
   const Milliseconds patience = request_.until ? std::max(room, request_.until->left()) : room;
   const Deadline deadline = CallDeadline(patience);
   grant_.reset();

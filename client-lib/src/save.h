@@ -28,6 +28,8 @@ namespace holdfast::client {
 struct SaveRequest {
   uint64_t step = 0;
   SaveOptions options;
+  // Its caller waits until then, for a slot and for a daemon that hangs or is away.
+  Deadline waited_for = Deadline::In(Milliseconds(0));
   // Of a job's last step there is no next one: a daemon that is being restarted is waited for, for
   // as long as one exchange may take, and no longer than until then. One that is there has its time
   // for each exchange, whenever that is: the grace is what was assumed.
@@ -48,7 +50,7 @@ struct SaveContext {
   SlotMappings& mappings;
   CopyEngine& engine;
   Milliseconds call_deadline;
-  Milliseconds silence_deadline;  // of a daemon, for a save that nobody waits for
+  Milliseconds silence_deadline;  // of a daemon, for a save that nobody waits for (any more)
   Interrupt& ended;  // nobody wants the save any more: what waits for the daemon need not
 };
 
@@ -87,6 +89,7 @@ class SaveRun {
   Status SealWithNextDaemon(const Status& why);
   Deadline CallDeadline(Milliseconds longer = Milliseconds(0)) const;
   Deadline MindsSilence(Deadline deadline) const;
+  Milliseconds LeftToWait() const;
   Status WithADaemon(const std::function<Status()>& doing) const;
   Status CompareInSlot() const;
   const void* Source(size_t input) const;

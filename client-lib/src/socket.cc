@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/private_place.h"
 #include "base/status.h"
+#include "client-lib/src/daemon_process.h"
 #include "client-lib/src/errors.h"
 
 namespace holdfast::client {
@@ -51,10 +52,9 @@ Status ConnectError(int error, const std::string& path) {
   const bool denied = error == EACCES || error == EPERM;
   const std::string what = absl::StrCat("connect to ckptd at '", path, "'");
   const Status status = SystemError(denied ? Code::kRefused : Code::kUnavailable, error, what);
-  return Status(status.code(),
-                status.message() + (denied ? ": this user may not use that daemon's socket"
-                                           : ": is ckptd running? Start it, or name its socket in "
-                                             "JobOptions::socket or HOLDFAST_SOCKET"));
+  return Status(status.code(), absl::StrCat(status.message(), ": ",
+                                            denied ? "this user may not use that daemon's socket"
+                                                   : AbsentText(path, error == ENOENT)));
 }
 
 // Takes the descriptors out of a received message; false when some were cut off.
@@ -95,9 +95,8 @@ std::string SocketPath(const std::string& wanted) {
       return path;
     }
   }
-  const std::string system = "/run/holdfast/ckptd.sock";
-  const std::string own = ::access(system.c_str(), F_OK) == 0 ? "" : PrivateSocket("ckptd.sock");
-  return own.empty() ? system : own;
+  const std::string own = ::access(kSystemSocket, F_OK) == 0 ? "" : PrivateSocket("ckptd.sock");
+  return own.empty() ? kSystemSocket : own;
 }
 
 Result<ForkClosedFd> ConnectUnix(const std::string& path, Deadline deadline) {

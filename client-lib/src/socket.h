@@ -17,6 +17,8 @@
 
 namespace holdfast::client {
 
+inline constexpr char kSystemSocket[] = "/run/holdfast/ckptd.sock";
+
 // JobOptions::socket, or where ckptd is to be found when that is empty: $HOLDFAST_SOCKET, else
 // $XDG_RUNTIME_DIR/holdfast/ckptd.sock or /run/holdfast/ckptd.sock, whichever is there first, else
 // the private daemon's (base/private_place.h); when there is none, /run/holdfast/ckptd.sock.

@@ -1,11 +1,7 @@
 // When a call that keeps its caller says so: after about a second, then every ten.
 //
 //   WaitNotice notice;
-//   switch (notice.Look(kept)) {             // for so long in all
-//     case WaitNotice::Next::kAsk: link.Ask(); break;   // so that the line can say who hangs
-//     case WaitNotice::Next::kSay: warn(WaitLine(job, kept, waiting, link.Holdup())); break;
-//     case WaitNotice::Next::kNothing: break;
-//   }
+//   Tell(notice.Look(kept), kept, link, warn, waiting);   // kept: for so long in all
 //
 // A value, of whoever waits.
 #pragma once
@@ -13,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "client-lib/src/daemon_link.h"
 
@@ -28,13 +25,15 @@ class WaitNotice {
   static constexpr std::chrono::milliseconds kAskBefore{450};
 
   Next Look(std::chrono::nanoseconds kept) {
-    if (kept >= next_) {
+    const bool answered = asked_ && kept - asked_at_ >= kAskBefore;  // or nobody answers
+    if (kept >= next_ && (answered || kept >= next_ + kAskBefore)) {
       next_ = kept + kBetween;
       asked_ = false;
       return Next::kSay;
     }
     if (!asked_ && kept >= next_ - kAskBefore) {
       asked_ = true;
+      asked_at_ = kept;
       return Next::kAsk;
     }
     return Next::kNothing;
@@ -43,15 +42,23 @@ class WaitNotice {
  private:
   std::chrono::nanoseconds next_ = kFirst;
   bool asked_ = false;
+  std::chrono::nanoseconds asked_at_{0};
 };
 
-// Gets one line: JobOptions::warn, or the standard error.
+// Gets one line.
 using Warn = std::function<void(const std::string& line)>;
+
+// Who gets the lines of calls that have no JobOptions::warn; null, as at first: the standard error.
+// Before any such call is made.
+void SetDefaultWarn(Warn warn);
+
+// Says that `what` has waited for so long, and why. By the thread that is kept, without a lock.
+void SayWaiting(const Warn& warn, std::string_view what, std::chrono::nanoseconds kept,
+                std::string_view why);
 
 struct Waiting {
   std::string what;  // "the save of step 5"
-  std::string
-      why;  // unless the daemon hangs: "ckptd has granted no slot yet: see `ckptctl status`"
+  std::string why;   // unless the daemon hangs: "ckptd has no free slot yet: see `ckptctl status`"
 };
 
 // After a Look that said so. By the thread that is kept, without a lock.

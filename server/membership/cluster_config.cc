@@ -250,6 +250,11 @@ std::string PublishedAddress(const v1::ClusterConfig& config, const std::string&
   return AnyPort(address) ? WithPort(address, PortOf(listening)) : address;
 }
 
+void UseAnyPort(v1::ClusterConfig& config) {
+  config.set_listen_address(WithPort(config.listen_address(), "0"));
+  config.set_advertise_address(WithPort(config.advertise_address(), "0"));
+}
+
 std::string EtcdPrefix(const v1::ClusterConfig& config) {
   return absl::StrCat(config.etcd().prefix(), config.name(), "/");
 }

@@ -40,6 +40,9 @@ std::vector<SettingRange> ClusterRanges(const v1::ClusterConfig& config);
 // open (only where listen_address does: port 0).
 std::string PublishedAddress(const v1::ClusterConfig& config, const std::string& listening);
 
+// Its port is taken: whichever is free, and that one is told to the others.
+void UseAnyPort(v1::ClusterConfig& config);
+
 // With the cluster's name: "/holdfast/default/".
 std::string EtcdPrefix(const v1::ClusterConfig& config);
 absl::StatusOr<EtcdEndpoint> ParseEtcdEndpoint(const v1::EtcdConfig& config,

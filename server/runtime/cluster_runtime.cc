@@ -43,6 +43,16 @@ std::string MembershipText(const v1::ClusterConfig& cluster) {
   return cluster.has_etcd() ? "an etcd" : "neither a list nor an etcd";
 }
 
+// The kernel keeps the port for a killed ckptd until the call returns in which that hangs.
+std::string ListensElsewhere(const v1::ClusterConfig& cluster, const std::string& listening) {
+  return absl::StrCat(
+      "the ckptd from before was killed, hangs in a call and keeps cluster.listen_address '",
+      cluster.listen_address(), "'; this one listens at '", listening, "' until it is restarted, ",
+      cluster.has_etcd() ? "and tells so to the other nodes, which have to reach that port"
+                         : "where the other nodes, which have cluster.members, do not reach it; "
+                           "restart it when that call has returned");
+}
+
 PeerNetworkOptions NetworkOptions(const v1::DaemonConfig& config, Env* env, uint64_t incarnation,
                                   const LinkLimits& limits) {
   const v1::ClusterTlsConfig& tls = config.cluster().tls();
@@ -120,21 +130,33 @@ ClusterRuntime::~ClusterRuntime() {
   network_ = nullptr;
 }
 
-absl::Status ClusterRuntime::Start(PostEvent post) {
-  post_ = std::move(post);
-  // 1. The port, which membership publishes.
+absl::Status ClusterRuntime::Listen(const v1::ClusterConfig& cluster) {
   PeerNetworkOptions options = NetworkOptions(config_, env_, incarnation_, limits_);
+  options.listen = cluster.listen_address();
   options.services = services_;
   network_ = std::make_unique<PeerNetwork>(std::move(options));
-  if (const absl::Status listens =
-          network_->Start([this](PeerEvent event) { OnPeer(std::move(event)); });
-      !listens.ok()) {
-    return Annotate(listens, "cluster");
+  return Annotate(network_->Start([this](PeerEvent event) { OnPeer(std::move(event)); }),
+                  "cluster");
+}
+
+absl::Status ClusterRuntime::Start(PostEvent post, bool predecessor_hangs) {
+  post_ = std::move(post);
+  // 1. The port, which membership publishes.
+  v1::ClusterConfig cluster = config_.cluster();
+  absl::Status listens = Listen(cluster);
+  if (!listens.ok() && predecessor_hangs) {
+    UseAnyPort(cluster);
+    listens = Listen(cluster);
+    if (listens.ok()) {
+      elsewhere_ = ListensElsewhere(config_.cluster(), network_->address());
+      LogLine(LogLevel::kWarning, elsewhere_);
+    }
   }
+  HF_RETURN_IF_ERROR(listens);
   // 2. This node, under the incarnation that its peers ask for.
   NodeInfo self;
   self.name = config_.node_name();
-  self.address = PublishedAddress(config_.cluster(), network_->address());
+  self.address = PublishedAddress(cluster, network_->address());
   self.labels = LabelsOf(config_.cluster().labels());
   self.capacity_bytes = config_.memory().bytes_max();
   self.version = HOLDFAST_VERSION_STRING;
@@ -339,6 +361,9 @@ ClusterView ClusterRuntime::View() {
   view.members = members_.size();
   if (!problem_.empty()) {
     view.problems.push_back(absl::StrCat("cluster: ", problem_));
+  }
+  if (!elsewhere_.empty()) {
+    view.problems.push_back(absl::StrCat("cluster: ", elsewhere_));
   }
   size_t more = 0;
   size_t shown = 0;

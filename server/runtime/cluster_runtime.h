@@ -64,8 +64,9 @@ class ClusterRuntime {
   ClusterRuntime(const ClusterRuntime&) = delete;
   ClusterRuntime& operator=(const ClusterRuntime&) = delete;
 
-  // Once. An error says why it cannot listen; what it cannot reach it waits for.
-  absl::Status Start(PostEvent post);
+  // Once. An error says why it cannot listen; what it cannot reach it waits for. With
+  // `predecessor_hangs` (base/daemon_lock.h) it listens at another port where its own is taken.
+  absl::Status Start(PostEvent post, bool predecessor_hangs = false);
   // What the cluster agrees on for good (ClusterNotes); without etcd nobody is told anything.
   // Before Start; from any thread, later, comes what the observer is told.
   void FollowNote(std::string remembered, ClusterNotes::Observer observer);
@@ -108,6 +109,7 @@ class ClusterRuntime {
     std::string problem;
   };
 
+  absl::Status Listen(const v1::ClusterConfig& cluster);
   void OnMembership(const MembershipEvent& event) EXCLUDES(mutex_);
   void OnPeer(PeerEvent event) EXCLUDES(mutex_);
   void Note(const MembershipEvent& event) REQUIRES(mutex_);
@@ -124,6 +126,7 @@ class ClusterRuntime {
   std::vector<grpc::Service*> services_;
   PostEvent post_;
   bool stopping_ = false;  // the owner's thread's
+  std::string elsewhere_;  // at which other port, and why; set at the start
   std::string remembered_;
   ClusterNotes::Observer note_observer_;
   ClusterNotes* notes_ = nullptr;  // membership_'s, where it has etcd

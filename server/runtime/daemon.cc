@@ -92,6 +92,15 @@ void PassSentSyncPoints([[maybe_unused]] const v1::DaemonFrame& frame) {
   }
 }
 
+std::string PredecessorHangs(const ProcessId& process) {
+  return absl::StrCat(
+      process.ToString(),
+      ", the ckptd from before, was killed and hangs in a call to a mount or drive. This one "
+      "serves from memory; the catalog, nvme and remote follow when that call has returned. "
+      "Look at what does not answer: cat /proc/",
+      process.pid, "/task/*/stack");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::DaemonConfig& config,
@@ -190,13 +199,8 @@ void Daemon::AwaitPredecessors() {
   const std::vector<std::string> locks = {JoinPath(config_.state_dir(), "lock"),
                                           JoinPath(config_.memory().dir(), "lock")};
   for (const ProcessId& process : AwaitDying(*env_, locks, kPredecessorEnds)) {
-    const std::string text = absl::StrCat(
-        "start: ", process.ToString(),
-        ", the ckptd from before, was killed and hangs in a call to a mount or drive. This one "
-        "serves from memory; the catalog, nvme and remote follow when that call has returned. "
-        "Look at what does not answer: cat /proc/",
-        process.pid, "/task/*/stack");
-    LogWarning(text);
+    const std::string text = PredecessorHangs(process);
+    LogWarning(absl::StrCat("start: ", text));
     NoteEvent(v1::SEVERITY_WARNING, "daemon_problem", text);
   }
 }
@@ -397,13 +401,14 @@ absl::Status Daemon::JoinCluster() {
   admin_context_.fabric = fabric_.get();
   admin_context_.pulls = cluster_->pulls().get();
   admin_context_.fabric_bandwidth_bytes_per_s_max = config_.fabric().bandwidth_bytes_per_s_max();
-  return cluster_->Start([this](Event event, std::function<void()> taken) {
+  const auto post = [this](Event event, std::function<void()> taken) {
     reactor_->Post([this, event = std::move(event), taken = std::move(taken)]() mutable {
       NoteMembership(event);
       Feed(std::move(event));
       taken();
     });
-  });
+  };
+  return cluster_->Start(post, !store_->dying().empty());
 }
 
 // The remote directory is not used before etcd has said which cluster this is.
@@ -948,6 +953,11 @@ void Daemon::FillDaemonStatus(v1::DaemonStatus& status) {
   status.set_memory_bytes_free_in_tmpfs(fs.ok() ? fs->bytes_free : 0);
   status.set_memory_dir(config_.memory().dir());
   status.set_connections(connections_.load(std::memory_order_relaxed));
+  for (const ProcessId& process : store_->dying()) {
+    if (FindDying(process.pid) == process) {
+      status.add_problems(PredecessorHangs(process));
+    }
+  }
   if (std::string problem = catalog_writer_->problem(); !problem.empty()) {
     status.add_problems(std::move(problem));
   }

@@ -74,7 +74,7 @@ absl::Status CheckPath(std::string_view setting, const std::string& path) {
   if (path.empty()) {
     return BadSetting(
         setting,
-        "there is no default here (neither HOME nor the XDG variables are set); give a path");
+        "there is no default, since neither HOME nor an XDG variable for it is set: give a path");
   }
   if (path[0] != '/') {
     return BadSetting(setting, absl::StrCat("'", path, "' is not an absolute path"));
@@ -83,6 +83,12 @@ absl::Status CheckPath(std::string_view setting, const std::string& path) {
 }
 
 absl::Status CheckSocketPath(std::string_view setting, const std::string& path) {
+  if (path.empty()) {
+    return BadSetting(
+        setting,
+        "there is no default, since XDG_RUNTIME_DIR is not set. Give a path (--socket "
+        "PATH), or set it: export XDG_RUNTIME_DIR=/run/user/$(id -u)");
+  }
   HF_RETURN_IF_ERROR(CheckPath(setting, path));
   if (path.size() > kSocketPathBytesMax) {
     return BadSetting(

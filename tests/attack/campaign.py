@@ -61,7 +61,9 @@ class Job:
         self.answers: list[str] = []  # to the last that they were told while they worked
         self.attempt = 0
         self.step = 0
-        self.keep_last = dict.fromkeys(TIERS, _KEEP_LAST_MAX)  # the least since the last audit
+        # The least since the last audit but one: what an older policy let go may go a moment after an audit.
+        self.keep_last = dict.fromkeys(TIERS, _KEEP_LAST_MAX)
+        self._least = self.keep_last  # since the last audit
         self._keep = self.keep_last
         self._policy = ""
         self.lost_sight = True  # ranks are missing, or could not go on
@@ -80,6 +82,7 @@ class Job:
     def launch_with(self, every: dict[str, int], keep: dict[str, int]) -> None:
         self.kill_all()
         self.keep_last = {tier: min(keep[tier], self.keep_last[tier]) for tier in TIERS}
+        self._least = {tier: min(keep[tier], self._least[tier]) for tier in TIERS}
         self._keep = keep
         self._policy = " ".join(
             f"{tier}.every_steps={every[tier]} {tier}.keep_last={keep[tier]}" for tier in TIERS
@@ -238,7 +241,8 @@ class Job:
                 seen |= self._whole_files(tier)
                 keep = min(self.keep_last[tier], self.campaign.kept_at_least)
                 self.ledger.judge_missing(tier, missing, seen, keep, attempt)
-        self.keep_last = dict(self._keep)
+        self.keep_last = {tier: min(self._keep[tier], self._least[tier]) for tier in TIERS}
+        self._least = dict(self._keep)
 
     def _whole_files(self, tier: str) -> set[Step]:
         root = self.campaign.root

@@ -19,6 +19,7 @@ from ranks import Hung, Rank
 USERS = (1001, 1002, 1003)
 SLOTS_OF_A_RANK = 2  # memory.slots_per_rank: one is written while the other has the newest step
 _SLOT_MIB = 2
+_DRAIN_S = 45  # kDrainIsAwaited of recovery/eviction.h, and what a slow machine takes
 
 
 @dataclass(eq=False)
@@ -316,8 +317,14 @@ class Starvation(Campaign):
             refused = run.answers
             if killed:  # a moment ago: then ckptd may not have noticed yet
                 self.ctl("status")
-                if run.save(tiers):
-                    continue
+            # The last step of an ended run is let finish on its way to a drive, for 30 s at most.
+            until = time.monotonic() + (_DRAIN_S if self.drives else 0)
+            saved = killed and run.save(tiers)
+            while not saved and time.monotonic() < until:
+                time.sleep(0.1)
+                saved = run.save(tiers)
+            if saved:
+                continue
             raise Fault(
                 f"{run.name} of user {run.user} fits into its share of {self.room.share} slots, but: {refused}"
             )

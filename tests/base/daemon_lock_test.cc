@@ -22,11 +22,11 @@ using ::testing::IsEmpty;
 
 constexpr char kPath[] = "/shm/lock";
 
-std::optional<ProcessId> Dying(int32_t pid) {
+std::optional<ProcessId> Dying(int32_t pid, uint64_t /*inode*/) {
   return ProcessId{pid, 1};
 }
 
-std::optional<ProcessId> Living(int32_t /*pid*/) {
+std::optional<ProcessId> Living(int32_t /*pid*/, uint64_t /*inode*/) {
   return std::nullopt;
 }
 
@@ -73,23 +73,41 @@ TEST_F(DaemonLockTest, WhoCameAfterTheDyingOneKeepsOthersOut) {
   before = DaemonLock();  // the dying one is gone
   EXPECT_EQ(Refused().code(), absl::StatusCode::kUnavailable);
   lock = DaemonLock();
-  const DaemonLock both = Take(Living);  // what is left of the files keeps nobody out
-  EXPECT_THAT(both.dying(), IsEmpty());
+  const DaemonLock next = Take(Living);  // what is left of the files keeps nobody out
+  EXPECT_THAT(next.dying(), IsEmpty());
   EXPECT_FALSE(env_.Lock("/shm/lock").ok());
-  EXPECT_FALSE(env_.Lock("/shm/lock.1").ok());
+  EXPECT_EQ(Refused().code(), absl::StatusCode::kUnavailable);
+}
+
+// Who holds the second file keeps others out when the first one is free again.
+TEST_F(DaemonLockTest, TheFirstFileAloneIsNotThePlace) {
+  auto before = std::make_unique<DaemonLock>(Take(Living));
+  const DaemonLock lock = Take(Dying);
+  before.reset();
+  EXPECT_TRUE(env_.Lock("/shm/lock").ok());
+  EXPECT_EQ(Refused().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(DaemonLockTest, AsManyFilesAsHangAtATimeHoweverManyHaveHung) {
+  for (int i = 0; i < 3 * kDaemonLocksMax; ++i) {
+    const DaemonLock dies = Take(Living);
+    const DaemonLock after = Take(Dying);
+    EXPECT_THAT(after.dying(), ElementsAre(us_)) << i;
+  }
+  EXPECT_THAT(Files(), ElementsAre("lock", "lock.1"));
 }
 
 // Between our two looks the dying one ends, and another daemon gets its file.
 TEST_F(DaemonLockTest, WhoComesMeanwhileIsSeen) {
   auto before = std::make_unique<DaemonLock>(Take(Living));
   std::unique_ptr<FileLock> another;
-  const absl::Status status = DaemonLock::Take(env_, kPath, [&](int32_t pid) {
+  const absl::Status status = DaemonLock::Take(env_, kPath, [&](int32_t pid, uint64_t inode) {
                                 if (before == nullptr) {
-                                  return Living(pid);
+                                  return Living(pid, inode);
                                 }
                                 before.reset();
                                 another = env_.Lock(kPath).value();
-                                return Dying(pid);
+                                return Dying(pid, inode);
                               }).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_TRUE(env_.Lock("/shm/lock.1").ok()) << "what it had taken stays locked";
@@ -97,13 +115,14 @@ TEST_F(DaemonLockTest, WhoComesMeanwhileIsSeen) {
 
 TEST_F(DaemonLockTest, WhoEndsMeanwhileIsNotNamed) {
   auto before = std::make_unique<DaemonLock>(Take(Living));
-  const absl::StatusOr<DaemonLock> lock = DaemonLock::Take(env_, kPath, [&](int32_t pid) {
-    before.reset();
-    return Dying(pid);
-  });
+  const absl::StatusOr<DaemonLock> lock =
+      DaemonLock::Take(env_, kPath, [&](int32_t pid, uint64_t inode) {
+        before.reset();
+        return Dying(pid, inode);
+      });
   ASSERT_TRUE(lock.ok()) << lock.status();
   EXPECT_THAT(lock->dying(), IsEmpty());
-  EXPECT_FALSE(env_.Lock("/shm/lock").ok());
+  EXPECT_EQ(Refused().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(DaemonLockTest, SoManyMayHangAndNoMore) {
@@ -111,8 +130,7 @@ TEST_F(DaemonLockTest, SoManyMayHangAndNoMore) {
   for (int i = 0; i < kDaemonLocksMax; ++i) {
     before.push_back(Take(Dying));
   }
-  EXPECT_EQ(DaemonLock::Take(env_, kPath, Dying).status().code(),
-            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(DaemonLock::Take(env_, kPath, Dying).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(DaemonLockTest, RemovesItsOwnFilesOnly) {
@@ -135,7 +153,7 @@ TEST_F(DaemonLockTest, WaitsForWhoIsGoneSoon) {
   }
   const absl::StatusOr<ProcessId> child = IdentifyProcess(pid);
   ASSERT_TRUE(child.ok()) << child.status();
-  const auto is_dying = [&](int32_t) { return std::optional<ProcessId>(*child); };
+  const auto is_dying = [&](int32_t, uint64_t) { return std::optional<ProcessId>(*child); };
   EXPECT_THAT(AwaitDying(env_, {"/shm/none", kPath}, Duration(0), is_dying), ElementsAre(*child));
   ::kill(pid, SIGKILL);
   EXPECT_THAT(AwaitDying(env_, {"/shm/none", kPath}, std::chrono::minutes(1), is_dying), IsEmpty());

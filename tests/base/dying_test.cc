@@ -19,6 +19,7 @@
 #include "base/env.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "tests/base/temporary_directory.h"
 
 namespace holdfast {
 namespace {
@@ -162,6 +163,32 @@ TEST(DyingTest, AnEndedLeaderWithALivingThreadIsNot) {
     ::syscall(SYS_exit, 0);  // this thread only
   });
   EXPECT_FALSE(FindDying(child.pid()).has_value());
+}
+
+TEST(HasFlockTest, OneOfThatProcessAndThatFile) {
+  const std::string locks =
+      "1: POSIX  ADVISORY  WRITE 4711 08:02:118 0 EOF\n"
+      "2: FLOCK  ADVISORY  WRITE 4711 00:1c:1180 0 EOF\n"
+      "2: -> FLOCK  ADVISORY  WRITE 4712 00:1c:1180 0 EOF\n"
+      "3: FLOCK  ADVISORY  WRITE 47 fe:00:18 0 EOF\n";
+  EXPECT_TRUE(HasFlock(locks, 4711, 1180));
+  EXPECT_TRUE(HasFlock(locks, 47, 18));
+  EXPECT_FALSE(HasFlock(locks, 4711, 118)) << "another kind of lock";
+  EXPECT_FALSE(HasFlock(locks, 4711, 180)) << "the end of another number";
+  EXPECT_FALSE(HasFlock(locks, 471, 1180));
+  EXPECT_FALSE(HasFlock(locks, 4712, 1180)) << "it only waits for it";
+  EXPECT_FALSE(HasFlock("", 4711, 1180));
+}
+
+TEST(HasFlockTest, AsThisKernelWritesIt) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.Path("lock");
+  const std::unique_ptr<FileLock> lock = Env::System()->Lock(path).value();
+  const uint64_t inode = Env::System()->Info(path)->inode;
+  const std::string locks = *ReadKernelFile("/proc/locks");
+  EXPECT_TRUE(HasFlock(locks, ::getpid(), inode)) << locks;
+  EXPECT_FALSE(HasFlock(locks, ::getpid(), inode + 1)) << locks;
+  EXPECT_FALSE(HasFlock(locks, ::getppid(), inode)) << locks;
 }
 
 }  // namespace

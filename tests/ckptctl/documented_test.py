@@ -26,7 +26,7 @@ PROGRAMS = (
 COMMAND = re.compile(rf"(?:\$ )?((?:sudo )?(?:{PROGRAMS})(?: .*)?)$")
 # A program's own output, a picture, a table of files.
 NO_COMMAND = re.compile(
-    r"ckptd 0\.1\.0 on |ckptd: who may|ckptctl: status, where|ckptctl/ |cd ~|ckptd \[--config|ckptd --version \|"
+    r"ckptd 0\.1\.0 on |ckptctl/ |cd ~|ckptd \[--config|ckptd --version \|"
     r"|ckptd is away"
 )
 
@@ -42,7 +42,7 @@ ELSEWHERE: list[tuple[str, str, tuple[str, ...]]] = [
     (r"tar -xzf .*|~/anywhere/\S+ --version", "scripts/check-tarball", ("ckptd", "tar")),
     (
         r"scripts/demo\b.*|scripts/test\b.*|scripts/setup\b.*",
-        ".ci/run",
+        "scripts/ci",
         ("scripts/demo", "scripts/test", "scripts/setup"),
     ),
     (r"ckptctl adopt-remote .*", "tests/cluster/remote_owner_test.py", ("adopt-remote", "--yes")),
@@ -123,7 +123,6 @@ RUN_AS = {
     "ckptctl completion fish > ~/.config/fish/completions/ckptctl.fish",
     # Where the machine has such mounts.
     "ckptctl backup llama-7b /mnt/backup": "mkdir backup; ckptctl backup llama-7b backup",
-    "ckptctl backup my-run /mnt/backup": "mkdir backup; ckptctl backup my-run backup",
     "ckptctl restore-backup /mnt/backup llama-7b --to /mnt/new/holdfast": "mkdir backup new; ckptctl backup llama-7b backup; "
     "ckptctl restore-backup backup llama-7b --to new",
     "ckptctl rm <job>": "ckptctl rm JOB --yes",  # as who is asked says

@@ -58,7 +58,8 @@ UniqueFd RecordFile(const std::string& record) {
 
 std::string RequestName(const v1::ClientFrame& frame) {
   const auto* field = frame.GetDescriptor()->FindFieldByNumber(frame.request_case());
-  return field == nullptr ? "?" : field->name();
+  const bool asks = frame.has_release_read() && frame.release_read().hold() == 0;
+  return field == nullptr ? "?" : asks ? "ask" : field->name();
 }
 
 void FakeDaemon::Peer::Send(const v1::DaemonFrame& frame, const std::vector<int>& descriptors) {

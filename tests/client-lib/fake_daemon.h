@@ -162,7 +162,7 @@ class FakeDaemon {
   bool newest_always_ GUARDED_BY(mutex_) = false;
 };
 
-// "begin_save" and so on.
+// "begin_save" and so on; "ask" is the question whether the daemon answers (Connection::Ask).
 std::string RequestName(const v1::ClientFrame& frame);
 
 }  // namespace holdfast

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -23,7 +24,9 @@
 #include "client-lib/src/connection.h"
 #include "client-lib/src/daemon_process.h"
 #include "client-lib/src/read_ticket.h"
+#include "client-lib/src/socket.h"
 #include "client-lib/src/wait_notice.h"
+#include "holdfast/view.h"
 #include "tests/client-lib/fake_daemon.h"
 
 namespace holdfast {
@@ -31,6 +34,7 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const Milliseconds kLong(60'000);
 // Of one exchange; and what a loop may lose at most to a daemon that hangs, on a slow machine.
@@ -44,16 +48,20 @@ class Lines {
     lines_.push_back(line);
     changed_.NotifyAll();
   }
-  // "": none has come.
-  std::string First() {
+  // The first one with that in it. "": none has come.
+  std::string First(const std::string& words = "") {
     const client::Deadline deadline = client::Deadline::In(kLong);
     const MutexLock lock(mutex_);
-    while (lines_.empty()) {
+    while (true) {
+      for (const std::string& line : lines_) {
+        if (line.find(words) != std::string::npos) {
+          return line;
+        }
+      }
       if (!changed_.WaitUntil(mutex_, deadline.NextLook())) {
         return "";
       }
     }
-    return lines_.front();
   }
 
  private:
@@ -262,7 +270,7 @@ TEST_F(HangingDaemon, IsNoneThatAnswersAnythingElse) {
   });
   std::future<Status> saved = std::async(std::launch::async, [this] { return Save(); });
   // It is asked a second after it was heard last: by the fourth question more than two have passed.
-  EXPECT_TRUE(daemon_.WaitForCount("release_read", 4));
+  EXPECT_TRUE(daemon_.WaitForCount("ask", 4));
   EXPECT_EQ(saved.wait_for(seconds(0)), std::future_status::timeout);
   {
     const std::lock_guard<std::mutex> lock(kept->mutex);
@@ -284,6 +292,73 @@ TEST_F(HangingDaemon, IsWaitedForBySavesThatWaitForASlot) {
   EXPECT_EQ(saved.wait_for(seconds(0)), std::future_status::timeout);
   GoOn();
   EXPECT_EQ(saved.get().ToString(), Status().ToString());
+}
+
+TEST_F(HangingDaemon, IsWaitedForAlsoWhileAnEarlierRequestIsUnanswered) {
+  Open();
+  Hang();
+  ExpectSkipped(1);
+  std::future<Status> saved =
+      std::async(std::launch::async, [this] { return Save({.wait_for_room = kLong}); });
+  EXPECT_THAT(lines_->First("the save of step 3 has waited for"), HasSubstr("ckptd hangs"));
+  EXPECT_EQ(saved.wait_for(seconds(0)), std::future_status::timeout);
+  GoOn();
+  EXPECT_EQ(saved.get().ToString(), Status().ToString());
+}
+
+TEST_F(HangingDaemon, IsWaitedForNoLongerThanTheCallerSaid) {
+  Open();
+  Hang();
+  const client::Deadline soon = client::Deadline::In(kLittle);
+  for (int i = 0; i < 2; ++i) {
+    const Status saved = Save({.wait_for_room = Milliseconds(1500)});
+    EXPECT_EQ(saved.code(), Code::kUnavailable) << saved.ToString();
+    EXPECT_THAT(saved.message(), HasSubstr("ckptd hangs: process " + std::to_string(::getpid())));
+  }
+  EXPECT_FALSE(soon.passed()) << "an exchange's deadline was waited for";
+  ExpectSkipped(10);
+}
+
+TEST_F(HangingDaemon, IsNamedToAReservationThatFindsAnEarlierRequestUnanswered) {
+  Open();
+  Hang();
+  ExpectSkipped(1);
+  const Status reserved = job_->Reserve(state_, Milliseconds(300)).status();
+  EXPECT_EQ(reserved.code(), Code::kUnavailable) << reserved.ToString();
+  EXPECT_THAT(reserved.message(), HasSubstr("process " + std::to_string(::getpid())));
+}
+
+TEST_F(HangingDaemon, ThatIsAwayIsWaitedForBySavesThatWait) {
+  Open();
+  daemon_.Stop();
+  std::future<Status> saved =
+      std::async(std::launch::async, [this] { return Save({.wait_for_room = kLong}); });
+  EXPECT_THAT(lines_->First("the save of step 2 has waited for"), HasSubstr("is ckptd running?"));
+  daemon_.Start();
+  EXPECT_EQ(saved.get().ToString(), Status().ToString());
+}
+
+TEST_F(HangingDaemon, ThatIsAwayIsWaitedForNoLongerThanTheCallerSaid) {
+  Open();
+  daemon_.Stop();
+  const client::Deadline soon = client::Deadline::In(kLittle);
+  const Status saved = Save({.wait_for_room = Milliseconds(300)});
+  EXPECT_EQ(saved.code(), Code::kUnavailable) << saved.ToString();
+  EXPECT_THAT(saved.message(), HasSubstr("is ckptd running?"));
+  EXPECT_FALSE(soon.passed());
+}
+
+TEST_F(HangingDaemon, ThatGoesAwayBeforeItGrantsASlotIsAskedAgainBySavesThatWait) {
+  Open();
+  daemon_.SetHook([closed = false](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) mutable {
+    if (!frame.has_begin_save() || std::exchange(closed, true)) {
+      return false;
+    }
+    peer.Close();
+    return true;
+  });
+  EXPECT_EQ(Save({.wait_for_room = kLong}).ToString(), Status().ToString());
+  EXPECT_EQ(daemon_.Count("begin_save"), 3);  // the first one is Open's
 }
 
 TEST_F(HangingDaemon, KeepsARestoreWhichSaysSo) {
@@ -333,6 +408,29 @@ TEST_F(HangingDaemon, AnOpenThatWaitsForADaemonSaysSo) {
   EXPECT_FALSE(opened.get().ok());
 }
 
+// `ckptctl status JOB` would say that there is no such job.
+TEST_F(HangingDaemon, AJoinThatIsNotAnsweredNamesACommandThatNeedsNoJob) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_join(); });
+  const auto interrupted = std::make_shared<std::atomic<bool>>(false);
+  JobOptions options = Options();
+  options.open_deadline = kExchange;
+  options.interrupted = [interrupted] { return interrupted->load(); };
+  std::future<Status> opened =
+      std::async(std::launch::async, [options] { return Job::Open(options).status(); });
+  EXPECT_THAT(lines_->First("see `ckptctl status` and"), HasSubstr("joining as rank 0"));
+  *interrupted = true;
+  EXPECT_FALSE(opened.get().ok());
+}
+
+TEST_F(HangingDaemon, IsNamedByTheErrorOfAJoinThatItDoesNotAnswer) {
+  Hang();
+  JobOptions options = Options();
+  options.open_deadline = seconds(3);
+  const Status opened = Job::Open(options).status();
+  EXPECT_EQ(opened.code(), Code::kDeadlineExceeded) << opened.ToString();
+  EXPECT_THAT(opened.message(), HasSubstr("ckptd hangs: process " + std::to_string(::getpid())));
+}
+
 TEST_F(HangingDaemon, ACallerThatWaitsForADaemonKeepsNoOther) {
   Open();
   const std::unique_ptr<SaveHandle> handle = job_->SaveAsync(++step_, state_);
@@ -346,6 +444,71 @@ TEST_F(HangingDaemon, ACallerThatWaitsForADaemonKeepsNoOther) {
   daemon_.Start();
   EXPECT_EQ(committed.get().ToString(), Status().ToString());
   EXPECT_TRUE(SavesAgain());
+}
+
+// ---- Readers, which have no job ----
+
+class WaitingReader : public HangingDaemon {
+ protected:
+  WaitingReader() {
+    client::SetDefaultWarn([lines = lines_](const std::string& line) { lines->Add(line); });
+  }
+  ~WaitingReader() override { client::SetDefaultWarn(nullptr); }
+  ListOptions Listing(Milliseconds deadline) {
+    ListOptions options;
+    options.job = "test";
+    options.socket = daemon_.socket();
+    options.deadline = deadline;
+    return options;
+  }
+  const std::string hangs_ = "ckptd hangs: process " + std::to_string(::getpid());
+};
+
+TEST_F(WaitingReader, IsToldWhoKeepsIt) {
+  Open();
+  Hang();
+  auto listed = std::async(std::launch::async, ListCheckpoints, Listing(kExchange));
+  const std::string line = lines_->First("reading checkpoints has waited for");
+  EXPECT_THAT(line, HasSubstr(hangs_));
+  EXPECT_THAT(line, HasSubstr(daemon_.socket()));
+  EXPECT_EQ(listed.wait_for(seconds(0)), std::future_status::timeout);
+  GoOn();
+  EXPECT_EQ(listed.get().status().ToString(), Status().ToString());
+}
+
+TEST_F(WaitingReader, IsToldSoByItsErrorToo) {
+  Hang();
+  const Status listed = ListCheckpoints(Listing(seconds(3))).status();
+  EXPECT_EQ(listed.code(), Code::kDeadlineExceeded) << listed.ToString();
+  EXPECT_THAT(listed.message(), HasSubstr(hangs_));
+}
+
+TEST_F(WaitingReader, IsToldSoWhileAnEarlierRequestIsUnanswered) {
+  const auto connection =
+      client::Connection::Dial(daemon_.socket(), client::Deadline::In(kExchange));
+  ASSERT_TRUE(connection.ok()) << connection.status().ToString();
+  const auto asks = [&](Milliseconds deadline) {
+    return (*connection)
+        ->Call<client::wire::Done>(client::wire::ConfirmRead{1, 1}, client::Deadline::In(deadline))
+        .status();
+  };
+  Hang();
+  EXPECT_EQ(asks(Milliseconds(0)).code(), Code::kDeadlineExceeded);
+  auto answered = std::async(std::launch::async, asks, kExchange);
+  EXPECT_THAT(lines_->First("reading checkpoints has waited for"), HasSubstr(hangs_));
+  GoOn();
+  EXPECT_EQ(answered.get().ToString(), Status().ToString());
+}
+
+TEST_F(WaitingReader, OfADaemonThatWorksIsToldSo) {
+  daemon_.SetHook([](const v1::ClientFrame& frame, FakeDaemon::Peer&) { return frame.has_list(); });
+  const auto interrupted = std::make_shared<std::atomic<bool>>(false);
+  ListOptions options = Listing(kExchange);
+  options.interrupted = [interrupted] { return interrupted->load(); };
+  auto listed = std::async(std::launch::async, ListCheckpoints, options);
+  EXPECT_THAT(lines_->First(), HasSubstr("ckptd still works on it"));
+  *interrupted = true;
+  EXPECT_EQ(listed.get().status().code(), Code::kDeadlineExceeded);
 }
 
 // ---- What earlier connections left ----
@@ -436,6 +599,60 @@ pid_t StoppedListener(const std::string& path) {
   EXPECT_EQ(::waitpid(child, &status, WUNTRACED), child);
   EXPECT_TRUE(WIFSTOPPED(status));
   return child;
+}
+
+TEST(HangText, NamesCommandsThatThisUserMayRun) {
+  client::DaemonProcess daemon{.path = "/run/holdfast/ckptd.sock",
+                               .process = 4711,
+                               .user = 0,
+                               .state = 'T',
+                               .is_own = false,
+                               .is_private = false};
+  EXPECT_THAT(client::HangText(daemon), HasSubstr("continue: sudo kill -CONT 4711"));
+  daemon.state = 'Z';
+  EXPECT_THAT(client::HangText(daemon), HasSubstr(": sudo systemctl restart ckptd"));
+  daemon.state = 'S';
+  EXPECT_THAT(client::HangText(daemon), HasSubstr(": sudo systemctl restart ckptd"));
+  daemon.is_own = true;  // by root itself
+  EXPECT_THAT(client::HangText(daemon), HasSubstr(": systemctl restart ckptd"));
+  daemon.user = 1000;
+  EXPECT_THAT(client::HangText(daemon), HasSubstr(": kill -KILL 4711, and start ckptd again"));
+  daemon.is_private = true;  // no unit of systemd's
+  for (const char state : {'S', 'Z'}) {
+    daemon.state = state;
+    EXPECT_THAT(client::HangText(daemon), HasSubstr("holdfast.Checkpointer"));
+    EXPECT_THAT(client::HangText(daemon), Not(HasSubstr("systemctl")));
+  }
+}
+
+// What connecting to that path in vain says.
+std::string NotThere(const std::string& path) {
+  const Status status = client::ConnectUnix(path, client::Deadline::In(kLong)).status();
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  return status.message();
+}
+
+TEST(AbsentDaemon, ThatIsThePrivateOneIsStartedByTheNextProgram) {
+  ::setenv("HOLDFAST_PRIVATE_DIR", "/tmp/holdfast-private-none", 1);
+  ::unsetenv("HOLDFAST_START_DAEMON");
+  const std::string text = NotThere("/tmp/holdfast-private-none/ckptd.sock");
+  ::unsetenv("HOLDFAST_PRIVATE_DIR");
+  EXPECT_THAT(text, HasSubstr("the private ckptd has ended"));
+  EXPECT_THAT(text, HasSubstr("/tmp/holdfast-private-none/ckptd.log"));
+  EXPECT_THAT(text, HasSubstr("holdfast.Checkpointer"));
+}
+
+TEST(AbsentDaemon, ThatTheEnvironmentForbidsToStartNamesTheVariable) {
+  ::setenv("HOLDFAST_START_DAEMON", "0", 1);
+  ::setenv("HOLDFAST_PRIVATE_DIR", "/tmp/holdfast-private-none", 1);
+  const std::string text = NotThere("/tmp/holdfast-private-none/ckptd.sock");
+  const std::string of_named = NotThere("/tmp/holdfast-named-none/ckptd.sock");
+  ::unsetenv("HOLDFAST_PRIVATE_DIR");
+  ::unsetenv("HOLDFAST_START_DAEMON");
+  EXPECT_THAT(text, HasSubstr("is ckptd running?"));
+  EXPECT_THAT(text, HasSubstr("unset HOLDFAST_START_DAEMON (it is '0')"));
+  EXPECT_THAT(of_named, HasSubstr("is ckptd running?"));
+  EXPECT_THAT(of_named, Not(HasSubstr("HOLDFAST_START_DAEMON")));  // no other would be used
 }
 
 TEST(HangText, NamesTheProcessThatIsStoppedAndTheWayOut) {

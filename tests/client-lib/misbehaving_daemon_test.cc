@@ -422,6 +422,9 @@ TEST_F(MisbehavingDaemon, AnswersInAnyOrderReachThoseWhoAsked) {
   // Answers are kept until eight have come, and sent in the opposite order.
   std::vector<v1::DaemonFrame> kept;
   daemon_.SetHook([&](const v1::ClientFrame& frame, FakeDaemon::Peer& peer) {
+    if (!frame.has_await_save()) {
+      return false;
+    }
     v1::DaemonFrame reply;
     reply.set_id(frame.id());
     reply.mutable_await_save()->set_unix_ms(static_cast<int64_t>(frame.await_save().step()));

@@ -14,7 +14,7 @@ def library() -> str:
     machine = platform.machine()
     path = pathlib.Path(f"/usr/lib/{machine}-linux-gnu/faketime/libfaketimeMT.so.1")
     if not path.exists():
-        raise FileNotFoundError(f"{path}: run scripts/setup (package libfaketime)")
+        raise FileNotFoundError(f"{path}: run scripts/setup test (package libfaketime)")
     return str(path)
 
 

@@ -104,7 +104,9 @@ def _mount_obstacle() -> str | None:
 def main() -> int:
     missing = missing_packages()
     if missing:
-        print(f"tests/cluster: run scripts/setup: {' '.join(missing)} missing", file=sys.stderr)
+        print(
+            f"tests/cluster: run scripts/setup test: {' '.join(missing)} missing", file=sys.stderr
+        )
         return 1
     why = obstacle()
     if why is not None:

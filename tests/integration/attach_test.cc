@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "base/unique_fd.h"
+#include "server/runtime/passed_memory.h"
 #include "tests/integration/hanging_fs.h"
+#include "tests/integration/raw_client.h"
 #include "tests/integration/tier_fixture.h"
 
 namespace holdfast {
@@ -96,6 +99,46 @@ TEST_F(AttachTiersTest, ItsOwnerReadsItAndAnotherUserDoesNot) {
   Rank thief(node_, {.job = "mine", .uid = 4712});
   EXPECT_THAT(thief.Do("attach"), StartsWith("error REFUSED"));
   EXPECT_THAT(thief.Do("list"), StartsWith("error REFUSED"));
+}
+
+// Records are passed as memory of ckptd's. Here a user keeps as many pages of ended connections as
+// one may have.
+TEST_F(AttachTiersTest, WhoKeepsTooMuchPassedMemoryGetsNoRecords) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Save(1, ""));
+  const auto reader = RawClient::Greet(node_.socket());
+  ASSERT_NE(reader, nullptr);
+  v1::ClientFrame read;
+  read.mutable_read_records()->set_job("job");
+  read.mutable_read_records()->set_attempt(1);
+  read.mutable_read_records()->set_step(1);
+  v1::ClientFrame hello;
+  hello.mutable_hello()->set_protocol(1);
+  hello.mutable_hello()->set_network_flag(true);
+  std::vector<void*> kept;
+  for (bool has_page = true; has_page && kept.size() <= PassedMemory::kFilesPerUserMax;) {
+    auto client = RawClient::Connect(node_.socket());
+    ASSERT_NE(client, nullptr);
+    const auto reply = client->Call(hello);
+    has_page = reply && reply->frame.hello().network_flag();
+    if (has_page) {
+      const int page = reply->descriptors.at(0).get();
+      kept.push_back(::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, page, 0));
+    }
+  }
+  auto reply = reader->Call(read);
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_THAT(reply->frame.failure().message(), HasSubstr("files that ckptd passed to them"))
+      << reply->frame.DebugString();
+  for (void* const page : kept) {
+    ::munmap(page, 4096);
+  }
+  for (const auto until = std::chrono::steady_clock::now() + kPatience;
+       reply && reply->frame.has_failure() && std::chrono::steady_clock::now() < until;) {
+    reply = reader->Call(read);
+  }
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_TRUE(reply->frame.has_read_records()) << reply->frame.DebugString();
 }
 
 TEST_F(AttachTiersTest, ATruncatedImageIsPassedOver) {

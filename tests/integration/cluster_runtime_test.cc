@@ -18,6 +18,8 @@
 namespace holdfast {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -481,6 +483,35 @@ TEST(ClusterRuntime, APortThatIsTakenIsAnErrorAtTheStart) {
   const absl::Status started = b.Start([](const Event&, const std::function<void()>&) {});
   EXPECT_THAT(Message(started),
               HasSubstr("cluster: listen for other nodes on '" + a.address() + "'"));
+}
+
+TEST(ClusterRuntime, WhosePredecessorHangsListensElsewhereAndTellsSo) {
+  EtcdServer etcd;
+  ASSERT_TRUE(etcd.Start());
+  // In the place of the one that hangs: it has the port.
+  ANode a("a", WithEtcd(etcd));
+  EXPECT_TRUE(a.core.Membership<LeaseHolds>());
+  const ANode holder("b", ListOfAAndB());
+  const TemporaryDirectory state;
+  v1::DaemonConfig config;
+  config.set_node_name("b");
+  config.set_state_dir(state.path());
+  *config.mutable_cluster() = WithEtcd(etcd);
+  config.mutable_cluster()->set_listen_address(holder.address());
+  config.mutable_cluster()->set_advertise_address(holder.address());
+  CompleteClusterConfig("b", config.mutable_cluster());
+  ClusterRuntime b(config, Env::System());
+  const absl::Status started =
+      b.Start([](const Event&, const std::function<void()>& taken) { taken(); }, true);
+  ASSERT_TRUE(started.ok()) << started;
+  EXPECT_NE(b.address(), holder.address());
+  EXPECT_THAT(b.View().problems,
+              Contains(AllOf(HasSubstr("keeps cluster.listen_address '" + holder.address()),
+                             HasSubstr("listens at '" + b.address()))));
+  const auto up =
+      a.core.Membership<MemberUp>([](const MemberUp& event) { return event.member.name == "b"; });
+  ASSERT_TRUE(up);
+  EXPECT_EQ(up->member.address, b.address());
 }
 
 }  // namespace

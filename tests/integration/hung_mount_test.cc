@@ -126,6 +126,8 @@ TEST_F(HungMountTest, WhoWasKilledAndHangsKeepsNoOtherDaemonFromServingMemory) {
   EXPECT_THAT(node_.Log(), HasSubstr("pid " + std::to_string(pid) +
                                      ", the ckptd from before, was "
                                      "killed and hangs in a call"));
+  const std::string hangs = "pid " + std::to_string(pid) + ", the ckptd from before, was killed";
+  EXPECT_THAT(Ctl(node_, {"status"}).text, HasSubstr(hangs));
   Launch();
   EXPECT_THAT(Restored(), Each(AllOf(HasSubstr("step=2"), Not(HasSubstr("source=")))));
   Save(3, "");
@@ -154,6 +156,7 @@ TEST_F(HungMountTest, WhoWasKilledAndHangsKeepsNoOtherDaemonFromServingMemory) {
   EXPECT_TRUE(second->Wait().has_value());
   // What they held is free: the drives, the mount and the catalog are used again.
   SaveEverywhere(5);
+  EXPECT_THAT(Ctl(node_, {"status"}).text, Not(HasSubstr("the ckptd from before")));
   EXPECT_TRUE(node_.Until([](const v1::GetStatusReply& reply) { return !HasNoCatalog(reply); }));
 }
 

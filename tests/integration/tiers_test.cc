@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -18,7 +19,9 @@
 #include <sstream>
 #include <thread>
 
+#include "holdfast/v1/state.pb.h"
 #include "tests/integration/tier_fixture.h"
+#include "tiers/image/frame.h"
 
 namespace holdfast {
 namespace {
@@ -64,6 +67,40 @@ TEST_F(TiersTest, AnEmptyNodeTakesTheJobFromTheRemoteDirectory) {
   SaveEverywhere(3);
   EXPECT_TRUE(std::filesystem::exists(Image("nvme", 3, 0, 2)));
   EXPECT_TRUE(std::filesystem::exists(Image("remote", 3, 1, 2)));
+}
+
+// If it is killed and hangs amid that, its threads may write on: who comes next reads here whose
+// the slot is (found_state_test.cc).
+TEST_F(TiersTest, WhileTheDaemonFillsASlotTheNoteNamesIt) {
+  Begin();
+  SaveEverywhere(1);
+  PowerCut();
+  EmptyDrives();
+  ASSERT_TRUE(node_.Start("daemon.fetch.part_arrived:stop"));
+  Launch();
+  for (const auto& rank : ranks_) {
+    rank->Send("restore");
+  }
+  siginfo_t info = {};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(node_.pid()), &info, WSTOPPED | WNOWAIT), 0);
+  int filled = 0;
+  for (const std::string& name : FilesIn(node_.memory_dir(), "")) {
+    if (name.ends_with(".note")) {
+      const std::string file = ReadText(node_.memory_dir() + "/" + name);
+      const absl::StatusOr<std::string_view> body = DecodeFrame(FrameKind::kSlotNote, file);
+      ASSERT_TRUE(body.ok()) << body.status();
+      v1::SlotNote note;
+      ASSERT_TRUE(note.ParseFromString(std::string(*body)));
+      for (const v1::Reader& reader : note.readers()) {
+        filled += reader.pid() == node_.pid() ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GE(filled, 1);
+  ASSERT_EQ(::kill(node_.pid(), SIGCONT), 0);
+  for (const auto& rank : ranks_) {
+    EXPECT_THAT(rank->Answer(), HasSubstr("step=1 source=remote"));
+  }
 }
 
 // The two ranks of a step do not wait for one drive.

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from holdfast import _core, _daemon, _spill
+from holdfast._errors import DeadlineExceeded, HoldfastError, Refused
 
 BIN = os.environ["HOLDFAST_TEST_BIN"]
 PACKAGE = os.environ["PYTHONPATH"]
@@ -724,6 +725,28 @@ def test_memory_only_and_why(laptop: Laptop, changed: dict[str, str], reason: st
     assert not (laptop.work / ".local").exists()
 
 
+@pytest.mark.parametrize("name", ["token", "token.tmp"])
+def test_a_pipe_in_place_of_a_file_keeps_no_program(laptop: Laptop, name: str) -> None:
+    laptop.spill.mkdir(parents=True, mode=0o700)
+    os.mkfifo(laptop.spill / name)
+    if name == "token":
+        refuses_disk(laptop, f"'{laptop.spill / name}' is not a regular file")
+    else:
+        laptop.path()
+        assert (laptop.spill / "token").is_file()
+
+
+def test_what_is_too_large_or_a_link_is_not_read(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"x" * 9)
+    assert _spill._read(str(file), 9) == b"x" * 9
+    with pytest.raises(_spill.MemoryOnly, match="has 9 bytes"):
+        _spill._read(str(file), 8)
+    (tmp_path / "link").symlink_to(file)
+    with pytest.raises(OSError, match="link"):
+        _spill._read(str(tmp_path / "link"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_memory_only_in_somebody_elses_home(laptop: Laptop) -> None:
     os.chown(laptop.work, 12_345, 12_345)
@@ -759,6 +782,97 @@ def test_any_name_may_lead_to_the_directory(laptop: Laptop) -> None:
     laptop.path()
     laptop.train("--steps", "1", "--await-tier", "nvme")
     assert (home / "holdfast" / laptop.spill.name / "checkpoints/job/0-a1/0.record").exists()
+
+
+def test_a_step_that_is_too_large_for_the_disk_is_told_to_the_program(laptop: Laptop) -> None:
+    settings = laptop.work / ".config/holdfast/private.yaml"
+    settings.parent.mkdir(parents=True)
+    (laptop.work / "disk").mkdir()
+    settings.write_text(
+        f"nvme: {{dirs: [{laptop.work / 'disk'}], bytes_max: 2MiB}}\n"
+        "policy: {nvme: {every_steps: 0, every_ms: 5min}}\n"
+        "metrics: {address: 'off'}\n"
+    )
+    code = """
+import numpy
+import holdfast
+state = {"x": numpy.zeros(4 << 20, dtype="uint8")}
+with holdfast.Checkpointer("job", rank=0, world_size=1) as ckpt:
+    first = ckpt.save(0, state, wait="committed")
+    known = False
+    while not known:
+        try:
+            first.wait("nvme", 0.01)
+        except holdfast.DeadlineExceeded as error:
+            known = "; nvme: " in str(error)
+    for step in range(1, 4):
+        ckpt.save(step, state, wait="committed")
+print("{}")
+"""
+    out, errors = laptop.spawn(code).communicate(timeout=DEADLINE_S)
+    assert out == "{}\n", errors
+    said = "job 'job': step 0 is not on disk, and a reboot would lose it: the step takes "
+    assert errors.count("is not on disk") == 1 and said in errors, errors
+    assert "that nvme.bytes_max leaves for copies; raise it; " in errors
+    assert f"settings: '{settings}'" in errors
+
+
+class SaveOfTest:
+    """A save of which the daemon says this when it is asked for the disk."""
+
+    error = None
+
+    def __init__(self, step: int, *answers: HoldfastError | None) -> None:
+        self.step = step
+        self.answers = list(answers)
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, stage: str, timeout: float) -> None:
+        assert (stage, timeout) == ("nvme", 0.0)
+        if answer := self.answers.pop(0):
+            raise answer
+
+
+def test_what_keeps_steps_from_the_disk_for_long_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_spill, "_TROUBLE_S", float("inf"))
+    watch = _spill.DiskWatch("job", "/home/me/private.yaml")
+    not_due: Any = SaveOfTest(1, Refused("step 1 does not go to nvme: the job's policy …"))
+    coming = DeadlineExceeded("step 2 is not there yet: 1 of 1 ranks have sealed it")
+    full = DeadlineExceeded("step 2 is not there yet: 1 of 1 ranks have sealed it; nvme: no space")
+    due: Any = SaveOfTest(2, coming, full, full)
+    never_asked: Any = SaveOfTest(3)
+    for each in (not_due, due, never_asked):
+        watch.look(each)
+        assert not caplog.messages
+    monkeypatch.setattr(_spill, "_TROUBLE_S", 0.0)
+    for _ in range(2):
+        watch.look(never_asked)
+        assert len(caplog.messages) == 1
+    assert "step 2 is not on disk, and a reboot would lose it: no space;" in caplog.text
+
+
+def test_at_the_end_what_keeps_a_step_from_the_disk_is_said_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = _spill.DiskWatch("job", "/home/me/private.yaml")
+    save: Any = SaveOfTest(1, DeadlineExceeded("not there yet; nvme: no space"))
+    watch.look(save, last=True)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("answer", [None, Refused("… this daemon has none configured")])
+def test_nothing_is_asked_once_the_disk_is_known_to_be_used_or_not_there(
+    answer: HoldfastError | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = _spill.DiskWatch("job", "/home/me/private.yaml")
+    save: Any = SaveOfTest(1, answer)
+    watch.look(save)
+    watch.look(save)  # (has no second answer)
+    assert not save.answers and not caplog.messages
 
 
 def test_how_much_of_the_disk_is_used() -> None:

@@ -67,7 +67,7 @@ def test_a_staged_state_that_is_never_saved_gives_its_slot_back_at_the_end(daemo
         if status == 4:
             assert done.stderr == ""
             continue
-        told = [line for line in done.stderr.splitlines() if "holdfast" in line]
+        told = [line for line in done.stderr.splitlines() if "job job" in line]
         assert len(told) == 1 and re.search(
             f"job job: step {step} was staged and is not sealed yet: given up", told[0]
         ), done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ import torch
 
 import holdfast
 from daemons import DEADLINE_S, Daemon
+from holdfast import _daemon
+from holdfast._skipped import SkippedSaves
 
 STATE = {"w": torch.ones(1000)}
 # What a loop may lose to a daemon that hangs, on a slow machine; one exchange alone may take 30 s.
@@ -76,15 +79,116 @@ def test_a_stopped_daemon_costs_the_loop_little_and_once(
     assert time.monotonic() - began < LITTLE_S
     assert ckpt.failed_saves == 30
     ckpt._report()
-    skipped = [line for line in said.lines if "was not saved" in line]
-    assert len(skipped) == 30
-    assert all(f"kill -CONT {pid}" in line for line in skipped)
+    first = [line for line in said.lines if "was not saved" in line]
+    assert len(first) == 1 and "step 1 was" in first[0] and f"kill -CONT {pid}" in first[0]
+    assert len([line for line in said.lines if line.startswith("ERROR")]) < 10  # not one for each
     daemon.process.send_signal(signal.SIGCONT)
     until = time.monotonic() + DEADLINE_S
     step = 31
     while ckpt.save(step, state, wait="sealed", timeout=DEADLINE_S).error is not None:
         assert time.monotonic() < until
         step += 1
+    assert (
+        f"job 'job': saves work again with step {step}; {step - 1} skipped since " in said.lines[-1]
+    )
+
+
+def skip_one(ckpt: holdfast.Checkpointer, step: int) -> None:
+    """Leaves a request to the stopped daemon without an answer."""
+    with pytest.raises(holdfast.Unavailable):
+        ckpt.save(step, STATE).wait("sealed", DEADLINE_S)
+
+
+def test_a_save_with_wait_waits_also_while_an_earlier_request_is_unanswered(
+    daemon: Daemon, ckpt: holdfast.Checkpointer, said: Said
+) -> None:
+    pid = stop(daemon)
+    skip_one(ckpt, 1)
+
+    def go_on() -> None:
+        if "the save of step 2 has waited for" in said.lines[-1]:
+            assert f"kill -CONT {pid}" in said.lines[-1]
+            os.kill(pid, signal.SIGCONT)
+
+    said.then = go_on
+    assert ckpt.save(2, STATE, wait="sealed", timeout=DEADLINE_S).error is None
+    assert any("the save of step 2 has waited for" in line for line in said.lines)
+
+
+def test_a_save_with_wait_waits_for_a_daemon_that_is_being_restarted(
+    daemon: Daemon, ckpt: holdfast.Checkpointer, said: Said
+) -> None:
+    daemon.kill()
+
+    def start_again() -> None:
+        if daemon.process is None:
+            daemon.start()
+
+    said.then = start_again
+    assert ckpt.save(1, STATE, wait="committed", timeout=DEADLINE_S).error is None
+    first = said.lines[0]
+    assert first.startswith("WARNING job 'job': the save of step 1 has waited for ")
+    assert str(daemon.socket) in first and "is ckptd running?" in first
+
+
+def test_a_save_with_wait_takes_no_longer_than_its_timeout(
+    daemon: Daemon, ckpt: holdfast.Checkpointer
+) -> None:
+    pid = stop(daemon)
+    began = time.monotonic()
+    for step in (1, 2):
+        handle = ckpt.save(step, STATE, wait="sealed", timeout=2)
+        with pytest.raises(holdfast.Unavailable, match=f"kill -CONT {pid}"):
+            handle.wait("sealed", DEADLINE_S)
+    assert time.monotonic() - began < LITTLE_S
+
+
+def test_a_reservation_says_who_does_not_answer(
+    daemon: Daemon, ckpt: holdfast.Checkpointer
+) -> None:
+    pid = stop(daemon)
+    skip_one(ckpt, 1)
+    with pytest.raises(holdfast.Unavailable, match=f"kill -CONT {pid}"):
+        ckpt.reserve(STATE, timeout=0.5)
+
+
+def test_skipped_saves_are_counted_in_a_line_every_ten_seconds() -> None:
+    skipped = SkippedSaves()
+    error = holdfast.Unavailable("ckptd hangs")
+    lines = [skipped.line(step, error, 1000.0 + step / 4) for step in range(100)]
+    told = {step: line for step, line in enumerate(lines) if line is not None}
+    assert list(told) == [0, 40, 80]
+    assert told[0] == (logging.ERROR, "step 0 was not saved: ckptd hangs")
+    level, text = told[80]
+    since = time.strftime("%H:%M:%S", time.localtime(1000))
+    assert level == logging.ERROR
+    assert text == f"81 saves were skipped since {since}, step 80 is the newest: ckptd hangs"
+    rest = skipped.rest()
+    assert rest is not None and rest[1].startswith("100 saves were skipped")
+    assert skipped.rest() is None
+    assert skipped.line(100, None, 1025.0) == (
+        logging.WARNING,
+        f"saves work again with step 100; 100 skipped since {since}",
+    )
+    assert skipped.line(101, None, 1026.0) is None
+    assert skipped.rest() is None
+
+
+def test_another_reason_is_said_in_full() -> None:
+    skipped = SkippedSaves()
+    gone, full = holdfast.Unavailable("no daemon"), holdfast.NoRoom("no slot")
+    wrong = holdfast.InvalidArgument("steps must grow")
+    for step, error in enumerate((gone, full, wrong, wrong)):
+        line = skipped.line(step, error, 1000.0)
+        assert line == (logging.ERROR, f"step {step} was not saved: {error}")
+    assert skipped.line(4, full, 1001.0) is None
+
+
+def test_the_start_of_a_private_daemon_is_said_without_the_loggers_name(
+    tmp_path: pathlib.Path, said: Said
+) -> None:
+    _daemon._tell(str(tmp_path / "log"), "checkpoints go to memory")
+    assert said.lines == ["WARNING started a private ckptd: checkpoints go to memory"]
 
 
 def saves(ckpt: holdfast.Checkpointer) -> None:
@@ -126,6 +230,61 @@ def test_what_waits_for_a_stopped_daemon_says_so(
     assert first.startswith(f"WARNING job 'job': {what} has waited for ")
     assert f"process {pid} at '{daemon.socket}' is stopped" in first
     assert f"kill -CONT {pid}" in first
+
+
+def opens() -> None:
+    with holdfast.open("job") as saved:
+        assert saved.step == 0
+
+
+def lists() -> None:
+    assert [found.step for found in holdfast.checkpoints("job")] == [0]
+
+
+@pytest.mark.parametrize("read", [opens, lists])
+def test_a_reader_that_waits_for_a_stopped_daemon_says_so(
+    daemon: Daemon, ckpt: holdfast.Checkpointer, said: Said, read: Callable[[], None]
+) -> None:
+    pid = stop(daemon)
+    said.then = lambda: os.kill(pid, signal.SIGCONT)
+    read()
+    first = said.lines[0]
+    assert first.startswith("WARNING reading checkpoints has waited for ")
+    assert f"process {pid} at '{daemon.socket}' is stopped" in first
+    assert f"kill -CONT {pid}" in first
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: holdfast.open("job", timeout=3),
+        lambda: holdfast.checkpoints("job", timeout=3),
+        lambda: holdfast.Checkpointer("other", rank=0, world_size=1, open_timeout=3),
+    ],
+    ids=["open", "checkpoints", "join"],
+)
+def test_the_error_of_a_call_that_was_not_answered_says_who_hangs(
+    daemon: Daemon, ckpt: holdfast.Checkpointer, call: Callable[[], object]
+) -> None:
+    pid = stop(daemon)
+    with pytest.raises(holdfast.DeadlineExceeded, match=f"kill -CONT {pid}"):
+        call()
+
+
+def test_a_save_that_waits_for_a_full_memory_says_so(
+    make_daemon: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
+    one = make_daemon(memory_bytes="16MiB")
+    monkeypatch.setenv("HOLDFAST_SOCKET", str(one.socket))
+    with holdfast.Checkpointer("hog", rank=0, world_size=1) as hog:
+        for step in range(2):
+            hog.save(step, {"w": torch.ones(900_000)}, wait="committed", timeout=DEADLINE_S)
+        with holdfast.Checkpointer("late", rank=0, world_size=1) as late:
+            late.save(0, {"w": torch.ones(2_500_000)}, wait="sealed", timeout=3)
+    first = said.lines[0]
+    assert first.startswith("WARNING job 'late': the save of step 0 has waited for ")
+    assert "ckptd has no free slot yet. `ckptctl status` shows your jobs." in first
+    assert "the node holds 8 MiB of 16 MiB (memory.bytes_max)" in said.lines[-1]
 
 
 def test_a_save_with_wait_ends_by_itself(

@@ -56,7 +56,17 @@ TEST(Eviction, CopiesThatLieElsewhereThenWhatIsSupersededThenLastCopiesThenOnesO
                                       {Job(1), EvictionStage::kSpare},
                                       {Job(2), EvictionStage::kSpare},
                                       {Job(2), EvictionStage::kLast},
+                                      {Job(2), EvictionStage::kDraining},
                                       {Job(1), EvictionStage::kLast}}));
+}
+
+TEST(Eviction, WhatIsOnItsWayToADurableTierIsLetFinishForAWhile) {
+  const auto draining = [](Duration ago) {
+    const auto order = Order({Living(1, kMe), Ended(2, kMe, ago, true)});
+    return std::count(order.begin(), order.end(), EvictionAsk{Job(2), EvictionStage::kDraining});
+  };
+  EXPECT_EQ(draining(kDrainIsAwaited - std::chrono::seconds(1)), 0);
+  EXPECT_EQ(draining(kDrainIsAwaited), 1);
 }
 
 TEST(Eviction, JobsThatLeftInOrderBeforeThoseThatDiedEachOldestFirst) {

@@ -1,4 +1,6 @@
 // Copies of other jobs that give way when a save or a restore finds no slot (docs/protocol.md §5).
+#include "recovery/eviction.h"
+#include "server/agent.h"
 #include "tests/server/core_harness.h"
 
 namespace holdfast::testing {
@@ -17,15 +19,15 @@ std::function<void(v1::DaemonConfig&)> Memory(Duration keep_ended = std::chrono:
 
 struct Node : CoreHarness {
   explicit Node(uint64_t slots, std::function<void(v1::DaemonConfig&)> adjust = Memory(),
-                bool nvme = false)
+                bool on_drive = false)
       : CoreHarness([=](v1::DaemonConfig& c) {
           adjust(c);
-          if (nvme) {
+          if (on_drive) {
             c.mutable_nvme()->add_dirs("/d0");
           }
         }) {
     bytes_max = slots * kSlot;
-    nvme_bytes_max = nvme ? 1000 * kSlot : 0;
+    nvme_bytes_max = on_drive ? 1000 * kSlot : 0;
     Restart();
   }
 
@@ -121,6 +123,33 @@ TEST(Evictions, WhatADurableTierHasGivesWayFirstAndIsNoLoss) {
   EXPECT_EQ(node.Status("there-too").losses_size(), 0);
 }
 
+// Its newest step is on the drive: the older one, which is not, is nobody's only copy.
+TEST(Evictions, WhatIsOlderThanAStepOnTheDriveIsSuperseded) {
+  Node node(
+      3,
+      [](v1::DaemonConfig& c) {
+        Memory()(c);
+        c.mutable_policy()->mutable_nvme()->set_keep_last(2);
+      },
+      true);
+  TestClient ended = node.Connect(100, 1000);
+  ASSERT_TRUE(ended.Join("ended", 0, 1));
+  for (Step step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(ended.Save(step));
+  }
+  ASSERT_EQ(node.nvme.copies.size(), 2u) << "steps 2 and 3";
+  node.End(ended, true);
+  // (Of another user, and one by one, so that nothing of their own is superseded.)
+  for (const char* const name : {"next-1", "next-2", "next-3"}) {
+    TestClient next = node.Connect(++node.pid, 2000);
+    ASSERT_TRUE(next.Join(name, 0, 1));
+    ASSERT_TRUE(next.Save(1)) << name;
+  }
+  EXPECT_EQ(node.Committed("ended"), (std::vector<std::string>{"1:3", "1:2"})) << "on the drive";
+  EXPECT_NE(node.LastShed().find("this was not the newest committed step"), std::string::npos)
+      << node.LastShed();
+}
+
 TEST(Evictions, AnotherUsersLastCopyIsSafeForTheTimeThatIsSet) {
   Node node(2, Memory(std::chrono::hours(1)));
   node.Run("theirs", 2000, true);
@@ -148,6 +177,9 @@ TEST(Evictions, AUserBeyondItsShareMakesRoomForOthers) {
   }
   EXPECT_FALSE(node.Has("a"));
   EXPECT_FALSE(node.Has("b"));
+  EXPECT_EQ(node.LastShed().find("'mine'"), std::string::npos) << node.LastShed();
+  EXPECT_NE(node.LastShed().find("a job of another user needed the memory"), std::string::npos)
+      << node.LastShed();
   EXPECT_TRUE(node.Has("c")) << "half is the share of two users";
   EXPECT_TRUE(node.Has("d"));
 }
@@ -179,6 +211,120 @@ TEST(Evictions, ARestoreFromADriveTakesTheRoomOfEndedJobs) {
   const v1::DaemonFrame entered = again.Call(TestClient::EnterFrame());
   ASSERT_TRUE(entered.has_enter_session()) << entered.DebugString();
   EXPECT_EQ(entered.enter_session().source().step(), 1u) << entered.DebugString();
+}
+
+// The last steps of ended jobs are on their way to the drive: what waits gets their room after
+// that.
+struct DrainingNode : Node {
+  DrainingNode() : Node(2, Memory(), true) {
+    Run("wanted", 1000, false);
+    Restart(true);
+    delay = [](const Action& action) { return std::holds_alternative<FlushShard>(action); };
+    Run("ended-1", 2000, true);
+    Run("ended-2", 2000, true);
+    EXPECT_FALSE(delayed.empty());
+  }
+};
+
+TEST(Evictions, ARestoreWaitsForTheFlushOfWhatGivesWay) {
+  DrainingNode node;
+  TestClient again = node.Connect(200, 1000);
+  ASSERT_TRUE(again.Join("wanted", 0, 1));
+  const uint64_t entering = again.Send(TestClient::EnterFrame(60'000));
+  EXPECT_FALSE(again.Take(entering).has_value());
+  node.PerformDelayed();
+  const std::optional<Answer> entered = again.Take(entering);
+  ASSERT_TRUE(entered.has_value());
+  EXPECT_EQ(entered->frame.enter_session().source().step(), 1u) << entered->frame.DebugString();
+  EXPECT_TRUE(node.Has("ended-1") && node.Has("ended-2")) << "on the drive";
+}
+
+TEST(Evictions, ARestoreWhoseRoomStaysInAFlushHearsWhoHasIt) {
+  DrainingNode node;
+  TestClient again = node.Connect(200, 1000);
+  ASSERT_TRUE(again.Join("wanted", 0, 1));
+  const uint64_t entering = again.Send(TestClient::EnterFrame(60'000));
+  node.Advance(std::chrono::seconds(61));
+  const std::optional<Answer> late = again.Take(entering);
+  ASSERT_TRUE(late.has_value());
+  EXPECT_NE(late->frame.failure().message().find("(memory.bytes_max)"), std::string::npos)
+      << late->frame.DebugString();
+}
+
+TEST(Evictions, ASaveThatMayWaitGetsTheRoomAfterTheFlush) {
+  DrainingNode node;
+  TestClient next = node.Connect(200, 1000);
+  ASSERT_TRUE(next.Join("next", 0, 1));
+  const uint64_t saving = next.Send(TestClient::BeginFrame(1, kSlot, 60'000));
+  EXPECT_FALSE(next.Take(saving).has_value());
+  node.PerformDelayed();
+  const std::optional<Answer> granted = next.Take(saving);
+  ASSERT_TRUE(granted.has_value());
+  EXPECT_TRUE(granted->frame.has_begin_save()) << granted->frame.DebugString();
+}
+
+TEST(Evictions, ALastStepThatIsLongOnItsWayGivesWayInTheEnd) {
+  DrainingNode node;
+  TestClient next = node.Connect(200, 2000);
+  ASSERT_TRUE(next.Join("next", 0, 1));
+  EXPECT_EQ(next.Reason(TestClient::BeginFrame(1)), Failure::REASON_NO_ROOM)
+      << "it may be there in a moment";
+  const uint64_t saving = next.Send(TestClient::BeginFrame(2, kSlot, 60'000));
+  EXPECT_FALSE(next.Take(saving).has_value());
+  node.Advance(kDrainIsAwaited + kRoomLook);
+  const std::optional<Answer> granted = next.Take(saving);
+  ASSERT_TRUE(granted.has_value());
+  EXPECT_TRUE(granted->frame.has_begin_save()) << granted->frame.DebugString();
+  EXPECT_NE(node.LastShed().find("'ckptctl pin ended-1 --step 1' would have kept it"),
+            std::string::npos)
+      << node.LastShed();
+}
+
+TEST(Evictions, NobodysLastCopyGoesInVain) {
+  Node node(4);
+  node.Run("mine-1", 1000, true);
+  node.Run("mine-2", 1000, true);
+  TestClient theirs = node.Connect(150, 2000);
+  ASSERT_TRUE(theirs.Join("theirs", 0, 1));
+  ASSERT_TRUE(theirs.Save(1));
+  ASSERT_TRUE(theirs.Save(2));
+  TestClient next = node.Connect(200, 1000);
+  ASSERT_TRUE(next.Join("next", 0, 1));
+  EXPECT_EQ(next.Reason(TestClient::BeginFrame(1, 4 * kSlot)), Failure::REASON_NO_ROOM);
+  EXPECT_TRUE(node.Has("mine-1") && node.Has("mine-2"));
+  EXPECT_TRUE(next.Save(2, 2 * kSlot)) << "for this both are enough";
+}
+
+// That one is within its share: its last copy does not go, and so none of mine goes for nothing.
+TEST(Evictions, WhatOthersKeepIsNotCountedOn) {
+  Node node(6);
+  node.Run("mine", 1000, true);
+  TestClient theirs = node.Connect(150, 2000);
+  ASSERT_TRUE(theirs.Join("theirs", 0, 1));
+  ASSERT_TRUE(theirs.Save(1, 3 * kSlot));
+  node.End(theirs, true);
+  TestClient next = node.Connect(200, 1000);
+  ASSERT_TRUE(next.Join("next", 0, 1));
+  EXPECT_EQ(next.Reason(TestClient::BeginFrame(1, 4 * kSlot)), Failure::REASON_NO_ROOM);
+  EXPECT_TRUE(node.Has("mine") && node.Has("theirs"));
+  EXPECT_TRUE(next.Save(2, 3 * kSlot)) << "for this mine is enough";
+  EXPECT_TRUE(node.Has("theirs") && !node.Has("mine"));
+}
+
+TEST(Evictions, ARestoreHearsThatOthersJobsThatDiedGiveWayLater) {
+  Node node(2, Memory(), true);
+  node.Run("wanted", 1000, false);
+  node.Restart(true);
+  node.Run("theirs-1", 2000, false);
+  node.Run("theirs-2", 2000, false);
+  TestClient again = node.Connect(200, 1000);
+  ASSERT_TRUE(again.Join("wanted", 0, 1));
+  const std::string refused = again.Call(TestClient::EnterFrame(60'000)).failure().message();
+  EXPECT_NE(refused.find("gives way ten minutes after that"), std::string::npos) << refused;
+  node.Advance(kDiedLately);
+  const v1::DaemonFrame entered = again.Call(TestClient::EnterFrame(60'000));
+  EXPECT_EQ(entered.enter_session().source().step(), 1u) << entered.DebugString();
+  EXPECT_TRUE(node.Has("theirs-1") && node.Has("theirs-2")) << "on the drive";
 }
 
 // With a record as large as a slot: a sixteenth of that is not counted.

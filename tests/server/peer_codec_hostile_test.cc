@@ -244,7 +244,7 @@ std::vector<Case> Cases() {
          p.mutable_save_lost()->set_why(kLong);
        }},
       {"SpareAsked: for_job", [](P& p) { p.mutable_spare_asked()->set_for_job("a/b"); }},
-      {"SpareAsked: stage", [](P& p) { p.mutable_spare_asked()->set_stage(3); }},
+      {"SpareAsked: stage", [](P& p) { p.mutable_spare_asked()->set_stage(4); }},
       {"CopiesAway: dir",
        [](P& p) {
          p.mutable_copies_away()->set_tier(v1::TIER_NVME);

@@ -435,7 +435,7 @@ class Filler {
     m.zstd_level = 7;
     m.zstd_threads = 9;
   }
-  void Mend(SpareAsked& m) { m.stage = static_cast<uint32_t>(EvictionStage::kLast); }
+  void Mend(SpareAsked& m) { m.stage = static_cast<uint32_t>(EvictionStage::kDraining); }
   void Mend(DurableRoomAsked& m) { m.stage = static_cast<uint32_t>(RoomStage::kEndedJobs); }
   void Mend(PrefetchWanted& m) { m.world_size = 100'000; }
   void Mend(JobHosted& m) { m.world_size = 100'000; }

@@ -83,7 +83,7 @@ class SlotStore {
     std::string dir;
     uint64_t bytes_max = 0;
     std::string boot_id;
-    DaemonLock::Judge find_dying = FindDying;  // another one in tests
+    DaemonLock::Judge find_dying = FindDyingHolder;  // another one in tests
   };
   // Creates the directory (0700) if needed, takes the lock, from dying daemons too (dying()). Fails
   // clearly when `dir` is not on tmpfs or too small.

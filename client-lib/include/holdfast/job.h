@@ -151,7 +151,7 @@ class SaveHandle {
 struct SaveOptions {
   // By default a save never waits for a slot: it fails with kNoRoom. (That of the last step, once
   // Preempted has said so, waits as long as the grace lets it.) One that waits for a slot also
-  // waits for a daemon that hangs.
+  // waits for a daemon that hangs, or is away, as while it is being restarted.
   Milliseconds wait_for_room{0};
   // Tensors on devices are read after what is enqueued on these streams when Save or SaveAsync is
   // called. Without any, what they hold must be there already. A save while a CUDA graph is being

@@ -15,7 +15,8 @@
 // is constant. Nothing throws. Attach and ListCheckpoints wait no longer than their deadline; to
 // read what lies in nvme or remote takes as long as the drive or the mount does, unless
 // AttachOptions::interrupted ends it; of another node each 16 MiB may take the deadline. A View
-// that goes waits a second at most for ckptd to hear so.
+// that goes waits a second at most for ckptd to hear so. Where ckptd keeps a caller for a second, a
+// line on the standard error says why.
 #pragma once
 
 #include <chrono>

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from holdfast import _core, _daemon, _held, _jobs, _preemption
-from holdfast._described import Described
+from holdfast._described import Described, Spec, torch_module
 from holdfast._errors import (
     DeadlineExceeded,
     HoldfastError,
@@ -32,7 +32,8 @@ from holdfast._policy import Policy
 from holdfast._progress import Progress, RestoreProgress
 from holdfast._reader import Checkpoint, OldRanks
 from holdfast._restored_state import Wanted
-from holdfast._state import Flat, Flattener, Spec, found_in, is_optimizer, torch_module
+from holdfast._skipped import Line, SkippedSaves
+from holdfast._state import Flat, Flattener, found_in, is_optimizer
 
 _log = logging.getLogger("holdfast")
 _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
@@ -41,6 +42,7 @@ _made: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 _DRAINED: tuple[Stage, ...] = ("sealed", "committed", "peer", "remote", "nvme")
 _EXIT_S = 2.0  # what a process needs to end in good order
 _WAIT_S = 60.0  # that a save waits for its slot and its commit, if it waits and nothing is said
+_ANSWER_S = 0.25  # so much earlier a save gives up that waits for a slot: it knows why
 
 
 class Checkpointer:
@@ -118,12 +120,15 @@ class Checkpointer:
             call_timeout=_jobs.seconds("Checkpointer", "call_timeout", call_timeout),
             user=self,
         )
+        # One rank speaks for all.
+        self._disk = _daemon.disk_watch(self.job, path) if self._shared.rank == 0 else None
         self._layout: tuple[list[Spec], _core.TensorList | None] = ([], None)
         self._half_restored: dict[str, str] = {}  # keys of states, and why
         self._described: Described | None = None
         self._handle: Handle | None = None
         self._unreported: list[Handle] = []  # what becomes of them is not known yet
-        self._to_report: list[Handle] = []  # failed, and nobody was told
+        self._to_report: list[Handle] = []  # sealed or failed, and nobody was told
+        self._skipped = SkippedSaves()
         self._failed = 0
         self._last_step: int | None = None  # the first that `preempted` has called the last one
         self._has_saved = False
@@ -149,19 +154,22 @@ class Checkpointer:
         `wait`: "snapshot", "sealed", "committed", "peer", "nvme" or "remote": returns when the save has come that far, or never will,
         or after `timeout` seconds. Without `timeout` it waits 60 s for the save to be committed, and for a tier after that as long
         as the tier takes. Such a save (but for "snapshot") also waits for a slot, should none be free, and for a daemon that
-        hangs; one without `wait` is given up when the daemon has said nothing for a second. A save that fails, or has not come that
-        far, does not raise (see `on_error`): it is logged, and the handle says so (`error`, `times`), and `failed_saves`.
+        hangs or is being restarted, for as long as that; one without `wait` is given up when the daemon has said nothing for a second,
+        and at once where there is none. A save that fails, or has not come that far, does not raise (see `on_error`): it is logged,
+        and the handle says so (`error`, `times`), and `failed_saves`.
         """
         if wait is not None and wait not in STAGES:
             raise InvalidArgument(f"save: there is no stage {wait!r}: {', '.join(STAGES)}")
         step = _jobs.unsigned("save", "step", step)
         timeout = None if timeout is None else _jobs.seconds("save", "timeout", timeout)
+        until = None if timeout is None else time.monotonic() + timeout
         self._report()
         self.wait_snapshot()  # of the save before: here Ctrl-C works
-        until = None if timeout is None else time.monotonic() + timeout
+        self._look_at_disk()
         room = 0.0
         if wait is not None and wait != "snapshot":
-            room = _WAIT_S if timeout is None else timeout
+            room = _WAIT_S if until is None else max(0.0, until - time.monotonic())
+            room -= min(room / 8, _ANSWER_S)
         handle = self._begun(step, state, room)
         self._handle = handle
         self._unreported.append(handle)
@@ -269,6 +277,10 @@ class Checkpointer:
         if self._handle is not None and not self._handle.done("snapshot"):
             self._handle.wait_snapshot()
 
+    def _look_at_disk(self, *, last: bool = False) -> None:
+        if self._disk is not None and self._handle is not None:
+            self._disk.look(self._handle, last=last)
+
     @property
     def failed_saves(self) -> int:
         """Saves of this Checkpointer that failed, as far as is known now."""
@@ -279,20 +291,25 @@ class Checkpointer:
         for handle in list(self._unreported):
             if handle.done("sealed") and handle in self._unreported:
                 self._unreported.remove(handle)
-                if handle.error is not None:
-                    self._failed += 1
-                    self._to_report.append(handle)
+                self._failed += handle.error is not None
+                self._to_report.append(handle)
 
     def _report(self) -> None:
         """Says of each save that failed that it did: once."""
         self._count()
-        failed, self._to_report = self._to_report, []
-        for handle in failed:
-            _log.error("job '%s': step %d was not saved: %s", self.job, handle.step, handle.error)
+        settled, self._to_report = self._to_report, []
+        for handle in settled:
+            self._say(self._skipped.line(handle.step, handle.error, time.time()))
+        failed = [handle for handle in settled if handle.error is not None]
         if failed and self._raises:
             error = failed[-1].error
             assert error is not None
             raise error
+
+    def _say(self, line: Line | None) -> None:
+        if line is not None:
+            level, text = line
+            _log.log(level, "job '%s': %s", self.job, text)
 
     # ---- the end ----
 
@@ -595,8 +612,11 @@ class Checkpointer:
         if self._watches_signals:
             self._watches_signals = False
             _preemption.unwatch(self)
+        self._look_at_disk(last=True)
+        self._disk = None
         self._shared.leave(self, timeout)
         self._report()
+        self._say(self._skipped.rest())
 
     def __reduce__(self) -> Any:
         raise Refused(

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from holdfast import _core
 from holdfast._errors import DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from holdfast._programs import carried
-from holdfast._spill import MemoryOnly, find_spill
+from holdfast._spill import DiskWatch, MemoryOnly, find_spill
 
 SYSTEM_SOCKET = "/run/holdfast/ckptd.sock"
 SYSTEM_CONFIG = "/etc/holdfast/ckptd.yaml"
@@ -95,6 +95,16 @@ def private_place() -> str:
     if not os.path.isabs(place):
         raise InvalidArgument(f"HOLDFAST_PRIVATE_DIR: '{place}' is not an absolute path")
     return place
+
+
+def disk_watch(job: str, socket: str) -> DiskWatch | None:
+    """None: it is not the private daemon that the socket leads to."""
+    home = _config_home()
+    try:
+        private = socket == os.path.join(private_place(), "ckptd.sock")
+    except InvalidArgument:
+        private = False
+    return DiskWatch(job, os.path.join(home or "", "private.yaml")) if private else None
 
 
 def _system_socket() -> str | None:
@@ -287,7 +297,7 @@ def _tell(log: str, where: str) -> None:
     line = f"started a private ckptd: {where}"
     with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(line + "\n")
-    _log.warning("holdfast: %s", line)  # (what is not a warning, most programs do not show)
+    _log.warning("%s", line)  # (what is not a warning, most programs do not show)
 
 
 def _start(place: str, own: str, end: float) -> str:

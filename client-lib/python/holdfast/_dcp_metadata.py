@@ -15,11 +15,13 @@ import math
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from holdfast._errors import Refused
+
+_Kind = TypeVar("_Kind")
 
 _RANK_MAX = 64
 _INTEGER_MAX = (1 << 63) - 1
@@ -249,7 +251,7 @@ def _named(module: Any, name: Any) -> _Name | torch.dtype:
 # ---- what the records say ----
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _typed(value: Any, kind: type[_Kind]) -> _Kind:
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} where a {kind.__name__} should be")
     return value
@@ -258,7 +260,8 @@ def _typed(value: Any, kind: type) -> Any:
 def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
     if _typed(value, _Record).name != "dict":
         raise ValueError(f"a {value.name} where a dict should be")
-    return value.pairs
+    pairs: Sequence[tuple[Any, Any]] = value.pairs
+    return pairs
 
 
 def _fields(value: Any, name: str) -> dict[str, Any]:
@@ -272,9 +275,10 @@ def _fields(value: Any, name: str) -> dict[str, Any]:
 
 
 def _integer(value: Any) -> int:
-    if abs(_typed(value, int)) > _INTEGER_MAX:
+    number = _typed(value, int)
+    if abs(number) > _INTEGER_MAX:
         raise ValueError("a number of more than 64 bits")
-    return value
+    return number
 
 
 def _size(value: Any) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ import math
 from typing import Any, Literal
 
 from holdfast import _core
+from holdfast._described import torch_module
 from holdfast._errors import DeadlineExceeded, HoldfastError, InvalidArgument, Refused
 from holdfast._jobs import seconds
-from holdfast._state import torch_module
 
 Stage = Literal["snapshot", "sealed", "committed", "peer", "nvme", "remote"]
 STAGES: tuple[str, ...] = ("snapshot", "sealed", "committed", "peer", "nvme", "remote")

@@ -99,7 +99,7 @@ class HeldSave:
             worker.join()
             if self.discard():
                 _log.warning(
-                    "holdfast: job %s: step %d was staged and not saved: given up",
+                    "job %s: step %d was staged and not saved: given up",
                     self.shared.name,
                     self.step,
                 )
@@ -151,8 +151,7 @@ def alone(shared: SharedJob, what: str, timeout: float) -> Iterator[None]:
             for other in others:
                 if other.discard():
                     _log.warning(
-                        "holdfast: job %s: step %d was staged and is not sealed yet: given up for "
-                        "%s",
+                        "job %s: step %d was staged and is not sealed yet: given up for %s",
                         shared.name,
                         other.step,
                         what,
@@ -172,12 +171,12 @@ def _wait_for_others(shared: SharedJob, what: str, until: float) -> None:
         if not others or time.monotonic() >= until:
             return
         if not told:
-            _log.info("holdfast: job %s: %s waits for step %d", shared.name, what, others[0])
+            _log.info("job %s: %s waits for step %d", shared.name, what, others[0])
             told = True
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + _BETWEEN_LINES_S
             _log.warning(
-                "holdfast: job %s: %s still waits for step %d, which dcp.async_save has staged and "
+                "job %s: %s still waits for step %d, which dcp.async_save has staged and "
                 "not sealed yet: its own thread seals it, or it is given up in %.0f s",
                 shared.name,
                 what,

@@ -152,6 +152,7 @@ def _torch(tag: str) -> Any:
 def _decode_float(value: Any) -> float:
     if value in ("nan", "inf", "-inf"):
         return float(value)
+    number: float
     (number,) = struct.unpack(">d", bytes.fromhex(value))
     return number
 

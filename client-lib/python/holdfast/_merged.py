@@ -6,6 +6,7 @@ marked, and refused by name where it is wanted, unless the user says what become
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -50,8 +51,8 @@ class OfAll:
 
     def differing(self, own: list[tuple[str, bytes, str | None]]) -> set[str]:
         """Names of objects that are not the same in all ranks that had them; but for this rank's own."""
-        seen: set[str] = set()
-        twice = {name for name, _, _, _ in self.contents if name in seen or seen.add(name)}
+        times = collections.Counter(name for name, _, _, _ in self.contents)
+        twice = {name for name, count in times.items() if count > 1}
         return twice - {TREE} - {name for name, _, _ in own}
 
     def tree(self, own: list[tuple[str, bytes, str | None]]) -> Node | None:
@@ -137,7 +138,9 @@ def _sequence(every: list[tuple[list[Node], bool]], path: str) -> list[Node] | N
 
 
 def _once(names: Iterable[str], seen: set[str]) -> list[str]:
-    return [name for name in names if name not in seen and not seen.add(name)]
+    new = [name for name in dict.fromkeys(names) if name not in seen]
+    seen.update(new)
+    return new
 
 
 def _optimizer(every: list[tuple[dict[str, Any], bool]], path: str) -> dict[str, Any] | None:

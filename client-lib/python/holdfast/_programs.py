@@ -22,8 +22,7 @@ def _become(name: str) -> NoReturn:
     except OSError as error:
         sys.exit(
             f"{name}: run '{path}': {error.strerror}: the package was installed without its "
-            "programs; install the wheel again "
-            "(pip install --force-reinstall holdfast)"
+            "programs. Install the wheel's file again (pip install --force-reinstall FILE)."
         )
 
 

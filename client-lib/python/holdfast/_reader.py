@@ -391,7 +391,8 @@ class _Values:
         if "dict" in node:
             return {str(key): each for key, each in node["dict"]}
         if "list" in node or "tuple" in node:
-            return {str(i): each for i, each in enumerate(node.get("list", node.get("tuple")))}
+            nodes = node["list"] if "list" in node else node["tuple"]
+            return {str(i): each for i, each in enumerate(nodes)}
         if "stateful" in node:
             return self._children(node["stateful"], path)
         if "optimizer" in node:  # what it is set to; its states are tensors with names of their own
@@ -403,7 +404,8 @@ class _Values:
                 for name in self._checkpoint
                 if self._owners is not None and self._owners.are(name, path)
             ]
-            return {name[len(path) + 1 :]: {"tensor": name} for name in names} | node["module"]
+            other: dict[str, dict[str, Any]] = node["module"]
+            return {name[len(path) + 1 :]: {"tensor": name} for name in names} | other
         value = node.get("value")
         if isinstance(value, dict):
             return {str(key): {"value": each} for key, each in value.items()}

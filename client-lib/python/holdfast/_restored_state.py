@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast import _json, _objects
 from holdfast._core import TensorInfo
+from holdfast._described import Spec, is_subclass, torch_module
 from holdfast._errors import Corrupt, InvalidArgument, Refused, not_in_shard
 from holdfast._merged import AS_VALUE, DIFFERS, Merge, OfAll, refusal
 from holdfast._part import PARTS, Part
@@ -24,20 +25,17 @@ from holdfast._state import (
     TENSOR_CODEC,
     TREE,
     Parameters,
-    Spec,
     array_dtype,
     is_array,
     is_module,
     is_optimizer,
     is_stateful,
-    is_subclass,
     is_tensor,
     join,
     module_key,
     module_keys,
     numpy_module,
     reads_plainly,
-    torch_module,
     unwrapped,
 )
 from holdfast._tensor_memory import (
@@ -61,6 +59,11 @@ def torch_types() -> Any:
     from holdfast import _torch_types
 
     return _torch_types
+
+
+def _replace_content(target: dict[Any, Any], content: dict[Any, Any]) -> None:
+    target.clear()
+    target.update(content)
 
 
 # What is in a place now; asked for at most once.
@@ -412,10 +415,10 @@ class Wanted:
     def _replacing(self, value: Any, target: Any) -> Any:
         """A dictionary or list that the user holds gets the new content, for others may hold it, too."""
         if type(value) is dict and type(target) is dict:
-            self._at_the_end.append(lambda: (target.clear(), target.update(value)))
+            self._at_the_end.append(functools.partial(_replace_content, target, value))
             return target
         if type(value) is list and type(target) is list:
-            self._at_the_end.append(lambda: target.__setitem__(slice(None), value))
+            self._at_the_end.append(functools.partial(target.__setitem__, slice(None), value))
             return target
         return value
 
@@ -821,9 +824,7 @@ class Wanted:
                     self._into(field, group, key, full)
                 else:
                     value = self._make(field, full)
-                    self._at_the_end.append(
-                        lambda group=group, key=key, value=value: group.__setitem__(key, value)
-                    )
+                    self._at_the_end.append(functools.partial(group.__setitem__, key, value))
         parameters = {
             names[id(parameter)]: (parameter, group)
             for group in optimizer.param_groups

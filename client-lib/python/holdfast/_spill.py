@@ -13,6 +13,10 @@ The directory is $XDG_STATE_HOME/holdfast/private-<machine-id> (~/.local/state/â
 
 A daemon waits for a drive that it knows and that is gone. A user who removes this directory wants
 no such wait: it is an order to forget what was in it. `token` shows that this has happened.
+
+    watch = DiskWatch("job", "â€¦/private.yaml")
+    watch.look(handle)              # before each save: the one before it
+    watch.look(handle, last=True)   # at the end
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import re
@@ -30,6 +35,10 @@ import time
 import uuid
 
 from holdfast import _core
+from holdfast._errors import DeadlineExceeded, HoldfastError
+from holdfast._handle import Handle
+
+_log = logging.getLogger("holdfast")
 
 MACHINE_ID = "/etc/machine-id"
 
@@ -40,8 +49,11 @@ _BYTES_MIN = 64 << 20
 _FREE_PART = 10
 _LOCK_PATIENCE_S = 1.0
 _PAUSE_S = 0.05
+_TROUBLE_S = 10.0  # others may be making room just now
 _LOCKS_MAX = 16
 _PID_BYTES_MAX = 9
+_TEXT_BYTES_MAX = 8192  # a token and a path, say
+_RECORD_BYTES_MAX = 1 << 30  # docs/formats.md
 _JOB_STATE = re.compile(r"job-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
@@ -82,6 +94,51 @@ policy:
 """
 
 
+class DiskWatch:
+    """Says once in this program's log why steps do not get to the disk. It ends with the first step
+    that is there.
+    """
+
+    def __init__(self, job: str, settings: str) -> None:
+        self._job = job
+        self._settings = settings
+        self._handle: Handle | None = None
+        self._since: float | None = None  # when it was in trouble first
+        self._over = False
+
+    def look(self, handle: Handle, *, last: bool = False) -> None:
+        """Asks the daemon, which takes about a millisecond. Not after a save that failed: the daemon
+        may hang.
+        """
+        if self._over or not handle.done() or handle.error is not None:
+            return
+        watched = self._handle = self._handle or handle
+        try:
+            watched.wait("nvme", 0.0)
+            self._end()
+        except DeadlineExceeded as error:
+            # Coordinator::HowFar tells of the trouble, if there is any.
+            _, _, trouble = str(error).partition("; nvme: ")
+            if not trouble:
+                return
+            now = time.monotonic()
+            self._since = self._since or now
+            if last or now - self._since >= _TROUBLE_S:
+                self._end()
+                _log.warning(
+                    "job '%s': step %d is not on disk, and a reboot would lose it: %s; the private "
+                    "daemon's settings: '%s' (docs/install.md, \"Other settings\")",
+                    self._job, watched.step, trouble, self._settings,
+                )  # fmt: skip
+        except HoldfastError as error:
+            self._handle = None  # not this step: none is due, or it was lost
+            self._over = "none configured" in str(error)
+
+    def _end(self) -> None:
+        self._over = True
+        self._handle = None
+
+
 def budget(bytes_free: int) -> int:
     """How much of a file system with so much free space is used at most."""
     return min(_BYTES_MAX, bytes_free // _FREE_PART)
@@ -116,7 +173,7 @@ def _state_home() -> str:
 
 
 def _machine_id() -> str:
-    text = _read(MACHINE_ID).decode(errors="replace").strip()
+    text = _read(os.path.realpath(MACHINE_ID)).decode(errors="replace").strip()
     if not re.fullmatch(r"[0-9a-f]{32}", text):
         raise MemoryOnly(f"'{MACHINE_ID}' does not name this machine, as in a container")
     return text
@@ -222,23 +279,36 @@ def _forget_jobs(spill: Spill, memory: str) -> None:
         *pathlib.Path(memory).glob("slot-*.record"),
         *pathlib.Path(spill.checkpoints).glob("*/JOB"),
     ]
-    kept = b"\0".join(_read(str(record)) for record in records)
+    kept = b"\0".join(_read(str(record), _RECORD_BYTES_MAX) for record in records)
     for state in pathlib.Path(memory).glob("job-*"):
         named = _JOB_STATE.fullmatch(state.name)
         if named and uuid.UUID(named[1]).bytes not in kept:
             state.unlink()
 
 
-def _read(path: str) -> bytes:
-    """Empty: there is no such file."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        return file.read()
-    return b""
+def _read(path: str, bytes_max: int = _TEXT_BYTES_MAX) -> bytes:
+    """Empty: there is no such file. Opening one that is a pipe, say, does not wait."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise MemoryOnly(f"'{path}' is not a regular file")
+        if info.st_size > bytes_max:
+            raise MemoryOnly(f"'{path}' has {info.st_size} bytes, more than any such file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(info.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: str, text: str) -> None:
     aside = path + ".tmp"
-    with open(aside, "w", encoding="utf-8") as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+    with open(aside, "x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

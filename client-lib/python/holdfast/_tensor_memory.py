@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._state import is_array, is_tensor, numpy_module, torch_module
+from holdfast._described import torch_module
+from holdfast._state import is_array, is_tensor, numpy_module
 
 
 def bytes_of(value: Any) -> Any:
@@ -64,4 +65,5 @@ def copy_into(target: Any, source: Any) -> None:
 
 
 def address_of(value: Any) -> int:
-    return value.data_ptr() if is_tensor(value) else value.__array_interface__["data"][0]
+    address: int = value.data_ptr() if is_tensor(value) else value.__array_interface__["data"][0]
+    return address

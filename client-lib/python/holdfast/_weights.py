@@ -623,4 +623,5 @@ def _part(where: str, data: bytes) -> torch.Tensor:
         or part.is_quantized
     ):
         raise InvalidArgument(f"{where}: a part is no tensor with plain memory")
-    return part.detach()
+    plain: torch.Tensor = part.detach()
+    return plain

@@ -12,6 +12,7 @@
 #include "client-lib/python/src/tensors.h"
 #include "client-lib/python/src/view.h"
 #include "client-lib/python/src/wait.h"
+#include "client-lib/src/wait_notice.h"
 #include "holdfast/version.h"
 
 namespace holdfast::python {
@@ -41,6 +42,7 @@ PYBIND11_MODULE(_core, module) {
                                        .attr("main_thread")()
                                        .attr("ident")
                                        .cast<unsigned long>());
+  holdfast::client::SetDefaultWarn(holdfast::python::WarnInPython);
   // Registered before anything of the package, and so run after it.
   pybind11::module_::import("atexit").attr("register")(
       pybind11::cpp_function(&holdfast::python::EndOfInterpreter));

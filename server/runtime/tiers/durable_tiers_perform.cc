@@ -30,8 +30,7 @@ absl::Status WasCancelled() {
 }
 
 absl::Status StillRead(const std::string& what) {
-  return absl::UnavailableError(
-      absl::StrCat(what, " is still being read: it hangs, or has much to tell"));
+  return absl::UnavailableError(absl::StrCat(what, " is still being read: it hangs, or is large"));
 }
 
 }  // namespace

@@ -70,6 +70,14 @@ TEST_F(DaemonConfigTest, WithoutABudgetHalfOfTheFileSystemIsTaken) {
   EXPECT_EQ(config_.memory().bytes_max() % (2u << 20), 0u);
 }
 
+// As of a user whose login has set no XDG_RUNTIME_DIR.
+TEST_F(DaemonConfigTest, ASocketWithoutADefaultNamesTheVariable) {
+  ASSERT_EQ(Load(), "");
+  config_.mutable_socket()->clear_path();
+  EXPECT_THAT(Message(CheckConfig(config_)),
+              HasSubstr("socket.path: there is no default, since XDG_RUNTIME_DIR is not set"));
+}
+
 TEST_F(DaemonConfigTest, EveryRefusalNamesTheSetting) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"node_name: 'gpu 17'\nremote: {dir: /mnt/r}", "node_name: with remote.dir it names files"},

@@ -64,7 +64,7 @@ TEST(FindState, WhatADyingDaemonWasFillingIsHeldByIt) {
     ASSERT_TRUE(before->WriteNote(slot, note).ok());
   }
 
-  options.find_dying = [&](int32_t) { return std::optional<ProcessId>(daemon); };
+  options.find_dying = [&](int32_t, uint64_t) { return std::optional<ProcessId>(daemon); };
   const std::unique_ptr<SlotStore> store = SlotStore::Open(options).value();
   EXPECT_THAT(store->dying(), ElementsAre(daemon));
   const absl::StatusOr<Started> started = FindState(*store, *catalog, 64 * kSlot);

@@ -280,9 +280,12 @@ def stored(
             state[name] = BytesStorageMetadata()
         elif content in state:
             state[name] = state[content]
-            for kind in (sources, objects, conflicts):
-                if content in kind:
-                    kind[name] = kind[content]
+            if content in sources:
+                sources[name] = sources[content]
+            if content in objects:
+                objects[name] = objects[content]
+            if content in conflicts:
+                conflicts[name] = conflicts[content]
 
     optimizers = _optimizers.Names()
     for rank, data in trees:

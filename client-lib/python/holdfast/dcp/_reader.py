@@ -231,7 +231,7 @@ class Reader(StorageReader):
             else:
                 _log.log(
                     logging.INFO if self._step is None else logging.WARNING,
-                    "holdfast: job %s: step %d of attempt %d is read only, for this process has "
+                    "job %s: step %d of attempt %d is read only, for this process has "
                     "restored or saved before: the run goes on from where it is (adopt=True goes "
                     "back)",
                     self.job,
@@ -262,7 +262,7 @@ class Reader(StorageReader):
         found = restored.attempt, restored.step
         if left := sorted({step for attempt, step in before if (attempt, step) > found}):
             _log.warning(
-                "holdfast: job %s: the run goes on from step %d of attempt %d: %s %s discarded by "
+                "job %s: the run goes on from step %d of attempt %d: %s %s discarded by "
                 "its next save (adopt=False only reads)",
                 self.job,
                 restored.step,
@@ -341,7 +341,7 @@ class Reader(StorageReader):
                     self._views[rank] = self._shard(rank)
                     continue
                 except HoldfastError as error:
-                    _log.warning("holdfast: job %s: no other copy: %s", self.job, error)
+                    _log.warning("job %s: no other copy: %s", self.job, error)
                 raise
 
     def _read_object(self, item: ReadItem, planner: LoadPlanner, wanted: set[str]) -> None:

@@ -173,12 +173,17 @@ def _dtensor_leaf(name: str, tensor: Any, pieces: _Pieces) -> _Leaf:
         return _Leaf([], lambda _: tensor)
     piece = pieces.add_part(name, tensor._local_tensor, place)
     spec = tensor._spec
-    # from_local would move the copy to the mesh's device.
-    return _Leaf([piece], lambda copies: DTensor(copies[0], spec, requires_grad=False))
+
+    def rebuild(copies: list[torch.Tensor]) -> Any:
+        # from_local would move the copy to the mesh's device. torch leaves DTensor.__new__ untyped.
+        return DTensor(copies[0], spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    return _Leaf([piece], rebuild)
 
 
 def _sharded_leaf(name: str, tensor: Any, pieces: _Pieces) -> _Leaf:
-    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.shard import Shard
 
     whole = tensor.metadata()
     size = tuple(whole.size)
@@ -210,7 +215,7 @@ def _leaf(name: str, tensor: torch.Tensor, pieces: _Pieces) -> int | _Leaf:
     """The number of its one piece, for a plain tensor."""
     if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter:
         return pieces.add_whole(name, tensor)
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if isinstance(tensor, ShardedTensor):
         return _sharded_leaf(name, tensor, pieces)
@@ -326,7 +331,7 @@ class Layout:
 
 def _layout(shared: SharedJob, slices: list[Slice], mappings: dict[str, Any]) -> Layout:
     """The last save's, where nothing but the values has changed."""
-    last = shared.staged
+    last: Layout | None = shared.staged
     if last is None or last.slices != slices or last.mappings != mappings:
         last = shared.staged = Layout(
             slices,

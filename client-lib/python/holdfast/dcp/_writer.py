@@ -347,4 +347,5 @@ def _copy(state_dict: dict[str, Any]) -> dict[str, Any]:
     """
     from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
-    return StateDictStager(pin_memory=False, share_memory=False).stage(state_dict)
+    staged: dict[str, Any] = StateDictStager(pin_memory=False, share_memory=False).stage(state_dict)
+    return staged
