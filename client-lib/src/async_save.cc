@@ -269,7 +269,7 @@ Status SaveProgress::AskDaemon(Stage stage, Deadline deadline) {
     if (Interrupt* const caller = deadline.interrupt()) {
       exchange = exchange.Or(*caller);
     }
-    // Whoever does not wait takes no daemon for one that hangs.
+    // A call that does not wait must not count a slow daemon as one that hangs.
     const bool in_passing = deadline.passed();
     const wire::AwaitSave await = AwaitOf(stage, deadline.DaemonMillis());
     const Result<Answer<wire::SaveProgress>> answer =

@@ -40,7 +40,7 @@ std::vector<SettingRange> ClusterRanges(const v1::ClusterConfig& config);
 // open (only where listen_address does: port 0).
 std::string PublishedAddress(const v1::ClusterConfig& config, const std::string& listening);
 
-// Its port is taken: whichever is free, and that one is told to the others.
+// For a node whose port is taken: it listens at any free port, and publishes that one.
 void UseAnyPort(v1::ClusterConfig& config);
 
 // With the cluster's name: "/holdfast/default/".

@@ -225,7 +225,7 @@ class Zombies(Hangs):
     """A campaign whose ckptd is killed while a call of it hangs, which keeps the process until it is answered."""
 
     test = "hangs_test.py -k test_zombies_short"
-    kept_at_least = 1  # a removal that hung is ended later, whatever keep_last says by then
+    kept_at_least = 1  # a removal that hung ends later, when keep_last may be larger
     settings = Campaign.settings.replace("4GiB}", "4GiB, stall_timeout_ms: 500}").replace(
         "/remote}", "/remote, stall_timeout_ms: 500}"
     )
