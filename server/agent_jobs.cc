@@ -572,7 +572,7 @@ void Agent::TakeMessage(const JobUuid& job, const PersistState& m) {
   if (const auto known = jobs_.find(job); clustered() && known != jobs_.end()) {
     known->second.state = m.state;
   }
-  Act(WriteJobState{m.state});
+  Act(WriteJobState{m.state, m.on_disk});
 }
 
 void Agent::TakeMessage(const JobUuid&, const RestorePointSet& m) {

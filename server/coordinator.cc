@@ -402,7 +402,7 @@ void Coordinator::FlushState(Turn& t) {
   in_flight_version_ = version_;
   named_ = NodesOfIt();
   named_version_ = version_;
-  t.Say(PersistState{State(named_, t.time.now)});
+  t.Say(PersistState{State(named_, t.time.now), on_disk_version_ > durable_version_});
 }
 
 // Where its ranks are, and where something of it lies, as far as is known or was before.

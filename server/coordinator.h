@@ -791,6 +791,7 @@ class Coordinator {
   std::optional<CheckpointId> ahead_;   // of the open attempt, by those of its ranks that have come
   std::set<NodeId> ahead_nodes_;        // that were asked for some of it
   uint64_t version_ = 0;                // intended
+  uint64_t on_disk_version_ = 0;        // is to outlive a loss of power before it counts as durable
   uint64_t needed_version_ = 0;  // somebody waits for this one; what is above it is written lazily
   uint64_t durable_version_ = 0;
   // The nodes that the newest state names which was given out to be written: whoever joins from one

@@ -702,7 +702,9 @@ void Coordinator::WriteAgain(const ManifestDone& m, Turn& t) {
   DrainFailed(m.checkpoint, TierKind::kRemote, m.status, t);
 }
 
-// True if it is newer than what the job's state says of that tier.
+// True if it is newer than what the job's state says of that tier: the caller persists it. Who is
+// told of it may lose the power next, and then find that tier unreadable; that the step lies there
+// must be known all the same.
 bool Coordinator::NoteThere(CheckpointId id, TierKind tier) {
   const auto info = attempts_.find(id.attempt);
   if (info == attempts_.end() || tier == TierKind::kPeer) {
@@ -714,6 +716,7 @@ bool Coordinator::NoteThere(CheckpointId id, TierKind tier) {
     return false;
   }
   last = id.step;
+  on_disk_version_ = version_ + 1;
   return true;
 }
 

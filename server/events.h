@@ -429,6 +429,7 @@ struct DeleteSlot {  // record, note, image → SlotDeleted
 // written) → JobStateWritten. boot_id is left empty here, too.
 struct WriteJobState {
   v1::JobState state;
+  bool on_disk = false;  // the catalog is waited for, too, for a few seconds
 };
 struct RemoveJobState {  // → JobStateRemoved
   JobUuid job;

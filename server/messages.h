@@ -531,6 +531,7 @@ struct CopyDoubted {
 };
 struct PersistState {
   v1::JobState state;
+  bool on_disk = false;  // it is written when it would outlive a loss of power
 };
 // That the job is removed is durable, and agreed on: its copies may go. (In a cluster; to its own
 // node.)

@@ -1188,6 +1188,7 @@ void CheckState(Io& io, const PeerHeader& header, const v1::JobState& state) {
 template <typename Io, typename M>
 void Fields(Io& io, M& m, v1::PersistState& p) {
   io.Message(m.state, *p.mutable_state());
+  io.Any(HF_FIELD(on_disk));
   CheckState(io, io.header(), m.state);
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/sync_point.h"
 #include "base/units.h"
 #include "server/runtime/found_state.h"
 #include "server/state_order.h"
@@ -284,6 +285,7 @@ void CatalogWriter::PutBack(const Changes& changes) {
 
 absl::Status CatalogWriter::WriteJob(const JobUuid& job, const JobChange& change) {
   if (change.state.has_value()) {
+    HF_SYNC_POINT("daemon.catalog.job_taken");
     return catalog_.WriteJobState(*change.state);
   }
   // The catalog first: what is left after a crash in between is found in memory.dir and comes back

@@ -152,7 +152,7 @@ class Daemon {
   void PerformInCluster(ClusterAction action);
   void SendOpenedCopy(SendReply action);
   void SendWithDescriptors(SendReply action);
-  void JobStateTried(const JobUuid& job, const v1::JobState& state, const absl::Status& status);
+  void JobStateTried(const JobUuid& job, const WriteJobState& action, const absl::Status& status);
 
   // Runs `work` on the lane's threads in the key's order, and what it returns on the reactor's.
   using Completion = std::function<void()>;

@@ -290,35 +290,39 @@ void Daemon::Perform(WriteJobState action) {
     return Feed(JobStateWritten{{}, action.state.version(), job.status()});
   }
   action.state.set_boot_id(CurrentBoot());
-  RunOn(Lane::kState, JobKey(*job),
-        [this, job = *job, state = std::move(action.state)]() -> Completion {
-          const absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
-          [[maybe_unused]] const bool decided =
-              !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
-          if (decided) {
-            HF_SYNC_POINT("daemon.session.decided");
-          } else {
-            HF_SYNC_POINT("daemon.join.state_written");
-          }
-          return [this, job, state, status] { JobStateTried(job, state, status); };
-        });
+  RunOn(Lane::kState, JobKey(*job), [this, job = *job, action = std::move(action)]() -> Completion {
+    const v1::JobState& state = action.state;
+    const absl::Status status = store_->WriteJobState(job, state.SerializeAsString());
+    [[maybe_unused]] const bool decided =
+        !state.attempts().empty() && state.attempts(state.attempts_size() - 1).decided();
+    if (decided) {
+      HF_SYNC_POINT("daemon.session.decided");
+    } else {
+      HF_SYNC_POINT("daemon.join.state_written");
+    }
+    return [this, job, action, status] { JobStateTried(job, action, status); };
+  });
 }
 
 // In memory.dir it outlives the daemon, and what could be restored lies nowhere else: that is
-// enough, and the catalog, which outlives the node, follows. Where memory.dir is full, the catalog
-// stands in.
-void Daemon::JobStateTried(const JobUuid& job, const v1::JobState& state,
+// enough unless it tells of the durable tiers, and the catalog, which outlives a loss of power,
+// follows. One that cannot be written holds nothing up: the status says so. Where memory.dir is
+// full, the catalog stands in.
+void Daemon::JobStateTried(const JobUuid& job, const WriteJobState& action,
                            const absl::Status& status) {
-  if (status.ok()) {
-    catalog_writer_->WriteJobState(state);
-    return Feed(JobStateWritten{job, state.version(), status});
+  const uint64_t version = action.state.version();
+  if (status.ok() && !action.on_disk) {
+    catalog_writer_->WriteJobState(action.state);
+    return Feed(JobStateWritten{job, version, status});
   }
   AwaitCatalog(
-      [&](CatalogWriter::Done done) { catalog_writer_->WriteJobState(state, std::move(done)); },
-      [job, version = state.version(), status](const absl::Status& in_catalog) -> Event {
+      [&](CatalogWriter::Done done) {
+        catalog_writer_->WriteJobState(action.state, std::move(done));
+      },
+      [job, version, status](const absl::Status& in_catalog) -> Event {
         return JobStateWritten{
             job, version,
-            in_catalog.ok()
+            status.ok() || in_catalog.ok()
                 ? absl::OkStatus()
                 : Annotate(status, absl::StrCat("neither in the catalog (", in_catalog.message(),
                                                 ") nor in memory.dir"))};

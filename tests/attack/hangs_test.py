@@ -326,9 +326,6 @@ class Zombies(Hangs):
             job.end_work()
         if not any(job.ledger.promised_durably() for job in self.jobs):
             return
-        # (So that the catalog has all that was noted. What only memory noted of a drive, which then cannot be read for two
-        # starts, is not waited for.)
-        self.ckptd_terminated(draw)
         self.lose_power()
         self.hang_once("read")
         self.daemon.start()

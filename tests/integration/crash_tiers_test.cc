@@ -17,6 +17,7 @@ namespace holdfast {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 class CrashRun : public TierTest {
@@ -162,6 +163,59 @@ class CrashRun : public TierTest {
   uint64_t whole_remote_ = 0;
   uint64_t at_least_ = 0;
 };
+
+// A step that lies on a drive alone, while an older one is in the remote tier, too.
+class TheDriveIsGone : public TierTest {
+ public:
+  TheDriveIsGone() : TierTest(Options()) {}
+  // Whether the daemon died; it does before it writes a state into the catalog.
+  bool DiesAt(int write) {
+    EXPECT_TRUE(node_.Start("daemon.catalog.job_taken:kill@" + std::to_string(write)));
+    ranks_ = StartRanks(node_, {.bytes = 300'000, .policy = "remote.every_steps=2"}, 2);
+    bool told = false;
+    for (const std::string command : {"open", "restore", "save 2", "committed", "tier nvme",
+                                      "tier remote", "save 3", "committed", "tier nvme"}) {
+      const std::vector<std::string> answers = AskUntilDeath(node_, ranks_, command);
+      if (AnyDied(node_, ranks_)) {
+        told = step_ == 3 && std::count(answers.begin(), answers.end(), "ok nvme") > 0;
+        break;
+      }
+      step_ += command == "save 2" ? 2 : command == "save 3" ? 1 : 0;
+    }
+    const bool died = !node_.running();
+    if (!told) {
+      return died;
+    }
+    ranks_.clear();
+    EXPECT_EQ(node_.WaitExit(), -SIGKILL);
+    EmptyDirectory(node_.memory_dir());
+    for (uint32_t drive = 0; drive < node_.drives(); ++drive) {
+      std::filesystem::rename(node_.nvme_dir(drive), node_.nvme_dir(drive) + ".away");
+    }
+    EXPECT_TRUE(node_.Start());
+    Launch();
+    EXPECT_THAT(Restored(), Each(HasSubstr("step=2")));
+    EXPECT_THAT(DoAll(ranks_, "notes"), Each(HasSubstr("step 3"))) << "a step was passed over";
+    return true;
+  }
+
+ private:
+  void TestBody() override {}
+  static NodeOptions Options() {
+    NodeOptions options = TierNode();
+    options.config += "restore: {wait_for_copies_ms: 0}\n";
+    return options;
+  }
+  uint64_t step_ = 0;
+};
+
+TEST(CrashBeforeTheCatalog, WhatWasToldToLieOnADriveIsNotForgotten) {
+  int write = 1;
+  while (TheDriveIsGone().DiesAt(write)) {
+    ++write;
+  }
+  EXPECT_GT(write, 3) << "the catalog was hardly written";
+}
 
 class CrashTiers : public ::testing::TestWithParam<std::string> {};
 

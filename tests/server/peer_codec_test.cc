@@ -152,7 +152,7 @@ MEMBERS(HoldSteps, attempt, round)
 MEMBERS(LastStepChosen, attempt, step, left_ms)
 MEMBERS(CopyUnneeded, checkpoint, rank)
 MEMBERS(CopyDoubted, checkpoint, rank)
-MEMBERS(PersistState, state)
+MEMBERS(PersistState, state, on_disk)
 MEMBERS(RestorePointSet, token, text)
 MEMBERS(Reported, report)
 MEMBERS(FlushWanted, checkpoint, to, world_size, shards, opening, verify, groups, zstd_level,
