@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "base/copy_kernels.h"
+#include "base/cpu_features.h"
 #include "base/digest.h"
 
 namespace holdfast {
@@ -119,7 +120,7 @@ HF_AVX2 void CopyLinesOnly(char* to, const char* from, size_t bytes) {
 }
 
 bool Supported() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("pclmul");
+  return CpuFeatures().avx2 && CpuFeatures().pclmul;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "base/copy_kernels.h"
+#include "base/cpu_features.h"
 #include "base/digest.h"
 
 namespace holdfast {
@@ -12,8 +13,13 @@ namespace {
 
 // Attributes on the functions, not flags on the file: nothing that other files could link to is
 // compiled for a CPU that they may not have.
-#define HF_AVX512 __attribute__((target("avx512f,vpclmulqdq,pclmul")))
-#define HF_AVX512_INLINE inline __attribute__((always_inline, target("avx512f,vpclmulqdq,pclmul")))
+#if defined(__clang__) && __clang_major__ >= 18 && __clang_major__ < 22
+#define HF_AVX512_FEATURES "avx512f,evex512,vpclmulqdq,pclmul"  // (zig has it off)
+#else
+#define HF_AVX512_FEATURES "avx512f,vpclmulqdq,pclmul"
+#endif
+#define HF_AVX512 __attribute__((target(HF_AVX512_FEATURES)))
+#define HF_AVX512_INLINE inline __attribute__((always_inline, target(HF_AVX512_FEATURES)))
 
 HF_AVX512_INLINE __m512i Broadcast(const crc64_math::FoldFactors& factors) {
   const long long early = static_cast<long long>(factors.early);
@@ -100,8 +106,7 @@ HF_AVX512 void CopyLinesOnly(char* to, const char* from, size_t bytes) {
 }
 
 bool Supported() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") &&
-         __builtin_cpu_supports("pclmul");
+  return CpuFeatures().avx512f && CpuFeatures().vpclmulqdq && CpuFeatures().pclmul;
 }
 
 }  // namespace

@@ -1,12 +1,6 @@
-# What is handed out: the Python wheel's part of this tree (client-lib/python/pyproject.toml, scripts/wheel), the systemd unit,
-# and the relocatable tarball or the Debian packages (scripts/package).
+# What is handed out but the Python client's wheel (client-lib/python): the systemd unit, and the relocatable tarball or the
+# Debian packages (scripts/package).
 include(GNUInstallDirs)
-
-# The component `python` is what goes into the wheel beside the package's own files.
-if(SKBUILD)
-  install(TARGETS holdfast_python LIBRARY DESTINATION holdfast COMPONENT python)
-  install(TARGETS ckptd ckptctl RUNTIME DESTINATION holdfast/bin COMPONENT python)
-endif()
 
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/ckptd.yaml ${PROJECT_SOURCE_DIR}/docs/operations.md
   ${PROJECT_SOURCE_DIR}/docs/configuration.md
@@ -60,6 +54,6 @@ if(HOLDFAST_PACKAGE)
   set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
   set(CPACK_STRIP_FILES ON)
   include(CPack)
-elseif(NOT SKBUILD)
+else()
   include(HoldfastDebian)
 endif()

@@ -1,7 +1,7 @@
 # How this tree declares its targets: one warning set, one sanitizer switch, one way to add a test.
 
 find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM)
+if(CCACHE_PROGRAM AND NOT HOLDFAST_ZIG) # (zig has a cache of its own)
   set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()

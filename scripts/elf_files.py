@@ -23,10 +23,10 @@ BASELINE = GLIBC | {"libgcc_s.so.1", "libstdc++.so.6"}
 MANYLINUX = BASELINE | {"libz.so.1"}
 
 _DYNAMIC = re.compile(r"\((NEEDED|RPATH|RUNPATH|TEXTREL|SONAME)\)\s*(?:[^\[]*\[(.*)\])?")
-_STACK = re.compile(r"GNU_STACK\s+(?:0x[0-9a-f]+\s+){5}(\w[\w ]*?)\s+0x")
+_STACK = re.compile(r"GNU_STACK\s+(?:0x[0-9a-f]+\s+){5}(\w[\w ]*?)\s+(?:0x|0$)", re.MULTILINE)
 _GLIBC_VERSION = re.compile(r"\(GLIBC_(\d+)\.(\d+)[.\d]*\)|Name: GLIBC_(\d+)\.(\d+)")
 # A source file of this tree behind an absolute path, in a file of ours.
-_OURS = re.compile(r"holdfast/|bin/|lib/libholdfast")
+_OURS = re.compile(r"holdfast/|holdfast_ckptd/programs/|bin/|lib/libholdfast")
 _SOURCE = re.compile(
     rb"(?<![\w./+~-])(?!/usr/)/[\w./+~-]+/"
     rb"(?:base|ckptctl|client-lib|proto|recovery|server|tiers)/[\w/.-]+\.(?:cc|h)\b"
@@ -57,10 +57,23 @@ def exported(path: str) -> set[str]:
     return {line.split()[-1].split("@")[0] for line in lines if line.split()}
 
 
+def imported(path: str, prefix: str) -> set[str]:
+    """The names with this prefix (a regular expression) that a library wants of others."""
+    lines = _run("nm", "-D", "--undefined-only", path).splitlines()
+    names = {line.split()[-1].split("@")[0] for line in lines if line.split()}
+    return {name for name in names if re.match(prefix, name)}
+
+
 def glibc_needed(path: str) -> tuple[int, int]:
     """The newest version of glibc that a symbol is wanted of."""
     found = _GLIBC_VERSION.findall(_run("readelf", "-VW", path))
     return max([(int(a or c), int(b or d)) for a, b, c, d in found], default=(0, 0))
+
+
+def glibc_defined(path: str) -> tuple[int, int]:
+    """The version of a libc.so.6: the newest that it defines."""
+    names = re.findall(r"Name: GLIBC_(\d+)\.(\d+)$", _run("readelf", "-VW", path), re.MULTILINE)
+    return max([(int(major), int(minor)) for major, minor in names], default=(0, 0))
 
 
 def _directories(path: str, root: str, search: str, problems: list[str]) -> list[str]:

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_features.h"
 #include "base/digest.h"
 #include "tests/base/bitwise_crc64.h"
 
@@ -143,6 +144,15 @@ TEST(CopyKernelTest, AnUnknownKernelIsRefusedAndNothingChanges) {
   EXPECT_FALSE(SelectCopyKernelForTesting("avx1024"));
   EXPECT_EQ(CopyKernelName(), before);
 }
+
+#if defined(__x86_64__)
+TEST(CpuFeaturesTest, AreWhatTheCompilersOwnLookSays) {
+  EXPECT_EQ(CpuFeatures().pclmul, __builtin_cpu_supports("pclmul") != 0);
+  EXPECT_EQ(CpuFeatures().avx2, __builtin_cpu_supports("avx2") != 0);
+  EXPECT_EQ(CpuFeatures().avx512f, __builtin_cpu_supports("avx512f") != 0);
+  EXPECT_EQ(CpuFeatures().vpclmulqdq, __builtin_cpu_supports("vpclmulqdq") != 0);
+}
+#endif
 
 }  // namespace
 }  // namespace holdfast

@@ -537,7 +537,9 @@ def test_without_a_program_the_error_says_what_to_do(machine: Machine) -> None:
     assert answer["error"] == "UNAVAILABLE" and "HOLDFAST_CKPTD: '/nowhere/ckptd'" in answer["text"]
     del machine.environment["HOLDFAST_CKPTD"]
     answer = machine.ensure()
-    assert answer["error"] == "UNAVAILABLE" and "install the wheel" in answer["text"]
+    assert (
+        answer["error"] == "UNAVAILABLE" and "Install the wheel of holdfast-ckptd" in answer["text"]
+    )
     machine.environment["PATH"] = BIN
     machine.path()
 

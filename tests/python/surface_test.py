@@ -8,7 +8,6 @@ import inspect
 import os
 import pathlib
 import pickle
-import re
 import subprocess
 from typing import Any
 
@@ -41,11 +40,9 @@ def parameters(function: ast.FunctionDef) -> list[tuple[str, bool]]:
 
 
 def bound(function: Any) -> list[tuple[str, bool]]:
-    """The same of a function of the module, by the signature in its docstring."""
-    signature = re.sub(r"holdfast\._core\.", "", (function.__doc__ or "").splitlines()[0])
-    parsed = ast.parse(f"def {signature}: ...").body[0]
-    assert isinstance(parsed, ast.FunctionDef)
-    return parameters(parsed)
+    """The same of a function or a type of the module."""
+    found = inspect.signature(function).parameters.values()
+    return [(each.name, each.default is not each.empty) for each in found if each.name != "self"]
 
 
 def public(names: Any) -> set[str]:
@@ -70,9 +67,12 @@ def test_the_stub_is_the_module() -> None:
         assert public({*methods, *fields}) == public(vars(kind)), name
         for each, method in methods.items():
             if each in properties:
-                assert isinstance(inspect.getattr_static(kind, each), property), f"{name}.{each}"
+                assert inspect.isgetsetdescriptor(inspect.getattr_static(kind, each)), (
+                    f"{name}.{each}"
+                )
             elif not each.startswith("__") or each == "__init__":
-                assert bound(getattr(kind, each)) == parameters(method), f"{name}.{each}"
+                function = kind if each == "__init__" else getattr(kind, each)
+                assert bound(function) == parameters(method), f"{name}.{each}"
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import shutil
+import sys
+import sysconfig
+import types
 
 import pytest
-from conftest import Tree
+from conftest import ROOT, Tree
 
 LAYERS = ("build", "demo", "nodes", "docs", "test", "asan", "format", "wheel", "bench", "slow")
 SIZES = (
@@ -242,13 +246,15 @@ def test_pip_has_no_room(with_python: Tree) -> None:
     assert "set TMPDIR" in line
 
 
-def test_a_python_without_headers_makes_no_wheel(with_python: Tree) -> None:
-    tools = (with_python.place / "client-lib/python/wheel-tools.txt").read_text()
-    with_python.write("build/wheel-tools/installed.txt", tools)
-    with_python.fake("bare-python", "exit 1")
-    done = with_python.run("scripts/wheel", "--python", "bare-python")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "scripts/wheel: bare-python has no headers (Python.h). Install them (Debian: python3-dev), or name another "
-        "Python by --python.\n"
-    )
+def test_pip_says_that_a_python_has_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "client-lib/python/backend")
+    scikit = types.ModuleType("scikit_build_core")
+    scikit.build = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scikit_build_core", scikit)
+    monkeypatch.chdir(ROOT / "client-lib/python")
+    backend = importlib.import_module("holdfast_build")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
+    with pytest.raises(
+        RuntimeError, match=r"has no headers \('/nowhere/Python.h'\)\. Install them"
+    ):
+        backend.get_requires_for_build_wheel()

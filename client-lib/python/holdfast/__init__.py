@@ -15,6 +15,7 @@ if (
 import importlib
 from types import ModuleType
 
+from holdfast import _namesake
 from holdfast._checkpointer import Checkpointer
 from holdfast._core import __version__
 from holdfast._errors import (
@@ -79,3 +80,6 @@ def __getattr__(name: str) -> ModuleType:
     if name in ("dcp", "importing", "layouts"):
         return importlib.import_module(f"holdfast.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_namesake.warn_of_namesake()

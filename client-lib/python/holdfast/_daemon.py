@@ -234,9 +234,8 @@ def _starting(place: str, end: float) -> Iterator[None]:
 
 
 def _program() -> str:
-    beside = carried("ckptd")
-    if os.access(beside, os.X_OK):
-        return beside
+    if installed := carried("ckptd"):
+        return installed
     named = os.environ.get("HOLDFAST_CKPTD")
     if named:
         if os.path.isfile(named) and os.access(named, os.X_OK):
@@ -247,11 +246,9 @@ def _program() -> str:
     if found := shutil.which("ckptd"):
         return os.path.abspath(found)
     raise Unavailable(
-        f"start a private ckptd: there is no program: neither '{beside}' nor HOLDFAST_CKPTD nor "
-        "one on PATH: install the wheel "
-        "(it carries ckptd), or build it (scripts/build release ckptd) and set "
-        "HOLDFAST_CKPTD=build/release/bin/ckptd; or name "
-        "the socket of a daemon that runs (HOLDFAST_SOCKET)"
+        "start a private ckptd: no ckptd is installed: not by the package holdfast-ckptd, not at "
+        "HOLDFAST_CKPTD, not on PATH. Install the wheel of holdfast-ckptd or another package of "
+        "Holdfast that has ckptd, or name the socket of a daemon that runs (HOLDFAST_SOCKET)"
     )
 
 

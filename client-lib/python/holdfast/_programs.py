@@ -1,34 +1,21 @@
-"""The console scripts `ckptd` and `ckptctl`: the programs that the wheel carries.
+"""Where the daemon's programs are, which another distribution installs.
 
-$ ckptctl status        # the same as <site-packages>/holdfast/bin/ckptctl status
+    path = carried("ckptd")     # None, unless holdfast-ckptd is installed
+
+The distribution `holdfast-ckptd` has them in the folder `bin` of its package `holdfast_ckptd`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import sys
-from typing import NoReturn
 
 
-def carried(name: str) -> str:
-    """Where the package's own copy of a program is, if it has one."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
-
-
-def _become(name: str) -> NoReturn:
-    path = carried(name)
-    try:
-        os.execv(path, [name, *sys.argv[1:]])
-    except OSError as error:
-        sys.exit(
-            f"{name}: run '{path}': {error.strerror}: the package was installed without its "
-            "programs. Install the wheel's file again (pip install --force-reinstall FILE)."
-        )
-
-
-def ckptd() -> NoReturn:
-    _become("ckptd")
-
-
-def ckptctl() -> NoReturn:
-    _become("ckptctl")
+def carried(name: str) -> str | None:
+    """The path of a program of the distribution holdfast-ckptd, if that is installed."""
+    package = importlib.util.find_spec("holdfast_ckptd")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = os.path.join(folder, "bin", name)
+        if os.access(path, os.X_OK):
+            return path
+    return None

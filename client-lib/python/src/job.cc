@@ -1,8 +1,5 @@
 #include "client-lib/python/src/job.h"
 
-#include <pybind11/functional.h>
-#include <pybind11/stl.h>
-
 #include <chrono>
 #include <map>
 #include <memory>
@@ -13,10 +10,9 @@
 
 #include "client-lib/python/src/status.h"
 #include "client-lib/python/src/tensors.h"
+#include "client-lib/python/src/type.h"
 #include "client-lib/python/src/wait.h"
 #include "holdfast/job.h"
-
-namespace py = pybind11;
 
 namespace holdfast::python {
 namespace {
@@ -99,10 +95,7 @@ class StagedBuffer {
     }
   }
   const std::byte* begin() const { return begin_; }
-  py::buffer_info Info() const {
-    return py::buffer_info(const_cast<std::byte*>(begin_), 1, "B", 1,
-                           {static_cast<py::ssize_t>(end_ - begin_)}, {1}, /*readonly=*/true);
-  }
+  size_t size() const { return static_cast<size_t>(end_ - begin_); }
 
  private:
   const std::shared_ptr<const StagedTensors> staged_;
@@ -110,32 +103,26 @@ class StagedBuffer {
   const std::byte* end_ = nullptr;
 };
 
-// What was raised, for the daemon to tell others: without the frames of this program.
-std::string Words(const py::error_already_set& raised) {
-  try {
-    const std::string words = py::str(raised.value());
-    return words.empty() ? std::string(py::str(raised.type().attr("__name__"))) : words;
-  } catch (const py::error_already_set&) {  // its __str__ raises, too
-    return std::string(py::str(raised.type().attr("__name__")));
-  }
-}
-
 // Whether this rank's shard does not have it, and others' may (holdfast._errors.not_in_shard).
-bool MayBeElsewhere(const py::error_already_set& raised) {
-  return py::hasattr(raised.value(), "may_be_elsewhere");
+bool MayBeElsewhere(const Raised& raised) {
+  const Ref found = Ref::Owned(PyObject_GetAttrString(raised.value(), "may_be_elsewhere"));
+  PyErr_Clear();
+  return found.get() != nullptr;
 }
 
 // What the session makes of it. Of all ranks' shards: what was found when they were read is no
 // mistake of the caller's.
-Code CodeOf(const py::error_already_set& raised, bool of_all) {
+Code CodeOf(const Raised& raised, bool of_all) {
   if (!of_all) {
     return MayBeElsewhere(raised) ? Code::kNotFound : Code::kInvalidArgument;
   }
-  const std::string name = py::str(py::getattr(raised.value(), "code", py::str("")));
-  for (const Code code :
+  const Ref code = Ref::Owned(PyObject_GetAttrString(raised.value(), "code"));
+  const Ref name = Ref::Owned(code.get() == nullptr ? nullptr : PyObject_Str(code.get()));
+  PyErr_Clear();
+  for (const Code known :
        {Code::kUnavailable, Code::kDeadlineExceeded, Code::kCorrupt, Code::kUnreadable}) {
-    if (name == CodeName(code)) {
-      return code;
+    if (name.get() != nullptr && From<std::string>(name.get()) == CodeName(known)) {
+      return known;
     }
   }
   return Code::kInvalidArgument;
@@ -188,29 +175,30 @@ class PySave {
     }
     RaiseUnlessOk(Status());
   }
-  py::tuple Staged() {
+  Ref Staged() {
     // Without the GIL: whoever has the job's turn may need it.
     std::shared_ptr<const StagedTensors> staged = Unlocked([&] { return handle_->Staged(); });
     const auto buffer = std::make_shared<StagedBuffer>(staged);
-    const size_t count = staged->bytes().size();
-    py::list offsets(count);
-    py::list sizes(count);
-    for (size_t i = 0; i < count; ++i) {
-      const std::span<const std::byte> bytes = staged->bytes()[i];
-      offsets[i] = bytes.empty() ? 0 : bytes.data() - buffer->begin();
-      sizes[i] = bytes.size();
-    }
-    return py::make_tuple(py::memoryview(py::cast(buffer)), offsets, sizes);
+    const Ref offsets = ToList(staged->bytes(), [&](const std::span<const std::byte>& bytes) {
+      return ToPython(bytes.empty() ? uint64_t{0}
+                                    : static_cast<uint64_t>(bytes.data() - buffer->begin()));
+    });
+    const Ref sizes = ToList(staged->bytes(), [](const std::span<const std::byte>& bytes) {
+      return ToPython(uint64_t{bytes.size()});
+    });
+    return Tuple({Ref::Checked(PyMemoryView_FromObject(Wrap(buffer).get())), offsets, sizes});
   }
-  py::dict Times() const {
+  Ref Times() const {
     const StageTimes times = handle_->times();
-    py::dict seconds;
+    Ref seconds = Ref::Checked(PyDict_New());
     for (const auto& [stage, time] :
          {std::pair(Stage::kSnapshot, times.snapshot), std::pair(Stage::kSealed, times.sealed),
           std::pair(Stage::kCommitted, times.committed), std::pair(Stage::kNvme, times.nvme),
           std::pair(Stage::kRemote, times.remote), std::pair(Stage::kPeer, times.peer)}) {
-      if (time.count() >= 0) {
-        seconds[StageName(stage)] = static_cast<double>(time.count()) * 1e-9;
+      if (time.count() >= 0 &&
+          PyDict_SetItemString(seconds.get(), StageName(stage),
+                               ToPython(static_cast<double>(time.count()) * 1e-9).get()) != 0) {
+        throw Raised();
       }
     }
     return seconds;
@@ -262,9 +250,7 @@ class PyJob {
       const GilReleased released;
       last = job->Preempted(step);
     }
-    if (PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
-    }
+    ThrowIfPending();
     return last;
   }
   void NoticeStop(double grace) { Open()->NoticeStop(ToMilliseconds(grace)); }
@@ -273,20 +259,19 @@ class PyJob {
     return left ? std::optional(static_cast<double>(left->count()) * 1e-3) : std::nullopt;
   }
 
-  py::tuple Reserve(TensorList& tensors, const py::sequence& addresses, const py::sequence& objects,
-                    double timeout) {
+  Ref Reserve(TensorList& tensors, PyObject* addresses, PyObject* objects, double timeout) {
     const std::shared_ptr<Job> job = Open();
     const TensorList::Use use(tensors, addresses);
     use.state().objects = ToObjects(objects);
     const ReserveReport report =
         Unlocked([&] { return job->Reserve(use.state(), ToMilliseconds(timeout)); });
-    return py::make_tuple(report.slots_ready, report.slots_wanted, report.slot_bytes);
+    return Tuple(
+        {ToPython(report.slots_ready), ToPython(report.slots_wanted), ToPython(report.slot_bytes)});
   }
 
-  std::shared_ptr<PySave> Save(uint64_t step, TensorList& tensors, const py::sequence& addresses,
-                               const py::sequence& objects, const std::vector<size_t>& copy_first,
-                               bool hold, bool wait_first, const Streams& streams,
-                               double wait_for_room) {
+  std::shared_ptr<PySave> Save(uint64_t step, TensorList& tensors, PyObject* addresses,
+                               PyObject* objects, const std::vector<size_t>& copy_first, bool hold,
+                               bool wait_first, const Streams& streams, double wait_for_room) {
     const std::shared_ptr<Job> job = Open();
     const TensorList::Use use(tensors, addresses);
     use.state().objects = ToObjects(objects);
@@ -302,27 +287,25 @@ class PyJob {
       handle = job->SaveAsync(step, use.state(), options);
     }
     auto save = std::make_shared<PySave>(std::move(handle));
-    if (PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
-    }
+    ThrowIfPending();
     if (!wait_first) {
       return save;
     }
     try {
       save->WaitFirst(HUGE_VAL);
       return save;
-    } catch (py::error_already_set& raised) {
+    } catch (Raised& raised) {
       // Nobody will have the save. Its end sees what is pending, and waits for no slot.
-      raised.restore();
+      raised.Restore();
       save.reset();
       static_cast<void>(SignalRaised());  // takes back what was left to be raised
-      throw py::error_already_set();
+      throw Raised();
     }
   }
 
-  Restored Restore(const py::function& choose, std::optional<uint64_t> step, uint64_t attempt,
+  Restored Restore(const Ref& choose, std::optional<uint64_t> step, uint64_t attempt,
                    double timeout, const Streams& streams, bool convert,
-                   const std::optional<py::function>& progress) {
+                   const std::optional<Ref>& progress) {
     RestoreOptions options;
     options.streams = ToStreams(streams);
     options.convert_types = convert;
@@ -331,61 +314,49 @@ class PyJob {
     options.attempt = attempt;
     options.deadline = ToMilliseconds(timeout);
     const std::shared_ptr<Job> job = Open();
-    std::optional<py::error_already_set> raised_by_choose;
-    std::optional<py::error_already_set> raised_by_progress;
+    std::optional<Raised> raised_by_choose;
+    std::optional<Raised> raised_by_progress;
     bool interrupted = false;  // by the former
     std::optional<GilReleased> released;
     // Called by this thread, which has let the GIL go.
     const auto ask = [&](const Saved& saved) -> Result<State> {
       const GilReleased::Held held(*released);
       try {
-        py::list infos(saved.tensors.size());
-        for (size_t i = 0; i < saved.tensors.size(); ++i) {
-          infos[i] = FromTensor(saved.tensors[i]);
-        }
-        py::object of_all = py::none();
-        if (saved.saved_by > 0) {
-          py::set of_every_rank;
-          for (size_t i = 0; i < saved.tensors.size(); ++i) {
-            if (saved.tensor_ranks[i] == saved.saved_by) {
-              of_every_rank.add(saved.tensors[i].name);
-            }
-          }
-          of_all = py::make_tuple(saved.attempt, saved.step, saved.saved_by,
-                                  FromSavedObjects(saved.of_all), of_every_rank);
-        }
-        const auto chosen = choose(infos, FromObjects(saved.objects), of_all)
-                                .cast<std::pair<py::object, py::sequence>>();
-        State wanted(TensorList::Use(chosen.first.cast<TensorList&>(), chosen.second).state());
+        const Ref infos = ToList(saved.tensors, FromTensor);
+        const Ref chosen = Call(choose.get(), {infos, FromObjects(saved.objects), OfAll(saved)});
+        const auto [tensors, addresses] =
+            From<std::pair<std::shared_ptr<TensorList>, Ref>>(chosen.get());
+        State wanted(TensorList::Use(*tensors, addresses.get()).state());
         raised_by_choose.reset();
         return wanted;
-      } catch (const py::error_already_set& raised) {
-        raised_by_choose = raised;
-        interrupted = !raised.matches(PyExc_Exception);  // (KeyboardInterrupt)
-        return Status(interrupted ? Code::kInvalidArgument : CodeOf(raised, saved.saved_by > 0),
-                      Words(raised));
-      } catch (const py::cast_error& error) {
+      } catch (const WrongType& wrong) {
         return Status(Code::kInvalidArgument,
-                      std::string("choose must return (TensorList, addresses): ") + error.what());
+                      "choose must return (TensorList, addresses): " + wrong.Words());
+      } catch (const Raised& raised) {
+        raised_by_choose = raised;
+        interrupted = !raised.Matches(PyExc_Exception);  // (KeyboardInterrupt)
+        return Status(interrupted ? Code::kInvalidArgument : CodeOf(raised, saved.saved_by > 0),
+                      raised.Words());
       }
     };
     if (progress.has_value()) {
       // By this thread, too; seldom, for it takes the GIL.
-      options.progress =
-          [&, next = std::chrono::steady_clock::time_point()](const RestoreProgress& now) mutable {
-            if (std::chrono::steady_clock::now() < next) {
-              return true;
-            }
-            const GilReleased::Held held(*released);
-            try {
-              (*progress)(now.loading, now.step, now.attempt, now.bytes, now.bytes_of);
-            } catch (const py::error_already_set& raised) {
-              raised_by_progress = raised;
-              return false;
-            }
-            next = std::chrono::steady_clock::now() + kBetweenProgress;
-            return true;
-          };
+      options.progress = [&, next = std::chrono::steady_clock::time_point()](
+                             const RestoreProgress& now) mutable {
+        if (std::chrono::steady_clock::now() < next) {
+          return true;
+        }
+        const GilReleased::Held held(*released);
+        try {
+          Call(progress->get(), {ToPython(now.loading), ToPython(now.step), ToPython(now.attempt),
+                                 ToPython(now.bytes), ToPython(now.bytes_of)});
+        } catch (const Raised& raised) {
+          raised_by_progress = raised;
+          return false;
+        }
+        next = std::chrono::steady_clock::now() + kBetweenProgress;
+        return true;
+      };
     }
     released.emplace();
     Result<Restored> restored = job->Restore(Choose(ask), options);
@@ -394,7 +365,7 @@ class PyJob {
       if (!restored.ok() || !IsMainThread()) {
         throw *raised_by_progress;
       }
-      raised_by_progress->restore();  // it has what it wanted by then
+      raised_by_progress->Restore();  // it has what it wanted by then
       RaiseLater();
     }
     // What it raised is what is wrong, if that is what ended the restore. (Where others' shards
@@ -403,7 +374,7 @@ class PyJob {
       throw *raised_by_choose;
     }
     if (!restored.ok() && raised_by_choose.has_value() && !MayBeElsewhere(*raised_by_choose) &&
-        restored.status().message().find(Words(*raised_by_choose)) != std::string::npos) {
+        restored.status().message().find(raised_by_choose->Words()) != std::string::npos) {
       throw *raised_by_choose;
     }
     return ValueOrRaise(std::move(restored));
@@ -445,6 +416,21 @@ class PyJob {
   }
 
  private:
+  // holdfast._core.SavedByAll, or None.
+  static Ref OfAll(const Saved& saved) {
+    if (saved.saved_by == 0) {
+      return None();
+    }
+    const Ref of_every_rank = Ref::Checked(PySet_New(nullptr));
+    for (size_t i = 0; i < saved.tensors.size(); ++i) {
+      if (saved.tensor_ranks[i] == saved.saved_by &&
+          PySet_Add(of_every_rank.get(), ToPython(saved.tensors[i].name).get()) != 0) {
+        throw Raised();
+      }
+    }
+    return Tuple({ToPython(saved.attempt), ToPython(saved.step), ToPython(saved.saved_by),
+                  FromSavedObjects(saved.of_all), of_every_rank});
+  }
   std::shared_ptr<Job> Open() {
     if (job_ == nullptr) {
       Raise(Status(Code::kRefused, "the job was closed in this process"));
@@ -455,70 +441,194 @@ class PyJob {
   std::shared_ptr<Job> job_;  // shared with the calls that other threads are in
 };
 
-void BindRestored(py::module_& module) {
-  py::class_<Restored>(module, "Restored")
-      .def_readonly("attempt", &Restored::attempt)
-      .def_readonly("step", &Restored::step)
-      .def_readonly("bytes", &Restored::bytes)
-      .def_readonly("source", &Restored::source)
-      .def_readonly("why", &Restored::why)
-      .def_readonly("notes", &Restored::notes)
-      .def_readonly("resharded_from", &Restored::resharded_from)
-      .def_property_readonly(
-          "waited_s",
-          [](const Restored& r) { return static_cast<double>(r.waited.count()) * 1e-9; })
-      .def_property_readonly("copied_s", [](const Restored& r) {
-        return static_cast<double>(r.copied.count()) * 1e-9;
-      });
+Ref Seconds(std::chrono::nanoseconds time) {
+  return ToPython(static_cast<double>(time.count()) * 1e-9);
+}
+
+void BindRestored(PyObject* module) {
+  using R = Restored;
+  static PyGetSetDef attributes[] = {
+      Getter<R, [](const R& r) { return ToPython(r.attempt); }>("attempt"),
+      Getter<R, [](const R& r) { return ToPython(r.step); }>("step"),
+      Getter<R, [](const R& r) { return ToPython(r.bytes); }>("bytes"),
+      Getter<R, [](const R& r) { return ToPython(r.source); }>("source"),
+      Getter<R, [](const R& r) { return ToPython(r.why); }>("why"),
+      Getter<R, [](const R& r) { return ToList(r.notes); }>("notes"),
+      Getter<R, [](const R& r) { return ToPython(r.resharded_from); }>("resharded_from"),
+      Getter<R, [](const R& r) { return Seconds(r.waited); }>("waited_s"),
+      Getter<R, [](const R& r) { return Seconds(r.copied); }>("copied_s"),
+      {}};
+  MakeType<R>(module, "Restored", {.attributes = attributes});
+}
+
+int GetStagedBuffer(PyObject* self, Py_buffer* view, int flags) {
+  const StagedBuffer& buffer = *ValueOf<StagedBuffer>(self);
+  return PyBuffer_FillInfo(view, self, const_cast<std::byte*>(buffer.begin()),
+                           static_cast<Py_ssize_t>(buffer.size()), /*readonly=*/1, flags);
+}
+
+// The rows of Save.
+
+Ref Wait(PySave& save, const Arguments& given) {
+  save.Wait(given.Get<std::string>("stage"), given.Get<double>("timeout"));
+  return None();
+}
+
+Ref WaitFirst(PySave& save, const Arguments& given) {
+  save.WaitFirst(given.Get<double>("timeout"));
+  return None();
+}
+
+Ref Done(PySave& save, const Arguments& given) {
+  return ToPython(save.Done(given.Get<std::string>("stage")));
+}
+
+Ref Fence(PySave& save, const Arguments& given) {
+  save.Fence(given.Get<Streams>("streams"), given.Get<double>("timeout"));
+  return None();
+}
+
+Ref Seal(PySave& save, const Arguments& given) {
+  save.Seal(given.Get<double>("timeout"));
+  return None();
+}
+
+Ref Discard(PySave& save, const Arguments& /*none*/) {
+  save.Discard();
+  return None();
+}
+
+Ref Staged(PySave& save, const Arguments& /*none*/) {
+  return save.Staged();
+}
+
+Ref Times(PySave& save, const Arguments& /*none*/) {
+  return save.Times();
+}
+
+void BindSave(PyObject* module) {
+  static PyMethodDef methods[] = {Method<PySave, Wait>("wait", "stage, timeout"),
+                                  Method<PySave, WaitFirst>("wait_first", "timeout"),
+                                  Method<PySave, Done>("done", "stage"),
+                                  Method<PySave, Fence>("fence", "streams, timeout"),
+                                  Method<PySave, Seal>("seal", "timeout"),
+                                  Method<PySave, Discard>("discard", ""),
+                                  Method<PySave, Staged>("staged", ""),
+                                  Method<PySave, Times>("times", ""),
+                                  {}};
+  static PyGetSetDef attributes[] = {
+      Getter<PySave, [](const PySave& save) { return ToPython(save.bytes()); }>("nbytes"), {}};
+  MakeType<PySave>(module, "Save", {.methods = methods, .attributes = attributes});
+  MakeType<StagedBuffer>(module, "_StagedBuffer", {.buffer = GetStagedBuffer});
+}
+
+// The rows of Job.
+
+std::shared_ptr<PyJob> MakeJob(const Arguments& given) {
+  using Policies = std::map<std::string, std::map<std::string, uint64_t>>;
+  return std::make_shared<PyJob>(
+      given.Get<std::string>("job"), given.Get<uint32_t>("rank"), given.Get<uint32_t>("world_size"),
+      given.Get<std::string>("launch", ""), given.Get<std::string>("socket", ""),
+      given.Get<uint32_t>("copy_threads", 0), given.Get<Policies>("policy", {}),
+      given.Get<double>("open_timeout", 60.0), given.Get<double>("call_timeout", 30.0));
+}
+
+Ref Preempted(PyJob& job, const Arguments& given) {
+  return ToPython(job.Preempted(given.Get<uint64_t>("step")));
+}
+
+Ref NoticeStop(PyJob& job, const Arguments& given) {
+  job.NoticeStop(given.Get<double>("grace"));
+  return None();
+}
+
+Ref Reserve(PyJob& job, const Arguments& given) {
+  return job.Reserve(*given.Get<std::shared_ptr<TensorList>>("tensors"),
+                     given.Get<Ref>("addresses").get(), given.Get<Ref>("objects").get(),
+                     given.Get<double>("timeout"));
+}
+
+Ref Save(PyJob& job, const Arguments& given) {
+  return Wrap(job.Save(given.Get<uint64_t>("step"),
+                       *given.Get<std::shared_ptr<TensorList>>("tensors"),
+                       given.Get<Ref>("addresses").get(), given.Get<Ref>("objects").get(),
+                       given.Get<std::vector<size_t>>("copy_first", {}),
+                       given.Get<bool>("hold", false), given.Get<bool>("wait_first", true),
+                       given.Get<Streams>("streams", {}), given.Get<double>("wait_for_room", 0.0)));
+}
+
+Ref Restore(PyJob& job, const Arguments& given) {
+  const Ref choose = given.Get<Ref>("choose");
+  const auto progress = given.Get<std::optional<Ref>>("progress", std::nullopt);
+  for (PyObject* const called : {choose.get(), progress ? progress->get() : choose.get()}) {
+    if (PyCallable_Check(called) == 0) {
+      Expected("a callable", called);
+    }
+  }
+  return Wrap(std::make_shared<Restored>(
+      job.Restore(choose, given.Get<std::optional<uint64_t>>("step", std::nullopt),
+                  given.Get<uint64_t>("attempt", 0), given.Get<double>("timeout", 600.0),
+                  given.Get<Streams>("streams", {}), given.Get<bool>("convert", false), progress)));
+}
+
+Ref Adopt(PyJob& job, const Arguments& given) {
+  return Wrap(std::make_shared<Restored>(
+      job.Adopt(given.Get<std::optional<uint64_t>>("step", std::nullopt),
+                given.Get<uint64_t>("attempt", 0), given.Get<double>("timeout", 600.0))));
+}
+
+Ref EnterNetworkBusy(PyJob& job, const Arguments& /*none*/) {
+  job.EnterNetworkBusy();
+  return None();
+}
+
+Ref LeaveNetworkBusy(PyJob& job, const Arguments& /*none*/) {
+  job.LeaveNetworkBusy();
+  return None();
+}
+
+Ref Close(PyJob& job, const Arguments& /*none*/) {
+  job.Close();
+  return None();
+}
+
+Ref StopLeft(PyJob& job) {
+  const std::optional<double> left = job.stop_left();
+  return left ? ToPython(*left) : None();
 }
 
 }  // namespace
 
-void BindJob(py::module_& module) {
+void BindJob(PyObject* module) {
   BindRestored(module);
-  py::class_<StagedBuffer, std::shared_ptr<StagedBuffer>>(module, "_StagedBuffer",
-                                                          py::buffer_protocol())
-      .def_buffer(&StagedBuffer::Info);
-
-  py::class_<PySave, std::shared_ptr<PySave>>(module, "Save")
-      .def("wait", &PySave::Wait, py::arg("stage"), py::arg("timeout"))
-      .def("wait_first", &PySave::WaitFirst, py::arg("timeout"))
-      .def("done", &PySave::Done, py::arg("stage"))
-      .def("fence", &PySave::Fence, py::arg("streams"), py::arg("timeout"))
-      .def("seal", &PySave::Seal, py::arg("timeout"))
-      .def("discard", &PySave::Discard)
-      .def("staged", &PySave::Staged)
-      .def("times", &PySave::Times)
-      .def_property_readonly("nbytes", &PySave::bytes);
-
-  py::class_<PyJob, std::shared_ptr<PyJob>>(module, "Job")
-      .def(py::init<const std::string&, uint32_t, uint32_t, const std::string&, const std::string&,
-                    uint32_t, const std::map<std::string, std::map<std::string, uint64_t>>&, double,
-                    double>(),
-           py::arg("job"), py::kw_only(), py::arg("rank"), py::arg("world_size"),
-           py::arg("launch") = "", py::arg("socket") = "", py::arg("copy_threads") = 0,
-           py::arg("policy") = std::map<std::string, std::map<std::string, uint64_t>>(),
-           py::arg("open_timeout") = 60.0, py::arg("call_timeout") = 30.0)
-      .def_property_readonly("attempt", &PyJob::attempt)
-      .def_property_readonly("failed_saves", &PyJob::failed_saves)
-      .def("preempted", &PyJob::Preempted, py::arg("step"))
-      .def("notice_stop", &PyJob::NoticeStop, py::arg("grace"))
-      .def_property_readonly("stop_left", &PyJob::stop_left)
-      .def("reserve", &PyJob::Reserve, py::arg("tensors"), py::arg("addresses"), py::arg("objects"),
-           py::arg("timeout"))
-      .def("save", &PyJob::Save, py::arg("step"), py::arg("tensors"), py::arg("addresses"),
-           py::arg("objects"), py::kw_only(), py::arg("copy_first") = std::vector<size_t>(),
-           py::arg("hold") = false, py::arg("wait_first") = true, py::arg("streams") = Streams(),
-           py::arg("wait_for_room") = 0.0)
-      .def("restore", &PyJob::Restore, py::arg("choose"), py::kw_only(),
-           py::arg("step") = py::none(), py::arg("attempt") = 0, py::arg("timeout") = 600.0,
-           py::arg("streams") = Streams(), py::arg("convert") = false,
-           py::arg("progress") = py::none())
-      .def("adopt", &PyJob::Adopt, py::kw_only(), py::arg("step") = py::none(),
-           py::arg("attempt") = 0, py::arg("timeout") = 600.0)
-      .def("enter_network_busy", &PyJob::EnterNetworkBusy)
-      .def("leave_network_busy", &PyJob::LeaveNetworkBusy)
-      .def("close", &PyJob::Close);
+  BindSave(module);
+  using J = PyJob;
+  static PyMethodDef methods[] = {
+      Method<J, Preempted>("preempted", "step"),
+      Method<J, NoticeStop>("notice_stop", "grace"),
+      Method<J, Reserve>("reserve", "tensors, addresses, objects, timeout"),
+      Method<J, Save>("save",
+                      "step, tensors, addresses, objects, *, copy_first=(), hold=False, "
+                      "wait_first=True, streams=(), wait_for_room=0.0"),
+      Method<J, Restore>("restore",
+                         "choose, *, step=None, attempt=0, timeout=600.0, streams=(), "
+                         "convert=False, progress=None"),
+      Method<J, Adopt>("adopt", "*, step=None, attempt=0, timeout=600.0"),
+      Method<J, EnterNetworkBusy>("enter_network_busy", ""),
+      Method<J, LeaveNetworkBusy>("leave_network_busy", ""),
+      Method<J, Close>("close", ""),
+      {}};
+  static PyGetSetDef attributes[] = {
+      Getter<J, [](J& job) { return ToPython(job.attempt()); }>("attempt"),
+      Getter<J, [](J& job) { return ToPython(job.failed_saves()); }>("failed_saves"),
+      Getter<J, StopLeft>("stop_left"),
+      {}};
+  MakeType<J>(module, "Job",
+              {.methods = methods,
+               .attributes = attributes,
+               .make = MakeOf<J, MakeJob>,
+               .parameters = "job, *, rank, world_size, launch='', socket='', copy_threads=0, "
+                             "policy={}, open_timeout=60.0, call_timeout=30.0"});
 }
 
 }  // namespace holdfast::python

@@ -1,10 +1,10 @@
 // holdfast._core.Job and Save over holdfast::Job and SaveHandle.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 namespace holdfast::python {
 
-void BindJob(pybind11::module_& module);
+void BindJob(PyObject* module);
 
 }  // namespace holdfast::python

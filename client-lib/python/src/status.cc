@@ -1,17 +1,15 @@
 #include "client-lib/python/src/status.h"
 
-namespace py = pybind11;
+#include "client-lib/python/src/object.h"
 
 namespace holdfast::python {
 
 void Raise(const Status& status) {
-  if (PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
-  }
-  const py::object error = py::module_::import("holdfast._errors")
-                               .attr("error_of")(CodeName(status.code()), status.message());
-  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
-  throw py::error_already_set();
+  ThrowIfPending();
+  const Ref error = Call(Attribute(Import("holdfast._errors").get(), "error_of").get(),
+                         {ToPython(CodeName(status.code())), ToPython(status.message())});
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  throw Raised();
 }
 
 }  // namespace holdfast::python

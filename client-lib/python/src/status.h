@@ -1,7 +1,7 @@
 // From the library's Status to a Python exception of holdfast._errors.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 #include <utility>
 

@@ -1,12 +1,9 @@
 #include "client-lib/python/src/tensors.h"
 
-#include <pybind11/stl.h>
-
 #include <map>
 
 #include "client-lib/python/src/status.h"
-
-namespace py = pybind11;
+#include "client-lib/python/src/type.h"
 
 namespace holdfast::python {
 namespace {
@@ -27,10 +24,10 @@ Type TypeNamed(const std::string& name) {
   return found->second;
 }
 
-py::tuple ToTuple(const std::vector<uint64_t>& numbers) {
-  py::tuple tuple(numbers.size());
+Ref ToTuple(const std::vector<uint64_t>& numbers) {
+  Ref tuple = Ref::Checked(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
   for (size_t i = 0; i < numbers.size(); ++i) {
-    tuple[i] = numbers[i];
+    PyTuple_SetItem(tuple.get(), static_cast<Py_ssize_t>(i), ToPython(numbers[i]).Release());
   }
   return tuple;
 }
@@ -65,7 +62,7 @@ void TensorList::Add(std::string name, const std::string& dtype, std::vector<uin
   state_.tensors.push_back(std::move(tensor));
 }
 
-TensorList::Use::Use(TensorList& list, const py::sequence& addresses) : list_(list) {
+TensorList::Use::Use(TensorList& list, PyObject* addresses) : list_(list) {
   if (list.used_) {
     Raise(Status(Code::kRefused, "this TensorList is being used by another thread's call"));
   }
@@ -73,98 +70,130 @@ TensorList::Use::Use(TensorList& list, const py::sequence& addresses) : list_(li
   list.used_ = true;
 }
 
-void TensorList::SetAddresses(const py::sequence& addresses) {
-  PyObject* const fast = PySequence_Fast(addresses.ptr(), "addresses must be a sequence");
-  if (fast == nullptr) {
-    throw py::error_already_set();
-  }
-  const py::object keep = py::reinterpret_steal<py::object>(fast);
-  if (static_cast<size_t>(PySequence_Fast_GET_SIZE(fast)) != state_.tensors.size()) {
-    Raise(Status(Code::kInvalidArgument, std::to_string(PySequence_Fast_GET_SIZE(fast)) +
-                                             " addresses for " +
+void TensorList::SetAddresses(PyObject* addresses) {
+  const auto count = static_cast<size_t>(SequenceLength(addresses));
+  if (count != state_.tensors.size()) {
+    Raise(Status(Code::kInvalidArgument, std::to_string(count) + " addresses for " +
                                              std::to_string(state_.tensors.size()) + " tensors"));
   }
-  PyObject** const items = PySequence_Fast_ITEMS(fast);
-  for (size_t i = 0; i < state_.tensors.size(); ++i) {
-    state_.tensors[i].data = PyLong_AsVoidPtr(items[i]);
-  }
-  if (PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
+  for (size_t i = 0; i < count; ++i) {
+    state_.tensors[i].data =
+        PyLong_AsVoidPtr(SequenceItem(addresses, static_cast<Py_ssize_t>(i)).get());
+    ThrowIfPending();
   }
 }
 
-std::vector<Object> ToObjects(const py::sequence& objects) {
+std::shared_ptr<TensorList> Conversion<std::shared_ptr<TensorList>>::From(PyObject* object) {
+  if (Py_TYPE(object) != type_of<TensorList>) {
+    Expected("a TensorList", object);
+  }
+  return ValueOf<TensorList>(object);
+}
+
+std::vector<Object> ToObjects(PyObject* objects) {
+  const Py_ssize_t count = SequenceLength(objects);
   std::vector<Object> out;
-  out.reserve(objects.size());
-  for (const py::handle& item : objects) {
-    const auto [name, bytes, codec] =
-        item.cast<std::tuple<std::string, py::bytes, std::optional<std::string>>>();
-    out.push_back({name, std::string(bytes), !codec.has_value(), codec.value_or("")});
+  out.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const Ref item = SequenceItem(objects, i);
+    if (SequenceLength(item.get()) != 3) {
+      Expected("(name, bytes, codec or None)", item.get());
+    }
+    const Ref bytes = SequenceItem(item.get(), 1);
+    if (PyBytes_Check(bytes.get()) == 0) {
+      Expected("bytes", bytes.get());
+    }
+    const auto codec = From<std::optional<std::string>>(SequenceItem(item.get(), 2).get());
+    out.push_back({From<std::string>(SequenceItem(item.get(), 0).get()),
+                   From<std::string>(bytes.get()), !codec.has_value(), codec.value_or("")});
   }
   return out;
 }
 
-py::list FromObjects(const std::vector<Object>& objects) {
-  py::list out(objects.size());
-  for (size_t i = 0; i < objects.size(); ++i) {
-    const Object& object = objects[i];
-    out[i] = py::make_tuple(object.name, py::bytes(object.bytes),
-                            object.json ? py::object(py::none()) : py::str(object.codec));
-  }
-  return out;
+namespace {
+
+Ref CodecOf(const Object& object) {
+  return object.json ? None() : ToPython(object.codec);
 }
 
-py::list FromSavedObjects(const std::vector<SavedObject>& objects) {
-  py::list out(objects.size());
-  for (size_t i = 0; i < objects.size(); ++i) {
-    const Object& object = objects[i].object;
-    out[i] = py::make_tuple(object.name, py::bytes(object.bytes),
-                            object.json ? py::object(py::none()) : py::str(object.codec),
-                            objects[i].ranks);
-  }
-  return out;
+}  // namespace
+
+Ref FromObjects(const std::vector<Object>& objects) {
+  return ToList(objects, [](const Object& object) {
+    return Tuple({ToPython(object.name), ToBytes(object.bytes), CodecOf(object)});
+  });
 }
 
-py::object FromTensor(const Tensor& tensor) {
-  return py::cast(TensorInfo{tensor});
+Ref FromSavedObjects(const std::vector<SavedObject>& objects) {
+  return ToList(objects, [](const SavedObject& saved) {
+    return Tuple({ToPython(saved.object.name), ToBytes(saved.object.bytes), CodecOf(saved.object),
+                  ToList(saved.ranks)});
+  });
 }
 
-void BindTensors(py::module_& module) {
-  py::class_<TensorList>(module, "TensorList")
-      .def(py::init<>())
-      .def("add", &TensorList::Add, py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::kw_only(), py::arg("offset") = py::none(), py::arg("local_shape") = py::none(),
-           py::arg("flat") = py::none(), py::arg("device") = -1)
-      .def("__len__", &TensorList::size);
+Ref FromTensor(const Tensor& tensor) {
+  return Wrap(std::make_shared<TensorInfo>(TensorInfo{tensor}));
+}
 
-  py::class_<TensorInfo>(module, "TensorInfo")
-      .def_property_readonly("name", [](const TensorInfo& i) { return i.tensor.name; })
-      .def_property_readonly("dtype", [](const TensorInfo& i) { return TypeName(i.tensor.type); })
-      .def_property_readonly("shape",
-                             [](const TensorInfo& i) { return ToTuple(i.tensor.global_shape); })
-      .def_property_readonly("offset",
-                             [](const TensorInfo& i) -> py::object {
-                               return i.tensor.place == Tensor::Place::kBox
-                                          ? py::object(ToTuple(i.tensor.box_offset))
-                                          : py::none();
-                             })
-      .def_property_readonly("local_shape",
-                             [](const TensorInfo& i) -> py::object {
-                               return i.tensor.place == Tensor::Place::kBox
-                                          ? py::object(ToTuple(i.tensor.box_shape))
-                                          : py::none();
-                             })
-      .def_property_readonly(
-          "flat",
-          [](const TensorInfo& i) -> py::object {
-            return i.tensor.place == Tensor::Place::kFlat
-                       ? py::object(py::make_tuple(i.tensor.flat_start, i.tensor.flat_length))
-                       : py::none();
-          })
-      .def_property_readonly("nbytes", [](const TensorInfo& i) { return i.tensor.bytes; })
-      .def("__repr__", [](const TensorInfo& i) {
-        return "<TensorInfo '" + i.tensor.name + "' " + TypeName(i.tensor.type) + ">";
-      });
+namespace {
+
+std::shared_ptr<TensorList> MakeTensorList(const Arguments& /*none*/) {
+  return std::make_shared<TensorList>();
+}
+
+Ref Add(TensorList& list, const Arguments& given) {
+  using Numbers = std::vector<uint64_t>;
+  list.Add(given.Get<std::string>("name"), given.Get<std::string>("dtype"),
+           given.Get<Numbers>("shape"), given.Get<std::optional<Numbers>>("offset", std::nullopt),
+           given.Get<std::optional<Numbers>>("local_shape", std::nullopt),
+           given.Get<std::optional<std::pair<uint64_t, uint64_t>>>("flat", std::nullopt),
+           given.Get<int32_t>("device", -1));
+  return None();
+}
+
+Py_ssize_t Length(PyObject* self) {
+  return static_cast<Py_ssize_t>(ValueOf<TensorList>(self)->size());
+}
+
+Ref Flat(const TensorInfo& info) {
+  return info.tensor.place == Tensor::Place::kFlat
+             ? Tuple({ToPython(info.tensor.flat_start), ToPython(info.tensor.flat_length)})
+             : None();
+}
+
+Ref OfBox(const Tensor& tensor, const std::vector<uint64_t>& numbers) {
+  return tensor.place == Tensor::Place::kBox ? ToTuple(numbers) : None();
+}
+
+PyObject* Represent(PyObject* self) {
+  return Guarded([&] {
+    const Tensor& tensor = ValueOf<TensorInfo>(self)->tensor;
+    return ToPython("<TensorInfo '" + tensor.name + "' " + TypeName(tensor.type) + ">");
+  });
+}
+
+}  // namespace
+
+void BindTensors(PyObject* module) {
+  static PyMethodDef methods[] = {
+      Method<TensorList, Add>(
+          "add", "name, dtype, shape, *, offset=None, local_shape=None, flat=None, device=-1"),
+      {}};
+  MakeType<TensorList>(
+      module, "TensorList",
+      {.methods = methods, .make = MakeOf<TensorList, MakeTensorList>, .length = Length});
+
+  using I = TensorInfo;
+  static PyGetSetDef attributes[] = {
+      Getter<I, [](const I& i) { return ToPython(i.tensor.name); }>("name"),
+      Getter<I, [](const I& i) { return ToPython(TypeName(i.tensor.type)); }>("dtype"),
+      Getter<I, [](const I& i) { return ToTuple(i.tensor.global_shape); }>("shape"),
+      Getter<I, [](const I& i) { return OfBox(i.tensor, i.tensor.box_offset); }>("offset"),
+      Getter<I, [](const I& i) { return OfBox(i.tensor, i.tensor.box_shape); }>("local_shape"),
+      Getter<I, Flat>("flat"),
+      Getter<I, [](const I& i) { return ToPython(i.tensor.bytes); }>("nbytes"),
+      {}};
+  MakeType<I>(module, "TensorInfo", {.attributes = attributes, .represent = Represent});
 }
 
 }  // namespace holdfast::python

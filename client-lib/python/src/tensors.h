@@ -2,14 +2,16 @@
 // each call.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "client-lib/python/src/object.h"
 #include "holdfast/job.h"
 #include "holdfast/state.h"
 
@@ -27,7 +29,7 @@ class TensorList {
   // thread's is refused.
   class Use {
    public:
-    Use(TensorList& list, const pybind11::sequence& addresses);
+    Use(TensorList& list, PyObject* addresses);
     ~Use() { list_.used_ = false; }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -38,21 +40,26 @@ class TensorList {
   };
 
  private:
-  void SetAddresses(const pybind11::sequence& addresses);
+  void SetAddresses(PyObject* addresses);
 
   State state_;
   bool used_ = false;  // changed with the GIL
 };
 
+template <>
+struct Conversion<std::shared_ptr<TensorList>> {
+  static std::shared_ptr<TensorList> From(PyObject* object);
+};
+
 // (name, bytes, codec or None) each.
-std::vector<Object> ToObjects(const pybind11::sequence& objects);
-pybind11::list FromObjects(const std::vector<Object>& objects);
+std::vector<Object> ToObjects(PyObject* objects);
+Ref FromObjects(const std::vector<Object>& objects);
 // (name, bytes, codec or None, ranks) each.
-pybind11::list FromSavedObjects(const std::vector<SavedObject>& objects);
+Ref FromSavedObjects(const std::vector<SavedObject>& objects);
 
 // What holdfast._core.TensorInfo shows.
-pybind11::object FromTensor(const Tensor& tensor);
+Ref FromTensor(const Tensor& tensor);
 
-void BindTensors(pybind11::module_& module);
+void BindTensors(PyObject* module);
 
 }  // namespace holdfast::python

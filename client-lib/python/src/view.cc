@@ -1,7 +1,5 @@
 #include "client-lib/python/src/view.h"
 
-#include <pybind11/stl.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,10 +8,9 @@
 
 #include "client-lib/python/src/status.h"
 #include "client-lib/python/src/tensors.h"
+#include "client-lib/python/src/type.h"
 #include "client-lib/python/src/wait.h"
 #include "holdfast/view.h"
-
-namespace py = pybind11;
 
 namespace holdfast::python {
 namespace {
@@ -24,10 +21,8 @@ class TensorBuffer {
   TensorBuffer(std::shared_ptr<View> view, const Tensor& tensor)
       : view_(std::move(view)), data_(tensor.data), bytes_(tensor.bytes) {}
   ~TensorBuffer() { LetGo(view_); }  // the last one unmaps, and tells the daemon
-  py::buffer_info Info() const {
-    return py::buffer_info(data_, 1, "B", 1, {static_cast<py::ssize_t>(bytes_)}, {1},
-                           /*readonly=*/true);
-  }
+  void* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
 
  private:
   std::shared_ptr<View> view_;
@@ -41,13 +36,7 @@ class PyView {
   ~PyView() { LetGo(view_); }
 
   const View& view() const { return *view_; }
-  py::list Tensors() const {
-    py::list infos(view_->tensors().size());
-    for (size_t i = 0; i < view_->tensors().size(); ++i) {
-      infos[i] = FromTensor(view_->tensors()[i]);
-    }
-    return infos;
-  }
+  Ref Tensors() const { return ToList(view_->tensors(), FromTensor); }
   void Read(size_t tensor, uint64_t address, std::optional<uint64_t> nbytes) {
     Check(tensor);
     if (nbytes.has_value() && *nbytes != view_->tensors()[tensor].bytes) {
@@ -58,7 +47,7 @@ class PyView {
     }
     Unlocked([&] { return view_->Read(tensor, reinterpret_cast<void*>(address)); });
   }
-  py::memoryview Memory(size_t tensor) const {
+  Ref Memory(size_t tensor) const {
     Check(tensor);
     const Tensor& info = view_->tensors()[tensor];
     if (info.data == nullptr && info.bytes > 0) {
@@ -66,8 +55,8 @@ class PyView {
                    "memory: tensor '" + info.name +
                        "' lies on another node (tier peer): read() brings it here"));
     }
-    return py::memoryview(
-        py::cast(std::make_shared<TensorBuffer>(view_, view_->tensors()[tensor])));
+    const Ref buffer = Wrap(std::make_shared<TensorBuffer>(view_, info));
+    return Ref::Checked(PyMemoryView_FromObject(buffer.get()));
   }
   void Verify() {
     Unlocked([&] { return view_->Verify(); });
@@ -76,8 +65,8 @@ class PyView {
  private:
   void Check(size_t tensor) const {
     if (tensor >= view_->tensors().size()) {
-      throw py::index_error("tensor " + std::to_string(tensor) + " of " +
-                            std::to_string(view_->tensors().size()));
+      RaiseError(PyExc_IndexError, "tensor " + std::to_string(tensor) + " of " +
+                                       std::to_string(view_->tensors().size()));
     }
   }
   template <typename Call>
@@ -133,44 +122,88 @@ std::vector<CheckpointInfo> List(const std::string& job, const std::string& sock
   return ValueOrRaise(std::move(list));
 }
 
+int GetTensorBuffer(PyObject* self, Py_buffer* view, int flags) {
+  const TensorBuffer& buffer = *ValueOf<TensorBuffer>(self);
+  return PyBuffer_FillInfo(view, self, buffer.data(), static_cast<Py_ssize_t>(buffer.bytes()),
+                           /*readonly=*/1, flags);
+}
+
+void BindInfo(PyObject* module) {
+  using C = CheckpointInfo;
+  static PyGetSetDef attributes[] = {
+      Getter<C, [](const C& c) { return ToPython(c.attempt); }>("attempt"),
+      Getter<C, [](const C& c) { return ToPython(c.step); }>("step"),
+      Getter<C, [](const C& c) { return ToPython(c.world_size); }>("world_size"),
+      Getter<C, [](const C& c) { return ToPython(c.on_line); }>("on_line"),
+      Getter<C, [](const C& c) { return ToList(c.tiers); }>("tiers"),
+      Getter<C, [](const C& c) { return ToPython(c.bytes); }>("bytes"),
+      Getter<C, [](const C& c) { return ToPython(static_cast<double>(c.saved_unix_ms) * 1e-3); }>(
+          "saved_unix"),
+      {}};
+  const reprfunc represent = [](PyObject* self) {
+    return Guarded([&] {
+      const C& info = *ValueOf<C>(self);
+      return ToPython("<CheckpointInfo step " + std::to_string(info.step) + " of attempt " +
+                      std::to_string(info.attempt) + ">");
+    });
+  };
+  MakeType<C>(module, "CheckpointInfo", {.attributes = attributes, .represent = represent});
+}
+
+// The rows of View.
+
+Ref Read(PyView& view, const Arguments& given) {
+  view.Read(given.Get<uint64_t>("tensor"), given.Get<uint64_t>("address"),
+            given.Get<std::optional<uint64_t>>("nbytes", std::nullopt));
+  return None();
+}
+
+Ref Memory(PyView& view, const Arguments& given) {
+  return view.Memory(given.Get<uint64_t>("tensor"));
+}
+
+Ref Verify(PyView& view, const Arguments& /*none*/) {
+  view.Verify();
+  return None();
+}
+
 }  // namespace
 
-void BindView(py::module_& module) {
-  py::class_<TensorBuffer, std::shared_ptr<TensorBuffer>>(module, "_TensorBuffer",
-                                                          py::buffer_protocol())
-      .def_buffer(&TensorBuffer::Info);
-  py::class_<PyView, std::shared_ptr<PyView>>(module, "View")
-      .def_property_readonly("attempt", [](const PyView& v) { return v.view().attempt(); })
-      .def_property_readonly("step", [](const PyView& v) { return v.view().step(); })
-      .def_property_readonly("world_size", [](const PyView& v) { return v.view().world_size(); })
-      .def_property_readonly("tier", [](const PyView& v) { return v.view().tier(); })
-      .def_property_readonly("why", [](const PyView& v) { return v.view().why(); })
-      .def_property_readonly("tensors", &PyView::Tensors)
-      .def_property_readonly("objects",
-                             [](const PyView& v) { return FromObjects(v.view().objects()); })
-      .def("read", &PyView::Read, py::arg("tensor"), py::arg("address"),
-           py::arg("nbytes") = py::none())
-      .def("memory", &PyView::Memory, py::arg("tensor"))
-      .def("verify", &PyView::Verify);
-  py::class_<CheckpointInfo>(module, "CheckpointInfo")
-      .def_readonly("attempt", &CheckpointInfo::attempt)
-      .def_readonly("step", &CheckpointInfo::step)
-      .def_readonly("world_size", &CheckpointInfo::world_size)
-      .def_readonly("on_line", &CheckpointInfo::on_line)
-      .def_readonly("tiers", &CheckpointInfo::tiers)
-      .def_readonly("bytes", &CheckpointInfo::bytes)
-      .def_property_readonly(
-          "saved_unix",
-          [](const CheckpointInfo& c) { return static_cast<double>(c.saved_unix_ms) * 1e-3; })
-      .def("__repr__", [](const CheckpointInfo& c) {
-        return "<CheckpointInfo step " + std::to_string(c.step) + " of attempt " +
-               std::to_string(c.attempt) + ">";
-      });
-  module.def("attach", &AttachTo, py::arg("job"), py::kw_only(), py::arg("rank") = 0,
-             py::arg("step") = py::none(), py::arg("attempt") = 0, py::arg("socket") = "",
-             py::arg("timeout") = 30.0, py::arg("without") = std::vector<std::string>());
-  module.def("list_checkpoints", &List, py::arg("job"), py::kw_only(), py::arg("socket") = "",
-             py::arg("timeout") = 30.0);
+Ref AttachOf(const Arguments& given) {
+  return Wrap(AttachTo(given.Get<std::string>("job"), given.Get<uint32_t>("rank", 0),
+                       given.Get<std::optional<uint64_t>>("step", std::nullopt),
+                       given.Get<uint64_t>("attempt", 0), given.Get<std::string>("socket", ""),
+                       given.Get<double>("timeout", 30.0),
+                       given.Get<std::vector<std::string>>("without", {})));
+}
+
+Ref ListOf(const Arguments& given) {
+  const std::vector<CheckpointInfo> found =
+      List(given.Get<std::string>("job"), given.Get<std::string>("socket", ""),
+           given.Get<double>("timeout", 30.0));
+  return ToList(found, [](const CheckpointInfo& info) {
+    return Wrap(std::make_shared<CheckpointInfo>(info));
+  });
+}
+
+void BindView(PyObject* module) {
+  using V = PyView;
+  static PyMethodDef methods[] = {Method<V, Read>("read", "tensor, address, nbytes=None"),
+                                  Method<V, Memory>("memory", "tensor"),
+                                  Method<V, Verify>("verify", ""),
+                                  {}};
+  static PyGetSetDef attributes[] = {
+      Getter<V, [](const V& v) { return ToPython(v.view().attempt()); }>("attempt"),
+      Getter<V, [](const V& v) { return ToPython(v.view().step()); }>("step"),
+      Getter<V, [](const V& v) { return ToPython(v.view().world_size()); }>("world_size"),
+      Getter<V, [](const V& v) { return ToPython(v.view().tier()); }>("tier"),
+      Getter<V, [](const V& v) { return ToPython(v.view().why()); }>("why"),
+      Getter<V, [](const V& v) { return v.Tensors(); }>("tensors"),
+      Getter<V, [](const V& v) { return FromObjects(v.view().objects()); }>("objects"),
+      {}};
+  MakeType<V>(module, "View", {.methods = methods, .attributes = attributes});
+  MakeType<TensorBuffer>(module, "_TensorBuffer", {.buffer = GetTensorBuffer});
+  BindInfo(module);
 }
 
 }  // namespace holdfast::python

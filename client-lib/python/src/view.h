@@ -1,10 +1,16 @@
 // holdfast._core.attach, View and list_checkpoints over holdfast/view.h.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
+
+#include "client-lib/python/src/object.h"
 
 namespace holdfast::python {
 
-void BindView(pybind11::module_& module);
+void BindView(PyObject* module);
+
+// The module's functions `attach` and `list_checkpoints`.
+Ref AttachOf(const Arguments& given);
+Ref ListOf(const Arguments& given);
 
 }  // namespace holdfast::python

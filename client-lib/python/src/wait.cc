@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "client-lib/python/src/object.h"
+
 namespace holdfast::python {
 namespace {
 
@@ -44,8 +46,10 @@ bool SignalRaised() {
   if (!IsMainThread()) {
     return false;
   }
-  const pybind11::gil_scoped_acquire gil;
-  return PyErr_Occurred() != nullptr || TakeLeft() || PyErr_CheckSignals() != 0;
+  const PyGILState_STATE before = PyGILState_Ensure();
+  const bool raised = PyErr_Occurred() != nullptr || TakeLeft() || PyErr_CheckSignals() != 0;
+  PyGILState_Release(before);
+  return raised;
 }
 
 void WarnInPython(const std::string& line) {
@@ -58,12 +62,14 @@ void WarnInPython(const std::string& line) {
     return;  // the call is about to end with that
   }
   try {
-    pybind11::module_::import("logging").attr("getLogger")("holdfast").attr("warning")("%s", line);
-  } catch (pybind11::error_already_set& raised) {
-    if (raised.matches(PyExc_Exception)) {
-      raised.discard_as_unraisable("the logger holdfast");
-    } else {
-      raised.restore();  // (KeyboardInterrupt)
+    const Ref logger =
+        Call(Attribute(Import("logging").get(), "getLogger").get(), {ToPython("holdfast")});
+    Call(Attribute(logger.get(), "warning").get(), {ToPython("%s"), ToPython(line)});
+  } catch (Raised& raised) {
+    const bool unraisable = raised.Matches(PyExc_Exception);
+    raised.Restore();
+    if (unraisable) {  // (a KeyboardInterrupt stays pending)
+      PyErr_WriteUnraisable(ToPython("the logger holdfast").get());
     }
   }
 }

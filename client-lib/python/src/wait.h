@@ -1,7 +1,7 @@
 // Waiting as Python waits: without the GIL, and so that Ctrl-C works.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 #include <algorithm>
 #include <chrono>
