@@ -116,21 +116,29 @@ function(holdfast_program name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} holdfast_options)
 endfunction()
 
-# The slow tests are built by `ninja slow_tests` where HOLDFAST_TESTS leaves them out.
+# What HOLDFAST_TESTS leaves out is built by `ninja slow_tests unit_tests`.
 add_custom_target(slow_tests)
+add_custom_target(unit_tests)
 
 # holdfast_test(<name> SOURCES a_test.cc … DEPS x … LABELS unit|integration|slow TIMEOUT s):
 # a GoogleTest program, registered with ctest under its own name. The label decides which leg runs it. OPTIMIZED: as the
 # build type has it, for tests that compute a lot. SINGLE_THREADED: what is tested has no threads, so ThreadSanitizer has nothing to
 # say of it, and its leg goes without. SHARDS n: ctest runs it in n parts, side by side. SANITIZED_SHARDS n: a matrix whose cases
 # differ in when they strike more than in what they run; a sanitizer's leg runs every n-th of them, its slow tests the others.
+# PLAIN: it leaves something out under AddressSanitizer, or computes for long; so the leg without a sanitizer runs it, too. All
+# other unit tests are AddressSanitizer's alone (HOLDFAST_TESTS plain), which label them so: no test is compiled twice for nothing.
 function(holdfast_test name)
-  cmake_parse_arguments(ARG "OPTIMIZED;SINGLE_THREADED" "TIMEOUT;SHARDS;SANITIZED_SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMIZED;SINGLE_THREADED;PLAIN" "TIMEOUT;SHARDS;SANITIZED_SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(HOLDFAST_TESTS STREQUAL "plain" AND unit IN_LIST ARG_LABELS
+     AND NOT (ARG_PLAIN OR ARG_OPTIMIZED OR ARG_SHARDS OR ARG_SANITIZED_SHARDS))
+    list(APPEND ARG_LABELS sanitized)
+    add_dependencies(unit_tests ${name})
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
@@ -220,7 +228,7 @@ endfunction()
 # Whether HOLDFAST_TESTS asks for a test.
 function(_holdfast_test_is_built result labels)
   set(${result} TRUE PARENT_SCOPE)
-  if(HOLDFAST_TESTS STREQUAL "fast" AND slow IN_LIST labels)
+  if(NOT HOLDFAST_TESTS STREQUAL "all" AND (slow IN_LIST labels OR sanitized IN_LIST labels))
     set(${result} FALSE PARENT_SCOPE)
   endif()
 endfunction()

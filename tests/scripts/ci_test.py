@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import ROOT, Tree
 
-LEGS = ["format", "test", "demo", "nodes", "asan", "tsan"]
+LEGS = ["format", "plain", "demo", "nodes", "asan", "tsan"]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_ci_runs_all_of_them(calls: Tree) -> None:
     assert '"$(dirname "$0")/../scripts/ci" all' in (ROOT / ".ci/run").read_text()
     done = calls.run("scripts/ci", "all")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert called(calls) == ["setup format", "check-format", "test", "demo", "demo --nodes 4", "test --asan", "test --tsan"]  # fmt: skip
+    assert called(calls) == ["setup format", "check-format", "test --plain", "demo", "demo --nodes 4", "test --asan", "test --tsan"]  # fmt: skip
     assert [line.split()[1].strip(":") for line in done.stdout.splitlines()[::2]] == LEGS
     assert re.search(r"^=== asan: passed, \d+:\d\d, \S+ in build/asan$", done.stdout, re.M)
     assert (calls.place / "build/asan").exists()
@@ -59,7 +59,7 @@ def test_in_ci_a_tree_goes_after_the_last_leg_that_uses_it(calls: Tree) -> None:
     calls.write(
         "scripts/check-format", f"#!/bin/bash\nls {calls.place}/build >>{calls.place}/trees\n"
     )
-    done = calls.run("scripts/ci", "test", "format", "nodes", "format", "asan", CI="true")
+    done = calls.run("scripts/ci", "plain", "format", "nodes", "format", "asan", CI="true")
     assert done.returncode == 0, done.stderr
     # After test there is a leg that uses its tree, after nodes there is none.
     assert (calls.place / "trees").read_text() == "test\n"
@@ -77,7 +77,7 @@ def test_a_leg_that_fails_ends_the_run_and_keeps_its_tree(calls: Tree) -> None:
 def test_bad_arguments(calls: Tree) -> None:
     done = calls.run("scripts/ci")
     assert done.returncode == 2 and "scripts/ci LEG" in done.stderr and done.stdout == ""
-    done = calls.run("scripts/ci", "test", "everything")
+    done = calls.run("scripts/ci", "plain", "everything")
     assert done.returncode == 2
-    assert "unknown leg 'everything'. Legs: format test demo nodes asan tsan" in done.stderr
+    assert "unknown leg 'everything'. Legs: format plain demo nodes asan tsan" in done.stderr
     assert not (calls.place / "calls").exists()
