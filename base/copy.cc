@@ -54,6 +54,8 @@ constexpr CopyKernel kPortableCopyKernel = {"portable", [] { return true; }, Cac
 #if defined(__x86_64__)
 constexpr std::array kKernels = {&kAvx512CopyKernel, &kAvx2CopyKernel,
                                  &kPortableCopyKernel};  // fastest first
+#elif defined(__aarch64__)
+constexpr std::array kKernels = {&kNeonCopyKernel, &kPortableCopyKernel};
 #else
 constexpr std::array kKernels = {&kPortableCopyKernel};
 #endif

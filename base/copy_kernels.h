@@ -57,6 +57,8 @@ inline constexpr uint64_t kCopyEnterFactor = crc64_math::EnterFactor(kCopyLineBy
 #if defined(__x86_64__)
 extern const CopyKernel kAvx512CopyKernel;
 extern const CopyKernel kAvx2CopyKernel;
+#elif defined(__aarch64__)
+extern const CopyKernel kNeonCopyKernel;
 #endif
 
 }  // namespace holdfast

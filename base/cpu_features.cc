@@ -4,6 +4,9 @@
 #include <cpuid.h>
 
 #include <cstdint>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace holdfast {
@@ -46,6 +49,14 @@ X86Features Ask() {
 const X86Features& CpuFeatures() {
   static const X86Features features = Ask();
   return features;
+}
+
+bool CpuHasPmull() {
+#if defined(__aarch64__)
+  return (::getauxval(AT_HWCAP) & HWCAP_PMULL) != 0;
+#else
+  return false;
+#endif
 }
 
 }  // namespace holdfast

@@ -18,4 +18,7 @@ struct X86Features {
 // All false on other machines than x86-64.
 const X86Features& CpuFeatures();
 
+// Multiplication of polynomials, on 64-bit ARM; false elsewhere.
+bool CpuHasPmull();
+
 }  // namespace holdfast
