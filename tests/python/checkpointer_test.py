@@ -234,7 +234,10 @@ DTYPES = [
 
 def test_every_dtype_and_shape(ckpt: holdfast.Checkpointer) -> None:
     tensors = {}
-    for name in DTYPES:
+    # (PyTorch 2.6 has not all of them: torch_versions_test.py.)
+    known = [name for name in DTYPES if hasattr(torch, name)]
+    assert known == DTYPES or torch.__version__.startswith("2.6.")
+    for name in known:
         dtype = getattr(torch, name)
         raw = torch.randint(0, 2 if name == "bool" else 256, (6 * 8,), dtype=torch.uint8)
         tensors[name] = raw.view(dtype)
